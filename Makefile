@@ -1,0 +1,46 @@
+# Two commands for a fresh machine: `make demo` and `make test`. Both make their own environment.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# Two test processes with one thread each use two cores without fighting over them.
+JOBS ?= 2
+SINGLE_THREADED := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1
+
+.PHONY: demo test test-full lint types suite system clean
+
+demo: $(VENV)/.demo
+	$(BIN)/trapline grade examples/field --out runs/demo
+	$(BIN)/trapline report runs/demo --out runs/demo/report
+
+test: lint types suite
+
+lint: $(VENV)/.test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.test
+	$(BIN)/mypy
+
+suite: $(VENV)/.test system
+	$(SINGLE_THREADED) $(BIN)/pytest -n $(JOBS) --dist worksteal -m "not full"
+
+test-full: $(VENV)/.test system
+	$(SINGLE_THREADED) $(BIN)/pytest -n $(JOBS) --dist worksteal
+
+system:
+	@bash scripts/system-packages.sh
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --upgrade pip
+
+$(VENV)/.demo: $(VENV)/bin/python pyproject.toml constraints.txt
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[report]'
+	@touch $@
+
+$(VENV)/.test: $(VENV)/bin/python pyproject.toml constraints.txt
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[torch,report,models,test]'
+	@touch $@ $(VENV)/.demo
+
+clean:
+	rm -rf $(VENV) runs .mypy_cache .pytest_cache .ruff_cache

@@ -1,0 +1,1 @@
+"""Trapline: who writes LLM-systems code that you can trust?"""

@@ -1,0 +1,149 @@
+"""A challenge as the arena sees it: a folder with data, prompt, cases, traps and mutants."""
+
+import hashlib
+import importlib
+import tomllib
+from functools import cache, cached_property
+from pathlib import Path
+from types import ModuleType
+from typing import Literal
+
+from pydantic import Field, ValidationError
+
+from trapline.arena.errors import UsageError
+from trapline.arena.record import Record
+from trapline.arena.traps import Case, Trap, collect
+
+Difficulty = Literal["medium", "hard", "extra hard", "research"]
+#: What a deployed workspace holds; everything else in the folder stays with the judge.
+DEPLOYED = ("prompt.md", "starter")
+
+
+class Limits(Record):
+    """What one worker process may use."""
+
+    call_seconds: float = 20.0
+    memory_mb: int = 2048
+    processes: int = 32
+
+
+class MemoryPlan(Record):
+    """Over which sizes peak memory is fitted, and the largest exponent that counts as good."""
+
+    sizes: list[int] = Field(min_length=4)
+    max_exponent: float = 1.2
+
+
+class SpeedPlan(Record):
+    """How a speed ratio (reference time / submission time) becomes a score."""
+
+    #: The ratio worth 100 points; a tenth of it is worth 0, logarithmically between.
+    full_marks_at: float = 1.0
+
+
+class Plan(Record):
+    """`challenge.toml`, whole."""
+
+    id: str
+    title: str
+    difficulty: Difficulty
+    summary: str
+    tracks: list[Literal["cpu", "gpu"]] = ["cpu"]
+    entry_points: list[str] = Field(min_length=1)
+    #: Packages a submission may import beside the standard library and NumPy.
+    packages: list[str] = []
+    #: Dotted names whose use is calling the finished thing, e.g. "scipy.special.softmax".
+    forbidden: list[str] = []
+    limits: Limits = Limits()
+    memory: MemoryPlan | None = None
+    speed: SpeedPlan | None = None
+    weights: dict[str, float]
+
+
+class Challenge:
+    """One challenge folder, loaded."""
+
+    def __init__(self, folder: Path, package: str) -> None:
+        self.folder = folder
+        self._package = package
+        self.plan = _read_plan(folder / "challenge.toml")
+
+    @property
+    def id(self) -> str:
+        return self.plan.id
+
+    @property
+    def prompt(self) -> str:
+        return (self.folder / "prompt.md").read_text()
+
+    @property
+    def solution(self) -> Path:
+        return self.folder / "solution"
+
+    @property
+    def alternates(self) -> list[Path]:
+        return sorted(p for p in (self.folder / "alternates").iterdir() if p.is_dir())
+
+    def module(self, name: str) -> ModuleType:
+        """`cases`, `traps` or `mutants` of this challenge."""
+        return importlib.import_module(f"{self._package}.{name}")
+
+    @cached_property
+    def cases(self) -> list[Case]:
+        return collect(self.module("cases"), Case)
+
+    @cached_property
+    def traps(self) -> list[Trap]:
+        return collect(self.module("traps"), Trap)
+
+    @cached_property
+    def digest(self) -> str:
+        """Identifies everything that can change a verdict."""
+        total = hashlib.sha256()
+        for path in sorted(self.folder.rglob("*")):
+            if path.is_file() and "__pycache__" not in path.parts:
+                total.update(f"{path.relative_to(self.folder)}\0".encode())
+                total.update(hashlib.sha256(path.read_bytes()).digest())
+        return total.hexdigest()
+
+
+def _read_plan(path: Path) -> Plan:
+    try:
+        return Plan.model_validate(tomllib.loads(path.read_text()))
+    except FileNotFoundError:
+        raise UsageError(f"{path.parent} is no challenge: it has no challenge.toml") from None
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"{path}: {error}") from None
+    except ValidationError as error:
+        raise UsageError(f"{path}: {_first_sentence(error)}") from None
+
+
+def _first_sentence(error: ValidationError) -> str:
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "extra_forbidden":
+        return f"unknown key {where!r}"
+    return f"{where}: {first['msg']}"
+
+
+_ORDER = ("medium", "hard", "extra hard", "research")
+
+
+@cache
+def load_all() -> dict[str, Challenge]:
+    """All challenges that ship with the package, easiest first."""
+    root = Path(__file__).resolve().parents[1] / "challenges"
+    found = [
+        Challenge(path.parent, f"trapline.challenges.{path.parent.name}")
+        for path in sorted(root.glob("*/challenge.toml"))
+    ]
+    found.sort(key=lambda challenge: _ORDER.index(challenge.plan.difficulty))
+    return {challenge.id: challenge for challenge in found}
+
+
+def load(challenge_id: str) -> Challenge:
+    """The challenge of this id, or a `UsageError` that names the ones there are."""
+    known = load_all()
+    if challenge_id not in known:
+        raise UsageError(f"no challenge {challenge_id!r}; there are: {', '.join(known)}")
+    return known[challenge_id]

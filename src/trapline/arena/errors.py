@@ -1,0 +1,31 @@
+"""What can go wrong, by whose fault: ours is an exception, a submission's is data."""
+
+
+class ArenaError(Exception):
+    """Something of ours failed: a rig, a file, a limit of this machine. Never a verdict on a submission."""
+
+
+class UsageError(ArenaError):
+    """The caller asked for something that does not exist or makes no sense (exit code 2)."""
+
+
+class MissingError(ArenaError):
+    """Something needed is not installed or not permitted on this machine (exit code 3)."""
+
+
+class Violation(Exception):
+    """A submission broke its contract; the message says how, in a sentence a reader can act on."""
+
+
+class SubmissionRaised(Violation):
+    """The submission raised an exception where the contract asks for an answer."""
+
+    def __init__(self, kind: str, bases: tuple[str, ...], message: str) -> None:
+        super().__init__(f"raised {kind}: {message}" if message else f"raised {kind}")
+        self.kind = kind
+        self.bases = bases
+        self.message = message
+
+
+class SubmissionDied(Violation):
+    """The submission's process ended, hung, or broke the protocol in the middle of a call."""

@@ -1,0 +1,78 @@
+"""What cases and traps say about an answer. Each function raises `Violation` with the reason."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from trapline.arena.errors import SubmissionRaised, Violation
+
+
+def that(condition: bool, message: str) -> None:
+    """The condition holds."""
+    if not condition:
+        raise Violation(message)
+
+
+def array(got: Any, *, shape: tuple[int, ...], dtype: Any, what: str = "the answer") -> np.ndarray:
+    """`got` is an array of exactly this shape and dtype."""
+    that(isinstance(got, np.ndarray), f"{what} is a {type(got).__name__}, not an array")
+    that(got.shape == tuple(shape), f"{what} has shape {got.shape}, expected {tuple(shape)}")
+    that(got.dtype == np.dtype(dtype), f"{what} has dtype {got.dtype}, expected {np.dtype(dtype)}")
+    return np.asarray(got)
+
+
+def equal(got: Any, want: Any, what: str = "the answer") -> None:
+    """Arrays: same shape, dtype and values (NaN equals NaN); everything else: `==` of the same kind."""
+    if isinstance(want, np.ndarray):
+        got = array(got, shape=want.shape, dtype=want.dtype, what=what)
+        same = (got == want) | ((got != got) & (want != want))
+        if not np.all(same):
+            raise Violation(f"{what} differs in {_where(~same, got, want)}")
+        return
+    that(
+        type(got) is type(want) and got == want,
+        f"{what} is {_brief(got)}, expected {_brief(want)}",
+    )
+
+
+def close(
+    got: Any, want: Any, *, rtol: float = 0.0, atol: float = 0.0, what: str = "the answer"
+) -> None:
+    """Same shape, and |got − want| ≤ atol + rtol·|want| everywhere; infinities and NaN must coincide."""
+    want = np.asarray(want)
+    got = array(got, shape=want.shape, dtype=getattr(got, "dtype", None), what=what)
+    that(got.dtype.kind == want.dtype.kind, f"{what} has dtype {got.dtype}, expected {want.dtype}")
+    wide = got.astype(np.float64), want.astype(np.float64)
+    good = np.isclose(*wide, rtol=rtol, atol=atol, equal_nan=True)
+    if not np.all(good):
+        raise Violation(f"{what} is off in {_where(~good, got, want)}")
+
+
+def raises(kinds: type[Exception] | tuple[type[Exception], ...], call: Callable[[], Any]) -> None:
+    """The call is refused with one of these exceptions (or one derived from them)."""
+    kinds = kinds if isinstance(kinds, tuple) else (kinds,)
+    names = " or ".join(kind.__name__ for kind in kinds)
+    try:
+        answer = call()
+    except SubmissionRaised as raised:
+        if not {kind.__name__ for kind in kinds} & {raised.kind, *raised.bases}:
+            raise Violation(f"{raised} where {names} was due") from None
+        return
+    raise Violation(f"accepted what {names} should refuse, and answered {_brief(answer)}")
+
+
+def _where(bad: np.ndarray, got: np.ndarray, want: np.ndarray) -> str:
+    first = tuple(int(i) for i in np.argwhere(bad)[0])
+    place = f" first at {list(first)}" if first else ""
+    return (
+        f"{int(np.count_nonzero(bad))} of {bad.size} elements,{place}: "
+        f"got {got[first]!s}, expected {want[first]!s}"
+    )
+
+
+def _brief(value: Any, limit: int = 120) -> str:
+    if isinstance(value, np.ndarray):
+        return f"an array {value.dtype}{list(value.shape)}"
+    text = repr(value)
+    return text if len(text) <= limit else text[: limit - 1] + "…"

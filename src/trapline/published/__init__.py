@@ -1,0 +1,1 @@
+"""The published field: figures of an earlier, hand-written comparison, as data."""
