@@ -1,1 +1,46 @@
-"""The gold implementations: eight LLM systems, each with a float64 oracle and a fast path."""
+"""The gold implementations: eight LLM systems, each with a float64 oracle and a fast path.
+
+Public names are resolved on first use, so that `import trapline.gold` needs NumPy and nothing else.
+"""
+
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+#: Public name → the module that defines it. A component adds its names here, one line each.
+_HOMES = {
+    "layer_norm": "norms.api",
+    "rms_norm": "norms.api",
+    "softmax_topk": "softmax_topk.api",
+    "TopK": "softmax_topk.api",
+}
+
+__all__ = sorted(_HOMES)  # noqa: PLE0605 - the table is the list
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})
+
+
+class _Gold(ModuleType):
+    """Keeps a public function visible when its folder has the same name (`softmax_topk`).
+
+    Importing a sub-package sets it as an attribute of its parent; for a public name that would
+    hide the function, depending on who imported what first.
+    """
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if not (name in _HOMES and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Gold

@@ -1,0 +1,105 @@
+"""Checks at the public boundary, for NumPy arrays and torch tensors alike.
+
+Axes are named by letters: `axes(x=(x, "B T D"), weight=(weight, "D"))` holds when every letter has
+one size. A leading `...` stands for any number of axes, the same in all arguments that have it.
+"""
+
+from collections.abc import Collection
+from typing import Any, Protocol
+
+from trapline.gold.errors import DTypeError, RangeError, ShapeError
+
+FLOATS = ("float32", "float64")
+LOW_FLOATS = ("float16", "bfloat16", *FLOATS)
+
+
+class ArrayLike(Protocol):
+    """What a NumPy array and a torch tensor have in common."""
+
+    @property
+    def shape(self) -> Any: ...
+
+    @property
+    def dtype(self) -> Any: ...
+
+
+def dtype_name(array: ArrayLike) -> str:
+    """`float32`, whichever library it comes from."""
+    return str(array.dtype).removeprefix("torch.")
+
+
+def arrays(**arguments: Any) -> None:
+    """Every argument is an array."""
+    for name, value in arguments.items():
+        if not (hasattr(value, "shape") and hasattr(value, "dtype")):
+            raise DTypeError(f"{name} must be an array, got {type(value).__name__}")
+
+
+def axes(**arguments: tuple[ArrayLike, str]) -> dict[str, int]:
+    """The size of every letter; `ShapeError` when a rank or a size does not fit."""
+    sizes: dict[str, int] = {}
+    leading: tuple[str, tuple[int, ...]] | None = None
+    for name, (array, letters) in arguments.items():
+        shape = tuple(int(size) for size in array.shape)
+        named = letters.split()
+        if named[0] == "...":
+            named = named[1:]
+            lead, shape = _split(name, shape, letters, len(named))
+            if leading is not None and leading[1] != lead:
+                raise ShapeError(
+                    f"{name} has leading axes {lead}, but {leading[0]} has {leading[1]}"
+                )
+            leading = (name, lead)
+        elif len(shape) != len(named):
+            raise ShapeError(f"{name} must have axes ({letters}), got shape {shape}")
+        _agree(name, shape, named, sizes)
+    return sizes
+
+
+def floating(*allowed: str, **arguments: ArrayLike) -> None:
+    """All arguments have one dtype, and it is among the allowed ones."""
+    names = {name: dtype_name(array) for name, array in arguments.items()}
+    for name, dtype in names.items():
+        if dtype not in allowed:
+            raise DTypeError(f"{name} must be {_either(allowed)}, got {dtype}")
+    if len(set(names.values())) > 1:
+        listed = ", ".join(f"{name} {dtype}" for name, dtype in names.items())
+        raise DTypeError(f"all arguments must have one dtype, got {listed}")
+
+
+def positive(**arguments: float) -> None:
+    """Every argument is a finite number above zero."""
+    for name, value in arguments.items():
+        if not 0.0 < value < float("inf"):
+            raise RangeError(f"{name} must be positive and finite, got {value}")
+
+
+def integer_between(low: int, high: int, **arguments: Any) -> None:
+    """Every argument is an integer in [low, high]."""
+    for name, value in arguments.items():
+        if isinstance(value, bool) or not hasattr(value, "__index__"):
+            raise DTypeError(f"{name} must be an integer, got {type(value).__name__}")
+        if not low <= value <= high:
+            raise RangeError(f"{name} must be between {low} and {high}, got {value}")
+
+
+def _split(
+    name: str, shape: tuple[int, ...], letters: str, named: int
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    if len(shape) < named:
+        raise ShapeError(f"{name} must have axes ({letters}), got shape {shape}")
+    cut = len(shape) - named
+    return shape[:cut], shape[cut:]
+
+
+def _agree(name: str, shape: tuple[int, ...], named: list[str], sizes: dict[str, int]) -> None:
+    for letter, size in zip(named, shape, strict=True):
+        if sizes.setdefault(letter, size) != size:
+            raise ShapeError(
+                f"{name} has {letter} = {size}, but an earlier argument has {sizes[letter]}"
+            )
+
+
+def _either(names: Collection[str]) -> str:
+    *most, last = names
+    return f"{', '.join(most)} or {last}" if most else last

@@ -1,0 +1,55 @@
+"""Which implementation serves a call. The caller may choose; nothing falls back in silence.
+
+NumPy arrays go to the `oracle`, torch CPU tensors to `torch`, CUDA tensors to the `kernels`.
+"""
+
+import sys
+from typing import Any, Literal, get_args
+
+import numpy as np
+
+from trapline.gold.errors import DTypeError, RangeError, UnsupportedError
+
+Impl = Literal["oracle", "torch", "kernels"]
+_NATURAL: dict[str, Impl] = {
+    "NumPy arrays": "oracle",
+    "CPU tensors": "torch",
+    "CUDA tensors": "kernels",
+}
+
+
+def choose(operation: str, offered: tuple[Impl, ...], impl: Impl | None, **arguments: Any) -> Impl:
+    """The implementation that serves these arguments, or an error that names what there is."""
+    kind = _kind(arguments)
+    if impl is not None and impl not in get_args(Impl):
+        raise RangeError(f"impl must be one of {', '.join(get_args(Impl))}, got {impl!r}")
+    chosen = impl or _NATURAL[kind]
+    if (chosen == "oracle") != (kind == "NumPy arrays"):
+        raise DTypeError(f"impl={chosen!r} does not take {kind}")
+    if chosen not in offered:
+        others = " or ".join(repr(name) for name in offered if _takes(name, kind))
+        instead = f"ask for impl={others}" if others else "there is no other for this input"
+        raise UnsupportedError(f"{operation} has no {chosen!r} implementation; {instead}")
+    return chosen
+
+
+def _takes(impl: Impl, kind: str) -> bool:
+    return (impl == "oracle") == (kind == "NumPy arrays")
+
+
+def _kind(arguments: dict[str, Any]) -> str:
+    kinds = {name: _kind_of(name, value) for name, value in arguments.items()}
+    if len(set(kinds.values())) > 1:
+        listed = ", ".join(f"{name} is among {kind}" for name, kind in kinds.items())
+        raise DTypeError(f"all arrays must live in one place, but {listed}")
+    return next(iter(kinds.values()))
+
+
+def _kind_of(name: str, value: Any) -> str:
+    if isinstance(value, np.ndarray):
+        return "NumPy arrays"
+    # Whoever holds a tensor has imported torch; we need not.
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor):
+        return "CUDA tensors" if value.is_cuda else "CPU tensors"
+    raise DTypeError(f"{name} must be a NumPy array or a torch tensor, got {type(value).__name__}")
