@@ -1,0 +1,53 @@
+"""From dimensions to a score and a letter: the one table that every report prints."""
+
+from collections.abc import Mapping
+
+from trapline.arena.record import Dimension, State
+
+LETTERS: tuple[tuple[str, float], ...] = (
+    ("A+", 97),
+    ("A", 93),
+    ("A-", 90),
+    ("B+", 87),
+    ("B", 83),
+    ("B-", 80),
+    ("C+", 77),
+    ("C", 73),
+    ("C-", 70),
+    ("D", 60),
+    ("F", 0),
+)
+FAIL_CAP = 69.0
+CRITICAL_CAP = 86.0
+#: How much one trap weighs in the `traps` dimension.
+SEVERITY_WEIGHT = {"critical": 4.0, "major": 2.0, "minor": 1.0}
+UNGRADED: tuple[State, ...] = ("infra_error", "not_run")
+
+
+def letter(score: float) -> str:
+    """The letter of a score, by its rounded tenth: 96.96 prints as 97.0 and is an A+."""
+    rounded = round(score, 1)
+    return next(name for name, least in LETTERS if rounded >= least)
+
+
+def score(
+    state: State,
+    dimensions: Mapping[str, Dimension],
+    weights: Mapping[str, float],
+    *,
+    critical: bool,
+) -> float | None:
+    """The weighted mean of what was measured, capped; None where nothing can be said."""
+    if state in UNGRADED:
+        return None
+    if state == "hack":
+        return 0.0
+    measured = {
+        name: (dimension.score, weights.get(name, 0.0))
+        for name, dimension in dimensions.items()
+        if dimension.score is not None
+    }
+    total = sum(weight for _, weight in measured.values())
+    mean = sum(value * weight for value, weight in measured.values()) / total if total else 0.0
+    cap = min(FAIL_CAP if state == "fail" else 100.0, CRITICAL_CAP if critical else 100.0)
+    return round(min(mean, cap), 1)

@@ -1,0 +1,328 @@
+"""Frames between the controller and a worker: a JSON header and raw buffers, never a pickle.
+
+This file is also copied into the sandbox, so it needs nothing but the standard library and NumPy.
+Both ends treat what arrives as hostile: every length is checked against a limit before memory is
+taken for it, nesting is bounded, and an array is built only from bytes that really arrived.
+
+Frame: magic, header length, body length, header (JSON), body (the buffers, one after another).
+Large bodies do not go through the socket: the controller lends two memory files, one for each
+direction, and the header says that the body lies there. They are read with `preadv` into memory
+of our own, so a peer that changes or truncates them later changes nothing here.
+"""
+
+import ctypes
+import fcntl
+import json
+import math
+import os
+import socket
+import struct
+import time
+
+import numpy as np
+
+MAGIC = b"TRPL"
+PREFIX = struct.Struct("<4sIQ")
+MAX_HEADER = 32 << 20
+MAX_BODY = 1 << 30
+MAX_DEPTH = 32
+MAX_NODES = 2_000_000
+#: Bodies from this size on go through the lent memory, if they fit.
+LENT_FROM = 1 << 20
+LENT_BYTES = 256 << 20
+#: A strided view is sent with the gaps between its elements while the gaps cost less than this.
+VIEW_OVERHEAD = 16
+ALIGNMENT = 64
+
+
+class WireError(Exception):
+    """The peer broke the protocol, closed the channel, or let a deadline pass."""
+
+
+class DeadlineError(WireError):
+    """The peer did not answer in time."""
+
+
+class UnsendableError(TypeError):
+    """A value that is no plain data."""
+
+
+class Channel:
+    """One end of the connection. `give` and `take` are memory files for large bodies, or None."""
+
+    def __init__(self, sock, give=None, take=None):
+        self.sock = sock
+        self.give = give
+        self.take = take
+
+    def send(self, header, buffers=(), deadline=None):
+        """Sends one frame; `buffers` are C-contiguous bytes-like objects."""
+        views = [memoryview(buffer).cast("B") for buffer in buffers if len(memoryview(buffer))]
+        total = sum(view.nbytes for view in views)
+        if total > MAX_BODY:
+            raise UnsendableError(f"{total} bytes are more than one frame may carry")
+        lent = self.give is not None and LENT_FROM <= total <= LENT_BYTES
+        text = json.dumps({**header, "lent": lent} if lent else header).encode()
+        if len(text) > MAX_HEADER:
+            raise UnsendableError(f"a header of {len(text)} bytes is more than one frame may carry")
+        if lent:
+            _write_lent(self.give, views)
+            views = []
+        self._arm(deadline)
+        try:
+            self.sock.sendall(PREFIX.pack(MAGIC, len(text), total) + text)
+            for view in views:
+                self.sock.sendall(view)
+        except TimeoutError:
+            raise DeadlineError("the peer stopped reading") from None
+        except OSError as error:
+            raise WireError(f"the channel closed ({error.strerror})") from None
+
+    def receive(self, deadline=None):
+        """The next frame: its header and its body as one array of bytes."""
+        magic, header_size, body_size = PREFIX.unpack(self._read(PREFIX.size, deadline))
+        if magic != MAGIC:
+            raise WireError("something else wrote on the channel")
+        if header_size > MAX_HEADER or body_size > MAX_BODY:
+            raise WireError("a frame larger than any frame may be")
+        header = _parse(self._read(header_size, deadline))
+        if header.get("lent"):
+            return header, self._read_lent(body_size)
+        return header, self._read(body_size, deadline)
+
+    def _read_lent(self, size):
+        if self.take is None or size > LENT_BYTES:
+            raise WireError("a body in memory that was not lent")
+        body = np.empty(size, np.uint8)
+        view, done = memoryview(body), 0
+        while done < size:
+            count = os.preadv(self.take, [view[done:]], done)
+            if count <= 0:
+                raise WireError("a body shorter than its header says")
+            done += count
+        return body
+
+    def _read(self, size, deadline):
+        body = np.empty(size, np.uint8)
+        view, done = memoryview(body), 0
+        while done < size:
+            self._arm(deadline)
+            try:
+                count = self.sock.recv_into(view[done:])
+            except TimeoutError:
+                raise DeadlineError("no answer in time") from None
+            except OSError as error:
+                raise WireError(f"the channel closed ({error.strerror})") from None
+            if count == 0:
+                raise WireError("the channel closed")
+            done += count
+        return body
+
+    def _arm(self, deadline):
+        if deadline is None:
+            self.sock.settimeout(None)
+            return
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise DeadlineError("no answer in time")
+        self.sock.settimeout(left)
+
+
+def lend():
+    """A memory file of fixed size that neither end can shrink or grow."""
+    fd = os.memfd_create("trapline", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(fd, LENT_BYTES)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+    return fd
+
+
+def lent_in_use(fd):
+    """Bytes of a lent memory file that really exist."""
+    return os.fstat(fd).st_blocks * 512
+
+
+def _write_lent(fd, views):
+    offset = 0
+    for view in views:
+        done = 0
+        while done < view.nbytes:
+            done += os.pwrite(fd, view[done:], offset + done)
+        offset += view.nbytes
+
+
+def _parse(raw):
+    try:
+        header = json.loads(bytes(raw))
+    except (ValueError, RecursionError):
+        raise WireError("a header that is no JSON") from None
+    if not isinstance(header, dict):
+        raise WireError("a header that is no object")
+    return header
+
+
+class Encoder:
+    """Turns values into JSON nodes and buffers. `special(value)` may claim what is no plain data."""
+
+    def __init__(self, special=None, keep_strides=False):
+        self.buffers = []
+        self.offset = 0
+        self.special = special
+        self.keep_strides = keep_strides
+
+    def encode(self, value, depth=0):
+        if depth > MAX_DEPTH:
+            raise UnsendableError("nested too deeply")
+        if value is None or type(value) in (bool, str):
+            return value
+        if type(value) is int:
+            return value if -(2**63) <= value < 2**63 else {"t": "int", "v": hex(value)}
+        if type(value) is float:
+            return value if math.isfinite(value) else {"t": "float", "v": repr(value)}
+        if isinstance(value, np.ndarray):
+            return self._array(value)
+        if isinstance(value, np.generic):
+            return {"t": "scalar", "v": self._array(np.asarray(value))}
+        if isinstance(value, (list, tuple)):
+            kind = "list" if isinstance(value, list) else "tuple"
+            return {"t": kind, "v": [self.encode(item, depth + 1) for item in list(value)]}
+        if isinstance(value, dict):
+            pairs = [
+                [self.encode(k, depth + 1), self.encode(v, depth + 1)] for k, v in value.items()
+            ]
+            return {"t": "dict", "v": pairs}
+        node = self.special(value) if self.special else None
+        if node is None:
+            raise UnsendableError(f"a {type(value).__name__} is no plain data")
+        return node
+
+    def _array(self, value):
+        if value.dtype.kind not in "biufc" or value.dtype.itemsize > 16:
+            raise UnsendableError(f"an array of dtype {value.dtype} cannot be sent")
+        buffer, offset, strides = self._extent(value)
+        node = {
+            "t": "array",
+            "dtype": value.dtype.newbyteorder("<").str,
+            "shape": list(value.shape),
+            "strides": strides,
+            "first": offset,
+            "at": self.offset,
+            "size": memoryview(buffer).nbytes,
+        }
+        padding = -node["size"] % ALIGNMENT
+        self.buffers.append(buffer)
+        if padding:
+            self.buffers.append(bytes(padding))
+        self.offset += node["size"] + padding
+        return node
+
+    def _extent(self, value):
+        """The bytes to send, the first element's offset in them, and the strides (None: C order)."""
+        if self.keep_strides and value.size and not value.flags.c_contiguous:
+            low, high = np.lib.array_utils.byte_bounds(value)
+            if high - low <= VIEW_OVERHEAD * value.nbytes + 4096:
+                raw = np.empty(high - low, np.uint8)
+                ctypes.memmove(raw.ctypes.data, low, high - low)
+                first = value.__array_interface__["data"][0] - low
+                return raw, first, list(value.strides)
+        plain = np.array(value, dtype=value.dtype.newbyteorder("<"), order="C", subok=False, ndmin=0)
+        return plain.reshape(-1).view(np.uint8), 0, None
+
+
+class Decoder:
+    """Builds values from a header's nodes and the body. `special(node)` resolves other kinds."""
+
+    def __init__(self, body, special=None):
+        self.body = body
+        self.special = special
+        self.nodes = 0
+
+    def decode(self, node, depth=0):
+        self.nodes += 1
+        if depth > MAX_DEPTH or self.nodes > MAX_NODES:
+            raise WireError("a value nested too deeply or too large")
+        if node is None or type(node) in (bool, int, float, str):
+            return node
+        if not isinstance(node, dict):
+            raise WireError("a value of unknown form")
+        kind, content = node.get("t"), node.get("v")
+        if kind == "array":
+            return self._array(node)
+        if kind == "scalar":
+            return self._scalar(content)
+        if kind in ("int", "float"):
+            return self._number(kind, content)
+        if kind in ("list", "tuple"):
+            items = [self.decode(item, depth + 1) for item in self._sequence(content)]
+            return items if kind == "list" else tuple(items)
+        if kind == "dict":
+            return self._dict(content, depth)
+        if self.special is None:
+            raise WireError(f"a value of unknown kind {kind!r}")
+        return self.special(node)
+
+    def _sequence(self, content):
+        if not isinstance(content, list):
+            raise WireError("a container without content")
+        return content
+
+    def _number(self, kind, text):
+        try:
+            if kind == "int" and isinstance(text, str) and len(text) < 4096:
+                return int(text, 16)
+            if kind == "float" and text in ("nan", "inf", "-inf"):
+                return float(text)
+        except ValueError:
+            pass
+        raise WireError("a number of unknown form")
+
+    def _dict(self, content, depth):
+        result = {}
+        for pair in self._sequence(content):
+            if not isinstance(pair, list) or len(pair) != 2:
+                raise WireError("a dictionary of unknown form")
+            key = self.decode(pair[0], depth + 1)
+            if not isinstance(key, (str, int, float, bool, type(None), np.generic, tuple)):
+                raise WireError("a dictionary key that is no plain value")
+            try:
+                result[key] = self.decode(pair[1], depth + 1)
+            except TypeError:
+                raise WireError("a dictionary key that cannot be hashed") from None
+        return result
+
+    def _scalar(self, node):
+        value = self._array(node) if isinstance(node, dict) else None
+        if value is None or value.shape != ():
+            raise WireError("a scalar of unknown form")
+        return value[()]
+
+    def _array(self, node):
+        try:
+            return self._build(node)
+        except (TypeError, ValueError, KeyError, OverflowError, MemoryError):
+            raise WireError("an array of unknown form") from None
+
+    def _build(self, node):
+        dtype = np.dtype(node["dtype"])
+        if dtype.kind not in "biufc" or dtype.hasobject or dtype.subdtype:
+            raise ValueError
+        shape, strides = node["shape"], node["strides"]
+        numbers = [*shape, node["first"], node["at"], node["size"]]
+        if len(shape) > 32 or any(type(n) is not int or n < 0 for n in numbers):
+            raise ValueError
+        if node["at"] + node["size"] > self.body.nbytes:
+            raise ValueError
+        raw = self.body[node["at"] : node["at"] + node["size"]]
+        if strides is None:
+            if math.prod(shape) * dtype.itemsize != node["size"]:
+                raise ValueError
+            return np.frombuffer(raw, dtype, math.prod(shape)).reshape(shape) if raw.size else (
+                np.empty(shape, dtype)
+            )
+        if any(type(n) is not int for n in strides):
+            raise ValueError
+        return np.ndarray(tuple(shape), dtype, raw, node["first"], tuple(strides))
+
+
+def connected(fd):
+    """The worker's end of the channel, from the descriptor it was started with."""
+    return Channel(socket.socket(fileno=fd))

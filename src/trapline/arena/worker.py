@@ -1,0 +1,153 @@
+"""The program inside the sandbox: imports a submission, runs what it is asked to, sends back bytes.
+
+It knows no expected value, tolerance, seed or clock. Whatever the submission does to this process
+changes only its own answers: they are judged elsewhere.
+"""
+
+import importlib.util
+import os
+import socket
+import sys
+
+SUBMISSION = "solution"
+
+
+class Remote:
+    """A callable argument or language model: calls travel to the controller and back."""
+
+    def __init__(self, worker, number, methods, is_callable):
+        self._worker, self._number, self._callable = worker, number, is_callable
+        for name in methods:
+            setattr(self, name, _method(worker, number, name))
+
+    def __call__(self, *args, **kwargs):
+        if not self._callable:
+            raise TypeError("this object cannot be called")
+        return self._worker.callback(self._number, "", args, kwargs)
+
+
+def _method(worker, number, name):
+    def call(*args, **kwargs):
+        return worker.callback(number, name, args, kwargs)
+
+    call.__name__ = name
+    return call
+
+
+class Worker:
+    """Serves one controller until it closes the channel."""
+
+    def __init__(self, wire, channel, folder):
+        self.wire, self.channel, self.folder = wire, channel, folder
+        self.objects = {}
+        self.module = None
+        self.nonce = None
+
+    def serve(self):
+        self.send({"op": "ready", "pid": os.getpid()})
+        while True:
+            try:
+                header, body = self.channel.receive()
+            except self.wire.WireError:
+                return
+            self.nonce = header.get("nonce")
+            self.answer(header, body)
+
+    def answer(self, header, body):
+        try:
+            if header["op"] == "import":
+                self.load()
+                self.send({"op": "imported"})
+            elif header["op"] == "call":
+                self.call(header, self.wire.Decoder(body, self.resolve))
+            elif header["op"] == "drop":
+                self.objects.pop(header["object"], None)
+                self.send({"op": "dropped"})
+        except BaseException as error:  # the submission may raise anything, SystemExit too
+            self.send(_describe(error))
+
+    def load(self):
+        sys.path.insert(0, self.folder)
+        path = os.path.join(self.folder, SUBMISSION + ".py")
+        spec = importlib.util.spec_from_file_location(SUBMISSION, path)
+        self.module = importlib.util.module_from_spec(spec)
+        sys.modules[SUBMISSION] = self.module
+        spec.loader.exec_module(self.module)
+
+    def call(self, header, decoder):
+        args, kwargs = decoder.decode(header["args"]), decoder.decode(header["kwargs"])
+        on = self.module if header["on"] is None else self.objects[header["on"]]
+        function = getattr(on, header["entry"])
+        value = function(*args, **kwargs)
+        encoder = self.wire.Encoder(self.keep)
+        reply = {"op": "result", "value": encoder.encode(value)}
+        if header.get("observe"):
+            reply["args"] = encoder.encode(args)
+        self.send(reply, encoder.buffers)
+
+    def callback(self, number, method, args, kwargs):
+        encoder = self.wire.Encoder(self.keep)
+        header = {
+            "op": "callback",
+            "stub": number,
+            "method": method,
+            "args": encoder.encode(args),
+            "kwargs": encoder.encode(kwargs),
+        }
+        self.send(header, encoder.buffers)
+        reply, body = self.channel.receive()
+        self.nonce = reply.get("nonce")
+        if reply["op"] == "refuse":
+            raise _exception(reply["kind"])(reply["message"])
+        return self.wire.Decoder(body, self.resolve).decode(reply["value"])
+
+    def keep(self, value):
+        """What is no plain data stays here; the controller gets a handle."""
+        if isinstance(value, Remote):
+            return {"t": "stub", "stub": value._number}
+        number = id(value)
+        self.objects[number] = value
+        return {"t": "object", "object": number, "type": type(value).__name__[:200]}
+
+    def resolve(self, node):
+        if node["t"] == "object":
+            return self.objects[node["object"]]
+        return Remote(self, node["stub"], node["methods"], node["callable"])
+
+    def send(self, header, buffers=()):
+        self.channel.send({**header, "nonce": self.nonce}, buffers)
+
+
+def _describe(error):
+    bases = [kind.__name__ for kind in type(error).__mro__]
+    try:
+        message = str(error)[:2000]
+    except Exception:
+        message = "(its message could not be read)"
+    return {"op": "raised", "kind": bases[0], "bases": bases, "message": message}
+
+
+def _exception(name):
+    import builtins
+
+    kind = getattr(builtins, name, RuntimeError)
+    is_error = isinstance(kind, type) and issubclass(kind, Exception)
+    return kind if is_error else RuntimeError
+
+
+def main():
+    """`worker.py FD SUBMISSION_FOLDER`, with wire.py beside this file."""
+    fd, folder = int(sys.argv[1]), sys.argv[2]
+    sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+    import wire
+
+    sys.path.pop(0)
+    del sys.modules["wire"]
+    sock = socket.socket(fileno=fd)
+    _, lent, _, _ = socket.recv_fds(sock, 1, 2)
+    channel = wire.Channel(sock, give=lent[1], take=lent[0]) if lent else wire.Channel(sock)
+    Worker(wire, channel, folder).serve()
+
+
+if __name__ == "__main__":
+    main()
