@@ -1,4 +1,4 @@
-"""Starts a program beside a submission at an isolation level, and finds out which levels there are."""
+"""Starts a program beside a submission at an isolation level; finds out which levels there are."""
 
 import os
 import subprocess

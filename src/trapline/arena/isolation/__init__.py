@@ -1,0 +1,1 @@
+"""How a program is kept from reaching anything but its channel, one module a defence."""

@@ -1,0 +1,82 @@
+"""Which files of site-packages a distribution and everything it needs consist of."""
+
+import re
+from functools import cache
+from importlib.metadata import Distribution, PackageNotFoundError, distribution
+from pathlib import Path
+
+from trapline.arena.errors import ArenaError, MissingError
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+#: Never shown to a submission, whoever depends on it.
+_OURSELVES = "trapline"
+
+
+@cache
+def entries(packages: tuple[str, ...]) -> dict[str, Path]:
+    """Name on the import path → real place, for these distributions and what they require."""
+    found: dict[str, Path] = {}
+    for name in sorted(_closure(packages)):
+        found.update(_entries_of(distribution(name)))
+    return found
+
+
+def _closure(packages: tuple[str, ...]) -> set[str]:
+    reached: set[str] = set()
+    waiting = [_normal(name) for name in packages]
+    for name in waiting:
+        if not _installed(name):
+            raise MissingError(f"the package {name!r} is not installed")
+    while waiting:
+        name = waiting.pop()
+        if name in reached or name == _OURSELVES or not _installed(name):
+            continue
+        reached.add(name)
+        waiting += _requirements(distribution(name))
+    return reached
+
+
+def _requirements(found: Distribution) -> list[str]:
+    """Names it requires; those of an extra are left out, those for other systems do no harm."""
+    names = []
+    for line in found.requires or []:
+        _, _, marker = line.partition(";")
+        match = _NAME.match(line)
+        if match and "extra" not in marker:
+            names.append(_normal(match.group()))
+    return names
+
+
+def _entries_of(found: Distribution) -> dict[str, Path]:
+    if not found.files:
+        raise ArenaError(f"the package {found.name!r} does not list its files (RECORD is missing)")
+    root = Path(str(found.locate_file(""))).resolve()
+    shown: dict[str, Path] = {}
+    for file in found.files:
+        top = file.parts[0]
+        if top == "..":
+            shown.update(_script(file.name, Path(str(found.locate_file(file)))))
+        elif top != "__pycache__" and not top.endswith(".pth"):
+            shown[top] = root / top
+    return {name: path for name, path in shown.items() if path.exists()}
+
+
+def _script(name: str, path: Path) -> dict[str, Path]:
+    """A compiled program that comes along (ruff); scripts name an interpreter that is hidden."""
+    if path.parent.name != "bin" or not path.is_file():
+        return {}
+    with path.open("rb") as file:
+        is_compiled = file.read(4) == b"\x7fELF"
+    return {f"bin/{name}": path.resolve()} if is_compiled else {}
+
+
+def _installed(name: str) -> bool:
+    try:
+        distribution(name)
+    except PackageNotFoundError:
+        return False
+    return True
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()

@@ -1,0 +1,144 @@
+"""A program that runs: what it prints, what it uses, and its end."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import threading
+import time
+import weakref
+from pathlib import Path
+from typing import IO
+
+from trapline.arena.errors import ArenaError
+from trapline.arena.isolation.stage import Stage
+
+_KEPT_OUTPUT = 16 << 10
+_GONE_SECONDS = 20.0
+_RESET_PEAK = "5"
+
+
+class Running:
+    """One sandbox and everything in it."""
+
+    def __init__(self, process: subprocess.Popen[bytes], stage: Stage) -> None:
+        self.pid = process.pid
+        self._process = process
+        self._killed = False
+        assert process.stdout is not None
+        self._tail = _Tail(process.stdout)
+        self._finalizer = weakref.finalize(self, _end, process, stage)
+
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def kill(self) -> None:
+        """Ends everything inside and returns when it is gone. May be called again."""
+        self._killed = self._killed or self.alive()
+        self._finalizer()
+        self._tail.finish()
+
+    def output(self) -> str:
+        """The last of what it printed; what it prints never makes it wait."""
+        return self._tail.text()
+
+    def peak_bytes(self) -> int:
+        """Peak resident memory, the kernel's figure, of all processes inside."""
+        return sum(_peak_of(pid) for pid in descendants(self.pid))
+
+    def reset_peak(self) -> None:
+        """The peak starts again from what is in use now."""
+        for pid in descendants(self.pid):
+            with contextlib.suppress(OSError):
+                Path(f"/proc/{pid}/clear_refs").write_text(_RESET_PEAK)
+
+    def reason(self) -> str:
+        """Why it ended, in one sentence."""
+        code = self._process.poll()
+        if code is None:
+            return "it is still running"
+        if self._killed:
+            return "we ended it"
+        number = -code if code < 0 else code - 128
+        if number in signal.valid_signals():
+            return f"ended by {signal.Signals(number).name}{_MEANING.get(number, '')}"
+        return f"exited with code {code}"
+
+
+_MEANING: dict[int, str] = {
+    signal.SIGXCPU: ": its processor time was used up",
+    signal.SIGXFSZ: ": it wrote a file larger than allowed",
+    signal.SIGSYS: ": it used a forbidden system call",
+    signal.SIGKILL: ": killed from outside or for its memory",
+}
+
+
+class _Tail:
+    """Drains a pipe and keeps the end of what came."""
+
+    def __init__(self, pipe: IO[bytes]) -> None:
+        self._pipe = pipe
+        self._kept = bytearray()
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._drain, daemon=True)
+        self._thread.start()
+
+    def _drain(self) -> None:
+        with self._pipe:
+            while chunk := os.read(self._pipe.fileno(), 1 << 16):
+                with self._lock:
+                    self._kept += chunk
+                    del self._kept[:-_KEPT_OUTPUT]
+
+    def finish(self) -> None:
+        self._thread.join(timeout=_GONE_SECONDS)
+
+    def text(self) -> str:
+        with self._lock:
+            return self._kept.decode(errors="replace")
+
+
+def _end(process: subprocess.Popen[bytes], stage: Stage) -> None:
+    deadline = time.monotonic() + _GONE_SECONDS
+    while inside := [pid for pid in descendants(process.pid) if pid != process.pid]:
+        for pid in inside:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        if time.monotonic() > deadline:
+            raise ArenaError(f"processes {inside} of a sandbox would not end")
+        if process.poll() is not None:
+            break
+    process.kill()
+    process.wait()
+    stage.remove()
+
+
+def descendants(root: int) -> list[int]:
+    """`root` and all that descend from it, as far as they have not ended."""
+    found, waiting = [], [root]
+    while waiting:
+        pid = waiting.pop()
+        children = _children(pid)
+        if children is not None:
+            found.append(pid)
+            waiting += children
+    return found
+
+
+def _children(pid: int) -> list[int] | None:
+    children: list[int] = []
+    try:
+        for task in os.listdir(f"/proc/{pid}/task"):
+            text = Path(f"/proc/{pid}/task/{task}/children").read_text()
+            children += map(int, text.split())
+    except OSError:
+        return None
+    return children
+
+
+def _peak_of(pid: int) -> int:
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    return 0
