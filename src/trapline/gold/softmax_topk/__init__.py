@@ -1,0 +1,1 @@
+"""Softmax fused with top-k. The derivation: docs/components/softmax_topk.md."""

@@ -1,0 +1,62 @@
+"""Softmax fused with top-k: what is accepted, and who computes it."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from trapline.gold import checks
+from trapline.gold.errors import RangeError
+from trapline.gold.impl import Impl, choose
+from trapline.gold.softmax_topk import oracle
+
+_OFFERED: tuple[Impl, ...] = ("oracle", "torch")
+
+
+class TopK(NamedTuple):
+    """The k largest logits of each row."""
+
+    values: Any  # (N, K) probabilities, or their logarithms, in the logits' dtype
+    indices: Any  # (N, K) int64
+    lse: Any  # (N,) natural log of Σ exp(logit / temperature), float32 (float64 for float64)
+
+
+def softmax_topk(
+    logits: Any,
+    k: int,
+    *,
+    temperature: float = 1.0,
+    log_probs: bool = False,
+    check: bool = True,
+    impl: Impl | None = None,
+) -> TopK:
+    """The k most probable of V for each row, best first, ties to the lower index.
+
+    logits is (N, V); probabilities are over all V. A −inf logit has probability 0. A row with NaN
+    or +inf or nothing but −inf is refused; `check=False` skips that look at the values, which on a
+    GPU would wait for the device.
+    """
+    chosen = choose("softmax_topk", _OFFERED, impl, logits=logits)
+    checks.floating(*checks.LOW_FLOATS, logits=logits)
+    vocabulary = checks.axes(logits=(logits, "N V"))["V"]
+    checks.integer_between(1, vocabulary, k=k)
+    checks.positive(temperature=temperature)
+    if chosen == "oracle":
+        return _by_oracle(logits, int(k), temperature, log_probs)
+    return _by_torch(logits, int(k), temperature, log_probs, check)
+
+
+def _by_oracle(logits: Any, k: int, temperature: float, log_probs: bool) -> TopK:
+    ranked = oracle.softmax_topk(logits, k, temperature)
+    values = ranked.log_probs if log_probs else ranked.probs
+    wide = np.float64 if logits.dtype == np.float64 else np.float32
+    return TopK(values.astype(logits.dtype), ranked.indices, ranked.lse.astype(wide))
+
+
+def _by_torch(logits: Any, k: int, temperature: float, log_probs: bool, check: bool) -> TopK:
+    from trapline.gold.softmax_topk import fast
+
+    found = fast.softmax_topk(logits, k, temperature)
+    if check and not fast.every_row_has_a_softmax(found.row_max):
+        raise RangeError("a row of logits contains NaN or +inf, or is all -inf")
+    values = found.log_probs if log_probs else found.log_probs.exp()
+    return TopK(values.to(logits.dtype), found.indices, found.lse)

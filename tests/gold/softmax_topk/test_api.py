@@ -1,0 +1,60 @@
+import numpy as np
+import pytest
+
+from trapline.gold import TopK, softmax_topk
+from trapline.gold.errors import DTypeError, RangeError, ShapeError
+
+LOGITS = np.log([[1.0, 4.0, 2.0, 1.0], [8.0, 4.0, 2.0, 2.0]])
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_probabilities_come_in_the_logits_dtype(dtype):
+    found = softmax_topk(LOGITS.astype(dtype), 2)
+    assert isinstance(found, TopK)
+    assert found.values.dtype == dtype
+    assert found.indices.dtype == np.int64
+    assert found.lse.dtype == (np.float64 if dtype == np.float64 else np.float32)
+    assert np.allclose(found.values, [[0.5, 0.25], [0.5, 0.25]], rtol=2e-3)
+
+
+def test_log_probabilities_on_request():
+    logs = softmax_topk(LOGITS, 4, log_probs=True).values
+    assert np.allclose(logs, np.log(softmax_topk(LOGITS, 4).values))
+
+
+def test_tensors_agree_with_arrays():
+    torch = pytest.importorskip("torch")
+    got = softmax_topk(torch.from_numpy(LOGITS), 3, temperature=2.0)
+    want = softmax_topk(LOGITS, 3, temperature=2.0)
+    assert got.values.dtype == torch.float64
+    for one, other in zip(got, want, strict=True):
+        assert np.allclose(one, other)
+
+
+def test_bad_rows_are_refused_unless_the_caller_vouches_for_them():
+    torch = pytest.importorskip("torch")
+    logits = torch.tensor([[0.0, torch.nan]])
+    with pytest.raises(RangeError, match="NaN or"):
+        softmax_topk(logits, 1)
+    assert softmax_topk(logits, 1, check=False).indices.shape == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("logits", "k", "error"),
+    [
+        (LOGITS[0], 1, ShapeError),
+        (LOGITS, 0, RangeError),
+        (LOGITS, 5, RangeError),
+        (LOGITS, 1.0, DTypeError),
+        (LOGITS.astype(int), 1, DTypeError),
+        (LOGITS.tolist(), 1, DTypeError),
+    ],
+)
+def test_bad_input_is_refused(logits, k, error):
+    with pytest.raises(error):
+        softmax_topk(logits, k)
+
+
+def test_a_bad_temperature_is_refused():
+    with pytest.raises(RangeError, match="temperature"):
+        softmax_topk(LOGITS, 1, temperature=0.0)

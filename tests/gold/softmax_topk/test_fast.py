@@ -1,0 +1,63 @@
+import numpy as np
+import pytest
+
+from trapline.gold.softmax_topk import oracle
+
+torch = pytest.importorskip("torch")
+from trapline.gold.softmax_topk import fast  # noqa: E402 - needs torch
+
+
+@pytest.fixture
+def small_tiles(monkeypatch):
+    monkeypatch.setattr(fast, "_TILE", 16)
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16])
+@pytest.mark.parametrize(("vocabulary", "k"), [(1, 1), (16, 16), (17, 3), (100, 40), (61, 61)])
+def test_tiles_never_show(small_tiles, dtype, vocabulary, k):
+    rng = np.random.default_rng(vocabulary)
+    logits = np.round(rng.standard_normal((5, vocabulary)) * 4, 1).astype(dtype)  # many ties
+    want = oracle.softmax_topk(logits, k, 0.7)
+    got = fast.softmax_topk(torch.from_numpy(logits), k, 0.7)
+    assert np.array_equal(got.indices, want.indices)
+    tolerance = 1e-12 if dtype == np.float64 else 2e-5
+    assert np.allclose(got.log_probs, want.log_probs, atol=tolerance)
+    assert np.allclose(got.lse, want.lse, atol=tolerance)
+
+
+def test_a_first_tile_of_minus_infinity(small_tiles):
+    logits = torch.full((2, 40), -torch.inf)
+    logits[0, 39], logits[1, 20] = 1.0, 1e30
+    got = fast.softmax_topk(logits, 2, 1.0)
+    assert got.indices.tolist() == [[39, 0], [20, 0]]
+    assert got.log_probs.tolist() == [[0.0, -torch.inf]] * 2
+
+
+def test_strided_logits(small_tiles):
+    wide = torch.randn(40, 12, dtype=torch.float64)
+    got, want = fast.softmax_topk(wide.T[::2], 5, 1.0), oracle.softmax_topk(wide.numpy().T[::2], 5)
+    assert np.array_equal(got.indices, want.indices)
+    assert np.allclose(got.log_probs, want.log_probs)
+
+
+def test_the_operator_holds_what_it_declares():
+    torch.library.opcheck(
+        torch.ops.trapline_topk.softmax_topk,
+        (torch.randn(3, 20), 4, 1.0),
+        test_utils=("test_schema", "test_faketensor"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("row", "fine"),
+    [
+        ([0.0, 1.0], True),
+        ([-torch.inf, 1.0], True),
+        ([torch.nan, 1.0], False),
+        ([torch.inf, 1.0], False),
+        ([-torch.inf, -torch.inf], False),
+    ],
+)
+def test_the_row_maximum_tells_bad_rows(row, fine):
+    found = fast.softmax_topk(torch.tensor([row]), 1, 1e-30)
+    assert fast.every_row_has_a_softmax(found.row_max) is fine
