@@ -11,6 +11,8 @@ from trapline.arena.isolation import packages
 
 _PREFIX = "trapline-sandbox-"
 _ARENA = Path(__file__).resolve().parents[1]
+#: Modules that a program needs beside `wire.py`.
+_BESIDE = {"inspector": ("mechanical", "rewrite")}
 _MOST_FILES = 4096
 _MOST_BYTES = 256 << 20
 
@@ -30,7 +32,8 @@ class Stage:
     def _add_program(self, program: str | Path) -> Path:
         if isinstance(program, Path):
             return self._add(program)
-        self._add(_ARENA / "wire.py")
+        for name in ("wire", *_BESIDE.get(program, ())):
+            self._add(_ARENA / f"{name}.py")
         return self._add(_ARENA / f"{program}.py")
 
     def _add(self, source: Path) -> Path:
