@@ -1,0 +1,88 @@
+"""What every standing starts from: the latest grade of each cell, in an order that never varies."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from trapline.arena.record import Cell
+
+
+class Item(NamedTuple):
+    """What entrants are compared on: a challenge in one of its tracks."""
+
+    challenge: str
+    track: str
+
+    @property
+    def label(self) -> str:
+        """The challenge, with its track where that is not the usual one."""
+        return self.challenge if self.track == "cpu" else f"{self.challenge} ({self.track})"
+
+
+def item_of(cell: Cell) -> Item:
+    return Item(cell.challenge, cell.track)
+
+
+def age(cell: Cell) -> tuple[float, str, str, int, float]:
+    """Older grades sort first; what follows the time only settles grades of the same instant."""
+    score = -1.0 if cell.score is None else cell.score
+    return (
+        cell.started.timestamp(),
+        cell.challenge_digest,
+        cell.submission_digest,
+        cell.seed,
+        score,
+    )
+
+
+def latest(cells: Iterable[Cell]) -> list[Cell]:
+    """The newest grade of every cell, sorted by its key."""
+    newest: dict[tuple[str, str, str, int], Cell] = {}
+    for cell in cells:
+        known = newest.get(cell.key)
+        if known is None or age(cell) > age(known):
+            newest[cell.key] = cell
+    return [newest[key] for key in sorted(newest)]
+
+
+def measured(cells: Iterable[Cell]) -> list[Cell]:
+    """The newest grades that say something of the entrant; `infra_error` and `not_run` do not."""
+    return [cell for cell in latest(cells) if cell.score is not None]
+
+
+def entrants_of(cells: Iterable[Cell]) -> list[str]:
+    return sorted({cell.entrant for cell in cells})
+
+
+def items_of(cells: Iterable[Cell]) -> list[Item]:
+    return sorted({item_of(cell) for cell in cells})
+
+
+def attempts(cells: Iterable[Cell]) -> dict[tuple[str, Item], list[Cell]]:
+    """The measured attempts of each entrant at each item, first attempt first."""
+    found: dict[tuple[str, Item], list[Cell]] = defaultdict(list)
+    for cell in measured(cells):
+        found[cell.entrant, item_of(cell)].append(cell)
+    return dict(found)
+
+
+def mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def scores(cells: Iterable[Cell]) -> dict[tuple[str, Item], float]:
+    """One score for each entrant and item: the mean over its measured attempts."""
+    return {
+        key: mean([cell.score for cell in tries if cell.score is not None])
+        for key, tries in attempts(cells).items()
+    }
+
+
+def dimension(cells: Sequence[Cell], name: str) -> float | None:
+    """The mean of one dimension over these cells, None where none of them has it measured."""
+    found = [
+        cell.dimensions[name].score
+        for cell in cells
+        if name in cell.dimensions and cell.dimensions[name].score is not None
+    ]
+    return mean([value for value in found if value is not None]) if found else None

@@ -1,0 +1,248 @@
+"""Two or more entrants side by side: each challenge, each criterion, the numbers behind an edge."""
+
+from collections.abc import Iterable, Sequence
+from itertools import combinations
+
+import numpy as np
+
+from trapline.arena.errors import UsageError
+from trapline.arena.record import DIMENSIONS, Cell, Record
+from trapline.arena.standings.board import Item, attempts, dimension, entrants_of, mean
+from trapline.arena.standings.conclusion import names
+from trapline.arena.standings.margin import TIE_BAND, Margin, lead, leaders, margin
+from trapline.arena.standings.ranking import smallest_visible
+
+CRITERIA = (*DIMENSIONS, "traps avoided")
+
+
+class Edge(Record):
+    """Who is better by one criterion."""
+
+    criterion: str
+    #: None where it was not measured for an entrant.
+    values: dict[str, float | None]
+    #: Everyone within a point of the best, so all of them in a tie; empty where fewer than two
+    #: were measured.
+    winners: list[str]
+    margin: Margin | None
+    #: In words, what each entrant's value rests on.
+    behind: dict[str, str]
+
+
+class Bout(Record):
+    """One challenge, in one track, that at least two of them have a score in."""
+
+    challenge: str
+    track: str
+    label: str
+    scores: dict[str, float | None]
+    letters: dict[str, str | None]
+    states: dict[str, str | None]
+    winners: list[str]
+    margin: Margin
+    edges: list[Edge]
+
+
+class Tally(Record):
+    """Won, lost and tied, from a's side."""
+
+    a: str
+    b: str
+    won: int
+    lost: int
+    tied: int
+    #: Mean score of a minus that of b over what both have, None where they share nothing.
+    difference: float | None
+    #: The smallest mean difference that this many shared challenges would have shown.
+    smallest_visible: float | None
+
+    @property
+    def text(self) -> str:
+        """As people write it: 4-3-1."""
+        return f"{self.won}-{self.lost}-{self.tied}"
+
+    @property
+    def sentence(self) -> str:
+        """The record in words; who leads is who won more."""
+        if self.won == self.lost:
+            return f"{self.a} and {self.b} are level, {self.text}"
+        ahead, record = (self.a, self.text) if self.won > self.lost else (self.b, self._other_side)
+        return f"{ahead} leads {record}"
+
+    @property
+    def _other_side(self) -> str:
+        return f"{self.lost}-{self.won}-{self.tied}"
+
+
+class Duel(Record):
+    """A comparison of two or more entrants."""
+
+    entrants: list[str]
+    bouts: list[Bout]
+    #: Over all bouts: the mean of each criterion over what all who have it share.
+    edges: list[Edge]
+    records: list[Tally]
+    #: Challenges that fewer than two of them have a score in.
+    not_compared: list[str]
+    verdict: str
+
+    def record(self, a: str, b: str) -> Tally:
+        """The record from a's side."""
+        for tally in self.records:
+            if (tally.a, tally.b) == (a, b):
+                return tally
+            if (tally.a, tally.b) == (b, a):
+                return _turned(tally)
+        raise KeyError((a, b))
+
+
+def duel(cells: Iterable[Cell], entrants: Sequence[str]) -> Duel:
+    """The entrants in the order asked for, over every challenge that at least two of them took."""
+    everything = list(cells)
+    _check(everything, entrants)
+    tries = attempts(everything)
+    items = sorted({item for name, item in tries if name in entrants})
+    bouts = [
+        _bout(item, {name: tries.get((name, item), []) for name in entrants}) for item in items
+    ]
+    met = [bout for bout in bouts if sum(v is not None for v in bout.scores.values()) > 1]
+    records = [_tally(met, a, b) for a, b in combinations(entrants, 2)]
+    return Duel(
+        entrants=list(entrants),
+        bouts=met,
+        edges=[_overall(criterion, met, entrants) for criterion in CRITERIA],
+        records=records,
+        not_compared=[bout.label for bout in bouts if bout not in met],
+        verdict=_verdict(met, records, entrants),
+    )
+
+
+def _check(cells: Sequence[Cell], entrants: Sequence[str]) -> None:
+    known = entrants_of(cells)
+    for name in entrants:
+        if name not in known:
+            raise UsageError(f"no entrant {name!r} in this run; there are: {', '.join(known)}")
+    if len(set(entrants)) < max(2, len(entrants)):
+        raise UsageError("a duel needs two or more different entrants")
+
+
+def _bout(item: Item, tries: dict[str, list[Cell]]) -> Bout:
+    values = {
+        name: mean([cell.score for cell in cells if cell.score is not None])
+        for name, cells in tries.items()
+        if cells
+    }
+    return Bout(
+        challenge=item.challenge,
+        track=item.track,
+        label=item.label,
+        scores={name: values.get(name) for name in tries},
+        letters={name: cells[-1].letter if cells else None for name, cells in tries.items()},
+        states={name: cells[-1].state if cells else None for name, cells in tries.items()},
+        winners=leaders(values),
+        margin=margin(lead(values)),
+        edges=[_edge(criterion, tries) for criterion in CRITERIA],
+    )
+
+
+def _edge(criterion: str, tries: dict[str, list[Cell]]) -> Edge:
+    values = {name: _value(criterion, cells) for name, cells in tries.items()}
+    behind = {name: _behind(criterion, cells) for name, cells in tries.items() if cells}
+    return _judged(criterion, values, behind)
+
+
+def _judged(criterion: str, values: dict[str, float | None], behind: dict[str, str]) -> Edge:
+    known = {name: value for name, value in values.items() if value is not None}
+    comparable = len(known) > 1
+    return Edge(
+        criterion=criterion,
+        values=values,
+        winners=leaders(known) if comparable else [],
+        margin=margin(lead(known)) if comparable else None,
+        behind=behind,
+    )
+
+
+def _value(criterion: str, cells: Sequence[Cell]) -> float | None:
+    if criterion != "traps avoided":
+        return dimension(cells, criterion)
+    held, asked = _traps(cells)
+    return 100.0 * held / asked if asked else None
+
+
+def _traps(cells: Sequence[Cell]) -> tuple[int, int]:
+    states = [trap.state for cell in cells for trap in cell.traps if trap.state != "not_run"]
+    return states.count("pass"), len(states)
+
+
+def _behind(criterion: str, cells: Sequence[Cell]) -> str:
+    if criterion != "traps avoided":
+        told = cells[-1].dimensions.get(criterion)
+        return told.reason if told else "not measured"
+    held, asked = _traps(cells)
+    fallen = sorted({trap for cell in cells for trap in cell.fallen()})
+    return f"{held} of {asked}" + (f"; fell into {', '.join(fallen)}" if fallen else "")
+
+
+def _overall(criterion: str, bouts: Sequence[Bout], entrants: Sequence[str]) -> Edge:
+    """Means over the bouts in which everyone who has the criterion anywhere has it."""
+    found = [edge for bout in bouts for edge in bout.edges if edge.criterion == criterion]
+    having = [name for name in entrants if any(edge.values[name] is not None for edge in found)]
+    shared = [edge for edge in found if all(edge.values[name] is not None for name in having)]
+    values: dict[str, float | None] = dict.fromkeys(entrants)
+    if shared:
+        values |= {name: mean([edge.values[name] or 0.0 for edge in shared]) for name in having}
+    count = f"mean of {len(shared)} challenges" if shared else "no challenge that all have measured"
+    return _judged(criterion, values, dict.fromkeys(having, count))
+
+
+def _tally(bouts: Sequence[Bout], a: str, b: str) -> Tally:
+    pairs = [(bout.scores[a], bout.scores[b]) for bout in bouts]
+    ahead = np.array([x - y for x, y in pairs if x is not None and y is not None])
+    words = [margin(difference) for difference in ahead]
+    return Tally(
+        a=a,
+        b=b,
+        won=sum(
+            word != "tie" and difference > 0 for word, difference in zip(words, ahead, strict=True)
+        ),
+        lost=sum(
+            word != "tie" and difference < 0 for word, difference in zip(words, ahead, strict=True)
+        ),
+        tied=words.count("tie"),
+        difference=float(ahead.mean()) if ahead.size else None,
+        smallest_visible=smallest_visible(ahead),
+    )
+
+
+def _turned(tally: Tally) -> Tally:
+    return Tally(
+        a=tally.b,
+        b=tally.a,
+        won=tally.lost,
+        lost=tally.won,
+        tied=tally.tied,
+        difference=None if tally.difference is None else -tally.difference,
+        smallest_visible=tally.smallest_visible,
+    )
+
+
+def _verdict(bouts: Sequence[Bout], records: Sequence[Tally], entrants: Sequence[str]) -> str:
+    if not bouts:
+        return f"{names(list(entrants))} share no challenge, so they cannot be compared."
+    if len(records) == 1:
+        return _two_way(records[0])
+    outright = {name: sum(bout.winners == [name] for bout in bouts) for name in entrants}
+    counts = ", ".join(f"{name} {count}" for name, count in outright.items())
+    return f"Outright wins over {len(bouts)} challenges: {counts}."
+
+
+def _two_way(tally: Tally) -> str:
+    difference, visible = tally.difference or 0.0, tally.smallest_visible
+    sentence = f"{tally.sentence}; mean difference {abs(difference):.1f} points"
+    if abs(difference) < TIE_BAND:
+        return f"{sentence}, a tie."
+    if visible is None:
+        return f"{sentence}, on one challenge only."
+    seen = "more" if abs(difference) >= visible else "less"
+    return f"{sentence}, {seen} than the {visible:.1f} that could have been seen."

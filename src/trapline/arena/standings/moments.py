@@ -1,0 +1,87 @@
+"""The moments that told entrants apart: traps that split the field, challenges that spread it."""
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+import numpy as np
+
+from trapline.arena.record import Cell, Record
+from trapline.arena.standings.board import Item, item_of, latest, scores
+
+
+class Moment(Record):
+    """One trap and how the field met it; an entrant fell if any of its attempts did."""
+
+    challenge: str
+    track: str
+    trap: str
+    fell: list[str]
+    held: list[str]
+    #: 1 when half the field fell, 0 when all or nobody did.
+    split: float
+    #: Share of the entrants that fell.
+    share: float
+
+
+class Spread(Record):
+    """How far one challenge drew the field apart."""
+
+    challenge: str
+    track: str
+    entrants: int
+    best: float
+    worst: float
+    #: Standard deviation of the scores.
+    deviation: float
+
+
+def met_traps(cells: Iterable[Cell]) -> list[Moment]:
+    """Every trap that was set, by challenge and trap."""
+    met: dict[tuple[Item, str], dict[str, bool]] = defaultdict(dict)
+    for cell in latest(cells):
+        for trap in cell.traps:
+            if trap.state != "not_run":
+                key = item_of(cell), trap.id
+                fell_before = met[key].get(cell.entrant, False)
+                met[key][cell.entrant] = fell_before or trap.state == "fail"
+    return [_moment(item, trap, met[item, trap]) for item, trap in sorted(met)]
+
+
+def _moment(item: Item, trap: str, fell_by_name: dict[str, bool]) -> Moment:
+    fell = sorted(name for name, fell in fell_by_name.items() if fell)
+    share = len(fell) / len(fell_by_name)
+    return Moment(
+        challenge=item.challenge,
+        track=item.track,
+        trap=trap,
+        fell=fell,
+        held=sorted(set(fell_by_name).difference(fell)),
+        split=4.0 * share * (1.0 - share),
+        share=share,
+    )
+
+
+def moments(cells: Iterable[Cell], limit: int | None = 10) -> list[Moment]:
+    """The traps that split the field most evenly; among equals those that more entrants met."""
+    split = [moment for moment in met_traps(cells) if moment.fell and moment.held]
+    split.sort(key=lambda m: (-m.split, -len(m.fell) - len(m.held), m.challenge, m.track, m.trap))
+    return split[:limit]
+
+
+def spreads(cells: Iterable[Cell]) -> list[Spread]:
+    """Challenges by how much they tell entrants apart, the most telling first."""
+    table = scores(cells)
+    found = []
+    for item in sorted({item for _, item in table}):
+        values = [value for (_, where), value in table.items() if where == item]
+        found.append(
+            Spread(
+                challenge=item.challenge,
+                track=item.track,
+                entrants=len(values),
+                best=max(values),
+                worst=min(values),
+                deviation=float(np.std(values)),
+            )
+        )
+    return sorted(found, key=lambda each: (-each.deviation, each.challenge, each.track))
