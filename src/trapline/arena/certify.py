@@ -12,11 +12,12 @@ from trapline.arena.challenge import Challenge
 from trapline.arena.checks import first_failure, run_check, run_checks
 from trapline.arena.errors import ArenaError
 from trapline.arena.executor import run_all
-from trapline.arena.mechanical import mechanical_mutants
+from trapline.arena.mechanical import MechanicalMutant, mechanical_mutants
 from trapline.arena.mutate import Mutant, read_files
 from trapline.arena.proxy import Submission
 from trapline.arena.record import Level, Record
 from trapline.arena.rig import rig_for
+from trapline.arena.traps import Trap
 
 #: An endless loop is a common mechanical mutant; no right answer's call takes this long.
 MECHANICAL_CALL_SECONDS = 8.0
@@ -85,7 +86,7 @@ class Certifier:
         folders = [self.challenge.solution, *self.challenge.alternates]
         subjects = [Subject("right", f.name, lambda f=f: self._right(f)) for f in folders]
         subjects += [
-            Subject("control", name, lambda name=name: self._control(name))
+            Subject("control", name, lambda name=name: self.control(name))
             for name in controls.NAMES
         ]
         subjects += [
@@ -129,7 +130,19 @@ class Certifier:
             problem="a right answer was called wrong" if failed else "",
         )
 
-    def _named(self, trap) -> Finding:
+    def right_on_cases(self) -> Finding:
+        """The gold solution before the contract cases alone: is this machine fit to judge?"""
+        with Submission(self.challenge.solution, rig_for(self.challenge, self.level)) as submission:
+            result = first_failure(self.challenge.cases, submission, self.seed)
+        return Finding(
+            kind="right",
+            subject="solution",
+            fell_to=result.id if result else "",
+            message=result.message if result else "",
+            problem="a right answer was called wrong" if result else "",
+        )
+
+    def _named(self, trap: Trap) -> Finding:
         with self._submission(self.mutants[trap.mutant].apply(self.gold)) as submission:
             result = run_check(trap, submission, self.seed)
         survived = result.state != "fail"
@@ -141,7 +154,7 @@ class Certifier:
             problem=f"survives its own trap {trap.id}" if survived else "",
         )
 
-    def _control(self, name: str) -> Finding:
+    def control(self, name: str) -> Finding:
         files = controls.make(name, self.gold, self.challenge.plan.entry_points)
         with self._submission(files) as submission:
             result = first_failure(self.challenge.cases, submission, self.seed)
@@ -153,7 +166,7 @@ class Certifier:
             problem="" if result else "a worthless answer passes every case",
         )
 
-    def _mechanical(self, mutant) -> Finding:
+    def _mechanical(self, mutant: MechanicalMutant) -> Finding:
         with self._submission(mutant.files, MECHANICAL_CALL_SECONDS) as submission:
             result = first_failure(self.checks, submission, self.seed)
         return Finding(

@@ -1,6 +1,8 @@
 """The submission as cases and traps see it: call its functions, get plain data back."""
 
-from collections.abc import Callable, Iterable
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +10,7 @@ import numpy as np
 
 from trapline.arena import wire
 from trapline.arena.errors import ArenaError, SubmissionDied, Violation
-from trapline.arena.session import Header, Rig, Session
+from trapline.arena.session import ForgeryError, Header, Rig, Session
 
 
 class Stub:
@@ -50,6 +52,8 @@ class Submission:
         self._session: Session | None = None
         #: How often a process of this submission ended or hung in the middle of a call.
         self.deaths = 0
+        #: Frames that no honest worker sends, in words.
+        self.forgeries: list[str] = []
         self._fresh: list[Submission] = []
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
@@ -61,9 +65,19 @@ class Submission:
     def session(self) -> Session:
         """The live session; starting one imports the submission."""
         if self._session is None or self._session.closed:
-            self._session = Session(self.folder, self.rig)
-            self._session.load()
+            self.start(())
+        assert self._session is not None
         return self._session
+
+    def start(self, entries: Sequence[str]) -> list[str]:
+        """Starts a process and imports the submission; returns the entry points that it lacks."""
+        self.close()
+        self._session = Session(self.folder, self.rig)
+        try:
+            return self._session.load(entries)
+        except Violation:
+            self._session.close()
+            raise
 
     def call(
         self, entry: str, args: Iterable[Any], kwargs: dict[str, Any], on: RemoteObject | None = None
@@ -127,20 +141,23 @@ class _Exchange:
         self.buffers = encoder.buffers
 
     def answer(self) -> Any:
-        reply, body = self._ask()
-        return self._decode(body, reply.get("value"))
+        reply, body = self.ask()
+        return self.decode(body, reply.get("value"))
 
     def answer_and_args(self) -> tuple[Any, tuple[Any, ...]]:
-        reply, body = self._ask()
-        args = self._decode(body, reply.get("args"))
+        reply, body = self.ask()
+        args = self.decode(body, reply.get("args"))
         if not isinstance(args, tuple):
             raise SubmissionDied("the arguments did not come back")
-        return self._decode(body, reply.get("value")), args
+        return self.decode(body, reply.get("value")), args
 
-    def _ask(self) -> tuple[Header, np.ndarray]:
+    def ask(self) -> tuple[Header, np.ndarray]:
         seconds = self.submission.rig.call_seconds
         try:
             return self.session.ask(self.header, self.buffers, seconds, self._call_back)
+        except ForgeryError as forgery:
+            self.submission.forgeries.append(str(forgery))
+            raise
         finally:
             self.submission.deaths += self.session.closed
 
@@ -148,8 +165,8 @@ class _Exchange:
         stub, method = header.get("stub"), header.get("method")
         if type(stub) is not int or not 0 <= stub < len(self.stubs) or type(method) is not str:
             raise SubmissionDied("called back a function that was not lent")
-        args = self._decode(body, header.get("args"))
-        kwargs = self._decode(body, header.get("kwargs"))
+        args = self.decode(body, header.get("args"))
+        kwargs = self.decode(body, header.get("kwargs"))
         try:
             value = self.stubs[stub].run(method, tuple(args), dict(kwargs))
         except (Violation, ArenaError):
@@ -159,7 +176,7 @@ class _Exchange:
         encoder = wire.Encoder(self._lend, keep_strides=True)
         return {"op": "answer", "value": encoder.encode(value)}, encoder.buffers
 
-    def _decode(self, body: np.ndarray, node: Any) -> Any:
+    def decode(self, body: np.ndarray, node: Any) -> Any:
         try:
             return wire.Decoder(body, self._resolve).decode(node)
         except wire.WireError as error:
@@ -188,3 +205,31 @@ class _Exchange:
             if 0 <= node["stub"] < len(self.stubs):
                 return self.stubs[node["stub"]]
         raise wire.WireError("a value of unknown kind")
+
+
+class TimedCall:
+    """A call whose inputs are encoded before the clock starts and whose answer is read after it stops."""
+
+    def __init__(
+        self,
+        submission: Submission,
+        entry: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        on: RemoteObject | None,
+    ) -> None:
+        self._exchange = _Exchange(submission, entry, args, kwargs, on)
+        self._reply: tuple[Header, np.ndarray] | None = None
+
+    def run(self) -> str:
+        """Asks, and commits the answer: returns the digest of the bytes that arrived."""
+        self._reply = self._exchange.ask()
+        header, body = self._reply
+        digest = hashlib.sha256(json.dumps(header.get("value")).encode())
+        digest.update(body.data)
+        return digest.hexdigest()
+
+    def answer(self) -> Any:
+        assert self._reply is not None
+        header, body = self._reply
+        return self._exchange.decode(body, header.get("value"))

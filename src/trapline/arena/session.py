@@ -4,7 +4,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,11 +38,11 @@ class ForgeryError(SubmissionDied):
 
 
 class Session:
-    """A running worker that has imported the submission."""
+    """A running program inside a sandbox: `worker`, `tester` or `inspector`."""
 
-    def __init__(self, folder: Path, rig: Rig) -> None:
+    def __init__(self, folder: Path, rig: Rig, program: str = "worker") -> None:
         self.rig = rig
-        self.running, self._channel = _connect("worker", folder, rig)
+        self.running, self._channel = _connect(program, folder, rig)
         self.closed = False
         try:
             self._expect_ready()
@@ -57,11 +57,13 @@ class Session:
         except wire.WireError as error:
             raise ArenaError(f"the sandbox did not start: {error}; {self._last_words()}") from None
         if header.get("op") != "ready":
-            raise ArenaError("the sandbox started something else than the worker")
+            raise ArenaError("the sandbox started something else than its program")
 
-    def load(self) -> None:
-        """Imports the submission."""
-        self.ask({"op": "import"}, (), IMPORT_SECONDS)
+    def load(self, entries: Sequence[str] = ()) -> list[str]:
+        """Has the worker import the submission; returns the entry points that it lacks."""
+        reply, _ = self.ask({"op": "import", "entries": list(entries)}, (), IMPORT_SECONDS)
+        missing = reply.get("missing")
+        return [str(name) for name in missing] if isinstance(missing, list) else list(entries)
 
     def ask(
         self,
@@ -148,10 +150,13 @@ class Session:
 
 
 def _connect(program: str, folder: Path, rig: Rig) -> tuple[Running, wire.Channel]:
+    """Starts the program; a worker, which moves large arrays, is lent memory for them."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-    give, take = wire.lend(), wire.lend()
     with theirs:
         running = launch(Launch(rig.level, program, folder, theirs, rig.limits, rig.packages))
+    if program != "worker":
+        return running, wire.Channel(ours)
+    give, take = wire.lend(), wire.lend()
     socket.send_fds(ours, [b"!"], [give, take])
     return running, wire.Channel(ours, give, take)
 

@@ -29,7 +29,8 @@ MAX_DEPTH = 32
 MAX_NODES = 2_000_000
 #: Bodies from this size on go through the lent memory, if they fit.
 LENT_FROM = 1 << 20
-LENT_BYTES = 256 << 20
+#: No more than a sandboxed process may write to one file.
+LENT_BYTES = 64 << 20
 #: A strided view is sent with the gaps between its elements while the gaps cost less than this.
 VIEW_OVERHEAD = 16
 ALIGNMENT = 64

@@ -57,7 +57,8 @@ class Worker:
         try:
             if header["op"] == "import":
                 self.load()
-                self.send({"op": "imported"})
+                missing = [n for n in header["entries"] if not hasattr(self.module, n)]
+                self.send({"op": "imported", "missing": missing})
             elif header["op"] == "call":
                 self.call(header, self.wire.Decoder(body, self.resolve))
             elif header["op"] == "drop":

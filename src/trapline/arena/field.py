@@ -1,0 +1,69 @@
+"""A field of entrants on disk: `<entrant>/<challenge>/solution.py`, further attempts in `attempt-2`, …"""
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from trapline.arena.challenge import load, load_all
+from trapline.arena.errors import UsageError
+
+#: Written beside an answer by whoever produced it: harness, model, and what else is known.
+RECORD = ".trapline/record.json"
+_ATTEMPT = re.compile(r"attempt-([1-9][0-9]{0,3})")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One answer that waits to be graded."""
+
+    entrant: str
+    challenge: str
+    attempt: int
+    folder: Path
+    harness: str = ""
+    model: str = ""
+
+
+def find_entries(field: Path, challenges: list[str]) -> list[Entry]:
+    """Every answer in the field, for these challenges or for all."""
+    if not field.exists():
+        raise UsageError(f"no such folder: {field}")
+    if not field.is_dir():
+        raise UsageError(f"{field} is a file; a field is a folder <entrant>/<challenge>/solution.py")
+    wanted = [load(name).id for name in challenges] or list(load_all())
+    entries = [
+        entry
+        for entrant in sorted(path for path in field.iterdir() if path.is_dir())
+        if not entrant.name.startswith(".")
+        for challenge in wanted
+        for entry in _entries_of(entrant, challenge)
+    ]
+    if not entries:
+        raise UsageError(f"{field} holds no <entrant>/<challenge>/ folder of a challenge to grade")
+    return entries
+
+
+def _entries_of(entrant: Path, challenge: str) -> list[Entry]:
+    folder = entrant / challenge
+    if not folder.is_dir():
+        return []
+    attempts = {
+        int(match.group(1)): path
+        for path in folder.iterdir()
+        if path.is_dir() and (match := _ATTEMPT.fullmatch(path.name))
+    }
+    if not attempts:
+        attempts = {1: folder}
+    return [
+        Entry(entrant.name, challenge, number, path, *_origin(path))
+        for number, path in sorted(attempts.items())
+    ]
+
+
+def _origin(folder: Path) -> tuple[str, str]:
+    try:
+        record = json.loads((folder / RECORD).read_text())
+        return str(record.get("harness", "")), str(record.get("model", ""))
+    except (OSError, ValueError, AttributeError):
+        return "", ""

@@ -1,0 +1,75 @@
+"""What the inspector says about a submission, and the `code` dimension that follows from it."""
+
+from pathlib import Path
+from typing import Any
+
+from trapline.arena.errors import SubmissionDied
+from trapline.arena.record import Dimension, Level, Record
+from trapline.arena.sandbox import Limits
+from trapline.arena.session import Rig, Session
+
+SECONDS = 90.0
+#: Rules that point at mistakes and needless complexity, not at taste.
+RUFF = "\n".join(
+    (
+        'lint.select = ["F", "E7", "E9", "B", "C90", "PLE", "PLR0912", "PLR0913", "PLR0915", "RET", "SIM", "UP"]',
+        "lint.mccabe.max-complexity = 10",
+        "lint.pylint.max-args = 8",
+        'target-version = "py311"',
+    )
+)
+LONG_FUNCTION = 60
+
+
+class Inspection(Record):
+    """Figures about the code and texts to try the own tests on; or why it could not be read."""
+
+    unreadable: str = ""
+    code: dict[str, Any] = {}
+    rewrites: dict[str, str] = {}
+    mutants: dict[str, str] = {}
+
+
+def inspect(folder: Path, level: Level, seed: int, mutants: int) -> Inspection:
+    """Has the submission read inside a sandbox of its own."""
+    rig = Rig(level, Limits(memory_mb=1024, processes=64), SECONDS, ("ruff",))
+    session = Session(folder, rig, "inspector")
+    question = {"op": "inspect", "config": RUFF, "seed": seed, "mutants": mutants}
+    try:
+        answer, _ = session.ask(question, (), SECONDS)
+    except SubmissionDied as died:
+        return Inspection(unreadable=str(died))
+    finally:
+        session.close()
+    if "unreadable" in answer:
+        return Inspection(unreadable=answer["unreadable"])
+    return Inspection(code=answer["code"], **answer["variants"])
+
+
+def forbidden_uses(inspection: Inspection, forbidden: list[str]) -> list[str]:
+    """The finished things that the code calls although the prompt forbids it."""
+    used = [*inspection.code.get("imports", []), *inspection.code.get("names", [])]
+    return sorted({name for name in used for ban in forbidden if f"{name}.".startswith(f"{ban}.")})
+
+
+def code_dimension(inspection: Inspection) -> Dimension:
+    """100 minus what a reviewer would ask to have changed."""
+    if inspection.unreadable:
+        return Dimension(score=0.0, reason=f"could not be read: {inspection.unreadable}")
+    code = inspection.code
+    hundreds = max(1.0, code["lines"] / 100)
+    functions = max(1, code["functions"])
+    deductions = {
+        "ruff findings": min(40.0, 4.0 * sum(code["ruff"].values()) / hundreds),
+        "missing type hints": 15.0 * (1 - code["hinted"] / functions),
+        "missing docstrings": 15.0 * (1 - code["documented"] / functions),
+        "functions longer than 60 lines": 10.0 * (code["longest_function"] > LONG_FUNCTION),
+        "unused functions": min(10.0, 5.0 * len(code["unused"])),
+        "duplicated lines": min(10.0, 2.0 * code["duplicated_lines"] / hundreds),
+    }
+    worst = sorted((name for name, value in deductions.items() if value >= 1), key=deductions.get, reverse=True)  # type: ignore[arg-type]
+    reason = f"deductions: {', '.join(worst)}" if worst else "nothing to ask for"
+    facts = {key: value for key, value in code.items() if key not in ("names", "imports")}
+    evidence = {"deductions": {k: round(v, 1) for k, v in deductions.items()}, **facts}
+    score = max(0.0, 100.0 - sum(deductions.values()))
+    return Dimension(score=round(score, 1), reason=reason, evidence=evidence)

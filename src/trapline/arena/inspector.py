@@ -1,0 +1,182 @@
+"""The program that reads a submission inside a sandbox: it parses, measures and mutates, and executes nothing of it."""
+
+import ast
+import json
+import os
+import random
+import socket
+import subprocess
+import sys
+from collections import Counter
+from typing import Any
+
+MAX_SOURCE = 400_000
+WINDOW = 6
+
+
+def read_sources(folder: str) -> dict[str, str]:
+    """The Python files, path → text; what cannot be decoded is left out."""
+    sources: dict[str, str] = {}
+    for place, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith((".", "__pycache__"))]
+        for name in names:
+            path = os.path.join(place, name)
+            if name.endswith(".py") and os.path.getsize(path) <= MAX_SOURCE:
+                with open(path, encoding="utf-8", errors="replace") as file:
+                    sources[os.path.relpath(path, folder)] = file.read()
+    return sources
+
+
+def inspect_code(sources: dict[str, str], folder: str, config: str) -> dict[str, Any]:
+    """Figures about the code, its own tests left out."""
+    code = {name: text for name, text in sources.items() if not _is_test(name)}
+    trees = {name: ast.parse(text) for name, text in code.items()}
+    functions = [
+        node for tree in trees.values() for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
+    return {
+        "lines": sum(_lines(text) for text in code.values()),
+        "functions": len(functions),
+        "longest_function": max((_length(node) for node in functions), default=0),
+        "hinted": sum(map(_is_hinted, functions)),
+        "documented": sum(ast.get_docstring(node) is not None for node in functions),
+        "unused": sorted(_unused(trees)),
+        "duplicated_lines": _duplicated(code),
+        "imports": sorted({name for tree in trees.values() for name in _imports(tree)}),
+        "names": sorted({name for tree in trees.values() for name in _dotted_names(tree)}),
+        "ruff": _ruff(folder, list(code), config),
+        "test_files": sorted(name for name in sources if _is_test(name)),
+        "test_lines": sum(_lines(text) for name, text in sources.items() if _is_test(name)),
+    }
+
+
+def _is_test(name: str) -> bool:
+    base = os.path.basename(name)
+    return base.startswith("test_") or base.endswith("_test.py") or base == "conftest.py"
+
+
+def _lines(text: str) -> int:
+    return sum(1 for line in text.splitlines() if line.strip() and not line.strip().startswith("#"))
+
+
+def _length(node: Any) -> int:
+    return (node.end_lineno or node.lineno) - node.lineno + 1
+
+
+def _is_hinted(node: Any) -> bool:
+    arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+    named = [argument for argument in arguments if argument.arg not in ("self", "cls")]
+    return node.returns is not None and all(a.annotation is not None for a in named)
+
+
+def _unused(trees: dict[str, ast.Module]) -> set[str]:
+    """Private functions that nobody mentions."""
+    defined = {
+        node.name
+        for tree in trees.values()
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name.startswith("_")
+    }
+    mentioned = {
+        node.id if isinstance(node, ast.Name) else node.attr
+        for tree in trees.values()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Name | ast.Attribute)
+    }
+    return defined - mentioned
+
+
+def _duplicated(code: dict[str, str]) -> int:
+    """Lines that stand in a window of equal lines elsewhere."""
+    windows: Counter[tuple[str, ...]] = Counter()
+    for text in code.values():
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        windows.update(tuple(lines[i : i + WINDOW]) for i in range(len(lines) - WINDOW + 1))
+    return sum(count - 1 for count in windows.values() if count > 1)
+
+
+def _imports(tree: ast.Module) -> set[str]:
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+def _dotted_names(tree: ast.Module) -> set[str]:
+    """Every `a.b.c` with `a` replaced by what was imported under that name."""
+    aliases: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            aliases |= {(a.asname or a.name.split(".")[0]): (a.name if a.asname else a.name.split(".")[0]) for a in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            aliases |= {(a.asname or a.name): f"{node.module}.{a.name}" for a in node.names}
+    chains = (_chain(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute))
+    dotted = {
+        ".".join([aliases[chain[0]], *chain[1:]])
+        for chain in chains
+        if chain and chain[0] in aliases
+    }
+    return dotted | set(aliases.values())
+
+
+def _chain(node: ast.AST) -> list[str]:
+    parts: list[str] = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    return [node.id, *reversed(parts)] if isinstance(node, ast.Name) else []
+
+
+def _ruff(folder: str, names: list[str], config: str) -> dict[str, int]:
+    """Findings by rule, with our configuration and never the submission's."""
+    program = next(
+        (p for place in sys.path if os.path.exists(p := os.path.join(place, "bin", "ruff"))), None
+    )
+    if program is None or not names:
+        raise FileNotFoundError("ruff is not here")
+    command = [program, "check", "--isolated", "--no-cache", "--output-format=json", "--exit-zero"]
+    options = [part for rule in config.split("\n") if rule for part in ("--config", rule)]
+    paths = [os.path.join(folder, name) for name in names]
+    done = subprocess.run(  # noqa: S603 - our own program on our own arguments
+        [*command, *options, *paths], capture_output=True, timeout=60, check=True
+    )
+    return dict(Counter(str(finding["code"]) for finding in json.loads(done.stdout)))
+
+
+def variants(source: str, seed: int, count: int, mechanical: Any, rewrite: Any) -> dict[str, Any]:
+    """Texts of `solution.py`: behaviour-preserving rewrites, and a sample of mutants spread over it."""
+    mutants = list(mechanical.mechanical_mutants({"solution.py": source}))
+    chosen = random.Random(seed).sample(mutants, min(count, len(mutants)))
+    return {
+        "rewrites": dict(rewrite.rewrites(source)),
+        "mutants": {mutant.id: mutant.files["solution.py"] for mutant in chosen},
+    }
+
+
+def main() -> None:
+    """`inspector.py FD SUBMISSION_FOLDER`: one question, one answer."""
+    import mechanical
+    import rewrite
+    import wire
+
+    channel = wire.Channel(socket.socket(fileno=int(sys.argv[1])))
+    channel.send({"op": "ready"})
+    question, _ = channel.receive()
+    sources = read_sources(sys.argv[2])
+    answer: dict[str, Any] = {"op": "inspected", "nonce": question["nonce"]}
+    try:
+        answer["code"] = inspect_code(sources, sys.argv[2], question["config"])
+        answer["variants"] = variants(
+            sources["solution.py"], question["seed"], question["mutants"], mechanical, rewrite
+        )
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        answer["unreadable"] = f"{type(error).__name__}: {error}"[:500]
+    channel.send(answer)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""Takes a submission in: its bytes once, so that what was digested is what is executed."""
+
+import base64
+import hashlib
+import os
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+from trapline.arena.errors import UsageError
+
+MAX_FILES = 500
+MAX_BYTES = 16 << 20
+#: Left behind by tools, never part of an answer.
+IGNORED = {"__pycache__", ".git", ".venv", ".pytest_cache", ".ruff_cache", ".mypy_cache", ".trapline"}
+
+
+@dataclass(frozen=True)
+class Intake:
+    """The files of a submission, path → bytes, or the reason why they were refused."""
+
+    files: dict[str, bytes]
+    refused: str = ""
+
+    @property
+    def digest(self) -> str:
+        total = hashlib.sha256()
+        for name, content in sorted(self.files.items()):
+            total.update(f"{name}\0{len(content)}\0".encode())
+            total.update(content)
+        return total.hexdigest()
+
+    def write(self, folder: Path) -> None:
+        """Lays the files out for execution."""
+        for name, content in self.files.items():
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+
+    def texts(self) -> tuple[dict[str, str], dict[str, str]]:
+        """Text files as they are, the others in base64."""
+        texts: dict[str, str] = {}
+        others: dict[str, str] = {}
+        for name, content in self.files.items():
+            try:
+                texts[name] = content.decode()
+            except UnicodeDecodeError:
+                others[name] = base64.b64encode(content).decode()
+        return texts, others
+
+
+def from_texts(texts: dict[str, str], others: dict[str, str]) -> Intake:
+    """The opposite of `texts`: a submission out of its evidence bundle."""
+    files = {name: text.encode() for name, text in texts.items()}
+    files |= {name: base64.b64decode(text) for name, text in others.items()}
+    return Intake(files)
+
+
+def take_in(folder: Path) -> Intake:
+    """Reads every plain file below a folder. Links are not followed: they could lead anywhere."""
+    if not folder.is_dir():
+        raise UsageError(f"{folder} is no folder")
+    files: dict[str, bytes] = {}
+    total = 0
+    for path in _plain_files(folder):
+        name = str(path.relative_to(folder))
+        files[name] = _read(path)
+        total += len(files[name])
+        if len(files) > MAX_FILES or total > MAX_BYTES:
+            limit = f"{MAX_FILES} files or {MAX_BYTES >> 20} MiB"
+            return Intake({}, f"the submission is larger than {limit}")
+    if "solution.py" not in files:
+        return Intake(files, "there is no solution.py")
+    return Intake(files)
+
+
+def _plain_files(folder: Path) -> list[Path]:
+    found: list[Path] = []
+    for place, folders, names in os.walk(folder, followlinks=False):
+        folders[:] = sorted(name for name in folders if name not in IGNORED)
+        found += [
+            path
+            for name in sorted(names)
+            if stat.S_ISREG((path := Path(place, name)).lstat().st_mode)
+        ]
+    return found
+
+
+def _read(path: Path) -> bytes:
+    with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
+        return file.read(MAX_BYTES + 1)

@@ -1,0 +1,109 @@
+"""The `tests` dimension: a submission's own tests on its own code, on rewrites of it and on mutants of it."""
+
+from pathlib import Path
+from typing import Any
+
+from trapline.arena.challenge import Challenge
+from trapline.arena.errors import SubmissionDied
+from trapline.arena.inspection import Inspection
+from trapline.arena.record import Dimension, Level
+from trapline.arena.sandbox import Limits
+from trapline.arena.session import Rig, Session
+
+QUICK_MUTANTS, FULL_MUTANTS = 8, 24
+OWN_SECONDS = 60.0
+#: A mutant that loops for ever is a dead mutant; a suite need not be waited for longer than this.
+VARIANT_SECONDS = 20.0
+#: Some mutants change nothing that can be observed, so nobody is asked for all of them.
+KILLS_FOR_FULL_MARKS = 0.75
+PASSING_SHARE, KILLING_SHARE = 20.0, 80.0
+
+Report = dict[str, Any] | None
+
+
+class OwnTests:
+    """One warm tester; each run is a fork of it."""
+
+    def __init__(self, folder: Path, challenge: Challenge, level: Level) -> None:
+        limits = Limits(memory_mb=challenge.plan.limits.memory_mb, processes=64)
+        packages = ("pytest", *challenge.plan.packages)
+        self._session = Session(folder, Rig(level, limits, OWN_SECONDS, packages), "tester")
+
+    def run(self, source: str | None, seconds: float, *, stop_early: bool) -> Report:
+        """The report on the suite with this text as `solution.py`; None when it gave none."""
+        question = {
+            "op": "test",
+            "replaced": source is not None,
+            "seconds": seconds,
+            "stop_early": stop_early,
+        }
+        body = [source.encode()] if source else []
+        answer, _ = self._session.ask(question, body, seconds + 30)
+        report = answer.get("report")
+        return report if isinstance(report, dict) else None
+
+    def close(self) -> None:
+        self._session.close()
+
+
+def own_tests(
+    folder: Path, challenge: Challenge, level: Level, inspection: Inspection
+) -> Dimension:
+    """Runs the suite on everything and scores it."""
+    if inspection.unreadable:
+        return Dimension(score=0.0, reason="the code cannot be read, so its tests prove nothing")
+    if not inspection.code.get("test_files"):
+        return Dimension(score=0.0, reason="there are no tests")
+    tests = OwnTests(folder, challenge, level)
+    try:
+        return _score(tests, inspection)
+    except SubmissionDied as died:
+        return Dimension(score=0.0, reason=f"the tests took their process down: {died}")
+    finally:
+        tests.close()
+
+
+def _score(tests: OwnTests, inspection: Inspection) -> Dimension:
+    own = tests.run(None, OWN_SECONDS, stop_early=False)
+    if not _passes(own):
+        return Dimension(score=0.0, reason=_failure(own), evidence={"own": own})
+    for name, source in inspection.rewrites.items():
+        report = tests.run(source, OWN_SECONDS, stop_early=True)
+        if not _passes(report):
+            reason = f"fails on a rewrite that behaves the same ({name})"
+            return Dimension(score=0.0, reason=reason, evidence={"own": own, name: report})
+    killed = {
+        name: not _passes(tests.run(source, VARIANT_SECONDS, stop_early=True))
+        for name, source in inspection.mutants.items()
+    }
+    return _by_kills(own, killed)
+
+
+def _by_kills(own: Report, killed: dict[str, bool]) -> Dimension:
+    evidence = {"own": own, "killed": killed}
+    count = sum(killed.values())
+    if not count:
+        return Dimension(score=0.0, reason="no mutant of the code is noticed", evidence=evidence)
+    share = min(1.0, count / len(killed) / KILLS_FOR_FULL_MARKS)
+    reason = f"notices {count} of {len(killed)} mutants of its own code"
+    score = round(PASSING_SHARE + KILLING_SHARE * share, 1)
+    return Dimension(score=score, reason=reason, evidence=evidence)
+
+
+def _passes(report: Report) -> bool:
+    """Positive evidence: something passed, nothing failed, and pytest agrees."""
+    if report is None:
+        return False
+    passed = report.get("passed")
+    return (
+        type(passed) is int
+        and passed > 0
+        and report.get("failed") == 0
+        and report.get("code") == 0
+    )
+
+
+def _failure(report: Report) -> str:
+    if report is None:
+        return f"its tests gave no report within {OWN_SECONDS:g} s"
+    return f"its tests do not pass on its own code: {str(report.get('first'))[:300]}"

@@ -1,0 +1,126 @@
+"""The program that runs a submission's own tests inside a sandbox, on whatever text of `solution.py` it is given.
+
+Each run is a fork of one warm process, so pytest and NumPy are imported once. A run that hangs is ended.
+"""
+
+import json
+import os
+import select
+import shutil
+import signal
+import socket
+import sys
+import time
+from typing import Any
+
+MAX_REPORT = 1 << 20
+
+
+class Counter:
+    """A pytest plugin: what was collected, what passed, what failed first."""
+
+    def __init__(self) -> None:
+        self.report: dict[str, Any] = {"collected": 0, "passed": 0, "failed": 0, "first": ""}
+
+    def pytest_collection_finish(self, session: Any) -> None:
+        self.report["collected"] = len(session.items)
+
+    def pytest_collectreport(self, report: Any) -> None:
+        if report.failed:
+            self._failed(report)
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        if report.failed:
+            self._failed(report)
+        elif report.when == "call" and report.passed:
+            self.report["passed"] += 1
+
+    def _failed(self, report: Any) -> None:
+        self.report["failed"] += 1
+        self.report["first"] = self.report["first"] or f"{report.nodeid}: {report.longrepr}"[:600]
+
+
+def run_tests(folder: str, stop_early: bool) -> dict[str, Any]:
+    """The suite in `folder`, with our configuration and without the submission's conftest."""
+    import pytest
+
+    counter = Counter()
+    os.chdir(folder)
+    sys.path.insert(0, folder)
+    options = ["-q", "--noconftest", "-p", "no:cacheprovider", "--rootdir", folder]
+    options += ["-c", os.devnull, "--import-mode=prepend"] + (["-x"] if stop_early else [])
+    counter.report["code"] = int(pytest.main([*options, folder], plugins=[counter]))
+    return counter.report
+
+
+def run_variant(submission: str, place: str, source: str | None, question: dict[str, Any]) -> Any:
+    """The report of one run in a fork of its own, or None when it gave none in time."""
+    shutil.copytree(submission, place)
+    if source is not None:
+        path = os.path.join(place, "solution.py")
+        os.chmod(path, 0o600)
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(source)
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reading)
+        _quietly(lambda: run_tests(place, question["stop_early"]), writing)
+    os.close(writing)
+    try:
+        return _report(reading, time.monotonic() + question["seconds"])
+    finally:
+        os.close(reading)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def _quietly(work: Any, writing: int) -> None:
+    """In the fork: do it, write the report, end without anybody's exit handlers."""
+    try:
+        os.write(writing, json.dumps(work()).encode()[:MAX_REPORT])
+    finally:
+        os._exit(0)
+
+
+def _report(reading: int, deadline: float) -> Any:
+    text = b""
+    while len(text) <= MAX_REPORT:
+        ready, _, _ = select.select([reading], [], [], max(0.0, deadline - time.monotonic()))
+        if not ready:
+            return None
+        chunk = os.read(reading, 1 << 16)
+        if not chunk:
+            break
+        text += chunk
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None
+
+
+def main() -> None:
+    """`tester.py FD SUBMISSION_FOLDER`: answers questions until the channel closes."""
+    import wire
+
+    channel = wire.Channel(socket.socket(fileno=int(sys.argv[1])))
+    import numpy  # noqa: F401 - warm before the first fork
+    import pytest  # noqa: F401
+
+    channel.send({"op": "ready"})
+    scratch, count = os.getcwd(), 0
+    while True:
+        try:
+            question, body = channel.receive()
+        except wire.WireError:
+            return
+        count += 1
+        source = bytes(body).decode() if question["replaced"] else None
+        place = os.path.join(scratch, f"variant{count}")
+        report = run_variant(sys.argv[2], place, source, question)
+        channel.send({"op": "tested", "nonce": question["nonce"], "report": report})
+
+
+if __name__ == "__main__":
+    main()

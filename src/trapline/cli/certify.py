@@ -1,0 +1,94 @@
+"""`trapline certify`: do the traps themselves work?"""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+
+from trapline.arena.certify import Certificate, Certifier, Finding
+from trapline.arena.challenge import Challenge, load, load_all
+from trapline.arena.errors import UsageError
+from trapline.arena.kill_matrix import kill_matrix
+from trapline.arena.record import Level
+from trapline.arena.run import choose_level
+from trapline.cli.main import NOT_HELD
+
+#: At least this share of the mechanical mutants that are not equivalent must fall.
+MECHANICAL_GOAL = 0.9
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the verb."""
+    app.command(epilog="Example: trapline certify --challenge layer_norm_backward")(certify)
+
+
+def certify(
+    challenge: Annotated[list[str] | None, typer.Option(help="Only this one; repeatable.")] = None,
+    mechanical: Annotated[bool, typer.Option(help="Also mutate the gold mechanically.")] = False,
+    write: Annotated[
+        Path | None, typer.Option(help="Write the kill matrix to this Markdown file.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Inputs to repeat; drawn if not given.")] = None,
+    isolation: Annotated[
+        str | None, typer.Option("--require-isolation", help="Refuse a weaker level.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Run right answers, mutants and controls through every case and trap.
+
+    Exit code 0: right answers pass, every named mutant falls to its own trap, controls fail.
+    Exit code 4: something does not hold; it is named.
+    """
+    level = choose_level(isolation)
+    chosen = [load(name) for name in challenge or []] or list(load_all().values())
+    if not chosen:
+        raise UsageError("there are no challenges")
+    certificates = [_certify(one, level, seed, mechanical) for one in chosen]
+    if write is not None:
+        write.write_text(kill_matrix(certificates))
+    if as_json:
+        print(json.dumps({"certificates": [c.model_dump(mode="json") for c in certificates]}))
+    else:
+        for certificate in certificates:
+            _print(certificate)
+    if not all(map(_holds, certificates)):
+        raise typer.Exit(NOT_HELD)
+
+
+def _certify(challenge: Challenge, level: Level, seed: int | None, mechanical: bool) -> Certificate:
+    certifier = Certifier(challenge, level, seed)
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        total = len(certifier.subjects(mechanical))
+        task = progress.add_task(challenge.id, total=total)
+
+        def advance(_: Finding) -> None:
+            progress.advance(task)
+
+        return certifier.certify(mechanical=mechanical, on_finding=advance)
+
+
+def _holds(certificate: Certificate) -> bool:
+    mutants = certificate.of("mechanical")
+    killed = sum(1 for mutant in mutants if mutant.fell_to)
+    return not certificate.problems() and killed >= MECHANICAL_GOAL * len(mutants)
+
+
+def _print(certificate: Certificate) -> None:
+    console = Console()
+    parts = [f"{len(certificate.of('right'))} right answers"]
+    for kind, noun in (("named", "named mutants"), ("control", "controls"), ("mechanical", "mechanical mutants")):
+        subjects = certificate.of(kind)
+        if subjects:
+            killed = sum(1 for subject in subjects if subject.fell_to)
+            parts.append(f"{killed}/{len(subjects)} {noun} killed")
+    problems = certificate.problems()
+    parts.append(f"{len(problems)} problems")
+    console.print(f"[bold]{certificate.challenge}[/bold]: {', '.join(parts)} (seed {certificate.seed})")
+    survivors = [f for f in certificate.of("mechanical") if not f.fell_to]
+    for finding in [*problems, *survivors]:
+        text = f"  {finding.kind} {finding.subject}: {finding.problem or finding.message}"
+        detail = f" — {finding.fell_to} {finding.message}" if finding.problem and finding.fell_to else ""
+        console.print((text + detail)[:600], markup=False, highlight=False)

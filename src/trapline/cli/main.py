@@ -1,0 +1,49 @@
+"""`trapline`: collects the verbs and turns errors into sentences and exit codes."""
+
+import importlib
+import pkgutil
+import sys
+
+import typer
+from rich.console import Console
+
+import trapline.cli
+from trapline.arena.errors import ArenaError, MissingError, UsageError
+
+#: Exit codes: our own failure, usage, something missing, a check that did not hold, cells not measured.
+FAILURE, USAGE, MISSING, NOT_HELD, INCOMPLETE, INTERRUPTED = 1, 2, 3, 4, 5, 130
+
+
+def build() -> typer.Typer:
+    """The application: every module of this package that has a `register` is a verb."""
+    app = typer.Typer(
+        help="Who writes LLM-systems code that you can trust?",
+        no_args_is_help=True,
+        rich_markup_mode="rich",
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    for found in pkgutil.iter_modules(trapline.cli.__path__):
+        module = importlib.import_module(f"trapline.cli.{found.name}")
+        if hasattr(module, "register"):
+            module.register(app)
+    return app
+
+
+def main() -> None:
+    """The console script."""
+    try:
+        build()()
+    except UsageError as error:
+        _stop(error, USAGE)
+    except MissingError as error:
+        _stop(error, MISSING)
+    except ArenaError as error:
+        _stop(error, FAILURE)
+    except KeyboardInterrupt:
+        _stop(Exception("interrupted; what was graded is kept, the same command goes on"), INTERRUPTED)
+
+
+def _stop(error: Exception, code: int) -> None:
+    Console(stderr=True).print(f"trapline: {error}", style="red", markup=False, highlight=False)
+    sys.exit(code)
