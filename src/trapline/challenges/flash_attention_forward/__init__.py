@@ -1,0 +1,1 @@
+"""Flash attention, forward: tiled, exact, O(N) memory."""

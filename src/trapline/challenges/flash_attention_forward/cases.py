@@ -1,0 +1,221 @@
+"""The contract of `flash_attention`, and what is measured of it."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from trapline.arena import expect
+from trapline.arena.proxy import Submission
+from trapline.arena.traps import Call, Precision, case
+from trapline.gold.attention import oracle
+
+Arrays = tuple[np.ndarray, np.ndarray, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """B batch, H query heads, G key/value heads, T queries, S keys, D width."""
+
+    B: int = 1
+    H: int = 1
+    G: int = 1
+    T: int = 8
+    S: int = 8
+    D: int = 4
+
+    def draw(self, rng: np.random.Generator, dtype: Any = np.float64) -> Arrays:
+        """q, k, v of standard normal values."""
+        kv = (self.B, self.G, self.S, self.D)
+        q = rng.standard_normal((self.B, self.H, self.T, self.D)).astype(dtype)
+        return q, rng.standard_normal(kv).astype(dtype), rng.standard_normal(kv).astype(dtype)
+
+
+def rounding(q: np.ndarray, k: np.ndarray) -> float:
+    """How far rounding can move a weight, relatively: the error of a dot product and of a sum.
+
+    Holds for any order of summation in the inputs' dtype, so no right algorithm is refused.
+    """
+    S, D = k.shape[2:]
+    heads = q.shape[1] // k.shape[1]
+    sizes = np.abs(q) @ np.repeat(np.abs(k), heads, axis=1).swapaxes(2, 3) * D**-0.5
+    largest = float(np.max(sizes, initial=1.0))
+    eps = float(np.finfo(q.dtype).eps)
+    return float(4.0 * eps * ((D + 4) * largest + S + 16))
+
+
+def agrees(answer: Any, q: np.ndarray, k: np.ndarray, v: np.ndarray, causal: bool) -> None:
+    """The answer is (out, lse) of the right shapes, dtypes and values."""
+    out, lse = pair(answer)
+    want_out, want_lse = oracle.attention(q, k, v, causal=causal)
+    slack = rounding(q, k)
+    expect.array(out, shape=want_out.shape, dtype=q.dtype, what="out")
+    expect.array(lse, shape=want_lse.shape, dtype=q.dtype, what="lse")
+    reach = float(np.max(np.abs(v), initial=1.0))
+    expect.close(out, want_out, atol=slack * reach, what="out")
+    expect.close(lse, want_lse, atol=slack, what="lse")
+
+
+def pair(answer: Any) -> tuple[Any, Any]:
+    """The two parts of an answer."""
+    expect.that(
+        isinstance(answer, tuple | list) and len(answer) == 2, "the answer is not (out, lse)"
+    )
+    return answer[0], answer[1]
+
+
+def attends(
+    submission: Submission,
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    *,
+    causal: bool = False,
+    tile: int = 64,
+) -> None:
+    """The submission's attention of these inputs is right."""
+    agrees(submission.flash_attention(q, k, v, causal=causal, tile=tile), q, k, v, causal)
+
+
+REFUSALS = (ValueError, TypeError)
+
+
+@case("full-attention")
+def full_attention(submission: Submission, rng: np.random.Generator) -> None:
+    """Every query sees every key; several tiles a side, in both dtypes."""
+    for dtype in (np.float64, np.float32):
+        attends(submission, *Shape(B=2, H=3, G=3, T=40, S=40, D=16).draw(rng, dtype), tile=16)
+
+
+@case("causal-attention")
+def causal_attention(submission: Submission, rng: np.random.Generator) -> None:
+    """A query sees no later key; several tiles a side, in both dtypes."""
+    for dtype in (np.float64, np.float32):
+        inputs = Shape(B=2, H=2, G=2, T=40, S=40, D=8).draw(rng, dtype)
+        attends(submission, *inputs, causal=True, tile=16)
+
+
+@case("defaults")
+def defaults(submission: Submission, rng: np.random.Generator) -> None:
+    """Without `causal` and `tile` it is full attention, also beyond one tile of 64."""
+    q, k, v = Shape(T=70, S=130, D=3).draw(rng)
+    agrees(submission.flash_attention(q, k, v), q, k, v, causal=False)
+
+
+@case("unequal-lengths")
+def unequal_lengths(submission: Submission, rng: np.random.Generator) -> None:
+    """T ≠ S both ways; causal is aligned at the last query and the last key."""
+    for T, S in ((5, 19), (19, 5), (1, 23), (23, 1)):
+        for causal in (False, True):
+            attends(submission, *Shape(T=T, S=S).draw(rng), causal=causal, tile=4)
+
+
+@case("grouped-heads")
+def grouped_heads(submission: Submission, rng: np.random.Generator) -> None:
+    """One key/value head for several query heads, or for all."""
+    for H, G in ((6, 3), (8, 2), (5, 1)):
+        attends(submission, *Shape(B=2, H=H, G=G, T=9, S=11).draw(rng), causal=True, tile=4)
+
+
+@case("tile-is-only-a-size-of-work")
+def tile_is_only_a_size(submission: Submission, rng: np.random.Generator) -> None:
+    """One row at a time or everything at once: the same result up to rounding."""
+    q, k, v = Shape(T=21, S=26).draw(rng)
+    for causal in (False, True):
+        for tile in (1, 2, 5, 13, 21, 26, 64):
+            attends(submission, q, k, v, causal=causal, tile=tile)
+
+
+@case("empty-inputs")
+def empty_inputs(submission: Submission, rng: np.random.Generator) -> None:
+    """No batch, no query or no key is an ordinary call."""
+    for shape in (Shape(B=0), Shape(T=0), Shape(S=0), Shape(T=0, S=0)):
+        for causal in (False, True):
+            attends(submission, *shape.draw(rng, np.float32), causal=causal, tile=4)
+
+
+@case("bad-input-is-refused")
+def bad_input(submission: Submission, rng: np.random.Generator) -> None:
+    """Ranks and shapes that do not fit are refused."""
+    q, k, v = Shape(B=2, H=4, G=2, T=5, S=6, D=4).draw(rng)
+    wrong = [
+        (q[0], k, v),
+        (q[None], k, v),
+        (q, k[0], v[0]),
+        (q, k[..., :3], v[..., :3]),
+        (q[..., :3], k, v),
+        (q, k, v[..., :3]),
+        (q, k, v[:, :, :5]),
+        (q, k[:, :1], v),
+        (q[:1], k, v),
+    ]
+    for arrays in wrong:
+        expect.raises(REFUSALS, lambda arrays=arrays: submission.flash_attention(*arrays))  # type: ignore[misc]
+    expect.raises(REFUSALS, lambda: submission.flash_attention(q, k, v, tile=0))
+
+
+@case("calls-are-independent")
+def calls_are_independent(submission: Submission, rng: np.random.Generator) -> None:
+    """The same shapes with other values, then a smaller problem, then the first again."""
+    first = Shape(T=10, S=10).draw(rng)
+    second = Shape(T=10, S=10).draw(rng)
+    small = Shape(T=3, S=3).draw(rng)
+    for inputs in (first, second, small, first):
+        attends(submission, *inputs, causal=True, tile=4)
+
+
+# --- measures -----------------------------------------------------------------------------------
+
+
+def precision(submission: Submission, rng: np.random.Generator) -> list[Precision]:
+    """float32, logits of several units, many tiles; against an untiled float32 softmax."""
+    found = []
+    for causal in (False, True):
+        q, k, v = Shape(H=2, G=1, T=192, S=192, D=64).draw(rng, np.float32)
+        q *= np.float32(2.0)
+        answer = pair(submission.flash_attention(q, k, v, causal=causal, tile=32))
+        exact = oracle.attention(q, k, v, causal=causal)
+        careful = _untiled(q, k, v, causal)
+        found += [Precision(g, e, c) for g, e, c in zip(answer, exact, careful, strict=True)]
+    return found
+
+
+def _untiled(
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, causal: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """The textbook in the inputs' own dtype, with the maximum taken out."""
+    (H, T, D), (G, S) = q.shape[1:], k.shape[1:3]
+    k, v = np.repeat(k, H // G, axis=1), np.repeat(v, H // G, axis=1)
+    scores = (q * D**-0.5) @ k.swapaxes(2, 3)
+    if causal:
+        scores = np.where(np.arange(S) > np.arange(S - T, S)[:, None], -np.inf, scores)
+    scores = scores.astype(q.dtype)
+    peak = scores.max(axis=-1, keepdims=True)
+    weights = np.exp(scores - peak)
+    total = weights.sum(axis=-1, keepdims=True)
+    return weights @ v / total, (peak + np.log(total))[..., 0]
+
+
+def speed(submission: Submission, rng: np.random.Generator) -> Call:  # noqa: ARG001
+    """Four heads over two, causal, 448 positions, float32."""
+    q, k, v = Shape(H=4, G=2, T=448, S=448, D=64).draw(rng, np.float32)
+    return Call(
+        "flash_attention",
+        (q, k, v),
+        {"causal": True, "tile": 64},
+        check=lambda answer: agrees(answer, q, k, v, causal=True),
+    )
+
+
+def memory(submission: Submission, rng: np.random.Generator, size: int) -> Call:  # noqa: ARG001
+    """T = S = size: a score matrix has size² elements, everything else is linear."""
+    q, k, v = Shape(T=size, S=size, D=16).draw(rng, np.float32)
+    some = np.sort(rng.choice(size, 8, replace=False))
+
+    def check(answer: Any) -> None:
+        out, lse = pair(answer)
+        expect.array(out, shape=q.shape, dtype=q.dtype, what="out")
+        expect.array(lse, shape=q.shape[:3], dtype=q.dtype, what="lse")
+        agrees((out[:, :, some], lse[:, :, some]), q[:, :, some], k, v, causal=False)
+
+    return Call("flash_attention", (q, k, v), {"tile": 64}, check=check)
