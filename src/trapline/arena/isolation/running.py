@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import IO
 
 from trapline.arena.errors import ArenaError
+from trapline.arena.isolation.cgroups import Group
 from trapline.arena.isolation.stage import Stage
 
 _KEPT_OUTPUT = 16 << 10
@@ -21,20 +22,22 @@ _RESET_PEAK = "5"
 class Running:
     """One sandbox and everything in it."""
 
-    def __init__(self, process: subprocess.Popen[bytes], stage: Stage) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], stage: Stage, group: Group) -> None:
         self.pid = process.pid
         self._process = process
-        self._killed = False
+        self._group = group
+        self._reason = ""
         assert process.stdout is not None
         self._tail = _Tail(process.stdout)
-        self._finalizer = weakref.finalize(self, _end, process, stage)
+        self._finalizer = weakref.finalize(self, _end, process, stage, group)
 
     def alive(self) -> bool:
         return self._process.poll() is None
 
     def kill(self) -> None:
         """Ends everything inside and returns when it is gone. May be called again."""
-        self._killed = self._killed or self.alive()
+        if not self._reason:
+            self._reason = "we ended it" if self.alive() else self.reason()
         self._finalizer()
         self._tail.finish()
 
@@ -43,11 +46,16 @@ class Running:
         return self._tail.text()
 
     def peak_bytes(self) -> int:
-        """Peak resident memory, the kernel's figure, of all processes inside."""
+        """The most memory in use, by the kernel's count: the control group's, which remembers
+        processes that have ended, or else the sum over the processes there are."""
+        counted = self._group.peak_bytes()
+        if counted is not None:
+            return counted
         return sum(_peak_of(pid) for pid in descendants(self.pid))
 
     def reset_peak(self) -> None:
         """The peak starts again from what is in use now."""
+        self._group.reset_peak()
         for pid in descendants(self.pid):
             with contextlib.suppress(OSError):
                 Path(f"/proc/{pid}/clear_refs").write_text(_RESET_PEAK)
@@ -55,10 +63,10 @@ class Running:
     def reason(self) -> str:
         """Why it ended, in one sentence."""
         code = self._process.poll()
-        if code is None:
-            return "it is still running"
-        if self._killed:
-            return "we ended it"
+        if self._reason or code is None:
+            return self._reason or "it is still running"
+        if self._group.ran_out_of_memory():
+            return "ended by the kernel: it used more memory than allowed"
         number = -code if code < 0 else code - 128
         if number in signal.valid_signals():
             return f"ended by {signal.Signals(number).name}{_MEANING.get(number, '')}"
@@ -69,7 +77,6 @@ _MEANING: dict[int, str] = {
     signal.SIGXCPU: ": its processor time was used up",
     signal.SIGXFSZ: ": it wrote a file larger than allowed",
     signal.SIGSYS: ": it used a forbidden system call",
-    signal.SIGKILL: ": killed from outside or for its memory",
 }
 
 
@@ -98,19 +105,24 @@ class _Tail:
             return self._kept.decode(errors="replace")
 
 
-def _end(process: subprocess.Popen[bytes], stage: Stage) -> None:
+def _end(process: subprocess.Popen[bytes], stage: Stage, group: Group) -> None:
+    """Orphans first: they hang on the process we started, and it must not let go of them."""
     deadline = time.monotonic() + _GONE_SECONDS
-    while inside := [pid for pid in descendants(process.pid) if pid != process.pid]:
+    while inside := _others(process.pid, group):
         for pid in inside:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         if time.monotonic() > deadline:
             raise ArenaError(f"processes {inside} of a sandbox would not end")
-        if process.poll() is not None:
-            break
+        time.sleep(0.0005)
     process.kill()
     process.wait()
+    group.remove()
     stage.remove()
+
+
+def _others(started: int, group: Group) -> set[int]:
+    return {*descendants(started), *group.members()} - {started}
 
 
 def descendants(root: int) -> list[int]:

@@ -1,0 +1,48 @@
+"""Where the interpreter's own files lie, and which folders near them must stay hidden."""
+
+import os
+import sys
+import sysconfig
+from functools import cache
+from pathlib import Path
+
+#: The interpreter itself, not a virtual environment's link to it: no site-packages come along.
+PYTHON = os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
+#: Isolated, no site (so no .pth file and no sitecustomize), nothing written beside sources.
+FLAGS = ("-I", "-S", "-B")
+#: Shared libraries, where systems keep them; what does not exist is passed over.
+_SYSTEM_LIBRARIES = ("/lib", "/lib32", "/lib64", "/usr/lib", "/usr/lib32", "/usr/lib64")
+_MORE_LIBRARIES = ("/usr/local/lib", "/nix/store", "/etc/ld.so.cache", "/sys/devices/system/cpu")
+_INSTALLED = ("site-packages", "dist-packages")
+
+
+@cache
+def system_files() -> list[Path]:
+    """What any dynamically linked program needs."""
+    return [path for path in map(Path, (*_SYSTEM_LIBRARIES, *_MORE_LIBRARIES)) if path.exists()]
+
+
+@cache
+def interpreter_files() -> list[Path]:
+    """The interpreter, its library, and libpython where it is a shared one."""
+    paths = [Path(PYTHON), *standard_library()]
+    folder = sysconfig.get_config_var("LIBDIR")
+    if folder:
+        paths += sorted(Path(folder).glob("libpython*.so*"))
+    return paths
+
+
+@cache
+def standard_library() -> list[Path]:
+    """One folder, or two where pure and compiled modules are kept apart."""
+    found = {Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib")}
+    return sorted(found)
+
+
+@cache
+def installed_packages() -> list[Path]:
+    """Folders in or beside what is shown that hold installed packages, ours perhaps."""
+    places = {*standard_library(), *Path("/usr/lib").glob("python3*")}
+    places |= set(Path("/usr/local/lib").glob("python3*"))
+    found = {(place / name).resolve() for place in places for name in _INSTALLED}
+    return sorted(path for path in found if path.is_dir())
