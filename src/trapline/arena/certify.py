@@ -1,10 +1,11 @@
-"""Certification: do the traps of a challenge work? Right answers pass, mutants and controls fail."""
+"""Certification: do the traps of a challenge work? Right answers pass, mutants and controls
+fail."""
 
 import secrets
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from trapline.arena import controls
@@ -17,7 +18,7 @@ from trapline.arena.mutate import Mutant, read_files
 from trapline.arena.proxy import Submission
 from trapline.arena.record import Level, Record
 from trapline.arena.rig import rig_for
-from trapline.arena.traps import Trap
+from trapline.arena.traps import Case, Trap
 
 #: An endless loop is a common mechanical mutant; no right answer's call takes this long.
 MECHANICAL_CALL_SECONDS = 8.0
@@ -49,13 +50,8 @@ class Certificate(Record):
         return [finding for finding in self.findings if finding.kind == kind]
 
 
-@dataclass(frozen=True)
-class Subject:
-    """Something to be put before the checks, and the judgement on what came out."""
-
-    kind: str
-    name: str
-    examine: Callable[[], Finding]
+#: Something to be put before the checks: calling it gives the judgement on what came out.
+Subject = Callable[[], Finding]
 
 
 class Certifier:
@@ -64,7 +60,7 @@ class Certifier:
     def __init__(self, challenge: Challenge, level: Level, seed: int | None = None) -> None:
         self.challenge, self.level = challenge, level
         self.seed = secrets.randbits(32) if seed is None else seed
-        self.checks = [*challenge.cases, *challenge.traps]
+        self.checks: list[Case | Trap] = [*challenge.cases, *challenge.traps]
         self.gold = read_files(challenge.solution)
         mutants: list[Mutant] = challenge.module("mutants").MUTANTS
         self.mutants = {mutant.name: mutant for mutant in mutants}
@@ -75,7 +71,7 @@ class Certifier:
     ) -> Certificate:
         """The whole matrix."""
         findings = self._orphans()
-        for _, finding in run_all(lambda subject: subject.examine(), self.subjects(mechanical)):
+        for _, finding in run_all(lambda subject: subject(), self.subjects(mechanical)):
             findings.append(finding)
             on_finding(finding)
         findings.sort(key=lambda finding: (finding.kind, finding.subject))
@@ -84,19 +80,16 @@ class Certifier:
     def subjects(self, mechanical: bool) -> list[Subject]:
         """Everything to be examined, slow right answers first."""
         folders = [self.challenge.solution, *self.challenge.alternates]
-        subjects = [Subject("right", f.name, lambda f=f: self._right(f)) for f in folders]
+        subjects: list[Subject] = [partial(self._right, folder) for folder in folders]
+        subjects += [partial(self.control, name) for name in controls.NAMES]
         subjects += [
-            Subject("control", name, lambda name=name: self.control(name))
-            for name in controls.NAMES
-        ]
-        subjects += [
-            Subject("named", trap.mutant, lambda trap=trap: self._named(trap))
+            partial(self._named, trap)
             for trap in self.challenge.traps
             if trap.mutant in self.mutants
         ]
         if mechanical:
             subjects += [
-                Subject("mechanical", mutant.id, lambda mutant=mutant: self._mechanical(mutant))
+                partial(self._mechanical, mutant)
                 for mutant in mechanical_mutants(self.gold)
                 if mutant.id not in self.equivalent
             ]
@@ -106,8 +99,11 @@ class Certifier:
         """Traps without a mutant and mutants without a trap: neither proves anything."""
         wanted = {trap.mutant for trap in self.challenge.traps}
         lonely = [
-            *((trap.id, "names a mutant that does not exist") for trap in self.challenge.traps
-              if trap.mutant not in self.mutants),
+            *(
+                (trap.id, "names a mutant that does not exist")
+                for trap in self.challenge.traps
+                if trap.mutant not in self.mutants
+            ),
             *((name, "belongs to no trap") for name in self.mutants if name not in wanted),
         ]
         return [

@@ -11,7 +11,8 @@ from trapline.arena.proxy import Submission
 from trapline.arena.record import CheckResult
 from trapline.arena.traps import Case, Trap
 
-#: After this many deaths of its process a submission gets no further chances: it would only cost time.
+#: After this many deaths of its process a submission gets no further chances: it would only cost
+#: time.
 MAX_DEATHS = 12
 
 

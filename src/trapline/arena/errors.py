@@ -2,7 +2,8 @@
 
 
 class ArenaError(Exception):
-    """Something of ours failed: a rig, a file, a limit of this machine. Never a verdict on a submission."""
+    """Something of ours failed: a rig, a file, a limit of this machine. Never a verdict on a
+    submission."""
 
 
 class UsageError(ArenaError):

@@ -17,7 +17,8 @@ def cores() -> int:
 def run_all(
     work: Callable[[Job], Result], jobs: Iterable[Job], workers: int | None = None
 ) -> Iterator[tuple[Job, Result]]:
-    """Yields each job with its result as it ends. Threads are enough: the work happens in other processes."""
+    """Yields each job with its result as it ends. Threads are enough: the work happens in other
+    processes."""
     with ThreadPoolExecutor(workers or cores()) as pool:
         pending: dict[Future[Result], Job] = {pool.submit(work, job): job for job in jobs}
         try:

@@ -1,4 +1,5 @@
-"""A field of entrants on disk: `<entrant>/<challenge>/solution.py`, further attempts in `attempt-2`, …"""
+"""A field of entrants on disk: `<entrant>/<challenge>/solution.py`, further attempts in
+`attempt-2`, …"""
 
 import json
 import re
@@ -30,7 +31,9 @@ def find_entries(field: Path, challenges: list[str]) -> list[Entry]:
     if not field.exists():
         raise UsageError(f"no such folder: {field}")
     if not field.is_dir():
-        raise UsageError(f"{field} is a file; a field is a folder <entrant>/<challenge>/solution.py")
+        raise UsageError(
+            f"{field} is a file; a field is a folder <entrant>/<challenge>/solution.py"
+        )
     wanted = [load(name).id for name in challenges] or list(load_all())
     entries = [
         entry

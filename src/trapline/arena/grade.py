@@ -165,7 +165,7 @@ def _measure(job: Job, submission: Submission, verdict: Verdict, on_step: OnStep
             submission.settle()
 
 
-def _precision(job: Job, submission: Submission, raw: dict[str, Any]) -> Dimension:
+def _precision(job: Job, submission: Submission, _: dict[str, Any]) -> Dimension:
     return measure.precision(job.challenge, submission, generator(job.seed, "precision"))
 
 

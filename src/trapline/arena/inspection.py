@@ -10,9 +10,10 @@ from trapline.arena.session import Rig, Session
 
 SECONDS = 90.0
 #: Rules that point at mistakes and needless complexity, not at taste.
+RULES = ["F", "E7", "E9", "B", "C90", "PLE", "PLR0912", "PLR0913", "PLR0915", "RET", "SIM", "UP"]
 RUFF = "\n".join(
     (
-        'lint.select = ["F", "E7", "E9", "B", "C90", "PLE", "PLR0912", "PLR0913", "PLR0915", "RET", "SIM", "UP"]',
+        f"lint.select = {RULES!r}",
         "lint.mccabe.max-complexity = 10",
         "lint.pylint.max-args = 8",
         'target-version = "py311"',
@@ -67,7 +68,7 @@ def code_dimension(inspection: Inspection) -> Dimension:
         "unused functions": min(10.0, 5.0 * len(code["unused"])),
         "duplicated lines": min(10.0, 2.0 * code["duplicated_lines"] / hundreds),
     }
-    worst = sorted((name for name, value in deductions.items() if value >= 1), key=deductions.get, reverse=True)  # type: ignore[arg-type]
+    worst = [name for name, value in sorted(deductions.items(), key=lambda d: -d[1]) if value >= 1]
     reason = f"deductions: {', '.join(worst)}" if worst else "nothing to ask for"
     facts = {key: value for key, value in code.items() if key not in ("names", "imports")}
     evidence = {"deductions": {k: round(v, 1) for k, v in deductions.items()}, **facts}

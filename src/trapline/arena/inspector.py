@@ -1,4 +1,5 @@
-"""The program that reads a submission inside a sandbox: it parses, measures and mutates, and executes nothing of it."""
+"""The program that reads a submission inside a sandbox: it parses, measures and mutates, and
+executes nothing of it."""
 
 import ast
 import json
@@ -32,7 +33,9 @@ def inspect_code(sources: dict[str, str], folder: str, config: str) -> dict[str,
     code = {name: text for name, text in sources.items() if not _is_test(name)}
     trees = {name: ast.parse(text) for name, text in code.items()}
     functions = [
-        node for tree in trees.values() for node in ast.walk(tree)
+        node
+        for tree in trees.values()
+        for node in ast.walk(tree)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     ]
     return {
@@ -61,7 +64,7 @@ def _lines(text: str) -> int:
 
 
 def _length(node: Any) -> int:
-    return (node.end_lineno or node.lineno) - node.lineno + 1
+    return int(node.end_lineno or node.lineno) - int(node.lineno) + 1
 
 
 def _is_hinted(node: Any) -> bool:
@@ -111,7 +114,10 @@ def _dotted_names(tree: ast.Module) -> set[str]:
     aliases: dict[str, str] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            aliases |= {(a.asname or a.name.split(".")[0]): (a.name if a.asname else a.name.split(".")[0]) for a in node.names}
+            aliases |= {
+                (a.asname or a.name.split(".")[0]): (a.name if a.asname else a.name.split(".")[0])
+                for a in node.names
+            }
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             aliases |= {(a.asname or a.name): f"{node.module}.{a.name}" for a in node.names}
     chains = (_chain(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute))
@@ -141,14 +147,12 @@ def _ruff(folder: str, names: list[str], config: str) -> dict[str, int]:
     command = [program, "check", "--isolated", "--no-cache", "--output-format=json", "--exit-zero"]
     options = [part for rule in config.split("\n") if rule for part in ("--config", rule)]
     paths = [os.path.join(folder, name) for name in names]
-    done = subprocess.run(  # noqa: S603 - our own program on our own arguments
-        [*command, *options, *paths], capture_output=True, timeout=60, check=True
-    )
+    done = subprocess.run([*command, *options, *paths], capture_output=True, timeout=60, check=True)
     return dict(Counter(str(finding["code"]) for finding in json.loads(done.stdout)))
 
 
 def variants(source: str, seed: int, count: int, mechanical: Any, rewrite: Any) -> dict[str, Any]:
-    """Texts of `solution.py`: behaviour-preserving rewrites, and a sample of mutants spread over it."""
+    """Texts of `solution.py`: rewrites that behave the same, and a sample of mutants."""
     mutants = list(mechanical.mechanical_mutants({"solution.py": source}))
     chosen = random.Random(seed).sample(mutants, min(count, len(mutants)))
     return {

@@ -12,7 +12,15 @@ from trapline.arena.errors import UsageError
 MAX_FILES = 500
 MAX_BYTES = 16 << 20
 #: Left behind by tools, never part of an answer.
-IGNORED = {"__pycache__", ".git", ".venv", ".pytest_cache", ".ruff_cache", ".mypy_cache", ".trapline"}
+IGNORED = {
+    "__pycache__",
+    ".git",
+    ".venv",
+    ".pytest_cache",
+    ".ruff_cache",
+    ".mypy_cache",
+    ".trapline",
+}
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,5 @@
-"""The kill matrix as Markdown: which mutant fell to which trap. Written by `trapline certify --write`."""
+"""The kill matrix as Markdown: which mutant fell to which trap. Written by `trapline certify
+--write`."""
 
 from collections.abc import Sequence
 
@@ -12,9 +13,9 @@ def kill_matrix(certificates: Sequence[Certificate]) -> str:
         "# Kill matrix",
         "",
         "Written by `trapline certify --write docs/kill-matrix.md`; do not edit.",
-        "A named mutant is the bug itself, put into the gold solution; it must fall to its own trap.",
+        "A named mutant is the bug itself, put into the gold; it must fall to its own trap.",
         "",
-        "| challenge | right answers | named mutants killed | controls failed | mechanical mutants killed |",
+        "| challenge | right answers | named killed | controls failed | mechanical killed |",
         "|---|---|---|---|---|",
     ]
     lines += [_summary(certificate) for certificate in certificates]
@@ -49,7 +50,9 @@ def _section(certificate: Certificate) -> list[str]:
         fate = finding.fell_to or "**survives**"
         lines.append(f"| {finding.subject} | {fate} | {trap.severity} | {trap.catches} |")
     survivors = [finding for finding in certificate.of("mechanical") if not finding.fell_to]
-    equivalent: dict[str, str] = getattr(load(certificate.challenge).module("mutants"), "EQUIVALENT", {})
+    equivalent: dict[str, str] = getattr(
+        load(certificate.challenge).module("mutants"), "EQUIVALENT", {}
+    )
     if certificate.of("mechanical"):
         lines += ["", f"Mechanical mutants that survive: {len(survivors)}."]
         lines += [f"- `{finding.subject}`: {finding.message}" for finding in survivors]

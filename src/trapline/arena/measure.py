@@ -24,7 +24,8 @@ from trapline.arena.traps import Call, Precision
 BURSTS = (1, 4)
 QUICK_ROUNDS = 3
 FULL_ROUNDS = 7
-#: Errors up to twice a careful implementation's are as good as its own; a thousand times is worthless.
+#: Errors up to twice a careful implementation's are as good as its own; a thousand times is
+#: worthless.
 PRECISE_RATIO, USELESS_RATIO = 2.0, 1000.0
 #: Growth this much faster than allowed is worth nothing.
 EXPONENT_MARGIN = 0.8
@@ -33,7 +34,8 @@ MEMORY_FLOOR = 256 << 10
 
 
 def precision(challenge: Challenge, submission: Submission, rng: np.random.Generator) -> Dimension:
-    """The largest error against float64, in units of a careful implementation's in the same dtype."""
+    """The largest error against float64, in units of a careful implementation's in the same
+    dtype."""
     samples: list[Precision] = challenge.module("cases").precision(submission, rng)
     ratios = [_error_ratio(sample) for sample in samples]
     worst = max(ratios)
@@ -148,7 +150,8 @@ def memory(
 def memory_growth(
     challenge: Challenge, submission: Submission, rng: np.random.Generator, plan: MemoryPlan
 ) -> Growth:
-    """Peak memory above what the process held before the call, for each size, and the fitted exponent."""
+    """Peak memory above what the process held before the call, for each size, and the fitted
+    exponent."""
     prepare = challenge.module("cases").memory
     warm_up = prepare(submission, rng, plan.sizes[0])
     submission.call(warm_up.entry, warm_up.args, warm_up.kwargs, on=warm_up.on)

@@ -1,7 +1,9 @@
 """Mechanical mutants: small wrong changes all over a solution's syntax tree.
 
-Named mutants show that each trap works; these show that cases and traps together leave nothing open.
-A mutant's id is `file:function/operator/k`, k counting that operator's places inside the function, so it
+Named mutants show that each trap works; these show that cases and traps together leave nothing
+open.
+A mutant's id is `file:function/operator/k`, k counting that operator's places inside the
+function, so it
 stays the same when other functions change.
 """
 
@@ -67,7 +69,11 @@ def _mutants_of(source: str) -> Iterator[tuple[str, int, str]]:
             mutated = copy.deepcopy(tree)
             _replace(mutated, path, change(copy.deepcopy(node)))
             line = getattr(node, "lineno", 0)
-            yield f"{prefix}/{counts[prefix]}", line, ast.unparse(ast.fix_missing_locations(mutated))
+            yield (
+                f"{prefix}/{counts[prefix]}",
+                line,
+                ast.unparse(ast.fix_missing_locations(mutated)),
+            )
 
 
 Path = tuple[tuple[str, int | None], ...]
@@ -134,7 +140,12 @@ def _changes(node: ast.AST) -> Iterator[tuple[str, Change]]:
         yield "drop-unary", lambda n: n.operand  # type: ignore[attr-defined]
     elif isinstance(node, ast.Constant) and type(node.value) in (bool, int, float):
         yield "constant", _change_constant
-    elif isinstance(node, ast.Call) and node.keywords:
+    else:
+        yield from _structural_changes(node)
+
+
+def _structural_changes(node: ast.AST) -> Iterator[tuple[str, Change]]:
+    if isinstance(node, ast.Call) and node.keywords:
         yield "drop-keyword", _drop_keyword
     elif isinstance(node, ast.If | ast.While | ast.IfExp):
         yield "never", _never

@@ -1,4 +1,5 @@
-"""Mutants: broken copies of a gold solution. Named ones are edits; mechanical ones come from the syntax tree."""
+"""Mutants: broken copies of a gold solution. Named ones are edits; mechanical ones come from the
+syntax tree."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,8 @@ class Mutant:
     file: str = "solution.py"
 
     def apply(self, files: dict[str, str]) -> dict[str, str]:
-        """The solution's files with the bug in. Each edit must match exactly once: a stale one is an error."""
+        """The solution's files with the bug in. Each edit must match exactly once: a stale one
+        is an error."""
         source = files[self.file]
         for old, new in self.edits:
             if source.count(old) != 1:

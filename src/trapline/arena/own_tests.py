@@ -1,4 +1,5 @@
-"""The `tests` dimension: a submission's own tests on its own code, on rewrites of it and on mutants of it."""
+"""The `tests` dimension: a submission's own tests on its own code, on rewrites of it and on
+mutants of it."""
 
 from pathlib import Path
 from typing import Any
@@ -96,10 +97,7 @@ def _passes(report: Report) -> bool:
         return False
     passed = report.get("passed")
     return (
-        type(passed) is int
-        and passed > 0
-        and report.get("failed") == 0
-        and report.get("code") == 0
+        type(passed) is int and passed > 0 and report.get("failed") == 0 and report.get("code") == 0
     )
 
 

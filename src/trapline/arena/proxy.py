@@ -14,7 +14,8 @@ from trapline.arena.session import ForgeryError, Header, Rig, Session
 
 
 class Stub:
-    """A function, or an object with methods, that stays with the controller; the submission may call it."""
+    """A function, or an object with methods, that stays with the controller; the submission may
+    call it."""
 
     def __init__(self, function: Callable[..., Any] | None = None, **methods: Callable[..., Any]):
         self.functions = {**methods, **({"": function} if function else {})}
@@ -29,7 +30,8 @@ class Stub:
 
 
 class RemoteObject:
-    """Something the submission made that is no plain data, such as a cache. It lives in the worker."""
+    """Something the submission made that is no plain data, such as a cache. It lives in the
+    worker."""
 
     def __init__(self, submission: "Submission", session: Session, number: int, kind: str) -> None:
         self._submission, self._session = submission, session
@@ -80,7 +82,11 @@ class Submission:
             raise
 
     def call(
-        self, entry: str, args: Iterable[Any], kwargs: dict[str, Any], on: RemoteObject | None = None
+        self,
+        entry: str,
+        args: Iterable[Any],
+        kwargs: dict[str, Any],
+        on: RemoteObject | None = None,
     ) -> Any:
         """One call of an entry point or of a remote object's method."""
         return _Exchange(self, entry, tuple(args), kwargs, on).answer()
@@ -187,7 +193,12 @@ class _Exchange:
             self.stubs.append(value)
             methods = [name for name in value.functions if name]
             number = len(self.stubs) - 1
-            return {"t": "stub", "stub": number, "methods": methods, "callable": "" in value.functions}
+            return {
+                "t": "stub",
+                "stub": number,
+                "methods": methods,
+                "callable": "" in value.functions,
+            }
         if isinstance(value, RemoteObject):
             return {"t": "object", "object": self._number(value)}
         return None
@@ -201,14 +212,15 @@ class _Exchange:
         if node.get("t") == "object" and type(node.get("object")) is int:
             kind = str(node.get("type", "object"))[:200]
             return RemoteObject(self.submission, self.session, node["object"], kind)
-        if node.get("t") == "stub" and type(node.get("stub")) is int:
-            if 0 <= node["stub"] < len(self.stubs):
-                return self.stubs[node["stub"]]
+        number = node.get("stub")
+        if node.get("t") == "stub" and type(number) is int and 0 <= number < len(self.stubs):
+            return self.stubs[number]
         raise wire.WireError("a value of unknown kind")
 
 
 class TimedCall:
-    """A call whose inputs are encoded before the clock starts and whose answer is read after it stops."""
+    """A call whose inputs are encoded before the clock starts and whose answer is read after it
+    stops."""
 
     def __init__(
         self,

@@ -34,7 +34,7 @@ class Options:
 def choose_level(required: str | None = None) -> Level:
     """The strongest level this machine offers, refused when it is weaker than required."""
     best = probe()[0]
-    if required is not None and LEVELS.index(best) < LEVELS.index(required):  # type: ignore[arg-type]
+    if required is not None and LEVELS.index(best) < LEVELS.index(required):
         raise MissingError(f"this machine offers isolation {best!r}, {required!r} was required")
     return best
 

@@ -1,7 +1,9 @@
-"""A run on disk: every graded cell, with the evidence it rests on. Nothing that was finished is ever lost.
+"""A run on disk: every graded cell, with the evidence it rests on. Nothing that was finished is
+ever lost.
 
 A run is a folder: `run.sqlite` (write-ahead log, full synchronisation), `bundles/<digest>.json`, and `graders/`
-with a lock file for each grader at work. A bundle is on disk before its cell is in the table; a cell is in the
+with a lock file for each grader at work. A bundle is on disk before its cell is in the table; a
+cell is in the
 table before the next one starts. Rows are only ever added: a cell graded again keeps its history.
 """
 
@@ -122,10 +124,10 @@ class Store:
         """What is planned and not graded yet: waiting, or running in a grader that is alive."""
         with self._engine.connect() as connection:
             rows = connection.execute(sa.select(_plan)).all()
-        return [
-            Planned(*row[:4], "running" if row.grader and self._alive(row.grader) else "waiting")
-            for row in rows
-        ]
+        return [Planned(*row[:4], self._status(row.grader)) for row in rows]
+
+    def _status(self, grader: str | None) -> str:
+        return "running" if grader and self._alive(grader) else "waiting"
 
     def meta(self) -> dict[str, Any]:
         """Facts about the run as a whole."""
@@ -149,10 +151,13 @@ class Store:
                 connection.execute(sa.insert(_plan), new)
 
     def claim(self, key: Key) -> bool:
-        """Takes a planned cell for this grader; False when another living grader has it or it is done."""
+        """Takes a planned cell for this grader; False when another living grader has it or it is
+        done."""
         with self._engine.begin() as connection:
             row = connection.execute(sa.select(_plan).where(_matches(_plan, key))).one_or_none()
-            if row is None or (row.grader and row.grader != self._grader and self._alive(row.grader)):
+            if row is None or (
+                row.grader and row.grader != self._grader and self._alive(row.grader)
+            ):
                 return False
             connection.execute(
                 sa.update(_plan).where(_matches(_plan, key)).values(grader=self._grader)
@@ -196,7 +201,8 @@ class Store:
             self._lock, self._grader = None, ""
 
     def _alive(self, grader: str) -> bool:
-        """A grader lives while it holds its lock; the kernel lets go of it when the process dies."""
+        """A grader lives while it holds its lock; the kernel lets go of it when the process
+        dies."""
         if grader == self._grader:
             return True
         try:
@@ -258,7 +264,7 @@ def write_durably(path: Path, text: str) -> None:
 
 def last_run(root: Path = Path("runs")) -> Path:
     """The run that was written to last."""
-    runs = [path for path in root.glob("*/run.sqlite")]
+    runs = list(root.glob("*/run.sqlite"))
     if not runs:
         raise UsageError(f"no run in {root}/; `trapline grade FIELD` makes one")
     return max(runs, key=lambda path: (path.stat().st_mtime, path)).parent

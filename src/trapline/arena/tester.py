@@ -1,6 +1,8 @@
-"""The program that runs a submission's own tests inside a sandbox, on whatever text of `solution.py` it is given.
+"""The program that runs a submission's own tests inside a sandbox, on whatever text of
+`solution.py` it is given.
 
-Each run is a fork of one warm process, so pytest and NumPy are imported once. A run that hangs is ended.
+Each run is a fork of one warm process, so pytest and NumPy are imported once. A run that hangs
+is ended.
 """
 
 import json

@@ -63,20 +63,20 @@ def collect(module: ModuleType, kind: type[T]) -> list[T]:
 
 @dataclass(frozen=True)
 class Call:
-    """One call to be timed or weighed: an entry point, or a method of an object the submission made."""
+    """One call to be timed or weighed: an entry point, or a method of a remote object."""
 
     entry: str
     args: tuple[Any, ...]
     kwargs: dict[str, Any] = field(default_factory=dict)
     #: Says, with `expect`, whether an answer is right. Runs after the clock has stopped.
-    check: Callable[[Any], None] = lambda answer: None
+    check: Callable[[Any], None] = lambda _: None
     #: The remote object whose method `entry` is; None for a function of the submission.
     on: Any = None
 
 
 @dataclass(frozen=True)
 class Precision:
-    """An answer beside the float64 truth and what a careful implementation in the same dtype gets."""
+    """An answer, the float64 truth, and what a careful computation in the same dtype gets."""
 
     got: Any
     exact: np.ndarray

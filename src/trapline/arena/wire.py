@@ -18,6 +18,8 @@ import os
 import socket
 import struct
 import time
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import numpy as np
 
@@ -35,6 +37,9 @@ LENT_BYTES = 64 << 20
 VIEW_OVERHEAD = 16
 ALIGNMENT = 64
 
+Header = dict[str, Any]
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+
 
 class WireError(Exception):
     """The peer broke the protocol, closed the channel, or let a deadline pass."""
@@ -51,23 +56,27 @@ class UnsendableError(TypeError):
 class Channel:
     """One end of the connection. `give` and `take` are memory files for large bodies, or None."""
 
-    def __init__(self, sock, give=None, take=None):
+    def __init__(
+        self, sock: socket.socket, give: int | None = None, take: int | None = None
+    ) -> None:
         self.sock = sock
         self.give = give
         self.take = take
 
-    def send(self, header, buffers=(), deadline=None):
+    def send(
+        self, header: Header, buffers: Iterable[Any] = (), deadline: float | None = None
+    ) -> None:
         """Sends one frame; `buffers` are C-contiguous bytes-like objects."""
         views = [memoryview(buffer).cast("B") for buffer in buffers if len(memoryview(buffer))]
         total = sum(view.nbytes for view in views)
         if total > MAX_BODY:
             raise UnsendableError(f"{total} bytes are more than one frame may carry")
-        lent = self.give is not None and LENT_FROM <= total <= LENT_BYTES
-        text = json.dumps({**header, "lent": lent} if lent else header).encode()
+        lent = self.give if LENT_FROM <= total <= LENT_BYTES else None
+        text = json.dumps(header if lent is None else {**header, "lent": True}).encode()
         if len(text) > MAX_HEADER:
             raise UnsendableError(f"a header of {len(text)} bytes is more than one frame may carry")
-        if lent:
-            _write_lent(self.give, views)
+        if lent is not None:
+            _write_lent(lent, views)
             views = []
         self._arm(deadline)
         try:
@@ -79,9 +88,9 @@ class Channel:
         except OSError as error:
             raise WireError(f"the channel closed ({error.strerror})") from None
 
-    def receive(self, deadline=None):
+    def receive(self, deadline: float | None = None) -> tuple[Header, Bytes]:
         """The next frame: its header and its body as one array of bytes."""
-        magic, header_size, body_size = PREFIX.unpack(self._read(PREFIX.size, deadline))
+        magic, header_size, body_size = PREFIX.unpack(self._read(PREFIX.size, deadline).data)
         if magic != MAGIC:
             raise WireError("something else wrote on the channel")
         if header_size > MAX_HEADER or body_size > MAX_BODY:
@@ -91,11 +100,11 @@ class Channel:
             return header, self._read_lent(body_size)
         return header, self._read(body_size, deadline)
 
-    def _read_lent(self, size):
+    def _read_lent(self, size: int) -> Bytes:
         if self.take is None or size > LENT_BYTES:
             raise WireError("a body in memory that was not lent")
         body = np.empty(size, np.uint8)
-        view, done = memoryview(body), 0
+        view, done = body.data, 0
         while done < size:
             count = os.preadv(self.take, [view[done:]], done)
             if count <= 0:
@@ -103,9 +112,9 @@ class Channel:
             done += count
         return body
 
-    def _read(self, size, deadline):
+    def _read(self, size: int, deadline: float | None) -> Bytes:
         body = np.empty(size, np.uint8)
-        view, done = memoryview(body), 0
+        view, done = body.data, 0
         while done < size:
             self._arm(deadline)
             try:
@@ -119,7 +128,7 @@ class Channel:
             done += count
         return body
 
-    def _arm(self, deadline):
+    def _arm(self, deadline: float | None) -> None:
         if deadline is None:
             self.sock.settimeout(None)
             return
@@ -129,7 +138,7 @@ class Channel:
         self.sock.settimeout(left)
 
 
-def lend():
+def lend() -> int:
     """A memory file of fixed size that neither end can shrink or grow."""
     fd = os.memfd_create("trapline", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(fd, LENT_BYTES)
@@ -137,12 +146,12 @@ def lend():
     return fd
 
 
-def lent_in_use(fd):
+def lent_in_use(fd: int) -> int:
     """Bytes of a lent memory file that really exist."""
     return os.fstat(fd).st_blocks * 512
 
 
-def _write_lent(fd, views):
+def _write_lent(fd: int, views: Iterable[memoryview]) -> None:
     offset = 0
     for view in views:
         done = 0
@@ -151,7 +160,7 @@ def _write_lent(fd, views):
         offset += view.nbytes
 
 
-def _parse(raw):
+def _parse(raw: Bytes) -> Header:
     try:
         header = json.loads(bytes(raw))
     except (ValueError, RecursionError):
@@ -162,15 +171,19 @@ def _parse(raw):
 
 
 class Encoder:
-    """Turns values into JSON nodes and buffers. `special(value)` may claim what is no plain data."""
+    """Turns values into JSON nodes and buffers; `special` may claim what is no plain data."""
 
-    def __init__(self, special=None, keep_strides=False):
-        self.buffers = []
+    def __init__(
+        self,
+        special: Callable[[Any], Header | None] | None = None,
+        keep_strides: bool = False,
+    ) -> None:
+        self.buffers: list[Any] = []
         self.offset = 0
         self.special = special
         self.keep_strides = keep_strides
 
-    def encode(self, value, depth=0):
+    def encode(self, value: Any, depth: int = 0) -> Any:
         if depth > MAX_DEPTH:
             raise UnsendableError("nested too deeply")
         if value is None or type(value) in (bool, str):
@@ -196,7 +209,7 @@ class Encoder:
             raise UnsendableError(f"a {type(value).__name__} is no plain data")
         return node
 
-    def _array(self, value):
+    def _array(self, value: np.ndarray[Any, Any]) -> Header:
         if value.dtype.kind not in "biufc" or value.dtype.itemsize > 16:
             raise UnsendableError(f"an array of dtype {value.dtype} cannot be sent")
         buffer, offset, strides = self._extent(value)
@@ -216,8 +229,8 @@ class Encoder:
         self.offset += node["size"] + padding
         return node
 
-    def _extent(self, value):
-        """The bytes to send, the first element's offset in them, and the strides (None: C order)."""
+    def _extent(self, value: np.ndarray[Any, Any]) -> tuple[Any, int, list[int] | None]:
+        """Bytes to send, offset of the first element in them, strides (None: C order)."""
         if self.keep_strides and value.size and not value.flags.c_contiguous:
             low, high = np.lib.array_utils.byte_bounds(value)
             if high - low <= VIEW_OVERHEAD * value.nbytes + 4096:
@@ -225,19 +238,21 @@ class Encoder:
                 ctypes.memmove(raw.ctypes.data, low, high - low)
                 first = value.__array_interface__["data"][0] - low
                 return raw, first, list(value.strides)
-        plain = np.array(value, dtype=value.dtype.newbyteorder("<"), order="C", subok=False, ndmin=0)
+        plain = np.array(
+            value, dtype=value.dtype.newbyteorder("<"), order="C", subok=False, ndmin=0
+        )
         return plain.reshape(-1).view(np.uint8), 0, None
 
 
 class Decoder:
     """Builds values from a header's nodes and the body. `special(node)` resolves other kinds."""
 
-    def __init__(self, body, special=None):
+    def __init__(self, body: Bytes, special: Callable[[Header], Any] | None = None) -> None:
         self.body = body
         self.special = special
         self.nodes = 0
 
-    def decode(self, node, depth=0):
+    def decode(self, node: Any, depth: int = 0) -> Any:
         self.nodes += 1
         if depth > MAX_DEPTH or self.nodes > MAX_NODES:
             raise WireError("a value nested too deeply or too large")
@@ -261,12 +276,12 @@ class Decoder:
             raise WireError(f"a value of unknown kind {kind!r}")
         return self.special(node)
 
-    def _sequence(self, content):
+    def _sequence(self, content: Any) -> list[Any]:
         if not isinstance(content, list):
             raise WireError("a container without content")
         return content
 
-    def _number(self, kind, text):
+    def _number(self, kind: str, text: Any) -> int | float:
         try:
             if kind == "int" and isinstance(text, str) and len(text) < 4096:
                 return int(text, 16)
@@ -276,8 +291,8 @@ class Decoder:
             pass
         raise WireError("a number of unknown form")
 
-    def _dict(self, content, depth):
-        result = {}
+    def _dict(self, content: Any, depth: int) -> dict[Any, Any]:
+        result: dict[Any, Any] = {}
         for pair in self._sequence(content):
             if not isinstance(pair, list) or len(pair) != 2:
                 raise WireError("a dictionary of unknown form")
@@ -290,19 +305,19 @@ class Decoder:
                 raise WireError("a dictionary key that cannot be hashed") from None
         return result
 
-    def _scalar(self, node):
+    def _scalar(self, node: Any) -> Any:
         value = self._array(node) if isinstance(node, dict) else None
         if value is None or value.shape != ():
             raise WireError("a scalar of unknown form")
         return value[()]
 
-    def _array(self, node):
+    def _array(self, node: Header) -> np.ndarray[Any, Any]:
         try:
             return self._build(node)
         except (TypeError, ValueError, KeyError, OverflowError, MemoryError):
             raise WireError("an array of unknown form") from None
 
-    def _build(self, node):
+    def _build(self, node: Header) -> np.ndarray[Any, Any]:
         dtype = np.dtype(node["dtype"])
         if dtype.kind not in "biufc" or dtype.hasobject or dtype.subdtype:
             raise ValueError
@@ -316,14 +331,9 @@ class Decoder:
         if strides is None:
             if math.prod(shape) * dtype.itemsize != node["size"]:
                 raise ValueError
-            return np.frombuffer(raw, dtype, math.prod(shape)).reshape(shape) if raw.size else (
-                np.empty(shape, dtype)
-            )
+            if not raw.size:
+                return np.empty(shape, dtype)
+            return np.frombuffer(raw, dtype, math.prod(shape)).reshape(shape)
         if any(type(n) is not int for n in strides):
             raise ValueError
         return np.ndarray(tuple(shape), dtype, raw, node["first"], tuple(strides))
-
-
-def connected(fd):
-    """The worker's end of the channel, from the descriptor it was started with."""
-    return Channel(socket.socket(fileno=fd))

@@ -4,10 +4,13 @@ It knows no expected value, tolerance, seed or clock. Whatever the submission do
 changes only its own answers: they are judged elsewhere.
 """
 
+import builtins
 import importlib.util
 import os
 import socket
 import sys
+from types import ModuleType
+from typing import Any
 
 SUBMISSION = "solution"
 
@@ -15,19 +18,21 @@ SUBMISSION = "solution"
 class Remote:
     """A callable argument or language model: calls travel to the controller and back."""
 
-    def __init__(self, worker, number, methods, is_callable):
+    def __init__(
+        self, worker: "Worker", number: int, methods: list[str], is_callable: bool
+    ) -> None:
         self._worker, self._number, self._callable = worker, number, is_callable
         for name in methods:
             setattr(self, name, _method(worker, number, name))
 
-    def __call__(self, *args, **kwargs):
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not self._callable:
             raise TypeError("this object cannot be called")
         return self._worker.callback(self._number, "", args, kwargs)
 
 
-def _method(worker, number, name):
-    def call(*args, **kwargs):
+def _method(worker: "Worker", number: int, name: str) -> Any:
+    def call(*args: Any, **kwargs: Any) -> Any:
         return worker.callback(number, name, args, kwargs)
 
     call.__name__ = name
@@ -37,13 +42,13 @@ def _method(worker, number, name):
 class Worker:
     """Serves one controller until it closes the channel."""
 
-    def __init__(self, wire, channel, folder):
+    def __init__(self, wire: ModuleType, channel: Any, folder: str) -> None:
         self.wire, self.channel, self.folder = wire, channel, folder
-        self.objects = {}
-        self.module = None
-        self.nonce = None
+        self.objects: dict[int, Any] = {}
+        self.module: ModuleType | None = None
+        self.nonce: str | None = None
 
-    def serve(self):
+    def serve(self) -> None:
         self.send({"op": "ready", "pid": os.getpid()})
         while True:
             try:
@@ -53,7 +58,7 @@ class Worker:
             self.nonce = header.get("nonce")
             self.answer(header, body)
 
-    def answer(self, header, body):
+    def answer(self, header: dict[str, Any], body: Any) -> None:
         try:
             if header["op"] == "import":
                 self.load()
@@ -67,15 +72,17 @@ class Worker:
         except BaseException as error:  # the submission may raise anything, SystemExit too
             self.send(_describe(error))
 
-    def load(self):
+    def load(self) -> None:
         sys.path.insert(0, self.folder)
         path = os.path.join(self.folder, SUBMISSION + ".py")
         spec = importlib.util.spec_from_file_location(SUBMISSION, path)
+        assert spec is not None
+        assert spec.loader is not None
         self.module = importlib.util.module_from_spec(spec)
         sys.modules[SUBMISSION] = self.module
         spec.loader.exec_module(self.module)
 
-    def call(self, header, decoder):
+    def call(self, header: dict[str, Any], decoder: Any) -> None:
         args, kwargs = decoder.decode(header["args"]), decoder.decode(header["kwargs"])
         on = self.module if header["on"] is None else self.objects[header["on"]]
         function = getattr(on, header["entry"])
@@ -86,7 +93,9 @@ class Worker:
             reply["args"] = encoder.encode(args)
         self.send(reply, encoder.buffers)
 
-    def callback(self, number, method, args, kwargs):
+    def callback(
+        self, number: int, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         encoder = self.wire.Encoder(self.keep)
         header = {
             "op": "callback",
@@ -102,7 +111,7 @@ class Worker:
             raise _exception(reply["kind"])(reply["message"])
         return self.wire.Decoder(body, self.resolve).decode(reply["value"])
 
-    def keep(self, value):
+    def keep(self, value: Any) -> dict[str, Any]:
         """What is no plain data stays here; the controller gets a handle."""
         if isinstance(value, Remote):
             return {"t": "stub", "stub": value._number}
@@ -110,16 +119,16 @@ class Worker:
         self.objects[number] = value
         return {"t": "object", "object": number, "type": type(value).__name__[:200]}
 
-    def resolve(self, node):
+    def resolve(self, node: dict[str, Any]) -> Any:
         if node["t"] == "object":
             return self.objects[node["object"]]
         return Remote(self, node["stub"], node["methods"], node["callable"])
 
-    def send(self, header, buffers=()):
+    def send(self, header: dict[str, Any], buffers: Any = ()) -> None:
         self.channel.send({**header, "nonce": self.nonce}, buffers)
 
 
-def _describe(error):
+def _describe(error: BaseException) -> dict[str, Any]:
     bases = [kind.__name__ for kind in type(error).__mro__]
     try:
         message = str(error)[:2000]
@@ -128,19 +137,18 @@ def _describe(error):
     return {"op": "raised", "kind": bases[0], "bases": bases, "message": message}
 
 
-def _exception(name):
-    import builtins
-
+def _exception(name: str) -> type[Exception]:
+    """The built-in exception of this name; what the controller raises may have another one."""
     kind = getattr(builtins, name, RuntimeError)
     is_error = isinstance(kind, type) and issubclass(kind, Exception)
     return kind if is_error else RuntimeError
 
 
-def main():
+def main() -> None:
     """`worker.py FD SUBMISSION_FOLDER`, with wire.py beside this file."""
     fd, folder = int(sys.argv[1]), sys.argv[2]
     sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-    import wire
+    import wire  # what lies beside this file inside the sandbox
 
     sys.path.pop(0)
     del sys.modules["wire"]

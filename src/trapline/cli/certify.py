@@ -79,16 +79,24 @@ def _holds(certificate: Certificate) -> bool:
 def _print(certificate: Certificate) -> None:
     console = Console()
     parts = [f"{len(certificate.of('right'))} right answers"]
-    for kind, noun in (("named", "named mutants"), ("control", "controls"), ("mechanical", "mechanical mutants")):
+    for kind, noun in (
+        ("named", "named mutants"),
+        ("control", "controls"),
+        ("mechanical", "mechanical mutants"),
+    ):
         subjects = certificate.of(kind)
         if subjects:
             killed = sum(1 for subject in subjects if subject.fell_to)
             parts.append(f"{killed}/{len(subjects)} {noun} killed")
     problems = certificate.problems()
     parts.append(f"{len(problems)} problems")
-    console.print(f"[bold]{certificate.challenge}[/bold]: {', '.join(parts)} (seed {certificate.seed})")
+    console.print(
+        f"[bold]{certificate.challenge}[/bold]: {', '.join(parts)} (seed {certificate.seed})"
+    )
     survivors = [f for f in certificate.of("mechanical") if not f.fell_to]
     for finding in [*problems, *survivors]:
         text = f"  {finding.kind} {finding.subject}: {finding.problem or finding.message}"
-        detail = f" — {finding.fell_to} {finding.message}" if finding.problem and finding.fell_to else ""
+        detail = (
+            f" — {finding.fell_to} {finding.message}" if finding.problem and finding.fell_to else ""
+        )
         console.print((text + detail)[:600], markup=False, highlight=False)

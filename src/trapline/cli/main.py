@@ -10,7 +10,7 @@ from rich.console import Console
 import trapline.cli
 from trapline.arena.errors import ArenaError, MissingError, UsageError
 
-#: Exit codes: our own failure, usage, something missing, a check that did not hold, cells not measured.
+#: Exit codes: our failure, usage, something missing, a check not held, cells not measured.
 FAILURE, USAGE, MISSING, NOT_HELD, INCOMPLETE, INTERRUPTED = 1, 2, 3, 4, 5, 130
 
 
@@ -41,7 +41,9 @@ def main() -> None:
     except ArenaError as error:
         _stop(error, FAILURE)
     except KeyboardInterrupt:
-        _stop(Exception("interrupted; what was graded is kept, the same command goes on"), INTERRUPTED)
+        _stop(
+            Exception("interrupted; what was graded is kept, the same command goes on"), INTERRUPTED
+        )
 
 
 def _stop(error: Exception, code: int) -> None:
