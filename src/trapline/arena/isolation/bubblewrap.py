@@ -60,7 +60,7 @@ def _files(launch: Launch, stage: Stage) -> list[str]:
         lines += ["--dev-bind", device, device]
     if "files" in launch.without:
         lines += _shown({str(path): path for path in Path("/").iterdir() if path.name not in _OURS})
-    for path in (*interpreter.system_files(), *interpreter.interpreter_files()):
+    for path in interpreter.needed_files():
         lines += _shown({str(path): path})
     for path in interpreter.installed_packages():
         lines += ["--perms", "0755", "--tmpfs", str(path), "--remount-ro", str(path)]

@@ -17,13 +17,14 @@ _INSTALLED = ("site-packages", "dist-packages")
 
 
 @cache
-def system_files() -> list[Path]:
-    """What any dynamically linked program needs."""
-    return [path for path in map(Path, (*_SYSTEM_LIBRARIES, *_MORE_LIBRARIES)) if path.exists()]
+def needed_files() -> list[Path]:
+    """What the interpreter needs to run; nothing in the list lies in another entry of it."""
+    libraries = map(Path, (*_SYSTEM_LIBRARIES, *_MORE_LIBRARIES))
+    found = [path for path in (*libraries, *_own_files()) if path.exists()]
+    return [path for path in found if not set(path.parents) & set(found)]
 
 
-@cache
-def interpreter_files() -> list[Path]:
+def _own_files() -> list[Path]:
     """The interpreter, its library, and libpython where it is a shared one."""
     paths = [Path(PYTHON), *standard_library()]
     folder = sysconfig.get_config_var("LIBDIR")

@@ -47,7 +47,7 @@ def _interpreter() -> tuple[list[Path], list[Path]]:
     read: list[Path] = []
     listed: list[Path] = []
     hidden = set(interpreter.installed_packages())
-    for path in (*interpreter.system_files(), *interpreter.interpreter_files()):
+    for path in interpreter.needed_files():
         _show(path.resolve(), hidden, read, listed)
     return read, listed
 
