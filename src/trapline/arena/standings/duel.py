@@ -100,8 +100,8 @@ def duel(cells: Iterable[Cell], entrants: Sequence[str]) -> Duel:
     """The entrants in the order asked for, over every challenge that at least two of them took."""
     everything = list(cells)
     _check(everything, entrants)
-    tries = attempts(everything)
-    items = sorted({item for name, item in tries if name in entrants})
+    tries = attempts(cell for cell in everything if cell.entrant in entrants)
+    items = sorted({item for _, item in tries})
     bouts = [
         _bout(item, {name: tries.get((name, item), []) for name in entrants}) for item in items
     ]

@@ -1,0 +1,141 @@
+"""What the harness does to an answer: its size, files, tests, verbosity and grades, by harness."""
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import combinations
+
+import numpy as np
+
+from trapline.arena.record import Bundle, Cell, Record
+from trapline.arena.standings.board import mean, measured
+from trapline.arena.standings.ranking import smallest_visible
+
+_TEST = re.compile(r"^\s*(?:async\s+)?def test_", re.MULTILINE)
+
+
+class Anatomy(Record):
+    """What a submission is made of."""
+
+    files: int
+    #: Lines of Python that are neither empty nor comments, tests included.
+    lines: int
+    tests: int
+    #: Comment lines for each line of code.
+    comment_share: float
+    #: Words of prose in Markdown and text files.
+    prose_words: int
+
+
+class HarnessRow(Record):
+    """All measured cells of one harness; means over cells, None where no submission was given."""
+
+    harness: str
+    cells: int
+    models: list[str]
+    mean_score: float
+    pass_share: float
+    letters: dict[str, int]
+    files: float | None
+    lines: float | None
+    tests: float | None
+    comment_share: float | None
+    prose_words: float | None
+
+
+class HarnessPair(Record):
+    """The same models on the same challenges in two harnesses."""
+
+    a: str
+    b: str
+    #: Pairs of (model, challenge) that both harnesses have.
+    shared: int
+    #: Mean score in a minus that in b.
+    difference: float
+    smallest_visible: float | None
+
+
+class HarnessEffect(Record):
+    """The table by harness, and the differences that a shared model allows to see."""
+
+    rows: list[HarnessRow]
+    pairs: list[HarnessPair]
+
+
+def harness_effect(
+    cells: Iterable[Cell], bundles: Mapping[str, Bundle] | None = None
+) -> HarnessEffect:
+    """By harness, from the cells and, for the anatomy, from the bundles by digest."""
+    counted = measured(cells)
+    groups: dict[str, list[Cell]] = defaultdict(list)
+    for cell in counted:
+        groups[cell.harness].append(cell)
+    return HarnessEffect(
+        rows=[_row(name, groups[name], bundles or {}) for name in sorted(groups)],
+        pairs=_pairs(counted),
+    )
+
+
+def anatomy(files: Mapping[str, str]) -> Anatomy:
+    """Of a submission's text files, path → content."""
+    code = [text for path, text in files.items() if path.endswith(".py")]
+    lines = [line.strip() for text in code for line in text.splitlines() if line.strip()]
+    comments = sum(line.startswith("#") for line in lines)
+    prose = [text for path, text in files.items() if path.endswith((".md", ".txt"))]
+    return Anatomy(
+        files=len(files),
+        lines=len(lines) - comments,
+        tests=sum(len(_TEST.findall(text)) for text in code),
+        comment_share=comments / max(1, len(lines) - comments),
+        prose_words=sum(len(text.split()) for text in prose),
+    )
+
+
+def _row(harness: str, cells: Sequence[Cell], bundles: Mapping[str, Bundle]) -> HarnessRow:
+    bodies = [anatomy(bundles[cell.bundle].files) for cell in cells if cell.bundle in bundles]
+
+    def average(name: str) -> float | None:
+        return mean([float(getattr(body, name)) for body in bodies]) if bodies else None
+
+    return HarnessRow(
+        harness=harness,
+        cells=len(cells),
+        models=sorted({_model(cell) for cell in cells}),
+        mean_score=mean([cell.score for cell in cells if cell.score is not None]),
+        pass_share=mean([float(cell.state == "pass") for cell in cells]),
+        letters=dict(sorted(Counter(cell.letter or "" for cell in cells).items())),
+        files=average("files"),
+        lines=average("lines"),
+        tests=average("tests"),
+        comment_share=average("comment_share"),
+        prose_words=average("prose_words"),
+    )
+
+
+def _model(cell: Cell) -> str:
+    """Where nobody named the model, the entrant is all there is."""
+    return cell.model or cell.entrant
+
+
+def _pairs(cells: Sequence[Cell]) -> list[HarnessPair]:
+    scores: dict[str, dict[tuple[str, str, str], list[float]]] = defaultdict(
+        lambda: defaultdict(list)
+    )
+    for cell in cells:
+        key = _model(cell), cell.challenge, cell.track
+        scores[cell.harness][key].append(cell.score or 0.0)
+    found = []
+    for a, b in combinations(sorted(scores), 2):
+        shared = sorted(scores[a].keys() & scores[b].keys())
+        if shared:
+            ahead = np.array([mean(scores[a][key]) - mean(scores[b][key]) for key in shared])
+            found.append(
+                HarnessPair(
+                    a=a,
+                    b=b,
+                    shared=len(shared),
+                    difference=float(ahead.mean()),
+                    smallest_visible=smallest_visible(ahead),
+                )
+            )
+    return found
