@@ -1,8 +1,8 @@
 """A run on disk: every graded cell, with the evidence it rests on. Nothing that was finished is
 ever lost.
 
-A run is a folder: `run.sqlite` (write-ahead log, full synchronisation), `bundles/<digest>.json`, and `graders/`
-with a lock file for each grader at work. A bundle is on disk before its cell is in the table; a
+A run is a folder: `run.sqlite` (write-ahead log, full synchronisation), `bundles/<digest>.json`,
+and `graders/` with a lock file for each grader at work. A bundle is on disk before its cell is in the table; a
 cell is in the
 table before the next one starts. Rows are only ever added: a cell graded again keeps its history.
 """
@@ -124,7 +124,7 @@ class Store:
         """What is planned and not graded yet: waiting, or running in a grader that is alive."""
         with self._engine.connect() as connection:
             rows = connection.execute(sa.select(_plan)).all()
-        return [Planned(*row[:4], self._status(row.grader)) for row in rows]
+        return [Planned(row[0], row[1], row[2], row[3], self._status(row.grader)) for row in rows]
 
     def _status(self, grader: str | None) -> str:
         return "running" if grader and self._alive(grader) else "waiting"

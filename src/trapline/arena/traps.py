@@ -1,8 +1,8 @@
 """Cases and traps: how a challenge states what it checks.
 
 A case is a part of the contract. A trap is one named bug, the smallest situation that provokes it,
-and the name of the mutant that proves it. Both are functions of the submission (as `proxy.Submission`)
-and a random generator whose seed is drawn per run.
+and the name of the mutant that proves it. Both are functions of the submission (seen through
+`proxy.Submission`) and a random generator whose seed is drawn per run.
 """
 
 from collections.abc import Callable

@@ -1,0 +1,98 @@
+"""`trapline grade`: every answer of a field, graded, resumable."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from trapline.arena.errors import MissingError
+from trapline.arena.field import Entry, find_entries
+from trapline.arena.record import Cell
+from trapline.arena.run import Options, choose_level, grade_field, open_run
+from trapline.arena.store import Store
+from trapline.cli.main import INCOMPLETE
+from trapline.cli.matrix import matrix
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the verb."""
+    app.command(epilog="Example: trapline grade examples/field --challenge kv_cache")(grade)
+
+
+def grade(
+    field: Annotated[Path, typer.Argument(help="<entrant>/<challenge>/solution.py")],
+    challenge: Annotated[list[str] | None, typer.Option(help="Only this one; repeatable.")] = None,
+    track: Annotated[Literal["cpu", "gpu"], typer.Option(help="Where kernels run.")] = "cpu",
+    out: Annotated[
+        Path | None, typer.Option(help="The run's folder; runs/<field> if not given.")
+    ] = None,
+    full: Annotated[bool, typer.Option(help="Train for a minute, try more mutants.")] = False,
+    isolation: Annotated[
+        Literal["process", "landlock", "bubblewrap"] | None,
+        typer.Option("--require-isolation", help="Refuse a weaker level (exit code 3)."),
+    ] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Cells at a time.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Grade every answer of a field and print the matrix.
+
+    The same command goes on where it was interrupted; what is up to date is not graded again.
+    """
+    if track == "gpu":
+        raise MissingError("the gpu track needs a CUDA device and challenges that offer it")
+    entries = find_entries(field, challenge or [])
+    options = Options(choose_level(isolation), full, jobs)
+    with open_run(out or Path("runs") / field.resolve().name) as store:
+        _grade_all(entries, store, options)
+        cells = [cell for cell in store.cells() if _is_asked_for(cell, entries)]
+        if as_json:
+            print(json.dumps({"run": str(store.folder), "cells": [_brief(cell) for cell in cells]}))
+        else:
+            Console().print(matrix(cells))
+            print(f"run: {store.folder}")
+    if len(cells) < len(entries) or any(cell.score is None for cell in cells):
+        raise typer.Exit(INCOMPLETE)
+
+
+def _is_asked_for(cell: Cell, entries: list[Entry]) -> bool:
+    keys = {(entry.entrant, entry.challenge, entry.attempt) for entry in entries}
+    return (cell.entrant, cell.challenge, cell.attempt) in keys
+
+
+def _grade_all(entries: list[Entry], store: Store, options: Options) -> None:
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[now]}"),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("grading", total=len(entries), now="")
+
+        def show(entry: Entry, step: str) -> None:
+            progress.update(task, now=f"{entry.entrant}/{entry.challenge}: {step}")
+
+        done = 0
+        for done, _ in enumerate(grade_field(entries, store, options, show), 1):
+            progress.update(task, completed=done)
+        progress.update(task, completed=max(done, len(entries)))
+
+
+def _brief(cell: Cell) -> dict[str, object]:
+    return {
+        "entrant": cell.entrant,
+        "challenge": cell.challenge,
+        "track": cell.track,
+        "attempt": cell.attempt,
+        "state": cell.state,
+        "score": cell.score,
+        "letter": cell.letter,
+        "isolation": cell.isolation,
+        "reason": cell.reason,
+        "dimensions": {name: dimension.score for name, dimension in cell.dimensions.items()},
+        "traps": {trap.id: trap.state for trap in cell.traps},
+    }
