@@ -1,4 +1,4 @@
-"""A fresh workspace for whoever is to solve a challenge: prompt and starter, nothing of the judge's."""
+"""A fresh workspace for whoever solves a challenge: prompt and starter, nothing of the judge's."""
 
 import re
 import shutil

@@ -1,4 +1,4 @@
-"""Grades an evidence bundle again: the same bytes, the same inputs, and the same verdicts expected."""
+"""Grades an evidence bundle again: same bytes, same inputs, and the same verdicts expected."""
 
 from pathlib import Path
 

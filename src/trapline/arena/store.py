@@ -2,9 +2,9 @@
 ever lost.
 
 A run is a folder: `run.sqlite` (write-ahead log, full synchronisation), `bundles/<digest>.json`,
-and `graders/` with a lock file for each grader at work. A bundle is on disk before its cell is in the table; a
-cell is in the
-table before the next one starts. Rows are only ever added: a cell graded again keeps its history.
+and `graders/` with a lock file for each grader at work. A bundle is on disk before its cell is in
+the table; a cell is in the table before the next one starts. Rows are only ever added: a cell
+graded again keeps its history.
 """
 
 import fcntl
