@@ -20,6 +20,8 @@ _SCRATCH, _SITE, _PROGRAM, _SUBMISSION = "/tmp", "/site", "/program", "/submissi
 #: Users that no account has, one a sandbox in turn: limits on processes count by user.
 _FIRST_USER, _USERS = 61184, 4000
 _launches = count()
+#: What a test shows on purpose, to see that it is hidden otherwise.
+_ARENA = Path(__file__).resolve().parents[1]
 
 
 def by_user(launch: Launch, stage: Stage) -> Command:
@@ -59,7 +61,7 @@ def _files(launch: Launch, stage: Stage) -> list[str]:
     for device in _DEVICES:
         lines += ["--dev-bind", device, device]
     if "files" in launch.without:
-        lines += _shown({str(path): path for path in Path("/").iterdir() if path.name not in _OURS})
+        lines += _shown({str(_ARENA): _ARENA})
     for path in interpreter.needed_files():
         lines += _shown({str(path): path})
     for path in interpreter.installed_packages():
@@ -68,10 +70,6 @@ def _files(launch: Launch, stage: Stage) -> list[str]:
     lines += _shown({f"{_SITE}/{name}": real for name, real in entries.items()})
     lines += _shown({_PROGRAM: stage.program.parent, _SUBMISSION: stage.submission})
     return [*lines, "--remount-ro", "/dev", "--remount-ro", "/"]
-
-
-#: Mounted by ourselves.
-_OURS = ("tmp", "proc", "dev")
 
 
 def _writable(launch: Launch) -> list[str]:

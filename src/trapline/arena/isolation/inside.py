@@ -143,7 +143,9 @@ def limit_resources(limits: dict[str, int]) -> None:
         which = getattr(resource, name)
         _, hard = resource.getrlimit(which)
         value = value if hard == resource.RLIM_INFINITY else min(value, hard)
-        resource.setrlimit(which, (value, value))
+        # The soft limit of processor time sends a signal that says why, the hard one just kills.
+        grace = 1 if which == resource.RLIMIT_CPU and value != hard else 0
+        resource.setrlimit(which, (value, value + grace))
 
 
 def drop_capabilities() -> None:

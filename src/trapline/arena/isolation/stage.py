@@ -25,9 +25,13 @@ class Stage:
         self.submission = self.root / "submission"
         self.scratch = self.root / "scratch"
         self.scratch.mkdir(mode=0o700)
-        self.program = self._add_program(program)
-        self.inside = self._add(Path(__file__).with_name("inside.py"))
-        _copy_tree(submission, self.submission)
+        try:
+            self.program = self._add_program(program)
+            self.inside = self._add(Path(__file__).with_name("inside.py"))
+            _copy_tree(submission, self.submission)
+        except BaseException:
+            self.remove()
+            raise
 
     def _add_program(self, program: str | Path) -> Path:
         if isinstance(program, Path):
