@@ -81,6 +81,23 @@ def random_batches_with_ties(submission: Submission, rng: np.random.Generator) -
         )
 
 
+@case("wide-ties")
+def wide_ties(submission: Submission, rng: np.random.Generator) -> None:
+    """Hundreds of equal sums: enough for a sort that is not stable to show."""
+    vocabulary, eos = 200, int(rng.integers(200))
+    values = rng.choice([-1.0, -1.5, -2.0], vocabulary)
+    prompt = random_prompts(rng, 1, vocabulary)[0]
+    lm.run(
+        submission,
+        lambda prefix: values,
+        [prompt],
+        beam_width=90,
+        max_new_tokens=2,
+        eos_id=eos,
+        length_penalty=0.0,
+    )
+
+
 @case("one-call-a-step")
 def one_call_a_step(submission: Submission, rng: np.random.Generator) -> None:
     vocabulary, eos = 6, int(rng.integers(6))

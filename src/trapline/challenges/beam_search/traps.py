@@ -1114,7 +1114,8 @@ def negative_eos(submission: Submission, rng: np.random.Generator) -> None:
     story="Tokenizer and model of different vocabularies.",
 )
 def eos_outside(submission: Submission, rng: np.random.Generator) -> None:
-    refused(submission, rng, flat, eos_id=4 + int(rng.integers(3)))
+    for outside in (4, 5 + int(rng.integers(9))):
+        refused(submission, rng, flat, eos_id=outside)
 
 
 @trap(

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from numbers import Integral, Real
+from numbers import Integral
 
 import numpy as np
 
@@ -61,9 +61,9 @@ class Search:
         self._expand(totals)
         if self.length == self.rules.max_new_tokens:
             self._enter(self.beams, self.sums)
-            self._stop()
+            self.beams = []
         elif self._is_settled():
-            self._stop()
+            self.beams = []
 
     def results(self):
         return [(hypothesis.tokens, hypothesis.score) for hypothesis in self.pool]
@@ -93,16 +93,10 @@ class Search:
 
     def _is_settled(self):
         """Whether no live beam can still enter the pool; one that only ties comes too late."""
-        if not self.beams:
-            return True
-        if len(self.pool) < self.rules.beam_width:
+        if len(self.pool) < self.rules.beam_width or not self.beams:
             return False
         bound = self.rules.best_possible(float(self.sums[0]), self.length)
         return bound <= self.pool[-1].score
-
-    def _stop(self):
-        self.beams = []
-        self.sums = np.zeros(0)
 
 
 def largest(values, count):
@@ -164,8 +158,6 @@ def whole(value, name, *, least):
 
 
 def finite(value, name):
-    if isinstance(value, bool) or not isinstance(value, Real):
-        raise TypeError(f"{name} must be a number, not {value!r}")
     if not math.isfinite(value):
         raise ValueError(f"{name} must be finite, not {value}")
     return float(value)
