@@ -1,0 +1,274 @@
+"""The figures of a hand-written comparison. Every one of them names the file it was printed in."""
+
+import re
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import Field
+
+from trapline.arena.record import Record
+
+_GRADE = re.compile(r"([A-F][+-]?)(?: \((?:tie ?)?(?:(\d+)\w\w)?(=?)\))?")
+
+
+class Grade(Record):
+    """A letter, and the rank where one is printed."""
+
+    letter: str
+    rank: int | None = None
+
+    @classmethod
+    def read(cls, text: str) -> "Grade":
+        """From "B+", "B+ (2nd)", "A (tie)", "A- (tie 2nd)" or "B- (4th=)".
+
+        A tie without a number is one for the first place.
+        """
+        match = _GRADE.fullmatch(text)
+        if match is None:
+            raise ValueError(f"{text!r} is no grade")
+        letter, rank, _ = match.groups()
+        return cls(letter=letter, rank=int(rank) if rank else (1 if "(tie)" in text else None))
+
+
+class Stage(Record):
+    """Challenges that were set together."""
+
+    name: str
+    challenges: list[str]
+
+
+class Who(Record):
+    """Who took part, and in what."""
+
+    models: list[str]
+    aliases: dict[str, str]
+    difficulty: dict[str, str]
+    stages: list[Stage]
+
+
+class GradeRow(Record):
+    """One challenge's row of the grade matrix."""
+
+    challenge: str
+    source: str
+    grades: dict[str, str]
+
+    def read(self) -> dict[str, Grade]:
+        return {model: Grade.read(text) for model, text in self.grades.items()}
+
+
+class Task(GradeRow):
+    """One challenge in a detailed report."""
+
+    winner: str
+    margin: str = ""
+
+
+class StageRow(Record):
+    """Grades over one stage."""
+
+    stage: str
+    source: str
+    grades: dict[str, str]
+
+    def read(self) -> dict[str, Grade]:
+        return {model: Grade.read(text) for model, text in self.grades.items()}
+
+
+class RankRow(Record):
+    """One line of the headline ranking."""
+
+    model: str
+    rank: int
+    #: One letter, or two with a slash.
+    average: str
+    source: str
+
+
+class Grades(Record):
+    """Everything that was said in letters."""
+
+    matrix: list[GradeRow]
+    task: list[Task]
+    overall: list[StageRow]
+    rank: list[RankRow]
+
+
+class Card(Record):
+    """One model's scores by dimension in one challenge."""
+
+    challenge: str
+    model: str
+    source: str
+    overall: int
+    dimensions: dict[str, int]
+
+
+class PointMargin(Record):
+    """A winner and by how many points."""
+
+    challenge: str
+    winner: str
+    points: int
+    source: str
+
+
+class Average(Record):
+    """Means over the scored challenges, and what was made of them."""
+
+    source: str
+    scores: dict[str, int]
+    winner: str
+    margin: int
+    won: int
+    of: int
+
+
+class Scores(Record):
+    """Everything that was said in points."""
+
+    card: list[Card]
+    margin: list[PointMargin]
+    average: Average
+
+
+class Bout(Record):
+    """One challenge of a head-to-head; the winner is a model, "tie" or "split"."""
+
+    challenge: str
+    winner: str
+    margin: Literal["", "narrow", "moderate", "decisive"] = ""
+
+
+class Matchup(Record):
+    """A head-to-head."""
+
+    a: str
+    b: str
+    source: str
+    #: How many challenges the two are said to share; every heading that says so.
+    overlap: list[int] = []
+    #: Who is said to lead or to have won; empty where they are said to be level.
+    leader: str = ""
+    #: From the leader's side: won-lost or won-lost-tied.
+    record: str
+    bouts: list[Bout]
+    #: By challenge and criterion: who had the edge.
+    edges: dict[str, dict[str, str]] = {}
+
+
+class Fact(Record):
+    """One quantity, by model."""
+
+    challenge: str
+    quantity: str
+    source: str
+    unit: str = ""
+    note: str = ""
+    #: The challenge is about this figure, and the lower one wins.
+    lower_wins: bool = False
+    values: dict[str, float | str]
+
+
+class Quoted(Record):
+    """Something said in prose."""
+
+    source: str
+    quote: str
+
+
+class Participation(Quoted):
+    model: str
+    count: int
+
+
+class Only(Quoted):
+    """Models said to be the only ones that pass a test on the tables."""
+
+    what: str
+    test: Literal["took_part_in_all", "never_declines"]
+    models: list[str]
+
+
+class Holders(Quoted):
+    """Models said to have a property; complete where nobody else is said to have it."""
+
+    property: str
+    models: list[str]
+    complete: bool
+
+
+class SaidGrade(Quoted):
+    model: str
+    challenge: str
+    #: A letter, or "took part".
+    grade: str
+
+
+class Arithmetic(Quoted):
+    """A figure that follows from two others: part / whole."""
+
+    what: str
+    stated: float
+    part: float
+    whole: float
+
+
+class Sweep(Quoted):
+    """Somebody said to be better by every criterion."""
+
+    winner: str
+    loser: str
+    challenge: str
+
+
+class ClearFirst(Quoted):
+    model: str
+
+
+class Claims(Record):
+    """Everything that was said in words."""
+
+    participation: list[Participation]
+    only: list[Only]
+    holders: list[Holders]
+    grade: list[SaidGrade]
+    arithmetic: list[Arithmetic]
+    sweep: list[Sweep]
+    clear_first: list[ClearFirst]
+
+
+class _Matchups(Record):
+    matchup: list[Matchup]
+
+
+class _Facts(Record):
+    fact: list[Fact]
+
+
+class ReportedField(Record):
+    """A whole comparison."""
+
+    who: Who = Field(alias="field")
+    grades: Grades
+    scores: Scores
+    matchups: _Matchups
+    facts: _Facts
+    claims: Claims
+
+    @classmethod
+    def of(cls, data: Mapping[str, Any]) -> "ReportedField":
+        """From the data as loaded, one table a file."""
+        return cls.model_validate(dict(data))
+
+    def matrix(self) -> dict[tuple[str, str], Grade]:
+        """The grade matrix by model and challenge."""
+        return {
+            (model, row.challenge): grade
+            for row in self.grades.matrix
+            for model, grade in row.read().items()
+        }
+
+    def took(self, model: str) -> list[str]:
+        """The challenges that the matrix has a grade of this model in."""
+        return [row.challenge for row in self.grades.matrix if model in row.grades]
