@@ -13,7 +13,7 @@ def flash_attention(
     _check(q, k, v, tile)
     (B, H, T, D), (G, S) = q.shape, k.shape[1:3]
     out = np.zeros((B, H, T, D), q.dtype)
-    lse = np.full((B, H, T), -np.inf, q.dtype)
+    lse = np.zeros((B, H, T), q.dtype)
     for b, h in np.ndindex(B, H):
         g = h // (H // G)
         for start in range(0, T, tile):

@@ -1,0 +1,1 @@
+"""Flash attention, backward: gradients from out and log-sum-exp, tile by tile."""
