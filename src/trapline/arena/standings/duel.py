@@ -7,6 +7,7 @@ import numpy as np
 
 from trapline.arena.errors import UsageError
 from trapline.arena.record import DIMENSIONS, Cell, Record
+from trapline.arena.rubric import letter
 from trapline.arena.standings.board import Item, attempts, dimension, entrants_of, mean
 from trapline.arena.standings.conclusion import names
 from trapline.arena.standings.margin import TIE_BAND, Margin, lead, leaders, margin
@@ -137,12 +138,20 @@ def _bout(item: Item, tries: dict[str, list[Cell]]) -> Bout:
         track=item.track,
         label=item.label,
         scores={name: values.get(name) for name in tries},
-        letters={name: cells[-1].letter if cells else None for name, cells in tries.items()},
-        states={name: cells[-1].state if cells else None for name, cells in tries.items()},
+        letters={name: letter(values[name]) if cells else None for name, cells in tries.items()},
+        states={name: _states(cells) for name, cells in tries.items()},
         winners=leaders(values),
         margin=margin(lead(values)),
         edges=[_edge(criterion, tries) for criterion in CRITERIA],
     )
+
+
+def _states(cells: Sequence[Cell]) -> str | None:
+    """The state, or how many of several attempts pass."""
+    states = [cell.state for cell in cells]
+    if len(set(states)) < 2:
+        return states[0] if states else None
+    return f"{states.count('pass')} of {len(states)} pass"
 
 
 def _edge(criterion: str, tries: dict[str, list[Cell]]) -> Edge:

@@ -115,7 +115,8 @@ def _hard(cells: Sequence[Cell], difficulty: Difficulty) -> Values:
 def _first_time_right(cells: Sequence[Cell], _: Difficulty) -> Values:
     found: dict[str, list[float]] = {}
     for (entrant, _item), tries in attempts(cells).items():
-        found.setdefault(entrant, []).append(100.0 * (tries[0].state == "pass"))
+        if tries[0].cases:
+            found.setdefault(entrant, []).append(100.0 * (tries[0].state == "pass"))
     return {name: mean(values) for name, values in found.items()}
 
 
@@ -158,7 +159,7 @@ CRITERIA = (
         "largest share of first attempts that hold every contract case",
         "% of first attempts",
         _first_time_right,
-        "nothing was measured",
+        "no contract case was run",
     ),
     _Criterion(
         "most reliable across diverse tasks",

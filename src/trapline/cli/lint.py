@@ -1,0 +1,65 @@
+"""`trapline lint`: do a report's numbers agree with each other?"""
+
+import json
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from trapline.arena.challenge import load_all
+from trapline.arena.lint import Finding, Terms, lint_run
+from trapline.arena.reported import Row, contradictions
+from trapline.cli.main import NOT_HELD
+from trapline.cli.reading import PUBLISHED, opened, published
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the verb."""
+    app.command(epilog="Example: trapline lint published")(lint)
+
+
+def lint(
+    run: Annotated[
+        str | None,
+        typer.Argument(help="A run's folder, or 'published'; the last run if not given."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """List the contradictions in a run's, or the published field's, numbers.
+
+    Exit code 0: none. Exit code 4: there are some.
+    """
+    found = contradictions(published()) if run == PUBLISHED else _lint(run)
+    if as_json:
+        print(json.dumps({"contradictions": [each.model_dump() for each in found]}))
+    else:
+        _print(found)
+    if found:
+        raise typer.Exit(NOT_HELD)
+
+
+def _lint(run: str | None) -> list[Finding]:
+    terms = {name: Terms.of(challenge) for name, challenge in load_all().items()}
+    with opened(run) as store:
+        return lint_run(store.cells(), terms, store.bundle, len(store.waiting()))
+
+
+def _print(found: Sequence[Finding] | Sequence[Row]) -> None:
+    console = Console()
+    if found:
+        table = Table("rule", "where", "what")
+        for each in found:
+            table.add_row(*(Text(part, overflow="fold") for part in _parts(each)))
+        console.print(table)
+    console.print(f"{len(found)} contradictions" if len(found) != 1 else "1 contradiction")
+
+
+def _parts(found: Finding | Row) -> tuple[str, str, str]:
+    if isinstance(found, Finding):
+        return found.rule, found.where, found.message
+    source = ", ".join(name.split("_")[0] for name in found.sources)
+    note = f" ({found.note})" if found.note else ""
+    return found.kind, found.what, f"printed {found.reported}, ours {found.ours}{note} [{source}]"

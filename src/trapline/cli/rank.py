@@ -1,0 +1,67 @@
+"""`trapline rank`: the standings, with what is uncertain about them."""
+
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from trapline.arena.standings.picks import Pick
+from trapline.arena.standings.picks import picks as pick_all
+from trapline.arena.standings.ranking import Ranking, ranking
+from trapline.cli.reading import cells_of, difficulties, trap_weights
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the verb."""
+    app.command(epilog="Example: trapline rank runs/demo --picks")(rank)
+
+
+def rank(
+    run: Annotated[
+        str | None,
+        typer.Argument(help="A run's folder, or 'published'; the last run if not given."),
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Fields to resample.")] = 1000,
+    seed: Annotated[int, typer.Option(min=0, help="Of the resampling.")] = 0,
+    picks: Annotated[bool, typer.Option(help="Also say whom to pick for what.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Rank the entrants of a run, with 95 % intervals from resampling it."""
+    cells = cells_of(run)
+    table = ranking(cells, rounds=rounds, seed=seed, trap_weight=trap_weights())
+    if as_json:
+        print(table.model_dump_json())
+        return
+    console = Console()
+    console.print(Text(table.conclusion))
+    console.print(_standings(table))
+    if table.unranked:
+        console.print(Text(f"not measured: {', '.join(table.unranked)}"))
+    if picks:
+        console.print(_picks(pick_all(cells, difficulties())))
+
+
+def _standings(ranking: Ranking) -> Table:
+    table = Table("place", "entrant", "mean", "95 %", "rank set", "P(1st)", "challenges")
+    for each in ranking.standings:
+        table.add_row(
+            each.place,
+            Text(each.entrant, overflow="fold"),
+            f"{each.mean_score:.1f}",
+            f"{each.score_low:.1f}–{each.score_high:.1f}",
+            f"{each.rank_low}–{each.rank_high}",
+            f"{each.p_first:.2f}",
+            str(each.challenges),
+        )
+    return table
+
+
+def _picks(found: list[Pick]) -> Table:
+    table = Table("if you had to", "pick", "because of the")
+    for pick in found:
+        best = max(pick.values.values(), default=0.0)
+        why = f"{pick.rule} ({best:.1f} {pick.unit})" if pick.winners else pick.why_not
+        table.add_row(pick.criterion, Text(", ".join(pick.winners) or "–", overflow="fold"), why)
+    return table

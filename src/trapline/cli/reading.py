@@ -1,0 +1,44 @@
+"""What the reading verbs share: a run by name, the last one, or the published field."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from trapline.arena.challenge import load_all
+from trapline.arena.record import Cell
+from trapline.arena.reported import ReportedField, as_cells
+from trapline.arena.store import Store, last_run
+from trapline.published import load
+
+PUBLISHED = "published"
+
+
+@contextmanager
+def opened(run: str | None) -> Iterator[Store]:
+    """The store of this run, or of the last one."""
+    store = Store(Path(run) if run else last_run(), create=False)
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+def published() -> ReportedField:
+    return ReportedField.of(load())
+
+
+def cells_of(run: str | None) -> list[Cell]:
+    """The newest grades of a run, or the published matrix as cells."""
+    if run == PUBLISHED:
+        return as_cells(published())
+    with opened(run) as store:
+        return store.cells()
+
+
+def difficulties() -> dict[str, str]:
+    return {challenge.id: challenge.plan.difficulty for challenge in load_all().values()}
+
+
+def trap_weights() -> dict[str, float]:
+    """What share of a score hangs on the traps, by challenge."""
+    return {name: one.plan.weights.get("traps", 0.0) for name, one in load_all().items()}
