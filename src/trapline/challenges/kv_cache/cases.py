@@ -1,0 +1,476 @@
+"""The contract of the KV cache, and what is measured beside it."""
+
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from trapline.arena import expect
+from trapline.arena.proxy import Submission
+from trapline.arena.traps import Call, Precision, case
+from trapline.gold.kv_cache.oracle import ListCache, attention, max_context, quantization_step
+
+Rng = np.random.Generator
+
+#: Every kind with every number of bits it takes.
+KINDS = (
+    ("dense", None),
+    ("paged", None),
+    ("quantized", 8),
+    ("quantized", 4),
+    ("paged_quantized", 8),
+    ("paged_quantized", 4),
+)
+PAGED = (("paged", None), ("paged_quantized", 8))
+QUANTISED = tuple((kind, bits) for kind, bits in KINDS if bits)
+#: An element comes back within this many quantisation steps.
+STEPS = 0.51
+#: Methods whose first argument is a sequence, with valid further ones for 2 heads of width 4.
+ROWS = np.ones((1, 2, 4))
+METHODS: tuple[tuple[str, tuple[Any, ...]], ...] = (
+    ("append", (0, ROWS, ROWS)),
+    ("attend", (0, ROWS)),
+    ("view", (0,)),
+    ("fork", ()),
+    ("keep", ([0],)),
+    ("truncate", (0,)),
+    ("free", ()),
+    ("length", ()),
+)
+
+
+def is_int(value: Any) -> bool:
+    """A whole number, Python's or NumPy's."""
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def attention_tolerance(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> float:
+    """What rounding can do to an attention output, whatever the order of its sums.
+
+    A score of magnitude M carries D roundings of M; its weight inherits them; the output sums S.
+    """
+    width = q.shape[-1]
+    score = float(np.abs(q).max() * np.abs(k).max()) * width**0.5
+    eps = float(np.finfo(q.dtype).eps)
+    return float(eps * np.abs(v).max() * (4 * (width + 4) * score + len(k) + 16))
+
+
+def check_attention(
+    got: Any, q: np.ndarray, k: np.ndarray, v: np.ndarray, what: str = "attention"
+) -> None:
+    """`got` is the causal attention of q, the last positions of k and v, in q's dtype."""
+    got = expect.array(got, shape=q.shape, dtype=q.dtype, what=what)
+    want = attention(q, k, v)
+    expect.close(got, want, atol=attention_tolerance(q, k, v), what=what)
+
+
+class Twin:
+    """A cache under test beside a list of arrays. Every step is taken by both, then compared."""
+
+    def __init__(
+        self,
+        submission: Submission,
+        rng: Rng,
+        kind: str = "paged",
+        bits: int | None = None,
+        *,
+        layers: int = 2,
+        heads: int = 2,
+        group: int = 2,
+        width: int = 4,
+        page: int = 4,
+        pages: int = 16,
+        dtype: Any = np.float64,
+    ) -> None:
+        self.rng, self.kind, self.bits, self.dtype = rng, kind, bits, np.dtype(dtype)
+        self.heads, self.group, self.width, self.page = heads, group, width, page
+        self.cache = submission.make_cache(
+            kind,
+            num_layers=layers,
+            num_kv_heads=heads,
+            head_dim=width,
+            block_size=page,
+            num_blocks=pages,
+            bits=bits,
+        )
+        self.model = ListCache(layers)
+        self._given: set[int] = set()
+        self._seen: dict[int, tuple[Any, bytes]] = {}
+
+    def normal(self, *shape: int) -> np.ndarray:
+        return self.rng.standard_normal(shape).astype(self.dtype)
+
+    def rows(self, n: int) -> np.ndarray:
+        """n positions of a key or a value."""
+        return self.normal(n, self.heads, self.width)
+
+    def queries(self, n: int) -> np.ndarray:
+        return self.normal(n, self.heads * self.group, self.width)
+
+    def add(self, n: int = 0) -> int:
+        """A new sequence with n positions in every layer."""
+        seq = self._number(self.cache.add(), "add()")
+        self.model.add(seq)
+        return self.append(seq, n) if n else seq
+
+    def append(self, seq: int, n: int, layers: Sequence[int] | None = None) -> int:
+        """n new positions, in all layers unless some are named."""
+        for layer in range(self.model.num_layers) if layers is None else layers:
+            k, v = self.rows(n), self.rows(n)
+            self.put(seq, layer, k, v)
+        return seq
+
+    def put(self, seq: int, layer: int, k: np.ndarray, v: np.ndarray) -> None:
+        """These rows."""
+        self.cache.append(seq, layer, k, v)
+        self.model.append(seq, layer, k, v)
+
+    def fork(self, seq: int) -> int:
+        child = self._number(self.cache.fork(seq), "fork()")
+        self.model.fork(seq, child)
+        return child
+
+    def keep(self, seq: int, indices: Sequence[int]) -> None:
+        self.cache.keep(seq, list(indices))
+        self.model.keep(seq, indices)
+
+    def truncate(self, seq: int, n: int) -> None:
+        self.cache.truncate(seq, n)
+        self.model.truncate(seq, n)
+
+    def free(self, seq: int) -> None:
+        self.cache.free(seq)
+        self.model.free(seq)
+
+    def check(self, *, attend: bool = True) -> None:
+        """All sequences: length, what is stored, and what attention reads."""
+        for seq in self.model.rows:
+            length = self.cache.length(seq)
+            expect.that(is_int(length), f"length() answered a {type(length).__name__}, not an int")
+            expect.equal(int(length), self.model.length(seq), f"length({seq}) of {self.kind}")
+            for layer in range(self.model.num_layers):
+                k, v = self.stored(seq, layer)
+                if attend and len(k):
+                    q = self.queries(min(len(k), int(self.rng.integers(1, 4))))
+                    what = f"attend({seq}, {layer}) of {self.kind}"
+                    check_attention(self.cache.attend(seq, layer, q), q, k, v, what)
+
+    def refuses(self, kinds: Any, method: str, *args: Any) -> None:
+        """The call raises, and leaves everything as it was."""
+        expect.raises(kinds, lambda: getattr(self.cache, method)(*args))
+        self.check(attend=False)
+
+    def _number(self, seq: Any, what: str) -> int:
+        """The number of a new sequence: an int that was never given out before."""
+        expect.that(is_int(seq), f"{what} answered a {type(seq).__name__}, not an int")
+        expect.that(seq not in self._given, f"{what} gave out {seq} twice")
+        self._given.add(int(seq))
+        return int(seq)
+
+    def stored(self, seq: int, layer: int) -> tuple[np.ndarray, np.ndarray]:
+        """What view() answers, once it has been found right."""
+        rows = self.model.rows[seq][layer]
+        answer = self.cache.view(seq, layer)
+        expect.that(
+            isinstance(answer, tuple | list) and len(answer) == 2,
+            "view() answers a pair, keys and values",
+        )
+        what = f"view({seq}, {layer}) of {self.kind}"
+        if not rows:
+            for part in answer:
+                expect.that(
+                    isinstance(part, np.ndarray) and part.shape == (0, self.heads, self.width),
+                    f"{what} is not empty where nothing is stored",
+                )
+            return answer[0], answer[1]
+        for part, want, name in zip(answer, self.model.view(seq, layer), "kv", strict=True):
+            self._check_rows(part, want, f"{name} of {what}")
+        for i, row in enumerate(rows):
+            self._check_unchanged(row, answer[0][i].tobytes() + answer[1][i].tobytes(), what)
+        return answer[0], answer[1]
+
+    def _check_rows(self, got: Any, want: np.ndarray, what: str) -> None:
+        if self.bits is None:
+            expect.equal(got, want, what)
+            return
+        got = expect.array(got, shape=want.shape, dtype=want.dtype, what=what)
+        error = np.abs(got.astype(np.float64) - want)
+        allowed = STEPS * quantization_step(want, self.bits)
+        expect.that(
+            bool(np.all(error <= allowed)),
+            f"{what}: an element is off by more than {STEPS} quantisation steps",
+        )
+
+    def _check_unchanged(self, row: Any, now: bytes, what: str) -> None:
+        """What came back once for a position comes back for ever."""
+        _, before = self._seen.setdefault(id(row), (row, now))
+        expect.that(before == now, f"{what}: a stored position changed its value later on")
+
+
+def prefill(
+    submission: Submission, twin: Twin, seq: int, total: int, chunk: int, layer: int = 0
+) -> None:
+    """One chunked prefill of `total` positions, compared with one-shot attention."""
+    q, k, v = twin.queries(total), twin.rows(total), twin.rows(total)
+    out = submission.chunked_prefill(twin.cache, seq, layer, q, k, v, chunk)
+    twin.model.append(seq, layer, k, v)
+    keys, values = twin.stored(seq, layer)
+    check_attention(out, q, keys, values, f"chunked_prefill with chunk {chunk}")
+
+
+def _walk(twin: Twin, steps: int) -> None:
+    """Random operations on up to four sequences that never exhaust the pool."""
+    rng = twin.rng
+    twin.add(3)
+    for _ in range(steps):
+        seq = int(rng.choice(list(twin.model.rows)))
+        length = twin.model.length(seq)
+        match int(rng.integers(6)):
+            case 0 if len(twin.model.rows) < 4:
+                twin.fork(seq)
+            case 1 if len(twin.model.rows) > 1:
+                twin.free(seq)
+            case 2 if length:
+                twin.truncate(seq, int(rng.integers(length + 1)))
+            case 3 if length:
+                twin.keep(seq, rng.permutation(length)[: int(rng.integers(length + 1))].tolist())
+            case 4 if len(twin.model.rows) < 4:
+                twin.add(int(rng.integers(1, 6)))
+            case _:
+                twin.append(seq, int(rng.integers(1, 6)))
+        twin.check(attend=False)
+    twin.check()
+
+
+@case("dense-follows-a-list-of-arrays")
+def dense_script(submission: Submission, rng: Rng) -> None:
+    _walk(Twin(submission, rng, "dense", pages=64), 12)
+
+
+@case("paged-follows-a-list-of-arrays")
+def paged_script(submission: Submission, rng: Rng) -> None:
+    _walk(Twin(submission, rng, "paged", page=3, pages=64), 12)
+
+
+@case("quantized-follows-a-list-of-arrays")
+def quantized_script(submission: Submission, rng: Rng) -> None:
+    _walk(Twin(submission, rng, "quantized", 8, pages=64), 12)
+
+
+@case("paged-quantized-follows-a-list-of-arrays")
+def paged_quantized_script(submission: Submission, rng: Rng) -> None:
+    _walk(Twin(submission, rng, "paged_quantized", 4, width=5, pages=64), 12)
+
+
+@case("append-and-view")
+def append_and_view(submission: Submission, rng: Rng) -> None:
+    for kind, bits in KINDS:
+        twin = Twin(submission, rng, kind, bits)
+        seq = twin.add()
+        for n in (1, 5, 2):
+            twin.append(seq, n)
+        twin.check(attend=False)
+
+
+@case("attend-decodes-and-verifies")
+def attend_some(submission: Submission, rng: Rng) -> None:
+    for kind, bits in KINDS:
+        twin = Twin(submission, rng, kind, bits)
+        seq = twin.add(9)
+        k, v = twin.stored(seq, 1)
+        for n in (1, 4, 9):
+            q = twin.queries(n)
+            check_attention(twin.cache.attend(seq, 1, q), q, k, v, f"attend of {n}")
+
+
+@case("every-number-of-query-heads")
+def head_groups(submission: Submission, rng: Rng) -> None:
+    for heads, group in ((1, 1), (1, 4), (3, 1), (2, 3)):
+        twin = Twin(submission, rng, heads=heads, group=group)
+        twin.add(6)
+        twin.check()
+
+
+@case("float32-in-float32-out")
+def float32(submission: Submission, rng: Rng) -> None:
+    for kind, bits in KINDS:
+        twin = Twin(submission, rng, kind, bits, dtype=np.float32)
+        seq = twin.add(5)
+        twin.check()
+        prefill(submission, twin, seq, 4, 3)
+
+
+@case("fork-goes-its-own-way")
+def fork(submission: Submission, rng: Rng) -> None:
+    for kind, bits in KINDS:
+        twin = Twin(submission, rng, kind, bits)
+        seq = twin.add(6)
+        child = twin.fork(seq)
+        twin.append(child, 3)
+        twin.append(seq, 1)
+        twin.check()
+
+
+@case("keep-and-truncate")
+def keep_and_truncate(submission: Submission, rng: Rng) -> None:
+    for kind, bits in KINDS:
+        twin = Twin(submission, rng, kind, bits)
+        seq = twin.add(10)
+        twin.keep(seq, [0, 1, 2, 3, 4, 7, 5])
+        twin.check(attend=False)
+        twin.truncate(seq, 6)
+        twin.append(seq, 1)
+        twin.check()
+
+
+@case("the-pool-holds-what-it-promises")
+def capacity(submission: Submission, rng: Rng) -> None:
+    for kind, bits in KINDS:
+        twin = Twin(submission, rng, kind, bits, page=3, pages=4)
+        seq = twin.add(12)
+        twin.check(attend=False)
+        rows = twin.rows(1)
+        twin.refuses(MemoryError, "append", seq, 0, rows, rows)
+        twin.free(seq)
+        twin.add(12)
+
+
+@case("unknown-sequences-are-refused")
+def unknown_sequences(submission: Submission, rng: Rng) -> None:
+    for kind, bits in KINDS:
+        twin = Twin(submission, rng, kind, bits)
+        seq = twin.add(3)
+        twin.free(twin.add(2))
+        for method, args in METHODS:
+            for stranger in (seq + 77, -1):
+                twin.refuses(KeyError, method, stranger, *args)
+
+
+@case("prefill-by-chunks")
+def chunks(submission: Submission, rng: Rng) -> None:
+    for kind, bits in KINDS:
+        for chunk in (1, 4, 50):
+            twin = Twin(submission, rng, kind, bits)
+            seq = twin.add()
+            prefill(submission, twin, seq, 11, chunk)
+            twin.check(attend=False)
+
+
+@case("empty-batches")
+def empty(submission: Submission, rng: Rng) -> None:
+    for kind, bits in KINDS:
+        twin = Twin(submission, rng, kind, bits)
+        seq = twin.add(2)
+        nobody = twin.queries(0)
+        expect.equal(twin.cache.attend(seq, 0, nobody), nobody, "attend without queries")
+        out = submission.chunked_prefill(twin.cache, seq, 0, nobody, twin.rows(0), twin.rows(0), 3)
+        expect.equal(out, nobody, "a prefill of nothing")
+        twin.check(attend=False)
+
+
+def context(submission: Submission, spec: Any, gpu: int, use: float, *rest: int) -> None:
+    """One call of max_context against exact fractions, all terms looked at."""
+    weights, reserve = rest
+    answer = submission.max_context(
+        spec, gpu, utilization=use, weight_bytes=weights, reserve_bytes=reserve
+    )
+    expect.that(isinstance(answer, tuple | list) and len(answer) == 2, "no pair (tokens, terms)")
+    tokens, terms = answer
+    expect.that(is_int(tokens), f"tokens is a {type(tokens).__name__}, not an int")
+    expect.equal(int(tokens), max_context(spec, gpu, Fraction(use), weights, reserve), "tokens")
+    expect.that(isinstance(terms, dict), f"terms is a {type(terms).__name__}, not a dict")
+    a_token = 2 * spec["num_layers"] * spec["num_kv_heads"] * spec["head_dim"] * spec["bits"] / 8
+    for name, want in (
+        ("bytes_per_token", a_token),
+        ("budget_bytes", use * gpu - weights - reserve),
+    ):
+        expect.that(name in terms, f"terms lacks {name!r}")
+        got = terms[name]
+        expect.that(isinstance(got, int | float | np.number), f"terms[{name!r}] is no number")
+        expect.that(abs(float(got) - want) <= 1e-9 * abs(want) + 1e-6, f"terms[{name!r}] is {got}")
+
+
+@case("max-context-of-real-models")
+def real_models(submission: Submission, _rng: Rng) -> None:
+    seven_billion = {"num_layers": 32, "num_kv_heads": 32, "head_dim": 128, "bits": 16}
+    context(submission, seven_billion, 80 * 2**30, 1.0, 0, 0)
+    context(submission, seven_billion, 80 * 10**9, 1.0, 0, 0)
+    context(submission, {**seven_billion, "num_kv_heads": 8}, 80 * 2**30, 0.5, 16 * 10**9, 2**30)
+
+
+@case("max-context-of-any-shape")
+def any_shape(submission: Submission, rng: Rng) -> None:
+    for bits in (4, 8, 16, 32):
+        sizes = rng.integers(1, 97, size=3).tolist()
+        spec = dict(zip(("num_layers", "num_kv_heads", "head_dim"), sizes, strict=True))
+        # Floats hold all of this exactly, so the floor is the same in every arithmetic.
+        use = float(rng.integers(1, 17)) / 16
+        bytes_ = [int(x) for x in rng.integers(0, 2**34, size=2)]
+        context(submission, {**spec, "bits": bits}, 2**36, use, *bytes_)
+
+
+def precision(submission: Submission, rng: Rng) -> list[Precision]:
+    """Attention in float32 over a paged cache, long and short, with scores of ordinary size."""
+    found = []
+    for positions, n in ((64, 3), (700, 1)):
+        twin = Twin(
+            submission, rng, heads=2, group=2, width=64, layers=1, page=16, pages=48,
+            dtype=np.float32,
+        )  # fmt: skip
+        seq = twin.add(positions)
+        k, v = twin.model.view(seq, 0)
+        q = 2 * twin.queries(n)
+        got = twin.cache.attend(seq, 0, q)
+        found.append(Precision(got, attention(q, k, v), _careful(q, k, v)))
+    return found
+
+
+def _careful(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
+    """Attention in q's own dtype: largest score subtracted, one division at the end."""
+    out = np.empty_like(q)
+    n, heads, width = q.shape
+    for h in range(heads):
+        keys, values = (x[:, h // (heads // k.shape[1])] for x in (k, v))
+        scores = (q[:, h] * q.dtype.type(width**-0.5)) @ keys.T
+        late = np.arange(len(k)) > np.arange(n)[:, None] + len(k) - n
+        scores = np.where(late, -np.inf, scores).astype(q.dtype)
+        weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+        out[:, h] = weights @ values / weights.sum(axis=1, keepdims=True)
+    return out
+
+
+def speed(submission: Submission, rng: Rng) -> Call:
+    """A prompt of 1500 positions in chunks of 100 on a paged cache that already holds 500."""
+    twin = Twin(
+        submission, rng, layers=1, heads=2, group=2, width=32, page=16, pages=128, dtype=np.float32
+    )
+    seq = twin.add(500)
+    q, k, v = twin.queries(1500), twin.rows(1500), twin.rows(1500)
+    before = twin.model.view(seq, 0)
+
+    def check(got: Any) -> None:
+        expect.array(got, shape=q.shape, dtype=q.dtype, what="chunked_prefill")
+        keys, values = (np.concatenate(pair) for pair in zip(before, (k, v), strict=True))
+        for stop in (1, 700, 1500):
+            rows, seen = slice(max(0, stop - 2), stop), 500 + stop
+            check_attention(got[rows], q[rows], keys[:seen], values[:seen], "chunked_prefill")
+
+    return Call("chunked_prefill", (twin.cache, seq, 0, q, k, v, 100), check=check)
+
+
+def memory(submission: Submission, rng: Rng, size: int) -> Call:
+    """A prefill of `size` positions in chunks of 64: scores of all pairs at once would show."""
+    twin = Twin(
+        submission, rng, layers=1, heads=1, group=1, width=16, page=64, pages=-(-size // 64),
+        dtype=np.float32,
+    )  # fmt: skip
+    seq = twin.add()
+    q, k, v = twin.queries(size), twin.rows(size), twin.rows(size)
+
+    def check(got: Any) -> None:
+        last = slice(size - 3, size)
+        expect.array(got, shape=q.shape, dtype=q.dtype, what="chunked_prefill")
+        check_attention(got[last], q[last], k, v, "the last rows of chunked_prefill")
+
+    return Call("chunked_prefill", (twin.cache, seq, 0, q, k, v, 64), check=check)
