@@ -25,7 +25,7 @@ suite: $(VENV)/.test system
 	$(SINGLE_THREADED) $(BIN)/pytest -n $(JOBS) --dist worksteal -m "not full"
 
 test-full: $(VENV)/.test system
-	$(SINGLE_THREADED) $(BIN)/pytest -n $(JOBS) --dist worksteal
+	TRAPLINE_HYPOTHESIS=long $(SINGLE_THREADED) $(BIN)/pytest -n $(JOBS) --dist worksteal
 
 system:
 	@bash scripts/system-packages.sh

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from trapline.arena.errors import Violation
+from trapline.arena.errors import ArenaError, Violation
 from trapline.arena.proxy import Submission
 from trapline.arena.record import CheckResult
 from trapline.arena.traps import Case, Trap
@@ -14,11 +14,17 @@ from trapline.arena.traps import Case, Trap
 #: After this many deaths of its process a submission gets no further chances: it would only cost
 #: time.
 MAX_DEATHS = 12
+MAX_HANGS = 3
 
 
 def generator(seed: int, name: str) -> np.random.Generator:
     """Each check draws from its own stream, so that adding one leaves the others' inputs alone."""
     return np.random.default_rng([seed, zlib.crc32(name.encode())])
+
+
+def unexaminable(error: Exception) -> str:
+    """Certification shows that no right answer gets here."""
+    return f"its answer cannot be examined: {type(error).__name__}: {error}"
 
 
 def run_check(check: Case | Trap, submission: Submission, seed: int) -> CheckResult:
@@ -29,6 +35,10 @@ def run_check(check: Case | Trap, submission: Submission, seed: int) -> CheckRes
         check.run(submission, generator(seed, check.id))
     except Violation as violation:
         message = str(violation) or "the contract does not hold"
+    except ArenaError:
+        raise
+    except Exception as error:  # the check stumbled over an answer of an unforeseen form
+        message = unexaminable(error)
     finally:
         submission.settle()
     return CheckResult(
@@ -47,13 +57,11 @@ def run_checks(
 ) -> list[CheckResult]:
     """All checks in order. A submission that keeps dying is not asked for ever."""
     results: list[CheckResult] = []
+    patience = MAX_HANGS * submission.rig.call_seconds
     for check in checks:
-        if submission.deaths >= MAX_DEATHS:
-            result = CheckResult(
-                id=check.id,
-                state="fail",
-                message=f"not asked: its process had died {submission.deaths} times",
-            )
+        if submission.deaths >= MAX_DEATHS or submission.lost_seconds >= patience:
+            message = f"not asked: its process had hung or died {submission.deaths} times"
+            result = CheckResult(id=check.id, state="fail", message=message)
         else:
             result = run_check(check, submission, seed)
         results.append(result)

@@ -14,7 +14,7 @@ import numpy as np
 
 from trapline.arena import measure, rubric
 from trapline.arena.challenge import Challenge
-from trapline.arena.checks import generator, run_checks
+from trapline.arena.checks import generator, run_checks, unexaminable
 from trapline.arena.errors import ArenaError, Violation
 from trapline.arena.field import Entry
 from trapline.arena.inspection import Inspection, code_dimension, forbidden_uses, inspect
@@ -158,9 +158,11 @@ def _measure(job: Job, submission: Submission, verdict: Verdict, on_step: OnStep
             continue
         try:
             verdict.dimensions[name] = _MEASURES[name](job, submission, verdict.raw)
-        except Violation as violation:
-            reason = f"could not be measured: {violation}"
-            verdict.dimensions[name] = Dimension(score=0.0, reason=reason)
+        except ArenaError:
+            raise
+        except Exception as error:  # a wrong answer, or one of an unforeseen form
+            why = error if isinstance(error, Violation) else unexaminable(error)
+            verdict.dimensions[name] = Dimension(score=0.0, reason=f"could not be measured: {why}")
         finally:
             submission.settle()
 

@@ -207,7 +207,7 @@ def _signal(pids: list[int], number: signal.Signals) -> None:
 
 def _log_score(value: float, *, best: float, worst: float) -> float:
     """100 up to `best`, 0 from `worst` on, logarithmic between."""
-    if not math.isfinite(value) or value <= 0:
+    if not math.isfinite(value):
         return 0.0
-    share = math.log(value / best) / math.log(worst / best)
-    return round(100.0 * (1.0 - min(1.0, max(0.0, share))), 1)
+    share = math.log(max(value, best) / best) / math.log(worst / best)
+    return round(100.0 * (1.0 - min(1.0, share)), 1)

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,7 @@ class Submission:
         self._session: Session | None = None
         #: How often a process of this submission ended or hung in the middle of a call.
         self.deaths = 0
+        self.lost_seconds = 0.0
         #: Frames that no honest worker sends, in words.
         self.forgeries: list[str] = []
         self._fresh: list[Submission] = []
@@ -159,13 +161,15 @@ class _Exchange:
 
     def ask(self) -> tuple[Header, np.ndarray]:
         seconds = self.submission.rig.call_seconds
+        started = time.monotonic()
         try:
             return self.session.ask(self.header, self.buffers, seconds, self._call_back)
-        except ForgeryError as forgery:
-            self.submission.forgeries.append(str(forgery))
+        except SubmissionDied as death:
+            self.submission.deaths += 1
+            self.submission.lost_seconds += time.monotonic() - started
+            if isinstance(death, ForgeryError):
+                self.submission.forgeries.append(str(death))
             raise
-        finally:
-            self.submission.deaths += self.session.closed
 
     def _call_back(self, header: Header, body: np.ndarray) -> tuple[Header, list[Any]]:
         stub, method = header.get("stub"), header.get("method")

@@ -92,7 +92,8 @@ class Session:
             reason = self._why(str(error))
             self.close()
             raise SubmissionDied(reason) from None
-        except ForgeryError:
+        except BaseException:
+            # A check gave up in the middle of a callback: the worker still waits for its answer.
             self.close()
             raise
         return _unless_raised(reply), body

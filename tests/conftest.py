@@ -1,0 +1,30 @@
+"""What every test may rely on: no silent skips where none are allowed."""
+
+import os
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+# The same examples on every machine, however slow it is; `make test-full` looks further.
+settings.register_profile(
+    "steady",
+    deadline=None,
+    derandomize=True,
+    max_examples=60,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+settings.register_profile(
+    "long", settings.get_profile("steady"), derandomize=False, max_examples=1000
+)
+settings.load_profile(os.environ.get("TRAPLINE_HYPOTHESIS", "steady"))
+
+
+def pytest_runtest_makereport(item, call):
+    """With TRAPLINE_NO_SKIP=1 a test that skips for a missing tool is a failure."""
+    if not os.environ.get("TRAPLINE_NO_SKIP") or item.get_closest_marker("needs_gpu"):
+        return
+    if call.excinfo and call.excinfo.errisinstance(pytest.skip.Exception):
+        message = f"skipped although nothing may be skipped: {call.excinfo.value}"
+        call.excinfo = pytest.ExceptionInfo.from_exc_info(
+            (AssertionError, AssertionError(message), call.excinfo.tb)
+        )
