@@ -1,0 +1,97 @@
+"""What a report says about challenges: from their folders, or else from the cells."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from trapline.arena.challenge import Challenge, load_all
+from trapline.arena.record import Cell
+from trapline.arena.store import Planned
+
+#: Easiest first; what is not in the list comes last.
+DIFFICULTIES = ("medium", "hard", "extra hard", "research")
+
+
+@dataclass(frozen=True)
+class TrapInfo:
+    """One trap, as told to a reader."""
+
+    id: str
+    catches: str = ""
+    severity: str = ""
+    story: str = ""
+
+
+@dataclass(frozen=True)
+class ChallengeInfo:
+    """One challenge, as told to a reader."""
+
+    id: str
+    title: str
+    difficulty: str = ""
+    summary: str = ""
+    prompt: str = ""
+    weights: Mapping[str, float] = field(default_factory=dict)
+    max_exponent: float | None = None
+    traps: Sequence[TrapInfo] = ()
+
+    def trap(self, trap_id: str) -> TrapInfo:
+        """This trap, or a bare entry for one that the challenge no longer has."""
+        return next((trap for trap in self.traps if trap.id == trap_id), TrapInfo(trap_id))
+
+
+def describe(
+    cells: Iterable[Cell],
+    waiting: Iterable[Planned] = (),
+    told: Mapping[str, ChallengeInfo] | None = None,
+) -> dict[str, ChallengeInfo]:
+    """All challenges of a run, easiest first; `told` overrides what the package knows."""
+    seen: dict[str, list[Cell]] = {}
+    for cell in cells:
+        seen.setdefault(cell.challenge, []).append(cell)
+    for planned in waiting:
+        seen.setdefault(planned.challenge, [])
+    shipped = load_all()
+    found = []
+    for challenge_id, its_cells in seen.items():
+        if told and challenge_id in told:
+            found.append(told[challenge_id])
+        elif challenge_id in shipped:
+            # Where no trap was set there is no story to tell.
+            trapped = any(cell.traps for cell in its_cells)
+            found.append(_from_folder(shipped[challenge_id], trapped))
+        else:
+            found.append(_from_cells(challenge_id, its_cells))
+    order = {challenge_id: place for place, challenge_id in enumerate(shipped)}
+    found.sort(key=lambda info: (_hardness(info), order.get(info.id, len(order)), info.id))
+    return {info.id: info for info in found}
+
+
+def _hardness(info: ChallengeInfo) -> int:
+    known = info.difficulty in DIFFICULTIES
+    return DIFFICULTIES.index(info.difficulty) if known else len(DIFFICULTIES)
+
+
+def _from_folder(challenge: Challenge, trapped: bool) -> ChallengeInfo:
+    plan = challenge.plan
+    return ChallengeInfo(
+        id=plan.id,
+        title=plan.title,
+        difficulty=plan.difficulty,
+        summary=plan.summary,
+        prompt=challenge.prompt,
+        weights=plan.weights,
+        max_exponent=plan.memory.max_exponent if plan.memory else None,
+        traps=[
+            TrapInfo(trap.id, trap.catches, trap.severity, trap.story)
+            for trap in (challenge.traps if trapped else [])
+        ],
+    )
+
+
+def _from_cells(challenge_id: str, cells: Sequence[Cell]) -> ChallengeInfo:
+    traps = dict.fromkeys(trap.id for cell in cells for trap in cell.traps)
+    return ChallengeInfo(
+        id=challenge_id,
+        title=challenge_id.replace("_", " ").capitalize(),
+        traps=[TrapInfo(trap_id) for trap_id in traps],
+    )

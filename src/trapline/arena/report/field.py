@@ -1,0 +1,212 @@
+"""A run arranged for reading: who, what, and one square for each pair of them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from statistics import fmean
+from typing import Any, NamedTuple
+
+from trapline.arena import rubric
+from trapline.arena.record import LEVELS, Cell
+from trapline.arena.report import slugs
+from trapline.arena.report.catalog import ChallengeInfo
+from trapline.arena.report.runview import RunView
+
+#: Shown as a word in the matrix where there is no letter.
+WORDS = {
+    "hack": "hack",
+    "infra_error": "error",
+    "not_run": "not run",
+    "waiting": "waiting",
+    "running": "running",
+    "absent": "—",
+}
+
+
+class Column(NamedTuple):
+    """One column of the matrix."""
+
+    challenge: str
+    track: str
+
+
+@dataclass(frozen=True)
+class Square:
+    """One square of the matrix: all attempts of one entrant at one challenge."""
+
+    entrant: str
+    column: Column
+    attempts: Sequence[Cell]
+    #: A cell's state, or "waiting", "running", "absent".
+    state: str
+    score: float | None
+    letter: str | None
+    href: str | None
+
+    @property
+    def shown(self) -> str:
+        """What stands in the square."""
+        return self.letter if self.letter and self.state != "hack" else WORDS[self.state]
+
+    @property
+    def heat(self) -> str:
+        """The CSS class that colours it."""
+        if self.letter and self.state != "hack":
+            return letter_class(self.letter)
+        return "s-" + self.state.replace("_", "-")
+
+
+def letter_class(letter: str) -> str:
+    """`g-a-plus`, `g-b`, `g-c-minus`: the CSS class of a letter."""
+    return "g-" + letter.lower().replace("-", "-minus").replace("+", "-plus")
+
+
+class Field:
+    """The cells of a run by entrant and column, with the address of every page."""
+
+    def __init__(self, run: RunView, challenges: Mapping[str, ChallengeInfo]) -> None:
+        self.run = run
+        self.challenges = challenges
+        names = {cell.entrant for cell in run.cells} | {planned.entrant for planned in run.waiting}
+        self.entrants = sorted(names)
+        self.entrant_slugs = slugs.assign(names)
+        self.challenge_slugs = slugs.assign(challenges)
+        self.track_slugs = slugs.assign(column.track for column in self.columns)
+
+    @cached_property
+    def columns(self) -> list[Column]:
+        order = {challenge: place for place, challenge in enumerate(self.challenges)}
+        found = {Column(cell.challenge, cell.track) for cell in self.run.cells}
+        found |= {Column(planned.challenge, planned.track) for planned in self.run.waiting}
+        return sorted(found, key=lambda column: (column.track, order[column.challenge]))
+
+    @cached_property
+    def tracks(self) -> list[str]:
+        return sorted({column.track for column in self.columns})
+
+    @cached_property
+    def squares(self) -> dict[tuple[str, Column], Square]:
+        """Every square there is, absent ones included."""
+        attempts: dict[tuple[str, Column], list[Cell]] = {}
+        for cell in self.run.cells:
+            column = Column(cell.challenge, cell.track)
+            attempts.setdefault((cell.entrant, column), []).append(cell)
+        pending = self._pending()
+        return {
+            (entrant, column): self._square(
+                entrant, column, attempts.get((entrant, column), []), pending
+            )
+            for entrant in self.entrants
+            for column in self.columns
+        }
+
+    def _pending(self) -> dict[tuple[str, Column], str]:
+        """What is still to come; "running" wins where attempts differ."""
+        pending: dict[tuple[str, Column], str] = {}
+        for planned in self.run.waiting:
+            key = planned.entrant, Column(planned.challenge, planned.track)
+            if pending.get(key) != "running":
+                pending[key] = planned.status
+        return pending
+
+    def _square(
+        self,
+        entrant: str,
+        column: Column,
+        attempts: list[Cell],
+        pending: Mapping[tuple[str, Column], str],
+    ) -> Square:
+        attempts = sorted(attempts, key=lambda cell: cell.attempt)
+        if not attempts:
+            state = pending.get((entrant, column), "absent")
+            return Square(entrant, column, (), state, None, None, None)
+        scores = [cell.score for cell in attempts if cell.score is not None]
+        score = round(fmean(scores), 1) if scores else None
+        letter = rubric.letter(score) if score is not None else None
+        if len(attempts) == 1:
+            letter = attempts[0].letter
+        return Square(
+            entrant,
+            column,
+            attempts,
+            _joint_state(attempts),
+            score,
+            letter,
+            self.cell_href(attempts[0]),
+        )
+
+    def square(self, entrant: str, column: Column) -> Square:
+        return self.squares[entrant, column]
+
+    def row(self, entrant: str) -> list[Square]:
+        return [self.squares[entrant, column] for column in self.columns]
+
+    def column_title(self, column: Column) -> str:
+        title = self.challenges[column.challenge].title
+        return f"{title} ({column.track})" if len(self.tracks) > 1 else title
+
+    def entrant_href(self, entrant: str) -> str:
+        return f"entrants/{self.entrant_slugs[entrant]}.html"
+
+    def challenge_href(self, challenge: str) -> str:
+        return f"challenges/{self.challenge_slugs[challenge]}.html"
+
+    def cell_href(self, cell: Cell) -> str:
+        parts = (
+            self.entrant_slugs[cell.entrant],
+            self.challenge_slugs[cell.challenge],
+            self.track_slugs[cell.track],
+            str(cell.attempt),
+        )
+        return f"cells/{'--'.join(parts)}.html"
+
+    @cached_property
+    def isolation(self) -> list[str]:
+        """The isolation levels seen, weakest first."""
+        seen = {cell.isolation for cell in self.run.cells if cell.isolation}
+        known: list[str] = [level for level in LEVELS if level in seen]
+        return known + sorted(seen - set(LEVELS))
+
+    @cached_property
+    def progress(self) -> dict[str, int]:
+        """How many cells are graded, running and waiting."""
+        statuses = [planned.status for planned in self.run.waiting]
+        return {
+            "graded": len(self.run.cells),
+            "running": statuses.count("running"),
+            "waiting": statuses.count("waiting"),
+        }
+
+    def live(self) -> dict[str, Any]:
+        """What the page of a running run asks for: the state of every square."""
+        return {
+            "progress": self.progress,
+            "squares": {
+                self.square_id(square.entrant, square.column): {
+                    "state": square.state,
+                    "heat": square.heat,
+                    "shown": square.shown,
+                    "score": square.score,
+                    "href": square.href,
+                }
+                for square in self.squares.values()
+            },
+        }
+
+    def square_id(self, entrant: str, column: Column) -> str:
+        """The HTML id of a square."""
+        return "--".join(
+            (
+                "square",
+                self.entrant_slugs[entrant],
+                self.challenge_slugs[column.challenge],
+                self.track_slugs[column.track],
+            )
+        )
+
+
+def _joint_state(attempts: Sequence[Cell]) -> str:
+    """The worst that happened in any graded attempt; what could not be measured counts last."""
+    states = {cell.state for cell in attempts}
+    worst = ("hack", "fail", "pass", "infra_error", "not_run")
+    return next(state for state in worst if state in states)

@@ -1,0 +1,38 @@
+"""The report as Markdown, in the form of comparisons that people write by hand."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from trapline.arena.report.catalog import ChallengeInfo
+from trapline.arena.report.markdown import comprehensive, reproduction, three_way, two_way
+from trapline.arena.report.reading import Reading
+from trapline.arena.report.runview import RunView
+
+__all__ = ["documents", "write_markdown"]
+
+
+def documents(run: RunView, told: Mapping[str, ChallengeInfo] | None = None) -> dict[str, str]:
+    """File name → text."""
+    reading = Reading(run, told)
+    found = {"comprehensive.md": comprehensive.document(reading)}
+    ranked = len(reading.ranking.standings)
+    if ranked >= 2:
+        found["2-way.md"] = two_way.document(reading)
+    if ranked >= 3:
+        found["3-way.md"] = three_way.document(reading)
+    if run.reproduction:
+        found["reproduction.md"] = reproduction.document(reading)
+    return found
+
+
+def write_markdown(
+    run: RunView, out: Path, told: Mapping[str, ChallengeInfo] | None = None
+) -> list[Path]:
+    """Writes the documents into a folder; the comprehensive one first."""
+    out.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for name, text in documents(run, told).items():
+        path = out / name
+        path.write_text(text, encoding="utf-8", errors="replace")
+        paths.append(path)
+    return paths

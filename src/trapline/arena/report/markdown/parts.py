@@ -1,0 +1,86 @@
+"""What several documents share: the answer first, the rubric last."""
+
+from collections.abc import Sequence
+
+from trapline.arena import rubric
+from trapline.arena.report.formats import chance, rank_set
+from trapline.arena.report.markdown.syntax import Raw, bold, table, text
+from trapline.arena.report.pages.overview import caveat, red_team_fact
+from trapline.arena.report.reading import Reading
+from trapline.arena.standings.duel import Duel, Edge
+
+PODIUM = 6
+
+
+def summary(reading: Reading) -> list[str]:
+    """TL;DR: the ranking with its caveat, before anything else."""
+    standings = reading.ranking.standings[:PODIUM]
+    places = ", ".join(f"{s.place} {text(s.entrant)} (rank {rank_set(s)})" for s in standings)
+    lines = [f"**TL;DR.** {text(reading.ranking.conclusion)}"]
+    if places:
+        lines += ["", f"**Ranking:** {places}."]
+    lines += ["", f"*{text(caveat(reading))}*"]
+    red_team = red_team_fact(reading)
+    isolation = f"Isolation: {reading.isolation}."
+    if red_team:
+        isolation += f" Red team: {red_team[2]}."
+    return [*lines, "", text(isolation)]
+
+
+def rubric_table() -> list[str]:
+    """The one table that every report prints."""
+    letters = [letter for letter, _ in rubric.LETTERS]
+    least = [f"{least:g}" for _, least in rubric.LETTERS]
+    return [
+        "## Rubric",
+        "",
+        *table(["Letter", *letters], [["from", *least]]),
+        "",
+        f"A failed contract caps a score at {rubric.FAIL_CAP:g}, a critical trap at "
+        f"{rubric.CRITICAL_CAP:g}; a hack is 0. What could not be measured is left out.",
+    ]
+
+
+def title_of(reading: Reading, challenge: str, track: str) -> str:
+    title = reading.field.challenges[challenge].title
+    return f"{title} ({track})" if len(reading.field.tracks) > 1 else title
+
+
+def winner(winners: Sequence[str], everyone: Sequence[str], margin: str | None) -> Raw:
+    """The edge of one row, in bold where there is one."""
+    if not winners:
+        return Raw("not both measured")
+    if len(winners) == len(everyone) or margin in (None, "tie"):
+        return Raw("Tie" if len(winners) == len(everyone) else f"{text(', '.join(winners))} (tie)")
+    return Raw(f"{bold(', '.join(winners))} ({margin})")
+
+
+def value(edge: Edge, name: str) -> str:
+    """A figure with what it rests on."""
+    number = edge.values[name]
+    if number is None:
+        return "–"
+    behind = edge.behind.get(name, "")
+    return f"{number:.1f}" + (f" ({behind})" if behind else "")
+
+
+def criteria(duel: Duel, edges: Sequence[Edge]) -> list[str]:
+    """Criteria | A | B | Edge."""
+    return table(
+        ["Criteria", *duel.entrants, "Edge"],
+        [
+            [
+                edge.criterion,
+                *(value(edge, name) for name in duel.entrants),
+                winner(edge.winners, duel.entrants, edge.margin),
+            ]
+            for edge in edges
+            if edge.winners
+        ],
+    )
+
+
+def odds(reading: Reading, a: str, b: str) -> str:
+    """How sure it is that a is the stronger."""
+    p = reading.ranking.odds(a, b)
+    return "" if p is None else f"P({text(a)} is the stronger) = {chance(p)}."

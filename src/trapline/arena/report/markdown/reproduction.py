@@ -1,0 +1,28 @@
+"""The reproduction table: the report's figure, ours, equal or contradiction."""
+
+from trapline.arena.report.markdown.syntax import bold, join, table
+from trapline.arena.report.pages.reproduction import context
+from trapline.arena.report.reading import Reading
+
+
+def document(reading: Reading) -> str:
+    page = context(reading)
+    return join(
+        "# What was printed, and what follows from it",
+        str(page["lede"]),
+        table(
+            ["Kind", "What", "Printed", "Ours", "Verdict", "Note", "Source"],
+            [
+                [
+                    row.kind,
+                    row.what,
+                    row.reported,
+                    row.ours,
+                    bold(row.verdict) if row.verdict == "contradiction" else row.verdict,
+                    row.note,
+                    ", ".join(row.sources),
+                ]
+                for row in page["rows"]
+            ],
+        ),
+    )

@@ -1,0 +1,74 @@
+"""3-way comparisons: the first three of the standings, side by side."""
+
+from trapline.arena.record import Cell
+from trapline.arena.report.markdown.parts import rubric_table, summary, title_of, winner
+from trapline.arena.report.markdown.syntax import bullets, join, table, text
+from trapline.arena.report.reading import Reading
+from trapline.arena.standings.duel import Bout, Duel
+
+
+def document(reading: Reading) -> str:
+    names = [standing.entrant for standing in reading.ranking.standings[:3]]
+    result = reading.duel(*names)
+    title = " vs ".join(text(name) for name in names)
+    return join(
+        f"# 3-way head-to-head: {title}",
+        summary(reading),
+        _executive(reading, result),
+        *(_task(reading, result, number, bout) for number, bout in enumerate(result.bouts, 1)),
+        _records(result),
+        rubric_table(),
+    )
+
+
+def _executive(reading: Reading, result: Duel) -> list[str]:
+    rows: list[list[object]] = [
+        ["Place", *(reading.standing[name].place for name in result.entrants)],
+        ["Mean score", *(f"{reading.standing[n].mean_score:.1f}" for n in result.entrants)],
+    ]
+    for bout in result.bouts:
+        letters = [bout.letters[name] or "—" for name in result.entrants]
+        rows.append([title_of(reading, bout.challenge, bout.track), *letters])
+    for edge in result.edges:
+        if edge.winners:
+            values = [edge.values[name] for name in result.entrants]
+            rows.append([edge.criterion, *("–" if v is None else f"{v:.1f}" for v in values)])
+    return ["## Executive summary", "", *table(["Dimension", *result.entrants], rows)]
+
+
+def _task(reading: Reading, result: Duel, number: int, bout: Bout) -> list[str]:
+    info = reading.field.challenges[bout.challenge]
+    lines = [f"## Challenge {number}: {text(title_of(reading, bout.challenge, bout.track))}"]
+    if info.summary:
+        lines += ["", text(info.summary)]
+    for name in result.entrants:
+        cells = [
+            cell
+            for cell in reading.cells_of[name]
+            if (cell.challenge, cell.track) == (bout.challenge, bout.track)
+        ]
+        for cell in cells:
+            lines += ["", *_entrant(cell)]
+    decided = winner(bout.winners, result.entrants, bout.margin)
+    return [*lines, "", f"### {text(info.title)} winner: {decided}"]
+
+
+def _entrant(cell: Cell) -> list[str]:
+    measured = {
+        name: dimension
+        for name, dimension in cell.dimensions.items()
+        if dimension.score is not None
+    }
+    good = [f"{n}: {d.reason} ({d.score:.0f})" for n, d in measured.items() if (d.score or 0) >= 90]
+    bad = [f"{n}: {d.reason} ({d.score:.0f})" for n, d in measured.items() if (d.score or 0) < 70]
+    bad += [f"fell into {trap.id}: {trap.message}" for trap in cell.traps if trap.state == "fail"]
+    score = "" if cell.score is None else f" ({cell.score:.1f})"
+    lines = [f"### {text(cell.entrant)}", "", f"Grade: **{cell.letter or cell.state}**{score}"]
+    for heading, items in (("Strengths:", good), ("Weaknesses:", bad)):
+        if items:
+            lines += ["", heading, "", *bullets(items)]
+    return lines
+
+
+def _records(result: Duel) -> list[str]:
+    return ["## Records", "", *bullets(f"{tally.sentence}." for tally in result.records)]

@@ -1,0 +1,106 @@
+"""Head to head: one page for all pairs, and a page for each pair while the field is small."""
+
+from itertools import combinations
+from typing import Any
+
+from jinja2.utils import htmlsafe_json_dumps
+from markupsafe import Markup
+
+from trapline.arena.record import DIMENSIONS
+from trapline.arena.report.field import Square
+from trapline.arena.report.reading import Reading
+from trapline.arena.standings import margin
+
+#: Up to this many entrants each pair has a page of its own; a hundred would need five thousand.
+MOST_WITH_PAGES = 12
+
+
+def context(reading: Reading) -> dict[str, Any]:
+    return {
+        "title": "Duel",
+        "order": reading.order,
+        "rule": margin.RULE,
+        "data": data(reading),
+        "records": records(reading),
+    }
+
+
+def pairs(reading: Reading) -> list[tuple[str, str]]:
+    """The pairs that have a page, better standing first."""
+    ranked = [name for name in reading.order if name in reading.standing]
+    return list(combinations(ranked, 2)) if len(ranked) <= MOST_WITH_PAGES else []
+
+
+def href(reading: Reading, a: str, b: str) -> str:
+    slugs = reading.field.entrant_slugs
+    return f"duels/{slugs[a]}--{slugs[b]}.html"
+
+
+def records(reading: Reading) -> list[tuple[str, list[tuple[str, str]]]]:
+    """Won–lost–tied of every row against every column, with the page that shows it."""
+    found: dict[tuple[str, str], tuple[str, str]] = {}
+    for a, b in pairs(reading):
+        tally = reading.duel(a, b).records[0]
+        found[a, b] = f"{tally.won}–{tally.lost}–{tally.tied}", href(reading, a, b)
+        found[b, a] = f"{tally.lost}–{tally.won}–{tally.tied}", href(reading, a, b)
+    if not found:
+        return []
+    return [(a, [found.get((a, b), ("", "")) for b in reading.order]) for a in reading.order]
+
+
+def pair(reading: Reading, a: str, b: str) -> dict[str, Any]:
+    """The page of two entrants."""
+    return {
+        "title": f"{a} against {b}",
+        "duel": reading.duel(a, b),
+        "chance": reading.ranking.odds(a, b),
+        "titles": {
+            (column.challenge, column.track): reading.field.column_title(column)
+            for column in reading.field.columns
+        },
+    }
+
+
+def data(reading: Reading) -> Markup:
+    """Everything the page's script needs, safe inside a `<script>`."""
+    field = reading.field
+    return htmlsafe_json_dumps(
+        {
+            "rule": {
+                "tie": margin.TIE_BAND,
+                "narrow": margin.NARROW_BELOW,
+                "decisive": margin.DECISIVE_FROM,
+            },
+            "dimensions": DIMENSIONS,
+            "columns": [{"title": field.column_title(column)} for column in field.columns],
+            "entrants": [
+                {
+                    "name": name,
+                    "slug": field.entrant_slugs[name],
+                    "squares": [_square(square) for square in field.row(name)],
+                }
+                for name in reading.order
+            ],
+        }
+    )
+
+
+def _square(square: Square) -> dict[str, Any] | None:
+    if not square.attempts:
+        return None
+    return {
+        "shown": square.shown,
+        "score": square.score,
+        "href": square.href,
+        "dimensions": [_dimension(square, name) for name in DIMENSIONS],
+        "fallen": sorted({trap for cell in square.attempts for trap in cell.fallen()}),
+    }
+
+
+def _dimension(square: Square, name: str) -> float | None:
+    values = [
+        score
+        for cell in square.attempts
+        if name in cell.dimensions and (score := cell.dimensions[name].score) is not None
+    ]
+    return round(sum(values) / len(values), 2) if values else None

@@ -1,0 +1,74 @@
+"""One entrant: its cells, its shape over the dimensions, its trajectory, its traps."""
+
+from statistics import fmean
+from typing import Any
+
+from trapline.arena.record import DIMENSIONS
+from trapline.arena.report.reading import Reading
+
+
+def context(reading: Reading, entrant: str) -> dict[str, Any]:
+    cells = reading.cells_of[entrant]
+    field = reading.field
+    return {
+        "title": entrant,
+        "entrant": entrant,
+        "standing": reading.standing.get(entrant),
+        "ranking": reading.ranking,
+        "cells": cells,
+        "harnesses": sorted({cell.harness for cell in cells if cell.harness}),
+        "models": sorted({cell.model for cell in cells if cell.model}),
+        "plot": plot(reading, entrant),
+        "dimensions": [
+            (name, reading.dimension_means[entrant][name], reading.dimension_medians[name])
+            for name in reading.measured_dimensions
+        ],
+        "shape": shape(reading, entrant),
+        "trajectory": trajectory(reading, entrant),
+        "fallen": [
+            (cell, trap, field.challenges[cell.challenge].trap(trap.id))
+            for cell in cells
+            for trap in cell.traps
+            if trap.state == "fail"
+        ],
+    }
+
+
+def shape(reading: Reading, entrant: str) -> list[tuple[str, list[str]]]:
+    """Strengths and weaknesses, each with its evidence."""
+    found = reading.shapes.get(entrant)
+    if found is None:
+        return []
+    return [
+        ("Strengths", [trait.evidence for trait in found.strengths]),
+        ("Weaknesses", [trait.evidence for trait in found.weaknesses]),
+    ]
+
+
+def trajectory(reading: Reading, entrant: str) -> str:
+    """B+ → A- → A (rising): the letters from the easiest challenges to the hardest."""
+    found = reading.trajectories.get(entrant)
+    if found is None:
+        return ""
+    letters = " → ".join(f"{stage.name} {stage.letter or '—'}" for stage in found.stages)
+    return f"{letters} ({found.trend})"
+
+
+def plot(reading: Reading, entrant: str) -> Any:
+    """Radar and trajectory; None where nothing was measured."""
+    scored = [
+        (reading.stage_of(cell.challenge), cell.score)
+        for cell in reading.cells_of[entrant]
+        if cell.score is not None
+    ]
+    if not scored or not reading.measured_dimensions:
+        return None
+    means: list[float | None] = []
+    for stage in range(len(reading.stages)):
+        here = [score for place, score in scored if place == stage]
+        means.append(fmean(here) if here else None)
+    shape = reading.dimension_means[entrant]
+    known = [(name, value) for name in DIMENSIONS if (value := shape[name]) is not None]
+    label = f"{entrant} by dimension: " + ", ".join(f"{name} {value:.0f}" for name, value in known)
+    values = [shape[name] or 0.0 for name in reading.measured_dimensions]
+    return reading.entrant_plot.render(values, means, scored, label)

@@ -1,0 +1,110 @@
+"""The standings in detail: chances of every pair, and what else moves them."""
+
+from typing import Any
+
+from trapline.arena.report import formats, plots
+from trapline.arena.report.reading import Reading
+from trapline.arena.standings.harness_effect import HarnessEffect, harness_effect
+from trapline.arena.standings.history import history
+from trapline.arena.standings.moments import spreads
+
+MOST_IN_TABLE = 16
+
+
+def context(reading: Reading) -> dict[str, Any]:
+    ranking = reading.ranking
+    names = [standing.entrant for standing in ranking.standings]
+    matrix = ranking.matrix()
+    large = len(names) > MOST_IN_TABLE
+    return {
+        "title": "Standings",
+        "ranking": ranking,
+        "names": names,
+        "chances": [] if large else list(zip(names, matrix, strict=True)),
+        "chances_plot": _plot(names, matrix) if large else None,
+        "tables": detail_tables(reading),
+    }
+
+
+def _plot(names: list[str], matrix: list[list[float | None]]) -> Any:
+    filled = [[0.5 if value is None else value for value in row] for row in matrix]
+    return plots.win_rates(names, filled, "Chance that the row is better than the column")
+
+
+def detail_tables(reading: Reading) -> list[dict[str, Any]]:
+    """What the challenges, the harness and grading again do to the standings."""
+    found = (_spreads(reading), _harness(reading), _history(reading))
+    return [table for table in found if table["rows"]]
+
+
+def _spreads(reading: Reading) -> dict[str, Any]:
+    return {
+        "title": "Which challenges tell entrants apart",
+        "note": "The wider the scores, the more a challenge says about who is better.",
+        "heads": ["Challenge", "Entrants", "Best", "Worst", "Standard deviation"],
+        "rows": [
+            (
+                reading.field.challenges[each.challenge].title,
+                each.entrants,
+                formats.figure(each.best),
+                formats.figure(each.worst),
+                formats.figure(each.deviation),
+            )
+            for each in spreads(reading.run.cells)
+        ],
+    }
+
+
+def _harness(reading: Reading) -> dict[str, Any]:
+    if not any(cell.harness for cell in reading.run.cells):
+        return {"rows": []}
+    effect = harness_effect(reading.run.cells, reading.run.bundles)
+    return {
+        "title": "What the harness does",
+        "note": harness_note(effect),
+        "heads": ["Harness", "Cells", "Mean score", "Pass", "Files", "Lines", "Tests", "Words"],
+        "rows": [
+            (
+                row.harness or "not said",
+                row.cells,
+                formats.figure(row.mean_score),
+                formats.percent(row.pass_share),
+                *(_maybe(value) for value in (row.files, row.lines, row.tests, row.prose_words)),
+            )
+            for row in effect.rows
+        ],
+    }
+
+
+def harness_note(effect: HarnessEffect) -> str:
+    """Only the same model in two harnesses says anything about the harness."""
+    if not effect.pairs:
+        return "No model was run in two harnesses, so differences may be the models' own."
+    told = [
+        f"{pair.a or 'not said'} against {pair.b or 'not said'} {pair.difference:+.1f} points "
+        f"over {pair.shared} shared cells"
+        for pair in effect.pairs
+    ]
+    return "The same models on the same challenges: " + "; ".join(told) + "."
+
+
+def _maybe(value: float | None) -> str:
+    return "–" if value is None else formats.figure(value)
+
+
+def _history(reading: Reading) -> dict[str, Any]:
+    return {
+        "title": "Graded again",
+        "note": "Cells whose verdict moved when they were graded again, and what could explain it.",
+        "heads": ["Cell", "Before", "After", "What changed"],
+        "rows": [
+            (
+                f"{each.entrant}, {each.challenge}",
+                each.letter_before or each.state_before,
+                each.letter_after or each.state_after,
+                "; ".join(each.causes) or "nothing that is recorded",
+            )
+            for each in history(reading.run.history)
+            if each.changed
+        ],
+    }

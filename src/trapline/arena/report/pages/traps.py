@@ -1,0 +1,52 @@
+"""All traps of the run: which bite, and which bugs their authors could not have noticed."""
+
+from typing import Any
+
+from trapline.arena.report.reading import Reading
+from trapline.arena.standings.failures import common_failures, silent_bugs
+from trapline.arena.standings.moments import Moment, met_traps
+
+
+def context(reading: Reading) -> dict[str, Any]:
+    met = sorted(met_traps(reading.run.cells), key=lambda moment: (-moment.share, moment.trap))
+    caught = sum(1 for moment in met if moment.fell)
+    common = common_failures(reading.run.cells)
+    lede = f"{len(met)} traps were set; {caught} of them caught somebody"
+    lede += f", and {len(common)} caught at least half of those who met them." if common else "."
+    return {
+        "title": "Traps",
+        "lede": lede,
+        "rows": [moment_row(reading, moment) for moment in met],
+        "silent": _silent(reading),
+    }
+
+
+def moment_row(reading: Reading, moment: Moment) -> dict[str, Any]:
+    """A trap, what it catches, who fell and where to read more."""
+    challenge = reading.field.challenges[moment.challenge]
+    info = challenge.trap(moment.trap)
+    return {
+        "trap": moment.trap,
+        "challenge": challenge.title,
+        "severity": info.severity,
+        "catches": info.catches,
+        "fell": moment.fell,
+        "held": moment.held,
+        "asked": len(moment.fell) + len(moment.held),
+        "href": f"{reading.field.challenge_href(moment.challenge)}#trap-{moment.trap}",
+    }
+
+
+def _silent(reading: Reading) -> list[tuple[str, str, list[str], str]]:
+    """Who did not notice, where, what, and the page that shows it."""
+    field = reading.field
+    cells = {cell.key: cell for cell in reading.run.cells}
+    return [
+        (
+            bug.entrant,
+            field.challenges[bug.challenge].title,
+            [*bug.traps, *bug.cases],
+            field.cell_href(cells[bug.entrant, bug.challenge, bug.track, bug.attempt]),
+        )
+        for bug in silent_bugs(reading.run.cells)
+    ]

@@ -1,0 +1,272 @@
+"""Every plot of the report, as SVG that takes its colours from the page around it.
+
+matplotlib draws with stand-in colours; `_finish` replaces them by the style sheet's variables,
+so that one picture serves light, dark and print.
+"""
+
+import io
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from markupsafe import Markup, escape
+
+from trapline.arena.errors import MissingError
+
+#: Stand-in colour → variable of the style sheet.
+_COLOURS = {
+    "#010203": "ink",
+    "#010204": "soft",
+    "#010205": "line",
+    "#010206": "accent",
+    "#010207": "card",
+    "#010208": "warn",
+}
+INK, SOFT, LINE, ACCENT, CARD, WARN = _COLOURS
+_STYLE = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "trapline",
+    "font.size": 10,
+    "axes.edgecolor": LINE,
+    "axes.labelcolor": SOFT,
+    "axes.facecolor": "none",
+    "figure.facecolor": "none",
+    "savefig.facecolor": "none",
+    "xtick.color": LINE,
+    "ytick.color": LINE,
+    "xtick.labelcolor": SOFT,
+    "ytick.labelcolor": INK,
+    "grid.color": LINE,
+    "grid.linewidth": 0.8,
+    "text.color": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+}
+#: Inches.
+WIDTH, BELOW, ABOVE = 5.8, 0.55, 0.12
+MOST_NAMED_LINES = 12
+#: Beyond this many rows, labels would be a wall of text: the table beside the plot has the names.
+MOST_LABELS = 40
+
+
+@dataclass(frozen=True)
+class Interval:
+    """One row of a forest plot."""
+
+    label: str
+    low: float
+    middle: float
+    high: float
+
+
+def _matplotlib() -> Any:
+    """Loaded when the first plot is drawn: it takes a second, and Markdown does without."""
+    try:
+        import matplotlib
+        import matplotlib.figure
+        import matplotlib.ticker
+    except ImportError:
+        raise MissingError("plots need matplotlib: pip install 'trapline[report]'") from None
+    return matplotlib
+
+
+def _figure(width: float, height: float) -> Any:
+    # No layout engine: it would draw everything twice, and the margins are known.
+    return _matplotlib().figure.Figure(figsize=(width, height))
+
+
+def _finish(fig: Any, label: str) -> Markup:
+    """The figure as an inline SVG with a text alternative."""
+    buffer = io.StringIO()
+    with _context():
+        fig.savefig(buffer, format="svg", metadata={"Date": None})
+    svg = buffer.getvalue()
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(
+        r"<metadata>.*?</metadata>|<defs>\s*<style.*?</style>\s*</defs>", "", svg, flags=re.S
+    )
+    svg = re.sub(r'<g id="[^"]*"', "<g", svg)
+    svg = re.sub(r"\n\s*", "\n", svg)
+    for stand_in, variable in _COLOURS.items():
+        svg = svg.replace(stand_in, f"var(--{variable})")
+    opening = f'<svg role="img" aria-label="{escape(label)}" '
+    return Markup(opening + svg[len("<svg ") :])  # noqa: S704 - matplotlib escapes text it draws
+
+
+def _draw(height: float, left: float, right: float = 0.15) -> tuple[Any, Any]:
+    """A figure with one pair of axes; margins in inches."""
+    with _context():
+        fig = _figure(WIDTH, height)
+        box = (left / WIDTH, BELOW / height)
+        size = (1 - (left + right) / WIDTH, 1 - (BELOW + ABOVE) / height)
+        axes = fig.add_axes((*box, *size))
+        axes.spines[["left", "bottom"]].set_visible(False)
+        return fig, axes
+
+
+def _label_width(labels: Sequence[str]) -> float:
+    """Inches that the longest label takes, roughly."""
+    return 0.25 + 0.082 * max((len(label) for label in labels), default=0)
+
+
+def _finish_axes(axes: Any, grid: str, *logarithmic: Any) -> None:
+    """Quiet axes; logarithmic ones with figures as people write them."""
+    for scale in logarithmic:
+        low, high = sorted(scale.get_view_interval())
+        subs = (1, 2, 5) if high < 60 * low else (1,)
+        scale.set_major_locator(_matplotlib().ticker.LogLocator(subs=subs))
+        scale.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.minorticks_off()
+    axes.grid(axis=grid)
+    axes.tick_params(length=0)
+
+
+def _context() -> Any:
+    return _matplotlib().rc_context(_STYLE)
+
+
+def plain(text: str) -> str:
+    """Text that matplotlib shows as it is: no mathematics between dollars, nothing unprintable."""
+    shown = "".join(char if char.isprintable() else "�" for char in text).replace("$", r"\$")
+    return shown if len(shown) <= 28 else shown[:27] + "…"
+
+
+def forest(rows: Sequence[Interval], xlabel: str, label: str) -> Markup:
+    """Intervals with their middles, first row on top."""
+    with _context():
+        labels = [plain(row.label) for row in rows]
+        fig, axes = _draw(ABOVE + BELOW + 0.27 * len(rows), _label_width(labels))
+        places = np.arange(len(rows))
+        low = np.array([row.low for row in rows])
+        high = np.array([row.high for row in rows])
+        axes.hlines(places, low, high, color=ACCENT, linewidth=5, alpha=0.35, capstyle="round")
+        axes.plot([row.middle for row in rows], places, "o", color=ACCENT, markersize=6.5)
+        axes.set_yticks(places, labels)
+        axes.set_ylim(len(rows) - 0.4, -0.6)
+        axes.set_xlabel(xlabel)
+        axes.xaxis.get_major_locator().set_params(integer=True)
+        _finish_axes(axes, "x")
+        return _finish(fig, label)
+
+
+def dots(
+    values: Mapping[str, float], xlabel: str, label: str, *, line_at: float | None = None
+) -> Markup:
+    """One dot a name on a logarithmic axis, largest first, with a line at a reference."""
+    ordered = sorted(values.items(), key=lambda item: -item[1])
+    many = len(ordered) > MOST_LABELS
+    with _context():
+        labels = [] if many else [plain(name) for name, _ in ordered]
+        height = 3.4 if many else ABOVE + BELOW + 0.27 * len(ordered)
+        fig, axes = _draw(height, _label_width(labels))
+        places = np.arange(len(ordered))
+        figures = np.array([value for _, value in ordered])
+        if not many:
+            axes.hlines(places, figures.min(), figures, color=LINE, linewidth=1)
+        axes.plot(figures, places, "o", color=ACCENT, markersize=4 if many else 6.5)
+        if line_at is not None:
+            axes.axvline(line_at, color=WARN, linewidth=1.4, linestyle=(0, (4, 3)))
+        axes.set_xscale("log")
+        axes.set_yticks(
+            [] if many else places, [] if many else [plain(name) for name, _ in ordered]
+        )
+        axes.set_ylim(len(ordered) - 0.4, -0.6)
+        axes.set_xlabel(xlabel)
+        _finish_axes(axes, "x", axes.xaxis)
+        return _finish(fig, label)
+
+
+def growth(
+    series: Mapping[str, Sequence[tuple[float, float]]], xlabel: str, ylabel: str, label: str
+) -> Markup:
+    """Lines on two logarithmic axes, each named at its end while there are few."""
+    with _context():
+        faint = len(series) > MOST_NAMED_LINES
+        fig, axes = _draw(3.6, 0.8, 0.2 if faint else _label_width([plain(n) for n in series]))
+        for name, points in series.items():
+            x, y = zip(*points, strict=True)
+            axes.plot(x, y, "-" if faint else "-o", color=ACCENT, markersize=4, linewidth=1.4,
+                      alpha=0.3 if faint else 0.75)  # fmt: skip
+            if not faint:
+                axes.annotate(plain(name), (x[-1], y[-1]), xytext=(6, 0), fontsize=8.5,
+                              textcoords="offset points", va="center", color=INK)  # fmt: skip
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        axes.set_xlabel(xlabel)
+        axes.set_ylabel(ylabel)
+        _finish_axes(axes, "both", axes.xaxis, axes.yaxis)
+        return _finish(fig, label)
+
+
+def win_rates(names: Sequence[str], chances: Sequence[Sequence[float]], label: str) -> Markup:
+    """The chance that the row beats the column, as a picture for fields too large for a table."""
+    with _context():
+        fig, axes = _draw(6.6, 0.8)
+        image = axes.imshow(np.asarray(chances, float), cmap="BrBG", vmin=0.0, vmax=1.0)
+        axes.set_xlabel("the column's place in the standings")
+        axes.set_ylabel("the row's place in the standings")
+        bar = fig.colorbar(image, ax=axes, shrink=0.7)
+        bar.set_label("chance that the row is better", color=SOFT)
+        axes.tick_params(length=0)
+        return _finish(fig, f"{label} ({len(names)} entrants)")
+
+
+class EntrantPlot:
+    """Shape over the dimensions and trajectory over difficulty, drawn once and refilled."""
+
+    def __init__(
+        self, dimensions: Sequence[str], field: Sequence[float], stages: Sequence[str]
+    ) -> None:
+        self._spokes = np.linspace(0, 2 * np.pi, len(dimensions), endpoint=False)
+        with _context():
+            self._figure = _figure(9.2, 3.7)
+            left = self._figure.add_axes((0.07, 0.11, 0.32, 0.77), projection="polar")
+            right = self._figure.add_axes((0.53, 0.12, 0.45, 0.82))
+            self._shape = self._draw_shape(left, dimensions, field)
+            self._line, self._points = self._draw_trajectory(right, stages)
+
+    def _draw_shape(self, axes: Any, dimensions: Sequence[str], field: Sequence[float]) -> Any:
+        around = np.append(self._spokes, self._spokes[:1])
+        axes.set_theta_zero_location("N")
+        axes.set_theta_direction(-1)
+        axes.set_xticks(self._spokes, dimensions)
+        axes.set_rlim(0, 100)
+        axes.set_rgrids([25, 50, 75, 100], labels=["", "50", "", "100"], color=SOFT, fontsize=7.5)
+        axes.spines["polar"].set_color(LINE)
+        axes.tick_params(labelcolor=INK, pad=4, labelsize=9)
+        closed = np.append(field, field[:1])
+        axes.plot(around, closed, color=SOFT, linewidth=1.2, linestyle=(0, (3, 3)))
+        (shape,) = axes.fill(around, np.zeros_like(around), linewidth=1.8, edgecolor=ACCENT)
+        shape.set_facecolor((ACCENT, 0.25))
+        return shape
+
+    def _draw_trajectory(self, axes: Any, stages: Sequence[str]) -> tuple[Any, Any]:
+        places = np.arange(len(stages))
+        (line,) = axes.plot(places, np.zeros(len(stages)), "-o", color=ACCENT, linewidth=2)
+        (points,) = axes.plot([], [], "o", color=SOFT, markersize=4, alpha=0.55)
+        axes.set_xticks(places, stages)
+        axes.set_xlim(-0.4, max(len(stages) - 0.6, 0.6))
+        axes.set_ylim(0, 104)
+        axes.set_ylabel("score")
+        axes.grid(axis="y")
+        axes.tick_params(length=0)
+        axes.spines[["left", "bottom"]].set_visible(False)
+        return line, points
+
+    def render(
+        self,
+        shape: Sequence[float],
+        means: Sequence[float | None],
+        scores: Sequence[tuple[int, float]],
+        label: str,
+    ) -> Markup:
+        """The picture of one entrant: a value a dimension, a mean a stage, a dot a cell."""
+        closed = np.append(shape, shape[:1])
+        around = np.append(self._spokes, self._spokes[:1])
+        self._shape.set_xy(np.column_stack([around, closed]))
+        self._line.set_ydata([np.nan if mean is None else mean for mean in means])
+        self._points.set_data([stage for stage, _ in scores], [score for _, score in scores])
+        return _finish(self._figure, label)

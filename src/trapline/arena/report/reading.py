@@ -1,0 +1,173 @@
+"""Everything that several pages need of one run, computed once."""
+
+import hashlib
+from collections.abc import Mapping
+from functools import cached_property
+from statistics import fmean, median
+from typing import Any
+
+from trapline.arena.record import DIMENSIONS, Cell
+from trapline.arena.report.catalog import ChallengeInfo, describe
+from trapline.arena.report.field import Column, Field
+from trapline.arena.report.plots import EntrantPlot
+from trapline.arena.report.runview import RunView
+from trapline.arena.standings.duel import Duel, duel
+from trapline.arena.standings.ranking import Ranking, Standing, ranking
+from trapline.arena.standings.shape import Shape, shapes
+from trapline.arena.standings.trajectory import Trajectory, by_difficulty
+
+
+class Reading:
+    """A run, its field and its standings."""
+
+    def __init__(self, run: RunView, told: Mapping[str, ChallengeInfo] | None = None) -> None:
+        self.run = run
+        self.field = Field(run, describe(run.cells, run.waiting, told))
+
+    @cached_property
+    def ranking(self) -> Ranking:
+        weights = {
+            info.id: info.weights["traps"]
+            for info in self.field.challenges.values()
+            if "traps" in info.weights
+        }
+        return ranking(self.run.cells, trap_weight=weights)
+
+    @cached_property
+    def standing(self) -> dict[str, Standing]:
+        return {standing.entrant: standing for standing in self.ranking.standings}
+
+    @cached_property
+    def order(self) -> list[str]:
+        """Entrants as the standings have them; those without a place last."""
+        placed = list(self.standing)
+        return placed + [name for name in self.field.entrants if name not in self.standing]
+
+    @cached_property
+    def cells_of(self) -> dict[str, list[Cell]]:
+        """Each entrant's cells in the order of the columns."""
+        found: dict[str, list[Cell]] = {name: [] for name in self.field.entrants}
+        for name in found:
+            for square in self.field.row(name):
+                found[name] += square.attempts
+        return found
+
+    @cached_property
+    def dimension_means(self) -> dict[str, dict[str, float | None]]:
+        """Entrant → dimension → mean over its cells, None where it was never measured."""
+        return {
+            name: {dimension: _mean(cells, dimension) for dimension in DIMENSIONS}
+            for name, cells in self.cells_of.items()
+        }
+
+    @cached_property
+    def dimension_medians(self) -> dict[str, float | None]:
+        """The median entrant in each dimension."""
+        found: dict[str, float | None] = {}
+        for dimension in DIMENSIONS:
+            values = [
+                value
+                for means in self.dimension_means.values()
+                if (value := means[dimension]) is not None
+            ]
+            found[dimension] = median(values) if values else None
+        return found
+
+    @cached_property
+    def measured_dimensions(self) -> list[str]:
+        """Dimensions that some cell of the run has a figure for."""
+        return [name for name in DIMENSIONS if self.dimension_medians[name] is not None]
+
+    @cached_property
+    def difficulty(self) -> dict[str, str]:
+        """Difficulty by challenge, where it is known."""
+        return {
+            info.id: info.difficulty for info in self.field.challenges.values() if info.difficulty
+        }
+
+    @cached_property
+    def shapes(self) -> dict[str, Shape]:
+        return {shape.entrant: shape for shape in shapes(self.run.cells)}
+
+    @cached_property
+    def trajectories(self) -> dict[str, Trajectory]:
+        found = by_difficulty(self.run.cells, self.difficulty)
+        return {trajectory.entrant: trajectory for trajectory in found}
+
+    @cached_property
+    def stages(self) -> list[str]:
+        """The run's difficulties, easiest first."""
+        return list(dict.fromkeys(info.difficulty for info in self.field.challenges.values()))
+
+    def stage_of(self, challenge: str) -> int:
+        return self.stages.index(self.field.challenges[challenge].difficulty)
+
+    @cached_property
+    def entrant_plot(self) -> EntrantPlot:
+        medians = [self.dimension_medians[name] or 0.0 for name in self.measured_dimensions]
+        stages = [stage or "unrated" for stage in self.stages]
+        return EntrantPlot(self.measured_dimensions, medians, stages)
+
+    def duel(self, *entrants: str) -> Duel:
+        """These entrants side by side, easiest challenge first."""
+        found = duel(self.run.cells, entrants)
+        place = {column: number for number, column in enumerate(self.field.columns)}
+        bouts = sorted(found.bouts, key=lambda bout: place[Column(bout.challenge, bout.track)])
+        return found.model_copy(update={"bouts": bouts})
+
+    @cached_property
+    def version(self) -> str:
+        """Changes whenever a grade came in."""
+        total = hashlib.sha256()
+        for cell in self.run.cells:
+            total.update(repr((cell.key, cell.state, cell.score, cell.bundle)).encode())
+        return total.hexdigest()[:16]
+
+    @cached_property
+    def judges(self) -> list[str]:
+        """The models that judged a dimension, where any did."""
+        found = set()
+        for cell in self.run.cells:
+            for dimension in cell.dimensions.values():
+                judge = dimension.evidence.get("judge")
+                if judge:
+                    found.add(str(judge))
+        return sorted(found)
+
+    @cached_property
+    def isolation(self) -> str:
+        levels = self.field.isolation
+        if not levels:
+            return "nothing was run"
+        if len(levels) == 1:
+            return levels[0]
+        return f"{levels[0]} at the weakest ({', '.join(levels)})"
+
+    @property
+    def judged_by(self) -> str:
+        if "judged_by" in self.run.meta:
+            return str(self.run.meta["judged_by"])
+        if self.judges:
+            return f"A language model judged the analysis: {', '.join(self.judges)}."
+        return "No language model judged anything."
+
+    @cached_property
+    def shared(self) -> dict[str, Any]:
+        """What the frame of every page shows."""
+        started = [cell.started for cell in self.run.cells]
+        return {
+            "run_name": self.run.name,
+            "run_date": f"{max(started):%Y-%m-%d}" if started else "",
+            "isolation": self.isolation,
+            "judges": self.judged_by,
+            "field": self.field,
+        }
+
+
+def _mean(cells: list[Cell], dimension: str) -> float | None:
+    values = [
+        score
+        for cell in cells
+        if dimension in cell.dimensions and (score := cell.dimensions[dimension].score) is not None
+    ]
+    return fmean(values) if values else None

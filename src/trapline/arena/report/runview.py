@@ -1,0 +1,69 @@
+"""What a report needs to know of a run, whether it comes from a store, from data or from a test."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from trapline.arena.record import Bundle, Cell
+from trapline.arena.reported import ReportedField, Row, as_cells, reproduction_table
+from trapline.arena.store import Planned, Store
+
+
+@dataclass(frozen=True)
+class RunView:
+    """A run as it stands: graded cells, the evidence behind them, and what is still to come."""
+
+    cells: Sequence[Cell]
+    bundles: Mapping[str, Bundle] = field(default_factory=dict)
+    waiting: Sequence[Planned] = ()
+    meta: Mapping[str, Any] = field(default_factory=dict)
+    name: str = "run"
+    #: Every grade ever given, replaced ones included.
+    history: Sequence[Cell] = ()
+    #: A hand-written report's figures beside ours, where the run is such a report.
+    reproduction: Sequence[Row] = ()
+
+    @classmethod
+    def of_report(cls, field: ReportedField, name: str) -> "RunView":
+        """A report that people wrote, by its grade matrix."""
+        meta = {
+            "title": "The published field, recomputed",
+            "caveat": "the letters are those of the published reports, each scored with the least "
+            "that earns it; nothing was executed here",
+            "judged_by": "The grades are the reports' authors', not ours.",
+        }
+        return cls(
+            cells=as_cells(field), meta=meta, name=name, reproduction=reproduction_table(field)
+        )
+
+    @classmethod
+    def of(cls, store: Store) -> "RunView":
+        """The store's present state; bundles are read when a page needs them."""
+        cells = store.cells()
+        return cls(
+            cells=cells,
+            bundles=StoredBundles(store, [cell.bundle for cell in cells if cell.bundle]),
+            waiting=store.waiting(),
+            meta=store.meta(),
+            name=store.folder.resolve().name,
+            history=store.history(),
+        )
+
+
+class StoredBundles(Mapping[str, Bundle]):
+    """A store's bundles by digest, read one at a time: all together need not fit in memory."""
+
+    def __init__(self, store: Store, digests: Sequence[str]) -> None:
+        self._store = store
+        self._digests = dict.fromkeys(digests)
+
+    def __getitem__(self, digest: str) -> Bundle:
+        if digest not in self._digests:
+            raise KeyError(digest)
+        return self._store.bundle(digest)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._digests)
+
+    def __len__(self) -> int:
+        return len(self._digests)

@@ -1,0 +1,194 @@
+"""The report as a set of pages: which there are, and each one rendered when it is asked for."""
+
+import base64
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from trapline.arena import rubric
+from trapline.arena.certify import Certificate
+from trapline.arena.report import evidence, formats, tables
+from trapline.arena.report.catalog import ChallengeInfo
+from trapline.arena.report.field import letter_class
+from trapline.arena.report.pages import (
+    cell,
+    challenge,
+    duel,
+    entrant,
+    kills,
+    methodology,
+    overview,
+    reproduction,
+    standings,
+    traps,
+)
+from trapline.arena.report.reading import Reading
+from trapline.arena.report.runview import RunView
+from trapline.arena.store import canonical
+
+NAV = (
+    ("index.html", "Overview"),
+    ("standings.html", "Standings"),
+    ("duel.html", "Duel"),
+    ("traps.html", "Traps"),
+    ("kills.html", "Kill matrix"),
+    ("reproduction.html", "Reproduction"),
+    ("methodology.html", "Methodology"),
+)
+_STATIC = Path(__file__).parent / "static"
+Page = Callable[[], dict[str, Any]]
+
+
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("trapline.arena.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        auto_reload=False,
+    )
+    environment.filters |= {
+        "figure": formats.figure,
+        "figure0": formats.figure0,
+        "percent": formats.percent,
+        "chance": formats.chance,
+        "rank_set": formats.rank_set,
+        "named": formats.named,
+        "cut": evidence.cut,
+        "letter_class": letter_class,
+    }
+    environment.globals |= {
+        "rubric": rubric,
+        "letters": [letter for letter, _ in rubric.LETTERS],
+        "css": _own("site.css"),
+        "theme_js": _own("theme.js"),
+        "site_js": _own("site.js"),
+        "csp": content_security_policy(),
+    }
+    return environment
+
+
+def _own(name: str) -> Markup:
+    """A file of ours, put into pages as it is."""
+    return Markup((_STATIC / name).read_text())  # noqa: S704 - nothing of a submission is in it
+
+
+def content_security_policy() -> str:
+    """Only our two scripts run, and nothing is ever loaded from elsewhere."""
+    hashes = " ".join(
+        f"'sha256-{base64.b64encode(hashlib.sha256(_own(name).encode()).digest()).decode()}'"
+        for name in ("theme.js", "site.js")
+    )
+    return (
+        f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data:; "
+        "connect-src 'self'; base-uri 'none'; form-action 'none'"
+    )
+
+
+class Site:
+    """All pages of one run."""
+
+    def __init__(
+        self,
+        run: RunView,
+        *,
+        told: Mapping[str, ChallengeInfo] | None = None,
+        certificates: Sequence[Certificate] = (),
+        live: bool = False,
+    ) -> None:
+        self.reading = Reading(run, told)
+        self.certificates = certificates
+        self.live = live
+
+    @cached_property
+    def pages(self) -> dict[str, tuple[str, Page]]:
+        """Path → template and what fills it."""
+        reading, field = self.reading, self.reading.field
+        found: dict[str, tuple[str, Page]] = {
+            "index.html": ("overview.html", partial(overview.context, reading)),
+            "standings.html": ("standings.html", partial(standings.context, reading)),
+            "duel.html": ("duel.html", partial(duel.context, reading)),
+            "traps.html": ("traps.html", partial(traps.context, reading)),
+            "kills.html": ("kills.html", partial(kills.context, reading, self.certificates)),
+            "methodology.html": ("methodology.html", partial(methodology.context, reading)),
+        }
+        if reading.run.reproduction:
+            found["reproduction.html"] = (
+                "reproduction.html",
+                partial(reproduction.context, reading),
+            )
+        for name in field.entrants:
+            found[field.entrant_href(name)] = (
+                "entrant.html",
+                partial(entrant.context, reading, name),
+            )
+        for name in field.challenges:
+            found[field.challenge_href(name)] = (
+                "challenge.html",
+                partial(challenge.context, reading, name),
+            )
+        for one in field.run.cells:
+            found[field.cell_href(one)] = ("cell.html", partial(cell.context, reading, one))
+        for a, b in duel.pairs(reading):
+            found[duel.href(reading, a, b)] = ("pair.html", partial(duel.pair, reading, a, b))
+        return found
+
+    def files(self) -> dict[str, Callable[[], str]]:
+        """What is no page: tables and bundles to download."""
+        run = self.reading.run
+        found: dict[str, Callable[[], str]] = {
+            "cells.csv": lambda: tables.as_csv(run.cells),
+            "cells.json": lambda: tables.as_json(run.cells),
+        }
+        for digest in run.bundles:
+            found[f"bundles/{digest}.json"] = partial(self._bundle, digest)
+        return found
+
+    def _bundle(self, digest: str) -> str:
+        return canonical(self.reading.run.bundles[digest])
+
+    def render(self, path: str) -> str | None:
+        """The page or file at this path, or None where there is none."""
+        if path in self.pages:
+            template, fill = self.pages[path]
+            return self._render(path, template, fill())
+        make = self.files().get(path)
+        return make() if make else None
+
+    def _render(self, path: str, template: str, context: dict[str, Any]) -> str:
+        shared = self.reading.shared | {
+            "root": "../" * path.count("/"),
+            "here": path,
+            "live": self.live,
+            "version": self.reading.version,
+            "nav": [(href, text) for href, text in NAV if href in self.pages],
+        }
+        return self._templates.get_template(template).render(shared | context)
+
+    @cached_property
+    def _templates(self) -> Environment:
+        return _environment()
+
+
+def write_site(
+    run: RunView,
+    out: Path,
+    *,
+    told: Mapping[str, ChallengeInfo] | None = None,
+    certificates: Sequence[Certificate] = (),
+    on_page: Callable[[int, int], None] = lambda _done, _total: None,
+) -> Path:
+    """Writes every page and file under `out`; returns the path of the first page."""
+    site = Site(run, told=told, certificates=certificates)
+    paths = [*site.pages, *site.files()]
+    for done, path in enumerate(paths, start=1):
+        target = out / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(site.render(path) or "", encoding="utf-8", errors="replace")
+        on_page(done, len(paths))
+    return out / "index.html"

@@ -1,0 +1,244 @@
+"use strict";
+
+// Everything a submission wrote reaches the page through textContent, never through innerHTML.
+function make(tag, attributes = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+  element.append(...children.map((child) => (child instanceof Node ? child : String(child))));
+  return element;
+}
+
+// --- dark and light ---------------------------------------------------------------------------
+function isDark() {
+  const chosen = document.documentElement.dataset.theme;
+  return chosen ? chosen === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+}
+
+function themeButton() {
+  const button = document.querySelector("[data-theme-button]");
+  const show = () => {
+    button.setAttribute("aria-pressed", String(isDark()));
+    button.querySelector("span").textContent = isDark() ? "Light" : "Dark";
+  };
+  button.addEventListener("click", () => {
+    const next = isDark() ? "light" : "dark";
+    document.documentElement.dataset.theme = next;
+    try { localStorage.setItem("trapline-theme", next); } catch { /* it holds for this page only */ }
+    show();
+  });
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", show);
+  show();
+}
+
+// --- the matrix: filter by name, walk with the arrow keys ---------------------------------------
+function matrixFilter() {
+  const input = document.querySelector("[data-filter]");
+  if (!input) return;
+  const status = document.querySelector("[data-filter-status]");
+  input.addEventListener("input", () => {
+    const wanted = input.value.trim().toLowerCase();
+    let shown = 0;
+    for (const row of document.querySelectorAll("[data-name]")) {
+      row.hidden = !row.dataset.name.toLowerCase().includes(wanted);
+      if (!row.hidden && row.closest(".matrix")) shown += 1;
+    }
+    status.textContent = wanted ? `${shown} shown` : "";
+  });
+}
+
+const STEPS = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };
+
+function neighbour(cell, [down, right]) {
+  const rows = [...cell.closest("tbody").rows].filter((row) => !row.hidden);
+  let row = rows.indexOf(cell.parentElement);
+  let column = cell.cellIndex;
+  for (;;) {
+    row += down;
+    column += right;
+    const next = rows[row]?.cells[column];
+    if (!next) return null;
+    const link = next.querySelector("a");
+    if (link) return link;
+  }
+}
+
+function matrixKeys() {
+  document.addEventListener("keydown", (event) => {
+    const cell = event.target.closest?.(".matrix tbody td, .matrix tbody th");
+    if (!cell || !STEPS[event.key]) return;
+    const link = neighbour(cell, STEPS[event.key]);
+    if (!link) return;
+    event.preventDefault();
+    link.focus();
+  });
+}
+
+// --- duel: two entrants side by side, from the data in the page ----------------------------------
+function word(difference, rule) {
+  const size = Math.round(Math.abs(difference) * 1e6) / 1e6;
+  if (size < rule.tie) return "tie";
+  if (size < rule.narrow) return "narrow";
+  return size < rule.decisive ? "moderate" : "decisive";
+}
+
+function edge(a, b, names, rule) {
+  if (a === null || b === null) return make("td", { class: "edge-tie" }, "not both measured");
+  const how = word(a - b, rule);
+  if (how === "tie") return make("td", { class: "edge-tie" }, "tie");
+  const left = a > b;
+  return make("td", { class: left ? "edge-left" : "edge-right" }, `${left ? names[0] : names[1]} (${how})`);
+}
+
+function figure(value) {
+  return make("td", {}, value === null ? "–" : value.toFixed(1));
+}
+
+function table(caption, heads, rows) {
+  const head = make("thead", {}, make("tr", {}, ...heads.map((text) => make("th", { scope: "col" }, text))));
+  const box = make("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption });
+  box.append(make("table", { class: "wide" }, make("caption", {}, caption), head, make("tbody", {}, ...rows)));
+  return box;
+}
+
+function linked(text, href) {
+  return href ? make("a", { href }, text) : text;
+}
+
+function mean(values) {
+  return values.length ? values.reduce((sum, value) => sum + value, 0) / values.length : null;
+}
+
+function challengeRow(column, place, pair, names, rule) {
+  const [a, b] = pair.map((entrant) => entrant.squares[place]);
+  const cells = [a, b].map((square) =>
+    make("td", {}, square ? linked(`${square.shown}${square.score === null ? "" : ` · ${square.score.toFixed(1)}`}`, square.href) : "—"));
+  return make("tr", {}, make("th", { scope: "row" }, column.title), ...cells,
+    edge(a?.score ?? null, b?.score ?? null, names, rule));
+}
+
+function record(pair, columns, rule) {
+  const count = { won: 0, lost: 0, tied: 0 };
+  columns.forEach((_, place) => {
+    const [a, b] = pair.map((entrant) => entrant.squares[place]?.score ?? null);
+    if (a === null || b === null) return;
+    count[word(a - b, rule) === "tie" ? "tied" : a > b ? "won" : "lost"] += 1;
+  });
+  return count;
+}
+
+function verdict({ won, lost, tied }, names) {
+  if (won + lost + tied === 0) return "They share no graded challenge: nothing can be said.";
+  const score = `${Math.max(won, lost)}–${Math.min(won, lost)}–${tied}`;
+  if (won === lost) return `${names[0]} and ${names[1]} are level, ${score} (won–lost–tied).`;
+  return `${won > lost ? names[0] : names[1]} leads ${score} (won–lost–tied).`;
+}
+
+function dimensionRows(data, pair, names) {
+  return data.dimensions.map((name, index) => {
+    const values = data.columns
+      .map((_, place) => pair.map((entrant) => entrant.squares[place]?.dimensions[index] ?? null))
+      .filter((both) => both.every((value) => value !== null));
+    const [a, b] = [0, 1].map((side) => mean(values.map((both) => both[side])));
+    return make("tr", {}, make("th", { scope: "row" }, name), figure(a), figure(b), edge(a, b, names, data.rule));
+  });
+}
+
+function trapRows(data, pair) {
+  const rows = [];
+  data.columns.forEach((column, place) => {
+    const [a, b] = pair.map((entrant) => new Set(entrant.squares[place]?.fallen ?? []));
+    if (!pair.every((entrant) => entrant.squares[place])) return;
+    for (const trap of new Set([...a, ...b])) {
+      if (a.has(trap) === b.has(trap)) continue;
+      rows.push(make("tr", {}, make("th", { scope: "row" }, trap), make("td", {}, column.title),
+        ...[a, b].map((fallen) => make("td", { class: fallen.has(trap) ? "edge-right" : "edge-left" }, fallen.has(trap) ? "fell" : "held"))));
+    }
+  });
+  return rows;
+}
+
+function showDuel(data, target, pair) {
+  const names = pair.map((entrant) => entrant.name);
+  const rows = data.columns.map((column, place) => challengeRow(column, place, pair, names, data.rule));
+  const traps = trapRows(data, pair);
+  const parts = [
+    make("p", { class: "lede", "data-verdict": "" }, verdict(record(pair, data.columns, data.rule), names)),
+    table("Challenge by challenge", ["Challenge", ...names, "Edge"], rows),
+    table("Dimension by dimension, mean over the challenges that both took", ["Dimension", ...names, "Edge"], dimensionRows(data, pair, names)),
+  ];
+  if (traps.length) parts.push(table("Traps that one fell into and the other did not", ["Trap", "Challenge", ...names], traps));
+  target.replaceChildren(...parts);
+}
+
+function duel() {
+  const source = document.getElementById("duel-data");
+  if (!source) return;
+  const data = JSON.parse(source.textContent);
+  const selects = ["duel-a", "duel-b"].map((id) => document.getElementById(id));
+  const target = document.getElementById("duel-result");
+  const fromAddress = new URLSearchParams(location.hash.slice(1));
+  ["a", "b"].forEach((name, side) => {
+    const place = data.entrants.findIndex((entrant) => entrant.slug === fromAddress.get(name));
+    selects[side].value = String(place >= 0 ? place : Math.min(side, data.entrants.length - 1));
+  });
+  const show = () => showDuel(data, target, selects.map((select) => data.entrants[Number(select.value)]));
+  const changed = () => {
+    const [a, b] = selects.map((select) => data.entrants[Number(select.value)].slug);
+    history.replaceState(null, "", `#${new URLSearchParams({ a, b })}`);
+    show();
+  };
+  for (const select of selects) select.addEventListener("change", changed);
+  show();
+}
+
+// --- a run that goes on: squares change in place, the rest is fetched when a grade came in --------
+function updateSquare(id, now) {
+  const holder = document.getElementById(id);
+  if (!holder || holder.dataset.shown === `${now.heat} ${now.shown} ${now.score}`) return;
+  holder.dataset.shown = `${now.heat} ${now.shown} ${now.score}`;
+  holder.dataset.state = now.state;
+  const focused = holder.contains(document.activeElement);
+  const graded = now.score !== null && now.state !== "hack";
+  const square = make(now.href ? "a" : "span", { class: `square ${now.heat}${graded ? "" : " word"}` }, make("b", {}, now.shown));
+  if (graded) square.append(make("small", {}, now.score.toFixed(1)));
+  if (now.href) square.setAttribute("href", now.href);
+  holder.replaceChildren(square);
+  if (focused) square.focus();
+}
+
+async function swapSections() {
+  const answer = await fetch(location.pathname, { cache: "no-store" });
+  if (!answer.ok) return;
+  const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
+  for (const old of document.querySelectorAll("[data-swap]")) {
+    const next = fresh.querySelector(`[data-swap="${old.dataset.swap}"]`);
+    if (next && !old.contains(document.activeElement)) old.replaceWith(document.adoptNode(next));
+  }
+}
+
+function live() {
+  const address = document.documentElement.dataset.live;
+  if (!address) return;
+  const status = document.querySelector("[data-progress]");
+  let version = document.documentElement.dataset.version;
+  const poll = async () => {
+    try {
+      const now = await (await fetch(address, { cache: "no-store" })).json();
+      for (const [id, square] of Object.entries(now.squares)) updateSquare(id, square);
+      const { graded, running, waiting } = now.progress;
+      const text = running + waiting ? `${graded} graded, ${running} running, ${waiting} waiting` : `finished: ${graded} graded`;
+      if (status && status.textContent !== text) status.textContent = text;
+      if (now.version !== version) { version = now.version; await swapSections(); }
+    } catch {
+      if (status) status.textContent = "the server does not answer; trying again";
+    }
+    setTimeout(poll, 700);
+  };
+  poll();
+}
+
+themeButton();
+matrixFilter();
+matrixKeys();
+duel();
+live();

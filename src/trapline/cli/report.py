@@ -1,0 +1,89 @@
+"""`trapline report`: a run as a site, as Markdown, or as a table."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+from pydantic import TypeAdapter, ValidationError
+from rich.console import Console
+from rich.progress import Progress
+
+from trapline.arena.certify import Certificate
+from trapline.arena.errors import UsageError
+from trapline.arena.report.markdown import write_markdown
+from trapline.arena.report.runview import RunView
+from trapline.arena.report.site import write_site
+from trapline.arena.report.tables import write_table
+from trapline.cli.reading import PUBLISHED, opened, published
+
+Format = Literal["html", "markdown", "csv", "parquet", "json"]
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the verb."""
+    app.command(epilog="Example: trapline report runs/demo --format markdown")(report)
+
+
+def report(
+    run: Annotated[
+        str | None,
+        typer.Argument(help="A run's folder, or 'published'; the last run if not given."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Where to; RUN/report or published-report if not given.")
+    ] = None,
+    form: Annotated[
+        Format, typer.Option("--format", help="A site, Markdown documents, or a table.")
+    ] = "html",
+    certificates: Annotated[
+        Path | None,
+        typer.Option(help="What `trapline certify --json` printed: fills the kill matrix."),
+    ] = None,
+) -> None:
+    """Write a report that needs nothing else: open its first page from the disk."""
+    known = read_certificates(certificates)
+    with viewed(run) as (view, folder):
+        target = out or folder
+        if form == "html":
+            print(_site(view, target, known))
+        elif form == "markdown":
+            for path in write_markdown(view, target):
+                print(path)
+        else:
+            suffix = f".{form}"
+            path = target if target.suffix == suffix else target / f"cells{suffix}"
+            print(write_table(view.cells, path, form))
+
+
+@contextmanager
+def viewed(run: str | None) -> Iterator[tuple[RunView, Path]]:
+    """What is to be reported, and where its report goes by default."""
+    if run == PUBLISHED:
+        yield RunView.of_report(published(), PUBLISHED), Path("published-report")
+        return
+    with opened(run) as store:
+        yield RunView.of(store), store.folder / "report"
+
+
+def read_certificates(path: Path | None) -> list[Certificate]:
+    """The certificates in a file that `trapline certify --json` printed."""
+    if path is None:
+        return []
+    try:
+        found = json.loads(path.read_text())["certificates"]
+        return TypeAdapter(list[Certificate]).validate_python(found)
+    except (OSError, ValueError, KeyError, TypeError, ValidationError) as error:
+        raise UsageError(f"{path} holds no certificates: {error}") from None
+
+
+def _site(view: RunView, out: Path, certificates: list[Certificate]) -> Path:
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("writing pages", total=None)
+
+        def show(done: int, total: int) -> None:
+            progress.update(task, completed=done, total=total)
+
+        return write_site(view, out, certificates=certificates, on_page=show)

@@ -1,0 +1,51 @@
+"""`trapline view`: the report on loopback, changing while the run goes on."""
+
+import webbrowser
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from trapline.arena.errors import UsageError
+from trapline.arena.report.runview import RunView
+from trapline.arena.report.server import LiveRun, ViewServer
+from trapline.cli.reading import PUBLISHED, opened, published
+from trapline.cli.report import read_certificates
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the verb."""
+    app.command(epilog="Example: trapline view runs/demo --port 8100")(view)
+
+
+def view(
+    run: Annotated[
+        str | None,
+        typer.Argument(help="A run's folder, or 'published'; the last run if not given."),
+    ] = None,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 0,
+    browser: Annotated[bool, typer.Option(help="Open the first page.")] = True,
+    certificates: Annotated[
+        Path | None, typer.Option(help="What `trapline certify --json` printed.")
+    ] = None,
+) -> None:
+    """Serve the report of a run, finished or not, until interrupted."""
+    known = read_certificates(certificates)
+    if run == PUBLISHED:
+        told = RunView.of_report(published(), PUBLISHED)
+        _serve(LiveRun(lambda: told, certificates=known), port, browser)
+        return
+    with opened(run) as store:
+        _serve(LiveRun(lambda: RunView.of(store), certificates=known), port, browser)
+
+
+def _serve(live: LiveRun, port: int, browser: bool) -> None:
+    try:
+        server = ViewServer(live, port)
+    except OSError as error:
+        raise UsageError(f"port {port} cannot be used: {error.strerror}") from None
+    with server:
+        print(server.url, flush=True)
+        if browser:
+            webbrowser.open(server.url)
+        server.serve_forever(poll_interval=0.2)
