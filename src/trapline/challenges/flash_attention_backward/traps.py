@@ -727,6 +727,18 @@ def forward_rescale(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
+    "forward-maximum-shared-by-rows",
+    catches="one maximum for a whole tile of queries, so that rows with low scores underflow",
+    severity="critical",
+    story="max() without an axis: one loud query silences its neighbours, and their lse is −inf.",
+)
+def forward_shared_maximum(submission: Submission, rng: np.random.Generator) -> None:
+    _, q, k, v, _, _ = with_logits(rng, [2000.0, 1999.0, 2001.0], 3, False)
+    q[0, 0, 1] = 0.0
+    attends(submission, q, k, v, tile=2)
+
+
+@trap(
     "forward-empty-rows-nan",
     catches="NaN in out or lse of rows that see no key",
     severity="critical",
