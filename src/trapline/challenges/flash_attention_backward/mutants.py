@@ -212,7 +212,7 @@ EQUIVALENT: dict[str, str] = {
     "solution.py:flash_attention/constant/2": "another default tile: a size of work only",
     "solution.py:flash_attention_backward/constant/2": "another default tile: a size of work only",
     "solution.py:flash_attention_backward/compare/1": "skips fewer hidden tiles, then masks them",
-    "solution.py:flash_attention_backward/arithmetic/8": "skips fewer hidden tiles, then masks them",
+    "solution.py:flash_attention_backward/arithmetic/8": "skips fewer hidden tiles, masks them",
     "solution.py:flash_attention_backward/drop-operand/8": "skips fewer hidden tiles, masks them",
     "solution.py:_weights/constant/2": "any finite stand-in does where all scores are -inf",
     "solution.py:_attend/never/1": "reads hidden tiles too and masks them: slower, not different",
