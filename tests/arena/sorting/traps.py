@@ -1,8 +1,8 @@
 """The traps of the sorting challenge."""
 
 import numpy as np
-from sorting.cases import check
 
+from sorting.cases import check
 from trapline.arena import expect
 from trapline.arena.proxy import Stub, Submission
 from trapline.arena.traps import trap

@@ -8,12 +8,11 @@ def sort_rows(x, *, descending=False):
         raise ValueError("two axes, please")
     order = np.zeros(x.shape, np.int64)
     for i, row in enumerate(x.tolist()):
-        order[i] = sorted(
-            range(len(row)), key=row.__getitem__ if not descending else lambda j: -row[j]
-        )
+        keys = [-value for value in row] if descending else row
+        order[i] = sorted(range(len(row)), key=keys.__getitem__)
     return x[np.arange(len(x))[:, None], order], order
 
 
 def sort_by(key, items):
     ranks = [float(value) for value in key(list(items))]
-    return [item for _, item in sorted(zip(ranks, items), key=lambda pair: pair[0])]
+    return [items[i] for i in sorted(range(len(items)), key=ranks.__getitem__)]

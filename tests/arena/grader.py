@@ -1,0 +1,27 @@
+"""A grader to be killed: grades a field of the sorting challenge into a run, checks only."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from trapline.arena import challenge, field, grade, run
+from trapline.arena.challenge import Challenge
+
+
+def main(field_folder: str, run_folder: str) -> None:
+    """No measures: their noise would make two undisturbed runs differ."""
+    sorting = Challenge(Path(__file__).parent / "sorting", "sorting")
+    challenge.load_all.cache_clear()
+    for module in (challenge, field):
+        module.load_all = lambda: {"sorting": sorting}
+    grade._measures = lambda _: []
+    entries = field.find_entries(Path(field_folder), [])
+    with run.open_run(Path(run_folder)) as store:
+        store.set_meta(seed=11)
+        for cell in run.grade_field(entries, store, run.Options(run.choose_level())):
+            print(cell.entrant, flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,114 @@
+"""Nothing lost: graders are killed, disks fill up, records rot, and the table stays the same."""
+
+import random
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from trapline.arena.mutate import read_files
+from trapline.arena.store import Store
+
+GRADER = Path(__file__).with_name("grader.py")
+
+
+@pytest.fixture(scope="module")
+def field(tmp_path_factory, sorting):
+    """Five entrants: the gold solution and four of its mutants."""
+    root = tmp_path_factory.mktemp("field")
+    gold = {"solution.py": read_files(sorting.solution)["solution.py"]}
+    mutants = {m.name: m.apply(gold) for m in sorting.module("mutants").MUTANTS[:4]}
+    for name, files in {"gold": gold, **mutants}.items():
+        folder = root / name / "sorting"
+        folder.mkdir(parents=True)
+        (folder / "solution.py").write_text(files["solution.py"])
+    return root
+
+
+def start(field, run):
+    command = [sys.executable, str(GRADER), str(field), str(run)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def finish(field, run):
+    grader = start(field, run)
+    _, errors = grader.communicate(timeout=300)
+    assert grader.returncode == 0, errors
+    return table(run)
+
+
+def table(run):
+    store = Store(run, create=False)
+    try:
+        cells = store.cells()
+        assert all(store.has_bundle(cell.bundle) for cell in cells)
+        return [
+            (c.entrant, c.state, c.score, tuple(c.fallen()), c.submission_digest) for c in cells
+        ]
+    finally:
+        store.close()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(field, tmp_path_factory):
+    result = finish(field, tmp_path_factory.mktemp("runs") / "undisturbed")
+    assert len(result) == 5
+    assert len({fallen for _, _, _, fallen, _ in result}) == 5
+    return result
+
+
+def survive(field, run, rounds, chance):
+    """Kills the grader at random moments; starts over when a run was completed."""
+    for _ in range(rounds):
+        grader = start(field, run)
+        time.sleep(chance.uniform(0.3, 4.0))
+        grader.send_signal(signal.SIGKILL)
+        grader.communicate()
+        if (run / "run.sqlite").exists() and len(table(run)) == 5:
+            shutil.rmtree(run)
+
+
+def test_killed_graders_lose_nothing(field, undisturbed, tmp_path):
+    survive(field, tmp_path / "run", 20, random.Random(1))
+    assert finish(field, tmp_path / "run") == undisturbed
+
+
+@pytest.mark.full
+def test_two_hundred_killed_graders_lose_nothing(field, undisturbed, tmp_path):
+    survive(field, tmp_path / "run", 200, random.Random(2))
+    assert finish(field, tmp_path / "run") == undisturbed
+
+
+def test_two_graders_share_a_run(field, undisturbed, tmp_path):
+    graders = [start(field, tmp_path / "run") for _ in range(2)]
+    printed = []
+    for grader in graders:
+        out, errors = grader.communicate(timeout=300)
+        assert grader.returncode == 0, errors
+        printed += out.split()
+    assert sorted(printed) == [entrant for entrant, *_ in undisturbed]
+    assert table(tmp_path / "run") == undisturbed
+
+
+def test_a_rotten_record_and_a_missing_bundle_are_graded_again(field, undisturbed, tmp_path):
+    run = tmp_path / "run"
+    finish(field, run)
+    with sqlite3.connect(run / "run.sqlite") as raw:
+        raw.execute("UPDATE cells SET record = substr(record, 1, 100) WHERE entrant = 'gold'")
+    victim = next((run / "bundles").iterdir())
+    victim.write_text(victim.read_text()[:-10])
+    assert finish(field, run) == undisturbed
+
+
+def test_a_full_disk_stops_the_grader_and_loses_nothing(field, undisturbed, tmp_path):
+    """A file-size limit stands for a full disk: writing fails in the middle of a file."""
+    run = tmp_path / "run"
+    command = f"ulimit -f 60; exec {sys.executable} {GRADER} {field} {run}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=300)
+    assert done.returncode != 0
+    assert finish(field, run) == undisturbed
