@@ -51,7 +51,7 @@ def _limit(smallest_visible: float | None) -> str:
 
 def _apart(islands: Sequence[Sequence[str]]) -> str:
     return (
-        f"{names(islands[0])} and {names(islands[1])} share no challenge: "
+        f"{names(islands[0])} share no challenge with {names(islands[1])}: "
         "places across such groups mean nothing."
     )
 

@@ -1,0 +1,113 @@
+import pytest
+
+from trapline.arena.errors import UsageError
+from trapline.arena.standings.duel import duel
+
+
+def test_a_record_is_counted_and_a_level_one_is_no_lead(field):
+    result = duel(field(a=[90, 80, 70, 60], b=[80, 90, 70, 60.5]), ["a", "b"])
+    tally = result.records[0]
+    assert (tally.won, tally.lost, tally.tied) == (1, 1, 2)
+    assert tally.text == "1-1-2"
+    assert tally.sentence == "a and b are level, 1-1-2"
+
+
+def test_the_leader_is_named_with_the_record_from_its_side(field):
+    result = duel(field(a=[90, 80, 70], b=[80, 90, 90]), ["a", "b"])
+    assert result.records[0].text == "1-2-0"
+    assert result.records[0].sentence == "b leads 2-1-0"
+    assert result.record("b", "a").text == "2-1-0"
+    assert result.record("b", "a").difference == pytest.approx(20 / 3)
+    with pytest.raises(KeyError):
+        result.record("a", "stranger")
+
+
+def test_margins_of_the_bouts(field):
+    bouts = duel(field(a=[90, 90, 90, 90], b=[89.5, 88, 83, 70]), ["a", "b"]).bouts
+    assert [bout.margin for bout in bouts] == ["tie", "narrow", "moderate", "decisive"]
+    assert [bout.winners for bout in bouts] == [["a", "b"], ["a"], ["a"], ["a"]]
+
+
+def test_three_ways(field):
+    result = duel(field(a=[90, 50, 70], b=[80, 60, 70], c=[70, 70, None]), ["a", "b", "c"])
+    assert [bout.winners for bout in result.bouts] == [["a"], ["c"], ["a", "b"]]
+    assert {(t.a, t.b): t.text for t in result.records} == {
+        ("a", "b"): "1-1-1",
+        ("a", "c"): "1-1-0",
+        ("b", "c"): "1-1-0",
+    }
+    assert result.verdict == "Outright wins over 3 challenges: a 1, b 0, c 1."
+
+
+def test_only_shared_challenges_are_compared(field):
+    result = duel(field(a=[90, None, 80], b=[80, 70, None]), ["a", "b"])
+    assert [bout.challenge for bout in result.bouts] == ["c0"]
+    assert result.not_compared == ["c1", "c2"]
+    apart = duel(field(a=[90, None], b=[None, 70]), ["a", "b"])
+    assert apart.bouts == []
+    assert "cannot be compared" in apart.verdict
+
+
+def test_what_was_not_measured_decides_nothing(cell):
+    cells = [cell("a", "one", 90.0), cell("b", "one", None), cell("b", "two", 10.0)]
+    assert duel(cells, ["a", "b"]).records[0].text == "0-0-0"
+
+
+def test_an_edge_for_each_criterion_with_the_numbers_behind_it(cell):
+    cells = [
+        cell("a", "one", 90.0, dimensions={"tests": 80.0, "speed": 50.0}, held=["t1", "t2"]),
+        cell("b", "one", 80.0, dimensions={"tests": 95.0}, fell=["t1"], held=["t2"]),
+    ]
+    result = duel(cells, ["a", "b"])
+    edges = {edge.criterion: edge for edge in result.bouts[0].edges}
+    assert edges["tests"].winners == ["b"]
+    assert edges["tests"].margin == "decisive"
+    assert edges["tests"].values == {"a": 80.0, "b": 95.0}
+    assert edges["tests"].behind["b"] == "tests was looked at"
+    assert edges["speed"].winners == []
+    assert edges["speed"].margin is None
+    assert edges["traps avoided"].winners == ["a"]
+    assert edges["traps avoided"].behind["b"] == "1 of 2; fell into t1"
+    overall = {edge.criterion: edge for edge in result.edges}
+    assert overall["tests"].winners == ["b"]
+    assert overall["tests"].behind["a"] == "mean of 1 challenges"
+
+
+def test_overall_edges_use_the_same_challenges_for_everyone(cell):
+    cells = [
+        cell("a", "one", 90.0, dimensions={"code": 60.0}),
+        cell("b", "one", 80.0, dimensions={"code": 70.0}),
+        cell("a", "two", 90.0, dimensions={"code": 100.0}),
+        cell("b", "two", 80.0, dimensions={"code": None}),
+    ]
+    edges = {edge.criterion: edge for edge in duel(cells, ["a", "b"]).edges}
+    assert edges["code"].values == {"a": 60.0, "b": 70.0}
+
+
+def test_several_attempts_are_averaged(cell):
+    cells = [
+        cell("a", "one", 60.0, attempt=1, state="fail"),
+        cell("a", "one", 90.0, attempt=2),
+        cell("b", "one", 80.0),
+    ]
+    bout = duel(cells, ["a", "b"]).bouts[0]
+    assert bout.scores == {"a": 75.0, "b": 80.0}
+    assert bout.letters["a"] == "C"
+    assert bout.states == {"a": "1 of 2 pass", "b": "pass"}
+    assert bout.winners == ["b"]
+
+
+def test_wrong_names_are_told_the_right_ones(field):
+    cells = field(a=[1], b=[2])
+    with pytest.raises(UsageError, match="no entrant 'z' in this run; there are: a, b"):
+        duel(cells, ["a", "z"])
+    for entrants in (["a"], ["a", "a"]):
+        with pytest.raises(UsageError, match="two or more different"):
+            duel(cells, entrants)
+
+
+def test_a_difference_that_could_not_have_been_seen_is_said_to_be_small(field):
+    small = duel(field(a=[90, 50, 70, 85], b=[80, 60, 72, 70]), ["a", "b"])
+    assert "less than the" in small.verdict
+    large = duel(field(a=[90, 91, 92], b=[50, 51, 53]), ["a", "b"])
+    assert "more than the" in large.verdict
