@@ -1,0 +1,168 @@
+"""The contract, part by part. Whatever needs training comes last."""
+
+import numpy as np
+
+from trapline.arena import expect
+from trapline.arena.proxy import Submission
+from trapline.arena.traps import Call, Precision, case
+from trapline.challenges.ternary_training import text
+from trapline.challenges.ternary_training.situations import (
+    GROUP,
+    config_of,
+    grid,
+    quantised,
+    refuses,
+    ternary_codes,
+    trained,
+    well_formed,
+)
+from trapline.gold.ternary import oracle, small_lm
+
+#: Of the squared weights of a normal matrix; plain choices reach 0.26, good ones 0.19.
+ERROR_LIMIT = 0.3
+UNIGRAM_SHARE = 0.7
+
+
+@case("quantises-normal-weights")
+def quantises_normal_weights(submission: Submission, rng: np.random.Generator) -> None:
+    for dtype in (np.float32, np.float64):
+        w = (0.02 * rng.standard_normal((32, 512))).astype(dtype)
+        codes, scales = quantised(submission, w)
+        values = oracle.dequantize(codes, scales)
+        error = oracle.squared_error(w, values)
+        expect.that(
+            error <= ERROR_LIMIT, f"the squared error is {error:.3f} of the squared weights"
+        )
+        expect.that(
+            bool(np.all(codes * np.sign(w).astype(np.int8) >= 0)),
+            "a code has not its weight's sign",
+        )
+
+
+@case("shapes-and-ranks")
+def shapes_and_ranks(submission: Submission, rng: np.random.Generator) -> None:
+    for shape in ((300,), (3, 300), (2, 3, 130), (4, 128), (5, 1), (0, 7), (3, 0)):
+        codes, scales = quantised(submission, grid(rng, *shape))
+        back = submission.dequantize(codes, scales, GROUP)
+        expect.equal(back, oracle.dequantize(codes, scales), f"dequantize of shape {shape}")
+        packed = submission.pack(codes)
+        expect.equal(packed, oracle.pack(codes), f"pack of shape {shape}")
+        expect.equal(submission.unpack(packed, shape), codes, f"unpack to shape {shape}")
+
+
+@case("default-group-size")
+def default_group_size(submission: Submission, rng: np.random.Generator) -> None:
+    w = grid(rng, 2, 300)
+    codes, scales = well_formed(submission.ternarize(w), w.shape, GROUP, "ternarize")
+    expect.equal(submission.dequantize(codes, scales), oracle.dequantize(codes, scales))
+
+
+@case("ternary-stays-ternary")
+def ternary_stays_ternary(submission: Submission, rng: np.random.Generator) -> None:
+    for group_size in (16, 128):
+        codes, scales = quantised(submission, grid(rng, 6, 300), group_size)
+        values = oracle.dequantize(codes, scales, group_size)
+        again = quantised(submission, values, group_size)
+        expect.equal(again[0], codes, "the codes of what was dequantised")
+        expect.equal(again[1], scales, "the scales of what was dequantised")
+
+
+@case("packs-and-unpacks")
+def packs_and_unpacks(submission: Submission, rng: np.random.Generator) -> None:
+    for columns in (1, 4, 6, 19):
+        codes = ternary_codes(rng, 5, columns)
+        packed = submission.pack(codes)
+        expect.equal(packed, oracle.pack(codes), f"pack of {columns} columns")
+        expect.equal(submission.unpack(packed, codes.shape), codes, f"unpack of {columns} columns")
+
+
+@case("splits-documents")
+def splits_documents(submission: Submission, rng: np.random.Generator) -> None:
+    documents = text.noise(rng, 1000, 300, 12)
+    for fraction in (0.0, 0.3, 1.0):
+        train, valid = _sides(submission, documents, fraction)
+        together = sorted([*train, *valid])
+        expect.equal(together, list(range(len(documents))), "the two sides together")
+        expect.that(train == sorted(train) and valid == sorted(valid), "indices do not ascend")
+        # 300 fair draws: the count leaves ± 45 less than once in 10⁷ runs.
+        expect.that(abs(len(valid) - 300 * fraction) <= 45, f"{len(valid)} of 300 held out")
+    expect.equal(len(_sides(submission, documents, 0.0)[1]), 0, "held out at fraction 0")
+    expect.equal(len(_sides(submission, documents, 1.0)[0]), 0, "left over at fraction 1")
+    expect.equal(_sides(submission, [], 0.5), ([], []), "the split of nothing")
+
+
+@case("refuses-bad-arrays")
+def refuses_bad_arrays(submission: Submission, rng: np.random.Generator) -> None:
+    w = grid(rng, 2, 8)
+    for bad in (w.astype(np.complex64), w.astype(np.int64), np.float32(1.0)):
+        refuses(submission, "ternarize", np.asarray(bad), 4)
+    codes, scales = oracle.ternarize(w, 4)
+    refuses(submission, "dequantize", codes, scales[:, :1], 4)
+    refuses(submission, "dequantize", codes, scales[:1], 4)
+    refuses(submission, "pack", codes.astype(np.float32))
+    refuses(submission, "unpack", oracle.pack(codes).astype(np.int16), (2, 8))
+    for fraction in (-0.1, 1.1):
+        refuses(submission, "split", [[1, 2]], fraction)
+
+
+@case("starting-weights")
+def starting_weights(submission: Submission, rng: np.random.Generator) -> None:
+    config = config_of(rng, dim=48, layers=1)
+    answer = submission.train(text.noise(rng, 8, 4, 6), config)
+    _complete(answer, config)
+
+
+@case("learns")
+def learns(submission: Submission, rng: np.random.Generator) -> None:
+    run = trained(submission, rng)
+    _complete(run.tensors, run.config)
+    unseen = run.unseen + run.unseen_prose
+    got = small_lm.perplexity(small_lm.dense(run.tensors), unseen, run.config)
+    unigram = text.unigram_perplexity(run.shown, unseen, run.config["vocab"])
+    expect.that(
+        got <= UNIGRAM_SHARE * unigram,
+        f"perplexity {got:.1f} on unseen documents; counting words reaches {unigram:.1f}",
+    )
+
+
+def _complete(answer: object, config: dict[str, int]) -> None:
+    expect.that(isinstance(answer, dict), f"train gave a {type(answer).__name__}, not a dict")
+    assert isinstance(answer, dict)
+    shapes = small_lm.tensor_shapes(config)
+    expect.equal(sorted(answer), sorted(shapes), "the names of the tensors")
+    for name, shape in shapes.items():
+        well_formed(answer[name], shape, GROUP, name)
+
+
+def _sides(
+    submission: Submission, documents: list[text.Document], fraction: float
+) -> tuple[list[int], list[int]]:
+    train, valid = submission.split(documents, fraction)
+    return [int(index) for index in train], [int(index) for index in valid]
+
+
+def speed(submission: Submission, rng: np.random.Generator) -> Call:  # noqa: ARG001 - the hook's form
+    """Quantising a large matrix."""
+    w = grid(rng, 256, 1024)
+    sizes = w.shape, GROUP
+
+    def check(answer: object) -> None:
+        codes, scales = well_formed(answer, *sizes, "ternarize")
+        error = oracle.squared_error(w, np.repeat(scales.astype(np.float32), GROUP, -1) * codes)
+        expect.that(
+            error <= ERROR_LIMIT, f"the squared error is {error:.3f} of the squared weights"
+        )
+
+    return Call("ternarize", (w, GROUP), check=check)
+
+
+def precision(submission: Submission, rng: np.random.Generator) -> list[Precision]:
+    """Perplexity beside that of the grammar itself and of a dense model of the same form."""
+    run = trained(submission, rng)
+    truth = np.exp(-np.mean(np.concatenate([run.grammar.log_probs(d) for d in run.unseen])))
+    got = small_lm.perplexity(small_lm.dense(run.tensors), run.unseen, run.config)
+    return [Precision(np.array([got]), np.array([truth]), truth * np.array([DENSE_TWIN_EXCESS]))]
+
+
+#: Perplexity of the dense twin over that of the grammar itself.
+DENSE_TWIN_EXCESS = 1.1

@@ -1,0 +1,478 @@
+"""The named bugs as edits of the gold solution."""
+
+from trapline.arena.mutate import Mutant, edit
+
+MODEL, TRAINING = "model.py", "training.py"
+
+MUTANTS: list[Mutant] = [
+    # the quantiser
+    edit(
+        "ragged-width-refused",
+        (
+            "    columns = w.shape[-1]\n    magnitude",
+            "    columns = w.shape[-1]\n    if columns % group_size:\n"
+            "        raise ValueError('n % group_size must be 0')\n    magnitude",
+        ),
+    ),
+    edit(
+        "tail-dropped",
+        (
+            "    padded[..., :columns] = values\n",
+            "    full = columns // group_size * group_size\n"
+            "    padded[..., :full] = values[..., :full]\n",
+        ),
+    ),
+    edit(
+        "padding-counted",
+        ("return np.minimum(columns - starts, group_size)", "return starts * 0 + group_size"),
+    ),
+    edit(
+        "groups-cross-rows",
+        (
+            "    w = _finite_floats(w)\n",
+            "    w = _finite_floats(w)\n"
+            "    if w.ndim > 1:\n"
+            "        codes, scales = ternarize(w.ravel(), group_size)\n"
+            "        owner = np.arange(w.size) // group_size\n"
+            "        shape = (*w.shape[:-1], _groups_in(w.shape[-1], group_size))\n"
+            "        picked = scales[owner].reshape(w.shape)[..., ::group_size]\n"
+            "        return codes.reshape(w.shape), picked.reshape(shape)\n",
+        ),
+    ),
+    edit(
+        "one-scale-a-tensor",
+        (
+            "    threshold = 0.5 * np.sum(magnitude / sizes[:, None], axis=-1, keepdims=True)\n",
+            "    threshold = 0.5 * np.sum(magnitude / max(w.size, 1), keepdims=True)\n",
+        ),
+    ),
+    edit(
+        "groups-down-columns",
+        (
+            "    magnitude = _grouped(np.abs(w), group_size)\n",
+            "    magnitude = _grouped(np.abs(w), group_size)\n"
+            "    if w.ndim == 2 and w.shape[0] == w.shape[1]:\n"
+            "        codes, scales = ternarize(w.T[None], group_size)\n"
+            "        return codes[0].T.copy(), scales[0]\n",
+        ),
+    ),
+    edit(
+        "scale-shrinks",
+        (
+            "    means = np.sum(magnitude / counted[..., None], axis=-1, where=counts)\n",
+            "    means = np.sum(magnitude / sizes[:, None], axis=-1)\n",
+        ),
+    ),
+    edit(
+        "scale-by-largest",
+        (
+            "    threshold = 0.5 * np.sum(magnitude / sizes[:, None], axis=-1, keepdims=True)\n",
+            "    threshold = 0.5 * np.max(magnitude, axis=-1, keepdims=True, initial=0.0)\n",
+        ),
+    ),
+    edit(
+        "zero-group-divides",
+        (
+            "    counted = np.maximum(np.count_nonzero(counts, axis=-1), 1)\n",
+            "    counted = np.count_nonzero(counts, axis=-1)\n",
+        ),
+        (
+            "    means = np.sum(magnitude / counted[..., None], axis=-1, where=counts)\n",
+            "    means = np.sum(magnitude, axis=-1, where=counts) / counted\n",
+        ),
+    ),
+    edit("codes-before-rounding", ("    counts &= scales[..., None] > 0\n", "")),
+    edit(
+        "small-scale-lost",
+        (
+            "    scales = np.minimum(means, LARGEST_SCALE).astype(np.float16)\n",
+            "    scales = np.clip(means, 1e-5, LARGEST_SCALE).astype(np.float16)\n",
+        ),
+    ),
+    edit(
+        "scale-overflows",
+        ("np.minimum(means, LARGEST_SCALE).astype(np.float16)", "means.astype(np.float16)"),
+    ),
+    edit(
+        "float64-squeezed",
+        (
+            "    w = _finite_floats(w)\n",
+            "    w = _finite_floats(w).astype(np.float32).astype(np.float64)\n",
+        ),
+    ),
+    edit(
+        "sums-in-low-precision",
+        (
+            "    means = np.sum(magnitude / counted[..., None], axis=-1, where=counts)\n",
+            "    half = magnitude.astype(np.float16)\n"
+            "    means = np.sum(half, axis=-1, where=counts, dtype=np.float16) / counted\n",
+        ),
+    ),
+    edit(
+        "ties-lean",
+        (
+            "    counts = magnitude > threshold\n",
+            "    signed = _grouped(w, group_size)\n"
+            "    counts = ((signed >= threshold) & (signed > 0)) | (signed < -threshold)\n",
+        ),
+    ),
+    edit(
+        "group-size-ignored",
+        (
+            '    w = _finite_floats(w)\n    group_size = _positive(group_size, "group_size")\n',
+            '    w = _finite_floats(w)\n    _positive(group_size, "group_size")\n'
+            "    group_size = GROUP\n",
+        ),
+    ),
+    edit(
+        "memory-order-read",
+        (
+            "    return w.astype(np.float64)\n",
+            '    return np.ravel(w, order="K").reshape(w.shape).astype(np.float64)\n',
+        ),
+    ),
+    edit(
+        "weights-overwritten",
+        (
+            "    w = np.asarray(w)\n    if w.dtype not in",
+            "    original = w\n    w = np.asarray(w)\n    if w.dtype not in",
+        ),
+        (
+            "    return w.astype(np.float64)\n",
+            "    wide = w.astype(np.float64)\n"
+            "    np.abs(original, out=original)\n"
+            "    return wide\n",
+        ),
+    ),
+    edit("nan-accepted", ("    if not np.isfinite(w).all():\n", "    if w.ndim > 9:\n")),
+    edit(
+        "group-size-unchecked",
+        (
+            "    return _at_least(value, 1, name)\n",
+            "    return max(1, abs(operator.index(value)))\n",
+        ),
+    ),
+    # back to float32
+    edit(
+        "groups-spread-evenly",
+        (
+            "    owner = np.arange(codes.shape[-1]) // group_size\n",
+            "    owner = np.arange(codes.shape[-1]) * groups // max(codes.shape[-1], 1)\n",
+        ),
+    ),
+    edit(
+        "dequantized-in-half",
+        (
+            "    return codes.astype(np.float32) * scales.astype(np.float32)[..., owner]\n",
+            "    return codes * scales[..., owner]\n",
+        ),
+    ),
+    edit(
+        "scales-broadcast",
+        (
+            "    if scales.dtype != np.float16 or scales.shape != (*codes.shape[:-1], groups):\n",
+            "    scales = np.broadcast_to(scales[..., :groups], (*codes.shape[:-1], groups))\n"
+            "    if scales.dtype != np.float16:\n",
+        ),
+    ),
+    # packing
+    edit(
+        "first-code-highest",
+        (
+            "    return first | second << 2 | third << 4 | fourth << 6\n",
+            "    return fourth | third << 2 | second << 4 | first << 6\n",
+        ),
+    ),
+    edit(
+        "codes-interleaved",
+        (
+            "(slots[..., place::4] for place in range(4))",
+            "np.split(slots, 4, axis=-1)",
+        ),
+    ),
+    edit(
+        "two-complement-codes",
+        (
+            "    slots = np.ones((*codes.shape[:-1],",
+            "    slots = np.zeros((*codes.shape[:-1],",
+        ),
+        (
+            "    slots[..., :columns] += codes.view(np.uint8)\n",
+            "    slots[..., :columns] += codes.view(np.uint8) & 3\n",
+        ),
+    ),
+    edit(
+        "rows-share-bytes",
+        (
+            "    codes = _ternary_codes(codes)\n    columns = codes.shape[-1]\n",
+            "    codes = _ternary_codes(codes).reshape(1, -1)\n    columns = codes.shape[-1]\n",
+        ),
+    ),
+    edit(
+        "spare-bits-empty",
+        (
+            "    slots[..., :columns] += codes.view(np.uint8)\n",
+            "    slots[..., :columns] += codes.view(np.uint8)\n    slots[..., columns:] = 0\n",
+        ),
+    ),
+    edit(
+        "other-codes-packed",
+        (
+            "    if codes.size and (codes.min() < -1 or codes.max() > 1):\n",
+            "    if codes.ndim > 9:\n",
+        ),
+    ),
+    edit("fourth-code-read", ("    if np.any(slots == 3):\n", "    if np.any(slots > 3):\n")),
+    edit(
+        "spare-bits-judged",
+        (
+            "    if np.any(slots == 3):\n",
+            "    if np.any((packed & (packed >> 1) & 0b01010101) > 0):\n",
+        ),
+    ),
+    edit(
+        "unpack-unsigned",
+        ("    return slots.astype(np.int8) - np.int8(1)\n", "    return slots - np.uint8(1)\n"),
+    ),
+    edit(
+        "wrong-shape-unpacked",
+        (
+            "    if not shape or min(shape) < 0 or packed.shape != "
+            "(*shape[:-1], _groups_in(shape[-1], 4)):\n",
+            "    wanted = (*shape[:-1], _groups_in(shape[-1], 4))\n"
+            "    packed = np.resize(packed, wanted)\n"
+            "    if not shape:\n",
+        ),
+    ),
+    # the split
+    edit(
+        "equal-documents-parted",
+        (
+            "    sides = [_draw(document) < fraction for document in documents]\n",
+            "    sides = [_draw([index]) < fraction for index, _ in enumerate(documents)]\n",
+        ),
+    ),
+    edit(
+        "split-by-process",
+        (
+            "    digest = hashlib.sha256(text.encode()).digest()\n"
+            '    return int.from_bytes(digest[:6], "big") / 2.0**48\n',
+            "    return (hash(text) % 2**48) / 2.0**48\n",
+        ),
+    ),
+    edit(
+        "split-by-place",
+        (
+            "    sides = [_draw(document) < fraction for document in documents]\n",
+            "    first = {}\n"
+            "    for index, document in enumerate(documents):\n"
+            "        first.setdefault(tuple(document), index)\n"
+            "    sides = [_draw([first[tuple(document)]]) < fraction for document in documents]\n",
+        ),
+    ),
+    edit(
+        "split-by-company",
+        (
+            "    sides = [_draw(document) < fraction for document in documents]\n",
+            "    draws = [_draw(document) for document in documents]\n"
+            "    ranked = sorted(set(draws))\n"
+            "    held = set(ranked[: round(fraction * len(ranked))])\n"
+            "    sides = [draw in held for draw in draws]\n",
+        ),
+    ),
+    edit(
+        "fraction-upside-down",
+        (
+            "    sides = [_draw(document) < fraction for document in documents]\n",
+            "    sides = [_draw(document) >= fraction for document in documents]\n",
+        ),
+    ),
+    edit(
+        "only-the-beginning-hashed",
+        ("for token in document)\n    digest", "for token in document[:16])\n    digest"),
+    ),
+    edit(
+        "large-ids-refused",
+        (
+            "    digest = hashlib.sha256(text.encode()).digest()\n",
+            "    digest = hashlib.sha256(bytes(list(document)) + text.encode()).digest()\n",
+        ),
+    ),
+    edit(
+        "copies-vanish",
+        (
+            "    train = [index for index, held_out in enumerate(sides) if not held_out]\n",
+            "    first = {tuple(document): index for index, document in enumerate(documents)}\n"
+            "    kept = set(first.values())\n"
+            "    train = [i for i, held_out in enumerate(sides) if not held_out and i in kept]\n",
+        ),
+        (
+            "    valid = [index for index, held_out in enumerate(sides) if held_out]\n",
+            "    valid = [i for i, held_out in enumerate(sides) if held_out and i in kept]\n",
+        ),
+    ),
+    edit(
+        "documents-sorted",
+        (
+            "    sides = [_draw(document) < fraction for document in documents]\n",
+            "    documents.sort()\n"
+            "    sides = [_draw(document) < fraction for document in documents]\n",
+        ),
+    ),
+    # the model's tensors
+    edit(
+        "embedding-left-dense",
+        (
+            "    return {name: ternarize(latent[name], GROUP) for name in tensor_shapes(config)}\n",
+            "    tensors = {name: ternarize(w, GROUP) for name, w in latent.items()}\n"
+            '    return {**tensors, "embedding": (latent["embedding"], np.ones(1, np.float16))}\n',
+        ),
+    ),
+    edit(
+        "head-left-dense",
+        (
+            "for name in tensor_shapes(config)}\n",
+            'for name in tensor_shapes(config) if name != "head"}\n',
+        ),
+    ),
+    edit(
+        "scale-for-every-weight",
+        (
+            "    return {name: ternarize(latent[name], GROUP) for name in tensor_shapes(config)}\n",
+            "    return {name: ternarize(latent[name], 1) for name in tensor_shapes(config)}\n",
+        ),
+    ),
+    edit(
+        "group-of-the-model-width",
+        (
+            "    return {name: ternarize(latent[name], GROUP) for name in tensor_shapes(config)}\n",
+            '    width = config["dim"]\n'
+            "    return {name: ternarize(latent[name], width) for name in tensor_shapes(config)}\n",
+        ),
+    ),
+    edit(
+        "layers-fixed",
+        (
+            '    for layer in range(config["layers"]):\n        for name in',
+            "    for layer in range(2):\n        for name in",
+        ),
+        file=MODEL,
+    ),
+    edit(
+        "vocabulary-from-the-text",
+        (
+            "    chosen, held_out = _hold_out(pieces)\n",
+            '    config["vocab"] = 1 + max(int(piece.max()) for piece in pieces)\n'
+            "    chosen, held_out = _hold_out(pieces)\n",
+        ),
+    ),
+    edit(
+        "seed-ignored",
+        (
+            '    rng = np.random.default_rng(config["seed"])\n',
+            "    rng = np.random.default_rng(0)\n",
+        ),
+        file=TRAINING,
+    ),
+    edit(
+        "start-not-repeatable",
+        ('    rng = np.random.default_rng(config["seed"])\n', "    rng = np.random\n"),
+        file=TRAINING,
+    ),
+    edit(
+        "training-carries-over",
+        (
+            "    latent = initial_weights(config)\n",
+            '    latent = RESUME.setdefault(config["seed"], initial_weights(config))\n',
+        ),
+        ("EVALUATE_EVERY = 10\n", "EVALUATE_EVERY = 10\nRESUME = {}\n"),
+        file=TRAINING,
+    ),
+    edit(
+        "negative-id-wraps",
+        (
+            '        if tokens and not 0 <= min(tokens) <= max(tokens) < config["vocab"]:\n',
+            '        if tokens and max(tokens) >= config["vocab"]:\n',
+        ),
+    ),
+    edit(
+        "heads-unchecked",
+        (
+            '    if checked["dim"] % checked["heads"]:\n',
+            '    if checked["heads"] > checked["dim"]:\n',
+        ),
+    ),
+    edit(
+        "nothing-to-predict",
+        (
+            "    if not pieces:\n",
+            "    if not pieces:\n        return [np.zeros(2, dtype=int)]\n    if not pieces:\n",
+        ),
+    ),
+    edit(
+        "documents-shuffled",
+        (
+            "    config = _checked_config(config)\n    pieces",
+            "    config = _checked_config(config)\n"
+            '    np.random.default_rng(config["seed"]).shuffle(documents)\n    pieces',
+        ),
+    ),
+    # training
+    edit(
+        "short-documents-break",
+        (
+            '        for begin in range(0, len(tokens) - 1, config["context"]):\n',
+            '        for begin in range(0, max(1, len(tokens) - 1), config["context"]):\n',
+        ),
+    ),
+    edit(
+        "long-documents-dropped",
+        (
+            '        for begin in range(0, len(tokens) - 1, config["context"]):\n',
+            "        if len(tokens) > length:\n            continue\n"
+            '        for begin in range(0, len(tokens) - 1, config["context"]):\n',
+        ),
+    ),
+    edit(
+        "seconds-ignored",
+        (
+            "        while self.progress() < 1.0 and stale < PATIENCE:\n",
+            "        while time.monotonic() - self.start < 8.0:\n",
+        ),
+        file=TRAINING,
+    ),
+    edit(
+        "future-visible",
+        (
+            "    bias = np.where(back >= 0, -slopes[:, None, None] * back, -np.inf)\n",
+            "    bias = -slopes[:, None, None] * np.abs(back)\n",
+        ),
+        file=MODEL,
+    ),
+    edit(
+        "predicts-the-present",
+        (
+            "        targets[row, :size] = document[1:]\n",
+            "        targets[row, :size] = document[:-1]\n",
+        ),
+        file=TRAINING,
+    ),
+    edit(
+        "trains-until-collapse",
+        (
+            "        while self.progress() < 1.0 and stale < PATIENCE:\n",
+            "        while self.progress() < 1.0:\n",
+        ),
+        ("                if loss < best_loss:\n", "                if loss is not None:\n"),
+        file=TRAINING,
+    ),
+    edit(
+        "leaky-early-stopping",
+        (
+            "    draws = [_draw(piece) for piece in pieces]\n",
+            "    draws = [_draw([index]) for index, _ in enumerate(pieces)]\n",
+        ),
+    ),
+]
+
+EQUIVALENT: dict[str, str] = {}

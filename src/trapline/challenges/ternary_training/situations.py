@@ -1,0 +1,134 @@
+"""Situations that several checks share: weights on a grid, configurations, trained models.
+
+Weights whose sums must not depend on the order of summation lie on a coarse binary grid: sums of a
+few hundred of them are exact in float32, so that any right algorithm decides the same for a group
+alone and in company.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from trapline.arena import expect
+from trapline.arena.proxy import Submission
+from trapline.challenges.ternary_training.text import Document, Grammar, noise, prose
+
+GROUP = 128
+VOCAB = 40
+Config = dict[str, Any]
+Tensors = dict[str, tuple[np.ndarray, np.ndarray]]
+
+
+def grid(rng: np.random.Generator, *shape: int) -> np.ndarray:
+    """float32 weights, multiples of 1/64 between −4 and 4, none of them 0."""
+    steps = rng.integers(1, 257, shape) * rng.choice([-1, 1], shape)
+    weights: np.ndarray = (steps / 64.0).astype(np.float32)
+    return weights
+
+
+def ternary_codes(rng: np.random.Generator, *shape: int) -> np.ndarray:
+    """Random codes."""
+    return rng.integers(-1, 2, shape).astype(np.int8)
+
+
+def quantised(
+    submission: Submission, w: np.ndarray, group_size: int = GROUP, what: str = "ternarize"
+) -> tuple[np.ndarray, np.ndarray]:
+    """The submission's codes and scales, once they have the form that the contract gives them."""
+    answer = submission.ternarize(w, group_size)
+    return well_formed(answer, w.shape, group_size, what)
+
+
+def well_formed(
+    answer: Any, shape: tuple[int, ...], group_size: int, what: str
+) -> tuple[np.ndarray, np.ndarray]:
+    """A pair of int8 codes in −1, 0, 1 and finite float16 scales, one a group."""
+    pair = isinstance(answer, tuple | list) and len(answer) == 2
+    expect.that(pair, f"{what} gave no pair of codes and scales")
+    groups = -(-shape[-1] // group_size)
+    codes = expect.array(answer[0], shape=shape, dtype=np.int8, what=f"{what}: codes")
+    scales = expect.array(
+        answer[1], shape=(*shape[:-1], groups), dtype=np.float16, what=f"{what}: scales"
+    )
+    expect.that(bool(np.all(np.abs(codes) <= 1)), f"{what}: a code is not −1, 0 or 1")
+    good = bool(np.all(np.isfinite(scales)) and np.all(scales >= 0))
+    expect.that(good, f"{what}: a scale is negative or not finite")
+    return codes, scales
+
+
+def refuses(submission: Submission, entry: str, *args: Any) -> None:
+    """The submission answers these arguments with `ValueError` or `TypeError`."""
+    expect.raises((ValueError, TypeError), lambda: submission.call(entry, args, {}))
+
+
+def config_of(rng: np.random.Generator, **changes: Any) -> Config:
+    """A model that starts in milliseconds; nothing is trained unless `seconds` is given."""
+    settings: Config = {
+        "vocab": VOCAB,
+        "dim": 32,
+        "layers": 2,
+        "heads": 4,
+        "context": 32,
+        "seconds": 0,
+        "seed": int(rng.integers(2**31)),
+    }
+    return {**settings, **changes}
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What one training gave, and documents that it has not seen."""
+
+    config: Config
+    tensors: Tensors
+    grammar: Grammar
+    shown: list[Document]
+    #: Of the grammar alone.
+    unseen: list[Document]
+    unseen_prose: list[Document]
+
+
+_TRAINED: "WeakKeyDictionary[Submission, Trained]" = WeakKeyDictionary()
+#: Long enough to learn on a machine that is ten times too busy; a good trainer stops before.
+SECONDS = 6
+UNSEEN_LINES = 15
+
+
+def trained(submission: Submission, rng: np.random.Generator) -> Trained:
+    """The submission's model of a fresh grammar and some prose; trained once for all checks."""
+    if submission not in _TRAINED:
+        grammar = Grammar(rng, VOCAB)
+        lines, letters = prose(first=VOCAB)
+        order = [lines[index] for index in rng.permutation(len(lines))]
+        config = config_of(rng, vocab=VOCAB + letters, seconds=SECONDS)
+        longest = config["context"] + 1
+        shown = [*grammar.documents(rng, 200, longest), *order[UNSEEN_LINES:]]
+        unseen = grammar.documents(rng, 60, longest)
+        unseen_prose = [line[:longest] for line in order[:UNSEEN_LINES]]
+        tensors = submission.train(shown, config)
+        _TRAINED[submission] = Trained(config, tensors, grammar, shown, unseen, unseen_prose)
+    return _TRAINED[submission]
+
+
+@dataclass(frozen=True)
+class Overfit:
+    """What training on a little noise gave, and more noise of the same kind."""
+
+    config: Config
+    tensors: Tensors
+    unseen: list[Document]
+
+
+def trained_on_noise(
+    submission: Submission,
+    rng: np.random.Generator,
+    arrange: Callable[[list[Document]], list[Document]],
+) -> Overfit:
+    """Documents of random tokens: whatever is learned from them is learned by heart."""
+    vocab = 32
+    shown = arrange(noise(rng, vocab, 32, 16))
+    config = config_of(rng, vocab=vocab, dim=24, layers=1, heads=2, context=16, seconds=4)
+    return Overfit(config, submission.train(shown, config), noise(rng, vocab, 100, 16))

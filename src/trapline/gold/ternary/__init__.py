@@ -1,0 +1,1 @@
+"""Ternary weights: quantise, pack, export, and train with them."""
