@@ -138,6 +138,7 @@ def greedy_once(submission: Submission, rng: np.random.Generator) -> None:
         tokens.append(int(values.argmax()))
         total += float(values.max())
     asked = lm.ask(submission, endless, [prompt], beam_width=1, max_new_tokens=steps, eos_id=eos)
+    expect.that(len(asked.hypotheses[0]) == 1, "one beam gives one hypothesis")
     got, score = asked.hypotheses[0][0]
     expect.equal(got, tokens, "the greedy continuation")
     expect.that(abs(score - total / steps) < 1e-9, f"score {score}, expected {total / steps}")

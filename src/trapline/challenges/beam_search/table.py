@@ -84,23 +84,25 @@ def ask(
 ) -> Asked:
     """Runs the submission on a model and checks the form of its answer and of its calls."""
     seen: list[Violation] = []
+    made: list[list[Prefix]] = []
 
     def answer(prefixes: Any) -> np.ndarray:
         try:
-            return rows(model, prefixes, dtype)
+            values = rows(model, prefixes, dtype)
         except Violation as violation:
             # Raised in here it would break the conversation off: the submission gets an error.
             seen.append(violation)
             raise ValueError("these are no live beams") from violation
+        made.append([tuple(int(token) for token in prefix) for prefix in prefixes])
+        return values
 
-    stub = Stub(log_probs=answer)
+    batch = [list(prompt) for prompt in prompts]
     try:
-        got = submission.beam_search(stub, [list(prompt) for prompt in prompts], **settings)
+        got = submission.beam_search(Stub(log_probs=answer), batch, **settings)
     except SubmissionRaised as raised:
         raise (seen[0] if seen else raised) from None
     if seen:
         raise seen[0]
-    made = [[tuple(int(t) for t in prefix) for prefix in args[0]] for _, args in stub.calls]
     return Asked(plain(got, len(prompts)), made)
 
 

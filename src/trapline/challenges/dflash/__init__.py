@@ -1,0 +1,1 @@
+"""DFlash: speculative decoding with draft trees, from building to generating."""

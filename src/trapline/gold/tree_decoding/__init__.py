@@ -1,0 +1,1 @@
+"""Speculative decoding with draft trees: building, masking, verifying, committing."""

@@ -1,0 +1,168 @@
+"""Tree decoding by the letter of its contract, for reading: every prefix is written out.
+
+L depths, V vocabulary, N nodes. Node i of a tree is `tokens[i]` below node `parents[i]`; −1 is the
+root, the last committed token. Of whatever is indexed by nodes, row 0 belongs to the root and row
+i + 1 to node i.
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+#: Log-probabilities (V,) of every next token after a prefix.
+Law = Callable[[tuple[int, ...]], np.ndarray]
+#: Log-probabilities (L, V) of the next L tokens after a prefix, position by position.
+Draft = Callable[[tuple[int, ...]], np.ndarray]
+
+
+class Decoded(NamedTuple):
+    """What `generate` must return, and the prefix of each pass."""
+
+    tokens: list[int]
+    target_passes: int
+    accepted: int
+    prefixes: list[tuple[int, ...]]
+
+
+def all_prefixes(log_q: np.ndarray) -> dict[tuple[int, ...], float]:
+    """Every sequence of possible tokens of every depth, with the sum of its log-probabilities."""
+    weights: dict[tuple[int, ...], float] = {}
+    depths, vocabulary = log_q.shape
+    for depth in range(1, depths + 1):
+        for prefix in itertools.product(range(vocabulary), repeat=depth):
+            weight = 0.0
+            for row, token in zip(log_q, prefix, strict=False):
+                weight += float(row[token])
+            if weight > -math.inf:
+                weights[prefix] = weight
+    return weights
+
+
+def build_tree(log_q: np.ndarray, budget: int) -> tuple[np.ndarray, np.ndarray]:
+    """The `budget` heaviest prefixes of non-zero probability, one after the other.
+
+    A prefix is never heavier than its parent, so the heaviest that is left always has its parent
+    in the tree already. Ties: lower depth, lower parent, lower token.
+    """
+    return _heaviest(all_prefixes(log_q), budget)
+
+
+def _heaviest(weights: dict[tuple[int, ...], float], budget: int) -> tuple[np.ndarray, np.ndarray]:
+    left = dict(weights)
+    index: dict[tuple[int, ...], int] = {(): -1}
+    parents: list[int] = []
+    while left and len(parents) < budget:
+        reachable = [prefix for prefix in left if prefix[:-1] in index]
+        best = min(reachable, key=lambda p: (-left[p], len(p), index[p[:-1]], p[-1]))
+        index[best] = len(parents)
+        parents.append(index[best[:-1]])
+        del left[best]
+    chosen = list(index)[1:]
+    tokens = [prefix[-1] for prefix in chosen]
+    return np.array(tokens, dtype=np.int64), np.array(parents, dtype=np.int64)
+
+
+def ancestors(parents: Sequence[int], node: int) -> list[int]:
+    """The nodes from just below the root down to `node` itself."""
+    path: list[int] = []
+    while node != -1:
+        path.append(node)
+        node = int(parents[node])
+    return path[::-1]
+
+
+def tree_mask(parents: Sequence[int], prefix_len: int) -> np.ndarray:
+    """Who may look at whom: (N+1, prefix_len+N+1), columns prefix, root, nodes."""
+    count = len(parents)
+    mask = np.zeros((count + 1, prefix_len + count + 1), dtype=bool)
+    mask[0, : prefix_len + 1] = True
+    for node in range(count):
+        mask[node + 1, : prefix_len + 1] = True
+        for seen in ancestors(parents, node):
+            mask[node + 1, prefix_len + 1 + seen] = True
+    return mask
+
+
+def verify_tree(
+    tokens: Sequence[int], parents: Sequence[int], choices: Sequence[int]
+) -> tuple[list[int], int]:
+    """A node is accepted when every step from the root to it is what the target picked there."""
+    accepted = [
+        node
+        for node in range(len(tokens))
+        if all(tokens[n] == choices[parents[n] + 1] for n in ancestors(parents, node))
+    ]
+    path = sorted(accepted, key=lambda node: len(ancestors(parents, node)))
+    last = path[-1] if path else -1
+    return path, int(choices[last + 1])
+
+
+def pick(probabilities: np.ndarray, uniform: float) -> int:
+    """The first token whose cumulative probability exceeds the number; never an impossible one."""
+    cumulative = 0.0
+    possible = [token for token, p in enumerate(probabilities.tolist()) if p > 0.0]
+    for token in possible:
+        cumulative += float(probabilities[token])
+        if cumulative > uniform:
+            return token
+    return possible[-1]
+
+
+def verify_sampled(
+    tokens: Sequence[int], parents: Sequence[int], probs: np.ndarray, uniforms: Sequence[float]
+) -> tuple[list[int], int]:
+    """Verification against one sample of the target at every row."""
+    choices = [pick(row, float(u)) for row, u in zip(probs, uniforms, strict=True)]
+    return verify_tree(tokens, parents, choices)
+
+
+def compact(kv: np.ndarray, prefix_len: int, path: Sequence[int]) -> np.ndarray:
+    """The rows that stay: prefix, root, and the path's nodes in its order."""
+    rows = [kv[..., row, :] for row in range(prefix_len + 1)]
+    rows += [kv[..., prefix_len + 1 + node, :] for node in path]
+    return np.stack(rows, axis=-2)
+
+
+def greedy(law: Law, prompt: Sequence[int], max_new_tokens: int, eos_id: int) -> list[int]:
+    """What the target says alone, one token a pass; a tie goes to the lower token."""
+    tokens: list[int] = []
+    while len(tokens) < max_new_tokens and eos_id not in tokens:
+        tokens.append(int(np.argmax(law((*prompt, *tokens)))))
+    return tokens
+
+
+def generate(
+    law: Law,
+    draft: Draft,
+    prompt: Sequence[int],
+    *,
+    max_new_tokens: int,
+    eos_id: int,
+    budget: int,
+) -> Decoded:
+    """Round by round: the output is the target's own; the drafts only decide how fast it comes."""
+    output = greedy(law, prompt, max_new_tokens, eos_id)
+    done = accepted = 0
+    prefixes: list[tuple[int, ...]] = []
+    while done < len(output):
+        prefix = (*prompt, *output[:done])
+        prefixes.append(prefix)
+        tokens, parents = build_tree(draft(prefix), budget)
+        drafted = _longest_branch(tokens, parents, output[done:])
+        accepted += drafted
+        # Beside the drafted tokens each pass gives one more: the target's pick at the last node.
+        done = min(done + drafted + 1, len(output))
+    return Decoded(output, len(prefixes), accepted, prefixes)
+
+
+def _longest_branch(tokens: np.ndarray, parents: np.ndarray, continuation: list[int]) -> int:
+    """How much of the continuation is a branch of the tree."""
+    branches = {
+        tuple(int(tokens[n]) for n in ancestors(parents.tolist(), node))
+        for node in range(len(tokens))
+    }
+    lengths = [n for n in range(1, len(continuation) + 1) if tuple(continuation[:n]) in branches]
+    return max(lengths, default=0)
