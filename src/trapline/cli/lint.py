@@ -42,9 +42,11 @@ def lint(
 
 
 def _lint(run: str | None) -> list[Finding]:
-    terms = {name: Terms.of(challenge) for name, challenge in load_all().items()}
     with opened(run) as store:
-        return lint_run(store.cells(), terms, store.bundle, len(store.waiting()))
+        cells = store.cells()
+        asked = {cell.challenge for cell in cells}
+        terms = {name: Terms.of(one) for name, one in load_all().items() if name in asked}
+        return lint_run(cells, terms, store.bundle, len(store.waiting()))
 
 
 def _print(found: Sequence[Finding] | Sequence[Row]) -> None:

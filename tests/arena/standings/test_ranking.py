@@ -114,7 +114,7 @@ def test_entrants_without_a_common_challenge_are_not_compared(cell):
     assert table.islands == [["a", "b"], ["c", "d"]]
     assert table.odds("a", "c") is None
     assert table.odds("a", "b") > 0.8
-    assert "share no challenge" in table.conclusion
+    assert "No challenge joins a and b to c and d" in table.conclusion
 
 
 def test_a_chain_of_shared_challenges_joins(cell):

@@ -51,7 +51,7 @@ def _limit(smallest_visible: float | None) -> str:
 
 def _apart(islands: Sequence[Sequence[str]]) -> str:
     return (
-        f"{names(islands[0])} share no challenge with {names(islands[1])}: "
+        f"No challenge joins {names(islands[0])} to {names(islands[1])}: "
         "places across such groups mean nothing."
     )
 
