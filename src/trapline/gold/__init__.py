@@ -10,10 +10,14 @@ from typing import Any
 
 #: Public name → the module that defines it. A component adds its names here, one line each.
 _HOMES = {
+    "KVCache": "kv_cache.api",
     "layer_norm": "norms.api",
     "rms_norm": "norms.api",
     "softmax_topk": "softmax_topk.api",
     "TopK": "softmax_topk.api",
+    "flash_attention": "attention.api",
+    "flash_attention_lse": "attention.api",
+    "flash_attention_varlen": "attention.api",
 }
 
 __all__ = sorted(_HOMES)  # noqa: PLE0605 - the table is the list

@@ -1,0 +1,125 @@
+"""What the public functions accept, refuse, and where they send it."""
+
+import numpy as np
+import pytest
+
+from trapline.gold.attention import oracle
+from trapline.gold.attention.api import (
+    flash_attention,
+    flash_attention_lse,
+    flash_attention_varlen,
+)
+from trapline.gold.errors import DTypeError, RangeError, ShapeError, UnsupportedError
+
+
+def draw(*, dtype=np.float64, H=4, G=2, T=5, S=6):
+    rng = np.random.default_rng(0)
+    q = rng.standard_normal((1, H, T, 3)).astype(dtype)
+    k, v = rng.standard_normal((2, 1, G, S, 3)).astype(dtype)
+    return q, k, v
+
+
+def test_numpy_goes_to_the_oracle():
+    q, k, v = draw(dtype=np.float32)
+    out, lse = flash_attention_lse(q, k, v, causal=True, window=3, softcap=2.0, scale=0.3)
+    want = oracle.attention(q, k, v, causal=True, window=3, softcap=2.0, scale=0.3)
+    assert out.dtype == lse.dtype == np.float32
+    np.testing.assert_allclose(out, want[0], rtol=1e-6)
+    np.testing.assert_allclose(lse, want[1], rtol=1e-6)
+    np.testing.assert_array_equal(
+        flash_attention(q, k, v, causal=True, window=3, softcap=2.0, scale=0.3), out
+    )
+
+
+def test_half_precision_keeps_a_float32_lse():
+    out, lse = flash_attention_lse(*draw(dtype=np.float16))
+    assert out.dtype == np.float16
+    assert lse.dtype == np.float32
+
+
+def test_tensors_go_to_torch_and_agree():
+    torch = pytest.importorskip("torch")
+    arrays = draw()
+    tensors = [torch.tensor(x, requires_grad=True) for x in arrays]
+    out = flash_attention(*tensors, causal=True, window=4)
+    out.sum().backward()
+    np.testing.assert_allclose(
+        out.detach(), flash_attention(*arrays, causal=True, window=4), atol=1e-13
+    )
+    assert tensors[0].grad.shape == tensors[0].shape
+
+
+@pytest.mark.parametrize("kind", ["numpy", "torch"])
+def test_packed_sequences(kind):
+    rng = np.random.default_rng(1)
+    q = rng.standard_normal((6, 4, 3))
+    k, v = rng.standard_normal((2, 9, 2, 3))
+    cu_q, cu_k = np.array([0, 2, 2, 6], np.int32), np.array([0, 4, 5, 9], np.int32)
+    wanted = np.zeros_like(q)
+    for i in range(3):
+        here, there = slice(*cu_q[i : i + 2]), slice(*cu_k[i : i + 2])
+        one = [x.swapaxes(0, 1)[None] for x in (q[here], k[there], v[there])]
+        wanted[here] = oracle.attention(*one, causal=True)[0][0].swapaxes(0, 1)
+    arrays = [q, k, v, cu_q, cu_k]
+    if kind == "torch":
+        torch = pytest.importorskip("torch")
+        arrays = [torch.tensor(x) for x in arrays]
+    got = flash_attention_varlen(*arrays, 4, 4, causal=True, check=True)
+    np.testing.assert_allclose(got, wanted, atol=1e-13)
+
+
+def test_bad_shapes_are_refused():
+    q, k, v = draw()
+    for arrays in ((q[0], k, v), (q, k[..., :2], v), (q, k, v[:, :, :5]), (q[:, :3], k, v)):
+        with pytest.raises(ShapeError):
+            flash_attention(*arrays)
+    with pytest.raises(ShapeError, match="no multiple of"):
+        flash_attention(q[:, :3], k, v)
+
+
+def test_bad_dtypes_are_refused():
+    q, k, v = draw()
+    for arrays in ((q.astype(int), k, v), (q, k.astype(np.float32), v), (q, k, v.tolist())):
+        with pytest.raises(DTypeError):
+            flash_attention(*arrays)
+
+
+@pytest.mark.parametrize(
+    "rule", [{"window": 0}, {"softcap": -1.0}, {"scale": 0.0}, {"scale": float("nan")}]
+)
+def test_bad_rules_are_refused(rule):
+    with pytest.raises(RangeError):
+        flash_attention(*draw(), **rule)
+
+
+def test_nothing_falls_back_in_silence():
+    with pytest.raises(UnsupportedError, match="no 'kernels'"):
+        torch = pytest.importorskip("torch")
+        flash_attention(*(torch.tensor(x) for x in draw()), impl="kernels")
+    with pytest.raises(DTypeError):
+        flash_attention(*draw(), impl="torch")
+
+
+@pytest.mark.parametrize(
+    ("cu_q", "max_q", "error"),
+    [
+        ([0, 2, 5], 3, RangeError),
+        ([1, 2, 6], 4, RangeError),
+        ([0, 4, 3, 6], 4, RangeError),
+        ([0, 1, 6], 4, RangeError),
+    ],
+)
+def test_bad_boundaries_are_refused_when_asked(cu_q, max_q, error):
+    rng = np.random.default_rng(2)
+    q, k, v = rng.standard_normal((3, 6, 2, 3))
+    ends = np.array(cu_q, np.int32)
+    good = np.linspace(0, 6, len(cu_q)).astype(np.int32)
+    with pytest.raises(error, match="cu_q"):
+        flash_attention_varlen(q, k, v, ends, good, max_q, 6, check=True)
+
+
+def test_boundaries_are_int32():
+    q, k, v = np.zeros((3, 4, 2, 3))
+    ends = np.array([0, 4])
+    with pytest.raises(DTypeError, match="int32"):
+        flash_attention_varlen(q, k, v, ends, ends, 4, 4)

@@ -1,0 +1,195 @@
+"""The torch path against the oracle, torch's own attention, and torch's checks of an operator."""
+
+import math
+
+import numpy as np
+import pytest
+
+from trapline.gold.attention import oracle
+
+torch = pytest.importorskip("torch")
+from trapline.gold.attention import fast  # noqa: E402 - needs torch
+
+
+@pytest.fixture(autouse=True)
+def small_tiles(monkeypatch):
+    """Several tiles even in small problems, and none that divides a length."""
+    monkeypatch.setattr(fast, "TILE", 4)
+
+
+def as_rules(rules, width):
+    return rules["causal"], rules["window"] or 0, rules["softcap"], width**-0.5
+
+
+def leaves(*arrays, dtype=torch.float64):
+    return [torch.tensor(x, dtype=dtype).requires_grad_() for x in arrays]
+
+
+def test_forward_is_the_oracle(problem, rules):
+    q, k, v, _ = problem
+    out, lse = fast.attention(*leaves(q, k, v), *as_rules(rules, q.shape[-1]))
+    want_out, want_lse = oracle.attention(q, k, v, **rules)
+    np.testing.assert_allclose(out.detach(), want_out, atol=1e-13)
+    np.testing.assert_allclose(lse.detach(), want_lse, atol=1e-13)
+
+
+def test_backward_is_the_oracle(problem, rules):
+    q, k, v, dout = problem
+    inputs = leaves(q, k, v)
+    out, _ = fast.attention(*inputs, *as_rules(rules, q.shape[-1]))
+    got = torch.autograd.grad(out, inputs, torch.tensor(dout))
+    want = oracle.attention_backward(dout, q, k, v, **rules)
+    for one, truth in zip(got, want, strict=True):
+        np.testing.assert_allclose(one, truth, atol=1e-12)
+
+
+@pytest.mark.parametrize("rules", [(True, 0, 0.0, 0.5), (False, 3, 2.0, 0.7)])
+def test_gradients_of_out_and_lse_together(rules):
+    torch.manual_seed(0)
+    q = torch.randn(1, 2, 5, 3, dtype=torch.float64, requires_grad=True)
+    k, v = (torch.randn(1, 1, 6, 3, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    assert torch.autograd.gradcheck(lambda *inputs: fast.attention(*inputs, *rules), (q, k, v))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("causal", [False, True])
+def test_error_is_within_twice_that_of_torch(dtype, causal):
+    torch.manual_seed(1)
+    q, k, v, dout = (torch.randn(1, 2, 30, 16).to(dtype) for _ in range(4))
+    wide = [x.double().numpy() for x in (q, k, v, dout)]
+    exact = oracle.attention(*wide[:3], causal=causal)[0]
+    exact_grads = oracle.attention_backward(wide[3], *wide[:3], causal=causal)
+
+    def answers(function):
+        inputs = [x.clone().requires_grad_() for x in (q, k, v)]
+        out = function(*inputs)
+        assert out.dtype == dtype
+        return [out.detach(), *torch.autograd.grad(out, inputs, dout)]
+
+    ours = answers(lambda q, k, v: fast.attention(q, k, v, causal, 0, 0.0, 0.25)[0])
+    peer = answers(
+        lambda q, k, v: torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
+    )
+    eps = torch.finfo(dtype).eps
+    for got, other, truth in zip(ours, peer, (exact, *exact_grads), strict=True):
+        errors = [np.abs(x.double().numpy() - truth).max() for x in (got, other)]
+        assert errors[0] <= 2 * errors[1] + 4 * eps * np.abs(truth).max()
+
+
+def test_any_strides():
+    torch.manual_seed(2)
+    base = torch.randn(3, 2, 9, 4, 6, dtype=torch.float64)
+    q, k, v = base.transpose(2, 3)[..., ::2]
+    got = fast.attention(q, k, v, True, 0, 0.0, 1.0)[0]
+    want = fast.attention(*(x.contiguous() for x in (q, k, v)), True, 0, 0.0, 1.0)[0]
+    torch.testing.assert_close(got, want, rtol=0, atol=0)
+
+
+def test_gradient_of_an_expanded_sum():
+    torch.manual_seed(3)
+    q, k, v = (torch.randn(1, 1, 7, 4, dtype=torch.float64, requires_grad=True) for _ in range(3))
+    fast.attention(q, k, v, True, 0, 0.0, 0.5)[0].sum().backward()
+    want = oracle.attention_backward(
+        np.ones((1, 1, 7, 4)), *(x.detach().numpy() for x in (q, k, v)), causal=True
+    )
+    np.testing.assert_allclose(q.grad, want[0], atol=1e-13)
+
+
+def packed(lengths_q, lengths_k, dtype=torch.float64):
+    rng = np.random.default_rng(5)
+    q, dout = rng.standard_normal((2, sum(lengths_q), 4, 3))
+    k, v = rng.standard_normal((2, sum(lengths_k), 2, 3))
+    ends = [
+        torch.tensor(np.concatenate([[0], np.cumsum(lengths)]), dtype=torch.int32)
+        for lengths in (lengths_q, lengths_k)
+    ]
+    return leaves(q, k, v, dtype=dtype), torch.tensor(dout, dtype=dtype), ends
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_packed_sequences_do_not_see_each_other(causal):
+    inputs, dout, (cu_q, cu_k) = packed([5, 0, 1, 7], [5, 3, 6, 2])
+    rules = (causal, 0, 0.0, 3**-0.5)
+    out = fast.attention_varlen(*inputs, cu_q, cu_k, *rules)
+    grads = torch.autograd.grad(out, inputs, dout)
+    for i in range(4):
+        here, there = slice(cu_q[i], cu_q[i + 1]), slice(cu_k[i], cu_k[i + 1])
+        places = (here, there, there)
+        one = [
+            x.detach()[place].transpose(0, 1)[None].requires_grad_()
+            for x, place in zip(inputs, places, strict=True)
+        ]
+        alone, _ = fast.attention(*one, *rules)
+        alone_grads = torch.autograd.grad(alone, one, dout[here].transpose(0, 1)[None])
+        torch.testing.assert_close(out[here], alone[0].transpose(0, 1))
+        for whole, part, place in zip(grads, alone_grads, places, strict=True):
+            torch.testing.assert_close(whole[place], part[0].transpose(0, 1))
+
+
+def test_operators_pass_torchs_own_checks():
+    torch.manual_seed(4)
+    q = torch.randn(1, 2, 5, 3)
+    k, v = torch.randn(2, 1, 1, 6, 3)
+    rules = (True, 0, 0.0, 0.5)
+    operators = torch.ops.trapline_attention
+    out, lse = operators.forward(q, k, v, *rules)
+    torch.library.opcheck(operators.forward.default, (q, k, v, *rules))
+    backward = (torch.randn_like(out), torch.zeros_like(lse), q, k, v, out, lse, *rules)
+    torch.library.opcheck(operators.backward.default, backward)
+    inputs, dout, ends = packed([2, 3], [4, 1], torch.float32)
+    flat = [x.detach() for x in inputs]
+    torch.library.opcheck(operators.varlen_forward.default, (*flat, *ends, *rules))
+    packed_out, packed_lse = operators.varlen_forward(*flat, *ends, *rules)
+    arguments = (dout, torch.zeros_like(packed_lse), *flat, packed_out, packed_lse, *ends, *rules)
+    torch.library.opcheck(operators.varlen_backward.default, arguments)
+
+
+def test_compiles_without_graph_breaks():
+    torch.manual_seed(5)
+    q, k, v = (torch.randn(1, 1, 6, 4, requires_grad=True) for _ in range(3))
+
+    def loss(q, k, v):
+        return fast.attention(q, k, v, True, 0, 0.0, 0.5)[0].square().sum()
+
+    want = torch.autograd.grad(loss(q, k, v), (q, k, v))
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    got = torch.autograd.grad(compiled(q, k, v), (q, k, v))
+    for a, b in zip(got, want, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_no_tile_is_larger_than_it_should_be(monkeypatch):
+    """The largest tensor that the forward and backward passes make grows with T, not with T·S."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    monkeypatch.setattr(fast, "TILE", 32)
+
+    class Largest(TorchDispatchMode):
+        elements = 0
+
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            answer = function(*args, **(kwargs or {}))
+            if isinstance(answer, torch.Tensor):
+                self.elements = max(self.elements, answer.numel())
+            return answer
+
+    found = []
+    for n in (128, 512):
+        q, k, v = torch.randn(3, 1, 1, n, 4)
+        lse = torch.zeros(1, 1, n)
+        with Largest() as watch:
+            out, _ = fast._forward(q, k, v, False, 0, 0.0, 0.5)
+            fast._backward(out, lse, q, k, v, out, lse, False, 0, 0.0, 0.5)
+        found.append(watch.elements)
+    assert found[0] <= 32 * 32
+    assert found[1] <= 512 * 4
+
+
+def test_hidden_tiles_are_not_visited(monkeypatch):
+    rules = fast.Rules(causal=True, window=3, softcap=0.0, scale=1.0)
+    visited = list(rules.key_tiles(range(8, 12), 100, 0))
+    assert [(tile.start, tile.stop) for tile in visited] == [(6, 10), (10, 12)]
+    free = fast.Rules(causal=False, window=0, softcap=0.0, scale=1.0)
+    assert sum(len(tile) for tile in free.key_tiles(range(0, 4), 10, 6)) == 10
+    assert free.hidden(range(0, 4), range(0, 4), 0, torch.device("cpu")) is None
+    assert math.prod(rules.hidden(range(0, 4), range(0, 4), 0, torch.device("cpu")).shape) == 16
