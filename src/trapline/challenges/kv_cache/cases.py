@@ -367,6 +367,12 @@ def empty(submission: Submission, rng: Rng) -> None:
         out = submission.chunked_prefill(twin.cache, seq, 0, nobody, twin.rows(0), twin.rows(0), 3)
         expect.equal(out, nobody, "a prefill of nothing")
         twin.check(attend=False)
+    # A prefill of nothing takes nothing, not even a copy of a shared page.
+    twin = Twin(submission, rng, "paged", pages=1)
+    child = twin.fork(twin.add(2))
+    nobody = twin.queries(0)
+    submission.chunked_prefill(twin.cache, child, 0, nobody, twin.rows(0), twin.rows(0), 3)
+    twin.check(attend=False)
 
 
 def context(submission: Submission, spec: Any, gpu: int, use: float, *rest: int) -> None:

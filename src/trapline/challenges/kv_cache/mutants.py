@@ -550,7 +550,10 @@ MUTANTS: list[Mutant] = [
     ),
     edit(
         "prefill-half-done-when-full",
-        ("        self._reserve(seq, layer, len(k))\n        out = ", "        out = "),
+        (
+            "        self._reserve(seq, layer, len(k))\n        for start in",
+            "        for start in",
+        ),
     ),
     edit(
         "prefill-stores-before-it-checks",

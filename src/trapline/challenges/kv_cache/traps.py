@@ -1297,7 +1297,8 @@ def scale_frozen_at_the_start(submission: Submission, rng: Rng) -> None:
         twin = Twin(submission, rng, kind, bits)
         seq = twin.add()
         for size in (1.0, 50.0, 0.02):
-            twin.put(seq, 0, size * twin.rows(2), size * twin.rows(2))
+            rows = size * rng.uniform(0.5, 1.0, (2, 2, 4))
+            twin.put(seq, 0, rows, -rows)
         twin.check(attend=False)
 
 

@@ -167,9 +167,11 @@ class Cache:
         self._check_rows(k, v)
         if len(q) != len(k):
             raise ValueError(f"{len(q)} queries for {len(k)} new positions")
+        out = np.empty(q.shape, q.dtype)
+        if len(q) == 0:
+            return out
         # All the room is taken before the first chunk is written: a full pool changes nothing.
         self._reserve(seq, layer, len(k))
-        out = np.empty(q.shape, q.dtype)
         for start in range(0, len(q), chunk):
             part = slice(start, start + chunk)
             self.append(seq, layer, k[part], v[part])

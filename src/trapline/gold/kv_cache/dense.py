@@ -1,0 +1,78 @@
+"""Contiguous storage: for every sequence and layer one array a field, grown as rows arrive."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from trapline.gold.kv_cache.quantized import Fields
+
+
+class DenseStorage:
+    """Room is counted in positions, a fork is a copy."""
+
+    def __init__(self, num_layers: int, capacity: int) -> None:
+        self.num_layers, self.capacity = num_layers, capacity
+        self._rows: dict[int, list[Fields]] = {}
+        self._used: dict[int, list[int]] = {}
+
+    def allocate(self, empty: Fields) -> None:
+        """`empty` are the fields of no rows: what is stored a position."""
+        self._empty = empty
+
+    def open(self, seq: int) -> None:
+        self._rows[seq] = [() for _ in range(self.num_layers)]
+        self._used[seq] = [0] * self.num_layers
+
+    def close(self, seq: int) -> None:
+        del self._rows[seq], self._used[seq]
+
+    def reserve(self, seq: int, layer: int, start: int, n: int) -> None:
+        """MemoryError unless n rows more fit into the layer."""
+        others = sum(used[layer] for name, used in self._used.items() if name != seq)
+        if others + start + n > self.capacity:
+            left = self.capacity - others - start
+            raise MemoryError(f"{n} positions do not fit: {left} of {self.capacity} are left")
+
+    def write(self, seq: int, layer: int, start: int, fields: Fields) -> None:
+        stop = start + len(fields[0])
+        held = self._rows[seq][layer] or self._empty
+        if stop > len(held[0]):
+            # Half as much again keeps appending one by one linear in time.
+            room = min(max(stop, len(held[0]) * 3 // 2), self.capacity)
+            held = tuple(_grown(array, start, room) for array in held)
+        for array, field in zip(held, fields, strict=True):
+            array[start:stop] = field
+        self._rows[seq][layer] = held
+        self._used[seq][layer] = stop
+
+    def read(self, seq: int, layer: int, count: int) -> Fields:
+        return tuple(array[:count] for array in self._rows[seq][layer] or self._empty)
+
+    def fork(self, seq: int, child: int) -> None:
+        for layer, used in enumerate(self._used[seq]):
+            self.reserve(child, layer, 0, used)
+        self.open(child)
+        self._used[child] = list(self._used[seq])
+        self._rows[child] = self._each(seq, np.copy)
+
+    def gather(self, seq: int, indices: np.ndarray) -> None:
+        self._rows[seq] = self._each(seq, lambda array: array[indices])
+        self._used[seq] = [len(indices)] * self.num_layers
+
+    def shrink(self, seq: int, n: int) -> None:
+        self._rows[seq] = self._each(seq, lambda array: array[:n].copy())
+        self._used[seq] = [n] * self.num_layers
+
+    def nbytes(self) -> int:
+        rows = sum(a.nbytes for layers in self._rows.values() for held in layers for a in held)
+        return rows + 8 * self.num_layers * len(self._used)
+
+    def _each(self, seq: int, change: Callable[[np.ndarray], np.ndarray]) -> list[Fields]:
+        return [tuple(change(array) for array in held) for held in self._rows[seq]]
+
+
+def _grown(array: np.ndarray, used: int, room: int) -> np.ndarray:
+    """The first `used` rows in a new array with `room` rows."""
+    new = np.zeros((room, *array.shape[1:]), array.dtype)
+    new[:used] = array[:used]
+    return new

@@ -1,0 +1,66 @@
+"""`trapline memory` on the command line."""
+
+import json
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from trapline.arena.errors import UsageError
+from trapline.cli import memory as verb
+
+
+@pytest.fixture
+def app():
+    app = typer.Typer()
+    verb.register(app)
+    return app
+
+
+def run(app, *args):
+    return CliRunner().invoke(app, args, env={"COLUMNS": "200"})
+
+
+def test_one_json_object(app):
+    result = run(app, "llama-2-7b", "--gpu", "H100-80", "--json")
+    assert result.exit_code == 0
+    answer = json.loads(result.stdout)
+    assert answer["setting"]["utilization"] == 0.9
+    assert [one["gpu"] for one in answer["answers"]] == ["h100-80"]
+    assert 121_000 < answer["answers"][0]["tokens"] < 122_000
+
+
+def test_the_table_names_every_convention(app):
+    result = run(app, "gemma-3-27b", "--gpu", "t4", "--gpu", "h200", "--unit", "gb")
+    assert result.exit_code == 0
+    for words in ("1 GB = 1,000,000,000", "reserve 0 GiB", "pages of 16", "for full windows"):
+        assert words in result.stdout
+
+
+def test_without_a_model_it_lists(app):
+    result = run(app)
+    assert result.exit_code == 0
+    assert "deepseek-v3" in result.stdout
+    assert "rtx-4090" in result.stdout
+    listed = json.loads(run(app, "--json").stdout)
+    assert len(listed["models"]) >= 20
+    assert len(listed["gpus"]) >= 12
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (("no-such-model",), "there are: gpt2-xl"),
+        (("llama-2-7b", "--gpu", "abacus"), "there are: t4"),
+        (("llama-2-7b", "--utilization", "90"), "utilization"),
+        (("llama-2-7b", "--unit", "kg"), "gib or gb"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(app, args, says):
+    result = run(app, *args)
+    assert isinstance(result.exception, UsageError)
+    assert says in str(result.exception)
+
+
+def test_help_has_an_example(app):
+    assert "Example: trapline memory" in run(app, "--help").stdout

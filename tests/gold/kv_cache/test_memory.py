@@ -1,0 +1,160 @@
+"""The calculator: known answers, every term, and agreement with a cache that was really filled."""
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from trapline.gold.errors import RangeError
+from trapline.gold.kv_cache import oracle
+from trapline.gold.kv_cache.api import KVCache
+from trapline.gold.kv_cache.memory import (
+    ModelShape,
+    Setting,
+    context_on,
+    decoding_step,
+    gpus,
+    growth,
+    max_context,
+    models,
+    recomputation_saved,
+)
+
+SPEC = {"num_layers": 32, "num_kv_heads": 8, "head_dim": 128, "bits": 16}
+
+
+def test_there_are_enough_and_they_are_plausible():
+    assert len(models()) >= 20
+    assert len(gpus()) >= 12
+    for shape in models().values():
+        assert shape.source
+        assert 0 <= shape.sliding_layers < shape.layers
+        assert bool(shape.latent) != bool(shape.kv_heads * shape.head_dim)
+        assert (shape.active or 0) < shape.parameters
+        if shape.kv_heads:
+            assert shape.query_heads % shape.kv_heads == 0
+    assert any(shape.latent for shape in models().values())
+    assert any(shape.sliding_layers for shape in models().values())
+
+
+def test_the_well_known_121_thousand():
+    answer = context_on(models()["llama-2-7b"], gpus()["h100-80"], Setting())
+    assert 121_000 < answer.tokens < 122_000
+    assert answer.bytes_per_token == 524_288
+    assert answer.usable_bytes == 72 * 2**30
+    assert answer.budget_bytes == answer.usable_bytes - answer.weight_bytes
+    assert answer.tokens == answer.budget_bytes // 524_288
+    assert answer.tokens_in_blocks == answer.tokens // 16 * 16
+
+
+def test_decimal_gigabytes_hold_less():
+    model, gpu = models()["llama-3.1-8b"], gpus()["h100-80"]
+    binary, decimal = (context_on(model, gpu, Setting(unit=unit)) for unit in ("gib", "gb"))
+    assert decimal.gpu_bytes == 80 * 10**9
+    assert decimal.tokens < binary.tokens
+
+
+@pytest.mark.parametrize("name", list(models()))
+@pytest.mark.parametrize("kv_bits", [16, 8, 4])
+def test_the_answer_fits_and_one_more_does_not(name, kv_bits):
+    model = models()[name]
+    for gpu in gpus().values():
+        for sequences in (1, 7):
+            setting = Setting(kv_bits=kv_bits, sequences=sequences, reserve_gib=1)
+            answer = context_on(model, gpu, setting)
+            budget = max(0, answer.budget_bytes + 1) / sequences
+            assert model.cache_bytes(answer.tokens, kv_bits) <= budget
+            assert model.cache_bytes(answer.tokens + 1, kv_bits) > (budget - 1) / 1.000001
+
+
+def test_sliding_layers_stop_growing():
+    model = models()["gemma-3-27b"]
+    step = model.cache_bytes(50_001, 16) - model.cache_bytes(50_000, 16)
+    assert step == 10 * model.layer_bytes(16)
+    assert model.cache_bytes(1, 16) == 62 * model.layer_bytes(16)
+
+
+def test_latent_layers_store_one_vector():
+    assert models()["deepseek-v3"].layer_bytes(16) == 576 * 2
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_bytes_a_token_are_those_of_a_real_cache(bits):
+    shape = ModelShape(
+        name="small", source="here", parameters=1, layers=2, query_heads=4, kv_heads=2,
+        head_dim=16, context=64,
+    )  # fmt: skip
+    cache = KVCache(
+        "paged_quantized", num_layers=2, num_kv_heads=2, head_dim=16, block_size=8,
+        num_blocks=8, bits=bits,
+    )  # fmt: skip
+    seq = cache.add()
+    rows = np.ones((64, 2, 16), np.float32)
+    before = cache.nbytes()
+    for layer in (0, 1):
+        cache.append(seq, layer, rows, rows)
+    tables = 8 * 8
+    assert cache.nbytes() - before - tables == shape.cache_bytes(64, bits)
+
+
+def test_max_context_is_the_oracles():
+    rng = np.random.default_rng(3)
+    for bits in (4, 8, 16):
+        for _ in range(20):
+            layers, heads, width = (int(x) for x in rng.integers(1, 90, 3))
+            spec = {"num_layers": layers, "num_kv_heads": heads, "head_dim": width, "bits": bits}
+            use = int(rng.integers(1, 9)) / 8
+            weights, reserve = (int(x) for x in rng.integers(0, 2**34, 2))
+            tokens, terms = max_context(
+                spec, 2**35, utilization=use, weight_bytes=weights, reserve_bytes=reserve
+            )
+            assert tokens == oracle.max_context(spec, 2**35, Fraction(use), weights, reserve)
+            assert terms["budget_bytes"] == use * 2**35 - weights - reserve
+
+
+def test_max_context_refuses():
+    free = {"weight_bytes": 0, "reserve_bytes": 0}
+    for use in (0, 1.1, -1):
+        with pytest.raises(RangeError):
+            max_context(SPEC, 1, utilization=use, **free)
+    with pytest.raises(RangeError):
+        max_context({**SPEC, "bits": 0}, 1, utilization=1, **free)
+    with pytest.raises(RangeError):
+        max_context(SPEC, -1, utilization=1, **free)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"kv_bits": 0},
+        {"weight_bits": -1},
+        {"utilization": 0},
+        {"utilization": 2},
+        {"reserve_gib": -1},
+        {"unit": "kg"},
+        {"block_size": 0},
+        {"sequences": 0},
+    ],
+)
+def test_settings_are_checked(bad):
+    with pytest.raises(RangeError):
+        Setting(**bad)
+
+
+def test_decoding_is_memory_bound_until_the_batch_is_large():
+    model, gpu = models()["llama-3.1-8b"], gpus()["h100-80"]
+    one = decoding_step(model, gpu, Setting(), 128)
+    many = decoding_step(model, gpu, Setting(sequences=1024), 128)
+    assert one.memory_bound
+    assert not many.memory_bound
+    assert one.milliseconds == pytest.approx(16.06e9 / 3350e9 * 1e3, rel=0.01)
+
+
+def test_growth_is_linear_without_windows():
+    sizes = dict(growth(models()["llama-2-7b"], 16))
+    assert sizes == {1024: 2**29, 4096: 2**31}
+
+
+def test_recomputation_saved():
+    assert recomputation_saved(10, 1) == 1
+    assert 95 < recomputation_saved(1024, 100) < 96
