@@ -135,6 +135,8 @@ CONTRADICTIONS = [
     ("average grade", "Qwen3-6", "B+", "A-"),
     ("only one", "took part in all challenges", "GLM-5", "GLM-5, Qwen3-6, Opus 4.7"),
     ("only one", "never declines from stage to stage", "GLM-5", "nobody"),
+    ("only one", "has the narrowest range of grades", "Opus 4.7", "MiniMax-M2.7"),
+    ("only one", "has the highest worst grade", "Opus 4.7", "GLM-5, Opus 4.7"),
     ("said in prose", "Kimi K2.6, fused_softmax_topk", "took part", "no grade"),
     ("arithmetic", "reads of the three-pass kernel over those of a single pass", "12", "3"),
     ("place", "Qwen3-6, flash_attention_backward", "3rd", "2nd="),

@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from trapline.arena.reported.records import Holders, Only, ReportedField, SaidGrade
 from trapline.arena.reported.rows import Row, row
@@ -28,7 +28,12 @@ def prose_rows(field: ReportedField) -> Iterator[Row]:
 
 
 def _only(field: ReportedField, only: Only) -> Row:
-    tests = {"took_part_in_all": _took_part_in_all, "never_declines": _never_declines}
+    tests = {
+        "took_part_in_all": _took_part_in_all,
+        "never_declines": _never_declines,
+        "narrowest_range": lambda each, model: _least(each, model, _range),
+        "highest_floor": lambda each, model: _least(each, model, lambda heights: -min(heights)),
+    }
     ours = [model for model in field.who.models if tests[only.test](field, model)]
     return row(
         "only one",
@@ -53,6 +58,21 @@ def _never_declines(field: ReportedField, model: str) -> bool:
     }
     heights = [grades[stage.name] for stage in field.who.stages if stage.name in grades]
     return len(heights) == len(field.who.stages) and heights == sorted(heights)
+
+
+def _least(field: ReportedField, model: str, figure: Callable[[list[int]], int]) -> bool:
+    """Whether nobody's grades have a smaller figure."""
+    figures = {name: figure(_heights(field, name)) for name in field.who.models}
+    return figures[model] == min(figures.values())
+
+
+def _heights(field: ReportedField, model: str) -> list[int]:
+    matrix = field.matrix()
+    return [steps(matrix[model, challenge].letter) for challenge in field.took(model)]
+
+
+def _range(heights: list[int]) -> int:
+    return max(heights) - min(heights)
 
 
 def _said_grade(field: ReportedField, said: SaidGrade) -> Row:

@@ -186,7 +186,7 @@ class Only(Quoted):
     """Models said to be the only ones that pass a test on the tables."""
 
     what: str
-    test: Literal["took_part_in_all", "never_declines"]
+    test: Literal["took_part_in_all", "never_declines", "narrowest_range", "highest_floor"]
     models: list[str]
 
 
