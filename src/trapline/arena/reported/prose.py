@@ -28,7 +28,7 @@ def prose_rows(field: ReportedField) -> Iterator[Row]:
 
 
 def _only(field: ReportedField, only: Only) -> Row:
-    tests = {
+    tests: dict[str, Callable[[ReportedField, str], bool]] = {
         "took_part_in_all": _took_part_in_all,
         "never_declines": _never_declines,
         "narrowest_range": lambda each, model: _least(each, model, _range),
