@@ -1,0 +1,1 @@
+"""Softmax fused with top-k: the k most probable of V, without the matrix of probabilities."""
