@@ -119,7 +119,8 @@ def _read_plan(path: Path) -> Plan:
 
 
 def _first_sentence(error: ValidationError) -> str:
-    first = error.errors()[0]
+    # A misspelt key is also a missing one: the misspelling says more.
+    first = min(error.errors(), key=lambda one: one["type"] != "extra_forbidden")
     where = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
         return f"unknown key {where!r}"

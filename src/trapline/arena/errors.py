@@ -14,6 +14,10 @@ class MissingError(ArenaError):
     """Something needed is not installed or not permitted on this machine (exit code 3)."""
 
 
+class InterruptedRunError(ArenaError):
+    """Somebody pressed Ctrl-C (exit code 130); what was finished is kept."""
+
+
 class Violation(Exception):
     """A submission broke its contract; the message says how, in a sentence a reader can act on."""
 

@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import TypeVar
 
+from trapline.arena.errors import InterruptedRunError
+
 Job = TypeVar("Job")
 Result = TypeVar("Result")
 
@@ -19,13 +21,15 @@ def run_all(
 ) -> Iterator[tuple[Job, Result]]:
     """Yields each job with its result as it ends. Threads are enough: the work happens in other
     processes."""
-    with ThreadPoolExecutor(workers or cores()) as pool:
-        pending: dict[Future[Result], Job] = {pool.submit(work, job): job for job in jobs}
-        try:
-            while pending:
-                done, _ = wait(pending, return_when=FIRST_COMPLETED)
-                for future in done:
-                    yield pending.pop(future), future.result()
-        finally:
-            for future in pending:
-                future.cancel()
+    pool = ThreadPoolExecutor(workers or cores())
+    pending: dict[Future[Result], Job] = {pool.submit(work, job): job for job in jobs}
+    try:
+        while pending:
+            done, _ = wait(pending, return_when=FIRST_COMPLETED)
+            for future in done:
+                yield pending.pop(future), future.result()
+    except KeyboardInterrupt:
+        pool.shutdown(wait=False, cancel_futures=True)
+        raise InterruptedRunError("interrupted") from None
+    finally:
+        pool.shutdown(wait=not pending, cancel_futures=True)

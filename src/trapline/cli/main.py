@@ -1,14 +1,16 @@
 """`trapline`: collects the verbs and turns errors into sentences and exit codes."""
 
 import importlib
+import os
 import pkgutil
 import sys
+from typing import NoReturn
 
 import typer
 from rich.console import Console
 
 import trapline.cli
-from trapline.arena.errors import ArenaError, MissingError, UsageError
+from trapline.arena.errors import ArenaError, InterruptedRunError, MissingError, UsageError
 
 #: Exit codes: our failure, usage, something missing, a check not held, cells not measured.
 FAILURE, USAGE, MISSING, NOT_HELD, INCOMPLETE, INTERRUPTED = 1, 2, 3, 4, 5, 130
@@ -34,18 +36,24 @@ def main() -> None:
     """The console script."""
     try:
         build()()
+    except InterruptedRunError:
+        _leave_at_once()
     except UsageError as error:
         _stop(error, USAGE)
     except MissingError as error:
         _stop(error, MISSING)
     except ArenaError as error:
         _stop(error, FAILURE)
-    except KeyboardInterrupt:
-        _stop(
-            Exception("interrupted; what was graded is kept, the same command goes on"), INTERRUPTED
-        )
 
 
-def _stop(error: Exception, code: int) -> None:
+def _stop(error: Exception, code: int) -> NoReturn:
     Console(stderr=True).print(f"trapline: {error}", style="red", markup=False, highlight=False)
     sys.exit(code)
+
+
+def _leave_at_once() -> NoReturn:
+    """Without waiting for the cells at work: their sandboxes end with us, the store is safe."""
+    note = "trapline: interrupted; what was finished is kept, the same command goes on"
+    Console(stderr=True).print(note, markup=False, highlight=False)
+    sys.stdout.flush()
+    os._exit(INTERRUPTED)

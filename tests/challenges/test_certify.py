@@ -1,0 +1,56 @@
+"""Every challenge that ships is certified: right answers pass, every bug falls to its own trap."""
+
+import pytest
+
+from trapline.arena.certify import Certifier, kill_rate
+from trapline.arena.challenge import load, load_all
+from trapline.arena.run import choose_level
+
+
+@pytest.mark.parametrize("name", load_all())
+def test_right_answers_pass_and_mutants_and_controls_fail(name):
+    certificate = Certifier(load(name), choose_level()).certify()
+    assert [f"{f.kind} {f.subject}: {f.problem} {f.message}" for f in certificate.problems()] == []
+    assert len(certificate.of("right")) >= 3
+    assert len(certificate.of("named")) >= 10
+    assert len(certificate.of("control")) == 4
+
+
+def test_there_are_eight_with_more_than_a_hundred_traps():
+    assert len(load_all()) == 8
+    assert sum(len(challenge.traps) for challenge in load_all().values()) >= 100
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", load_all())
+def test_mechanical_mutants_fall(name):
+    certificate = Certifier(load(name), choose_level()).certify(mechanical=True)
+    survivors = [f.subject for f in certificate.of("mechanical") if not f.fell_to]
+    assert kill_rate(certificate) >= 0.9, survivors
+
+
+@pytest.mark.parametrize("name", load_all())
+def test_a_challenge_is_whole(name):
+    challenge = load(name)
+    assert challenge.id == challenge.folder.name
+    assert sum(challenge.plan.weights.values()) == pytest.approx(1.0)
+    assert len({trap.id for trap in challenge.traps}) == len(challenge.traps)
+    for trap in challenge.traps:
+        assert trap.story
+        assert trap.catches
+    for path in (
+        "prompt.md",
+        "starter/solution.py",
+        "solution/solution.py",
+        "solution/ANALYSIS.md",
+    ):
+        assert (challenge.folder / path).is_file(), path
+    assert list((challenge.folder / "solution").glob("test_*.py"))
+
+
+@pytest.mark.parametrize("name", load_all())
+def test_a_prompt_does_not_give_its_traps_away(name):
+    challenge = load(name)
+    for trap in challenge.traps:
+        assert trap.id not in challenge.prompt
+        assert trap.catches.lower() not in challenge.prompt.lower()

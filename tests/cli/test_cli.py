@@ -1,0 +1,170 @@
+"""The program as people meet it: sentences, exit codes, tables that fit, JSON that parses."""
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from trapline.arena.challenge import load
+from trapline.arena.store import Store
+
+CHALLENGE = "fused_softmax_topk"
+VERBS = [
+    *("challenges", "deploy", "grade", "duel", "rank", "report", "view"),
+    *("certify", "replay", "lint", "memory"),
+]
+
+
+def trapline(*args, cwd=None, timeout=600):
+    program = Path(sys.executable).with_name("trapline")
+    command = [str(program), *map(str, args)]
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=timeout)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_explains_itself_with_an_example(verb):
+    done = trapline(verb, "--help")
+    assert done.returncode == 0
+    assert f"trapline {verb}" in done.stdout
+    assert "Example" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "sentence"),
+    [
+        (("grade", "no-such-folder"), 2, "no such folder"),
+        (("grade", "file"), 2, "is a file"),
+        (("grade", "empty"), 2, "holds no"),
+        (("grade", "field", "--challenge", "juggling"), 2, "no challenge 'juggling'"),
+        (("certify", "--challenge", "juggling"), 2, "no challenge 'juggling'"),
+        (("deploy", "file", "--entrant", "me"), 2, "is a file"),
+        (("deploy", "new", "--entrant", "../me"), 2, "no entrant name"),
+        (("replay", "nothing.json"), 2, "no bundle"),
+        (("rank", "nowhere"), 2, "no run"),
+        (("report", "nowhere"), 2, "no run"),
+        (("grade", "field", "--track", "gpu"), 3, "CUDA"),
+        (("no-such-verb",), 2, "No such command"),
+    ],
+)
+def test_bad_input_gets_a_sentence_and_the_right_exit_code(tmp_path, args, code, sentence):
+    (tmp_path / "file").write_text("")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "field" / "me" / CHALLENGE).mkdir(parents=True)
+    done = trapline(*args, cwd=tmp_path)
+    assert done.returncode == code, done.stderr
+    assert sentence in " ".join(done.stderr.split())
+    assert "Traceback" not in done.stderr
+
+
+def test_the_list_of_challenges():
+    described = json.loads(trapline("challenges", "--json").stdout)["challenges"]
+    assert len(described) == 8
+    for one in described:
+        assert set(one) == {"id", "difficulty", "tracks", "traps"}
+        assert len(one["traps"]) >= 10
+        assert set(one["traps"][0]) == {"id", "catches", "severity"}
+    table = trapline("challenges").stdout
+    assert max(map(len, table.splitlines())) <= 80
+
+
+def test_a_workspace_holds_prompt_and_starter_only(tmp_path):
+    done = trapline("deploy", tmp_path, "--challenge", CHALLENGE, "--entrant", "me")
+    assert done.returncode == 0
+    folder = tmp_path / "me" / CHALLENGE
+    assert {path.name for path in folder.iterdir()} == {"prompt.md", "solution.py"}
+    again = trapline("deploy", tmp_path, "--challenge", CHALLENGE, "--entrant", "me")
+    assert again.returncode == 2
+
+
+@pytest.fixture(scope="module")
+def graded(tmp_path_factory):
+    """A field of two entrants, graded once."""
+    root = tmp_path_factory.mktemp("graded")
+    shutil.copytree(load(CHALLENGE).solution, root / "field" / "gold" / CHALLENGE)
+    broken = root / "field" / "broken" / CHALLENGE
+    broken.mkdir(parents=True)
+    (broken / "solution.py").write_text("def softmax_topk(logits, k): return logits, k\n")
+    done = trapline("grade", "field", "--challenge", CHALLENGE, "--out", "run", "--json", cwd=root)
+    assert done.returncode == 0, done.stderr
+    return root, json.loads(done.stdout)
+
+
+def test_the_grade_object(graded):
+    _, result = graded
+    assert set(result) == {"run", "cells"}
+    broken, gold = result["cells"]
+    assert (broken["entrant"], broken["state"], broken["letter"]) == ("broken", "fail", "F")
+    assert (gold["entrant"], gold["state"]) == ("gold", "pass")
+    assert set(gold["traps"].values()) == {"pass"}
+    assert gold["score"] >= 90
+    for cell in result["cells"]:
+        assert {"entrant", "challenge", "track", "state", "score", "letter"} <= set(cell)
+        assert {"isolation", "dimensions", "traps"} <= set(cell)
+
+
+def test_the_same_command_again_grades_nothing_again(graded):
+    root, _ = graded
+    done = trapline("grade", "field", "--challenge", CHALLENGE, "--out", "run", cwd=root)
+    assert done.returncode == 0
+    assert "gold" in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    assert len(list((root / "run" / "bundles").iterdir())) == 2
+
+
+def test_a_bundle_is_replayed_and_a_changed_one_refused(graded):
+    root, _ = graded
+    for bundle in (root / "run" / "bundles").iterdir():
+        done = trapline("replay", bundle)
+        assert done.returncode == 0, done.stdout + done.stderr
+    changed = root / bundle.name
+    changed.write_text(bundle.read_text().replace("softmax_topk", "softmax_topl", 1))
+    done = trapline("replay", changed)
+    assert done.returncode == 4
+    assert "was changed" in done.stderr
+
+
+def wait_for_a_running_cell(run, deadline):
+    while time.monotonic() < deadline:
+        if (run / "run.sqlite").exists() and any(
+            p.status == "running" for p in Store(run).waiting()
+        ):
+            return
+        time.sleep(0.1)
+
+
+def test_an_interrupted_grade_goes_on(tmp_path):
+    shutil.copytree(load(CHALLENGE).solution, tmp_path / "field" / "gold" / CHALLENGE)
+    program = Path(sys.executable).with_name("trapline")
+    command = [str(program), "grade", "field", "--challenge", CHALLENGE, "--out", "run"]
+    grader = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    wait_for_a_running_cell(tmp_path / "run", time.monotonic() + 120)
+    grader.send_signal(signal.SIGINT)
+    _, errors = grader.communicate(timeout=300)
+    assert grader.returncode == 130
+    assert "interrupted" in errors
+    assert "Traceback" not in errors
+    assert trapline(*command[1:], cwd=tmp_path).returncode == 0
+
+
+def test_a_misspelt_key_is_named(tmp_path):
+    from trapline.arena.challenge import Challenge
+    from trapline.arena.errors import UsageError
+
+    text = (load(CHALLENGE).folder / "challenge.toml").read_text()
+    (tmp_path / "challenge.toml").write_text(text.replace("difficulty", "dificulty"))
+    with pytest.raises(UsageError, match="dificulty"):
+        Challenge(tmp_path, "nothing")
+
+
+def test_isolation_that_is_not_there_is_refused(monkeypatch):
+    from trapline.arena import run
+    from trapline.arena.errors import MissingError
+
+    monkeypatch.setattr(run, "probe", lambda: ("process",))
+    with pytest.raises(MissingError, match="bubblewrap"):
+        run.choose_level("bubblewrap")
