@@ -1,0 +1,117 @@
+"""The library's beam search against the oracle, its policies, and what it refuses."""
+
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from trapline.gold import beam_search
+from trapline.gold.beam_search import oracle
+from trapline.gold.beam_search.policy import CANONICAL, FIRST_FULL, HEURISTIC, NEVER_EARLY
+
+
+@pytest.mark.parametrize("coarse", [False, True])
+@pytest.mark.parametrize("penalty", [0.0, 0.6, 1.0, -0.5])
+def test_batches_equal_the_oracle_token_for_token_and_call_for_call(random_model, penalty, coarse):
+    penalty = 0.0 if coarse else penalty  # with ties only sums, not scores, are exact
+    for seed in range(8):
+        rng = np.random.default_rng(seed)
+        model = random_model(seed, 5, coarse=coarse, sparse=0.2)
+        prompts = [(0,), (1, 1), (2, 0, 2)][: int(rng.integers(1, 4))]
+        settings = {
+            "beam_width": int(rng.integers(1, 6)),
+            "max_new_tokens": int(rng.integers(1, 6)),
+            "eos_id": int(rng.integers(5)),
+            "length_penalty": penalty,
+        }
+        got = beam_search(model, prompts, **settings)
+        want = [oracle.search_one(model.law, prompt, **settings) for prompt in prompts]
+        for found, search in zip(got, want, strict=True):
+            assert [h.tokens for h in found] == [h.tokens for h in search.hypotheses]
+            expected = [h.score for h in search.hypotheses]
+            np.testing.assert_allclose([h.score for h in found], expected, rtol=1e-12)
+        assert [sorted(c) for c in model.calls] == [sorted(c) for c in oracle.calls(want)]
+
+
+def test_a_prompt_gets_in_a_batch_what_it_gets_alone(random_model):
+    settings = {"beam_width": 3, "max_new_tokens": 5, "eos_id": 1}
+    prompts = [[0], [1, 2], [], [3, 3, 3]]
+    together = beam_search(random_model(4, 4), prompts, **settings)
+    alone = [beam_search(random_model(4, 4), [prompt], **settings)[0] for prompt in prompts]
+    assert together == alone
+
+
+def test_policies_differ_where_they_should(table_model):
+    """After the first step the end is at −2 and a live beam at −2.5 that will end at −3 / 3."""
+    entries = {(): {0: -2.0, 1: -2.5}, (1,): {2: -0.25}, (1, 2): {0: -0.25}}
+    settings = {"beam_width": 1, "max_new_tokens": 4, "eos_id": 0}
+    best = {
+        policy: beam_search(table_model(entries), [[9]], policy=policy, **settings)[0][0]
+        for policy in (CANONICAL, NEVER_EARLY, HEURISTIC, FIRST_FULL)
+    }
+    assert best[CANONICAL] == best[NEVER_EARLY] == ([1, 2, 0], -1.0)
+    assert best[HEURISTIC] == best[FIRST_FULL] == ([0], -2.0)
+
+
+def test_only_the_canonical_policy_lets_a_low_ranked_end_in(table_model):
+    entries = {(): {1: -1.0, 0: -2.0}, (1,): {2: -4.0}}
+    settings = {"beam_width": 1, "max_new_tokens": 2, "eos_id": 0, "length_penalty": 0.0}
+    got = {
+        policy: beam_search(table_model(entries), [[9]], policy=policy, **settings)[0]
+        for policy in (CANONICAL, NEVER_EARLY)
+    }
+    assert got[CANONICAL] == [([0], -2.0)]
+    assert got[NEVER_EARLY] == [([1, 2], -5.0)]
+
+
+def test_a_full_pool_stops_only_the_impatient(table_model):
+    entries = {(): {0: -1.0, 1: -1.25}, (1,): {0: -0.25}}
+    settings = {"beam_width": 1, "max_new_tokens": 3, "eos_id": 0}
+    impatient = beam_search(table_model(entries), [[9]], policy=FIRST_FULL, **settings)
+    patient = beam_search(table_model(entries), [[9]], **settings)
+    assert impatient == [[([0], -1.0)]]
+    assert patient == [[([1, 0], -0.75)]]
+
+
+def test_an_empty_batch_asks_nothing():
+    assert beam_search(None, [], beam_width=1, max_new_tokens=1, eos_id=0) == []
+
+
+def test_prompts_are_left_alone(random_model):
+    prompts = [[1, 2], [3]]
+    beam_search(random_model(0, 4), prompts, beam_width=2, max_new_tokens=3, eos_id=0)
+    assert prompts == [[1, 2], [3]]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"beam_width": 0},
+        {"beam_width": 1.5},
+        {"max_new_tokens": 0},
+        {"eos_id": -1},
+        {"eos_id": 4},
+        {"length_penalty": math.nan},
+        {"length_penalty": -math.inf},
+    ],
+)
+def test_bad_settings_are_refused(random_model, change):
+    settings = {"beam_width": 2, "max_new_tokens": 2, "eos_id": 0, **change}
+    with pytest.raises((ValueError, TypeError)):
+        beam_search(random_model(0, 4), [[1]], **settings)
+
+
+@pytest.mark.parametrize("prompts", [[1, 2], [[1.5]], [[True]]])
+def test_bad_prompts_are_refused(random_model, prompts):
+    with pytest.raises(TypeError):
+        beam_search(random_model(0, 4), prompts, beam_width=1, max_new_tokens=1, eos_id=0)
+
+
+@pytest.mark.parametrize(
+    "answer", [np.zeros((2, 4)), np.zeros(4), np.full((1, 4), np.nan), np.full((1, 4), np.inf)]
+)
+def test_a_broken_model_is_noticed(answer):
+    model = SimpleNamespace(log_probs=lambda prefixes: answer)
+    with pytest.raises(ValueError, match="log_probs"):
+        beam_search(model, [[1]], beam_width=1, max_new_tokens=1, eos_id=0)
