@@ -1,0 +1,113 @@
+"""The import rules of the two halves, read from the syntax tree."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).resolve().parents[2] / "src" / "trapline"
+#: Where torch and triton may be imported at all.
+HEAVY_FILES = ("fast", "kernels", "hopper")
+HEAVY_PLACES = (
+    "decoder/",
+    "ternary/linear",
+    "ternary/train",
+    "tree_decoding/drafter",
+    "tree_decoding/generate",
+)
+#: Programs that run inside a sandbox: the standard library, NumPy, and the frames between.
+INSIDE = {"worker.py": {"numpy", "wire"}, "wire.py": {"numpy"}}
+
+
+def imports(tree):
+    """Absolute names of everything a module imports, wherever the statement stands."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            dots = "." * node.level
+            yield from (
+                (f"{dots}{node.module or ''}.{alias.name}", node.lineno) for alias in node.names
+            )
+
+
+def is_in(name, package):
+    return name == package or name.startswith(f"{package}.")
+
+
+def why_not(path, name):
+    """Why the module at this path (relative to the package) may not import this name, or None."""
+    half = path.parts[0]
+    heavy = is_in(name, "torch") or is_in(name, "triton")
+    rules = {"gold": gold_rule, "arena": arena_rule, "challenges": challenge_rule}
+    if name.startswith("."):
+        return "relative imports hide what is imported"
+    if half != "cli" and is_in(name, "trapline.cli"):
+        return "only cli imports cli"
+    if half in rules and (reason := rules[half](path, name)):
+        return reason
+    if heavy and half != "gold":
+        return "torch belongs to the gold's fast paths"
+    return None
+
+
+def gold_rule(path, name):
+    if any(is_in(name, f"trapline.{half}") for half in ("arena", "challenges", "published")):
+        return "gold imports nothing but gold"
+    if is_in(name, "torch") or is_in(name, "triton"):
+        inside = path.relative_to("gold").as_posix()
+        if not (path.name.startswith(HEAVY_FILES) or inside.startswith(HEAVY_PLACES)):
+            return "torch and triton only in the fast paths"
+    return None
+
+
+def arena_rule(path, name):
+    if is_in(name, "trapline.gold") or is_in(name, "trapline.challenges"):
+        return "the arena knows neither gold nor a challenge"
+    if path.as_posix() in {f"arena/{program}" for program in INSIDE}:
+        root = name.split(".")[0]
+        if root not in INSIDE[path.name] and root not in sys.stdlib_module_names:
+            return "what runs inside the sandbox has the standard library and NumPy"
+    return None
+
+
+def challenge_rule(path, name):
+    if not is_in(name, "trapline"):
+        return None
+    # cases, traps, mutants, and the modules of their own that two of them share
+    if len(path.parts) == 3 and path.name != "__init__.py":
+        return None
+    return "what is deployed or graded knows nothing of trapline"
+
+
+def violations(root):
+    """Every forbidden import below a package folder, as sentences."""
+    found = []
+    for file in sorted(root.rglob("*.py")):
+        path = file.relative_to(root)
+        for name, line in imports(ast.parse(file.read_text())):
+            if reason := why_not(path, name):
+                found.append(f"{path}:{line} imports {name}: {reason}")
+    return found
+
+
+@pytest.fixture
+def rules():
+    """The checker: folder of a package → sentences."""
+    return violations
+
+
+@pytest.fixture
+def loaded():
+    """Statements → the modules that a fresh process holds after them."""
+
+    def run(statements):
+        code = f"{statements}\nimport sys\nprint(*sys.modules)"
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        )
+        return set(done.stdout.split())
+
+    return run
