@@ -425,5 +425,5 @@ EQUIVALENT: dict[str, str] = {
     "solution.py:Search._expand/drop-keyword/1": "both sequences always have one length",
     "solution.py:checked/drop-keyword/1": "adding the float64 sums makes float64 of any answer",
     "solution.py:largest/compare/1": "with as many values as places, all are candidates either way",
-    "solution.py:largest/never/1": "the partition only saves time: the sort alone chooses the same",
+    "solution.py:largest/never/1": "the partition only saves time: the sort alone would do",
 }

@@ -358,6 +358,7 @@ MUTANTS: list[Mutant] = [
     ),
     edit("end-left-out", (_OUTPUT, "    output = [t for t in output if t != eos_id]\n" + _OUTPUT)),
     edit("prompt-in-the-output", (_OUTPUT, "    return prefix + output, {")),
+    edit("end-at-once", (_LOOP, _LOOP.replace("output[-1:]", "output[1:]"))),
     edit("end-in-the-prompt", (_LOOP, _LOOP.replace("output[-1:]", "(prefix + output)[-1:]"))),
     edit(
         "generating-modifies-the-prompt",
@@ -405,4 +406,19 @@ MUTANTS: list[Mutant] = [
 ]
 
 #: Mechanical mutants that no check can tell from the solution, and why.
-EQUIVALENT: dict[str, str] = {}
+EQUIVALENT: dict[str, str] = {
+    "solution.py:best_tokens/bool/1": "verify_tree refuses picks of another count or rank itself",
+    "solution.py:best_tokens/never/1": "verify_tree refuses picks of another count or rank itself",
+    "solution.py:build_tree/constant/2": "all weights grow by one, and their order stays",
+    "solution.py:checked_uniforms/drop-keyword/1": "a float32 number becomes a Python float anyway",
+    "solution.py:generate/constant/5": "the end can only be the last token of the output",
+    "solution.py:ranking/compare/1": "with as many values as places, all are candidates either way",
+    "solution.py:ranking/constant/1": "the partition only saves time: the sort alone would do",
+    "solution.py:ranking/never/1": "the partition only saves time: the sort alone would do",
+    "solution.py:ranking/constant/2": "both sequences always have one length",
+    "solution.py:ranking/drop-keyword/2": "both sequences always have one length",
+    "solution.py:verify_sampled/constant/1": "checked_uniforms has compared the lengths",
+    "solution.py:verify_sampled/drop-keyword/1": "checked_uniforms has compared the lengths",
+    "solution.py:verify_tree/constant/2": "checked_ints has compared the lengths",
+    "solution.py:verify_tree/drop-keyword/1": "checked_ints has compared the lengths",
+}

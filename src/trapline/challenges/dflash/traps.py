@@ -981,6 +981,23 @@ def end_inside(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
+    "end-at-once",
+    catches="an EOS as the very first token does not end the generation",
+    severity="critical",
+    story="A stop test that begins at the second token.",
+)
+def end_at_once(submission: Submission, rng: np.random.Generator) -> None:
+    prompt, script, eos, _ = story_of(rng)
+    script[0] = eos
+    law = table.scripted_law(VOCABULARY, prompt, script)
+    for draft in (
+        table.perfect_draft(law, 2, VOCABULARY),
+        table.hopeless_draft(law, 1, VOCABULARY),
+    ):
+        table.run(submission, law, draft, prompt, max_new_tokens=5, eos_id=eos, budget=2)
+
+
+@trap(
     "runs-past-the-limit",
     catches="more than max_new_tokens come back",
     severity="critical",

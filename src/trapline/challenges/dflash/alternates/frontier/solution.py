@@ -90,8 +90,8 @@ def verify_sampled(tokens, parents, probs, uniforms):
         raise ValueError("probs must be a float array (N+1, V)")
     if uniforms.ndim != 1 or len(uniforms) != len(probs):
         raise ValueError("one uniform a row is needed")
-    if np.isnan(probs).any() or (probs < 0).any():
-        raise ValueError("probs must not be negative")
+    if np.isnan(probs).any() or (probs < 0).any() or not (probs > 0).any(axis=1).all():
+        raise ValueError("probs must be laws")
     if not all(0.0 <= u < 1.0 for u in uniforms):
         raise ValueError("uniforms lie in [0, 1)")
     choices = [_drawn(row, u) for row, u in zip(probs.tolist(), uniforms.tolist(), strict=True)]

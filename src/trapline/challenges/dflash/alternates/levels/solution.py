@@ -71,7 +71,7 @@ def verify_tree(tokens, parents, choices):
 def verify_sampled(tokens, parents, probs, uniforms):
     probs = _float_matrix(probs, "probs")
     uniforms = np.asarray(uniforms, dtype=float)
-    if not (probs >= 0).all() or uniforms.shape != probs.shape[:1]:
+    if not (probs >= 0).all() or not probs.any(axis=1).all() or uniforms.shape != probs.shape[:1]:
         raise ValueError("probs and uniforms do not fit together")
     if not ((uniforms >= 0) & (uniforms < 1)).all():
         raise ValueError("uniforms must lie in [0, 1)")
