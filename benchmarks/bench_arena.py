@@ -154,9 +154,8 @@ def main() -> None:
         print(f"{'EvalPlus checks a second':42} {theirs:10.0f}")
         print(f"{'ratio (goal: 20)':42} {arena['calls_per_second'] / theirs:10.1f}")
     print(f"{'cells a minute, one at a time':42} {result['cells_per_minute']:10.1f}")
-    print(
-        f"{'same against itself, within 0.93–1.07':42} {result['same']['share_within_7_percent']:10.1%}"
-    )
+    share = result["same"]["share_within_7_percent"]
+    print(f"{'same against itself, within 0.93–1.07':42} {share:10.1%}")
     print(f"{'1.3 times slower copy, largest ratio':42} {result['slower']['largest']:10.3f}")
     folder = parser.parse_args().out / device
     folder.mkdir(parents=True, exist_ok=True)
