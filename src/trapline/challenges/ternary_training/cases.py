@@ -65,6 +65,10 @@ def ternary_stays_ternary(submission: Submission, rng: np.random.Generator) -> N
         again = quantised(submission, values, group_size)
         expect.equal(again[0], codes, "the codes of what was dequantised")
         expect.equal(again[1], scales, "the scales of what was dequantised")
+    lone = np.zeros((3, 40), dtype=np.float32)
+    lone[np.arange(3), rng.integers(0, 40, 3)] = (0.5, -3.0, 0.125)
+    codes, scales = quantised(submission, lone, 40)
+    expect.equal(oracle.dequantize(codes, scales, 40), lone, "a group with a single weight")
 
 
 @case("packs-and-unpacks")
@@ -110,6 +114,12 @@ def starting_weights(submission: Submission, rng: np.random.Generator) -> None:
     config = config_of(rng, dim=48, layers=1)
     answer = submission.train(text.noise(rng, 8, 4, 6), config)
     _complete(answer, config)
+
+
+@case("smallest-model")
+def smallest_model(submission: Submission, rng: np.random.Generator) -> None:
+    config = config_of(rng, vocab=1, dim=1, layers=0, heads=1, context=1)
+    _complete(submission.train([[0, 0], [0]], config), config)
 
 
 @case("learns")

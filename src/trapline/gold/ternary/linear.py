@@ -1,0 +1,197 @@
+"""Ternary weights in torch: quantiser, straight-through estimator, modules, conversion of a model.
+
+A module keeps a dense latent weight to train. Its forward pass uses the ternary weight, with the
+scale rounded to float16, so that the trained model and the shipped one are the same.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from trapline.gold.errors import RangeError
+
+GROUP = 128
+LARGEST_SCALE = float(torch.finfo(torch.float16).max)
+THRESHOLDS = {"absmean": 0.5, "threshold": 0.775}
+
+
+def ternarize(w: Tensor, group_size: int = GROUP, method: str = "absmean") -> tuple[Tensor, Tensor]:
+    """codes int8 like w, scales float16 (…, ceil(n / group_size)), as `oracle.ternarize`."""
+    columns = w.shape[-1]
+    groups = -(-columns // group_size)
+    magnitude = functional.pad(w.detach().abs().double(), (0, groups * group_size - columns))
+    magnitude = magnitude.reshape(*w.shape[:-1], groups, group_size)
+    sizes = (columns - torch.arange(groups, device=w.device) * group_size).clamp(max=group_size)
+    counts = _chosen(magnitude, sizes, method)
+    number = counts.sum(-1).clamp(min=1)
+    means = (magnitude / number[..., None] * counts).sum(-1)
+    scales = means.clamp(max=LARGEST_SCALE).half()
+    counts = counts & (scales[..., None] > 0)
+    flags = counts.flatten(-2)[..., :columns]
+    return (w.detach().sign() * flags).to(torch.int8), scales
+
+
+def dequantize(codes: Tensor, scales: Tensor, group_size: int = GROUP) -> Tensor:
+    """code · scale of its group, float32."""
+    columns = codes.shape[-1]
+    wide = scales.float().repeat_interleave(group_size, dim=-1)[..., :columns]
+    return codes.float() * wide
+
+
+def _chosen(magnitude: Tensor, sizes: Tensor, method: str) -> Tensor:
+    if method == "lstsq":
+        return _least_squares(magnitude)
+    means = (magnitude / sizes[:, None]).sum(-1, keepdim=True)
+    return magnitude > THRESHOLDS[method] * means
+
+
+def _least_squares(magnitude: Tensor) -> Tensor:
+    if not magnitude.numel():
+        return torch.zeros_like(magnitude, dtype=torch.bool)
+    falling, order = magnitude.sort(dim=-1, descending=True, stable=True)
+    tiny = torch.finfo(torch.float64).tiny
+    relative = falling / magnitude.amax(-1, keepdim=True).clamp(min=tiny)
+    places = torch.arange(1, magnitude.shape[-1] + 1, device=magnitude.device)
+    best = (relative.cumsum(-1) ** 2 / places).argmax(-1, keepdim=True)
+    kept = torch.zeros_like(magnitude, dtype=torch.bool)
+    kept.scatter_(-1, order, places <= best + 1)
+    return kept & (magnitude > 0)
+
+
+class _StraightThrough(torch.autograd.Function):
+    """Forward: the ternary weight. Backward: the gradient goes to the latent weight unchanged."""
+
+    @staticmethod
+    def forward(ctx: Any, w: Tensor, group_size: int, method: str) -> Tensor:  # noqa: ARG004
+        return dequantize(*ternarize(w, group_size, method), group_size).to(w.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:  # noqa: ARG004
+        return gradients[0], None, None
+
+
+def straight_through(w: Tensor, group_size: int = GROUP, method: str = "absmean") -> Tensor:
+    """The ternary weight of a latent one, differentiable as if nothing had happened to it."""
+    apply: Callable[..., Tensor] = _StraightThrough.apply
+    return apply(w, group_size, method)
+
+
+class _Latent(nn.Module):
+    """A latent weight and how it becomes ternary."""
+
+    weight: nn.Parameter
+
+    def __init__(self, weight: Tensor, group_size: int, method: str) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(weight)
+        self.group_size, self.method = group_size, method
+
+    def ternary_weight(self) -> Tensor:
+        """The weight of the forward pass."""
+        return straight_through(self.weight, self.group_size, self.method)
+
+    def ternary(self) -> tuple[Tensor, Tensor]:
+        """What is stored: codes and scales."""
+        return ternarize(self.weight, self.group_size, self.method)
+
+    def extra_repr(self) -> str:
+        rows, columns = self.weight.shape
+        return f"{columns} → {rows}, groups of {self.group_size}, {self.method}"
+
+
+class TernaryLinear(_Latent):
+    """y = x Wᵀ with a ternary W (out, in). There is no bias: it would not be ternary."""
+
+    def __init__(
+        self, in_features: int, out_features: int, group_size: int = GROUP, method: str = "absmean"
+    ) -> None:
+        spread = in_features**-0.5
+        super().__init__(torch.randn(out_features, in_features) * spread, group_size, method)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.linear(x, self.ternary_weight())
+
+
+class TernaryEmbedding(_Latent):
+    """Rows of a ternary table (vocabulary, width)."""
+
+    def __init__(
+        self, num_embeddings: int, dim: int, group_size: int = GROUP, method: str = "absmean"
+    ) -> None:
+        super().__init__(torch.randn(num_embeddings, dim), group_size, method)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return functional.embedding(tokens, self.ternary_weight())
+
+
+class TiedHead(nn.Module):
+    """Logits from an embedding's own ternary table: the same codes, the same scales."""
+
+    def __init__(self, embedding: TernaryEmbedding) -> None:
+        super().__init__()
+        self.embedding = embedding
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.linear(x, self.embedding.ternary_weight())
+
+
+class Share(NamedTuple):
+    """One parameter of a model in a coverage report."""
+
+    name: str
+    shape: tuple[int, ...]
+    ternary: bool
+    share: float  # of all parameters of the model
+
+
+def convert(model: nn.Module, group_size: int = GROUP, method: str = "absmean") -> list[Share]:
+    """Replaces every `nn.Linear` and `nn.Embedding` inside, in place, and reports the coverage.
+
+    Weights are taken over as latent weights. Modules that share a weight share it afterwards too. A
+    linear layer with a bias is refused: its bias would stay dense.
+    """
+    latents: dict[int, _Latent] = {}
+    for parent, name, child in list(_replaceable(model)):
+        setattr(parent, name, _ternary_twin(child, latents, group_size, method))
+    return coverage(model)
+
+
+def coverage(model: nn.Module) -> list[Share]:
+    """Every parameter by name, whether it is ternary, and its share of all of them."""
+    ternary = {id(m.weight) for m in model.modules() if isinstance(m, _Latent)}
+    parameters = list(model.named_parameters())
+    total = max(1, sum(p.numel() for _, p in parameters))
+    return [
+        Share(name, tuple(p.shape), id(p) in ternary, p.numel() / total) for name, p in parameters
+    ]
+
+
+def assert_all_ternary(model: nn.Module) -> None:
+    """Every parameter with two or more axes is ternary; norms and other vectors may be dense."""
+    dense = [s.name for s in coverage(model) if not s.ternary and len(s.shape) > 1]
+    if dense:
+        raise RangeError(f"not ternary: {', '.join(dense)}")
+
+
+def _replaceable(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Linear | nn.Embedding]]:
+    for parent in model.modules():
+        for name, child in parent.named_children():
+            if isinstance(child, nn.Linear | nn.Embedding):
+                yield parent, name, child
+
+
+def _ternary_twin(
+    child: nn.Linear | nn.Embedding, latents: dict[int, _Latent], group_size: int, method: str
+) -> _Latent:
+    kind = TernaryLinear if isinstance(child, nn.Linear) else TernaryEmbedding
+    if isinstance(child, nn.Linear) and child.bias is not None:
+        raise RangeError("a linear layer with a bias cannot become ternary as a whole")
+    rows, columns = child.weight.shape
+    sizes = (columns, rows) if kind is TernaryLinear else (rows, columns)
+    twin: _Latent = kind(*sizes, group_size, method)
+    known = latents.setdefault(id(child.weight), twin)
+    twin.weight = known.weight if known is not twin else nn.Parameter(child.weight.detach().clone())
+    return twin

@@ -1,0 +1,112 @@
+"""The quantisers: equal to the oracle in every method and library, idempotent, exact enough."""
+
+import numpy as np
+import pytest
+import torch
+
+from trapline.gold import ternarize
+from trapline.gold.errors import DTypeError, RangeError, ShapeError
+from trapline.gold.ternary import oracle
+from trapline.gold.ternary.api import dequantize
+from trapline.gold.ternary.quantize import METHODS
+
+RNG = np.random.default_rng(7)
+SHAPES = [(300,), (3, 300), (2, 3, 130), (4, 128), (5, 1), (0, 7), (3, 0)]
+
+
+def grid(*shape: int) -> np.ndarray:
+    """Weights whose sums are exact: no order of summation can change a decision."""
+    return (RNG.integers(-256, 257, shape) / 64).astype(np.float32)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("method", METHODS)
+def test_numpy_equals_the_oracle(shape: tuple[int, ...], method: str) -> None:
+    w = grid(*shape)
+    got, want = ternarize(w, 128, method), oracle.ternarize(w, 128, method)
+    for mine, theirs in zip(got, want, strict=True):
+        assert mine.dtype == theirs.dtype
+        assert np.array_equal(mine, theirs)
+    assert np.array_equal(dequantize(*got), oracle.dequantize(*want))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("method", METHODS)
+def test_torch_equals_the_oracle(shape: tuple[int, ...], method: str) -> None:
+    w = grid(*shape)
+    got, want = ternarize(torch.from_numpy(w), 128, method), oracle.ternarize(w, 128, method)
+    for mine, theirs in zip(got, want, strict=True):
+        assert np.array_equal(mine.numpy(), theirs)
+    assert np.array_equal(dequantize(*got).numpy(), oracle.dequantize(*want))
+
+
+@pytest.mark.parametrize("factor", [1.0, 2.0**-20, 2.0**-22, 2.0**-40, 2.0**13, 2.0**20])
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("group_size", [1, 16, 128])
+def test_twice_is_once(factor: float, method: str, group_size: int) -> None:
+    once = ternarize(grid(4, 300) * np.float32(factor), group_size, method)
+    assert np.isfinite(once.scales).all()
+    twice = ternarize(dequantize(*once, group_size), group_size, method)
+    assert np.array_equal(once.codes, twice.codes)
+    assert np.array_equal(once.scales, twice.scales)
+
+
+@pytest.mark.parametrize(
+    ("method", "low", "high"),
+    [("absmean", 0.20, 0.22), ("threshold", 0.18, 0.2), ("lstsq", 0.18, 0.195)],
+)
+def test_error_on_normal_weights(method: str, low: float, high: float) -> None:
+    w = RNG.standard_normal((256, 512))
+    values = dequantize(*ternarize(w, 128, method))
+    assert low < oracle.squared_error(w, values) < high
+
+
+def test_least_squares_is_best_among_all_codes() -> None:
+    """Against every one of the 3⁶ choices of codes, each with its own best scale."""
+    codes = np.array(np.meshgrid(*[[-1, 0, 1]] * 6)).reshape(6, -1).T
+    used = np.maximum(np.count_nonzero(codes, axis=1), 1)
+    for w in RNG.standard_normal((20, 6)):
+        best_scales = codes @ w / used
+        least = np.min(np.sum((w - best_scales[:, None] * codes) ** 2, axis=1))
+        values = dequantize(*ternarize(w, 6, "lstsq"), 6)
+        assert np.sum((w - values) ** 2) <= least * (1 + 1e-3) + 1e-6
+
+
+def test_extreme_groups_have_finite_scales() -> None:
+    largest = np.finfo(np.float64).max
+    w = np.stack([np.zeros(8), np.full(8, 1e6), np.full(8, 1e-9), np.full(8, -largest)])
+    for method in METHODS:
+        codes, scales = ternarize(w, 8, method)
+        assert codes[:, 0].tolist() == [0, 1, 0, -1]
+        assert scales[:, 0].tolist() == [0.0, 65504.0, 0.0, 65504.0]
+
+
+@pytest.mark.parametrize(
+    ("error", "arguments"),
+    [
+        (DTypeError, (np.ones(4, dtype=np.int64),)),
+        (DTypeError, ([1.0, 2.0],)),
+        (ShapeError, (np.array(1.0),)),
+        (RangeError, (np.array([1.0, np.nan]),)),
+        (RangeError, (np.ones(4), 0)),
+        (DTypeError, (np.ones(4), 2.0)),
+        (RangeError, (np.ones(4), 2, "absmax")),
+    ],
+)
+def test_refusals(error: type[Exception], arguments: tuple[object, ...]) -> None:
+    with pytest.raises(error):
+        ternarize(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("error", "codes", "scales"),
+    [
+        (DTypeError, np.ones((2, 8), dtype=np.int32), np.ones((2, 1), dtype=np.float16)),
+        (DTypeError, np.ones((2, 8), dtype=np.int8), np.ones((2, 1), dtype=np.float32)),
+        (ShapeError, np.ones((2, 8), dtype=np.int8), np.ones((2, 2), dtype=np.float16)),
+        (ShapeError, np.ones((2, 8), dtype=np.int8), np.ones((1, 1), dtype=np.float16)),
+    ],
+)
+def test_dequantize_refuses(error: type[Exception], codes: np.ndarray, scales: np.ndarray) -> None:
+    with pytest.raises(error):
+        dequantize(codes, scales)
