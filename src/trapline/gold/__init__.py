@@ -22,6 +22,9 @@ _HOMES = {
     "flash_attention": "attention.api",
     "flash_attention_lse": "attention.api",
     "flash_attention_varlen": "attention.api",
+    "ternarize": "ternary.api",
+    "Ternary": "ternary.api",
+    "TernaryLinear": "ternary.linear",
 }
 
 __all__ = sorted(_HOMES)  # noqa: PLE0605 - the table is the list
