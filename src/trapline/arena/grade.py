@@ -79,7 +79,7 @@ def _examine(job: Job, intake: Intake, verdict: Verdict, on_step: OnStep) -> Non
         on_step("reading")
         mutants = FULL_MUTANTS if job.full else QUICK_MUTANTS
         inspection = inspect(folder, job.level, job.seed, mutants)
-        with Submission(folder, rig_for(job.challenge, job.level)) as submission:
+        with Submission(folder, rig_for(job.challenge, job.level), full=job.full) as submission:
             missing = _import(job.challenge, submission)
             if missing:
                 _refuse(job.challenge, verdict, missing)

@@ -50,8 +50,10 @@ class RemoteObject:
 class Submission:
     """One submission in one worker process, started when first needed and again after it died."""
 
-    def __init__(self, folder: Path, rig: Rig) -> None:
+    def __init__(self, folder: Path, rig: Rig, *, full: bool = False) -> None:
         self.folder, self.rig = folder, rig
+        #: A full grade takes its time: a check that trains may train longer.
+        self.full = full
         self._session: Session | None = None
         #: How often a process of this submission ended or hung in the middle of a call.
         self.deaths = 0
@@ -99,7 +101,7 @@ class Submission:
 
     def fresh(self) -> "Submission":
         """The same submission in another process, which ends when the check does."""
-        other = Submission(self.folder, self.rig)
+        other = Submission(self.folder, self.rig, full=self.full)
         self._fresh.append(other)
         return other
 
