@@ -1,0 +1,164 @@
+"""Makes transcripts safe to publish: who, where and with which keys are removed.
+
+Four sources of what to hide: patterns of well-known keys and identities, the actual values in this
+environment, words that stand after a telling name (`password: …`), and long strings too random to
+be prose. Every replacement is a fixed mark in angle brackets, which no rule matches again, so
+redacting twice changes nothing and a second scan must find nothing.
+"""
+
+import contextlib
+import getpass
+import math
+import os
+import re
+import socket
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from trapline.arena.record import Record
+
+#: Environment variables whose value is a secret, whatever it looks like.
+_SECRET_NAME = re.compile(r"(KEY|TOKEN|SECRET|PASSW|CREDENTIAL|AUTH|COOKIE|DSN)", re.IGNORECASE)
+_SHORTEST_VALUE = 6
+_SHORTEST_RANDOM = 24
+#: Bits a character: prose has about 4, base64 of noise nearly 6, hexadecimal noise nearly 4.
+_RANDOM_BITS, _RANDOM_HEX_BITS = 4.3, 3.0
+
+
+class Found(Record):
+    """One thing that should not be published."""
+
+    kind: str
+    line: int
+    #: Its first characters only: a finding must not repeat the secret.
+    hint: str
+
+
+def _rule(kind: str, pattern: str, flags: int = 0) -> tuple[str, re.Pattern[str]]:
+    return kind, re.compile(pattern, flags)
+
+
+_RULES = (
+    _rule(
+        "private-key",
+        r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?-----END [A-Z ]*PRIVATE KEY-----",
+        re.DOTALL,
+    ),
+    _rule("key", r"\bsk-[A-Za-z0-9_-]{16,}"),
+    _rule("key", r"\b(?:gh[pousr]_[A-Za-z0-9]{20,}|github_pat_[A-Za-z0-9_]{20,})"),
+    _rule("key", r"\b(?:glpat|xox[abprs]|hf|npm|pypi|dop_v1|shpat|r8|gsk)[-_][A-Za-z0-9_-]{12,}"),
+    _rule("key", r"\b(?:AKIA|ASIA|AIza|ya29\.)[A-Za-z0-9_-]{12,}"),
+    _rule("key", r"\bSG\.[A-Za-z0-9_-]{16,}\.[A-Za-z0-9_-]{16,}"),
+    _rule("token", r"\beyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]*"),
+    _rule("token", r"(?<=[Bb]earer )[A-Za-z0-9._~+/=-]{8,}"),
+    _rule("token", r"(?<=[Bb]asic )[A-Za-z0-9+/]{8,}={0,2}"),
+    _rule("password", r"(?<=://)[^\s/:@<>]+:[^\s/@<>]+(?=@)"),
+    _rule(
+        "email",
+        r"\b[A-Za-z0-9][A-Za-z0-9._%+-]*@[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)*\.[A-Za-z]{2,}\b",
+    ),
+    _rule("user", r"\b[a-z_][a-z0-9_-]{1,31}(?=@[A-Za-z][A-Za-z0-9-]{2,62}(?:[:\s~$#]))"),
+    _rule("host", r"(?<=>@)[A-Za-z][A-Za-z0-9-]{2,62}(?=[:\s~$#])"),
+    _rule("home", r"(?:/home|/Users|/export/home|/var/home)/[^\s/'\"`:;,)<>\\]+"),
+    _rule("home", r"(?<![\w/])/root(?=[/\s'\"`:;,)]|$)"),
+    _rule("home", r"[A-Za-z]:\\{1,2}Users\\{1,2}[^\s\\'\"<>]+"),
+    _rule("address", r"\b(?!127\.0\.0\.1\b|0\.0\.0\.0\b)(?:\d{1,3}\.){3}\d{1,3}\b(?!\.\d)"),
+    _rule("address", r"\b(?:[0-9a-f]{2}:){5}[0-9a-f]{2}\b"),
+)
+_NAMED_SECRET = re.compile(
+    r"(?P<name>\b[\w-]*(?:api[_-]?key|secret|token|passw(?:or)?d|passphrase|credential)s?\b"
+    r"[\"']?\s*[=:]\s*[\"']?)(?P<value>(?=[^\s\"'<>,;]*\d)[^\s\"'<>,;(){}\[\]]{6,})",
+    re.IGNORECASE,
+)
+_CANDIDATE = re.compile(rf"[A-Za-z0-9+/_=-]{{{_SHORTEST_RANDOM},}}")
+_DIGEST = re.compile(r"[0-9a-f]{32}|[0-9a-f]{40}|[0-9a-f]{64}")
+
+
+@dataclass(frozen=True)
+class Redactor:
+    """Knows what to hide on this machine. `environment` and `names` can be given for a test."""
+
+    environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+    names: tuple[str, ...] = field(default_factory=lambda: machine_names())
+
+    @cached_property
+    def _values(self) -> list[tuple[str, str]]:
+        """Literal texts of this machine, longest first, so that a part never hides the whole."""
+        secrets = {
+            (value, "key")
+            for name, value in self.environment.items()
+            if _SECRET_NAME.search(name) and len(value) >= _SHORTEST_VALUE
+        }
+        home = self.environment.get("HOME", "")
+        homes = {(home, "home")} if len(home) > 1 else set()
+        people = {(name, "name") for name in self.names if len(name) >= 4}
+        return sorted(secrets | homes | people, key=lambda pair: (-len(pair[0]), pair))
+
+    def redact(self, text: str) -> str:
+        """The text with everything hidden that should not be published."""
+        for value, kind in self._values:
+            text = _literal(value).sub(f"<{kind}>", text)
+        for kind, pattern in _RULES:
+            text = pattern.sub(f"<{kind}>", text)
+        text = _NAMED_SECRET.sub(lambda match: f"{match['name']}<secret>", text)
+        return _CANDIDATE.sub(lambda match: _mark_if_random(match.group()), text)
+
+    def scan(self, text: str) -> list[Found]:
+        """What is still there; empty for a text that was redacted."""
+        found = [
+            Found(kind=kind, line=_line(text, match.start()), hint=match.group()[:4] + "…")
+            for kind, pattern in (
+                *((kind, _literal(value)) for value, kind in self._values),
+                *_RULES,
+            )
+            for match in pattern.finditer(text)
+        ]
+        found += [
+            Found(kind="secret", line=_line(text, match.start()), hint=match["value"][:4] + "…")
+            for match in _NAMED_SECRET.finditer(text)
+        ]
+        found += [
+            Found(kind="random", line=_line(text, match.start()), hint=match.group()[:4] + "…")
+            for match in _CANDIDATE.finditer(text)
+            if is_random(match.group())
+        ]
+        return found
+
+
+def machine_names() -> tuple[str, ...]:
+    """The user's and the machine's names."""
+    host = socket.gethostname()
+    found = {host, host.split(".")[0]}
+    with contextlib.suppress(OSError, KeyError):  # a user without a name has none to hide
+        found.add(getpass.getuser())
+    return tuple(sorted(found - {"root", "localhost"}))
+
+
+def is_random(text: str) -> bool:
+    """Too many different characters in no order: a key, not a word. Digests of content stay."""
+    if _DIGEST.fullmatch(text):
+        return False
+    has_digit = any(c.isdigit() for c in text)
+    if re.fullmatch(r"[0-9a-fA-F]+", text):
+        return has_digit and _entropy(text) >= _RANDOM_HEX_BITS
+    mixed = has_digit and any(c.isupper() for c in text) and any(c.islower() for c in text)
+    return mixed and _entropy(text) >= _RANDOM_BITS
+
+
+def _mark_if_random(text: str) -> str:
+    return "<random>" if is_random(text) else text
+
+
+def _entropy(text: str) -> float:
+    counts = Counter(text)
+    return -sum(n / len(text) * math.log2(n / len(text)) for n in counts.values())
+
+
+def _literal(value: str) -> re.Pattern[str]:
+    return re.compile(rf"(?<![A-Za-z0-9]){re.escape(value)}(?![A-Za-z0-9])")
+
+
+def _line(text: str, offset: int) -> int:
+    return text.count("\n", 0, offset) + 1

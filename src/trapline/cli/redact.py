@@ -1,0 +1,51 @@
+"""`trapline redact`: transcripts made safe."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from trapline.arena.errors import UsageError
+from trapline.arena.redact import Redactor
+from trapline.cli.main import NOT_HELD
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the verb."""
+    app.command(epilog="Example: trapline redact transcripts/raw --out transcripts/public")(redact)
+
+
+def redact(
+    source: Annotated[Path, typer.Argument(help="A transcript, or a folder of them.")],
+    out: Annotated[
+        Path | None, typer.Option(help="Where the safe copies go; only scan if not given.")
+    ] = None,
+) -> None:
+    """Remove names, paths, addresses, keys and tokens; exit code 4 if a second scan finds any."""
+    redactor = Redactor()
+    left = 0
+    for path, name in _files(source):
+        text = path.read_text(errors="replace")
+        if out is not None:
+            text = redactor.redact(text)
+        found = redactor.scan(text)
+        left += len(found)
+        for one in found:
+            print(f"{name}:{one.line}: {one.kind} {one.hint}")
+        if out is not None and not found:
+            target = out / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(text)
+    if left:
+        print(f"{left} findings; nothing with a finding is published")
+        raise typer.Exit(NOT_HELD)
+
+
+def _files(source: Path) -> list[tuple[Path, Path]]:
+    if source.is_file():
+        return [(source, Path(source.name))]
+    if not source.is_dir():
+        raise UsageError(f"no such file or folder: {source}")
+    return [
+        (path, path.relative_to(source)) for path in sorted(source.rglob("*")) if path.is_file()
+    ]
