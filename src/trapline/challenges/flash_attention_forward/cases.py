@@ -77,6 +77,17 @@ def attends(
     agrees(submission.flash_attention(q, k, v, causal=causal, tile=tile), q, k, v, causal)
 
 
+def weighed(
+    submission: Submission, entry: str, *args: np.ndarray, **kwargs: Any
+) -> tuple[Any, int]:
+    """The answer of a call, and by how many bytes the submission's memory rose during it."""
+    running = submission.session.running
+    running.reset_peak()
+    before = running.peak_bytes()
+    answer = submission.call(entry, args, kwargs)
+    return answer, submission.session.peak_bytes() - before
+
+
 REFUSALS = (ValueError, TypeError)
 
 
@@ -208,8 +219,8 @@ def speed(submission: Submission, rng: np.random.Generator) -> Call:  # noqa: AR
 
 
 def memory(submission: Submission, rng: np.random.Generator, size: int) -> Call:  # noqa: ARG001
-    """T = S = size: a score matrix has size² elements, everything else is linear."""
-    q, k, v = Shape(T=size, S=size, D=16).draw(rng, np.float32)
+    """T = S = size: a score matrix has size² elements, everything else is linear and small."""
+    q, k, v = Shape(T=size, S=size, D=4).draw(rng, np.float32)
     some = np.sort(rng.choice(size, 8, replace=False))
 
     def check(answer: Any) -> None:

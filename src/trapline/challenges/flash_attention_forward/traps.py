@@ -5,7 +5,15 @@ import numpy as np
 from trapline.arena import expect
 from trapline.arena.proxy import Submission
 from trapline.arena.traps import trap
-from trapline.challenges.flash_attention_forward.cases import REFUSALS, Arrays, Shape, attends, pair
+from trapline.challenges.flash_attention_forward.cases import (
+    REFUSALS,
+    Arrays,
+    Shape,
+    agrees,
+    attends,
+    pair,
+    weighed,
+)
 
 
 def with_logits(rng: np.random.Generator, logits: np.ndarray, T: int, dtype: type) -> Arrays:
@@ -597,18 +605,18 @@ def answers_remembered(submission: Submission, rng: np.random.Generator) -> None
     "score-matrix-in-memory",
     catches="memory that grows as T·S: the whole score matrix is held",
     severity="critical",
-    story="The one thing flash attention is for. 131 072 queries on 1280 keys, nearly all of them "
-    "empty rows, fit in a gigabyte unless the scores are all there at once.",
+    story="The one thing flash attention is for. 2304 queries and keys have 42 MB of scores; half "
+    "of that is far more than tiles and accumulators need.",
 )
 def score_matrix(submission: Submission, rng: np.random.Generator) -> None:
-    q, k, v = Shape(T=131072, S=1280, D=2).draw(rng)
-    out, lse = pair(submission.flash_attention(q, k, v, causal=True, tile=256))
+    q, k, v = Shape(T=2304, S=2304).draw(rng)
+    answer, rise = weighed(submission, "flash_attention", q, k, v, causal=True, tile=128)
+    out, lse = pair(answer)
     expect.array(out, shape=q.shape, dtype=q.dtype, what="out")
-    expect.that(bool(np.all(out[:, :, :-1280] == 0)), "an empty row is not zero")
     expect.array(lse, shape=q.shape[:3], dtype=q.dtype, what="lse")
-    expect.close(out[0, 0, -1280], v[0, 0, 0], atol=1e-12, what="the first row with a key")
-    logit = q[0, 0, -1280:-1279] @ k[0, 0, 0] * 2**-0.5
-    expect.close(lse[0, 0, -1280:-1279], logit, atol=1e-12, what="its lse")
+    agrees((out[:, :, -2:], lse[:, :, -2:]), q[:, :, -2:], k, v, causal=True)
+    scores = q.shape[2] * k.shape[2] * q.itemsize
+    expect.that(rise < scores // 2, f"memory rose by {rise >> 20} MiB, scores are {scores >> 20}")
 
 
 # --- what must be refused -------------------------------------------------------------------------
