@@ -6,6 +6,7 @@ so that one picture serves light, dark and print.
 
 import io
 import re
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -66,6 +67,7 @@ def _matplotlib() -> Any:
     """Loaded when the first plot is drawn: it takes a second, and Markdown does without."""
     try:
         import matplotlib
+        import matplotlib.collections
         import matplotlib.figure
         import matplotlib.ticker
     except ImportError:
@@ -80,6 +82,16 @@ def _figure(width: float, height: float) -> Any:
 
 def _finish(fig: Any, label: str) -> Markup:
     """The figure as an inline SVG with a text alternative."""
+    return _labelled(_svg(fig, f"p{zlib.crc32(label.encode()):08x}"), label)
+
+
+def _labelled(svg: str, label: str) -> Markup:
+    opening = f'<svg role="img" aria-label="{escape(label)}" '
+    return Markup(opening + svg[len("<svg ") :])  # noqa: S704 - matplotlib escapes text it draws
+
+
+def _svg(fig: Any, scope: str) -> str:
+    """The figure's SVG, stripped of what a page does not need; its ids begin with the scope."""
     buffer = io.StringIO()
     with _context():
         fig.savefig(buffer, format="svg", metadata={"Date": None})
@@ -89,11 +101,11 @@ def _finish(fig: Any, label: str) -> Markup:
         r"<metadata>.*?</metadata>|<defs>\s*<style.*?</style>\s*</defs>", "", svg, flags=re.S
     )
     svg = re.sub(r'<g id="[^"]*"', "<g", svg)
+    svg = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{scope}-", svg)
     svg = re.sub(r"\n\s*", "\n", svg)
     for stand_in, variable in _COLOURS.items():
         svg = svg.replace(stand_in, f"var(--{variable})")
-    opening = f'<svg role="img" aria-label="{escape(label)}" '
-    return Markup(opening + svg[len("<svg ") :])  # noqa: S704 - matplotlib escapes text it draws
+    return svg.strip()
 
 
 def _draw(height: float, left: float, right: float = 0.15) -> tuple[Any, Any]:
@@ -179,6 +191,22 @@ def dots(
         return _finish(fig, label)
 
 
+def _many_lines(axes: Any, lines: Sequence[Sequence[tuple[float, float]]]) -> None:
+    collection = _matplotlib().collections.LineCollection(
+        lines, colors=ACCENT, linewidths=1.4, alpha=0.3
+    )
+    axes.add_collection(collection)
+    axes.autoscale_view()
+
+
+def _named_lines(axes: Any, series: Mapping[str, Sequence[tuple[float, float]]]) -> None:
+    for name, points in series.items():
+        x, y = zip(*points, strict=True)
+        axes.plot(x, y, "-o", color=ACCENT, markersize=4, linewidth=1.4, alpha=0.75)
+        axes.annotate(plain(name), (x[-1], y[-1]), xytext=(6, 0), fontsize=8.5,
+                      textcoords="offset points", va="center", color=INK)  # fmt: skip
+
+
 def growth(
     series: Mapping[str, Sequence[tuple[float, float]]], xlabel: str, ylabel: str, label: str
 ) -> Markup:
@@ -186,15 +214,12 @@ def growth(
     with _context():
         faint = len(series) > MOST_NAMED_LINES
         fig, axes = _draw(3.6, 0.8, 0.2 if faint else _label_width([plain(n) for n in series]))
-        for name, points in series.items():
-            x, y = zip(*points, strict=True)
-            axes.plot(x, y, "-" if faint else "-o", color=ACCENT, markersize=4, linewidth=1.4,
-                      alpha=0.3 if faint else 0.75)  # fmt: skip
-            if not faint:
-                axes.annotate(plain(name), (x[-1], y[-1]), xytext=(6, 0), fontsize=8.5,
-                              textcoords="offset points", va="center", color=INK)  # fmt: skip
         axes.set_xscale("log")
         axes.set_yscale("log")
+        if faint:
+            _many_lines(axes, list(series.values()))
+        else:
+            _named_lines(axes, series)
         axes.set_xlabel(xlabel)
         axes.set_ylabel(ylabel)
         _finish_axes(axes, "both", axes.xaxis, axes.yaxis)
@@ -204,8 +229,15 @@ def growth(
 def win_rates(names: Sequence[str], chances: Sequence[Sequence[float]], label: str) -> Markup:
     """The chance that the row beats the column, as a picture for fields too large for a table."""
     with _context():
-        fig, axes = _draw(6.6, 0.8)
-        image = axes.imshow(np.asarray(chances, float), cmap="BrBG", vmin=0.0, vmax=1.0)
+        fig, axes = _draw(4.6, 0.8)
+        last = len(names) + 0.5
+        image = axes.imshow(
+            np.asarray(chances, float),
+            cmap="BrBG",
+            vmin=0.0,
+            vmax=1.0,
+            extent=(0.5, last, last, 0.5),
+        )
         axes.set_xlabel("the column's place in the standings")
         axes.set_ylabel("the row's place in the standings")
         bar = fig.colorbar(image, ax=axes, shrink=0.7)
@@ -215,7 +247,10 @@ def win_rates(names: Sequence[str], chances: Sequence[Sequence[float]], label: s
 
 
 class EntrantPlot:
-    """Shape over the dimensions and trajectory over difficulty, drawn once and refilled."""
+    """Shape over the dimensions and trajectory over difficulty.
+
+    The frame, with its many labels, is drawn once; each entrant adds three artists on top of it.
+    """
 
     def __init__(
         self, dimensions: Sequence[str], field: Sequence[float], stages: Sequence[str]
@@ -225,10 +260,17 @@ class EntrantPlot:
             self._figure = _figure(9.2, 3.7)
             left = self._figure.add_axes((0.07, 0.11, 0.32, 0.77), projection="polar")
             right = self._figure.add_axes((0.53, 0.12, 0.45, 0.82))
-            self._shape = self._draw_shape(left, dimensions, field)
-            self._line, self._points = self._draw_trajectory(right, stages)
+            median = self._draw_shape_frame(left, dimensions, field)
+            self._draw_trajectory_frame(right, stages)
+            self._frame = _svg(self._figure, "frame").removesuffix("</svg>")
+            median.set_visible(False)
+            left.set_axis_off()
+            right.set_axis_off()
+            self._add_artists(left, right, len(stages))
 
-    def _draw_shape(self, axes: Any, dimensions: Sequence[str], field: Sequence[float]) -> Any:
+    def _draw_shape_frame(
+        self, axes: Any, dimensions: Sequence[str], field: Sequence[float]
+    ) -> Any:
         around = np.append(self._spokes, self._spokes[:1])
         axes.set_theta_zero_location("N")
         axes.set_theta_direction(-1)
@@ -238,23 +280,25 @@ class EntrantPlot:
         axes.spines["polar"].set_color(LINE)
         axes.tick_params(labelcolor=INK, pad=4, labelsize=9)
         closed = np.append(field, field[:1])
-        axes.plot(around, closed, color=SOFT, linewidth=1.2, linestyle=(0, (3, 3)))
-        (shape,) = axes.fill(around, np.zeros_like(around), linewidth=1.8, edgecolor=ACCENT)
-        shape.set_facecolor((ACCENT, 0.25))
-        return shape
+        (median,) = axes.plot(around, closed, color=SOFT, linewidth=1.2, linestyle=(0, (3, 3)))
+        return median
 
-    def _draw_trajectory(self, axes: Any, stages: Sequence[str]) -> tuple[Any, Any]:
-        places = np.arange(len(stages))
-        (line,) = axes.plot(places, np.zeros(len(stages)), "-o", color=ACCENT, linewidth=2)
-        (points,) = axes.plot([], [], "o", color=SOFT, markersize=4, alpha=0.55)
-        axes.set_xticks(places, stages)
+    def _draw_trajectory_frame(self, axes: Any, stages: Sequence[str]) -> None:
+        axes.set_xticks(np.arange(len(stages)), stages)
         axes.set_xlim(-0.4, max(len(stages) - 0.6, 0.6))
         axes.set_ylim(0, 104)
         axes.set_ylabel("score")
         axes.grid(axis="y")
         axes.tick_params(length=0)
         axes.spines[["left", "bottom"]].set_visible(False)
-        return line, points
+
+    def _add_artists(self, left: Any, right: Any, stages: int) -> None:
+        nothing = np.zeros(len(self._spokes) + 1)
+        (self._shape,) = left.fill(nothing, nothing, linewidth=1.8, edgecolor=ACCENT)
+        self._shape.set_facecolor((ACCENT, 0.25))
+        self._places = np.arange(stages)
+        (self._line,) = right.plot(self._places, self._places, "-o", color=ACCENT, linewidth=2)
+        (self._points,) = right.plot([], [], "o", color=SOFT, markersize=4, alpha=0.55)
 
     def render(
         self,
@@ -269,4 +313,5 @@ class EntrantPlot:
         self._shape.set_xy(np.column_stack([around, closed]))
         self._line.set_ydata([np.nan if mean is None else mean for mean in means])
         self._points.set_data([stage for stage, _ in scores], [score for _, score in scores])
-        return _finish(self._figure, label)
+        added = _svg(self._figure, "entrant")
+        return _labelled(self._frame + added[added.index(">") + 1 :], label)

@@ -12,6 +12,7 @@ from markupsafe import Markup
 
 from trapline.arena import rubric
 from trapline.arena.certify import Certificate
+from trapline.arena.record import CheckResult
 from trapline.arena.report import evidence, formats, tables
 from trapline.arena.report.catalog import ChallengeInfo
 from trapline.arena.report.field import letter_class
@@ -61,6 +62,7 @@ def _environment() -> Environment:
         "named": formats.named,
         "cut": evidence.cut,
         "letter_class": letter_class,
+        "tags": tags,
     }
     environment.globals |= {
         "rubric": rubric,
@@ -71,6 +73,13 @@ def _environment() -> Environment:
         "csp": content_security_policy(),
     }
     return environment
+
+
+def tags(checks: Sequence[CheckResult], kind: str = "") -> Markup:
+    """Ids as a row of tags: one string, because a large field has a hundred thousand of them."""
+    return Markup(" ").join(
+        Markup('<span class="tag {}">{}</span>').format(kind, check.id) for check in checks
+    )
 
 
 def _own(name: str) -> Markup:
@@ -138,6 +147,7 @@ class Site:
             found[duel.href(reading, a, b)] = ("pair.html", partial(duel.pair, reading, a, b))
         return found
 
+    @cached_property
     def files(self) -> dict[str, Callable[[], str]]:
         """What is no page: tables and bundles to download."""
         run = self.reading.run
@@ -157,7 +167,7 @@ class Site:
         if path in self.pages:
             template, fill = self.pages[path]
             return self._render(path, template, fill())
-        make = self.files().get(path)
+        make = self.files.get(path)
         return make() if make else None
 
     def _render(self, path: str, template: str, context: dict[str, Any]) -> str:
@@ -185,7 +195,7 @@ def write_site(
 ) -> Path:
     """Writes every page and file under `out`; returns the path of the first page."""
     site = Site(run, told=told, certificates=certificates)
-    paths = [*site.pages, *site.files()]
+    paths = [*site.pages, *site.files]
     for done, path in enumerate(paths, start=1):
         target = out / path
         target.parent.mkdir(parents=True, exist_ok=True)

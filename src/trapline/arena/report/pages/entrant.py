@@ -3,13 +3,15 @@
 from statistics import fmean
 from typing import Any
 
-from trapline.arena.record import DIMENSIONS
+from trapline.arena.record import DIMENSIONS, Cell
 from trapline.arena.report.reading import Reading
+
+MOST_FALLS = 9
+GRAVITY = {"critical": 0, "major": 1, "minor": 2}
 
 
 def context(reading: Reading, entrant: str) -> dict[str, Any]:
     cells = reading.cells_of[entrant]
-    field = reading.field
     return {
         "title": entrant,
         "entrant": entrant,
@@ -25,12 +27,21 @@ def context(reading: Reading, entrant: str) -> dict[str, Any]:
         ],
         "shape": shape(reading, entrant),
         "trajectory": trajectory(reading, entrant),
-        "fallen": [
-            (cell, trap, field.challenges[cell.challenge].trap(trap.id))
-            for cell in cells
-            for trap in cell.traps
-            if trap.state == "fail"
-        ],
+        "fallen": sum(len(cell.fallen()) for cell in cells),
+        "falls": [_falls(reading, cell) for cell in cells if cell.fallen()],
+    }
+
+
+def _falls(reading: Reading, cell: Cell) -> dict[str, Any]:
+    """One cell's fallen traps, the gravest first, cut to what a reader takes in."""
+    challenge = reading.field.challenges[cell.challenge]
+    fallen = [(trap, challenge.trap(trap.id)) for trap in cell.traps if trap.state == "fail"]
+    fallen.sort(key=lambda pair: GRAVITY.get(pair[1].severity, len(GRAVITY)))
+    return {
+        "cell": cell,
+        "title": challenge.title,
+        "traps": fallen[:MOST_FALLS],
+        "more": len(fallen) - len(fallen[:MOST_FALLS]),
     }
 
 

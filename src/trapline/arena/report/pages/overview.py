@@ -34,7 +34,8 @@ def caveat(reading: Reading) -> str:
     """What the reader must know before quoting the ranking."""
     attempts = max((len(s.attempts) for s in reading.field.squares.values()), default=0)
     tries = "one attempt" if attempts <= 1 else f"up to {attempts} attempts"
-    parts = [f"{tries} at each of {len(reading.field.columns)} challenges and tracks"]
+    noun = "challenge" if len(reading.field.tracks) <= 1 else "challenge and track"
+    parts = [f"{tries} a cell over {formats.count(len(reading.field.columns), noun)}"]
     missing = sum(1 for cell in reading.run.cells if cell.state in ("infra_error", "not_run"))
     if missing:
         parts.append(f"not measured, hence counting for nobody: {formats.count(missing, 'cell')}")

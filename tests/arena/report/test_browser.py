@@ -1,0 +1,252 @@
+"""The report in a real browser: reading, clicking, keys, dark mode, a run that goes on."""
+
+import threading
+from urllib.parse import urlsplit
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+
+from trapline.arena.report.runview import RunView
+from trapline.arena.report.server import LiveRun, ViewServer
+from trapline.arena.store import Planned
+
+SECONDS = 60_000
+KINDS = (
+    "index.html",
+    "standings.html",
+    "duel.html",
+    "traps.html",
+    "kills.html",
+    "methodology.html",
+    "entrants/otter.html",
+    "challenges/tiles.html",
+    "cells/otter--tiles--cpu--1.html",
+    "duels/heron--marten.html",
+)
+
+
+@pytest.fixture
+def open_page(browser):
+    """Opens pages; afterwards none of them may have complained or asked for anything elsewhere."""
+    contexts, troubles = [], []
+
+    def start(**options):
+        context = browser.new_context(**options)
+        context.set_default_timeout(SECONDS)
+        contexts.append(context)
+        page = context.new_page()
+        page.on(
+            "console", lambda m: troubles.append(m.text) if m.type in ("error", "warning") else None
+        )
+        page.on("pageerror", lambda error: troubles.append(str(error)))
+        page.on("dialog", lambda dialog: troubles.append(dialog.message))
+        page.on(
+            "request",
+            lambda request: troubles.append(request.url) if _is_outside(request.url) else None,
+        )
+        return page
+
+    yield start
+    for context in contexts:
+        context.close()
+    assert troubles == []
+
+
+def _is_outside(url: str) -> bool:
+    parts = urlsplit(url)
+    return parts.scheme not in ("file", "data", "blob") and parts.hostname != "127.0.0.1"
+
+
+@pytest.fixture
+def serve(told):
+    servers = []
+
+    def start(read):
+        server = ViewServer(LiveRun(read, told=told))
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        servers.append(server)
+        return server
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+def address(site, name="index.html"):
+    return (site / name).as_uri()
+
+
+def test_matrix_leads_to_the_failed_trap_of_a_cell(site, small_run, open_page):
+    cell = next(cell for cell in small_run.cells if cell.state == "pass" and cell.fallen())
+    page = open_page()
+    page.goto(address(site))
+    row = page.locator(f"tr[data-name='{cell.entrant}']").first
+    square = row.locator(f"a[href*='--{cell.challenge}--']")
+    assert square.inner_text().split() == [cell.letter, f"{cell.score:.1f}"]
+    square.click()
+    page.wait_for_url("**/cells/*.html")
+    failed = page.locator(f"#trap-{cell.fallen()[0]}")
+    assert "row 3: got 0.25, expected 0.75" in failed.locator("pre").inner_text()
+
+
+def test_states_without_a_letter_are_words(site, open_page):
+    page = open_page()
+    page.goto(address(site))
+    assert page.locator("#square--marten--ternary--cpu").inner_text() == "error"
+    assert page.locator("#square--otter--ternary--cpu").inner_text() == "hack"
+    assert page.locator("#square--stoat--ternary--cpu").inner_text() == "—"
+
+
+def test_hostile_text_does_nothing(site, small_run, open_page):
+    name = small_run.cells[-1].entrant
+    page = open_page()
+    page.goto(address(site))
+    page.get_by_role("link", name=name).first.click()
+    page.wait_for_url("**/entrants/*.html")
+    assert page.locator("h1").inner_text() == name
+    page.locator("tbody a").first.click()
+    page.wait_for_url("**/cells/*.html")
+    assert "</script><script>document.title" in page.locator("pre.source").first.inner_text()
+    assert page.title().endswith("Trapline")
+
+
+def test_two_entrants_are_compared(site, open_page):
+    page = open_page()
+    page.goto(address(site, "duel.html"))
+    page.select_option("#duel-a", label="heron")
+    page.select_option("#duel-b", label="stoat")
+    shown = page.locator("[data-verdict]").inner_text()
+    assert shown == "heron leads 3–0–0 (won–lost–tied)."
+    page.reload()
+    assert page.locator("[data-verdict]").inner_text() == shown
+    page.get_by_role("link", name="3–0–0").first.click()
+    page.wait_for_url("**/duels/*.html")
+    assert "leads 3-0-0" in page.locator("[data-verdict]").inner_text()
+
+
+def test_script_and_python_agree_on_every_duel(site, small_run, told, open_page):
+    from trapline.arena.standings.duel import duel
+
+    page = open_page()
+    page.goto(address(site, "duel.html"))
+    names = sorted({cell.entrant for cell in small_run.cells})
+    for a in names:
+        for b in names:
+            if a != b:
+                page.select_option("#duel-a", label=a)
+                page.select_option("#duel-b", label=b)
+                tally = duel(small_run.cells, [a, b]).record(a, b)
+                best, least = max(tally.won, tally.lost), min(tally.won, tally.lost)
+                assert f"{best}–{least}–{tally.tied}" in page.locator("[data-verdict]").inner_text()
+
+
+def test_dark_mode_is_toggled_and_remembered(site, open_page):
+    page = open_page(color_scheme="light")
+    page.goto(address(site))
+
+    def background():
+        return page.evaluate("getComputedStyle(document.body).backgroundColor")
+
+    light = background()
+    button = page.get_by_role("button", name="Dark mode")
+    assert button.get_attribute("aria-pressed") == "false"
+    button.click()
+    assert button.get_attribute("aria-pressed") == "true"
+    dark = background()
+    assert dark != light
+    page.reload()
+    assert background() == dark
+
+
+def test_system_scheme_holds_until_one_is_chosen(site, open_page):
+    light, dark = open_page(color_scheme="light"), open_page(color_scheme="dark")
+    colours = []
+    for page in (light, dark):
+        page.goto(address(site))
+        colours.append(page.evaluate("getComputedStyle(document.body).backgroundColor"))
+    assert colours[0] != colours[1]
+
+
+def test_keyboard_walks_through_the_matrix(site, open_page):
+    page = open_page()
+    page.goto(address(site))
+    page.locator("#square--heron--rows--cpu a").focus()
+    for key in ("ArrowRight", "ArrowDown"):
+        page.keyboard.press(key)
+    focused = page.evaluate("document.activeElement.closest('td').id")
+    assert focused == "square--marten--tiles--cpu"
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/cells/marten--tiles--cpu--1.html")
+
+
+def test_skip_link_is_the_first_stop(site, open_page):
+    page = open_page()
+    page.goto(address(site))
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.textContent") == "Skip to the content"
+
+
+def test_phone_shows_no_page_wider_than_itself(site, open_page):
+    page = open_page(viewport={"width": 390, "height": 800})
+    for name in KINDS:
+        page.goto(address(site, name))
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390, name
+
+
+def test_page_reads_without_scripts(site, open_page):
+    page = open_page(java_script_enabled=False)
+    page.goto(address(site))
+    assert page.locator(".matrix tbody tr").count() == 5
+    page.goto(address(site, "duel.html"))
+    assert page.locator("#duel-result").is_hidden()
+    assert page.get_by_role("link", name="3–0–0").first.is_visible()
+
+
+# What is dark differs from what is light in its colours only; `test_contrast` has all pairs of them.
+LIGHT = {"resultTypes": ["violations"]}
+DARK = {"resultTypes": ["violations"], "runOnly": ["color-contrast"]}
+
+
+@pytest.mark.parametrize(
+    ("scheme", "rules", "kinds"),
+    [("light", LIGHT, KINDS), ("dark", DARK, ("index.html", "duel.html", *KINDS[6:9]))],
+    ids=["light", "dark"],
+)
+def test_axe_finds_no_serious_violation(site, open_page, scheme, rules, kinds):
+    page = open_page(color_scheme=scheme)
+    found = []
+    for name in kinds:
+        page.goto(address(site, name))
+        for violation in Axe().run(page, options=rules).response["violations"]:
+            if violation["impact"] in ("serious", "critical"):
+                nodes = [node["html"][:160] for node in violation["nodes"][:3]]
+                found.append((name, violation["id"], nodes))
+    assert found == []
+
+
+def test_view_follows_a_run_without_a_reload(make_run, serve, open_page):
+    run = make_run(["heron", "otter"], ["rows"])
+    planned = Planned("otter", "rows", "cpu", 1, "waiting")
+    now = {"run": RunView(cells=run.cells[:1], waiting=[planned], bundles=run.bundles)}
+    server = serve(lambda: now["run"])
+    page = open_page()
+    page.goto(server.url)
+    page.evaluate("window.sameDocument = true")
+    square = page.locator("#square--otter--rows--cpu")
+    assert square.get_attribute("data-state") == "waiting"
+
+    now["run"] = RunView(
+        cells=run.cells[:1], waiting=[planned._replace(status="running")], bundles=run.bundles
+    )
+    page.wait_for_selector("#square--otter--rows--cpu[data-state=running]")
+    now["run"] = run
+    page.wait_for_selector("#square--otter--rows--cpu a[href^='cells/']")
+    page.wait_for_selector("#standings tr[data-name=otter]")
+    page.wait_for_function(
+        "document.querySelector('[data-progress]').textContent === 'finished: 2 graded'"
+    )
+    assert square.inner_text().split()[0] == run.cells[1].letter
+    assert page.evaluate("window.sameDocument") is True
+    square.locator("a").click()
+    page.wait_for_url("**/cells/otter--rows--cpu--1.html")

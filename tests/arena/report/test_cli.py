@@ -1,0 +1,78 @@
+"""`trapline report` and `trapline view` on a real store."""
+
+import http.client
+import os
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from trapline.arena.store import Store
+from trapline.cli.main import build
+
+
+@pytest.fixture
+def run_folder(make_run, tmp_path):
+    run = make_run(["heron", "otter"], ["rows", "tiles"])
+    store = Store(tmp_path / "runs" / "small")
+    for bundle in run.bundles.values():
+        store.save(bundle)
+    store.plan([("otter", "tree", "cpu", 1)])
+    store.close()
+    return tmp_path / "runs" / "small"
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(build(), [str(argument) for argument in arguments])
+
+
+def test_site_is_written_beside_the_run(run_folder):
+    result = invoke("report", run_folder)
+    assert result.exit_code == 0, result.output
+    assert result.stdout.strip().endswith("index.html")
+    page = (run_folder / "report" / "index.html").read_text()
+    assert "heron" in page
+    assert "still to come: 1 cell" in page
+    assert len(list((run_folder / "report" / "bundles").iterdir())) == 4
+
+
+@pytest.mark.parametrize("form", ["csv", "json", "parquet"])
+def test_tables_are_written_where_asked(run_folder, tmp_path, form):
+    path = tmp_path / f"table.{form}"
+    assert invoke("report", run_folder, "--format", form, "--out", path).exit_code == 0
+    assert path.is_file()
+
+
+def test_markdown_is_written(run_folder, tmp_path):
+    result = invoke("report", run_folder, "--format", "markdown", "--out", tmp_path / "md")
+    assert result.exit_code == 0
+    assert (tmp_path / "md" / "comprehensive.md").is_file()
+
+
+def test_published_site_has_the_reproduction_table(tmp_path):
+    assert invoke("report", "published", "--out", tmp_path).exit_code == 0
+    assert "contradiction" in (tmp_path / "reproduction.html").read_text()
+    assert "reproduction.html" in (tmp_path / "index.html").read_text()
+
+
+def test_certificates_must_be_certificates(run_folder, tmp_path):
+    path = tmp_path / "c.json"
+    path.write_text("[]")
+    result = invoke("report", run_folder, "--certificates", path)
+    assert result.exit_code != 0
+    assert "holds no certificates" in str(result.exception)
+
+
+def test_view_serves_until_it_is_stopped(run_folder):
+    command = [sys.executable, "-c", "from trapline.cli.main import main; main()"]
+    command += ["view", str(run_folder), "--no-browser"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ) as process:
+        try:
+            url = process.stdout.readline().strip()
+            connection = http.client.HTTPConnection(url.split("/")[2], timeout=60)
+            connection.request("GET", "/live.json")
+            assert b"square--otter--tree--cpu" in connection.getresponse().read()
+            connection.close()
+        finally:
+            process.terminate()

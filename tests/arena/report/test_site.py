@@ -1,0 +1,187 @@
+"""The site on disk: complete, closed in itself, harmless."""
+
+import re
+from html.parser import HTMLParser
+from urllib.parse import urldefrag
+
+import pytest
+
+from trapline.arena.certify import Certificate, Finding
+from trapline.arena.report.runview import RunView
+from trapline.arena.report.site import Site
+from trapline.arena.store import Planned, digest
+
+MOST_BYTES = 2_000_000
+
+
+class Page(HTMLParser):
+    """Links, ids, scripts and the first heading of a page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.links: list[str] = []
+        self.ids: list[str] = []
+        self.scripts = 0
+        self.loaded: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        found = dict(attrs)
+        self.ids += [found["id"]] if "id" in found else []
+        self.links += [found["href"]] if tag == "a" and "href" in found else []
+        self.scripts += tag == "script"
+        if tag in ("script", "img", "iframe", "source"):
+            self.loaded += [value for name, value in attrs if name == "src"]
+        if tag == "link":
+            self.loaded.append(found["href"])
+
+
+@pytest.fixture(scope="module")
+def pages(site):
+    return {
+        path.relative_to(site).as_posix(): Page(path.read_text()) for path in site.rglob("*.html")
+    }
+
+
+def test_every_kind_of_page_is_there(pages):
+    kinds = {name.split("/")[0] for name in pages}
+    assert kinds == {
+        "index.html", "standings.html", "duel.html", "traps.html", "kills.html", "methodology.html",
+        "entrants", "challenges", "cells", "duels",
+    }  # fmt: skip
+
+
+def test_every_link_leads_somewhere(site, pages):
+    for name, page in pages.items():
+        for link in page.links:
+            address, fragment = urldefrag(link)
+            target = (site / name).parent / address if address else site / name
+            assert target.is_file(), f"{name} → {link}"
+            inner = target.resolve().relative_to(site.resolve()).as_posix()
+            # The duel page reads its fragment itself.
+            if fragment and inner in pages and inner != "duel.html":
+                assert fragment in pages[inner].ids, f"{name} → {link}"
+
+
+def test_ids_are_unique_in_a_page(pages):
+    for name, page in pages.items():
+        assert len(set(page.ids)) == len(page.ids), name
+
+
+def test_nothing_is_loaded_from_anywhere(pages):
+    for page in pages.values():
+        assert page.loaded == ["data:,"]
+
+
+def test_only_our_scripts_are_in_a_page(pages):
+    for name, page in pages.items():
+        assert page.scripts == (3 if name == "duel.html" else 2), name
+
+
+def test_hostile_text_is_shown_not_run(site):
+    for path in site.rglob("*.html"):
+        assert "<script>document.title" not in path.read_text()
+    overview = (site / "index.html").read_text()
+    assert "&lt;script&gt;document.title=&#39;owned&#39;&lt;/script&gt;" in overview
+
+
+def test_pages_stay_small(site):
+    assert max(path.stat().st_size for path in site.rglob("*.html")) < MOST_BYTES
+
+
+def test_files_stay_inside_and_have_safe_names(site):
+    for path in site.rglob("*"):
+        assert re.fullmatch(r"[a-z0-9][a-z0-9_.-]*", path.name)
+
+
+def test_answer_with_its_caveat_comes_before_the_matrix(site):
+    text = (site / "index.html").read_text()
+    places = [text.index(part) for part in ("TL;DR", "Ranking:", "Caveat:", "Who did what")]
+    assert places == sorted(places)
+
+
+def test_rubric_isolation_and_red_team_are_on_the_first_page(site):
+    text = (site / "index.html").read_text()
+    for part in (
+        ">Rubric<",
+        "bubblewrap",
+        "0 of 40 cheats got through",
+        "No language model judged",
+    ):
+        assert part in text
+
+
+def test_bundle_to_download_is_the_one_that_was_graded(site, small_run):
+    for path in (site / "bundles").iterdir():
+        assert digest(path.read_text()) == path.stem
+    assert len(list((site / "bundles").iterdir())) == len(small_run.bundles)
+
+
+def test_judge_is_named_where_one_was_used(small_run, told):
+    cell = small_run.cells[0]
+    analysis = cell.dimensions["analysis"].model_copy(
+        update={"score": 80.0, "evidence": {"judge": "judge-9"}}
+    )
+    judged = cell.model_copy(update={"dimensions": cell.dimensions | {"analysis": analysis}})
+    page = Site(RunView(cells=[judged]), told=told).render("index.html")
+    assert "A language model judged the analysis: judge-9." in page
+
+
+def test_kill_matrix_lists_mutants_and_what_they_fell_to(small_run, told):
+    findings = [
+        Finding(kind="right", subject="solution", fell_to="", message=""),
+        Finding(kind="named", subject="offset-cancels", fell_to="offset-cancels", message="got 0"),
+        Finding(kind="mechanical", subject="solution.py:9:swap", fell_to="", message="survives"),
+    ]
+    certificate = Certificate(challenge="rows", seed=1, findings=findings)
+    page = Site(small_run, told=told, certificates=[certificate]).render("kills.html")
+    assert (
+        "1 of 1 named mutants fell; 1 of 1 right answers pass; 0 of 1 mechanical mutants fell"
+        in page
+    )
+
+
+@pytest.mark.parametrize("path", ["../secret", "cells/../../x", "nothing.html", ""])
+def test_unknown_path_is_no_page(small_run, told, path):
+    assert Site(small_run, told=told).render(path) is None
+
+
+def test_run_without_any_grade_has_a_report(told):
+    planned = [Planned("heron", "rows", "cpu", 1, "waiting")]
+    page = Site(RunView(cells=[], waiting=planned), told=told, live=True).render("index.html")
+    assert "Nothing was measured, so nothing can be concluded." in page
+    assert "waiting" in page
+
+
+def test_several_attempts_share_a_square_and_link_each_other(make_run, told):
+    run = make_run(["heron", "otter"], ["rows"])
+    again = run.cells[0].model_copy(update={"attempt": 2, "score": 50.0, "letter": "F"})
+    made = Site(RunView(cells=[*run.cells, again]), told=told)
+    assert "· 2×" in made.render("index.html")
+    assert "cells/heron--rows--cpu--2.html" in made.render("cells/heron--rows--cpu--1.html")
+
+
+def test_tracks_have_columns_of_their_own(make_run, told):
+    run = make_run(["heron", "otter"], ["rows"])
+    gpu = [cell.model_copy(update={"track": "gpu"}) for cell in run.cells]
+    page = Site(RunView(cells=[*run.cells, *gpu]), told=told).render("index.html")
+    assert "Layer norm backward (gpu)" in page
+
+
+def test_a_hundred_entrants_make_pages_of_bounded_size(make_run, told):
+    run = make_run([f"entrant-{n:03d}" for n in range(100)], ["rows", "tiles"])
+    made = Site(run, told=told)
+    assert not [path for path in made.pages if path.startswith("duels/")]
+    for path in ("index.html", "duel.html", "challenges/rows.html"):
+        assert len(made.render(path).encode()) < MOST_BYTES
+
+
+@pytest.mark.full
+def test_a_hundred_entrants_on_eight_challenges_make_a_whole_site(make_run, told, tmp_path):
+    from trapline.arena.report.site import write_site
+
+    run = make_run([f"entrant-{n:03d}" for n in range(100)], list(told))
+    write_site(run, tmp_path, told=told)
+    sizes = [path.stat().st_size for path in tmp_path.rglob("*.html")]
+    assert len(sizes) > 900
+    assert max(sizes) < MOST_BYTES
