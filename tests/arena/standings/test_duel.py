@@ -40,7 +40,8 @@ def test_three_ways(field):
 
 
 def test_only_shared_challenges_are_compared(field):
-    result = duel(field(a=[90, None, 80], b=[80, 70, None]), ["a", "b"])
+    cells = field(a=[90, None, 80], b=[80, 70, None], other=[50, 50, 50, 50])
+    result = duel(cells, ["a", "b"])
     assert [bout.challenge for bout in result.bouts] == ["c0"]
     assert result.not_compared == ["c1", "c2"]
     apart = duel(field(a=[90, None], b=[None, 70]), ["a", "b"])

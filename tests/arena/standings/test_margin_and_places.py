@@ -9,7 +9,7 @@ from trapline.arena.standings.places import ordinal, places
     [
         (0.0, "tie"),
         (0.9, "tie"),
-        (90.1 - 89.1, "narrow"),
+        (64.1 - 63.1, "narrow"),
         (-4.9, "narrow"),
         (5.0, "moderate"),
         (9.9, "moderate"),
@@ -36,6 +36,7 @@ def test_the_ladder_of_letters():
 def test_leaders_are_everyone_within_the_band():
     assert leaders({"a": 90.0, "b": 89.5, "c": 89.0}) == ["a", "b"]
     assert leaders({}) == []
+    assert leaders({"a": 64.1, "b": 63.1}) == ["a"]
     assert lead({"a": 90.0, "b": 89.5, "c": 80.0}) == 0.5
     assert lead({"a": 90.0}) == 0.0
 

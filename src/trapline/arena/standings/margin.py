@@ -16,6 +16,8 @@ TIE_BAND = 1.0
 NARROW_BELOW = 5.0
 DECISIVE_FROM = 10.0
 POINTS_A_STEP = 3.5
+#: Scores have one decimal; beyond the sixth, their differences hold rounding errors only.
+_DECIMALS = 6
 _STEPS = {name: len(LETTERS) - 1 - place for place, (name, _) in enumerate(LETTERS)}
 RULE = (
     f"under {TIE_BAND:g} point a tie, under {NARROW_BELOW:g} narrow, "
@@ -25,7 +27,7 @@ RULE = (
 
 def margin(difference: float) -> Margin:
     """The word for a difference in points, whoever it favours."""
-    size = round(abs(difference), 6)
+    size = round(abs(difference), _DECIMALS)
     if size < TIE_BAND:
         return "tie"
     if size < NARROW_BELOW:
@@ -48,7 +50,7 @@ def leaders(values: dict[str, float], band: float = TIE_BAND) -> list[str]:
     if not values:
         return []
     best = max(values.values())
-    return sorted(name for name, value in values.items() if best - value < band)
+    return sorted(name for name, value in values.items() if round(best - value, _DECIMALS) < band)
 
 
 def lead(values: dict[str, float]) -> float:
