@@ -203,7 +203,7 @@ def test_page_reads_without_scripts(site, open_page):
     assert page.get_by_role("link", name="3–0–0").first.is_visible()
 
 
-# What is dark differs from what is light in its colours only; `test_contrast` has all pairs of them.
+# Dark differs from light in its colours only; `test_contrast` has all pairs of them.
 LIGHT = {"resultTypes": ["violations"]}
 DARK = {"resultTypes": ["violations"], "runOnly": ["color-contrast"]}
 
