@@ -103,7 +103,10 @@ def refuses_bad_arrays(submission: Submission, rng: np.random.Generator) -> None
     codes, scales = oracle.ternarize(w, 4)
     refuses(submission, "dequantize", codes, scales[:, :1], 4)
     refuses(submission, "dequantize", codes, scales[:1], 4)
+    refuses(submission, "dequantize", codes.astype(np.int64), scales, 4)
+    refuses(submission, "dequantize", codes * np.int8(2), scales, 4)
     refuses(submission, "pack", codes.astype(np.float32))
+    refuses(submission, "pack", np.array(1, dtype=np.int8))
     refuses(submission, "unpack", oracle.pack(codes).astype(np.int16), (2, 8))
     for fraction in (-0.1, 1.1):
         refuses(submission, "split", [[1, 2]], fraction)
@@ -113,21 +116,23 @@ def refuses_bad_arrays(submission: Submission, rng: np.random.Generator) -> None
 def starting_weights(submission: Submission, rng: np.random.Generator) -> None:
     config = config_of(rng, dim=48, layers=1)
     answer = submission.train(text.noise(rng, 8, 4, 6), config)
-    _complete(answer, config)
+    complete(answer, config)
 
 
 @case("smallest-model")
 def smallest_model(submission: Submission, rng: np.random.Generator) -> None:
-    config = config_of(rng, vocab=1, dim=1, layers=0, heads=1, context=1)
-    _complete(submission.train([[0, 0], [0]], config), config)
+    config = config_of(rng, vocab=1, dim=1, layers=0, heads=1, context=1, seed=0)
+    complete(submission.train([[0, 0], [0]], config), config)
+    config = config_of(rng, vocab=2, dim=1, layers=1, heads=1, context=1, seconds=0.2)
+    tensors = submission.train([[0, 1], [1, 0], [0, 1, 0], [1, 1]], config)
+    small_lm.perplexity(weights_of(tensors, config), [[0, 1]], config)
 
 
 @case("learns")
 def learns(submission: Submission, rng: np.random.Generator) -> None:
     run = trained(submission, rng)
-    _complete(run.tensors, run.config)
     unseen = run.unseen + run.unseen_prose
-    got = small_lm.perplexity(small_lm.dense(run.tensors), unseen, run.config)
+    got = small_lm.perplexity(weights_of(run.tensors, run.config), unseen, run.config)
     unigram = text.unigram_perplexity(run.shown, unseen, run.config["vocab"])
     expect.that(
         got <= UNIGRAM_SHARE * unigram,
@@ -135,13 +140,20 @@ def learns(submission: Submission, rng: np.random.Generator) -> None:
     )
 
 
-def _complete(answer: object, config: dict[str, int]) -> None:
+def complete(answer: object, config: dict[str, int]) -> None:
+    """All tensors of the model are there, and every one of them is ternary."""
     expect.that(isinstance(answer, dict), f"train gave a {type(answer).__name__}, not a dict")
     assert isinstance(answer, dict)
     shapes = small_lm.tensor_shapes(config)
     expect.equal(sorted(answer), sorted(shapes), "the names of the tensors")
     for name, shape in shapes.items():
         well_formed(answer[name], shape, GROUP, name)
+
+
+def weights_of(tensors: small_lm.Ternaries, config: dict[str, int]) -> dict[str, np.ndarray]:
+    """What a complete set of tensors stands for."""
+    complete(tensors, config)
+    return small_lm.dense(tensors)
 
 
 def _sides(
@@ -170,7 +182,7 @@ def precision(submission: Submission, rng: np.random.Generator) -> list[Precisio
     """Perplexity beside that of the grammar itself and of a dense model of the same form."""
     run = trained(submission, rng)
     truth = np.exp(-np.mean(np.concatenate([run.grammar.log_probs(d) for d in run.unseen])))
-    got = small_lm.perplexity(small_lm.dense(run.tensors), run.unseen, run.config)
+    got = small_lm.perplexity(weights_of(run.tensors, run.config), run.unseen, run.config)
     return [Precision(np.array([got]), np.array([truth]), truth * np.array([DENSE_TWIN_EXCESS]))]
 
 

@@ -93,7 +93,7 @@ class Trained:
 
 _TRAINED: "WeakKeyDictionary[Submission, Trained]" = WeakKeyDictionary()
 #: Long enough to learn on a machine that is ten times too busy; a good trainer stops before.
-SECONDS = 6
+SECONDS, FULL_SECONDS = 6, 60
 UNSEEN_LINES = 15
 
 
@@ -103,7 +103,9 @@ def trained(submission: Submission, rng: np.random.Generator) -> Trained:
         grammar = Grammar(rng, VOCAB)
         lines, letters = prose(first=VOCAB)
         order = [lines[index] for index in rng.permutation(len(lines))]
-        config = config_of(rng, vocab=VOCAB + letters, seconds=SECONDS)
+        config = config_of(
+            rng, vocab=VOCAB + letters, seconds=FULL_SECONDS if submission.full else SECONDS
+        )
         longest = config["context"] + 1
         shown = [*grammar.documents(rng, 200, longest), *order[UNSEEN_LINES:]]
         unseen = grammar.documents(rng, 60, longest)

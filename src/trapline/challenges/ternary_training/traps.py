@@ -8,7 +8,7 @@ from trapline.arena import expect
 from trapline.arena.proxy import Submission
 from trapline.arena.traps import trap
 from trapline.challenges.ternary_training import text
-from trapline.challenges.ternary_training.cases import ERROR_LIMIT
+from trapline.challenges.ternary_training.cases import ERROR_LIMIT, weights_of
 from trapline.challenges.ternary_training.situations import (
     GROUP,
     config_of,
@@ -894,7 +894,7 @@ def seconds_ignored(submission: Submission, rng: np.random.Generator) -> None:
 )
 def future_visible(submission: Submission, rng: np.random.Generator) -> None:
     run = trained(submission, rng)
-    weights = small_lm.dense(run.tensors)
+    weights = weights_of(run.tensors, run.config)
     masked = small_lm.perplexity(weights, run.unseen, run.config)
     peeking = small_lm.perplexity(weights, run.unseen, run.config, causal=False)
     expect.that(
@@ -912,7 +912,7 @@ def future_visible(submission: Submission, rng: np.random.Generator) -> None:
 )
 def predicts_the_present(submission: Submission, rng: np.random.Generator) -> None:
     run = trained(submission, rng)
-    weights = small_lm.dense(run.tensors)
+    weights = weights_of(run.tensors, run.config)
     echo, said = [], []
     for document in run.unseen:
         table = small_lm.log_probs(weights, document, run.config)
@@ -955,7 +955,7 @@ def _not_worse_than_guessing(
     unseen: list[text.Document],
     config: dict[str, int],
 ) -> None:
-    got = small_lm.perplexity(small_lm.dense(tensors), unseen, config)
+    got = small_lm.perplexity(weights_of(tensors, config), unseen, config)
     # Five held-out documents of noise may flatter a model by chance; never by this much.
     expect.that(
         got <= 4.0 * config["vocab"],

@@ -221,7 +221,7 @@ def test_training_keeps_what_held_out_documents_prefer(monkeypatch):
     """
     ticks = itertools.count()
     monkeypatch.setattr(training.time, "monotonic", lambda: float(next(ticks)))
-    config = {**CONFIG, "dim": 16, "layers": 1, "seconds": 1000}
+    config = {**CONFIG, "dim": 16, "layers": 1, "seconds": 700}
 
     def perplexity(tensors, docs):
         weights = {name: dequantize(*pair) for name, pair in tensors.items()}
