@@ -1,0 +1,61 @@
+"""The example entrants of layer_norm_backward fall into the traps of their bugs, and no others."""
+
+from pathlib import Path
+
+import pytest
+
+from trapline.arena.challenge import load
+from trapline.arena.checks import run_checks
+from trapline.arena.proxy import Submission
+from trapline.arena.rig import rig_for
+from trapline.arena.run import choose_level
+
+FIELD = Path(__file__).parents[2] / "examples" / "field"
+NAME = "layer_norm_backward"
+SEED = 20260
+
+TRAPS = {
+    "gold": set(),
+    "textbook": set(),
+    "bloated-cache": {"bloated-cache"},
+    "naive-variance": {"mean-1e8"},
+    "wrong-derivation": {"gamma-missing-in-dx", "projection-of-dy"},
+    "confident": {
+        "check-of-a-few-elements",
+        "dy-broadcast",
+        "dy-modified",
+        "eps-unchecked",
+        "huge-float32",
+    },
+    "hasty": {
+        "check-needs-every-element",
+        "dy-broadcast",
+        "eps-unchecked",
+        "gamma-broadcast",
+        "huge-float32",
+        "integers-accepted",
+        "rank-ignored",
+    },
+}
+
+
+def failed(entrant, checks):
+    challenge = load(NAME)
+    with Submission(FIELD / entrant / NAME, rig_for(challenge, choose_level())) as submission:
+        results = run_checks(checks, submission, SEED)
+    return {result.id for result in results if result.state != "pass"}
+
+
+@pytest.mark.parametrize("entrant", TRAPS)
+def test_an_entrant_falls_into_the_traps_of_its_bug(entrant):
+    assert failed(entrant, load(NAME).traps) == TRAPS[entrant]
+
+
+def test_the_broken_one_breaks_the_contract_and_most_traps():
+    challenge = load(NAME)
+    assert len(failed("broken", challenge.cases)) > len(challenge.cases) / 2
+    assert len(failed("broken", challenge.traps)) > len(challenge.traps) / 2
+
+
+def test_every_entrant_of_this_challenge_is_covered():
+    assert {path.parent.name for path in FIELD.glob(f"*/{NAME}")} == {*TRAPS, "broken"}
