@@ -533,9 +533,8 @@ def strided_logits(submission: Submission, rng: Rng) -> None:
 def logits_modified(submission: Submission, rng: Rng) -> None:
     for dtype in DTYPES:
         logits = logits_of(rng, (3, 30), dtype)
-        answer, after = submission.observe("softmax_topk", logits, 4)
+        _, after = submission.observe("softmax_topk", logits, 4)
         expect.equal(after[0], logits, "logits after the call")
-        check(answer, logits, 4)
 
 
 @trap(
