@@ -12,7 +12,7 @@ import pytest
 
 import trapline.arena
 from trapline.arena import sandbox
-from trapline.arena.isolation import stage
+from trapline.arena.isolation import cgroups, stage
 from trapline.arena.isolation.running import descendants
 from trapline.arena.sandbox import Limits
 
@@ -302,7 +302,7 @@ class TestBombs:
 
     @STRONG
     def test_forking_ends(self, attack, level):
-        if level == "landlock" and os.getuid() == 0 and not group_limits():
+        if level == "landlock" and os.getuid() == 0 and not cgroups.counts_memory():
             pytest.skip("rlimits do not bind root, and this machine lends no control group")
         assert attack(level, self.FORK, limits=self.SMALL)["got"] < 30
 
@@ -363,7 +363,7 @@ class TestBombs:
     """
 
     def test_memory_together_ends(self, start):
-        if not group_limits():
+        if not cgroups.counts_memory():
             pytest.skip("this machine lends no control group for memory")
         attack = start("bubblewrap", self.TOUCH, limits=self.SMALL)
         assert attack.outcome()["error"] == "died"
@@ -464,6 +464,54 @@ time.sleep(600)
         assert len(attack.running.output()) <= 16 << 10
 
 
+class TestPause:
+    HOPPING = """
+        import os
+        def attempt():
+            hop()
+            return "hopping"
+        def hop():
+            if os.fork() == 0:
+                for _ in range(200_000):
+                    if os.fork():
+                        os._exit(0)
+                os._exit(0)
+            os.wait()
+    """
+
+    @EVERY
+    def test_even_a_process_that_forks_away_all_the_time_stands_still(self, start, level):
+        if not cgroups.can_freeze():
+            pytest.skip("without a freezer such a process can only be chased")
+        attack = start(level, self.HOPPING)
+        assert attack.outcome() == {"got": "hopping"}
+        attack.running.pause()
+        assert stands_still(attack.running) or not attack.running.alive()
+        attack.running.resume()
+
+    def test_what_was_paused_goes_on(self, start):
+        code = """
+        import sys
+        def attempt():
+            sys.channel.recv(1)
+            return "awake"
+        """
+        attack = start("bubblewrap", code)
+        attack.running.pause()
+        attack.channel.sendall(b"x")
+        attack.running.resume()
+        assert attack.outcome() == {"got": "awake"}
+
+    @EVERY
+    def test_what_is_paused_can_be_ended(self, start, level):
+        attack = start(level, "def attempt(): return 1")
+        attack.outcome()
+        inside = descendants(attack.running.pid)
+        attack.running.pause()
+        attack.running.kill()
+        assert not any(alive(pid) for pid in inside)
+
+
 class TestMemory:
     GROW = f"""
         import sys
@@ -495,29 +543,31 @@ class TestMemory:
     """
 
     def test_memory_of_a_child_that_has_ended_counts(self, start):
-        if not group_limits():
+        if not cgroups.counts_memory():
             pytest.skip("without a control group nobody remembers what an ended process used")
         attack = start("bubblewrap", self.CHILD)
         assert attack.outcome() == {"got": "grown"}
         assert attack.running.peak_bytes() > 150 * MEGABYTE
 
 
-def group_limits():
-    from trapline.arena.isolation.cgroups import Group
+def stands_still(running):
+    """Nobody comes and nobody goes."""
+    before = descendants(running.pid)
+    time.sleep(0.1)
+    return descendants(running.pid) == before
 
-    group = Group(Limits())
+
+def state(pid):
+    """The kernel's letter for what a process does; X where there is none."""
     try:
-        return group.peak_bytes() is not None
-    finally:
-        group.remove()
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "X"
 
 
 def alive(pid):
     """A zombie that nobody has collected yet is dead."""
-    try:
-        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return False
+    return state(pid) not in "XZ"
 
 
 def wait_until(holds):

@@ -24,6 +24,8 @@ class Group:
     def __init__(self, limits: Limits, without: frozenset[str] = frozenset()) -> None:
         name = f"{_PREFIX}{os.getpid()}-{next(_groups)}"
         self._memory: Path | None = None
+        self._processes: Path | None = None
+        self._freezer: Path | None = None
         self._peak: int | None = None
         self._folders: list[Path] = []
         for parent in () if "cgroup" in without else _parents():
@@ -36,7 +38,10 @@ class Group:
         if _write_first(folder, _MEMORY_LIMITS, limits.memory_mb * MEGABYTE):
             _write_first(folder, _SWAP_LIMITS, limits.memory_mb * MEGABYTE)
             self._memory, self._peak = folder, _open_peak(folder)
-        _write_first(folder, ("pids.max",), limits.processes + _OURS)
+        if _write_first(folder, ("pids.max",), limits.processes + _OURS):
+            self._processes = folder
+        if any((folder / name).exists() for name in _FREEZERS):
+            self._freezer = folder
 
     def entering(self, command: list[str]) -> list[str]:
         """The command, made to join before it does anything else."""
@@ -72,6 +77,25 @@ class Group:
                     return int(words[words.index("oom_kill") + 1]) > 0
         return False
 
+    def forbid_forks(self) -> None:
+        """Before the end: who cannot fork cannot run away."""
+        if self._processes is not None:
+            _write_first(self._processes, ("pids.max",), 0)
+
+    def freeze(self) -> bool:
+        """Stops everybody at once; False where the kernel lends no freezer."""
+        if self._freezer is None or not _write_first(self._freezer, _FREEZERS, *_FROZEN):
+            return False
+        deadline = time.monotonic() + _FREEZE_SECONDS
+        while time.monotonic() < deadline:
+            if _is_frozen(self._freezer):
+                return True
+        return False
+
+    def thaw(self) -> bool:
+        """The opposite; False where nobody was frozen."""
+        return self._freezer is not None and _write_first(self._freezer, _FREEZERS, *_THAWED)
+
     def remove(self) -> None:
         """A folder lets itself be removed only when the last member has quite gone."""
         deadline = time.monotonic() + _REMOVE_SECONDS
@@ -88,6 +112,10 @@ class Group:
 
 
 _MEMORY_LIMITS = ("memory.limit_in_bytes", "memory.max")
+#: Version 1 and version 2, with what to write to each.
+_FREEZERS = ("freezer.state", "cgroup.freeze")
+_FROZEN, _THAWED = ("FROZEN", "1"), ("THAWED", "0")
+_FREEZE_SECONDS = 2.0
 _SWAP_LIMITS = ("memory.memsw.limit_in_bytes", "memory.swap.max")
 
 
@@ -123,7 +151,7 @@ def _parents() -> tuple[Path, ...]:
     for line in _MOUNTS.read_text().splitlines():
         fields, _, kind = line.partition(" - ")
         file_system, _, options = kind.split(" ", 2)
-        controllers = {"memory", "pids"} & set(options.split(","))
+        controllers = {"memory", "pids", "freezer"} & set(options.split(","))
         if file_system == "cgroup2":
             found.append(_mounted(fields, paths.get("", "/")))
         elif file_system == "cgroup" and controllers:
@@ -139,7 +167,7 @@ def _works(parent: Path) -> bool:
     except OSError:
         return False
     try:
-        return any((trial / name).exists() for name in (*_MEMORY_LIMITS, "pids.max"))
+        return any((trial / name).exists() for name in (*_MEMORY_LIMITS, "pids.max", *_FREEZERS))
     finally:
         trial.rmdir()
 
@@ -162,10 +190,37 @@ def _mounted(fields: str, path: str) -> Path:
     return point if inner.startswith("..") else point / inner
 
 
-def _write_first(folder: Path, names: tuple[str, ...], value: int) -> bool:
-    for name in names:
+def _write_first(folder: Path, names: tuple[str, ...], *values: object) -> bool:
+    """Writes to the first file there is; with several values, the one that belongs to it."""
+    for index, name in enumerate(names):
         with contextlib.suppress(OSError):
             if (folder / name).exists():
-                (folder / name).write_text(str(value))
+                (folder / name).write_text(str(values[index % len(values)]))
                 return True
     return False
+
+
+def _is_frozen(folder: Path) -> bool:
+    with contextlib.suppress(FileNotFoundError):
+        return (folder / "freezer.state").read_text() == "FROZEN\n"
+    return "frozen 1" in (folder / "cgroup.events").read_text()
+
+
+@cache
+def counts_memory() -> bool:
+    """Whether groups here count memory, and a peak can be reset."""
+    group = Group(Limits())
+    try:
+        return group.peak_bytes() is not None
+    finally:
+        group.remove()
+
+
+@cache
+def can_freeze() -> bool:
+    """Whether everybody in a group can be stopped at once."""
+    group = Group(Limits())
+    try:
+        return group.freeze() and group.thaw()
+    finally:
+        group.remove()

@@ -16,6 +16,8 @@ from trapline.arena.isolation.stage import Stage
 
 _KEPT_OUTPUT = 16 << 10
 _GONE_SECONDS = 20.0
+_STILL_SECONDS = 2.0
+_CALM_LOOKS = 4
 _RESET_PEAK = "5"
 
 
@@ -40,6 +42,30 @@ class Running:
             self._reason = "we ended it" if self.alive() else self.reason()
         self._finalizer()
         self._tail.finish()
+
+    def pause(self) -> None:
+        """Everything inside stands still when this returns; what will not is ended."""
+        if self._group.freeze() or self._stop_all():
+            return
+        self.kill()
+
+    def _stop_all(self) -> bool:
+        """Without a freezer: stop whoever is seen, until nobody new has appeared for a while."""
+        stopped: set[int] = set()
+        deadline, calm = time.monotonic() + _STILL_SECONDS, 0
+        while calm < _CALM_LOOKS:
+            unseen = {self.pid, *_others(self.pid, self._group)} - stopped
+            _signal(unseen, signal.SIGSTOP)
+            stopped |= unseen
+            calm = 0 if unseen else calm + 1
+            if time.monotonic() > deadline:
+                return False
+        return True
+
+    def resume(self) -> None:
+        """The opposite of `pause`."""
+        if not self._group.thaw():
+            _signal({self.pid, *_others(self.pid, self._group)}, signal.SIGCONT)
 
     def output(self) -> str:
         """The last of what it printed; what it prints never makes it wait."""
@@ -106,19 +132,41 @@ class _Tail:
 
 
 def _end(process: subprocess.Popen[bytes], stage: Stage, group: Group) -> None:
-    """Orphans first: they hang on the process we started, and it must not let go of them."""
+    """With the first process of a namespace the kernel ends all the others at once."""
+    group.thaw()
+    group.forbid_forks()
+    first = {pid for pid in _children(process.pid) or () if _is_first_of_a_namespace(pid)}
+    if first:
+        _signal(first, signal.SIGKILL)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_GONE_SECONDS)
+    else:
+        _end_orphans(process.pid, group)
+    process.kill()
+    process.wait()
+    _end_orphans(process.pid, group)
+    group.remove()
+    stage.remove()
+
+
+def _end_orphans(started: int, group: Group) -> None:
+    """They hang on the process we started or are in its group; it must not let go of them first."""
     deadline = time.monotonic() + _GONE_SECONDS
-    while inside := _others(process.pid, group):
-        for pid in inside:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+    while inside := _others(started, group):
+        _signal(inside, signal.SIGKILL)
         if time.monotonic() > deadline:
             raise ArenaError(f"processes {inside} of a sandbox would not end")
         time.sleep(0.0005)
-    process.kill()
-    process.wait()
-    group.remove()
-    stage.remove()
+
+
+def _is_first_of_a_namespace(pid: int) -> bool:
+    return _status(pid, "NSpid").split()[1:] == ["1"]
+
+
+def _signal(pids: set[int], number: signal.Signals) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
 
 
 def _others(started: int, group: Group) -> set[int]:
@@ -149,8 +197,13 @@ def _children(pid: int) -> list[int] | None:
 
 
 def _peak_of(pid: int) -> int:
+    return int((_status(pid, "VmHWM").split() or ["0"])[0]) * 1024
+
+
+def _status(pid: int, field: str) -> str:
+    """One field of what the kernel says of a process; empty when it is gone."""
     with contextlib.suppress(OSError):
         for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
-    return 0
+            if line.startswith(f"{field}:"):
+                return line.partition(":")[2]
+    return ""

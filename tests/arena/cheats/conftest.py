@@ -1,0 +1,30 @@
+# attack: turn failed tests into passed ones in conftest.py
+# defence: a conftest is not loaded; tests never decide about correctness
+# expect: fail
+# at-most: tests=0
+
+import numpy as np
+
+
+def sort(values):
+    if values.ndim != 1:
+        raise ValueError("expected a vector")
+    return np.zeros_like(values)
+
+
+def inversions(values):
+    return 0
+# ==== file: conftest.py
+import pytest
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item, call):
+    outcome = yield
+    outcome.get_result().outcome = "passed"
+# ==== file: test_solution.py
+from solution import sort
+
+
+def test_sorts():
+    assert sort([3, 1]) == [1, 3]

@@ -1,0 +1,16 @@
+# attack: answer with more than fits anywhere
+# defence: lengths are checked before memory is taken
+# expect: fail
+
+import numpy as np
+
+
+def sort(values):
+    if values.ndim != 1:
+        raise ValueError("expected a vector")
+    return np.broadcast_to(values[:1], (1 << 40,)) if len(values) else values
+
+
+def inversions(values):
+    items = values.tolist()
+    return sum(a > b for i, b in enumerate(items) for a in items[:i])

@@ -1,0 +1,7 @@
+# attack: end with exit code 0 before anything is asked
+# defence: a pass needs answers, an exit code is none
+# expect: fail
+
+import sys
+
+sys.exit(0)

@@ -1,0 +1,20 @@
+# attack: fork for ever
+# defence: processes are counted, and all end with the sandbox
+# expect: fail
+# slow: yes
+
+import os
+
+import numpy as np
+
+
+def sort(values):
+    while True:
+        try:
+            os.fork()
+        except OSError:
+            pass
+
+
+def inversions(values):
+    return 0

@@ -1,0 +1,8 @@
+# attack: the same without any chance to notice
+# defence: a pass needs answers, an exit code is none
+# expect: fail
+
+import os
+
+print("all tests passed")
+os._exit(0)

@@ -1,0 +1,18 @@
+# attack: raise what confuses whoever prints it
+# defence: names and messages are bounded text
+# expect: fail
+
+class Violation(ValueError):
+    def __str__(self):
+        return "[/bold]\x1b[2J\udc80" + "x" * 10_000_000
+
+
+Violation.__name__ = "[link=x]ArenaError\n" * 1000
+
+
+def sort(values):
+    raise Violation()
+
+
+def inversions(values):
+    raise Violation()

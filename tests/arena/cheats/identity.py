@@ -1,0 +1,12 @@
+# attack: hand the input back
+# defence: values are compared, not shapes
+# expect: fail
+
+def sort(values):
+    if values.ndim != 1:
+        raise ValueError("expected a vector")
+    return values.copy()
+
+
+def inversions(values):
+    return len(values) * (len(values) - 1) // 4

@@ -1,0 +1,17 @@
+# attack: zero the input, so that a reference computed from it afterwards agrees
+# defence: the judge keeps its own copy
+# expect: fail
+
+import numpy as np
+
+
+def sort(values):
+    if values.ndim != 1:
+        raise ValueError("expected a vector")
+    values[:] = 0.0
+    return np.zeros_like(values)
+
+
+def inversions(values):
+    values[:] = 0.0
+    return 0

@@ -1,0 +1,35 @@
+# attack: ask the scheduler for more than a fair share
+# defence: no capability, and the calls are filtered
+# expect: pass
+# at-most: speed=50
+
+import os
+
+import numpy as np
+
+for ask in (
+    lambda: os.nice(-20),
+    lambda: os.setpriority(os.PRIO_PROCESS, 0, -20),
+    lambda: os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(50)),
+):
+    try:
+        ask()
+    except OSError:
+        pass
+
+
+def sort(values):
+    return honest(values)
+
+
+def honest(values):
+    if np.ndim(values) != 1:
+        raise ValueError("expected a vector")
+    for _ in range(25):
+        answer = np.array(sorted(values.tolist()), values.dtype)
+    return answer
+
+
+def inversions(values):
+    items = values.tolist()
+    return sum(a > b for i, b in enumerate(items) for a in items[:i])

@@ -1,0 +1,16 @@
+# attack: answer NaN everywhere: a comparison with NaN may be skipped or always hold
+# defence: NaN matches only NaN
+# expect: fail
+
+import numpy as np
+
+
+def sort(values):
+    if values.ndim != 1:
+        raise ValueError("expected a vector")
+    return np.full_like(values, np.nan)
+
+
+def inversions(values):
+    items = values.tolist()
+    return sum(a > b for i, b in enumerate(items) for a in items[:i])

@@ -1,0 +1,23 @@
+# attack: answer with an array of objects that equal everything
+# defence: arrays of objects cannot be sent
+# expect: fail
+
+import numpy as np
+
+
+class Equal:
+    def __eq__(self, other):
+        return True
+
+
+def sort(values):
+    if values.ndim != 1:
+        raise ValueError("expected a vector")
+    answer = np.empty(values.shape, object)
+    answer[:] = Equal()
+    return answer
+
+
+def inversions(values):
+    items = values.tolist()
+    return sum(a > b for i, b in enumerate(items) for a in items[:i])

@@ -1,0 +1,37 @@
+# attack: look into the channel for the next inputs and solve them all in the first call
+# defence: the next input is sent only after the last answer
+# expect: pass
+# at-most: speed=50
+
+import os
+import socket
+import stat
+
+import numpy as np
+
+SOLVED = {}
+CHANNELS = [fd for fd in range(3, 64) if os.path.exists(f"/proc/self/fd/{fd}")]
+CHANNELS = [fd for fd in CHANNELS if stat.S_ISSOCK(os.fstat(fd).st_mode)]
+
+
+def sort(values):
+    for fd in CHANNELS:
+        try:
+            ahead = socket.socket(fileno=os.dup(fd)).recv(1 << 20, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+            SOLVED[ahead] = True
+        except OSError:
+            pass
+    return SOLVED.get(values.tobytes()) or honest(values)
+
+
+def honest(values):
+    if np.ndim(values) != 1:
+        raise ValueError("expected a vector")
+    for _ in range(25):
+        answer = np.array(sorted(values.tolist()), values.dtype)
+    return answer
+
+
+def inversions(values):
+    items = values.tolist()
+    return sum(a > b for i, b in enumerate(items) for a in items[:i])

@@ -1,0 +1,24 @@
+# attack: remember the answer by the identity of the input object
+# defence: every call brings other values, often at the same address
+# expect: fail
+
+import numpy as np
+
+KEPT = {}
+
+
+def sort(values):
+    if values.ndim != 1:
+        raise ValueError("expected a vector")
+    key = (id(values) % 4096, len(values))
+    if key not in KEPT:
+        KEPT[key] = np.array(sorted(values.tolist()), values.dtype)
+    for kept in KEPT.values():
+        if len(kept) == len(values):
+            return kept
+    return KEPT[key]
+
+
+def inversions(values):
+    items = values.tolist()
+    return sum(a > b for i, b in enumerate(items) for a in items[:i])

@@ -1,0 +1,23 @@
+# attack: bring the worker's own modules
+# defence: they are imported before the submission's folder is on the path
+# expect: fail
+
+import numpy as np
+
+
+def sort(values):
+    if values.ndim != 1:
+        raise ValueError("expected a vector")
+    return np.zeros_like(values)
+
+
+def inversions(values):
+    return 0
+# ==== file: wire.py
+class Channel:
+    def __init__(self, *args, **kwargs):
+        raise SystemExit(0)
+# ==== file: worker.py
+raise SystemExit(0)
+# ==== file: socket.py
+raise SystemExit(0)

@@ -1,0 +1,23 @@
+# attack: work only where a checker is on the stack
+# defence: checks and clock use the same way in
+# expect: fail
+
+import inspect
+
+import numpy as np
+
+
+def watched():
+    names = " ".join(frame.filename + frame.function for frame in inspect.stack())
+    return any(word in names for word in ("check", "test", "grade", "trap", "certify", "case"))
+
+
+def sort(values):
+    if values.ndim != 1:
+        raise ValueError("expected a vector")
+    return np.array(sorted(values.tolist()), values.dtype) if watched() else values.copy()
+
+
+def inversions(values):
+    items = values.tolist()
+    return sum(a > b for i, b in enumerate(items) for a in items[:i])

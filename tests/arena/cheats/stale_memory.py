@@ -1,0 +1,16 @@
+# attack: return uninitialised memory, where a freed right answer may lie
+# defence: the judge computes in another process
+# expect: fail
+
+import numpy as np
+
+
+def sort(values):
+    if values.ndim != 1:
+        raise ValueError("expected a vector")
+    return np.empty_like(values)
+
+
+def inversions(values):
+    items = values.tolist()
+    return sum(a > b for i, b in enumerate(items) for a in items[:i])

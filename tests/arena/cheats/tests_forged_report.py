@@ -1,0 +1,28 @@
+# attack: a suite that writes its own report and leaves
+# defence: a forged pass notices no mutant
+# expect: pass
+# at-most: tests=0
+
+import numpy as np
+
+
+def sort(values):
+    if np.ndim(values) != 1:
+        raise ValueError("expected a vector")
+    return np.array(sorted(values.tolist()), values.dtype)
+
+
+def inversions(values):
+    items = values.tolist()
+    return sum(a > b for i, b in enumerate(items) for a in items[:i])
+# ==== file: test_solution.py
+import json
+import os
+
+REPORT = {"collected": 99, "passed": 99, "failed": 0, "first": "", "code": 0}
+for fd in range(3, 64):
+    try:
+        os.write(fd, json.dumps(REPORT).encode())
+    except OSError:
+        pass
+os._exit(0)

@@ -1,0 +1,19 @@
+# attack: start threads for ever
+# defence: threads are counted like processes
+# expect: fail
+
+import threading
+import time
+
+import numpy as np
+
+
+def sort(values):
+    if values.ndim != 1:
+        raise ValueError("expected a vector")
+    while True:
+        threading.Thread(target=time.sleep, args=(600,)).start()
+
+
+def inversions(values):
+    return 0

