@@ -160,7 +160,8 @@ def any_drafter_same_output(submission: Submission, rng: np.random.Generator) ->
     )
     for draft in drafters:
         for budget in (1, 6):
-            table.run(submission, law, draft, prompt, max_new_tokens=8, eos_id=eos, budget=budget)
+            settings: dict[str, Any] = {"max_new_tokens": 8, "eos_id": eos, "budget": budget}
+            table.run(submission, law, draft, prompt, compare=table.ALL, **settings)
 
 
 @case("random-generations")
@@ -177,6 +178,7 @@ def random_generations(submission: Submission, rng: np.random.Generator) -> None
             max_new_tokens=int(rng.integers(1, 12)),
             eos_id=eos,
             budget=int(rng.integers(1, 9)),
+            compare=table.ALL,
         )
 
 
@@ -198,7 +200,8 @@ def a_script_of_drafters(submission: Submission, rng: np.random.Generator) -> No
     def draft(prefix: table.Prefix) -> np.ndarray:
         return characters[int(script[len(prefix)])](prefix)
 
-    table.run(submission, law, draft, prompt, max_new_tokens=14, eos_id=eos, budget=5)
+    settings: dict[str, Any] = {"max_new_tokens": 14, "eos_id": eos, "budget": 5}
+    table.run(submission, law, draft, prompt, compare=table.ALL, **settings)
 
 
 @case("round-by-round")
@@ -260,6 +263,7 @@ def float32_models(submission: Submission, rng: np.random.Generator) -> None:
         max_new_tokens=7,
         eos_id=0,
         budget=3,
+        compare=table.ALL,
     )
 
 
