@@ -135,6 +135,8 @@ def _end(process: subprocess.Popen[bytes], stage: Stage, group: Group) -> None:
     """With the first process of a namespace the kernel ends all the others at once."""
     group.thaw()
     group.forbid_forks()
+    # Who was paused does not notice that its children have ended.
+    _signal({process.pid} if process.poll() is None else set(), signal.SIGCONT)
     first = {pid for pid in _children(process.pid) or () if _is_first_of_a_namespace(pid)}
     if first:
         _signal(first, signal.SIGKILL)
