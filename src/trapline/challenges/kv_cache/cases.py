@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -343,8 +344,10 @@ def unknown_sequences(submission: Submission, rng: Rng) -> None:
         seq = twin.add(3)
         twin.free(twin.add(2))
         for method, args in METHODS:
-            for stranger in (seq + 77, -1):
+            for stranger in (seq + 77, -77):
                 twin.refuses(KeyError, method, stranger, *args)
+        prompt = (0, twin.queries(2), twin.rows(2), twin.rows(2), 1)
+        expect.raises(KeyError, partial(submission.chunked_prefill, twin.cache, seq + 77, *prompt))
 
 
 @case("prefill-by-chunks")
@@ -367,6 +370,11 @@ def empty(submission: Submission, rng: Rng) -> None:
         out = submission.chunked_prefill(twin.cache, seq, 0, nobody, twin.rows(0), twin.rows(0), 3)
         expect.equal(out, nobody, "a prefill of nothing")
         twin.check(attend=False)
+        fresh = Twin(submission, rng, kind, bits)
+        fresh.check(attend=False)
+        seq = fresh.add()
+        fresh.check(attend=False)
+        expect.equal(fresh.cache.attend(seq, 0, nobody), nobody, "attend without positions")
     # A prefill of nothing takes nothing, not even a copy of a shared page.
     twin = Twin(submission, rng, "paged", pages=1)
     child = twin.fork(twin.add(2))
@@ -447,26 +455,26 @@ def _careful(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
 
 
 def speed(submission: Submission, rng: Rng) -> Call:
-    """A prompt of 1500 positions in chunks of 100 on a paged cache that already holds 500."""
+    """A prompt of 400 positions in chunks of 50 on a paged cache that already holds 200."""
     twin = Twin(
-        submission, rng, layers=1, heads=2, group=2, width=32, page=16, pages=128, dtype=np.float32
+        submission, rng, layers=1, heads=2, group=2, width=32, page=16, pages=38, dtype=np.float32
     )
-    seq = twin.add(500)
-    q, k, v = twin.queries(1500), twin.rows(1500), twin.rows(1500)
+    seq = twin.add(200)
+    q, k, v = twin.queries(400), twin.rows(400), twin.rows(400)
     before = twin.model.view(seq, 0)
 
     def check(got: Any) -> None:
         expect.array(got, shape=q.shape, dtype=q.dtype, what="chunked_prefill")
         keys, values = (np.concatenate(pair) for pair in zip(before, (k, v), strict=True))
-        for stop in (1, 700, 1500):
-            rows, seen = slice(max(0, stop - 2), stop), 500 + stop
+        for stop in (1, 170, 400):
+            rows, seen = slice(max(0, stop - 2), stop), 200 + stop
             check_attention(got[rows], q[rows], keys[:seen], values[:seen], "chunked_prefill")
 
-    return Call("chunked_prefill", (twin.cache, seq, 0, q, k, v, 100), check=check)
+    return Call("chunked_prefill", (twin.cache, seq, 0, q, k, v, 50), check=check)
 
 
 def memory(submission: Submission, rng: Rng, size: int) -> Call:
-    """A prefill of `size` positions in chunks of 64: scores of all pairs at once would show."""
+    """A prefill of `size` positions in chunks of 128: scores of all pairs at once would show."""
     twin = Twin(
         submission, rng, layers=1, heads=1, group=1, width=16, page=64, pages=-(-size // 64),
         dtype=np.float32,
@@ -479,4 +487,4 @@ def memory(submission: Submission, rng: Rng, size: int) -> Call:
         expect.array(got, shape=q.shape, dtype=q.dtype, what="chunked_prefill")
         check_attention(got[last], q[last], k, v, "the last rows of chunked_prefill")
 
-    return Call("chunked_prefill", (twin.cache, seq, 0, q, k, v, 64), check=check)
+    return Call("chunked_prefill", (twin.cache, seq, 0, q, k, v, 128), check=check)

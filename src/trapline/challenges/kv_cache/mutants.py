@@ -94,19 +94,21 @@ MUTANTS: list[Mutant] = [
         "mixed-dtypes-accepted",
         ("if k.dtype != v.dtype or (self.dtype", "if (self.dtype"),
     ),
+    edit("rank-not-checked", ("if x.ndim != 3:", "if False:")),
     edit("negative-layer", ("not 0 <= layer < self.num_layers", "not layer < self.num_layers")),
     # --- sequences
     edit(
         "sequences-share-a-counter",
         ("self._register([0] * self.num_layers)", "self._register(self.zeros)"),
         (
-            "        self.counts = {}\n",
-            "        self.counts = {}\n        self.zeros = [0] * num_layers\n",
+            "        self.counts: dict[int, list[int]] = {}\n",
+            "        self.counts: dict[int, list[int]] = {}\n"
+            "        self.zeros = [0] * num_layers\n",
         ),
     ),
     edit(
         "two-caches-share-state",
-        ("        self.counts = {}\n", "        self.counts = SHARED\n"),
+        ("self.counts: dict[int, list[int]] = {}", "self.counts = SHARED"),
         ("KINDS = (", "SHARED = {}\nKINDS = ("),
     ),
     edit(
@@ -146,14 +148,14 @@ MUTANTS: list[Mutant] = [
             "else self._whole_pages(seq, layer)))",
         ),
         (
-            "    def fork(self, seq):",
+            "    def fork(self, seq: int) -> int:",
             "    def _whole_pages(self, seq, layer):\n"
             "        counts, whole = self.counts, len(self.tables[seq]) * self.page_size\n"
             "        self.counts = {seq: [whole] * self.num_layers}\n"
             "        rows = self.view(seq, layer)\n"
             "        self.counts = counts\n"
             "        return rows\n\n"
-            "    def fork(self, seq):",
+            "    def fork(self, seq: int) -> int:",
         ),
     ),
     edit(
@@ -364,6 +366,20 @@ MUTANTS: list[Mutant] = [
         "keep-nothing",
         ('(indices.size and indices.dtype.kind not in "iu")', 'indices.dtype.kind not in "iu"'),
     ),
+    edit(
+        "keep-fails-half-way",
+        (
+            "        if needed > len(self.free_pages) + own:\n"
+            '            raise MemoryError(f"{needed} pages needed, '
+            '{len(self.free_pages) + own} free")\n',
+            "",
+        ),
+        (
+            "        self._shrink(seq, start)\n",
+            "        self._shrink(seq, start)\n"
+            "        if needed > len(self.free_pages):\n            raise MemoryError(own)\n",
+        ),
+    ),
     edit("keep-twice-the-same", ("if len(np.unique(indices)) < len(indices):", "if False:")),
     edit(
         "keep-outside-the-sequence",
@@ -496,9 +512,9 @@ MUTANTS: list[Mutant] = [
         "odd-width-loses-an-element",
         ("half = -(-codes.shape[-1] // 2)", "half = max(1, codes.shape[-1] // 2)"),
         (
-            "high[..., : codes.shape[-1] - half] = codes[..., half:].view(np.uint8) & 15",
+            "high[..., : codes.shape[-1] - half] = codes[..., half:].view(np.uint8)",
             "rest = codes[..., half : 2 * half]\n"
-            "    high[..., : rest.shape[-1]] = rest.view(np.uint8) & 15",
+            "    high[..., : rest.shape[-1]] = rest.view(np.uint8)",
         ),
         (
             "axis=-1)[..., :width]",
@@ -562,6 +578,14 @@ MUTANTS: list[Mutant] = [
             "        self._check_rows(k, v)\n",
         ),
     ),
+    edit(
+        "prefill-anywhere",
+        (
+            "        self._check_place(seq, layer)\n"
+            "        self._check_queries(q)\n        self._check_rows",
+            "        self._check_queries(q)\n        self._check_rows",
+        ),
+    ),
     edit("chunk-below-one", ("if not is_int(chunk) or chunk < 1:", "if not is_int(chunk):")),
     edit(
         "queries-modified",
@@ -606,6 +630,11 @@ MUTANTS: list[Mutant] = [
         ),
     ),
     edit("reserve-ignored", ("- weight_bytes - reserve_bytes", "- weight_bytes")),
+    edit(
+        "specification-not-checked",
+        ("if not all(is_int(size) and size >= 1 for size in sizes):", "if False:"),
+    ),
+    edit("negative-bytes", ("if min(gpu_bytes, weight_bytes, reserve_bytes) < 0:", "if False:")),
     edit("utilization-in-percent", ("if not 0 < utilization <= 1:", "if False:")),
 ]
 

@@ -379,6 +379,21 @@ def mixed_dtypes_accepted(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
+    "rank-not-checked",
+    catches="arrays of another rank fail somewhere deep inside, with another error",
+    severity="minor",
+    story="A single token without its axis: the message was about indices of a tuple.",
+)
+def rank_not_checked(submission: Submission, rng: Rng) -> None:
+    for kind, bits in (("dense", None), ("paged", None)):
+        twin = Twin(submission, rng, kind, bits)
+        seq = twin.add(2)
+        for shape in ((4,), (4, 4), (1, 1, 4, 4)):
+            twin.refuses(BAD, "attend", seq, 0, twin.normal(*shape))
+            twin.refuses(BAD, "append", seq, 0, twin.normal(*shape), twin.normal(*shape))
+
+
+@trap(
     "negative-layer",
     catches="layer −1 means the last layer",
     severity="minor",
@@ -702,6 +717,11 @@ def keep_leaks_pages(submission: Submission, rng: Rng) -> None:
             twin.keep(seq, [*range(7), *[7]][::-1])
         twin.keep(seq, [3, 1, 2])
         twin.add(12)
+        twin.check(attend=False)
+        # Pages in front that stay as they are; only the last one is written anew.
+        twin = Twin(submission, rng, kind, bits, pages=5)
+        twin.keep(twin.add(12), [*range(8), 9, 8])
+        twin.add(8)
         twin.check(attend=False)
 
 
@@ -1076,6 +1096,21 @@ def keep_nothing(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
+    "keep-fails-half-way",
+    catches="keep gives its pages away and then finds that it has no room for new ones",
+    severity="major",
+    story="The sequence was gone, and the MemoryError said to try again later.",
+)
+def keep_fails_half_way(submission: Submission, rng: Rng) -> None:
+    for kind, bits in PAGED:
+        twin = Twin(submission, rng, kind, bits, pages=3)
+        child = twin.fork(twin.add(12))
+        # All pages are shared and none is free: there is nowhere to put another order.
+        twin.refuses(MemoryError, "keep", child, list(range(11, -1, -1)))
+        twin.check()
+
+
+@trap(
     "keep-twice-the-same",
     catches="a position can be kept twice",
     severity="minor",
@@ -1100,7 +1135,7 @@ def keep_outside_the_sequence(submission: Submission, rng: Rng) -> None:
         seq = twin.add(6)
         # Layer 0 is ahead: position 6 exists there, but not in every layer.
         twin.append(seq, 1, [0])
-        for indices in ([0, -1], [2, 6], [0, 7]):
+        for indices in ([0, -1], [2, 6], [0, 7], [0.5, 1.5], [[0, 1], [2, 3]]):
             twin.refuses(BAD, "keep", seq, indices)
 
 
@@ -1557,6 +1592,24 @@ def prefill_stores_before_it_checks(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
+    "prefill-anywhere",
+    catches="chunked_prefill does not look where it writes",
+    severity="minor",
+    story="The methods were guarded, the function beside them was not.",
+)
+def prefill_anywhere(submission: Submission, rng: Rng) -> None:
+    for kind, bits in PAGED:
+        twin = Twin(submission, rng, kind, bits, pages=2)
+        seq = twin.add(1)
+        prompt = (twin.queries(5), twin.rows(5), twin.rows(5), 2)
+        for layer in (2, -1):
+            expect.raises(BAD, partial(submission.chunked_prefill, twin.cache, seq, layer, *prompt))
+            twin.check(attend=False)
+        twin.add(4)
+        twin.check(attend=False)
+
+
+@trap(
     "chunk-below-one",
     catches="a chunk of zero or less does nothing and answers garbage",
     severity="minor",
@@ -1629,7 +1682,7 @@ def bits_not_checked(submission: Submission, _rng: Rng) -> None:
 )
 def sizes_not_checked(submission: Submission, _rng: Rng) -> None:
     for name in ("num_layers", "num_kv_heads", "head_dim", "block_size", "num_blocks"):
-        for size in (0, -1):
+        for size in (0, -1, 2.5):
             changed: dict[str, Any] = {name: size}
             expect.raises(BAD, partial(_make, submission, **changed))
 
@@ -1713,6 +1766,31 @@ def utilization_of_the_rest(submission: Submission, _rng: Rng) -> None:
 )
 def reserve_ignored(submission: Submission, _rng: Rng) -> None:
     context(submission, SPEC, 2**36, 1.0, 0, 2**33)
+
+
+@trap(
+    "specification-not-checked",
+    catches="a model of no layers, or of −1, gets an answer or a division by zero",
+    severity="minor",
+    story="A field missing from a configuration file was read as 0.",
+)
+def specification_not_checked(submission: Submission, _rng: Rng) -> None:
+    for name in SPEC:
+        for size in (0, -1):
+            call = partial(submission.max_context, {**SPEC, name: size}, 2**36)
+            expect.raises(BAD, partial(call, utilization=1.0, weight_bytes=0, reserve_bytes=0))
+
+
+@trap(
+    "negative-bytes",
+    catches="negative bytes are accepted, and add to the budget",
+    severity="minor",
+    story="A difference taken the wrong way round made room for more context than the GPU has.",
+)
+def negative_bytes(submission: Submission, _rng: Rng) -> None:
+    for gpu, weights, reserve in ((-1, 0, 0), (2**30, -1, 0), (2**30, 0, -1)):
+        call = partial(submission.max_context, SPEC, gpu, utilization=1.0)
+        expect.raises(BAD, partial(call, weight_bytes=weights, reserve_bytes=reserve))
 
 
 @trap(
