@@ -24,6 +24,8 @@ class Entry:
     folder: Path
     harness: str = ""
     model: str = ""
+    #: Why nobody got to answer (a dead provider); such a cell is never graded.
+    trouble: str = ""
 
 
 def find_entries(field: Path, challenges: list[str]) -> list[Entry]:
@@ -64,9 +66,11 @@ def _entries_of(entrant: Path, challenge: str) -> list[Entry]:
     ]
 
 
-def _origin(folder: Path) -> tuple[str, str]:
+def _origin(folder: Path) -> tuple[str, str, str]:
+    """Harness, model and trouble, as far as somebody wrote them down."""
     try:
         record = json.loads((folder / RECORD).read_text())
-        return str(record.get("harness", "")), str(record.get("model", ""))
+        trouble = record.get("reason", "") if record.get("status") == "infra_error" else ""
+        return str(record.get("harness", "")), str(record.get("model", "")), str(trouble)
     except (OSError, ValueError, AttributeError):
-        return "", ""
+        return "", "", ""

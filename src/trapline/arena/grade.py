@@ -63,6 +63,8 @@ def grade_intake(job: Job, intake: Intake, on_step: OnStep = lambda step: None) 
     started, clock = datetime.now(UTC), time.perf_counter()
     verdict = Verdict()
     try:
+        if job.entry.trouble:
+            raise ArenaError(f"there is no answer to grade: {job.entry.trouble}")
         if intake.refused:
             _refuse(job.challenge, verdict, intake.refused)
         else:

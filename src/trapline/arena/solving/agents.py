@@ -1,0 +1,120 @@
+"""Agent command lines: a table, a version probe, and one run inside a workspace."""
+
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import time
+import tomllib
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from trapline.arena.errors import ArenaError, MissingError, UsageError
+from trapline.arena.record import Record
+
+INSTRUCTION = (
+    "Read prompt.md in this folder and do what it asks. Write solution.py, its tests and "
+    "ANALYSIS.md into this folder. Work in this folder only."
+)
+_PROBE_SECONDS = 60
+_MOST_OUTPUT = 64 << 20
+
+
+class Agent(Record):
+    """How one agent is called."""
+
+    package: str = ""
+    version: list[str] = []
+    command: list[str]
+    stdin: bool = False
+    #: Commands whose output lists the flags, and the flags that must be among them.
+    help: list[list[str]] = []
+    flags: list[str] = []
+
+
+@dataclass(frozen=True)
+class AgentRun:
+    """What an agent printed, and how it ended."""
+
+    output: str
+    code: int
+    seconds: float
+    timed_out: bool
+
+
+@cache
+def table() -> dict[str, Agent]:
+    """The agents we know."""
+    text = Path(__file__).with_name("agents.toml").read_text()
+    return {name: Agent.model_validate(entry) for name, entry in tomllib.loads(text).items()}
+
+
+def find(name: str) -> Agent:
+    """An agent by its name."""
+    if name not in table():
+        raise UsageError(f"no agent {name!r}; there are: {', '.join(table())}")
+    return table()[name]
+
+
+def from_template(template: str) -> Agent:
+    """Any other program: a command line with {prompt} and, if it likes, {model}."""
+    command = shlex.split(template)
+    if not command:
+        raise UsageError("an agent command needs a program")
+    return Agent(command=command, stdin=not any("{prompt}" in part for part in command))
+
+
+def probe(agent: Agent) -> str:
+    """The installed version; refused when the program is not there."""
+    program = agent.command[0]
+    if shutil.which(program) is None:
+        hint = f" (npm install -g {agent.package})" if agent.package else ""
+        raise MissingError(f"the agent's program {program!r} is not installed{hint}")
+    if not agent.version:
+        return ""
+    done = subprocess.run(agent.version, capture_output=True, text=True, timeout=_PROBE_SECONDS)
+    if done.returncode:
+        raise ArenaError(f"{' '.join(agent.version)} failed: {done.stderr.strip()[:200]}")
+    return done.stdout.strip().splitlines()[0][:100] if done.stdout.strip() else ""
+
+
+def run(agent: Agent, workspace: Path, model: str, seconds: float) -> AgentRun:
+    """Lets the agent work in the workspace, in a process group that ends with its time."""
+    fill = {"{prompt}": INSTRUCTION, "{model}": model}
+    command = [_filled(part, fill) for part in agent.command]
+    started = time.monotonic()
+    process = subprocess.Popen(
+        command,
+        cwd=workspace,
+        stdin=subprocess.PIPE if agent.stdin else subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    given = INSTRUCTION.encode() if agent.stdin else None
+    try:
+        output, _ = process.communicate(given, timeout=seconds)
+        timed_out = False
+    except subprocess.TimeoutExpired:
+        timed_out = True
+    finally:
+        _end_group(process)
+    if timed_out:
+        output, _ = process.communicate()
+    text = output[-_MOST_OUTPUT:].decode(errors="replace")
+    return AgentRun(text, process.returncode, time.monotonic() - started, timed_out)
+
+
+def _filled(part: str, fill: dict[str, str]) -> str:
+    for mark, value in fill.items():
+        part = part.replace(mark, value)
+    return part
+
+
+def _end_group(process: "subprocess.Popen[bytes]") -> None:
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return

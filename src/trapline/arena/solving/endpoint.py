@@ -1,0 +1,153 @@
+"""A model behind any OpenAI-compatible endpoint: streamed replies, retries, token counts."""
+
+import os
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from trapline.arena.errors import ArenaError, MissingError
+
+KEY_VARIABLE = "OPENAI_API_KEY"
+FIRST_WAIT, LONGEST_WAIT = 1.0, 60.0
+_RETRIED = (408, 409, 429)
+
+Message = dict[str, str]
+
+
+class ProviderError(ArenaError):
+    """The provider gave no answer: not the model's fault, never a grade."""
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a model said, and what it cost."""
+
+    text: str
+    input_tokens: int
+    output_tokens: int
+    finish: str
+    seconds: float
+    retries: int
+
+
+@dataclass
+class RateLimit:
+    """At most so many requests a minute, over all threads."""
+
+    per_minute: float | None = None
+    _next: float = 0.0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def wait(self, sleep: Callable[[float], None] = time.sleep) -> None:
+        if self.per_minute is None:
+            return
+        with self._lock:
+            now = time.monotonic()
+            delay = max(0.0, self._next - now)
+            self._next = max(now, self._next) + 60.0 / self.per_minute
+        sleep(delay)
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """One model. The key comes from the environment and goes nowhere else."""
+
+    url: str
+    model: str
+    timeout: float = 600.0
+    attempts: int = 5
+    rate: RateLimit = field(default_factory=RateLimit)
+    sleep: Callable[[float], None] = time.sleep
+
+    def ask(self, messages: list[Message]) -> Reply:
+        """One reply; waits and tries again while the provider is busy or broken."""
+        started = time.monotonic()
+        failures: list[str] = []
+        for attempt in range(self.attempts):
+            self.rate.wait(self.sleep)
+            try:
+                text, finish, usage = self._stream(messages)
+            except _Again as again:
+                failures.append(str(again))
+                if attempt + 1 < self.attempts:
+                    self.sleep(again.wait or backoff(attempt))
+                continue
+            seconds = time.monotonic() - started
+            return Reply(text, usage[0], usage[1], finish, seconds, len(failures))
+        raise ProviderError(f"no answer after {self.attempts} attempts: {failures[-1]}")
+
+    def _stream(self, messages: list[Message]) -> tuple[str, str, tuple[int, int]]:
+        openai = _sdk()
+        try:
+            client = openai.OpenAI(
+                base_url=self.url,
+                api_key=os.environ.get(KEY_VARIABLE, "none"),
+                timeout=self.timeout,
+                max_retries=0,
+            )
+            stream = client.chat.completions.create(
+                model=self.model,
+                messages=messages,
+                stream=True,
+                stream_options={"include_usage": True},
+            )
+            return _gather(stream)
+        except openai.APIStatusError as error:
+            raise _judge(error) from None
+        except (openai.APIError, ValueError, OSError) as error:
+            raise _Again(f"{type(error).__name__}: {error}") from None
+
+
+def _gather(stream: Iterator[Any]) -> tuple[str, str, tuple[int, int]]:
+    """All of a stream; one that ends without saying why it ended was cut off."""
+    parts: list[str] = []
+    finish, usage = "", (0, 0)
+    for chunk in stream:
+        if chunk.usage is not None:
+            usage = (chunk.usage.prompt_tokens, chunk.usage.completion_tokens)
+        for choice in chunk.choices:
+            parts.append(choice.delta.content or "")
+            finish = choice.finish_reason or finish
+    if not finish:
+        raise _Again("the stream was cut off")
+    return "".join(parts), finish, usage
+
+
+class _Again(Exception):
+    """Worth another try, after a wait if the provider named one."""
+
+    def __init__(self, reason: str, wait: float | None = None) -> None:
+        super().__init__(reason)
+        self.wait = wait
+
+
+def _judge(error: Any) -> Exception:
+    """Busy or broken: again. Refused for good (a bad key, an unknown model): not."""
+    reason = f"HTTP {error.status_code}"
+    if error.status_code in _RETRIED or error.status_code >= 500:
+        return _Again(reason, _retry_after(error.response.headers.get("retry-after")))
+    return ProviderError(f"the provider refused: {reason}")
+
+
+def _retry_after(value: str | None) -> float | None:
+    try:
+        return min(LONGEST_WAIT, max(0.0, float(value))) if value is not None else None
+    except ValueError:
+        return None
+
+
+def backoff(attempt: int) -> float:
+    """Doubles, with a random half, so that many clients do not come back together."""
+    wait = min(LONGEST_WAIT, FIRST_WAIT * 2.0**attempt)
+    return wait * random.uniform(0.5, 1.0)
+
+
+def _sdk() -> Any:
+    try:
+        import openai
+    except ImportError:
+        raise MissingError("endpoints need the openai package: trapline[models]") from None
+    return openai

@@ -1,0 +1,174 @@
+"""The two ways to fill a workspace: ask an endpoint, or start an agent."""
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from trapline.arena.challenge import Challenge
+from trapline.arena.errors import ArenaError, Violation
+from trapline.arena.own_tests import OWN_SECONDS, OwnTests
+from trapline.arena.record import Level
+from trapline.arena.solving import agents, transcript
+from trapline.arena.solving.agents import Agent
+from trapline.arena.solving.answers import AnswerError, parse_files
+from trapline.arena.solving.endpoint import Endpoint, Message, Reply
+from trapline.arena.solving.solve import Assignment
+from trapline.arena.solving.transcript import FinalMetrics, Metrics, Transcript
+
+FORMAT = (
+    "Answer with whole files. Put each file into a fenced code block whose opening line names it, "
+    "for example ```python solution.py. Files that you do not repeat stay as they are."
+)
+Outcome = tuple[str, str, FinalMetrics, float]
+
+
+@dataclass(frozen=True)
+class Price:
+    """US dollars a million tokens; unknown prices make an unknown cost."""
+
+    input_usd: float | None = None
+    output_usd: float | None = None
+
+    def of(self, reply: Reply) -> float | None:
+        if self.input_usd is None or self.output_usd is None:
+            return None
+        return (reply.input_tokens * self.input_usd + reply.output_tokens * self.output_usd) / 1e6
+
+
+@dataclass(frozen=True)
+class EndpointSolver:
+    """One-shot, or a bounded loop in which the model sees how its own tests went."""
+
+    endpoint: Endpoint
+    level: Level
+    rounds: int = 1
+    price: Price = Price()
+    harness: str = "endpoint"
+
+    @property
+    def model(self) -> str:
+        return self.endpoint.model
+
+    def version(self) -> str:
+        return f"rounds={self.rounds}"
+
+    def solve(self, assignment: Assignment) -> Outcome:
+        """Asks, writes the files, runs the model's own tests, and asks again if they fail."""
+        started = time.monotonic()
+        log = _log(
+            assignment, transcript.Agent(name=self.harness, version="1", model_name=self.model)
+        )
+        messages: list[Message] = [
+            {"role": "system", "content": FORMAT},
+            {"role": "user", "content": assignment.challenge.prompt},
+        ]
+        log.add("system", FORMAT)
+        log.add("user", assignment.challenge.prompt)
+        status, reason = "no_answer", "the model was not asked"
+        try:
+            for number in range(self.rounds):
+                reply = self._ask(messages, log)
+                status, reason, feedback = self._take(reply, assignment, number)
+                if not feedback:
+                    break
+                messages += [
+                    {"role": "assistant", "content": reply.text},
+                    {"role": "user", "content": feedback},
+                ]
+                log.add("user", feedback)
+        finally:
+            totals = log.close()
+        return status, reason, totals, time.monotonic() - started
+
+    def _ask(self, messages: list[Message], log: Transcript) -> Reply:
+        reply = self.endpoint.ask(messages)
+        metrics = Metrics(
+            prompt_tokens=reply.input_tokens,
+            completion_tokens=reply.output_tokens,
+            cost_usd=self.price.of(reply),
+        )
+        log.add("agent", reply.text, metrics)
+        return reply
+
+    def _take(self, reply: Reply, assignment: Assignment, number: int) -> tuple[str, str, str]:
+        """Status, its reason, and what to tell the model if it may try once more."""
+        last = number + 1 == self.rounds
+        try:
+            files = parse_files(reply.text)
+        except AnswerError as error:
+            earlier = number > 0 and (assignment.workspace / "test_solution.py").exists()
+            status = "solved" if earlier else "no_answer"
+            return status, str(error), "" if last else f"{error}. {FORMAT}"
+        for name, text in files.items():
+            path = assignment.workspace / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        if last:
+            return "solved", "", ""
+        return (
+            "solved",
+            "",
+            own_test_feedback(assignment.workspace, assignment.challenge, self.level),
+        )
+
+
+def own_test_feedback(workspace: Path, challenge: Challenge, level: Level) -> str:
+    """What the model is told about its own tests; empty when they pass."""
+    if not list(workspace.glob("test_*.py")):
+        return "There are no tests (test_*.py). Add them."
+    tests = OwnTests(workspace, challenge, level)
+    try:
+        report = tests.run(None, OWN_SECONDS, stop_early=False)
+    except Violation as violation:
+        return f"Your tests took their process down: {violation}"
+    finally:
+        tests.close()
+    if report is None:
+        return f"Your tests gave no report within {OWN_SECONDS:g} seconds."
+    if report.get("failed") or not report.get("passed"):
+        return (
+            f"Your tests: {report.get('passed')} passed, {report.get('failed')} failed. "
+            f"The first failure: {report.get('first')}"
+        )
+    return ""
+
+
+@dataclass(frozen=True)
+class AgentSolver:
+    """A coding agent on the command line."""
+
+    harness: str
+    model: str
+    agent: Agent
+    seconds: float = 3600.0
+
+    def version(self) -> str:
+        return agents.probe(self.agent)
+
+    def solve(self, assignment: Assignment) -> Outcome:
+        """Lets it work; an answer counts even when its time ran out."""
+        log = _log(
+            assignment, transcript.Agent(name=self.harness, version="", model_name=self.model)
+        )
+        log.add("user", agents.INSTRUCTION)
+        before = _solution(assignment.workspace)
+        done = agents.run(self.agent, assignment.workspace, self.model, self.seconds)
+        log.add("agent", done.output)
+        totals = log.close()
+        if _solution(assignment.workspace) != before:
+            reason = "its time ran out" if done.timed_out else ""
+            return "solved", reason, totals, done.seconds
+        if done.code and not done.timed_out:
+            raise ArenaError(f"the agent ended with code {done.code}: {done.output[-300:]}")
+        reason = "its time ran out" if done.timed_out else "it changed nothing"
+        return "no_answer", reason, totals, done.seconds
+
+
+def _log(assignment: Assignment, agent: transcript.Agent) -> Transcript:
+    session = f"{assignment.entrant}-{assignment.challenge.id}-{assignment.attempt}"
+    return Transcript(assignment.workspace / ".trapline", session, agent)
+
+
+def _solution(workspace: Path) -> bytes:
+    path = workspace / "solution.py"
+    return path.read_bytes() if path.is_file() else b""

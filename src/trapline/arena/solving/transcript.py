@@ -1,0 +1,113 @@
+"""Transcripts: the raw one stays private; a common form (ATIF) lies beside it."""
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+
+from trapline.arena.record import Record
+
+SCHEMA = "ATIF-v1.8"
+Source = Literal["system", "user", "agent"]
+
+
+class Metrics(Record):
+    """What one step cost."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cost_usd: float | None = None
+
+
+class Step(Record):
+    """One message of the conversation."""
+
+    step_id: int
+    timestamp: str
+    source: Source
+    message: str
+    metrics: Metrics | None = None
+
+
+class Agent(Record):
+    """Who spoke."""
+
+    name: str
+    version: str
+    model_name: str = ""
+
+
+class FinalMetrics(Record):
+    """What the whole conversation cost."""
+
+    total_prompt_tokens: int = 0
+    total_completion_tokens: int = 0
+    total_cost_usd: float | None = None
+    total_steps: int = 0
+
+
+class Trajectory(Record):
+    """One attempt in ATIF."""
+
+    schema_version: str = SCHEMA
+    session_id: str
+    agent: Agent
+    steps: list[Step] = Field(default_factory=list)
+    final_metrics: FinalMetrics | None = None
+
+
+class Transcript:
+    """A conversation on disk: `raw.jsonl` line by line, `trajectory.json` at the end."""
+
+    def __init__(self, folder: Path, session: str, agent: Agent) -> None:
+        self._folder, self._session, self._agent = folder, session, agent
+        self._steps: list[Step] = []
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "raw.jsonl").write_text("")
+
+    def add(self, source: Source, message: str, metrics: Metrics | None = None) -> None:
+        """One more step, on disk at once."""
+        now = datetime.now(UTC).isoformat()
+        step = Step(
+            step_id=len(self._steps) + 1,
+            timestamp=now,
+            source=source,
+            message=message,
+            metrics=metrics,
+        )
+        self._steps.append(step)
+        with (self._folder / "raw.jsonl").open("a") as file:
+            file.write(step.model_dump_json() + "\n")
+
+    def totals(self) -> FinalMetrics:
+        """What it cost so far; a cost is known only when every step's is."""
+        measured = [step.metrics for step in self._steps if step.metrics is not None]
+        costs = [metrics.cost_usd for metrics in measured]
+        known = [cost for cost in costs if cost is not None]
+        return FinalMetrics(
+            total_prompt_tokens=sum(metrics.prompt_tokens for metrics in measured),
+            total_completion_tokens=sum(metrics.completion_tokens for metrics in measured),
+            total_cost_usd=sum(known) if costs and len(known) == len(costs) else None,
+            total_steps=len(self._steps),
+        )
+
+    def close(self) -> FinalMetrics:
+        """Writes the common form."""
+        totals = self.totals()
+        trajectory = Trajectory(
+            session_id=self._session, agent=self._agent, steps=self._steps, final_metrics=totals
+        )
+        text = json.dumps(_without_nothing(trajectory.model_dump(mode="json")), indent=1)
+        (self._folder / "trajectory.json").write_text(text + "\n")
+        return totals
+
+
+def _without_nothing(value: Any) -> Any:
+    """ATIF leaves out what is not known."""
+    if isinstance(value, dict):
+        return {key: _without_nothing(item) for key, item in value.items() if item is not None}
+    if isinstance(value, list):
+        return [_without_nothing(item) for item in value]
+    return value

@@ -1,0 +1,243 @@
+"""From a prompt to a graded cell, through every fault a provider can have."""
+
+import json
+import sys
+from dataclasses import replace
+
+import pytest
+
+from trapline.arena import field, grade
+from trapline.arena.deploy import deploy
+from trapline.arena.errors import MissingError, UsageError
+from trapline.arena.grade import Job
+from trapline.arena.solving import agents
+from trapline.arena.solving.agents import from_template
+from trapline.arena.solving.endpoint import Endpoint, ProviderError, RateLimit, backoff
+from trapline.arena.solving.solve import Assignment, is_done, read_record, solve_all
+from trapline.arena.solving.solvers import AgentSolver, EndpointSolver, Price
+
+KEY = "sk-test-3f9c2b7d8e1a4c5f6b7a"
+
+
+@pytest.fixture
+def endpoint(provider, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    return Endpoint(provider.url, "m", timeout=60, attempts=3, sleep=lambda seconds: None)
+
+
+@pytest.fixture
+def assignment(known_sorting, tmp_path):
+    return Assignment("somebody", known_sorting, 1, tmp_path / "field")
+
+
+def reply_of(files):
+    return "Here it is.\n\n" + "\n".join(f"```python {n}\n{t}```\n" for n, t in files.items())
+
+
+@pytest.fixture
+def good_reply(sorting):
+    files = {p.name: p.read_text() for p in sorted(sorting.solution.glob("*.py"))}
+    return reply_of(files)
+
+
+def solve(assignment, solver):
+    return [record for _, record in solve_all([assignment], solver, 1)]
+
+
+def test_an_answer_becomes_files_a_transcript_and_a_record(
+    provider, endpoint, assignment, good_reply, level, monkeypatch
+):
+    provider.replies = [good_reply]
+    (record,) = solve(assignment, EndpointSolver(endpoint, level, price=Price(1.0, 2.0)))
+    assert record.status == "solved"
+    assert record.cost_usd == pytest.approx((100 + 2 * len(good_reply)) / 1e6)
+    assert (assignment.workspace / "solution.py").is_file()
+    trajectory = json.loads((assignment.workspace / ".trapline/trajectory.json").read_text())
+    assert trajectory["schema_version"].startswith("ATIF-v1")
+    assert [step["source"] for step in trajectory["steps"]] == ["system", "user", "agent"]
+    assert [step["step_id"] for step in trajectory["steps"]] == [1, 2, 3]
+    assert trajectory["final_metrics"]["total_prompt_tokens"] == 100
+    monkeypatch.setattr(field, "load_all", lambda: {"sorting": assignment.challenge})
+    (entry,) = field.find_entries(assignment.root, [])
+    assert (entry.harness, entry.model, entry.attempt) == ("endpoint", "m", 1)
+    cell = grade.grade(Job(entry, assignment.challenge, level, seed=3)).cell
+    assert (cell.state, cell.harness, cell.model) == ("pass", "endpoint", "m")
+
+
+@pytest.mark.parametrize("fault", ["busy", "broken", "truncated", "malformed"])
+def test_a_fault_is_tried_again(provider, endpoint, assignment, good_reply, level, fault):
+    provider.replies, provider.faults = [good_reply], [fault, fault]
+    (record,) = solve(assignment, EndpointSolver(endpoint, level))
+    assert record.status == "solved"
+    assert len(provider.requests) == 3
+
+
+def test_a_time_out_is_tried_again(provider, endpoint, assignment, good_reply, level):
+    """However slow this machine: only the first answer is sure to come too late."""
+    provider.replies, provider.faults = [good_reply], ["timeout"]
+    patient = replace(endpoint, timeout=2.0, attempts=20)
+    (record,) = solve(assignment, EndpointSolver(patient, level))
+    assert record.status == "solved"
+    assert len(provider.requests) >= 2
+
+
+@pytest.mark.parametrize("fault", ["busy", "broken", "truncated", "forbidden"])
+def test_a_dead_provider_is_no_grade(
+    provider, endpoint, assignment, good_reply, level, fault, monkeypatch
+):
+    provider.faults = [fault] * 3
+    (record,) = solve(assignment, EndpointSolver(endpoint, level))
+    assert record.status == "infra_error"
+    assert not is_done(assignment)
+    monkeypatch.setattr(field, "load_all", lambda: {"sorting": assignment.challenge})
+    (entry,) = field.find_entries(assignment.root, [])
+    cell = grade.grade(Job(entry, assignment.challenge, level, seed=3)).cell
+    assert (cell.state, cell.score) == ("infra_error", None)
+    provider.faults, provider.replies = [], [good_reply]
+    (record,) = solve(assignment, EndpointSolver(endpoint, level))
+    assert record.status == "solved"
+
+
+@pytest.mark.parametrize(
+    ("reply", "reason"),
+    [
+        ("I cannot help with that.", "no solution.py"),
+        (reply_of({"../../evil.py": "x = 1\n"}), "leads out"),
+        (reply_of({"/etc/passwd.py": "x = 1\n", "solution.py": ""}), "leads out"),
+        (reply_of({"solution.py": "", ".git/hooks.py": "x\n"}), "leads out"),
+        ("```python solution.py\nx = 1\n", "no solution.py"),
+    ],
+)
+def test_a_reply_without_an_answer_is_the_models_own(
+    provider, endpoint, assignment, level, reply, reason
+):
+    provider.replies = [reply]
+    (record,) = solve(assignment, EndpointSolver(endpoint, level))
+    assert (record.status, reason in record.reason) == ("no_answer", True)
+    assert is_done(assignment)
+    assert not list(assignment.root.parent.rglob("evil.py"))
+
+
+def test_the_key_is_sent_and_written_nowhere(provider, endpoint, assignment, good_reply, level):
+    provider.replies = [good_reply]
+    solve(assignment, EndpointSolver(endpoint, level))
+    assert provider.keys == [f"Bearer {KEY}"]
+    for path in assignment.root.rglob("*"):
+        assert not path.is_file() or KEY not in path.read_text()
+
+
+def test_a_model_may_see_its_own_tests_fail(provider, endpoint, assignment, good_reply, level):
+    files = {"solution.py": "x = 1\n", "test_it.py": "def test_it(): assert 0\n"}
+    wrong = reply_of(files)
+    provider.replies = [wrong, good_reply]
+    (record,) = solve(assignment, EndpointSolver(endpoint, level, rounds=3))
+    assert record.status == "solved"
+    first, second, *_ = provider.requests
+    assert "1 failed" in second["messages"][-1]["content"]
+    assert len(first["messages"]) == 2
+
+
+def test_what_is_solved_is_not_asked_again_and_the_budget_holds(
+    provider, endpoint, known_sorting, tmp_path, good_reply, level
+):
+    provider.replies = [good_reply]
+    assignments = [Assignment("s", known_sorting, n, tmp_path) for n in (1, 2, 3)]
+    solver = EndpointSolver(endpoint, level, price=Price(1e6, 1e6))
+    records = [record for _, record in solve_all(assignments, solver, 1, budget_usd=1.0)]
+    assert sorted(record.status for record in records) == ["infra_error", "infra_error", "solved"]
+    assert sum("budget" in record.reason for record in records) == 2
+    solve(assignments[0], solver)
+    assert len(provider.requests) == 1
+
+
+def test_waits_grow_and_are_spread():
+    waits = [backoff(n) for n in range(10)]
+    assert waits[0] <= 1.0
+    assert max(waits) <= 60.0
+    assert backoff(5) >= 16.0
+
+
+def test_the_rate_is_limited():
+    slept = []
+    limit = RateLimit(per_minute=60)
+    for _ in range(3):
+        limit.wait(slept.append)
+    assert slept[0] == 0.0
+    assert 0.5 < slept[1] <= 1.0
+    assert 1.5 < slept[2] <= 2.0
+
+
+def test_a_provider_that_refuses_for_good_is_not_asked_again(provider, endpoint):
+    provider.faults = ["forbidden"] * 3
+    with pytest.raises(ProviderError, match="401"):
+        endpoint.ask([{"role": "user", "content": "x"}])
+    assert len(provider.requests) == 1
+
+
+AGENT = """
+import pathlib, sys
+here = pathlib.Path(".")
+names = sorted(path.name for path in here.iterdir() if not path.name.startswith("."))
+assert names == ["prompt.md", "solution.py"]
+instruction = sys.stdin.read() if sys.argv[2:] == [] else sys.argv[2]
+assert "prompt.md" in instruction
+mode = sys.argv[1]
+if mode == "works":
+    (here / "solution.py").write_text(pathlib.Path(SOLUTION).read_text())
+elif mode == "dies":
+    sys.exit(7)
+elif mode == "hangs":
+    import time
+    (here / "solution.py").write_text("x = 1")
+    time.sleep(60)
+print("done", mode)
+"""
+
+
+@pytest.fixture
+def stand_in(tmp_path, sorting):
+    """A stand-in agent script."""
+    script = tmp_path / "agent.py"
+    script.write_text(AGENT.replace("SOLUTION", repr(str(sorting.solution / "solution.py"))))
+
+    def make(mode, seconds=60.0, by_stdin=False):
+        tail = "" if by_stdin else " {prompt}"
+        agent = from_template(f"{sys.executable} {script} {mode}{tail}")
+        return AgentSolver("stand-in", "m", agent, seconds)
+
+    return make
+
+
+@pytest.mark.parametrize("by_stdin", [False, True])
+def test_an_agent_fills_a_workspace(assignment, stand_in, by_stdin, gold_source):
+    (record,) = solve(assignment, stand_in("works", by_stdin=by_stdin))
+    assert (record.status, record.harness) == ("solved", "stand-in")
+    assert (assignment.workspace / "solution.py").read_text() == gold_source
+    assert "done works" in (assignment.workspace / ".trapline/raw.jsonl").read_text()
+    assert read_record(assignment) == record
+
+
+def test_an_agent_that_dies_is_no_grade_and_one_that_does_nothing_is(assignment, stand_in):
+    (record,) = solve(assignment, stand_in("dies"))
+    assert (record.status, "code 7" in record.reason) == ("infra_error", True)
+    (record,) = solve(assignment, stand_in("idles"))
+    assert (record.status, record.reason) == ("no_answer", "it changed nothing")
+
+
+def test_an_agent_is_ended_with_its_time(assignment, stand_in):
+    (record,) = solve(assignment, stand_in("hangs", seconds=3.0))
+    assert (record.status, record.reason) == ("solved", "its time ran out")
+    assert record.seconds < 50
+
+
+def test_unknown_and_missing_agents_are_named():
+    with pytest.raises(UsageError, match="there are: claude, codex, opencode, pi"):
+        agents.find("nobody")
+    with pytest.raises(MissingError, match="not installed"):
+        agents.probe(from_template("no-such-program-here {prompt}"))
+
+
+def test_a_deployed_workspace_is_not_overwritten(assignment):
+    deploy(assignment.root, assignment.challenge, "somebody", 1)
+    with pytest.raises(UsageError, match="left alone"):
+        deploy(assignment.root, assignment.challenge, "somebody", 1)
