@@ -1,5 +1,6 @@
 """`trapline view`: the report on loopback, changing while the run goes on."""
 
+import contextlib
 import webbrowser
 from pathlib import Path
 from typing import Annotated
@@ -48,4 +49,6 @@ def _serve(live: LiveRun, port: int, browser: bool) -> None:
         print(server.url, flush=True)
         if browser:
             webbrowser.open(server.url)
-        server.serve_forever(poll_interval=0.2)
+        # Interrupting is how one stops looking, not a failure.
+        with contextlib.suppress(KeyboardInterrupt):
+            server.serve_forever(poll_interval=0.2)

@@ -1,6 +1,7 @@
 """The report on loopback while the run goes on: pages are rendered when asked for."""
 
 import json
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -16,8 +17,10 @@ from trapline.arena.report.runview import RunView
 from trapline.arena.report.site import Site, content_security_policy
 
 HOST = "127.0.0.1"
-#: The run is read again at most this often, however many pages ask.
+#: The run is read again at most this often, however many pages ask,
 FRESH_SECONDS = 0.3
+#: and a large one, slow to read, not before this many times as long has passed.
+SHARE = 5.0
 KINDS = {
     "html": "text/html; charset=utf-8",
     "json": "application/json; charset=utf-8",
@@ -42,15 +45,16 @@ class LiveRun:
         # matplotlib's settings are global: one page at a time.
         self._drawing = threading.Lock()
         self._site: Site | None = None
-        self._read_at = 0.0
+        self._next_read = 0.0
 
     def site(self) -> Site:
         """The site of the run as it is now; kept while no cell has changed."""
         with self._lock:
-            now = time.monotonic()
-            if self._site is None or now - self._read_at > FRESH_SECONDS:
+            started = time.monotonic()
+            if self._site is None or started >= self._next_read:
                 self._site = self._refreshed()
-                self._read_at = now
+                now = time.monotonic()
+                self._next_read = now + max(FRESH_SECONDS, SHARE * (now - started))
             return self._site
 
     def _refreshed(self) -> Site:
@@ -130,6 +134,11 @@ class ViewServer(ThreadingHTTPServer):
     def __init__(self, live: LiveRun, port: int = 0) -> None:
         handler = type("RunHandler", (Handler,), {"live": live})
         super().__init__((HOST, port), handler)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A reader who leaves in the middle of a page is no error."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
 
     @property
     def url(self) -> str:

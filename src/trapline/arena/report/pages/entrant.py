@@ -5,6 +5,7 @@ from typing import Any
 
 from trapline.arena.record import DIMENSIONS, Cell
 from trapline.arena.report.reading import Reading
+from trapline.arena.standings.shape import Trait
 
 MOST_FALLS = 9
 GRAVITY = {"critical": 0, "major": 1, "minor": 2}
@@ -51,9 +52,15 @@ def shape(reading: Reading, entrant: str) -> list[tuple[str, list[str]]]:
     if found is None:
         return []
     return [
-        ("Strengths", [trait.evidence for trait in found.strengths]),
-        ("Weaknesses", [trait.evidence for trait in found.weaknesses]),
+        ("Strengths", [told(trait) for trait in found.strengths]),
+        ("Weaknesses", [told(trait) for trait in found.weaknesses]),
     ]
+
+
+def told(trait: Trait) -> str:
+    """A trait's evidence, with the challenge where it is about one."""
+    where = f" ({', '.join(trait.challenges)})" if trait.kind == "trap" else ""
+    return trait.evidence + where
 
 
 def trajectory(reading: Reading, entrant: str) -> str:
