@@ -176,6 +176,8 @@ def run_red_team(
     on_attempt: Callable[[Attempt], None] = lambda attempt: None,
 ) -> RedTeam:
     """Grades every attack, and honest submissions beside them."""
+    if level == "process":
+        raise MissingError("these attacks are real: they are not run in a plain process")
     folder = find_corpus() if corpus is None else corpus
     challenge = load_challenge(folder)
     seed = secrets.randbits(32) if seed is None else seed
