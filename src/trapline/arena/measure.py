@@ -3,7 +3,6 @@
 import fcntl
 import math
 import os
-import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -16,7 +15,6 @@ import numpy as np
 
 from trapline.arena.challenge import Challenge, MemoryPlan, SpeedPlan
 from trapline.arena.errors import Violation
-from trapline.arena.isolation.running import descendants
 from trapline.arena.proxy import Submission, TimedCall
 from trapline.arena.record import Dimension
 from trapline.arena.traps import Call, Precision
@@ -189,20 +187,14 @@ def quiet() -> Iterator[None]:
 @contextmanager
 def paused(submissions: list[Submission]) -> Iterator[None]:
     """Whoever is not being timed stands still, threads and children included."""
-    stopped = [pid for one in submissions for pid in descendants(one.session.running.pid)]
-    _signal(stopped, signal.SIGSTOP)
+    running = [one.session.running for one in submissions]
+    for one in running:
+        one.pause()
     try:
         yield
     finally:
-        _signal(stopped, signal.SIGCONT)
-
-
-def _signal(pids: list[int], number: signal.Signals) -> None:
-    for pid in pids:
-        try:
-            os.kill(pid, number)
-        except ProcessLookupError:
-            continue
+        for one in running:
+            one.resume()
 
 
 def _log_score(value: float, *, best: float, worst: float) -> float:

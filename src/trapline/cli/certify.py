@@ -13,6 +13,7 @@ from trapline.arena.challenge import Challenge, load, load_all
 from trapline.arena.errors import UsageError
 from trapline.arena.kill_matrix import kill_matrix
 from trapline.arena.record import Level
+from trapline.arena.redteam import find_corpus, markdown, read_corpus, run_red_team
 from trapline.arena.run import choose_level
 from trapline.cli.main import NOT_HELD
 
@@ -27,9 +28,10 @@ def register(app: typer.Typer) -> None:
 
 def certify(
     challenge: Annotated[list[str] | None, typer.Option(help="Only this one; repeatable.")] = None,
+    red_team: Annotated[bool, typer.Option(help="Run the hostile submissions instead.")] = False,
     mechanical: Annotated[bool, typer.Option(help="Also mutate the gold mechanically.")] = False,
     write: Annotated[
-        Path | None, typer.Option(help="Write the kill matrix to this Markdown file.")
+        Path | None, typer.Option(help="Write what was found to this Markdown file.")
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Inputs to repeat; drawn if not given.")] = None,
     isolation: Annotated[
@@ -43,6 +45,9 @@ def certify(
     Exit code 4: something does not hold; it is named.
     """
     level = choose_level(isolation)
+    if red_team:
+        _certify_by_attack(level, write, seed, as_json)
+        return
     chosen = [load(name) for name in challenge or []] or list(load_all().values())
     if not chosen:
         raise UsageError("there are no challenges")
@@ -55,6 +60,27 @@ def certify(
         for certificate in certificates:
             _print(certificate)
     if not all(map(_holds, certificates)):
+        raise typer.Exit(NOT_HELD)
+
+
+def _certify_by_attack(level: Level, write: Path | None, seed: int | None, as_json: bool) -> None:
+    """The attack success rate; anything above zero does not hold."""
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("red team", total=len(read_corpus(find_corpus())))
+        team = run_red_team(level, seed=seed, on_attempt=lambda _: progress.advance(task))
+    if write is not None:
+        write.write_text(markdown(team))
+    if as_json:
+        print(team.model_dump_json())
+    else:
+        count = len(team.attempts)
+        print(f"attack success {len(team.succeeded)} of {count} at level {team.level}")
+        for attempt in team.attempts:
+            if attempt.surprising:
+                print(f"  {attempt.name}: {attempt.state}, {attempt.gained or attempt.reason}")
+        for name, state in team.honest.items():
+            print(f"  honest {name}: {state}")
+    if not team.holds():
         raise typer.Exit(NOT_HELD)
 
 

@@ -34,7 +34,8 @@ def parse_files(reply: str) -> dict[str, str]:
 def _blocks(reply: str) -> list[tuple[str, str]]:
     """Name ("" if none is given) and text of each fenced block; an unclosed one does not count."""
     found: list[tuple[str, str]] = []
-    fence, name, lines, before = "", "", [], ""
+    lines: list[str] = []
+    fence, name, before = "", "", ""
     for line in reply.splitlines():
         match = _FENCE.match(line.strip()) if not fence else None
         if match:
