@@ -7,7 +7,7 @@ from trapline.arena.report.field import Column
 from trapline.arena.report.formats import chance, named, rank_set
 from trapline.arena.report.markdown.parts import rubric_table, summary, title_of, winner
 from trapline.arena.report.markdown.syntax import Raw, bullets, join, table, text
-from trapline.arena.report.pages.entrant import told
+from trapline.arena.report.pages.entrant import trait_text
 from trapline.arena.report.pages.overview import pick_row
 from trapline.arena.report.pages.standings import detail_tables
 from trapline.arena.report.pages.traps import moment_row
@@ -106,7 +106,7 @@ def _shapes(reading: Reading) -> list[str]:
         lines += ["", f"### {text(name)}", ""]
         for heading, traits in (("Strengths", shape.strengths), ("Weaknesses", shape.weaknesses)):
             if traits:
-                told = "; ".join(text(told(trait)) for trait in traits)
+                told = "; ".join(text(trait_text(trait)) for trait in traits)
                 lines += [f"**{heading}:** {told}.", ""]
     return lines if len(lines) > 1 else []
 

@@ -52,12 +52,12 @@ def shape(reading: Reading, entrant: str) -> list[tuple[str, list[str]]]:
     if found is None:
         return []
     return [
-        ("Strengths", [told(trait) for trait in found.strengths]),
-        ("Weaknesses", [told(trait) for trait in found.weaknesses]),
+        ("Strengths", [trait_text(trait) for trait in found.strengths]),
+        ("Weaknesses", [trait_text(trait) for trait in found.weaknesses]),
     ]
 
 
-def told(trait: Trait) -> str:
+def trait_text(trait: Trait) -> str:
     """A trait's evidence, with the challenge where it is about one."""
     where = f" ({', '.join(trait.challenges)})" if trait.kind == "trap" else ""
     return trait.evidence + where
