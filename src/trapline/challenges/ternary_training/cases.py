@@ -186,5 +186,6 @@ def precision(submission: Submission, rng: np.random.Generator) -> list[Precisio
     return [Precision(np.array([got]), np.array([truth]), truth * np.array([DENSE_TWIN_EXCESS]))]
 
 
-#: Perplexity of the dense twin over that of the grammar itself.
-DENSE_TWIN_EXCESS = 1.1
+#: Perplexity over that of the grammar itself, of the dense twin: the gold trainer without its
+#: quantiser, 150 steps, mean of three grammars (1.095, 1.083, 1.100).
+DENSE_TWIN_EXCESS = 1.09

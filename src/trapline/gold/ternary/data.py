@@ -1,0 +1,86 @@
+"""Text for training: documents from files, split by content, checked for leaks, as byte tokens."""
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from trapline.gold.errors import RangeError
+
+VOCAB = 256
+#: Shorter lines ("}", a heading) are shared by documents that have nothing else in common.
+LEAK_LENGTH = 40
+
+
+class Split(NamedTuple):
+    """Documents to learn from and documents to judge by."""
+
+    train: list[str]
+    valid: list[str]
+
+
+def read_documents(paths: Iterable[Path]) -> list[str]:
+    """Paragraphs of text files: what stands between blank lines."""
+    documents = []
+    for path in paths:
+        try:
+            text = path.read_text(encoding="utf-8", errors="replace")
+        except OSError as error:
+            raise RangeError(f"{path} cannot be read: {error.strerror}") from None
+        documents += [part.strip() for part in text.replace("\r\n", "\n").split("\n\n")]
+    documents = [document for document in documents if document]
+    if not documents:
+        raise RangeError("there is no text in these files")
+    return documents
+
+
+def split_documents(documents: Sequence[str], fraction: float) -> Split:
+    """A document's content alone decides its side; equal documents stay together."""
+    if not 0.0 < fraction < 1.0:
+        raise RangeError(f"fraction must lie between 0 and 1, got {fraction}")
+    if len(set(documents)) < 2:
+        raise RangeError("one document cannot both teach and judge: there must be two different")
+    order = sorted(set(documents), key=_draw)
+    limit = _draw(order[max(1, round(fraction * len(order))) - 1])
+    held_out = [document for document in documents if _draw(document) <= limit]
+    return Split([document for document in documents if _draw(document) > limit], held_out)
+
+
+def leaks(split: Split) -> list[str]:
+    """Long lines that stand on both sides."""
+    seen = {line for document in split.train for line in _long_lines(document)}
+    return sorted({line for document in split.valid for line in _long_lines(document)} & seen)
+
+
+def without_leaks(split: Split) -> Split:
+    """The split less the training documents that share a long line with a judged one."""
+    shared = set(leaks(split))
+    kept = [d for d in split.train if not shared.intersection(_long_lines(d))]
+    if not kept:
+        raise RangeError("every training document shares a line with a judged one")
+    return Split(kept, split.valid)
+
+
+def tokens(document: str) -> np.ndarray:
+    """UTF-8 bytes: 256 tokens that every text has."""
+    return np.frombuffer(document.encode(), dtype=np.uint8).astype(np.int64)
+
+
+def windows(documents: Sequence[str], context: int) -> np.ndarray:
+    """(N, context + 1) token windows; documents follow each other, parted by a blank line."""
+    stream = tokens("\n\n".join(documents))
+    step = context + 1
+    count = len(stream) // step
+    if not count:
+        raise RangeError(f"the text has {len(stream)} tokens, a window of {step} needs more")
+    return stream[: count * step].reshape(count, step)
+
+
+def _draw(document: str) -> bytes:
+    return hashlib.sha256(document.encode()).digest()
+
+
+def _long_lines(document: str) -> list[str]:
+    return [line.strip() for line in document.splitlines() if len(line.strip()) >= LEAK_LENGTH]

@@ -1,0 +1,75 @@
+"""Training text: split by content, leaks found, bad input refused."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from trapline.gold.errors import RangeError
+from trapline.gold.ternary.data import (
+    Split,
+    leaks,
+    read_documents,
+    split_documents,
+    tokens,
+    windows,
+    without_leaks,
+)
+
+DOCUMENTS = [f"document {number} says something of its own" for number in range(50)]
+SHARED = "this line is long enough to give an answer away"
+
+
+def test_paragraphs_are_documents(tmp_path: Path) -> None:
+    file = tmp_path / "text.txt"
+    file.write_text("one\nstill one\n\n\n  two  \n\n\n\n")
+    assert read_documents([file]) == ["one\nstill one", "two"]
+
+
+def test_missing_and_empty_text_is_refused(tmp_path: Path) -> None:
+    empty = tmp_path / "empty.txt"
+    empty.write_text("\n\n")
+    with pytest.raises(RangeError, match="no text"):
+        read_documents([empty])
+    with pytest.raises(RangeError, match="cannot be read"):
+        read_documents([tmp_path / "missing.txt"])
+
+
+def test_split_goes_by_content() -> None:
+    train, valid = split_documents(DOCUMENTS, 0.2)
+    assert sorted(train + valid) == sorted(DOCUMENTS)
+    assert len(valid) == 10
+    again = split_documents(DOCUMENTS[::-1] * 2, 0.2)
+    assert set(again.valid) == set(valid)
+    assert len(again.valid) == 20
+
+
+@pytest.mark.parametrize("documents", [["one"], ["same", "same"]])
+def test_one_document_cannot_be_split(documents: list[str]) -> None:
+    with pytest.raises(RangeError, match="two different"):
+        split_documents(documents, 0.5)
+
+
+@pytest.mark.parametrize("fraction", [0.0, 1.0, -0.5])
+def test_a_side_must_not_be_empty(fraction: float) -> None:
+    with pytest.raises(RangeError, match="fraction"):
+        split_documents(DOCUMENTS, fraction)
+
+
+def test_a_planted_leak_is_found_and_removed() -> None:
+    clean = split_documents(DOCUMENTS, 0.2)
+    assert leaks(clean) == []
+    planted = Split([*clean.train, f"before\n{SHARED}"], [*clean.valid, f"{SHARED}  \nafter"])
+    assert leaks(planted) == [SHARED]
+    assert without_leaks(planted).train == clean.train
+    with pytest.raises(RangeError, match="every training document"):
+        without_leaks(Split([SHARED], [SHARED]))
+
+
+def test_windows_cover_the_text() -> None:
+    assert tokens("aé").tolist() == [97, 195, 169]
+    found = windows(["abc", "def"], 3)
+    assert found.shape == (2, 4)
+    assert np.array_equal(found.ravel(), tokens("abc\n\ndef"))
+    with pytest.raises(RangeError, match="needs more"):
+        windows(["ab"], 10)
