@@ -14,7 +14,11 @@ for attempt in (lambda: os.setuid(0), lambda: os.setgid(0), lambda: os.chroot("/
     except OSError:
         pass
 for program in ("/usr/bin/sudo", "/usr/bin/su", "/bin/mount"):
-    LOOT = LOOT or os.path.exists(program)
+    try:
+        open(program, "rb").close()
+        LOOT = True
+    except OSError:
+        pass
 
 
 def sort(values):

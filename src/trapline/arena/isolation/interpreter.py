@@ -36,8 +36,15 @@ def _own_files() -> list[Path]:
 @cache
 def standard_library() -> list[Path]:
     """One folder, or two where pure and compiled modules are kept apart."""
-    found = {Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib")}
-    return sorted(found)
+    # A virtual environment would give its own folder for the second.
+    real = {
+        "base": sys.base_prefix,
+        "installed_base": sys.base_prefix,
+        "platbase": sys.base_exec_prefix,
+        "installed_platbase": sys.base_exec_prefix,
+    }
+    names = ("stdlib", "platstdlib")
+    return sorted({Path(sysconfig.get_path(name, vars=real)).resolve() for name in names})
 
 
 @cache
