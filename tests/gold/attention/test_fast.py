@@ -110,7 +110,7 @@ def packed(lengths_q, lengths_k, dtype=torch.float64):
 def test_packed_sequences_do_not_see_each_other(causal):
     inputs, dout, (cu_q, cu_k) = packed([5, 0, 1, 7], [5, 3, 6, 2])
     rules = (causal, 0, 0.0, 3**-0.5)
-    out = fast.attention_varlen(*inputs, cu_q, cu_k, *rules)
+    out = fast.attention_varlen(*inputs, cu_q, cu_k, 7, 6, *rules)
     grads = torch.autograd.grad(out, inputs, dout)
     for i in range(4):
         here, there = slice(cu_q[i], cu_q[i + 1]), slice(cu_k[i], cu_k[i + 1])
@@ -138,10 +138,11 @@ def test_operators_pass_torchs_own_checks():
     torch.library.opcheck(operators.backward.default, backward)
     inputs, dout, ends = packed([2, 3], [4, 1], torch.float32)
     flat = [x.detach() for x in inputs]
-    torch.library.opcheck(operators.varlen_forward.default, (*flat, *ends, *rules))
-    packed_out, packed_lse = operators.varlen_forward(*flat, *ends, *rules)
-    arguments = (dout, torch.zeros_like(packed_lse), *flat, packed_out, packed_lse, *ends, *rules)
-    torch.library.opcheck(operators.varlen_backward.default, arguments)
+    packing = (*ends, 3, 4)
+    torch.library.opcheck(operators.varlen_forward.default, (*flat, *packing, *rules))
+    packed_out, packed_lse = operators.varlen_forward(*flat, *packing, *rules)
+    saved = (dout, torch.zeros_like(packed_lse), *flat, packed_out, packed_lse)
+    torch.library.opcheck(operators.varlen_backward.default, (*saved, *packing, *rules))
 
 
 def test_compiles_without_graph_breaks():

@@ -211,6 +211,7 @@ MUTANTS: list[Mutant] = [
 EQUIVALENT: dict[str, str] = {
     "solution.py:flash_attention/constant/2": "another default tile: a size of work only",
     "solution.py:flash_attention_backward/constant/2": "another default tile: a size of work only",
+    "solution.py:flash_attention_backward/never/1": "skips no hidden tile, masks them all",
     "solution.py:flash_attention_backward/compare/1": "skips fewer hidden tiles, then masks them",
     "solution.py:flash_attention_backward/arithmetic/8": "skips fewer hidden tiles, masks them",
     "solution.py:flash_attention_backward/drop-operand/8": "skips fewer hidden tiles, masks them",

@@ -10,7 +10,7 @@ from trapline.gold.attention import oracle
 from trapline.gold.errors import DTypeError, RangeError, ShapeError
 from trapline.gold.impl import Impl, choose
 
-_OFFERED: tuple[Impl, ...] = ("oracle", "torch")
+_OFFERED: tuple[Impl, ...] = ("oracle", "torch", "kernels")
 
 
 class Attended(NamedTuple):
@@ -39,7 +39,7 @@ def flash_attention(
     With a `window` of w, a query at position p sees the positions closer than w to p. `softcap` c
     turns a score s into c · tanh(s / c). A query that sees nothing gives 0. Differentiable for
     tensors; gradients are bitwise repeatable unless `deterministic` is False and the chosen
-    implementation has a faster way.
+    implementation has a faster way (none has so far).
     """
     return flash_attention_lse(
         q,
@@ -63,7 +63,7 @@ def flash_attention_lse(
     window: int | None = None,
     softcap: float = 0.0,
     scale: float | None = None,
-    deterministic: bool = True,  # noqa: ARG001 - both CPU implementations always are
+    deterministic: bool = True,  # noqa: ARG001 - so far every implementation is
     impl: Impl | None = None,
 ) -> Attended:
     """`flash_attention` with the log-sum-exp of every row, as needed to merge partial results.
@@ -78,7 +78,8 @@ def flash_attention_lse(
         return Attended(out.astype(q.dtype), lse.astype(np.promote_types(q.dtype, np.float32)))
     from trapline.gold.attention import fast
 
-    return Attended(*fast.attention(q, k, v, causal, window or 0, rules["softcap"], rules["scale"]))
+    plain = causal, window or 0, rules["softcap"], rules["scale"]
+    return Attended(*fast.attention(q, k, v, *plain, operators=_operators(chosen)))
 
 
 def flash_attention_varlen(
@@ -94,7 +95,7 @@ def flash_attention_varlen(
     window: int | None = None,
     softcap: float = 0.0,
     scale: float | None = None,
-    deterministic: bool = True,  # noqa: ARG001 - both CPU implementations always are
+    deterministic: bool = True,  # noqa: ARG001 - so far every implementation is
     check: bool = False,
     impl: Impl | None = None,
 ) -> Any:
@@ -114,12 +115,12 @@ def flash_attention_varlen(
     if check:
         _check_boundaries("cu_q", cu_q.tolist(), q.shape[0], max_q)
         _check_boundaries("cu_k", cu_k.tolist(), k.shape[0], max_k)
-    if chosen == "torch":
+    if chosen != "oracle":
         from trapline.gold.attention import fast
 
-        return fast.attention_varlen(
-            q, k, v, cu_q, cu_k, causal, window or 0, rules["softcap"], rules["scale"]
-        )
+        plain = causal, window or 0, rules["softcap"], rules["scale"]
+        packing = cu_q, cu_k, max_q, max_k
+        return fast.attention_varlen(q, k, v, *packing, *plain, operators=_operators(chosen))
     out = np.zeros(q.shape, q.dtype)
     for i in range(len(cu_q) - 1):
         here, there = slice(cu_q[i], cu_q[i + 1]), slice(cu_k[i], cu_k[i + 1])
@@ -127,6 +128,17 @@ def flash_attention_varlen(
         one, _ = oracle.attention(one_q, one_k, one_v, causal=causal, window=window, **rules)
         out[here] = one[0].swapaxes(0, 1)
     return out
+
+
+def _operators(chosen: Impl) -> str:
+    """The namespace of the operators that do the work; importing it registers them."""
+    if chosen == "kernels":
+        from trapline.gold.attention.kernels import KERNELS
+
+        return KERNELS
+    from trapline.gold.attention.fast import TORCH
+
+    return TORCH
 
 
 def _check(q: Any, k: Any, v: Any, q_axes: str, kv_axes: str) -> None:

@@ -7,7 +7,7 @@ float32. Derivations: docs/components/attention.md.
 Packed sequences (`varlen`) are loops of the same functions over the sequences.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -17,22 +17,17 @@ from torch.autograd.function import once_differentiable
 #: Large enough that torch's cost per call disappears, small enough to stay in a core's cache.
 TILE = 256
 
-_library: Any = torch.library  # its calls carry no types
-_LIB = _library.Library("trapline_attention", "DEF")
 _RULES = "bool causal, int window, float softcap, float scale"
-_LIB.define(f"forward(Tensor q, Tensor k, Tensor v, {_RULES}) -> (Tensor, Tensor)")
-_LIB.define(
-    "backward(Tensor dout, Tensor dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse,"
-    f" {_RULES}) -> (Tensor, Tensor, Tensor)"
-)
-_LIB.define(
-    "varlen_forward(Tensor q, Tensor k, Tensor v, Tensor cu_q, Tensor cu_k,"
-    f" {_RULES}) -> (Tensor, Tensor)"
-)
-_LIB.define(
-    "varlen_backward(Tensor dout, Tensor dlse, Tensor q, Tensor k, Tensor v, Tensor out,"
-    f" Tensor lse, Tensor cu_q, Tensor cu_k, {_RULES}) -> (Tensor, Tensor, Tensor)"
-)
+_PACKED = "Tensor cu_q, Tensor cu_k, int max_q, int max_k"
+_SAVED = "Tensor dout, Tensor dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse"
+_SCHEMAS = {
+    "forward": f"(Tensor q, Tensor k, Tensor v, {_RULES}) -> (Tensor, Tensor)",
+    "backward": f"({_SAVED}, {_RULES}) -> (Tensor, Tensor, Tensor)",
+    "varlen_forward": f"(Tensor q, Tensor k, Tensor v, {_PACKED}, {_RULES}) -> (Tensor, Tensor)",
+    "varlen_backward": f"({_SAVED}, {_PACKED}, {_RULES}) -> (Tensor, Tensor, Tensor)",
+}
+#: The namespace of the operators in this file; `kernels` registers the same four under another.
+TORCH = "trapline_attention"
 
 
 class Rules(NamedTuple):
@@ -76,11 +71,18 @@ def tiles(begin: int, end: int) -> Iterator[range]:
 
 
 def attention(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool, window: int, softcap: float, scale: float
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    causal: bool,
+    window: int,
+    softcap: float,
+    scale: float,
+    operators: str = TORCH,
 ) -> tuple[Tensor, Tensor]:
     """out (B,H,T,D) and lse (B,H,T), differentiable in q, k and v."""
     function: Any = _Attention
-    out, lse = function.apply(q, k, v, causal, window, softcap, scale)
+    out, lse = function.apply(operators, q, k, v, causal, window, softcap, scale)
     return out, lse
 
 
@@ -90,58 +92,65 @@ def attention_varlen(
     v: Tensor,
     cu_q: Tensor,
     cu_k: Tensor,
+    max_q: int,
+    max_k: int,
     causal: bool,
     window: int,
     softcap: float,
     scale: float,
+    operators: str = TORCH,
 ) -> Tensor:
     """out (tokens, H, D) of packed sequences, differentiable in q, k and v."""
     function: Any = _Varlen
-    out: Tensor = function.apply(q, k, v, cu_q, cu_k, causal, window, softcap, scale)
+    packing = cu_q, cu_k, max_q, max_k
+    out: Tensor = function.apply(operators, q, k, v, *packing, causal, window, softcap, scale)
     return out
 
 
 class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, *rules: bool | int | float
+        ctx: Any, operators: str, q: Tensor, k: Tensor, v: Tensor, *rules: float
     ) -> tuple[Tensor, Tensor]:
-        out, lse = torch.ops.trapline_attention.forward(q, k, v, *rules)
+        out, lse = getattr(torch.ops, operators).forward(q, k, v, *rules)
         ctx.save_for_backward(q, k, v, out, lse)
-        ctx.rules = rules
+        ctx.operators, ctx.rules = operators, rules
         return out, lse
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dout: Tensor, dlse: Tensor) -> tuple[Tensor | None, ...]:
-        grads = torch.ops.trapline_attention.backward(dout, dlse, *ctx.saved_tensors, *ctx.rules)
-        return (*grads, None, None, None, None)
+        operator = getattr(torch.ops, ctx.operators).backward
+        grads = operator(dout, dlse, *ctx.saved_tensors, *ctx.rules)
+        return (None, *grads, None, None, None, None)
 
 
 class _Varlen(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
+        operators: str,
         q: Tensor,
         k: Tensor,
         v: Tensor,
         cu_q: Tensor,
         cu_k: Tensor,
-        *rules: bool | int | float,
+        *numbers: float,
     ) -> Tensor:
-        out, lse = torch.ops.trapline_attention.varlen_forward(q, k, v, cu_q, cu_k, *rules)
+        operator = getattr(torch.ops, operators).varlen_forward
+        out, lse = operator(q, k, v, cu_q, cu_k, *numbers)
         ctx.save_for_backward(q, k, v, out, lse, cu_q, cu_k)
-        ctx.rules = rules
+        ctx.operators, ctx.numbers = operators, numbers
         return out  # type: ignore[no-any-return]
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, out, lse, cu_q, cu_k = ctx.saved_tensors
-        grads = torch.ops.trapline_attention.varlen_backward(
-            dout, torch.zeros_like(lse), q, k, v, out, lse, cu_q, cu_k, *ctx.rules
-        )
-        return (*grads, None, None, None, None, None, None)
+        operator = getattr(torch.ops, ctx.operators).varlen_backward
+        dlse = torch.zeros_like(lse)
+        grads = operator(dout, dlse, q, k, v, out, lse, cu_q, cu_k, *ctx.numbers)
+        return (None, *grads, *[None] * 8)
 
 
 def _forward(
@@ -252,6 +261,8 @@ def _varlen_forward(
     v: Tensor,
     cu_q: Tensor,
     cu_k: Tensor,
+    _max_q: int,
+    _max_k: int,
     causal: bool,
     window: int,
     softcap: float,
@@ -276,6 +287,8 @@ def _varlen_backward(
     lse: Tensor,
     cu_q: Tensor,
     cu_k: Tensor,
+    _max_q: int,
+    _max_k: int,
     causal: bool,
     window: int,
     softcap: float,
@@ -335,11 +348,34 @@ def _empty(x: Tensor) -> Tensor:
     return x.new_empty(x.shape)
 
 
-for _name, _function, _shape in (
-    ("forward", _forward, _forward_shape),
-    ("backward", _backward, _backward_shape),
-    ("varlen_forward", _varlen_forward, _varlen_forward_shape),
-    ("varlen_backward", _varlen_backward, _backward_shape),
-):
-    _LIB.impl(_name, _function, "CPU")
-    _LIB.impl(_name, _shape, "Meta")
+_SHAPES = {
+    "forward": _forward_shape,
+    "backward": _backward_shape,
+    "varlen_forward": _varlen_forward_shape,
+    "varlen_backward": _backward_shape,
+}
+
+
+def register(
+    namespace: str, functions: dict[str, Callable[..., tuple[Tensor, ...]]], device: str
+) -> Any:
+    """The four operators under a namespace, for one device and for tracing."""
+    library: Any = torch.library  # its calls carry no types
+    made = library.Library(namespace, "DEF")
+    for name, function in functions.items():
+        made.define(name + _SCHEMAS[name])
+        made.impl(name, function, device)
+        made.impl(name, _SHAPES[name], "Meta")
+    return made
+
+
+_LIBRARY = register(
+    TORCH,
+    {
+        "forward": _forward,
+        "backward": _backward,
+        "varlen_forward": _varlen_forward,
+        "varlen_backward": _varlen_backward,
+    },
+    "CompositeExplicitAutograd",
+)

@@ -1,0 +1,59 @@
+"""Compiles the kernels for sm_90 without a GPU; test_kernels.py starts it and reads the result."""
+
+import json
+import sys
+from pathlib import Path
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from trapline.gold.attention import kernels_bwd, kernels_fwd
+
+BLOCKS = {"D": 80, "BLOCK_D": 128, "BLOCK_T": 64, "BLOCK_S": 64}
+FLAGS = {"CAUSAL": True, "WINDOWED": True, "CAPPED": True, "PACKED": True, "PRECISION": "tf32"}
+TYPES = {"lse": "*fp32", "dlse": "*fp32", "delta": "*fp32", "cu_q": "*i32", "cu_k": "*i32"}
+TYPES |= {"scale": "fp32", "softcap": "fp32"}
+TENSORS = {"q", "k", "v", "out", "dout", "dq", "dk", "dv"}
+
+
+def main(folder: Path) -> None:
+    kernels = [
+        kernels_fwd.forward_kernel,
+        kernels_bwd.dkdv_kernel,
+        kernels_bwd.dq_kernel,
+        kernels_bwd.row_dots_kernel,
+    ]
+    (folder / "compiled.json").write_text(json.dumps([compiled(kernel) for kernel in kernels]))
+
+
+def compiled(kernel) -> dict[str, object]:
+    names = kernel.arg_names
+    # A width stride of one is what every contiguous tensor has, and what Triton specialises on.
+    fixed = {name: 1 for name in names if name.endswith("_d")}
+    fixed |= {name: value for name, value in {**BLOCKS, **FLAGS}.items() if name in names}
+    types = {name: type_of(name) for name in names}
+    source = ASTSource(
+        fn=kernel,
+        signature={name: "constexpr" if name in fixed else types[name] for name in names},
+        constexprs={(names.index(name),): value for name, value in fixed.items()},
+        attrs={
+            (names.index(name),): [["tt.divisibility", 16]]
+            for name in names
+            if name in TENSORS or (types[name] == "i32" and "_" in name and name not in fixed)
+        },
+    )
+    made = triton.compile(source, target=GPUTarget("cuda", 90, 32))
+    return {
+        "kernel": kernel.__name__,
+        "shared": made.metadata.shared,
+        "tensor_cores": "wgmma" in made.asm["ptx"],
+    }
+
+
+def type_of(name: str) -> str:
+    return "*bf16" if name in TENSORS else TYPES.get(name, "i32")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

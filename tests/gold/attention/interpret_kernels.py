@@ -1,0 +1,52 @@
+"""Runs the kernels in Triton's interpreter; test_kernels.py starts it and reads what it writes."""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from trapline.gold.attention import kernels_bwd, kernels_fwd
+
+
+def main(folder: Path) -> None:
+    for number, (shape, rules) in enumerate(json.loads((folder / "problems.json").read_text())):
+        for dtype in (torch.float32, torch.float16):
+            name = f"{number}-{str(dtype).removeprefix('torch.')}.npz"
+            np.savez(folder / name, **solved(shape, rules, dtype))
+    np.savez(folder / "packed.npz", **packed())
+
+
+def solved(shape: list[int], rules: list[float], dtype: torch.dtype) -> dict[str, np.ndarray]:
+    B, H, G, T, S, D = shape
+    torch.manual_seed(0)
+    # (B,T,H,D) viewed as (B,H,T,D): strides as projections give them.
+    q, dout = torch.randn(2, B, T, H, D).to(dtype).transpose(2, 3)
+    k, v = torch.randn(2, B, S, G, D).to(dtype).transpose(2, 3)
+    arguments = (*rules, D**-0.5)
+    out, lse = kernels_fwd.forward(q, k, v, *arguments)
+    saved = dout, torch.zeros_like(lse), q, k, v, out, lse
+    dq, dk, dv = kernels_bwd.backward(*saved, *arguments)
+    named = {"q": q, "k": k, "v": v, "dout": dout, "out": out, "lse": lse}
+    named |= {"dq": dq, "dk": dk, "dv": dv}
+    return {name: value.numpy() for name, value in named.items()}
+
+
+def packed() -> dict[str, np.ndarray]:
+    torch.manual_seed(1)
+    q, dout = torch.randn(2, 50, 4, 12)
+    k, v = torch.randn(2, 60, 2, 24)[..., ::2]
+    cu_q = torch.tensor([0, 10, 10, 50], dtype=torch.int32)
+    cu_k = torch.tensor([0, 5, 20, 60], dtype=torch.int32)
+    packing, rules = (cu_q, cu_k, 40, 40), (True, 0, 0.0, 0.3)
+    out, lse = kernels_fwd.varlen_forward(q, k, v, *packing, *rules)
+    saved = dout, torch.zeros_like(lse), q, k, v, out, lse
+    dq, dk, dv = kernels_bwd.varlen_backward(*saved, *packing, *rules)
+    named = {"q": q, "k": k, "v": v, "dout": dout, "out": out, "lse": lse}
+    named |= {"dq": dq, "dk": dk, "dv": dv, "cu_q": cu_q, "cu_k": cu_k}
+    return {name: value.numpy() for name, value in named.items()}
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,87 @@
+"""The Triton kernels: right in the interpreter, compilable for a Hopper GPU. No GPU is needed."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from trapline.gold.attention import oracle
+
+pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+HERE = Path(__file__).parent
+#: B, H, G, T, S, D and causal, window, softcap: uneven tiles, empty rows, odd widths, no keys.
+PROBLEMS = [
+    ((1, 2, 1, 40, 70, 20), (True, 0, 0.0)),
+    ((1, 2, 2, 70, 40, 16), (True, 7, 0.0)),
+    ((2, 4, 2, 33, 33, 8), (False, 9, 1.5)),
+    ((1, 1, 1, 3, 0, 4), (False, 0, 0.0)),
+]
+TOLERANCES = {"float32": (1e-5, 1e-4), "float16": (4e-3, 3e-2)}
+
+
+def run(script: str, folder: Path, **environment: str) -> None:
+    """A process of its own: whether Triton interprets is decided when it is imported."""
+    ours = {**os.environ, "TRITON_CACHE_DIR": str(folder / "cache"), **environment}
+    command = [sys.executable, str(HERE / script), str(folder)]
+    done = subprocess.run(command, env=ours, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+
+
+@pytest.fixture(scope="module")
+def interpreted(tmp_path_factory):
+    """Answers of the interpreted kernels to all problems, packed ones included."""
+    folder = tmp_path_factory.mktemp("interpreted")
+    (folder / "problems.json").write_text(json.dumps(PROBLEMS))
+    run("interpret_kernels.py", folder, TRITON_INTERPRET="1")
+    return folder
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize("number", range(len(PROBLEMS)))
+def test_interpreted_kernels_agree_with_the_oracle(interpreted, number, dtype):
+    with np.load(interpreted / f"{number}-{dtype}.npz") as kept:
+        found = {name: kept[name].astype(np.float64) for name in kept.files}
+    (*_, D), (causal, window, softcap) = PROBLEMS[number]
+    rules = {"causal": causal, "window": window or None, "softcap": softcap, "scale": D**-0.5}
+    inputs = [found[name] for name in "qkv"]
+    forward, backward = TOLERANCES[dtype]
+    for name, want in zip(("out", "lse"), oracle.attention(*inputs, **rules), strict=True):
+        np.testing.assert_allclose(found[name], want, rtol=0, atol=forward, err_msg=name)
+    wanted = oracle.attention_backward(found["dout"], *inputs, **rules)
+    for name, want in zip(("dq", "dk", "dv"), wanted, strict=True):
+        np.testing.assert_allclose(found[name], want, rtol=0, atol=backward, err_msg=name)
+
+
+def test_interpreted_kernels_take_packed_sequences_and_strides(interpreted):
+    with np.load(interpreted / "packed.npz") as kept:
+        found = {name: kept[name] for name in kept.files}
+    cu_q, cu_k = found["cu_q"], found["cu_k"]
+    for i in range(len(cu_q) - 1):
+        here, there = slice(*cu_q[i : i + 2]), slice(*cu_k[i : i + 2])
+        places = {"q": here, "k": there, "v": there}
+        one = [found[name][place].swapaxes(0, 1)[None] for name, place in places.items()]
+        dout = found["dout"][here].swapaxes(0, 1)[None]
+        out, lse = oracle.attention(*one, causal=True, scale=0.3)
+        grads = oracle.attention_backward(dout, *one, causal=True, scale=0.3)
+        np.testing.assert_allclose(found["out"][here].swapaxes(0, 1), out[0], atol=1e-5)
+        np.testing.assert_allclose(found["lse"][:, here], lse[0], atol=1e-5)
+        for name, want in zip("qkv", grads, strict=True):
+            got = found[f"d{name}"][places[name]].swapaxes(0, 1)
+            np.testing.assert_allclose(got, want[0], atol=1e-4, err_msg=f"d{name}")
+
+
+def test_kernels_compile_for_hopper(tmp_path):
+    """Every kernel with every feature compiled in, for sm_90, within its shared memory."""
+    run("compile_kernels.py", tmp_path, TRITON_INTERPRET="0")
+    compiled = json.loads((tmp_path / "compiled.json").read_text())
+    names = {"forward_kernel", "dkdv_kernel", "dq_kernel", "row_dots_kernel"}
+    assert {entry["kernel"] for entry in compiled} == names
+    for entry in compiled:
+        assert entry["shared"] <= 232448, entry
+        assert entry["tensor_cores"] == (entry["kernel"] != "row_dots_kernel"), entry
