@@ -63,6 +63,13 @@ def test_one_good_cell_does_not_beat_a_whole_field(field):
     assert pick.winners == ["steady"]
 
 
+def test_one_who_loses_least_has_not_improved(field):
+    pick = _by_criterion(field(a=[90, 80], b=[90, 50]))["most improved as it gets harder"]
+    assert pick.winners == []
+    assert pick.values == {"a": -10.0, "b": -40.0}
+    assert "gains" in pick.why_not
+
+
 def test_close_ones_share_a_pick(field):
     pick = _by_criterion(field(a=[80, 90.0], b=[80, 89.5]))["solve a hard algorithmic problem"]
     assert pick.winners == ["a", "b"]

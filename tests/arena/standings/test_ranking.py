@@ -184,5 +184,10 @@ def test_nothing_and_one_entrant(cell):
     assert "nobody to compare it with" in alone.conclusion
 
 
+def test_a_field_that_shows_nothing_says_so(field):
+    table = ranking(field(a=[90, 10], b=[20, 80]))
+    assert "no mean difference at all could have been seen" in table.conclusion
+
+
 def test_few_challenges_cannot_carry_a_ranking(field):
     assert "One challenge cannot carry" in ranking(field(a=[90], b=[50])).conclusion

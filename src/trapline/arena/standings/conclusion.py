@@ -5,6 +5,7 @@ from collections.abc import Sequence
 #: With fewer challenges, resampling them sees too little of what could have been.
 _FEW = 5
 _NAMED = 4
+_WHOLE_SCALE = 100.0
 
 
 def conclude(
@@ -46,6 +47,8 @@ def _leading(could_lead: Sequence[str], first: str, entrants: int, challenges: i
 def _limit(smallest_visible: float | None) -> str:
     if smallest_visible is None:
         return "."
+    if smallest_visible >= _WHOLE_SCALE:
+        return "; no mean difference at all could have been seen."
     return f"; a mean difference under {smallest_visible:.1f} points could not have been seen."
 
 

@@ -1,5 +1,6 @@
 """If you could only pick one: nine criteria, and the rule behind each pick."""
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -50,6 +51,8 @@ class _Criterion:
     band: float = 1.0
     #: Who took too little of the field is left out.
     needs_share: bool = True
+    #: Figures up to this earn no pick.
+    above: float = -math.inf
 
 
 def picks(cells: Iterable[Cell], difficulty: Difficulty | None = None) -> list[Pick]:
@@ -65,14 +68,15 @@ def _pick(
     values = criterion.value(cells, difficulty)
     if criterion.needs_share:
         values = {name: value for name, value in values.items() if name in eligible}
+    earned = {name: value for name, value in values.items() if value > criterion.above}
     return Pick(
         criterion=criterion.name,
         rule=criterion.rule,
-        winners=leaders(values, criterion.band),
+        winners=leaders(earned, criterion.band),
         margin=margin(lead(values)) if len(values) > 1 else None,
         values=values,
         unit=criterion.unit,
-        why_not="" if values else criterion.nothing,
+        why_not="" if earned else criterion.nothing,
     )
 
 
@@ -173,7 +177,8 @@ CRITERIA = (
         "largest gain in score from one difficulty to the next, by least squares",
         "points a step",
         _improvement,
-        "nobody was measured at two difficulties",
+        "nobody who was measured at two difficulties gains",
+        above=0.0,
     ),
     _Criterion(
         "best documentation",
