@@ -89,14 +89,14 @@ _RANKING = [
         "rows-of-a-block-merged",
         (_LOOP, "    kept = np.empty(0), np.empty(0, np.int64)\n    for row in range(rows):\n"),
         (_CALL, "probs[row], indices[row], kept = _one_row(logits[row], k, kept)"),
-        ("def _one_row(logits, k):", "def _one_row(logits, k, kept):"),
+        ("def _one_row(logits: Floats, k: int)", "def _one_row(logits, k, kept)"),
         ("best, places = np.empty(0), np.empty(0, np.int64)", "best, places = kept"),
         (_ANSWER, "return _weights(best, largest) / total, places, (best, places)"),
     ),
     edit(
         "maximum-of-another-row",
         (_CALL, "probs[row], indices[row] = _one_row(logits[row], k, logits)"),
-        ("def _one_row(logits, k):", "def _one_row(logits, k, block):"),
+        ("def _one_row(logits: Floats, k: int)", "def _one_row(logits, k, block)"),
         (
             _MERGE,
             _MERGE

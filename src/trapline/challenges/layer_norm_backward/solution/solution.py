@@ -4,14 +4,21 @@ Shapes: x, y, dy, dx (B, T, D); gamma, beta and their gradients (D,). Arithmetic
 and is rounded once, to the dtype of the inputs. The derivation is in ANALYSIS.md.
 """
 
+from collections.abc import Callable
+
 import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.floating]
 
 DIRECTIONS = 6
 #: Cube root of the float64 epsilon: balances the two errors of a central difference.
 STEP = 6e-6
 
 
-def layer_norm_forward(x, gamma, beta, eps=1e-5):
+def layer_norm_forward(
+    x: Array, gamma: Array, beta: Array, eps: float = 1e-5
+) -> tuple[Array, tuple[Array, Array, Array]]:
     """(y, cache); the cache holds x_hat (B, T, D), rstd (B, T) and gamma (D,), nothing else."""
     _require_floats(x=x, gamma=gamma, beta=beta)
     _require_shapes(x, gamma, beta)
@@ -27,7 +34,7 @@ def layer_norm_forward(x, gamma, beta, eps=1e-5):
     return y.astype(x.dtype), (x_hat.astype(x.dtype), rstd.astype(x.dtype), gamma.copy())
 
 
-def layer_norm_backward(dy, cache):
+def layer_norm_backward(dy: Array, cache: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
     """(dx, dgamma, dbeta) of sum(dy * y).
 
     With g = dy * gamma: dx = rstd * (g - mean(g) - x_hat * mean(g * x_hat)).
@@ -47,7 +54,9 @@ def layer_norm_backward(dy, cache):
     return dx.astype(dtype), dgamma.astype(dtype), dbeta.astype(dtype)
 
 
-def gradient_check(forward, backward, x, gamma, beta, dy):
+def gradient_check(
+    forward: Callable, backward: Callable, x: Array, gamma: Array, beta: Array, dy: Array
+) -> dict[str, float]:
     """Relative error of each gradient along random directions; every element moves in each."""
     rng = np.random.default_rng()
     inputs = (x, gamma, beta)
@@ -63,7 +72,8 @@ def gradient_check(forward, backward, x, gamma, beta, dy):
     return errors
 
 
-def _require_floats(**arrays):
+def _require_floats(**arrays: Array) -> None:
+    """Refuses whatever is not a float32 or float64 array."""
     for name, array in arrays.items():
         if not isinstance(array, np.ndarray):
             raise TypeError(f"{name} must be an array, got {type(array).__name__}")
@@ -71,7 +81,8 @@ def _require_floats(**arrays):
             raise TypeError(f"{name} must be float32 or float64, got {array.dtype}")
 
 
-def _require_shapes(x, gamma, beta):
+def _require_shapes(x: Array, gamma: Array, beta: Array) -> None:
+    """Refuses shapes other than (B, T, D), (D,), (D,): nothing is broadcast."""
     if x.ndim != 3:
         raise ValueError(f"x must have axes (B, T, D), got shape {x.shape}")
     width = x.shape[-1]
@@ -79,16 +90,19 @@ def _require_shapes(x, gamma, beta):
         raise ValueError(f"gamma {gamma.shape} and beta {beta.shape} must both be ({width},)")
 
 
-def _direction(rng, value):
+def _direction(rng: np.random.Generator, value: Array) -> Array:
     """A random sign in every element, scaled to the spread of its row."""
     spread = np.maximum(np.std(value, axis=-1, keepdims=True), 1e-3)
     return spread * rng.choice([-1.0, 1.0], value.shape)
 
 
-def _slope(forward, inputs, place, direction, dy):
+def _slope(
+    forward: Callable, inputs: tuple[Array, ...], place: int, direction: Array, dy: Array
+) -> float:
     """Central difference of sum(dy * y) along a direction of one input."""
 
-    def shifted(sign):
+    def shifted(sign: float) -> Array:
+        """The output with one input moved by a step."""
         moved = [
             value + sign * STEP * direction if i == place else value
             for i, value in enumerate(inputs)
@@ -99,6 +113,7 @@ def _slope(forward, inputs, place, direction, dy):
     return np.sum(dy * (shifted(1.0) - shifted(-1.0))) / (2.0 * STEP)
 
 
-def _relative_error(analytic, numeric):
+def _relative_error(analytic: Array, numeric: Array) -> float:
+    """|a - n| / max(|a|, |n|, 1e-12)."""
     scale = max(np.linalg.norm(analytic), np.linalg.norm(numeric), 1e-12)
     return float(np.linalg.norm(analytic - numeric) / scale)
