@@ -186,6 +186,8 @@ def test_cells_claim_nothing_that_was_not_measured(published):
     cells = as_cells(published)
     assert len(cells) == 35
     assert all(not (cell.dimensions or cell.cases or cell.traps) for cell in cells)
+    assert {cell.harness for cell in cells} == {"pi-mono", "opencode", ""}
+    assert all(cell.harness == "" for cell in cells if cell.entrant == "Opus 4.7")
     assert {cell.letter for cell in cells} == {"A", "A-", "B+", "B", "B-", "C+", "C"}
 
 

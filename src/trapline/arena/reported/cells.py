@@ -18,7 +18,7 @@ def as_cells(field: ReportedField) -> list[Cell]:
         Cell(
             entrant=model,
             challenge=challenge,
-            harness="",
+            harness=field.harness_of(model, challenge),
             model=model,
             state="pass",
             score=float(_LEAST[grade.letter]),

@@ -37,6 +37,15 @@ class Stage(Record):
     challenges: list[str]
 
 
+class Harness(Record):
+    """What some models ran in during a stage."""
+
+    name: str
+    stage: str
+    models: list[str]
+    source: str
+
+
 class Who(Record):
     """Who took part, and in what."""
 
@@ -44,6 +53,7 @@ class Who(Record):
     aliases: dict[str, str]
     difficulty: dict[str, str]
     stages: list[Stage]
+    harness: list[Harness] = []
 
 
 class GradeRow(Record):
@@ -268,6 +278,12 @@ class ReportedField(Record):
             for row in self.grades.matrix
             for model, grade in row.read().items()
         }
+
+    def harness_of(self, model: str, challenge: str) -> str:
+        """The harness that is named for it, empty where none is."""
+        stages = {stage.name for stage in self.who.stages if challenge in stage.challenges}
+        named = (h.name for h in self.who.harness if h.stage in stages and model in h.models)
+        return next(named, "")
 
     def took(self, model: str) -> list[str]:
         """The challenges that the matrix has a grade of this model in."""
