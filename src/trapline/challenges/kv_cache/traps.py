@@ -376,6 +376,7 @@ def mixed_dtypes_accepted(submission: Submission, rng: Rng) -> None:
         seq = twin.add(2)
         rows = twin.rows(1)
         twin.refuses(BAD, "append", seq, 0, rows.astype(np.float32), rows)
+        twin.refuses(BAD, "append", seq, 0, rows, rows.astype(np.float32))
 
 
 @trap(
@@ -1524,7 +1525,7 @@ def prefill_forgets_the_prefix(submission: Submission, rng: Rng) -> None:
     story="T // chunk rounds of work; a chunk larger than the prompt does none at all.",
 )
 def last_chunk_dropped(submission: Submission, rng: Rng) -> None:
-    for total, chunk in ((7, 3), (5, 64), (4, 4)):
+    for total, chunk in ((7, 3), (5, 64), (4, 4), (1, 2)):
         twin = Twin(submission, rng)
         seq = twin.add()
         prefill(submission, twin, seq, total, chunk)
