@@ -13,6 +13,7 @@ from rich.progress import Progress
 
 from trapline.arena.certify import Certificate
 from trapline.arena.errors import UsageError
+from trapline.arena.redteam import RedTeam
 from trapline.arena.report.markdown import write_markdown
 from trapline.arena.report.runview import RunView
 from trapline.arena.report.site import write_site
@@ -42,10 +43,15 @@ def report(
         Path | None,
         typer.Option(help="What `trapline certify --json` printed: fills the kill matrix."),
     ] = None,
+    red_team: Annotated[
+        Path | None,
+        typer.Option(help="What `trapline certify --red-team --json` printed."),
+    ] = None,
 ) -> None:
     """Write a report that needs nothing else: open its first page from the disk."""
-    known = read_certificates(certificates)
-    with viewed(run) as (view, folder):
+    known, team = read_certificates(certificates), read_red_team(red_team)
+    with viewed(run) as (found, folder):
+        view = found.attacked(team)
         target = out or folder
         if form == "html":
             print(_site(view, target, known))
@@ -77,6 +83,16 @@ def read_certificates(path: Path | None) -> list[Certificate]:
         return TypeAdapter(list[Certificate]).validate_python(found)
     except (OSError, ValueError, KeyError, TypeError, ValidationError) as error:
         raise UsageError(f"{path} holds no certificates: {error}") from None
+
+
+def read_red_team(path: Path | None) -> RedTeam | None:
+    """The campaign in a file that `trapline certify --red-team --json` printed."""
+    if path is None:
+        return None
+    try:
+        return RedTeam.model_validate_json(path.read_text())
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path} holds no red-team campaign: {error}") from None
 
 
 def _site(view: RunView, out: Path, certificates: list[Certificate]) -> Path:

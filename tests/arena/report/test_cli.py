@@ -1,6 +1,7 @@
 """`trapline report` and `trapline view` on a real store."""
 
 import http.client
+import json
 import os
 import subprocess
 import sys
@@ -62,6 +63,21 @@ def test_certificates_must_be_certificates(run_folder, tmp_path):
     result = invoke("report", run_folder, "--certificates", path)
     assert result.exit_code != 0
     assert "holds no certificates" in str(result.exception)
+
+
+def test_success_rate_of_the_red_team_is_shown(run_folder, tmp_path):
+    path = tmp_path / "team.json"
+    attempt = dict.fromkeys(("name", "attack", "defence", "reason"), "x")
+    attempt |= {"expect": "hack", "state": "hack", "score": 0.0}
+    attempts = [attempt, attempt | {"gained": "a pass"}]
+    team = {"level": "process", "seed": 1, "left_out": {}, "honest": {}, "attempts": attempts}
+    path.write_text(json.dumps(team))
+    assert invoke("report", run_folder, "--red-team", path).exit_code == 0
+    page = (run_folder / "report" / "index.html").read_text()
+    assert "1 of 2 cheats got through" in page
+    path.write_text("{}")
+    result = invoke("report", run_folder, "--red-team", path)
+    assert "holds no red-team campaign" in str(result.exception)
 
 
 def test_view_serves_until_it_is_stopped(run_folder):

@@ -8,7 +8,7 @@ import pytest
 
 from trapline.arena.certify import Certificate, Finding
 from trapline.arena.report.runview import RunView
-from trapline.arena.report.site import Site
+from trapline.arena.report.site import Site, write_site
 from trapline.arena.store import Planned, digest
 
 MOST_BYTES = 2_000_000
@@ -176,10 +176,21 @@ def test_a_hundred_entrants_make_pages_of_bounded_size(make_run, told):
         assert len(made.render(path).encode()) < MOST_BYTES
 
 
+def test_pages_of_an_earlier_report_do_not_stay(make_run, told, tmp_path):
+    write_site(make_run(["heron", "otter"], ["rows"]), tmp_path, told=told)
+    (tmp_path / "mine.txt").write_text("kept")
+    with (tmp_path / "manifest.txt").open("a") as manifest:
+        manifest.write("../outside.html\n")
+    (tmp_path.parent / "outside.html").write_text("kept")
+    write_site(make_run(["heron"], ["rows"]), tmp_path, told=told)
+    assert not list(tmp_path.glob("*/otter*"))
+    assert not list((tmp_path / "duels").iterdir())
+    assert (tmp_path / "mine.txt").exists()
+    assert (tmp_path.parent / "outside.html").exists()
+
+
 @pytest.mark.full
 def test_a_hundred_entrants_on_eight_challenges_make_a_whole_site(make_run, told, tmp_path):
-    from trapline.arena.report.site import write_site
-
     run = make_run([f"entrant-{n:03d}" for n in range(100)], list(told))
     write_site(run, tmp_path, told=told)
     sizes = [path.stat().st_size for path in tmp_path.rglob("*.html")]

@@ -1,10 +1,11 @@
 """What a report needs to know of a run, whether it comes from a store, from data or from a test."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from trapline.arena.record import Bundle, Cell
+from trapline.arena.redteam import RedTeam
 from trapline.arena.reported import ReportedField, Row, as_cells, reproduction_table
 from trapline.arena.store import Planned, Store
 
@@ -22,6 +23,13 @@ class RunView:
     history: Sequence[Cell] = ()
     #: A hand-written report's figures beside ours, where the run is such a report.
     reproduction: Sequence[Row] = ()
+
+    def attacked(self, team: RedTeam | None) -> "RunView":
+        """The same run with how many of the known cheats get through."""
+        if team is None:
+            return self
+        fact = {"attacks": len(team.attempts), "successes": len(team.succeeded)}
+        return replace(self, meta={**self.meta, "red_team": fact})
 
     @classmethod
     def of_report(cls, field: ReportedField, name: str) -> "RunView":

@@ -41,6 +41,7 @@ NAV = (
     ("reproduction.html", "Reproduction"),
     ("methodology.html", "Methodology"),
 )
+MANIFEST = "manifest.txt"
 _STATIC = Path(__file__).parent / "static"
 Page = Callable[[], dict[str, Any]]
 
@@ -196,9 +197,25 @@ def write_site(
     """Writes every page and file under `out`; returns the path of the first page."""
     site = Site(run, told=told, certificates=certificates)
     paths = [*site.pages, *site.files]
+    _forget_pages(out, paths)
     for done, path in enumerate(paths, start=1):
         target = out / path
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(site.render(path) or "", encoding="utf-8", errors="replace")
         on_page(done, len(paths))
     return out / "index.html"
+
+
+def _forget_pages(out: Path, paths: Sequence[str]) -> None:
+    """Removes what only an earlier report wrote here, and notes what this one writes."""
+    manifest = out / MANIFEST
+    try:
+        earlier = set(manifest.read_text().splitlines())
+    except FileNotFoundError:
+        earlier = set()
+    for path in earlier - set(paths):
+        # Whoever edits the list can make us remove files of a report, nothing else.
+        if (out / path).resolve().is_relative_to(out.resolve()):
+            (out / path).unlink(missing_ok=True)
+    out.mkdir(parents=True, exist_ok=True)
+    manifest.write_text("\n".join(paths) + "\n")

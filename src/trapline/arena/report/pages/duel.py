@@ -32,8 +32,9 @@ def pairs(reading: Reading) -> list[tuple[str, str]]:
 
 
 def href(reading: Reading, a: str, b: str) -> str:
+    """The same address whoever is ahead, so that links last while a run goes on."""
     slugs = reading.field.entrant_slugs
-    return f"duels/{slugs[a]}--{slugs[b]}.html"
+    return f"duels/{'--'.join(sorted((slugs[a], slugs[b])))}.html"
 
 
 def records(reading: Reading) -> list[tuple[str, list[tuple[str, str]]]]:
