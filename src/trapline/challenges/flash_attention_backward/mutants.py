@@ -184,6 +184,19 @@ MUTANTS: list[Mutant] = [
         "score-matrix-in-memory",
         (_CHECKED, _CHECKED + "    tile = max(q.shape[2], k.shape[2], 1)\n"),
     ),
+    edit(
+        "mask-for-all-pairs",
+        (
+            "    # The sum over keys of weight",
+            "    pairs = np.arange(S) > np.arange(T)[:, None] + S - T\n"
+            "    # The sum over keys of weight",
+        ),
+        (
+            "weights = _weights(",
+            "weights = ~(causal & pairs[rows, cols]) * _weights(",
+        ),
+    ),
+    edit("axes-of-one-squeezed", (_SCORES, "scores = np.squeeze(q @ k[cols].T) * D**-0.5")),
     # nothing there
     edit("no-keys", (_CHECKED, _CHECKED + "    tile = min(tile, k.shape[2])\n")),
     edit("no-queries", (_ROW_LOOP, "            for top in range(0, T, min(tile, T)):\n")),

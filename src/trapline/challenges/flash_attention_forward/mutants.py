@@ -163,6 +163,27 @@ MUTANTS: list[Mutant] = [
         "score-matrix-in-memory",
         (_CHECKED, _CHECKED + "    tile = max(q.shape[2], k.shape[2], 1)\n"),
     ),
+    edit(
+        "mask-for-all-pairs",
+        (
+            "    rows, D = q.shape\n    q = q * ",
+            "    rows, D = q.shape\n"
+            "    pairs = np.arange(len(k)) > np.arange(len(k))[:, None]\n"
+            "    q = q * ",
+        ),
+        (
+            "scores[_hidden(position, rows, cols)] = -np.inf",
+            "scores[_hidden(position, rows, cols) | pairs[-1, cols]] = -np.inf",
+        ),
+    ),
+    edit(
+        "single-through-half",
+        (
+            "scores = q @ k[cols].T",
+            "scores = (q @ k[cols].T.astype(np.float16)).astype(q.dtype)",
+        ),
+    ),
+    edit("axes-of-one-squeezed", ("scores = q @ k[cols].T", "scores = np.squeeze(q @ k[cols].T)")),
     # what must be refused
     edit("uneven-groups-accepted", (" or q.shape[1] % k.shape[1]", "")),
     edit("negative-tile-accepted", ("if tile < 1:", "if tile == 0:")),

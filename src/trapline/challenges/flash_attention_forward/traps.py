@@ -581,6 +581,32 @@ def double_through_single(submission: Submission, rng: np.random.Generator) -> N
 
 
 @trap(
+    "single-through-half",
+    catches="float32 inputs pass through float16",
+    severity="critical",
+    story="What is usual inside a tensor core is not what a caller with float32 asked for.",
+)
+def single_through_half(submission: Submission, rng: np.random.Generator) -> None:
+    # 5 + 2⁻⁹ lies halfway between two numbers of float16, and is exact in float32.
+    q, k, v = with_logits(rng, np.array([5.0, 5.0 + 2.0**-9, 5.0 + 2.0**-9]), 3, np.float32)
+    v[0, 0] = np.array([[1.0], [-1.0], [-1.0]])
+    attends(submission, q, k, v, tile=2)
+
+
+@trap(
+    "axes-of-one-squeezed",
+    catches="an axis of size one disappears on the way",
+    severity="major",
+    story="squeeze() tidies up the axis that was meant, and every other that happens to be one.",
+)
+def axes_of_one(submission: Submission, rng: np.random.Generator) -> None:
+    for causal in (False, True):
+        attends(submission, *Shape(T=1, S=1, D=1).draw(rng), causal=causal)
+        attends(submission, *Shape(T=3, S=1, D=2).draw(rng), causal=causal)
+        attends(submission, *Shape(T=1, S=3, D=1).draw(rng), causal=causal, tile=2)
+
+
+@trap(
     "output-in-double",
     catches="float32 inputs give a float64 output",
     severity="minor",
@@ -601,22 +627,38 @@ def answers_remembered(submission: Submission, rng: np.random.Generator) -> None
         attends(submission, *Shape(T=4, S=4).draw(rng), causal=True, tile=3)
 
 
-@trap(
-    "score-matrix-in-memory",
-    catches="memory that grows as T·S: the whole score matrix is held",
-    severity="critical",
-    story="The one thing flash attention is for. 2304 queries and keys have 42 MB of scores; half "
-    "of that is far more than tiles and accumulators need.",
-)
-def score_matrix(submission: Submission, rng: np.random.Generator) -> None:
-    q, k, v = Shape(T=2304, S=2304).draw(rng)
-    answer, rise = weighed(submission, "flash_attention", q, k, v, causal=True, tile=128)
+def memory_rise(submission: Submission, rng: np.random.Generator) -> tuple[int, int]:
+    """By how many bytes memory rises for 4608 queries and keys, and how many pairs these are."""
+    q, k, v = Shape(T=4608, S=4608).draw(rng, np.float32)
+    answer, rise = weighed(submission, "flash_attention", q, k, v, causal=True, tile=64)
     out, lse = pair(answer)
     expect.array(out, shape=q.shape, dtype=q.dtype, what="out")
     expect.array(lse, shape=q.shape[:3], dtype=q.dtype, what="lse")
     agrees((out[:, :, -2:], lse[:, :, -2:]), q[:, :, -2:], k, v, causal=True)
-    scores = q.shape[2] * k.shape[2] * q.itemsize
-    expect.that(rise < scores // 2, f"memory rose by {rise >> 20} MiB, scores are {scores >> 20}")
+    return rise, q.shape[2] * k.shape[2]
+
+
+@trap(
+    "score-matrix-in-memory",
+    catches="memory that grows as T·S: the whole score matrix is held",
+    severity="critical",
+    story="The one thing flash attention is for. 4608 queries and keys have 81 MiB of scores; half "
+    "of that is far more than tiles and accumulators need.",
+)
+def score_matrix(submission: Submission, rng: np.random.Generator) -> None:
+    rise, pairs = memory_rise(submission, rng)
+    expect.that(rise < 2 * pairs, f"memory rose by {rise >> 20} MiB, all scores are {pairs >> 18}")
+
+
+@trap(
+    "mask-for-all-pairs",
+    catches="the scores are tiled, but the causal mask is made for all T·S pairs at once",
+    severity="major",
+    story="One byte a pair is still quadratic: at 128k tokens the mask alone has 16 GiB.",
+)
+def mask_for_all_pairs(submission: Submission, rng: np.random.Generator) -> None:
+    rise, pairs = memory_rise(submission, rng)
+    expect.that(rise < pairs // 2, f"memory rose by {rise >> 20} MiB, a mask has {pairs >> 20}")
 
 
 # --- what must be refused -------------------------------------------------------------------------
