@@ -141,6 +141,17 @@ MUTANTS: list[Mutant] = [
         ),
     ),
     edit(
+        "page-size-taken-for-a-power-of-two",
+        ("positions % self.page_size", "positions & (self.page_size - 1)"),
+    ),
+    edit(
+        "page-numbers-wrap",
+        (
+            "table = np.array(self.tables[seq], dtype=np.int64)",
+            "table = np.array(self.tables[seq], dtype=np.int64).astype(np.uint8)",
+        ),
+    ),
+    edit(
         "reads-beyond-the-end",
         (
             "attention(q, *self.view(seq, layer))",
@@ -333,6 +344,14 @@ MUTANTS: list[Mutant] = [
         ("        return indices\n", "        return np.sort(indices)\n"),
     ),
     edit("keep-in-one-layer", ("pool[:, pages, slots] = rows", "pool[0, pages, slots] = rows[0]")),
+    edit(
+        "keep-leaves-a-layer-ahead",
+        (
+            "            self.counts[seq] = [len(indices)] * self.num_layers",
+            "            ahead = [count - self.length(seq) for count in self.counts[seq]]\n"
+            "            self.counts[seq] = [len(indices) + more for more in ahead]",
+        ),
+    ),
     edit(
         "keep-overwrites-its-source",
         ("tuple(array[indices] for array", "tuple(moved(array, indices) for array"),
@@ -562,6 +581,19 @@ MUTANTS: list[Mutant] = [
             "            out[part] = self.attend(seq, layer, q[part])\n        return out\n",
             "            out[part] = self.attend(seq, layer, q[part])\n"
             "        self.free(seq)\n        return out\n",
+        ),
+    ),
+    edit(
+        "prefill-into-a-shared-page",
+        (
+            "        for start in range(0, len(q), chunk):\n",
+            "        if isinstance(self, PagedCache):\n"
+            "            self.holders = [min(count, 1) for count in self.holders]\n"
+            "        for start in range(0, len(q), chunk):\n",
+        ),
+        (
+            "pool changes nothing.\n        self._reserve(seq, layer, len(k))\n",
+            "pool changes nothing.\n",
         ),
     ),
     edit(

@@ -520,6 +520,34 @@ def pages_read_in_pool_order(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
+    "page-size-taken-for-a-power-of-two",
+    catches="the slot in a page is found with a bit mask",
+    severity="major",
+    story="t & (P − 1) is t mod P for the page sizes that everybody tests with.",
+)
+def page_size_taken_for_a_power_of_two(submission: Submission, rng: Rng) -> None:
+    for kind, bits in PAGED:
+        for page in (1, 3, 6):
+            twin = Twin(submission, rng, kind, bits, page=page)
+            twin.append(twin.add(page + 1), page)
+            twin.check()
+
+
+@trap(
+    "page-numbers-wrap",
+    catches="page numbers are kept in eight bits",
+    severity="critical",
+    story="Small pools in the tests, large ones in service; page 256 was page 0.",
+)
+def page_numbers_wrap(submission: Submission, rng: Rng) -> None:
+    for kind, bits in PAGED:
+        twin = Twin(submission, rng, kind, bits, layers=1, heads=1, width=2, page=1, pages=400)
+        seq = twin.add(300)
+        twin.append(seq, 90)
+        twin.check()
+
+
+@trap(
     "reads-beyond-the-end",
     catches="attention reads whole pages, the unwritten rest included",
     severity="critical",
@@ -1027,6 +1055,23 @@ def keep_in_one_layer(submission: Submission, rng: Rng) -> None:
         twin = Twin(submission, rng, kind, bits, layers=3)
         seq = twin.add(6)
         twin.keep(seq, [4, 0, 2])
+        twin.check(attend=False)
+
+
+@trap(
+    "keep-leaves-a-layer-ahead",
+    catches="layers that were ahead are still ahead after keep",
+    severity="major",
+    story="Compaction between two layers of a step: one layer kept a token that was rejected.",
+)
+def keep_leaves_a_layer_ahead(submission: Submission, rng: Rng) -> None:
+    for kind, bits in KINDS:
+        twin = Twin(submission, rng, kind, bits)
+        seq = twin.add(4)
+        twin.append(seq, 2, [0])
+        twin.keep(seq, [3, 0, 1])
+        twin.check(attend=False)
+        twin.append(seq, 1)
         twin.check(attend=False)
 
 
@@ -1546,6 +1591,23 @@ def prefill_stores_nothing(submission: Submission, rng: Rng) -> None:
             prefill(submission, twin, seq, 5, 2, layer)
         twin.append(seq, 1)
         twin.check()
+
+
+@trap(
+    "prefill-into-a-shared-page",
+    catches="chunked_prefill writes into a page that another sequence holds",
+    severity="critical",
+    story="append copied on write; the fast path of the prefill did not go through it.",
+)
+def prefill_into_a_shared_page(submission: Submission, rng: Rng) -> None:
+    for kind, bits in PAGED:
+        twin = Twin(submission, rng, kind, bits)
+        seq = twin.add(6)
+        child = twin.fork(seq)
+        twin.truncate(child, 5)
+        for layer in range(2):
+            prefill(submission, twin, child, 5, 2, layer)
+        twin.check(attend=False)
 
 
 @trap(
