@@ -319,9 +319,11 @@ def keys_of_fewer_bits(submission: Submission, rng: Rng) -> None:
     story="Overflowing candidate lists emitted the index −1, which was read as the last row.",
 )
 def minus_infinity_left_out(submission: Submission, rng: Rng) -> None:
-    logits = np.full((2, 20), -np.inf, np.float32)
-    logits[:, rng.permutation(20)[:3]] = logits_of(rng, (2, 3), np.float32)
-    ask(submission, logits, 8)
+    logits = np.full((2, LONG), -np.inf, np.float32)
+    logits[0, rng.permutation(20)[:3]] = logits_of(rng, (1, 3), np.float32)
+    logits[1, LONG - 3 :] = logits_of(rng, (1, 3), np.float32)
+    ask(submission, logits[:1, :20], 8)
+    ask(submission, logits, 8)  # the finite ones of row 1 come last, the fill comes first
 
 
 @trap(
