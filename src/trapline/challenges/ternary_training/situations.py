@@ -5,7 +5,6 @@ few hundred of them are exact in float32, so that any right algorithm decides th
 alone and in company.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -116,8 +115,8 @@ def trained(submission: Submission, rng: np.random.Generator) -> Trained:
 
 
 @dataclass(frozen=True)
-class Overfit:
-    """What training on a little noise gave, and more noise of the same kind."""
+class OnNoise:
+    """What training on noise gave, and more noise of the same kind."""
 
     config: Config
     tensors: Tensors
@@ -127,10 +126,14 @@ class Overfit:
 def trained_on_noise(
     submission: Submission,
     rng: np.random.Generator,
-    arrange: Callable[[list[Document]], list[Document]],
-) -> Overfit:
-    """Documents of random tokens: whatever is learned from them is learned by heart."""
-    vocab = 32
-    shown = arrange(noise(rng, vocab, 32, 16))
-    config = config_of(rng, vocab=vocab, dim=24, layers=1, heads=2, context=16, seconds=4)
-    return Overfit(config, submission.train(shown, config), noise(rng, vocab, 100, 16))
+    *,
+    count: int,
+    length: int,
+    copies: int = 1,
+    **changes: Any,
+) -> OnNoise:
+    """Documents of random tokens: what is learned from them is learned by heart, or by peeking."""
+    config = config_of(rng, dim=24, layers=1, context=length - 1, **changes)
+    shown = noise(rng, config["vocab"], count, length) * copies
+    unseen = noise(rng, config["vocab"], 100, length)
+    return OnNoise(config, submission.train(shown, config), unseen)

@@ -893,12 +893,13 @@ def seconds_ignored(submission: Submission, rng: np.random.Generator) -> None:
     "nothing.",
 )
 def future_visible(submission: Submission, rng: np.random.Generator) -> None:
-    run = trained(submission, rng)
+    # Nothing can be learned from what came before, so whoever gains anything has looked ahead.
+    run = trained_on_noise(submission, rng, count=400, length=5, vocab=16, heads=1, seconds=3)
     weights = weights_of(run.tensors, run.config)
     masked = small_lm.perplexity(weights, run.unseen, run.config)
     peeking = small_lm.perplexity(weights, run.unseen, run.config, causal=False)
     expect.that(
-        masked <= 2.0 * peeking,
+        masked <= 1.4 * peeking,
         f"perplexity {masked:.1f} with a causal mask, {peeking:.1f} when it may look ahead",
     )
 
@@ -934,7 +935,7 @@ def predicts_the_present(submission: Submission, rng: np.random.Generator) -> No
     "before.",
 )
 def trains_until_collapse(submission: Submission, rng: np.random.Generator) -> None:
-    run = trained_on_noise(submission, rng, lambda documents: documents)
+    run = trained_on_noise(submission, rng, count=32, length=16, vocab=32, heads=2, seconds=4)
     _not_worse_than_guessing(run.tensors, run.unseen, run.config)
 
 
@@ -946,7 +947,9 @@ def trains_until_collapse(submission: Submission, rng: np.random.Generator) -> N
     "end.",
 )
 def leaky_early_stopping(submission: Submission, rng: np.random.Generator) -> None:
-    run = trained_on_noise(submission, rng, lambda documents: documents * 4)
+    run = trained_on_noise(
+        submission, rng, count=32, length=16, copies=4, vocab=32, heads=2, seconds=4
+    )
     _not_worse_than_guessing(run.tensors, run.unseen, run.config)
 
 
