@@ -1,7 +1,7 @@
 """What a report says about challenges: from their folders, or else from the cells."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from trapline.arena.challenge import Challenge, load_all
 from trapline.arena.record import Cell
@@ -56,9 +56,8 @@ def describe(
         if told and challenge_id in told:
             found.append(told[challenge_id])
         elif challenge_id in shipped:
-            # Where no trap was set there is no story to tell.
-            trapped = any(cell.traps for cell in its_cells)
-            found.append(_from_folder(shipped[challenge_id], trapped))
+            printed_only = its_cells and not any(cell.challenge_digest for cell in its_cells)
+            found.append(_from_folder(shipped[challenge_id], told_only=bool(printed_only)))
         else:
             found.append(_from_cells(challenge_id, its_cells))
     order = {challenge_id: place for place, challenge_id in enumerate(shipped)}
@@ -71,19 +70,19 @@ def _hardness(info: ChallengeInfo) -> int:
     return DIFFICULTIES.index(info.difficulty) if known else len(DIFFICULTIES)
 
 
-def _from_folder(challenge: Challenge, trapped: bool) -> ChallengeInfo:
+def _from_folder(challenge: Challenge, *, told_only: bool) -> ChallengeInfo:
+    """Prompt, weights and traps are left out where the grades were given by somebody else's."""
     plan = challenge.plan
-    return ChallengeInfo(
-        id=plan.id,
-        title=plan.title,
-        difficulty=plan.difficulty,
-        summary=plan.summary,
+    basics = ChallengeInfo(plan.id, plan.title, plan.difficulty, plan.summary)
+    if told_only:
+        return basics
+    return replace(
+        basics,
         prompt=challenge.prompt,
         weights=plan.weights,
         max_exponent=plan.memory.max_exponent if plan.memory else None,
         traps=[
-            TrapInfo(trap.id, trap.catches, trap.severity, trap.story)
-            for trap in (challenge.traps if trapped else [])
+            TrapInfo(trap.id, trap.catches, trap.severity, trap.story) for trap in challenge.traps
         ],
     )
 

@@ -124,6 +124,11 @@ class Reading:
         return total.hexdigest()[:16]
 
     @cached_property
+    def executed(self) -> bool:
+        """Whether anything was, or is to be, run; a hand-written report has letters only."""
+        return bool(self.run.waiting) or any(cell.cases or cell.traps for cell in self.run.cells)
+
+    @cached_property
     def judges(self) -> list[str]:
         """The models that judged a dimension, where any did."""
         found = set()
@@ -157,7 +162,7 @@ class Reading:
         started = [cell.started for cell in self.run.cells]
         return {
             "run_name": self.run.name,
-            "run_date": f"{max(started):%Y-%m-%d}" if started else "",
+            "run_date": f"{max(started):%Y-%m-%d}" if started and self.executed else "",
             "isolation": self.isolation,
             "judges": self.judged_by,
             "field": self.field,

@@ -123,10 +123,13 @@ class Site:
             "index.html": ("overview.html", partial(overview.context, reading)),
             "standings.html": ("standings.html", partial(standings.context, reading)),
             "duel.html": ("duel.html", partial(duel.context, reading)),
-            "traps.html": ("traps.html", partial(traps.context, reading)),
-            "kills.html": ("kills.html", partial(kills.context, reading, self.certificates)),
             "methodology.html": ("methodology.html", partial(methodology.context, reading)),
         }
+        if reading.executed:
+            found["traps.html"] = ("traps.html", partial(traps.context, reading))
+        if reading.executed or self.certificates:
+            fill = partial(kills.context, reading, self.certificates)
+            found["kills.html"] = ("kills.html", fill)
         if reading.run.reproduction:
             found["reproduction.html"] = (
                 "reproduction.html",

@@ -28,6 +28,7 @@ def context(reading: Reading, entrant: str) -> dict[str, Any]:
         ],
         "shape": shape(reading, entrant),
         "trajectory": trajectory(reading, entrant),
+        "trapped": any(cell.traps for cell in cells),
         "fallen": sum(len(cell.fallen()) for cell in cells),
         "falls": [_falls(reading, cell) for cell in cells if cell.fallen()],
     }

@@ -49,17 +49,26 @@ def caveat(reading: Reading) -> str:
 
 
 def facts(reading: Reading) -> list[tuple[str, str, str]]:
+    """Name, figure and a remark for each tile."""
     field, cells = reading.field, reading.run.cells
-    passed = sum(1 for cell in cells if cell.state == "pass")
-    fallen = sum(len(cell.fallen()) for cell in cells)
-    asked = sum(1 for cell in cells for trap in cell.traps if trap.state != "not_run")
     found = [
         ("Entrants", str(len(field.entrants)), ""),
         ("Challenges", str(len(field.challenges)), ""),
-        ("Cells graded", str(len(cells)), f"{passed} hold the whole contract"),
-        ("Traps sprung", str(fallen), f"of {asked} set"),
-        ("Isolation", field.isolation[0] if field.isolation else "–", isolation_note(reading)),
     ]
+    if reading.executed:
+        passed = sum(1 for cell in cells if cell.state == "pass")
+        fallen = sum(len(cell.fallen()) for cell in cells)
+        asked = sum(1 for cell in cells for trap in cell.traps if trap.state != "not_run")
+        level = field.isolation[0] if field.isolation else "–"
+        found += [
+            ("Cells graded", str(len(cells)), f"{passed} hold the whole contract"),
+            ("Traps sprung", str(fallen), f"of {asked} set"),
+            ("Isolation", level, isolation_note(reading)),
+        ]
+    if reading.run.reproduction:
+        wrong = sum(row.verdict == "contradiction" for row in reading.run.reproduction)
+        printed = f"of {len(reading.run.reproduction)} printed figures"
+        found += [("Grades", str(len(cells)), ""), ("Contradictions", str(wrong), printed)]
     red_team = red_team_fact(reading)
     return [*found, red_team] if red_team else found
 
