@@ -34,18 +34,18 @@ def beam_search(lm, prompts, *, beam_width, max_new_tokens, eos_id, length_penal
 
 def one_step(state, rows, length, beam_width, max_new_tokens, eos_id, length_penalty):
     candidates = []
-    for (tokens, total), row in zip(state["live"], rows):
-        for token in range(len(row)):
-            if row[token] == -math.inf:
+    for parent, ((tokens, total), row) in enumerate(zip(state["live"], rows)):
+        for token, log_prob in enumerate(row):
+            if log_prob == -math.inf:
                 continue
-            new_total = total + row[token]
             if token == eos_id:
-                state["finished"].append((tokens + [token], new_total / length**length_penalty))
+                score = (total + log_prob) / length**length_penalty
+                state["finished"].append((tokens + [token], score))
             else:
-                candidates.append((tokens + [token], new_total))
-    # Python's sort is stable, so ties stay in the order parent, token.
-    candidates.sort(key=lambda c: -c[1])
-    state["live"] = candidates[:beam_width]
+                candidates.append((-(total + log_prob), parent, token))
+    # Sorting tuples breaks ties by parent, then by token.
+    best = sorted(candidates)[:beam_width]
+    state["live"] = [(state["live"][p][0] + [t], -negative) for negative, p, t in best]
     if length == max_new_tokens:
         for tokens, total in state["live"]:
             state["finished"].append((tokens, total / length**length_penalty))

@@ -1,5 +1,7 @@
 """Speculative decoding with a draft tree, written plainly."""
 
+import heapq
+
 import numpy as np
 
 
@@ -10,28 +12,28 @@ def build_tree(log_q, budget):
     if np.isnan(log_q).any() or (log_q == np.inf).any():
         raise ValueError("log_q contains NaN or inf")
     check_size(budget)
-    rows = [[float(value) for value in row] for row in log_q]
+    # Each row as (minus log-probability, token), best first; impossible tokens are left out.
+    rows = [
+        sorted((-float(value), token) for token, value in enumerate(row) if value > -np.inf)
+        for row in log_q
+    ]
     tokens, parents = [], []
-    # Everything that could be the next node: (minus weight, depth, parent, token).
-    frontier = children(rows, 0.0, 0, -1)
-    while frontier and len(tokens) < budget:
-        best = min(frontier)
-        frontier.remove(best)
-        weight, depth, parent, token = best
+    # What could be the next node: (minus weight, depth, parent, token, rank, parent's weight).
+    heap = []
+    push(heap, rows, 0.0, 0, -1, 0)
+    while heap and len(tokens) < budget:
+        weight, depth, parent, token, rank, above = heapq.heappop(heap)
         tokens.append(token)
         parents.append(parent)
-        frontier.extend(children(rows, weight, depth + 1, len(tokens) - 1))
+        push(heap, rows, above, depth, parent, rank + 1)
+        push(heap, rows, weight, depth + 1, len(tokens) - 1, 0)
     return np.array(tokens, dtype=np.int64), np.array(parents, dtype=np.int64)
 
 
-def children(rows, weight, depth, parent):
-    if depth >= len(rows):
-        return []
-    return [
-        (weight - value, depth, parent, token)
-        for token, value in enumerate(rows[depth])
-        if value > -np.inf
-    ]
+def push(heap, rows, above, depth, parent, rank):
+    if depth < len(rows) and rank < len(rows[depth]):
+        cost, token = rows[depth][rank]
+        heapq.heappush(heap, (above + cost, depth, parent, token, rank, above))
 
 
 def tree_mask(parents, prefix_len):

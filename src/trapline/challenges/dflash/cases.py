@@ -317,7 +317,7 @@ def _generate(submission: Submission, prompt: list[int], **changes: Any) -> Any:
 
 def speed(submission: Submission, rng: np.random.Generator) -> Call:  # noqa: ARG001 - the hook's form
     """A large budget over a real vocabulary: choosing the heaviest prefixes is the work."""
-    depths, vocabulary, budget = 12, 16_000, 2_000
+    depths, vocabulary, budget = 8, 4_000, 1_000
     log_q = rng.standard_normal((depths, vocabulary)) * 3.0
     log_q -= np.log(np.exp(log_q).sum(axis=1, keepdims=True))
 
