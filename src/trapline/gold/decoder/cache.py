@@ -1,0 +1,47 @@
+"""Keys and values of sequences that grow at different speeds: dense storage that doubles."""
+
+import torch
+from torch import Tensor
+
+from trapline.gold.decoder.config import DecoderConfig
+
+
+class SequenceCache:
+    """One sequence's keys and values, (layers, capacity, G, D) each."""
+
+    def __init__(self, config: DecoderConfig, dtype: torch.dtype, device: torch.device) -> None:
+        shape = (config.layers, 0, config.kv_heads, config.head_dim)
+        self._keys = torch.empty(shape, dtype=dtype, device=device)
+        self._values = torch.empty(shape, dtype=dtype, device=device)
+        self.length = 0
+
+    def append(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Stores new rows of one layer; returns all of that layer, old and new."""
+        end = self.length + len(k)
+        if end > self._keys.shape[1]:
+            self._grow(max(end, 2 * self._keys.shape[1], 16))
+        self._keys[layer, self.length : end] = k
+        self._values[layer, self.length : end] = v
+        return self._keys[layer, :end], self._values[layer, :end]
+
+    def advance(self, count: int) -> None:
+        """After every layer has stored its rows."""
+        self.length += count
+
+    def fork(self) -> "SequenceCache":
+        """A copy that goes its own way."""
+        twin = object.__new__(SequenceCache)
+        twin._keys, twin._values = self._keys.clone(), self._values.clone()
+        twin.length = self.length
+        return twin
+
+    def truncate(self, length: int) -> None:
+        """Forgets what came after."""
+        self.length = min(self.length, length)
+
+    def _grow(self, capacity: int) -> None:
+        for name in ("_keys", "_values"):
+            old = getattr(self, name)
+            new = old.new_empty((old.shape[0], capacity, *old.shape[2:]))
+            new[:, : self.length] = old[:, : self.length]
+            setattr(self, name, new)
