@@ -357,10 +357,12 @@ def one_value_for_many_keys(submission: Submission, rng: Rng) -> None:
 def integer_rows_accepted(submission: Submission, rng: Rng) -> None:
     for kind, bits in (("dense", None), ("paged", None), ("paged_quantized", 8)):
         twin = Twin(submission, rng, kind, bits)
-        seq = twin.add(2)
-        for dtype in (np.int64, np.int8, np.complex128):
-            rows = np.ones((2, 2, 4), dtype)
-            twin.refuses(BAD, "append", seq, 0, rows, rows)
+        # Before the first rows, when the cache knows no dtype yet, and after them.
+        for positions in (0, 2):
+            seq = twin.add(positions)
+            for dtype in (np.int64, np.int8, np.complex128):
+                rows = np.ones((2, 2, 4), dtype)
+                twin.refuses(BAD, "append", seq, 0, rows, rows)
         twin.refuses(BAD, "attend", seq, 0, np.ones((1, 4, 4), np.int64))
 
 

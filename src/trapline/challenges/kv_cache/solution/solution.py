@@ -60,9 +60,6 @@ class IntCodec:
         return codes.astype(dtype) * scale.astype(dtype)
 
 
-Codec = PlainCodec | IntCodec
-
-
 def pack_nibbles(codes: np.ndarray) -> np.ndarray:
     """Codes −8…7 (…,D) as bytes (…,⌈D/2⌉): d in the low half, d + ⌈D/2⌉ in the high one."""
     half = -(-codes.shape[-1] // 2)
@@ -86,7 +83,7 @@ class Cache:
 
     def __init__(
         self,
-        codec: Codec,
+        codec: PlainCodec | IntCodec,
         num_layers: int,
         num_kv_heads: int,
         head_dim: int,
