@@ -83,3 +83,19 @@ def test_inputs_are_not_modified_and_strides_are_free():
     y = fast.layer_norm(turned, gamma, beta, 1e-5)
     assert torch.equal(turned, before)
     assert torch.equal(y, fast.layer_norm(turned.contiguous(), gamma, beta, 1e-5))
+
+
+@pytest.mark.full
+def test_one_graph_under_compile():
+    """`aot_eager` traces forward and backward and needs no C++ compiler."""
+    x, gamma, beta, dy = tensors(torch.float64, width=6)
+    compiled = torch.compile(
+        lambda *args: fast.layer_norm(*args, 1e-5), backend="aot_eager", fullgraph=True
+    )
+    leaves = [value.requires_grad_() for value in (x, gamma, beta)]
+    got, want = compiled(*leaves), fast.layer_norm(*leaves, 1e-5)
+    assert torch.equal(got, want)
+    for one, other in zip(
+        torch.autograd.grad(got, leaves, dy), torch.autograd.grad(want, leaves, dy), strict=True
+    ):
+        assert torch.equal(one, other)

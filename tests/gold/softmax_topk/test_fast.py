@@ -61,3 +61,13 @@ def test_the_operator_holds_what_it_declares():
 def test_the_row_maximum_tells_bad_rows(row, fine):
     found = fast.softmax_topk(torch.tensor([row]), 1, 1e-30)
     assert fast.every_row_has_a_softmax(found.row_max) is fine
+
+
+@pytest.mark.full
+def test_one_graph_under_compile():
+    logits = torch.randn(4, 50)
+    compiled = torch.compile(
+        lambda x: fast.softmax_topk(x, 3, 1.0), backend="aot_eager", fullgraph=True
+    )
+    got, want = compiled(logits), fast.softmax_topk(logits, 3, 1.0)
+    assert all(torch.equal(one, other) for one, other in zip(got, want, strict=True))
