@@ -176,6 +176,13 @@ def test_a_hundred_entrants_make_pages_of_bounded_size(make_run, told):
         assert len(made.render(path).encode()) < MOST_BYTES
 
 
+def test_odd_names_make_whole_reports(make_run, told, tmp_path):
+    names = ["名前", "$x^$", "a\nb", "\u202eevil", "'\";&", "x" * 300]
+    index = write_site(make_run(names, ["rows"]), tmp_path, told=told)
+    assert index.is_file()
+    assert len(list((tmp_path / "entrants").iterdir())) == len(names)
+
+
 def test_pages_of_an_earlier_report_do_not_stay(make_run, told, tmp_path):
     write_site(make_run(["heron", "otter"], ["rows"]), tmp_path, told=told)
     (tmp_path / "mine.txt").write_text("kept")

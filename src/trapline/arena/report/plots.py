@@ -6,6 +6,7 @@ so that one picture serves light, dark and print.
 
 import io
 import re
+import warnings
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -82,7 +83,7 @@ def _figure(width: float, height: float) -> Any:
 
 def _finish(fig: Any, label: str) -> Markup:
     """The figure as an inline SVG with a text alternative."""
-    return _labelled(_svg(fig, f"p{zlib.crc32(label.encode()):08x}"), label)
+    return _labelled(_svg(fig, f"p{zlib.crc32(label.encode(errors='replace')):08x}"), label)
 
 
 def _labelled(svg: str, label: str) -> Markup:
@@ -93,7 +94,9 @@ def _labelled(svg: str, label: str) -> Markup:
 def _svg(fig: Any, scope: str) -> str:
     """The figure's SVG, stripped of what a page does not need; its ids begin with the scope."""
     buffer = io.StringIO()
-    with _context():
+    with _context(), warnings.catch_warnings():
+        # The reader's browser has the letters that matplotlib's own font lacks.
+        warnings.filterwarnings("ignore", message="Glyph .* missing")
         fig.savefig(buffer, format="svg", metadata={"Date": None})
     svg = buffer.getvalue()
     svg = svg[svg.index("<svg") :]

@@ -95,7 +95,7 @@ function figure(value) {
 
 function table(caption, heads, rows) {
   const head = make("thead", {}, make("tr", {}, ...heads.map((text) => make("th", { scope: "col" }, text))));
-  const box = make("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption });
+  const box = make("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": caption });
   box.append(make("table", { class: "wide" }, make("caption", {}, caption), head, make("tbody", {}, ...rows)));
   return box;
 }
