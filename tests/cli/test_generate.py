@@ -43,10 +43,10 @@ def test_greedy_beams_and_bad_input(checkpoint):
         (("1", "--model", folder / "nowhere", "--ids"), "config.json"),
         (("1", "--model", folder), "tokenizer.json"),
         (("one", "--model", folder, "--ids"), "integers"),
-        (("99", "--model", folder, "--ids"), "outside the vocabulary"),
+        (("99", "--model", folder, "--ids", "--max-new-tokens", 3), "outside the vocabulary"),
         (("1", "--model", folder, "--ids", "--beams", 2), "--eos-id"),
     ):
         done = run(*arguments)
-        assert done.returncode == 2
+        assert done.returncode == 2, done.stderr
         assert sentence in " ".join(done.stderr.split())
         assert "Traceback" not in done.stderr
