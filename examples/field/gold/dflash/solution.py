@@ -5,12 +5,16 @@ committed token. Whatever is indexed by nodes has the root in row 0 and node i i
 """
 
 import heapq
+from collections.abc import Iterable, Sequence
 from numbers import Integral
+from typing import Any
 
 import numpy as np
 
+Ints = Sequence[int] | np.ndarray
 
-def build_tree(log_q, budget):
+
+def build_tree(log_q: np.ndarray, budget: int) -> tuple[np.ndarray, np.ndarray]:
     """The `budget` heaviest prefixes under the product of per-position probabilities, best first.
 
     A child is never heavier than its parent nor than its better sibling, so a heap that holds the
@@ -21,7 +25,7 @@ def build_tree(log_q, budget):
     ranked = [ranking(row, budget) for row in log_q]
     tokens, parents, heap = [], [], []
 
-    def offer(above, depth, parent, rank):
+    def offer(above: float, depth: int, parent: int, rank: int) -> None:
         """Puts the child of this rank below `parent`, whose weight is `above`, on the heap."""
         if depth < len(ranked) and rank < len(ranked[depth]):
             value, token = ranked[depth][rank]
@@ -37,7 +41,7 @@ def build_tree(log_q, budget):
     return np.array(tokens, dtype=np.int64), np.array(parents, dtype=np.int64)
 
 
-def ranking(row, count):
+def ranking(row: np.ndarray, count: int) -> list[tuple[float, int]]:
     """The `count` best possible (value, token) of a row, best first, ties by lower token."""
     if row.size > count > 0:
         cut = np.partition(row, row.size - count)[row.size - count]
@@ -49,7 +53,7 @@ def ranking(row, count):
     return list(zip(row[best].tolist(), best.tolist(), strict=True))
 
 
-def tree_mask(parents, prefix_len):
+def tree_mask(parents: Ints, prefix_len: int) -> np.ndarray:
     """Who sees whom, bool (N+1, prefix_len+N+1): prefix, root, own ancestors, and oneself."""
     parents = checked_parents(parents)
     prefix_len = whole(prefix_len, "prefix_len", least=0)
@@ -62,7 +66,7 @@ def tree_mask(parents, prefix_len):
     return mask
 
 
-def verify_tree(tokens, parents, choices):
+def verify_tree(tokens: Ints, parents: Ints, choices: Ints) -> tuple[list[int], int]:
     """Follows the target's picks down from the root for as long as the tree has them."""
     parents = checked_parents(parents)
     tokens = checked_ints(tokens, len(parents), "tokens")
@@ -78,7 +82,9 @@ def verify_tree(tokens, parents, choices):
     return path, choices[node + 1]
 
 
-def verify_sampled(tokens, parents, probs, uniforms):
+def verify_sampled(
+    tokens: Ints, parents: Ints, probs: np.ndarray, uniforms: np.ndarray
+) -> tuple[list[int], int]:
     """Verification against one sample a row: what comes out follows the target's law exactly."""
     probs = checked_probs(probs)
     uniforms = checked_uniforms(uniforms, len(probs))
@@ -86,7 +92,7 @@ def verify_sampled(tokens, parents, probs, uniforms):
     return verify_tree(tokens, parents, choices)
 
 
-def pick(row, uniform):
+def pick(row: np.ndarray, uniform: float) -> int:
     """The first token whose cumulative probability exceeds `uniform`, by inverting the law."""
     exceeding = np.flatnonzero(np.cumsum(row) > uniform)
     if exceeding.size:
@@ -95,7 +101,7 @@ def pick(row, uniform):
     return int(np.flatnonzero(row > 0.0)[-1])
 
 
-def compact(kv, prefix_len, path):
+def compact(kv: np.ndarray, prefix_len: int, path: Iterable[int]) -> np.ndarray:
     """The committed rows of a cache (..., prefix_len+N+1, D): prefix, root, path."""
     kv = np.asarray(kv)
     if kv.dtype.kind != "f" or kv.ndim < 2:
@@ -109,7 +115,15 @@ def compact(kv, prefix_len, path):
     return kv[..., rows, :]
 
 
-def generate(target, drafter, prompt, *, max_new_tokens, eos_id, budget):
+def generate(
+    target: Any,
+    drafter: Any,
+    prompt: Iterable[int],
+    *,
+    max_new_tokens: int,
+    eos_id: int,
+    budget: int,
+) -> tuple[list[int], dict[str, int]]:
     """The target's greedy continuation of the prompt, several tokens a pass where it can."""
     prefix = [whole(token, "a prompt's token", least=0) for token in prompt]
     limit = whole(max_new_tokens, "max_new_tokens", least=0)
@@ -130,12 +144,12 @@ def generate(target, drafter, prompt, *, max_new_tokens, eos_id, budget):
     return output, {"target_passes": passes, "accepted": accepted}
 
 
-def until_end(tokens, eos_id):
+def until_end(tokens: list[int], eos_id: int) -> list[int]:
     """The tokens up to and including the first end."""
     return tokens[: tokens.index(eos_id) + 1] if eos_id in tokens else tokens
 
 
-def best_tokens(answer, rows):
+def best_tokens(answer: Any, rows: int) -> np.ndarray:
     """The target's greedy pick of every row; a tie goes to the lower token."""
     log_probs = np.asarray(answer)
     if log_probs.ndim != 2 or log_probs.shape[0] != rows:
@@ -145,7 +159,8 @@ def best_tokens(answer, rows):
     return log_probs.argmax(axis=1)
 
 
-def checked_log_q(log_q):
+def checked_log_q(log_q: Any) -> np.ndarray:
+    """The draft in float64, or an error that says what is wrong with it."""
     log_q = np.asarray(log_q)
     if log_q.dtype.kind != "f":
         raise TypeError(f"log_q must be floating, not {log_q.dtype}")
@@ -156,7 +171,7 @@ def checked_log_q(log_q):
     return log_q.astype(np.float64)
 
 
-def checked_parents(parents):
+def checked_parents(parents: Ints) -> list[int]:
     """Parents as a list; each must be the root or a node before its child."""
     values = checked_ints(parents, None, "parents")
     for node, parent in enumerate(values):
@@ -165,7 +180,7 @@ def checked_parents(parents):
     return values
 
 
-def checked_ints(values, count, name):
+def checked_ints(values: Ints, count: int | None, name: str) -> list[int]:
     """A one-dimensional integer array as a list of ints, of the length asked for."""
     array = np.asarray(values)
     if array.size and array.dtype.kind not in "iu":
@@ -175,7 +190,8 @@ def checked_ints(values, count, name):
     return array.tolist()
 
 
-def checked_probs(probs):
+def checked_probs(probs: Any) -> np.ndarray:
+    """The target's laws in float64, or an error that says what is wrong with them."""
     probs = np.asarray(probs)
     if probs.dtype.kind != "f":
         raise TypeError(f"probs must be floating, not {probs.dtype}")
@@ -186,7 +202,8 @@ def checked_probs(probs):
     return probs.astype(np.float64)
 
 
-def checked_uniforms(uniforms, rows):
+def checked_uniforms(uniforms: Any, rows: int) -> list[float]:
+    """One number in [0, 1) for each row."""
     uniforms = np.asarray(uniforms, dtype=np.float64)
     if uniforms.shape != (rows,):
         raise ValueError(f"uniforms must have shape ({rows},), not {uniforms.shape}")
@@ -195,7 +212,8 @@ def checked_uniforms(uniforms, rows):
     return uniforms.tolist()
 
 
-def whole(value, name, *, least):
+def whole(value: Any, name: str, *, least: int) -> int:
+    """The value as an int, or an error that names it."""
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise TypeError(f"{name} must be an integer, not {value!r}")
     if value < least:

@@ -320,8 +320,8 @@ MUTANTS: list[Mutant] = [
         "pool-shared-by-prompts",
         ("        self.pool = []\n", ""),
         (
-            "    def __init__(self, prompt, rules):\n",
-            "    pool = []\n\n    def __init__(self, prompt, rules):\n",
+            "    def __init__(self, prompt",
+            "    pool = []\n\n    def __init__(self, prompt",
         ),
     ),
     edit(
@@ -378,8 +378,9 @@ MUTANTS: list[Mutant] = [
     edit(
         "empty-prompt-refused",
         (
-            "def token_list(prompt):\n",
-            "def token_list(prompt):\n    if not prompt:\n        raise ValueError('no tokens')\n",
+            '    return [whole(token, "a prompt\'s token"',
+            "    if not prompt:\n        raise ValueError('no tokens')\n"
+            '    return [whole(token, "a prompt\'s token"',
         ),
     ),
     edit(

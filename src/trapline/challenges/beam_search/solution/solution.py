@@ -1,8 +1,10 @@
 """Batched beam search over any language model that answers log-probabilities."""
 
 import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from numbers import Integral
+from typing import Any
 
 import numpy as np
 
@@ -16,11 +18,11 @@ class Rules:
     eos_id: int
     length_penalty: float
 
-    def score(self, total, length):
+    def score(self, total: float, length: int) -> float:
         """Rates `length` generated tokens whose log-probabilities sum to `total`."""
         return total / length**self.length_penalty
 
-    def best_possible(self, total, length):
+    def best_possible(self, total: float, length: int) -> float:
         """The highest score a descendant of a live beam can reach.
 
         Its sum is at most `total` <= 0, so its score is monotone in its length: one of the two
@@ -40,7 +42,8 @@ class Hypothesis:
 class Search:
     """The live beams and the finished hypotheses of one prompt."""
 
-    def __init__(self, prompt, rules):
+    def __init__(self, prompt: list[int], rules: Rules) -> None:
+        """Starts with one live beam: the prompt itself."""
         self.prompt = prompt
         self.rules = rules
         self.length = 0
@@ -48,11 +51,11 @@ class Search:
         self.sums = np.zeros(1)
         self.pool = []
 
-    def prefixes(self):
+    def prefixes(self) -> list[list[int]]:
         """What the language model must continue next: nothing once the search is over."""
         return [self.prompt + tokens for tokens in self.beams]
 
-    def advance(self, log_probs):
+    def advance(self, log_probs: np.ndarray) -> None:
         """Takes one step with the log-probabilities (live beams, V) of all continuations."""
         self.length += 1
         totals = self.sums[:, None] + log_probs
@@ -65,15 +68,17 @@ class Search:
         elif self._is_settled():
             self.beams = []
 
-    def results(self):
+    def results(self) -> list[tuple[list[int], float]]:
+        """The finished hypotheses, best first."""
         return [(hypothesis.tokens, hypothesis.score) for hypothesis in self.pool]
 
-    def _finish(self, totals):
+    def _finish(self, totals: np.ndarray) -> None:
+        """Every possible end of a live beam enters the pool; `totals` (beams,) are their sums."""
         ended = [[*tokens, self.rules.eos_id] for tokens in self.beams]
         possible = np.flatnonzero(totals > -np.inf)
         self._enter([ended[beam] for beam in possible], totals[possible])
 
-    def _enter(self, candidates, totals):
+    def _enter(self, candidates: list[list[int]], totals: np.ndarray) -> None:
         """Keeps the pool sorted, best first; the sort is stable, so the earlier one wins a tie."""
         for tokens, total in zip(candidates, totals, strict=True):
             score = self.rules.score(float(total), self.length)
@@ -81,7 +86,7 @@ class Search:
         self.pool.sort(key=lambda hypothesis: -hypothesis.score)
         del self.pool[self.rules.beam_width :]
 
-    def _expand(self, totals):
+    def _expand(self, totals: np.ndarray) -> None:
         """The best continuations live on. Flat order is (parent, token): the order of ties."""
         chosen = largest(totals.ravel(), self.rules.beam_width)
         parents, tokens = np.divmod(chosen, totals.shape[1])
@@ -91,7 +96,7 @@ class Search:
         ]
         self.sums = totals.ravel()[chosen]
 
-    def _is_settled(self):
+    def _is_settled(self) -> bool:
         """Whether no live beam can still enter the pool; one that only ties comes too late."""
         if len(self.pool) < self.rules.beam_width or not self.beams:
             return False
@@ -99,7 +104,7 @@ class Search:
         return bound <= self.pool[-1].score
 
 
-def largest(values, count):
+def largest(values: np.ndarray, count: int) -> np.ndarray:
     """Indices of the `count` largest values above -inf, in falling order, ties by lower index."""
     if values.size > count:
         cut = np.partition(values, values.size - count)[values.size - count]
@@ -111,7 +116,15 @@ def largest(values, count):
     return candidates[order[:count]]
 
 
-def beam_search(lm, prompts, *, beam_width, max_new_tokens, eos_id, length_penalty=1.0):
+def beam_search(
+    lm: Any,
+    prompts: Iterable[Sequence[int]],
+    *,
+    beam_width: int,
+    max_new_tokens: int,
+    eos_id: int,
+    length_penalty: float = 1.0,
+) -> list[list[tuple[list[int], float]]]:
     """The up to `beam_width` best continuations (tokens, score) of every prompt, best first."""
     rules = Rules(
         whole(beam_width, "beam_width", least=1),
@@ -125,7 +138,7 @@ def beam_search(lm, prompts, *, beam_width, max_new_tokens, eos_id, length_penal
     return [search.results() for search in searches]
 
 
-def step(lm, searches, eos_id):
+def step(lm: Any, searches: list[Search], eos_id: int) -> None:
     """One call of the language model for all live beams, then one step of every open search."""
     open_searches = [search for search in searches if search.beams]
     prefixes = [prefix for search in open_searches for prefix in search.prefixes()]
@@ -137,7 +150,7 @@ def step(lm, searches, eos_id):
         first = last
 
 
-def checked(answer, rows, eos_id):
+def checked(answer: Any, rows: int, eos_id: int) -> np.ndarray:
     """The model's answer as float64, or a ValueError that says what is wrong with it."""
     log_probs = np.asarray(answer, dtype=np.float64)
     if log_probs.ndim != 2 or log_probs.shape[0] != rows:
@@ -149,7 +162,8 @@ def checked(answer, rows, eos_id):
     return log_probs
 
 
-def whole(value, name, *, least):
+def whole(value: Any, name: str, *, least: int) -> int:
+    """The value as an int, or an error that names it."""
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise TypeError(f"{name} must be an integer, not {value!r}")
     if value < least:
@@ -157,11 +171,13 @@ def whole(value, name, *, least):
     return int(value)
 
 
-def finite(value, name):
+def finite(value: Any, name: str) -> float:
+    """The value as a float, or an error that names it."""
     if not math.isfinite(value):
         raise ValueError(f"{name} must be finite, not {value}")
     return float(value)
 
 
-def token_list(prompt):
+def token_list(prompt: Sequence[int]) -> list[int]:
+    """A copy of the prompt, of which every token is a whole number."""
     return [whole(token, "a prompt's token", least=0) for token in prompt]
