@@ -226,7 +226,8 @@ def small_run() -> RunView:
     return RunView(cells=cells, bundles=run.bundles, name=run.name, meta=run.meta)
 
 
-@pytest.fixture(scope="session")
+# No longer than a module: while Playwright is up, its event loop would be in the way of others'.
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     """A headless Chromium that talks to nobody by itself."""
     if not shutil.which(CHROMIUM):
