@@ -141,6 +141,7 @@ def test_compaction_keeps_prefix_root_and_path(lead):
         kept = compact(kv, 2, path)
         np.testing.assert_array_equal(kept, kv[..., [0, 1, 2, *(3 + n for n in path)], :])
         assert kept.dtype == np.float32
+    np.testing.assert_array_equal(compact(kv, 0, [1]), kv[..., [0, 2], :])
     np.testing.assert_array_equal(kv, before)
 
 

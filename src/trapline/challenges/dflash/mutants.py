@@ -413,6 +413,7 @@ EQUIVALENT: dict[str, str] = {
     "solution.py:checked_uniforms/drop-keyword/1": "a float32 number becomes a Python float anyway",
     "solution.py:generate/constant/5": "the end can only be the last token of the output",
     "solution.py:ranking/compare/1": "with as many values as places, all are candidates either way",
+    "solution.py:ranking/compare/3": "prefixes of probability zero may be left out or kept",
     "solution.py:ranking/constant/1": "the partition only saves time: the sort alone would do",
     "solution.py:ranking/never/1": "the partition only saves time: the sort alone would do",
     "solution.py:ranking/constant/2": "both sequences always have one length",
