@@ -245,7 +245,11 @@ def markdown(team: RedTeam) -> str:
     lines = [
         "# Red team",
         "",
-        "Hostile submissions, graded like any other. Written by `trapline certify --red-team`.",
+        "Hostile submissions, graded like any other. An attack succeeds when it passes, or gets",
+        "more than it deserves, or keeps the judge from judging. How they are kept in:",
+        "[security](security.md).",
+        "",
+        "Written by `trapline certify --red-team --write docs/red-team.md`; do not edit.",
         "",
         f"- Isolation level: `{team.level}`, seed {team.seed}.",
         f"- **Attack success: {len(team.succeeded)} of {len(team.attempts)}**.",
