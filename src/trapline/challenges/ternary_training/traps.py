@@ -894,7 +894,7 @@ def seconds_ignored(submission: Submission, rng: np.random.Generator) -> None:
 )
 def future_visible(submission: Submission, rng: np.random.Generator) -> None:
     # Nothing can be learned from what came before, so whoever gains anything has looked ahead.
-    run = trained_on_noise(submission, rng, count=400, length=5, vocab=16, heads=1, seconds=3)
+    run = trained_on_noise(submission, rng, count=400, length=5, vocab=16, heads=1)
     weights = weights_of(run.tensors, run.config)
     masked = small_lm.perplexity(weights, run.unseen, run.config)
     peeking = small_lm.perplexity(weights, run.unseen, run.config, causal=False)
@@ -935,7 +935,7 @@ def predicts_the_present(submission: Submission, rng: np.random.Generator) -> No
     "before.",
 )
 def trains_until_collapse(submission: Submission, rng: np.random.Generator) -> None:
-    run = trained_on_noise(submission, rng, count=32, length=16, vocab=32, heads=2, seconds=4)
+    run = trained_on_noise(submission, rng, count=32, length=16, vocab=32, heads=2)
     _not_worse_than_guessing(run.tensors, run.unseen, run.config)
 
 
@@ -947,9 +947,7 @@ def trains_until_collapse(submission: Submission, rng: np.random.Generator) -> N
     "end.",
 )
 def leaky_early_stopping(submission: Submission, rng: np.random.Generator) -> None:
-    run = trained_on_noise(
-        submission, rng, count=32, length=16, copies=4, vocab=32, heads=2, seconds=4
-    )
+    run = trained_on_noise(submission, rng, count=32, length=16, copies=4, vocab=32, heads=2)
     _not_worse_than_guessing(run.tensors, run.unseen, run.config)
 
 

@@ -2,18 +2,23 @@
 
 import hashlib
 import operator
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from model import tensor_shapes
 from training import fit
 
+Ternary = tuple[np.ndarray, np.ndarray]
+Documents = Sequence[Sequence[int]]
+Config = dict[str, Any]
 GROUP = 128
 LARGEST_SCALE = float(np.finfo(np.float16).max)
 VALID_SHARE = 0.15
 SETTINGS = {"vocab": 1, "dim": 1, "layers": 0, "heads": 1, "context": 1}
 
 
-def ternarize(w, group_size=GROUP):
+def ternarize(w: np.ndarray, group_size: int = GROUP) -> Ternary:
     """w (..., n) -> codes int8 (..., n) and scales float16 (..., ceil(n / group_size)).
 
     A weight counts when its magnitude exceeds half the group's mean magnitude; the scale is the
@@ -36,7 +41,7 @@ def ternarize(w, group_size=GROUP):
     return np.where(flags, np.sign(w), 0.0).astype(np.int8), scales
 
 
-def dequantize(codes, scales, group_size=GROUP):
+def dequantize(codes: np.ndarray, scales: np.ndarray, group_size: int = GROUP) -> np.ndarray:
     """codes times the scale of their group, float32."""
     codes = _ternary_codes(codes)
     scales = np.asarray(scales)
@@ -50,7 +55,7 @@ def dequantize(codes, scales, group_size=GROUP):
     return codes.astype(np.float32) * scales.astype(np.float32)[..., owner]
 
 
-def pack(codes):
+def pack(codes: np.ndarray) -> np.ndarray:
     """codes int8 (..., n) -> uint8 (..., ceil(n / 4)): code + 1 in two bits, the first lowest."""
     codes = _ternary_codes(codes)
     columns = codes.shape[-1]
@@ -60,7 +65,7 @@ def pack(codes):
     return first | second << 2 | third << 4 | fourth << 6
 
 
-def unpack(packed, shape):
+def unpack(packed: np.ndarray, shape: Sequence[int]) -> np.ndarray:
     """The codes of this shape that `pack` put into `packed`."""
     packed = np.asarray(packed)
     shape = tuple(operator.index(size) for size in shape)
@@ -75,7 +80,7 @@ def unpack(packed, shape):
     return slots.astype(np.int8) - np.int8(1)
 
 
-def split(documents, fraction):
+def split(documents: Documents, fraction: float) -> tuple[list[int], list[int]]:
     """Indices for training and for validation; a document's content alone decides its side."""
     if not 0.0 <= fraction <= 1.0:
         raise ValueError(f"fraction must lie between 0 and 1, got {fraction}")
@@ -85,7 +90,7 @@ def split(documents, fraction):
     return train, valid
 
 
-def train(documents, config):
+def train(documents: Documents, config: Config) -> dict[str, Ternary]:
     """Train the small model; every tensor comes back as (codes, scales)."""
     config = _checked_config(config)
     pieces = _pieces(documents, config)
@@ -99,7 +104,7 @@ def train(documents, config):
     return {name: ternarize(latent[name], GROUP) for name in tensor_shapes(config)}
 
 
-def _hold_out(pieces):
+def _hold_out(pieces: Documents) -> tuple[list[int], list[int]]:
     """Like `split`, but neither side is empty as soon as two pieces differ."""
     draws = [_draw(piece) for piece in pieces]
     ranked = sorted(set(draws))
@@ -109,14 +114,14 @@ def _hold_out(pieces):
     return chosen or held_out, held_out
 
 
-def _draw(document):
+def _draw(document: Sequence[int]) -> float:
     """A number in [0, 1) that looks random and depends on the tokens alone."""
     text = ",".join(str(operator.index(token)) for token in document)
     digest = hashlib.sha256(text.encode()).digest()
     return int.from_bytes(digest[:6], "big") / 2.0**48
 
 
-def _pieces(documents, config):
+def _pieces(documents: Documents, config: Config) -> list[np.ndarray]:
     """Documents as token arrays, cut where they are longer than the model can see."""
     length = config["context"] + 1
     pieces = []
@@ -131,7 +136,8 @@ def _pieces(documents, config):
     return pieces
 
 
-def _checked_config(config):
+def _checked_config(config: Config) -> Config:
+    """A copy of the config with plain numbers, or a refusal."""
     checked = {name: _at_least(config[name], low, name) for name, low in SETTINGS.items()}
     if checked["dim"] % checked["heads"]:
         raise ValueError(f"dim {checked['dim']} does not divide into {checked['heads']} heads")
@@ -141,7 +147,8 @@ def _checked_config(config):
     return {**checked, "seconds": float(config["seconds"]), "seed": seed}
 
 
-def _finite_floats(w):
+def _finite_floats(w: np.ndarray) -> np.ndarray:
+    """The weights in float64, or a refusal."""
     w = np.asarray(w)
     if w.dtype not in (np.float32, np.float64):
         raise TypeError(f"weights must be float32 or float64, got {w.dtype}")
@@ -152,7 +159,8 @@ def _finite_floats(w):
     return w.astype(np.float64)
 
 
-def _ternary_codes(codes):
+def _ternary_codes(codes: np.ndarray) -> np.ndarray:
+    """The codes, contiguous, or a refusal."""
     codes = np.asarray(codes)
     if codes.dtype != np.int8:
         raise TypeError(f"codes must be int8, got {codes.dtype}")
@@ -163,28 +171,31 @@ def _ternary_codes(codes):
     return np.ascontiguousarray(codes)
 
 
-def _positive(value, name):
+def _positive(value: int, name: str) -> int:
+    """An integer from 1 on, or a refusal."""
     return _at_least(value, 1, name)
 
 
-def _at_least(value, low, name):
+def _at_least(value: int, low: int, name: str) -> int:
+    """An integer from `low` on, or a refusal."""
     value = operator.index(value)
     if value < low:
         raise ValueError(f"{name} must be at least {low}, got {value}")
     return value
 
 
-def _groups_in(columns, group_size):
+def _groups_in(columns: int, group_size: int) -> int:
+    """How many groups a row has, a short last one included."""
     return -(-columns // group_size)
 
 
-def _group_sizes(columns, group_size):
+def _group_sizes(columns: int, group_size: int) -> np.ndarray:
     """How many weights each group has: all full but perhaps the last."""
     starts = np.arange(_groups_in(columns, group_size)) * group_size
     return np.minimum(columns - starts, group_size)
 
 
-def _grouped(values, group_size):
+def _grouped(values: np.ndarray, group_size: int) -> np.ndarray:
     """(..., n) -> (..., groups, group_size), the last group filled up with zeros."""
     columns = values.shape[-1]
     groups = _groups_in(columns, group_size)

@@ -7,9 +7,14 @@ the best model on documents that were never trained on, not the last one.
 """
 
 import time
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
-from model import loss_and_gradients, loss_only, tensor_shapes
+from model import Config, Weights, loss_and_gradients, loss_only, tensor_shapes
+
+Documents = Sequence[Sequence[int]]
+Batch = tuple[np.ndarray, np.ndarray, np.ndarray]
+Quantise = Callable[[np.ndarray], np.ndarray]
 
 BATCH_TOKENS = 512
 PEAK_RATE = 0.1
@@ -23,8 +28,8 @@ EVALUATE_EVERY = 10
 SPREAD = {"head": 0.2, "embedding": 4.0}
 
 
-def initial_weights(config):
-    """Latent weights, drawn from the seed: one flat float32 array for each tensor's name."""
+def initial_weights(config: Config) -> Weights:
+    """Latent weights, drawn from the seed, float32."""
     rng = np.random.default_rng(config["seed"])
     weights = {}
     for name, (rows, columns) in tensor_shapes(config).items():
@@ -33,7 +38,7 @@ def initial_weights(config):
     return weights
 
 
-def fit(train, valid, config, quantise):
+def fit(train: Documents, valid: Documents, config: Config, quantise: Quantise) -> Weights:
     """Latent weights of the best model found within `config["seconds"]`.
 
     `train` and `valid` are lists of token arrays of 2 to context + 1 tokens; `quantise` maps a
@@ -49,7 +54,7 @@ def fit(train, valid, config, quantise):
 class _Run:
     """One training run: latent weights, Adam's moments, and the clock."""
 
-    def __init__(self, latent, config, quantise, start):
+    def __init__(self, latent: Weights, config: Config, quantise: Quantise, start: float) -> None:
         self.latent = latent
         self.config = config
         self.quantise = quantise
@@ -59,7 +64,7 @@ class _Run:
         self.second = {name: np.zeros_like(value) for name, value in latent.items()}
         self.steps = 0
 
-    def best(self, train, valid):
+    def best(self, train: Documents, valid: Documents) -> Weights:
         """Train until the time is over or the held-out loss has stopped falling."""
         held_out = collate(valid)
         best_loss, best, stale = self.held_out_loss(held_out), _copy(self.latent), 0
@@ -73,16 +78,20 @@ class _Run:
                     best_loss, best, stale = loss, _copy(self.latent), 0
         return best
 
-    def progress(self):
+    def progress(self) -> float:
+        """The share of the time that is over."""
         return (time.monotonic() - self.start) / self.config["seconds"]
 
-    def quantised(self):
+    def quantised(self) -> Weights:
+        """The weights as they will be shipped."""
         return {name: self.quantise(value) for name, value in self.latent.items()}
 
-    def held_out_loss(self, held_out):
+    def held_out_loss(self, held_out: Batch) -> float:
+        """How well the shipped weights do on what was not trained on."""
         return loss_only(self.quantised(), *held_out, self.config)
 
-    def step(self, batch):
+    def step(self, batch: Batch) -> None:
+        """One batch: gradients, clipping, Adam."""
         _, gradients = loss_and_gradients(self.quantised(), *batch, self.config)
         norm = np.sqrt(sum(float(np.sum(g * g)) for g in gradients.values()))
         shrink = min(1.0, CLIP / (norm + 1e-12))
@@ -90,7 +99,8 @@ class _Run:
         for name, gradient in gradients.items():
             self._adam(name, gradient * np.float32(shrink))
 
-    def _adam(self, name, gradient):
+    def _adam(self, name: str, gradient: np.ndarray) -> None:
+        """Move one latent tensor; moments are corrected for their start at zero."""
         slow, slower = BETAS
         first, second = self.first[name], self.second[name]
         first += (1 - slow) * (gradient - first)
@@ -99,7 +109,7 @@ class _Run:
         size = np.sqrt(second / (1 - slower**self.steps)) + 1e-8
         self.latent[name] -= np.float32(self._rate(name)) * unbiased / size
 
-    def _rate(self, name):
+    def _rate(self, name: str) -> float:
         """Warm-up, then a straight line down over the time left; relative to a row's size."""
         warm = min(1.0, self.steps / WARM_UP_STEPS)
         done = min(1.0, self.progress())
@@ -107,7 +117,7 @@ class _Run:
         return warm * size * (PEAK_RATE + (FINAL_RATE - PEAK_RATE) * done)
 
 
-def collate(documents):
+def collate(documents: Documents) -> Batch:
     """Pad documents to (tokens, targets, weight), each (B, T)."""
     length = max(len(document) for document in documents) - 1
     tokens = np.zeros((len(documents), length), dtype=np.int64)
@@ -121,7 +131,7 @@ def collate(documents):
     return tokens, targets, weight
 
 
-def _endless_batches(documents, rng):
+def _endless_batches(documents: Documents, rng: np.random.Generator) -> Iterator[Batch]:
     """Batches of about BATCH_TOKENS tokens, every document once in each pass, in a new order."""
     longest = max(len(document) for document in documents)
     size = max(1, BATCH_TOKENS // longest)
@@ -131,5 +141,6 @@ def _endless_batches(documents, rng):
             yield collate([documents[i] for i in order[begin : begin + size]])
 
 
-def _copy(weights):
+def _copy(weights: Weights) -> Weights:
+    """The weights as they are now."""
     return {name: value.copy() for name, value in weights.items()}

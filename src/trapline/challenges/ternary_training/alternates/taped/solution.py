@@ -10,7 +10,8 @@ import numpy as np
 from tape import Tape
 
 GROUP = 128
-STREAM = 400
+STREAM = 200
+JUDGES = 10
 MASK64 = (1 << 64) - 1
 
 
@@ -166,14 +167,14 @@ def _search(latent, pieces, config, rng, deadline):
     different = sorted(set(pieces), key=_hash)
     judges = set(different[: max(1, len(different) // 7)])
     learn = [piece for piece in pieces if piece not in judges] or pieces
-    judged = _stream([p for p in different if p in judges][:40])
+    judged = _stream([p for p in different if p in judges][:JUDGES])
     begun, span = time.monotonic(), max(deadline - time.monotonic(), 1e-3)
     momentum = {name: np.zeros_like(value) for name, value in latent.items()}
     best, best_loss, since, step = _snapshot(latent), _loss(latent, judged, config)[0], 0, 0
     while time.monotonic() < deadline and since < 10:
         batch = _draw_batch(learn, rng)
         gradients = _loss(latent, _stream(batch), config)[1]
-        rate = 0.06 * max(0.1, 1.0 - (time.monotonic() - begun) / span)
+        rate = 0.1 * max(0.1, 1.0 - (time.monotonic() - begun) / span)
         for name, gradient in gradients.items():
             momentum[name] = 0.9 * momentum[name] + 0.1 * gradient
             move = np.sign(momentum[name] + 0.1 * gradient)
