@@ -40,43 +40,46 @@ ARITHMETIC = {
 }
 
 
+Path = tuple[tuple[str, int | None], ...]
+Change = Callable[[ast.AST], ast.AST]
+
+
 @dataclass(frozen=True)
 class MechanicalMutant:
-    """One change at one place."""
+    """One change at one place; the text is made only when somebody asks for it."""
 
     id: str
     line: int
-    files: dict[str, str]
+    _origin: dict[str, str]
+    _name: str
+    _tree: ast.Module
+    _path: Path
+    _change: Change
+
+    @property
+    def files(self) -> dict[str, str]:
+        """The solution's files with this change in."""
+        tree = copy.deepcopy(self._tree)
+        _replace(tree, self._path, self._change(_at(tree, self._path)))
+        return {**self._origin, self._name: ast.unparse(ast.fix_missing_locations(tree))}
 
 
 def mechanical_mutants(files: dict[str, str]) -> Iterator[MechanicalMutant]:
     """All mutants of all modules of a solution, its tests left out."""
     for name, source in files.items():
-        if name.startswith("test_") or name == "conftest.py":
-            continue
-        for identity, line, mutated in _mutants_of(source):
-            yield MechanicalMutant(f"{name}:{identity}", line, {**files, name: mutated})
+        if not name.startswith("test_") and name != "conftest.py":
+            yield from _mutants_of(files, name, ast.parse(source))
 
 
-def _mutants_of(source: str) -> Iterator[tuple[str, int, str]]:
-    tree = ast.parse(source)
+def _mutants_of(files: dict[str, str], name: str, tree: ast.Module) -> Iterator[MechanicalMutant]:
     counts: dict[str, int] = {}
     for where, path in _places(tree):
         node = _at(tree, path)
         for operator, change in _changes(node):
-            prefix = f"{where}/{operator}"
+            prefix = f"{name}:{where}/{operator}"
             counts[prefix] = counts.get(prefix, 0) + 1
-            mutated = copy.deepcopy(tree)
-            _replace(mutated, path, change(copy.deepcopy(node)))
-            line = getattr(node, "lineno", 0)
-            yield (
-                f"{prefix}/{counts[prefix]}",
-                line,
-                ast.unparse(ast.fix_missing_locations(mutated)),
-            )
-
-
-Path = tuple[tuple[str, int | None], ...]
+            identity, line = f"{prefix}/{counts[prefix]}", getattr(node, "lineno", 0)
+            yield MechanicalMutant(identity, line, files, name, tree, path, change)
 
 
 def _places(tree: ast.Module) -> Iterator[tuple[str, Path]]:
@@ -121,9 +124,6 @@ def _replace(tree: ast.AST, path: Path, new: ast.AST) -> None:
         setattr(parent, field, new)
     else:
         getattr(parent, field)[index] = new
-
-
-Change = Callable[[ast.AST], ast.AST]
 
 
 def _changes(node: ast.AST) -> Iterator[tuple[str, Change]]:
