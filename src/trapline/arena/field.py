@@ -44,6 +44,9 @@ def find_entries(field: Path, challenges: list[str]) -> list[Entry]:
         for challenge in wanted
         for entry in _entries_of(entrant, challenge)
     ]
+    for entry in entries:
+        if not entry.entrant.isprintable():
+            raise UsageError(f"an entrant's folder has a name that is no text: {entry.entrant!r}")
     if not entries:
         raise UsageError(f"{field} holds no <entrant>/<challenge>/ folder of a challenge to grade")
     return entries
