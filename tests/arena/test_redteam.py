@@ -77,11 +77,12 @@ def test_every_attack_that_says_so_succeeds_in_a_plain_process(corpus, challenge
 
 
 @pytest.mark.full
-def test_no_attack_of_the_whole_corpus_gains_anything(isolated):
+def test_no_attack_of_the_whole_corpus_gains_anything_but_those_known_to(corpus, isolated):
     team = redteam.run_red_team(isolated)
-    assert [one for one in team.attempts if one.surprising] == []
-    assert team.holds()
-    assert team.success_rate == 0.0
+    known = {cheat.name for cheat in corpus.values() if cheat.open} - set(team.left_out)
+    assert [one for one in team.attempts if one.surprising and one.name not in known] == []
+    assert {one.name for one in team.succeeded} == known
+    assert set(team.honest.values()) == {"pass"}
     assert len(team.attempts) >= 40
 
 

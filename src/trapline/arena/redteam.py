@@ -7,6 +7,7 @@ The corpus is a folder of single files. Each starts with a header of comments:
     # succeeds-at: process                  (a level at which it does succeed; tests prove it)
     # needs: cgroup                         (left out where the machine lacks it)
     # slow: yes                             (costs deadlines, not computation)
+    # open: yes                             (known to succeed still; counted as the success it is)
 
 The rest is `solution.py`; a line `# ==== file: NAME` starts another file of the submission.
 """
@@ -35,7 +36,7 @@ CHALLENGE = "ordering"
 _FIELD = re.compile(r"# ([a-z-]+): (.+)")
 _NEXT_FILE = re.compile(r"^# ==== file: (.+)\n", re.MULTILINE)
 _DIGEST = "{digest of solution.py}"
-_KNOWN = {"attack", "defence", "expect", "at-most", "succeeds-at", "needs", "slow"}
+_KNOWN = {"attack", "defence", "expect", "at-most", "succeeds-at", "needs", "slow", "open"}
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,7 @@ class Cheat:
     succeeds_at: tuple[str, ...]
     needs: str
     slow: bool
+    open: bool
     files: dict[str, str]
 
 
@@ -130,6 +132,7 @@ def read_cheat(path: Path) -> Cheat:
         succeeds_at=tuple(fields.get("succeeds-at", "").split()),
         needs=fields.get("needs", ""),
         slow="slow" in fields,
+        open="open" in fields,
         files=_files(text),
     )
 
