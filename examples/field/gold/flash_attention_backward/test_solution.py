@@ -216,3 +216,33 @@ def test_no_score_matrix_is_held():
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert peaks[1] < 8 * peaks[0]
+
+
+def test_huge_scores_give_finite_gradients():
+    """A weight stays at most 1 although float32 scores and lse near 1e12 are rounded apart."""
+    dout, q, k, v = draw(T=128, S=8, D=3, dtype=np.float32)
+    q, k = q * np.float32(1e6), k * np.float32(1e6)
+    out, lse = (x.astype(np.float32) for x in row_by_row(dout, q, k, v, False)[0])
+    for grad in flash_attention_backward(dout, q, k, v, out, lse, tile=16):
+        assert np.isfinite(grad).all()
+
+
+def test_scores_below_any_sentinel():
+    dout, q, k, v = draw(T=6, S=6)
+    q[...], k[...] = 0.0, 0.0
+    q[..., 0], k[..., 0] = 1.0, -1e200 * np.arange(1, 7)
+    saved = flash_attention(q, k, v, causal=True, tile=4)
+    np.testing.assert_allclose(saved[0], np.broadcast_to(v[:, :, :1], v.shape), rtol=1e-14)
+    dv = flash_attention_backward(dout, q, k, v, *saved, causal=True, tile=4)[2]
+    np.testing.assert_allclose(dv[:, :, 0], dout.sum(axis=2), atol=1e-12)
+
+
+def test_rows_without_keys_may_hold_the_largest_numbers():
+    dout, q, k, v = draw(T=7, S=4, dtype=np.float32)
+    dout[:, :, :3] = 3e38
+    assert_right(dout, q, k, np.abs(v) + 1, causal=True, tile=16, atol=1e-4)
+
+
+def test_values_of_zero_still_get_a_gradient():
+    dout, q, k, v = draw(T=6, S=6)
+    assert_right(dout, q, k, 0 * v, causal=True, tile=4)

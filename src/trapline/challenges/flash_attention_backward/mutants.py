@@ -10,7 +10,7 @@ _BACKWARD_MASK = (
     "    if causal:\n        scores[_hidden(position, rows, cols)] = -np.inf\n    # A row without"
 )
 _FORWARD_MASK = "position + 1:\n            scores[_hidden(position, rows, cols)] = -np.inf"
-_WEIGHTS = "return np.exp(scores - finite[:, None])"
+_WEIGHTS = "return np.exp(np.minimum(scores - finite[:, None], 0))"
 _DSCORES = "dscores = weights * (dweights - delta[b, h, rows, None]) * D**-0.5"
 _BACKWARD_HEAD = "        g = h // (H // G)\n        for start in range(0, S, tile):"
 _ORIGIN = "np.where(new_peak == -np.inf, 0, new_peak)"
@@ -82,6 +82,8 @@ MUTANTS: list[Mutant] = [
         "empty-rows-infinite",
         _mask("    if causal:\n        scores[_hidden(position, rows, cols)] = -1e9\n"),
         ("np.where(lse == -np.inf, 0, lse)", "np.maximum(lse, -1e10)"),
+        (_WEIGHTS, "return np.exp(scores - finite[:, None])"),
+        ("    dout = _heard(dout, lse)\n", ""),
     ),
     # causal
     edit("mask-missing", _mask("")),
@@ -218,6 +220,17 @@ MUTANTS: list[Mutant] = [
     edit("forward-lse-without-maximum", ("peak + np.log(total)", "np.log(total)")),
     edit("forward-mask-aligned-top-left", ("start + S - T, causal", "start, causal")),
     edit("forward-finite-mask", (_FORWARD_MASK, _FORWARD_MASK.replace("-np.inf", "-1e9"))),
+    # the ends of the numbers
+    edit("huge-scores-overflow", (_WEIGHTS, "return np.exp(scores - finite[:, None])")),
+    edit("empty-rows-overflow", ("    dout = _heard(dout, lse)\n", "")),
+    edit(
+        "scores-below-sentinel",
+        ("np.where(lse == -np.inf, 0, lse)", "np.where(lse < -1e30, 0, lse)"),
+    ),
+    edit(
+        "zero-output-taken-for-empty-row",
+        ("_heard(dout, lse)", "_heard(dout, np.where(out.any(axis=-1), lse, -np.inf))"),
+    ),
 ]
 
 #: Mechanical mutants that change nothing the contract speaks of, with the reason.
@@ -229,6 +242,8 @@ EQUIVALENT: dict[str, str] = {
     "solution.py:flash_attention_backward/arithmetic/8": "skips fewer hidden tiles, masks them",
     "solution.py:flash_attention_backward/drop-operand/8": "skips fewer hidden tiles, masks them",
     "solution.py:_weights/constant/2": "any finite stand-in does where all scores are -inf",
+    "solution.py:_weights/constant/3": "caps at e, not 1: acts only where rounding ate the weight",
+    "solution.py:_heard/constant/1": "any small stand-in does in rows whose weights are all 0",
     "solution.py:_attend/never/1": "reads hidden tiles too and masks them: slower, not different",
     "solution.py:_attend/compare/1": "builds a mask that hides nothing one tile more often",
     "solution.py:_attend/arithmetic/6": "builds a mask that hides nothing in more tiles",

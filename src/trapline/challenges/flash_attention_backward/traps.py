@@ -1,5 +1,7 @@
 """Bugs that the backward pass of tiled attention really gets, each in its smallest situation."""
 
+from typing import Any
+
 import numpy as np
 
 from trapline.arena import expect
@@ -532,7 +534,8 @@ def lse_overwritten(submission: Submission, rng: np.random.Generator) -> None:
     story="An upstream gradient feeds other branches as well.",
 )
 def dout_scaled(submission: Submission, rng: np.random.Generator) -> None:
-    arguments_survive(submission, draw(Shape(T=6, S=6), rng, True))
+    # Width 3: dividing by its scale again does not give back every number.
+    arguments_survive(submission, draw(Shape(T=64, S=64, D=3), rng, True))
 
 
 @trap(
@@ -738,8 +741,9 @@ def out_shape(submission: Submission, rng: np.random.Generator) -> None:
     story="lse padded to a multiple of the tile, as some kernels save it, is another layout.",
 )
 def lse_shape(submission: Submission, rng: np.random.Generator) -> None:
-    dout, q, k, v, out, lse = draw(Shape(T=6, S=6), rng, False)
-    for other in (np.pad(lse, ((0, 0), (0, 0), (0, 2))), np.concatenate([lse, lse])):
+    dout, q, k, v, out, lse = draw(Shape(H=2, G=2, T=6, S=6), rng, False)
+    padded, doubled = np.pad(lse, ((0, 0), (0, 0), (0, 2))), np.concatenate([lse, lse])
+    for other in (padded, doubled, lse.swapaxes(1, 2), lse[..., None]):
         expect.raises(
             REFUSALS,
             lambda other=other: submission.flash_attention_backward(dout, q, k, v, out, other),  # type: ignore[misc]
@@ -828,3 +832,72 @@ def forward_finite_mask(submission: Submission, rng: np.random.Generator) -> Non
     expect.array(out, shape=(1, 1, 7, 4), dtype=np.float64, what="out")
     expect.equal(out[:, :, :3], np.zeros((1, 1, 3, 4)), "an empty row")
     expect.that(bool(np.all(lse[..., :3] == -np.inf)), "lse of an empty row is not −inf")
+
+
+# --- the ends of the numbers ----------------------------------------------------------------------
+
+
+def finite(answer: Any, arguments: Saved) -> None:
+    """Gradients of the right shapes and dtypes, without infinities and NaN."""
+    for name, got, like in zip(NAMES, triple(answer), arguments[1:4], strict=True):
+        expect.array(got, shape=like.shape, dtype=like.dtype, what=name)
+        expect.that(bool(np.isfinite(got).all()), f"{name} is not finite")
+
+
+@trap(
+    "huge-scores-overflow",
+    catches="exp(s − lse) overflows where s and lse are rounded apart by more than 88",
+    severity="major",
+    story="float32 numbers near 10¹² are 65536 apart; a saved lse one step below a score made "
+    "again in another order turns a probability into inf.",
+)
+def huge_scores(submission: Submission, rng: np.random.Generator) -> None:
+    q, k, v = Shape(T=128, S=8, D=3).draw(rng, np.float32)
+    dout = rng.standard_normal(q.shape).astype(np.float32)
+    arguments = saved(dout, 1e6 * q, 1e6 * k, v, False)
+    finite(submission.flash_attention_backward(*arguments, tile=16), arguments)
+
+
+@trap(
+    "empty-rows-overflow",
+    catches="dout of a row without keys overflows in a product before its weight 0 is applied",
+    severity="major",
+    story="Nobody fills the gradient of a padded row; 0 · inf is NaN, and it reaches all of dk.",
+)
+def empty_rows_overflow(submission: Submission, rng: np.random.Generator) -> None:
+    q, k, v = Shape(H=2, G=1, T=7, S=4).draw(rng, np.float32)
+    dout = rng.standard_normal(q.shape).astype(np.float32)
+    dout[:, :, :3] = 3e38
+    arguments = saved(dout, q, k, np.abs(v) + np.float32(1.0), True)
+    for tile in (2, 16):
+        differentiates(submission, arguments, causal=True, tile=tile)
+
+
+@trap(
+    "scores-below-sentinel",
+    catches="−1e30 stands for −inf somewhere, and rows with finite scores below it count as empty",
+    severity="major",
+    story="lse < −1e30 is a common test for an empty row; the constant comes from another dtype's "
+    "range.",
+)
+def scores_below_sentinel(submission: Submission, rng: np.random.Generator) -> None:
+    # Every key is hopelessly behind the first, so that it gets all of dout.
+    arguments = with_logits(rng, [-1e200 * s for s in range(1, 7)], 6, True)
+    want = np.zeros((1, 1, 6, 4))
+    want[:, :, 0] = arguments[0].sum(axis=2)
+    for tile in (4, 16):
+        answer = submission.flash_attention_backward(*arguments, causal=True, tile=tile)
+        finite(answer, arguments)
+        expect.close(answer[2], want, atol=1e-12, what="dv")
+
+
+@trap(
+    "zero-output-taken-for-empty-row",
+    catches="a row whose out is 0 is taken for one that sees no key",
+    severity="major",
+    story="An empty row has out 0, but so has every row over values that are zero: a layer whose "
+    "value projection starts at zero would never learn.",
+)
+def zero_output(submission: Submission, rng: np.random.Generator) -> None:
+    dout, q, k, v, _, _ = draw(Shape(H=2, G=1, T=6, S=6), rng, True)
+    differentiates(submission, saved(dout, q, k, 0 * v, True), causal=True, tile=4)

@@ -194,6 +194,23 @@ MUTANTS: list[Mutant] = [
         "larger-batch-of-keys-accepted",
         ("(q.shape[0], q.shape[3]) != (k.shape[0], k.shape[3])", "q.shape[3] != k.shape[3]"),
     ),
+    edit("one-column-of-values-accepted", ("k.shape != v.shape", "k.shape[:3] != v.shape[:3]")),
+    edit("integers-in-one-array-accepted", ("for x in (q, k, v))", "for x in (q, k))")),
+    edit(
+        "empty-problem-unchecked",
+        (
+            _CHECKED,
+            "    if q.size == 0 or k.size == 0:\n"
+            "        return np.zeros(q.shape, q.dtype), np.full(q.shape[:3], -np.inf, q.dtype)\n"
+            + _CHECKED,
+        ),
+    ),
+    # the ends of the numbers
+    edit("scores-below-sentinel", (_ORIGIN, "np.maximum(new_peak, q.dtype.type(-1e30))")),
+    edit(
+        "small-rise-not-rescaled",
+        ("np.exp(peak - origin)", "np.exp(np.where(origin - peak < 1e-6, 0, peak - origin))"),
+    ),
 ]
 
 #: Mechanical mutants that change nothing the contract speaks of, with the reason.

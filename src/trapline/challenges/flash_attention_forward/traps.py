@@ -562,7 +562,8 @@ def strides_ignored(submission: Submission, rng: np.random.Generator) -> None:
     "looked at after the call.",
 )
 def inputs_modified(submission: Submission, rng: np.random.Generator) -> None:
-    inputs = Shape(H=2, G=1, T=6, S=6).draw(rng)
+    # Width 3: dividing by its scale again does not give back every number.
+    inputs = Shape(H=2, G=1, T=64, S=64, D=3).draw(rng)
     for causal in (False, True):
         _, after = submission.observe("flash_attention", *inputs, causal=causal, tile=4)
         for name, left, given in zip("qkv", after, inputs, strict=True):
@@ -730,3 +731,82 @@ def longer_values(submission: Submission, rng: np.random.Generator) -> None:
 def larger_batch(submission: Submission, rng: np.random.Generator) -> None:
     q, k, v = Shape(B=3, T=4, S=6).draw(rng)
     expect.raises(REFUSALS, lambda: submission.flash_attention(q[:2], k, v))
+
+
+@trap(
+    "one-column-of-values-accepted",
+    catches="v of width 1 is broadcast over the width of q",
+    severity="minor",
+    story="Any other width fails by itself in an addition; one column fits everywhere.",
+)
+def one_column(submission: Submission, rng: np.random.Generator) -> None:
+    q, k, v = Shape(T=4, S=6).draw(rng)
+    for width in (1, 3):
+        expect.raises(
+            REFUSALS,
+            lambda width=width: submission.flash_attention(q, k, v[..., :width]),  # type: ignore[misc]
+        )
+
+
+@trap(
+    "integers-in-one-array-accepted",
+    catches="only q's dtype is looked at; integer keys or values are promoted silently",
+    severity="minor",
+    story="Outputs have the dtype of q, so q is the one that gets checked; a quantised cache that "
+    "was never dequantised comes in through k and v.",
+)
+def integers_in_one(submission: Submission, rng: np.random.Generator) -> None:
+    inputs = Shape(T=4, S=6).draw(rng)
+    for place in range(3):
+        mixed = list(inputs)
+        mixed[place] = np.rint(4 * mixed[place]).astype(np.int64)
+        expect.raises(REFUSALS, lambda mixed=mixed: submission.flash_attention(*mixed))  # type: ignore[misc]
+
+
+@trap(
+    "empty-problem-unchecked",
+    catches="an early return for empty arrays comes before the checks",
+    severity="minor",
+    story="The shortcut is added last and put first; a wrong number of heads then shows up only "
+    "when the first token arrives.",
+)
+def empty_unchecked(submission: Submission, rng: np.random.Generator) -> None:
+    for empty in ({"B": 0}, {"T": 0}, {"S": 0}):
+        uneven = Shape(H=3, G=2, **empty).draw(rng)
+        expect.raises(ValueError, lambda uneven=uneven: submission.flash_attention(*uneven))  # type: ignore[misc]
+        q, k, v = Shape(**empty).draw(rng)
+        expect.raises(REFUSALS, lambda q=q, k=k, v=v: submission.flash_attention(q, k, v, tile=0))  # type: ignore[misc]
+
+
+# --- the ends of the numbers ----------------------------------------------------------------------
+
+
+@trap(
+    "scores-below-sentinel",
+    catches="−1e30 stands for −inf somewhere, and finite scores below it count as hidden",
+    severity="major",
+    story="A floor under the running maximum saves a branch; the constant comes from another "
+    "dtype's range.",
+)
+def scores_below_sentinel(submission: Submission, rng: np.random.Generator) -> None:
+    for unit, dtype in ((-1e200, np.float64), (-1e36, np.float32)):
+        # Every key is hopelessly behind the first, so its value is the answer without rounding.
+        q, k, v = with_logits(rng, unit * np.arange(1, 7), 6, dtype)
+        for tile in (4, 16):
+            out, lse = pair(submission.flash_attention(q, k, v, causal=True, tile=tile))
+            expect.array(lse, shape=(1, 1, 6), dtype=dtype, what="lse")
+            expect.array(out, shape=(1, 1, 6, 4), dtype=dtype, what="out")
+            slack = 8.0 * float(np.finfo(dtype).eps)
+            expect.close(out, np.repeat(v[:, :, :1], 6, axis=2), rtol=slack, what="out")
+            expect.close(lse, np.full((1, 1, 6), unit), rtol=slack, what="lse")
+
+
+@trap(
+    "small-rise-not-rescaled",
+    catches="the correction is left out while the maximum rises by less than 1e-6",
+    severity="minor",
+    story="Skipping needless rescaling is a real speed-up when the old maximum is kept; with the "
+    "new one every skipped step is an error, far above float64's.",
+)
+def small_rise(submission: Submission, rng: np.random.Generator) -> None:
+    attends(submission, *with_logits(rng, 5e-7 * np.arange(12), 3, np.float64), tile=2)

@@ -38,6 +38,7 @@ def flash_attention_backward(
     """Gradients dq (B,H,T,D), dk and dv (B,G,S,D) of flash_attention's out along dout."""
     _check(q, k, v, tile)
     _check_saved(dout, q, out, lse)
+    dout = _heard(dout, lse)
     (B, H, T, D), (G, S) = q.shape, k.shape[1:3]
     dq, dk, dv = (np.zeros(x.shape, x.dtype) for x in (q, k, v))
     # The sum over keys of weight times its gradient, for every row, without a sum over keys.
@@ -70,7 +71,13 @@ def _weights(
         scores[_hidden(position, rows, cols)] = -np.inf
     # A row without keys has lse -inf, but all its scores are -inf too: any finite stand-in gives 0.
     finite = np.where(lse == -np.inf, 0, lse)
-    return np.exp(scores - finite[:, None])
+    # No weight exceeds 1, but lse and huge scores, rounded separately, may say so.
+    return np.exp(np.minimum(scores - finite[:, None], 0))
+
+
+def _heard(dout: np.ndarray, lse: np.ndarray) -> np.ndarray:
+    """dout with zeros where a row sees no key: what overflows there would meet 0 and be NaN."""
+    return np.where(lse[..., None] == -np.inf, 0, dout)
 
 
 def _attend(

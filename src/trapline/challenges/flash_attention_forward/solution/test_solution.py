@@ -133,7 +133,7 @@ def test_views_are_read_as_views():
 
 
 def test_inputs_are_left_alone_and_nothing_is_remembered():
-    first, second = draw(T=5, S=5), draw(T=5, S=5)
+    first, second = draw(T=5, S=5, D=3), draw(T=5, S=5, D=3)
     copies = [x.copy() for x in first]
     for arrays in (first, second, first):
         assert_right(*arrays, causal=True, tile=2)
@@ -152,7 +152,9 @@ def test_bad_input_is_refused():
         (q[:, :3], k, v),
         (q.astype(int), k, v),
         (q, k.astype(int), v),
+        (q, k, v.astype(int)),
         (q, k, v.astype(complex)),
+        (q, k, v[..., :1]),
         (q.tolist(), k, v),
     ]
     for arrays in bad:
@@ -183,3 +185,26 @@ def test_every_combination_agrees_with_one_tile():
         tiled = flash_attention(q, k, v, causal=causal, tile=tile)
         for a, b in zip(whole, tiled, strict=True):
             np.testing.assert_allclose(a, b, atol=1e-13)
+
+
+def test_empty_problems_are_checked_too():
+    for empty in ({"B": 0}, {"T": 0}, {"S": 0}):
+        with pytest.raises(ValueError, match="heads"):
+            flash_attention(*draw(H=3, G=2, **empty))
+        with pytest.raises(ValueError, match="tile"):
+            flash_attention(*draw(**empty), tile=0)
+
+
+def test_scores_below_any_sentinel():
+    q, k, v = draw(T=6, S=6)
+    q[...], k[...] = 0.0, 0.0
+    q[..., 0], k[..., 0] = 1.0, -1e200 * np.arange(1, 7)
+    out, lse = flash_attention(q, k, v, causal=True, tile=4)
+    np.testing.assert_allclose(out, np.broadcast_to(v[:, :, :1], v.shape), rtol=1e-14)
+    np.testing.assert_allclose(lse, np.full(lse.shape, -0.5e200), rtol=1e-14)
+
+
+def test_a_maximum_that_rises_very_slowly():
+    q, k, v = draw(T=3, S=12)
+    q[...], k[...] = 0.5, 5e-7 * np.arange(12.0)[:, None]
+    assert_right(q, k, v, tile=2)

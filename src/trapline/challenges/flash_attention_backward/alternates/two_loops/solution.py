@@ -38,6 +38,7 @@ def flash_attention_backward(dout, q, k, v, out, lse, *, causal=False, tile=64):
     ):
         if not np.issubdtype(x.dtype, np.floating) or x.shape != shape:
             raise ValueError(f"{name} must be floating point of shape {shape}")
+    dout = np.where(np.isneginf(lse)[..., None], 0, dout)
     row_dots = np.einsum("bhtd,bhtd->bht", dout, out)
     dq = np.zeros(q.shape, q.dtype)
     dk, dv = np.zeros(k.shape, k.dtype), np.zeros(v.shape, v.dtype)
@@ -76,7 +77,8 @@ def _scores(q, k, rows, cols, offset, causal):
 
 def _probabilities(scores, lse):
     live = lse > -np.inf
-    return np.where(live[..., None], np.exp(scores - np.where(live, lse, 0)[..., None]), 0)
+    exponents = np.minimum(scores - np.where(live, lse, 0)[..., None], 0)
+    return np.where(live[..., None], np.exp(exponents), 0)
 
 
 def _tall(x):

@@ -9,8 +9,8 @@ def flash_attention(q, k, v, *, causal=False, tile=64):
     """Softmax attention in O(N) memory; scores are computed twice, nothing is rescaled."""
     if any(x.ndim != 4 for x in (q, k, v)):
         raise ValueError("q, k, v need axes (batch, head, position, width)")
-    if q.dtype not in (np.float32, np.float64):
-        raise TypeError(f"float32 or float64 expected, not {q.dtype}")
+    if any(x.dtype not in (np.float32, np.float64) for x in (q, k, v)):
+        raise TypeError("q, k, v must be float32 or float64")
     batch, heads, queries, width = q.shape
     groups, keys = k.shape[1], k.shape[2]
     if k.shape != (batch, groups, keys, width) or v.shape != k.shape:
