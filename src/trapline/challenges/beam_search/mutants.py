@@ -416,6 +416,37 @@ MUTANTS: list[Mutant] = [
             "    if log_probs.ndim != 2:\n",
         ),
     ),
+    edit(
+        "certain-end-lost",
+        (
+            "        possible = np.flatnonzero(totals > -np.inf)\n",
+            "        possible = np.flatnonzero((totals < 0.0) & (totals > -np.inf))\n",
+        ),
+    ),
+    edit(
+        "large-batch-in-pieces",
+        (
+            _CALL,
+            "    pieces = [prefixes[i : i + 128] for i in range(0, len(prefixes), 128)]\n"
+            "    answers = np.concatenate([lm.log_probs(piece) for piece in pieces])\n"
+            "    log_probs = checked(answers, len(prefixes), eos_id)\n",
+        ),
+    ),
+    edit("negative-penalty-bound-too-long", (_BOUND, _BOUND.replace("length + 1", "length + 2"))),
+    edit(
+        "almost-a-tie",
+        (
+            "        return bound <= self.pool[-1].score\n",
+            "        return bound <= self.pool[-1].score + 1e-9\n",
+        ),
+    ),
+    edit(
+        "late-zero-probability-lives-on",
+        (
+            "    return log_probs\n",
+            "    return np.maximum(log_probs, -1e9) if rows > 1 else log_probs\n",
+        ),
+    ),
 ]
 
 #: Mechanical mutants that no check can tell from the solution, and why.

@@ -1153,3 +1153,76 @@ def wrong_row_count(submission: Submission, rng: np.random.Generator) -> None:
     refused(submission, rng, lambda rows: flat(rows + 1))
     refused(submission, rng, lambda rows: flat(1))
     refused(submission, rng, lambda rows: flat(rows)[:, 0])
+
+
+@trap(
+    "certain-end-lost",
+    catches="an EOS continuation of probability 1 does not finish",
+    severity="major",
+    story="A sum of 0 is taken for a missing one by a test for truth or for less than zero.",
+)
+def certain_end_lost(submission: Submission, rng: np.random.Generator) -> None:
+    E, A = tokens(rng, 2)
+    table = {(): {E: 0.0, A: -1.0}}
+    asked = one(submission, rng, table, beam_width=1, max_new_tokens=2, eos_id=E)
+    best(asked, [E], 0.0)
+
+
+@trap(
+    "large-batch-in-pieces",
+    catches="many live beams are given to the model in several calls",
+    severity="minor",
+    story="A fixed size of model batches, kept from another project.",
+)
+def large_batch_in_pieces(submission: Submission, rng: np.random.Generator) -> None:
+    E, A = tokens(rng, 2)
+    table: Table = {(): {A: -1.0}, (A,): {E: -1.0}}
+    tables = {prompt_of(rng, first=300 + n): table for n in range(150)}
+    settings: dict[str, Any] = {"beam_width": 2, "max_new_tokens": 2, "eos_id": E}
+    lm.run_tables(submission, VOCABULARY, tables, count_calls=True, **settings)
+
+
+@trap(
+    "negative-penalty-bound-too-long",
+    catches="with a negative penalty the stop test leaves out the very next token",
+    severity="major",
+    story="A length that has been counted up already is counted up once more.",
+)
+def negative_penalty_bound_too_long(submission: Submission, rng: np.random.Generator) -> None:
+    E, A = tokens(rng, 2)
+    table = {(): {E: -5.0, A: -2.0}, (A,): {E: -0.25}}
+    asked = one(
+        submission, rng, table, beam_width=1, max_new_tokens=8, eos_id=E, length_penalty=-1.0
+    )
+    best(asked, [A, E], -4.5)
+
+
+@trap(
+    "almost-a-tie",
+    catches="scores within a tolerance of each other are treated as equal",
+    severity="minor",
+    story="A comparison with a small tolerance stops a search that a live beam could still win.",
+)
+def almost_a_tie(submission: Submission, rng: np.random.Generator) -> None:
+    E, A = tokens(rng, 2)
+    better = -1.0 + 2.0**-40
+    table = {(): {E: -1.0, A: better}, (A,): {E: 0.0}}
+    asked = one(
+        submission, rng, table, beam_width=1, max_new_tokens=3, eos_id=E, length_penalty=0.0
+    )
+    best(asked, [A, E], better)
+
+
+@trap(
+    "late-zero-probability-lives-on",
+    catches="after the first step a continuation of probability 0 becomes a beam",
+    severity="major",
+    story="-inf is replaced by a large negative number where several beams are ranked together.",
+)
+def late_zero_probability_lives_on(submission: Submission, rng: np.random.Generator) -> None:
+    E, A, B = tokens(rng, 3)
+    table = {(): {A: -1.0, B: -2.0}, (A,): {A: -1.0}, (B,): {B: -1.0}}
+    settings: dict[str, Any] = {"beam_width": 4, "max_new_tokens": 2, "eos_id": E}
+    asked = one(submission, rng, table, strict=True, **settings)
+    want = [[([A, A], -1.0), ([B, B], -1.5)]]
+    expect.equal(asked.hypotheses, want, "the only possible hypotheses")
