@@ -668,6 +668,84 @@ MUTANTS: list[Mutant] = [
     ),
     edit("negative-bytes", ("if min(gpu_bytes, weight_bytes, reserve_bytes) < 0:", "if False:")),
     edit("utilization-in-percent", ("if not 0 < utilization <= 1:", "if False:")),
+    edit(
+        "fraction-of-a-byte",
+        ("2 * math.prod(sizes) / 8", "max(1, 2 * math.prod(sizes) // 8)"),
+    ),
+    # --- what a careful reader of the contract still gets wrong
+    edit("finite-mask", ("= -np.inf", "= -1e9")),
+    edit(
+        "page-boundary-taken-for-a-new-page",
+        (
+            "if self.holders[table[i]] > 1]",
+            "if self.holders[table[i]] > 1 and start % self.page_size]",
+        ),
+    ),
+    edit(
+        "copies-before-it-counts",
+        (
+            "        if len(shared) + missing > len(self.free_pages):\n",
+            "        for i in shared[: len(self.free_pages)]:\n"
+            "            table[i] = self._own_copy(table[i])\n"
+            "        shared = [i for i in shared if self.holders[table[i]] > 1]\n"
+            "        if len(shared) + missing > len(self.free_pages):\n",
+        ),
+    ),
+    edit(
+        "refused-fork-takes-room",
+        (
+            "        self._check_fork(seq)\n"
+            "        child = self._register(list(self.counts[seq]))\n",
+            "        child = self._register(list(self.counts[seq]))\n"
+            "        self._check_fork(seq)\n",
+        ),
+    ),
+    edit(
+        "fork-shares-spare-room",
+        (
+            "[tuple(a.copy() for a in fields) for fields in self.rows[seq]]",
+            "list(self.rows[seq])",
+        ),
+    ),
+    edit(
+        "keep-of-everything-does-nothing",
+        (
+            "        indices = self._check_indices(seq, indices)\n",
+            "        indices = self._check_indices(seq, indices)\n"
+            "        if np.array_equal(indices, np.arange(self.length(seq))):\n"
+            "            return\n",
+        ),
+    ),
+    edit(
+        "floor-near-the-smallest-row",
+        (
+            "(largest / self.top).astype(np.float32)",
+            "np.maximum(largest / self.top, 1e-5 * (largest > 0)).astype(np.float32)",
+        ),
+    ),
+    edit(
+        "spare-rows-beyond-the-pool",
+        (
+            "min(max(stop, len(held[0]) * 3 // 2), self.page_size * self.num_pages)",
+            "max(stop, len(held[0]) * 2)",
+        ),
+    ),
+    edit(
+        "prefill-of-nothing-anywhere",
+        (
+            "        self._check_place(seq, layer)\n"
+            "        self._check_queries(q)\n"
+            "        self._check_rows(k, v)\n"
+            "        if len(q) != len(k):",
+            "        if len(q) == 0 == len(k):\n"
+            "            return np.empty(q.shape, q.dtype)\n"
+            "        self._check_place(seq, layer)\n"
+            "        self._check_queries(q)\n"
+            "        self._check_rows(k, v)\n"
+            "        if len(q) != len(k):",
+        ),
+    ),
+    edit("empty-answers-are-wider", ("return np.zeros_like(q)", "return np.zeros(q.shape)")),
 ]
 
 #: Why nobody who keeps to the prompt can tell these from the original: reason → places.
