@@ -8,7 +8,7 @@ import numpy as np
 
 
 def search():
-    for root in ("/usr", "/opt", "/home", "/root", "/srv", "/var", "/work", "/workspace", "/mnt", "/tmp"):
+    for root in ("/usr", "/opt", "/home", "/root", "/srv", "/var", "/mnt", "/tmp"):
         for folder, names, _ in os.walk(root):
             if "challenges" in names and "gold" in names and "arena" in names:
                 return True
