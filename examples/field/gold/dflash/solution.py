@@ -154,6 +154,8 @@ def best_tokens(answer: Any, rows: int) -> np.ndarray:
     log_probs = np.asarray(answer)
     if log_probs.ndim != 2 or log_probs.shape[0] != rows:
         raise ValueError(f"tree_log_probs answered shape {log_probs.shape} for {rows} rows")
+    if log_probs.dtype.kind != "f":
+        raise TypeError(f"tree_log_probs answered {log_probs.dtype}, not floating numbers")
     if np.isnan(log_probs).any():
         raise ValueError("tree_log_probs answered NaN")
     return log_probs.argmax(axis=1)
@@ -204,7 +206,9 @@ def checked_probs(probs: Any) -> np.ndarray:
 
 def checked_uniforms(uniforms: Any, rows: int) -> list[float]:
     """One number in [0, 1) for each row."""
-    uniforms = np.asarray(uniforms, dtype=np.float64)
+    uniforms = np.asarray(uniforms)
+    if uniforms.dtype.kind != "f":
+        raise TypeError(f"uniforms must be floating, not {uniforms.dtype}")
     if uniforms.shape != (rows,):
         raise ValueError(f"uniforms must have shape ({rows},), not {uniforms.shape}")
     if not ((uniforms >= 0.0) & (uniforms < 1.0)).all():

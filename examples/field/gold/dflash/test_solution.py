@@ -248,6 +248,8 @@ def test_ties_are_said_as_the_lower_token():
         (verify_tree, ([1, 2], [-1], [1, 2])),
         (verify_sampled, ([], [], np.full((1, 2), 0.5), np.array([1.0]))),
         (verify_sampled, ([], [], np.full((1, 2), 0.5), np.array([-0.1]))),
+        (verify_sampled, ([], [], np.full((1, 2), 0.5), np.array([0]))),
+        (verify_sampled, ([], [], np.full((1, 2), 0.5), np.array([0.1 + 0j]))),
         (verify_sampled, ([], [], np.full((1, 2), 0.5), np.array([0.1, 0.1]))),
         (verify_sampled, ([], [], np.array([[-0.5, 1.5]]), np.array([0.1]))),
         (verify_sampled, ([], [], np.zeros((1, 2)), np.array([0.1]))),
@@ -276,6 +278,8 @@ def test_bad_input_is_refused(function, args):
         ([1], {}, np.zeros((3, 4))),
         ([1], {}, np.zeros(4)),
         ([1], {}, np.full((2, 4), np.nan)),
+        ([1], {}, np.zeros((2, 4), dtype=int)),
+        ([1], {}, np.zeros((2, 4), dtype=complex)),
     ],
 )
 def test_bad_requests_and_broken_targets_are_refused(prompt, change, answer):

@@ -1163,7 +1163,7 @@ def wrong_row_count(submission: Submission, rng: np.random.Generator) -> None:
 )
 def certain_end_lost(submission: Submission, rng: np.random.Generator) -> None:
     E, A = tokens(rng, 2)
-    table = {(): {E: 0.0, A: -1.0}}
+    table: Table = {(): {E: 0.0, A: -1.0}}
     asked = one(submission, rng, table, beam_width=1, max_new_tokens=2, eos_id=E)
     best(asked, [E], 0.0)
 

@@ -403,6 +403,46 @@ MUTANTS: list[Mutant] = [
     edit(
         "bad-target-answers-accepted", ("    if np.isnan(log_probs).any():\n", "    if rows < 0:\n")
     ),
+    edit(
+        "tie-parent-before-depth",
+        (_PUSH, _PUSH.replace("depth, parent, token,", "parent, token, depth,")),
+        (_POP, _POP.replace("depth, parent, token,", "parent, token, depth,")),
+    ),
+    edit(
+        "mask-of-a-long-branch",
+        (
+            _INHERIT,
+            "        mask[node + 1, : prefix_len + 1] = True\n"
+            "        for _ in range(64):\n"
+            "            if parent >= 0:\n"
+            "                mask[node + 1, prefix_len + 1 + parent] = True\n"
+            "                parent = parents[parent]\n",
+        ),
+    ),
+    edit(
+        "picks-in-float32",
+        (
+            "    return log_probs.argmax(axis=1)\n",
+            "    return log_probs.astype(np.float32).argmax(axis=1)\n",
+        ),
+    ),
+    edit(
+        "draft-length-remembered",
+        (_LOOP, "    depth = None\n" + _LOOP),
+        (
+            _BLOCK,
+            "        block = drafter.block(prefix + output)\n"
+            "        depth = len(block) if depth is None else depth\n"
+            "        tokens, parents = build_tree(block[:depth], budget)\n",
+        ),
+    ),
+    edit(
+        "complex-arrays-accepted",
+        (
+            '    if probs.dtype.kind != "f":\n',
+            '    if probs.dtype.kind not in "fc":\n',
+        ),
+    ),
 ]
 
 #: Mechanical mutants that no check can tell from the solution, and why.
@@ -410,7 +450,6 @@ EQUIVALENT: dict[str, str] = {
     "solution.py:best_tokens/bool/1": "verify_tree refuses picks of another count or rank itself",
     "solution.py:best_tokens/never/1": "verify_tree refuses picks of another count or rank itself",
     "solution.py:build_tree/constant/2": "all weights grow by one, and their order stays",
-    "solution.py:checked_uniforms/drop-keyword/1": "a float32 number becomes a Python float anyway",
     "solution.py:generate/constant/5": "the end can only be the last token of the output",
     "solution.py:ranking/compare/1": "with as many values as places, all are candidates either way",
     "solution.py:ranking/compare/3": "prefixes of probability zero may be left out or kept",

@@ -85,10 +85,10 @@ def verify_tree(tokens, parents, choices):
 
 
 def verify_sampled(tokens, parents, probs, uniforms):
-    probs, uniforms = np.asarray(probs), np.asarray(uniforms, dtype=float)
+    probs, uniforms = np.asarray(probs), np.asarray(uniforms)
     if probs.ndim != 2 or not np.issubdtype(probs.dtype, np.floating):
         raise ValueError("probs must be a float array (N+1, V)")
-    if uniforms.ndim != 1 or len(uniforms) != len(probs):
+    if uniforms.shape != probs.shape[:1] or not np.issubdtype(uniforms.dtype, np.floating):
         raise ValueError("one uniform a row is needed")
     if np.isnan(probs).any() or (probs < 0).any() or not (probs > 0).any(axis=1).all():
         raise ValueError("probs must be laws")
@@ -133,6 +133,8 @@ def generate(target, drafter, prompt, *, max_new_tokens, eos_id, budget):
         tokens, parents = build_tree(drafter.block(list(history)), budget)
         rows = np.asarray(target.tree_log_probs(list(history), tokens, parents))
         stats["target_passes"] += 1
+        if not np.issubdtype(rows.dtype, np.floating):
+            raise ValueError("tree_log_probs must answer floating numbers")
         if rows.ndim != 2 or len(rows) != len(tokens) + 1 or np.isnan(rows).any():
             raise ValueError("tree_log_probs must answer (N+1, V) numbers")
         path, bonus = verify_tree(tokens, parents, [row.index(max(row)) for row in rows.tolist()])

@@ -70,7 +70,9 @@ def verify_tree(tokens, parents, choices):
 
 def verify_sampled(tokens, parents, probs, uniforms):
     probs = _float_matrix(probs, "probs")
-    uniforms = np.asarray(uniforms, dtype=float)
+    uniforms = np.asarray(uniforms)
+    if uniforms.dtype.kind != "f":
+        raise ValueError("uniforms must be floats")
     if not (probs >= 0).all() or not probs.any(axis=1).all() or uniforms.shape != probs.shape[:1]:
         raise ValueError("probs and uniforms do not fit together")
     if not ((uniforms >= 0) & (uniforms < 1)).all():
@@ -83,7 +85,7 @@ def verify_sampled(tokens, parents, probs, uniforms):
 
 def compact(kv, prefix_len, path):
     kv = np.asarray(kv)
-    if kv.dtype not in (np.float32, np.float64) or kv.ndim < 2:
+    if kv.dtype.kind != "f" or kv.ndim < 2:
         raise ValueError("kv must be a float array with rows and columns")
     first = _count(prefix_len) + 1
     path = _ints(path)
