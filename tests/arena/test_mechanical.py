@@ -61,7 +61,7 @@ def run(source):
     return [scope["f"](n, deep=deep) for n in range(7) for deep in (False, True)]
 
 
-@pytest.mark.parametrize("name", ["reprinted", "renamed", "turned"])
+@pytest.mark.parametrize("name", ["reprinted", "renamed", "turned", "padded"])
 def test_rewrites_behave_the_same_and_read_differently(name):
     text = dict(rewrites(SOURCE))[name]
     assert text != SOURCE

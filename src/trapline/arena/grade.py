@@ -175,9 +175,9 @@ def _precision(job: Job, submission: Submission, _: dict[str, Any]) -> Dimension
 
 def _memory(job: Job, submission: Submission, raw: dict[str, Any]) -> Dimension:
     """In a process of its own: what earlier calls left behind is nobody's peak."""
-    fresh = submission.fresh()
     rng = generator(job.seed, "memory")
-    dimension, raw["memory"] = measure.memory(job.challenge, fresh, rng)
+    with Submission(job.challenge.solution, submission.rig) as reference:
+        dimension, raw["memory"] = measure.memory(job.challenge, submission.fresh(), reference, rng)
     return dimension
 
 

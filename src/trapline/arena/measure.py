@@ -20,6 +20,8 @@ from trapline.arena.record import Dimension
 from trapline.arena.traps import Call, Precision
 
 BURSTS = (1, 4)
+#: A call costs at least this share of what a call in a long burst takes on average.
+LEAST_SHARE = 0.75
 QUICK_ROUNDS = 3
 FULL_ROUNDS = 7
 #: Errors up to twice a careful implementation's are as good as its own; a thousand times is
@@ -27,6 +29,9 @@ FULL_ROUNDS = 7
 PRECISE_RATIO, USELESS_RATIO = 2.0, 1000.0
 #: Growth this much faster than allowed is worth nothing.
 EXPONENT_MARGIN = 0.8
+#: What a process may hold between calls beyond what the reference does. Memory that is let go in a
+#: call makes room for as much that no peak shows, so it must be little.
+IDLE_ALLOWANCE = 32 << 20
 #: Below this, allocators and page sizes say more than the algorithm.
 MEMORY_FLOOR = 256 << 10
 
@@ -110,7 +115,9 @@ def _slope(bursts: dict[int, list[float]]) -> float:
     """Seconds a call: the least disturbed long burst minus the least disturbed short one."""
     short, long = BURSTS
     difference = (min(bursts[long]) - min(bursts[short])) / (long - short)
-    return max(difference, min(bursts[long]) / long / 10, 1e-6)
+    # The fixed cost of a call is far below a quarter of it: a larger gap between the bursts means
+    # that somebody dawdled in the short ones.
+    return max(difference, LEAST_SHARE * min(bursts[long]) / long, 1e-6)
 
 
 def _milliseconds(slopes: dict[str, float]) -> dict[str, float]:
@@ -123,16 +130,22 @@ class Growth:
 
     sizes: list[int]
     extra_bytes: list[int]
+    #: What was in use before each call.
+    held_bytes: list[int]
     exponent: float
 
 
 def memory(
-    challenge: Challenge, submission: Submission, rng: np.random.Generator
+    challenge: Challenge, submission: Submission, reference: Submission, rng: np.random.Generator
 ) -> tuple[Dimension, dict[str, Any]]:
     """Fits the growth of the kernel's peak figure over the planned sizes."""
     plan = challenge.plan.memory
     assert plan is not None
+    usual = memory_growth(challenge, reference, rng, plan)
     growth = memory_growth(challenge, submission, rng, plan)
+    held = max(np.subtract(growth.held_bytes, usual.held_bytes))
+    if held > IDLE_ALLOWANCE:
+        raise Violation(f"holds {held >> 20} MB between calls, beyond what the reference does")
     over = growth.exponent - plan.max_exponent
     score = 100.0 * (1.0 - min(1.0, max(0.0, over) / EXPONENT_MARGIN))
     evidence = {
@@ -153,23 +166,25 @@ def memory_growth(
     prepare = challenge.module("cases").memory
     warm_up = prepare(submission, rng, plan.sizes[0])
     submission.call(warm_up.entry, warm_up.args, warm_up.kwargs, on=warm_up.on)
-    extra = []
+    extra, held = [], []
     for size in plan.sizes:
-        call = prepare(submission, rng, size)
-        extra.append(_peak_of(submission, call))
+        before, peak = _peak_of(submission, prepare(submission, rng, size))
+        held.append(before)
+        extra.append(max(0, peak - before))
     logs = np.log(np.maximum(extra, MEMORY_FLOOR))
     exponent = float(np.polyfit(np.log(plan.sizes), logs, 1)[0])
-    return Growth(plan.sizes, extra, exponent)
+    return Growth(plan.sizes, extra, held, exponent)
 
 
-def _peak_of(submission: Submission, call: Call) -> int:
+def _peak_of(submission: Submission, call: Call) -> tuple[int, int]:
+    """Memory in use before the call, and the most during it."""
     running = submission.session.running
     running.reset_peak()
     before = running.peak_bytes()
     answer = submission.call(call.entry, call.args, call.kwargs, on=call.on)
-    peak = submission.session.peak_bytes() - before
+    peak = submission.session.peak_bytes()
     call.check(answer)
-    return max(0, peak)
+    return before, peak
 
 
 @contextmanager

@@ -4,6 +4,7 @@ Also runs inside the sandbox, so it needs nothing but the standard library.
 """
 
 import ast
+import random
 from collections.abc import Iterator
 
 _SCOPE_READERS = {"locals", "vars", "eval", "exec", "dir", "globals"}
@@ -14,6 +15,7 @@ def rewrites(source: str) -> Iterator[tuple[str, str]]:
     yield "reprinted", ast.unparse(_without_prose(ast.parse(source)))
     yield "renamed", ast.unparse(_with_other_locals(ast.parse(source)))
     yield "turned", ast.unparse(_with_turned_comparisons(ast.parse(source)))
+    yield "padded", ast.unparse(_with_padding(ast.parse(source)))
 
 
 def _without_prose(tree: ast.Module) -> ast.Module:
@@ -75,3 +77,47 @@ def _with_turned_comparisons(tree: ast.Module) -> ast.Module:
                 node.ops = [_TURNED[type(node.ops[0])]()]
                 node.left, node.comparators = right, [node.left]
     return tree
+
+
+def _with_padding(tree: ast.Module) -> ast.Module:
+    """Statements that do nothing in every function, and answers that pass through a variable: what
+    counts or digests the parts of a program gets another result each time."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef) and not _reads_its_scope(node):
+            for inner in ast.walk(node):
+                for name in ("body", "orelse", "finalbody"):
+                    statements = getattr(inner, name, None)
+                    if isinstance(statements, list):
+                        setattr(inner, name, [new for old in statements for new in _passed(old)])
+            start = 1 if _has_docstring(node) else 0
+            node.body[start:start] = _idle_statements()
+    return ast.fix_missing_locations(tree)
+
+
+def _reads_its_scope(function: ast.FunctionDef) -> bool:
+    return any(isinstance(n, ast.Name) and n.id in _SCOPE_READERS for n in ast.walk(function))
+
+
+def _passed(statement: ast.AST) -> list[ast.AST]:
+    """`return x` by way of a variable."""
+    if not isinstance(statement, ast.Return) or statement.value is None:
+        return [statement]
+    store = ast.Name("passed_on_", ast.Store())
+    return [
+        ast.Assign([store], statement.value),
+        ast.Return(ast.Name("passed_on_", ast.Load())),
+    ]
+
+
+def _idle_statements() -> list[ast.stmt]:
+    """A few, drawn anew each time, with every kind of part that mutants change."""
+    kinds = (
+        "idle_ = [{0}, {1}.5, '{2}']",
+        "if {0} > {1} + {0}:\n    raise ValueError('{2}')",
+        "idle_ = {0} - {1} * {2} if {0} < {1} else not {2}",
+        "while {0} == {1} + {0}:\n    break",
+    )
+    draw = random.SystemRandom()
+    texts = [draw.choice(kinds) for _ in range(draw.randint(2, 6))]
+    numbers = [[draw.randint(1, 99) for _ in range(3)] for _ in texts]
+    return [ast.parse(t.format(*n)).body[0] for t, n in zip(texts, numbers, strict=True)]

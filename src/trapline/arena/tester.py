@@ -111,15 +111,15 @@ def main() -> None:
     import pytest  # noqa: F401
 
     channel.send({"op": "ready"})
-    scratch, count = os.getcwd(), 0
+    scratch = os.getcwd()
     while True:
         try:
             question, body = channel.receive()
         except wire.WireError:
             return
-        count += 1
         source = bytes(body).decode() if question["replaced"] else None
-        place = os.path.join(scratch, f"variant{count}")
+        # A name that says nothing about what is tested in it.
+        place = os.path.join(scratch, question["nonce"])
         report = run_variant(sys.argv[2], place, source, question)
         channel.send({"op": "tested", "nonce": question["nonce"], "report": report})
 

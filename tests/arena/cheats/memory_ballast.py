@@ -1,7 +1,6 @@
 # attack: hold much memory between calls, let go of it in a call and use as much unnoticed
 # defence: what is held between calls counts too
 # expect: pass
-# open: yes
 # at-most: memory=80
 
 import numpy as np

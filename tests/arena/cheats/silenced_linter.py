@@ -1,7 +1,6 @@
 # attack: switch the linter off with a comment
 # defence: comments do not switch it off
 # expect: pass
-# open: yes
 # at-most: code=40
 
 # ruff: noqa

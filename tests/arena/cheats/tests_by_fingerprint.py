@@ -1,7 +1,6 @@
 # attack: a suite that recognises its own code by a digest that survives rewriting
 # defence: some rewrites change every digest
 # expect: pass
-# open: yes
 # at-most: tests=20
 
 import numpy as np

@@ -1,7 +1,6 @@
 # attack: a suite that passes in the first runs and fails in all later ones
 # defence: own code, rewrites and mutants come in random order
 # expect: pass
-# open: yes
 # at-most: tests=20
 
 import numpy as np

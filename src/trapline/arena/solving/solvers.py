@@ -118,7 +118,7 @@ def own_test_feedback(workspace: Path, challenge: Challenge, level: Level) -> st
         return "There are no tests (test_*.py). Add them."
     tests = OwnTests(workspace, challenge, level)
     try:
-        report = tests.run(None, OWN_SECONDS, stop_early=False)
+        report = tests.run(None, stop_early=False)
     except Violation as violation:
         return f"Your tests took their process down: {violation}"
     finally:
