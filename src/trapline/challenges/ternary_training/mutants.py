@@ -473,6 +473,35 @@ MUTANTS: list[Mutant] = [
             "    draws = [_draw([index]) for index, _ in enumerate(pieces)]\n",
         ),
     ),
+    # --- the corners of the contract
+    edit(
+        "threshold-overflows",
+        (
+            "np.sum(magnitude / sizes[:, None], axis=-1, keepdims=True)",
+            "np.sum(magnitude, axis=-1, keepdims=True) / sizes[:, None]",
+        ),
+    ),
+    edit(
+        "empty-document-never-held-out",
+        ("[_draw(document) < fraction for", "[bool(document) and _draw(document) < fraction for"),
+    ),
+    edit(
+        "ids-cut-to-32-bits",
+        ("str(operator.index(token))", "str(operator.index(token) & 0xFFFFFFFF)"),
+    ),
+    edit(
+        "order-of-tokens-ignored",
+        ("for token in document)\n    digest", "for token in sorted(document))\n    digest"),
+    ),
+    edit(
+        "lone-token-unchecked",
+        ("        if tokens and not 0 <=", "        if len(tokens) > 1 and not 0 <="),
+    ),
+    edit(
+        "seed-cut-to-32-bits",
+        ('default_rng(config["seed"])', 'default_rng(config["seed"] % 2**32)'),
+        file="training.py",
+    ),
 ]
 
 

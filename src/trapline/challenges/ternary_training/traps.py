@@ -962,3 +962,85 @@ def _not_worse_than_guessing(
         got <= 4.0 * config["vocab"],
         f"perplexity {got:.0f} on unseen documents; guessing blindly gives {config['vocab']}",
     )
+
+
+# --- the corners of the contract ------------------------------------------------------------------
+
+
+def _about_half(submission: Submission, documents: list[list[int]], what: str) -> None:
+    """400 different documents: 100 is ten standard deviations away from half of them."""
+    held_out = len(submission.split(documents, 0.5)[1])
+    expect.that(100 <= held_out <= 300, f"{held_out} of {len(documents)} {what} held out")
+
+
+@trap(
+    "threshold-overflows",
+    catches="the sum of a group's magnitudes overflows before it is divided",
+    severity="minor",
+    story="A mean of huge weights was infinite, so none of them exceeded it: the group became 0.",
+)
+def threshold_overflows(submission: Submission, rng: np.random.Generator) -> None:
+    w = rng.choice([-1.7e308, 1.7e308], (2, GROUP))
+    _, scales = quantised(submission, w)
+    expect.equal(scales, np.full((2, 1), np.finfo(np.float16).max), "the scale of huge weights")
+
+
+@trap(
+    "empty-document-never-held-out",
+    catches="an empty document stays on the training side, whatever the fraction",
+    severity="minor",
+    story="A guard for empty texts in front of the hash: all documents held out but those.",
+)
+def empty_document_never_held_out(submission: Submission, rng: np.random.Generator) -> None:
+    documents = [*text.noise(rng, 8, 3, 8), [], []]
+    for fraction, left in ((1.0, 0), (0.0, 1)):
+        expect.equal(len(submission.split(documents, fraction)[left]), 0, f"at {fraction}")
+
+
+@trap(
+    "ids-cut-to-32-bits",
+    catches="only the low bits of a token id decide the side of a document",
+    severity="minor",
+    story="Ids were packed as 32-bit words; documents that differed above shared one fate.",
+)
+def ids_cut_to_32_bits(submission: Submission, rng: np.random.Generator) -> None:
+    token = int(rng.integers(1000))
+    documents = [[token + (i << 40), token] for i in range(400)]
+    _about_half(submission, documents, "documents that differ in high bits")
+
+
+@trap(
+    "order-of-tokens-ignored",
+    catches="documents with the same tokens in another order always share a side",
+    severity="minor",
+    story="A sum over token hashes: all permutations of a list were one document to the split.",
+)
+def order_of_tokens_ignored(submission: Submission, rng: np.random.Generator) -> None:
+    unique = {tuple(int(t) for t in rng.permutation(40)) for _ in range(400)}
+    _about_half(submission, [list(document) for document in unique], "permutations")
+
+
+@trap(
+    "lone-token-unchecked",
+    catches="ids out of range pass in documents that are too short to train on",
+    severity="minor",
+    story="Short documents were skipped before anybody looked at their tokens.",
+)
+def lone_token_unchecked(submission: Submission, rng: np.random.Generator) -> None:
+    config = config_of(rng, dim=16, layers=1)
+    for bad in (-1, config["vocab"]):
+        refuses(submission, "train", [*text.noise(rng, 8, 3, 8), [bad]], config)
+
+
+@trap(
+    "seed-cut-to-32-bits",
+    catches="seeds of more than 32 bits are refused or fall together",
+    severity="minor",
+    story="An older generator takes 32 bits; seeds made of a date and a number did not fit.",
+)
+def seed_cut_to_32_bits(submission: Submission, rng: np.random.Generator) -> None:
+    documents, config = text.noise(rng, 8, 6, 8), config_of(rng)
+    first, second = (
+        submission.train(documents, {**config, "seed": seed}) for seed in (1, 2**32 + 1)
+    )
+    expect.that(not _same_tensors(first, second), "two seeds start from the same weights")
