@@ -228,6 +228,15 @@ MUTANTS: list[Mutant] = [
         ("np.where(lse == -np.inf, 0, lse)", "np.where(lse < -1e30, 0, lse)"),
     ),
     edit(
+        "small-weights-dropped",
+        (
+            _WEIGHTS,
+            _WEIGHTS.replace("return", "weights =")
+            + "\n    return np.where(weights < 1e-8, 0, weights)",
+        ),
+    ),
+    edit("integers-in-saved-accepted", ("for x in (dout, out, lse))", "for x in (dout,))")),
+    edit(
         "zero-output-taken-for-empty-row",
         ("_heard(dout, lse)", "_heard(dout, np.where(out.any(axis=-1), lse, -np.inf))"),
     ),

@@ -901,3 +901,29 @@ def scores_below_sentinel(submission: Submission, rng: np.random.Generator) -> N
 def zero_output(submission: Submission, rng: np.random.Generator) -> None:
     dout, q, k, v, _, _ = draw(Shape(H=2, G=1, T=6, S=6), rng, True)
     differentiates(submission, saved(dout, q, k, 0 * v, True), causal=True, tile=4)
+
+
+@trap(
+    "small-weights-dropped",
+    catches="weights below 1e-8 are set to 0, also in float64",
+    severity="minor",
+    story="A threshold that float32 cannot feel; in float64 it costs half of the digits.",
+)
+def small_weights(submission: Submission, rng: np.random.Generator) -> None:
+    arguments = with_logits(rng, [0.0, -19.0, -19.5, -20.0], 3, False)
+    differentiates(submission, arguments, tile=2)
+
+
+@trap(
+    "integers-in-saved-accepted",
+    catches="an integer out or lse is accepted, because only dout is looked at",
+    severity="minor",
+    story="Saved arrays are trusted as one's own, but they may come from anywhere.",
+)
+def integers_in_saved(submission: Submission, rng: np.random.Generator) -> None:
+    *inputs, out, lse = draw(Shape(), rng, False)
+    for kept in ((np.rint(out).astype(np.int64), lse), (out, np.rint(lse).astype(np.int64))):
+        expect.raises(
+            REFUSALS,
+            lambda kept=kept: submission.flash_attention_backward(*inputs, *kept),  # type: ignore[misc]
+        )

@@ -208,6 +208,14 @@ MUTANTS: list[Mutant] = [
     # the ends of the numbers
     edit("scores-below-sentinel", (_ORIGIN, "np.maximum(new_peak, q.dtype.type(-1e30))")),
     edit(
+        "small-weights-dropped",
+        (
+            "weights = np.exp(scores - origin[:, None])",
+            "weights = np.exp(scores - origin[:, None])\n"
+            "        weights = np.where(weights < 1e-8, 0, weights)",
+        ),
+    ),
+    edit(
         "small-rise-not-rescaled",
         ("np.exp(peak - origin)", "np.exp(np.where(origin - peak < 1e-6, 0, peak - origin))"),
     ),

@@ -810,3 +810,14 @@ def scores_below_sentinel(submission: Submission, rng: np.random.Generator) -> N
 )
 def small_rise(submission: Submission, rng: np.random.Generator) -> None:
     attends(submission, *with_logits(rng, 5e-7 * np.arange(12), 3, np.float64), tile=2)
+
+
+@trap(
+    "small-weights-dropped",
+    catches="weights below 1e-8 are set to 0, also in float64",
+    severity="minor",
+    story="A threshold that float32 cannot feel; in float64 it costs half of the digits.",
+)
+def small_weights(submission: Submission, rng: np.random.Generator) -> None:
+    logits = np.array([0.0, -19.0, -19.5, -20.0])
+    attends(submission, *with_logits(rng, logits, 3, np.float64), tile=4)
