@@ -746,6 +746,15 @@ MUTANTS: list[Mutant] = [
         ),
     ),
     edit("empty-answers-are-wider", ("return np.zeros_like(q)", "return np.zeros(q.shape)")),
+    edit(
+        "softmax-underflow",
+        (
+            "    scores[..., np.arange(positions) > last_visible] = -np.inf\n"
+            "    scores -= scores.max(axis=-1, keepdims=True)\n",
+            "    scores -= scores.max(axis=-1, keepdims=True)\n"
+            "    scores[..., np.arange(positions) > last_visible] = -np.inf\n",
+        ),
+    ),
 ]
 
 #: Why nobody who keeps to the prompt can tell these from the original: reason → places.

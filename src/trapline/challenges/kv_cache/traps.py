@@ -2067,3 +2067,19 @@ def empty_answers_are_wider(submission: Submission, rng: Rng) -> None:
         out = submission.chunked_prefill(twin.cache, seq, 0, nobody, rows, rows, 3)
         for got in (twin.cache.attend(seq, 0, nobody), out):
             expect.array(got, shape=nobody.shape, dtype=np.float32, what="an empty answer")
+
+
+@trap(
+    "softmax-underflow",
+    catches="the largest score is taken over positions that the query does not see",
+    severity="critical",
+    story="The maximum was taken before the mask: one loud token ahead, and 0 / 0 came out.",
+)
+def softmax_underflow(submission: Submission, rng: Rng) -> None:
+    twin = Twin(submission, rng)
+    seq = twin.add()
+    k, v = np.zeros((3, 2, 4)), twin.rows(3)
+    k[2] = 1000.0
+    twin.put(seq, 0, k, v)
+    q = np.ones((3, 4, 4))
+    check_attention(twin.cache.attend(seq, 0, q), q, k, v)
