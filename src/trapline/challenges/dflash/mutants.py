@@ -108,7 +108,10 @@ MUTANTS: list[Mutant] = [
         "bad-drafts-accepted",
         ("    if np.isnan(log_q).any() or np.isposinf(log_q).any():\n", "    if log_q is None:\n"),
     ),
-    edit("negative-budget-accepted", ('    budget = whole(budget, "budget", least=0)\n', "")),
+    edit(
+        "negative-budget-accepted",
+        ('    budget = whole(budget, "budget", least=0)\n' + _RANKED, _RANKED),
+    ),
     # masking
     edit(
         "mask-causal",
@@ -450,7 +453,7 @@ EQUIVALENT: dict[str, str] = {
     "solution.py:best_tokens/bool/1": "verify_tree refuses picks of another count or rank itself",
     "solution.py:best_tokens/never/1": "verify_tree refuses picks of another count or rank itself",
     "solution.py:build_tree/constant/2": "all weights grow by one, and their order stays",
-    "solution.py:generate/constant/5": "the end can only be the last token of the output",
+    "solution.py:generate/constant/6": "the end can only be the last token of the output",
     "solution.py:ranking/compare/1": "with as many values as places, all are candidates either way",
     "solution.py:ranking/compare/3": "prefixes of probability zero may be left out or kept",
     "solution.py:ranking/constant/1": "the partition only saves time: the sort alone would do",

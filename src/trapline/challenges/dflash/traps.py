@@ -303,6 +303,11 @@ def negative_budget(submission: Submission, rng: np.random.Generator) -> None:
     log_q, _, _ = two_good_roots(rng)
     refused(submission, "build_tree", log_q, -1 - int(rng.integers(3)))
     refused(submission, "build_tree", log_q, 2.5)
+    target = Stub(tree_log_probs=lambda prefix, tokens, parents: np.zeros((len(tokens) + 1, 7)))
+    drafter = Stub(block=lambda prefix: np.full((1, 7), -2.0))
+    for limit in (0, 2):
+        settings = {"max_new_tokens": limit, "eos_id": 1, "budget": -1}
+        refused(submission, "generate", target, drafter, [1], **settings)
 
 
 # --- the mask ------------------------------------------------------------------------

@@ -128,6 +128,7 @@ def generate(
     prefix = [whole(token, "a prompt's token", least=0) for token in prompt]
     limit = whole(max_new_tokens, "max_new_tokens", least=0)
     eos_id = whole(eos_id, "eos_id", least=0)
+    budget = whole(budget, "budget", least=0)
     if not prefix:
         raise ValueError("the prompt must have at least one token: the root")
     output = []

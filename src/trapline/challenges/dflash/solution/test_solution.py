@@ -274,6 +274,7 @@ def test_bad_input_is_refused(function, args):
         ([], {}, None),
         ([1], {"max_new_tokens": -1}, None),
         ([1], {"budget": -1}, None),
+        ([1], {"budget": -1, "max_new_tokens": 0}, None),
         ([1], {}, np.zeros((1, 4))),
         ([1], {}, np.zeros((3, 4))),
         ([1], {}, np.zeros(4)),

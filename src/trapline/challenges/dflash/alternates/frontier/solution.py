@@ -127,7 +127,7 @@ def generate(target, drafter, prompt, *, max_new_tokens, eos_id, budget):
     start = len(history)
     if not start:
         raise ValueError("an empty prompt has no root")
-    limit = _natural(max_new_tokens)
+    limit, budget = _natural(max_new_tokens), _natural(budget)
     stats = {"target_passes": 0, "accepted": 0}
     while len(history) - start < limit:
         tokens, parents = build_tree(drafter.block(list(history)), budget)

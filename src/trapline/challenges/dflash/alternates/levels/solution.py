@@ -101,6 +101,7 @@ def generate(target, drafter, prompt, *, max_new_tokens, eos_id, budget):
     if not prompt:
         raise ValueError("there is no root")
     limit, eos_id = _count(max_new_tokens), operator.index(eos_id)
+    budget = _count(budget)
     committed, from_draft, passes = [], [], 0
     while len(committed) < limit and (not committed or committed[-1] != eos_id):
         prefix = [*prompt, *committed]
