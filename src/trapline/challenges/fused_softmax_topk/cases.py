@@ -72,9 +72,9 @@ def ask(submission: Submission, logits: Array, k: int) -> None:
     check(submission.softmax_topk(logits, k), logits, k)
 
 
-def overlapping(rng: Rng, rows: int, vocabulary: int) -> Array:
-    """(N, V) float32 logits that take N + V numbers to hold: row i is row 0 moved by i."""
-    base = (3.0 * rng.standard_normal(rows + vocabulary - 1)).astype(np.float32)
+def overlapping(rng: Rng, rows: int, vocabulary: int, dtype: Any = np.float32) -> Array:
+    """(N, V) logits that take N + V numbers to hold: row i is row 0 moved by i."""
+    base = (3.0 * rng.standard_normal(rows + vocabulary - 1)).astype(dtype)
     return sliding_window_view(base, vocabulary)
 
 

@@ -229,6 +229,17 @@ _REST = [
         (_CHECKED, _CHECKED + "    logits = logits - np.zeros((), logits.dtype)\n"),
     ),
     edit("tile-grows-with-v", (_TILE_DEF, "TILE = 1 << 30")),
+    edit(
+        "half-matrix-widened",
+        (_PROBS, _PROBS + "\n    logits = logits.astype(np.promote_types(logits.dtype, 'f4'))"),
+    ),
+    edit("k-above-a-tile", (_FRESH, _FRESH.replace("if best.size == k", "if best.size"))),
+    edit(
+        "nan-among-masked",
+        (_TILE_MAX, "tile_max = np.fmax.reduce(tile)"),
+        (_NOT_FINITE, "if tile_max == np.inf:"),
+        (_ALL_MASKED, "    if np.isnan(total) or largest == -np.inf:\n"),
+    ),
 ]
 
 MUTANTS: list[Mutant] = [*_SOFTMAX, *_RANKING, *_REFUSED, *_REST]

@@ -143,6 +143,10 @@ def float16_differences(submission: Submission, rng: Rng) -> None:
     logits = np.linspace(-9.0, 9.0, 300).astype(np.float16)[None]
     logits = np.repeat(logits, 4, axis=0)
     ask(submission, rng.permuted(logits, axis=1) + np.float16(0), 250)
+    # Half of the sum comes from differences that lie half a float16 step from the next one.
+    flat = np.full((1, 70001), 0.0038, np.float16)
+    flat[0, 0] = 11.0  # first, so that it is the maximum for every tile
+    ask(submission, flat, 3)
 
 
 @trap(
@@ -571,8 +575,8 @@ def no_rows_crash(submission: Submission, rng: Rng) -> None:
     story="Half of the graded answers made the whole softmax first, in one of its passes.",
 )
 def matrix_materialised(submission: Submission, rng: Rng) -> None:
-    """Half a million logits, then two million: as float32 two megabytes, then eight."""
-    _expect_no_growth(submission, overlapping(rng, 256, 2048), overlapping(rng, 512, 4096))
+    """Half a million logits, then four million: even a mask of one byte each shows."""
+    _expect_no_growth(submission, overlapping(rng, 256, 2048), overlapping(rng, 1024, 4096))
 
 
 @trap(
@@ -585,6 +589,43 @@ def tile_grows_with_v(submission: Submission, rng: Rng) -> None:
     """A row of a million equal logits, which take four bytes to hold."""
     row = np.broadcast_to(np.float32(rng.integers(-3, 4)), (1, 1 << 20))
     _expect_no_growth(submission, row[:, : 1 << 18], row)
+
+
+@trap(
+    "half-matrix-widened",
+    catches="float16 logits cast to float32 all at once, which is an N × V temporary of its own",
+    severity="major",
+    story="The float32 path was fused; the float16 path began with a cast of the whole matrix.",
+)
+def half_matrix_widened(submission: Submission, rng: Rng) -> None:
+    half = np.float16
+    small, large = overlapping(rng, 256, 2048, half), overlapping(rng, 512, 4096, half)
+    _expect_no_growth(submission, small, large)
+
+
+@trap(
+    "k-above-a-tile",
+    catches="candidates taken for complete before k of them were seen: wrong once k exceeds a tile",
+    severity="major",
+    story="The first tile was assumed to fill the list; a larger k came back short.",
+)
+def k_above_a_tile(submission: Submission, rng: Rng) -> None:
+    falling = -np.sort(-logits_of(rng, (1, LONG), np.float32))
+    ask(submission, falling, LONG // 2)
+
+
+@trap(
+    "nan-among-masked",
+    catches="a NaN unseen because all around it is −inf and the tile is skipped",
+    severity="major",
+    story="Tiles without a finite logit were skipped before they were looked at.",
+)
+def nan_among_masked(submission: Submission, rng: Rng) -> None:
+    for start, place in ((LONG - 30, 7), (LONG - 30, LONG // 4), (0, LONG // 2)):
+        logits = np.full((2, LONG), -np.inf, np.float32)
+        logits[:, start : start + 30] = logits_of(rng, (2, 30), np.float32)
+        logits[1, place] = np.nan
+        expect.raises(ValueError, partial(submission.softmax_topk, logits, 3))
 
 
 def _expect_no_growth(submission: Submission, small: np.ndarray, large: np.ndarray) -> None:

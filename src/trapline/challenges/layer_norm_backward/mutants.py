@@ -196,6 +196,17 @@ _CHECKS = [
             "value.__iadd__(min(sign, 2 * sign) * STEP * direction) if i == place",
         ),
     ),
+    edit(
+        "check-of-its-own-forward",
+        ("return forward(*moved)[0]", "return layer_norm_forward(*moved)[0]"),
+    ),
+    edit(
+        "check-relative-to-one-side",
+        (
+            "max(np.linalg.norm(analytic), np.linalg.norm(numeric), 1e-12)",
+            "max(np.linalg.norm(analytic), 1e-12)",
+        ),
+    ),
 ]
 
 MUTANTS: list[Mutant] = [*_STATISTICS, *_FORMULA, *_CACHES, *_INPUT, *_CHECKS]

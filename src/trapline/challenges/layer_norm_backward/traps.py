@@ -6,12 +6,13 @@ from typing import Any
 import numpy as np
 
 from trapline.arena import expect
-from trapline.arena.proxy import Submission
+from trapline.arena.proxy import Stub, Submission
 from trapline.arena.traps import trap
 from trapline.challenges.layer_norm_backward.cases import (
     NAMES,
     REFUSAL,
     Array,
+    Checked,
     Grads,
     Problem,
     Rng,
@@ -28,6 +29,7 @@ from trapline.challenges.layer_norm_backward.cases import (
     scaled,
     three,
 )
+from trapline.gold.norms import oracle
 
 
 def plain(rng: Rng, *args: Any, **kwargs: Any) -> Problem:
@@ -110,7 +112,7 @@ def eps_as_a_floor(submission: Submission, rng: Rng) -> None:
     story="Configured epsilons of 1e-12 were lost on the way to a kernel with a constant in it.",
 )
 def eps_ignored(submission: Submission, rng: Rng) -> None:
-    for eps in (1e-12, 0.5):
+    for eps in (1e-12, 0.5, 2):
         check_both(submission, plain(rng, spread=0.01, eps=eps))
 
 
@@ -726,10 +728,44 @@ def check_step_too_small(submission: Submission, rng: Rng) -> None:
 )
 def check_modifies_x(submission: Submission, rng: Rng) -> None:
     p = problem(rng, (2, 3, 5))
+    p.x[..., 0] *= 1e-15  # adding a step and taking it away again does not bring this back
     sent = (p.x, p.gamma, p.beta, p.dy)
     _, after = submission.observe("gradient_check", *passes(), *sent)
     for name, left, original in zip(("x", "gamma", "beta", "dy"), after[2:], sent, strict=True):
         expect.equal(left, original, f"{name} after the check")
+
+
+@trap(
+    "check-of-its-own-forward",
+    catches="the backward pass that was given compared with differences of another forward pass",
+    severity="major",
+    story="The forward pass in the argument list was called once, for its cache, and never again.",
+)
+def check_of_its_own_forward(submission: Submission, rng: Rng) -> None:
+    """A forward pass three times too large: its differences are, and no gradient is right."""
+    checked = Checked(Stub(_thrice), passes().backward)
+    errors = gradient_errors(submission, checked, problem(rng, (2, 3, 5)))
+    for name, error in errors.items():
+        expect.that(0.6 < error < 0.73, f"{name} is three times too short, not off by {error:.3g}")
+
+
+@trap(
+    "check-relative-to-one-side",
+    catches="the error divided by the analytic gradient alone: one that is too short looks worse",
+    severity="minor",
+    story="A backward pass that returned zeros was off by 1e12, and the report overflowed.",
+)
+def check_relative_to_one_side(submission: Submission, rng: Rng) -> None:
+    p = problem(rng, (2, 3, 5))
+    for place, name in enumerate(NAMES):
+        for by, want in ((0.25, 0.75), (4.0, 0.75), (0.0, 1.0)):
+            error = gradient_errors(submission, passes(partial(scaled, place, by)), p)[name]
+            good = abs(error - want) < 1e-3
+            expect.that(good, f"{name} times {by} is off by {want}, not by {error:.3g}")
+
+
+def _thrice(x: Array, gamma: Array, beta: Array) -> tuple[Array, tuple[Array, Array]]:
+    return 3.0 * oracle.layer_norm(x, gamma, beta), (x, gamma)
 
 
 def _one_element_wrong(place: int, element: int, grads: Grads) -> Grads:
