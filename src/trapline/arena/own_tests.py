@@ -66,26 +66,21 @@ def own_tests(
 
 def _score(tests: OwnTests, inspection: Inspection) -> Dimension:
     """In an order that no suite can know: one that counts its runs learns nothing from it."""
-    own: Report = None
-    killed: dict[str, bool] = {}
+    reports: dict[str, Report] = {}
     variants = [("own", ""), *inspection.rewrites.items(), *inspection.mutants.items()]
     secrets.SystemRandom().shuffle(variants)
     for name, source in variants:
-        report = tests.run(source or None)
-        if name in inspection.mutants:
-            killed[name] = not _passes(report)
-        elif not _passes(report):
-            return _unusable(name, report)
-        elif name == "own":
-            own = report
-    return _by_kills(own, {name: killed[name] for name in inspection.mutants})
+        reports[name] = tests.run(source or None)
+        if name not in inspection.mutants and not _passes(reports[name]):
+            return _unusable(name, reports.get("own") or tests.run(None))
+    killed = {name: not _passes(reports[name]) for name in inspection.mutants}
+    return _by_kills(reports["own"], killed)
 
 
-def _unusable(name: str, report: Report) -> Dimension:
-    reason = f"fails on a rewrite that behaves the same ({name})"
-    return Dimension(
-        score=0.0, reason=_failure(report) if name == "own" else reason, evidence={name: report}
-    )
+def _unusable(name: str, own: Report) -> Dimension:
+    """A suite that fails on its own code, or on the same program in other words."""
+    reason = f"fails on a rewrite that behaves the same ({name})" if _passes(own) else _failure(own)
+    return Dimension(score=0.0, reason=reason, evidence={"own": own})
 
 
 def _by_kills(own: Report, killed: dict[str, bool]) -> Dimension:
