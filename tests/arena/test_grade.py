@@ -151,6 +151,23 @@ def test_a_sandbox_that_cannot_start_is_no_failure_of_the_submission(
     assert (cell.state, cell.score, cell.letter) == ("infra_error", None, None)
 
 
+def test_an_allowed_package_that_is_not_here_is_no_failure_of_the_submission(
+    sorting, level, submission_folder, gold_source
+):
+    from trapline.arena.challenge import Challenge
+
+    class Generous(Challenge):
+        """Allows a package that nobody has."""
+
+    generous = Generous(sorting.folder, "sorting")
+    generous.plan = sorting.plan.model_copy(update={"packages": ["no_such_package"]})
+    entry = Entry("user", "sorting", 1, submission_folder(f"import no_such_package\n{gold_source}"))
+    cell = grade(Job(entry, generous, level, seed=7)).cell
+    assert (cell.state, "no_such_package" in cell.reason) == ("infra_error", True)
+    honest = Entry("other", "sorting", 1, submission_folder(gold_source))
+    assert grade(Job(honest, generous, level, seed=7)).cell.state == "pass"
+
+
 TESTS = {
     "asserts nothing": ("def test_nothing():\n    import solution\n", "no mutant"),
     "fails on its own code": ("def test_it():\n    assert False\n", "do not pass"),

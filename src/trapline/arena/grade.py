@@ -22,7 +22,7 @@ from trapline.arena.intake import Intake, take_in
 from trapline.arena.own_tests import FULL_MUTANTS, QUICK_MUTANTS, own_tests
 from trapline.arena.proxy import Submission
 from trapline.arena.record import Bundle, Cell, CheckResult, Dimension, Level, State
-from trapline.arena.rig import rig_for
+from trapline.arena.rig import missing_packages, rig_for
 
 OnStep = Callable[[str], None]
 
@@ -81,10 +81,13 @@ def _examine(job: Job, intake: Intake, verdict: Verdict, on_step: OnStep) -> Non
         on_step("reading")
         mutants = FULL_MUTANTS if job.full else QUICK_MUTANTS
         inspection = inspect(folder, job.level, job.seed, mutants)
+        missing = missing_packages(job.challenge, inspection.code.get("imports", []))
+        if missing:
+            raise ArenaError(f"this machine lacks what the task allows: {', '.join(missing)}")
         with Submission(folder, rig_for(job.challenge, job.level), full=job.full) as submission:
-            missing = _import(job.challenge, submission)
-            if missing:
-                _refuse(job.challenge, verdict, missing)
+            trouble = _import(job.challenge, submission)
+            if trouble:
+                _refuse(job.challenge, verdict, trouble)
             else:
                 _check(job, submission, verdict, on_step)
                 _measure(job, submission, verdict, on_step)

@@ -9,6 +9,7 @@ from trapline.arena.challenge import Challenge
 from trapline.arena.errors import SubmissionDied
 from trapline.arena.inspection import Inspection
 from trapline.arena.record import Dimension, Level
+from trapline.arena.rig import rig_for
 from trapline.arena.sandbox import Limits
 from trapline.arena.session import Rig, Session
 
@@ -27,7 +28,7 @@ class OwnTests:
 
     def __init__(self, folder: Path, challenge: Challenge, level: Level) -> None:
         limits = Limits(memory_mb=challenge.plan.limits.memory_mb, processes=64)
-        packages = ("pytest", *challenge.plan.packages)
+        packages = ("pytest", *rig_for(challenge, level).packages)
         self._session = Session(folder, Rig(level, limits, OWN_SECONDS, packages), "tester")
 
     def run(self, source: str | None, *, stop_early: bool = True) -> Report:

@@ -25,11 +25,11 @@ def _closure(packages: tuple[str, ...]) -> set[str]:
     reached: set[str] = set()
     waiting = [_normal(name) for name in packages]
     for name in waiting:
-        if not _installed(name):
+        if not is_installed(name):
             raise MissingError(f"the package {name!r} is not installed")
     while waiting:
         name = waiting.pop()
-        if name in reached or name == _OURSELVES or not _installed(name):
+        if name in reached or name == _OURSELVES or not is_installed(name):
             continue
         reached.add(name)
         waiting += _requirements(distribution(name))
@@ -70,7 +70,8 @@ def _script(name: str, path: Path) -> dict[str, Path]:
     return {f"bin/{name}": path.resolve()} if is_compiled else {}
 
 
-def _installed(name: str) -> bool:
+def is_installed(name: str) -> bool:
+    """Whether a distribution of this name is there to be shown."""
     try:
         distribution(name)
     except PackageNotFoundError:
