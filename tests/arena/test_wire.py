@@ -160,29 +160,36 @@ def test_a_silent_peer_costs_no_more_than_the_deadline():
         wire.Channel(ours).receive(time.monotonic() + 0.05)
 
 
-def test_large_bodies_travel_through_lent_memory():
+@pytest.fixture
+def lent():
+    """A memory file: the controller's end, and the worker's."""
+    lender = wire.Lender()
+    yield lender, wire.Lent(lender.fd)
+    lender.close()
+
+
+@pytest.mark.parametrize("to_the_worker", [True, False])
+def test_large_bodies_travel_through_lent_memory(lent, to_the_worker):
+    give, take = lent if to_the_worker else lent[::-1]
     ours, theirs = socket.socketpair()
-    lent = wire.lend()
-    try:
-        with ours, theirs:
-            array = np.arange(wire.LENT_FROM, dtype=np.uint8)
-            wire.Channel(theirs, give=lent).send({"op": "x"}, [array])
-            header, body = wire.Channel(ours, take=lent).receive(time.monotonic() + 60)
-        assert header["lent"]
-        assert np.array_equal(body, array)
-        assert wire.lent_in_use(lent) >= array.nbytes
-    finally:
-        os.close(lent)
+    with ours, theirs:
+        array = np.arange(wire.LENT_FROM + 3).astype(np.uint8)
+        wire.Channel(theirs, give=give).send({"op": "x"}, [array, b"end"])
+        header, body = wire.Channel(ours, take=take).receive(time.monotonic() + 60)
+        array[:] = 0
+        give.write([memoryview(bytes(8))])
+    assert header["lent"]
+    assert (
+        body[: wire.LENT_FROM + 3].tobytes() == np.arange(wire.LENT_FROM + 3).astype("u1").tobytes()
+    )
+    assert body[-3:].tobytes() == b"end"
+    assert take.in_use() >= wire.LENT_FROM
 
 
-def test_lent_memory_cannot_be_taken_away():
-    """A reader that mapped a file which its peer truncates would die; ours cannot be truncated."""
-    lent = wire.lend()
-    try:
-        with pytest.raises(PermissionError):
-            os.ftruncate(lent, 0)
-    finally:
-        os.close(lent)
+def test_lent_memory_cannot_be_taken_away(lent):
+    """A reader that maps a file which its peer truncates would die; ours cannot be truncated."""
+    with pytest.raises(PermissionError):
+        os.ftruncate(lent[1].fd, 0)
 
 
 def test_a_body_in_memory_that_was_not_lent_is_refused():

@@ -1,6 +1,5 @@
 """One conversation with one worker process: start it, ask, answer its callbacks, end it."""
 
-import os
 import secrets
 import socket
 import time
@@ -136,7 +135,7 @@ class Session:
     def peak_bytes(self) -> int:
         """The kernel's figure for everything the submission holds, lent memory included."""
         assert self._channel.take is not None
-        return self.running.peak_bytes() + wire.lent_in_use(self._channel.take)
+        return self.running.peak_bytes() + self._channel.take.in_use()
 
     def close(self) -> None:
         """Ends the process and everything in it."""
@@ -145,9 +144,9 @@ class Session:
         self.closed = True
         self.running.kill()
         self._channel.sock.close()
-        for fd in (self._channel.give, self._channel.take):
-            if fd is not None:
-                os.close(fd)
+        for lent in (self._channel.give, self._channel.take):
+            if lent is not None:
+                lent.close()
 
 
 def _connect(program: str, folder: Path, rig: Rig) -> tuple[Running, wire.Channel]:
@@ -157,8 +156,8 @@ def _connect(program: str, folder: Path, rig: Rig) -> tuple[Running, wire.Channe
         running = launch(Launch(rig.level, program, folder, theirs, rig.limits, rig.packages))
     if program != "worker":
         return running, wire.Channel(ours)
-    give, take = wire.lend(), wire.lend()
-    socket.send_fds(ours, [b"!"], [give, take])
+    give, take = wire.Lender(), wire.Lender()
+    socket.send_fds(ours, [b"!"], [give.fd, take.fd])
     return running, wire.Channel(ours, give, take)
 
 

@@ -154,7 +154,7 @@ def main() -> None:
     del sys.modules["wire"]
     sock = socket.socket(fileno=fd)
     _, lent, _, _ = socket.recv_fds(sock, 1, 2)
-    channel = wire.Channel(sock, give=lent[1], take=lent[0]) if lent else wire.Channel(sock)
+    channel = wire.Channel(sock, give=wire.Lent(lent[1]), take=wire.Lent(lent[0]))
     Worker(wire, channel, folder).serve()
 
 
