@@ -450,6 +450,7 @@ MUTANTS: list[Mutant] = [
 
 #: Mechanical mutants that no check can tell from the solution, and why.
 EQUIVALENT: dict[str, str] = {
+    "solution.py:<module>/drop-operand/1": "a type alias, read by no code",
     "solution.py:best_tokens/bool/1": "verify_tree refuses picks of another count or rank itself",
     "solution.py:best_tokens/never/1": "verify_tree refuses picks of another count or rank itself",
     "solution.py:build_tree/constant/2": "all weights grow by one, and their order stays",
