@@ -1,5 +1,8 @@
 """The red team itself: that it reads its corpus, notices a success, and that there is none."""
 
+import subprocess
+import sys
+
 import pytest
 
 from trapline.arena import redteam
@@ -58,6 +61,19 @@ def test_an_attack_gains_nothing(corpus, challenge, isolated, name):
     assert result.state == result.expect
 
 
+@pytest.fixture
+def neighbour_with_an_address():
+    """A process whose environment names a URL: "//" is a path that has no folder above it."""
+    command = [sys.executable, "-c", "input()"]
+    neighbour = subprocess.Popen(
+        command, env={"PROXY": "http://proxy.invalid:3128/"}, stdin=subprocess.PIPE
+    )
+    with neighbour:
+        yield
+        neighbour.kill()
+
+
+@pytest.mark.usefixtures("neighbour_with_an_address")
 @pytest.mark.parametrize("name", SUCCESSFUL)
 def test_without_the_sandbox_the_same_attack_succeeds(corpus, challenge, name):
     assert "process" in corpus[name].succeeds_at

@@ -19,7 +19,7 @@ for name in os.listdir("/proc") if os.path.exists("/proc") else []:
                 pass
 LOOT = False
 for hint in HINTS:
-    while len(hint) > 1:
+    while hint.strip("/"):  # the folder above "//" is "//"
         if os.path.exists(os.path.join(hint, "src", "trapline", "arena", "grade.py")):
             LOOT = True
         hint = os.path.dirname(hint)
