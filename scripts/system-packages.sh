@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# Installs the two programs that tests need from the system: bubblewrap and Chromium.
+# Installs the programs that tests need from the system: bubblewrap, Chromium, PostgreSQL.
 # As root on Debian it installs them; elsewhere it says what is missing, and those tests skip.
 set -euo pipefail
 
 missing=()
 command -v bwrap >/dev/null || missing+=(bubblewrap)
 command -v chromium >/dev/null || missing+=(chromium)
+compgen -G '/usr/lib/postgresql/*/bin/initdb' >/dev/null || missing+=(postgresql)
 [ ${#missing[@]} -eq 0 ] && exit 0
 
 if [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null; then
