@@ -2,8 +2,13 @@
 
 Node i of a tree carries `tokens[i]` and hangs below `parents[i]`; −1 is the root, the last
 committed token. Of whatever has N+1 rows, row 0 belongs to the root and row i + 1 to node i.
+
+NumPy arrays give NumPy arrays. Torch tensors give tensors of a size that does not depend on their
+values, so that nothing waits for a GPU: trees are padded with nodes of token −1 below the root,
+paths with −1; all of them also come in batches, with one more axis in front.
 """
 
+import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -11,7 +16,7 @@ import numpy as np
 
 from trapline.gold import checks
 from trapline.gold.errors import DTypeError, RangeError, ShapeError
-from trapline.gold.tree_decoding import tree, verify
+from trapline.gold.tree_decoding import oracle, tree, verify
 
 _NO_LIMIT = 2**62
 
@@ -19,36 +24,79 @@ _NO_LIMIT = 2**62
 class Tree(NamedTuple):
     """A draft tree, heaviest node first."""
 
-    tokens: np.ndarray  # (N,) int64
-    parents: np.ndarray  # (N,) int64, -1 for the root
+    tokens: Any  # (N,) int64
+    parents: Any  # (N,) int64, -1 for the root
 
 
 class Verified(NamedTuple):
     """What the target accepts."""
 
-    path: list[int]  # node indices from the root downwards
-    bonus: int  # the target's own next token
+    path: Any  # node indices from the root downwards; a list, or a tensor padded with -1
+    bonus: Any  # the target's own next token
 
 
 def build_tree(log_q: Any, budget: int) -> Tree:
-    """The `budget` heaviest prefixes of a draft `log_q` (L, V), row d for depth d + 1."""
-    log_q = np.asarray(log_q)
-    checks.floating(*checks.LOW_FLOATS, log_q=log_q)
-    checks.axes(log_q=(log_q, "L V"))
-    checks.integer_between(0, _NO_LIMIT, budget=budget)
-    if not (log_q < np.inf).all():
-        raise RangeError("log_q holds NaN or +inf")
-    return Tree(*tree.heaviest_prefixes(log_q, int(budget)))
+    """The `budget` ≥ 1 heaviest prefixes of a draft `log_q` (L, V), row d for depth d + 1."""
+    checks.integer_between(1, _NO_LIMIT, budget=budget)
+    if _is_tensor(log_q):
+        from trapline.gold.tree_decoding import fast_tree
+
+        rows = _batch(_draft_tensor(log_q), 3)
+        return Tree(*_like(log_q, 3, fast_tree.heaviest_prefixes(rows, int(budget))))
+    return Tree(*tree.heaviest_prefixes(_draft(log_q), int(budget)))
 
 
-def tree_mask(parents: Any, prefix_len: int) -> np.ndarray:
+def chain_tree(log_q: Any) -> Tree:
+    """The most likely token of every depth as one branch: what chain drafting verifies."""
+    if _is_tensor(log_q):
+        from trapline.gold.tree_decoding import fast_tree
+
+        return Tree(*_like(log_q, 3, fast_tree.chain(_batch(_draft_tensor(log_q), 3))))
+    return Tree(*tree.chain(_draft(log_q)))
+
+
+def wide_tree(log_q: Any, widths: Sequence[int]) -> Tree:
+    """Every node of depth d has the `widths[d]` most likely tokens as its children."""
+    shape = log_q.shape if _is_tensor(log_q) else _draft(log_q).shape
+    if len(widths) > shape[-2]:
+        raise RangeError(f"{len(widths)} widths for a draft of {shape[-2]} depths")
+    for width in widths:
+        checks.integer_between(1, int(shape[-1]), width=width)
+    if _is_tensor(log_q):
+        from trapline.gold.tree_decoding import fast_tree
+
+        rows = _batch(_draft_tensor(log_q), 3)
+        return Tree(*_like(log_q, 3, fast_tree.fixed_width(rows, tuple(widths))))
+    return Tree(*tree.fixed_width(_draft(log_q), tuple(widths)))
+
+
+def tree_mask(parents: Any, prefix_len: int) -> Any:
     """Who sees whom, bool (N+1, prefix_len+N+1); columns are prefix, root, nodes."""
     checks.integer_between(0, _NO_LIMIT, prefix_len=prefix_len)
+    if _is_tensor(parents):
+        from trapline.gold.tree_decoding import fast_tree
+
+        seen = fast_tree.ancestors(_batch(parents, 2))
+        prefix = seen.new_ones((*seen.shape[:2], int(prefix_len)))
+        mask = sys.modules["torch"].cat((prefix, seen), dim=-1)
+        return mask if parents.ndim == 2 else mask[0]
     return tree.ancestor_mask(_parents(parents), int(prefix_len))
 
 
 def verify_tree(tokens: Any, parents: Any, choices: Any) -> Verified:
     """The branch of which every token is the target's pick; `choices` (N+1,) are its picks."""
+    if _is_tensor(tokens):
+        from trapline.gold.tree_decoding import fast_tree, fast_verify
+
+        rows, hang = _batch(tokens, 2), _batch(parents, 2)
+        checks.axes(tokens=(rows, "R N"), parents=(hang, "R N"))
+        picks = _batch(choices, 2)
+        checks.axes(choices=(picks, "R rows"), tokens=(rows, "R N"))
+        if picks.shape[1] != rows.shape[1] + 1:
+            raise ShapeError(f"{picks.shape[1]} choices for a root and {rows.shape[1]} nodes")
+        seen = fast_tree.ancestors(hang)
+        done = fast_verify.accepted_branch(rows, hang, seen, picks, int(rows.shape[1]))
+        return Verified(*_like(tokens, 2, (done.path, done.bonus)))
     parents = _parents(parents)
     tokens = _integers("tokens", tokens, len(parents))
     choices = _integers("choices", choices, len(parents) + 1)
@@ -57,14 +105,70 @@ def verify_tree(tokens: Any, parents: Any, choices: Any) -> Verified:
 
 def verify_sampled(tokens: Any, parents: Any, probs: Any, uniforms: Any) -> Verified:
     """Verification against one sample a row: probs (N+1, V), uniforms (N+1,) in [0, 1)."""
-    probs, uniforms = np.asarray(probs), np.asarray(uniforms)
-    checks.floating(*checks.LOW_FLOATS, probs=probs)
+    if _is_tensor(tokens):
+        from trapline.gold.tree_decoding import fast_verify
+
+        checks.axes(probs=(probs, "... rows V"), uniforms=(uniforms, "... rows"))
+        return verify_tree(tokens, parents, fast_verify.inverted(probs, uniforms))
+    probs, uniforms = _laws(probs=probs), _numbers(uniforms)
     checks.axes(probs=(probs, "rows V"), uniforms=(uniforms, "rows"))
-    if not (probs >= 0.0).all() or not (probs > 0.0).any(axis=1).all():
-        raise RangeError("every row of probs must be a law: nothing negative, something positive")
-    if not ((uniforms >= 0.0) & (uniforms < 1.0)).all():
-        raise RangeError("uniforms must lie in [0, 1)")
     return verify_tree(tokens, parents, verify.inverted(probs, uniforms))
+
+
+def verify_rejection(
+    tokens: Any,
+    parents: Any,
+    draft: Any,
+    target: Any,
+    uniforms: Any,
+    *,
+    replacement: bool = False,
+) -> Verified:
+    """Lossless verification of a tree that was *drawn* from a drafter: multi-round rejection.
+
+    Rows of `draft` and `target` (N+1, V) are the laws after root and nodes; the children of a node
+    must have been drawn from its draft law one after the other, in the order of the arrays, and
+    `replacement` says whether a token could be drawn twice. uniforms (N+1,): row i + 1 decides
+    about node i, row 0 draws the bonus.
+    """
+    if _is_tensor(tokens):
+        from trapline.gold.tree_decoding import fast_verify
+
+        rows, hang = _batch(tokens, 2), _batch(parents, 2)
+        done = fast_verify.rejection_branch(
+            rows,
+            hang,
+            _batch(draft, 3),
+            _batch(target, 3),
+            _batch(uniforms, 2),
+            replacement=replacement,
+            longest=int(rows.shape[1]),
+        )
+        return Verified(*_like(tokens, 2, (done.path, done.bonus)))
+    parents = _parents(parents)
+    nodes = _integers("tokens", tokens, len(parents))
+    draft, target, uniforms = _laws(draft=draft), _laws(target=target), _numbers(uniforms)
+    checks.axes(draft=(draft, "rows V"), target=(target, "rows V"), uniforms=(uniforms, "rows"))
+    if len(uniforms) != len(parents) + 1:
+        raise ShapeError(f"{len(uniforms)} rows for a root and {len(parents)} nodes")
+    if nodes.size and not 0 <= nodes.min() <= nodes.max() < draft.shape[1]:
+        raise RangeError("a token outside the vocabulary")
+    chance = _Uniforms(uniforms)
+    both = nodes.tolist(), parents.tolist()
+    return Verified(*oracle.verify_rejection(*both, draft, target, chance, replacement=replacement))
+
+
+class _Uniforms:
+    """Luck from one number a row."""
+
+    def __init__(self, uniforms: np.ndarray) -> None:
+        self._uniforms = uniforms
+
+    def coin(self, node: int, probability: float) -> bool:
+        return bool(self._uniforms[node + 1] < probability)
+
+    def draw(self, law: np.ndarray) -> int:
+        return oracle.pick(law, float(self._uniforms[0]))
 
 
 def compact(kv: Any, prefix_len: int, path: Sequence[int]) -> Any:
@@ -98,3 +202,51 @@ def _parents(values: Any) -> np.ndarray:
         node = int(wrong[0])
         raise RangeError(f"node {node} hangs below {parents[node]}, which is not before it")
     return parents
+
+
+def _draft(log_q: Any) -> np.ndarray:
+    draft: np.ndarray = np.asarray(log_q)
+    checks.floating(*checks.LOW_FLOATS, log_q=draft)
+    checks.axes(log_q=(draft, "L V"))
+    if not (draft < np.inf).all():
+        raise RangeError("log_q holds NaN or +inf")
+    return draft
+
+
+def _draft_tensor(log_q: Any) -> Any:
+    checks.floating(*checks.LOW_FLOATS, log_q=log_q)
+    if log_q.ndim not in (2, 3):
+        raise ShapeError(f"log_q must have axes (L V) or (R L V), got {tuple(log_q.shape)}")
+    return log_q
+
+
+def _laws(**argument: Any) -> np.ndarray:
+    ((name, values),) = argument.items()
+    law: np.ndarray = np.asarray(values)
+    checks.floating(*checks.LOW_FLOATS, **{name: law})
+    checks.axes(**{name: (law, "rows V")})
+    if not (law >= 0.0).all() or not (law > 0.0).any(axis=1).all():
+        raise RangeError(f"every row of {name} must be a law: nothing negative, something positive")
+    return law
+
+
+def _numbers(values: Any) -> np.ndarray:
+    uniforms: np.ndarray = np.asarray(values)
+    if not ((uniforms >= 0.0) & (uniforms < 1.0)).all():
+        raise RangeError("uniforms must lie in [0, 1)")
+    return uniforms
+
+
+def _is_tensor(value: Any) -> bool:
+    # Whoever holds a tensor has imported torch; we need not.
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def _batch(value: Any, axes: int) -> Any:
+    return value if value.ndim == axes else value[None]
+
+
+def _like(value: Any, axes: int, answers: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Answers in batches where the question was one."""
+    return answers if value.ndim == axes else tuple(answer[0] for answer in answers)

@@ -8,7 +8,7 @@ i + 1 to node i.
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -166,3 +166,56 @@ def _longest_branch(tokens: np.ndarray, parents: np.ndarray, continuation: list[
     }
     lengths = [n for n in range(1, len(continuation) + 1) if tuple(continuation[:n]) in branches]
     return max(lengths, default=0)
+
+
+class Chance(Protocol):
+    """Where a verifier's luck comes from: a test enumerates it, a program draws it."""
+
+    def coin(self, node: int, probability: float) -> bool:
+        """Is this node accepted? True with this probability."""
+
+    def draw(self, law: np.ndarray) -> int:
+        """A token of this law."""
+
+
+def verify_rejection(
+    tokens: Sequence[int],
+    parents: Sequence[int],
+    draft: np.ndarray,
+    target: np.ndarray,
+    chance: Chance,
+    *,
+    replacement: bool,
+) -> tuple[list[int], int]:
+    """Lossless verification of a tree whose nodes were *drawn*: multi-round rejection.
+
+    Row 0 of `draft` and `target` (N+1, V) belongs to the root: the law from which its children
+    were drawn, in the order of the arrays, and the target's law. A child x is accepted with
+    probability min(1, p(x) / q(x)); after a refusal what is left to say is (p − q)⁺, scaled to 1.
+    Children drawn without replacement have the law q without their elder siblings. The bonus is
+    drawn from what is left where the walk ends.
+    """
+    path: list[int] = []
+    node = -1
+    while True:
+        left, law = target[node + 1].astype(np.float64), draft[node + 1].astype(np.float64)
+        below = None
+        for child in (n for n in range(len(tokens)) if parents[n] == node):
+            x = tokens[child]
+            odds = left[x] / law[x] if law[x] > 0.0 else float(left[x] > 0.0)
+            if chance.coin(child, min(1.0, float(odds))):
+                below = child
+                break
+            left = _scaled(np.maximum(left - law, 0.0), left)
+            if not replacement:
+                law = _scaled(np.where(np.arange(len(law)) == x, 0.0, law), law)
+        if below is None:
+            return path, chance.draw(left)
+        path.append(below)
+        node = below
+
+
+def _scaled(law: np.ndarray, otherwise: np.ndarray) -> np.ndarray:
+    """The law scaled to 1; where rounding left nothing of it, the one before."""
+    total = float(law.sum())
+    return np.asarray(law / total) if total > 0.0 else otherwise

@@ -44,6 +44,27 @@ def _ranking(row: np.ndarray, count: int) -> list[tuple[float, int]]:
     return list(zip(row[best].tolist(), best.tolist(), strict=True))
 
 
+def chain(log_q: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The most likely token of every depth, one below the other."""
+    tokens = log_q.argmax(axis=1) if log_q.size else np.zeros(0, dtype=np.int64)
+    return tokens.astype(np.int64), np.arange(-1, len(tokens) - 1)
+
+
+def fixed_width(log_q: np.ndarray, widths: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+    """Every node of depth d has the `widths[d]` most likely tokens as children; breadth first."""
+    tokens: list[int] = []
+    parents: list[int] = []
+    level = [-1]
+    for row, width in zip(log_q, widths, strict=False):
+        best = np.argsort(-row.astype(np.float64), kind="stable")[:width].tolist()
+        first = len(tokens)
+        for parent in level:
+            tokens += best
+            parents += [parent] * width
+        level = list(range(first, len(tokens)))
+    return np.array(tokens, dtype=np.int64), np.array(parents, dtype=np.int64)
+
+
 def ancestor_mask(parents: np.ndarray, prefix_len: int) -> np.ndarray:
     """bool (N+1, prefix_len+N+1): a row sees what its parent sees, and itself."""
     count = len(parents)
