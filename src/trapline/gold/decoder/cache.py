@@ -1,9 +1,12 @@
 """Keys and values of sequences that grow at different speeds: dense storage that doubles."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from trapline.gold.decoder.config import DecoderConfig
+from trapline.gold.errors import RangeError
 
 
 class SequenceCache:
@@ -38,6 +41,19 @@ class SequenceCache:
     def truncate(self, length: int) -> None:
         """Forgets what came after."""
         self.length = min(self.length, length)
+
+    def keep(self, positions: Sequence[int]) -> None:
+        """Keeps these positions in this order: what a verified tree leaves of its branches."""
+        wanted = [int(position) for position in positions]
+        if len(set(wanted)) < len(wanted) or not all(0 <= p < self.length for p in wanted):
+            raise RangeError(f"positions to keep must be distinct and below {self.length}")
+        # The prefix mostly stays where it is, and only what moves is copied.
+        fixed = next((i for i, p in enumerate(wanted) if i != p), len(wanted))
+        if fixed < len(wanted):
+            moved = torch.tensor(wanted[fixed:], device=self._keys.device)
+            for stored in (self._keys, self._values):
+                stored[:, fixed : len(wanted)] = stored[:, moved]
+        self.length = len(wanted)
 
     def _grow(self, capacity: int) -> None:
         for name in ("_keys", "_values"):

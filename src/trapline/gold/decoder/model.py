@@ -1,134 +1,25 @@
-"""The decoder: packed tokens in, logits out; attention, norms and caches are this library's own.
-
-Sequences lie one after the other without padding, so rows of different lengths cannot influence
-each other. Shape letters: N packed tokens, C channels, H query heads, G key/value heads, D width.
-"""
+"""The decoder: packed tokens in, logits out; attention, norms and caches are this library's own."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
-from trapline.gold.attention.api import flash_attention_varlen
 from trapline.gold.decoder.cache import SequenceCache
 from trapline.gold.decoder.config import DecoderConfig
-from trapline.gold.decoder.rope import frequencies, rotate
-from trapline.gold.errors import RangeError
-from trapline.gold.norms.api import layer_norm, rms_norm
+from trapline.gold.decoder.layers import Cache, Layer, Norm, Packing, tensor
+from trapline.gold.decoder.rope import frequencies
+from trapline.gold.errors import RangeError, ShapeError
 
 
-@dataclass(frozen=True)
-class Packing:
-    """Where the new tokens of each sequence lie, and where they stand in it."""
+class Hidden(NamedTuple):
+    """What packed tokens became: N tokens of all sequences, C channels."""
 
-    counts: list[int]
-    caches: list[SequenceCache]
-    positions: Tensor
-    #: Cosine and sine of the rotary angles, (N, D/2) each; None for learned positions.
-    angles: tuple[Tensor, Tensor] | None
-
-    def pieces(self, x: Tensor) -> tuple[Tensor, ...]:
-        return torch.split(x, self.counts)
-
-
-class Norm(nn.Module):
-    """RMS norm, or layer norm where there is a bias."""
-
-    def __init__(self, width: int, eps: float, *, bias: bool) -> None:
-        super().__init__()
-        self.eps = eps
-        self.weight = nn.Parameter(torch.ones(width))
-        self.bias = nn.Parameter(torch.zeros(width)) if bias else None
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.bias is None:
-            return _tensor(rms_norm(x, self.weight, self.eps))
-        return _tensor(layer_norm(x, self.weight, self.bias, self.eps))
-
-
-class Attention(nn.Module):
-    """Projections, rotary positions, cache, attention."""
-
-    def __init__(self, config: DecoderConfig) -> None:
-        super().__init__()
-        self.config = config
-        wide, narrow = config.heads * config.head_dim, config.kv_heads * config.head_dim
-        self.q = nn.Linear(config.dim, wide, bias=config.attention_bias)
-        self.k = nn.Linear(config.dim, narrow, bias=config.attention_bias)
-        self.v = nn.Linear(config.dim, narrow, bias=config.attention_bias)
-        self.out = nn.Linear(wide, config.dim, bias=config.attention_bias)
-        if config.qk_norm:
-            self.q_norm = Norm(config.head_dim, config.norm_eps, bias=False)
-            self.k_norm = Norm(config.head_dim, config.norm_eps, bias=False)
-
-    def forward(self, x: Tensor, packing: Packing, layer: int) -> Tensor:
-        shape = (len(x), -1, self.config.head_dim)
-        q, k, v = (linear(x).view(shape) for linear in (self.q, self.k, self.v))
-        if self.config.qk_norm:
-            q, k = self.q_norm(q), self.k_norm(k)
-        if packing.angles is not None:
-            q, k = rotate(q, *packing.angles), rotate(k, *packing.angles)
-        return _tensor(self.out(self._attend(q, k, v, packing, layer).reshape(len(x), -1)))
-
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, packing: Packing, layer: int) -> Tensor:
-        """Each sequence's new queries over all it has; the last query sees the last key."""
-        stored = [
-            cache.append(layer, *rows)
-            for cache, *rows in zip(
-                packing.caches, packing.pieces(k), packing.pieces(v), strict=True
-            )
-        ]
-        lengths = [len(keys) for keys, _ in stored]
-        keys, values = (torch.cat(parts) for parts in zip(*stored, strict=True))
-        return _tensor(
-            flash_attention_varlen(
-                q,
-                keys,
-                values,
-                _boundaries(packing.counts, q.device),
-                _boundaries(lengths, q.device),
-                max(packing.counts),
-                max(lengths),
-                causal=True,
-                window=self.config.window,
-            )
-        )
-
-
-class Feedforward(nn.Module):
-    """SwiGLU, or GPT-2's two layers with GELU between them."""
-
-    def __init__(self, config: DecoderConfig) -> None:
-        super().__init__()
-        self.up = nn.Linear(config.dim, config.hidden, bias=config.mlp_bias)
-        self.down = nn.Linear(config.hidden, config.dim, bias=config.mlp_bias)
-        self.gate = None
-        if not config.is_gpt2:
-            self.gate = nn.Linear(config.dim, config.hidden, bias=config.mlp_bias)
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.gate is None:
-            return _tensor(self.down(functional.gelu(self.up(x), approximate="tanh")))
-        return _tensor(self.down(functional.silu(self.gate(x)) * self.up(x)))
-
-
-class Layer(nn.Module):
-    """Attention and feed-forward, each on a norm and added to the stream."""
-
-    def __init__(self, config: DecoderConfig) -> None:
-        super().__init__()
-        self.attention_norm = Norm(config.dim, config.norm_eps, bias=config.is_gpt2)
-        self.attention = Attention(config)
-        self.feedforward_norm = Norm(config.dim, config.norm_eps, bias=config.is_gpt2)
-        self.feedforward = Feedforward(config)
-
-    def forward(self, x: Tensor, packing: Packing, number: int) -> Tensor:
-        x = x + self.attention(self.attention_norm(x), packing, number)
-        return _tensor(x + self.feedforward(self.feedforward_norm(x)))
+    last: Tensor  # (N, C) after the final norm: what the head reads
+    features: tuple[Tensor, ...]  # (N, C) the stream after each layer that was asked for
 
 
 class Decoder(nn.Module):
@@ -158,53 +49,103 @@ class Decoder(nn.Module):
 
         save(self, Path(folder))
 
+    @property
+    def device(self) -> torch.device:
+        return self.embedding.weight.device
+
     def new_cache(self) -> SequenceCache:
         """An empty sequence."""
-        weight = self.embedding.weight
-        return SequenceCache(self.config, weight.dtype, weight.device)
+        return SequenceCache(self.config, self.embedding.weight.dtype, self.device)
 
     def forward(self, ids: Tensor) -> Tensor:
         """Logits (B, T, V) of whole rows (B, T), without anything remembered."""
         rows, length = ids.shape
         caches = [self.new_cache() for _ in range(rows)]
-        hidden = self._hidden(list(ids), caches)
-        return _tensor(self.head(hidden)).view(rows, length, -1)
+        return self.logits(self.run(list(ids), caches).last).view(rows, length, -1)
 
-    def step(self, new: Sequence[Sequence[int]], caches: list[SequenceCache]) -> Tensor:
+    def step(self, new: Sequence[Sequence[int]], caches: Sequence[Cache]) -> Tensor:
         """Feeds each sequence its new tokens; logits (B, V) after the last of each."""
-        device = self.embedding.weight.device
-        ids = [torch.tensor(list(tokens), dtype=torch.long, device=device) for tokens in new]
-        hidden = self._hidden(ids, caches)
-        last = torch.tensor(list(accumulate(map(len, new))), device=device) - 1
-        return _tensor(self.head(hidden[last]))
+        hidden = self.run(new, caches).last
+        last = torch.tensor(list(accumulate(map(len, new))), device=self.device) - 1
+        return self.logits(hidden[last])
 
-    def _hidden(self, ids: list[Tensor], caches: list[SequenceCache]) -> Tensor:
-        packing = self._pack(ids, caches)
+    def logits(self, hidden: Tensor) -> Tensor:
+        """(…, C) to (…, V)."""
+        return tensor(self.head(hidden))
+
+    def run(
+        self,
+        new: Sequence[Sequence[int] | Tensor],
+        caches: Sequence[Cache],
+        *,
+        positions: Sequence[Sequence[int] | Tensor] | None = None,
+        masks: Sequence[Tensor] | None = None,
+        features: Sequence[int] = (),
+    ) -> Hidden:
+        """Feeds each sequence its new tokens, and remembers all of them in its cache.
+
+        `positions` are where each new token stands, if not simply after the cached ones; `masks`
+        say for each sequence which of its cached and new tokens a new one sees, (new, cached +
+        new) bool, if not all before it and itself. Both together make a tree of branches. A tree
+        leaves all its nodes in the cache: `keep` selects the path that was accepted.
+        """
+        if not all(0 <= number < self.config.layers for number in features):
+            raise RangeError(f"features are layers 0 … {self.config.layers - 1}, got {features}")
+        ids = [torch.as_tensor(one, dtype=torch.long, device=self.device) for one in new]
+        packing = self._pack(ids, caches, positions, masks)
         x = self.embedding(torch.cat(ids))
         if self.position is not None:
             x = x + self.position(packing.positions)
+        kept: dict[int, Tensor] = {}
         for number, layer in enumerate(self.layers):
             x = layer(x, packing, number)
+            if number in features:
+                kept[number] = x
         for cache, count in zip(caches, packing.counts, strict=True):
             cache.advance(count)
-        return _tensor(self.norm(x))
+        return Hidden(tensor(self.norm(x)), tuple(kept[number] for number in features))
 
-    def _pack(self, ids: list[Tensor], caches: list[SequenceCache]) -> Packing:
+    def _pack(
+        self,
+        ids: list[Tensor],
+        caches: Sequence[Cache],
+        positions: Sequence[Sequence[int] | Tensor] | None,
+        masks: Sequence[Tensor] | None,
+    ) -> Packing:
         counts = [len(one) for one in ids]
         if min(counts, default=0) < 1:
             raise RangeError("every sequence needs at least one new token")
-        spans = [
-            torch.arange(cache.length, cache.length + count, device=ids[0].device)
-            for cache, count in zip(caches, counts, strict=True)
-        ]
-        longest = max(int(span[-1]) + 1 for span in spans)
-        if longest > self.config.context:
-            raise RangeError(f"{longest} positions are more than the model's {self.config.context}")
         tokens = torch.cat(ids)
         if int(tokens.min()) < 0 or int(tokens.max()) >= self.config.vocab:
             raise RangeError(f"a token id outside the vocabulary of {self.config.vocab}")
-        positions = torch.cat(spans)
-        return Packing(counts, caches, positions, self._angles(positions))
+        places = self._places(counts, caches, positions)
+        if masks is not None:
+            for cache, count, mask in zip(caches, counts, masks, strict=True):
+                if tuple(mask.shape) != (count, cache.length + count):
+                    want = (count, cache.length + count)
+                    raise ShapeError(f"a mask has shape {tuple(mask.shape)}, expected {want}")
+        return Packing(counts, caches, places, self._angles(places), masks)
+
+    def _places(
+        self,
+        counts: list[int],
+        caches: Sequence[Cache],
+        positions: Sequence[Sequence[int] | Tensor] | None,
+    ) -> Tensor:
+        if positions is None:
+            spans: list[Tensor] = [
+                torch.arange(cache.length, cache.length + count, device=self.device)
+                for cache, count in zip(caches, counts, strict=True)
+            ]
+        else:
+            spans = [torch.as_tensor(one, device=self.device).long() for one in positions]
+            if [len(span) for span in spans] != counts:
+                raise ShapeError("every new token needs one position")
+        places = torch.cat(spans)
+        longest = int(places.max()) + 1
+        if longest > self.config.context or int(places.min()) < 0:
+            raise RangeError(f"{longest} positions are more than the model's {self.config.context}")
+        return places
 
     def _angles(self, positions: Tensor) -> tuple[Tensor, Tensor] | None:
         if self.config.rope is None:
@@ -213,13 +154,3 @@ class Decoder(nn.Module):
         angles = positions[:, None].float() * turns
         dtype = self.embedding.weight.dtype
         return angles.cos().to(dtype), angles.sin().to(dtype)
-
-
-def _boundaries(counts: list[int], device: torch.device) -> Tensor:
-    return torch.tensor([0, *accumulate(counts)], dtype=torch.int32, device=device)
-
-
-def _tensor(value: object) -> Tensor:
-    """Modules are untyped: this is where a value becomes a Tensor again."""
-    assert isinstance(value, Tensor)
-    return value

@@ -1,0 +1,179 @@
+"""What a decoder is made of: norms, attention, feed-forward, and how packed tokens reach them.
+
+Sequences lie one after the other without padding, so rows of different lengths cannot influence
+each other. Shape letters: N packed tokens, C channels, H query heads, G key/value heads, D width.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from trapline.gold.attention.api import flash_attention_varlen
+from trapline.gold.decoder.config import DecoderConfig
+from trapline.gold.decoder.rope import rotate
+from trapline.gold.norms.api import layer_norm, rms_norm
+
+
+class Cache(Protocol):
+    """Where one sequence's keys and values are kept."""
+
+    length: int
+
+    def append(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]: ...
+    def advance(self, count: int) -> None: ...
+
+
+@dataclass(frozen=True)
+class Packing:
+    """Where the new tokens of each sequence lie, and where they stand in it."""
+
+    counts: list[int]
+    caches: Sequence[Cache]
+    positions: Tensor
+    #: Cosine and sine of the rotary angles, (N, D/2) each; None for learned positions.
+    angles: tuple[Tensor, Tensor] | None
+    #: For each sequence, (new, cached + new), True where a new token sees; None is causal.
+    masks: Sequence[Tensor] | None = None
+
+    def pieces(self, x: Tensor) -> tuple[Tensor, ...]:
+        return torch.split(x, self.counts)
+
+
+class Norm(nn.Module):
+    """RMS norm, or layer norm where there is a bias."""
+
+    def __init__(self, width: int, eps: float, *, bias: bool) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(width))
+        self.bias = nn.Parameter(torch.zeros(width)) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.bias is None:
+            return tensor(rms_norm(x, self.weight, self.eps, impl="torch"))
+        return tensor(layer_norm(x, self.weight, self.bias, self.eps, impl="torch"))
+
+
+class Attention(nn.Module):
+    """Projections, rotary positions, cache, attention."""
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        self.config = config
+        wide, narrow = config.heads * config.head_dim, config.kv_heads * config.head_dim
+        self.q = nn.Linear(config.dim, wide, bias=config.attention_bias)
+        self.k = nn.Linear(config.dim, narrow, bias=config.attention_bias)
+        self.v = nn.Linear(config.dim, narrow, bias=config.attention_bias)
+        self.out = nn.Linear(wide, config.dim, bias=config.attention_bias)
+        if config.qk_norm:
+            self.q_norm = Norm(config.head_dim, config.norm_eps, bias=False)
+            self.k_norm = Norm(config.head_dim, config.norm_eps, bias=False)
+
+    def forward(self, x: Tensor, packing: Packing, layer: int) -> Tensor:
+        shape = (len(x), -1, self.config.head_dim)
+        q, k, v = (linear(x).view(shape) for linear in (self.q, self.k, self.v))
+        if self.config.qk_norm:
+            q, k = self.q_norm(q), self.k_norm(k)
+        if packing.angles is not None:
+            q, k = rotate(q, *packing.angles), rotate(k, *packing.angles)
+        stored = [
+            cache.append(layer, *rows)
+            for cache, *rows in zip(
+                packing.caches, packing.pieces(k), packing.pieces(v), strict=True
+            )
+        ]
+        attend = self._causal if packing.masks is None else self._masked
+        return tensor(self.out(attend(q, stored, packing).reshape(len(x), -1)))
+
+    def _causal(self, q: Tensor, stored: list[tuple[Tensor, Tensor]], packing: Packing) -> Tensor:
+        """Each sequence's new queries over all it has; the last query sees the last key."""
+        lengths = [len(keys) for keys, _ in stored]
+        keys, values = (torch.cat(parts) for parts in zip(*stored, strict=True))
+        return tensor(
+            flash_attention_varlen(
+                q,
+                keys,
+                values,
+                _boundaries(packing.counts, q.device),
+                _boundaries(lengths, q.device),
+                max(packing.counts),
+                max(lengths),
+                causal=True,
+                window=self.config.window,
+            )
+        )
+
+    def _masked(self, q: Tensor, stored: list[tuple[Tensor, Tensor]], packing: Packing) -> Tensor:
+        """Who sees whom is given, as for the nodes of a tree that share one cache."""
+        assert packing.masks is not None
+        places = packing.pieces(packing.positions)
+        return torch.cat(
+            [
+                _masked_attention(one, keys, values, self._inside_window(mask, place))
+                for one, (keys, values), mask, place in zip(
+                    packing.pieces(q), stored, packing.masks, places, strict=True
+                )
+            ]
+        )
+
+    def _inside_window(self, mask: Tensor, place: Tensor) -> Tensor:
+        """Distances count in positions, and a tree has several nodes at one position."""
+        if self.config.window is None:
+            return mask
+        before = torch.arange(mask.shape[1] - len(place), device=place.device)
+        distance = place[:, None] - torch.cat((before, place))
+        return mask & (distance < self.config.window)
+
+
+def _masked_attention(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
+    """q (n, H, D) over keys and values (S, G, D) where mask (n, S) is True."""
+    q, keys, values = (x.transpose(0, 1)[None] for x in (q, keys, values))
+    seen = functional.scaled_dot_product_attention(q, keys, values, mask, enable_gqa=True)
+    return seen[0].transpose(0, 1)
+
+
+class Feedforward(nn.Module):
+    """SwiGLU, or GPT-2's two layers with GELU between them."""
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        self.up = nn.Linear(config.dim, config.hidden, bias=config.mlp_bias)
+        self.down = nn.Linear(config.hidden, config.dim, bias=config.mlp_bias)
+        self.gate = None
+        if not config.is_gpt2:
+            self.gate = nn.Linear(config.dim, config.hidden, bias=config.mlp_bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.gate is None:
+            return tensor(self.down(functional.gelu(self.up(x), approximate="tanh")))
+        return tensor(self.down(functional.silu(self.gate(x)) * self.up(x)))
+
+
+class Layer(nn.Module):
+    """Attention and feed-forward, each on a norm and added to the stream."""
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        self.attention_norm = Norm(config.dim, config.norm_eps, bias=config.is_gpt2)
+        self.attention = Attention(config)
+        self.feedforward_norm = Norm(config.dim, config.norm_eps, bias=config.is_gpt2)
+        self.feedforward = Feedforward(config)
+
+    def forward(self, x: Tensor, packing: Packing, number: int) -> Tensor:
+        x = x + self.attention(self.attention_norm(x), packing, number)
+        return tensor(x + self.feedforward(self.feedforward_norm(x)))
+
+
+def _boundaries(counts: list[int], device: torch.device) -> Tensor:
+    return torch.tensor([0, *accumulate(counts)], dtype=torch.int32, device=device)
+
+
+def tensor(value: object) -> Tensor:
+    """Modules are untyped: this is where a value becomes a Tensor again."""
+    assert isinstance(value, Tensor)
+    return value

@@ -1,0 +1,45 @@
+"""Small random decoders shared by the tests of this component."""
+
+import pytest
+import torch
+
+from trapline.gold.decoder.config import from_dict
+from trapline.gold.decoder.model import Decoder
+
+SIZES = {
+    "vocab_size": 23,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+}
+GPT2 = {"vocab_size": 23, "n_embd": 16, "n_layer": 2, "n_head": 4, "n_positions": 64}
+FAMILIES = {
+    "llama": {**SIZES, "model_type": "llama"},
+    "mistral": {**SIZES, "model_type": "mistral", "sliding_window": 5, "head_dim": 6},
+    "qwen3": {**SIZES, "model_type": "qwen3", "head_dim": 8, "tie_word_embeddings": True},
+    "gpt2": {**GPT2, "model_type": "gpt2"},
+}
+
+
+def random_decoder(family: str, **changes) -> Decoder:
+    """Weights large enough that every part of the model matters."""
+    torch.manual_seed(7)
+    decoder = Decoder(from_dict({**FAMILIES[family], **changes})).eval()
+    with torch.no_grad():
+        for parameter in decoder.parameters():
+            parameter.copy_(torch.randn_like(parameter) * 0.3)
+    return decoder.requires_grad_(False)
+
+
+@pytest.fixture
+def make():
+    return random_decoder
+
+
+@pytest.fixture(params=FAMILIES)
+def decoder(request):
+    """One of each family."""
+    return random_decoder(request.param)
