@@ -8,7 +8,12 @@ import pytest
 
 from trapline.gold import beam_search
 from trapline.gold.beam_search import oracle
-from trapline.gold.beam_search.policy import CANONICAL, FIRST_FULL, HEURISTIC, NEVER_EARLY
+from trapline.gold.beam_search.api import rescore
+from trapline.gold.beam_search.policy import CANONICAL, FIRST_FULL, HEURISTIC, NEVER_EARLY, named
+
+
+def pairs(beams):
+    return [(list(beam.tokens), beam.score) for beam in beams]
 
 
 @pytest.mark.parametrize("coarse", [False, True])
@@ -28,9 +33,9 @@ def test_batches_equal_the_oracle_token_for_token_and_call_for_call(random_model
         got = beam_search(model, prompts, **settings)
         want = [oracle.search_one(model.law, prompt, **settings) for prompt in prompts]
         for found, search in zip(got, want, strict=True):
-            assert [h.tokens for h in found] == [h.tokens for h in search.hypotheses]
+            assert [list(b.tokens) for b in found] == [h.tokens for h in search.hypotheses]
             expected = [h.score for h in search.hypotheses]
-            np.testing.assert_allclose([h.score for h in found], expected, rtol=1e-12)
+            np.testing.assert_allclose([b.score for b in found], expected, rtol=1e-12)
         assert [sorted(c) for c in model.calls] == [sorted(c) for c in oracle.calls(want)]
 
 
@@ -47,7 +52,7 @@ def test_policies_differ_where_they_should(table_model):
     entries = {(): {0: -2.0, 1: -2.5}, (1,): {2: -0.25}, (1, 2): {0: -0.25}}
     settings = {"beam_width": 1, "max_new_tokens": 4, "eos_id": 0}
     best = {
-        policy: beam_search(table_model(entries), [[9]], policy=policy, **settings)[0][0]
+        policy: pairs(beam_search(table_model(entries), [[9]], policy=policy, **settings)[0])[0]
         for policy in (CANONICAL, NEVER_EARLY, HEURISTIC, FIRST_FULL)
     }
     assert best[CANONICAL] == best[NEVER_EARLY] == ([1, 2, 0], -1.0)
@@ -58,7 +63,7 @@ def test_only_the_canonical_policy_lets_a_low_ranked_end_in(table_model):
     entries = {(): {1: -1.0, 0: -2.0}, (1,): {2: -4.0}}
     settings = {"beam_width": 1, "max_new_tokens": 2, "eos_id": 0, "length_penalty": 0.0}
     got = {
-        policy: beam_search(table_model(entries), [[9]], policy=policy, **settings)[0]
+        policy: pairs(beam_search(table_model(entries), [[9]], policy=policy, **settings)[0])
         for policy in (CANONICAL, NEVER_EARLY)
     }
     assert got[CANONICAL] == [([0], -2.0)]
@@ -70,8 +75,77 @@ def test_a_full_pool_stops_only_the_impatient(table_model):
     settings = {"beam_width": 1, "max_new_tokens": 3, "eos_id": 0}
     impatient = beam_search(table_model(entries), [[9]], policy=FIRST_FULL, **settings)
     patient = beam_search(table_model(entries), [[9]], **settings)
-    assert impatient == [[([0], -1.0)]]
-    assert patient == [[([1, 0], -0.75)]]
+    assert pairs(impatient[0]) == [([0], -1.0)]
+    assert pairs(patient[0]) == [([1, 0], -0.75)]
+
+
+def greedy(law, prompt, most):
+    tokens = []
+    while len(tokens) < most:
+        tokens.append(int(np.argmax(law((*prompt, *tokens)))))
+    return tokens
+
+
+def test_one_beam_is_greedy(random_model):
+    """While nothing ends: the end is impossible, so that no policy finishes before the last."""
+    for seed in range(20):
+        model = random_model(seed, 6)
+        inner = model.law
+        model.law = lambda prefix, inner=inner: np.where(np.arange(6) == 5, -np.inf, inner(prefix))
+        for policy in ("canonical", "hf", "vllm"):
+            ((best,),) = beam_search(
+                model, [[1]], beam_width=1, max_new_tokens=5, eos_id=5, policy=policy
+            )
+            assert list(best.tokens) == greedy(model.law, (1,), 5)
+            assert not best.ended
+
+
+@pytest.mark.parametrize("policy", ["canonical", "hf", "vllm"])
+def test_a_score_follows_from_the_tokens_bit_for_bit(random_model, policy):
+    for seed in range(10):
+        settings = {"eos_id": [0, 3], "length_penalty": 0.1 * seed - 0.3, "policy": policy}
+        (found,) = beam_search(
+            random_model(seed, 6), [[2, 2]], beam_width=4, max_new_tokens=6, **settings
+        )
+        for beam in found:
+            assert beam.score == rescore(random_model(seed, 6), [2, 2], beam.tokens, **settings)
+            assert beam.ended == (beam.tokens[-1] in (0, 3))
+            assert not {0, 3} & set(beam.tokens[:-1])
+    with pytest.raises(ValueError, match="no tokens"):
+        rescore(random_model(0, 6), [1], [], eos_id=0)
+
+
+def test_the_n_best_are_the_first_of_all(random_model):
+    settings = {"beam_width": 5, "max_new_tokens": 4, "eos_id": 0}
+    (everything,) = beam_search(random_model(3, 5), [[1]], **settings)
+    (some,) = beam_search(random_model(3, 5), [[1]], n_best=2, **settings)
+    assert some == everything[:2]
+
+
+def test_several_ends_are_one_end_of_the_summed_kind(random_model):
+    """With two ends a search must find what one whose ends are merged by hand would find."""
+    law = random_model(7, 5).law
+    (found,) = beam_search(
+        random_model(7, 5), [[1]], beam_width=5**3, max_new_tokens=3, eos_id=(4, 2)
+    )
+    got = {beam.tokens: beam.score for beam in found}
+    want = {}
+    for a in range(5):
+        for b in range(5):
+            for c in range(5):
+                tokens = (a, b, c)
+                cut = next((i for i, t in enumerate(tokens) if t in (2, 4)), 2)
+                tokens = tokens[: cut + 1]
+                total = sum(law((1, *tokens[:i]))[t] for i, t in enumerate(tokens))
+                want[tokens] = total / len(tokens)
+    assert got == pytest.approx(want, rel=1e-12)
+
+
+def test_names_of_policies():
+    assert named("canonical") is CANONICAL
+    assert [named("hf", way) for way in ("never", False, None, True)] == [
+        NEVER_EARLY, HEURISTIC, HEURISTIC, FIRST_FULL,
+    ]  # fmt: skip
 
 
 def test_an_empty_batch_asks_nothing():
@@ -92,6 +166,14 @@ def test_prompts_are_left_alone(random_model):
         {"max_new_tokens": 0},
         {"eos_id": -1},
         {"eos_id": 4},
+        {"eos_id": []},
+        {"eos_id": [0, 4]},
+        {"eos_id": [0, -1]},
+        {"n_best": 0},
+        {"n_best": 3},
+        {"policy": "greedy"},
+        {"policy": "hf", "early_stopping": "sometimes"},
+        {"early_stopping": True},
         {"length_penalty": math.nan},
         {"length_penalty": -math.inf},
     ],

@@ -1,14 +1,14 @@
 """Batched beam search: what is accepted, and the loop over steps."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
 from trapline.gold import checks
-from trapline.gold.beam_search.policy import CANONICAL, Policy, Rules
-from trapline.gold.beam_search.search import Hypothesis, Search
+from trapline.gold.beam_search.policy import EarlyStopping, Name, Policy, Rules, named
+from trapline.gold.beam_search.search import Beam, Search
 from trapline.gold.errors import DTypeError, RangeError, ShapeError
 
 _NO_LIMIT = 2**62
@@ -21,52 +21,138 @@ class LanguageModel(Protocol):
         """Log-probabilities (n, V) of every next token after each of n prefixes."""
 
 
+class CachedModel(Protocol):
+    """A model that remembers the rows of its last answer and is told how they go on.
+
+    With a paged cache a row's continuation is a `fork`, and rows that are not continued are freed
+    (`trapline.gold.kv_cache.rows.follow`): nothing is copied, and a prompt is read once.
+    """
+
+    def start(self, prompts: list[list[int]]) -> Any:
+        """Log-probabilities (n, V) after each of n prompts."""
+
+    def follow(self, parents: list[int], tokens: list[int]) -> Any:
+        """(n, V) after rows `parents` of the last answer, each continued by its token."""
+
+
 def beam_search(
-    lm: LanguageModel,
+    lm: LanguageModel | CachedModel,
     prompts: Iterable[Sequence[int]],
     *,
     beam_width: int,
     max_new_tokens: int,
-    eos_id: int,
+    eos_id: int | Iterable[int],
     length_penalty: float = 1.0,
-    policy: Policy = CANONICAL,
-) -> list[list[Hypothesis]]:
-    """Up to `beam_width` continuations of every prompt, best first.
+    policy: Name | Policy = "canonical",
+    early_stopping: EarlyStopping | None = None,
+    n_best: int | None = None,
+) -> list[list[Beam]]:
+    """Up to `n_best` (all `beam_width` if not given) continuations of every prompt, best first.
 
-    A hypothesis is (tokens without the prompt, score); its score is the sum of its
-    log-probabilities over n^length_penalty, n counting the generated tokens with the end. The model
-    is called once a step for the live beams of all prompts; a prompt that has stopped is not asked
-    about again.
+    A beam's score is the sum of its log-probabilities over n^length_penalty, n counting the
+    generated tokens with the end (`vllm` counts otherwise). `eos_id` is one end or several. The
+    model is called once a step for the live beams of all prompts; a prompt that has stopped is not
+    asked about again. `policy` is `canonical`, `hf` (with its `early_stopping`: False, True or
+    "never"), `vllm`, or a `Policy`.
     """
     checks.integer_between(1, _NO_LIMIT, beam_width=beam_width, max_new_tokens=max_new_tokens)
-    checks.integer_between(0, _NO_LIMIT, eos_id=eos_id)
+    count = beam_width if n_best is None else n_best
+    checks.integer_between(1, beam_width, n_best=count)
     if not math.isfinite(length_penalty):
         raise RangeError(f"length_penalty must be finite, got {length_penalty}")
-    rules = Rules(beam_width, max_new_tokens, eos_id, float(length_penalty), policy)
+    rules = Rules(
+        beam_width,
+        max_new_tokens,
+        _ends(eos_id),
+        float(length_penalty),
+        named(policy, early_stopping),
+    )
     searches = [Search(_tokens(prompt), rules) for prompt in prompts]
+    _refuse_empty(searches, rules)
+    _run(lm, searches, rules)
+    return [search.beams(count) for search in searches]
+
+
+def rescore(
+    lm: LanguageModel,
+    prompt: Sequence[int],
+    tokens: Sequence[int],
+    *,
+    eos_id: int | Iterable[int],
+    length_penalty: float = 1.0,
+    policy: Name | Policy = "canonical",
+) -> float:
+    """The score of any continuation, from its tokens alone: what a search must have given it."""
+    if not tokens:
+        raise RangeError("a continuation of no tokens has no score")
+    rules = Rules(len(tokens), len(tokens), _ends(eos_id), float(length_penalty), named(policy))
+    prefixes = [[*prompt, *tokens[:n]] for n in range(len(tokens))]
+    rows = _checked(lm.log_probs(prefixes), len(prefixes), rules.eos_ids)
+    total = 0.0
+    for row, token in zip(rows, tokens, strict=True):
+        total += float(row[token])
+    return rules.score(total, len(tokens), len(prompt), ended=tokens[-1] in rules.eos_ids)
+
+
+def _run(lm: Any, searches: list[Search], rules: Rules) -> None:
+    """Steps until every search is over; each takes as many rows as it has beams."""
+    ask = _Follower(lm) if hasattr(lm, "follow") else _by_prefix(lm)
     while running := [search for search in searches if not search.is_over]:
-        _step(lm, running, eos_id)
-    return [search.hypotheses() for search in searches]
+        sizes = [len(search.nodes) for search in running]
+        rows = _checked(ask(running), sum(sizes), rules.eos_ids)
+        for search, part in zip(running, np.split(rows, np.cumsum(sizes)[:-1]), strict=True):
+            search.advance(part)
 
 
-def _step(lm: LanguageModel, running: list[Search], eos_id: int) -> None:
-    """One call for all live beams; every search takes as many rows as it has beams."""
-    groups = [search.prefixes() for search in running]
-    log_probs = _answer(lm, [prefix for group in groups for prefix in group], eos_id)
-    ends = np.cumsum([len(group) for group in groups])
-    for search, rows in zip(running, np.split(log_probs, ends[:-1]), strict=True):
-        search.advance(rows)
+def _by_prefix(lm: LanguageModel) -> Callable[[list[Search]], Any]:
+    return lambda running: lm.log_probs([p for search in running for p in search.prefixes()])
 
 
-def _answer(lm: LanguageModel, prefixes: list[list[int]], eos_id: int) -> np.ndarray:
-    log_probs = np.asarray(lm.log_probs(prefixes), dtype=np.float64)
-    if log_probs.ndim != 2 or log_probs.shape[0] != len(prefixes):
-        raise ShapeError(f"log_probs gave {log_probs.shape} for {len(prefixes)} prefixes")
-    if eos_id >= log_probs.shape[1]:
-        raise RangeError(f"eos_id {eos_id} is outside a vocabulary of {log_probs.shape[1]}")
+class _Follower:
+    """Tells a model with a cache which of its rows go on; knows the order of its last answer."""
+
+    def __init__(self, lm: CachedModel) -> None:
+        self._lm = lm
+        self._first_row: dict[int, int] = {}
+
+    def __call__(self, running: list[Search]) -> Any:
+        if not self._first_row:
+            answer = self._lm.start([list(search.prompt) for search in running])
+        else:
+            parents = [self._first_row[id(s)] + parent for s in running for parent in s.parents]
+            answer = self._lm.follow(parents, [token for s in running for token in s.tokens])
+        ends = np.cumsum([len(search.nodes) for search in running]).tolist()
+        self._first_row = {
+            id(search): end - len(search.nodes) for search, end in zip(running, ends, strict=True)
+        }
+        return answer
+
+
+def _checked(answer: Any, rows: int, eos_ids: tuple[int, ...]) -> np.ndarray:
+    log_probs = np.asarray(answer, dtype=np.float64)
+    if log_probs.ndim != 2 or log_probs.shape[0] != rows:
+        raise ShapeError(f"log_probs gave {log_probs.shape} for {rows} prefixes")
+    if max(eos_ids) >= log_probs.shape[1]:
+        raise RangeError(f"eos_id {max(eos_ids)} is outside a vocabulary of {log_probs.shape[1]}")
     if not (log_probs < np.inf).all():
         raise RangeError("log_probs gave NaN or +inf")
     return log_probs
+
+
+def _ends(eos_id: int | Iterable[int]) -> tuple[int, ...]:
+    several = isinstance(eos_id, Iterable)
+    ends = tuple(eos_id) if isinstance(eos_id, Iterable) else (eos_id,)
+    if several and not ends:
+        raise RangeError("eos_id must name at least one token")
+    for end in ends:
+        checks.integer_between(0, _NO_LIMIT, eos_id=end)
+    return tuple(sorted({int(end) for end in ends}))
+
+
+def _refuse_empty(searches: list[Search], rules: Rules) -> None:
+    """The one case that has no length: an end right after nothing, where ends do not count."""
+    if rules.policy.length == "with-prompt" and not all(search.prompt for search in searches):
+        raise RangeError("this policy's length counts the prompt; an empty prompt has none")
 
 
 def _tokens(prompt: Sequence[int]) -> list[int]:

@@ -1,34 +1,66 @@
-"""What beam searches disagree about: who finishes, and when it is over.
+"""What beam searches disagree about: who finishes, when it is over, and what counts as length.
 
-With S the sum of log-probabilities, n the generated tokens (the end included) and a the length
-penalty, all policies rate a hypothesis by S / n^a and keep the best `beam_width` finished ones.
+With S the sum of log-probabilities, n a length and a the length penalty, every policy rates a
+hypothesis by S / n^a and answers with the best finished ones.
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
+
+from trapline.gold.errors import RangeError
+
+Name = Literal["canonical", "hf", "vllm"]
+EarlyStopping = Literal["never"] | bool
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """Two rules.
+    """Three rules.
 
-    finish: `every` end of a live beam enters the pool, or only those `ranked` among the
-        beam_width best continuations of their step.
+    finish: `every` end of a live beam enters the pool; or only those `ranked` among the
+        beam_width best continuations of their step; or those `near` the top of their own beam.
     stop: at the exact `bound`, when no live beam can still enter the pool; by the
         `current-length` test, which rates live beams as if they ended now and may miss a longer,
-        better one; or as soon as the pool is `full`.
+        better one; as soon as the pool is `full`; or at `max-length` only.
+    length: the `generated` tokens, the end included; or `with-prompt`, the end left out.
     """
 
-    finish: Literal["every", "ranked"] = "every"
-    stop: Literal["bound", "current-length", "full"] = "bound"
+    finish: Literal["every", "ranked", "near"] = "every"
+    stop: Literal["bound", "current-length", "full", "max-length"] = "bound"
+    length: Literal["generated", "with-prompt"] = "generated"
 
 
 #: The contract of the challenge, and the default: nothing that could win is lost.
 CANONICAL = Policy()
-#: The three settings of a widely used library's `early_stopping`: "never", False and True.
+#: Hugging Face's `early_stopping`: "never", False and True.
 NEVER_EARLY = Policy(finish="ranked", stop="bound")
 HEURISTIC = Policy(finish="ranked", stop="current-length")
 FIRST_FULL = Policy(finish="ranked", stop="full")
+#: vLLM's: runs to the end, and its length penalty counts the prompt.
+VLLM = Policy(finish="near", stop="max-length", length="with-prompt")
+
+
+def named(name: Name | Policy, early_stopping: EarlyStopping | None = None) -> Policy:
+    """The policy of this name. Only `hf` has an `early_stopping`; False is its default."""
+    if name == "hf":
+        return _hugging_face(early_stopping)
+    if early_stopping is not None:
+        raise RangeError("early_stopping belongs to the policy 'hf'")
+    if isinstance(name, Policy):
+        return name
+    if name not in get_args(Name):
+        raise RangeError(f"no policy {name!r}; there are {', '.join(get_args(Name))}")
+    return VLLM if name == "vllm" else CANONICAL
+
+
+def _hugging_face(early_stopping: EarlyStopping | None) -> Policy:
+    if early_stopping == "never":
+        return NEVER_EARLY
+    if early_stopping is True:
+        return FIRST_FULL
+    if early_stopping is None or early_stopping is False:
+        return HEURISTIC
+    raise RangeError(f"early_stopping must be True, False or 'never', got {early_stopping!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,20 +69,26 @@ class Rules:
 
     beam_width: int
     max_new_tokens: int
-    eos_id: int
+    eos_ids: tuple[int, ...]
     length_penalty: float
     policy: Policy
 
-    def score(self, total: float, length: int) -> float:
-        """The rating of `length` generated tokens whose log-probabilities sum to `total`."""
+    def score(self, total: float, generated: int, prompt: int, *, ended: bool) -> float:
+        """The rating of `generated` tokens whose log-probabilities sum to `total`."""
+        length = generated
+        if self.policy.length == "with-prompt":
+            length += prompt - ended
         return float(total / length**self.length_penalty)
 
-    def bound(self, total: float, length: int) -> float:
+    def bound(self, total: float, generated: int) -> float:
         """What the stop test grants a live beam of this sum and length.
 
         `total` is at most 0 and falls, so a descendant's score is monotone in its length: the best
         is at one of the two lengths that are farthest apart. See docs/components/beam_search.md.
         """
         if self.policy.stop == "current-length":
-            return self.score(total, length)
-        return max(self.score(total, length + 1), self.score(total, self.max_new_tokens))
+            return float(total / generated**self.length_penalty)
+        return max(
+            float(total / length**self.length_penalty)
+            for length in (generated + 1, self.max_new_tokens)
+        )

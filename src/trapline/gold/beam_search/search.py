@@ -1,6 +1,7 @@
 """The search itself: one prompt's beams as arrays, tokens in a trie that only grows."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -8,11 +9,17 @@ import numpy as np
 from trapline.gold.beam_search.policy import Rules
 
 
-class Hypothesis(NamedTuple):
-    """A finished continuation: tokens without the prompt, and their score."""
+@dataclass(frozen=True, slots=True)
+class Beam:
+    """A hypothesis. Its score follows from its tokens: `rescore` computes it again."""
 
-    tokens: list[int]
+    #: Generated tokens, without the prompt, with the end.
+    tokens: tuple[int, ...]
     score: float
+    #: The sum of the tokens' log-probabilities.
+    total: float
+    #: Whether it came to an end token, or was cut off at the maximum length.
+    ended: bool
 
 
 class Trie:
@@ -36,6 +43,13 @@ class Trie:
         return tokens[::-1]
 
 
+class _Finished(NamedTuple):
+    score: float
+    total: float
+    node: int
+    ended: bool
+
+
 class Search:
     """The live beams and the finished hypotheses of one prompt."""
 
@@ -44,8 +58,11 @@ class Search:
         self.length = 0
         self.nodes = [0]  # trie nodes of the live beams, best first
         self.sums = np.zeros(1)
+        #: Where the live beams come from: their parents' places in the last step, their last token.
+        self.parents: list[int] = []
+        self.tokens: list[int] = []
         self._trie = Trie()
-        self._pool: list[tuple[float, int]] = []  # (score, trie node), best first
+        self._pool: list[_Finished] = []  # best first
 
     @property
     def is_over(self) -> bool:
@@ -60,34 +77,52 @@ class Search:
         self.length += 1
         totals = self.sums[:, None] + log_probs
         self._finish(totals)
-        totals[:, self.rules.eos_id] = -np.inf
+        totals[:, self.rules.eos_ids] = -np.inf
         self._expand(totals)
         if self.length == self.rules.max_new_tokens:
-            self._enter(zip(self.sums.tolist(), self.nodes, strict=True))
+            self._enter(zip(self.sums.tolist(), self.nodes, strict=True), ended=False)
             self.nodes = []
         elif self._is_settled():
             self.nodes = []
 
-    def hypotheses(self) -> list[Hypothesis]:
-        return [Hypothesis(self._trie.read(node), score) for score, node in self._pool]
+    def beams(self, count: int) -> list[Beam]:
+        """The best finished ones."""
+        return [
+            Beam(tuple(self._trie.read(node)), score, total, ended)
+            for score, total, node, ended in self._pool[:count]
+        ]
 
     def _finish(self, totals: np.ndarray) -> None:
-        """The ends of live beams, in the beams' order, enter the pool."""
-        eos, width = self.rules.eos_id, self.rules.beam_width
+        """The ends of live beams, by parent and token, enter the pool."""
+        candidates = np.full(totals.shape, False)
+        candidates[:, self.rules.eos_ids] = True
+        candidates &= totals > -np.inf
         if self.rules.policy.finish == "ranked":
-            parents, tokens = np.divmod(largest(totals.ravel(), width), totals.shape[1])
-            parents = np.sort(parents[tokens == eos])
-        else:
-            parents = np.flatnonzero(totals[:, eos] > -np.inf)
+            candidates &= _mask(totals.shape, largest(totals.ravel(), self.rules.beam_width))
+        elif self.rules.policy.finish == "near":
+            candidates &= self._near(totals)
+        parents, tokens = np.nonzero(candidates)
         self._enter(
-            (float(totals[parent, eos]), self._trie.add(self.nodes[parent], eos))
-            for parent in parents.tolist()
+            (
+                (float(totals[parent, token]), self._trie.add(self.nodes[parent], token))
+                for parent, token in zip(parents.tolist(), tokens.tolist(), strict=True)
+            ),
+            ended=True,
         )
 
-    def _enter(self, finished: Iterable[tuple[float, int]]) -> None:
+    def _near(self, totals: np.ndarray) -> np.ndarray:
+        """The best of each beam by itself: so many that beam_width others are among them."""
+        kept = (1 + len(self.rules.eos_ids)) * self.rules.beam_width
+        return np.stack([_mask(row.shape, largest(row, kept)) for row in totals])
+
+    def _enter(self, finished: Iterable[tuple[float, int]], *, ended: bool) -> None:
         """The sort is stable, so between equal scores the earlier hypothesis stays in front."""
-        rated = [(self.rules.score(total, self.length), node) for total, node in finished]
-        self._pool = sorted(self._pool + rated, key=lambda entry: -entry[0])
+        score, prompt = self.rules.score, len(self.prompt)
+        rated = [
+            _Finished(score(total, self.length, prompt, ended=ended), total, node, ended)
+            for total, node in finished
+        ]
+        self._pool = sorted(self._pool + rated, key=lambda entry: -entry.score)
         del self._pool[self.rules.beam_width :]
 
     def _expand(self, totals: np.ndarray) -> None:
@@ -95,19 +130,21 @@ class Search:
         flat = totals.ravel()
         chosen = largest(flat, self.rules.beam_width)
         parents, tokens = np.divmod(chosen, totals.shape[1])
+        self.parents, self.tokens = parents.tolist(), tokens.tolist()
         self.nodes = [
             self._trie.add(self.nodes[parent], token)
-            for parent, token in zip(parents.tolist(), tokens.tolist(), strict=True)
+            for parent, token in zip(self.parents, self.tokens, strict=True)
         ]
         self.sums = flat[chosen]
 
     def _is_settled(self) -> bool:
         """Whether the search may stop; one that could only tie with the worst comes too late."""
-        if not self.nodes or len(self._pool) < self.rules.beam_width:
+        stop = self.rules.policy.stop
+        if stop == "max-length" or not self.nodes or len(self._pool) < self.rules.beam_width:
             return False
-        if self.rules.policy.stop == "full":
+        if stop == "full":
             return True
-        return self.rules.bound(float(self.sums[0]), self.length) <= self._pool[-1][0]
+        return self.rules.bound(float(self.sums[0]), self.length) <= self._pool[-1].score
 
 
 def largest(values: np.ndarray, count: int) -> np.ndarray:
@@ -119,3 +156,9 @@ def largest(values: np.ndarray, count: int) -> np.ndarray:
     candidates = candidates[values[candidates] > -np.inf]
     order = np.argsort(-values[candidates], kind="stable")
     return np.asarray(candidates[order[:count]])
+
+
+def _mask(shape: tuple[int, ...], indices: np.ndarray) -> np.ndarray:
+    mask = np.full(shape, False)
+    mask.ravel()[indices] = True
+    return mask
