@@ -3,6 +3,7 @@
 import hashlib
 import importlib
 import tomllib
+from collections.abc import Iterator, Sequence
 from functools import cache, cached_property
 from pathlib import Path
 from types import ModuleType
@@ -10,6 +11,7 @@ from typing import Literal
 
 from pydantic import Field, ValidationError
 
+from trapline.arena.borrowed import borrowed
 from trapline.arena.errors import UsageError
 from trapline.arena.record import Record
 from trapline.arena.traps import Case, Trap, collect
@@ -65,7 +67,7 @@ class Challenge:
 
     def __init__(self, folder: Path, package: str) -> None:
         self.folder = folder
-        self._package = package
+        self.package = package
         self.plan = _read_plan(folder / "challenge.toml")
 
     @property
@@ -86,7 +88,7 @@ class Challenge:
 
     def module(self, name: str) -> ModuleType:
         """`cases`, `traps` or `mutants` of this challenge."""
-        return importlib.import_module(f"{self._package}.{name}")
+        return importlib.import_module(f"{self.package}.{name}")
 
     @cached_property
     def cases(self) -> list[Case]:
@@ -94,17 +96,32 @@ class Challenge:
 
     @cached_property
     def traps(self) -> list[Trap]:
-        return collect(self.module("traps"), Trap)
+        """Of `traps`, or of the modules that it lists as its PARTS, in their order."""
+        whole = self.module("traps")
+        parts: Sequence[ModuleType] = getattr(whole, "PARTS", (whole,))
+        return [trap for part in parts for trap in collect(part, Trap)]
+
+    @property
+    def judge_modules(self) -> list[Path]:
+        """The challenge's own code that never leaves the judge: cases, traps, mutants and more."""
+        return sorted(self.folder.glob("*.py"))
 
     @cached_property
     def digest(self) -> str:
-        """Identifies everything that can change a verdict."""
+        """Identifies everything that can change a verdict, oracles and borrowed checks included."""
+        own = {str(path.relative_to(self.folder)): path for path in _files_in(self.folder)}
+        files = {**own, **borrowed(self.judge_modules)}
         total = hashlib.sha256()
-        for path in sorted(self.folder.rglob("*")):
-            if path.is_file() and "__pycache__" not in path.parts:
-                total.update(f"{path.relative_to(self.folder)}\0".encode())
-                total.update(hashlib.sha256(path.read_bytes()).digest())
+        for name, path in sorted(files.items()):
+            total.update(f"{name}\0".encode())
+            total.update(hashlib.sha256(path.read_bytes()).digest())
         return total.hexdigest()
+
+
+def _files_in(folder: Path) -> Iterator[Path]:
+    for path in folder.rglob("*"):
+        if path.is_file() and "__pycache__" not in path.parts:
+            yield path
 
 
 def _read_plan(path: Path) -> Plan:

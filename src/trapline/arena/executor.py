@@ -1,14 +1,60 @@
-"""Runs independent jobs side by side on this machine."""
+"""Where cells are graded: on this machine, side by side, or wherever a seat is offered."""
 
 import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from typing import TypeVar
+from contextlib import AbstractContextManager, nullcontext
+from typing import Protocol, TypeVar
 
+from trapline.arena.challenge import Challenge
 from trapline.arena.errors import InterruptedRunError
+from trapline.arena.grade import OnStep, grade_intake
+from trapline.arena.record import Bundle
+from trapline.arena.shipment import Shipment
 
-Job = TypeVar("Job")
+Work = TypeVar("Work")
 Result = TypeVar("Result")
+
+
+class Seat(Protocol):
+    """Room for one cell."""
+
+    def grade(self, shipment: Shipment, challenge: Challenge, on_step: OnStep) -> Bundle: ...
+
+
+class Executor(Protocol):
+    """Offers seats to as many threads as ask."""
+
+    #: How many cells may be at work at once.
+    width: int
+    #: Whether the cells are graded on this very machine.
+    is_here: bool
+
+    def seat(self, *, alone: bool) -> AbstractContextManager[Seat]:
+        """A seat as soon as one is free; `alone`: on a machine where nobody else is at work."""
+        ...
+
+    def close(self) -> None:
+        """Lets go of whatever is still at work."""
+        ...
+
+
+class Here:
+    """This machine. Who takes times here waits for the others who do (`measure.quiet`)."""
+
+    is_here = True
+
+    def __init__(self, workers: int | None = None) -> None:
+        self.width = workers or cores()
+
+    def seat(self, *, alone: bool) -> AbstractContextManager["Here"]:  # noqa: ARG002
+        return nullcontext(self)
+
+    def grade(self, shipment: Shipment, challenge: Challenge, on_step: OnStep) -> Bundle:
+        return grade_intake(shipment.job(challenge), shipment.intake, on_step)
+
+    def close(self) -> None:
+        """Sandboxes end with the threads that opened them."""
 
 
 def cores() -> int:
@@ -17,12 +63,12 @@ def cores() -> int:
 
 
 def run_all(
-    work: Callable[[Job], Result], jobs: Iterable[Job], workers: int | None = None
-) -> Iterator[tuple[Job, Result]]:
+    work: Callable[[Work], Result], jobs: Iterable[Work], workers: int | None = None
+) -> Iterator[tuple[Work, Result]]:
     """Yields each job with its result as it ends. Threads are enough: the work happens in other
     processes."""
     pool = ThreadPoolExecutor(workers or cores())
-    pending: dict[Future[Result], Job] = {pool.submit(work, job): job for job in jobs}
+    pending: dict[Future[Result], Work] = {pool.submit(work, job): job for job in jobs}
     try:
         while pending:
             done, _ = wait(pending, return_when=FIRST_COMPLETED)

@@ -44,11 +44,13 @@ def lint_run(
     terms: Mapping[str, Terms] | None = None,
     bundle_of: Callable[[str], Bundle] | None = None,
     planned: int = 0,
+    damaged: int = 0,
 ) -> list[Finding]:
     """All contradictions, by place.
 
     Scores are added up again where `terms` has the very challenge that a cell was graded with;
-    evidence is opened where `bundle_of` can open it; `planned` cells are still to be graded.
+    evidence is opened where `bundle_of` can open it; `planned` cells are still to be graded, and
+    `damaged` records could not be read.
     """
     everything = sorted(cells, key=lambda cell: cell.key)
     found = [finding for cell in everything for finding in _cell(cell, (terms or {}))]
@@ -57,6 +59,9 @@ def lint_run(
     found += [*_run(everything), *_same_bytes(everything)]
     if planned:
         found.append(Finding(rule="counts", where="run", message=f"{planned} cells not graded yet"))
+    if damaged:
+        noun = "1 damaged record was" if damaged == 1 else f"{damaged} damaged records were"
+        found.append(Finding(rule="store", where="run", message=f"{noun} left out"))
     return sorted(found, key=lambda finding: (finding.where, finding.rule, finding.message))
 
 

@@ -7,8 +7,7 @@ from trapline.arena.errors import UsageError
 from trapline.arena.field import Entry
 from trapline.arena.grade import Job, grade_intake
 from trapline.arena.intake import from_texts
-from trapline.arena.record import Cell, Level, Record
-from trapline.arena.store import read_bundle
+from trapline.arena.record import Bundle, Cell, Level, Record
 
 
 class Replay(Record):
@@ -19,15 +18,14 @@ class Replay(Record):
     differences: list[str]
 
 
-def replay(path: Path, level: Level) -> Replay:
+def replay(bundle: Bundle, level: Level) -> Replay:
     """Runs the bundle's submission on the bundle's seed."""
-    bundle = read_bundle(path)
     before = bundle.cell
     challenge = load(before.challenge)
     if challenge.digest != before.challenge_digest:
         raise UsageError(f"{before.challenge} has changed since this bundle was made")
     entry = Entry(
-        before.entrant, before.challenge, before.attempt, path, before.harness, before.model
+        before.entrant, before.challenge, before.attempt, Path(), before.harness, before.model
     )
     job = Job(entry, challenge, level, before.seed, before.full)
     after = grade_intake(job, from_texts(bundle.files, bundle.binary_files)).cell

@@ -1,25 +1,30 @@
 """Grades a whole field into a store: resumes, shares the work with other graders, loses nothing."""
 
+import hashlib
+import platform
 import secrets
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from trapline.arena import controls
 from trapline.arena.certify import Certifier
 from trapline.arena.challenge import Challenge, load
-from trapline.arena.errors import ArenaError, MissingError
-from trapline.arena.executor import cores, run_all
+from trapline.arena.errors import ArenaError, InterruptedRunError, MissingError
+from trapline.arena.executor import Executor, Here, run_all
 from trapline.arena.field import Entry
-from trapline.arena.grade import Job, grade_intake
 from trapline.arena.intake import take_in
 from trapline.arena.record import LEVELS, Cell, Level
 from trapline.arena.sandbox import probe
-from trapline.arena.store import Store
+from trapline.arena.shipment import Shipment, measures_time
+from trapline.arena.store import Key, Store
 
 #: Called with a cell's key and what is being done to it.
 OnStep = Callable[[Entry, str], None]
+#: Between two looks at cells that another grader has.
+LOOK_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -40,36 +45,84 @@ def choose_level(required: str | None = None) -> Level:
 
 
 def grade_field(
-    entries: list[Entry], store: Store, options: Options, on_step: OnStep = lambda entry, step: None
+    entries: list[Entry],
+    store: Store,
+    options: Options,
+    on_step: OnStep = lambda entry, step: None,
+    executor: Executor | None = None,
 ) -> Iterator[Cell]:
-    """Yields each cell as it is saved. Cells that are up to date are not graded again."""
-    seed = _seed(store)
-    outdated = [entry for entry in entries if not _is_done(entry, store, options)]
+    """Yields each cell as it is saved. Cells that are up to date are not graded again; cells that
+    another grader has are waited for, and taken over when it dies."""
+    seed = int(store.agree("seed", secrets.randbits(32)))
+    known = {cell.key: cell for cell in store.cells()}
+    outdated = [e for e in entries if not _is_done(e, known.get(_key(e)), store, options)]
     store.plan(_key(entry) for entry in outdated)
-    with store.grading():
-        _check_rig({entry.challenge for entry in outdated}, store, options)
+    with store.grading(), closing(executor or Here(options.workers)) as place:
+        if place.is_here:
+            _check_rig({entry.challenge for entry in outdated}, store, options)
         jobs = sorted(outdated, key=lambda entry: -_patience(entry))
-        work = _Grader(store, options, seed, on_step)
-        for _, cell in run_all(work, jobs, options.workers or cores()):
+        yield from _grade_rounds(jobs, _Grader(store, options, seed, on_step, place))
+
+
+def _grade_rounds(jobs: list[Entry], work: "_Grader") -> Iterator[Cell]:
+    while jobs:
+        refused = []
+        for entry, cell in run_all(work, jobs, min(work.executor.width, len(jobs))):
             if cell is not None:
                 yield cell
+            else:
+                refused.append(entry)
+        jobs = [entry for entry in refused if work.store.is_planned(_key(entry))]
+        for entry in jobs[:1]:
+            work.on_step(entry, "waiting for another grader")
+            _wait_a_while()
+
+
+def _wait_a_while() -> None:
+    try:
+        time.sleep(LOOK_SECONDS)
+    except KeyboardInterrupt:
+        raise InterruptedRunError("interrupted") from None
 
 
 class _Grader:
     """Grades one entry, unless another grader is at it."""
 
-    def __init__(self, store: Store, options: Options, seed: int, on_step: OnStep) -> None:
-        self.store, self.options, self.seed, self.on_step = store, options, seed, on_step
+    def __init__(
+        self, store: Store, options: Options, seed: int, on_step: OnStep, executor: Executor
+    ) -> None:
+        self.store, self.options, self.seed = store, options, seed
+        self.on_step, self.executor = on_step, executor
 
     def __call__(self, entry: Entry) -> Cell | None:
-        if not self.store.claim(_key(entry)):
-            return None
-        job = Job(entry, load(entry.challenge), self.options.level, self.seed, self.options.full)
-        bundle = grade_intake(job, take_in(entry.folder), lambda step: self.on_step(entry, step))
+        challenge = load(entry.challenge)
+        with self.executor.seat(alone=measures_time(challenge)) as seat:
+            if not self._claim(entry):
+                return None
+            shipment = Shipment(
+                entry,
+                challenge.package,
+                challenge.digest,
+                self.options.level,
+                self.seed,
+                self.options.full,
+                take_in(entry.folder),
+            )
+            bundle = seat.grade(shipment, challenge, lambda step: self.on_step(entry, step))
         return self.store.save(bundle)
 
+    def _claim(self, entry: Entry) -> bool:
+        """Looks again once nobody else can be at it: it may have been graded since we planned."""
+        key = _key(entry)
+        if not self.store.claim(key):
+            return False
+        if _is_done(entry, self.store.newest(key), self.store, self.options):
+            self.store.withdraw(key)
+            return False
+        return True
 
-def _key(entry: Entry) -> tuple[str, str, str, int]:
+
+def _key(entry: Entry) -> Key:
     return entry.entrant, entry.challenge, "cpu", entry.attempt
 
 
@@ -78,37 +131,34 @@ def _patience(entry: Entry) -> float:
     return load(entry.challenge).plan.limits.call_seconds
 
 
-def _seed(store: Store) -> int:
-    """Drawn once a run: every entrant faces the same inputs, and no two runs do."""
-    meta = store.meta()
-    if "seed" not in meta:
-        store.set_meta(seed=secrets.randbits(32))
-    return int(store.meta()["seed"])
-
-
-def _is_done(entry: Entry, store: Store, options: Options) -> bool:
+def _is_done(entry: Entry, cell: Cell | None, store: Store, options: Options) -> bool:
     """Graded before, by the same challenge, on the same bytes, and the evidence is whole."""
-    for cell in store.cells():
-        if cell.key == _key(entry):
-            return (
-                cell.state not in ("infra_error", "not_run")
-                and cell.full == options.full
-                and cell.challenge_digest == load(entry.challenge).digest
-                and cell.submission_digest == take_in(entry.folder).digest
-                and store.has_bundle(cell.bundle)
-            )
-    return False
+    return (
+        cell is not None
+        and cell.state not in ("infra_error", "not_run")
+        and cell.full == options.full
+        and cell.challenge_digest == load(entry.challenge).digest
+        and cell.submission_digest == take_in(entry.folder).digest
+        and store.has_bundle(cell.bundle)
+    )
 
 
 def _check_rig(challenges: set[str], store: Store, options: Options) -> None:
     """A machine on which a right answer fails, or a worthless one passes, does not grade."""
-    checked: dict[str, str] = store.meta().get("rig", {})
-    for name in sorted(challenges):
-        challenge = load(name)
+    name = f"rig {this_machine()}"
+    for challenge in map(load, sorted(challenges)):
+        checked: dict[str, str] = store.meta().get(name, {})
         fact = f"{challenge.digest} {options.level}"
-        if checked.get(name) != fact:
+        if checked.get(challenge.id) != fact:
             examine_rig(challenge, options.level)
-            store.set_meta(rig={**store.meta().get("rig", {}), name: fact})
+            store.set_meta(**{name: {**checked, challenge.id: fact}})
+
+
+def this_machine() -> str:
+    """Tells the machines that share a store apart without naming them."""
+    path = Path("/etc/machine-id")
+    known = path.read_text() if path.is_file() else ""
+    return hashlib.sha256(f"{platform.node()} {known}".encode()).hexdigest()[:12]
 
 
 def examine_rig(challenge: Challenge, level: Level) -> None:
@@ -123,9 +173,9 @@ def examine_rig(challenge: Challenge, level: Level) -> None:
 
 
 @contextmanager
-def open_run(folder: Path) -> Iterator[Store]:
+def open_run(place: Path | str) -> Iterator[Store]:
     """A run that is closed again."""
-    store = Store(folder)
+    store = Store(place)
     try:
         yield store
     finally:

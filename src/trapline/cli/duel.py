@@ -9,7 +9,7 @@ from rich.text import Text
 
 from trapline.arena.standings.duel import Duel, Edge
 from trapline.arena.standings.duel import duel as compare
-from trapline.cli.reading import cells_of
+from trapline.cli.reading import RUN_HELP, cells_of
 
 
 def register(app: typer.Typer) -> None:
@@ -19,9 +19,7 @@ def register(app: typer.Typer) -> None:
 
 def duel(
     entrants: Annotated[list[str], typer.Argument(help="Two or more entrants.")],
-    run: Annotated[
-        str | None, typer.Option(help="A run's folder, or 'published'; the last run if not given.")
-    ] = None,
+    run: Annotated[str | None, typer.Option(help=RUN_HELP)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Compare entrants challenge by challenge and criterion by criterion."""

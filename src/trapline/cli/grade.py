@@ -27,7 +27,13 @@ def grade(
     challenge: Annotated[list[str] | None, typer.Option(help="Only this one; repeatable.")] = None,
     track: Annotated[Literal["cpu", "gpu"], typer.Option(help="Where kernels run.")] = "cpu",
     out: Annotated[
-        Path | None, typer.Option(help="The run's folder; runs/<field> if not given.")
+        str | None,
+        typer.Option(
+            "--out",
+            "--store",
+            help="Where the run is kept: a folder (runs/<field> if not given), or a team's "
+            "postgresql://user@host/database?run=name.",
+        ),
     ] = None,
     full: Annotated[bool, typer.Option(help="Train for a minute, try more mutants.")] = False,
     isolation: Annotated[
@@ -45,14 +51,14 @@ def grade(
         raise MissingError("the gpu track needs a CUDA device and challenges that offer it")
     entries = find_entries(field, challenge or [])
     options = Options(choose_level(isolation), full, jobs)
-    with open_run(out or Path("runs") / field.resolve().name) as store:
+    with open_run(out or str(Path("runs") / field.resolve().name)) as store:
         _grade_all(entries, store, options)
         cells = [cell for cell in store.cells() if _is_asked_for(cell, entries)]
         if as_json:
-            print(json.dumps({"run": str(store.folder), "cells": [_brief(cell) for cell in cells]}))
+            print(json.dumps({"run": store.where, "cells": [_brief(cell) for cell in cells]}))
         else:
             Console().print(matrix(cells))
-            print(f"run: {store.folder}")
+            print(f"run: {store.where}")
     if len(cells) < len(entries) or any(cell.score is None for cell in cells):
         raise typer.Exit(INCOMPLETE)
 
@@ -93,6 +99,7 @@ def _brief(cell: Cell) -> dict[str, object]:
         "letter": cell.letter,
         "isolation": cell.isolation,
         "reason": cell.reason,
+        "bundle": cell.bundle,
         "dimensions": {name: dimension.score for name, dimension in cell.dimensions.items()},
         "traps": {trap.id: trap.state for trap in cell.traps},
     }

@@ -13,7 +13,7 @@ from trapline.arena.challenge import load_all
 from trapline.arena.lint import Finding, Terms, lint_run
 from trapline.arena.reported import Row, contradictions
 from trapline.cli.main import NOT_HELD
-from trapline.cli.reading import PUBLISHED, opened, published
+from trapline.cli.reading import PUBLISHED, RUN_HELP, opened, published
 
 
 def register(app: typer.Typer) -> None:
@@ -24,7 +24,7 @@ def register(app: typer.Typer) -> None:
 def lint(
     run: Annotated[
         str | None,
-        typer.Argument(help="A run's folder, or 'published'; the last run if not given."),
+        typer.Argument(help=RUN_HELP),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
@@ -46,7 +46,7 @@ def _lint(run: str | None) -> list[Finding]:
         cells = store.cells()
         asked = {cell.challenge for cell in cells}
         terms = {name: Terms.of(one) for name, one in load_all().items() if name in asked}
-        return lint_run(cells, terms, store.bundle, len(store.waiting()))
+        return lint_run(cells, terms, store.bundle, len(store.waiting()), store.damaged())
 
 
 def _print(found: Sequence[Finding] | Sequence[Row]) -> None:

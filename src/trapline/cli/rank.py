@@ -10,7 +10,7 @@ from rich.text import Text
 from trapline.arena.standings.picks import Pick
 from trapline.arena.standings.picks import picks as pick_all
 from trapline.arena.standings.ranking import Ranking, ranking
-from trapline.cli.reading import cells_of, difficulties, trap_weights
+from trapline.cli.reading import RUN_HELP, cells_of, difficulties, trap_weights
 
 
 def register(app: typer.Typer) -> None:
@@ -21,7 +21,7 @@ def register(app: typer.Typer) -> None:
 def rank(
     run: Annotated[
         str | None,
-        typer.Argument(help="A run's folder, or 'published'; the last run if not given."),
+        typer.Argument(help=RUN_HELP),
     ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Fields to resample.")] = 1000,
     seed: Annotated[int, typer.Option(min=0, help="Of the resampling.")] = 0,

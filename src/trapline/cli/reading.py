@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 from trapline.arena.challenge import load_all
 from trapline.arena.record import Cell
@@ -11,12 +10,13 @@ from trapline.arena.store import Store, last_run
 from trapline.published import load
 
 PUBLISHED = "published"
+RUN_HELP = "A run's folder or postgresql:// URL, or 'published'; the last run if not given."
 
 
 @contextmanager
 def opened(run: str | None) -> Iterator[Store]:
     """The store of this run, or of the last one."""
-    store = Store(Path(run) if run else last_run(), create=False)
+    store = Store(run or last_run(), create=False)
     try:
         yield store
     finally:

@@ -6,22 +6,34 @@ from typing import Annotated
 import typer
 
 from trapline.arena.errors import ArenaError, UsageError
+from trapline.arena.record import Bundle
 from trapline.arena.replay import replay as grade_again
 from trapline.arena.run import choose_level
+from trapline.arena.store import read_bundle
 from trapline.cli.main import NOT_HELD
+from trapline.cli.reading import opened
 
 
 def register(app: typer.Typer) -> None:
     """Adds the verb."""
-    app.command(epilog="Example: trapline replay runs/demo/bundles/3f2a….json")(replay)
+    app.command(
+        epilog="Example: trapline replay runs/demo/bundles/3f2a….json; "
+        "trapline replay 3f2a --run postgresql://host/database"
+    )(replay)
 
 
 def replay(
-    bundle: Annotated[Path, typer.Argument(help="An evidence bundle, named by its digest.")],
+    bundle: Annotated[
+        str,
+        typer.Argument(help="An evidence bundle's file; with --run its digest, or how it begins."),
+    ],
+    run: Annotated[
+        str | None, typer.Option(help="The folder or postgresql:// URL of the run that holds it.")
+    ] = None,
 ) -> None:
     """Grade an evidence bundle again; exit code 4 when it was changed or the verdicts differ."""
     try:
-        result = grade_again(bundle, choose_level())
+        result = grade_again(_read(bundle, run), choose_level())
     except UsageError:
         raise
     except ArenaError as error:
@@ -34,3 +46,10 @@ def replay(
     if result.differences:
         raise typer.Exit(NOT_HELD)
     print("the same verdicts as before")
+
+
+def _read(bundle: str, run: str | None) -> Bundle:
+    if run is None:
+        return read_bundle(Path(bundle))
+    with opened(run) as store:
+        return store.bundle(store.find_bundle(bundle))

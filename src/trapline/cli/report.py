@@ -18,7 +18,7 @@ from trapline.arena.report.markdown import write_markdown
 from trapline.arena.report.runview import RunView
 from trapline.arena.report.site import write_site
 from trapline.arena.report.tables import write_table
-from trapline.cli.reading import PUBLISHED, opened, published
+from trapline.cli.reading import PUBLISHED, RUN_HELP, opened, published
 
 Format = Literal["html", "markdown", "csv", "parquet", "json"]
 
@@ -31,10 +31,10 @@ def register(app: typer.Typer) -> None:
 def report(
     run: Annotated[
         str | None,
-        typer.Argument(help="A run's folder, or 'published'; the last run if not given."),
+        typer.Argument(help=RUN_HELP),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Where to; RUN/report or published-report if not given.")
+        Path | None, typer.Option(help="Where to; RUN/report or NAME-report if not given.")
     ] = None,
     form: Annotated[
         Format, typer.Option("--format", help="A site, Markdown documents, or a table.")
@@ -71,7 +71,8 @@ def viewed(run: str | None) -> Iterator[tuple[RunView, Path]]:
         yield RunView.of_report(published(), PUBLISHED), Path("published-report")
         return
     with opened(run) as store:
-        yield RunView.of(store), store.folder / "report"
+        folder = store.folder / "report" if store.folder else Path(f"{store.name}-report")
+        yield RunView.of(store), folder
 
 
 def read_certificates(path: Path | None) -> list[Certificate]:

@@ -10,7 +10,7 @@ import typer
 from trapline.arena.errors import UsageError
 from trapline.arena.report.runview import RunView
 from trapline.arena.report.server import LiveRun, ViewServer
-from trapline.cli.reading import PUBLISHED, opened, published
+from trapline.cli.reading import PUBLISHED, RUN_HELP, opened, published
 from trapline.cli.report import read_certificates
 
 
@@ -22,7 +22,7 @@ def register(app: typer.Typer) -> None:
 def view(
     run: Annotated[
         str | None,
-        typer.Argument(help="A run's folder, or 'published'; the last run if not given."),
+        typer.Argument(help=RUN_HELP),
     ] = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 0,
     browser: Annotated[bool, typer.Option(help="Open the first page.")] = True,

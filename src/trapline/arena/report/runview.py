@@ -53,7 +53,7 @@ class RunView:
             bundles=StoredBundles(store, [cell.bundle for cell in cells if cell.bundle]),
             waiting=store.waiting(),
             meta=store.meta(),
-            name=store.folder.resolve().name,
+            name=store.name,
             history=store.history(),
         )
 
