@@ -1,9 +1,6 @@
 """The Triton kernels: right in the interpreter, compilable for a Hopper GPU. No GPU is needed."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -25,20 +22,12 @@ PROBLEMS = [
 TOLERANCES = {"float32": (1e-5, 1e-4), "float16": (4e-3, 3e-2)}
 
 
-def run(script: str, folder: Path, **environment: str) -> None:
-    """A process of its own: whether Triton interprets is decided when it is imported."""
-    ours = {**os.environ, "TRITON_CACHE_DIR": str(folder / "cache"), **environment}
-    command = [sys.executable, str(HERE / script), str(folder)]
-    done = subprocess.run(command, env=ours, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-4000:]
-
-
 @pytest.fixture(scope="module")
-def interpreted(tmp_path_factory):
+def interpreted(tmp_path_factory, run_script):
     """Answers of the interpreted kernels to all problems, packed ones included."""
     folder = tmp_path_factory.mktemp("interpreted")
     (folder / "problems.json").write_text(json.dumps(PROBLEMS))
-    run("interpret_kernels.py", folder, TRITON_INTERPRET="1")
+    run_script(HERE / "interpret_kernels.py", folder, TRITON_INTERPRET="1")
     return folder
 
 
@@ -76,9 +65,9 @@ def test_interpreted_kernels_take_packed_sequences_and_strides(interpreted):
             np.testing.assert_allclose(got, want[0], atol=1e-4, err_msg=f"d{name}")
 
 
-def test_kernels_compile_for_hopper(tmp_path):
+def test_kernels_compile_for_hopper(tmp_path, run_script):
     """Every kernel with every feature compiled in, for sm_90, within its shared memory."""
-    run("compile_kernels.py", tmp_path, TRITON_INTERPRET="0")
+    run_script(HERE / "compile_kernels.py", tmp_path, TRITON_INTERPRET="0")
     compiled = json.loads((tmp_path / "compiled.json").read_text())
     names = {"forward_kernel", "dkdv_kernel", "dq_kernel", "row_dots_kernel"}
     assert {entry["kernel"] for entry in compiled} == names

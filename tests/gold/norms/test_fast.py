@@ -16,6 +16,14 @@ def tensors(dtype, *, width=48, offset=0.0, seed=0):
     return [torch.tensor(value, dtype=dtype) for value in (x, gamma, beta, dy)]
 
 
+def layer_norm(x, weight, bias, eps, **options):
+    return fast.norm(x, None, weight, bias, eps, centred=True, **options)[0]
+
+
+def rms_norm(x, weight, eps, **options):
+    return fast.norm(x, None, weight, None, eps, centred=False, **options)[0]
+
+
 def wide(*values):
     return [value.detach().double().numpy() for value in values]
 
@@ -28,7 +36,7 @@ def test_layer_norm_is_within_twice_the_error_of_torch(dtype, offset):
     exact = oracle.layer_norm_backward(*wide(dy, x, gamma))
     ours, theirs = [], []
     for function, answers in (
-        (fast.layer_norm, ours),
+        (layer_norm, ours),
         (lambda x, w, b, eps: torch.nn.functional.layer_norm(x, w.shape, w, b, eps), theirs),
     ):
         leaves = [value.clone().requires_grad_() for value in (x, gamma, beta)]
@@ -45,7 +53,7 @@ def test_layer_norm_is_within_twice_the_error_of_torch(dtype, offset):
 def test_rms_norm_matches_the_oracle():
     x, gamma, _, dy = tensors(torch.float64)
     leaves = [value.requires_grad_() for value in (x, gamma)]
-    y = fast.rms_norm(*leaves, 1e-6)
+    y = rms_norm(*leaves, 1e-6)
     got = torch.autograd.grad(y, leaves, dy)
     exact = oracle.rms_norm_backward(*wide(dy, x, gamma))
     assert np.allclose(*wide(y), oracle.rms_norm(*wide(x, gamma)), atol=1e-13)
@@ -56,33 +64,74 @@ def test_rms_norm_matches_the_oracle():
 def test_autograd_agrees_with_differences():
     x, gamma, beta, _ = tensors(torch.float64, width=5)
     leaves = [value.requires_grad_() for value in (x, gamma, beta)]
-    assert torch.autograd.gradcheck(lambda *args: fast.layer_norm(*args, 1e-5), leaves)
-    assert torch.autograd.gradcheck(lambda *args: fast.rms_norm(*args, 1e-6), leaves[:2])
+    assert torch.autograd.gradcheck(lambda *args: layer_norm(*args, 1e-5), leaves)
+    assert torch.autograd.gradcheck(lambda *args: rms_norm(*args, 1e-6), leaves[:2])
 
 
 @pytest.mark.parametrize("rows", [0, 1, 4])
-def test_registered_operators_hold_what_they_declare(rows):
-    x = torch.randn(rows, 6)
-    w, b = torch.randn(2, 6)
-    y, mean, rstd = torch.ops.trapline_norms.layer_norm(x, w, b, 1e-5)
-    tests = ("test_schema", "test_faketensor")
+@pytest.mark.parametrize("centred", [True, False])
+@pytest.mark.parametrize("bare", [True, False], ids=["bare", "affine"])
+def test_registered_operators_hold_what_they_declare(rows, centred, bare):
+    x, residual = torch.randn(2, rows, 6)
+    w, b = (None, None) if bare else torch.randn(2, 6)
     ops = torch.ops.trapline_norms
-    for op, args in (
-        (ops.layer_norm, (x, w, b, 1e-5)),
-        (ops.layer_norm_backward, (y, x, w, mean, rstd)),
-        (ops.rms_norm, (x, w, 1e-6)),
-        (ops.rms_norm_backward, (y, x, w, rstd)),
+    forward = (x, None if bare else residual, w, b, 1e-5, centred)
+    y, _, mean, rstd = ops.forward(*forward)
+    saved = (None, None) if bare else (mean if centred else None, rstd)
+    backward = (y, None if bare else x, x, w, *saved, 1e-5, centred, b is not None)
+    for op, args in ((ops.forward, forward), (ops.backward, backward)):
+        torch.library.opcheck(op, args, test_utils=("test_schema", "test_faketensor"))
+
+
+@pytest.mark.parametrize("centred", [True, False])
+def test_statistics_computed_again_give_the_same_gradients(centred):
+    x, gamma, beta, dy = tensors(torch.float64)
+    leaves = [value.requires_grad_() for value in (x, gamma, beta)][: 3 if centred else 2]
+    function = layer_norm if centred else rms_norm
+    kept, again = (
+        torch.autograd.grad(function(*leaves, 1e-5, save_statistics=choice), leaves, dy)
+        for choice in (True, False)
+    )
+    assert all(torch.equal(one, other) for one, other in zip(kept, again, strict=True))
+
+
+def test_without_weight_and_bias_nothing_is_scaled():
+    x, _, _, dy = tensors(torch.float64)
+    bare, plain = x.requires_grad_(), x.detach().clone().requires_grad_()
+    ones, zeros = torch.ones(48, dtype=x.dtype), torch.zeros(48, dtype=x.dtype)
+    for got, want in (
+        (layer_norm(bare, None, None, 1e-5), layer_norm(plain, ones, zeros, 1e-5)),
+        (rms_norm(bare, None, 1e-5), rms_norm(plain, ones, 1e-5)),
     ):
-        torch.library.opcheck(op, args, test_utils=tests)
+        assert torch.equal(got, want)
+        (one,), (other,) = torch.autograd.grad(got, bare, dy), torch.autograd.grad(want, plain, dy)
+        assert torch.allclose(one, other, atol=1e-14)
+
+
+@pytest.mark.parametrize("unused", ["y", "total", None])
+def test_gradients_come_through_the_norm_and_through_the_sum(unused):
+    x, gamma, residual_row, dy = tensors(torch.float64)
+    x, residual = x.requires_grad_(), residual_row.expand(x.shape).clone().requires_grad_()
+    y, total = fast.norm(x, residual, gamma, None, 1e-6, centred=False)
+    parts = {"y": (y * dy).sum(), "total": (total * 3.0).sum()}
+    parts.pop(unused, None)
+    dx, dresidual = torch.autograd.grad(sum(parts.values()), (x, residual))
+    want = np.zeros(x.shape)
+    if unused != "y":
+        want += oracle.rms_norm_backward(*wide(dy, x + residual, gamma)).dx
+    if unused != "total":
+        want += 3.0
+    assert np.allclose(dx.numpy(), want, atol=1e-12)
+    assert torch.equal(dx, dresidual)
 
 
 def test_inputs_are_not_modified_and_strides_are_free():
     x, gamma, beta, _ = tensors(torch.float32)
     turned = x.transpose(0, 1)
     before = turned.clone()
-    y = fast.layer_norm(turned, gamma, beta, 1e-5)
+    y = layer_norm(turned, gamma, beta, 1e-5)
     assert torch.equal(turned, before)
-    assert torch.equal(y, fast.layer_norm(turned.contiguous(), gamma, beta, 1e-5))
+    assert torch.equal(y, layer_norm(turned.contiguous(), gamma, beta, 1e-5))
 
 
 @pytest.mark.full
@@ -90,10 +139,10 @@ def test_one_graph_under_compile():
     """`aot_eager` traces forward and backward and needs no C++ compiler."""
     x, gamma, beta, dy = tensors(torch.float64, width=6)
     compiled = torch.compile(
-        lambda *args: fast.layer_norm(*args, 1e-5), backend="aot_eager", fullgraph=True
+        lambda *args: layer_norm(*args, 1e-5), backend="aot_eager", fullgraph=True
     )
     leaves = [value.requires_grad_() for value in (x, gamma, beta)]
-    got, want = compiled(*leaves), fast.layer_norm(*leaves, 1e-5)
+    got, want = compiled(*leaves), layer_norm(*leaves, 1e-5)
     assert torch.equal(got, want)
     for one, other in zip(
         torch.autograd.grad(got, leaves, dy), torch.autograd.grad(want, leaves, dy), strict=True

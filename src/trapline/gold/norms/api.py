@@ -6,7 +6,7 @@ from trapline.gold import checks
 from trapline.gold.impl import Impl, choose
 from trapline.gold.norms import oracle
 
-_OFFERED: tuple[Impl, ...] = ("oracle", "torch")
+_OFFERED: tuple[Impl, ...] = ("oracle", "torch", "kernels")
 
 
 class Normed(NamedTuple):
@@ -17,45 +17,89 @@ class Normed(NamedTuple):
 
 
 def layer_norm(
-    x: Any, weight: Any, bias: Any, eps: float = 1e-5, *, impl: Impl | None = None
+    x: Any,
+    weight: Any = None,
+    bias: Any = None,
+    eps: float = 1e-5,
+    *,
+    save_statistics: bool = True,
+    impl: Impl | None = None,
 ) -> Any:
     """weight · (x − mean) / √(variance + eps) + bias over the last axis, in x's dtype.
 
-    x is (..., D), weight and bias (D,). NumPy arrays are computed in float64; torch tensors are
-    differentiable in all three.
+    x is (..., D), weight and bias (D,) or None. NumPy arrays are computed in float64; torch
+    tensors are differentiable in all three. For backward x is kept, with two numbers a row unless
+    `save_statistics` is False: then they are computed again.
     """
-    chosen = choose("layer_norm", _OFFERED, impl, x=x, weight=weight, bias=bias)
-    _check(eps, x=(x, "... D"), weight=(weight, "D"), bias=(bias, "D"))
+    arrays = _present(x=x, weight=weight, bias=bias)
+    chosen = choose("layer_norm", _OFFERED, impl, **arrays)
+    _check(eps, arrays)
     if chosen == "oracle":
-        return oracle.layer_norm(x, weight, bias, eps).astype(x.dtype)
+        gamma = 1.0 if weight is None else weight
+        beta = 0.0 if bias is None else bias
+        return oracle.layer_norm(x, gamma, beta, eps).astype(x.dtype)
     from trapline.gold.norms import fast
 
-    return fast.layer_norm(x, weight, bias, eps)
+    y, _ = fast.norm(
+        *(x, None, weight, bias, eps),
+        centred=True,
+        save_statistics=save_statistics,
+        operators=_operators(chosen),
+    )
+    return y
 
 
 def rms_norm(
-    x: Any, weight: Any, eps: float = 1e-6, residual: Any = None, *, impl: Impl | None = None
+    x: Any,
+    weight: Any = None,
+    eps: float = 1e-6,
+    residual: Any = None,
+    *,
+    save_statistics: bool = True,
+    impl: Impl | None = None,
 ) -> Any:
     """weight · x / √(mean(x²) + eps) over the last axis, in x's dtype.
 
     With a residual, x + residual is normed, and both come back: `Normed(y, residual)`.
     """
-    extra = {} if residual is None else {"residual": residual}
-    chosen = choose("rms_norm", _OFFERED, impl, x=x, weight=weight, **extra)
-    with_axes = {name: (value, "... D") for name, value in extra.items()}
-    _check(eps, x=(x, "... D"), weight=(weight, "D"), **with_axes)
-    total = x if residual is None else x + residual
+    arrays = _present(x=x, weight=weight, residual=residual)
+    chosen = choose("rms_norm", _OFFERED, impl, **arrays)
+    _check(eps, arrays)
     y: Any
+    total: Any
     if chosen == "oracle":
-        y = oracle.rms_norm(total, weight, eps).astype(x.dtype)
+        total = x if residual is None else x + residual
+        gamma = 1.0 if weight is None else weight
+        y = oracle.rms_norm(total, gamma, eps).astype(x.dtype)
     else:
         from trapline.gold.norms import fast
 
-        y = fast.rms_norm(total, weight, eps)
+        y, total = fast.norm(
+            *(x, residual, weight, None, eps),
+            centred=False,
+            save_statistics=save_statistics,
+            operators=_operators(chosen),
+        )
     return y if residual is None else Normed(y, total)
 
 
-def _check(eps: float, **arguments: tuple[Any, str]) -> None:
-    checks.floating(*checks.LOW_FLOATS, **{name: array for name, (array, _) in arguments.items()})
-    checks.axes(**arguments)
+def _present(**arrays: Any) -> dict[str, Any]:
+    return {name: array for name, array in arrays.items() if array is not None or name == "x"}
+
+
+def _operators(chosen: Impl) -> str:
+    """The namespace of the operators that do the work; importing it registers them."""
+    if chosen == "kernels":
+        from trapline.gold.norms.kernels import KERNELS
+
+        return KERNELS
+    from trapline.gold.norms.fast import TORCH
+
+    return TORCH
+
+
+def _check(eps: float, arrays: dict[str, Any]) -> None:
+    checks.floating(*checks.LOW_FLOATS, **arrays)
+    rows = {"x": "... D", "residual": "... D"}
+    checks.axes(**{name: (array, rows.get(name, "D")) for name, array in arrays.items()})
     checks.positive(eps=eps)

@@ -1,7 +1,8 @@
-"""Layer norm and RMS norm in torch, differentiable, with the statistics as the only thing saved.
+"""Layer norm and RMS norm in torch, differentiable, saving x and at most two numbers a row.
 
-Sums run in float32 for 16-bit inputs and in the input's own dtype otherwise. Backward uses the
-closed form (docs/components/layer_norm.md), with g = dy · weight:
+RMS norm is layer norm without the mean, so one pair of operators serves both. Sums run in float32
+for 16-bit inputs and in the input's own dtype otherwise. Backward uses the closed form
+(docs/components/layer_norm.md), with g = dy · weight:
 
     layer norm: dx = rstd · (g − mean(g) − x_hat · mean(g · x_hat))
     RMS norm:   dx = rstd · (g − x_hat · mean(g · x_hat))
@@ -13,92 +14,129 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-_library: Any = torch.library  # its calls carry no types
-_LIB = _library.Library("trapline_norms", "DEF")
-_LIB.define("layer_norm(Tensor x, Tensor w, Tensor b, float eps) -> (Tensor, Tensor, Tensor)")
-_LIB.define(
-    "layer_norm_backward(Tensor dy, Tensor x, Tensor w, Tensor mean, Tensor rstd)"
-    " -> (Tensor, Tensor, Tensor)"
-)
-_LIB.define("rms_norm(Tensor x, Tensor w, float eps) -> (Tensor, Tensor)")
-_LIB.define("rms_norm_backward(Tensor dy, Tensor x, Tensor w, Tensor rstd) -> (Tensor, Tensor)")
+#: An absent result (total without a residual, mean of an RMS norm, …) is a tensor without elements.
+_SCHEMAS = {
+    "forward": "(Tensor x, Tensor? residual, Tensor? w, Tensor? b, float eps, bool centred)"
+    " -> (Tensor y, Tensor total, Tensor mean, Tensor rstd)",
+    "backward": "(Tensor dy, Tensor? dtotal, Tensor x, Tensor? w, Tensor? mean, Tensor? rstd,"
+    " float eps, bool centred, bool biased) -> (Tensor dx, Tensor dw, Tensor db)",
+}
+#: The namespace of the operators in this file; `kernels` registers the same two under another.
+TORCH = "trapline_norms"
 
 
-def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-    """(..., D) → (..., D), differentiable in x, weight and bias."""
-    function: Any = _LayerNorm
-    y: Tensor = function.apply(x, weight, bias, eps)
-    return y
+def norm(
+    x: Tensor,
+    residual: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    *,
+    centred: bool,
+    save_statistics: bool = True,
+    operators: str = TORCH,
+) -> tuple[Tensor, Tensor]:
+    """(y, total) with y = norm(total) · weight + bias and total = x + residual, if there is one."""
+    function: Any = _Norm
+    options = eps, centred, save_statistics, operators
+    y, total = function.apply(x, residual, weight, bias, *options)
+    return y, total
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """(..., D) → (..., D), differentiable in x and weight."""
-    function: Any = _RMSNorm
-    y: Tensor = function.apply(x, weight, eps)
-    return y
-
-
-class _LayerNorm(torch.autograd.Function):
+class _Norm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-        y, mean, rstd = torch.ops.trapline_norms.layer_norm(x, weight, bias, eps)
-        ctx.save_for_backward(x, weight, mean, rstd)
-        return y  # type: ignore[no-any-return]
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        residual: Tensor | None,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        eps: float,
+        centred: bool,
+        save_statistics: bool,
+        operators: str,
+    ) -> tuple[Tensor, Tensor]:
+        forward = getattr(torch.ops, operators).forward
+        y, total, mean, rstd = forward(x, residual, weight, bias, eps, centred)
+        normed = x if residual is None else total
+        mean = mean if save_statistics and centred else None
+        ctx.save_for_backward(normed, weight, mean, rstd if save_statistics else None)
+        ctx.added, ctx.options = residual is not None, (eps, centred, bias is not None)
+        ctx.operators = operators
+        ctx.set_materialize_grads(False)  # an unused total costs no tensor of zeros
+        return y, total
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        grads = torch.ops.trapline_norms.layer_norm_backward(dy, *ctx.saved_tensors)
-        return (*grads, None)
+    def backward(ctx: Any, dy: Tensor | None, dtotal: Tensor | None) -> tuple[Tensor | None, ...]:
+        x, weight, mean, rstd = ctx.saved_tensors
+        dy = torch.zeros_like(x) if dy is None else dy
+        operator = getattr(torch.ops, ctx.operators).backward
+        through = dtotal if ctx.added else None
+        dx, dw, db = operator(dy, through, x, weight, mean, rstd, *ctx.options)
+        biased = ctx.options[-1]
+        return (
+            dx,
+            dx if ctx.added else None,
+            dw if weight is not None else None,
+            db if biased else None,
+            *(None,) * 4,
+        )
 
 
-class _RMSNorm(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        y, rstd = torch.ops.trapline_norms.rms_norm(x, weight, eps)
-        ctx.save_for_backward(x, weight, rstd)
-        return y  # type: ignore[no-any-return]
+def _forward(
+    x: Tensor,
+    residual: Tensor | None,
+    w: Tensor | None,
+    b: Tensor | None,
+    eps: float,
+    centred: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    total = x if residual is None else x + residual
+    wide = _wide(total)
+    mean, rstd = _statistics(wide, eps, centred)
+    y = (wide - mean) * rstd if centred else wide * rstd
+    y = y if w is None else y.mul_(_wide(w))
+    y = y if b is None else y.add_(_wide(b))
+    absent = x.new_empty(0)
+    return (
+        y.to(x.dtype, copy=False),
+        absent if residual is None else total,
+        mean if centred else absent.clone(),
+        rstd,
+    )
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, None]:
-        grads = torch.ops.trapline_norms.rms_norm_backward(dy, *ctx.saved_tensors)
-        return (*grads, None)
 
-
-def _layer_norm(x: Tensor, w: Tensor, b: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    wide = _wide(x)
-    mean = wide.mean(dim=-1, keepdim=True)
+def _statistics(wide: Tensor, eps: float, centred: bool) -> tuple[Tensor, Tensor]:
+    mean = wide.mean(dim=-1, keepdim=True) if centred else wide.new_zeros(())
     # Centre before squaring: E[x²] − E[x]² loses its digits once the mean dwarfs the spread.
-    centred = wide - mean
-    rstd = torch.rsqrt(centred.square().mean(dim=-1, keepdim=True) + eps)
-    y = centred.mul_(rstd).mul_(_wide(w)).add_(_wide(b))
-    return y.to(x.dtype, copy=False), mean, rstd
+    variance = (wide - mean).square().mean(dim=-1, keepdim=True)
+    return mean, torch.rsqrt(variance + eps)
 
 
-def _layer_norm_backward(
-    dy: Tensor, x: Tensor, w: Tensor, mean: Tensor, rstd: Tensor
+def _backward(
+    dy: Tensor,
+    dtotal: Tensor | None,
+    x: Tensor,
+    w: Tensor | None,
+    mean: Tensor | None,
+    rstd: Tensor | None,
+    eps: float,
+    centred: bool,
+    biased: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    wide_dy = _wide(dy)
-    x_hat = (_wide(x) - mean) * rstd
-    g = wide_dy * _wide(w)
-    mean_g = g.mean(dim=-1, keepdim=True)
-    mean_gx = (g * x_hat).mean(dim=-1, keepdim=True)
-    dx = rstd * (g - mean_g - x_hat * mean_gx)
-    return dx.to(x.dtype), _rows(wide_dy * x_hat).to(w.dtype), _rows(wide_dy).to(w.dtype)
-
-
-def _rms_norm(x: Tensor, w: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    wide = _wide(x)
-    rstd = torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + eps)
-    return (wide * rstd * _wide(w)).to(x.dtype), rstd
-
-
-def _rms_norm_backward(dy: Tensor, x: Tensor, w: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor]:
-    x_hat = _wide(x) * rstd
-    g = _wide(dy) * _wide(w)
-    dx = rstd * (g - x_hat * (g * x_hat).mean(dim=-1, keepdim=True))
-    return dx.to(x.dtype), _rows(_wide(dy) * x_hat).to(w.dtype)
+    wide, wide_dy = _wide(x), _wide(dy)
+    if rstd is None:
+        found, rstd = _statistics(wide, eps, centred)
+        mean = found if centred else None
+    x_hat = wide * rstd if mean is None else (wide - mean) * rstd
+    g = wide_dy if w is None else wide_dy * _wide(w)
+    dx = g - x_hat * (g * x_hat).mean(dim=-1, keepdim=True)
+    dx = rstd * (dx - g.mean(dim=-1, keepdim=True) if centred else dx)
+    dx = dx if dtotal is None else dx + _wide(dtotal)
+    dw = x.new_empty(0) if w is None else _rows(wide_dy * x_hat).to(w.dtype)
+    db = _rows(wide_dy).to(x.dtype) if biased else x.new_empty(0)
+    return dx.to(x.dtype), dw, db
 
 
 def _wide(x: Tensor) -> Tensor:
@@ -109,11 +147,16 @@ def _rows(values: Tensor) -> Tensor:
     return values.reshape(-1, values.shape[-1]).sum(dim=0)
 
 
+def define(namespace: str) -> Any:
+    """Both operators under a namespace, still without an implementation."""
+    library: Any = torch.library  # its calls carry no types
+    made = library.Library(namespace, "DEF")
+    for name, schema in _SCHEMAS.items():
+        made.define(name + schema)
+    return made
+
+
 # Composed of torch operators, so one implementation serves every device, and tracing too.
-for _name, _function in (
-    ("layer_norm", _layer_norm),
-    ("layer_norm_backward", _layer_norm_backward),
-    ("rms_norm", _rms_norm),
-    ("rms_norm_backward", _rms_norm_backward),
-):
-    _LIB.impl(_name, _function, "CompositeExplicitAutograd")
+_LIBRARY = define(TORCH)
+_LIBRARY.impl("forward", _forward, "CompositeExplicitAutograd")
+_LIBRARY.impl("backward", _backward, "CompositeExplicitAutograd")

@@ -1,0 +1,61 @@
+"""Compiles the kernels for sm_90 without a GPU; test_kernels.py starts it and reads the result."""
+
+import json
+import sys
+from pathlib import Path
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from trapline.gold.norms import kernels
+
+STATISTICS = {"mean", "rstd", "dw_parts", "db_parts", "parts"}
+WIDTHS = (1, 1000, 65536)
+
+
+def main(folder: Path) -> None:
+    made = [
+        compiled(kernel, width, dtype, tile, share)
+        for width in WIDTHS
+        for dtype in ("bf16", "fp32")
+        for kernel, tile, share in (
+            (kernels.forward_kernel, kernels.FORWARD_TILE, kernels.FORWARD_SHARE),
+            (kernels.backward_kernel, kernels.BACKWARD_TILE, kernels.BACKWARD_SHARE),
+        )
+    ]
+    (folder / "compiled.json").write_text(json.dumps(made))
+
+
+def compiled(kernel, width: int, dtype: str, tile: int, share: int) -> dict[str, object]:
+    shape = kernels.shape_of(width, tile, share)
+    fixed = {"D": width, "BLOCK_D": shape.width, "ROWS": shape.rows, "CENTRED": True}
+    fixed["STAGES"] = kernels.stages_of(shape, 2 if dtype == "bf16" else 4)
+    names = kernel.arg_names
+    fixed = {name: value for name, value in fixed.items() if name in names}
+    signature = {name: "constexpr" if name in fixed else type_of(name, dtype) for name in names}
+    source = ASTSource(
+        fn=kernel,
+        signature=signature,
+        constexprs={(names.index(name),): value for name, value in fixed.items()},
+        attrs={
+            (names.index(name),): [["tt.divisibility", 16]]
+            for name, kind in signature.items()
+            if kind.startswith("*") or (name.endswith("_row") and width % 16 == 0)
+        },
+    )
+    options = {"num_warps": shape.warps}
+    made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    return {"kernel": kernel.__name__, "width": width, "shared": made.metadata.shared}
+
+
+def type_of(name: str, dtype: str) -> str:
+    if name == "M" or name.endswith("_row"):
+        return "i32"
+    if name == "eps":
+        return "fp32"
+    return "*fp32" if name in STATISTICS else f"*{dtype}"
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,69 @@
+"""The Triton kernels: right in the interpreter, compilable for a Hopper GPU. No GPU is needed."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from trapline.gold.norms import oracle
+
+pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+HERE = Path(__file__).parent
+#: Widths that are and are not powers of two, one feature, no rows, strided rows (odd widths).
+SHAPES = [(5, 1), (3, 7, 33), (2, 3, 48), (0, 8), (9, 1000), (2, 5000)]
+CHOICES = [(True, True, False, True), (True, False, False, False), (False, True, True, True)]
+CHOICES += [(False, False, True, False)]
+PROBLEMS = [
+    {"shape": shape, "centred": centred, "affine": affine, "added": added, "saved": saved}
+    for shape in SHAPES
+    for centred, affine, added, saved in CHOICES
+]
+#: Relative to the largest element: rounding of the answer, and of the sums behind it.
+TOLERANCES = {"float32": 3e-6, "float16": 2e-3}
+
+
+@pytest.fixture(scope="module")
+def interpreted(tmp_path_factory, run_script):
+    folder = tmp_path_factory.mktemp("interpreted")
+    (folder / "problems.json").write_text(json.dumps(PROBLEMS))
+    run_script(HERE / "interpret_kernels.py", folder, TRITON_INTERPRET="1")
+    return folder
+
+
+def exact(found, centred):
+    """What the oracle says of the same problem."""
+    x, dy = found["x"], found["dy"]
+    normed = found["total"] if "residual" in found else x
+    w, b = found.get("w", np.ones(x.shape[-1])), found.get("b", np.zeros(x.shape[-1]))
+    if centred:
+        y, grads = oracle.layer_norm(normed, w, b), oracle.layer_norm_backward(dy, normed, w)
+    else:
+        y = oracle.rms_norm(normed, w, 1e-5)
+        grads = oracle.rms_norm_backward(dy, normed, w, 1e-5)
+    wanted = {"y": y, "dx": grads.dx + found.get("dtotal", 0.0)}
+    wanted |= {"dw": grads.dgamma} if "w" in found else {}
+    wanted |= {"db": grads.dbeta} if "b" in found else {}
+    return wanted
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize("number", range(len(PROBLEMS)))
+def test_interpreted_kernels_agree_with_the_oracle(interpreted, number, dtype):
+    with np.load(interpreted / f"{number}-{dtype}.npz") as kept:
+        found = {name: kept[name].astype(np.float64) for name in kept.files}
+    if "residual" in found:
+        assert np.allclose(found["total"], found["x"] + found["residual"], rtol=1e-3, atol=1e-3)
+    for name, want in exact(found, PROBLEMS[number]["centred"]).items():
+        allowed = TOLERANCES[dtype] * max(1.0, np.abs(want).max(initial=0.0))
+        np.testing.assert_allclose(found[name], want, rtol=0, atol=allowed, err_msg=name)
+
+
+def test_kernels_compile_for_hopper(tmp_path, run_script):
+    """Narrow, odd and wide rows, 16 and 32 bits, for sm_90, within its shared memory."""
+    run_script(HERE / "compile_kernels.py", tmp_path, TRITON_INTERPRET="0")
+    compiled = json.loads((tmp_path / "compiled.json").read_text())
+    assert len(compiled) == 12
+    assert all(entry["shared"] <= 232448 for entry in compiled), compiled
