@@ -1,6 +1,7 @@
 """What a checkpoint's `config.json` says, in our words."""
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -8,18 +9,29 @@ from typing import Any, Literal
 from trapline.gold.errors import RangeError
 
 Family = Literal["llama", "mistral", "qwen3", "gpt2"]
+ROPE_KINDS = ("default", "linear", "dynamic", "llama3", "yarn")
 
 
 @dataclass(frozen=True)
 class RopeConfig:
-    """Rotary positions: the base, and how they are stretched."""
+    """Rotary positions: the base, and how they are stretched.
+
+    `dynamic` stretches only beyond the model's context, where no sequence of ours goes.
+    """
 
     theta: float = 10_000.0
     kind: str = "default"
     factor: float = 1.0
+    original_context: int = 8192
+    #: Of `llama3`: waves this many times in the original context are long, or short.
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
-    original_context: int = 8192
+    #: Of `yarn`: turns in the original context between which stretching sets in; cosine and sine
+    #: are multiplied by `attention_factor`.
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float = 1.0
+    truncate: bool = True
 
 
 @dataclass(frozen=True)
@@ -39,6 +51,8 @@ class DecoderConfig:
     tied: bool
     rope: RopeConfig | None
     window: int | None = None
+    #: Layers that see everything in spite of the window.
+    full_layers: tuple[int, ...] = ()
     qk_norm: bool = False
     attention_bias: bool = False
     mlp_bias: bool = False
@@ -47,29 +61,41 @@ class DecoderConfig:
     def is_gpt2(self) -> bool:
         return self.family == "gpt2"
 
+    def window_of(self, layer: int) -> int | None:
+        return None if layer in self.full_layers else self.window
+
 
 def read_config(folder: Path) -> DecoderConfig:
     """`config.json` of a Hugging Face checkpoint."""
     path = folder / "config.json"
     if not path.is_file():
         raise FileNotFoundError(f"{folder} is no checkpoint: it has no config.json")
-    return from_dict(json.loads(path.read_text()))
+    try:
+        raw = json.loads(path.read_text())
+    except ValueError as error:
+        raise RangeError(f"{path} is no JSON: {error}") from None
+    if not isinstance(raw, dict):
+        raise RangeError(f"{path} holds no configuration")
+    return from_dict(raw)
 
 
 def from_dict(raw: dict[str, Any]) -> DecoderConfig:
     """The same from the parsed file."""
     family = raw.get("model_type")
-    if family == "gpt2":
-        return _gpt2(raw)
-    if family in ("llama", "mistral", "qwen3"):
-        return _llama_like(raw)
-    raise RangeError(f"model_type {family!r} is none of llama, mistral, qwen3, gpt2")
+    if family not in ("llama", "mistral", "qwen3", "gpt2"):
+        raise RangeError(f"model_type {family!r} is none of llama, mistral, qwen3, gpt2")
+    try:
+        return _gpt2(raw) if family == "gpt2" else _llama_like(raw)
+    except KeyError as missing:
+        raise RangeError(f"the configuration of a {family} has no {missing}") from None
 
 
 def _gpt2(raw: dict[str, Any]) -> DecoderConfig:
     dim, heads = raw["n_embd"], raw["n_head"]
     if raw.get("activation_function", "gelu_new") not in ("gelu_new", "gelu_pytorch_tanh"):
         raise RangeError(f"activation {raw['activation_function']!r} is not gelu_new")
+    if raw.get("scale_attn_by_inverse_layer_idx") or not raw.get("scale_attn_weights", True):
+        raise RangeError("a GPT-2 that scales its scores otherwise than by 1/√D")
     return DecoderConfig(
         family="gpt2",
         vocab=raw["vocab_size"],
@@ -92,6 +118,7 @@ def _llama_like(raw: dict[str, Any]) -> DecoderConfig:
     if raw.get("hidden_act", "silu") != "silu":
         raise RangeError(f"activation {raw['hidden_act']!r} is not silu")
     heads = raw["num_attention_heads"]
+    window, full_layers = _window(raw)
     return DecoderConfig(
         family=raw["model_type"],
         vocab=raw["vocab_size"],
@@ -105,37 +132,67 @@ def _llama_like(raw: dict[str, Any]) -> DecoderConfig:
         norm_eps=raw.get("rms_norm_eps", 1e-6),
         tied=raw.get("tie_word_embeddings", False),
         rope=_rope(raw),
-        window=_window(raw),
+        window=window,
+        full_layers=full_layers,
         qk_norm=raw["model_type"] == "qwen3",
         attention_bias=raw.get("attention_bias", False),
         mlp_bias=raw.get("mlp_bias", False),
     )
 
 
-def _window(raw: dict[str, Any]) -> int | None:
-    """Mistral slides in every layer when it has a window; Qwen3 only where it says so."""
+def _window(raw: dict[str, Any]) -> tuple[int | None, tuple[int, ...]]:
+    """The window, and the layers without it: Mistral slides everywhere, Qwen3 where it says so."""
     window = raw.get("sliding_window")
-    if raw["model_type"] == "mistral":
-        return window
-    kinds = set(raw.get("layer_types") or ["full_attention"])
-    if raw["model_type"] == "qwen3" and raw.get("use_sliding_window") and window:
-        if kinds != {"sliding_attention"}:
-            raise RangeError("layers with and without a sliding window in one model")
-        return int(window)
-    return None
+    if not window or raw["model_type"] == "llama":
+        return None, ()
+    layers = raw["num_hidden_layers"]
+    kinds = raw.get("layer_types")
+    if raw["model_type"] == "qwen3":
+        if not raw.get("use_sliding_window"):
+            return None, ()
+        kinds = kinds or _after(raw.get("max_window_layers", 28), layers)
+    kinds = kinds or ["sliding_attention"] * layers
+    full = tuple(i for i, kind in enumerate(kinds) if kind != "sliding_attention")
+    return (None, ()) if len(full) == layers else (int(window), full)
+
+
+def _after(first: int, layers: int) -> list[str]:
+    """Qwen's older files: layers from the first one on slide."""
+    return ["sliding_attention" if i >= first else "full_attention" for i in range(layers)]
 
 
 def _rope(raw: dict[str, Any]) -> RopeConfig:
     """Older files say `rope_theta` and `rope_scaling`, newer ones `rope_parameters`."""
     scaling = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
     kind = scaling.get("rope_type") or scaling.get("type") or "default"
-    if kind not in ("default", "linear", "llama3"):
-        raise RangeError(f"rope_type {kind!r} is none of default, linear, llama3")
+    if kind not in ROPE_KINDS:
+        raise RangeError(f"rope_type {kind!r} is none of {', '.join(ROPE_KINDS)}")
+    original = scaling.get("original_max_position_embeddings")
+    if original is None and kind == "yarn":
+        original = raw["max_position_embeddings"]
+    factor = scaling.get("factor") or 1.0
     return RopeConfig(
         theta=scaling.get("rope_theta") or raw.get("rope_theta") or 10_000.0,
         kind=kind,
-        factor=scaling.get("factor", 1.0),
+        factor=factor,
+        original_context=original or 8192,
         low_freq_factor=scaling.get("low_freq_factor", 1.0),
         high_freq_factor=scaling.get("high_freq_factor", 4.0),
-        original_context=scaling.get("original_max_position_embeddings", 8192),
+        beta_fast=scaling.get("beta_fast") or 32.0,
+        beta_slow=scaling.get("beta_slow") or 1.0,
+        attention_factor=_attention_factor(scaling, factor) if kind == "yarn" else 1.0,
+        truncate=scaling.get("truncate", True),
     )
+
+
+def _attention_factor(scaling: dict[str, Any], factor: float) -> float:
+    """YaRN sharpens attention with the stretch: 1 + 0.1 · mscale · ln(factor), or as it is told."""
+
+    def growth(scale: float) -> float:
+        return 1.0 + 0.1 * scale * math.log(factor) if factor > 1 else 1.0
+
+    given = scaling.get("attention_factor")
+    if given is not None:
+        return float(given)
+    scale, for_all = scaling.get("mscale"), scaling.get("mscale_all_dim")
+    return growth(scale) / growth(for_all) if scale and for_all else growth(1.0)

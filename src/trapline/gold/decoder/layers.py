@@ -36,7 +36,7 @@ class Packing:
     caches: Sequence[Cache]
     positions: Tensor
     #: Cosine and sine of the rotary angles, (N, D/2) each; None for learned positions.
-    angles: tuple[Tensor, Tensor] | None
+    angles: tuple[Tensor, ...] | None
     #: For each sequence, (new, cached + new), True where a new token sees; None is causal.
     masks: Sequence[Tensor] | None = None
 
@@ -62,9 +62,9 @@ class Norm(nn.Module):
 class Attention(nn.Module):
     """Projections, rotary positions, cache, attention."""
 
-    def __init__(self, config: DecoderConfig) -> None:
+    def __init__(self, config: DecoderConfig, window: int | None) -> None:
         super().__init__()
-        self.config = config
+        self.config, self.window = config, window
         wide, narrow = config.heads * config.head_dim, config.kv_heads * config.head_dim
         self.q = nn.Linear(config.dim, wide, bias=config.attention_bias)
         self.k = nn.Linear(config.dim, narrow, bias=config.attention_bias)
@@ -104,7 +104,7 @@ class Attention(nn.Module):
                 max(packing.counts),
                 max(lengths),
                 causal=True,
-                window=self.config.window,
+                window=self.window,
             )
         )
 
@@ -123,11 +123,11 @@ class Attention(nn.Module):
 
     def _inside_window(self, mask: Tensor, place: Tensor) -> Tensor:
         """Distances count in positions, and a tree has several nodes at one position."""
-        if self.config.window is None:
+        if self.window is None:
             return mask
         before = torch.arange(mask.shape[1] - len(place), device=place.device)
         distance = place[:, None] - torch.cat((before, place))
-        return mask & (distance < self.config.window)
+        return mask & (distance < self.window)
 
 
 def _masked_attention(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
@@ -157,10 +157,10 @@ class Feedforward(nn.Module):
 class Layer(nn.Module):
     """Attention and feed-forward, each on a norm and added to the stream."""
 
-    def __init__(self, config: DecoderConfig) -> None:
+    def __init__(self, config: DecoderConfig, number: int) -> None:
         super().__init__()
         self.attention_norm = Norm(config.dim, config.norm_eps, bias=config.is_gpt2)
-        self.attention = Attention(config)
+        self.attention = Attention(config, config.window_of(number))
         self.feedforward_norm = Norm(config.dim, config.norm_eps, bias=config.is_gpt2)
         self.feedforward = Feedforward(config)
 

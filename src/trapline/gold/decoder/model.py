@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from trapline.gold.decoder.cache import SequenceCache
 from trapline.gold.decoder.config import DecoderConfig
 from trapline.gold.decoder.layers import Cache, Layer, Norm, Packing, tensor
-from trapline.gold.decoder.rope import frequencies
+from trapline.gold.decoder.rope import angles
 from trapline.gold.errors import RangeError, ShapeError
 
 
@@ -30,32 +30,37 @@ class Decoder(nn.Module):
         self.config = config
         self.embedding = nn.Embedding(config.vocab, config.dim)
         self.position = nn.Embedding(config.context, config.dim) if config.is_gpt2 else None
-        self.layers = nn.ModuleList(Layer(config) for _ in range(config.layers))
+        self.layers = nn.ModuleList(Layer(config, number) for number in range(config.layers))
         self.norm = Norm(config.dim, config.norm_eps, bias=config.is_gpt2)
         self.head = nn.Linear(config.dim, config.vocab, bias=False)
         if config.tied:
             self.head.weight = self.embedding.weight
 
     @classmethod
-    def from_pretrained(cls, folder: str | Path) -> "Decoder":
-        """A Hugging Face checkpoint: `config.json` and safetensors, sharded too."""
+    def from_pretrained(
+        cls, folder: str | Path, *, dtype: torch.dtype | None = None, device: str = "cpu"
+    ) -> "Decoder":
+        """A Hugging Face checkpoint: `config.json` and safetensors, sharded too.
+
+        The weights keep the checkpoint's dtype unless another is asked for.
+        """
         from trapline.gold.decoder.weights import load
 
-        return load(Path(folder))
+        return load(Path(folder), dtype, device)
 
-    def save_pretrained(self, folder: str | Path) -> None:
-        """The opposite of `from_pretrained`."""
+    def save_pretrained(self, folder: str | Path, *, shard_bytes: int = 4 << 30) -> None:
+        """The opposite of `from_pretrained`; files larger than `shard_bytes` are split."""
         from trapline.gold.decoder.weights import save
 
-        save(self, Path(folder))
+        save(self, Path(folder), shard_bytes)
 
     @property
     def device(self) -> torch.device:
-        return self.embedding.weight.device
+        return self.norm.weight.device
 
     def new_cache(self) -> SequenceCache:
         """An empty sequence."""
-        return SequenceCache(self.config, self.embedding.weight.dtype, self.device)
+        return SequenceCache(self.config, self.norm.weight.dtype, self.device)
 
     def forward(self, ids: Tensor) -> Tensor:
         """Logits (B, T, V) of whole rows (B, T), without anything remembered."""
@@ -147,10 +152,7 @@ class Decoder(nn.Module):
             raise RangeError(f"{longest} positions are more than the model's {self.config.context}")
         return places
 
-    def _angles(self, positions: Tensor) -> tuple[Tensor, Tensor] | None:
+    def _angles(self, positions: Tensor) -> tuple[Tensor, ...] | None:
         if self.config.rope is None:
             return None
-        turns = frequencies(self.config.rope, self.config.head_dim).to(positions.device)
-        angles = positions[:, None].float() * turns
-        dtype = self.embedding.weight.dtype
-        return angles.cos().to(dtype), angles.sin().to(dtype)
+        return angles(self.config.rope, self.config.head_dim, positions, self.norm.weight)

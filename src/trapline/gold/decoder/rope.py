@@ -8,6 +8,13 @@ from torch import Tensor
 from trapline.gold.decoder.config import RopeConfig
 
 
+def angles(rope: RopeConfig, head_dim: int, positions: Tensor, like: Tensor) -> tuple[Tensor, ...]:
+    """Cosine and sine at every position, (n, D/2) each, in the dtype and place of `like`."""
+    turns = frequencies(rope, head_dim).to(like.device)
+    turned = positions.to(like.device)[:, None].float() * turns
+    return tuple((part * rope.attention_factor).to(like) for part in (turned.cos(), turned.sin()))
+
+
 def frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
     """(D/2,) radians a position, stretched as the configuration says."""
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
@@ -16,6 +23,8 @@ def frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
         return base / rope.factor
     if rope.kind == "llama3":
         return _llama3(base, rope)
+    if rope.kind == "yarn":
+        return _yarn(base, rope, head_dim)
     return base
 
 
@@ -29,6 +38,23 @@ def _llama3(base: Tensor, rope: RopeConfig) -> Tensor:
     between = (1 - blend) * base / rope.factor + blend * base
     stretched = torch.where(wavelengths > longest, base / rope.factor, between)
     return torch.where(wavelengths < shortest, base, stretched)
+
+
+def _yarn(base: Tensor, rope: RopeConfig, head_dim: int) -> Tensor:
+    """Elements that turn often stay, those that hardly turn are stretched, with a ramp between."""
+
+    def element(turns: float) -> float:
+        """Which element turns so many times in the original context."""
+        wavelength = rope.original_context / (turns * 2 * math.pi)
+        return head_dim * math.log(wavelength) / (2 * math.log(rope.theta))
+
+    low, high = element(rope.beta_fast), element(rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    width = (high - low) or 0.001
+    stretched = ((torch.arange(head_dim // 2, dtype=torch.float32) - low) / width).clamp(0, 1)
+    return base / rope.factor * stretched + base * (1 - stretched)
 
 
 def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:

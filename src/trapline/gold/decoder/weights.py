@@ -1,8 +1,9 @@
 """Hugging Face checkpoints: which of their tensors is which of ours."""
 
 import json
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from trapline.gold.decoder.config import DecoderConfig, RopeConfig, read_config
 from trapline.gold.decoder.model import Decoder
-from trapline.gold.errors import ShapeError
+from trapline.gold.errors import RangeError, ShapeError
 
 _LLAMA_LAYER = {
     "input_layernorm": "attention_norm",
@@ -28,6 +29,7 @@ _LLAMA_LAYER = {
 }
 _GPT2_LAYER = {
     "ln_1": "attention_norm",
+    "attn.c_attn": "attention.q",
     "attn.c_proj": "attention.out",
     "ln_2": "feedforward_norm",
     "mlp.c_fc": "feedforward.up",
@@ -45,132 +47,187 @@ _GPT2_REST = {
     "transformer.ln_f.bias": "norm.bias",
     "lm_head.weight": "head.weight",
 }
+_ROPE_EXTRAS: dict[str, tuple[str, ...]] = {
+    "llama3": ("low_freq_factor", "high_freq_factor"),
+    "yarn": ("beta_fast", "beta_slow", "attention_factor", "truncate"),
+}
 
 
-def load(folder: Path) -> Decoder:
+@dataclass(frozen=True)
+class _Pair:
+    """One tensor of theirs and the one or, for GPT-2's joined q, k and v, the three of ours."""
+
+    theirs: str
+    ours: tuple[str, ...]
+    #: GPT-2 keeps its matrices with inputs first.
+    turned: bool = False
+
+    def find(self, tensors: dict[str, Tensor]) -> Tensor:
+        for name in (self.theirs, self.theirs.removeprefix("transformer.")):
+            if name in tensors:
+                return tensors[name]
+        raise ShapeError(f"the checkpoint has no tensor {self.theirs}")
+
+    def split(self, found: Tensor) -> dict[str, Tensor]:
+        """Ours from theirs."""
+        parts = (found.T if self.turned else found).chunk(len(self.ours))
+        return dict(zip(self.ours, parts, strict=True))
+
+    def join(self, ours: Mapping[str, Tensor]) -> Tensor:
+        """Theirs from ours."""
+        whole = torch.cat([ours[name].detach() for name in self.ours])
+        return (whole.T if self.turned else whole).contiguous()
+
+    def shape(self, ours: Mapping[str, Tensor]) -> tuple[int, ...]:
+        first, *rest = ours[self.ours[0]].shape
+        whole = (first * len(self.ours), *rest)
+        return whole[::-1] if self.turned else whole
+
+
+def load(folder: Path, dtype: torch.dtype | None, device: str) -> Decoder:
     """A decoder with the checkpoint's weights; a missing or misshapen tensor is named."""
-    config = read_config(folder)
-    decoder = Decoder(config)
+    with torch.device("meta"):
+        decoder = Decoder(read_config(folder))
     ours = dict(decoder.named_parameters())
     theirs = read_tensors(folder)
-    for name, source in _pairs(config):
-        if name not in ours:
-            continue
-        tensor = source(theirs)
-        if tensor.shape != ours[name].shape:
-            expected = tuple(ours[name].shape)
-            raise ShapeError(f"{name} has shape {tuple(tensor.shape)}, expected {expected}")
-        ours[name].data = tensor.contiguous()
-        del ours[name]
-    if ours:
-        raise ShapeError(f"the checkpoint has no {', '.join(sorted(ours))}")
+    found: dict[str, Tensor] = {}
+    for pair in _pairs(decoder):
+        tensor, expected = pair.find(theirs), pair.shape(ours)
+        if tuple(tensor.shape) != expected:
+            raise ShapeError(f"{pair.theirs} has shape {tuple(tensor.shape)}, expected {expected}")
+        found |= pair.split(tensor)
+    # One dtype throughout: checkpoints that keep their norms in another exist.
+    kind = dtype or found["embedding.weight"].dtype
+    state = {name: one.to(device, kind).contiguous() for name, one in found.items()}
+    decoder.load_state_dict(state, strict=False, assign=True)
+    if decoder.config.tied:
+        decoder.head.weight = decoder.embedding.weight
     return decoder.eval()
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:
     """All tensors of one safetensors file, or of the shards its index lists."""
+    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        shards = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-    else:
-        shards = ["model.safetensors"]
     tensors: dict[str, Tensor] = {}
-    for shard in shards:
+    for shard in _shards(folder):
         path = folder / shard
         if not path.is_file():
             raise FileNotFoundError(f"{folder} has no {shard}")
-        tensors |= load_file(path)
+        try:
+            tensors |= load_file(path)
+        except SafetensorError as error:
+            raise RangeError(f"{path} is no safetensors file: {error}") from None
     return tensors
 
 
-class _Source:
-    """Finds one tensor of ours among theirs."""
-
-    def __init__(self, name: str, *, turned: bool = False, third: int | None = None) -> None:
-        self.name, self.turned, self.third = name, turned, third
-
-    def __call__(self, theirs: dict[str, Tensor]) -> Tensor:
-        found = theirs.get(self.name)
-        if found is None:
-            found = theirs.get(self.name.removeprefix("transformer."))
-        if found is None:
-            raise ShapeError(f"the checkpoint has no tensor {self.name}")
-        if self.third is not None:
-            found = found.chunk(3, dim=-1)[self.third]
-        return found.T if self.turned and found.ndim == 2 else found
+def _shards(folder: Path) -> list[str]:
+    index = folder / "model.safetensors.index.json"
+    if not index.is_file():
+        return ["model.safetensors"]
+    try:
+        return sorted(set(json.loads(index.read_text())["weight_map"].values()))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise RangeError(f"{index} is no index of a sharded checkpoint") from None
 
 
-def _pairs(config: DecoderConfig) -> Iterator[tuple[str, _Source]]:
-    """Our name of every parameter, and where it comes from."""
-    rest = _GPT2_REST if config.is_gpt2 else _LLAMA_REST
-    for theirs, ours in rest.items():
-        if not (config.tied and ours == "head.weight"):
-            yield ours, _Source(theirs)
-    for number in range(config.layers):
-        yield from _gpt2_layer(number) if config.is_gpt2 else _llama_layer(config, number)
-
-
-def _llama_layer(config: DecoderConfig, number: int) -> Iterator[tuple[str, _Source]]:
-    parameters = {name for name, _ in Decoder(_tiny(config)).layers[0].named_parameters()}
-    for theirs, ours in _LLAMA_LAYER.items():
-        for part in ("weight", "bias"):
-            if f"{ours}.{part}" in parameters:
-                source = _Source(f"model.layers.{number}.{theirs}.{part}")
-                yield f"layers.{number}.{ours}.{part}", source
-
-
-def _gpt2_layer(number: int) -> Iterator[tuple[str, _Source]]:
-    """GPT-2 keeps its matrices turned, and q, k and v in one of them."""
-    for theirs, ours in _GPT2_LAYER.items():
-        for part in ("weight", "bias"):
-            name = f"transformer.h.{number}.{theirs}.{part}"
-            yield f"layers.{number}.{ours}.{part}", _Source(name, turned=part == "weight")
-    for third, letter in enumerate("qkv"):
-        for part in ("weight", "bias"):
-            name = f"transformer.h.{number}.attn.c_attn.{part}"
-            source = _Source(name, turned=part == "weight", third=third)
-            yield f"layers.{number}.attention.{letter}.{part}", source
-
-
-def _tiny(config: DecoderConfig) -> DecoderConfig:
-    """The same structure at the smallest size: asked only for its parameters' names."""
-    return replace(config, vocab=1, dim=2, layers=1, heads=1, kv_heads=1, head_dim=2, hidden=1)
-
-
-def save(decoder: Decoder, folder: Path) -> None:
-    """`config.json` and one safetensors file that transformers reads too."""
+def save(decoder: Decoder, folder: Path, shard_bytes: int) -> None:
+    """`config.json` and safetensors that transformers reads too, split above `shard_bytes`."""
     from safetensors.torch import save_file
 
-    config = decoder.config
-    if config.is_gpt2:
-        raise ShapeError("only Llama-shaped models are saved; GPT-2's packed form is read only")
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(_as_dict(config), indent=1) + "\n")
+    settings = _as_dict(decoder.config, decoder.norm.weight.dtype)
+    (folder / "config.json").write_text(json.dumps(settings, indent=1) + "\n")
     ours = dict(decoder.named_parameters())
-    tensors = {
-        source.name: ours[name].detach().contiguous()
-        for name, source in _pairs(config)
-        if name in ours
-    }
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    tensors = {pair.theirs: pair.join(ours).cpu() for pair in _pairs(decoder)}
+    shards = _sharded(tensors, shard_bytes)
+    for name, names in shards.items():
+        part = {one: tensors[one] for one in names}
+        save_file(part, folder / name, metadata={"format": "pt"})
+    index = folder / "model.safetensors.index.json"
+    index.unlink(missing_ok=True)
+    if len(shards) > 1:
+        total = sum(one.numel() * one.element_size() for one in tensors.values())
+        where = {one: name for name, names in shards.items() for one in names}
+        index.write_text(
+            json.dumps({"metadata": {"total_size": total}, "weight_map": where}, indent=1) + "\n"
+        )
 
 
-def _as_dict(config: DecoderConfig) -> dict[str, Any]:
-    rope = config.rope or RopeConfig()
-    scaling = {"rope_type": rope.kind, "rope_theta": rope.theta, "factor": rope.factor}
-    if rope.kind == "llama3":
-        scaling |= {
-            "low_freq_factor": rope.low_freq_factor,
-            "high_freq_factor": rope.high_freq_factor,
-            "original_max_position_embeddings": rope.original_context,
-        }
-    architecture = {"llama": "Llama", "mistral": "Mistral", "qwen3": "Qwen3"}[config.family]
+def _sharded(tensors: dict[str, Tensor], shard_bytes: int) -> dict[str, list[str]]:
+    """File names and what goes into each, filled in order."""
+    if shard_bytes < 1:
+        raise RangeError(f"shard_bytes must be at least 1, got {shard_bytes}")
+    number, room = 0, shard_bytes
+    places: list[tuple[int, str]] = []
+    for name, tensor in tensors.items():
+        size = tensor.numel() * tensor.element_size()
+        if size > room and room < shard_bytes:
+            number, room = number + 1, shard_bytes
+        room -= size
+        places.append((number, name))
+    if number == 0:
+        return {"model.safetensors": list(tensors)}
     return {
-        "architectures": [f"{architecture}ForCausalLM"],
+        f"model-{which + 1:05}-of-{number + 1:05}.safetensors": [name for _, name in group]
+        for which, group in groupby(places, key=lambda place: place[0])
+    }
+
+
+def _pairs(decoder: Decoder) -> Iterator[_Pair]:
+    """Every tensor of the checkpoint, and what it is here."""
+    config = decoder.config
+    parameters = {name for name, _ in decoder.named_parameters()}
+    for theirs, ours in (_GPT2_REST if config.is_gpt2 else _LLAMA_REST).items():
+        if ours in parameters:
+            yield _Pair(theirs, (ours,))
+    prefix = "transformer.h" if config.is_gpt2 else "model.layers"
+    for number in range(config.layers):
+        for theirs, ours in (_GPT2_LAYER if config.is_gpt2 else _LLAMA_LAYER).items():
+            for part in ("weight", "bias"):
+                name = f"layers.{number}.{ours}.{part}"
+                if name in parameters:
+                    yield _layer_pair(f"{prefix}.{number}.{theirs}.{part}", name)
+
+
+def _layer_pair(theirs: str, ours: str) -> _Pair:
+    turned = theirs.endswith(".weight") and (".c_" in theirs)
+    if ".c_attn." not in theirs:
+        return _Pair(theirs, (ours,), turned)
+    three = tuple(ours.replace("attention.q.", f"attention.{letter}.") for letter in "qkv")
+    return _Pair(theirs, three, turned)
+
+
+def _as_dict(config: DecoderConfig, dtype: torch.dtype) -> dict[str, Any]:
+    shape = _gpt2_dict(config) if config.is_gpt2 else _llama_dict(config)
+    return {
         "model_type": config.family,
         "vocab_size": config.vocab,
+        "tie_word_embeddings": config.tied,
+        "dtype": str(dtype).removeprefix("torch."),
+        **shape,
+    }
+
+
+def _gpt2_dict(config: DecoderConfig) -> dict[str, Any]:
+    return {
+        "architectures": ["GPT2LMHeadModel"],
+        "n_embd": config.dim,
+        "n_layer": config.layers,
+        "n_head": config.heads,
+        "n_inner": config.hidden,
+        "n_positions": config.context,
+        "layer_norm_epsilon": config.norm_eps,
+        "activation_function": "gelu_new",
+    }
+
+
+def _llama_dict(config: DecoderConfig) -> dict[str, Any]:
+    rope = config.rope or RopeConfig()
+    architecture = {"llama": "Llama", "mistral": "Mistral", "qwen3": "Qwen3"}[config.family]
+    written: dict[str, Any] = {
+        "architectures": [f"{architecture}ForCausalLM"],
         "hidden_size": config.dim,
         "num_hidden_layers": config.layers,
         "num_attention_heads": config.heads,
@@ -179,13 +236,26 @@ def _as_dict(config: DecoderConfig) -> dict[str, Any]:
         "intermediate_size": config.hidden,
         "max_position_embeddings": config.context,
         "rms_norm_eps": config.norm_eps,
-        "tie_word_embeddings": config.tied,
         "attention_bias": config.attention_bias,
         "mlp_bias": config.mlp_bias,
         "sliding_window": config.window,
         "use_sliding_window": config.window is not None,
         "hidden_act": "silu",
         "rope_theta": rope.theta,
-        "rope_parameters": scaling,
-        "torch_dtype": str(torch.float32).removeprefix("torch."),
+        "rope_parameters": _rope_dict(rope),
     }
+    if config.window is not None:
+        written["layer_types"] = [
+            "full_attention" if config.window_of(layer) is None else "sliding_attention"
+            for layer in range(config.layers)
+        ]
+    return written
+
+
+def _rope_dict(rope: RopeConfig) -> dict[str, Any]:
+    written: dict[str, Any] = {"rope_type": rope.kind, "rope_theta": rope.theta}
+    if rope.kind != "default":
+        written["factor"] = rope.factor
+    if rope.kind in ("llama3", "yarn"):
+        written["original_max_position_embeddings"] = rope.original_context
+    return {**written, **{name: getattr(rope, name) for name in _ROPE_EXTRAS.get(rope.kind, ())}}

@@ -1,0 +1,252 @@
+"""Hugging Face checkpoints: random ones of all four families give transformers' logits."""
+
+import dataclasses
+import json
+import random
+import shutil
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from trapline.gold.decoder.config import from_dict
+from trapline.gold.decoder.model import Decoder
+from trapline.gold.errors import RangeError, ShapeError
+
+CONFIGS = {
+    "llama": transformers.LlamaConfig,
+    "mistral": transformers.MistralConfig,
+    "qwen3": transformers.Qwen3Config,
+    "gpt2": transformers.GPT2Config,
+}
+STRETCHED = {"factor": 4.0, "original_max_position_embeddings": 16}
+ROPES = [
+    {"rope_type": "default"},
+    {"rope_type": "linear", "factor": 3.0},
+    {"rope_type": "dynamic", "factor": 2.0},
+    {"rope_type": "llama3", **STRETCHED, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+    {"rope_type": "yarn", **STRETCHED},
+    {"rope_type": "yarn", **STRETCHED, "beta_fast": 8.0, "beta_slow": 2.0, "truncate": False},
+    {"rope_type": "yarn", **STRETCHED, "attention_factor": 0.7},
+    {"rope_type": "yarn", **STRETCHED, "mscale": 0.7, "mscale_all_dim": 1.3},
+]
+
+
+def settings(family, seed):
+    """A small configuration drawn at random; the rotary variants come in turn."""
+    draw = random.Random(f"{family} {seed}")
+    if family == "gpt2":
+        heads = draw.choice([1, 2, 4])
+        sizes = {"n_embd": 8 * heads, "n_head": heads, "n_layer": draw.choice([1, 3])}
+        return {
+            "vocab_size": draw.randint(20, 60),
+            "n_positions": 64,
+            "n_inner": draw.choice([None, 20]),
+            "layer_norm_epsilon": draw.choice([1e-5, 1e-3]),
+            "tie_word_embeddings": draw.random() < 0.5,
+            **sizes,
+        }
+    groups, per_group = draw.choice([1, 2, 3]), draw.choice([1, 2, 4])
+    head_dim = draw.choice([4, 6, 16])
+    made = {
+        "vocab_size": draw.randint(20, 60),
+        "hidden_size": head_dim * groups * per_group,
+        "intermediate_size": draw.randint(8, 40),
+        "num_hidden_layers": draw.choice([1, 3]),
+        "num_attention_heads": groups * per_group,
+        "num_key_value_heads": groups,
+        "head_dim": draw.choice([head_dim, 8]),
+        "max_position_embeddings": 64,
+        "rms_norm_eps": draw.choice([1e-6, 1e-4]),
+        "tie_word_embeddings": draw.random() < 0.5,
+        "rope_parameters": {"rope_theta": draw.choice([100.0, 10_000.0]), **ROPES[seed % 8]},
+    }
+    if family == "llama":
+        biased = draw.random() < 0.5
+        return {**made, "attention_bias": biased, "mlp_bias": biased}
+    made["sliding_window"] = draw.choice([None, 4])
+    if family == "qwen3" and made["sliding_window"]:
+        made |= {"use_sliding_window": True, "max_window_layers": draw.choice([0, 1])}
+    return made
+
+
+def random_model(family, seed):
+    """One of theirs, with weights large enough that every part of it matters."""
+    torch.manual_seed(seed)
+    config = CONFIGS[family](**settings(family, seed))
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn_like(parameter) * 0.2)
+    return model.eval().requires_grad_(False)
+
+
+def relative(ours, theirs):
+    return float((ours - theirs).abs().max() / theirs.abs().max())
+
+
+def check(family, seed, folder):
+    """Loaded here: the same logits, whole and cached. Saved here: read back by both."""
+    theirs = random_model(family, seed)
+    theirs.save_pretrained(folder / "theirs")
+    ours = Decoder.from_pretrained(folder / "theirs").requires_grad_(False)
+    ids = torch.randint(0, ours.config.vocab, (2, 40))
+    expected = theirs(ids).logits
+    assert relative(ours(ids), expected) <= 1e-5
+    caches = [ours.new_cache() for _ in ids]
+    for start, end in ((0, 23), (23, 24), (24, 40)):
+        logits = ours.step([row[start:end].tolist() for row in ids], caches)
+        assert relative(logits, expected[:, end - 1]) <= 1e-5
+    ours.save_pretrained(folder / "ours")
+    again = Decoder.from_pretrained(folder / "ours")
+    assert again.config == ours.config
+    assert torch.equal(again(ids), ours(ids))
+    back = transformers.AutoModelForCausalLM.from_pretrained(
+        folder / "ours", attn_implementation="eager"
+    )
+    assert torch.equal(back(ids).logits, expected)
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen3"])
+def test_random_configurations_give_their_logits(family, seed, tmp_path):
+    check(family, seed, tmp_path)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_random_gpt2s_give_their_logits(seed, tmp_path):
+    check("gpt2", seed, tmp_path)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("family", CONFIGS)
+def test_many_random_configurations_give_their_logits(family, tmp_path):
+    for seed in range(100, 150):
+        check(family, seed, tmp_path / str(seed))
+
+
+def test_hidden_states_are_theirs(tmp_path):
+    theirs = random_model("qwen3", 3)
+    theirs.save_pretrained(tmp_path)
+    ours = Decoder.from_pretrained(tmp_path)
+    ids = torch.randint(0, ours.config.vocab, (1, 9))
+    expected = theirs(ids, output_hidden_states=True).hidden_states
+    features = ours.run([ids[0]], [ours.new_cache()], features=range(ours.config.layers)).features
+    # The last of theirs is after the final norm.
+    for mine, their in zip(features[:-1], expected[1:-1], strict=True):
+        assert relative(mine, their[0]) <= 1e-5
+
+
+def test_sixteen_bits_are_kept_and_can_be_asked_for(make, tmp_path):
+    decoder = make("llama")
+    ids = torch.tensor([[1, 2, 3, 4]])
+    decoder.to(torch.bfloat16).save_pretrained(tmp_path)
+    half = Decoder.from_pretrained(tmp_path)
+    assert half.norm.weight.dtype == torch.bfloat16
+    assert json.loads((tmp_path / "config.json").read_text())["dtype"] == "bfloat16"
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    wide = Decoder.from_pretrained(tmp_path, dtype=torch.float32)
+    with torch.no_grad():
+        assert relative(wide(ids), theirs(ids).logits) <= 1e-5
+        # Half the digits: one part in 256, and a few layers of it.
+        assert relative(half(ids).float(), wide(ids)) <= 0.05
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_shards_are_written_and_read_by_both(make, family, tmp_path):
+    decoder = make(family)
+    decoder.save_pretrained(tmp_path, shard_bytes=3000)
+    shards = sorted(path.name for path in tmp_path.glob("*.safetensors"))
+    assert len(shards) > 1
+    assert shards[0].startswith("model-00001-of-")
+    ids = torch.tensor([[1, 2, 3]])
+    again = Decoder.from_pretrained(tmp_path)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    with torch.no_grad():
+        assert torch.equal(again(ids), decoder(ids))
+        assert relative(again(ids), theirs(ids).logits) <= 1e-5
+    # Theirs are read too, and a missing shard is named.
+    theirs.save_pretrained(tmp_path / "theirs", max_shard_size="4KB")
+    assert len(list((tmp_path / "theirs").glob("*.safetensors"))) > 1
+    with torch.no_grad():
+        assert torch.equal(Decoder.from_pretrained(tmp_path / "theirs")(ids), decoder(ids))
+    (tmp_path / shards[-1]).unlink()
+    with pytest.raises(FileNotFoundError, match=shards[-1]):
+        Decoder.from_pretrained(tmp_path)
+    # Saved again in one piece, the old index does not stand in the way.
+    decoder.save_pretrained(tmp_path)
+    with torch.no_grad():
+        assert torch.equal(Decoder.from_pretrained(tmp_path)(ids), decoder(ids))
+
+
+@pytest.fixture(params=["llama", "gpt2"])
+def folder(request, make, tmp_path):
+    make(request.param).save_pretrained(tmp_path)
+    return tmp_path
+
+
+def test_a_missing_or_wrong_tensor_is_named_with_its_shapes(folder):
+    tensors = load_file(folder / "model.safetensors")
+    for name in tensors:
+        if tensors[name].ndim < 2:
+            continue
+        rest = {k: v for k, v in tensors.items() if k != name}
+        save_file(rest, folder / "model.safetensors", metadata={"format": "pt"})
+        with pytest.raises(ShapeError, match=f"no tensor {name}"):
+            Decoder.from_pretrained(folder)
+        wrong = tensors[name][:-1].contiguous()
+        save_file({**rest, name: wrong}, folder / "model.safetensors", metadata={"format": "pt"})
+        expected = rf"{name} has shape \({wrong.shape[0]}, .*expected \({len(wrong) + 1}, "
+        with pytest.raises(ShapeError, match=expected):
+            Decoder.from_pretrained(folder)
+
+
+def test_broken_files_are_refused_with_a_sentence(folder, tmp_path_factory):
+    empty = tmp_path_factory.mktemp("empty")
+    with pytest.raises(FileNotFoundError, match=r"no config\.json"):
+        Decoder.from_pretrained(empty)
+    shutil.copy(folder / "config.json", empty)
+    with pytest.raises(FileNotFoundError, match=r"has no model\.safetensors"):
+        Decoder.from_pretrained(empty)
+    (empty / "model.safetensors").write_bytes(b"not at all")
+    with pytest.raises(RangeError, match="no safetensors file"):
+        Decoder.from_pretrained(empty)
+    (empty / "model.safetensors.index.json").write_text("[]")
+    with pytest.raises(RangeError, match="no index"):
+        Decoder.from_pretrained(empty)
+    for wrong, sentence in (("{", "no JSON"), ("[]", "no configuration")):
+        (empty / "config.json").write_text(wrong)
+        with pytest.raises(RangeError, match=sentence):
+            Decoder.from_pretrained(empty)
+
+
+LLAMA = {
+    "model_type": "llama",
+    "vocab_size": 5,
+    "hidden_size": 4,
+    "intermediate_size": 4,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 1,
+    "max_position_embeddings": 8,
+}
+REFUSED = [
+    ({"model_type": "other"}, "none of llama"),
+    ({"hidden_act": "relu"}, "not silu"),
+    ({"rope_scaling": {"type": "longrope"}}, "rope_type 'longrope' is none of"),
+]
+
+
+@pytest.mark.parametrize(("wrong", "sentence"), REFUSED)
+def test_configurations_that_are_something_else_are_refused(wrong, sentence):
+    with pytest.raises(RangeError, match=sentence):
+        from_dict({**LLAMA, **wrong})
+
+
+def test_a_configuration_that_lacks_something_says_what():
+    with pytest.raises(RangeError, match="a llama has no 'vocab_size'"):
+        from_dict({key: value for key, value in LLAMA.items() if key != "vocab_size"})
+    gpt2 = {"vocab_size": 5, "n_embd": 4, "n_layer": 1, "n_head": 1, "n_positions": 8}
+    with pytest.raises(RangeError, match="scales its scores"):
+        from_dict({**gpt2, "model_type": "gpt2", "scale_attn_weights": False})
+    assert dataclasses.replace(from_dict(LLAMA), layers=3).layers == 3
