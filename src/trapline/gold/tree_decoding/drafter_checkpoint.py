@@ -1,0 +1,72 @@
+"""A drafter as two files: `drafter.json` and `drafter.safetensors`."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trapline.gold.decoder.config import DecoderConfig, RopeConfig
+from trapline.gold.errors import RangeError, ShapeError
+from trapline.gold.tree_decoding.drafter import DFlash, DrafterConfig
+
+_SIZES = ("vocab", "dim", "layers", "heads", "kv_heads", "head_dim", "hidden", "context")
+
+
+def save(model: DFlash, folder: Path) -> None:
+    """Writes both files."""
+    from safetensors.torch import save_file
+
+    config = model.config
+    written: dict[str, Any] = {
+        "model_type": "dflash",
+        **{name: getattr(config.body, name) for name in _SIZES},
+        "norm_eps": config.body.norm_eps,
+        "rope_theta": (config.body.rope or RopeConfig()).theta,
+        "target_layers": list(config.target_layers),
+        "block": config.block,
+        "mask_id": config.mask_id,
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "drafter.json").write_text(json.dumps(written, indent=1) + "\n")
+    tensors = {name: value.detach().cpu() for name, value in model.named_parameters()}
+    save_file(tensors, folder / "drafter.safetensors")
+
+
+def load(
+    folder: Path, *, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
+) -> DFlash:
+    """Reads them; a file, a field or a tensor that is missing or does not fit is named."""
+    from safetensors.torch import load_file
+
+    for name in ("drafter.json", "drafter.safetensors"):
+        if not (folder / name).is_file():
+            raise FileNotFoundError(f"{folder} is no drafter: it has no {name}")
+    model = DFlash(_config(json.loads((folder / "drafter.json").read_text())))
+    tensors = load_file(folder / "drafter.safetensors")
+    for name, parameter in model.named_parameters():
+        if name not in tensors:
+            raise ShapeError(f"the drafter has no tensor {name}")
+        if tensors[name].shape != parameter.shape:
+            shapes = tuple(tensors[name].shape), tuple(parameter.shape)
+            raise ShapeError(f"{name} has shape {shapes[0]}, expected {shapes[1]}")
+        parameter.data = tensors[name]
+    return model.to(device=device, dtype=dtype).eval()
+
+
+def _config(raw: dict[str, Any]) -> DrafterConfig:
+    try:
+        sizes: dict[str, Any] = {name: int(raw[name]) for name in _SIZES}
+        body = DecoderConfig(
+            family="qwen3",
+            **sizes,
+            norm_eps=float(raw["norm_eps"]),
+            tied=True,
+            rope=RopeConfig(theta=float(raw["rope_theta"])),
+            qk_norm=True,
+        )
+        return DrafterConfig(
+            body, tuple(raw["target_layers"]), int(raw["block"]), int(raw["mask_id"])
+        )
+    except KeyError as error:
+        raise RangeError(f"drafter.json has no {error}") from None

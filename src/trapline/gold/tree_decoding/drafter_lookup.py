@@ -1,0 +1,48 @@
+"""Prompt lookup: what followed the last time that the text said this. The drafter to beat."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trapline.gold import checks
+
+#: The log-probability of a guess, and of everything that was not guessed.
+_SURE, _ELSE = 0.0, -torch.inf
+
+
+class PromptLookup:
+    """Drafts the continuation of the latest earlier occurrence of the longest matching ending."""
+
+    target_layers: tuple[int, ...] = ()
+
+    def __init__(
+        self, vocab: int, *, block: int = 8, longest: int = 3, device: torch.device | str = "cpu"
+    ) -> None:
+        checks.integer_between(1, 4096, block=block, longest=longest)
+        self.vocab, self._block, self._longest, self._device = vocab, block, longest, device
+
+    def refuses(self, prompt: Sequence[int]) -> str | None:  # noqa: ARG002 - it takes any
+        """Nothing."""
+        return None
+
+    def draft(self, rows: Sequence[Any]) -> Tensor:
+        """One certain token a depth as far as the occurrence goes, −inf everywhere else."""
+        log_q = torch.full((len(rows), self._block, self.vocab), _ELSE, device=self._device)
+        for number, row in enumerate(rows):
+            row.fresh = []
+            guess = lookup(row.tokens, self._block, self._longest)
+            log_q[number, torch.arange(len(guess)), torch.tensor(guess, dtype=torch.long)] = _SURE
+        return log_q
+
+
+def lookup(tokens: Sequence[int], count: int, longest: int) -> list[int]:
+    """Up to `count` tokens that followed the latest earlier occurrence of the text's ending."""
+    text = list(tokens)
+    for width in range(min(longest, len(text) - 1), 0, -1):
+        ending = text[-width:]
+        for start in range(len(text) - width - 1, -1, -1):
+            if text[start : start + width] == ending:
+                return text[start + width : start + width + count]
+    return []

@@ -1,0 +1,180 @@
+"""Training a drafter on what its target says.
+
+The target first answers prompts itself (a drafter learns one speaker, not the language). Then, in
+every step, blocks are put behind random anchors of these texts; a block sees the target's hidden
+states strictly before its anchor, and its slots are judged against the text with weights that fall
+exponentially: what comes behind a wrong token is thrown away anyway.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from trapline.gold import checks
+from trapline.gold.decoder.model import Decoder
+from trapline.gold.decoder.sampling import Sampling
+from trapline.gold.errors import RangeError
+from trapline.gold.tree_decoding.drafter import DFlash, DrafterConfig
+from trapline.gold.tree_decoding.drafter_lookup import PromptLookup
+from trapline.gold.tree_decoding.generate import generate
+from trapline.gold.tree_decoding.generate_decoder import DecoderTarget
+
+
+@dataclass(frozen=True)
+class TrainingConfig:
+    """How a drafter is trained. `decay` is γ of the weights exp(−(k − 1) / γ)."""
+
+    steps: int = 300
+    batch: int = 8
+    anchors: int = 16
+    learning_rate: float = 6e-4
+    warm_up: float = 0.04
+    decay: float = 4.0
+    clip: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        checks.integer_between(1, 2**31, steps=self.steps, batch=self.batch, anchors=self.anchors)
+        checks.positive(learning_rate=self.learning_rate, decay=self.decay, clip=self.clip)
+
+
+@dataclass(frozen=True)
+class Text:
+    """What the target said: `tokens` with the prompt, supervised from `start` on."""
+
+    tokens: list[int]
+    start: int
+
+
+def fresh(config: DrafterConfig, seed: int) -> DFlash:
+    """An untrained drafter, the same for the same seed."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return DFlash(config)
+
+
+def regenerate(
+    target: Decoder,
+    prompts: Sequence[Sequence[int]],
+    *,
+    max_new_tokens: int,
+    temperatures: Sequence[float] = (0.0,),
+    stop_ids: Sequence[int] = (),
+    seed: int = 0,
+    batch: int = 64,
+) -> list[Text]:
+    """The target's own answers, the temperatures in turn. Prompt lookup only makes them faster."""
+    ways = [
+        Sampling(temperature=temperatures[number % len(temperatures)], seed=seed + number)
+        for number in range(len(prompts))
+    ]
+    answers = generate(
+        DecoderTarget(target),
+        PromptLookup(target.config.vocab, block=4, device=target.device),
+        prompts,
+        max_new_tokens=max_new_tokens,
+        stop_ids=stop_ids,
+        sampling=ways,
+        mode="chain",
+        batch=batch,
+    ).tokens
+    return [
+        Text([*prompt, *answer], len(prompt))
+        for prompt, answer in zip(prompts, answers, strict=True)
+    ]
+
+
+def train(
+    model: DFlash,
+    target: Decoder,
+    texts: Sequence[Text],
+    config: TrainingConfig,
+    report: Callable[[int, float], None] = lambda step, loss: None,
+) -> list[float]:
+    """Trains in place; the loss of every step."""
+    model.check_fits(target)
+    # An anchor needs one token behind it that the target said.
+    usable = [text for text in texts if len(text.tokens) - text.start >= 2]
+    if not usable:
+        raise RangeError("no text has two tokens of the target's own")
+    target.requires_grad_(False)
+    model.train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=config.learning_rate, weight_decay=0.0)
+    luck = torch.Generator().manual_seed(config.seed)
+    losses = []
+    for step in range(config.steps):
+        picked = torch.randint(len(usable), (config.batch,), generator=luck).tolist()
+        batch = draw_blocks([usable[i] for i in picked], config.anchors, model.config.block, luck)
+        for group in optimizer.param_groups:
+            group["lr"] = config.learning_rate * schedule(step, config)
+        loss = block_loss(model, target, batch, config.decay)
+        optimizer.zero_grad(set_to_none=True)
+        torch.autograd.backward(loss)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), config.clip)
+        optimizer.step()
+        losses.append(float(loss.detach()))
+        report(step, losses[-1])
+    model.eval()
+    return losses
+
+
+def schedule(step: int, config: TrainingConfig) -> float:
+    """Linear warm-up, then a cosine down to zero."""
+    warm = max(1, round(config.warm_up * config.steps))
+    if step < warm:
+        return (step + 1) / warm
+    return 0.5 * (1.0 + math.cos(math.pi * (step - warm) / max(1, config.steps - warm)))
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """A batch: R padded texts, A anchors in each."""
+
+    ids: Tensor  # (R, T), padded with 0
+    anchors: Tensor  # (R, A)
+    labels: Tensor  # (R, A, K) the token of each slot
+    judged: Tensor  # (R, A, K) bool: behind the anchor, inside the text
+
+
+def draw_blocks(texts: Sequence[Text], count: int, slots: int, luck: torch.Generator) -> Blocks:
+    """Random anchors at or after the last prompt token, with at least one token behind them."""
+    longest = max(len(text.tokens) for text in texts)
+    ids = torch.zeros((len(texts), longest), dtype=torch.long)
+    anchors = torch.zeros((len(texts), count), dtype=torch.long)
+    lengths = torch.tensor([len(text.tokens) for text in texts])
+    for row, text in enumerate(texts):
+        ids[row, : len(text.tokens)] = torch.tensor(text.tokens)
+        first, end = max(text.start - 1, 0), len(text.tokens) - 1
+        anchors[row] = torch.randint(first, end, (count,), generator=luck)
+    places = anchors[:, :, None] + torch.arange(slots)
+    judged = (places < lengths[:, None, None]) & (torch.arange(slots) > 0)
+    labels = ids.gather(1, places.clamp(max=longest - 1).flatten(1)).view(places.shape)
+    return Blocks(ids, anchors, labels, judged)
+
+
+def block_loss(model: DFlash, target: Decoder, batch: Blocks, decay: float) -> Tensor:
+    """Weighted cross-entropy of all judged slots, a weighted mean."""
+    device = target.device
+    ids, anchors = batch.ids.to(device), batch.anchors.to(device)
+    labels, judged = batch.labels.to(device), batch.judged.to(device)
+    with torch.no_grad():
+        # Padding stands behind a text, where nothing of the text can see it.
+        caches = [target.new_cache() for _ in ids]
+        run = target.run(list(ids), caches, features=model.config.target_layers)
+        features = torch.cat(run.features, dim=-1).view(*ids.shape, -1)
+        masked = torch.where(
+            torch.arange(labels.shape[2], device=device) > 0, model.config.mask_id, labels
+        )
+        blocks = target.embedding(masked)
+    hidden = model.train_hidden(features, blocks, anchors)
+    logits = target.logits(hidden[:, :, 1:]).float()
+    each = functional.cross_entropy(
+        logits.flatten(0, 2), labels[:, :, 1:].flatten(), reduction="none"
+    )
+    slots = torch.arange(labels.shape[2] - 1, device=device)
+    weights = torch.exp(-slots / decay) * judged[:, :, 1:]
+    return (each * weights.flatten()).sum() / weights.sum()

@@ -1,0 +1,262 @@
+"""The DFlash drafter: training equals inference, nothing leaks, and it learns its target."""
+
+import json
+
+import pytest
+import torch
+
+from trapline.gold.decoder.config import DecoderConfig, RopeConfig
+from trapline.gold.decoder.generate import generate as plain
+from trapline.gold.decoder.model import Decoder
+from trapline.gold.errors import RangeError, ShapeError
+from trapline.gold.tree_decoding import drafter_checkpoint, train
+from trapline.gold.tree_decoding.drafter import (
+    DFlash,
+    DFlashDrafter,
+    drafter_config,
+    spread_layers,
+    training_mask,
+)
+from trapline.gold.tree_decoding.drafter_lookup import PromptLookup
+from trapline.gold.tree_decoding.drafter_training import (
+    Text,
+    TrainingConfig,
+    draw_blocks,
+    fresh,
+    regenerate,
+    schedule,
+)
+from trapline.gold.tree_decoding.drafter_training import train as train_drafter
+from trapline.gold.tree_decoding.generate import generate
+from trapline.gold.tree_decoding.generate_decoder import DecoderTarget
+
+VOCAB, MASK = 24, 23
+
+
+def random_target(layers=3, dim=32, vocab=VOCAB, seed=0):
+    config = DecoderConfig(
+        family="llama",
+        vocab=vocab,
+        dim=dim,
+        layers=layers,
+        heads=4,
+        kv_heads=2,
+        head_dim=8,
+        hidden=48,
+        context=96,
+        norm_eps=1e-6,
+        tied=True,
+        rope=RopeConfig(),
+    )
+    generator = torch.Generator().manual_seed(seed)
+    decoder = Decoder(config).eval().requires_grad_(False)
+    for parameter in decoder.parameters():
+        parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.4)
+    return decoder
+
+
+def random_prompts(count, seed):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, MASK, (count, 5), generator=generator).tolist()
+
+
+@pytest.fixture(scope="module")
+def pair():
+    """A random target and a drafter trained on its answers, in seconds."""
+    target = random_target()
+    model = fresh(drafter_config(target.config, layers=2, block=6, mask_id=MASK), 0)
+    texts = regenerate(target, random_prompts(48, 1), max_new_tokens=32)
+    how = TrainingConfig(steps=90, batch=6, anchors=12, learning_rate=2e-3)
+    losses = train_drafter(model, target, texts, how)
+    return target, model, losses
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("anchor", [0, 1, 5])
+def test_training_sees_a_block_as_inference_does(anchor):
+    target = random_target()
+    model = fresh(drafter_config(target.config, layers=2, block=4, mask_id=MASK), 1)
+    features = torch.randn(1, 9, 2 * 32, generator=torch.Generator().manual_seed(0))
+    blocks = torch.randn(1, 2, 4, 32, generator=torch.Generator().manual_seed(1))
+    anchors = torch.tensor([[anchor, 7]])
+    trained = model.train_hidden(features, blocks, anchors)[0, 0]
+    cache = model.new_cache()
+    if anchor:
+        # In two pieces: the cache grows as tokens are committed.
+        for piece in features[0, :anchor].split(3):
+            model.remember([piece], [cache])
+    for _ in range(2):  # a block leaves nothing behind
+        used = model.hidden(blocks[:, 0], [cache])[0]
+        torch.testing.assert_close(used, trained, atol=1e-5, rtol=1e-5)
+
+
+@torch.no_grad()
+def test_a_block_sees_nothing_at_or_behind_its_anchor():
+    target = random_target()
+    model = fresh(drafter_config(target.config, layers=2, block=4, mask_id=MASK), 1)
+    features = torch.randn(1, 9, 2 * 32)
+    blocks, anchors = torch.randn(1, 1, 4, 32), torch.tensor([[5]])
+    before = model.train_hidden(features, blocks, anchors)
+    features[:, 5:] = 100.0
+    assert torch.equal(model.train_hidden(features, blocks, anchors), before)
+    features[:, 4] = 100.0
+    assert not torch.allclose(model.train_hidden(features, blocks, anchors), before)
+
+
+def test_the_training_mask_by_hand():
+    mask = training_mask(torch.tensor([[1, 3]]), 4, 2)[0].int().tolist()
+    assert mask == [
+        [1, 0, 0, 0, 1, 1, 0, 0],
+        [1, 0, 0, 0, 1, 1, 0, 0],
+        [1, 1, 1, 0, 0, 0, 1, 1],
+        [1, 1, 1, 0, 0, 0, 1, 1],
+    ]
+
+
+def test_anchors_stand_where_something_of_the_target_follows():
+    texts = [Text([1, 2, 3, 4, 5], 2), Text([6, 7, 8], 1)]
+    batch = draw_blocks(texts, 200, 4, torch.Generator().manual_seed(0))
+    assert set(batch.anchors[0].tolist()) == {1, 2, 3}
+    assert set(batch.anchors[1].tolist()) == {0, 1}
+    at_three = batch.anchors[0].tolist().index(3)
+    assert batch.labels[0, at_three, :2].tolist() == [4, 5]
+    assert batch.judged[0, at_three].tolist() == [False, True, False, False]
+
+
+def test_the_learning_rate_warms_up_and_falls_to_zero():
+    config = TrainingConfig(steps=100, warm_up=0.1)
+    rates = [schedule(step, config) for step in range(100)]
+    assert rates[0] == pytest.approx(0.1)
+    assert max(rates) == 1.0
+    assert rates[-1] < 0.001
+
+
+def test_layers_are_spread_over_the_target():
+    assert spread_layers(36, 5) == (1, 9, 17, 25, 33)
+    assert spread_layers(3, 2) == (1, 2)
+    assert spread_layers(1, 4) == (0,)
+    assert spread_layers(4, 1) == (3,)
+
+
+def test_a_trained_drafter_drafts_and_the_answers_stay_the_target_s(pair):
+    target, model, losses = pair
+    assert losses[-1] < 0.7 * losses[0]
+    prompts = random_prompts(12, 2)
+    want = plain(target, prompts, max_new_tokens=24)
+    drafter = DFlashDrafter(model, target)
+    tau = {}
+    for mode in ("chain", "tree"):
+        done = generate(
+            DecoderTarget(target, drafter.target_layers),
+            drafter,
+            prompts,
+            max_new_tokens=24,
+            mode=mode,
+            budget=20,
+            batch=5,
+        )
+        assert done.tokens == want
+        tau[mode] = done.statistics.tau
+    assert tau["chain"] > 1.2
+    assert tau["tree"] > tau["chain"]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("mode", ["chain", "tree"])
+def test_500_prompts_of_the_trained_pair_have_the_ids_of_plain_decoding(pair, mode):
+    target, model, _ = pair
+    prompts = random_prompts(500, 3)
+    drafter = DFlashDrafter(model, target)
+    speculative = DecoderTarget(target, drafter.target_layers)
+    options = {"max_new_tokens": 24, "batch": 50}
+    done = generate(speculative, drafter, prompts, mode=mode, budget=20, **options)
+    assert done.tokens == plain(target, prompts, **options)
+
+
+@torch.no_grad()
+def test_what_was_rejected_leaves_no_trace_in_the_next_draft(pair):
+    """The draft after some rounds equals the draft of a drafter that starts with that text."""
+    target, model, _ = pair
+    drafter = DFlashDrafter(model, target)
+    asked = []
+
+    class Watched(DFlashDrafter):
+        def draft(self, rows):
+            drafts = super().draft(rows)
+            asked.append((list(rows[0].tokens), drafts[0]))
+            return drafts
+
+    speculative = DecoderTarget(target, drafter.target_layers)
+    (prompt,) = random_prompts(1, 4)
+    generate(speculative, Watched(model, target), [prompt], max_new_tokens=20, budget=12)
+    text, late = asked[-1]
+    assert len(asked) > 3
+    asked.clear()
+    generate(speculative, Watched(model, target), [text], max_new_tokens=2, budget=1)
+    torch.testing.assert_close(asked[0][1], late, atol=1e-4, rtol=1e-4)
+
+
+def test_checkpoints_round_trip_and_name_what_is_wrong(pair, tmp_path):
+    _, model, _ = pair
+    drafter_checkpoint.save(model, tmp_path)
+    again = drafter_checkpoint.load(tmp_path)
+    assert again.config.target_layers == model.config.target_layers
+    for (name, ours), theirs in zip(model.named_parameters(), again.parameters(), strict=True):
+        assert torch.equal(ours, theirs), name
+    written = json.loads((tmp_path / "drafter.json").read_text())
+    (tmp_path / "drafter.json").write_text(json.dumps({**written, "hidden": 50}))
+    with pytest.raises(ShapeError, match="has shape"):
+        drafter_checkpoint.load(tmp_path)
+    del written["block"]
+    (tmp_path / "drafter.json").write_text(json.dumps(written))
+    with pytest.raises(RangeError, match="block"):
+        drafter_checkpoint.load(tmp_path)
+    (tmp_path / "drafter.safetensors").unlink()
+    with pytest.raises(FileNotFoundError, match=r"drafter\.safetensors"):
+        drafter_checkpoint.load(tmp_path)
+
+
+def test_what_does_not_fit_together_is_refused_by_name():
+    target = random_target()
+    other = drafter_config(random_target(vocab=30).config, mask_id=29)
+    with pytest.raises(ShapeError, match="vocabulary of 30 is not the target's 24"):
+        DFlashDrafter(DFlash(other), target)
+    wide = drafter_config(random_target(dim=48).config, mask_id=MASK)
+    with pytest.raises(ShapeError, match="width of 48 is not the target's 32"):
+        DFlashDrafter(DFlash(wide), target)
+    deep = drafter_config(random_target(layers=12).config, mask_id=MASK)
+    with pytest.raises(RangeError, match="layer 9"):
+        DFlashDrafter(DFlash(deep), target)
+    drafter = DFlashDrafter(DFlash(drafter_config(target.config, mask_id=MASK)), target)
+    with pytest.raises(RangeError, match="mask id 23"):
+        generate(DecoderTarget(target), drafter, [[1, MASK, 2]], max_new_tokens=3)
+    with pytest.raises(RangeError, match="mask_id"):
+        drafter_config(target.config, mask_id=VOCAB)
+    with pytest.raises(RangeError, match="block"):
+        drafter_config(target.config, mask_id=MASK, block=1)
+    with pytest.raises(RangeError, match="two tokens"):
+        train_drafter(drafter.model, target, [Text([1, 2], 1)], TrainingConfig(steps=1))
+    with pytest.raises(RangeError, match="steps"):
+        TrainingConfig(steps=0)
+    with pytest.raises(RangeError, match="longest"):
+        PromptLookup(VOCAB, longest=0)
+
+
+def test_the_command_trains_a_drafter_from_a_checkpoint_and_text(tmp_path, capsys):
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    target = random_target()
+    target.save_pretrained(tmp_path / "model")
+    words = {word: number for number, word in enumerate("abcdefghijklmnopqrstuvw")}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="a"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.save(str(tmp_path / "model" / "tokenizer.json"))
+    (tmp_path / "text.txt").write_text("a b c d\n\ne f g h i\n\nk l m")
+    sizes = ["--steps", "3", "--answer", "8", "--prompt", "4", "--block", "4", "--layers", "1"]
+    places = ["--target", str(tmp_path / "model"), "--text", str(tmp_path / "text.txt")]
+    assert train.main([*places, "--out", str(tmp_path / "drafter"), *sizes]) == 0
+    assert "saved in" in capsys.readouterr().out
+    drafter_checkpoint.load(tmp_path / "drafter").check_fits(target)
+    missing = ["--target", str(tmp_path / "none"), "--text", str(tmp_path / "text.txt")]
+    assert train.main([*missing, "--out", str(tmp_path / "drafter")]) == 2
+    assert "config.json" in capsys.readouterr().err
