@@ -58,3 +58,16 @@ def test_bad_input_is_refused(logits, k, error):
 def test_a_bad_temperature_is_refused():
     with pytest.raises(RangeError, match="temperature"):
         softmax_topk(LOGITS, 1, temperature=0.0)
+
+
+@pytest.mark.parametrize("where", ["oracle", "torch"])
+def test_temperatures_by_row(where):
+    make = np.asarray if where == "oracle" else pytest.importorskip("torch").tensor
+    logits = make(LOGITS.tolist())
+    found = softmax_topk(logits, 2, temperature=make([1.0, 2.0]))
+    assert np.allclose(found.values[0], softmax_topk(LOGITS, 2).values[0])
+    assert np.allclose(found.values[1], softmax_topk(LOGITS, 2, temperature=2.0).values[1])
+    with pytest.raises(RangeError, match="temperature"):
+        softmax_topk(logits, 2, temperature=make([1.0, 0.0]))
+    with pytest.raises(ShapeError, match="temperature"):
+        softmax_topk(logits, 2, temperature=make([1.0, 1.0, 1.0]))

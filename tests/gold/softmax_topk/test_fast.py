@@ -10,10 +10,14 @@ from trapline.gold.softmax_topk import fast  # noqa: E402 - needs torch
 @pytest.fixture
 def small_tiles(monkeypatch):
     monkeypatch.setattr(fast, "_TILE", 16)
+    monkeypatch.setattr(fast, "_BLOCK", 64)
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16])
-@pytest.mark.parametrize(("vocabulary", "k"), [(1, 1), (16, 16), (17, 3), (100, 40), (61, 61)])
+@pytest.mark.parametrize(
+    ("vocabulary", "k"),
+    [(1, 1), (16, 16), (17, 3), (100, 40), (61, 61), (1000, 1), (997, 5), (5000, 7), (4096, 16)],
+)
 def test_tiles_never_show(small_tiles, dtype, vocabulary, k):
     rng = np.random.default_rng(vocabulary)
     logits = np.round(rng.standard_normal((5, vocabulary)) * 4, 1).astype(dtype)  # many ties
@@ -33,6 +37,46 @@ def test_a_first_tile_of_minus_infinity(small_tiles):
     assert got.log_probs.tolist() == [[0.0, -torch.inf]] * 2
 
 
+@pytest.mark.parametrize("kind", ["constant", "rising", "falling", "one group", "zeros", "coarse"])
+@pytest.mark.parametrize("k", [1, 6, 64])
+def test_rows_made_to_mislead_group_maxima(kind, k):
+    V = 3001
+    rows = {
+        "constant": torch.full((V,), 2.5),
+        "rising": torch.arange(V, dtype=torch.float32),
+        "falling": -torch.arange(V, dtype=torch.float32),
+        "one group": torch.zeros(V).index_fill(0, torch.arange(2048, 2112), 1.0),
+        "zeros": torch.tensor([0.0, -0.0]).repeat(V)[:V],
+        "coarse": torch.randint(0, 4, (V,), generator=torch.manual_seed(0)).float(),
+    }
+    logits = torch.stack((rows[kind], torch.randn(V, generator=torch.manual_seed(1))))
+    want = oracle.softmax_topk(logits.numpy(), k)
+    got = fast.softmax_topk(logits, k, 1.0)
+    assert np.array_equal(got.indices, want.indices)
+    assert np.allclose(got.log_probs, want.log_probs, atol=2e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_not_a_number_ranks_above_everything(dtype):
+    logits = torch.randn(2, 3000).to(dtype)
+    logits[0, [2999, 7]] = torch.nan
+    logits[1, [5, 2000]] = torch.tensor([torch.inf, -torch.nan], dtype=dtype)
+    got = fast.softmax_topk(logits, 3, 1.0)
+    assert got.indices[0, :2].tolist() == [7, 2999]
+    assert got.indices[1, :2].tolist() == [2000, 5]
+    assert got.lse.isnan().all()
+
+
+def test_every_row_may_have_its_temperature():
+    logits = torch.randn(3, 50, dtype=torch.float64)
+    each = torch.tensor([0.5, 1.0, 4.0])
+    got = fast.softmax_topk(logits, 4, each)
+    for row, temperature in enumerate(each.tolist()):
+        want = oracle.softmax_topk(logits[row : row + 1].numpy(), 4, temperature)
+        assert np.allclose(got.log_probs[row], want.log_probs[0], atol=1e-12)
+        assert np.allclose(got.lse[row], want.lse[0], atol=1e-12)
+
+
 def test_strided_logits(small_tiles):
     wide = torch.randn(40, 12, dtype=torch.float64)
     got, want = fast.softmax_topk(wide.T[::2], 5, 1.0), oracle.softmax_topk(wide.numpy().T[::2], 5)
@@ -43,7 +87,7 @@ def test_strided_logits(small_tiles):
 def test_the_operator_holds_what_it_declares():
     torch.library.opcheck(
         torch.ops.trapline_topk.softmax_topk,
-        (torch.randn(3, 20), 4, 1.0),
+        (torch.randn(3, 20), 4, torch.ones(3)),
         test_utils=("test_schema", "test_faketensor"),
     )
 

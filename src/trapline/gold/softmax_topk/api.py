@@ -24,35 +24,45 @@ def softmax_topk(
     logits: Any,
     k: int,
     *,
-    temperature: float = 1.0,
+    temperature: Any = 1.0,
     log_probs: bool = False,
     check: bool = True,
     impl: Impl | None = None,
 ) -> TopK:
     """The k most probable of V for each row, best first, ties to the lower index.
 
-    logits is (N, V); probabilities are over all V. A −inf logit has probability 0. A row with NaN
-    or +inf or nothing but −inf is refused; `check=False` skips that look at the values, which on a
-    GPU would wait for the device.
+    logits is (N, V); probabilities are over all V; temperature is a number, or an array (N,) with
+    one for each row. A −inf logit has probability 0. A row with NaN or +inf or nothing but −inf is
+    refused; `check=False` skips that look at the values, which on a GPU would wait for the device:
+    then NaN ranks above everything, as in torch, and such a row's probabilities are NaN.
     """
     chosen = choose("softmax_topk", _OFFERED, impl, logits=logits)
     checks.floating(*checks.LOW_FLOATS, logits=logits)
     vocabulary = checks.axes(logits=(logits, "N V"))["V"]
     checks.integer_between(1, vocabulary, k=k)
-    checks.positive(temperature=temperature)
+    _check_temperature(temperature, logits, check)
     if chosen == "oracle":
         return _by_oracle(logits, int(k), temperature, log_probs)
     return _by_torch(logits, int(k), temperature, log_probs, check)
 
 
-def _by_oracle(logits: Any, k: int, temperature: float, log_probs: bool) -> TopK:
+def _check_temperature(temperature: Any, logits: Any, check: bool) -> None:
+    if not hasattr(temperature, "shape") or temperature.shape == ():
+        checks.positive(temperature=temperature)
+        return
+    checks.axes(logits=(logits, "N V"), temperature=(temperature, "N"))
+    if check and not bool((temperature > 0.0).all() and (temperature < float("inf")).all()):
+        raise RangeError("every row's temperature must be positive and finite")
+
+
+def _by_oracle(logits: Any, k: int, temperature: Any, log_probs: bool) -> TopK:
     ranked = oracle.softmax_topk(logits, k, temperature)
     values = ranked.log_probs if log_probs else ranked.probs
     wide = np.float64 if logits.dtype == np.float64 else np.float32
     return TopK(values.astype(logits.dtype), ranked.indices, ranked.lse.astype(wide))
 
 
-def _by_torch(logits: Any, k: int, temperature: float, log_probs: bool, check: bool) -> TopK:
+def _by_torch(logits: Any, k: int, temperature: Any, log_probs: bool, check: bool) -> TopK:
     from trapline.gold.softmax_topk import fast
 
     found = fast.softmax_topk(logits, k, temperature)

@@ -1,20 +1,32 @@
-"""Softmax fused with top-k in torch: one read of the logits in tiles, never an (N, V) temporary.
+"""Softmax fused with top-k in torch: blocks of rows, never an (N, V) temporary.
 
-Every tile updates the running maximum m and sum l (rescaled by exp(m_old − m_new)) and is merged
-into the k best so far. Extra memory: O(N·K + N·tile).
+The winners are found by group maxima. Cut a row into groups of G neighbours and order the groups by
+their largest element, ties to the lower group. The k best elements lie in the k best groups: each
+of these holds an element that beats everything in a group that was left out. So one read finds the
+maxima, and k·G elements are looked at again instead of V.
+
+Order (larger first, NaN largest, ties to the lower index) is one integer: the float's bits, made
+monotone, above the complement of the index. No two are equal, so any selection is deterministic.
 """
 
+import math
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-_TILE = 8192
+_LOG2_E = 1.4426950408889634
+#: Elements of a block of rows: torch's cost per call disappears, temporaries stay small.
+_BLOCK = 1 << 22
+#: Columns at a time under the exponential: a tile of them stays in a core's cache.
+_TILE = 16384
+_LOW_WORD = (1 << 32) - 1
+_WORST = -(1 << 63)
 
 _library: Any = torch.library  # its calls carry no types
 _LIB = _library.Library("trapline_topk", "DEF")
 _LIB.define(
-    "softmax_topk(Tensor logits, int k, float temperature) -> (Tensor, Tensor, Tensor, Tensor)"
+    "softmax_topk(Tensor logits, int k, Tensor temperature) -> (Tensor, Tensor, Tensor, Tensor)"
 )
 
 
@@ -27,9 +39,14 @@ class Streamed(NamedTuple):
     row_max: Tensor  # (N,)
 
 
-def softmax_topk(logits: Tensor, k: int, temperature: float) -> Streamed:
-    """The k largest logits of each row as log-probabilities, best first. Not differentiable."""
-    return Streamed(*torch.ops.trapline_topk.softmax_topk(logits, k, temperature))
+def softmax_topk(logits: Tensor, k: int, temperature: float | Tensor) -> Streamed:
+    """The k largest logits of each row as log-probabilities, best first. Not differentiable.
+
+    The temperature is one number, or one for each row (N,).
+    """
+    wide = _wide(logits.dtype)
+    each = torch.as_tensor(temperature, dtype=wide, device=logits.device).expand(logits.shape[0])
+    return Streamed(*torch.ops.trapline_topk.softmax_topk(logits, k, each))
 
 
 def every_row_has_a_softmax(row_max: Tensor) -> bool:
@@ -38,45 +55,84 @@ def every_row_has_a_softmax(row_max: Tensor) -> bool:
 
 
 def _softmax_topk(
-    logits: Tensor, k: int, temperature: float
+    logits: Tensor, k: int, temperature: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     rows, vocabulary = logits.shape
-    wide = torch.float64 if logits.dtype == torch.float64 else torch.float32
-    best = logits.new_full((rows, 0), 0.0, dtype=wide)  # (N, ≤K) descending
-    indices = logits.new_full((rows, 0), 0, dtype=torch.int64)
-    row_max = logits.new_full((rows, 1), -torch.inf, dtype=wide)
-    total = logits.new_full((rows, 1), 0.0, dtype=wide)  # Σ exp((x − m) / temperature)
-    for start in range(0, vocabulary, _TILE):
-        tile = logits[:, start : start + _TILE].to(wide)
-        row_max, total = _accumulate(row_max, total, tile, temperature)
-        best, indices = _merge(best, indices, tile, start, k)
+    wide = _wide(logits.dtype)
+    best = logits.new_empty((rows, k), dtype=wide)
+    indices = logits.new_empty((rows, k), dtype=torch.int64)
+    row_max = logits.new_empty((rows, 1), dtype=wide)
+    total = logits.new_empty((rows, 1), dtype=wide)  # Σ exp((x − max) / temperature)
+    each = temperature[:, None]
+    step = max(1, _BLOCK // vocabulary)
+    for start in range(0, rows, step):
+        here = slice(start, start + step)
+        block = logits[here].to(wide)
+        indices[here] = _ranked(block, k)
+        best[here] = block.gather(1, indices[here])
+        row_max[here] = block.amax(dim=1, keepdim=True)
+        total[here] = _sum_of_exponentials(block, row_max[here], each[here])
     log_total = torch.log(total)
-    log_probs = (best - row_max) / temperature - log_total
-    lse = row_max / temperature + log_total
+    log_probs = (best - row_max) / each - log_total
+    lse = row_max / each + log_total
     return log_probs, indices, lse[:, 0].clone(), row_max[:, 0].clone()
 
 
-def _accumulate(
-    row_max: Tensor, total: Tensor, tile: Tensor, temperature: float
-) -> tuple[Tensor, Tensor]:
-    m_new = torch.maximum(row_max, tile.amax(dim=1, keepdim=True))
-    # Until a finite logit came, m is −inf and −inf − (−inf) would be NaN; the sum is 0 anyway.
-    safe = torch.where(m_new == -torch.inf, torch.zeros_like(m_new), m_new)
-    rescaled = total * torch.exp((row_max - safe) / temperature)
-    added = torch.exp((tile - safe) / temperature).sum(dim=1, keepdim=True)
-    return m_new, rescaled + added
+def _sum_of_exponentials(block: Tensor, row_max: Tensor, temperature: Tensor) -> Tensor:
+    # A row of nothing but −inf has no maximum to subtract: −inf − (−inf) would be NaN.
+    origin = torch.where(row_max == -torch.inf, torch.zeros_like(row_max), row_max)
+    total = torch.zeros_like(row_max)
+    room = torch.empty_like(block[:, :_TILE])
+    for start in range(0, block.shape[1], _TILE):
+        tile = block[:, start : start + _TILE]
+        # exp2 because torch's exp is several times slower on some processors.
+        powers = torch.sub(tile, origin, out=room[:, : tile.shape[1]])
+        powers.mul_(_LOG2_E / temperature).exp2_()
+        total += powers.sum(dim=1, keepdim=True)
+    return total
 
 
-def _merge(
-    best: Tensor, indices: Tensor, tile: Tensor, start: int, k: int
-) -> tuple[Tensor, Tensor]:
-    """The k best of what was kept and a tile. Kept ones come first: their indices are lower."""
-    own = torch.arange(start, start + tile.shape[1], device=tile.device)
-    values = torch.cat((best, tile), dim=1)
-    places = torch.cat((indices, own.expand(tile.shape)), dim=1)
-    # torch.topk leaves the order of ties open; a stable sort does not.
-    ordered, order = torch.sort(values, dim=1, descending=True, stable=True)
-    return ordered[:, :k], torch.gather(places, 1, order[:, :k])
+def _ranked(block: Tensor, k: int) -> Tensor:
+    """(R, k) indices of each row's k largest, best first, ties to the lower index."""
+    if block.dtype == torch.float64:  # its bits leave no room for an index
+        return torch.sort(block, dim=1, descending=True, stable=True).indices[:, :k]
+    places = _contenders(block, k)
+    keys = _keys(block.gather(1, places.clamp_max(block.shape[1] - 1)), places)
+    keys = keys.masked_fill(places >= block.shape[1], _WORST)
+    return _LOW_WORD - (keys.topk(k, dim=1).values & _LOW_WORD)
+
+
+def _contenders(block: Tensor, k: int) -> Tensor:
+    """(R, C) indices among which the k largest are. Those beyond the row are no elements."""
+    rows, vocabulary = block.shape
+    group = _group_size(vocabulary, k)
+    if 2 * k * group > vocabulary:
+        return torch.arange(vocabulary, device=block.device).expand(rows, -1)
+    whole = vocabulary // group * group
+    maxima = block[:, :whole].reshape(rows, -1, group).amax(dim=2)
+    if whole < vocabulary:
+        maxima = torch.cat((maxima, block[:, whole:].amax(dim=1, keepdim=True)), dim=1)
+    number = torch.arange(maxima.shape[1], device=block.device)
+    chosen = _keys(maxima, number).topk(k, dim=1).indices
+    inside = torch.arange(group, device=block.device)
+    return (chosen[:, :, None] * group + inside).flatten(1)
+
+
+def _group_size(vocabulary: int, k: int) -> int:
+    """A power of two near √(V/k), where the maxima and the second look are about as many."""
+    return 1 << min(6, max(3, round(math.log2(vocabulary / k) / 2)))
+
+
+def _keys(values: Tensor, places: Tensor) -> Tensor:
+    """One integer each, in the order of the values, ties to the lower place."""
+    bits = (values + 0.0).view(torch.int32)  # −0 becomes +0
+    bits = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+    bits = torch.where(values.isnan(), torch.full_like(bits, 0x7FFFFFFF), bits)
+    return (bits.to(torch.int64) << 32) | (_LOW_WORD - places)
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 _LIB.impl("softmax_topk", _softmax_topk, "CompositeExplicitAutograd")

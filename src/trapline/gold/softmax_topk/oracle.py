@@ -23,18 +23,22 @@ class Ranked(NamedTuple):
     lse: F64  # (N,) natural log of Σ exp(logit / temperature)
 
 
-def softmax_topk(logits: ArrayLike, k: int, temperature: float = 1.0) -> Ranked:
-    """The k largest logits of each row, with their probabilities over all V."""
+def softmax_topk(logits: ArrayLike, k: int, temperature: ArrayLike = 1.0) -> Ranked:
+    """The k largest logits of each row, with their probabilities over all V.
+
+    The temperature is one number, or one for each row (N,).
+    """
     wide = np.asarray(logits, dtype=np.float64)
     refuse_rows_without_a_softmax(wide)
     indices = rank(wide)[:, :k]
     row_max = np.max(wide, axis=1, keepdims=True, initial=-np.inf)  # (N, 1)
+    each = np.broadcast_to(np.asarray(temperature, np.float64), len(wide))[:, None]  # (N, 1)
     # Subtract before dividing: the scaled logits may overflow, their differences only underflow.
     with np.errstate(over="ignore"):
-        scaled = (wide - row_max) / temperature  # (N, V)
+        scaled = (wide - row_max) / each  # (N, V)
     log_sum = np.log(np.sum(np.exp(scaled), axis=1, keepdims=True))  # (N, 1)
     log_probs = np.take_along_axis(scaled, indices, axis=1) - log_sum
-    lse = (row_max / temperature + log_sum)[:, 0]
+    lse = (row_max / each + log_sum)[:, 0]
     return Ranked(np.exp(log_probs), log_probs, indices, lse)
 
 
