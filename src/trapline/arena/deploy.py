@@ -1,12 +1,12 @@
 """A fresh workspace for whoever solves a challenge: prompt and starter, nothing of the judge's."""
 
 import re
-import shutil
 from pathlib import Path
 
 from trapline.arena.challenge import DEPLOYED, Challenge
 from trapline.arena.errors import UsageError
 
+PROMPT, STARTER = DEPLOYED
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
 
 
@@ -26,11 +26,23 @@ def deploy(root: Path, challenge: Challenge, entrant: str, attempt: int | None =
         workspace /= f"attempt-{attempt}"
     if workspace.exists() and any(workspace.iterdir()):
         raise UsageError(f"{workspace} exists already and is left alone")
-    workspace.mkdir(parents=True, exist_ok=True)
-    prompt, starter = (challenge.folder / name for name in DEPLOYED)
-    shutil.copyfile(prompt, workspace / prompt.name)
-    for source in sorted(starter.rglob("*.py")):
-        target = workspace / source.relative_to(starter)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(source, target)
+    copy_workspace(challenge, workspace)
     return workspace
+
+
+def copy_workspace(challenge: Challenge, workspace: Path) -> None:
+    """Prompt and starter, and nothing else, into a folder."""
+    workspace.mkdir(parents=True, exist_ok=True)
+    (workspace / PROMPT).write_text(challenge.prompt)
+    for name, text in read_starter(challenge).items():
+        target = workspace / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(text)
+
+
+def read_starter(challenge: Challenge) -> dict[str, str]:
+    """The starter's files, path → text."""
+    folder = challenge.folder / STARTER
+    return {
+        str(path.relative_to(folder)): path.read_text() for path in sorted(folder.rglob("*.py"))
+    }

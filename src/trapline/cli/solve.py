@@ -11,6 +11,7 @@ from trapline.arena.errors import UsageError
 from trapline.arena.run import choose_level
 from trapline.arena.solving import agents
 from trapline.arena.solving.endpoint import Endpoint, RateLimit
+from trapline.arena.solving.predicted import assign_predictions, entrant_of
 from trapline.arena.solving.solve import Assignment, Solver, solve_all
 from trapline.arena.solving.solvers import AgentSolver, EndpointSolver, Price
 from trapline.cli.main import INCOMPLETE
@@ -24,13 +25,16 @@ def register(app: typer.Typer) -> None:
 
 def solve(
     field: Annotated[Path, typer.Argument(help="Where the field lies or will lie.")],
-    model: Annotated[str, typer.Option(help="The model's name at its provider.")],
+    model: Annotated[str | None, typer.Option(help="The model's name at its provider.")] = None,
     endpoint: Annotated[
         str | None, typer.Option(help="OpenAI-compatible URL; the key is OPENAI_API_KEY.")
     ] = None,
     agent: Annotated[str | None, typer.Option(help="claude, codex, opencode or pi.")] = None,
     agent_cmd: Annotated[
         str | None, typer.Option(help="Any other command, with {prompt} and {model}.")
+    ] = None,
+    from_predictions: Annotated[
+        Path | None, typer.Option(help="SWE-bench-style JSON lines: patches against the starters.")
     ] = None,
     entrant: Annotated[str | None, typer.Option(help="The model's name if not given.")] = None,
     challenge: Annotated[list[str] | None, typer.Option(help="Only this one; repeatable.")] = None,
@@ -51,26 +55,43 @@ def solve(
 
     A cell whose provider was dead is no answer: it is tried again next time and never graded.
     """
-    solver: Solver
-    if [endpoint, agent, agent_cmd].count(None) != 2:
-        raise UsageError("name one of --endpoint, --agent and --agent-cmd")
-    if endpoint is not None:
-        remote = Endpoint(endpoint, model, timeout=seconds, rate=RateLimit(per_minute))
-        solver = EndpointSolver(remote, choose_level(), rounds, Price(input_usd, output_usd))
+    if [endpoint, agent, agent_cmd, from_predictions].count(None) != 3:
+        raise UsageError("name one of --endpoint, --agent, --agent-cmd and --from-predictions")
+    wanted = [load(one).id for one in challenge or []]
+    if from_predictions is not None:
+        work = assign_predictions(from_predictions, field, wanted)
     else:
-        described = agents.find(agent) if agent else agents.from_template(agent_cmd or "")
-        solver = AgentSolver(agent or "agent-cmd", model, described, seconds)
-    name = check_entrant(entrant or model.replace("/", "-").replace(":", "-"))
-    chosen = [load(one) for one in challenge or load_all()]
-    numbers = range(1, attempts + 1)
-    assignments = [Assignment(name, one, number, field) for one in chosen for number in numbers]
-    unsolved = 0
-    for assignment, record in solve_all(assignments, solver, jobs, budget_usd):
-        cost = f", {record.cost_usd:.4f} USD" if record.cost_usd is not None else ""
-        tokens = f"{record.input_tokens} + {record.output_tokens} tokens{cost}"
-        where = f"{name}/{assignment.challenge.id} #{assignment.attempt}"
-        print(f"{where}: {record.status} {record.reason} ({tokens}, {record.seconds:g} s)")
-        unsolved += record.status == "infra_error"
+        if model is None:
+            raise UsageError("--model names the model that is asked")
+        price = Price(input_usd, output_usd)
+        solver: Solver
+        if endpoint is not None:
+            remote = Endpoint(endpoint, model, timeout=seconds, rate=RateLimit(per_minute))
+            solver = EndpointSolver(remote, choose_level(), rounds, price)
+        else:
+            described = agents.find(agent) if agent else agents.from_template(agent_cmd or "")
+            solver = AgentSolver(agent or "agent-cmd", model, described, seconds)
+        name = check_entrant(entrant) if entrant else entrant_of(model)
+        work = [(solver, _assignments(field, name, wanted, attempts))]
+    unsolved = sum(_solve(solver, assigned, jobs, budget_usd) for solver, assigned in work)
     if unsolved:
         print(f"{unsolved} cells got no answer from the provider; the same command tries again")
         raise typer.Exit(INCOMPLETE)
+
+
+def _assignments(field: Path, name: str, wanted: list[str], attempts: int) -> list[Assignment]:
+    chosen = [load(one) for one in wanted or load_all()]
+    numbers = range(1, attempts + 1)
+    return [Assignment(name, one, number, field) for one in chosen for number in numbers]
+
+
+def _solve(solver: Solver, assigned: list[Assignment], jobs: int, budget_usd: float | None) -> int:
+    """How many cells the provider left without an answer."""
+    unsolved = 0
+    for assignment, record in solve_all(assigned, solver, jobs, budget_usd):
+        cost = f", {record.cost_usd:.4f} USD" if record.cost_usd is not None else ""
+        tokens = f"{record.input_tokens} + {record.output_tokens} tokens{cost}"
+        where = f"{assignment.entrant}/{assignment.challenge.id} #{assignment.attempt}"
+        print(f"{where}: {record.status} {record.reason} ({tokens}, {record.seconds:g} s)")
+        unsolved += record.status == "infra_error"
+    return unsolved

@@ -1,7 +1,7 @@
 """From a model's reply to files: fenced blocks that name their file."""
 
 import re
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
 MAX_FILES = 40
 #: ```python solution.py, ```python path=solution.py, ```solution.py, ```python title="solution.py"
@@ -29,6 +29,17 @@ def parse_files(reply: str) -> dict[str, str]:
     if len(files) > MAX_FILES:
         raise AnswerError(f"the reply holds {len(files)} files, more than {MAX_FILES}")
     return files
+
+
+def write_files(workspace: Path, files: dict[str, str]) -> None:
+    """Puts the files of an answer into a workspace, over what is there."""
+    for name, text in files.items():
+        path = workspace / name
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        except (OSError, ValueError) as error:
+            raise AnswerError(f"{name!r} cannot be written: {error}") from None
 
 
 def _blocks(reply: str) -> list[tuple[str, str]]:

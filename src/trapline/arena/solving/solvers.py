@@ -10,7 +10,7 @@ from trapline.arena.own_tests import OWN_SECONDS, OwnTests
 from trapline.arena.record import Level
 from trapline.arena.solving import agents, transcript
 from trapline.arena.solving.agents import Agent
-from trapline.arena.solving.answers import AnswerError, parse_files
+from trapline.arena.solving.answers import AnswerError, parse_files, write_files
 from trapline.arena.solving.endpoint import Endpoint, Message, Reply
 from trapline.arena.solving.solve import Assignment
 from trapline.arena.solving.transcript import FinalMetrics, Metrics, Transcript
@@ -94,15 +94,11 @@ class EndpointSolver:
         """Status, its reason, and what to tell the model if it may try once more."""
         last = number + 1 == self.rounds
         try:
-            files = parse_files(reply.text)
+            write_files(assignment.workspace, parse_files(reply.text))
         except AnswerError as error:
             earlier = number > 0 and (assignment.workspace / "test_solution.py").exists()
             status = "solved" if earlier else "no_answer"
             return status, str(error), "" if last else f"{error}. {FORMAT}"
-        for name, text in files.items():
-            path = assignment.workspace / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text)
         if last:
             return "solved", "", ""
         return (

@@ -1,0 +1,1 @@
+"""What other tools read: Harbor tasks, Inspect tasks and logs, SWE-bench-style predictions."""

@@ -1,0 +1,174 @@
+"""Challenges as Harbor task folders whose verifier is our grader.
+
+The verifier runs in a container of its own (`tests/Dockerfile`), so neither traps nor the gold
+answer are ever in the agent's. The format is that of Harbor 0.25, schema 1.4.
+"""
+
+import json
+import platform
+import re
+import shutil
+from collections.abc import Iterable
+from importlib.metadata import distribution, requires, version
+from pathlib import Path
+
+import trapline
+from trapline.arena.challenge import Challenge
+from trapline.arena.contamination import canary
+from trapline.arena.deploy import copy_workspace
+from trapline.arena.errors import UsageError
+
+WORKSPACE = "/app"
+AGENT_SECONDS, VERIFIER_SECONDS = 3600, 1800
+_TOOLS = ("numpy", "pytest")
+
+_TASK = """\
+# {canary}
+schema_version = "1.4"
+artifacts = [{{ source = "{workspace}", exclude = [".git", ".venv", "__pycache__"] }}]
+
+[task]
+name = "trapline/{id}"
+version = {version}
+description = {summary}
+keywords = ["trapline", "llm-systems", {difficulty}]
+
+[metadata]
+title = {title}
+difficulty = {difficulty}
+category = "llm-systems"
+challenge_digest = "{digest}"
+
+[agent]
+timeout_sec = {agent_seconds}
+
+[verifier]
+timeout_sec = {verifier_seconds}
+environment_mode = "separate"
+
+[environment]
+workdir = "{workspace}"
+cpus = 2
+memory_mb = {memory_mb}
+"""
+_AGENT_IMAGE = """\
+FROM python:{python}-slim
+RUN pip install --no-cache-dir {tools}
+COPY workspace/ {workspace}/
+WORKDIR {workspace}
+"""
+_VERIFIER_IMAGE = """\
+FROM python:{python}-slim
+RUN apt-get update && apt-get install -y --no-install-recommends bubblewrap \\
+    && rm -rf /var/lib/apt/lists/*
+COPY requirements.txt /tests/requirements.txt
+RUN pip install --no-cache-dir -r /tests/requirements.txt
+COPY . /tests
+"""
+_TEST_SCRIPT = """\
+#!/usr/bin/env bash
+# {canary}
+# Grades what the agent left and writes reward.json; writes none when the machine cannot judge.
+set -euo pipefail
+tests="$(cd "$(dirname "${{BASH_SOURCE[0]}}")" && pwd)"
+export PYTHONPATH="$tests/package" PYTHONDONTWRITEBYTECODE=1
+# The agent's folder is no place to import from.
+cd "$tests"
+exec python3 -P -m trapline.arena.export.verifier {id} \\
+  "${{TRAPLINE_WORKSPACE:-{workspace}}}" "${{TRAPLINE_VERIFIER_LOGS:-/logs/verifier}}"
+"""
+_SOLVE_SCRIPT = """\
+#!/usr/bin/env bash
+# {canary}
+set -euo pipefail
+solution="$(cd "$(dirname "${{BASH_SOURCE[0]}}")" && pwd)"
+cp -r "$solution/answer/." "${{TRAPLINE_WORKSPACE:-{workspace}}}/"
+"""
+
+
+def write_tasks(challenges: Iterable[Challenge], out: Path) -> list[Path]:
+    """One task folder a challenge; an existing one is left alone."""
+    return [_write_task(challenge, out / challenge.id) for challenge in challenges]
+
+
+def _write_task(challenge: Challenge, folder: Path) -> Path:
+    if folder.exists():
+        raise UsageError(f"{folder} exists already and is left alone")
+    facts = _facts(challenge)
+    folder.mkdir(parents=True)
+    (folder / "task.toml").write_text(_TASK.format(**facts))
+    (folder / "instruction.md").write_text(challenge.prompt)
+    _write_environment(challenge, folder / "environment", facts)
+    _write_tests(folder / "tests", facts)
+    _write_solution(challenge, folder / "solution", facts)
+    return folder
+
+
+def _facts(challenge: Challenge) -> dict[str, object]:
+    plan = challenge.plan
+    pinned = [_pin(name) for name in dict.fromkeys((*_TOOLS, *plan.packages)) if _pin(name)]
+    return {
+        "id": challenge.id,
+        "canary": canary(challenge.id),
+        "title": json.dumps(plan.title),
+        "summary": json.dumps(plan.summary),
+        "difficulty": json.dumps(plan.difficulty),
+        "digest": challenge.digest,
+        "version": json.dumps(version("trapline")),
+        "agent_seconds": AGENT_SECONDS,
+        "verifier_seconds": VERIFIER_SECONDS,
+        "memory_mb": 2 * plan.limits.memory_mb + 2048,
+        "workspace": WORKSPACE,
+        "python": ".".join(platform.python_version_tuple()[:2]),
+        "tools": " ".join(pinned),
+    }
+
+
+def _write_environment(challenge: Challenge, folder: Path, facts: dict[str, object]) -> None:
+    copy_workspace(challenge, folder / "workspace")
+    (folder / "Dockerfile").write_text(_AGENT_IMAGE.format(**facts))
+
+
+def _write_tests(folder: Path, facts: dict[str, object]) -> None:
+    folder.mkdir()
+    _copy_package(folder / "package")
+    requirements = "".join(f"{_pin(name)}\n" for name in core_requirements())
+    (folder / "requirements.txt").write_text(requirements)
+    (folder / "Dockerfile").write_text(_VERIFIER_IMAGE.format(**facts))
+    _write_script(folder / "test.sh", _TEST_SCRIPT.format(**facts))
+
+
+def _write_solution(challenge: Challenge, folder: Path, facts: dict[str, object]) -> None:
+    shutil.copytree(challenge.solution, folder / "answer", ignore=_no_leftovers)
+    _write_script(folder / "solve.sh", _SOLVE_SCRIPT.format(**facts))
+
+
+def _write_script(path: Path, text: str) -> None:
+    path.write_text(text)
+    path.chmod(0o755)
+
+
+def _copy_package(folder: Path) -> None:
+    """This very package with its metadata, as a folder for PYTHONPATH: no download when judging."""
+    source = Path(trapline.__file__).parent
+    shutil.copytree(source, folder / source.name, ignore=_no_leftovers)
+    metadata = folder / f"trapline-{version('trapline')}.dist-info" / "METADATA"
+    metadata.parent.mkdir()
+    metadata.write_text(distribution("trapline").read_text("METADATA") or "")
+
+
+_no_leftovers = shutil.ignore_patterns("__pycache__", ".*", "*.pyc")
+
+
+def core_requirements() -> list[str]:
+    """The packages that grading needs, without those of any extra."""
+    plain = [line for line in requires("trapline") or [] if "extra ==" not in line]
+    return [re.split(r"[^A-Za-z0-9._-]", line)[0] for line in plain]
+
+
+def _pin(name: str) -> str:
+    """The version that is installed here, "" where there is none."""
+    try:
+        return f"{name}=={version(name)}"
+    except ModuleNotFoundError:
+        return ""

@@ -1,0 +1,62 @@
+"""Answers that exist already as patches: SWE-bench-style predictions fill workspaces."""
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from trapline.arena.deploy import check_entrant, read_starter
+from trapline.arena.export.patches import PatchError, apply_patch
+from trapline.arena.export.predictions import read_predictions
+from trapline.arena.solving.answers import AnswerError, write_files
+from trapline.arena.solving.solve import Assignment, Solver
+from trapline.arena.solving.solvers import Outcome
+from trapline.arena.solving.transcript import FinalMetrics
+
+
+@dataclass(frozen=True)
+class PatchSolver:
+    """One model's patches, by challenge and attempt."""
+
+    model: str
+    patches: dict[tuple[str, int], str]
+    harness: str = "predictions"
+
+    def version(self) -> str:
+        return "1"
+
+    def solve(self, assignment: Assignment) -> Outcome:
+        """A patch that does not apply, or leads out of the workspace, is no answer."""
+        started = time.monotonic()
+        patch = self.patches[assignment.challenge.id, assignment.attempt]
+        starter = read_starter(assignment.challenge)
+        status, reason = "solved", ""
+        try:
+            files = apply_patch(starter, patch)
+            write_files(assignment.workspace, files)
+            for name in starter.keys() - files.keys():
+                (assignment.workspace / name).unlink()
+        except (PatchError, AnswerError) as error:
+            status, reason = "no_answer", str(error)
+        return status, reason, FinalMetrics(), time.monotonic() - started
+
+
+def assign_predictions(
+    path: Path, field: Path, wanted: list[str]
+) -> list[tuple[Solver, list[Assignment]]]:
+    """Each model of a predictions file with the workspaces its patches fill."""
+    solvers: dict[str, PatchSolver] = {}
+    work: dict[str, list[Assignment]] = {}
+    for challenge, attempt, prediction in read_predictions(path):
+        if wanted and challenge.id not in wanted:
+            continue
+        model = prediction.model_name_or_path
+        solver = solvers.setdefault(model, PatchSolver(model, {}))
+        solver.patches[challenge.id, attempt] = prediction.model_patch
+        assignment = Assignment(entrant_of(model), challenge, attempt, field)
+        work.setdefault(model, []).append(assignment)
+    return [(solvers[model], work[model]) for model in solvers]
+
+
+def entrant_of(model: str) -> str:
+    """A folder's name out of a model's: a slash or a colon becomes a hyphen."""
+    return check_entrant(model.replace("/", "-").replace(":", "-"))

@@ -1,0 +1,77 @@
+"""`trapline export`: tasks, logs and predictions for other tools."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from trapline.arena.challenge import load, load_all
+from trapline.arena.errors import UsageError
+from trapline.arena.export.eval_logs import Run, write_eval_logs
+from trapline.arena.export.harbor import write_tasks
+from trapline.arena.export.inspect_package import write_package
+from trapline.arena.export.predictions import write_predictions
+from trapline.arena.field import find_entries
+from trapline.cli.reading import opened
+
+Format = Literal["harbor", "inspect", "eval", "predictions"]
+_DEFAULT_OUT = {
+    "harbor": "harbor-tasks",
+    "inspect": "inspect-tasks",
+    "eval": "logs",
+    "predictions": "predictions.jsonl",
+}
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the verb."""
+    app.command(epilog="Example: trapline export --format harbor --challenge kv_cache")(export)
+
+
+def export(
+    source: Annotated[
+        str | None,
+        typer.Argument(help="eval: a run, the last one if not given. predictions: a field."),
+    ] = None,
+    form: Annotated[
+        Format,
+        typer.Option(
+            "--format",
+            help="Task folders; a package for `inspect eval`; a run's .eval logs; JSON lines.",
+        ),
+    ] = "harbor",
+    out: Annotated[Path | None, typer.Option(help="A folder, or the JSON lines' file.")] = None,
+    challenge: Annotated[list[str] | None, typer.Option(help="Only this one; repeatable.")] = None,
+) -> None:
+    """Write what other tools read.
+
+    harbor: one task folder a challenge, whose verifier is our grader in a container of its own.
+    inspect: a folder for `inspect eval`, with our grader as the scorer.
+    eval: a run as logs for `inspect view`.
+    predictions: a field as patches against the starters; `solve --from-predictions` reads them.
+    """
+    target = out or Path(_DEFAULT_OUT[form])
+    names = challenge or []
+    if form in ("harbor", "inspect"):
+        if source is not None:
+            raise UsageError(f"--format {form} exports challenges; it takes no run and no field")
+        chosen = [load(one) for one in names or load_all()]
+        write = write_tasks if form == "harbor" else write_package
+        for path in write(chosen, target):
+            print(path)
+    elif form == "eval":
+        _export_run(source, names, target)
+    else:
+        if source is None:
+            raise UsageError("--format predictions needs the field to export")
+        count = write_predictions(find_entries(Path(source), names), target)
+        print(f"{target}: {count} predictions")
+
+
+def _export_run(source: str | None, names: list[str], target: Path) -> None:
+    wanted = [load(one).id for one in names]
+    with opened(source) as store:
+        cells = [cell for cell in store.cells() if not wanted or cell.challenge in wanted]
+        run = Run(store.name, cells, load_all(), store.bundle)
+        for path in write_eval_logs(run, target):
+            print(path)

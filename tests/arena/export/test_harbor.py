@@ -1,0 +1,125 @@
+"""Harbor task folders: the format, nothing hidden for the agent, and a verifier that grades."""
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from trapline.arena.challenge import load, load_all
+from trapline.arena.contamination import hidden, leaks_in
+from trapline.arena.errors import UsageError
+from trapline.arena.export.harbor import core_requirements, write_tasks
+from trapline.arena.export.verifier import rewards
+from trapline.arena.record import Cell, CheckResult, Dimension
+
+CHALLENGE = "fused_softmax_topk"
+
+
+@pytest.fixture(scope="module")
+def tasks(tmp_path_factory):
+    """All challenges, exported."""
+    out = tmp_path_factory.mktemp("harbor")
+    write_tasks(load_all().values(), out)
+    return out
+
+
+@pytest.mark.parametrize("name", list(load_all()))
+def test_a_task_folder_is_whole(tasks, name):
+    task = tasks / name
+    config = tomllib.loads((task / "task.toml").read_text())
+    assert (config["schema_version"], config["task"]["name"]) == ("1.4", f"trapline/{name}")
+    assert config["verifier"]["environment_mode"] == "separate"
+    assert config["metadata"]["challenge_digest"] == load(name).digest
+    assert (task / "instruction.md").read_text() == load(name).prompt
+    for script in ("tests/test.sh", "solution/solve.sh"):
+        assert os.access(task / script, os.X_OK)
+    for image in ("tests/Dockerfile", "environment/Dockerfile"):
+        assert (task / image).read_text().startswith("FROM python:")
+    workspace = {path.name for path in (task / "environment/workspace").iterdir()}
+    assert workspace == {"prompt.md", "solution.py"}
+
+
+@pytest.mark.parametrize("name", list(load_all()))
+def test_the_agents_image_holds_nothing_of_the_judges(tasks, name):
+    seen = [path for path in (tasks / name / "environment").rglob("*") if path.is_file()]
+    text = "\n".join(path.read_text() for path in [*seen, tasks / name / "instruction.md"])
+    assert leaks_in(text, hidden(load(name))) == []
+
+
+def test_requirements_are_pinned(tasks):
+    lines = (tasks / CHALLENGE / "tests/requirements.txt").read_text().splitlines()
+    assert len(lines) == len(core_requirements()) > 5
+    assert all("==" in line for line in lines)
+
+
+def test_an_existing_task_is_left_alone(tasks):
+    with pytest.raises(UsageError, match="left alone"):
+        write_tasks([load(CHALLENGE)], tasks)
+
+
+def test_the_test_script_runs_our_grader_whatever_the_agent_left(tasks, tmp_path):
+    """Solved by the gold script; the workspace also holds modules that would shadow ours."""
+    task, workspace, logs = tasks / CHALLENGE, tmp_path / "app", tmp_path / "logs"
+    workspace.mkdir()
+    environment = {
+        **os.environ,
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
+        "TRAPLINE_WORKSPACE": str(workspace),
+        "TRAPLINE_VERIFIER_LOGS": str(logs),
+    }
+    for script in ("solution/solve.sh", "tests/test.sh"):
+        (workspace / "trapline.py").write_text("raise SystemExit('imported from the workspace')")
+        done = subprocess.run(
+            ["bash", str(task / script)],
+            env=environment,
+            cwd=workspace,
+            capture_output=True,
+            text=True,
+            timeout=900,
+        )
+        assert done.returncode == 0, done.stderr
+    reward = json.loads((logs / "reward.json").read_text())
+    assert reward["reward"] > 0.7
+    assert reward["correctness"] == 1.0
+    assert {f"trap-{trap.id}" for trap in load(CHALLENGE).traps} < set(reward)
+    evidence = json.loads((logs / "evidence.json").read_text())
+    assert evidence["cell"]["state"] == "pass"
+
+
+def test_rewards_are_flat_and_finite(make_cell):
+    found = rewards(make_cell(score=43.21))
+    assert found == {"reward": 0.4321, "correctness": 0.5, "trap-a-b": 0.0, "trap-c": 1.0}
+
+
+@pytest.fixture
+def make_cell():
+    """A cell with one measured dimension and two traps."""
+
+    def make(score) -> Cell:
+        return Cell(
+            entrant="e",
+            challenge=CHALLENGE,
+            state="fail",
+            score=score,
+            letter="F",
+            reason="r",
+            isolation="process",
+            dimensions={
+                "correctness": Dimension(score=50.0, reason=""),
+                "analysis": Dimension(score=None, reason="nobody"),
+            },
+            cases=[],
+            traps=[CheckResult(id="a-b", state="fail"), CheckResult(id="c", state="pass")],
+            submission_digest="",
+            challenge_digest="",
+            seed=1,
+            versions={},
+            started="2026-01-01T00:00:00Z",
+            seconds=1.0,
+        )
+
+    return make
