@@ -7,9 +7,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from trapline.arena import challenge, field, grade, run
 from trapline.arena.challenge import Challenge
+from trapline.cli.main import guarded
 
 
-def main(field_folder: str, run_folder: str) -> None:
+def main(field_folder: str, run_place: str) -> None:
     """No measures: their noise would make two undisturbed runs differ."""
     sorting = Challenge(Path(__file__).parent / "sorting", "sorting")
     challenge.load_all.cache_clear()
@@ -17,11 +18,11 @@ def main(field_folder: str, run_folder: str) -> None:
         module.load_all = lambda: {"sorting": sorting}
     grade._measures = lambda _: []
     entries = field.find_entries(Path(field_folder), [])
-    with run.open_run(Path(run_folder)) as store:
+    with run.open_run(run_place) as store:
         store.set_meta(seed=11)
         for cell in run.grade_field(entries, store, run.Options(run.choose_level())):
             print(cell.entrant, flush=True)
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    guarded(lambda: main(*sys.argv[1:]))

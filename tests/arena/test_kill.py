@@ -46,6 +46,7 @@ def table(run):
     store = Store(run, create=False)
     try:
         cells = store.cells()
+        assert store.waiting() == [] or len(cells) < 5
         assert all(store.has_bundle(cell.bundle) for cell in cells)
         return [
             (c.entrant, c.state, c.score, tuple(c.fallen()), c.submission_digest) for c in cells
@@ -93,6 +94,59 @@ def test_two_graders_share_a_run(field, undisturbed, tmp_path):
         printed += out.split()
     assert sorted(printed) == [entrant for entrant, *_ in undisturbed]
     assert table(tmp_path / "run") == undisturbed
+
+
+def test_a_grader_takes_over_what_a_killed_one_had(field, undisturbed, postgres, tmp_path):
+    """Two graders on one server, one killed in the middle: the other does the rest alone."""
+    run = postgres.new_run()
+    killed = start(field, run)
+    wait_for_a_claim(run)
+    other = start(field, run)
+    # It had claimed something before the other came, so there is a line to wait for.
+    assert killed.stdout.readline().strip() in {entrant for entrant, *_ in undisturbed}
+    killed.send_signal(signal.SIGKILL)
+    killed.communicate()
+    _, errors = other.communicate(timeout=300)
+    assert other.returncode == 0, errors
+    assert table(run) == undisturbed
+    assert graded_once(run)
+
+
+def wait_for_a_claim(run):
+    deadline = time.monotonic() + 300
+    store = Store(run)
+    while not any(planned.status == "running" for planned in store.waiting()):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    store.close()
+
+
+def graded_once(run):
+    store = Store(run, create=False)
+    try:
+        return sorted(cell.key for cell in store.history()) == [c.key for c in store.cells()]
+    finally:
+        store.close()
+
+
+def test_a_server_that_dies_stops_the_grader_and_loses_nothing(field, undisturbed, postgres):
+    run = postgres.new_run()
+    grader = start(field, run)
+    first = grader.stdout.readline().strip()
+    postgres.stop()
+    try:
+        _, errors = grader.communicate(timeout=300)
+    finally:
+        postgres.start()
+    assert grader.returncode == 1
+    assert "trapline: the store postgresql://team@/postgres" in " ".join(errors.split())
+    assert "Traceback" not in errors
+    assert postgres.PASSWORD not in errors
+    store = Store(run, create=False)
+    assert first in {cell.entrant for cell in store.cells()}
+    store.close()
+    assert finish(field, run) == undisturbed
+    assert graded_once(run)
 
 
 def test_a_rotten_record_and_a_missing_bundle_are_graded_again(field, undisturbed, tmp_path):

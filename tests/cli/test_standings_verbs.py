@@ -1,6 +1,7 @@
 """`trapline rank`, `duel` and `lint` on a run that has everything: ties, gaps, hostile names."""
 
 import json
+import sqlite3
 from datetime import UTC, datetime
 
 import pytest
@@ -149,6 +150,18 @@ def test_lint_sees_a_missing_bundle(call, make_run, tmp_path):
     result = call("lint", folder, "--json")
     assert result.exit_code == 4
     assert json.loads(result.output)["contradictions"][0]["rule"] == "evidence"
+
+
+def test_lint_says_how_many_records_are_damaged(call, make_run, tmp_path):
+    folder = make_run(*(_cell(name, "one", 95.0) for name in ("a", "b", "c")))
+    raw = sqlite3.connect(tmp_path / "run" / "run.sqlite")
+    raw.execute("UPDATE cells SET record = replace(record, '95.0', '96.0') WHERE entrant <> 'a'")
+    raw.commit()
+    raw.close()
+    result = call("lint", folder, "--json")
+    assert result.exit_code == 4
+    (found,) = json.loads(result.output)["contradictions"]
+    assert found["message"] == "2 damaged records were left out"
 
 
 def test_lint_published_lists_the_contradictions(call):

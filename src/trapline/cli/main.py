@@ -4,6 +4,7 @@ import importlib
 import os
 import pkgutil
 import sys
+from collections.abc import Callable
 from typing import NoReturn
 
 import typer
@@ -34,8 +35,13 @@ def build() -> typer.Typer:
 
 def main() -> None:
     """The console script."""
+    guarded(build())
+
+
+def guarded(program: Callable[[], None]) -> None:
+    """What goes wrong with us ends in a sentence and an exit code."""
     try:
-        build()()
+        program()
     except InterruptedRunError:
         _leave_at_once()
     except UsageError as error:

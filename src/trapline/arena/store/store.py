@@ -152,7 +152,7 @@ class Store:
         """Takes a planned cell for this grader; False when another living grader has it or it is
         done."""
         with writing(self._backend) as connection:
-            if not self._backend.is_alive(connection, self._grader):
+            if not (self._grader and self._backend.is_alive(connection, self._grader)):
                 raise ArenaError(f"the store {self.where} no longer knows this grader")
             row = connection.execute(sa.select(plan).where(matches(plan, key))).one_or_none()
             if row is None or (
