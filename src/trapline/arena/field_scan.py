@@ -57,7 +57,7 @@ def _strings(text: str) -> Iterator[str]:
             yield line
         else:
             for inner in _leaves(parsed):
-                yield from _strings(inner) if inner.lstrip().startswith(("{", "[")) else [inner]
+                yield from _strings(inner)
 
 
 def _json(line: str) -> object:

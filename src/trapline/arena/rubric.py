@@ -37,7 +37,11 @@ def score(
     *,
     critical: bool,
 ) -> float | None:
-    """The weighted mean of what was measured, capped; None where nothing can be said."""
+    """The weighted mean of what was measured, capped; None where nothing can be said.
+
+    What was not measured leaves its weight to the rest, but never to the judged `analysis`: that
+    moves a score by its own weight and no more.
+    """
     if state in UNGRADED:
         return None
     if state == "hack":
@@ -47,7 +51,9 @@ def score(
         for name, dimension in dimensions.items()
         if dimension.score is not None
     }
+    judged, share = measured.pop("analysis", (0.0, 0.0))
     total = sum(weight for _, weight in measured.values())
     mean = sum(value * weight for value, weight in measured.values()) / total if total else 0.0
+    mean = (1.0 - share) * mean + share * judged
     cap = min(FAIL_CAP if state == "fail" else 100.0, CRITICAL_CAP if critical else 100.0)
     return round(min(mean, cap), 1)

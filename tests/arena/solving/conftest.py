@@ -23,7 +23,8 @@ def chunk(content=None, finish=None, usage=None):
 
 
 class Provider(ThreadingHTTPServer):
-    """Answers with `replies` in turn; `faults` come first, one a request."""
+    """Answers with `replies` in turn (texts, or functions of the request); `faults` come first,
+    one a request."""
 
     daemon_threads = True
 
@@ -52,7 +53,10 @@ class Handler(BaseHTTPRequestHandler):
             reply = None if fault else self.server.replies[0]
             if not fault and len(self.server.replies) > 1:
                 self.server.replies.pop(0)
-        FAULTS[fault](self) if fault else self.stream(reply)
+        if fault:
+            FAULTS[fault](self)
+        else:
+            self.stream(reply(body) if callable(reply) else reply)
 
     def refuse(self, code, **headers):
         self.send_response(code)

@@ -37,6 +37,7 @@ def context(reading: Reading, cell: Cell) -> dict[str, Any]:
             for name in DIMENSIONS
             if name in cell.dimensions
         ],
+        "leaks": bundle.raw.get("contamination", []) if bundle else [],
         "files": shown,
         "left_out": left_out,
         "bundle_href": f"bundles/{cell.bundle}.json" if bundle else "",
