@@ -10,7 +10,7 @@ import torch
 from trapline.gold.errors import RangeError, ShapeError
 from trapline.gold.ternary import small_lm
 from trapline.gold.ternary.linear import assert_all_ternary
-from trapline.gold.ternary.train import Recipe, Shape, TernaryLM, Trainer
+from trapline.gold.ternary.train import Recipe, Shape, TernaryLM, Trainer, check_vocabulary
 
 SHAPE = Shape(vocab=12, dim=16, layers=1, heads=2, context=11)
 RECIPE = Recipe(steps=60, batch=8, evaluate_every=5, warm_up=4)
@@ -27,6 +27,11 @@ def noise(count: int, seed: int = 3) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 12, (count, 12))
 
 
+def small(shape: Shape = SHAPE) -> TernaryLM:
+    torch.manual_seed(0)
+    return TernaryLM(shape)
+
+
 @pytest.fixture(autouse=True)
 def one_thread() -> None:
     """Two test processes share the machine."""
@@ -34,7 +39,7 @@ def one_thread() -> None:
 
 
 def test_learns_a_rule_with_every_tensor_ternary() -> None:
-    trainer = Trainer(SHAPE, RECIPE, ruled(24), ruled(12))
+    trainer = Trainer(small(), RECIPE, ruled(24), ruled(12))
     model = trainer.run()
     assert_all_ternary(model)
     first, last = trainer.progress.rows[0], trainer.progress.rows[-1]
@@ -57,12 +62,12 @@ def test_the_judge_sees_what_was_trained() -> None:
 
 def test_resuming_is_exact(tmp_path: Path) -> None:
     recipe = replace(RECIPE, steps=20)
-    whole = Trainer(SHAPE, recipe, ruled(24), noise(6))
+    whole = Trainer(small(), recipe, ruled(24), noise(6))
     expected = whole.run().state_dict()
-    broken_off = Trainer(SHAPE, recipe, ruled(24), noise(6))
+    broken_off = Trainer(small(), recipe, ruled(24), noise(6))
     broken_off.run(stop_at=7)
     broken_off.save(tmp_path / "run.pt")
-    resumed = Trainer(SHAPE, recipe, ruled(24), noise(6))
+    resumed = Trainer(small(), recipe, ruled(24), noise(6))
     resumed.load(tmp_path / "run.pt")
     got = resumed.run().state_dict()
     assert resumed.progress == whole.progress
@@ -73,11 +78,11 @@ def test_resuming_is_exact(tmp_path: Path) -> None:
 def test_early_stopping_comes_before_the_collapse() -> None:
     train, valid = noise(12), noise(24, seed=4)
     recipe = replace(RECIPE, steps=120, patience=4, peak_rate=0.1)
-    stopped = Trainer(SHAPE, recipe, train, valid)
+    stopped = Trainer(small(), recipe, train, valid)
     stopped.run()
     assert stopped.progress.step < 120
     assert np.exp(stopped.progress.best_loss) < 1.2 * 12
-    driven = Trainer(SHAPE, replace(recipe, patience=None), train, valid)
+    driven = Trainer(small(), replace(recipe, patience=None), train, valid)
     driven.run()
     assert driven.progress.step == 120
     assert driven.progress.rows[-1].train_loss < np.log(12) - 0.5
@@ -85,7 +90,7 @@ def test_early_stopping_comes_before_the_collapse() -> None:
 
 
 def test_a_spike_is_skipped_and_slows_the_run() -> None:
-    trainer = Trainer(SHAPE, replace(RECIPE, steps=2), ruled(24), ruled(12))
+    trainer = Trainer(small(), replace(RECIPE, steps=2), ruled(24), ruled(12))
     before = {name: value.clone() for name, value in trainer.model.state_dict().items()}
     trainer.loss = lambda windows: trainer.model(windows[:, :-1]).sum() * float("nan")  # type: ignore[method-assign]
     trainer.run()
@@ -98,7 +103,7 @@ def test_a_spike_is_skipped_and_slows_the_run() -> None:
 def test_a_failed_save_leaves_the_last_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trainer = Trainer(SHAPE, RECIPE, ruled(24), ruled(12))
+    trainer = Trainer(small(), RECIPE, ruled(24), ruled(12))
     path = tmp_path / "run.pt"
     trainer.save(path)
     good = path.read_bytes()
@@ -118,12 +123,14 @@ def test_refusals(tmp_path: Path) -> None:
     with pytest.raises(RangeError, match="heads"):
         Shape(vocab=12, dim=10, layers=1, heads=3, context=4)
     with pytest.raises(ShapeError, match="train must be"):
-        Trainer(SHAPE, RECIPE, ruled(24)[:, :5], ruled(12))
+        Trainer(small(), RECIPE, ruled(24)[:, :1], ruled(12))
     with pytest.raises(ShapeError, match="valid must be"):
-        Trainer(SHAPE, RECIPE, ruled(24), ruled(12)[:0])
+        Trainer(small(), RECIPE, ruled(24), ruled(12)[:0])
+    with pytest.raises(RangeError, match="negative"):
+        Trainer(small(), RECIPE, ruled(24) - 12, ruled(12))
     with pytest.raises(RangeError, match="outside"):
-        Trainer(SHAPE, RECIPE, ruled(24) + 1, ruled(12))
-    other = Trainer(replace(SHAPE, layers=2), RECIPE, ruled(24), ruled(12))
+        check_vocabulary([ruled(24), ruled(12) + 1], 12)
+    other = Trainer(small(replace(SHAPE, layers=2)), RECIPE, ruled(24), ruled(12))
     other.save(tmp_path / "other.pt")
-    with pytest.raises(ShapeError, match="another shape"):
-        Trainer(SHAPE, RECIPE, ruled(24), ruled(12)).load(tmp_path / "other.pt")
+    with pytest.raises(ShapeError, match="other shapes"):
+        Trainer(small(), RECIPE, ruled(24), ruled(12)).load(tmp_path / "other.pt")

@@ -86,6 +86,10 @@ class _Pair:
 
 def load(folder: Path, dtype: torch.dtype | None, device: str) -> Decoder:
     """A decoder with the checkpoint's weights; a missing or misshapen tensor is named."""
+    if quantisation(folder) == "trapline-ternary":
+        from trapline.gold.ternary.linear_packed import load_packed
+
+        return load_packed(folder, dtype, device)
     with torch.device("meta"):
         decoder = Decoder(read_config(folder))
     ours = dict(decoder.named_parameters())
@@ -103,6 +107,16 @@ def load(folder: Path, dtype: torch.dtype | None, device: str) -> Decoder:
     if decoder.config.tied:
         decoder.head.weight = decoder.embedding.weight
     return decoder.eval()
+
+
+def quantisation(folder: Path) -> str | None:
+    """The name of the packed form that `config.json` declares, if any."""
+    path = folder / "config.json"
+    try:
+        declared = json.loads(path.read_text())["quantization_config"]["quant_method"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return str(declared)
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:
@@ -137,7 +151,7 @@ def save(decoder: Decoder, folder: Path, shard_bytes: int) -> None:
     from safetensors.torch import save_file
 
     folder.mkdir(parents=True, exist_ok=True)
-    settings = _as_dict(decoder.config, decoder.norm.weight.dtype)
+    settings = as_dict(decoder.config, decoder.norm.weight.dtype)
     (folder / "config.json").write_text(json.dumps(settings, indent=1) + "\n")
     ours = dict(decoder.named_parameters())
     tensors = {pair.theirs: pair.join(ours).cpu() for pair in _pairs(decoder)}
@@ -199,7 +213,7 @@ def _layer_pair(theirs: str, ours: str) -> _Pair:
     return _Pair(theirs, three, turned)
 
 
-def _as_dict(config: DecoderConfig, dtype: torch.dtype) -> dict[str, Any]:
+def as_dict(config: DecoderConfig, dtype: torch.dtype) -> dict[str, Any]:
     shape = _gpt2_dict(config) if config.is_gpt2 else _llama_dict(config)
     return {
         "model_type": config.family,

@@ -1,4 +1,4 @@
-"""Text for training: documents from files, split by content, checked for leaks, as byte tokens."""
+"""Text for training: documents from files, split by content, checked for leaks, cut in windows."""
 
 import hashlib
 from collections.abc import Iterable, Sequence
@@ -22,18 +22,39 @@ class Split(NamedTuple):
 
 
 def read_documents(paths: Iterable[Path]) -> list[str]:
-    """Paragraphs of text files: what stands between blank lines."""
-    documents = []
+    """Documents of text files, and of every `.txt` file below a folder.
+
+    Form feeds part them where a file has any, blank lines where it has none.
+    """
+    documents: list[str] = []
     for path in paths:
-        try:
-            text = path.read_text(encoding="utf-8", errors="replace")
-        except OSError as error:
-            raise RangeError(f"{path} cannot be read: {error.strerror}") from None
-        documents += [part.strip() for part in text.replace("\r\n", "\n").split("\n\n")]
-    documents = [document for document in documents if document]
+        for file in _files(path):
+            documents += _documents(_text(file))
     if not documents:
         raise RangeError("there is no text in these files")
     return documents
+
+
+def _files(path: Path) -> list[Path]:
+    if not path.is_dir():
+        return [path]
+    found = sorted(path.rglob("*.txt"))
+    if not found:
+        raise RangeError(f"{path} has no .txt file")
+    return found
+
+
+def _text(path: Path) -> str:
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise RangeError(f"{path} cannot be read: {error.strerror}") from None
+    return text.replace("\r\n", "\n")
+
+
+def _documents(text: str) -> list[str]:
+    parts = text.split("\f" if "\f" in text else "\n\n")
+    return [stripped for part in parts if (stripped := part.strip())]
 
 
 def split_documents(documents: Sequence[str], fraction: float) -> Split:
@@ -69,8 +90,12 @@ def tokens(document: str) -> np.ndarray:
 
 
 def windows(documents: Sequence[str], context: int) -> np.ndarray:
-    """(N, context + 1) token windows; documents follow each other, parted by a blank line."""
-    stream = tokens("\n\n".join(documents))
+    """(N, context + 1) byte windows; documents follow each other, parted by a blank line."""
+    return cut(tokens("\n\n".join(documents)), context)
+
+
+def cut(stream: np.ndarray, context: int) -> np.ndarray:
+    """(N, context + 1) windows of a token stream; what does not fill the last one is left out."""
     step = context + 1
     count = len(stream) // step
     if not count:

@@ -4,6 +4,7 @@ A module keeps a dense latent weight to train. Its forward pass uses the ternary
 scale rounded to float16, so that the trained model and the shipped one are the same.
 """
 
+import copy
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -138,6 +139,15 @@ class TiedHead(nn.Module):
         return functional.linear(x, self.embedding.ternary_weight())
 
 
+def latents(model: nn.Module) -> list[_Latent]:
+    """The ternary modules of a model, those that share a weight once."""
+    found: dict[int, _Latent] = {}
+    for module in model.modules():
+        if isinstance(module, _Latent):
+            found.setdefault(id(module.weight), module)
+    return list(found.values())
+
+
 class Share(NamedTuple):
     """One parameter of a model in a coverage report."""
 
@@ -153,15 +163,15 @@ def convert(model: nn.Module, group_size: int = GROUP, method: str = "absmean") 
     Weights are taken over as latent weights. Modules that share a weight share it afterwards too. A
     linear layer with a bias is refused: its bias would stay dense.
     """
-    latents: dict[int, _Latent] = {}
+    known: dict[int, _Latent] = {}
     for parent, name, child in list(_replaceable(model)):
-        setattr(parent, name, _ternary_twin(child, latents, group_size, method))
+        setattr(parent, name, _ternary_twin(child, known, group_size, method))
     return coverage(model)
 
 
 def coverage(model: nn.Module) -> list[Share]:
     """Every parameter by name, whether it is ternary, and its share of all of them."""
-    ternary = {id(m.weight) for m in model.modules() if isinstance(m, _Latent)}
+    ternary = {id(module.weight) for module in latents(model)}
     parameters = list(model.named_parameters())
     total = max(1, sum(p.numel() for _, p in parameters))
     return [
@@ -176,6 +186,34 @@ def assert_all_ternary(model: nn.Module) -> None:
         raise RangeError(f"not ternary: {', '.join(dense)}")
 
 
+def dequantized(model: Any) -> Any:
+    """A dense copy of a model whose matrices hold what its ternary ones stand for, value by value.
+
+    Plain `nn.Linear` and `nn.Embedding` again, so that anything reads it; a dense model is copied.
+    """
+    twin = copy.deepcopy(model)
+    shared: dict[int, nn.Parameter] = {}
+    for parent in list(twin.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, _Latent):
+                value = child.ternary_weight().detach()
+                weight = shared.setdefault(id(child.weight), nn.Parameter(value))
+                setattr(parent, name, _plain(child, weight))
+    return twin
+
+
+def _plain(child: _Latent, weight: nn.Parameter) -> nn.Module:
+    rows, columns = weight.shape
+    with torch.device("meta"):
+        plain: nn.Module = (
+            nn.Linear(columns, rows, bias=False)
+            if isinstance(child, TernaryLinear)
+            else nn.Embedding(rows, columns)
+        )
+    plain.weight = weight
+    return plain
+
+
 def _replaceable(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Linear | nn.Embedding]]:
     for parent in model.modules():
         for name, child in parent.named_children():
@@ -184,7 +222,7 @@ def _replaceable(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Linear |
 
 
 def _ternary_twin(
-    child: nn.Linear | nn.Embedding, latents: dict[int, _Latent], group_size: int, method: str
+    child: nn.Linear | nn.Embedding, known: dict[int, _Latent], group_size: int, method: str
 ) -> _Latent:
     kind = TernaryLinear if isinstance(child, nn.Linear) else TernaryEmbedding
     if isinstance(child, nn.Linear) and child.bias is not None:
@@ -192,6 +230,6 @@ def _ternary_twin(
     rows, columns = child.weight.shape
     sizes = (columns, rows) if kind is TernaryLinear else (rows, columns)
     twin: _Latent = kind(*sizes, group_size, method)
-    known = latents.setdefault(id(child.weight), twin)
-    twin.weight = known.weight if known is not twin else nn.Parameter(child.weight.detach().clone())
+    first = known.setdefault(id(child.weight), twin)
+    twin.weight = first.weight if first is not twin else nn.Parameter(child.weight.detach().clone())
     return twin

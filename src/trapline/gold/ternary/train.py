@@ -1,123 +1,32 @@
-"""Training an all-ternary language model in torch: schedule, early stopping, exact resumption.
+"""Training an all-ternary language model: schedule, early stopping, exact resumption.
 
-The latent weights get no weight decay: it would drag them over the quantiser's thresholds without
-any reason in the data. The best model on held-out windows is what a run returns, not the last one.
+The best model on held-out windows is what a run returns, not the last one. A model is anything that
+turns tokens (B, T) into logits (B, T, V); `train_model` has two.
 """
 
+import copy
 import math
 import os
-from collections.abc import Callable
+import pickle
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 
 from trapline.gold.errors import RangeError, ShapeError
-from trapline.gold.ternary.linear import GROUP, TernaryEmbedding, TernaryLinear, ternarize
+from trapline.gold.ternary.linear import latents
+from trapline.gold.ternary.train_model import DecoderLM, Shape, TernaryLM
+from trapline.gold.ternary.train_optim import Recipe, make_optimisers, rate
 
-EPS = 1e-6
-
-
-@dataclass(frozen=True)
-class Shape:
-    """The model's sizes; the architecture is that of `small_lm`."""
-
-    vocab: int
-    dim: int
-    layers: int
-    heads: int
-    context: int
-
-    def __post_init__(self) -> None:
-        if min(self.vocab, self.dim, self.heads, self.context) < 1 or self.layers < 0:
-            raise RangeError(f"sizes must be positive, got {self}")
-        if self.dim % self.heads:
-            raise RangeError(f"dim {self.dim} does not divide into {self.heads} heads")
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """How to train. Rates are relative to a row's typical weight, dim^−½."""
-
-    steps: int = 300
-    batch: int = 16
-    peak_rate: float = 0.05
-    final_rate: float = 0.005
-    warm_up: int = 10
-    clip: float = 1.0
-    evaluate_every: int = 10
-    #: Evaluations without a new best before the run ends; None: never.
-    patience: int | None = 8
-    seed: int = 0
-
-
-class Block(nn.Module):
-    """Attention with a distance penalty, then an MLP; norms have no weights."""
-
-    def __init__(self, shape: Shape) -> None:
-        super().__init__()
-        self.heads = shape.heads
-        self.q, self.k, self.v, self.o = (TernaryLinear(shape.dim, shape.dim) for _ in range(4))
-        self.up = TernaryLinear(shape.dim, 4 * shape.dim)
-        self.down = TernaryLinear(4 * shape.dim, shape.dim)
-
-    def forward(self, x: Tensor, bias: Tensor) -> Tensor:
-        a = _norm(x)
-        q, k, v = (self._split(part(a)) for part in (self.q, self.k, self.v))
-        mixed = functional.scaled_dot_product_attention(q, k, v, attn_mask=bias)
-        x = x + self.o(mixed.transpose(1, 2).flatten(2))
-        out: Tensor = x + self.down(functional.relu(self.up(_norm(x))))
-        return out
-
-    def _split(self, x: Tensor) -> Tensor:
-        rows, length, dim = x.shape
-        return x.reshape(rows, length, self.heads, dim // self.heads).transpose(1, 2)
-
-
-class TernaryLM(nn.Module):
-    """The small language model of `small_lm`, with every tensor ternary."""
-
-    def __init__(self, shape: Shape) -> None:
-        super().__init__()
-        self.shape = shape
-        self.embedding = TernaryEmbedding(shape.vocab, shape.dim)
-        self.layers = nn.ModuleList(Block(shape) for _ in range(shape.layers))
-        self.head = TernaryLinear(shape.dim, shape.vocab)
-        with torch.no_grad():
-            # A head that begins small begins close to "every token is equally likely".
-            self.head.weight.mul_(0.2)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        """tokens (B, T) → logits (B, T, V)."""
-        x = self.embedding(tokens)
-        bias = attention_bias(self.shape.heads, tokens.shape[1])
-        for block in self.layers:
-            x = block(x, bias)
-        logits: Tensor = self.head(_norm(x))
-        return logits
-
-    def ternaries(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-        """Every tensor by the name that `small_lm` gives it, as codes and scales."""
-        found = {}
-        for name, weight in self.named_parameters():
-            codes, scales = ternarize(weight, GROUP)
-            found[name.removesuffix(".weight")] = (codes.numpy(), scales.numpy())
-        return found
-
-
-def attention_bias(heads: int, length: int) -> Tensor:
-    """(H, T, T): minus slope times distance back, minus infinity ahead."""
-    slopes = 2.0 ** (-8.0 * torch.arange(1, heads + 1) / heads)
-    back = torch.arange(length)[:, None] - torch.arange(length)[None, :]
-    return torch.where(back >= 0, -slopes[:, None, None] * back, -torch.inf)
-
-
-def _norm(x: Tensor) -> Tensor:
-    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + EPS)
+__all__ = ["DecoderLM", "Progress", "Recipe", "Row", "Shape", "TernaryLM", "Trainer"]
+_EVALUATED_AT_ONCE = 64
 
 
 @dataclass
@@ -140,116 +49,219 @@ class Progress:
 
     step: int = 0
     best_loss: float = math.inf
+    best_step: int = 0
     stale: int = 0
     skipped: int = 0
-    #: Halved whenever a step had to be skipped.
+    #: Halved whenever a step had to be skipped, doubled again after a stretch of good ones.
     rate_factor: float = 1.0
+    good_steps: int = 0
+    #: What the loss usually is: a moving average over steps that were taken.
+    usual_loss: float = math.inf
     rows: list[Row] = field(default_factory=list)
+    #: What went wrong and what was done about it, one sentence each.
+    events: list[str] = field(default_factory=list)
 
 
 class Trainer:
-    """One run: `run()` until the steps are done or the held-out loss has stopped falling."""
+    """One run: `run()` until the steps are done or the held-out loss has stopped falling.
 
-    def __init__(self, shape: Shape, recipe: Recipe, train: np.ndarray, valid: np.ndarray) -> None:
-        for name, data in (("train", train), ("valid", valid)):
-            if data.ndim != 2 or data.shape[1] != shape.context + 1 or not len(data):
-                raise ShapeError(f"{name} must be (N, {shape.context + 1}), got {data.shape}")
-            if data.min() < 0 or data.max() >= shape.vocab:
-                raise RangeError(f"{name} holds tokens outside 0..{shape.vocab - 1}")
-        self.recipe, self.train, self.valid = (
-            recipe,
-            torch.from_numpy(train),
-            torch.from_numpy(valid),
+    `teacher` is a frozen model whose predictions are learned from too (`Recipe.distill`). In a
+    process group (torchrun) each process takes its part of every batch.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        recipe: Recipe,
+        train: np.ndarray,
+        valid: np.ndarray,
+        *,
+        teacher: nn.Module | None = None,
+        device: str | torch.device = "cpu",
+    ) -> None:
+        if recipe.distill and teacher is None:
+            raise RangeError("distillation needs a teacher")
+        self.recipe, self.device = recipe, torch.device(device)
+        self.model = model.to(self.device)
+        self.teacher = None if teacher is None else teacher.to(self.device).requires_grad_(False)
+        self.train, self.valid = (
+            _checked(name, d) for name, d in (("train", train), ("valid", valid))
         )
-        torch.manual_seed(recipe.seed)
-        self.model = TernaryLM(shape)
-        self.best = _copy(self.model)
-        # One group a tensor: rates follow the row's typical weight; latent weights never decay.
-        self.optimiser = torch.optim.AdamW(
-            [{"params": [p], "unit": _unit(name, p)} for name, p in self.model.named_parameters()],
-            lr=0.0,
-            betas=(0.9, 0.98),
-            weight_decay=0.0,
-        )
+        self.optimisers = make_optimisers(self.model, recipe)
         self.rng = torch.Generator().manual_seed(recipe.seed + 1)
         self.progress = Progress()
+        self.best = _copy(self.model)
         self._codes = self._all_codes()
+        self._forward = self._wrapped()
 
     def run(
-        self, on_row: Callable[[Row], None] = lambda row: None, stop_at: int | None = None
-    ) -> TernaryLM:
+        self,
+        on_row: Callable[[Row], None] = lambda row: None,
+        stop_at: int | None = None,
+        on_step: Callable[[int, float], None] = lambda step, loss: None,
+    ) -> Any:
         """The best model so far. `stop_at` ends early, for a later `load` and `run`."""
         recipe, progress = self.recipe, self.progress
         last = recipe.steps if stop_at is None else min(stop_at, recipe.steps)
-        while progress.step < last and not self._stalled():
+        while progress.step < last and not self.stalled():
             loss = self._step()
-            if progress.step % recipe.evaluate_every == 0:
+            on_step(progress.step, loss)
+            if progress.step % recipe.evaluate_every == 0 or progress.step == recipe.steps:
                 on_row(self._evaluate(loss))
-        model = TernaryLM(self.model.shape)
+        model = copy.deepcopy(self.model)
         model.load_state_dict(self.best)
         return model
 
-    def _stalled(self) -> bool:
+    def stalled(self) -> bool:
+        """Whether the held-out loss has not fallen for as long as patience lasts."""
         return self.recipe.patience is not None and self.progress.stale >= self.recipe.patience
 
+    @property
+    def tokens_a_step(self) -> int:
+        recipe = self.recipe
+        return recipe.batch * recipe.accumulate * _world() * (self.train.shape[1] - 1)
+
+    def _wrapped(self) -> nn.Module:
+        forward = self.model
+        if self.recipe.compile:
+            forward = torch.compile(forward)  # type: ignore[assignment]
+        if _world() > 1:
+            forward = nn.parallel.DistributedDataParallel(forward)
+        return forward
+
     def _step(self) -> float:
-        batch = torch.randint(len(self.train), (self.recipe.batch,), generator=self.rng)
-        loss = self.loss(self.train[batch])
-        self.optimiser.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        """One optimiser step, or one that is left out because something exploded."""
+        loss = self._gradients()
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.clip)
         self.progress.step += 1
-        if not torch.isfinite(norm):
-            # A spike is answered by leaving the step out and going on more slowly.
-            self.progress.skipped += 1
-            self.progress.rate_factor *= 0.5
-            return float("nan")
-        for group in self.optimiser.param_groups:
-            group["lr"] = group["unit"] * self._rate()
-        self.optimiser.step()
-        return float(loss.detach())
+        if reason := self._alarm(loss, float(norm)):
+            self._skip(reason)
+            return loss
+        for optimiser in self.optimisers:
+            for group in optimiser.param_groups:
+                group["lr"] = (
+                    group["unit"]
+                    * rate(self.recipe, self.progress.step)
+                    * self.progress.rate_factor
+                )
+            optimiser.step()
+        self._note_good(loss)
+        return loss
 
-    def _rate(self) -> float:
-        """A straight warm-up, then half a cosine down."""
-        recipe, step = self.recipe, self.progress.step
-        warm = min(1.0, step / max(1, recipe.warm_up))
-        fall = 0.5 * (1.0 + math.cos(math.pi * step / recipe.steps))
-        rate = recipe.final_rate + (recipe.peak_rate - recipe.final_rate) * fall
-        return warm * rate * self.progress.rate_factor
+    def _gradients(self) -> float:
+        """Adds up the gradients of all micro-batches; their mean loss over all processes."""
+        recipe = self.recipe
+        for optimiser in self.optimisers:
+            optimiser.zero_grad()
+        shape = (recipe.accumulate, _world(), recipe.batch)
+        drawn = torch.randint(len(self.train), shape, generator=self.rng)[:, _rank()]
+        total = torch.zeros((), device=self.device)
+        for number, rows in enumerate(drawn):
+            with self._held_back(number + 1 < recipe.accumulate):
+                loss = self.loss(self.train[rows]) / recipe.accumulate
+                loss.backward()  # type: ignore[no-untyped-call]
+            total += loss.detach()
+        return float(_mean_over_processes(total))
+
+    def _held_back(self, held: bool) -> AbstractContextManager[Any]:
+        """Gradients cross the processes once a step, with the last micro-batch."""
+        if held and isinstance(self._forward, nn.parallel.DistributedDataParallel):
+            return self._forward.no_sync()
+        return nullcontext()
+
+    def _alarm(self, loss: float, norm: float) -> str | None:
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            return f"loss {loss:.3g}, gradient norm {norm:.3g}"
+        usual = self.progress.usual_loss
+        if math.isfinite(usual) and loss > usual + self.recipe.spike:
+            return f"loss {loss:.3g} after {usual:.3g}"
+        return None
+
+    def _skip(self, reason: str) -> None:
+        """A spike is answered by leaving the step out and going on more slowly."""
+        progress = self.progress
+        progress.skipped += 1
+        progress.good_steps = 0
+        progress.rate_factor *= 0.5
+        progress.events.append(
+            f"step {progress.step}: {reason}; left out, rate now {progress.rate_factor:g} of plan"
+        )
+
+    def _note_good(self, loss: float) -> None:
+        progress = self.progress
+        known = math.isfinite(progress.usual_loss)
+        progress.usual_loss = 0.9 * progress.usual_loss + 0.1 * loss if known else loss
+        progress.good_steps += 1
+        if progress.rate_factor < 1.0 and progress.good_steps >= self.recipe.recovery:
+            progress.rate_factor *= 2.0
+            progress.good_steps = 0
 
     def loss(self, windows: Tensor) -> Tensor:
-        """Mean cross-entropy of every token but the first of each window."""
-        logits = self.model(windows[:, :-1])
-        return functional.cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten())
+        """Mean cross-entropy of every token but the first of each window, with the teacher's."""
+        windows = windows.to(self.device).long()
+        inputs, targets = windows[:, :-1], windows[:, 1:].flatten()
+        with self._precision():
+            logits = self._forward(inputs).flatten(0, 1).float()
+        loss = functional.cross_entropy(logits, targets)
+        if self.teacher is None or not self.recipe.distill:
+            return loss
+        share, heat = self.recipe.distill, self.recipe.temperature
+        with torch.no_grad(), self._precision():
+            wanted = self.teacher(inputs).flatten(0, 1).float()
+        divergence = functional.kl_div(
+            functional.log_softmax(logits / heat, dim=-1),
+            functional.log_softmax(wanted / heat, dim=-1),
+            reduction="batchmean",
+            log_target=True,
+        )
+        return (1.0 - share) * loss + share * heat**2 * divergence
+
+    def valid_loss(self) -> float:
+        """Mean cross-entropy on the held-out windows: the teacher has no part in it."""
+        mine = self.valid[_rank() :: _world()]
+        total = torch.zeros((), dtype=torch.float64, device=self.device)
+        with torch.no_grad(), self._precision():
+            for at in range(0, len(mine), _EVALUATED_AT_ONCE):
+                windows = mine[at : at + _EVALUATED_AT_ONCE].to(self.device).long()
+                logits = self.model(windows[:, :-1]).flatten(0, 1).float()
+                total += functional.cross_entropy(
+                    logits, windows[:, 1:].flatten(), reduction="sum"
+                ).double()
+        if _world() > 1:
+            dist.all_reduce(total)
+        return float(total) / (len(self.valid) * (self.valid.shape[1] - 1))
+
+    def _precision(self) -> AbstractContextManager[Any]:
+        if self.recipe.precision == "bf16":
+            return torch.autocast(self.device.type, torch.bfloat16)
+        return nullcontext()
 
     def _evaluate(self, train_loss: float) -> Row:
         progress = self.progress
-        with torch.no_grad():
-            parts = [self.valid[at : at + 64] for at in range(0, len(self.valid), 64)]
-            total = sum(float(self.loss(part)) * len(part) for part in parts)
-        valid_loss = total / len(self.valid)
         codes = self._all_codes()
-        flipped = float((codes != self._codes).float().mean())
+        flipped = float((codes != self._codes).float().mean()) if len(codes) else 0.0
         self._codes = codes
-        row = Row(progress.step, train_loss, valid_loss, flipped)
+        row = Row(progress.step, train_loss, self.valid_loss(), flipped)
         progress.rows.append(row)
         progress.stale += 1
-        if valid_loss < progress.best_loss:
-            progress.best_loss, progress.stale = valid_loss, 0
+        if row.valid_loss < progress.best_loss:
+            progress.best_loss, progress.best_step, progress.stale = row.valid_loss, row.step, 0
             self.best = _copy(self.model)
         return row
 
     def _all_codes(self) -> Tensor:
-        return torch.cat([ternarize(p, GROUP)[0].flatten() for p in self.model.parameters()])
+        """Every ternary code of the model, in one row; empty for a dense model."""
+        parts = [module.ternary()[0].flatten() for module in latents(self.model)]
+        return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.int8)
 
     def save(self, path: Path) -> None:
         """Writes a checkpoint beside its place, then moves it: a full disk leaves the old one."""
         state = {
-            "shape": asdict(self.model.shape),
+            "shapes": _shapes(self.model),
             "recipe": asdict(self.recipe),
             "model": self.model.state_dict(),
             "best": self.best,
-            "optimiser": self.optimiser.state_dict(),
+            "optimisers": [optimiser.state_dict() for optimiser in self.optimisers],
             "rng": self.rng.get_state(),
             "codes": self._codes,
             "progress": asdict(self.progress),
@@ -263,23 +275,69 @@ class Trainer:
 
     def load(self, path: Path) -> None:
         """Goes on where a checkpoint ended: the same numbers as without the interruption."""
-        state: dict[str, Any] = torch.load(path, weights_only=True)
-        for name, mine in (("shape", asdict(self.model.shape)), ("recipe", asdict(self.recipe))):
-            if state[name] != mine:
-                raise ShapeError(f"the checkpoint has another {name}: {state[name]}, here {mine}")
+        state = _read(path)
+        mine = {"shapes": _shapes(self.model), "recipe": asdict(self.recipe)}
+        for name, here in mine.items():
+            if state[name] != here:
+                raise ShapeError(
+                    f"the checkpoint was made with other {name}: {_difference(state[name], here)}"
+                )
         self.model.load_state_dict(state["model"])
-        self.best = state["best"]
-        self.optimiser.load_state_dict(state["optimiser"])
+        self.best = {name: value.to(self.device) for name, value in state["best"].items()}
+        for optimiser, saved in zip(self.optimisers, state["optimisers"], strict=True):
+            optimiser.load_state_dict(saved)
         self.rng.set_state(state["rng"])
-        self._codes = state["codes"]
+        self._codes = state["codes"].to(self.device)
         rows = [Row(**row) for row in state["progress"].pop("rows")]
         self.progress = Progress(**state["progress"], rows=rows)
 
 
-def _unit(name: str, parameter: Tensor) -> float:
-    """The typical size of a latent weight at the start."""
-    return 1.0 if name.startswith("embedding") else float(parameter.shape[1] ** -0.5)
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        state: dict[str, Any] = torch.load(path, weights_only=True, map_location="cpu")
+    except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
+        raise RangeError(f"{path} is no checkpoint of a run: {error}") from None
+    return state
+
+
+def _difference(theirs: dict[str, Any], here: dict[str, Any]) -> str:
+    names = [name for name in {**theirs, **here} if theirs.get(name) != here.get(name)]
+    first = names[0]
+    return f"{first} {theirs.get(first)}, here {here.get(first)}"
+
+
+def _checked(name: str, data: np.ndarray) -> Tensor:
+    if data.ndim != 2 or data.shape[1] < 2 or not len(data):
+        raise ShapeError(f"{name} must be windows (N, context + 1), got {data.shape}")
+    if data.min() < 0:
+        raise RangeError(f"{name} holds negative tokens")
+    return torch.from_numpy(np.ascontiguousarray(data))
+
+
+def _shapes(model: nn.Module) -> dict[str, list[int]]:
+    return {name: list(parameter.shape) for name, parameter in model.named_parameters()}
 
 
 def _copy(model: nn.Module) -> dict[str, Tensor]:
     return {name: value.detach().clone() for name, value in model.state_dict().items()}
+
+
+def _mean_over_processes(value: Tensor) -> Tensor:
+    if _world() > 1:
+        dist.all_reduce(value)
+    return value / _world()
+
+
+def _world() -> int:
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def _rank() -> int:
+    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+
+
+def check_vocabulary(windows: Sequence[np.ndarray], vocab: int) -> None:
+    """Every token has a row of the embedding."""
+    largest = max(int(part.max()) for part in windows)
+    if largest >= vocab:
+        raise RangeError(f"the text holds token {largest}, outside 0..{vocab - 1}")

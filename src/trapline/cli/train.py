@@ -1,0 +1,183 @@
+"""`trapline train`: text files in, an all-ternary language model out."""
+
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from trapline.arena.errors import ArenaError, InterruptedRunError, MissingError, UsageError
+
+_CONSOLE = Console(stderr=True)
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the verb."""
+    example = "trapline train book.txt --out runs/book --vocab 1024 --dim 128 --layers 4"
+    app.command(epilog=f"Example: {example}; several GPUs: torchrun --no-python {example}")(train)
+
+
+def train(
+    texts: Annotated[list[Path], typer.Argument(help="Text files, or folders of .txt files.")],
+    out: Annotated[Path, typer.Option(help="Where the run leaves everything.")],
+    vocab: Annotated[int, typer.Option(help="Tokens of the BPE vocabulary.")] = 4096,
+    dim: Annotated[int, typer.Option(min=2, help="Width; a multiple of 128 packs best.")] = 256,
+    layers: Annotated[int, typer.Option(min=1)] = 6,
+    heads: Annotated[int, typer.Option(min=1)] = 4,
+    kv_heads: Annotated[int | None, typer.Option(min=1, help="As many as heads.")] = None,
+    hidden: Annotated[int | None, typer.Option(min=1, help="About 8/3 of dim if left out.")] = None,
+    context: Annotated[int, typer.Option(min=2, help="Tokens of a window.")] = 256,
+    tied: Annotated[bool, typer.Option(help="One table for embedding and head.")] = True,
+    steps: Annotated[int, typer.Option(min=1)] = 1000,
+    batch: Annotated[int, typer.Option(min=1, help="Windows a micro-batch and process.")] = 16,
+    accumulate: Annotated[int, typer.Option(min=1, help="Micro-batches a step.")] = 1,
+    optimiser: Annotated[str, typer.Option(help="adamw or muon.")] = "adamw",
+    rate: Annotated[float, typer.Option(help="Peak, relative to a typical weight.")] = 0.05,
+    final_rate: Annotated[float | None, typer.Option(help="A tenth of the peak.")] = None,
+    warm_up: Annotated[int, typer.Option(min=0, help="Steps.")] = 50,
+    schedule: Annotated[str, typer.Option(help="cosine, linear or constant.")] = "cosine",
+    clip: Annotated[float, typer.Option(help="Largest norm of the gradient.")] = 1.0,
+    evaluate_every: Annotated[int, typer.Option(min=1, help="Steps.")] = 50,
+    patience: Annotated[int, typer.Option(min=0, help="Evaluations without a best; 0: all.")] = 8,
+    held_out: Annotated[float, typer.Option(help="Share of the documents that judges.")] = 0.05,
+    seed: Annotated[int, typer.Option()] = 0,
+    precision: Annotated[str, typer.Option(help="fp32 or bf16.")] = "fp32",
+    compiled: Annotated[bool, typer.Option("--compile", help="With torch.compile.")] = False,
+    device: Annotated[str, typer.Option(help="cpu, cuda; the GPU if there is one.")] = "auto",
+    group_size: Annotated[int, typer.Option(min=1, help="Weights a scale; TQ2_0: 256.")] = 128,
+    method: Annotated[str, typer.Option(help="absmean, threshold or lstsq.")] = "absmean",
+    dense: Annotated[bool, typer.Option(help="Train the dense twin instead.")] = False,
+    start: Annotated[Path | None, typer.Option(help="A dense checkpoint to begin with.")] = None,
+    teacher: Annotated[Path | None, typer.Option(help="A dense checkpoint to learn from.")] = None,
+    distill: Annotated[float, typer.Option(help="The teacher's share of the loss.")] = 0.5,
+    weight_decay: Annotated[float, typer.Option(help="Of dense matrices only.")] = 0.0,
+    resume: Annotated[bool, typer.Option(help="Go on with the run in --out.")] = False,
+) -> None:  # fmt: skip
+    """Train a language model whose embeddings, attention, MLP and head are all ternary.
+
+    Leaves model/ (any tool reads it), packed/ (2 bits a weight), curves.csv, curves.png, run.json
+    and the state that --resume goes on from. The best model on held-out documents is kept.
+    """
+    run = _training()
+    device = _device(device)
+    peak_end = rate / 10 if final_rate is None else final_rate
+    try:
+        device = run.join_processes(device)
+        source = start or teacher
+        size = run.vocabulary(source) if source else vocab
+        recipe = run.Recipe(
+            steps=steps, batch=batch, accumulate=accumulate, optimiser=optimiser, peak_rate=rate,
+            final_rate=peak_end, warm_up=warm_up, schedule=schedule, clip=clip,
+            weight_decay=weight_decay, evaluate_every=evaluate_every, patience=patience or None,
+            seed=seed, precision=precision, compile=compiled, distill=distill if teacher else 0.0,
+        )  # fmt: skip
+        job = run.Job(
+            texts=tuple(texts), out=out, recipe=recipe, kv_heads=kv_heads, hidden=hidden, tied=tied,
+            shape=run.Shape(size, dim, layers, heads, context),
+            held_out=held_out, group_size=group_size, method=method, dense=dense, start=start,
+            teacher=teacher, resume=resume, device=device,
+        )  # fmt: skip
+        _show(_run(run, job), out)
+    except (ValueError, TypeError, FileNotFoundError) as error:
+        raise UsageError(str(error)) from None
+    except OSError as error:
+        said = f"nothing more could be saved ({error}); the last whole checkpoint stays"
+        raise ArenaError(said) from None
+    except KeyboardInterrupt:
+        raise InterruptedRunError from None
+    finally:
+        run.leave_processes()
+
+
+def _training() -> Any:
+    try:
+        import tokenizers  # noqa: F401
+
+        from trapline.gold.ternary import train_run
+    except ImportError:
+        raise MissingError("training needs torch and tokenizers: trapline[torch]") from None
+    return train_run
+
+
+def _device(asked: str) -> str:
+    if asked != "auto":
+        return asked
+    from trapline.gold.ternary.train_run import default_device
+
+    return default_device()
+
+
+def _run(run: Any, job: Any) -> Any:
+    """The run with a bar: loss, perplexity, tokens a second, flips of ternary codes."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[now]}"),
+        TimeRemainingColumn(),
+    )
+    clock = _Clock()
+    with Progress(*columns, console=_CONSOLE, disable=not run.is_first()) as bar:
+        task = bar.add_task("training", total=job.recipe.steps, now="")
+
+        def on_start(text: Any, trainer: Any) -> None:
+            clock.tokens_a_step = trainer.tokens_a_step
+            bar.console.print(_opening(text, trainer), highlight=False, markup=False)
+            bar.update(task, completed=trainer.progress.step)
+
+        def on_step(step: int, loss: float) -> None:
+            bar.update(task, completed=step, now=f"loss {loss:.3f} {clock.rate(step)} {clock.last}")
+
+        def on_row(row: Any) -> None:
+            clock.last = f"perplexity {row.perplexity:.1f} flips {row.flipped:.2%}"
+
+        return run.run(job, on_start=on_start, on_step=on_step, on_row=on_row)
+
+
+class _Clock:
+    """Tokens a second since the first step, and what the last evaluation said."""
+
+    def __init__(self) -> None:
+        self.tokens_a_step = 0
+        self.last = ""
+        self._began: tuple[int, float] | None = None
+
+    def rate(self, step: int) -> str:
+        now = time.perf_counter()
+        if self._began is None:
+            self._began = step, now
+            return ""
+        steps, seconds = step - self._began[0], now - self._began[1]
+        return f"{steps * self.tokens_a_step / max(seconds, 1e-9):,.0f} tokens/s"
+
+
+def _opening(text: Any, trainer: Any) -> str:
+    count = sum(p.numel() for p in trainer.model.parameters())
+    sizes = f"{text.train.size:,} tokens to learn from, {text.valid.size:,} held out"
+    said = f"{count:,} weights; {sizes}"
+    if text.leaks:
+        dropped = f"{text.dropped} training documents dropped"
+        said += f"; {text.leaks} lines stood on both sides: {dropped}"
+    return said
+
+
+def _show(result: Any, out: Path) -> None:
+    table = Table("tensor", "shape", "ternary", "share", title="coverage")
+    for share in result.coverage:
+        shape = " × ".join(map(str, share.shape))
+        table.add_row(share.name, shape, "yes" if share.ternary else "no", f"{share.share:.2%}")
+    _CONSOLE.print(table)
+    for event in result.events:
+        typer.echo(event, err=True)
+    how = "stopped early" if result.stopped_early else "ran to the end"
+    typer.echo(
+        f"best held-out loss {result.best_loss:.4f} at step {result.best_step} of {result.steps}"
+        f" ({how}), {result.skipped} steps left out; {out / 'model'}"
+    )
+    if result.packed_bytes is not None:
+        typer.echo(f"packed: {result.packed_bytes:,} bytes of tensors in {out / 'packed'}")
+    if not result.plotted:
+        typer.echo("no plot: matplotlib is missing (trapline[report]); curves.csv has the figures")

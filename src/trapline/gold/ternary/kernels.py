@@ -1,0 +1,169 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
+"""W2A16 in Triton: products that read four codes a byte and accumulate in float32.
+
+`gemv_kernel` serves few rows of x. A code needs one logical and one multiply-add instruction: its
+two bits are left where they stand inside a byte and become the mantissa of a float, ½ + code / f,
+with f = 256, 64, 16, 4 by place. What the ½ adds depends on x alone and is taken off once a word;
+it costs 7 of float32's 24 bits, which 16-bit activations do not have. `gemm_kernel` serves many
+rows, every width and float32: it unpacks a tile for the tensor cores.
+Shape letters: M rows of x, N rows of the matrix, K columns.
+"""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+GROUP = 128
+#: Rows of x up to which weights are worth more than tensor cores.
+GEMV_ROWS = 4
+#: Rows of the matrix a program, words of 16 codes a step, warps.
+GEMV_BLOCK = (16, 64, 2)
+GEMM_BLOCK = (64, 64, 4)
+#: The bits of 0.5. An argument, so that it sits in a register: a logical instruction has room for
+#: one constant, and the mask is one already.
+_HALF = 0x3F000000
+
+
+@triton.jit
+def _word_sums(
+    words, x_ptr, places, inside, half,
+    DTYPE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_W: tl.constexpr,
+):  # fmt: skip
+    """(BLOCK_N, BLOCK_W): Σ (code − 1) · x over the 16 codes of each word.
+
+    x comes as int64: the four activations of one byte in one load.
+    """
+    sums = tl.zeros((BLOCK_N, BLOCK_W), dtype=tl.float32)
+    added = tl.zeros((BLOCK_W,), dtype=tl.float32)
+    for byte in tl.static_range(4):
+        four = tl.load(x_ptr + places * 4 + byte, mask=inside, other=0)
+        # The byte moves to bits 16..23: sign and exponent above it, the rest of the mantissa below.
+        moved = words << (16 - 8 * byte) if byte < 2 else words >> (8 * byte - 16)
+        for place in tl.static_range(4):
+            x = (four >> (16 * place)).to(tl.int16).to(DTYPE, bitcast=True).to(tl.float32)
+            factor = 4 ** (4 - place)
+            bits = (moved & (3 << (16 + 2 * place))) | half
+            sums += bits.to(tl.float32, bitcast=True) * (x * factor)[None, :]
+            added += x * (0.5 * factor + 1.0)
+    return sums - added[None, :]
+
+
+# Were the width known to divide by 16, four words would go to each thread, and x, loaded in another
+# layout, would cross shared memory with a barrier for each of its 16 parts.
+@triton.jit(do_not_specialize=["width", "half"])
+def gemv_kernel(
+    x_ptr, words_ptr, scales_ptr, y_ptr, N, width, groups, half,
+    M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_W: tl.constexpr,
+):  # fmt: skip
+    """y (M, N); x (M, 4 width) int64, words (N, width) int32; a program takes BLOCK_N rows."""
+    rows = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    here = rows < N
+    at = rows[:, None].to(tl.int64)
+    for m in tl.static_range(M):
+        total = tl.zeros((BLOCK_N, BLOCK_W), dtype=tl.float32)
+        for start in range(0, width, BLOCK_W):
+            places = start + tl.arange(0, BLOCK_W)
+            inside = places < width
+            both = here[:, None] & inside[None, :]
+            words = tl.load(words_ptr + at * width + places[None, :], mask=both, other=0)
+            scale_at = at * groups + (places // 8)[None, :]
+            scales = tl.load(scales_ptr + scale_at, mask=both, other=0.0).to(tl.float32)
+            x_row = x_ptr + m * 4 * width
+            dtype: tl.constexpr = y_ptr.dtype.element_ty
+            sums = _word_sums(words, x_row, places, inside, half, dtype, BLOCK_N, BLOCK_W)
+            total += sums * scales
+        y = tl.sum(total, axis=1)
+        tl.store(y_ptr + m * N + rows, y.to(y_ptr.dtype.element_ty), mask=here)
+
+
+@triton.jit
+def gemm_kernel(
+    x_ptr, plane_ptr, scales_ptr, y_ptr, M, N, K, row_bytes, groups,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """y (M, N) tile by tile; plane (N, row_bytes) bytes, one group of 128 columns a step."""
+    rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    columns = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    row_here, column_here = rows < M, columns < N
+    x_rows, w_rows = rows[:, None].to(tl.int64) * K, columns[None, :].to(tl.int64)
+    total = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    for group in range(groups):
+        byte = group * 32 + tl.arange(0, 32)
+        stored = (byte[:, None] < row_bytes) & column_here[None, :]
+        # Places beyond the row hold code 0, which is stored as 1 in each pair of bits.
+        packed = tl.load(plane_ptr + w_rows * row_bytes + byte[:, None], mask=stored, other=85)
+        part = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+        for place in tl.static_range(4):
+            taken = byte * 4 + place
+            inside = row_here[:, None] & (taken < K)[None, :]
+            x = tl.load(x_ptr + x_rows + taken[None, :], mask=inside, other=0.0)
+            codes = ((packed >> (2 * place)) & 3).to(tl.int8) - 1
+            part = tl.dot(x, codes.to(x.dtype), part, input_precision=PRECISION)
+        scales = tl.load(
+            scales_ptr + columns.to(tl.int64) * groups + group, mask=column_here, other=0.0
+        )
+        total += part * scales.to(tl.float32)[None, :]
+    out = rows[:, None].to(tl.int64) * N + columns[None, :]
+    kept = row_here[:, None] & column_here[None, :]
+    tl.store(y_ptr + out, total.to(y_ptr.dtype.element_ty), mask=kept)
+
+
+def packed_matmul(
+    x: Tensor,
+    plane: Tensor,
+    scales: Tensor,
+    group_size: int = GROUP,
+    block: tuple[int, int, int] | None = None,
+) -> Tensor:
+    """x (M, K) times the transposed packed matrix: (M, N) in x's dtype.
+
+    `block` overrides a program's sizes: rows of the matrix, words a step (or rows of x), warps.
+    """
+    x, plane = x.contiguous(), plane.contiguous()
+    scales = _by_groups_of_128(scales, x.shape[1], group_size).contiguous()
+    y = x.new_empty(len(x), len(plane))
+    if not y.numel():
+        return y
+    few = len(x) <= GEMV_ROWS and x.dtype != torch.float32
+    if few and x.shape[1] % 16 == 0 and x.shape[1]:
+        gemv(x, plane, scales, y, block or GEMV_BLOCK)
+    else:
+        _gemm(x, plane, scales, y, block or GEMM_BLOCK)
+    return y
+
+
+def gemv(x: Tensor, plane: Tensor, scales: Tensor, y: Tensor, block: tuple[int, int, int]) -> None:
+    """Fills y for a few 16-bit rows of x; contiguous, K a multiple of 16, groups of 128."""
+    N, width = len(plane), x.shape[1] // 16
+    rows, words, warps = block
+    launch: Any = gemv_kernel[(triton.cdiv(N, rows),)]
+    launch(
+        x.view(torch.int64), plane.view(torch.int32), scales, y, N, width, scales.shape[1], _HALF,
+        M=len(x), BLOCK_N=rows, BLOCK_W=words, num_warps=warps,
+    )  # fmt: skip
+
+
+def _gemm(x: Tensor, plane: Tensor, scales: Tensor, y: Tensor, block: tuple[int, int, int]) -> None:
+    (M, K), N = x.shape, len(plane)
+    columns, rows, warps = block
+    rows = max(16, min(rows, triton.next_power_of_2(M)))
+    grid = (triton.cdiv(M, rows), triton.cdiv(N, columns))
+    launch: Any = gemm_kernel[grid]
+    launch(
+        x, plane, scales, y, M, N, K, plane.shape[1], scales.shape[1],
+        BLOCK_M=rows, BLOCK_N=columns, PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
+        num_warps=warps,
+    )  # fmt: skip
+
+
+def _by_groups_of_128(scales: Tensor, columns: int, group_size: int) -> Tensor:
+    if group_size == GROUP:
+        return scales
+    if group_size % GROUP:
+        raise NotImplementedError(
+            f"the kernels read groups that are multiples of 128, not {group_size}"
+        )
+    return scales.repeat_interleave(group_size // GROUP, dim=1)[:, : -(-columns // GROUP)]

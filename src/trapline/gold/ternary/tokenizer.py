@@ -1,0 +1,63 @@
+"""A byte-level BPE tokeniser, trained on the spot: every text has tokens, no text is changed."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trapline.gold.errors import RangeError
+
+END = "</s>"
+#: Every byte and the end of a document.
+SMALLEST = 257
+_BATCH = 1000
+
+
+def train_tokenizer(documents: Iterable[str], vocab: int) -> Any:
+    """A `tokenizers.Tokenizer` with exactly `vocab` tokens, token 0 the end of a document.
+
+    A text that has too few different pieces for so many tokens is refused: the rest of the
+    embedding would never be trained.
+    """
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    if vocab < SMALLEST:
+        raise RangeError(f"a byte-level vocabulary has at least {SMALLEST} tokens, got {vocab}")
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab,
+        special_tokens=[END],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(documents, trainer)
+    supported = tokenizer.get_vocab_size()
+    if supported < vocab:
+        raise RangeError(
+            f"the text supports a vocabulary of {supported} tokens, {vocab} were asked for"
+        )
+    return tokenizer
+
+
+def load_tokenizer(folder: Path) -> Any:
+    """The tokeniser of a checkpoint."""
+    from tokenizers import Tokenizer
+
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise RangeError(f"{folder} has no tokenizer.json")
+    return Tokenizer.from_file(str(path))
+
+
+def encode(tokenizer: Any, documents: Sequence[str]) -> np.ndarray:
+    """All documents as one stream of int32 tokens, each ended by the end token if there is one."""
+    end = tokenizer.token_to_id(END)
+    ending = [] if end is None else [end]
+    parts = []
+    for at in range(0, len(documents), _BATCH):
+        for one in tokenizer.encode_batch(list(documents[at : at + _BATCH])):
+            parts.append(np.array(one.ids + ending, dtype=np.int32))
+    return np.concatenate(parts) if parts else np.zeros(0, dtype=np.int32)
