@@ -86,15 +86,27 @@ class Redactor:
     @cached_property
     def _values(self) -> list[tuple[str, str]]:
         """Literal texts of this machine, longest first, so that a part never hides the whole."""
-        secrets = {
-            (value, "key")
-            for name, value in self.environment.items()
-            if _SECRET_NAME.search(name) and len(value) >= _SHORTEST_VALUE
-        }
+        secrets = {(value, "key") for value in self._secrets}
         home = self.environment.get("HOME", "")
         homes = {(home, "home")} if len(home) > 1 else set()
         people = {(name, "name") for name in self.names if len(name) >= 4}
         return sorted(secrets | homes | people, key=lambda pair: (-len(pair[0]), pair))
+
+    @cached_property
+    def _secrets(self) -> list[str]:
+        """The environment's secrets, longest first."""
+        found = {
+            value
+            for name, value in self.environment.items()
+            if _SECRET_NAME.search(name) and len(value) >= _SHORTEST_VALUE
+        }
+        return sorted(found, key=lambda value: (-len(value), value))
+
+    def hide_secrets(self, text: str) -> str:
+        """Only the environment's secrets go: a raw transcript stays raw, but no key is in it."""
+        for value in self._secrets:
+            text = text.replace(value, "<key>")
+        return text
 
     def redact(self, text: str) -> str:
         """The text with everything hidden that should not be published."""

@@ -7,6 +7,7 @@ import typer
 
 from trapline.arena.errors import UsageError
 from trapline.arena.redact import Redactor
+from trapline.arena.redact_json import redact_document, scan_document
 from trapline.cli.main import NOT_HELD
 
 
@@ -27,8 +28,8 @@ def redact(
     for path, name in _files(source):
         text = path.read_text(errors="replace")
         if out is not None:
-            text = redactor.redact(text)
-        found = redactor.scan(text)
+            text = redact_document(text, redactor)
+        found = scan_document(text, redactor)
         left += len(found)
         for one in found:
             print(f"{name}:{one.line}: {one.kind} {one.hint}")

@@ -12,6 +12,7 @@ from trapline.arena.errors import ArenaError, MissingError
 
 KEY_VARIABLE = "OPENAI_API_KEY"
 FIRST_WAIT, LONGEST_WAIT = 1.0, 60.0
+_SHORTEST_KEY = 8
 _RETRIED = (408, 409, 429)
 
 Message = dict[str, str]
@@ -76,7 +77,7 @@ class Endpoint:
                     self.sleep(again.wait or backoff(attempt))
                 continue
             seconds = time.monotonic() - started
-            return Reply(text, usage[0], usage[1], finish, seconds, len(failures))
+            return Reply(_hidden(text), usage[0], usage[1], finish, seconds, len(failures))
         raise ProviderError(f"no answer after {self.attempts} attempts: {failures[-1]}")
 
     def _stream(self, messages: list[Message]) -> tuple[str, str, tuple[int, int]]:
@@ -101,6 +102,12 @@ class Endpoint:
             raise _Again(f"{type(error).__name__}: {error}") from None
 
 
+def _hidden(text: str) -> str:
+    """A provider may repeat the key; nothing of ours writes it down."""
+    key = os.environ.get(KEY_VARIABLE, "")
+    return text.replace(key, "<key>") if len(key) >= _SHORTEST_KEY else text
+
+
 def _gather(stream: Iterator[Any]) -> tuple[str, str, tuple[int, int]]:
     """All of a stream; one that ends without saying why it ended was cut off."""
     parts: list[str] = []
@@ -109,7 +116,7 @@ def _gather(stream: Iterator[Any]) -> tuple[str, str, tuple[int, int]]:
         if chunk.usage is not None:
             usage = (chunk.usage.prompt_tokens, chunk.usage.completion_tokens)
         for choice in chunk.choices:
-            parts.append(choice.delta.content or "")
+            parts.append(choice.delta.content or choice.delta.refusal or "")
             finish = choice.finish_reason or finish
     if not finish:
         raise _Again("the stream was cut off")

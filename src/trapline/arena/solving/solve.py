@@ -13,6 +13,7 @@ from trapline.arena.errors import ArenaError
 from trapline.arena.executor import run_all
 from trapline.arena.field import RECORD
 from trapline.arena.record import Record
+from trapline.arena.redact import Redactor
 from trapline.arena.solving.transcript import FinalMetrics
 from trapline.arena.store import write_durably
 
@@ -126,7 +127,8 @@ def _record(
         model=solver.model,
         harness_version=version,
         status=status,
-        reason=reason[:500],
+        # It travels into cells and reports, and may quote what a provider or an agent printed.
+        reason=Redactor().redact(reason)[:500],
         input_tokens=cost.total_prompt_tokens,
         output_tokens=cost.total_completion_tokens,
         cost_usd=cost.total_cost_usd,

@@ -8,6 +8,7 @@ from trapline.arena.challenge import Challenge
 from trapline.arena.errors import ArenaError, Violation
 from trapline.arena.own_tests import OWN_SECONDS, OwnTests
 from trapline.arena.record import Level
+from trapline.arena.redact import Redactor
 from trapline.arena.solving import agents, transcript
 from trapline.arena.solving.agents import Agent
 from trapline.arena.solving.answers import AnswerError, parse_files, write_files
@@ -149,7 +150,7 @@ class AgentSolver:
         log.add("user", agents.INSTRUCTION)
         before = _solution(assignment.workspace)
         done = agents.run(self.agent, assignment.workspace, self.model, self.seconds)
-        log.add("agent", done.output)
+        log.add("agent", Redactor().hide_secrets(done.output))
         totals = log.close()
         if _solution(assignment.workspace) != before:
             reason = "its time ran out" if done.timed_out else ""
