@@ -12,6 +12,7 @@ SOURCE = Path(__file__).resolve().parents[2] / "src" / "trapline"
 HEAVY_FILES = ("fast", "kernels", "hopper")
 HEAVY_PLACES = (
     "decoder/",
+    "kv_cache/huggingface",
     "ternary/linear",
     "ternary/train",
     "tree_decoding/drafter",

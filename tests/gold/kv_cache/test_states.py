@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -12,6 +13,8 @@ from trapline.gold.kv_cache.paged import PagedStorage
 
 LAYERS, HEADS, WIDTH, PAGE, PAGES = 2, 2, 3, 3, 12
 KINDS = [("dense", None), ("paged", None), ("quantized", 8), ("paged_quantized", 4)]
+#: How rows are handed to the cache: as they are drawn, or as tensors.
+WAYS = {"arrays": np.asarray, "tensors": torch.from_numpy}
 
 
 class CacheMachine(RuleBasedStateMachine):
@@ -19,6 +22,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     kind = "paged"
     bits: int | None = None
+    way = "arrays"
 
     def __init__(self):
         super().__init__()
@@ -53,7 +57,7 @@ class CacheMachine(RuleBasedStateMachine):
         for at in range(LAYERS) if layer is None else [layer]:
             k, v = self._rows(n), self._rows(n)
             try:
-                self.cache.append(seq, at, k, v)
+                self.cache.append(seq, at, *map(WAYS[self.way], (k, v)))
             except MemoryError:
                 return
             self.model.append(seq, at, k, v)
@@ -104,7 +108,7 @@ class CacheMachine(RuleBasedStateMachine):
         for seq, layers in self.model.rows.items():
             assert self.cache.length(seq) == self.model.length(seq)
             for layer, rows in enumerate(layers):
-                got = self.cache.view(seq, layer)
+                got = tuple(map(np.asarray, self.cache.view(seq, layer)))
                 assert [len(part) for part in got] == [len(rows)] * 2
                 if rows:
                     self._compare(got, self.model.view(seq, layer), rows)
@@ -131,8 +135,8 @@ class CacheMachine(RuleBasedStateMachine):
             assert [book._holders[p] for p in range(PAGES)] == [held.count(p) for p in range(PAGES)]
 
 
-def _run(kind, bits, examples, steps):
-    machine = type("Machine", (CacheMachine,), {"kind": kind, "bits": bits})
+def _run(kind, bits, way, examples, steps):
+    machine = type("Machine", (CacheMachine,), {"kind": kind, "bits": bits, "way": way})
     case = machine.TestCase
     case.settings = settings(
         max_examples=examples,
@@ -144,15 +148,17 @@ def _run(kind, bits, examples, steps):
     case().runTest()
 
 
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(("kind", "bits"), KINDS)
-def test_random_operations(kind, bits):
-    _run(kind, bits, examples=12, steps=25)
+def test_random_operations(kind, bits, way):
+    _run(kind, bits, way, examples=12, steps=25)
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(("kind", "bits"), KINDS)
-def test_many_random_operations(kind, bits):
-    _run(kind, bits, examples=150, steps=50)
+def test_many_random_operations(kind, bits, way):
+    _run(kind, bits, way, examples=150, steps=50)
 
 
 @pytest.mark.parametrize(("kind", "bits"), KINDS)

@@ -1,17 +1,28 @@
 """`KVCache`: the keys and values of many sequences, in four kinds with one behaviour.
 
-Axis letters: n new positions, S positions of a sequence, H query heads, G kv heads, D head width.
+Axis letters: n new positions, S positions of a sequence, H query heads, G kv heads, D head width,
+P positions a page.
 """
 
-from typing import Any, Literal, Protocol, get_args
+from collections.abc import Hashable, Sequence
+from typing import Any, Literal, NamedTuple, Protocol, get_args
 
 import numpy as np
 
 from trapline.gold import checks
-from trapline.gold.errors import RangeError, ShapeError
+from trapline.gold.errors import RangeError, ShapeError, UnsupportedError
+from trapline.gold.kv_cache.backend import (
+    Backend,
+    Bits,
+    alike,
+    backend_for,
+    cached_attention,
+    floats,
+    same_dtype,
+)
 from trapline.gold.kv_cache.dense import DenseStorage
-from trapline.gold.kv_cache.paged import PagedStorage
-from trapline.gold.kv_cache.quantized import Codec, Fields, IntCodec, PlainCodec
+from trapline.gold.kv_cache.paged import PagedStorage, Rows
+from trapline.gold.kv_cache.quantized import Fields, hadamard
 
 Kind = Literal["dense", "paged", "quantized", "paged_quantized"]
 _MANY = 2**31
@@ -20,25 +31,46 @@ _MANY = 2**31
 class Storage(Protocol):
     """Where encoded rows lie. Every method either does its work or refuses with nothing changed."""
 
-    def allocate(self, empty: Fields) -> None: ...
+    def allocate(self, empty: Fields, rows: Rows) -> None: ...
     def open(self, seq: int) -> None: ...
     def close(self, seq: int) -> None: ...
+    def adopt(self, seq: int, tokens: Sequence[int], salt: Hashable) -> int: ...
+    def publish(self, seq: int, tokens: Sequence[int], salt: Hashable) -> None: ...
     def reserve(self, seq: int, layer: int, start: int, n: int) -> None: ...
     def write(self, seq: int, layer: int, start: int, fields: Fields) -> None: ...
     def read(self, seq: int, layer: int, count: int) -> Fields: ...
     def fork(self, seq: int, child: int) -> None: ...
     def gather(self, seq: int, indices: np.ndarray) -> None: ...
     def shrink(self, seq: int, n: int) -> None: ...
+    def forget(self, seq: int, n: int) -> None: ...
+    def first(self, seq: int) -> int: ...
     def nbytes(self) -> int: ...
 
 
-class KVCache:
-    """A pool of num_blocks · block_size positions in every layer.
+class Pages(NamedTuple):
+    """One layer in the layout of `paged_attention`: views of the storage, never copies.
 
-    Unquantised kinds give back exactly what was appended; quantised ones (`bits` 8 or 4) give it
-    back within half a step of each row's own scale, the same for ever. Paged kinds share pages
-    between forks and copy on write. An unknown sequence is a KeyError, an exhausted pool a
-    MemoryError; a call that raises changes nothing.
+    Pages are (pages, G, P, D), or (pages, G, P, D/2) for 4 bits; scales (pages, G, P) or None.
+    """
+
+    k: Any
+    v: Any
+    k_scale: Any
+    v_scale: Any
+
+
+class KVCache:
+    """A pool of num_blocks · block_size positions in every layer, of NumPy arrays or of tensors.
+
+    Unquantised kinds give back exactly what was appended; quantised ones (`bits` 8, 4 or "fp8")
+    give it back within half a step of each row's own scale, the same for ever. `rotate` spreads
+    outlying channels over a row before it is quantised; `key_center` (layers,G,D), the usual key of
+    each head, is subtracted first (attention does not notice: it moves all scores of a query
+    alike). Paged kinds share pages between forks, copy on write, and find the pages of a known
+    prefix again. With a `window` a position sees that many, itself included, and paged kinds give
+    the pages behind it back. An unknown sequence is a KeyError, an exhausted pool a MemoryError; a
+    call that raises changes nothing. With `like`, an array or tensor, storage is allocated at once
+    for its dtype and device; otherwise by the first append. It never moves in paged kinds.
     """
 
     def __init__(
@@ -50,7 +82,11 @@ class KVCache:
         head_dim: int,
         block_size: int,
         num_blocks: int,
-        bits: int | None = None,
+        bits: Bits | None = None,
+        rotate: bool = False,
+        key_center: Any = None,
+        window: int | None = None,
+        like: Any = None,
     ) -> None:
         checks.integer_between(
             1,
@@ -60,10 +96,12 @@ class KVCache:
             head_dim=head_dim,
             block_size=block_size,
             num_blocks=num_blocks,
+            window=1 if window is None else window,
         )
-        self.kind = kind
+        _check_kind(kind, bits, rotate, key_center, head_dim)
+        self.kind, self.bits, self.rotate, self.window = kind, bits, rotate, window
         self.num_layers, self.num_kv_heads, self.head_dim = num_layers, num_kv_heads, head_dim
-        self._codec = _codec(kind, bits, head_dim)
+        self._center = self._checked_center(key_center)
         self._storage: Storage = (
             PagedStorage(num_layers, num_blocks, block_size)
             if kind in ("paged", "paged_quantized")
@@ -71,14 +109,31 @@ class KVCache:
         )
         self._counts: dict[int, list[int]] = {}
         self._next_seq = 0
-        self._dtype: np.dtype[np.floating] | None = None
+        self._backend: Backend | None = None
+        if like is not None:
+            row = like.reshape(-1)[:0].reshape(0, num_kv_heads, head_dim)
+            self._settle(self._backend_for(row), row)
 
-    def add(self) -> int:
-        """A new, empty sequence. Numbers are never given out twice."""
+    def add(self, tokens: Sequence[int] | None = None, *, salt: Hashable = None) -> int:
+        """A new sequence. Numbers are never given out twice.
+
+        It is empty; or, given the tokens of a prompt, it begins with the pages of the longest
+        published prefix of the same `salt`, whole pages and never the last token: `length` says how
+        much is there, and the rest is to be computed.
+        """
         seq = self._new_number()
         self._storage.open(seq)
-        self._counts[seq] = [0] * self.num_layers
+        known = 0 if tokens is None else self._storage.adopt(seq, tokens, salt)
+        self._counts[seq] = [known] * self.num_layers
         return seq
+
+    def publish(self, seq: int, tokens: Sequence[int], *, salt: Hashable = None) -> None:
+        """Lets later prompts find this sequence's whole pages: its positions hold these tokens.
+
+        `salt` is whatever else the rows depend on (an adapter, a tenant). Tokens that have no
+        position yet are ignored.
+        """
+        self._storage.publish(seq, list(tokens)[: self.length(seq)], salt)
 
     def append(self, seq: int, layer: int, k: Any, v: Any) -> None:
         """Adds n ≥ 1 positions, k and v (n,G,D), at the end of one layer."""
@@ -86,32 +141,35 @@ class KVCache:
         if len(k) == 0:
             raise RangeError("append needs at least one position")
         start = self._count(seq, layer)
-        fields = (*self._codec.encode(k), *self._codec.encode(v))
+        backend = self._backend or self._backend_for(k)
+        shifted = k if self._center is None else k - alike(self._center[layer], k)
+        fields = (*backend.codec.encode(shifted), *backend.codec.encode(v))
         self.reserve(seq, layer, len(k))
-        if self._dtype is None:
-            self._dtype = k.dtype
-            self._storage.allocate(tuple(field[:0] for field in fields))
+        if self._backend is None:
+            self._settle(backend, k)
         self._storage.write(seq, layer, start, fields)
         self._counts[seq][layer] = start + len(k)
 
-    def attend(self, seq: int, layer: int, q: Any) -> np.ndarray:
+    def attend(self, seq: int, layer: int, q: Any) -> Any:
         """Causal attention of q (n,H,D), the queries of the layer's last n positions."""
         self.check_queries(q)
         count = self._count(seq, layer)
         if len(q) > count:
             raise RangeError(f"{len(q)} queries for {count} positions")
-        return cached_attention(q, *self.view(seq, layer))
+        attention = cached_attention if self._backend is None else self._backend.attention
+        return attention(q, *self.view(seq, layer), window=self.window)
 
-    def view(self, seq: int, layer: int) -> tuple[np.ndarray, np.ndarray]:
-        """The layer's keys and values, (S,G,D) each."""
+    def view(self, seq: int, layer: int) -> tuple[Any, Any]:
+        """The layer's keys and values, (S,G,D) each, from position `first(seq)` on."""
         count = self._count(seq, layer)
-        if self._dtype is None:
+        if self._backend is None:
             empty = np.zeros((0, self.num_kv_heads, self.head_dim))
             return empty, empty.copy()
         fields = self._storage.read(seq, layer, count)
         half = len(fields) // 2
-        keys, values = fields[:half], fields[half:]
-        return self._codec.decode(keys, self._dtype), self._codec.decode(values, self._dtype)
+        decode, dtype = self._backend.codec.decode, self._backend.dtype
+        keys, values = decode(fields[:half], dtype), decode(fields[half:], dtype)
+        return (keys if self._center is None else keys + alike(self._center[layer], keys)), values
 
     def fork(self, seq: int) -> int:
         """A new sequence with the same positions. Paged kinds share them and take no pages."""
@@ -133,6 +191,8 @@ class KVCache:
     def truncate(self, seq: int, n: int) -> None:
         """Keeps the first n positions of every layer."""
         checks.integer_between(0, self.length(seq), n=n)
+        if self.window is not None and self.first(seq) > max(0, n - self.window + 1):
+            raise RangeError(f"the window of position {n} is gone: {self.first(seq)} is the first")
         self._storage.shrink(seq, n)
         self._counts[seq] = [int(n)] * self.num_layers
 
@@ -146,33 +206,100 @@ class KVCache:
         """Positions present in every layer."""
         return min(self._known(seq))
 
+    def first(self, seq: int) -> int:
+        """The first position whose rows are still stored: 0, unless there is a window."""
+        self._known(seq)
+        return self._storage.first(seq)
+
     def nbytes(self) -> int:
         """Bytes of all rows and scales that are allocated, and of the bookkeeping."""
-        return self._storage.nbytes() + 8 * self.num_layers * len(self._counts)
+        center = 0 if self._center is None else self._center.nbytes
+        return self._storage.nbytes() + center + 8 * self.num_layers * len(self._counts)
 
     def reserve(self, seq: int, layer: int, n: int) -> None:
         """Takes room for n further positions of a layer; or MemoryError, and nothing changed."""
-        self._storage.reserve(seq, layer, self._count(seq, layer), n)
+        count = self._count(seq, layer)
+        if self.window is not None:
+            # What was attended to before this call is settled; the next position starts at `count`.
+            self._storage.forget(seq, max(0, self.length(seq) - self.window + 1))
+        self._storage.reserve(seq, layer, count, n)
+
+    def extend(self, seq: int, n: int) -> np.ndarray:
+        """Takes n positions in every layer and answers their slots, page · P + place (int64).
+
+        For kernels that write rows themselves, into `pages`; until they have, the rows are stale.
+        """
+        storage, count = self._paged(), self.length(seq)
+        checks.integer_between(1, _MANY, n=n)
+        if max(self._counts[seq]) != count:
+            raise RangeError("the layers of the sequence differ in length")
+        self.reserve(seq, 0, n)
+        self._counts[seq] = [count + n] * self.num_layers
+        return storage.book.slots(seq, np.arange(count, count + n))
+
+    def pages(self, layer: int) -> Pages:
+        """The pools of a layer, as `paged_attention` takes them. Their addresses never change."""
+        storage = self._paged()
+        checks.integer_between(0, self.num_layers - 1, layer=layer)
+        pools = [pool[layer].swapaxes(1, 2) for pool in storage.pools]
+        if len(pools) == 2:
+            return Pages(pools[0], pools[1], None, None)
+        k, k_scale, v, v_scale = pools
+        return Pages(k, v, k_scale[..., 0], v_scale[..., 0])
+
+    def block_table(self, seqs: Sequence[int]) -> np.ndarray:
+        """The pages of several sequences, int32, one row each, filled up with 0."""
+        tables = [self._paged().book.tables[seq] for seq in seqs if self._known(seq) is not None]
+        table = np.zeros((len(tables), max(map(len, tables), default=0)), np.int32)
+        for row, pages in zip(table, tables, strict=True):
+            row[: len(pages)] = np.maximum(pages, 0)
+        return table
 
     def check_rows(self, k: Any, v: Any) -> None:
         """k and v are two arrays (n,G,D) of the cache's dtype."""
         checks.arrays(k=k, v=v)
         sizes = checks.axes(k=(k, "n G D"), v=(v, "n G D"))
-        checks.floating(*checks.FLOATS, k=k, v=v)
+        checks.floating(*floats(k), k=k, v=v)
         if (sizes["G"], sizes["D"]) != (self.num_kv_heads, self.head_dim):
-            raise ShapeError(f"k is {k.shape}, not (n, {self.num_kv_heads}, {self.head_dim})")
-        if self._dtype is not None and k.dtype != self._dtype:
-            raise ShapeError(f"k is {k.dtype}, but the cache holds {self._dtype}")
+            shape = tuple(k.shape)
+            raise ShapeError(f"k is {shape}, not (n, {self.num_kv_heads}, {self.head_dim})")
+        if self._backend is not None and not same_dtype(k.dtype, self._backend.dtype):
+            raise ShapeError(f"k is {k.dtype}, but the cache holds {self._backend.dtype}")
 
     def check_queries(self, q: Any) -> None:
         """q is an array (n,H,D), H a multiple of G."""
         checks.arrays(q=q)
         sizes = checks.axes(q=(q, "n H D"))
-        checks.floating(*checks.FLOATS, q=q)
+        checks.floating(*floats(q), q=q)
         if sizes["D"] != self.head_dim or sizes["H"] == 0 or sizes["H"] % self.num_kv_heads:
+            shape = tuple(q.shape)
             raise ShapeError(
-                f"q is {q.shape}: needs a multiple of {self.num_kv_heads} heads of {self.head_dim}"
+                f"q is {shape}: needs a multiple of {self.num_kv_heads} heads of {self.head_dim}"
             )
+
+    def _settle(self, backend: Backend, rows: Any) -> None:
+        empty = backend.codec.encode(rows[:0])
+        self._storage.allocate((*empty, *empty), backend.rows)
+        self._backend = backend
+
+    def _backend_for(self, rows: Any) -> Backend:
+        return backend_for(rows, self.bits, self.head_dim, rotate=self.rotate)
+
+    def _paged(self) -> PagedStorage:
+        if not isinstance(self._storage, PagedStorage):
+            raise UnsupportedError(f"a {self.kind} cache has no pages")
+        if self._backend is None:
+            raise RangeError("there are no pages yet: give `like`, or append first")
+        return self._storage
+
+    def _checked_center(self, center: Any) -> np.ndarray | None:
+        if center is None:
+            return None
+        array = np.asarray(center, dtype=np.float32)
+        shape = (self.num_layers, self.num_kv_heads, self.head_dim)
+        if array.shape != shape or not np.isfinite(array).all():
+            raise ShapeError(f"key_center must be {shape} and finite, got {array.shape}")
+        return array
 
     def _new_number(self) -> int:
         seq, self._next_seq = self._next_seq, self._next_seq + 1
@@ -206,28 +333,16 @@ def make_cache(kind: Kind, **sizes: Any) -> KVCache:
     return KVCache(kind, **sizes)
 
 
-def cached_attention(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
-    """q (n,H,D) of the last n of S positions; k, v (S,G,D); head h reads kv head h // (H/G)."""
-    n, heads, width = q.shape
-    if n == 0:
-        return np.zeros_like(q)
-    positions, kv_heads, _ = k.shape
-    grouped = q.reshape(n, kv_heads, heads // kv_heads, width).transpose(1, 2, 0, 3)
-    scores = grouped @ k.transpose(1, 2, 0)[:, None] * width**-0.5  # (G, H/G, n, S)
-    last_visible = np.arange(n)[:, None] + (positions - n)
-    scores[..., np.arange(positions) > last_visible] = -np.inf
-    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    out = weights @ v.transpose(1, 0, 2)[:, None] / weights.sum(axis=-1, keepdims=True)
-    return np.ascontiguousarray(out.transpose(2, 0, 1, 3).reshape(n, heads, width))
-
-
-def _codec(kind: str, bits: int | None, width: int) -> Codec:
+def _check_kind(kind: str, bits: Any, rotate: bool, center: Any, width: int) -> None:
     if kind not in get_args(Kind):
         raise RangeError(f"no kind {kind!r}; there are {', '.join(get_args(Kind))}")
     if kind in ("dense", "paged"):
-        if bits is not None:
-            raise RangeError(f"{kind} stores rows as they are and takes no bits, got {bits!r}")
-        return PlainCodec()
-    if isinstance(bits, bool) or bits not in (4, 8):
-        raise RangeError(f"bits must be 8 or 4, got {bits!r}")
-    return IntCodec(bits, width)
+        if bits is not None or rotate or center is not None:
+            raise RangeError(
+                f"{kind} stores rows as they are: it takes no bits, rotation or center"
+            )
+        return
+    if isinstance(bits, bool) or bits not in get_args(Bits):
+        raise RangeError(f"bits must be 8, 4 or 'fp8', got {bits!r}")
+    if rotate:
+        hadamard(width)

@@ -1,6 +1,7 @@
 """Contiguous storage: for every sequence and layer one array a field, grown as rows arrive."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -8,15 +9,16 @@ from trapline.gold.kv_cache.quantized import Fields
 
 
 class DenseStorage:
-    """Room is counted in positions, a fork is a copy."""
+    """Room is counted in positions, a fork is a copy. The plain way, to compare the others with."""
 
     def __init__(self, num_layers: int, capacity: int) -> None:
         self.num_layers, self.capacity = num_layers, capacity
         self._rows: dict[int, list[Fields]] = {}
         self._used: dict[int, list[int]] = {}
 
-    def allocate(self, empty: Fields) -> None:
+    def allocate(self, empty: Fields, rows: Any) -> None:
         """`empty` are the fields of no rows: what is stored a position."""
+        del rows  # slices serve arrays and tensors alike
         self._empty = empty
 
     def open(self, seq: int) -> None:
@@ -25,6 +27,14 @@ class DenseStorage:
 
     def close(self, seq: int) -> None:
         del self._rows[seq], self._used[seq]
+
+    def adopt(self, seq: int, tokens: Sequence[int], salt: Hashable) -> int:
+        """Nothing is shared here."""
+        del seq, tokens, salt
+        return 0
+
+    def publish(self, seq: int, tokens: Sequence[int], salt: Hashable) -> None:
+        """Nothing is shared here."""
 
     def reserve(self, seq: int, layer: int, start: int, n: int) -> None:
         """MemoryError unless n rows more fit into the layer."""
@@ -53,26 +63,34 @@ class DenseStorage:
             self.reserve(child, layer, 0, used)
         self.open(child)
         self._used[child] = list(self._used[seq])
-        self._rows[child] = self._each(seq, np.copy)
+        self._rows[child] = self._each(seq, lambda array: _grown(array, len(array), len(array)))
 
     def gather(self, seq: int, indices: np.ndarray) -> None:
         self._rows[seq] = self._each(seq, lambda array: array[indices])
         self._used[seq] = [len(indices)] * self.num_layers
 
     def shrink(self, seq: int, n: int) -> None:
-        self._rows[seq] = self._each(seq, lambda array: array[:n].copy())
+        self._rows[seq] = self._each(seq, lambda array: _grown(array, n, n))
         self._used[seq] = [n] * self.num_layers
+
+    def forget(self, seq: int, n: int) -> None:
+        """Rows behind a window stay: only pages can be given back in part."""
+
+    def first(self, seq: int) -> int:
+        del seq
+        return 0
 
     def nbytes(self) -> int:
         rows = sum(a.nbytes for layers in self._rows.values() for held in layers for a in held)
-        return rows + 8 * self.num_layers * len(self._used)
+        return int(rows) + 8 * self.num_layers * len(self._used)
 
-    def _each(self, seq: int, change: Callable[[np.ndarray], np.ndarray]) -> list[Fields]:
+    def _each(self, seq: int, change: Callable[[Any], Any]) -> list[Fields]:
         return [tuple(change(array) for array in held) for held in self._rows[seq]]
 
 
-def _grown(array: np.ndarray, used: int, room: int) -> np.ndarray:
-    """The first `used` rows in a new array with `room` rows."""
-    new = np.zeros((room, *array.shape[1:]), array.dtype)
+def _grown(array: Any, used: int, room: int) -> Any:
+    """The first `used` rows in a new array with `room` rows; NumPy's or torch's."""
+    shape = (room, *array.shape[1:])
+    new = np.zeros(shape, array.dtype) if isinstance(array, np.ndarray) else array.new_zeros(shape)
     new[:used] = array[:used]
     return new

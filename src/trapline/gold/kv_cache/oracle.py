@@ -54,21 +54,23 @@ class ListCache:
         return np.stack(keys), np.stack(values)
 
 
-def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
+def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, window: int | None = None) -> np.ndarray:
     """q (n,H,D) belong to the last n of the S positions of k, v (S,G,D); float64 (n,H,D).
 
-    Query i sees positions 0 … S − n + i. Query head h reads kv head h // (H/G).
+    Query i sees positions 0 … S − n + i, or the last `window` of them. Query head h reads kv head
+    h // (H/G).
     """
     q, k, v = (x.astype(np.float64) for x in (q, k, v))
     n, heads, width = q.shape
     group = heads // k.shape[1]
     out = np.zeros(q.shape)
     for i in range(n):
-        seen = len(k) - n + i + 1
+        end = len(k) - n + i + 1
+        seen = slice(0 if window is None else max(0, end - window), end)
         for h in range(heads):
-            scores = k[:seen, h // group] @ q[i, h] / np.sqrt(width)
+            scores = k[seen, h // group] @ q[i, h] / np.sqrt(width)
             weights = np.exp(scores - scores.max())
-            out[i, h] = weights @ v[:seen, h // group] / weights.sum()
+            out[i, h] = weights @ v[seen, h // group] / weights.sum()
     return out
 
 

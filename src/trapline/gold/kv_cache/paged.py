@@ -1,100 +1,39 @@
 """Paged storage: a pool of pages of P positions over all layers; sequences hold and share them.
 
-`PageBook` decides who holds which page and never sees an array; `PagedStorage` keeps the rows and
-does what the book says.
+`PageBook` decides who holds which page; `PagedStorage` keeps the rows and does what the book says.
 """
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 
+from trapline.gold.errors import RangeError
+from trapline.gold.kv_cache.book import PageBook
 from trapline.gold.kv_cache.quantized import Fields
 
 
-class PageBook:
-    """Page tables, holder counts, free pages.
+class Rows(Protocol):
+    """What a pool of rows is made of, and how rows get in and out of one layer of it."""
 
-    At all times a page is free exactly when nobody holds it, and its count is the number of tables
-    it stands in. A page with more than one holder is copied before it is written.
-    """
+    def zeros(self, shape: tuple[int, ...], like: Any) -> Any: ...
 
-    def __init__(self, num_pages: int, page_size: int) -> None:
-        self.num_pages, self.page_size = num_pages, page_size
-        self.tables: dict[int, list[int]] = {}
-        self._holders = [0] * num_pages
-        self._free = list(range(num_pages))
+    def put(self, flat: Any, slots: np.ndarray, rows: Any) -> None: ...
 
-    @property
-    def free_pages(self) -> int:
-        return len(self._free)
+    def get(self, flat: Any, slots: np.ndarray) -> Any: ...
 
-    def pages_for(self, n: int) -> int:
-        """⌈n / P⌉."""
-        return -(-n // self.page_size)
 
-    def reserve(self, seq: int, start: int, n: int) -> list[tuple[int, int]]:
-        """Makes the pages of positions start … start + n − 1 the sequence's own.
+class NumpyRows:
+    """Rows in NumPy arrays."""
 
-        Answers which pages are to be copied, (from, to). Refuses before anything changes.
-        """
-        table = self.tables[seq]
-        needed = self.pages_for(start + n)
-        written = range(start // self.page_size, min(needed, len(table)))
-        shared = [i for i in written if self._holders[table[i]] > 1]
-        missing = max(0, needed - len(table))
-        self._require(len(shared) + missing, self.free_pages)
-        copies = []
-        for i in shared:
-            copies.append((table[i], self._take()))
-            self._release(table[i])
-            table[i] = copies[-1][1]
-        table.extend(self._take() for _ in range(missing))
-        return copies
+    def zeros(self, shape: tuple[int, ...], like: Any) -> np.ndarray:
+        return np.zeros(shape, like.dtype)
 
-    def fork(self, seq: int, child: int) -> None:
-        """The child holds the same pages. None are taken."""
-        self.tables[child] = list(self.tables[seq])
-        for page in self.tables[child]:
-            self._holders[page] += 1
+    def put(self, flat: Any, slots: np.ndarray, rows: Any) -> None:
+        flat[slots] = rows
 
-    def shrink(self, seq: int, n: int) -> None:
-        """Releases the pages behind position n."""
-        table = self.tables[seq]
-        kept = self.pages_for(n)
-        for page in table[kept:]:
-            self._release(page)
-        del table[kept:]
-
-    def replace(self, seq: int, first: int, pages: int) -> None:
-        """Exchanges the table from entry `first` on for `pages` pages of the sequence's own."""
-        tail = self.tables[seq][first:]
-        own = sum(self._holders[page] == 1 for page in tail)
-        self._require(pages, self.free_pages + own)
-        self.shrink(seq, first * self.page_size)
-        self.tables[seq].extend(self._take() for _ in range(pages))
-
-    def address(self, seq: int, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Page numbers and slots of positions."""
-        table = np.array(self.tables[seq], dtype=np.int64)
-        return table[positions // self.page_size], positions % self.page_size
-
-    def entries(self) -> int:
-        """How many numbers the book keeps."""
-        return sum(map(len, self.tables.values())) + 2 * self.num_pages
-
-    def _require(self, needed: int, available: int) -> None:
-        if needed > available:
-            raise MemoryError(f"{needed} pages needed, {available} of {self.num_pages} available")
-
-    def _take(self) -> int:
-        page = self._free.pop()
-        self._holders[page] = 1
-        return page
-
-    def _release(self, page: int) -> None:
-        self._holders[page] -= 1
-        if self._holders[page] == 0:
-            self._free.append(page)
+    def get(self, flat: Any, slots: np.ndarray) -> Any:
+        return flat[slots]
 
 
 class PagedStorage:
@@ -103,12 +42,13 @@ class PagedStorage:
     def __init__(self, num_layers: int, num_pages: int, page_size: int) -> None:
         self.num_layers = num_layers
         self.book = PageBook(num_pages, page_size)
-        self._pools: Fields = ()
+        self.pools: Fields = ()
 
-    def allocate(self, empty: Fields) -> None:
+    def allocate(self, empty: Fields, rows: Rows) -> None:
         """`empty` are the fields of no rows: what is stored a position."""
+        self._rows = rows
         place = (self.num_layers, self.book.num_pages, self.book.page_size)
-        self._pools = tuple(np.zeros(place + e.shape[1:], e.dtype) for e in empty)
+        self.pools = tuple(rows.zeros(place + tuple(e.shape[1:]), e) for e in empty)
 
     def open(self, seq: int) -> None:
         self.book.tables[seq] = []
@@ -117,22 +57,28 @@ class PagedStorage:
         self.book.shrink(seq, 0)
         del self.book.tables[seq]
 
+    def adopt(self, seq: int, tokens: Sequence[int], salt: Hashable) -> int:
+        return self.book.adopt(seq, tokens, salt)
+
+    def publish(self, seq: int, tokens: Sequence[int], salt: Hashable) -> None:
+        self.book.publish(seq, tokens, salt)
+
     def reserve(self, seq: int, layer: int, start: int, n: int) -> None:
         """Room for n rows from `start` on, the same pages for every layer; or MemoryError."""
         del layer  # a page spans all layers
         for source, copy in self.book.reserve(seq, start, n):
-            for pool in self._pools:
+            for pool in self.pools:
                 pool[:, copy] = pool[:, source]
 
     def write(self, seq: int, layer: int, start: int, fields: Fields) -> None:
-        pages, slots = self.book.address(seq, np.arange(start, start + len(fields[0])))
-        for pool, field in zip(self._pools, fields, strict=True):
-            pool[layer, pages, slots] = field
+        slots = self.book.slots(seq, np.arange(start, start + len(fields[0])))
+        for pool, field in zip(self.pools, fields, strict=True):
+            self._rows.put(self._flat(pool)[layer], slots, field)
 
     def read(self, seq: int, layer: int, count: int) -> Fields:
-        table: Sequence[int] = self.book.tables[seq][: self.book.pages_for(count)]
-        pages = (pool[layer, table] for pool in self._pools)
-        return tuple(p.reshape(-1, *p.shape[2:])[:count] for p in pages)
+        """The rows from the first that is still there up to `count`."""
+        slots = self.book.slots(seq, np.arange(self.book.first(seq), count))
+        return tuple(self._rows.get(self._flat(pool)[layer], slots) for pool in self.pools)
 
     def fork(self, seq: int, child: int) -> None:
         self.book.fork(seq, child)
@@ -142,15 +88,31 @@ class PagedStorage:
         moved = np.flatnonzero(indices != np.arange(len(indices)))
         fixed = int(moved[0]) // self.book.page_size
         start = fixed * self.book.page_size
-        pages, slots = self.book.address(seq, indices[start:])
-        kept = [pool[:, pages, slots] for pool in self._pools]
+        if indices[start:].min() < self.book.first(seq):
+            raise RangeError("positions behind the window are gone and cannot be moved")
+        slots = self.book.slots(seq, indices[start:])
+        kept = [self._each_layer(pool, slots) for pool in self.pools]
         self.book.replace(seq, fixed, self.book.pages_for(len(indices)) - fixed)
-        pages, slots = self.book.address(seq, np.arange(start, len(indices)))
-        for pool, rows in zip(self._pools, kept, strict=True):
-            pool[:, pages, slots] = rows
+        slots = self.book.slots(seq, np.arange(start, len(indices)))
+        for pool, layers in zip(self.pools, kept, strict=True):
+            for flat, moved_rows in zip(self._flat(pool), layers, strict=True):
+                self._rows.put(flat, slots, moved_rows)
 
     def shrink(self, seq: int, n: int) -> None:
         self.book.shrink(seq, n)
 
+    def forget(self, seq: int, n: int) -> None:
+        self.book.forget(seq, n)
+
+    def first(self, seq: int) -> int:
+        return self.book.first(seq)
+
     def nbytes(self) -> int:
-        return sum(pool.nbytes for pool in self._pools) + 8 * self.book.entries()
+        return sum(int(pool.nbytes) for pool in self.pools) + 8 * self.book.entries()
+
+    def _flat(self, pool: Any) -> Any:
+        """(layers, pages · P, …), the same memory."""
+        return pool.reshape(self.num_layers, -1, *pool.shape[3:])
+
+    def _each_layer(self, pool: Any, slots: np.ndarray) -> list[Any]:
+        return [self._rows.get(flat, slots) for flat in self._flat(pool)]

@@ -17,7 +17,7 @@ def chunked_prefill(
     k: Any,
     v: Any,
     chunk: int,
-) -> np.ndarray:
+) -> Any:
     """Appends k, v (T,G,D) to a sequence and answers the attention of q (T,H,D).
 
     The result is that of one append and one attend, for every chunk size; scores take c·S·H numbers
@@ -28,7 +28,7 @@ def chunked_prefill(
     cache.check_queries(q)
     if len(q) != len(k):
         raise ShapeError(f"q has {len(q)} positions, k has {len(k)}")
-    out = np.empty(q.shape, q.dtype)
+    out = np.empty_like(q) if isinstance(q, np.ndarray) else q.new_empty(q.shape)
     if len(q) > 0:
         cache.reserve(seq, layer, len(k))
     for start in range(0, len(q), chunk):

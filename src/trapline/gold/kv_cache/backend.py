@@ -1,0 +1,77 @@
+"""Arrays or tensors: the codec, the rows and the attention that a cache of either works with."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from trapline.gold import checks
+from trapline.gold.kv_cache.paged import NumpyRows, Rows
+from trapline.gold.kv_cache.quantized import Codec, Fp8Codec, IntCodec, PlainCodec, RotatedCodec
+
+Bits = Literal[4, 8, "fp8"]
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """What a cache works with; settled by the first rows that it sees."""
+
+    codec: Codec
+    rows: Rows
+    attention: Callable[..., Any]
+    dtype: Any
+
+
+def backend_for(rows: Any, bits: Bits | None, width: int, *, rotate: bool) -> Backend:
+    """The parts that fit these rows."""
+    if isinstance(rows, np.ndarray):
+        codec = _codec(bits, width, fitted=rotate)
+        pool: Rows = NumpyRows()
+        attention: Callable[..., Any] = cached_attention
+    else:
+        from trapline.gold.kv_cache import fast
+
+        codec = fast.codec(bits, width, fitted=rotate)
+        pool, attention = fast.TensorRows(), fast.cached_attention
+    codec = RotatedCodec(codec, width) if rotate else codec
+    return Backend(codec, pool, attention, rows.dtype)
+
+
+def cached_attention(
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, *, window: int | None = None
+) -> np.ndarray:
+    """q (n,H,D) of the last n of S positions; k, v (S,G,D); head h reads kv head h // (H/G)."""
+    n, heads, width = q.shape
+    if n == 0:
+        return np.zeros_like(q)
+    positions, kv_heads, _ = k.shape
+    grouped = q.reshape(n, kv_heads, heads // kv_heads, width).transpose(1, 2, 0, 3)
+    scores = grouped @ k.transpose(1, 2, 0)[:, None] * width**-0.5  # (G, H/G, n, S)
+    behind = np.arange(n)[:, None] + (positions - n) - np.arange(positions)
+    scores[..., (behind < 0) | (behind >= (window or positions))] = -np.inf
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    out = weights @ v.transpose(1, 0, 2)[:, None] / weights.sum(axis=-1, keepdims=True)
+    return np.ascontiguousarray(out.transpose(2, 0, 1, 3).reshape(n, heads, width))
+
+
+def floats(array: Any) -> tuple[str, ...]:
+    """Half precision is for tensors; the arrays of the reference are float32 or float64."""
+    return checks.FLOATS if isinstance(array, np.ndarray) else checks.LOW_FLOATS
+
+
+def same_dtype(a: Any, b: Any) -> bool:
+    return type(a) is type(b) and bool(a == b)
+
+
+def alike(values: np.ndarray, rows: Any) -> Any:
+    """Values in the dtype, and on the device, of rows."""
+    if isinstance(rows, np.ndarray):
+        return values.astype(rows.dtype)
+    return rows.new_tensor(values)
+
+
+def _codec(bits: Bits | None, width: int, *, fitted: bool) -> Codec:
+    if bits is None:
+        return PlainCodec()
+    return Fp8Codec() if bits == "fp8" else IntCodec(bits, width, fitted=fitted)

@@ -1,0 +1,103 @@
+"""A sliding window: what is seen, and pages that come back."""
+
+import numpy as np
+import pytest
+
+from trapline.gold.errors import RangeError
+from trapline.gold.kv_cache.api import KVCache
+from trapline.gold.kv_cache.oracle import attention
+from trapline.gold.kv_cache.prefill import chunked_prefill
+
+WINDOW, PAGE = 7, 4
+KINDS = [("dense", None), ("paged", None), ("quantized", 8), ("paged_quantized", 8)]
+
+
+def build(kind, bits=None, num_blocks=20):
+    return KVCache(
+        kind, num_layers=2, num_kv_heads=2, head_dim=4, block_size=PAGE, num_blocks=num_blocks,
+        bits=bits, window=WINDOW,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "bits"), KINDS)
+def test_a_position_sees_its_window_and_no_more(rng, kind, bits):
+    whole = KVCache(
+        kind, num_layers=1, num_kv_heads=2, head_dim=4, block_size=64, num_blocks=1, bits=bits
+    )
+    everything = whole.add()
+    cache, at = build(kind, bits), 0
+    seq = cache.add()
+    for n in (1, 5, 1, 1, 9, 2, 1, 1, 1, 12):
+        for layer in (0, 1):
+            q, k, v = (rng.standard_normal((n, heads, 4)) for heads in (4, 2, 2))
+            cache.append(seq, layer, k, v)
+            if layer == 0:
+                whole.append(everything, 0, k, v)
+                got = cache.attend(seq, 0, q)
+                want = attention(q, *whole.view(everything, 0), window=WINDOW)
+                np.testing.assert_allclose(got, want, atol=1e-12)
+        at += n
+    assert cache.length(seq) == at
+
+
+def test_pages_behind_the_window_are_given_back(rng):
+    cache = build("paged", num_blocks=4)
+    seq = cache.add()
+    rows = rng.standard_normal((100, 2, 4))
+    for step in range(100):  # 25 pages went through a pool of 4
+        for layer in (0, 1):
+            cache.append(seq, layer, rows[step : step + 1], -rows[step : step + 1])
+    assert cache.length(seq) == 100
+    assert cache._storage.book.free_pages >= 1
+    first = cache.first(seq)
+    assert 100 - WINDOW - PAGE < first <= 100 - WINDOW + 1
+    np.testing.assert_array_equal(cache.view(seq, 1)[0], rows[first:])
+
+
+def test_forks_go_their_own_way_behind_a_window(rng):
+    cache = build("paged")
+    seq = cache.add()
+    rows = rng.standard_normal((30, 2, 4))
+    for layer in (0, 1):
+        cache.append(seq, layer, rows[:20], rows[:20])
+    child = cache.fork(seq)
+    for layer in (0, 1):
+        cache.append(seq, layer, rows[20:], rows[20:])
+        cache.append(seq, layer, rows[:1], rows[:1])
+    assert cache.first(seq) > cache.first(child)
+    np.testing.assert_array_equal(cache.view(child, 0)[0], rows[cache.first(child) : 20])
+    cache.free(seq)
+    cache.free(child)
+    assert cache._storage.book.free_pages == 20
+
+
+def test_rejected_drafts_can_be_cut_off_but_not_what_the_window_lost(rng):
+    cache = build("paged")
+    seq = cache.add()
+    rows = rng.standard_normal((40, 2, 4))
+    for start in range(0, 40, 5):
+        for layer in (0, 1):
+            cache.append(seq, layer, rows[start : start + 5], rows[start : start + 5])
+    cache.keep(seq, [*range(35), 38, 36])  # what a verified tree leaves
+    np.testing.assert_array_equal(cache.view(seq, 0)[0][-2:], rows[[38, 36]])
+    cache.truncate(seq, 36)
+    with pytest.raises(RangeError, match="window of position 20 is gone"):
+        cache.truncate(seq, 20)
+    with pytest.raises(RangeError, match="gone and cannot be moved"):
+        cache.keep(seq, [0, 2, 1])
+    assert cache.length(seq) == 36
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 8, 50])
+def test_chunks_with_a_window(rng, chunk):
+    q, k, v = (rng.standard_normal((50, heads, 4)) for heads in (4, 2, 2))
+    cache = build("paged")
+    out = chunked_prefill(cache, cache.add(), 0, q, k, v, chunk)
+    np.testing.assert_allclose(out, attention(q, k, v, window=WINDOW), atol=1e-12)
+
+
+def test_a_window_is_at_least_one():
+    with pytest.raises(RangeError):
+        KVCache(
+            "paged", num_layers=1, num_kv_heads=1, head_dim=1, block_size=1, num_blocks=1, window=0
+        )
