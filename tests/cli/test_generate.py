@@ -1,52 +1,129 @@
-"""`trapline generate` on a small random checkpoint."""
+"""`trapline generate` on a small random checkpoint with a byte-level tokeniser."""
 
+import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from trapline.cli.main import build, guarded
 from trapline.gold.decoder.config import from_dict
 from trapline.gold.decoder.generate import generate
 from trapline.gold.decoder.model import Decoder
+
+SHAPE = {
+    "model_type": "llama",
+    "vocab_size": 256,
+    "hidden_size": 16,
+    "intermediate_size": 8,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "max_position_embeddings": 64,
+}
 
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
     torch.manual_seed(3)
-    sizes = {"num_hidden_layers": 1, "num_attention_heads": 2, "max_position_embeddings": 64}
-    shape = {"model_type": "llama", "vocab_size": 11, "hidden_size": 16, "intermediate_size": 8}
-    decoder = Decoder(from_dict({**shape, **sizes}))
+    decoder = Decoder(from_dict(SHAPE)).requires_grad_(False)
     folder = tmp_path_factory.mktemp("checkpoint")
     decoder.save_pretrained(folder)
-    return folder, decoder
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    made = Tokenizer(models.BPE(vocab={one: i for i, one in enumerate(letters)}, merges=[]))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    made.save(str(folder / "tokenizer.json"))
+    return folder, decoder, made
 
 
-def run(*args):
+@pytest.fixture
+def run(capsys):
+    """The verb in this process, with what turns our errors into a sentence and an exit code."""
+
+    def run(*args):
+        app = build()
+        code = None
+        try:
+            guarded(lambda: app(["generate", *map(str, args)], prog_name="trapline"))
+        except SystemExit as ended:
+            code = ended.code or 0
+        said = capsys.readouterr()
+        return code, said.out, " ".join(said.err.split())
+
+    return run
+
+
+def test_the_installed_command_streams_ids(checkpoint):
+    folder, decoder, _ = checkpoint
     program = Path(sys.executable).with_name("trapline")
-    command = [str(program), "generate", *map(str, args)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300)
-
-
-def test_greedy_beams_and_bad_input(checkpoint):
-    folder, decoder = checkpoint
-    done = run("1 2 3", "--model", folder, "--ids", "--max-new-tokens", 5)
+    command = [str(program), "generate", "1 2 3", "--model", str(folder), "--ids"]
+    command += ["--max-new-tokens", "5"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, env={**os.environ})
     expected = generate(decoder, [[1, 2, 3]], max_new_tokens=5)[0]
     assert done.stdout.split() == [str(token) for token in expected]
-    assert "tokens" in done.stderr
-    done = run(
-        "1 2", "--model", folder, "--ids", "--beams", 3, "--eos-id", 4, "--max-new-tokens", 4
-    )
-    assert len(done.stdout.splitlines()) == 3
-    for arguments, sentence in (
-        (("1", "--model", folder / "nowhere", "--ids"), "config.json"),
-        (("1", "--model", folder), "tokenizer.json"),
-        (("one", "--model", folder, "--ids"), "integers"),
-        (("99", "--model", folder, "--ids", "--max-new-tokens", 3), "outside the vocabulary"),
-        (("1", "--model", folder, "--ids", "--beams", 2), "--eos-id"),
-    ):
-        done = run(*arguments)
-        assert done.returncode == 2, done.stderr
-        assert sentence in " ".join(done.stderr.split())
-        assert "Traceback" not in done.stderr
+    assert done.stderr.startswith("5 tokens, ")
+    assert "a second" in done.stderr
+
+
+def test_text_goes_in_and_comes_out_and_stops(checkpoint, run):
+    folder, decoder, words = checkpoint
+    prompt = words.encode("hello").ids
+    expected = words.decode(generate(decoder, [prompt], max_new_tokens=12)[0])
+    code, out, _ = run("hello", "--model", folder, "--max-new-tokens", 12)
+    assert (code, out) == (0, expected + "\n")
+    cut = expected[3:5]
+    code, out, _ = run("hello", "--model", folder, "--max-new-tokens", 12, "--stop", cut)
+    assert (code, out) == (0, expected[: expected.index(cut)] + "\n")
+
+
+def test_a_seed_gives_the_same_text_again(checkpoint, run):
+    folder, *_ = checkpoint
+    drawn = ("1 2", "--model", folder, "--ids", "--temperature", 1.5, "--max-new-tokens", 9)
+    first, again, other = (run(*drawn, "--seed", seed)[1] for seed in (4, 4, 5))
+    assert first == again != other
+
+
+def test_beams_are_listed_with_their_scores(checkpoint, run):
+    folder, *_ = checkpoint
+    ends = ("--eos-id", 4, "--eos-id", 7)
+    _, out, err = run("1 2", "--model", folder, "--ids", "--beams", 3, *ends, "--max-new-tokens", 9)
+    scores = [float(line.split()[0]) for line in out.splitlines()]
+    assert len(scores) == 3
+    assert scores == sorted(scores, reverse=True)
+    assert "a second" in err
+
+
+BAD = [
+    (("1", "--ids"), "nowhere", "config.json"),
+    (("1",), "nowhere", "tokenizer.json"),
+    (("one", "--ids"), "", "integers"),
+    (("", "--ids"), "", "prompt is empty"),
+    (("999", "--ids"), "", "outside the vocabulary"),
+    (("1", "--ids", "--eos-id", "999"), "", "stop token 999"),
+    (("1", "--ids", "--max-new-tokens", "64"), "", "the model has 64"),
+    (("1", "--ids", "--beams", "2"), "", "--eos-id"),
+    (("1", "--ids", "--beams", "0"), "", "greater than or equal to 1"),
+    (("1", "--ids", "--top-p", "2"), "", "top_p"),
+    (("1", "--ids", "--stop", ""), "", "cannot be empty"),
+    (("1", "--ids", "--device", "abacus"), "", "cpu or cuda"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "place", "sentence"), BAD)
+def test_bad_input_is_refused_with_a_sentence(checkpoint, run, arguments, place, sentence):
+    folder, *_ = checkpoint
+    code, _, err = run(*arguments, "--model", folder / place)
+    assert code == 2
+    assert sentence in err
+    assert "Traceback" not in err
+
+
+def test_a_broken_checkpoint_is_a_usage_error(run, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    code, _, err = run("1", "--model", tmp_path, "--ids")
+    assert code == 2
+    assert "has no 'num_attention_heads'" in err

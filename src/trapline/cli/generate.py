@@ -1,8 +1,9 @@
 """`trapline generate`: a checkpoint at work, greedy, sampled or with beams."""
 
 import time
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, Protocol
 
 import typer
 
@@ -15,6 +16,24 @@ def register(app: typer.Typer) -> None:
     app.command(epilog=f"Example: {example}")(generate)
 
 
+class Words(Protocol):
+    """Between what the user reads and what the model reads."""
+
+    def encode(self, text: str) -> list[int]: ...
+    def decode(self, tokens: list[int]) -> str: ...
+
+
+@dataclass(frozen=True)
+class _Task:
+    """What every way of generating needs."""
+
+    decoder: Any
+    words: Words
+    prompt: list[int]
+    most: int
+    ends: list[int]
+
+
 def generate(
     prompt: Annotated[str, typer.Argument(help="Text; or token ids with --ids.")],
     model: Annotated[Path, typer.Option(help="A Hugging Face checkpoint folder.")],
@@ -22,85 +41,112 @@ def generate(
     temperature: Annotated[float, typer.Option(min=0, help="0 is greedy.")] = 0.0,
     top_k: Annotated[int | None, typer.Option(min=1, help="Draw from the k likeliest.")] = None,
     top_p: Annotated[float, typer.Option(help="Draw from the likeliest of this share.")] = 1.0,
+    min_p: Annotated[float, typer.Option(help="Of at least this share of the best.")] = 0.0,
     seed: Annotated[int, typer.Option(help="The same draws again.")] = 0,
+    stop: Annotated[list[str] | None, typer.Option(help="End before this text. Repeat it.")] = None,
     beams: Annotated[int, typer.Option(min=1, help="More than 1: beam search.")] = 1,
     length_penalty: Annotated[float, typer.Option(help="Of the beam search.")] = 1.0,
-    eos_id: Annotated[int | None, typer.Option(help="The tokeniser's if not given.")] = None,
+    policy: Annotated[
+        Literal["canonical", "hf", "vllm"], typer.Option(help="Whose beam search.")
+    ] = "canonical",
+    eos_id: Annotated[
+        list[int] | None, typer.Option(help="An end; the checkpoint's own if not given. Repeat it.")
+    ] = None,
     ids: Annotated[bool, typer.Option(help="Prompt and answer are token ids.")] = False,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    dtype: Annotated[
+        Literal["float32", "bfloat16", "float16"] | None,
+        typer.Option(help="The checkpoint's own if not given."),
+    ] = None,
 ) -> None:
     """Continue a prompt and say how fast."""
     try:
-        from trapline.gold.decoder.model import Decoder
+        from trapline.gold.decoder.sampling import Sampling
     except ImportError:
         raise MissingError("generation needs torch: trapline[torch]") from None
     try:
-        decoder = Decoder.from_pretrained(model)
-        text = _Ids() if ids else _Text(model)
-        tokens = text.encode(prompt)
-        end = text.eos if eos_id is None else eos_id
+        words: Words = _Ids() if ids else _text(model)
+        task = _Task(
+            _load(model, device, dtype),
+            words,
+            words.encode(prompt),
+            max_new_tokens,
+            _ends(model, eos_id),
+        )
         started = time.perf_counter()
         if beams > 1:
-            count = _beams(decoder, tokens, text, max_new_tokens, beams, length_penalty, end)
+            count = _beams(task, beams, length_penalty, policy)
         else:
-            way = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
-            count = _stream(decoder, tokens, text, max_new_tokens, way, end)
-    except (ValueError, TypeError, OSError) as error:
+            way = Sampling(temperature, top_k, top_p, min_p, seed)
+            count = _stream(task, way, stop or [])
+    except (ValueError, TypeError, OSError, MemoryError) as error:
         raise UsageError(str(error)) from None
     seconds = time.perf_counter() - started
     typer.echo(f"{count} tokens, {count / seconds:.1f} a second", err=True)
 
 
-def _stream(
-    decoder: Any, tokens: list[int], text: Any, most: int, way: dict[str, Any], end: int | None
-) -> int:
-    from trapline.gold.decoder.generate import stream
-    from trapline.gold.decoder.sampling import Sampling
+def _load(folder: Path, device: str, dtype: str | None) -> Any:
+    import torch
 
-    stops = [] if end is None else [end]
-    made: list[int] = []
-    shown = ""
-    for token in stream(
-        decoder, [tokens], max_new_tokens=most, stop_ids=stops, sampling=Sampling(**way)
-    ):
-        made.append(token.token)
-        whole = text.decode(made)
-        typer.echo(whole[len(shown) :], nl=False)
-        shown = whole
-    typer.echo()
-    return len(made)
+    from trapline.gold.decoder.model import Decoder
 
-
-def _beams(
-    decoder: Any,
-    tokens: list[int],
-    text: Any,
-    most: int,
-    width: int,
-    penalty: float,
-    end: int | None,
-) -> int:
-    from trapline.gold.beam_search.api import beam_search
-    from trapline.gold.decoder.generate import BeamModel
-
-    if end is None:
-        raise UsageError("beam search needs an end token: --eos-id")
-    (found,) = beam_search(
-        BeamModel(decoder),
-        [tokens],
-        beam_width=width,
-        max_new_tokens=most,
-        eos_id=end,
-        length_penalty=penalty,
+    if device not in ("cpu", "cuda"):
+        raise UsageError(f"--device is cpu or cuda, not {device}")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise MissingError("there is no CUDA device here; --device cpu works everywhere")
+    return Decoder.from_pretrained(
+        folder, dtype=getattr(torch, dtype) if dtype else None, device=device
     )
-    for hypothesis in found:
-        typer.echo(f"{hypothesis.score:9.4f}  {text.decode(list(hypothesis.tokens))}")
-    return sum(len(hypothesis.tokens) for hypothesis in found)
+
+
+def _ends(folder: Path, given: list[int] | None) -> list[int]:
+    from trapline.gold.decoder.text import end_ids
+
+    return given or end_ids(folder)
+
+
+def _stream(task: _Task, way: Any, stops: list[str]) -> int:
+    """Text as soon as it is certain."""
+    from trapline.gold.decoder.generate import stream
+
+    count = 0
+    for token in stream(
+        task.decoder,
+        [task.prompt],
+        max_new_tokens=task.most,
+        stop_ids=task.ends,
+        sampling=way,
+        decode=task.words.decode,
+        stop_texts=stops,
+    ):
+        typer.echo(token.text, nl=False)
+        count += 1
+    typer.echo()
+    return count
+
+
+def _beams(task: _Task, width: int, penalty: float, policy: Any) -> int:
+    """All finished hypotheses, best first, with their scores."""
+    from trapline.gold.decoder import beams
+
+    if not task.ends:
+        raise UsageError("beam search needs an end token: --eos-id")
+    (found,) = beams.search(
+        task.decoder,
+        [task.prompt],
+        beam_width=width,
+        max_new_tokens=task.most,
+        eos_id=task.ends,
+        length_penalty=penalty,
+        policy=policy,
+    )
+    for beam in found:
+        typer.echo(f"{beam.score:9.4f}  {task.words.decode(list(beam.tokens))}")
+    return sum(len(beam.tokens) for beam in found)
 
 
 class _Ids:
     """Token ids as text."""
-
-    eos: int | None = None
 
     def encode(self, text: str) -> list[int]:
         try:
@@ -109,24 +155,16 @@ class _Ids:
             raise UsageError("with --ids the prompt is a list of integers") from None
 
     def decode(self, tokens: list[int]) -> str:
-        return " ".join(map(str, tokens))
+        return "".join(f"{token} " for token in tokens)
 
 
-class _Text:
+def _text(folder: Path) -> Words:
     """The checkpoint's own tokeniser."""
+    from trapline.gold.decoder.text import Tokenizer
 
-    def __init__(self, folder: Path) -> None:
-        if not (folder / "tokenizer.json").is_file():
-            raise UsageError(f"{folder} has no tokenizer.json; --ids takes token ids instead")
-        try:
-            from tokenizers import Tokenizer
-        except ImportError:
-            raise MissingError("text needs the tokenizers package; --ids works without") from None
-        self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-        self.eos = self._tokenizer.token_to_id("</s>")
-
-    def encode(self, text: str) -> list[int]:
-        return list(self._tokenizer.encode(text).ids)
-
-    def decode(self, tokens: list[int]) -> str:
-        return str(self._tokenizer.decode(tokens))
+    if folder.is_dir() and not (folder / "tokenizer.json").is_file():
+        raise UsageError(f"{folder} has no tokenizer.json; --ids takes token ids instead")
+    try:
+        return Tokenizer(folder)
+    except ImportError:
+        raise MissingError("text needs the tokenizers package; --ids works without") from None

@@ -1,35 +1,14 @@
-"""Generation: batched prompts of different lengths; finished rows leave, waiting ones enter."""
+"""Generation: batched prompts of different lengths, streamed or whole; finished rows make room."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
 
-import numpy as np
-import torch
-
-from trapline.gold.decoder.cache import SequenceCache
+from trapline.gold.decoder.engine import Engine, Token
 from trapline.gold.decoder.model import Decoder
-from trapline.gold.decoder.sampling import Sampler, Sampling
+from trapline.gold.decoder.sampling import Sampling
 from trapline.gold.errors import RangeError
 
-
-class Token(NamedTuple):
-    """One new token of one prompt, as it is streamed."""
-
-    prompt: int
-    token: int
-    last: bool
-
-
-@dataclass
-class _Row:
-    """A prompt at work."""
-
-    number: int
-    new: list[int]
-    cache: SequenceCache
-    sampler: Sampler
-    tokens: list[int] = field(default_factory=list)
+#: Positions a page.
+PAGE = 16
 
 
 def stream(
@@ -40,36 +19,32 @@ def stream(
     stop_ids: Sequence[int] = (),
     sampling: Sampling | Sequence[Sampling] | None = None,
     batch: int = 32,
+    decode: Callable[[list[int]], str] | None = None,
+    stop_texts: Sequence[str] = (),
 ) -> Iterator[Token]:
-    """Yields tokens as they come. At most `batch` prompts run at once; others wait their turn."""
-    _check(decoder, prompts, max_new_tokens, stop_ids, batch)
+    """Yields tokens as they come. At most `batch` prompts run at once; others wait their turn.
+
+    Stop tokens are yielded too. With a `decode` function tokens carry the text that can be shown,
+    which ends before a stop string, wherever in the tokens it lies.
+    """
+    if max_new_tokens < 1 or batch < 1:
+        raise RangeError("max_new_tokens and batch must be at least 1")
     ways = _per_prompt(sampling or Sampling(), len(prompts))
-    waiting = [
-        _Row(number, list(prompt), decoder.new_cache(), Sampler(way))
-        for number, (prompt, way) in enumerate(zip(prompts, ways, strict=True))
-    ][::-1]
-    running: list[_Row] = []
-    while waiting or running:
-        while waiting and len(running) < batch:
-            running.append(waiting.pop())
-        made = _step(decoder, running, max_new_tokens, stop_ids)
-        yield from (token for _, token in made)
-        running = [row for row, token in made if not token.last]
-
-
-def _step(
-    decoder: Decoder, rows: list[_Row], max_new_tokens: int, stop_ids: Sequence[int]
-) -> list[tuple[_Row, Token]]:
-    with torch.no_grad():
-        logits = decoder.step([row.new for row in rows], [row.cache for row in rows])
-    made = []
-    for row, one in zip(rows, logits, strict=True):
-        token = row.sampler.choose(one)
-        row.tokens.append(token)
-        row.new = [token]
-        last = token in stop_ids or len(row.tokens) >= max_new_tokens
-        made.append((row, Token(row.number, token, last)))
-    return made
+    engine = _engine(decoder, prompts, max_new_tokens, batch)
+    for number, (prompt, way) in enumerate(zip(prompts, ways, strict=True)):
+        try:
+            engine.add(
+                prompt,
+                max_new_tokens=max_new_tokens,
+                stop_ids=stop_ids,
+                sampling=way,
+                decode=decode,
+                stop_texts=stop_texts,
+            )
+        except RangeError as error:
+            raise RangeError(f"prompt {number}: {error}") from None
+    while engine.is_busy:
+        yield from engine.step()
 
 
 def generate(
@@ -91,34 +66,15 @@ def generate(
         sampling=sampling,
         batch=batch,
     ):
-        answers[token.prompt].append(token.token)
+        answers[token.request].append(token.token)
     return answers
 
 
-class BeamModel:
-    """The decoder as `beam_search` asks for it: log-probabilities of prefixes, one call a step.
-
-    Each prefix continues a cache of the step before: its own parent's, copied where several
-    beams share one.
-    """
-
-    def __init__(self, decoder: Decoder) -> None:
-        self._decoder = decoder
-        self._caches: dict[tuple[int, ...], SequenceCache] = {}
-
-    def log_probs(self, prefixes: list[list[int]]) -> np.ndarray:
-        """(n, V) in float64."""
-        keys = [tuple(prefix) for prefix in prefixes]
-        caches = [self._continued(key) for key in keys]
-        new = [key[cache.length :] for key, cache in zip(keys, caches, strict=True)]
-        with torch.no_grad():
-            logits = self._decoder.step(new, caches)
-        self._caches = dict(zip(keys, caches, strict=True))
-        return np.asarray(torch.log_softmax(logits.double(), dim=-1).cpu())
-
-    def _continued(self, key: tuple[int, ...]) -> SequenceCache:
-        parent = self._caches.get(key[:-1])
-        return parent.fork() if parent is not None else self._decoder.new_cache()
+def _engine(decoder: Decoder, prompts: Sequence[Sequence[int]], new: int, batch: int) -> Engine:
+    """As many pages as the longest prompts need that may run together."""
+    pages = sorted((-(-(len(prompt) + new) // PAGE) for prompt in prompts), reverse=True)
+    rows = min(batch, max(len(prompts), 1))
+    return Engine(decoder, rows=rows, pages=max(sum(pages[:rows]), 1), page_size=PAGE)
 
 
 def _per_prompt(sampling: Sampling | Sequence[Sampling], count: int) -> list[Sampling]:
@@ -126,26 +82,3 @@ def _per_prompt(sampling: Sampling | Sequence[Sampling], count: int) -> list[Sam
     if len(ways) != count:
         raise RangeError(f"{len(ways)} samplings for {count} prompts")
     return ways
-
-
-def _check(
-    decoder: Decoder,
-    prompts: Sequence[Sequence[int]],
-    max_new_tokens: int,
-    stop_ids: Sequence[int],
-    batch: int,
-) -> None:
-    """Refuses before anything is computed."""
-    if max_new_tokens < 1 or batch < 1:
-        raise RangeError("max_new_tokens and batch must be at least 1")
-    for number, prompt in enumerate(prompts):
-        if not prompt:
-            raise RangeError(f"prompt {number} is empty")
-        total = len(prompt) + max_new_tokens
-        if total > decoder.config.context:
-            raise RangeError(
-                f"prompt {number} needs {total} positions, the model has {decoder.config.context}"
-            )
-    for stop in stop_ids:
-        if not 0 <= stop < decoder.config.vocab:
-            raise RangeError(f"stop token {stop} is outside the vocabulary")

@@ -55,8 +55,8 @@ class Norm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.bias is None:
-            return tensor(rms_norm(x, self.weight, self.eps, impl="torch"))
-        return tensor(layer_norm(x, self.weight, self.bias, self.eps, impl="torch"))
+            return tensor(rms_norm(x, self.weight, self.eps))
+        return tensor(layer_norm(x, self.weight, self.bias, self.eps))
 
 
 class Attention(nn.Module):

@@ -1,12 +1,24 @@
-"""Choosing the next token: greedy, or drawn with temperature, top-k, top-p and min-p."""
+"""Choosing next tokens for a batch: greedy, or drawn with temperature, top-k, top-p and min-p.
 
+Every row has its own settings and its own random numbers: the n-th number of a seed is a hash of
+(seed, n), computed where the logits are. So a row's text does not depend on who else is in the
+batch, nothing is kept between steps, and nothing waits for the device.
+"""
+
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from trapline.gold.errors import RangeError
 from trapline.gold.softmax_topk.api import softmax_topk
+
+#: A nucleus almost always lies within so many candidates; where it does not, all are ranked.
+NUCLEUS = 1024
+#: What stands for a token where a row's logits have no softmax.
+NO_TOKEN = -1
 
 
 @dataclass(frozen=True)
@@ -29,32 +41,133 @@ class Sampling:
         if not 0.0 <= self.min_p <= 1.0:
             raise RangeError(f"min_p must be in [0, 1], got {self.min_p}")
 
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature == 0.0
 
-class Sampler:
-    """One row's choices. Its random stream is its own: other rows do not disturb it."""
 
-    def __init__(self, sampling: Sampling) -> None:
-        self.sampling = sampling
-        self._stream = torch.Generator().manual_seed(sampling.seed)
+class Ways(NamedTuple):
+    """The settings of a batch as tensors (B,)."""
 
-    def choose(self, logits: Tensor) -> int:
-        """The next token for logits (V,)."""
-        if bool(torch.isnan(logits).any()):
-            raise RangeError("the model's logits hold NaN")
-        if self.sampling.temperature == 0.0:
-            return int(softmax_topk(logits.float()[None], 1).indices)
-        candidates, weights = self._candidates(logits.float())
-        place = torch.multinomial(weights, 1, generator=self._stream)
-        return int(candidates[place])
+    temperature: Tensor  # 1 where greedy: its candidates are the same
+    greedy: Tensor
+    top_k: Tensor
+    top_p: Tensor
+    min_p: Tensor
+    seed: Tensor
 
-    def _candidates(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Tokens that may be drawn, most likely first, and their probabilities over all tokens."""
-        vocabulary = logits.shape[-1]
-        k = min(self.sampling.top_k or vocabulary, vocabulary)
-        top = softmax_topk(logits[None], k, temperature=self.sampling.temperature)
-        weights, tokens = top.values[0].cpu(), top.indices[0].cpu()
-        if self.sampling.top_k is not None:
-            weights = weights / weights.sum()
-        before = weights.cumsum(0) - weights
-        kept = (before < self.sampling.top_p) & (weights >= self.sampling.min_p * weights[0])
-        return tokens[kept], weights[kept]
+
+class Chooser:
+    """Chooses for the rows of one batch, as long as it stays the same batch."""
+
+    def __init__(self, ways: Sequence[Sampling], vocabulary: int, device: torch.device) -> None:
+        self._vocabulary = vocabulary
+        self._candidates = max((self._needed(way) for way in ways), default=1)
+        #: Whether a nucleus might not fit: only then a choice looks at its result.
+        self._uncertain = any(
+            not way.is_greedy and way.top_k is None and self._needed(way) < vocabulary
+            for way in ways
+        )
+        self._ways = _as_tensors(ways, vocabulary, device)
+        self.all_greedy = all(way.is_greedy for way in ways)
+
+    def __len__(self) -> int:
+        return len(self._ways.seed)
+
+    def __call__(self, logits: Tensor, made: Tensor) -> Tensor:
+        """Next tokens (B,) for logits (B, V), `made` (B,) tokens after the prompt.
+
+        `NO_TOKEN` where a row has NaN or +inf or nothing but −inf: a caller that reads the tokens
+        anyway learns it without a look of its own.
+        """
+        if self.all_greedy:
+            return greedy(logits)
+        chosen, fits = self._draw(logits.float(), made, self._candidates)
+        if self._uncertain and not bool(fits.all()):
+            chosen, _ = self._draw(logits.float(), made, self._vocabulary)
+        return chosen
+
+    def _needed(self, way: Sampling) -> int:
+        """How many candidates decide a row, as far as can be known beforehand."""
+        if way.is_greedy:
+            return 1
+        if way.top_k is not None:
+            return min(way.top_k, self._vocabulary)
+        return self._vocabulary if way.top_p == 1.0 else min(NUCLEUS, self._vocabulary)
+
+    def _draw(self, logits: Tensor, made: Tensor, candidates: int) -> tuple[Tensor, Tensor]:
+        """Tokens, and whether each row's nucleus lay within its candidates."""
+        ways = self._ways
+        top = softmax_topk(
+            logits, candidates, temperature=ways.temperature, check=False, log_probs=True
+        )
+        weights = top.values.double().exp()  # over all V, best first
+        rank = torch.arange(candidates, device=logits.device)
+        weights = weights.masked_fill(rank >= ways.top_k[:, None], 0.0)
+        limited = ways.top_k < self._vocabulary
+        mass = torch.where(limited, weights.sum(dim=1), 1.0)
+        fits = weights.sum(dim=1) >= mass * ways.top_p - 1e-9
+        weights = weights / mass[:, None]
+        before = weights.cumsum(dim=1) - weights
+        kept = (before < ways.top_p[:, None]) & (weights >= ways.min_p[:, None] * weights[:, :1])
+        reached = (weights * kept).cumsum(dim=1)
+        target = uniforms(ways.seed, made) * reached[:, -1]
+        place = (reached <= target[:, None]).sum(dim=1).clamp(max=candidates - 1)
+        # Rounding may carry the target to the very end; the last candidate kept is meant then.
+        place = torch.minimum(place, kept.sum(dim=1) - 1).clamp(min=0)
+        place = place.masked_fill(ways.greedy, 0)
+        chosen = top.indices.gather(1, place[:, None])[:, 0]
+        return _or_none(chosen, top.lse), fits | ways.greedy | limited
+
+
+def greedy(logits: Tensor) -> Tensor:
+    """The likeliest token (B,) of each row, the lower of equals; `NO_TOKEN` where there is none."""
+    best = softmax_topk(logits.float(), 1, check=False)
+    return _or_none(best.indices[:, 0], best.lse)
+
+
+def uniforms(seed: Tensor, number: Tensor) -> Tensor:
+    """The number-th random number in [0, 1) of each seed, float64; the same on every device."""
+    bits = _mixed(_mixed(seed) + number * _ODD)
+    return _shifted(bits, 11).double() * 2.0**-53
+
+
+#: Multipliers and shifts of splitmix64's finaliser, as signed 64-bit numbers that wrap around.
+_ODD = 0x9E3779B97F4A7C15 - 2**64
+_FIRST, _SECOND = 0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64
+
+
+def _mixed(x: Tensor) -> Tensor:
+    x = x + _ODD
+    x = (x ^ _shifted(x, 30)) * _FIRST
+    x = (x ^ _shifted(x, 27)) * _SECOND
+    return x ^ _shifted(x, 31)
+
+
+def _shifted(x: Tensor, by: int) -> Tensor:
+    """To the right, filling with zeros."""
+    rest: int = (1 << (64 - by)) - 1
+    return (x >> by) & rest
+
+
+def _or_none(tokens: Tensor, lse: Tensor) -> Tensor:
+    return tokens.masked_fill(~torch.isfinite(lse), NO_TOKEN)
+
+
+def _as_tensors(ways: Sequence[Sampling], vocabulary: int, device: torch.device) -> Ways:
+    def tensor(values: list[float], dtype: torch.dtype) -> Tensor:
+        return torch.tensor(values, dtype=dtype, device=device)
+
+    return Ways(
+        tensor([way.temperature or 1.0 for way in ways], torch.float32),
+        tensor([way.is_greedy for way in ways], torch.bool),
+        tensor([min(way.top_k or vocabulary, vocabulary) for way in ways], torch.int64),
+        tensor([way.top_p for way in ways], torch.float64),
+        tensor([way.min_p for way in ways], torch.float64),
+        tensor([_signed(way.seed) for way in ways], torch.int64),
+    )
+
+
+def _signed(seed: int) -> int:
+    """Any integer as a 64-bit one."""
+    return (seed + 2**63) % 2**64 - 2**63

@@ -1,0 +1,229 @@
+"""Continuous batching: requests enter when there is room, leave when they are done.
+
+A request's pages are reserved when it enters, for its prompt and all it may say, so nothing that
+runs can run out of room. Until then it waits, first come, first served.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+
+from trapline.gold.decoder.graphs import Running, StaticStep
+from trapline.gold.decoder.model import Decoder
+from trapline.gold.decoder.pool import Pool, PooledSequence
+from trapline.gold.decoder.sampling import NO_TOKEN, Chooser, Sampling
+from trapline.gold.decoder.text import TextStream
+from trapline.gold.errors import RangeError
+
+
+class Token(NamedTuple):
+    """One new token of one request."""
+
+    request: int
+    token: int
+    last: bool
+    #: What can be shown, for requests that came with a way to decode.
+    text: str = ""
+
+
+@dataclass
+class _Request:
+    number: int
+    prompt: list[int]
+    most: int
+    stop_ids: frozenset[int]
+    way: Sampling
+    text: TextStream | None
+    tokens: list[int] = field(default_factory=list)
+    sequence: PooledSequence | None = None
+
+    @property
+    def positions(self) -> int:
+        """What it may need; the last token is said, but never read."""
+        return len(self.prompt) + self.most - 1
+
+    def say(self, token: int) -> Token:
+        """Takes a token in."""
+        self.tokens.append(token)
+        shown = self.text.push(token) if self.text else ""
+        last = token in self.stop_ids or len(self.tokens) >= self.most
+        if self.text and (last or self.text.stopped):
+            shown += self.text.finish()
+            last = True
+        return Token(self.number, token, last, shown)
+
+
+class Engine:
+    """`add` requests at any time; every `step` gives each running one its next token.
+
+    At most `rows` requests run at once, in a pool of `pages` pages. With `share_prefixes` a prompt
+    that begins like an earlier one starts from its pages. The decoder stays as it is meanwhile.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        *,
+        rows: int = 32,
+        pages: int = 1024,
+        page_size: int = 16,
+        share_prefixes: bool = False,
+    ) -> None:
+        if rows < 1:
+            raise RangeError(f"an engine needs at least one row, got {rows}")
+        self.decoder, self.rows, self.share_prefixes = decoder, rows, share_prefixes
+        self.pool = Pool(
+            decoder.config, pages, page_size, decoder.norm.weight.dtype, decoder.device
+        )
+        most = self.pool.book.pages_for(decoder.config.context)
+        self._step = StaticStep(decoder, self.pool, rows, min(pages, most))
+        self._waiting: deque[_Request] = deque()
+        self._running: list[_Request] = []
+        self._chooser: Chooser | None = None
+        self._undelivered: list[Token] = []
+        self._numbers = 0
+
+    @property
+    def is_busy(self) -> bool:
+        return bool(self._waiting or self._running or self._undelivered)
+
+    def add(
+        self,
+        prompt: Sequence[int],
+        *,
+        max_new_tokens: int,
+        stop_ids: Sequence[int] = (),
+        sampling: Sampling | None = None,
+        decode: Callable[[list[int]], str] | None = None,
+        stop_texts: Sequence[str] = (),
+    ) -> int:
+        """Queues a request and answers its number; refuses what could never run."""
+        if stop_texts and decode is None:
+            raise RangeError("stop strings need a way to decode tokens")
+        request = _Request(
+            self._numbers,
+            [int(token) for token in prompt],
+            max_new_tokens,
+            frozenset(stop_ids),
+            sampling or Sampling(),
+            TextStream(decode, stop_texts) if decode else None,
+        )
+        self._check(request)
+        self._numbers += 1
+        self._waiting.append(request)
+        return request.number
+
+    def cancel(self, number: int) -> None:
+        """Forgets a request, wherever it is."""
+        self._waiting = deque(one for one in self._waiting if one.number != number)
+        self._leave({one.number for one in self._running if one.number == number})
+
+    @torch.no_grad()
+    def step(self) -> list[Token]:
+        """One more token of every request that runs, first of those that could enter now."""
+        if self._undelivered:
+            events, self._undelivered = self._undelivered, []
+            return events
+        entered = self._enter()
+        said = [] if not self._running else self._decode()
+        said += self._prefill(entered) if entered else []
+        return self._settle(said)
+
+    def _check(self, request: _Request) -> None:
+        config = self.decoder.config
+        if request.most < 1:
+            raise RangeError(f"max_new_tokens must be at least 1, got {request.most}")
+        if not request.prompt:
+            raise RangeError("the prompt is empty")
+        if not all(0 <= token < config.vocab for token in request.prompt):
+            raise RangeError(f"the prompt has a token outside the vocabulary of {config.vocab}")
+        for stop in sorted(request.stop_ids):
+            if not 0 <= stop < config.vocab:
+                raise RangeError(f"stop token {stop} is outside the vocabulary of {config.vocab}")
+        total = len(request.prompt) + request.most
+        if total > config.context:
+            raise RangeError(
+                f"a prompt of {len(request.prompt)} and {request.most} new tokens need {total}"
+                f" positions, the model has {config.context}"
+            )
+        needed = self.pool.book.pages_for(request.positions)
+        if needed > self.pool.book.num_pages:
+            raise MemoryError(
+                f"the request needs {needed} pages, the pool has {self.pool.book.num_pages}"
+            )
+
+    def _enter(self) -> list[_Request]:
+        """Requests in the order in which they came, as long as there are rows and pages."""
+        entered: list[_Request] = []
+        while self._waiting and len(self._running) + len(entered) < self.rows:
+            request = self._waiting[0]
+            sequence = self.pool.open()
+            if self.share_prefixes:
+                sequence.adopt(request.prompt)
+            try:
+                sequence.reserve(request.positions)
+            except MemoryError:
+                sequence.free()
+                break
+            request.sequence = sequence
+            entered.append(self._waiting.popleft())
+        return entered
+
+    def _prefill(self, entered: list[_Request]) -> list[tuple[_Request, int]]:
+        """The prompts in one packed pass, and the first token after each."""
+        sequences = [_opened(request) for request in entered]
+        new = [
+            request.prompt[sequence.length :]
+            for request, sequence in zip(entered, sequences, strict=True)
+        ]
+        logits = self.decoder.step(new, sequences)
+        if self.share_prefixes:
+            for request, sequence in zip(entered, sequences, strict=True):
+                sequence.publish(request.prompt)
+        chooser = self._choose_for(entered)
+        made = torch.zeros(len(entered), dtype=torch.int64, device=logits.device)
+        tokens = chooser(logits, made).tolist()
+        self._running += entered
+        self._chooser = None
+        return list(zip(entered, tokens, strict=True))
+
+    def _decode(self) -> list[tuple[_Request, int]]:
+        """One static step of the rows that run already."""
+        if self._chooser is None:
+            self._chooser = self._choose_for(self._running)
+            self._step.load(
+                [Running(_opened(one), one.tokens[-1], len(one.tokens)) for one in self._running]
+            )
+        tokens = self._step.choose(self._chooser).tolist()
+        for request in self._running:
+            _opened(request).advance(1)
+        return list(zip(self._running, tokens, strict=False))
+
+    def _settle(self, said: list[tuple[_Request, int]]) -> list[Token]:
+        """Hands tokens out, lets the finished go. A row without a token takes nobody with it."""
+        broken = [request.number for request, token in said if token == NO_TOKEN]
+        events = [request.say(token) for request, token in said if token != NO_TOKEN]
+        self._leave({event.request for event in events if event.last} | set(broken))
+        if broken:
+            self._undelivered = events
+            raise RangeError(f"the logits of request {broken[0]} are NaN or have no softmax")
+        return events
+
+    def _leave(self, numbers: set[int]) -> None:
+        for request in self._running:
+            if request.number in numbers:
+                _opened(request).free()
+                self._chooser = None
+        self._running = [one for one in self._running if one.number not in numbers]
+
+    def _choose_for(self, requests: Sequence[_Request]) -> Chooser:
+        ways = [request.way for request in requests]
+        return Chooser(ways, self.decoder.config.vocab, self.decoder.device)
+
+
+def _opened(request: _Request) -> PooledSequence:
+    assert request.sequence is not None
+    return request.sequence

@@ -1,0 +1,123 @@
+"""One pool of pages for many sequences: storage that never moves, shared by forks.
+
+Who holds which page is `kv_cache`'s `PageBook`; here are the rows, as tensors whose addresses a
+captured CUDA graph may rely on.
+"""
+
+from collections.abc import Hashable, Sequence
+
+import torch
+from torch import Tensor
+
+from trapline.gold.decoder.config import DecoderConfig
+from trapline.gold.errors import RangeError
+from trapline.gold.kv_cache.book import PageBook
+
+
+class Pool:
+    """Keys and values of all sequences, (layers, pages · P, G, D) each."""
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        pages: int,
+        page_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        if pages < 1 or page_size < 1:
+            raise RangeError(f"a pool needs pages and room in them, got {pages} of {page_size}")
+        shape = (config.layers, pages * page_size, config.kv_heads, config.head_dim)
+        self.keys = torch.zeros(shape, dtype=dtype, device=device)
+        self.values = torch.zeros(shape, dtype=dtype, device=device)
+        self.book = PageBook(pages, page_size)
+        self._opened = 0
+
+    @property
+    def page_size(self) -> int:
+        return self.book.page_size
+
+    def nbytes(self) -> int:
+        return 2 * self.keys.numel() * self.keys.element_size()
+
+    def paged(self, layer: int) -> tuple[Tensor, Tensor]:
+        """One layer as the paged kernels read it: (pages, G, P, D) views."""
+        shape = (self.book.num_pages, self.page_size, *self.keys.shape[2:])
+        keys, values = self.keys[layer], self.values[layer]
+        return keys.view(shape).transpose(1, 2), values.view(shape).transpose(1, 2)
+
+    def open(self) -> "PooledSequence":
+        """A new, empty sequence."""
+        self._opened += 1
+        self.book.tables[self._opened] = []
+        return PooledSequence(self, self._opened, 0)
+
+    def reserve(self, seq: int, start: int, count: int) -> None:
+        """Makes positions the sequence's own to write; shared pages are copied first."""
+        self.copy(self.book.reserve(seq, start, count))
+
+    def copy(self, pages: Sequence[tuple[int, int]]) -> None:
+        """Copies pages (from, to) in all layers, all at once."""
+        if not pages:
+            return
+        sources, targets = torch.tensor(pages, device=self.keys.device).T
+        for stored in (self.keys, self.values):
+            paged = stored.view(len(stored), self.book.num_pages, self.page_size, -1)
+            paged[:, targets] = paged[:, sources]
+
+
+class PooledSequence:
+    """One sequence in a pool; has what the decoder asks of a cache."""
+
+    def __init__(self, pool: Pool, seq: int, length: int) -> None:
+        self.pool, self.seq, self.length = pool, seq, length
+
+    @property
+    def table(self) -> list[int]:
+        """Its pages, in order."""
+        return self.pool.book.tables[self.seq]
+
+    def slots(self, start: int, end: int) -> Tensor:
+        """Where positions lie in the pool."""
+        pages = torch.tensor(self.table, device=self.pool.keys.device)
+        at = torch.arange(start, end, device=pages.device)
+        return pages[at // self.pool.page_size] * self.pool.page_size + at % self.pool.page_size
+
+    def reserve(self, count: int) -> None:
+        """Room for so many positions in all; or MemoryError, and nothing changed."""
+        self.pool.reserve(self.seq, self.length, count - self.length)
+
+    def append(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Stores new rows of one layer; returns all of that layer, old and new."""
+        end = self.length + len(k)
+        if layer == 0:
+            self.pool.reserve(self.seq, self.length, len(k))
+        slots = self.slots(0, end)
+        keys, values = self.pool.keys[layer], self.pool.values[layer]
+        keys.index_copy_(0, slots[self.length :], k)
+        values.index_copy_(0, slots[self.length :], v)
+        return keys[slots], values[slots]
+
+    def advance(self, count: int) -> None:
+        """After every layer has stored its rows."""
+        self.length += count
+
+    def adopt(self, tokens: Sequence[int], salt: Hashable = None) -> None:
+        """Begins with the pages of others that start with these tokens, as many as there are."""
+        self.length = self.pool.book.adopt(self.seq, tokens, salt)
+
+    def publish(self, tokens: Sequence[int], salt: Hashable = None) -> None:
+        """Lets others begin with this sequence's whole pages: these are its tokens."""
+        self.pool.book.publish(self.seq, tokens, salt)
+
+    def fork(self) -> "PooledSequence":
+        """A sequence with the same past; nothing is copied until one of them writes there."""
+        twin = self.pool.open()
+        self.pool.book.fork(self.seq, twin.seq)
+        twin.length = self.length
+        return twin
+
+    def free(self) -> None:
+        """Gives its pages back."""
+        self.pool.book.shrink(self.seq, 0)
+        del self.pool.book.tables[self.seq]

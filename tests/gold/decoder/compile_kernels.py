@@ -1,0 +1,58 @@
+"""Compiles the kernels for sm_90 without a GPU; test_kernels.py starts it and reads the result."""
+
+import json
+import sys
+from pathlib import Path
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from trapline.gold.decoder import kernels
+
+INTEGERS = {"positions": "*i64", "slots": "*i64", "H": "i32", "G": "i32", "hidden": "i32"}
+
+
+def main(folder: Path) -> None:
+    made = [
+        compiled(
+            kernels.turn_and_append_kernel,
+            {"D": width, "BLOCK": width // 2, "TURNED": turned, "NORMED": normed},
+            dtype,
+        )
+        for dtype in ("bf16", "fp16", "fp32")
+        for width, turned, normed in ((128, True, True), (64, True, False), (64, False, False))
+    ]
+    made += [compiled(kernels.swiglu_kernel, {"BLOCK": 1024}, d) for d in ("bf16", "fp32")]
+    (folder / "compiled.json").write_text(json.dumps(made))
+
+
+def compiled(kernel, fixed: dict[str, object], dtype: str) -> dict[str, object]:
+    names = kernel.arg_names
+    if not fixed.get("TURNED", True):
+        fixed = {**fixed, "cosine": None, "sine": None}
+    if not fixed.get("NORMED", True):
+        fixed = {**fixed, "q_norm": None, "k_norm": None}
+    signature = {name: "constexpr" if name in fixed else type_of(name, dtype) for name in names}
+    source = ASTSource(
+        fn=kernel,
+        signature=signature,
+        constexprs={(names.index(name),): value for name, value in fixed.items()},
+        attrs={
+            (place,): [["tt.divisibility", 16]]
+            for place, name in enumerate(names)
+            if signature[name].startswith("*")
+        },
+    )
+    made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 1})
+    return {"kernel": kernel.__name__, "dtype": dtype, "shared": made.metadata.shared}
+
+
+def type_of(name: str, dtype: str) -> str:
+    if name == "eps":
+        return "fp32"
+    return INTEGERS.get(name, "i32" if name.endswith("_stride") else f"*{dtype}")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,98 @@
+"""Beam search on a decoder: shared pages change nothing, and wide beams find the best of all."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+
+from trapline.gold.beam_search.api import beam_search
+from trapline.gold.decoder import beams
+from trapline.gold.decoder.generate import generate
+from trapline.gold.errors import RangeError
+
+PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2], [2], [7, 1, 8]]
+
+
+class Uncached:
+    """The whole text again for every beam and step."""
+
+    def __init__(self, decoder):
+        self.decoder = decoder
+
+    def log_probs(self, prefixes):
+        rows = [self.decoder(torch.tensor([prefix]))[0, -1] for prefix in prefixes]
+        return torch.log_softmax(torch.stack(rows).double(), dim=-1).numpy()
+
+
+@pytest.mark.parametrize("policy", ["canonical", "hf"])
+def test_beams_are_those_of_the_uncached_model(decoder, policy):
+    options = {"beam_width": 3, "max_new_tokens": 8, "eos_id": [4, 11], "policy": policy}
+    expected = beam_search(Uncached(decoder), PROMPTS, **options)
+    found = beams.search(decoder, PROMPTS, **options)
+    for ours, theirs in zip(found, expected, strict=True):
+        assert [beam.tokens for beam in ours] == [beam.tokens for beam in theirs]
+        for one, other in zip(ours, theirs, strict=True):
+            assert one.score == pytest.approx(other.score, rel=1e-5)
+
+
+def test_one_beam_is_greedy_while_nothing_ends(make):
+    """An end would enter the pool of finished hypotheses, whatever greedy would choose."""
+    decoder = make("llama", vocab_size=12)
+    greedy = generate(decoder, [[1, 2]], max_new_tokens=6)[0]
+
+    class WithoutEnd(beams.BeamModel):
+        def start(self, prompts):
+            return self.cut(super().start(prompts))
+
+        def follow(self, parents, tokens):
+            return self.cut(super().follow(parents, tokens))
+
+        def cut(self, table):
+            table[:, 0] = -np.inf
+            return table
+
+    assert 0 not in greedy
+    model = WithoutEnd(decoder, [[1, 2]], 1, 6)
+    ((best, *_),) = beam_search(model, [[1, 2]], beam_width=1, max_new_tokens=6, eos_id=0)
+    assert list(best.tokens) == greedy
+
+
+def test_wide_beams_find_the_best_of_all(make):
+    """Every continuation of three tokens, scored one by one, against a beam as wide as the tree."""
+    decoder = make("llama", vocab_size=5)
+    scored = {}
+    for tokens in product(range(5), repeat=3):
+        cut = tokens[: tokens.index(4) + 1] if 4 in tokens else tokens
+        steps = torch.log_softmax(decoder(torch.tensor([[1, 2, *cut]]))[0].double(), -1)
+        scored[cut] = sum(float(steps[1 + i, t]) for i, t in enumerate(cut)) / len(cut)
+    ((best, *_),) = beams.search(decoder, [[1, 2]], beam_width=125, max_new_tokens=3, eos_id=4)
+    winner = max(scored, key=scored.get)
+    assert best.tokens == winner
+    assert best.score == pytest.approx(scored[winner], rel=1e-5)
+
+
+def test_a_prompts_pages_are_shared_by_its_beams(make):
+    decoder = make("llama")
+    model = beams.BeamModel(decoder, PROMPTS[:1], 3, 8)
+    model.start(PROMPTS[:1])
+    model.follow([0, 0, 0], [1, 2, 3])
+    tables = [row.table for row in model._rows]
+    assert len({table[0] for table in tables}) == 1
+    assert len({table[1] for table in tables}) == 3  # the page that each writes to
+    model.follow([2], [5])
+    assert model.pool.book.num_pages - model.pool.book.free_pages == 2
+
+
+def test_bad_input_is_refused(make):
+    decoder = make("llama")
+    options = {"beam_width": 2, "max_new_tokens": 5, "eos_id": 4}
+    with pytest.raises(RangeError, match="65 positions"):
+        beams.search(decoder, [[1] * 60], **options)
+    with pytest.raises(RangeError, match="empty"):
+        beams.search(decoder, [[]], **options)
+    with pytest.raises(RangeError, match="beam_width"):
+        beams.search(decoder, [[1]], **{**options, "beam_width": 0})
+    decoder.embedding.weight[9] = float("nan")
+    with pytest.raises(RangeError, match="NaN"):
+        beams.search(decoder, [[9]], **options)

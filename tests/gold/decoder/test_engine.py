@@ -1,0 +1,183 @@
+"""Continuous batching: whoever comes and goes, each request gets what it gets alone."""
+
+import random
+
+import pytest
+import torch
+
+from trapline.gold.decoder.engine import Engine
+from trapline.gold.decoder.generate import generate, stream
+from trapline.gold.decoder.sampling import Sampling
+from trapline.gold.errors import RangeError
+
+PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6], [2], [7, 1, 8], [1, 1, 2, 3, 5, 8, 13], [4] * 17]
+WAYS = [
+    Sampling(),
+    Sampling(1.3, top_k=20, top_p=0.9, min_p=0.01, seed=5),
+    Sampling(0.9, seed=6),
+    Sampling(),
+    Sampling(2.0, top_p=0.7, seed=7),
+]
+
+
+def by_hand(decoder, prompt, count):
+    """Greedy without a cache: the whole text again for every token."""
+    text = list(prompt)
+    for _ in range(count):
+        text.append(int(decoder(torch.tensor([text]))[0, -1].argmax()))
+    return text[len(prompt) :]
+
+
+def test_greedy_is_the_uncached_argmax(decoder):
+    expected = [by_hand(decoder, prompt, 9) for prompt in PROMPTS]
+    assert generate(decoder, PROMPTS, max_new_tokens=9) == expected
+
+
+def test_rows_never_meet(decoder):
+    """A batch of ragged prompts gives each row what it gets alone, however many run at once."""
+    alone = [
+        generate(decoder, [prompt], max_new_tokens=9, sampling=way)[0]
+        for prompt, way in zip(PROMPTS, WAYS, strict=True)
+    ]
+    for batch in (1, 2, 5):
+        assert generate(decoder, PROMPTS, max_new_tokens=9, sampling=WAYS, batch=batch) == alone
+
+
+def test_requests_that_come_and_go_get_what_they_get_alone(decoder):
+    """16 requests of random lengths, stops and seeds, added at random times to a small pool."""
+    draw = random.Random(3)
+    engine = Engine(decoder, rows=3, pages=14, page_size=4)
+    wanted, answers = {}, {}
+    while len(wanted) < 16 or engine.is_busy:
+        if len(wanted) < 16 and draw.random() < 0.5:
+            prompt = [draw.randrange(23) for _ in range(draw.randint(1, 20))]
+            options = {
+                "max_new_tokens": draw.randint(1, 12),
+                "stop_ids": draw.sample(range(23), 2),
+                "sampling": draw.choice([None, Sampling(1.2, seed=draw.randrange(99))]),
+            }
+            wanted[engine.add(prompt, **options)] = (prompt, options)
+        for token in engine.step():
+            answers.setdefault(token.request, []).append(token.token)
+    assert engine.pool.book.free_pages == 14
+    for number, (prompt, options) in wanted.items():
+        assert answers[number] == generate(decoder, [prompt], **options)[0]
+
+
+def test_shared_prefixes_change_nothing(make):
+    """The second prompt starts from the first one's pages."""
+    decoder = make("llama")
+    engine = Engine(decoder, rows=4, pages=32, page_size=4, share_prefixes=True)
+    prefix = [5, 6, 7, 8, 9, 10, 11, 12, 13]
+    prompts = [[*prefix, last] for last in (1, 2)] + [prefix]
+    answers = {}
+    for prompt in prompts:
+        number = engine.add(prompt, max_new_tokens=6)
+        before = engine.pool.book.free_pages
+        while engine.is_busy:
+            for token in engine.step():
+                answers.setdefault(number, []).append(token.token)
+        assert engine.pool.book.free_pages == before
+    assert list(answers.values()) == generate(decoder, prompts, max_new_tokens=6)
+    sequence = engine.pool.open()
+    sequence.adopt([*prefix, 3])
+    assert sequence.length == 8  # two whole pages of four
+
+
+def test_stop_tokens_end_a_row_and_are_included(make):
+    decoder = make("llama")
+    answer = generate(decoder, [[1, 2, 3]], max_new_tokens=8)[0]
+    stop = answer[2]
+    stopped = generate(decoder, [[1, 2, 3]], max_new_tokens=8, stop_ids=[stop])[0]
+    assert stopped == answer[: answer.index(stop) + 1]
+    tokens = list(stream(decoder, [[1, 2, 3]], max_new_tokens=8, stop_ids=[stop]))
+    assert [token.last for token in tokens] == [False] * (len(stopped) - 1) + [True]
+
+
+def test_stop_strings_end_a_row_wherever_they_lie(make):
+    """Tokens 0 … 22 as two letters each, so that a stop string straddles three tokens."""
+    decoder = make("llama")
+
+    def decode(tokens):
+        return "".join(f"{token:02}" for token in tokens)
+
+    answer = generate(decoder, [[1, 2, 3]], max_new_tokens=10)[0]
+    text = decode(answer)
+    stop = text[5:9]
+    at = text.index(stop)
+    tokens = list(stream(decoder, [[1, 2, 3]], max_new_tokens=10, decode=decode, stop_texts=[stop]))
+    assert "".join(token.text for token in tokens) == text[:at]
+    assert len(tokens) == -(-(at + 4) // 2)
+    assert [token.last for token in tokens] == [False] * (len(tokens) - 1) + [True]
+    whole = list(stream(decoder, [[1, 2, 3]], max_new_tokens=10, decode=decode))
+    assert "".join(token.text for token in whole) == text
+
+
+def test_a_cancelled_request_leaves_its_pages(make):
+    decoder = make("llama")
+    engine = Engine(decoder, rows=1, pages=4, page_size=8)
+    first, second = (engine.add([1, 2], max_new_tokens=9) for _ in range(2))
+    engine.step()
+    engine.cancel(first)
+    engine.cancel(99)
+    said = [token.token for _ in range(9) for token in engine.step()]
+    assert said == generate(decoder, [[1, 2]], max_new_tokens=9)[0]
+    assert not engine.is_busy
+    assert engine.pool.book.free_pages == 4
+    assert second == 1
+
+
+BAD = [
+    ({"prompts": [[1], []]}, "prompt 1: the prompt is empty"),
+    ({"prompts": [[1] * 60]}, "60 and 8 new tokens need 68 positions, the model has 64"),
+    ({"prompts": [[99]]}, "outside the vocabulary of 23"),
+    ({"prompts": [[-1]]}, "outside the vocabulary of 23"),
+    ({"prompts": [[1]], "stop_ids": [77]}, "stop token 77"),
+    ({"prompts": [[1]], "max_new_tokens": 0}, "at least 1"),
+    ({"prompts": [[1]], "batch": 0}, "at least 1"),
+    ({"prompts": [[1], [2]], "sampling": [Sampling()]}, "1 samplings for 2"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "sentence"), BAD)
+def test_bad_input_is_refused_with_a_sentence(make, arguments, sentence):
+    with pytest.raises(RangeError, match=sentence):
+        generate(make("llama"), **{"max_new_tokens": 8, **arguments})
+
+
+def test_what_cannot_run_is_refused_when_it_is_added(make):
+    decoder = make("llama")
+    engine = Engine(decoder, rows=2, pages=2, page_size=4)
+    with pytest.raises(MemoryError, match="needs 3 pages, the pool has 2"):
+        engine.add([1] * 5, max_new_tokens=5)
+    with pytest.raises(RangeError, match="max_new_tokens"):
+        engine.add([1], max_new_tokens=0)
+    with pytest.raises(RangeError, match="a way to decode"):
+        engine.add([1], max_new_tokens=1, stop_texts=["x"])
+    assert not engine.is_busy
+    with pytest.raises(RangeError, match="at least one row"):
+        Engine(decoder, rows=0)
+    # A full pool makes others wait; it does not break what runs.
+    for _ in range(3):
+        engine.add([1] * 4, max_new_tokens=5)
+    counts = []
+    while engine.is_busy:
+        counts.append(len(engine.step()))
+    assert counts == [1] * 15
+
+
+def test_logits_that_are_nan_cost_one_request_only(make):
+    """Token 9 breaks the model; the other rows do not notice."""
+    decoder = make("llama")
+    decoder.embedding.weight[9] = float("nan")
+    engine = Engine(decoder, rows=3, pages=32)
+    good = engine.add([1, 2, 3], max_new_tokens=5)
+    bad = engine.add([1, 9], max_new_tokens=5)
+    with pytest.raises(RangeError, match=f"request {bad} are NaN"):
+        engine.step()
+    said = []
+    while engine.is_busy:
+        said += engine.step()
+    assert [token.request for token in said] == [good] * 5
+    assert [t.token for t in said] == generate(decoder, [[1, 2, 3]], max_new_tokens=5)[0]
+    assert engine.pool.book.free_pages == 32

@@ -1,0 +1,134 @@
+"""The static step: the same logits as the plain path, whatever rows come and go."""
+
+import pytest
+import torch
+
+from trapline.gold.decoder.graphs import Running, StaticStep
+from trapline.gold.decoder.pool import Pool
+from trapline.gold.decoder.sampling import Chooser, Sampling
+from trapline.gold.errors import RangeError
+
+PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6], [2], [7, 1, 8]]
+
+
+def pool_of(decoder, pages=24, size=4):
+    return Pool(decoder.config, pages, size, decoder.norm.weight.dtype, decoder.device)
+
+
+def opened(decoder, pool, prompts, room=12):
+    """Prompts in the pool, with room reserved for what follows."""
+    rows = []
+    for prompt in prompts:
+        sequence = pool.open()
+        sequence.reserve(len(prompt) + room)
+        decoder.step([prompt], [sequence])
+        rows.append(sequence)
+    return rows
+
+
+def plain(decoder, prompt, tokens):
+    return decoder(torch.tensor([prompt + tokens]))[0, -1]
+
+
+def test_the_pool_is_a_cache_like_any_other(decoder):
+    pool = pool_of(decoder)
+    sequence = pool.open()
+    for piece in ([3, 1, 4], [1], [5, 9, 2, 6, 5]):
+        logits = decoder.step([piece], [sequence])
+    torch.testing.assert_close(
+        logits[0], plain(decoder, [3, 1, 4, 1, 5, 9, 2, 6, 5], []), rtol=1e-5, atol=1e-5
+    )
+    twin = sequence.fork()
+    assert twin.table == sequence.table
+    one, two = decoder.step([[7]], [twin]), decoder.step([[8]], [sequence])
+    assert twin.table[-1] != sequence.table[-1]  # the shared page was copied before writing
+    for logits, last in ((one, 7), (two, 8)):
+        expected = plain(decoder, [3, 1, 4, 1, 5, 9, 2, 6, 5], [last])
+        torch.testing.assert_close(logits[0], expected, rtol=1e-5, atol=1e-5)
+    twin.free()
+    sequence.free()
+    assert pool.book.free_pages == 24
+
+
+def test_static_logits_are_the_plain_ones(decoder):
+    pool = pool_of(decoder)
+    rows = opened(decoder, pool, PROMPTS)
+    step = StaticStep(decoder, pool, rows=4, pages=8)
+    said = [[], [], []]
+    for token in range(5, 12):
+        step.load([Running(row, token + i, 0) for i, row in enumerate(rows)])
+        logits = step.logits()
+        for i, (row, prompt) in enumerate(zip(rows, PROMPTS, strict=True)):
+            said[i].append(token + i)
+            row.advance(1)
+            expected = plain(decoder, prompt, said[i])
+            torch.testing.assert_close(logits[i], expected, rtol=1e-5, atol=1e-5)
+
+
+def test_buffers_move_on_by_themselves(decoder):
+    """Many steps after one load, against a load before every step."""
+    pools = [pool_of(decoder) for _ in range(2)]
+    both = [opened(decoder, pool, PROMPTS) for pool in pools]
+    steps = [StaticStep(decoder, pool, rows=3, pages=8) for pool in pools]
+    ways = [Sampling(), Sampling(1.3, seed=4), Sampling(0.8, top_k=5, seed=5)]
+    chooser = Chooser(ways, 23, decoder.device)
+    tokens = [4, 5, 6]
+    steps[0].load([Running(row, t, 1) for row, t in zip(both[0], tokens, strict=True)])
+    for made in range(1, 9):
+        steps[1].load([Running(row, t, made) for row, t in zip(both[1], tokens, strict=True)])
+        tokens = steps[1].choose(chooser).tolist()
+        assert steps[0].choose(chooser).tolist() == tokens
+        for row in both[1]:
+            row.advance(1)
+
+
+def test_joined_weights_are_the_decoders_own(make):
+    """Nothing is kept twice, and the plain path reads the same numbers."""
+    decoder = make("qwen3")
+    before = decoder(torch.tensor([[1, 2, 3]]))
+    StaticStep(decoder, pool_of(decoder), rows=1, pages=8)
+    attention = decoder.layers[0].attention
+    end = attention.q.weight.data_ptr() + attention.q.weight.nbytes
+    assert attention.k.weight.data_ptr() == end
+    assert torch.equal(decoder(torch.tensor([[1, 2, 3]])), before)
+
+
+def test_sixteen_bit_steps_stay_near_the_plain_ones(make):
+    decoder = make("llama").to(torch.bfloat16)
+    pool = pool_of(decoder)
+    rows = opened(decoder, pool, PROMPTS)
+    step = StaticStep(decoder, pool, rows=3, pages=8)
+    step.load([Running(row, 5, 0) for row in rows])
+    for logits, prompt in zip(step.logits(), PROMPTS, strict=True):
+        expected = plain(decoder, prompt, [5]).float()
+        assert (logits.float() - expected).abs().max() <= 0.05 * expected.abs().max()
+
+
+def test_too_many_rows_or_pages_are_refused(make):
+    decoder = make("llama")
+    pool = pool_of(decoder)
+    rows = opened(decoder, pool, PROMPTS)
+    with pytest.raises(RangeError, match="3 rows are more than 2"):
+        StaticStep(decoder, pool, 2, 8).load([Running(row, 1, 0) for row in rows])
+    with pytest.raises(RangeError, match="5 pages, there is room for 2"):
+        StaticStep(decoder, pool, 2, 2).load([Running(rows[0], 1, 0)])
+    with pytest.raises(RangeError, match="needs pages"):
+        Pool(decoder.config, 0, 4, torch.float32, decoder.device)
+
+
+@pytest.mark.needs_gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_captured_steps_are_the_eager_ones(make):
+    """Greedy tokens and sampled ones from a replayed graph, against the CPU."""
+    tokens = {}
+    for place in ("cpu", "cuda"):
+        for ways in ([Sampling()] * 3, [Sampling(), Sampling(1.0, seed=1), Sampling(0.7, 5)]):
+            decoder = make("qwen3").to(place)
+            pool = pool_of(decoder)
+            rows = opened(decoder, pool, PROMPTS)
+            step = StaticStep(decoder, pool, rows=4, pages=8)
+            step.load([Running(row, 5, 1) for row in rows])
+            chooser = Chooser(ways, 23, decoder.device)
+            said = [step.choose(chooser)[:3].tolist() for _ in range(8)]
+            tokens.setdefault(place, []).append(said)
+    assert tokens["cpu"] == tokens["cuda"]

@@ -1,0 +1,60 @@
+"""The Triton kernels: right in the interpreter, compilable for a Hopper GPU. No GPU is needed."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from trapline.gold.decoder import fused
+from trapline.gold.decoder.config import RopeConfig
+from trapline.gold.decoder.rope import angles, rotate
+from trapline.gold.norms import oracle
+
+pytest.importorskip("triton")
+
+HERE = Path(__file__).parent
+#: Both round to the dtype at the same places; sums may come in another order.
+TOLERANCES = {"torch.float32": 2e-6, "torch.float16": 8e-3}
+
+
+def test_interpreted_kernels_agree_with_torch(tmp_path, run_script):
+    run_script(HERE / "interpret_kernels.py", tmp_path, TRITON_INTERPRET="1")
+    found = json.loads((tmp_path / "errors.json").read_text())
+    assert len(found) == 12
+    for entry in found:
+        assert entry["error"] <= TOLERANCES[entry["dtype"]], entry
+        if "untouched" in entry:  # a slot of −1 stores nothing, every other one row
+            assert entry["untouched"] == 20 - (entry["rows"] - 1), entry
+
+
+def test_kernels_compile_for_hopper(tmp_path, run_script):
+    run_script(HERE / "compile_kernels.py", tmp_path, TRITON_INTERPRET="0")
+    compiled = json.loads((tmp_path / "compiled.json").read_text())
+    assert len(compiled) == 11
+    assert all(entry["shared"] <= 232448 for entry in compiled), compiled
+
+
+def test_the_torch_twin_norms_turns_and_stores():
+    """Against the norm's oracle and the plain rotation, head by head."""
+    torch.manual_seed(0)
+    rows, heads, groups, width = 3, 4, 2, 8
+    qkv = torch.randn(rows, (heads + 2 * groups) * width)
+    weights = torch.randn(2, width)
+    positions, slots = torch.tensor([4, 0, 7]), torch.tensor([5, -1, 0])
+    cosine, sine = angles(RopeConfig(), width, torch.arange(10), qkv)
+    keys, values = torch.zeros(2, 6, groups, width)
+    turn = fused.Turn(cosine, sine, *weights, 1e-6)
+    q = fused.turn_and_append(qkv, turn, positions, slots, keys, values)
+    parts = qkv.view(rows, -1, width)
+    normed = [
+        torch.from_numpy(oracle.rms_norm(part.numpy(), weight.numpy())).float()
+        for part, weight in ((parts[:, :4], weights[0]), (parts[:, 4:6], weights[1]))
+    ]
+    turned = [rotate(part, cosine[positions], sine[positions]) for part in normed]
+    torch.testing.assert_close(q, turned[0], rtol=1e-5, atol=1e-5)
+    for row, slot in ((0, 5), (2, 0)):
+        torch.testing.assert_close(keys[slot], turned[1][row], rtol=1e-5, atol=1e-5)
+        assert torch.equal(values[slot], parts[row, 6:])
+    assert not keys[1:5].any()
+    assert not values[1:5].any()
