@@ -9,7 +9,7 @@ from trapline.gold.errors import RangeError
 from trapline.gold.impl import Impl, choose
 from trapline.gold.softmax_topk import oracle
 
-_OFFERED: tuple[Impl, ...] = ("oracle", "torch")
+_OFFERED: tuple[Impl, ...] = ("oracle", "torch", "kernels")
 
 
 class TopK(NamedTuple):
@@ -43,7 +43,7 @@ def softmax_topk(
     _check_temperature(temperature, logits, check)
     if chosen == "oracle":
         return _by_oracle(logits, int(k), temperature, log_probs)
-    return _by_torch(logits, int(k), temperature, log_probs, check)
+    return _by_torch(logits, int(k), temperature, log_probs, check, _operators(chosen))
 
 
 def _check_temperature(temperature: Any, logits: Any, check: bool) -> None:
@@ -62,10 +62,23 @@ def _by_oracle(logits: Any, k: int, temperature: Any, log_probs: bool) -> TopK:
     return TopK(values.astype(logits.dtype), ranked.indices, ranked.lse.astype(wide))
 
 
-def _by_torch(logits: Any, k: int, temperature: Any, log_probs: bool, check: bool) -> TopK:
+def _operators(chosen: Impl) -> str:
+    """The namespace of the operator that does the work; importing it registers it."""
+    if chosen == "kernels":
+        from trapline.gold.softmax_topk.kernels import KERNELS
+
+        return KERNELS
+    from trapline.gold.softmax_topk.fast import TORCH
+
+    return TORCH
+
+
+def _by_torch(
+    logits: Any, k: int, temperature: Any, log_probs: bool, check: bool, operators: str
+) -> TopK:
     from trapline.gold.softmax_topk import fast
 
-    found = fast.softmax_topk(logits, k, temperature)
+    found = fast.softmax_topk(logits, k, temperature, operators)
     if check and not fast.every_row_has_a_softmax(found.row_max):
         raise RangeError("a row of logits contains NaN or +inf, or is all -inf")
     values = found.log_probs if log_probs else found.log_probs.exp()

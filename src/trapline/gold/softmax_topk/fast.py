@@ -23,11 +23,11 @@ _TILE = 16384
 _LOW_WORD = (1 << 32) - 1
 _WORST = -(1 << 63)
 
-_library: Any = torch.library  # its calls carry no types
-_LIB = _library.Library("trapline_topk", "DEF")
-_LIB.define(
+_SCHEMA = (
     "softmax_topk(Tensor logits, int k, Tensor temperature) -> (Tensor, Tensor, Tensor, Tensor)"
 )
+#: The namespace of the operator in this file; `kernels` registers the same under another.
+TORCH = "trapline_topk"
 
 
 class Streamed(NamedTuple):
@@ -39,14 +39,16 @@ class Streamed(NamedTuple):
     row_max: Tensor  # (N,)
 
 
-def softmax_topk(logits: Tensor, k: int, temperature: float | Tensor) -> Streamed:
+def softmax_topk(
+    logits: Tensor, k: int, temperature: float | Tensor, operators: str = TORCH
+) -> Streamed:
     """The k largest logits of each row as log-probabilities, best first. Not differentiable.
 
     The temperature is one number, or one for each row (N,).
     """
     wide = _wide(logits.dtype)
     each = torch.as_tensor(temperature, dtype=wide, device=logits.device).expand(logits.shape[0])
-    return Streamed(*torch.ops.trapline_topk.softmax_topk(logits, k, each))
+    return Streamed(*getattr(torch.ops, operators).softmax_topk(logits, k, each))
 
 
 def every_row_has_a_softmax(row_max: Tensor) -> bool:
@@ -135,4 +137,14 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-_LIB.impl("softmax_topk", _softmax_topk, "CompositeExplicitAutograd")
+def define(namespace: str) -> Any:
+    """The operator under a namespace, still without an implementation."""
+    library: Any = torch.library  # its calls carry no types
+    made = library.Library(namespace, "DEF")
+    made.define(_SCHEMA)
+    return made
+
+
+# Composed of torch operators, so one implementation serves every device, and tracing too.
+_LIBRARY = define(TORCH)
+_LIBRARY.impl("softmax_topk", _softmax_topk, "CompositeExplicitAutograd")
