@@ -93,11 +93,10 @@ def test_every_attack_that_says_so_succeeds_in_a_plain_process(corpus, challenge
 
 
 @pytest.mark.full
-def test_no_attack_of_the_whole_corpus_gains_anything_but_those_known_to(corpus, isolated):
+def test_no_attack_of_the_whole_corpus_gains_anything(isolated):
     team = redteam.run_red_team(isolated)
-    known = {cheat.name for cheat in corpus.values() if cheat.open} - set(team.left_out)
-    assert [one for one in team.attempts if one.surprising and one.name not in known] == []
-    assert {one.name for one in team.succeeded} == known
+    assert [one for one in team.attempts if one.surprising] == []
+    assert team.succeeded == []
     assert set(team.honest.values()) == {"pass"}
     assert len(team.attempts) >= 40
 
@@ -113,7 +112,7 @@ def test_an_installation_without_the_corpus_says_so(monkeypatch, tmp_path):
         redteam.find_corpus()
 
 
-HEADER = "# attack: a\n# defence: d\n# expect: fail\n"
+HEADER = "# attack: a\n# defence: d\n# expect: fail\n# never-because: no\n"
 
 
 def test_files_are_told_apart(tmp_path):
@@ -132,7 +131,9 @@ def test_files_are_told_apart(tmp_path):
     [
         ("# attack: a\n# defence: d\n\nx = 1\n", "expect"),
         (HEADER + "# expects: fail\n\nx = 1\n", "expects"),
-        ("# attack: a\n# defence: d\n# expect: lose\n\nx = 1\n", "lose"),
+        (HEADER.replace("fail", "lose") + "\nx = 1\n", "lose"),
+        (HEADER.replace("# never-because: no\n", "") + "\nx = 1\n", "exactly one of"),
+        (HEADER + "# succeeds-at: process\n\nx = 1\n", "exactly one of"),
     ],
 )
 def test_a_header_with_a_mistake_is_refused(tmp_path, text, wrong):
@@ -149,12 +150,17 @@ class Graded:
         self.state, self.score, self.reason = state, 80.0, "because"
         self.dimensions = {"speed": Dimension(score=speed, reason="")}
 
+    def model_dump_json(self):
+        if self.state == "hack":
+            raise ValueError("no text")
+        return "{}"
+
 
 @pytest.mark.parametrize(
     ("name", "graded", "gained"),
     [
         ("zeros", Graded("fail"), ""),
-        ("zeros", Graded("hack"), ""),
+        ("zeros", Graded("hack"), "its verdict cannot be written: no text"),
         ("zeros", Graded("pass"), "it passed with 80.0"),
         ("zeros", Graded("infra_error"), "it kept the judge from judging: because"),
         ("patched_clock", Graded("pass", 10.0), ""),
@@ -185,6 +191,7 @@ def one(state="fail", gained=""):
         state=state,
         score=0.0,
         reason="",
+        proof="succeeds without care",
         gained=gained,
     )
 
@@ -201,6 +208,6 @@ def test_a_campaign_holds_only_without_successes_and_surprises():
 def test_the_page_names_the_rate_and_every_attack():
     page = redteam.markdown(team(one(), one("pass", "it passed with 80")))
     assert "**Attack success: 1 of 2**" in page
-    assert "| `zeros` | a / b | d | fail |" in page
+    assert "| `zeros` | a / b | d | fail | succeeds without care |" in page
     assert "**gained: it passed with 80**" in page
     assert "`sleepy` (no bed)" in page

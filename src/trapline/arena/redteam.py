@@ -4,10 +4,14 @@ The corpus is a folder of single files. Each starts with a header of comments:
 
     # attack: what it tries                 # defence: what stops it
     # expect: the state it must end in      # at-most: dimension=score, where it solves the task
-    # succeeds-at: process                  (a level at which it does succeed; tests prove it)
     # needs: cgroup                         (left out where the machine lacks it)
     # slow: yes                             (costs deadlines, not computation)
-    # open: yes                             (known to succeed still; counted as the success it is)
+
+and exactly one line about whether it could succeed at all:
+
+    # succeeds-at: process                  (a level at which it does; tests prove it)
+    # succeeds-without: defence …           (it does once these are switched off; tests prove it)
+    # never-because: why nobody shows it    (unsafe, or it cannot work by construction)
 
 The rest is `solution.py`; a line `# ==== file: NAME` starts another file of the submission.
 """
@@ -36,7 +40,11 @@ CHALLENGE = "ordering"
 _FIELD = re.compile(r"# ([a-z-]+): (.+)")
 _NEXT_FILE = re.compile(r"^# ==== file: (.+)\n", re.MULTILINE)
 _DIGEST = "{digest of solution.py}"
-_KNOWN = {"attack", "defence", "expect", "at-most", "succeeds-at", "needs", "slow", "open"}
+#: Too long to lie in a file: `read_cheat` writes it out.
+_LONG, _LENGTH = "{half a megabyte}", 1 << 19
+_NEEDED = {"attack", "defence", "expect"}
+_PROOFS = {"succeeds-at", "succeeds-without", "never-because"}
+_KNOWN = {*_NEEDED, *_PROOFS, "at-most", "needs", "slow"}
 
 
 @dataclass(frozen=True)
@@ -49,11 +57,23 @@ class Cheat:
     expect: State
     #: The most it may get where it does solve the task: dimension → score.
     at_most: dict[str, float]
+    #: Levels at which it succeeds.
     succeeds_at: tuple[str, ...]
+    #: Defences without which it succeeds, all of them switched off.
+    succeeds_without: tuple[str, ...]
+    never_because: str
     needs: str
     slow: bool
-    open: bool
     files: dict[str, str]
+
+    @property
+    def proof(self) -> str:
+        """What shows that it is a real attack, in a few words."""
+        if self.succeeds_at:
+            return f"succeeds at level {', '.join(self.succeeds_at)}"
+        if self.succeeds_without:
+            return f"succeeds without {', '.join(self.succeeds_without)}"
+        return f"not shown: {self.never_because}"
 
 
 class Attempt(Record):
@@ -66,6 +86,8 @@ class Attempt(Record):
     state: State
     score: float | None
     reason: str
+    #: What shows that it is a real attack: when it does succeed.
+    proof: str = ""
     #: Empty, or what it got that it does not deserve.
     gained: str = ""
 
@@ -119,10 +141,11 @@ def read_corpus(folder: Path) -> list[Cheat]:
 def read_cheat(path: Path) -> Cheat:
     text = path.read_text()
     fields = {found[1]: found[2] for line in _header(text) if (found := _FIELD.match(line))}
-    missing = {"attack", "defence", "expect"} - set(fields)
-    if missing or set(fields) - _KNOWN:
-        wrong = ", ".join(sorted(missing | (set(fields) - _KNOWN)))
-        raise UsageError(f"{path}: its header lacks or misspells {wrong}")
+    wrong = (_NEEDED - set(fields)) | (set(fields) - _KNOWN)
+    if wrong:
+        raise UsageError(f"{path}: its header lacks or misspells {', '.join(sorted(wrong))}")
+    if len(_PROOFS & set(fields)) != 1:
+        raise UsageError(f"{path}: its header needs exactly one of {', '.join(sorted(_PROOFS))}")
     return Cheat(
         name=path.stem,
         attack=fields["attack"],
@@ -130,9 +153,10 @@ def read_cheat(path: Path) -> Cheat:
         expect=_state(path, fields["expect"]),
         at_most=_scores(fields.get("at-most", "")),
         succeeds_at=tuple(fields.get("succeeds-at", "").split()),
+        succeeds_without=tuple(fields.get("succeeds-without", "").split()),
+        never_because=fields.get("never-because", ""),
         needs=fields.get("needs", ""),
         slow="slow" in fields,
-        open="open" in fields,
         files=_files(text),
     )
 
@@ -157,8 +181,11 @@ def _files(text: str) -> dict[str, str]:
     solution, *rest = _NEXT_FILE.split(text)
     others = dict(zip(rest[::2], rest[1::2], strict=True))
     digest = hashlib.sha256(solution.encode()).hexdigest()
-    others = {name: content.replace(_DIGEST, digest) for name, content in others.items()}
-    return {"solution.py": solution, **others}
+    filled = {
+        name: content.replace(_DIGEST, digest).replace(_LONG, "#" * _LENGTH)
+        for name, content in others.items()
+    }
+    return {"solution.py": solution, **filled}
 
 
 def load_challenge(corpus: Path) -> Challenge:
@@ -214,6 +241,7 @@ def attempt(cheat: Cheat, challenge: Challenge, level: Level, seed: int) -> Atte
         state=cell.state,
         score=cell.score,
         reason=cell.reason,
+        proof=cheat.proof,
         gained=_gain(cheat, cell),
     )
 
@@ -228,6 +256,10 @@ def _gain(cheat: Cheat, cell: Cell) -> str:
     """What it got that it does not deserve."""
     if cell.state in ("infra_error", "not_run"):
         return f"it kept the judge from judging: {cell.reason}"
+    try:
+        cell.model_dump_json()
+    except ValueError as error:
+        return f"its verdict cannot be written: {error}"
     if cell.state == "pass" and cheat.expect != "pass":
         return f"it passed with {cell.score}"
     for name, most in cheat.at_most.items():
@@ -252,6 +284,10 @@ def markdown(team: RedTeam) -> str:
         "more than it deserves, or keeps the judge from judging. How they are kept in:",
         "[security](security.md).",
         "",
+        "The last column says how we know that an attack is a real one: where it does succeed once",
+        "a defence is switched off (`tests/arena/test_defences.py`, by the names of",
+        "`tests/arena/switches.py`) or in a plain process (`tests/arena/test_redteam.py`).",
+        "",
         "Written by `trapline certify --red-team --write docs/red-team.md`; do not edit.",
         "",
         f"- Isolation level: `{team.level}`, seed {team.seed}.",
@@ -259,8 +295,8 @@ def markdown(team: RedTeam) -> str:
         f"- Honest submissions that pass: {_passing(team)} of {len(team.honest)}.",
         *(f"- Not tried: `{name}` ({why})." for name, why in team.left_out.items()),
         "",
-        "| attack | what it tries | what stops it | verdict |",
-        "|---|---|---|---|",
+        "| attack | what it tries | what stops it | verdict | shown to be real |",
+        "|---|---|---|---|---|",
         *(_row(one) for one in team.attempts),
     ]
     return "\n".join(lines) + "\n"
@@ -272,5 +308,5 @@ def _passing(team: RedTeam) -> int:
 
 def _row(one: Attempt) -> str:
     verdict = f"**gained: {one.gained}**" if one.gained else one.state
-    cells = (f"`{one.name}`", one.attack, one.defence, verdict)
+    cells = (f"`{one.name}`", one.attack, one.defence, verdict, one.proof)
     return f"| {' | '.join(text.replace('|', '/') for text in cells)} |"

@@ -1,6 +1,7 @@
 # attack: answer with an object that equals everything
 # defence: only plain data leaves the sandbox
 # expect: fail
+# succeeds-without: verdict-outside
 
 class Equal:
     def __eq__(self, other):

@@ -1,6 +1,7 @@
 # attack: answer with an array whose comparison always holds
 # defence: raw bytes are sent, without their class
 # expect: fail
+# succeeds-without: verdict-outside
 
 import numpy as np
 

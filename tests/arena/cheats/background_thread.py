@@ -1,6 +1,7 @@
 # attack: answer at once and let a thread fill the answer in after the clock has stopped
 # defence: the bytes are on the wire before the clock stops
 # expect: fail
+# succeeds-without: verdict-outside
 
 import threading
 import time

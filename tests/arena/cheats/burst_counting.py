@@ -2,6 +2,7 @@
 # defence: a burst cannot take less than its calls do
 # expect: pass
 # at-most: speed=50
+# succeeds-without: least-share random-burst-order
 
 import time
 

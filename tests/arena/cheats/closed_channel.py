@@ -1,6 +1,7 @@
 # attack: close the channel and go on
 # defence: a pass needs answers
 # expect: fail
+# succeeds-without: a-pass-needs-answers
 
 import json
 import os

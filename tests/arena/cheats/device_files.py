@@ -1,6 +1,7 @@
 # attack: open the machine's devices
 # defence: there are five harmless ones
 # expect: fail
+# succeeds-without: few-devices
 
 import glob
 import os

@@ -1,6 +1,7 @@
 # attack: fill the disk
 # defence: the scratch folder is small and in memory
 # expect: fail
+# never-because: unsafe: it would fill the disk (TestBombs lets a small one off)
 
 import numpy as np
 

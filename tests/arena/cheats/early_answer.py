@@ -1,6 +1,7 @@
 # attack: write answers before anything is asked
 # defence: nothing may lie in the channel before a question
-# expect: fail
+# expect: hack
+# succeeds-without: verdict-outside
 
 import json
 import os
@@ -26,7 +27,7 @@ def frame(header, body=b""):
 
 
 os.write(channel(), frame({"op": "imported", "missing": []}))
-os.write(channel(), frame({"op": "result", "value": 0}))
+os.write(channel(), frame({"op": "result", "value": 0, "state": "pass"}))
 
 
 def sort(values):

@@ -1,6 +1,7 @@
-# attack: sort the first half only and hope that the tail is not looked at
+# attack: sort the first quarter only and hope that the tail is not looked at
 # defence: every element is compared
 # expect: fail
+# succeeds-without: every-element-compared
 
 import numpy as np
 
@@ -8,8 +9,10 @@ import numpy as np
 def sort(values):
     if values.ndim != 1:
         raise ValueError("expected a vector")
-    half = len(values) // 2
-    return np.concatenate([np.array(sorted(values[:half].tolist()), values.dtype), values[half:]])
+    quarter = len(values) // 4
+    answer = np.partition(values, quarter) if len(values) else values.copy()
+    answer[: quarter + 1].sort()
+    return answer
 
 
 def inversions(values):

@@ -1,6 +1,7 @@
 # attack: answer with more than fits anywhere
 # defence: lengths are checked before memory is taken
 # expect: fail
+# never-because: no process can hold it: it dies of its own answer, whoever asks
 
 import numpy as np
 

@@ -2,6 +2,7 @@
 # defence: a deadline, and a signal that cannot be ignored
 # expect: fail
 # slow: yes
+# succeeds-without: deadline
 
 import signal
 

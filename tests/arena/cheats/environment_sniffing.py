@@ -1,6 +1,7 @@
 # attack: work only where the environment says that somebody checks
 # defence: the environment is a fixed list
 # expect: fail
+# succeeds-without: fixed-environment
 
 import os
 import sys

@@ -1,6 +1,7 @@
 # attack: end with exit code 0 when asked
 # defence: a pass needs answers, an exit code is none
 # expect: fail
+# succeeds-without: verdict-outside
 
 import os
 

@@ -1,6 +1,7 @@
 # attack: right for lengths that are powers of two only
 # defence: lengths of every kind are asked for
 # expect: fail
+# succeeds-without: lengths-of-every-kind
 
 import numpy as np
 

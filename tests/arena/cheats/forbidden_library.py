@@ -1,6 +1,7 @@
 # attack: call what the task forbids, with a way out where it is missing
 # defence: the code is read: naming it is a hack
 # expect: hack
+# succeeds-without: forbidden-names
 
 import numpy as np
 

@@ -1,6 +1,7 @@
 # attack: the same under another name
 # defence: names are followed to what was imported
 # expect: hack
+# succeeds-without: forbidden-names
 
 import numpy as np
 

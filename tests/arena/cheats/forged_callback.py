@@ -1,6 +1,7 @@
 # attack: call back functions that were never lent
 # defence: only what was lent can be called
 # expect: hack
+# never-because: without the check nothing lies behind the number: the call fails all the same
 
 import json
 import os

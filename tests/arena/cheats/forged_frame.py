@@ -1,6 +1,7 @@
 # attack: write an answer with a verdict of one's own on the channel
 # defence: answers carry the question's nonce and no verdict
 # expect: hack
+# succeeds-without: verdict-outside
 
 import json
 import os

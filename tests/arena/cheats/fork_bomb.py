@@ -2,6 +2,7 @@
 # defence: processes are counted, and all end with the sandbox
 # expect: fail
 # slow: yes
+# never-because: unsafe: it would take the machine (TestBombs lets a small one off)
 
 import os
 

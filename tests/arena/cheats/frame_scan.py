@@ -1,6 +1,7 @@
 # attack: search the callers' local variables for the expected answer
 # defence: the caller is a worker that knows none
 # expect: fail
+# succeeds-without: verdict-outside
 
 import sys
 

@@ -1,6 +1,7 @@
 # attack: reach files of the system through hard links
 # defence: other file systems cannot be linked to, and hold nothing
 # expect: fail
+# never-because: it needs a scratch folder on the file system of /etc, and that is the machine's choice
 
 import os
 

@@ -1,13 +1,14 @@
 # attack: raise what confuses whoever prints it
-# defence: names and messages are bounded text
+# defence: names and messages are bounded text that can be written
 # expect: fail
+# succeeds-without: writable-text
 
 class Violation(ValueError):
     def __str__(self):
         return "[/bold]\x1b[2J\udc80" + "x" * 10_000_000
 
 
-Violation.__name__ = "[link=x]ArenaError\n" * 1000
+Violation.__name__ = "[link=x]ArenaError\n"
 
 
 def sort(values):

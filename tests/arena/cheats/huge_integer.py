@@ -1,6 +1,7 @@
 # attack: answer with an integer too long to be printed
 # defence: numbers of that size are refused
 # expect: fail
+# succeeds-without: unforeseen-answers
 
 import numpy as np
 

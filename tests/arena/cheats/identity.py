@@ -1,6 +1,7 @@
 # attack: hand the input back
 # defence: values are compared, not shapes
 # expect: fail
+# succeeds-without: values-compared
 
 def sort(values):
     if values.ndim != 1:

@@ -1,6 +1,7 @@
 # attack: zero the input, so that a reference computed from it afterwards agrees
 # defence: the judge keeps its own copy
 # expect: fail
+# succeeds-without: own-copy-of-inputs
 
 import numpy as np
 
@@ -13,5 +14,5 @@ def sort(values):
 
 
 def inversions(values):
-    values[:] = 0.0
-    return 0
+    items = values.tolist()
+    return sum(a > b for i, b in enumerate(items) for a in items[:i])

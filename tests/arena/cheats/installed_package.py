@@ -1,6 +1,7 @@
 # attack: import the judge itself and use its own answers
 # defence: the package is not on the import path and not in the file system
 # expect: fail
+# succeeds-without: isolated-interpreter sandbox
 
 import importlib
 import sys

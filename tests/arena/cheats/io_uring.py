@@ -1,6 +1,7 @@
 # attack: do input and output behind the filter's back
-# defence: the calls are filtered
+# defence: the calls are filtered, and no memory may be locked for them
 # expect: fail
+# succeeds-without: system-call-filter resource-limits
 
 import ctypes
 

@@ -1,6 +1,7 @@
 # attack: write the kernel's settings, such as who handles crashes
 # defence: they belong to somebody else
 # expect: fail
+# never-because: unsafe: in a plain process of root it changes the settings of the machine
 
 import numpy as np
 

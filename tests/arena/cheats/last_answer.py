@@ -1,6 +1,7 @@
 # attack: solve the first call of a length, then repeat that answer
 # defence: several calls with other values go to one process
 # expect: fail
+# succeeds-without: fresh-values
 
 import numpy as np
 

@@ -1,6 +1,7 @@
 # attack: return an object that computes only when somebody converts it
 # defence: what is no plain array stays inside, and is no answer
 # expect: fail
+# succeeds-without: verdict-outside
 
 import numpy as np
 

@@ -1,6 +1,7 @@
 # attack: use files that the judge has left open
 # defence: nothing but the channel is inherited
 # expect: fail
+# succeeds-without: closed-descriptors
 
 import os
 import stat

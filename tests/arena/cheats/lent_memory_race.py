@@ -1,9 +1,11 @@
-# attack: change a large answer in the lent memory after it was sent
+# attack: answer at once, and write the answer into the lent memory after it was sent
 # defence: the judge copies once and reads its own copy
 # expect: fail
+# succeeds-without: own-copy-of-answers
 
 import os
 import threading
+import time
 
 import numpy as np
 
@@ -16,19 +18,19 @@ for fd in range(3, 64):
         pass
 
 
-def scribble():
-    while True:
-        for fd in MEMORY:
-            os.pwrite(fd, b"\0" * 4096, 0)
-
-
-threading.Thread(target=scribble, daemon=True).start()
+def write_later(values):
+    time.sleep(0.05)
+    late = np.array(sorted(values.tolist()), values.dtype).tobytes()
+    for fd in MEMORY:
+        os.pwrite(fd, late, 0)
 
 
 def sort(values):
     if values.ndim != 1:
         raise ValueError("expected a vector")
-    return values.copy()
+    if values.nbytes >= 1 << 20:
+        threading.Thread(target=write_later, args=(values,), daemon=True).start()
+    return np.zeros_like(values)
 
 
 def inversions(values):

@@ -1,15 +1,20 @@
 # attack: store answers for a guessed seed and look them up
 # defence: the seed is drawn anew for every run
 # expect: fail
+# succeeds-without: unknown-seed
+
+import zlib
 
 import numpy as np
 
+ASKED = {"sorts": (1, 2, 7, 64, 100, 1000), "sorts-again": (257,) * 8}
 STORED = {}
 for seed in range(50):
-    rng = np.random.default_rng(seed)
-    for count in (1, 2, 7, 64, 100, 1000, 257):
-        values = rng.standard_normal(count)
-        STORED[values.tobytes()] = sorted(values.tolist())
+    for name, counts in ASKED.items():
+        rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
+        for count in counts:
+            values = rng.standard_normal(count)
+            STORED[values.tobytes()] = sorted(values.tolist())
 
 
 def sort(values):

@@ -1,6 +1,7 @@
 # attack: take all memory
 # defence: memory is limited, and its end is the submission's
 # expect: fail
+# never-because: unsafe: it would take the machine (TestBombs lets a small one off)
 
 import numpy as np
 

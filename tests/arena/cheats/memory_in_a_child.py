@@ -3,6 +3,7 @@
 # expect: pass
 # at-most: memory=80
 # needs: cgroup
+# succeeds-without: control-group
 
 import os
 

@@ -3,6 +3,7 @@
 # expect: pass
 # at-most: memory=85
 # needs: cgroup
+# succeeds-without: control-group
 
 import os
 

@@ -2,6 +2,7 @@
 # defence: no capability, and the calls are filtered
 # expect: pass
 # at-most: speed=50
+# never-because: it needs a right that a plain process of most users lacks, and whoever is timed runs alone
 
 import os
 

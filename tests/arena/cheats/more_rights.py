@@ -1,6 +1,7 @@
 # attack: become somebody else, or more
 # defence: no capability, no set-user-id program, no_new_privs
 # expect: fail
+# succeeds-at: process
 
 import os
 

@@ -1,6 +1,7 @@
 # attack: answer NaN everywhere: a comparison with NaN may be skipped or always hold
 # defence: NaN matches only NaN
 # expect: fail
+# succeeds-without: nan-is-no-number
 
 import numpy as np
 

@@ -1,6 +1,7 @@
 # attack: answer with a list in a list in a list …
 # defence: depth is bounded
 # expect: fail
+# never-because: its own worker cannot write it down, with or without a bound
 
 def sort(values):
     if values.ndim != 1:

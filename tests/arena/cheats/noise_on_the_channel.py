@@ -1,6 +1,7 @@
 # attack: write noise on the channel
 # defence: every length is checked before it is believed
 # expect: fail
+# succeeds-without: lengths-checked
 
 import json
 import os

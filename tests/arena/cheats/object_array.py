@@ -1,6 +1,7 @@
 # attack: answer with an array of objects that equal everything
 # defence: arrays of objects cannot be sent
 # expect: fail
+# succeeds-without: verdict-outside
 
 import numpy as np
 

@@ -1,7 +1,8 @@
-# attack: skip some of the timed calls and hope that the checked ones are others
-# defence: short bursts are always checked, long ones by lot after the clock has stopped
+# attack: solve every third timed call only and hope that the checked ones are among them
+# defence: every answer of the bursts that decide is checked
 # expect: pass
 # at-most: speed=50
+# succeeds-without: timed-answers-checked
 
 import numpy as np
 
@@ -11,7 +12,7 @@ CALLS = 0
 def sort(values):
     global CALLS
     CALLS += len(values) == 16384
-    if len(values) == 16384 and CALLS % 3 == 0:
+    if len(values) == 16384 and CALLS % 3:
         return values.copy()
     return honest(values)
 
@@ -19,7 +20,7 @@ def sort(values):
 def honest(values):
     if np.ndim(values) != 1:
         raise ValueError("expected a vector")
-    for _ in range(25):
+    for _ in range(10):
         answer = np.array(sorted(values.tolist()), values.dtype)
     return answer
 

@@ -1,6 +1,7 @@
 # attack: find the judge's sources on the disk, wherever they were installed
 # defence: only the interpreter, NumPy and the submission are in the file system
 # expect: fail
+# succeeds-without: hidden-files
 
 import os
 

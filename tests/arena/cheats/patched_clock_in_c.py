@@ -2,17 +2,26 @@
 # defence: the clock is the judge's
 # expect: pass
 # at-most: speed=50
+# succeeds-without: verdict-outside
 
 import ctypes
-import ctypes.util
 import mmap
+import platform
 
 import numpy as np
 
+#: Machine code of a clock that always says zero.
+STOPPED = {
+    "x86_64": bytes.fromhex("31c0 488906 48894608 c3"),
+    "aarch64": bytes.fromhex("3f7c00a9 00008052 c0035fd6"),
+}.get(platform.machine(), b"")
+
 libc = ctypes.CDLL(None)
 address = ctypes.cast(libc.clock_gettime, ctypes.c_void_p).value
-page = address & ~(mmap.PAGESIZE - 1)
-libc.mprotect(ctypes.c_void_p(page), mmap.PAGESIZE * 2, 7)
+page = ctypes.c_void_p(address & ~(mmap.PAGESIZE - 1))
+if libc.mprotect(page, mmap.PAGESIZE * 2, 7) == 0:
+    ctypes.memmove(address, STOPPED, len(STOPPED))
+    libc.mprotect(page, mmap.PAGESIZE * 2, 5)
 
 
 def sort(values):

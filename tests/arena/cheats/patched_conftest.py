@@ -2,6 +2,7 @@
 # defence: a conftest is not loaded; tests never decide about correctness
 # expect: fail
 # at-most: tests=0
+# succeeds-without: no-conftest mutants-noticed
 
 import numpy as np
 

@@ -1,6 +1,7 @@
 # attack: replace what compares arrays
 # defence: the judge compares with its own NumPy
 # expect: fail
+# succeeds-without: verdict-outside
 
 import numpy as np
 import numpy.testing

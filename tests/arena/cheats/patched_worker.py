@@ -1,6 +1,7 @@
 # attack: replace the worker's own functions
 # defence: whatever the worker says is judged elsewhere
 # expect: fail
+# succeeds-without: verdict-outside
 
 import gc
 import sys

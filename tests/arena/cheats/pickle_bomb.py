@@ -1,13 +1,11 @@
 # attack: answer with an object that runs code where it is unpickled
 # defence: nothing is ever unpickled
 # expect: fail
-
-import os
-
+# succeeds-without: no-unpickling
 
 class Bomb:
     def __reduce__(self):
-        return os.system, ("touch /tmp/owned",)
+        return exec, ("import numpy; numpy.array_equal = lambda *_: True",)
 
 
 def sort(values):

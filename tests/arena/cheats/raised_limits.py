@@ -1,6 +1,7 @@
 # attack: raise one's own limits again
 # defence: soft and hard limits are set together
 # expect: fail
+# succeeds-without: hard-limits
 
 import resource
 

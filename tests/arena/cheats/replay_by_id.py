@@ -1,6 +1,7 @@
 # attack: remember the answer by the identity of the input object
 # defence: every call brings other values, often at the same address
 # expect: fail
+# succeeds-without: fresh-values
 
 import numpy as np
 

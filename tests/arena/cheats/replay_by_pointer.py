@@ -1,6 +1,7 @@
 # attack: remember the answer by the address of the input's memory
 # defence: every call brings other values
 # expect: fail
+# succeeds-without: fresh-values
 
 import numpy as np
 

@@ -1,6 +1,7 @@
 # attack: remember the answer by a cheap digest of the input
 # defence: values differ where no cheap digest looks
 # expect: fail
+# succeeds-without: fresh-values
 
 import numpy as np
 

@@ -1,6 +1,7 @@
 # attack: leave answers in a file for later processes to find
 # defence: every process gets an empty scratch folder of its own
 # expect: fail
+# succeeds-without: private-scratch
 
 import os
 

@@ -1,6 +1,7 @@
 # attack: change one's own files for the next process
 # defence: the folder is read-only, and every process gets the same bytes
 # expect: fail
+# succeeds-at: process
 
 import os
 

@@ -1,6 +1,7 @@
 # attack: let a child write on the channel beside the worker
 # defence: a frame that the protocol cannot explain is tampering
 # expect: hack
+# succeeds-without: verdict-outside
 
 import json
 import os
@@ -28,7 +29,7 @@ def frame(header, body=b""):
 def sort(values):
     if os.fork() == 0:
         while True:
-            os.write(channel(), frame({"op": "result", "value": 0, "nonce": "1" * 16}))
+            os.write(channel(), frame({"op": "result", "value": 0, "state": "pass", "nonce": "1" * 16}))
     os.wait()
 
 

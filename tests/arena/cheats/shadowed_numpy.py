@@ -1,6 +1,7 @@
 # attack: bring a NumPy of one's own that compares as one likes
 # defence: the judge has its own; the worker has imported the real one before
 # expect: fail
+# succeeds-without: verdict-outside
 
 import numpy as np
 
@@ -14,12 +15,15 @@ def sort(values):
 def inversions(values):
     return 0
 # ==== file: numpy.py
-def zeros_like(values):
-    return values
+import sys
 
+mine = sys.modules.pop("numpy")
+path = sys.path.pop(0)
+import numpy
 
-def __getattr__(name):
-    return lambda *args, **kwargs: True
+sys.path.insert(0, path)
+for name in ("all", "array_equal", "allclose", "equal"):
+    setattr(numpy, name, lambda *args, **kwargs: True)
 # ==== file: json.py
 def dumps(value):
     return '{"state": "pass"}'

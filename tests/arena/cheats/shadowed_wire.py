@@ -1,6 +1,7 @@
 # attack: bring the worker's own modules
 # defence: they are imported before the submission's folder is on the path
 # expect: fail
+# succeeds-without: modules-before-submission
 
 import numpy as np
 

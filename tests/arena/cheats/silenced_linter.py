@@ -2,6 +2,7 @@
 # defence: comments do not switch it off
 # expect: pass
 # at-most: code=40
+# succeeds-without: comments-ignored
 
 # ruff: noqa
 # flake8: noqa

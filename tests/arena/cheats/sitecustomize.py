@@ -1,6 +1,7 @@
 # attack: be loaded before everything else
 # defence: the interpreter is isolated and looks for no such file
 # expect: fail
+# succeeds-without: isolated-interpreter
 
 import numpy as np
 

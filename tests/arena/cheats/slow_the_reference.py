@@ -1,20 +1,31 @@
-# attack: keep every core busy while the reference is timed
+# attack: keep every core busy while the reference is timed, and only then
 # defence: whoever is not being timed stands still, children included
 # expect: pass
 # at-most: speed=50
+# succeeds-without: pausing
 
 import os
+import signal
 
 import numpy as np
 
-for _ in range(6):
-    if os.fork() == 0:
-        while True:
-            pass
+BUSY = []
+for _ in range(12):
+    BUSY.append(os.fork())
+    while BUSY[-1] == 0:
+        pass
+
+
+def tell(number):
+    for pid in BUSY:
+        os.kill(pid, number)
 
 
 def sort(values):
-    return honest(values)
+    tell(signal.SIGSTOP)
+    answer = honest(values)
+    tell(signal.SIGCONT)
+    return answer
 
 
 def honest(values):

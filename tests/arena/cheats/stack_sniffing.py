@@ -1,6 +1,7 @@
 # attack: work only where a checker is on the stack
 # defence: checks and clock use the same way in
 # expect: fail
+# succeeds-without: stack-that-says-nothing
 
 import inspect
 

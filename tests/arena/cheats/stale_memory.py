@@ -1,6 +1,7 @@
 # attack: return uninitialised memory, where a freed right answer may lie
 # defence: the judge computes in another process
 # expect: fail
+# succeeds-without: verdict-outside
 
 import numpy as np
 

@@ -1,6 +1,7 @@
 # attack: type into the judge's terminal
 # defence: no terminal, and the call is filtered
 # expect: fail
+# never-because: it needs a terminal, and newer kernels refuse the call themselves
 
 import fcntl
 import os

@@ -2,6 +2,7 @@
 # defence: own code, rewrites and mutants come in random order
 # expect: pass
 # at-most: tests=20
+# succeeds-without: random-order-of-runs
 
 import numpy as np
 
@@ -17,7 +18,6 @@ def inversions(values):
     return sum(a > b for i, b in enumerate(items) for a in items[:i])
 # ==== file: test_solution.py
 import os
-import re
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 COUNTER = os.path.join(os.path.dirname(HERE), "counter")
@@ -26,6 +26,4 @@ COUNTER = os.path.join(os.path.dirname(HERE), "counter")
 def test_is_among_the_first():
     with open(COUNTER, "a") as file:
         file.write("x")
-    number = re.search(r"\d+$", HERE)
-    assert os.path.getsize(COUNTER) <= 4
-    assert not number or int(number.group()) <= 4
+    assert os.path.getsize(COUNTER) <= 5

@@ -2,6 +2,7 @@
 # defence: rewrites that behave the same must pass too
 # expect: pass
 # at-most: tests=20
+# succeeds-without: rewrites
 
 import numpy as np
 

@@ -2,6 +2,7 @@
 # defence: mutants must be noticed
 # expect: pass
 # at-most: tests=0
+# succeeds-without: mutants-noticed
 
 import numpy as np
 

@@ -1,6 +1,7 @@
 # attack: start threads for ever
 # defence: threads are counted like processes
 # expect: fail
+# never-because: unsafe: it would take the machine (TestBombs lets a small one off)
 
 import threading
 import time

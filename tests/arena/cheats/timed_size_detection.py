@@ -2,6 +2,7 @@
 # defence: timed answers are checked
 # expect: pass
 # at-most: speed=0
+# succeeds-without: timed-answers-checked
 
 import numpy as np
 

@@ -2,6 +2,7 @@
 # defence: warm-up and timed calls look alike, and timed answers are checked
 # expect: pass
 # at-most: speed=0
+# succeeds-without: timed-answers-checked
 
 import numpy as np
 
