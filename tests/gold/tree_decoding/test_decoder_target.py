@@ -7,11 +7,9 @@ import torch
 from trapline.gold.decoder.config import from_dict
 from trapline.gold.decoder.generate import generate as plain
 from trapline.gold.decoder.model import Decoder
-from trapline.gold.decoder.sampling import Sampling
 from trapline.gold.tree_decoding import fast_tree, oracle
 from trapline.gold.tree_decoding.drafter_lookup import PromptLookup, lookup
 from trapline.gold.tree_decoding.generate import Row, Trees, generate
-from trapline.gold.tree_decoding.generate_choice import Penalties, Picker
 from trapline.gold.tree_decoding.generate_decoder import DecoderTarget
 
 SIZES = {
@@ -47,7 +45,7 @@ def random_trees(rng, rows, nodes, vocab):
 
 
 def make_row(number, tokens):
-    return Row(number, list(tokens), Picker(list(tokens), Sampling(), Penalties()), len(tokens))
+    return Row(number, list(tokens), len(tokens))
 
 
 def opened(decoder, prompts, layers=()):

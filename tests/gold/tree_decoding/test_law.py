@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 
+from trapline.gold.decoder import sampling as decoder_sampling
 from trapline.gold.decoder.sampling import Sampling
-from trapline.gold.tree_decoding import generate_choice, oracle, verify
+from trapline.gold.tree_decoding import oracle, verify
 from trapline.gold.tree_decoding.generate import generate
-from trapline.gold.tree_decoding.generate_choice import law
 
 VOCAB = 3
 
@@ -185,15 +185,11 @@ def test_generation_over_all_numbers_of_a_grid_has_the_exact_law(tables, monkeyp
     laws, target = eighths(tables)
     numbers = (torch.tensor(list(itertools.product(range(8), repeat=3))) + 0.5) / 8
 
-    class Grid:
-        def __init__(self, seed):
-            self.seed = seed
+    def on_the_grid(seed, number):
+        # Beyond the third token nothing is said; a number is asked for all the same.
+        return numbers.double()[seed, number.clamp(max=2)]
 
-        def at(self, positions):
-            # Beyond the third token nothing is said; a number is asked for all the same.
-            return numbers[self.seed].double()[positions.clamp(max=2)]
-
-    monkeypatch.setattr(generate_choice, "Uniforms", Grid)
+    monkeypatch.setattr(decoder_sampling, "uniforms", on_the_grid)
     kind = tables.drafters[name]
     drafter = kind(target) if name == "right" else kind(VOCAB)
     ways = [Sampling(temperature=1.0, seed=number) for number in range(512)]
@@ -209,6 +205,17 @@ def test_generation_over_all_numbers_of_a_grid_has_the_exact_law(tables, monkeyp
         assert counts[said] == want
 
 
+def interval(logits, token, temperature, top_k=VOCAB, top_p=1.0):
+    """Which numbers belong to a token: the law laid out from the most likely token on."""
+    weights = np.exp((logits - logits.max()) / temperature)
+    order = np.argsort(-weights, kind="stable")[:top_k]
+    law = weights[order] / (weights[order].sum() if top_k < VOCAB else weights.sum())
+    law = law * (np.cumsum(law) - law < top_p)
+    ends = np.cumsum(law / law.sum())
+    place = order.tolist().index(token) if token in order else None
+    return (0.0, 0.0) if place is None else (ends[place] - law[place] / law.sum(), ends[place])
+
+
 @pytest.mark.parametrize(
     "way",
     [{"temperature": 0.5}, {"temperature": 1.5, "top_p": 0.8}, {"temperature": 1.0, "top_k": 2}],
@@ -222,20 +229,15 @@ def test_every_answer_owns_the_numbers_of_its_probability(tables, monkeypatch, m
         spans = []
         for length, token in enumerate(said):
             logits = target.table[tables.state_of([2, *said[:length]])]
-            ends = law(logits.float(), Sampling(**way)).cumsum(0).tolist()
-            spans.append(([0.0, *ends][token], ends[token]))
+            spans.append(interval(logits.numpy(), token, **way))
         if all(low < high for low, high in spans):
-            for share in (1e-9, 0.5, 1 - 1e-9):
+            for share in (1e-4, 0.5, 1 - 1e-4):
                 cases.append((said, [low + share * (high - low) for low, high in spans]))
 
-    class Chosen:
-        def __init__(self, seed):
-            self.numbers = torch.tensor(cases[seed][1], dtype=torch.float64)
-
-        def at(self, positions):
-            return self.numbers[positions.clamp(max=1)]
-
-    monkeypatch.setattr(generate_choice, "Uniforms", Chosen)
+    numbers = torch.tensor([chosen for _, chosen in cases], dtype=torch.float64)
+    monkeypatch.setattr(
+        decoder_sampling, "uniforms", lambda seed, number: numbers[seed, number.clamp(max=1)]
+    )
     ways = [Sampling(**way, seed=number) for number in range(len(cases))]
     drafter = tables.drafters["random"](VOCAB)
     options = {"max_new_tokens": 2, "sampling": ways, "mode": mode, "budget": 5, "batch": 64}

@@ -97,11 +97,11 @@ class DraftLayer(nn.Module):
 
     def queries(self, normed: Tensor, angles: Angles) -> Tensor:
         """(…, H, D) of normed block rows (…, C)."""
-        return _turned(self.q_norm(self._heads(self.q(normed))), angles)
+        return turned(self.q_norm(self._heads(self.q(normed))), angles)
 
     def rows(self, x: Tensor, angles: Angles) -> tuple[Tensor, Tensor]:
         """Keys and values (…, G, D) of context or normed block rows (…, C)."""
-        return _turned(self.k_norm(self._heads(self.k(x))), angles), self._heads(self.v(x))
+        return turned(self.k_norm(self._heads(self.k(x))), angles), self._heads(self.v(x))
 
     def finish(self, x: Tensor, seen: Tensor) -> Tensor:
         """What attention saw, (…, H, D), and the feed-forward, added to the stream."""
@@ -109,7 +109,7 @@ class DraftLayer(nn.Module):
         return tensor(x + self.feedforward(self.feedforward_norm(x)))
 
     def _heads(self, x: Tensor) -> Tensor:
-        return x.view(*x.shape[:-1], -1, self.head_dim)
+        return x.view(*x.shape[:-1], x.shape[-1] // self.head_dim, self.head_dim)
 
 
 class DFlash(nn.Module):
@@ -232,7 +232,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tenso
     return seen.transpose(1, 2)
 
 
-def _turned(x: Tensor, angles: Angles) -> Tensor:
+def turned(x: Tensor, angles: Angles) -> Tensor:
     """x (…, heads, D) turned by its rows' angles."""
     left, right = x.chunk(2, dim=-1)
     cosine, sine = angles

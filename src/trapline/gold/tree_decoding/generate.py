@@ -18,7 +18,7 @@ from trapline.gold import checks
 from trapline.gold.decoder.sampling import Sampling
 from trapline.gold.errors import RangeError, ShapeError
 from trapline.gold.tree_decoding import fast_tree, fast_verify
-from trapline.gold.tree_decoding.generate_choice import Penalties, Picker
+from trapline.gold.tree_decoding.generate_choice import Penalties, penalised, picks
 from trapline.gold.tree_decoding.generate_statistics import Statistics
 
 Mode = Literal["chain", "tree"]
@@ -31,8 +31,8 @@ class Row:
 
     number: int
     tokens: list[int]
-    picker: Picker
     prompt_length: int
+    sampling: Sampling = field(default_factory=Sampling)
     #: What the target keeps of this row, and what the drafter does.
     target: Any = None
     drafter: Any = None
@@ -151,11 +151,11 @@ def stream(
     `budget` is the number of drafted nodes a pass: the heaviest prefixes in mode `tree`, the first
     so many of the most likely chain in mode `chain`.
     """
-    rules = _Rules(max_new_tokens, frozenset(stop_ids), mode, budget)
+    rules = _Rules(max_new_tokens, frozenset(stop_ids), mode, budget, penalties or Penalties())
     _check(target, drafter, prompts, rules, batch)
     ways = _per_prompt(sampling or Sampling(), len(prompts))
     waiting = [
-        Row(number, list(prompt), Picker(list(prompt), way, penalties or Penalties()), len(prompt))
+        Row(number, list(prompt), len(prompt), way)
         for number, (prompt, way) in enumerate(zip(prompts, ways, strict=True))
     ][::-1]
     running: list[Row] = []
@@ -180,6 +180,7 @@ class _Rules:
     stops: frozenset[int]
     mode: Mode
     budget: int
+    penalties: Penalties
 
 
 def _round(
@@ -192,11 +193,13 @@ def _round(
         trees = _trees(rows, tokens, parents)
     with statistics.time("verify"):
         logits = target.verify(rows, trees)
-        choices = _choices(rows, logits, tokens, trees.seen)
+        choices = _choices(rows, logits, tokens, trees, rules.penalties)
         accepted = fast_verify.accepted_branch(tokens, parents, trees.seen, choices, log_q.shape[1])
         # The one place a round waits for the device.
+        refused, drafted = (choices < 0).any().tolist(), tokens.tolist()
         paths, lengths, bonuses = (values.tolist() for values in accepted)
-        drafted = tokens.tolist()
+    if refused:
+        raise RangeError("the model's logits hold NaN or +inf, or nothing but −inf")
     bursts, going, kept = [], [], []
     for row, path, length, bonus, nodes in zip(rows, paths, lengths, bonuses, drafted, strict=True):
         path = path[:length]
@@ -238,14 +241,25 @@ def _trees(rows: list[Row], tokens: Tensor, parents: Tensor) -> Trees:
     return Trees(torch.cat((roots, tokens.clamp(min=0)), dim=1), fast_tree.depths(seen), seen)
 
 
-def _choices(rows: list[Row], logits: Tensor, tokens: Tensor, seen: Tensor) -> Tensor:
-    if bool(logits.isnan().any()):
-        raise RangeError("the model's logits hold NaN")
-    if all(row.picker.is_plain for row in rows):
-        return logits.argmax(dim=-1)
-    return torch.stack(
-        [row.picker.picks(logits[i], row.tokens, tokens[i], seen[i]) for i, row in enumerate(rows)]
-    )
+def _choices(
+    rows: list[Row], logits: Tensor, tokens: Tensor, trees: Trees, rule: Penalties
+) -> Tensor:
+    if not rule.are_none:
+        logits = torch.stack(
+            [
+                penalised(
+                    logits[i],
+                    rule,
+                    row.tokens[: row.prompt_length],
+                    row.tokens[row.prompt_length :],
+                    tokens[i],
+                    trees.seen[i],
+                )
+                for i, row in enumerate(rows)
+            ]
+        )
+    made = torch.tensor([[row.made] for row in rows], device=logits.device) + trees.depths
+    return picks(logits, [row.sampling for row in rows], made)
 
 
 def _burst(row: Row, branch: list[int], bonus: int, rules: _Rules) -> Burst:
