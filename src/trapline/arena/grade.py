@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from trapline.arena import measure, rubric
+from trapline.arena import contamination, measure, rubric
 from trapline.arena.challenge import Challenge
 from trapline.arena.checks import generator, run_checks, unexaminable
 from trapline.arena.errors import ArenaError, Violation
@@ -78,6 +78,7 @@ def _examine(job: Job, intake: Intake, verdict: Verdict, on_step: OnStep) -> Non
     with tempfile.TemporaryDirectory(prefix="trapline-") as name:
         folder = Path(name)
         intake.write(folder)
+        verdict.raw["contamination"] = contamination.evidence(job.challenge, intake.texts()[0])
         on_step("reading")
         mutants = FULL_MUTANTS if job.full else QUICK_MUTANTS
         inspection = inspect(folder, job.level, job.seed, mutants)
@@ -201,6 +202,10 @@ def _convict(
     challenge: Challenge, submission: Submission, inspection: Inspection, verdict: Verdict
 ) -> None:
     """What is no mistake but an attack, or the forbidden way round the task, is a `hack`."""
+    if challenge.plan.forbidden and not inspection.code and verdict.state == "pass":
+        verdict.fail(
+            f"cannot be read, so nothing is known of what it uses: {inspection.unreadable}"
+        )
     uses = forbidden_uses(inspection, challenge.plan.forbidden)
     if uses:
         verdict.fail(f"uses what the task forbids: {', '.join(uses)}", "hack")

@@ -23,7 +23,7 @@ LONG_FUNCTION = 60
 
 
 class Inspection(Record):
-    """Figures about the code and texts to try the own tests on; or why it could not be read."""
+    """Figures about the code and texts to try the own tests on; why either is missing."""
 
     unreadable: str = ""
     code: dict[str, Any] = {}
@@ -42,9 +42,11 @@ def inspect(folder: Path, level: Level, seed: int, mutants: int) -> Inspection:
         return Inspection(unreadable=str(died))
     finally:
         session.close()
-    if "unreadable" in answer:
-        return Inspection(unreadable=answer["unreadable"])
-    return Inspection(code=answer["code"], **answer["variants"])
+    return Inspection(
+        unreadable=answer.get("unreadable", ""),
+        code=answer.get("code", {}),
+        **answer.get("variants", {}),
+    )
 
 
 def forbidden_uses(inspection: Inspection, forbidden: list[str]) -> list[str]:

@@ -2,30 +2,49 @@
 executes nothing of it."""
 
 import ast
+import io
 import json
 import os
 import random
 import socket
 import subprocess
 import sys
+import tokenize
 from collections import Counter
 from typing import Any
 
+SOLUTION = "solution.py"
 MAX_SOURCE = 400_000
 WINDOW = 6
 
 
 def read_sources(folder: str) -> dict[str, str]:
-    """The Python files, path → text; what cannot be decoded is left out."""
+    """The Python files, path → text, decoded as the interpreter would. What it could not load
+    either is left out, but for the solution itself."""
     sources: dict[str, str] = {}
-    for place, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if not name.startswith((".", "__pycache__"))]
+    for place, _, names in os.walk(folder):
         for name in names:
             path = os.path.join(place, name)
-            if name.endswith(".py") and os.path.getsize(path) <= MAX_SOURCE:
-                with open(path, encoding="utf-8", errors="replace") as file:
-                    sources[os.path.relpath(path, folder)] = file.read()
+            text = _source(path) if name.endswith(".py") else None
+            if text is not None:
+                sources[os.path.relpath(path, folder)] = text
     return sources
+
+
+def _source(path: str) -> str | None:
+    """The text of a file that can be imported, None for any other."""
+    with open(path, "rb") as file:
+        raw = file.read(MAX_SOURCE + 1)
+    if len(raw) > MAX_SOURCE:
+        raise ValueError(f"{os.path.basename(path)} is longer than {MAX_SOURCE} bytes")
+    try:
+        ast.parse(raw)
+        encoding, _ = tokenize.detect_encoding(io.BytesIO(raw).readline)
+        return raw.decode(encoding)
+    except (SyntaxError, ValueError):
+        if os.path.basename(path) == SOLUTION:
+            raise
+        return None
 
 
 def inspect_code(sources: dict[str, str], folder: str, config: str) -> dict[str, Any]:
@@ -188,12 +207,12 @@ def main() -> None:
     channel = wire.Channel(socket.socket(fileno=int(sys.argv[1])))
     channel.send({"op": "ready"})
     question, _ = channel.receive()
-    sources = read_sources(sys.argv[2])
     answer: dict[str, Any] = {"op": "inspected", "nonce": question["nonce"]}
     try:
+        sources = read_sources(sys.argv[2])
         answer["code"] = inspect_code(sources, sys.argv[2], question["config"])
         answer["variants"] = variants(
-            sources["solution.py"], question["seed"], question["mutants"], mechanical, rewrite
+            sources[SOLUTION], question["seed"], question["mutants"], mechanical, rewrite
         )
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         answer["unreadable"] = f"{type(error).__name__}: {error}"[:500]

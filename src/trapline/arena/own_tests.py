@@ -11,7 +11,7 @@ from trapline.arena.inspection import Inspection
 from trapline.arena.record import Dimension, Level
 from trapline.arena.rig import rig_for
 from trapline.arena.sandbox import Limits
-from trapline.arena.session import Rig, Session
+from trapline.arena.session import Rig, Session, printable
 
 QUICK_MUTANTS, FULL_MUTANTS = 8, 24
 #: For each run, whatever it runs on: a mutant that loops for ever is a dead mutant.
@@ -108,4 +108,4 @@ def _passes(report: Report) -> bool:
 def _failure(report: Report) -> str:
     if report is None:
         return f"its tests gave no report within {OWN_SECONDS:g} s"
-    return f"its tests do not pass on its own code: {str(report.get('first'))[:300]}"
+    return f"its tests do not pass on its own code: {printable(str(report.get('first'))[:300])}"

@@ -11,7 +11,7 @@ import numpy as np
 
 from trapline.arena import wire
 from trapline.arena.errors import ArenaError, SubmissionDied, Violation
-from trapline.arena.session import ForgeryError, Header, Rig, Session
+from trapline.arena.session import ForgeryError, Header, Rig, Session, printable
 
 
 class Stub:
@@ -81,9 +81,14 @@ class Submission:
         self._session = Session(self.folder, self.rig)
         try:
             return self._session.load(entries)
-        except Violation:
+        except Violation as violation:
             self._session.close()
+            self._note(violation)
             raise
+
+    def _note(self, violation: Violation) -> None:
+        if isinstance(violation, ForgeryError):
+            self.forgeries.append(str(violation))
 
     def call(
         self,
@@ -102,6 +107,7 @@ class Submission:
     def fresh(self) -> "Submission":
         """The same submission in another process, which ends when the check does."""
         other = Submission(self.folder, self.rig, full=self.full)
+        other.forgeries = self.forgeries
         self._fresh.append(other)
         return other
 
@@ -169,8 +175,7 @@ class _Exchange:
         except SubmissionDied as death:
             self.submission.deaths += 1
             self.submission.lost_seconds += time.monotonic() - started
-            if isinstance(death, ForgeryError):
-                self.submission.forgeries.append(str(death))
+            self.submission._note(death)
             raise
 
     def _call_back(self, header: Header, body: np.ndarray) -> tuple[Header, list[Any]]:
@@ -216,7 +221,7 @@ class _Exchange:
 
     def _resolve(self, node: dict[str, Any]) -> Any:
         if node.get("t") == "object" and type(node.get("object")) is int:
-            kind = str(node.get("type", "object"))[:200]
+            kind = printable(str(node.get("type", "object"))[:200])
             return RemoteObject(self.submission, self.session, node["object"], kind)
         number = node.get("stub")
         if node.get("t") == "stub" and type(number) is int and 0 <= number < len(self.stubs):

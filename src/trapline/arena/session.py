@@ -18,6 +18,8 @@ from trapline.arena.sandbox import Launch, Limits, Running, launch
 #: From starting the process to its first word, before the submission is touched: that time is ours.
 HANDSHAKE_SECONDS = 60.0
 IMPORT_SECONDS = 60.0
+#: A check keeps what it is called back with, so that must not grow for ever.
+MAX_CALLED_BACK = 256 << 20
 Header = dict[str, Any]
 Callback = Callable[[Header, np.ndarray], tuple[Header, list[Any]]]
 
@@ -62,7 +64,9 @@ class Session:
         """Has the worker import the submission; returns the entry points that it lacks."""
         reply, _ = self.ask({"op": "import", "entries": list(entries)}, (), IMPORT_SECONDS)
         missing = reply.get("missing")
-        return [str(name) for name in missing] if isinstance(missing, list) else list(entries)
+        if not isinstance(missing, list):
+            return list(entries)
+        return [printable(str(name)) for name in missing]
 
     def ask(
         self,
@@ -73,6 +77,7 @@ class Session:
     ) -> tuple[Header, np.ndarray]:
         """Sends a request and returns its answer, serving callbacks in between."""
         deadline = time.monotonic() + seconds
+        called_back = 0
         try:
             self._refuse_unasked()
             self._say(header, buffers, deadline)
@@ -82,6 +87,9 @@ class Session:
                     break
                 if on_callback is None:
                     raise ForgeryError("called back where no function had been lent")
+                called_back += self._channel.last_bytes
+                if called_back > MAX_CALLED_BACK:
+                    raise SubmissionDied("called back with more than anybody can keep")
                 answer, answer_buffers = on_callback(reply, body)
                 self._say(answer, answer_buffers, deadline)
         except wire.DeadlineError:
@@ -161,9 +169,16 @@ def _connect(program: str, folder: Path, rig: Rig) -> tuple[Running, wire.Channe
     return running, wire.Channel(ours, give, take)
 
 
+def printable(text: str) -> str:
+    """What a submission says, without what would move somebody's cursor or end a string."""
+    return "".join(
+        c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text
+    )
+
+
 def _unless_raised(reply: Header) -> Header:
     if reply["op"] != "raised":
         return reply
     kind, bases, message = (reply.get(key) for key in ("kind", "bases", "message"))
     names = tuple(str(base) for base in bases) if isinstance(bases, list) else ()
-    raise SubmissionRaised(str(kind), names[:64], str(message))
+    raise SubmissionRaised(printable(str(kind)[:2000]), names[:64], printable(str(message)[:2000]))

@@ -63,6 +63,8 @@ class Channel:
         self.sock = sock
         self.give = give
         self.take = take
+        #: Size of the frame that came last.
+        self.last_bytes = 0
 
     def send(
         self, header: Header, buffers: Iterable[Any] = (), deadline: float | None = None
@@ -96,6 +98,7 @@ class Channel:
             raise WireError("something else wrote on the channel")
         if header_size > MAX_HEADER or body_size > MAX_BODY:
             raise WireError("a frame larger than any frame may be")
+        self.last_bytes = header_size + body_size
         header = _parse(self._read(header_size, deadline))
         if header.get("lent"):
             return header, self._read_lent(body_size)
@@ -189,13 +192,21 @@ class Lender(Lent):
 
 
 def _parse(raw: Bytes) -> Header:
+    text = bytes(raw)
     try:
-        header = json.loads(bytes(raw))
+        header = json.loads(text)
+        if b"\\u" in text or not text.isascii():
+            header = json.loads(_writable(header))
     except (ValueError, RecursionError):
         raise WireError("a header that is no JSON") from None
     if not isinstance(header, dict):
         raise WireError("a header that is no object")
     return header
+
+
+def _writable(header: Any) -> bytes:
+    """Half a surrogate pair is no text: whoever printed or stored it later would stumble."""
+    return json.dumps(header, ensure_ascii=False).encode("utf-8", "replace")
 
 
 class Encoder:
