@@ -109,7 +109,7 @@ BAD = [
     (("1", "--ids", "--beams", "0"), "", "greater than or equal to 1"),
     (("1", "--ids", "--top-p", "2"), "", "top_p"),
     (("1", "--ids", "--stop", ""), "", "cannot be empty"),
-    (("1", "--ids", "--device", "abacus"), "", "cpu or cuda"),
+    (("1", "--ids", "--device", "abacus"), "", "is not one of"),
 ]
 
 
@@ -127,3 +127,11 @@ def test_a_broken_checkpoint_is_a_usage_error(run, tmp_path):
     code, _, err = run("1", "--model", tmp_path, "--ids")
     assert code == 2
     assert "has no 'num_attention_heads'" in err
+
+
+def test_a_device_that_is_not_there_is_missing(checkpoint, run, monkeypatch):
+    folder, *_ = checkpoint
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    code, _, err = run("1", "--model", folder, "--ids", "--device", "cuda")
+    assert code == 3
+    assert "no CUDA device" in err

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, Protocol
 import typer
 
 from trapline.arena.errors import MissingError, UsageError
+from trapline.gold.errors import UnsupportedError
 
 
 def register(app: typer.Typer) -> None:
@@ -53,7 +54,7 @@ def generate(
         list[int] | None, typer.Option(help="An end; the checkpoint's own if not given. Repeat it.")
     ] = None,
     ids: Annotated[bool, typer.Option(help="Prompt and answer are token ids.")] = False,
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    device: Annotated[Literal["cpu", "cuda"], typer.Option(help="Where to compute.")] = "cpu",
     dtype: Annotated[
         Literal["float32", "bfloat16", "float16"] | None,
         typer.Option(help="The checkpoint's own if not given."),
@@ -86,17 +87,12 @@ def generate(
 
 
 def _load(folder: Path, device: str, dtype: str | None) -> Any:
-    import torch
-
     from trapline.gold.decoder.model import Decoder
 
-    if device not in ("cpu", "cuda"):
-        raise UsageError(f"--device is cpu or cuda, not {device}")
-    if device == "cuda" and not torch.cuda.is_available():
-        raise MissingError("there is no CUDA device here; --device cpu works everywhere")
-    return Decoder.from_pretrained(
-        folder, dtype=getattr(torch, dtype) if dtype else None, device=device
-    )
+    try:
+        return Decoder.from_pretrained(folder, dtype=dtype, device=device)
+    except UnsupportedError as error:
+        raise MissingError(f"{error}; --device cpu works everywhere") from None
 
 
 def _ends(folder: Path, given: list[int] | None) -> list[int]:

@@ -38,7 +38,7 @@ class Decoder(nn.Module):
 
     @classmethod
     def from_pretrained(
-        cls, folder: str | Path, *, dtype: torch.dtype | None = None, device: str = "cpu"
+        cls, folder: str | Path, *, dtype: torch.dtype | str | None = None, device: str = "cpu"
     ) -> "Decoder":
         """A Hugging Face checkpoint: `config.json` and safetensors, sharded too.
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from trapline.gold.decoder.config import DecoderConfig, RopeConfig, read_config
 from trapline.gold.decoder.model import Decoder
-from trapline.gold.errors import RangeError, ShapeError
+from trapline.gold.errors import RangeError, ShapeError, UnsupportedError
 
 _LLAMA_LAYER = {
     "input_layernorm": "attention_norm",
@@ -84,8 +84,11 @@ class _Pair:
         return whole[::-1] if self.turned else whole
 
 
-def load(folder: Path, dtype: torch.dtype | None, device: str) -> Decoder:
+def load(folder: Path, dtype: torch.dtype | str | None, device: str) -> Decoder:
     """A decoder with the checkpoint's weights; a missing or misshapen tensor is named."""
+    dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise UnsupportedError("there is no CUDA device here")
     if quantisation(folder) == "trapline-ternary":
         from trapline.gold.ternary.linear_packed import load_packed
 
