@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from trapline.arena import expect
+from trapline.arena import expect, session
 from trapline.arena.errors import SubmissionDied, SubmissionRaised, Violation
 from trapline.arena.proxy import Stub, Submission
 from trapline.arena.rig import rig_for
@@ -41,6 +41,13 @@ SOURCE = """
     class Sub(np.ndarray):
         def __eq__(self, other): return True
     def subclass(): return np.zeros(3).view(Sub)
+    def flood(function):
+        large = np.zeros(5 << 20)
+        for _ in range(100): function(large)
+    def mutter(): raise ValueError("a\\x00b\\x1b[2J\\udc80c")
+    class Odd: pass
+    Odd.__name__ = "O\\x1bdd"
+    def odd(): return Odd()
 """
 
 
@@ -165,3 +172,45 @@ def test_an_array_subclass_arrives_as_a_plain_array(submission):
 def test_objects_inside_containers_and_object_arrays(submission):
     with pytest.raises(SubmissionRaised, match="dtype object"):
         submission.strange()
+
+
+def test_a_flood_of_callbacks_ends_before_it_fills_our_memory(submission, monkeypatch):
+    monkeypatch.setattr(session, "MAX_CALLED_BACK", 100 << 20)
+    stub = Stub(lambda values: None)
+    with pytest.raises(SubmissionDied, match="more than anybody can keep"):
+        submission.flood(stub)
+    assert 1 <= len(stub.calls) <= 2
+
+
+def test_what_it_says_can_be_printed_and_stored(submission):
+    with pytest.raises(SubmissionRaised) as caught:
+        submission.mutter()
+    assert caught.value.message == "a\N{REPLACEMENT CHARACTER}b\N{REPLACEMENT CHARACTER}[2J?c"
+    assert "\x1b" not in repr(submission.odd())
+
+
+FORGERS = {
+    "on import": "os.write(channel(), b'TRPL' + struct.pack('<IQ', 2, 0) + b'{}')\ndef f(): pass",
+    "in a call": "def f(): os.write(channel(), b'TRPL' + struct.pack('<IQ', 2, 0) + b'{}')",
+}
+CHANNEL = """
+import os, stat, struct
+def channel():
+    return next(fd for fd in range(3, 64) if is_socket(fd))
+def is_socket(fd):
+    try:
+        return stat.S_ISSOCK(os.fstat(fd).st_mode)
+    except OSError:
+        return False
+"""
+
+
+@pytest.mark.parametrize("when", FORGERS)
+def test_a_forged_frame_is_noted_wherever_it_was_sent(submission_folder, sorting, level, when):
+    """Also in the processes that a check or a measure asks for."""
+    folder = submission_folder(CHANNEL + FORGERS[when])
+    with Submission(folder, rig_for(sorting, level)) as submission:
+        with pytest.raises(SubmissionDied):
+            submission.fresh().f()
+        submission.settle()
+        assert len(submission.forgeries) == 1

@@ -154,6 +154,25 @@ def test_a_length_is_checked_before_memory_is_taken(header, body):
             wire.Channel(ours).receive(time.monotonic() + 60)
 
 
+@pytest.mark.parametrize(
+    ("text", "read"),
+    [
+        (b'{"a": "\\udc80"}', {"a": "?"}),
+        (b'{"\\uD800b": ["\\ud83d\\ude00"]}', {"?b": ["\U0001f600"]}),
+        (b'{"a": "\xed\xb2\x80"}', {"a": "?"}),
+        ('{"é": NaN}'.encode(), None),
+    ],
+)
+def test_what_is_no_text_becomes_some(text, read):
+    """Half a surrogate pair would stop whoever stores or prints it."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(wire.PREFIX.pack(wire.MAGIC, len(text), 0) + text)
+        header, _ = wire.Channel(ours).receive(time.monotonic() + 60)
+    json.dumps(header, ensure_ascii=False).encode()
+    assert read is None or header == read
+
+
 def test_a_silent_peer_costs_no_more_than_the_deadline():
     ours, theirs = socket.socketpair()
     with ours, theirs, pytest.raises(wire.DeadlineError):

@@ -72,6 +72,8 @@ def take_in(folder: Path) -> Intake:
     total = 0
     for path in _plain_files(folder):
         name = str(path.relative_to(folder))
+        if not name.isprintable():
+            return Intake({}, f"the name of a file cannot be written: {name!a}")
         files[name] = _read(path)
         total += len(files[name])
         if len(files) > MAX_FILES or total > MAX_BYTES:

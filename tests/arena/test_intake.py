@@ -1,0 +1,18 @@
+"""What is taken in can be digested, stored and printed."""
+
+import os
+
+import pytest
+
+from trapline.arena.intake import take_in
+
+
+@pytest.mark.parametrize("name", [b"\xff.py", b"new\nline.py", b"\x1b[2J.py"])
+def test_a_file_name_that_cannot_be_written_is_refused(tmp_path, name):
+    (tmp_path / "solution.py").write_text("x = 1\n")
+    with open(os.path.join(os.fsencode(tmp_path), name), "w") as file:
+        file.write("x = 1\n")
+    intake = take_in(tmp_path)
+    assert "cannot be written" in intake.refused
+    assert intake.refused.isprintable()
+    assert intake.digest
