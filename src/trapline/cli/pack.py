@@ -1,0 +1,55 @@
+"""`trapline pack`: a trained ternary model as a small file that this and other tools read."""
+
+import warnings
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from trapline.arena.errors import ArenaError, MissingError, UsageError
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the verb."""
+    example = "trapline pack runs/book/model book.gguf --format q8_0"
+    app.command(epilog=f"Example: {example}")(pack)
+
+
+def pack(
+    model: Annotated[Path, typer.Argument(help="A checkpoint with ternary weights.")],
+    out: Annotated[Path, typer.Argument(help="A folder for packed, else a .gguf file.")],
+    form: Annotated[
+        str, typer.Option("--format", help="packed; or GGUF: f16, q8_0, tq2_0, q2_0 (a fork's).")
+    ] = "packed",
+    group_size: Annotated[int, typer.Option(min=1, help="Weights a scale.")] = 128,
+) -> None:
+    """Write a ternary checkpoint with 2 bits a weight, or as GGUF. Nothing is rounded."""
+    try:
+        from trapline.gold.decoder.model import Decoder
+        from trapline.gold.ternary import linear_export as export
+    except ImportError:
+        raise MissingError("packing needs torch: trapline[torch]") from None
+    try:
+        decoder = Decoder.from_pretrained(model)
+        tokenizer = model / "tokenizer.json"
+        given = tokenizer if tokenizer.is_file() else None
+        _written(export, decoder, out, form, group_size, given)
+    except ImportError as error:
+        raise MissingError(str(error)) from None
+    except (ValueError, TypeError, FileNotFoundError) as error:
+        raise UsageError(str(error)) from None
+    except OSError as error:
+        raise ArenaError(f"{out} could not be written: {error}") from None
+    size = sum(file.stat().st_size for file in [out, *out.rglob("*")] if file.is_file())
+    typer.echo(f"{out}: {size:,} bytes")
+
+
+def _written(
+    export: Any, decoder: Any, out: Path, form: str, group_size: int, tokenizer: Path | None
+) -> None:
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always", UserWarning)
+        export.export(decoder, out, form, group_size=group_size, tokenizer=tokenizer)
+    for one in found:
+        if issubclass(one.category, UserWarning):
+            typer.echo(f"warning: {one.message}", err=True)

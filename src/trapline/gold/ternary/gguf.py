@@ -1,0 +1,271 @@
+"""GGUF files: a ternary decoder for llama.cpp and its relatives, and back again.
+
+| type | what it holds | exact |
+|---|---|---|
+| F16 | code · scale as it is | always: a scale is a float16 |
+| Q8_0 | blocks of 32: the scale, and the codes as 8-bit numbers | always |
+| TQ2_0 | blocks of 256 with one scale, 2 bits a code | where both groups of a block share a scale |
+| Q2_0 | blocks of 128 with one scale, 2 bits a code | always; two meanings of the name |
+"""
+
+import json
+import math
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from trapline.gold.errors import RangeError
+from trapline.gold.ternary import quantize
+from trapline.gold.ternary.pack import to_blocks
+
+FORMATS = ("f16", "q8_0", "tq2_0", "q2_0")
+#: In the fork that shipped group-128 ternary models; later llama.cpp gave the same number and name
+#: to blocks of 64.
+FORK_Q2_0 = 42
+_EIGHT, _LARGE = 32, 256
+
+
+class Tensor(NamedTuple):
+    """One matrix of a file: dense, or as codes and scales."""
+
+    values: np.ndarray | None
+    codes: np.ndarray | None = None
+    scales: np.ndarray | None = None
+    group_size: int = 128
+
+    def dense(self) -> np.ndarray:
+        if self.values is not None:
+            return self.values
+        assert self.codes is not None
+        assert self.scales is not None
+        return quantize.dequantize(self.codes, self.scales, self.group_size)
+
+
+def encode(name: str, tensor: Tensor, kind: str) -> tuple[np.ndarray, int]:
+    """The bytes of a matrix as the file keeps them, and the number of their type."""
+    if tensor.codes is None:
+        raise RangeError(f"{name} is not ternary")
+    return {"f16": _f16, "q8_0": _q8_0, "tq2_0": _tq2_0, "q2_0": _q2_0}[kind](name, tensor)
+
+
+def _f16(name: str, tensor: Tensor) -> tuple[np.ndarray, int]:  # noqa: ARG001
+    return tensor.dense().astype(np.float16), 1
+
+
+def _q8_0(name: str, tensor: Tensor) -> tuple[np.ndarray, int]:
+    """The block's factor is the scale itself: codes of ±1 instead of ±127 lose nothing."""
+    codes, scales = _fine(name, tensor, _EIGHT)
+    rows, columns = codes.shape
+    blocks = np.empty((rows, columns // _EIGHT, 2 + _EIGHT), dtype=np.uint8)
+    blocks[..., :2] = scales.astype("<f2")[..., None].view(np.uint8)
+    blocks[..., 2:] = codes.reshape(rows, -1, _EIGHT).view(np.uint8)
+    return blocks.reshape(rows, -1), 8
+
+
+def _tq2_0(name: str, tensor: Tensor) -> tuple[np.ndarray, int]:
+    codes, scales = _fine(name, tensor, _LARGE)
+    rows, columns = codes.shape
+    stored = (codes + 1).astype(np.uint8).reshape(rows, columns // _LARGE, 2, 4, 32)
+    bytes_ = np.zeros((rows, columns // _LARGE, 2, 32), dtype=np.uint8)
+    for place in range(4):
+        bytes_ |= stored[..., place, :] << (2 * place)
+    blocks = np.empty((rows, columns // _LARGE, 66), dtype=np.uint8)
+    blocks[..., :64] = bytes_.reshape(rows, -1, 64)
+    blocks[..., 64:] = scales.astype("<f2")[..., None].view(np.uint8)
+    return blocks.reshape(rows, -1), 35
+
+
+def _q2_0(name: str, tensor: Tensor) -> tuple[np.ndarray, int]:
+    codes, scales = _fine(name, tensor, 128)
+    return to_blocks(codes, scales), FORK_Q2_0
+
+
+def _fine(name: str, tensor: Tensor, block: int) -> tuple[np.ndarray, np.ndarray]:
+    """Codes, and the one scale of each block; refused where a block would need two."""
+    assert tensor.codes is not None
+    assert tensor.scales is not None
+    columns = tensor.codes.shape[1]
+    if columns % block:
+        raise RangeError(f"{name} has {columns} columns, no multiple of {block}: write f16")
+    group = tensor.group_size
+    if group % block and block % group:
+        raise RangeError(f"{name}: groups of {group} do not fit blocks of {block}: write f16")
+    step = math.gcd(group, block)
+    fine = np.repeat(tensor.scales, group // step, axis=1)[:, : columns // step]
+    # A part without codes takes any scale: its neighbour's.
+    used = tensor.codes.reshape(len(fine), -1, step).any(axis=2)
+    parts = np.where(used, fine, 0).reshape(len(fine), columns // block, block // step)
+    shared = parts.max(axis=2)
+    if np.any((parts != shared[..., None]) & used.reshape(parts.shape)):
+        raise RangeError(
+            f"{name} has neighbouring groups with different scales, a block of {block} has one:"
+            f" {_ADVICE}"
+        )
+    return tensor.codes, shared
+
+
+_ADVICE = "write f16 or q8_0, which lose nothing, or train with groups of 256 for tq2_0"
+
+
+def write(
+    path: Path,
+    config: Any,
+    tensors: Mapping[str, Tensor],
+    kind: str,
+    tokenizer: Path | None = None,
+) -> None:
+    """A GGUF file of a decoder's tensors by our names; nothing is left behind when it fails."""
+    if kind not in FORMATS:
+        raise RangeError(f"the format must be one of {', '.join(FORMATS)}, got {kind!r}")
+    if kind == "q2_0":
+        warnings.warn(
+            "q2_0 means blocks of 128 in the fork that ships ternary models and blocks of 64 in"
+            " llama.cpp, under the same number: only the fork reads this file right",
+            stacklevel=2,
+        )
+    writer_class = package().GGUFWriter
+    encoded = _encoded(config, tensors, kind)
+    partial = path.with_name(path.name + ".partial")
+    try:
+        writer = writer_class(partial, _architecture(config))
+        _describe(writer, config)
+        if tokenizer is not None:
+            _add_tokenizer(writer, tokenizer, config.vocab)
+        for name, (shape, array, type_number) in encoded.items():
+            writer.add_tensor_info(name, shape, array.dtype, array.nbytes, type_number)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_ti_data_to_file()
+        for _, array, _ in encoded.values():
+            writer.write_tensor_data(array)
+        writer.close()
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _encoded(
+    config: Any, tensors: Mapping[str, Tensor], kind: str
+) -> dict[str, tuple[tuple[int, ...], np.ndarray, Any]]:
+    types = package().GGMLQuantizationType
+    known = {int(one) for one in types}
+    made: dict[str, tuple[tuple[int, ...], np.ndarray, Any]] = {}
+    for ours, theirs in tensor_names(config).items():
+        tensor = tensors[ours]
+        if tensor.codes is None:
+            assert tensor.values is not None
+            values = tensor.values.astype(np.float32)
+            made[theirs] = (values.shape, values, types.F32)
+            continue
+        turned = _turned(ours, tensor, config)
+        array, number = encode(ours, turned, kind)
+        # An int8 view: the writer then takes the shape as the matrix's own.
+        stored = array if number == 1 else array.view(np.int8)
+        assert turned.codes is not None
+        made[theirs] = (turned.codes.shape, stored, types(number) if number in known else number)
+    return made
+
+
+def _turned(name: str, tensor: Tensor, config: Any) -> Tensor:
+    """llama.cpp turns neighbouring elements of a Llama's heads, we turn halves: rows change places.
+
+    Rows keep their groups, so nothing is lost. Qwen3's order is ours.
+    """
+    heads = {"attention.q": config.heads, "attention.k": config.kv_heads}
+    part = next((heads[end] for end in heads if name.endswith(end)), None)
+    if config.family == "qwen3" or part is None:
+        return tensor
+    order = interleaved(part, config.head_dim)
+    assert tensor.codes is not None
+    assert tensor.scales is not None
+    return tensor._replace(codes=tensor.codes[order], scales=tensor.scales[order])
+
+
+def interleaved(heads: int, width: int) -> np.ndarray:
+    """Row numbers that bring each head's two halves together, pair by pair."""
+    return np.arange(heads * width).reshape(heads, 2, width // 2).swapaxes(1, 2).ravel()
+
+
+def tensor_names(config: Any) -> dict[str, str]:
+    """Our name of every tensor (without `.weight`) and the file's."""
+    if config.family not in ("llama", "qwen3") or config.window is not None:
+        raise RangeError(f"{config.family} models are not written as GGUF: llama and qwen3 are")
+    if config.attention_bias or config.mlp_bias:
+        raise RangeError("a model with biases is not all ternary")
+    names = {"embedding": "token_embd.weight", "norm": "output_norm.weight"}
+    if not config.tied:
+        names["head"] = "output.weight"
+    inner = {
+        "attention_norm": "attn_norm",
+        "attention.q": "attn_q",
+        "attention.k": "attn_k",
+        "attention.v": "attn_v",
+        "attention.out": "attn_output",
+        "feedforward_norm": "ffn_norm",
+        "feedforward.gate": "ffn_gate",
+        "feedforward.up": "ffn_up",
+        "feedforward.down": "ffn_down",
+    }
+    if config.qk_norm:
+        inner |= {"attention.q_norm": "attn_q_norm", "attention.k_norm": "attn_k_norm"}
+    for layer in range(config.layers):
+        names |= {f"layers.{layer}.{a}": f"blk.{layer}.{b}.weight" for a, b in inner.items()}
+    return names
+
+
+def _architecture(config: Any) -> str:
+    return str(config.family)
+
+
+def _describe(writer: Any, config: Any) -> None:
+    writer.add_name("trapline ternary")
+    writer.add_context_length(config.context)
+    writer.add_embedding_length(config.dim)
+    writer.add_block_count(config.layers)
+    writer.add_feed_forward_length(config.hidden)
+    writer.add_head_count(config.heads)
+    writer.add_head_count_kv(config.kv_heads)
+    writer.add_key_length(config.head_dim)
+    writer.add_value_length(config.head_dim)
+    writer.add_layer_norm_rms_eps(config.norm_eps)
+    writer.add_vocab_size(config.vocab)
+    if config.rope is None or config.rope.kind != "default":
+        raise RangeError("only plain rotary positions are written as GGUF")
+    writer.add_rope_freq_base(config.rope.theta)
+    writer.add_rope_dimension_count(config.head_dim)
+
+
+def _add_tokenizer(writer: Any, path: Path, vocab: int) -> None:
+    """A byte-level BPE tokeniser, with the pre-tokeniser that GPT-2 had."""
+    raw = json.loads(path.read_text())
+    if raw["model"]["type"] != "BPE":
+        raise RangeError(f"{path} is no byte-level BPE tokeniser")
+    numbers = dict(raw["model"]["vocab"])
+    special = {one["content"]: one["id"] for one in raw["added_tokens"]}
+    numbers |= special
+    words = {number: word for word, number in numbers.items()}
+    tokens = [words.get(number, f"[unused{number}]") for number in range(vocab)]
+    kinds = package().TokenType
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(tokens)
+    writer.add_token_types([kinds.CONTROL if word in special else kinds.NORMAL for word in tokens])
+    merges = raw["model"]["merges"]
+    writer.add_token_merges([m if isinstance(m, str) else " ".join(m) for m in merges])
+    if "</s>" in special:
+        writer.add_eos_token_id(special["</s>"])
+        # There is no token that begins a text; readers ask for one nevertheless.
+        writer.add_bos_token_id(special["</s>"])
+        writer.add_add_bos_token(False)
+
+
+def package() -> Any:
+    """The `gguf` package."""
+    try:
+        import gguf
+    except ImportError:
+        raise ImportError("GGUF files need the gguf package: trapline[gguf]") from None
+    return gguf

@@ -1,0 +1,100 @@
+"""GGUF: what is written comes back through the gguf package, value by value and token by token."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from trapline.gold.decoder.config import from_dict
+from trapline.gold.decoder.model import Decoder
+from trapline.gold.errors import RangeError
+from trapline.gold.ternary import gguf
+from trapline.gold.ternary.linear import convert, dequantized
+from trapline.gold.ternary.linear_gguf import from_gguf, to_gguf
+from trapline.gold.ternary.linear_packed import pack_model
+from trapline.gold.ternary.pack import to_blocks
+
+package = pytest.importorskip("gguf")
+IDS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6]])
+
+
+def decoder(family="llama", tied=False, group_size=128, dim=128):
+    """Two heads share one key/value head; every matrix ternary."""
+    torch.manual_seed(5)
+    sizes = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}
+    shape = {"model_type": family, "vocab_size": 20, "hidden_size": dim, "intermediate_size": 256}
+    rest = {"max_position_embeddings": 32, "tie_word_embeddings": tied}
+    made = Decoder(from_dict({**shape, **sizes, **rest})).eval()
+    convert(made, group_size)
+    return made
+
+
+@pytest.mark.parametrize("kind", ["f16", "q8_0"])
+@pytest.mark.parametrize(("family", "tied"), [("llama", False), ("qwen3", True)])
+def test_what_is_written_comes_back(tmp_path, family, tied, kind):
+    model = decoder(family, tied)
+    to_gguf(pack_model(decoder(family, tied)), tmp_path / "m.gguf", kind)
+    again = from_gguf(tmp_path / "m.gguf")
+    assert again.config == replace(model.config, norm_eps=again.config.norm_eps)
+    wanted = dequantized(model).state_dict()
+    for name, value in again.state_dict().items():
+        assert torch.equal(value, wanted[name]), name
+    with torch.no_grad():
+        assert torch.equal(again(IDS), dequantized(model)(IDS))
+
+
+def test_tq2_0_holds_groups_of_256(tmp_path):
+    model = dequantized(decoder(group_size=256, dim=256))
+    to_gguf(model, tmp_path / "m.gguf", "tq2_0", group_size=256)
+    again = from_gguf(tmp_path / "m.gguf")
+    for name, value in again.state_dict().items():
+        assert torch.equal(value, model.state_dict()[name]), name
+    kinds = {one.tensor_type.name for one in package.GGUFReader(tmp_path / "m.gguf").tensors}
+    assert kinds == {"TQ2_0", "F32"}
+
+
+def test_tq2_0_refuses_two_scales_in_a_block(tmp_path):
+    with pytest.raises(RangeError, match=r"different scales.*f16 or q8_0"):
+        to_gguf(decoder(dim=256), tmp_path / "m.gguf", "tq2_0")
+    with pytest.raises(RangeError, match="no multiple of 256"):
+        to_gguf(decoder(), tmp_path / "m.gguf", "tq2_0")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_tq2_0_takes_groups_of_128_that_agree():
+    """Equal scales, or a neighbour without codes, fit one block; the package reads the same."""
+    codes = np.random.default_rng(1).integers(-1, 2, (3, 512)).astype(np.int8)
+    scales = np.full((3, 4), 0.5, dtype=np.float16)
+    codes[1, :128], scales[1, 0] = 0, 0.25
+    given = gguf.Tensor(None, codes, scales)
+    stored, number = gguf.encode("w", given, "tq2_0")
+    read = package.quants.dequantize(stored, package.GGMLQuantizationType(number))
+    assert np.array_equal(read, given.dense())
+    scales[2, 3] = 0.75
+    with pytest.raises(RangeError, match="different scales"):
+        gguf.encode("w", given, "tq2_0")
+
+
+def test_the_forks_q2_0_comes_with_a_warning(tmp_path):
+    model = decoder()
+    with pytest.warns(UserWarning, match="blocks of 64"):
+        to_gguf(model, tmp_path / "m.gguf", "q2_0")
+    codes, scales = (part.numpy() for part in model.layers[0].feedforward.up.ternary())
+    assert to_blocks(codes, scales).tobytes() in (tmp_path / "m.gguf").read_bytes()
+    if 42 not in {int(kind) for kind in package.GGMLQuantizationType}:
+        with pytest.raises(RangeError, match="two meanings"):
+            from_gguf(tmp_path / "m.gguf")
+
+
+def test_a_dense_model_is_refused(tmp_path):
+    dense = Decoder(decoder().config)
+    with pytest.raises(RangeError, match="is not ternary"):
+        to_gguf(dense, tmp_path / "m.gguf", "f16")
+    with pytest.raises(RangeError, match="one of f16"):
+        to_gguf(decoder(), tmp_path / "m.gguf", "q4_0")
+    with pytest.raises(RangeError, match="is no file"):
+        from_gguf(tmp_path / "m.gguf")
+    (tmp_path / "bad.gguf").write_bytes(b"GGML" + bytes(100))
+    with pytest.raises(RangeError, match="cannot be read"):
+        from_gguf(tmp_path / "bad.gguf")

@@ -1,0 +1,83 @@
+"""The W2A16 kernels: interpreted against the oracle, compiled for sm_90, run where a GPU is."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from trapline.gold.ternary import oracle
+
+HERE = Path(__file__).parent
+#: Rows of x, rows and columns of the matrix, group. Ones, few and many rows; odd widths.
+PROBLEMS = [
+    (1, 37, 256, 128),
+    (3, 20, 1040, 128),
+    (2, 5, 300, 128),
+    (17, 70, 256, 128),
+    (1, 16, 512, 256),
+    (5, 33, 130, 128),
+    (0, 9, 16, 128),
+]
+TOLERANCES = {"float32": 1e-6, "float16": 1e-3}
+
+
+def run(script: str, folder: Path, **environment: str) -> None:
+    """A process of its own: whether Triton interprets is decided when it is imported."""
+    ours = {**os.environ, "TRITON_CACHE_DIR": str(folder / "cache"), **environment}
+    command = [sys.executable, str(HERE / script), str(folder)]
+    done = subprocess.run(command, env=ours, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+
+
+@pytest.fixture(scope="module")
+def interpreted(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("interpreted")
+    (folder / "problems.json").write_text(json.dumps(PROBLEMS))
+    run("interpret_kernels.py", folder, TRITON_INTERPRET="1")
+    return folder
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize("number", range(len(PROBLEMS)))
+def test_interpreted_kernels_agree_with_the_oracle(interpreted, number, dtype):
+    with np.load(interpreted / f"{number}-{dtype}.npz") as kept:
+        x, y, codes, scales = (kept[name] for name in ("x", "y", "codes", "scales"))
+    weights = oracle.dequantize(codes, scales, PROBLEMS[number][3]).astype(np.float64)
+    wanted = x.astype(np.float64) @ weights.T
+    assert y.shape == wanted.shape
+    assert y.dtype == x.dtype
+    largest = np.abs(wanted).max(initial=1.0)
+    np.testing.assert_allclose(y, wanted, rtol=0, atol=TOLERANCES[dtype] * largest)
+
+
+def test_kernels_compile_for_hopper(tmp_path):
+    """Few rows: no barrier but those of the last sum. Many: tensor cores."""
+    run("compile_kernels.py", tmp_path, TRITON_INTERPRET="0")
+    few, many = json.loads((tmp_path / "compiled.json").read_text())
+    assert few["kernel"] == "gemv_kernel"
+    assert few["barriers"] <= 8, few
+    assert many["tensor_cores"], many
+    assert max(few["shared"], many["shared"]) <= 232448
+
+
+@pytest.mark.needs_gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("problem", [*PROBLEMS, (1, 2560, 13824, 128), (64, 1000, 1024, 128)])
+def test_kernels_on_a_gpu_agree_with_the_oracle(problem, dtype):
+    from trapline.gold.ternary.fast import packed_linear
+
+    M, N, K, group = problem
+    rng = np.random.default_rng(2)
+    codes, scales = oracle.ternarize(rng.standard_normal((N, K)), group)
+    plane, factors = (torch.from_numpy(a).cuda() for a in (oracle.pack(codes), scales))
+    x = torch.from_numpy(rng.standard_normal((M, K))).to("cuda", dtype)
+    y = packed_linear(x, plane, factors, group).double().cpu().numpy()
+    wanted = x.double().cpu().numpy() @ oracle.dequantize(codes, scales, group).T.astype(np.float64)
+    limit = 4 * torch.finfo(dtype).eps * np.abs(wanted).max(initial=1.0)
+    np.testing.assert_allclose(y, wanted, rtol=0, atol=limit)

@@ -1,0 +1,177 @@
+"""Packed weights at work: the numbers of unpacked ones, never a dense copy, files that load."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+from trapline.gold.decoder.config import from_dict
+from trapline.gold.decoder.model import Decoder
+from trapline.gold.errors import RangeError, ShapeError
+from trapline.gold.ternary import fast, native, oracle
+from trapline.gold.ternary.linear import assert_all_ternary, convert, coverage, dequantized
+from trapline.gold.ternary.linear_export import export, packed
+from trapline.gold.ternary.linear_packed import load_packed, pack_model, packed_bytes, save_packed
+
+IDS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6], [2, 7, 1, 8, 2, 8, 1, 8]])
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    torch.set_num_threads(1)
+
+
+def decoder(tied=True):
+    torch.manual_seed(5)
+    sizes = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}
+    shape = {"model_type": "qwen3", "vocab_size": 20, "hidden_size": 48, "intermediate_size": 136}
+    rest = {"max_position_embeddings": 32, "tie_word_embeddings": tied}
+    made = Decoder(from_dict({**shape, **sizes, **rest})).eval()
+    convert(made)
+    return made
+
+
+def matrix(rows, columns, group=128):
+    rng = np.random.default_rng(rows + columns)
+    codes, scales = oracle.ternarize(rng.standard_normal((rows, columns)), group)
+    weights = oracle.dequantize(codes, scales, group).astype(np.float64)
+    return torch.from_numpy(oracle.pack(codes)), torch.from_numpy(scales), weights
+
+
+@pytest.fixture(params=["compiled", "torch"])
+def path(request, monkeypatch):
+    """Both CPU paths; a machine without a compiler takes torch's twice."""
+    if request.param == "torch":
+        monkeypatch.setattr(native, "unavailable", lambda: "switched off")
+    return request.param
+
+
+@pytest.mark.parametrize("shape", [(37, 256), (5, 300), (9, 16), (3, 1), (130, 1040), (0, 8)])
+@pytest.mark.parametrize("rows", [1, 3, 20])
+def test_products_agree_with_the_oracle(path, shape, rows):
+    plane, scales, weights = matrix(*shape)
+    x = torch.randn(2, rows, shape[1], dtype=torch.float64).float()
+    y = fast.packed_linear(x, plane, scales)
+    wanted = x.double().numpy() @ weights.T
+    assert y.shape == (2, rows, shape[0])
+    np.testing.assert_allclose(y.numpy(), wanted, rtol=0, atol=3e-6 * np.abs(wanted).max(initial=1))
+
+
+@pytest.mark.parametrize("group", [32, 256])
+def test_other_groups_agree_too(path, group):
+    plane, scales, weights = matrix(11, 512, group)
+    x = torch.randn(1, 512)
+    y = fast.packed_linear(x, plane, scales, group)
+    np.testing.assert_allclose(y.numpy(), x.double().numpy() @ weights.T, rtol=0, atol=1e-3)
+
+
+def test_several_threads_share_the_rows(monkeypatch):
+    if (reason := native.unavailable()) is not None:
+        assert reason in fast.backend()
+        return
+    monkeypatch.setattr(native, "_WEIGHTS_A_THREAD", 100)
+    plane, scales, weights = matrix(37, 256)
+    x = np.random.default_rng(0).standard_normal((2, 256)).astype(np.float32)
+    y = np.empty((2, 37), dtype=np.float32)
+    native.product(x, plane.numpy(), scales.numpy(), y, 3)
+    np.testing.assert_allclose(y, x.astype(np.float64) @ weights.T, rtol=0, atol=1e-4)
+
+
+def test_extreme_activations(path):
+    """Zeros stay zero, large and tiny rows keep their size, NaN and infinity are not hidden."""
+    plane, scales, weights = matrix(8, 256)
+    for factor in (0.0, 1e30, 1e-30):
+        x = torch.full((1, 256), factor)
+        wanted = x.double().numpy() @ weights.T
+        y = fast.packed_linear(x, plane, scales).double().numpy()
+        np.testing.assert_allclose(y, wanted, rtol=0, atol=1e-5 * np.abs(wanted).max())
+    for bad in (float("nan"), float("inf")):
+        x = torch.ones(1, 256)
+        x[0, 3] = bad
+        assert not torch.isfinite(fast.packed_linear(x, plane, scales)).any()
+
+
+def test_a_machine_without_a_compiler_says_so(monkeypatch):
+    monkeypatch.setattr(native.shutil, "which", lambda name: None)
+    native._library.cache_clear()
+    try:
+        assert "no C compiler" in fast.backend()
+        plane, scales, weights = matrix(4, 128)
+        y = fast.packed_linear(torch.ones(1, 128), plane, scales)
+        np.testing.assert_allclose(y.numpy()[0], weights.sum(1), atol=1e-4)
+    finally:
+        native._library.cache_clear()
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_decoder_gives_the_same_logits_packed(path, tied, tmp_path):
+    latent = decoder(tied)
+    dense = dequantized(latent)
+    small = pack_model(decoder(tied))
+    assert not [n for n, p in small.named_parameters() if p.ndim > 1]
+    assert packed_bytes(small) < packed_bytes(dense) / 6
+    with torch.no_grad():
+        wanted = dense(IDS)
+        assert torch.equal(latent(IDS), wanted)
+        assert torch.allclose(small(IDS), wanted, atol=1e-4)
+    save_packed(small, tmp_path / "packed")
+    loaded = Decoder.from_pretrained(tmp_path / "packed")
+    for (name, mine), theirs in zip(
+        loaded.state_dict().items(), small.state_dict().values(), strict=True
+    ):
+        assert torch.equal(mine, theirs), name
+    with torch.no_grad():
+        assert torch.equal(loaded(IDS), small(IDS))
+
+
+def test_packing_what_is_not_ternary_is_refused(tmp_path):
+    with pytest.raises(RangeError, match="train it first"):
+        packed(Decoder(decoder().config))
+    with pytest.raises(RangeError, match="no packed weights"):
+        save_packed(decoder(), tmp_path)
+    with pytest.raises(RangeError, match="must be one of packed"):
+        export(decoder(), tmp_path, "zip")
+    export(dequantized(decoder()), tmp_path / "again", "packed")
+    with torch.no_grad():
+        got, want = Decoder.from_pretrained(tmp_path / "again")(IDS), decoder()(IDS)
+    assert torch.allclose(got, want, atol=1e-4)
+
+
+def test_a_damaged_packed_checkpoint_is_named(tmp_path):
+    save_packed(pack_model(decoder()), tmp_path)
+    config = tmp_path / "config.json"
+    good = config.read_text()
+    config.write_text(json.dumps({**json.loads(good), "hidden_size": 52}))
+    with pytest.raises(ShapeError, match="expected"):
+        load_packed(tmp_path)
+    config.write_text(json.dumps({**json.loads(good), "num_hidden_layers": 3}))
+    with pytest.raises(ShapeError, match=r"has no layers\.2"):
+        load_packed(tmp_path)
+
+
+SIZES = {
+    "vocab_size": 20, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 1,
+    "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 24,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize(
+    "family", [(LlamaConfig, LlamaForCausalLM), (Qwen3Config, Qwen3ForCausalLM)]
+)
+def test_a_hugging_face_model_becomes_all_ternary(family, tied):
+    config, kind = family
+    torch.manual_seed(0)
+    model = kind(config(**SIZES, tie_word_embeddings=tied, attn_implementation="eager")).eval()
+    shares = convert(model)
+    assert_all_ternary(model)
+    dense = [share for share in shares if not share.ternary]
+    assert all("norm" in share.name for share in dense)
+    assert sum(share.share for share in shares) == pytest.approx(1.0)
+    assert {share.name for share in coverage(model)} == {n for n, _ in model.named_parameters()}
+    with torch.no_grad():
+        wanted = dequantized(model)(IDS).logits
+        assert torch.equal(model(IDS).logits, wanted)
+        assert torch.allclose(pack_model(model)(IDS).logits, wanted, atol=1e-4)
