@@ -230,6 +230,45 @@ def test_an_agent_is_ended_with_its_time(assignment, stand_in):
     assert record.seconds < 50
 
 
+STREAMS = {
+    "claude": [
+        {"type": "assistant", "message": {"usage": {"output_tokens": 5}}},
+        {
+            "type": "result",
+            "total_cost_usd": 0.25,
+            "usage": {"input_tokens": 7, "output_tokens": 9},
+        },
+    ],
+    "codex": [
+        {"type": "turn.completed", "usage": {"input_tokens": 3, "output_tokens": 4}},
+        {"type": "turn.completed", "usage": {"input_tokens": 4, "output_tokens": 5}},
+    ],
+    "opencode": [
+        {"type": "step_finish", "part": {"cost": 0.2, "tokens": {"input": 3, "output": 4}}},
+        {"type": "step_finish", "part": {"cost": 0.05, "tokens": {"input": 4, "output": 5}}},
+    ],
+    "pi": [
+        {"type": "message_end", "message": {"role": "user"}},
+        {
+            "type": "message_end",
+            "message": {"usage": {"input": 7, "output": 9, "cost": {"total": 0.25}}},
+        },
+    ],
+}
+
+
+@pytest.mark.parametrize("name", list(agents.table()))
+def test_an_agents_stream_tells_what_was_spent(name):
+    agent = agents.find(name)
+    noise = ["no json", "{broken", "[1]", '{"type": 1}']
+    output = "\n".join([*noise, *map(json.dumps, STREAMS[name])])
+    found = agents.spent(agent, output)
+    assert (found.prompt_tokens, found.completion_tokens) == (7, 9)
+    assert found.cost_usd == (None if name == "codex" else 0.25)
+    assert agents.spent(agent, "\n".join(noise)) is None
+    assert agents.spent(from_template("x {prompt}"), output) is None
+
+
 def test_unknown_and_missing_agents_are_named():
     with pytest.raises(UsageError, match="there are: claude, codex, opencode, pi"):
         agents.find("nobody")

@@ -9,7 +9,8 @@ import platform
 import re
 import shutil
 from collections.abc import Iterable
-from importlib.metadata import distribution, requires, version
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, distribution, requires, version
 from pathlib import Path
 
 import trapline
@@ -99,14 +100,13 @@ def _write_task(challenge: Challenge, folder: Path) -> Path:
     (folder / "task.toml").write_text(_TASK.format(**facts))
     (folder / "instruction.md").write_text(challenge.prompt)
     _write_environment(challenge, folder / "environment", facts)
-    _write_tests(folder / "tests", facts)
+    _write_tests(challenge, folder / "tests", facts)
     _write_solution(challenge, folder / "solution", facts)
     return folder
 
 
 def _facts(challenge: Challenge) -> dict[str, object]:
     plan = challenge.plan
-    pinned = [_pin(name) for name in dict.fromkeys((*_TOOLS, *plan.packages)) if _pin(name)]
     return {
         "id": challenge.id,
         "canary": canary(challenge.id),
@@ -120,7 +120,7 @@ def _facts(challenge: Challenge) -> dict[str, object]:
         "memory_mb": 2 * plan.limits.memory_mb + 2048,
         "workspace": WORKSPACE,
         "python": ".".join(platform.python_version_tuple()[:2]),
-        "tools": " ".join(pinned),
+        "tools": " ".join(_pinned((*_TOOLS, *plan.packages))),
     }
 
 
@@ -129,11 +129,11 @@ def _write_environment(challenge: Challenge, folder: Path, facts: dict[str, obje
     (folder / "Dockerfile").write_text(_AGENT_IMAGE.format(**facts))
 
 
-def _write_tests(folder: Path, facts: dict[str, object]) -> None:
+def _write_tests(challenge: Challenge, folder: Path, facts: dict[str, object]) -> None:
     folder.mkdir()
     _copy_package(folder / "package")
-    requirements = "".join(f"{_pin(name)}\n" for name in core_requirements())
-    (folder / "requirements.txt").write_text(requirements)
+    needed = _pinned((*core_requirements(), *challenge.plan.packages))
+    (folder / "requirements.txt").write_text("".join(f"{line}\n" for line in needed))
     (folder / "Dockerfile").write_text(_VERIFIER_IMAGE.format(**facts))
     _write_script(folder / "test.sh", _TEST_SCRIPT.format(**facts))
 
@@ -166,9 +166,11 @@ def core_requirements() -> list[str]:
     return [re.split(r"[^A-Za-z0-9._-]", line)[0] for line in plain]
 
 
-def _pin(name: str) -> str:
-    """The version that is installed here, "" where there is none."""
-    try:
-        return f"{name}=={version(name)}"
-    except ModuleNotFoundError:
-        return ""
+def _pinned(names: Iterable[str]) -> list[str]:
+    """Each package with the version that is installed here; what is not installed is left out."""
+    found = []
+    for name in dict.fromkeys(names):
+        with suppress(PackageNotFoundError):
+            # A local build's suffix (+cpu) names no release.
+            found.append(f"{name}=={version(name).split('+')[0]}")
+    return found

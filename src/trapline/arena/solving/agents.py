@@ -1,5 +1,7 @@
 """Agent command lines: a table, a version probe, and one run inside a workspace."""
 
+import json
+import math
 import os
 import shlex
 import shutil
@@ -7,12 +9,15 @@ import signal
 import subprocess
 import time
 import tomllib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from trapline.arena.errors import ArenaError, MissingError, UsageError
 from trapline.arena.record import Record
+from trapline.arena.solving.transcript import Metrics
 
 INSTRUCTION = (
     "Read prompt.md in this folder and do what it asks. Write solution.py, its tests and "
@@ -22,16 +27,28 @@ _PROBE_SECONDS = 60
 _MOST_OUTPUT = 64 << 20
 
 
+class Usage(Record):
+    """Where an agent's stream says what was spent: an event's type, and paths into that event."""
+
+    event: str
+    input: str
+    output: str
+    cost: str = ""
+
+
 class Agent(Record):
     """How one agent is called."""
 
     package: str = ""
+    #: The newest version whose flags were found in its own help.
+    tested: str = ""
     version: list[str] = []
     command: list[str]
     stdin: bool = False
     #: Commands whose output lists the flags, and the flags that must be among them.
     help: list[list[str]] = []
     flags: list[str] = []
+    usage: Usage | None = None
 
 
 @dataclass(frozen=True)
@@ -105,6 +122,40 @@ def run(agent: Agent, workspace: Path, model: str, seconds: float) -> AgentRun:
         output, _ = process.communicate()
     text = output[-_MOST_OUTPUT:].decode(errors="replace")
     return AgentRun(text, process.returncode, time.monotonic() - started, timed_out)
+
+
+def spent(agent: Agent, output: str) -> Metrics | None:
+    """Tokens and dollars over all events that tell them; None when no event does."""
+    if agent.usage is None:
+        return None
+    events = [event for event in _events(output) if event.get("type") == agent.usage.event]
+    told = [event for event in events if _number(event, agent.usage.output) is not None]
+    if not told:
+        return None
+    costs = [_number(event, agent.usage.cost) for event in told]
+    return Metrics(
+        prompt_tokens=int(sum(_number(event, agent.usage.input) or 0 for event in told)),
+        completion_tokens=int(sum(_number(event, agent.usage.output) or 0 for event in told)),
+        cost_usd=None if None in costs else sum(cost or 0.0 for cost in costs),
+    )
+
+
+def _events(output: str) -> Iterator[dict[str, Any]]:
+    for line in output.splitlines():
+        try:
+            event = json.loads(line) if line.startswith("{") else None
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(event, dict):
+            yield event
+
+
+def _number(event: dict[str, Any], path: str) -> float | None:
+    """The figure at a dotted path, None when there is none."""
+    found: Any = event
+    for name in path.split("."):
+        found = found.get(name) if isinstance(found, dict) else None
+    return found if type(found) in (int, float) and math.isfinite(found) else None
 
 
 def _filled(part: str, fill: dict[str, str]) -> str:

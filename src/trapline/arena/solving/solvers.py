@@ -150,7 +150,8 @@ class AgentSolver:
         log.add("user", agents.INSTRUCTION)
         before = _solution(assignment.workspace)
         done = agents.run(self.agent, assignment.workspace, self.model, self.seconds)
-        log.add("agent", Redactor().hide_secrets(done.output))
+        metrics = agents.spent(self.agent, done.output)
+        log.add("agent", Redactor().hide_secrets(done.output), metrics)
         totals = log.close()
         if _solution(assignment.workspace) != before:
             reason = "its time ran out" if done.timed_out else ""

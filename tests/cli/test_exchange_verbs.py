@@ -1,0 +1,103 @@
+"""solve, export, scan and redact as people meet them: sentences, exit codes, files."""
+
+import json
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from trapline.arena.challenge import load
+from trapline.cli.main import main
+
+CHALLENGE = "fused_softmax_topk"
+FIELD = Path(__file__).parents[2] / "examples" / "field"
+AGENT = "import pathlib; pathlib.Path('solution.py').write_text('def softmax_topk(a, k): ...\\n')"
+
+
+class Done(NamedTuple):
+    """How a command ended."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture
+def trapline(tmp_path, monkeypatch, capsys):
+    """The program in this process (a start costs more than most verbs), in a folder of its own."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*args):
+        monkeypatch.setattr(sys, "argv", ["trapline", *map(str, args)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return Done(int(ended.value.code or 0), *capsys.readouterr())
+
+    return run
+
+
+@pytest.mark.parametrize("verb", ["solve", "export", "scan", "redact"])
+def test_every_verb_explains_itself_with_an_example(trapline, verb):
+    done = trapline(verb, "--help")
+    assert (done.returncode, "Example" in done.stdout) == (0, True)
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "sentence"),
+    [
+        (("solve", "f"), 2, "name one of --endpoint"),
+        (("solve", "f", "--endpoint", "http://x", "--agent", "pi"), 2, "name one of"),
+        (("solve", "f", "--endpoint", "http://x"), 2, "--model names the model"),
+        (("solve", "f", "--agent", "nobody", "--model", "m"), 2, "no agent 'nobody'"),
+        (("solve", "f", "--agent-cmd", "no-such-program-x", "--model", "m"), 3, "not installed"),
+        (("solve", "f", "--from-predictions", "absent.jsonl"), 2, "cannot be read"),
+        (("export", "somewhere", "--format", "harbor"), 2, "takes no run"),
+        (("export", "--format", "predictions"), 2, "needs the field"),
+        (("export", "nowhere", "--format", "eval"), 2, "no run"),
+        (("export", "--format", "inspect", "--challenge", "juggling"), 2, "no challenge"),
+        (("scan", "nowhere"), 2, "no such folder"),
+        (("redact", "nowhere"), 2, "no such file"),
+        (("grade", FIELD, "--judge-model", "m"), 2, "both --judge-endpoint"),
+    ],
+)
+def test_bad_input_gets_a_sentence_and_the_right_exit_code(trapline, args, code, sentence):
+    done = trapline(*args)
+    assert done.returncode == code, done.stderr
+    assert sentence in " ".join(done.stderr.split())
+    assert "Traceback" not in done.stderr
+
+
+def test_an_agents_answer_goes_out_as_a_prediction_and_comes_back(trapline, tmp_path):
+    (tmp_path / "agent.py").write_text(AGENT)
+    agent = f"{sys.executable} {tmp_path / 'agent.py'}"
+    solve = ("solve", "field", "--agent-cmd", agent, "--model", "org/m", "--challenge", CHALLENGE)
+    done = trapline(*solve)
+    assert (done.returncode, f"org-m/{CHALLENGE} #1: solved" in done.stdout) == (0, True)
+    done = trapline("export", "field", "--format", "predictions")
+    assert "predictions.jsonl: 1 predictions" in done.stdout
+    done = trapline("solve", "back", "--from-predictions", "predictions.jsonl")
+    assert done.returncode == 0, done.stderr
+    answers = [tmp_path / root / "org-m" / CHALLENGE / "attempt-1" for root in ("field", "back")]
+    assert len({(answer / "solution.py").read_text() for answer in answers}) == 1
+
+
+def test_a_copied_answer_is_a_finding(trapline, tmp_path):
+    gold = tmp_path / "somebody" / CHALLENGE / "solution.py"
+    gold.parent.mkdir(parents=True)
+    gold.write_text((load(CHALLENGE).solution / "solution.py").read_text())
+    done = trapline("scan", tmp_path, "--json")
+    assert done.returncode == 4
+    (found,) = json.loads(done.stdout)["suspicions"]
+    assert (found["entrant"], found["leak"]["kind"]) == ("somebody", "gold")
+    done = trapline("scan", tmp_path, "--trust", "somebody")
+    assert (done.returncode, done.stdout.strip()) == (0, "0 findings")
+
+
+def test_a_transcript_is_published_without_its_secrets(trapline, tmp_path):
+    line = json.dumps({"message": "mail\nkim@mail.example.com"})
+    (tmp_path / "raw.jsonl").write_text(line + "\n")
+    assert trapline("redact", "raw.jsonl").returncode == 4
+    done = trapline("redact", "raw.jsonl", "--out", "public")
+    assert done.returncode == 0, done.stdout
+    assert json.loads((tmp_path / "public/raw.jsonl").read_text()) == {"message": "mail\n<email>"}
