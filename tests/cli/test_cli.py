@@ -162,9 +162,9 @@ def test_a_misspelt_key_is_named(tmp_path):
 
 
 def test_isolation_that_is_not_there_is_refused(monkeypatch):
-    from trapline.arena import run
+    from trapline.arena import executor
     from trapline.arena.errors import MissingError
 
-    monkeypatch.setattr(run, "probe", lambda: ("process",))
+    monkeypatch.setattr(executor, "probe", lambda: ("process",))
     with pytest.raises(MissingError, match="bubblewrap"):
-        run.choose_level("bubblewrap")
+        executor.choose_level("bubblewrap")

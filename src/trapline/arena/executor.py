@@ -7,9 +7,10 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol, TypeVar
 
 from trapline.arena.challenge import Challenge
-from trapline.arena.errors import InterruptedRunError
+from trapline.arena.errors import InterruptedRunError, MissingError
 from trapline.arena.grade import OnStep, grade_intake
-from trapline.arena.record import Bundle
+from trapline.arena.record import LEVELS, Bundle, Level
+from trapline.arena.sandbox import probe
 from trapline.arena.shipment import Shipment
 
 Work = TypeVar("Work")
@@ -30,6 +31,10 @@ class Executor(Protocol):
     #: Whether the cells are graded on this very machine.
     is_here: bool
 
+    def level(self, required: str | None = None) -> Level:
+        """The isolation that can be had, refused when it is weaker than required."""
+        ...
+
     def seat(self, *, alone: bool) -> AbstractContextManager[Seat]:
         """A seat as soon as one is free; `alone`: on a machine where nobody else is at work."""
         ...
@@ -47,6 +52,9 @@ class Here:
     def __init__(self, workers: int | None = None) -> None:
         self.width = workers or cores()
 
+    def level(self, required: str | None = None) -> Level:
+        return choose_level(required)
+
     def seat(self, *, alone: bool) -> AbstractContextManager["Here"]:  # noqa: ARG002
         return nullcontext(self)
 
@@ -55,6 +63,14 @@ class Here:
 
     def close(self) -> None:
         """Sandboxes end with the threads that opened them."""
+
+
+def choose_level(required: str | None = None) -> Level:
+    """The strongest level this machine offers, refused when it is weaker than required."""
+    best = probe()[0]
+    if required is not None and LEVELS.index(best) < LEVELS.index(required):
+        raise MissingError(f"this machine offers isolation {best!r}, {required!r} was required")
+    return best
 
 
 def cores() -> int:

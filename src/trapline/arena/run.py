@@ -12,14 +12,15 @@ from pathlib import Path
 from trapline.arena import controls
 from trapline.arena.certify import Certifier
 from trapline.arena.challenge import Challenge, load
-from trapline.arena.errors import ArenaError, InterruptedRunError, MissingError
-from trapline.arena.executor import Executor, Here, run_all
+from trapline.arena.errors import ArenaError, InterruptedRunError
+from trapline.arena.executor import Executor, Here, choose_level, run_all
 from trapline.arena.field import Entry
 from trapline.arena.intake import take_in
-from trapline.arena.record import LEVELS, Cell, Level
-from trapline.arena.sandbox import probe
+from trapline.arena.record import Cell, Level
 from trapline.arena.shipment import Shipment, measures_time
 from trapline.arena.store import Key, Store
+
+__all__ = ["Options", "choose_level", "examine_rig", "grade_field", "open_run"]
 
 #: Called with a cell's key and what is being done to it.
 OnStep = Callable[[Entry, str], None]
@@ -34,14 +35,6 @@ class Options:
     level: Level
     full: bool = False
     workers: int | None = None
-
-
-def choose_level(required: str | None = None) -> Level:
-    """The strongest level this machine offers, refused when it is weaker than required."""
-    best = probe()[0]
-    if required is not None and LEVELS.index(best) < LEVELS.index(required):
-        raise MissingError(f"this machine offers isolation {best!r}, {required!r} was required")
-    return best
 
 
 def grade_field(

@@ -8,10 +8,14 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from trapline.arena.errors import MissingError
+from trapline.arena.challenge import load
+from trapline.arena.cluster import Cluster
+from trapline.arena.errors import MissingError, UsageError
+from trapline.arena.executor import Executor, Here
 from trapline.arena.field import Entry, find_entries
+from trapline.arena.judge import judge_cells, named
 from trapline.arena.record import Cell
-from trapline.arena.run import Options, choose_level, grade_field, open_run
+from trapline.arena.run import Options, grade_field, open_run
 from trapline.arena.store import Store
 from trapline.cli.main import INCOMPLETE
 from trapline.cli.matrix import matrix
@@ -41,6 +45,20 @@ def grade(
         typer.Option("--require-isolation", help="Refuse a weaker level (exit code 3)."),
     ] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Cells at a time.")] = None,
+    executor: Annotated[
+        Literal["local", "ray"], typer.Option(help="This machine, or the nodes of a Ray cluster.")
+    ] = "local",
+    address: Annotated[
+        str | None,
+        typer.Option(
+            help="Of the Ray cluster: host:port or ray://…; the one at hand if not given."
+        ),
+    ] = None,
+    judge_endpoint: Annotated[
+        str | None,
+        typer.Option(help="Let a model judge the analysis: its URL; the key is OPENAI_API_KEY."),
+    ] = None,
+    judge_model: Annotated[str | None, typer.Option(help="The judging model's name.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Grade every answer of a field and print the matrix.
@@ -49,11 +67,17 @@ def grade(
     """
     if track == "gpu":
         raise MissingError("the gpu track needs a CUDA device and challenges that offer it")
+    judge = named(judge_endpoint, judge_model)
     entries = find_entries(field, challenge or [])
-    options = Options(choose_level(isolation), full, jobs)
     with open_run(out or str(Path("runs") / field.resolve().name)) as store:
-        _grade_all(entries, store, options)
+        place = _executor(executor, address, jobs)
+        options = Options(place.level(isolation), full, jobs)
+        _grade_all(entries, store, options, place)
         cells = [cell for cell in store.cells() if _is_asked_for(cell, entries)]
+        if judge is not None:
+            for bundle in judge_cells(judge, cells, load, store.bundle):
+                store.save(bundle)
+            cells = [cell for cell in store.cells() if _is_asked_for(cell, entries)]
         if as_json:
             print(json.dumps({"run": store.where, "cells": [_brief(cell) for cell in cells]}))
         else:
@@ -68,7 +92,15 @@ def _is_asked_for(cell: Cell, entries: list[Entry]) -> bool:
     return (cell.entrant, cell.challenge, cell.attempt) in keys
 
 
-def _grade_all(entries: list[Entry], store: Store, options: Options) -> None:
+def _executor(name: str, address: str | None, jobs: int | None) -> Executor:
+    if name == "ray":
+        return Cluster(address or "auto", jobs)
+    if address is not None:
+        raise UsageError("--address is the address of a Ray cluster: add --executor ray")
+    return Here(jobs)
+
+
+def _grade_all(entries: list[Entry], store: Store, options: Options, place: Executor) -> None:
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -83,7 +115,7 @@ def _grade_all(entries: list[Entry], store: Store, options: Options) -> None:
             progress.update(task, now=f"{entry.entrant}/{entry.challenge}: {step}")
 
         done = 0
-        for done, _ in enumerate(grade_field(entries, store, options, show), 1):
+        for done, _ in enumerate(grade_field(entries, store, options, show, place), 1):
             progress.update(task, completed=done)
         progress.update(task, completed=max(done, len(entries)))
 

@@ -1,0 +1,95 @@
+"""Who sits where on a cluster: room by CPUs, rest after a loss, no room where nobody can judge."""
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from trapline.arena.errors import ArenaError, InterruptedRunError
+
+#: How long a node is left alone after it lost a cell; the cluster learns meanwhile if it is dead.
+REST_SECONDS = 15.0
+#: How long to wait for a node when none is left.
+NO_NODE_SECONDS = 300.0
+LOOK_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class Node:
+    """A machine of the cluster."""
+
+    id: str
+    name: str
+    cpus: int
+
+
+class Seats:
+    """Who sits where. A node has a place for each CPU; who must be alone takes them all."""
+
+    def __init__(self, look: Callable[[], list[Node]]) -> None:
+        #: Gives the living nodes.
+        self._look = look
+        self._nodes: list[Node] = []
+        self._looked = -LOOK_SECONDS
+        self._taken: dict[str, int] = {}
+        self._rests: dict[str, float] = {}
+        self._refused: dict[str, str] = {}
+        self._closed = False
+        self._changed = threading.Condition()
+
+    def take(self, *, alone: bool) -> Node:
+        """Waits for room."""
+        deadline = time.monotonic() + NO_NODE_SECONDS
+        with self._changed:
+            while True:
+                if self._closed:
+                    raise InterruptedRunError("interrupted")
+                usable = self._usable()
+                for node in sorted(usable, key=self._load):
+                    need = node.cpus if alone else 1
+                    if self._taken.get(node.id, 0) + need <= node.cpus:
+                        self._taken[node.id] = self._taken.get(node.id, 0) + need
+                        return node
+                if usable:
+                    deadline = time.monotonic() + NO_NODE_SECONDS
+                self._give_up_after(deadline)
+                self._changed.wait(LOOK_SECONDS)
+
+    def _usable(self) -> list[Node]:
+        now = time.monotonic()
+        if now >= self._looked + LOOK_SECONDS:
+            self._nodes, self._looked = self._look(), now
+        return [
+            node
+            for node in self._nodes
+            if node.id not in self._refused and self._rests.get(node.id, 0.0) <= now
+        ]
+
+    def _load(self, node: Node) -> tuple[float, str]:
+        return self._taken.get(node.id, 0) / node.cpus, node.id
+
+    def _give_up_after(self, deadline: float) -> None:
+        if self._nodes and all(node.id in self._refused for node in self._nodes):
+            raise ArenaError(self._refused[self._nodes[0].id])
+        if time.monotonic() > deadline:
+            raise ArenaError("the cluster has no node left that could grade")
+
+    def leave(self, node: Node, *, alone: bool) -> None:
+        with self._changed:
+            self._taken[node.id] -= node.cpus if alone else 1
+            self._changed.notify_all()
+
+    def rest(self, node: Node) -> None:
+        """Something was lost there."""
+        with self._changed:
+            self._rests[node.id] = time.monotonic() + REST_SECONDS
+
+    def refuse(self, node: Node, reason: str) -> None:
+        """Nothing is graded there any more."""
+        with self._changed:
+            self._refused[node.id] = f"{node.name}: {reason}"
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
