@@ -49,6 +49,10 @@ class TableTarget:
         for row, path in zip(rows, paths, strict=True):
             row.target = int(self._last[row.number][path[-1] + 1 if path else 0])
 
+    def close(self, rows):
+        for row in rows:
+            row.target = None
+
     def greedy(self, prompt, most, stops=()):
         """Plain decoding, one token after the other."""
         state, made = state_of(prompt), []

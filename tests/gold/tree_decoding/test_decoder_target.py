@@ -7,6 +7,8 @@ import torch
 from trapline.gold.decoder.config import from_dict
 from trapline.gold.decoder.generate import generate as plain
 from trapline.gold.decoder.model import Decoder
+from trapline.gold.decoder.pool import Pool
+from trapline.gold.errors import RangeError
 from trapline.gold.tree_decoding import fast_tree, oracle
 from trapline.gold.tree_decoding.drafter_lookup import PromptLookup, lookup
 from trapline.gold.tree_decoding.generate import Row, Trees, generate
@@ -134,10 +136,46 @@ def test_answers_are_those_of_plain_decoding(family, mode):
     assert done.tokens == want
 
 
+def test_pages_of_a_pool_do_as_well_and_come_back():
+    decoder = random_decoder("llama")
+    pool = Pool(decoder.config, 40, 4, torch.float32, torch.device("cpu"))
+    rng = np.random.default_rng(6)
+    prompts = [rng.integers(0, 19, int(rng.integers(1, 12))).tolist() for _ in range(5)]
+    done = generate(
+        DecoderTarget(decoder, new_cache=pool.open),
+        PromptLookup(19, block=4),
+        prompts,
+        max_new_tokens=16,
+        budget=6,
+        batch=3,
+    )
+    assert done.tokens == plain(decoder, prompts, max_new_tokens=16)
+    assert pool.book.free_pages == 40
+
+
+@torch.no_grad()
+def test_keeping_a_path_in_a_pool_copies_what_others_share():
+    decoder = random_decoder("llama")
+    pool = Pool(decoder.config, 12, 4, torch.float32, torch.device("cpu"))
+    first = pool.open()
+    decoder.run([[1, 2, 3, 4, 5, 6]], [first])
+    before = pool.keys[0][first.slots(0, 6)].clone()
+    twin = first.fork()
+    twin.keep([0, 1, 5, 3])
+    assert torch.equal(pool.keys[0][first.slots(0, 6)], before)
+    assert torch.equal(pool.keys[0][twin.slots(0, 4)], before[[0, 1, 5, 3]])
+    assert twin.length == 4
+    with pytest.raises(RangeError, match="distinct"):
+        twin.keep([1, 1])
+    for sequence in (first, twin):
+        sequence.free()
+    assert pool.book.free_pages == 12
+
+
 def test_an_answer_may_fill_the_context_to_the_last_position():
     decoder = random_decoder("llama")
-    done = generate(DecoderTarget(decoder), PromptLookup(19), [[1, 2]], max_new_tokens=62)
-    assert done.tokens == plain(decoder, [[1, 2]], max_new_tokens=62)
+    done = generate(DecoderTarget(decoder), PromptLookup(19), [[1] * 50], max_new_tokens=14)
+    assert done.tokens == plain(decoder, [[1] * 50], max_new_tokens=14)
 
 
 def test_lookup_continues_the_latest_occurrence_of_the_longest_ending():

@@ -102,6 +102,22 @@ class PooledSequence:
         """After every layer has stored its rows."""
         self.length += count
 
+    def keep(self, positions: Sequence[int]) -> None:
+        """Keeps these positions in this order: what a verified tree leaves of its branches."""
+        wanted = [int(position) for position in positions]
+        if len(set(wanted)) < len(wanted) or not all(0 <= p < self.length for p in wanted):
+            raise RangeError(f"positions to keep must be distinct and below {self.length}")
+        # The prefix mostly stays where it is, and only what moves is copied.
+        fixed = next((i for i, p in enumerate(wanted) if i != p), len(wanted))
+        if fixed < len(wanted):
+            self.pool.reserve(self.seq, fixed, len(wanted) - fixed)
+            slots = self.slots(0, self.length)
+            source = slots[torch.tensor(wanted[fixed:], device=slots.device)]
+            for stored in (self.pool.keys, self.pool.values):
+                stored[:, slots[fixed : len(wanted)]] = stored[:, source]
+        self.pool.book.shrink(self.seq, len(wanted))
+        self.length = len(wanted)
+
     def adopt(self, tokens: Sequence[int], salt: Hashable = None) -> None:
         """Begins with the pages of others that start with these tokens, as many as there are."""
         self.length = self.pool.book.adopt(self.seq, tokens, salt)

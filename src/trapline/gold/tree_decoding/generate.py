@@ -67,6 +67,9 @@ class Target(Protocol):
     def commit(self, rows: list[Row], paths: list[list[int]]) -> None:
         """Keeps root and path of each row's last tree, forgets the other nodes."""
 
+    def close(self, rows: list[Row]) -> None:
+        """Forgets rows that are done."""
+
 
 class Drafter(Protocol):
     """Who proposes."""
@@ -169,6 +172,8 @@ def stream(
             running += entering
             bursts = _round(target, drafter, running, rules, statistics)
             yield from bursts
+            over = [row for row, burst in zip(running, bursts, strict=True) if burst.last]
+            target.close(over)
             running = [row for row, burst in zip(running, bursts, strict=True) if not burst.last]
 
 

@@ -79,3 +79,10 @@ class DecoderTarget:
             row.target.keep([*range(before), *(before + place for place in tree_rows)])
             if self._layers:
                 row.fresh.append(self._features[row.number][tree_rows])
+
+    def close(self, rows: list[Row]) -> None:
+        for row in rows:
+            # A sequence of a pool gives its pages back; one with storage of its own just goes.
+            if hasattr(row.target, "free"):
+                row.target.free()
+            row.target = None
