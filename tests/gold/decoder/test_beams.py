@@ -2,7 +2,6 @@
 
 from itertools import product
 
-import numpy as np
 import pytest
 import torch
 
@@ -25,7 +24,7 @@ class Uncached:
         return torch.log_softmax(torch.stack(rows).double(), dim=-1).numpy()
 
 
-@pytest.mark.parametrize("policy", ["canonical", "hf"])
+@pytest.mark.parametrize("policy", ["canonical", "hf", "vllm"])
 def test_beams_are_those_of_the_uncached_model(decoder, policy):
     options = {"beam_width": 3, "max_new_tokens": 8, "eos_id": [4, 11], "policy": policy}
     expected = beam_search(Uncached(decoder), PROMPTS, **options)
@@ -42,20 +41,15 @@ def test_one_beam_is_greedy_while_nothing_ends(make):
     greedy = generate(decoder, [[1, 2]], max_new_tokens=6)[0]
 
     class WithoutEnd(beams.BeamModel):
-        def start(self, prompts):
-            return self.cut(super().start(prompts))
-
-        def follow(self, parents, tokens):
-            return self.cut(super().follow(parents, tokens))
-
-        def cut(self, table):
-            table[:, 0] = -np.inf
-            return table
+        def _candidates(self, logits):
+            logits[:, 0] = -torch.inf
+            return super()._candidates(logits)
 
     assert 0 not in greedy
-    model = WithoutEnd(decoder, [[1, 2]], 1, 6)
-    ((best, *_),) = beam_search(model, [[1, 2]], beam_width=1, max_new_tokens=6, eos_id=0)
-    assert list(best.tokens) == greedy
+    model = WithoutEnd(decoder, [[1, 2]], 1, 6, eos_ids=[0])
+    for _ in range(2):  # a model serves one search after the other
+        ((best, *_),) = beam_search(model, [[1, 2]], beam_width=1, max_new_tokens=6, eos_id=0)
+        assert list(best.tokens) == greedy
 
 
 def test_wide_beams_find_the_best_of_all(make):
@@ -74,7 +68,7 @@ def test_wide_beams_find_the_best_of_all(make):
 
 def test_a_prompts_pages_are_shared_by_its_beams(make):
     decoder = make("llama")
-    model = beams.BeamModel(decoder, PROMPTS[:1], 3, 8)
+    model = beams.BeamModel(decoder, PROMPTS[:1], 3, 8, eos_ids=[0])
     model.start(PROMPTS[:1])
     model.follow([0, 0, 0], [1, 2, 3])
     tables = [row.table for row in model._rows]
@@ -93,6 +87,8 @@ def test_bad_input_is_refused(make):
         beams.search(decoder, [[]], **options)
     with pytest.raises(RangeError, match="beam_width"):
         beams.search(decoder, [[1]], **{**options, "beam_width": 0})
+    with pytest.raises(RangeError, match="outside a vocabulary of 23"):
+        beams.search(decoder, [[1]], **{**options, "eos_id": 23})
     decoder.embedding.weight[9] = float("nan")
     with pytest.raises(RangeError, match="NaN"):
         beams.search(decoder, [[9]], **options)

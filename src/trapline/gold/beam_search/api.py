@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -33,6 +33,16 @@ class CachedModel(Protocol):
 
     def follow(self, parents: list[int], tokens: list[int]) -> Any:
         """(n, V) after rows `parents` of the last answer, each continued by its token."""
+
+
+class Candidates(NamedTuple):
+    """An answer without the tokens that cannot matter to a search of width W and E ends.
+
+    Each row needs its (1 + E) · W best and all ends; what a row leaves out is −inf.
+    """
+
+    log_probs: Any  # (n, U)
+    tokens: Any  # (U,) rising
 
 
 def beam_search(
@@ -99,9 +109,12 @@ def _run(lm: Any, searches: list[Search], rules: Rules) -> None:
     ask = _Follower(lm) if hasattr(lm, "follow") else _by_prefix(lm)
     while running := [search for search in searches if not search.is_over]:
         sizes = [len(search.nodes) for search in running]
-        rows = _checked(ask(running), sum(sizes), rules.eos_ids)
+        answer, columns = ask(running), None
+        if isinstance(answer, Candidates):
+            answer, columns = answer.log_probs, np.asarray(answer.tokens)
+        rows = _checked(answer, sum(sizes), rules.eos_ids if columns is None else (0,))
         for search, part in zip(running, np.split(rows, np.cumsum(sizes)[:-1]), strict=True):
-            search.advance(part)
+            search.advance(part, columns)
 
 
 def _by_prefix(lm: LanguageModel) -> Callable[[list[Search]], Any]:

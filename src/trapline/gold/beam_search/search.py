@@ -72,13 +72,18 @@ class Search:
         """What the language model must continue next."""
         return [self.prompt + self._trie.read(node) for node in self.nodes]
 
-    def advance(self, log_probs: np.ndarray) -> None:
-        """One step with the log-probabilities (live beams, V) of all continuations."""
+    def advance(self, log_probs: np.ndarray, columns: np.ndarray | None = None) -> None:
+        """One step with the log-probabilities (live beams, V) of all continuations.
+
+        `columns` are the tokens, rising, of a table that has only those that can matter.
+        """
         self.length += 1
         totals = self.sums[:, None] + log_probs
-        self._finish(totals)
-        totals[:, self.rules.eos_ids] = -np.inf
-        self._expand(totals)
+        columns = np.arange(totals.shape[1]) if columns is None else columns
+        ends = np.flatnonzero(np.isin(columns, self.rules.eos_ids))
+        self._finish(totals, columns, ends)
+        totals[:, ends] = -np.inf
+        self._expand(totals, columns)
         if self.length == self.rules.max_new_tokens:
             self._enter(zip(self.sums.tolist(), self.nodes, strict=True), ended=False)
             self.nodes = []
@@ -92,21 +97,21 @@ class Search:
             for score, total, node, ended in self._pool[:count]
         ]
 
-    def _finish(self, totals: np.ndarray) -> None:
+    def _finish(self, totals: np.ndarray, columns: np.ndarray, ends: np.ndarray) -> None:
         """The ends of live beams, by parent and token, enter the pool."""
         candidates = np.full(totals.shape, False)
-        candidates[:, self.rules.eos_ids] = True
+        candidates[:, ends] = True
         candidates &= totals > -np.inf
         if self.rules.policy.finish == "ranked":
             candidates &= _mask(totals.shape, largest(totals.ravel(), self.rules.beam_width))
         elif self.rules.policy.finish == "near":
             candidates &= self._near(totals)
-        parents, tokens = np.nonzero(candidates)
+        parents, places = np.nonzero(candidates)
+        found = zip(
+            totals[candidates].tolist(), parents.tolist(), columns[places].tolist(), strict=True
+        )
         self._enter(
-            (
-                (float(totals[parent, token]), self._trie.add(self.nodes[parent], token))
-                for parent, token in zip(parents.tolist(), tokens.tolist(), strict=True)
-            ),
+            ((total, self._trie.add(self.nodes[p], token)) for total, p, token in found),
             ended=True,
         )
 
@@ -125,12 +130,12 @@ class Search:
         self._pool = sorted(self._pool + rated, key=lambda entry: -entry.score)
         del self._pool[self.rules.beam_width :]
 
-    def _expand(self, totals: np.ndarray) -> None:
+    def _expand(self, totals: np.ndarray, columns: np.ndarray) -> None:
         """The best continuations live on; flat order is (parent, token), the order of ties."""
         flat = totals.ravel()
         chosen = largest(flat, self.rules.beam_width)
-        parents, tokens = np.divmod(chosen, totals.shape[1])
-        self.parents, self.tokens = parents.tolist(), tokens.tolist()
+        parents, places = np.divmod(chosen, totals.shape[1])
+        self.parents, self.tokens = parents.tolist(), columns[places].tolist()
         self.nodes = [
             self._trie.add(self.nodes[parent], token)
             for parent, token in zip(self.parents, self.tokens, strict=True)

@@ -7,13 +7,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trapline.gold.beam_search.api import beam_search
+from trapline.gold.beam_search.api import Candidates, beam_search
 from trapline.gold.beam_search.search import Beam
 from trapline.gold.decoder.graphs import Running, StaticStep
 from trapline.gold.decoder.model import Decoder
 from trapline.gold.decoder.pool import Pool, PooledSequence
 from trapline.gold.errors import RangeError
 from trapline.gold.kv_cache.rows import follow
+from trapline.gold.softmax_topk.api import softmax_topk
 
 PAGE = 16
 
@@ -31,19 +32,24 @@ def search(
     longest = max(map(len, prompts), default=1) + max_new_tokens
     if longest > decoder.config.context:
         raise RangeError(f"{longest} positions are more than the model's {decoder.config.context}")
-    model = BeamModel(decoder, prompts, beam_width, max_new_tokens)
+    ends = list(eos_id) if isinstance(eos_id, Iterable) else [eos_id]
+    model = BeamModel(decoder, prompts, beam_width, max_new_tokens, eos_ids=ends)
     return beam_search(
         model,
         prompts,
         beam_width=beam_width,
         max_new_tokens=max_new_tokens,
-        eos_id=eos_id,
+        eos_id=ends,
         **options,
     )
 
 
 class BeamModel:
-    """The decoder as `beam_search` asks a model with a cache (`start`, `follow`)."""
+    """The decoder as `beam_search` asks a model with a cache (`start`, `follow`).
+
+    It answers with the candidates that a search of this width and these ends can need, chosen where
+    the logits are. It may be used for one search after the other.
+    """
 
     def __init__(
         self,
@@ -51,8 +57,16 @@ class BeamModel:
         prompts: Sequence[Sequence[int]],
         beam_width: int,
         max_new_tokens: int,
+        *,
+        eos_ids: Sequence[int],
     ) -> None:
         self._decoder = decoder
+        vocabulary = decoder.config.vocab
+        if not all(0 <= end < vocabulary for end in eos_ids):
+            raise RangeError(f"an end of {list(eos_ids)} is outside a vocabulary of {vocabulary}")
+        self._ends = torch.tensor(sorted(set(eos_ids)), device=decoder.device)
+        self._end_ids = np.array(sorted(set(eos_ids)))
+        self._kept = min((1 + len(self._ends)) * max(beam_width, 1), vocabulary)
         # A prompt's pages are shared; what a beam writes is its own, and so is the page it is in.
         own = beam_width * (-(-max_new_tokens // PAGE) + 1)
         pages = sum(-(-len(prompt) // PAGE) + own for prompt in prompts)
@@ -64,15 +78,18 @@ class BeamModel:
         self._rows: list[PooledSequence] = []
 
     @torch.no_grad()
-    def start(self, prompts: list[list[int]]) -> np.ndarray:
-        """Log-probabilities (n, V) after each prompt, all in one packed pass."""
+    def start(self, prompts: list[list[int]]) -> Candidates:
+        """What may follow each prompt; all in one packed pass."""
         if not all(prompts):
             raise RangeError("a prompt is empty")
+        for row in self._rows:
+            row.free()
         self._rows = [self.pool.open() for _ in prompts]
-        return _log_probs(self._decoder.step(prompts, self._rows))
+        return self._candidates(self._decoder.step(prompts, self._rows))
 
-    def follow(self, parents: list[int], tokens: list[int]) -> np.ndarray:
-        """(n, V) after rows `parents` of the last answer, each continued by its token."""
+    @torch.no_grad()
+    def follow(self, parents: list[int], tokens: list[int]) -> Candidates:
+        """What may come after rows `parents` of the last answer, each continued by its token."""
         by_number = {row.seq: row for row in self._rows}
         forks = _Forks(by_number)
         numbers = follow(forks, [row.seq for row in self._rows], parents)
@@ -85,10 +102,26 @@ class BeamModel:
         self._step.load(
             [Running(row, token, 0) for row, token in zip(self._rows, tokens, strict=True)]
         )
-        answer = _log_probs(self._step.logits()[: len(tokens)])
+        answer = self._candidates(self._step.logits()[: len(tokens)])
         for row in self._rows:
             row.advance(1)
         return answer
+
+    def _candidates(self, logits: Tensor) -> Candidates:
+        """The best of each row and all ends, in one transfer to the host."""
+        logits = logits.float()
+        top = softmax_topk(logits, self._kept, log_probs=True, check=False)
+        ends = logits[:, self._ends] - top.lse[:, None]
+        packed = torch.cat((top.values.double(), top.indices.double(), ends.double()), dim=1)
+        values, indices, at_end = np.split(
+            packed.cpu().numpy(), [self._kept, 2 * self._kept], axis=1
+        )
+        indices = indices.astype(np.int64)
+        tokens = np.union1d(indices, self._end_ids)
+        table = np.full((len(values), len(tokens)), -np.inf)
+        np.put_along_axis(table, np.searchsorted(tokens, indices), values, axis=1)
+        table[:, np.searchsorted(tokens, self._end_ids)] = at_end
+        return Candidates(table, tokens)
 
 
 class _Forks:
@@ -104,7 +137,3 @@ class _Forks:
 
     def free(self, seq: int) -> None:
         self._rows.pop(seq).free()
-
-
-def _log_probs(logits: Tensor) -> np.ndarray:
-    return np.asarray(torch.log_softmax(logits.double(), dim=-1).cpu())
