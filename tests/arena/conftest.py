@@ -16,6 +16,9 @@ import pytest
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
+# What the machine's environment says of its own databases is not meant for tests.
+for name in [name for name in os.environ if name.startswith("PG")]:
+    del os.environ[name]
 # Submissions, not tests: they are graded, never collected.
 collect_ignore = ["cheats"]
 collect_ignore_glob = ["*/solution/*", "*/alternates/*", "*/starter/*"]
@@ -75,8 +78,7 @@ class PostgresServer:
     def __init__(self, programs: Path, folder: Path, user: str | None) -> None:
         self.programs, self.folder, self.user = programs, folder, user
         self.data, self.log = folder / "data", folder / "log"
-        self.environment = {k: v for k, v in os.environ.items() if not k.startswith("PG")}
-        self.environment |= {"LC_ALL": "C", "TZ": "UTC"}
+        self.environment = os.environ | {"LC_ALL": "C", "TZ": "UTC"}
         secret = folder / "secret"
         secret.write_text(self.PASSWORD)
         if user is not None:
@@ -192,10 +194,3 @@ def postgres():
         if server is not None:
             server.stop()
         shutil.rmtree(folder, ignore_errors=True)
-
-
-@pytest.fixture(autouse=True)
-def no_foreign_database(monkeypatch):
-    """What the machine's environment says of its own databases is not meant for tests."""
-    for name in [name for name in os.environ if name.startswith("PG")]:
-        monkeypatch.delenv(name)

@@ -4,6 +4,7 @@ import os
 import secrets
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -11,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from trapline.arena.cluster import Cluster
+from trapline.arena.errors import MissingError
 from trapline.arena.mutate import read_files
 from trapline.arena.store import Store
 
@@ -161,3 +164,18 @@ def test_a_node_dies_and_the_table_is_that_of_one_machine(
     assert grader.returncode == 0, errors
     assert len(table(tmp_path / "run")) == 5
     assert table(tmp_path / "run") == table(tmp_path / "alone")
+
+
+def test_where_no_cluster_answers_it_is_said_at_once():
+    pytest.importorskip("ray")
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(MissingError, match=f"^no Ray cluster answers at '{address}': "):
+            Cluster(address)
+
+
+def test_without_ray_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(MissingError, match=r"trapline\[ray\]"):
+        Cluster("auto")

@@ -48,6 +48,8 @@ def test_every_verb_explains_itself_with_an_example(verb):
         (("rank", "nowhere"), 2, "no run"),
         (("report", "nowhere"), 2, "no run"),
         (("grade", "field", "--track", "gpu"), 3, "CUDA"),
+        (("grade", "field", "--address", "host:6379"), 2, "add --executor ray"),
+        (("grade", "field", "--store", "mysql://me:secret@host/d"), 2, "a postgresql:// URL"),
         (("no-such-verb",), 2, "No such command"),
     ],
 )

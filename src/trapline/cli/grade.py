@@ -67,10 +67,12 @@ def grade(
     """
     if track == "gpu":
         raise MissingError("the gpu track needs a CUDA device and challenges that offer it")
+    if address is not None and executor != "ray":
+        raise UsageError("--address is the address of a Ray cluster: add --executor ray")
     judge = named(judge_endpoint, judge_model)
     entries = find_entries(field, challenge or [])
     with open_run(out or str(Path("runs") / field.resolve().name)) as store:
-        place = _executor(executor, address, jobs)
+        place = Cluster(address or "auto", jobs) if executor == "ray" else Here(jobs)
         options = Options(place.level(isolation), full, jobs)
         _grade_all(entries, store, options, place)
         cells = [cell for cell in store.cells() if _is_asked_for(cell, entries)]
@@ -90,14 +92,6 @@ def grade(
 def _is_asked_for(cell: Cell, entries: list[Entry]) -> bool:
     keys = {(entry.entrant, entry.challenge, entry.attempt) for entry in entries}
     return (cell.entrant, cell.challenge, cell.attempt) in keys
-
-
-def _executor(name: str, address: str | None, jobs: int | None) -> Executor:
-    if name == "ray":
-        return Cluster(address or "auto", jobs)
-    if address is not None:
-        raise UsageError("--address is the address of a Ray cluster: add --executor ray")
-    return Here(jobs)
 
 
 def _grade_all(entries: list[Entry], store: Store, options: Options, place: Executor) -> None:
