@@ -6,7 +6,6 @@ so that no other process on the machine can change the outcome.
 
 import contextlib
 import json
-import os
 import socket
 import tempfile
 import threading
@@ -208,17 +207,35 @@ def race(bench, cheat):
     return measured(cheat, speed=dimension.score)
 
 
-def race_on_one_core(bench, cheat):
-    """A real race; both racers and all their children share one core."""
-    core = {min(os.sched_getaffinity(0))}
-    rig = rig_for(bench.challenge, bench.level)
+def race_beside(bench, cheat):
+    """A real race: is the attack at work while the reference is timed? The kernel's count of its
+    processor time says so on any machine, however busy; what it gains depends on the machine."""
+    rig, burst, worked = rig_for(bench.challenge, bench.level), measure._burst, []
     with started(bench, cheat) as one, Submission(bench.challenge.solution, rig) as reference:
-        for racer in (one, reference):
-            for pid in descendants(racer.session.running.pid):
-                os.sched_setaffinity(pid, core)
+
+        def watched(racer, *others):
+            before = processor_time(one.session.running.pid)
+            done = burst(racer, *others)
+            if racer is reference:
+                worked.append(processor_time(one.session.running.pid) - before)
+            return done
+
+        bench.patch.setattr(measure, "_burst", watched)
         rng = np.random.default_rng(3)
-        dimension, _ = measure.speed(bench.challenge, one, reference, rng, measure.QUICK_ROUNDS)
-    return measured(cheat, speed=dimension.score)
+        measure.speed(bench.challenge, one, reference, rng, measure.QUICK_ROUNDS)
+    # The first is the warm-up, when everybody may still move.
+    ticks = sum(worked[1:])
+    return f"it worked for {ticks} ticks while the reference was timed" if ticks else ""
+
+
+def processor_time(root):
+    """Ticks of a process and all its descendants."""
+    total = 0
+    for pid in descendants(root):
+        with contextlib.suppress(OSError):
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            total += int(fields[11]) + int(fields[12])
+    return total
 
 
 def answered_late(bench, cheat):
@@ -287,7 +304,7 @@ SPECIAL = {
     "one_long_burst": race,
     "timed_size_detection": race,
     "warm_up_detection": race,
-    "slow_the_reference": race_on_one_core,
+    "slow_the_reference": race_beside,
     "lent_memory_race": answered_late,
     "endless_loop": awaited,
     "noise_on_the_channel": believed_length,
