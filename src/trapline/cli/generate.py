@@ -8,6 +8,8 @@ from typing import Annotated, Any, Literal, Protocol
 import typer
 
 from trapline.arena.errors import MissingError, UsageError
+from trapline.cli.speculate import How, Speculation
+from trapline.cli.speculate import speculate as show_speculation
 from trapline.gold.errors import UnsupportedError
 
 
@@ -59,6 +61,13 @@ def generate(
         Literal["float32", "bfloat16", "float16"] | None,
         typer.Option(help="The checkpoint's own if not given."),
     ] = None,
+    speculate: Annotated[
+        How | None, typer.Option(help="Draft ahead; the answer stays the same, only faster.")
+    ] = None,
+    drafter: Annotated[
+        Path | None, typer.Option(help="Of dflash and ddtree; MODEL/drafter if not given.")
+    ] = None,
+    budget: Annotated[int, typer.Option(min=1, help="Drafted tokens a pass.")] = 32,
 ) -> None:
     """Continue a prompt and say how fast."""
     try:
@@ -76,7 +85,21 @@ def generate(
         )
         started = time.perf_counter()
         if beams > 1:
+            if speculate is not None:
+                raise UsageError("beams are not drafted: --speculate or --beams, not both")
             count = _beams(task, beams, length_penalty, policy)
+        elif speculate is not None:
+            count = show_speculation(
+                Speculation(speculate, drafter, budget),
+                task.decoder,
+                model,
+                task.prompt,
+                decode=words.decode,
+                max_new_tokens=max_new_tokens,
+                stop_ids=task.ends,
+                stop_texts=stop or [],
+                sampling=Sampling(temperature, top_k, top_p, min_p, seed),
+            )
         else:
             way = Sampling(temperature, top_k, top_p, min_p, seed)
             count = _stream(task, way, stop or [])
