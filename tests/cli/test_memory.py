@@ -54,12 +54,31 @@ def test_without_a_model_it_lists(app):
         (("llama-2-7b", "--gpu", "abacus"), "there are: t4"),
         (("llama-2-7b", "--utilization", "90"), "utilization"),
         (("llama-2-7b", "--unit", "kg"), "gib or gb"),
+        (("llama-2-7b", "--new", "0"), "at least 1"),
+        (("llama-2-7b", "--plot", "no-such-folder/plot.png"), "cannot write"),
     ],
 )
 def test_what_makes_no_sense_is_refused(app, args, says):
     result = run(app, *args)
     assert isinstance(result.exception, UsageError)
     assert says in str(result.exception)
+
+
+def test_what_a_cache_saves_and_how_long_an_answer_takes(app):
+    result = run(app, "llama-2-7b", "--gpu", "h100-80", "--gpu", "t4")
+    assert "109.3 × if every step is charged at the final length" in result.stdout
+    assert "arithmetic-bound from" in result.stdout
+    answer = json.loads(run(app, "llama-2-7b", "--gpu", "h100-80", "--json").stdout)
+    assert round(answer["saved"]["scores_at_final_length"]) == 109
+    (found,) = answer["answers"]
+    assert found["latency"]["decode_milliseconds"] > found["latency"]["prefill_milliseconds"]
+    assert found["step"]["memory_bound"]
+
+
+def test_growth_can_be_plotted(app, tmp_path):
+    out = tmp_path / "growth.png"
+    assert run(app, "gemma-3-27b", "--gpu", "h200", "--plot", str(out)).exit_code == 0
+    assert out.read_bytes().startswith(b"\x89PNG")
 
 
 def test_help_has_an_example(app):

@@ -2,13 +2,14 @@
 
 import json
 from dataclasses import asdict
-from typing import Annotated, Any, cast
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple, cast
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from trapline.arena.errors import UsageError
+from trapline.arena.errors import MissingError, UsageError
 from trapline.gold.errors import RangeError
 from trapline.gold.kv_cache.memory import (
     UNITS,
@@ -21,7 +22,9 @@ from trapline.gold.kv_cache.memory import (
     decoding_step,
     gpus,
     growth,
+    latency,
     models,
+    saved,
 )
 
 
@@ -46,6 +49,11 @@ def memory(
     unit: Annotated[str, typer.Option(help="How to read a vendor's GB: gib or gb.")] = "gib",
     block_size: Annotated[int, typer.Option(help="Positions a page.")] = 16,
     sequences: Annotated[int, typer.Option(help="Sequences that share the memory.")] = 1,
+    prompt: Annotated[int, typer.Option(help="Tokens of a prompt, for times and FLOPs.")] = 1024,
+    new: Annotated[int, typer.Option(help="New tokens, for times and FLOPs.")] = 100,
+    plot: Annotated[
+        Path | None, typer.Option(help="Write a picture of the cache's growth here.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Say how many tokens of KV cache fit beside a model's weights."""
@@ -64,13 +72,36 @@ def memory(
             block_size=block_size,
             sequences=sequences,
         )
+        text = _Text(prompt, new)
+        saved(shape, *text)
     except RangeError as error:
         raise UsageError(str(error)) from None
+    if plot is not None:
+        _plot(shape, plot)
     answers = [(one, context_on(shape, one, setting)) for one in chosen]
     if as_json:
-        print(json.dumps(_describe(shape, setting, answers)))
+        print(json.dumps(_describe(shape, setting, answers, text)))
     else:
         _print(shape, setting, answers)
+        _print_costs(shape, setting, answers, text)
+
+
+class _Text(NamedTuple):
+    """The generation that times and FLOPs are given for."""
+
+    prompt: int
+    new: int
+
+
+def _plot(shape: ModelShape, out: Path) -> None:
+    try:
+        from trapline.gold.kv_cache.plot import plot_growth
+
+        plot_growth(shape, out)
+    except ImportError:
+        raise MissingError("plots need matplotlib: trapline[report]") from None
+    except (OSError, ValueError) as error:
+        raise UsageError(f"cannot write {out}: {error}") from None
 
 
 def _find(what: str, name: str, known: dict[str, Any]) -> Any:
@@ -102,17 +133,19 @@ def _list(as_json: bool) -> None:
 
 
 def _describe(
-    shape: ModelShape, setting: Setting, answers: list[tuple[Gpu, Answer]]
+    shape: ModelShape, setting: Setting, answers: list[tuple[Gpu, Answer]], text: _Text
 ) -> dict[str, Any]:
     grown = [{"tokens": n, "bytes": size} for n, size in growth(shape, setting.kv_bits)]
     found = []
     for gpu, answer in answers:
         step = decoding_step(shape, gpu, setting, min(answer.tokens, shape.context))
-        found.append({**asdict(answer), "step": asdict(step)})
+        times = asdict(latency(shape, gpu, setting, *text))
+        found.append({**asdict(answer), "step": asdict(step), "latency": times})
     return {
         "model": asdict(shape),
         "setting": asdict(setting),
         "growth": grown,
+        "saved": asdict(saved(shape, *text)),
         "answers": found,
     }
 
@@ -148,8 +181,49 @@ def _print(shape: ModelShape, setting: Setting, answers: list[tuple[Gpu, Answer]
         f"* more than the model's own context of {shape.context:,}.",
         highlight=False,
     )
-    for tokens, size in growth(shape, setting.kv_bits):
-        console.print(f"  {tokens:>9,} tokens  {_gib(size):>8} GiB", highlight=False)
+    grown = list(growth(shape, setting.kv_bits))
+    for tokens, size in grown:
+        bar = "█" * max(1, round(40 * size / grown[-1][1]))
+        console.print(f"  {tokens:>9,} tokens  {_gib(size):>8} GiB  {bar}", highlight=False)
+
+
+def _print_costs(
+    shape: ModelShape, setting: Setting, answers: list[tuple[Gpu, Answer]], text: _Text
+) -> None:
+    """What a cache saves, when reading is the bound, and how long an answer takes at least."""
+    console = Console()
+    save = saved(shape, *text)
+    console.print(
+        f"{text.prompt:,} + {text.new:,} tokens without a cache: {save.flops:.1f} × the FLOPs of "
+        f"this model, {save.tokens:.1f} × the tokens, {save.scores:.1f} × the attention scores "
+        f"({save.scores_at_final_length:.1f} × if every step is charged at the final length).",
+        highlight=False,
+    )
+    table = Table(
+        "GPU",
+        "FLOPs a byte",
+        "of the GPU",
+        "arithmetic-bound from",
+        "prefill",
+        "decode",
+        "tokens/s",
+    )
+    for gpu, answer in answers:
+        if answer.tokens >= text.prompt + text.new:
+            step = decoding_step(shape, gpu, setting, text.prompt + text.new)
+            times = latency(shape, gpu, setting, *text)
+            enough = step.compute_bound_from
+            table.add_row(
+                gpu.name,
+                f"{step.flops_per_byte:.1f}",
+                f"{step.gpu_flops_per_byte:.0f}",
+                "never" if enough is None else f"{enough:,} sequences",
+                f"≥ {times.prefill_milliseconds:,.1f} ms",
+                f"≥ {times.decode_milliseconds:,.1f} ms",
+                f"≤ {times.tokens_per_second:,.0f}",
+            )
+    if table.row_count:
+        console.print(table)
 
 
 def _step(shape: ModelShape, gpu: Gpu, setting: Setting, context: int) -> str:

@@ -15,9 +15,11 @@ from trapline.gold.kv_cache.memory import (
     decoding_step,
     gpus,
     growth,
+    latency,
     max_context,
     models,
     recomputation_saved,
+    saved,
 )
 
 SPEC = {"num_layers": 32, "num_kv_heads": 8, "head_dim": 128, "bits": 16}
@@ -28,6 +30,7 @@ def test_there_are_enough_and_they_are_plausible():
     assert len(gpus()) >= 12
     for shape in models().values():
         assert shape.source
+        assert shape.checked
         assert 0 <= shape.sliding_layers < shape.layers
         assert bool(shape.latent) != bool(shape.kv_heads * shape.head_dim)
         assert (shape.active or 0) < shape.parameters
@@ -148,6 +151,50 @@ def test_decoding_is_memory_bound_until_the_batch_is_large():
     assert one.memory_bound
     assert not many.memory_bound
     assert one.milliseconds == pytest.approx(16.06e9 / 3350e9 * 1e3, rel=0.01)
+
+
+def test_the_batch_at_which_arithmetic_takes_over():
+    model, gpu = models()["llama-3.1-8b"], gpus()["h100-80"]
+    enough = decoding_step(model, gpu, Setting(), 128).compute_bound_from
+    assert enough is not None
+    for sequences, bound in ((enough - 1, True), (enough, False)):
+        step = decoding_step(model, gpu, Setting(sequences=sequences), 128)
+        assert step.memory_bound is bound
+    # A long context is read faster than it can ever be computed with: 4·H/(4·G) FLOPs a byte.
+    assert decoding_step(model, gpu, Setting(), 100_000).compute_bound_from is None
+
+
+def test_latency_is_the_sum_of_its_steps():
+    model, gpu = models()["gemma-2-9b"], gpus()["h200"]
+    setting = Setting(sequences=3)
+    times = latency(model, gpu, setting, 6, 4)
+    steps = [decoding_step(model, gpu, setting, context).milliseconds for context in (7, 8, 9)]
+    assert times.decode_milliseconds == pytest.approx(sum(steps))
+    flops = 3 * sum(model.step_flops(n) for n in range(1, 7))
+    read = model.weight_bytes(16) + 3 * model.cache_bytes(6, 16)
+    assert times.prefill_milliseconds == pytest.approx(1e3 * max(read / 4.8e12, flops / 989e12))
+    total = times.prefill_milliseconds + times.decode_milliseconds
+    assert times.tokens_per_second == pytest.approx(12e3 / total)
+
+
+def test_the_well_known_109_times():
+    save = saved(models()["llama-2-7b"], 1024, 100)
+    assert save.scores_at_final_length == pytest.approx(109.3, abs=0.05)
+    assert save.tokens == recomputation_saved(1024, 100)
+    # Causal attention does half of the scores, in both ways of working.
+    assert 91 < save.flops < save.tokens < save.scores < 101
+
+
+def test_flops_saved_by_counting_them_one_by_one():
+    model = models()["gemma-2-9b"]
+    without = sum(model.step_flops(j) for n in range(5, 9) for j in range(1, n + 1))
+    once = sum(model.step_flops(j) for j in range(1, 9))
+    assert saved(model, 5, 4).flops == pytest.approx(without / once)
+    scores = sum(n * n for n in range(5, 9)) / (25 + 6 + 7 + 8)
+    assert saved(model, 5, 4).scores == pytest.approx(scores)
+    for prompt, new in ((0, 1), (1, 0)):
+        with pytest.raises(RangeError):
+            saved(model, prompt, new)
 
 
 def test_growth_is_linear_without_windows():

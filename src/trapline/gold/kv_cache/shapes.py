@@ -1,0 +1,114 @@
+"""Models, GPUs and conventions: what the size and the cost of a cache depend on.
+
+A layer of full attention stores 2·G·D elements a token, a sliding one the same for its last W
+tokens only, a latent one its compressed vector. Quantised elements bring a scale of 16 bits a token
+and head.
+"""
+
+import tomllib
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+from trapline.gold.errors import RangeError
+
+Unit = Literal["gib", "gb"]
+#: A vendor's "80 GB" read as 80 · 2³⁰ or as 80 · 10⁹ bytes.
+UNITS: dict[Unit, int] = {"gib": 2**30, "gb": 10**9}
+SCALE_BITS = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelShape:
+    """What the size of a cache depends on. Parameters in billions."""
+
+    name: str
+    #: The repository that is meant, and where its figures were checked.
+    source: str
+    checked: str = ""
+    parameters: float
+    active: float | None = None
+    layers: int
+    query_heads: int
+    kv_heads: int = 0
+    head_dim: int = 0
+    latent: int = 0
+    sliding_layers: int = 0
+    window: int = 0
+    context: int
+
+    def layer_bytes(self, kv_bits: float) -> float:
+        """Bytes a token in one layer."""
+        if self.latent:
+            return self.latent * kv_bits / 8
+        scales = SCALE_BITS if kv_bits <= 8 else 0
+        return 2 * self.kv_heads * (self.head_dim * kv_bits + scales) / 8
+
+    def cache_bytes(self, tokens: int, kv_bits: float) -> float:
+        """Bytes of one sequence of this length."""
+        full = self.layers - self.sliding_layers
+        positions = full * tokens + self.sliding_layers * min(tokens, self.window)
+        return self.layer_bytes(kv_bits) * positions
+
+    def weight_bytes(self, bits: float) -> float:
+        return self.parameters * 1e9 * bits / 8
+
+    def step_flops(self, tokens: int) -> float:
+        """One new token over a context: two a weight, and q·k and p·v over what is cached."""
+        width = self.latent or self.head_dim
+        full = self.layers - self.sliding_layers
+        seen = full * tokens + self.sliding_layers * min(tokens, self.window)
+        return 2e9 * (self.active or self.parameters) + 4 * self.query_heads * width * seen
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpu:
+    """Memory in the vendor's gigabytes, bandwidth in GB/s, dense 16 bit TFLOP/s."""
+
+    name: str
+    memory: int
+    bandwidth: float
+    tflops: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """The conventions an answer depends on; every one of them is printed with it."""
+
+    kv_bits: float = 16
+    weight_bits: float = 16
+    utilization: float = 0.9
+    reserve_gib: float = 0.0
+    unit: Unit = "gib"
+    block_size: int = 16
+    sequences: int = 1
+
+    def __post_init__(self) -> None:
+        if min(self.kv_bits, self.weight_bits) <= 0:
+            raise RangeError("bits must be positive")
+        if not 0 < self.utilization <= 1:
+            raise RangeError(f"utilization must be in (0, 1], got {self.utilization}")
+        if self.reserve_gib < 0:
+            raise RangeError(f"the reserve cannot be negative, got {self.reserve_gib}")
+        if self.unit not in UNITS:
+            raise RangeError(f"unit must be gib or gb, got {self.unit!r}")
+        if min(self.block_size, self.sequences) < 1:
+            raise RangeError("block size and number of sequences must be at least 1")
+
+
+@cache
+def _shapes() -> dict[str, Any]:
+    return tomllib.loads((Path(__file__).parent / "shapes.toml").read_text())
+
+
+@cache
+def models() -> dict[str, ModelShape]:
+    """The models of `shapes.toml` by name."""
+    return {row["name"]: ModelShape(**row) for row in _shapes()["model"]}
+
+
+@cache
+def gpus() -> dict[str, Gpu]:
+    """The GPUs of `shapes.toml` by name."""
+    return {row["name"]: Gpu(**row) for row in _shapes()["gpu"]}
