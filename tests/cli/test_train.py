@@ -1,0 +1,62 @@
+"""`trapline train` and `trapline pack` as a user meets them."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from trapline.gold.ternary.linear_gguf import from_gguf
+
+WORDS = ("river", "stone", "light", "market", "window", "garden", "winter", "letter")
+SIZES = ["--vocab", 280, "--dim", 32, "--layers", 1, "--heads", 2, "--context", 12]
+SHORT = ["--batch", 2, "--held-out", 0.2, "--steps", 4, "--evaluate-every", 2, "--device", "cpu"]
+
+
+def run(*args):
+    program = Path(sys.executable).with_name("trapline")
+    command = [str(program), *map(str, args)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+    environment.pop("WORLD_SIZE", None)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    lines = [f"the {WORDS[n % 8]} saw the {WORDS[n * 3 % 7]} and said {n}." for n in range(60)]
+    path.write_text("\n\n".join(lines))
+    return path
+
+
+def test_train_pack_and_bad_input(text, tmp_path):
+    done = run("train", text, "--out", tmp_path / "run", *SIZES, *SHORT)
+    assert done.returncode == 0, done.stderr
+    assert "best held-out loss" in done.stdout
+    assert "tokens to learn from" in done.stderr
+    assert "feedforward.down.weight" in done.stderr
+    for name in ("model", "packed"):
+        model = tmp_path / "run" / name
+        done = run("generate", "the river", "--model", model, "--max-new-tokens", 3)
+        assert done.returncode == 0, done.stderr
+    done = run("pack", tmp_path / "run" / "packed", tmp_path / "small.gguf", "--format", "f16")
+    assert done.returncode == 0, done.stderr
+    assert "bytes" in done.stdout
+    assert from_gguf(tmp_path / "small.gguf").config.vocab == 280
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["nowhere.txt"], "cannot be read"),
+        (["TEXT", "--vocab", 100], "at least 257"),
+        (["TEXT", "--resume"], "to resume from"),
+    ],
+)
+def test_bad_input_is_one_sentence(text, tmp_path, arguments, sentence):
+    given = [text if one == "TEXT" else one for one in arguments]
+    done = run("train", *given, "--out", tmp_path / "run", *SHORT)
+    assert done.returncode == 2, done.stderr
+    assert sentence in " ".join(done.stderr.split())
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,290 @@
+"""From text to a checkpoint: a tiny decoder is trained, stopped, resumed, packed, judged."""
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from trapline.gold.decoder.generate import generate
+from trapline.gold.decoder.model import Decoder
+from trapline.gold.errors import RangeError, ShapeError
+from trapline.gold.ternary import data, train_run
+from trapline.gold.ternary.linear import assert_all_ternary, convert, latents
+from trapline.gold.ternary.tokenizer import encode, train_tokenizer
+from trapline.gold.ternary.train import Recipe, Trainer
+from trapline.gold.ternary.train_model import DecoderLM, Shape, decoder_config, initialise
+
+SHAPE = Shape(vocab=280, dim=16, layers=1, heads=2, context=12)
+RECIPE = Recipe(steps=24, batch=4, evaluate_every=8, warm_up=4, peak_rate=0.1)
+WORDS = ("river", "stone", "light", "market", "window", "garden", "winter", "letter")
+
+
+def sentence(number):
+    """Follows a rule, so that there is something to learn; no two are alike."""
+    first, second = WORDS[number % 8], WORDS[(number + 3) % 8]
+    return f"the {first} saw the {second} and counted to {number}."
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    torch.set_num_threads(1)
+
+
+@pytest.fixture
+def job(tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("\n\n".join(sentence(number) for number in range(80)))
+    return train_run.Job((text,), tmp_path / "run", SHAPE, RECIPE, held_out=0.2)
+
+
+def test_a_run_leaves_a_model_that_generates(job):
+    rows = []
+    result = train_run.run(job, on_row=rows.append)
+    assert rows[-1].valid_loss < rows[0].valid_loss
+    assert result.packed_bytes < result.parameters
+    assert {share.name for share in result.coverage if len(share.shape) > 1} == {
+        share.name for share in result.coverage if share.ternary
+    }
+    dense = Decoder.from_pretrained(job.out / "model")
+    small = Decoder.from_pretrained(job.out / "packed")
+    assert generate(dense, [[5, 6]], max_new_tokens=6) == generate(
+        small, [[5, 6]], max_new_tokens=6
+    )
+    with (job.out / "curves.csv").open() as file:
+        table = list(csv.DictReader(file))
+    assert [int(line["step"]) for line in table] == [8, 16, 24]
+    assert float(table[-1]["valid_loss"]) == rows[-1].valid_loss
+    assert json.loads((job.out / "run.json").read_text())["steps"] == 24
+    assert (job.out / "curves.png").stat().st_size > 1000
+
+
+def test_what_is_left_is_what_was_judged(job):
+    """The held-out loss of the files is that of the best step: nothing is lost on the way out."""
+    result = train_run.run(job)
+    text = train_run.prepare(job)
+    for name in ("model", "packed"):
+        decoder = Decoder.from_pretrained(job.out / name)
+        with torch.no_grad():
+            windows = torch.from_numpy(text.valid).long()
+            logits = decoder(windows[:, :-1]).flatten(0, 1)
+            loss = torch.nn.functional.cross_entropy(logits, windows[:, 1:].flatten())
+        assert float(loss) == pytest.approx(result.best_loss, abs=2e-5), name
+
+
+@pytest.mark.parametrize("optimiser", ["adamw", "muon"])
+def test_resuming_is_bit_exact(job, tmp_path, optimiser):
+    job = replace(job, recipe=replace(RECIPE, optimiser=optimiser, accumulate=2, batch=2))
+    whole = train_run.make_trainer(job, train_run.prepare(job))
+    expected = whole.run().state_dict()
+    first = train_run.make_trainer(job, train_run.prepare(job))
+    first.run(stop_at=11)
+    job.out.mkdir()
+    first.save(job.out / train_run.CHECKPOINT)
+    second = train_run.make_trainer(replace(job, resume=True), train_run.prepare(job))
+    got = second.run().state_dict()
+    assert second.progress == whole.progress
+    for name, value in expected.items():
+        assert torch.equal(value, got[name]), name
+
+
+def test_the_training_forward_is_the_decoders():
+    decoder = Decoder(decoder_config(SHAPE, kv_heads=1))
+    initialise(decoder, 3)
+    convert(decoder)
+    ids = torch.arange(24).reshape(2, 12)
+    with torch.no_grad():
+        assert torch.allclose(DecoderLM(decoder)(ids), decoder(ids), atol=1e-4)
+
+
+def test_latent_weights_do_not_decay():
+    decoder = Decoder(decoder_config(SHAPE, tied=False))
+    convert(decoder)
+    model = DecoderLM(decoder)
+    windows = np.zeros((2, 13), dtype=np.int64)
+    trainer = Trainer(model, replace(RECIPE, weight_decay=0.1), windows, windows)
+    hidden = {id(module.weight) for module in latents(model)}
+    for group in trainer.optimisers[0].param_groups:
+        for parameter in group["params"]:
+            assert id(parameter) in hidden or parameter.ndim < 2
+            assert group["weight_decay"] == 0.0
+
+
+def test_a_planted_leak_is_caught(job, tmp_path):
+    clean = train_run.prepare(job)
+    assert clean.leaks == 0
+    documents = data.read_documents(job.texts)
+    split = data.split_documents(documents, job.held_out)
+    stolen = f"{split.valid[0]}\n{split.train[0]} and so on, at some length, to differ"
+    job.texts[0].write_text("\n\n".join([*documents, stolen]))
+    found = train_run.prepare(job)
+    assert found.leaks > 0
+    assert found.dropped > 0
+
+
+def test_early_stopping_comes_before_the_collapse(job):
+    """Noise has nothing to teach: what is learned from it is learned by heart."""
+    rng = np.random.default_rng(0)
+    train, valid = rng.integers(0, 12, (8, 13)), rng.integers(0, 12, (16, 13))
+    shape = replace(SHAPE, vocab=12)
+
+    def trained(patience):
+        decoder = Decoder(decoder_config(shape))
+        initialise(decoder, 0)
+        convert(decoder)
+        recipe = Recipe(steps=150, batch=8, evaluate_every=10, patience=patience, peak_rate=0.15)
+        trainer = Trainer(DecoderLM(decoder), recipe, train, valid)
+        trainer.run()
+        return trainer.progress
+
+    stopped, driven = trained(3), trained(None)
+    assert stopped.step < driven.step == 150
+    assert stopped.best_loss == driven.best_loss
+    assert driven.rows[-1].train_loss < 1.2
+    assert driven.rows[-1].perplexity > 2 * np.exp(stopped.best_loss)
+
+
+def test_distillation_pulls_towards_the_teacher(job, tmp_path):
+    teacher_job = replace(
+        job, out=tmp_path / "teacher", dense=True, recipe=replace(RECIPE, steps=16)
+    )
+    result = train_run.run(teacher_job)
+    assert result.packed_bytes is None
+    assert not (teacher_job.out / "packed").exists()
+    taught = replace(
+        job,
+        teacher=teacher_job.out / "model",
+        start=teacher_job.out / "model",
+        recipe=replace(RECIPE, distill=1.0),
+    )
+    trainer = train_run.make_trainer(taught, train_run.prepare(taught))
+    batch = trainer.train[:4]
+    before = float(trainer.loss(batch).detach())
+    trainer.run()
+    assert float(trainer.loss(batch).detach()) < before
+    assert_all_ternary(trainer.model)
+
+
+def test_a_spike_is_left_out_reported_and_recovered_from():
+    decoder = Decoder(decoder_config(SHAPE))
+    windows = np.zeros((2, 13), dtype=np.int64)
+    recipe = replace(RECIPE, steps=40, recovery=5, patience=None)
+    trainer = Trainer(DecoderLM(decoder), recipe, windows, windows)
+    plain, factor = trainer.loss, {}
+    trainer.loss = lambda batch: (
+        plain(batch) * factor.get(trainer.progress.step, 1.0)
+        + (100.0 if trainer.progress.step == 12 else 0.0)
+    )
+    factor[20] = float("nan")
+    trainer.run()
+    assert trainer.progress.skipped == 2
+    assert [event.split(":")[0] for event in trainer.progress.events] == ["step 13", "step 21"]
+    assert trainer.progress.rate_factor == 1.0
+
+
+def test_bf16_trains(job):
+    recipe = replace(RECIPE, steps=2, evaluate_every=2, precision="bf16")
+    result = train_run.run(replace(job, recipe=recipe))
+    assert np.isfinite(result.best_loss)
+
+
+def test_the_tokeniser_ends_documents_and_keeps_every_byte():
+    tokenizer = train_tokenizer([sentence(number) for number in range(40)], 270)
+    text = "a river — naïve\n"
+    assert tokenizer.decode(tokenizer.encode(text).ids) == text
+    stream = encode(tokenizer, ["one", "two"])
+    assert list(stream).count(0) == 2
+    assert stream[-1] == 0
+
+
+def test_form_feeds_part_documents(tmp_path):
+    (tmp_path / "a.txt").write_text("one\n\nstill one\n\ftwo\n")
+    (tmp_path / "b.txt").write_text("three\n\nfour")
+    assert data.read_documents([tmp_path]) == ["one\n\nstill one", "two", "three", "four"]
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence_part"),
+    [
+        ({"shape": replace(SHAPE, vocab=9000)}, "supports a vocabulary of"),
+        ({"shape": replace(SHAPE, vocab=100)}, "at least 257"),
+        ({"shape": replace(SHAPE, context=100_000)}, "needs more"),
+        ({"resume": True}, "to resume from"),
+        ({"kv_heads": 3}, "evenly"),
+        ({"held_out": 1.5}, "between 0 and 1"),
+        ({"texts": ()}, "no text"),
+    ],
+)
+def test_bad_input_is_a_clear_error(job, change, sentence_part):
+    with pytest.raises(RangeError, match=sentence_part):
+        train_run.run(replace(job, **change))
+
+
+def test_a_checkpoint_of_another_shape_is_refused(job):
+    train_run.run(replace(job, recipe=replace(RECIPE, steps=2, evaluate_every=1)))
+    with pytest.raises(RangeError, match="holds a run already"):
+        train_run.run(job)
+    with pytest.raises(ShapeError, match="other shapes"):
+        train_run.run(replace(job, resume=True, shape=replace(SHAPE, dim=32)))
+    with pytest.raises(ShapeError, match="other recipe: steps 2, here 24"):
+        train_run.run(replace(job, resume=True))
+    other = replace(SHAPE, vocab=300)
+    taught = replace(job, out=job.out / "x", shape=other, teacher=job.out / "model")
+    with pytest.raises(ShapeError, match="the teacher has 280 tokens"):
+        train_run.run(taught)
+    (job.out / train_run.CHECKPOINT).write_bytes(b"not a checkpoint")
+    with pytest.raises(RangeError, match="is no checkpoint"):
+        train_run.run(replace(job, resume=True))
+
+
+def test_a_full_disk_leaves_the_last_good_model(job, monkeypatch):
+    train_run.run(job)
+    good = (job.out / "model" / "model.safetensors").read_bytes()
+    state = (job.out / train_run.CHECKPOINT).read_bytes()
+
+    def full(self, folder, **rest):
+        (folder / "model.safetensors").write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Decoder, "save_pretrained", full)
+    with pytest.raises(OSError, match="No space left"):
+        train_run.run(replace(job, resume=True))
+    assert (job.out / "model" / "model.safetensors").read_bytes() == good
+    assert (job.out / train_run.CHECKPOINT).read_bytes() == state
+    assert not list(job.out.glob("*.partial"))
+
+
+@pytest.mark.full
+def test_two_processes_train_what_one_does(job, tmp_path):
+    """torchrun with gloo: half the batch each, the same model as one process with all of it."""
+    one = replace(job, recipe=replace(RECIPE, batch=8))
+    train_run.run(one)
+    size = ["--vocab", "280", "--dim", "16", "--layers", "1", "--heads", "2", "--context", "12"]
+    steps = ["--steps", "24", "--batch", "4", "--evaluate-every", "8", "--warm-up", "4"]
+    rest = ["--rate", "0.1", "--final-rate", "0.005", "--held-out", "0.2", "--device", "cpu"]
+    program = f"{os.path.dirname(sys.executable)}/trapline"
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command = [*torchrun, "--no-python", program, "train", str(job.texts[0])]
+    command += ["--out", str(tmp_path / "two"), *size, *steps, *rest]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr[-3000:]
+    alone, pair = (
+        json.loads((folder / "run.json").read_text()) for folder in (one.out, tmp_path / "two")
+    )
+    assert pair["best_loss"] == pytest.approx(alone["best_loss"], abs=5e-3)
+
+
+@pytest.mark.full
+def test_compiled_training_is_the_same(job):
+    plain = train_run.make_trainer(job, train_run.prepare(job))
+    plain.run()
+    fused = replace(job, recipe=replace(RECIPE, compile=True))
+    compiled = train_run.make_trainer(fused, train_run.prepare(fused))
+    compiled.run()
+    assert compiled.progress.best_loss == pytest.approx(plain.progress.best_loss, abs=2e-2)
