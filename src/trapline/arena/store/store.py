@@ -93,8 +93,9 @@ class Store:
         found = self._backend.evidence.addresses(beginning.removesuffix(".json"))
         if len(found) == 1:
             return found[0]
-        count = "no bundle" if not found else f"{len(found)} bundles"
-        raise UsageError(f"{count} in {self.where} begin with {beginning!r}")
+        if found:
+            raise UsageError(f"{len(found)} bundles in {self.where} begin with {beginning!r}")
+        raise UsageError(f"no bundle in {self.where} begins with {beginning!r}")
 
     def waiting(self) -> list[Planned]:
         """What is planned and not graded yet: waiting, or running in a grader that is alive."""
