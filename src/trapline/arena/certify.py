@@ -20,9 +20,6 @@ from trapline.arena.record import Level, Record
 from trapline.arena.rig import rig_for
 from trapline.arena.traps import Case, Trap
 
-#: An endless loop is a common mechanical mutant; no right answer's call takes this long.
-MECHANICAL_CALL_SECONDS = 8.0
-
 
 class Finding(Record):
     """What became of one subject: a right answer, a mutant, a control."""
@@ -163,7 +160,8 @@ class Certifier:
         )
 
     def _mechanical(self, mutant: MechanicalMutant) -> Finding:
-        with self._submission(mutant.files, MECHANICAL_CALL_SECONDS) as submission:
+        patience = self.challenge.plan.limits.mutant_seconds
+        with self._submission(mutant.files, patience) as submission:
             result = first_failure(self.checks, submission, self.seed)
         return Finding(
             kind="mechanical",

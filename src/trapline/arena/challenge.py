@@ -25,6 +25,8 @@ class Limits(Record):
     """What one worker process may use."""
 
     call_seconds: float = 20.0
+    #: For a mechanical mutant, where endless loops are common; no right answer's call takes longer.
+    mutant_seconds: float = 8.0
     memory_mb: int = 2048
     processes: int = 32
 

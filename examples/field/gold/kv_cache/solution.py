@@ -15,6 +15,7 @@ import numpy as np
 Fields = tuple[np.ndarray, ...]
 KINDS = ("dense", "paged", "quantized", "paged_quantized")
 FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
+SPEC = ("num_layers", "num_kv_heads", "head_dim", "bits")
 
 
 # --- how a row is stored ------------------------------------------------------------------------
@@ -512,7 +513,10 @@ def max_context(
     reserve_bytes: float,
 ) -> tuple[int, dict[str, float]]:
     """How many tokens of cache fit beside weights and reserve, and the terms of that sum."""
-    sizes = [spec[name] for name in ("num_layers", "num_kv_heads", "head_dim", "bits")]
+    missing = [name for name in SPEC if name not in spec]
+    if missing:
+        raise ValueError(f"the specification lacks {', '.join(missing)}")
+    sizes = [spec[name] for name in SPEC]
     if not all(is_int(size) and size >= 1 for size in sizes):
         raise ValueError(f"the specification needs ints ≥ 1: {spec}")
     if not 0 < utilization <= 1:

@@ -15,7 +15,7 @@ Config = dict[str, Any]
 GROUP = 128
 LARGEST_SCALE = float(np.finfo(np.float16).max)
 VALID_SHARE = 0.15
-SETTINGS = {"vocab": 1, "dim": 1, "layers": 0, "heads": 1, "context": 1}
+SETTINGS = {"vocab": 1, "dim": 1, "layers": 0, "heads": 1, "context": 1, "seed": 0}
 
 
 def ternarize(w: np.ndarray, group_size: int = GROUP) -> Ternary:
@@ -27,6 +27,8 @@ def ternarize(w: np.ndarray, group_size: int = GROUP) -> Ternary:
     w = _finite_floats(w)
     group_size = _positive(group_size, "group_size")
     columns = w.shape[-1]
+    # A group wider than the row is the row; filling it up would take memory for nothing.
+    group_size = min(group_size, columns or 1)
     magnitude = _grouped(np.abs(w), group_size)
     sizes = _group_sizes(columns, group_size)
     # Each term is divided before the sum, so that no sum can overflow.
@@ -138,13 +140,15 @@ def _pieces(documents: Documents, config: Config) -> list[np.ndarray]:
 
 def _checked_config(config: Config) -> Config:
     """A copy of the config with plain numbers, or a refusal."""
+    missing = [name for name in (*SETTINGS, "seconds") if name not in config]
+    if missing:
+        raise ValueError(f"config lacks {', '.join(missing)}")
     checked = {name: _at_least(config[name], low, name) for name, low in SETTINGS.items()}
     if checked["dim"] % checked["heads"]:
         raise ValueError(f"dim {checked['dim']} does not divide into {checked['heads']} heads")
     if not config["seconds"] >= 0:
         raise ValueError(f"seconds must not be negative, got {config['seconds']}")
-    seed = _at_least(config["seed"], 0, "seed")
-    return {**checked, "seconds": float(config["seconds"]), "seed": seed}
+    return {**checked, "seconds": float(config["seconds"])}
 
 
 def _finite_floats(w: np.ndarray) -> np.ndarray:

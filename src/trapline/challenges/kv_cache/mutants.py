@@ -755,6 +755,13 @@ MUTANTS: list[Mutant] = [
             "    scores[..., np.arange(positions) > last_visible] = -np.inf\n",
         ),
     ),
+    edit(
+        "specification-not-whole",
+        (
+            "    missing = [name for name in SPEC if name not in spec]\n",
+            '    spec = {"bits": 16, "num_kv_heads": 8, **spec}\n    missing = []\n',
+        ),
+    ),
 ]
 
 #: Why nobody who keeps to the prompt can tell these from the original: reason → places.

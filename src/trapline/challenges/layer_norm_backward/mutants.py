@@ -207,6 +207,14 @@ _CHECKS = [
             "max(np.linalg.norm(analytic), 1e-12)",
         ),
     ),
+    edit(
+        "check-one-sided",
+        (
+            "(shifted(1.0) - shifted(-1.0))) / (2.0 * STEP)",
+            "(shifted(0.01) - shifted(0.0))) / (0.01 * STEP)",
+        ),
+    ),
+    edit("check-of-one-direction", ("DIRECTIONS = 6", "DIRECTIONS = 1")),
 ]
 
 MUTANTS: list[Mutant] = [*_STATISTICS, *_FORMULA, *_CACHES, *_INPUT, *_CHECKS]

@@ -764,6 +764,46 @@ def check_relative_to_one_side(submission: Submission, rng: Rng) -> None:
             expect.that(good, f"{name} times {by} is off by {want}, not by {error:.3g}")
 
 
+@trap(
+    "check-one-sided",
+    catches="a forward difference where the contract asks for a central one",
+    severity="minor",
+    story="Half the calls, and an error of the step's own size: near 1e-5 right and wrong met.",
+)
+def check_one_sided(submission: Submission, rng: Rng) -> None:
+    for name, moves in _moves(submission, rng).items():
+        for move in moves:
+            opposite = [np.linalg.norm(move + other) for other in moves]
+            met = min(opposite) <= 1e-5 * np.linalg.norm(move)
+            expect.that(met, f"{name}: an input is moved one way and not the other")
+
+
+@trap(
+    "check-of-one-direction",
+    catches="fewer than four directions, where not every element is looked at on its own",
+    severity="minor",
+    story="One random direction for a million elements: a wrong one hid behind the luck of the "
+    "draw.",
+)
+def check_of_one_direction(submission: Submission, rng: Rng) -> None:
+    for name, moves in _moves(submission, rng).items():
+        expect.that(len(moves) >= 8, f"{name}: {len(moves)} calls of forward, two a direction")
+
+
+def _moves(submission: Submission, rng: Rng) -> dict[str, list[Array]]:
+    """By how much gradient_check moved gamma and beta in its calls of forward.
+
+    x is left out: several directions of it may share a call, one behind the other in the batch.
+    """
+    p, checked = problem(rng, (2, 3, 5)), passes()
+    gradient_errors(submission, checked, p)
+    shifts = {
+        "dgamma": [gamma - p.gamma for _, (_, gamma, _) in checked.forward.calls],
+        "dbeta": [beta - p.beta for _, (_, _, beta) in checked.forward.calls],
+    }
+    return {name: [move for move in moves if move.any()] for name, moves in shifts.items()}
+
+
 def _thrice(x: Array, gamma: Array, beta: Array) -> tuple[Array, tuple[Array, Array]]:
     return 3.0 * oracle.layer_norm(x, gamma, beta), (x, gamma)
 

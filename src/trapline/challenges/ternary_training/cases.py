@@ -12,6 +12,7 @@ from trapline.challenges.ternary_training.situations import (
     grid,
     quantised,
     refuses,
+    share_of_counting,
     ternary_codes,
     trained,
     well_formed,
@@ -21,6 +22,8 @@ from trapline.gold.ternary import oracle, small_lm
 #: Of the squared weights of a normal matrix; plain choices reach 0.26, good ones 0.19.
 ERROR_LIMIT = 0.3
 UNIGRAM_SHARE = 0.85
+#: Of the perplexity of word counts, where a rule decides; right answers reach 0.2 and 0.31.
+RULE_SHARE = 0.4
 
 
 @case("quantises-normal-weights")
@@ -128,6 +131,25 @@ def smallest_model(submission: Submission, rng: np.random.Generator) -> None:
     small_lm.perplexity(weights_of(tensors, config), [[0, 1]], config)
 
 
+@case("learns-a-rule-two-back")
+def learns_a_rule_two_back(submission: Submission, rng: np.random.Generator) -> None:
+    documents = text.renamed_two_back(rng, 12, 160, 25)
+    share = share_of_counting(submission, rng, documents, 60, vocab=12, heads=8, context=24)
+    _by_rule(share, "the token two places back decides")
+
+
+@case("recalls-the-first-token")
+def recalls_the_first_token(submission: Submission, rng: np.random.Generator) -> None:
+    documents = text.recalled(rng, 11, 360, 13)
+    share = share_of_counting(submission, rng, documents, 60, vocab=11, context=12)
+    _by_rule(share, "a marker calls for the first token")
+
+
+def _by_rule(share: float, rule: str) -> None:
+    told = f"{rule}: perplexity {share:.2f} of that of counting words, on unseen documents"
+    expect.that(share <= RULE_SHARE, told)
+
+
 @case("learns")
 def learns(submission: Submission, rng: np.random.Generator) -> None:
     run = trained(submission, rng)
@@ -187,5 +209,5 @@ def precision(submission: Submission, rng: np.random.Generator) -> list[Precisio
 
 
 #: Perplexity over that of the grammar itself, of the dense twin: the gold trainer without its
-#: quantiser, 150 steps, mean of three grammars (1.095, 1.083, 1.100).
-DENSE_TWIN_EXCESS = 1.09
+#: quantiser, 150 steps, mean of three grammars (1.163, 1.146, 1.110).
+DENSE_TWIN_EXCESS = 1.14

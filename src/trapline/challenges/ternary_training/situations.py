@@ -14,7 +14,14 @@ import numpy as np
 
 from trapline.arena import expect
 from trapline.arena.proxy import Submission
-from trapline.challenges.ternary_training.text import Document, Grammar, noise, prose
+from trapline.challenges.ternary_training.text import (
+    Document,
+    Grammar,
+    noise,
+    prose,
+    unigram_perplexity,
+)
+from trapline.gold.ternary import small_lm
 
 GROUP = 128
 VOCAB = 40
@@ -113,6 +120,8 @@ def _exercise() -> None:
 _TRAINED: "WeakKeyDictionary[Submission, Trained]" = WeakKeyDictionary()
 #: Many times what learning takes; a good trainer stops before.
 SECONDS, FULL_SECONDS, NOISE_SECONDS = 6, 60, 3
+#: What a rule takes: half a second shows it, the rest is for answers that go about it more slowly.
+RULE_SECONDS = 2
 UNSEEN_LINES = 15
 
 
@@ -131,6 +140,25 @@ def trained(submission: Submission, rng: np.random.Generator) -> Trained:
         tensors = submission.train(shown, config)
         _TRAINED[submission] = Trained(config, tensors, grammar, shown, unseen, unseen_prose)
     return _TRAINED[submission]
+
+
+def share_of_counting(
+    submission: Submission,
+    rng: np.random.Generator,
+    documents: list[Document],
+    unseen: int,
+    **changes: Any,
+) -> float:
+    """Perplexity on the last `unseen` documents, over that of word counts, once trained on the
+    others."""
+    shown, judged = documents[:-unseen], documents[-unseen:]
+    config = config_of(rng, layers=1, seconds=unhurried(RULE_SECONDS), **changes)
+    tensors = submission.train(shown, config)
+    for name, shape in small_lm.tensor_shapes(config).items():
+        expect.that(isinstance(tensors, dict) and name in tensors, f"there is no tensor {name}")
+        well_formed(tensors[name], shape, GROUP, name)
+    got = small_lm.perplexity(small_lm.dense(tensors), judged, config)
+    return got / unigram_perplexity(shown, judged, config["vocab"])
 
 
 @dataclass(frozen=True)

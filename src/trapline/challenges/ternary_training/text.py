@@ -67,6 +67,37 @@ def noise(rng: np.random.Generator, vocab: int, count: int, length: int) -> list
     return [[int(token) for token in row] for row in rng.integers(0, vocab, (count, length))]
 
 
+def renamed_two_back(
+    rng: np.random.Generator, vocab: int, count: int, longest: int
+) -> list[Document]:
+    """Each token is the one two places back under another name, but for one in twenty."""
+    names = rng.permutation(vocab)
+
+    def document(length: int) -> Document:
+        tokens = [int(token) for token in rng.integers(0, vocab, 2)]
+        while len(tokens) < length:
+            rule, chance = int(names[tokens[-2]]), int(rng.integers(vocab))
+            tokens.append(chance if rng.random() < 0.05 else rule)
+        return tokens
+
+    return [document(int(length)) for length in rng.integers(longest // 2, longest + 1, count)]
+
+
+def recalled(rng: np.random.Generator, vocab: int, count: int, longest: int) -> list[Document]:
+    """A marker, which is every second token or so, is followed by the document's first token."""
+    marker, *others = (int(token) for token in rng.permutation(vocab))
+    first, rest = others[: vocab // 2], others[vocab // 2 :]
+
+    def document(length: int) -> Document:
+        tokens = [int(rng.choice(first))]
+        while len(tokens) < length:
+            free = marker if rng.random() < 0.5 else int(rng.choice(rest))
+            tokens.append(tokens[0] if tokens[-1] == marker else free)
+        return tokens
+
+    return [document(int(length)) for length in rng.integers(longest // 2, longest + 1, count)]
+
+
 def unigram_perplexity(train: list[Document], judged: list[Document], vocab: int) -> float:
     """What counting words, one added to each, reaches on the judged documents."""
     counts = np.ones(vocab)

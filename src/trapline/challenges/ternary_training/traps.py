@@ -1033,6 +1033,44 @@ def lone_token_unchecked(submission: Submission, rng: np.random.Generator) -> No
 
 
 @trap(
+    "group-filled-up",
+    catches="a group size far beyond the width takes memory for weights that do not exist",
+    severity="minor",
+    story="One group a row was asked for with a very large number: terabytes of padding.",
+)
+def group_filled_up(submission: Submission, rng: np.random.Generator) -> None:
+    w, huge = grid(rng, 2, 24), 2**40
+    codes, scales = quantised(submission, w, huge)
+    row = quantised(submission, w, 24)
+    expect.equal(codes, row[0], "the codes of a group wider than the row")
+    expect.equal(scales, row[1], "the scales of a group wider than the row")
+    got = submission.dequantize(codes, scales, huge)
+    expect.equal(got, oracle.dequantize(codes, scales, 24), "dequantize with that group size")
+
+
+@trap(
+    "no-number-as-fraction",
+    catches="a fraction that is not a number passes the check of its range",
+    severity="minor",
+    story="0 / 0 documents gave the share; NaN is neither below 0 nor above 1: none was held out.",
+)
+def no_number_as_fraction(submission: Submission, rng: np.random.Generator) -> None:
+    refuses(submission, "split", text.noise(rng, 8, 3, 8), float("nan"))
+
+
+@trap(
+    "setting-missing",
+    catches="a missing config value is made up, or ends in another error than the contract's",
+    severity="minor",
+    story="A misspelt key trained with a default for a week; elsewhere it was a bare KeyError.",
+)
+def setting_missing(submission: Submission, rng: np.random.Generator) -> None:
+    documents, config = text.noise(rng, 8, 6, 8), config_of(rng, dim=16, layers=1)
+    for name in config:
+        refuses(submission, "train", documents, {k: v for k, v in config.items() if k != name})
+
+
+@trap(
     "seed-cut-to-32-bits",
     catches="seeds of more than 32 bits are refused or fall together",
     severity="minor",

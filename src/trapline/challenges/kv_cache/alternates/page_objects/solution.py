@@ -296,6 +296,8 @@ def max_context(spec, gpu_bytes, *, utilization, weight_bytes, reserve_bytes):
         raise ValueError("utilization is a share")
     if gpu_bytes < 0 or weight_bytes < 0 or reserve_bytes < 0:
         raise ValueError("negative bytes")
+    if not {"num_layers", "num_kv_heads", "head_dim", "bits"}.issubset(spec):
+        raise ValueError("the specification is not whole")
     elements = 2 * spec["num_layers"] * spec["num_kv_heads"] * spec["head_dim"]
     if elements <= 0 or spec["bits"] <= 0:
         raise ValueError("the specification is empty")

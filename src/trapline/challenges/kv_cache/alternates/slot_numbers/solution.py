@@ -247,7 +247,10 @@ def chunked_prefill(cache, seq, layer, q, k, v, chunk):
 
 def max_context(spec, gpu_bytes, *, utilization, weight_bytes, reserve_bytes):
     """tokens = floor(budget / bytes a token), 0 at least."""
-    shape = spec["num_layers"], spec["num_kv_heads"], spec["head_dim"], spec["bits"]
+    try:
+        shape = spec["num_layers"], spec["num_kv_heads"], spec["head_dim"], spec["bits"]
+    except KeyError as missing:
+        raise ValueError(f"the specification has no {missing}") from None
     if min(shape) < 1 or min(gpu_bytes, weight_bytes, reserve_bytes) < 0:
         raise ValueError("sizes must be positive and bytes not negative")
     if not (utilization > 0 and utilization <= 1):

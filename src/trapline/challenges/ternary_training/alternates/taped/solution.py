@@ -124,6 +124,9 @@ def _codes(codes):
 
 def train(documents, config):
     """Sign descent with momentum, on the latent weights, through a tape."""
+    lacking = {"vocab", "dim", "layers", "heads", "context", "seconds", "seed"} - set(config)
+    if lacking:
+        raise ValueError(f"config without {lacking}")
     deadline = time.monotonic() + config["seconds"]
     pieces = _prepare(documents, config)
     rng = np.random.default_rng((7, config["seed"]))

@@ -1,15 +1,12 @@
-"""Ternary weights by exhaustive choice, packing by bits, and a model of word pairs.
-
-Of the small model only embedding and head are used: the layers stay at zero and pass everything on.
-The logits then depend on the last token alone, and all of the training text is one table of counts.
-"""
+"""Ternary weights by exhaustive choice, packing by bits, and training one document at a time."""
 
 import time
 import zlib
 
 import numpy as np
+from trainer import descend, shapes_of
 
-SQUARE = ("q", "k", "v", "o")
+KEYS = ("vocab", "dim", "layers", "heads", "context", "seconds", "seed")
 _TWO_BITS = np.array([[(byte >> shift) & 3 for shift in (0, 2, 4, 6)] for byte in range(256)])
 
 
@@ -59,8 +56,12 @@ def dequantize(codes, scales, group_size=128):
     wanted = (*codes.shape[:-1], (width + group_size - 1) // group_size)
     if np.shape(scales) != wanted:
         raise ValueError(f"scales must have shape {wanted}")
-    wide = np.repeat(np.asarray(scales, dtype=np.float32), group_size, axis=-1)[..., :width]
-    return np.multiply(wide, codes, dtype=np.float32)
+    values = np.empty(codes.shape, dtype=np.float32)
+    for number, begin in enumerate(range(0, width, group_size)):
+        own = slice(begin, begin + group_size)
+        scale = np.asarray(scales, dtype=np.float32)[..., number, None]
+        values[..., own] = np.where(codes[..., own] == 0, 0, np.copysign(scale, codes[..., own]))
+    return values
 
 
 def pack(codes):
@@ -90,7 +91,7 @@ def unpack(packed, shape):
 
 def split(documents, fraction):
     """By checksum."""
-    if fraction < 0 or fraction > 1:
+    if not (fraction >= 0 and fraction <= 1):
         raise ValueError("fraction must be between 0 and 1")
     sides = ([], [])
     for index, document in enumerate(documents):
@@ -99,81 +100,49 @@ def split(documents, fraction):
 
 
 def train(documents, config):
-    """Fit head · norm(embedding) to the counts of word pairs."""
+    """Cut, hold a sixth of the pieces out, descend."""
     started = time.monotonic()
     _require_config(config)
-    tables = _pair_counts(documents, config["vocab"])
-    rng = np.random.default_rng(config["seed"])
-    vocab, dim = config["vocab"], config["dim"]
-    start = {"embedding": rng.normal(size=(vocab, dim)), "head": rng.normal(0, 0.01, (vocab, dim))}
-    found = _descend(start, *tables, started + config["seconds"])
-    answer = {name: ternarize(value) for name, value in found.items()}
-    for layer in range(config["layers"]):
-        shapes = dict.fromkeys(SQUARE, (dim, dim))
-        shapes |= {"up": (4 * dim, dim), "down": (dim, 4 * dim)}
-        for name, shape in shapes.items():
-            answer[f"layers.{layer}.{name}"] = ternarize(np.zeros(shape))
-    return answer
+    learn, stop = _sides(_cut(documents, config))
+    rng = np.random.default_rng([config["seed"], 11])
+    start = {
+        name: rng.normal(0.0, columns**-0.5, (rows, columns))
+        for name, (rows, columns) in shapes_of(config).items()
+    }
+
+    def shipped(latent):
+        return {name: dequantize(*ternarize(w)).astype(float) for name, w in latent.items()}
+
+    deadline = started + config["seconds"]
+    found = descend(start, learn, stop, config, shipped, deadline) if config["seconds"] else start
+    return {name: ternarize(value) for name, value in found.items()}
+
+
+def _cut(documents, config):
+    """Pieces of 2 to context + 1 tokens; neighbours share one token."""
+    pieces = []
+    for document in documents:
+        if any(token < 0 or token >= config["vocab"] for token in document):
+            raise ValueError("token outside the vocabulary")
+        for begin in range(0, len(document) - 1, config["context"]):
+            pieces.append(tuple(document[begin : begin + config["context"] + 1]))
+    if not pieces:
+        raise ValueError("nothing follows anything")
+    return pieces
+
+
+def _sides(pieces):
+    """Pieces to learn from and pieces to stop by; equal pieces stay together."""
+    order = sorted({_checksum(piece) for piece in pieces})
+    bound = order[(len(order) - 1) // 6]
+    learn = [piece for piece in pieces if _checksum(piece) > bound]
+    stop = sorted({piece for piece in pieces if _checksum(piece) <= bound})
+    return learn or stop, stop
 
 
 def _checksum(document):
     words = np.array([int(token) for token in document], dtype="<u8")
     return zlib.crc32(words.tobytes())
-
-
-def _pair_counts(documents, vocab):
-    """Counts of (word, next word), for documents to learn from and for those to stop by."""
-    learn, stop = np.zeros((vocab, vocab)), np.zeros((vocab, vocab))
-    if any(token < 0 or token >= vocab for document in documents for token in document):
-        raise ValueError("token outside the vocabulary")
-    order = sorted({_checksum(document) for document in documents if len(document) > 1})
-    if not order:
-        raise ValueError("nothing follows anything")
-    bound = order[(len(order) - 1) // 6]
-    for document in documents:
-        tokens = np.array(document, dtype=int)
-        if tokens.size > 1:
-            table = stop if _checksum(document) <= bound else learn
-            np.add.at(table, (tokens[:-1], tokens[1:]), 1)
-    return (learn, stop) if learn.any() else (stop, stop)
-
-
-def _descend(latent, learn, stop, deadline):
-    """Gradient steps of a fixed length for every row, kept while the other counts agree."""
-    best = {name: value.copy() for name, value in latent.items()}
-    best_loss, waiting, step = _loss(latent, stop)[0], 0, 0
-    pace = {name: np.zeros_like(value) for name, value in latent.items()}
-    while time.monotonic() < deadline and waiting < 60:
-        step += 1
-        gradients = _loss(latent, learn)[1]
-        for name, gradient in gradients.items():
-            length = np.linalg.norm(gradient, axis=1, keepdims=True)
-            pace[name] = 0.8 * pace[name] + 0.2 * gradient / (length + 1e-9)
-            latent[name] -= (0.6 if name == "embedding" else 0.25) * pace[name] / (1 + step / 100)
-        loss = _loss(latent, stop)[0]
-        waiting += 1
-        if loss < best_loss:
-            best_loss, waiting = loss, 0
-            best = {name: value.copy() for name, value in latent.items()}
-    return best
-
-
-def _loss(latent, counts):
-    """Mean negative log-likelihood of the counts, and gradients straight through the quantiser."""
-    embedding, head = (
-        dequantize(*ternarize(latent[name])).astype(float) for name in ("embedding", "head")
-    )
-    root = np.sqrt((embedding**2).mean(axis=1, keepdims=True) + 1e-6)
-    normed = embedding / root
-    logits = normed @ head.T
-    logits -= logits.max(axis=1, keepdims=True)
-    logp = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
-    total = counts.sum()
-    dlogits = (np.exp(logp) * counts.sum(axis=1, keepdims=True) - counts) / total
-    dnormed = dlogits @ head
-    dembedding = (dnormed - normed * (dnormed * normed).mean(axis=1, keepdims=True)) / root
-    gradients = {"embedding": dembedding, "head": dlogits.T @ normed}
-    return -(counts * logp).sum() / total, gradients
 
 
 def _require_codes(codes):
@@ -184,8 +153,12 @@ def _require_codes(codes):
 
 
 def _require_config(config):
+    if not set(KEYS) <= set(config):
+        raise ValueError(f"config must hold {', '.join(KEYS)}")
     for name in ("vocab", "dim", "heads", "context"):
         if config[name] < 1:
             raise ValueError(f"{name} must be positive")
-    if config["layers"] < 0 or config["seconds"] < 0 or config["dim"] % config["heads"]:
-        raise ValueError("layers, seconds or heads out of range")
+    if config["seed"] < 0 or not config["seconds"] >= 0:
+        raise ValueError("seed or seconds out of range")
+    if config["layers"] < 0 or config["dim"] % config["heads"]:
+        raise ValueError("layers or heads out of range")

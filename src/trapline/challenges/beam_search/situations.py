@@ -1,0 +1,48 @@
+"""What the traps share: tokens, prompts, one prompt against one table."""
+
+from typing import Any
+
+import numpy as np
+
+from trapline.arena import expect
+from trapline.arena.proxy import Submission
+from trapline.challenges.beam_search import table as lm
+from trapline.challenges.beam_search.table import Asked, Table
+
+VOCABULARY = 9
+BAD = (ValueError, TypeError)
+
+
+def tokens(rng: np.random.Generator, count: int) -> list[int]:
+    """Distinct token ids in random order."""
+    return [int(t) for t in rng.permutation(VOCABULARY)[:count]]
+
+
+def rising_tokens(rng: np.random.Generator, count: int) -> list[int]:
+    """Distinct token ids, the lower ones first, for where the order of ids decides."""
+    return sorted(tokens(rng, count))
+
+
+def prompt_of(rng: np.random.Generator, length: int = 3, first: int = 100) -> lm.Prefix:
+    """A prompt of tokens that the model never says, so that none of them is the end."""
+    return (first, *(int(t) for t in rng.integers(200, 300, length - 1)))
+
+
+def one(
+    submission: Submission,
+    rng: np.random.Generator,
+    table: Table,
+    *,
+    prompt: lm.Prefix | None = None,
+    **settings: Any,
+) -> Asked:
+    """One prompt, one table, compared with the oracle."""
+    prompt = prompt_of(rng) if prompt is None else prompt
+    return lm.run_tables(submission, VOCABULARY, {prompt: table}, **settings)
+
+
+def best(asked: Asked, hypothesis: list[int], score: float) -> None:
+    """The first hypothesis of the first prompt is this one, with exactly this score."""
+    expect.that(bool(asked.hypotheses[0]), "no hypothesis at all")
+    got = asked.hypotheses[0][0]
+    expect.that(got == (hypothesis, score), f"the best is {got}, expected {hypothesis} {score}")

@@ -1,0 +1,160 @@
+"""Bugs of several prompts at once."""
+
+from typing import Any
+
+import numpy as np
+
+from trapline.arena import expect
+from trapline.arena.proxy import Stub, Submission
+from trapline.arena.traps import trap
+from trapline.challenges.beam_search import table as lm
+from trapline.challenges.beam_search.situations import (
+    VOCABULARY,
+    best,
+    one,
+    prompt_of,
+    tokens,
+)
+from trapline.challenges.beam_search.table import Table
+
+
+def unlike_neighbours(rng: np.random.Generator) -> tuple[int, dict[lm.Prefix, Table]]:
+    """Three prompts with W = 2: two stop after two steps, the other one runs for three."""
+    E, A, B, C = tokens(rng, 4)
+    quick, slow, middle = (prompt_of(rng, length=n + 1, first=100 + n) for n in range(3))
+    return E, {
+        quick: {(): {E: -0.5, A: -9.0}, (A,): {E: -0.25, B: -6.0}},
+        slow: {
+            (): {A: -1.0, B: -1.5},
+            (A,): {A: -1.0, C: -1.25},
+            (B,): {B: -0.25, C: -3.0},
+            (B, B): {E: -1.0, A: -2.0},
+            (A, A): {E: -2.0, B: -0.5},
+        },
+        middle: {(): {C: -1.0, E: -2.0}, (C,): {E: -0.5, A: -20.0}},
+    }
+
+
+def alone_and_together(submission: Submission, rng: np.random.Generator) -> None:
+    """In every order of the batch each prompt gets what it gets alone."""
+    E, tables = unlike_neighbours(rng)
+    prompts = list(tables)
+    settings: dict[str, Any] = {"beam_width": 2, "max_new_tokens": 3, "eos_id": E}
+    for order in ([0, 1, 2], [2, 1, 0], [1, 0, 2]):
+        batch = {prompts[index]: tables[prompts[index]] for index in order}
+        lm.run_tables(submission, VOCABULARY, batch, **settings)
+
+
+@trap(
+    "batch-ends-with-its-first",
+    catches="all prompts stop when the first one is done",
+    severity="critical",
+    story="A stop test over the whole batch coupled prompts that do not belong together.",
+)
+def batch_ends_with_its_first(submission: Submission, rng: np.random.Generator) -> None:
+    alone_and_together(submission, rng)
+
+
+@trap(
+    "pool-shared-by-prompts",
+    catches="the prompts of a batch share one pool of finished hypotheses",
+    severity="critical",
+    story="A list made once for the class instead of once a prompt.",
+)
+def pool_shared(submission: Submission, rng: np.random.Generator) -> None:
+    alone_and_together(submission, rng)
+
+
+@trap(
+    "rows-cut-by-width",
+    catches="the model's rows are handed out W to a prompt although some have fewer live beams",
+    severity="critical",
+    story="Batch arithmetic that holds only while every prompt has W beams.",
+)
+def rows_cut_by_width(submission: Submission, rng: np.random.Generator) -> None:
+    alone_and_together(submission, rng)
+
+
+@trap(
+    "rows-shift-when-a-prompt-ends",
+    catches="after one prompt has ended the others read their neighbour's rows",
+    severity="critical",
+    story="Rows counted over all prompts, prefixes sent for the open ones only.",
+)
+def rows_shift(submission: Submission, rng: np.random.Generator) -> None:
+    alone_and_together(submission, rng)
+
+
+@trap(
+    "answers-out-of-order",
+    catches="answers come in the order in which prompts finish",
+    severity="critical",
+    story="A batch that retires finished prompts must put their answers back in their places.",
+)
+def answers_out_of_order(submission: Submission, rng: np.random.Generator) -> None:
+    alone_and_together(submission, rng)
+
+
+@trap(
+    "ended-prompts-still-asked",
+    catches="the model is still given rows for prompts that are done",
+    severity="major",
+    story="A library goes on computing finished rows of a batch and throws the result away.",
+)
+def ended_prompts_still_asked(submission: Submission, rng: np.random.Generator) -> None:
+    E, tables = unlike_neighbours(rng)
+    settings: dict[str, Any] = {"beam_width": 2, "max_new_tokens": 3, "eos_id": E}
+    lm.run_tables(submission, VOCABULARY, tables, count_calls=True, **settings)
+
+
+@trap(
+    "one-call-a-beam",
+    catches="the model is called once for every beam",
+    severity="major",
+    story="Seen in most entries of one round: W·B calls a step where one is enough.",
+)
+def one_call_a_beam(submission: Submission, rng: np.random.Generator) -> None:
+    E, A, B = tokens(rng, 3)
+    table = {(): {A: -1.0, B: -2.0}, (A,): {A: -1.0}, (B,): {E: -1.0}}
+    one(submission, rng, table, beam_width=2, max_new_tokens=2, eos_id=E, count_calls=True)
+
+
+@trap(
+    "one-call-a-prompt",
+    catches="the model is called once for every prompt",
+    severity="major",
+    story="`for prompt in prompts` around a whole search: batched in name only.",
+)
+def one_call_a_prompt(submission: Submission, rng: np.random.Generator) -> None:
+    E, A = tokens(rng, 2)
+    table: Table = {(): {A: -1.0}, (A,): {E: -1.0}}
+    tables = {prompt_of(rng, first=100 + n): table for n in range(4)}
+    settings: dict[str, Any] = {"beam_width": 2, "max_new_tokens": 2, "eos_id": E}
+    lm.run_tables(submission, VOCABULARY, tables, count_calls=True, **settings)
+
+
+@trap(
+    "empty-batch-asks",
+    catches="an empty list of prompts still calls the model or fails",
+    severity="minor",
+    story="A loop that steps first and asks afterwards whether anything is alive.",
+)
+def empty_batch(submission: Submission, rng: np.random.Generator) -> None:
+    stub = Stub(log_probs=lambda prefixes: np.zeros((len(prefixes), VOCABULARY)))
+    eos = int(rng.integers(VOCABULARY))
+    got = submission.beam_search(stub, [], beam_width=2, max_new_tokens=2, eos_id=eos)
+    expect.that(isinstance(got, list | tuple) and len(got) == 0, f"the answer is {got!r}")
+    expect.that(not stub.calls, "the model was called for an empty batch")
+
+
+@trap(
+    "empty-prompt-refused",
+    catches="a prompt without tokens fails",
+    severity="minor",
+    story="Unconditional generation starts from nothing.",
+)
+def empty_prompt(submission: Submission, rng: np.random.Generator) -> None:
+    E, A = tokens(rng, 2)
+    table = {(): {A: -1.0}, (A,): {E: -1.0}}
+    asked = one(submission, rng, table, prompt=(), beam_width=2, max_new_tokens=2, eos_id=E)
+    best(asked, [A, E], -1.0)

@@ -1,0 +1,208 @@
+"""Bugs of finished hypotheses."""
+
+import numpy as np
+
+from trapline.arena import expect
+from trapline.arena.proxy import Submission
+from trapline.arena.traps import trap
+from trapline.challenges.beam_search.situations import (
+    best,
+    one,
+    prompt_of,
+    tokens,
+)
+from trapline.challenges.beam_search.table import Table
+
+
+@trap(
+    "eos-beam-dropped",
+    catches="a finished hypothesis is thrown away when its beam ends",
+    severity="critical",
+    story="The classic of the task: the end at -3.0 loses to a continuation at -5.0 that merely "
+    "had not stopped yet.",
+)
+def eos_beam_dropped(submission: Submission, rng: np.random.Generator) -> None:
+    E, A, B = tokens(rng, 3)
+    table = {(): {E: -3.0, A: -1.0}, (A,): {B: -4.0}}
+    asked = one(
+        submission, rng, table, beam_width=2, max_new_tokens=2, eos_id=E, length_penalty=0.0
+    )
+    best(asked, [E], -3.0)
+
+
+@trap(
+    "pool-forgets-earlier-steps",
+    catches="only the hypotheses that finished in the latest step are remembered",
+    severity="critical",
+    story="An entrant moved finished beams to a list that the next step rebuilt from the "
+    "expanding beams alone.",
+)
+def pool_forgets(submission: Submission, rng: np.random.Generator) -> None:
+    E, A, B = tokens(rng, 3)
+    table = {(): {E: -1.0, A: -1.0}, (A,): {E: -2.0, B: -3.0}}
+    asked = one(
+        submission, rng, table, beam_width=2, max_new_tokens=2, eos_id=E, length_penalty=0.0
+    )
+    best(asked, [E], -1.0)
+
+
+@trap(
+    "finished-beam-expanded",
+    catches="a beam that has produced EOS is continued",
+    severity="critical",
+    story="Several open decoders emitted tokens behind the end because a finished beam kept its "
+    "slot among the live ones.",
+)
+def finished_beam_expanded(submission: Submission, rng: np.random.Generator) -> None:
+    E, A, B = tokens(rng, 3)
+    table = {(): {E: -1.0, A: -2.0}, (A,): {E: -3.0, B: -1.0}, (A, B): {E: -1.0}}
+    asked = one(
+        submission, rng, table, beam_width=2, max_new_tokens=3, eos_id=E, length_penalty=0.0
+    )
+    for hypothesis, _ in asked.hypotheses[0]:
+        expect.that(E not in hypothesis[:-1], f"{hypothesis} goes on after its end")
+    for prefix in [prefix for call in asked.calls for prefix in call]:
+        expect.that(E not in prefix, f"the model was asked to continue {list(prefix)}")
+
+
+@trap(
+    "eos-takes-a-slot",
+    catches="EOS continuations use up places among the live beams",
+    severity="critical",
+    story="Taking the W best of all continuations and then moving the ended ones out leaves fewer "
+    "than W beams alive; big libraries take 2W candidates for this reason.",
+)
+def eos_takes_a_slot(submission: Submission, rng: np.random.Generator) -> None:
+    E, A, B, C = tokens(rng, 4)
+    table = {(): {E: -1.0, A: -2.0, B: -3.0}, (A,): {E: -9.0, C: -9.5}, (B,): {E: -0.5}}
+    asked = one(
+        submission, rng, table, beam_width=2, max_new_tokens=2, eos_id=E, length_penalty=0.0
+    )
+    expect.that([B, E] in [t for t, _ in asked.hypotheses[0]], "the second live beam was lost")
+
+
+@trap(
+    "eos-fills-the-row",
+    catches="each beam offers only its W best tokens, EOS among them, so W - 1 are left",
+    severity="major",
+    story="A top-k of width W per beam looks sufficient; with the end among the W it is one short.",
+)
+def eos_fills_the_row(submission: Submission, rng: np.random.Generator) -> None:
+    E, A, B = tokens(rng, 3)
+    table = {(): {E: -1.0, A: -2.0, B: -3.0}, (A,): {E: -9.0}, (B,): {E: -0.5}}
+    asked = one(
+        submission, rng, table, beam_width=2, max_new_tokens=3, eos_id=E, length_penalty=0.0
+    )
+    expect.that([B, E] in [t for t, _ in asked.hypotheses[0]], "the last token of a row was lost")
+
+
+@trap(
+    "eos-only-when-ranked",
+    catches="an EOS continuation counts only when it is among the W best of its step",
+    severity="major",
+    story="One widely used library finishes a beam only at rank < W; this contract lets every "
+    "EOS continuation into the pool.",
+)
+def eos_only_when_ranked(submission: Submission, rng: np.random.Generator) -> None:
+    E, A, B = tokens(rng, 3)
+    table = {(): {A: -1.0, E: -2.0}, (A,): {B: -4.0}}
+    asked = one(
+        submission, rng, table, beam_width=1, max_new_tokens=2, eos_id=E, length_penalty=0.0
+    )
+    best(asked, [E], -2.0)
+
+
+@trap(
+    "finished-use-up-the-width",
+    catches="finished hypotheses take places from the live beams of later steps",
+    severity="major",
+    story="Pooling finished and live beams into the same W slots was praised in one round; with "
+    "a separate pool it silently narrows the search.",
+)
+def finished_use_up_the_width(submission: Submission, rng: np.random.Generator) -> None:
+    E, A, B, C, D = tokens(rng, 5)
+    table = {
+        (): {A: -1.0, B: -2.0, E: -8.0},
+        (A,): {C: -1.0},
+        (B,): {D: -1.0},
+        (A, C): {E: -7.0},
+        (B, D): {E: -0.5},
+    }
+    asked = one(
+        submission, rng, table, beam_width=2, max_new_tokens=3, eos_id=E, length_penalty=0.0
+    )
+    best(asked, [B, D, E], -3.5)
+
+
+@trap(
+    "pool-keeps-the-first",
+    catches="the pool keeps the first W hypotheses instead of the W best",
+    severity="critical",
+    story="Several toolkits returned the W shortest outputs: the pool was full and nothing "
+    "replaced its worst.",
+)
+def pool_keeps_the_first(submission: Submission, rng: np.random.Generator) -> None:
+    E, A, B = tokens(rng, 3)
+    table = {(): {E: -4.0, A: -1.0, B: -1.5}, (A,): {E: -1.0}, (B,): {E: -1.0}}
+    asked = one(
+        submission, rng, table, beam_width=2, max_new_tokens=3, eos_id=E, length_penalty=0.0
+    )
+    best(asked, [A, E], -2.0)
+
+
+@trap(
+    "pool-unbounded",
+    catches="more than W hypotheses are returned",
+    severity="major",
+    story="One serving engine keeps a list of completed beams without a bound.",
+)
+def pool_unbounded(submission: Submission, rng: np.random.Generator) -> None:
+    E, A, B = tokens(rng, 3)
+    table = {(): {E: -4.0, A: -1.0, B: -1.5}, (A,): {E: -1.0}, (B,): {E: -1.0}}
+    asked = one(
+        submission, rng, table, beam_width=2, max_new_tokens=3, eos_id=E, length_penalty=0.0
+    )
+    expect.that(len(asked.hypotheses[0]) == 2, f"{len(asked.hypotheses[0])} hypotheses for W = 2")
+
+
+@trap(
+    "worst-first",
+    catches="the hypotheses come in rising instead of falling order",
+    severity="critical",
+    story="A heap of the best gives its worst first; read out as it is, it is upside down.",
+)
+def worst_first(submission: Submission, rng: np.random.Generator) -> None:
+    E, A, B = tokens(rng, 3)
+    table = {(): {E: -4.0, A: -1.0, B: -1.5}, (A,): {E: -1.0}, (B,): {E: -1.0}}
+    asked = one(
+        submission, rng, table, beam_width=3, max_new_tokens=3, eos_id=E, length_penalty=0.0
+    )
+    scores = [score for _, score in asked.hypotheses[0]]
+    expect.that(scores == [-2.0, -2.5, -4.0], f"scores are {scores}")
+
+
+@trap(
+    "immediate-end-forbidden",
+    catches="EOS as the very first token is not taken",
+    severity="major",
+    story="The end at the first step is the situation that tests of beam search are built on.",
+)
+def immediate_end_forbidden(submission: Submission, rng: np.random.Generator) -> None:
+    E, A = tokens(rng, 2)
+    table: Table = {(): {E: -0.25, A: -1.0}}
+    asked = one(submission, rng, table, beam_width=2, max_new_tokens=1, eos_id=E)
+    best(asked, [E], -0.25)
+
+
+@trap(
+    "eos-in-the-prompt",
+    catches="a prompt that ends with the EOS token counts as finished",
+    severity="major",
+    story="Chat prompts end with an end-of-turn token all the time; only generated tokens count.",
+)
+def eos_in_the_prompt(submission: Submission, rng: np.random.Generator) -> None:
+    E, A = tokens(rng, 2)
+    table = {(): {A: -1.0}, (A,): {E: -1.0}}
+    prompt = (*prompt_of(rng), E)
+    asked = one(submission, rng, table, prompt=prompt, beam_width=2, max_new_tokens=3, eos_id=E)
+    best(asked, [A, E], -1.0)

@@ -1,0 +1,184 @@
+"""Bugs of which beams live on."""
+
+from typing import Any
+
+import numpy as np
+
+from trapline.arena import expect
+from trapline.arena.proxy import Submission
+from trapline.arena.traps import trap
+from trapline.challenges.beam_search import table as lm
+from trapline.challenges.beam_search.situations import (
+    VOCABULARY,
+    best,
+    one,
+    prompt_of,
+    rising_tokens,
+    tokens,
+)
+from trapline.challenges.beam_search.table import Table
+
+
+@trap(
+    "identical-beams-at-the-start",
+    catches="the search starts with W copies of the prompt",
+    severity="critical",
+    story="Without one live beam at the start, W identical hypotheses win.",
+)
+def identical_beams(submission: Submission, rng: np.random.Generator) -> None:
+    E, A, B, C = tokens(rng, 4)
+    table: Table = {(): {A: -1.0, B: -2.0, C: -3.0}}
+    asked = one(submission, rng, table, beam_width=3, max_new_tokens=1, eos_id=E, count_calls=True)
+    found = [tuple(hypothesis) for hypothesis, _ in asked.hypotheses[0]]
+    expect.that(len(set(found)) == 3, f"the beams are {found}")
+
+
+@trap(
+    "each-beam-keeps-its-own-best",
+    catches="every beam is continued by its own best token, without competition between beams",
+    severity="critical",
+    story="W greedy searches side by side are no beam search.",
+)
+def each_beam_keeps_its_own_best(submission: Submission, rng: np.random.Generator) -> None:
+    E, A, B, C, D = tokens(rng, 5)
+    table = {(): {A: -1.0, B: -3.0}, (A,): {C: -1.0, D: -1.5}, (B,): {C: -1.0}}
+    asked = one(
+        submission, rng, table, beam_width=2, max_new_tokens=2, eos_id=E, length_penalty=0.0
+    )
+    found = [hypothesis for hypothesis, _ in asked.hypotheses[0]]
+    expect.that(found == [[A, C], [A, D]], f"the beams are {found}")
+
+
+@trap(
+    "too-few-live-beams",
+    catches="one live beam fewer than W is kept",
+    severity="major",
+    story="A width that is one short shows only when the last beam is the one that wins.",
+)
+def too_few_live_beams(submission: Submission, rng: np.random.Generator) -> None:
+    E, A, B, C = tokens(rng, 4)
+    table = {(): {A: -1.0, B: -2.0, C: -3.0}, (A,): {E: -6.0}, (B,): {E: -6.0}, (C,): {E: -0.5}}
+    asked = one(
+        submission, rng, table, beam_width=3, max_new_tokens=2, eos_id=E, length_penalty=0.0
+    )
+    best(asked, [C, E], -3.5)
+
+
+@trap(
+    "too-many-live-beams",
+    catches="more than W beams live on",
+    severity="major",
+    story="Taking 2W candidates is right only when they are cut to W afterwards.",
+)
+def too_many_live_beams(submission: Submission, rng: np.random.Generator) -> None:
+    E, A, B, C = tokens(rng, 4)
+    table = {(): {A: -1.0, B: -2.0, C: -3.0}, (A,): {E: -6.0}, (B,): {E: -6.0}, (C,): {E: -0.5}}
+    asked = one(
+        submission, rng, table, beam_width=2, max_new_tokens=2, eos_id=E, length_penalty=0.0
+    )
+    best(asked, [A, E], -7.0)
+
+
+@trap(
+    "zero-probability-lives-on",
+    catches="a continuation of probability 0 becomes a beam",
+    severity="major",
+    story="With fewer possible tokens than W, the top W fill up with impossible ones.",
+)
+def zero_probability_lives_on(submission: Submission, rng: np.random.Generator) -> None:
+    E, A = tokens(rng, 2)
+    settings: dict[str, Any] = {"beam_width": 3, "max_new_tokens": 1, "eos_id": E}
+    asked = one(submission, rng, {(): {A: -1.0}}, strict=True, **settings)
+    expect.equal(asked.hypotheses, [[([A], -1.0)]], "the only possible hypothesis")
+
+
+@trap(
+    "zero-probability-ends",
+    catches="an EOS continuation of probability 0 enters the pool",
+    severity="major",
+    story="A score of -inf fills a place of the pool and lets the search stop.",
+)
+def zero_probability_ends(submission: Submission, rng: np.random.Generator) -> None:
+    E, A = tokens(rng, 2)
+    table = {(): {A: -1.0}, (A,): {A: -1.0}}
+    settings: dict[str, Any] = {"beam_width": 2, "max_new_tokens": 2, "eos_id": E}
+    asked = one(submission, rng, table, strict=True, **settings)
+    expect.equal(asked.hypotheses, [[([A, A], -1.0)]], "the only possible hypothesis")
+
+
+@trap(
+    "width-over-vocabulary",
+    catches="a beam width above the number of continuations fails",
+    severity="major",
+    story="The first step has one beam and V tokens; a top-k of W > V is refused by the library.",
+)
+def width_over_vocabulary(submission: Submission, rng: np.random.Generator) -> None:
+    E, A, B = (int(t) for t in rng.permutation(3))
+    rows = {E: -2.0, A: -1.0, B: -1.5}
+    table = {(): rows, (A,): rows, (B,): rows}
+    settings: dict[str, Any] = {"beam_width": 11, "max_new_tokens": 2, "eos_id": E}
+    asked = lm.run_tables(submission, 3, {prompt_of(rng): table}, **settings)
+    expect.that(len(asked.hypotheses[0]) == 7, "not every possible hypothesis was found")
+
+
+@trap(
+    "tie-later-hypothesis-wins",
+    catches="of two finished hypotheses with equal score the later one is preferred",
+    severity="minor",
+    story="A heap or an insertion at the front turns the order of ties around.",
+)
+def tie_later_wins(submission: Submission, rng: np.random.Generator) -> None:
+    E, A = tokens(rng, 2)
+    table = {(): {E: -2.0, A: -1.0}, (A,): {E: -1.0}}
+    for width in (1, 2):
+        asked = one(
+            submission,
+            rng,
+            table,
+            beam_width=width,
+            max_new_tokens=2,
+            eos_id=E,
+            length_penalty=0.0,
+        )
+        best(asked, [E], -2.0)
+
+
+@trap(
+    "tie-higher-parent-ends-first",
+    catches="of two equal hypotheses that end in one step the one of the higher parent wins",
+    severity="minor",
+    story="Ties decide which of two equal answers a user sees; they must not depend on the device.",
+)
+def tie_higher_parent_ends(submission: Submission, rng: np.random.Generator) -> None:
+    E, A, B = tokens(rng, 3)
+    table = {(): {A: -1.0, B: -2.0}, (A,): {E: -3.0}, (B,): {E: -2.0}}
+    asked = one(submission, rng, table, beam_width=2, max_new_tokens=2, eos_id=E)
+    best(asked, [A, E], -2.0)
+
+
+@trap(
+    "tie-token-before-parent",
+    catches="between equal continuations the lower token is preferred before the lower parent",
+    severity="minor",
+    story="Flattening tokens by beams instead of beams by tokens swaps the two rules.",
+)
+def tie_token_before_parent(submission: Submission, rng: np.random.Generator) -> None:
+    low, A, B, high = rising_tokens(rng, 4)
+    E = next(t for t in range(VOCABULARY) if t not in (low, A, B, high))
+    table = {(): {A: -1.0, B: -2.0}, (A,): {high: -3.0}, (B,): {low: -2.0}}
+    asked = one(submission, rng, table, beam_width=2, max_new_tokens=2, eos_id=E)
+    best(asked, [A, high], -2.0)
+
+
+@trap(
+    "tie-higher-token-wins",
+    catches="between equal continuations of one beam the higher token is preferred",
+    severity="minor",
+    story="A reversed ascending sort reverses the ties with it.",
+)
+def tie_higher_token_wins(submission: Submission, rng: np.random.Generator) -> None:
+    low, middle, high, E = rising_tokens(rng, 4)
+    table: Table = {(): {low: -1.0, middle: -1.0, high: -1.0}}
+    asked = one(submission, rng, table, beam_width=2, max_new_tokens=1, eos_id=E)
+    found = [hypothesis for hypothesis, _ in asked.hypotheses[0]]
+    expect.that(found == [[low], [middle]], f"ties were broken as {found}")

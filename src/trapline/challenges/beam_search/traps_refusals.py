@@ -1,0 +1,198 @@
+"""Bugs of refusing bad input."""
+
+from typing import Any
+
+import numpy as np
+
+from trapline.arena import expect
+from trapline.arena.proxy import Stub, Submission
+from trapline.arena.traps import trap
+from trapline.challenges.beam_search import table as lm
+from trapline.challenges.beam_search.situations import (
+    BAD,
+    VOCABULARY,
+    best,
+    one,
+    prompt_of,
+    tokens,
+)
+from trapline.challenges.beam_search.table import Table
+
+
+def refused(submission: Submission, rng: np.random.Generator, answer: Any, **changes: Any) -> None:
+    """The call is refused, whether before or after the model has been asked."""
+    settings = {"beam_width": 2, "max_new_tokens": 3, "eos_id": int(rng.integers(4)), **changes}
+    stub = Stub(log_probs=lambda prefixes: answer(len(prefixes)))
+    prompts = [[1, 2], [3]]
+    expect.raises(BAD, lambda: submission.beam_search(stub, prompts, **settings))
+
+
+def flat(rows: int) -> np.ndarray:
+    return np.full((rows, 4), -2.0)
+
+
+@trap(
+    "width-zero-accepted",
+    catches="beam_width below 1 is accepted",
+    severity="minor",
+    story="Zero beams find nothing and look like a model without an answer.",
+)
+def width_zero(submission: Submission, rng: np.random.Generator) -> None:
+    for width in (0, -int(rng.integers(1, 5))):
+        refused(submission, rng, flat, beam_width=width)
+
+
+@trap(
+    "no-new-tokens-accepted",
+    catches="max_new_tokens below 1 is accepted",
+    severity="minor",
+    story="A hypothesis of no tokens has no score: 0 / 0.",
+)
+def no_new_tokens(submission: Submission, rng: np.random.Generator) -> None:
+    for limit in (0, -int(rng.integers(1, 5))):
+        refused(submission, rng, flat, max_new_tokens=limit)
+
+
+@trap(
+    "fractional-width-accepted",
+    catches="a width or limit that is no whole number is rounded in silence",
+    severity="minor",
+    story="int(2.5) hides a configuration mistake.",
+)
+def fractional_width(submission: Submission, rng: np.random.Generator) -> None:
+    refused(submission, rng, flat, beam_width=2.5)
+    refused(submission, rng, flat, max_new_tokens=2.5)
+
+
+@trap(
+    "nan-penalty-accepted",
+    catches="a length penalty that is NaN or infinite is accepted",
+    severity="minor",
+    story="Every comparison with NaN is false, so the search neither ranks nor stops.",
+)
+def nan_penalty(submission: Submission, rng: np.random.Generator) -> None:
+    for penalty in (float("nan"), float("inf"), float("-inf")):
+        refused(submission, rng, flat, length_penalty=penalty)
+
+
+@trap(
+    "negative-eos-wraps",
+    catches="a negative eos_id is taken as an index from the end",
+    severity="minor",
+    story="An unset id of -1 makes the last token of the vocabulary the end.",
+)
+def negative_eos(submission: Submission, rng: np.random.Generator) -> None:
+    refused(submission, rng, flat, eos_id=-int(rng.integers(1, 4)))
+
+
+@trap(
+    "eos-outside-the-vocabulary",
+    catches="an eos_id that the model does not have is not refused with a ValueError",
+    severity="minor",
+    story="Tokenizer and model of different vocabularies.",
+)
+def eos_outside(submission: Submission, rng: np.random.Generator) -> None:
+    for outside in (4, 5 + int(rng.integers(9))):
+        refused(submission, rng, flat, eos_id=outside)
+
+
+@trap(
+    "nan-log-probs-accepted",
+    catches="NaN from the model is sorted as if it were a number",
+    severity="major",
+    story="A NaN in the logits decides the order of beams by the whim of the sort.",
+)
+def nan_log_probs(submission: Submission, rng: np.random.Generator) -> None:
+    place = int(rng.integers(4))
+
+    def answer(rows: int) -> np.ndarray:
+        values = flat(rows)
+        values[-1, place] = np.nan
+        return values
+
+    refused(submission, rng, answer)
+
+
+@trap(
+    "wrong-row-count-accepted",
+    catches="a model that answers fewer or more rows than prefixes is not noticed",
+    severity="major",
+    story="Broadcasting makes one row serve all beams without a word.",
+)
+def wrong_row_count(submission: Submission, rng: np.random.Generator) -> None:
+    refused(submission, rng, lambda rows: flat(rows + 1))
+    refused(submission, rng, lambda rows: flat(1))
+    refused(submission, rng, lambda rows: flat(rows)[:, 0])
+
+
+@trap(
+    "certain-end-lost",
+    catches="an EOS continuation of probability 1 does not finish",
+    severity="major",
+    story="A sum of 0 is taken for a missing one by a test for truth or for less than zero.",
+)
+def certain_end_lost(submission: Submission, rng: np.random.Generator) -> None:
+    E, A = tokens(rng, 2)
+    table: Table = {(): {E: 0.0, A: -1.0}}
+    asked = one(submission, rng, table, beam_width=1, max_new_tokens=2, eos_id=E)
+    best(asked, [E], 0.0)
+
+
+@trap(
+    "large-batch-in-pieces",
+    catches="many live beams are given to the model in several calls",
+    severity="minor",
+    story="A fixed size of model batches, kept from another project.",
+)
+def large_batch_in_pieces(submission: Submission, rng: np.random.Generator) -> None:
+    E, A = tokens(rng, 2)
+    table: Table = {(): {A: -1.0}, (A,): {E: -1.0}}
+    tables = {prompt_of(rng, first=300 + n): table for n in range(150)}
+    settings: dict[str, Any] = {"beam_width": 2, "max_new_tokens": 2, "eos_id": E}
+    lm.run_tables(submission, VOCABULARY, tables, count_calls=True, **settings)
+
+
+@trap(
+    "negative-penalty-bound-too-long",
+    catches="with a negative penalty the stop test leaves out the very next token",
+    severity="major",
+    story="A length that has been counted up already is counted up once more.",
+)
+def negative_penalty_bound_too_long(submission: Submission, rng: np.random.Generator) -> None:
+    E, A = tokens(rng, 2)
+    table = {(): {E: -5.0, A: -2.0}, (A,): {E: -0.25}}
+    asked = one(
+        submission, rng, table, beam_width=1, max_new_tokens=8, eos_id=E, length_penalty=-1.0
+    )
+    best(asked, [A, E], -4.5)
+
+
+@trap(
+    "almost-a-tie",
+    catches="scores within a tolerance of each other are treated as equal",
+    severity="minor",
+    story="A comparison with a small tolerance stops a search that a live beam could still win.",
+)
+def almost_a_tie(submission: Submission, rng: np.random.Generator) -> None:
+    E, A = tokens(rng, 2)
+    better = -1.0 + 2.0**-40
+    table = {(): {E: -1.0, A: better}, (A,): {E: 0.0}}
+    asked = one(
+        submission, rng, table, beam_width=1, max_new_tokens=3, eos_id=E, length_penalty=0.0
+    )
+    best(asked, [A, E], better)
+
+
+@trap(
+    "late-zero-probability-lives-on",
+    catches="after the first step a continuation of probability 0 becomes a beam",
+    severity="major",
+    story="-inf is replaced by a large negative number where several beams are ranked together.",
+)
+def late_zero_probability_lives_on(submission: Submission, rng: np.random.Generator) -> None:
+    E, A, B = tokens(rng, 3)
+    table = {(): {A: -1.0, B: -2.0}, (A,): {A: -1.0}, (B,): {B: -1.0}}
+    settings: dict[str, Any] = {"beam_width": 4, "max_new_tokens": 2, "eos_id": E}
+    asked = one(submission, rng, table, strict=True, **settings)
+    want = [[([A, A], -1.0), ([B, B], -1.5)]]
+    expect.equal(asked.hypotheses, want, "the only possible hypotheses")

@@ -1,0 +1,217 @@
+"""Bugs of when a search stops."""
+
+from typing import Any
+
+import numpy as np
+
+from trapline.arena import expect
+from trapline.arena.proxy import Submission
+from trapline.arena.traps import trap
+from trapline.challenges.beam_search.situations import (
+    best,
+    one,
+    tokens,
+)
+
+
+@trap(
+    "first-end-stops",
+    catches="the search stops at the first finished hypothesis",
+    severity="critical",
+    story="Stopping when the top beam ends lost the better, longer output in several toolkits.",
+)
+def first_end_stops(submission: Submission, rng: np.random.Generator) -> None:
+    E, A = tokens(rng, 2)
+    table = {(): {E: -4.0, A: -1.0}, (A,): {E: -1.0}}
+    asked = one(
+        submission, rng, table, beam_width=2, max_new_tokens=3, eos_id=E, length_penalty=0.0
+    )
+    best(asked, [A, E], -2.0)
+
+
+@trap(
+    "full-pool-stops",
+    catches="the search stops as soon as W hypotheses are finished",
+    severity="critical",
+    story="The default of one library for years: W finished is not the W best.",
+)
+def full_pool_stops(submission: Submission, rng: np.random.Generator) -> None:
+    E, A = tokens(rng, 2)
+    table = {(): {E: -4.0, A: -1.0}, (A,): {E: -1.0}}
+    asked = one(
+        submission, rng, table, beam_width=1, max_new_tokens=3, eos_id=E, length_penalty=0.0
+    )
+    best(asked, [A, E], -2.0)
+
+
+@trap(
+    "bound-at-current-length",
+    catches="the stop test rates live beams at their present length although longer is better",
+    severity="critical",
+    story="A heuristic that is no bound when the penalty is positive; reported several times "
+    "against the library that has it.",
+)
+def bound_at_current_length(submission: Submission, rng: np.random.Generator) -> None:
+    E, A, B = tokens(rng, 3)
+    table = {(): {E: -2.0, A: -2.5}, (A,): {B: -0.25}, (A, B): {E: -0.25}}
+    asked = one(submission, rng, table, beam_width=1, max_new_tokens=4, eos_id=E)
+    best(asked, [A, B, E], -1.0)
+
+
+@trap(
+    "bound-at-next-length",
+    catches="the stop test allows for one more token only although longer is better",
+    severity="critical",
+    story="One step of look-ahead is still no bound when the penalty is positive.",
+)
+def bound_at_next_length(submission: Submission, rng: np.random.Generator) -> None:
+    E, A, B = tokens(rng, 3)
+    table = {(): {E: -1.0, A: -2.5}, (A,): {B: -0.25}, (A, B): {B: -0.125}, (A, B, B): {E: -0.125}}
+    asked = one(submission, rng, table, beam_width=1, max_new_tokens=4, eos_id=E)
+    best(asked, [A, B, B, E], -0.75)
+
+
+@trap(
+    "negative-penalty-bound",
+    catches="the stop test uses the maximum length also where shorter is better",
+    severity="critical",
+    story="The bound for a positive penalty stops a search with a negative one far too early.",
+)
+def negative_penalty_bound(submission: Submission, rng: np.random.Generator) -> None:
+    E, A = tokens(rng, 2)
+    table = {(): {E: -4.0, A: -1.0}, (A,): {E: -0.5}}
+    asked = one(
+        submission, rng, table, beam_width=1, max_new_tokens=8, eos_id=E, length_penalty=-1.0
+    )
+    best(asked, [A, E], -3.0)
+
+
+@trap(
+    "bound-from-the-weakest-beam",
+    catches="the stop test looks at the worst live beam instead of the best",
+    severity="critical",
+    story="Taking the last of a sorted list for its first.",
+)
+def bound_from_the_weakest_beam(submission: Submission, rng: np.random.Generator) -> None:
+    E, A, B, C, D = tokens(rng, 5)
+    table = {
+        (): {E: -3.0, A: -1.0, B: -4.0},
+        (A,): {E: -3.0, C: -0.5},
+        (B,): {E: -5.0, D: -4.0},
+        (A, C): {E: -0.5},
+        (B, D): {E: -1.0},
+    }
+    asked = one(
+        submission, rng, table, beam_width=2, max_new_tokens=5, eos_id=E, length_penalty=0.0
+    )
+    best(asked, [A, C, E], -2.0)
+
+
+@trap(
+    "never-stops-early",
+    catches="the model is asked on although nothing can enter the pool any more",
+    severity="major",
+    story="One engine always runs to the maximum length; every step of it is paid for.",
+)
+def never_stops_early(submission: Submission, rng: np.random.Generator) -> None:
+    E, A = tokens(rng, 2)
+    table = {(): {E: -1.0, A: -8.0}, (A,): {A: -1.0}, (A, A): {A: -1.0}}
+    settings: dict[str, Any] = {"beam_width": 1, "max_new_tokens": 3, "eos_id": E}
+    for penalty in (0.0, 1.0, -1.0):
+        one(submission, rng, table, length_penalty=penalty, count_calls=True, **settings)
+
+
+@trap(
+    "a-tie-does-not-stop",
+    catches="a live beam that can only tie with the pool's worst keeps the search going",
+    severity="minor",
+    story="On a tie the earlier hypothesis wins, so equality is enough to stop.",
+)
+def a_tie_does_not_stop(submission: Submission, rng: np.random.Generator) -> None:
+    E, A = tokens(rng, 2)
+    table = {(): {E: -1.0, A: -4.0}, (A,): {A: 0.0}, (A, A): {A: 0.0}, (A, A, A): {E: 0.0}}
+    settings: dict[str, Any] = {"beam_width": 1, "max_new_tokens": 4, "eos_id": E}
+    one(submission, rng, table, count_calls=True, **settings)
+
+
+@trap(
+    "loose-bound-below-zero",
+    catches="with a negative penalty the stop test forgets that one more token is needed",
+    severity="minor",
+    story="A bound at the present length is correct there, but not exact: it asks once too often.",
+)
+def loose_bound_below_zero(submission: Submission, rng: np.random.Generator) -> None:
+    E, A = tokens(rng, 2)
+    table = {(): {E: -3.0, A: -2.0}, (A,): {A: -1.0}, (A, A): {E: -1.0}}
+    settings: dict[str, Any] = {"beam_width": 1, "max_new_tokens": 3, "eos_id": E}
+    one(submission, rng, table, length_penalty=-1.0, count_calls=True, **settings)
+
+
+@trap(
+    "everything-ends",
+    catches="a step in which no beam lives on breaks the search",
+    severity="major",
+    story="The best live beam is looked up in an empty list.",
+)
+def everything_ends(submission: Submission, rng: np.random.Generator) -> None:
+    E, A = tokens(rng, 2)
+    settings: dict[str, Any] = {"max_new_tokens": 4, "eos_id": E, "strict": True}
+    ended = one(submission, rng, {(): {E: -1.0}}, beam_width=1, **settings)
+    best(ended, [E], -1.0)
+    dead = one(submission, rng, {(): {A: -1.0}, (A,): {}}, beam_width=2, **settings)
+    expect.equal(dead.hypotheses, [[]], "the hypotheses of a model that never ends nor goes on")
+
+
+@trap(
+    "cut-off-hypotheses-lost",
+    catches="beams still alive at the maximum length are not returned",
+    severity="critical",
+    story="A model that does not end within the limit gets an empty answer.",
+)
+def cut_off_lost(submission: Submission, rng: np.random.Generator) -> None:
+    E, A, B = tokens(rng, 3)
+    table = {(): {A: -1.0, B: -2.0}, (A,): {B: -1.0}, (B,): {A: -1.0}}
+    asked = one(submission, rng, table, beam_width=2, max_new_tokens=2, eos_id=E)
+    best(asked, [A, B], -1.0)
+
+
+@trap(
+    "cut-off-only-when-nothing-ended",
+    catches="beams alive at the maximum length enter only when no hypothesis has finished",
+    severity="major",
+    story="A fallback in place of a rule: a weak ending keeps every strong unfinished beam out.",
+)
+def cut_off_only_when_nothing_ended(submission: Submission, rng: np.random.Generator) -> None:
+    E, A, B = tokens(rng, 3)
+    table = {(): {E: -5.0, A: -1.0}, (A,): {B: -1.0}}
+    asked = one(
+        submission, rng, table, beam_width=2, max_new_tokens=2, eos_id=E, length_penalty=0.0
+    )
+    best(asked, [A, B], -2.0)
+
+
+@trap(
+    "one-token-too-many",
+    catches="hypotheses grow beyond max_new_tokens",
+    severity="critical",
+    story="The limit is tested before the step instead of after it.",
+)
+def one_token_too_many(submission: Submission, rng: np.random.Generator) -> None:
+    E, A = tokens(rng, 2)
+    table = {(A,) * n: {A: -1.0} for n in range(6)}
+    for limit in (1, 3):
+        asked = one(submission, rng, table, beam_width=1, max_new_tokens=limit, eos_id=E)
+        best(asked, [A] * limit, -1.0)
+
+
+@trap(
+    "one-token-short",
+    catches="the last allowed token is never generated",
+    severity="major",
+    story="An off-by-one of the limit in the other direction.",
+)
+def one_token_short(submission: Submission, rng: np.random.Generator) -> None:
+    E, A = tokens(rng, 2)
+    table = {(A,) * n: {A: -1.0} for n in range(4)}
+    asked = one(submission, rng, table, beam_width=1, max_new_tokens=3, eos_id=E)
+    best(asked, [A, A, A], -1.0)

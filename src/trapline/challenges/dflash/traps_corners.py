@@ -1,0 +1,106 @@
+"""What a careful reader of the contract still gets wrong."""
+
+from typing import Any
+
+import numpy as np
+
+from trapline.arena import expect
+from trapline.arena.proxy import Submission
+from trapline.arena.traps import trap
+from trapline.challenges.dflash import table
+from trapline.challenges.dflash.situations import (
+    VOCABULARY,
+    cache,
+    distinct,
+    float_type,
+    refused,
+    rising,
+    story_of,
+)
+
+
+@trap(
+    "tie-parent-before-depth",
+    catches="between equal weights the lower parent is preferred before the lower depth",
+    severity="minor",
+    story="A heap of (weight, parent, token): nodes are numbered by weight, so a low number can "
+    "be deep.",
+)
+def tie_parent_before_depth(submission: Submission, rng: np.random.Generator) -> None:
+    a, b, c, d = distinct(rng, 4)
+    rows = [{a: -0.5, b: -1.0}, {c: -0.25}, {d: -0.5}]
+    log_q = table.log_q_of(rows, VOCABULARY, float_type(rng))
+    table.same_tree(submission, log_q, 5, ([a, c, b, c, d], [-1, 0, -1, 2, 1]))
+
+
+@trap(
+    "mask-of-a-long-branch",
+    catches="a node far down its branch does not see the first of its ancestors",
+    severity="major",
+    story="A fixed number of doublings follows ancestors only so far; a narrow integer for row "
+    "numbers does the same.",
+)
+def mask_of_a_long_branch(submission: Submission, rng: np.random.Generator) -> None:
+    prefix_len = int(rng.integers(3))
+    chain = np.arange(-1, 69)
+    want = np.tri(71, prefix_len + 71, prefix_len, dtype=bool)
+    expect.equal(submission.tree_mask(chain, prefix_len), want, "the mask of a chain")
+    for nodes, dtype in ((300, np.int64), (129, np.int8)):
+        # Everything hangs below the root, only the last node below the one before it.
+        parents = np.full(nodes, -1, dtype=dtype)
+        parents[-1] = nodes - 2
+        want = np.eye(nodes + 1, prefix_len + nodes + 1, prefix_len, dtype=bool)
+        want[:, : prefix_len + 1] = True
+        want[-1, -2] = True
+        expect.equal(submission.tree_mask(parents, prefix_len), want, "the mask of a wide tree")
+
+
+@trap(
+    "picks-in-float32",
+    catches="the target's float64 log-probabilities are compared in float32",
+    severity="minor",
+    story="Two tokens that differ in the tenth digit become a tie, and the wrong one is said.",
+)
+def picks_in_float32(submission: Submission, rng: np.random.Generator) -> None:
+    low, high, eos = (*rising(rng, 2), VOCABULARY)
+    values = np.full(VOCABULARY + 1, -9.0)
+    values[low], values[high] = -1.0 - 2.0**-40, -1.0
+    draft = table.log_q_of([{low: -1.0, high: -1.0}], VOCABULARY + 1, np.float64)
+    settings: dict[str, Any] = {"max_new_tokens": 3, "eos_id": eos, "budget": 2}
+    table.run(submission, lambda _: values, lambda _: draft, (low,), **settings)
+
+
+@trap(
+    "draft-length-remembered",
+    catches="later blocks are cut to the length of the first one",
+    severity="major",
+    story="The depth of the tree is read off once, before the drafter has warmed up.",
+)
+def draft_length_remembered(submission: Submission, rng: np.random.Generator) -> None:
+    prompt, _, eos, law = story_of(rng)
+    full = table.perfect_draft(law, 3, VOCABULARY)
+
+    def growing(prefix: table.Prefix) -> np.ndarray:
+        return np.asarray(full(prefix)[: len(prefix) - len(prompt)])
+
+    table.run(
+        submission, law, growing, prompt, compare=["passes"], max_new_tokens=9, eos_id=eos, budget=3
+    )
+
+
+@trap(
+    "complex-arrays-accepted",
+    catches="complex or integer arrays are accepted where floating ones are due",
+    severity="minor",
+    story="Complex numbers are ordered and cast with no more than a warning.",
+)
+def complex_arrays(submission: Submission, rng: np.random.Generator) -> None:
+    tokens, parents = np.array([1]), np.array([-1])
+    law, fair = np.full((2, 2), 0.5), np.array([0.25, 0.25])
+    for wrong in (np.complex128, np.int64):
+        refused(submission, "build_tree", np.zeros((2, 3), dtype=wrong), 2)
+        ones = np.ones((2, 2), dtype=wrong)
+        refused(submission, "verify_sampled", tokens, parents, ones, fair)
+        zeros = np.zeros(2, dtype=wrong)
+        refused(submission, "verify_sampled", tokens, parents, law, zeros)
+        refused(submission, "compact", cache(rng, 2, 4, 3).astype(wrong), 1, [0])

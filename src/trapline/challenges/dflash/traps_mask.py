@@ -1,0 +1,140 @@
+"""Bugs of the tree's attention mask."""
+
+import numpy as np
+
+from trapline.arena import expect
+from trapline.arena.proxy import Submission
+from trapline.arena.traps import trap
+from trapline.challenges.dflash.situations import refused
+from trapline.gold.tree_decoding import oracle
+
+#: Root → 0, 1; 0 → 2, 3; 2 → 4; 1 → 5: siblings, cousins and a branch of three.
+FAMILY = np.array([-1, -1, 0, 0, 2, 1])
+
+
+def same_mask(submission: Submission, parents: np.ndarray, prefix_len: int) -> np.ndarray:
+    got = submission.tree_mask(parents, prefix_len)
+    expect.equal(got, oracle.tree_mask(parents.tolist(), prefix_len), "the mask")
+    return np.asarray(got)
+
+
+def family_mask(submission: Submission, rng: np.random.Generator) -> None:
+    same_mask(submission, FAMILY, int(rng.integers(1, 6)))
+
+
+@trap(
+    "mask-causal",
+    catches="every node sees all nodes before it, its siblings among them",
+    severity="critical",
+    story="A triangle instead of ancestors: logits of a node then depend on its rejected siblings.",
+)
+def mask_causal(submission: Submission, rng: np.random.Generator) -> None:
+    family_mask(submission, rng)
+
+
+@trap(
+    "mask-without-self",
+    catches="a node does not see itself",
+    severity="critical",
+    story="Ancestors are not the whole of it: the token must be read as well.",
+)
+def mask_without_self(submission: Submission, rng: np.random.Generator) -> None:
+    family_mask(submission, rng)
+
+
+@trap(
+    "mask-parent-only",
+    catches="a node sees its parent but no older ancestor",
+    severity="critical",
+    story="One step up the tree looks right at depth 2 and is wrong from depth 3 on.",
+)
+def mask_parent_only(submission: Submission, rng: np.random.Generator) -> None:
+    family_mask(submission, rng)
+
+
+@trap(
+    "mask-without-root",
+    catches="the nodes do not see the root",
+    severity="critical",
+    story="The root is in neither the prefix nor the tree's arrays, and falls between them.",
+)
+def mask_without_root(submission: Submission, rng: np.random.Generator) -> None:
+    family_mask(submission, rng)
+
+
+@trap(
+    "mask-without-prefix",
+    catches="the nodes do not see the committed prefix",
+    severity="critical",
+    story="A tree mask put over the whole attention instead of its last columns.",
+)
+def mask_without_prefix(submission: Submission, rng: np.random.Generator) -> None:
+    family_mask(submission, rng)
+
+
+@trap(
+    "mask-root-sees-drafts",
+    catches="the root sees the drafted nodes",
+    severity="critical",
+    story="The root's own logits then depend on guesses about what follows it.",
+)
+def mask_root_sees_drafts(submission: Submission, rng: np.random.Generator) -> None:
+    family_mask(submission, rng)
+
+
+@trap(
+    "mask-transposed",
+    catches="nodes see their descendants instead of their ancestors",
+    severity="critical",
+    story="Rows are queries and columns are keys; the other way round nothing is lost in shape.",
+)
+def mask_transposed(submission: Submission, rng: np.random.Generator) -> None:
+    family_mask(submission, rng)
+
+
+@trap(
+    "mask-prefix-counts-the-root",
+    catches="prefix_len is taken to include the root, so a column is missing",
+    severity="major",
+    story="Two conventions for the length of the committed part differ by exactly the root.",
+)
+def mask_prefix_counts_root(submission: Submission, rng: np.random.Generator) -> None:
+    family_mask(submission, rng)
+
+
+@trap(
+    "mask-not-boolean",
+    catches="the mask is made of numbers",
+    severity="minor",
+    story="0 and 1 added to scores mask nothing; 0 and -inf as booleans mask the wrong half.",
+)
+def mask_not_boolean(submission: Submission, rng: np.random.Generator) -> None:
+    family_mask(submission, rng)
+
+
+@trap(
+    "mask-of-nothing",
+    catches="an empty tree or an empty prefix fails",
+    severity="minor",
+    story="The first token after a one-token prompt, and a draft without a node.",
+)
+def mask_of_nothing(submission: Submission, rng: np.random.Generator) -> None:
+    empty = np.zeros(0, dtype=np.int64)
+    same_mask(submission, empty, 0)
+    same_mask(submission, empty, int(rng.integers(1, 5)))
+    same_mask(submission, FAMILY, 0)
+
+
+@trap(
+    "impossible-parents-accepted",
+    catches="a parent that does not come before its child, or does not exist, is accepted",
+    severity="minor",
+    story="A negative index other than -1 reads from the end of the array without a word.",
+)
+def impossible_parents(submission: Submission, rng: np.random.Generator) -> None:
+    place = int(rng.integers(1, 6))
+    for bad in (-2, place, place + 1, 6):
+        parents = FAMILY.copy()
+        parents[place] = bad
+        refused(submission, "tree_mask", parents, 2)
+        refused(submission, "verify_tree", np.arange(6), parents, np.arange(7))

@@ -1,0 +1,285 @@
+"""Bugs of building the tree."""
+
+import numpy as np
+
+from trapline.arena import expect
+from trapline.arena.proxy import Stub, Submission
+from trapline.arena.traps import trap
+from trapline.challenges.dflash import table
+from trapline.challenges.dflash.situations import (
+    VOCABULARY,
+    distinct,
+    float_type,
+    refused,
+    rising,
+)
+
+
+def two_good_roots(rng: np.random.Generator) -> tuple[np.ndarray, list[int], list[int]]:
+    """Depth 1: a -0.5, b -1; depth 2: c -1, d -1.25. Heaviest: a, b, ac, ad, bc, bd."""
+    a, b, c, d = distinct(rng, 4)
+    log_q = table.log_q_of([{a: -0.5, b: -1.0}, {c: -1.0, d: -1.25}], VOCABULARY, float_type(rng))
+    return log_q, [a, b, c, d, c, d], [-1, -1, 0, 0, 1, 1]
+
+
+@trap(
+    "chain-instead-of-tree",
+    catches="the tree is the chain of most likely tokens",
+    severity="critical",
+    story="A single chain is the original scheme; the task asks for the heaviest prefixes.",
+)
+def chain_instead_of_tree(submission: Submission, rng: np.random.Generator) -> None:
+    log_q, tokens, parents = two_good_roots(rng)
+    for budget in (2, 3, 5):
+        table.same_tree(submission, log_q, budget, (tokens[:budget], parents[:budget]))
+
+
+@trap(
+    "only-one-branch-grows",
+    catches="below the first level only the best token of a depth is used",
+    severity="critical",
+    story="Siblings at the root and single chains below them: most of the tree is missing.",
+)
+def only_one_branch_grows(submission: Submission, rng: np.random.Generator) -> None:
+    log_q, tokens, parents = two_good_roots(rng)
+    table.same_tree(submission, log_q, 6, (tokens, parents))
+
+
+@trap(
+    "fixed-width-levels",
+    catches="every level gets the same number of nodes instead of the heaviest overall",
+    severity="critical",
+    story="A fixed top-k at each depth spends the budget on prefixes that will never be reached.",
+)
+def fixed_width_levels(submission: Submission, rng: np.random.Generator) -> None:
+    a, b, c, d = distinct(rng, 4)
+    rows = [{a: -1.0, b: -1.25, c: -1.5, d: -1.75}, {a: -4.0, b: -4.0}]
+    log_q = table.log_q_of(rows, VOCABULARY, float_type(rng))
+    table.same_tree(submission, log_q, 4, ([a, b, c, d], [-1] * 4))
+
+
+@trap(
+    "siblings-cut-short",
+    catches="a depth offers only a handful of its tokens, however flat it is",
+    severity="major",
+    story="A top-k of fixed size before the search: enough for peaked rows, wrong for flat ones.",
+)
+def siblings_cut_short(submission: Submission, rng: np.random.Generator) -> None:
+    vocabulary = 40
+    tokens = distinct(rng, 30, vocabulary)
+    row = {token: -1.0 - rank / 64 for rank, token in enumerate(tokens)}
+    log_q = table.log_q_of([row, {0: -8.0}], vocabulary, float_type(rng))
+    table.same_tree(submission, log_q, 30, (tokens, [-1] * 30))
+
+
+@trap(
+    "root-counted-in-the-budget",
+    catches="the tree has one node fewer than the budget",
+    severity="major",
+    story="The root is the last committed token; it is verified for free and is not a node.",
+)
+def root_counted(submission: Submission, rng: np.random.Generator) -> None:
+    log_q, tokens, parents = two_good_roots(rng)
+    for budget in (1, 4):
+        table.same_tree(submission, log_q, budget, (tokens[:budget], parents[:budget]))
+
+
+@trap(
+    "breadth-first-order",
+    catches="nodes come level by level instead of heaviest first",
+    severity="major",
+    story="Whoever cuts such a tree at half its size loses the deep, likely branch.",
+)
+def breadth_first_order(submission: Submission, rng: np.random.Generator) -> None:
+    a, b, c = distinct(rng, 3)
+    log_q = table.log_q_of([{a: -0.5, b: -3.0}, {c: -0.5}], VOCABULARY, float_type(rng))
+    table.same_tree(submission, log_q, 3, ([a, c, b], [-1, 0, -1]))
+
+
+@trap(
+    "first-draft-row-skipped",
+    catches="row d of the draft is used for depth d instead of depth d + 1",
+    severity="critical",
+    story="In one drafter the first slot is the anchor, no prediction; here every row is one.",
+)
+def first_row_skipped(submission: Submission, rng: np.random.Generator) -> None:
+    log_q, tokens, parents = two_good_roots(rng)
+    table.same_tree(submission, log_q, 4, (tokens[:4], parents[:4]))
+
+
+@trap(
+    "parents-count-from-one",
+    catches="the root is 0 and nodes count from 1 in `parents`",
+    severity="critical",
+    story="Row numbers and node numbers differ by one, and are mixed up all the time.",
+)
+def parents_count_from_one(submission: Submission, rng: np.random.Generator) -> None:
+    log_q, tokens, parents = two_good_roots(rng)
+    table.same_tree(submission, log_q, 3, (tokens[:3], parents[:3]))
+
+
+@trap(
+    "tie-deeper-first",
+    catches="between equally heavy prefixes the deeper one comes first",
+    severity="minor",
+    story="A sure token (log-probability 0) makes a child as heavy as its parent.",
+)
+def tie_deeper_first(submission: Submission, rng: np.random.Generator) -> None:
+    a, b = rising(rng, 2)
+    c = int(rng.integers(VOCABULARY))
+    log_q = table.log_q_of([{a: -1.0, b: -1.0}, {c: 0.0}], VOCABULARY, float_type(rng))
+    table.same_tree(submission, log_q, 4, ([a, b, c, c], [-1, -1, 0, 1]))
+
+
+@trap(
+    "tie-higher-parent-first",
+    catches="between equally heavy prefixes of one depth the one below the later node comes first",
+    severity="minor",
+    story="The order of ties decides what a smaller budget keeps; it must not be left to chance.",
+)
+def tie_higher_parent_first(submission: Submission, rng: np.random.Generator) -> None:
+    a, b = rising(rng, 2)
+    c = int(rng.integers(VOCABULARY))
+    log_q = table.log_q_of([{a: -1.0, b: -1.0}, {c: -0.5}], VOCABULARY, float_type(rng))
+    table.same_tree(submission, log_q, 3, ([a, b, c], [-1, -1, 0]))
+
+
+@trap(
+    "tie-higher-token-first",
+    catches="between equally heavy siblings the higher token comes first",
+    severity="minor",
+    story="A reversed ascending sort reverses the ties with it.",
+)
+def tie_higher_token_first(submission: Submission, rng: np.random.Generator) -> None:
+    a, b, c, d = rising(rng, 4)
+    row = {a: -1.0, b: -1.0, c: -1.0, d: -1.0}
+    log_q = table.log_q_of([row], VOCABULARY, float_type(rng))
+    for budget in (2, 4):
+        table.same_tree(submission, log_q, budget, ([a, b, c, d][:budget], [-1] * budget))
+
+
+@trap(
+    "token-before-parent-in-ties",
+    catches="between equally heavy prefixes of one depth the lower token decides before the parent",
+    severity="minor",
+    story="The rule says lower parent first, and only then lower token.",
+)
+def token_before_parent(submission: Submission, rng: np.random.Generator) -> None:
+    low, high = rising(rng, 2)
+    a, b = rising(rng, 2)
+    rows = [{a: -1.0, b: -1.5}, {high: -1.0, low: -0.5}]
+    log_q = table.log_q_of(rows, VOCABULARY, float_type(rng))
+    # a -1, b -1.5, a·low -1.5, then a·high -2 and b·low -2: the first has the lower parent.
+    want = ([a, b, low, high, low], [-1, -1, 0, 0, 1])
+    table.same_tree(submission, log_q, 5, want)
+
+
+@trap(
+    "weights-underflow",
+    catches="weights are products of probabilities, which become 0 for unlikely prefixes",
+    severity="major",
+    story="exp(-800) is 0 in float64: from there on all prefixes look alike.",
+)
+def weights_underflow(submission: Submission, rng: np.random.Generator) -> None:
+    worse, better = rising(rng, 2)
+    rows = [{worse: -401.0, better: -400.0}, {worse: -403.0, better: -400.0}]
+    log_q = table.log_q_of(rows, VOCABULARY, float_type(rng))
+    want = ([better, worse, better, better, worse, worse], [-1, -1, 0, 1, 0, 1])
+    table.same_tree(submission, log_q, 6, want)
+
+
+@trap(
+    "weights-in-float32",
+    catches="weights are summed in float32",
+    severity="minor",
+    story="A draft in half or single precision is normal; its sums deserve better.",
+)
+def weights_in_float32(submission: Submission, rng: np.random.Generator) -> None:
+    a, b, c = distinct(rng, 3)
+    big = -(2.0**24)
+    log_q = table.log_q_of([{a: big, b: big - 2.0}, {c: -1.5}], VOCABULARY, np.float32)
+    table.same_tree(submission, log_q, 3, ([a, c, b], [-1, 0, -1]))
+
+
+@trap(
+    "draft-normalised",
+    catches="the rows of the draft are put through a softmax again",
+    severity="major",
+    story="Log-probabilities taken for logits: rows with mass missing change weight by depth.",
+)
+def draft_normalised(submission: Submission, rng: np.random.Generator) -> None:
+    a, b, c = distinct(rng, 3)
+    log_q = table.log_q_of([{a: -1.0, b: -3.0}, {c: -4.0}], VOCABULARY, float_type(rng))
+    table.same_tree(submission, log_q, 3, ([a, b, c], [-1, -1, 0]))
+
+
+@trap(
+    "budget-over-all-prefixes",
+    catches="a budget above the number of possible prefixes fails",
+    severity="major",
+    story="The heap runs dry, and its next pop is an error.",
+)
+def budget_over_all(submission: Submission, rng: np.random.Generator) -> None:
+    log_q, tokens, parents = two_good_roots(rng)
+    table.same_tree(submission, log_q, 50, (tokens, parents))
+    empty = np.zeros((0, VOCABULARY), dtype=float_type(rng))
+    table.same_tree(submission, empty, 3, ([], []))
+
+
+@trap(
+    "budget-zero",
+    catches="a budget of 0 still gives a node or fails",
+    severity="minor",
+    story="Speculation switched off is a setting, and means plain decoding.",
+)
+def budget_zero(submission: Submission, rng: np.random.Generator) -> None:
+    log_q, _, _ = two_good_roots(rng)
+    table.same_tree(submission, log_q, 0, ([], []))
+
+
+@trap(
+    "draft-modified",
+    catches="the caller's draft is overwritten",
+    severity="major",
+    story="Marking a token as taken by writing -inf into somebody else's array.",
+)
+def draft_modified(submission: Submission, rng: np.random.Generator) -> None:
+    log_q, _, _ = two_good_roots(rng)
+    wide = log_q.astype(np.float64)
+    before = wide.copy()
+    _, after = submission.observe("build_tree", wide, 4)
+    expect.equal(after[0], before, "log_q after the call")
+
+
+@trap(
+    "bad-drafts-accepted",
+    catches="NaN, +inf, integers or a wrong rank are taken for a draft",
+    severity="minor",
+    story="NaN compares false with everything and comes out as the heaviest.",
+)
+def bad_drafts(submission: Submission, rng: np.random.Generator) -> None:
+    log_q, _, _ = two_good_roots(rng)
+    row, column = int(rng.integers(2)), int(rng.integers(VOCABULARY))
+    for bad in (np.nan, np.inf):
+        spoilt = log_q.copy()
+        spoilt[row, column] = bad
+        refused(submission, "build_tree", spoilt, 3)
+    refused(submission, "build_tree", log_q[0], 3)
+    refused(submission, "build_tree", np.zeros((2, 3), dtype=np.int64), 3)
+
+
+@trap(
+    "negative-budget-accepted",
+    catches="a negative or fractional budget is accepted",
+    severity="minor",
+    story="A slice with a negative end quietly means something else.",
+)
+def negative_budget(submission: Submission, rng: np.random.Generator) -> None:
+    log_q, _, _ = two_good_roots(rng)
+    refused(submission, "build_tree", log_q, -1 - int(rng.integers(3)))
+    refused(submission, "build_tree", log_q, 2.5)
+    target = Stub(tree_log_probs=lambda prefix, tokens, parents: np.zeros((len(tokens) + 1, 7)))
+    drafter = Stub(block=lambda prefix: np.full((1, 7), -2.0))
+    for limit in (0, 2):
+        settings = {"max_new_tokens": limit, "eos_id": 1, "budget": -1}
+        refused(submission, "generate", target, drafter, [1], **settings)

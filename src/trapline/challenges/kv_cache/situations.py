@@ -1,0 +1,15 @@
+"""What traps of several themes share."""
+
+import numpy as np
+
+from trapline.arena import expect
+from trapline.challenges.kv_cache.cases import Twin
+
+BAD = (ValueError, TypeError)
+
+
+def claimed_bytes(twin: Twin) -> int:
+    """What the cache says it takes."""
+    claim = twin.cache.nbytes()
+    expect.that(isinstance(claim, int | np.integer), f"nbytes() is a {type(claim).__name__}")
+    return int(claim)

@@ -1,0 +1,303 @@
+"""Bugs of appending, and of telling sequences apart."""
+
+import numpy as np
+
+from trapline.arena import expect
+from trapline.arena.proxy import Submission
+from trapline.arena.traps import trap
+from trapline.challenges.kv_cache.cases import (
+    KINDS,
+    METHODS,
+    PAGED,
+    Rng,
+    Twin,
+    check_attention,
+)
+from trapline.challenges.kv_cache.situations import BAD
+
+
+@trap(
+    "append-one-token-only",
+    catches="an append of several positions stores the first one only",
+    severity="critical",
+    story="A winning entry stored keys[:, :, 0, :]: right for decoding, wrong for a prompt.",
+)
+def append_one_token_only(submission: Submission, rng: Rng) -> None:
+    for kind, bits in KINDS:
+        twin = Twin(submission, rng, kind, bits)
+        twin.add(3)
+        twin.check(attend=False)
+
+
+@trap(
+    "append-across-pages",
+    catches="an append that crosses a page border wraps inside its first page",
+    severity="critical",
+    story="The page is looked up once an append instead of once a position.",
+)
+def append_across_pages(submission: Submission, rng: Rng) -> None:
+    for kind, bits in PAGED:
+        twin = Twin(submission, rng, kind, bits)
+        seq = twin.add(3)
+        twin.append(seq, 7)
+        twin.check()
+
+
+@trap(
+    "layers-overwrite-each-other",
+    catches="all layers write to the first one's storage",
+    severity="critical",
+    story="A layer index left over from a placeholder.",
+)
+def layers_overwrite_each_other(submission: Submission, rng: Rng) -> None:
+    for kind, bits in PAGED:
+        twin = Twin(submission, rng, kind, bits, layers=3)
+        twin.add(5)
+        twin.check()
+
+
+@trap(
+    "one-counter-for-all-layers",
+    catches="appending to one layer moves the write position of the others",
+    severity="critical",
+    story="The length is kept a sequence; the second layer of a step then starts one further.",
+)
+def one_counter_for_all_layers(submission: Submission, rng: Rng) -> None:
+    for kind, bits in (("dense", None), ("paged", None)):
+        twin = Twin(submission, rng, kind, bits, layers=3)
+        seq = twin.add()
+        for layer in (2, 0, 1):
+            twin.append(seq, 2, [layer])
+            twin.check(attend=False)
+
+
+@trap(
+    "length-of-the-first-layer",
+    catches="length() counts positions that some layers do not have yet",
+    severity="major",
+    story="Length was read from layer 0, which is always ahead.",
+)
+def length_of_the_first_layer(submission: Submission, rng: Rng) -> None:
+    for kind, bits in (("dense", None), ("paged", None)):
+        for counts in ((3, 1, 2), (1, 3, 2), (2, 3, 1)):
+            twin = Twin(submission, rng, kind, bits, layers=3)
+            seq = twin.add()
+            for layer, n in enumerate(counts):
+                twin.append(seq, n, [layer])
+            expect.equal(int(twin.cache.length(seq)), 1, "length() of uneven layers")
+
+
+@trap(
+    "strided-input",
+    catches="rows are read in memory order instead of index order",
+    severity="critical",
+    story="Keys arrive as a transposed view of (G,n,D) in every real model.",
+)
+def strided_input(submission: Submission, rng: Rng) -> None:
+    for kind, bits in (("dense", None), ("paged", None)):
+        twin = Twin(submission, rng, kind, bits)
+        seq = twin.add()
+        k = twin.normal(2, 5, 4).transpose(1, 0, 2)
+        v = twin.normal(4, 2, 10).transpose(2, 1, 0)[::2]
+        twin.put(seq, 0, k, v)
+        twin.check(attend=False)
+        q = twin.normal(4, 4, 3).transpose(2, 1, 0)
+        check_attention(twin.cache.attend(seq, 0, q), q, k, v, "attend with a strided query")
+
+
+@trap(
+    "float64-stored-as-float32",
+    catches="an unquantised cache rounds what it stores",
+    severity="major",
+    story="The pool is allocated in one dtype, whatever comes.",
+)
+def float64_stored_as_float32(submission: Submission, rng: Rng) -> None:
+    for kind, bits in (("dense", None), ("paged", None)):
+        twin = Twin(submission, rng, kind, bits)
+        twin.add(3)
+        twin.check(attend=False)
+
+
+@trap(
+    "float32-comes-back-wider",
+    catches="float32 in, float64 out",
+    severity="minor",
+    story="A float64 scratch array leaks out and doubles the memory of all that follows.",
+)
+def float32_comes_back_wider(submission: Submission, rng: Rng) -> None:
+    for kind, bits in KINDS:
+        twin = Twin(submission, rng, kind, bits, dtype=np.float32)
+        twin.add(3)
+        twin.check()
+
+
+@trap(
+    "narrow-rows-are-stretched",
+    catches="rows of the wrong width or head count are broadcast into the cache",
+    severity="major",
+    story="Assigning into a pool stretches an axis of one without a word.",
+)
+def narrow_rows_are_stretched(submission: Submission, rng: Rng) -> None:
+    for kind, bits in KINDS:
+        twin = Twin(submission, rng, kind, bits)
+        seq = twin.add(2)
+        for shape in ((3, 2, 1), (3, 1, 4), (3, 2, 5), (3, 4), (1, 3, 2, 4)):
+            rows = twin.normal(*shape)
+            twin.refuses(BAD, "append", seq, 0, rows, rows)
+
+
+@trap(
+    "one-value-for-many-keys",
+    catches="v with another number of positions than k is accepted",
+    severity="major",
+    story="A value of one position is broadcast over all the new keys.",
+)
+def one_value_for_many_keys(submission: Submission, rng: Rng) -> None:
+    for kind, bits in KINDS:
+        twin = Twin(submission, rng, kind, bits)
+        seq = twin.add(2)
+        twin.refuses(BAD, "append", seq, 0, twin.rows(3), twin.rows(1))
+        twin.refuses(BAD, "append", seq, 0, twin.rows(1), twin.rows(3))
+
+
+@trap(
+    "integer-rows-accepted",
+    catches="integer or complex keys are cast in silence",
+    severity="minor",
+    story="Already quantised codes were appended to a float cache and nobody noticed for weeks.",
+)
+def integer_rows_accepted(submission: Submission, rng: Rng) -> None:
+    for kind, bits in (("dense", None), ("paged", None), ("paged_quantized", 8)):
+        twin = Twin(submission, rng, kind, bits)
+        # Before the first rows, when the cache knows no dtype yet, and after them.
+        for positions in (0, 2):
+            seq = twin.add(positions)
+            for dtype in (np.int64, np.int8, np.complex128):
+                rows = np.ones((2, 2, 4), dtype)
+                twin.refuses(BAD, "append", seq, 0, rows, rows)
+        twin.refuses(BAD, "attend", seq, 0, np.ones((1, 4, 4), np.int64))
+
+
+@trap(
+    "mixed-dtypes-accepted",
+    catches="float32 keys beside float64 values are accepted",
+    severity="minor",
+    story="One of the two lost half its digits on the way into a common pool.",
+)
+def mixed_dtypes_accepted(submission: Submission, rng: Rng) -> None:
+    for kind, bits in (("dense", None), ("paged", None)):
+        twin = Twin(submission, rng, kind, bits)
+        seq = twin.add(2)
+        rows = twin.rows(1)
+        twin.refuses(BAD, "append", seq, 0, rows.astype(np.float32), rows)
+        twin.refuses(BAD, "append", seq, 0, rows, rows.astype(np.float32))
+
+
+@trap(
+    "rank-not-checked",
+    catches="arrays of another rank fail somewhere deep inside, with another error",
+    severity="minor",
+    story="A single token without its axis: the message was about indices of a tuple.",
+)
+def rank_not_checked(submission: Submission, rng: Rng) -> None:
+    for kind, bits in (("dense", None), ("paged", None)):
+        twin = Twin(submission, rng, kind, bits)
+        seq = twin.add(2)
+        for shape in ((4,), (4, 4), (1, 1, 4, 4)):
+            twin.refuses(BAD, "attend", seq, 0, twin.normal(*shape))
+            twin.refuses(BAD, "append", seq, 0, twin.normal(*shape), twin.normal(*shape))
+
+
+@trap(
+    "negative-layer",
+    catches="layer −1 means the last layer",
+    severity="minor",
+    story="An index error upstream became silent corruption of the last layer.",
+)
+def negative_layer(submission: Submission, rng: Rng) -> None:
+    for kind, bits in (("dense", None), ("paged", None)):
+        twin = Twin(submission, rng, kind, bits)
+        seq = twin.add(2)
+        rows = twin.rows(1)
+        for layer in (-1, 2):
+            twin.refuses(BAD, "append", seq, layer, rows, rows)
+            twin.refuses(BAD, "view", seq, layer)
+            twin.refuses(BAD, "attend", seq, layer, twin.queries(1))
+
+
+@trap(
+    "sequences-share-a-counter",
+    catches="two sequences of different length move each other's end",
+    severity="critical",
+    story="Batches where every row has the length of the longest; rows influence each other.",
+)
+def sequences_share_a_counter(submission: Submission, rng: Rng) -> None:
+    for kind, bits in (("dense", None), ("paged", None)):
+        twin = Twin(submission, rng, kind, bits)
+        a, b = twin.add(), twin.add()
+        twin.append(a, 3)
+        twin.append(b, 1)
+        twin.append(a, 2)
+        twin.check()
+
+
+@trap(
+    "two-caches-share-state",
+    catches="a second cache sees the sequences of the first",
+    severity="critical",
+    story="A mutable class attribute or default argument as bookkeeping.",
+)
+def two_caches_share_state(submission: Submission, rng: Rng) -> None:
+    for kind, bits in KINDS:
+        one, other = Twin(submission, rng, kind, bits), Twin(submission, rng, kind, bits)
+        one.add(5)
+        other.add(2)
+        one.check(attend=False)
+        other.check(attend=False)
+
+
+@trap(
+    "freed-sequence-answers",
+    catches="a freed sequence looks empty instead of unknown",
+    severity="major",
+    story="A handle used after free read another request's tokens.",
+)
+def freed_sequence_answers(submission: Submission, rng: Rng) -> None:
+    for kind, bits in (("dense", None), ("paged", None)):
+        twin = Twin(submission, rng, kind, bits)
+        twin.add(2)
+        gone = twin.add(2)
+        twin.free(gone)
+        for method, args in METHODS:
+            twin.refuses(KeyError, method, gone, *args)
+
+
+@trap(
+    "unknown-sequence-created",
+    catches="using a sequence that was never added creates it",
+    severity="minor",
+    story="A dictionary with a default factory; a typo becomes a second, empty conversation.",
+)
+def unknown_sequence_created(submission: Submission, rng: Rng) -> None:
+    for kind, bits in (("dense", None), ("paged", None)):
+        for method, args in METHODS:
+            twin = Twin(submission, rng, kind, bits)
+            seq = twin.add(2)
+            twin.refuses(KeyError, method, seq + 1000, *args)
+
+
+@trap(
+    "sequence-number-reused",
+    catches="add() gives out the number of a freed sequence",
+    severity="major",
+    story="The stale handle of a finished request then reads a stranger's cache.",
+)
+def sequence_number_reused(submission: Submission, rng: Rng) -> None:
+    for kind, bits in (("dense", None), ("paged", None)):
+        twin = Twin(submission, rng, kind, bits)
+        first, second = twin.add(1), twin.add(1)
+        twin.free(first)
+        twin.add(1)
+        twin.free(second)
+        twin.fork(twin.add(1))
+        twin.refuses(KeyError, "length", first)

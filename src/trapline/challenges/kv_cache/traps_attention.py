@@ -1,0 +1,188 @@
+"""Bugs of attention over the cache."""
+
+import numpy as np
+
+from trapline.arena.proxy import Submission
+from trapline.arena.traps import trap
+from trapline.challenges.kv_cache.cases import (
+    KINDS,
+    Rng,
+    Twin,
+    check_attention,
+)
+from trapline.challenges.kv_cache.situations import BAD
+
+
+@trap(
+    "gqa-by-tiling",
+    catches="query head h reads kv head h % G instead of h // (H/G)",
+    severity="critical",
+    story="The classic grouped-query slip: repeating the head list instead of each head.",
+)
+def gqa_by_tiling(submission: Submission, rng: Rng) -> None:
+    twin = Twin(submission, rng, heads=2, group=2)
+    seq = twin.add()
+    k, v = twin.rows(3), np.zeros((3, 2, 4))
+    v[:, 1] = 100.0
+    twin.put(seq, 0, k, v)
+    q = twin.queries(1)
+    check_attention(twin.cache.attend(seq, 0, q), q, k, v)
+
+
+@trap(
+    "causal-mask-upper-left",
+    catches="new queries are masked as if the sequence began with them",
+    severity="critical",
+    story="Reported against at least four inference engines: chunk two cannot see chunk one.",
+)
+def causal_mask_upper_left(submission: Submission, rng: Rng) -> None:
+    twin = Twin(submission, rng, "dense")
+    seq = twin.add(6)
+    k, v = twin.model.view(seq, 0)
+    q = twin.queries(2)
+    check_attention(twin.cache.attend(seq, 0, q), q, k, v)
+
+
+@trap(
+    "no-causal-mask",
+    catches="several new queries see each other's future",
+    severity="critical",
+    story="A decoder tested with one token a step needs no mask; a speculative step does.",
+)
+def no_causal_mask(submission: Submission, rng: Rng) -> None:
+    twin = Twin(submission, rng)
+    seq = twin.add(5)
+    k, v = twin.rows(3), np.zeros((3, 2, 4))
+    v[2] = 1e3
+    twin.put(seq, 0, k, v)
+    keys, values = twin.model.view(seq, 0)
+    q = twin.queries(3)
+    check_attention(twin.cache.attend(seq, 0, q), q, keys, values)
+
+
+@trap(
+    "query-blind-to-itself",
+    catches="a query does not see its own position",
+    severity="critical",
+    story="A strict comparison in the mask; position 0 sees nothing and turns into NaN.",
+)
+def query_blind_to_itself(submission: Submission, rng: Rng) -> None:
+    twin = Twin(submission, rng, "dense")
+    seq = twin.add()
+    k, v = twin.rows(2), twin.rows(2)
+    twin.put(seq, 0, k, v)
+    q = twin.queries(2)
+    check_attention(twin.cache.attend(seq, 0, q), q, k, v)
+
+
+@trap(
+    "scale-missing",
+    catches="scores are not multiplied by D^-½",
+    severity="critical",
+    story="Lost when cached attention is rewritten beside the uncached one.",
+)
+def scale_missing(submission: Submission, rng: Rng) -> None:
+    twin = Twin(submission, rng, width=16)
+    seq = twin.add()
+    k, v = twin.rows(4), twin.rows(4)
+    k[0] = 2.0
+    k[1:] = -2.0
+    v[0] = 5.0
+    v[1:] = -5.0
+    twin.put(seq, 0, k, v)
+    q = np.full((1, 4, 16), 0.1)
+    check_attention(twin.cache.attend(seq, 0, q), q, k, v)
+
+
+@trap(
+    "softmax-overflow",
+    catches="exp of a score without subtracting the largest",
+    severity="critical",
+    story="Works on random tests; real attention sinks have scores of several hundred.",
+)
+def softmax_overflow(submission: Submission, rng: Rng) -> None:
+    twin = Twin(submission, rng, "dense")
+    seq = twin.add()
+    k, v = 1000.0 * (1 + np.abs(twin.rows(3))), twin.rows(3)
+    twin.put(seq, 0, k, v)
+    q = 1 + np.abs(twin.queries(1))
+    check_attention(twin.cache.attend(seq, 0, q), q, k, v)
+
+
+@trap(
+    "keys-and-values-swapped",
+    catches="attention reads values as keys",
+    severity="critical",
+    story="Two arrays of one shape, returned as a pair and unpacked the other way round.",
+)
+def keys_and_values_swapped(submission: Submission, rng: Rng) -> None:
+    for kind, bits in (("dense", None), ("paged_quantized", 8)):
+        twin = Twin(submission, rng, kind, bits)
+        seq = twin.add()
+        k, v = twin.rows(3), 10.0 + twin.rows(3)
+        twin.put(seq, 0, k, v)
+        keys, values = twin.stored(seq, 0)
+        q = twin.queries(1)
+        check_attention(twin.cache.attend(seq, 0, q), q, keys, values)
+
+
+@trap(
+    "layout-disagreement",
+    catches="the cache stores positions first, attention reads heads first",
+    severity="critical",
+    story="A published entry mixed two conventions; the shapes fitted, the values did not.",
+)
+def layout_disagreement(submission: Submission, rng: Rng) -> None:
+    # As many positions as heads: a reshape in place of a transposition keeps every shape.
+    for kind, bits in (("dense", None), ("paged", None)):
+        twin = Twin(submission, rng, kind, bits, heads=4, group=1)
+        seq = twin.add()
+        k, v = twin.rows(4), twin.rows(4)
+        k[:, 0], v[:, 0] = 3.0, -50.0
+        k[:, 1:], v[:, 1:] = -3.0, 50.0
+        twin.put(seq, 0, k, v)
+        q = np.ones((1, 4, 4))
+        check_attention(twin.cache.attend(seq, 0, q), q, k, v)
+
+
+@trap(
+    "attend-uses-the-shortest-layer",
+    catches="attention of a layer sees only the positions that all layers have",
+    severity="critical",
+    story="During a step layer 0 is ahead of the others; the common length is one too small.",
+)
+def attend_uses_the_shortest_layer(submission: Submission, rng: Rng) -> None:
+    for kind, bits in KINDS:
+        twin = Twin(submission, rng, kind, bits)
+        seq = twin.add(3)
+        twin.append(seq, 1, [0])
+        k, v = twin.stored(seq, 0)
+        q = twin.queries(1)
+        check_attention(twin.cache.attend(seq, 0, q), q, k, v, "attend of a layer that is ahead")
+
+
+@trap(
+    "more-queries-than-positions",
+    catches="queries without a position of their own are answered",
+    severity="minor",
+    story="The mask leaves nothing to see and the softmax answers NaN instead of an error.",
+)
+def more_queries_than_positions(submission: Submission, rng: Rng) -> None:
+    twin = Twin(submission, rng)
+    seq = twin.add(2)
+    twin.refuses(BAD, "attend", seq, 0, twin.queries(3))
+
+
+@trap(
+    "attend-in-half-precision",
+    catches="attention rounds to half precision on the way",
+    severity="major",
+    story="A cast that belongs to the storage and was applied to the arithmetic.",
+)
+def attend_in_half_precision(submission: Submission, rng: Rng) -> None:
+    for dtype in (np.float32, np.float64):
+        twin = Twin(submission, rng, dtype=dtype)
+        seq = twin.add(12)
+        k, v = twin.model.view(seq, 0)
+        q = twin.queries(8) / 4
+        check_attention(twin.cache.attend(seq, 0, q), q, k, v, f"attend in {np.dtype(dtype)}")

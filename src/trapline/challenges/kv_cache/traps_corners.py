@@ -1,0 +1,207 @@
+"""What a careful reader of the contract still gets wrong."""
+
+from functools import partial
+
+import numpy as np
+
+from trapline.arena import expect
+from trapline.arena.errors import SubmissionRaised
+from trapline.arena.proxy import Submission
+from trapline.arena.traps import trap
+from trapline.challenges.kv_cache.cases import (
+    KINDS,
+    PAGED,
+    Rng,
+    Twin,
+    check_attention,
+)
+from trapline.challenges.kv_cache.situations import (
+    BAD,
+    claimed_bytes,
+)
+
+
+@trap(
+    "finite-mask",
+    catches="masked scores are a large negative number that real scores fall below",
+    severity="major",
+    story="−1e9 for minus infinity: outlier channels pushed all visible scores under the mask.",
+)
+def finite_mask(submission: Submission, rng: Rng) -> None:
+    for size in (300.0, 1e5):
+        twin = Twin(submission, rng)
+        seq = twin.add()
+        k, v = np.full((3, 2, 4), size), twin.rows(3)
+        v[2] = 100.0
+        twin.put(seq, 0, k, v)
+        q = np.full((3, 4, 4), -size)
+        check_attention(twin.cache.attend(seq, 0, q), q, k, v)
+
+
+@trap(
+    "page-boundary-taken-for-a-new-page",
+    catches="a write that begins at a page's start goes into a page that a fork shares",
+    severity="critical",
+    story="The other layer had opened that page before the fork; only half-full pages were copied.",
+)
+def page_boundary_taken_for_a_new_page(submission: Submission, rng: Rng) -> None:
+    for kind, bits in KINDS:
+        twin = Twin(submission, rng, kind, bits)
+        seq = twin.add(4)
+        twin.append(seq, 3, [0])
+        child = twin.fork(seq)
+        twin.append(child, 2, [1])
+        twin.append(seq, 2, [1])
+        twin.check(attend=False)
+
+
+@trap(
+    "copies-before-it-counts",
+    catches="a refused append has already taken a page for the copy of a shared one",
+    severity="major",
+    story="Copy-on-write came first, the count of new pages second: each retry ate a page.",
+)
+def copies_before_it_counts(submission: Submission, rng: Rng) -> None:
+    for kind, bits in PAGED:
+        twin = Twin(submission, rng, kind, bits, pages=3)
+        child = twin.fork(twin.add(6))
+        rows = twin.rows(7)
+        twin.refuses(MemoryError, "append", child, 0, rows, rows)
+        twin.add(4)
+        twin.check(attend=False)
+
+
+@trap(
+    "refused-fork-takes-room",
+    catches="a fork that finds no room has already been counted",
+    severity="major",
+    story="The child was registered, then its copy failed; its positions were never given back.",
+)
+def refused_fork_takes_room(submission: Submission, rng: Rng) -> None:
+    for kind, bits in (("dense", None), ("quantized", 8)):
+        twin = Twin(submission, rng, kind, bits, pages=2)
+        seq = twin.add(5)
+        try:
+            child = twin.cache.fork(seq)
+        except SubmissionRaised as raised:
+            expect.that("MemoryError" in {raised.kind, *raised.bases}, str(raised))
+        else:
+            twin.cache.free(child)
+        twin.append(seq, 3)
+        twin.check(attend=False)
+
+
+@trap(
+    "fork-shares-spare-room",
+    catches="a fork shares the array of a contiguous cache, and both write behind its end",
+    severity="critical",
+    story="Arrays that grow have spare rows; parent and child each took the next one for theirs.",
+)
+def fork_shares_spare_room(submission: Submission, rng: Rng) -> None:
+    for kind, bits in KINDS:
+        twin = Twin(submission, rng, kind, bits)
+        seq = twin.add(4)
+        for _ in range(2):
+            twin.append(seq, 1)
+            child = twin.fork(seq)
+            twin.append(child, 1)
+            twin.append(seq, 1)
+        twin.check(attend=False)
+
+
+@trap(
+    "keep-of-everything-does-nothing",
+    catches="keep of all positions in their order returns at once, with a layer still ahead",
+    severity="major",
+    story="A short cut for the common case: every token of a draft was accepted.",
+)
+def keep_of_everything_does_nothing(submission: Submission, rng: Rng) -> None:
+    for kind, bits in KINDS:
+        twin = Twin(submission, rng, kind, bits)
+        seq = twin.add(4)
+        twin.append(seq, 2, [0])
+        twin.keep(seq, range(4))
+        twin.check(attend=False)
+        twin.append(seq, 1)
+        twin.check(attend=False)
+
+
+@trap(
+    "floor-near-the-smallest-row",
+    catches="a floor under the scale lies above the scale of the smallest rows allowed",
+    severity="minor",
+    story="An epsilon of 1e-5 in a configuration file, copied from a layer norm.",
+)
+def floor_near_the_smallest_row(submission: Submission, rng: Rng) -> None:
+    for kind in ("quantized", "paged_quantized"):
+        twin = Twin(submission, rng, kind, 8, width=256)
+        rows = rng.uniform(-1e-3, 1e-3, (2, 2, 256))
+        rows[..., 7] = 1.001e-3
+        twin.put(twin.add(), 0, rows, -rows)
+        twin.check(attend=False)
+
+
+@trap(
+    "spare-rows-beyond-the-pool",
+    catches="a growing array doubles past what the pool can ever hold",
+    severity="minor",
+    story="The last token before the limit doubled a cache that had no more tokens to come.",
+)
+def spare_rows_beyond_the_pool(submission: Submission, rng: Rng) -> None:
+    for kind, bits in KINDS:
+        twin = Twin(submission, rng, kind, bits, width=64, page=3, pages=43, dtype=np.float32)
+        twin.append(twin.add(128), 1)
+        rows = 129 * 2 * 2 * 2
+        plain = int(1.5 * rows * 64 * 4) + 8192
+        limit = rows * (bits * 64 // 8 + 8) + 64 * 43 * 2 + 4096 if bits else plain
+        claim = claimed_bytes(twin)
+        expect.that(claim <= limit, f"{kind} takes {claim} bytes when full, more than {limit}")
+
+
+@trap(
+    "prefill-of-nothing-anywhere",
+    catches="a prefill of no positions answers for sequences and layers that do not exist",
+    severity="minor",
+    story="The early return for an empty batch came before the checks.",
+)
+def prefill_of_nothing_anywhere(submission: Submission, rng: Rng) -> None:
+    for kind, bits in KINDS:
+        twin = Twin(submission, rng, kind, bits)
+        seq, gone = twin.add(1), twin.add(1)
+        twin.free(gone)
+        nothing = (twin.queries(0), twin.rows(0), twin.rows(0), 2)
+        call = partial(submission.chunked_prefill, twin.cache)
+        expect.raises(KeyError, partial(call, gone, 0, *nothing))
+        expect.raises(BAD, partial(call, seq, 2, *nothing))
+
+
+@trap(
+    "empty-answers-are-wider",
+    catches="the answer to an empty float32 batch is float64",
+    severity="minor",
+    story="An early return of zeros without a dtype; joining the batches widened all of them.",
+)
+def empty_answers_are_wider(submission: Submission, rng: Rng) -> None:
+    for kind, bits in KINDS:
+        twin = Twin(submission, rng, kind, bits, dtype=np.float32)
+        seq, nobody = twin.add(2), twin.queries(0)
+        rows = twin.rows(0)
+        out = submission.chunked_prefill(twin.cache, seq, 0, nobody, rows, rows, 3)
+        for got in (twin.cache.attend(seq, 0, nobody), out):
+            expect.array(got, shape=nobody.shape, dtype=np.float32, what="an empty answer")
+
+
+@trap(
+    "softmax-underflow",
+    catches="the largest score is taken over positions that the query does not see",
+    severity="critical",
+    story="The maximum was taken before the mask: one loud token ahead, and 0 / 0 came out.",
+)
+def softmax_underflow(submission: Submission, rng: Rng) -> None:
+    twin = Twin(submission, rng)
+    seq = twin.add()
+    k, v = np.zeros((3, 2, 4)), twin.rows(3)
+    k[2] = 1000.0
+    twin.put(seq, 0, k, v)
+    q = np.ones((3, 4, 4))
+    check_attention(twin.cache.attend(seq, 0, q), q, k, v)

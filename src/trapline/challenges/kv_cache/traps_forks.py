@@ -1,0 +1,266 @@
+"""Bugs of forks: shared pages and copies on write."""
+
+from trapline.arena.proxy import Submission
+from trapline.arena.traps import trap
+from trapline.challenges.kv_cache.cases import (
+    KINDS,
+    PAGED,
+    Rng,
+    Twin,
+)
+
+
+@trap(
+    "shared-tail-written-in-place",
+    catches="two sequences write into the same partly filled page",
+    severity="critical",
+    story="Reported twice against one engine: the tail block is shared without a copy.",
+)
+def shared_tail_written_in_place(submission: Submission, rng: Rng) -> None:
+    for kind, bits in PAGED:
+        twin = Twin(submission, rng, kind, bits)
+        seq = twin.add(5)
+        child = twin.fork(seq)
+        twin.append(child, 2)
+        twin.append(seq, 2)
+        twin.check()
+
+
+@trap(
+    "parent-writes-without-copy",
+    catches="only the fork copies a shared page; the parent still writes in place",
+    severity="critical",
+    story="The parent was taken for the owner of the page.",
+)
+def parent_writes_without_copy(submission: Submission, rng: Rng) -> None:
+    for kind, bits in PAGED:
+        for writer in (0, 1):
+            twin = Twin(submission, rng, kind, bits)
+            seq = twin.add(6)
+            pair = (seq, twin.fork(seq))
+            # Cut into the shared page, then write where the other still reads.
+            twin.truncate(pair[writer], 5)
+            twin.append(pair[writer], 2)
+            twin.check(attend=False)
+
+
+@trap(
+    "copy-of-one-layer",
+    catches="copy-on-write copies the written layer and loses the others",
+    severity="critical",
+    story="The page spans all layers, the copy did not.",
+)
+def copy_of_one_layer(submission: Submission, rng: Rng) -> None:
+    for kind, bits in PAGED:
+        twin = Twin(submission, rng, kind, bits, layers=3)
+        seq = twin.add(5)
+        child = twin.fork(seq)
+        for layer in (1, 0, 2):
+            twin.append(child, 1, [layer])
+            twin.check(attend=False)
+
+
+@trap(
+    "copy-of-keys-only",
+    catches="copy-on-write forgets the values",
+    severity="critical",
+    story="Two pools, one copied.",
+)
+def copy_of_keys_only(submission: Submission, rng: Rng) -> None:
+    for kind, bits in PAGED:
+        twin = Twin(submission, rng, kind, bits)
+        child = twin.fork(twin.add(3))
+        twin.append(child, 1)
+        twin.check()
+
+
+@trap(
+    "copy-without-scales",
+    catches="copy-on-write copies codes but not their scales",
+    severity="critical",
+    story="The quantised pool has two parts; reordering once reached only one of them.",
+)
+def copy_without_scales(submission: Submission, rng: Rng) -> None:
+    for bits in (8, 4):
+        twin = Twin(submission, rng, "paged_quantized", bits)
+        child = twin.fork(twin.add(3))
+        twin.append(child, 2)
+        twin.check(attend=False)
+
+
+@trap(
+    "fork-shares-the-page-table",
+    catches="parent and child hold the same list of pages",
+    severity="critical",
+    story="An assignment where a copy was meant; what one appends, the other owns.",
+)
+def fork_shares_the_page_table(submission: Submission, rng: Rng) -> None:
+    for kind, bits in PAGED:
+        twin = Twin(submission, rng, kind, bits)
+        seq = twin.add(4)
+        child = twin.fork(seq)
+        twin.append(child, 3)
+        twin.append(seq, 6)
+        twin.check()
+        twin.truncate(child, 2)
+        twin.check(attend=False)
+
+
+@trap(
+    "fork-shares-the-length",
+    catches="an append to the child lengthens the parent",
+    severity="critical",
+    story="The list of lengths is handed over instead of copied.",
+)
+def fork_shares_the_length(submission: Submission, rng: Rng) -> None:
+    for kind, bits in KINDS:
+        twin = Twin(submission, rng, kind, bits)
+        child = twin.fork(twin.add(4))
+        twin.append(child, 1)
+        twin.check(attend=False)
+
+
+@trap(
+    "fork-not-counted",
+    catches="a fork does not hold its pages; freeing the parent gives them away",
+    severity="critical",
+    story="Reference counts were raised for new pages only.",
+)
+def fork_not_counted(submission: Submission, rng: Rng) -> None:
+    for kind, bits in PAGED:
+        twin = Twin(submission, rng, kind, bits, pages=4)
+        seq = twin.add(8)
+        twin.fork(seq)
+        twin.free(seq)
+        twin.add(8)
+        twin.check()
+
+
+@trap(
+    "free-takes-shared-pages",
+    catches="freeing a fork gives away pages that its parent still holds",
+    severity="critical",
+    story="Found in beam search: dropping one beam corrupted its siblings.",
+)
+def free_takes_shared_pages(submission: Submission, rng: Rng) -> None:
+    for kind, bits in PAGED:
+        twin = Twin(submission, rng, kind, bits, pages=4)
+        seq = twin.add(8)
+        child = twin.fork(twin.fork(seq))
+        twin.free(child)
+        twin.add(8)
+        twin.check()
+
+
+@trap(
+    "copied-page-stays-held",
+    catches="copy-on-write keeps its hold on the page it left",
+    severity="major",
+    story="The count of the old page is not lowered; it never becomes free.",
+)
+def copied_page_stays_held(submission: Submission, rng: Rng) -> None:
+    for kind, bits in PAGED:
+        twin = Twin(submission, rng, kind, bits, pages=4)
+        for _ in range(2):
+            seq = twin.add(6)
+            child = twin.fork(seq)
+            twin.append(child, 1)
+            twin.free(seq)
+            twin.free(child)
+        twin.add(16)
+
+
+@trap(
+    "fork-copies-pages",
+    catches="a fork takes pages although it has written nothing",
+    severity="major",
+    story="Eight beams over one prompt took eight times its memory.",
+)
+def fork_copies_pages(submission: Submission, rng: Rng) -> None:
+    for kind, bits in PAGED:
+        twin = Twin(submission, rng, kind, bits, pages=3)
+        seq = twin.add(12)
+        for _ in range(3):
+            twin.fork(seq)
+        twin.check(attend=False)
+
+
+@trap(
+    "shared-pages-counted-twice",
+    catches="pages held by several sequences count several times against the pool",
+    severity="major",
+    story="Room was computed from the lengths of all sequences.",
+)
+def shared_pages_counted_twice(submission: Submission, rng: Rng) -> None:
+    for kind, bits in PAGED:
+        twin = Twin(submission, rng, kind, bits, pages=5)
+        seq = twin.add(12)
+        child = twin.fork(seq)
+        twin.append(child, 4)
+        twin.append(seq, 4)
+        twin.check(attend=False)
+
+
+@trap(
+    "copy-not-counted",
+    catches="the page that a copy-on-write needs is not counted before writing",
+    severity="major",
+    story="The last free page decides; the copy failed half-way with another error.",
+)
+def copy_not_counted(submission: Submission, rng: Rng) -> None:
+    for kind, bits in PAGED:
+        twin = Twin(submission, rng, kind, bits, pages=2)
+        seq = twin.add(7)
+        child = twin.fork(seq)
+        rows = twin.rows(1)
+        twin.refuses(MemoryError, "append", child, 0, rows, rows)
+        twin.free(seq)
+        twin.append(child, 1)
+        twin.check(attend=False)
+
+
+@trap(
+    "sole-owner-copies",
+    catches="a page with one holder is copied before every write",
+    severity="major",
+    story="The count includes the writer; comparing with 0 instead of 1 copies always.",
+)
+def sole_owner_copies(submission: Submission, rng: Rng) -> None:
+    for kind, bits in PAGED:
+        twin = Twin(submission, rng, kind, bits, pages=2)
+        seq = twin.add(6)
+        twin.append(seq, 2)
+        twin.check(attend=False)
+
+
+@trap(
+    "full-pages-taken-for-immutable",
+    catches="a shared page is only copied if it was partly filled when it was shared",
+    severity="critical",
+    story="Full blocks are immutable, until a rejected draft is cut off in the middle of one.",
+)
+def full_pages_taken_for_immutable(submission: Submission, rng: Rng) -> None:
+    for kind, bits in PAGED:
+        twin = Twin(submission, rng, kind, bits)
+        seq = twin.add(8)
+        child = twin.fork(seq)
+        twin.truncate(child, 6)
+        twin.append(child, 2)
+        twin.check()
+
+
+@trap(
+    "fork-between-layers",
+    catches="only the last page is copied, though a layer that lags behind writes to earlier ones",
+    severity="major",
+    story="A request was forked in the middle of a prefill, layer by layer.",
+)
+def fork_between_layers(submission: Submission, rng: Rng) -> None:
+    for kind, bits in PAGED:
+        twin = Twin(submission, rng, kind, bits)
+        seq = twin.add(1)
+        twin.append(seq, 9, [0])
+        child = twin.fork(seq)
+        twin.append(child, 9, [1])
+        twin.append(seq, 9, [1])
+        twin.check(attend=False)

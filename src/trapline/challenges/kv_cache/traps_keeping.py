@@ -1,0 +1,244 @@
+"""Bugs of keep and truncate."""
+
+import numpy as np
+
+from trapline.arena.proxy import Submission
+from trapline.arena.traps import trap
+from trapline.challenges.kv_cache.cases import (
+    KINDS,
+    PAGED,
+    Rng,
+    Twin,
+)
+from trapline.challenges.kv_cache.situations import BAD
+
+
+@trap(
+    "keep-sorts-its-indices",
+    catches="positions come back in ascending order",
+    severity="critical",
+    story="A boolean mask was used where an order was given.",
+)
+def keep_sorts_its_indices(submission: Submission, rng: Rng) -> None:
+    for kind, bits in KINDS:
+        twin = Twin(submission, rng, kind, bits)
+        seq = twin.add(9)
+        twin.keep(seq, [0, 1, 8, 3, 5])
+        twin.check(attend=False)
+
+
+@trap(
+    "keep-in-one-layer",
+    catches="only the first layer is compacted",
+    severity="critical",
+    story="Compaction after a tree step was written for one layer and called once.",
+)
+def keep_in_one_layer(submission: Submission, rng: Rng) -> None:
+    for kind, bits in KINDS:
+        twin = Twin(submission, rng, kind, bits, layers=3)
+        seq = twin.add(6)
+        twin.keep(seq, [4, 0, 2])
+        twin.check(attend=False)
+
+
+@trap(
+    "keep-leaves-a-layer-ahead",
+    catches="layers that were ahead are still ahead after keep",
+    severity="major",
+    story="Compaction between two layers of a step: one layer kept a token that was rejected.",
+)
+def keep_leaves_a_layer_ahead(submission: Submission, rng: Rng) -> None:
+    for kind, bits in KINDS:
+        twin = Twin(submission, rng, kind, bits)
+        seq = twin.add(4)
+        twin.append(seq, 2, [0])
+        twin.keep(seq, [3, 0, 1])
+        twin.check(attend=False)
+        twin.append(seq, 1)
+        twin.check(attend=False)
+
+
+@trap(
+    "keep-overwrites-its-source",
+    catches="rows are moved one by one and read after they were overwritten",
+    severity="critical",
+    story="In-place compaction is right for ascending indices and wrong for any other order.",
+)
+def keep_overwrites_its_source(submission: Submission, rng: Rng) -> None:
+    for kind, bits in KINDS:
+        twin = Twin(submission, rng, kind, bits)
+        seq = twin.add(5)
+        twin.keep(seq, [1, 0, 4, 2])
+        twin.check(attend=False)
+
+
+@trap(
+    "keep-writes-shared-pages",
+    catches="keep reorders pages that another sequence holds too",
+    severity="critical",
+    story="Compacting one branch of a search scrambled the others.",
+)
+def keep_writes_shared_pages(submission: Submission, rng: Rng) -> None:
+    for kind, bits in PAGED:
+        twin = Twin(submission, rng, kind, bits)
+        seq = twin.add(7)
+        child = twin.fork(seq)
+        twin.keep(child, [0, 1, 2, 6, 5])
+        twin.check(attend=False)
+        twin.append(child, 4)
+        twin.append(seq, 2)
+        twin.check()
+
+
+@trap(
+    "keep-without-scales",
+    catches="keep moves codes but leaves their scales where they were",
+    severity="critical",
+    story="A beam reorder reached the residual part of a quantised cache and not the packed one.",
+)
+def keep_without_scales(submission: Submission, rng: Rng) -> None:
+    for bits in (8, 4):
+        twin = Twin(submission, rng, "paged_quantized", bits)
+        seq = twin.add()
+        k, v = twin.rows(6), twin.rows(6)
+        sizes = np.array([1.0, 10.0, 100.0, 1.0, 10.0, 100.0])[:, None, None]
+        for layer in range(2):
+            twin.put(seq, layer, k * sizes, v * sizes)
+        twin.keep(seq, [2, 0, 4])
+        twin.check(attend=False)
+
+
+@trap(
+    "keep-nothing",
+    catches="keep with an empty list fails or keeps everything",
+    severity="minor",
+    story="An empty Python list becomes an array of floats, which cannot be an index.",
+)
+def keep_nothing(submission: Submission, rng: Rng) -> None:
+    for kind, bits in KINDS:
+        twin = Twin(submission, rng, kind, bits)
+        seq = twin.add(3)
+        twin.keep(seq, [])
+        twin.check(attend=False)
+        twin.append(seq, 2)
+        twin.check(attend=False)
+
+
+@trap(
+    "keep-fails-half-way",
+    catches="keep gives its pages away and then finds that it has no room for new ones",
+    severity="major",
+    story="The sequence was gone, and the MemoryError said to try again later.",
+)
+def keep_fails_half_way(submission: Submission, rng: Rng) -> None:
+    for kind, bits in PAGED:
+        twin = Twin(submission, rng, kind, bits, pages=3)
+        child = twin.fork(twin.add(12))
+        # All pages are shared and none is free: there is nowhere to put another order.
+        twin.refuses(MemoryError, "keep", child, list(range(11, -1, -1)))
+        twin.check()
+
+
+@trap(
+    "keep-twice-the-same",
+    catches="a position can be kept twice",
+    severity="minor",
+    story="The cache grew by compaction, past what the pool had promised.",
+)
+def keep_twice_the_same(submission: Submission, rng: Rng) -> None:
+    for kind, bits in KINDS:
+        twin = Twin(submission, rng, kind, bits)
+        seq = twin.add(4)
+        twin.refuses(BAD, "keep", seq, [0, 2, 2])
+
+
+@trap(
+    "keep-outside-the-sequence",
+    catches="negative or too large indices are accepted",
+    severity="major",
+    story="Position −1 is the last one of a Python list and the last one of somebody else's page.",
+)
+def keep_outside_the_sequence(submission: Submission, rng: Rng) -> None:
+    for kind, bits in KINDS:
+        twin = Twin(submission, rng, kind, bits)
+        seq = twin.add(6)
+        # Layer 0 is ahead: position 6 exists there, but not in every layer.
+        twin.append(seq, 1, [0])
+        for indices in ([0, -1], [2, 6], [0, 7], [0.5, 1.5], [[0, 1], [2, 3]]):
+            twin.refuses(BAD, "keep", seq, indices)
+
+
+@trap(
+    "truncate-in-one-layer",
+    catches="only one layer is cut",
+    severity="critical",
+    story="The length went down, and the other layers went on attending to rejected drafts.",
+)
+def truncate_in_one_layer(submission: Submission, rng: Rng) -> None:
+    for kind, bits in KINDS:
+        twin = Twin(submission, rng, kind, bits, layers=3)
+        seq = twin.add(7)
+        twin.truncate(seq, 5)
+        twin.append(seq, 2)
+        twin.check()
+
+
+@trap(
+    "truncate-to-nothing",
+    catches="truncate(seq, 0) does nothing",
+    severity="major",
+    story="Zero is false.",
+)
+def truncate_to_nothing(submission: Submission, rng: Rng) -> None:
+    for kind, bits in KINDS:
+        twin = Twin(submission, rng, kind, bits)
+        seq = twin.add(6)
+        twin.truncate(seq, 0)
+        twin.check(attend=False)
+        twin.append(seq, 2)
+        twin.check()
+
+
+@trap(
+    "truncate-leaves-a-layer-ahead",
+    catches="cutting to the common length leaves layers that were ahead as they are",
+    severity="major",
+    story="A step was aborted between two layers; the retry appended to what the first had kept.",
+)
+def truncate_leaves_a_layer_ahead(submission: Submission, rng: Rng) -> None:
+    for kind, bits in KINDS:
+        twin = Twin(submission, rng, kind, bits)
+        seq = twin.add(3)
+        twin.append(seq, 2, [0])
+        twin.truncate(seq, 3)
+        twin.check(attend=False)
+        twin.append(seq, 1)
+        twin.check(attend=False)
+
+
+@trap(
+    "truncate-below-zero",
+    catches="a negative length counts from the end",
+    severity="minor",
+    story="Python's slice semantics: truncate(−1) dropped the newest token.",
+)
+def truncate_below_zero(submission: Submission, rng: Rng) -> None:
+    for kind, bits in KINDS:
+        twin = Twin(submission, rng, kind, bits)
+        seq = twin.add(6)
+        twin.refuses(BAD, "truncate", seq, -1)
+
+
+@trap(
+    "truncate-beyond-the-end",
+    catches="truncating to more than there is succeeds",
+    severity="minor",
+    story="The rollback point was computed from the wrong sequence, and nothing said so.",
+)
+def truncate_beyond_the_end(submission: Submission, rng: Rng) -> None:
+    for kind, bits in KINDS:
+        twin = Twin(submission, rng, kind, bits)
+        seq = twin.add(3)
+        twin.append(seq, 2, [0])
+        for n in (4, 6):
+            twin.refuses(BAD, "truncate", seq, n)

@@ -1,0 +1,206 @@
+"""Bugs of chunked prefill."""
+
+from functools import partial
+from typing import Any
+
+from trapline.arena import expect
+from trapline.arena.proxy import Submission
+from trapline.arena.traps import trap
+from trapline.challenges.kv_cache.cases import (
+    KINDS,
+    PAGED,
+    Rng,
+    Twin,
+    prefill,
+)
+from trapline.challenges.kv_cache.situations import BAD
+
+
+@trap(
+    "prefill-with-made-up-queries",
+    catches="chunks attend with random queries instead of the prompt's",
+    severity="critical",
+    story="A published entry drew its queries from a random generator; shapes and tests were fine.",
+)
+def prefill_with_made_up_queries(submission: Submission, rng: Rng) -> None:
+    twin = Twin(submission, rng)
+    prefill(submission, twin, twin.add(), 7, 3)
+
+
+@trap(
+    "prefill-sees-its-future",
+    catches="all keys are stored first, then every chunk is taken for the last one",
+    severity="critical",
+    story="seqlen_k was the length of the prompt instead of the end of the chunk.",
+)
+def prefill_sees_its_future(submission: Submission, rng: Rng) -> None:
+    twin = Twin(submission, rng)
+    prefill(submission, twin, twin.add(), 8, 4)
+
+
+@trap(
+    "chunks-blind-to-earlier-ones",
+    catches="each chunk attends to itself only",
+    severity="critical",
+    story="Every chunk was prefilled as a prompt of its own.",
+)
+def chunks_blind_to_earlier_ones(submission: Submission, rng: Rng) -> None:
+    twin = Twin(submission, rng)
+    prefill(submission, twin, twin.add(), 9, 3)
+
+
+@trap(
+    "prefill-forgets-the-prefix",
+    catches="positions that the sequence already holds are dropped or not attended to",
+    severity="critical",
+    story="A prefix hit met an attention that started at position 0.",
+)
+def prefill_forgets_the_prefix(submission: Submission, rng: Rng) -> None:
+    for kind, bits in KINDS:
+        twin = Twin(submission, rng, kind, bits)
+        seq = twin.add(5)
+        prefill(submission, twin, seq, 6, 4)
+        twin.check(attend=False)
+
+
+@trap(
+    "last-chunk-dropped",
+    catches="a prompt that is no multiple of the chunk loses its rest",
+    severity="critical",
+    story="T // chunk rounds of work; a chunk larger than the prompt does none at all.",
+)
+def last_chunk_dropped(submission: Submission, rng: Rng) -> None:
+    for total, chunk in ((7, 3), (5, 64), (4, 4), (1, 2)):
+        twin = Twin(submission, rng)
+        seq = twin.add()
+        prefill(submission, twin, seq, total, chunk)
+        twin.check(attend=False)
+
+
+@trap(
+    "prefill-stores-nothing",
+    catches="the prompt is attended to but not left in the cache",
+    severity="critical",
+    story="A scratch cache did the work; decoding then began from nothing.",
+)
+def prefill_stores_nothing(submission: Submission, rng: Rng) -> None:
+    for kind, bits in KINDS:
+        twin = Twin(submission, rng, kind, bits)
+        seq = twin.add()
+        for layer in range(2):
+            prefill(submission, twin, seq, 5, 2, layer)
+        twin.append(seq, 1)
+        twin.check()
+
+
+@trap(
+    "prefill-into-a-shared-page",
+    catches="chunked_prefill writes into a page that another sequence holds",
+    severity="critical",
+    story="append copied on write; the fast path of the prefill did not go through it.",
+)
+def prefill_into_a_shared_page(submission: Submission, rng: Rng) -> None:
+    for kind, bits in PAGED:
+        twin = Twin(submission, rng, kind, bits)
+        seq = twin.add(6)
+        child = twin.fork(seq)
+        twin.truncate(child, 5)
+        for layer in range(2):
+            prefill(submission, twin, child, 5, 2, layer)
+        twin.check(attend=False)
+
+
+@trap(
+    "prefill-half-done-when-full",
+    catches="a prompt that does not fit leaves its first chunks behind",
+    severity="major",
+    story="The exception came out of the third chunk; the retry stored the first two twice.",
+)
+def prefill_half_done_when_full(submission: Submission, rng: Rng) -> None:
+    for kind, bits in KINDS:
+        twin = Twin(submission, rng, kind, bits, pages=3)
+        seq = twin.add(2)
+        args = (0, twin.queries(11), twin.rows(11), twin.rows(11), 3)
+        expect.raises(
+            MemoryError,
+            partial(submission.chunked_prefill, twin.cache, seq, *args),
+        )
+        twin.check(attend=False)
+        twin.append(seq, 10)
+        twin.check(attend=False)
+
+
+@trap(
+    "prefill-stores-before-it-checks",
+    catches="wrong queries are found after the first chunk was stored",
+    severity="minor",
+    story="The caller corrected its query and prefilled again, on top of the first chunk.",
+)
+def prefill_stores_before_it_checks(submission: Submission, rng: Rng) -> None:
+    for kind, bits in KINDS:
+        twin = Twin(submission, rng, kind, bits)
+        seq = twin.add(2)
+        rows = twin.rows(4)
+        bad: list[Any] = [
+            (twin.normal(4, 3, 4), rows, rows, 2),
+            (twin.queries(3), rows, rows, 2),
+            (twin.queries(4), rows, twin.rows(3), 2),
+        ]
+        for args in bad:
+            expect.raises(
+                BAD,
+                partial(submission.chunked_prefill, twin.cache, seq, 0, *args),
+            )
+            twin.check(attend=False)
+
+
+@trap(
+    "prefill-anywhere",
+    catches="chunked_prefill does not look where it writes",
+    severity="minor",
+    story="The methods were guarded, the function beside them was not.",
+)
+def prefill_anywhere(submission: Submission, rng: Rng) -> None:
+    for kind, bits in PAGED:
+        twin = Twin(submission, rng, kind, bits, pages=2)
+        seq = twin.add(1)
+        prompt = (twin.queries(5), twin.rows(5), twin.rows(5), 2)
+        for layer in (2, -1):
+            expect.raises(BAD, partial(submission.chunked_prefill, twin.cache, seq, layer, *prompt))
+            twin.check(attend=False)
+        twin.add(4)
+        twin.check(attend=False)
+
+
+@trap(
+    "chunk-below-one",
+    catches="a chunk of zero or less does nothing and answers garbage",
+    severity="minor",
+    story="range(0, T, −1) is empty, and an uninitialised array looks like an answer.",
+)
+def chunk_below_one(submission: Submission, rng: Rng) -> None:
+    twin = Twin(submission, rng)
+    seq = twin.add(1)
+    q, k, v = twin.queries(3), twin.rows(3), twin.rows(3)
+    for chunk in (0, -1):
+        expect.raises(
+            BAD,
+            partial(submission.chunked_prefill, twin.cache, seq, 0, q, k, v, chunk),
+        )
+        twin.check(attend=False)
+
+
+@trap(
+    "queries-modified",
+    catches="the caller's queries, keys or values are scaled in place",
+    severity="major",
+    story="q *= scale saves an array and breaks the caller's residual stream.",
+)
+def queries_modified(submission: Submission, rng: Rng) -> None:
+    for kind, bits in (("dense", None), ("paged", None), ("paged_quantized", 8)):
+        twin = Twin(submission, rng, kind, bits)
+        seq = twin.add(2)
+        given = (twin.queries(5), twin.rows(5), twin.rows(5))
+        _, left = submission.observe("chunked_prefill", twin.cache, seq, 0, *given, 2)
+        for name, before, after in zip("qkv", given, left[3:6], strict=True):
+            expect.equal(after, before, f"{name} after chunked_prefill")

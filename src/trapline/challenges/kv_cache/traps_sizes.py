@@ -1,0 +1,211 @@
+"""Bugs of make_cache and max_context."""
+
+from functools import partial
+from typing import Any
+
+from trapline.arena import expect
+from trapline.arena.proxy import Submission
+from trapline.arena.traps import trap
+from trapline.challenges.kv_cache.cases import (
+    Rng,
+    context,
+)
+from trapline.challenges.kv_cache.situations import BAD
+
+
+def _make(submission: Submission, kind: str = "paged", **changed: Any) -> Any:
+    sizes = {"num_layers": 1, "num_kv_heads": 2, "head_dim": 4, "block_size": 4, "num_blocks": 4}
+    return submission.make_cache(kind, **{**sizes, **changed})
+
+
+@trap(
+    "unknown-kind",
+    catches="a kind that does not exist falls back to another",
+    severity="minor",
+    story="A typo in a configuration file served an unquantised cache for a month.",
+)
+def unknown_kind(submission: Submission, _rng: Rng) -> None:
+    for kind in ("paged-quantized", "DENSE", "", "quantised"):
+        expect.raises(BAD, partial(_make, submission, kind, bits=8))
+
+
+@trap(
+    "bits-not-checked",
+    catches="a quantised cache accepts a number of bits it cannot store",
+    severity="minor",
+    story="Two bits in a format for four: half of the codes were never used.",
+)
+def bits_not_checked(submission: Submission, _rng: Rng) -> None:
+    for kind in ("quantized", "paged_quantized"):
+        for bits in (None, 0, 2, 3, 16):
+            expect.raises(BAD, partial(_make, submission, kind, bits=bits))
+
+
+@trap(
+    "sizes-not-checked",
+    catches="a size of zero or less is accepted",
+    severity="minor",
+    story="A pool of no pages that fails on the first request instead of at the start.",
+)
+def sizes_not_checked(submission: Submission, _rng: Rng) -> None:
+    for name in ("num_layers", "num_kv_heads", "head_dim", "block_size", "num_blocks"):
+        for size in (0, -1, 2.5):
+            changed: dict[str, Any] = {name: size}
+            expect.raises(BAD, partial(_make, submission, **changed))
+
+
+SPEC = {"num_layers": 32, "num_kv_heads": 8, "head_dim": 128, "bits": 16}
+
+
+@trap(
+    "context-of-keys-only",
+    catches="values are forgotten: twice the context",
+    severity="critical",
+    story="The factor two for K and V is lost between bits and bytes.",
+)
+def context_of_keys_only(submission: Submission, _rng: Rng) -> None:
+    context(submission, SPEC, 2**36, 1.0, 0, 0)
+
+
+@trap(
+    "specification-not-whole",
+    catches="a missing entry of the specification is made up, or ends in another error",
+    severity="minor",
+    story="A model file without a number of kv heads: a guess in one place, a bare KeyError in "
+    "another.",
+)
+def specification_not_whole(submission: Submission, _rng: Rng) -> None:
+    room = {"utilization": 1.0, "weight_bytes": 0, "reserve_bytes": 0}
+    for name in SPEC:
+        rest = {key: value for key, value in SPEC.items() if key != name}
+        expect.raises(BAD, partial(submission.max_context, rest, 2**36, **room))
+
+
+@trap(
+    "bits-taken-for-bytes",
+    catches="bits are used as bytes",
+    severity="critical",
+    story="A context eight times too short, and nobody bought the smaller machine.",
+)
+def bits_taken_for_bytes(submission: Submission, _rng: Rng) -> None:
+    context(submission, SPEC, 2**36, 0.5, 2**34, 2**30)
+
+
+@trap(
+    "four-bit-context",
+    catches="4 bits are rounded to a whole number of bytes",
+    severity="major",
+    story="bits // 8 is 0 for four bits.",
+)
+def four_bit_context(submission: Submission, _rng: Rng) -> None:
+    context(submission, {**SPEC, "bits": 4}, 2**35, 1.0, 2**33, 0)
+    odd = {"num_layers": 1, "num_kv_heads": 1, "head_dim": 3, "bits": 4}
+    context(submission, odd, 3001, 1.0, 1, 0)
+    context(submission, {**odd, "bits": 12}, 3001, 1.0, 0, 0)
+
+
+@trap(
+    "negative-context",
+    catches="weights that do not fit give a negative context",
+    severity="major",
+    story="A scheduler compared −84 000 with the request's length in unsigned arithmetic.",
+)
+def negative_context(submission: Submission, _rng: Rng) -> None:
+    context(submission, SPEC, 2**34, 0.5, 2**34, 0)
+    context(submission, SPEC, 2**34, 0.5, 2**33, 1)
+    context(submission, SPEC, 2**34, 0.5, 2**33, 0)
+
+
+@trap(
+    "context-rounded-up",
+    catches="the number of tokens is rounded to the nearest",
+    severity="major",
+    story="The one token too many came last, at two in the morning.",
+)
+def context_rounded_up(submission: Submission, _rng: Rng) -> None:
+    a_token = 2 * 32 * 8 * 128 * 2
+    for short in (1, a_token // 4, a_token - 1):
+        context(submission, SPEC, 1000 * a_token - short, 1.0, 0, 0)
+    context(submission, SPEC, 1000 * a_token, 1.0, 0, 0)
+
+
+@trap(
+    "utilization-of-the-rest",
+    catches="the utilisation is applied to what the weights leave, not to the whole memory",
+    severity="major",
+    story="The share of memory that a server may use includes its weights.",
+)
+def utilization_of_the_rest(submission: Submission, _rng: Rng) -> None:
+    context(submission, SPEC, 2**36, 0.5, 2**34, 0)
+
+
+@trap(
+    "reserve-ignored",
+    catches="the reserve for activations is not subtracted",
+    severity="major",
+    story="Everything fitted until the first long prompt needed its activations.",
+)
+def reserve_ignored(submission: Submission, _rng: Rng) -> None:
+    context(submission, SPEC, 2**36, 1.0, 0, 2**33)
+
+
+@trap(
+    "specification-not-checked",
+    catches="a model of no layers, or of −1, gets an answer or a division by zero",
+    severity="minor",
+    story="A field missing from a configuration file was read as 0.",
+)
+def specification_not_checked(submission: Submission, _rng: Rng) -> None:
+    for name in SPEC:
+        for size in (0, -1):
+            call = partial(submission.max_context, {**SPEC, name: size}, 2**36)
+            expect.raises(BAD, partial(call, utilization=1.0, weight_bytes=0, reserve_bytes=0))
+
+
+@trap(
+    "negative-bytes",
+    catches="negative bytes are accepted, and add to the budget",
+    severity="minor",
+    story="A difference taken the wrong way round made room for more context than the GPU has.",
+)
+def negative_bytes(submission: Submission, _rng: Rng) -> None:
+    for gpu, weights, reserve in ((-1, 0, 0), (2**30, -1, 0), (2**30, 0, -1)):
+        call = partial(submission.max_context, SPEC, gpu, utilization=1.0)
+        expect.raises(BAD, partial(call, weight_bytes=weights, reserve_bytes=reserve))
+
+
+@trap(
+    "utilization-in-percent",
+    catches="a utilisation outside (0, 1] is accepted",
+    severity="minor",
+    story="90 instead of 0.9: a context of forty million tokens.",
+)
+def utilization_in_percent(submission: Submission, _rng: Rng) -> None:
+    for use in (90.0, 1.5, 0.0, -0.5):
+        expect.raises(
+            BAD,
+            partial(
+                submission.max_context,
+                SPEC,
+                2**36,
+                utilization=use,
+                weight_bytes=0,
+                reserve_bytes=0,
+            ),
+        )
+
+
+@trap(
+    "fraction-of-a-byte",
+    catches="bytes a token are divided as whole numbers",
+    severity="minor",
+    story="Odd widths at 3 bits: the rest of the division was promised as context.",
+)
+def fraction_of_a_byte(submission: Submission, _rng: Rng) -> None:
+    for layers, width, bits in ((3, 5, 3), (1, 1, 1), (1, 7, 3)):
+        spec = {"num_layers": layers, "num_kv_heads": 1, "head_dim": width, "bits": bits}
+        call = partial(submission.max_context, spec, 10_000, utilization=1.0)
+        tokens, terms = call(weight_bytes=100, reserve_bytes=0)
+        bits_a_token = 2 * layers * width * bits
+        expect.equal(tokens, 9900 * 8 // bits_a_token, "tokens")
+        expect.equal(terms["bytes_per_token"], bits_a_token / 8, "bytes_per_token")
