@@ -16,17 +16,28 @@ PAD = -1
 def heaviest_prefixes(log_q: Tensor, budget: int) -> tuple[Tensor, Tensor]:
     """The `budget` heaviest prefixes of drafts (R, L, V), best first: tokens, parents (R, N).
 
-    Values must not exceed 0. At every depth only the N best prefixes can be in the tree, and their
+    Values must not exceed 0. On a GPU one kernel does it.
+    """
+    if log_q.is_cuda:
+        from trapline.gold.tree_decoding import kernels
+
+        return kernels.heaviest_prefixes(log_q, budget)
+    return by_levels(log_q, budget)
+
+
+def by_levels(log_q: Tensor, budget: int) -> tuple[Tensor, Tensor]:
+    """`heaviest_prefixes`, one depth after the other.
+
+    At every depth only the N best prefixes can be in the tree, and their
     parents are among the N best of the depth above; in the order of one depth (weight, parent,
     token) at least (p+1)·(r+1) prefixes stand up to the child of rank r below the parent of rank p,
     so only about N·ln N pairs (p, r) a depth are looked at.
     """
     rows, depths, _ = log_q.shape
-    nodes = _node_count(log_q.shape, budget)
+    nodes = node_count(log_q.shape, budget)
     if nodes == 0:
-        return log_q.new_zeros((rows, 0), dtype=torch.int64), log_q.new_zeros(
-            (rows, 0), dtype=torch.int64
-        )
+        none = torch.zeros((rows, 0), dtype=torch.int64, device=log_q.device)
+        return none, none.clone()
     values, candidates = ranked(log_q, min(nodes, log_q.shape[-1]))
     first = values.new_zeros((rows, 1))
     weights, tokens, parents = [first], [], []
@@ -81,7 +92,7 @@ def _by_unique_keys(log_q: Tensor, count: int) -> Tensor:
     return last - (keys & 0xFFFFFFFF)
 
 
-def _node_count(shape: torch.Size, budget: int) -> int:
+def node_count(shape: torch.Size, budget: int) -> int:
     """No more nodes than there are prefixes."""
     _, depths, vocabulary = shape
     total, level = 0, 1
