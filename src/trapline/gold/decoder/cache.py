@@ -7,6 +7,7 @@ from torch import Tensor
 
 from trapline.gold.decoder.config import DecoderConfig
 from trapline.gold.errors import RangeError
+from trapline.gold.kv_cache.api import KVCache
 
 
 class SequenceCache:
@@ -61,3 +62,35 @@ class SequenceCache:
             new = old.new_empty((old.shape[0], capacity, *old.shape[2:]))
             new[:, : self.length] = old[:, : self.length]
             setattr(self, name, new)
+
+
+class StoredSequence:
+    """One sequence of a `KVCache` of tensors, of any kind: paged, quantised, with a window."""
+
+    def __init__(self, cache: KVCache, seq: int | None = None) -> None:
+        self.cache, self.seq = cache, cache.add() if seq is None else seq
+
+    @property
+    def length(self) -> int:
+        return self.cache.length(self.seq)
+
+    def append(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Stores new rows of one layer; returns all of that layer, as the cache gives them back."""
+        self.cache.append(self.seq, layer, k, v)
+        keys, values = self.cache.view(self.seq, layer)
+        return keys, values
+
+    def advance(self, count: int) -> None:
+        """The cache counts by itself: a position is there once every layer has it."""
+
+    def fork(self) -> "StoredSequence":
+        """A sequence with the same past."""
+        return StoredSequence(self.cache, self.cache.fork(self.seq))
+
+    def keep(self, positions: Sequence[int]) -> None:
+        """Keeps these positions in this order."""
+        self.cache.keep(self.seq, list(positions))
+
+    def truncate(self, length: int) -> None:
+        """Forgets what came after."""
+        self.cache.truncate(self.seq, min(length, self.length))

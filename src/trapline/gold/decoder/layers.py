@@ -22,7 +22,8 @@ from trapline.gold.norms.api import layer_norm, rms_norm
 class Cache(Protocol):
     """Where one sequence's keys and values are kept."""
 
-    length: int
+    @property
+    def length(self) -> int: ...
 
     def append(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]: ...
     def advance(self, count: int) -> None: ...
