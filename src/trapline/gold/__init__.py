@@ -23,6 +23,8 @@ _HOMES = {
     "flash_attention": "attention.api",
     "flash_attention_lse": "attention.api",
     "flash_attention_varlen": "attention.api",
+    "paged_attention": "attention.paged",
+    "paged_append": "attention.paged",
     "ternarize": "ternary.api",
     "Ternary": "ternary.api",
     "TernaryLinear": "ternary.linear",

@@ -1,0 +1,154 @@
+"""Attention over pages: the torch path against the oracle, appending, and what is refused."""
+
+import numpy as np
+import pytest
+
+from trapline.gold import paged_append, paged_attention
+from trapline.gold.attention import oracle
+from trapline.gold.errors import DTypeError, RangeError, ShapeError
+
+torch = pytest.importorskip("torch")
+
+CODES = {"int8": torch.int8, "int4": torch.uint8, "fp8": torch.float8_e4m3fn}
+
+
+def problem(lengths, new, *, H=4, G=2, D=8, P=4, seed=0):
+    """Sequences on shuffled pages; everything that belongs to nobody is not a number."""
+    rng = np.random.default_rng(seed)
+    width = max(1, max(-(-length // P) for length in lengths))
+    pages = sum(-(-length // P) for length in lengths) + 1
+    free = list(rng.permutation(pages))
+    table = np.full((len(lengths), width), -7, np.int32)
+    k, v = np.full((2, pages, G, P, D), np.nan)
+    for b, length in enumerate(lengths):
+        for start in range(0, length, P):
+            page = free.pop()
+            table[b, start // P] = page
+            filled = min(P, length - start)
+            k[page, :, :filled], v[page, :, :filled] = rng.standard_normal((2, G, filled, D))
+    starts = np.concatenate(([0], np.cumsum(new))).astype(np.int32)
+    q = rng.standard_normal((starts[-1], H, D))
+    return q, k, v, table, np.array(lengths, np.int32), starts
+
+
+def tensors(*arrays):
+    return [torch.from_numpy(array) for array in arrays]
+
+
+def test_the_oracle_is_attention_over_the_rows_in_order():
+    q, k, v, table, lengths, _ = problem([11], [3])
+    rows = [np.concatenate([pages[p] for p in table[0]], axis=1)[None, :, :11] for pages in (k, v)]
+    want, _ = oracle.attention(q.swapaxes(0, 1)[None], *rows, causal=True, window=5)
+    got = paged_attention(q, k, v, table, lengths, max_q=3, window=5, check=True)
+    assert np.allclose(got, want[0].swapaxes(0, 1), atol=1e-14)
+
+
+@pytest.mark.parametrize(
+    "rules", [{}, {"window": 3}, {"softcap": 1.5, "scale": 0.3}], ids=["plain", "window", "softcap"]
+)
+@pytest.mark.parametrize(
+    ("lengths", "new"), [([5, 0, 9], [1, 1, 1]), ([7, 4, 12], [3, 0, 5]), ([1], [1])]
+)
+def test_tensors_agree_with_the_oracle(lengths, new, rules):
+    q, k, v, table, seq_lens, starts = problem(lengths, new)
+    given = q, k, v, table, seq_lens
+    options = {"max_q": max(new), **rules}
+    if len(set(new)) > 1:
+        want = paged_attention(*given, cu_q=starts, **options)
+        got = paged_attention(*tensors(*given), cu_q=torch.from_numpy(starts), **options)
+    else:
+        want, got = paged_attention(*given, **options), paged_attention(*tensors(*given), **options)
+    assert np.allclose(got, want, atol=1e-12)
+    for b, length in enumerate(lengths):
+        if not length:
+            assert not got[starts[b] : starts[b + 1]].any()
+
+
+def test_a_tree_names_who_sees_whom():
+    q, k, v, table, lengths, _ = problem([9, 6], [3, 3])
+    mask = np.array([[1, 0, 0], [1, 1, 0], [1, 0, 1]] * 2, dtype=bool)
+    given = q, k, v, table, lengths
+    want = paged_attention(*given, max_q=3, tree_mask=mask)
+    got = paged_attention(*tensors(*given), max_q=3, tree_mask=torch.from_numpy(mask))
+    assert np.allclose(got, want, atol=1e-12)
+    chain = np.tril(np.ones((3, 3), bool))
+    plain = paged_attention(*given, max_q=3)
+    assert np.allclose(paged_attention(*given, max_q=3, tree_mask=np.tile(chain, (2, 1))), plain)
+    assert not np.allclose(want, plain)
+
+
+@pytest.mark.parametrize("kind", CODES)
+def test_appended_codes_are_attended_within_their_error(kind):
+    G, D, P, tokens = 2, 16, 4, 10
+    k, v = torch.randn(2, tokens, G, D, generator=torch.manual_seed(0))
+    columns = D // 2 if kind == "int4" else D
+    pages = [torch.zeros(4, G, P, columns, dtype=torch.uint8).view(CODES[kind]) for _ in range(2)]
+    scales = [torch.zeros(4, G, P, dtype=torch.float16) for _ in range(2)]
+    slots = torch.tensor([4, 5, 6, 7, 12, 13, 14, 15, 0, -1])
+    paged_append(k, v, *pages, slots, k_scale=scales[0], v_scale=scales[1])
+    table, lengths = torch.tensor([[1, 3, 0]], dtype=torch.int32), torch.tensor([9]).int()
+    q = torch.randn(1, 4, D, generator=torch.manual_seed(1))
+    got = paged_attention(q, *pages, table, lengths, k_scale=scales[0], v_scale=scales[1])
+    rows = [x[:9].transpose(0, 1)[None].double().numpy() for x in (k, v)]
+    want, _ = oracle.attention(q.transpose(0, 1)[None].double().numpy(), *rows, causal=True)
+    allowed = {"int8": 0.02, "int4": 0.3, "fp8": 0.08}[kind]
+    assert np.abs(got.numpy() - want[0].swapaxes(0, 1)).max() < allowed
+    if kind != "fp8":
+        numpy = [x.numpy() for x in (q.double(), *pages, table, lengths)]
+        named = {"k_scale": scales[0].numpy(), "v_scale": scales[1].numpy()}
+        assert np.allclose(got, paged_attention(*numpy, **named), atol=1e-5)
+
+
+def test_plain_rows_are_appended_as_they_are_and_skipped_on_request():
+    k, v = torch.randn(2, 3, 2, 4)
+    k_pages, v_pages = torch.zeros(2, 2, 2, 2, 4)
+    paged_append(k, v, k_pages, v_pages, torch.tensor([3, -1, 0]))
+    assert torch.equal(k_pages[1, :, 1], k[0])
+    assert torch.equal(v_pages[0, :, 0], v[2])
+    assert not k_pages[0, :, 1].any()
+
+
+def test_out_is_written_in_place():
+    given = tensors(*problem([5], [1])[:5])
+    out = torch.empty_like(given[0])
+    assert paged_attention(*given, out=out) is out
+    assert torch.equal(out, paged_attention(*given))
+
+
+def test_the_operators_hold_what_they_declare():
+    q, k, v, table, lengths, starts = tensors(*problem([5, 7], [1, 2]))
+    rules = (0, 0.0, 0.3, torch.empty_like(q))
+    given = (q, k, v, table, lengths, starts, 2, None, None, None, *rules)
+    tests = ("test_schema", "test_faketensor")
+    torch.library.opcheck(torch.ops.trapline_paged.attention, given, test_utils=tests)
+    rows, pages = torch.randn(2, 2, 4), torch.zeros(3, 2, 4, 4)
+    given = (rows, rows, pages, pages.clone(), torch.tensor([0, 5]), None, None)
+    torch.library.opcheck(torch.ops.trapline_paged.append, given, test_utils=tests)
+
+
+def broken(**changes):
+    q, k, v, table, lengths, _ = problem([5, 7], [1, 1])
+    given = {"q": q, "k_pages": k, "v_pages": v, "block_table": table, "seq_lens": lengths}
+    return {**given, **changes}
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "words"),
+    [
+        ({"q": np.zeros((2, 3, 8))}, ShapeError, "no multiple"),
+        ({"q": np.zeros((2, 4, 6))}, ShapeError, "rows of 8"),
+        ({"q": np.zeros((3, 4, 8))}, ShapeError, "not 3 queries"),
+        ({"seq_lens": np.array([5, 7])}, DTypeError, "int32"),
+        ({"k_pages": np.zeros((5, 2, 4, 8), np.int8)}, DTypeError, "one dtype"),
+        ({"k_scale": np.zeros((5, 2, 4), np.float16)}, DTypeError, "no scale"),
+        ({"max_q": 0}, RangeError, "max_q"),
+        ({"window": 0}, RangeError, "window"),
+        ({"softcap": -1.0}, RangeError, "softcap"),
+        ({"seq_lens": np.array([5, 90], np.int32), "check": True}, RangeError, "90"),
+        ({"block_table": np.full((2, 2), 99, np.int32), "check": True}, RangeError, "99"),
+        ({"out": np.zeros((1, 4, 8))}, ShapeError, "like q"),
+    ],
+)
+def test_bad_input_is_refused(changes, error, words):
+    with pytest.raises(error, match=words):
+        paged_attention(**broken(**changes))
