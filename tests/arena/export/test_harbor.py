@@ -61,18 +61,16 @@ def test_an_existing_task_is_left_alone(tasks):
         write_tasks([load(CHALLENGE)], tasks)
 
 
-def test_the_test_script_runs_our_grader_whatever_the_agent_left(tasks, tmp_path):
-    """Solved by the gold script; the workspace also holds modules that would shadow ours."""
-    task, workspace, logs = tasks / CHALLENGE, tmp_path / "app", tmp_path / "logs"
-    workspace.mkdir()
+def verify(task, workspace, logs, *scripts):
+    """Runs scripts of a task in the workspace, which also holds a module that would shadow ours."""
     environment = {
         **os.environ,
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
         "TRAPLINE_WORKSPACE": str(workspace),
         "TRAPLINE_VERIFIER_LOGS": str(logs),
     }
-    for script in ("solution/solve.sh", "tests/test.sh"):
-        (workspace / "trapline.py").write_text("raise SystemExit('imported from the workspace')")
+    (workspace / "trapline.py").write_text("raise SystemExit('imported from the workspace')")
+    for script in scripts:
         done = subprocess.run(
             ["bash", str(task / script)],
             env=environment,
@@ -82,12 +80,25 @@ def test_the_test_script_runs_our_grader_whatever_the_agent_left(tasks, tmp_path
             timeout=900,
         )
         assert done.returncode == 0, done.stderr
-    reward = json.loads((logs / "reward.json").read_text())
-    assert reward["reward"] > 0.7
-    assert reward["correctness"] == 1.0
-    assert {f"trap-{trap.id}" for trap in load(CHALLENGE).traps} < set(reward)
     evidence = json.loads((logs / "evidence.json").read_text())
-    assert evidence["cell"]["state"] == "pass"
+    return json.loads((logs / "reward.json").read_text()), evidence["cell"]
+
+
+def test_the_test_script_runs_our_grader(tasks, tmp_path):
+    (tmp_path / "solution.py").write_text("def softmax_topk(logits, k): return logits, k\n")
+    reward, cell = verify(tasks / CHALLENGE, tmp_path, tmp_path / "logs", "tests/test.sh")
+    assert (cell["state"], reward["correctness"]) == ("fail", 0.0)
+    assert reward["reward"] == pytest.approx(cell["score"] / 100)
+    assert reward["reward"] < 0.6
+    assert {f"trap-{trap.id}" for trap in load(CHALLENGE).traps} < set(reward)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", list(load_all()))
+def test_the_solve_script_earns_full_marks(tasks, tmp_path, name):
+    scripts = ("solution/solve.sh", "tests/test.sh")
+    reward, cell = verify(tasks / name, tmp_path, tmp_path / "logs", *scripts)
+    assert (cell["state"], reward["correctness"], reward["traps"]) == ("pass", 1.0, 1.0)
 
 
 def test_rewards_are_flat_and_finite(make_cell):

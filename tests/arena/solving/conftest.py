@@ -103,7 +103,10 @@ FAULTS = {
 
 
 @pytest.fixture
-def provider():
+def provider(monkeypatch):
+    """Reached directly, whatever proxy this machine is told to use."""
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.setenv(name, "127.0.0.1")
     server = Provider()
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()

@@ -6,13 +6,14 @@ import secrets
 
 import pytest
 
+from trapline.arena import grade as grading
 from trapline.arena import judge as judging
 from trapline.arena import rubric
 from trapline.arena.challenge import load_all
 from trapline.arena.contamination import canary
 from trapline.arena.errors import UsageError
 from trapline.arena.field import Entry
-from trapline.arena.grade import Job, grade
+from trapline.arena.grade import Job
 from trapline.arena.judge import Criterion, Judge, judge_cells, judged_texts, read_rubric, verdict
 from trapline.arena.record import Dimension
 from trapline.arena.solving.endpoint import Endpoint
@@ -189,10 +190,13 @@ def test_the_judge_moves_a_score_by_its_weight_at_most(state):
     assert rubric.score("pass", alone, weights, critical=False) == 5.0
 
 
-def test_a_graded_cell_is_judged_once_and_keeps_what_was_executed(provider, judge, ruled, level):
+def test_a_graded_cell_is_judged_once_and_keeps_what_was_executed(
+    provider, judge, ruled, level, monkeypatch
+):
+    monkeypatch.setattr(grading, "_measures", lambda challenge: [])
     provider.replies = [Model(4)]
     entry = Entry("gold", "sorting", 1, ruled.solution)
-    before = grade(Job(entry, ruled, level, seed=3))
+    before = grading.grade(Job(entry, ruled, level, seed=3))
     cell = before.cell.model_copy(update={"bundle": "b"})
     (after,) = judge_cells(judge, [cell], lambda name: ruled, lambda address: before)
     assert after.cell.dimensions["analysis"].score == 100.0

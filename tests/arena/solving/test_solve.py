@@ -137,6 +137,20 @@ def test_a_model_may_see_its_own_tests_fail(provider, endpoint, assignment, good
     assert len(first["messages"]) == 2
 
 
+def test_an_answer_stays_one_when_the_model_only_talks_afterwards(
+    provider, endpoint, assignment, level, gold_source
+):
+    """Its first answer brought no tests; the second brings no files."""
+    provider.replies = [reply_of({"solution.py": gold_source}), "I think it is fine."]
+    (record,) = solve(assignment, EndpointSolver(endpoint, level, rounds=2))
+    assert (record.status, len(provider.requests)) == ("solved", 2)
+    assert (assignment.workspace / "solution.py").read_text() == gold_source
+    provider.replies = ["Hm.", "Let me think."]
+    other = replace(assignment, attempt=2)
+    (record,) = solve(other, EndpointSolver(endpoint, level, rounds=2))
+    assert record.status == "no_answer"
+
+
 def test_what_is_solved_is_not_asked_again_and_the_budget_holds(
     provider, endpoint, known_sorting, tmp_path, good_reply, level
 ):

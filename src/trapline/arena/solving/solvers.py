@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trapline.arena.challenge import Challenge
+from trapline.arena.deploy import read_starter
 from trapline.arena.errors import ArenaError, Violation
 from trapline.arena.own_tests import OWN_SECONDS, OwnTests
 from trapline.arena.record import Level
@@ -97,8 +98,9 @@ class EndpointSolver:
         try:
             write_files(assignment.workspace, parse_files(reply.text))
         except AnswerError as error:
-            earlier = number > 0 and (assignment.workspace / "test_solution.py").exists()
-            status = "solved" if earlier else "no_answer"
+            starter = read_starter(assignment.challenge).get("solution.py", "")
+            answered = _solution(assignment.workspace) != starter.encode()
+            status = "solved" if answered else "no_answer"
             return status, str(error), "" if last else f"{error}. {FORMAT}"
         if last:
             return "solved", "", ""
