@@ -21,6 +21,9 @@ address = ctypes.cast(libc.clock_gettime, ctypes.c_void_p).value
 page = ctypes.c_void_p(address & ~(mmap.PAGESIZE - 1))
 if libc.mprotect(page, mmap.PAGESIZE * 2, 7) == 0:
     ctypes.memmove(address, STOPPED, len(STOPPED))
+    if platform.machine() == "aarch64":  # what was fetched before may still be remembered
+        end = ctypes.c_void_p(address + len(STOPPED))
+        ctypes.CDLL("libgcc_s.so.1").__clear_cache(ctypes.c_void_p(address), end)
     libc.mprotect(page, mmap.PAGESIZE * 2, 5)
 
 
