@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+from functools import cached_property
 from pathlib import Path
 
 import pytest
@@ -79,7 +80,11 @@ class TwoNodes:
             text=True,
             env=environment,
         )
-        self.address = self.process.stdout.readline().strip()
+
+    @cached_property
+    def address(self):
+        """Known as soon as both nodes are up."""
+        return self.process.stdout.readline().strip()
 
     def kill_the_second(self):
         self.process.stdin.write("kill\n")
@@ -145,6 +150,7 @@ def scores(cell):
 def test_a_node_dies_and_the_table_is_that_of_one_machine(
     packages, field, environment, two_nodes, tmp_path
 ):
+    # While the nodes start.
     alone = start(packages, field, tmp_path / "alone", environment)
     _, errors = alone.communicate(timeout=LONG)
     assert alone.returncode == 0, errors

@@ -84,8 +84,9 @@ def run_all(
     """Yields each job with its result as it ends. Threads are enough: the work happens in other
     processes."""
     pool = ThreadPoolExecutor(workers or cores())
-    pending: dict[Future[Result], Work] = {pool.submit(work, job): job for job in jobs}
+    pending: dict[Future[Result], Work] = {}
     try:
+        pending.update((pool.submit(work, job), job) for job in jobs)
         while pending:
             done, _ = wait(pending, return_when=FIRST_COMPLETED)
             for future in done:
