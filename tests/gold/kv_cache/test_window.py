@@ -88,6 +88,32 @@ def test_rejected_drafts_can_be_cut_off_but_not_what_the_window_lost(rng):
     assert cache.length(seq) == 36
 
 
+def test_an_append_that_is_refused_forgets_nothing(rng):
+    cache = build("paged", num_blocks=4)
+    seq = cache.add()
+    rows = rng.standard_normal((14, 2, 4))
+    for layer in (0, 1):
+        cache.append(seq, layer, rows, rows)
+    before = cache.attend(seq, 1, rows)
+    with pytest.raises(MemoryError):
+        cache.append(seq, 0, rows, rows)  # needs three pages more; two would come back
+    np.testing.assert_array_equal(cache.attend(seq, 1, rows), before)
+    cache.append(seq, 0, rows[:6], rows[:6])  # needs one; two come back
+    assert cache.first(seq) == 8
+
+
+def test_queries_whose_window_is_gone_are_refused(rng):
+    cache = build("paged")
+    seq = cache.add()
+    rows = rng.standard_normal((30, 2, 4))
+    for part in (rows[:20], rows[20:]):
+        for layer in (0, 1):
+            cache.append(seq, layer, part, part)
+    cache.attend(seq, 0, rows[20:])
+    with pytest.raises(RangeError, match="window of position 12 is gone"):
+        cache.attend(seq, 0, rows[12:])
+
+
 @pytest.mark.parametrize("chunk", [1, 3, 8, 50])
 def test_chunks_with_a_window(rng, chunk):
     q, k, v = (rng.standard_normal((50, heads, 4)) for heads in (4, 2, 2))

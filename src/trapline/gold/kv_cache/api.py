@@ -36,13 +36,12 @@ class Storage(Protocol):
     def close(self, seq: int) -> None: ...
     def adopt(self, seq: int, tokens: Sequence[int], salt: Hashable) -> int: ...
     def publish(self, seq: int, tokens: Sequence[int], salt: Hashable) -> None: ...
-    def reserve(self, seq: int, layer: int, start: int, n: int) -> None: ...
+    def reserve(self, seq: int, layer: int, start: int, n: int, behind: int = 0) -> None: ...
     def write(self, seq: int, layer: int, start: int, fields: Fields) -> None: ...
     def read(self, seq: int, layer: int, count: int) -> Fields: ...
     def fork(self, seq: int, child: int) -> None: ...
     def gather(self, seq: int, indices: np.ndarray) -> None: ...
     def shrink(self, seq: int, n: int) -> None: ...
-    def forget(self, seq: int, n: int) -> None: ...
     def first(self, seq: int) -> int: ...
     def nbytes(self) -> int: ...
 
@@ -156,6 +155,7 @@ class KVCache:
         count = self._count(seq, layer)
         if len(q) > count:
             raise RangeError(f"{len(q)} queries for {count} positions")
+        self._require_window(seq, count - len(q))
         attention = cached_attention if self._backend is None else self._backend.attention
         return attention(q, *self.view(seq, layer), window=self.window)
 
@@ -191,8 +191,7 @@ class KVCache:
     def truncate(self, seq: int, n: int) -> None:
         """Keeps the first n positions of every layer."""
         checks.integer_between(0, self.length(seq), n=n)
-        if self.window is not None and self.first(seq) > max(0, n - self.window + 1):
-            raise RangeError(f"the window of position {n} is gone: {self.first(seq)} is the first")
+        self._require_window(seq, n)
         self._storage.shrink(seq, n)
         self._counts[seq] = [int(n)] * self.num_layers
 
@@ -219,10 +218,7 @@ class KVCache:
     def reserve(self, seq: int, layer: int, n: int) -> None:
         """Takes room for n further positions of a layer; or MemoryError, and nothing changed."""
         count = self._count(seq, layer)
-        if self.window is not None:
-            # What was attended to before this call is settled; the next position starts at `count`.
-            self._storage.forget(seq, max(0, self.length(seq) - self.window + 1))
-        self._storage.reserve(seq, layer, count, n)
+        self._storage.reserve(seq, layer, count, n, self._behind(self.length(seq)))
 
     def extend(self, seq: int, n: int) -> np.ndarray:
         """Takes n positions in every layer and answers their slots, page · P + place (int64).
@@ -300,6 +296,15 @@ class KVCache:
         if array.shape != shape or not np.isfinite(array).all():
             raise ShapeError(f"key_center must be {shape} and finite, got {array.shape}")
         return array
+
+    def _behind(self, position: int) -> int:
+        """How many positions a query here, and every later one, cannot see."""
+        return 0 if self.window is None else max(0, position - self.window + 1)
+
+    def _require_window(self, seq: int, position: int) -> None:
+        if self.window is not None and self.first(seq) > self._behind(position):
+            first = self.first(seq)
+            raise RangeError(f"the window of position {position} is gone: {first} is the first")
 
     def _new_number(self) -> int:
         seq, self._next_seq = self._next_seq, self._next_seq + 1

@@ -70,9 +70,10 @@ class PageBook:
         """⌈n / P⌉."""
         return -(-n // self.page_size)
 
-    def reserve(self, seq: int, start: int, n: int) -> list[tuple[int, int]]:
+    def reserve(self, seq: int, start: int, n: int, behind: int = 0) -> list[tuple[int, int]]:
         """Makes the pages of positions start … start + n − 1 the sequence's own.
 
+        The pages in front of position `behind` are forgotten on the way, so that they can serve.
         Answers which pages are to be copied, (from, to). Refuses before anything changes.
         """
         table = self.tables[seq]
@@ -80,7 +81,9 @@ class PageBook:
         written = range(start // self.page_size, min(needed, len(table)))
         shared = [i for i in written if self._holders[table[i]] > 1]
         missing = max(0, needed - len(table))
-        self._require(len(shared) + missing, self.free_pages)
+        given = sum(p != GONE and self._holders[p] == 1 for p in table[: behind // self.page_size])
+        self._require(len(shared) + missing, self.free_pages + given)
+        self.forget(seq, behind)
         copies = []
         for i in shared:
             copies.append((table[i], self._take()))

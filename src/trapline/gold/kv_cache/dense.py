@@ -36,8 +36,9 @@ class DenseStorage:
     def publish(self, seq: int, tokens: Sequence[int], salt: Hashable) -> None:
         """Nothing is shared here."""
 
-    def reserve(self, seq: int, layer: int, start: int, n: int) -> None:
-        """MemoryError unless n rows more fit into the layer."""
+    def reserve(self, seq: int, layer: int, start: int, n: int, behind: int = 0) -> None:
+        """MemoryError unless n rows more fit into the layer. Rows behind a window stay."""
+        del behind
         others = sum(used[layer] for name, used in self._used.items() if name != seq)
         if others + start + n > self.capacity:
             left = self.capacity - others - start
@@ -72,9 +73,6 @@ class DenseStorage:
     def shrink(self, seq: int, n: int) -> None:
         self._rows[seq] = self._each(seq, lambda array: _grown(array, n, n))
         self._used[seq] = [n] * self.num_layers
-
-    def forget(self, seq: int, n: int) -> None:
-        """Rows behind a window stay: only pages can be given back in part."""
 
     def first(self, seq: int) -> int:
         del seq

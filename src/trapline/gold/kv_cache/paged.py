@@ -63,10 +63,10 @@ class PagedStorage:
     def publish(self, seq: int, tokens: Sequence[int], salt: Hashable) -> None:
         self.book.publish(seq, tokens, salt)
 
-    def reserve(self, seq: int, layer: int, start: int, n: int) -> None:
+    def reserve(self, seq: int, layer: int, start: int, n: int, behind: int = 0) -> None:
         """Room for n rows from `start` on, the same pages for every layer; or MemoryError."""
         del layer  # a page spans all layers
-        for source, copy in self.book.reserve(seq, start, n):
+        for source, copy in self.book.reserve(seq, start, n, behind):
             for pool in self.pools:
                 pool[:, copy] = pool[:, source]
 
@@ -100,9 +100,6 @@ class PagedStorage:
 
     def shrink(self, seq: int, n: int) -> None:
         self.book.shrink(seq, n)
-
-    def forget(self, seq: int, n: int) -> None:
-        self.book.forget(seq, n)
 
     def first(self, seq: int) -> int:
         return self.book.first(seq)
