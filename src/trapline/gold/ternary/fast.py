@@ -14,7 +14,7 @@ from torch.nn import functional
 from trapline.gold.ternary import native
 
 #: From so many rows of x on, unpacking a tile once for all of them is cheaper.
-_COMPILED_ROWS = 8
+_COMPILED_ROWS = 32
 _TILE_WEIGHTS = 1 << 18
 
 
@@ -41,8 +41,12 @@ def packed_rows(
 
 def unpacked(plane: Tensor, scales: Tensor, columns: int, group_size: int) -> Tensor:
     """The float32 weights of some packed rows (…, K)."""
-    codes = _table(plane.device)[plane.int()].flatten(-2)[..., :columns]
-    return codes * scales.float().repeat_interleave(group_size, dim=-1)[..., :columns]
+    codes = torch.index_select(_table(plane.device), 0, plane.flatten().int())
+    codes = codes.view(*plane.shape[:-1], 4 * plane.shape[-1])[..., :columns]
+    if columns % group_size:
+        return codes * scales.float().repeat_interleave(group_size, dim=-1)[..., :columns]
+    groups = codes.reshape(*scales.shape, group_size)
+    return (groups * scales.float()[..., None]).flatten(-2)
 
 
 def backend() -> str:

@@ -1,0 +1,171 @@
+"""Products with packed ternary weights against torch's dense ones, in the same run.
+
+    PYTHONPATH=src python benchmarks/bench_ternary.py --device cuda
+    PYTHONPATH=src python benchmarks/bench_ternary.py --device cpu --threads 2
+    … --tune tries block sizes of the matrix-vector kernel first; --quick is a look that says little
+
+One call walks a chain of different matrices, as a model does: on a GPU each is long gone from the
+cache when it comes again. A time is that of one matrix. Errors are against float64 on the stored
+codes and scales; torch's dense weights are the same values, rounded to its dtype.
+"""
+
+import argparse
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from harness import Contender, Rules, Timing, ceilings, compare, errors, show, write
+
+from trapline.gold.ternary import fast, kernels
+from trapline.gold.ternary.pack import pack
+
+GROUP = 128
+
+
+@dataclass(frozen=True)
+class Problem:
+    """x (rows, K) times matrices (N, K), `chain` of them one after the other."""
+
+    n: int
+    k: int
+    chain: int
+    rows: int = 1
+
+    @property
+    def name(self) -> str:
+        return f"{self.n} × {self.k}, {self.rows} rows, chain of {self.chain}"
+
+    @property
+    def packed_bytes(self) -> int:
+        return self.n * (self.k // 4 + 2 * (self.k // GROUP))
+
+
+GPU = [
+    Problem(13824, 2560, 32),
+    Problem(2560, 13824, 32),
+    Problem(28672, 8192, 8),
+    Problem(28672, 8192, 8, rows=4),
+    Problem(13824, 2560, 32, rows=16),
+    Problem(13824, 2560, 32, rows=256),
+]
+CPU = [Problem(4096, 4096, 4), Problem(13824, 2560, 2), Problem(4096, 4096, 4, rows=64)]
+
+
+def planes(problem: Problem, device: str, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Random codes and scales; every byte is a legal one."""
+    rng = np.random.default_rng(seed)
+    codes = rng.integers(-1, 2, (problem.n, problem.k), dtype=np.int8)
+    scales = rng.uniform(0.01, 0.03, (problem.n, problem.k // GROUP)).astype(np.float16)
+    return torch.from_numpy(pack(codes)).to(device), torch.from_numpy(scales).to(device)
+
+
+def dense(plane: torch.Tensor, scales: torch.Tensor, k: int, dtype: torch.dtype) -> torch.Tensor:
+    return fast.unpacked(plane, scales, k, GROUP).to(dtype)
+
+
+def chained(product: Callable[[Any], Any], matrices: Sequence[Any]) -> Callable[[], Any]:
+    return lambda: [product(matrix) for matrix in matrices]
+
+
+def contenders(
+    problem: Problem, device: str, block: tuple[int, int, int] | None, dtypes: list[torch.dtype]
+) -> list[Contender]:
+    """Ours first, then torch in each dtype, on the same values."""
+    # One set of matrices serves all data sets: a call walks the whole chain anyway.
+    stored = [planes(problem, device, seed) for seed in range(problem.chain)]
+    flops = 2 * problem.rows * problem.n * problem.k * problem.chain
+
+    def ours(number: int) -> Callable[[], Any]:
+        x = inputs(problem, device, dtypes[0], number)
+        if device == "cpu":
+            return chained(lambda one: fast.packed_linear(x, *one), stored)
+        return chained(lambda one: kernels.packed_matmul(x, *one, GROUP, block), stored)
+
+    def torchs(dtype: torch.dtype, number: int) -> Callable[[], Any]:
+        x = inputs(problem, device, dtype, number)
+        matrices = [dense(*one, problem.k, dtype) for one in stored]
+        return chained(lambda one: torch.nn.functional.linear(x, one), matrices)
+
+    made = [Contender("packed", ours, bytes=problem.packed_bytes * problem.chain, flops=flops)]
+    for dtype in dtypes:
+        size = problem.n * problem.k * dtype.itemsize * problem.chain
+        name = str(dtype).removeprefix("torch.")
+        made.append(Contender(f"torch {name}", partial(torchs, dtype), bytes=size, flops=flops))
+    return made
+
+
+def inputs(problem: Problem, device: str, dtype: torch.dtype, number: int) -> torch.Tensor:
+    source = torch.Generator().manual_seed(number)
+    return torch.randn(problem.rows, problem.k, generator=source).to(device, dtype)
+
+
+def accuracy(made: Sequence[Contender], problem: Problem, device: str, dtype: torch.dtype) -> Any:
+    """Each contender's first product against float64."""
+    x = inputs(problem, device, dtype, 0).double()
+    exact = x @ dense(*planes(problem, device, 0), problem.k, torch.float64).T
+    return {one.name: errors(one.make(0)()[0], exact) for one in made}
+
+
+def per_matrix(times: Sequence[Timing], problem: Problem) -> list[Timing]:
+    share = 1.0 / problem.chain
+    return [
+        replace(t, seconds=t.seconds * share, low=t.low * share, high=t.high * share,
+                raw=[one * share for one in t.raw]) for t in times
+    ]  # fmt: skip
+
+
+def tuned(problem: Problem, device: str, rules: Rules) -> tuple[int, int, int]:
+    """The best of a few block sizes, all shown."""
+    tried = [(r, w, p) for r in (8, 16, 32) for w in (32, 64, 128) for p in (1, 2, 4)]
+    found = {}
+    for block in tried:
+        ours = contenders(problem, device, block, [torch.bfloat16])[:1]
+        found[block] = compare(ours, device, replace(rules, rounds=3))[0].seconds / problem.chain
+        print(
+            f"  rows {block[0]:3} words {block[1]:4} warps {block[2]}: {found[block] * 1e6:8.2f} µs"
+        )
+    return min(found, key=lambda block: found[block])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--tune", action="store_true")
+    parser.add_argument("--quick", action="store_true")
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    on_gpu = given.device.startswith("cuda")
+    # A chain touches what the protocol asks for by itself: one data set and few calls are enough.
+    rules = Rules(calls=20 if on_gpu else 2, rounds=3 if given.quick else 7)
+    dtypes = [torch.bfloat16] if on_gpu else [torch.float32, torch.bfloat16]
+    results: dict[str, Any] = {}
+    for problem in GPU if on_gpu else CPU:
+        results[problem.name] = measured(problem, given, rules, dtypes)
+    more = {} if on_gpu else {"path": fast.backend()}
+    print(write("ternary", given.device, results, **more))
+
+
+def measured(
+    problem: Problem, given: argparse.Namespace, rules: Rules, dtypes: list[torch.dtype]
+) -> dict[str, Any]:
+    print(problem.name)
+    few = given.device.startswith("cuda") and problem.rows <= kernels.GEMV_ROWS
+    block = tuned(problem, given.device, rules) if given.tune and few else None
+    made = contenders(problem, given.device, block, dtypes)
+    limits = ceilings(problem.packed_bytes * problem.chain, given.device)
+    times = per_matrix(compare([*made, *limits], given.device, rules), problem)
+    print(show(times), flush=True)
+    wrong = accuracy(made, problem, given.device, dtypes[0])
+    for name, error in wrong.items():
+        print(f"  {name}: relative error {error['relative']:.2e}")
+    if given.device.startswith("cuda"):
+        torch.cuda.empty_cache()
+    return {"times": times, "errors": wrong, "block": block}
+
+
+if __name__ == "__main__":
+    main()
