@@ -15,13 +15,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from trapline.gold import checks
+from trapline.gold.decoder.generate import generate
 from trapline.gold.decoder.model import Decoder
 from trapline.gold.decoder.sampling import Sampling
 from trapline.gold.errors import RangeError
 from trapline.gold.tree_decoding.drafter import DFlash, DrafterConfig
-from trapline.gold.tree_decoding.drafter_lookup import PromptLookup
-from trapline.gold.tree_decoding.generate import generate
-from trapline.gold.tree_decoding.generate_decoder import DecoderTarget
 
 
 @dataclass(frozen=True)
@@ -67,21 +65,19 @@ def regenerate(
     seed: int = 0,
     batch: int = 64,
 ) -> list[Text]:
-    """The target's own answers, the temperatures in turn. Prompt lookup only makes them faster."""
+    """The target's own answers, the temperatures in turn."""
     ways = [
         Sampling(temperature=temperatures[number % len(temperatures)], seed=seed + number)
         for number in range(len(prompts))
     ]
     answers = generate(
-        DecoderTarget(target),
-        PromptLookup(target.config.vocab, block=4, device=target.device),
+        target,
         prompts,
         max_new_tokens=max_new_tokens,
         stop_ids=stop_ids,
         sampling=ways,
-        mode="chain",
         batch=batch,
-    ).tokens
+    )
     return [
         Text([*prompt, *answer], len(prompt))
         for prompt, answer in zip(prompts, answers, strict=True)
