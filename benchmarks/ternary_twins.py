@@ -1,4 +1,4 @@
-"""All-ternary models against their dense twins: equal tokens, the same sweep of rates, several seeds.
+"""All-ternary models against dense twins: equal tokens, the same sweep of rates, several seeds.
 
     PYTHONPATH=src python benchmarks/ternary_twins.py corpus --out runs/twins --device cuda \
         --dim 512 --layers 8 --heads 8 --vocab 8192 --context 512 --batch 64 --steps 4000 \

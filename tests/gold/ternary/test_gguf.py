@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from trapline.gold.decoder.config import from_dict
+from trapline.gold.decoder.generate import generate
 from trapline.gold.decoder.model import Decoder
 from trapline.gold.errors import RangeError
 from trapline.gold.ternary import gguf
@@ -14,16 +15,22 @@ from trapline.gold.ternary.linear import convert, dequantized
 from trapline.gold.ternary.linear_gguf import from_gguf, to_gguf
 from trapline.gold.ternary.linear_packed import pack_model
 from trapline.gold.ternary.pack import to_blocks
+from trapline.gold.ternary.tokenizer import train_tokenizer
 
 package = pytest.importorskip("gguf")
 IDS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6]])
 
 
-def decoder(family="llama", tied=False, group_size=128, dim=128):
+def decoder(family="llama", tied=False, group_size=128, dim=128, vocab=20):
     """Two heads share one key/value head; every matrix ternary."""
     torch.manual_seed(5)
     sizes = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}
-    shape = {"model_type": family, "vocab_size": 20, "hidden_size": dim, "intermediate_size": 256}
+    shape = {
+        "model_type": family,
+        "vocab_size": vocab,
+        "hidden_size": dim,
+        "intermediate_size": 256,
+    }
     rest = {"max_position_embeddings": 32, "tie_word_embeddings": tied}
     made = Decoder(from_dict({**shape, **sizes, **rest})).eval()
     convert(made, group_size)
@@ -40,8 +47,8 @@ def test_what_is_written_comes_back(tmp_path, family, tied, kind):
     wanted = dequantized(model).state_dict()
     for name, value in again.state_dict().items():
         assert torch.equal(value, wanted[name]), name
-    with torch.no_grad():
-        assert torch.equal(again(IDS), dequantized(model)(IDS))
+    prompt = [IDS[0].tolist()]
+    assert generate(again, prompt, max_new_tokens=8) == generate(model, prompt, max_new_tokens=8)
 
 
 def test_tq2_0_holds_groups_of_256(tmp_path):
@@ -98,3 +105,38 @@ def test_a_dense_model_is_refused(tmp_path):
     (tmp_path / "bad.gguf").write_bytes(b"GGML" + bytes(100))
     with pytest.raises(RangeError, match="cannot be read"):
         from_gguf(tmp_path / "bad.gguf")
+
+
+@pytest.mark.full
+def test_llama_cpp_says_the_same(tmp_path):
+    """Where llama-cpp-python is installed, it continues a prompt with our tokens."""
+    llama_cpp = pytest.importorskip("llama_cpp")
+    documents = [f"the river number {number} runs to the sea" for number in range(200)]
+    tokenizer = train_tokenizer(documents, 300)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    model = decoder("qwen3", tied=True, vocab=300)
+    to_gguf(model, tmp_path / "m.gguf", "f16", tokenizer=tmp_path / "tokenizer.json")
+    prompt = tokenizer.encode("the river").ids
+    theirs = llama_cpp.Llama(str(tmp_path / "m.gguf"), n_ctx=32, verbose=False)
+    assert theirs.tokenize(b"the river", add_bos=False) == prompt
+    found = []
+    for token in theirs.generate(prompt, temp=0.0, repeat_penalty=1.0):
+        found.append(token)
+        if len(found) == 8:
+            break
+    assert found == generate(dequantized(model), [prompt], max_new_tokens=8)[0]
+
+
+def test_the_tokeniser_travels_along(tmp_path):
+    documents = [f"the river number {number} runs to the sea" for number in range(200)]
+    tokenizer = train_tokenizer(documents, 300)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    model = decoder("qwen3", tied=True, vocab=300)
+    to_gguf(model, tmp_path / "m.gguf", "f16", tokenizer=tmp_path / "tokenizer.json")
+    fields = package.GGUFReader(tmp_path / "m.gguf").fields
+    words = fields["tokenizer.ggml.tokens"]
+    found = [bytes(words.parts[at]).decode() for at in words.data]
+    assert found == [tokenizer.id_to_token(number) for number in range(300)]
+    assert len(fields["tokenizer.ggml.merges"].data) == 300 - 257
+    ends = fields["tokenizer.ggml.eos_token_id"]
+    assert ends.parts[ends.data[0]][0] == 0
