@@ -3,9 +3,16 @@
 import numpy as np
 import pytest
 
-from trapline.gold.errors import RangeError
+from trapline.gold.errors import RangeError, ShapeError
+from trapline.gold.kv_cache.api import KVCache
 from trapline.gold.kv_cache.oracle import quantization_step
-from trapline.gold.kv_cache.quantized import IntCodec, pack_nibbles, unpack_nibbles
+from trapline.gold.kv_cache.quantized import (
+    IntCodec,
+    RotatedCodec,
+    hadamard,
+    pack_nibbles,
+    unpack_nibbles,
+)
 
 FLOAT64 = np.dtype(np.float64)
 
@@ -56,3 +63,68 @@ def test_typical_error_of_normal_rows(rng):
         back = codec.decode(codec.encode(rows), FLOAT64)
         relative = np.linalg.norm(back - rows) / np.linalg.norm(rows)
         assert low < relative < high
+
+
+@pytest.mark.parametrize("width", [1, 2, 16, 128])
+def test_a_hadamard_matrix_is_its_own_inverse(width):
+    matrix = hadamard(width)
+    np.testing.assert_array_equal(matrix, matrix.T)
+    np.testing.assert_allclose(matrix @ matrix, np.eye(width), atol=1e-12)
+
+
+def test_a_rotation_spreads_one_large_channel(rng):
+    rows = rng.standard_normal((50, 2, 64))
+    rows[:, :, 5] = 40
+    plain, rotated = IntCodec(4, 64), RotatedCodec(IntCodec(4, 64, fitted=True), 64)
+    errors = [
+        np.linalg.norm(codec.decode(codec.encode(rows), FLOAT64)[..., :5] - rows[..., :5])
+        for codec in (plain, rotated)
+    ]
+    assert errors[1] < 0.5 * errors[0]
+
+
+def test_a_fitted_scale_is_never_worse(rng):
+    rows = rng.standard_normal((200, 2, 32)) * rng.gamma(1, 2, (200, 2, 32))
+    for bits in (4, 8):
+        errors = []
+        for fitted in (False, True):
+            codec = IntCodec(bits, 32, fitted=fitted)
+            back = codec.decode(codec.encode(rows), FLOAT64)
+            errors.append(((back - rows) ** 2).sum(axis=-1))
+        assert np.all(errors[1] <= errors[0] * (1 + 1e-12))
+
+
+def test_a_center_changes_nothing_but_the_error(rng):
+    """Keys far from zero are quantised as well as keys around zero."""
+    sizes = {
+        "num_layers": 2, "num_kv_heads": 2, "head_dim": 16, "block_size": 4, "num_blocks": 8,
+    }  # fmt: skip
+    center = 100 * rng.standard_normal((2, 2, 16))
+    near, v, q = (rng.standard_normal((9, heads, 16)) for heads in (2, 2, 4))
+    moved = KVCache("paged_quantized", bits=8, key_center=center, **sizes)
+    plain = KVCache("paged_quantized", bits=8, **sizes)
+    a, b = moved.add(), plain.add()
+    moved.append(a, 1, near + center[1].astype(np.float32), v)
+    plain.append(b, 1, near, v)
+    np.testing.assert_allclose(
+        moved.view(a, 1)[0], plain.view(b, 1)[0] + center[1], atol=1e-4, rtol=0
+    )
+    np.testing.assert_allclose(moved.attend(a, 1, q), plain.attend(b, 1, q), atol=1e-3)
+    assert moved.nbytes() == plain.nbytes() + center.size * 4
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"kind": "paged", "rotate": True}, "takes no bits, rotation or center"),
+        ({"kind": "dense", "key_center": np.zeros((1, 1, 6))}, "takes no bits"),
+        ({"kind": "quantized", "bits": 4, "rotate": True}, "power of 2, not 6"),
+        ({"kind": "quantized", "bits": 4, "key_center": np.zeros((1, 6))}, "must be"),
+        ({"kind": "quantized", "bits": 4, "key_center": np.full((1, 1, 6), np.nan)}, "finite"),
+        ({"kind": "quantized", "bits": "int8"}, "bits must be 8, 4 or 'fp8'"),
+    ],
+)
+def test_options_that_make_no_sense(options, says):
+    sizes = {"num_layers": 1, "num_kv_heads": 1, "head_dim": 6, "block_size": 1, "num_blocks": 1}
+    with pytest.raises((RangeError, ShapeError), match=says):
+        KVCache(**options, **sizes)
