@@ -103,6 +103,13 @@ def test_a_block_sees_nothing_at_or_behind_its_anchor():
     assert not torch.allclose(model.train_hidden(features, blocks, anchors), before)
 
 
+def test_positions_keep_their_precision_in_sixteen_bits():
+    model = fresh(drafter_config(random_target().config, block=4, mask_id=MASK), 1)
+    exact = model.angles(torch.tensor([3001]))[0]
+    rough = model.to(torch.bfloat16).angles(torch.tensor([3001]))[0]
+    torch.testing.assert_close(rough.float(), exact, atol=5e-3, rtol=0)
+
+
 def test_the_training_mask_by_hand():
     mask = training_mask(torch.tensor([[1, 3]]), 4, 2)[0].int().tolist()
     assert mask == [

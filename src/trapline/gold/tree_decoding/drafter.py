@@ -123,8 +123,8 @@ class DFlash(nn.Module):
         self.fuse_norm = Norm(body.dim, body.norm_eps, bias=False)
         self.stack = nn.ModuleList(DraftLayer(body) for _ in range(body.layers))
         self.norm = Norm(body.dim, body.norm_eps, bias=False)
-        turns = frequencies(body.rope or RopeConfig(), body.head_dim)
-        self.register_buffer("turns", turns, persistent=False)
+        #: Radians a position, by device. No buffer: a model in 16 bits still needs them in 32.
+        self._turns: dict[torch.device, Tensor] = {}
 
     @property
     def layers(self) -> list[DraftLayer]:
@@ -151,7 +151,11 @@ class DFlash(nn.Module):
 
     def angles(self, positions: Tensor) -> Angles:
         """Cosine and sine at positions (…), each (…, 1, D/2)."""
-        angles = positions[..., None, None].float() * tensor(self.turns)
+        if positions.device not in self._turns:
+            body = self.config.body
+            turns = frequencies(body.rope or RopeConfig(), body.head_dim)
+            self._turns[positions.device] = turns.to(positions.device)
+        angles = positions[..., None, None].float() * self._turns[positions.device]
         dtype = self.norm.weight.dtype
         return angles.cos().to(dtype), angles.sin().to(dtype)
 

@@ -156,8 +156,7 @@ def ancestors(parents: Tensor) -> Tensor:
     """
     rows, nodes = parents.shape
     reach = torch.eye(nodes + 1, device=parents.device).repeat(rows, 1, 1)
-    below = torch.arange(1, nodes + 1, device=parents.device)
-    reach[torch.arange(rows, device=parents.device)[:, None], below, parents + 1] = 1.0
+    reach[:, 1:].scatter_(2, (parents + 1)[:, :, None], 1.0)
     for _ in range(max(nodes, 1).bit_length()):
         reach = (reach @ reach).clamp_(max=1.0)
     return reach > 0.5
