@@ -3,7 +3,7 @@ known to be alive by an advisory lock that their connection holds."""
 
 import hashlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import sqlalchemy as sa
@@ -83,6 +83,9 @@ class ServerBackend:
             connection.execute(sa.select(sa.func.pg_advisory_lock(self._number(grader))))
             yield
         finally:
+            # The end of the connection frees the lock too, but the server sees that a little later.
+            with suppress(sa.exc.SQLAlchemyError):
+                connection.execute(sa.select(sa.func.pg_advisory_unlock(self._number(grader))))
             connection.invalidate()
             connection.close()
 
