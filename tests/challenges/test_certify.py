@@ -4,6 +4,8 @@ import pytest
 
 from trapline.arena.certify import Certifier, kill_rate
 from trapline.arena.challenge import load, load_all
+from trapline.arena.mechanical import mechanical_mutants
+from trapline.arena.mutate import read_files
 from trapline.arena.run import choose_level
 
 
@@ -54,3 +56,16 @@ def test_a_prompt_does_not_give_its_traps_away(name):
     for trap in challenge.traps:
         assert trap.id not in challenge.prompt
         assert trap.catches.lower() not in challenge.prompt.lower()
+
+
+@pytest.mark.parametrize("name", load_all())
+def test_mechanical_mutants_are_excused_one_by_one(name):
+    """Each by its own id, which exists, with a reason; bugs that live are not excused."""
+    mutants = load(name).module("mutants")
+    known = {mutant.id for mutant in mechanical_mutants(read_files(load(name).solution))}
+    survivors = getattr(mutants, "SURVIVORS", {})
+    assert type(mutants.EQUIVALENT) is dict
+    assert mutants.EQUIVALENT.keys() <= known
+    assert survivors.keys() <= known - mutants.EQUIVALENT.keys()
+    assert all([*mutants.EQUIVALENT.values(), *survivors.values()])
+    assert len(survivors) <= 0.1 * (len(known) - len(mutants.EQUIVALENT))

@@ -50,12 +50,15 @@ def _section(certificate: Certificate) -> list[str]:
         fate = finding.fell_to or "**survives**"
         lines.append(f"| {finding.subject} | {fate} | {trap.severity} | {trap.catches} |")
     survivors = [finding for finding in certificate.of("mechanical") if not finding.fell_to]
-    equivalent: dict[str, str] = getattr(
-        load(certificate.challenge).module("mutants"), "EQUIVALENT", {}
-    )
+    mutants = load(certificate.challenge).module("mutants")
+    equivalent: dict[str, str] = getattr(mutants, "EQUIVALENT", {})
+    reasons: dict[str, str] = getattr(mutants, "SURVIVORS", {})
     if certificate.of("mechanical"):
         lines += ["", f"Mechanical mutants that survive: {len(survivors)}."]
-        lines += [f"- `{finding.subject}`: {finding.message}" for finding in survivors]
+        lines += [
+            f"- `{finding.subject}`: {reasons.get(finding.subject, finding.message)}"
+            for finding in survivors
+        ]
         lines += ["", f"Mechanical mutants that change nothing observable: {len(equivalent)}."]
         lines += [f"- `{name}`: {reason}" for name, reason in sorted(equivalent.items())]
     return lines

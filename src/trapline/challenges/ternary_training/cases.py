@@ -22,8 +22,9 @@ from trapline.gold.ternary import oracle, small_lm
 #: Of the squared weights of a normal matrix; plain choices reach 0.26, good ones 0.19.
 ERROR_LIMIT = 0.3
 UNIGRAM_SHARE = 0.85
-#: Of the perplexity of word counts, where a rule decides; right answers reach 0.2 and 0.31.
-RULE_SHARE = 0.4
+#: Of the perplexity of word counts, where a rule decides; right answers reach 0.18 and 0.32, and
+#: whoever counts pairs of words 1.0 and 0.58.
+TWO_BACK_SHARE, RECALL_SHARE = 0.3, 0.45
 
 
 @case("quantises-normal-weights")
@@ -126,6 +127,8 @@ def starting_weights(submission: Submission, rng: np.random.Generator) -> None:
 def smallest_model(submission: Submission, rng: np.random.Generator) -> None:
     config = config_of(rng, vocab=1, dim=1, layers=0, heads=1, context=1, seed=0)
     complete(submission.train([[0, 0], [0]], config), config)
+    config = config_of(rng, vocab=1, dim=1, layers=1, heads=1, context=2, seconds=0.2)
+    complete(submission.train([[0, 0], [0, 0, 0]], config), config)
     config = config_of(rng, vocab=2, dim=1, layers=1, heads=1, context=1, seconds=0.2)
     tensors = submission.train([[0, 1], [1, 0], [0, 1, 0], [1, 1]], config)
     small_lm.perplexity(weights_of(tensors, config), [[0, 1]], config)
@@ -135,19 +138,19 @@ def smallest_model(submission: Submission, rng: np.random.Generator) -> None:
 def learns_a_rule_two_back(submission: Submission, rng: np.random.Generator) -> None:
     documents = text.renamed_two_back(rng, 12, 160, 25)
     share = share_of_counting(submission, rng, documents, 60, vocab=12, heads=8, context=24)
-    _by_rule(share, "the token two places back decides")
+    _by_rule(share, TWO_BACK_SHARE, "the token two places back decides")
 
 
 @case("recalls-the-first-token")
 def recalls_the_first_token(submission: Submission, rng: np.random.Generator) -> None:
     documents = text.recalled(rng, 11, 360, 13)
     share = share_of_counting(submission, rng, documents, 60, vocab=11, context=12)
-    _by_rule(share, "a marker calls for the first token")
+    _by_rule(share, RECALL_SHARE, "a marker calls for the first token")
 
 
-def _by_rule(share: float, rule: str) -> None:
+def _by_rule(share: float, limit: float, rule: str) -> None:
     told = f"{rule}: perplexity {share:.2f} of that of counting words, on unseen documents"
-    expect.that(share <= RULE_SHARE, told)
+    expect.that(share <= limit, told)
 
 
 @case("learns")

@@ -121,7 +121,7 @@ _TRAINED: "WeakKeyDictionary[Submission, Trained]" = WeakKeyDictionary()
 #: Many times what learning takes; a good trainer stops before.
 SECONDS, FULL_SECONDS, NOISE_SECONDS = 6, 60, 3
 #: What a rule takes: half a second shows it, the rest is for answers that go about it more slowly.
-RULE_SECONDS = 2
+RULE_SECONDS = 3
 UNSEEN_LINES = 15
 
 
@@ -137,7 +137,10 @@ def trained(submission: Submission, rng: np.random.Generator) -> Trained:
         shown = [*grammar.documents(rng, 200, longest), *order[UNSEEN_LINES:]]
         unseen = grammar.documents(rng, 60, longest)
         unseen_prose = [line[:longest] for line in order[:UNSEEN_LINES]]
+        started = time.monotonic()
         tensors = submission.train(shown, config)
+        taken, granted = time.monotonic() - started, 1.4 * seconds + 3
+        expect.that(taken <= granted, f"{taken:.0f} s of training, {granted:.0f} s are granted")
         _TRAINED[submission] = Trained(config, tensors, grammar, shown, unseen, unseen_prose)
     return _TRAINED[submission]
 

@@ -86,7 +86,7 @@ def renamed_two_back(
 def recalled(rng: np.random.Generator, vocab: int, count: int, longest: int) -> list[Document]:
     """A marker, which is every second token or so, is followed by the document's first token."""
     marker, *others = (int(token) for token in rng.permutation(vocab))
-    first, rest = others[: vocab // 2], others[vocab // 2 :]
+    first, rest = others[4:], others[:4]
 
     def document(length: int) -> Document:
         tokens = [int(rng.choice(first))]
