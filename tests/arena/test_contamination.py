@@ -32,6 +32,15 @@ def test_honest_entrants_are_clean_against_the_judge_and_each_other():
     assert scan_field(find_entries(FIELD, []), frozenset({"gold"})) == []
 
 
+@pytest.mark.parametrize("name", list(load_all()))
+def test_right_answers_written_differently_are_no_copies_of_each_other(name):
+    challenge = load(name)
+    for folder in challenge.alternates:
+        text = "\n".join(path.read_text() for path in sorted(folder.rglob("*.py")))
+        found = [leak.source for leak in leaks_in(text, hidden(challenge))]
+        assert found == [f"the alternate {folder.name}"]
+
+
 def test_the_gold_entrant_is_found_everywhere():
     found = scan_field([entry for entry in find_entries(FIELD, []) if entry.entrant == "gold"])
     assert {(one.challenge, one.leak.kind) for one in found} == {(n, "gold") for n in load_all()}
