@@ -132,8 +132,8 @@ def attention_kernel(
         stored = inside[:, None] & wide[None, :]
         k_places = k_pages + (page * k_page + g * k_head + place * k_place)[:, None] + d[None, :]
         v_places = v_pages + (page * v_page + g * v_head + place * v_place)[:, None] + d[None, :]
-        keys = tl.load(k_places, mask=stored, other=0)
-        values = tl.load(v_places, mask=stored, other=0)
+        keys = tl.load(k_places, mask=stored, other=0.0)
+        values = tl.load(v_places, mask=stored, other=0.0)
         products = products_of(low, high, keys, HALF < D, PRECISION)
         if k_scale is not None:
             products *= scales_at(
