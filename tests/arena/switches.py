@@ -1,11 +1,11 @@
-"""Every defence that a test can switch off, by the name that attacks use in their headers.
+"""Every defence of the judge that a test can switch off, by the name that attacks use in their
+headers; the sandbox's are in `sandbox_switches.py`.
 
 A switch replaces the one function (or line of a program inside) that is the defence; what it
 replaces is ours, on our side of the wall, so the attack itself stays as it is. Nothing here is
 reachable from the package.
 """
 
-import sys
 import zlib
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,12 +23,11 @@ from trapline.arena import (
     measure,
     own_tests,
     proxy,
-    sandbox,
     session,
     wire,
 )
 from trapline.arena.challenge import Challenge
-from trapline.arena.isolation import bubblewrap, landlock, limits, plan, process, running
+from trapline.arena.isolation import running
 from trapline.arena.isolation.stage import Stage
 from trapline.arena.proxy import Submission
 from trapline.arena.record import Dimension, Level
@@ -317,105 +316,3 @@ def forbid_nothing(bench):
 def pass_unread(bench):
     unread = {"code": {"imports": []}}
     after_inspection(bench, lambda found: found.model_copy(update=unread if not found.code else {}))
-
-
-# --- the sandbox ---------------------------------------------------------------------------------
-
-
-@switch("sandbox")
-def plain_process(bench):
-    bench.level = "process"
-
-
-@switch("system-call-filter")
-def no_filter(bench):
-    bench.leave_out("seccomp")
-
-
-@switch("resource-limits")
-def no_limits(bench):
-    bench.leave_out("rlimits")
-
-
-@switch("stack-that-says-nothing")
-def telling_stack(bench):
-    called, defined = "self.call(header, ", "    def call(self, header"
-    pairs = [(text, text.replace("call", "check")) for text in (called, defined)]
-    bench.edit(ARENA / "worker.py", *pairs)
-
-
-@switch("modules-before-submission")
-def submission_first(bench):
-    beside = "sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))"
-    bench.edit(ARENA / "worker.py", (beside, "sys.path.insert(0, folder)"))
-
-
-def add_to_environment(bench, **variables):
-    for module in (bubblewrap, landlock, process):
-        bench.patch.setattr(
-            module, "environment", lambda scratch: {**limits.environment(scratch), **variables}
-        )
-
-
-@switch("fixed-environment")
-def telling_environment(bench):
-    add_to_environment(bench, CI="true")
-
-
-@switch("isolated-interpreter")
-def open_interpreter(bench):
-    bench.patch.setattr(plan, "FLAGS", ("-B",))
-    add_to_environment(bench, PYTHONPATH=":".join(["/submission", *filter(None, sys.path)]))
-
-
-def add_to_files(bench, *lines):
-    files = bubblewrap._files
-    last = ["--remount-ro", "/dev", "--remount-ro", "/"]
-
-    def more(launch, stage):
-        usual = files(launch, stage)
-        assert usual[-4:] == last
-        return [*usual[:-4], *lines, *last]
-
-    bench.patch.setattr(bubblewrap, "_files", more)
-
-
-@switch("hidden-files")
-def shown_files(bench):
-    add_to_files(bench, *bubblewrap._shown({"/opt/trapline": ARENA.parent}))
-
-
-@switch("few-devices")
-def one_device_more(bench):
-    # Harmless: another name for /dev/null.
-    add_to_files(bench, "--dev-bind", "/dev/null", "/dev/kmsg")
-
-
-@switch("closed-descriptors")
-def leaking_descriptor(bench):
-    start = sandbox._start
-
-    def leaking(spec, command, prepared, group):
-        with open(__file__) as ours:
-            more = (*command.descriptors, ours.fileno())
-            return start(spec, replace(command, descriptors=more), prepared, group)
-
-    bench.patch.setattr(sandbox, "_start", leaking)
-
-
-@switch("hard-limits")
-def soft_limits(bench):
-    inside = ARENA / "isolation" / "inside.py"
-    bench.edit(inside, ("(value, value + grace))", "(value, hard))"))
-
-
-@switch("private-scratch")
-def shared_scratch(bench):
-    shared = bench.folder / "shared"
-    shared.mkdir()
-    shared.chmod(0o777)
-    writable = bubblewrap._writable
-    bench.patch.setattr(
-        bubblewrap, "_writable", lambda launch: [*writable(launch), "--bind", str(shared), "/tmp"]
-    )
-    bench.judge = benches.graded_twice

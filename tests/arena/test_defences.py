@@ -6,6 +6,7 @@ from pathlib import Path
 
 import benches
 import pytest
+import sandbox_switches  # noqa: F401 - it registers its switches
 import switches
 
 from trapline.arena import grade, redteam, session
