@@ -4,6 +4,7 @@ import ast
 
 import pytest
 
+from trapline.arena.certify import Certifier
 from trapline.arena.mechanical import mechanical_mutants
 from trapline.arena.rewrite import rewrites
 
@@ -75,3 +76,11 @@ def test_renaming_leaves_arguments_alone():
 
 def test_reprinting_drops_prose():
     assert "rose" not in dict(rewrites(SOURCE))["reprinted"]
+
+
+def test_what_takes_seconds_comes_last_for_a_mechanical_mutant(sorting, level, monkeypatch):
+    first = sorting.cases[0].id
+    monkeypatch.setattr(sorting.module("cases"), "SLOW", frozenset({first}), raising=False)
+    certifier = Certifier(sorting, level, seed=5)
+    assert certifier.quick_first[-1].id == first
+    assert sorted(c.id for c in certifier.quick_first) == sorted(c.id for c in certifier.checks)

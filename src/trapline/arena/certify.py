@@ -58,6 +58,9 @@ class Certifier:
         self.challenge, self.level = challenge, level
         self.seed = secrets.randbits(32) if seed is None else seed
         self.checks: list[Case | Trap] = [*challenge.cases, *challenge.traps]
+        # Most mechanical mutants fall to any check, so what takes seconds comes last for them.
+        slow: frozenset[str] = getattr(challenge.module("cases"), "SLOW", frozenset())
+        self.quick_first = sorted(self.checks, key=lambda check: check.id in slow)
         self.gold = read_files(challenge.solution)
         mutants: list[Mutant] = challenge.module("mutants").MUTANTS
         self.mutants = {mutant.name: mutant for mutant in mutants}
@@ -162,7 +165,7 @@ class Certifier:
     def _mechanical(self, mutant: MechanicalMutant) -> Finding:
         patience = self.challenge.plan.limits.mutant_seconds
         with self._submission(mutant.files, patience) as submission:
-            result = first_failure(self.checks, submission, self.seed)
+            result = first_failure(self.quick_first, submission, self.seed)
         return Finding(
             kind="mechanical",
             subject=mutant.id,

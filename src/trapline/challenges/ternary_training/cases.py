@@ -27,6 +27,21 @@ UNIGRAM_SHARE = 0.85
 TWO_BACK_SHARE, RECALL_SHARE = 0.3, 0.45
 
 
+#: Cases and traps that train for seconds.
+SLOW = frozenset(
+    {
+        "learns-a-rule-two-back",
+        "recalls-the-first-token",
+        "learns",
+        "seconds-ignored",
+        "future-visible",
+        "predicts-the-present",
+        "trains-until-collapse",
+        "leaky-early-stopping",
+    }
+)
+
+
 @case("quantises-normal-weights")
 def quantises_normal_weights(submission: Submission, rng: np.random.Generator) -> None:
     for dtype in (np.float32, np.float64):
