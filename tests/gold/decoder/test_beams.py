@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from trapline.gold.beam_search.api import beam_search
-from trapline.gold.decoder import beams
+from trapline.gold.decoder import beams, graphs
 from trapline.gold.decoder.generate import generate
 from trapline.gold.errors import RangeError
 
@@ -25,7 +25,8 @@ class Uncached:
 
 
 @pytest.mark.parametrize("policy", ["canonical", "hf", "vllm"])
-def test_beams_are_those_of_the_uncached_model(decoder, policy):
+def test_beams_are_those_of_the_uncached_model(decoder, policy, monkeypatch):
+    monkeypatch.setattr(graphs, "WORTH_SHARING", 1)  # the prompt's one full page is read once
     options = {"beam_width": 3, "max_new_tokens": 8, "eos_id": [4, 11], "policy": policy}
     expected = beam_search(Uncached(decoder), PROMPTS, **options)
     found = beams.search(decoder, PROMPTS, **options)

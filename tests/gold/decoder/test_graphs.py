@@ -3,7 +3,10 @@
 import pytest
 import torch
 
-from trapline.gold.decoder.graphs import Running, StaticStep
+from trapline.gold.attention.paged import paged_attention
+from trapline.gold.decoder import graphs
+from trapline.gold.decoder.fused import Shared, decode_attention
+from trapline.gold.decoder.graphs import Running, StaticStep, _shared
 from trapline.gold.decoder.pool import Pool
 from trapline.gold.decoder.sampling import Chooser, Sampling
 from trapline.gold.errors import RangeError
@@ -63,6 +66,31 @@ def test_static_logits_are_the_plain_ones(decoder):
             row.advance(1)
             expected = plain(decoder, prompt, said[i])
             torch.testing.assert_close(logits[i], expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("window", [None, 5])
+def test_one_query_a_row_is_paged_attention(window):
+    """Ragged rows, scattered pages, and two rows whose shared beginning is read once."""
+    torch.manual_seed(0)
+    keys, values = torch.randn(2, 9 * 4, 2, 6)
+    q = torch.randn(4, 6, 6)
+    table = torch.tensor([[5, 0, 3, 7], [1, 2, 8, 0], [1, 2, 8, 4], [6, 0, 0, 0]]).int()
+    lengths = torch.tensor([14, 12, 13, 1]).int()
+    pages = [stored.view(9, 4, 2, 6).transpose(1, 2) for stored in (keys, values)]
+    expected = paged_attention(q, *pages, table, lengths, window=window)
+    for shared in ([], [Shared(1, 3, 2)]):
+        found = decode_attention(q, keys, values, table, lengths, 4, window, shared)
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_shared_beginnings_are_found(monkeypatch):
+    monkeypatch.setattr(graphs, "WORTH_SHARING", 2)
+    tables = [[1, 2, 3, 4], [1, 2, 3, 5], [1, 2, 9, 6], [7, 8], [7, 8], [0]]
+    assert _shared(tables, [3, 3, 3, 1, 1, 0]) == [Shared(0, 3, 2)]
+    assert _shared(tables[:2], [3, 3]) == [Shared(0, 2, 3)]
+    assert _shared(tables[1:5], [3, 2, 2, 2]) == [Shared(0, 2, 2), Shared(2, 4, 2)]
+    assert _shared(tables, [1] * 6) == []
+    assert _shared([], []) == []
 
 
 def test_buffers_move_on_by_themselves(decoder):

@@ -4,12 +4,15 @@ Norms with their residual are `gold.norms`; what is left of a layer between its 
 here. Shape letters: B rows (one new token each), H query heads, G key/value heads, D width.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from trapline.gold.attention.paged import paged_attention
+from trapline.gold.decoder.layers import tensor
 from trapline.gold.decoder.rope import rotate
 
 
@@ -52,6 +55,14 @@ def turn_and_append(
     return q
 
 
+class Shared(NamedTuple):
+    """Rows `first` … `last` − 1 begin with the same `pages` pages, all full."""
+
+    first: int
+    last: int
+    pages: int
+
+
 def decode_attention(
     q: Tensor,
     keys: Tensor,
@@ -60,22 +71,75 @@ def decode_attention(
     lengths: Tensor,
     page_size: int,
     window: int | None,
+    shared: Sequence[Shared] = (),
 ) -> Tensor:
     """Each row's one query (B, H, D) over its own pages of keys and values (slots, G, D).
 
-    table (B, M) names each row's pages, lengths (B,) how many positions it has.
+    table (B, M) names each row's pages, lengths (B,) how many positions it has, both int32. It is
+    `paged_attention` with one query a row. On a GPU it is that: rows that share pages read them
+    from its cache. On a CPU all rows are computed at once, and shared pages are read once.
     """
-    places = torch.arange(page_size, device=q.device)
-    slots = (table[:, :, None] * page_size + places).flatten(1)  # (B, S)
-    groups, width = keys.shape[1:]
-    k, v = (stored[slots].transpose(1, 2) for stored in (keys, values))  # (B, G, S, D)
-    scores = (q.view(len(q), groups, -1, width) @ k.transpose(-1, -2)).float() * width**-0.5
-    position = torch.arange(slots.shape[1], device=q.device)
-    hidden = position >= lengths[:, None]
-    if window is not None:
-        hidden = hidden | (position < lengths[:, None] - window)
-    weights = torch.softmax(scores.masked_fill(hidden[:, None, None], -torch.inf), dim=-1)
-    return (weights.to(v.dtype) @ v).view(q.shape)
+    if q.is_cuda:
+        shape = (-1, page_size, *keys.shape[1:])
+        k_pages, v_pages = (x.view(shape).transpose(1, 2) for x in (keys, values))
+        return tensor(paged_attention(q, k_pages, v_pages, table, lengths, window=window))
+    out = torch.empty_like(q)
+    alone = torch.ones(len(q), dtype=torch.bool)
+    for group in shared if window is None else ():
+        rows = slice(group.first, group.last)
+        alone[rows] = False
+        out[rows] = _after_prefix(
+            q[rows], keys, values, table[rows], lengths[rows], page_size, group.pages
+        )
+    if bool(alone.any()):
+        k, v = (_gathered(x, table[alone], page_size) for x in (keys, values))
+        seen = _seen(lengths[alone], k.shape[2], window)
+        grouped = q[alone].reshape(len(k), k.shape[1], -1, q.shape[-1])
+        found = functional.scaled_dot_product_attention(grouped, k, v, seen[:, None, None])
+        out[alone] = found.reshape(-1, *q.shape[1:])
+    return out
+
+
+def _after_prefix(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    table: Tensor,
+    lengths: Tensor,
+    page_size: int,
+    pages: int,
+) -> Tensor:
+    """Rows with one prefix: its keys meet all queries in one product, its values all weights."""
+    (rows, heads, width), groups = q.shape, keys.shape[1]
+    k, v = (_gathered(x, table[:1, :pages], page_size)[0] for x in (keys, values))  # (G, S, D)
+    own_k, own_v = (_gathered(x, table[:, pages:], page_size) for x in (keys, values))
+    grouped = q.view(rows, groups, -1, width)
+    together = grouped.transpose(0, 1).flatten(1, 2)  # (G, B · R, D)
+    # Turned copies: a product with a transposed view takes ten times as long on some CPUs.
+    common = (together @ k.transpose(1, 2).contiguous()).view(groups, rows, -1, k.shape[1])
+    common = common.transpose(0, 1)  # (B, G, R, prefix)
+    own = grouped @ own_k.transpose(-1, -2).contiguous()  # (B, G, R, tail)
+    seen = _seen(lengths - pages * page_size, own_k.shape[2], None)
+    own = own.masked_fill(~seen[:, None, None], -torch.inf)
+    scores = torch.cat((common, own), dim=-1).float() * width**-0.5
+    weights = torch.softmax(scores, dim=-1).to(v.dtype)
+    for_prefix, for_own = weights[..., : k.shape[1]], weights[..., k.shape[1] :]
+    out = (for_prefix.transpose(0, 1).flatten(1, 2) @ v).view(groups, rows, -1, width)
+    return (out.transpose(0, 1) + for_own @ own_v).reshape(rows, heads, width)
+
+
+def _gathered(stored: Tensor, table: Tensor, page_size: int) -> Tensor:
+    """(B, G, S, D): whole pages are copied, and read where they then lie."""
+    groups, width = stored.shape[1:]
+    pages = stored.view(-1, page_size * groups * width).index_select(0, table.flatten())
+    return pages.view(len(table), -1, groups, width).transpose(1, 2)
+
+
+def _seen(lengths: Tensor, positions: int, window: int | None) -> Tensor:
+    """(B, S): which positions are there, and inside the window of the last."""
+    position = torch.arange(positions, device=lengths.device)
+    seen = position < lengths[:, None]
+    return seen if window is None else seen & (position >= lengths[:, None] - window)
 
 
 def swiglu(both: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ tokens. A layer is four matrix products and, between them, four fused operations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 import torch
@@ -21,6 +22,9 @@ from trapline.gold.decoder.rope import angles
 from trapline.gold.decoder.sampling import NO_TOKEN, Chooser, greedy
 from trapline.gold.errors import RangeError
 from trapline.gold.norms.api import rms_norm
+
+#: Pages; a shorter prefix is cheaper to read with the rest.
+WORTH_SHARING = 16
 
 
 class Running(NamedTuple):
@@ -66,12 +70,13 @@ class StaticStep:
         device = decoder.device
         ids, positions, made = torch.zeros((3, rows), dtype=torch.int64, device=device)
         active = torch.zeros(rows, dtype=torch.bool, device=device)
-        table = torch.zeros((rows, pages), dtype=torch.int64, device=device)
+        table = torch.zeros((rows, pages), dtype=torch.int32, device=device)
         self._buffers = _Buffers(ids, positions, made, active, table)
         cosine, sine = _tables(decoder)
         self._layers = [_Fused(decoder, layer, cosine, sine) for layer in decoder.layers]
         self._graphs: dict[tuple[int, bool], tuple[torch.cuda.CUDAGraph, Tensor]] = {}
         self._rows = self._pages = 0
+        self._shared: list[fused.Shared] = []
 
     def load(self, rows: Sequence[Running]) -> None:
         """Other rows from now on. This is the only way from the host to the device."""
@@ -84,6 +89,8 @@ class StaticStep:
             raise RangeError(f"a row has {max(map(len, tables))} pages, there is room for {pages}")
         self._rows = self._bucket(len(rows))
         self._pages = max(map(len, tables), default=0) if not ids.is_cuda else pages
+        full = [row.sequence.length // self.pool.page_size for row in rows]
+        self._shared = [] if ids.is_cuda else _shared(tables, full)
         spare = [0] * (self._rows - len(rows))
         _fill(ids, [row.token for row in rows] + spare)
         _fill(positions, [row.sequence.length for row in rows] + spare)
@@ -126,7 +133,8 @@ class StaticStep:
         page = rows.table.gather(1, (rows.positions // size)[:, None])[:, 0]
         slots = torch.where(rows.active, page * size + rows.positions % size, -1)
         # A row that only fills up the batch reads one position of whatever is there.
-        places = _Places(rows.positions, slots, rows.table, rows.positions + 1)
+        lengths = (rows.positions + 1).int()
+        places = _Places(rows.positions, slots, rows.table, lengths, self._shared)
         x = tensor(decoder.embedding(rows.ids))
         if decoder.position is not None:
             x = x + decoder.position(rows.positions)
@@ -177,6 +185,7 @@ class _Places(NamedTuple):
     slots: Tensor
     table: Tensor
     lengths: Tensor
+    shared: list[fused.Shared]
 
 
 class _Fused:
@@ -215,7 +224,7 @@ class _Fused:
             self.qkv(h), self.turn, places.positions, places.slots, keys, values
         )
         seen = fused.decode_attention(
-            q, keys, values, places.table, places.lengths, page_size, self.window
+            q, keys, values, places.table, places.lengths, page_size, self.window, places.shared
         )
         h, x = _add_norm(self.norms[1], tensor(self.out(seen.flatten(1))), x)
         up = self.up(h)
@@ -268,6 +277,22 @@ def _add_norm(norm: Norm, delta: Tensor | None, x: Tensor) -> tuple[Tensor, Tens
         return tensor(normed.y), tensor(normed.residual)
     x = x + delta
     return tensor(norm(x)), x
+
+
+def _shared(tables: Sequence[list[int]], full: Sequence[int]) -> list[fused.Shared]:
+    """Neighbours that begin with the same full pages, where it is worth a product of its own."""
+    found: list[fused.Shared] = []
+    first = 0
+    for last in range(1, len(tables) + 1):
+        if last < len(tables) and tables[last][:1] == tables[first][:1]:
+            continue
+        shortest = min(full[first:last], default=0)
+        columns = zip(*(table[:shortest] for table in tables[first:last]), strict=True)
+        same = list(takewhile(lambda column: len(set(column)) == 1, columns))
+        if last - first > 1 and len(same) >= WORTH_SHARING:
+            found.append(fused.Shared(first, last, len(same)))
+        first = last
+    return found
 
 
 def _fill(buffer: Tensor, rows: Sequence[int] | Sequence[list[int]]) -> None:
