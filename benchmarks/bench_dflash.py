@@ -87,7 +87,8 @@ def held_out_prompts(options, target, mask_id) -> list[list[int]]:
 
     tokenizer = Tokenizer.from_file(str(options.pair / "tokenizer.json"))
     prompts = []
-    for document in (options.pair / "held_out.txt").read_text().split("\f"):
+    text = (options.pair / "held_out.txt").read_text(encoding="utf-8")
+    for document in text.split("\f"):
         ids = tokenizer.encode(document).ids
         prompts += [ids[at : at + PROMPT] for at in range(0, len(ids) - PROMPT, 4 * PROMPT)]
     random.Random(0).shuffle(prompts)

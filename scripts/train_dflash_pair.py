@@ -68,6 +68,8 @@ class Size:
 
 
 SIZES = {
+    # Learns nothing: shows in seconds that everything fits together.
+    "toy": Size(300, 32, 2, 4, 2, 48, 256, 32, 4, 4, 3e-3, 0.05, 1, 6, 12, 12, 4, 4, 8),
     "tiny": Size(512, 96, 3, 4, 2, 256, 256, 64, 500, 8, 3e-3, 0.4, 2, 8, 192, 48, 300, 8, 16),
     "small": Size(
         8192, 512, 8, 8, 4, 1408, 1024, 512, 6000, 48, 1e-3, 60.0, 4, 16, 8192, 192, 4000, 32, 64
@@ -86,7 +88,7 @@ def main() -> None:
     out.mkdir(parents=True, exist_ok=True)
     corpus = options.corpus or collect(out / "corpus.txt", options.packages, size.megabytes)
     split = split_documents(read_documents([corpus]), 0.1)
-    (out / "held_out.txt").write_text("\f".join(split.valid))
+    (out / "held_out.txt").write_text("\f".join(split.valid), encoding="utf-8")
     tokenizer = train_tokenizer(split.train, size.vocab - SPARE)
     tokenizer.save(str(out / "tokenizer.json"))
     target, target_facts = make_target(size, encode(tokenizer, split.train), options)
@@ -119,7 +121,7 @@ def collect(path: Path, packages: list[str], megabytes: float) -> Path:
         if document and total < megabytes * 1e6:
             kept.append(document)
             total += len(document)
-    path.write_text("\f".join(kept))
+    path.write_text("\f".join(kept), encoding="utf-8")
     say(f"{len(kept)} documents, {total / 1e6:.1f} million characters")
     return path
 

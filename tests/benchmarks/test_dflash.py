@@ -1,0 +1,42 @@
+"""The script that makes a pair from scratch, and the benchmark on it: from one end to the other."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run(script, *args):
+    command = [sys.executable, str(ROOT / script), *map(str, args)]
+    ours = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "PYTHONUTF8": "1"}
+    done = subprocess.run(
+        command, env=ours, capture_output=True, text=True, encoding="utf-8", check=False
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done.stdout
+
+
+@pytest.mark.full
+def test_a_pair_is_made_and_measured(tmp_path):
+    pair = tmp_path / "pair"
+    run("scripts/train_dflash_pair.py", "--out", pair, "--size", "toy", "--check", 3)
+    facts = json.loads((pair / "pair.json").read_text())
+    assert facts["held_out"]["same answers at 0"]
+    assert facts["held_out"]["same answers at 1"]
+    assert facts["held_out"]["tree at 0"]["tau"] >= 1.0
+    assert (pair / "drafter" / "drafter.safetensors").is_file()
+    options = ["--device", "cpu", "--quick", "--batches", 1, "--out", tmp_path]
+    said = run("benchmarks/bench_dflash.py", *options)
+    (written,) = tmp_path.glob("*/dflash.json")
+    results = json.loads(written.read_text())["results"]
+    (shape,) = (tables for name, tables in results.items() if "replayed" in name)
+    contenders = shape[0]["contenders"]
+    assert contenders["static round, no drafter"]["tau"] == 1.0
+    assert contenders["chain"]["tau"] > 1.0
+    assert "speed_up_over_tau" in contenders["tree of 16"]
+    assert "τ" in said
