@@ -67,6 +67,14 @@ def test_other_groups_agree_too(path, group):
     np.testing.assert_allclose(y.numpy(), x.double().numpy() @ weights.T, rtol=0, atol=1e-3)
 
 
+@pytest.mark.parametrize(("columns", "group"), [(252, 128), (384, 128), (256, 64)])
+def test_a_width_that_does_not_fit_is_refused(path, columns, group):
+    """Memory beyond a matrix is never read."""
+    plane, scales, _ = matrix(8, 256)
+    with pytest.raises(ShapeError, match="do not fit"):
+        fast.packed_linear(torch.ones(1, columns), plane, scales, group)
+
+
 def test_several_threads_share_the_rows(monkeypatch):
     if (reason := native.unavailable()) is not None:
         assert reason in fast.backend()

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from trapline.gold.errors import ShapeError
 from trapline.gold.ternary import native
 
 #: From so many rows of x on, unpacking a tile once for all of them is cheaper.
@@ -20,7 +21,14 @@ _TILE_WEIGHTS = 1 << 18
 
 def packed_linear(x: Tensor, plane: Tensor, scales: Tensor, group_size: int = 128) -> Tensor:
     """x (…, K) times the transposed matrix of plane (N, ⌈K/4⌉) and scales (N, ⌈K/group⌉)."""
-    rows = x.reshape(-1, x.shape[-1])
+    columns = x.shape[-1]
+    wanted = (-(-columns // 4), (len(plane), -(-columns // group_size)))
+    if (plane.shape[1], tuple(scales.shape)) != wanted:
+        raise ShapeError(
+            f"{columns} columns do not fit a plane {tuple(plane.shape)} with scales"
+            f" {tuple(scales.shape)} in groups of {group_size}"
+        )
+    rows = x.reshape(-1, columns)
     if x.is_cuda:
         from trapline.gold.ternary import kernels
 
