@@ -12,9 +12,9 @@ from trapline.gold.beam_search.search import Beam
 from trapline.gold.decoder.graphs import Running, StaticStep
 from trapline.gold.decoder.model import Decoder
 from trapline.gold.decoder.pool import Pool, PooledSequence
+from trapline.gold.decoder.sampling import ranked
 from trapline.gold.errors import RangeError
 from trapline.gold.kv_cache.rows import follow
-from trapline.gold.softmax_topk.api import softmax_topk
 
 PAGE = 16
 
@@ -110,7 +110,7 @@ class BeamModel:
     def _candidates(self, logits: Tensor) -> Candidates:
         """The best of each row and all ends, in one transfer to the host."""
         logits = logits.float()
-        top = softmax_topk(logits, self._kept, log_probs=True, check=False)
+        top = ranked(logits, self._kept)
         ends = logits[:, self._ends] - top.lse[:, None]
         packed = torch.cat((top.values.double(), top.indices.double(), ends.double()), dim=1)
         values, indices, at_end = np.split(

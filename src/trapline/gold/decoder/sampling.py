@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from trapline.gold.errors import RangeError
-from trapline.gold.softmax_topk.api import softmax_topk
+from trapline.gold.softmax_topk.api import TopK, softmax_topk
 
 #: A nucleus almost always lies within so many candidates; where it does not, all are ranked.
 NUCLEUS = 1024
@@ -98,9 +98,7 @@ class Chooser:
     def _draw(self, logits: Tensor, made: Tensor, candidates: int) -> tuple[Tensor, Tensor]:
         """Tokens, and whether each row's nucleus lay within its candidates."""
         ways = self._ways
-        top = softmax_topk(
-            logits, candidates, temperature=ways.temperature, check=False, log_probs=True
-        )
+        top = ranked(logits, candidates, ways.temperature)
         weights = top.values.double().exp()  # over all V, best first
         rank = torch.arange(candidates, device=logits.device)
         weights = weights.masked_fill(rank >= ways.top_k[:, None], 0.0)
@@ -118,6 +116,21 @@ class Chooser:
         place = place.masked_fill(ways.greedy, 0)
         chosen = top.indices.gather(1, place[:, None])[:, 0]
         return _or_none(chosen, top.lse), fits | ways.greedy | limited
+
+
+def ranked(logits: Tensor, count: int, temperature: Tensor | float = 1.0) -> TopK:
+    """The `count` likeliest of each row with their log-probabilities; no look at the values.
+
+    The kernels rank so many that a nucleus fits; the whole vocabulary is sorted by torch.
+    """
+    return softmax_topk(
+        logits,
+        count,
+        temperature=temperature,
+        log_probs=True,
+        check=False,
+        impl="torch" if count > NUCLEUS else None,
+    )
 
 
 def greedy(logits: Tensor) -> Tensor:
