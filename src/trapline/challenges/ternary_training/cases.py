@@ -142,8 +142,9 @@ def starting_weights(submission: Submission, rng: np.random.Generator) -> None:
 def smallest_model(submission: Submission, rng: np.random.Generator) -> None:
     config = config_of(rng, vocab=1, dim=1, layers=0, heads=1, context=1, seed=0)
     complete(submission.train([[0, 0], [0]], config), config)
-    config = config_of(rng, vocab=1, dim=1, layers=1, heads=1, context=2, seconds=0.2)
-    complete(submission.train([[0, 0], [0, 0, 0]], config), config)
+    config = config_of(rng, vocab=1, dim=1, layers=1, heads=1, context=5, seconds=0.2)
+    for documents in ([[0, 0], [0, 0, 0]], [[0] * 2, [0] * 4, [0] * 6]):
+        complete(submission.train(documents, config), config)
     config = config_of(rng, vocab=2, dim=1, layers=1, heads=1, context=1, seconds=0.2)
     tensors = submission.train([[0, 1], [1, 0], [0, 1, 0], [1, 1]], config)
     small_lm.perplexity(weights_of(tensors, config), [[0, 1]], config)
