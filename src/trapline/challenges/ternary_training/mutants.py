@@ -598,9 +598,7 @@ _LIVE: dict[str, tuple[str, ...]] = {
         "model.py:_attention_backward/drop-operand/6",
     ),
     "what flows back through a layer is wrong: the direct path past it carries the training": (
-        "model.py:_attention_backward/arithmetic/10",
         "model.py:_attention_backward/drop-operand/10",
-        "model.py:_attention_backward/arithmetic/12",
         "model.py:_attention_backward/drop-operand/11",
         "model.py:_mlp_backward/arithmetic/3",
         "model.py:_mlp_backward/drop-operand/3",
