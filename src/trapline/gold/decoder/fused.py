@@ -83,21 +83,36 @@ def decode_attention(
         shape = (-1, page_size, *keys.shape[1:])
         k_pages, v_pages = (x.view(shape).transpose(1, 2) for x in (keys, values))
         return tensor(paged_attention(q, k_pages, v_pages, table, lengths, window=window))
+    if window is not None or not shared:
+        return _alone(q, keys, values, table, lengths, page_size, window)
     out = torch.empty_like(q)
     alone = torch.ones(len(q), dtype=torch.bool)
-    for group in shared if window is None else ():
-        rows = slice(group.first, group.last)
+    for first, last, pages in shared:
+        rows = slice(first, last)
         alone[rows] = False
         out[rows] = _after_prefix(
-            q[rows], keys, values, table[rows], lengths[rows], page_size, group.pages
+            q[rows], keys, values, table[rows], lengths[rows], page_size, pages
         )
     if bool(alone.any()):
-        k, v = (_gathered(x, table[alone], page_size) for x in (keys, values))
-        seen = _seen(lengths[alone], k.shape[2], window)
-        grouped = q[alone].reshape(len(k), k.shape[1], -1, q.shape[-1])
-        found = functional.scaled_dot_product_attention(grouped, k, v, seen[:, None, None])
-        out[alone] = found.reshape(-1, *q.shape[1:])
+        out[alone] = _alone(q[alone], keys, values, table[alone], lengths[alone], page_size, window)
     return out
+
+
+def _alone(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    table: Tensor,
+    lengths: Tensor,
+    page_size: int,
+    window: int | None,
+) -> Tensor:
+    """All rows at once, each over pages of its own."""
+    k, v = (_gathered(x, table, page_size) for x in (keys, values))
+    seen = _seen(lengths, k.shape[2], window)
+    grouped = q.reshape(len(k), k.shape[1], -1, q.shape[-1])
+    found = functional.scaled_dot_product_attention(grouped, k, v, seen[:, None, None])
+    return found.reshape(q.shape)
 
 
 def _after_prefix(
