@@ -115,6 +115,19 @@ def test_twins_stay_private_and_lies_are_refused():
         book.publish(0, [3] * 4)
 
 
+def test_a_page_whose_parent_is_gone_is_sealed_anew():
+    """Its parent was the twin of the page in front of it; the twin is overwritten."""
+    book = PageBook(6, 4)
+    filled(book, 0, [1] * 4)
+    filled(book, 1, AAAA_BBBB)  # its second page follows the page of sequence 0
+    book.shrink(0, 2)
+    book.reserve(0, 2, 2)
+    assert begin(book, 2, [*AAAA_BBBB, 9]) == 0
+    book.publish(1, AAAA_BBBB)
+    assert begin(book, 3, [*AAAA_BBBB, 9]) == 8
+    assert book.tables[3] == book.tables[1]
+
+
 def test_a_full_pool_refuses_and_changes_nothing():
     book = PageBook(2, 4)
     filled(book, 0, [1] * 8)

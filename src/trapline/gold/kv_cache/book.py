@@ -155,11 +155,13 @@ class PageBook:
             piece = tuple(tokens[i * self.page_size : (i + 1) * self.page_size])
             page = self.tables[seq][i]
             seal = self._seals.get(page)
-            if seal is None:
-                # A page of the same content may be known already; then this one stays private.
-                seal = self._find(parent, salt, piece) or self._seal(parent, salt, piece, page)
-            elif not seal.is_of(parent, salt, piece):
+            if seal is not None and (seal.tokens, seal.salt) != (piece, salt):
                 raise RangeError(f"page {i} of the sequence is known to hold other tokens")
+            if seal is None or seal.parent is not parent:
+                # Its parent may have been a twin that is gone; then it is sealed anew. A page of
+                # the same content may be known already; then this one stays private.
+                self._unseal(page)
+                seal = self._find(parent, salt, piece) or self._seal(parent, salt, piece, page)
             if seal is None:
                 return
             parent = seal
