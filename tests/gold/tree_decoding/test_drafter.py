@@ -27,7 +27,7 @@ from trapline.gold.tree_decoding.drafter_training import (
     schedule,
 )
 from trapline.gold.tree_decoding.drafter_training import train as train_drafter
-from trapline.gold.tree_decoding.generate import generate
+from trapline.gold.tree_decoding.generate import Row, generate
 from trapline.gold.tree_decoding.generate_decoder import DecoderTarget
 
 VOCAB, MASK = 24, 23
@@ -101,6 +101,22 @@ def test_a_block_sees_nothing_at_or_behind_its_anchor():
     assert torch.equal(model.train_hidden(features, blocks, anchors), before)
     features[:, 4] = 100.0
     assert not torch.allclose(model.train_hidden(features, blocks, anchors), before)
+
+
+@torch.no_grad()
+def test_the_anchor_s_own_slot_predicts_nothing():
+    """Row k of a draft is slot k + 1 of the block: what training judges by token k + 1."""
+    target = random_target()
+    model = fresh(drafter_config(target.config, layers=2, block=4, mask_id=MASK), 1)
+    text = [3, 1, 4, 1, 5]
+    run = target.run([text[:-1]], [target.new_cache()], features=model.config.target_layers)
+    features = torch.cat(run.features, dim=-1)
+    row = Row(0, text, len(text), fresh=[features])
+    (draft,) = DFlashDrafter(model, target).draft([row])
+    blocks = target.embedding(torch.tensor([[[5, MASK, MASK, MASK]]]))
+    hidden = model.train_hidden(features[None], blocks, torch.tensor([[4]]))[0, 0]
+    want = torch.log_softmax(target.logits(hidden[1:]), dim=-1)
+    torch.testing.assert_close(draft, want, atol=1e-4, rtol=1e-4)
 
 
 def test_positions_keep_their_precision_in_sixteen_bits():
