@@ -17,7 +17,7 @@ SAYS = {
     "ragged_batch": ["prompts: 56; padded to the longest: 160"],
     "paged_cache": ["dense          2720  yes", "times less"],
     "quantised_cache": ["int8", "int4"],
-    "chunked_prefill": ["512             1,048,576             0.0e+00"],
+    "chunked_prefill": ["512             1,048,576"],
     "memory_growth": ["latent", "layers slide", "all heads", "grouped heads"],
     "arithmetic_intensity": ["memory", "compute"],
     "continuous_batching": ["96 tokens in", "what they get alone: True"],

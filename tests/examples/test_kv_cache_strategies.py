@@ -17,7 +17,7 @@ def test_the_tables_put_bytes_beside_errors():
                 errors[name, cells[0]] = float(cells[-1].rstrip(" %"))
     assert bits["paged int8"] <= 8.5
     assert bits["paged int4"] <= 4.6
-    assert errors["normal", "dense"] == errors["normal", "paged"] < 1e-3
+    assert max(errors["normal", "dense"], errors["normal", "paged"]) < 1e-3
     assert errors["normal", "paged int8"] < errors["normal", "paged fp8"]
     better = errors["outlying", "paged int4, centred and rotated"]
     assert better < 0.4 * errors["outlying", "paged int4"]

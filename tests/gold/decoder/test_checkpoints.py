@@ -86,6 +86,12 @@ def relative(ours, theirs):
     return float((ours - theirs).abs().max() / theirs.abs().max())
 
 
+def same_weights(one, other):
+    """Bit for bit; logits need not be, as sums may depend on where in memory a tensor lies."""
+    mine, theirs = one.state_dict(), other.state_dict()
+    return mine.keys() == theirs.keys() and all(torch.equal(mine[n], theirs[n]) for n in mine)
+
+
 def check(family, seed, folder):
     """Loaded here: the same logits, whole and cached. Saved here: read back by both."""
     theirs = random_model(family, seed)
@@ -101,11 +107,14 @@ def check(family, seed, folder):
     ours.save_pretrained(folder / "ours")
     again = Decoder.from_pretrained(folder / "ours")
     assert again.config == ours.config
-    assert torch.equal(again(ids), ours(ids))
+    assert same_weights(again, ours)
     back = transformers.AutoModelForCausalLM.from_pretrained(
         folder / "ours", attn_implementation="eager"
     )
-    assert torch.equal(back(ids).logits, expected)
+    assert same_weights(back, theirs)
+    with torch.no_grad():
+        assert relative(again(ids), expected) <= 1e-5
+        assert relative(back(ids).logits, expected) <= 1e-5
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -163,21 +172,19 @@ def test_shards_are_written_and_read_by_both(make, family, tmp_path):
     ids = torch.tensor([[1, 2, 3]])
     again = Decoder.from_pretrained(tmp_path)
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert same_weights(again, decoder)
     with torch.no_grad():
-        assert torch.equal(again(ids), decoder(ids))
         assert relative(again(ids), theirs(ids).logits) <= 1e-5
     # Theirs are read too, and a missing shard is named.
     theirs.save_pretrained(tmp_path / "theirs", max_shard_size="4KB")
     assert len(list((tmp_path / "theirs").glob("*.safetensors"))) > 1
-    with torch.no_grad():
-        assert torch.equal(Decoder.from_pretrained(tmp_path / "theirs")(ids), decoder(ids))
+    assert same_weights(Decoder.from_pretrained(tmp_path / "theirs"), decoder)
     (tmp_path / shards[-1]).unlink()
     with pytest.raises(FileNotFoundError, match=shards[-1]):
         Decoder.from_pretrained(tmp_path)
     # Saved again in one piece, the old index does not stand in the way.
     decoder.save_pretrained(tmp_path)
-    with torch.no_grad():
-        assert torch.equal(Decoder.from_pretrained(tmp_path)(ids), decoder(ids))
+    assert same_weights(Decoder.from_pretrained(tmp_path), decoder)
 
 
 @pytest.fixture(params=["llama", "gpt2"])

@@ -21,6 +21,7 @@ IDS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6], [2, 7, 1, 8, 2, 8, 1, 8]])
 @pytest.fixture(autouse=True)
 def one_thread():
     torch.set_num_threads(1)
+    torch.manual_seed(0)
 
 
 def decoder(tied=True):
