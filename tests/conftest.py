@@ -19,6 +19,11 @@ settings.register_profile(
 settings.load_profile(os.environ.get("TRAPLINE_HYPOTHESIS", "steady"))
 
 
+# What a CI machine may ask of terminals would break lines and colour words that tests look for.
+for name in ("FORCE_COLOR", "CLICOLOR_FORCE", "TTY_COMPATIBLE", "COLUMNS", "LINES"):
+    os.environ.pop(name, None)
+
+
 def pytest_runtest_makereport(item, call):
     """With TRAPLINE_NO_SKIP=1 a test that skips for a missing tool is a failure."""
     if not os.environ.get("TRAPLINE_NO_SKIP") or item.get_closest_marker("needs_gpu"):

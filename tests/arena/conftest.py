@@ -132,7 +132,7 @@ class PostgresServer:
     def url(self, database="postgres", password=PASSWORD, **query):
         import sqlalchemy as sa
 
-        query = {"host": str(self.folder), **query}
+        query = {"host": str(self.folder), "connect_timeout": "300", **query}
         made = sa.URL.create("postgresql", "team", password, database=database, query=query)
         return made.render_as_string(hide_password=False)
 

@@ -1,5 +1,7 @@
 """The submission as checks see it: calls, objects, callbacks, views, and every way to fail."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -176,6 +178,7 @@ def test_objects_inside_containers_and_object_arrays(submission):
 
 def test_a_flood_of_callbacks_ends_before_it_fills_our_memory(submission, monkeypatch):
     monkeypatch.setattr(session, "MAX_CALLED_BACK", 100 << 20)
+    submission.rig = replace(submission.rig, call_seconds=60.0)
     stub = Stub(lambda values: None)
     with pytest.raises(SubmissionDied, match="more than anybody can keep"):
         submission.flood(stub)

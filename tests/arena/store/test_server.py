@@ -34,14 +34,14 @@ def unreachable():
         yield f"postgresql://team:hunter2@127.0.0.1:{taken.getsockname()[1]}/evals"
 
 
-def test_what_keeps_us_from_a_server_is_one_sentence(postgres, unreachable, tmp_path):
+def test_what_keeps_us_from_a_server_is_one_sentence(postgres, unreachable):
     bad = {
         postgres.url(password="hunter2"): "password authentication failed",
         postgres.url(password=None): "password",
         postgres.url(database="nowhere"): 'database "nowhere" does not exist',
         postgres.url(nonsense="1"): "nonsense",
         unreachable: "refused",
-        postgres.url(host=str(tmp_path)): "No such file",
+        postgres.url(host=f"{postgres.folder}/absent"): "No such file",
     }
     for url, reason in bad.items():
         with pytest.raises(MissingError, match=r"^the store .* cannot be opened: ") as caught:
