@@ -164,7 +164,8 @@ def _reachable_folder(user):
         if user is None:
             return folder
         shutil.chown(folder, user)
-        tried = subprocess.run(["test", "-w", folder], user=user, extra_groups=[], check=False)
+        who = {"user": user, "group": pwd.getpwnam(user).pw_gid, "extra_groups": []}
+        tried = subprocess.run(["test", "-w", folder], **who, check=False)
         if tried.returncode == 0:
             return folder
         folder.rmdir()

@@ -104,8 +104,9 @@ class TwoNodes:
         """Known as soon as both nodes are up. Ray gives a node half a minute to start, whatever it
         is told, and a busy machine may need more: then once more."""
         for _ in range(3):
-            if address := self.process.stdout.readline().strip():
-                return address
+            for line in self.process.stdout:
+                if line.startswith("address "):
+                    return line.split()[1]
             self.end()
             self.start()
         pytest.fail(self.log.read_text())

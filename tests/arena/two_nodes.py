@@ -28,7 +28,7 @@ def main() -> None:
     cluster = Cluster(initialize_head=True, head_node_args=NODE)
     second = cluster.add_node(**{k: v for k, v in NODE.items() if k != "include_dashboard"})
     cluster.wait_for_nodes(timeout=300)
-    print(cluster.address, flush=True)
+    print("address", cluster.address, flush=True)
     for line in sys.stdin:
         if line.strip() == "kill":
             cluster.remove_node(second, allow_graceful=False)
