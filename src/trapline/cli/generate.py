@@ -103,7 +103,7 @@ def generate(
         else:
             way = Sampling(temperature, top_k, top_p, min_p, seed)
             count = _stream(task, way, stop or [])
-    except (ValueError, TypeError, OSError, MemoryError) as error:
+    except (ValueError, TypeError, OSError, MemoryError, UnsupportedError) as error:
         raise UsageError(str(error)) from None
     seconds = time.perf_counter() - started
     typer.echo(f"{count} tokens, {count / seconds:.1f} a second", err=True)

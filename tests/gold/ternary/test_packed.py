@@ -9,7 +9,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCau
 
 from trapline.gold.decoder.config import from_dict
 from trapline.gold.decoder.model import Decoder
-from trapline.gold.errors import RangeError, ShapeError
+from trapline.gold.errors import RangeError, ShapeError, UnsupportedError
 from trapline.gold.ternary import fast, native, oracle
 from trapline.gold.ternary.linear import assert_all_ternary, convert, coverage, dequantized
 from trapline.gold.ternary.linear_export import export, packed
@@ -74,6 +74,26 @@ def test_a_width_that_does_not_fit_is_refused(path, columns, group):
     plane, scales, _ = matrix(8, 256)
     with pytest.raises(ShapeError, match="do not fit"):
         fast.packed_linear(torch.ones(1, columns), plane, scales, group)
+
+
+def test_groups_that_the_kernels_cannot_read_are_refused():
+    from trapline.gold.ternary import kernels
+
+    plane, scales, _ = matrix(8, 256, 32)
+    with pytest.raises(UnsupportedError, match="multiples of 128, not 32"):
+        kernels.packed_matmul(torch.ones(1, 256), plane, scales, 32)
+
+
+def test_a_compiler_that_fails_is_quoted(monkeypatch, tmp_path):
+    monkeypatch.setattr(native, "SOURCE", tmp_path / "absent.c")
+    native._library.cache_clear()
+    try:
+        assert "failed" in fast.backend() or "no C compiler" in fast.backend()
+        plane, scales, weights = matrix(4, 128)
+        y = fast.packed_linear(torch.ones(1, 128), plane, scales)
+        np.testing.assert_allclose(y.numpy()[0], weights.sum(1), atol=1e-4)
+    finally:
+        native._library.cache_clear()
 
 
 def test_several_threads_share_the_rows(monkeypatch):

@@ -16,6 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from trapline.gold.errors import UnsupportedError
+
 GROUP = 128
 #: Rows of x up to which weights are worth more than tensor cores.
 GEMV_ROWS = 4
@@ -163,7 +165,7 @@ def _by_groups_of_128(scales: Tensor, columns: int, group_size: int) -> Tensor:
     if group_size == GROUP:
         return scales
     if group_size % GROUP:
-        raise NotImplementedError(
+        raise UnsupportedError(
             f"the kernels read groups that are multiples of 128, not {group_size}"
         )
     return scales.repeat_interleave(group_size // GROUP, dim=1)[:, : -(-columns // GROUP)]

@@ -82,7 +82,7 @@ def _library() -> ctypes.CDLL | str:
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
             if done.returncode:
-                return f"{compiler} failed: {done.stderr.strip().splitlines()[-1:]}"
+                return f"{compiler} failed: {done.stderr.strip()[-200:]}"
             library = ctypes.CDLL(str(made))
         except (OSError, subprocess.TimeoutExpired) as error:
             return f"{compiler} failed: {error}"
