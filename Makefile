@@ -22,7 +22,7 @@ types: $(VENV)/.test
 	$(BIN)/mypy
 
 suite: $(VENV)/.test system
-	$(SINGLE_THREADED) $(BIN)/pytest -n $(JOBS) --dist worksteal -m "not full"
+	$(SINGLE_THREADED) $(BIN)/pytest -n $(JOBS) --dist worksteal --durations=15 -m "not full"
 
 test-full: $(VENV)/.test system
 	TRAPLINE_HYPOTHESIS=long $(SINGLE_THREADED) $(BIN)/pytest -n $(JOBS) --dist worksteal

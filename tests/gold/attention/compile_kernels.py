@@ -4,11 +4,8 @@ import json
 import sys
 from pathlib import Path
 
-import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
-
 from trapline.gold.attention import kernels_bwd, kernels_fwd
+from trapline.gold.kernels_device import compile_for_hopper
 
 BLOCKS = {"D": 80, "BLOCK_D": 128, "BLOCK_T": 64, "BLOCK_S": 64}
 FLAGS = {"CAUSAL": True, "WINDOWED": True, "CAPPED": True, "PACKED": True, "PRECISION": "tf32"}
@@ -33,17 +30,8 @@ def compiled(kernel) -> dict[str, object]:
     fixed = {name: 1 for name in names if name.endswith("_d")}
     fixed |= {name: value for name, value in {**BLOCKS, **FLAGS}.items() if name in names}
     types = {name: type_of(name) for name in names}
-    source = ASTSource(
-        fn=kernel,
-        signature={name: "constexpr" if name in fixed else types[name] for name in names},
-        constexprs={(names.index(name),): value for name, value in fixed.items()},
-        attrs={
-            (names.index(name),): [["tt.divisibility", 16]]
-            for name in names
-            if name in TENSORS or (types[name] == "i32" and "_" in name and name not in fixed)
-        },
-    )
-    made = triton.compile(source, target=GPUTarget("cuda", 90, 32))
+    aligned = {name for name in names if types[name] == "i32" and "_" in name}
+    made = compile_for_hopper(kernel, types, fixed, aligned=aligned)
     return {
         "kernel": kernel.__name__,
         "shared": made.metadata.shared,

@@ -4,11 +4,8 @@ import json
 import sys
 from pathlib import Path
 
-import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
-
 from trapline.gold.attention import kernels_paged
+from trapline.gold.kernels_device import compile_for_hopper
 
 FLOATS = {"scale", "softcap"}
 TYPES = {"block_table": "*i32", "seq_lens": "*i32", "cu_q": "*i32", "tree": "*i1", "slots": "*i64"}
@@ -37,21 +34,9 @@ def main(folder: Path) -> None:
 def compiled(kernel, kind: str, fixed: dict[str, object], absent: set[str]) -> dict[str, object]:
     names = kernel.arg_names
     fixed = fixed | {name: None for name in names if name in absent}
-    signature = {
-        name: "constexpr" if name in fixed else type_of(name, kind, kernel.__name__)
-        for name in names
-    }
-    source = ASTSource(
-        fn=kernel,
-        signature=signature,
-        constexprs={(names.index(name),): value for name, value in fixed.items()},
-        attrs={
-            (names.index(name),): [["tt.divisibility", 16]]
-            for name, each in signature.items()
-            if each.startswith("*") or (each == "i32" and "_" in name)
-        },
-    )
-    made = triton.compile(source, target=GPUTarget("cuda", 90, 32))
+    types = {name: type_of(name, kind, kernel.__name__) for name in names}
+    aligned = {name for name in names if types[name] == "i32" and "_" in name}
+    made = compile_for_hopper(kernel, types, fixed, aligned=aligned)
     return {"kernel": kernel.__name__, "kind": kind, "shared": made.metadata.shared}
 
 

@@ -4,11 +4,8 @@ import json
 import sys
 from pathlib import Path
 
-import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
-
 from trapline.gold.decoder import kernels
+from trapline.gold.kernels_device import compile_for_hopper
 
 INTEGERS = {"positions": "*i64", "slots": "*i64", "H": "i32", "G": "i32", "hidden": "i32"}
 
@@ -28,23 +25,12 @@ def main(folder: Path) -> None:
 
 
 def compiled(kernel, fixed: dict[str, object], dtype: str) -> dict[str, object]:
-    names = kernel.arg_names
     if not fixed.get("TURNED", True):
         fixed = {**fixed, "cosine": None, "sine": None}
     if not fixed.get("NORMED", True):
         fixed = {**fixed, "q_norm": None, "k_norm": None}
-    signature = {name: "constexpr" if name in fixed else type_of(name, dtype) for name in names}
-    source = ASTSource(
-        fn=kernel,
-        signature=signature,
-        constexprs={(names.index(name),): value for name, value in fixed.items()},
-        attrs={
-            (place,): [["tt.divisibility", 16]]
-            for place, name in enumerate(names)
-            if signature[name].startswith("*")
-        },
-    )
-    made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 1})
+    types = {name: type_of(name, dtype) for name in kernel.arg_names}
+    made = compile_for_hopper(kernel, types, fixed, warps=1)
     return {"kernel": kernel.__name__, "dtype": dtype, "shared": made.metadata.shared}
 
 

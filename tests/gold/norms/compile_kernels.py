@@ -4,10 +4,7 @@ import json
 import sys
 from pathlib import Path
 
-import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
-
+from trapline.gold.kernels_device import compile_for_hopper
 from trapline.gold.norms import kernels
 
 STATISTICS = {"mean", "rstd", "dw_parts", "db_parts", "parts"}
@@ -33,19 +30,9 @@ def compiled(kernel, width: int, dtype: str, tile: int, share: int) -> dict[str,
     fixed["STAGES"] = kernels.stages_of(shape, 2 if dtype == "bf16" else 4)
     names = kernel.arg_names
     fixed = {name: value for name, value in fixed.items() if name in names}
-    signature = {name: "constexpr" if name in fixed else type_of(name, dtype) for name in names}
-    source = ASTSource(
-        fn=kernel,
-        signature=signature,
-        constexprs={(names.index(name),): value for name, value in fixed.items()},
-        attrs={
-            (names.index(name),): [["tt.divisibility", 16]]
-            for name, kind in signature.items()
-            if kind.startswith("*") or (name.endswith("_row") and width % 16 == 0)
-        },
-    )
-    options = {"num_warps": shape.warps}
-    made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    types = {name: type_of(name, dtype) for name in names}
+    aligned = {name for name in names if name.endswith("_row") and width % 16 == 0}
+    made = compile_for_hopper(kernel, types, fixed, aligned=aligned, warps=shape.warps)
     return {"kernel": kernel.__name__, "width": width, "shared": made.metadata.shared}
 
 

@@ -5,9 +5,8 @@ import sys
 from pathlib import Path
 
 import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
 
+from trapline.gold.kernels_device import compile_for_hopper
 from trapline.gold.softmax_topk import kernels
 
 TYPES = {"kept": "*i32", "indices": "*i64"}
@@ -30,20 +29,9 @@ def main(folder: Path) -> None:
 
 
 def compiled(kernel, dtype: str, fixed: dict[str, int], warps: int) -> dict[str, object]:
-    names = kernel.arg_names
-    signature = {name: "constexpr" if name in fixed else type_of(name, dtype) for name in names}
-    source = ASTSource(
-        fn=kernel,
-        signature=signature,
-        constexprs={(names.index(name),): value for name, value in fixed.items()},
-        attrs={
-            (names.index(name),): [["tt.divisibility", 16]]
-            for name, kind in signature.items()
-            if kind.startswith("*") or name in {"V", "logits_row", "chunk"}
-        },
-    )
-    options = {"num_warps": warps}
-    made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    types = {name: type_of(name, dtype) for name in kernel.arg_names}
+    aligned = {"V", "logits_row", "chunk"}
+    made = compile_for_hopper(kernel, types, fixed, aligned=aligned, warps=warps)
     return {"kernel": kernel.__name__, "shared": made.metadata.shared}
 
 

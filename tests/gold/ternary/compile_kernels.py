@@ -5,13 +5,10 @@ import re
 import sys
 from pathlib import Path
 
-import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
-
+from trapline.gold.kernels_device import compile_for_hopper
 from trapline.gold.ternary import kernels
 
-ALIGNED = ("x_ptr", "words_ptr", "plane_ptr", "scales_ptr", "y_ptr", "N", "K", "row_bytes")
+ALIGNED = ("N", "K", "row_bytes")
 TYPES = {"x_ptr": "*bf16", "y_ptr": "*bf16", "scales_ptr": "*fp16"}
 TYPES |= {"words_ptr": "*i32", "plane_ptr": "*u8"}
 
@@ -27,15 +24,8 @@ def main(folder: Path) -> None:
 
 
 def compiled(kernel, warps, types, **fixed) -> dict[str, object]:
-    names = kernel.arg_names
-    source = ASTSource(
-        fn=kernel,
-        signature={n: "constexpr" if n in fixed else (TYPES | types).get(n, "i32") for n in names},
-        constexprs={(names.index(name),): value for name, value in fixed.items()},
-        attrs={(names.index(n),): [["tt.divisibility", 16]] for n in names if n in ALIGNED},
-    )
-    target = GPUTarget("cuda", 90, 32)
-    made = triton.compile(source, target=target, options={"num_warps": warps})
+    given = {name: (TYPES | types).get(name, "i32") for name in kernel.arg_names}
+    made = compile_for_hopper(kernel, given, fixed, aligned=ALIGNED, warps=warps)
     ptx = made.asm["ptx"]
     return {
         "kernel": kernel.__name__,

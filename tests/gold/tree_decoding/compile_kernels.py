@@ -4,10 +4,7 @@ import json
 import sys
 from pathlib import Path
 
-import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
-
+from trapline.gold.kernels_device import compile_for_hopper
 from trapline.gold.tree_decoding import kernels
 
 TYPES = {"values": "*fp64", "candidates": "*i64", "tokens": "*i64", "parents": "*i64"}
@@ -20,13 +17,8 @@ def main(folder: Path) -> None:
 
 def compiled(slots: int) -> dict[str, int]:
     kernel = kernels.best_first_kernel
-    names = kernel.arg_names
-    signature = {name: TYPES.get(name, "i32") for name in names} | {"SLOTS": "constexpr"}
-    source = ASTSource(
-        fn=kernel, signature=signature, constexprs={(names.index("SLOTS"),): slots}, attrs={}
-    )
-    target, options = GPUTarget("cuda", 90, 32), {"num_warps": kernels.WARPS}
-    made = triton.compile(source, target=target, options=options)
+    types = {name: TYPES.get(name, "i32") for name in kernel.arg_names}
+    made = compile_for_hopper(kernel, types, {"SLOTS": slots}, warps=kernels.WARPS)
     return {"slots": slots, "shared": made.metadata.shared}
 
 

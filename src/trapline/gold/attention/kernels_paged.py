@@ -19,6 +19,7 @@ from torch import Tensor
 from trapline.gold.attention import fast_paged
 from trapline.gold.attention.kernels_fwd import LN_2, LOG2_E, scored
 from trapline.gold.errors import DTypeError, RangeError
+from trapline.gold.kernels_device import processors
 
 KERNELS = "trapline_paged_kernels"
 WIDEST = 256
@@ -358,13 +359,6 @@ def require(q: Tensor, *others: Tensor) -> None:
         raise RangeError(f"the kernels take heads up to {WIDEST} wide, not {q.shape[-1]}")
     if any(x.stride(-1) != 1 for x in (q, *others)):
         raise RangeError("the kernels need the elements of a head beside each other")
-
-
-def processors(x: Tensor) -> int:
-    """Multiprocessors of x's device; four stand in for them in the interpreter."""
-    if not x.is_cuda:
-        return 4
-    return int(torch.cuda.get_device_properties(x.device).multi_processor_count)
 
 
 _LIBRARY: Any = fast_paged.define(KERNELS)

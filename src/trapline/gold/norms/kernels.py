@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from trapline.gold.errors import DTypeError, RangeError
+from trapline.gold.kernels_device import processors
 from trapline.gold.norms import fast
 
 WIDEST = 65536
@@ -233,13 +234,6 @@ def rows_of(x: Tensor) -> Tensor:
     """(rows, D) with neighbours along D beside each other: a view wherever that is possible."""
     flat = x.reshape(-1, x.shape[-1]) if x.numel() else x.new_empty((0, x.shape[-1]))
     return flat if flat.stride(-1) == 1 or flat.shape[-1] == 1 else flat.contiguous()
-
-
-def processors(x: Tensor) -> int:
-    """Multiprocessors of x's device; two stand in for them in the interpreter."""
-    if not x.is_cuda:
-        return 2
-    return int(torch.cuda.get_device_properties(x.device).multi_processor_count)
 
 
 def _forward_shape(

@@ -20,6 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from trapline.gold.errors import DTypeError, RangeError
+from trapline.gold.kernels_device import processors
 from trapline.gold.softmax_topk import fast
 
 LOG2_E = tl.constexpr(1.4426950408889634)
@@ -281,13 +282,6 @@ def require(logits: Tensor, k: int) -> None:
         raise DTypeError(f"the kernels take float16, bfloat16 and float32, not {logits.dtype}")
     if k > MOST:
         raise RangeError(f"the kernels take k up to {MOST}, not {k}")
-
-
-def processors(x: Tensor) -> int:
-    """Multiprocessors of x's device; two stand in for them in the interpreter."""
-    if not x.is_cuda:
-        return 2
-    return int(torch.cuda.get_device_properties(x.device).multi_processor_count)
 
 
 def _shapes(logits: Tensor, k: int, _temperature: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -1,0 +1,50 @@
+"""What every kernel needs to know of the device it runs on, and of one that is not here."""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+HOPPER = GPUTarget("cuda", 90, 32)
+#: Shared memory that one program may have there, in bytes.
+HOPPER_SHARED = 232448
+
+
+def processors(x: Tensor) -> int:
+    """Multiprocessors of x's device; four stand in for them in Triton's interpreter."""
+    if not x.is_cuda:
+        return 4
+    return int(torch.cuda.get_device_properties(x.device).multi_processor_count)
+
+
+def compile_for_hopper(
+    kernel: Any,
+    types: Mapping[str, str],
+    fixed: Mapping[str, Any],
+    *,
+    aligned: Collection[str] = (),
+    warps: int = 4,
+) -> Any:
+    """The kernel compiled for sm_90 on any machine; its `.asm` and `.metadata` tell the rest.
+
+    `types` names the type of every argument that is not `fixed`. Pointers, and the integers in
+    `aligned`, count as multiples of 16, as those of ordinary tensors are.
+    """
+    names = kernel.arg_names
+    signature = {name: "constexpr" if name in fixed else types[name] for name in names}
+    known = [["tt.divisibility", 16]]
+    source = ASTSource(
+        fn=kernel,
+        signature=signature,
+        constexprs={(names.index(name),): value for name, value in fixed.items()},
+        attrs={
+            (place,): known
+            for place, name in enumerate(names)
+            if signature[name].startswith("*") or (name in aligned and name not in fixed)
+        },
+    )
+    return triton.compile(source, target=HOPPER, options={"num_warps": warps})
