@@ -24,14 +24,23 @@ SAYS = {
 }
 
 
-@pytest.mark.parametrize("name", SAYS)
-def test_the_example_runs_and_says_what_it_claims(name, capsys, monkeypatch):
+@pytest.fixture
+def run(capsys, monkeypatch):
     """In this process, as the script it is: its folder comes first when it imports."""
-    script = FOLDER / f"{name}.py"
-    monkeypatch.setattr(sys, "argv", [str(script)])
-    monkeypatch.syspath_prepend(str(FOLDER))
-    runpy.run_path(str(script), run_name="__main__")
-    out = capsys.readouterr().out
+
+    def run(name):
+        script = FOLDER / f"{name}.py"
+        monkeypatch.setattr(sys, "argv", [str(script)])
+        monkeypatch.syspath_prepend(str(FOLDER))
+        runpy.run_path(str(script), run_name="__main__")
+        return capsys.readouterr().out
+
+    return run
+
+
+@pytest.mark.parametrize("name", SAYS)
+def test_the_example_runs_and_says_what_it_claims(name, run):
+    out = run(name)
     assert "NO" not in out
     assert "False" not in out
     for sentence in SAYS[name]:
@@ -49,10 +58,22 @@ def rows(out):
     return {line.split("  ")[0].strip(): line.split() for line in out.splitlines()}
 
 
-def test_fewer_bits_take_less_and_cost_more(capsys, monkeypatch):
-    monkeypatch.syspath_prepend(str(FOLDER))
-    runpy.run_path(str(FOLDER / "quantised_cache.py"), run_name="__main__")
-    found = rows(capsys.readouterr().out)
+def test_the_same_seed_gives_the_same_tokens(run):
+    said = {line[:22].strip(): line[22:].split() for line in run("full_generation").splitlines()}
+    assert said["sampled, seed 1"] == said["sampled, seed 1 again"]
+    assert said["sampled, seed 1"] != said["sampled, seed 2"]
+
+
+@pytest.mark.parametrize("name", ["cached_attention", "chunked_prefill"])
+def test_the_differences_are_of_rounding(name, run):
+    lines = [line.split() for line in run(name).splitlines()]
+    differences = [float(line[-1]) for line in lines if line and line[0].isdigit()]
+    assert len(differences) >= 5
+    assert max(differences) < 1e-12
+
+
+def test_fewer_bits_take_less_and_cost_more(run):
+    found = rows(run("quantised_cache"))
     bits = {name: float(found[name][-2]) for name in ("as it is", "int8", "fp8", "int4")}
     error = {name: float(found[name][-1]) for name in bits}
     assert bits["as it is"] > 30
