@@ -10,8 +10,6 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 HOPPER = GPUTarget("cuda", 90, 32)
-#: Shared memory that one program may have there, in bytes.
-HOPPER_SHARED = 232448
 
 
 def processors(x: Tensor) -> int:

@@ -1,9 +1,6 @@
 """The W2A16 kernels: interpreted against the oracle, compiled for sm_90, run where a GPU is."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -26,19 +23,11 @@ PROBLEMS = [
 TOLERANCES = {"float32": 1e-6, "float16": 1e-3}
 
 
-def run(script: str, folder: Path, **environment: str) -> None:
-    """A process of its own: whether Triton interprets is decided when it is imported."""
-    ours = {**os.environ, "TRITON_CACHE_DIR": str(folder / "cache"), **environment}
-    command = [sys.executable, str(HERE / script), str(folder)]
-    done = subprocess.run(command, env=ours, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-4000:]
-
-
 @pytest.fixture(scope="module")
-def interpreted(tmp_path_factory):
+def interpreted(tmp_path_factory, run_script):
     folder = tmp_path_factory.mktemp("interpreted")
     (folder / "problems.json").write_text(json.dumps(PROBLEMS))
-    run("interpret_kernels.py", folder, TRITON_INTERPRET="1")
+    run_script(HERE / "interpret_kernels.py", folder, TRITON_INTERPRET="1")
     return folder
 
 
@@ -55,9 +44,9 @@ def test_interpreted_kernels_agree_with_the_oracle(interpreted, number, dtype):
     np.testing.assert_allclose(y, wanted, rtol=0, atol=TOLERANCES[dtype] * largest)
 
 
-def test_kernels_compile_for_hopper(tmp_path):
+def test_kernels_compile_for_hopper(tmp_path, run_script):
     """Few rows: no barrier but those of the last sum. Many: tensor cores."""
-    run("compile_kernels.py", tmp_path, TRITON_INTERPRET="0")
+    run_script(HERE / "compile_kernels.py", tmp_path, TRITON_INTERPRET="0")
     few, many = json.loads((tmp_path / "compiled.json").read_text())
     assert few["kernel"] == "gemv_kernel"
     assert few["barriers"] <= 8, few
