@@ -48,8 +48,13 @@ def test_interpreted_kernels_agree_with_the_oracle(interpreted, number, dtype):
     assert np.array_equal(found["row_max"], found["x"].max(axis=1, initial=-np.inf))
 
 
-def test_kernels_compile_for_hopper(tmp_path, run_script):
-    """16 bits with K = 64, 32 bits with K = 1024, for sm_90, within its shared memory."""
+@pytest.mark.parametrize(
+    "k", [64, pytest.param(1024, marks=pytest.mark.full)], ids=lambda k: f"k{k}"
+)
+def test_kernels_compile_for_hopper(tmp_path, run_script, k):
+    """16 and 32 bits, for sm_90, within its shared memory."""
+    configurations = [("bf16", 16, k), ("fp32", 0, k)]
+    (tmp_path / "configurations.json").write_text(json.dumps(configurations))
     run_script(HERE / "compile_kernels.py", tmp_path, TRITON_INTERPRET="0")
     compiled = json.loads((tmp_path / "compiled.json").read_text())
     assert len(compiled) == 6
