@@ -20,7 +20,8 @@ settings.load_profile(os.environ.get("TRAPLINE_HYPOTHESIS", "steady"))
 
 
 # What a CI machine may ask of terminals would break lines and colour words that tests look for.
-for name in ("FORCE_COLOR", "CLICOLOR_FORCE", "TTY_COMPATIBLE", "COLUMNS", "LINES"):
+_COLOURS = ("FORCE_COLOR", "CLICOLOR_FORCE", "PY_COLORS", "GITHUB_ACTIONS", "TTY_COMPATIBLE")
+for name in (*_COLOURS, "COLUMNS", "LINES", "TERMINAL_WIDTH"):
     os.environ.pop(name, None)
 
 
