@@ -144,7 +144,7 @@ def test_an_interrupted_grade_goes_on(tmp_path):
     program = Path(sys.executable).with_name("trapline")
     command = [str(program), "grade", "field", "--challenge", CHALLENGE, "--out", "run"]
     grader = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
-    wait_for_a_running_cell(tmp_path / "run", time.monotonic() + 120)
+    wait_for_a_running_cell(tmp_path / "run", time.monotonic() + 600)
     grader.send_signal(signal.SIGINT)
     _, errors = grader.communicate(timeout=300)
     assert grader.returncode == 130
