@@ -100,11 +100,11 @@ def test_after_a_commit_the_next_logits_are_those_of_a_fresh_prefill(family, see
     logits = ask(target, rows, *random_trees(rng, 2, 1, 19))
     for i, row in enumerate(rows):
         text = torch.tensor([row.tokens])
-        torch.testing.assert_close(logits[i, 0], decoder(text)[0, -1], atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(logits[i, 0], decoder(text)[0, -1], atol=1e-5, rtol=1e-5)
         # What the drafter gets to see is the outputs of the layers it names, token by token.
         run = decoder.run(list(text[:, :-1]), [decoder.new_cache()], features=(0, 2))
         fresh = torch.cat(row.fresh)
-        torch.testing.assert_close(fresh, torch.cat(run.features, dim=-1), atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(fresh, torch.cat(run.features, dim=-1), atol=1e-5, rtol=1e-5)
 
 
 def test_features_are_the_outputs_of_the_layers_named():
