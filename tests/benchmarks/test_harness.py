@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import sys
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -104,6 +105,23 @@ def test_errors_are_against_float64(harness):
     found = harness.errors(torch.tensor([3.0, 4.5], dtype=torch.bfloat16), exact)
     assert found == {"relative": pytest.approx(0.1), "largest": 0.5}
     assert harness.eager_seconds(lambda: None, "cpu") >= 0
+
+
+def test_a_graph_keeps_its_data(harness, monkeypatch):
+    """A replay reads the addresses it was captured with, long after `prepare` has returned."""
+    kept = []
+
+    def make(_number):
+        data = torch.zeros(1)
+        kept.append(weakref.ref(data))
+        return lambda: data
+
+    clock = harness.GraphClock()
+    monkeypatch.setattr(clock, "_captured", lambda sets, calls: calls)
+    monkeypatch.setattr(clock, "_replay", float)
+    timer = clock.prepare(harness.Contender("x", make, bytes=1), harness.Rules(touched=3))
+    assert timer() == 1.0
+    assert [one() is None for one in kept] == [False] * 3
 
 
 @pytest.mark.needs_gpu
