@@ -1,6 +1,7 @@
 """Which implementation serves a call. The caller may choose; nothing falls back in silence.
 
-NumPy arrays go to the `oracle`, torch CPU tensors to `torch`, CUDA tensors to the `kernels`.
+NumPy arrays go to the `oracle`, torch CPU tensors to `torch`, CUDA tensors to the `kernels`. Where
+kernels come in tiers, `kernels` takes the fastest that serves; `triton` and `hopper` insist.
 """
 
 import sys
@@ -10,7 +11,7 @@ import numpy as np
 
 from trapline.gold.errors import DTypeError, RangeError, UnsupportedError
 
-Impl = Literal["oracle", "torch", "kernels"]
+Impl = Literal["oracle", "torch", "kernels", "triton", "hopper"]
 _NATURAL: dict[str, Impl] = {
     "NumPy arrays": "oracle",
     "CPU tensors": "torch",

@@ -10,7 +10,7 @@ from trapline.gold.attention import oracle
 from trapline.gold.errors import DTypeError, RangeError, ShapeError
 from trapline.gold.impl import Impl, choose
 
-_OFFERED: tuple[Impl, ...] = ("oracle", "torch", "kernels")
+_OFFERED: tuple[Impl, ...] = ("oracle", "torch", "kernels", "triton", "hopper")
 
 
 class Attended(NamedTuple):
@@ -38,8 +38,9 @@ def flash_attention(
     is D^-½ unless given. `causal` hides later keys, aligned at the last query and the last key.
     With a `window` of w, a query at position p sees the positions closer than w to p. `softcap` c
     turns a score s into c · tanh(s / c). A query that sees nothing gives 0. Differentiable for
-    tensors; gradients are bitwise repeatable unless `deterministic` is False and the chosen
-    implementation has a faster way (none has so far).
+    tensors; gradients are bitwise repeatable unless `deterministic` is False, which the kernels
+    use for a faster way. `impl` names who computes: see `trapline.gold.impl`; "triton" and "hopper"
+    are the two tiers of the "kernels".
     """
     return flash_attention_lse(
         q,
@@ -63,7 +64,7 @@ def flash_attention_lse(
     window: int | None = None,
     softcap: float = 0.0,
     scale: float | None = None,
-    deterministic: bool = True,  # noqa: ARG001 - so far every implementation is
+    deterministic: bool = True,
     impl: Impl | None = None,
 ) -> Attended:
     """`flash_attention` with the log-sum-exp of every row, as needed to merge partial results.
@@ -79,7 +80,8 @@ def flash_attention_lse(
     from trapline.gold.attention import fast
 
     plain = causal, window or 0, rules["softcap"], rules["scale"]
-    return Attended(*fast.attention(q, k, v, *plain, operators=_operators(chosen)))
+    way = _operators(chosen), deterministic
+    return Attended(*fast.attention(q, k, v, *plain, *way))
 
 
 def flash_attention_varlen(
@@ -95,7 +97,7 @@ def flash_attention_varlen(
     window: int | None = None,
     softcap: float = 0.0,
     scale: float | None = None,
-    deterministic: bool = True,  # noqa: ARG001 - so far every implementation is
+    deterministic: bool = True,
     check: bool = False,
     impl: Impl | None = None,
 ) -> Any:
@@ -120,7 +122,8 @@ def flash_attention_varlen(
 
         plain = causal, window or 0, rules["softcap"], rules["scale"]
         packing = cu_q, cu_k, max_q, max_k
-        return fast.attention_varlen(q, k, v, *packing, *plain, operators=_operators(chosen))
+        way = _operators(chosen), deterministic
+        return fast.attention_varlen(q, k, v, *packing, *plain, *way)
     out = np.zeros(q.shape, q.dtype)
     for i in range(len(cu_q) - 1):
         here, there = slice(cu_q[i], cu_q[i + 1]), slice(cu_k[i], cu_k[i + 1])
@@ -132,13 +135,13 @@ def flash_attention_varlen(
 
 def _operators(chosen: Impl) -> str:
     """The namespace of the operators that do the work; importing it registers them."""
-    if chosen == "kernels":
-        from trapline.gold.attention.kernels import KERNELS
+    if chosen == "torch":
+        from trapline.gold.attention.fast import TORCH
 
-        return KERNELS
-    from trapline.gold.attention.fast import TORCH
+        return TORCH
+    from trapline.gold.attention.kernels import KERNELS, TIERS
 
-    return TORCH
+    return TIERS.get(chosen, KERNELS)
 
 
 def _check(q: Any, k: Any, v: Any, q_axes: str, kv_axes: str) -> None:

@@ -20,11 +20,12 @@ TILE = 256
 _RULES = "bool causal, int window, float softcap, float scale"
 _PACKED = "Tensor cu_q, Tensor cu_k, int max_q, int max_k"
 _SAVED = "Tensor dout, Tensor dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse"
+_REPEATS = "bool deterministic=True"
 _SCHEMAS = {
     "forward": f"(Tensor q, Tensor k, Tensor v, {_RULES}) -> (Tensor, Tensor)",
-    "backward": f"({_SAVED}, {_RULES}) -> (Tensor, Tensor, Tensor)",
+    "backward": f"({_SAVED}, {_RULES}, {_REPEATS}) -> (Tensor, Tensor, Tensor)",
     "varlen_forward": f"(Tensor q, Tensor k, Tensor v, {_PACKED}, {_RULES}) -> (Tensor, Tensor)",
-    "varlen_backward": f"({_SAVED}, {_PACKED}, {_RULES}) -> (Tensor, Tensor, Tensor)",
+    "varlen_backward": f"({_SAVED}, {_PACKED}, {_RULES}, {_REPEATS}) -> (Tensor, Tensor, Tensor)",
 }
 #: The namespace of the operators in this file; `kernels` registers the same four under another.
 TORCH = "trapline_attention"
@@ -79,10 +80,12 @@ def attention(
     softcap: float,
     scale: float,
     operators: str = TORCH,
+    deterministic: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """out (B,H,T,D) and lse (B,H,T), differentiable in q, k and v."""
     function: Any = _Attention
-    out, lse = function.apply(operators, q, k, v, causal, window, softcap, scale)
+    rules = causal, window, softcap, scale
+    out, lse = function.apply(operators, deterministic, q, k, v, *rules)
     return out, lse
 
 
@@ -99,22 +102,29 @@ def attention_varlen(
     softcap: float,
     scale: float,
     operators: str = TORCH,
+    deterministic: bool = True,
 ) -> Tensor:
     """out (tokens, H, D) of packed sequences, differentiable in q, k and v."""
     function: Any = _Varlen
-    packing = cu_q, cu_k, max_q, max_k
-    out: Tensor = function.apply(operators, q, k, v, *packing, causal, window, softcap, scale)
+    numbers = cu_q, cu_k, max_q, max_k, causal, window, softcap, scale
+    out: Tensor = function.apply(operators, deterministic, q, k, v, *numbers)
     return out
 
 
 class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, operators: str, q: Tensor, k: Tensor, v: Tensor, *rules: float
+        ctx: Any,
+        operators: str,
+        deterministic: bool,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *rules: float,
     ) -> tuple[Tensor, Tensor]:
         out, lse = getattr(torch.ops, operators).forward(q, k, v, *rules)
         ctx.save_for_backward(q, k, v, out, lse)
-        ctx.operators, ctx.rules = operators, rules
+        ctx.operators, ctx.rules = operators, (*rules, deterministic)
         return out, lse
 
     @staticmethod
@@ -122,7 +132,7 @@ class _Attention(torch.autograd.Function):
     def backward(ctx: Any, dout: Tensor, dlse: Tensor) -> tuple[Tensor | None, ...]:
         operator = getattr(torch.ops, ctx.operators).backward
         grads = operator(dout, dlse, *ctx.saved_tensors, *ctx.rules)
-        return (None, *grads, None, None, None, None)
+        return (None, None, *grads, None, None, None, None)
 
 
 class _Varlen(torch.autograd.Function):
@@ -130,6 +140,7 @@ class _Varlen(torch.autograd.Function):
     def forward(
         ctx: Any,
         operators: str,
+        deterministic: bool,
         q: Tensor,
         k: Tensor,
         v: Tensor,
@@ -140,7 +151,7 @@ class _Varlen(torch.autograd.Function):
         operator = getattr(torch.ops, operators).varlen_forward
         out, lse = operator(q, k, v, cu_q, cu_k, *numbers)
         ctx.save_for_backward(q, k, v, out, lse, cu_q, cu_k)
-        ctx.operators, ctx.numbers = operators, numbers
+        ctx.operators, ctx.numbers = operators, (*numbers, deterministic)
         return out  # type: ignore[no-any-return]
 
     @staticmethod
@@ -150,7 +161,7 @@ class _Varlen(torch.autograd.Function):
         operator = getattr(torch.ops, ctx.operators).varlen_backward
         dlse = torch.zeros_like(lse)
         grads = operator(dout, dlse, q, k, v, out, lse, cu_q, cu_k, *ctx.numbers)
-        return (None, *grads, *[None] * 8)
+        return (None, None, *grads, *[None] * 8)
 
 
 def _forward(
@@ -221,6 +232,7 @@ def _backward(
     window: int,
     softcap: float,
     scale: float,
+    _deterministic: bool = True,  # it is, always
 ) -> tuple[Tensor, Tensor, Tensor]:
     rules = Rules(causal, window, softcap, scale)
     (B, H, T, D), (G, S) = q.shape, k.shape[1:3]
@@ -293,6 +305,7 @@ def _varlen_backward(
     window: int,
     softcap: float,
     scale: float,
+    _deterministic: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor]:
     dq, dk, dv = (torch.zeros(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
     for here, there in _sequences(cu_q, cu_k):

@@ -207,6 +207,7 @@ def backward(
     window: int,
     softcap: float,
     scale: float,
+    deterministic: bool = True,  # noqa: ARG001 - there is no other way yet
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dq, dk, dv of `kernels_fwd.forward`, from what it gave."""
     layout = dense(q, k)
@@ -230,6 +231,7 @@ def varlen_backward(
     window: int,
     softcap: float,
     scale: float,
+    deterministic: bool = True,  # noqa: ARG001 - there is no other way yet
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dq, dk, dv of `kernels_fwd.varlen_forward`, from what it gave."""
     layout = packed(q, k, cu_q, cu_k, max_q, max_k)
