@@ -1,0 +1,322 @@
+"""Attention, forward and backward, against cuDNN and others, all in the same run on a GPU.
+
+    PYTHONPATH=src python benchmarks/bench_attention.py --peers FOLDER
+    … --only forward --quick        the lengths that matter most, three rounds
+    … --seconds 120                 starts no case after that; says what was left out
+    … --compile D128-causal         compiles what a part of the cases needs, and times nothing
+
+FOLDER may hold Triton's tutorial 06 as `triton_tutorial_attention.py` (it is fp16 only and runs
+on the same values in fp16). Everybody else computes in bfloat16 on N(0, 1): H·D = 2048 and 16 384
+tokens in all (32 768 at the longest). TFLOP/s count 4·B·H·T²·D a forward pass, half of it if
+causal, and 2.5 times as much a backward pass, whoever computes more or less than that. Errors are
+against float64 on the first key/value head of the very tensors that are timed; `outliers` are
+problems of their own. A long call is repeated less often than the harness' 20 times a graph: see
+`rules_for`.
+"""
+
+import argparse
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from attention_peers import Call, Method, Problem, methods
+from harness import RESULTS, Contender, Rules, Timing, compare, errors, write
+from torch import Tensor
+
+DEVICE = "cuda"
+WIDTH_IN_ALL = 2048
+TOKENS = 16384
+#: What a long call is assumed to reach, to decide how many of them are enough.
+GUESS = 400e12
+PARTS = {"forward": ("out",), "backward": ("dq", "dk", "dv")}
+
+
+def problem(length: int, width: int, causal: bool, share: int = 1) -> Problem:
+    heads = WIDTH_IN_ALL // width
+    return Problem(max(1, TOKENS // length), heads, heads // share, length, width, causal)
+
+
+def cases(only: str | None, quick: bool) -> list[tuple[str, Problem]]:
+    """The most important first."""
+
+    def some(ways: Sequence[str], lengths: Sequence[int], width: int) -> list[tuple[str, Problem]]:
+        masks = (True, False)
+        return [(w, problem(n, width, c)) for n in lengths for w in ways for c in masks]
+
+    forward, backward, both = ["forward"], ["backward"], ["forward", "backward"]
+    grouped = [(way, problem(8192, 128, True, share=8)) for way in both]
+    listed = some(both, [16384, 4096], 128) + some(both, [16384], 64) + grouped
+    if not quick:
+        listed += some(forward, [8192], 128) + some(both, [4096], 64) + some(backward, [8192], 128)
+        listed += some(both, [2048, 1024, 512], 128) + some(both, [8192, 2048, 1024, 512], 64)
+        listed += [
+            (w, problem(32768, d, c)) for d in (128, 64) for w in both for c in (True, False)
+        ]
+    return [(way, one) for way, one in listed if only in (None, way)]
+
+
+def rules_for(flops: int, quick: bool) -> Rules:
+    """Bursts of 6 ms and of 12, at least 2 and 4 calls; a launch costs a thousandth of either."""
+    calls = max(2, min(20, round(6e-3 * GUESS / flops)))
+    return Rules(calls=calls, rounds=3 if quick else 7, warm_up=0.15, repeats=3)
+
+
+class Case:
+    """One problem and one direction, with data that its contenders share."""
+
+    def __init__(self, way: str, one: Problem, *, outliers: bool = False) -> None:
+        self.way, self.problem, self.outliers = way, one, outliers
+        self.name = f"{way} {one.name}{' outliers' if outliers else ''}"
+        self.flops = one.flops if way == "forward" else one.flops * 5 // 2
+        self.drawn: dict[int, tuple[Tensor, ...]] = {}
+
+    def call(self, method: Method, number: int) -> Call:
+        if number not in self.drawn:
+            self.drawn[number] = self.problem.draw(number, DEVICE, outliers=self.outliers)
+        q, k, v, dout = self.drawn[number]
+        made = getattr(method, self.way)
+        given = (q, k, v) if self.way == "forward" else (q, k, v, dout)
+        call: Call = made(self.problem, *given)
+        return call
+
+    def able(
+        self, found: Sequence[Method], longest_exact: int = TOKENS
+    ) -> tuple[list[Method], dict[str, str], dict[str, Any]]:
+        """Who takes part, why others do not, and how wrong each is."""
+        candidates = [m for m in found if getattr(m, self.way) and m.takes(self.problem)]
+        taking, refused, answers = [], {}, {}
+        for method in candidates:
+            try:
+                answers[method.name] = self._first_head(self.call(method, 0)())
+                taking.append(method)
+            except Exception as error:  # a peer's limits are many, and each is worth a line
+                refused[method.name] = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+        if self.problem.length > longest_exact or not answers:
+            return taking, refused, {}
+        return taking, refused, self._errors(answers)
+
+    def _errors(self, answers: dict[str, list[Tensor]]) -> dict[str, Any]:
+        exact = self._first_head(exactly(self.problem, self.way, *self.drawn[0]))
+        return {
+            name: {
+                part: errors(got, want)
+                for part, got, want in zip(PARTS[self.way], answer, exact, strict=True)
+            }
+            for name, answer in answers.items()
+        }
+
+    def _first_head(self, answer: Any) -> list[Tensor]:
+        """The answer's parts for the first sequence and the first key/value head."""
+        parts = [answer] if isinstance(answer, Tensor) else list(answer)
+        parts = parts[: len(PARTS[self.way])]
+        share = self.problem.heads // self.problem.groups
+        widths = {"out": share, "dq": share, "dk": 1, "dv": 1}
+        return [
+            part[0, : widths[name]].detach().clone()
+            for name, part in zip(PARTS[self.way], parts, strict=True)
+        ]
+
+
+def exactly(one: Problem, way: str, *drawn: Tensor) -> list[Tensor]:
+    """Float64, with the whole score matrix, of one sequence and one key/value head."""
+    share = one.heads // one.groups
+    q, k, v, dout = (x[:1, :n].double() for x, n in zip(drawn, (share, 1, 1, share), strict=True))
+    scores = (q @ k.mT).mul_(one.scale)
+    if one.causal:
+        index = torch.arange(one.length, device=DEVICE)
+        scores.masked_fill_(index > index[:, None], -torch.inf)
+    weights = torch.softmax(scores, dim=-1)
+    out = weights @ v
+    if way == "forward":
+        return [out]
+    dscores = dout @ v.mT
+    dscores = dscores.sub_((dout * out).sum(-1, keepdim=True)).mul_(weights)
+    dk = (dscores.mT @ q).sum(1, keepdim=True) * one.scale
+    return [dscores @ k * one.scale, dk, (weights.mT @ dout).sum(1, keepdim=True)]
+
+
+def ceiling() -> Contender:
+    """A product of 8192 × 8192 matrices: what the tensor cores give on this machine, today."""
+
+    def make(number: int) -> Call:
+        torch.manual_seed(number)
+        a, b = (torch.randn(8192, 8192, device=DEVICE, dtype=torch.bfloat16) for _ in range(2))
+        return lambda: a @ b
+
+    return Contender("matmul 8192³", make, bytes=3 * 8192 * 8192 * 2, flops=2 * 8192**3)
+
+
+def measured(case: Case, found: Sequence[Method], quick: bool) -> dict[str, Any]:
+    taking, refused, wrong = case.able(found)
+
+    def contender(method: Method) -> Contender:
+        size = case.problem.bytes * (1 if case.way == "forward" else 2)
+        return Contender(method.name, lambda n: case.call(method, n), bytes=size, flops=case.flops)
+
+    rules = rules_for(case.flops, quick)
+    times = compare([*map(contender, taking), ceiling()], DEVICE, rules)
+    torch.cuda.empty_cache()
+    return {
+        "times": times,
+        "share_of_matmul": _shares(times),
+        "errors": wrong,
+        "left_out": refused,
+        "calls_a_graph": rules.calls,
+    }
+
+
+def _shares(times: Sequence[Timing]) -> dict[str, float]:
+    *others, product = times
+    most = product.tflop_per_s or float("inf")
+    return {one.name: (one.tflop_per_s or 0.0) / most for one in others}
+
+
+def shown(name: str, result: dict[str, Any]) -> str:
+    """A line a contender: time, rate, ratio to cuDNN's speed, share of the ceiling, errors."""
+    lines = [name]
+    first = result["times"][0].seconds
+    for one in result["times"]:
+        parts = result["errors"].get(one.name, {}).values()
+        wrong = " ".join(f"{part['relative']:.1e}" for part in parts)
+        share = result["share_of_matmul"].get(one.name, 1.0)
+        spread = (one.high - one.low) / one.seconds
+        lines.append(
+            f"  {one.name:34} {one.seconds * 1e6:9.1f} µs ±{spread:5.1%} {one.tflop_per_s:6.0f}"
+            f" TFLOP/s  {first / one.seconds:5.2f}x  {share:4.0%}  {wrong}"
+        )
+    lines += [f"  {name}: left out: {why}" for name, why in result["left_out"].items()]
+    return "\n".join(lines)
+
+
+# --- memory -------------------------------------------------------------------------------------
+
+
+def memory(one: Problem) -> dict[str, Any]:
+    """Peak bytes of a forward and a backward pass through autograd, beyond the inputs."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    from trapline.gold import flash_attention
+
+    def torchs(backend: SDPBackend) -> Any:
+        def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            with sdpa_kernel(backend):
+                return torch.nn.functional.scaled_dot_product_attention(
+                    q, k, v, is_causal=one.causal, enable_gqa=one.heads != one.groups
+                )
+
+        return attend
+
+    ways = {
+        "cuDNN": torchs(SDPBackend.CUDNN_ATTENTION),
+        "FlashAttention-2": torchs(SDPBackend.FLASH_ATTENTION),
+        "ours": lambda q, k, v: flash_attention(q, k, v, causal=one.causal),
+        "ours, not deterministic": lambda q, k, v: flash_attention(
+            q, k, v, causal=one.causal, deterministic=False
+        ),
+    }
+    q, k, v, dout = one.draw(0, DEVICE)
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    return {name: _peaks(attend, leaves, dout) for name, attend in ways.items()}
+
+
+def _peaks(attend: Any, leaves: list[Tensor], dout: Tensor) -> dict[str, int]:
+    attend(*leaves).backward(dout)  # compilation and workspaces that stay
+    for leaf in leaves:
+        leaf.grad = None
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    out = attend(*leaves)
+    torch.cuda.synchronize()
+    forward = torch.cuda.max_memory_allocated() - before
+    out.backward(dout)
+    torch.cuda.synchronize()
+    both = torch.cuda.max_memory_allocated() - before
+    del out
+    for leaf in leaves:
+        leaf.grad = None
+    return {"forward": forward, "forward and backward": both}
+
+
+def remembered(lengths: Sequence[int]) -> dict[str, Any]:
+    """One sequence of each length: what doubles with it, and what would quadruple."""
+    made = {}
+    for length in lengths:
+        one = replace(problem(length, 128, True), batch=1)
+        peaks = made[f"memory {one.name}, one sequence"] = {"peak_bytes": memory(one)}
+        said = {name: {k: f"{b / 2**20:.1f}" for k, b in p.items()}
+                for name, p in peaks["peak_bytes"].items()}  # fmt: skip
+        print(f"memory {one.name}, MiB: {said}", flush=True)
+    return made
+
+
+# --- the run ------------------------------------------------------------------------------------
+
+
+def compiled(which: str, found: Sequence[Method], given: argparse.Namespace) -> None:
+    """Runs the cases that `which` names (like D128-causal) once each, and times nothing."""
+    width, mask = which.split("-")
+    for way, one in cases(given.only, given.quick):
+        if one.name.startswith(f"{width} ") and one.causal == (mask == "causal"):
+            case = Case(way, one)
+            taking, refused, wrong = case.able(found, longest_exact=4096)
+            print(case.name, [method.name for method in taking], refused, flush=True)
+            for name, parts in wrong.items():
+                print("  ", name, {part: f"{x['relative']:.2e}" for part, x in parts.items()})
+            torch.cuda.empty_cache()
+
+
+def outlying(found: Sequence[Method]) -> dict[str, Any]:
+    """Errors where one element in a thousand is ten times as large."""
+    made = {}
+    for width in (128, 64):
+        for causal in (True, False):
+            for way in ("forward", "backward"):
+                case = Case(way, problem(4096, width, causal), outliers=True)
+                _, refused, wrong = case.able(found)
+                made[case.name] = {"errors": wrong, "left_out": refused}
+                print(case.name)
+                for name, parts in wrong.items():
+                    figures = {part: f"{x['relative']:.2e}" for part, x in parts.items()}
+                    print("  ", name, figures, flush=True)
+                torch.cuda.empty_cache()
+    return made
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--peers", type=Path)
+    parser.add_argument("--only", choices=["forward", "backward"])
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--seconds", type=float, default=float("inf"))
+    parser.add_argument("--folder", type=Path, default=RESULTS)
+    parser.add_argument("--compile")
+    given = parser.parse_args()
+    started = time.perf_counter()
+    found = methods(given.peers)
+    if given.compile:
+        compiled(given.compile, found, given)
+        return
+    results: dict[str, Any] = {}
+    left = []
+    for number, (way, one) in enumerate(cases(given.only, given.quick)):
+        case = Case(way, one)
+        if time.perf_counter() - started > given.seconds:
+            left.append(case.name)
+            continue
+        results[case.name] = measured(case, found, given.quick)
+        print(shown(case.name, results[case.name]), flush=True)
+        print(f"  {time.perf_counter() - started:.0f} s so far", flush=True)
+        if number == 3:
+            results |= outlying(found) | remembered([4096, 8192, 16384, 32768])
+        if number % 4 == 3:
+            write("attention", DEVICE, results, folder=given.folder)
+    path = write("attention", DEVICE, results, folder=given.folder, not_measured=left)
+    print(path, f"{time.perf_counter() - started:.0f} s; not measured: {left}")
+
+
+if __name__ == "__main__":
+    main()
