@@ -8,9 +8,10 @@ from trapline.gold.attention import kernels_bwd, kernels_fwd
 from trapline.gold.kernels_device import compile_for_hopper
 
 BLOCKS = {"D": 80, "BLOCK_D": 128, "BLOCK_T": 64, "BLOCK_S": 64}
-FLAGS = {"CAUSAL": True, "WINDOWED": True, "CAPPED": True, "PACKED": True, "PRECISION": "tf32"}
+FLAGS = {"CAUSAL": True, "WINDOWED": True, "CAPPED": True, "PACKED": True, "PRECISION": "tf32", "TMA": False, "FUSED": True}
 TYPES = {"lse": "*fp32", "dlse": "*fp32", "delta": "*fp32", "cu_q": "*i32", "cu_k": "*i32"}
 TYPES |= {"scale": "fp32", "softcap": "fp32"}
+TYPES |= {"lse2": "*fp32"}
 TENSORS = {"q", "k", "v", "out", "dout", "dq", "dk", "dv"}
 
 
@@ -19,7 +20,7 @@ def main(folder: Path) -> None:
         kernels_fwd.forward_kernel,
         kernels_bwd.dkdv_kernel,
         kernels_bwd.dq_kernel,
-        kernels_bwd.row_dots_kernel,
+        kernels_bwd.rows_kernel,
     ]
     (folder / "compiled.json").write_text(json.dumps([compiled(kernel) for kernel in kernels]))
 

@@ -69,8 +69,8 @@ def test_kernels_compile_for_hopper(tmp_path, run_script):
     """Every kernel with every feature compiled in, for sm_90, within its shared memory."""
     run_script(HERE / "compile_kernels.py", tmp_path, TRITON_INTERPRET="0")
     compiled = json.loads((tmp_path / "compiled.json").read_text())
-    names = {"forward_kernel", "dkdv_kernel", "dq_kernel", "row_dots_kernel"}
+    names = {"forward_kernel", "dkdv_kernel", "dq_kernel", "rows_kernel"}
     assert {entry["kernel"] for entry in compiled} == names
     for entry in compiled:
         assert entry["shared"] <= 232448, entry
-        assert entry["tensor_cores"] == (entry["kernel"] != "row_dots_kernel"), entry
+        assert entry["tensor_cores"] == (entry["kernel"] != "rows_kernel"), entry

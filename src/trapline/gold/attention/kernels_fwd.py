@@ -2,73 +2,74 @@
 """Attention's forward pass in plain Triton: one program per query tile, keys streamed by tiles.
 
 Read it beside `oracle.attention_tiled`: the same recurrence, in base 2 because the hardware has
-exp2. Any strides, any head width up to 256, T ≠ S, grouped heads, packed sequences. Offsets into
-tensors are 64-bit. −inf is the mask: a finite sentinel would average rows that see nothing.
+exp2. The keys that every query of the tile sees come in a loop without masks; only the tiles at
+the edges (the diagonal, a window's ends, the last keys) are masked.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from trapline.gold.errors import DTypeError, RangeError
-
-LOG2_E = tl.constexpr(1.4426950408889634)
-LN_2 = tl.constexpr(0.6931471805599453)
-WIDEST = 256
+from trapline.gold.attention.kernels_tiles import (
+    LN_2,
+    LOG2_E,
+    Layout,
+    Tile,
+    as_descriptor,
+    block_width,
+    dense,
+    described,
+    empty_like,
+    head_of,
+    keys_seen,
+    packed,
+    require,
+    rows_of,
+    rule_flags,
+    scored,
+    sees,
+    span,
+)
 
 
 @triton.jit
-def sees(t, s, T, S, window, CAUSAL: tl.constexpr, WINDOWED: tl.constexpr):
-    """Whether query t, standing at key t + S − T, sees key s. Nothing outside the problem sees."""
-    ahead = s - (t + S - T)
-    seen = (t < T) & (s < S)
-    if CAUSAL:
-        seen = seen & (ahead <= 0)
-    if WINDOWED:
-        seen = seen & (ahead < window) & (-ahead < window)
-    return seen
-
-
-@triton.jit
-def scored(products, scale, softcap, CAPPED: tl.constexpr):
-    """Scores from dot products. tanh(x) = 2 σ(2x) − 1."""
-    scores = products * scale
+def forward_step(
+    state, queries, k, v, b, g, top, start, T, S, window, scale, softcap,
+    k_s, k_d, v_s, v_d,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_S: tl.constexpr,
+    CAUSAL: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr,
+    PRECISION: tl.constexpr, TMA: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """The state of the online softmax (peak, total, weighted sum) after one more tile of keys."""
+    peak, total, weighted = state
+    keys = rows_of(k, b, g, start, S, k_s, k_d, D, BLOCK_D, BLOCK_S, TMA)
+    scores = tl.dot(queries, tl.trans(keys), input_precision=PRECISION)
+    # One multiply-add an element: without a cap, the scale waits for the subtraction of the peak.
+    factor = scale * LOG2_E
     if CAPPED:
-        scores = softcap * (2.0 * tl.sigmoid(2.0 * scores / softcap) - 1.0)
-    return scores
-
-
-@triton.jit
-def span(cu, b, length, PACKED: tl.constexpr):
-    """Where sequence b starts among packed tokens, and its length; (0, length) if not packed."""
-    start = 0
-    if PACKED:
-        start = tl.load(cu + b)
-        length = tl.load(cu + b + 1) - start
-    return start, length
-
-
-@triton.jit
-def key_range(first, last, S, window, CAUSAL: tl.constexpr, WINDOWED: tl.constexpr):
-    """The keys that queries at the key positions first … last can see."""
-    begin = 0
-    end = S
-    if CAUSAL:
-        end = tl.minimum(end, last + 1)
-    if WINDOWED:
-        begin = tl.maximum(begin, first - window + 1)
-        end = tl.minimum(end, last + window)
-    return begin, end
-
-
-@triton.jit
-def rows_of(base, index, stride, d, stride_d, length, D: tl.constexpr):
-    """Loads rows (len(index), len(d)) of a matrix; zero outside of it."""
-    places = base + index[:, None].to(tl.int64) * stride + d[None, :] * stride_d
-    return tl.load(places, mask=(index[:, None] < length) & (d[None, :] < D), other=0.0)
+        scores = scored(scores, scale, softcap, CAPPED)
+        factor = LOG2_E
+    if MASKED:
+        t = top + tl.arange(0, BLOCK_T)
+        s = start + tl.arange(0, BLOCK_S)
+        seen = sees(t[:, None], s[None, :], T, S, window, CAUSAL, WINDOWED)
+        scores = tl.where(seen, scores, float("-inf"))
+    new_peak = tl.maximum(peak, tl.max(scores, 1) * factor)
+    origin = new_peak
+    if MASKED:
+        # A row that has seen no key stays at −inf, and −inf − (−inf) is not a number.
+        origin = tl.where(new_peak == float("-inf"), 0.0, new_peak)
+    weights = tl.exp2(scores * factor - origin[:, None])
+    correction = tl.exp2(peak - origin)
+    total = total * correction + tl.sum(weights, 1)
+    values = rows_of(v, b, g, start, S, v_s, v_d, D, BLOCK_D, BLOCK_S, TMA)
+    weighted = tl.dot(
+        weights.to(values.dtype), values, weighted * correction[:, None], input_precision=PRECISION
+    )
+    return new_peak, total, weighted
 
 
 @triton.jit
@@ -82,11 +83,13 @@ def forward_kernel(
     lse_b, lse_h,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_S: tl.constexpr,
     CAUSAL: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr, PACKED: tl.constexpr,
-    PRECISION: tl.constexpr,
+    PRECISION: tl.constexpr, TMA: tl.constexpr,
 ):  # fmt: skip
     """out and lse of one tile of queries of one head."""
     tiles = tl.cdiv(T, BLOCK_T)
-    top = (tl.program_id(0) % tiles) * BLOCK_T
+    # All tiles of a head follow each other, so its keys stay in the cache; the last tile, which
+    # under a causal mask has the most to do, comes first.
+    top = (tiles - 1 - tl.program_id(0) % tiles) * BLOCK_T
     head = (tl.program_id(0) // tiles).to(tl.int64)
     b, h = head // H, head % H
     g = h // R
@@ -94,81 +97,52 @@ def forward_kernel(
     k_start, S = span(cu_k, b, S, PACKED)
     if top >= T:
         return
-    q += b * q_b + h * q_h + q_start * q_t
-    k += b * k_b + g * k_g + k_start * k_s
-    v += b * v_b + g * v_g + k_start * v_s
+    q = head_of(q, b, h, q_start, q_b, q_h, q_t, TMA)
+    k = head_of(k, b, g, k_start, k_b, k_g, k_s, TMA)
+    v = head_of(v, b, g, k_start, v_b, v_g, v_s, TMA)
     out += b * out_b + h * out_h + q_start * out_t
     lse += b * lse_b + h * lse_h + q_start
 
+    queries = rows_of(q, b, h, top, T, q_t, q_d, D, BLOCK_D, BLOCK_T, TMA)
+    state = (
+        tl.full([BLOCK_T], float("-inf"), tl.float32),
+        tl.zeros([BLOCK_T], tl.float32),
+        tl.zeros([BLOCK_T, BLOCK_D], tl.float32),
+    )
+    last = tl.minimum(top + BLOCK_T, T) - 1
+    begin, clear, hidden, end = keys_seen(
+        top + S - T, last + S - T, S, window, CAUSAL, WINDOWED, BLOCK_S
+    )
+    if WINDOWED:
+        for start in range(begin, clear, BLOCK_S):
+            state = forward_step(
+                state, queries, k, v, b, g, top, start, T, S, window, scale, softcap,
+                k_s, k_d, v_s, v_d, D, BLOCK_D, BLOCK_T, BLOCK_S,
+                CAUSAL, WINDOWED, CAPPED, PRECISION, TMA, MASKED=True,
+            )  # fmt: skip
+    for start in range(clear, hidden, BLOCK_S):
+        state = forward_step(
+            state, queries, k, v, b, g, top, start, T, S, window, scale, softcap,
+            k_s, k_d, v_s, v_d, D, BLOCK_D, BLOCK_T, BLOCK_S,
+            CAUSAL, WINDOWED, CAPPED, PRECISION, TMA, MASKED=False,
+        )  # fmt: skip
+    for start in range(hidden, end, BLOCK_S):
+        state = forward_step(
+            state, queries, k, v, b, g, top, start, T, S, window, scale, softcap,
+            k_s, k_d, v_s, v_d, D, BLOCK_D, BLOCK_T, BLOCK_S,
+            CAUSAL, WINDOWED, CAPPED, PRECISION, TMA, MASKED=True,
+        )  # fmt: skip
+
+    peak, total, weighted = state
     t = top + tl.arange(0, BLOCK_T)
     d = tl.arange(0, BLOCK_D)
-    queries = rows_of(q, t, q_t, d, q_d, T, D)
-    peak = tl.full([BLOCK_T], float("-inf"), tl.float32)
-    total = tl.zeros([BLOCK_T], tl.float32)
-    weighted = tl.zeros([BLOCK_T, BLOCK_D], tl.float32)
-    last = tl.minimum(top + BLOCK_T, T) - 1
-    begin, end = key_range(top + S - T, last + S - T, S, window, CAUSAL, WINDOWED)
-    for start in range(begin, end, BLOCK_S):
-        s = start + tl.arange(0, BLOCK_S)
-        keys = rows_of(k, s, k_s, d, k_d, S, D)
-        products = tl.dot(queries, tl.trans(keys), input_precision=PRECISION)
-        scores = scored(products, scale, softcap, CAPPED) * LOG2_E
-        seen = sees(t[:, None], s[None, :], T, S, window, CAUSAL, WINDOWED)
-        scores = tl.where(seen, scores, float("-inf"))
-        new_peak = tl.maximum(peak, tl.max(scores, 1))
-        # A row that has seen no key stays at −inf, and −inf − (−inf) is not a number.
-        origin = tl.where(new_peak == float("-inf"), 0.0, new_peak)
-        weights = tl.exp2(scores - origin[:, None])
-        correction = tl.exp2(peak - origin)
-        total = total * correction + tl.sum(weights, 1)
-        values = rows_of(v, s, v_s, d, v_d, S, D)
-        weighted = weighted * correction[:, None]
-        weighted += tl.dot(weights.to(values.dtype), values, input_precision=PRECISION)
-        peak = new_peak
-
     empty = total == 0.0
     total = tl.where(empty, 1.0, total)
-    inside = t[:, None] < T
     places = out + t[:, None].to(tl.int64) * out_t + d[None, :] * out_d
     rows = (weighted / total[:, None]).to(out.dtype.element_ty)
-    tl.store(places, rows, mask=inside & (d[None, :] < D))
+    tl.store(places, rows, mask=(t[:, None] < T) & (d[None, :] < D))
     natural = tl.where(empty, float("-inf"), (peak + tl.log2(total)) * LN_2)
     tl.store(lse + t, natural, mask=t < T)
-
-
-class Layout(NamedTuple):
-    """A problem as the kernels see it: (B,H,T,D) and (B,G,S,D), or packed (tokens, heads, D)."""
-
-    #: T, S (the longest, if packed), H, R
-    sizes: tuple[int, int, int, int]
-    batches: int
-    cu_q: Tensor | None
-    cu_k: Tensor | None
-    lse_shape: tuple[int, ...]
-
-    def strides(self, x: Tensor) -> tuple[int, ...]:
-        """By batch, head, position, width. Packed tokens have no batch stride."""
-        if self.cu_q is None:
-            return x.stride()
-        token, head, width = x.stride()
-        return 0, head, token, width
-
-    @property
-    def lse_strides(self) -> tuple[int, int]:
-        *_, heads, rows = self.lse_shape
-        return (heads * rows, rows) if self.cu_q is None else (0, rows)
-
-
-def dense(q: Tensor, k: Tensor) -> Layout:
-    """Every sequence of a batch has the same length."""
-    (B, H, T, _), (G, S) = q.shape, k.shape[1:3]
-    return Layout((T, S, H, H // G), B, None, None, (B, H, T))
-
-
-def packed(q: Tensor, k: Tensor, cu_q: Tensor, cu_k: Tensor, max_q: int, max_k: int) -> Layout:
-    """Sequences of any lengths, one after the other."""
-    (tokens, H, _), G = q.shape, k.shape[1]
-    return Layout((max_q, max_k, H, H // G), len(cu_q) - 1, cu_q, cu_k, (H, tokens))
 
 
 def forward(
@@ -205,51 +179,42 @@ def _forward(
     window: int,
     softcap: float,
     scale: float,
+    tile: Tile | None = None,
+    tma: bool | None = None,
 ) -> tuple[Tensor, Tensor]:
     require(q)
     out, lse = empty_like(q), q.new_empty(layout.lse_shape, dtype=torch.float32)
-    blocks = block_sizes(q)
-    programs = triton.cdiv(layout.sizes[0], blocks["BLOCK_T"]) * layout.batches * layout.sizes[2]
-    if programs:
-        forward_kernel[(programs,)](
-            *(q, k, v, out, lse, layout.cu_q, layout.cu_k),
-            *(*layout.sizes, window, scale, softcap),
-            *(stride for x in (q, k, v, out) for stride in layout.strides(x)),
-            *layout.lse_strides,
-            **blocks,
-            **rule_flags(q, layout, causal, window, softcap),
-        )
+    longest, _, heads, _ = layout.sizes
+    tile = tile or tile_for(q)
+    programs = triton.cdiv(longest, tile.queries) * layout.batches * heads
+    if not programs:
+        return out, lse
+    strides = [stride for x in (q, k, v, out) for stride in layout.strides(x)]
+    tma = described(layout, q, k, v) if tma is None else tma
+    inputs: tuple[Any, ...] = (q, k, v)
+    if tma:
+        inputs = as_descriptor(q, tile.queries), *(as_descriptor(x, tile.keys) for x in (k, v))
+    forward_kernel[(programs,)](
+        *(*inputs, out, lse, layout.cu_q, layout.cu_k),
+        *(*layout.sizes, window, scale, softcap),
+        *(*strides, *layout.lse_strides),
+        **rule_flags(q, layout, causal, window, softcap),
+        TMA=tma,
+        **tile.launch(),
+    )
     return out, lse
 
 
-def require(q: Tensor) -> None:
-    """What the kernels take."""
-    if q.dtype not in (torch.float16, torch.bfloat16, torch.float32):
-        raise DTypeError(f"the kernels take float16, bfloat16 and float32, not {q.dtype}")
-    if not 1 <= q.shape[-1] <= WIDEST:
-        raise RangeError(f"the kernels take heads up to {WIDEST} wide, not {q.shape[-1]}")
+#: Width of a tile → the tile, for 16-bit inputs, found by measurement (docs/components).
+TILES = {
+    64: Tile(128, 64, 4, 3),
+    128: Tile(128, 64, 4, 3),
+    256: Tile(128, 64, 8, 2),
+}
 
 
-def empty_like(x: Tensor) -> Tensor:
-    """Contiguous, whatever the strides of x."""
-    return x.new_empty(x.shape)
-
-
-def block_sizes(q: Tensor) -> dict[str, int]:
-    """Tiles that fit into shared memory: half as many rows where a row is twice as long."""
-    wide = max(16, triton.next_power_of_2(q.shape[-1]))
-    rows = 32 if q.dtype == torch.float32 or wide > 128 else 64
-    return {"D": q.shape[-1], "BLOCK_D": wide, "BLOCK_T": rows, "BLOCK_S": rows}
-
-
-def rule_flags(
-    q: Tensor, layout: Layout, causal: bool, window: int, softcap: float
-) -> dict[str, Any]:
-    """What is compiled in. float32 is not rounded to TF32 behind the caller's back."""
-    return {
-        "CAUSAL": causal,
-        "WINDOWED": window > 0,
-        "CAPPED": softcap > 0.0,
-        "PACKED": layout.cu_q is not None,
-        "PRECISION": "ieee" if q.dtype == torch.float32 else "tf32",
-    }
+def tile_for(q: Tensor) -> Tile:
+    """float32 takes twice the room and no tensor cores: small tiles."""
+    if q.dtype == torch.float32:
+        return Tile(32, 32, 4, 1)
+    return TILES[max(64, block_width(q))]

@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from trapline.gold.attention import fast_paged
-from trapline.gold.attention.kernels_fwd import LN_2, LOG2_E, scored
+from trapline.gold.attention.kernels_tiles import LN_2, LOG2_E, scored
 from trapline.gold.errors import DTypeError, RangeError
 from trapline.gold.kernels_device import processors
 
