@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-from trapline.gold.decoder.graphs import Running, StaticStep
+from trapline.gold.decoder.graphs import ROOM, Running, StaticStep
 from trapline.gold.decoder.model import Decoder
 from trapline.gold.decoder.pool import Pool, PooledSequence
 from trapline.gold.decoder.sampling import NO_TOKEN, Chooser, Sampling
@@ -83,6 +83,8 @@ class Engine:
         self._waiting: deque[_Request] = deque()
         self._running: list[_Request] = []
         self._chooser: Chooser | None = None
+        #: What later steps will say: a GPU is asked for several steps at once, and read once.
+        self._ahead: deque[list[tuple[_Request, int]]] = deque()
         self._undelivered: list[Token] = []
         self._numbers = 0
 
@@ -127,7 +129,7 @@ class Engine:
         if self._undelivered:
             events, self._undelivered = self._undelivered, []
             return events
-        entered = self._enter()
+        entered = [] if self._ahead else self._enter()
         said = [] if not self._running else self._decode()
         said += self._prefill(entered) if entered else []
         return self._settle(said)
@@ -192,15 +194,29 @@ class Engine:
 
     def _decode(self) -> list[tuple[_Request, int]]:
         """One static step of the rows that run already."""
+        if not self._ahead:
+            self._look_ahead()
+        running = {one.number for one in self._running}
+        said = [pair for pair in self._ahead.popleft() if pair[0].number in running]
+        for request, _ in said:
+            _opened(request).advance(1)
+        return said
+
+    def _look_ahead(self) -> None:
+        """As many steps as no request can finish before by its length; on a CPU one.
+
+        Whoever meets a stop token on the way has written to pages of its own, and is not asked.
+        """
         if self._chooser is None:
             self._chooser = self._choose_for(self._running)
             self._step.load(
                 [Running(_opened(one), one.tokens[-1], len(one.tokens)) for one in self._running]
             )
-        tokens = self._step.choose(self._chooser).tolist()
-        for request in self._running:
-            _opened(request).advance(1)
-        return list(zip(self._running, tokens, strict=False))
+        steps = min(ROOM, *(one.most - len(one.tokens) for one in self._running))
+        if self.decoder.device.type == "cpu":
+            steps = 1
+        for row in self._step.choose_ahead(self._chooser, steps).tolist():
+            self._ahead.append(list(zip(self._running, row, strict=False)))
 
     def _settle(self, said: list[tuple[_Request, int]]) -> list[Token]:
         """Hands tokens out, lets the finished go. A row without a token takes nobody with it."""

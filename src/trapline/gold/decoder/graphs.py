@@ -8,7 +8,7 @@ tokens. A layer is four matrix products and, between them, four fused operations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -23,8 +23,13 @@ from trapline.gold.decoder.sampling import NO_TOKEN, Chooser, greedy
 from trapline.gold.errors import RangeError
 from trapline.gold.norms.api import rms_norm
 
+if TYPE_CHECKING:
+    from trapline.gold.decoder.compact import CompactStep, Rows
+
 #: Pages; a shorter prefix is cheaper to read with the rest.
 WORTH_SHARING = 16
+#: Tokens of a row that may wait on the device until somebody reads them.
+ROOM = 16
 
 
 class Running(NamedTuple):
@@ -37,23 +42,27 @@ class Running(NamedTuple):
 
 @dataclass
 class _Buffers:
-    """(R,) tensors, and the table (R, M); all written in place."""
+    """(R,) tensors, the table (R, M), and the last tokens (R, ROOM); all written in place."""
 
     ids: Tensor
     positions: Tensor
     made: Tensor
     active: Tensor
     table: Tensor
+    history: Tensor
 
     def first(self, rows: int, pages: int) -> "_Buffers":
         """Views of the first rows; they have the buffers' addresses."""
         ids, positions, made, active = self.ids, self.positions, self.made, self.active
         return _Buffers(
-            ids[:rows], positions[:rows], made[:rows], active[:rows], self.table[:rows, :pages]
+            *(ids[:rows], positions[:rows], made[:rows], active[:rows]),
+            self.table[:rows, :pages],
+            self.history[:rows],
         )
 
     def advance(self, tokens: Tensor) -> None:
-        """To the next step."""
+        """To the next step; the tokens are remembered by the number that each row made."""
+        self.history.scatter_(1, (self.made % ROOM)[:, None], tokens[:, None])
         self.ids.copy_(tokens.clamp(min=0))
         self.positions.add_(self.active)
         self.made.add_(1)
@@ -71,9 +80,11 @@ class StaticStep:
         ids, positions, made = torch.zeros((3, rows), dtype=torch.int64, device=device)
         active = torch.zeros(rows, dtype=torch.bool, device=device)
         table = torch.zeros((rows, pages), dtype=torch.int32, device=device)
-        self._buffers = _Buffers(ids, positions, made, active, table)
+        history = torch.zeros((rows, ROOM), dtype=torch.int64, device=device)
+        self._buffers = _Buffers(ids, positions, made, active, table, history)
         cosine, sine = _tables(decoder)
         self._layers = [_Fused(decoder, layer, cosine, sine) for layer in decoder.layers]
+        self._compact = compact_of(decoder, pool, self._layers, rows)
         self._graphs: dict[tuple[int, bool], tuple[torch.cuda.CUDAGraph, Tensor]] = {}
         self._rows = self._pages = 0
         self._shared: list[fused.Shared] = []
@@ -117,6 +128,14 @@ class StaticStep:
         here.advance(tokens)
         return tokens
 
+    def choose_ahead(self, chooser: Chooser, steps: int) -> Tensor:
+        """Next tokens (steps, R) of that many steps, without a look at any of them."""
+        for _ in range(steps):
+            self.choose(chooser)
+        here = self._here()
+        number = here.made[:, None] - steps + torch.arange(steps, device=here.made.device)
+        return here.history.gather(1, number % ROOM).T
+
     def _bucket(self, rows: int) -> int:
         """Graphs are captured for powers of two; without them there is nothing to round up to."""
         if not self._buffers.ids.is_cuda or rows == 0:
@@ -129,6 +148,8 @@ class StaticStep:
     @torch.no_grad()
     def _forward(self) -> Tensor:
         decoder, rows = self.decoder, self._here()
+        if self._compact is not None:
+            return self._compact.logits(self._compact_rows())
         size = self.pool.page_size
         page = rows.table.gather(1, (rows.positions // size)[:, None])[:, 0]
         slots = torch.where(rows.active, page * size + rows.positions % size, -1)
@@ -146,10 +167,24 @@ class StaticStep:
         hidden, _ = _add_norm(decoder.norm, delta, x)
         return decoder.logits(hidden)
 
+    @torch.no_grad()
     def _greedy(self) -> Tensor:
-        tokens = greedy(self._forward())
-        self._here().advance(tokens)
+        here = self._here()
+        if self._compact is None:
+            tokens = greedy(self._forward())
+            here.advance(tokens)
+            return tokens
+        tokens = torch.empty_like(here.ids)
+        self._compact.pick(self._compact_rows(), here.made, tokens, here.history)
         return tokens
+
+    def _compact_rows(self) -> "Rows":
+        """Rows that share nothing: all their positions are tail."""
+        from trapline.gold.decoder.compact import Rows
+
+        here, size = self._here(), self.pool.page_size
+        table, positions = here.table, here.positions
+        return Rows(here.ids, positions, here.active, table, size, table, size, positions)
 
     def _replay(self, *, choosing: bool) -> Tensor:
         key = (self._rows, choosing)
@@ -252,10 +287,45 @@ class _Joined:
                 linear.weight.data = piece
             self._whole = weight, bias
 
+    @property
+    def weight(self) -> Tensor:
+        """The joined one; only plain layers have it."""
+        assert self._whole is not None
+        return self._whole[0]
+
     def __call__(self, x: Tensor) -> Tensor:
         if self._whole is not None:
             return functional.linear(x, *self._whole)
         return torch.cat([part(x) for part in self._parts], dim=-1)
+
+
+def compact_of(
+    decoder: Decoder, pool: Pool, layers: Sequence[_Fused], rows: int
+) -> "CompactStep | None":
+    """The step in five kernels a layer, for the models and devices that it serves."""
+    if decoder.device.type != "cuda":
+        return None
+    from trapline.gold.decoder import compact
+
+    if not compact.suits(decoder):
+        return None
+    weights = [
+        compact.Weights(
+            qkv=one.qkv.weight,
+            out=tensor(one.out.weight),
+            up=one.up.weight,
+            down=tensor(one.down.weight),
+            norms=(one.norms[0].weight, one.norms[1].weight),
+            q_norm=one.turn.q_norm,
+            k_norm=one.turn.k_norm,
+            window=one.window,
+        )
+        for one in layers
+    ]
+    cosine, sine = layers[0].turn.cosine, layers[0].turn.sine
+    assert cosine is not None
+    assert sine is not None
+    return compact.CompactStep(decoder, weights, (cosine, sine), pool.keys, pool.values, rows)
 
 
 def _tables(decoder: Decoder) -> tuple[Tensor | None, Tensor | None]:

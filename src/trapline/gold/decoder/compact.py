@@ -1,0 +1,303 @@
+"""The short step of a decoder: its kernels, launched in order on buffers that never move.
+
+Five launches a layer: a product behind a norm; attention with everything around it; a product added
+to the stream; the gated product behind a norm; another one added to the stream. `kernels_step` and
+`kernels_attend` say how; here is for which models, and how the work is cut.
+"""
+
+from typing import NamedTuple
+
+import torch
+import triton
+from torch import Tensor, nn
+
+from trapline.gold.decoder.kernels_attend import attend_kernel, merge_kernel
+from trapline.gold.decoder.kernels_step import (
+    added_kernel,
+    embed_kernel,
+    gated_kernel,
+    pick_kernel,
+    scaled_kernel,
+)
+from trapline.gold.decoder.layers import Layer
+from trapline.gold.decoder.model import Decoder
+from trapline.gold.kernels_device import processors
+
+LOG2_E = 1.4426950408889634
+
+
+class Cut(NamedTuple):
+    """How a product is cut."""
+
+    block_n: int  # outputs of a program
+    block_k: int  # of K at a time and part
+    split: int  # parts of K within a program
+    warps: int
+    stages: int
+
+
+class Rows(NamedTuple):
+    """The rows of a step: (B,) tensors, and where their keys and values lie.
+
+    Rows come in groups of `beams` that share `prefix` (groups,) positions on `pages` (groups, M);
+    without groups both are of no use. A row's own positions are on `tails` (B, M).
+    """
+
+    ids: Tensor
+    positions: Tensor
+    active: Tensor
+    tails: Tensor
+    tail_size: int
+    pages: Tensor
+    page_size: int
+    prefix: Tensor
+    beams: int = 1
+
+
+class Weights(NamedTuple):
+    """One layer."""
+
+    qkv: Tensor
+    out: Tensor
+    up: Tensor
+    down: Tensor
+    norms: tuple[Tensor, Tensor]
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+    window: int | None
+
+
+def suits(decoder: Decoder) -> bool:
+    """Whether the kernels serve this model: rotary, gated, RMS norms, plain weights, no bias."""
+    config = decoder.config
+    plain = all(type(part) is nn.Linear for layer in decoder.layers for part in _linears(layer))
+    return (
+        decoder.norm.weight.dtype in (torch.bfloat16, torch.float32)
+        and not (config.is_gpt2 or config.attention_bias or config.mlp_bias)
+        and config.rope is not None
+        and 16 <= config.head_dim <= 256
+        and config.head_dim % 2 == 0
+        and plain
+        and type(decoder.head) is nn.Linear
+    )
+
+
+def _linears(layer: nn.Module) -> list[nn.Module | None]:
+    assert isinstance(layer, Layer)
+    attention, feedforward = layer.attention, layer.feedforward
+    return [
+        *(attention.q, attention.k, attention.v, attention.out),
+        *(feedforward.gate, feedforward.up, feedforward.down),
+    ]
+
+
+class CompactStep:
+    """Logits, or tokens, of up to `rows` rows. `layers` are the joined weights."""
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        layers: list[Weights],
+        angles: tuple[Tensor, Tensor],
+        keys: Tensor,
+        values: Tensor,
+        rows: int,
+    ) -> None:
+        config = decoder.config
+        self._config, self._layers, self._angles = config, layers, angles
+        self._keys, self._values = keys, values
+        self._embedding, self._head = decoder.embedding.weight, decoder.head.weight
+        self._norm = decoder.norm.weight
+        self._processors = processors(self._norm)
+        self._early = _may_start_early(self._norm.device)
+        self._precision = "ieee" if self._norm.dtype == torch.float32 else "tf32"
+        wide = config.heads * config.head_dim
+        joined = wide + 2 * config.kv_heads * config.head_dim
+        like = self._norm
+        self._x, self._y = like.new_empty((2, rows, config.dim))
+        self._qkv = like.new_empty((rows, joined))
+        self._seen = like.new_empty((rows, wide))
+        self._inner = like.new_empty((rows, config.hidden))
+        self._logits = like.new_empty((rows, config.vocab), dtype=torch.float32)
+        self._squares = like.new_empty((-(-config.dim // 16), rows), dtype=torch.float32)
+        tiles = -(-config.vocab // 16)
+        self._best = like.new_empty((tiles, rows), dtype=torch.float32)
+        self._place = like.new_empty((tiles, rows), dtype=torch.int32)
+
+    def logits(self, rows: Rows) -> Tensor:
+        """(B, V) in float32 after this step's tokens, whose keys and values are stored."""
+        self._run(rows)
+        return self._logits[: len(rows.ids)]
+
+    def pick(self, rows: Rows, made: Tensor, tokens: Tensor, history: Tensor) -> None:
+        """The likeliest token of every row; ids, positions and `made` move one step on.
+
+        `history` (rows, room) has it at made % room. −1 stands where a row has no softmax.
+        """
+        tiles = self._run(rows)
+        count = len(rows.ids)
+        pick_kernel[(count,)](
+            *(self._best, self._place, rows.active, tokens, rows.ids, rows.positions, made),
+            *(history, tiles, count, history.shape[1]),
+            BLOCK=triton.next_power_of_2(tiles),
+            PDL=self._early,
+            num_warps=4,
+            **self._launch(),
+        )
+
+    def _run(self, rows: Rows) -> int:
+        """Everything up to the logits; into how many tiles their columns were cut."""
+        config, count = self._config, len(rows.ids)
+        embed_kernel[(count,)](
+            *(rows.ids, self._embedding, self._layers[0].norms[0], self._x, self._y),
+            *(self._squares, config.dim),
+            BLOCK=triton.next_power_of_2(config.dim),
+            PDL=self._early,
+            num_warps=4,
+            **self._launch(),
+        )
+        tiles = 1
+        for number, layer in enumerate(self._layers):
+            self._scaled(self._y, layer.qkv, self._qkv, count, tiles)
+            self._attend(rows, layer, number)
+            tiles = self._added(self._seen, layer.out, layer.norms[1], count)
+            self._gated(layer.up, count, tiles)
+            last = number + 1 == len(self._layers)
+            after = self._norm if last else self._layers[number + 1].norms[0]
+            tiles = self._added(self._inner, layer.down, after, count)
+        return self._scaled(self._y, self._head, self._logits, count, tiles, best=True)
+
+    def _launch(self) -> dict[str, bool]:
+        return {"launch_pdl": True} if self._early else {}
+
+    def _scaled(
+        self, x: Tensor, w: Tensor, out: Tensor, rows: int, parts: int, *, best: bool = False
+    ) -> int:
+        (outputs, inputs), block_b = w.shape, block_of(rows)
+        cut = cut_of("scaled", outputs, inputs, block_b, w.element_size(), self._processors)
+        tiles = -(-outputs // cut.block_n)
+        scaled_kernel[(tiles, triton.cdiv(rows, block_b))](
+            *(x, w, self._squares, out),
+            *((self._best, self._place) if best else (None, None)),
+            *(rows, outputs, inputs, parts, x.stride(0), w.stride(0), out.stride(0)),
+            self._config.norm_eps,
+            PARTS=triton.next_power_of_2(parts),
+            **self._cut(cut, outputs, inputs, block_b),
+        )
+        return tiles
+
+    def _gated(self, w: Tensor, rows: int, parts: int) -> None:
+        outputs, inputs, block_b = w.shape[0] // 2, w.shape[1], block_of(rows)
+        cut = cut_of("gated", outputs, inputs, block_b, w.element_size(), self._processors)
+        gated_kernel[(triton.cdiv(outputs, cut.block_n), triton.cdiv(rows, block_b))](
+            *(self._y, w, self._squares, self._inner, rows, outputs, inputs, parts),
+            *(self._y.stride(0), w.stride(0), self._inner.stride(0), self._config.norm_eps),
+            PARTS=triton.next_power_of_2(parts),
+            **self._cut(cut, outputs, inputs, block_b),
+        )
+
+    def _added(self, x: Tensor, w: Tensor, weight: Tensor, rows: int) -> int:
+        (outputs, inputs), block_b = w.shape, block_of(rows)
+        cut = cut_of("added", outputs, inputs, block_b, w.element_size(), self._processors)
+        tiles = -(-outputs // cut.block_n)
+        added_kernel[(tiles, triton.cdiv(rows, block_b))](
+            *(x, w, self._x, weight, self._y, self._squares),
+            *(rows, outputs, inputs, x.stride(0), w.stride(0)),
+            **self._cut(cut, outputs, inputs, block_b),
+        )
+        return tiles
+
+    def _cut(self, cut: Cut, outputs: int, inputs: int, block_b: int) -> dict[str, object]:
+        """What all products are told at compile time."""
+        even = outputs % cut.block_n == 0 and inputs % (cut.split * cut.block_k) == 0
+        return {
+            "BLOCK_B": block_b,
+            "BLOCK_N": cut.block_n,
+            "BLOCK_K": cut.block_k,
+            "SPLIT": cut.split,
+            "EVEN": even,
+            "AHEAD": min(triton.next_power_of_2(inputs), 1024),
+            "PRECISION": self._precision,
+            "PDL": self._early,
+            "num_warps": cut.warps,
+            "num_stages": cut.stages,
+            **self._launch(),
+        }
+
+    def _attend(self, rows: Rows, layer: Weights, number: int) -> None:
+        config, count = self._config, len(rows.ids)
+        ratio, groups = config.heads // config.kv_heads, count // rows.beams
+        common, splits = self._splits(rows)
+        parts, lse = self._seen, None
+        if common + splits > 1:
+            shape = (common + splits, count, config.heads)
+            parts = self._norm.new_empty((*shape, config.head_dim), dtype=torch.float32)
+            lse = self._norm.new_empty(shape, dtype=torch.float32)
+        programs = (groups * common + count * splits) * config.kv_heads
+        block_d = triton.next_power_of_2(config.head_dim)
+        attend_kernel[(programs,)](
+            *(self._qkv, self._keys[number], self._values[number], rows.pages, rows.tails),
+            *(rows.prefix, rows.positions, rows.active, *self._angles, layer.q_norm, layer.k_norm),
+            *(parts, lse, count, config.kv_heads, self._qkv.stride(0)),
+            *(rows.pages.stride(0), rows.tails.stride(0)),
+            *(config.head_dim**-0.5 * LOG2_E, config.norm_eps, layer.window or 0, common, splits),
+            BEAMS=rows.beams,
+            R=ratio,
+            D=config.head_dim,
+            BLOCK_D=block_d,
+            BLOCK_M=max(16, triton.next_power_of_2(rows.beams * ratio)),
+            BLOCK_S=64 if block_d <= 128 else 32,
+            P=rows.page_size,
+            TAIL_P=rows.tail_size,
+            WINDOWED=layer.window is not None,
+            PRECISION=self._precision,
+            PDL=self._early,
+            num_warps=4,
+            num_stages=3 if self._norm.dtype == torch.bfloat16 else 2,
+            **self._launch(),
+        )
+        if lse is not None:
+            merge_kernel[(count * config.heads,)](
+                *(parts, lse, self._seen, common + splits, count * config.heads),
+                D=config.head_dim,
+                BLOCK_D=block_d,
+                BLOCK_PARTS=triton.next_power_of_2(common + splits),
+                PDL=self._early,
+                num_warps=1,
+                **self._launch(),
+            )
+
+    def _splits(self, rows: Rows) -> tuple[int, int]:
+        """Of the common beginning and of the tails: what fills the chip, 256 positions at least."""
+        heads, count = self._config.kv_heads, len(rows.ids)
+        common = 0
+        if rows.beams > 1:
+            positions = rows.pages.shape[1] * rows.page_size
+            common = splits_of(positions, count // rows.beams * heads, self._processors)
+        positions = rows.tails.shape[1] * rows.tail_size
+        return common, splits_of(positions, count * heads, self._processors)
+
+
+def splits_of(positions: int, programs: int, processors: int) -> int:
+    """As many as give every processor two programs, of 256 positions or more each."""
+    return max(1, min(-(-positions // 256), 2 * processors // max(programs, 1), 64))
+
+
+def block_of(rows: int) -> int:
+    """Rows of a program: 8 fill a matrix instruction."""
+    return min(64, max(8, 1 << (rows - 1).bit_length()))
+
+
+def cut_of(kind: str, outputs: int, inputs: int, block_b: int, size: int, processors: int) -> Cut:
+    """Small products are cut into as many programs as there are processors; see the docs."""
+    del kind, processors
+    if size == 4:
+        return Cut(16, 32, 2, 4, 2)
+    if outputs * inputs < 1 << 23 or block_b > 16:
+        return Cut(16, 64, 4, 4, 4)
+    return Cut(32, 64, 4, 4, 4)
+
+
+def _may_start_early(device: torch.device) -> bool:
+    """Programmatic dependent launch came with Hopper."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9

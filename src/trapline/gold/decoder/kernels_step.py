@@ -1,0 +1,222 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
+"""The matrix products of a short decoding step, with everything between them taken in.
+
+With few rows a step is the reading of its weights, and whatever else it does must hide behind that.
+So every product takes its neighbours in: the norm in front of it, as a factor a row; the residual,
+the gate or the argmax behind it. A product that adds to the stream leaves, beside the stream
+itself, what the next one reads: the stream times the next norm's weight, and sums of squares, one
+for each of its programs. The next product adds those up and has its factor.
+
+Weights are the left operand, (BLOCK_N, K) as they lie in memory, rows of the batch the right one: a
+matrix instruction takes 16 weights by 8 rows without padding. Within a program K is cut into SPLIT
+parts that different warps add up, so that few outputs keep all of them busy.
+
+A kernel may start while the one before it still runs (programmatic dependent launch): it asks for
+its weights to be brought into the cache, and only then waits for what that one writes.
+"""
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+LOG2_E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def bring(w, n, N, K, w_row, AHEAD: tl.constexpr):
+    """Asks for the first AHEAD elements of the weights' rows n, a cache line at a time."""
+    line = tl.minimum(tl.arange(0, AHEAD // 64) * 64, K - 1)
+    row = tl.minimum(n, N - 1).to(tl.int64)
+    places = (w + row[:, None] * w_row + line[None, :]).to(tl.int64)
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [places],
+        dtype=tl.int32, is_pure=False, pack=1,
+    )  # fmt: skip
+
+
+@triton.jit
+def product(
+    x, w, b, n, rows, N, K, x_row, w_row,
+    BLOCK_B: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLIT: tl.constexpr,
+    EVEN: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """(BLOCK_N, BLOCK_B): rows n of the weights (N, K) times rows b of x, in float32."""
+    if SPLIT == 1:
+        k = tl.arange(0, BLOCK_K)
+        w_places = w + n.to(tl.int64)[:, None] * w_row + k[None, :]
+        x_places = x + b[:, None] * x_row + k[None, :]
+        stored, there = (n < N)[:, None], (b < rows)[:, None]
+        total = tl.zeros([BLOCK_N, BLOCK_B], tl.float32)
+        for start in range(0, K, BLOCK_K):
+            if EVEN:
+                weights = tl.load(w_places + start)
+                values = tl.load(x_places + start, mask=there, other=0.0)
+            else:
+                inside = (start + k < K)[None, :]
+                weights = tl.load(w_places + start, mask=stored & inside, other=0.0)
+                values = tl.load(x_places + start, mask=there & inside, other=0.0)
+            total = tl.dot(weights, tl.trans(values), total, input_precision=PRECISION)
+        return total
+    part = tl.arange(0, SPLIT)[:, None] * BLOCK_K + tl.arange(0, BLOCK_K)[None, :]
+    w_wide = w + n.to(tl.int64)[None, :, None] * w_row + part[:, None, :]
+    x_wide = x + b[None, :, None] * x_row + part[:, None, :]
+    held, real = (n < N)[None, :, None], (b < rows)[None, :, None]
+    parts = tl.zeros([SPLIT, BLOCK_N, BLOCK_B], tl.float32)
+    for start in range(0, K, SPLIT * BLOCK_K):
+        if EVEN:
+            some = tl.load(w_wide + start)
+            given = tl.load(x_wide + start, mask=real, other=0.0)
+        else:
+            within = (start + part < K)[:, None, :]
+            some = tl.load(w_wide + start, mask=held & within, other=0.0)
+            given = tl.load(x_wide + start, mask=real & within, other=0.0)
+        parts = tl.dot(some, tl.trans(given, 0, 2, 1), parts, input_precision=PRECISION)
+    return tl.sum(parts, 0)
+
+
+@triton.jit
+def factor_of(squares, b, rows, count, width, eps, PARTS: tl.constexpr):
+    """1/√(mean square + eps) of the rows b, from `count` sums of squares each."""
+    part = tl.arange(0, PARTS)
+    inside = (part < count)[:, None] & (b < rows)[None, :]
+    sums = tl.load(squares + part[:, None] * rows + b[None, :], mask=inside, other=0.0)
+    return tl.rsqrt(tl.sum(sums, 0) / width + eps)
+
+
+@triton.jit
+def embed_kernel(
+    ids, table, weight, x, y, squares, C, BLOCK: tl.constexpr, PDL: tl.constexpr
+):  # fmt: skip
+    """The stream of one row at its beginning: an embedding."""
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    row = tl.program_id(0).to(tl.int64)
+    c = tl.arange(0, BLOCK)
+    token = tl.load(ids + row)
+    found = tl.load(table + token * C + c, mask=c < C, other=0.0)
+    tl.store(x + row * C + c, found, mask=c < C)
+    wide = found.to(tl.float32)
+    scaled = wide * tl.load(weight + c, mask=c < C, other=0.0).to(tl.float32)
+    tl.store(y + row * C + c, scaled.to(y.dtype.element_ty), mask=c < C)
+    tl.store(squares + row, tl.sum(wide * wide, 0))
+
+
+@triton.jit
+def scaled_kernel(
+    x, w, squares, out, best, place,
+    rows, N, K, count, x_row, w_row, out_row, eps,
+    BLOCK_B: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLIT: tl.constexpr,
+    PARTS: tl.constexpr, EVEN: tl.constexpr, AHEAD: tl.constexpr, PRECISION: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    """A product behind a norm. With `best`, also the largest of its columns and where it is.
+
+    NaN counts as +inf there: a row with either has no softmax, and its maximum says so.
+    """
+    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    b = tl.program_id(1) * BLOCK_B + tl.arange(0, BLOCK_B)
+    if PDL:
+        gdc_launch_dependents()
+        bring(w, n, N, K, w_row, AHEAD)
+        gdc_wait()
+    total = product(
+        x, w, b, n, rows, N, K, x_row, w_row, BLOCK_B, BLOCK_N, BLOCK_K, SPLIT, EVEN, PRECISION
+    )
+    total *= factor_of(squares, b, rows, count, K, eps, PARTS)[None, :]
+    inside = (n < N)[:, None] & (b < rows)[None, :]
+    places = out + b.to(tl.int64)[None, :] * out_row + n[:, None]
+    tl.store(places, total.to(out.dtype.element_ty), mask=inside)
+    if best is not None:
+        known = tl.where(total == total, total, float("inf"))
+        known = tl.where((n < N)[:, None], known, float("-inf"))
+        high, where = tl.max(known, 0, return_indices=True)
+        at = tl.program_id(0) * rows + b
+        tl.store(best + at, high, mask=b < rows)
+        tl.store(place + at, tl.program_id(0) * BLOCK_N + where, mask=b < rows)
+
+
+@triton.jit
+def gated_kernel(
+    x, w, squares, out,
+    rows, N, K, count, x_row, w_row, out_row, eps,
+    BLOCK_B: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLIT: tl.constexpr,
+    PARTS: tl.constexpr, EVEN: tl.constexpr, AHEAD: tl.constexpr, PRECISION: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    """silu(gate) · up behind a norm; rows n of the weights are gates, rows N + n what they gate."""
+    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    b = tl.program_id(1) * BLOCK_B + tl.arange(0, BLOCK_B)
+    # Both kinds in one tile, so that one loop has all of their loads under way.
+    pair = tl.arange(0, 2 * BLOCK_N)
+    both = tl.program_id(0) * BLOCK_N + pair % BLOCK_N
+    both = tl.where(both < N, both + pair // BLOCK_N * N, 2 * N)
+    if PDL:
+        gdc_launch_dependents()
+        bring(w, both, 2 * N, K, w_row, AHEAD)
+        gdc_wait()
+    total = product(
+        x, w, b, both, rows, 2 * N, K, x_row, w_row,
+        BLOCK_B, 2 * BLOCK_N, BLOCK_K, SPLIT, EVEN, PRECISION,
+    )  # fmt: skip
+    total *= factor_of(squares, b, rows, count, K, eps, PARTS)[None, :]
+    gate, up = tl.split(tl.trans(tl.reshape(total, [2, BLOCK_N, BLOCK_B]), 1, 2, 0))
+    inner = gate * up / (1.0 + tl.exp2(-gate * LOG2_E))
+    inside = (n < N)[:, None] & (b < rows)[None, :]
+    tl.store(
+        out + b.to(tl.int64)[None, :] * out_row + n[:, None],
+        inner.to(out.dtype.element_ty),
+        mask=inside,
+    )
+
+
+@triton.jit
+def added_kernel(
+    x, w, stream, weight, y, squares,
+    rows, N, K, x_row, w_row,
+    BLOCK_B: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLIT: tl.constexpr,
+    EVEN: tl.constexpr, AHEAD: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """A product that is added to the stream, and what the next one will read of it."""
+    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    b = tl.program_id(1) * BLOCK_B + tl.arange(0, BLOCK_B)
+    if PDL:
+        gdc_launch_dependents()
+        bring(w, n, N, K, w_row, AHEAD)
+        gdc_wait()
+    total = product(
+        x, w, b, n, rows, N, K, x_row, w_row, BLOCK_B, BLOCK_N, BLOCK_K, SPLIT, EVEN, PRECISION
+    )
+    inside = (n < N)[:, None] & (b < rows)[None, :]
+    at = b.to(tl.int64)[None, :] * N + n[:, None]
+    before = tl.load(stream + at, mask=inside, other=0.0).to(tl.float32)
+    after = (before + total).to(stream.dtype.element_ty)
+    tl.store(stream + at, after, mask=inside)
+    wide = tl.where(inside, after.to(tl.float32), 0.0)
+    scaled = wide * tl.load(weight + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
+    tl.store(y + at, scaled.to(y.dtype.element_ty), mask=inside)
+    tl.store(squares + tl.program_id(0) * rows + b, tl.sum(wide * wide, 0), mask=b < rows)
+
+
+@triton.jit
+def pick_kernel(
+    best, place, active, tokens, ids, positions, made, history, tiles, rows, room,
+    BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """One row's likeliest token, the lower of equals, and everything one step on."""
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    row = tl.program_id(0)
+    tile = tl.arange(0, BLOCK)
+    at = tile.to(tl.int64) * rows + row
+    highs = tl.load(best + at, mask=tile < tiles, other=float("-inf"))
+    high, where = tl.max(highs, 0, return_indices=True)
+    found = tl.load(place + where.to(tl.int64) * rows + row).to(tl.int64)
+    token = tl.where(tl.abs(high) == float("inf"), -1, found)
+    said = tl.load(made + row)
+    tl.store(tokens + row, token)
+    tl.store(history + row * room + said % room, token)
+    tl.store(ids + row, tl.maximum(token, 0))
+    tl.store(positions + row, tl.load(positions + row) + tl.load(active + row).to(tl.int64))
+    tl.store(made + row, said + 1)
