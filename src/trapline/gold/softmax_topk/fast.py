@@ -47,7 +47,9 @@ def softmax_topk(
     The temperature is one number, or one for each row (N,).
     """
     wide = _wide(logits.dtype)
-    each = torch.as_tensor(temperature, dtype=wide, device=logits.device).expand(logits.shape[0])
+    if not isinstance(temperature, Tensor):  # filled in there: a copy could not be captured
+        temperature = torch.full((), float(temperature), dtype=wide, device=logits.device)
+    each = temperature.to(logits.device, wide).expand(logits.shape[0])
     return Streamed(*getattr(torch.ops, operators).softmax_topk(logits, k, each))
 
 
