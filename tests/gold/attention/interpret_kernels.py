@@ -8,32 +8,47 @@ import numpy as np
 import torch
 
 from trapline.gold.attention import kernels_bwd, kernels_fwd
+from trapline.gold.attention.kernels_tiles import Tile, dense
+
+#: Small and uneven, so that a small problem has tiles with and without masks.
+TILE = Tile(queries=16, keys=32, warps=4, stages=1)
 
 
 def main(folder: Path) -> None:
-    for number, (shape, rules) in enumerate(json.loads((folder / "problems.json").read_text())):
-        for dtype in (torch.float32, torch.float16):
-            name = f"{number}-{str(dtype).removeprefix('torch.')}.npz"
-            np.savez(folder / name, **solved(shape, rules, dtype))
+    for number, (shape, rules, dtype) in enumerate(
+        json.loads((folder / "problems.json").read_text())
+    ):
+        np.savez(folder / f"{number}.npz", **solved(shape, rules, getattr(torch, dtype)))
     np.savez(folder / "packed.npz", **packed())
 
 
 def solved(shape: list[int], rules: list[float], dtype: torch.dtype) -> dict[str, np.ndarray]:
+    """Everything both ways to read and both ways to differentiate give."""
     B, H, G, T, S, D = shape
     torch.manual_seed(0)
     # (B,T,H,D) viewed as (B,H,T,D): strides as projections give them.
     q, dout = torch.randn(2, B, T, H, D).to(dtype).transpose(2, 3)
     k, v = torch.randn(2, B, S, G, D).to(dtype).transpose(2, 3)
-    arguments = (*rules, D**-0.5)
-    out, lse = kernels_fwd.forward(q, k, v, *arguments)
-    saved = dout, torch.zeros_like(lse), q, k, v, out, lse
-    dq, dk, dv = kernels_bwd.backward(*saved, *arguments)
-    named = {"q": q, "k": k, "v": v, "dout": dout, "out": out, "lse": lse}
-    named |= {"dq": dq, "dk": dk, "dv": dv}
+    arguments = (dense(q, k), *rules, D**-0.5)
+    named = {"q": q, "k": k, "v": v, "dout": dout}
+    for way in ["tma"] * described(q, k, v, dout) + ["pointers"]:
+        out, lse = kernels_fwd.launch(q, k, v, *arguments, tile=TILE, tma=way == "tma")
+        named |= {f"out {way}": out, f"lse {way}": lse}
+        for form, repeatable in (("two kernels", True), ("fused", False)):
+            saved = dout, torch.zeros_like(lse), q, k, v, out, lse
+            tiles = kernels_bwd.Tiles(TILE, TILE, TILE)
+            grads = kernels_bwd.launch(*saved, *arguments, repeatable, tiles, way == "tma")
+            named |= {f"d{x} {way} {form}": g for x, g in zip("qkv", grads, strict=True)}
     return {name: value.numpy() for name, value in named.items()}
 
 
+def described(*tensors: torch.Tensor) -> bool:
+    """Whether descriptors can read them, by the rule the kernels use."""
+    return kernels_fwd.described(dense(tensors[0], tensors[1]), *tensors)
+
+
 def packed() -> dict[str, np.ndarray]:
+    """Sequences of several lengths, one without queries; strides of every kind; default tiles."""
     torch.manual_seed(1)
     q, dout = torch.randn(2, 50, 4, 12)
     k, v = torch.randn(2, 60, 2, 24)[..., ::2]
@@ -42,9 +57,11 @@ def packed() -> dict[str, np.ndarray]:
     packing, rules = (cu_q, cu_k, 40, 40), (True, 0, 0.0, 0.3)
     out, lse = kernels_fwd.varlen_forward(q, k, v, *packing, *rules)
     saved = dout, torch.zeros_like(lse), q, k, v, out, lse
-    dq, dk, dv = kernels_bwd.varlen_backward(*saved, *packing, *rules)
     named = {"q": q, "k": k, "v": v, "dout": dout, "out": out, "lse": lse}
-    named |= {"dq": dq, "dk": dk, "dv": dv, "cu_q": cu_q, "cu_k": cu_k}
+    for form, repeatable in (("two kernels", True), ("fused", False)):
+        grads = kernels_bwd.varlen_backward(*saved, *packing, *rules, repeatable)
+        named |= {f"d{x} {form}": g for x, g in zip("qkv", grads, strict=True)}
+    named |= {"cu_q": cu_q, "cu_k": cu_k}
     return {name: value.numpy() for name, value in named.items()}
 
 

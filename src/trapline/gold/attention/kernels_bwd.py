@@ -304,7 +304,7 @@ def backward(
     """dq, dk, dv of `kernels_fwd.forward`, from what it gave."""
     layout = dense(q, k)
     rules = causal, window, softcap, scale
-    return _backward(dout, dlse, q, k, v, out, lse, layout, *rules, deterministic)
+    return launch(dout, dlse, q, k, v, out, lse, layout, *rules, deterministic)
 
 
 def varlen_backward(
@@ -328,7 +328,7 @@ def varlen_backward(
     """dq, dk, dv of `kernels_fwd.varlen_forward`, from what it gave."""
     layout = packed(q, k, cu_q, cu_k, max_q, max_k)
     rules = causal, window, softcap, scale
-    return _backward(dout, dlse, q, k, v, out, lse, layout, *rules, deterministic)
+    return launch(dout, dlse, q, k, v, out, lse, layout, *rules, deterministic)
 
 
 def row_sums(
@@ -374,7 +374,7 @@ def tiles_for(q: Tensor) -> Tiles:
     return TILES[max(64, block_width(q))]
 
 
-def _backward(
+def launch(
     dout: Tensor,
     dlse: Tensor,
     q: Tensor,
@@ -391,6 +391,7 @@ def _backward(
     tiles: Tiles | None = None,
     tma: bool | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """The pass with tiles and a way to read (tensor descriptors or pointers) of one's choice."""
     require(q)
     tiles = tiles or tiles_for(q)
     if tma is None:

@@ -149,7 +149,7 @@ def forward(
     q: Tensor, k: Tensor, v: Tensor, causal: bool, window: int, softcap: float, scale: float
 ) -> tuple[Tensor, Tensor]:
     """out (B,H,T,D) and lse (B,H,T) float32, of q (B,H,T,D) and k, v (B,G,S,D)."""
-    return _forward(q, k, v, dense(q, k), causal, window, softcap, scale)
+    return launch(q, k, v, dense(q, k), causal, window, softcap, scale)
 
 
 def varlen_forward(
@@ -167,10 +167,10 @@ def varlen_forward(
 ) -> tuple[Tensor, Tensor]:
     """out (tokens,H,D) and lse (H,tokens) float32, of packed q (tokens,H,D) and k, v (…,G,D)."""
     layout = packed(q, k, cu_q, cu_k, max_q, max_k)
-    return _forward(q, k, v, layout, causal, window, softcap, scale)
+    return launch(q, k, v, layout, causal, window, softcap, scale)
 
 
-def _forward(
+def launch(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -182,6 +182,7 @@ def _forward(
     tile: Tile | None = None,
     tma: bool | None = None,
 ) -> tuple[Tensor, Tensor]:
+    """The pass with a tile and a way to read (tensor descriptors or pointers) of one's choice."""
     require(q)
     out, lse = empty_like(q), q.new_empty(layout.lse_shape, dtype=torch.float32)
     longest, _, heads, _ = layout.sizes
