@@ -11,6 +11,8 @@ SOURCE = Path(__file__).resolve().parents[2] / "src" / "trapline"
 #: Where torch and triton may be imported at all.
 HEAVY_FILES = ("fast", "kernels", "hopper")
 HEAVY_PLACES = (
+    "attention/dropin",
+    "attention/huggingface",
     "decoder/",
     "kv_cache/huggingface",
     "ternary/linear",

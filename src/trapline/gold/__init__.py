@@ -23,6 +23,7 @@ _HOMES = {
     "flash_attention": "attention.api",
     "flash_attention_lse": "attention.api",
     "flash_attention_varlen": "attention.api",
+    "scaled_dot_product_attention": "attention.dropin",
     "paged_attention": "attention.paged",
     "paged_append": "attention.paged",
     "ternarize": "ternary.api",

@@ -1,0 +1,75 @@
+"""`torch.nn.functional.scaled_dot_product_attention`, computed by Trapline."""
+
+import torch
+from torch import Tensor
+
+from trapline.gold.attention.api import flash_attention
+from trapline.gold.errors import DTypeError, ShapeError, UnsupportedError
+
+
+def scaled_dot_product_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """softmax(scale · query keyᵀ) value, with torch's signature and torch's meaning of it.
+
+    query is (…, T, D), key and value are (…, S, D). `is_causal` is torch's: query t sees the keys
+    up to t, counted from the *first* key, which differs from `flash_attention` when T ≠ S. Masks
+    and dropout are refused.
+    """
+    _refuse(query, attn_mask, dropout_p)
+    _check(query, key, value, enable_gqa)
+    q, k, v = (_as_four_axes(x) for x in (query, key, value))
+    out = _from_the_first(q, k, v, scale) if is_causal else flash_attention(q, k, v, scale=scale)
+    return out.reshape(query.shape)
+
+
+def _from_the_first(q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> Tensor:
+    """Causal from the first key on, by a rule that counts from the last: equal on a square."""
+    T, S = q.shape[2], k.shape[2]
+    square = min(T, S)
+    # Keys after the last query are seen by none; queries after the last key see all.
+    out: Tensor = flash_attention(
+        q[:, :, :square], k[:, :, :square], v[:, :, :square], causal=True, scale=scale
+    )
+    if T <= S:
+        return out
+    return torch.cat([out, flash_attention(q[:, :, S:], k, v, scale=scale)], dim=2)
+
+
+def _refuse(query: Tensor, attn_mask: Tensor | None, dropout_p: float) -> None:
+    if not isinstance(query, Tensor):
+        raise DTypeError(f"query must be a torch tensor, got {type(query).__name__}")
+    if attn_mask is not None:
+        raise UnsupportedError(
+            "attn_mask is not supported: is_causal=True is, flash_attention has windows, and "
+            "flash_attention_varlen takes sequences of different lengths without padding"
+        )
+    if dropout_p:
+        raise UnsupportedError(f"dropout_p must be 0, got {dropout_p}")
+
+
+def _check(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> None:
+    shapes = tuple(query.shape), tuple(key.shape), tuple(value.shape)
+    listed = "query {}, key {} and value {}".format(*shapes)
+    if min(map(len, shapes)) < 2 or len({*map(len, shapes)}) > 1:
+        raise ShapeError(f"query, key and value must have axes (…, T, D), got {listed}")
+    if shapes[0][-1] != shapes[2][-1]:
+        raise UnsupportedError(f"queries and values must be equally wide, got {listed}")
+    leading = {shape[:-3] if enable_gqa else shape[:-2] for shape in shapes}
+    if len(leading) > 1:
+        hint = "" if enable_gqa else " (heads that share keys need enable_gqa=True)"
+        raise ShapeError(f"the leading axes must be equal, got {listed}{hint}")
+
+
+def _as_four_axes(x: Tensor) -> Tensor:
+    """(…, heads, T, D) as (B, heads, T, D); what is missing has the size 1."""
+    if x.ndim < 4:
+        return x[(None,) * (4 - x.ndim)]
+    return x if x.ndim == 4 else x.flatten(0, -4)

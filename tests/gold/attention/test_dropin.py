@@ -1,0 +1,90 @@
+"""The drop-in against torch's own function, and what it refuses."""
+
+import numpy as np
+import pytest
+
+from trapline.gold.errors import DTypeError, ShapeError, UnsupportedError
+
+torch = pytest.importorskip("torch")
+from torch.nn.functional import scaled_dot_product_attention as torchs  # noqa: E402 - needs torch
+
+from trapline.gold.attention.dropin import scaled_dot_product_attention  # noqa: E402
+
+
+def draw(q_shape, kv_shape):
+    torch.manual_seed(0)
+    q = torch.randn(q_shape, dtype=torch.float64, requires_grad=True)
+    k, v = (torch.randn(kv_shape, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    return q, k, v
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize(
+    ("q_shape", "kv_shape"),
+    [
+        ((2, 3, 7, 4), (2, 3, 7, 4)),
+        ((2, 3, 7, 4), (2, 3, 11, 4)),  # more keys: torch counts from the first, not the last
+        ((2, 3, 11, 4), (2, 3, 7, 4)),  # more queries: the later ones see every key
+        ((3, 7, 4), (3, 9, 4)),
+        ((7, 4), (9, 4)),
+        ((2, 2, 3, 5, 4), (2, 2, 3, 6, 4)),
+        ((1, 2, 1, 4), (1, 2, 6, 4)),
+    ],
+)
+def test_it_is_torchs_function_forward_and_backward(q_shape, kv_shape, is_causal):
+    inputs = draw(q_shape, kv_shape)
+    ours = scaled_dot_product_attention(*inputs, is_causal=is_causal)
+    theirs = torchs(*inputs, is_causal=is_causal)
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-13)
+    upstream = torch.randn_like(theirs)
+    for got, want in zip(
+        torch.autograd.grad(ours, inputs, upstream),
+        torch.autograd.grad(theirs, inputs, upstream),
+        strict=True,
+    ):
+        torch.testing.assert_close(got, want, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_grouped_heads_and_scale(is_causal):
+    inputs = draw((2, 6, 5, 4), (2, 2, 8, 4))
+    options = {"is_causal": is_causal, "scale": 0.3, "enable_gqa": True}
+    ours, theirs = scaled_dot_product_attention(*inputs, **options), torchs(*inputs, **options)
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-13)
+
+
+def test_the_arguments_stand_where_torch_has_them():
+    q, k, v = draw((1, 2, 5, 4), (1, 1, 5, 4))
+    arguments = (q, k, v, None, 0.0, True)
+    ours = scaled_dot_product_attention(*arguments, scale=None, enable_gqa=True)
+    torch.testing.assert_close(ours, torchs(*arguments, scale=None, enable_gqa=True))
+
+
+def test_what_it_refuses_it_names():
+    q, k, v = draw((1, 2, 5, 4), (1, 2, 5, 4))
+    with pytest.raises(UnsupportedError, match="attn_mask is not supported: is_causal=True is"):
+        scaled_dot_product_attention(q, k, v, torch.ones(5, 5, dtype=torch.bool))
+    with pytest.raises(UnsupportedError, match=r"dropout_p must be 0, got 0\.1"):
+        scaled_dot_product_attention(q, k, v, dropout_p=0.1)
+    with pytest.raises(UnsupportedError, match="equally wide"):
+        scaled_dot_product_attention(q, k, v[..., :2])
+    with pytest.raises(ShapeError, match="enable_gqa=True"):
+        scaled_dot_product_attention(q, k[:, :1], v[:, :1])
+    with pytest.raises(ShapeError, match=r"axes \(…, T, D\)"):
+        scaled_dot_product_attention(q, k[0], v[0])
+    with pytest.raises(ShapeError, match="no multiple of"):
+        scaled_dot_product_attention(q[:, [0, 1, 1]], k, v, enable_gqa=True)
+    with pytest.raises(DTypeError, match="torch tensor, got ndarray"):
+        scaled_dot_product_attention(np.zeros((1, 2, 3, 4)), k, v)
+
+
+def test_it_compiles_without_graph_breaks():
+    inputs = draw((1, 2, 5, 4), (1, 2, 8, 4))
+
+    def loss(q, k, v):
+        return scaled_dot_product_attention(q, k, v, is_causal=True).square().sum()
+
+    want = torch.autograd.grad(loss(*inputs), inputs)
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    for a, b in zip(torch.autograd.grad(compiled(*inputs), inputs), want, strict=True):
+        torch.testing.assert_close(a, b)
