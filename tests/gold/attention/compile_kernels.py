@@ -8,7 +8,15 @@ from trapline.gold.attention import kernels_bwd, kernels_fwd
 from trapline.gold.kernels_device import compile_for_hopper
 
 BLOCKS = {"D": 80, "BLOCK_D": 128, "BLOCK_T": 64, "BLOCK_S": 64}
-FLAGS = {"CAUSAL": True, "WINDOWED": True, "CAPPED": True, "PACKED": True, "PRECISION": "tf32", "TMA": False, "FUSED": True}
+FLAGS = {
+    "CAUSAL": True,
+    "WINDOWED": True,
+    "CAPPED": True,
+    "PACKED": True,
+    "PRECISION": "tf32",
+    "TMA": False,
+    "FUSED": True,
+}
 TYPES = {"lse": "*fp32", "dlse": "*fp32", "delta": "*fp32", "cu_q": "*i32", "cu_k": "*i32"}
 TYPES |= {"scale": "fp32", "softcap": "fp32"}
 TYPES |= {"lse2": "*fp32"}

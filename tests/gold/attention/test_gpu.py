@@ -1,0 +1,242 @@
+"""The plain kernels on a GPU: every tile of the tables, every feature, against float64."""
+
+import itertools
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from trapline.gold import flash_attention, flash_attention_lse, flash_attention_varlen  # noqa: E402
+from trapline.gold.attention import fast, kernels, kernels_bwd, kernels_fwd  # noqa: E402
+from trapline.gold.attention.kernels_tiles import dense  # noqa: E402
+
+pytestmark = [
+    pytest.mark.needs_gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+#: Relative to float64, in the 2-norm. What rounding inputs and weights to the dtype costs.
+LIMITS = {torch.bfloat16: 8e-3, torch.float16: 1e-3, torch.float32: 2e-6}
+LOW = (torch.bfloat16, torch.float16)
+
+
+def drawn(B, H, G, T, S, D, dtype, seed=0):
+    """q, k, v, dout as projections give them: (B,T,H,D) viewed as (B,H,T,D)."""
+    numbers = torch.Generator("cuda").manual_seed(seed)
+    make = {"device": "cuda", "generator": numbers}
+    q, dout = torch.randn(2, B, T, H, D, **make).to(dtype).transpose(2, 3)
+    k, v = torch.randn(2, B, S, G, D, **make).to(dtype).transpose(2, 3)
+    return q, k, v, dout
+
+
+def exact(q, k, v, dout, causal=False, window=0, softcap=0.0, scale=None):
+    """out, lse, dq, dk, dv in float64 by the CPU path's operators, which the oracle checks."""
+    rules = causal, window, softcap, scale or q.shape[-1] ** -0.5
+    wide = [x.double() for x in (q, k, v, dout)]
+    operators = getattr(torch.ops, fast.TORCH)
+    out, lse = operators.forward(*wide[:3], *rules)
+    grads = operators.backward(wide[3], torch.zeros_like(lse), *wide[:3], out, lse, *rules)
+    return dict(zip(("out", "lse", "dq", "dk", "dv"), (out, lse, *grads), strict=True))
+
+
+def far(got, want):
+    """Relative distance in the 2-norm; whatever is −inf must be so on both sides."""
+    got = got.double()
+    assert torch.equal(got == -torch.inf, want == -torch.inf)
+    finite = want != -torch.inf
+    distance = (got[finite] - want[finite]).norm() / want[finite].norm().clamp_min(1e-30)
+    return float(distance)
+
+
+def close(found, wanted, dtype):
+    for name, got in found.items():
+        assert torch.isfinite(got[got != -torch.inf]).all(), name
+        assert far(got, wanted[name]) <= LIMITS[dtype], (name, far(got, wanted[name]))
+
+
+@pytest.mark.parametrize("tma", [True, False])
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("dtype", LOW)
+@pytest.mark.parametrize("wide", sorted(kernels_fwd.TILES))
+def test_every_tile_of_the_tables(wide, dtype, causal, tma):
+    """Forward, two-kernel backward and fused backward; a length that no tile divides."""
+    q, k, v, dout = drawn(1, 4, 2, 672, 736, wide, dtype)
+    wanted = exact(q, k, v, dout, causal)
+    arguments = dense(q, k), causal, 0, 0.0, wide**-0.5
+    out, lse = kernels_fwd.launch(q, k, v, *arguments, tile=kernels_fwd.tile_for(q), tma=tma)
+    close({"out": out, "lse": lse}, wanted, dtype)
+    for repeatable in (True, False):
+        saved = dout, torch.zeros_like(lse), q, k, v, out, lse
+        tiles = kernels_bwd.tiles_for(q)
+        grads = kernels_bwd.launch(*saved, *arguments, repeatable, tiles, tma)
+        close(dict(zip(("dq", "dk", "dv"), grads, strict=True)), wanted, dtype)
+
+
+#: B, H, G, T, S, D and rules: groups, one query, empty rows, narrow and wide windows, caps, widths.
+FEATURES = [
+    ((2, 4, 1, 300, 300, 64), {"causal": True}),
+    ((1, 8, 2, 1, 515, 128), {"causal": True}),
+    ((1, 2, 2, 400, 250, 128), {"causal": True}),
+    ((1, 4, 2, 333, 555, 128), {"window": 50}),
+    ((1, 4, 2, 700, 700, 64), {"causal": True, "window": 300}),
+    ((1, 2, 1, 257, 257, 128), {"causal": True, "softcap": 5.0}),
+    ((1, 2, 1, 130, 200, 128), {"scale": 0.3, "softcap": 2.0, "window": 90}),
+    *(((1, 2, 1, 150, 190, D), {"causal": True}) for D in (16, 20, 33, 48, 80, 96, 160, 192, 256)),
+    ((1, 2, 2, 3, 0, 64), {}),
+]
+
+
+@pytest.mark.parametrize("dtype", [*LOW, torch.float32])
+@pytest.mark.parametrize("number", range(len(FEATURES)))
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_every_feature(number, dtype, deterministic):
+    shape, rules = FEATURES[number]
+    q, k, v, dout = drawn(*shape, dtype)
+    wanted = exact(q, k, v, dout, **rules)
+    for x in (q, k, v):
+        x.requires_grad_()
+    way = {"impl": "triton", "deterministic": deterministic}
+    out, lse = flash_attention_lse(q, k, v, **rules, **way)
+    grads = torch.autograd.grad(out, (q, k, v), dout)
+    found = zip(("out", "lse", "dq", "dk", "dv"), (out, lse, *grads), strict=True)
+    close({name: x.detach() for name, x in found}, wanted, dtype)
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_packed_sequences(deterministic):
+    """What lies in the neighbours cannot leak: one of them is full of infinities and NaN."""
+    lengths = [(200, 200), (0, 30), (1, 300), (129, 65)]
+    q, dout = torch.randn(2, 330, 4, 128, device="cuda", dtype=torch.bfloat16)
+    k, v = torch.randn(2, 595, 2, 128, device="cuda", dtype=torch.bfloat16)
+    k[200:230], v[200:230] = float("inf"), float("nan")
+    ends_q, ends_k = (
+        torch.tensor([0, *itertools.accumulate(x)], dtype=torch.int32, device="cuda")
+        for x in zip(*lengths, strict=True)
+    )
+    for x in (q, k, v):
+        x.requires_grad_()
+    way = {"causal": True, "check": True, "impl": "triton", "deterministic": deterministic}
+    out = flash_attention_varlen(q, k, v, ends_q, ends_k, 200, 300, **way)
+    grads = torch.autograd.grad(out, (q, k, v), dout)
+    for (q0, q1), (k0, k1) in zip(
+        itertools.pairwise(ends_q.tolist()), itertools.pairwise(ends_k.tolist()), strict=True
+    ):
+        if q0 == q1:
+            continue
+        at = [slice(q0, q1), slice(k0, k1), slice(k0, k1), slice(q0, q1)]
+        one = [
+            x.detach()[place].transpose(0, 1)[None]
+            for x, place in zip((q, k, v, dout), at, strict=True)
+        ]
+        wanted = exact(*one, causal=True)
+        found = dict(zip(("out", "dq", "dk", "dv"), (out.detach(), *grads), strict=True))
+        places = {"out": at[0], "dq": at[0], "dk": at[1], "dv": at[2]}
+        close(
+            {name: x[places[name]].transpose(0, 1)[None] for name, x in found.items()},
+            wanted,
+            torch.bfloat16,
+        )
+
+
+@pytest.mark.parametrize("kind", ["contiguous", "every other", "expanded", "misaligned"])
+def test_any_strides(kind):
+    """Some can be read by descriptors, some cannot; the answer is the same."""
+    B, H, T, D = 2, 4, 200, 64
+    if kind == "every other":
+        q = torch.randn(B, H, T, 2 * D, device="cuda").half()[..., ::2]
+    elif kind == "expanded":
+        q = torch.randn(B, 1, T, D, device="cuda").half().expand(B, H, T, D)
+    elif kind == "misaligned":
+        q = torch.randn(B * H * T * D + 1, device="cuda").half()[1:].view(B, H, T, D)
+    else:
+        q = torch.randn(B, H, T, D, device="cuda").half()
+    wanted = exact(q, q, q, q, causal=True)
+    out, lse = flash_attention_lse(q, q, q, causal=True, impl="triton")
+    rules = True, 0, 0.0, D**-0.5
+    grads = kernels_bwd.backward(q, torch.zeros_like(lse), q, q, q, out, lse, *rules)
+    found = zip(("out", "lse", "dq", "dk", "dv"), (out, lse, *grads), strict=True)
+    close(dict(found), wanted, torch.float16)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("D", [64, 128])
+def test_gradients_repeat_bit_for_bit(D, causal):
+    q, k, v, dout = drawn(2, 8, 2, 1500, 1500, D, torch.bfloat16)
+    rules = causal, 0, 0.0, D**-0.5
+    out, lse = kernels_fwd.forward(q, k, v, *rules)
+    saved = dout, torch.zeros_like(lse), q, k, v, out, lse
+    first = kernels_bwd.backward(*saved, *rules)
+    for _ in range(20):
+        again = kernels_bwd.backward(*saved, *rules)
+        assert all(torch.equal(one, other) for one, other in zip(first, again, strict=True))
+        assert torch.equal(kernels_fwd.forward(q, k, v, *rules)[0], out)
+
+
+def test_a_graph_holds_it():
+    q, k, v, dout = drawn(1, 4, 4, 512, 512, 128, torch.bfloat16)
+    rules = True, 0, 0.0, 128**-0.5
+
+    def step():
+        out, lse = kernels_fwd.forward(q, k, v, *rules)
+        saved = dout, torch.zeros_like(lse), q, k, v, out, lse
+        return out, *kernels_bwd.backward(*saved, *rules)
+
+    step()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        kept = step()
+    q.copy_(torch.randn_like(q))
+    graph.replay()
+    for got, want in zip(kept, step(), strict=True):
+        assert torch.equal(got, want)
+
+
+def test_operators_pass_torchs_own_checks():
+    q, k, v, dout = drawn(1, 4, 2, 96, 128, 64, torch.bfloat16)
+    rules = True, 0, 0.0, 0.125
+    for namespace in (kernels.KERNELS, kernels.TIERS["triton"]):
+        operators = getattr(torch.ops, namespace)
+        torch.library.opcheck(operators.forward.default, (q, k, v, *rules))
+        out, lse = operators.forward(q, k, v, *rules)
+        saved = dout, torch.zeros_like(lse), q, k, v, out, lse
+        torch.library.opcheck(operators.backward.default, (*saved, *rules))
+
+
+def test_compiles_without_graph_breaks():
+    def loss(q, k, v):
+        return flash_attention(q * 1.5, k, v, causal=True, impl="triton").float().square().sum()
+
+    q, k, v, _ = drawn(1, 4, 2, 192, 192, 64, torch.float16)
+    plain = [x.detach().clone().requires_grad_() for x in (q, k, v)]
+    traced = [x.detach().clone().requires_grad_() for x in (q, k, v)]
+    loss(*plain).backward()
+    torch.compile(loss, fullgraph=True)(*traced).backward()
+    for one, other in zip(plain, traced, strict=True):
+        assert far(other.grad, one.grad.double()) < 2e-3
+
+
+@pytest.mark.parametrize("D", [128, 96])
+def test_offsets_beyond_two_to_the_31(D):
+    """The last rows of a tensor of more than 2³¹ elements, by descriptors and by pointers."""
+    B, H, T = 1, 2, 300
+    step = (2**31 // (T - 1) + 16) // 16 * 16
+    for tma in (True, False):
+        store = torch.empty(2 * D + (T - 1) * step, device="cuda", dtype=torch.float16)
+        q = store.as_strided((B, H, T, D), (2 * D, D, step, 1))
+        assert (T - 1) * step >= 2**31
+        q.copy_(torch.randn(B, H, T, D, device="cuda"))
+        wanted = exact(q, q, q, q, causal=True)
+        arguments = dense(q, q), True, 0, 0.0, D**-0.5
+        out, lse = kernels_fwd.launch(q, q, q, *arguments, tma=tma)
+        saved = q, torch.zeros_like(lse), q, q, q, out, lse
+        grads = kernels_bwd.launch(*saved, *arguments, True, tma=tma)
+        found = zip(("out", "lse", "dq", "dk", "dv"), (out, lse, *grads), strict=True)
+        close(dict(found), wanted, torch.float16)
+
+
+def test_a_tier_that_cannot_serve_says_so():
+    from trapline.gold.errors import UnsupportedError
+
+    q = torch.randn(1, 1, 8, 24, device="cuda")
+    with pytest.raises(UnsupportedError, match="ask for impl='triton'"):
+        flash_attention(q, q, q, impl="hopper")
