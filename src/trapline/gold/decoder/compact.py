@@ -11,6 +11,7 @@ import torch
 import triton
 from torch import Tensor, nn
 
+from trapline.gold.decoder.forward import Rows
 from trapline.gold.decoder.kernels_attend import attend_kernel, merge_kernel
 from trapline.gold.decoder.kernels_step import (
     added_kernel,
@@ -34,24 +35,6 @@ class Cut(NamedTuple):
     split: int  # parts of K within a program
     warps: int
     stages: int
-
-
-class Rows(NamedTuple):
-    """The rows of a step: (B,) tensors, and where their keys and values lie.
-
-    Rows come in groups of `beams` that share `prefix` (groups,) positions on `pages` (groups, M);
-    without groups both are of no use. A row's own positions are on `tails` (B, M).
-    """
-
-    ids: Tensor
-    positions: Tensor
-    active: Tensor
-    tails: Tensor
-    tail_size: int
-    pages: Tensor
-    page_size: int
-    prefix: Tensor
-    beams: int = 1
 
 
 class Weights(NamedTuple):

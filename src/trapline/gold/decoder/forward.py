@@ -1,0 +1,228 @@
+"""One new token for every row, through all layers: what a static step and a beam search repeat.
+
+A layer is four matrix products and, between them, four fused operations and attention; or, on a GPU
+and for most models, the five kernels of `compact`.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from trapline.gold.decoder import fused
+from trapline.gold.decoder.layers import Layer, Norm, tensor
+from trapline.gold.decoder.model import Decoder
+from trapline.gold.decoder.pool import Pool
+from trapline.gold.decoder.rope import angles
+from trapline.gold.norms.api import rms_norm
+
+if TYPE_CHECKING:
+    from trapline.gold.decoder.compact import CompactStep
+
+
+class Rows(NamedTuple):
+    """The rows of a step: (B,) tensors, and where their keys and values lie.
+
+    Rows come in groups of `beams` that share `prefix` (groups,) positions on `pages` (groups, M) of
+    `page_size`. What else a row has is on its `tails` (B, M), pages of `tail_size`. Rows that share
+    nothing have only tails.
+    """
+
+    ids: Tensor
+    positions: Tensor
+    active: Tensor
+    tails: Tensor
+    tail_size: int
+    pages: Tensor
+    page_size: int
+    prefix: Tensor
+    beams: int = 1
+
+
+class Forward:
+    """Logits of up to `rows` rows at a time.
+
+    It joins the decoder's weights: the decoder stays where it is from now on, and as it is.
+    """
+
+    def __init__(self, decoder: Decoder, pool: Pool, rows: int) -> None:
+        self.decoder, self.pool = decoder, pool
+        cosine, sine = _tables(decoder)
+        self._layers = [_Fused(decoder, layer, cosine, sine) for layer in decoder.layers]
+        self.compact = _compact_of(decoder, pool, self._layers, rows)
+
+    @torch.no_grad()
+    def logits(self, rows: Rows, shared: Sequence[fused.Shared] = ()) -> Tensor:
+        """(B, V) after these tokens, whose keys and values are stored.
+
+        `shared` are rows that happen to begin alike; only the fused path has a use for it.
+        """
+        if self.compact is not None:
+            return self.compact.logits(rows)
+        decoder = self.decoder
+        table, size = (rows.tails, rows.tail_size) if rows.beams == 1 else _slots(rows)
+        page = table.gather(1, (rows.positions // size)[:, None])[:, 0]
+        slots = torch.where(rows.active, page * size + rows.positions % size, -1)
+        # A row that only fills up the batch reads one position of whatever is there.
+        lengths = (rows.positions + 1).int()
+        places = _Places(rows.positions, slots, table, lengths, size, shared)
+        x = tensor(decoder.embedding(rows.ids))
+        if decoder.position is not None:
+            x = x + decoder.position(rows.positions)
+        delta = None
+        for number, layer in enumerate(self._layers):
+            x, delta = layer(x, delta, places, self.pool.keys[number], self.pool.values[number])
+        assert delta is not None
+        hidden, _ = _add_norm(decoder.norm, delta, x)
+        return decoder.logits(hidden)
+
+
+def _slots(rows: Rows) -> tuple[Tensor, int]:
+    """Prefix and tail as one table of pages that hold one position each."""
+    size, device = rows.page_size, rows.pages.device
+    room = rows.pages.shape[1] * size
+    place = torch.arange(room + rows.tails.shape[1], device=device)
+    begin = (rows.pages[:, :, None] * size + torch.arange(size, device=device)).flatten(1)
+    begin = begin[:, place.clamp(max=room - 1)].repeat_interleave(rows.beams, dim=0)
+    prefix = rows.prefix.repeat_interleave(rows.beams)[:, None]
+    own = (place - prefix).clamp(0, rows.tails.shape[1] - 1)
+    return torch.where(place < prefix, begin, rows.tails.gather(1, own)).int(), 1
+
+
+class _Places(NamedTuple):
+    """Where this step's tokens stand and what they see."""
+
+    positions: Tensor
+    slots: Tensor
+    table: Tensor
+    lengths: Tensor
+    page_size: int
+    shared: Sequence[fused.Shared]
+
+
+class _Fused:
+    """A layer's weights, joined where one matrix product can do the work of several."""
+
+    def __init__(
+        self, decoder: Decoder, layer: nn.Module, cosine: Tensor | None, sine: Tensor | None
+    ) -> None:
+        assert isinstance(layer, Layer)
+        config = decoder.config
+        attention, feedforward = layer.attention, layer.feedforward
+        self.norms = layer.attention_norm, layer.feedforward_norm
+        self.window = attention.window
+        self.qkv = _Joined([attention.q, attention.k, attention.v])
+        self.out, self.down = attention.out, feedforward.down
+        gates = [] if feedforward.gate is None else [feedforward.gate]
+        self.up = _Joined([*gates, feedforward.up])
+        self.gated = feedforward.gate is not None
+        q_norm, k_norm = None, None
+        if config.qk_norm:
+            q_norm, k_norm = attention.q_norm.weight, attention.k_norm.weight
+        self.turn = fused.Turn(cosine, sine, q_norm, k_norm, config.norm_eps)
+
+    def __call__(
+        self,
+        x: Tensor,
+        delta: Tensor | None,
+        places: _Places,
+        keys: Tensor,
+        values: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """The stream so far and what is still to be added to it; the same after this layer."""
+        h, x = _add_norm(self.norms[0], delta, x)
+        q = fused.turn_and_append(
+            self.qkv(h), self.turn, places.positions, places.slots, keys, values
+        )
+        seen = fused.decode_attention(
+            *(q, keys, values, places.table, places.lengths),
+            *(places.page_size, self.window, places.shared),
+        )
+        h, x = _add_norm(self.norms[1], tensor(self.out(seen.flatten(1))), x)
+        up = self.up(h)
+        inner = fused.swiglu(up) if self.gated else functional.gelu(up, approximate="tanh")
+        return x, tensor(self.down(inner))
+
+
+class _Joined:
+    """Linear layers with one input as one product; others (quantised ones, say) one by one.
+
+    The weights of the parts become views of the joined one: nothing is kept twice.
+    """
+
+    def __init__(self, parts: Sequence[nn.Module]) -> None:
+        self._parts = list(parts)
+        self._whole: tuple[Tensor, Tensor | None] | None = None
+        linears = [part for part in parts if type(part) is nn.Linear]
+        if len(linears) == len(self._parts):
+            weight = torch.cat([linear.weight.detach() for linear in linears])
+            bias = None
+            if linears[0].bias is not None:
+                bias = torch.cat([linear.bias.detach() for linear in linears])
+            sizes = [linear.out_features for linear in linears]
+            for linear, piece in zip(linears, torch.split(weight, sizes), strict=True):
+                linear.weight.data = piece
+            self._whole = weight, bias
+
+    @property
+    def weight(self) -> Tensor:
+        """The joined one; only plain layers have it."""
+        assert self._whole is not None
+        return self._whole[0]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self._whole is not None:
+            return functional.linear(x, *self._whole)
+        return torch.cat([part(x) for part in self._parts], dim=-1)
+
+
+def _compact_of(
+    decoder: Decoder, pool: Pool, layers: Sequence[_Fused], rows: int
+) -> "CompactStep | None":
+    """The step in five kernels a layer, for the models and devices that it serves."""
+    if decoder.device.type != "cuda":
+        return None
+    from trapline.gold.decoder import compact
+
+    if not compact.suits(decoder):
+        return None
+    weights = [
+        compact.Weights(
+            qkv=one.qkv.weight,
+            out=tensor(one.out.weight),
+            up=one.up.weight,
+            down=tensor(one.down.weight),
+            norms=(one.norms[0].weight, one.norms[1].weight),
+            q_norm=one.turn.q_norm,
+            k_norm=one.turn.k_norm,
+            window=one.window,
+        )
+        for one in layers
+    ]
+    cosine, sine = layers[0].turn.cosine, layers[0].turn.sine
+    assert cosine is not None
+    assert sine is not None
+    return compact.CompactStep(decoder, weights, (cosine, sine), pool.keys, pool.values, rows)
+
+
+def _tables(decoder: Decoder) -> tuple[Tensor | None, Tensor | None]:
+    """Cosine and sine of every position of the context."""
+    config = decoder.config
+    if config.rope is None:
+        return None, None
+    everywhere = torch.arange(config.context)
+    cosine, sine = angles(config.rope, config.head_dim, everywhere, decoder.norm.weight)
+    return cosine, sine
+
+
+def _add_norm(norm: Norm, delta: Tensor | None, x: Tensor) -> tuple[Tensor, Tensor]:
+    """(norm of x + delta, x + delta)."""
+    if delta is None:
+        return tensor(norm(x)), x
+    if norm.bias is None:
+        normed = rms_norm(delta, norm.weight, norm.eps, residual=x)
+        return tensor(normed.y), tensor(normed.residual)
+    x = x + delta
+    return tensor(norm(x)), x
