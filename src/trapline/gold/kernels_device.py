@@ -8,6 +8,7 @@ import triton
 from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.experimental.gluon._runtime import GluonASTSource
 
 HOPPER = GPUTarget("cuda", 90, 32)
 
@@ -27,7 +28,7 @@ def compile_for_hopper(
     aligned: Collection[str] = (),
     warps: int = 4,
 ) -> Any:
-    """The kernel compiled for sm_90 on any machine; its `.asm` and `.metadata` tell the rest.
+    """The Triton or Gluon kernel compiled for sm_90 anywhere; `.asm` and `.metadata` tell the rest.
 
     `types` names the type of every argument that is not `fixed`. Pointers, and the integers in
     `aligned`, count as multiples of 16, as those of ordinary tensors are.
@@ -35,7 +36,7 @@ def compile_for_hopper(
     names = kernel.arg_names
     signature = {name: "constexpr" if name in fixed else types[name] for name in names}
     known = [["tt.divisibility", 16]]
-    source = ASTSource(
+    source = (GluonASTSource if kernel.is_gluon() else ASTSource)(
         fn=kernel,
         signature=signature,
         constexprs={(names.index(name),): value for name, value in fixed.items()},
