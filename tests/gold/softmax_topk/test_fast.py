@@ -4,7 +4,17 @@ import pytest
 from trapline.gold.softmax_topk import oracle
 
 torch = pytest.importorskip("torch")
-from trapline.gold.softmax_topk import fast  # noqa: E402 - needs torch
+from trapline.gold.softmax_topk import fast, native  # noqa: E402 - needs torch
+
+
+@pytest.fixture(params=["compiled", "torch"], autouse=True)
+def path(request, monkeypatch):
+    """Both CPU paths; a machine without a compiler takes torch's twice."""
+    if request.param == "torch":
+        monkeypatch.setattr(native, "unavailable", lambda: "switched off")
+    else:
+        monkeypatch.setattr(fast, "_LEAST_COMPILED", 1)
+    return request.param
 
 
 @pytest.fixture

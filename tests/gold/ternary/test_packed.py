@@ -123,7 +123,7 @@ def test_extreme_activations(path):
 
 
 def test_a_machine_without_a_compiler_says_so(monkeypatch):
-    monkeypatch.setattr(native.shutil, "which", lambda name: None)
+    monkeypatch.setattr("trapline.gold.native.shutil.which", lambda name: None)
     native._library.cache_clear()
     try:
         assert "no C compiler" in fast.backend()

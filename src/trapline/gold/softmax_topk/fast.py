@@ -1,6 +1,7 @@
-"""Softmax fused with top-k in torch: blocks of rows, never an (N, V) temporary.
+"""Softmax fused with top-k: blocks of rows, never an (N, V) temporary.
 
-The winners are found by group maxima. Cut a row into groups of G neighbours and order the groups by
+Long rows on a CPU are read once by compiled C (`native`); everything else is done in torch, where
+the winners are found by group maxima. Cut a row into groups of G neighbours and order the groups by
 their largest element, ties to the lower group. The k best elements lie in the k best groups: each
 of these holds an element that beats everything in a group that was left out. So one read finds the
 maxima, and k·G elements are looked at again instead of V.
@@ -15,11 +16,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from trapline.gold.softmax_topk import native
+
 _LOG2_E = 1.4426950408889634
 #: Elements of a block of rows: torch's cost per call disappears, temporaries stay small.
 _BLOCK = 1 << 22
 #: Columns at a time under the exponential: a tile of them stays in a core's cache.
 _TILE = 16384
+#: Shorter rows are done before a compiler has started. A row's length alone decides, so that
+#: its answer does not depend on the rows beside it.
+_LEAST_COMPILED = 4096
 _LOW_WORD = (1 << 32) - 1
 _WORST = -(1 << 63)
 
@@ -56,6 +62,24 @@ def softmax_topk(
 def every_row_has_a_softmax(row_max: Tensor) -> bool:
     """The maximum is NaN, +inf or −inf exactly when the row has a NaN or a +inf, or only −inf."""
     return bool(torch.isfinite(row_max).all())
+
+
+def backend() -> str:
+    """Which CPU path serves long rows, and why not the faster one."""
+    reason = native.unavailable()
+    return "compiled C" if reason is None else f"torch: {reason}"
+
+
+def _on_cpu(logits: Tensor, k: int, temperature: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    long = logits.shape[1] >= _LEAST_COMPILED and native.takes(logits)
+    if not long or native.unavailable() is not None:
+        return _softmax_topk(logits, k, temperature)
+    best, indices, totals = native.ranked(logits, k, temperature)
+    each, log_totals = temperature.double(), totals.log()
+    row_max = best[:, 0].clone()
+    log_probs = (best - row_max[:, None]).double() / each[:, None] - log_totals[:, None]
+    lse = row_max.double() / each + log_totals
+    return log_probs.float(), indices, lse.float(), row_max
 
 
 def _softmax_topk(
@@ -150,3 +174,4 @@ def define(namespace: str) -> Any:
 # Composed of torch operators, so one implementation serves every device, and tracing too.
 _LIBRARY = define(TORCH)
 _LIBRARY.impl("softmax_topk", _softmax_topk, "CompositeExplicitAutograd")
+_LIBRARY.impl("softmax_topk", _on_cpu, "CPU")
