@@ -25,8 +25,9 @@ import torch
 import transformers
 from harness import Contender, Rules, ceilings, compare, errors, show, write
 
-from trapline.gold.beam_search.api import beam_search
+from trapline.gold.beam_search.api import beam_search, checked_rules
 from trapline.gold.decoder.beams import BeamModel
+from trapline.gold.decoder.beams_device import DeviceSearch
 from trapline.gold.decoder.config import DecoderConfig, RopeConfig
 from trapline.gold.decoder.engine import Engine
 from trapline.gold.decoder.model import Decoder
@@ -169,6 +170,8 @@ def ours_beams(decoder: Decoder, job: Job) -> Callable[[int], list[list[int]]]:
     """One pool and one static step for all calls. The policy is the peer's: ids are compared."""
     prompts = job.prompts(decoder.config.vocab)
     end = decoder.config.vocab - 1
+    if decoder.device.type == "cuda":
+        return on_device(decoder, job, prompts, end)
     model = BeamModel(decoder, prompts, job.beams, job.new, eos_ids=[end])
 
     def run(new: int) -> list[list[int]]:
@@ -176,6 +179,21 @@ def ours_beams(decoder: Decoder, job: Job) -> Callable[[int], list[list[int]]]:
             model, prompts, beam_width=job.beams, max_new_tokens=new, eos_id=end, policy="hf"
         )
         return [list(best.tokens) for best, *_ in found]
+
+    return run
+
+
+def on_device(
+    decoder: Decoder, job: Job, prompts: list[list[int]], end: int
+) -> Callable[[int], list[list[int]]]:
+    """One search for each length, captured at its first call."""
+    searches: dict[int, DeviceSearch] = {}
+
+    def run(new: int) -> list[list[int]]:
+        if new not in searches:
+            rules, _ = checked_rules(job.beams, new, end, policy="hf")
+            searches[new] = DeviceSearch(decoder, [job.prompt] * job.batch, rules)
+        return [list(best.tokens) for best, *_ in searches[new](prompts, 1)]
 
     return run
 

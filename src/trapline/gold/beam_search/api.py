@@ -65,6 +65,32 @@ def beam_search(
     asked about again. `policy` is `canonical`, `hf` (with its `early_stopping`: False, True or
     "never"), `vllm`, or a `Policy`.
     """
+    rules, count = checked_rules(
+        beam_width,
+        max_new_tokens,
+        eos_id,
+        length_penalty=length_penalty,
+        policy=policy,
+        early_stopping=early_stopping,
+        n_best=n_best,
+    )
+    searches = [Search(_tokens(prompt), rules) for prompt in prompts]
+    _refuse_empty(searches, rules)
+    _run(lm, searches, rules)
+    return [search.beams(count) for search in searches]
+
+
+def checked_rules(
+    beam_width: int,
+    max_new_tokens: int,
+    eos_id: int | Iterable[int],
+    *,
+    length_penalty: float = 1.0,
+    policy: Name | Policy = "canonical",
+    early_stopping: EarlyStopping | None = None,
+    n_best: int | None = None,
+) -> tuple[Rules, int]:
+    """What a search goes by, and how many beams it gives; or an error that names what is wrong."""
     checks.integer_between(1, _NO_LIMIT, beam_width=beam_width, max_new_tokens=max_new_tokens)
     count = beam_width if n_best is None else n_best
     checks.integer_between(1, beam_width, n_best=count)
@@ -77,10 +103,7 @@ def beam_search(
         float(length_penalty),
         named(policy, early_stopping),
     )
-    searches = [Search(_tokens(prompt), rules) for prompt in prompts]
-    _refuse_empty(searches, rules)
-    _run(lm, searches, rules)
-    return [search.beams(count) for search in searches]
+    return rules, count
 
 
 def rescore(

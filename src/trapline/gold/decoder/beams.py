@@ -7,8 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trapline.gold.beam_search.api import Candidates, beam_search
+from trapline.gold.beam_search.api import Candidates, beam_search, checked_rules
 from trapline.gold.beam_search.search import Beam
+from trapline.gold.decoder.beams_device import DeviceSearch
 from trapline.gold.decoder.graphs import Running, StaticStep
 from trapline.gold.decoder.model import Decoder
 from trapline.gold.decoder.pool import Pool, PooledSequence
@@ -33,6 +34,8 @@ def search(
     if longest > decoder.config.context:
         raise RangeError(f"{longest} positions are more than the model's {decoder.config.context}")
     ends = list(eos_id) if isinstance(eos_id, Iterable) else [eos_id]
+    if decoder.device.type != "cpu":
+        return _on_device(decoder, prompts, beam_width, max_new_tokens, ends, **options)
     model = BeamModel(decoder, prompts, beam_width, max_new_tokens, eos_ids=ends)
     return beam_search(
         model,
@@ -42,6 +45,22 @@ def search(
         eos_id=ends,
         **options,
     )
+
+
+def _on_device(
+    decoder: Decoder,
+    prompts: Sequence[Sequence[int]],
+    beam_width: int,
+    max_new_tokens: int,
+    ends: Sequence[int],
+    *,
+    n_best: int | None = None,
+    **options: Any,
+) -> list[list[Beam]]:
+    rules, count = checked_rules(beam_width, max_new_tokens, ends, n_best=n_best, **options)
+    if not prompts:
+        return []
+    return DeviceSearch(decoder, [len(prompt) for prompt in prompts], rules)(prompts, count)
 
 
 class BeamModel:

@@ -8,11 +8,12 @@ tokens.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from trapline.gold.decoder.capture import captured
 from trapline.gold.decoder.forward import Forward, Rows
 from trapline.gold.decoder.fused import Shared
 from trapline.gold.decoder.model import Decoder
@@ -166,22 +167,11 @@ class StaticStep:
         return result
 
     def _captured(self, *, choosing: bool) -> tuple[torch.cuda.CUDAGraph, Tensor]:
-        """Records the step once. The runs before it compile; what they moved is put back."""
-        work = self._greedy if choosing else self._logits
-        here = self._here()
-        moved = [(buffer, buffer.clone()) for buffer in (here.ids, here.positions, here.made)]
-        side: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(2):
-                work()
-                for buffer, before in moved:
-                    buffer.copy_(before)
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            result = work()
-        return graph, result
+        """Records the step once."""
+        work, here = self._greedy if choosing else self._logits, self._here()
+        result: list[Tensor] = []
+        graph = captured(lambda: result.append(work()), (here.ids, here.positions, here.made))
+        return graph, result[-1]
 
 
 def _shared(tables: Sequence[list[int]], full: Sequence[int]) -> list[Shared]:

@@ -1,0 +1,190 @@
+"""The search as tensors: the beams of all prompts, and their finished pools, where the logits are.
+
+It is `search.Search` without a loop over prompts and without a look at any value, so a step can be
+captured in a CUDA graph. Sums and scores are float64 as there, powers of lengths come from a table
+made on the host, and equals are ordered as there (earlier, lower parent, lower token): the answers
+are the same. A prompt whose search is over has no live beam left: all its sums are −inf.
+
+Shape letters: B prompts, W beams, C candidates of a beam, E ends, T steps at most.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from trapline.gold.beam_search.policy import Rules
+from trapline.gold.beam_search.search import Beam
+
+
+class Offered(NamedTuple):
+    """What may follow the B · W beams: the best of each row, best first, and all ends."""
+
+    log_probs: Tensor  # (B · W, C) float32
+    tokens: Tensor  # (B · W, C) int64
+    ends: Tensor  # (B · W, E) float32
+
+
+class Board:
+    """Tensors that never move; `advance` is one step of all searches."""
+
+    def __init__(self, rules: Rules, prompts: Sequence[int], device: torch.device) -> None:
+        """`prompts` are their lengths."""
+        self.rules = rules
+        width, steps, count = rules.beam_width, rules.max_new_tokens, len(prompts)
+        self._ends = torch.tensor(rules.eos_ids, device=device)
+        counted = rules.policy.length == "with-prompt"
+        self._offset = torch.tensor([n if counted else 0 for n in prompts], device=device)
+        longest = steps + (max(prompts, default=0) if counted else 0)
+        powers = [float(max(n, 1) ** rules.length_penalty) for n in range(longest + 2)]
+        self._powers = torch.tensor(powers, dtype=torch.float64, device=device)
+        floats, whole = torch.float64, torch.int64
+        self.length = torch.zeros((), dtype=whole, device=device)
+        self.sums = torch.empty((count, width), dtype=floats, device=device)
+        #: Where each live beam comes from, by step: its parent's place, and its last token.
+        self.parents = torch.zeros((steps, count, width), dtype=whole, device=device)
+        self.tokens = torch.zeros((steps, count, width), dtype=whole, device=device)
+        self.scores = torch.empty((count, width), dtype=floats, device=device)
+        self.totals = torch.empty((count, width), dtype=floats, device=device)
+        #: Of a finished one: its last step, the beam it was there, and the end after it or −1.
+        self.nodes = torch.zeros((count, width, 3), dtype=whole, device=device)
+        self.reset()
+
+    def reset(self) -> None:
+        """No step taken: one live beam, nothing finished."""
+        self.length.zero_()
+        self.sums.fill_(-torch.inf)
+        self.sums[:, 0] = 0.0
+        self.scores.fill_(-torch.inf)
+
+    def advance(self, offered: Offered) -> tuple[Tensor, Tensor]:
+        """One step: parents and tokens (B, W) of the beams that live on."""
+        count, width = self.sums.shape
+        self.length.add_(1)
+        shape = (count, width, -1)
+        tokens = offered.tokens.view(shape)
+        # An end counts as an end, not as a candidate as well.
+        is_end = (tokens[..., None] == self._ends).any(dim=-1)
+        totals = self.sums[..., None] + offered.log_probs.view(shape).double()
+        totals = totals.masked_fill(is_end, -torch.inf)
+        ends = self.sums[..., None] + offered.ends.view(shape).double()
+        ends = ends.masked_fill(~self._may_finish(ends, totals, tokens), -torch.inf)
+        best = torch.sort(totals.flatten(1), dim=1, descending=True, stable=True)
+        sums, places = best.values[:, :width], best.indices[:, :width]
+        short = width - sums.shape[1]
+        if short > 0:  # fewer candidates than beams
+            sums = torch.nn.functional.pad(sums, (0, short), value=-torch.inf)
+            places = torch.nn.functional.pad(places, (0, short))
+        parents = places // tokens.shape[2]
+        chosen = tokens.flatten(1).gather(1, places)
+        self._enter(ends, sums)
+        over = self._is_settled(sums) | (self.length == self.rules.max_new_tokens)
+        self.sums.copy_(sums.masked_fill(over[:, None], -torch.inf))
+        here = (self.length - 1).view(1)
+        self.parents.index_copy_(0, here, parents[None])
+        self.tokens.index_copy_(0, here, chosen[None])
+        return parents, chosen
+
+    def is_over(self) -> bool:
+        """Whether no prompt has a live beam. On a GPU this waits for it."""
+        return not bool((self.sums > -torch.inf).any())
+
+    def beams(self, count: int) -> list[list[Beam]]:
+        """The best finished ones of every prompt."""
+        parents, tokens = self.parents.cpu(), self.tokens.cpu()
+        scores, totals, nodes = (x.tolist() for x in (self.scores, self.totals, self.nodes))
+        found = []
+        for prompt, rows in enumerate(zip(scores, totals, nodes, strict=True)):
+            alive = [row for row in zip(*rows, strict=True) if row[0] > -torch.inf][:count]
+            found.append(
+                [
+                    Beam(
+                        _path(parents[:, prompt], tokens[:, prompt], *node),
+                        score,
+                        total,
+                        node[2] >= 0,
+                    )
+                    for score, total, node in alive
+                ]
+            )
+        return found
+
+    def _may_finish(self, ends: Tensor, totals: Tensor, tokens: Tensor) -> Tensor:
+        """(B, W, E): which ends enter the pool, by the policy's rule."""
+        alive: Tensor = ends > -torch.inf
+        finish = self.rules.policy.finish
+        if finish == "every":
+            return alive
+        count, width, number = ends.shape
+        every = torch.cat((totals, ends), dim=2)
+        names = torch.cat((tokens, self._ends.expand(count, width, number)), dim=2)
+        kept = width if finish == "ranked" else (1 + number) * width
+        if finish == "ranked":  # among all continuations of the step
+            beam = torch.arange(width, device=ends.device)[:, None]
+            every, places = every.flatten(1)[:, None], (names + (beam << 32)).flatten(1)[:, None]
+            own = (self._ends + (beam << 32)).expand(count, -1, -1)
+        else:  # among those of their own beam
+            every, places = every.flatten(0, 1)[:, None], names.flatten(0, 1)[:, None]
+            own = self._ends.expand(count, width, number)
+        value = ends.reshape(len(every), -1, 1)
+        mine = own.reshape(len(every), -1, 1)
+        before = (every > value) | ((every == value) & (places < mine))
+        few: Tensor = before.sum(dim=2) < kept
+        return alive & few.view(ends.shape)
+
+    def _enter(self, ends: Tensor, sums: Tensor) -> None:
+        """Ends, and at the maximum length what is alive; behind equals that were there before."""
+        width = self.sums.shape[1]
+        offset = (self.length + self._offset)[:, None]
+        without = 1 if self.rules.policy.length == "with-prompt" else 0
+        ended = ends.flatten(1) / self._powers[offset - without]
+        cut = sums / self._powers[offset]
+        cut = cut.masked_fill(self.length < self.rules.max_new_tokens, -torch.inf)
+        scores = torch.cat((self.scores, ended, cut), dim=1)
+        totals = torch.cat((self.totals, ends.flatten(1), sums), dim=1)
+        best = torch.sort(scores, dim=1, descending=True, stable=True)
+        order = best.indices[:, :width]
+        nodes = torch.cat((self.nodes, *self._new_nodes()), dim=1)
+        self.scores.copy_(best.values[:, :width])
+        self.totals.copy_(totals.gather(1, order))
+        self.nodes.copy_(nodes.gather(1, order[..., None].expand(-1, -1, 3)))
+
+    def _new_nodes(self) -> tuple[Tensor, ...]:
+        """Of the ends after each beam, which was alive a step ago; and of the beams alive now."""
+        count, width = self.sums.shape
+        beam = torch.arange(width, device=self.sums.device)[:, None]
+        now = (self.length - 1).expand(width, 1)
+        ends = self._ends.expand(width, -1)
+        ended = torch.stack(((now - 1).expand_as(ends), beam.expand_as(ends), ends), dim=-1)
+        alive = torch.stack((now, beam, torch.full_like(beam, -1)), dim=-1)
+        return tuple(one.flatten(0, 1).expand(count, -1, 3) for one in (ended, alive))
+
+    def _is_settled(self, sums: Tensor) -> Tensor:
+        """(B,): whether no live beam is worth going on with; see `Search`."""
+        stop, worst = self.rules.policy.stop, self.scores[:, -1]
+        full: Tensor = worst > -torch.inf
+        if stop == "max-length":
+            return torch.zeros_like(full)
+        if stop == "full":
+            return full
+        first = sums[:, 0]
+        if stop == "current-length":
+            bound = first / self._power(self.length)
+        else:
+            after = first / self._power(self.length + 1)
+            bound = torch.maximum(after, first / self._powers[self.rules.max_new_tokens])
+        return full & (bound <= worst)
+
+    def _power(self, length: Tensor) -> Tensor:
+        """Of one length that only the device knows: to index by it would mean to wait for it."""
+        return self._powers.index_select(0, length.view(1))
+
+
+def _path(parents: Tensor, tokens: Tensor, step: int, beam: int, end: int) -> tuple[int, ...]:
+    """The tokens on the way to a beam, and the end after it."""
+    found = [end] if end >= 0 else []
+    for at in range(step, -1, -1):
+        found.append(int(tokens[at, beam]))
+        beam = int(parents[at, beam])
+    return tuple(found[::-1])

@@ -1,0 +1,152 @@
+"""Beam search that stays on the device: logits, candidates, beams, pools and caches.
+
+What the host does a step is to start it, and now and then to ask whether all searches are over.
+A prompt's keys and values lie on pages that all its beams read. What a beam writes lies in a place
+of its own for every step, and never moves: a beam's past is a row of places, and to fork is to
+copy that row.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trapline.gold.beam_search.board import Board, Offered
+from trapline.gold.beam_search.policy import Rules
+from trapline.gold.beam_search.search import Beam
+from trapline.gold.decoder.capture import captured
+from trapline.gold.decoder.forward import Forward, Rows
+from trapline.gold.decoder.model import Decoder
+from trapline.gold.decoder.pool import Pool
+from trapline.gold.decoder.sampling import ranked
+from trapline.gold.errors import RangeError
+
+PAGE = 16
+#: Steps between two looks at whether all is over.
+LOOK = 16
+
+
+class DeviceSearch:
+    """Searches from prompts of these lengths, one batch after the other, by the same rules.
+
+    What is captured for the first batch serves all.
+    """
+
+    def __init__(self, decoder: Decoder, lengths: Sequence[int], rules: Rules) -> None:
+        self._decoder, self._rules, self._lengths = decoder, rules, list(lengths)
+        vocabulary, device = decoder.config.vocab, decoder.device
+        if not all(0 <= end < vocabulary for end in rules.eos_ids):
+            raise RangeError(
+                f"an end of {list(rules.eos_ids)} is outside a vocabulary of {vocabulary}"
+            )
+        width, steps, count = rules.beam_width, rules.max_new_tokens, len(lengths)
+        self._kept = min((1 + len(rules.eos_ids)) * width, vocabulary)
+        self._ends = torch.tensor(rules.eos_ids, device=device)
+        shared = [-(-length // PAGE) for length in lengths]
+        own = -(-count * width * steps // PAGE)
+        dtype = decoder.norm.weight.dtype
+        self._pool = Pool(decoder.config, sum(shared) + own, PAGE, dtype, device)
+        self._prompts = [self._pool.open() for _ in lengths]
+        for prompt, length in zip(self._prompts, lengths, strict=True):
+            prompt.reserve(length)
+        tails = self._pool.open()
+        tails.reserve(count * width * steps)
+        #: (B · W, T): the place that each beam writes to at each step.
+        places = tails.slots(0, count * width * steps).int()
+        self._own = places.view(count, steps, width).transpose(1, 2).flatten(0, 1).contiguous()
+        pages = torch.zeros((count, max(shared, default=1)), dtype=torch.int32)
+        for row, prompt in enumerate(self._prompts):
+            pages[row, : len(prompt.table)] = torch.tensor(prompt.table)
+        rows = count * width
+        self._rows = Rows(
+            ids=torch.zeros(rows, dtype=torch.int64, device=device),
+            positions=torch.zeros(rows, dtype=torch.int64, device=device),
+            active=torch.ones(rows, dtype=torch.bool, device=device),
+            tails=self._own.clone(),
+            tail_size=1,
+            pages=pages.to(device),
+            page_size=PAGE,
+            prefix=torch.zeros(count, dtype=torch.int32, device=device),
+            beams=width,
+        )
+        self._first_row = torch.arange(count, device=device)[:, None] * width
+        self._column = torch.arange(steps, device=device)
+        self._broken = torch.zeros((), dtype=torch.bool, device=device)
+        self._board = Board(rules, lengths, device)
+        self._forward = Forward(decoder, self._pool, rows)
+        self._replay: Callable[[], Any] | None = None
+
+    @torch.no_grad()
+    def __call__(self, prompts: Sequence[Sequence[int]], n_best: int) -> list[list[Beam]]:
+        """Up to `n_best` continuations of every prompt, best first."""
+        self._begin(prompts)
+        for made in range(1, self._rules.max_new_tokens):
+            if made % LOOK == 0 and self._look():
+                break
+            self._step()
+        self._look()
+        return self._board.beams(n_best)
+
+    def _begin(self, prompts: Sequence[Sequence[int]]) -> None:
+        """The prompts in one packed pass, and their first continuations."""
+        lengths = [len(prompt) for prompt in prompts]
+        if not all(lengths):
+            raise RangeError("a prompt is empty")
+        if lengths != self._lengths:
+            raise RangeError(f"the search is for prompts of {self._lengths} tokens, not {lengths}")
+        for sequence in self._prompts:
+            sequence.length = 0
+        self._board.reset()
+        self._broken.zero_()
+        logits = self._decoder.step(prompts, self._prompts)
+        width = self._rules.beam_width
+        prefix = torch.tensor(lengths, dtype=torch.int32)
+        self._rows.prefix.copy_(prefix)
+        self._rows.positions.copy_(prefix.repeat_interleave(width) - 1)
+        self._move(logits.repeat_interleave(width, dim=0))
+
+    def _step(self) -> None:
+        if not self._rows.ids.is_cuda:
+            return self._go_on()
+        if self._replay is None:
+            self._replay = captured(self._go_on, self._state()).replay
+        self._replay()
+        return None
+
+    def _go_on(self) -> None:
+        """One token of every beam, and the choice of those that follow."""
+        self._move(self._forward.logits(self._rows))
+
+    def _move(self, logits: Tensor) -> None:
+        """The searches one step on, and the rows to where their beams come from."""
+        board, rows = self._board, self._rows
+        parents, tokens = board.advance(self._offered(logits))
+        past = rows.tails.index_select(0, (self._first_row + parents).flatten())
+        # The last token is still to be fed: its place is the beam's own, as are all after it.
+        rows.tails.copy_(torch.where(self._column < board.length - 1, past, self._own))
+        rows.ids.copy_(tokens.flatten())
+        rows.positions.add_(1)
+
+    def _offered(self, logits: Tensor) -> Offered:
+        """The candidates that a search of this width and these ends can need."""
+        logits = logits.float()
+        top = ranked(logits, self._kept)
+        alive = (self._board.sums > -torch.inf).flatten()
+        self._broken.logical_or_((alive & ~torch.isfinite(top.lse)).any())
+        ends = logits.index_select(1, self._ends) - top.lse[:, None]
+        return Offered(top.values, top.indices, ends)
+
+    def _look(self) -> bool:
+        """Whether all searches are over; this waits for the device."""
+        if bool(self._broken):
+            raise RangeError("log_probs gave NaN or +inf")
+        return self._board.is_over()
+
+    def _state(self) -> list[Tensor]:
+        """What a step changes, apart from places in the cache that it writes again."""
+        board, rows = self._board, self._rows
+        return [
+            *(rows.ids, rows.positions, rows.tails, self._broken, board.length, board.sums),
+            *(board.parents, board.tokens, board.scores, board.totals, board.nodes),
+        ]
