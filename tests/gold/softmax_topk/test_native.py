@@ -51,11 +51,12 @@ def test_every_16_bit_number_is_read_as_torch_reads_it(dtype):
     patterns = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int32).to(torch.int16)
     every = patterns.view(dtype)[torch.randperm(1 << 16, generator=torch.manual_seed(0))]
     wide = every.float()
-    found = native.ranked(every[None], 1 << 16, torch.ones(1))
-    places = found.indices[0]
+    bits, kind = fast._plain(every[None])
+    found = native.ranked(bits, kind, 1 << 16, np.ones(1), 1)
+    values, places = torch.from_numpy(found.values[0]), torch.from_numpy(found.indices[0])
     assert torch.equal(places.sort().values, torch.arange(1 << 16))
     number = ~wide[places].isnan()
-    assert torch.equal(found.values[0][number], wide[places][number])
+    assert torch.equal(values[number], wide[places][number])
     assert int(number.sum()) == int((~wide.isnan()).sum())
     assert not number[: int(wide.isnan().sum())].any()
 
@@ -97,6 +98,12 @@ def test_rows_may_be_strided_absent_and_shared_by_threads(monkeypatch):
             assert torch.allclose(got.lse, want[2], atol=1e-6)
     finally:
         torch.set_num_threads(1)
+
+
+def test_logits_that_have_gradients_are_read_too():
+    logits = torch.randn(2, V, requires_grad=True)
+    found = fast.softmax_topk(logits, 3, torch.ones(2, requires_grad=True))
+    assert torch.equal(found.indices, logits.detach().topk(3).indices)
 
 
 def test_the_path_is_told(monkeypatch):

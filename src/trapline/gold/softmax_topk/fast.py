@@ -13,6 +13,7 @@ monotone, above the complement of the index. No two are equal, so any selection 
 import math
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -71,15 +72,23 @@ def backend() -> str:
 
 
 def _on_cpu(logits: Tensor, k: int, temperature: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    long = logits.shape[1] >= _LEAST_COMPILED and native.takes(logits)
+    long = logits.shape[1] >= _LEAST_COMPILED and logits.dtype != torch.float64
     if not long or native.unavailable() is not None:
         return _softmax_topk(logits, k, temperature)
-    best, indices, totals = native.ranked(logits, k, temperature)
+    found = native.ranked(*_plain(logits), k, temperature.detach().numpy(), torch.get_num_threads())
+    best, indices, totals = (torch.from_numpy(part) for part in found)
     each, log_totals = temperature.double(), totals.log()
     row_max = best[:, 0].clone()
     log_probs = (best - row_max[:, None]).double() / each[:, None] - log_totals[:, None]
     lse = row_max.double() / each + log_totals
     return log_probs.float(), indices, lse.float(), row_max
+
+
+def _plain(logits: Tensor) -> tuple[np.ndarray, str]:
+    """The logits as NumPy has them (16-bit floats as their bits), and what they are."""
+    rows = (logits if logits.stride(1) == 1 else logits.contiguous()).detach()
+    bits = rows if rows.dtype == torch.float32 else rows.view(torch.int16)
+    return bits.numpy(), str(logits.dtype).removeprefix("torch.")
 
 
 def _softmax_topk(

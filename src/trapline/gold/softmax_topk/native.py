@@ -6,13 +6,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from trapline.gold.native import at, built, spread
 
 SOURCE = Path(__file__).with_name("topk_cpu.c")
-_KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+#: What logits may be; the 16-bit ones are given as integers of their bits.
+KINDS = {"float32": 0, "bfloat16": 1, "float16": 2}
 _LOG2_E = 1.4426950408889634
 #: Fewer logits than this a thread are done before another thread has started.
 _LOGITS_A_THREAD = 1 << 15
@@ -21,9 +20,9 @@ _LEAST_ROOM = 128
 
 
 class Ranked(NamedTuple):
-    values: Tensor  # (N, K) float32, best first
-    indices: Tensor  # (N, K) int64
-    totals: Tensor  # (N,) float64: Σ exp((x − max) / temperature)
+    values: np.ndarray  # (N, K) float32, best first
+    indices: np.ndarray  # (N, K) int64
+    totals: np.ndarray  # (N,) float64: Σ exp((x − max) / temperature)
 
 
 def unavailable() -> str | None:
@@ -32,31 +31,27 @@ def unavailable() -> str | None:
     return loaded if isinstance(loaded, str) else None
 
 
-def takes(logits: Tensor) -> bool:
-    """Whether the C code reads this dtype and width."""
-    return logits.dtype in _KINDS and logits.shape[1] < (1 << 32)
+def ranked(logits: np.ndarray, kind: str, k: int, temperature: np.ndarray, threads: int) -> Ranked:
+    """The k largest of each row of (N, V), ties to the lower index, and the sums behind softmax.
 
-
-def ranked(logits: Tensor, k: int, temperature: Tensor) -> Ranked:
-    """The k largest of each row of (N, V), ties to the lower index, and the sums behind softmax."""
+    A row's elements lie beside each other; rows may lie apart. V is below 2³².
+    """
     library = _library()
     assert not isinstance(library, str), library
     rows, width = logits.shape
-    flat = logits if logits.stride(1) == 1 else logits.contiguous()
-    scales = (_LOG2_E / temperature.double()).float().numpy()
-    values, indices = torch.empty(rows, k), torch.empty(rows, k, dtype=torch.int64)
-    totals = torch.empty(rows, dtype=torch.float64)
-    count = max(1, min(torch.get_num_threads(), rows, rows * width // _LOGITS_A_THREAD))
+    stride = logits.strides[0] // logits.itemsize
+    scales = (_LOG2_E / temperature.astype(np.float64)).astype(np.float32)
+    values, indices = np.empty((rows, k), np.float32), np.empty((rows, k), np.int64)
+    totals = np.empty(rows, np.float64)
+    count = max(1, min(threads, rows, rows * width // _LOGITS_A_THREAD))
     room = max(2 * k, _LEAST_ROOM)
-    kept = np.empty((count, room), dtype=np.uint64)
-    start = ctypes.c_void_p(flat.data_ptr())
-    outputs = [at(part.numpy()) for part in (values, indices, totals)]
+    kept = np.empty((count, room), np.uint64)
 
     def part(number: int) -> None:
         first, last = rows * number // count, rows * (number + 1) // count
         library.softmax_topk(
-            *(start, _KINDS[flat.dtype], flat.stride(0), width, at(scales)),
-            *(at(kept[number]), room, k, *outputs, first, last),
+            *(at(logits), KINDS[kind], stride, width, at(scales), at(kept[number]), room, k),
+            *(at(values), at(indices), at(totals), first, last),
         )
 
     spread(part, count)
