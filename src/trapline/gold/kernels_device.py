@@ -27,6 +27,7 @@ def compile_for_hopper(
     *,
     aligned: Collection[str] = (),
     warps: int = 4,
+    stages: int = 3,
 ) -> Any:
     """The Triton or Gluon kernel compiled for sm_90 anywhere; `.asm` and `.metadata` tell the rest.
 
@@ -46,4 +47,5 @@ def compile_for_hopper(
             if signature[name].startswith("*") or (name in aligned and name not in fixed)
         },
     )
-    return triton.compile(source, target=HOPPER, options={"num_warps": warps})
+    options = {"num_warps": warps, "num_stages": stages}
+    return triton.compile(source, target=HOPPER, options=options)

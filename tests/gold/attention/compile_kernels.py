@@ -1,4 +1,8 @@
-"""Compiles the kernels for sm_90 without a GPU; test_kernels.py starts it and reads the result."""
+"""Compiles the kernels for sm_90 without a GPU; test_kernels.py starts it and reads the result.
+
+Every tile of the tables, read by descriptors; or, in a folder called `features`, one of each kernel
+with every feature compiled in, read by pointers.
+"""
 
 import json
 import sys
@@ -7,48 +11,74 @@ from pathlib import Path
 from trapline.gold.attention import kernels_bwd, kernels_fwd
 from trapline.gold.kernels_device import compile_for_hopper
 
-BLOCKS = {"D": 80, "BLOCK_D": 128, "BLOCK_T": 64, "BLOCK_S": 64}
-FLAGS = {
-    "CAUSAL": True,
-    "WINDOWED": True,
-    "CAPPED": True,
-    "PACKED": True,
+PLAIN = {
+    "CAUSAL": False,
+    "WINDOWED": False,
+    "CAPPED": False,
+    "PACKED": False,
     "PRECISION": "tf32",
-    "TMA": False,
-    "FUSED": True,
+    "TMA": True,
+    "FUSED": False,
+    "cu_q": None,
+    "cu_k": None,
 }
-TYPES = {"lse": "*fp32", "dlse": "*fp32", "delta": "*fp32", "cu_q": "*i32", "cu_k": "*i32"}
-TYPES |= {"scale": "fp32", "softcap": "fp32"}
-TYPES |= {"lse2": "*fp32"}
+FEATURES = {"CAUSAL": True, "WINDOWED": True, "CAPPED": True, "PACKED": True, "TMA": False}
+TYPES = {"scale": "fp32", "softcap": "fp32", "cu_q": "*i32", "cu_k": "*i32"}
+TYPES |= dict.fromkeys(("lse", "lse2", "dlse", "delta"), "*fp32")
 TENSORS = {"q", "k", "v", "out", "dout", "dq", "dk", "dv"}
 
 
 def main(folder: Path) -> None:
-    kernels = [
-        kernels_fwd.forward_kernel,
-        kernels_bwd.dkdv_kernel,
-        kernels_bwd.dq_kernel,
-        kernels_bwd.rows_kernel,
-    ]
-    (folder / "compiled.json").write_text(json.dumps([compiled(kernel) for kernel in kernels]))
+    done = with_every_feature() if folder.name == "features" else every_tile()
+    (folder / "compiled.json").write_text(json.dumps(list(done)))
 
 
-def compiled(kernel) -> dict[str, object]:
+def every_tile():
+    for wide, forward in kernels_fwd.TILES.items():
+        yield compiled(kernels_fwd.forward_kernel, wide, wide, forward, {})
+        tiles = kernels_bwd.TILES[wide]
+        yield compiled(kernels_bwd.dkdv_kernel, wide, wide, tiles.keys, {})
+        yield compiled(kernels_bwd.dkdv_kernel, wide, wide, tiles.fused, {"FUSED": True})
+        yield compiled(kernels_bwd.dq_kernel, wide, wide, tiles.queries, {})
+    yield compiled(kernels_bwd.rows_kernel, 80, 128, kernels_fwd.Tile(64, 64, 4, 3), {})
+
+
+def with_every_feature():
+    tiles = kernels_bwd.TILES[128]
+    yield compiled(kernels_fwd.forward_kernel, 80, 128, kernels_fwd.TILES[128], FEATURES)
+    yield compiled(kernels_bwd.dkdv_kernel, 80, 128, tiles.keys, FEATURES)
+    yield compiled(kernels_bwd.dkdv_kernel, 80, 128, tiles.fused, FEATURES | {"FUSED": True})
+    yield compiled(kernels_bwd.dq_kernel, 80, 128, tiles.queries, FEATURES)
+
+
+def compiled(kernel, width, wide, tile, chosen) -> dict[str, object]:
     names = kernel.arg_names
+    values = PLAIN | {"D": width, "BLOCK_D": wide} | tile.launch() | chosen
+    if values["PACKED"]:
+        values = {name: value for name, value in values.items() if name not in ("cu_q", "cu_k")}
     # A width stride of one is what every contiguous tensor has, and what Triton specialises on.
     fixed = {name: 1 for name in names if name.endswith("_d")}
-    fixed |= {name: value for name, value in {**BLOCKS, **FLAGS}.items() if name in names}
-    types = {name: type_of(name) for name in names}
+    fixed |= {name: value for name, value in values.items() if name in names}
+    rows = {"q": tile.queries, "dout": tile.queries, "k": tile.keys, "v": tile.keys}
+    types = {name: type_of(name, values, rows, wide) for name in names}
+    if "TMA" not in names:
+        types["dout"] = "*bf16"
     aligned = {name for name in names if types[name] == "i32" and "_" in name}
-    made = compile_for_hopper(kernel, types, fixed, aligned=aligned)
+    options = {"aligned": aligned, "warps": tile.warps, "stages": tile.stages}
+    made = compile_for_hopper(kernel, types, fixed, **options)
     return {
         "kernel": kernel.__name__,
+        "tile": tile,
         "shared": made.metadata.shared,
         "tensor_cores": "wgmma" in made.asm["ptx"],
     }
 
 
-def type_of(name: str) -> str:
+def type_of(name: str, values, rows, wide) -> str:
+    if name == "dq" and values["FUSED"]:
+        return "*fp32"
+    if name in rows and values["TMA"]:
+        return f"tensordesc<bf16[1,1,{rows[name]},{wide}]>"
     return "*bf16" if name in TENSORS else TYPES.get(name, "i32")
 
 

@@ -13,15 +13,15 @@ pytest.importorskip("triton")
 
 HERE = Path(__file__).parent
 #: B, H, G, T, S, D; causal, window, softcap; dtype. Uneven tiles, empty rows, odd widths, no keys,
-#: windows narrower and wider than a tile, a group of three, widths that no descriptor can hold.
+#: windows narrower and wider than a tile, groups of two and three, rows no descriptor can hold.
 PROBLEMS = [
-    ((1, 2, 1, 100, 130, 40), (True, 0, 0.0), "float32"),
-    ((1, 2, 2, 70, 40, 16), (True, 7, 0.0), "float32"),
-    ((2, 6, 2, 33, 33, 8), (False, 9, 1.5), "float16"),
+    ((1, 1, 1, 60, 90, 40), (True, 0, 0.0), "float32"),
+    ((1, 2, 2, 40, 20, 16), (True, 7, 0.0), "float32"),
+    ((2, 3, 1, 33, 33, 8), (False, 9, 1.5), "float16"),
     ((1, 1, 1, 3, 0, 4), (False, 0, 0.0), "float32"),
-    ((1, 3, 1, 90, 150, 64), (False, 60, 0.0), "float32"),
-    ((1, 1, 1, 70, 110, 80), (False, 0, 0.0), "float16"),
-    ((1, 2, 1, 40, 17, 20), (True, 0, 0.0), "float16"),
+    ((1, 1, 1, 50, 140, 32), (False, 70, 0.0), "float32"),
+    ((1, 2, 1, 20, 70, 80), (False, 0, 0.0), "float16"),
+    ((1, 1, 1, 40, 17, 20), (True, 0, 0.0), "float16"),
     ((1, 1, 1, 20, 70, 160), (True, 64, 3.0), "float16"),
 ]
 TOLERANCES = {"float32": (1e-5, 1e-4), "float16": (4e-3, 3e-2)}
@@ -75,12 +75,23 @@ def test_interpreted_kernels_take_packed_sequences_and_strides(interpreted):
                 np.testing.assert_allclose(got, want[0], atol=1e-4, err_msg=f"d{name} {form}")
 
 
-def test_kernels_compile_for_hopper(tmp_path, run_script):
-    """Every kernel with every feature compiled in, for sm_90, within its shared memory."""
+def test_every_tile_compiles_for_hopper(tmp_path, run_script):
+    """For sm_90, within its shared memory, on its tensor cores."""
     run_script(HERE / "compile_kernels.py", tmp_path, TRITON_INTERPRET="0")
     compiled = json.loads((tmp_path / "compiled.json").read_text())
-    names = {"forward_kernel", "dkdv_kernel", "dq_kernel", "rows_kernel"}
-    assert {entry["kernel"] for entry in compiled} == names
+    assert [entry["kernel"] for entry in compiled[-2:]] == ["dq_kernel", "rows_kernel"]
     for entry in compiled:
         assert entry["shared"] <= 232448, entry
         assert entry["tensor_cores"] == (entry["kernel"] != "rows_kernel"), entry
+
+
+@pytest.mark.full
+def test_every_feature_compiles_for_hopper(tmp_path, run_script):
+    folder = tmp_path / "features"
+    folder.mkdir()
+    run_script(HERE / "compile_kernels.py", folder, TRITON_INTERPRET="0")
+    compiled = json.loads((folder / "compiled.json").read_text())
+    assert len(compiled) == 4
+    for entry in compiled:
+        assert entry["shared"] <= 232448, entry
+        assert entry["tensor_cores"], entry

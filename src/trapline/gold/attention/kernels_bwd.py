@@ -2,12 +2,9 @@
 """Attention's backward pass in plain Triton: every gradient has one owner, so it is repeatable.
 
 `rows_kernel` makes δ = rowsum(dout · out) − dlse and the log-sum-exp in base 2. `dkdv_kernel` owns
-a tile of keys and walks the queries of all heads of the group, so the sum over the group stays in
-registers; it works on transposed scores (keys by queries), formed as such and never transposed
-afterwards. `dq_kernel` owns a tile of queries and walks the keys. No atomics, no buffer for dq.
-With `FUSED` (deterministic=False) the first also adds its share to dq, in float32 by atomics, and
-the second is not needed: five products instead of seven. Read them beside
-`oracle.attention_backward_tiled`.
+a tile of keys, `dq_kernel` a tile of queries; no atomics, no buffer for dq. Without
+`deterministic`, the former also adds its share to dq, in float32 by atomics, and the latter is
+not needed: five products a tile instead of seven. Read it beside `oracle.attention_backward_tiled`.
 """
 
 from typing import Any, NamedTuple
@@ -17,6 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from trapline.gold.attention.kernels_dkdv import dkdv_kernel
+from trapline.gold.attention.kernels_dq import dq_kernel
 from trapline.gold.attention.kernels_tiles import (
     LOG2_E,
     Layout,
@@ -26,16 +25,9 @@ from trapline.gold.attention.kernels_tiles import (
     dense,
     described,
     empty_like,
-    head_of,
-    keys_seen,
     packed,
-    queries_seeing,
     require,
-    rows_of,
     rule_flags,
-    scored,
-    sees,
-    span,
 )
 
 
@@ -59,232 +51,6 @@ def rows_kernel(
     natural = tl.load(lse + row, mask=row < rows, other=0.0)
     tl.store(delta + row, tl.sum(left * right, 1) - given, mask=row < rows)
     tl.store(lse2 + row, natural * LOG2_E, mask=row < rows)
-
-
-@triton.jit
-def weights_and_slopes(
-    products, dweights, lse2, delta, seen, scale, softcap,
-    CAPPED: tl.constexpr, MASKED: tl.constexpr,
-):  # fmt: skip
-    """Softmax weights of a tile, and the gradient of its scaled dot products, in either order."""
-    if CAPPED:
-        scores = scored(products, scale, softcap, CAPPED)
-        weights = tl.exp2(scores * LOG2_E - lse2)
-    else:
-        weights = tl.exp2(products * (scale * LOG2_E) - lse2)
-    if MASKED:
-        # A row without keys has lse −inf and weights of inf up to here; nothing of it is seen.
-        weights = tl.where(seen, weights, 0.0)
-    slopes = weights * (dweights - delta)
-    if CAPPED:
-        slopes = slopes * (1.0 - (scores / softcap) * (scores / softcap))
-    return weights, slopes
-
-
-@triton.jit
-def dkdv_step(
-    sums, keys, values, q, dout, lse2, delta, dq, b, h, top, left, T, S, window, scale, softcap,
-    q_t, q_d, dout_t, dout_d, dq_t, dq_d,
-    D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_S: tl.constexpr,
-    CAUSAL: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr,
-    PRECISION: tl.constexpr, TMA: tl.constexpr, FUSED: tl.constexpr, MASKED: tl.constexpr,
-):  # fmt: skip
-    """What one tile of queries adds to dk and dv; queries beyond T are rows of zeros and add 0."""
-    sum_k, sum_v = sums
-    t = top + tl.arange(0, BLOCK_T)
-    s = left + tl.arange(0, BLOCK_S)
-    queries = rows_of(q, b, h, top, T, q_t, q_d, D, BLOCK_D, BLOCK_T, TMA)
-    products = tl.dot(keys, tl.trans(queries), input_precision=PRECISION)
-    upstream = rows_of(dout, b, h, top, T, dout_t, dout_d, D, BLOCK_D, BLOCK_T, TMA)
-    dweights = tl.dot(values, tl.trans(upstream), input_precision=PRECISION)
-    row_lse = tl.load(lse2 + t, mask=t < T, other=0.0)
-    row_delta = tl.load(delta + t, mask=t < T, other=0.0)
-    seen = sees(t[None, :], s[:, None], T, S, window, CAUSAL, WINDOWED)
-    weights, slopes = weights_and_slopes(
-        products, dweights, row_lse[None, :], row_delta[None, :], seen, scale, softcap,
-        CAPPED, MASKED,
-    )  # fmt: skip
-    sum_v = tl.dot(weights.to(upstream.dtype), upstream, sum_v, input_precision=PRECISION)
-    slopes = slopes.to(queries.dtype)
-    sum_k = tl.dot(slopes, queries, sum_k, input_precision=PRECISION)
-    if FUSED:
-        # (width, queries): the gradient's transpose, so that no accumulator is transposed.
-        part = tl.dot(tl.trans(keys), slopes, input_precision=PRECISION)
-        d = tl.arange(0, BLOCK_D)
-        places = dq + d[:, None].to(tl.int64) * dq_d + t[None, :].to(tl.int64) * dq_t
-        inside = (d[:, None] < D) & (t[None, :] < T)
-        tl.atomic_add(places, part * scale, mask=inside, sem="relaxed")
-    return sum_k, sum_v
-
-
-@triton.jit
-def dkdv_kernel(
-    q, k, v, dout, delta, lse2, dk, dv, dq, cu_q, cu_k,
-    T, S, H, R, window, scale, softcap,
-    q_b, q_h, q_t, q_d,
-    k_b, k_g, k_s, k_d,
-    v_b, v_g, v_s, v_d,
-    dout_b, dout_h, dout_t, dout_d,
-    dk_b, dk_g, dk_s, dk_d,
-    dq_b, dq_h, dq_t, dq_d,
-    lse_b, lse_h,
-    D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_S: tl.constexpr,
-    CAUSAL: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr, PACKED: tl.constexpr,
-    PRECISION: tl.constexpr, TMA: tl.constexpr, FUSED: tl.constexpr,
-):  # fmt: skip
-    """dk and dv of one tile of keys of one key/value head; the first keys have the most to do."""
-    tiles = tl.cdiv(S, BLOCK_S)
-    left = (tl.program_id(0) % tiles) * BLOCK_S
-    group = (tl.program_id(0) // tiles).to(tl.int64)
-    G = H // R
-    b, g = group // G, group % G
-    q_start, T = span(cu_q, b, T, PACKED)
-    k_start, S = span(cu_k, b, S, PACKED)
-    if left >= S:
-        return
-    k = head_of(k, b, g, k_start, k_b, k_g, k_s, TMA)
-    v = head_of(v, b, g, k_start, v_b, v_g, v_s, TMA)
-    keys = rows_of(k, b, g, left, S, k_s, k_d, D, BLOCK_D, BLOCK_S, TMA)
-    values = rows_of(v, b, g, left, S, v_s, v_d, D, BLOCK_D, BLOCK_S, TMA)
-    sums = (
-        tl.zeros([BLOCK_S, BLOCK_D], tl.float32),
-        tl.zeros([BLOCK_S, BLOCK_D], tl.float32),
-    )
-    last = tl.minimum(left + BLOCK_S, S) - 1
-    begin, clear, hidden, end = queries_seeing(
-        left, last, T, S - T, window, CAUSAL, WINDOWED, BLOCK_T
-    )
-    for r in range(R):
-        h = g * R + r
-        q_head = head_of(q, b, h, q_start, q_b, q_h, q_t, TMA)
-        dout_head = head_of(dout, b, h, q_start, dout_b, dout_h, dout_t, TMA)
-        dq_head = dq + b * dq_b + h * dq_h + q_start * dq_t
-        row = b * lse_b + h * lse_h + q_start
-        if CAUSAL or WINDOWED:
-            for top in range(begin, clear, BLOCK_T):
-                sums = dkdv_step(
-                    sums, keys, values, q_head, dout_head, lse2 + row, delta + row, dq_head,
-                    b, h, top, left, T, S, window, scale, softcap,
-                    q_t, q_d, dout_t, dout_d, dq_t, dq_d,
-                    D, BLOCK_D, BLOCK_T, BLOCK_S, CAUSAL, WINDOWED, CAPPED,
-                    PRECISION, TMA, FUSED, MASKED=True,
-                )  # fmt: skip
-        for top in range(clear, hidden, BLOCK_T):
-            sums = dkdv_step(
-                sums, keys, values, q_head, dout_head, lse2 + row, delta + row, dq_head,
-                b, h, top, left, T, S, window, scale, softcap,
-                q_t, q_d, dout_t, dout_d, dq_t, dq_d,
-                D, BLOCK_D, BLOCK_T, BLOCK_S, CAUSAL, WINDOWED, CAPPED,
-                PRECISION, TMA, FUSED, MASKED=False,
-            )  # fmt: skip
-        if WINDOWED:
-            for top in range(hidden, end, BLOCK_T):
-                sums = dkdv_step(
-                    sums, keys, values, q_head, dout_head, lse2 + row, delta + row, dq_head,
-                    b, h, top, left, T, S, window, scale, softcap,
-                    q_t, q_d, dout_t, dout_d, dq_t, dq_d,
-                    D, BLOCK_D, BLOCK_T, BLOCK_S, CAUSAL, WINDOWED, CAPPED,
-                    PRECISION, TMA, FUSED, MASKED=True,
-                )  # fmt: skip
-
-    sum_k, sum_v = sums
-    s = left + tl.arange(0, BLOCK_S)
-    d = tl.arange(0, BLOCK_D)
-    places = b * dk_b + g * dk_g + k_start * dk_s
-    places += s[:, None].to(tl.int64) * dk_s + d[None, :] * dk_d
-    inside = (s[:, None] < S) & (d[None, :] < D)
-    tl.store(dk + places, (sum_k * scale).to(dk.dtype.element_ty), mask=inside)
-    tl.store(dv + places, sum_v.to(dv.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def dq_step(
-    sum_q, queries, upstream, row_lse, row_delta, k, v, b, g, top, start,
-    T, S, window, scale, softcap, k_s, k_d, v_s, v_d,
-    D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_S: tl.constexpr,
-    CAUSAL: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr,
-    PRECISION: tl.constexpr, TMA: tl.constexpr, MASKED: tl.constexpr,
-):  # fmt: skip
-    """What one tile of keys adds to dq."""
-    keys = rows_of(k, b, g, start, S, k_s, k_d, D, BLOCK_D, BLOCK_S, TMA)
-    products = tl.dot(queries, tl.trans(keys), input_precision=PRECISION)
-    values = rows_of(v, b, g, start, S, v_s, v_d, D, BLOCK_D, BLOCK_S, TMA)
-    dweights = tl.dot(upstream, tl.trans(values), input_precision=PRECISION)
-    t = top + tl.arange(0, BLOCK_T)
-    s = start + tl.arange(0, BLOCK_S)
-    seen = sees(t[:, None], s[None, :], T, S, window, CAUSAL, WINDOWED)
-    _, slopes = weights_and_slopes(
-        products, dweights, row_lse[:, None], row_delta[:, None], seen, scale, softcap,
-        CAPPED, MASKED,
-    )  # fmt: skip
-    return tl.dot(slopes.to(keys.dtype), keys, sum_q, input_precision=PRECISION)
-
-
-@triton.jit
-def dq_kernel(
-    q, k, v, dout, delta, lse2, dq, cu_q, cu_k,
-    T, S, H, R, window, scale, softcap,
-    q_b, q_h, q_t, q_d,
-    k_b, k_g, k_s, k_d,
-    v_b, v_g, v_s, v_d,
-    dout_b, dout_h, dout_t, dout_d,
-    dq_b, dq_h, dq_t, dq_d,
-    lse_b, lse_h,
-    D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_S: tl.constexpr,
-    CAUSAL: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr, PACKED: tl.constexpr,
-    PRECISION: tl.constexpr, TMA: tl.constexpr,
-):  # fmt: skip
-    """dq of one tile of queries of one head; the last queries have the most to do."""
-    tiles = tl.cdiv(T, BLOCK_T)
-    top = (tiles - 1 - tl.program_id(0) % tiles) * BLOCK_T
-    head = (tl.program_id(0) // tiles).to(tl.int64)
-    b, h = head // H, head % H
-    g = h // R
-    q_start, T = span(cu_q, b, T, PACKED)
-    k_start, S = span(cu_k, b, S, PACKED)
-    if top >= T:
-        return
-    q = head_of(q, b, h, q_start, q_b, q_h, q_t, TMA)
-    dout = head_of(dout, b, h, q_start, dout_b, dout_h, dout_t, TMA)
-    k = head_of(k, b, g, k_start, k_b, k_g, k_s, TMA)
-    v = head_of(v, b, g, k_start, v_b, v_g, v_s, TMA)
-    dq += b * dq_b + h * dq_h + q_start * dq_t
-    row = b * lse_b + h * lse_h + q_start
-
-    t = top + tl.arange(0, BLOCK_T)
-    queries = rows_of(q, b, h, top, T, q_t, q_d, D, BLOCK_D, BLOCK_T, TMA)
-    upstream = rows_of(dout, b, h, top, T, dout_t, dout_d, D, BLOCK_D, BLOCK_T, TMA)
-    row_lse = tl.load(lse2 + row + t, mask=t < T, other=0.0)
-    row_delta = tl.load(delta + row + t, mask=t < T, other=0.0)
-    sum_q = tl.zeros([BLOCK_T, BLOCK_D], tl.float32)
-    last = tl.minimum(top + BLOCK_T, T) - 1
-    begin, clear, hidden, end = keys_seen(
-        top + S - T, last + S - T, S, window, CAUSAL, WINDOWED, BLOCK_S
-    )
-    if WINDOWED:
-        for start in range(begin, clear, BLOCK_S):
-            sum_q = dq_step(
-                sum_q, queries, upstream, row_lse, row_delta, k, v, b, g, top, start,
-                T, S, window, scale, softcap, k_s, k_d, v_s, v_d,
-                D, BLOCK_D, BLOCK_T, BLOCK_S, CAUSAL, WINDOWED, CAPPED, PRECISION, TMA, MASKED=True,
-            )  # fmt: skip
-    for start in range(clear, hidden, BLOCK_S):
-        sum_q = dq_step(
-            sum_q, queries, upstream, row_lse, row_delta, k, v, b, g, top, start,
-            T, S, window, scale, softcap, k_s, k_d, v_s, v_d,
-            D, BLOCK_D, BLOCK_T, BLOCK_S, CAUSAL, WINDOWED, CAPPED, PRECISION, TMA, MASKED=False,
-        )  # fmt: skip
-    for start in range(hidden, end, BLOCK_S):
-        sum_q = dq_step(
-            sum_q, queries, upstream, row_lse, row_delta, k, v, b, g, top, start,
-            T, S, window, scale, softcap, k_s, k_d, v_s, v_d,
-            D, BLOCK_D, BLOCK_T, BLOCK_S, CAUSAL, WINDOWED, CAPPED, PRECISION, TMA, MASKED=True,
-        )  # fmt: skip
-
-    d = tl.arange(0, BLOCK_D)
-    places = dq + t[:, None].to(tl.int64) * dq_t + d[None, :] * dq_d
-    inside = (t[:, None] < T) & (d[None, :] < D)
-    tl.store(places, (sum_q * scale).to(dq.dtype.element_ty), mask=inside)
 
 
 def backward(

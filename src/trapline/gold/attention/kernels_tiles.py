@@ -44,6 +44,26 @@ def scored(products, scale, softcap, CAPPED: tl.constexpr):
 
 
 @triton.jit
+def weights_and_slopes(
+    products, dweights, lse2, delta, seen, scale, softcap,
+    CAPPED: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """Softmax weights of a tile, and the gradient of its scaled dot products, in either order."""
+    if CAPPED:
+        scores = scored(products, scale, softcap, CAPPED)
+        weights = tl.exp2(scores * LOG2_E - lse2)
+    else:
+        weights = tl.exp2(products * (scale * LOG2_E) - lse2)
+    if MASKED:
+        # A row without keys has lse −inf and weights of inf up to here; nothing of it is seen.
+        weights = tl.where(seen, weights, 0.0)
+    slopes = weights * (dweights - delta)
+    if CAPPED:
+        slopes = slopes * (1.0 - (scores / softcap) * (scores / softcap))
+    return weights, slopes
+
+
+@triton.jit
 def span(cu, b, length, PACKED: tl.constexpr):
     """Where sequence b starts among packed tokens, and its length; (0, length) if not packed."""
     start = 0

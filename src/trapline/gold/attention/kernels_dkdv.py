@@ -1,0 +1,134 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
+"""dk and dv in plain Triton: a program owns a tile of keys and walks the queries of its group.
+
+The sum over the heads of a group stays in registers. Scores are formed transposed (keys by
+queries), so that no accumulator is transposed afterwards: that is slow, and has been miscompiled.
+"""
+
+import triton
+import triton.language as tl
+
+from trapline.gold.attention.kernels_tiles import (
+    head_of,
+    queries_seeing,
+    rows_of,
+    sees,
+    span,
+    weights_and_slopes,
+)
+
+
+@triton.jit
+def dkdv_step(
+    sums, keys, values, q, dout, lse2, delta, dq, b, h, top, left, T, S, window, scale, softcap,
+    q_t, q_d, dout_t, dout_d, dq_t, dq_d,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_S: tl.constexpr,
+    CAUSAL: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr,
+    PRECISION: tl.constexpr, TMA: tl.constexpr, FUSED: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """What one tile of queries adds to dk and dv; queries beyond T are rows of zeros and add 0."""
+    sum_k, sum_v = sums
+    t = top + tl.arange(0, BLOCK_T)
+    s = left + tl.arange(0, BLOCK_S)
+    queries = rows_of(q, b, h, top, T, q_t, q_d, D, BLOCK_D, BLOCK_T, TMA)
+    products = tl.dot(keys, tl.trans(queries), input_precision=PRECISION)
+    upstream = rows_of(dout, b, h, top, T, dout_t, dout_d, D, BLOCK_D, BLOCK_T, TMA)
+    dweights = tl.dot(values, tl.trans(upstream), input_precision=PRECISION)
+    row_lse = tl.load(lse2 + t, mask=t < T, other=0.0)
+    row_delta = tl.load(delta + t, mask=t < T, other=0.0)
+    seen = sees(t[None, :], s[:, None], T, S, window, CAUSAL, WINDOWED)
+    weights, slopes = weights_and_slopes(
+        products, dweights, row_lse[None, :], row_delta[None, :], seen, scale, softcap,
+        CAPPED, MASKED,
+    )  # fmt: skip
+    sum_v = tl.dot(weights.to(upstream.dtype), upstream, sum_v, input_precision=PRECISION)
+    slopes = slopes.to(queries.dtype)
+    sum_k = tl.dot(slopes, queries, sum_k, input_precision=PRECISION)
+    if FUSED:
+        # (width, queries): the gradient's transpose, so that no accumulator is transposed.
+        part = tl.dot(tl.trans(keys), slopes, input_precision=PRECISION)
+        d = tl.arange(0, BLOCK_D)
+        places = dq + d[:, None].to(tl.int64) * dq_d + t[None, :].to(tl.int64) * dq_t
+        inside = (d[:, None] < D) & (t[None, :] < T)
+        tl.atomic_add(places, part * scale, mask=inside, sem="relaxed")
+    return sum_k, sum_v
+
+
+@triton.jit
+def dkdv_kernel(
+    q, k, v, dout, delta, lse2, dk, dv, dq, cu_q, cu_k,
+    T, S, H, R, window, scale, softcap,
+    q_b, q_h, q_t, q_d,
+    k_b, k_g, k_s, k_d,
+    v_b, v_g, v_s, v_d,
+    dout_b, dout_h, dout_t, dout_d,
+    dk_b, dk_g, dk_s, dk_d,
+    dq_b, dq_h, dq_t, dq_d,
+    lse_b, lse_h,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_S: tl.constexpr,
+    CAUSAL: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr, PACKED: tl.constexpr,
+    PRECISION: tl.constexpr, TMA: tl.constexpr, FUSED: tl.constexpr,
+):  # fmt: skip
+    """dk and dv of one tile of keys of one key/value head; the first keys have the most to do."""
+    tiles = tl.cdiv(S, BLOCK_S)
+    left = (tl.program_id(0) % tiles) * BLOCK_S
+    group = (tl.program_id(0) // tiles).to(tl.int64)
+    G = H // R
+    b, g = group // G, group % G
+    q_start, T = span(cu_q, b, T, PACKED)
+    k_start, S = span(cu_k, b, S, PACKED)
+    if left >= S:
+        return
+    k = head_of(k, b, g, k_start, k_b, k_g, k_s, TMA)
+    v = head_of(v, b, g, k_start, v_b, v_g, v_s, TMA)
+    keys = rows_of(k, b, g, left, S, k_s, k_d, D, BLOCK_D, BLOCK_S, TMA)
+    values = rows_of(v, b, g, left, S, v_s, v_d, D, BLOCK_D, BLOCK_S, TMA)
+    sums = (
+        tl.zeros([BLOCK_S, BLOCK_D], tl.float32),
+        tl.zeros([BLOCK_S, BLOCK_D], tl.float32),
+    )
+    last = tl.minimum(left + BLOCK_S, S) - 1
+    begin, clear, hidden, end = queries_seeing(
+        left, last, T, S - T, window, CAUSAL, WINDOWED, BLOCK_T
+    )
+    for r in range(R):
+        h = g * R + r
+        q_head = head_of(q, b, h, q_start, q_b, q_h, q_t, TMA)
+        dout_head = head_of(dout, b, h, q_start, dout_b, dout_h, dout_t, TMA)
+        dq_head = dq + b * dq_b + h * dq_h + q_start * dq_t
+        row = b * lse_b + h * lse_h + q_start
+        if CAUSAL or WINDOWED:
+            for top in range(begin, clear, BLOCK_T):
+                sums = dkdv_step(
+                    sums, keys, values, q_head, dout_head, lse2 + row, delta + row, dq_head,
+                    b, h, top, left, T, S, window, scale, softcap,
+                    q_t, q_d, dout_t, dout_d, dq_t, dq_d,
+                    D, BLOCK_D, BLOCK_T, BLOCK_S, CAUSAL, WINDOWED, CAPPED,
+                    PRECISION, TMA, FUSED, MASKED=True,
+                )  # fmt: skip
+        for top in range(clear, hidden, BLOCK_T):
+            sums = dkdv_step(
+                sums, keys, values, q_head, dout_head, lse2 + row, delta + row, dq_head,
+                b, h, top, left, T, S, window, scale, softcap,
+                q_t, q_d, dout_t, dout_d, dq_t, dq_d,
+                D, BLOCK_D, BLOCK_T, BLOCK_S, CAUSAL, WINDOWED, CAPPED,
+                PRECISION, TMA, FUSED, MASKED=False,
+            )  # fmt: skip
+        if WINDOWED:
+            for top in range(hidden, end, BLOCK_T):
+                sums = dkdv_step(
+                    sums, keys, values, q_head, dout_head, lse2 + row, delta + row, dq_head,
+                    b, h, top, left, T, S, window, scale, softcap,
+                    q_t, q_d, dout_t, dout_d, dq_t, dq_d,
+                    D, BLOCK_D, BLOCK_T, BLOCK_S, CAUSAL, WINDOWED, CAPPED,
+                    PRECISION, TMA, FUSED, MASKED=True,
+                )  # fmt: skip
+
+    sum_k, sum_v = sums
+    s = left + tl.arange(0, BLOCK_S)
+    d = tl.arange(0, BLOCK_D)
+    places = b * dk_b + g * dk_g + k_start * dk_s
+    places += s[:, None].to(tl.int64) * dk_s + d[None, :] * dk_d
+    inside = (s[:, None] < S) & (d[None, :] < D)
+    tl.store(dk + places, (sum_k * scale).to(dk.dtype.element_ty), mask=inside)
+    tl.store(dv + places, sum_v.to(dv.dtype.element_ty), mask=inside)
