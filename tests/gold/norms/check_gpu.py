@@ -1,0 +1,254 @@
+"""Runs the kernels on a GPU and compares them with float64; test_gpu.py starts it.
+
+    python check_gpu.py FOLDER [I/N]        every N-th case, from the I-th
+
+writes FOLDER/norms-I.json: how many cases, the worst error of each result in each dtype (relative
+to its largest element), and every case that failed.
+"""
+
+import json
+import sys
+from itertools import product
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from trapline.gold import layer_norm, rms_norm
+from trapline.gold.norms import kernels
+
+EPS = 1e-5
+OPERATORS = getattr(torch.ops, kernels.KERNELS)
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+#: One width for each configuration, and widths that fill none.
+WIDTHS = (1, 7, 64, 97, 128, 256, 512, 768, 1000, 1024, 2048, 4096, 5000, 8192, 12289, 16384)
+WIDEST = (20000, 32768, 50257, 65536)
+#: Affine, unaffine; with and without a residual; statistics saved and not.
+CHOICES = (
+    ("layer", True, False, True),
+    ("layer", False, False, False),
+    ("rms", True, True, True),
+    ("rms", True, True, False),
+    ("layer", True, False, False),
+    ("layer", False, False, True),
+    ("rms", False, True, True),
+    ("rms", False, False, False),
+    ("rms", True, False, True),
+)
+#: Relative to the largest element: a rounding to the dtype, and float32 sums behind it.
+ROUNDINGS = 2.0
+SUMS = 4e-6
+
+
+class Case(NamedTuple):
+    rows: int
+    width: int
+    dtype: torch.dtype
+    kind: str
+    affine: bool
+    added: bool
+    saved: bool
+    strided: bool = False
+
+    @property
+    def centred(self) -> bool:
+        return self.kind == "layer"
+
+
+def cases() -> list[Case]:
+    made = []
+    for number, (width, dtype) in enumerate(product((*WIDTHS, *WIDEST), DTYPES)):
+        # The common choices for everybody, the others in turn: each is compiled on its own.
+        turn = number % (len(CHOICES) - 3)
+        for choice in (*CHOICES[:3], CHOICES[3 + turn]):
+            rows = 301 if width < 16384 else 140
+            made.append(Case(rows, width, dtype, *choice, strided=width % 8 != 0))
+    made += [Case(rows, 1024, DTYPES[1], *CHOICES[0]) for rows in (0, 1, 2, 5000)]
+    made += [Case(rows, 16384, DTYPES[1], *CHOICES[0]) for rows in (0, 1, 133)]
+    return made
+
+
+class Data(NamedTuple):
+    x: torch.Tensor
+    dy: torch.Tensor
+    residual: torch.Tensor | None
+    dtotal: torch.Tensor | None
+    w: torch.Tensor | None
+    b: torch.Tensor | None
+
+
+def data_of(case: Case) -> Data:
+    torch.manual_seed(case.rows + case.width)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, device="cuda").to(case.dtype)
+
+    def matrix() -> torch.Tensor:
+        wide = normal(case.rows, case.width + (3 if case.strided else 0))
+        return wide[:, : case.width]
+
+    pair = (matrix(), matrix()) if case.added else (None, None)
+    w = normal(case.width) if case.affine else None
+    b = normal(case.width) if case.affine and case.centred else None
+    return Data(matrix() + 0.5, matrix(), *pair, w, b)
+
+
+def solved(case: Case, data: Data) -> dict[str, torch.Tensor]:
+    x, dy, residual, dtotal, w, b = data
+    y, total, mean, rstd = OPERATORS.forward(x, residual, w, b, EPS, case.centred)
+    normed = total if case.added else x
+    saved = ((mean if case.centred else None), rstd) if case.saved else (None, None)
+    options = EPS, case.centred, b is not None
+    dx, dw, db = OPERATORS.backward(dy, dtotal, normed, w, *saved, *options)
+    found = {"y": y, "dx": dx, "dw": dw, "db": db, "total": total}
+    absent = {"dw": w, "db": b, "total": residual}
+    return {name: part for name, part in found.items() if absent.get(name, x) is not None}
+
+
+def exact(case: Case, data: Data, total: torch.Tensor | None) -> dict[str, torch.Tensor]:
+    x = (data.x if total is None else total).double()
+    dy = data.dy.double()
+    w = data.w.double() if data.w is not None else 1.0
+    mean = x.mean(1, keepdim=True) * case.centred
+    rstd = ((x - mean).square().mean(1, keepdim=True) + EPS).rsqrt()
+    x_hat = (x - mean) * rstd
+    g = dy * w
+    dx = g - x_hat * (g * x_hat).mean(1, keepdim=True)
+    dx = rstd * (dx - g.mean(1, keepdim=True) * case.centred)
+    found = {
+        "y": x_hat * w + (0.0 if data.b is None else data.b.double()),
+        "dx": dx + (0.0 if data.dtotal is None else data.dtotal.double()),
+        "dw": (dy * x_hat).sum(0),
+        "db": dy.sum(0),
+    }
+    if total is not None:
+        found["total"] = data.x.double() + data.residual.double()
+    return found
+
+
+def off(got: torch.Tensor, want: torch.Tensor) -> float:
+    """The largest difference, relative to the largest element."""
+    if not want.numel():
+        return 0.0
+    return float((got.double() - want).abs().max() / want.abs().max().clamp_min(1e-3))
+
+
+def tried(case: Case) -> dict[str, float]:
+    data = data_of(case)
+    found = solved(case, data)
+    wanted = exact(case, data, found.get("total"))
+    return {name: off(part, wanted[name]) for name, part in found.items()}
+
+
+def allowed(case: Case) -> float:
+    return ROUNDINGS * torch.finfo(case.dtype).eps + SUMS
+
+
+def repeats() -> list[str]:
+    """Weight gradients are the same bits in 20 runs."""
+    wrong = []
+    for width in (97, 1024, 8192, 16384, 65536):
+        case = Case(4000, width, torch.bfloat16, *CHOICES[0])
+        data = data_of(case)
+        first = solved(case, data)
+        for _ in range(20):
+            again = solved(case, data)
+            if any(not torch.equal(again[name], part) for name, part in first.items()):
+                wrong.append(f"another answer the second time: {case}")
+                break
+    return wrong
+
+
+def captured() -> list[str]:
+    """Forward and backward in a CUDA graph answer as they do outside."""
+    wrong = []
+    for width in (1024, 16384, 65536):
+        case = Case(300, width, torch.bfloat16, *CHOICES[2])
+        data = data_of(case)
+        plain = solved(case, data)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            kept = solved(case, data)
+        for part in kept.values():
+            part.fill_(torch.nan)
+        graph.replay()
+        if any(not torch.equal(kept[name], part) for name, part in plain.items()):
+            wrong.append(f"another answer from a graph: {case}")
+    return wrong
+
+
+def large() -> list[str]:
+    """More than 2³¹ elements: the last rows are right, and so are sums over all of them."""
+    wrong = []
+    for rows, width in ((2_147_500, 1000), (32_800, 65536), (131_200, 16384)):
+        x = torch.empty(rows, width, device="cuda", dtype=torch.bfloat16).normal_()
+        w = torch.randn(width, device="cuda").bfloat16()
+        case = Case(5, width, x.dtype, *CHOICES[0])
+        y, _, mean, rstd = OPERATORS.forward(x, None, w, w, EPS, True)
+        tail = Data(x[-5:], x[-5:], None, None, w, w)
+        wanted = exact(case, tail, None)
+        if off(y[-5:], wanted["y"]) > allowed(case):
+            wrong.append(f"forward of {rows} × {width}")
+        del y
+        dx, _, db = OPERATORS.backward(x, None, x, w, mean, rstd, EPS, True, True)
+        if off(dx[-5:], wanted["dx"]) > allowed(case):
+            wrong.append(f"backward of {rows} × {width}")
+        total = sum(part.double().sum(0) for part in x.split(1 << 14))
+        if off(db, total) > allowed(case):
+            wrong.append(f"sums of {rows} × {width}")
+        del x, dx
+        torch.cuda.empty_cache()
+    return wrong
+
+
+def public() -> list[str]:
+    """Autograd through the public names, and what opcheck wants of the operators."""
+    wrong = []
+    case = Case(33, 1000, torch.float32, "rms", True, True, True)
+    data = data_of(case)
+    leaves = [part.clone().requires_grad_() for part in (data.x, data.residual, data.w)]
+    y, total = rms_norm(leaves[0], leaves[2], EPS, leaves[1])
+    ((y * data.dy).sum() + (total * data.dtotal).sum()).backward()
+    wanted = exact(case, data, total.detach())
+    for leaf, name in zip(leaves, ("dx", "dx", "dw"), strict=True):
+        if off(leaf.grad, wanted[name]) > allowed(case):
+            wrong.append(f"autograd of rms_norm: {name}")
+    x = data.x.clone().requires_grad_()
+    layer_norm(x, data.w, data.w, EPS).backward(data.dy)
+    case = case._replace(kind="layer", added=False)
+    if off(x.grad, exact(case, data._replace(dtotal=None), None)["dx"]) > allowed(case):
+        wrong.append("autograd of layer_norm")
+    w = data.w
+    forward = data.x, data.residual, w, None, EPS, False
+    backward = data.dy, data.dtotal, data.x, w, None, None, EPS, True, True
+    for operator, given in ((OPERATORS.forward, forward), (OPERATORS.backward, backward)):
+        tests = ("test_schema", "test_faketensor")
+        torch.library.opcheck(operator.default, given, test_utils=tests)
+    return wrong
+
+
+def main(folder: Path, part: int, of: int) -> None:
+    worst: dict[str, float] = {}
+    failed: list[str] = []
+    count = 0
+    for case in cases()[part::of]:
+        found = tried(case)
+        count += 1
+        for name, error in found.items():
+            key = f"{str(case.dtype)[6:]} {name}"
+            worst[key] = max(worst.get(key, 0.0), error)
+            if not error <= allowed(case):
+                failed.append(f"{name} off by {error:.2e}: {case}")
+        record = {"cases": count, "worst": worst, "failed": failed}
+        (folder / f"norms-{part}.json").write_text(json.dumps(record, indent=1))
+    for number, check in enumerate((repeats, captured, large, public)):
+        if number % of == part:
+            failed += check()
+            record["checks"] = [*record.get("checks", []), check.__name__]
+            (folder / f"norms-{part}.json").write_text(json.dumps(record, indent=1))
+    print(count, "cases,", len(failed), "failed", *failed, sep="\n", flush=True)
+
+
+if __name__ == "__main__":
+    part, _, of = (sys.argv[2] if len(sys.argv) > 2 else "0/1").partition("/")
+    main(Path(sys.argv[1]), int(part), int(of))

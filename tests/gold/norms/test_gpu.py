@@ -1,0 +1,19 @@
+"""Every configuration of the kernels on a GPU, against float64. Skipped where there is none."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+HERE = Path(__file__).parent
+
+
+@pytest.mark.needs_gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_kernels_on_a_gpu_agree_with_float64(tmp_path, run_script):
+    run_script(HERE / "check_gpu.py", tmp_path)
+    found = json.loads((tmp_path / "norms-0.json").read_text())
+    assert found["cases"] > 200
+    assert found["checks"] == ["repeats", "captured", "large", "public"]
+    assert found["failed"] == []
