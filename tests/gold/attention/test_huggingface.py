@@ -258,6 +258,12 @@ def test_a_window_like_pattern_that_is_none_is_not_taken_for_one():
     def with_a_prefix(row, head, query, key):
         return causal_mask_function(row, head, query, key) | ((query < 3) & (key < 3))
 
+    def without_a_window(row, head, query, key):
+        return causal_mask_function(row, head, query, key)
+
     assert huggingface.token_mask(**sizes, mask_function=with_a_prefix).ndim == 1
+    assert huggingface.token_mask(**sizes, mask_function=without_a_window) is None
+    claimed = huggingface.token_mask(**sizes, mask_function=without_a_window, local_size=4)
+    assert claimed.ndim == 1
     assert huggingface.token_mask(**sizes, mask_function=causal_mask_function) is None
     assert huggingface.token_mask(**sizes, mask_function=with_a_prefix, use_vmap=True).ndim == 1

@@ -55,9 +55,10 @@ def test_tiled_forward_agrees(problem, rules, tile):
 def test_tiled_backward_agrees(problem, rules, tile):
     q, k, v, dout = problem
     saved = oracle.attention(q, k, v, **rules)
+    dlse = np.random.default_rng(7).standard_normal(q.shape[:3])
     pairs = zip(
-        oracle.attention_backward_tiled(dout, q, k, v, *saved, tile=tile, **rules),
-        oracle.attention_backward(dout, q, k, v, **rules),
+        oracle.attention_backward_tiled(dout, q, k, v, *saved, dlse=dlse, tile=tile, **rules),
+        oracle.attention_backward(dout, q, k, v, dlse=dlse, **rules),
         strict=True,
     )
     for tiled, whole in pairs:
@@ -73,6 +74,22 @@ def test_backward_agrees_with_small_steps(rules):
         lambda *inputs: oracle.attention(*inputs, **rules)[0], grads, (q, k, v), dout
     )
     assert max(errors) < 1e-8
+
+
+def test_gradients_through_the_log_sum_exp_agree_with_small_steps(rules):
+    rng = np.random.default_rng(6)
+    q, dout = rng.standard_normal((2, 1, 4, 6, 3))
+    # As many keys as queries: no row is empty, so every lse is finite.
+    k, v = rng.standard_normal((2, 1, 2, 6, 3))
+    dlse = rng.standard_normal((1, 4, 6))
+
+    def both(*inputs):
+        out, lse = oracle.attention(*inputs, **rules)
+        return np.concatenate([out, lse[..., None]], axis=-1)
+
+    grads = oracle.attention_backward(dout, q, k, v, dlse=dlse, **rules)
+    upstream = np.concatenate([dout, dlse[..., None]], axis=-1)
+    assert max(testing.gradient_errors(both, grads, (q, k, v), upstream)) < 1e-8
 
 
 def test_scale_replaces_the_default():

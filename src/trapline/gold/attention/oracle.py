@@ -52,12 +52,16 @@ def attention_backward(
     k: np.ndarray,
     v: np.ndarray,
     *,
+    dlse: np.ndarray | float = 0.0,
     causal: bool = False,
     window: int | None = None,
     softcap: float = 0.0,
     scale: float | None = None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(dq, dk, dv) in float64, by the chain rule through the softmax's Jacobian."""
+    """(dq, dk, dv) in float64, by the chain rule through the softmax's Jacobian.
+
+    `dlse` (B,H,T) is the gradient that comes in through the log-sum-exp.
+    """
     heads, groups = q.shape[1], k.shape[1]
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     scores, slope = _scores(q, k, causal, window, softcap, scale)
@@ -67,6 +71,8 @@ def attention_backward(
     dweights = dout @ wide_v.swapaxes(-1, -2)
     # Row by row: (diag(w) − w wᵀ) dw, written without forming the Jacobian.
     dscores = weights * (dweights - np.sum(weights * dweights, axis=-1, keepdims=True))
+    # ∂lse/∂score is the weight.
+    dscores = dscores + weights * np.asarray(dlse, np.float64)[..., None]
     dlogits = dscores * slope * scale
     dq = dlogits @ wide_k
     dk = dlogits.swapaxes(-1, -2) @ q.astype(np.float64)
@@ -184,6 +190,7 @@ def attention_backward_tiled(
     out: np.ndarray,
     lse: np.ndarray,
     *,
+    dlse: np.ndarray | float = 0.0,
     tile: int = 64,
     causal: bool = False,
     window: int | None = None,
@@ -192,13 +199,14 @@ def attention_backward_tiled(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """`attention_backward` from what a forward saved: weights are exp(s − lse), tile by tile.
 
-    Σ_s w_s dw_s over a row equals dout · out, so no row-wise sum over keys is needed.
+    Σ_s w_s dw_s over a row equals dout · out, so no row-wise sum over keys is needed. What comes in
+    through lse joins it: both are subtracted from, or added to, every dw of the row alike.
     """
     (B, H, T, D), (G, S) = q.shape, k.shape[1:3]
     scale = D**-0.5 if scale is None else scale
     dout, q, k, v, out, lse = (x.astype(np.float64) for x in (dout, q, k, v, out, lse))
     dq, dk, dv = (np.zeros(x.shape) for x in (q, k, v))
-    dot = np.sum(dout * out, axis=-1)
+    dot = np.sum(dout * out, axis=-1) - dlse
     for b, h in np.ndindex(B, H):
         g = h * G // H
         for cols in _spans(S, tile):

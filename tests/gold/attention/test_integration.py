@@ -1,0 +1,77 @@
+"""The public functions as torch sees them: what autograd keeps, and whole graphs."""
+
+import pytest
+
+from trapline.gold.attention.api import (
+    flash_attention,
+    flash_attention_lse,
+    flash_attention_varlen,
+)
+
+torch = pytest.importorskip("torch")
+
+
+def draw(tokens=6, keys=8):
+    torch.manual_seed(0)
+    q = torch.randn(1, 4, tokens, 4, requires_grad=True)
+    k, v = (torch.randn(1, 2, keys, 4, requires_grad=True) for _ in range(2))
+    return q, k, v
+
+
+def test_autograd_keeps_q_k_v_out_and_lse_and_nothing_else():
+    q, k, v = draw()
+    kept = []
+
+    def keep(tensor):
+        kept.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        out, lse = flash_attention_lse(q, k, v, causal=True, window=3, softcap=2.0)
+    addresses = [x.data_ptr() for x in (q, k, v, out, lse)]
+    assert [tensor.data_ptr() for tensor in kept] == addresses
+
+
+def dense(q, k, v):
+    out, lse = flash_attention_lse(q, k, v, causal=True, window=5, softcap=3.0)
+    return out.square().sum() + lse.sum() + flash_attention(q, k, v).sum()
+
+
+def packed(q, k, v):
+    ends = [torch.tensor(cu, dtype=torch.int32) for cu in ([0, 2, 6], [0, 5, 8])]
+    flat = [x[0].transpose(0, 1) for x in (q, k, v)]
+    return flash_attention_varlen(*flat, *ends, 4, 5, causal=True).square().sum()
+
+
+@pytest.mark.parametrize("loss", [dense, packed])
+def test_public_functions_compile_into_one_graph(loss):
+    inputs = draw()
+    want = torch.autograd.grad(loss(*inputs), inputs)
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    for a, b in zip(torch.autograd.grad(compiled(*inputs), inputs), want, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_a_second_derivative_is_refused():
+    q, k, v = draw()
+    (first,) = torch.autograd.grad(flash_attention(q, k, v).square().sum(), q, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        torch.autograd.grad(first.sum(), q)
+
+
+@pytest.mark.needs_gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_the_kernels_compile_into_one_graph_and_pass_torchs_checks():
+    from trapline.gold.attention.kernels import KERNELS
+
+    inputs = [x.detach().cuda().requires_grad_() for x in draw(70, 90)]
+    want = torch.autograd.grad(dense(*inputs), inputs)
+    compiled = torch.compile(dense, fullgraph=True)
+    for a, b in zip(torch.autograd.grad(compiled(*inputs), inputs), want, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+    operators, rules = getattr(torch.ops, KERNELS), (True, 0, 0.0, 0.5)
+    plain = [x.detach() for x in inputs]
+    out, lse = operators.forward(*plain, *rules)
+    torch.library.opcheck(operators.forward.default, (*plain, *rules))
+    saved = (torch.randn_like(out), torch.zeros_like(lse), *plain, out, lse)
+    torch.library.opcheck(operators.backward.default, (*saved, *rules))
