@@ -5,8 +5,9 @@ from itertools import product
 import pytest
 import torch
 
-from trapline.gold.beam_search.api import beam_search
+from trapline.gold.beam_search.api import beam_search, checked_rules
 from trapline.gold.decoder import beams, graphs
+from trapline.gold.decoder.beams_device import DeviceSearch
 from trapline.gold.decoder.generate import generate
 from trapline.gold.errors import RangeError
 
@@ -34,6 +35,50 @@ def test_beams_are_those_of_the_uncached_model(decoder, policy, monkeypatch):
         assert [beam.tokens for beam in ours] == [beam.tokens for beam in theirs]
         for one, other in zip(ours, theirs, strict=True):
             assert one.score == pytest.approx(other.score, rel=1e-5)
+
+
+@pytest.mark.parametrize("policy", ["canonical", "hf", "vllm"])
+def test_a_search_that_stays_on_the_device_finds_the_same(decoder, policy):
+    """What a GPU captures, run on the CPU, twice: what one search leaves hurts no other."""
+    options = {"beam_width": 3, "max_new_tokens": 8, "eos_id": [4, 11], "policy": policy}
+    expected = beams.search(decoder, PROMPTS, **options)
+    rules, count = checked_rules(3, 8, [4, 11], policy=policy)
+    search = DeviceSearch(decoder, [len(prompt) for prompt in PROMPTS], rules)
+    other = [[(token + 1) % 23 for token in prompt] for prompt in PROMPTS]
+    assert search(other, 1) != [best[:1] for best in expected]
+    for ours, theirs in zip(search(PROMPTS, count), expected, strict=True):
+        assert [beam.tokens for beam in ours] == [beam.tokens for beam in theirs]
+        for one, another in zip(ours, theirs, strict=True):
+            assert one.score == pytest.approx(another.score, rel=1e-5)
+
+
+def test_a_search_on_the_device_stops_when_all_is_over(make, monkeypatch):
+    decoder = make("llama")
+    decoder.head.weight[4] = 40 * decoder.norm.weight.sign()  # nothing but ends
+    rules, _ = checked_rules(2, 60, 4, policy="hf", early_stopping=True)
+    search = DeviceSearch(decoder, [3], rules)
+    steps = []
+    monkeypatch.setattr(search, "_step", lambda step=search._step: steps.append(step()))
+    found = search([[1, 2, 3]], 2)
+    assert len(steps) < 32
+    assert found == beams.search(
+        decoder, [[1, 2, 3]], beam_width=2, max_new_tokens=60, eos_id=4, policy="hf",
+        early_stopping=True,
+    )  # fmt: skip
+
+
+def test_bad_input_of_a_search_on_the_device_is_refused(make):
+    decoder = make("llama")
+    rules, _ = checked_rules(2, 5, 4)
+    with pytest.raises(RangeError, match="empty"):
+        DeviceSearch(decoder, [0], rules)([[]], 1)
+    with pytest.raises(RangeError, match="prompts of \\[2\\] tokens, not \\[3\\]"):
+        DeviceSearch(decoder, [2], rules)([[1, 2, 3]], 1)
+    with pytest.raises(RangeError, match="outside a vocabulary of 23"):
+        DeviceSearch(decoder, [1], checked_rules(2, 5, 23)[0])
+    decoder.embedding.weight[9] = float("nan")
+    with pytest.raises(RangeError, match="NaN"):
+        DeviceSearch(decoder, [1], rules)([[9]], 1)
 
 
 def test_one_beam_is_greedy_while_nothing_ends(make):

@@ -28,6 +28,16 @@ def test_interpreted_kernels_agree_with_torch(tmp_path, run_script):
             assert entry["untouched"] == 20 - (entry["rows"] - 1), entry
 
 
+def test_the_interpreted_short_step_is_the_fused_one(tmp_path, run_script):
+    run_script(HERE / "interpret_step.py", tmp_path, TRITON_INTERPRET="1")
+    found = json.loads((tmp_path / "step.json").read_text())
+    assert len(found["steps"]) == len(found["searches"]) == 2
+    for entry in found["steps"]:
+        assert entry["error"] <= 2e-6, entry
+        assert entry["same_tokens"], entry
+    assert all(entry["same_beams"] for entry in found["searches"]), found
+
+
 def test_kernels_compile_for_hopper(tmp_path, run_script):
     run_script(HERE / "compile_kernels.py", tmp_path, TRITON_INTERPRET="0")
     compiled = json.loads((tmp_path / "compiled.json").read_text())

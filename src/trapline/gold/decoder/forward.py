@@ -50,8 +50,8 @@ class Forward:
     def __init__(self, decoder: Decoder, pool: Pool, rows: int) -> None:
         self.decoder, self.pool = decoder, pool
         cosine, sine = _tables(decoder)
-        self._layers = [_Fused(decoder, layer, cosine, sine) for layer in decoder.layers]
-        self.compact = _compact_of(decoder, pool, self._layers, rows)
+        self.layers = [_Fused(decoder, layer, cosine, sine) for layer in decoder.layers]
+        self.compact = compact_step(self, rows) if _is_served(decoder) else None
 
     @torch.no_grad()
     def logits(self, rows: Rows, shared: Sequence[fused.Shared] = ()) -> Tensor:
@@ -72,7 +72,7 @@ class Forward:
         if decoder.position is not None:
             x = x + decoder.position(rows.positions)
         delta = None
-        for number, layer in enumerate(self._layers):
+        for number, layer in enumerate(self.layers):
             x, delta = layer(x, delta, places, self.pool.keys[number], self.pool.values[number])
         assert delta is not None
         hidden, _ = _add_norm(decoder.norm, delta, x)
@@ -178,18 +178,12 @@ class _Joined:
         return torch.cat([part(x) for part in self._parts], dim=-1)
 
 
-def _compact_of(
-    decoder: Decoder, pool: Pool, layers: Sequence[_Fused], rows: int
-) -> "CompactStep | None":
-    """The step in five kernels a layer, for the models and devices that it serves."""
-    if decoder.device.type != "cuda":
-        return None
-    from trapline.gold.decoder import compact
+def compact_step(forward: Forward, rows: int) -> "CompactStep":
+    """The same in five kernels a layer."""
+    from trapline.gold.decoder.compact import CompactStep, Weights
 
-    if not compact.suits(decoder):
-        return None
     weights = [
-        compact.Weights(
+        Weights(
             qkv=one.qkv.weight,
             out=tensor(one.out.weight),
             up=one.up.weight,
@@ -199,12 +193,22 @@ def _compact_of(
             k_norm=one.turn.k_norm,
             window=one.window,
         )
-        for one in layers
+        for one in forward.layers
     ]
-    cosine, sine = layers[0].turn.cosine, layers[0].turn.sine
+    cosine, sine = forward.layers[0].turn.cosine, forward.layers[0].turn.sine
     assert cosine is not None
     assert sine is not None
-    return compact.CompactStep(decoder, weights, (cosine, sine), pool.keys, pool.values, rows)
+    pool = forward.pool
+    return CompactStep(forward.decoder, weights, (cosine, sine), pool.keys, pool.values, rows)
+
+
+def _is_served(decoder: Decoder) -> bool:
+    """Whether the kernels are for this device and this model."""
+    if decoder.device.type != "cuda":
+        return False
+    from trapline.gold.decoder.compact import suits
+
+    return suits(decoder)
 
 
 def _tables(decoder: Decoder) -> tuple[Tensor | None, Tensor | None]:

@@ -1,0 +1,100 @@
+"""The search as tensors gives what the search of one prompt at a time gives, ties included."""
+
+import random
+import zlib
+
+import numpy as np
+import pytest
+import torch
+
+from trapline.gold.beam_search.api import beam_search
+from trapline.gold.beam_search.board import Board, Offered
+from trapline.gold.beam_search.policy import Rules, named
+
+POLICIES = [("canonical", None), ("vllm", None), ("hf", False), ("hf", True), ("hf", "never")]
+
+
+class RandomModel:
+    """Log-probabilities that depend on the whole prefix; coarse ones have many equals."""
+
+    def __init__(self, seed, vocabulary, spread, *, coarse):
+        self.seed, self.vocabulary, self.spread, self.coarse = seed, vocabulary, spread, coarse
+
+    def row(self, prefix):
+        rng = np.random.default_rng(zlib.crc32(bytes([self.seed % 251, *prefix])))
+        logits = rng.normal(size=self.vocabulary) * self.spread
+        logits = np.round(logits) if self.coarse else logits
+        if rng.random() < 0.3:
+            logits[rng.integers(self.vocabulary)] = -np.inf
+        return torch.log_softmax(torch.tensor(logits, dtype=torch.float32), dim=-1)
+
+    def log_probs(self, prefixes):
+        return torch.stack([self.row(prefix) for prefix in prefixes]).double().numpy()
+
+
+def by_board(model, prompts, rules):
+    """The model is asked about all beams, dead ones too, as a captured step would."""
+    width = rules.beam_width
+    kept = min((1 + len(rules.eos_ids)) * width, model.vocabulary)
+    board = Board(rules, [len(prompt) for prompt in prompts], torch.device("cpu"))
+    paths = [[list(prompt)] * width for prompt in prompts]
+    for _ in range(rules.max_new_tokens):
+        rows = torch.stack([model.row(path) for group in paths for path in group])
+        best = torch.sort(rows, dim=1, descending=True, stable=True)
+        ends = rows[:, list(rules.eos_ids)]
+        parents, tokens = board.advance(
+            Offered(best.values[:, :kept], best.indices[:, :kept], ends)
+        )
+        chosen = [[x[b].tolist() for x in (parents, tokens)] for b in range(len(prompts))]
+        paths = [
+            [[*paths[b][p], t] for p, t in zip(*chosen[b], strict=True)]
+            for b in range(len(prompts))
+        ]
+        if board.is_over():
+            break
+    return board.beams(width)
+
+
+def compare_cases(count, seed):
+    rng = random.Random(seed)
+    for number in range(count):
+        vocabulary = rng.choice([3, 4, 6, 11])
+        ends = tuple(sorted(rng.sample(range(vocabulary), rng.choice([1, 1, 2]))))
+        policy, early_stopping = POLICIES[number % len(POLICIES)]
+        penalty, width, steps = rng.choice([-1, -0.5, 0, 0.6, 1, 2]), rng.randint(1, 5), 6
+        model = RandomModel(number, vocabulary, rng.choice([0.3, 1, 3]), coarse=number % 3 == 0)
+        prompts = [[rng.randrange(vocabulary) for _ in range(1 + i)] for i in range(3)]
+        expected = beam_search(
+            model,
+            prompts,
+            beam_width=width,
+            max_new_tokens=steps,
+            eos_id=ends,
+            length_penalty=penalty,
+            policy=policy,
+            early_stopping=early_stopping,
+        )
+        rules = Rules(width, steps, ends, float(penalty), named(policy, early_stopping))
+        assert by_board(model, prompts, rules) == expected, (number, rules)
+
+
+def test_beams_scores_and_ties_are_those_of_the_search():
+    compare_cases(60, seed=0)
+
+
+@pytest.mark.full
+def test_beams_scores_and_ties_are_those_of_the_search_many_times():
+    compare_cases(3000, seed=1)
+
+
+def test_fewer_candidates_than_beams_leave_dead_beams():
+    """Two tokens, one of them the end: one beam lives."""
+    rules = Rules(3, 2, (1,), 1.0, named("canonical"))
+    model = RandomModel(5, 2, 1.0, coarse=False)
+    board = Board(rules, [1], torch.device("cpu"))
+    rows = torch.stack([model.row([0])] * 3)
+    best = torch.sort(rows, dim=1, descending=True, stable=True)
+    board.advance(Offered(best.values, best.indices, rows[:, [1]]))
+    assert (board.sums > -torch.inf).tolist() == [[True, False, False]]
+    board.reset()
+    assert board.sums.tolist() == [[0.0, -torch.inf, -torch.inf]]
