@@ -4,41 +4,50 @@ import json
 import sys
 from pathlib import Path
 
-import triton
-
 from trapline.gold.kernels_device import compile_for_hopper
 from trapline.gold.softmax_topk import kernels
 
-TYPES = {"kept": "*i32", "indices": "*i64"}
-NUMBERS = {"V", "K", "logits_row", "groups", "chunk", "splits"}
+NUMBERS = ("V", "K", "logits_row", "groups", "chunk", "splits")
+TYPES = {"kept_columns": "*i32", "lists": "*i32", "indices": "*i64", "temperature": "fp32"}
+SHIFTS = {"fp32": 0, "fp16": 13, "bf16": 16}
+PROCESSORS = 132
 
 
 def main(folder: Path) -> None:
-    made = []
-    for dtype, shift, k in json.loads((folder / "configurations.json").read_text()):
-        short = {"BLOCK": 16384, "K_BLOCK": k, "SHIFT": shift}
-        made.append(compiled(kernels.short_kernel, dtype, short, kernels.warps_for(16384)))
-        plan = kernels.plan_of(512, 128256, k, 132)
-        groups = triton.next_power_of_2(triton.cdiv(128256, plan.group))
-        streamed = {"G": plan.group, "BLOCK": kernels.BLOCK}
-        made.append(compiled(kernels.stream_kernel, dtype, streamed, 4))
-        blocks = {"GROUPS_BLOCK": groups, "SPLITS_BLOCK": 1, "K_BLOCK": k, "G": plan.group}
-        warps = kernels.warps_for(max(groups, k * plan.group))
-        made.append(compiled(kernels.select_kernel, dtype, {**blocks, "SHIFT": shift}, warps))
+    problems = json.loads((folder / "problems.json").read_text())
+    made = [one for problem in problems for one in launches(*problem)]
     (folder / "compiled.json").write_text(json.dumps(made))
 
 
-def compiled(kernel, dtype: str, fixed: dict[str, int], warps: int) -> dict[str, object]:
+def launches(rows: int, vocabulary: int, k: int, dtype: str):
+    """Every kernel that a call launches, compiled as the call would have it."""
+    shift = SHIFTS[dtype]
+    if vocabulary <= kernels.SHORT:
+        plan = kernels.short_plan(vocabulary, k)
+        kernel, fixed = kernels.short_launch(plan, k, shift)
+        yield compiled(kernel, dtype, fixed)
+        return
+    plan = kernels.long_plan(rows, vocabulary, k, 0, PROCESSORS)
+    width = 4 if dtype == "fp32" else 8
+    yield compiled(kernels.stream_kernel, dtype, kernels.stream_launch(plan, width))
+    yield compiled(kernels.select_kernel, dtype, kernels.select_launch(plan, width, shift))
+
+
+def compiled(kernel, dtype: str, launch: dict[str, object]) -> dict[str, object]:
+    options = {name: launch.pop(name) for name in ("num_warps", "maxnreg") if name in launch}
+    fixed = {**launch, "PER_ROW": False, "LOG": False, "PDL": True}
+    fixed = {name: value for name, value in fixed.items() if name in kernel.arg_names}
     types = {name: type_of(name, dtype) for name in kernel.arg_names}
-    aligned = {"V", "logits_row", "chunk"}
-    made = compile_for_hopper(kernel, types, fixed, aligned=aligned, warps=warps)
+    made = compile_for_hopper(
+        kernel, types, fixed, aligned={"V", "chunk"}, warps=options["num_warps"]
+    )
     return {"kernel": kernel.__name__, "shared": made.metadata.shared}
 
 
 def type_of(name: str, dtype: str) -> str:
     if name in NUMBERS:
         return "i32"
-    return f"*{dtype}" if name == "logits" else TYPES.get(name, "*fp32")
+    return f"*{dtype}" if name in ("logits", "values") else TYPES.get(name, "*fp32")
 
 
 if __name__ == "__main__":

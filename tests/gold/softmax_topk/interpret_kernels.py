@@ -11,16 +11,16 @@ from trapline.gold.softmax_topk import kernels
 
 
 def main(folder: Path) -> None:
-    kernels.SHORT, kernels.BLOCK = 512, 256
+    kernels.SHORT, kernels.BLOCK = 512, 1024
     for number, (shape, k, kind) in enumerate(json.loads((folder / "problems.json").read_text())):
-        for dtype in (torch.float32, torch.float16):
-            x = made(shape, kind).to(dtype)
-            each = torch.linspace(0.5, 2.0, shape[0])
-            log_probs, indices, lse, row_max = kernels._softmax_topk(x, k, each)
-            name = f"{number}-{str(dtype).removeprefix('torch.')}.npz"
-            found = {"x": x, "each": each, "log_probs": log_probs, "indices": indices}
-            found |= {"lse": lse, "row_max": row_max}
-            np.savez(folder / name, **{key: value.numpy() for key, value in found.items()})
+        dtype = (torch.float32, torch.float16)[number % 2]
+        x = made(shape, kind).to(dtype)
+        each = torch.linspace(0.5, 2.0, shape[0]) if number % 3 else None
+        values, indices, lse, row_max = kernels._softmax_topk(x, k, 0.7, each, number % 4 > 1)
+        each = torch.full((shape[0],), 0.7) if each is None else each
+        found = {"x": x, "each": each, "values": values, "indices": indices, "lse": lse}
+        found |= {"row_max": row_max}
+        np.savez(folder / f"{number}.npz", **{key: value.numpy() for key, value in found.items()})
 
 
 def made(shape: list[int], kind: str) -> torch.Tensor:
@@ -30,12 +30,18 @@ def made(shape: list[int], kind: str) -> torch.Tensor:
         return (x * 2).round() / 2
     if kind == "masked":
         return x.masked_fill(torch.arange(V) < V - 3, -torch.inf)
+    if kind == "nothing":
+        return torch.full_like(x, -torch.inf)
+    if kind == "not a number":
+        return x.masked_fill(torch.arange(V) % 50 == 7, torch.nan)
     if kind == "constant":
         return torch.zeros(rows, V)
     if kind == "zeros":
         return torch.tensor([-0.0, 0.0]).repeat(V)[:V].expand(rows, V)
     if kind == "rising":
         return torch.arange(V, dtype=torch.float32).expand(rows, V) / V
+    if kind == "one stride":
+        return torch.where(torch.arange(V) % 32 == 5, x + 10, x)
     return x
 
 

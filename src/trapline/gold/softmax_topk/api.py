@@ -43,7 +43,11 @@ def softmax_topk(
     _check_temperature(temperature, logits, check)
     if chosen == "oracle":
         return _by_oracle(logits, int(k), temperature, log_probs)
-    return _by_torch(logits, int(k), temperature, log_probs, check, _operators(chosen))
+    by = _by_kernels if chosen == "kernels" else _by_torch
+    found, row_max = by(logits, int(k), temperature, log_probs)
+    if check:
+        _refuse_rows_without_a_softmax(row_max)
+    return found
 
 
 def _check_temperature(temperature: Any, logits: Any, check: bool) -> None:
@@ -62,24 +66,23 @@ def _by_oracle(logits: Any, k: int, temperature: Any, log_probs: bool) -> TopK:
     return TopK(values.astype(logits.dtype), ranked.indices, ranked.lse.astype(wide))
 
 
-def _operators(chosen: Impl) -> str:
-    """The namespace of the operator that does the work; importing it registers it."""
-    if chosen == "kernels":
-        from trapline.gold.softmax_topk.kernels import KERNELS
-
-        return KERNELS
-    from trapline.gold.softmax_topk.fast import TORCH
-
-    return TORCH
-
-
-def _by_torch(
-    logits: Any, k: int, temperature: Any, log_probs: bool, check: bool, operators: str
-) -> TopK:
+def _by_torch(logits: Any, k: int, temperature: Any, log_probs: bool) -> tuple[TopK, Any]:
     from trapline.gold.softmax_topk import fast
 
-    found = fast.softmax_topk(logits, k, temperature, operators)
-    if check and not fast.every_row_has_a_softmax(found.row_max):
-        raise RangeError("a row of logits contains NaN or +inf, or is all -inf")
+    found = fast.softmax_topk(logits, k, temperature)
     values = found.log_probs if log_probs else found.log_probs.exp()
-    return TopK(values.to(logits.dtype), found.indices, found.lse)
+    return TopK(values.to(logits.dtype), found.indices, found.lse), found.row_max
+
+
+def _by_kernels(logits: Any, k: int, temperature: Any, log_probs: bool) -> tuple[TopK, Any]:
+    from trapline.gold.softmax_topk import kernels
+
+    found = kernels.softmax_topk(logits, k, temperature, log_probs)
+    return TopK(found.values, found.indices, found.lse), found.row_max
+
+
+def _refuse_rows_without_a_softmax(row_max: Any) -> None:
+    from trapline.gold.softmax_topk import fast
+
+    if not fast.every_row_has_a_softmax(row_max):
+        raise RangeError("a row of logits contains NaN or +inf, or is all -inf")

@@ -1,299 +1,299 @@
-# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
-"""Softmax fused with top-k in Triton: the logits are read once, k·G of them a second time.
+"""Softmax fused with top-k on a GPU: which kernels serve a shape, and their launch.
 
-Short rows fit into registers: one kernel. Of longer ones a first kernel leaves the maximum of every
-group of G neighbours and the partial softmax sums of each split; a second one finds the k best
-groups, looks into them, and emits. Why k groups are enough: `fast`. The k-th largest of many is
-found by bisection on the bits of an unsigned integer that orders as the floats do: as many rounds
-of counting as the dtype has bits, whatever the distribution, and no sorting of losers. Elements
-that tie with the k-th are taken from the left, so a tie goes to the lower index.
+A row of up to SHORT logits is held in registers by one program (`kernels_short`). Longer rows are
+read once by a first kernel, which leaves group maxima, and decided by a second (`kernels_long`).
+Why K groups are enough: `fast`.
 
-No atomics and no host synchronisation: deterministic, and capturable in a CUDA graph.
+No atomics, no state between calls and no host synchronisation: deterministic, and capturable in a
+CUDA graph. The second kernel is launched while the first still runs and waits for it on the device
+(programmatic dependent launch); so is every first kernel after whatever ran before it.
 """
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
-import triton.language as tl
 from torch import Tensor
 
 from trapline.gold.errors import DTypeError, RangeError
 from trapline.gold.kernels_device import processors
-from trapline.gold.softmax_topk import fast
+from trapline.gold.softmax_topk.kernels_long import select_kernel, stream_kernel
+from trapline.gold.softmax_topk.kernels_short import best_kernel, short_kernel
 
-LOG2_E = tl.constexpr(1.4426950408889634)
-LN_2 = tl.constexpr(0.6931471805599453)
 KERNELS = "trapline_topk_kernels"
 #: A row of at most this many logits is held by one program.
 SHORT = 16384
 #: Of a longer one a program has this many in flight.
 BLOCK = 4096
-#: The most group maxima, or elements under second look, that one program holds.
-HELD = 65536
+#: The most group maxima that one program holds.
+HELD = 16384
 MOST = 1024
+#: Up to this k the threshold comes from counting; the keys of more are bisected and sorted.
+RANKED = 64
+_SHIFT = {torch.float32: 0, torch.float16: 13, torch.bfloat16: 16}
+_SCHEMA = (
+    "softmax_topk(Tensor logits, int k, float temperature, Tensor? temperatures, bool log_probs)"
+    " -> (Tensor, Tensor, Tensor, Tensor)"
+)
+_Answers = tuple[Tensor, Tensor, Tensor, Tensor]
+_Parts = tuple[Tensor, Tensor, Tensor]
+_Warm = tuple[Tensor, float]  # a temperature for each row, or one
 
 
-@triton.jit
-def larger(a, b):
-    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+class Found(NamedTuple):
+    """What the kernels write."""
+
+    values: Tensor  # (N, K) probabilities or their logarithms in the logits' dtype
+    indices: Tensor  # (N, K)
+    lse: Tensor  # (N,) float32
+    row_max: Tensor  # (N,) float32
 
 
-@triton.jit
-def ordered(x, SHIFT: tl.constexpr):
-    """Unsigned integers in the order of the floats, 0 below all of them; −0 is +0, NaN largest.
-
-    The low SHIFT bits say nothing: a 16-bit float has no use for them.
-    """
-    bits = (x + 0.0).to(tl.int32, bitcast=True)
-    bits = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
-    bits = tl.where(x != x, 0x7FFFFFFF, bits)
-    return (bits.to(tl.uint32, bitcast=True) ^ 0x80000000) >> SHIFT
-
-
-@triton.jit
-def first_k(order, K, SHIFT: tl.constexpr):
-    """True for the K largest, ties from the left."""
-    kth = tl.zeros([1], tl.uint32)
-    bit = tl.full([1], 1 << (31 - SHIFT), tl.uint32)
-    for _ in range(32 - SHIFT):
-        enough = tl.sum((order >= (kth | bit)).to(tl.int32), 0) >= K
-        kth = tl.where(enough, kth | bit, kth)
-        bit = bit >> 1
-    above = order > kth
-    tied = order == kth
-    wanted = K - tl.sum(above.to(tl.int32), 0)
-    return above | (tied & (tl.cumsum(tied.to(tl.int32), 0) <= wanted))
+def softmax_topk(
+    logits: Tensor, k: int, temperature: float | Tensor, log_probs: bool = False
+) -> Found:
+    """The k largest logits of each row, best first. The temperature may be one for each row."""
+    operator: Any = getattr(torch.ops, KERNELS).softmax_topk
+    if isinstance(temperature, Tensor):
+        each = temperature.expand(logits.shape[0])
+        return Found(*operator(logits, k, 1.0, each, log_probs))
+    return Found(*operator(logits, k, float(temperature), None, log_probs))
 
 
-@triton.jit
-def keep(kept, values, chosen):
-    """Writes the chosen values one after the other, and waits until the whole program has."""
-    tl.store(kept + tl.cumsum(chosen.to(tl.int32), 0) - 1, values, mask=chosen)
-    tl.debug_barrier()
+class Short(NamedTuple):
+    """How a row is held in registers."""
+
+    block: int  # logits, a power of two
+    warps: int
+    groups: int  # maxima that the threshold is taken from
+    cap: int  # logits that may remain
+    ranked: bool
 
 
-@triton.jit
-def origin_of(peak):
-    """What is subtracted: 0 for a row of nothing but −inf, where −inf − (−inf) would be NaN."""
-    return tl.where(peak == float("-inf"), 0.0, peak)
+def short_plan(vocabulary: int, k: int) -> Short:
+    """Threads hold 16 logits; four groups for each of the k winners."""
+    block = max(32, triton.next_power_of_2(vocabulary))
+    warps = max(1, min(32, block // 512))
+    k_block = max(2, triton.next_power_of_2(k))
+    groups = min(32 * warps, max(32, 4 * k_block))
+    ranked = k <= RANKED and groups >= 2 * k_block
+    return Short(block, warps, groups, max(32, 2 * k_block) if ranked else k_block, ranked)
 
 
-@triton.jit
-def emit(
-    logits, kept, row, peak, total, temperature, log_probs, indices, lse, row_max,
-    K, logits_row, K_BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Sorts the K kept columns by logit and writes them with their log-probabilities."""
-    place = tl.arange(0, K_BLOCK)
-    column = tl.load(kept + place, mask=place < K, other=0)
-    x = tl.load(logits + row * logits_row + column, mask=place < K, other=0.0).to(tl.float32)
-    high = ordered(x, 0).to(tl.int64) - 2147483648
-    key = (high << 32) | (2147483647 - column.to(tl.int64))
-    key = tl.sort(tl.where(place < K, key, -9223372036854775807), descending=True)
-    column = 2147483647 - (key & 0x7FFFFFFF)
-    column = tl.where(place < K, column, 0)
-    x = tl.load(logits + row * logits_row + column, mask=place < K, other=0.0).to(tl.float32)
-    log_total = tl.log2(total) * LN_2
-    out = row * K + place
-    tl.store(log_probs + out, (x - peak) / temperature - log_total, mask=place < K)
-    tl.store(indices + out, column, mask=place < K)
-    tl.store(lse + row, peak / temperature + log_total)
-    tl.store(row_max + row, peak)
-
-
-@triton.jit
-def short_kernel(
-    logits, temperatures, kept, log_probs, indices, lse, row_max,
-    V, K, logits_row,
-    BLOCK: tl.constexpr, K_BLOCK: tl.constexpr, SHIFT: tl.constexpr,
-):  # fmt: skip
-    """A whole row in registers."""
-    row = tl.program_id(0).to(tl.int64)
-    column = tl.arange(0, BLOCK)
-    inside = column < V
-    x = tl.load(logits + row * logits_row + column, mask=inside, other=float("-inf")).to(tl.float32)
-    temperature = tl.load(temperatures + row)
-    peak = tl.reduce(x, 0, larger)
-    total = tl.sum(tl.exp2((x - origin_of(peak)) * (LOG2_E / temperature)), 0)
-    chosen = first_k(tl.where(inside, ordered(x, SHIFT), 0), K, SHIFT)
-    kept += row * K_BLOCK
-    keep(kept, column, chosen)
-    emit(
-        logits, kept, row, peak, total, temperature, log_probs, indices, lse, row_max,
-        K, logits_row, K_BLOCK,
-    )  # fmt: skip
-
-
-@triton.jit
-def stream_kernel(
-    logits, temperatures, maxima, peaks, totals,
-    V, logits_row, groups, chunk, splits,
-    G: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """The group maxima of one split of a row, and its share of the softmax sum."""
-    row = (tl.program_id(0) // splits).to(tl.int64)
-    split = tl.program_id(0) % splits
-    scale = LOG2_E / tl.load(temperatures + row)
-    peak = tl.full([1], float("-inf"), tl.float32)
-    total = tl.zeros([1], tl.float32)
-    begin = split * chunk
-    for start in range(begin, tl.minimum(begin + chunk, V), BLOCK):
-        column = start + tl.arange(0, BLOCK)
-        places = logits + row * logits_row + column
-        x = tl.load(places, mask=column < V, other=float("-inf")).to(tl.float32)
-        best = tl.reduce(tl.reshape(x, [BLOCK // G, G]), 1, larger)
-        number = start // G + tl.arange(0, BLOCK // G)
-        tl.store(maxima + row * groups + number, best, mask=number < groups)
-        new_peak = larger(peak, tl.reduce(best, 0, larger))
-        origin = origin_of(new_peak)
-        total *= tl.exp2((peak - origin) * scale)
-        total += tl.sum(tl.exp2((x - origin) * scale), 0)
-        peak = new_peak
-    one = tl.arange(0, 1)
-    tl.store(peaks + row * splits + split + one, peak)
-    tl.store(totals + row * splits + split + one, total)
-
-
-@triton.jit
-def select_kernel(
-    logits, temperatures, maxima, peaks, totals, kept, log_probs, indices, lse, row_max,
-    V, K, logits_row, groups, splits,
-    G: tl.constexpr, GROUPS_BLOCK: tl.constexpr, SPLITS_BLOCK: tl.constexpr,
-    K_BLOCK: tl.constexpr, SHIFT: tl.constexpr,
-):  # fmt: skip
-    """The K best of one row from its group maxima."""
-    row = tl.program_id(0).to(tl.int64)
-    temperature = tl.load(temperatures + row)
-    split = tl.arange(0, SPLITS_BLOCK)
-    part = tl.load(peaks + row * splits + split, mask=split < splits, other=float("-inf"))
-    share = tl.load(totals + row * splits + split, mask=split < splits, other=0.0)
-    peak = tl.reduce(part, 0, larger)
-    total = tl.sum(share * tl.exp2((part - origin_of(peak)) * (LOG2_E / temperature)), 0)
-
-    kept += row * K_BLOCK
-    number = tl.arange(0, GROUPS_BLOCK)
-    best = tl.load(maxima + row * groups + number, mask=number < groups, other=0.0)
-    order = tl.where(number < groups, ordered(best, SHIFT), 0)
-    keep(kept, number, first_k(order, K, SHIFT))
-
-    place = tl.arange(0, K_BLOCK)
-    group = tl.load(kept + place, mask=place < K, other=0)
-    column = group[:, None] * G + tl.arange(0, G)[None, :]
-    inside = (place[:, None] < K) & (column < V)
-    x = tl.load(logits + row * logits_row + column, mask=inside, other=0.0).to(tl.float32)
-    order = tl.reshape(tl.where(inside, ordered(x, SHIFT), 0), [K_BLOCK * G])
-    chosen = first_k(order, K, SHIFT)
-    tl.debug_barrier()  # everybody has read the groups that are overwritten now
-    keep(kept, tl.reshape(column, [K_BLOCK * G]), chosen)
-    emit(
-        logits, kept, row, peak, total, temperature, log_probs, indices, lse, row_max,
-        K, logits_row, K_BLOCK,
-    )  # fmt: skip
-
-
-class Plan(NamedTuple):
-    """How long rows are cut."""
+class Long(NamedTuple):
+    """How a long row is cut."""
 
     group: int  # neighbours whose maximum is kept
+    block: int  # logits that a program has in flight
+    warps: int
     chunk: int  # logits of a split
     splits: int
+    groups: int  # maxima in a row, those of the last block's empty end too
+    groups_block: int
+    select_warps: int
+    select_registers: int | None  # of a thread at most
+    supers: int  # groups of groups that the threshold is taken from
+    listed: int  # groups that may be looked at again
+    tile: int  # of them at a time
+    cap: int
+    ranked: bool
 
 
-def plan_of(rows: int, vocabulary: int, k: int, processors: int) -> Plan:
+def long_plan(rows: int, vocabulary: int, k: int, slack: int, processors: int) -> Long:
     """Groups of about √(V/k); few rows are split until every processor has work for two."""
-    group = 1 << min(7, max(2, round(math.log2(vocabulary / k) / 2)))
-    tiles = triton.cdiv(vocabulary, BLOCK)
-    splits = max(1, min(tiles, triton.cdiv(2 * processors, max(rows, 1))))
-    chunk = triton.cdiv(tiles, splits) * BLOCK
-    return Plan(group, chunk, triton.cdiv(vocabulary, chunk))
+    k_block = max(2, triton.next_power_of_2(k))
+    group = group_size(vocabulary, k)
+    block = max(BLOCK, group)
+    tiles = triton.cdiv(vocabulary + slack, block)
+    splits = max(1, min(tiles, triton.cdiv(2 * processors, rows)))
+    chunk = triton.cdiv(tiles, splits) * block
+    groups = tiles * block // group
+    groups_block = triton.next_power_of_2(groups)
+    ranked = k <= RANKED and groups_block >= 2 * k_block
+    warps = 8 if ranked else 16
+    fewest = max(1, 32 * warps // group)
+    listed = max(fewest, 2 * k_block if ranked else k_block)
+    tile = min(listed, max(fewest, warps * 32 * 32 // group))
+    return Long(
+        group,
+        block,
+        4,
+        chunk,
+        triton.cdiv(tiles * block, chunk),
+        groups,
+        max(groups_block, 32 * warps),
+        warps,
+        None,
+        min(groups_block, max(32, 4 * k_block)),
+        listed,
+        tile,
+        max(32, 2 * k_block),
+        ranked,
+    )
+
+
+def group_size(vocabulary: int, k: int) -> int:
+    """A power of two near √(V/k), and so large that one program holds all maxima."""
+    near = 1 << max(4, min(7, round(math.log2(vocabulary / k) / 2)))
+    least = triton.next_power_of_2(triton.cdiv(vocabulary + 8 + BLOCK, HELD))
+    return max(near, int(least))
 
 
 def _softmax_topk(
-    logits: Tensor, k: int, temperature: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    logits: Tensor, k: int, temperature: float, temperatures: Tensor | None, log_probs: bool
+) -> _Answers:
     rows, vocabulary = logits.shape
     require(logits, k)
-    answers = _shapes(logits, k, temperature)
+    answers = _shapes(logits, k, temperature, temperatures, log_probs)
     x = logits if logits.stride(1) == 1 or vocabulary == 1 else logits.contiguous()
-    shift = {torch.float32: 0, torch.float16: 13, torch.bfloat16: 16}[x.dtype]
-    k_block = max(2, triton.next_power_of_2(k))
-    kept = x.new_empty((rows, k_block), dtype=torch.int32)
-    each = temperature.contiguous()
-    if rows and vocabulary <= SHORT:
-        block = max(2, triton.next_power_of_2(vocabulary))
-        short_kernel[(rows,)](
-            *(x, each, kept, *answers, vocabulary, k, x.stride(0)),
-            BLOCK=block,
-            K_BLOCK=k_block,
-            SHIFT=shift,
-            num_warps=warps_for(block),
-        )
-    elif rows:
-        _long_rows(x, k, each, kept, answers, k_block, shift)
+    warm = (temperatures.float().contiguous() if temperatures is not None else x, temperature)
+    same = {
+        "PER_ROW": temperatures is not None,
+        "LOG": log_probs,
+        "PDL": x.is_cuda,
+        "launch_pdl": x.is_cuda,
+    }
+    if rows == 0:
+        return answers
+    if vocabulary <= SHORT:
+        run_short(x, k, warm, answers, short_plan(vocabulary, k), same)
+    else:
+        width = width_of(x)
+        slack = 0 if x.stride(0) % width == 0 else width - 1
+        plan = long_plan(rows, vocabulary, k, slack, processors(x))
+        run_long(x, k, warm, answers, plan, same)
     return answers
 
 
-def _long_rows(
-    x: Tensor,
-    k: int,
-    each: Tensor,
-    kept: Tensor,
-    answers: tuple[Tensor, ...],
-    k_block: int,
-    shift: int,
+def run_short(
+    x: Tensor, k: int, warm: _Warm, answers: _Answers, plan: Short, same: dict[str, bool]
 ) -> None:
     rows, vocabulary = x.shape
-    plan = plan_of(rows, vocabulary, k, processors(x))
-    groups = triton.cdiv(vocabulary, plan.group)
-    groups_block = triton.next_power_of_2(groups)
-    if max(groups_block, k_block * plan.group) > HELD:
-        raise RangeError(f"the kernels do not take k = {k} of {vocabulary}: together too large")
-    maxima = x.new_empty((rows, groups), dtype=torch.float32)
+    kernel, launch = short_launch(plan, k, _SHIFT[x.dtype])
+    kept = () if k == 1 else kept_of(x, plan.cap)
+    counts = (vocabulary,) if k == 1 else (vocabulary, k)
+    kernel[(rows,)](*(x, *warm, *kept, *answers, *counts, x.stride(0)), **launch, **same)
+
+
+def short_launch(plan: Short, k: int, shift: int) -> tuple[Any, dict[str, Any]]:
+    """The kernel for rows in registers, and what it is compiled with."""
+    if k == 1:
+        return best_kernel, {"BLOCK": plan.block, "num_warps": plan.warps}
+    return short_kernel, {
+        "BLOCK": plan.block,
+        "THREADS": 32 * plan.warps,
+        "GROUPS": plan.groups,
+        "CAP": plan.cap,
+        "SHIFT": shift,
+        "RANKED": plan.ranked,
+        "num_warps": plan.warps,
+    }
+
+
+def run_long(
+    x: Tensor, k: int, warm: _Warm, answers: _Answers, plan: Long, same: dict[str, bool]
+) -> None:
+    parts = stream(x, warm, plan, same)
+    select(x, k, warm, parts, answers, plan, same)
+
+
+def stream(x: Tensor, warm: _Warm, plan: Long, same: dict[str, bool]) -> _Parts:
+    """Group maxima, and the maximum and the sum of every split."""
+    rows, vocabulary = x.shape
+    maxima = x.new_empty((rows, plan.groups), dtype=torch.float32)
     peaks, totals = x.new_empty((2, rows, plan.splits), dtype=torch.float32)
     stream_kernel[(rows * plan.splits,)](
-        *(x, each, maxima, peaks, totals),
-        *(vocabulary, x.stride(0), groups, plan.chunk, plan.splits),
-        G=plan.group,
-        BLOCK=BLOCK,
-        num_warps=4,
+        *(x, *warm, maxima, peaks, totals),
+        *(vocabulary, x.stride(0), plan.groups, plan.chunk, plan.splits),
+        **stream_launch(plan, width_of(x)),
+        **{name: value for name, value in same.items() if name != "LOG"},
     )
+    return maxima, peaks, totals
+
+
+def stream_launch(plan: Long, width: int) -> dict[str, Any]:
+    return {
+        "G": plan.group,
+        "BLOCK": plan.block,
+        "THREADS": 32 * plan.warps,
+        "WIDTH": width,
+        "num_warps": plan.warps,
+    }
+
+
+def select(
+    x: Tensor,
+    k: int,
+    warm: _Warm,
+    parts: _Parts,
+    answers: _Answers,
+    plan: Long,
+    same: dict[str, bool],
+) -> None:
+    rows, vocabulary = x.shape
+    lists = x.new_empty((rows, plan.listed), dtype=torch.int32)
     select_kernel[(rows,)](
-        *(x, each, maxima, peaks, totals, kept, *answers),
-        *(vocabulary, k, x.stride(0), groups, plan.splits),
-        G=plan.group,
-        GROUPS_BLOCK=groups_block,
-        SPLITS_BLOCK=triton.next_power_of_2(plan.splits),
-        K_BLOCK=k_block,
-        SHIFT=shift,
-        num_warps=warps_for(max(groups_block, k_block * plan.group)),
+        *(x, *warm, *parts, lists, *kept_of(x, plan.cap), *answers),
+        *(vocabulary, k, x.stride(0), plan.groups, plan.splits),
+        **select_launch(plan, width_of(x), _SHIFT[x.dtype]),
+        **same,
     )
 
 
-def warps_for(elements: int) -> int:
-    """A thread holds up to 32 elements, 64 where there are no more threads."""
-    return max(1, min(32, elements // 1024))
+def select_launch(plan: Long, width: int, shift: int) -> dict[str, Any]:
+    return {
+        "G": plan.group,
+        "WIDTH": width,
+        "GROUPS_BLOCK": plan.groups_block,
+        "SPLITS_BLOCK": triton.next_power_of_2(plan.splits),
+        "THREADS": 32 * plan.select_warps,
+        "SUPER": plan.supers,
+        "LIST": plan.listed,
+        "TILE": plan.tile,
+        "CAP": plan.cap,
+        "SHIFT": shift,
+        "RANKED": plan.ranked,
+        "num_warps": plan.select_warps,
+        "maxnreg": plan.select_registers,
+    }
+
+
+def width_of(x: Tensor) -> int:
+    """Logits in 16 bytes."""
+    return 16 // x.element_size()
+
+
+def kept_of(x: Tensor, cap: int) -> tuple[Tensor, Tensor]:
+    """Room for the logits under closer look, and for their columns."""
+    rows = x.shape[0]
+    return x.new_empty((rows, cap), dtype=torch.float32), x.new_empty(
+        (rows, cap), dtype=torch.int32
+    )
 
 
 def require(logits: Tensor, k: int) -> None:
     """What the kernels take."""
-    if logits.dtype not in (torch.float16, torch.bfloat16, torch.float32):
+    if logits.dtype not in _SHIFT:
         raise DTypeError(f"the kernels take float16, bfloat16 and float32, not {logits.dtype}")
     if k > MOST:
         raise RangeError(f"the kernels take k up to {MOST}, not {k}")
 
 
-def _shapes(logits: Tensor, k: int, _temperature: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _shapes(
+    logits: Tensor, k: int, _temperature: float, _temperatures: Tensor | None, _log_probs: bool
+) -> _Answers:
     rows = logits.shape[0]
     return (
-        logits.new_empty((rows, k), dtype=torch.float32),
+        logits.new_empty((rows, k)),
         logits.new_empty((rows, k), dtype=torch.int64),
         logits.new_empty(rows, dtype=torch.float32),
         logits.new_empty(rows, dtype=torch.float32),
     )
 
 
-_LIBRARY = fast.define(KERNELS)
+_library: Any = torch.library  # its calls carry no types
+_LIBRARY = _library.Library(KERNELS, "DEF")
+_LIBRARY.define(_SCHEMA)
 _LIBRARY.impl("softmax_topk", _softmax_topk, "CUDA")
 _LIBRARY.impl("softmax_topk", _shapes, "Meta")
