@@ -111,12 +111,12 @@ def test_padding_at_either_end(pair, side):
 def test_generate_with_a_padded_batch_and_with_beams(pair):
     ids, mask = draw(2, 9), torch.ones(2, 9, dtype=torch.long)
     mask[0, :4] = 0
-    for options in ({}, {"num_beams": 3}):
-        plain, ours = (
-            model.generate(ids, attention_mask=mask, max_new_tokens=8, do_sample=False, **options)
-            for model in pair
-        )
-        assert torch.equal(plain, ours)
+    options = {"attention_mask": mask, "max_new_tokens": 8, "do_sample": False}
+    plain, ours = (model.generate(ids, **options) for model in pair)
+    assert torch.equal(plain, ours)
+    options |= {"num_beams": 3, "return_dict_in_generate": True, "output_scores": True}
+    plain, ours = (model.generate(ids, **options).sequences_scores for model in pair)
+    torch.testing.assert_close(ours, plain, rtol=0, atol=1e-4)
 
 
 @torch.no_grad()
