@@ -225,8 +225,11 @@ def _add_norm(norm: Norm, delta: Tensor | None, x: Tensor) -> tuple[Tensor, Tens
     """(norm of x + delta, x + delta)."""
     if delta is None:
         return tensor(norm(x)), x
-    if norm.bias is None:
+    if norm.bias is None and x.is_cuda:
         normed = rms_norm(delta, norm.weight, norm.eps, residual=x)
         return tensor(normed.y), tensor(normed.residual)
     x = x + delta
+    if norm.bias is None:
+        # A few rows on a CPU: our own operator takes 0.2 ms a call, most of it on its way there.
+        return functional.rms_norm(x, norm.weight.shape, norm.weight, norm.eps), x
     return tensor(norm(x)), x

@@ -50,8 +50,10 @@ def turn_and_append(
         angles = turn.cosine[positions], turn.sine[positions]
         q, k = rotate(q, *angles), rotate(k, *angles)
     stored = slots >= 0
-    keys[slots[stored]] = k[stored]
-    values[slots[stored]] = v[stored]
+    if not bool(stored.all()):
+        slots, k, v = slots[stored], k[stored], v[stored]
+    keys.index_copy_(0, slots, k)
+    values.index_copy_(0, slots, v)
     return q
 
 
