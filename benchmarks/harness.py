@@ -17,7 +17,8 @@ sets as it takes to touch `touched` bytes before one comes again (so the L2 cach
 2R calls: time = (replay of 2R − replay of R) / R, which removes what a launch costs. On a CPU the
 same bursts run under `perf_counter`. Contenders take turns in every round, in an order that
 changes; a round in which the first contender moved by more than `drift` is repeated. What is
-reported is the median with its quartiles. Copy, read and the smallest kernel are contenders like
+reported is the median with its quartiles. Calls of a millisecond and more may be timed by
+`SteadyClock` instead, which says why. Copy, read and the smallest kernel are contenders like
 any other (`ceilings`), measured in the same rounds. `wall=True` is for calls that cannot be
 captured (a whole generation): one call at a time, device synchronised.
 
@@ -25,6 +26,7 @@ A time is never asserted anywhere. Errors against float64 (`errors`) stand besid
 """
 
 import json
+import math
 import os
 import platform
 import random
@@ -259,6 +261,30 @@ class GraphClock:
         return start.elapsed_time(end) / 1e3
 
 
+class SteadyClock(GraphClock):
+    """One graph of at least `burst` seconds, replayed before it is timed: for long calls.
+
+    A GPU at its power limit changes clocks from kernel to kernel, within milliseconds. The first
+    replay is spent on settling; the launch, which the slope of two graphs would remove, is a
+    thousandth of the second one. The slope would multiply what is left of the clocks' change.
+    """
+
+    def __init__(self, burst: float = 6e-3) -> None:
+        self.burst = burst
+
+    def prepare(self, contender: Contender, rules: Rules) -> Callable[[], float]:
+        sets = [contender.make(number) for number in range(data_sets(contender, rules))]
+        alone = self._replay(self._captured(sets, 1))
+        calls = max(len(sets), math.ceil(self.burst / alone))
+        graph = self._captured(sets, calls)
+
+        def timer(_alive: Any = sets) -> float:
+            self._replay(graph)
+            return self._replay(graph) / calls
+
+        return timer
+
+
 def ceilings(size: int, device: str) -> list[Contender]:
     """Copy and read of `size` bytes in all, and the smallest kernel: what the machine can do."""
 
@@ -372,7 +398,7 @@ def write(
     path = folder / device_name(device).replace(" ", "-").lower() / f"{component}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     # The command without folders: they say nothing about the figures.
-    command = " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    command = " ".join(Path(word).name if "/" in word else word for word in sys.argv)
     record = {"command": command, "machine": machine(device), **more, "results": plain(results)}
     path.write_text(json.dumps(record, indent=1) + "\n")
     return path
