@@ -124,6 +124,20 @@ def test_a_graph_keeps_its_data(harness, monkeypatch):
     assert [one() is None for one in kept] == [False] * 3
 
 
+def test_long_calls_fill_a_burst_and_settle_first(harness, monkeypatch):
+    clock, replayed = harness.SteadyClock(burst=10.0), []
+
+    def replay(calls):
+        replayed.append(calls)
+        return 3.0 * calls
+
+    monkeypatch.setattr(clock, "_captured", lambda sets, calls: calls)
+    monkeypatch.setattr(clock, "_replay", replay)
+    timer = clock.prepare(contender(harness, "x"), harness.Rules())
+    assert timer() == 3.0
+    assert replayed == [1, 4, 4]
+
+
 @pytest.mark.needs_gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_graphs_are_captured_and_replayed(harness):
