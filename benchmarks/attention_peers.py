@@ -77,8 +77,8 @@ class Method:
     name: str
     forward: Callable[..., Call] | None = None
     backward: Callable[..., Call] | None = None
-    #: Where it takes part: compiling some peers for every shape would take longer than the rest.
-    takes: Callable[[Problem], bool] = lambda _problem: True
+    #: Where it takes part (way, problem): compiling some for every shape outlasts the measurement.
+    takes: Callable[[str, Problem], bool] = lambda _way, _problem: True
 
 
 # --- ours ---------------------------------------------------------------------------------------
@@ -171,7 +171,7 @@ def deterministic(backward: Callable[..., Call]) -> Callable[..., Call]:
 @contextmanager
 def _deterministic() -> Any:
     torch.utils.deterministic.fill_uninitialized_memory = False
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.use_deterministic_algorithms(True)
     try:
         yield
     finally:
@@ -201,7 +201,7 @@ def flex_backward(problem: Problem, q: Tensor, k: Tensor, v: Tensor, dout: Tenso
     grouped = problem.heads != problem.groups
     out = attend(*leaves, block_mask=mask, scale=problem.scale, enable_gqa=grouped)
     node = out.grad_fn
-    return lambda: [x for x in node(dout) if x is not None]
+    return lambda: [x for x in node.apply(dout) if isinstance(x, Tensor)]
 
 
 @cache
@@ -305,20 +305,29 @@ def methods(folder: Path | None) -> list[Method]:
         Method("cuDNN", cudnn_forward, cudnn_backward),
         *ours(),
         Method("FlashAttention-2", flash_forward, flash_backward),
-        Method("FlexAttention", flex_forward, flex_backward, takes=_at_some_lengths),
+        Method("FlexAttention", flex_forward, flex_backward, takes=_flex_takes),
     ]
     for peer, backward in (("cuDNN", cudnn_backward), ("FlashAttention-2", flash_backward)):
         name = f"{peer}, deterministic"
-        made.append(Method(name, backward=deterministic(backward), takes=_at_some_lengths))
+        made.append(Method(name, backward=deterministic(backward), takes=_at_two_lengths))
     if folder is not None:
         tutorial = Tutorial(folder / TUTORIAL)
-        made.append(Method("Triton's tutorial", tutorial.forward, tutorial.backward, _ungrouped))
+        made.append(
+            Method("Triton's tutorial", tutorial.forward, tutorial.backward, _tutorial_takes)
+        )
     return made
 
 
-def _at_some_lengths(problem: Problem) -> bool:
-    return problem.length in (4096, 16384)
+def _flex_takes(way: str, problem: Problem) -> bool:
+    if problem.length == 16384:
+        return way == "forward" or problem.width == 128
+    return way == "forward" and problem.width == 128 and problem.length in (4096, 8192)
 
 
-def _ungrouped(problem: Problem) -> bool:
-    return problem.heads == problem.groups
+def _at_two_lengths(_way: str, problem: Problem) -> bool:
+    return problem.width == 128 and problem.length in (4096, 16384)
+
+
+def _tutorial_takes(way: str, problem: Problem) -> bool:
+    ungrouped = problem.heads == problem.groups
+    return ungrouped and (way == "forward" or (problem.causal and problem.length == 4096))

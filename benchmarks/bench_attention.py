@@ -10,8 +10,7 @@ on the same values in fp16). Everybody else computes in bfloat16 on N(0, 1): H·
 tokens in all (32 768 at the longest). TFLOP/s count 4·B·H·T²·D a forward pass, half of it if
 causal, and 2.5 times as much a backward pass, whoever computes more or less than that. Errors are
 against float64 on the first key/value head of the very tensors that are timed; `outliers` are
-problems of their own. A long call is repeated less often than the harness' 20 times a graph: see
-`rules_for`.
+problems of their own. Calls are long and the GPU is at its power limit: `harness.SteadyClock`.
 """
 
 import argparse
@@ -23,14 +22,26 @@ from typing import Any
 
 import torch
 from attention_peers import Call, Method, Problem, methods
-from harness import RESULTS, Contender, Rules, Timing, compare, errors, write
+from harness import (
+    RESULTS,
+    BurstClock,
+    Clock,
+    Contender,
+    Rules,
+    SteadyClock,
+    Timing,
+    compare,
+    eager_seconds,
+    errors,
+    write,
+)
 from torch import Tensor
 
 DEVICE = "cuda"
 WIDTH_IN_ALL = 2048
 TOKENS = 16384
-#: What a long call is assumed to reach, to decide how many of them are enough.
-GUESS = 400e12
+#: Where plain calls are timed too, launch and all.
+EAGER_LENGTHS = (512, 4096)
 PARTS = {"forward": ("out",), "backward": ("dq", "dk", "dv")}
 
 
@@ -58,12 +69,6 @@ def cases(only: str | None, quick: bool) -> list[tuple[str, Problem]]:
     return [(way, one) for way, one in listed if only in (None, way)]
 
 
-def rules_for(flops: int, quick: bool) -> Rules:
-    """Bursts of 6 ms and of 12, at least 2 and 4 calls; a launch costs a thousandth of either."""
-    calls = max(2, min(20, round(6e-3 * GUESS / flops)))
-    return Rules(calls=calls, rounds=3 if quick else 7, warm_up=0.15, repeats=3)
-
-
 class Case:
     """One problem and one direction, with data that its contenders share."""
 
@@ -86,7 +91,7 @@ class Case:
         self, found: Sequence[Method], longest_exact: int = TOKENS
     ) -> tuple[list[Method], dict[str, str], dict[str, Any]]:
         """Who takes part, why others do not, and how wrong each is."""
-        candidates = [m for m in found if getattr(m, self.way) and m.takes(self.problem)]
+        candidates = [m for m in found if getattr(m, self.way) and m.takes(self.way, self.problem)]
         taking, refused, answers = [], {}, {}
         for method in candidates:
             try:
@@ -156,16 +161,23 @@ def measured(case: Case, found: Sequence[Method], quick: bool) -> dict[str, Any]
         size = case.problem.bytes * (1 if case.way == "forward" else 2)
         return Contender(method.name, lambda n: case.call(method, n), bytes=size, flops=case.flops)
 
-    rules = rules_for(case.flops, quick)
-    times = compare([*map(contender, taking), ceiling()], DEVICE, rules)
+    rules = Rules(rounds=3 if quick else 7, warm_up=0.1, repeats=2)
+    times = compare([*map(contender, taking), ceiling()], DEVICE, rules, clock=clock())
+    eager = {}
+    if case.problem.length in EAGER_LENGTHS and case.problem.width == 128 and not quick:
+        eager = {m.name: eager_seconds(case.call(m, 0), DEVICE) for m in taking}
     torch.cuda.empty_cache()
     return {
         "times": times,
         "share_of_matmul": _shares(times),
         "errors": wrong,
         "left_out": refused,
-        "calls_a_graph": rules.calls,
+        "eager_seconds": eager,
     }
+
+
+def clock() -> Clock:
+    return SteadyClock() if DEVICE == "cuda" else BurstClock()
 
 
 def _shares(times: Sequence[Timing]) -> dict[str, float]:
@@ -270,8 +282,9 @@ def compiled(which: str, found: Sequence[Method], given: argparse.Namespace) -> 
 
 
 def outlying(found: Sequence[Method]) -> dict[str, Any]:
-    """Errors where one element in a thousand is ten times as large."""
+    """Errors of ours and of SDPA's where one element in a thousand is ten times as large."""
     made = {}
+    found = [m for m in found if m.name.startswith(("ours", "cuDNN", "FlashAttention"))]
     for width in (128, 64):
         for causal in (True, False):
             for way in ("forward", "backward"):
