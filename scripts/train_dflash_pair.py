@@ -14,23 +14,23 @@ tokeniser, `drafter/`, and `pair.json` with all settings and what was measured.
 
 import argparse
 import json
-import math
 import subprocess
 import sys
 import sysconfig
 import tempfile
 import time
 import zipfile
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from trapline.gold.decoder.config import DecoderConfig, RopeConfig
 from trapline.gold.decoder.model import Decoder
-from trapline.gold.ternary.data import read_documents, split_documents
+from trapline.gold.ternary.data import Split, cut, read_documents, split_documents
 from trapline.gold.ternary.tokenizer import encode, train_tokenizer
+from trapline.gold.ternary.train import DecoderLM, Recipe, Shape, Trainer
+from trapline.gold.ternary.train_model import decoder_config, initialise
 from trapline.gold.tree_decoding import drafter_checkpoint
 from trapline.gold.tree_decoding.drafter import DFlashDrafter, drafter_config
 from trapline.gold.tree_decoding.drafter_lookup import PromptLookup
@@ -40,6 +40,8 @@ from trapline.gold.tree_decoding.generate_decoder import DecoderTarget
 
 #: Tokens that no text has; the last one is the drafter's mask.
 SPARE = 1
+#: How much of the held-out text judges the target while it learns.
+HELD_OUT_WINDOWS = 256
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ class Size:
     window: int
     steps: int
     batch: int
-    learning_rate: float
+    rate: float
     megabytes: float
     drafter_layers: int
     block: int
@@ -69,10 +71,10 @@ class Size:
 
 SIZES = {
     # Learns nothing: shows in seconds that everything fits together.
-    "toy": Size(300, 32, 2, 4, 2, 48, 256, 32, 4, 4, 3e-3, 0.05, 1, 6, 12, 12, 4, 4, 8),
-    "tiny": Size(512, 96, 3, 4, 2, 256, 256, 64, 500, 8, 3e-3, 0.4, 2, 8, 192, 48, 300, 8, 16),
+    "toy": Size(300, 32, 2, 4, 2, 48, 256, 32, 4, 4, 0.05, 0.05, 1, 6, 12, 12, 4, 4, 8),
+    "tiny": Size(512, 96, 3, 4, 2, 256, 256, 64, 500, 8, 0.05, 0.4, 2, 8, 192, 48, 300, 8, 16),
     "small": Size(
-        8192, 512, 8, 8, 4, 1408, 1024, 512, 6000, 48, 1e-3, 60.0, 4, 16, 8192, 192, 4000, 32, 64
+        8192, 512, 8, 8, 4, 1408, 1024, 512, 6000, 48, 0.03, 60.0, 4, 16, 8192, 192, 4000, 32, 64
     ),
 }
 
@@ -91,9 +93,7 @@ def main() -> None:
     (out / "held_out.txt").write_text("\f".join(split.valid), encoding="utf-8")
     tokenizer = train_tokenizer(split.train, size.vocab - SPARE)
     tokenizer.save(str(out / "tokenizer.json"))
-    target, target_facts = make_target(size, encode(tokenizer, split.train), options)
-    target_facts["held_out_loss"] = held_out_loss(target, encode(tokenizer, split.valid), size)
-    say(f"loss on held-out text {target_facts['held_out_loss']:.3f}")
+    target, target_facts = make_target(size, split, tokenizer, options)
     target.save_pretrained(out)
     model, drafter_facts = make_drafter(
         target, size, prompts_of(tokenizer, split.train, size), options
@@ -138,81 +138,45 @@ def wheel_sources(package: str) -> list[str]:
         return texts
 
 
-class Passing:
-    """A cache that keeps nothing: whole rows are trained at once, and gradients flow."""
-
-    length = 0
-
-    def append(self, layer, k, v):  # noqa: ARG002 - every layer passes
-        return k, v
-
-    def advance(self, count):
-        """Nothing was kept."""
-
-
-def make_target(size: Size, stream: np.ndarray, options) -> tuple[Decoder, dict]:
-    config = DecoderConfig(
-        family="qwen3",
-        vocab=size.vocab,
-        dim=size.dim,
-        layers=size.layers,
-        heads=size.heads,
-        kv_heads=size.kv_heads,
-        head_dim=size.dim // size.heads,
-        hidden=size.hidden,
-        context=size.context,
-        norm_eps=1e-6,
-        tied=True,
-        rope=RopeConfig(),
-        qk_norm=True,
+def make_target(size: Size, split: Split, tokenizer, options) -> tuple[Decoder, dict]:
+    """A dense decoder, trained as `trapline train --dense` trains one."""
+    on_gpu = options.device.startswith("cuda")
+    shape = Shape(size.vocab, size.dim, size.layers, size.heads, size.window)
+    decoder = Decoder(decoder_config(shape, kv_heads=size.kv_heads, hidden=size.hidden))
+    initialise(decoder, options.seed)
+    recipe = Recipe(
+        steps=size.steps,
+        batch=size.batch,
+        peak_rate=size.rate,
+        final_rate=size.rate / 10,
+        warm_up=max(1, size.steps // 25),
+        weight_decay=0.05,
+        evaluate_every=max(1, size.steps // 10),
+        seed=options.seed,
+        precision="bf16" if on_gpu else "fp32",
+        compile=on_gpu,
     )
-    decoder = Decoder(config)
-    with torch.no_grad():
-        for name, parameter in decoder.named_parameters():
-            if parameter.ndim == 2:
-                deep = name.endswith(("out.weight", "down.weight"))
-                parameter.normal_(0.0, 0.02 / math.sqrt(2 * size.layers) if deep else 0.02)
-    decoder.to(options.device).train()
-    optimizer = torch.optim.AdamW(
-        decoder.parameters(), lr=size.learning_rate, betas=(0.9, 0.95), weight_decay=0.05
+    train, valid = (cut(encode(tokenizer, side), size.window) for side in split)
+    trainer = Trainer(
+        DecoderLM(decoder), recipe, train, valid[:HELD_OUT_WINDOWS], device=options.device
     )
-    data = torch.as_tensor(stream, dtype=torch.long)
-    started, losses = time.perf_counter(), []
-    for step in range(size.steps):
-        warm = min(1.0, (step + 1) / max(1, size.steps // 25))
-        rate = warm * 0.5 * (1 + math.cos(math.pi * step / size.steps))
-        for group in optimizer.param_groups:
-            group["lr"] = size.learning_rate * rate
-        losses.append(float(train_step(decoder, optimizer, data, size, options.device)))
-        if (step + 1) % max(1, size.steps // 10) == 0:
-            say(f"target: step {step + 1} of {size.steps}, loss {np.mean(losses[-20:]):.3f}")
-    count = sum(parameter.numel() for parameter in decoder.parameters())
-    facts = {"parameters": count, "seconds": time.perf_counter() - started, "loss": losses[-1]}
-    return decoder.eval().requires_grad_(False), facts
+    started = time.perf_counter()
+    best = trainer.run(
+        lambda row: say(f"target: step {row.step}, held-out loss {row.valid_loss:.3f}")
+    )
+    facts = {
+        "parameters": sum(parameter.numel() for parameter in decoder.parameters()),
+        "seconds": time.perf_counter() - started,
+        "held_out_loss": trainer.progress.best_loss,
+    }
+    return lengthened(best.decoder, size.context).eval().requires_grad_(False), facts
 
 
-def train_step(decoder, optimizer, data, size, device):
-    starts = torch.randint(0, len(data) - size.window - 1, (size.batch,))
-    rows = torch.stack([data[at : at + size.window + 1] for at in starts]).to(device)
-    loss = text_loss(decoder, rows)
-    optimizer.zero_grad(set_to_none=True)
-    loss.backward()
-    torch.nn.utils.clip_grad_norm_(decoder.parameters(), 1.0)
-    optimizer.step()
-    return loss.detach()
-
-
-def text_loss(decoder, rows):
-    hidden = decoder.run(list(rows[:, :-1]), [Passing() for _ in rows]).last
-    return torch.nn.functional.cross_entropy(decoder.logits(hidden), rows[:, 1:].flatten())
-
-
-@torch.no_grad()
-def held_out_loss(decoder, stream, size) -> float:
-    count = min(32, (len(stream) - 1) // size.window)
-    starts = [int(at) for at in np.linspace(0, len(stream) - size.window - 2, count)]
-    rows = torch.stack([torch.as_tensor(stream[at : at + size.window + 1]).long() for at in starts])
-    return float(text_loss(decoder, rows.to(decoder.device)))
+def lengthened(decoder: Decoder, context: int) -> Decoder:
+    """The same weights with room for longer texts than it was trained on."""
+    longer = Decoder(replace(decoder.config, context=context))
+    longer.load_state_dict(decoder.state_dict())
+    return longer.to(decoder.device)
 
 
 def prompts_of(tokenizer, documents, size) -> list[list[int]]:

@@ -80,23 +80,27 @@ def make_optimisers(model: nn.Module, recipe: Recipe) -> list[Any]:
     """AdamW for everything, or Muon for the matrices between embedding and head."""
     latent = {id(module.weight) for module in latents(model)}
     tied = bool(getattr(model, "tied", False))
-    adam: list[dict[str, Any]] = []
-    muon: list[dict[str, Any]] = []
+    # Parameters that move alike share a group: an optimiser steps through a group at once.
+    adam: dict[tuple[float, float], list[nn.Parameter]] = {}
+    muon: dict[tuple[float, float], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
         decay = 0.0
         if parameter.ndim > 1:
             decay = recipe.latent_decay if id(parameter) in latent else recipe.weight_decay
-        group = {
-            "params": [parameter],
-            "unit": unit(name, parameter, tied=tied),
-            "weight_decay": decay,
-        }
         inner = parameter.ndim == 2 and "embedding" not in name and "head" not in name
-        (muon if recipe.optimiser == "muon" and inner else adam).append(group)
+        groups = muon if recipe.optimiser == "muon" and inner else adam
+        groups.setdefault((unit(name, parameter, tied=tied), decay), []).append(parameter)
     made: list[Any] = []
     if adam:
-        made.append(torch.optim.AdamW(adam, lr=0.0, betas=(0.9, 0.98)))
+        made.append(torch.optim.AdamW(_grouped(adam), lr=0.0, betas=(0.9, 0.98)))
     if muon:
         # Updates scaled to AdamW's typical size, so that one rate serves both.
-        made.append(torch.optim.Muon(muon, lr=0.0, adjust_lr_fn="match_rms_adamw"))
+        made.append(torch.optim.Muon(_grouped(muon), lr=0.0, adjust_lr_fn="match_rms_adamw"))
     return made
+
+
+def _grouped(groups: dict[tuple[float, float], list[nn.Parameter]]) -> list[dict[str, Any]]:
+    return [
+        {"params": parameters, "unit": size, "weight_decay": decay}
+        for (size, decay), parameters in groups.items()
+    ]
