@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from trapline.gold.attention import fast, kernels_bwd, kernels_fwd
+from trapline.gold.attention import fast, kernels_bwd, kernels_fwd, kernels_hopper_fwd
 from trapline.gold.errors import UnsupportedError
 
 #: The operators' namespaces: the default choice, and one for each tier that can be insisted on.
@@ -43,7 +43,12 @@ class Kernel(NamedTuple):
 
 #: Operation → its tiers, fastest first. The last one serves everything.
 OPERATIONS: dict[str, dict[str, Kernel]] = {
-    "forward": {"triton": Kernel(kernels_fwd.forward)},
+    "forward": {
+        "hopper": Kernel(
+            kernels_hopper_fwd.forward, kernels_hopper_fwd.lacks, kernels_hopper_fwd.faster
+        ),
+        "triton": Kernel(kernels_fwd.forward),
+    },
     "backward": {"triton": Kernel(kernels_bwd.backward)},
     "varlen_forward": {"triton": Kernel(kernels_fwd.varlen_forward)},
     "varlen_backward": {"triton": Kernel(kernels_bwd.varlen_backward)},
