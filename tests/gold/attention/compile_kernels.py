@@ -24,7 +24,7 @@ PLAIN = {
 }
 FEATURES = {"CAUSAL": True, "WINDOWED": True, "CAPPED": True, "PACKED": True, "TMA": False}
 TYPES = {"scale": "fp32", "softcap": "fp32", "cu_q": "*i32", "cu_k": "*i32"}
-TYPES |= dict.fromkeys(("lse", "lse2", "dlse", "delta"), "*fp32")
+TYPES |= dict.fromkeys(("lse", "dlse", "sums_by_row"), "*fp32")
 TENSORS = {"q", "k", "v", "out", "dout", "dq", "dk", "dv"}
 
 
@@ -60,9 +60,10 @@ def compiled(kernel, width, wide, tile, chosen) -> dict[str, object]:
     fixed = {name: 1 for name in names if name.endswith("_d")}
     fixed |= {name: value for name, value in values.items() if name in names}
     rows = {"q": tile.queries, "dout": tile.queries, "k": tile.keys, "v": tile.keys}
-    types = {name: type_of(name, values, rows, wide) for name in names}
-    if "TMA" not in names:
-        types["dout"] = "*bf16"
+    described = values["TMA"] and "TMA" in names
+    types = {
+        name: type_of(name, values["FUSED"], rows if described else {}, wide) for name in names
+    }
     aligned = {name for name in names if types[name] == "i32" and "_" in name}
     options = {"aligned": aligned, "warps": tile.warps, "stages": tile.stages}
     made = compile_for_hopper(kernel, types, fixed, **options)
@@ -74,11 +75,14 @@ def compiled(kernel, width, wide, tile, chosen) -> dict[str, object]:
     }
 
 
-def type_of(name: str, values, rows, wide) -> str:
-    if name == "dq" and values["FUSED"]:
+def type_of(name: str, fused: bool, rows: dict[str, int], wide: int) -> str:
+    """`rows` of what is read by descriptors."""
+    if name == "dq" and fused:
         return "*fp32"
-    if name in rows and values["TMA"]:
+    if name in rows:
         return f"tensordesc<bf16[1,1,{rows[name]},{wide}]>"
+    if name == "sums_by_row" and rows:
+        return f"tensordesc<fp32[1,1,1,{rows['q']}]>"
     return "*bf16" if name in TENSORS else TYPES.get(name, "i32")
 
 

@@ -13,6 +13,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from trapline.gold.attention.kernels_dkdv import dkdv_kernel
 from trapline.gold.attention.kernels_dq import dq_kernel
@@ -33,24 +34,29 @@ from trapline.gold.attention.kernels_tiles import (
 
 @triton.jit
 def rows_kernel(
-    dout, out, lse, dlse, delta, lse2, rows, H, T,
+    dout, out, lse, dlse, sums_by_row, H, T,
     dout_b, dout_h, dout_t, dout_d,
     out_b, out_h, out_t, out_d,
+    row_n, row_h,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_T: tl.constexpr,
 ):  # fmt: skip
-    """delta[row] = dout · out − dlse and lse in base 2, for rows numbered through (B, H, T)."""
-    row = (tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)).to(tl.int64)
-    b, h, t = row // T // H, row // T % H, row % T
+    """δ = dout · out − dlse and lse in base 2, of a tile of queries of one head; 0 from T on."""
+    tiles = tl.cdiv(T, BLOCK_T)
+    head = (tl.program_id(0) // tiles).to(tl.int64)
+    b, h = head // H, head % H
+    t = tl.program_id(0) % tiles * BLOCK_T + tl.arange(0, BLOCK_T)
     d = tl.arange(0, BLOCK_D)
-    inside = (row[:, None] < rows) & (d[None, :] < D)
-    place = (b * dout_b + h * dout_h + t * dout_t)[:, None] + d[None, :] * dout_d
+    inside = (t[:, None] < T) & (d[None, :] < D)
+    row = t[:, None].to(tl.int64)
+    place = b * dout_b + h * dout_h + row * dout_t + d[None, :] * dout_d
     left = tl.load(dout + place, mask=inside, other=0.0).to(tl.float32)
-    place = (b * out_b + h * out_h + t * out_t)[:, None] + d[None, :] * out_d
+    place = b * out_b + h * out_h + row * out_t + d[None, :] * out_d
     right = tl.load(out + place, mask=inside, other=0.0).to(tl.float32)
-    given = tl.load(dlse + row, mask=row < rows, other=0.0)
-    natural = tl.load(lse + row, mask=row < rows, other=0.0)
-    tl.store(delta + row, tl.sum(left * right, 1) - given, mask=row < rows)
-    tl.store(lse2 + row, natural * LOG2_E, mask=row < rows)
+    given = tl.load(dlse + head * T + t, mask=t < T, other=0.0)
+    natural = tl.load(lse + head * T + t, mask=t < T, other=0.0)
+    place = sums_by_row + head * row_h + t
+    tl.store(place, tl.sum(left * right, 1) - given, mask=t < row_h)
+    tl.store(place + row_n, natural * LOG2_E, mask=t < row_h)
 
 
 def backward(
@@ -97,24 +103,21 @@ def varlen_backward(
     return launch(dout, dlse, q, k, v, out, lse, layout, *rules, deterministic)
 
 
-def row_sums(
-    dout: Tensor, out: Tensor, lse: Tensor, dlse: Tensor, layout: Layout
-) -> tuple[Tensor, Tensor]:
-    """δ, and lse in base 2: float32, laid out as lse."""
-    delta, lse2 = lse.new_empty((2, *layout.lse_shape), dtype=torch.float32)
+def row_sums(dout: Tensor, out: Tensor, lse: Tensor, dlse: Tensor, layout: Layout) -> Tensor:
+    """δ, and lse in base 2: float32 (2, B, H, T or more), with rows that a descriptor can read."""
+    *batches, heads, rows = layout.lse_shape
+    found = lse.new_empty((2, *(batches or [1]), heads, triton.cdiv(rows, 4) * 4))
     wide = block_width(dout)
-    block = max(1, 8192 // wide)
-    programs = triton.cdiv(delta.numel(), block)
-    if programs:
-        rows_kernel[(programs,)](
-            *(dout, out, lse.contiguous(), dlse.contiguous(), delta, lse2),
-            *(delta.numel(), layout.sizes[2], layout.lse_shape[-1]),
-            *(*layout.strides(dout), *layout.strides(out)),
+    block = max(16, 4096 // wide)
+    if lse.numel():
+        rows_kernel[(triton.cdiv(rows, block) * (lse.numel() // rows),)](
+            *(dout, out, lse.contiguous(), dlse.contiguous(), found, heads, rows),
+            *(*layout.strides(dout), *layout.strides(out), found.stride(0), found.shape[-1]),
             D=dout.shape[-1],
             BLOCK_D=wide,
             BLOCK_T=block,
         )
-    return delta, lse2
+    return found
 
 
 class Tiles(NamedTuple):
@@ -127,8 +130,8 @@ class Tiles(NamedTuple):
 
 #: Width of a tile → the tiles, for 16-bit inputs, found by measurement (docs/components).
 TILES = {
-    64: Tiles(keys=Tile(64, 128, 8, 2), queries=Tile(128, 64, 8, 2), fused=Tile(64, 128, 8, 2)),
-    128: Tiles(keys=Tile(64, 128, 8, 2), queries=Tile(128, 64, 8, 2), fused=Tile(64, 128, 8, 2)),
+    64: Tiles(keys=Tile(64, 64, 4, 2), queries=Tile(64, 64, 4, 2), fused=Tile(128, 128, 8, 2)),
+    128: Tiles(keys=Tile(64, 64, 4, 2), queries=Tile(64, 64, 4, 2), fused=Tile(64, 128, 8, 2)),
     256: Tiles(keys=Tile(32, 64, 8, 1), queries=Tile(64, 32, 8, 1), fused=Tile(32, 64, 8, 1)),
 }
 
@@ -174,8 +177,8 @@ def launch(
     tile = tiles.keys if deterministic else tiles.fused
     if programs := triton.cdiv(layout.sizes[1], tile.keys) * layout.batches * layout.groups:
         dkdv_kernel[(programs,)](
-            *(*tiled(read, tile, tma), *rows, dk, dv, dq, *numbers),
-            *(*layout.strides(dk), *layout.strides(dq), *layout.lse_strides),
+            *(*tiled(read, rows, tile, tma), dk, dv, dq, *numbers),
+            *(*layout.strides(dk), *layout.strides(dq), *row_strides(rows, layout)),
             **flags,
             FUSED=not deterministic,
             **tile.launch(),
@@ -185,20 +188,27 @@ def launch(
     tile = tiles.queries
     if programs := triton.cdiv(layout.sizes[0], tile.queries) * layout.batches * layout.sizes[2]:
         dq_kernel[(programs,)](
-            *(*tiled(read, tile, tma), *rows, dq, *numbers),
-            *(*layout.strides(dq), *layout.lse_strides),
+            *(*tiled(read, rows, tile, tma), dq, *numbers),
+            *(*layout.strides(dq), *row_strides(rows, layout)),
             **flags,
             **tile.launch(),
         )
     return dq, dk, dv
 
 
-def tiled(read: tuple[Tensor, ...], tile: Tile, tma: bool) -> tuple[Any, ...]:
-    """q, k, v and dout as a kernel reads them."""
+def tiled(read: tuple[Tensor, ...], rows: Tensor, tile: Tile, tma: bool) -> tuple[Any, ...]:
+    """q, k, v, dout and the row sums as a kernel reads them."""
     if not tma:
-        return read
-    rows = tile.queries, tile.keys, tile.keys, tile.queries
-    return tuple(as_descriptor(x, n) for x, n in zip(read, rows, strict=True))
+        return *read, rows
+    sizes = tile.queries, tile.keys, tile.keys, tile.queries
+    described_rows = TensorDescriptor.from_tensor(rows, [1, 1, 1, tile.queries])
+    return *(as_descriptor(x, n) for x, n in zip(read, sizes, strict=True)), described_rows
+
+
+def row_strides(rows: Tensor, layout: Layout) -> tuple[int, int, int]:
+    """From δ to lse, from batch to batch (packed sequences have none), from head to head."""
+    kind, batch, head, _ = rows.stride()
+    return kind, 0 if layout.cu_q is not None else batch, head
 
 
 def zeros_by_width(q: Tensor, layout: Layout) -> Tensor:

@@ -11,17 +11,19 @@ import triton.language as tl
 from trapline.gold.attention.kernels_tiles import (
     head_of,
     queries_seeing,
+    row_sums_of,
     rows_of,
     sees,
     span,
+    turn_and_head,
     weights_and_slopes,
 )
 
 
 @triton.jit
 def dkdv_step(
-    sums, keys, values, q, dout, lse2, delta, dq, b, h, top, left, T, S, window, scale, softcap,
-    q_t, q_d, dout_t, dout_d, dq_t, dq_d,
+    sums, keys, values, q, dout, sums_by_row, dq, b, h, q_start, top, left,
+    T, S, window, scale, softcap, q_t, q_d, dout_t, dout_d, dq_t, dq_d, row_n, row_b, row_h,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_S: tl.constexpr,
     CAUSAL: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr,
     PRECISION: tl.constexpr, TMA: tl.constexpr, FUSED: tl.constexpr, MASKED: tl.constexpr,
@@ -34,8 +36,9 @@ def dkdv_step(
     products = tl.dot(keys, tl.trans(queries), input_precision=PRECISION)
     upstream = rows_of(dout, b, h, top, T, dout_t, dout_d, D, BLOCK_D, BLOCK_T, TMA)
     dweights = tl.dot(values, tl.trans(upstream), input_precision=PRECISION)
-    row_lse = tl.load(lse2 + t, mask=t < T, other=0.0)
-    row_delta = tl.load(delta + t, mask=t < T, other=0.0)
+    row_delta, row_lse = row_sums_of(
+        sums_by_row, b, h, q_start, top, T, row_n, row_b, row_h, BLOCK_T, TMA
+    )
     seen = sees(t[None, :], s[:, None], T, S, window, CAUSAL, WINDOWED)
     weights, slopes = weights_and_slopes(
         products, dweights, row_lse[None, :], row_delta[None, :], seen, scale, softcap,
@@ -56,7 +59,7 @@ def dkdv_step(
 
 @triton.jit
 def dkdv_kernel(
-    q, k, v, dout, delta, lse2, dk, dv, dq, cu_q, cu_k,
+    q, k, v, dout, sums_by_row, dk, dv, dq, cu_q, cu_k,
     T, S, H, R, window, scale, softcap,
     q_b, q_h, q_t, q_d,
     k_b, k_g, k_s, k_d,
@@ -64,15 +67,15 @@ def dkdv_kernel(
     dout_b, dout_h, dout_t, dout_d,
     dk_b, dk_g, dk_s, dk_d,
     dq_b, dq_h, dq_t, dq_d,
-    lse_b, lse_h,
+    row_n, row_b, row_h,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_S: tl.constexpr,
     CAUSAL: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr, PACKED: tl.constexpr,
     PRECISION: tl.constexpr, TMA: tl.constexpr, FUSED: tl.constexpr,
 ):  # fmt: skip
     """dk and dv of one tile of keys of one key/value head; the first keys have the most to do."""
     tiles = tl.cdiv(S, BLOCK_S)
-    left = (tl.program_id(0) % tiles) * BLOCK_S
-    group = (tl.program_id(0) // tiles).to(tl.int64)
+    turn, group = turn_and_head(tiles, CAUSAL)
+    left = turn * BLOCK_S
     G = H // R
     b, g = group // G, group % G
     q_start, T = span(cu_q, b, T, PACKED)
@@ -96,30 +99,29 @@ def dkdv_kernel(
         q_head = head_of(q, b, h, q_start, q_b, q_h, q_t, TMA)
         dout_head = head_of(dout, b, h, q_start, dout_b, dout_h, dout_t, TMA)
         dq_head = dq + b * dq_b + h * dq_h + q_start * dq_t
-        row = b * lse_b + h * lse_h + q_start
         if CAUSAL or WINDOWED:
             for top in range(begin, clear, BLOCK_T):
                 sums = dkdv_step(
-                    sums, keys, values, q_head, dout_head, lse2 + row, delta + row, dq_head,
-                    b, h, top, left, T, S, window, scale, softcap,
-                    q_t, q_d, dout_t, dout_d, dq_t, dq_d,
+                    sums, keys, values, q_head, dout_head, sums_by_row, dq_head, b, h, q_start,
+                    top, left, T, S, window, scale, softcap, q_t, q_d, dout_t, dout_d, dq_t, dq_d,
+                    row_n, row_b, row_h,
                     D, BLOCK_D, BLOCK_T, BLOCK_S, CAUSAL, WINDOWED, CAPPED,
                     PRECISION, TMA, FUSED, MASKED=True,
                 )  # fmt: skip
         for top in range(clear, hidden, BLOCK_T):
             sums = dkdv_step(
-                sums, keys, values, q_head, dout_head, lse2 + row, delta + row, dq_head,
-                b, h, top, left, T, S, window, scale, softcap,
-                q_t, q_d, dout_t, dout_d, dq_t, dq_d,
+                sums, keys, values, q_head, dout_head, sums_by_row, dq_head, b, h, q_start,
+                top, left, T, S, window, scale, softcap, q_t, q_d, dout_t, dout_d, dq_t, dq_d,
+                row_n, row_b, row_h,
                 D, BLOCK_D, BLOCK_T, BLOCK_S, CAUSAL, WINDOWED, CAPPED,
                 PRECISION, TMA, FUSED, MASKED=False,
             )  # fmt: skip
         if WINDOWED:
             for top in range(hidden, end, BLOCK_T):
                 sums = dkdv_step(
-                    sums, keys, values, q_head, dout_head, lse2 + row, delta + row, dq_head,
-                    b, h, top, left, T, S, window, scale, softcap,
-                    q_t, q_d, dout_t, dout_d, dq_t, dq_d,
+                    sums, keys, values, q_head, dout_head, sums_by_row, dq_head, b, h, q_start,
+                    top, left, T, S, window, scale, softcap, q_t, q_d, dout_t, dout_d, dq_t, dq_d,
+                    row_n, row_b, row_h,
                     D, BLOCK_D, BLOCK_T, BLOCK_S, CAUSAL, WINDOWED, CAPPED,
                     PRECISION, TMA, FUSED, MASKED=True,
                 )  # fmt: skip

@@ -7,9 +7,11 @@ import triton.language as tl
 from trapline.gold.attention.kernels_tiles import (
     head_of,
     keys_seen,
+    row_sums_of,
     rows_of,
     sees,
     span,
+    turn_and_head,
     weights_and_slopes,
 )
 
@@ -39,22 +41,22 @@ def dq_step(
 
 @triton.jit
 def dq_kernel(
-    q, k, v, dout, delta, lse2, dq, cu_q, cu_k,
+    q, k, v, dout, sums_by_row, dq, cu_q, cu_k,
     T, S, H, R, window, scale, softcap,
     q_b, q_h, q_t, q_d,
     k_b, k_g, k_s, k_d,
     v_b, v_g, v_s, v_d,
     dout_b, dout_h, dout_t, dout_d,
     dq_b, dq_h, dq_t, dq_d,
-    lse_b, lse_h,
+    row_n, row_b, row_h,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_S: tl.constexpr,
     CAUSAL: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr, PACKED: tl.constexpr,
     PRECISION: tl.constexpr, TMA: tl.constexpr,
 ):  # fmt: skip
     """dq of one tile of queries of one head; the last queries have the most to do."""
     tiles = tl.cdiv(T, BLOCK_T)
-    top = (tiles - 1 - tl.program_id(0) % tiles) * BLOCK_T
-    head = (tl.program_id(0) // tiles).to(tl.int64)
+    turn, head = turn_and_head(tiles, CAUSAL)
+    top = (tiles - 1 - turn) * BLOCK_T
     b, h = head // H, head % H
     g = h // R
     q_start, T = span(cu_q, b, T, PACKED)
@@ -66,13 +68,13 @@ def dq_kernel(
     k = head_of(k, b, g, k_start, k_b, k_g, k_s, TMA)
     v = head_of(v, b, g, k_start, v_b, v_g, v_s, TMA)
     dq += b * dq_b + h * dq_h + q_start * dq_t
-    row = b * lse_b + h * lse_h + q_start
 
     t = top + tl.arange(0, BLOCK_T)
     queries = rows_of(q, b, h, top, T, q_t, q_d, D, BLOCK_D, BLOCK_T, TMA)
     upstream = rows_of(dout, b, h, top, T, dout_t, dout_d, D, BLOCK_D, BLOCK_T, TMA)
-    row_lse = tl.load(lse2 + row + t, mask=t < T, other=0.0)
-    row_delta = tl.load(delta + row + t, mask=t < T, other=0.0)
+    row_delta, row_lse = row_sums_of(
+        sums_by_row, b, h, q_start, top, T, row_n, row_b, row_h, BLOCK_T, TMA
+    )
     sum_q = tl.zeros([BLOCK_T, BLOCK_D], tl.float32)
     last = tl.minimum(top + BLOCK_T, T) - 1
     begin, clear, hidden, end = keys_seen(

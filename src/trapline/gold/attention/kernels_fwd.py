@@ -32,6 +32,7 @@ from trapline.gold.attention.kernels_tiles import (
     scored,
     sees,
     span,
+    turn_and_head,
 )
 
 
@@ -85,12 +86,10 @@ def forward_kernel(
     CAUSAL: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr, PACKED: tl.constexpr,
     PRECISION: tl.constexpr, TMA: tl.constexpr,
 ):  # fmt: skip
-    """out and lse of one tile of queries of one head."""
+    """out and lse of one tile of queries of one head; the last queries have the most to do."""
     tiles = tl.cdiv(T, BLOCK_T)
-    # All tiles of a head follow each other, so its keys stay in the cache; the last tile, which
-    # under a causal mask has the most to do, comes first.
-    top = (tiles - 1 - tl.program_id(0) % tiles) * BLOCK_T
-    head = (tl.program_id(0) // tiles).to(tl.int64)
+    turn, head = turn_and_head(tiles, CAUSAL)
+    top = (tiles - 1 - turn) * BLOCK_T
     b, h = head // H, head % H
     g = h // R
     q_start, T = span(cu_q, b, T, PACKED)
@@ -207,11 +206,7 @@ def launch(
 
 
 #: Width of a tile → the tile, for 16-bit inputs, found by measurement (docs/components).
-TILES = {
-    64: Tile(128, 64, 4, 3),
-    128: Tile(128, 64, 4, 3),
-    256: Tile(128, 64, 8, 2),
-}
+TILES = {64: Tile(64, 64, 4, 3), 128: Tile(128, 64, 4, 2), 256: Tile(64, 64, 4, 2)}
 
 
 def tile_for(q: Tensor) -> Tile:

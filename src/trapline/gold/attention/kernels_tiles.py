@@ -24,11 +24,9 @@ WIDEST = 256
 
 @triton.jit
 def sees(t, s, T, S, window, CAUSAL: tl.constexpr, WINDOWED: tl.constexpr):
-    """Whether query t, standing at key t + S − T, sees key s. No key outside of 0 … S is seen."""
+    """Whether query t, standing at key t + S − T, sees key s. No query t < T sees a key s ≥ S."""
     ahead = s - (t + S - T)
-    seen = s < S
-    if CAUSAL:
-        seen = seen & (ahead <= 0)
+    seen = ahead <= 0 if CAUSAL else s < S
     if WINDOWED:
         seen = seen & (ahead < window) & (-ahead < window)
     return seen
@@ -75,11 +73,15 @@ def span(cu, b, length, PACKED: tl.constexpr):
 
 @triton.jit
 def in_tiles(begin, clear_from, clear_to, end, BLOCK: tl.constexpr):
-    """Splits begin … end at two places: whole tiles between them lie in clear_from … clear_to."""
+    """Splits begin … end at two places: whole tiles between them lie in clear_from … clear_to.
+
+    The first tile starts at a multiple of its size, so that what is read stays aligned.
+    """
+    begin = begin // BLOCK * BLOCK
     clear = begin + tl.cdiv(tl.maximum(clear_from - begin, 0), BLOCK) * BLOCK
     clear = tl.minimum(clear, end)
     hidden = clear + tl.maximum(clear_to - clear, 0) // BLOCK * BLOCK
-    return clear, hidden
+    return begin, clear, hidden, end
 
 
 @triton.jit
@@ -102,8 +104,7 @@ def keys_seen(
         end = tl.minimum(end, last + window)
         clear_from = tl.maximum(clear_from, last - window + 1)
         clear_to = tl.minimum(clear_to, first + window)
-    clear, hidden = in_tiles(begin, clear_from, clear_to, end, BLOCK)
-    return begin, clear, hidden, end
+    return in_tiles(begin, clear_from, clear_to, end, BLOCK)
 
 
 @triton.jit
@@ -128,9 +129,25 @@ def queries_seeing(
         clear_from = tl.maximum(clear_from, last - window + 1 - offset)
         clear_to = tl.minimum(clear_to, first + window - offset)
     else:
-        clear_to = begin + tl.cdiv(tl.maximum(T - begin, 0), BLOCK) * BLOCK
-    clear, hidden = in_tiles(begin, clear_from, clear_to, end, BLOCK)
-    return begin, clear, hidden, end
+        clear_to = tl.cdiv(T, BLOCK) * BLOCK
+    return in_tiles(begin, clear_from, clear_to, end, BLOCK)
+
+
+@triton.jit
+def turn_and_head(tiles, CAUSAL: tl.constexpr):
+    """Which of a head's tiles is this program's, in order of work (most first), and which head.
+
+    Without a mask all have the same to do: one head after the other, so that what they share stays
+    in the cache. Under a causal one the long tiles of all heads come before the short, so that the
+    last programs to finish are short ones.
+    """
+    program = tl.program_id(0)
+    if CAUSAL:
+        heads = tl.num_programs(0) // tiles
+        turn, head = program // heads, program % heads
+    else:
+        turn, head = program % tiles, program // tiles
+    return turn, head.to(tl.int64)
 
 
 @triton.jit
@@ -155,6 +172,23 @@ def rows_of(
         places = x + row[:, None].to(tl.int64) * by_row + d[None, :] * by_d
         tile = tl.load(places, mask=(row[:, None] < length) & (d[None, :] < D), other=0.0)
     return tile
+
+
+@triton.jit
+def row_sums_of(
+    x, b, h, first, start, length, by_kind, by_batch, by_head,
+    BLOCK: tl.constexpr, TMA: tl.constexpr,
+):  # fmt: skip
+    """δ and lse in base 2 of queries start … start + BLOCK, as `kernels_bwd.row_sums` lays them."""
+    if TMA:
+        delta = x.load([0, b.to(tl.int32), h.to(tl.int32), start]).reshape(BLOCK)
+        lse2 = x.load([1, b.to(tl.int32), h.to(tl.int32), start]).reshape(BLOCK)
+    else:
+        row = start + tl.arange(0, BLOCK)
+        places = x + b * by_batch + h * by_head + first + row
+        delta = tl.load(places, mask=row < length, other=0.0)
+        lse2 = tl.load(places + by_kind, mask=row < length, other=0.0)
+    return delta, lse2
 
 
 class Tile(NamedTuple):
