@@ -79,6 +79,17 @@ def test_what_it_refuses_it_names():
         scaled_dot_product_attention(np.zeros((1, 2, 3, 4)), k, v)
 
 
+def test_autocast_casts_as_torch_does():
+    q, k, v = (x.detach() for x in draw((1, 2, 5, 4), (1, 2, 5, 4)))
+    mixed = q.float(), k.float(), v.bfloat16()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        ours, theirs = scaled_dot_product_attention(*mixed), torchs(*mixed)
+        untouched = scaled_dot_product_attention(q, k, v)
+    assert ours.dtype == theirs.dtype == torch.bfloat16
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=2e-2)
+    torch.testing.assert_close(untouched, scaled_dot_product_attention(q, k, v))
+
+
 def test_it_compiles_without_graph_breaks():
     inputs = draw((1, 2, 5, 4), (1, 2, 8, 4))
 

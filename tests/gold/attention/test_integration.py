@@ -75,3 +75,12 @@ def test_the_kernels_compile_into_one_graph_and_pass_torchs_checks():
     torch.library.opcheck(operators.forward.default, (*plain, *rules))
     saved = (torch.randn_like(out), torch.zeros_like(lse), *plain, out, lse)
     torch.library.opcheck(operators.backward.default, (*saved, *rules))
+
+
+def test_autocast_does_not_reach_into_the_products():
+    """The operands' dtype is the caller's choice: float32 stays float32 all the way."""
+    q, k, v = (x.detach() for x in draw(40, 40))
+    want = flash_attention(q, k, v, causal=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        got = flash_attention(q, k, v, causal=True)
+    torch.testing.assert_close(got, want, rtol=0, atol=0)

@@ -21,13 +21,23 @@ def scaled_dot_product_attention(
 
     query is (…, T, D), key and value are (…, S, D). `is_causal` is torch's: query t sees the keys
     up to t, counted from the *first* key, which differs from `flash_attention` when T ≠ S. Masks
-    and dropout are refused.
+    and dropout are refused. Under autocast the operands are cast, as torch does it.
     """
     _refuse(query, attn_mask, dropout_p)
+    query, key, value = autocast(query, key, value)
     _check(query, key, value, enable_gqa)
     q, k, v = (_as_four_axes(x) for x in (query, key, value))
     out = _from_the_first(q, k, v, scale) if is_causal else flash_attention(q, k, v, scale=scale)
     return out.reshape(query.shape)
+
+
+def autocast(*operands: Tensor) -> tuple[Tensor, ...]:
+    """The operands in autocast's dtype where it is on; torch leaves float64 alone."""
+    kind = operands[0].device.type
+    if not torch.is_autocast_enabled(kind):
+        return operands
+    dtype = torch.get_autocast_dtype(kind)
+    return tuple(x if x.dtype == torch.float64 else x.to(dtype) for x in operands)
 
 
 def _from_the_first(q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> Tensor:

@@ -382,13 +382,25 @@ def register(
     return made
 
 
+def _in_its_own_dtype(
+    function: Callable[..., tuple[Tensor, ...]],
+) -> Callable[..., tuple[Tensor, ...]]:
+    """Without autocast, which would round the products in here to 16 bits unasked."""
+
+    def run(first: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+        with torch.autocast(first.device.type, enabled=False):
+            return function(first, *rest)
+
+    return run
+
+
 _LIBRARY = register(
     TORCH,
     {
-        "forward": _forward,
-        "backward": _backward,
-        "varlen_forward": _varlen_forward,
-        "varlen_backward": _varlen_backward,
+        "forward": _in_its_own_dtype(_forward),
+        "backward": _in_its_own_dtype(_backward),
+        "varlen_forward": _in_its_own_dtype(_varlen_forward),
+        "varlen_backward": _in_its_own_dtype(_varlen_backward),
     },
     "CompositeExplicitAutograd",
 )

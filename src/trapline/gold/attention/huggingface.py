@@ -27,6 +27,7 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from trapline.gold.attention.api import flash_attention, flash_attention_varlen
+from trapline.gold.attention.dropin import autocast
 from trapline.gold.errors import ShapeError, UnsupportedError
 
 try:
@@ -72,6 +73,7 @@ def attention(
     _refuse(dropout, sliding_window is not None and not causal, more)
     rules: dict[str, Any] = {"causal": causal, "window": sliding_window, "scale": scaling}
     rules["softcap"] = softcap or 0.0
+    query, key, value = autocast(query, key, value)
     if more.get("cu_seq_lens_q") is not None:
         return _packed(query, key, value, more, rules), None
     if attention_mask is None:
