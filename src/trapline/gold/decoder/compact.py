@@ -25,11 +25,14 @@ from trapline.gold.decoder.model import Decoder
 from trapline.gold.kernels_device import processors
 
 LOG2_E = 1.4426950408889634
+#: Elements of its weights that a program asks for before it may begin.
+AHEAD = 65536
 
 
 class Cut(NamedTuple):
     """How a product is cut."""
 
+    block_b: int  # rows of a program
     block_n: int  # outputs of a program
     block_k: int  # of K at a time and part
     split: int  # parts of K within a program
@@ -102,7 +105,7 @@ class CompactStep:
         self._seen = like.new_empty((rows, wide))
         self._inner = like.new_empty((rows, config.hidden))
         self._logits = like.new_empty((rows, config.vocab), dtype=torch.float32)
-        self._squares = like.new_empty((-(-config.dim // 16), rows), dtype=torch.float32)
+        self._squares = like.new_empty((-(-config.dim // 8), rows), dtype=torch.float32)
         tiles = -(-config.vocab // 16)
         self._best = like.new_empty((tiles, rows), dtype=torch.float32)
         self._place = like.new_empty((tiles, rows), dtype=torch.int32)
@@ -156,50 +159,50 @@ class CompactStep:
     def _scaled(
         self, x: Tensor, w: Tensor, out: Tensor, rows: int, parts: int, *, best: bool = False
     ) -> int:
-        (outputs, inputs), block_b = w.shape, block_of(rows)
-        cut = cut_of("scaled", outputs, inputs, block_b, w.element_size(), self._processors)
+        outputs, inputs = w.shape
+        cut = cut_of("scaled", rows, outputs, inputs, w.element_size())
         tiles = -(-outputs // cut.block_n)
-        scaled_kernel[(tiles, triton.cdiv(rows, block_b))](
+        scaled_kernel[(tiles, triton.cdiv(rows, cut.block_b))](
             *(x, w, self._squares, out),
             *((self._best, self._place) if best else (None, None)),
             *(rows, outputs, inputs, parts, x.stride(0), w.stride(0), out.stride(0)),
             self._config.norm_eps,
             PARTS=triton.next_power_of_2(parts),
-            **self._cut(cut, outputs, inputs, block_b),
+            **self._cut(cut, outputs, inputs),
         )
         return tiles
 
     def _gated(self, w: Tensor, rows: int, parts: int) -> None:
-        outputs, inputs, block_b = w.shape[0] // 2, w.shape[1], block_of(rows)
-        cut = cut_of("gated", outputs, inputs, block_b, w.element_size(), self._processors)
-        gated_kernel[(triton.cdiv(outputs, cut.block_n), triton.cdiv(rows, block_b))](
+        outputs, inputs = w.shape[0] // 2, w.shape[1]
+        cut = cut_of("gated", rows, outputs, inputs, w.element_size())
+        gated_kernel[(triton.cdiv(outputs, cut.block_n), triton.cdiv(rows, cut.block_b))](
             *(self._y, w, self._squares, self._inner, rows, outputs, inputs, parts),
             *(self._y.stride(0), w.stride(0), self._inner.stride(0), self._config.norm_eps),
             PARTS=triton.next_power_of_2(parts),
-            **self._cut(cut, outputs, inputs, block_b),
+            **self._cut(cut, outputs, inputs),
         )
 
     def _added(self, x: Tensor, w: Tensor, weight: Tensor, rows: int) -> int:
-        (outputs, inputs), block_b = w.shape, block_of(rows)
-        cut = cut_of("added", outputs, inputs, block_b, w.element_size(), self._processors)
+        outputs, inputs = w.shape
+        cut = cut_of("added", rows, outputs, inputs, w.element_size())
         tiles = -(-outputs // cut.block_n)
-        added_kernel[(tiles, triton.cdiv(rows, block_b))](
+        added_kernel[(tiles, triton.cdiv(rows, cut.block_b))](
             *(x, w, self._x, weight, self._y, self._squares),
             *(rows, outputs, inputs, x.stride(0), w.stride(0)),
-            **self._cut(cut, outputs, inputs, block_b),
+            **self._cut(cut, outputs, inputs),
         )
         return tiles
 
-    def _cut(self, cut: Cut, outputs: int, inputs: int, block_b: int) -> dict[str, object]:
+    def _cut(self, cut: Cut, outputs: int, inputs: int) -> dict[str, object]:
         """What all products are told at compile time."""
         even = outputs % cut.block_n == 0 and inputs % (cut.split * cut.block_k) == 0
         return {
-            "BLOCK_B": block_b,
+            "BLOCK_B": cut.block_b,
             "BLOCK_N": cut.block_n,
             "BLOCK_K": cut.block_k,
             "SPLIT": cut.split,
             "EVEN": even,
-            "AHEAD": min(triton.next_power_of_2(inputs), 1024),
+            "AHEAD": min(triton.next_power_of_2(inputs), max(64, AHEAD // cut.block_n)),
             "PRECISION": self._precision,
             "PDL": self._early,
             "num_warps": cut.warps,
@@ -218,6 +221,7 @@ class CompactStep:
             lse = self._norm.new_empty(shape, dtype=torch.float32)
         programs = (groups * common + count * splits) * config.kv_heads
         block_d = triton.next_power_of_2(config.head_dim)
+        tile = tile_of(block_d, self._norm.element_size())
         attend_kernel[(programs,)](
             *(self._qkv, self._keys[number], self._values[number], rows.pages, rows.tails),
             *(rows.prefix, rows.positions, rows.active, *self._angles, layer.q_norm, layer.k_norm),
@@ -229,14 +233,14 @@ class CompactStep:
             D=config.head_dim,
             BLOCK_D=block_d,
             BLOCK_M=max(16, triton.next_power_of_2(rows.beams * ratio)),
-            BLOCK_S=64 if block_d <= 128 else 32,
+            BLOCK_S=tile,
             P=rows.page_size,
             TAIL_P=rows.tail_size,
             WINDOWED=layer.window is not None,
             PRECISION=self._precision,
             PDL=self._early,
-            num_warps=4,
-            num_stages=3 if self._norm.dtype == torch.bfloat16 else 2,
+            num_warps=8 if tile > 64 else 4,
+            num_stages=2,
             **self._launch(),
         )
         if lse is not None:
@@ -261,24 +265,28 @@ class CompactStep:
         return common, splits_of(positions, count * heads, self._processors)
 
 
+def tile_of(block_d: int, size: int) -> int:
+    """Positions at a time: 32 KB of keys in registers, a quarter of it where products are slow."""
+    return max(16, min(256, (16384 if size == 2 else 2048) // block_d))
+
+
 def splits_of(positions: int, programs: int, processors: int) -> int:
     """As many as give every processor two programs, of 256 positions or more each."""
     return max(1, min(-(-positions // 256), 2 * processors // max(programs, 1), 64))
 
 
-def block_of(rows: int) -> int:
-    """Rows of a program: 8 fill a matrix instruction."""
-    return min(64, max(8, 1 << (rows - 1).bit_length()))
-
-
-def cut_of(kind: str, outputs: int, inputs: int, block_b: int, size: int, processors: int) -> Cut:
-    """Small products are cut into as many programs as there are processors; see the docs."""
-    del kind, processors
+def cut_of(kind: str, rows: int, outputs: int, inputs: int, size: int) -> Cut:
+    """By what was measured on an H200: docs/components/decoder.md has the table."""
+    block_b = min(64, max(8, 1 << (rows - 1).bit_length()))
     if size == 4:
-        return Cut(16, 32, 2, 4, 2)
-    if outputs * inputs < 1 << 23 or block_b > 16:
-        return Cut(16, 64, 4, 4, 4)
-    return Cut(32, 64, 4, 4, 4)
+        return Cut(min(block_b, 16), 16, 32, 2, 4, 2)
+    if block_b > 16:
+        return Cut(32, 16, 256, 1, 4, 4)
+    if outputs > 20_000:
+        return Cut(block_b, 64, 128, 1, 4, 4)
+    if outputs * inputs < 1 << 23:
+        return Cut(block_b, 8, 64, 2, 2, 6) if kind == "gated" else Cut(block_b, 16, 64, 4, 4, 6)
+    return Cut(block_b, 32, 128, 1, 4, 4)
 
 
 def _may_start_early(device: torch.device) -> bool:

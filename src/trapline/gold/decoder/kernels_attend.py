@@ -2,7 +2,8 @@
 """Attention of a short decoding step, from the joined projections to the heads' answers.
 
 One kernel norms and turns queries and keys, stores the new key and value, and attends. The new
-position is taken from registers, so nobody waits for it to be stored.
+position is taken from registers, so nobody waits for it to be stored; and what is stored already
+does not depend on this step, so the first tile of it is read before the projections are there.
 
 Rows may come in groups of BEAMS that share their first positions (`prefix`): those lie on the pages
 of the group, and one program reads them once for all rows of a group. What a row has alone is its
@@ -42,31 +43,40 @@ def turned(
 
 
 @triton.jit
-def over_pages(
-    q, keys, values, table, g, begin, end, peak, total, weighted, scale,
-    G, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_S: tl.constexpr, P: tl.constexpr,
-    PRECISION: tl.constexpr,
+def tile_of(
+    keys, values, table, start, end, g, G,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_S: tl.constexpr, P: tl.constexpr,
 ):  # fmt: skip
-    """Adds positions begin … end − 1 of a page table to a softmax that runs; scale has log2 e."""
+    """Keys and values (BLOCK_S, BLOCK_D) of positions start … of a page table; zero from `end`."""
     d = tl.arange(0, BLOCK_D)
-    for start in range(begin, end, BLOCK_S):
-        s = start + tl.arange(0, BLOCK_S)
-        inside = s < end
-        page = tl.load(table + s // P, mask=inside, other=0).to(tl.int64)
-        at = ((page * P + s % P) * G + g)[:, None] * D + d[None, :]
-        stored = inside[:, None] & (d < D)[None, :]
-        k = tl.load(keys + at, mask=stored, other=0.0)
-        v = tl.load(values + at, mask=stored, other=0.0)
-        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
-        scores = tl.where(inside[None, :], scores, float("-inf"))
-        new_peak = tl.maximum(peak, tl.max(scores, 1))
-        weights = tl.exp2(scores - new_peak[:, None])
-        correction = tl.exp2(peak - new_peak)
-        total = total * correction + tl.sum(weights, 1)
-        weighted = weighted * correction[:, None]
-        weighted = tl.dot(weights.to(v.dtype), v, weighted, input_precision=PRECISION)
-        peak = new_peak
-    return peak, total, weighted
+    s = start + tl.arange(0, BLOCK_S)
+    inside = s < end
+    page = tl.load(table + s // P, mask=inside, other=0).to(tl.int64)
+    at = ((page * P + s % P) * G + g)[:, None] * D + d[None, :]
+    stored = inside[:, None] & (d < D)[None, :]
+    k = tl.load(keys + at, mask=stored, other=0.0)
+    v = tl.load(values + at, mask=stored, other=0.0)
+    return k, v
+
+
+@triton.jit
+def absorb(
+    q, k, v, start, end, peak, total, weighted, scale,
+    BLOCK_S: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """One more tile in a softmax that runs; `scale` has log2 e in it."""
+    inside = start + tl.arange(0, BLOCK_S) < end
+    scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
+    scores = tl.where(inside[None, :], scores, float("-inf"))
+    new_peak = tl.maximum(peak, tl.max(scores, 1))
+    # Nothing seen yet and nothing here: −inf − (−inf) is not a number.
+    origin = tl.where(new_peak == float("-inf"), 0.0, new_peak)
+    weights = tl.exp2(scores - origin[:, None])
+    correction = tl.exp2(peak - origin)
+    total = total * correction + tl.sum(weights, 1)
+    weighted = weighted * correction[:, None]
+    weighted = tl.dot(weights.to(v.dtype), v, weighted, input_precision=PRECISION)
+    return new_peak, total, weighted
 
 
 @triton.jit
@@ -86,6 +96,113 @@ def leave(
 
 
 @triton.jit
+def attend_prefix(
+    number, qkv, keys, values, pages, prefix, positions, cosine, sine, q_norm,
+    out, lse, rows, G, qkv_row, pages_row, scale, eps, window, common,
+    BEAMS: tl.constexpr, R: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_S: tl.constexpr, P: tl.constexpr,
+    WINDOWED: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """One split of the common beginning of a group, for all its rows and one kv head."""
+    split = number % common
+    g = number // common % G
+    group = number // (common * G)
+    m = tl.arange(0, BLOCK_M)
+    live = m < BEAMS * R
+    row = group * BEAMS + m // R
+    head = g * R + m % R
+    position = tl.load(positions + row, mask=live, other=0)
+    length = tl.load(prefix + group)
+    oldest = 0
+    if WINDOWED:
+        now = tl.load(positions + group * BEAMS).to(tl.int32)
+        oldest = tl.minimum(tl.maximum(now - window + 1, 0), length)
+    chunk = tl.cdiv(tl.cdiv(length - oldest, common), 16) * 16
+    begin = oldest + split * chunk
+    end = tl.minimum(begin + chunk, length)
+    table = pages + group.to(tl.int64) * pages_row
+    k, v = tile_of(keys, values, table, begin, end, g, G, D, BLOCK_D, BLOCK_S, P)
+    if PDL:
+        gdc_wait()
+    at = row.to(tl.int64) * qkv_row + head * D
+    q = turned(qkv, at, live, position, cosine, sine, q_norm, eps, D, BLOCK_D)
+    peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    weighted = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    peak, total, weighted = absorb(
+        q, k, v, begin, end, peak, total, weighted, scale, BLOCK_S, PRECISION
+    )
+    for start in range(begin + BLOCK_S, end, BLOCK_S):
+        k, v = tile_of(keys, values, table, start, end, g, G, D, BLOCK_D, BLOCK_S, P)
+        peak, total, weighted = absorb(
+            q, k, v, start, end, peak, total, weighted, scale, BLOCK_S, PRECISION
+        )
+    leave(out, lse, split, row, head, live, peak, total, weighted, rows, G * R, D, BLOCK_D)
+
+
+@triton.jit
+def attend_tail(
+    number, qkv, keys, values, tails, prefix, positions, active, cosine, sine, q_norm, k_norm,
+    out, lse, rows, G, qkv_row, tails_row, scale, eps, window, common, splits,
+    BEAMS: tl.constexpr, R: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_S: tl.constexpr, P: tl.constexpr,
+    WINDOWED: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """One split of what one row has alone, for one kv head; the first one has the new position."""
+    split = number % splits
+    g = number // splits % G
+    row = (number // (splits * G)).to(tl.int64)
+    position = tl.load(positions + row)
+    before = 0
+    if BEAMS > 1:
+        before = tl.load(prefix + row // BEAMS)
+    length = position.to(tl.int32) - before
+    oldest = 0
+    if WINDOWED:
+        oldest = tl.minimum(tl.maximum(length - window + 1, 0), length)
+    chunk = tl.cdiv(tl.cdiv(length - oldest, splits), 16) * 16
+    begin = oldest + split * chunk
+    end = tl.minimum(begin + chunk, length)
+    table = tails + row * tails_row
+    k, v = tile_of(keys, values, table, begin, end, g, G, D, BLOCK_D, BLOCK_S, P)
+    page = tl.load(table + length // P).to(tl.int64)
+    writes = tl.load(active + row) != 0
+    if PDL:
+        gdc_wait()
+    m = tl.arange(0, 16)
+    at = row * qkv_row + (g * R + m) * D
+    q = turned(qkv, at, m < R, m * 0 + position, cosine, sine, q_norm, eps, D, BLOCK_D)
+    peak = tl.full([16], float("-inf"), tl.float32)
+    total = tl.zeros([16], tl.float32)
+    weighted = tl.zeros([16, BLOCK_D], tl.float32)
+    if split == 0:
+        one = tl.arange(0, 1)
+        d = tl.arange(0, BLOCK_D)
+        at_new = row * qkv_row + (G * R + g) * D
+        key = turned(
+            qkv, at_new + one, one == 0, position + one, cosine, sine, k_norm, eps, D, BLOCK_D
+        )
+        value = tl.load(qkv + at_new + G * D + d, mask=d < D, other=0.0)
+        peak = tl.sum(q.to(tl.float32) * key.to(tl.float32), 1) * scale
+        total += 1.0
+        weighted += value.to(tl.float32)[None, :]
+        slot = ((page * P + length % P) * G + g) * D + d
+        tl.store(keys + slot, tl.reshape(key, [BLOCK_D]), mask=(d < D) & writes)
+        tl.store(values + slot, value, mask=(d < D) & writes)
+    peak, total, weighted = absorb(
+        q, k, v, begin, end, peak, total, weighted, scale, BLOCK_S, PRECISION
+    )
+    for start in range(begin + BLOCK_S, end, BLOCK_S):
+        k, v = tile_of(keys, values, table, start, end, g, G, D, BLOCK_D, BLOCK_S, P)
+        peak, total, weighted = absorb(
+            q, k, v, start, end, peak, total, weighted, scale, BLOCK_S, PRECISION
+        )
+    head = g * R + m
+    part = common + split
+    leave(out, lse, part, row + m * 0, head, m < R, peak, total, weighted, rows, G * R, D, BLOCK_D)
+
+
+@triton.jit
 def attend_kernel(
     qkv, keys, values, pages, tails, prefix, positions, active, cosine, sine, q_norm, k_norm,
     out, lse, rows, G, qkv_row, pages_row, tails_row, scale, eps, window,
@@ -94,98 +211,25 @@ def attend_kernel(
     BLOCK_M: tl.constexpr, BLOCK_S: tl.constexpr, P: tl.constexpr, TAIL_P: tl.constexpr,
     WINDOWED: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """One split of the common beginning of a group of rows, or of one row's tail, for one kv head.
-
-    The first rows / BEAMS · G · common programs are of the first kind, the others of the second.
-    """
+    """The first rows / BEAMS · G · common programs read prefixes, the others tails."""
     if PDL:
         gdc_launch_dependents()
-        gdc_wait()
-    H = G * R
-    of_groups = 0
+    number = tl.program_id(0)
     if BEAMS > 1:
         of_groups = rows // BEAMS * G * common
-    number = tl.program_id(0)
-    if number < of_groups:
-        if BEAMS > 1:
-            split = number % common
-            g = number // common % G
-            group = number // (common * G)
-            m = tl.arange(0, BLOCK_M)
-            live = m < BEAMS * R
-            row = group * BEAMS + m // R
-            head = g * R + m % R
-            position = tl.load(positions + row, mask=live, other=0)
-            at = row.to(tl.int64) * qkv_row + head * D
-            q = turned(qkv, at, live, position, cosine, sine, q_norm, eps, D, BLOCK_D)
-            length = tl.load(prefix + group)
-            oldest = 0
-            if WINDOWED:
-                now = tl.load(positions + group * BEAMS).to(tl.int32)
-                oldest = tl.minimum(tl.maximum(now - window + 1, 0), length)
-            chunk = tl.cdiv(tl.cdiv(length - oldest, common), BLOCK_S) * BLOCK_S
-            begin = oldest + split * chunk
-            end = tl.minimum(begin + chunk, length)
-            peak, total, weighted = over_pages(
-                q, keys, values, pages + group * pages_row, g, begin, end,
-                tl.full([BLOCK_M], float("-inf"), tl.float32), tl.zeros([BLOCK_M], tl.float32),
-                tl.zeros([BLOCK_M, BLOCK_D], tl.float32), scale,
-                G, D, BLOCK_D, BLOCK_S, P, PRECISION,
+        if number < of_groups:
+            attend_prefix(
+                number, qkv, keys, values, pages, prefix, positions, cosine, sine, q_norm,
+                out, lse, rows, G, qkv_row, pages_row, scale, eps, window, common,
+                BEAMS, R, D, BLOCK_D, BLOCK_M, BLOCK_S, P, WINDOWED, PRECISION, PDL,
             )  # fmt: skip
-            leave(out, lse, split, row, head, live, peak, total, weighted, rows, H, D, BLOCK_D)
-    else:
+            return
         number -= of_groups
-        split_t = number % splits
-        g_t = number // splits % G
-        row_t = number // (splits * G)
-        m_t = tl.arange(0, 16)
-        live_t = m_t < R
-        now_t = tl.load(positions + row_t)
-        origin = row_t.to(tl.int64) * qkv_row
-        head_t = g_t * R + m_t
-        place_t = tl.zeros([16], tl.int64) + now_t
-        q_t = turned(
-            qkv, origin + head_t * D, live_t, place_t, cosine, sine, q_norm, eps, D, BLOCK_D
-        )
-        before = 0
-        if BEAMS > 1:
-            before = tl.load(prefix + row_t // BEAMS)
-        length_t = now_t.to(tl.int32) - before
-        first = 0
-        if WINDOWED:
-            first = tl.minimum(tl.maximum(length_t - window + 1, 0), length_t)
-        chunk_t = tl.cdiv(tl.cdiv(length_t - first, splits), BLOCK_S) * BLOCK_S
-        begin_t = first + split_t * chunk_t
-        end_t = tl.minimum(begin_t + chunk_t, length_t)
-        table = tails + row_t.to(tl.int64) * tails_row
-        peak_t = tl.full([16], float("-inf"), tl.float32)
-        total_t = tl.zeros([16], tl.float32)
-        weighted_t = tl.zeros([16, BLOCK_D], tl.float32)
-        if split_t == 0:
-            one = tl.arange(0, 1)
-            d = tl.arange(0, BLOCK_D)
-            fresh = turned(
-                qkv, origin + (H + g_t) * D + one, one == 0, now_t + one,
-                cosine, sine, k_norm, eps, D, BLOCK_D,
-            )  # fmt: skip
-            v_at = qkv + origin + (H + G + g_t) * D + d
-            v_new = tl.load(v_at, mask=d < D, other=0.0)
-            peak_t = tl.sum(q_t.to(tl.float32) * fresh.to(tl.float32), 1) * scale
-            total_t += 1.0
-            weighted_t += v_new.to(tl.float32)[None, :]
-            page = tl.load(table + length_t // TAIL_P).to(tl.int64)
-            slot = ((page * TAIL_P + length_t % TAIL_P) * G + g_t) * D + d
-            writes = (d < D) & (tl.load(active + row_t) != 0)
-            tl.store(keys + slot, tl.reshape(fresh, [BLOCK_D]), mask=writes)
-            tl.store(values + slot, v_new, mask=writes)
-        peak_t, total_t, weighted_t = over_pages(
-            q_t, keys, values, table, g_t, begin_t, end_t, peak_t, total_t, weighted_t, scale,
-            G, D, BLOCK_D, BLOCK_S, TAIL_P, PRECISION,
-        )  # fmt: skip
-        leave(
-            out, lse, common + split_t, row_t + m_t * 0, head_t, live_t, peak_t, total_t,
-            weighted_t, rows, H, D, BLOCK_D,
-        )  # fmt: skip
+    attend_tail(
+        number, qkv, keys, values, tails, prefix, positions, active, cosine, sine, q_norm, k_norm,
+        out, lse, rows, G, qkv_row, tails_row, scale, eps, window, common, splits,
+        BEAMS, R, D, BLOCK_D, BLOCK_S, TAIL_P, WINDOWED, PRECISION, PDL,
+    )  # fmt: skip
 
 
 @triton.jit

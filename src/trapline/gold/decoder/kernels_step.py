@@ -87,10 +87,14 @@ def factor_of(squares, b, rows, count, width, eps, PARTS: tl.constexpr):
 def embed_kernel(
     ids, table, weight, x, y, squares, C, BLOCK: tl.constexpr, PDL: tl.constexpr
 ):  # fmt: skip
-    """The stream of one row at its beginning: an embedding."""
+    """The stream of one row at its beginning: an embedding.
+
+    It lets nobody start before all that came before it is over: what no kernel of a step writes
+    (positions, tables, what was stored earlier) may then be read by any of them without waiting.
+    """
     if PDL:
-        gdc_launch_dependents()
         gdc_wait()
+        gdc_launch_dependents()
     row = tl.program_id(0).to(tl.int64)
     c = tl.arange(0, BLOCK)
     token = tl.load(ids + row)
@@ -120,10 +124,10 @@ def scaled_kernel(
         gdc_launch_dependents()
         bring(w, n, N, K, w_row, AHEAD)
         gdc_wait()
-    total = product(
+    factor = factor_of(squares, b, rows, count, K, eps, PARTS)[None, :]
+    total = factor * product(
         x, w, b, n, rows, N, K, x_row, w_row, BLOCK_B, BLOCK_N, BLOCK_K, SPLIT, EVEN, PRECISION
     )
-    total *= factor_of(squares, b, rows, count, K, eps, PARTS)[None, :]
     inside = (n < N)[:, None] & (b < rows)[None, :]
     places = out + b.to(tl.int64)[None, :] * out_row + n[:, None]
     tl.store(places, total.to(out.dtype.element_ty), mask=inside)
@@ -155,11 +159,11 @@ def gated_kernel(
         gdc_launch_dependents()
         bring(w, both, 2 * N, K, w_row, AHEAD)
         gdc_wait()
-    total = product(
+    factor = factor_of(squares, b, rows, count, K, eps, PARTS)[None, :]
+    total = factor * product(
         x, w, b, both, rows, 2 * N, K, x_row, w_row,
         BLOCK_B, 2 * BLOCK_N, BLOCK_K, SPLIT, EVEN, PRECISION,
     )  # fmt: skip
-    total *= factor_of(squares, b, rows, count, K, eps, PARTS)[None, :]
     gate, up = tl.split(tl.trans(tl.reshape(total, [2, BLOCK_N, BLOCK_B]), 1, 2, 0))
     inner = gate * up / (1.0 + tl.exp2(-gate * LOG2_E))
     inside = (n < N)[:, None] & (b < rows)[None, :]
@@ -184,16 +188,18 @@ def added_kernel(
         gdc_launch_dependents()
         bring(w, n, N, K, w_row, AHEAD)
         gdc_wait()
-    total = product(
-        x, w, b, n, rows, N, K, x_row, w_row, BLOCK_B, BLOCK_N, BLOCK_K, SPLIT, EVEN, PRECISION
-    )
+    # What the end needs is asked for at the beginning, so that nobody waits for it there.
     inside = (n < N)[:, None] & (b < rows)[None, :]
     at = b.to(tl.int64)[None, :] * N + n[:, None]
     before = tl.load(stream + at, mask=inside, other=0.0).to(tl.float32)
+    gain = tl.load(weight + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
+    total = product(
+        x, w, b, n, rows, N, K, x_row, w_row, BLOCK_B, BLOCK_N, BLOCK_K, SPLIT, EVEN, PRECISION
+    )
     after = (before + total).to(stream.dtype.element_ty)
     tl.store(stream + at, after, mask=inside)
     wide = tl.where(inside, after.to(tl.float32), 0.0)
-    scaled = wide * tl.load(weight + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
+    scaled = wide * gain
     tl.store(y + at, scaled.to(y.dtype.element_ty), mask=inside)
     tl.store(squares + tl.program_id(0) * rows + b, tl.sum(wide * wide, 0), mask=b < rows)
 
