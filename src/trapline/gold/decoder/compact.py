@@ -221,7 +221,7 @@ class CompactStep:
             lse = self._norm.new_empty(shape, dtype=torch.float32)
         programs = (groups * common + count * splits) * config.kv_heads
         block_d = triton.next_power_of_2(config.head_dim)
-        tile = tile_of(block_d, self._norm.element_size())
+        tile, warps = attend_cut(block_d, self._norm.element_size())
         attend_kernel[(programs,)](
             *(self._qkv, self._keys[number], self._values[number], rows.pages, rows.tails),
             *(rows.prefix, rows.positions, rows.active, *self._angles, layer.q_norm, layer.k_norm),
@@ -239,7 +239,7 @@ class CompactStep:
             WINDOWED=layer.window is not None,
             PRECISION=self._precision,
             PDL=self._early,
-            num_warps=8 if tile > 64 else 4,
+            num_warps=warps,
             num_stages=2,
             **self._launch(),
         )
@@ -265,9 +265,10 @@ class CompactStep:
         return common, splits_of(positions, count * heads, self._processors)
 
 
-def tile_of(block_d: int, size: int) -> int:
-    """Positions at a time: 32 KB of keys in registers, a quarter of it where products are slow."""
-    return max(16, min(256, (16384 if size == 2 else 2048) // block_d))
+def attend_cut(block_d: int, size: int) -> tuple[int, int]:
+    """Positions at a time, and warps: 32 KB of keys in registers, less where products are slow."""
+    tile = max(16, min(256, (16384 if size == 2 else 2048) // block_d))
+    return tile, 8 if tile > 64 else 4
 
 
 def splits_of(positions: int, programs: int, processors: int) -> int:
