@@ -42,6 +42,8 @@ WIDTH_IN_ALL = 2048
 TOKENS = 16384
 #: Where plain calls are timed too, launch and all.
 EAGER_LENGTHS = (512, 4096)
+#: Where a backward pass is asked twenty times for the same bits.
+REPEATED_LENGTH = 4096
 PARTS = {"forward": ("out",), "backward": ("dq", "dk", "dv")}
 
 
@@ -166,6 +168,9 @@ def measured(case: Case, found: Sequence[Method], quick: bool) -> dict[str, Any]
     eager = {}
     if case.problem.length in EAGER_LENGTHS and case.problem.width == 128 and not quick:
         eager = {m.name: eager_seconds(case.call(m, 0), DEVICE) for m in taking}
+    found_again = {}
+    if case.problem.length == REPEATED_LENGTH and case.way == "backward":
+        found_again = {m.name: repeats(case.call(m, 0)) for m in taking}
     torch.cuda.empty_cache()
     return {
         "times": times,
@@ -173,7 +178,17 @@ def measured(case: Case, found: Sequence[Method], quick: bool) -> dict[str, Any]
         "errors": wrong,
         "left_out": refused,
         "eager_seconds": eager,
+        "equal_of_20": found_again,
     }
+
+
+def repeats(call: Call, times: int = 20) -> int:
+    """How many of so many answers have the bits of the first."""
+    first = [part.clone() for part in call()]
+    equal = 1
+    for _ in range(times - 1):
+        equal += all(torch.equal(a, b) for a, b in zip(first, call(), strict=False))
+    return equal
 
 
 def clock() -> Clock:
@@ -200,6 +215,8 @@ def shown(name: str, result: dict[str, Any]) -> str:
             f" TFLOP/s  {first / one.seconds:5.2f}x  {share:4.0%}  {wrong}"
         )
     lines += [f"  {name}: left out: {why}" for name, why in result["left_out"].items()]
+    if result["equal_of_20"]:
+        lines.append(f"  the same bits, of 20: {result['equal_of_20']}")
     return "\n".join(lines)
 
 
