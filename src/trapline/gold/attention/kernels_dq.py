@@ -25,9 +25,9 @@ def dq_step(
     PRECISION: tl.constexpr, TMA: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """What one tile of keys adds to dq."""
-    keys = rows_of(k, b, g, start, S, k_s, k_d, D, BLOCK_D, BLOCK_S, TMA)
+    keys = rows_of(k, b, g, start, S, k_s, k_d, D, BLOCK_D, BLOCK_S, TMA, not MASKED)
     products = tl.dot(queries, tl.trans(keys), input_precision=PRECISION)
-    values = rows_of(v, b, g, start, S, v_s, v_d, D, BLOCK_D, BLOCK_S, TMA)
+    values = rows_of(v, b, g, start, S, v_s, v_d, D, BLOCK_D, BLOCK_S, TMA, not MASKED)
     dweights = tl.dot(upstream, tl.trans(values), input_precision=PRECISION)
     t = top + tl.arange(0, BLOCK_T)
     s = start + tl.arange(0, BLOCK_S)

@@ -46,7 +46,7 @@ def forward_step(
 ):  # fmt: skip
     """The state of the online softmax (peak, total, weighted sum) after one more tile of keys."""
     peak, total, weighted = state
-    keys = rows_of(k, b, g, start, S, k_s, k_d, D, BLOCK_D, BLOCK_S, TMA)
+    keys = rows_of(k, b, g, start, S, k_s, k_d, D, BLOCK_D, BLOCK_S, TMA, not MASKED)
     scores = tl.dot(queries, tl.trans(keys), input_precision=PRECISION)
     # One multiply-add an element: without a cap, the scale waits for the subtraction of the peak.
     factor = scale * LOG2_E
@@ -66,7 +66,7 @@ def forward_step(
     weights = tl.exp2(scores * factor - origin[:, None])
     correction = tl.exp2(peak - origin)
     total = total * correction + tl.sum(weights, 1)
-    values = rows_of(v, b, g, start, S, v_s, v_d, D, BLOCK_D, BLOCK_S, TMA)
+    values = rows_of(v, b, g, start, S, v_s, v_d, D, BLOCK_D, BLOCK_S, TMA, not MASKED)
     weighted = tl.dot(
         weights.to(values.dtype), values, weighted * correction[:, None], input_precision=PRECISION
     )
