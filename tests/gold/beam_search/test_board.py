@@ -1,7 +1,9 @@
 """The search as tensors gives what the search of one prompt at a time gives, ties included."""
 
+import json
 import random
 import zlib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -98,3 +100,13 @@ def test_fewer_candidates_than_beams_leave_dead_beams():
     assert (board.sums > -torch.inf).tolist() == [[True, False, False]]
     board.reset()
     assert board.sums.tolist() == [[0.0, -torch.inf, -torch.inf]]
+
+
+def test_the_interpreted_kernel_is_the_board_bit_for_bit(tmp_path, run_script):
+    pytest.importorskip("triton")
+    run_script(Path(__file__).parent / "interpret_board.py", tmp_path, TRITON_INTERPRET="1")
+    found = json.loads((tmp_path / "boards.json").read_text())
+    assert len(found) == 12
+    for entry in found:
+        assert not entry["wrong"], entry
+        assert entry["broken"] == 0

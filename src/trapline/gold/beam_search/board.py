@@ -33,14 +33,14 @@ class Board:
         """`prompts` are their lengths."""
         self.rules = rules
         width, steps, count = rules.beam_width, rules.max_new_tokens, len(prompts)
-        self._ends = torch.tensor(rules.eos_ids, device=device)
+        self.ends = torch.tensor(rules.eos_ids, device=device)
         counted = rules.policy.length == "with-prompt"
-        self._offset = torch.tensor([n if counted else 0 for n in prompts], device=device)
+        self.offset = torch.tensor([n if counted else 0 for n in prompts], device=device)
         longest = steps + (max(prompts, default=0) if counted else 0)
         powers = [float(max(n, 1) ** rules.length_penalty) for n in range(longest + 2)]
-        self._powers = torch.tensor(powers, dtype=torch.float64, device=device)
+        self.powers = torch.tensor(powers, dtype=torch.float64, device=device)
         floats, whole = torch.float64, torch.int64
-        self.length = torch.zeros((), dtype=whole, device=device)
+        self.length = torch.zeros(count, dtype=whole, device=device)
         self.sums = torch.empty((count, width), dtype=floats, device=device)
         #: Where each live beam comes from, by step: its parent's place, and its last token.
         self.parents = torch.zeros((steps, count, width), dtype=whole, device=device)
@@ -65,23 +65,19 @@ class Board:
         shape = (count, width, -1)
         tokens = offered.tokens.view(shape)
         # An end counts as an end, not as a candidate as well.
-        is_end = (tokens[..., None] == self._ends).any(dim=-1)
+        is_end = (tokens[..., None] == self.ends).any(dim=-1)
         totals = self.sums[..., None] + offered.log_probs.view(shape).double()
         totals = totals.masked_fill(is_end, -torch.inf)
         ends = self.sums[..., None] + offered.ends.view(shape).double()
         ends = ends.masked_fill(~self._may_finish(ends, totals, tokens), -torch.inf)
         best = torch.sort(totals.flatten(1), dim=1, descending=True, stable=True)
         sums, places = best.values[:, :width], best.indices[:, :width]
-        short = width - sums.shape[1]
-        if short > 0:  # fewer candidates than beams
-            sums = torch.nn.functional.pad(sums, (0, short), value=-torch.inf)
-            places = torch.nn.functional.pad(places, (0, short))
         parents = places // tokens.shape[2]
         chosen = tokens.flatten(1).gather(1, places)
         self._enter(ends, sums)
         over = self._is_settled(sums) | (self.length == self.rules.max_new_tokens)
         self.sums.copy_(sums.masked_fill(over[:, None], -torch.inf))
-        here = (self.length - 1).view(1)
+        here = self.length[:1] - 1
         self.parents.index_copy_(0, here, parents[None])
         self.tokens.index_copy_(0, here, chosen[None])
         return parents, chosen
@@ -118,15 +114,15 @@ class Board:
             return alive
         count, width, number = ends.shape
         every = torch.cat((totals, ends), dim=2)
-        names = torch.cat((tokens, self._ends.expand(count, width, number)), dim=2)
+        names = torch.cat((tokens, self.ends.expand(count, width, number)), dim=2)
         kept = width if finish == "ranked" else (1 + number) * width
         if finish == "ranked":  # among all continuations of the step
             beam = torch.arange(width, device=ends.device)[:, None]
             every, places = every.flatten(1)[:, None], (names + (beam << 32)).flatten(1)[:, None]
-            own = (self._ends + (beam << 32)).expand(count, -1, -1)
+            own = (self.ends + (beam << 32)).expand(count, -1, -1)
         else:  # among those of their own beam
             every, places = every.flatten(0, 1)[:, None], names.flatten(0, 1)[:, None]
-            own = self._ends.expand(count, width, number)
+            own = self.ends.expand(count, width, number)
         value = ends.reshape(len(every), -1, 1)
         mine = own.reshape(len(every), -1, 1)
         before = (every > value) | ((every == value) & (places < mine))
@@ -136,11 +132,11 @@ class Board:
     def _enter(self, ends: Tensor, sums: Tensor) -> None:
         """Ends, and at the maximum length what is alive; behind equals that were there before."""
         width = self.sums.shape[1]
-        offset = (self.length + self._offset)[:, None]
+        counted = (self.length + self.offset)[:, None]
         without = 1 if self.rules.policy.length == "with-prompt" else 0
-        ended = ends.flatten(1) / self._powers[offset - without]
-        cut = sums / self._powers[offset]
-        cut = cut.masked_fill(self.length < self.rules.max_new_tokens, -torch.inf)
+        ended = ends.flatten(1) / self.powers[counted - without]
+        cut = sums / self.powers[counted]
+        cut = cut.masked_fill((self.length < self.rules.max_new_tokens)[:, None], -torch.inf)
         scores = torch.cat((self.scores, ended, cut), dim=1)
         totals = torch.cat((self.totals, ends.flatten(1), sums), dim=1)
         best = torch.sort(scores, dim=1, descending=True, stable=True)
@@ -154,8 +150,8 @@ class Board:
         """Of the ends after each beam, which was alive a step ago; and of the beams alive now."""
         count, width = self.sums.shape
         beam = torch.arange(width, device=self.sums.device)[:, None]
-        now = (self.length - 1).expand(width, 1)
-        ends = self._ends.expand(width, -1)
+        now = (self.length[:1] - 1).expand(width, 1)
+        ends = self.ends.expand(width, -1)
         ended = torch.stack(((now - 1).expand_as(ends), beam.expand_as(ends), ends), dim=-1)
         alive = torch.stack((now, beam, torch.full_like(beam, -1)), dim=-1)
         return tuple(one.flatten(0, 1).expand(count, -1, 3) for one in (ended, alive))
@@ -170,15 +166,11 @@ class Board:
             return full
         first = sums[:, 0]
         if stop == "current-length":
-            bound = first / self._power(self.length)
+            bound = first / self.powers[self.length]
         else:
-            after = first / self._power(self.length + 1)
-            bound = torch.maximum(after, first / self._powers[self.rules.max_new_tokens])
+            after = first / self.powers[self.length + 1]
+            bound = torch.maximum(after, first / self.powers[self.rules.max_new_tokens])
         return full & (bound <= worst)
-
-    def _power(self, length: Tensor) -> Tensor:
-        """Of one length that only the device knows: to index by it would mean to wait for it."""
-        return self._powers.index_select(0, length.view(1))
 
 
 def _path(parents: Tensor, tokens: Tensor, step: int, beam: int, end: int) -> tuple[int, ...]:

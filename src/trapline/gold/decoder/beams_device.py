@@ -42,7 +42,6 @@ class DeviceSearch:
             )
         width, steps, count = rules.beam_width, rules.max_new_tokens, len(lengths)
         self._kept = min((1 + len(rules.eos_ids)) * width, vocabulary)
-        self._ends = torch.tensor(rules.eos_ids, device=device)
         shared = [-(-length // PAGE) for length in lengths]
         own = -(-count * width * steps // PAGE)
         dtype = decoder.norm.weight.dtype
@@ -72,7 +71,7 @@ class DeviceSearch:
         )
         self._first_row = torch.arange(count, device=device)[:, None] * width
         self._column = torch.arange(steps, device=device)
-        self._broken = torch.zeros((), dtype=torch.bool, device=device)
+        self._broken = torch.zeros(1, dtype=torch.int32, device=device)
         self._board = Board(rules, lengths, device)
         self._forward = Forward(decoder, self._pool, rows)
         self._replay: Callable[[], Any] | None = None
@@ -120,22 +119,24 @@ class DeviceSearch:
 
     def _move(self, logits: Tensor) -> None:
         """The searches one step on, and the rows to where their beams come from."""
-        board, rows = self._board, self._rows
-        parents, tokens = board.advance(self._offered(logits))
+        board, rows, logits = self._board, self._rows, logits.float()
+        top = ranked(logits, self._kept)
+        if logits.is_cuda:
+            from trapline.gold.beam_search import kernels
+
+            if kernels.fits(board, self._kept):
+                state = self._broken, rows.ids, rows.positions, rows.tails, self._own
+                return kernels.advance(board, logits, top.lse, top.values, top.indices, *state)
+        alive = (board.sums > -torch.inf).flatten()
+        self._broken.logical_or_((alive & ~torch.isfinite(top.lse)).any())
+        ends = logits.index_select(1, board.ends) - top.lse[:, None]
+        parents, tokens = board.advance(Offered(top.values, top.indices, ends))
         past = rows.tails.index_select(0, (self._first_row + parents).flatten())
         # The last token is still to be fed: its place is the beam's own, as are all after it.
-        rows.tails.copy_(torch.where(self._column < board.length - 1, past, self._own))
+        rows.tails.copy_(torch.where(self._column < board.length[:1] - 1, past, self._own))
         rows.ids.copy_(tokens.flatten())
         rows.positions.add_(1)
-
-    def _offered(self, logits: Tensor) -> Offered:
-        """The candidates that a search of this width and these ends can need."""
-        logits = logits.float()
-        top = ranked(logits, self._kept)
-        alive = (self._board.sums > -torch.inf).flatten()
-        self._broken.logical_or_((alive & ~torch.isfinite(top.lse)).any())
-        ends = logits.index_select(1, self._ends) - top.lse[:, None]
-        return Offered(top.values, top.indices, ends)
+        return None
 
     def _look(self) -> bool:
         """Whether all searches are over; this waits for the device."""
