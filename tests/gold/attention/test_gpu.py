@@ -162,6 +162,15 @@ def test_any_strides(kind):
     close(dict(found), wanted, torch.float16)
 
 
+def test_a_gradient_that_is_one_number_expanded():
+    q, k, v, _ = drawn(1, 2, 2, 130, 130, 64, torch.float16)
+    wanted = exact(q, k, v, torch.ones_like(q))
+    for x in (q, k, v):
+        x.requires_grad_()
+    grads = torch.autograd.grad(flash_attention(q, k, v, impl="triton").sum(), (q, k, v))
+    close({"dk": grads[1], "dv": grads[2]}, wanted, torch.float16)
+
+
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("D", [64, 128])
 def test_gradients_repeat_bit_for_bit(D, causal):
