@@ -2,6 +2,7 @@
 
     PYTHONPATH=src python benchmarks/bench_generate.py --device cuda
     PYTHONPATH=src python benchmarks/bench_generate.py --device cpu --threads 2
+    … --sections greedy beams for a part of the GPU's cases; the others stay as they are in the file
     … --quick for a look that takes a minute and says little
 
 GPU: the 254 M shape of the anchors (16 layers, width 1024, 16/8 heads, vocabulary 32 000), batch
@@ -14,8 +15,9 @@ A *step* is the slope between two lengths: (time of n tokens − time of n/2) / 
 """
 
 import argparse
+import json
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,16 +25,29 @@ from typing import Any
 
 import torch
 import transformers
-from harness import Contender, Rules, ceilings, compare, errors, show, write
+from harness import (
+    RESULTS,
+    Contender,
+    Rules,
+    ceilings,
+    compare,
+    device_name,
+    errors,
+    show,
+    write,
+)
 
 from trapline.gold.beam_search.api import beam_search, checked_rules
 from trapline.gold.decoder.beams import BeamModel
 from trapline.gold.decoder.beams_device import DeviceSearch
 from trapline.gold.decoder.config import DecoderConfig, RopeConfig
 from trapline.gold.decoder.engine import Engine
+from trapline.gold.decoder.graphs import Running, StaticStep
 from trapline.gold.decoder.model import Decoder
+from trapline.gold.decoder.pool import Pool
 
 PAGE = 16
+SECTIONS = ("ids", "greedy", "beams", "long", "1.7B", "8B")
 
 
 @dataclass(frozen=True)
@@ -224,30 +239,50 @@ def race(
     return {"job": job.name, "times": times, "steps": steps}
 
 
-def gpu(device: str, quick: bool) -> dict[str, Any]:
-    """Everything that the GPU section names."""
-    rules = Rules(rounds=3 if quick else 7, warm_up=0.0, drift=0.1)
+def gpu(device: str, quick: bool, sections: Sequence[str]) -> dict[str, Any]:
+    """The sections that were asked for, in order; each is a case, or several, of the result."""
+    rules = Rules(rounds=3, warm_up=0.0, drift=0.1, repeats=1)
     new = 32 if quick else 128
-    results: dict[str, Any] = {"same_ids_fp32": same_ids(ANCHOR, Job(8, 128, new), device)}
-    with pair(ANCHOR, 8192 + 256, device, torch.bfloat16) as (theirs, mine):
-        results["bf16_logits"] = logit_errors(theirs, mine, device)
-        static = {"cache_implementation": "static"}
-        for job in (Job(8, 128, new), Job(8, 128, new, 8)):
-            runs = {"ours": ours(mine, job), "transformers": peer(theirs, job)}
-            if job.beams == 1:
-                runs["transformers, static + compile"] = peer(theirs, job, **static)
-                runs["ours, pages permuted"] = ours_greedy(mine, job, permuted=True)
-            results[job.name] = race(runs, job, device, rules)
-        job = Job(1, 8192, new, 8)
-        runs = {"ours": ours(mine, job), "transformers": peer(theirs, job)}
-        results[job.name] = race(runs, job, device, rules)
-        results[job.name]["peak_bytes"] = {name: peak(run, new) for name, run in runs.items()}
+    results: dict[str, Any] = {}
+    if "ids" in sections:
+        results["same ids, float32"] = same_ids(ANCHOR, Job(8, 128, new), device)
+    if "greedy" in sections or "beams" in sections:
+        with pair(ANCHOR, 512, device, torch.bfloat16) as (theirs, mine):
+            if "greedy" in sections:
+                results["teacher-forced logits, bfloat16"] = logit_errors(theirs, mine, device)
+                job = Job(8, 128, new)
+                results[job.name] = race(greedy_runs(theirs, mine, job), job, device, rules)
+            if "beams" in sections:
+                job = Job(8, 128, new, 8)
+                runs = {"ours": ours(mine, job), "transformers": peer(theirs, job)}
+                results[job.name] = race(runs, job, device, rules)
+    if "long" in sections:
+        with pair(ANCHOR, 8192 + 256, device, torch.bfloat16) as (theirs, mine):
+            results |= long_prompt(theirs, mine, Job(1, 8192, new, 8), device, rules)
     for shape in LARGER:
-        results[shape.name] = against_reading(shape, Job(8, 128, new), device, rules)
+        if shape.name in sections:
+            results[shape.name] = against_reading(shape, Job(8, 128, new), device, rules)
     return results
 
 
-def same_ids(shape: Shape, job: Job, device: str) -> dict[str, float]:
+def greedy_runs(theirs: Any, mine: Decoder, job: Job) -> dict[str, Callable[[int], Any]]:
+    return {
+        "ours": ours(mine, job),
+        "ours, pages permuted": ours_greedy(mine, job, permuted=True),
+        "transformers": peer(theirs, job),
+        "transformers, static + compile": peer(theirs, job, cache_implementation="static"),
+    }
+
+
+def long_prompt(theirs: Any, mine: Decoder, job: Job, device: str, rules: Rules) -> dict[str, Any]:
+    """Times, and the bytes at the highest point of one call; ours makes its pool in the call."""
+    runs = {"ours": ours(mine, job), "transformers": peer(theirs, job)}
+    highest = {name: peak(run, job.new) for name, run in runs.items()}
+    print(f"peak bytes above the weights: {highest}")
+    return {job.name: {**race(runs, job, device, rules), "peak_bytes": highest}}
+
+
+def same_ids(shape: Shape, job: Job, device: str) -> dict[str, Any]:
     """The share of equal tokens in fp32 (TF32 off), greedy and with beams."""
     torch.backends.cuda.matmul.allow_tf32 = False
     shares = {}
@@ -261,20 +296,38 @@ def same_ids(shape: Shape, job: Job, device: str) -> dict[str, float]:
             ]
             shares[one.name] = sum(pairs) / len(pairs)
     print(f"same ids in fp32: {shares}")
-    return shares
+    return {"share of equal tokens": shares}
 
 
 def logit_errors(theirs: Any, mine: Decoder, device: str) -> dict[str, Any]:
-    """Teacher-forced on the same ids, against their weights in float64 on a CPU-sized piece."""
-    ids = torch.tensor(Job(2, 128, 1).prompts(mine.config.vocab), device=device)
+    """Teacher-forced on the same ids, against their weights in float64; the last token by a step."""
+    prompts = Job(2, 128, 1).prompts(mine.config.vocab)
+    ids = torch.tensor(prompts, device=device)
     with torch.no_grad():
         given = {"ours": mine(ids), "transformers": theirs(ids).logits}
         wide = type(theirs)(theirs.config).to(device, torch.float64)
         wide.load_state_dict(theirs.state_dict())
         exact = wide(ids).logits
+        stepped = last_logits(mine, prompts)
     found = {name: errors(logits, exact) for name, logits in given.items()}
+    found["ours, by a static step"] = errors(stepped, exact[:, -1])
+    found["transformers, the same tokens"] = errors(given["transformers"][:, -1], exact[:, -1])
     print(f"logits against float64: {found}")
-    return found
+    return {"errors": found}
+
+
+def last_logits(decoder: Decoder, prompts: list[list[int]]) -> torch.Tensor:
+    """After the last token of each, which the static step feeds."""
+    pages = -(-len(prompts[0]) // PAGE)
+    dtype = decoder.norm.weight.dtype
+    pool = Pool(decoder.config, pages * len(prompts), PAGE, dtype, decoder.device)
+    rows = [pool.open() for _ in prompts]
+    for row, prompt in zip(rows, prompts, strict=True):
+        row.reserve(len(prompt))
+    decoder.step([prompt[:-1] for prompt in prompts], rows)
+    step = StaticStep(decoder, pool, len(prompts), pages)
+    step.load([Running(row, prompt[-1], 0) for row, prompt in zip(rows, prompts, strict=True)])
+    return step.logits()[: len(prompts)]
 
 
 def peak(run: Callable[[int], Any], new: int) -> int:
@@ -309,7 +362,7 @@ def cpu(quick: bool) -> dict[str, Any]:
     shape = TINY if quick else FOR_CPU
     rules = Rules(rounds=2 if quick else 5, warm_up=0.0, drift=0.1)
     jobs = [Job(1, 128, 8 if quick else 64, beams) for beams in (1, 8)]
-    results: dict[str, Any] = {"same_ids_fp32": same_ids(shape, jobs[0], "cpu")}
+    results: dict[str, Any] = {"same ids, float32": same_ids(shape, jobs[0], "cpu")}
     with pair(shape, 512, "cpu", torch.float32) as (theirs, mine):
         for job in jobs:
             runs = {"ours": ours(mine, job), "transformers": peer(theirs, job)}
@@ -324,16 +377,27 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--threads", type=int, default=2, help="of the CPU section")
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--out", type=Path, help="folder for the JSON; results/ if not given")
+    parser.add_argument(
+        "--sections", nargs="+", default=SECTIONS, choices=SECTIONS, help="of the GPU; default all"
+    )
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the JSON")
     options = parser.parse_args()
     transformers.logging.set_verbosity_error()
     if options.device == "cpu":
         torch.set_num_threads(options.threads)
         results = cpu(options.quick)
     else:
-        results = gpu(options.device, options.quick)
-    where = {"folder": options.out} if options.out else {}
-    print(f"\nwritten: {write('generate', options.device, results, **where)}")
+        results = gpu(options.device, options.quick, options.sections)
+        if set(options.sections) != set(SECTIONS):
+            results = earlier(options.device, options.out) | results
+    print(f"\nwritten: {write('generate', options.device, results, folder=options.out)}")
+
+
+def earlier(device: str, folder: Path) -> dict[str, Any]:
+    """What other sections wrote on this machine: a run may be cut into several."""
+    path = folder / device_name(device).replace(" ", "-").lower() / "generate.json"
+    found: dict[str, Any] = json.loads(path.read_text())["results"] if path.is_file() else {}
+    return found
 
 
 if __name__ == "__main__":
