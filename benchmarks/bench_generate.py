@@ -300,7 +300,7 @@ def same_ids(shape: Shape, job: Job, device: str) -> dict[str, Any]:
 
 
 def logit_errors(theirs: Any, mine: Decoder, device: str) -> dict[str, Any]:
-    """Teacher-forced on the same ids, against their weights in float64; the last token by a step."""
+    """Teacher-forced, against their weights in float64; the last token also by a static step."""
     prompts = Job(2, 128, 1).prompts(mine.config.vocab)
     ids = torch.tensor(prompts, device=device)
     with torch.no_grad():
