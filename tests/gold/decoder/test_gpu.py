@@ -1,0 +1,134 @@
+"""The short step on a GPU: its kernels against float64, captured steps and searches against a CPU.
+
+Skips where there is no GPU.
+"""
+
+import pytest
+import torch
+
+from trapline.gold.decoder import beams, compact
+from trapline.gold.decoder.config import from_dict
+from trapline.gold.decoder.forward import Forward, Rows
+from trapline.gold.decoder.generate import generate
+from trapline.gold.decoder.model import Decoder
+from trapline.gold.decoder.pool import Pool
+
+pytestmark = [
+    pytest.mark.needs_gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+SIZES = {"num_hidden_layers": 2, "max_position_embeddings": 512, "vocab_size": 523}
+SMALL = {
+    **SIZES,
+    "hidden_size": 96,
+    "intermediate_size": 160,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+}
+FAMILIES = {
+    "llama": {**SMALL, "model_type": "llama"},
+    "mistral": {**SMALL, "model_type": "mistral", "sliding_window": 40, "head_dim": 24},
+    "qwen3": {**SMALL, "model_type": "qwen3", "head_dim": 64, "tie_word_embeddings": True},
+    "gpt2": {
+        "model_type": "gpt2",
+        "vocab_size": 523,
+        "n_embd": 64,
+        "n_layer": 2,
+        "n_head": 4,
+        "n_positions": 512,
+    },
+}
+#: Width, query heads, key heads, head width, hidden: the layers of the benchmark's shapes.
+LAYERS = {
+    "254M": (1024, 16, 8, 64, 2816),
+    "1.7B": (2048, 16, 8, 128, 6144),
+    "8B": (4096, 32, 8, 128, 14336),
+    "odd": (200, 6, 2, 40, 333),
+}
+PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6] * 20, [2], [7, 1, 8] * 20]
+STEPS = 40
+
+
+def random_decoder(raw, spread=0.12):
+    torch.manual_seed(7)
+    decoder = Decoder(from_dict(raw)).eval()
+    with torch.no_grad():
+        for parameter in decoder.parameters():
+            parameter.copy_(torch.randn_like(parameter) * spread)
+    return decoder.requires_grad_(False)
+
+
+def one_layer(name):
+    width, heads, groups, head, hidden = LAYERS[name]
+    raw = {
+        **SIZES,
+        "model_type": "qwen3",
+        "num_hidden_layers": 1,
+        "hidden_size": width,
+        "num_attention_heads": heads,
+        "num_key_value_heads": groups,
+        "head_dim": head,
+        "intermediate_size": hidden,
+    }
+    return random_decoder(raw, 0.02)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("rows", [1, 3, 8, 16, 40, 64, 100])
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_layer_against_float64(name, rows, dtype):
+    """Every cut that the benchmark's shapes are given, and what is stored on the way."""
+    decoder = one_layer(name).to("cuda", dtype)
+    pool = Pool(decoder.config, rows * 4, 16, dtype, decoder.device)
+    forward = Forward(decoder, pool, rows)
+    assert compact.suits(decoder)
+    ids = torch.arange(rows, device="cuda") % 500
+    lengths = torch.arange(rows, device="cuda") % 50 + 3
+    texts = [((torch.arange(n) * 7 + row) % 500).tolist() for row, n in enumerate(lengths.tolist())]
+    sequences = [pool.open() for _ in texts]
+    for sequence in sequences:
+        sequence.reserve(64)
+    decoder.step(texts, sequences)
+    table = torch.tensor([one.table for one in sequences], dtype=torch.int32, device="cuda")
+    active = torch.ones(rows, dtype=torch.bool, device="cuda")
+    found = forward.logits(Rows(ids, lengths, active, table, 16, table, 16, lengths)).double()
+    exact = decoder.to(torch.float64)
+    expected = exact.step(
+        [[*text, int(token)] for text, token in zip(texts, ids, strict=True)],
+        [exact.new_cache() for _ in texts],
+    )
+    error = ((found - expected).norm() / expected.norm()).item()
+    assert error <= (1e-5 if dtype == torch.float32 else 2e-2), error
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_captured_generation_is_the_cpus(family):
+    decoder = random_decoder(FAMILIES[family])
+    options = {"max_new_tokens": STEPS, "stop_ids": [5]}
+    expected = generate(decoder, PROMPTS, **options)
+    assert generate(decoder.to("cuda"), PROMPTS, **options) == expected
+
+
+@pytest.mark.parametrize("policy", ["canonical", "hf", "vllm"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_captured_searches_are_the_cpus(family, policy):
+    decoder = random_decoder(FAMILIES[family])
+    options = {"beam_width": 4, "max_new_tokens": STEPS, "eos_id": [4, 11], "policy": policy}
+    expected = beams.search(decoder, PROMPTS, **options)
+    found = beams.search(decoder.to("cuda"), PROMPTS, **options)
+    for ours, theirs in zip(found, expected, strict=True):
+        assert [beam.tokens for beam in ours] == [beam.tokens for beam in theirs]
+        for one, other in zip(ours, theirs, strict=True):
+            assert one.score == pytest.approx(other.score, rel=1e-5)
+
+
+def test_wide_beams_take_the_way_of_torch():
+    """More candidates than one program compares."""
+    decoder = random_decoder(FAMILIES["llama"])
+    options = {"beam_width": 20, "max_new_tokens": 6, "eos_id": 4}
+    expected = beams.search(decoder, PROMPTS, **options)
+    found = beams.search(decoder.to("cuda"), PROMPTS, **options)
+    assert [[beam.tokens for beam in one] for one in found] == [
+        [beam.tokens for beam in one] for one in expected
+    ]
