@@ -8,6 +8,7 @@ import torch
 
 from trapline.gold.decoder import fused, kernels
 from trapline.gold.decoder.config import RopeConfig
+from trapline.gold.decoder.pool import Stored
 from trapline.gold.decoder.rope import angles
 
 #: Rows, query heads, key heads, width, whether queries and keys are normed and turned.
@@ -33,7 +34,8 @@ def turned(dtype, rows, heads, groups, width, normed, rotated) -> dict[str, obje
     slots[0] = -1
     pools = [torch.full((20, groups, width), 7.0, dtype=dtype) for _ in range(4)]
     ours = kernels.turn_and_append(qkv, turn, positions, slots, *pools[:2])
-    theirs = fused.turn_and_append(qkv, turn, positions, slots, *pools[2:])
+    stored = Stored(*pools[2:], scales=None, bits=None, width=width, page_size=4)
+    theirs = fused.turn_and_append(qkv, turn, positions, slots, stored)
     pairs = [(ours, theirs), (pools[0], pools[2]), (pools[1], pools[3])]
     untouched = int((pools[0] == 7.0).all(dim=(1, 2)).sum())
     return entry("turn_and_append", dtype, pairs) | {"untouched": untouched, "rows": rows}

@@ -5,9 +5,10 @@ import torch
 
 from trapline.gold.attention.paged import paged_attention
 from trapline.gold.decoder import graphs
+from trapline.gold.decoder.engine import Engine
 from trapline.gold.decoder.fused import Shared, decode_attention
 from trapline.gold.decoder.graphs import Running, StaticStep, _shared
-from trapline.gold.decoder.pool import Pool
+from trapline.gold.decoder.pool import Pool, Stored
 from trapline.gold.decoder.sampling import Chooser, Sampling
 from trapline.gold.errors import RangeError
 
@@ -79,7 +80,8 @@ def test_one_query_a_row_is_paged_attention(window):
     pages = [stored.view(9, 4, 2, 6).transpose(1, 2) for stored in (keys, values)]
     expected = paged_attention(q, *pages, table, lengths, window=window)
     for shared in ([], [Shared(1, 3, 2)]):
-        found = decode_attention(q, keys, values, table, lengths, 4, window, shared)
+        stored = Stored(keys, values, None, None, 6, page_size=4)
+        found = decode_attention(q, stored, table, lengths, window, shared)
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
@@ -119,6 +121,38 @@ def test_joined_weights_are_the_decoders_own(make):
     end = attention.q.weight.data_ptr() + attention.q.weight.nbytes
     assert attention.k.weight.data_ptr() == end
     assert torch.equal(decoder(torch.tensor([[1, 2, 3]])), before)
+
+
+@pytest.mark.parametrize(("bits", "most"), [(8, 0.02), (4, 0.3), ("fp8", 0.08)])
+def test_steps_on_codes_stay_near_the_plain_ones(make, bits, most):
+    """The prompt's pages and the step's own hold codes; forks copy their scales too."""
+    decoder = make("llama", head_dim=8)
+    pool = Pool(decoder.config, 24, 4, torch.float32, decoder.device, bits)
+    plain_bytes = pool_of(decoder).nbytes()
+    per_element = 8 * 4 * pool.nbytes() / plain_bytes
+    assert per_element == (4 if bits == 4 else 8) + 16 / 8  # a scale for a row of eight
+    row = opened(decoder, pool, PROMPTS[:1])[0]
+    twin = row.fork()
+    twin.reserve(12)
+    step = StaticStep(decoder, pool, rows=2, pages=8)
+    step.load([Running(row, 5, 0), Running(twin, 6, 0)])
+    expected = torch.stack([plain(decoder, PROMPTS[0], [token]) for token in (5, 6)])
+    error = (step.logits() - expected).norm() / expected.norm()
+    assert 0 < error <= most
+
+
+def test_an_engine_serves_from_codes(make):
+    decoder = make("qwen3")
+    engines = [Engine(decoder, rows=2, pages=16, page_size=4, bits=bits) for bits in (None, 8)]
+    said = []
+    for engine in engines:
+        for prompt in PROMPTS:
+            engine.add(prompt, max_new_tokens=4)
+        said.append([token[:2] for _ in range(12) if engine.is_busy for token in engine.step()])
+    assert len(said[0]) == len(said[1]) == 12
+    assert engines[1].pool.nbytes() < engines[0].pool.nbytes()
+    with pytest.raises(RangeError, match="stores 8, 4 or 'fp8' bits"):
+        Engine(decoder, bits=5)
 
 
 def test_sixteen_bit_steps_stay_near_the_plain_ones(make):

@@ -8,6 +8,7 @@ import torch
 
 from trapline.gold.decoder import fused
 from trapline.gold.decoder.config import RopeConfig
+from trapline.gold.decoder.pool import Stored
 from trapline.gold.decoder.rope import angles, rotate
 from trapline.gold.norms import oracle
 
@@ -55,7 +56,8 @@ def test_the_torch_twin_norms_turns_and_stores():
     cosine, sine = angles(RopeConfig(), width, torch.arange(10), qkv)
     keys, values = torch.zeros(2, 6, groups, width)
     turn = fused.Turn(cosine, sine, *weights, 1e-6)
-    q = fused.turn_and_append(qkv, turn, positions, slots, keys, values)
+    stored = Stored(keys, values, None, None, width, page_size=2)
+    q = fused.turn_and_append(qkv, turn, positions, slots, stored)
     parts = qkv.view(rows, -1, width)
     normed = [
         torch.from_numpy(oracle.rms_norm(part.numpy(), weight.numpy())).float()

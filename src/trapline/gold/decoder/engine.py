@@ -60,7 +60,8 @@ class Engine:
     """`add` requests at any time; every `step` gives each running one its next token.
 
     At most `rows` requests run at once, in a pool of `pages` pages. With `share_prefixes` a prompt
-    that begins like an earlier one starts from its pages. The decoder stays as it is meanwhile.
+    that begins like an earlier one starts from its pages; with `bits` (8, 4 or "fp8") pages hold
+    codes. The decoder stays as it is meanwhile.
     """
 
     def __init__(
@@ -71,13 +72,13 @@ class Engine:
         pages: int = 1024,
         page_size: int = 16,
         share_prefixes: bool = False,
+        bits: int | str | None = None,
     ) -> None:
         if rows < 1:
             raise RangeError(f"an engine needs at least one row, got {rows}")
         self.decoder, self.rows, self.share_prefixes = decoder, rows, share_prefixes
-        self.pool = Pool(
-            decoder.config, pages, page_size, decoder.norm.weight.dtype, decoder.device
-        )
+        dtype = decoder.norm.weight.dtype
+        self.pool = Pool(decoder.config, pages, page_size, dtype, decoder.device, bits)
         most = self.pool.book.pages_for(decoder.config.context)
         self._step = StaticStep(decoder, self.pool, rows, min(pages, most))
         self._waiting: deque[_Request] = deque()

@@ -5,6 +5,7 @@ and for most models, the five kernels of `compact`.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -14,7 +15,7 @@ from torch.nn import functional
 from trapline.gold.decoder import fused
 from trapline.gold.decoder.layers import Layer, Norm, tensor
 from trapline.gold.decoder.model import Decoder
-from trapline.gold.decoder.pool import Pool
+from trapline.gold.decoder.pool import Pool, Stored
 from trapline.gold.decoder.rope import angles
 from trapline.gold.norms.api import rms_norm
 
@@ -51,7 +52,7 @@ class Forward:
         self.decoder, self.pool = decoder, pool
         cosine, sine = _tables(decoder)
         self.layers = [_Fused(decoder, layer, cosine, sine) for layer in decoder.layers]
-        self.compact = compact_step(self, rows) if _is_served(decoder) else None
+        self.compact = compact_step(self, rows) if _is_served(decoder, pool) else None
 
     @torch.no_grad()
     def logits(self, rows: Rows, shared: Sequence[fused.Shared] = ()) -> Tensor:
@@ -67,13 +68,15 @@ class Forward:
         slots = torch.where(rows.active, page * size + rows.positions % size, -1)
         # A row that only fills up the batch reads one position of whatever is there.
         lengths = (rows.positions + 1).int()
-        places = _Places(rows.positions, slots, table, lengths, size, shared)
+        places = _Places(rows.positions, slots, table, lengths, shared)
         x = tensor(decoder.embedding(rows.ids))
         if decoder.position is not None:
             x = x + decoder.position(rows.positions)
         delta = None
         for number, layer in enumerate(self.layers):
-            x, delta = layer(x, delta, places, self.pool.keys[number], self.pool.values[number])
+            # The table may name pages of another size than the pool's: single positions.
+            stored = replace(self.pool.layer(number), page_size=size)
+            x, delta = layer(x, delta, places, stored)
         assert delta is not None
         hidden, _ = _add_norm(decoder.norm, delta, x)
         return decoder.logits(hidden)
@@ -98,7 +101,6 @@ class _Places(NamedTuple):
     slots: Tensor
     table: Tensor
     lengths: Tensor
-    page_size: int
     shared: Sequence[fused.Shared]
 
 
@@ -128,17 +130,13 @@ class _Fused:
         x: Tensor,
         delta: Tensor | None,
         places: _Places,
-        keys: Tensor,
-        values: Tensor,
+        stored: Stored,
     ) -> tuple[Tensor, Tensor]:
         """The stream so far and what is still to be added to it; the same after this layer."""
         h, x = _add_norm(self.norms[0], delta, x)
-        q = fused.turn_and_append(
-            self.qkv(h), self.turn, places.positions, places.slots, keys, values
-        )
+        q = fused.turn_and_append(self.qkv(h), self.turn, places.positions, places.slots, stored)
         seen = fused.decode_attention(
-            *(q, keys, values, places.table, places.lengths),
-            *(places.page_size, self.window, places.shared),
+            q, stored, places.table, places.lengths, self.window, places.shared
         )
         h, x = _add_norm(self.norms[1], tensor(self.out(seen.flatten(1))), x)
         up = self.up(h)
@@ -202,9 +200,9 @@ def compact_step(forward: Forward, rows: int) -> "CompactStep":
     return CompactStep(forward.decoder, weights, (cosine, sine), pool.keys, pool.values, rows)
 
 
-def _is_served(decoder: Decoder) -> bool:
-    """Whether the kernels are for this device and this model."""
-    if decoder.device.type != "cuda":
+def _is_served(decoder: Decoder, pool: Pool) -> bool:
+    """Whether the kernels are for this device, this model and rows that are stored as they are."""
+    if decoder.device.type != "cuda" or pool.bits is not None:
         return False
     from trapline.gold.decoder.compact import suits
 

@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from trapline.gold.attention.paged import paged_attention
 from trapline.gold.decoder.layers import tensor
+from trapline.gold.decoder.pool import Stored
 from trapline.gold.decoder.rope import rotate
 
 
@@ -29,19 +30,24 @@ class Turn(NamedTuple):
 
 
 def turn_and_append(
-    qkv: Tensor, turn: Turn, positions: Tensor, slots: Tensor, keys: Tensor, values: Tensor
+    qkv: Tensor, turn: Turn, positions: Tensor, slots: Tensor, stored: Stored
 ) -> Tensor:
     """Splits (B, (H + 2G) · D), norms and turns queries and keys, stores keys and values.
 
-    keys and values are (slots, G, D) of one layer; a slot of −1 stores nothing. Answers the
-    queries (B, H, D).
+    A slot of −1 stores nothing. Answers the queries (B, H, D).
     """
+    groups, width = stored.keys.shape[1], stored.width
     if qkv.is_cuda:
         from trapline.gold.decoder import kernels
 
-        return kernels.turn_and_append(qkv, turn, positions, slots, keys, values)
-    q: Tensor
-    groups, width = keys.shape[1:]
+        if stored.scales is None:
+            args = qkv, turn, positions, slots, stored.keys, stored.values
+            return kernels.turn_and_append(*args)
+        k, v = qkv.new_empty((2, len(qkv), groups, width))
+        here = torch.arange(len(qkv), device=qkv.device)
+        q = kernels.turn_and_append(qkv, turn, positions, here, k, v)
+        stored.put(slots, k, v)
+        return q
     heads = qkv.shape[1] // width - 2 * groups
     q, k, v = torch.split(qkv.view(len(qkv), -1, width), [heads, groups, groups], dim=1)
     if turn.q_norm is not None and turn.k_norm is not None:
@@ -49,11 +55,10 @@ def turn_and_append(
     if turn.cosine is not None and turn.sine is not None:
         angles = turn.cosine[positions], turn.sine[positions]
         q, k = rotate(q, *angles), rotate(k, *angles)
-    stored = slots >= 0
-    if not bool(stored.all()):
-        slots, k, v = slots[stored], k[stored], v[stored]
-    keys.index_copy_(0, slots, k)
-    values.index_copy_(0, slots, v)
+    kept = slots >= 0
+    if not bool(kept.all()):
+        slots, k, v = slots[kept], k[kept], v[kept]
+    stored.put(slots, k, v)
     return q
 
 
@@ -67,24 +72,25 @@ class Shared(NamedTuple):
 
 def decode_attention(
     q: Tensor,
-    keys: Tensor,
-    values: Tensor,
+    stored: Stored,
     table: Tensor,
     lengths: Tensor,
-    page_size: int,
     window: int | None,
     shared: Sequence[Shared] = (),
 ) -> Tensor:
-    """Each row's one query (B, H, D) over its own pages of keys and values (slots, G, D).
+    """Each row's one query (B, H, D) over its own pages of one layer.
 
     table (B, M) names each row's pages, lengths (B,) how many positions it has, both int32. It is
-    `paged_attention` with one query a row. On a GPU it is that: rows that share pages read them
-    from its cache. On a CPU all rows are computed at once, and shared pages are read once.
+    `paged_attention` with one query a row. On a GPU it is that, and where pages hold codes: rows
+    that share pages read them from its cache. On a CPU all rows are computed at once, and shared
+    pages are read once.
     """
-    if q.is_cuda:
-        shape = (-1, page_size, *keys.shape[1:])
-        k_pages, v_pages = (x.view(shape).transpose(1, 2) for x in (keys, values))
-        return tensor(paged_attention(q, k_pages, v_pages, table, lengths, window=window))
+    if q.is_cuda or stored.scales is not None:
+        given = stored.pages()
+        return tensor(
+            paged_attention(q, block_table=table, seq_lens=lengths, window=window, **given)
+        )
+    keys, values, page_size = stored.keys, stored.values, stored.page_size
     if window is not None or not shared:
         return _alone(q, keys, values, table, lengths, page_size, window)
     out = torch.empty_like(q)

@@ -5,17 +5,68 @@ captured CUDA graph may rely on.
 """
 
 from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from trapline.gold.attention.paged import paged_append
 from trapline.gold.decoder.config import DecoderConfig
 from trapline.gold.errors import RangeError
 from trapline.gold.kv_cache.book import PageBook
+from trapline.gold.kv_cache.fast import codec
+
+#: What codes are stored as; four bits are two to a byte.
+_CODES = {8: torch.int8, 4: torch.uint8, "fp8": torch.uint8}
+
+
+@dataclass(frozen=True)
+class Stored:
+    """One layer: rows (slots, G, …) as they are, or codes with a float16 scale a slot and head."""
+
+    keys: Tensor
+    values: Tensor
+    scales: tuple[Tensor, Tensor] | None
+    bits: int | str | None
+    width: int
+    page_size: int
+
+    def pages(self) -> dict[str, Any]:
+        """What the paged functions read: (pages, G, P, …) views, and the scales' names."""
+        given = {"k_pages": self.keys, "v_pages": self.values}
+        if self.bits == "fp8":
+            given = {name: codes.view(torch.float8_e4m3fn) for name, codes in given.items()}
+        if self.scales is not None:
+            given |= {"k_scale": self.scales[0], "v_scale": self.scales[1]}
+        shape = (-1, self.page_size)
+        return {
+            name: rows.view(*shape, *rows.shape[1:]).transpose(1, 2) for name, rows in given.items()
+        }
+
+    def put(self, slots: Tensor, k: Tensor, v: Tensor) -> None:
+        """Stores rows (n, G, D), each element quantised once."""
+        if self.scales is not None:
+            paged_append(k, v, slots=slots, **self.pages())
+            return
+        self.keys.index_copy_(0, slots, k)
+        self.values.index_copy_(0, slots, v)
+
+    def get(self, slots: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """The rows as they are read back."""
+        if self.scales is None:
+            return self.keys[slots], self.values[slots]
+        code = codec(self.bits, self.width, fitted=False)
+        both = zip((self.keys, self.values), self.scales, strict=True)
+        keys, values = (code.decode((x[slots], s[slots][..., None]), dtype) for x, s in both)
+        return keys, values
 
 
 class Pool:
-    """Keys and values of all sequences, (layers, pages · P, G, D) each."""
+    """Keys and values of all sequences, (layers, pages · P, G, D) each.
+
+    With `bits` (8, 4 or "fp8") they are codes, and `scales` says what they stand for.
+    """
 
     def __init__(
         self,
@@ -24,12 +75,21 @@ class Pool:
         page_size: int,
         dtype: torch.dtype,
         device: torch.device,
+        bits: int | str | None = None,
     ) -> None:
+        if bits is not None and bits not in _CODES:
+            raise RangeError(f"a pool stores 8, 4 or 'fp8' bits, or rows as they are, not {bits!r}")
         if pages < 1 or page_size < 1:
             raise RangeError(f"a pool needs pages and room in them, got {pages} of {page_size}")
-        shape = (config.layers, pages * page_size, config.kv_heads, config.head_dim)
-        self.keys = torch.zeros(shape, dtype=dtype, device=device)
-        self.values = torch.zeros(shape, dtype=dtype, device=device)
+        columns = config.head_dim // 2 if bits == 4 else config.head_dim
+        shape = (config.layers, pages * page_size, config.kv_heads, columns)
+        kind = dtype if bits is None else _CODES[bits]
+        self.keys = torch.zeros(shape, dtype=kind, device=device)
+        self.values = torch.zeros(shape, dtype=kind, device=device)
+        self.bits, self.dtype, self._width = bits, dtype, config.head_dim
+        self.scales: tuple[Tensor, ...] = ()
+        if bits is not None:
+            self.scales = tuple(torch.zeros((2, *shape[:3]), dtype=torch.float16, device=device))
         self.book = PageBook(pages, page_size)
         self._opened = 0
 
@@ -38,13 +98,14 @@ class Pool:
         return self.book.page_size
 
     def nbytes(self) -> int:
-        return 2 * self.keys.numel() * self.keys.element_size()
+        """Scales included."""
+        return sum(one.nbytes for one in (self.keys, self.values, *self.scales))
 
-    def paged(self, layer: int) -> tuple[Tensor, Tensor]:
-        """One layer as the paged kernels read it: (pages, G, P, D) views."""
-        shape = (self.book.num_pages, self.page_size, *self.keys.shape[2:])
-        keys, values = self.keys[layer], self.values[layer]
-        return keys.view(shape).transpose(1, 2), values.view(shape).transpose(1, 2)
+    def layer(self, number: int) -> Stored:
+        """One layer's part."""
+        keys, values = self.keys[number], self.values[number]
+        scales = (self.scales[0][number], self.scales[1][number]) if self.scales else None
+        return Stored(keys, values, scales, self.bits, self._width, self.page_size)
 
     def open(self) -> "PooledSequence":
         """A new, empty sequence."""
@@ -61,7 +122,7 @@ class Pool:
         if not pages:
             return
         sources, targets = torch.tensor(pages, device=self.keys.device).T
-        for stored in (self.keys, self.values):
+        for stored in (self.keys, self.values, *self.scales):
             paged = stored.view(len(stored), self.book.num_pages, self.page_size, -1)
             paged[:, targets] = paged[:, sources]
 
@@ -93,10 +154,9 @@ class PooledSequence:
         if layer == 0:
             self.pool.reserve(self.seq, self.length, len(k))
         slots = self.slots(0, end)
-        keys, values = self.pool.keys[layer], self.pool.values[layer]
-        keys.index_copy_(0, slots[self.length :], k)
-        values.index_copy_(0, slots[self.length :], v)
-        return keys[slots], values[slots]
+        stored = self.pool.layer(layer)
+        stored.put(slots[self.length :], k, v)
+        return stored.get(slots, k.dtype)
 
     def advance(self, count: int) -> None:
         """After every layer has stored its rows."""
@@ -113,7 +173,7 @@ class PooledSequence:
             self.pool.reserve(self.seq, fixed, len(wanted) - fixed)
             slots = self.slots(0, self.length)
             source = slots[torch.tensor(wanted[fixed:], device=slots.device)]
-            for stored in (self.pool.keys, self.pool.values):
+            for stored in (self.pool.keys, self.pool.values, *self.pool.scales):
                 stored[:, slots[fixed : len(wanted)]] = stored[:, source]
         self.pool.book.shrink(self.seq, len(wanted))
         self.length = len(wanted)
