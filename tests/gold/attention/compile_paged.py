@@ -1,52 +1,101 @@
-"""Compiles the paged kernels for sm_90 without a GPU; test_paged_kernels.py reads the result."""
+"""Compiles the paged kernels for sm_90 without a GPU; test_paged_kernels.py reads the result.
 
+The environment's PAGED_CONFIGURATIONS says which: `some` is one configuration of every kind of page
+and every feature; `all` is every one that `tiles_for` can answer for 16-bit and 32-bit queries.
+"""
+
+import itertools
 import json
+import os
 import sys
 from pathlib import Path
 
-from trapline.gold.attention import kernels_paged
+import torch
+import triton
+
+from trapline.gold.attention import kernels_paged, kernels_paged_append
 from trapline.gold.kernels_device import compile_for_hopper
 
 FLOATS = {"scale", "softcap"}
-TYPES = {"block_table": "*i32", "seq_lens": "*i32", "cu_q": "*i32", "tree": "*i1", "slots": "*i64"}
-TYPES |= {"k_scale": "*fp16", "v_scale": "*fp16", "scales": "*fp16", "lse": "*fp32"}
-TYPES |= {"parts": "*fp32"}
-#: Pages as they are, of 8-bit integers, 8-bit floats and bytes of two codes.
-KINDS = {"bf16": 128, "i8": 128, "fp8e4nv": 128, "u8": 64}
-TOPS = {"bf16": 0, "i8": 127, "fp8e4nv": 448, "u8": 7}
+TYPES = dict.fromkeys(("block_table", "seq_lens", "cu_q", "prefix_pages", "counters"), "*i32")
+TYPES |= {"tree": "*i1", "slots": "*i64"}
+TYPES |= dict.fromkeys(("k_scale", "v_scale"), "*fp16")
+TYPES |= dict.fromkeys(("parts", "stats", "prefix_parts", "prefix_stats"), "*fp32")
+TYPES |= dict.fromkeys(("cosine", "sine"), "*fp32")
+#: What pages are stored as, and read as.
+STORED = {0: None, 1: "i8", 2: "fp8e4nv", 3: "u8"}
+WORDS = {0: None, 1: "i32", 2: "i32", 3: "i16"}
+TOPS = {0: 0, 1: 127, 2: 448, 3: 7}
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+#: Arguments that a launch may leave out.
+OPTIONAL = {"cu_q", "tree", "prefix_pages", "prefix_parts", "prefix_stats", "cosine", "sine"}
+PREFIX = {"prefix_pages", "prefix_parts", "prefix_stats"}
 
 
-def main(folder: Path) -> None:
+def some() -> list[tuple]:
+    """dtype, kind of pages, D, page, rows of queries, what is given, windowed and capped."""
+    decode = [("bf16", kind, 128, 16, 4, set(), False) for kind in STORED]
+    decode += [("bf16", 0, 64, 16, 4, PREFIX, True), ("fp16", 3, 256, 128, 8, {"cu_q"}, False)]
+    return [*decode, ("bf16", 0, 128, 16, 64, {"cu_q", "tree"}, True)]
+
+
+def every() -> list[tuple]:
+    given = [(set(), False), ({"cu_q"}, True), ({"cu_q", "tree"}, False), ({"cu_q"} | PREFIX, True)]
+    sizes = itertools.product(DTYPES, STORED, (64, 96, 128, 256), (16, 64, 128), (4, 32, 64))
+    return [(*one, *more) for one, more in zip(sizes, itertools.cycle(given), strict=False)]
+
+
+def main(folder: Path, which: str) -> None:
     made = []
-    for kind, half in KINDS.items():
-        common = {"P": 16, "D": 128, "HALF": half, "BLOCK_D": half}
-        tile = {"BLOCK_M": 16, "BLOCK_S": 64, "PACKED": True, "WINDOWED": True, "CAPPED": True}
-        tile["PRECISION"] = "tf32"
-        absent = {"tree"} | ({"k_scale", "v_scale", "scales"} if kind == "bf16" else set())
-        made.append(compiled(kernels_paged.attention_kernel, kind, {**common, **tile}, absent))
-        top = {"TOP": TOPS[kind]}
-        made.append(compiled(kernels_paged.append_kernel, kind, {**common, **top}, absent))
-    merge = {"D": 128, "BLOCK_D": 128, "BLOCK_SPLITS": 16}
-    made.append(compiled(kernels_paged.merge_kernel, "bf16", merge, set()))
+    for number, one in enumerate(every() if which == "all" else some()):
+        made.append(attention(*one))
+        if number < 4 or which == "all":
+            made.append(appended(*one[:4], given=one[5]))
+        if PREFIX.issubset(one[5]):
+            made.append(attention(*one, kernel=kernels_paged.prefix_kernel))
     (folder / "compiled.json").write_text(json.dumps(made))
 
 
-def compiled(kernel, kind: str, fixed: dict[str, object], absent: set[str]) -> dict[str, object]:
+def attention(dtype, kind, D, page, rows, given, ruled, kernel=kernels_paged.attention_kernel):
+    tiles = kernels_paged.tiles_for(rows, D, DTYPES[dtype], kind)
+    fixed = {"P": page, "D": D, "KIND": kind, "OWN": True, "CAPPED": ruled}
+    fixed |= {"WIDE": max(16, triton.next_power_of_2(D if kind == 0 else D // 4))}
+    fixed |= {"BLOCK_M": tiles.rows, "BLOCK_S": tiles.positions, "BLOCK_B": 32}
+    fixed |= {"BLOCK_D": triton.next_power_of_2(D), "ROWS": 2, "ALONE": rows < 16}
+    fixed |= {"WINDOWED": ruled and "tree" not in given and not PREFIX.issubset(given)}
+    fixed |= {"PRECISION": "ieee" if dtype == "fp32" else "tf32"}
+    return compiled(kernel, dtype, WORDS[kind], fixed, given, kind, tiles.warps, tiles.stages)
+
+
+def appended(dtype, kind, D, page, given):
+    fixed = {"P": page, "D": D, "BLOCK_G": 8, "BLOCK_D": triton.next_power_of_2(D // 2)}
+    fixed["TOP"] = TOPS[kind]
+    kernel = kernels_paged_append.append_kernel
+    turned = {"cosine", "sine"} if given else set()
+    return compiled(kernel, dtype, STORED[kind], fixed, turned, kind, 2, 3)
+
+
+def compiled(kernel, dtype, pages, fixed, given, kind, warps, stages):
     names = kernel.arg_names
-    fixed = fixed | {name: None for name in names if name in absent}
-    types = {name: type_of(name, kind, kernel.__name__) for name in names}
-    aligned = {name for name in names if types[name] == "i32" and "_" in name}
-    made = compile_for_hopper(kernel, types, fixed, aligned=aligned)
-    return {"kernel": kernel.__name__, "kind": kind, "shared": made.metadata.shared}
+    absent = OPTIONAL - given | (set() if kind else {"k_scale", "v_scale"})
+    fixed = {name: value for name, value in fixed.items() if name in names}
+    fixed |= {name: None for name in names if name in absent}
+    types = {name: type_of(name, dtype, pages or dtype) for name in names}
+    loose = kernels_paged.UNFIXED
+    aligned = {n for n in names if types[n] == "i32" and "_" in n and n not in loose}
+    made = compile_for_hopper(kernel, types, fixed, aligned=aligned, warps=warps, stages=stages)
+    # A pipeline of loads that the compiler gave up on would only be slow.
+    return {"kernel": kernel.__name__, "kind": kind, "shared": made.metadata.shared,
+            "copies": made.asm["ptx"].count("cp.async.cg.shared.global")}  # fmt: skip
 
 
-def type_of(name: str, kind: str, kernel: str) -> str:
-    if name in ("k_pages", "v_pages", "pages"):
-        return f"*{kind}"
-    if name in ("q", "rows", "out"):
-        return "*fp32" if name == "out" and kernel == "attention_kernel" else "*bf16"
+def type_of(name: str, dtype: str, pages: str) -> str:
+    if name in ("k_pages", "v_pages"):
+        return f"*{pages}"
+    if name in ("q", "k", "v", "out"):
+        return f"*{dtype}"
     return "fp32" if name in FLOATS else TYPES.get(name, "i32")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), os.environ.get("PAGED_CONFIGURATIONS", "some"))

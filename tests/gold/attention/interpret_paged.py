@@ -12,27 +12,31 @@ import torch
 from trapline.gold.attention import fast_paged, kernels_paged
 
 KINDS = {"plain": None, "int8": torch.int8, "int4": torch.uint8}
-#: lengths, queries of each, H, G, D, P, window, tree: splits and none, odd pages, long tails.
-PROBLEMS = [
-    ([20, 0, 70], [1, 1, 1], 6, 2, 20, 16, 0, False),
-    ([9, 13], [5, 2], 4, 1, 32, 16, 0, False),
-    ([67], [1], 2, 1, 16, 24, 5, False),
-    ([12, 8], [4, 4], 4, 2, 32, 16, 0, True),
-]
+#: lengths, queries of each, H, G, D, P, rules: long and short rows, odd pages, none, trees.
+PROBLEMS = {
+    "decode": ([9, 0, 70], [1, 1, 1], 6, 2, 20, 16, {}),
+    "packed": ([9, 13], [5, 2], 4, 1, 32, 16, {}),
+    "window": ([41], [1], 2, 1, 16, 24, {"window": 5}),
+    "tree": ([12, 8], [4, 4], 4, 2, 32, 16, {"tree": True}),
+    "prefix": ([20, 18, 3, 6], [1, 1, 1, 1], 4, 2, 16, 16, {"prefix": [1, 0]}),
+}
+#: Half precision and codes once or twice: what they change is the same in every problem.
+RUNS = [(name, "plain", torch.float32) for name in PROBLEMS]
+RUNS += [("decode", "plain", torch.float16)]
+RUNS += [("decode", "int8", torch.float32), ("packed", "int4", torch.float32)]
+RUNS += [("prefix", "int8", torch.float32)]
 
 
 def main(folder: Path) -> None:
     found = {}
-    for number, problem in enumerate(PROBLEMS):
-        for kind in KINDS:
-            for dtype in (torch.float32, torch.float16)[: 2 if kind == "plain" else 1]:
-                name = f"{number}-{kind}-{str(dtype).removeprefix('torch.')}"
-                found[name] = differences(problem, kind, dtype)
+    for name, kind, dtype in RUNS:
+        key = f"{name}-{kind}-{str(dtype).removeprefix('torch.')}"
+        found[key] = differences(PROBLEMS[name], kind, dtype)
     (folder / "differences.json").write_text(json.dumps(found))
 
 
 def differences(problem, kind: str, dtype: torch.dtype) -> dict[str, float]:
-    lengths, new, H, G, D, P, window, treed = problem
+    lengths, new, H, G, D, P, rules = problem
     torch.manual_seed(0)
     tokens, width = sum(lengths), -(-max(lengths) // P)
     table = torch.randperm(len(lengths) * width).int().view(len(lengths), width)
@@ -41,20 +45,32 @@ def differences(problem, kind: str, dtype: torch.dtype) -> dict[str, float]:
         for b, length in enumerate(lengths)
     ])  # fmt: skip
     k, v = torch.randn(2, tokens, G, D).to(dtype)
+    angles = torch.rand(tokens, D // 2)
+    turn = (angles.cos(), angles.sin()) if "tree" in rules else (None, None)
     ours, theirs = (empty_pages(table.numel(), G, P, D, kind, dtype) for _ in range(2))
-    kernels_paged._append(k, v, *ours[:2], slots, *ours[2:])
-    fast_paged._append(k, v, *theirs[:2], slots, *theirs[2:])
+    kernels_paged._append(k, v, *ours[:2], slots, *ours[2:], *turn)
+    fast_paged._append(k, v, *theirs[:2], slots, *theirs[2:], *turn)
     appended = max(largest(a, b) for a, b in zip(ours, theirs, strict=True) if a is not None)
     ends = torch.tensor([0, *new]).cumsum(0).int()
     q = torch.randn(int(ends[-1]), H, D).to(dtype)
-    tree = torch.rand(len(q), max(new)) < 0.5 if treed else None
+    tree = torch.rand(len(q), max(new)) < 0.5 if "tree" in rules else None
+    hint = shared(table, rules["prefix"]) if "prefix" in rules else (0, None)
     uniform = len(set(new)) == 1
     given = (q, *theirs[:2], table, torch.tensor(lengths).int(), None if uniform else ends)
-    rules = (max(new), *theirs[2:], tree, window, 0.0, D**-0.5)
+    more = (max(new), *theirs[2:], tree, rules.get("window", 0), 0.0, D**-0.5, *hint)
     outs = [torch.full_like(q, 9.0) for _ in range(2)]
-    kernels_paged._attention(*given, *rules, outs[0])
-    fast_paged._attention(*given, *rules, outs[1])
+    kernels_paged._attention(*given, *more, outs[0])
+    fast_paged._attention(*given, *more, outs[1])
     return {"appended": appended, "attended": largest(*outs)}
+
+
+def shared(table: torch.Tensor, pages: list[int]) -> tuple[int, torch.Tensor]:
+    """Lets the rows of each group begin with the pages of its first row."""
+    rows = len(table) // len(pages)
+    for group, count in enumerate(pages):
+        one = slice(group * rows, (group + 1) * rows)
+        table[one, :count] = table[group * rows, :count]
+    return rows, torch.tensor(pages).int()
 
 
 def empty_pages(pages: int, G: int, P: int, D: int, kind: str, dtype: torch.dtype):

@@ -117,12 +117,12 @@ def test_out_is_written_in_place():
 
 def test_the_operators_hold_what_they_declare():
     q, k, v, table, lengths, starts = tensors(*problem([5, 7], [1, 2]))
-    rules = (0, 0.0, 0.3, torch.empty_like(q))
+    rules = (0, 0.0, 0.3, 0, None, torch.empty_like(q))
     given = (q, k, v, table, lengths, starts, 2, None, None, None, *rules)
     tests = ("test_schema", "test_faketensor")
     torch.library.opcheck(torch.ops.trapline_paged.attention, given, test_utils=tests)
     rows, pages = torch.randn(2, 2, 4), torch.zeros(3, 2, 4, 4)
-    given = (rows, rows, pages, pages.clone(), torch.tensor([0, 5]), None, None)
+    given = (rows, rows, pages, pages.clone(), torch.tensor([0, 5]), None, None, None, None)
     torch.library.opcheck(torch.ops.trapline_paged.append, given, test_utils=tests)
 
 

@@ -13,9 +13,9 @@ from trapline.gold.kv_cache.fast import codec
 _SCHEMAS = {
     "attention": "(Tensor q, Tensor k_pages, Tensor v_pages, Tensor block_table, Tensor seq_lens,"
     " Tensor? cu_q, int max_q, Tensor? k_scale, Tensor? v_scale, Tensor? tree_mask, int window,"
-    " float softcap, float scale, Tensor(a!) out) -> ()",
+    " float softcap, float scale, int prefix_rows, Tensor? prefix_pages, Tensor(a!) out) -> ()",
     "append": "(Tensor k, Tensor v, Tensor(a!) k_pages, Tensor(b!) v_pages, Tensor slots,"
-    " Tensor(c!)? k_scale, Tensor(d!)? v_scale) -> ()",
+    " Tensor(c!)? k_scale, Tensor(d!)? v_scale, Tensor? cosine, Tensor? sine) -> ()",
 }
 #: The namespace of the operators in this file; `kernels_paged` registers the same two.
 TORCH = "trapline_paged"
@@ -35,6 +35,8 @@ def paged_attention(
     window: int,
     softcap: float,
     scale: float,
+    prefix_rows: int,
+    prefix_pages: Tensor | None,
     out: Tensor | None,
     operators: str,
 ) -> Tensor:
@@ -42,7 +44,7 @@ def paged_attention(
     answer = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
     getattr(torch.ops, operators).attention(
         *(q, k_pages, v_pages, block_table, seq_lens, cu_q, max_q, k_scale, v_scale, tree_mask),
-        *(window, softcap, scale, answer),
+        *(window, softcap, scale, prefix_rows, prefix_pages, answer),
     )
     return answer
 
@@ -55,10 +57,14 @@ def paged_append(
     slots: Tensor,
     k_scale: Tensor | None,
     v_scale: Tensor | None,
+    cosine: Tensor | None,
+    sine: Tensor | None,
     operators: str,
 ) -> None:
     """Writes tokens to their slots, in place."""
-    getattr(torch.ops, operators).append(k, v, k_pages, v_pages, slots, k_scale, v_scale)
+    getattr(torch.ops, operators).append(
+        k, v, k_pages, v_pages, slots, k_scale, v_scale, cosine, sine
+    )
 
 
 def _attention(
@@ -75,8 +81,11 @@ def _attention(
     window: int,
     softcap: float,
     scale: float,
+    prefix_rows: int,
+    prefix_pages: Tensor | None,
     out: Tensor,
 ) -> None:
+    del prefix_rows, prefix_pages  # sequences are computed one by one
     ends = list(range(0, len(q) + 1, max_q)) if cu_q is None else cu_q.tolist()
     for b, length in enumerate(seq_lens.tolist()):
         rows = slice(ends[b], ends[b + 1])
@@ -146,7 +155,11 @@ def _append(
     slots: Tensor,
     k_scale: Tensor | None,
     v_scale: Tensor | None,
+    cosine: Tensor | None,
+    sine: Tensor | None,
 ) -> None:
+    if cosine is not None and sine is not None:
+        k = _turned(k, cosine, sine)
     kept = slots >= 0
     slot = slots[kept]
     size = k_pages.shape[2]
@@ -160,6 +173,13 @@ def _append(
         stored = pages.view(torch.uint8) if pages.dtype == torch.float8_e4m3fn else pages
         stored[page, :, place] = codes
         scales[page, :, place] = own[..., 0]
+
+
+def _turned(k: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    """RoPE of (tokens, G, D); rounded to k's dtype, as if it had been stored between."""
+    left, right = k.to(torch.promote_types(k.dtype, torch.float32)).chunk(2, dim=-1)
+    cos, sin = (x[:, None].to(left.dtype) for x in (cosine, sine))
+    return torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1).to(k.dtype)
 
 
 def define(namespace: str) -> Any:

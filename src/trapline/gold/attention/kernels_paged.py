@@ -1,15 +1,21 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
-"""Attention over pages in Triton, and appending to them.
+"""Attention over pages in Triton: one launch, whatever the lengths.
 
-Decoding reads every key and value once and computes little, so the keys of a sequence are split
-over as many programs as fill the chip; a second kernel merges their parts by log-sum-exp. A program
-serves all query heads of one key/value head, and all queries of a tile: row r = t · R + head. Codes
-are never multiplied by their scale one by one: the key's scale goes to its column of scores, the
-value's to its column of weights. Nothing beyond a sequence's length is loaded, so whatever lies
-there cannot leak. Offsets are 64-bit.
+Decoding reads every key and value once and computes little, so all that counts is that every
+multiprocessor reads all the time. The tiles of keys of all sequences and heads are laid end to end,
+and each program takes an equal run of them, by the true lengths, which only the device knows. A run
+may end in the middle of a sequence; then its part is stored, and the last program that arrives with
+a part of the same rows merges them all, always in the same order. A program serves all query heads
+of a key/value head: row r = query · R + head.
+
+The page numbers of a tile are loaded one tile ahead, so that the tile's addresses are known when
+its turn comes in the pipeline of loads. Codes (`kernels_paged_codes`) are never multiplied by their
+scale one by one: the key's scale goes to its column of scores, the value's to its column of
+weights. Nothing beyond a sequence's length is loaded, so whatever lies there cannot leak. Offsets
+are 64-bit.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -17,131 +23,159 @@ import triton.language as tl
 from torch import Tensor
 
 from trapline.gold.attention import fast_paged
-from trapline.gold.attention.kernels_tiles import LN_2, LOG2_E, scored
+from trapline.gold.attention.arrivals import arrivals
+from trapline.gold.attention.kernels_paged_append import append, strides_of
+from trapline.gold.attention.kernels_paged_codes import INT4, pieces_of
+from trapline.gold.attention.kernels_tiles import LOG2_E, scored
 from trapline.gold.errors import DTypeError, RangeError
 from trapline.gold.kernels_device import processors
 
 KERNELS = "trapline_paged_kernels"
 WIDEST = 256
+#: Sizes that change from call to call and would otherwise be compiled for again and again.
+UNFIXED = [
+    "B",
+    "G",
+    "R",
+    "max_q",
+    "window",
+    "prefix_rows",
+    "parts_of_prefix",
+    "queries",
+    "table_row",
+]
 
 
 @triton.jit
-def queries_of(cu_q, b, max_q, PACKED: tl.constexpr):
-    """The first query of sequence b, and how many there are."""
-    begin = b * max_q
-    count = max_q
-    if PACKED:
-        begin = tl.load(cu_q + b)
-        count = tl.load(cu_q + b + 1) - begin
-    return begin, count
-
-
-@triton.jit
-def codes_of(byte, HIGH: tl.constexpr):
-    """The 4-bit codes of a tile of bytes, low or high halves, as −8 … 7."""
-    nibble = (byte >> 4) if HIGH else (byte & 15)
-    return (nibble ^ 8).to(tl.int8) - 8
-
-
-@triton.jit
-def products_of(low, high, keys, HALVED: tl.constexpr, PRECISION: tl.constexpr):
-    """Queries times keys, whose elements are as wide as the queries' or codes."""
-    if HALVED:
-        products = tl.dot(low, tl.trans(codes_of(keys, False).to(low.dtype)))
-        products += tl.dot(high, tl.trans(codes_of(keys, True).to(low.dtype)))
+def query_rows(
+    q, row, head, live, q_row, q_head, D: tl.constexpr, WIDE: tl.constexpr, KIND: tl.constexpr
+):  # fmt: skip
+    """A tile of queries; where pages hold codes, its four pieces as the words order them."""
+    d = tl.arange(0, WIDE)
+    base = q + row[:, None] * q_row + head[:, None] * q_head
+    if KIND == 0:
+        mask = live[:, None] & (d < D)[None, :]
+        q0 = tl.load(base + d[None, :], mask=mask, other=0.0)
+        q1, q2, q3 = q0, q0, q0
     else:
-        products = tl.dot(low, tl.trans(keys.to(low.dtype)), input_precision=PRECISION)
-    return products
+        mask = live[:, None] & (d < D // 4)[None, :]
+        step: tl.constexpr = 2 if KIND == INT4 else 4
+        to_second: tl.constexpr = D // 2 if KIND == INT4 else 1
+        to_third: tl.constexpr = 1 if KIND == INT4 else 2
+        at = base + step * d[None, :]
+        q0 = tl.load(at, mask=mask, other=0.0)
+        q1 = tl.load(at + to_second, mask=mask, other=0.0)
+        q2 = tl.load(at + to_third, mask=mask, other=0.0)
+        q3 = tl.load(at + to_second + to_third, mask=mask, other=0.0)
+    return q0, q1, q2, q3
 
 
 @triton.jit
-def scales_at(scales, page, g, place, inside, by_page, by_head, by_place):
-    """The scales of a tile of positions, in float32."""
-    at = page * by_page + g * by_head + place * by_place
-    return tl.load(scales + at, mask=inside, other=0.0).to(tl.float32)
+def store_tile(
+    base, a0, a1, a2, a3, factor, live, by_row, D: tl.constexpr, WIDE: tl.constexpr,
+    KIND: tl.constexpr,
+):  # fmt: skip
+    """Stores a tile whose rows begin at base + by_row, in the order of elements."""
+    d = tl.arange(0, WIDE)
+    f = factor[:, None]
+    dtype = base.dtype.element_ty
+    if KIND == 0:
+        mask = live[:, None] & (d < D)[None, :]
+        tl.store(base + by_row[:, None] + d[None, :], (a0 * f).to(dtype), mask=mask)
+    else:
+        mask = live[:, None] & (d < D // 4)[None, :]
+        step: tl.constexpr = 2 if KIND == INT4 else 4
+        to_second: tl.constexpr = D // 2 if KIND == INT4 else 1
+        to_third: tl.constexpr = 1 if KIND == INT4 else 2
+        at = base + by_row[:, None] + step * d[None, :]
+        tl.store(at, (a0 * f).to(dtype), mask=mask)
+        tl.store(at + to_second, (a1 * f).to(dtype), mask=mask)
+        tl.store(at + to_third, (a2 * f).to(dtype), mask=mask)
+        tl.store(at + to_second + to_third, (a3 * f).to(dtype), mask=mask)
 
 
 @triton.jit
-def seen_by(position, s, inside, live, row, first, tree, tree_row, window, WINDOWED: tl.constexpr):
-    """Which positions s each query sees: what came before it, or what the tree names."""
+def seen_by(position, s, inside, live, row, first, tree, tree_row, window,
+            ALONE: tl.constexpr, WINDOWED: tl.constexpr):  # fmt: skip
+    """Which positions s each query sees: what came before it, or what the tree names.
+
+    ALONE: a query at the very end, or queries that all come after every s.
+    """
     if tree is not None:
         fresh = s - first
         asked = live[:, None] & inside[None, :] & (fresh[None, :] >= 0)
         named = tl.load(tree + row[:, None] * tree_row + fresh[None, :], mask=asked, other=0)
         seen = inside[None, :] & ((fresh[None, :] < 0) | (named != 0))
+    elif ALONE:
+        seen = live[:, None] & inside[None, :]
     else:
         seen = inside[None, :] & (s[None, :] <= position[:, None])
-        if WINDOWED:
-            seen = seen & (position[:, None] - s[None, :] < window)
+    if WINDOWED:
+        seen = seen & (position[:, None] - s[None, :] < window)
     return seen
 
 
 @triton.jit
-def attention_kernel(
-    q, k_pages, v_pages, k_scale, v_scale, block_table, seq_lens, cu_q, tree, out, lse,
-    max_q, G, R, window, scale, softcap, splits, queries,
-    q_row, q_head, table_row, tree_row,
+def attended(
+    q, k_pages, v_pages, k_scale, v_scale, table, tree, row, head, live, position, first, g,
+    begin, end, window, scale, softcap, q_row, q_head, tree_row,
     k_page, k_head, k_place, v_page, v_head, v_place,
     ks_page, ks_head, ks_place, vs_page, vs_head, vs_place,
-    out_split, out_row, out_head,
-    P: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, BLOCK_D: tl.constexpr,
+    P: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr, KIND: tl.constexpr, OWN: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_S: tl.constexpr,
-    PACKED: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr,
-    PRECISION: tl.constexpr,
+    ALONE: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One tile of query rows of one key/value head of one sequence, over one split of its keys.
+    """A tile of queries over the positions begin … end of one head of one sequence.
 
-    HALF is the number of elements a stored row has columns for: D, or D/2 when a byte holds two.
+    Answers each row's largest score (base 2), its sum of weights, and the weighted sum of values,
+    in four pieces where pages hold codes.
     """
-    b, g = tl.program_id(0) // G, tl.program_id(0) % G
-    split = tl.program_id(2)
-    begin_q, new = queries_of(cu_q, b, max_q, PACKED)
-    top = tl.program_id(1) * BLOCK_M
-    if top >= new * R:
-        return
-    length = tl.load(seq_lens + b)
-    first = length - new  # where the first query stands
-
-    r = top + tl.arange(0, BLOCK_M)
-    t = r // R
-    live = t < new
-    row = (begin_q + t).to(tl.int64)
-    head = g * R + r % R
-    d = tl.arange(0, BLOCK_D)
-    wide = d < HALF
-    places = q + row[:, None] * q_row + head[:, None] * q_head + d[None, :]
-    low = tl.load(places, mask=live[:, None] & wide[None, :], other=0.0)
-    high = low
-    if HALF < D:
-        high = tl.load(places + HALF, mask=live[:, None] & wide[None, :], other=0.0)
-
+    q0, q1, q2, q3 = query_rows(q, row, head, live, q_row, q_head, D, WIDE, KIND)
     peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
-    weighted = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    weighted_high = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    chunk = tl.cdiv(tl.cdiv(length, splits), BLOCK_S) * BLOCK_S
-    begin = split * chunk
-    end = tl.minimum(begin + chunk, length)
-    if WINDOWED:
-        oldest = tl.maximum(first + top // R - window + 1, 0)
-        begin = tl.maximum(begin, oldest // BLOCK_S * BLOCK_S)
+    a0 = tl.zeros([BLOCK_M, WIDE], tl.float32)
+    a1, a2, a3 = a0, a0, a0
+    d = tl.arange(0, WIDE)
+    stored: tl.constexpr = D if KIND == 0 else D // 4
+    places = tl.arange(0, BLOCK_S)
+    s = begin + places
+    page = tl.load(table + s // P, mask=s < end, other=0)
+    if KIND > 0:
+        at = page.to(tl.int64)
+        ks = tl.load(k_scale + at * ks_page + g * ks_head + s % P * ks_place, mask=s < end, other=0)
+        vs = tl.load(v_scale + at * vs_page + g * vs_head + s % P * vs_place, mask=s < end, other=0)
     for start in range(begin, end, BLOCK_S):
-        s = start + tl.arange(0, BLOCK_S)
+        s = start + places
         inside = s < end
-        page = tl.load(block_table + b * table_row + s // P, mask=inside, other=0).to(tl.int64)
-        place = s % P
-        stored = inside[:, None] & wide[None, :]
-        k_places = k_pages + (page * k_page + g * k_head + place * k_place)[:, None] + d[None, :]
-        v_places = v_pages + (page * v_page + g * v_head + place * v_place)[:, None] + d[None, :]
-        keys = tl.load(k_places, mask=stored, other=0.0)
-        values = tl.load(v_places, mask=stored, other=0.0)
-        products = products_of(low, high, keys, HALF < D, PRECISION)
-        if k_scale is not None:
-            products *= scales_at(
-                k_scale, page, g, place, inside, ks_page, ks_head, ks_place
-            )[None, :]  # fmt: skip
+        at = page.to(tl.int64)
+        k_at = k_pages + (at * k_page + g * k_head + s % P * k_place)[:, None] + d[None, :]
+        v_at = v_pages + (at * v_page + g * v_head + s % P * v_place)[:, None] + d[None, :]
+        keys = tl.load(k_at, mask=inside[:, None] & (d < stored)[None, :], other=0)
+        values = tl.load(v_at, mask=inside[:, None] & (d < stored)[None, :], other=0)
+        ahead = s + BLOCK_S
+        page = tl.load(table + ahead // P, mask=ahead < end, other=0)
+        if KIND > 0:
+            # Two bytes are too few for a pipelined copy: the next tile's scales wait in registers.
+            later = page.to(tl.int64)
+            mask = ahead < end
+            next_ks = tl.load(
+                k_scale + later * ks_page + g * ks_head + ahead % P * ks_place, mask, other=0
+            )
+            next_vs = tl.load(
+                v_scale + later * vs_page + g * vs_head + ahead % P * vs_place, mask, other=0
+            )
+        if KIND == 0:
+            products = tl.dot(q0, tl.trans(keys), input_precision=PRECISION)
+        else:
+            k0, k1, k2, k3 = pieces_of(keys, KIND, q.dtype.element_ty, OWN)
+            products = tl.dot(q0, tl.trans(k0), input_precision=PRECISION)
+            products = tl.dot(q1, tl.trans(k1), products, input_precision=PRECISION)
+            products = tl.dot(q2, tl.trans(k2), products, input_precision=PRECISION)
+            products = tl.dot(q3, tl.trans(k3), products, input_precision=PRECISION)
+            products *= ks.to(tl.float32)[None, :]
         scores = scored(products, scale, softcap, CAPPED) * LOG2_E
-        seen = seen_by(first + t, s, inside, live, row, first, tree, tree_row, window, WINDOWED)
+        seen = seen_by(position, s, inside, live, row, first, tree, tree_row, window,
+                       ALONE, WINDOWED)  # fmt: skip
         scores = tl.where(seen, scores, float("-inf"))
         new_peak = tl.maximum(peak, tl.max(scores, 1))
         # A row that has seen no key stays at −inf, and −inf − (−inf) is not a number.
@@ -149,113 +183,284 @@ def attention_kernel(
         weights = tl.exp2(scores - origin[:, None])
         correction = tl.exp2(peak - origin)
         total = total * correction + tl.sum(weights, 1)
-        if v_scale is not None:
-            weights *= scales_at(
-                v_scale, page, g, place, inside, vs_page, vs_head, vs_place
-            )[None, :]  # fmt: skip
-        weighted = weighted * correction[:, None]
-        rounded = weights.to(low.dtype)
-        if HALF < D:
-            weighted += tl.dot(rounded, codes_of(values, False).to(low.dtype))
-            weighted_high = weighted_high * correction[:, None]
-            weighted_high += tl.dot(rounded, codes_of(values, True).to(low.dtype))
-        else:
-            weighted += tl.dot(rounded, values.to(low.dtype), input_precision=PRECISION)
         peak = new_peak
-
-    empty = total == 0.0
-    total = tl.where(empty, 1.0, total)
-    places = (
-        out + split * out_split + row[:, None] * out_row + head[:, None] * out_head + d[None, :]
-    )
-    written = live[:, None] & wide[None, :]
-    tl.store(places, (weighted / total[:, None]).to(out.dtype.element_ty), mask=written)
-    if HALF < D:
-        answer = (weighted_high / total[:, None]).to(out.dtype.element_ty)
-        tl.store(places + HALF, answer, mask=written)
-    if lse is not None:
-        natural = tl.where(empty, float("-inf"), (peak + tl.log2(total)) * LN_2)
-        tl.store(lse + (split * queries + row) * (G * R) + head, natural, mask=live)
-
-
-@triton.jit
-def merge_kernel(
-    parts, lse, out, splits, queries, H, out_row, out_head,
-    D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_SPLITS: tl.constexpr,
-):  # fmt: skip
-    """One head of one query: its splits weighed by their share of the softmax sum."""
-    row = (tl.program_id(0) // H).to(tl.int64)
-    head = tl.program_id(0) % H
-    split = tl.arange(0, BLOCK_SPLITS)
-    at = (split.to(tl.int64) * queries + row) * H + head
-    logs = tl.load(lse + at, mask=split < splits, other=float("-inf"))
-    peak = tl.max(logs, 0)
-    shares = tl.exp2((logs - tl.where(peak == float("-inf"), 0.0, peak)) * LOG2_E)
-    total = tl.sum(shares, 0)
-    shares = shares / tl.where(total == 0.0, 1.0, total)
-    d = tl.arange(0, BLOCK_D)
-    inside = (split[:, None] < splits) & (d[None, :] < D)
-    rows = tl.load(parts + at[:, None] * D + d[None, :], mask=inside, other=0.0)
-    answer = tl.sum(rows * shares[:, None], 0).to(out.dtype.element_ty)
-    tl.store(out + row * out_row + head * out_head + d, answer, mask=d < D)
-
-
-@triton.jit
-def nearest(x):
-    """Rounded to an integer, halves to even: beyond 2²³ float32 has no fractions to keep."""
-    return (x + 12582912.0) - 12582912.0
-
-
-@triton.jit
-def scale_above(exact):
-    """The smallest float16 that is no smaller: the largest code never clips."""
-    half = exact.to(tl.float16)
-    above = (half.to(tl.int16, bitcast=True) + 1).to(tl.float16, bitcast=True)
-    return tl.where(half.to(tl.float32) < exact, above, half)
-
-
-@triton.jit
-def append_kernel(
-    rows, pages, scales, slots, G, rows_token, rows_head,
-    page_page, page_head, page_place, scale_page, scale_head, scale_place,
-    P: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, BLOCK_D: tl.constexpr,
-    TOP: tl.constexpr,
-):  # fmt: skip
-    """One head of one token. TOP is the largest code; 0 where rows are stored as they come."""
-    token = (tl.program_id(0) // G).to(tl.int64)
-    g = tl.program_id(0) % G
-    slot = tl.load(slots + token)
-    if slot < 0:
-        return
-    page, place = slot // P, slot % P
-    d = tl.arange(0, BLOCK_D)
-    source = rows + token * rows_token + g * rows_head + d
-    target = pages + page * page_page + g * page_head + place * page_place + d
-    low = tl.load(source, mask=d < HALF, other=0.0)
-    if TOP == 0:
-        tl.store(target, low, mask=d < HALF)
-    else:
-        low = low.to(tl.float32)
-        high = tl.load(source + HALF, mask=(d < HALF) & (d < D - HALF), other=0.0).to(tl.float32)
-        largest = tl.maximum(tl.max(tl.abs(low), 0), tl.max(tl.abs(high), 0))
-        scale = scale_above(largest / TOP)
-        tl.store(scales + page * scale_page + g * scale_head + place * scale_place, scale)
-        divisor = tl.where(largest == 0.0, 1.0, scale.to(tl.float32))
-        if TOP == 448:
-            codes = (low / divisor).to(pages.dtype.element_ty)
-        elif HALF == D:
-            codes = nearest(low / divisor).to(tl.int8)
+        c = correction[:, None]
+        if KIND == 0:
+            rounded = weights.to(q.dtype.element_ty)
+            a0 = tl.dot(rounded, values, a0 * c, input_precision=PRECISION)
         else:
-            low_codes = nearest(low / divisor).to(tl.int32) & 15
-            high_codes = nearest(high / divisor).to(tl.int32) & 15
-            codes = (low_codes | (high_codes << 4)).to(tl.uint8)
-        tl.store(target, codes, mask=d < HALF)
+            rounded = (weights * vs.to(tl.float32)[None, :]).to(q.dtype.element_ty)
+            v0, v1, v2, v3 = pieces_of(values, KIND, q.dtype.element_ty, OWN)
+            a0 = tl.dot(rounded, v0, a0 * c, input_precision=PRECISION)
+            a1 = tl.dot(rounded, v1, a1 * c, input_precision=PRECISION)
+            a2 = tl.dot(rounded, v2, a2 * c, input_precision=PRECISION)
+            a3 = tl.dot(rounded, v3, a3 * c, input_precision=PRECISION)
+            ks, vs = next_ks, next_vs
+    return peak, total, a0, a1, a2, a3
 
 
-def splits_for(programs: int, processors: int, positions: int, block: int) -> int:
-    """As many as fill the chip twice over, and no more than there are tiles of keys."""
-    tiles = -(-positions // block)
-    return max(1, min(2 * processors // max(programs, 1), tiles, 64))
+@triton.jit
+def merge_in(
+    parts, stats, slot, mask, peak, total, acc, D: tl.constexpr, BLOCK_D: tl.constexpr
+):  # fmt: skip
+    """Adds the parts at `slot` (parts, rows) to what is merged so far, by their share."""
+    d = tl.arange(0, BLOCK_D)
+    # Another multiprocessor wrote them: what this one has cached may be older.
+    m = tl.load(stats + slot * 2, mask=mask, other=float("-inf"), cache_modifier=".cg")
+    n = tl.load(stats + slot * 2 + 1, mask=mask, other=0.0, cache_modifier=".cg")
+    inside = mask[:, :, None] & (d < D)[None, None, :]
+    x = tl.load(
+        parts + slot[:, :, None] * D + d[None, None, :], inside, other=0.0, cache_modifier=".cg"
+    )
+    new_peak = tl.maximum(peak, tl.max(m, 0))
+    origin = tl.where(new_peak == float("-inf"), 0.0, new_peak)
+    share = tl.exp2(m - origin[None, :])
+    correction = tl.exp2(peak - origin)
+    total = total * correction + tl.sum(n * share, 0)
+    acc = acc * correction[:, None] + tl.sum(x * share[:, :, None], 0)
+    return new_peak, total, acc
+
+
+@triton.jit
+def merge(
+    parts, stats, prefix_parts, prefix_stats, out, first, last, begin_q, top, count, g, R, H,
+    queries, parts_of_prefix, out_row, out_head,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """All parts of a tile of `count` rows, programs first … last, and those of a shared prefix.
+
+    The pair's first program ended with it and stored it second; the others began with it.
+    """
+    eight = tl.arange(0, 8)
+    d = tl.arange(0, BLOCK_D)
+    for begin in range(0, count, ROWS):
+        r = begin + tl.arange(0, ROWS)
+        live = r < count
+        row = (begin_q + (top + r) // R).to(tl.int64)
+        head = g * R + (top + r) % R
+        peak = tl.full([ROWS], float("-inf"), tl.float32)
+        total = tl.zeros([ROWS], tl.float32)
+        acc = tl.zeros([ROWS, BLOCK_D], tl.float32)
+        for program in range(first, last + 1, 8):
+            p = program + eight
+            slot = (2 * p + tl.where(p == first, 1, 0)).to(tl.int64) * BLOCK_M
+            mask = (p <= last)[:, None] & live[None, :]
+            peak, total, acc = merge_in(
+                parts, stats, slot[:, None] + r[None, :], mask, peak, total, acc, D, BLOCK_D
+            )
+        if prefix_parts is not None:
+            for part in range(0, parts_of_prefix, 8):
+                p = part + eight
+                slot = (p.to(tl.int64)[:, None] * queries + row[None, :]) * H + head[None, :]
+                mask = (p < parts_of_prefix)[:, None] & live[None, :]
+                peak, total, acc = merge_in(
+                    prefix_parts, prefix_stats, slot, mask, peak, total, acc, D, BLOCK_D
+                )
+        answer = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+        target = out + row[:, None] * out_row + head[:, None] * out_head + d[None, :]
+        inside = live[:, None] & (d < D)[None, :]
+        tl.store(target, answer.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def sequence(
+    i, B, seq_lens, cu_q, prefix_pages, max_q, window, prefix_rows,
+    P: tl.constexpr, WINDOWED: tl.constexpr,
+):  # fmt: skip
+    """Of sequence i, or many: its length, first query, number of queries, and where keys begin."""
+    there = i < B
+    length = tl.load(seq_lens + i, mask=there, other=0)
+    begin_q = i * max_q
+    new = tl.where(there, max_q, 0)
+    if cu_q is not None:
+        begin_q = tl.load(cu_q + i, mask=there, other=0)
+        new = tl.load(cu_q + i + 1, mask=there, other=0) - begin_q
+    begin = length * 0
+    if prefix_pages is not None:
+        begin = tl.load(prefix_pages + i // prefix_rows, mask=there, other=0) * P
+    if WINDOWED:
+        begin = tl.maximum(length - new - window + 1, 0)
+    return length, begin_q, new, begin
+
+
+@triton.jit
+def programs_for(pairs, work, most):
+    """How many of `most` programs share the work.
+
+    Where it costs little, as many as make every run end with a pair when all lengths are equal:
+    nothing is then split that need not be, and no run starts twice.
+    """
+    some = tl.maximum(pairs, 1)
+    even = tl.where(some >= most, tl.cdiv(some, tl.cdiv(some, most)), most // some * some)
+    return tl.minimum(tl.where(4 * even >= 3 * most, even, most), work)
+
+
+@triton.jit(do_not_specialize=UNFIXED)
+def attention_kernel(
+    q, k_pages, v_pages, k_scale, v_scale, block_table, seq_lens, cu_q, tree, prefix_pages, out,
+    parts, stats, prefix_parts, prefix_stats, counters,
+    B, G, R, max_q, window, scale, softcap, prefix_rows, parts_of_prefix, queries,
+    q_row, q_head, table_row, tree_row,
+    k_page, k_head, k_place, v_page, v_head, v_place,
+    ks_page, ks_head, ks_place, vs_page, vs_head, vs_place, out_row, out_head,
+    P: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr, KIND: tl.constexpr, OWN: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_B: tl.constexpr,
+    ROWS: tl.constexpr, ALONE: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """An equal share of all tiles. Tiles are in the order sequence, head, queries, keys."""
+    i = tl.arange(0, BLOCK_B)
+    lengths, _, fresh, starts = sequence(
+        i, B, seq_lens, cu_q, prefix_pages, max_q, window, prefix_rows, P, WINDOWED
+    )
+    tiles = tl.maximum(tl.cdiv(lengths - starts, BLOCK_S), 1)
+    q_tiles = tl.cdiv(fresh * R, BLOCK_M)
+    ends = tl.cumsum(tiles * q_tiles, 0) * G
+    work = tl.max(ends, 0)
+    programs = programs_for(tl.sum(q_tiles, 0) * G, work, tl.num_programs(0))
+    pid = tl.program_id(0).to(tl.int64)
+    if pid >= programs:
+        return
+    at = (pid * work // programs).to(tl.int32)
+    stop = ((pid + 1) * work // programs).to(tl.int32)
+    while at < stop:
+        over = ends <= at
+        b = tl.sum(over.to(tl.int32), 0)
+        before = tl.max(tl.where(over, ends, 0), 0)
+        length, begin_q, new, begin = sequence(
+            b, B, seq_lens, cu_q, prefix_pages, max_q, window, prefix_rows, P, WINDOWED
+        )
+        n = tl.maximum(tl.cdiv(length - begin, BLOCK_S), 1)
+        pair = (at - before) // n
+        tile = (at - before) % n
+        tops = tl.cdiv(new * R, BLOCK_M)
+        g = pair // tops
+        top = pair % tops * BLOCK_M
+        run = tl.minimum(stop - at, n - tile)
+
+        r = top + tl.arange(0, BLOCK_M)
+        t = r // R
+        live = t < new
+        row = (begin_q + t).to(tl.int64)
+        head = g * R + r % R
+        first = length - new  # where the first query stands
+        begin += tile * BLOCK_S
+        peak, total, a0, a1, a2, a3 = attended(
+            q, k_pages, v_pages, k_scale, v_scale, block_table + b.to(tl.int64) * table_row, tree,
+            row, head, live, first + t, first, g, begin, tl.minimum(begin + run * BLOCK_S, length),
+            window, scale, softcap, q_row, q_head, tree_row,
+            k_page, k_head, k_place, v_page, v_head, v_place,
+            ks_page, ks_head, ks_place, vs_page, vs_head, vs_place,
+            P, D, WIDE, KIND, OWN, BLOCK_M, BLOCK_S, ALONE, WINDOWED, CAPPED, PRECISION,
+        )  # fmt: skip
+        whole = run == n
+        if prefix_parts is not None:
+            whole = run < 0
+        if whole:
+            factor = 1.0 / tl.where(total == 0.0, 1.0, total)
+            by_row = row * out_row + head * out_head
+            store_tile(out, a0, a1, a2, a3, factor, live, by_row, D, WIDE, KIND)
+        else:
+            slot = (2 * pid + tl.where(tile == 0, 1, 0)) * BLOCK_M + tl.arange(0, BLOCK_M)
+            ones = tl.full([BLOCK_M], 1.0, tl.float32)
+            store_tile(parts, a0, a1, a2, a3, ones, live, slot * D, D, WIDE, KIND)
+            tl.store(stats + slot * 2, peak, mask=live)
+            tl.store(stats + slot * 2 + 1, total, mask=live)
+            unit = (at - tile).to(tl.int64)
+            first_program = (((unit + 1) * programs - 1) // work).to(tl.int32)
+            last_program = (((unit + n) * programs - 1) // work).to(tl.int32)
+            # All that this program stored comes before its arrival, and what others stored
+            # before theirs comes before the merge.
+            tl.debug_barrier()
+            arrived = tl.atomic_add(counters + first_program, 1, sem="acq_rel")
+            if arrived == last_program - first_program:
+                merge(
+                    parts, stats, prefix_parts, prefix_stats, out, first_program, last_program,
+                    begin_q, top, tl.minimum(new * R - top, BLOCK_M), g, R, G * R, queries,
+                    parts_of_prefix, out_row, out_head, D, BLOCK_D, BLOCK_M, ROWS,
+                )  # fmt: skip
+                tl.debug_barrier()
+                tl.store(counters + first_program, 0)
+        at += run
+
+
+@triton.jit(do_not_specialize=UNFIXED)
+def prefix_kernel(
+    q, k_pages, v_pages, k_scale, v_scale, block_table, cu_q, prefix_pages, parts, stats,
+    G, R, max_q, scale, softcap, prefix_rows, parts_of_prefix, queries,
+    q_row, q_head, table_row,
+    k_page, k_head, k_place, v_page, v_head, v_place,
+    ks_page, ks_head, ks_place, vs_page, vs_head, vs_place,
+    P: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr, KIND: tl.constexpr, OWN: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_S: tl.constexpr, CAPPED: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """One part of the keys that a group of sequences shares, for all of the group's queries."""
+    group, g = tl.program_id(0) // G, tl.program_id(0) % G
+    part = tl.program_id(2)
+    b = group * prefix_rows
+    begin_q = b * max_q
+    new = prefix_rows * max_q
+    if cu_q is not None:
+        begin_q = tl.load(cu_q + b)
+        new = tl.load(cu_q + b + prefix_rows) - begin_q
+    top = tl.program_id(1) * BLOCK_M
+    if top >= new * R:
+        return
+    length = tl.load(prefix_pages + group) * P
+    run = tl.cdiv(tl.cdiv(length, parts_of_prefix), BLOCK_S) * BLOCK_S
+    r = top + tl.arange(0, BLOCK_M)
+    t = r // R
+    live = t < new
+    row = (begin_q + t).to(tl.int64)
+    head = g * R + r % R
+    peak, total, a0, a1, a2, a3 = attended(
+        q, k_pages, v_pages, k_scale, v_scale, block_table + b.to(tl.int64) * table_row, None,
+        row, head, live, length + t, length, g, part * run, tl.minimum((part + 1) * run, length),
+        0, scale, softcap, q_row, q_head, 0,
+        k_page, k_head, k_place, v_page, v_head, v_place,
+        ks_page, ks_head, ks_place, vs_page, vs_head, vs_place,
+        P, D, WIDE, KIND, OWN, BLOCK_M, BLOCK_S, True, False, CAPPED, PRECISION,
+    )  # fmt: skip
+    slot = (part.to(tl.int64) * queries + row) * (G * R) + head
+    ones = tl.full([BLOCK_M], 1.0, tl.float32)
+    store_tile(parts, a0, a1, a2, a3, ones, live, slot * D, D, WIDE, KIND)
+    tl.store(stats + slot * 2, peak, mask=live)
+    tl.store(stats + slot * 2 + 1, total, mask=live)
+
+
+class Tiles(NamedTuple):
+    """How a launch is cut: rows of queries, positions, warps, stages of the pipeline of loads."""
+
+    rows: int
+    positions: int
+    warps: int = 4
+    stages: int = 3
+    #: Programs that fit on a multiprocessor.
+    programs: int = 2
+
+
+def tiles_for(rows: int, D: int, dtype: torch.dtype, kind: int) -> Tiles:
+    """For so many rows of queries (query heads of a group times queries) a sequence.
+
+    Every answer is compiled and checked in the tests.
+    """
+    block_m = min(64, max(16, triton.next_power_of_2(rows)))
+    if dtype == torch.float32:
+        return Tiles(block_m, 32, stages=2)
+    if D > 128:
+        return Tiles(block_m, 32 if kind == 0 else 64)
+    return Tiles(block_m, 64)
+
+
+KINDS = {torch.int8: 1, torch.float8_e4m3fn: 2, torch.uint8: 3}
+
+
+def in_words(pages: Tensor, kind: int) -> Tensor:
+    """Pages of codes as words of four; others as they are."""
+    if not kind:
+        return pages
+    word = torch.int16 if kind == 3 else torch.int32
+    return pages.view(torch.uint8).view(word)
 
 
 def _attention(
@@ -272,48 +477,92 @@ def _attention(
     window: int,
     softcap: float,
     scale: float,
+    prefix_rows: int,
+    prefix_pages: Tensor | None,
     out: Tensor,
 ) -> None:
     require(q, k_pages, v_pages)
-    (queries, H, D), (_, G, P, half) = q.shape, k_pages.shape
-    B, R = len(seq_lens), H // G
+    (queries, H, D), (_, G, P, _) = q.shape, k_pages.shape
     if not queries:
         return
-    block_m = min(64, max(16, triton.next_power_of_2(R * max_q)))
-    block_s = 64 if half <= 128 else 32
-    tiles = triton.cdiv(R * max_q, block_m)
-    positions = block_table.shape[1] * P
-    splits = splits_for(B * G * tiles, processors(q), positions, block_s)
-    parts, lse = out, None
-    if splits > 1:
-        parts = q.new_empty((splits, queries, H, D), dtype=torch.float32)
-        lse = q.new_empty((splits, queries, H), dtype=torch.float32)
-    attention_kernel[(B * G, tiles, splits)](
-        *(q, k_pages, v_pages, k_scale, v_scale, block_table, seq_lens, cu_q, tree_mask),
-        *(parts, lse, max_q, G, R, window, scale, softcap, splits, queries),
+    B, R = len(seq_lens), H // G
+    kind = KINDS.get(k_pages.dtype, 0)
+    tiles = tiles_for(R * max_q, D, q.dtype, kind)
+    k_words, v_words = in_words(k_pages, kind), in_words(v_pages, kind)
+    fixed = {
+        "P": P,
+        "D": D,
+        "WIDE": max(16, triton.next_power_of_2(D if kind == 0 else D // 4)),
+        "KIND": kind,
+        "OWN": q.is_cuda,
+        "CAPPED": softcap > 0.0,
+        "PRECISION": "ieee" if q.dtype == torch.float32 else "tf32",
+    }
+    strides = (*k_words.stride()[:3], *v_words.stride()[:3])
+    strides += (*strides_of(k_scale), *strides_of(v_scale))
+    prefix_parts = prefix_stats = None
+    parts_of_prefix = 0
+    if prefix_pages is not None and not window:
+        wide = tiles_for(R * max_q * prefix_rows, D, q.dtype, kind)
+        grid = len(prefix_pages) * G, triton.cdiv(R * max_q * prefix_rows, wide.rows)
+        parts_of_prefix = parts_for(grid[0] * grid[1], processors(q) * wide.programs)
+        shape = (parts_of_prefix, queries, H)
+        prefix_parts = q.new_empty((*shape, D), dtype=torch.float32)
+        prefix_stats = q.new_empty((*shape, 2), dtype=torch.float32)
+        prefix_kernel[(*grid, parts_of_prefix)](
+            *(q, k_words, v_words, k_scale, v_scale, block_table, cu_q, prefix_pages),
+            *(prefix_parts, prefix_stats, G, R, max_q, scale, softcap, prefix_rows),
+            *(parts_of_prefix, queries, q.stride(0), q.stride(1), block_table.stride(0), *strides),
+            BLOCK_M=wide.rows,
+            BLOCK_S=wide.positions,
+            num_warps=wide.warps,
+            num_stages=wide.stages,
+            **fixed,
+        )
+    most = processors(q) * tiles.programs
+    parts = q.new_empty((2 * most, tiles.rows, D), dtype=torch.float32)
+    stats = q.new_empty((2 * most, tiles.rows, 2), dtype=torch.float32)
+    attention_kernel[(most,)](
+        *(q, k_words, v_words, k_scale, v_scale, block_table, seq_lens, cu_q, tree_mask),
+        *(None if prefix_parts is None else prefix_pages, out),
+        *(parts, stats, prefix_parts, prefix_stats, arrivals(most, q)),
+        *(B, G, R, max_q, window, scale, softcap, prefix_rows, parts_of_prefix, queries),
         *(q.stride(0), q.stride(1), block_table.stride(0)),
         0 if tree_mask is None else tree_mask.stride(0),
-        *(*k_pages.stride()[:3], *v_pages.stride()[:3]),
-        *(*strides_of(k_scale), *strides_of(v_scale)),
-        *((0, *out.stride()[:2]) if splits == 1 else parts.stride()[:3]),
-        P=P,
-        D=D,
-        HALF=half,
-        BLOCK_D=max(16, triton.next_power_of_2(half)),
-        BLOCK_M=block_m,
-        BLOCK_S=block_s,
-        PACKED=cu_q is not None,
+        *(*strides, *out.stride()[:2]),
+        BLOCK_D=triton.next_power_of_2(D),
+        BLOCK_M=tiles.rows,
+        BLOCK_S=tiles.positions,
+        BLOCK_B=max(32, triton.next_power_of_2(B)),
+        ROWS=max(1, min(8, 512 // triton.next_power_of_2(D))),
+        ALONE=max_q == 1,
         WINDOWED=window > 0,
-        CAPPED=softcap > 0.0,
-        PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
+        num_warps=tiles.warps,
+        num_stages=tiles.stages,
+        **fixed,
     )
-    if lse is not None:
-        merge_kernel[(queries * H,)](
-            *(parts, lse, out, splits, queries, H, *out.stride()[:2]),
-            D=D,
-            BLOCK_D=triton.next_power_of_2(D),
-            BLOCK_SPLITS=triton.next_power_of_2(splits),
-        )
+
+
+def parts_for(programs: int, room: int) -> int:
+    """Into how many parts a shared prefix is cut, so that so many programs fill the room."""
+    return max(1, min(room // max(programs, 1), 32))
+
+
+def require(q: Tensor, *pages: Tensor) -> None:
+    """What the kernels take."""
+    if q.dtype not in (torch.float16, torch.bfloat16, torch.float32):
+        raise DTypeError(f"the kernels take float16, bfloat16 and float32, not {q.dtype}")
+    if not 1 <= q.shape[-1] <= WIDEST:
+        raise RangeError(f"the kernels take heads up to {WIDEST} wide, not {q.shape[-1]}")
+    if any(x.stride(-1) != 1 for x in (q, *pages)):
+        raise RangeError("the kernels need the elements of a head beside each other")
+    for x in pages:
+        size = {torch.uint8: 2}.get(x.dtype, 4)
+        if x.dtype in KINDS and any(n % size for n in (x.shape[-1], *x.stride()[:-1])):
+            raise RangeError(
+                f"the kernels read codes four at a time: rows of {q.shape[-1]} elements and their "
+                f"strides {x.stride()} must be multiples of {size} bytes"
+            )
 
 
 def _append(
@@ -324,41 +573,14 @@ def _append(
     slots: Tensor,
     k_scale: Tensor | None,
     v_scale: Tensor | None,
+    cosine: Tensor | None,
+    sine: Tensor | None,
 ) -> None:
-    tokens, G, D = k.shape
-    for rows, pages, scales in ((k, k_pages, k_scale), (v, v_pages, v_scale)):
-        require(rows, pages)
-        half = pages.shape[-1]
-        if tokens:
-            append_kernel[(tokens * G,)](
-                *(rows, pages, scales, slots, G, *rows.stride()[:2]),
-                *(*pages.stride()[:3], *strides_of(scales)),
-                P=pages.shape[2],
-                D=D,
-                HALF=half,
-                BLOCK_D=triton.next_power_of_2(half),
-                TOP=largest_code(pages.dtype),
-                num_warps=1,
-            )
-
-
-def largest_code(dtype: torch.dtype) -> int:
-    """Of pages that hold codes; 0 of others."""
-    return {torch.int8: 127, torch.uint8: 7, torch.float8_e4m3fn: 448}.get(dtype, 0)
-
-
-def strides_of(scales: Tensor | None) -> tuple[int, ...]:
-    return (0, 0, 0) if scales is None else scales.stride()
-
-
-def require(q: Tensor, *others: Tensor) -> None:
-    """What the kernels take."""
-    if q.dtype not in (torch.float16, torch.bfloat16, torch.float32):
-        raise DTypeError(f"the kernels take float16, bfloat16 and float32, not {q.dtype}")
-    if not 1 <= q.shape[-1] <= WIDEST:
-        raise RangeError(f"the kernels take heads up to {WIDEST} wide, not {q.shape[-1]}")
-    if any(x.stride(-1) != 1 for x in (q, *others)):
-        raise RangeError("the kernels need the elements of a head beside each other")
+    for rows, pages in ((k, k_pages), (v, v_pages)):
+        require(rows)
+        if pages.stride(-1) != 1:
+            raise RangeError("the kernels need the elements of a head beside each other")
+    append(k, v, k_pages, v_pages, slots, k_scale, v_scale, cosine, sine)
 
 
 _LIBRARY: Any = fast_paged.define(KERNELS)

@@ -35,6 +35,8 @@ def paged_attention(
     softcap: float = 0.0,
     scale: float | None = None,
     out: Any = None,
+    prefix_rows: int = 0,
+    prefix_pages: Any = None,
     check: bool = False,
     impl: Impl | None = None,
 ) -> Any:
@@ -44,17 +46,25 @@ def paged_attention(
     order. Its queries are the rows cu_q[b] … cu_q[b+1] of q, at most max_q; without cu_q every
     sequence has max_q of them. They stand at its end, and see themselves and what came before;
     `tree_mask` (queries, max_q) says instead which of the new positions each sees. What lies on a
-    page beyond the length is never looked at. A sequence of length 0 gives 0. `check=True` verifies
-    lengths, boundaries and the table, which on a GPU means waiting for it.
+    page beyond the length is never looked at. A sequence of length 0 gives 0.
+
+    A prefix that sequences share can be read once for all of them: of every `prefix_rows` sequences
+    in a row, number i of such groups, the first `prefix_pages[i]` pages are the same, full, and
+    before any query. That is a hint: it changes who reads what, and no answer.
+
+    `check=True` verifies lengths, boundaries, the table and the hint, which on a GPU means waiting
+    for it.
     """
     arrays = {"q": q, "k_pages": k_pages, "v_pages": v_pages}
     arrays |= {"block_table": block_table, "seq_lens": seq_lens}
     optional = {"cu_q": cu_q, "k_scale": k_scale, "v_scale": v_scale, "tree_mask": tree_mask}
+    optional |= {"prefix_pages": prefix_pages}
     arrays |= {name: value for name, value in optional.items() if value is not None}
     chosen = choose("paged_attention", _OFFERED, impl, **arrays)
     _check(arrays, max_q, window, softcap, scale, out)
+    _check_prefix(arrays, prefix_rows)
     if check:
-        _check_values(arrays, max_q)
+        _check_values(arrays, max_q, prefix_rows)
     scale = float(q.shape[-1]) ** -0.5 if scale is None else float(scale)
     if chosen == "oracle":
         found = _by_oracle(arrays, max_q, window, softcap, scale)
@@ -63,7 +73,8 @@ def paged_attention(
 
     return fast_paged.paged_attention(
         *(q, k_pages, v_pages, block_table, seq_lens, cu_q, max_q, k_scale, v_scale, tree_mask),
-        *(window or 0, float(softcap), scale, out, _operators(chosen)),
+        *(window or 0, float(softcap), scale, prefix_rows, prefix_pages, out),
+        _operators(chosen),
     )
 
 
@@ -76,15 +87,18 @@ def paged_append(
     *,
     k_scale: Any = None,
     v_scale: Any = None,
+    cosine: Any = None,
+    sine: Any = None,
     impl: Impl | None = None,
 ) -> None:
     """Writes k and v (tokens, G, D) to their slots, quantised where the pages hold codes.
 
     Slot p · P + i is position i of page p; slot −1 skips a token. Scales are rounded up to float16,
-    so that the largest element of a row never clips.
+    so that the largest element of a row never clips. With `cosine` and `sine`, (tokens, D/2) each,
+    the keys are turned first (RoPE: elements d and d + D/2 are a pair).
     """
     arrays = {"k": k, "v": v, "k_pages": k_pages, "v_pages": v_pages, "slots": slots}
-    optional = {"k_scale": k_scale, "v_scale": v_scale}
+    optional = {"k_scale": k_scale, "v_scale": v_scale, "cosine": cosine, "sine": sine}
     arrays |= {name: value for name, value in optional.items() if value is not None}
     chosen = choose("paged_append", ("torch", "kernels"), impl, **arrays)
     width = _width(arrays)
@@ -96,9 +110,12 @@ def paged_append(
     checks.axes(k=(k, "N G D"), slots=(slots, "N"))
     _check_dtype("slots", slots, "int64")
     _check_scales(arrays)
+    _check_turn(arrays, sizes["D"])
     from trapline.gold.attention import fast_paged
 
-    fast_paged.paged_append(k, v, k_pages, v_pages, slots, k_scale, v_scale, _operators(chosen))
+    fast_paged.paged_append(
+        *(k, v, k_pages, v_pages, slots, k_scale, v_scale, cosine, sine), _operators(chosen)
+    )
 
 
 def _operators(chosen: Impl) -> str:
@@ -180,6 +197,31 @@ def _check_rules(
         checks.positive(scale=scale)
 
 
+def _check_prefix(arrays: dict[str, Any], prefix_rows: int) -> None:
+    if ("prefix_pages" in arrays) != (prefix_rows > 0):
+        raise RangeError("a shared prefix needs both prefix_rows, 1 or more, and prefix_pages")
+    if prefix_rows:
+        _check_dtype("prefix_pages", arrays["prefix_pages"], "int32")
+        batch, shape = len(arrays["seq_lens"]), tuple(arrays["prefix_pages"].shape)
+        if batch % prefix_rows or shape != (batch // prefix_rows,):
+            raise ShapeError(
+                f"{batch} sequences in groups of {prefix_rows} do not fit prefix_pages {shape}"
+            )
+
+
+def _check_turn(arrays: dict[str, Any], width: int) -> None:
+    given = [arrays[name] for name in ("cosine", "sine") if name in arrays]
+    if len(given) == 1:
+        raise ShapeError("keys are turned by both cosine and sine, got one of them")
+    wanted = (len(arrays["k"]), width // 2)
+    for angles in given:
+        if width % 2 or tuple(angles.shape) != wanted:
+            raise ShapeError(
+                f"cosine and sine of keys of {width} elements must be {wanted}, "
+                f"got {tuple(angles.shape)}"
+            )
+
+
 def _check_scales(arrays: dict[str, Any]) -> None:
     kinds = {checks.dtype_name(arrays[name]) for name in ("k_pages", "v_pages")}
     if len(kinds) > 1:
@@ -205,7 +247,7 @@ def _check_dtype(name: str, array: Any, wanted: str) -> None:
         raise DTypeError(f"{name} must be {wanted}, got {checks.dtype_name(array)}")
 
 
-def _check_values(arrays: dict[str, Any], max_q: int) -> None:
+def _check_values(arrays: dict[str, Any], max_q: int, prefix_rows: int) -> None:
     """What only the numbers tell."""
     table, lengths = (arrays[name].tolist() for name in ("block_table", "seq_lens"))
     pages, _, size, _ = arrays["k_pages"].shape
@@ -224,6 +266,11 @@ def _check_values(arrays: dict[str, Any], max_q: int) -> None:
         used = row[: -(-length // size)]
         if used and not (min(used) >= 0 and max(used) < pages):
             raise RangeError(f"sequence {b} lies on pages {used}, but there are {pages}")
+        if prefix_rows:
+            shared, leader = int(arrays["prefix_pages"][b // prefix_rows]), b // prefix_rows
+            same = row[:shared] == table[leader * prefix_rows][:shared]
+            if not 0 <= shared * size <= length - new or not same:
+                raise RangeError(f"sequence {b} does not begin with its group's {shared} pages")
 
 
 def _by_oracle(

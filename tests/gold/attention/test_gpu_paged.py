@@ -1,0 +1,245 @@
+"""The paged kernels on a GPU: every kind of page, width, page size and feature, against float64."""
+
+import itertools
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from trapline.gold import paged_append, paged_attention  # noqa: E402
+
+pytestmark = [
+    pytest.mark.needs_gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+CODES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn, "int4": torch.uint8}
+KINDS = ("plain", *CODES)
+#: Relative to float64 on the stored values, in the 2-norm: what rounding weights and answer costs.
+LIMITS = {torch.bfloat16: 8e-3, torch.float16: 1.2e-3, torch.float32: 3e-6}
+LENGTHS = [1000, 0, 77, 640, 1, 2500]
+
+
+def cache(kind, dtype, G, D, P, lengths, seed=0, tight=False):
+    """Shuffled pages filled by `paged_append`; what nobody writes is not a number.
+
+    A `tight` cache is (pages, P, G, D) in memory, as a decoder keeps it.
+    """
+    numbers = torch.Generator("cuda").manual_seed(seed)
+    width = max(1, max(-(-length // P) for length in lengths))
+    count = len(lengths) * width
+    table = torch.randperm(count, generator=numbers, device="cuda").int().view(-1, width)
+    slots = torch.cat([
+        table[b, torch.arange(n, device="cuda") // P].long() * P
+        + torch.arange(n, device="cuda") % P
+        for b, n in enumerate(lengths)
+    ])  # fmt: skip
+    columns = D // 2 if kind == "int4" else D
+    shape = (count, P, G, columns) if tight else (count, G, P, columns)
+    if kind == "plain":
+        pages = [torch.full(shape, torch.nan, device="cuda", dtype=dtype) for _ in range(2)]
+        scales = [None, None]
+    else:
+        raw = [torch.full(shape, 0x7F, device="cuda", dtype=torch.uint8) for _ in range(2)]
+        pages = [x.view(CODES[kind]) for x in raw]
+        scales = [torch.full((count, G, P), torch.nan, device="cuda").half() for _ in range(2)]
+    if tight:
+        pages = [x.transpose(1, 2) for x in pages]
+    k, v = torch.randn(2, len(slots), G, D, generator=numbers, device="cuda").to(dtype)
+    paged_append(k, v, *pages, slots, k_scale=scales[0], v_scale=scales[1])
+    named = {"k_scale": scales[0], "v_scale": scales[1]}
+    # Beyond its length a row's table is garbage too.
+    used = torch.tensor([-(-n // P) for n in lengths], device="cuda")
+    table[torch.arange(width, device="cuda") >= used[:, None]] = -7
+    return pages, table, torch.tensor(lengths, device="cuda").int(), named
+
+
+def exact(q, pages, table, lengths, named, **rules):
+    """In float64 by the torch path, which the oracle checks."""
+    if named["k_scale"] is None:
+        pages = [x.double() for x in pages]
+    rules = {k: v for k, v in rules.items() if not k.startswith("prefix")}
+    return paged_attention(q.double(), *pages, table, lengths, **named, **rules, impl="torch")
+
+
+def queries(count, H, D, dtype, seed=1):
+    numbers = torch.Generator("cuda").manual_seed(seed)
+    return torch.randn(count, H, D, generator=numbers, device="cuda").to(dtype)
+
+
+def close(q, stored, **rules):
+    """Right, and the same bits again, into an `out` that was full of something else."""
+    pages, table, lengths, named = stored
+    out = torch.full_like(q, torch.nan)
+    got = paged_attention(q, *pages, table, lengths, **named, **rules, out=out)
+    want = exact(q, pages, table, lengths, named, **rules)
+    assert torch.isfinite(got).all()
+    distance = float((got.double() - want).norm() / want.norm())
+    assert distance <= LIMITS[q.dtype], distance
+    for _ in range(3):
+        again = paged_attention(q, *pages, table, lengths, **named, **rules)
+        assert torch.equal(got, again)
+    return got
+
+
+@pytest.mark.parametrize("P", [16, 64, 128])
+@pytest.mark.parametrize("D", [64, 96, 128, 256])
+@pytest.mark.parametrize("kind", KINDS)
+def test_decoding(kind, D, P):
+    for dtype, H in ((torch.bfloat16, 8), (torch.float16, 6)):
+        stored = cache(kind, dtype, 2, D, P, LENGTHS, tight=P == 16)
+        got = close(queries(len(LENGTHS), H, D, dtype), stored)
+        assert not got[1].any()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_single_precision(kind):
+    close(queries(6, 4, 64, torch.float32), cache(kind, torch.float32, 2, 64, 16, LENGTHS))
+
+
+@pytest.mark.parametrize("H", [1, 3, 7, 16, 32])
+def test_groups_of_any_size(H):
+    close(queries(6, H, 128, torch.bfloat16), cache("plain", torch.bfloat16, 1, 128, 16, LENGTHS))
+
+
+@pytest.mark.parametrize("kind", ["plain", "int8", "int4"])
+@pytest.mark.parametrize("rules", [{"window": 100}, {"softcap": 5.0, "scale": 0.2}, {"window": 1}])
+def test_rules(kind, rules):
+    stored = cache(kind, torch.bfloat16, 2, 128, 16, LENGTHS)
+    close(queries(6, 8, 128, torch.bfloat16), stored, **rules)
+
+
+@pytest.mark.parametrize("kind", ["plain", "fp8", "int4"])
+@pytest.mark.parametrize("new", [[1, 0, 7, 40, 1, 300], [5, 5, 5, 5, 1, 5]])
+def test_several_queries(kind, new):
+    lengths = [1000, 20, 77, 640, 1, 2500]
+    ends = torch.tensor([0, *new], device="cuda").cumsum(0).int()
+    stored = cache(kind, torch.bfloat16, 2, 128, 16, lengths)
+    q = queries(sum(new), 8, 128, torch.bfloat16)
+    close(q, stored, cu_q=ends, max_q=max(new))
+
+
+def test_draft_trees():
+    stored = cache("plain", torch.bfloat16, 2, 128, 16, [1000, 60, 77])
+    tree = torch.rand(3 * 60, 60, device="cuda") < 0.5
+    close(queries(180, 8, 128, torch.bfloat16), stored, max_q=60, tree_mask=tree)
+
+
+@pytest.mark.parametrize(("kind", "new"), itertools.product(KINDS, (1, 3)))
+def test_a_shared_prefix_is_read_once(kind, new):
+    """Two groups of three: one shares five pages, the other none."""
+    pages, table, lengths, named = cache(kind, torch.bfloat16, 2, 128, 16, [500, 90, 84, 70, 9, 33])
+    table[1:3, :5] = table[0, :5]
+    hint = {"prefix_rows": 3, "prefix_pages": torch.tensor([5, 0], device="cuda").int()}
+    q = queries(6 * new, 8, 128, torch.bfloat16)
+    close(q, (pages, table, lengths, named), max_q=new, **hint)
+
+
+def test_long_rows_among_short_ones():
+    lengths = [30000, *[100] * 40, 5000]
+    stored = cache("plain", torch.bfloat16, 2, 128, 16, lengths)
+    close(queries(len(lengths), 8, 128, torch.bfloat16), stored)
+
+
+def test_many_rows():
+    lengths = [40 + n % 17 for n in range(700)]
+    stored = cache("plain", torch.bfloat16, 2, 64, 16, lengths)
+    close(queries(700, 8, 64, torch.bfloat16), stored)
+
+
+@pytest.mark.parametrize("first_in_graph", [True, False])
+def test_a_graph_computes_what_its_inputs_say_when_it_runs(first_in_graph, monkeypatch):
+    from trapline.gold.attention import arrivals
+
+    if first_in_graph:
+        monkeypatch.setattr(arrivals, "_made", {})
+    pages, table, lengths, named = cache("int8", torch.bfloat16, 2, 128, 16, LENGTHS)
+    q, out = queries(6, 8, 128, torch.bfloat16), torch.empty(6, 8, 128, device="cuda").bfloat16()
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(2):
+            paged_attention(q, *pages, table, lengths, **named, out=out)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        paged_attention(q, *pages, table, lengths, **named, out=out)
+        paged_attention(q, *pages, table, lengths, **named, out=out)
+    for seed in range(3):
+        q.copy_(queries(6, 8, 128, torch.bfloat16, seed))
+        lengths.copy_(torch.tensor(LENGTHS, device="cuda").int() - (seed > 0))
+        lengths.clamp_(min=0)
+        graph.replay()
+        want = exact(q, pages, table, lengths, named)
+        assert float((out.double() - want).norm() / want.norm()) <= LIMITS[torch.bfloat16]
+
+
+def test_streams_do_not_disturb_each_other():
+    stored = cache("plain", torch.bfloat16, 2, 128, 16, [20000, 3000])
+    pages, table, lengths, _ = stored
+    q = queries(2, 8, 128, torch.bfloat16)
+    want = paged_attention(q, *pages, table, lengths)
+    streams, found = [torch.cuda.Stream() for _ in range(4)], []
+    torch.cuda.synchronize()
+    for number in range(200):
+        with torch.cuda.stream(streams[number % 4]):
+            found.append(paged_attention(q, *pages, table, lengths))
+    torch.cuda.synchronize()
+    assert all(torch.equal(got, want) for got in found)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("kind", KINDS)
+def test_appending_agrees_with_torch(kind, dtype, turned):
+    G, D, P, tokens = 3, 96, 16, 50
+    numbers = torch.Generator("cuda").manual_seed(0)
+    k, v = torch.randn(2, tokens, G, D, generator=numbers, device="cuda").to(dtype)
+    k[3], v[4] = 0.0, 0.0
+    slots = torch.randperm(5 * P, generator=numbers, device="cuda")[:tokens]
+    slots[7] = -1
+    angles = 6.0 * torch.rand(tokens, D // 2, generator=numbers, device="cuda")
+    turn = {"cosine": angles.cos(), "sine": angles.sin()} if turned else {}
+    columns = D // 2 if kind == "int4" else D
+    made = []
+    for impl in ("kernels", "torch"):
+        shape = (5, G, P, columns)
+        pages = [torch.zeros(shape, device="cuda", dtype=torch.uint8).view(CODES[kind])
+                 if kind in CODES else torch.zeros(shape, device="cuda", dtype=dtype)
+                 for _ in range(2)]  # fmt: skip
+        scales = [torch.zeros(5, G, P, device="cuda").half() if kind in CODES else None] * 2
+        scales = [None if x is None else x.clone() for x in scales]
+        paged_append(k, v, *pages, slots, k_scale=scales[0], v_scale=scales[1], **turn, impl=impl)
+        made.append([x for x in (*pages, *scales) if x is not None])
+    for place, (ours, theirs) in enumerate(zip(*made, strict=True)):
+        if turned and place % 2 == 0:
+            # A fused multiply-add may round a turned key the other way.
+            far = (ours.view(torch.uint8) if kind == "int4" else ours).float() - theirs.float()
+            allowed = {"plain": 0.02, "int8": 1, "fp8": 33, "int4": 17}[kind]
+            assert float(far.abs().max()) <= allowed
+            assert float((far != 0).float().mean()) < 0.02
+        else:
+            assert torch.equal(ours.view(torch.uint8), theirs.view(torch.uint8))
+
+
+def test_the_operators_hold_what_they_declare():
+    pages, table, lengths, _ = cache("plain", torch.bfloat16, 2, 64, 16, [50, 70])
+    q = queries(2, 4, 64, torch.bfloat16)
+    tests = ("test_schema", "test_faketensor")
+    operators = torch.ops.trapline_paged_kernels
+    given = (q, *pages, table, lengths, None, 1, None, None, None, 0, 0.0, 0.1, 0, None)
+    torch.library.opcheck(operators.attention, (*given, torch.empty_like(q)), test_utils=tests)
+    rows = queries(3, 2, 64, torch.bfloat16)
+    slots = torch.tensor([0, 5, -1], device="cuda")
+    given = (rows, rows, *(x.clone() for x in pages), slots, None, None, None, None)
+    torch.library.opcheck(operators.append, given, test_utils=tests)
+
+
+def test_a_compiled_function_takes_them_whole():
+    pages, table, lengths, _ = cache("plain", torch.bfloat16, 2, 64, 16, [50, 70])
+    q = queries(2, 4, 64, torch.bfloat16)
+
+    def step(q):
+        return 2.0 * paged_attention(q + 1.0, *pages, table, lengths)
+
+    assert torch.equal(torch.compile(step, fullgraph=False)(q), step(q))
