@@ -7,8 +7,14 @@ from pathlib import Path
 from trapline.gold.kernels_device import compile_for_hopper
 from trapline.gold.softmax_topk import kernels
 
-NUMBERS = ("V", "K", "logits_row", "groups", "chunk", "splits")
-TYPES = {"kept_columns": "*i32", "lists": "*i32", "indices": "*i64", "temperature": "fp32"}
+NUMBERS = ("V", "K", "logits_row", "groups", "chunk", "splits", "log")
+TYPES = {
+    "kept_columns": "*i32",
+    "lists": "*i32",
+    "keys": "*i64",
+    "indices": "*i64",
+    "temperature": "fp32",
+}
 SHIFTS = {"fp32": 0, "fp16": 13, "bf16": 16}
 PROCESSORS = 132
 
@@ -35,12 +41,10 @@ def launches(rows: int, vocabulary: int, k: int, dtype: str):
 
 def compiled(kernel, dtype: str, launch: dict[str, object]) -> dict[str, object]:
     options = {name: launch.pop(name) for name in ("num_warps", "maxnreg") if name in launch}
-    fixed = {**launch, "PER_ROW": False, "LOG": False, "PDL": True}
+    fixed = {**launch, "PER_ROW": False, "PDL": True}
     fixed = {name: value for name, value in fixed.items() if name in kernel.arg_names}
     types = {name: type_of(name, dtype) for name in kernel.arg_names}
-    made = compile_for_hopper(
-        kernel, types, fixed, aligned={"V", "chunk"}, warps=options["num_warps"]
-    )
+    made = compile_for_hopper(kernel, types, fixed, warps=options["num_warps"])
     return {"kernel": kernel.__name__, "shared": made.metadata.shared}
 
 

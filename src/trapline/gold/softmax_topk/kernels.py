@@ -26,6 +26,8 @@ KERNELS = "trapline_topk_kernels"
 SHORT = 16384
 #: Of a longer one a program has this many in flight.
 BLOCK = 4096
+#: The most programs that share a row.
+SPLITS = 128
 #: The most group maxima that one program holds.
 HELD = 16384
 MOST = 1024
@@ -72,13 +74,13 @@ class Short(NamedTuple):
 
 
 def short_plan(vocabulary: int, k: int) -> Short:
-    """Threads hold 16 logits; four groups for each of the k winners."""
-    block = max(32, triton.next_power_of_2(vocabulary))
-    warps = max(1, min(32, block // 512))
+    """Threads hold 32 logits, fewer of shorter rows; twice as many groups as winners, or more."""
+    block = max(1024, triton.next_power_of_2(vocabulary))
+    warps = max(4, block // 1024)
     k_block = max(2, triton.next_power_of_2(k))
-    groups = min(32 * warps, max(32, 4 * k_block))
-    ranked = k <= RANKED and groups >= 2 * k_block
-    return Short(block, warps, groups, max(32, 2 * k_block) if ranked else k_block, ranked)
+    if k <= RANKED:
+        return Short(block, warps, max(64, 2 * k_block), max(32, 2 * k_block), ranked=True)
+    return Short(block, warps, 32 * warps, k_block, ranked=False)
 
 
 class Long(NamedTuple):
@@ -97,6 +99,7 @@ class Long(NamedTuple):
     listed: int  # groups that may be looked at again
     tile: int  # of them at a time
     cap: int
+    k_block: int
     ranked: bool
 
 
@@ -106,15 +109,15 @@ def long_plan(rows: int, vocabulary: int, k: int, slack: int, processors: int) -
     group = group_size(vocabulary, k)
     block = max(BLOCK, group)
     tiles = triton.cdiv(vocabulary + slack, block)
-    splits = max(1, min(tiles, triton.cdiv(2 * processors, rows)))
+    splits = max(1, min(tiles, SPLITS, triton.cdiv(2 * processors, rows)))
     chunk = triton.cdiv(tiles, splits) * block
     groups = tiles * block // group
     groups_block = triton.next_power_of_2(groups)
-    ranked = k <= RANKED and groups_block >= 2 * k_block
+    ranked = k <= RANKED
     warps = 8 if ranked else 16
     fewest = max(1, 32 * warps // group)
-    listed = max(fewest, 2 * k_block if ranked else k_block)
-    tile = min(listed, max(fewest, warps * 32 * 32 // group))
+    listed = max(fewest, 2 * k_block if ranked else k_block * 5 // 4)
+    tile = max(fewest, min(2 * k_block, warps * 32 * 16 // group))
     return Long(
         group,
         block,
@@ -125,10 +128,11 @@ def long_plan(rows: int, vocabulary: int, k: int, slack: int, processors: int) -
         max(groups_block, 32 * warps),
         warps,
         None,
-        min(groups_block, max(32, 4 * k_block)),
+        min(32 * warps, max(64, 2 * k_block)),
         listed,
         tile,
-        max(32, 2 * k_block),
+        max(32, 2 * k_block) if ranked else max(2 * k_block, 32 * warps),
+        k_block,
         ranked,
     )
 
@@ -150,30 +154,29 @@ def _softmax_topk(
     warm = (temperatures.float().contiguous() if temperatures is not None else x, temperature)
     same = {
         "PER_ROW": temperatures is not None,
-        "LOG": log_probs,
         "PDL": x.is_cuda,
         "launch_pdl": x.is_cuda,
     }
     if rows == 0:
         return answers
     if vocabulary <= SHORT:
-        run_short(x, k, warm, answers, short_plan(vocabulary, k), same)
+        run_short(x, k, warm, answers, log_probs, short_plan(vocabulary, k), same)
     else:
         width = width_of(x)
         slack = 0 if x.stride(0) % width == 0 else width - 1
         plan = long_plan(rows, vocabulary, k, slack, processors(x))
-        run_long(x, k, warm, answers, plan, same)
+        run_long(x, k, warm, answers, log_probs, plan, same)
     return answers
 
 
 def run_short(
-    x: Tensor, k: int, warm: _Warm, answers: _Answers, plan: Short, same: dict[str, bool]
+    x: Tensor, k: int, warm: _Warm, answers: _Answers, log: bool, plan: Short, same: dict[str, bool]
 ) -> None:
     rows, vocabulary = x.shape
     kernel, launch = short_launch(plan, k, _SHIFT[x.dtype])
     kept = () if k == 1 else kept_of(x, plan.cap)
     counts = (vocabulary,) if k == 1 else (vocabulary, k)
-    kernel[(rows,)](*(x, *warm, *kept, *answers, *counts, x.stride(0)), **launch, **same)
+    kernel[(rows,)](*(x, *warm, *kept, *answers, *counts, x.stride(0), int(log)), **launch, **same)
 
 
 def short_launch(plan: Short, k: int, shift: int) -> tuple[Any, dict[str, Any]]:
@@ -192,10 +195,10 @@ def short_launch(plan: Short, k: int, shift: int) -> tuple[Any, dict[str, Any]]:
 
 
 def run_long(
-    x: Tensor, k: int, warm: _Warm, answers: _Answers, plan: Long, same: dict[str, bool]
+    x: Tensor, k: int, warm: _Warm, answers: _Answers, log: bool, plan: Long, same: dict[str, bool]
 ) -> None:
     parts = stream(x, warm, plan, same)
-    select(x, k, warm, parts, answers, plan, same)
+    select(x, k, warm, parts, answers, log, plan, same)
 
 
 def stream(x: Tensor, warm: _Warm, plan: Long, same: dict[str, bool]) -> _Parts:
@@ -207,7 +210,7 @@ def stream(x: Tensor, warm: _Warm, plan: Long, same: dict[str, bool]) -> _Parts:
         *(x, *warm, maxima, peaks, totals),
         *(vocabulary, x.stride(0), plan.groups, plan.chunk, plan.splits),
         **stream_launch(plan, width_of(x)),
-        **{name: value for name, value in same.items() if name != "LOG"},
+        **same,
     )
     return maxima, peaks, totals
 
@@ -228,14 +231,16 @@ def select(
     warm: _Warm,
     parts: _Parts,
     answers: _Answers,
+    log: bool,
     plan: Long,
     same: dict[str, bool],
 ) -> None:
     rows, vocabulary = x.shape
     lists = x.new_empty((rows, plan.listed), dtype=torch.int32)
+    keys = x.new_empty((rows, plan.cap), dtype=torch.int64)
     select_kernel[(rows,)](
-        *(x, *warm, *parts, lists, *kept_of(x, plan.cap), *answers),
-        *(vocabulary, k, x.stride(0), plan.groups, plan.splits),
+        *(x, *warm, *parts, lists, keys, *answers),
+        *(vocabulary, k, x.stride(0), plan.groups, plan.splits, int(log)),
         **select_launch(plan, width_of(x), _SHIFT[x.dtype]),
         **same,
     )
@@ -246,12 +251,13 @@ def select_launch(plan: Long, width: int, shift: int) -> dict[str, Any]:
         "G": plan.group,
         "WIDTH": width,
         "GROUPS_BLOCK": plan.groups_block,
-        "SPLITS_BLOCK": triton.next_power_of_2(plan.splits),
+        "SPLITS_BLOCK": SPLITS,
         "THREADS": 32 * plan.select_warps,
         "SUPER": plan.supers,
         "LIST": plan.listed,
         "TILE": plan.tile,
         "CAP": plan.cap,
+        "K_BLOCK": plan.k_block,
         "SHIFT": shift,
         "RANKED": plan.ranked,
         "num_warps": plan.select_warps,

@@ -12,14 +12,18 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from trapline.gold.softmax_topk.kernels_order import (
     LOG2_E,
-    emit_in_order,
+    bound,
+    emit,
     emit_summary,
     exactly,
+    group_maxima,
     key_of,
+    kth_of,
     larger,
     next_bit,
     origin_of,
     places,
+    rank,
     temperature_of,
     threshold,
 )
@@ -54,7 +58,7 @@ def streamed(
     return new, total
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["V", "logits_row", "groups", "chunk", "splits"])
 def stream_kernel(
     logits, temperatures, temperature, maxima, peaks, totals,
     V, logits_row, groups, chunk, splits,
@@ -129,44 +133,53 @@ def kth_in_groups(
 
 
 @triton.jit
-def best_groups(
-    best, here, K, THREADS: tl.constexpr, SUPER: tl.constexpr, LIST: tl.constexpr,
+def listed_groups(
+    best, here, lists, K, THREADS: tl.constexpr, SUPER: tl.constexpr, LIST: tl.constexpr,
     SHIFT: tl.constexpr, RANKED: tl.constexpr,
 ):  # fmt: skip
-    """Groups that hold the K best, their places in a list, how many, and a bound for logits."""
+    """Lists groups among which the K best logits are; how many, and a bound for those logits."""
     number = tl.arange(0, best.numel)
     if RANKED:
-        each = tl.reduce(tl.reshape(best, [best.numel // SUPER, SUPER]), 0, larger)
-        least = threshold(each, K)
-        taken = here & ((best < least) == 0)
-        place, count = places(taken, THREADS)
-        if count > LIST:
-            taken = exactly(best, number, here, K, SHIFT)
-            place, count = places(taken, THREADS)
+        each = tl.reduce(tl.reshape(best, [best.numel // THREADS, THREADS]), 0, larger)
+        least = threshold(group_maxima(each, SUPER), K)
     else:
+        least = bound(best, here, K, LIST, SHIFT)
+    taken = here & ((best < least) == 0)
+    place, mine = places(taken, THREADS)
+    tl.store(lists + place, number, mask=taken & (place < LIST))
+    count = tl.sum(mine, 0)
+    if count > LIST:
+        tl.debug_barrier()
         taken = exactly(best, number, here, K, SHIFT)
-        place, count = places(taken, THREADS)
-        least = tl.min(tl.where(taken, best, float("inf")), 0)
-    return taken, place, count, least
+        place, mine = places(taken, THREADS)
+        tl.store(lists + place, number, mask=taken)
+        count = K
+    tl.debug_barrier()
+    return count, least
 
 
-@triton.jit(do_not_specialize=["logits_row", "groups"])
+@triton.jit
+def loaded_keys(keys, count, CAP: tl.constexpr):
+    slot = tl.arange(0, CAP)
+    return tl.load(keys + slot, mask=slot < count, other=0).to(tl.uint64, bitcast=True)
+
+
+@triton.jit(do_not_specialize=["V", "K", "logits_row", "groups", "splits", "log"])
 def select_kernel(
-    logits, temperatures, temperature, maxima, peaks, totals, lists, kept_logits, kept_columns,
+    logits, temperatures, temperature, maxima, peaks, totals, lists, keys,
     values, indices, lse, row_max,
-    V, K, logits_row, groups, splits,
+    V, K, logits_row, groups, splits, log,
     G: tl.constexpr, WIDTH: tl.constexpr, GROUPS_BLOCK: tl.constexpr, SPLITS_BLOCK: tl.constexpr,
     THREADS: tl.constexpr, SUPER: tl.constexpr, LIST: tl.constexpr, TILE: tl.constexpr,
-    CAP: tl.constexpr, SHIFT: tl.constexpr, RANKED: tl.constexpr, PER_ROW: tl.constexpr,
-    LOG: tl.constexpr, PDL: tl.constexpr,
+    CAP: tl.constexpr, K_BLOCK: tl.constexpr, SHIFT: tl.constexpr, RANKED: tl.constexpr,
+    PER_ROW: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """The K best of one row from its group maxima."""
     row = tl.program_id(0).to(tl.int64)
     skip = ((row * logits_row) % WIDTH).to(tl.int32)
     logits += row * logits_row
     lists += row * LIST
-    kept_logits += row * CAP
-    kept_columns += row * CAP
+    keys += row * CAP
     number = tl.arange(0, GROUPS_BLOCK)
     here = number < tl.cdiv(V + skip, G)
     if PDL:
@@ -177,38 +190,41 @@ def select_kernel(
     split = tl.arange(0, SPLITS_BLOCK)
     part = tl.load(peaks + row * splits + split, mask=split < splits, other=float("-inf"))
     share = tl.load(totals + row * splits + split, mask=split < splits, other=0.0)
-
-    taken, slot, count, least = best_groups(
-        best, here, K, THREADS, SUPER, LIST, SHIFT, RANKED
-    )  # fmt: skip
-    tl.store(lists + slot, number, mask=taken)
-    tl.debug_barrier()
+    count, least = listed_groups(best, here, lists, K, THREADS, SUPER, LIST, SHIFT, RANKED)
 
     kept = count * 0
     for first in range(0, count, TILE):
         x, column, inside = group_logits(logits, lists, first, count, skip, V, G, TILE)
         chosen = inside & ((x < least) == 0)
-        place, more = places(chosen, THREADS)
+        place, mine = places(chosen, THREADS)
         fits = chosen & (kept + place < CAP)
-        tl.store(kept_logits + kept + place, x, mask=fits)
-        tl.store(kept_columns + kept + place, column, mask=fits)
-        kept += more
+        tl.store(keys + kept + place, key_of(x, column, SHIFT), mask=fits)
+        kept += tl.sum(mine, 0)
     if kept > CAP:
         tl.debug_barrier()
         kth = kth_in_groups(logits, lists, count, skip, V, K, G, TILE, SHIFT)
         kept = count * 0
         for first in range(0, count, TILE):
             x, column, inside = group_logits(logits, lists, first, count, skip, V, G, TILE)
-            chosen = inside & (key_of(x, column, SHIFT) >= kth)
+            key = key_of(x, column, SHIFT)
+            chosen = inside & (key >= kth)
             place = kept + tl.cumsum(chosen.to(tl.int32), 0) - 1
-            tl.store(kept_logits + place, x, mask=chosen)
-            tl.store(kept_columns + place, column, mask=chosen)
+            tl.store(keys + place, key, mask=chosen)
             kept += tl.sum(chosen.to(tl.int32), 0)
     tl.debug_barrier()
+
+    key = loaded_keys(keys, kept, CAP)
     peak = tl.reduce(part, 0, larger)
     total = tl.sum(share * tl.exp2((part - origin_of(peak)) * (LOG2_E / temperature)), 0)
-    emit_in_order(
-        kept_logits, kept_columns, kept, peak, total, temperature, row, values, indices, K,
-        CAP, LOG, SHIFT, RANKED,
-    )  # fmt: skip
+    if RANKED:
+        place = tl.where(key > 0, rank(key), K)
+    else:
+        chosen = key >= kth_of(key, K, SHIFT)
+        place, _ = places(chosen, THREADS)
+        tl.debug_barrier()
+        tl.store(keys + place, key, mask=chosen)
+        tl.debug_barrier()
+        key = tl.sort(loaded_keys(keys, K, K_BLOCK), descending=True)
+        place = tl.arange(0, K_BLOCK)
+    emit(key, place, peak, total, temperature, row, values, indices, K, log, SHIFT)
     emit_summary(lse, row_max, row, peak, total, temperature)

@@ -24,14 +24,21 @@ def origin_of(peak):
 
 
 @triton.jit
-def key_of(x, column, SHIFT: tl.constexpr):
-    """The key; 0 is below all of them. The low SHIFT bits of x say nothing and are left out."""
-    bits = (x + 0.0).to(tl.int32, bitcast=True)  # −0 becomes +0
+def order_of(x, SHIFT: tl.constexpr):
+    """Unsigned integers in the order of the floats, 0 below all; −0 is +0, NaN largest.
+
+    The low SHIFT bits say nothing in a 16-bit float and are left out.
+    """
+    bits = (x + 0.0).to(tl.int32, bitcast=True)
     bits = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
     bits = tl.where(x != x, 0x7FFFFFFF, bits)
-    high = (bits.to(tl.uint32, bitcast=True) ^ 0x80000000) >> SHIFT << SHIFT
+    return (bits.to(tl.uint32, bitcast=True) ^ 0x80000000) >> SHIFT << SHIFT
+
+
+@triton.jit
+def key_of(x, column, SHIFT: tl.constexpr):
     low = column.to(tl.uint32) ^ 0xFFFFFFFF
-    return (high.to(tl.uint64) << 32) | low.to(tl.uint64)
+    return (order_of(x, SHIFT).to(tl.uint64) << 32) | low.to(tl.uint64)
 
 
 @triton.jit
@@ -47,14 +54,37 @@ def column_of(key):
 
 
 @triton.jit
+def group_maxima(each, GROUPS: tl.constexpr):
+    """Neighbouring threads together, until GROUPS are left."""
+    return tl.reduce(tl.reshape(each, [GROUPS, each.numel // GROUPS]), 1, larger)
+
+
+@triton.jit
 def threshold(maxima, K):
     """At least K of the groups with these maxima hold a logit that is not below it.
 
     Their K-th largest: who is beaten by fewer than K stays. NaN beats nobody here and is beaten by
     nobody, so it can only lower the threshold.
     """
-    beaten = tl.sum((maxima[:, None] > maxima[None, :]).to(tl.int32), 0)
+    beaten = tl.sum((maxima[None, :] > maxima[:, None]).to(tl.int32), 1)
     return tl.min(tl.where(beaten < K, maxima, float("inf")), 0)
+
+
+@triton.jit
+def bound(best, here, K, ROOM, SHIFT: tl.constexpr):
+    """As `threshold`, by bisection, for many maxima: K to ROOM of them are not below it.
+
+    More only where the K-th has many equals; all, where it is NaN.
+    """
+    order = tl.where(here, order_of(best, SHIFT), 0)
+    low = (tl.program_id(0) * 0).to(tl.uint32)
+    bit = low + (1 << 31)
+    found = tl.program_id(0) * 0
+    while (bit > (1 << SHIFT) - 1) & ((found < K) | (found > ROOM)):
+        found = tl.sum((order >= (low | bit)).to(tl.int32), 0)
+        low = tl.where(found >= K, low | bit, low)
+        bit = bit >> 1
+    return logit_of(low.to(tl.uint64) << 32, SHIFT)
 
 
 @triton.jit
@@ -85,8 +115,13 @@ def exactly(x, column, inside, K, SHIFT: tl.constexpr):
 
 
 @triton.jit
+def both_added(a, n, b, m):
+    return a + b, n + m
+
+
+@triton.jit
 def places(chosen, THREADS: tl.constexpr):
-    """A place for each chosen element, without gaps, and how many there are.
+    """A place for each chosen element, without gaps, and how many every thread has.
 
     Every THREADS-th element is in the same thread, so all but the sum over threads stays within
     one. The order is theirs, not the elements'.
@@ -94,7 +129,7 @@ def places(chosen, THREADS: tl.constexpr):
     one = tl.reshape(chosen.to(tl.int32), [chosen.numel // THREADS, THREADS])
     mine = tl.sum(one, 0)
     place = tl.cumsum(one, 0) + (tl.cumsum(mine, 0) - mine - 1)[None, :]
-    return tl.reshape(place, chosen.shape), tl.sum(mine, 0)
+    return tl.reshape(place, chosen.shape), mine
 
 
 @triton.jit
@@ -111,31 +146,30 @@ def emit_summary(lse, row_max, row, peak, total, temperature):
 
 
 @triton.jit
-def value_of(x, peak, total, temperature, LOG: tl.constexpr):
+def value_of(x, peak, total, temperature, log):
     """Subtracted before divided: scaled logits may overflow, their differences only underflow."""
-    if LOG:
-        value = (x - peak) / temperature - tl.log2(total) * LN_2
-    else:
-        value = tl.exp2((x - peak) * (LOG2_E / temperature)) / total
-    return value
+    log_prob = (x - peak) / temperature - tl.log2(total) * LN_2
+    return tl.where(log != 0, log_prob, tl.exp2((x - peak) * (LOG2_E / temperature)) / total)
 
 
 @triton.jit
-def emit_in_order(
-    kept_logits, kept_columns, count, peak, total, temperature, row, values, indices, K,
-    CAP: tl.constexpr, LOG: tl.constexpr, SHIFT: tl.constexpr, RANKED: tl.constexpr,
+def emit(
+    key, place, peak, total, temperature, row, values, indices, K, log, SHIFT: tl.constexpr
 ):  # fmt: skip
-    """The K best of `count` logits in memory: few are ranked by counting, many are sorted."""
-    slot = tl.arange(0, CAP)
-    x = tl.load(kept_logits + slot, mask=slot < count, other=0.0)
-    column = tl.load(kept_columns + slot, mask=slot < count, other=0)
-    key = tl.where(slot < count, key_of(x, column, SHIFT), 0)
-    if RANKED:
-        place = tl.sum((key[:, None] > key[None, :]).to(tl.int32), 0)
-        place = tl.where(slot < count, place, K)
-    else:
-        key = tl.sort(key, descending=True)
-        place = slot
-    value = value_of(logit_of(key, SHIFT), peak, total, temperature, LOG)
+    """Writes each key's value and column to its place in the answer."""
+    value = value_of(logit_of(key, SHIFT), peak, total, temperature, log)
     tl.store(values + row * K + place, value, mask=place < K)
     tl.store(indices + row * K + place, column_of(key), mask=place < K)
+
+
+@triton.jit
+def rank(key):
+    """By how many others each is beaten. Which way it is summed only decides who waits for whom:
+
+    up to a warp's width a warp compares one key with all, beyond it a thread does.
+    """
+    if key.numel <= 32:
+        beaten = tl.sum((key[None, :] > key[:, None]).to(tl.int32), 1)
+    else:
+        beaten = tl.sum((key[:, None] > key[None, :]).to(tl.int32), 0)
+    return beaten
