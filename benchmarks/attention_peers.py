@@ -193,15 +193,25 @@ def flex_forward(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Call:
 
 
 def flex_backward(problem: Problem, q: Tensor, k: Tensor, v: Tensor, dout: Tensor) -> Call:
-    # The compiled backward is called as a function: the autograd engine would run it on the
-    # stream of the forward pass, which cannot be captured from another. It may be called often.
-    torch._functorch.config.donated_buffer = False
+    # The backward pass exists in compiled form only behind autograd, which runs it on the stream
+    # of its forward pass: the one that graphs are captured on. A graph holds the kernels alone.
+    torch._functorch.config.donated_buffer = False  # it is called more than once
     attend, mask = _flex(problem)
     leaves = [x.detach().requires_grad_() for x in (q, k, v)]
     grouped = problem.heads != problem.groups
-    out = attend(*leaves, block_mask=mask, scale=problem.scale, enable_gqa=grouped)
-    node = out.grad_fn
-    return lambda: [x for x in node.apply(dout) if isinstance(x, Tensor)]
+    stream = _capture_stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        out = attend(*leaves, block_mask=mask, scale=problem.scale, enable_gqa=grouped)
+    torch.cuda.current_stream().wait_stream(stream)
+    return lambda: torch.autograd.grad(out, leaves, dout, retain_graph=True)
+
+
+def _capture_stream() -> torch.cuda.Stream:
+    """What `torch.cuda.graph` captures on unless told otherwise."""
+    if torch.cuda.graph.default_capture_stream is None:
+        torch.cuda.graph.default_capture_stream = torch.cuda.Stream()
+    return torch.cuda.graph.default_capture_stream
 
 
 @cache
@@ -209,6 +219,7 @@ def _compiled_flex() -> Any:
     from torch.nn.attention.flex_attention import flex_attention
 
     torch._dynamo.config.recompile_limit = 64
+    torch._inductor.config.compile_threads = 1  # starting helpers takes longer than one kernel
     return torch.compile(flex_attention, dynamic=False, fullgraph=True)
 
 
@@ -232,9 +243,8 @@ def _not_later(_batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Ten
 class Tutorial:
     """Triton's fused-attention tutorial from a file, with its own autotuning; fp16 is all it has.
 
-    Its configurations are tuned once a width and mask, at the first length that is asked for.
-    Where a tile has more keys than queries, its causal form is wrong (fixed upstream after 3.6):
-    those are left out. Its backward pass is causal only.
+    Of its configurations those with 128 queries a tile and two or three stages are tuned, once a
+    width and mask, at the first length that is asked for. Its backward pass is causal only.
     """
 
     def __init__(self, file: Path) -> None:
@@ -246,6 +256,7 @@ class Tutorial:
             if one.kwargs["BLOCK_M"] == 128
             and one.kwargs["BLOCK_N"] >= 64
             and one.num_warps == (8 if one.kwargs["BLOCK_N"] == 128 else 4)
+            and one.num_stages <= 3
         ]
         self.best: dict[tuple[int, bool], Any] = {}
         self.tuner._do_bench = partial(do_bench, warmup=5, rep=20)
@@ -319,9 +330,8 @@ def methods(folder: Path | None) -> list[Method]:
 
 
 def _flex_takes(way: str, problem: Problem) -> bool:
-    if problem.length == 16384:
-        return way == "forward" or problem.width == 128
-    return way == "forward" and problem.width == 128 and problem.length in (4096, 8192)
+    lengths = (4096, 16384) if way == "forward" else (16384,)
+    return problem.width == 128 and problem.length in lengths
 
 
 def _at_two_lengths(_way: str, problem: Problem) -> bool:
