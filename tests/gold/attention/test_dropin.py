@@ -100,3 +100,22 @@ def test_it_compiles_without_graph_breaks():
     compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
     for a, b in zip(torch.autograd.grad(compiled(*inputs), inputs), want, strict=True):
         torch.testing.assert_close(a, b)
+
+
+@pytest.mark.needs_gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize(("queries", "keys"), [(500, 500), (300, 700), (700, 300)])
+def test_in_16_bits_on_a_gpu_it_is_no_further_from_float64_than_torch(queries, keys):
+    torch.manual_seed(1)
+    wide = [
+        torch.randn(2, heads, length, 128, dtype=torch.float64, device="cuda")
+        for heads, length in ((8, queries), (2, keys), (2, keys))
+    ]
+    narrow = [x.bfloat16() for x in wide]
+    options = {"is_causal": True, "enable_gqa": True}
+    exact = torchs(*(x.double() for x in narrow), **options)
+    ours, theirs = (
+        float((function(*narrow, **options).double() - exact).norm() / exact.norm())
+        for function in (scaled_dot_product_attention, torchs)
+    )
+    assert ours <= 1.1 * theirs

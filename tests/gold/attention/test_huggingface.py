@@ -294,3 +294,20 @@ def test_queries_on_the_padded_keys_of_another_sequence():
     want = attend(q, k, k, attn_mask=mask[:, None, None, :])
     torch.testing.assert_close(got.transpose(1, 2), want)
     assert huggingface.token_mask(**sizes, attention_mask=torch.ones_like(mask)) is None
+
+
+@pytest.mark.needs_gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("name", MODELS)
+def test_in_16_bits_on_a_gpu_it_is_as_close_to_float32_as_transformers(name):
+    plain, ours = (model.cuda() for model in make_pair(name))
+    ids, mask = draw(3, 90).cuda(), torch.ones(3, 90, dtype=torch.long, device="cuda")
+    mask[1, :20], mask[2, 70:] = 0, 0
+    kept = mask.bool()
+    with torch.no_grad():
+        exact = plain(ids, attention_mask=mask).logits[kept]
+        errors = [
+            float((model.bfloat16()(ids, attention_mask=mask).logits[kept] - exact).norm())
+            for model in (plain, ours)
+        ]
+    assert errors[1] <= 1.2 * errors[0]
