@@ -18,7 +18,6 @@ PLAIN = {
     "PACKED": False,
     "PRECISION": "tf32",
     "TMA": True,
-    "FUSED": False,
     "cu_q": None,
     "cu_k": None,
 }
@@ -38,7 +37,6 @@ def every_tile():
         yield compiled(kernels_fwd.forward_kernel, wide, wide, forward, {})
         tiles = kernels_bwd.TILES[wide]
         yield compiled(kernels_bwd.dkdv_kernel, wide, wide, tiles.keys, {})
-        yield compiled(kernels_bwd.dkdv_kernel, wide, wide, tiles.fused, {"FUSED": True})
         yield compiled(kernels_bwd.dq_kernel, wide, wide, tiles.queries, {})
     yield compiled(kernels_bwd.rows_kernel, 80, 128, kernels_fwd.Tile(64, 64, 4, 3), {})
 
@@ -47,7 +45,6 @@ def with_every_feature():
     tiles = kernels_bwd.TILES[128]
     yield compiled(kernels_fwd.forward_kernel, 80, 128, kernels_fwd.TILES[128], FEATURES)
     yield compiled(kernels_bwd.dkdv_kernel, 80, 128, tiles.keys, FEATURES)
-    yield compiled(kernels_bwd.dkdv_kernel, 80, 128, tiles.fused, FEATURES | {"FUSED": True})
     yield compiled(kernels_bwd.dq_kernel, 80, 128, tiles.queries, FEATURES)
 
 
@@ -61,9 +58,7 @@ def compiled(kernel, width, wide, tile, chosen) -> dict[str, object]:
     fixed |= {name: value for name, value in values.items() if name in names}
     rows = {"q": tile.queries, "dout": tile.queries, "k": tile.keys, "v": tile.keys}
     described = values["TMA"] and "TMA" in names
-    types = {
-        name: type_of(name, values["FUSED"], rows if described else {}, wide) for name in names
-    }
+    types = {name: type_of(name, rows if described else {}, wide) for name in names}
     aligned = {name for name in names if types[name] == "i32" and "_" in name}
     options = {"aligned": aligned, "warps": tile.warps, "stages": tile.stages}
     made = compile_for_hopper(kernel, types, fixed, **options)
@@ -75,10 +70,8 @@ def compiled(kernel, width, wide, tile, chosen) -> dict[str, object]:
     }
 
 
-def type_of(name: str, fused: bool, rows: dict[str, int], wide: int) -> str:
+def type_of(name: str, rows: dict[str, int], wide: int) -> str:
     """`rows` of what is read by descriptors."""
-    if name == "dq" and fused:
-        return "*fp32"
     if name in rows:
         return f"tensordesc<bf16[1,1,{rows[name]},{wide}]>"
     if name == "sums_by_row" and rows:

@@ -59,17 +59,15 @@ def close(found, wanted, dtype):
 @pytest.mark.parametrize("dtype", LOW, ids=str)
 @pytest.mark.parametrize("wide", sorted(kernels_fwd.TILES))
 def test_every_tile_of_the_tables(wide, dtype, causal, tma):
-    """Forward, two-kernel backward and fused backward; a length that no tile divides."""
+    """Forward and backward; a length that no tile divides."""
     q, k, v, dout = drawn(1, 4, 2, 672, 736, wide, dtype)
     wanted = exact(q, k, v, dout, causal)
     arguments = dense(q, k), causal, 0, 0.0, wide**-0.5
     out, lse = kernels_fwd.launch(q, k, v, *arguments, tile=kernels_fwd.tile_for(q), tma=tma)
     close({"out": out, "lse": lse}, wanted, dtype)
-    for repeatable in (True, False):
-        saved = dout, torch.zeros_like(lse), q, k, v, out, lse
-        tiles = kernels_bwd.tiles_for(q)
-        grads = kernels_bwd.launch(*saved, *arguments, repeatable, tiles, tma)
-        close(dict(zip(("dq", "dk", "dv"), grads, strict=True)), wanted, dtype)
+    saved = dout, torch.zeros_like(lse), q, k, v, out, lse
+    grads = kernels_bwd.launch(*saved, *arguments, kernels_bwd.tiles_for(q), tma)
+    close(dict(zip(("dq", "dk", "dv"), grads, strict=True)), wanted, dtype)
 
 
 #: B, H, G, T, S, D and rules: groups, one query, empty rows, narrow and wide windows, caps, widths.
@@ -91,23 +89,20 @@ DTYPES = [(number, LOW[number % 2]) for number in range(len(FEATURES))]
 DTYPES += [(number, torch.float32) for number in range(9)]
 
 
-@pytest.mark.parametrize("deterministic", [True, False])
 @pytest.mark.parametrize(("number", "dtype"), DTYPES, ids=str)
-def test_every_feature(number, dtype, deterministic):
+def test_every_feature(number, dtype):
     shape, rules = FEATURES[number]
     q, k, v, dout = drawn(*shape, dtype)
     wanted = exact(q, k, v, dout, **rules)
     for x in (q, k, v):
         x.requires_grad_()
-    way = {"impl": "triton", "deterministic": deterministic}
-    out, lse = flash_attention_lse(q, k, v, **rules, **way)
+    out, lse = flash_attention_lse(q, k, v, **rules, impl="triton")
     grads = torch.autograd.grad(out, (q, k, v), dout)
     found = zip(("out", "lse", "dq", "dk", "dv"), (out, lse, *grads), strict=True)
     close({name: x.detach() for name, x in found}, wanted, dtype)
 
 
-@pytest.mark.parametrize("deterministic", [True, False])
-def test_packed_sequences(deterministic):
+def test_packed_sequences():
     """What lies in the neighbours cannot leak: one of them is full of infinities and NaN."""
     lengths = [(200, 200), (0, 30), (1, 300), (129, 65)]
     q, dout = torch.randn(2, 330, 4, 128, device="cuda", dtype=torch.bfloat16)
@@ -119,7 +114,7 @@ def test_packed_sequences(deterministic):
     )
     for x in (q, k, v):
         x.requires_grad_()
-    way = {"causal": True, "check": True, "impl": "triton", "deterministic": deterministic}
+    way = {"causal": True, "check": True, "impl": "triton"}
     out = flash_attention_varlen(q, k, v, ends_q, ends_k, 200, 300, **way)
     grads = torch.autograd.grad(out, (q, k, v), dout)
     for (q0, q1), (k0, k1) in zip(
@@ -242,7 +237,7 @@ def test_offsets_beyond_two_to_the_31(D):
         arguments = dense(q, q), True, 0, 0.0, D**-0.5
         out, lse = kernels_fwd.launch(q, q, q, *arguments, tma=tma)
         saved = q, torch.zeros_like(lse), q, q, q, out, lse
-        grads = kernels_bwd.launch(*saved, *arguments, True, tma=tma)
+        grads = kernels_bwd.launch(*saved, *arguments, tma=tma)
         found = zip(("out", "lse", "dq", "dk", "dv"), (out, lse, *grads), strict=True)
         close(dict(found), wanted, torch.float16)
 

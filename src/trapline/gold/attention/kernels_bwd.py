@@ -2,9 +2,9 @@
 """Attention's backward pass in plain Triton: every gradient has one owner, so it is repeatable.
 
 `rows_kernel` makes δ = rowsum(dout · out) − dlse and the log-sum-exp in base 2. `dkdv_kernel` owns
-a tile of keys, `dq_kernel` a tile of queries; no atomics, no buffer for dq. Without
-`deterministic`, the former also adds its share to dq, in float32 by atomics, and the latter is
-not needed: five products a tile instead of seven. Read it beside `oracle.attention_backward_tiled`.
+a tile of keys, `dq_kernel` a tile of queries: seven products a tile instead of the five that a
+kernel needs which adds to dq by atomics, and still faster than that (docs/components). So there is
+nothing to gain here without `deterministic`. Read it beside `oracle.attention_backward_tiled`.
 """
 
 from typing import Any, NamedTuple
@@ -71,12 +71,12 @@ def backward(
     window: int,
     softcap: float,
     scale: float,
-    deterministic: bool = True,
+    deterministic: bool = True,  # noqa: ARG001 - it is, and nothing is faster
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dq, dk, dv of `kernels_fwd.forward`, from what it gave."""
     layout = dense(q, k)
     rules = causal, window, softcap, scale
-    return launch(dout, dlse, q, k, v, out, lse, layout, *rules, deterministic)
+    return launch(dout, dlse, q, k, v, out, lse, layout, *rules)
 
 
 def varlen_backward(
@@ -95,12 +95,12 @@ def varlen_backward(
     window: int,
     softcap: float,
     scale: float,
-    deterministic: bool = True,
+    deterministic: bool = True,  # noqa: ARG001 - it is, and nothing is faster
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dq, dk, dv of `kernels_fwd.varlen_forward`, from what it gave."""
     layout = packed(q, k, cu_q, cu_k, max_q, max_k)
     rules = causal, window, softcap, scale
-    return launch(dout, dlse, q, k, v, out, lse, layout, *rules, deterministic)
+    return launch(dout, dlse, q, k, v, out, lse, layout, *rules)
 
 
 def row_sums(dout: Tensor, out: Tensor, lse: Tensor, dlse: Tensor, layout: Layout) -> Tensor:
@@ -121,25 +121,24 @@ def row_sums(dout: Tensor, out: Tensor, lse: Tensor, dlse: Tensor, layout: Layou
 
 
 class Tiles(NamedTuple):
-    """Of the kernel that owns keys, of the one that owns queries, and of the fused one."""
+    """Of the kernel that owns keys, and of the one that owns queries."""
 
     keys: Tile
     queries: Tile
-    fused: Tile
 
 
 #: Width of a tile → the tiles, for 16-bit inputs, found by measurement (docs/components).
 TILES = {
-    64: Tiles(keys=Tile(64, 64, 4, 2), queries=Tile(64, 64, 4, 2), fused=Tile(128, 128, 8, 2)),
-    128: Tiles(keys=Tile(64, 64, 4, 2), queries=Tile(64, 64, 4, 2), fused=Tile(64, 128, 8, 2)),
-    256: Tiles(keys=Tile(32, 64, 8, 1), queries=Tile(64, 32, 8, 1), fused=Tile(32, 64, 8, 1)),
+    64: Tiles(keys=Tile(64, 64, 4, 2), queries=Tile(64, 64, 4, 2)),
+    128: Tiles(keys=Tile(64, 64, 4, 2), queries=Tile(64, 64, 4, 2)),
+    256: Tiles(keys=Tile(32, 64, 8, 2), queries=Tile(64, 32, 4, 2)),
 }
 
 
 def tiles_for(q: Tensor) -> Tiles:
     """float32 takes twice the room and no tensor cores: small tiles."""
     if q.dtype == torch.float32:
-        return Tiles(*[Tile(32, 32, 4, 1)] * 3)
+        return Tiles(Tile(32, 32, 4, 1), Tile(32, 32, 4, 1))
     return TILES[max(64, block_width(q))]
 
 
@@ -156,7 +155,6 @@ def launch(
     window: int,
     softcap: float,
     scale: float,
-    deterministic: bool,
     tiles: Tiles | None = None,
     tma: bool | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -174,19 +172,15 @@ def launch(
         *(stride for x in read for stride in layout.strides(x)),
     )
     flags = rule_flags(q, layout, causal, window, softcap) | {"TMA": tma}
-    dk, dv = empty_like(k), empty_like(v)
-    dq = empty_like(q) if deterministic else zeros_by_width(q, layout)
-    tile = tiles.keys if deterministic else tiles.fused
+    dq, dk, dv = (empty_like(x) for x in (q, k, v))
+    tile = tiles.keys
     if programs := triton.cdiv(layout.sizes[1], tile.keys) * layout.batches * layout.groups:
         dkdv_kernel[(programs,)](
-            *(*tiled(read, rows, tile, tma), dk, dv, dq, *numbers),
-            *(*layout.strides(dk), *layout.strides(dq), *row_strides(rows, layout)),
+            *(*tiled(read, rows, tile, tma), dk, dv, *numbers),
+            *(*layout.strides(dk), *row_strides(rows, layout)),
             **flags,
-            FUSED=not deterministic,
             **tile.launch(),
         )
-    if not deterministic:
-        return dq.to(q.dtype, memory_format=torch.contiguous_format), dk, dv
     tile = tiles.queries
     if programs := triton.cdiv(layout.sizes[0], tile.queries) * layout.batches * layout.sizes[2]:
         dq_kernel[(programs,)](
@@ -211,10 +205,3 @@ def row_strides(rows: Tensor, layout: Layout) -> tuple[int, int, int]:
     """From δ to lse, from batch to batch (packed sequences have none), from head to head."""
     kind, batch, head, _ = rows.stride()
     return kind, 0 if layout.cu_q is not None else batch, head
-
-
-def zeros_by_width(q: Tensor, layout: Layout) -> Tensor:
-    """float32 zeros of q's shape whose positions lie side by side, as in the tiles of dqᵀ."""
-    if layout.cu_q is None:
-        return q.new_zeros(q.mT.shape, dtype=torch.float32).mT
-    return q.new_zeros(q.permute(1, 2, 0).shape, dtype=torch.float32).permute(2, 0, 1)

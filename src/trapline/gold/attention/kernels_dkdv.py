@@ -16,17 +16,18 @@ from trapline.gold.attention.kernels_tiles import (
     sees,
     span,
     turn_and_head,
+    turned,
     weights_and_slopes,
 )
 
 
 @triton.jit
 def dkdv_step(
-    sums, keys, values, q, dout, sums_by_row, dq, b, h, q_start, top, left,
-    T, S, window, scale, softcap, q_t, q_d, dout_t, dout_d, dq_t, dq_d, row_n, row_b, row_h,
+    sums, keys, values, q, dout, sums_by_row, b, h, q_start, top, left,
+    T, S, window, scale, softcap, q_t, q_d, dout_t, dout_d, row_n, row_b, row_h,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_S: tl.constexpr,
     CAUSAL: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr,
-    PRECISION: tl.constexpr, TMA: tl.constexpr, FUSED: tl.constexpr, MASKED: tl.constexpr,
+    PRECISION: tl.constexpr, TMA: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """What one tile of queries adds to dk and dv; queries beyond T are rows of zeros and add 0."""
     sum_k, sum_v = sums
@@ -45,32 +46,23 @@ def dkdv_step(
         CAPPED, MASKED,
     )  # fmt: skip
     sum_v = tl.dot(weights.to(upstream.dtype), upstream, sum_v, input_precision=PRECISION)
-    slopes = slopes.to(queries.dtype)
-    sum_k = tl.dot(slopes, queries, sum_k, input_precision=PRECISION)
-    if FUSED:
-        # (width, queries): the gradient's transpose, so that no accumulator is transposed.
-        part = tl.dot(tl.trans(keys), slopes, input_precision=PRECISION)
-        d = tl.arange(0, BLOCK_D)
-        places = dq + d[:, None].to(tl.int64) * dq_d + t[None, :].to(tl.int64) * dq_t
-        inside = (d[:, None] < D) & (t[None, :] < T)
-        tl.atomic_add(places, part * scale, mask=inside, sem="relaxed")
+    sum_k = tl.dot(slopes.to(queries.dtype), queries, sum_k, input_precision=PRECISION)
     return sum_k, sum_v
 
 
 @triton.jit
 def dkdv_kernel(
-    q, k, v, dout, sums_by_row, dk, dv, dq, cu_q, cu_k,
+    q, k, v, dout, sums_by_row, dk, dv, cu_q, cu_k,
     T, S, H, R, window, scale, softcap,
     q_b, q_h, q_t, q_d,
     k_b, k_g, k_s, k_d,
     v_b, v_g, v_s, v_d,
     dout_b, dout_h, dout_t, dout_d,
     dk_b, dk_g, dk_s, dk_d,
-    dq_b, dq_h, dq_t, dq_d,
     row_n, row_b, row_h,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_S: tl.constexpr,
     CAUSAL: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr, PACKED: tl.constexpr,
-    PRECISION: tl.constexpr, TMA: tl.constexpr, FUSED: tl.constexpr,
+    PRECISION: tl.constexpr, TMA: tl.constexpr,
 ):  # fmt: skip
     """dk and dv of one tile of keys of one key/value head; the first keys have the most to do."""
     tiles = tl.cdiv(S, BLOCK_S)
@@ -98,32 +90,32 @@ def dkdv_kernel(
         h = g * R + r
         q_head = head_of(q, b, h, q_start, q_b, q_h, q_t, TMA)
         dout_head = head_of(dout, b, h, q_start, dout_b, dout_h, dout_t, TMA)
-        dq_head = dq + b * dq_b + h * dq_h + q_start * dq_t
         if CAUSAL or WINDOWED:
             for top in range(begin, clear, BLOCK_T):
                 sums = dkdv_step(
-                    sums, keys, values, q_head, dout_head, sums_by_row, dq_head, b, h, q_start,
-                    top, left, T, S, window, scale, softcap, q_t, q_d, dout_t, dout_d, dq_t, dq_d,
+                    sums, keys, values, q_head, dout_head, sums_by_row, b, h, q_start,
+                    top, left, T, S, window, scale, softcap, q_t, q_d, dout_t, dout_d,
                     row_n, row_b, row_h,
                     D, BLOCK_D, BLOCK_T, BLOCK_S, CAUSAL, WINDOWED, CAPPED,
-                    PRECISION, TMA, FUSED, MASKED=True,
+                    PRECISION, TMA, MASKED=True,
                 )  # fmt: skip
-        for top in range(clear, hidden, BLOCK_T):
+        for place in range(clear, hidden, BLOCK_T):
+            top = turned(place, clear, hidden, turn * BLOCK_T)
             sums = dkdv_step(
-                sums, keys, values, q_head, dout_head, sums_by_row, dq_head, b, h, q_start,
-                top, left, T, S, window, scale, softcap, q_t, q_d, dout_t, dout_d, dq_t, dq_d,
+                sums, keys, values, q_head, dout_head, sums_by_row, b, h, q_start,
+                top, left, T, S, window, scale, softcap, q_t, q_d, dout_t, dout_d,
                 row_n, row_b, row_h,
                 D, BLOCK_D, BLOCK_T, BLOCK_S, CAUSAL, WINDOWED, CAPPED,
-                PRECISION, TMA, FUSED, MASKED=False,
+                PRECISION, TMA, MASKED=False,
             )  # fmt: skip
         if WINDOWED:
             for top in range(hidden, end, BLOCK_T):
                 sums = dkdv_step(
-                    sums, keys, values, q_head, dout_head, sums_by_row, dq_head, b, h, q_start,
-                    top, left, T, S, window, scale, softcap, q_t, q_d, dout_t, dout_d, dq_t, dq_d,
+                    sums, keys, values, q_head, dout_head, sums_by_row, b, h, q_start,
+                    top, left, T, S, window, scale, softcap, q_t, q_d, dout_t, dout_d,
                     row_n, row_b, row_h,
                     D, BLOCK_D, BLOCK_T, BLOCK_S, CAUSAL, WINDOWED, CAPPED,
-                    PRECISION, TMA, FUSED, MASKED=True,
+                    PRECISION, TMA, MASKED=True,
                 )  # fmt: skip
 
     sum_k, sum_v = sums

@@ -151,6 +151,14 @@ def turn_and_head(tiles, CAUSAL: tl.constexpr):
 
 
 @triton.jit
+def turned(place, begin, end, by):
+    """begin … end walked from another place on, round about: programs that walk the same rows at
+    the same time would all ask the same corner of the cache for them."""
+    place += by % tl.maximum(end - begin, 1)
+    return tl.where(place >= end, place - (end - begin), place)
+
+
+@triton.jit
 def head_of(x, b, h, first, by_batch, by_head, by_row, TMA: tl.constexpr):
     """The matrix of one head from row `first` on, for `rows_of`: a descriptor stays as it is."""
     if not TMA:
