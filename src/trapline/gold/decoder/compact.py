@@ -95,7 +95,7 @@ class CompactStep:
         self._embedding, self._head = decoder.embedding.weight, decoder.head.weight
         self._norm = decoder.norm.weight
         self._processors = processors(self._norm)
-        self._early = _may_start_early(self._norm.device)
+        self._early = int(_may_start_early(self._norm.device))
         self._precision = "ieee" if self._norm.dtype == torch.float32 else "tf32"
         wide = config.heads * config.head_dim
         joined = wide + 2 * config.kv_heads * config.head_dim

@@ -124,6 +124,8 @@ def attend_prefix(
     k, v = tile_of(keys, values, table, begin, end, g, G, D, BLOCK_D, BLOCK_S, P)
     if PDL:
         gdc_wait()
+        if PDL == 2:
+            gdc_launch_dependents()
     at = row.to(tl.int64) * qkv_row + head * D
     q = turned(qkv, at, live, position, cosine, sine, q_norm, eps, D, BLOCK_D)
     peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
@@ -169,6 +171,8 @@ def attend_tail(
     writes = tl.load(active + row) != 0
     if PDL:
         gdc_wait()
+        if PDL == 2:
+            gdc_launch_dependents()
     m = tl.arange(0, 16)
     at = row * qkv_row + (g * R + m) * D
     q = turned(qkv, at, m < R, m * 0 + position, cosine, sine, q_norm, eps, D, BLOCK_D)
@@ -212,7 +216,7 @@ def attend_kernel(
     WINDOWED: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """The first rows / BEAMS · G · common programs read prefixes, the others tails."""
-    if PDL:
+    if PDL == 1:
         gdc_launch_dependents()
     number = tl.program_id(0)
     if BEAMS > 1:

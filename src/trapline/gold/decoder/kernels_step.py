@@ -75,12 +75,20 @@ def product(
 
 
 @triton.jit
-def factor_of(squares, b, rows, count, width, eps, PARTS: tl.constexpr):
-    """1/√(mean square + eps) of the rows b, from `count` sums of squares each."""
+def squares_of(squares, b, rows, count, PARTS: tl.constexpr):
+    """The sums of squares of the rows b, (PARTS, BLOCK_B), `count` of them each.
+
+    They are asked for before a product and used after it: any use, even a conversion, would wait.
+    """
     part = tl.arange(0, PARTS)
     inside = (part < count)[:, None] & (b < rows)[None, :]
-    sums = tl.load(squares + part[:, None] * rows + b[None, :], mask=inside, other=0.0)
-    return tl.rsqrt(tl.sum(sums, 0) / width + eps)
+    return tl.load(squares + part[:, None] * rows + b[None, :], mask=inside, other=0.0)
+
+
+@triton.jit
+def factor_of(sums, width, eps):
+    """1/√(mean square + eps) of every row."""
+    return tl.rsqrt(tl.sum(sums, 0) / width + eps)[None, :]
 
 
 @triton.jit
@@ -121,13 +129,17 @@ def scaled_kernel(
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     b = tl.program_id(1) * BLOCK_B + tl.arange(0, BLOCK_B)
     if PDL:
-        gdc_launch_dependents()
+        if PDL == 1:
+            gdc_launch_dependents()
         bring(w, n, N, K, w_row, AHEAD)
         gdc_wait()
-    factor = factor_of(squares, b, rows, count, K, eps, PARTS)[None, :]
-    total = factor * product(
+        if PDL == 2:
+            gdc_launch_dependents()
+    sums = squares_of(squares, b, rows, count, PARTS)
+    total = product(
         x, w, b, n, rows, N, K, x_row, w_row, BLOCK_B, BLOCK_N, BLOCK_K, SPLIT, EVEN, PRECISION
     )
+    total *= factor_of(sums, K, eps)
     inside = (n < N)[:, None] & (b < rows)[None, :]
     places = out + b.to(tl.int64)[None, :] * out_row + n[:, None]
     tl.store(places, total.to(out.dtype.element_ty), mask=inside)
@@ -156,14 +168,18 @@ def gated_kernel(
     both = tl.program_id(0) * BLOCK_N + pair % BLOCK_N
     both = tl.where(both < N, both + pair // BLOCK_N * N, 2 * N)
     if PDL:
-        gdc_launch_dependents()
+        if PDL == 1:
+            gdc_launch_dependents()
         bring(w, both, 2 * N, K, w_row, AHEAD)
         gdc_wait()
-    factor = factor_of(squares, b, rows, count, K, eps, PARTS)[None, :]
-    total = factor * product(
+        if PDL == 2:
+            gdc_launch_dependents()
+    sums = squares_of(squares, b, rows, count, PARTS)
+    total = product(
         x, w, b, both, rows, 2 * N, K, x_row, w_row,
         BLOCK_B, 2 * BLOCK_N, BLOCK_K, SPLIT, EVEN, PRECISION,
     )  # fmt: skip
+    total *= factor_of(sums, K, eps)
     gate, up = tl.split(tl.trans(tl.reshape(total, [2, BLOCK_N, BLOCK_B]), 1, 2, 0))
     inner = gate * up / (1.0 + tl.exp2(-gate * LOG2_E))
     inside = (n < N)[:, None] & (b < rows)[None, :]
@@ -184,22 +200,25 @@ def added_kernel(
     """A product that is added to the stream, and what the next one will read of it."""
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     b = tl.program_id(1) * BLOCK_B + tl.arange(0, BLOCK_B)
+    gain = tl.load(weight + n, mask=n < N, other=0.0)
     if PDL:
-        gdc_launch_dependents()
+        if PDL == 1:
+            gdc_launch_dependents()
         bring(w, n, N, K, w_row, AHEAD)
         gdc_wait()
+        if PDL == 2:
+            gdc_launch_dependents()
     # What the end needs is asked for at the beginning, so that nobody waits for it there.
     inside = (n < N)[:, None] & (b < rows)[None, :]
     at = b.to(tl.int64)[None, :] * N + n[:, None]
-    before = tl.load(stream + at, mask=inside, other=0.0).to(tl.float32)
-    gain = tl.load(weight + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
+    before = tl.load(stream + at, mask=inside, other=0.0)
     total = product(
         x, w, b, n, rows, N, K, x_row, w_row, BLOCK_B, BLOCK_N, BLOCK_K, SPLIT, EVEN, PRECISION
     )
-    after = (before + total).to(stream.dtype.element_ty)
+    after = (before.to(tl.float32) + total).to(stream.dtype.element_ty)
     tl.store(stream + at, after, mask=inside)
     wide = tl.where(inside, after.to(tl.float32), 0.0)
-    scaled = wide * gain
+    scaled = wide * gain.to(tl.float32)[:, None]
     tl.store(y + at, scaled.to(y.dtype.element_ty), mask=inside)
     tl.store(squares + tl.program_id(0) * rows + b, tl.sum(wide * wide, 0), mask=b < rows)
 
