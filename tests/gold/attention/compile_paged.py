@@ -61,9 +61,10 @@ def attention(dtype, kind, D, page, rows, given, ruled, kernel=kernels_paged.att
     fixed = {"P": page, "D": D, "KIND": kind, "OWN": True, "CAPPED": ruled}
     fixed |= {"WIDE": max(16, triton.next_power_of_2(D if kind == 0 else D // 4))}
     fixed |= {"BLOCK_M": tiles.rows, "BLOCK_S": tiles.positions, "BLOCK_B": 32}
-    fixed |= {"BLOCK_D": triton.next_power_of_2(D), "ROWS": 2, "ALONE": rows < 16}
+    fixed |= {"BLOCK_D": triton.next_power_of_2(D), "ROWS": 4, "ALONE": rows < 16}
     fixed |= {"WINDOWED": ruled and "tree" not in given and not PREFIX.issubset(given)}
-    fixed |= {"PRECISION": "ieee" if dtype == "fp32" else "tf32"}
+    fixed |= {"PRECISION": "ieee" if dtype == "fp32" else "tf32", "TWINS": page == 16}
+    fixed |= {"ONE_TOP": rows < 16, "NARROW": page < 128}
     return compiled(kernel, dtype, WORDS[kind], fixed, given, kind, tiles.warps, tiles.stages)
 
 

@@ -47,6 +47,21 @@ UNFIXED = [
 
 
 @triton.jit
+def rows_from(top, begin_q, new, g, R, BLOCK_M: tl.constexpr, ALONE: tl.constexpr):
+    """Of a tile of rows: queries within the sequence and among all, heads, and which are there."""
+    r = top + tl.arange(0, BLOCK_M)
+    if ALONE:
+        t = r * 0
+        head = g * R + r
+        live = r < R * new
+    else:
+        t = r // R
+        head = g * R + r % R
+        live = t < new
+    return t, (begin_q + t).to(tl.int64), head, live
+
+
+@triton.jit
 def query_rows(
     q, row, head, live, q_row, q_head, D: tl.constexpr, WIDE: tl.constexpr, KIND: tl.constexpr
 ):  # fmt: skip
@@ -124,11 +139,12 @@ def attended(
     P: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr, KIND: tl.constexpr, OWN: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_S: tl.constexpr,
     ALONE: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr, PRECISION: tl.constexpr,
+    TWINS: tl.constexpr,
 ):  # fmt: skip
     """A tile of queries over the positions begin … end of one head of one sequence.
 
     Answers each row's largest score (base 2), its sum of weights, and the weighted sum of values,
-    in four pieces where pages hold codes.
+    in four pieces where pages hold codes. TWINS: keys and values lie at the same offsets.
     """
     q0, q1, q2, q3 = query_rows(q, row, head, live, q_row, q_head, D, WIDE, KIND)
     peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
@@ -136,34 +152,39 @@ def attended(
     a0 = tl.zeros([BLOCK_M, WIDE], tl.float32)
     a1, a2, a3 = a0, a0, a0
     d = tl.arange(0, WIDE)
-    stored: tl.constexpr = D if KIND == 0 else D // 4
+    wide = (d < (D if KIND == 0 else D // 4))[None, :]
     places = tl.arange(0, BLOCK_S)
     s = begin + places
-    page = tl.load(table + s // P, mask=s < end, other=0)
+    # `begin` is where a page begins: in tiles of whole pages the same rows have the same places.
+    place = (places if BLOCK_S % P == 0 else s) % P
+    k_rows = k_pages + (g * k_head + place * k_place)[:, None] + d[None, :]
+    v_rows = v_pages + (g * v_head + place * v_place)[:, None] + d[None, :]
+    page = tl.load(table + s // P, mask=s < end, other=0).to(tl.int64)
     if KIND > 0:
-        at = page.to(tl.int64)
-        ks = tl.load(k_scale + at * ks_page + g * ks_head + s % P * ks_place, mask=s < end, other=0)
-        vs = tl.load(v_scale + at * vs_page + g * vs_head + s % P * vs_place, mask=s < end, other=0)
+        k_scales = k_scale + g * ks_head + place * ks_place
+        v_scales = v_scale + g * vs_head + place * vs_place
+        ks = tl.load(k_scales + page * ks_page, mask=s < end, other=0)
+        vs = tl.load(v_scales + page * vs_page, mask=s < end, other=0)
     for start in range(begin, end, BLOCK_S):
         s = start + places
         inside = s < end
-        at = page.to(tl.int64)
-        k_at = k_pages + (at * k_page + g * k_head + s % P * k_place)[:, None] + d[None, :]
-        v_at = v_pages + (at * v_page + g * v_head + s % P * v_place)[:, None] + d[None, :]
-        keys = tl.load(k_at, mask=inside[:, None] & (d < stored)[None, :], other=0)
-        values = tl.load(v_at, mask=inside[:, None] & (d < stored)[None, :], other=0)
+        if BLOCK_S % P:
+            place = s % P
+            k_rows = k_pages + (g * k_head + place * k_place)[:, None] + d[None, :]
+            v_rows = v_pages + (g * v_head + place * v_place)[:, None] + d[None, :]
+        from_key = page * k_page
+        from_value = from_key if TWINS else page * v_page
+        keys = tl.load(k_rows + from_key[:, None], mask=inside[:, None] & wide, other=0)
+        values = tl.load(v_rows + from_value[:, None], mask=inside[:, None] & wide, other=0)
         ahead = s + BLOCK_S
-        page = tl.load(table + ahead // P, mask=ahead < end, other=0)
+        page = tl.load(table + ahead // P, mask=ahead < end, other=0).to(tl.int64)
         if KIND > 0:
             # Two bytes are too few for a pipelined copy: the next tile's scales wait in registers.
-            later = page.to(tl.int64)
-            mask = ahead < end
-            next_ks = tl.load(
-                k_scale + later * ks_page + g * ks_head + ahead % P * ks_place, mask, other=0
-            )
-            next_vs = tl.load(
-                v_scale + later * vs_page + g * vs_head + ahead % P * vs_place, mask, other=0
-            )
+            if BLOCK_S % P:
+                k_scales = k_scale + g * ks_head + ahead % P * ks_place
+                v_scales = v_scale + g * vs_head + ahead % P * vs_place
+            next_ks = tl.load(k_scales + page * ks_page, mask=ahead < end, other=0)
+            next_vs = tl.load(v_scales + page * vs_page, mask=ahead < end, other=0)
         if KIND == 0:
             products = tl.dot(q0, tl.trans(keys), input_precision=PRECISION)
         else:
@@ -173,7 +194,10 @@ def attended(
             products = tl.dot(q2, tl.trans(k2), products, input_precision=PRECISION)
             products = tl.dot(q3, tl.trans(k3), products, input_precision=PRECISION)
             products *= ks.to(tl.float32)[None, :]
-        scores = scored(products, scale, softcap, CAPPED) * LOG2_E
+        if CAPPED:
+            scores = scored(products, scale, softcap, CAPPED) * LOG2_E
+        else:
+            scores = products * (scale * LOG2_E)
         seen = seen_by(position, s, inside, live, row, first, tree, tree_row, window,
                        ALONE, WINDOWED)  # fmt: skip
         scores = tl.where(seen, scores, float("-inf"))
@@ -200,24 +224,34 @@ def attended(
 
 
 @triton.jit
-def merge_in(
-    parts, stats, slot, mask, peak, total, acc, D: tl.constexpr, BLOCK_D: tl.constexpr
-):  # fmt: skip
-    """Adds the parts at `slot` (parts, rows) to what is merged so far, by their share."""
+def part_at(parts, stats, slot, mask, D: tl.constexpr, BLOCK_D: tl.constexpr):
+    """The largest scores, sums and weighted sums of a tile of rows, as one program stored them."""
     d = tl.arange(0, BLOCK_D)
     # Another multiprocessor wrote them: what this one has cached may be older.
-    m = tl.load(stats + slot * 2, mask=mask, other=float("-inf"), cache_modifier=".cg")
-    n = tl.load(stats + slot * 2 + 1, mask=mask, other=0.0, cache_modifier=".cg")
-    inside = mask[:, :, None] & (d < D)[None, None, :]
-    x = tl.load(
-        parts + slot[:, :, None] * D + d[None, None, :], inside, other=0.0, cache_modifier=".cg"
-    )
-    new_peak = tl.maximum(peak, tl.max(m, 0))
+    peak = tl.load(stats + slot * 2, mask=mask, other=float("-inf"), cache_modifier=".cg")
+    total = tl.load(stats + slot * 2 + 1, mask=mask, other=0.0, cache_modifier=".cg")
+    inside = mask[:, None] & (d < D)[None, :]
+    at = parts + slot[:, None] * D + d[None, :]
+    return peak, total, tl.load(at, mask=inside, other=0.0, cache_modifier=".cg")
+
+
+@triton.jit
+def merge_four(
+    parts, stats, slot, step, left, live, peak, total, acc, D: tl.constexpr, BLOCK_D: tl.constexpr
+):  # fmt: skip
+    """Adds up to four parts, `step` apart, `left` of them there: all loads, then all arithmetic."""
+    m0, n0, x0 = part_at(parts, stats, slot, live, D, BLOCK_D)
+    m1, n1, x1 = part_at(parts, stats, slot + step, live & (left > 1), D, BLOCK_D)
+    m2, n2, x2 = part_at(parts, stats, slot + 2 * step, live & (left > 2), D, BLOCK_D)
+    m3, n3, x3 = part_at(parts, stats, slot + 3 * step, live & (left > 3), D, BLOCK_D)
+    new_peak = tl.maximum(peak, tl.maximum(tl.maximum(m0, m1), tl.maximum(m2, m3)))
     origin = tl.where(new_peak == float("-inf"), 0.0, new_peak)
-    share = tl.exp2(m - origin[None, :])
-    correction = tl.exp2(peak - origin)
-    total = total * correction + tl.sum(n * share, 0)
-    acc = acc * correction[:, None] + tl.sum(x * share[:, :, None], 0)
+    c = tl.exp2(peak - origin)
+    c0, c1 = tl.exp2(m0 - origin), tl.exp2(m1 - origin)
+    c2, c3 = tl.exp2(m2 - origin), tl.exp2(m3 - origin)
+    total = total * c + n0 * c0 + n1 * c1 + n2 * c2 + n3 * c3
+    acc = acc * c[:, None] + x0 * c0[:, None] + x1 * c1[:, None]
+    acc += x2 * c2[:, None] + x3 * c3[:, None]
     return new_peak, total, acc
 
 
@@ -226,36 +260,32 @@ def merge(
     parts, stats, prefix_parts, prefix_stats, out, first, last, begin_q, top, count, g, R, H,
     queries, parts_of_prefix, out_row, out_head,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, ROWS: tl.constexpr,
+    ALONE: tl.constexpr,
 ):  # fmt: skip
     """All parts of a tile of `count` rows, programs first … last, and those of a shared prefix.
 
-    The pair's first program ended with it and stored it second; the others began with it.
+    The first program ended with these rows and stored them second (slot 2p + 1); the others began
+    with them.
     """
-    eight = tl.arange(0, 8)
     d = tl.arange(0, BLOCK_D)
     for begin in range(0, count, ROWS):
         r = begin + tl.arange(0, ROWS)
         live = r < count
-        row = (begin_q + (top + r) // R).to(tl.int64)
-        head = g * R + (top + r) % R
-        peak = tl.full([ROWS], float("-inf"), tl.float32)
-        total = tl.zeros([ROWS], tl.float32)
-        acc = tl.zeros([ROWS, BLOCK_D], tl.float32)
-        for program in range(first, last + 1, 8):
-            p = program + eight
-            slot = (2 * p + tl.where(p == first, 1, 0)).to(tl.int64) * BLOCK_M
-            mask = (p <= last)[:, None] & live[None, :]
-            peak, total, acc = merge_in(
-                parts, stats, slot[:, None] + r[None, :], mask, peak, total, acc, D, BLOCK_D
+        _, row, head, _ = rows_from(top + begin, begin_q, 0, g, R, ROWS, ALONE)
+        slot = (2 * first + 1) * BLOCK_M + r.to(tl.int64)
+        peak, total, acc = part_at(parts, stats, slot, live, D, BLOCK_D)
+        for p in range(first + 1, last + 1, 4):
+            slot = 2 * p * BLOCK_M + r.to(tl.int64)
+            peak, total, acc = merge_four(
+                parts, stats, slot, 2 * BLOCK_M, last + 1 - p, live, peak, total, acc, D, BLOCK_D
             )
         if prefix_parts is not None:
-            for part in range(0, parts_of_prefix, 8):
-                p = part + eight
-                slot = (p.to(tl.int64)[:, None] * queries + row[None, :]) * H + head[None, :]
-                mask = (p < parts_of_prefix)[:, None] & live[None, :]
-                peak, total, acc = merge_in(
-                    prefix_parts, prefix_stats, slot, mask, peak, total, acc, D, BLOCK_D
-                )
+            for p in range(0, parts_of_prefix, 4):
+                slot = (p * queries + row) * H + head
+                peak, total, acc = merge_four(
+                    prefix_parts, prefix_stats, slot, queries * H, parts_of_prefix - p, live,
+                    peak, total, acc, D, BLOCK_D,
+                )  # fmt: skip
         answer = acc / tl.where(total == 0.0, 1.0, total)[:, None]
         target = out + row[:, None] * out_row + head[:, None] * out_head + d[None, :]
         inside = live[:, None] & (d < D)[None, :]
@@ -279,7 +309,7 @@ def sequence(
     if prefix_pages is not None:
         begin = tl.load(prefix_pages + i // prefix_rows, mask=there, other=0) * P
     if WINDOWED:
-        begin = tl.maximum(length - new - window + 1, 0)
+        begin = tl.maximum(length - new - window + 1, 0) // P * P
     return length, begin_q, new, begin
 
 
@@ -295,6 +325,22 @@ def programs_for(pairs, work, most):
     return tl.minimum(tl.where(4 * even >= 3 * most, even, most), work)
 
 
+@triton.jit
+def share_before(pid, work, programs):
+    """⌊pid · work / programs⌋ without a product that leaves 32 bits."""
+    return pid * (work // programs) + pid * (work % programs) // programs
+
+
+@triton.jit
+def owner_of(unit, work, programs, NARROW: tl.constexpr):
+    """The program whose share has this unit of work."""
+    if NARROW:
+        owner = ((unit + 1) * programs - 1) // work
+    else:
+        owner = (((unit + 1).to(tl.int64) * programs - 1) // work).to(tl.int32)
+    return owner
+
+
 @triton.jit(do_not_specialize=UNFIXED)
 def attention_kernel(
     q, k_pages, v_pages, k_scale, v_scale, block_table, seq_lens, cu_q, tree, prefix_pages, out,
@@ -306,9 +352,13 @@ def attention_kernel(
     P: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr, KIND: tl.constexpr, OWN: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_B: tl.constexpr,
     ROWS: tl.constexpr, ALONE: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr,
-    PRECISION: tl.constexpr,
+    PRECISION: tl.constexpr, TWINS: tl.constexpr, ONE_TOP: tl.constexpr, NARROW: tl.constexpr,
 ):  # fmt: skip
-    """An equal share of all tiles. Tiles are in the order sequence, head, queries, keys."""
+    """An equal share of all tiles. Tiles are in the order sequence, head, queries, keys.
+
+    ONE_TOP: all queries of a sequence are one tile. NARROW: products of tiles and programs fit in
+    32 bits.
+    """
     i = tl.arange(0, BLOCK_B)
     lengths, _, fresh, starts = sequence(
         i, B, seq_lens, cu_q, prefix_pages, max_q, window, prefix_rows, P, WINDOWED
@@ -318,11 +368,11 @@ def attention_kernel(
     ends = tl.cumsum(tiles * q_tiles, 0) * G
     work = tl.max(ends, 0)
     programs = programs_for(tl.sum(q_tiles, 0) * G, work, tl.num_programs(0))
-    pid = tl.program_id(0).to(tl.int64)
+    pid = tl.program_id(0)
     if pid >= programs:
         return
-    at = (pid * work // programs).to(tl.int32)
-    stop = ((pid + 1) * work // programs).to(tl.int32)
+    at = share_before(pid, work, programs)
+    stop = share_before(pid + 1, work, programs)
     while at < stop:
         over = ends <= at
         b = tl.sum(over.to(tl.int32), 0)
@@ -333,16 +383,16 @@ def attention_kernel(
         n = tl.maximum(tl.cdiv(length - begin, BLOCK_S), 1)
         pair = (at - before) // n
         tile = (at - before) % n
-        tops = tl.cdiv(new * R, BLOCK_M)
-        g = pair // tops
-        top = pair % tops * BLOCK_M
+        g = pair
+        top = 0
+        if not ONE_TOP:
+            tops = tl.cdiv(new * R, BLOCK_M)
+            g = pair // tops
+            top = pair % tops * BLOCK_M
+        g = g.to(tl.int64)
         run = tl.minimum(stop - at, n - tile)
 
-        r = top + tl.arange(0, BLOCK_M)
-        t = r // R
-        live = t < new
-        row = (begin_q + t).to(tl.int64)
-        head = g * R + r % R
+        t, row, head, live = rows_from(top, begin_q, new, g, R, BLOCK_M, ALONE)
         first = length - new  # where the first query stands
         begin += tile * BLOCK_S
         peak, total, a0, a1, a2, a3 = attended(
@@ -351,7 +401,7 @@ def attention_kernel(
             window, scale, softcap, q_row, q_head, tree_row,
             k_page, k_head, k_place, v_page, v_head, v_place,
             ks_page, ks_head, ks_place, vs_page, vs_head, vs_place,
-            P, D, WIDE, KIND, OWN, BLOCK_M, BLOCK_S, ALONE, WINDOWED, CAPPED, PRECISION,
+            P, D, WIDE, KIND, OWN, BLOCK_M, BLOCK_S, ALONE, WINDOWED, CAPPED, PRECISION, TWINS,
         )  # fmt: skip
         whole = run == n
         if prefix_parts is not None:
@@ -361,14 +411,14 @@ def attention_kernel(
             by_row = row * out_row + head * out_head
             store_tile(out, a0, a1, a2, a3, factor, live, by_row, D, WIDE, KIND)
         else:
-            slot = (2 * pid + tl.where(tile == 0, 1, 0)) * BLOCK_M + tl.arange(0, BLOCK_M)
+            slot = (2 * pid + tl.where(tile == 0, 1, 0)) * BLOCK_M
+            slot = slot.to(tl.int64) + tl.arange(0, BLOCK_M)
             ones = tl.full([BLOCK_M], 1.0, tl.float32)
             store_tile(parts, a0, a1, a2, a3, ones, live, slot * D, D, WIDE, KIND)
             tl.store(stats + slot * 2, peak, mask=live)
             tl.store(stats + slot * 2 + 1, total, mask=live)
-            unit = (at - tile).to(tl.int64)
-            first_program = (((unit + 1) * programs - 1) // work).to(tl.int32)
-            last_program = (((unit + n) * programs - 1) // work).to(tl.int32)
+            first_program = owner_of(at - tile, work, programs, NARROW)
+            last_program = owner_of(at - tile + n - 1, work, programs, NARROW)
             # All that this program stored comes before its arrival, and what others stored
             # before theirs comes before the merge.
             tl.debug_barrier()
@@ -377,10 +427,12 @@ def attention_kernel(
                 merge(
                     parts, stats, prefix_parts, prefix_stats, out, first_program, last_program,
                     begin_q, top, tl.minimum(new * R - top, BLOCK_M), g, R, G * R, queries,
-                    parts_of_prefix, out_row, out_head, D, BLOCK_D, BLOCK_M, ROWS,
+                    parts_of_prefix, out_row, out_head, D, BLOCK_D, BLOCK_M, ROWS, ALONE,
                 )  # fmt: skip
-                tl.debug_barrier()
                 tl.store(counters + first_program, 0)
+                if prefix_parts is not None:
+                    # The next rows of this program may take the same slot.
+                    tl.debug_barrier()
         at += run
 
 
@@ -393,9 +445,11 @@ def prefix_kernel(
     ks_page, ks_head, ks_place, vs_page, vs_head, vs_place,
     P: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr, KIND: tl.constexpr, OWN: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_S: tl.constexpr, CAPPED: tl.constexpr, PRECISION: tl.constexpr,
+    TWINS: tl.constexpr,
 ):  # fmt: skip
     """One part of the keys that a group of sequences shares, for all of the group's queries."""
-    group, g = tl.program_id(0) // G, tl.program_id(0) % G
+    group = tl.program_id(0) // G
+    g = (tl.program_id(0) % G).to(tl.int64)
     part = tl.program_id(2)
     b = group * prefix_rows
     begin_q = b * max_q
@@ -408,18 +462,14 @@ def prefix_kernel(
         return
     length = tl.load(prefix_pages + group) * P
     run = tl.cdiv(tl.cdiv(length, parts_of_prefix), BLOCK_S) * BLOCK_S
-    r = top + tl.arange(0, BLOCK_M)
-    t = r // R
-    live = t < new
-    row = (begin_q + t).to(tl.int64)
-    head = g * R + r % R
+    t, row, head, live = rows_from(top, begin_q, new, g, R, BLOCK_M, False)
     peak, total, a0, a1, a2, a3 = attended(
         q, k_pages, v_pages, k_scale, v_scale, block_table + b.to(tl.int64) * table_row, None,
         row, head, live, length + t, length, g, part * run, tl.minimum((part + 1) * run, length),
         0, scale, softcap, q_row, q_head, 0,
         k_page, k_head, k_place, v_page, v_head, v_place,
         ks_page, ks_head, ks_place, vs_page, vs_head, vs_place,
-        P, D, WIDE, KIND, OWN, BLOCK_M, BLOCK_S, True, False, CAPPED, PRECISION,
+        P, D, WIDE, KIND, OWN, BLOCK_M, BLOCK_S, True, False, CAPPED, PRECISION, TWINS,
     )  # fmt: skip
     slot = (part.to(tl.int64) * queries + row) * (G * R) + head
     ones = tl.full([BLOCK_M], 1.0, tl.float32)
@@ -497,6 +547,7 @@ def _attention(
         "OWN": q.is_cuda,
         "CAPPED": softcap > 0.0,
         "PRECISION": "ieee" if q.dtype == torch.float32 else "tf32",
+        "TWINS": k_pages.stride() == v_pages.stride(),
     }
     strides = (*k_words.stride()[:3], *v_words.stride()[:3])
     strides += (*strides_of(k_scale), *strides_of(v_scale))
@@ -520,6 +571,8 @@ def _attention(
             **fixed,
         )
     most = processors(q) * tiles.programs
+    tops = triton.cdiv(R * max_q, tiles.rows)
+    units = B * G * tops * (triton.cdiv(block_table.shape[1] * P, tiles.positions) + 1)
     parts = q.new_empty((2 * most, tiles.rows, D), dtype=torch.float32)
     stats = q.new_empty((2 * most, tiles.rows, 2), dtype=torch.float32)
     attention_kernel[(most,)](
@@ -534,9 +587,11 @@ def _attention(
         BLOCK_M=tiles.rows,
         BLOCK_S=tiles.positions,
         BLOCK_B=max(32, triton.next_power_of_2(B)),
-        ROWS=max(1, min(8, 512 // triton.next_power_of_2(D))),
+        ROWS=min(tiles.rows, triton.next_power_of_2(R * max_q), 1024 // triton.next_power_of_2(D)),
         ALONE=max_q == 1,
         WINDOWED=window > 0,
+        ONE_TOP=tops == 1,
+        NARROW=units * most < 2**31,
         num_warps=tiles.warps,
         num_stages=tiles.stages,
         **fixed,
