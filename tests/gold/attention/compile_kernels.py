@@ -18,6 +18,7 @@ PLAIN = {
     "PACKED": False,
     "PRECISION": "tf32",
     "TMA": True,
+    "TAIL": True,
     "cu_q": None,
     "cu_k": None,
 }

@@ -26,6 +26,7 @@ from trapline.gold.attention.kernels_tiles import (
     dense,
     described,
     empty_like,
+    has_tail,
     packed,
     require,
     rule_flags,
@@ -187,6 +188,7 @@ def launch(
             *(*tiled(read, rows, tile, tma), dq, *numbers),
             *(*layout.strides(dq), *row_strides(rows, layout)),
             **flags,
+            TAIL=has_tail(layout, tile, causal, window),
             **tile.launch(),
         )
     return dq, dk, dv

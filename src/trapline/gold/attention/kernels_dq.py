@@ -51,7 +51,7 @@ def dq_kernel(
     row_n, row_b, row_h,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_S: tl.constexpr,
     CAUSAL: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr, PACKED: tl.constexpr,
-    PRECISION: tl.constexpr, TMA: tl.constexpr,
+    PRECISION: tl.constexpr, TMA: tl.constexpr, TAIL: tl.constexpr,
 ):  # fmt: skip
     """dq of one tile of queries of one head; the last queries have the most to do."""
     tiles = tl.cdiv(T, BLOCK_T)
@@ -93,12 +93,13 @@ def dq_kernel(
             T, S, window, scale, softcap, k_s, k_d, v_s, v_d,
             D, BLOCK_D, BLOCK_T, BLOCK_S, CAUSAL, WINDOWED, CAPPED, PRECISION, TMA, MASKED=False,
         )  # fmt: skip
-    for start in range(hidden, end, BLOCK_S):
-        sum_q = dq_step(
-            sum_q, queries, upstream, row_lse, row_delta, k, v, b, g, top, start,
-            T, S, window, scale, softcap, k_s, k_d, v_s, v_d,
-            D, BLOCK_D, BLOCK_T, BLOCK_S, CAUSAL, WINDOWED, CAPPED, PRECISION, TMA, MASKED=True,
-        )  # fmt: skip
+    if TAIL:
+        for start in range(hidden, end, BLOCK_S):
+            sum_q = dq_step(
+                sum_q, queries, upstream, row_lse, row_delta, k, v, b, g, top, start,
+                T, S, window, scale, softcap, k_s, k_d, v_s, v_d,
+                D, BLOCK_D, BLOCK_T, BLOCK_S, CAUSAL, WINDOWED, CAPPED, PRECISION, TMA, MASKED=True,
+            )  # fmt: skip
 
     d = tl.arange(0, BLOCK_D)
     places = dq + t[:, None].to(tl.int64) * dq_t + d[None, :] * dq_d

@@ -23,6 +23,7 @@ from trapline.gold.attention.kernels_tiles import (
     dense,
     described,
     empty_like,
+    has_tail,
     head_of,
     keys_seen,
     packed,
@@ -84,7 +85,7 @@ def forward_kernel(
     lse_b, lse_h,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_S: tl.constexpr,
     CAUSAL: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr, PACKED: tl.constexpr,
-    PRECISION: tl.constexpr, TMA: tl.constexpr,
+    PRECISION: tl.constexpr, TMA: tl.constexpr, TAIL: tl.constexpr,
 ):  # fmt: skip
     """out and lse of one tile of queries of one head; the last queries have the most to do."""
     tiles = tl.cdiv(T, BLOCK_T)
@@ -125,12 +126,13 @@ def forward_kernel(
             k_s, k_d, v_s, v_d, D, BLOCK_D, BLOCK_T, BLOCK_S,
             CAUSAL, WINDOWED, CAPPED, PRECISION, TMA, MASKED=False,
         )  # fmt: skip
-    for start in range(hidden, end, BLOCK_S):
-        state = forward_step(
-            state, queries, k, v, b, g, top, start, T, S, window, scale, softcap,
-            k_s, k_d, v_s, v_d, D, BLOCK_D, BLOCK_T, BLOCK_S,
-            CAUSAL, WINDOWED, CAPPED, PRECISION, TMA, MASKED=True,
-        )  # fmt: skip
+    if TAIL:
+        for start in range(hidden, end, BLOCK_S):
+            state = forward_step(
+                state, queries, k, v, b, g, top, start, T, S, window, scale, softcap,
+                k_s, k_d, v_s, v_d, D, BLOCK_D, BLOCK_T, BLOCK_S,
+                CAUSAL, WINDOWED, CAPPED, PRECISION, TMA, MASKED=True,
+            )  # fmt: skip
 
     peak, total, weighted = state
     t = top + tl.arange(0, BLOCK_T)
@@ -200,6 +202,7 @@ def launch(
         *(*strides, *layout.lse_strides),
         **rule_flags(q, layout, causal, window, softcap),
         TMA=tma,
+        TAIL=has_tail(layout, tile, causal, window),
         **tile.launch(),
     )
     return out, lse

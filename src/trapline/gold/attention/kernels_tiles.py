@@ -267,6 +267,14 @@ def packed(q: Tensor, k: Tensor, cu_q: Tensor, cu_k: Tensor, max_q: int, max_k: 
     return Layout((max_q, max_k, H, H // G), len(cu_q) - 1, cu_q, cu_k, (H, tokens))
 
 
+def has_tail(layout: Layout, tile: Tile, causal: bool, window: int) -> bool:
+    """Whether some tile of keys needs a mask; if none does, its code need not be there.
+
+    It would cost registers: for 64 wide heads, one program in three on a multiprocessor.
+    """
+    return causal or window > 0 or layout.cu_q is not None or layout.sizes[1] % tile.keys > 0
+
+
 def described(layout: Layout, *tensors: Tensor) -> bool:
     """Whether all of them can be read by tensor descriptors.
 
