@@ -108,6 +108,31 @@ def test_plain_rows_are_appended_as_they_are_and_skipped_on_request():
     assert not k_pages[0, :, 1].any()
 
 
+def test_keys_are_turned_on_their_way_to_the_pages():
+    k, v = torch.randn(2, 3, 2, 6, generator=torch.manual_seed(0))
+    angles = torch.rand(3, 3, generator=torch.manual_seed(1))
+    pages = torch.zeros(2, 1, 2, 4, 6)
+    paged_append(k, v, *pages, torch.arange(3), cosine=angles.cos(), sine=angles.sin())
+    pairs = torch.complex(*k.chunk(2, dim=-1)) * torch.polar(torch.ones(()), angles)[:, None]
+    turned = torch.cat((pairs.real, pairs.imag), dim=-1)
+    assert torch.allclose(pages[0, 0, :, :3], turned.transpose(0, 1))
+    assert torch.equal(pages[1, 0, :, :3], v.transpose(0, 1))
+
+
+def test_a_shared_prefix_is_a_hint_that_changes_nothing():
+    q, k, v, table, lengths, _ = problem([11, 9, 6], [1, 1, 1])
+    table[1, :2] = table[0, :2]
+    hint = {"prefix_rows": 3, "prefix_pages": np.array([1], np.int32)}
+    with pytest.raises(RangeError, match="sequence 2 does not begin"):
+        paged_attention(q, k, v, table, lengths, **hint, check=True)
+    table[2, 0] = table[0, 0]
+    want = paged_attention(q, k, v, table, lengths)
+    assert np.array_equal(paged_attention(q, k, v, table, lengths, **hint, check=True), want)
+    given = tensors(q, k, v, table, lengths)
+    got = paged_attention(*given, prefix_rows=3, prefix_pages=torch.tensor([1]).int())
+    assert np.allclose(got, want, atol=1e-12)
+
+
 def test_out_is_written_in_place():
     given = tensors(*problem([5], [1])[:5])
     out = torch.empty_like(given[0])
@@ -147,8 +172,24 @@ def broken(**changes):
         ({"seq_lens": np.array([5, 90], np.int32), "check": True}, RangeError, "90"),
         ({"block_table": np.full((2, 2), 99, np.int32), "check": True}, RangeError, "99"),
         ({"out": np.zeros((1, 4, 8))}, ShapeError, "like q"),
+        ({"prefix_rows": 2}, RangeError, "both"),
+        ({"prefix_rows": 2, "prefix_pages": np.zeros(2, np.int32)}, ShapeError, "groups of 2"),
+        ({"prefix_rows": 1, "prefix_pages": np.zeros(2)}, DTypeError, "int32"),
     ],
 )
 def test_bad_input_is_refused(changes, error, words):
     with pytest.raises(error, match=words):
         paged_attention(**broken(**changes))
+
+
+@pytest.mark.parametrize(
+    ("turn", "words"),
+    [
+        ({"cosine": torch.zeros(2, 2)}, "one of them"),
+        ({"cosine": torch.zeros(2, 3), "sine": torch.zeros(2, 3)}, r"must be \(2, 2\)"),
+    ],
+)
+def test_bad_angles_are_refused(turn, words):
+    rows, pages = torch.randn(2, 2, 4), torch.zeros(3, 2, 4, 4)
+    with pytest.raises(ShapeError, match=words):
+        paged_append(rows, rows, pages, pages.clone(), torch.tensor([0, 5]), **turn)

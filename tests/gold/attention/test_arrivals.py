@@ -1,0 +1,44 @@
+"""Counters of arrivals: nobody who may run at the same time gets the same ones."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from trapline.gold.attention import arrivals  # noqa: E402
+
+
+@pytest.fixture
+def counters(monkeypatch):
+    monkeypatch.setattr(arrivals, "RING", 10)
+    monkeypatch.setattr(arrivals, "KEPT", 10)
+    return arrivals.Arrivals(torch.device("cpu"))
+
+
+def places(*taken):
+    return [one.storage_offset() for one in taken]
+
+
+def test_launches_take_turns(counters):
+    taken = [counters.take(4, keep=False) for _ in range(4)]
+    assert places(*taken) == [0, 4, 0, 4]
+    assert all(len(one) == 4 and not one.any() for one in taken)
+    assert counters.take(11, keep=False) is None
+
+
+def test_what_a_graph_has_nobody_gets_again(counters):
+    first, second = (counters.take(4, keep=True) for _ in range(2))
+    assert places(first, second) == [0, 4]
+    assert counters.take(4, keep=True) is None
+    assert counters.take(4, keep=True) is None
+    assert first.untyped_storage().data_ptr() != counters.take(4, keep=False).data_ptr()
+
+
+def test_counters_are_made_once_for_a_device(monkeypatch):
+    monkeypatch.setattr(arrivals, "RING", 10)
+    monkeypatch.setattr(arrivals, "_made", {})
+    like = torch.zeros(1)
+    one, other, long = (arrivals.arrivals(count, like) for count in (3, 3, 20))
+    assert one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
+    assert places(one, other) == [0, 3]
+    assert len(long) == 20
+    assert not long.any()
