@@ -69,6 +69,7 @@ class Short(NamedTuple):
     block: int  # logits, a power of two
     warps: int
     groups: int  # maxima that the threshold is taken from
+    listed: int  # threads that may hold winners
     cap: int  # logits that may remain
     ranked: bool
 
@@ -79,8 +80,9 @@ def short_plan(vocabulary: int, k: int) -> Short:
     warps = max(4, block // 1024)
     k_block = max(2, triton.next_power_of_2(k))
     if k <= RANKED:
-        return Short(block, warps, max(64, 2 * k_block), max(32, 2 * k_block), ranked=True)
-    return Short(block, warps, 32 * warps, k_block, ranked=False)
+        room = max(32, 2 * k_block, 32 * warps // (block // (32 * warps)))
+        return Short(block, warps, max(64, 2 * k_block), room, max(32, 2 * k_block), ranked=True)
+    return Short(block, warps, 32 * warps, 1, k_block, ranked=False)
 
 
 class Long(NamedTuple):
@@ -174,9 +176,9 @@ def run_short(
 ) -> None:
     rows, vocabulary = x.shape
     kernel, launch = short_launch(plan, k, _SHIFT[x.dtype])
-    kept = () if k == 1 else kept_of(x, plan.cap)
+    room = () if k == 1 else room_of(x, plan)
     counts = (vocabulary,) if k == 1 else (vocabulary, k)
-    kernel[(rows,)](*(x, *warm, *kept, *answers, *counts, x.stride(0), int(log)), **launch, **same)
+    kernel[(rows,)](*(x, *warm, *room, *answers, *counts, x.stride(0), int(log)), **launch, **same)
 
 
 def short_launch(plan: Short, k: int, shift: int) -> tuple[Any, dict[str, Any]]:
@@ -187,6 +189,7 @@ def short_launch(plan: Short, k: int, shift: int) -> tuple[Any, dict[str, Any]]:
         "BLOCK": plan.block,
         "THREADS": 32 * plan.warps,
         "GROUPS": plan.groups,
+        "LIST": plan.listed,
         "CAP": plan.cap,
         "SHIFT": shift,
         "RANKED": plan.ranked,
@@ -270,12 +273,12 @@ def width_of(x: Tensor) -> int:
     return 16 // x.element_size()
 
 
-def kept_of(x: Tensor, cap: int) -> tuple[Tensor, Tensor]:
-    """Room for the logits under closer look, and for their columns."""
+def room_of(x: Tensor, plan: Short) -> tuple[Tensor, Tensor, Tensor]:
+    """For a list of threads, and for the logits that remain with their columns."""
     rows = x.shape[0]
-    return x.new_empty((rows, cap), dtype=torch.float32), x.new_empty(
-        (rows, cap), dtype=torch.int32
-    )
+    lists = x.new_empty((rows, plan.listed), dtype=torch.int32)
+    columns = x.new_empty((rows, plan.cap), dtype=torch.int32)
+    return lists, x.new_empty((rows, plan.cap), dtype=torch.float32), columns
 
 
 def require(logits: Tensor, k: int) -> None:

@@ -53,61 +53,99 @@ def best_kernel(
     emit_summary(lse, row_max, row, peak, total, temperature)
 
 
+@triton.jit
+def looked_at_again(
+    logits, threads, V,
+    REPEATS: tl.constexpr, THREADS: tl.constexpr, LIST: tl.constexpr,
+):  # fmt: skip
+    """What the listed threads hold, one after the other: logits, columns, places in the list.
+
+    Beyond the end of the list lies anything; it is made a thread, and ignored later.
+    """
+    thread = tl.load(threads + tl.arange(0, LIST)) & (THREADS - 1)
+    column = thread[:, None] + THREADS * tl.arange(0, REPEATS)[None, :]
+    column = tl.reshape(column, [LIST * REPEATS])
+    x = tl.load(logits + column, mask=column < V, other=float("-inf")).to(tl.float32)
+    return x, column, tl.arange(0, LIST * REPEATS) // REPEATS
+
+
+@triton.jit
+def keep_exactly(
+    x, column, inside, kept_logits, kept_columns, K,
+    THREADS: tl.constexpr, SHIFT: tl.constexpr,
+):  # fmt: skip
+    """Writes the K best of all, in no order."""
+    chosen = exactly(x, column, inside, K, SHIFT)
+    place, _ = places(chosen, THREADS)
+    tl.store(kept_logits + place, x, mask=chosen)
+    tl.store(kept_columns + place, column, mask=chosen)
+
+
 @triton.jit(do_not_specialize=["V", "K", "logits_row", "log"])
 def short_kernel(
-    logits, temperatures, temperature, kept_logits, kept_columns, values, indices, lse, row_max,
+    logits, temperatures, temperature, lists, kept_logits, kept_columns,
+    values, indices, lse, row_max,
     V, K, logits_row, log,
-    BLOCK: tl.constexpr, THREADS: tl.constexpr, GROUPS: tl.constexpr,
+    BLOCK: tl.constexpr, THREADS: tl.constexpr, GROUPS: tl.constexpr, LIST: tl.constexpr,
     CAP: tl.constexpr, SHIFT: tl.constexpr, RANKED: tl.constexpr, PER_ROW: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """A threshold from group maxima leaves a few more than K; where it leaves too many, bisection.
+    """Threads that hold anything at or above a threshold are listed, and their logits looked at.
 
-    A group is what a few threads hold. With GROUPS ≥ 2K and no ties about 1.4 K logits remain.
+    The threshold comes from the maxima of GROUPS groups of threads: of 2K groups about 1.4 K
+    logits remain, with a spread of a tenth of that. Where ties let too many remain, bisection.
     """
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     inside = column < V
+    logits += row * logits_row
+    lists += row * LIST
     kept_logits += row * CAP
     kept_columns += row * CAP
     slot = tl.arange(0, CAP)
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
-    x = tl.load(logits + row * logits_row + column, mask=inside, other=float("-inf"))
-    x = x.to(tl.float32)
+    x = tl.load(logits + column, mask=inside, other=float("-inf")).to(tl.float32)
     temperature = temperature_of(temperatures, temperature, row, PER_ROW)
     scale = LOG2_E / temperature
     held = tl.reshape(x, [BLOCK // THREADS, THREADS])
     each = tl.reduce(held, 0, larger)
     if RANKED:
-        chosen = inside & ((x < threshold(group_maxima(each, GROUPS), K)) == 0)
+        least = threshold(group_maxima(each, GROUPS), K)
+        taken = (each < least) == 0
+        place = tl.cumsum(taken.to(tl.int32), 0) - 1
+        tl.store(lists + place, tl.arange(0, THREADS), mask=taken & (place < LIST))
     else:
-        chosen = exactly(x, column, inside, K, SHIFT)
-    place, mine = places(chosen, THREADS)
-    tl.store(kept_logits + place, x, mask=chosen & (place < CAP))
-    tl.store(kept_columns + place, column, mask=chosen & (place < CAP))
+        taken = each == each
+    # The sum of exponentials fills the time that the list takes to memory and back.
     share = tl.sum(tl.exp2((held - origin_of(each)[None, :]) * scale), 0)
     tl.debug_barrier()
-    kept_x = tl.load(kept_logits + slot)
-    kept_column = tl.load(kept_columns + slot)
-    # While these are on their way:
+    if RANKED:
+        again, where, listed = looked_at_again(logits, lists, V, BLOCK // THREADS, THREADS, LIST)
     peak = tl.reduce(each, 0, larger)
     share *= tl.exp2((each - origin_of(peak)) * scale)
-    total, count = tl.reduce((share, mine), 0, both_added)
-    if count > CAP:
-        tl.debug_barrier()
-        chosen = exactly(x, column, inside, K, SHIFT)
-        place, mine = places(chosen, THREADS)
-        tl.store(kept_logits + place, x, mask=chosen)
-        tl.store(kept_columns + place, column, mask=chosen)
-        count = K
-        tl.debug_barrier()
-        kept_x = tl.load(kept_logits + slot)
-        kept_column = tl.load(kept_columns + slot)
-    key = tl.where(slot < count, key_of(kept_x, kept_column, SHIFT), 0)
+    total, count = tl.reduce((share, taken.to(tl.int32)), 0, both_added)
+    kept = K
     if RANKED:
-        place = tl.where(slot < count, rank(key), K)
+        chosen = (listed < count) & (where < V) & ((again < least) == 0)
+        place, mine = places(chosen, THREADS)
+        fits = chosen & (place < CAP)
+        tl.store(kept_logits + place, again, mask=fits)
+        tl.store(kept_columns + place, where, mask=fits)
+        kept = tl.sum(mine, 0)
+        if (count > LIST) | (kept > CAP):
+            tl.debug_barrier()
+            keep_exactly(x, column, inside, kept_logits, kept_columns, K, THREADS, SHIFT)
+            kept = K
+    else:
+        keep_exactly(x, column, inside, kept_logits, kept_columns, K, THREADS, SHIFT)
+    tl.debug_barrier()
+    kept_x = tl.load(kept_logits + slot, mask=slot < kept, other=0.0)
+    kept_column = tl.load(kept_columns + slot, mask=slot < kept, other=0)
+    key = tl.where(slot < kept, key_of(kept_x, kept_column, SHIFT), 0)
+    if RANKED:
+        place = tl.where(slot < kept, rank(key), K)
     else:
         key = tl.sort(key, descending=True)
         place = slot
