@@ -18,17 +18,15 @@ from trapline.gold.decoder.graphs import Running, StaticStep
 from trapline.gold.decoder.pool import Pool
 
 PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2], [2], [7, 1, 8]]
-#: Head widths that fill their block and that do not.
-MODELS = [("qwen3", 16), ("mistral", 18)]
+#: Norms of heads, a window that slides, and heads that do not fill their block.
+MODEL = {"head_dim": 18, "num_hidden_layers": 1, "use_sliding_window": True, "sliding_window": 5}
 
 
 def main(folder: Path) -> None:
-    found = {"steps": [], "searches": []}
-    for family, width in MODELS:
-        decoder = random_decoder(family, head_dim=width, num_hidden_layers=1)
-        assert compact.suits(decoder)
-        found["steps"].append({"model": family, **step(decoder)})
-        found["searches"].append({"model": family, **search(decoder)})
+    decoder = random_decoder("qwen3", max_window_layers=0, **MODEL)
+    assert compact.suits(decoder)
+    assert decoder.config.window == 5
+    found = {**step(decoder), **search(decoder)}
     (folder / "step.json").write_text(json.dumps(found))
 
 

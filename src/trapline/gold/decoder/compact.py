@@ -194,21 +194,12 @@ class CompactStep:
         return tiles
 
     def _cut(self, cut: Cut, outputs: int, inputs: int) -> dict[str, object]:
-        """What all products are told at compile time."""
+        """All that a product is told besides its arguments."""
         even = outputs % cut.block_n == 0 and inputs % (cut.split * cut.block_k) == 0
-        return {
-            "BLOCK_B": cut.block_b,
-            "BLOCK_N": cut.block_n,
-            "BLOCK_K": cut.block_k,
-            "SPLIT": cut.split,
-            "EVEN": even,
-            "AHEAD": min(triton.next_power_of_2(inputs), max(64, AHEAD // cut.block_n)),
-            "PRECISION": self._precision,
-            "PDL": self._early,
-            "num_warps": cut.warps,
-            "num_stages": cut.stages,
-            **self._launch(),
-        }
+        fixed = fixed_of(
+            cut, even=even, inputs=inputs, precision=self._precision, early=self._early
+        )
+        return {**fixed, "num_warps": cut.warps, "num_stages": cut.stages, **self._launch()}
 
     def _attend(self, rows: Rows, layer: Weights, number: int) -> None:
         config, count = self._config, len(rows.ids)
@@ -288,6 +279,20 @@ def cut_of(kind: str, rows: int, outputs: int, inputs: int, size: int) -> Cut:
     if outputs * inputs < 1 << 23:
         return Cut(block_b, 8, 64, 2, 2, 6) if kind == "gated" else Cut(block_b, 16, 64, 4, 4, 6)
     return Cut(block_b, 32, 128, 1, 4, 4)
+
+
+def fixed_of(cut: Cut, *, even: bool, inputs: int, precision: str, early: int) -> dict[str, object]:
+    """What all products know at compile time."""
+    return {
+        "BLOCK_B": cut.block_b,
+        "BLOCK_N": cut.block_n,
+        "BLOCK_K": cut.block_k,
+        "SPLIT": cut.split,
+        "EVEN": even,
+        "AHEAD": min(triton.next_power_of_2(inputs), max(64, AHEAD // cut.block_n)),
+        "PRECISION": precision,
+        "PDL": early,
+    }
 
 
 def _may_start_early(device: torch.device) -> bool:

@@ -1,0 +1,109 @@
+"""Compiles the short step's kernels for sm_90 without a GPU; test_kernels.py reads the result.
+
+Every way that the benchmark's shapes are cut, for the rows of a batch and of a batch of beams.
+With FEW in the environment only the smallest shape at eight rows is compiled.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+from trapline.gold.decoder import compact, kernels_attend, kernels_step
+from trapline.gold.kernels_device import compile_for_hopper
+
+#: Width, joined projections, query heads times width, hidden, vocabulary, head width, ratio.
+SHAPES = {
+    "254M": (1024, 2048, 1024, 2816, 32_000, 64, 2),
+    "1.7B": (2048, 4096, 2048, 6144, 151_936, 128, 2),
+    "8B": (4096, 6144, 4096, 14_336, 128_256, 128, 4),
+}
+WIDE = {"squares", "best", "lse", "parts"}
+WHOLE = {"ids", "positions", "made", "tokens", "history"}
+SMALL = {"place", "pages", "tails", "prefix"}
+ROWS = {"x", "w", "out", "stream", "weight", "y", "table", "qkv", "keys", "values"}
+ROWS |= {"cosine", "sine", "q_norm", "k_norm"}
+ALIGNED = {"N", "K", "x_row", "w_row", "out_row", "qkv_row", "C"}
+
+
+def main(folder: Path, few: bool) -> None:
+    made = []
+    for name, shape in list(SHAPES.items())[: 1 if few else None]:
+        for rows in (8,) if few else (8, 64):
+            made += [product(*one) for one in products(shape, rows)]
+        made += [attention(shape, beams) for beams in ((8,) if few else (1, 8))]
+        made[-1]["shape"] = name
+    made += [small("embed_kernel", {"BLOCK": 1024}), small("pick_kernel", {"BLOCK": 512})]
+    (folder / "step.json").write_text(json.dumps(made))
+
+
+def products(shape, rows):
+    """Each kind of product with its cut, once."""
+    width, joined, wide, hidden, vocabulary, *_ = shape
+    asked = [("scaled", joined, width), ("added", width, wide), ("gated", hidden, width)]
+    asked += [("added", width, hidden), ("scaled", vocabulary, width)]
+    found = {}
+    for kind, outputs, inputs in asked:
+        cut = compact.cut_of(kind, rows, outputs, inputs, 2)
+        even = outputs % cut.block_n == 0 and inputs % (cut.split * cut.block_k) == 0
+        found[kind, cut, even, inputs] = (kind, cut, even, inputs, vocabulary == outputs)
+    return found.values()
+
+
+def product(kind, cut, even, inputs, last) -> dict[str, object]:
+    fixed = compact.fixed_of(cut, even=even, inputs=inputs, precision="tf32", early=1)
+    if kind != "added":
+        fixed["PARTS"] = 64
+    if kind == "scaled" and not last:
+        fixed |= {"best": None, "place": None}
+    made = compiled(f"{kind}_kernel", kernels_step, fixed, cut.warps, cut.stages)
+    return {**made, "cut": cut}
+
+
+def attention(shape, beams) -> dict[str, object]:
+    width, ratio = shape[5:]
+    tile, warps = compact.attend_cut(width, 2)
+    fixed = {
+        "BEAMS": beams,
+        "R": ratio,
+        "D": width,
+        "BLOCK_D": width,
+        "BLOCK_M": max(16, beams * ratio),
+        "BLOCK_S": tile,
+        "P": 16,
+        "TAIL_P": 16 if beams == 1 else 1,
+        "WINDOWED": False,
+        "PRECISION": "tf32",
+        "PDL": 1,
+        "q_norm": None,
+        "k_norm": None,
+    }
+    if beams == 1:
+        fixed["lse"] = None
+    return compiled("attend_kernel", kernels_attend, fixed, warps, 2)
+
+
+def small(name, fixed) -> dict[str, object]:
+    return compiled(name, kernels_step, {**fixed, "PDL": 1}, 4, 2)
+
+
+def compiled(name, module, fixed, warps, stages) -> dict[str, object]:
+    kernel = getattr(module, name)
+    types = {argument: type_of(argument) for argument in kernel.arg_names}
+    made = compile_for_hopper(kernel, types, fixed, aligned=ALIGNED, warps=warps, stages=stages)
+    return {"kernel": name, "shared": made.metadata.shared}
+
+
+def type_of(name: str) -> str:
+    if name in ("eps", "scale"):
+        return "fp32"
+    if name == "active":
+        return "*i1"
+    for names, kind in ((WIDE, "fp32"), (WHOLE, "i64"), (SMALL, "i32"), (ROWS, "bf16")):
+        if name in names:
+            return f"*{kind}"
+    return "i32"
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), "FEW" in os.environ)
