@@ -67,6 +67,7 @@ class Short(NamedTuple):
     """How a row is held in registers."""
 
     block: int  # logits, a power of two
+    even: bool  # as many as the row has
     warps: int
     groups: int  # maxima that the threshold is taken from
     listed: int  # threads that may hold winners
@@ -77,12 +78,15 @@ class Short(NamedTuple):
 def short_plan(vocabulary: int, k: int) -> Short:
     """Threads hold 32 logits, fewer of shorter rows; twice as many groups as winners, or more."""
     block = max(1024, triton.next_power_of_2(vocabulary))
+    even = block == vocabulary
     warps = max(4, block // 1024)
     k_block = max(2, triton.next_power_of_2(k))
     if k <= RANKED:
         room = max(32, 2 * k_block, 32 * warps // (block // (32 * warps)))
-        return Short(block, warps, max(64, 2 * k_block), room, max(32, 2 * k_block), ranked=True)
-    return Short(block, warps, 32 * warps, 1, k_block, ranked=False)
+        return Short(
+            block, even, warps, max(64, 2 * k_block), room, max(32, 2 * k_block), ranked=True
+        )
+    return Short(block, even, warps, 32 * warps, 1, k_block, ranked=False)
 
 
 class Long(NamedTuple):
@@ -184,7 +188,7 @@ def run_short(
 def short_launch(plan: Short, k: int, shift: int) -> tuple[Any, dict[str, Any]]:
     """The kernel for rows in registers, and what it is compiled with."""
     if k == 1:
-        return best_kernel, {"BLOCK": plan.block, "num_warps": plan.warps}
+        return best_kernel, {"BLOCK": plan.block, "EVEN": plan.even, "num_warps": plan.warps}
     return short_kernel, {
         "BLOCK": plan.block,
         "THREADS": 32 * plan.warps,
@@ -193,6 +197,7 @@ def short_launch(plan: Short, k: int, shift: int) -> tuple[Any, dict[str, Any]]:
         "CAP": plan.cap,
         "SHIFT": shift,
         "RANKED": plan.ranked,
+        "EVEN": plan.even,
         "num_warps": plan.warps,
     }
 

@@ -10,9 +10,9 @@ from trapline.gold.softmax_topk.kernels_order import (
     both_added,
     emit,
     emit_summary,
-    exactly,
     group_maxima,
     key_of,
+    kth_of,
     larger,
     origin_of,
     places,
@@ -24,6 +24,16 @@ from trapline.gold.softmax_topk.kernels_order import (
 
 
 @triton.jit
+def whole_row(logits, column, V, EVEN: tl.constexpr):
+    """−inf beyond the end: at a higher column than any logit, so it loses every tie."""
+    if EVEN:
+        x = tl.load(logits + column)
+    else:
+        x = tl.load(logits + column, mask=column < V, other=float("-inf"))
+    return x.to(tl.float32)
+
+
+@triton.jit
 def sum_and_first(a, i, b, j):
     return a + b, tl.minimum(i, j)
 
@@ -32,21 +42,20 @@ def sum_and_first(a, i, b, j):
 def best_kernel(
     logits, temperatures, temperature, values, indices, lse, row_max,
     V, logits_row, log,
-    BLOCK: tl.constexpr, PER_ROW: tl.constexpr, PDL: tl.constexpr,
+    BLOCK: tl.constexpr, EVEN: tl.constexpr, PER_ROW: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """K = 1."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
-    inside = column < V
+    logits += row * logits_row
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
-    x = tl.load(logits + row * logits_row + column, mask=inside, other=float("-inf"))
-    x = x.to(tl.float32)
+    x = whole_row(logits, column, V, EVEN)
     temperature = temperature_of(temperatures, temperature, row, PER_ROW)
     peak = tl.reduce(x, 0, larger)
     powers = tl.exp2((x - origin_of(peak)) * (LOG2_E / temperature))
-    is_best = inside & ((x >= peak) | (x != x))
+    is_best = (x >= peak) | (x != x)
     total, first = tl.reduce((powers, tl.where(is_best, column, BLOCK)), 0, sum_and_first)
     tl.store(values + row, value_of(peak, peak, total, temperature, log))
     tl.store(indices + row, first.to(tl.int64))
@@ -71,11 +80,11 @@ def looked_at_again(
 
 @triton.jit
 def keep_exactly(
-    x, column, inside, kept_logits, kept_columns, K,
-    THREADS: tl.constexpr, SHIFT: tl.constexpr,
+    x, column, kept_logits, kept_columns, K, THREADS: tl.constexpr, SHIFT: tl.constexpr
 ):  # fmt: skip
     """Writes the K best of all, in no order."""
-    chosen = exactly(x, column, inside, K, SHIFT)
+    key = key_of(x, column, SHIFT)
+    chosen = key >= kth_of(key, K, SHIFT)
     place, _ = places(chosen, THREADS)
     tl.store(kept_logits + place, x, mask=chosen)
     tl.store(kept_columns + place, column, mask=chosen)
@@ -87,8 +96,8 @@ def short_kernel(
     values, indices, lse, row_max,
     V, K, logits_row, log,
     BLOCK: tl.constexpr, THREADS: tl.constexpr, GROUPS: tl.constexpr, LIST: tl.constexpr,
-    CAP: tl.constexpr, SHIFT: tl.constexpr, RANKED: tl.constexpr, PER_ROW: tl.constexpr,
-    PDL: tl.constexpr,
+    CAP: tl.constexpr, SHIFT: tl.constexpr, RANKED: tl.constexpr, EVEN: tl.constexpr,
+    PER_ROW: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Threads that hold anything at or above a threshold are listed, and their logits looked at.
 
@@ -97,7 +106,6 @@ def short_kernel(
     """
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
-    inside = column < V
     logits += row * logits_row
     lists += row * LIST
     kept_logits += row * CAP
@@ -106,7 +114,7 @@ def short_kernel(
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
-    x = tl.load(logits + column, mask=inside, other=float("-inf")).to(tl.float32)
+    x = whole_row(logits, column, V, EVEN)
     temperature = temperature_of(temperatures, temperature, row, PER_ROW)
     scale = LOG2_E / temperature
     held = tl.reshape(x, [BLOCK // THREADS, THREADS])
@@ -136,10 +144,10 @@ def short_kernel(
         kept = tl.sum(mine, 0)
         if (count > LIST) | (kept > CAP):
             tl.debug_barrier()
-            keep_exactly(x, column, inside, kept_logits, kept_columns, K, THREADS, SHIFT)
+            keep_exactly(x, column, kept_logits, kept_columns, K, THREADS, SHIFT)
             kept = K
     else:
-        keep_exactly(x, column, inside, kept_logits, kept_columns, K, THREADS, SHIFT)
+        keep_exactly(x, column, kept_logits, kept_columns, K, THREADS, SHIFT)
     tl.debug_barrier()
     kept_x = tl.load(kept_logits + slot, mask=slot < kept, other=0.0)
     kept_column = tl.load(kept_columns + slot, mask=slot < kept, other=0)
