@@ -100,7 +100,7 @@ def contenders(problem: Problem, device: str) -> list[Contender]:
 def exact(x: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
     """Float64: probabilities, indices with ties to the lower, and lse."""
     wide = x.double()
-    best, indices = (part[:, :k] for part in torch.sort(wide, 1, descending=True, stable=True))
+    best, indices = (part[:, :k] for part in torch.sort(wide, dim=1, descending=True, stable=True))
     lse = torch.logsumexp(wide, dim=1)
     return (best - lse[:, None]).exp(), indices, lse
 
