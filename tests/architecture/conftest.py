@@ -11,8 +11,10 @@ SOURCE = Path(__file__).resolve().parents[2] / "src" / "trapline"
 #: Where torch and triton may be imported at all.
 HEAVY_FILES = ("fast", "kernels", "hopper")
 HEAVY_PLACES = (
+    "attention/arrivals",
     "attention/dropin",
     "attention/huggingface",
+    "beam_search/board",
     "decoder/",
     "kv_cache/huggingface",
     "ternary/linear",
