@@ -195,7 +195,9 @@ def flex_forward(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Call:
 def flex_backward(problem: Problem, q: Tensor, k: Tensor, v: Tensor, dout: Tensor) -> Call:
     # The backward pass exists in compiled form only behind autograd, which runs it on the stream
     # of its forward pass: the one that graphs are captured on. A graph holds the kernels alone.
-    torch._functorch.config.donated_buffer = False  # it is called more than once
+    from torch._functorch import config
+
+    config.donated_buffer = False  # it is called more than once
     attend, mask = _flex(problem)
     leaves = [x.detach().requires_grad_() for x in (q, k, v)]
     grouped = problem.heads != problem.groups

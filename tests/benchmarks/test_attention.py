@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
-SCRIPTS = ("harness", "attention_peers", "bench_attention")
+SCRIPTS = ("harness", "attention_memory", "attention_peers", "bench_attention")
 
 
 @pytest.fixture
@@ -108,12 +108,22 @@ def test_a_case_is_timed_with_errors_and_with_those_who_cannot(bench, peers, mon
     said = bench.shown(case.name, result)
     assert "left out: ValueError" in said
     assert "1.00x" in said
-    assert json.loads(json.dumps(sys.modules["harness"].plain(result)))["eager_seconds"] == {}
+    written = json.loads(json.dumps(bench.rounded(result)))
+    assert written["eager_seconds"] == {}
+    assert written["times"][0]["seconds"] == float(f"{result['times'][0].seconds:.6g}")
 
 
 def sdpa_like(_number):
     x = torch.randn(2, 2)
     return lambda: x @ x
+
+
+def test_a_case_in_company_is_noticed(bench):
+    def spread(by):
+        return bench.Timing("x", 1.0, 1.0 - by / 2, 1.0 + by / 2, [])
+
+    assert not bench._unsteady([spread(0.1), spread(0.1), spread(0.5)])
+    assert bench._unsteady([spread(0.1), spread(0.4), spread(0.5)])
 
 
 def test_answers_that_change_are_counted(bench):
