@@ -332,12 +332,13 @@ def methods(folder: Path | None) -> list[Method]:
 
 
 def _flex_takes(way: str, problem: Problem) -> bool:
-    lengths = (4096, 16384) if way == "forward" else (16384,)
-    return problem.width == 128 and problem.length in lengths
+    if way == "backward" and not (problem.causal and problem.length == 16384):
+        return False
+    return problem.width == 128 and problem.length in (4096, 16384)
 
 
 def _at_two_lengths(_way: str, problem: Problem) -> bool:
-    return problem.width == 128 and problem.length in (4096, 16384)
+    return problem.width == 128 and problem.causal and problem.length in (4096, 16384)
 
 
 def _tutorial_takes(way: str, problem: Problem) -> bool:

@@ -3,6 +3,7 @@
     PYTHONPATH=src python benchmarks/bench_attention.py --peers FOLDER
     … --only forward --quick        the lengths that matter most, three rounds
     … --cases "D128 N4096|GQA"      those whose names match
+    … --without FlexAttention       not these, by name
     … --seconds 120                 starts no case after that; says what was left out
     … --compile D128-causal         compiles what a part of the cases needs, and times nothing
 
@@ -45,11 +46,11 @@ DEVICE = "cuda"
 WIDTH_IN_ALL = 2048
 TOKENS = 16384
 #: Where plain calls are timed too, launch and all.
-EAGER_LENGTHS = (512, 4096)
+EAGER = ("D128 N512 causal", "D128 N4096 causal")
 #: Quartiles this far apart, relative to the median, are not the card's own doing.
 UNSTEADY = 0.2
 #: Where a backward pass is asked twenty times for the same bits.
-REPEATED_LENGTH = 4096
+REPEATED = ("D128 N4096 causal", "D128 N4096 full", "D64 N4096 causal")
 PARTS = {"forward": ("out",), "backward": ("dq", "dk", "dv")}
 
 
@@ -69,9 +70,10 @@ def cases(only: str | None, quick: bool) -> list[tuple[str, Problem]]:
     grouped = [(way, problem(8192, 128, True, share=8)) for way in both]
     listed = some(both, [16384, 4096], 128) + some(both, [16384], 64) + grouped
     if not quick:
-        listed += some(both, [8192], 128) + some(both, [4096], 64)
-        listed += some(both, [2048, 1024, 512], 128) + some(["forward"], [32768], 128)
-        listed += some(both, [8192, 2048, 512, 1024], 64) + some(["forward"], [32768], 64)
+        listed += some(both, [4096], 64) + some(both, [8192], 128) + some(["forward"], [8192], 64)
+        listed += some(["forward"], [32768], 128) + some(both, [512, 2048, 1024], 128)
+        listed += some(["forward"], [512, 2048, 32768, 1024], 64)
+        listed += some(["backward"], [8192, 512, 2048, 1024], 64)
         listed += some(["backward"], [32768], 128) + some(["backward"], [32768], 64)
     return [(way, one) for way, one in listed if only in (None, way)]
 
@@ -168,17 +170,18 @@ def measured(case: Case, found: Sequence[Method], quick: bool) -> dict[str, Any]
         size = case.problem.bytes * (1 if case.way == "forward" else 2)
         return Contender(method.name, lambda n: case.call(method, n), bytes=size, flops=case.flops)
 
-    rules = Rules(rounds=3 if quick else 7, warm_up=0.1, repeats=2)
+    rules = Rules(rounds=3 if quick else 7, warm_up=0.03, drift=0.05, repeats=2)
     contenders = [*map(contender, taking), ceiling()]
     times = compare(contenders, DEVICE, rules, clock=clock())
     disturbed = _unsteady(times)
     if disturbed:
         times = compare(contenders, DEVICE, rules, clock=clock())
     eager = {}
-    if case.problem.length in EAGER_LENGTHS and case.problem.width == 128 and not quick:
-        eager = {m.name: eager_seconds(case.call(m, 0), DEVICE) for m in taking}
+    if case.problem.name in EAGER and not quick:
+        told = [m for m in taking if m.name.startswith(("ours", "cuDNN"))]
+        eager = {m.name: eager_seconds(case.call(m, 0), DEVICE) for m in told}
     found_again = {}
-    if case.problem.length == REPEATED_LENGTH and case.way == "backward":
+    if case.problem.name in REPEATED and case.way == "backward":
         found_again = {m.name: repeats(case.call(m, 0)) for m in taking}
     torch.cuda.empty_cache()
     return {
@@ -208,7 +211,15 @@ def repeats(call: Call, times: int = 20) -> int:
 
 
 def clock() -> Clock:
-    return SteadyClock() if DEVICE == "cuda" else BurstClock()
+    return SteadyClock(burst=4e-3) if DEVICE == "cuda" else BurstClock()
+
+
+def heat(seconds: float = 0.5) -> None:
+    """Brings the card to its working clocks: cases follow each other without a rest."""
+    call, end = ceiling().make(0), time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        call()
+        torch.cuda.synchronize()
 
 
 def _shares(times: Sequence[Timing]) -> dict[str, float]:
@@ -286,12 +297,13 @@ def main() -> None:
     parser.add_argument("--only", choices=["forward", "backward"])
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--cases", default="")
+    parser.add_argument("--without", nargs="*", default=[])
     parser.add_argument("--seconds", type=float, default=float("inf"))
     parser.add_argument("--folder", type=Path, default=RESULTS)
     parser.add_argument("--compile")
     given = parser.parse_args()
     started = time.perf_counter()
-    found = methods(given.peers)
+    found = [method for method in methods(given.peers) if method.name not in given.without]
     if given.compile:
         compiled(given.compile, found, given)
     else:
@@ -316,6 +328,7 @@ def sweep(found: Sequence[Method], given: argparse.Namespace, started: float) ->
     results: dict[str, Any] = {}
     left = []
     listed = [Case(way, one) for way, one in cases(given.only, given.quick)]
+    heat()
     for number, case in enumerate(case for case in listed if re.search(given.cases, case.name)):
         if time.perf_counter() - started > given.seconds:
             left.append(case.name)

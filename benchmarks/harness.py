@@ -266,7 +266,7 @@ class SteadyClock(GraphClock):
 
     A GPU at its power limit changes clocks from kernel to kernel, within milliseconds. The first
     replay is spent on settling; the launch, which the slope of two graphs would remove, is a
-    thousandth of the second one. The slope would multiply what is left of the clocks' change.
+    thousandth or two of the second one. The slope would multiply what is left of the change.
     """
 
     def __init__(self, burst: float = 6e-3) -> None:
@@ -274,8 +274,7 @@ class SteadyClock(GraphClock):
 
     def prepare(self, contender: Contender, rules: Rules) -> Callable[[], float]:
         sets = [contender.make(number) for number in range(data_sets(contender, rules))]
-        alone = self._replay(self._captured(sets, 1))
-        calls = max(len(sets), math.ceil(self.burst / alone))
+        calls = max(len(sets), math.ceil(self.burst / self._once(sets[0])))
         graph = self._captured(sets, calls)
 
         def timer(_alive: Any = sets) -> float:
@@ -283,6 +282,17 @@ class SteadyClock(GraphClock):
             return self._replay(graph) / calls
 
         return timer
+
+    @staticmethod
+    def _once(call: Call) -> float:
+        """About how long a call takes; its second time, when all is compiled."""
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        call()
+        start.record()
+        call()
+        end.record()
+        end.synchronize()
+        return start.elapsed_time(end) / 1e3
 
 
 def ceilings(size: int, device: str) -> list[Contender]:
