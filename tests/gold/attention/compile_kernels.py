@@ -34,17 +34,18 @@ def main(folder: Path) -> None:
 
 
 def every_tile():
-    for wide, forward in kernels_fwd.TILES.items():
-        yield compiled(kernels_fwd.forward_kernel, wide, wide, forward, {})
-        tiles = kernels_bwd.TILES[wide]
-        yield compiled(kernels_bwd.dkdv_kernel, wide, wide, tiles.keys, {})
-        yield compiled(kernels_bwd.dq_kernel, wide, wide, tiles.queries, {})
+    wanted = {(kernels_fwd.forward_kernel, x[0], tile) for x, tile in kernels_fwd.TILES.items()}
+    for (wide, _), tiles in kernels_bwd.TILES.items():
+        wanted |= {(kernels_bwd.dkdv_kernel, wide, tiles.keys)}
+        wanted |= {(kernels_bwd.dq_kernel, wide, tiles.queries)}
+    for kernel, wide, tile in wanted:
+        yield compiled(kernel, wide, wide, tile, {})
     yield compiled(kernels_bwd.rows_kernel, 80, 128, kernels_fwd.Tile(64, 64, 4, 3), {})
 
 
 def with_every_feature():
-    tiles = kernels_bwd.TILES[128]
-    yield compiled(kernels_fwd.forward_kernel, 80, 128, kernels_fwd.TILES[128], FEATURES)
+    tiles = kernels_bwd.TILES[128, True]
+    yield compiled(kernels_fwd.forward_kernel, 80, 128, kernels_fwd.TILES[128, True], FEATURES)
     yield compiled(kernels_bwd.dkdv_kernel, 80, 128, tiles.keys, FEATURES)
     yield compiled(kernels_bwd.dq_kernel, 80, 128, tiles.queries, FEATURES)
 
@@ -75,8 +76,6 @@ def type_of(name: str, rows: dict[str, int], wide: int) -> str:
     """`rows` of what is read by descriptors."""
     if name in rows:
         return f"tensordesc<bf16[1,1,{rows[name]},{wide}]>"
-    if name == "sums_by_row" and rows:
-        return f"tensordesc<fp32[1,1,1,{rows['q']}]>"
     return "*bf16" if name in TENSORS else TYPES.get(name, "i32")
 
 

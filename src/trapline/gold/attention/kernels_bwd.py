@@ -13,7 +13,6 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from trapline.gold.attention.kernels_dkdv import dkdv_kernel
 from trapline.gold.attention.kernels_dq import dq_kernel
@@ -42,7 +41,7 @@ def rows_kernel(
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_T: tl.constexpr,
 ):  # fmt: skip
     """δ = dout · out − dlse and lse in base 2, of a tile of queries of one head; 0 from T on."""
-    tiles = tl.cdiv(T, BLOCK_T)
+    tiles = row_h // BLOCK_T
     head = (tl.program_id(0) // tiles).to(tl.int64)
     b, h = head // H, head % H
     t = tl.program_id(0) % tiles * BLOCK_T + tl.arange(0, BLOCK_T)
@@ -56,8 +55,8 @@ def rows_kernel(
     given = tl.load(dlse + head * T + t, mask=t < T, other=0.0)
     natural = tl.load(lse + head * T + t, mask=t < T, other=0.0)
     place = sums_by_row + head * row_h + t
-    tl.store(place, tl.sum(left * right, 1) - given, mask=t < row_h)
-    tl.store(place + row_n, natural * LOG2_E, mask=t < row_h)
+    tl.store(place, tl.sum(left * right, 1) - given)
+    tl.store(place + row_n, natural * LOG2_E)
 
 
 def backward(
@@ -104,14 +103,19 @@ def varlen_backward(
     return launch(dout, dlse, q, k, v, out, lse, layout, *rules)
 
 
+#: No tile has more queries.
+LONGEST = 128
+
+
 def row_sums(dout: Tensor, out: Tensor, lse: Tensor, dlse: Tensor, layout: Layout) -> Tensor:
-    """δ, and lse in base 2: float32 (2, B, H, T or more), with rows that a descriptor can read."""
+    """δ, and lse in base 2: float32 (2, B, H, T and zeros up to a whole number of tiles)."""
     *batches, heads, rows = layout.lse_shape
-    found = lse.new_empty((2, *(batches or [1]), heads, triton.cdiv(rows, 4) * 4))
+    found = lse.new_empty((2, *(batches or [1]), heads, triton.cdiv(rows, LONGEST) * LONGEST))
     wide = block_width(dout)
-    block = max(16, 4096 // wide)
+    block = min(LONGEST, 4096 // wide)
     if lse.numel():
-        rows_kernel[(triton.cdiv(rows, block) * (lse.numel() // rows),)](
+        programs = found.shape[-1] // block * (lse.numel() // rows)
+        rows_kernel[(programs,)](
             *(dout, out, lse.contiguous(), dlse.contiguous(), found, heads, rows),
             *(*layout.strides(dout), *layout.strides(out), found.stride(0), found.shape[-1]),
             D=dout.shape[-1],
@@ -128,19 +132,23 @@ class Tiles(NamedTuple):
     queries: Tile
 
 
-#: Width of a tile → the tiles, for 16-bit inputs, found by measurement (docs/components).
+#: Width of a tile, whether any is masked → the tiles, for 16-bit inputs, found by measurement
+#: (docs/components/flash_attention_kernels.md).
 TILES = {
-    64: Tiles(keys=Tile(64, 64, 4, 2), queries=Tile(64, 64, 4, 2)),
-    128: Tiles(keys=Tile(64, 64, 4, 2), queries=Tile(64, 64, 4, 2)),
-    256: Tiles(keys=Tile(32, 64, 8, 2), queries=Tile(64, 32, 4, 2)),
+    (64, False): Tiles(keys=Tile(64, 64, 4, 2), queries=Tile(64, 64, 4, 2)),
+    (64, True): Tiles(keys=Tile(128, 64, 4, 2), queries=Tile(64, 64, 4, 2)),
+    (128, False): Tiles(keys=Tile(64, 64, 4, 2), queries=Tile(64, 64, 4, 2)),
+    (128, True): Tiles(keys=Tile(64, 64, 4, 2), queries=Tile(128, 64, 8, 3)),
+    (256, False): Tiles(keys=Tile(64, 64, 8, 1), queries=Tile(64, 32, 4, 2)),
+    (256, True): Tiles(keys=Tile(64, 64, 8, 1), queries=Tile(64, 32, 4, 2)),
 }
 
 
-def tiles_for(q: Tensor) -> Tiles:
+def tiles_for(q: Tensor, masked: bool) -> Tiles:
     """float32 takes twice the room and no tensor cores: small tiles."""
     if q.dtype == torch.float32:
         return Tiles(Tile(32, 32, 4, 1), Tile(32, 32, 4, 1))
-    return TILES[max(64, block_width(q))]
+    return TILES[max(64, block_width(q)), masked]
 
 
 def launch(
@@ -161,7 +169,7 @@ def launch(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The pass with tiles and a way to read (tensor descriptors or pointers) of one's choice."""
     require(q)
-    tiles = tiles or tiles_for(q)
+    tiles = tiles or tiles_for(q, causal or window > 0)
     if tma is None:
         tma = described(layout, q, k, v)
         if tma and not described(layout, dout):  # autograd likes to expand a single number
@@ -195,12 +203,11 @@ def launch(
 
 
 def tiled(read: tuple[Tensor, ...], rows: Tensor, tile: Tile, tma: bool) -> tuple[Any, ...]:
-    """q, k, v, dout and the row sums as a kernel reads them."""
+    """q, k, v, dout and the row sums as a kernel reads them: a few numbers are best by pointers."""
     if not tma:
         return *read, rows
     sizes = tile.queries, tile.keys, tile.keys, tile.queries
-    described_rows = TensorDescriptor.from_tensor(rows, [1, 1, 1, tile.queries])
-    return *(as_descriptor(x, n) for x, n in zip(read, sizes, strict=True)), described_rows
+    return *(as_descriptor(x, n) for x, n in zip(read, sizes, strict=True)), rows
 
 
 def row_strides(rows: Tensor, layout: Layout) -> tuple[int, int, int]:

@@ -26,7 +26,7 @@ def dkdv_step(
     sums, keys, values, q, dout, sums_by_row, b, h, q_start, top, left,
     T, S, window, scale, softcap, q_t, q_d, dout_t, dout_d, row_n, row_b, row_h,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_S: tl.constexpr,
-    CAUSAL: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr,
+    CAUSAL: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr, PACKED: tl.constexpr,
     PRECISION: tl.constexpr, TMA: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """What one tile of queries adds to dk and dv; queries beyond T are rows of zeros and add 0."""
@@ -38,7 +38,7 @@ def dkdv_step(
     upstream = rows_of(dout, b, h, top, T, dout_t, dout_d, D, BLOCK_D, BLOCK_T, TMA)
     dweights = tl.dot(values, tl.trans(upstream), input_precision=PRECISION)
     row_delta, row_lse = row_sums_of(
-        sums_by_row, b, h, q_start, top, T, row_n, row_b, row_h, BLOCK_T, TMA
+        sums_by_row, b, h, q_start, top, T, row_n, row_b, row_h, BLOCK_T, PACKED
     )
     seen = sees(t[None, :], s[:, None], T, S, window, CAUSAL, WINDOWED)
     weights, slopes = weights_and_slopes(
@@ -96,7 +96,7 @@ def dkdv_kernel(
                     sums, keys, values, q_head, dout_head, sums_by_row, b, h, q_start,
                     top, left, T, S, window, scale, softcap, q_t, q_d, dout_t, dout_d,
                     row_n, row_b, row_h,
-                    D, BLOCK_D, BLOCK_T, BLOCK_S, CAUSAL, WINDOWED, CAPPED,
+                    D, BLOCK_D, BLOCK_T, BLOCK_S, CAUSAL, WINDOWED, CAPPED, PACKED,
                     PRECISION, TMA, MASKED=True,
                 )  # fmt: skip
         for place in range(clear, hidden, BLOCK_T):
@@ -105,7 +105,7 @@ def dkdv_kernel(
                 sums, keys, values, q_head, dout_head, sums_by_row, b, h, q_start,
                 top, left, T, S, window, scale, softcap, q_t, q_d, dout_t, dout_d,
                 row_n, row_b, row_h,
-                D, BLOCK_D, BLOCK_T, BLOCK_S, CAUSAL, WINDOWED, CAPPED,
+                D, BLOCK_D, BLOCK_T, BLOCK_S, CAUSAL, WINDOWED, CAPPED, PACKED,
                 PRECISION, TMA, MASKED=False,
             )  # fmt: skip
         if WINDOWED:
@@ -114,7 +114,7 @@ def dkdv_kernel(
                     sums, keys, values, q_head, dout_head, sums_by_row, b, h, q_start,
                     top, left, T, S, window, scale, softcap, q_t, q_d, dout_t, dout_d,
                     row_n, row_b, row_h,
-                    D, BLOCK_D, BLOCK_T, BLOCK_S, CAUSAL, WINDOWED, CAPPED,
+                    D, BLOCK_D, BLOCK_T, BLOCK_S, CAUSAL, WINDOWED, CAPPED, PACKED,
                     PRECISION, TMA, MASKED=True,
                 )  # fmt: skip
 

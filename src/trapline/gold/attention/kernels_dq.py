@@ -12,6 +12,7 @@ from trapline.gold.attention.kernels_tiles import (
     sees,
     span,
     turn_and_head,
+    turned,
     weights_and_slopes,
 )
 
@@ -73,7 +74,7 @@ def dq_kernel(
     queries = rows_of(q, b, h, top, T, q_t, q_d, D, BLOCK_D, BLOCK_T, TMA)
     upstream = rows_of(dout, b, h, top, T, dout_t, dout_d, D, BLOCK_D, BLOCK_T, TMA)
     row_delta, row_lse = row_sums_of(
-        sums_by_row, b, h, q_start, top, T, row_n, row_b, row_h, BLOCK_T, TMA
+        sums_by_row, b, h, q_start, top, T, row_n, row_b, row_h, BLOCK_T, PACKED
     )
     sum_q = tl.zeros([BLOCK_T, BLOCK_D], tl.float32)
     last = tl.minimum(top + BLOCK_T, T) - 1
@@ -87,7 +88,8 @@ def dq_kernel(
                 T, S, window, scale, softcap, k_s, k_d, v_s, v_d,
                 D, BLOCK_D, BLOCK_T, BLOCK_S, CAUSAL, WINDOWED, CAPPED, PRECISION, TMA, MASKED=True,
             )  # fmt: skip
-    for start in range(clear, hidden, BLOCK_S):
+    for place in range(clear, hidden, BLOCK_S):
+        start = turned(place, clear, hidden, turn * BLOCK_S)
         sum_q = dq_step(
             sum_q, queries, upstream, row_lse, row_delta, k, v, b, g, top, start,
             T, S, window, scale, softcap, k_s, k_d, v_s, v_d,

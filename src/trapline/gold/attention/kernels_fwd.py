@@ -34,6 +34,7 @@ from trapline.gold.attention.kernels_tiles import (
     sees,
     span,
     turn_and_head,
+    turned,
 )
 
 
@@ -120,7 +121,8 @@ def forward_kernel(
                 k_s, k_d, v_s, v_d, D, BLOCK_D, BLOCK_T, BLOCK_S,
                 CAUSAL, WINDOWED, CAPPED, PRECISION, TMA, MASKED=True,
             )  # fmt: skip
-    for start in range(clear, hidden, BLOCK_S):
+    for place in range(clear, hidden, BLOCK_S):
+        start = turned(place, clear, hidden, turn * BLOCK_S)
         state = forward_step(
             state, queries, k, v, b, g, top, start, T, S, window, scale, softcap,
             k_s, k_d, v_s, v_d, D, BLOCK_D, BLOCK_T, BLOCK_S,
@@ -187,7 +189,7 @@ def launch(
     require(q)
     out, lse = empty_like(q), q.new_empty(layout.lse_shape, dtype=torch.float32)
     longest, _, heads, _ = layout.sizes
-    tile = tile or tile_for(q)
+    tile = tile or tile_for(q, causal or window > 0)
     programs = triton.cdiv(longest, tile.queries) * layout.batches * heads
     if not programs:
         return out, lse
@@ -208,12 +210,20 @@ def launch(
     return out, lse
 
 
-#: Width of a tile → the tile, for 16-bit inputs, found by measurement (docs/components).
-TILES = {64: Tile(64, 64, 4, 3), 128: Tile(128, 64, 4, 2), 256: Tile(64, 64, 4, 2)}
+#: Width of a tile, whether any is masked → the tile, for 16-bit inputs, found by measurement
+#: (docs/components/flash_attention_kernels.md).
+TILES = {
+    (64, False): Tile(64, 128, 4, 2),
+    (64, True): Tile(64, 64, 4, 2),
+    (128, False): Tile(128, 64, 4, 2),
+    (128, True): Tile(128, 64, 4, 2),
+    (256, False): Tile(128, 64, 8, 2),
+    (256, True): Tile(128, 64, 8, 2),
+}
 
 
-def tile_for(q: Tensor) -> Tile:
+def tile_for(q: Tensor, masked: bool) -> Tile:
     """float32 takes twice the room and no tensor cores: small tiles."""
     if q.dtype == torch.float32:
         return Tile(32, 32, 4, 1)
-    return TILES[max(64, block_width(q))]
+    return TILES[max(64, block_width(q)), masked]

@@ -196,17 +196,20 @@ def rows_of(
 @triton.jit
 def row_sums_of(
     x, b, h, first, start, length, by_kind, by_batch, by_head,
-    BLOCK: tl.constexpr, TMA: tl.constexpr,
+    BLOCK: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """δ and lse in base 2 of queries start … start + BLOCK, as `kernels_bwd.row_sums` lays them."""
-    if TMA:
-        delta = x.load([0, b.to(tl.int32), h.to(tl.int32), start]).reshape(BLOCK)
-        lse2 = x.load([1, b.to(tl.int32), h.to(tl.int32), start]).reshape(BLOCK)
-    else:
-        row = start + tl.arange(0, BLOCK)
-        places = x + b * by_batch + h * by_head + first + row
+    """δ and lse in base 2 of queries start … start + BLOCK, as `kernels_bwd.row_sums` lays them.
+
+    Rows are padded with zeros to whole tiles; but after a packed sequence comes another.
+    """
+    row = start + tl.arange(0, BLOCK)
+    places = x + b * by_batch + h * by_head + first + row
+    if PACKED:
         delta = tl.load(places, mask=row < length, other=0.0)
         lse2 = tl.load(places + by_kind, mask=row < length, other=0.0)
+    else:
+        delta = tl.load(places)
+        lse2 = tl.load(places + by_kind)
     return delta, lse2
 
 
