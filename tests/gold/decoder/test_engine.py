@@ -43,10 +43,11 @@ def test_rows_never_meet(decoder):
         assert generate(decoder, PROMPTS, max_new_tokens=9, sampling=WAYS, batch=batch) == alone
 
 
-def test_requests_that_come_and_go_get_what_they_get_alone(decoder):
+def come_and_go(decoder, ahead):
     """16 requests of random lengths, stops and seeds, added at random times to a small pool."""
     draw = random.Random(3)
     engine = Engine(decoder, rows=3, pages=14, page_size=4)
+    engine._most_ahead = ahead
     wanted, answers = {}, {}
     while len(wanted) < 16 or engine.is_busy:
         if len(wanted) < 16 and draw.random() < 0.5:
@@ -62,6 +63,15 @@ def test_requests_that_come_and_go_get_what_they_get_alone(decoder):
     assert engine.pool.book.free_pages == 14
     for number, (prompt, options) in wanted.items():
         assert answers[number] == generate(decoder, [prompt], **options)[0]
+
+
+def test_requests_that_come_and_go_get_what_they_get_alone(decoder):
+    come_and_go(decoder, 1)
+
+
+def test_steps_that_run_ahead_of_what_is_read_change_nothing(make):
+    """As on a GPU."""
+    come_and_go(make("llama"), 5)
 
 
 def test_shared_prefixes_change_nothing(make):

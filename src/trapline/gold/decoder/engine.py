@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from trapline.gold.decoder.graphs import ROOM, Running, StaticStep
 from trapline.gold.decoder.model import Decoder
@@ -56,6 +57,20 @@ class _Request:
         return Token(self.number, token, last, shown)
 
 
+class _Flight(NamedTuple):
+    """Steps that the device was asked for: whose they are, and where their tokens will be."""
+
+    requests: list[_Request]
+    tokens: Tensor  # (steps, R)
+    done: torch.cuda.Event | None
+
+    def read(self) -> list[list[tuple[_Request, int]]]:
+        """What each step said; this waits for the device."""
+        if self.done is not None:
+            self.done.synchronize()
+        return [list(zip(self.requests, row, strict=False)) for row in self.tokens.tolist()]
+
+
 class Engine:
     """`add` requests at any time; every `step` gives each running one its next token.
 
@@ -84,8 +99,11 @@ class Engine:
         self._waiting: deque[_Request] = deque()
         self._running: list[_Request] = []
         self._chooser: Chooser | None = None
-        #: What later steps will say: a GPU is asked for several steps at once, and read once.
+        #: What later steps will say: a GPU is asked for several steps at once, and while they are
+        #: read and handed out, for the next ones.
         self._ahead: deque[list[tuple[_Request, int]]] = deque()
+        self._flight: _Flight | None = None
+        self._most_ahead = 1 if decoder.device.type == "cpu" else ROOM
         self._undelivered: list[Token] = []
         self._numbers = 0
 
@@ -130,7 +148,7 @@ class Engine:
         if self._undelivered:
             events, self._undelivered = self._undelivered, []
             return events
-        entered = [] if self._ahead else self._enter()
+        entered = [] if self._ahead or self._flight else self._enter()
         said = [] if not self._running else self._decode()
         said += self._prefill(entered) if entered else []
         return self._settle(said)
@@ -208,16 +226,32 @@ class Engine:
 
         Whoever meets a stop token on the way has written to pages of its own, and is not asked.
         """
+        flight = self._flight or self._start(self._left())
+        left = self._left() - len(flight.tokens)
+        self._flight = None
+        follows = self._most_ahead > 1 and left > 0 and self._chooser is not None
+        if follows and not self._waiting:
+            self._flight = self._start(left)
+        self._ahead.extend(flight.read())
+
+    def _left(self) -> int:
+        return min(one.most - len(one.tokens) for one in self._running)
+
+    def _start(self, left: int) -> _Flight:
+        """Asks for the next steps, of which there may be `left`."""
         if self._chooser is None:
             self._chooser = self._choose_for(self._running)
             self._step.load(
                 [Running(_opened(one), one.tokens[-1], len(one.tokens)) for one in self._running]
             )
-        steps = min(ROOM, *(one.most - len(one.tokens) for one in self._running))
-        if self.decoder.device.type == "cpu":
-            steps = 1
-        for row in self._step.choose_ahead(self._chooser, steps).tolist():
-            self._ahead.append(list(zip(self._running, row, strict=False)))
+        tokens = self._step.choose_ahead(self._chooser, min(self._most_ahead, left))
+        if not tokens.is_cuda:
+            return _Flight(list(self._running), tokens, None)
+        landed = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)
+        landed.copy_(tokens, non_blocking=True)
+        done: torch.cuda.Event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        done.record()
+        return _Flight(list(self._running), landed, done)
 
     def _settle(self, said: list[tuple[_Request, int]]) -> list[Token]:
         """Hands tokens out, lets the finished go. A row without a token takes nobody with it."""
@@ -235,6 +269,9 @@ class Engine:
                 _opened(request).free()
                 self._chooser = None
         self._running = [one for one in self._running if one.number not in numbers]
+        if not self._running:  # nobody is left to be told what was made ahead
+            self._ahead.clear()
+            self._flight = None
 
     def _choose_for(self, requests: Sequence[_Request]) -> Chooser:
         ways = [request.way for request in requests]
