@@ -11,7 +11,13 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from trapline.gold.attention import fast, kernels_bwd, kernels_fwd, kernels_hopper_fwd
+from trapline.gold.attention import (
+    fast,
+    kernels_bwd,
+    kernels_fwd,
+    kernels_hopper_bwd,
+    kernels_hopper_fwd,
+)
 from trapline.gold.errors import UnsupportedError
 
 #: The operators' namespaces: the default choice, and one for each tier that can be insisted on.
@@ -49,7 +55,12 @@ OPERATIONS: dict[str, dict[str, Kernel]] = {
         ),
         "triton": Kernel(kernels_fwd.forward),
     },
-    "backward": {"triton": Kernel(kernels_bwd.backward)},
+    "backward": {
+        "hopper": Kernel(
+            kernels_hopper_bwd.backward, kernels_hopper_bwd.lacks, kernels_hopper_bwd.faster
+        ),
+        "triton": Kernel(kernels_bwd.backward),
+    },
     "varlen_forward": {"triton": Kernel(kernels_fwd.varlen_forward)},
     "varlen_backward": {"triton": Kernel(kernels_bwd.varlen_backward)},
 }

@@ -1,0 +1,331 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
+"""dk and dv for Hopper GPUs, in Gluon, and if wanted shares of dq: five products a tile.
+
+A block of threads owns 128 keys and their values: two warpgroups, 64 keys each, and a warp that
+loads (tensor memory accelerator, a ring of query tiles with their dout, lse and δ). Scores and
+their gradients are formed transposed, keys by queries, so that weights and slopes feed
+dv += Pᵀ dout and dk += dSᵀ q straight from registers. A step starts both products with the tile
+(S = K qᵀ, dP = V doutᵀ), computes exponentials while dP runs and slopes while dv runs.
+
+With `SHARE`, slopes go through shared memory once, for dq = dS k: each warpgroup makes half of its
+columns from the slopes of both. dq belongs to queries, which many blocks see: shares are added in
+float32 in device memory while the next products run, by the copy engine (`COPY`) or by the threads,
+in the order in which accumulators lie in registers, so that every access is whole
+(`kernels_hopper_rows.finish_kernel` undoes it). The order of additions changes from run to run.
+Without `SHARE` the warpgroups never wait for each other, and every sum has one owner.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from trapline.gold.attention.kernels_hopper import ROWS, add_to_device, barrier, dealt, exp2
+from trapline.gold.attention.kernels_tiles import LOG2_E
+
+#: Queries of a tile. More would not fit into the registers beside dk and dv.
+QUERIES = gl.constexpr(64)
+#: The sums of dq as the copy engine sees them: rows of so many numbers.
+LINE = gl.constexpr(256)
+
+
+@gluon.jit
+def key_tile(sizes, CAUSAL: gl.constexpr):
+    """Batch, group, first key, the first query tile that sees it, query tiles in all."""
+    T, S, H, R, groups, bunch = sizes
+    group, tile = dealt(gl.cdiv(S, 2 * ROWS), groups, bunch)
+    left = tile * (2 * ROWS)
+    first = 0
+    if CAUSAL:
+        first = gl.maximum(left - S + T, 0) // QUERIES
+    G = H // R
+    return group // G, group % G, left, first, gl.cdiv(T, QUERIES)
+
+
+@gluon.jit
+def produce(
+    descriptors, buffers, gates, sizes,
+    STAGES: gl.constexpr, CAUSAL: gl.constexpr, SHARE: gl.constexpr,
+):  # fmt: skip
+    """Loads keys and values once, then the query tiles of each head of the group in turn."""
+    q, k, v, dout, rows = descriptors
+    queries, upstreams, row_pairs, keys, values, _slopes, _shares = buffers
+    kv_full, q_full, dout_full, empty, shared = gates
+    H = sizes[2]
+    R = sizes[3]
+    b, g, left, first, tiles = key_tile(sizes, CAUSAL)
+    mbarrier.expect(kv_full, 2 * (k.block_type.nbytes + v.block_type.nbytes))
+    for half in gl.static_range(2):
+        top = left + half * ROWS
+        tma.async_copy_global_to_shared(k, [b, g, top, 0], kv_full, keys.index(half))
+        tma.async_copy_global_to_shared(v, [b, g, top, 0], kv_full, values.index(half))
+    h = g * R
+    j = first
+    for i in range((tiles - first) * R):
+        slot = i % STAGES
+        if SHARE:
+            # Who has shared slopes has finished the tile before: no other signal is needed.
+            after = i - STAGES + 1
+            mbarrier.wait(shared.index(after & 1), after >> 1 & 1, pred=after > 0)
+        else:
+            mbarrier.wait(empty.index(slot), (i // STAGES & 1) ^ 1)
+        full = q_full.index(slot)
+        mbarrier.expect(full, q.block_type.nbytes)
+        tma.async_copy_global_to_shared(q, [b, h, j * QUERIES, 0], full, queries.index(slot))
+        full = dout_full.index(slot)
+        mbarrier.expect(full, dout.block_type.nbytes + rows.block_type.nbytes)
+        tma.async_copy_global_to_shared(dout, [b, h, j * QUERIES, 0], full, upstreams.index(slot))
+        row = (b * H + h) * tiles + j
+        tma.async_copy_global_to_shared(rows, [row, 0], full, row_pairs.index(slot))
+        j += 1
+        if j == tiles:
+            j = first
+            h += 1
+
+
+@gluon.jit
+def weigh(s, lse, top, keys_left, scale, CAUSAL: gl.constexpr):
+    """Weights from dot products: keys by queries, of which the first stands at key `top`.
+
+    The branch is there for ptxas too: it ends a block of instructions, out of which ptxas would
+    move the exponentials behind the wait for the next product, and nothing would overlap.
+    """
+    layout: gl.constexpr = s.type.layout
+    p = exp2(s * scale - gl.expand_dims(lse, 0))
+    edge = keys_left < ROWS
+    if CAUSAL:
+        edge = edge | (top < ROWS - 1)
+    if edge:
+        key = gl.expand_dims(gl.arange(0, ROWS, gl.SliceLayout(1, layout)), 1)
+        seen = key < keys_left
+        if CAUSAL:
+            query = gl.expand_dims(gl.arange(0, QUERIES, gl.SliceLayout(0, layout)) + top, 0)
+            seen = seen & (key <= query)
+        p = gl.where(seen, p, 0.0)
+    return p
+
+
+@gluon.jit
+def in_register_order(tile):
+    """Half a tile of dq as one axis on which every thread's values come in fours, warp by warp.
+
+    Accumulators hold, in each thread, columns 2c and 2c + 1 of rows r and r + 8.
+    """
+    C: gl.constexpr = tile.shape[1]
+    parts = tile.reshape([QUERIES // 16, 2, 8, C // 8, 4, 2]).permute([3, 0, 2, 4, 1, 5])
+    return parts.reshape([QUERIES * C])
+
+
+@gluon.jit
+def shared_slopes(i, ds, buffers, gates, ME: gl.constexpr, COPY: gl.constexpr):
+    """Puts this warpgroup's slopes where both find them; starts on dq with its own.
+
+    Slopes of two tiles have room: whoever shares those of tile i is done with those of tile i − 2,
+    since the other one has shared tile i − 1 after that.
+    """
+    _queries, _upstreams, _row_pairs, keys, _values, slopes, _shares = buffers
+    shared = gates[4].index(i & 1)
+    D: gl.constexpr = keys.shape[4]
+    C: gl.constexpr = D // 2
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, C, 16])
+    own = slopes.index(2 * (i & 1) + ME)
+    own.store(ds)
+    fence_async_shared()
+    if COPY:
+        tma.store_wait(0)  # the last share has left `shares`
+    barrier()
+    mbarrier.arrive(shared)
+    nothing = gl.zeros([QUERIES, C], gl.float32, layout)
+    k = keys.index(ME).reshape([ROWS, D]).slice(ME * C, C, dim=1)
+    dq = warpgroup_mma(own.permute([1, 0]), k, nothing, use_acc=False, is_async=True)
+    mbarrier.wait(shared, i >> 1 & 1)
+    other = slopes.index(2 * (i & 1) + 1 - ME)
+    k = keys.index(1 - ME).reshape([ROWS, D]).slice(ME * C, C, dim=1)
+    return warpgroup_mma(other.permute([1, 0]), k, dq, is_async=True)
+
+
+@gluon.jit
+def added(dq, line, sums, buffers, ME: gl.constexpr, COPY: gl.constexpr):
+    """Adds this warpgroup's half of dq to the sums from `line` on."""
+    ordered = in_register_order(dq)
+    if COPY:
+        share = buffers[6].index(ME)
+        share.store(ordered.reshape(share.shape))
+        fence_async_shared()
+        barrier()
+        add_to_device(sums[0], [line, 0], share)
+    else:
+        places = gl.arange(0, ordered.shape[0], ordered.type.layout)
+        gl.atomic_add(sums[1] + line.to(gl.int64) * LINE + places, ordered, sem="relaxed")
+
+
+@gluon.jit
+def step(
+    i, dk, dv, line, top, keys_left, scale, sums, buffers, gates,
+    ME: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr, SHARE: gl.constexpr,
+    COPY: gl.constexpr,
+):  # fmt: skip
+    """Adds what query tile i gives to dk and dv, and this warpgroup's half of dq to the sums."""
+    queries, upstreams, row_pairs, keys, values, _slopes, _shares = buffers
+    _kv_full, q_full, dout_full, empty, _shared = gates
+    D: gl.constexpr = keys.shape[4]
+    dtype: gl.constexpr = keys.dtype
+    by_query: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, QUERIES, 16])
+    by_width: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
+    in_registers: gl.constexpr = gl.DotOperandLayout(0, by_width, 2)
+    columns: gl.constexpr = gl.SliceLayout(0, by_query)
+    nothing = gl.zeros([ROWS, QUERIES], gl.float32, by_query)
+    line_layout: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    pairs = row_pairs._reinterpret(gl.float32, [2 * STAGES, QUERIES], line_layout)
+    slot = i % STAGES
+    phase = i // STAGES & 1
+    q = queries.index(slot).reshape([QUERIES, D])
+    dout = upstreams.index(slot).reshape([QUERIES, D])
+    k = keys.index(ME).reshape([ROWS, D])
+    v = values.index(ME).reshape([ROWS, D])
+    mbarrier.wait(q_full.index(slot), phase)
+    s = warpgroup_mma(k, q.permute([1, 0]), nothing, use_acc=False, is_async=True)
+    mbarrier.wait(dout_full.index(slot), phase)
+    dp = warpgroup_mma(v, dout.permute([1, 0]), nothing, use_acc=False, is_async=True)
+    lse = pairs.index(2 * slot).load(columns)
+    s = warpgroup_mma_wait(1, deps=[s])
+    p = weigh(s, lse, top, keys_left, scale, CAUSAL)
+    weights = gl.convert_layout(p.to(dtype), in_registers, assert_trivial=True)
+    dv = warpgroup_mma(weights, dout, dv, is_async=True)
+    dp = warpgroup_mma_wait(1, deps=[dp])
+    delta = pairs.index(2 * slot + 1).load(columns)
+    ds = (p * (dp - gl.expand_dims(delta, 0))).to(dtype)
+    if SHARE:
+        dq = shared_slopes(i, ds, buffers, gates, ME, COPY)
+    else:
+        mbarrier.arrive(empty.index((i + STAGES - 1) % STAGES), pred=i > 0)
+    slopes = gl.convert_layout(ds, in_registers, assert_trivial=True)
+    dk = warpgroup_mma(slopes, q, dk, is_async=True)
+    if SHARE:
+        added(warpgroup_mma_wait(1, deps=[dq]), line, sums, buffers, ME, COPY)
+    return warpgroup_mma_wait(0, deps=[dk, dv])
+
+
+@gluon.jit
+def consume(
+    results, sums, buffers, gates, sizes, scale,
+    ME: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr, SHARE: gl.constexpr,
+    COPY: gl.constexpr,
+):  # fmt: skip
+    """Walks through the query tiles and writes dk and dv of 64 keys: those of consumer `ME`."""
+    dk_out, dv_out = results
+    _queries, _upstreams, _row_pairs, keys, values, _slopes, _shares = buffers
+    shared = gates[4]
+    T, S, H, R, _groups, _bunch = sizes
+    D: gl.constexpr = keys.shape[4]
+    LINES: gl.constexpr = QUERIES * D // LINE
+    by_width: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
+    b, g, left, first, tiles = key_tile(sizes, CAUSAL)
+    left += ME * ROWS
+    count = (tiles - first) * R
+    line = ((b * H + g * R) * tiles + first) * LINES + ME * (LINES // 2)
+    dk = gl.zeros([ROWS, D], gl.float32, by_width)
+    dv = gl.zeros([ROWS, D], gl.float32, by_width)
+    barrier()
+    mbarrier.wait(gates[0], 0)
+    gl.assume(count > 0)  # the last query sees every key
+    j = first
+    for i in range(count):
+        dk, dv = step(
+            i, dk, dv, line, j * QUERIES + S - T - left, S - left, scale * LOG2_E, sums,
+            buffers, gates, ME, STAGES, CAUSAL, SHARE, COPY,
+        )  # fmt: skip
+        j += 1
+        line += LINES
+        if j == tiles:
+            j = first
+            line += first * LINES
+    if SHARE:
+        # The other warpgroup may still be reading this one's keys.
+        mbarrier.arrive(shared.index(count & 1))
+        mbarrier.wait(shared.index(count & 1), count >> 1 & 1)
+    keys.index(ME).reshape([ROWS, D]).store((dk * scale).to(keys.dtype))
+    values.index(ME).reshape([ROWS, D]).store(dv.to(keys.dtype))
+    fence_async_shared()
+    barrier()
+    tma.async_copy_shared_to_global(dk_out, [b, g, left, 0], keys.index(ME))
+    tma.async_copy_shared_to_global(dv_out, [b, g, left, 0], values.index(ME))
+    tma.store_wait(0)
+
+
+@gluon.jit(do_not_specialize=["T", "S", "H", "R", "groups", "bunch"])
+def dkdv_kernel(
+    q, k, v, dout, rows, dk, dv, sums, sums_start, T, S, H, R, groups, bunch, scale,
+    STAGES: gl.constexpr, CAUSAL: gl.constexpr, SHARE: gl.constexpr, COPY: gl.constexpr,
+):  # fmt: skip
+    """Sets up shared memory and barriers, then parts into one producer and two consumers."""
+    D: gl.constexpr = q.block_shape[3]
+    dtype: gl.constexpr = q.dtype
+    queries = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, QUERIES, D], q.layout)
+    upstreams = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, QUERIES, D], dout.layout)
+    row_pairs = gl.allocate_shared_memory(gl.float32, [STAGES, 1, 2 * QUERIES], rows.layout)
+    keys = gl.allocate_shared_memory(dtype, [2, 1, 1, ROWS, D], k.layout)
+    values = gl.allocate_shared_memory(dtype, [2, 1, 1, ROWS, D], v.layout)
+    slopes = keys
+    shares = keys
+    if SHARE:
+        slope_layout: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
+        slopes = gl.allocate_shared_memory(dtype, [4, ROWS, QUERIES], slope_layout)
+    if COPY:
+        LINES: gl.constexpr = QUERIES * D // LINE // 2
+        shares = gl.allocate_shared_memory(gl.float32, [2, LINES, LINE], sums.layout)
+    gate: gl.constexpr = mbarrier.MBarrierLayout()
+    kv_full = gl.allocate_shared_memory(gl.int64, [1], gate)
+    q_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], gate)
+    dout_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], gate)
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], gate)
+    shared = gl.allocate_shared_memory(gl.int64, [2, 1], gate)
+    mbarrier.init(kv_full, count=1)
+    for slot in gl.static_range(STAGES):
+        mbarrier.init(q_full.index(slot), count=1)
+        mbarrier.init(dout_full.index(slot), count=1)
+        mbarrier.init(empty.index(slot), count=2)
+    for slot in gl.static_range(2):
+        mbarrier.init(shared.index(slot), count=2)
+    fence_async_shared()
+    barrier()
+    loaded = q, k, v, dout, rows
+    results = dk, dv
+    summed = sums, sums_start
+    buffers = queries, upstreams, row_pairs, keys, values, slopes, shares
+    gates = kv_full, q_full, dout_full, empty, shared
+    sizes = T, S, H, R, groups, bunch
+    FIRST: gl.constexpr = 0
+    SECOND: gl.constexpr = 1
+    gl.warp_specialize(
+        [
+            (
+                consume,
+                (results, summed, buffers, gates, sizes, scale, FIRST, STAGES, CAUSAL, SHARE, COPY),
+            ),
+            (
+                consume,
+                (
+                    results,
+                    summed,
+                    buffers,
+                    gates,
+                    sizes,
+                    scale,
+                    SECOND,
+                    STAGES,
+                    CAUSAL,
+                    SHARE,
+                    COPY,
+                ),
+            ),
+            (produce, (loaded, buffers, gates, sizes, STAGES, CAUSAL, SHARE)),
+        ],
+        [4, 1],
+        [240, 24],
+    )

@@ -1,0 +1,114 @@
+"""The Hopper backward without a GPU: what compiles, and what it leaves to the plain kernels."""
+
+import itertools
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from trapline.gold.attention import kernels, kernels_hopper_bwd  # noqa: E402
+
+HERE = Path(__file__).parent
+ALL = list(itertools.product(("bf16", "fp16"), sorted(kernels_hopper_bwd.PLANS), (True, False)))
+NAMES = ["dk, dv and shares of dq", "dk, dv", "dq", "rows", "order"]
+
+
+@pytest.mark.parametrize("wanted", [pytest.param(ALL, marks=pytest.mark.full, id="all"), ALL[2:3]])
+def test_the_kernels_compile_and_their_products_do_not_wait_for_each_other(
+    tmp_path, run_script, wanted
+):
+    (tmp_path / "wanted.json").write_text(json.dumps(wanted))
+    run_script(HERE / "compile_hopper_bwd.py", tmp_path, TRITON_INTERPRET="0")
+    compiled = json.loads((tmp_path / "compiled.json").read_text())
+    assert [(*entry["wanted"], entry["name"]) for entry in compiled] == [
+        (*one, name) for one in wanted for name in NAMES
+    ]
+    for entry in compiled:
+        assert entry["shared"] <= 232448, entry
+        assert not entry["serialised"], entry
+        # Addresses that stay the same may wait in local memory; a tile of anything would be more.
+        assert entry["spilled"] <= 256, entry
+        shares, D = entry["name"] == NAMES[0], entry["wanted"][1]
+        copy = kernels_hopper_bwd.PLANS[D].copy
+        assert entry["copied"] == (2 if shares and copy else 0), entry
+        # Half a tile has 32 · D numbers, of which 128 threads take four each.
+        assert entry["reduced"] == (2 * 32 * D // 512 if shares and not copy else 0), entry
+        assert entry["products"] == 2 * products(D, entry["name"]), entry
+        # Of 64 by 64 weights a thread has 32; of 64 by 128 it has 64.
+        weights = dict(zip(NAMES, (32, 32, 64), strict=False)).get(entry["name"])
+        assert entry["exponentials_while_waiting"] == ([weights] * 2 if weights else []), entry
+
+
+def products(D, name):
+    """Products of depth 16 in a consumer's loop."""
+    scores, sums = 2 * D // 16, 64 // 16
+    return {
+        "dk, dv and shares of dq": scores + 2 * sums + 2 * 64 // 16,
+        "dk, dv": scores + 2 * sums,
+        "dq": scores + 128 // 16,
+    }.get(name, 0)
+
+
+def test_rows_before_and_order_after(tmp_path, run_script):
+    """lse in base 2 and δ by tiles, inf where nothing is seen; sums in the order of registers."""
+    run_script(HERE / "interpret_hopper_rows.py", tmp_path, TRITON_INTERPRET="1")
+    with np.load(tmp_path / "rows.npz") as kept:
+        found = {name: kept[name] for name in kept.files}
+    (_, H, T, _), block = found["dq"].shape, found["rows"].shape[-1]
+    rows = found["rows"].reshape(H, -1, 2, block).swapaxes(1, 2).reshape(H, 2, -1)
+    wanted = found["lse"][0] * np.log2(np.e)
+    wanted[1, 3] = np.inf
+    np.testing.assert_allclose(rows[:, 0, :T], wanted, rtol=1e-6)
+    assert np.isposinf(rows[:, 0, T:]).all()
+    delta = (found["dout"] * found["out"]).sum(-1) - found["dlse"]
+    np.testing.assert_allclose(rows[:, 1, :T], delta[0], rtol=1e-5, atol=1e-5)
+    assert not rows[:, 1, T:].any()
+    assert not found["sums"].any()
+    given = found["given"].reshape(H, -1, found["dq"].shape[-1])[:, :T]
+    np.testing.assert_array_equal(found["dq"][0], 2 * given)
+
+
+def asked(T=200, S=300, D=128, dtype=torch.bfloat16, deterministic=False, **rules):
+    q, k = torch.zeros(1, 2, T, D, dtype=dtype), torch.zeros(1, 1, S, D, dtype=dtype)
+    lse = torch.zeros(1, 2, T)
+    rules = {"causal": True, "window": 0, "softcap": 0.0, "scale": 1.0} | rules
+    return q, lse, q, k, k, q, lse, *rules.values(), deterministic
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_it_is_chosen_for_what_it_was_made_for(deterministic):
+    for D, dtype in itertools.product(kernels_hopper_bwd.PLANS, (torch.bfloat16, torch.float16)):
+        problem = asked(T=4096, S=4096, D=D, dtype=dtype, deterministic=deterministic)
+        assert kernels_hopper_bwd.lacks(*problem) is None
+        assert kernels.chosen("backward", *problem) == "hopper"
+
+
+@pytest.mark.parametrize(
+    ("word", "changes"),
+    [
+        ("window", {"window": 5}),
+        ("softcap", {"softcap": 3.0}),
+        ("float32", {"dtype": torch.float32}),
+        ("96 wide", {"D": 96}),
+        ("empty", {"S": 0}),
+    ],
+)
+def test_it_says_what_it_lacks(word, changes):
+    assert word in kernels_hopper_bwd.lacks(*asked(**changes))
+    assert kernels.chosen("backward", *asked(**changes)) == "triton"
+
+
+def test_few_queries_are_left_to_smaller_tiles():
+    assert kernels_hopper_bwd.lacks(*asked(T=64)) is None
+    assert kernels.chosen("backward", *asked(T=64)) == "triton"
+
+
+def test_causal_tiles_of_as_many_groups_as_run_at_once_are_dealt_together():
+    q = torch.zeros(1)  # four processors stand in for a GPU's
+    assert kernels_hopper_bwd.bunch(q, 2, causal=True) == 2
+    assert kernels_hopper_bwd.bunch(q, 5, causal=True) == 1
+    assert kernels_hopper_bwd.bunch(q, 1, causal=False) == 1
