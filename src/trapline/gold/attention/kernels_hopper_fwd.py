@@ -28,6 +28,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from trapline.gold.attention.kernels_hopper_order import my_tiles, place, together
 from trapline.gold.attention.kernels_hopper_softmax import ROWS, masked, packed, unpacked, weigh
 from trapline.gold.attention.kernels_tiles import as_descriptor, dense, described
 from trapline.gold.kernels_device import processors
@@ -36,43 +37,6 @@ LOG2_E = 1.4426950408889634
 LN_2 = gl.constexpr(0.6931471805599453)
 #: Named barriers from here on pass the turn; Triton uses the first ones itself.
 TURN = gl.constexpr(8)
-
-
-@gluon.jit
-def my_tiles(tiles):
-    """How many tiles this program computes: those of `place` below the number of tiles."""
-    programs = gl.num_programs(0)
-    whole = tiles // programs
-    pid = gl.program_id(0)
-    last = gl.where(whole % 2 == 1, programs - 1 - pid, pid)
-    return whole + gl.where(whole * programs + last < tiles, 1, 0)
-
-
-@gluon.jit
-def place(turn, sizes, HEIGHT: gl.constexpr, BLOCK_S: gl.constexpr, CAUSAL: gl.constexpr):
-    """This program's tile number `turn`: batch, head, first query, key tiles, masked key tiles.
-
-    Causal tiles come longest first, and odd rounds are dealt in reverse: sums come out even. All
-    tiles of a head come together otherwise, so that its keys stay in the L2 cache.
-    """
-    T, S, H, _R, heads, _tiles = sizes
-    programs = gl.num_programs(0)
-    pid = gl.program_id(0)
-    index = turn * programs + gl.where(turn % 2 == 1, programs - 1 - pid, pid)
-    rows = gl.cdiv(T, HEIGHT)
-    end = S
-    whole = S // BLOCK_S
-    if CAUSAL:
-        head = index % heads
-        top = (rows - 1 - index // heads) * HEIGHT
-        end = gl.minimum(S, top + HEIGHT + S - T)
-        whole = gl.minimum(whole, gl.maximum(top + S - T + 1, 0) // BLOCK_S)
-    else:
-        head = index // rows
-        top = index % rows * HEIGHT
-    # Queries that see nothing still get one tile of keys, all of it masked.
-    count = gl.maximum(gl.cdiv(gl.maximum(end, 0), BLOCK_S), 1)
-    return head // H, head % H, top, count, gl.maximum(count - whole, 1)
 
 
 @gluon.jit
@@ -100,7 +64,7 @@ def produce(q, k, v, memory, gates, sizes, CAUSAL: gl.constexpr):
     """Loads queries, and keys and values from the last tile to the first, as slots become free."""
     queries, keys, values, _results = memory
     q_full, q_empty, k_full, k_empty, v_full, v_empty = gates
-    _T, _S, _H, R, _heads, tiles = sizes
+    _T, _S, _H, R, _groups, _group, tiles = sizes
     CONSUMERS: gl.constexpr = queries.shape[0]
     BLOCK_S: gl.constexpr = keys.shape[3]
     loaded = 0
@@ -202,7 +166,7 @@ def finish(state, memory, gates, out, lse, b, h, row, loaded, sizes, scale, ME: 
     pairs, weighted, peak, total = state
     _queries, _keys, values, results = memory
     _q_full, _q_empty, _k_full, _k_empty, v_full, v_empty = gates
-    T, _S, H, _R, _heads, _tiles = sizes
+    T, _S, H, _R, _groups, _group, _tiles = sizes
     mbarrier.wait(slot(v_full, loaded - 1), lap(v_full, loaded - 1))
     weighted = applied(pairs, slot(values, loaded - 1), weighted)
     total = gl.convert_layout(gl.sum(total, 1), peak.type.layout, assert_trivial=True)
@@ -232,7 +196,7 @@ def consume(out, lse, memory, gates, sizes, scale, ME: gl.constexpr, CAUSAL: gl.
     loaded = 0
     if ME == CONSUMERS - 1:
         named_barrier("arrive", TURN)
-    for turn in range(my_tiles(sizes[5])):
+    for turn in range(my_tiles(sizes[6])):
         b, h, top, count, edge = place(turn, sizes, CONSUMERS * ROWS, BLOCK_S, CAUSAL)
         row = top + ME * ROWS
         mbarrier.wait(gates[0], turn & 1)
@@ -255,9 +219,9 @@ def consume(out, lse, memory, gates, sizes, scale, ME: gl.constexpr, CAUSAL: gl.
     tma.store_wait(0)
 
 
-@gluon.jit(do_not_specialize=["T", "S", "H", "R", "heads", "tiles"])
+@gluon.jit(do_not_specialize=["T", "S", "H", "R", "groups", "group", "tiles"])
 def forward_kernel(
-    q, k, v, out, lse, T, S, H, R, heads, tiles, scale,
+    q, k, v, out, lse, T, S, H, R, groups, group, tiles, scale,
     CONSUMERS: gl.constexpr, BLOCK_S: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr,
     REGISTERS: gl.constexpr,
 ):  # fmt: skip
@@ -284,7 +248,7 @@ def forward_kernel(
         mbarrier.init(v_empty.index(i), count=CONSUMERS)
     memory = queries, keys, values, results
     gates = q_full, q_empty, k_full, k_empty, v_full, v_empty
-    sizes = T, S, H, R, heads, tiles
+    sizes = T, S, H, R, groups, group, tiles
     ONE: gl.constexpr = 0
     TWO: gl.constexpr = 1
     THREE: gl.constexpr = 2
@@ -373,13 +337,15 @@ def forward(
     (B, H, T, D), (G, S) = q.shape, k.shape[1:3]
     plan = PLANS[D]
     out, lse = q.new_empty(q.shape), q.new_empty((B, H, T), dtype=torch.float32)
-    tiles = triton.cdiv(T, plan.consumers * ROWS.value) * B * H
-    forward_kernel[(min(tiles, processors(q)),)](
+    rows, programs = triton.cdiv(T, plan.consumers * ROWS.value), processors(q)
+    groups, group = together(B * H, rows, programs)
+    tiles = B * H * rows
+    forward_kernel[(min(tiles, programs),)](
         descriptor(q, ROWS.value),
         descriptor(k, plan.block_s),
         descriptor(v, plan.block_s),
         descriptor(out, ROWS.value),
-        *(lse, T, S, H, H // G, B * H, tiles, scale * LOG2_E),
+        *(lse, T, S, H, H // G, groups, group, tiles, scale * LOG2_E),
         **constants(plan, causal),
         num_warps=4,
     )
