@@ -29,7 +29,7 @@ from trapline.gold.norms.kernels import KERNELS
 SHAPES = [(16384, 1024), (8192, 4096), (8192, 8192), (4096, 16384), (65536, 768), (1024, 65536)]
 DTYPES = (torch.bfloat16, torch.float32)
 #: RMS norm shares its kernels with layer norm, so fewer shapes say enough.
-RMS_SHAPES = {torch.bfloat16: SHAPES[:5], torch.float32: SHAPES[1:4:2]}
+RMS_SHAPES = {torch.bfloat16: SHAPES[1:5], torch.float32: SHAPES[1:2]}
 EPS = 1e-5
 DEVICE = "cuda"
 Call = Callable[[], Any]

@@ -1,48 +1,76 @@
-"""Compiles the kernels for sm_90 without a GPU; test_kernels.py starts it and reads the result."""
+"""Compiles the kernels for sm_90 without a GPU; test_kernels.py starts it and reads the result.
+
+Every configuration is compiled, for the dtype that $DTYPE names.
+"""
 
 import json
+import os
 import sys
 from pathlib import Path
 
+import triton
+
 from trapline.gold.kernels_device import compile_for_hopper
-from trapline.gold.norms import kernels
+from trapline.gold.norms import kernels, kernels_ring, kernels_rows, kernels_wide
 
-STATISTICS = {"mean", "rstd", "dw_parts", "db_parts", "parts"}
-WIDTHS = (1, 1000, 65536)
+FLOAT32 = {"mean", "rstd", "sums", "dw_parts", "db_parts"}
+SIZES = {"bf16": 2, "fp32": 4}
+KINDS = {2: "bf16", 4: "f32"}
 
 
-def main(folder: Path) -> None:
-    made = [
-        compiled(kernel, width, dtype, tile, share)
-        for width in WIDTHS
-        for dtype in ("bf16", "fp32")
-        for kernel, tile, share in (
-            (kernels.forward_kernel, kernels.FORWARD_TILE, kernels.FORWARD_SHARE),
-            (kernels.backward_kernel, kernels.BACKWARD_TILE, kernels.BACKWARD_SHARE),
-        )
-    ]
+def main(folder: Path, dtype: str) -> None:
+    made = [compiled(*one, dtype) for one in configurations(SIZES[dtype])]
     (folder / "compiled.json").write_text(json.dumps(made))
 
 
-def compiled(kernel, width: int, dtype: str, tile: int, share: int) -> dict[str, object]:
-    shape = kernels.shape_of(width, tile, share)
-    fixed = {"D": width, "BLOCK_D": shape.width, "ROWS": shape.rows, "CENTRED": True}
-    fixed["STAGES"] = kernels.stages_of(shape, 2 if dtype == "bf16" else 4)
+def configurations(size: int):
+    """Kernel, fixed arguments and warps of everything that can be launched."""
+    for width, tile in kernels.FORWARD.items():
+        fixed = {"D": width, "BLOCK_D": triton.next_power_of_2(width), "ROWS": tile.rows}
+        yield kernels_rows.forward_kernel, fixed, tile.warps
+    for width, tile in kernels.BACKWARD[size].items():
+        block = triton.next_power_of_2(width)
+        kept = kernels.kept_rows(tile, block, size)
+        fixed = {"D": width, "BLOCK_D": block, "ROWS": tile.rows, "STAGES": tile.stages}
+        yield kernels_rows.backward_kernel, {**fixed, "KEPT": kept}, tile.warps
+    ring, width = kernels.RING[size], kernels.RING[size].widest * size // 4
+    fixed = {"WIDTH": width, "PIECE": ring.size, "PIECES": -(-width // ring.size)}
+    fixed |= {"PLACES": ring.places, "KIND": KINDS[size], "HELD": ring.held}
+    fixed["num_warps"] = ring.warps
+    yield kernels_ring.ring_backward_kernel, fixed, ring.warps
+    for kernel, cut, more in (
+        (kernels_wide.held_forward_kernel, kernels.HELD, {}),
+        (kernels_wide.wide_forward_kernel, kernels.WIDE_FORWARD, {}),
+        (kernels_wide.row_sums_kernel, kernels.WIDE_SUMS, {"SAVED": False}),
+    ):
+        yield kernel, {"D": cut.widest, "CHUNK": cut.size, **more}, cut.warps
+    tile = kernels.WIDE_TILE
+    fixed = {"D": kernels.WIDEST, "CHUNK": kernels.WIDE_COLUMNS, "ROWS": tile.rows}
+    yield kernels_wide.columns_kernel, {**fixed, "STAGES": tile.stages}, tile.warps
+    parts = {"BLOCK_P": kernels.PARTS, "BLOCK_D": kernels.PART_COLUMNS}
+    yield kernels_rows.add_parts_kernel, parts, kernels.PART_WARPS
+
+
+def compiled(kernel, fixed: dict, warps: int, dtype: str) -> dict[str, object]:
     names = kernel.arg_names
-    fixed = {name: value for name, value in fixed.items() if name in names}
-    types = {name: type_of(name, dtype) for name in names}
-    aligned = {name for name in names if name.endswith("_row") and width % 16 == 0}
-    made = compile_for_hopper(kernel, types, fixed, aligned=aligned, warps=shape.warps)
-    return {"kernel": kernel.__name__, "width": width, "shared": made.metadata.shared}
+    if "CENTRED" in names:
+        fixed = {**fixed, "CENTRED": True}
+    # The ring sees 16-bit floats as pairs.
+    word = "i32" if kernel.is_gluon() and dtype == "bf16" else dtype
+    types = {name: type_of(name, word) for name in names}
+    aligned = {name for name in names if name.endswith("_row")}
+    made = compile_for_hopper(kernel, types, fixed, aligned=aligned, warps=warps)
+    facts = {"kernel": kernel.__name__, "dtype": dtype, "shared": made.metadata.shared}
+    return {**facts, "copies": made.asm["ptx"].count("cp.async.cg")}
 
 
 def type_of(name: str, dtype: str) -> str:
-    if name == "M" or name.endswith("_row"):
+    if name in ("M", "P", "D", "PER") or name.endswith("_row"):
         return "i32"
     if name == "eps":
         return "fp32"
-    return "*fp32" if name in STATISTICS else f"*{dtype}"
+    return "*fp32" if name in FLOAT32 else f"*{dtype}"
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), os.environ["DTYPE"])

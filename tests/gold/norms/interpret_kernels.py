@@ -9,6 +9,15 @@ import torch
 
 from trapline.gold.norms import kernels
 
+# The interpreter runs programs one after the other: few, with large pieces. Rows count as wide
+# from 1024 elements on, and as too wide to be held from 2048 on.
+kernels.PARTS, kernels.PART_COLUMNS, kernels.WIDE_PER = 8, 4096, 2
+for table in (kernels.FORWARD, *kernels.BACKWARD.values()):
+    for width in [width for width in table if width > 1024]:
+        del table[width]
+kernels.HELD = kernels.Pieces(512, 4, 2048)
+kernels.WIDE_FORWARD = kernels.WIDE_SUMS = kernels.Pieces(1024, 4)
+
 
 def main(folder: Path) -> None:
     for number, problem in enumerate(json.loads((folder / "problems.json").read_text())):

@@ -13,7 +13,7 @@ pytest.importorskip("triton")
 
 HERE = Path(__file__).parent
 #: Widths that are and are not powers of two, one feature, no rows, strided rows (odd widths).
-SHAPES = [(5, 1), (3, 7, 33), (2, 3, 48), (0, 8), (9, 1000), (2, 5000)]
+SHAPES = [(5, 1), (3, 7, 33), (2, 3, 48), (0, 8), (3, 1000), (2, 1500), (5, 2500)]
 CHOICES = [(True, True, False, True), (True, False, False, False), (False, True, True, True)]
 CHOICES += [(False, False, True, False)]
 PROBLEMS = [
@@ -21,6 +21,10 @@ PROBLEMS = [
     for shape in SHAPES
     for centred, affine, added, saved in CHOICES
 ]
+KERNELS = {
+    *("forward_kernel", "backward_kernel", "add_parts_kernel", "ring_backward_kernel"),
+    *("held_forward_kernel", "wide_forward_kernel", "row_sums_kernel", "columns_kernel"),
+}
 #: Relative to the largest element: rounding of the answer, and of the sums behind it.
 TOLERANCES = {"float32": 3e-6, "float16": 2e-3}
 
@@ -61,9 +65,12 @@ def test_interpreted_kernels_agree_with_the_oracle(interpreted, number, dtype):
         np.testing.assert_allclose(found[name], want, rtol=0, atol=allowed, err_msg=name)
 
 
-def test_kernels_compile_for_hopper(tmp_path, run_script):
-    """Narrow, odd and wide rows, 16 and 32 bits, for sm_90, within its shared memory."""
-    run_script(HERE / "compile_kernels.py", tmp_path, TRITON_INTERPRET="0")
+@pytest.mark.parametrize("dtype", ["bf16", pytest.param("fp32", marks=pytest.mark.full)])
+def test_every_configuration_compiles_for_hopper(tmp_path, run_script, dtype):
+    """For sm_90, within its shared memory; loads that come ahead are 16 bytes wide."""
+    run_script(HERE / "compile_kernels.py", tmp_path, TRITON_INTERPRET="0", DTYPE=dtype)
     compiled = json.loads((tmp_path / "compiled.json").read_text())
-    assert len(compiled) == 12
+    assert {entry["kernel"] for entry in compiled} == KERNELS
     assert all(entry["shared"] <= 232448 for entry in compiled), compiled
+    ring = next(entry for entry in compiled if entry["kernel"] == "ring_backward_kernel")
+    assert ring["copies"] > 0

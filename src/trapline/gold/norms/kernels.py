@@ -1,162 +1,112 @@
-# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
-"""Layer norm and RMS norm in Triton: every element is read once and written once.
+"""Layer norm and RMS norm on a GPU: every element is read once and written once.
 
-A tile holds whole rows in registers, so the variance is a second look at registers, not at memory,
-and never E[x²] − E[x]². Backward walks the rows with a fixed grid; every program keeps float32 sums
-of dw and db and writes one row of partial sums, which a last kernel adds in a fixed order, so
-gradients are bitwise repeatable. Offsets are 64-bit.
+Short rows are held in registers (`kernels_rows`); longer ones stream through shared memory
+(`kernels_ring`, backward on Hopper GPUs) or are looked at again in the cache (`kernels_wide`).
+Backward runs a fixed number of programs; each keeps float32 sums of dw and db and writes one row
+of partial sums, which a last kernel adds in a fixed order: gradients are bitwise repeatable.
+Offsets are 64-bit.
 """
 
 from typing import Any, NamedTuple
 
 import torch
 import triton
-import triton.language as tl
 from torch import Tensor
 
 from trapline.gold.errors import DTypeError, RangeError
 from trapline.gold.kernels_device import processors
 from trapline.gold.norms import fast
+from trapline.gold.norms.kernels_rows import add_parts_kernel, backward_kernel, forward_kernel
+from trapline.gold.norms.kernels_wide import (
+    columns_kernel,
+    held_forward_kernel,
+    row_sums_kernel,
+    wide_forward_kernel,
+)
 
 WIDEST = 65536
 KERNELS = "trapline_norms_kernels"
+KINDS = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
 
 
-@triton.jit
-def tile_of(base, row, stride, d, inside):
-    """Rows of a matrix, in float32; zero outside of it."""
-    return tl.load(base + row[:, None] * stride + d[None, :], mask=inside, other=0.0).to(tl.float32)
+class Tile(NamedTuple):
+    """How rows are cut into tiles of whole rows."""
 
-
-@triton.jit
-def statistics(values, inside, eps, D: tl.constexpr, CENTRED: tl.constexpr):
-    """The centred rows, their means and 1/√(variance + eps). Lanes outside stay zero."""
-    mean = tl.zeros([values.shape[0]], tl.float32)
-    if CENTRED:
-        mean = tl.sum(values, 1) / D
-        values = tl.where(inside, values - mean[:, None], 0.0)
-    rstd = tl.rsqrt(tl.sum(values * values, 1) / D + eps)
-    return values, mean, rstd
-
-
-@triton.jit
-def forward_kernel(
-    x, residual, w, b, y, total, mean, rstd,
-    M, x_row, residual_row, eps,
-    D: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr, CENTRED: tl.constexpr,
-):  # fmt: skip
-    """y (and total, mean, rstd) of ROWS rows. An absent tensor is None."""
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    d = tl.arange(0, BLOCK_D)
-    inside = (row[:, None] < M) & (d[None, :] < D)
-    places = row[:, None] * D + d[None, :]
-    values = tile_of(x, row, x_row, d, inside)
-    if residual is not None:
-        # Rounded as it is stored, so that backward sees the numbers that were normed.
-        added = values + tile_of(residual, row, residual_row, d, inside)
-        rounded = added.to(total.dtype.element_ty)
-        tl.store(total + places, rounded, mask=inside)
-        values = rounded.to(tl.float32)
-    centred, row_mean, row_rstd = statistics(values, inside, eps, D, CENTRED)
-    normed = centred * row_rstd[:, None]
-    if w is not None:
-        normed *= tl.load(w + d, mask=d < D, other=0.0).to(tl.float32)[None, :]
-    if b is not None:
-        normed += tl.load(b + d, mask=d < D, other=0.0).to(tl.float32)[None, :]
-    tl.store(y + places, normed.to(y.dtype.element_ty), mask=inside)
-    if CENTRED:
-        tl.store(mean + row, row_mean, mask=row < M)
-    tl.store(rstd + row, row_rstd, mask=row < M)
-
-
-@triton.jit
-def backward_kernel(
-    dy, dtotal, x, w, mean, rstd, dx, dw_parts, db_parts,
-    M, dy_row, dtotal_row, x_row, eps,
-    D: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr, CENTRED: tl.constexpr,
-    STAGES: tl.constexpr,
-):  # fmt: skip
-    """dx of every ROWS·programs-th tile of rows, and this program's share of dw and db."""
-    d = tl.arange(0, BLOCK_D)
-    weight = tl.full([BLOCK_D], 1.0, tl.float32)
-    if w is not None:
-        weight = tl.load(w + d, mask=d < D, other=0.0).to(tl.float32)
-    dw = tl.zeros([ROWS, BLOCK_D], tl.float32)
-    db = tl.zeros([ROWS, BLOCK_D], tl.float32)
-    tiles = tl.cdiv(M, ROWS)
-    for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), num_stages=STAGES):
-        row = (tile * ROWS + tl.arange(0, ROWS)).to(tl.int64)
-        inside = (row[:, None] < M) & (d[None, :] < D)
-        grad = tile_of(dy, row, dy_row, d, inside)
-        values = tile_of(x, row, x_row, d, inside)
-        if rstd is None:
-            centred, _, row_rstd = statistics(values, inside, eps, D, CENTRED)
-        else:
-            row_rstd = tl.load(rstd + row, mask=row < M, other=0.0)
-            centred = values
-            if CENTRED:
-                row_mean = tl.load(mean + row, mask=row < M, other=0.0)
-                centred = tl.where(inside, values - row_mean[:, None], 0.0)
-        x_hat = centred * row_rstd[:, None]
-        dw += grad * x_hat
-        db += grad
-        g = grad * weight[None, :]
-        step = g - x_hat * (tl.sum(g * x_hat, 1) / D)[:, None]
-        if CENTRED:
-            step -= (tl.sum(g, 1) / D)[:, None]
-        step *= row_rstd[:, None]
-        if dtotal is not None:
-            step += tile_of(dtotal, row, dtotal_row, d, inside)
-        tl.store(dx + row[:, None] * D + d[None, :], step.to(dx.dtype.element_ty), mask=inside)
-    part = tl.program_id(0).to(tl.int64) * D + d
-    if dw_parts is not None:
-        tl.store(dw_parts + part, tl.sum(dw, 0), mask=d < D)
-    if db_parts is not None:
-        tl.store(db_parts + part, tl.sum(db, 0), mask=d < D)
-
-
-@triton.jit
-def add_parts_kernel(parts, out, P, D, BLOCK_P: tl.constexpr, BLOCK_D: tl.constexpr):
-    """Σ over P partial rows of BLOCK_D columns, always in the same order."""
-    d = tl.program_id(0) * BLOCK_D + tl.arange(0, BLOCK_D)
-    total = tl.zeros([BLOCK_P, BLOCK_D], tl.float32)
-    for start in range(0, P, BLOCK_P):
-        p = start + tl.arange(0, BLOCK_P)
-        total += tl.load(
-            parts + p[:, None].to(tl.int64) * D + d[None, :],
-            mask=(p[:, None] < P) & (d[None, :] < D),
-            other=0.0,
-        )
-    tl.store(out + d, tl.sum(total, 0).to(out.dtype.element_ty), mask=d < D)
-
-
-class Shape(NamedTuple):
-    """How a problem is cut into tiles of whole rows."""
-
-    rows: int  # a tile
-    width: int  # D, rounded up to a power of two
+    rows: int
     warps: int
+    stages: int = 1  # of loads on their way
+    programs: int = 1  # a processor
 
 
-#: Elements of a tile: enough loads in flight to cover latency, few enough to stay in registers.
-FORWARD_TILE = 4096
-BACKWARD_TILE = 2048
-#: A thread holds this many elements of each tensor of the tile.
-FORWARD_SHARE = 16
-BACKWARD_SHARE = 16
+#: Rows up to this width: measured on an H200 (docs/components/layer_norm.md).
+FORWARD = {
+    64: Tile(16, 1),
+    128: Tile(8, 1),
+    256: Tile(4, 1),
+    512: Tile(2, 1),
+    768: Tile(2, 2),
+    1024: Tile(1, 2),
+    2048: Tile(1, 4),
+    4096: Tile(2, 8),
+    6144: Tile(1, 4),
+    8192: Tile(1, 8),
+}
+#: The same for backward, where rows come in stages, for 2 and for 4 bytes an element.
+BACKWARD = {
+    2: {
+        64: Tile(16, 1, 3, 8),
+        128: Tile(8, 1, 3, 8),
+        256: Tile(4, 1, 3, 8),
+        512: Tile(4, 2, 3, 6),
+        768: Tile(4, 4, 3, 3),
+        1024: Tile(4, 4, 3, 2),
+        2048: Tile(2, 4, 3, 2),
+        4096: Tile(1, 8, 3, 2),
+        6144: Tile(1, 8, 4, 1),
+        8192: Tile(1, 8, 3, 1),
+    },
+    4: {
+        64: Tile(16, 1, 3, 4),
+        128: Tile(8, 1, 3, 8),
+        512: Tile(8, 2, 3, 4),
+        1024: Tile(8, 4, 3, 1),
+        2048: Tile(2, 8, 2, 2),
+        4096: Tile(1, 8, 3, 1),
+        8192: Tile(1, 16, 3, 1),
+    },
+}
 
 
-def shape_of(width: int, tile: int, share: int) -> Shape:
-    """Several short rows or one long one, and as many warps as their elements keep busy."""
-    block = triton.next_power_of_2(width)
-    rows = max(1, min(16, tile // block))
-    return Shape(rows, block, max(1, min(32, rows * block // (32 * share))))
+class Pieces(NamedTuple):
+    """How a wide row is cut into pieces that are looked at one after the other."""
+
+    size: int  # elements
+    warps: int
+    widest: int = WIDEST
+    places: int = 0  # for pieces in shared memory
+    held: bool = False  # in registers between two looks
 
 
-def stages_of(shape: Shape, itemsize: int) -> int:
-    """Two, so that the next rows are under way, where two programs' buffers fit an SM's memory."""
-    buffers = 2 * 3 * shape.rows * shape.width * itemsize  # x, dy and dtotal, twice
-    return 2 if buffers <= 100_000 else 1
+#: Forward holds pieces in registers up to some width, and beyond looks at them again.
+HELD = Pieces(2048, 8, 16384)
+WIDE_FORWARD = Pieces(8192, 16)
+#: Backward streams pieces (of 32-bit words) through shared memory, for 2 and 4 bytes an element.
+RING = {2: Pieces(4096, 8, 16384, 4, held=True), 4: Pieces(4096, 16, 16384, 5)}
+#: Beyond, it takes two sums a row, then columns; each program keeps the sums of WIDE_PER rows.
+WIDE_SUMS = Pieces(4096, 8)
+WIDE_COLUMNS, WIDE_TILE, WIDE_PER = 1024, Tile(4, 4, 2), 64
+#: Partial sums are added so many rows and columns at a time.
+PARTS, PART_COLUMNS, PART_WARPS = 128, 16, 4
+
+
+def tile_for(table: dict[int, Tile], width: int) -> Tile | None:
+    """The entry for rows of this width; None for wider ones."""
+    return next((tile for widest, tile in table.items() if width <= widest), None)
+
+
+def kept_rows(tile: Tile, block: int, itemsize: int) -> int:
+    """Rows of sums a program keeps: one unless several warps share columns."""
+    return 1 if tile.warps * 32 * (16 // itemsize) <= block else tile.rows
 
 
 def _forward(
@@ -171,18 +121,52 @@ def _forward(
     y, total, mean, rstd = answers = _forward_shape(x, residual, w, b, eps, centred)
     flat, added = rows_of(x), None if residual is None else rows_of(residual)
     M, D = flat.shape
-    shape = shape_of(D, FORWARD_TILE, FORWARD_SHARE)
-    if M:
-        forward_kernel[(triton.cdiv(M, shape.rows),)](
-            *(flat, added, w, b, y, None if added is None else total, mean, rstd),
-            *(M, flat.stride(0), 0 if added is None else added.stride(0), eps),
+    given = (flat, added, w, b, y, None if added is None else total, mean, rstd)
+    strides = flat.stride(0), 0 if added is None else added.stride(0)
+    tile = tile_for(FORWARD, D)
+    if not M:
+        return answers
+    if tile is not None:
+        forward_kernel[(triton.cdiv(M, tile.rows),)](
+            *(*given, M, *strides, eps),
             D=D,
-            BLOCK_D=shape.width,
-            ROWS=shape.rows,
+            BLOCK_D=triton.next_power_of_2(D),
+            ROWS=tile.rows,
             CENTRED=centred,
-            num_warps=shape.warps,
+            num_warps=tile.warps,
         )
+        return answers
+    kernel, cut = wide_forward_kernel, WIDE_FORWARD
+    if HELD.widest >= D:
+        kernel, cut = held_forward_kernel, HELD
+    kernel[(M,)](
+        *(*given, *strides, eps), D=D, CHUNK=cut.size, CENTRED=centred, num_warps=cut.warps
+    )
     return answers
+
+
+class Backward(NamedTuple):
+    """One backward pass: what is given and what is wanted, as rows."""
+
+    dy: Tensor
+    dtotal: Tensor | None
+    x: Tensor
+    w: Tensor | None
+    mean: Tensor | None
+    rstd: Tensor | None
+    dx: Tensor
+    eps: float
+    centred: bool
+    biased: bool
+
+    def parts(self, programs: int) -> tuple[Tensor | None, Tensor | None]:
+        """Space for each program's share of dw and of db."""
+        made = self.x.new_empty((2, programs, self.x.shape[1]), dtype=torch.float32)
+        return made[0] if self.w is not None else None, made[1] if self.biased else None
+
+    def strides(self) -> tuple[int, int, int, int]:
+        through = 0 if self.dtotal is None else self.dtotal.stride(0)
+        return len(self.x), self.dy.stride(0), through, self.x.stride(0)
 
 
 def _backward(
@@ -199,27 +183,129 @@ def _backward(
     require(x)
     answers = _backward_shape(dy, dtotal, x, w, mean, rstd, eps, centred, biased)
     dx, dw, db = answers
-    flat, grad = rows_of(x), rows_of(dy)
     through = None if dtotal is None else rows_of(dtotal)
-    M, D = flat.shape
-    shape = shape_of(D, BACKWARD_TILE, BACKWARD_SHARE)
-    programs = max(1, min(triton.cdiv(M, shape.rows), 2 * processors(x)))
-    parts = x.new_empty((2, programs, D), dtype=torch.float32)
-    dw_parts, db_parts = parts[0] if w is not None else None, parts[1] if biased else None
-    backward_kernel[(programs,)](
-        *(grad, through, flat, w, mean, rstd, dx, dw_parts, db_parts),
-        *(M, grad.stride(0), 0 if through is None else through.stride(0), flat.stride(0), eps),
-        D=D,
-        BLOCK_D=shape.width,
-        ROWS=shape.rows,
-        CENTRED=centred,
-        STAGES=stages_of(shape, x.element_size()),
-        num_warps=shape.warps,
-    )
-    for each, out in ((dw_parts, dw), (db_parts, db)):
-        if each is not None:
-            add_parts_kernel[(triton.cdiv(D, 64),)](each, out, programs, D, BLOCK_P=32, BLOCK_D=64)
+    given = Backward(rows_of(dy), through, rows_of(x), w, mean, rstd, dx, eps, centred, biased)
+    tile = tile_for(BACKWARD[x.element_size()], x.shape[-1])
+    if tile is not None:
+        parts = _by_rows(given, tile)
+    elif streams(given):
+        parts = _by_ring(given, RING[x.element_size()])
+    else:
+        parts = _by_columns(given)
+    _add_parts(*parts, dw if w is not None else None, db if biased else None)
     return answers
+
+
+def _by_rows(given: Backward, tile: Tile) -> tuple[Tensor | None, Tensor | None]:
+    M, D = given.x.shape
+    programs = evenly(triton.cdiv(M, tile.rows), tile.programs * processors(given.x))
+    parts = given.parts(programs)
+    block = triton.next_power_of_2(D)
+    backward_kernel[(programs,)](
+        *(*given[:7], *parts, *given.strides(), given.eps),
+        D=D,
+        BLOCK_D=block,
+        ROWS=tile.rows,
+        CENTRED=given.centred,
+        STAGES=tile.stages,
+        KEPT=kept_rows(tile, block, given.x.element_size()),
+        num_warps=tile.warps,
+    )
+    return parts
+
+
+def _by_ring(given: Backward, cut: Pieces) -> tuple[Tensor | None, Tensor | None]:
+    from trapline.gold.norms.kernels_ring import ring_backward_kernel
+
+    M, D = given.x.shape
+    programs = evenly(M, processors(given.x))
+    parts = given.parts(programs)
+    words = (as_words(part) for part in (given.dy, given.dtotal, given.x, given.w))
+    halves = 4 // given.x.element_size()
+    rows = (stride // halves for stride in given.strides()[1:])
+    ring_backward_kernel[(programs,)](
+        *(*words, given.mean, given.rstd, as_words(given.dx), *parts, M, *rows, given.eps),
+        WIDTH=D // halves,
+        PIECE=cut.size,
+        PIECES=triton.cdiv(D // halves, cut.size),
+        PLACES=cut.places,
+        KIND=KINDS[given.x.dtype],
+        HELD=cut.held,
+        CENTRED=given.centred,
+        num_warps=cut.warps,
+    )
+    return parts
+
+
+def as_words(x: Tensor | None) -> Tensor | None:
+    """The same memory in 32-bit words."""
+    return x if x is None or x.element_size() == 4 else x.view(torch.int32)
+
+
+def _by_columns(given: Backward) -> tuple[Tensor | None, Tensor | None]:
+    M, D = given.x.shape
+    parts = given.parts(triton.cdiv(M, WIDE_PER))
+    if not M:
+        return given.parts(0)
+    saved = given.rstd is not None
+    rstd, mean = given.rstd, given.mean
+    if rstd is None:
+        rstd, mean = given.x.new_empty((2, M), dtype=torch.float32)
+    sums = given.x.new_empty((2, M), dtype=torch.float32)
+    M, dy_row, dtotal_row, x_row = given.strides()
+    row_sums_kernel[(M,)](
+        *(given.dy, given.x, given.w, mean, rstd, sums, M, dy_row, x_row, given.eps),
+        D=D,
+        CHUNK=WIDE_SUMS.size,
+        CENTRED=given.centred,
+        SAVED=saved,
+        num_warps=WIDE_SUMS.warps,
+    )
+    columns_kernel[(triton.cdiv(D, WIDE_COLUMNS), triton.cdiv(M, WIDE_PER))](
+        *(given.dy, given.dtotal, given.x, given.w, mean, rstd, sums, given.dx, *parts),
+        *(M, dy_row, dtotal_row, x_row, WIDE_PER),
+        D=D,
+        CHUNK=WIDE_COLUMNS,
+        ROWS=WIDE_TILE.rows,
+        CENTRED=given.centred,
+        STAGES=WIDE_TILE.stages,
+        num_warps=WIDE_TILE.warps,
+    )
+    return parts
+
+
+def _add_parts(
+    dw_parts: Tensor | None, db_parts: Tensor | None, dw: Tensor | None, db: Tensor | None
+) -> None:
+    parts = dw_parts if dw_parts is not None else db_parts
+    if parts is None:
+        return
+    P, D = parts.shape
+    add_parts_kernel[(triton.cdiv(D, PART_COLUMNS), 2)](
+        *(dw_parts, db_parts, dw, db, P, D),
+        BLOCK_P=PARTS,
+        BLOCK_D=PART_COLUMNS,
+        num_warps=PART_WARPS,
+    )
+
+
+def evenly(tiles: int, most: int) -> int:
+    """At most `most` programs, and so many that all have as many tiles, or one less."""
+    rounds = max(1, -(-tiles // most))
+    return max(1, -(-tiles // rounds))
+
+
+def streams(given: Backward) -> bool:
+    """Whether rows can be copied to shared memory 16 bytes at a time, on a GPU that has enough."""
+    x = given.x
+    if not x.is_cuda or torch.cuda.get_device_capability(x.device)[0] != 9:
+        return False
+    size = x.element_size()
+    tensors = [part for part in (x, given.dy, given.dtotal) if part is not None]
+    places = [part.data_ptr() for part in tensors]
+    places += [part.stride(0) * size for part in tensors] + [x.shape[1] * size]
+    w_fits = given.w is None or (given.w.is_contiguous() and given.w.data_ptr() % 16 == 0)
+    return w_fits and x.shape[1] <= RING[size].widest and all(place % 16 == 0 for place in places)
 
 
 def require(x: Tensor) -> None:

@@ -1,0 +1,160 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
+"""Norms of rows that fit the registers of one program, in Triton.
+
+A tile holds whole rows, so the variance is a second look at registers, not at memory, and never
+E[x²] − E[x]². Weights are loaded after the statistics: before, they would hold registers that
+other programs could use. An absent tensor is None.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def pair_sum(a, b, c, d):
+    """Two sums in one reduction."""
+    return a + c, b + d
+
+
+@triton.jit
+def tile_of(base, row, stride, d, inside):
+    """Rows of a matrix, in float32; zero outside of it. They will not be read again soon."""
+    at = base + row[:, None] * stride + d
+    return tl.load(at, mask=inside, other=0.0, eviction_policy="evict_first").to(tl.float32)
+
+
+@triton.jit
+def statistics(values, inside, eps, D: tl.constexpr, CENTRED: tl.constexpr):
+    """The centred rows, their means and 1/√(variance + eps). Lanes outside stay zero."""
+    mean = tl.zeros([values.shape[0]], tl.float32)
+    if CENTRED:
+        mean = tl.sum(values, 1) / D
+        values = tl.where(inside, values - mean[:, None], 0.0)
+    rstd = tl.rsqrt(tl.sum(values * values, 1) / D + eps)
+    return values, mean, rstd
+
+
+@triton.jit
+def forward_kernel(
+    x, residual, w, b, y, total, mean, rstd,
+    M, x_row, residual_row, eps,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr, CENTRED: tl.constexpr,
+):  # fmt: skip
+    """y (and total, mean, rstd) of ROWS rows."""
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    d = tl.arange(0, BLOCK_D)[None, :]
+    inside = (row[:, None] < M) & (d < D)
+    places = row[:, None] * D + d
+    values = tile_of(x, row, x_row, d, inside)
+    if residual is not None:
+        # Rounded as it is stored, so that backward sees the numbers that were normed.
+        added = values + tile_of(residual, row, residual_row, d, inside)
+        rounded = added.to(total.dtype.element_ty)
+        tl.store(total + places, rounded, mask=inside)
+        values = rounded.to(tl.float32)
+    centred, row_mean, row_rstd = statistics(values, inside, eps, D, CENTRED)
+    normed = centred * row_rstd[:, None]
+    if w is not None:
+        normed *= tl.load(w + d, mask=d < D, other=0.0).to(tl.float32)
+    if b is not None:
+        normed += tl.load(b + d, mask=d < D, other=0.0).to(tl.float32)
+    tl.store(y + places, normed.to(y.dtype.element_ty), mask=inside, eviction_policy="evict_first")
+    if CENTRED:
+        tl.store(mean + row, row_mean, mask=row < M)
+    tl.store(rstd + row, row_rstd, mask=row < M)
+
+
+@triton.jit
+def centred_rows(
+    values, mean, rstd, row, inside, M, eps, D: tl.constexpr, CENTRED: tl.constexpr
+):  # fmt: skip
+    """Rows without their means, and their 1/√(variance + eps): saved, or found here."""
+    if rstd is None:
+        values, _, row_rstd = statistics(values, inside, eps, D, CENTRED)
+    else:
+        row_rstd = tl.load(rstd + row, mask=row < M, other=0.0)
+        if CENTRED:  # lanes outside may be anything: their gradients are zero
+            values -= tl.load(mean + row, mask=row < M, other=0.0)[:, None]
+    return values, row_rstd
+
+
+@triton.jit
+def backward_kernel(
+    dy, dtotal, x, w, mean, rstd, dx, dw_parts, db_parts,
+    M, dy_row, dtotal_row, x_row, eps,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr, CENTRED: tl.constexpr,
+    STAGES: tl.constexpr, KEPT: tl.constexpr,
+):  # fmt: skip
+    """dx of every ROWS·programs-th tile of rows, and this program's share of dw and db.
+
+    Rows are on their way while others are worked on (STAGES). A program keeps KEPT rows of sums:
+    one where no two warps share columns, else ROWS, added up at the end.
+    """
+    d = tl.arange(0, BLOCK_D)[None, :]
+    if w is not None:
+        weight = tl.load(w + d, mask=d < D, other=0.0)
+    dw = tl.zeros([KEPT, BLOCK_D], tl.float32)
+    db = tl.zeros([KEPT, BLOCK_D], tl.float32)
+    tiles = tl.cdiv(M, ROWS)
+    for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), num_stages=STAGES):
+        row = (tile * ROWS + tl.arange(0, ROWS)).to(tl.int64)
+        inside = (row[:, None] < M) & (d < D)
+        grad = tl.load(dy + row[:, None] * dy_row + d, mask=inside, other=0.0).to(tl.float32)
+        values = tl.load(x + row[:, None] * x_row + d, mask=inside, other=0.0).to(tl.float32)
+        centred, row_rstd = centred_rows(values, mean, rstd, row, inside, M, eps, D, CENTRED)
+        x_hat = centred * row_rstd[:, None]
+        if KEPT == ROWS:
+            dw += grad * x_hat
+            db += grad
+        else:
+            dw += tl.sum(grad * x_hat, 0, keep_dims=True)
+            db += tl.sum(grad, 0, keep_dims=True)
+        g = grad
+        if w is not None:
+            g = grad * weight.to(tl.float32)
+        if CENTRED:
+            along, level = tl.reduce((g * x_hat, g), 1, pair_sum)
+            step = g - x_hat * (along / D)[:, None] - (level / D)[:, None]
+        else:
+            step = g - x_hat * (tl.sum(g * x_hat, 1) / D)[:, None]
+        step *= row_rstd[:, None]
+        if dtotal is not None:
+            at = dtotal + row[:, None] * dtotal_row + d
+            step += tl.load(at, mask=inside, other=0.0).to(tl.float32)
+        tl.store(dx + row[:, None] * D + d, step.to(dx.dtype.element_ty), mask=inside)
+    part = tl.program_id(0).to(tl.int64) * D + d
+    if dw_parts is not None:
+        tl.store(dw_parts + part, tl.sum(dw, 0, keep_dims=True), mask=d < D)
+    if db_parts is not None:
+        tl.store(db_parts + part, tl.sum(db, 0, keep_dims=True), mask=d < D)
+
+
+@triton.jit
+def add_parts_kernel(
+    dw_parts, db_parts, dw, db, P, D, BLOCK_P: tl.constexpr, BLOCK_D: tl.constexpr
+):
+    """Σ over P partial rows of BLOCK_D columns, always in the same order: dw's and db's."""
+    d = tl.program_id(0) * BLOCK_D + tl.arange(0, BLOCK_D)
+    if tl.program_id(1) == 0:
+        if dw is not None:
+            tl.store(
+                dw + d,
+                column_sums(dw_parts, d, P, D, BLOCK_P, BLOCK_D).to(dw.dtype.element_ty),
+                mask=d < D,
+            )
+    elif db is not None:
+        tl.store(
+            db + d,
+            column_sums(db_parts, d, P, D, BLOCK_P, BLOCK_D).to(db.dtype.element_ty),
+            mask=d < D,
+        )
+
+
+@triton.jit
+def column_sums(parts, d, P, D, BLOCK_P: tl.constexpr, BLOCK_D: tl.constexpr):
+    total = tl.zeros([BLOCK_P, BLOCK_D], tl.float32)
+    for start in range(0, P, BLOCK_P):
+        p = start + tl.arange(0, BLOCK_P)
+        at = parts + p[:, None].to(tl.int64) * D + d[None, :]
+        total += tl.load(at, mask=(p[:, None] < P) & (d[None, :] < D), other=0.0)
+    return tl.sum(total, 0)
