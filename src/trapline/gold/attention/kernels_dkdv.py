@@ -16,7 +16,6 @@ from trapline.gold.attention.kernels_tiles import (
     sees,
     span,
     turn_and_head,
-    turned,
     weights_and_slopes,
 )
 
@@ -99,8 +98,7 @@ def dkdv_kernel(
                     D, BLOCK_D, BLOCK_T, BLOCK_S, CAUSAL, WINDOWED, CAPPED, PACKED,
                     PRECISION, TMA, MASKED=True,
                 )  # fmt: skip
-        for place in range(clear, hidden, BLOCK_T):
-            top = turned(place, clear, hidden, turn * BLOCK_T)
+        for top in range(clear, hidden, BLOCK_T):
             sums = dkdv_step(
                 sums, keys, values, q_head, dout_head, sums_by_row, b, h, q_start,
                 top, left, T, S, window, scale, softcap, q_t, q_d, dout_t, dout_d,

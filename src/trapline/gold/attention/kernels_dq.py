@@ -89,7 +89,7 @@ def dq_kernel(
                 D, BLOCK_D, BLOCK_T, BLOCK_S, CAUSAL, WINDOWED, CAPPED, PRECISION, TMA, MASKED=True,
             )  # fmt: skip
     for place in range(clear, hidden, BLOCK_S):
-        start = turned(place, clear, hidden, turn * BLOCK_S)
+        start = place if CAUSAL else turned(place, clear, hidden, turn * BLOCK_S)
         sum_q = dq_step(
             sum_q, queries, upstream, row_lse, row_delta, k, v, b, g, top, start,
             T, S, window, scale, softcap, k_s, k_d, v_s, v_d,

@@ -122,7 +122,7 @@ def forward_kernel(
                 CAUSAL, WINDOWED, CAPPED, PRECISION, TMA, MASKED=True,
             )  # fmt: skip
     for place in range(clear, hidden, BLOCK_S):
-        start = turned(place, clear, hidden, turn * BLOCK_S)
+        start = place if CAUSAL else turned(place, clear, hidden, turn * BLOCK_S)
         state = forward_step(
             state, queries, k, v, b, g, top, start, T, S, window, scale, softcap,
             k_s, k_d, v_s, v_d, D, BLOCK_D, BLOCK_T, BLOCK_S,

@@ -152,8 +152,11 @@ def turn_and_head(tiles, CAUSAL: tl.constexpr):
 
 @triton.jit
 def turned(place, begin, end, by):
-    """begin … end walked from another place on, round about: programs that walk the same rows at
-    the same time would all ask the same corner of the cache for them."""
+    """begin … end walked from another place on, round about.
+
+    Without a mask, all tiles of a head would ask the same corner of the cache for the same keys at
+    the same time.
+    """
     place += by % tl.maximum(end - begin, 1)
     return tl.where(place >= end, place - (end - begin), place)
 
