@@ -7,7 +7,7 @@ from pathlib import Path
 from trapline.gold.kernels_device import compile_for_hopper
 from trapline.gold.softmax_topk import kernels
 
-NUMBERS = ("V", "K", "logits_row", "groups", "chunk", "splits", "log")
+NUMBERS = ("V", "K", "logits_row", "groups", "blocks", "splits", "log")
 TYPES = {
     "kept_columns": "*i32",
     "lists": "*i32",
@@ -27,14 +27,13 @@ def main(folder: Path) -> None:
 
 def launches(rows: int, vocabulary: int, k: int, dtype: str):
     """Every kernel that a call launches, compiled as the call would have it."""
-    shift = SHIFTS[dtype]
+    shift, width = SHIFTS[dtype], 4 if dtype == "fp32" else 8
     if vocabulary <= kernels.SHORT:
         plan = kernels.short_plan(vocabulary, k)
-        kernel, fixed = kernels.short_launch(plan, k, shift)
+        kernel, fixed = kernels.short_launch(plan, k, width, shift)
         yield compiled(kernel, dtype, fixed)
         return
     plan = kernels.long_plan(rows, vocabulary, k, 0, PROCESSORS)
-    width = 4 if dtype == "fp32" else 8
     yield compiled(kernels.stream_kernel, dtype, kernels.stream_launch(plan, width))
     yield compiled(kernels.select_kernel, dtype, kernels.select_launch(plan, width, shift))
 

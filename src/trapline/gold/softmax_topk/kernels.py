@@ -24,8 +24,6 @@ from trapline.gold.softmax_topk.kernels_short import best_kernel, short_kernel
 KERNELS = "trapline_topk_kernels"
 #: A row of at most this many logits is held by one program.
 SHORT = 16384
-#: Of a longer one a program has this many in flight.
-BLOCK = 4096
 #: The most programs that share a row.
 SPLITS = 128
 #: The most group maxima that one program holds.
@@ -89,65 +87,81 @@ def short_plan(vocabulary: int, k: int) -> Short:
     return Short(block, even, warps, 32 * warps, 1, k_block, ranked=False)
 
 
+class Select(NamedTuple):
+    """How the second kernel is laid out."""
+
+    warps: int
+    registers: int | None  # of a thread at most, so that four programs share a processor
+    group: int
+    each: int  # logits that a thread looks at again at a time
+
+
+#: For few rows, where one program's way counts; for many; and for a k beyond RANKED.
+_FEW, _RANKED, _MANY = Select(16, None, 32, 8), Select(4, 128, 64, 16), Select(8, None, 16, 16)
+#: What a program of the first kernel has in flight, and its warps, where little is to be read:
+#: then everybody starts at once; and where much is, with so many programs that they end together.
+LITTLE, LITTLE_STREAM = 1 << 21, (2048, 4)
+STREAM, PROGRAMS = (8192, 8), 1024
+
+
 class Long(NamedTuple):
     """How a long row is cut."""
 
     group: int  # neighbours whose maximum is kept
     block: int  # logits that a program has in flight
     warps: int
-    chunk: int  # logits of a split
+    blocks: int  # of a split
     splits: int
     groups: int  # maxima in a row, those of the last block's empty end too
     groups_block: int
-    select_warps: int
-    select_registers: int | None  # of a thread at most
+    select: Select
     supers: int  # groups of groups that the threshold is taken from
     listed: int  # groups that may be looked at again
     tile: int  # of them at a time
-    cap: int
+    cap: int  # logits that may remain
     k_block: int
     ranked: bool
 
 
 def long_plan(rows: int, vocabulary: int, k: int, slack: int, processors: int) -> Long:
-    """Groups of about √(V/k); few rows are split until every processor has work for two."""
-    k_block = max(2, triton.next_power_of_2(k))
-    group = group_size(vocabulary, k)
-    block = max(BLOCK, group)
-    tiles = triton.cdiv(vocabulary + slack, block)
-    splits = max(1, min(tiles, SPLITS, triton.cdiv(2 * processors, rows)))
-    chunk = triton.cdiv(tiles, splits) * block
-    groups = tiles * block // group
-    groups_block = triton.next_power_of_2(groups)
+    """Few rows are split until every processor has work."""
+    few = rows <= processors // 2
     ranked = k <= RANKED
-    warps = 8 if ranked else 16
-    fewest = max(1, 32 * warps // group)
-    listed = max(fewest, 2 * k_block if ranked else k_block * 5 // 4)
-    tile = max(fewest, min(2 * k_block, warps * 32 * 16 // group))
+    select = _FEW if few and ranked else _RANKED if ranked else _MANY
+    group = group_size(vocabulary, k, select.group)
+    little = rows * vocabulary < LITTLE
+    block, warps = LITTLE_STREAM if little else STREAM
+    block = max(block, group)
+    tiles = triton.cdiv(vocabulary + slack, block)
+    splits = triton.cdiv(processors, rows) if little else max(1, PROGRAMS // rows)
+    blocks = triton.cdiv(tiles, min(tiles, splits, SPLITS))
+    groups = tiles * block // group
+    threads = 32 * select.warps
+    k_block = max(2, triton.next_power_of_2(k))
+    tile = triton.cdiv(threads * select.each, group)
     return Long(
-        group,
-        block,
-        4,
-        chunk,
-        triton.cdiv(tiles * block, chunk),
-        groups,
-        max(groups_block, 32 * warps),
-        warps,
-        None,
-        min(32 * warps, max(64, 2 * k_block)),
-        listed,
-        tile,
-        max(32, 2 * k_block) if ranked else max(2 * k_block, 32 * warps),
-        k_block,
-        ranked,
+        group=group,
+        block=block,
+        warps=warps,
+        blocks=blocks,
+        splits=triton.cdiv(tiles, blocks),
+        groups=groups,
+        groups_block=max(triton.next_power_of_2(groups), threads),
+        select=select,
+        supers=min(threads, max(64, 2 * k_block)),
+        listed=max(tile, 2 * k_block if ranked else k_block * 5 // 4),
+        tile=tile,
+        cap=max(32, 2 * k_block) if ranked else max(2 * k_block, threads),
+        k_block=k_block,
+        ranked=ranked,
     )
 
 
-def group_size(vocabulary: int, k: int) -> int:
-    """A power of two near √(V/k), and so large that one program holds all maxima."""
-    near = 1 << max(4, min(7, round(math.log2(vocabulary / k) / 2)))
-    least = triton.next_power_of_2(triton.cdiv(vocabulary + 8 + BLOCK, HELD))
-    return max(near, int(least))
+def group_size(vocabulary: int, k: int, near: int) -> int:
+    """So small that k groups exist twice over, and so large that one program holds all maxima."""
+    most = max(16, 1 << int(math.log2(max(1, vocabulary // (2 * k)))))
+    least = triton.next_power_of_2(triton.cdiv(vocabulary + 8 + STREAM[0], HELD))
+    return max(min(near, most), int(least))
 
 
 def _softmax_topk(
@@ -158,11 +172,8 @@ def _softmax_topk(
     answers = _shapes(logits, k, temperature, temperatures, log_probs)
     x = logits if logits.stride(1) == 1 or vocabulary == 1 else logits.contiguous()
     warm = (temperatures.float().contiguous() if temperatures is not None else x, temperature)
-    same = {
-        "PER_ROW": temperatures is not None,
-        "PDL": x.is_cuda,
-        "launch_pdl": x.is_cuda,
-    }
+    early = x.is_cuda and rows <= processors(x) // 2
+    same = {"PER_ROW": temperatures is not None, "PDL": early, "launch_pdl": early}
     if rows == 0:
         return answers
     if vocabulary <= SHORT:
@@ -179,16 +190,18 @@ def run_short(
     x: Tensor, k: int, warm: _Warm, answers: _Answers, log: bool, plan: Short, same: dict[str, bool]
 ) -> None:
     rows, vocabulary = x.shape
-    kernel, launch = short_launch(plan, k, _SHIFT[x.dtype])
+    kernel, launch = short_launch(plan, k, width_of(x), _SHIFT[x.dtype])
     room = () if k == 1 else room_of(x, plan)
     counts = (vocabulary,) if k == 1 else (vocabulary, k)
     kernel[(rows,)](*(x, *warm, *room, *answers, *counts, x.stride(0), int(log)), **launch, **same)
 
 
-def short_launch(plan: Short, k: int, shift: int) -> tuple[Any, dict[str, Any]]:
+def short_launch(plan: Short, k: int, width: int, shift: int) -> tuple[Any, dict[str, Any]]:
     """The kernel for rows in registers, and what it is compiled with."""
     if k == 1:
-        return best_kernel, {"BLOCK": plan.block, "EVEN": plan.even, "num_warps": plan.warps}
+        warps = 8 if plan.block > 1024 else 4
+        sizes = {"BLOCK": plan.block, "THREADS": 32 * warps, "WIDTH": width, "EVEN": plan.even}
+        return best_kernel, {**sizes, "num_warps": warps}
     return short_kernel, {
         "BLOCK": plan.block,
         "THREADS": 32 * plan.warps,
@@ -216,7 +229,7 @@ def stream(x: Tensor, warm: _Warm, plan: Long, same: dict[str, bool]) -> _Parts:
     peaks, totals = x.new_empty((2, rows, plan.splits), dtype=torch.float32)
     stream_kernel[(rows * plan.splits,)](
         *(x, *warm, maxima, peaks, totals),
-        *(vocabulary, x.stride(0), plan.groups, plan.chunk, plan.splits),
+        *(vocabulary, x.stride(0), plan.groups, plan.blocks, plan.splits),
         **stream_launch(plan, width_of(x)),
         **same,
     )
@@ -260,7 +273,7 @@ def select_launch(plan: Long, width: int, shift: int) -> dict[str, Any]:
         "WIDTH": width,
         "GROUPS_BLOCK": plan.groups_block,
         "SPLITS_BLOCK": SPLITS,
-        "THREADS": 32 * plan.select_warps,
+        "THREADS": 32 * plan.select.warps,
         "SUPER": plan.supers,
         "LIST": plan.listed,
         "TILE": plan.tile,
@@ -268,8 +281,8 @@ def select_launch(plan: Long, width: int, shift: int) -> dict[str, Any]:
         "K_BLOCK": plan.k_block,
         "SHIFT": shift,
         "RANKED": plan.ranked,
-        "num_warps": plan.select_warps,
-        "maxnreg": plan.select_registers,
+        "num_warps": plan.select.warps,
+        "maxnreg": plan.select.registers,
     }
 
 

@@ -58,10 +58,10 @@ def streamed(
     return new, total
 
 
-@triton.jit(do_not_specialize=["V", "logits_row", "groups", "chunk", "splits"])
+@triton.jit(do_not_specialize=["V", "logits_row", "groups", "blocks", "splits"])
 def stream_kernel(
     logits, temperatures, temperature, maxima, peaks, totals,
-    V, logits_row, groups, chunk, splits,
+    V, logits_row, groups, blocks, splits,
     G: tl.constexpr, BLOCK: tl.constexpr, THREADS: tl.constexpr, WIDTH: tl.constexpr,
     PER_ROW: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -77,8 +77,8 @@ def stream_kernel(
     maxima += row * groups
     peak = tl.full([THREADS], float("-inf"), tl.float32)
     total = tl.zeros([THREADS], tl.float32)
-    begin = split * chunk
-    end = tl.minimum(begin + chunk, V + skip)
+    begin = split * blocks * BLOCK
+    end = tl.minimum(begin + blocks * BLOCK, V + skip)
     if (begin < skip) & (begin < end):
         position = begin + tl.arange(0, BLOCK)
         x = edge(base, position, skip, end, WIDTH)

@@ -42,40 +42,32 @@ def sum_and_first(a, i, b, j):
 def best_kernel(
     logits, temperatures, temperature, values, indices, lse, row_max,
     V, logits_row, log,
-    BLOCK: tl.constexpr, EVEN: tl.constexpr, PER_ROW: tl.constexpr, PDL: tl.constexpr,
+    BLOCK: tl.constexpr, THREADS: tl.constexpr, WIDTH: tl.constexpr, EVEN: tl.constexpr,
+    PER_ROW: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """K = 1."""
+    """K = 1. All that can be is done within threads; two sums over them are left."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
-    logits += row * logits_row
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
-    x = whole_row(logits, column, V, EVEN)
+    x = whole_row(logits + row * logits_row, column, V, EVEN)
     temperature = temperature_of(temperatures, temperature, row, PER_ROW)
-    peak = tl.reduce(x, 0, larger)
-    powers = tl.exp2((x - origin_of(peak)) * (LOG2_E / temperature))
-    is_best = (x >= peak) | (x != x)
-    total, first = tl.reduce((powers, tl.where(is_best, column, BLOCK)), 0, sum_and_first)
+    scale = LOG2_E / temperature
+    held = tl.reshape(x, [BLOCK // (THREADS * WIDTH), THREADS, WIDTH])
+    where = tl.reshape(column, [BLOCK // (THREADS * WIDTH), THREADS, WIDTH])
+    each = tl.reduce(tl.reduce(held, 2, larger), 0, larger)
+    top = each[None, :, None]
+    share = tl.sum(tl.sum(tl.exp2((held - origin_of(top)) * scale), 2), 0)
+    is_best = (held >= top) | (held != held)
+    first = tl.min(tl.min(tl.where(is_best, where, BLOCK), 2), 0)
+    peak = tl.reduce(each, 0, larger)
+    share *= tl.exp2((each - origin_of(peak)) * scale)
+    first = tl.where((each >= peak) | (each != each), first, BLOCK)
+    total, first = tl.reduce((share, first), 0, sum_and_first)
     tl.store(values + row, value_of(peak, peak, total, temperature, log))
     tl.store(indices + row, first.to(tl.int64))
     emit_summary(lse, row_max, row, peak, total, temperature)
-
-
-@triton.jit
-def looked_at_again(
-    logits, threads, V,
-    REPEATS: tl.constexpr, THREADS: tl.constexpr, LIST: tl.constexpr,
-):  # fmt: skip
-    """What the listed threads hold, one after the other: logits, columns, places in the list.
-
-    Beyond the end of the list lies anything; it is made a thread, and ignored later.
-    """
-    thread = tl.load(threads + tl.arange(0, LIST)) & (THREADS - 1)
-    column = thread[:, None] + THREADS * tl.arange(0, REPEATS)[None, :]
-    column = tl.reshape(column, [LIST * REPEATS])
-    x = tl.load(logits + column, mask=column < V, other=float("-inf")).to(tl.float32)
-    return x, column, tl.arange(0, LIST * REPEATS) // REPEATS
 
 
 @triton.jit
@@ -117,7 +109,8 @@ def short_kernel(
     x = whole_row(logits, column, V, EVEN)
     temperature = temperature_of(temperatures, temperature, row, PER_ROW)
     scale = LOG2_E / temperature
-    held = tl.reshape(x, [BLOCK // THREADS, THREADS])
+    REPEATS: tl.constexpr = BLOCK // THREADS
+    held = tl.reshape(x, [REPEATS, THREADS])
     each = tl.reduce(held, 0, larger)
     if RANKED:
         least = threshold(group_maxima(each, GROUPS), K)
@@ -130,27 +123,35 @@ def short_kernel(
     share = tl.sum(tl.exp2((held - origin_of(each)[None, :]) * scale), 0)
     tl.debug_barrier()
     if RANKED:
-        again, where, listed = looked_at_again(logits, lists, V, BLOCK // THREADS, THREADS, LIST)
+        # Beyond the end of the list lies anything; it is made a thread, and ignored later.
+        thread = tl.load(lists + tl.arange(0, LIST)) & (THREADS - 1)
     peak = tl.reduce(each, 0, larger)
     share *= tl.exp2((each - origin_of(peak)) * scale)
     total, count = tl.reduce((share, taken.to(tl.int32)), 0, both_added)
     kept = K
     if RANKED:
+        where = thread[:, None] + THREADS * tl.arange(0, REPEATS)[None, :]
+        where = tl.reshape(where, [LIST * REPEATS])
+        again = tl.load(logits + where, mask=where < V, other=float("-inf")).to(tl.float32)
+        listed = tl.arange(0, LIST * REPEATS) // REPEATS
         chosen = (listed < count) & (where < V) & ((again < least) == 0)
         place, mine = places(chosen, THREADS)
         fits = chosen & (place < CAP)
         tl.store(kept_logits + place, again, mask=fits)
         tl.store(kept_columns + place, where, mask=fits)
+        tl.debug_barrier()
+        kept_x, kept_column = tl.load(kept_logits + slot), tl.load(kept_columns + slot)
         kept = tl.sum(mine, 0)
         if (count > LIST) | (kept > CAP):
             tl.debug_barrier()
             keep_exactly(x, column, kept_logits, kept_columns, K, THREADS, SHIFT)
+            tl.debug_barrier()
+            kept_x, kept_column = tl.load(kept_logits + slot), tl.load(kept_columns + slot)
             kept = K
     else:
         keep_exactly(x, column, kept_logits, kept_columns, K, THREADS, SHIFT)
-    tl.debug_barrier()
-    kept_x = tl.load(kept_logits + slot, mask=slot < kept, other=0.0)
-    kept_column = tl.load(kept_columns + slot, mask=slot < kept, other=0)
+        tl.debug_barrier()
+        kept_x, kept_column = tl.load(kept_logits + slot), tl.load(kept_columns + slot)
     key = tl.where(slot < kept, key_of(kept_x, kept_column, SHIFT), 0)
     if RANKED:
         place = tl.where(slot < kept, rank(key), K)
