@@ -32,7 +32,10 @@ def configurations(size: int):
         block = triton.next_power_of_2(width)
         kept = kernels.kept_rows(tile, block, size)
         fixed = {"D": width, "BLOCK_D": block, "ROWS": tile.rows, "STAGES": tile.stages}
-        yield kernels_rows.backward_kernel, {**fixed, "KEPT": kept}, tile.warps
+        fixed |= {"KEPT": kept, "RELOAD": tile.reload}
+        if tile.reload:
+            fixed["dtotal"] = None
+        yield kernels_rows.backward_kernel, fixed, tile.warps
     ring, width = kernels.RING[size], kernels.RING[size].widest * size // 4
     fixed = {"WIDTH": width, "PIECE": ring.size, "PIECES": -(-width // ring.size)}
     fixed |= {"PLACES": ring.places, "KIND": KINDS[size], "HELD": ring.held}

@@ -36,6 +36,7 @@ class Tile(NamedTuple):
     warps: int
     stages: int = 1  # of loads on their way
     programs: int = 1  # a processor
+    reload: bool = False  # weights with every row, where registers are short
 
 
 #: Rows up to this width: measured on an H200 (docs/components/layer_norm.md).
@@ -186,7 +187,8 @@ def _backward(
     through = None if dtotal is None else rows_of(dtotal)
     given = Backward(rows_of(dy), through, rows_of(x), w, mean, rstd, dx, eps, centred, biased)
     tile = tile_for(BACKWARD[x.element_size()], x.shape[-1])
-    if tile is not None:
+    # Weights that come with every row leave no shared memory for a third stream.
+    if tile is not None and not (tile.reload and through is not None):
         parts = _by_rows(given, tile)
     elif streams(given):
         parts = _by_ring(given, RING[x.element_size()])
@@ -209,6 +211,7 @@ def _by_rows(given: Backward, tile: Tile) -> tuple[Tensor | None, Tensor | None]
         CENTRED=given.centred,
         STAGES=tile.stages,
         KEPT=kept_rows(tile, block, given.x.element_size()),
+        RELOAD=tile.reload,
         num_warps=tile.warps,
     )
     return parts

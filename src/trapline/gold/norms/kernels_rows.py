@@ -83,7 +83,7 @@ def backward_kernel(
     dy, dtotal, x, w, mean, rstd, dx, dw_parts, db_parts,
     M, dy_row, dtotal_row, x_row, eps,
     D: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr, CENTRED: tl.constexpr,
-    STAGES: tl.constexpr, KEPT: tl.constexpr,
+    STAGES: tl.constexpr, KEPT: tl.constexpr, RELOAD: tl.constexpr,
 ):  # fmt: skip
     """dx of every ROWS·programs-th tile of rows, and this program's share of dw and db.
 
@@ -111,6 +111,8 @@ def backward_kernel(
             db += tl.sum(grad, 0, keep_dims=True)
         g = grad
         if w is not None:
+            if RELOAD:
+                weight = tl.load(w + d, mask=d < D, other=0.0)
             g = grad * weight.to(tl.float32)
         if CENTRED:
             along, level = tl.reduce((g * x_hat, g), 1, pair_sum)
