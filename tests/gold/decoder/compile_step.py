@@ -51,7 +51,7 @@ def products(shape, rows):
 
 
 def product(kind, cut, even, inputs, last) -> dict[str, object]:
-    fixed = compact.fixed_of(cut, even=even, inputs=inputs, precision="tf32", early=1)
+    fixed = compact.fixed_of(cut, even=even, inputs=inputs, precision="tf32", early=True)
     if kind != "added":
         fixed["PARTS"] = 64
     if kind == "scaled" and not last:
@@ -62,7 +62,7 @@ def product(kind, cut, even, inputs, last) -> dict[str, object]:
 
 def attention(shape, beams) -> dict[str, object]:
     width, ratio = shape[5:]
-    tile, warps = compact.attend_cut(width, 2)
+    tile, warps = compact.attend_cut(width, 2, beams)
     fixed = {
         "BEAMS": beams,
         "R": ratio,
@@ -74,7 +74,7 @@ def attention(shape, beams) -> dict[str, object]:
         "TAIL_P": 16 if beams == 1 else 1,
         "WINDOWED": False,
         "PRECISION": "tf32",
-        "PDL": 1,
+        "PDL": True,
         "q_norm": None,
         "k_norm": None,
     }
@@ -84,7 +84,7 @@ def attention(shape, beams) -> dict[str, object]:
 
 
 def small(name, fixed) -> dict[str, object]:
-    return compiled(name, kernels_step, {**fixed, "PDL": 1}, 4, 2)
+    return compiled(name, kernels_step, {**fixed, "PDL": True}, 4, 2)
 
 
 def compiled(name, module, fixed, warps, stages) -> dict[str, object]:

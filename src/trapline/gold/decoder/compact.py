@@ -95,7 +95,7 @@ class CompactStep:
         self._embedding, self._head = decoder.embedding.weight, decoder.head.weight
         self._norm = decoder.norm.weight
         self._processors = processors(self._norm)
-        self._early = int(_may_start_early(self._norm.device))
+        self._early = _may_start_early(self._norm.device)
         self._precision = "ieee" if self._norm.dtype == torch.float32 else "tf32"
         wide = config.heads * config.head_dim
         joined = wide + 2 * config.kv_heads * config.head_dim
@@ -212,7 +212,7 @@ class CompactStep:
             lse = self._norm.new_empty(shape, dtype=torch.float32)
         programs = (groups * common + count * splits) * config.kv_heads
         block_d = triton.next_power_of_2(config.head_dim)
-        tile, warps = attend_cut(block_d, self._norm.element_size())
+        tile, warps = attend_cut(block_d, self._norm.element_size(), rows.beams)
         attend_kernel[(programs,)](
             *(self._qkv, self._keys[number], self._values[number], rows.pages, rows.tails),
             *(rows.prefix, rows.positions, rows.active, *self._angles, layer.q_norm, layer.k_norm),
@@ -256,10 +256,13 @@ class CompactStep:
         return common, splits_of(positions, count * heads, self._processors)
 
 
-def attend_cut(block_d: int, size: int) -> tuple[int, int]:
-    """Positions at a time, and warps: 32 KB of keys in registers, less where products are slow."""
-    tile = max(16, min(256, (16384 if size == 2 else 2048) // block_d))
-    return tile, 8 if tile > 64 else 4
+def attend_cut(block_d: int, size: int, beams: int) -> tuple[int, int]:
+    """Positions at a time, and warps: up to 32 KB of keys in registers.
+
+    Less where products are slow, and where beams have short tails.
+    """
+    tile = max(16, min(256 if beams == 1 else 128, (16384 if size == 2 else 2048) // block_d))
+    return tile, 8 if tile * block_d > 16384 or (block_d > 64 and tile > 64) else 4
 
 
 def splits_of(positions: int, programs: int, processors: int) -> int:
@@ -268,16 +271,28 @@ def splits_of(positions: int, programs: int, processors: int) -> int:
 
 
 def cut_of(kind: str, rows: int, outputs: int, inputs: int, size: int) -> Cut:
-    """By what was measured on an H200: docs/components/decoder.md has the table."""
+    """Small products are cut fine, so that all processors have a part; docs/components/decoder.md.
+
+    Of larger ones a program takes 64 rows of weights at a time, and fewer where there would not be
+    64 programs. With many rows the batch is what a program reads most of: it takes more weights.
+    """
     block_b = min(64, max(8, 1 << (rows - 1).bit_length()))
     if size == 4:
         return Cut(min(block_b, 16), 16, 32, 2, 4, 2)
     if block_b > 16:
-        return Cut(32, 16, 256, 1, 4, 4)
-    if outputs > 20_000:
-        return Cut(block_b, 64, 128, 1, 4, 4)
-    if outputs * inputs < 1 << 23:
+        return _for_many(kind, block_b, outputs)
+    lines = outputs * (2 if kind == "gated" else 1)  # rows of weights
+    if inputs * lines < 1 << 23:
         return Cut(block_b, 8, 64, 2, 2, 6) if kind == "gated" else Cut(block_b, 16, 64, 4, 4, 6)
+    tall = 64 if lines >= 64 * 64 else 32
+    return Cut(block_b, tall // 2 if kind == "gated" else tall, 128, 1, 4, 6)
+
+
+def _for_many(kind: str, block_b: int, outputs: int) -> Cut:
+    if outputs > 20_000:
+        return Cut(block_b, 128, 64, 1, 8, 4)
+    if kind == "added":
+        return Cut(32, 32, 128, 1, 4, 4)
     return Cut(block_b, 32, 128, 1, 4, 4)
 
 

@@ -78,7 +78,7 @@ class StaticStep:
         history = torch.zeros((rows, ROOM), dtype=torch.int64, device=device)
         self._buffers = _Buffers(ids, positions, made, active, table, history)
         self._forward = Forward(decoder, pool, rows)
-        self._graphs: dict[tuple[int, bool], tuple[torch.cuda.CUDAGraph, Tensor]] = {}
+        self._graphs: dict[tuple[int, int, bool], tuple[torch.cuda.CUDAGraph, Tensor]] = {}
         self._rows = self._pages = 0
         self._shared: list[Shared] = []
 
@@ -91,8 +91,8 @@ class StaticStep:
         tables = [row.sequence.table for row in rows]
         if max(map(len, tables), default=0) > pages:
             raise RangeError(f"a row has {max(map(len, tables))} pages, there is room for {pages}")
-        self._rows = self._bucket(len(rows))
-        self._pages = max(map(len, tables), default=0) if not ids.is_cuda else pages
+        self._rows = self._bucket(len(rows), len(ids))
+        self._pages = self._bucket(max(map(len, tables), default=0), pages)
         full = [row.sequence.length // self.pool.page_size for row in rows]
         self._shared = [] if ids.is_cuda else _shared(tables, full)
         spare = [0] * (self._rows - len(rows))
@@ -129,11 +129,11 @@ class StaticStep:
         number = here.made[:, None] - steps + torch.arange(steps, device=here.made.device)
         return here.history.gather(1, number % ROOM).T
 
-    def _bucket(self, rows: int) -> int:
+    def _bucket(self, count: int, most: int) -> int:
         """Graphs are captured for powers of two; without them there is nothing to round up to."""
-        if not self._buffers.ids.is_cuda or rows == 0:
-            return rows
-        return min(1 << (rows - 1).bit_length(), len(self._buffers.ids))
+        if not self._buffers.ids.is_cuda or count == 0:
+            return count
+        return min(1 << (count - 1).bit_length(), most)
 
     def _here(self) -> _Buffers:
         return self._buffers.first(self._rows, self._pages)
@@ -159,7 +159,7 @@ class StaticStep:
         return Rows(here.ids, positions, here.active, table, size, table, size, positions)
 
     def _replay(self, *, choosing: bool) -> Tensor:
-        key = (self._rows, choosing)
+        key = (self._rows, self._pages, choosing)
         if key not in self._graphs:
             self._graphs[key] = self._captured(choosing=choosing)
         graph, result = self._graphs[key]

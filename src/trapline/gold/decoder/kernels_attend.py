@@ -124,8 +124,7 @@ def attend_prefix(
     k, v = tile_of(keys, values, table, begin, end, g, G, D, BLOCK_D, BLOCK_S, P)
     if PDL:
         gdc_wait()
-        if PDL == 2:
-            gdc_launch_dependents()
+        gdc_launch_dependents()
     at = row.to(tl.int64) * qkv_row + head * D
     q = turned(qkv, at, live, position, cosine, sine, q_norm, eps, D, BLOCK_D)
     peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
@@ -171,8 +170,7 @@ def attend_tail(
     writes = tl.load(active + row) != 0
     if PDL:
         gdc_wait()
-        if PDL == 2:
-            gdc_launch_dependents()
+        gdc_launch_dependents()
     m = tl.arange(0, 16)
     at = row * qkv_row + (g * R + m) * D
     q = turned(qkv, at, m < R, m * 0 + position, cosine, sine, q_norm, eps, D, BLOCK_D)
@@ -216,8 +214,6 @@ def attend_kernel(
     WINDOWED: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """The first rows / BEAMS · G · common programs read prefixes, the others tails."""
-    if PDL == 1:
-        gdc_launch_dependents()
     number = tl.program_id(0)
     if BEAMS > 1:
         of_groups = rows // BEAMS * G * common
@@ -243,8 +239,8 @@ def merge_kernel(
 ):  # fmt: skip
     """One head of one row: its parts weighed by their shares of the softmax sum."""
     if PDL:
-        gdc_launch_dependents()
         gdc_wait()
+        gdc_launch_dependents()
     head = tl.program_id(0).to(tl.int64)
     part = tl.arange(0, BLOCK_PARTS)
     at = part * heads.to(tl.int64) + head

@@ -97,8 +97,9 @@ def embed_kernel(
 ):  # fmt: skip
     """The stream of one row at its beginning: an embedding.
 
-    It lets nobody start before all that came before it is over: what no kernel of a step writes
-    (positions, tables, what was stored earlier) may then be read by any of them without waiting.
+    Like every kernel here it lets the next one start when it has waited itself, so at most two run
+    at a time, and what none of a step's kernels writes (positions, tables, what was stored earlier)
+    may be read by any of them without waiting.
     """
     if PDL:
         gdc_wait()
@@ -129,12 +130,9 @@ def scaled_kernel(
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     b = tl.program_id(1) * BLOCK_B + tl.arange(0, BLOCK_B)
     if PDL:
-        if PDL == 1:
-            gdc_launch_dependents()
         bring(w, n, N, K, w_row, AHEAD)
         gdc_wait()
-        if PDL == 2:
-            gdc_launch_dependents()
+        gdc_launch_dependents()
     sums = squares_of(squares, b, rows, count, PARTS)
     total = product(
         x, w, b, n, rows, N, K, x_row, w_row, BLOCK_B, BLOCK_N, BLOCK_K, SPLIT, EVEN, PRECISION
@@ -168,12 +166,9 @@ def gated_kernel(
     both = tl.program_id(0) * BLOCK_N + pair % BLOCK_N
     both = tl.where(both < N, both + pair // BLOCK_N * N, 2 * N)
     if PDL:
-        if PDL == 1:
-            gdc_launch_dependents()
         bring(w, both, 2 * N, K, w_row, AHEAD)
         gdc_wait()
-        if PDL == 2:
-            gdc_launch_dependents()
+        gdc_launch_dependents()
     sums = squares_of(squares, b, rows, count, PARTS)
     total = product(
         x, w, b, both, rows, 2 * N, K, x_row, w_row,
@@ -202,12 +197,9 @@ def added_kernel(
     b = tl.program_id(1) * BLOCK_B + tl.arange(0, BLOCK_B)
     gain = tl.load(weight + n, mask=n < N, other=0.0)
     if PDL:
-        if PDL == 1:
-            gdc_launch_dependents()
         bring(w, n, N, K, w_row, AHEAD)
         gdc_wait()
-        if PDL == 2:
-            gdc_launch_dependents()
+        gdc_launch_dependents()
     # What the end needs is asked for at the beginning, so that nobody waits for it there.
     inside = (n < N)[:, None] & (b < rows)[None, :]
     at = b.to(tl.int64)[None, :] * N + n[:, None]
@@ -230,8 +222,8 @@ def pick_kernel(
 ):  # fmt: skip
     """One row's likeliest token, the lower of equals, and everything one step on."""
     if PDL:
-        gdc_launch_dependents()
         gdc_wait()
+        gdc_launch_dependents()
     row = tl.program_id(0)
     tile = tl.arange(0, BLOCK)
     at = tile.to(tl.int64) * rows + row
