@@ -28,7 +28,7 @@ LARGE = [(512, 128256, 64), (512, 128256, 256), (512, 128256, 1024), (64, 151936
 LARGE += [(4096, 32000, 64), (64, 1000000, 256)]
 #: About 256 MB of float32 each.
 SWEEP = [(6400, 10000), (1280, 50257), (512, 128000), (128, 500000), (64, 1000000)]
-SWEEP_K = (8, 64, 256, 1024)
+SWEEP_K = (64, 1024, 8, 256)
 Call = Callable[[], Any]
 
 
@@ -135,8 +135,8 @@ def problems(quick: bool, device: str) -> list[Problem]:
         return [Problem(512, 128256, 64, full)]
     small = [Problem(*shape, full) for shape in SMALL]
     large = [Problem(*shape, dtype) for dtype in (full, half) for shape in LARGE]
-    swept = itertools.product((full, half), SWEEP, SWEEP_K)
-    return [*small, *large, *(Problem(*shape, k, dtype, False) for dtype, shape, k in swept)]
+    swept = itertools.product(SWEEP_K, (full, half), SWEEP)
+    return [*small, *large, *(Problem(*shape, k, dtype, False) for k, dtype, shape in swept)]
 
 
 def measured(problem: Problem, device: str, rules: Rules) -> dict[str, Any]:
@@ -172,9 +172,12 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--warm", action="store_true")
     parser.add_argument("--only", default="", help="problems whose name has this in it")
+    parser.add_argument("--part", default="0/1", help="every N-th of them, from the I-th: I/N")
     parser.add_argument("--rounds", type=int, default=7)
     asked = parser.parse_args()
+    part, of = (int(word) for word in asked.part.split("/"))
     chosen = [one for one in problems(asked.quick, asked.device) if asked.only in one.name]
+    chosen = chosen[part::of]
     if asked.warm:
         for problem in chosen:
             warmed(problem, asked.device)

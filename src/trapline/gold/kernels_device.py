@@ -28,6 +28,7 @@ def compile_for_hopper(
     aligned: Collection[str] = (),
     warps: int = 4,
     stages: int = 3,
+    registers: int | None = None,
 ) -> Any:
     """The Triton or Gluon kernel compiled for sm_90 anywhere; `.asm` and `.metadata` tell the rest.
 
@@ -47,5 +48,5 @@ def compile_for_hopper(
             if signature[name].startswith("*") or (name in aligned and name not in fixed)
         },
     )
-    options = {"num_warps": warps, "num_stages": stages}
+    options = {"num_warps": warps, "num_stages": stages, "maxnreg": registers}
     return triton.compile(source, target=HOPPER, options=options)

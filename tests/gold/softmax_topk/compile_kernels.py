@@ -39,11 +39,10 @@ def launches(rows: int, vocabulary: int, k: int, dtype: str):
 
 
 def compiled(kernel, dtype: str, launch: dict[str, object]) -> dict[str, object]:
-    options = {name: launch.pop(name) for name in ("num_warps", "maxnreg") if name in launch}
+    warps, registers = launch.pop("num_warps"), launch.pop("maxnreg", None)
     fixed = {**launch, "PER_ROW": False, "PDL": True}
-    fixed = {name: value for name, value in fixed.items() if name in kernel.arg_names}
     types = {name: type_of(name, dtype) for name in kernel.arg_names}
-    made = compile_for_hopper(kernel, types, fixed, warps=options["num_warps"])
+    made = compile_for_hopper(kernel, types, fixed, warps=warps, registers=registers)
     return {"kernel": kernel.__name__, "shared": made.metadata.shared}
 
 
