@@ -51,7 +51,7 @@ def products(shape, rows):
 
 
 def product(kind, cut, even, inputs, last) -> dict[str, object]:
-    fixed = compact.fixed_of(cut, even=even, inputs=inputs, precision="tf32", early=True)
+    fixed = compact.fixed_of(cut, kind, even=even, inputs=inputs, precision="tf32", early=True)
     if kind != "added":
         fixed["PARTS"] = 64
     if kind == "scaled" and not last:

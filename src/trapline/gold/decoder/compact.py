@@ -168,7 +168,7 @@ class CompactStep:
             *(rows, outputs, inputs, parts, x.stride(0), w.stride(0), out.stride(0)),
             self._config.norm_eps,
             PARTS=triton.next_power_of_2(parts),
-            **self._cut(cut, outputs, inputs),
+            **self._cut(cut, "scaled", outputs, inputs),
         )
         return tiles
 
@@ -179,7 +179,7 @@ class CompactStep:
             *(self._y, w, self._squares, self._inner, rows, outputs, inputs, parts),
             *(self._y.stride(0), w.stride(0), self._inner.stride(0), self._config.norm_eps),
             PARTS=triton.next_power_of_2(parts),
-            **self._cut(cut, outputs, inputs),
+            **self._cut(cut, "gated", outputs, inputs),
         )
 
     def _added(self, x: Tensor, w: Tensor, weight: Tensor, rows: int) -> int:
@@ -189,15 +189,15 @@ class CompactStep:
         added_kernel[(tiles, triton.cdiv(rows, cut.block_b))](
             *(x, w, self._x, weight, self._y, self._squares),
             *(rows, outputs, inputs, x.stride(0), w.stride(0)),
-            **self._cut(cut, outputs, inputs),
+            **self._cut(cut, "added", outputs, inputs),
         )
         return tiles
 
-    def _cut(self, cut: Cut, outputs: int, inputs: int) -> dict[str, object]:
+    def _cut(self, cut: Cut, kind: str, outputs: int, inputs: int) -> dict[str, object]:
         """All that a product is told besides its arguments."""
         even = outputs % cut.block_n == 0 and inputs % (cut.split * cut.block_k) == 0
         fixed = fixed_of(
-            cut, even=even, inputs=inputs, precision=self._precision, early=self._early
+            cut, kind, even=even, inputs=inputs, precision=self._precision, early=self._early
         )
         return {**fixed, "num_warps": cut.warps, "num_stages": cut.stages, **self._launch()}
 
@@ -296,15 +296,18 @@ def _for_many(kind: str, block_b: int, outputs: int) -> Cut:
     return Cut(block_b, 32, 128, 1, 4, 4)
 
 
-def fixed_of(cut: Cut, *, even: bool, inputs: int, precision: str, early: int) -> dict[str, object]:
+def fixed_of(
+    cut: Cut, kind: str, *, even: bool, inputs: int, precision: str, early: bool
+) -> dict[str, object]:
     """What all products know at compile time."""
+    lines = cut.block_n * (2 if kind == "gated" else 1)
     return {
         "BLOCK_B": cut.block_b,
         "BLOCK_N": cut.block_n,
         "BLOCK_K": cut.block_k,
         "SPLIT": cut.split,
         "EVEN": even,
-        "AHEAD": min(triton.next_power_of_2(inputs), max(64, AHEAD // cut.block_n)),
+        "AHEAD": min(triton.next_power_of_2(inputs), max(64, AHEAD // lines)),
         "PRECISION": precision,
         "PDL": early,
     }
