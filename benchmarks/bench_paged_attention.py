@@ -11,6 +11,7 @@ values that are stored.
 
 import argparse
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -199,7 +200,8 @@ def peers(case: Case) -> list[Contender]:
         contiguous(case, SDPBackend.CUDNN_ATTENTION, "cuDNN, contiguous"),
         contiguous(case, SDPBackend.FLASH_ATTENTION, "FlashAttention-2, contiguous"),
         gathered(case, compiled=False),
-        gathered(case, compiled=True),
+        # Compiling takes longer than all the rest: once is enough to see what it does.
+        *([gathered(case, compiled=True)] if case == GOAL else []),
     ]
 
 
@@ -214,7 +216,7 @@ def wrong(case: Case, *, with_peers: bool, **more: Any) -> dict[str, dict[str, f
         q, k, v = laid_out(case, 0)
         exact = sdpa(q.double(), k.double(), v.double())
         for backend in (SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION):
-            with sdpa_kernel(backend):
+            with suppress(RuntimeError), sdpa_kernel(backend):
                 found[backend.name.lower()] = errors(sdpa(q, k, v), exact)
     return found
 

@@ -24,6 +24,7 @@ PROBLEMS = {
 RUNS = [(name, "plain", torch.float32) for name in PROBLEMS]
 RUNS += [("decode", "plain", torch.float16)]
 RUNS += [("decode", "int8", torch.float32), ("packed", "int4", torch.float32)]
+RUNS += [("window", "int4", torch.float16)]
 RUNS += [("prefix", "int8", torch.float32)]
 
 

@@ -25,13 +25,15 @@ from torch import Tensor
 from trapline.gold.attention import fast_paged
 from trapline.gold.attention.arrivals import arrivals
 from trapline.gold.attention.kernels_paged_append import append, strides_of
-from trapline.gold.attention.kernels_paged_codes import INT4, pieces_of
+from trapline.gold.attention.kernels_paged_codes import INT4, log2_of, pieces_of
 from trapline.gold.attention.kernels_tiles import LOG2_E, scored
 from trapline.gold.errors import DTypeError, RangeError
 from trapline.gold.kernels_device import processors
 
 KERNELS = "trapline_paged_kernels"
 WIDEST = 256
+#: The smallest float16. A scale of 0 counts as this, so that its logarithm is finite.
+SMALLEST = tl.constexpr(2.0**-24)
 #: Sizes that change from call to call and would otherwise be compiled for again and again.
 UNFIXED = [
     "B",
@@ -86,6 +88,18 @@ def query_rows(
 
 
 @triton.jit
+def in_units(q0, q1, q2, q3, DTYPE: tl.constexpr):
+    """Queries as DTYPE, in units of a power of two near the largest: none overflows float16."""
+    largest = tl.maximum(tl.maximum(tl.abs(q0), tl.abs(q1)), tl.maximum(tl.abs(q2), tl.abs(q3)))
+    exponent = tl.max(tl.max(largest, 1), 0).to(tl.float32).to(tl.int32, bitcast=True) & 0x7F800000
+    unit = exponent.to(tl.float32, bitcast=True)
+    inverse = (0x7F000000 - exponent).to(tl.float32, bitcast=True)
+    q0, q1 = (q0.to(tl.float32) * inverse).to(DTYPE), (q1.to(tl.float32) * inverse).to(DTYPE)
+    q2, q3 = (q2.to(tl.float32) * inverse).to(DTYPE), (q3.to(tl.float32) * inverse).to(DTYPE)
+    return q0, q1, q2, q3, unit
+
+
+@triton.jit
 def store_tile(
     base, a0, a1, a2, a3, factor, live, by_row, D: tl.constexpr, WIDE: tl.constexpr,
     KIND: tl.constexpr,
@@ -131,6 +145,41 @@ def seen_by(position, s, inside, live, row, first, tree, tree_row, window,
 
 
 @triton.jit
+def products_of(q0, q1, q2, q3, keys, KIND: tl.constexpr, DTYPE: tl.constexpr, OWN: tl.constexpr,
+                PRECISION: tl.constexpr):  # fmt: skip
+    """Queries times keys, (rows, positions)."""
+    if KIND == 0:
+        products = tl.dot(q0, tl.trans(keys), input_precision=PRECISION)
+    else:
+        k0, k1, k2, k3 = pieces_of(keys, KIND, DTYPE, OWN)
+        products = tl.dot(q0, tl.trans(k0), input_precision=PRECISION)
+        products = tl.dot(q1, tl.trans(k1), products, input_precision=PRECISION)
+        products = tl.dot(q2, tl.trans(k2), products, input_precision=PRECISION)
+        products = tl.dot(q3, tl.trans(k3), products, input_precision=PRECISION)
+    return products
+
+
+@triton.jit
+def columns_of(
+    ks, vs, inside, scale, BLOCK_S: tl.constexpr, KIND: tl.constexpr, OWN: tl.constexpr
+):  # fmt: skip
+    """What a column of products is multiplied by, and what is added to its exponents.
+
+    A value's scale is a factor of its weight: added as a logarithm it costs nothing, and no weight
+    leaves float16. The third is what takes it out of a weight again, for the sum of weights.
+    """
+    factor = tl.full([BLOCK_S], scale, tl.float32)
+    column = tl.where(inside, 0.0, float("-inf"))
+    unscaled = column
+    if KIND > 0:
+        factor *= ks.to(tl.float32)
+        logarithm = log2_of(tl.maximum(vs.to(tl.float32), SMALLEST), OWN)
+        column += logarithm
+        unscaled = tl.exp2(-logarithm)
+    return factor, column, unscaled
+
+
+@triton.jit
 def attended(
     q, k_pages, v_pages, k_scale, v_scale, table, tree, row, head, live, position, first, g,
     begin, end, window, scale, softcap, q_row, q_head, tree_row,
@@ -143,12 +192,17 @@ def attended(
 ):  # fmt: skip
     """A tile of queries over the positions begin … end of one head of one sequence.
 
-    Answers each row's largest score (base 2), its sum of weights, and the weighted sum of values,
-    in four pieces where pages hold codes. TWINS: keys and values lie at the same offsets.
+    Answers each row's largest exponent (base 2), its sum of weights, and its weighted sum of
+    values, in four pieces where pages hold codes. TWINS: keys and values lie at the same offsets.
     """
     q0, q1, q2, q3 = query_rows(q, row, head, live, q_row, q_head, D, WIDE, KIND)
+    # Codes meet queries in float16, which has all of them and more digits than bfloat16.
+    DTYPE: tl.constexpr = tl.float16 if KIND > 0 and PRECISION == "tf32" else q.dtype.element_ty
+    if KIND > 0:
+        q0, q1, q2, q3, unit = in_units(q0, q1, q2, q3, DTYPE)
+        scale *= unit
     peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    total = tl.zeros([BLOCK_M], tl.float32)
+    totals = tl.zeros([BLOCK_M, BLOCK_S], tl.float32)
     a0 = tl.zeros([BLOCK_M, WIDE], tl.float32)
     a1, a2, a3 = a0, a0, a0
     d = tl.arange(0, WIDE)
@@ -160,6 +214,7 @@ def attended(
     k_rows = k_pages + (g * k_head + place * k_place)[:, None] + d[None, :]
     v_rows = v_pages + (g * v_head + place * v_place)[:, None] + d[None, :]
     page = tl.load(table + s // P, mask=s < end, other=0).to(tl.int64)
+    ks, vs = page, page
     if KIND > 0:
         k_scales = k_scale + g * ks_head + place * ks_place
         v_scales = v_scale + g * vs_head + place * vs_place
@@ -185,42 +240,40 @@ def attended(
                 v_scales = v_scale + g * vs_head + ahead % P * vs_place
             next_ks = tl.load(k_scales + page * ks_page, mask=ahead < end, other=0)
             next_vs = tl.load(v_scales + page * vs_page, mask=ahead < end, other=0)
-        if KIND == 0:
-            products = tl.dot(q0, tl.trans(keys), input_precision=PRECISION)
+        products = products_of(q0, q1, q2, q3, keys, KIND, DTYPE, OWN, PRECISION)
+        factor, column, unscaled = columns_of(ks, vs, inside, scale, BLOCK_S, KIND, OWN)
+        if ALONE and not CAPPED and not WINDOWED and tree is None:
+            # All rows see the same: scale and mask are one multiply-add an element.
+            scores = products * (factor * LOG2_E)[None, :] + column[None, :]
         else:
-            k0, k1, k2, k3 = pieces_of(keys, KIND, q.dtype.element_ty, OWN)
-            products = tl.dot(q0, tl.trans(k0), input_precision=PRECISION)
-            products = tl.dot(q1, tl.trans(k1), products, input_precision=PRECISION)
-            products = tl.dot(q2, tl.trans(k2), products, input_precision=PRECISION)
-            products = tl.dot(q3, tl.trans(k3), products, input_precision=PRECISION)
-            products *= ks.to(tl.float32)[None, :]
-        if CAPPED:
-            scores = scored(products, scale, softcap, CAPPED) * LOG2_E
-        else:
-            scores = products * (scale * LOG2_E)
-        seen = seen_by(position, s, inside, live, row, first, tree, tree_row, window,
-                       ALONE, WINDOWED)  # fmt: skip
-        scores = tl.where(seen, scores, float("-inf"))
+            seen = seen_by(position, s, inside, live, row, first, tree, tree_row, window,
+                           ALONE, WINDOWED)  # fmt: skip
+            scores = scored(products * factor[None, :], 1.0, softcap, CAPPED) * LOG2_E
+            scores = tl.where(seen, scores + column[None, :], float("-inf"))
         new_peak = tl.maximum(peak, tl.max(scores, 1))
         # A row that has seen no key stays at −inf, and −inf − (−inf) is not a number.
         origin = tl.where(new_peak == float("-inf"), 0.0, new_peak)
         weights = tl.exp2(scores - origin[:, None])
         correction = tl.exp2(peak - origin)
-        total = total * correction + tl.sum(weights, 1)
+        # Summed over the columns at the end: lanes need not meet for it in every tile.
+        if KIND == 0:
+            totals = totals * correction[:, None] + weights
+        else:
+            totals = totals * correction[:, None] + weights * unscaled[None, :]
         peak = new_peak
         c = correction[:, None]
         if KIND == 0:
-            rounded = weights.to(q.dtype.element_ty)
+            rounded = weights.to(DTYPE)
             a0 = tl.dot(rounded, values, a0 * c, input_precision=PRECISION)
         else:
-            rounded = (weights * vs.to(tl.float32)[None, :]).to(q.dtype.element_ty)
-            v0, v1, v2, v3 = pieces_of(values, KIND, q.dtype.element_ty, OWN)
+            rounded = weights.to(DTYPE)
+            v0, v1, v2, v3 = pieces_of(values, KIND, DTYPE, OWN)
             a0 = tl.dot(rounded, v0, a0 * c, input_precision=PRECISION)
             a1 = tl.dot(rounded, v1, a1 * c, input_precision=PRECISION)
             a2 = tl.dot(rounded, v2, a2 * c, input_precision=PRECISION)
             a3 = tl.dot(rounded, v3, a3 * c, input_precision=PRECISION)
             ks, vs = next_ks, next_vs
-    return peak, total, a0, a1, a2, a3
+    return peak, tl.sum(totals, 1), a0, a1, a2, a3
 
 
 @triton.jit
@@ -478,6 +531,9 @@ def prefix_kernel(
     tl.store(stats + slot * 2 + 1, total, mask=live)
 
 
+KINDS = {torch.int8: 1, torch.float8_e4m3fn: 2, torch.uint8: 3}
+
+
 class Tiles(NamedTuple):
     """How a launch is cut: rows of queries, positions, warps, stages of the pipeline of loads."""
 
@@ -487,6 +543,8 @@ class Tiles(NamedTuple):
     stages: int = 3
     #: Programs that fit on a multiprocessor.
     programs: int = 2
+    #: The most registers a thread may have; None leaves it to the compiler.
+    registers: int | None = None
 
 
 def tiles_for(rows: int, D: int, dtype: torch.dtype, kind: int) -> Tiles:
@@ -499,10 +557,12 @@ def tiles_for(rows: int, D: int, dtype: torch.dtype, kind: int) -> Tiles:
         return Tiles(block_m, 32, stages=2)
     if D > 128:
         return Tiles(block_m, 32 if kind == 0 else 64)
-    return Tiles(block_m, 64)
-
-
-KINDS = {torch.int8: 1, torch.float8_e4m3fn: 2, torch.uint8: 3}
+    if block_m > 16 or kind == 0:
+        return Tiles(block_m, 64)
+    # Codes are soon read: it takes more programs to keep a multiprocessor busy with them.
+    if kind == KINDS[torch.uint8]:
+        return Tiles(block_m, 128, programs=4, registers=128)
+    return Tiles(block_m, 64, programs=4, registers=128)
 
 
 def in_words(pages: Tensor, kind: int) -> Tensor:
@@ -568,6 +628,7 @@ def _attention(
             BLOCK_S=wide.positions,
             num_warps=wide.warps,
             num_stages=wide.stages,
+            maxnreg=wide.registers,
             **fixed,
         )
     most = processors(q) * tiles.programs
@@ -594,6 +655,7 @@ def _attention(
         NARROW=units * most < 2**31,
         num_warps=tiles.warps,
         num_stages=tiles.stages,
+        maxnreg=tiles.registers,
         **fixed,
     )
 
