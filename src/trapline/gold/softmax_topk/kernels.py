@@ -19,6 +19,7 @@ from torch import Tensor
 from trapline.gold.errors import DTypeError, RangeError
 from trapline.gold.kernels_device import processors
 from trapline.gold.softmax_topk.kernels_long import select_kernel, stream_kernel
+from trapline.gold.softmax_topk.kernels_order import EARLY, NOT
 from trapline.gold.softmax_topk.kernels_short import best_kernel, short_kernel
 
 KERNELS = "trapline_topk_kernels"
@@ -102,6 +103,8 @@ _FEW, _RANKED, _MANY = Select(16, None, 32, 8), Select(4, 128, 64, 16), Select(8
 #: then everybody starts at once; and where much is, with so many programs that they end together.
 LITTLE, LITTLE_STREAM = 1 << 21, (2048, 4)
 STREAM, PROGRAMS = (8192, 8), 1024
+#: What many rows launch with.
+LATE_SHORT, LATE_LONG = NOT, NOT
 
 
 class Long(NamedTuple):
@@ -172,8 +175,8 @@ def _softmax_topk(
     answers = _shapes(logits, k, temperature, temperatures, log_probs)
     x = logits if logits.stride(1) == 1 or vocabulary == 1 else logits.contiguous()
     warm = (temperatures.float().contiguous() if temperatures is not None else x, temperature)
-    early = x.is_cuda and rows <= processors(x) // 2
-    same = {"PER_ROW": temperatures is not None, "PDL": early, "launch_pdl": early}
+    launch = launch_of(x)
+    same = {"PER_ROW": temperatures is not None, "PDL": launch, "launch_pdl": launch > 0}
     if rows == 0:
         return answers
     if vocabulary <= SHORT:
@@ -186,8 +189,21 @@ def _softmax_topk(
     return answers
 
 
+def launch_of(x: Tensor) -> int:
+    """Few rows leave room for the next kernel at once; the programs of many would be in the way.
+
+    How much of the next launch is hidden was measured: `docs/components/softmax_topk.md`.
+    """
+    if not x.is_cuda:
+        return int(NOT)
+    rows, vocabulary = x.shape
+    if rows <= processors(x) // 2:
+        return int(EARLY)
+    return int(LATE_SHORT if vocabulary <= SHORT else LATE_LONG)
+
+
 def run_short(
-    x: Tensor, k: int, warm: _Warm, answers: _Answers, log: bool, plan: Short, same: dict[str, bool]
+    x: Tensor, k: int, warm: _Warm, answers: _Answers, log: bool, plan: Short, same: dict[str, Any]
 ) -> None:
     rows, vocabulary = x.shape
     kernel, launch = short_launch(plan, k, width_of(x), _SHIFT[x.dtype])
@@ -216,13 +232,13 @@ def short_launch(plan: Short, k: int, width: int, shift: int) -> tuple[Any, dict
 
 
 def run_long(
-    x: Tensor, k: int, warm: _Warm, answers: _Answers, log: bool, plan: Long, same: dict[str, bool]
+    x: Tensor, k: int, warm: _Warm, answers: _Answers, log: bool, plan: Long, same: dict[str, Any]
 ) -> None:
     parts = stream(x, warm, plan, same)
     select(x, k, warm, parts, answers, log, plan, same)
 
 
-def stream(x: Tensor, warm: _Warm, plan: Long, same: dict[str, bool]) -> _Parts:
+def stream(x: Tensor, warm: _Warm, plan: Long, same: dict[str, Any]) -> _Parts:
     """Group maxima, and the maximum and the sum of every split."""
     rows, vocabulary = x.shape
     maxima = x.new_empty((rows, plan.groups), dtype=torch.float32)
@@ -254,7 +270,7 @@ def select(
     answers: _Answers,
     log: bool,
     plan: Long,
-    same: dict[str, bool],
+    same: dict[str, Any],
 ) -> None:
     rows, vocabulary = x.shape
     lists = x.new_empty((rows, plan.listed), dtype=torch.int32)

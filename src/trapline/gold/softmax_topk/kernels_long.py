@@ -8,7 +8,6 @@ loads are 16 bytes wide whatever V is: column = position − skip.
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from trapline.gold.softmax_topk.kernels_order import (
     LOG2_E,
@@ -20,12 +19,14 @@ from trapline.gold.softmax_topk.kernels_order import (
     key_of,
     kth_of,
     larger,
+    make_way,
     next_bit,
     origin_of,
     places,
     rank,
     temperature_of,
     threshold,
+    wait,
 )
 
 
@@ -68,9 +69,7 @@ def stream_kernel(
     """The group maxima of one split of a row, and its share of the softmax sum."""
     row = (tl.program_id(0) // splits).to(tl.int64)
     split = tl.program_id(0) % splits
-    if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
+    wait(PDL)
     scale = LOG2_E / temperature_of(temperatures, temperature, row, PER_ROW)
     skip = ((row * logits_row) % WIDTH).to(tl.int32)
     base = logits + (row * logits_row // WIDTH) * WIDTH
@@ -92,6 +91,7 @@ def stream_kernel(
         position = whole + tl.arange(0, BLOCK)
         x = edge(base, position, skip, end, WIDTH)
         peak, total = streamed(x, maxima, whole, peak, total, scale, G, BLOCK, THREADS, WIDTH)
+    make_way(PDL)
     top = tl.reduce(peak, 0, larger)
     share = tl.sum(total * tl.exp2((peak - origin_of(top)) * scale), 0)
     tl.store(peaks + row * splits + split, top)
@@ -182,9 +182,7 @@ def select_kernel(
     keys += row * CAP
     number = tl.arange(0, GROUPS_BLOCK)
     here = number < tl.cdiv(V + skip, G)
-    if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
+    wait(PDL)
     best = tl.load(maxima + row * groups + number, mask=here, other=float("-inf"))
     temperature = temperature_of(temperatures, temperature, row, PER_ROW)
     split = tl.arange(0, SPLITS_BLOCK)

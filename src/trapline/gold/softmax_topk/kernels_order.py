@@ -7,9 +7,27 @@ the lower column. No two are equal, so a set of keys has one order, whatever ord
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+#: Programmatic dependent launch: when a kernel lets the next one onto the processors. All of them
+#: wait for the one before to be done and visible before they touch memory.
+NOT, EARLY, LATE = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
+
+
+@triton.jit
+def wait(PDL: tl.constexpr):
+    if PDL == EARLY:
+        gdc_launch_dependents()
+    if PDL != NOT:
+        gdc_wait()
+
+
+@triton.jit
+def make_way(PDL: tl.constexpr):
+    if PDL == LATE:
+        gdc_launch_dependents()
 
 
 @triton.jit

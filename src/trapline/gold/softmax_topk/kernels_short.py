@@ -3,7 +3,6 @@
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from trapline.gold.softmax_topk.kernels_order import (
     LOG2_E,
@@ -14,12 +13,14 @@ from trapline.gold.softmax_topk.kernels_order import (
     key_of,
     kth_of,
     larger,
+    make_way,
     origin_of,
     places,
     rank,
     temperature_of,
     threshold,
     value_of,
+    wait,
 )
 
 
@@ -48,9 +49,7 @@ def best_kernel(
     """K = 1. All that can be is done within threads; two sums over them are left."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
-    if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
+    wait(PDL)
     x = whole_row(logits + row * logits_row, column, V, EVEN)
     temperature = temperature_of(temperatures, temperature, row, PER_ROW)
     scale = LOG2_E / temperature
@@ -65,6 +64,7 @@ def best_kernel(
     share *= tl.exp2((each - origin_of(peak)) * scale)
     first = tl.where((each >= peak) | (each != each), first, BLOCK)
     total, first = tl.reduce((share, first), 0, sum_and_first)
+    make_way(PDL)
     tl.store(values + row, value_of(peak, peak, total, temperature, log))
     tl.store(indices + row, first.to(tl.int64))
     emit_summary(lse, row_max, row, peak, total, temperature)
@@ -103,9 +103,7 @@ def short_kernel(
     kept_logits += row * CAP
     kept_columns += row * CAP
     slot = tl.arange(0, CAP)
-    if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
+    wait(PDL)
     x = whole_row(logits, column, V, EVEN)
     temperature = temperature_of(temperatures, temperature, row, PER_ROW)
     scale = LOG2_E / temperature
@@ -158,5 +156,6 @@ def short_kernel(
     else:
         key = tl.sort(key, descending=True)
         place = slot
+    make_way(PDL)
     emit(key, place, peak, total, temperature, row, values, indices, K, log, SHIFT)
     emit_summary(lse, row_max, row, peak, total, temperature)
