@@ -124,7 +124,7 @@ def test_draft_trees():
     close(queries(180, 8, 128, torch.bfloat16), stored, max_q=60, tree_mask=tree)
 
 
-@pytest.mark.parametrize(("kind", "new"), itertools.product(KINDS, (1, 3)))
+@pytest.mark.parametrize(("kind", "new"), list(itertools.product(KINDS, (1, 3))))
 def test_a_shared_prefix_is_read_once(kind, new):
     """Two groups of three: one shares five pages, the other none."""
     pages, table, lengths, named = cache(kind, torch.bfloat16, 2, 128, 16, [500, 90, 84, 70, 9, 33])
@@ -166,7 +166,7 @@ def test_a_graph_computes_what_its_inputs_say_when_it_runs(first_in_graph, monke
         paged_attention(q, *pages, table, lengths, **named, out=out)
     for seed in range(3):
         q.copy_(queries(6, 8, 128, torch.bfloat16, seed))
-        lengths.copy_(torch.tensor(LENGTHS, device="cuda").int() - (seed > 0))
+        lengths.copy_(torch.tensor(LENGTHS, device="cuda").int() - int(seed > 0))
         lengths.clamp_(min=0)
         graph.replay()
         want = exact(q, pages, table, lengths, named)
