@@ -18,8 +18,8 @@ import argparse
 import json
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -128,8 +128,7 @@ class Job:
         return torch.randint(0, vocab, (self.batch, self.prompt), generator=seed).tolist()
 
 
-@contextmanager
-def pair(shape: Shape, context: int, device: str, dtype: torch.dtype) -> Iterator[tuple[Any, Any]]:
+def pair(shape: Shape, context: int, device: str, dtype: torch.dtype) -> tuple[Any, Decoder]:
     """The same random weights in transformers and here."""
     torch.manual_seed(0)
     config = shape.theirs(context)
@@ -138,7 +137,7 @@ def pair(shape: Shape, context: int, device: str, dtype: torch.dtype) -> Iterato
     with tempfile.TemporaryDirectory() as folder:
         theirs.save_pretrained(folder)
         ours = Decoder.from_pretrained(folder, device=device).requires_grad_(False)
-    yield theirs, ours
+    return theirs, ours
 
 
 def peer(model: Any, job: Job, **options: Any) -> Callable[[int], list[list[int]]]:
@@ -248,27 +247,30 @@ def race(
 
 
 def gpu(device: str, quick: bool, sections: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """The sections that were asked for, one after the other, each with its cases."""
-    rules = Rules(rounds=2, warm_up=0.0, drift=1.0)
-    new = 32 if quick else 128
-    if "ids" in sections:
-        yield {"same ids, float32": same_ids(ANCHOR, Job(8, 128, new), device)}
-    if {"logits", "greedy", "beams", "long"} & set(sections):
-        with pair(ANCHOR, 8192 + 256, device, torch.bfloat16) as (theirs, mine):
-            if "logits" in sections:
-                yield {"teacher-forced logits, bfloat16": logit_errors(theirs, mine, device)}
-            if "greedy" in sections:
-                job = Job(8, 128, new)
-                yield {job.name: race(greedy_runs(theirs, mine, job), job, device, rules)}
-            if "beams" in sections:
-                job = Job(8, 128, new, 8)
-                runs = {"ours": ours(mine, job), "transformers": peer(theirs, job)}
-                yield {job.name: race(runs, job, device, rules)}
-            if "long" in sections:
-                yield long_prompt(theirs, mine, Job(1, 8192, new // 2, 8), device, rules)
-    for shape in LARGER:
-        if shape.name in sections:
+    """The sections that were asked for, in that order, each with its cases."""
+    rules, new = Rules(rounds=2, warm_up=0.0, drift=1.0), 32 if quick else 128
+    once = replace(rules, rounds=1)  # for peers that take seconds a call
+    models = cache(lambda: pair(ANCHOR, 8192 + 256, device, torch.bfloat16))
+    for section in sections:
+        if section == "ids":
+            yield {"same ids, float32": same_ids(ANCHOR, Job(8, 128, new), device)}
+        elif section == "logits":
+            yield {"teacher-forced logits, bfloat16": logit_errors(*models(), device)}
+        elif section == "greedy":
+            job = Job(8, 128, new)
+            yield {job.name: race(greedy_runs(*models(), job), job, device, rules)}
+        elif section == "beams":
+            job = Job(8, 128, new, 8)
+            yield {job.name: race(beam_runs(*models(), job), job, device, once)}
+        elif section == "long":
+            yield long_prompt(*models(), Job(1, 8192, new // 2, 8), device, once)
+        else:
+            shape = next(one for one in LARGER if one.name == section)
             yield {shape.name: against_reading(shape, Job(8, 128, new), device, rules)}
+
+
+def beam_runs(theirs: Any, mine: Decoder, job: Job) -> dict[str, Callable[[int], Any]]:
+    return {"ours": ours(mine, job), "transformers": peer(theirs, job)}
 
 
 def greedy_runs(theirs: Any, mine: Decoder, job: Job) -> dict[str, Callable[[int], Any]]:
@@ -282,7 +284,7 @@ def greedy_runs(theirs: Any, mine: Decoder, job: Job) -> dict[str, Callable[[int
 
 def long_prompt(theirs: Any, mine: Decoder, job: Job, device: str, rules: Rules) -> dict[str, Any]:
     """Times, and the bytes at the highest point of one call; ours makes its pool in the call."""
-    runs = {"ours": ours(mine, job), "transformers": peer(theirs, job)}
+    runs = beam_runs(theirs, mine, job)
     highest = {name: peak(run, job.new) for name, run in runs.items()}
     print(f"peak bytes above the weights: {highest}")
     return {job.name: {**race(runs, job, device, rules), "peak_bytes": highest}}
@@ -292,15 +294,15 @@ def same_ids(shape: Shape, job: Job, device: str) -> dict[str, Any]:
     """The share of equal tokens in fp32 (TF32 off), greedy and with beams."""
     torch.backends.cuda.matmul.allow_tf32 = False
     shares = {}
-    with pair(shape, job.prompt + job.new, device, torch.float32) as (theirs, mine):
-        for one in (job, Job(job.batch, job.prompt, job.new, 8)):
-            expected, found = peer(theirs, one)(one.new), ours(mine, one)(one.new)
-            pairs = [
-                a == b
-                for row, other in zip(expected, found, strict=True)
-                for a, b in zip(row, other, strict=False)
-            ]
-            shares[one.name] = sum(pairs) / len(pairs)
+    theirs, mine = pair(shape, job.prompt + job.new, device, torch.float32)
+    for one in (job, Job(job.batch, job.prompt, job.new, 8)):
+        expected, found = peer(theirs, one)(one.new), ours(mine, one)(one.new)
+        pairs = [
+            a == b
+            for row, other in zip(expected, found, strict=True)
+            for a, b in zip(row, other, strict=False)
+        ]
+        shares[one.name] = sum(pairs) / len(pairs)
     print(f"same ids in fp32: {shares}")
     return {"share of equal tokens": shares}
 
@@ -370,12 +372,12 @@ def cpu(quick: bool) -> dict[str, Any]:
     rules = Rules(rounds=2 if quick else 5, warm_up=0.0, drift=1.0)
     jobs = [Job(1, 128, 8 if quick else 64, beams) for beams in (1, 8)]
     results: dict[str, Any] = {"same ids, float32": same_ids(shape, jobs[0], "cpu")}
-    with pair(shape, 512, "cpu", torch.float32) as (theirs, mine):
-        for job in jobs:
-            runs = {"ours": ours(mine, job), "transformers": peer(theirs, job)}
-            results[job.name] = race(runs, job, "cpu", rules)
-            whole = results[job.name]["times"]
-            print(f"  transformers / ours, whole call: {whole[2].seconds / whole[0].seconds:.2f}")
+    theirs, mine = pair(shape, 512, "cpu", torch.float32)
+    for job in jobs:
+        runs = {"ours": ours(mine, job), "transformers": peer(theirs, job)}
+        results[job.name] = race(runs, job, "cpu", rules)
+        whole = results[job.name]["times"]
+        print(f"  transformers / ours, whole call: {whole[2].seconds / whole[0].seconds:.2f}")
     return results
 
 
