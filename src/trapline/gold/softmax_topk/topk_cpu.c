@@ -68,17 +68,16 @@ static inline lanes larger(lanes a, lanes b) {
     return (lanes)(((lane_mask)a & takes_a) | ((lane_mask)b & ~takes_a));
 }
 
-/* 2^y for y <= 0, to 1 ulp; 0 below 2^-126. The polynomial is 2^f on [-1/2, 1/2] to 2e-9. */
+/* 2^y for y <= 100, to 1.2 ulp; 0 below 2^-126. The polynomial is 2^f on [-1/2, 1/2] to 2e-9. */
 static inline lanes power_of_two(lanes y) {
     lanes bounded = larger((lanes){0} - 127.0f, y); /* this way round NaN stays NaN */
     lanes shifted = bounded + 0x1.8p23f; /* the nearest integer is in its lowest bits */
     lanes f = bounded - (shifted - 0x1.8p23f);
-    lanes p = 0x1.41fbbap-13f * f + 0x1.5f3e54p-10f;
-    p = p * f + 0x1.3b2d4cp-7f;
-    p = p * f + 0x1.c6aee8p-5f;
-    p = p * f + 0x1.ebfbdcp-3f;
-    p = p * f + 0x1.62e430p-1f;
-    p = p * f + 1.0f;
+    /* In pairs, so that no multiplication waits for five others. */
+    lanes square = f * f;
+    lanes low = f * 0x1.62e430p-1f + 1.0f, middle = f * 0x1.c6aee8p-5f + 0x1.ebfbdcp-3f;
+    lanes high = square * 0x1.41fbbap-13f + (f * 0x1.5f3e54p-10f + 0x1.3b2d4cp-7f);
+    lanes p = square * (square * high + middle) + low;
     return p * (lanes)(((lane_bits)shifted + 127u) << 23);
 }
 
@@ -137,39 +136,35 @@ static void keep(struct row *row, float value, long index) {
     if (row->count == row->room || index == row->k - 1) row->threshold = value_of(prune(row));
 }
 
-/* Maxima of the block's groups, and of all; NaN is passed over. */
-static float group_maxima(const float *x, float *maxima) {
-    float largest = -INFINITY;
+/* One look at a block: maxima of its groups (NaN is passed over), and the sum of its powers. */
+static double look(const float *x, float origin, float scale, float *maxima) {
     const lanes lowest = (lanes){0} - INFINITY;
+    wide_lanes sums = {0};
     for (long g = 0; g < BLOCK / GROUP; g++, x += GROUP) {
-        lanes most[STRIDES];
-        for (int s = 0; s < STRIDES; s++) most[s] = larger(lanes_at(x + s * LANES), lowest);
-        for (long i = STEP; i < GROUP; i += STEP)
-            for (int s = 0; s < STRIDES; s++)
-                most[s] = larger(lanes_at(x + i + s * LANES), most[s]);
+        /* Few float32 additions in a row: thousands would lose small terms beside a large one. */
+        lanes most[STRIDES], part[STRIDES] = {{0}};
+        for (int s = 0; s < STRIDES; s++) most[s] = lowest;
+        for (long i = 0; i < GROUP; i += STEP)
+            for (int s = 0; s < STRIDES; s++) {
+                lanes values = lanes_at(x + i + s * LANES);
+                most[s] = larger(values, most[s]);
+                part[s] += power_of_two((values - origin) * scale);
+            }
         lanes all = larger(larger(most[0], most[1]), larger(most[2], most[3]));
         float best = all[0];
         for (int j = 1; j < LANES; j++) best = all[j] > best ? all[j] : best;
         maxima[g] = best;
-        largest = best > largest ? best : largest;
-    }
-    return largest;
-}
-
-static double sum_of_powers(const float *x, float origin, float scale) {
-    wide_lanes sums = {0};
-    for (long g = 0; g < BLOCK; g += GROUP, x += GROUP) {
-        /* Few float32 additions in a row: thousands would lose small terms beside a large one. */
-        lanes part[STRIDES] = {{0}};
-        for (long i = 0; i < GROUP; i += STEP)
-            for (int s = 0; s < STRIDES; s++)
-                part[s] += power_of_two((lanes_at(x + i + s * LANES) - origin) * scale);
-        lanes all = (part[0] + part[1]) + (part[2] + part[3]);
-        sums += __builtin_convertvector(all, wide_lanes);
+        sums += __builtin_convertvector((part[0] + part[1]) + (part[2] + part[3]), wide_lanes);
     }
     double total = 0.0;
     for (int j = 0; j < LANES; j++) total += sums[j];
     return total;
+}
+
+static float largest_of(const float *values, long count) {
+    float most = -INFINITY;
+    for (long i = 0; i < count; i++) most = values[i] > most ? values[i] : most;
+    return most;
 }
 
 static int has_nan(const float *x) {
@@ -178,24 +173,53 @@ static int has_nan(const float *x) {
     return found;
 }
 
+static inline int any(lane_mask mask) {
+    uint64_t parts[LANES / 2], all = 0;
+    memcpy(parts, &mask, sizeof parts);
+    for (int i = 0; i < LANES / 2; i++) all |= parts[i];
+    return all != 0;
+}
+
+/* Keeps what may be among the k best: the row's first k, then all that beat the threshold. */
+static void collect(struct row *row, const float *x, const float *maxima, long start, long count) {
+    long fixed = row->k - start < count ? row->k - start : count;
+    for (long i = 0; i < fixed; i++) keep(row, x[i], start + i);
+    for (long i = fixed > 0 ? fixed : 0; i < count && i % GROUP; i++)
+        if (x[i] > row->threshold) keep(row, x[i], start + i);
+    for (long g = fixed > 0 ? (fixed + GROUP - 1) / GROUP : 0; g * GROUP < count; g++) {
+        if (!(maxima[g] > row->threshold)) continue;
+        /* What fills up a block is -inf, and never beats anything. */
+        for (const float *v = x + g * GROUP; v < x + (g + 1) * GROUP; v += LANES) {
+            if (!any(lanes_at(v) > (lanes){0} + row->threshold)) continue;
+            for (int j = 0; j < LANES; j++)
+                if (v[j] > row->threshold) keep(row, v[j], start + (v - x) + j);
+        }
+    }
+}
+
+/* Powers above this are not trusted to float32. */
+static const float HIGHEST = 100.0f;
+
 /* A block of BLOCK elements, filled up with -inf, of which `count` belong to the row from `start`. */
 static void take(struct row *row, const float *x, long start, long count, float scale) {
     float maxima[BLOCK / GROUP];
-    float largest = group_maxima(x, maxima);
-    if (largest > row->largest) {
-        double step = ((double)row->largest - (double)largest) * (double)scale;
-        row->total *= row->total > 0.0 ? exp2(step) : 0.0;
-        row->largest = largest;
+    float origin = row->largest > -INFINITY ? row->largest : largest_of(x, count);
+    /* With the maximum so far as origin, most blocks are looked at once. */
+    double sum = origin > -INFINITY ? look(x, origin, scale, maxima) : 0.0;
+    float largest = origin > -INFINITY ? largest_of(maxima, BLOCK / GROUP) : -INFINITY;
+    if ((largest - origin) * scale > HIGHEST) {
+        row->total *= exp2(((double)origin - (double)largest) * (double)scale);
+        origin = largest;
+        sum = look(x, origin, scale, maxima);
     }
-    /* All -inf so far: there is nothing to add, but a NaN must not be lost. */
-    if (row->largest > -INFINITY) row->total += sum_of_powers(x, row->largest, scale);
-    else if (has_nan(x)) row->total = NAN;
-    for (long g = 0; g * GROUP < count; g++) {
-        long first = g * GROUP, last = first + GROUP < count ? first + GROUP : count;
-        if (start + first >= row->k && !(maxima[g] > row->threshold)) continue;
-        for (long i = first; i < last; i++)
-            if (start + i < row->k || x[i] > row->threshold) keep(row, x[i], start + i);
+    row->total += sum;
+    if (largest > origin) row->total *= exp2(((double)origin - (double)largest) * (double)scale);
+    if (largest > row->largest) row->largest = largest;
+    if (origin == -INFINITY) { /* nothing but -inf so far, unless it is NaN, which must be seen */
+        if (has_nan(x)) row->total = NAN;
+        for (long g = 0; g < BLOCK / GROUP; g++) maxima[g] = -INFINITY;
     }
+    collect(row, x, maxima, start, count);
 }
 
 static const float *block_of(const void *logits, enum kind kind, long at, long count, float *room) {
