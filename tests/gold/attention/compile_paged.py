@@ -86,8 +86,9 @@ def compiled(kernel, dtype, pages, fixed, given, kind, warps, stages):
     aligned = {n for n in names if types[n] == "i32" and "_" in n and n not in loose}
     made = compile_for_hopper(kernel, types, fixed, aligned=aligned, warps=warps, stages=stages)
     # A pipeline of loads that the compiler gave up on would only be slow.
-    return {"kernel": kernel.__name__, "kind": kind, "shared": made.metadata.shared,
-            "copies": sum(made.asm["ptx"].count(f"cp.async.{way}.shared") for way in ("cg", "ca"))}  # fmt: skip
+    copies = sum(made.asm["ptx"].count(f"cp.async.{way}.shared") for way in ("cg", "ca"))
+    shared = made.metadata.shared
+    return {"kernel": kernel.__name__, "kind": kind, "shared": shared, "copies": copies}
 
 
 def type_of(name: str, dtype: str, pages: str) -> str:
