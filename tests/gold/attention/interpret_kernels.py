@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from trapline.gold.attention import kernels_bwd, kernels_fwd
+from trapline.gold.attention import fast, kernels_bwd, kernels_fwd
 from trapline.gold.attention.kernels_tiles import Tile, dense
 
 #: Small and uneven, so that a small problem has tiles with and without masks.
@@ -20,6 +20,7 @@ def main(folder: Path) -> None:
     ):
         np.savez(folder / f"{number}.npz", **solved(shape, rules, getattr(torch, dtype)))
     np.savez(folder / "packed.npz", **packed())
+    registered()
 
 
 def solved(shape: list[int], rules: list[float], dtype: torch.dtype) -> dict[str, np.ndarray]:
@@ -60,6 +61,31 @@ def packed() -> dict[str, np.ndarray]:
     named = {"q": q, "k": k, "v": v, "dout": dout, "out": out, "lse": lse}
     named |= {"dq": dq, "dk": dk, "dv": dv, "cu_q": cu_q, "cu_k": cu_k}
     return {name: value.numpy() for name, value in named.items()}
+
+
+def registered() -> None:
+    """As operators, here of the CPU: torch's own checks, and one graph for both passes."""
+    functions = {"forward": kernels_fwd.forward, "backward": kernels_bwd.backward}
+    packed = kernels_fwd.varlen_forward, kernels_bwd.varlen_backward
+    functions |= dict(zip(("varlen_forward", "varlen_backward"), packed, strict=True))
+    kept = fast.register("trapline_interpreted", functions, "CPU")
+    operators = torch.ops.trapline_interpreted
+    q, k, v = torch.randn(1, 2, 5, 16), torch.randn(1, 1, 7, 16), torch.randn(1, 1, 7, 16)
+    rules = True, 0, 0.0, 0.25
+    torch.library.opcheck(operators.forward.default, (q, k, v, *rules))
+    out, lse = operators.forward(q, k, v, *rules)
+    saved = torch.ones_like(out), torch.zeros_like(lse), q, k, v, out, lse
+    torch.library.opcheck(operators.backward.default, (*saved, *rules))
+
+    def loss(*inputs: torch.Tensor) -> torch.Tensor:
+        return fast.attention(*inputs, *rules, "trapline_interpreted")[0].square().sum()
+
+    inputs = [x.clone().requires_grad_() for x in (q, k, v)]
+    plain = torch.autograd.grad(loss(*inputs), inputs)
+    traced = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    for one, other in zip(plain, torch.autograd.grad(traced(*inputs), inputs), strict=True):
+        torch.testing.assert_close(one, other)
+    del kept  # the operators live as long as this
 
 
 if __name__ == "__main__":
