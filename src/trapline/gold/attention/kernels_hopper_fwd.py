@@ -228,7 +228,7 @@ def forward_kernel(
     """Sets up shared memory and barriers, then parts into one producer and its consumers."""
     D: gl.constexpr = q.block_shape[3]
     dtype: gl.constexpr = q.dtype
-    # One buffer, at a fixed address: of a variable one, the ptxas of Triton 3.6 makes the descriptor
+    # One buffer, at a fixed address: of a variable one, the ptxas of Triton 3.6 makes a descriptor
     # for the masked loop only, and the loop after it reads a stale register.
     queries = gl.allocate_shared_memory(dtype, [CONSUMERS, 1, 1, ROWS, D], q.layout)
     keys = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, BLOCK_S, D], k.layout)
