@@ -1,9 +1,14 @@
 """What every test may rely on: no silent skips where none are allowed."""
 
 import os
+import signal
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+# A shell starts background jobs with interrupts ignored, and every program they start inherits
+# that: the tests that interrupt one would wait for its end.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The same examples on every machine, however slow it is; `make test-full` looks further.
 settings.register_profile(
