@@ -80,11 +80,15 @@ def asked(T=200, S=300, D=128, dtype=torch.bfloat16, deterministic=False, **rule
 
 
 @pytest.mark.parametrize("deterministic", [True, False])
-def test_it_is_chosen_for_what_it_was_made_for(deterministic):
+@pytest.mark.parametrize("causal", [True, False])
+def test_it_is_chosen_where_it_was_faster(deterministic, causal):
+    """Both ways for wide heads; for narrow ones only causal shares of dq."""
     for D, dtype in itertools.product(kernels_hopper_bwd.PLANS, (torch.bfloat16, torch.float16)):
-        problem = asked(T=4096, S=4096, D=D, dtype=dtype, deterministic=deterministic)
+        asking = {"D": D, "dtype": dtype, "deterministic": deterministic, "causal": causal}
+        problem = asked(T=4096, S=4096, **asking)
         assert kernels_hopper_bwd.lacks(*problem) is None
-        assert kernels.chosen("backward", *problem) == "hopper"
+        wins = D == 128 or (causal and not deterministic)
+        assert kernels.chosen("backward", *problem) == ("hopper" if wins else "triton")
 
 
 @pytest.mark.parametrize(
@@ -100,6 +104,10 @@ def test_it_is_chosen_for_what_it_was_made_for(deterministic):
 def test_it_says_what_it_lacks(word, changes):
     assert word in kernels_hopper_bwd.lacks(*asked(**changes))
     assert kernels.chosen("backward", *asked(**changes)) == "triton"
+
+
+def test_left_out_arguments_have_their_defaults():
+    assert kernels.chosen("backward", *asked(T=4096, D=64)[:-1]) == "triton"
 
 
 def test_few_queries_are_left_to_smaller_tiles():
