@@ -12,6 +12,7 @@ and how many of the indices differ.
 
 import argparse
 import itertools
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -126,17 +127,19 @@ def accuracy(problem: Problem, device: str) -> dict[str, Any]:
 
 
 def problems(quick: bool, device: str) -> list[Problem]:
-    """The goals' shapes first."""
+    """The goals' shapes first; what a run that ends early can do without last."""
     full, half = torch.float32, torch.bfloat16
     if device == "cpu":
         sizes = (64,) if quick else (8, 64, 1024)
         return [Problem(64, 151936, k, dtype) for dtype in (full, half) for k in sizes]
     if quick:
         return [Problem(512, 128256, 64, full)]
-    small = [Problem(*shape, full) for shape in SMALL]
-    large = [Problem(*shape, dtype) for dtype in (full, half) for shape in LARGE]
+    goals = [Problem(*shape, full) for shape in [*SMALL, *LARGE[:3]]]
+    goals.insert(6, Problem(*LARGE[0], half))
     swept = itertools.product(SWEEP_K, (full, half), SWEEP)
-    return [*small, *large, *(Problem(*shape, k, dtype, False) for k, dtype, shape in swept)]
+    sweep = [Problem(*shape, k, dtype, False) for k, dtype, shape in swept]
+    rest = [Problem(*shape, dtype) for dtype in (full, half) for shape in LARGE]
+    return [*goals, *sweep[:10], *(one for one in rest if one not in goals), *sweep[10:]]
 
 
 def measured(problem: Problem, device: str, rules: Rules) -> dict[str, Any]:
@@ -174,6 +177,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="problems whose name has this in it")
     parser.add_argument("--part", default="0/1", help="every N-th of them, from the I-th: I/N")
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--seconds", type=float, default=3600.0, help="start nothing after these")
     asked = parser.parse_args()
     part, of = (int(word) for word in asked.part.split("/"))
     chosen = [one for one in problems(asked.quick, asked.device) if asked.only in one.name]
@@ -183,13 +187,16 @@ def main() -> None:
             warmed(problem, asked.device)
         return
     few = {"calls": 2, "touched": 1} if asked.device == "cpu" else {}
-    rules = Rules(rounds=3 if asked.quick else asked.rounds, **few)
-    results = {}
+    rules = Rules(rounds=3 if asked.quick else asked.rounds, repeats=2, **few)
+    results: dict[str, Any] = {}
+    started = time.monotonic()
     for problem in chosen:
+        if time.monotonic() - started > asked.seconds:
+            break
         results[problem.name] = measured(problem, asked.device, rules)
         if not asked.quick and not asked.only:
             write("softmax_topk", asked.device, results)  # after each: a killed run keeps these
-        rules = replace(rules, warm_up=0.1)  # it is warm now
+        rules = replace(rules, warm_up=0.05)  # it is warm now
 
 
 if __name__ == "__main__":

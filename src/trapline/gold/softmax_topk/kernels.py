@@ -2,11 +2,11 @@
 
 A row of up to SHORT logits is held in registers by one program (`kernels_short`). Longer rows are
 read once by a first kernel, which leaves group maxima, and decided by a second (`kernels_long`).
-Why K groups are enough: `fast`.
+Why that is enough, and what was measured: `docs/components/softmax_topk.md`.
 
 No atomics, no state between calls and no host synchronisation: deterministic, and capturable in a
-CUDA graph. The second kernel is launched while the first still runs and waits for it on the device
-(programmatic dependent launch); so is every first kernel after whatever ran before it.
+CUDA graph. A kernel may be launched while the one before still runs, and then waits for it on the
+device (programmatic dependent launch).
 """
 
 import math
@@ -19,7 +19,7 @@ from torch import Tensor
 from trapline.gold.errors import DTypeError, RangeError
 from trapline.gold.kernels_device import processors
 from trapline.gold.softmax_topk.kernels_long import select_kernel, stream_kernel
-from trapline.gold.softmax_topk.kernels_order import EARLY, NOT
+from trapline.gold.softmax_topk.kernels_order import EARLY, LATE, NOT
 from trapline.gold.softmax_topk.kernels_short import best_kernel, short_kernel
 
 KERNELS = "trapline_topk_kernels"
@@ -97,14 +97,16 @@ class Select(NamedTuple):
     each: int  # logits that a thread looks at again at a time
 
 
-#: For few rows, where one program's way counts; for many; and for a k beyond RANKED.
-_FEW, _RANKED, _MANY = Select(16, None, 32, 8), Select(4, 128, 64, 16), Select(8, None, 16, 16)
+#: All as measured. For few rows, where one program's way counts; for many; and beyond RANKED.
+_FEW, _RANKED = Select(16, None, 32, 8), Select(4, 128, 32, 16)
+_HUNDREDS, _MORE = Select(4, 128, 32, 16), Select(8, None, 16, 16)
+HUNDREDS = 256
 #: What a program of the first kernel has in flight, and its warps, where little is to be read:
 #: then everybody starts at once; and where much is, with so many programs that they end together.
-LITTLE, LITTLE_STREAM = 1 << 21, (2048, 4)
+LITTLE, LITTLE_STREAM = 1 << 21, (1024, 4)
 STREAM, PROGRAMS = (8192, 8), 1024
-#: What many rows launch with.
-LATE_SHORT, LATE_LONG = NOT, NOT
+#: What many short and many long rows launch with.
+MANY_SHORT, MANY_LONG = LATE, EARLY
 
 
 class Long(NamedTuple):
@@ -130,7 +132,7 @@ def long_plan(rows: int, vocabulary: int, k: int, slack: int, processors: int) -
     """Few rows are split until every processor has work."""
     few = rows <= processors // 2
     ranked = k <= RANKED
-    select = _FEW if few and ranked else _RANKED if ranked else _MANY
+    select = select_plan(k, few)
     group = group_size(vocabulary, k, select.group)
     little = rows * vocabulary < LITTLE
     block, warps = LITTLE_STREAM if little else STREAM
@@ -158,6 +160,12 @@ def long_plan(rows: int, vocabulary: int, k: int, slack: int, processors: int) -
         k_block=k_block,
         ranked=ranked,
     )
+
+
+def select_plan(k: int, few: bool) -> Select:
+    if k <= RANKED:
+        return _FEW if few else _RANKED
+    return _HUNDREDS if k <= HUNDREDS else _MORE
 
 
 def group_size(vocabulary: int, k: int, near: int) -> int:
@@ -190,16 +198,13 @@ def _softmax_topk(
 
 
 def launch_of(x: Tensor) -> int:
-    """Few rows leave room for the next kernel at once; the programs of many would be in the way.
-
-    How much of the next launch is hidden was measured: `docs/components/softmax_topk.md`.
-    """
+    """When the next kernel is let in: at once where there is room for it, or at the end."""
     if not x.is_cuda:
         return int(NOT)
     rows, vocabulary = x.shape
     if rows <= processors(x) // 2:
         return int(EARLY)
-    return int(LATE_SHORT if vocabulary <= SHORT else LATE_LONG)
+    return int(MANY_SHORT if vocabulary <= SHORT else MANY_LONG)
 
 
 def run_short(
