@@ -48,7 +48,7 @@ FORWARD = {
     768: Tile(2, 2),
     1024: Tile(1, 2),
     2048: Tile(1, 4),
-    4096: Tile(2, 8),
+    4096: Tile(1, 8),
     6144: Tile(1, 4),
     8192: Tile(1, 8),
 }
@@ -65,6 +65,7 @@ BACKWARD = {
         4096: Tile(1, 8, 3, 2),
         6144: Tile(1, 8, 4, 1),
         8192: Tile(1, 8, 3, 1),
+        16384: Tile(1, 8, 3, 1, reload=True),
     },
     4: {
         64: Tile(16, 1, 3, 4),
@@ -122,7 +123,8 @@ def _forward(
     y, total, mean, rstd = answers = _forward_shape(x, residual, w, b, eps, centred)
     flat, added = rows_of(x), None if residual is None else rows_of(residual)
     M, D = flat.shape
-    given = (flat, added, w, b, y, None if added is None else total, mean, rstd)
+    affine = dense(w), dense(b)
+    given = (flat, added, *affine, y, None if added is None else total, mean, rstd)
     strides = flat.stride(0), 0 if added is None else added.stride(0)
     tile = tile_for(FORWARD, D)
     if not M:
@@ -185,12 +187,14 @@ def _backward(
     answers = _backward_shape(dy, dtotal, x, w, mean, rstd, eps, centred, biased)
     dx, dw, db = answers
     through = None if dtotal is None else rows_of(dtotal)
-    given = Backward(rows_of(dy), through, rows_of(x), w, mean, rstd, dx, eps, centred, biased)
+    rows = rows_of(dy), through, rows_of(x)
+    given = Backward(*rows, dense(w), mean, rstd, dx, eps, centred, biased)
     tile = tile_for(BACKWARD[x.element_size()], x.shape[-1])
+    streamed = streams(given)
     # Weights that come with every row leave no shared memory for a third stream.
-    if tile is not None and not (tile.reload and through is not None):
+    if tile is not None and (not tile.reload or (streamed and through is None)):
         parts = _by_rows(given, tile)
-    elif streams(given):
+    elif streamed:
         parts = _by_ring(given, RING[x.element_size()])
     else:
         parts = _by_columns(given)
@@ -209,7 +213,7 @@ def _by_rows(given: Backward, tile: Tile) -> tuple[Tensor | None, Tensor | None]
         BLOCK_D=block,
         ROWS=tile.rows,
         CENTRED=given.centred,
-        STAGES=tile.stages,
+        STAGES=tile.stages if on_hopper(given.x) else 1,
         KEPT=kept_rows(tile, block, given.x.element_size()),
         RELOAD=tile.reload,
         num_warps=tile.warps,
@@ -298,17 +302,20 @@ def evenly(tiles: int, most: int) -> int:
     return max(1, -(-tiles // rounds))
 
 
+def on_hopper(x: Tensor) -> bool:
+    """Whether x's processors have the shared memory that the stages and the ring were made for."""
+    return x.is_cuda and torch.cuda.get_device_capability(x.device)[0] == 9
+
+
 def streams(given: Backward) -> bool:
     """Whether rows can be copied to shared memory 16 bytes at a time, on a GPU that has enough."""
-    x = given.x
-    if not x.is_cuda or torch.cuda.get_device_capability(x.device)[0] != 9:
+    x, size = given.x, given.x.element_size()
+    if not on_hopper(x) or x.shape[1] > RING[size].widest:
         return False
-    size = x.element_size()
-    tensors = [part for part in (x, given.dy, given.dtotal) if part is not None]
+    tensors = [part for part in (x, given.dy, given.dtotal, given.w) if part is not None]
     places = [part.data_ptr() for part in tensors]
-    places += [part.stride(0) * size for part in tensors] + [x.shape[1] * size]
-    w_fits = given.w is None or (given.w.is_contiguous() and given.w.data_ptr() % 16 == 0)
-    return w_fits and x.shape[1] <= RING[size].widest and all(place % 16 == 0 for place in places)
+    places += [part.stride(0) * size for part in tensors if part.ndim == 2] + [x.shape[1] * size]
+    return all(place % 16 == 0 for place in places)
 
 
 def require(x: Tensor) -> None:
@@ -317,6 +324,11 @@ def require(x: Tensor) -> None:
         raise DTypeError(f"the kernels take float16, bfloat16 and float32, not {x.dtype}")
     if not 1 <= x.shape[-1] <= WIDEST:
         raise RangeError(f"the kernels take rows of 1 to {WIDEST} elements, not {x.shape[-1]}")
+
+
+def dense(w: Tensor | None) -> Tensor | None:
+    """Weights beside each other."""
+    return None if w is None else w.contiguous()
 
 
 def rows_of(x: Tensor) -> Tensor:
