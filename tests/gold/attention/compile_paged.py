@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 import triton
 
-from trapline.gold.attention import kernels_paged, kernels_paged_append
+from trapline.gold.attention import kernels_paged, kernels_paged_append, kernels_paged_shares
 from trapline.gold.kernels_device import compile_for_hopper
 
 FLOATS = {"scale", "softcap"}
@@ -52,11 +52,13 @@ def main(folder: Path, which: str) -> None:
         if number < 4 or (which == "all" and one[4] == 4):
             made.append(appended(*one[:4], given=one[5]))
         if PREFIX.issubset(one[5]):
-            made.append(attention(*one, kernel=kernels_paged.prefix_kernel))
+            made.append(attention(*one, kernel=kernels_paged_shares.prefix_kernel))
     (folder / "compiled.json").write_text(json.dumps(made))
 
 
-def attention(dtype, kind, D, page, rows, given, ruled, kernel=kernels_paged.attention_kernel):
+def attention(
+    dtype, kind, D, page, rows, given, ruled, kernel=kernels_paged_shares.attention_kernel
+):
     tiles = kernels_paged.tiles_for(rows, D, DTYPES[dtype], kind)
     fixed = {"P": page, "D": D, "KIND": kind, "OWN": True, "CAPPED": ruled}
     fixed |= {"WIDE": max(16, triton.next_power_of_2(D if kind == 0 else D // 4))}
@@ -82,7 +84,7 @@ def compiled(kernel, dtype, pages, fixed, given, kind, warps, stages):
     fixed = {name: value for name, value in fixed.items() if name in names}
     fixed |= {name: None for name in names if name in absent}
     types = {name: type_of(name, dtype, pages or dtype) for name in names}
-    loose = kernels_paged.UNFIXED
+    loose = kernels_paged_shares.UNFIXED
     aligned = {n for n in names if types[n] == "i32" and "_" in n and n not in loose}
     made = compile_for_hopper(kernel, types, fixed, aligned=aligned, warps=warps, stages=stages)
     # A pipeline of loads that the compiler gave up on would only be slow.
