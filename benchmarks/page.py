@@ -1,0 +1,311 @@
+"""Writes docs/benchmarks.md and its roofline from the committed results; nothing is typed by hand.
+
+    python benchmarks/page.py
+
+A table is a results file: a case a row, our time, what it means in bytes or operations, and how
+many times faster we are than each peer of the same run (below 1 we lose). A test holds the page to
+the files.
+"""
+
+import json
+import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results" / "nvidia-h200"
+PAGE = ROOT / "docs" / "benchmarks.md"
+ROOFLINE = ROOT / "docs" / "benchmarks-roofline.svg"
+OURS = ("trapline", "ours", "packed")
+#: What is measured for scale, beside the peers.
+SCALES = ("copy", "read", "smallest kernel", "matmul 8192³")
+#: Datasheet, H200 SXM: float32 outside the tensor cores. The other roofs are measured.
+VECTOR_FLOPS = 67e12
+#: TFLOP/s from which on a kernel is judged by its arithmetic.
+TENSOR_CORES = 100
+
+
+@dataclass(frozen=True)
+class Component:
+    """A results file, and what its times are held against."""
+
+    file: str
+    title: str
+    ceiling: str
+    page: str
+
+
+COMPONENTS = (
+    Component("norms", "Norms", "copy", "layer_norm"),
+    Component("softmax_topk", "Softmax + top-k", "read", "softmax_topk"),
+    Component("paged_attention", "Paged attention", "read", "paged_attention"),
+    Component("attention", "Flash attention", "matmul 8192³", "attention"),
+    Component("ternary", "Products with packed ternary weights", "read", "ternary"),
+)
+
+#: Arithmetic an element (additions, multiplications, comparisons, exponentials count one each) and
+#: how often the element crosses the memory bus. First match counts.
+ELEMENTWISE = (
+    (r"layer norm.*forward|forward.*layer norm", 7, 2),
+    (r"layer norm.*backward|backward.*layer norm", 17, 3),
+    (r"RMS norm.*residual.*forward", 6, 4),
+    (r"RMS norm.*residual.*backward", 13, 4),
+    (r"RMS norm.*forward", 5, 2),
+    (r"RMS norm.*backward", 12, 3),
+    # Group maximum, online maximum, difference, exponential, sum, and its share of rescaling.
+    (r"×.*k ?\d+|top-", 6, 1),
+)
+
+
+def load(file: str) -> dict[str, Any] | None:
+    path = RESULTS / f"{file}.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+
+
+def timed(file: str) -> dict[str, Any]:
+    """The cases of a results file that are timings."""
+    found = load(file) or {"results": {}}
+    return {case: entry for case, entry in found["results"].items() if "times" in entry}
+
+
+def split(times: Sequence[dict[str, Any]]) -> tuple[list[Any], list[Any], dict[str, Any]]:
+    """Ours, the peers, and what is measured for scale."""
+    ours = [one for one in times if one["name"].startswith(OURS)]
+    scales = {one["name"]: one for one in times if one["name"] in SCALES}
+    peers = [one for one in times if one not in ours and one["name"] not in scales]
+    return ours, peers, scales
+
+
+def rate(one: dict[str, Any]) -> str:
+    """Bytes a second where they are the limit, operations a second elsewhere."""
+    if one["tflop_per_s"] and one["tflop_per_s"] > TENSOR_CORES:
+        return f"{one['tflop_per_s']:.0f} TFLOP/s"
+    return f"{one['gb_per_s']:.0f} GB/s" if one["gb_per_s"] else ""
+
+
+def share(one: dict[str, Any], ceiling: dict[str, Any] | None) -> str:
+    """Of what the machine did in the same run."""
+    if ceiling is None:
+        return ""
+    name = "tflop_per_s" if ceiling["tflop_per_s"] else "gb_per_s"
+    return f"{one[name] / ceiling[name]:.0%}" if one[name] and ceiling[name] else ""
+
+
+def worst_error(errors: Any) -> float | None:
+    """The largest relative error among an answer's parts."""
+    if not isinstance(errors, dict):
+        return float(errors) if isinstance(errors, int | float) else None
+    if "relative" in errors:
+        return float(errors["relative"])
+    found = [error for part in errors.values() if (error := worst_error(part)) is not None]
+    return max(found, default=None)
+
+
+def error_cell(errors: dict[str, Any], ours: str, peers: Sequence[str]) -> str:
+    mine = worst_error(errors.get(ours))
+    theirs = [e for name in peers if (e := worst_error(errors.get(name))) is not None]
+    said = [f"{e:.1e}" for e in (mine, max(theirs, default=None)) if e is not None]
+    return " / ".join(said)
+
+
+def tables(component: Component, results: dict[str, Any]) -> list[str]:
+    """A table for every set of peers, then one for what was compared among ourselves."""
+    groups: dict[tuple[str, ...], list[str]] = {}
+    alone = []
+    for case, found in results.items():
+        ours, peers, _ = split(found["times"])
+        if ours:
+            groups.setdefault(tuple(one["name"] for one in peers), []).append(case)
+        else:
+            alone.append(case)
+    lines = []
+    for names, cases in groups.items():
+        lines += [*beside(component, names, {case: results[case] for case in cases}), ""]
+    if alone:
+        lines += [*among(component, {case: results[case] for case in alone}), ""]
+    return lines
+
+
+def beside(component: Component, names: Sequence[str], results: dict[str, Any]) -> list[str]:
+    """One row for each case and each of our ways; how many times faster we are than each peer."""
+    head = ["case", "µs", "rate", f"of {component.ceiling}", *(f"× {n}" for n in names), "error"]
+    lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
+    for case, found in results.items():
+        ours, peers, scales = split(found["times"])
+        for one in ours:
+            title = case if len(ours) == 1 else f"{case}, {one['name'].removeprefix('ours ')}"
+            cells = [title, f"{one['seconds'] * 1e6:.1f}", rate(one)]
+            cells.append(share(one, scales.get(component.ceiling)))
+            cells += [f"{peer['seconds'] / one['seconds']:.2f}" for peer in peers]
+            cells.append(error_cell(found.get("errors", {}), one["name"], names))
+            lines.append("| " + " | ".join(cells) + " |")
+    return lines
+
+
+def among(component: Component, results: dict[str, Any]) -> list[str]:
+    """Our own ways against each other: times as often as the first of the case is fast."""
+    lines = [f"| case | way | µs | rate | of {component.ceiling} | × first |", "|---" * 6 + "|"]
+    for case, found in results.items():
+        _, ways, scales = split(found["times"])
+        for one in ways:
+            gain = f"{ways[0]['seconds'] / one['seconds']:.2f}"
+            cells = [case, one["name"], f"{one['seconds'] * 1e6:.1f}", rate(one)]
+            cells += [share(one, scales.get(component.ceiling)), gain]
+            lines.append("| " + " | ".join(cells) + " |")
+    return lines
+
+
+def occupancy_table(rows: Sequence[dict[str, Any]]) -> list[str]:
+    head = (
+        "| case | kernel | warps | registers | spilt | shared memory | blocks | limit | threads |"
+    )
+    lines = [head, "|---|---|---|---|---|---|---|---|---|"]
+    for row in rows:
+        lines.append(
+            f"| {row['case']} | `{row['kernel']}` | {row['warps']} | {row['registers']} "
+            f"| {row['spills']} | {row['shared'] / 1024:.0f} KB | {row['blocks']} "
+            f"| {row['limit']} | {row['occupancy']:.0%} |"
+        )
+    return lines
+
+
+@dataclass(frozen=True)
+class Point:
+    """A case in the roofline: FLOP a byte, FLOP a second."""
+
+    component: str
+    intensity: float
+    flops: float
+
+
+def points() -> Iterator[Point]:
+    """The fastest of ours in every case whose arithmetic and traffic are both known."""
+    for component in COMPONENTS:
+        for case, entry in timed(component.file).items():
+            ours = [one for one in split(entry["times"])[0] if one["gb_per_s"]]
+            if ours:
+                best = min(ours, key=lambda one: float(one["seconds"]))
+                intensity = _intensity(case, best)
+                if intensity:
+                    yield Point(component.title, intensity, intensity * best["gb_per_s"] * 1e9)
+
+
+def _intensity(case: str, one: dict[str, Any]) -> float | None:
+    if one["tflop_per_s"]:
+        return float(one["tflop_per_s"] * 1e3 / one["gb_per_s"])
+    size = 4 if re.search(r"float32|fp32", case) else 2
+    for pattern, operations, crossings in ELEMENTWISE:
+        if re.search(pattern, case):
+            return operations / (crossings * size)
+    return None
+
+
+def ceilings() -> tuple[float, float]:
+    """Bytes a second of the best read or copy, FLOP a second of the best matmul, of all runs."""
+    memory, matmul = 0.0, 0.0
+    for component in COMPONENTS:
+        for entry in timed(component.file).values():
+            scales = split(entry["times"])[2]
+            for name in ("copy", "read"):
+                memory = max(memory, (scales.get(name, {}).get("gb_per_s") or 0.0) * 1e9)
+            product = scales.get("matmul 8192³", {})
+            matmul = max(matmul, (product.get("tflop_per_s") or 0.0) * 1e12)
+    return memory, matmul
+
+
+def draw(found: Sequence[Point], memory: float, matmul: float, path: Path) -> None:
+    """Points under two roofs: the tensor cores', and that of plain float32."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    matplotlib.rcParams["svg.hashsalt"] = "roofline"
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(8, 5))
+    grid = sorted([0.125, matmul / memory, VECTOR_FLOPS / memory, 16384.0])
+    for roof, name in ((matmul, "bf16 matrix product"), (VECTOR_FLOPS, "float32, datasheet")):
+        axes.plot(grid, [min(x * memory, roof) for x in grid], label=name, linewidth=1)
+    for title in dict.fromkeys(point.component for point in found):
+        mine = [point for point in found if point.component == title]
+        axes.scatter([p.intensity for p in mine], [p.flops for p in mine], label=title, s=14)
+    axes.set(xscale="log", yscale="log", xlabel="FLOP a byte", ylabel="FLOP a second")
+    axes.legend(fontsize=8)
+    axes.grid(alpha=0.3)
+    figure.tight_layout()
+    figure.savefig(path, metadata={"Date": None})
+    pyplot.close(figure)
+
+
+def intensity_text(memory: float, matmul: float) -> list[str]:
+    """The seeds' argument: softmax + top-k at 1.5 FLOP a byte is bound by memory."""
+    ridge, plain = matmul / memory, VECTOR_FLOPS / memory
+    half, full = (6 / size for size in (2, 4))
+    budget = VECTOR_FLOPS / 2 / (memory / 4)
+    return [
+        f"Softmax + top-k spends about six operations on a logit: {full:.1f} FLOP a byte in "
+        f"float32, {half:.1f} in bfloat16. This chip needs {plain:.0f} FLOP a byte before plain "
+        f"float32 arithmetic is the limit, and {ridge:.0f} before the tensor cores are: bound by "
+        "memory, as the argument goes. It leaves out that an operation is not an instruction a "
+        f"cycle: at {memory / 1e12:.1f} TB/s a float32 logit has {budget:.0f} instructions to "
+        "itself on its way through a multiprocessor, a bfloat16 logit half of that, and an "
+        "exponential takes eight times the room of an addition. The distance between our "
+        "bfloat16 and float32 shares of the bandwidth is that.",
+    ]
+
+
+def page() -> str:
+    memory, matmul = ceilings()
+    lines = [
+        "# Benchmarks",
+        "",
+        "Written by `python benchmarks/page.py` from `benchmarks/results/nvidia-h200/`; nothing "
+        "is typed by hand. Protocol: `benchmarks/harness.py`. Every ratio is between times of the "
+        "same run: **× peer** is the peer's time over ours, below 1 we lose. The error is relative "
+        "to float64, ours / the largest of the peers'.",
+        "",
+        f"Ceilings measured: {memory / 1e12:.2f} TB/s, {matmul / 1e12:.0f} TFLOP/s (bf16 matrix "
+        "product, 8192³).",
+        "",
+    ]
+    for component in COMPONENTS:
+        found = load(component.file)
+        if found is None:
+            continue
+        versions = ", ".join(f"{k} {v}" for k, v in found["machine"]["versions"].items())
+        lines += [
+            f"## {component.title}",
+            "",
+            f"`{found['command']}`; {found['machine']['device']}, {versions}. "
+            f"[How it works](components/{component.page}.md).",
+            "",
+            *tables(component, timed(component.file)),
+        ]
+    lines += ["## Roofline", "", f"![Roofline]({ROOFLINE.name})", ""]
+    lines += [*intensity_text(memory, matmul), ""]
+    resident = load("occupancy")
+    if resident is not None:
+        lines += [
+            "## Occupancy",
+            "",
+            "What Triton compiled for the main shapes (`python benchmarks/occupancy.py`): blocks "
+            "that fit on a multiprocessor, which resource ends first, and the share of its threads "
+            "they fill. Few threads are no fault where a block keeps the memory busy by itself.",
+            "",
+            *occupancy_table(resident["results"]),
+            "",
+        ]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    PAGE.write_text(page(), encoding="utf-8")
+    found = [p for p in points() if math.isfinite(p.flops)]
+    draw(found, *ceilings(), ROOFLINE)
+    print(f"{PAGE.name} and {ROOFLINE.name}: {len(found)} cases in the roofline")
+
+
+if __name__ == "__main__":
+    main()
