@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs the programs that tests need from the system: bubblewrap, Chromium, PostgreSQL.
+# Installs the programs that tests need from the system: bubblewrap, Chromium, PostgreSQL, a C compiler.
 # As root on Debian it installs them; elsewhere it says what is missing, and those tests skip.
 set -euo pipefail
 
@@ -7,6 +7,7 @@ missing=()
 command -v bwrap >/dev/null || missing+=(bubblewrap)
 command -v chromium >/dev/null || missing+=(chromium)
 compgen -G '/usr/lib/postgresql/*/bin/initdb' >/dev/null || missing+=(postgresql)
+command -v cc >/dev/null || missing+=(gcc libc6-dev)
 [ ${#missing[@]} -eq 0 ] && exit 0
 
 if [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null; then
