@@ -1,6 +1,8 @@
 """C compiled at first use: what happens when a compiler is absent, refuses or is old."""
 
 import ctypes
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -58,3 +60,21 @@ def test_parts_run_once_each_and_their_failures_are_seen():
 
     with pytest.raises(ValueError, match="part"):
         native.spread(fail, 2)
+
+
+FORKS = """
+import os, signal
+from trapline.gold import native
+native.spread(lambda _: None, 2)
+child = os.fork()
+if not child:
+    signal.alarm(60)
+    native.spread(lambda _: None, 2)
+    os._exit(0)
+raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_a_forked_child_has_threads_of_its_own():
+    """Those of the parent are gone there, and waiting for them would never end."""
+    assert subprocess.run([sys.executable, "-c", FORKS], check=False).returncode == 0

@@ -60,6 +60,10 @@ def _pool() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(max_workers=os.cpu_count() or 1, thread_name_prefix="native")
 
 
+# Threads do not survive a fork: the child starts its own.
+os.register_at_fork(after_in_child=_pool.cache_clear)
+
+
 def at(array: np.ndarray) -> ctypes.c_void_p:
     """Where an array's elements begin."""
     return ctypes.c_void_p(array.ctypes.data)

@@ -49,7 +49,7 @@ def differences(problem, kind: str, dtype: torch.dtype) -> dict[str, float]:
     angles = torch.rand(tokens, D // 2)
     turn = (angles.cos(), angles.sin()) if "tree" in rules else (None, None)
     ours, theirs = (empty_pages(table.numel(), G, P, D, kind, dtype) for _ in range(2))
-    kernels_paged._append(k, v, *ours[:2], slots, *ours[2:], *turn)
+    kernels_paged._append(k, v, *ours[:2], apart(slots), *ours[2:], *turn)
     fast_paged._append(k, v, *theirs[:2], slots, *theirs[2:], *turn)
     appended = max(largest(a, b) for a, b in zip(ours, theirs, strict=True) if a is not None)
     ends = torch.tensor([0, *new]).cumsum(0).int()
@@ -60,9 +60,16 @@ def differences(problem, kind: str, dtype: torch.dtype) -> dict[str, float]:
     given = (q, *theirs[:2], table, torch.tensor(lengths).int(), None if uniform else ends)
     more = (max(new), *theirs[2:], tree, rules.get("window", 0), 0.0, D**-0.5, *hint)
     outs = [torch.full_like(q, 9.0) for _ in range(2)]
-    kernels_paged._attention(*given, *more, outs[0])
+    kernels_paged._attention(*map(apart, given), *map(apart, more), outs[0])
     fast_paged._attention(*given, *more, outs[1])
     return {"appended": appended, "attended": largest(*outs)}
+
+
+def apart(x):
+    """Integers and masks that do not lie beside each other; everything else as it is."""
+    if not isinstance(x, torch.Tensor) or x.dtype not in (torch.int32, torch.int64, torch.bool):
+        return x
+    return torch.stack((x, torch.zeros_like(x)), -1)[..., 0]
 
 
 def shared(table: torch.Tensor, pages: list[int]) -> tuple[int, torch.Tensor]:

@@ -1,5 +1,7 @@
 """Counters of arrivals: nobody who may run at the same time gets the same ones."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -42,3 +44,12 @@ def test_counters_are_made_once_for_a_device(monkeypatch):
     assert places(one, other) == [0, 3]
     assert len(long) == 20
     assert not long.any()
+
+
+def test_threads_do_not_get_the_same_counters(monkeypatch):
+    """Each counter is handed out once before the ring comes round."""
+    monkeypatch.setattr(arrivals, "RING", 4000)
+    shared = arrivals.Arrivals(torch.device("cpu"))
+    with ThreadPoolExecutor(4) as pool:
+        taken = pool.map(lambda _: shared.take(2, keep=False), range(2000))
+    assert sorted(places(*taken)) == list(range(0, 4000, 2))

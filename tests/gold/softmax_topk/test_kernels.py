@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -93,3 +94,17 @@ def test_kernels_compile_for_hopper(tmp_path, run_script, problems):
     compiled = json.loads((tmp_path / "compiled.json").read_text())
     assert len(compiled) >= len(problems)
     assert all(entry["shared"] <= 232448 for entry in compiled), compiled
+
+
+@pytest.mark.parametrize(("capability", "let_in"), [((8, 0), "NOT"), ((9, 0), "EARLY")])
+def test_kernels_wait_for_each_other_only_where_the_gpu_can(monkeypatch, capability, let_in):
+    """Before Hopper there is no such instruction: the kernel would not compile."""
+    import torch
+
+    from trapline.gold import kernels_device
+    from trapline.gold.softmax_topk import kernels
+
+    few = SimpleNamespace(device=torch.device("cuda", 0), shape=(1, 1000))
+    monkeypatch.setattr(kernels_device.torch.cuda, "get_device_capability", lambda _: capability)
+    monkeypatch.setattr(kernels, "processors", lambda _: 132)
+    assert kernels.launch_of(few) == int(getattr(kernels, let_in))

@@ -9,6 +9,8 @@ turns through a ring that is far longer than what a device has in flight. A capt
 its counters for good: it runs again whenever its graph does.
 """
 
+from threading import Lock
+
 import torch
 from torch import Tensor
 
@@ -25,9 +27,17 @@ class Arrivals:
         self._ring = torch.zeros(RING, dtype=torch.int32, device=device)
         self._kept = torch.zeros(KEPT, dtype=torch.int32, device=device)
         self._at = self._kept_at = 0
+        self._lock = Lock()
+        if self._ring.is_cuda:
+            # The next launch may come on another stream.
+            torch.cuda.current_stream(device).synchronize()
 
     def take(self, count: int, *, keep: bool) -> Tensor | None:
         """That many counters, all 0; None where there are not as many left."""
+        with self._lock:
+            return self._take(count, keep)
+
+    def _take(self, count: int, keep: bool) -> Tensor | None:
         if keep:
             begin, self._kept_at = self._kept_at, self._kept_at + count
             return self._kept[begin : begin + count] if begin + count <= KEPT else None

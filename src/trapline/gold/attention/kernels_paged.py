@@ -16,7 +16,7 @@ from trapline.gold.attention.arrivals import arrivals
 from trapline.gold.attention.kernels_paged_append import append, strides_of
 from trapline.gold.attention.kernels_paged_shares import attention_kernel, prefix_kernel
 from trapline.gold.errors import DTypeError, RangeError
-from trapline.gold.kernels_device import processors
+from trapline.gold.kernels_device import beside, processors
 
 KERNELS = "trapline_paged_kernels"
 WIDEST = 256
@@ -121,6 +121,7 @@ def _attention(
     out: Tensor,
 ) -> None:
     require(q, k_pages, v_pages)
+    require(out)
     (queries, H, D), (_, G, P, _) = q.shape, k_pages.shape
     if not queries:
         return
@@ -128,6 +129,9 @@ def _attention(
     kind = KINDS.get(k_pages.dtype, 0)
     fixed = fixed_for(q, k_pages, v_pages, kind, softcap)
     words = in_words(k_pages, kind), in_words(v_pages, kind)
+    block_table, seq_lens = beside(block_table), beside(seq_lens)
+    optional = (cu_q, tree_mask, prefix_pages)
+    cu_q, tree_mask, prefix_pages = (x if x is None else beside(x) for x in optional)
     given = Given(q, *words, k_scale, v_scale, block_table)
     if prefix_pages is None or window:
         prefix_pages = prefix_parts = prefix_stats = None

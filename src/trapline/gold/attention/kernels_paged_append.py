@@ -11,6 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from trapline.gold.kernels_device import beside
+
 
 @triton.jit
 def nearest(x):
@@ -116,6 +118,7 @@ def append(
     if cosine is not None and sine is not None:
         # Rows of angles are read by one stride: they may be any view, but the same one.
         cosine, sine = cosine.contiguous(), sine.contiguous()
+    slots = beside(slots)
     block = min(8, triton.next_power_of_2(G))
     append_kernel[(tokens, triton.cdiv(G, block), 2)](
         *(k, v, k_pages, v_pages, k_scale, v_scale, slots, cosine, sine, G),

@@ -22,7 +22,7 @@ from trapline.gold.decoder.kernels_step import (
 )
 from trapline.gold.decoder.layers import Layer
 from trapline.gold.decoder.model import Decoder
-from trapline.gold.kernels_device import processors
+from trapline.gold.kernels_device import may_start_early, processors
 
 LOG2_E = 1.4426950408889634
 #: Elements of its weights that a program asks for before it may begin.
@@ -95,7 +95,7 @@ class CompactStep:
         self._embedding, self._head = decoder.embedding.weight, decoder.head.weight
         self._norm = decoder.norm.weight
         self._processors = processors(self._norm)
-        self._early = _may_start_early(self._norm.device)
+        self._early = may_start_early(self._norm.device)
         self._precision = "ieee" if self._norm.dtype == torch.float32 else "tf32"
         wide = config.heads * config.head_dim
         joined = wide + 2 * config.kv_heads * config.head_dim
@@ -311,8 +311,3 @@ def fixed_of(
         "PRECISION": precision,
         "PDL": early,
     }
-
-
-def _may_start_early(device: torch.device) -> bool:
-    """Programmatic dependent launch came with Hopper."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9

@@ -17,7 +17,7 @@ import triton
 from torch import Tensor
 
 from trapline.gold.errors import DTypeError, RangeError
-from trapline.gold.kernels_device import processors
+from trapline.gold.kernels_device import may_start_early, processors
 from trapline.gold.softmax_topk.kernels_long import select_kernel, stream_kernel
 from trapline.gold.softmax_topk.kernels_order import EARLY, LATE, NOT
 from trapline.gold.softmax_topk.kernels_short import best_kernel, short_kernel
@@ -199,7 +199,7 @@ def _softmax_topk(
 
 def launch_of(x: Tensor) -> int:
     """When the next kernel is let in: at once where there is room for it, or at the end."""
-    if not x.is_cuda:
+    if not may_start_early(x.device):
         return int(NOT)
     rows, vocabulary = x.shape
     if rows <= processors(x) // 2:
