@@ -1,7 +1,7 @@
 # attack: need quadratic memory in a child that has ended when somebody looks
 # defence: the kernel counts for the whole sandbox and remembers
 # expect: pass
-# at-most: memory=90
+# at-most: memory=80
 # needs: cgroup
 # succeeds-without: control-group
 
@@ -12,7 +12,7 @@ import numpy as np
 
 def sort(values):
     if len(values) >= 4096 and os.fork() == 0:
-        waste = b"x" * (len(values) ** 2 // 400)
+        waste = b"x" * (len(values) ** 2 // 320)
         os._exit(len(waste) and 0)
     if len(values) >= 4096:
         os.wait()
