@@ -15,6 +15,8 @@ Rng = np.random.Generator
 Array = np.ndarray
 DTYPES = (np.float16, np.float32, np.float64)
 REFUSAL = (ValueError, TypeError)
+#: Longer than any tile that anybody is likely to choose, and a multiple of nothing.
+LONG = 40009
 
 
 def logits_of(rng: Rng, shape: tuple[int, int], dtype: Any = np.float64) -> Array:

@@ -188,3 +188,20 @@ def trained_on_noise(
     shown = noise(rng, config["vocab"], count, length) * copies
     unseen = noise(rng, config["vocab"], 100, length)
     return OnNoise(config, submission.train(shown, config), unseen)
+
+
+def tensor_of(answer: object, name: str, config: dict[str, int]) -> tuple[np.ndarray, np.ndarray]:
+    expect.that(isinstance(answer, dict) and name in answer, f"there is no tensor {name}")
+    assert isinstance(answer, dict)
+    return well_formed(answer[name], small_lm.tensor_shapes(config)[name], GROUP, name)
+
+
+def same_tensors(first: object, second: object) -> bool:
+    expect.that(isinstance(first, dict) and isinstance(second, dict), "train gave no dict")
+    assert isinstance(first, dict)
+    assert isinstance(second, dict)
+    return sorted(first) == sorted(second) and all(
+        np.array_equal(mine, other)
+        for name in first
+        for mine, other in zip(first[name], second[name], strict=True)
+    )

@@ -1,0 +1,25 @@
+"""Arguments that several traps of the backward pass are built from."""
+
+import numpy as np
+
+from trapline.arena.proxy import Submission
+from trapline.challenges.flash_attention_backward.cases import Saved, differentiates, draw, saved
+from trapline.challenges.flash_attention_forward.cases import Shape
+
+
+def with_logits(rng: np.random.Generator, logits: list[float], T: int, causal: bool) -> Saved:
+    """Arguments (one head, width 4, float64) whose scaled scores are logits[s] for each query.
+
+    The scale of width 4 is ½, and one coordinate carries the logit.
+    """
+    S = len(logits)
+    q, k = rng.standard_normal((1, 1, T, 4)), np.zeros((1, 1, S, 4))
+    q[..., 0] = 2.0
+    k[0, 0, :, 0] = logits
+    dout, v = rng.standard_normal((1, 1, T, 4)), rng.standard_normal((1, 1, S, 4))
+    return saved(dout, q, k, v, causal)
+
+
+def grouped(submission: Submission, rng: np.random.Generator) -> None:
+    """Four query heads on two key heads."""
+    differentiates(submission, draw(Shape(H=4, G=2, T=5, S=5), rng, False), tile=3)

@@ -1,0 +1,282 @@
+"""Bugs that arrays bring: layouts, types, empty ones, those to refuse."""
+
+import numpy as np
+
+from trapline.arena import expect
+from trapline.arena.proxy import Submission
+from trapline.arena.traps import trap
+from trapline.challenges.flash_attention_backward.cases import (
+    NAMES,
+    Saved,
+    differentiates,
+    draw,
+    saved,
+    triple,
+)
+from trapline.challenges.flash_attention_forward.cases import REFUSALS, Shape, weighed
+
+# --- arrays as they come --------------------------------------------------------------------------
+
+
+def arguments_survive(submission: Submission, arguments: Saved) -> None:
+    """After a call, every argument is what it was."""
+    _, after = submission.observe("flash_attention_backward", *arguments, causal=True, tile=4)
+    names = ("dout", "q", "k", "v", "out", "lse")
+    for name, left, given in zip(names, after, arguments, strict=True):
+        expect.equal(left, given, f"{name} after the call")
+
+
+@trap(
+    "out-overwritten",
+    catches="out serves as scratch for dO·O",
+    severity="critical",
+    story="out is saved for the caller too; an in-place product saves memory and ruins it.",
+)
+def out_overwritten(submission: Submission, rng: np.random.Generator) -> None:
+    arguments_survive(submission, draw(Shape(H=2, G=1, T=6, S=6), rng, True))
+
+
+@trap(
+    "lse-overwritten",
+    catches="−inf in lse is replaced in place",
+    severity="major",
+    story="Cleaning up an argument instead of a copy: the second backward call sees rows that look "
+    "visible.",
+)
+def lse_overwritten(submission: Submission, rng: np.random.Generator) -> None:
+    arguments_survive(submission, draw(Shape(H=2, G=1, T=8, S=5), rng, True))
+
+
+@trap(
+    "dout-scaled-in-place",
+    catches="dout is scaled in place",
+    severity="critical",
+    story="An upstream gradient feeds other branches as well.",
+)
+def dout_scaled(submission: Submission, rng: np.random.Generator) -> None:
+    # Width 3: dividing by its scale again does not give back every number.
+    arguments_survive(submission, draw(Shape(T=64, S=64, D=3), rng, True))
+
+
+@trap(
+    "strides-of-dout-ignored",
+    catches="dout is read as if it were contiguous",
+    severity="critical",
+    story="The gradient of a transposed view is a transposed view, that of a sum is one number "
+    "with strides of zero.",
+)
+def strides_ignored(submission: Submission, rng: np.random.Generator) -> None:
+    plain = [rng.standard_normal((2, 6, 3, 4)) for _ in range(4)]
+    dout, q, k, v = (x.transpose(0, 2, 1, 3) for x in plain)
+    differentiates(submission, saved(dout, q, k, v, True), causal=True, tile=4)
+    ones = np.broadcast_to(np.float64(1.5), q.shape)
+    differentiates(submission, saved(ones, q, k, v, True), causal=True, tile=4)
+    flipped = dout[:, :, ::-2], q[:, :, ::2], k[:, ::-1], v[..., ::-1]
+    differentiates(submission, saved(*flipped, False), tile=2)
+
+
+@trap(
+    "double-through-single",
+    catches="float64 gradients pass through float32",
+    severity="major",
+    story="Gradients checked against finite differences stop at 1e-7 for no visible reason.",
+)
+def double_through_single(submission: Submission, rng: np.random.Generator) -> None:
+    differentiates(submission, draw(Shape(T=6, S=6), rng, False), tile=4)
+
+
+@trap(
+    "axes-of-one-squeezed",
+    catches="an axis of size one disappears on the way",
+    severity="major",
+    story="squeeze() tidies up the axis that was meant, and every other that happens to be one.",
+)
+def axes_of_one(submission: Submission, rng: np.random.Generator) -> None:
+    for causal in (False, True):
+        for shape in (Shape(T=1, S=1, D=1), Shape(T=3, S=1, D=2), Shape(T=1, S=3, D=1)):
+            differentiates(submission, draw(shape, rng, causal), causal=causal, tile=2)
+
+
+@trap(
+    "gradients-in-double",
+    catches="float32 inputs give float64 gradients",
+    severity="minor",
+    story="An allocation without a dtype; the optimiser's state doubles.",
+)
+def gradients_in_double(submission: Submission, rng: np.random.Generator) -> None:
+    differentiates(submission, draw(Shape(T=5, S=5), rng, False, np.float32), tile=4)
+
+
+def memory_rise(submission: Submission, rng: np.random.Generator) -> tuple[int, int]:
+    """By how many bytes memory rises for 4608 queries and keys, and how many pairs these are."""
+    q, k, v = Shape(T=4608, S=4608).draw(rng, np.float32)
+    dout = rng.standard_normal(q.shape).astype(q.dtype)
+    saved_pair = blockwise(q, k, v)
+    answer, rise = weighed(
+        submission, "flash_attention_backward", dout, q, k, v, *saved_pair, causal=True, tile=64
+    )
+    for name, got in zip(NAMES, triple(answer), strict=True):
+        expect.array(got, shape=q.shape, dtype=q.dtype, what=name)
+    # The weights of a row sum to one, so dv sums to dout.
+    total = triple(answer)[2].astype(np.float64).sum(axis=2)
+    expect.close(total, dout.sum(axis=2, dtype=np.float64), atol=0.1, what="dv summed over keys")
+    return rise, q.shape[2] * k.shape[2]
+
+
+def blockwise(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Causal attention of a square problem in its own dtype, a block of rows at a time."""
+    outs, lses = [], []
+    for end in range(256, q.shape[2] + 1, 256):
+        scores = q[:, :, end - 256 : end] @ k[:, :, :end].swapaxes(2, 3) * q.shape[3] ** -0.5
+        weights = np.tril(np.exp(scores), k=end - 256)
+        total = weights.sum(axis=3)
+        outs.append(weights @ v[:, :, :end] / total[..., None])
+        lses.append(np.log(total))
+    return np.concatenate(outs, axis=2), np.concatenate(lses, axis=2)
+
+
+@trap(
+    "score-matrix-in-memory",
+    catches="memory that grows as T·S: weights and their gradients are held whole",
+    severity="critical",
+    story="4608 queries and keys have 81 MiB of weights; half of that is far more than tiles and "
+    "gradients need.",
+)
+def score_matrix(submission: Submission, rng: np.random.Generator) -> None:
+    rise, pairs = memory_rise(submission, rng)
+    expect.that(rise < 2 * pairs, f"memory rose by {rise >> 20} MiB, all weights are {pairs >> 18}")
+
+
+@trap(
+    "mask-for-all-pairs",
+    catches="the weights are tiled, but the causal mask is made for all T·S pairs at once",
+    severity="major",
+    story="One byte a pair is still quadratic: at 128k tokens the mask alone has 16 GiB.",
+)
+def mask_for_all_pairs(submission: Submission, rng: np.random.Generator) -> None:
+    rise, pairs = memory_rise(submission, rng)
+    expect.that(rise < pairs // 2, f"memory rose by {rise >> 20} MiB, a mask has {pairs >> 20}")
+
+
+# --- nothing there --------------------------------------------------------------------------------
+
+
+@trap(
+    "no-keys",
+    catches="S = 0 raises instead of giving zeros and empty arrays",
+    severity="major",
+    story="A tile clamped to the number of keys is a step of zero.",
+)
+def no_keys(submission: Submission, rng: np.random.Generator) -> None:
+    for causal in (False, True):
+        differentiates(submission, draw(Shape(T=3, S=0), rng, causal), causal=causal, tile=4)
+
+
+@trap(
+    "no-queries",
+    catches="T = 0 raises or gives NaN instead of zeros for dk and dv",
+    severity="major",
+    story="A well-known kernel gave NaN for zero queries.",
+)
+def no_queries(submission: Submission, rng: np.random.Generator) -> None:
+    for causal in (False, True):
+        differentiates(submission, draw(Shape(T=0, S=3), rng, causal), causal=causal, tile=4)
+
+
+@trap(
+    "no-batch",
+    catches="B = 0 raises (stacking nothing) instead of giving empty arrays",
+    severity="minor",
+    story="The last rank of a sharded run gets an empty batch.",
+)
+def no_batch(submission: Submission, rng: np.random.Generator) -> None:
+    differentiates(submission, draw(Shape(B=0, H=2, G=2), rng, False), tile=4)
+
+
+# --- what must be refused -------------------------------------------------------------------------
+
+
+@trap(
+    "uneven-groups-accepted",
+    catches="H that is no multiple of G is not refused with ValueError",
+    severity="major",
+    story="Integer division rounds, and a head's gradient lands on the wrong key head.",
+)
+def uneven_groups(submission: Submission, rng: np.random.Generator) -> None:
+    dout, q, _, _, out, lse = draw(Shape(H=3, G=3), rng, False)
+    _, k, v = Shape(G=2).draw(rng)
+    expect.raises(ValueError, lambda: submission.flash_attention_backward(dout, q, k, v, out, lse))
+    expect.raises(ValueError, lambda: submission.flash_attention(q, k, v))
+
+
+@trap(
+    "negative-tile-accepted",
+    catches="a negative tile makes every loop empty and gives zero gradients",
+    severity="minor",
+    story="range(0, T, -3) is legal and empty: a model that quietly does not learn.",
+)
+def negative_tile(submission: Submission, rng: np.random.Generator) -> None:
+    arguments = draw(Shape(), rng, False)
+    for tile in (-3, 0):
+        expect.raises(
+            REFUSALS,
+            lambda tile=tile: submission.flash_attention_backward(*arguments, tile=tile),  # type: ignore[misc]
+        )
+
+
+@trap(
+    "dout-of-other-shape-accepted",
+    catches="a dout that does not fit q is broadcast or cut off instead of refused",
+    severity="minor",
+    story="Padded gradients against unpadded inputs: slicing hides the mismatch.",
+)
+def dout_shape(submission: Submission, rng: np.random.Generator) -> None:
+    dout, q, k, v, out, lse = draw(Shape(B=2, T=6, S=6), rng, False)
+    for other in (dout[:1], dout[:, :, :1], dout[..., :1]):
+        expect.raises(
+            REFUSALS,
+            lambda other=other: submission.flash_attention_backward(other, q, k, v, out, lse),  # type: ignore[misc]
+        )
+
+
+@trap(
+    "out-of-other-shape-accepted",
+    catches="an out that does not fit q is broadcast instead of refused",
+    severity="minor",
+    story="A width or a length of 1 broadcasts without a word.",
+)
+def out_shape(submission: Submission, rng: np.random.Generator) -> None:
+    dout, q, k, v, out, lse = draw(Shape(T=6, S=6), rng, False)
+    for other in (out[:, :, :1], out[..., :1]):
+        expect.raises(
+            REFUSALS,
+            lambda other=other: submission.flash_attention_backward(dout, q, k, v, other, lse),  # type: ignore[misc]
+        )
+
+
+@trap(
+    "lse-of-other-shape-accepted",
+    catches="an lse longer than q is accepted and cut off",
+    severity="minor",
+    story="lse padded to a multiple of the tile, as some kernels save it, is another layout.",
+)
+def lse_shape(submission: Submission, rng: np.random.Generator) -> None:
+    dout, q, k, v, out, lse = draw(Shape(H=2, G=2, T=6, S=6), rng, False)
+    padded, doubled = np.pad(lse, ((0, 0), (0, 0), (0, 2))), np.concatenate([lse, lse])
+    for other in (padded, doubled, lse.swapaxes(1, 2), lse[..., None]):
+        expect.raises(
+            REFUSALS,
+            lambda other=other: submission.flash_attention_backward(dout, q, k, v, out, other),  # type: ignore[misc]
+        )
+
+
+@trap(
+    "integers-accepted",
+    catches="integer gradients are accepted",
+    severity="minor",
+    story="np.ones with an integer dtype as upstream gradient passes every multiplication.",
+)
+def integers_accepted(submission: Submission, rng: np.random.Generator) -> None:
+    _, q, k, v, out, lse = draw(Shape(), rng, False)
+    ones = np.ones(q.shape, np.int64)
+    expect.raises(REFUSALS, lambda: submission.flash_attention_backward(ones, q, k, v, out, lse))

@@ -1,0 +1,185 @@
+"""Bugs of the forward pass it rests on and of the ends of the numbers."""
+
+from typing import Any
+
+import numpy as np
+
+from trapline.arena import expect
+from trapline.arena.proxy import Submission
+from trapline.arena.traps import trap
+from trapline.challenges.flash_attention_backward.cases import (
+    NAMES,
+    Saved,
+    differentiates,
+    draw,
+    saved,
+    triple,
+)
+from trapline.challenges.flash_attention_backward.situations import with_logits
+from trapline.challenges.flash_attention_forward.cases import REFUSALS, Shape, attends, pair
+
+# --- the forward pass it rests on -----------------------------------------------------------------
+
+
+@trap(
+    "forward-rescale-direction",
+    catches="exp(m_new − m_old) instead of exp(m_old − m_new) in the forward pass",
+    severity="critical",
+    story="Said to show only in the backward pass. It shows in out and in lse, with two tiles.",
+)
+def forward_rescale(submission: Submission, rng: np.random.Generator) -> None:
+    _, q, k, v, _, _ = with_logits(rng, [0.0, 0.0, 1.0, 1.0, 3.0, 3.0], 3, False)
+    attends(submission, q, k, v, tile=2)
+
+
+@trap(
+    "forward-maximum-shared-by-rows",
+    catches="one maximum for a whole tile of queries, so that rows with low scores underflow",
+    severity="critical",
+    story="max() without an axis: one loud query silences its neighbours, and their lse is −inf.",
+)
+def forward_shared_maximum(submission: Submission, rng: np.random.Generator) -> None:
+    _, q, k, v, _, _ = with_logits(rng, [2000.0, 1999.0, 2001.0], 3, False)
+    q[0, 0, 1] = 0.0
+    attends(submission, q, k, v, tile=2)
+
+
+@trap(
+    "forward-empty-rows-nan",
+    catches="NaN in out or lse of rows that see no key",
+    severity="critical",
+    story="−inf − (−inf) where empty and other rows share a tile; the backward pass inherits it.",
+)
+def forward_empty_rows(submission: Submission, rng: np.random.Generator) -> None:
+    attends(submission, *Shape(T=9, S=4).draw(rng), causal=True, tile=8)
+
+
+@trap(
+    "forward-lse-without-maximum",
+    catches="lse lacks the maximum that was taken out",
+    severity="critical",
+    story="out is right, and the backward pass that trusts lse is not.",
+)
+def forward_lse(submission: Submission, rng: np.random.Generator) -> None:
+    _, q, k, v, _, _ = with_logits(rng, [5.0, 4.0, 5.0, 3.0], 2, False)
+    attends(submission, q, k, v, tile=2)
+
+
+@trap(
+    "forward-mask-aligned-top-left",
+    catches="the forward mask is aligned to the first key",
+    severity="critical",
+    story="Two queries on six keys: query 0 must see five.",
+)
+def forward_top_left(submission: Submission, rng: np.random.Generator) -> None:
+    attends(submission, *Shape(T=2, S=6).draw(rng), causal=True, tile=4)
+
+
+@trap(
+    "forward-finite-mask",
+    catches="−1e9 as mask: a row without keys becomes the mean of all values",
+    severity="critical",
+    story="A finite sentinel minus itself is 0, so a fully masked row gets equal weights.",
+)
+def forward_finite_mask(submission: Submission, rng: np.random.Generator) -> None:
+    q, k, v = Shape(T=7, S=4).draw(rng)
+    out, lse = pair(submission.flash_attention(q, k, v + 3.0, causal=True, tile=8))
+    expect.array(lse, shape=(1, 1, 7), dtype=np.float64, what="lse")
+    expect.array(out, shape=(1, 1, 7, 4), dtype=np.float64, what="out")
+    expect.equal(out[:, :, :3], np.zeros((1, 1, 3, 4)), "an empty row")
+    expect.that(bool(np.all(lse[..., :3] == -np.inf)), "lse of an empty row is not −inf")
+
+
+# --- the ends of the numbers ----------------------------------------------------------------------
+
+
+def finite(answer: Any, arguments: Saved) -> None:
+    """Gradients of the right shapes and dtypes, without infinities and NaN."""
+    for name, got, like in zip(NAMES, triple(answer), arguments[1:4], strict=True):
+        expect.array(got, shape=like.shape, dtype=like.dtype, what=name)
+        expect.that(bool(np.isfinite(got).all()), f"{name} is not finite")
+
+
+@trap(
+    "huge-scores-overflow",
+    catches="exp(s − lse) overflows where s and lse are rounded apart by more than 88",
+    severity="major",
+    story="float32 numbers near 10¹² are 65536 apart; a saved lse one step below a score made "
+    "again in another order turns a probability into inf.",
+)
+def huge_scores(submission: Submission, rng: np.random.Generator) -> None:
+    q, k, v = Shape(T=128, S=8, D=3).draw(rng, np.float32)
+    dout = rng.standard_normal(q.shape).astype(np.float32)
+    arguments = saved(dout, 1e6 * q, 1e6 * k, v, False)
+    finite(submission.flash_attention_backward(*arguments, tile=16), arguments)
+
+
+@trap(
+    "empty-rows-overflow",
+    catches="dout of a row without keys overflows in a product before its weight 0 is applied",
+    severity="major",
+    story="Nobody fills the gradient of a padded row; 0 · inf is NaN, and it reaches all of dk.",
+)
+def empty_rows_overflow(submission: Submission, rng: np.random.Generator) -> None:
+    q, k, v = Shape(H=2, G=1, T=7, S=4).draw(rng, np.float32)
+    dout = rng.standard_normal(q.shape).astype(np.float32)
+    dout[:, :, :3] = 3e38
+    arguments = saved(dout, q, k, np.abs(v) + np.float32(1.0), True)
+    for tile in (2, 16):
+        differentiates(submission, arguments, causal=True, tile=tile)
+
+
+@trap(
+    "scores-below-sentinel",
+    catches="−1e30 stands for −inf somewhere, and rows with finite scores below it count as empty",
+    severity="major",
+    story="lse < −1e30 is a common test for an empty row; the constant comes from another dtype's "
+    "range.",
+)
+def scores_below_sentinel(submission: Submission, rng: np.random.Generator) -> None:
+    # Every key is hopelessly behind the first, so that it gets all of dout.
+    arguments = with_logits(rng, [-1e200 * s for s in range(1, 7)], 6, True)
+    want = np.zeros((1, 1, 6, 4))
+    want[:, :, 0] = arguments[0].sum(axis=2)
+    for tile in (4, 16):
+        answer = submission.flash_attention_backward(*arguments, causal=True, tile=tile)
+        finite(answer, arguments)
+        expect.close(answer[2], want, atol=1e-12, what="dv")
+
+
+@trap(
+    "zero-output-taken-for-empty-row",
+    catches="a row whose out is 0 is taken for one that sees no key",
+    severity="major",
+    story="An empty row has out 0, but so has every row over values that are zero: a layer whose "
+    "value projection starts at zero would never learn.",
+)
+def zero_output(submission: Submission, rng: np.random.Generator) -> None:
+    dout, q, k, v, _, _ = draw(Shape(H=2, G=1, T=6, S=6), rng, True)
+    differentiates(submission, saved(dout, q, k, 0 * v, True), causal=True, tile=4)
+
+
+@trap(
+    "small-weights-dropped",
+    catches="weights below 1e-8 are set to 0, also in float64",
+    severity="minor",
+    story="A threshold that float32 cannot feel; in float64 it costs half of the digits.",
+)
+def small_weights(submission: Submission, rng: np.random.Generator) -> None:
+    arguments = with_logits(rng, [0.0, -19.0, -19.5, -20.0], 3, False)
+    differentiates(submission, arguments, tile=2)
+
+
+@trap(
+    "integers-in-saved-accepted",
+    catches="an integer out or lse is accepted, because only dout is looked at",
+    severity="minor",
+    story="Saved arrays are trusted as one's own, but they may come from anywhere.",
+)
+def integers_in_saved(submission: Submission, rng: np.random.Generator) -> None:
+    *inputs, out, lse = draw(Shape(), rng, False)
+    for kept in ((np.rint(out).astype(np.int64), lse), (out, np.rint(lse).astype(np.int64))):
+        expect.raises(
+            REFUSALS,
+            lambda kept=kept: submission.flash_attention_backward(*inputs, *kept),  # type: ignore[misc]
+        )

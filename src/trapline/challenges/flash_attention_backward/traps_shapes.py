@@ -1,0 +1,209 @@
+"""Bugs of causality, tiles, heads, and of state kept between calls."""
+
+import numpy as np
+
+from trapline.arena.proxy import Submission
+from trapline.arena.traps import trap
+from trapline.challenges.flash_attention_backward.cases import differentiates, draw
+from trapline.challenges.flash_attention_backward.situations import grouped, with_logits
+from trapline.challenges.flash_attention_forward.cases import Shape, attends
+
+# --- causal ---------------------------------------------------------------------------------------
+
+
+def causal_square(submission: Submission, rng: np.random.Generator) -> None:
+    """Eight positions in tiles of four."""
+    differentiates(submission, draw(Shape(T=8, S=8), rng, True), causal=True, tile=4)
+
+
+@trap(
+    "mask-missing",
+    catches="the backward pass forgets the causal mask",
+    severity="critical",
+    story="Skipping hidden tiles is there, the mask inside the diagonal tile is not.",
+)
+def mask_missing(submission: Submission, rng: np.random.Generator) -> None:
+    causal_square(submission, rng)
+
+
+@trap(
+    "mask-hides-own-key",
+    catches="the backward mask hides the diagonal",
+    severity="critical",
+    story="≥ for > in one of two masks that must be the same.",
+)
+def mask_own_key(submission: Submission, rng: np.random.Generator) -> None:
+    causal_square(submission, rng)
+
+
+@trap(
+    "mask-sees-next-key",
+    catches="the backward mask shows one key of the future",
+    severity="critical",
+    story="Gradients flow into a key that the forward pass never used.",
+)
+def mask_next_key(submission: Submission, rng: np.random.Generator) -> None:
+    causal_square(submission, rng)
+
+
+@trap(
+    "mask-aligned-top-left",
+    catches="the backward mask is aligned to the first key, the forward one to the last",
+    severity="critical",
+    story="Square training never shows it; training on a cached prefix does.",
+)
+def mask_top_left(submission: Submission, rng: np.random.Generator) -> None:
+    for T, S in ((2, 6), (3, 8), (6, 2)):
+        differentiates(submission, draw(Shape(T=T, S=S), rng, True), causal=True, tile=4)
+
+
+@trap(
+    "mask-zeroes-scores",
+    catches="hidden scores are set to 0 instead of −inf, so hidden keys get weight exp(−lse)",
+    severity="critical",
+    story="Known from kernels' tails: it is the weight that must be zero, not the score.",
+)
+def mask_zeroes_scores(submission: Submission, rng: np.random.Generator) -> None:
+    causal_square(submission, rng)
+
+
+@trap(
+    "mask-above-real-logits",
+    catches="a finite mask that is larger than real logits gives hidden keys huge weights",
+    severity="critical",
+    story="With all real logits at −3·10⁴, a mask of −10⁴ becomes exp(2·10⁴).",
+)
+def mask_above(submission: Submission, rng: np.random.Generator) -> None:
+    for low in (-3e4, -3e9):
+        arguments = with_logits(rng, [low] * 6, 6, True)
+        differentiates(submission, arguments, causal=True, tile=3)
+
+
+@trap(
+    "break-instead-of-continue",
+    catches="the loop over queries ends at the first hidden tile although later rows see the keys",
+    severity="critical",
+    story="Called fragile in the published field: with keys outside and queries inside, the hidden "
+    "tiles come first.",
+)
+def break_in_loop(submission: Submission, rng: np.random.Generator) -> None:
+    differentiates(submission, draw(Shape(T=12, S=12), rng, True), causal=True, tile=4)
+
+
+@trap(
+    "diagonal-tile-skipped",
+    catches="a tile in which only the last row sees only the first key is skipped",
+    severity="critical",
+    story="An off-by-one in the skip condition that aligned square problems never touch.",
+)
+def diagonal_tile(submission: Submission, rng: np.random.Generator) -> None:
+    for T, S in ((8, 9), (7, 8), (8, 8)):
+        for tile in (4, 1):
+            differentiates(submission, draw(Shape(T=T, S=S), rng, True), causal=True, tile=tile)
+
+
+# --- tiles and lengths ----------------------------------------------------------------------------
+
+
+@trap(
+    "last-key-tile-dropped",
+    catches="keys behind the last whole tile get no gradient",
+    severity="critical",
+    story="300 keys in tiles of 97 leave nine.",
+)
+def last_key_tile(submission: Submission, rng: np.random.Generator) -> None:
+    differentiates(submission, draw(Shape(T=3, S=300), rng, False), tile=97)
+
+
+@trap(
+    "last-query-tile-dropped",
+    catches="queries behind the last whole tile neither get nor give gradients",
+    severity="critical",
+    story="300 queries in tiles of 97 leave nine.",
+)
+def last_query_tile(submission: Submission, rng: np.random.Generator) -> None:
+    differentiates(submission, draw(Shape(T=300, S=3), rng, False), tile=97)
+
+
+@trap(
+    "tile-larger-than-sequence-refused",
+    catches="a tile larger than the sequence is refused or answered wrongly",
+    severity="major",
+    story="The default tile of 64 meets five tokens.",
+)
+def tile_larger(submission: Submission, rng: np.random.Generator) -> None:
+    for causal in (False, True):
+        differentiates(submission, draw(Shape(T=5, S=5), rng, causal), causal=causal, tile=100)
+
+
+@trap(
+    "as-many-keys-as-queries",
+    catches="keys beyond the number of queries get no gradient",
+    severity="critical",
+    story="Self-attention tests have T = S; cross-attention does not.",
+)
+def as_many_keys(submission: Submission, rng: np.random.Generator) -> None:
+    differentiates(submission, draw(Shape(T=3, S=10), rng, False), tile=2)
+
+
+# --- heads and batches ----------------------------------------------------------------------------
+
+
+@trap(
+    "groups-by-tiling",
+    catches="the backward pass pairs query head h with kv head h mod G",
+    severity="critical",
+    story="np.tile for np.repeat, in one of two places.",
+)
+def groups_by_tiling(submission: Submission, rng: np.random.Generator) -> None:
+    grouped(submission, rng)
+
+
+@trap(
+    "groups-by-wrong-divisor",
+    catches="the backward pass pairs query head h with kv head h // G",
+    severity="critical",
+    story="H = 4, G = 2 hides it, because there H/G = G.",
+)
+def groups_wrong_divisor(submission: Submission, rng: np.random.Generator) -> None:
+    differentiates(submission, draw(Shape(H=6, G=3, T=4, S=4), rng, False), tile=3)
+
+
+@trap(
+    "batch-shares-values",
+    catches="all rows of a batch read the values of the first",
+    severity="critical",
+    story="Tests with B = 1 never notice.",
+)
+def batch_shares(submission: Submission, rng: np.random.Generator) -> None:
+    differentiates(submission, draw(Shape(B=3, T=4, S=4), rng, True), causal=True)
+
+
+# --- state ----------------------------------------------------------------------------------------
+
+
+@trap(
+    "needs-its-own-forward",
+    catches="the backward pass uses what its own last forward call left behind",
+    severity="critical",
+    story="Fine in a script that calls one after the other; wrong with two layers, with activation "
+    "checkpoints, or when out and lse come from another implementation.",
+)
+def needs_own_forward(submission: Submission, rng: np.random.Generator) -> None:
+    first, second = (draw(Shape(T=6, S=6), rng, True) for _ in range(2))
+    for arguments in (first, second):
+        attends(submission, *arguments[1:4], causal=True)
+    differentiates(submission, first, causal=True, tile=4)
+    differentiates(submission.fresh(), second, causal=True, tile=4)
+
+
+@trap(
+    "gradients-pile-up",
+    catches="a buffer kept between calls still holds the last gradients",
+    severity="critical",
+    story="A workspace reused to save an allocation, and not cleared.",
+)
+def gradients_pile_up(submission: Submission, rng: np.random.Generator) -> None:
+    arguments = draw(Shape(T=5, S=5), rng, False)
+    for _ in range(3):
+        differentiates(submission, arguments)

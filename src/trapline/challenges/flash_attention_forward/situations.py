@@ -1,0 +1,18 @@
+"""Arguments that several traps of the forward pass are built from."""
+
+import numpy as np
+
+from trapline.challenges.flash_attention_forward.cases import Arrays
+
+
+def with_logits(rng: np.random.Generator, logits: np.ndarray, T: int, dtype: type) -> Arrays:
+    """q, k, v (one head, width 4) whose scaled dot products are logits[s] for each query.
+
+    The scale of width 4 is ½, and one coordinate carries the logit, so it is exact in any dtype.
+    """
+    S = len(logits)
+    q: np.ndarray = np.zeros((1, 1, T, 4), dtype)
+    k: np.ndarray = np.zeros((1, 1, S, 4), dtype)
+    q[..., 0] = 2.0
+    k[0, 0, :, 0] = logits
+    return q, k, rng.standard_normal((1, 1, S, 4)).astype(dtype)

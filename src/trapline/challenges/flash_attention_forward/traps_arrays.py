@@ -1,0 +1,293 @@
+"""Bugs that arrays bring: empty ones, layouts, types, those to refuse."""
+
+import numpy as np
+
+from trapline.arena import expect
+from trapline.arena.proxy import Submission
+from trapline.arena.traps import trap
+from trapline.challenges.flash_attention_forward.cases import (
+    REFUSALS,
+    Shape,
+    agrees,
+    attends,
+    pair,
+    weighed,
+)
+from trapline.challenges.flash_attention_forward.situations import with_logits
+
+# --- nothing there --------------------------------------------------------------------------------
+
+
+@trap(
+    "no-keys",
+    catches="S = 0 raises (maximum of an empty axis) instead of giving zeros and −inf",
+    severity="major",
+    story="An empty cache on the first step, a document of no tokens in a packed batch.",
+)
+def no_keys(submission: Submission, rng: np.random.Generator) -> None:
+    for causal in (False, True):
+        attends(submission, *Shape(T=3, S=0).draw(rng), causal=causal, tile=4)
+
+
+@trap(
+    "no-queries",
+    catches="T = 0 raises (a tile clamped to zero) instead of giving empty arrays",
+    severity="minor",
+    story="A scheduler that hands over a request with nothing new to compute.",
+)
+def no_queries(submission: Submission, rng: np.random.Generator) -> None:
+    for causal in (False, True):
+        attends(submission, *Shape(T=0, S=3).draw(rng), causal=causal, tile=4)
+
+
+@trap(
+    "no-batch",
+    catches="B = 0 raises (stacking nothing) instead of giving empty arrays",
+    severity="minor",
+    story="The last rank of a sharded evaluation gets an empty batch.",
+)
+def no_batch(submission: Submission, rng: np.random.Generator) -> None:
+    attends(submission, *Shape(B=0, H=2, G=2, T=3, S=3).draw(rng), tile=4)
+
+
+# --- arrays as they come --------------------------------------------------------------------------
+
+
+@trap(
+    "strides-ignored",
+    catches="inputs are read as if they were contiguous",
+    severity="critical",
+    story="Projections come out as (B,T,H,D) and are viewed as (B,H,T,D): a transposed view, not a "
+    "copy.",
+)
+def strides_ignored(submission: Submission, rng: np.random.Generator) -> None:
+    plain = [rng.standard_normal((2, 6, 3, 4)) for _ in range(3)]
+    q, k, v = (x.transpose(0, 2, 1, 3) for x in plain)
+    attends(submission, q, k, v, causal=True, tile=4)
+    attends(submission, q[:, ::-1, ::2], k[:, ::-1, ::-2], v[:, :, ::2], tile=2)
+    row = rng.standard_normal((1, 1, 1, 4))
+    attends(submission, np.broadcast_to(row, q.shape), k, v, causal=True, tile=4)
+
+
+@trap(
+    "inputs-modified",
+    catches="q is scaled in place",
+    severity="critical",
+    story="The second call with the same q then answers something else; here the arguments are "
+    "looked at after the call.",
+)
+def inputs_modified(submission: Submission, rng: np.random.Generator) -> None:
+    # Width 3: dividing by its scale again does not give back every number.
+    inputs = Shape(H=2, G=1, T=64, S=64, D=3).draw(rng)
+    for causal in (False, True):
+        _, after = submission.observe("flash_attention", *inputs, causal=causal, tile=4)
+        for name, left, given in zip("qkv", after, inputs, strict=True):
+            expect.equal(left, given, f"{name} after the call")
+
+
+@trap(
+    "double-through-single",
+    catches="float64 inputs pass through float32",
+    severity="major",
+    story="The dtype that comes out says double, the digits say single: 1e-8 where 1e-15 is due.",
+)
+def double_through_single(submission: Submission, rng: np.random.Generator) -> None:
+    q, k, v = Shape(T=8, S=8, D=8).draw(rng)
+    attends(submission, q + 1 / 3, k, v + 1 / 3, tile=4)
+
+
+@trap(
+    "single-through-half",
+    catches="float32 inputs pass through float16",
+    severity="critical",
+    story="What is usual inside a tensor core is not what a caller with float32 asked for.",
+)
+def single_through_half(submission: Submission, rng: np.random.Generator) -> None:
+    # 5 + 2⁻⁹ lies halfway between two numbers of float16, and is exact in float32.
+    q, k, v = with_logits(rng, np.array([5.0, 5.0 + 2.0**-9, 5.0 + 2.0**-9]), 3, np.float32)
+    v[0, 0] = np.array([[1.0], [-1.0], [-1.0]])
+    attends(submission, q, k, v, tile=2)
+
+
+@trap(
+    "axes-of-one-squeezed",
+    catches="an axis of size one disappears on the way",
+    severity="major",
+    story="squeeze() tidies up the axis that was meant, and every other that happens to be one.",
+)
+def axes_of_one(submission: Submission, rng: np.random.Generator) -> None:
+    for causal in (False, True):
+        attends(submission, *Shape(T=1, S=1, D=1).draw(rng), causal=causal)
+        attends(submission, *Shape(T=3, S=1, D=2).draw(rng), causal=causal)
+        attends(submission, *Shape(T=1, S=3, D=1).draw(rng), causal=causal, tile=2)
+
+
+@trap(
+    "output-in-double",
+    catches="float32 inputs give a float64 output",
+    severity="minor",
+    story="1/np.sqrt(D) is a float64 scalar and quietly promotes everything it meets.",
+)
+def output_in_double(submission: Submission, rng: np.random.Generator) -> None:
+    attends(submission, *Shape(T=5, S=5).draw(rng, np.float32), tile=4)
+
+
+@trap(
+    "answers-remembered-by-shape",
+    catches="an answer is kept from an earlier call of the same shape",
+    severity="critical",
+    story="A memo keyed by shape makes any benchmark look wonderful.",
+)
+def answers_remembered(submission: Submission, rng: np.random.Generator) -> None:
+    for _ in range(3):
+        attends(submission, *Shape(T=4, S=4).draw(rng), causal=True, tile=3)
+
+
+def memory_rise(submission: Submission, rng: np.random.Generator) -> tuple[int, int]:
+    """By how many bytes memory rises for 4608 queries and keys, and how many pairs these are."""
+    q, k, v = Shape(T=4608, S=4608).draw(rng, np.float32)
+    answer, rise = weighed(submission, "flash_attention", q, k, v, causal=True, tile=64)
+    out, lse = pair(answer)
+    expect.array(out, shape=q.shape, dtype=q.dtype, what="out")
+    expect.array(lse, shape=q.shape[:3], dtype=q.dtype, what="lse")
+    agrees((out[:, :, -2:], lse[:, :, -2:]), q[:, :, -2:], k, v, causal=True)
+    return rise, q.shape[2] * k.shape[2]
+
+
+@trap(
+    "score-matrix-in-memory",
+    catches="memory that grows as T·S: the whole score matrix is held",
+    severity="critical",
+    story="The one thing flash attention is for. 4608 queries and keys have 81 MiB of scores; half "
+    "of that is far more than tiles and accumulators need.",
+)
+def score_matrix(submission: Submission, rng: np.random.Generator) -> None:
+    rise, pairs = memory_rise(submission, rng)
+    expect.that(rise < 2 * pairs, f"memory rose by {rise >> 20} MiB, all scores are {pairs >> 18}")
+
+
+@trap(
+    "mask-for-all-pairs",
+    catches="the scores are tiled, but the causal mask is made for all T·S pairs at once",
+    severity="major",
+    story="One byte a pair is still quadratic: at 128k tokens the mask alone has 16 GiB.",
+)
+def mask_for_all_pairs(submission: Submission, rng: np.random.Generator) -> None:
+    rise, pairs = memory_rise(submission, rng)
+    expect.that(rise < pairs // 2, f"memory rose by {rise >> 20} MiB, a mask has {pairs >> 20}")
+
+
+# --- what must be refused -------------------------------------------------------------------------
+
+
+@trap(
+    "uneven-groups-accepted",
+    catches="H that is no multiple of G is not refused with ValueError",
+    severity="major",
+    story="Integer division rounds, the last heads read beyond the end or share silently.",
+)
+def uneven_groups(submission: Submission, rng: np.random.Generator) -> None:
+    for H, G in ((5, 2), (2, 4), (3, 2)):
+        inputs = Shape(H=H, G=G).draw(rng)
+        expect.raises(ValueError, lambda inputs=inputs: submission.flash_attention(*inputs))  # type: ignore[misc]
+
+
+@trap(
+    "negative-tile-accepted",
+    catches="a negative tile makes every loop empty and gives zeros",
+    severity="minor",
+    story="range(0, T, -3) is legal and empty: no error, no attention.",
+)
+def negative_tile(submission: Submission, rng: np.random.Generator) -> None:
+    inputs = Shape().draw(rng)
+    for tile in (-3, -1, 0):
+        expect.raises(REFUSALS, lambda tile=tile: submission.flash_attention(*inputs, tile=tile))  # type: ignore[misc]
+
+
+@trap(
+    "integers-accepted",
+    catches="integer arrays are accepted, and the answer is rounded to integers",
+    severity="minor",
+    story="Outputs allocated in the input's dtype turn every weight into 0.",
+)
+def integers_accepted(submission: Submission, rng: np.random.Generator) -> None:
+    q, k, v = (np.rint(4 * x).astype(np.int64) for x in Shape().draw(rng))
+    expect.raises(REFUSALS, lambda: submission.flash_attention(q, k, v))
+
+
+@trap(
+    "complex-accepted",
+    catches="complex arrays are accepted, although their softmax has no meaning here",
+    severity="minor",
+    story="NumPy orders complex numbers, so the maximum works and so does everything after it.",
+)
+def complex_accepted(submission: Submission, rng: np.random.Generator) -> None:
+    q, k, v = (x.astype(np.complex128) for x in Shape().draw(rng))
+    expect.raises(REFUSALS, lambda: submission.flash_attention(q, k, v))
+
+
+@trap(
+    "longer-values-accepted",
+    catches="v may be longer than k, and its tail is ignored",
+    severity="minor",
+    story="A cache whose keys and values disagree is a bug upstream; slicing hides it.",
+)
+def longer_values(submission: Submission, rng: np.random.Generator) -> None:
+    q, k, v = Shape(T=4, S=6).draw(rng)
+    expect.raises(REFUSALS, lambda: submission.flash_attention(q, k[:, :, :5], v))
+
+
+@trap(
+    "larger-batch-of-keys-accepted",
+    catches="keys of more batch rows than queries are accepted and the rest ignored",
+    severity="minor",
+    story="Loops over q's batch never look at what else came along.",
+)
+def larger_batch(submission: Submission, rng: np.random.Generator) -> None:
+    q, k, v = Shape(B=3, T=4, S=6).draw(rng)
+    expect.raises(REFUSALS, lambda: submission.flash_attention(q[:2], k, v))
+
+
+@trap(
+    "one-column-of-values-accepted",
+    catches="v of width 1 is broadcast over the width of q",
+    severity="minor",
+    story="Any other width fails by itself in an addition; one column fits everywhere.",
+)
+def one_column(submission: Submission, rng: np.random.Generator) -> None:
+    q, k, v = Shape(T=4, S=6).draw(rng)
+    for width in (1, 3):
+        expect.raises(
+            REFUSALS,
+            lambda width=width: submission.flash_attention(q, k, v[..., :width]),  # type: ignore[misc]
+        )
+
+
+@trap(
+    "integers-in-one-array-accepted",
+    catches="only q's dtype is looked at; integer keys or values are promoted silently",
+    severity="minor",
+    story="Outputs have the dtype of q, so q is the one that gets checked; a quantised cache that "
+    "was never dequantised comes in through k and v.",
+)
+def integers_in_one(submission: Submission, rng: np.random.Generator) -> None:
+    inputs = Shape(T=4, S=6).draw(rng)
+    for place in range(3):
+        mixed = list(inputs)
+        mixed[place] = np.rint(4 * mixed[place]).astype(np.int64)
+        expect.raises(REFUSALS, lambda mixed=mixed: submission.flash_attention(*mixed))  # type: ignore[misc]
+
+
+@trap(
+    "empty-problem-unchecked",
+    catches="an early return for empty arrays comes before the checks",
+    severity="minor",
+    story="The shortcut is added last and put first; a wrong number of heads then shows up only "
+    "when the first token arrives.",
+)
+def empty_unchecked(submission: Submission, rng: np.random.Generator) -> None:
+    for empty in ({"B": 0}, {"T": 0}, {"S": 0}):
+        uneven = Shape(H=3, G=2, **empty).draw(rng)
+        expect.raises(ValueError, lambda uneven=uneven: submission.flash_attention(*uneven))  # type: ignore[misc]
+        q, k, v = Shape(**empty).draw(rng)
+        expect.raises(REFUSALS, lambda q=q, k=k, v=v: submission.flash_attention(q, k, v, tile=0))  # type: ignore[misc]

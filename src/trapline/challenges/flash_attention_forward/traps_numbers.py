@@ -1,0 +1,51 @@
+"""Bugs at the ends of the numbers."""
+
+import numpy as np
+
+from trapline.arena import expect
+from trapline.arena.proxy import Submission
+from trapline.arena.traps import trap
+from trapline.challenges.flash_attention_forward.cases import attends, pair
+from trapline.challenges.flash_attention_forward.situations import with_logits
+
+
+@trap(
+    "scores-below-sentinel",
+    catches="−1e30 stands for −inf somewhere, and finite scores below it count as hidden",
+    severity="major",
+    story="A floor under the running maximum saves a branch; the constant comes from another "
+    "dtype's range.",
+)
+def scores_below_sentinel(submission: Submission, rng: np.random.Generator) -> None:
+    for unit, dtype in ((-1e200, np.float64), (-1e36, np.float32)):
+        # Every key is hopelessly behind the first, so its value is the answer without rounding.
+        q, k, v = with_logits(rng, unit * np.arange(1, 7), 6, dtype)
+        for tile in (4, 16):
+            out, lse = pair(submission.flash_attention(q, k, v, causal=True, tile=tile))
+            expect.array(lse, shape=(1, 1, 6), dtype=dtype, what="lse")
+            expect.array(out, shape=(1, 1, 6, 4), dtype=dtype, what="out")
+            slack = 8.0 * float(np.finfo(dtype).eps)
+            expect.close(out, np.repeat(v[:, :, :1], 6, axis=2), rtol=slack, what="out")
+            expect.close(lse, np.full((1, 1, 6), unit), rtol=slack, what="lse")
+
+
+@trap(
+    "small-rise-not-rescaled",
+    catches="the correction is left out while the maximum rises by less than 1e-6",
+    severity="minor",
+    story="Skipping needless rescaling is a real speed-up when the old maximum is kept; with the "
+    "new one every skipped step is an error, far above float64's.",
+)
+def small_rise(submission: Submission, rng: np.random.Generator) -> None:
+    attends(submission, *with_logits(rng, 5e-7 * np.arange(12), 3, np.float64), tile=2)
+
+
+@trap(
+    "small-weights-dropped",
+    catches="weights below 1e-8 are set to 0, also in float64",
+    severity="minor",
+    story="A threshold that float32 cannot feel; in float64 it costs half of the digits.",
+)
+def small_weights(submission: Submission, rng: np.random.Generator) -> None:
+    logits = np.array([0.0, -19.0, -19.5, -20.0])
+    attends(submission, *with_logits(rng, logits, 3, np.float64), tile=4)

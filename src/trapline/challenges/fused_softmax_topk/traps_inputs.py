@@ -1,0 +1,229 @@
+"""Bugs that inputs bring: what is refused, state, memory."""
+
+from functools import partial
+
+import numpy as np
+
+from trapline.arena import expect
+from trapline.arena.proxy import Submission
+from trapline.arena.traps import trap
+from trapline.challenges.fused_softmax_topk.cases import (
+    DTYPES,
+    LONG,
+    REFUSAL,
+    Rng,
+    ask,
+    check,
+    logits_of,
+    overlapping,
+)
+
+#: Bytes by which allocators may differ from run to run; the temporaries in question are larger.
+GROWTH = 2_000_000
+
+# --- what is refused ------------------------------------------------------------------------------
+
+
+@trap(
+    "nan-passes",
+    catches="NaN ignored, or found only where it happens to be looked at",
+    severity="critical",
+    story="A NaN compares false with everything: heaps skip it, and a broken model goes unnoticed.",
+)
+def nan_passes(submission: Submission, rng: Rng) -> None:
+    for place in (0, 1, LONG // 2, LONG - 1):
+        logits = logits_of(rng, (2, LONG), np.float32)
+        logits[1, place] = np.nan
+        expect.raises(ValueError, partial(submission.softmax_topk, logits, 3))
+
+
+@trap(
+    "plus-infinity-passes",
+    catches="+inf answered with NaN or with probability 1",
+    severity="major",
+    story="An overflow upstream looked like a very sure model.",
+)
+def plus_infinity_passes(submission: Submission, rng: Rng) -> None:
+    for place in (0, LONG - 1):
+        logits = logits_of(rng, (2, LONG), np.float32)
+        logits[1, place] = np.inf
+        expect.raises(ValueError, partial(submission.softmax_topk, logits, 3))
+
+
+@trap(
+    "all-masked-row-passes",
+    catches="a row of nothing but −inf answered with NaN, zeros or a uniform guess",
+    severity="major",
+    story="A grammar without a legal continuation must be an error, not token 0.",
+)
+def all_masked_row_passes(submission: Submission, rng: Rng) -> None:
+    for dtype in DTYPES:
+        logits = logits_of(rng, (3, 12), dtype)
+        logits[2] = -np.inf
+        expect.raises(ValueError, partial(submission.softmax_topk, logits, 2))
+
+
+@trap(
+    "k-clamped",
+    catches="k below 1 or above V silently corrected",
+    severity="major",
+    story="k = 0 meant 'off' in one caller and 'nothing' in another.",
+)
+def k_clamped(submission: Submission, rng: Rng) -> None:
+    logits = logits_of(rng, (2, 6), np.float32)
+    for k in (0, -1, 7, 600):
+        expect.raises(ValueError, partial(submission.softmax_topk, logits, k))
+    expect.raises(ValueError, partial(submission.softmax_topk, logits[:0], 7))
+
+
+@trap(
+    "integers-accepted",
+    catches="integer or complex logits computed instead of refused",
+    severity="minor",
+    story="Quantised codes were ranked as if they were logits.",
+)
+def integers_accepted(submission: Submission, rng: Rng) -> None:
+    for dtype in (np.int32, np.complex64):
+        logits = rng.integers(0, 9, (2, 6)).astype(dtype)
+        expect.raises(REFUSAL, partial(submission.softmax_topk, logits, 2))
+
+
+@trap(
+    "rank-ignored",
+    catches="logits of rank 1 or 3 accepted",
+    severity="minor",
+    story="(B, T, V) logits went in, and T became the vocabulary.",
+)
+def rank_ignored(submission: Submission, rng: Rng) -> None:
+    logits = logits_of(rng, (3, 6))
+    for other in (logits[0], logits[None]):
+        expect.raises(REFUSAL, partial(submission.softmax_topk, other, 2))
+
+
+# --- inputs, state, memory ------------------------------------------------------------------------
+
+
+@trap(
+    "strided-logits",
+    catches="memory read in its own order whatever the strides",
+    severity="critical",
+    story="Logits of the last positions are a strided slice; the kernel read the wrong rows.",
+)
+def strided_logits(submission: Submission, rng: Rng) -> None:
+    wide = logits_of(rng, (12, 40), np.float32)
+    for view in (wide[::3], wide[:, ::2], wide[::-1, ::-1], wide.T, wide[4:5].repeat(3, 0)):
+        ask(submission, view, 5)
+    ask(submission, np.broadcast_to(wide[:1], (5, 40)), 5)
+    ask(submission, np.broadcast_to(wide[:, :1], (12, 9)), 5)
+
+
+@trap(
+    "logits-modified",
+    catches="the maximum subtracted, or winners masked, in the caller's array",
+    severity="critical",
+    story="Repeated argmax wrote −inf into the logits; the sampler downstream saw the holes.",
+)
+def logits_modified(submission: Submission, rng: Rng) -> None:
+    for dtype in DTYPES:
+        logits = logits_of(rng, (3, 30), dtype)
+        _, after = submission.observe("softmax_topk", logits, 4)
+        expect.equal(after[0], logits, "logits after the call")
+
+
+@trap(
+    "answer-remembered",
+    catches="an answer kept from an earlier call of the same shape",
+    severity="critical",
+    story="A cache keyed by shape and by a few of the values.",
+)
+def answer_remembered(submission: Submission, rng: Rng) -> None:
+    logits = logits_of(rng, (2, 30), np.float32)
+    ask(submission, logits, 4)
+    changed = logits.copy()
+    changed[1, 17] += 25.0
+    ask(submission, changed, 4)
+    ask(submission, logits, 4)
+
+
+@trap(
+    "no-rows-crash",
+    catches="an empty batch that raises or comes back with another shape",
+    severity="major",
+    story="The last shard of a batch was empty and took the server down.",
+)
+def no_rows_crash(submission: Submission, rng: Rng) -> None:
+    ask(submission, logits_of(rng, (0, 11), np.float16), 4)
+
+
+@trap(
+    "matrix-materialised",
+    catches="an N × V temporary: the very thing the fusion is there to avoid",
+    severity="critical",
+    story="Half of the graded answers made the whole softmax first, in one of its passes.",
+)
+def matrix_materialised(submission: Submission, rng: Rng) -> None:
+    """Half a million logits, then four million: even a mask of one byte each shows."""
+    _expect_no_growth(submission, overlapping(rng, 256, 2048), overlapping(rng, 1024, 4096))
+
+
+@trap(
+    "tile-grows-with-v",
+    catches="a whole row copied, widened or sorted at once",
+    severity="major",
+    story="Memory O(V) a row is O(V · rows in flight) on a GPU.",
+)
+def tile_grows_with_v(submission: Submission, rng: Rng) -> None:
+    """A row of a million equal logits, which take four bytes to hold."""
+    row = np.broadcast_to(np.float32(rng.integers(-3, 4)), (1, 1 << 20))
+    _expect_no_growth(submission, row[:, : 1 << 18], row)
+
+
+@trap(
+    "half-matrix-widened",
+    catches="float16 logits cast to float32 all at once, which is an N × V temporary of its own",
+    severity="major",
+    story="The float32 path was fused; the float16 path began with a cast of the whole matrix.",
+)
+def half_matrix_widened(submission: Submission, rng: Rng) -> None:
+    half = np.float16
+    small, large = overlapping(rng, 256, 2048, half), overlapping(rng, 512, 4096, half)
+    _expect_no_growth(submission, small, large)
+
+
+@trap(
+    "k-above-a-tile",
+    catches="candidates taken for complete before k of them were seen: wrong once k exceeds a tile",
+    severity="major",
+    story="The first tile was assumed to fill the list; a larger k came back short.",
+)
+def k_above_a_tile(submission: Submission, rng: Rng) -> None:
+    falling = -np.sort(-logits_of(rng, (1, LONG), np.float32))
+    ask(submission, falling, LONG // 2)
+
+
+@trap(
+    "nan-among-masked",
+    catches="a NaN unseen because all around it is −inf and the tile is skipped",
+    severity="major",
+    story="Tiles without a finite logit were skipped before they were looked at.",
+)
+def nan_among_masked(submission: Submission, rng: Rng) -> None:
+    for start, place in ((LONG - 30, 7), (LONG - 30, LONG // 4), (0, LONG // 2)):
+        logits = np.full((2, LONG), -np.inf, np.float32)
+        logits[:, start : start + 30] = logits_of(rng, (2, 30), np.float32)
+        logits[1, place] = np.nan
+        expect.raises(ValueError, partial(submission.softmax_topk, logits, 3))
+
+
+def _expect_no_growth(submission: Submission, small: np.ndarray, large: np.ndarray) -> None:
+    """Peak memory by the kernel's count, in a process that has done nothing else before.
+
+    The small problem pays for the tile, whatever its size; the large one may not need more.
+    """
+    fresh = submission.fresh()
+    ask(fresh, small, 2)
+    before = fresh.session.peak_bytes()
+    answer = fresh.softmax_topk(large, 2)
+    extra = fresh.session.peak_bytes() - before
+    expect.that(extra <= GROWTH, f"peak memory rose by {extra} bytes with the size of the input")
+    check(answer, large, 2)

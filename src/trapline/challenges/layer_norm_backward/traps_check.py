@@ -1,0 +1,245 @@
+"""Bugs of the gradient check."""
+
+from functools import partial
+
+import numpy as np
+
+from trapline.arena import expect
+from trapline.arena.proxy import Stub, Submission
+from trapline.arena.traps import trap
+from trapline.challenges.layer_norm_backward.cases import (
+    NAMES,
+    Array,
+    Checked,
+    Grads,
+    Rng,
+    check_errors,
+    gradient_errors,
+    passes,
+    problem,
+    scaled,
+)
+from trapline.gold.norms import oracle
+
+
+@trap(
+    "check-needs-every-element",
+    catches="one pair of forward calls for every element of x",
+    severity="major",
+    story="Every graded answer looped over elements in Python and timed out at D = 1024.",
+)
+def check_needs_every_element(submission: Submission, rng: Rng) -> None:
+    p = problem(rng, (4, 16, 8))  # 512 elements
+    checked = passes()
+    check_errors(gradient_errors(submission, checked, p), None)
+    limit = 8 * p.x.shape[-1] + 256
+    calls = len(checked.forward.calls)
+    expect.that(calls <= limit, f"forward was called {calls} times; {limit} are allowed")
+
+
+@trap(
+    "check-blind-to-length",
+    catches="a check by cosine or sign: gradients of the wrong length pass",
+    severity="critical",
+    story="A missing factor 1/D leaves the direction of the gradient right.",
+)
+def check_blind_to_length(submission: Submission, rng: Rng) -> None:
+    p = problem(rng, (2, 3, 6))
+    for place, name in enumerate(NAMES):
+        spoiled = passes(partial(scaled, place, 1.05))
+        check_errors(gradient_errors(submission, spoiled, p), name, low=0.03)
+
+
+@trap(
+    "check-of-a-few-elements",
+    catches="a spot check that never looks at most elements",
+    severity="critical",
+    story="Spot checks at random places were the usual answer to slow loops; an error elsewhere"
+    " passes.",
+)
+def check_of_a_few_elements(submission: Submission, rng: Rng) -> None:
+    p = problem(rng, (3, 4, 6))
+    for place, name in enumerate(NAMES):
+        for element in (0, -1):
+            spoiled = passes(partial(_one_element_wrong, place, element))
+            check_errors(gradient_errors(submission, spoiled, p), name)
+
+
+@trap(
+    "check-skips-parameters",
+    catches="only dx compared; dgamma and dbeta reported as fine",
+    severity="critical",
+    story="The hard formula got the test, the two easy sums had the bug.",
+)
+def check_skips_parameters(submission: Submission, rng: Rng) -> None:
+    p = problem(rng, (2, 3, 5))
+    for place, name in ((1, "dgamma"), (2, "dbeta")):
+        spoiled = passes(partial(scaled, place, -1.0))
+        check_errors(gradient_errors(submission, spoiled, p), name, low=0.5)
+
+
+@trap(
+    "check-of-itself",
+    catches="a check that differentiates and propagates with the submission's own passes",
+    severity="critical",
+    story="The functions under test were ignored in favour of the module's own.",
+)
+def check_of_itself(submission: Submission, rng: Rng) -> None:
+    p = problem(rng, (2, 3, 5))
+    checked = passes(partial(scaled, 0, 3.0))
+    check_errors(gradient_errors(submission, checked, p), "dx", low=0.5)
+    expect.that(bool(checked.forward.calls), "gradient_check never called forward")
+    expect.that(bool(checked.backward.calls), "gradient_check never called backward")
+
+
+@trap(
+    "check-with-ones",
+    catches="dy replaced by ones in the numerical part",
+    severity="major",
+    story="The loss was sum(y): with gamma = 1 its gradient is 0 and everything passes.",
+)
+def check_with_ones(submission: Submission, rng: Rng) -> None:
+    check_errors(gradient_errors(submission, passes(), problem(rng, (2, 3, 6))), None)
+
+
+@trap(
+    "check-absolute",
+    catches="an absolute error reported as a relative one",
+    severity="major",
+    story="With small upstream gradients every backward pass was 'correct to 1e-9'.",
+)
+def check_absolute(submission: Submission, rng: Rng) -> None:
+    p = problem(rng, (2, 3, 6))
+    for scale in (1e-7, 1e7):
+        small = p._replace(dy=p.dy * scale)
+        check_errors(gradient_errors(submission, passes(), small), None)
+        spoiled = passes(partial(scaled, 0, 2.0))
+        errors = gradient_errors(submission, spoiled, small)
+        check_errors(errors, "dx", low=0.3)
+        expect.that(errors["dx"] < 0.7, f"dx is twice too long, not off by {errors['dx']:.3g}")
+
+
+@trap(
+    "check-of-zero-gradients",
+    catches="0 / 0 where a gradient vanishes",
+    severity="major",
+    story="An upstream gradient of zero is right, and was reported as NaN.",
+)
+def check_of_zero_gradients(submission: Submission, rng: Rng) -> None:
+    p = problem(rng, (2, 3, 6))
+    nothing = p._replace(dy=np.zeros_like(p.dy))
+    check_errors(gradient_errors(submission, passes(), nothing), None)
+
+
+@trap(
+    "check-step-too-large",
+    catches="a step so large that the difference's own error hides a wrong gradient",
+    severity="major",
+    story="With h = 1e-2 every tolerance had to be loosened until wrong gradients fitted in.",
+)
+def check_step_too_large(submission: Submission, rng: Rng) -> None:
+    check_errors(gradient_errors(submission, passes(), problem(rng, (2, 3, 6))), None)
+
+
+@trap(
+    "check-step-too-small",
+    catches="a step so small that rounding drowns the difference",
+    severity="major",
+    story="h = 1e-12 'for accuracy': the quotient is rounding noise.",
+)
+def check_step_too_small(submission: Submission, rng: Rng) -> None:
+    check_errors(gradient_errors(submission, passes(), problem(rng, (2, 3, 6))), None)
+
+
+@trap(
+    "check-modifies-x",
+    catches="x shifted in place and not restored",
+    severity="major",
+    story="`x[i] += h` inside the check; one answer was praised for working on copies.",
+)
+def check_modifies_x(submission: Submission, rng: Rng) -> None:
+    p = problem(rng, (2, 3, 5))
+    p.x[..., 0] *= 1e-15  # adding a step and taking it away again does not bring this back
+    sent = (p.x, p.gamma, p.beta, p.dy)
+    _, after = submission.observe("gradient_check", *passes(), *sent)
+    for name, left, original in zip(("x", "gamma", "beta", "dy"), after[2:], sent, strict=True):
+        expect.equal(left, original, f"{name} after the check")
+
+
+@trap(
+    "check-of-its-own-forward",
+    catches="the backward pass that was given compared with differences of another forward pass",
+    severity="major",
+    story="The forward pass in the argument list was called once, for its cache, and never again.",
+)
+def check_of_its_own_forward(submission: Submission, rng: Rng) -> None:
+    """A forward pass three times too large: its differences are, and no gradient is right."""
+    checked = Checked(Stub(_thrice), passes().backward)
+    errors = gradient_errors(submission, checked, problem(rng, (2, 3, 5)))
+    for name, error in errors.items():
+        expect.that(0.6 < error < 0.73, f"{name} is three times too short, not off by {error:.3g}")
+
+
+@trap(
+    "check-relative-to-one-side",
+    catches="the error divided by the analytic gradient alone: one that is too short looks worse",
+    severity="minor",
+    story="A backward pass that returned zeros was off by 1e12, and the report overflowed.",
+)
+def check_relative_to_one_side(submission: Submission, rng: Rng) -> None:
+    p = problem(rng, (2, 3, 5))
+    for place, name in enumerate(NAMES):
+        for by, want in ((0.25, 0.75), (4.0, 0.75), (0.0, 1.0)):
+            error = gradient_errors(submission, passes(partial(scaled, place, by)), p)[name]
+            good = abs(error - want) < 1e-3
+            expect.that(good, f"{name} times {by} is off by {want}, not by {error:.3g}")
+
+
+@trap(
+    "check-one-sided",
+    catches="a forward difference where the contract asks for a central one",
+    severity="minor",
+    story="Half the calls, and an error of the step's own size: near 1e-5 right and wrong met.",
+)
+def check_one_sided(submission: Submission, rng: Rng) -> None:
+    for name, moves in _moves(submission, rng).items():
+        for move in moves:
+            opposite = [np.linalg.norm(move + other) for other in moves]
+            met = min(opposite) <= 1e-5 * np.linalg.norm(move)
+            expect.that(met, f"{name}: an input is moved one way and not the other")
+
+
+@trap(
+    "check-of-one-direction",
+    catches="fewer than four directions, where not every element is looked at on its own",
+    severity="minor",
+    story="One random direction for a million elements: a wrong one hid behind the luck of the "
+    "draw.",
+)
+def check_of_one_direction(submission: Submission, rng: Rng) -> None:
+    for name, moves in _moves(submission, rng).items():
+        expect.that(len(moves) >= 8, f"{name}: {len(moves)} calls of forward, two a direction")
+
+
+def _moves(submission: Submission, rng: Rng) -> dict[str, list[Array]]:
+    """By how much gradient_check moved gamma and beta in its calls of forward.
+
+    x is left out: several directions of it may share a call, one behind the other in the batch.
+    """
+    p, checked = problem(rng, (2, 3, 5)), passes()
+    gradient_errors(submission, checked, p)
+    shifts = {
+        "dgamma": [gamma - p.gamma for _, (_, gamma, _) in checked.forward.calls],
+        "dbeta": [beta - p.beta for _, (_, _, beta) in checked.forward.calls],
+    }
+    return {name: [move for move in moves if move.any()] for name, moves in shifts.items()}
+
+
+def _thrice(x: Array, gamma: Array, beta: Array) -> tuple[Array, tuple[Array, Array]]:
+    return 3.0 * oracle.layer_norm(x, gamma, beta), (x, gamma)
+
+
+def _one_element_wrong(place: int, element: int, grads: Grads) -> Grads:
+    wrong: list[Array] = [np.array(gradient) for gradient in grads]
+    wrong[place].flat[element] += np.linalg.norm(wrong[place])
+    return wrong[0], wrong[1], wrong[2]

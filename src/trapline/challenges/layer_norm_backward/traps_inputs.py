@@ -1,0 +1,208 @@
+"""Bugs that inputs bring."""
+
+from functools import partial
+
+import numpy as np
+
+from trapline.arena import expect
+from trapline.arena.proxy import Submission
+from trapline.arena.traps import trap
+from trapline.challenges.layer_norm_backward.cases import (
+    REFUSAL,
+    Rng,
+    cache_parts,
+    check_both,
+    check_grads,
+    forward,
+    problem,
+)
+from trapline.challenges.layer_norm_backward.situations import plain
+
+
+@trap(
+    "x-modified",
+    catches="x centred in place",
+    severity="critical",
+    story="The residual branch still needs x; `x -= mean` corrupted it.",
+)
+def x_modified(submission: Submission, rng: Rng) -> None:
+    p = problem(rng, offset=2.0)
+    _, after = submission.observe("layer_norm_forward", *p.args)
+    for name, left, sent in zip(("x", "gamma", "beta"), after, p.args, strict=False):
+        expect.equal(left, sent, f"{name} after the call")
+
+
+@trap(
+    "dy-modified",
+    catches="dy multiplied by gamma in place",
+    severity="critical",
+    story="`dy *= gamma` and dy was still needed by another branch of the graph.",
+)
+def dy_modified(submission: Submission, rng: Rng) -> None:
+    p = problem(rng)
+    _, cache = forward(submission, p)
+    _, after = submission.observe("layer_norm_backward", p.dy, cache)
+    expect.equal(after[0], p.dy, "dy after the call")
+
+
+@trap(
+    "cache-modified",
+    catches="the cache used as a scratch buffer by backward: a second backward differs",
+    severity="major",
+    story="Retained graphs call backward twice; the second gradient was silently wrong.",
+)
+def cache_modified(submission: Submission, rng: Rng) -> None:
+    p = plain(rng)
+    _, cache = forward(submission, p)
+    _, after = submission.observe("layer_norm_backward", p.dy, cache)
+    before, left = cache_parts(cache), cache_parts(after[1])
+    for number, (part, sent) in enumerate(zip(left, before, strict=True)):
+        expect.equal(part, sent, f"part {number} of the cache after the call")
+
+
+@trap(
+    "float64-computed-in-float32",
+    catches="everything cast to float32 on the way in",
+    severity="critical",
+    story="A kernel's float32 path served double inputs: gradient checks failed at 1e-3.",
+)
+def float64_computed_in_float32(submission: Submission, rng: Rng) -> None:
+    check_both(submission, plain(rng, (2, 3, 16)))
+
+
+@trap(
+    "float32-widened",
+    catches="float64 results for float32 inputs",
+    severity="major",
+    story="One Python float scalar in the wrong place doubled the memory of everything after it.",
+)
+def float32_widened(submission: Submission, rng: Rng) -> None:
+    check_both(submission, plain(rng, (2, 3, 8), np.float32))
+
+
+@trap(
+    "huge-float32",
+    catches="squares of float32 values around 1e25 overflow: y is 0",
+    severity="major",
+    story="Reported against two frameworks: large activations normalised to zeros.",
+)
+def huge_float32(submission: Submission, rng: Rng) -> None:
+    check_both(submission, plain(rng, (2, 3, 8), np.float32, spread=1e25))
+
+
+@trap(
+    "strided-x",
+    catches="the buffer of x read in memory order whatever its strides",
+    severity="critical",
+    story="Kernels that take a pointer and a width read a transposed view as if it were packed.",
+)
+def strided_x(submission: Submission, rng: Rng) -> None:
+    p = plain(rng, (3, 4, 6))
+    turned = np.ascontiguousarray(p.x.transpose(1, 0, 2)).transpose(1, 0, 2)
+    folded = np.asfortranarray(p.x)
+    for x in (turned, folded, p.x[::-1, ::2], p.x[:, :, ::-1]):
+        dy = np.ascontiguousarray(p.dy[:, : x.shape[1]])
+        check_both(submission, p._replace(x=x, dy=dy))
+
+
+@trap(
+    "strided-dy",
+    catches="the buffer of dy read in memory order whatever its strides",
+    severity="critical",
+    story="The gradient of a sum arrives as a broadcast view with stride 0.",
+)
+def strided_dy(submission: Submission, rng: Rng) -> None:
+    p = plain(rng, (3, 4, 6))
+    _, cache = forward(submission, p)
+    for dy in (
+        np.asfortranarray(p.dy),
+        np.broadcast_to(p.dy[:1, :1], p.dy.shape),
+        p.dy[:, :, ::-1],
+    ):
+        check_grads(submission.layer_norm_backward(dy, cache), p._replace(dy=dy))
+
+
+@trap(
+    "no-rows",
+    catches="an empty batch that crashes, or whose dgamma is not D zeros",
+    severity="major",
+    story="The last shard of a batch was empty and took the job down.",
+)
+def no_rows(submission: Submission, rng: Rng) -> None:
+    for shape in ((0, 2, 5), (2, 0, 5)):
+        check_both(submission, plain(rng, shape))
+
+
+@trap(
+    "batch-of-one",
+    catches="axes of length 1 squeezed away",
+    severity="major",
+    story="`squeeze()` after a reduction also removed the batch axis at batch size 1.",
+)
+def batch_of_one(submission: Submission, rng: Rng) -> None:
+    for shape in ((1, 3, 4), (3, 1, 4), (1, 1, 4)):
+        check_both(submission, plain(rng, shape))
+
+
+@trap(
+    "gamma-broadcast",
+    catches="a gamma of length 1 accepted for any D",
+    severity="major",
+    story="A checkpoint of another width loaded without a word.",
+)
+def gamma_broadcast(submission: Submission, rng: Rng) -> None:
+    p = problem(rng)
+    for wrong in (p._replace(gamma=p.gamma[:1]), p._replace(beta=p.beta[:1])):
+        expect.raises(REFUSAL, partial(submission.layer_norm_forward, *wrong.args))
+
+
+@trap(
+    "dy-broadcast",
+    catches="a dy of another shape accepted and broadcast",
+    severity="major",
+    story="A loss reduced over one axis too many handed back a gradient of shape (1, T, D).",
+)
+def dy_broadcast(submission: Submission, rng: Rng) -> None:
+    p = plain(rng)
+    _, cache = forward(submission, p)
+    for wrong in (p.dy[:1], p.dy[:, :, :1], p.dy[0]):
+        expect.raises(REFUSAL, partial(submission.layer_norm_backward, wrong, cache))
+
+
+@trap(
+    "rank-ignored",
+    catches="x of rank 2 or 4 accepted",
+    severity="minor",
+    story="A missing batch axis made D of T.",
+)
+def rank_ignored(submission: Submission, rng: Rng) -> None:
+    p = problem(rng)
+    for x in (p.x[0], p.x[None]):
+        expect.raises(REFUSAL, partial(submission.layer_norm_forward, *p._replace(x=x).args))
+
+
+@trap(
+    "integers-accepted",
+    catches="integer or complex inputs computed instead of refused",
+    severity="minor",
+    story="Token ids were normalised instead of their embeddings.",
+)
+def integers_accepted(submission: Submission, rng: Rng) -> None:
+    p = problem(rng)
+    for dtype in (np.int32, np.complex128):
+        x, gamma, beta, dy = (value.astype(dtype) for value in (p.x, p.gamma, p.beta, p.dy))
+        expect.raises(REFUSAL, partial(submission.layer_norm_forward, x, gamma, beta))
+        _, cache = forward(submission, p)
+        expect.raises(REFUSAL, partial(submission.layer_norm_backward, dy, cache))
+
+
+@trap(
+    "eps-unchecked",
+    catches="an epsilon of 0, below 0, infinite or NaN accepted",
+    severity="minor",
+    story="A configuration file with a sign error trained for a day on NaN.",
+)
+def eps_unchecked(submission: Submission, rng: Rng) -> None:
+    p = problem(rng)
+    for eps in (0.0, -1e-5, np.inf, np.nan):
+        expect.raises(REFUSAL, partial(submission.layer_norm_forward, *p._replace(eps=eps).args))

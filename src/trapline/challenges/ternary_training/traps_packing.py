@@ -1,0 +1,178 @@
+"""Bugs of the way back to float32 and of packing."""
+
+import numpy as np
+
+from trapline.arena import expect
+from trapline.arena.proxy import Submission
+from trapline.arena.traps import trap
+from trapline.challenges.ternary_training.situations import GROUP, grid, refuses, ternary_codes
+from trapline.gold.ternary import oracle
+
+# --- back to float32 ------------------------------------------------------------------------------
+
+
+@trap(
+    "groups-spread-evenly",
+    catches="scales are spread evenly over a row instead of one per group_size weights",
+    severity="critical",
+    story="Repeating each scale n / groups times is the same thing until the last group is short.",
+)
+def groups_spread_evenly(submission: Submission, rng: np.random.Generator) -> None:
+    codes = np.ones((2, 300), dtype=np.int8)
+    scales = np.array([[1, 2, 4], [8, 16, 32]], dtype=np.float16)
+    scales *= np.float16(rng.integers(1, 8))
+    got = submission.dequantize(codes, scales, GROUP)
+    expect.equal(got, oracle.dequantize(codes, scales), "300 columns of three groups")
+
+
+@trap(
+    "dequantized-in-half",
+    catches="dequantised weights stay float16",
+    severity="minor",
+    story="codes * scales keeps the scale's dtype; what is added to it later is rounded to 11 "
+    "bits.",
+)
+def dequantized_in_half(submission: Submission, rng: np.random.Generator) -> None:
+    codes, scales = oracle.ternarize(grid(rng, 3, 40), 16)
+    got = submission.dequantize(codes, scales, 16)
+    expect.equal(got, oracle.dequantize(codes, scales, 16), "dequantize")
+
+
+@trap(
+    "scales-broadcast",
+    catches="scales of another shape are broadcast instead of refused",
+    severity="major",
+    story="A file with one scale a tensor loaded without complaint into a model with one scale "
+    "a group.",
+)
+def scales_broadcast(submission: Submission, rng: np.random.Generator) -> None:
+    codes, scales = oracle.ternarize(grid(rng, 3, 40), 16)
+    for bad in (scales[:1], scales[:, :1], np.concatenate([scales, scales], axis=1), scales[0]):
+        refuses(submission, "dequantize", codes, bad, 16)
+
+
+# --- packing --------------------------------------------------------------------------------------
+
+
+@trap(
+    "first-code-highest",
+    catches="the first code of a byte sits in its highest bits",
+    severity="critical",
+    story="Writer and reader of a 2-bit format disagreed on the order: finite, plausible, "
+    "scrambled output.",
+)
+def first_code_highest(submission: Submission, rng: np.random.Generator) -> None:
+    codes = np.concatenate([np.array([[-1, 0, 1, 1]], dtype=np.int8), ternary_codes(rng, 1, 4)], 1)
+    expect.equal(submission.pack(codes), oracle.pack(codes), "pack")
+
+
+@trap(
+    "codes-interleaved",
+    catches="neighbours go to different bytes (planes of n / 4) instead of the same one",
+    severity="critical",
+    story="A kernel's interleaved layout leaked into the file format; every other reader saw "
+    "noise.",
+)
+def codes_interleaved(submission: Submission, rng: np.random.Generator) -> None:
+    codes = np.array([[-1, -1, -1, -1, 1, 1, 1, 1, 0, 0, 0, 0]], dtype=np.int8)
+    codes = rng.permutation(np.concatenate([codes, -codes]), axis=0)
+    expect.equal(submission.pack(codes), oracle.pack(codes), "pack")
+
+
+@trap(
+    "two-complement-codes",
+    catches="−1 is stored as two set bits (code & 3) instead of 0",
+    severity="critical",
+    story="Masking a signed code gives 3 for −1, which the other side reads as +2.",
+)
+def two_complement_codes(submission: Submission, rng: np.random.Generator) -> None:
+    codes = ternary_codes(rng, 3, 16)
+    codes[0, :4] = (-1, 0, 1, -1)
+    expect.equal(submission.pack(codes), oracle.pack(codes), "pack")
+
+
+@trap(
+    "rows-share-bytes",
+    catches="a row begins in the middle of the byte that ends the row before",
+    severity="critical",
+    story="Packing the flattened matrix saves three codes a row and makes no row addressable.",
+)
+def rows_share_bytes(submission: Submission, rng: np.random.Generator) -> None:
+    codes = ternary_codes(rng, 4, 6)
+    expect.equal(submission.pack(codes), oracle.pack(codes), "four rows of six codes")
+
+
+@trap(
+    "spare-bits-empty",
+    catches="places after a row's end hold 0 bits, which is code −1",
+    severity="minor",
+    story="A kernel reads whole bytes; padding that decodes to −1 adds the last activations "
+    "negatively.",
+)
+def spare_bits_empty(submission: Submission, rng: np.random.Generator) -> None:
+    for columns in (1, 2, 3):
+        codes = ternary_codes(rng, 3, columns)
+        expect.equal(submission.pack(codes), oracle.pack(codes), f"{columns} codes in a byte")
+
+
+@trap(
+    "other-codes-packed",
+    catches="codes outside −1, 0, 1 are packed",
+    severity="major",
+    story="Two bits have room for a fourth code; whoever writes it corrupts its neighbour or "
+    "invents +2.",
+)
+def other_codes_packed(submission: Submission, rng: np.random.Generator) -> None:
+    for bad in (2, -2, 3, 127, -128):
+        codes = ternary_codes(rng, 2, 8)
+        codes[int(rng.integers(2)), int(rng.integers(8))] = bad
+        refuses(submission, "pack", codes)
+
+
+@trap(
+    "fourth-code-read",
+    catches="two set bits are read as +2",
+    severity="major",
+    story="A file in a format of the same name used the fourth code; it was read without a word.",
+)
+def fourth_code_read(submission: Submission, rng: np.random.Generator) -> None:
+    packed = oracle.pack(ternary_codes(rng, 3, 8))
+    packed[int(rng.integers(3)), 1] |= 0b00110000
+    refuses(submission, "unpack", packed, (3, 8))
+
+
+@trap(
+    "spare-bits-judged",
+    catches="places after a row's end are judged or returned when unpacking",
+    severity="minor",
+    story="A reader returned the padded width, and the bias of the next layer no longer fitted.",
+)
+def spare_bits_judged(submission: Submission, rng: np.random.Generator) -> None:
+    codes = ternary_codes(rng, 3, 5)
+    packed = oracle.pack(codes) | np.array([0, 0b11111100], dtype=np.uint8)
+    expect.equal(submission.unpack(packed, (3, 5)), codes, "five codes in two bytes")
+
+
+@trap(
+    "unpack-unsigned",
+    catches="unpacked codes are unsigned, so −1 comes out as 255",
+    severity="critical",
+    story="uint8 minus 1 wraps around; the weights were 255 times the scale.",
+)
+def unpack_unsigned(submission: Submission, rng: np.random.Generator) -> None:
+    codes = ternary_codes(rng, 2, 8)
+    codes[:, 0] = -1
+    expect.equal(submission.unpack(oracle.pack(codes), (2, 8)), codes, "unpack")
+
+
+@trap(
+    "wrong-shape-unpacked",
+    catches="bytes that do not belong to the shape are unpacked all the same",
+    severity="major",
+    story="A file written with another block size was read to the end: right length, wrong "
+    "weights.",
+)
+def wrong_shape_unpacked(submission: Submission, rng: np.random.Generator) -> None:
+    packed = oracle.pack(ternary_codes(rng, 4, 8))
+    for shape in ((2, 16), (4, 9), (4, 4), (8, 4), (32,), (1, 4, 8)):
+        refuses(submission, "unpack", packed, shape)

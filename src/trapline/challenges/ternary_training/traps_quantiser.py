@@ -1,0 +1,325 @@
+"""Bugs of the quantiser: groups, scales, codes."""
+
+import numpy as np
+
+from trapline.arena import expect
+from trapline.arena.proxy import Submission
+from trapline.arena.traps import trap
+from trapline.challenges.ternary_training.cases import ERROR_LIMIT
+from trapline.challenges.ternary_training.situations import (
+    GROUP,
+    grid,
+    quantised,
+    refuses,
+    ternary_codes,
+)
+from trapline.gold.ternary import oracle
+
+
+def _same_alone(submission: Submission, w: np.ndarray, group_size: int) -> None:
+    """Every group of every row is quantised as if it were the only one."""
+    codes, scales = quantised(submission, w, group_size)
+    for row, weights in enumerate(w):
+        for number, start in enumerate(range(0, w.shape[1], group_size)):
+            piece = slice(start, start + group_size)
+            alone = quantised(submission, weights[piece].copy(), group_size, "a group alone")
+            where = f"row {row}, group {number}"
+            expect.equal(codes[row, piece], alone[0], f"the codes of {where} against it alone")
+            expect.equal(scales[row, number : number + 1], alone[1], f"the scale of {where}")
+
+
+@trap(
+    "ragged-width-refused",
+    catches="a width that is no multiple of the group size is refused",
+    severity="critical",
+    story="A trainer asserted n % group_size == 0 and fell over with the first model of another "
+    "width.",
+)
+def ragged_width_refused(submission: Submission, rng: np.random.Generator) -> None:
+    for columns in (300, 127, 129, 1):
+        quantised(submission, grid(rng, 3, columns), GROUP, f"width {columns}")
+
+
+@trap(
+    "tail-dropped",
+    catches="the weights after the last full group come out as zeros",
+    severity="critical",
+    story="Reshaping n // group_size groups forgets the rest; the model loses its last columns.",
+)
+def tail_dropped(submission: Submission, rng: np.random.Generator) -> None:
+    w = np.full((2, 300), 0.75, dtype=np.float32) * rng.choice([-1, 1], (2, 300))
+    w = w.astype(np.float32)
+    codes, scales = quantised(submission, w)
+    expect.equal(codes, np.sign(w).astype(np.int8), "the codes of ±0.75")
+    expect.equal(scales, np.full((2, 3), 0.75, dtype=np.float16), "the scales of ±0.75")
+
+
+@trap(
+    "padding-counted",
+    catches="the zeros that fill up the short last group enter its statistics",
+    severity="major",
+    story="Padding a ragged width with zeros is the usual cure; averaging over the padding is "
+    "the usual slip.",
+)
+def padding_counted(submission: Submission, rng: np.random.Generator) -> None:
+    # 20 real weights in a place for 128: a mean over 128 lets the small ones pass.
+    tail = np.concatenate([np.full(10, 4.0), np.full(10, 1.0)]) * rng.choice([-1, 1], 20)
+    w = np.concatenate([grid(rng, GROUP), tail.astype(np.float32)])
+    codes, scales = quantised(submission, w)
+    alone = quantised(submission, w[GROUP:].copy(), 20, "the last group alone")
+    expect.equal(codes[GROUP:], alone[0], "the codes of a short last group")
+    expect.equal(scales[1:], alone[1], "the scale of a short last group")
+
+
+@trap(
+    "groups-cross-rows",
+    catches="groups run on from one row into the next",
+    severity="critical",
+    story="Flattening before grouping works as long as every width is a multiple of the group "
+    "size.",
+)
+def groups_cross_rows(submission: Submission, rng: np.random.Generator) -> None:
+    w = grid(rng, 4, 24)
+    w[::2] *= 64
+    _same_alone(submission, w, 16)
+
+
+@trap(
+    "one-scale-a-tensor",
+    catches="one scale for the whole tensor instead of one a group",
+    severity="critical",
+    story="The first ternary recipe had one scale a tensor: one loud row silences all others.",
+)
+def one_scale_a_tensor(submission: Submission, rng: np.random.Generator) -> None:
+    w = grid(rng, 4, 32)
+    w[int(rng.integers(4))] *= 4096
+    _same_alone(submission, w, 16)
+
+
+@trap(
+    "groups-down-columns",
+    catches="groups run along the first axis",
+    severity="critical",
+    story="Weights stored (in, out) in one framework and (out, in) in another: groups on the "
+    "wrong axis.",
+)
+def groups_down_columns(submission: Submission, rng: np.random.Generator) -> None:
+    w = grid(rng, 16, 16)
+    w[:, int(rng.integers(16))] *= 1024
+    _same_alone(submission, w, 8)
+
+
+@trap(
+    "scale-shrinks",
+    catches="quantising twice shrinks the scale (mean over all weights, zeros included)",
+    severity="critical",
+    story="A scale of mean|w| falls from 0.050 to 0.033 when a checkpoint that is ternary "
+    "already is saved again.",
+)
+def scale_shrinks(submission: Submission, rng: np.random.Generator) -> None:
+    codes = ternary_codes(rng, 4, 300)
+    codes[:, ::50] = 1
+    codes[:, 1::50] = 0
+    scales = rng.integers(1, 2000, (4, 3)).astype(np.float16) / np.float16(1024)
+    again = quantised(submission, oracle.dequantize(codes, scales))
+    expect.equal(again[0], codes, "the codes of weights that are ternary already")
+    expect.equal(again[1], scales, "the scales of weights that are ternary already")
+
+
+@trap(
+    "scale-by-largest",
+    catches="the scale is the largest magnitude, so most codes are 0",
+    severity="major",
+    story="A converter meant for ternary files used the largest magnitude on latent weights: 83 "
+    "% zeros.",
+)
+def scale_by_largest(submission: Submission, rng: np.random.Generator) -> None:
+    w = rng.standard_normal((16, 512)).astype(np.float32)
+    codes, scales = quantised(submission, w)
+    error = oracle.squared_error(w, oracle.dequantize(codes, scales))
+    expect.that(error <= ERROR_LIMIT, f"the squared error is {error:.3f} of the squared weights")
+
+
+@trap(
+    "zero-group-divides",
+    catches="a group of zeros divides 0 by 0",
+    severity="critical",
+    story="A row that training never touched stays zero; its scale was NaN, and so was every "
+    "logit.",
+)
+def zero_group_divides(submission: Submission, rng: np.random.Generator) -> None:
+    w = grid(rng, 3, 300)
+    w[1] = 0.0
+    w[2, GROUP : 2 * GROUP] = 0.0
+    codes, scales = quantised(submission, w)
+    expect.that(not codes[1].any() and not codes[2, GROUP : 2 * GROUP].any(), "a zero got a code")
+    again = quantised(submission, oracle.dequantize(codes, scales))
+    expect.equal(again[1], scales, "the scales after a second time")
+
+
+@trap(
+    "codes-before-rounding",
+    catches="codes are chosen although the scale rounds to 0 in float16",
+    severity="major",
+    story="Training saw the float32 scale, the file held its float16 rounding: 0. Codes without "
+    "a scale.",
+)
+def codes_before_rounding(submission: Submission, rng: np.random.Generator) -> None:
+    w = grid(rng, 2, 200) * np.float32(2.0**-40)
+    codes, scales = quantised(submission, w)
+    expect.that(not codes.any(), "codes of a group whose scale is 0 in float16")
+    again = quantised(submission, oracle.dequantize(codes, scales))
+    expect.equal(again[0], codes, "the codes after a second time")
+    expect.equal(again[1], scales, "the scales after a second time")
+
+
+@trap(
+    "small-scale-lost",
+    catches="a small guard added to the scale, or a floor under it, swallows small weights",
+    severity="minor",
+    story="An epsilon of 1e-5 against division by zero is larger than the weights of a "
+    "well-trained layer.",
+)
+def small_scale_lost(submission: Submission, rng: np.random.Generator) -> None:
+    smallest = float(np.finfo(np.float16).smallest_subnormal)
+    for size in (smallest, 3 * smallest, 2.0**-14):
+        w = (ternary_codes(rng, 2, 128) * size).astype(np.float32)
+        w[:, 0], w[:, 1] = size, 0.0
+        codes, scales = quantised(submission, w)
+        expect.equal(scales, np.full((2, 1), size, dtype=np.float16), f"the scale of ±{size:.2g}")
+        expect.equal(codes, np.sign(w).astype(np.int8), f"the codes of ±{size:.2g}")
+
+
+@trap(
+    "scale-overflows",
+    catches="a scale above float16's largest number becomes infinite",
+    severity="major",
+    story="A spike in training left one row at 1e5: the exported scale was inf, the first logit "
+    "NaN.",
+)
+def scale_overflows(submission: Submission, rng: np.random.Generator) -> None:
+    w = np.full((2, 140), 1e6, dtype=np.float32) * rng.choice([-1, 1], (2, 140))
+    w = w.astype(np.float32)
+    codes, scales = quantised(submission, w)
+    largest = np.finfo(np.float16).max
+    expect.equal(scales, np.full((2, 2), largest, dtype=np.float16), "the scales of ±1e6")
+    expect.equal(codes, np.sign(w).astype(np.int8), "the codes of ±1e6")
+    again = quantised(submission, oracle.dequantize(codes, scales))
+    expect.equal(again[0], codes, "the codes after a second time")
+
+
+@trap(
+    "float64-squeezed",
+    catches="float64 weights are cast to float32 first and overflow",
+    severity="minor",
+    story="A cast at the top of the function, for speed, made infinities of finite numbers.",
+)
+def float64_squeezed(submission: Submission, rng: np.random.Generator) -> None:
+    w = rng.choice([-1.0, 1.0], (2, 40)) * 1e60
+    codes, scales = quantised(submission, w, 16)
+    expect.equal(codes, np.sign(w).astype(np.int8), "the codes of ±1e60")
+    expect.that(bool(np.all(scales == np.finfo(np.float16).max)), "the scale is not the largest")
+
+
+@trap(
+    "sums-in-low-precision",
+    catches="sums of magnitudes in float16 stall or overflow",
+    severity="major",
+    story="Casting to the scale's dtype before the mean: 128 weights of 1 000 add up to infinity.",
+)
+def sums_in_low_precision(submission: Submission, rng: np.random.Generator) -> None:
+    sizes = rng.integers(500, 1000, (3, 1)) * 4.0
+    w = (sizes * rng.choice([-1, 1], (3, 512))).astype(np.float32)
+    codes, scales = quantised(submission, w, 256)
+    expect.equal(scales, np.repeat(sizes, 2, axis=1).astype(np.float16), "the scales")
+    expect.equal(codes, np.sign(w).astype(np.int8), "the codes")
+
+
+@trap(
+    "ties-lean",
+    catches="a weight on the threshold counts when it is positive and not when it is negative",
+    severity="minor",
+    story="floor(w / s + 0.5) rounds halves upwards: a bias towards +1 that no average error "
+    "shows.",
+)
+def ties_lean(submission: Submission, rng: np.random.Generator) -> None:
+    # Mean 2 and weights of ±1: half the mean is met exactly. Likewise mean 1.5 and ±0.75.
+    w = np.array([[1, -1, 3, -3] * 4, [0.75, -0.75, 2.25, -2.25] * 4], dtype=np.float32)
+    w = np.concatenate([w, grid(rng, 2, 16)])
+    codes, scales = quantised(submission, w, 16)
+    negated, same = quantised(submission, -w, 16)
+    expect.equal(negated, -codes, "the codes of −w")
+    expect.equal(same, scales, "the scales of −w")
+
+
+@trap(
+    "group-size-ignored",
+    catches="the group size is 128 whatever was asked for",
+    severity="critical",
+    story="The constant of the paper stood in the code, the argument in the signature.",
+)
+def group_size_ignored(submission: Submission, rng: np.random.Generator) -> None:
+    w = grid(rng, 2, 96)
+    for group_size in (1, 7, 32, 96, 1000):
+        quantised(submission, w, group_size, f"group size {group_size}")
+
+
+@trap(
+    "memory-order-read",
+    catches="a transposed or strided view is read in memory order",
+    severity="major",
+    story="ravel in memory order instead of the array's own: a transposed weight came out "
+    "scrambled.",
+)
+def memory_order_read(submission: Submission, rng: np.random.Generator) -> None:
+    base = grid(rng, 48, 40)
+    views = {
+        "transposed": base.T,
+        "every second column": base[:, ::2],
+        "reversed": base[::-1, ::-1],
+    }
+    for name, view in views.items():
+        codes, scales = quantised(submission, view, 16, name)
+        plain = quantised(submission, np.ascontiguousarray(view), 16, "its copy")
+        expect.equal(codes, plain[0], f"the codes of a {name} view")
+        expect.equal(scales, plain[1], f"the scales of a {name} view")
+
+
+@trap(
+    "weights-overwritten",
+    catches="the caller's weights are modified in place",
+    severity="critical",
+    story="abs with out= saves a buffer and turns the latent weights of the training run positive.",
+)
+def weights_overwritten(submission: Submission, rng: np.random.Generator) -> None:
+    for dtype in (np.float32, np.float64):
+        w = grid(rng, 4, 300).astype(dtype)
+        _, after = submission.observe("ternarize", w, GROUP)
+        expect.equal(after[0], w, "w after the call")
+
+
+@trap(
+    "nan-accepted",
+    catches="NaN or infinity among the weights passes silently",
+    severity="major",
+    story="A diverged run was exported: NaN compares false with every threshold and became code 0.",
+)
+def nan_accepted(submission: Submission, rng: np.random.Generator) -> None:
+    for bad in (np.nan, np.inf, -np.inf):
+        w = grid(rng, 3, 40)
+        w[int(rng.integers(3)), int(rng.integers(40))] = bad
+        refuses(submission, "ternarize", w, 16)
+
+
+@trap(
+    "group-size-unchecked",
+    catches="a group size of 0 or below is accepted",
+    severity="minor",
+    story="A config file without the key gave 0, and ceil division made a group of it.",
+)
+def group_size_unchecked(submission: Submission, rng: np.random.Generator) -> None:
+    w = grid(rng, 2, 8)
+    codes, scales = oracle.ternarize(w, 4)
+    for group_size in (0, -1, -128):
+        refuses(submission, "ternarize", w, group_size)
+        refuses(submission, "dequantize", codes, scales, group_size)

@@ -1,0 +1,141 @@
+"""Bugs of the split by documents."""
+
+import numpy as np
+
+from trapline.arena import expect
+from trapline.arena.proxy import Submission
+from trapline.arena.traps import trap
+from trapline.challenges.ternary_training import text
+
+
+def _held_out(submission: Submission, documents: list[text.Document], fraction: float) -> set[int]:
+    _, valid = submission.split(documents, fraction)
+    return {int(index) for index in valid}
+
+
+@trap(
+    "equal-documents-parted",
+    catches="copies of one document land on both sides",
+    severity="critical",
+    story="A reported perplexity of 319 rested on validation text that had been trained on.",
+)
+def equal_documents_parted(submission: Submission, rng: np.random.Generator) -> None:
+    once = text.noise(rng, 50, 60, 8)
+    held_out = _held_out(submission, [*once, *reversed(once), *once], 0.5)
+    for index in range(60):
+        sides = {place in held_out for place in (index, 119 - index, 120 + index)}
+        expect.that(len(sides) == 1, f"document {index} and its copies are on both sides")
+
+
+@trap(
+    "split-by-process",
+    catches="the split changes with every process (a salted hash)",
+    severity="critical",
+    story="Python salts the hash of strings: after a restart, yesterday's validation text was "
+    "trained on.",
+)
+def split_by_process(submission: Submission, rng: np.random.Generator) -> None:
+    documents = text.noise(rng, 50, 120, 8)
+    here = submission.split(documents, 0.5)
+    there = submission.fresh().split(documents, 0.5)
+    expect.equal(list(map(list, there)), list(map(list, here)), "the split in another process")
+
+
+@trap(
+    "split-by-place",
+    catches="a document's side depends on its place in the list",
+    severity="major",
+    story="A shuffle with a fixed seed is repeatable until somebody adds a file at the front.",
+)
+def split_by_place(submission: Submission, rng: np.random.Generator) -> None:
+    documents = text.noise(rng, 50, 120, 8)
+    order = rng.permutation(120)
+    held_out = _held_out(submission, documents, 0.5)
+    moved = _held_out(submission, [documents[i] for i in order], 0.5)
+    expect.equal(sorted(int(order[i]) for i in moved), sorted(held_out), "held out after a shuffle")
+
+
+@trap(
+    "split-by-company",
+    catches="adding documents moves others to the other side",
+    severity="major",
+    story="Ranking by hash and taking the first n per cent: with more text, old validation text "
+    "is trained on.",
+)
+def split_by_company(submission: Submission, rng: np.random.Generator) -> None:
+    documents = text.noise(rng, 50, 200, 8)
+    few = _held_out(submission, documents[:101], 0.5)
+    many = _held_out(submission, documents, 0.5)
+    expect.equal(sorted(i for i in many if i < 101), sorted(few), "held out of the first 101")
+    alone = {i for i in range(40) if _held_out(submission, [documents[i]], 0.5)}
+    expect.equal(sorted(i for i in few if i < 40), sorted(alone), "held out when each is alone")
+
+
+@trap(
+    "fraction-upside-down",
+    catches="the fraction is taken as the training share",
+    severity="critical",
+    story="split(documents, 0.1) held out nine tenths; the model starved, the loss looked honest.",
+)
+def fraction_upside_down(submission: Submission, rng: np.random.Generator) -> None:
+    count = len(_held_out(submission, text.noise(rng, 50, 400, 8), 0.1))
+    # 400 draws of 0.1: more than 80 happen less than once in 10⁸ runs.
+    expect.that(1 <= count <= 80, f"{count} of 400 documents held out at fraction 0.1")
+
+
+@trap(
+    "only-the-beginning-hashed",
+    catches="documents that begin alike land on one side together",
+    severity="major",
+    story="Every file began with the same licence text; hashing the first tokens made them one "
+    "document.",
+)
+def only_the_beginning_hashed(submission: Submission, rng: np.random.Generator) -> None:
+    opening = text.noise(rng, 50, 1, 200)[0]
+    documents = [opening + ending for ending in text.noise(rng, 50, 200, 8)]
+    count = len(_held_out(submission, documents, 0.5))
+    # 200 fair draws: outside 60 … 140 less than once in 10⁷ runs.
+    expect.that(60 <= count <= 140, f"{count} of 200 documents with one opening held out")
+
+
+@trap(
+    "large-ids-refused",
+    catches="token ids above 255 break the split",
+    severity="major",
+    story="bytes(document) is a fine digest of byte tokens and an exception with any real "
+    "vocabulary.",
+)
+def large_ids_refused(submission: Submission, rng: np.random.Generator) -> None:
+    documents = [[int(t) for t in row] for row in rng.integers(256, 200_000, (20, 6))]
+    documents += [[], [2**40, 3]]
+    train, valid = submission.split(documents, 0.5)
+    expect.equal(sorted([*map(int, train), *map(int, valid)]), list(range(22)), "both sides")
+
+
+@trap(
+    "copies-vanish",
+    catches="copies of a document are dropped from both sides",
+    severity="major",
+    story="Splitting a dict of unique texts forgets the others; a corpus shrank by a third "
+    "unnoticed.",
+)
+def copies_vanish(submission: Submission, rng: np.random.Generator) -> None:
+    documents = text.noise(rng, 50, 10, 8) * 3
+    train, valid = submission.split(documents, 0.5)
+    expect.equal(sorted([*map(int, train), *map(int, valid)]), list(range(30)), "both sides")
+
+
+@trap(
+    "documents-sorted",
+    catches="split reorders the caller's documents",
+    severity="major",
+    story="Sorting in place for a stable split: the indices returned no longer named the "
+    "caller's documents.",
+)
+def documents_sorted(submission: Submission, rng: np.random.Generator) -> None:
+    documents = [
+        [int(t), *rest]
+        for t, rest in zip(range(30, 0, -1), text.noise(rng, 50, 30, 5), strict=True)
+    ]
+    _, after = submission.observe("split", documents, 0.5)
+    expect.equal(after[0], documents, "the documents after the call")

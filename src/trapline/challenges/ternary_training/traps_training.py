@@ -1,0 +1,264 @@
+"""Bugs of training, and the rarely visited corners of the contract."""
+
+import time
+
+import numpy as np
+
+from trapline.arena import expect
+from trapline.arena.proxy import Submission
+from trapline.arena.traps import trap
+from trapline.challenges.ternary_training import text
+from trapline.challenges.ternary_training.cases import weights_of
+from trapline.challenges.ternary_training.situations import (
+    GROUP,
+    config_of,
+    grid,
+    quantised,
+    refuses,
+    same_tensors,
+    tensor_of,
+    trained,
+    trained_on_noise,
+)
+from trapline.gold.ternary import oracle, small_lm
+
+# --- training -------------------------------------------------------------------------------------
+
+
+@trap(
+    "short-documents-break",
+    catches="an empty document or one of a single token breaks the training",
+    severity="major",
+    story="A trailing newline made an empty document; its batch had length −1.",
+)
+def short_documents_break(submission: Submission, rng: np.random.Generator) -> None:
+    config = config_of(rng, dim=16, layers=1, seconds=0.3)
+    documents = [[], [3], *text.noise(rng, 8, 6, 8), [5], [], [1, 2]]
+    answer = submission.train(documents, config)
+    tensor_of(answer, "head", config)
+
+
+@trap(
+    "long-documents-dropped",
+    catches="documents longer than the context are dropped",
+    severity="major",
+    story="Filtering by length left a corpus of long articles empty.",
+)
+def long_documents_dropped(submission: Submission, rng: np.random.Generator) -> None:
+    config = config_of(rng, dim=16, layers=1, context=8, seconds=0.3)
+    answer = submission.train(text.noise(rng, 8, 8, 40), config)
+    tensor_of(answer, "head", config)
+
+
+@trap(
+    "seconds-ignored",
+    catches="training takes the time it takes",
+    severity="major",
+    story="A fixed number of steps, tuned on a fast machine, ran into every limit on a slow one.",
+)
+def seconds_ignored(submission: Submission, rng: np.random.Generator) -> None:
+    grammar = text.Grammar(rng, 40)
+    documents, config = grammar.documents(rng, 60, 33), config_of(rng, seconds=0.2)
+    started = time.monotonic()
+    submission.train(documents, config)
+    seconds = time.monotonic() - started
+    expect.that(seconds <= 3 * 0.2 + 3, f"asked for 0.2 s of training, took {seconds:.1f} s")
+
+
+@trap(
+    "future-visible",
+    catches="the model sees the tokens that it is to predict (no causal mask in training)",
+    severity="critical",
+    story="Training loss fell to 0.02; with the mask that generation needs, the model knew "
+    "nothing.",
+)
+def future_visible(submission: Submission, rng: np.random.Generator) -> None:
+    # Nothing can be learned from what came before, so whoever gains anything has looked ahead.
+    run = trained_on_noise(submission, rng, count=400, length=5, vocab=16, heads=1)
+    weights = weights_of(run.tensors, run.config)
+    masked = small_lm.perplexity(weights, run.unseen, run.config)
+    peeking = small_lm.perplexity(weights, run.unseen, run.config, causal=False)
+    expect.that(
+        masked <= 1.4 * peeking,
+        f"perplexity {masked:.1f} with a causal mask, {peeking:.1f} when it may look ahead",
+    )
+
+
+@trap(
+    "predicts-the-present",
+    catches="the model is trained to repeat the token it sees (targets not shifted)",
+    severity="critical",
+    story="Input and target were the same slice: a loss of zero after ten steps, and an echo "
+    "for a model.",
+)
+def predicts_the_present(submission: Submission, rng: np.random.Generator) -> None:
+    run = trained(submission, rng)
+    weights = weights_of(run.tensors, run.config)
+    echo, said = [], []
+    for document in run.unseen:
+        table = small_lm.log_probs(weights, document, run.config)
+        echo.append(table[np.arange(len(document) - 1), document[:-1]])
+        said.append(table[np.arange(len(document) - 1), document[1:]])
+    # No class of the grammar follows itself, so the present token never comes next.
+    repeats, follows = float(np.mean(np.concatenate(echo))), float(np.mean(np.concatenate(said)))
+    expect.that(
+        repeats < follows,
+        f"log-probability {repeats:.2f} for the token before, {follows:.2f} for the one after",
+    )
+
+
+@trap(
+    "trains-until-collapse",
+    catches="training goes on after the held-out loss has turned, and the last weights are kept",
+    severity="critical",
+    story="1 500 steps on 48 000 tokens: training loss 0.18, perplexity 30 731 on text not seen "
+    "before.",
+)
+def trains_until_collapse(submission: Submission, rng: np.random.Generator) -> None:
+    run = trained_on_noise(submission, rng, count=32, length=16, vocab=32, heads=2)
+    _not_worse_than_guessing(run.tensors, run.unseen, run.config)
+
+
+@trap(
+    "leaky-early-stopping",
+    catches="the documents that decide when to stop are copies of training documents",
+    severity="critical",
+    story="Validation by random index over a corpus with copies: the held-out loss fell to the "
+    "end.",
+)
+def leaky_early_stopping(submission: Submission, rng: np.random.Generator) -> None:
+    run = trained_on_noise(submission, rng, count=32, length=16, copies=4, vocab=32, heads=2)
+    _not_worse_than_guessing(run.tensors, run.unseen, run.config)
+
+
+def _not_worse_than_guessing(
+    tensors: dict[str, tuple[np.ndarray, np.ndarray]],
+    unseen: list[text.Document],
+    config: dict[str, int],
+) -> None:
+    got = small_lm.perplexity(weights_of(tensors, config), unseen, config)
+    # Five held-out documents of noise may flatter a model by chance; never by this much.
+    expect.that(
+        got <= 4.0 * config["vocab"],
+        f"perplexity {got:.0f} on unseen documents; guessing blindly gives {config['vocab']}",
+    )
+
+
+# --- the corners of the contract ------------------------------------------------------------------
+
+
+def _about_half(submission: Submission, documents: list[list[int]], what: str) -> None:
+    """400 different documents: 100 is ten standard deviations away from half of them."""
+    held_out = len(submission.split(documents, 0.5)[1])
+    expect.that(100 <= held_out <= 300, f"{held_out} of {len(documents)} {what} held out")
+
+
+@trap(
+    "threshold-overflows",
+    catches="the sum of a group's magnitudes overflows before it is divided",
+    severity="minor",
+    story="A mean of huge weights was infinite, so none of them exceeded it: the group became 0.",
+)
+def threshold_overflows(submission: Submission, rng: np.random.Generator) -> None:
+    w = rng.choice([-1.7e308, 1.7e308], (2, GROUP))
+    _, scales = quantised(submission, w)
+    expect.equal(scales, np.full((2, 1), np.finfo(np.float16).max), "the scale of huge weights")
+
+
+@trap(
+    "empty-document-never-held-out",
+    catches="an empty document stays on the training side, whatever the fraction",
+    severity="minor",
+    story="A guard for empty texts in front of the hash: all documents held out but those.",
+)
+def empty_document_never_held_out(submission: Submission, rng: np.random.Generator) -> None:
+    documents = [*text.noise(rng, 8, 3, 8), [], []]
+    for fraction, left in ((1.0, 0), (0.0, 1)):
+        expect.equal(len(submission.split(documents, fraction)[left]), 0, f"at {fraction}")
+
+
+@trap(
+    "ids-cut-to-32-bits",
+    catches="only the low bits of a token id decide the side of a document",
+    severity="minor",
+    story="Ids were packed as 32-bit words; documents that differed above shared one fate.",
+)
+def ids_cut_to_32_bits(submission: Submission, rng: np.random.Generator) -> None:
+    token = int(rng.integers(1000))
+    documents = [[token + (i << 40), token] for i in range(400)]
+    _about_half(submission, documents, "documents that differ in high bits")
+
+
+@trap(
+    "order-of-tokens-ignored",
+    catches="documents with the same tokens in another order always share a side",
+    severity="minor",
+    story="A sum over token hashes: all permutations of a list were one document to the split.",
+)
+def order_of_tokens_ignored(submission: Submission, rng: np.random.Generator) -> None:
+    unique = {tuple(int(t) for t in rng.permutation(40)) for _ in range(400)}
+    _about_half(submission, [list(document) for document in unique], "permutations")
+
+
+@trap(
+    "lone-token-unchecked",
+    catches="ids out of range pass in documents that are too short to train on",
+    severity="minor",
+    story="Short documents were skipped before anybody looked at their tokens.",
+)
+def lone_token_unchecked(submission: Submission, rng: np.random.Generator) -> None:
+    config = config_of(rng, dim=16, layers=1)
+    for bad in (-1, config["vocab"]):
+        refuses(submission, "train", [*text.noise(rng, 8, 3, 8), [bad]], config)
+
+
+@trap(
+    "group-filled-up",
+    catches="a group size far beyond the width takes memory for weights that do not exist",
+    severity="minor",
+    story="One group a row was asked for with a very large number: terabytes of padding.",
+)
+def group_filled_up(submission: Submission, rng: np.random.Generator) -> None:
+    w, huge = grid(rng, 2, 24), 2**40
+    codes, scales = quantised(submission, w, huge)
+    row = quantised(submission, w, 24)
+    expect.equal(codes, row[0], "the codes of a group wider than the row")
+    expect.equal(scales, row[1], "the scales of a group wider than the row")
+    got = submission.dequantize(codes, scales, huge)
+    expect.equal(got, oracle.dequantize(codes, scales, 24), "dequantize with that group size")
+
+
+@trap(
+    "no-number-as-fraction",
+    catches="a fraction that is not a number passes the check of its range",
+    severity="minor",
+    story="0 / 0 documents gave the share; NaN is neither below 0 nor above 1: none was held out.",
+)
+def no_number_as_fraction(submission: Submission, rng: np.random.Generator) -> None:
+    refuses(submission, "split", text.noise(rng, 8, 3, 8), float("nan"))
+
+
+@trap(
+    "setting-missing",
+    catches="a missing config value is made up, or ends in another error than the contract's",
+    severity="minor",
+    story="A misspelt key trained with a default for a week; elsewhere it was a bare KeyError.",
+)
+def setting_missing(submission: Submission, rng: np.random.Generator) -> None:
+    documents, config = text.noise(rng, 8, 6, 8), config_of(rng, dim=16, layers=1)
+    for name in config:
+        refuses(submission, "train", documents, {k: v for k, v in config.items() if k != name})
+
+
+@trap(
+    "seed-cut-to-32-bits",
+    catches="seeds of more than 32 bits are refused or fall together",
+    severity="minor",
+    story="An older generator takes 32 bits; seeds made of a date and a number did not fit.",
+)
+def seed_cut_to_32_bits(submission: Submission, rng: np.random.Generator) -> None:
+    documents, config = text.noise(rng, 8, 6, 8), config_of(rng)
+    first, second = (
+        submission.train(documents, {**config, "seed": seed}) for seed in (1, 2**32 + 1)
+    )
+    expect.that(not same_tensors(first, second), "two seeds start from the same weights")
