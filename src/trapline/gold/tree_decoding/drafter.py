@@ -48,14 +48,25 @@ class DrafterConfig:
 
 
 def drafter_config(
-    target: DecoderConfig, *, layers: int = 2, block: int = 8, mask_id: int, seen: int | None = None
+    target: DecoderConfig,
+    *,
+    layers: int = 2,
+    block: int = 8,
+    mask_id: int,
+    seen: int | None = None,
+    hidden: int | None = None,
 ) -> DrafterConfig:
-    """A drafter for this target: heads and widths of the target, fewer layers."""
+    """A drafter for this target: heads and widths of the target, fewer layers.
+
+    `seen` target layers are looked at, by default as many as it has itself; `hidden` is the inner
+    width of its feed-forward, by default the target's.
+    """
     checks.integer_between(1, 64, layers=layers)
     body = replace(
         target,
         family="qwen3",
         layers=layers,
+        hidden=hidden or target.hidden,
         rope=RopeConfig(theta=(target.rope or RopeConfig()).theta),
         window=None,
         qk_norm=True,
@@ -230,6 +241,9 @@ def training_mask(anchors: Tensor, length: int, slots: int) -> Tensor:
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
     """q (R, n, H, D) over k, v (R, S, G, D) where mask (R, n, S) is True; everywhere if None."""
+    if mask is not None and q.is_cuda:
+        # Of the kernels that take a mask none knows shared heads: the slow one would be taken.
+        k, v = (x.repeat_interleave(q.shape[2] // x.shape[2], dim=2) for x in (k, v))
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     shown = None if mask is None else mask[:, None]
     seen = functional.scaled_dot_product_attention(q, k, v, shown, enable_gqa=True)

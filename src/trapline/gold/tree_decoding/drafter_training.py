@@ -7,6 +7,7 @@ exponentially: what comes behind a wrong token is thrown away anyway.
 """
 
 import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -24,7 +25,11 @@ from trapline.gold.tree_decoding.drafter import DFlash, DrafterConfig
 
 @dataclass(frozen=True)
 class TrainingConfig:
-    """How a drafter is trained. `decay` is γ of the weights exp(−(k − 1) / γ)."""
+    """How a drafter is trained. `decay` is γ of the weights exp(−(k − 1) / γ).
+
+    With `seconds` the clock decides: the rate falls to zero when they are over, whatever the
+    number of steps.
+    """
 
     steps: int = 300
     batch: int = 8
@@ -34,6 +39,7 @@ class TrainingConfig:
     decay: float = 4.0
     clip: float = 1.0
     seed: int = 0
+    seconds: float | None = None
 
     def __post_init__(self) -> None:
         checks.integer_between(1, 2**31, steps=self.steps, batch=self.batch, anchors=self.anchors)
@@ -84,6 +90,12 @@ def regenerate(
     ]
 
 
+def repeats(answer: Sequence[int], width: int = 8) -> bool:
+    """Whether less than seven tenths of its eight-grams are different: it is caught in a loop."""
+    grams = [tuple(answer[at : at + width]) for at in range(len(answer) - width + 1)]
+    return bool(grams) and len(set(grams)) < 0.7 * len(grams)
+
+
 def train(
     model: DFlash,
     target: Decoder,
@@ -99,31 +111,42 @@ def train(
         raise RangeError("no text has two tokens of the target's own")
     target.requires_grad_(False)
     model.train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=config.learning_rate, weight_decay=0.0)
+    on_gpu = target.device.type == "cuda"
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=config.learning_rate, weight_decay=0.0, fused=on_gpu
+    )
     luck = torch.Generator().manual_seed(config.seed)
-    losses = []
-    for step in range(config.steps):
+    losses: list[float] = []
+    started = time.perf_counter()
+    while (gone := _gone(len(losses), time.perf_counter() - started, config)) < 1.0:
         picked = torch.randint(len(usable), (config.batch,), generator=luck).tolist()
         batch = draw_blocks([usable[i] for i in picked], config.anchors, model.config.block, luck)
         for group in optimizer.param_groups:
-            group["lr"] = config.learning_rate * schedule(step, config)
+            group["lr"] = config.learning_rate * schedule(gone, config)
         loss = block_loss(model, target, batch, config.decay)
         optimizer.zero_grad(set_to_none=True)
         torch.autograd.backward(loss)
         torch.nn.utils.clip_grad_norm_(model.parameters(), config.clip)
         optimizer.step()
         losses.append(float(loss.detach()))
-        report(step, losses[-1])
+        report(len(losses) - 1, losses[-1])
     model.eval()
     return losses
 
 
-def schedule(step: int, config: TrainingConfig) -> float:
+def _gone(step: int, seconds: float, config: TrainingConfig) -> float:
+    """How much of the training is over, from 0 to 1. One step is always made."""
+    if config.seconds is None:
+        return step / config.steps
+    return min(1.0, seconds / config.seconds) if step else 0.0
+
+
+def schedule(gone: float, config: TrainingConfig) -> float:
     """Linear warm-up, then a cosine down to zero."""
-    warm = max(1, round(config.warm_up * config.steps))
-    if step < warm:
-        return (step + 1) / warm
-    return 0.5 * (1.0 + math.cos(math.pi * (step - warm) / max(1, config.steps - warm)))
+    if gone < config.warm_up:
+        return (gone + 1.0 / config.steps) / (config.warm_up + 1.0 / config.steps)
+    left = max(1e-9, 1.0 - config.warm_up)
+    return 0.5 * (1.0 + math.cos(math.pi * (gone - config.warm_up) / left))
 
 
 @dataclass(frozen=True)
@@ -152,6 +175,18 @@ def draw_blocks(texts: Sequence[Text], count: int, slots: int, luck: torch.Gener
     return Blocks(ids, anchors, labels, judged)
 
 
+class _Nothing:
+    """A cache that keeps nothing: whole texts go through in one pass."""
+
+    length = 0
+
+    def append(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ARG002
+        return k, v
+
+    def advance(self, count: int) -> None:
+        """There is nothing to count."""
+
+
 def block_loss(model: DFlash, target: Decoder, batch: Blocks, decay: float) -> Tensor:
     """Weighted cross-entropy of all judged slots, a weighted mean."""
     device = target.device
@@ -159,15 +194,15 @@ def block_loss(model: DFlash, target: Decoder, batch: Blocks, decay: float) -> T
     labels, judged = batch.labels.to(device), batch.judged.to(device)
     with torch.no_grad():
         # Padding stands behind a text, where nothing of the text can see it.
-        caches = [target.new_cache() for _ in ids]
-        run = target.run(list(ids), caches, features=model.config.target_layers)
-        features = torch.cat(run.features, dim=-1).view(*ids.shape, -1)
+        run = target.run(list(ids), [_Nothing() for _ in ids], features=model.config.target_layers)
+        kind = model.norm.weight.dtype
+        features = torch.cat(run.features, dim=-1).view(*ids.shape, -1).to(kind)
         masked = torch.where(
             torch.arange(labels.shape[2], device=device) > 0, model.config.mask_id, labels
         )
-        blocks = target.embedding(masked)
+        blocks = target.embedding(masked).to(kind)
     hidden = model.train_hidden(features, blocks, anchors)
-    logits = target.logits(hidden[:, :, 1:]).float()
+    logits = functional.linear(hidden[:, :, 1:], target.head.weight.to(kind)).float()
     each = functional.cross_entropy(
         logits.flatten(0, 2), labels[:, :, 1:].flatten(), reduction="none"
     )
