@@ -6,29 +6,54 @@
     … --quick for a look that takes a minute and says little
 
 GPU: the 254 M shape of the anchors (16 layers, width 1024, 16/8 heads, vocabulary 32 000), batch
-8, prompt 128, 128 new tokens, bf16, greedy and 8 beams, peers transformers eager and static cache
-+ compile; prompt 8192 with 8 beams and its peak memory; ids in fp32 and the teacher-forced logit
-error in bf16; a permuted page table against pages in order; 1.7B and 8B shapes with random weights
-against the time to read weights and cache. CPU: a smaller shape, batch 1, greedy and 8 beams.
+8, prompt 128, 128 new tokens, bf16. In the order of their importance, each written when it is done:
 
-A *step* is the slope between two lengths: (time of n tokens − time of n/2) / (n/2).
+greedy   whole calls against transformers, eager
+beams    the same with 8 beams
+pages    the captured step on a page table in order and on a permuted one
+1.7B, 8B larger shapes with random weights against the time to read weights and cache
+long     prompt 8192 with 8 beams: time, and the highest point of memory
+ids      the same ids in float32 (TF32 off), greedy and with beams
+logits   teacher-forced logits in bf16 against float64
+static   whole calls against transformers with a static cache and compile; compiling takes longest
+
+CPU: a smaller shape, batch 1, greedy and 8 beams.
+
+A *step* is the slope between two lengths: (time of n tokens − time of n/2) / (n/2). A *captured
+step* is the time of replays of its CUDA graph, so the host is not in it.
 """
 
 import argparse
+import copy
 import json
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from generate_cases import (
+    ANCHOR,
+    FOR_CPU,
+    LARGER,
+    PAGE,
+    TINY,
+    Job,
+    Loaded,
+    Run,
+    Shape,
+    ours,
+    pair,
+    peer,
+    random_decoder,
+)
 from harness import (
     RESULTS,
     Contender,
     Rules,
+    WallClock,
     ceilings,
     compare,
     device_name,
@@ -37,189 +62,13 @@ from harness import (
     write,
 )
 
-from trapline.gold.beam_search.api import beam_search, checked_rules
-from trapline.gold.decoder.beams import BeamModel
-from trapline.gold.decoder.beams_device import DeviceSearch
-from trapline.gold.decoder.config import DecoderConfig, RopeConfig
-from trapline.gold.decoder.engine import Engine
-from trapline.gold.decoder.graphs import Running, StaticStep
 from trapline.gold.decoder.model import Decoder
-from trapline.gold.decoder.pool import Pool
 
-PAGE = 16
 OWN_ROUNDS = 9
-SECTIONS = ("ids", "logits", "greedy", "beams", "long", "1.7B", "8B")
+SECTIONS = ("greedy", "beams", "pages", "1.7B", "8B", "long", "ids", "logits", "static")
 
 
-@dataclass(frozen=True)
-class Shape:
-    """A model's size."""
-
-    name: str
-    layers: int
-    dim: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    hidden: int
-    vocab: int
-    tied: bool = False
-
-    def theirs(self, context: int) -> transformers.LlamaConfig:
-        return transformers.LlamaConfig(
-            num_hidden_layers=self.layers,
-            hidden_size=self.dim,
-            num_attention_heads=self.heads,
-            num_key_value_heads=self.kv_heads,
-            head_dim=self.head_dim,
-            intermediate_size=self.hidden,
-            vocab_size=self.vocab,
-            max_position_embeddings=context,
-            tie_word_embeddings=self.tied,
-            bos_token_id=None,
-            eos_token_id=None,
-        )
-
-    def ours(self, context: int) -> DecoderConfig:
-        return DecoderConfig(
-            family="llama",
-            vocab=self.vocab,
-            dim=self.dim,
-            layers=self.layers,
-            heads=self.heads,
-            kv_heads=self.kv_heads,
-            head_dim=self.head_dim,
-            hidden=self.hidden,
-            context=context,
-            norm_eps=1e-6,
-            tied=self.tied,
-            rope=RopeConfig(),
-        )
-
-    def cache_bytes(self, tokens: int, size: int) -> int:
-        return 2 * self.layers * self.kv_heads * self.head_dim * size * tokens
-
-
-ANCHOR = Shape("254M", 16, 1024, 16, 8, 64, 2816, 32_000)
-LARGER = (
-    Shape("1.7B", 28, 2048, 16, 8, 128, 6144, 151_936, tied=True),
-    Shape("8B", 32, 4096, 32, 8, 128, 14_336, 128_256),
-)
-FOR_CPU = Shape("29M", 8, 384, 6, 3, 64, 1024, 16_000)
-TINY = Shape("tiny", 2, 64, 4, 2, 16, 128, 500)
-
-
-@dataclass(frozen=True)
-class Job:
-    """What is generated."""
-
-    batch: int
-    prompt: int
-    new: int
-    beams: int = 1
-
-    @property
-    def name(self) -> str:
-        how = f"{self.beams} beams" if self.beams > 1 else "greedy"
-        return f"batch {self.batch}, prompt {self.prompt}, {self.new} new, {how}"
-
-    def prompts(self, vocab: int) -> list[list[int]]:
-        seed = torch.Generator().manual_seed(0)
-        return torch.randint(0, vocab, (self.batch, self.prompt), generator=seed).tolist()
-
-
-def pair(shape: Shape, context: int, device: str, dtype: torch.dtype) -> tuple[Any, Decoder]:
-    """The same random weights in transformers and here."""
-    torch.manual_seed(0)
-    config = shape.theirs(context)
-    theirs = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype).to(device).eval()
-    theirs.requires_grad_(False)
-    with tempfile.TemporaryDirectory() as folder:
-        theirs.save_pretrained(folder)
-        ours = Decoder.from_pretrained(folder, device=device).requires_grad_(False)
-    return theirs, ours
-
-
-def peer(model: Any, job: Job, **options: Any) -> Callable[[int], list[list[int]]]:
-    """Their `generate`, of any length up to the job's."""
-    prompts = torch.tensor(job.prompts(model.config.vocab_size), device=model.device)
-    mask = torch.ones_like(prompts)
-
-    def run(new: int) -> list[list[int]]:
-        with torch.no_grad():
-            found = model.generate(
-                prompts,
-                attention_mask=mask,
-                max_new_tokens=new,
-                do_sample=False,
-                num_beams=job.beams,
-                pad_token_id=0,
-                **options,
-            )
-        return found[:, job.prompt :].tolist()
-
-    return run
-
-
-def ours_greedy(decoder: Decoder, job: Job, *, permuted: bool = False) -> Callable[[int], Any]:
-    """One engine for all calls: what is captured once is used again, as in a server."""
-    pages = job.batch * (-(-(job.prompt + job.new) // PAGE))
-    engine = Engine(decoder, rows=job.batch, pages=pages, page_size=PAGE)
-    if permuted:
-        torch.manual_seed(1)
-        engine.pool.book._free = torch.randperm(pages).tolist()
-    prompts = job.prompts(decoder.config.vocab)
-
-    def run(new: int) -> list[list[int]]:
-        numbers = [engine.add(prompt, max_new_tokens=new) for prompt in prompts]
-        answers: dict[int, list[int]] = {number: [] for number in numbers}
-        while engine.is_busy:
-            for token in engine.step():
-                answers[token.request].append(token.token)
-        return [answers[number] for number in numbers]
-
-    return run
-
-
-def ours_beams(decoder: Decoder, job: Job) -> Callable[[int], list[list[int]]]:
-    """One pool and one static step for all calls. The policy is the peer's: ids are compared."""
-    prompts = job.prompts(decoder.config.vocab)
-    end = decoder.config.vocab - 1
-    if decoder.device.type == "cuda":
-        return on_device(decoder, job, prompts, end)
-    model = BeamModel(decoder, prompts, job.beams, job.new, eos_ids=[end])
-
-    def run(new: int) -> list[list[int]]:
-        found = beam_search(
-            model, prompts, beam_width=job.beams, max_new_tokens=new, eos_id=end, policy="hf"
-        )
-        return [list(best.tokens) for best, *_ in found]
-
-    return run
-
-
-def on_device(
-    decoder: Decoder, job: Job, prompts: list[list[int]], end: int
-) -> Callable[[int], list[list[int]]]:
-    """One search for each length, captured at its first call."""
-    searches: dict[int, DeviceSearch] = {}
-
-    def run(new: int) -> list[list[int]]:
-        if new not in searches:
-            rules, _ = checked_rules(job.beams, new, end, policy="hf")
-            searches[new] = DeviceSearch(decoder, [job.prompt] * job.batch, rules)
-        return [list(best.tokens) for best, *_ in searches[new](prompts, 1)]
-
-    return run
-
-
-def ours(decoder: Decoder, job: Job) -> Callable[[int], list[list[int]]]:
-    return ours_beams(decoder, job) if job.beams > 1 else ours_greedy(decoder, job)
-
-
-def race(
-    runs: dict[str, Callable[[int], Any]], job: Job, device: str, rules: Rules
-) -> dict[str, Any]:
+def race(runs: dict[str, Run], job: Job, device: str, rules: Rules) -> dict[str, Any]:
     """Whole calls of n and of n/2 tokens in turn; the first is the one others are compared with.
 
     Our own calls are short: they have rounds of their own first, so that their slope is not noise.
@@ -239,10 +88,14 @@ def race(
         name: (times[2 * i].seconds - times[2 * i + 1].seconds) / (job.new - half)
         for i, name in enumerate(runs)
     }
-    first = next(iter(steps.values()))
+    first, whole = next(iter(steps.values())), times[0].seconds
     print(f"\n{job.name}\n{show(times, 'ms')}")
-    for name, seconds in steps.items():
-        print(f"  step of {name}: {seconds * 1e3:.3f} ms, {seconds / first:.2f}× ours")
+    for i, (name, seconds) in enumerate(steps.items()):
+        print(
+            f"  step of {name}: {seconds * 1e3:.3f} ms, {seconds / first:.2f}× ours;"
+            f" whole call {times[2 * i].seconds / whole:.2f}×",
+            flush=True,
+        )
     return {"job": job.name, "times": times, "steps": steps}
 
 
@@ -252,39 +105,38 @@ def gpu(device: str, quick: bool, sections: Sequence[str]) -> Iterator[dict[str,
     once = replace(rules, rounds=1)  # for peers that take seconds a call
     models = cache(lambda: pair(ANCHOR, 8192 + 256, device, torch.bfloat16))
     for section in sections:
-        if section == "ids":
+        if section in ("greedy", "beams"):
+            job = Job(8, 128, new, 8 if section == "beams" else 1)
+            runs = {"ours": ours(models()[1], job), "transformers": peer(models()[0], job)}
+            yield {job.name: race(runs, job, device, once if section == "beams" else rules)}
+        elif section == "pages":
+            job = Job(8, 160, new // 2)  # its mean position is that of the other calls
+            yield {"page tables, captured step": page_tables(models()[1], job, device)}
+        elif section == "long":
+            yield long_prompt(*models(), Job(1, 8192, new // 2, 8), device, once)
+        elif section == "ids":
             yield {"same ids, float32": same_ids(ANCHOR, Job(8, 128, new), device)}
         elif section == "logits":
             yield {"teacher-forced logits, bfloat16": logit_errors(*models(), device)}
-        elif section == "greedy":
-            job = Job(8, 128, new)
-            yield {job.name: race(greedy_runs(*models(), job), job, device, rules)}
-        elif section == "beams":
-            job = Job(8, 128, new, 8)
-            yield {job.name: race(beam_runs(*models(), job), job, device, once)}
-        elif section == "long":
-            yield long_prompt(*models(), Job(1, 8192, new // 2, 8), device, once)
+        elif section == "static":
+            yield static_cache(*models(), Job(8, 128, new), device, rules)
         else:
             shape = next(one for one in LARGER if one.name == section)
             yield {shape.name: against_reading(shape, Job(8, 128, new), device, rules)}
 
 
-def beam_runs(theirs: Any, mine: Decoder, job: Job) -> dict[str, Callable[[int], Any]]:
-    return {"ours": ours(mine, job), "transformers": peer(theirs, job)}
-
-
-def greedy_runs(theirs: Any, mine: Decoder, job: Job) -> dict[str, Callable[[int], Any]]:
-    return {
+def static_cache(theirs: Any, mine: Decoder, job: Job, device: str, rules: Rules) -> dict[str, Any]:
+    """Their fastest way. The longer call comes first: the cache is as long as the longest asked."""
+    runs = {
         "ours": ours(mine, job),
-        "ours, pages permuted": ours_greedy(mine, job, permuted=True),
-        "transformers": peer(theirs, job),
-        "transformers, static + compile": peer(theirs, job, cache_implementation="static"),
+        "transformers": peer(theirs, job, cache_implementation="static"),
     }
+    return {f"{job.name}, static cache + compile": race(runs, job, device, rules)}
 
 
 def long_prompt(theirs: Any, mine: Decoder, job: Job, device: str, rules: Rules) -> dict[str, Any]:
     """Times, and the bytes at the highest point of one call; ours makes its pool in the call."""
-    runs = beam_runs(theirs, mine, job)
+    runs = {"ours": ours(mine, job), "transformers": peer(theirs, job)}
     highest = {name: peak(run, job.new) for name, run in runs.items()}
     print(f"peak bytes above the weights: {highest}")
     return {job.name: {**race(runs, job, device, rules), "peak_bytes": highest}}
@@ -303,20 +155,18 @@ def same_ids(shape: Shape, job: Job, device: str) -> dict[str, Any]:
             for a, b in zip(row, other, strict=False)
         ]
         shares[one.name] = sum(pairs) / len(pairs)
-    print(f"same ids in fp32: {shares}")
+        print(f"same ids in fp32: {one.name}: {shares[one.name]}", flush=True)
     return {"share of equal tokens": shares}
 
 
 def logit_errors(theirs: Any, mine: Decoder, device: str) -> dict[str, Any]:
     """Teacher-forced, against their weights in float64; the last token also by a static step."""
-    prompts = Job(2, 128, 1).prompts(mine.config.vocab)
-    ids = torch.tensor(prompts, device=device)
+    job = Job(2, 128, 1)
+    ids = torch.tensor(job.prompts(mine.config.vocab), device=device)
     with torch.no_grad():
         given = {"ours": mine(ids), "transformers": theirs(ids).logits}
-        wide = type(theirs)(theirs.config).to(device, torch.float64)
-        wide.load_state_dict(theirs.state_dict())
-        exact = wide(ids).logits
-        stepped = last_logits(mine, prompts)
+        exact = copy.deepcopy(theirs).double()(ids).logits
+        stepped = Loaded(mine, job).step.logits()[: job.batch]
     found = {name: errors(logits, exact) for name, logits in given.items()}
     found["ours, by a static step"] = errors(stepped, exact[:, -1])
     found["transformers, the same tokens"] = errors(given["transformers"][:, -1], exact[:, -1])
@@ -324,21 +174,7 @@ def logit_errors(theirs: Any, mine: Decoder, device: str) -> dict[str, Any]:
     return {"errors": found}
 
 
-def last_logits(decoder: Decoder, prompts: list[list[int]]) -> torch.Tensor:
-    """After the last token of each, which the static step feeds."""
-    pages = -(-len(prompts[0]) // PAGE)
-    dtype = decoder.norm.weight.dtype
-    pool = Pool(decoder.config, pages * len(prompts), PAGE, dtype, decoder.device)
-    rows = [pool.open() for _ in prompts]
-    for row, prompt in zip(rows, prompts, strict=True):
-        row.reserve(len(prompt))
-    decoder.step([prompt[:-1] for prompt in prompts], rows)
-    step = StaticStep(decoder, pool, len(prompts), pages)
-    step.load([Running(row, prompt[-1], 0) for row, prompt in zip(rows, prompts, strict=True)])
-    return step.logits()[: len(prompts)]
-
-
-def peak(run: Callable[[int], Any], new: int) -> int:
+def peak(run: Run, new: int) -> int:
     """Bytes at the highest point of one call, above what is there before it."""
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
@@ -348,15 +184,44 @@ def peak(run: Callable[[int], Any], new: int) -> int:
     return torch.cuda.max_memory_allocated() - before
 
 
+def page_tables(decoder: Decoder, job: Job, device: str) -> dict[str, Any]:
+    """The same step with pages one after the other and with pages anywhere in the pool."""
+    count = job.batch * (-(-(job.prompt + job.new) // PAGE))
+    anywhere = torch.randperm(count, generator=torch.Generator().manual_seed(1)).tolist()
+    orders = {"pages in order": list(range(count))[::-1], "pages permuted": anywhere}
+    contenders = [
+        Contender(name, lambda _, order=order: Loaded(decoder, job, order).from_the_prompt)
+        for name, order in orders.items()
+    ]
+    rules = Rules(rounds=OWN_ROUNDS, warm_up=0.2)
+    times = compare(contenders, device, rules, clock=StepClock(job.new, device))
+    cost = times[1].seconds / times[0].seconds - 1
+    print(f"{show(times)}\n  a permuted table costs {cost:+.2%} of a step", flush=True)
+    return {"job": job.name, "times": times, "cost": cost}
+
+
+class StepClock:
+    """The mean of steps in a row, always from the same position, the device idle before them."""
+
+    def __init__(self, steps: int, device: str) -> None:
+        self.steps, self.clock = steps, WallClock(device)
+
+    def prepare(self, contender: Contender, rules: Rules) -> Callable[[], float]:
+        rewind = contender.make(0)
+
+        def once() -> float:
+            step = rewind()
+            steps = Contender("", lambda _: lambda: [step() for _ in range(self.steps)])
+            return self.clock.prepare(steps, rules)() / self.steps
+
+        return once
+
+
 def against_reading(shape: Shape, job: Job, device: str, rules: Rules) -> dict[str, Any]:
     """A step against the time to read the weights and the cache once."""
-    torch.manual_seed(0)
-    with torch.device(device):
-        torch.set_default_dtype(torch.bfloat16)
-        decoder = Decoder(shape.ours(job.prompt + job.new)).requires_grad_(False).eval()
-        torch.set_default_dtype(torch.float32)
+    decoder = random_decoder(shape, job.prompt + job.new, device)
     read = compare(ceilings(1 << 30, device)[1:2], device, Rules(rounds=rules.rounds))[0]
-    result = race({"ours": ours_greedy(decoder, job)}, job, device, rules)
+    result = race({"ours": ours(decoder, job)}, job, device, rules)
     weights = sum(one.nbytes for one in decoder.parameters())
     weights -= 0 if shape.tied else decoder.embedding.weight.nbytes  # eight rows of it are read
     cached = shape.cache_bytes(job.batch * (job.prompt + job.new * 3 // 4), 2)
@@ -366,19 +231,16 @@ def against_reading(shape: Shape, job: Job, device: str, rules: Rules) -> dict[s
     return {**result, "read": read, "reading_seconds": seconds, "ratio": ratio}
 
 
-def cpu(quick: bool) -> dict[str, Any]:
+def cpu(quick: bool) -> Iterator[dict[str, Any]]:
     """Batch 1, greedy and with 8 beams; the same ids."""
     shape = TINY if quick else FOR_CPU
     rules = Rules(rounds=2 if quick else 5, warm_up=0.0, drift=1.0)
-    jobs = [Job(1, 128, 8 if quick else 64, beams) for beams in (1, 8)]
-    results: dict[str, Any] = {"same ids, float32": same_ids(shape, jobs[0], "cpu")}
+    jobs = [Job(1, 128, 8 if quick else 64, beams) for beams in (8, 1)]
     theirs, mine = pair(shape, 512, "cpu", torch.float32)
     for job in jobs:
         runs = {"ours": ours(mine, job), "transformers": peer(theirs, job)}
-        results[job.name] = race(runs, job, "cpu", rules)
-        whole = results[job.name]["times"]
-        print(f"  transformers / ours, whole call: {whole[2].seconds / whole[0].seconds:.2f}")
-    return results
+        yield {job.name: race(runs, job, "cpu", rules)}
+    yield {"same ids, float32": same_ids(shape, jobs[1], "cpu")}
 
 
 def main() -> None:
@@ -394,12 +256,14 @@ def main() -> None:
     transformers.logging.set_verbosity_error()
     if options.device == "cpu":
         torch.set_num_threads(options.threads)
-        write("generate", "cpu", cpu(options.quick), folder=options.out)
-        return
-    results = {} if set(options.sections) == set(SECTIONS) else earlier("cuda", options.out)
-    for cases in gpu(options.device, options.quick, options.sections):
+        found, results = cpu(options.quick), {}
+    else:
+        whole = set(options.sections) == set(SECTIONS)
+        results = {} if whole else earlier(options.device, options.out)
+        found = gpu(options.device, options.quick, options.sections)
+    for cases in found:
         results |= cases
-        print(f"written: {write('generate', options.device, results, folder=options.out)}")
+        write("generate", options.device, results, folder=options.out)
 
 
 def earlier(device: str, folder: Path) -> dict[str, Any]:

@@ -153,6 +153,25 @@ def test_an_engine_serves_from_codes(make):
     assert engines[1].pool.nbytes() < engines[0].pool.nbytes()
     with pytest.raises(RangeError, match="stores 8, 4 or 'fp8' bits"):
         Engine(decoder, bits=5)
+    with pytest.raises(RangeError, match="a head width of 7 is odd"):
+        Engine(make("llama", head_dim=7), bits=4)
+
+
+def test_weights_are_joined_once(make):
+    """A second step, or a search, finds them joined; what was trained since then is in them."""
+    decoder = make("llama")
+    pool = pool_of(decoder)
+    first = StaticStep(decoder, pool, rows=1, pages=8)
+    q = decoder.layers[0].attention.q.weight
+    q.data.mul_(2.0)
+    place = q.data_ptr()
+    second = StaticStep(decoder, pool, rows=3, pages=8)
+    assert q.data_ptr() == place
+    for step in (first, second):
+        (sequence,) = opened(decoder, pool, PROMPTS[:1])
+        step.load([Running(sequence, 5, 0)])
+        expected = plain(decoder, PROMPTS[0], [5])
+        torch.testing.assert_close(step.logits()[0], expected, rtol=1e-4, atol=1e-4)
 
 
 def test_sixteen_bit_steps_stay_near_the_plain_ones(make):

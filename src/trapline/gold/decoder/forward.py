@@ -6,6 +6,7 @@ and for most models, the five kernels of `compact`.
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -147,7 +148,8 @@ class _Fused:
 class _Joined:
     """Linear layers with one input as one product; others (quantised ones, say) one by one.
 
-    The weights of the parts become views of the joined one: nothing is kept twice.
+    The weights of the parts become views of the joined one: nothing is kept twice, and whoever
+    joins them again finds them joined.
     """
 
     def __init__(self, parts: Sequence[nn.Module]) -> None:
@@ -155,7 +157,7 @@ class _Joined:
         self._whole: tuple[Tensor, Tensor | None] | None = None
         linears = [part for part in parts if type(part) is nn.Linear]
         if len(linears) == len(self._parts):
-            weight = torch.cat([linear.weight.detach() for linear in linears])
+            weight = _joined([linear.weight.detach() for linear in linears])
             bias = None
             if linears[0].bias is not None:
                 bias = torch.cat([linear.bias.detach() for linear in linears])
@@ -174,6 +176,21 @@ class _Joined:
         if self._whole is not None:
             return functional.linear(x, *self._whole)
         return torch.cat([part(x) for part in self._parts], dim=-1)
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    """All rows in one tensor: a copy, unless they already follow each other in memory."""
+    first, rows = parts[0], sum(map(len, parts))
+    places = list(accumulate((part.nbytes for part in parts), initial=first.data_ptr()))
+    follow = all(
+        part.is_contiguous() and part.data_ptr() == place
+        for part, place in zip(parts, places, strict=False)
+    )
+    storage = first.untyped_storage()
+    one = all(part.untyped_storage().data_ptr() == storage.data_ptr() for part in parts)
+    if follow and one:
+        return first.as_strided((rows, *first.shape[1:]), first.stride())
+    return torch.cat(list(parts))
 
 
 def compact_step(forward: Forward, rows: int) -> "CompactStep":

@@ -93,10 +93,16 @@ def load(folder: Path, dtype: torch.dtype | str | None, device: str) -> Decoder:
         from trapline.gold.ternary.linear_packed import load_packed
 
         return load_packed(folder, dtype, device)
+    return from_tensors(read_config(folder), read_tensors(folder), dtype, device)
+
+
+def from_tensors(
+    config: DecoderConfig, theirs: dict[str, Tensor], dtype: torch.dtype | None, device: str
+) -> Decoder:
+    """A decoder with these tensors, named as in a checkpoint; what need not be moved is shared."""
     with torch.device("meta"):
-        decoder = Decoder(read_config(folder))
+        decoder = Decoder(config)
     ours = dict(decoder.named_parameters())
-    theirs = read_tensors(folder)
     found: dict[str, Tensor] = {}
     for pair in _pairs(decoder):
         tensor, expected = pair.find(theirs), pair.shape(ours)
