@@ -17,6 +17,8 @@ _LOG2_E = 1.4426950408889634
 _LOGITS_A_THREAD = 1 << 15
 #: Keys of elements that may be among the best: when there is space for no more, all but k go.
 _LEAST_ROOM = 128
+#: Logits of a group, of which the maximum is kept, and of a block, as in the C file.
+_GROUP, _BLOCK = 64, 4096
 
 
 class Ranked(NamedTuple):
@@ -46,12 +48,13 @@ def ranked(logits: np.ndarray, kind: str, k: int, temperature: np.ndarray, threa
     count = max(1, min(threads, rows, rows * width // _LOGITS_A_THREAD))
     room = max(2 * k, _LEAST_ROOM)
     kept = np.empty((count, room), np.uint64)
+    groups = np.empty((count, -(-width // _BLOCK) * (_BLOCK // _GROUP)), np.uint64)
 
     def part(number: int) -> None:
         first, last = rows * number // count, rows * (number + 1) // count
         library.softmax_topk(
-            *(at(logits), KINDS[kind], stride, width, at(scales), at(kept[number]), room, k),
-            *(at(values), at(indices), at(totals), first, last),
+            *(at(logits), KINDS[kind], stride, width, at(scales), at(kept[number]), room),
+            *(at(groups[number]), k, at(values), at(indices), at(totals), first, last),
         )
 
     spread(part, count)
@@ -65,8 +68,8 @@ def _library() -> ctypes.CDLL | str:
         return library
     long, pointer = ctypes.c_long, ctypes.c_void_p
     library.softmax_topk.argtypes = [
-        *(pointer, long, long, long, pointer, pointer, long, long),
-        *(pointer, pointer, pointer, long, long),
+        *(pointer, long, long, long, pointer, pointer, long),
+        *(pointer, long, pointer, pointer, pointer, long, long),
     ]
     library.softmax_topk.restype = None
     return library

@@ -1,8 +1,8 @@
-/* One pass over a row of logits: the k largest, and the sum of exponentials behind a softmax.
+/* One pass over a row of logits: the sum of exponentials behind a softmax, and the maximum of every
+ * group of neighbours. The k best groups hold the k best elements; only these are looked at again.
  *
  * A row is read in blocks that stay in the first-level cache. A block's maximum moves the running
- * maximum (the sum so far is rescaled), its exponentials are added, and those of its elements that
- * beat the k-th best so far are kept. Only groups whose maximum beats it are looked at one by one.
+ * maximum (the sum so far is rescaled), and its exponentials are added.
  * Vectors are those that GCC and Clang translate for any processor. Nothing here needs -ffast-math,
  * whose start-up code would change the arithmetic of the whole process.
  */
@@ -20,7 +20,7 @@ enum { LANES = 8 };
 enum { LANES = 4 };
 #endif
 /* Vectors in flight, so that no sum waits for the one before it; a group is a few of them. */
-enum { STRIDES = 4, STEP = STRIDES * LANES, GROUP = 64, BLOCK = 4096 };
+enum { STRIDES = 4, STEP = STRIDES * LANES, GROUP = 64, BLOCK = 4096, BINS = 1024 };
 enum kind { FLOAT32, BFLOAT16, FLOAT16 };
 
 typedef float lanes __attribute__((vector_size(4 * LANES)));
@@ -28,13 +28,26 @@ typedef double wide_lanes __attribute__((vector_size(8 * LANES)));
 typedef int32_t lane_mask __attribute__((vector_size(4 * LANES)));
 typedef uint32_t lane_bits __attribute__((vector_size(4 * LANES)));
 
+/* Where a row's logits are: `width` of them from `at` on. */
+struct source {
+    const void *logits;
+    enum kind kind;
+    long at, width;
+};
+
 /* What is known of a row after some of its blocks. */
 struct row {
     float largest;          /* among the elements that are numbers */
     double total;           /* sum of 2^(scale * (x - largest)) */
-    uint64_t *kept;         /* keys of elements that may be among the k best */
-    long count, k, room;    /* keys held, wanted, and how many there is space for */
-    float threshold;        /* no later element is among the k best unless it is larger */
+    uint64_t *groups;       /* a key for the maximum of every group */
+};
+
+/* Elements that may be among the k best, as keys in the order of their indices. */
+struct kept {
+    uint64_t *keys;
+    long count, k, room;    /* held, wanted, and how many there is space for */
+    float threshold;        /* what is below it is not among the k best */
+    int full;               /* k are there: what equals the threshold comes too late */
 };
 
 static inline float float_of(uint32_t bits) {
@@ -94,46 +107,67 @@ static inline float value_of(uint64_t key) {
     return float_of(bits >> 31 ? bits & 0x7fffffffu : ~bits);
 }
 
-static int descending(const void *left, const void *right) {
-    uint64_t a = *(const uint64_t *)left, b = *(const uint64_t *)right;
-    return (a < b) - (a > b);
-}
-
-/* Moves the k largest keys to the front. No two keys are equal. */
-static void partition_best(uint64_t *keys, long count, long k) {
-    long low = 0, high = count - 1;
-    while (low < high) {
-        uint64_t a = keys[low], b = keys[(low + high) / 2], c = keys[high];
-        uint64_t pivot = a < b ? (b < c ? b : a < c ? c : a) : (a < c ? a : b < c ? c : b);
-        long i = low, j = high;
-        while (i <= j) {
-            while (keys[i] > pivot) i++;
-            while (keys[j] < pivot) j--;
-            if (i <= j) {
-                uint64_t kept = keys[i];
-                keys[i++] = keys[j];
-                keys[j--] = kept;
-            }
-        }
-        if (k - 1 <= j) high = j;
-        else if (k - 1 >= i) low = i;
-        else return;
+/* A number that exactly k of the keys reach: bins are counted from above, and the one in which the
+ * k-th lies is divided again, until nothing of a bin is left out. No two keys are equal. */
+static uint64_t reached_by(long k, const uint64_t *keys, long count) {
+    uint64_t low = UINT64_MAX, high = 0;
+    for (long i = 0; i < count; i++) {
+        low = keys[i] < low ? keys[i] : low;
+        high = keys[i] > high ? keys[i] : high;
+    }
+    uint64_t range = high - low;
+    for (;;) {
+        uint32_t held[BINS] = {0};
+        int shift = 0;
+        while (range >> shift >= BINS) shift++;
+        for (long i = 0; i < count; i++)
+            if (keys[i] - low <= range) held[(keys[i] - low) >> shift]++;
+        long bin = BINS - 1;
+        while (held[bin] < k) k -= held[bin--];
+        low += (uint64_t)bin << shift;
+        if (held[bin] == k) return low;
+        range = ((uint64_t)1 << shift) - 1;
     }
 }
 
-/* Keeps the k best of all keys held; returns the worst of them. */
-static uint64_t prune(struct row *row) {
-    if (row->count > row->k) partition_best(row->kept, row->count, row->k);
-    row->count = row->count < row->k ? row->count : row->k;
+/* Keeps the k best of all keys held, in their order. */
+static void prune(struct kept *kept) {
+    uint64_t least = kept->count > kept->k ? reached_by(kept->k, kept->keys, kept->count) : 0;
     uint64_t worst = UINT64_MAX;
-    for (long i = 0; i < row->count; i++) worst = row->kept[i] < worst ? row->kept[i] : worst;
-    return worst;
+    long count = 0;
+    for (long i = 0; i < kept->count; i++) {
+        uint64_t key = kept->keys[i];
+        kept->keys[count] = key;
+        count += key >= least;
+        worst = key >= least && key < worst ? key : worst;
+    }
+    kept->count = count;
+    kept->threshold = value_of(worst);
+    kept->full = count == kept->k;
 }
 
-static void keep(struct row *row, float value, long index) {
-    row->kept[row->count++] = key_of(value, index);
-    /* The first k are kept whatever they are; then each time that space runs out. */
-    if (row->count == row->room || index == row->k - 1) row->threshold = value_of(prune(row));
+static inline void keep(struct kept *kept, float value, long index) {
+    kept->keys[kept->count++] = key_of(value, index);
+    if (kept->count == kept->room) prune(kept);
+}
+
+/* Sorts the k keys by value, best first, a byte at a time; there is room for as many behind them.
+ * They come in the order of their indices, and equal values stay in it. */
+static void sort_best(uint64_t *keys, long k) {
+    uint64_t *from = keys, *to = keys + k;
+    for (int shift = 32; shift < 64; shift += 8) {
+        long ends[256] = {0}, end = 0;
+        for (long i = 0; i < k; i++) ends[from[i] >> shift & 255]++;
+        for (int digit = 255; digit >= 0; digit--) {
+            long begin = end;
+            end += ends[digit];
+            ends[digit] = begin;
+        }
+        for (long i = 0; i < k; i++) to[ends[from[i] >> shift & 255]++] = from[i];
+        uint64_t *last = from;
+        from = to;
+        to = last;
+    }
 }
 
 /* One look at a block: maxima of its groups (NaN is passed over), and the sum of its powers. */
@@ -180,30 +214,13 @@ static inline int any(lane_mask mask) {
     return all != 0;
 }
 
-/* Keeps what may be among the k best: the row's first k, then all that beat the threshold. */
-static void collect(struct row *row, const float *x, const float *maxima, long start, long count) {
-    long fixed = row->k - start < count ? row->k - start : count;
-    for (long i = 0; i < fixed; i++) keep(row, x[i], start + i);
-    for (long i = fixed > 0 ? fixed : 0; i < count && i % GROUP; i++)
-        if (x[i] > row->threshold) keep(row, x[i], start + i);
-    for (long g = fixed > 0 ? (fixed + GROUP - 1) / GROUP : 0; g * GROUP < count; g++) {
-        if (!(maxima[g] > row->threshold)) continue;
-        /* What fills up a block is -inf, and never beats anything. */
-        for (const float *v = x + g * GROUP; v < x + (g + 1) * GROUP; v += LANES) {
-            if (!any(lanes_at(v) > (lanes){0} + row->threshold)) continue;
-            for (int j = 0; j < LANES; j++)
-                if (v[j] > row->threshold) keep(row, v[j], start + (v - x) + j);
-        }
-    }
-}
-
 /* Powers above this are not trusted to float32. */
 static const float HIGHEST = 100.0f;
 
-/* A block of BLOCK elements, filled up with -inf, of which `count` belong to the row from `start`. */
-static void take(struct row *row, const float *x, long start, long count, float scale) {
+/* A block of BLOCK elements, filled up with -inf, from `start` of the row on. */
+static void take(struct row *row, const float *x, long start, float scale) {
     float maxima[BLOCK / GROUP];
-    float origin = row->largest > -INFINITY ? row->largest : largest_of(x, count);
+    float origin = row->largest > -INFINITY ? row->largest : largest_of(x, BLOCK);
     /* With the maximum so far as origin, most blocks are looked at once. */
     double sum = origin > -INFINITY ? look(x, origin, scale, maxima) : 0.0;
     float largest = origin > -INFINITY ? largest_of(maxima, BLOCK / GROUP) : -INFINITY;
@@ -219,60 +236,82 @@ static void take(struct row *row, const float *x, long start, long count, float 
         if (has_nan(x)) row->total = NAN;
         for (long g = 0; g < BLOCK / GROUP; g++) maxima[g] = -INFINITY;
     }
-    collect(row, x, maxima, start, count);
+    for (long g = 0; g < BLOCK / GROUP; g++)
+        row->groups[start / GROUP + g] = key_of(maxima[g], start / GROUP + g);
 }
 
-static const float *block_of(const void *logits, enum kind kind, long at, long count, float *room) {
-    if (kind == FLOAT32) {
-        const float *x = (const float *)logits + at;
-        if (count == BLOCK) return x;
+/* `size` of a row's elements from `start` on as float32, -inf beyond its end. */
+static const float *part_of(const struct source *row, long start, long size, float *room) {
+    long count = row->width - start < size ? row->width - start : size;
+    if (row->kind == FLOAT32) {
+        const float *x = (const float *)row->logits + row->at + start;
+        if (count == size) return x;
         memcpy(room, x, (size_t)count * sizeof *x);
     } else {
-        const uint16_t *x = (const uint16_t *)logits + at;
-        if (kind == BFLOAT16)
+        const uint16_t *x = (const uint16_t *)row->logits + row->at + start;
+        if (row->kind == BFLOAT16)
             for (long i = 0; i < count; i++) room[i] = float_of((uint32_t)x[i] << 16);
         else
             for (long i = 0; i < count; i++) room[i] = half_to_float(x[i]);
     }
-    for (long i = count; i < BLOCK; i++) room[i] = -INFINITY;
+    for (long i = count; i < size; i++) room[i] = -INFINITY;
     return room;
 }
 
-/* The order alone, with NaN in it: rare, so one element at a time. */
-static void order_again(struct row *row, const void *logits, enum kind kind, long at, long width) {
-    float room[BLOCK];
-    uint64_t worst = 0;
-    row->count = 0;
-    for (long start = 0; start < width; start += BLOCK) {
-        long count = width - start < BLOCK ? width - start : BLOCK;
-        const float *x = block_of(logits, kind, at + start, count, room);
-        for (long i = 0; i < count; i++) {
-            uint64_t key = key_of(x[i], start + i);
-            if (row->count >= row->k && key < worst) continue;
-            row->kept[row->count++] = key;
-            if (row->count == row->room) worst = prune(row);
-        }
+/* Keeps those of a group's elements that may be among the k best. */
+static void collect(struct kept *kept, const struct source *row, long start) {
+    float room[GROUP];
+    const float *x = part_of(row, start, GROUP, room);
+    for (long i = 0; i < GROUP; i += LANES) {
+        if (!any(lanes_at(x + i) >= (lanes){0} + kept->threshold)) continue;
+        for (long j = i; j < i + LANES && start + j < row->width; j++)
+            if (x[j] > kept->threshold || (x[j] == kept->threshold && !kept->full))
+                keep(kept, x[j], start + j);
     }
 }
 
-/* Rows first .. last - 1. `scales` are log2(e) / temperature, `kept` has space for `room` keys. */
+/* The k best, from the keys of the groups' maxima. */
+static void rank(struct kept *kept, const struct source *row, const uint64_t *groups) {
+    long count = (row->width + GROUP - 1) / GROUP;
+    uint64_t least = count > kept->k ? reached_by(kept->k, groups, count) : 0, worst = UINT64_MAX;
+    if (least)
+        for (long g = 0; g < count; g++)
+            worst = groups[g] >= least && groups[g] < worst ? groups[g] : worst;
+    /* In the k best groups k elements are not below the worst of the maxima. */
+    kept->threshold = least ? value_of(worst) : -INFINITY;
+    for (long g = 0; g < count; g++)
+        if (groups[g] >= least) collect(kept, row, g * GROUP);
+}
+
+/* The order alone, with NaN in it: rare, so one element at a time. */
+static void rank_with_nan(struct kept *kept, const struct source *row) {
+    float room[BLOCK];
+    for (long start = 0; start < row->width; start += BLOCK) {
+        const float *x = part_of(row, start, BLOCK, room);
+        for (long i = 0; i < BLOCK && start + i < row->width; i++)
+            if (!kept->full || !(x[i] <= kept->threshold)) keep(kept, x[i], start + i);
+    }
+}
+
+/* Rows first .. last - 1. `scales` are log2(e) / temperature. There is space for `room` >= 2k keys
+ * of elements and for those of all groups, whole blocks of them. */
 void softmax_topk(const void *logits, long kind, long stride, long width, const float *scales,
-                  uint64_t *kept, long room, long k, float *values, int64_t *indices,
-                  double *totals, long first, long last) {
+                  uint64_t *keys, long room, uint64_t *groups, long k, float *values,
+                  int64_t *indices, double *totals, long first, long last) {
     float block[BLOCK];
     for (long n = first; n < last; n++) {
-        struct row row = {-INFINITY, 0.0, kept, 0, k, room, -INFINITY};
-        for (long start = 0; start < width; start += BLOCK) {
-            long count = width - start < BLOCK ? width - start : BLOCK;
-            const float *x = block_of(logits, (enum kind)kind, n * stride + start, count, block);
-            take(&row, x, start, count, scales[n]);
-        }
-        if (row.total != row.total) order_again(&row, logits, (enum kind)kind, n * stride, width);
-        prune(&row);
-        qsort(kept, (size_t)k, sizeof *kept, descending);
+        struct source source = {logits, (enum kind)kind, n * stride, width};
+        struct row row = {-INFINITY, 0.0, groups};
+        struct kept kept = {keys, 0, k, room, -INFINITY, 0};
+        for (long start = 0; start < width; start += BLOCK)
+            take(&row, part_of(&source, start, BLOCK, block), start, scales[n]);
+        if (row.total != row.total) rank_with_nan(&kept, &source);
+        else rank(&kept, &source, groups);
+        prune(&kept);
+        sort_best(keys, k);
         for (long i = 0; i < k; i++) {
-            values[n * k + i] = value_of(kept[i]);
-            indices[n * k + i] = UINT32_MAX - (uint32_t)kept[i];
+            values[n * k + i] = value_of(keys[i]);
+            indices[n * k + i] = UINT32_MAX - (uint32_t)keys[i];
         }
         totals[n] = row.total;
     }
