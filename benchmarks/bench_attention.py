@@ -5,6 +5,7 @@
     … --cases "D128 N4096|GQA"      those whose names match
     … --without FlexAttention       not these, by name
     … --seconds 120                 starts no case after that; says what was left out
+    … --more                        only what the results file does not hold yet, added to it
     … --compile D128-causal         compiles what a part of the cases needs, and times nothing
 
 FOLDER may hold Triton's tutorial 06 as `triton_tutorial_attention.py` (it is fp16 only and runs
@@ -16,6 +17,7 @@ problems of their own. Calls are long and the GPU is at its power limit: `harnes
 """
 
 import argparse
+import json
 import re
 import time
 from collections.abc import Sequence
@@ -24,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from attention_cases import TOKENS, Case, cases, problem
 from attention_memory import memory
 from attention_peers import Call, Method, Problem, methods
 from harness import (
@@ -36,120 +39,18 @@ from harness import (
     Timing,
     compare,
     eager_seconds,
-    errors,
     plain,
+    results_file,
     write,
 )
-from torch import Tensor
 
 DEVICE = "cuda"
-WIDTH_IN_ALL = 2048
-TOKENS = 16384
 #: Where plain calls are timed too, launch and all.
 EAGER = ("D128 N512 causal", "D128 N4096 causal")
 #: Quartiles this far apart, relative to the median, are not the card's own doing.
 UNSTEADY = 0.2
 #: Where a backward pass is asked twenty times for the same bits.
 REPEATED = ("D128 N4096 causal", "D128 N4096 full", "D64 N4096 causal")
-PARTS = {"forward": ("out",), "backward": ("dq", "dk", "dv")}
-
-
-def problem(length: int, width: int, causal: bool, share: int = 1) -> Problem:
-    heads = WIDTH_IN_ALL // width
-    return Problem(max(1, TOKENS // length), heads, heads // share, length, width, causal)
-
-
-def cases(only: str | None, quick: bool) -> list[tuple[str, Problem]]:
-    """The most important first."""
-
-    def some(ways: Sequence[str], lengths: Sequence[int], width: int) -> list[tuple[str, Problem]]:
-        masks = (True, False)
-        return [(w, problem(n, width, c)) for n in lengths for w in ways for c in masks]
-
-    both = ["forward", "backward"]
-    grouped = [(way, problem(8192, 128, True, share=8)) for way in both]
-    listed = some(both, [16384, 4096], 128) + some(both, [16384], 64) + grouped
-    if not quick:
-        listed += some(both, [4096], 64) + some(both, [8192], 128) + some(["forward"], [8192], 64)
-        listed += some(["forward"], [32768], 128) + some(both, [512, 2048, 1024], 128)
-        listed += some(["forward"], [512, 2048, 32768, 1024], 64)
-        listed += some(["backward"], [8192, 512, 2048, 1024], 64)
-        listed += some(["backward"], [32768], 128) + some(["backward"], [32768], 64)
-    return [(way, one) for way, one in listed if only in (None, way)]
-
-
-class Case:
-    """One problem and one direction, with data that its contenders share."""
-
-    def __init__(self, way: str, one: Problem, *, outliers: bool = False) -> None:
-        self.way, self.problem, self.outliers = way, one, outliers
-        self.name = f"{way} {one.name}{' outliers' if outliers else ''}"
-        self.flops = one.flops if way == "forward" else one.flops * 5 // 2
-        self.drawn: dict[int, tuple[Tensor, ...]] = {}
-
-    def call(self, method: Method, number: int) -> Call:
-        if number not in self.drawn:
-            self.drawn[number] = self.problem.draw(number, DEVICE, outliers=self.outliers)
-        q, k, v, dout = self.drawn[number]
-        made = getattr(method, self.way)
-        given = (q, k, v) if self.way == "forward" else (q, k, v, dout)
-        call: Call = made(self.problem, *given)
-        return call
-
-    def able(
-        self, found: Sequence[Method], longest_exact: int = TOKENS
-    ) -> tuple[list[Method], dict[str, str], dict[str, Any]]:
-        """Who takes part, why others do not, and how wrong each is."""
-        candidates = [m for m in found if getattr(m, self.way) and m.takes(self.way, self.problem)]
-        taking, refused, answers = [], {}, {}
-        for method in candidates:
-            try:
-                answers[method.name] = self._first_head(self.call(method, 0)())
-                taking.append(method)
-            except Exception as error:  # a peer's limits are many, and each is worth a line
-                refused[method.name] = f"{type(error).__name__}: {error}".splitlines()[0][:200]
-        if self.problem.length > longest_exact or not answers:
-            return taking, refused, {}
-        return taking, refused, self._errors(answers)
-
-    def _errors(self, answers: dict[str, list[Tensor]]) -> dict[str, Any]:
-        exact = self._first_head(exactly(self.problem, self.way, *self.drawn[0]))
-        return {
-            name: {
-                part: errors(got, want)
-                for part, got, want in zip(PARTS[self.way], answer, exact, strict=True)
-            }
-            for name, answer in answers.items()
-        }
-
-    def _first_head(self, answer: Any) -> list[Tensor]:
-        """The answer's parts for the first sequence and the first key/value head."""
-        parts = [answer] if isinstance(answer, Tensor) else list(answer)
-        parts = parts[: len(PARTS[self.way])]
-        share = self.problem.heads // self.problem.groups
-        widths = {"out": share, "dq": share, "dk": 1, "dv": 1}
-        return [
-            part[0, : widths[name]].detach().clone()
-            for name, part in zip(PARTS[self.way], parts, strict=True)
-        ]
-
-
-def exactly(one: Problem, way: str, *drawn: Tensor) -> list[Tensor]:
-    """Float64, with the whole score matrix, of one sequence and one key/value head."""
-    share = one.heads // one.groups
-    q, k, v, dout = (x[:1, :n].double() for x, n in zip(drawn, (share, 1, 1, share), strict=True))
-    scores = (q @ k.mT).mul_(one.scale)
-    if one.causal:
-        index = torch.arange(one.length, device=DEVICE)
-        scores.masked_fill_(index > index[:, None], -torch.inf)
-    weights = torch.softmax(scores, dim=-1)
-    out = weights @ v
-    if way == "forward":
-        return [out]
-    dscores = dout @ v.mT
-    dscores = dscores.sub_((dout * out).sum(-1, keepdim=True)).mul_(weights)
-    dk = (dscores.mT @ q).sum(1, keepdim=True) * one.scale
-    return [dscores @ k * one.scale, dk, (weights.mT @ dout).sum(1, keepdim=True)]
 
 
 def ceiling() -> Contender:
@@ -163,6 +64,13 @@ def ceiling() -> Contender:
     return Contender("matmul 8192³", make, bytes=3 * 8192 * 8192 * 2, flops=2 * 8192**3)
 
 
+def rounds(one: Problem, quick: bool) -> int:
+    """Most where goals are; few at the longest, where a round takes a second."""
+    if quick or one.length > TOKENS:
+        return 3
+    return 7 if one.length >= 4096 else 5
+
+
 def measured(case: Case, found: Sequence[Method], quick: bool) -> dict[str, Any]:
     taking, refused, wrong = case.able(found)
 
@@ -170,7 +78,7 @@ def measured(case: Case, found: Sequence[Method], quick: bool) -> dict[str, Any]
         size = case.problem.bytes * (1 if case.way == "forward" else 2)
         return Contender(method.name, lambda n: case.call(method, n), bytes=size, flops=case.flops)
 
-    rules = Rules(rounds=3 if quick else 7, warm_up=0.03, drift=0.05, repeats=2)
+    rules = Rules(rounds=rounds(case.problem, quick), warm_up=0.03, drift=0.05, repeats=2)
     contenders = [*map(contender, taking), ceiling()]
     times = compare(contenders, DEVICE, rules, clock=clock())
     disturbed = _unsteady(times)
@@ -255,7 +163,7 @@ def compiled(which: str, found: Sequence[Method], given: argparse.Namespace) -> 
     width, mask = which.split("-")
     for way, one in cases(given.only, given.quick):
         if one.name.startswith(f"{width} ") and one.causal == (mask == "causal"):
-            case = Case(way, one)
+            case = Case(way, one, DEVICE)
             taking, refused, _ = case.able(found, longest_exact=0)
             print(case.name, [method.name for method in taking], refused, flush=True)
             torch.cuda.empty_cache()
@@ -280,7 +188,7 @@ def outlying(found: Sequence[Method]) -> dict[str, Any]:
     for width in (128, 64):
         for causal in (True, False):
             for way in ("forward", "backward"):
-                case = Case(way, problem(4096, width, causal), outliers=True)
+                case = Case(way, problem(4096, width, causal), DEVICE, outliers=True)
                 _, refused, wrong = case.able(found)
                 made[case.name] = {"errors": wrong, "left_out": refused}
                 print(case.name)
@@ -300,6 +208,7 @@ def main() -> None:
     parser.add_argument("--without", nargs="*", default=[])
     parser.add_argument("--seconds", type=float, default=float("inf"))
     parser.add_argument("--folder", type=Path, default=RESULTS)
+    parser.add_argument("--more", action="store_true")
     parser.add_argument("--compile")
     given = parser.parse_args()
     started = time.perf_counter()
@@ -323,21 +232,34 @@ def rounded(results: Any) -> Any:
     return short(plain(results))
 
 
+def earlier(folder: Path) -> dict[str, Any]:
+    """The cases of the results file."""
+    path = results_file("attention", DEVICE, folder)
+    found: dict[str, Any] = json.loads(path.read_text())["results"]
+    return found
+
+
 def sweep(found: Sequence[Method], given: argparse.Namespace, started: float) -> None:
-    """All cases until the time is up; what is there is written as it comes."""
-    results: dict[str, Any] = {}
+    """All cases until the time is up; what is there is written as it comes.
+
+    A case is measured in one go, everybody in turn. A second run may add cases (`--more`); each
+    says in which run it was measured.
+    """
+    results = earlier(given.folder) if given.more else {}
+    run = 1 + max((one.get("run", 0) for one in results.values()), default=0)
     left = []
-    listed = [Case(way, one) for way, one in cases(given.only, given.quick)]
+    listed = [Case(way, one, DEVICE) for way, one in cases(given.only, given.quick)]
+    listed = [one for one in listed if one.name not in results and re.search(given.cases, one.name)]
     heat()
-    for number, case in enumerate(case for case in listed if re.search(given.cases, case.name)):
+    for number, case in enumerate(listed):
         if time.perf_counter() - started > given.seconds:
             left.append(case.name)
             continue
-        results[case.name] = measured(case, found, given.quick)
+        results[case.name] = measured(case, found, given.quick) | {"run": run}
         case.drawn.clear()
         print(shown(case.name, results[case.name]), flush=True)
         print(f"  {time.perf_counter() - started:.0f} s so far", flush=True)
-        if number == 3:
+        if number == 3 and not given.more:
             results |= outlying(found) | remembered([4096, 8192, 16384, 32768])
         if number % 4 == 3:
             write("attention", DEVICE, rounded(results), folder=given.folder)

@@ -401,11 +401,15 @@ def gpu_state() -> dict[str, str]:
     return dict(zip(names.split(","), values, strict=False))
 
 
+def results_file(component: str, device: str, folder: Path = RESULTS) -> Path:
+    return folder / device_name(device).replace(" ", "-").lower() / f"{component}.json"
+
+
 def write(
     component: str, device: str, results: Any, *, folder: Path = RESULTS, **more: Any
 ) -> Path:
     """`results/<device>/<component>.json`: the machine, the command, all figures with raw times."""
-    path = folder / device_name(device).replace(" ", "-").lower() / f"{component}.json"
+    path = results_file(component, device, folder)
     path.parent.mkdir(parents=True, exist_ok=True)
     # The command without folders: they say nothing about the figures.
     command = " ".join(Path(word).name if "/" in word else word for word in sys.argv)

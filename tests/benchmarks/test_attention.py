@@ -1,8 +1,10 @@
 """The attention benchmark's problems, truths and bookkeeping, on tiny problems and a CPU."""
 
+import argparse
 import importlib
 import json
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +16,14 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
-SCRIPTS = ("harness", "attention_memory", "attention_peers", "bench_attention")
+SCRIPTS = (
+    "harness",
+    "attention_cases",
+    "attention_errors",
+    "attention_memory",
+    "attention_peers",
+    "bench_attention",
+)
 
 
 @pytest.fixture
@@ -33,6 +42,11 @@ def bench(monkeypatch):
 @pytest.fixture
 def peers(bench):
     return sys.modules["attention_peers"]
+
+
+@pytest.fixture
+def problems(bench):
+    return sys.modules["attention_cases"]
 
 
 def test_cases_are_all_there_and_the_most_important_come_first(bench):
@@ -62,15 +76,15 @@ def test_operations_and_bytes_are_those_of_the_anchors(bench):
 
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("groups", [4, 1])
-def test_the_truth_is_the_oracles(bench, peers, causal, groups):
+def test_the_truth_is_the_oracles(problems, peers, causal, groups):
     one = peers.Problem(2, 4, groups, 24, 8, causal)
     drawn = one.draw(3, "cpu")
     q, k, v, dout = (x.double().numpy() for x in drawn)
     share = 4 // groups
     wanted = oracle.attention_backward(dout, q, k, v, causal=causal)
-    for got, want in zip(bench.exactly(one, "backward", *drawn), wanted, strict=True):
+    for got, want in zip(problems.exactly(one, "backward", *drawn), wanted, strict=True):
         np.testing.assert_allclose(got[0], want[0, : got.shape[1]], atol=1e-12)
-    (out,) = bench.exactly(one, "forward", *drawn)
+    (out,) = problems.exactly(one, "forward", *drawn)
     assert out.shape[1] == share
     np.testing.assert_allclose(
         out[0], oracle.attention(q, k, v, causal=causal)[0][0, :share], atol=1e-12
@@ -99,7 +113,7 @@ def test_a_case_is_timed_with_errors_and_with_those_who_cannot(bench, peers, mon
         peers.Method("backward only", backward=broken),
     ]
     monkeypatch.setattr(bench, "ceiling", lambda: bench.Contender("matmul", sdpa_like, flops=8))
-    case = bench.Case("forward", peers.Problem(1, 2, 2, 32, 8, True))
+    case = bench.Case("forward", peers.Problem(1, 2, 2, 32, 8, True), "cpu")
     result = bench.measured(case, found, quick=True)
     assert [one.name for one in result["times"]] == ["SDPA", "matmul"]
     assert result["left_out"] == {"broken": "ValueError: not this one"}
@@ -137,8 +151,8 @@ def test_peers_that_compile_take_part_at_a_few_lengths(peers):
     flex, cudnn = found["FlexAttention"], found["cuDNN"]
     for length, forward, backward in (
         (512, False, False),
-        (4096, True, False),
-        (16384, True, True),
+        (4096, True, True),
+        (8192, True, False),
     ):
         one = peers.Problem(1, 16, 16, length, 128, True)
         assert (flex.takes("forward", one), flex.takes("backward", one)) == (forward, backward)
@@ -148,3 +162,49 @@ def test_peers_that_compile_take_part_at_a_few_lengths(peers):
 def test_ours_are_listed_by_tier(peers):
     names = {method.name for method in peers.ours()}
     assert {"ours triton", "ours triton, deterministic"} <= names
+
+
+def test_rounds_are_spent_where_goals_are(bench):
+    assert bench.rounds(bench.problem(4096, 128, True), quick=False) == 7
+    assert bench.rounds(bench.problem(1024, 128, True), quick=False) == 5
+    assert bench.rounds(bench.problem(32768, 64, True), quick=False) == 3
+    assert bench.rounds(bench.problem(4096, 128, True), quick=True) == 3
+
+
+def test_a_second_run_adds_what_the_first_left_out(bench, monkeypatch, tmp_path, capsys):
+    def cell(case, found, quick):
+        one = bench.Timing("cuDNN", 1.0, 1.0, 1.0, [1.0], None, 1.0)
+        return {"times": [one], "errors": {}, "share_of_matmul": {}, "left_out": {},
+                "equal_of_20": {}}  # fmt: skip
+
+    monkeypatch.setattr(bench, "measured", cell)
+    monkeypatch.setattr(bench, "heat", lambda: None)
+    listed = [(way, bench.problem(512, 64, True)) for way in ("forward", "backward")]
+    monkeypatch.setattr(bench, "cases", lambda only, quick: listed)
+    given = {"only": None, "quick": False, "cases": "forward", "seconds": 100.0, "more": False}
+    for changes in ({}, {"cases": "", "more": True}):
+        bench.sweep([], argparse.Namespace(**given | changes, folder=tmp_path), time.perf_counter())
+    (path,) = tmp_path.rglob("attention.json")
+    found = json.loads(path.read_text())["results"]
+    runs = {name: one["run"] for name, one in found.items()}
+    assert runs == {"forward D64 N512 causal": 1, "backward D64 N512 causal": 2}
+    assert capsys.readouterr().out.count("forward D64 N512 causal") == 1
+
+
+def test_errors_are_compared_with_a_peers_over_draws(bench, peers, problems):
+    errors = importlib.import_module("attention_errors")
+
+    def sdpa(problem, q, k, v):
+        attend = torch.nn.functional.scaled_dot_product_attention
+        return lambda: attend(q, k, v, is_causal=problem.causal)
+
+    found = [peers.Method("cuDNN", sdpa), peers.Method("ours", sdpa)]
+    case = problems.Case("forward", peers.Problem(1, 1, 1, 24, 8, True), "cpu")
+    result = errors.compared(case, found, draws=3)
+    assert result["ours"]["out"]["ratio"] == result["cuDNN"]["out"]["ratio"] == 1.0
+    assert 1e-4 < result["ours"]["out"]["error"] < 1e-2
+    assert "1.0000 ± 0.0000" in errors.shown(case.name, result)
+    doubled = errors.ratio([2.0, 4.0, 8.0], [1.0, 2.0, 1.0])
+    assert doubled["ratio"] == pytest.approx(32 ** (1 / 3))
+    assert doubled["highest"] == pytest.approx(8.0)
+    assert doubled["standard_error"] == pytest.approx(doubled["ratio"] * np.log(4) / 3)

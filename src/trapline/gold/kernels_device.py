@@ -1,6 +1,7 @@
 """What every kernel needs to know of the device it runs on, and of one that is not here."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+from functools import wraps
 from typing import Any
 
 import torch
@@ -18,6 +19,17 @@ def processors(x: Tensor) -> int:
     if not x.is_cuda:
         return 4
     return int(torch.cuda.get_device_properties(x.device).multi_processor_count)
+
+
+def on_their_device(run: Callable[..., Any]) -> Callable[..., Any]:
+    """The same, launched where its first tensor is: launches go to the device that is current."""
+
+    @wraps(run)
+    def there(first: Tensor, *others: Any) -> Any:
+        with torch.cuda.device_of(first):  # type: ignore[no-untyped-call]
+            return run(first, *others)
+
+    return there
 
 
 def may_start_early(device: torch.device) -> bool:

@@ -31,7 +31,8 @@ def compiled(dtype: str, D: int, causal: bool) -> Iterator[tuple[str, Any]]:
     plan = hopper.PLANS[D]
     tall = described(hopper.ROWS.value, D, dtype)
     long = described(plan.dq_keys, D, dtype)
-    types = dict.fromkeys(("q", "k", "v", "dout", "dk", "dv", "dq"), tall) | {"scale": "fp32"}
+    numbers = dict.fromkeys(("scale", "mantissa", "power"), "fp32")
+    types = dict.fromkeys(("q", "k", "v", "dout", "dk", "dv", "dq"), tall) | numbers
     lines = {"rows": plain(1, 2 * QUERIES), "sums": plain(QUERIES * D // LINE // 2, LINE)}
     for share in (True, False):
         fixed = hopper.dkdv_constants(plan, causal, share)
@@ -40,7 +41,7 @@ def compiled(dtype: str, D: int, causal: bool) -> Iterator[tuple[str, Any]]:
     walked = types | {"k": long, "v": long, "rows": "*fp32"}
     yield "dq", made(hopper.dq_kernel, walked, hopper.dq_constants(plan, causal))
     pointers = dict.fromkeys(("dout", "out", "dq"), f"*{dtype}")
-    pointers |= dict.fromkeys(("lse", "dlse", "rows", "sums"), "*fp32") | {"scale": "fp32"}
+    pointers |= dict.fromkeys(("lse", "dlse", "rows", "sums"), "*fp32") | numbers
     fixed = {"D": D, "BLOCK": QUERIES}
     yield "rows", made(hopper.prepare_kernel, pointers, {**fixed, "SHARE": True})
     yield "order", made(hopper.finish_kernel, pointers, fixed)

@@ -23,7 +23,8 @@ PLAIN = {
     "cu_k": None,
 }
 FEATURES = {"CAUSAL": True, "WINDOWED": True, "CAPPED": True, "PACKED": True, "TMA": False}
-TYPES = {"scale": "fp32", "softcap": "fp32", "cu_q": "*i32", "cu_k": "*i32"}
+TYPES = {"cu_q": "*i32", "cu_k": "*i32"}
+TYPES |= dict.fromkeys(("scale", "mantissa", "power", "softcap"), "fp32")
 TYPES |= dict.fromkeys(("lse", "dlse", "sums_by_row"), "*fp32")
 TENSORS = {"q", "k", "v", "out", "dout", "dq", "dk", "dv"}
 

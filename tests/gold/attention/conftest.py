@@ -13,6 +13,21 @@ SHAPES = [
     (1, 2, 1, 4, 0, 3),
     (0, 2, 1, 3, 3, 3),
 ]
+#: B, H, G, T, S for the Hopper kernels: one tile and many, tails in both, a cached prefix, rows
+#: that see nothing, one query, one key, more tiles than processors, grouped heads, bunches of tiles
+#: that do not come out even.
+GPU_SHAPES = [
+    (1, 1, 1, 64, 128),
+    (2, 4, 2, 256, 256),
+    (1, 2, 1, 300, 555),
+    (1, 2, 2, 555, 300),
+    (1, 3, 3, 1, 1),
+    (2, 8, 1, 1, 700),
+    (2, 8, 1, 1000, 1000),
+    (1, 2, 1, 129, 127),
+    (4, 16, 16, 1024, 1024),
+    (3, 10, 5, 1111, 1300),
+]
 #: causal, window, softcap
 RULES = [(False, None, 0.0), (True, None, 0.0), (False, 4, 0.0), (True, 3, 0.0), (True, None, 1.5)]
 
@@ -31,3 +46,30 @@ def problem(request):
 def rules(request):
     causal, window, softcap = request.param
     return {"causal": causal, "window": window, "softcap": softcap}
+
+
+@pytest.fixture(params=GPU_SHAPES, ids=str)
+def gpu_shape(request):
+    return request.param
+
+
+@pytest.fixture
+def drawn():
+    """Draws q, k, v, dout on the GPU as projections give them: (B,T,H,D) viewed as (B,H,T,D)."""
+    torch = pytest.importorskip("torch")
+
+    def draw(B, H, G, T, S, D, dtype, seed=0, outliers=False):
+        make = {"device": "cuda", "generator": torch.Generator("cuda").manual_seed(seed)}
+        sizes = (T, H), (S, G), (S, G), (T, H)
+        made = [torch.randn(B, N, heads, D, **make) for N, heads in sizes]
+        if outliers:
+            made = [x * torch.where(torch.rand(x.shape, **make) < 0.01, 20.0, 1.0) for x in made]
+        return [x.to(dtype).transpose(1, 2) for x in made]
+
+    return draw
+
+
+@pytest.fixture
+def relative():
+    """The distance of an answer from the truth, relative in the 2-norm."""
+    return lambda got, want: float((got.double() - want).norm() / want.norm().clamp_min(1e-30))

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from trapline.gold.attention import fast, kernels_bwd, kernels_fwd
+from trapline.gold.attention import fast_operators, kernels_bwd, kernels_fwd
 from trapline.gold.attention.kernels_tiles import Tile, dense
 
 #: Small and uneven, so that a small problem has tiles with and without masks.
@@ -68,7 +68,7 @@ def registered() -> None:
     functions = {"forward": kernels_fwd.forward, "backward": kernels_bwd.backward}
     packed = kernels_fwd.varlen_forward, kernels_bwd.varlen_backward
     functions |= dict(zip(("varlen_forward", "varlen_backward"), packed, strict=True))
-    kept = fast.register("trapline_interpreted", functions, "CPU")
+    kept = fast_operators.register("trapline_interpreted", functions, "CPU")
     operators = torch.ops.trapline_interpreted
     q, k, v = torch.randn(1, 2, 5, 16), torch.randn(1, 1, 7, 16), torch.randn(1, 1, 7, 16)
     rules = True, 0, 0.0, 0.25
@@ -78,7 +78,7 @@ def registered() -> None:
     torch.library.opcheck(operators.backward.default, (*saved, *rules))
 
     def loss(*inputs: torch.Tensor) -> torch.Tensor:
-        return fast.attention(*inputs, *rules, "trapline_interpreted")[0].square().sum()
+        return fast_operators.attention(*inputs, *rules, "trapline_interpreted")[0].square().sum()
 
     inputs = [x.clone().requires_grad_() for x in (q, k, v)]
     plain = torch.autograd.grad(loss(*inputs), inputs)

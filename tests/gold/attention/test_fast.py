@@ -8,13 +8,17 @@ import pytest
 from trapline.gold.attention import oracle
 
 torch = pytest.importorskip("torch")
-from trapline.gold.attention import fast  # noqa: E402 - needs torch
+from trapline.gold.attention import fast, fast_operators  # noqa: E402 - need torch
 
 
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch):
     """Several tiles even in small problems, and none that divides a length."""
     monkeypatch.setattr(fast, "TILE", 4)
+
+
+def attention(*arguments):
+    return fast_operators.attention(*arguments, fast.TORCH)
 
 
 def as_rules(rules, width):
@@ -27,7 +31,7 @@ def leaves(*arrays, dtype=torch.float64):
 
 def test_forward_is_the_oracle(problem, rules):
     q, k, v, _ = problem
-    out, lse = fast.attention(*leaves(q, k, v), *as_rules(rules, q.shape[-1]))
+    out, lse = attention(*leaves(q, k, v), *as_rules(rules, q.shape[-1]))
     want_out, want_lse = oracle.attention(q, k, v, **rules)
     np.testing.assert_allclose(out.detach(), want_out, atol=1e-13)
     np.testing.assert_allclose(lse.detach(), want_lse, atol=1e-13)
@@ -36,7 +40,7 @@ def test_forward_is_the_oracle(problem, rules):
 def test_backward_is_the_oracle(problem, rules):
     q, k, v, dout = problem
     inputs = leaves(q, k, v)
-    out, _ = fast.attention(*inputs, *as_rules(rules, q.shape[-1]))
+    out, _ = attention(*inputs, *as_rules(rules, q.shape[-1]))
     got = torch.autograd.grad(out, inputs, torch.tensor(dout))
     want = oracle.attention_backward(dout, q, k, v, **rules)
     for one, truth in zip(got, want, strict=True):
@@ -48,7 +52,7 @@ def test_gradients_of_out_and_lse_together(rules):
     torch.manual_seed(0)
     q = torch.randn(1, 2, 5, 3, dtype=torch.float64, requires_grad=True)
     k, v = (torch.randn(1, 1, 6, 3, dtype=torch.float64, requires_grad=True) for _ in range(2))
-    assert torch.autograd.gradcheck(lambda *inputs: fast.attention(*inputs, *rules), (q, k, v))
+    assert torch.autograd.gradcheck(lambda *inputs: attention(*inputs, *rules), (q, k, v))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
@@ -66,7 +70,7 @@ def test_error_is_within_twice_that_of_torch(dtype, causal):
         assert out.dtype == dtype
         return [out.detach(), *torch.autograd.grad(out, inputs, dout)]
 
-    ours = answers(lambda q, k, v: fast.attention(q, k, v, causal, 0, 0.0, 0.25)[0])
+    ours = answers(lambda q, k, v: attention(q, k, v, causal, 0, 0.0, 0.25)[0])
     peer = answers(
         lambda q, k, v: torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
     )
@@ -80,15 +84,15 @@ def test_any_strides():
     torch.manual_seed(2)
     base = torch.randn(3, 2, 9, 4, 6, dtype=torch.float64)
     q, k, v = base.transpose(2, 3)[..., ::2]
-    got = fast.attention(q, k, v, True, 0, 0.0, 1.0)[0]
-    want = fast.attention(*(x.contiguous() for x in (q, k, v)), True, 0, 0.0, 1.0)[0]
+    got = attention(q, k, v, True, 0, 0.0, 1.0)[0]
+    want = attention(*(x.contiguous() for x in (q, k, v)), True, 0, 0.0, 1.0)[0]
     torch.testing.assert_close(got, want, rtol=0, atol=0)
 
 
 def test_gradient_of_an_expanded_sum():
     torch.manual_seed(3)
     q, k, v = (torch.randn(1, 1, 7, 4, dtype=torch.float64, requires_grad=True) for _ in range(3))
-    fast.attention(q, k, v, True, 0, 0.0, 0.5)[0].sum().backward()
+    attention(q, k, v, True, 0, 0.0, 0.5)[0].sum().backward()
     want = oracle.attention_backward(
         np.ones((1, 1, 7, 4)), *(x.detach().numpy() for x in (q, k, v)), causal=True
     )
@@ -110,7 +114,7 @@ def packed(lengths_q, lengths_k, dtype=torch.float64):
 def test_packed_sequences_do_not_see_each_other(causal):
     inputs, dout, (cu_q, cu_k) = packed([5, 0, 1, 7], [5, 3, 6, 2])
     rules = (causal, 0, 0.0, 3**-0.5)
-    out = fast.attention_varlen(*inputs, cu_q, cu_k, 7, 6, *rules)
+    out = fast_operators.attention_varlen(*inputs, cu_q, cu_k, 7, 6, *rules, fast.TORCH)
     grads = torch.autograd.grad(out, inputs, dout)
     for i in range(4):
         here, there = slice(cu_q[i], cu_q[i + 1]), slice(cu_k[i], cu_k[i + 1])
@@ -119,7 +123,7 @@ def test_packed_sequences_do_not_see_each_other(causal):
             x.detach()[place].transpose(0, 1)[None].requires_grad_()
             for x, place in zip(inputs, places, strict=True)
         ]
-        alone, _ = fast.attention(*one, *rules)
+        alone, _ = attention(*one, *rules)
         alone_grads = torch.autograd.grad(alone, one, dout[here].transpose(0, 1)[None])
         torch.testing.assert_close(out[here], alone[0].transpose(0, 1))
         for whole, part, place in zip(grads, alone_grads, places, strict=True):
@@ -150,7 +154,7 @@ def test_compiles_without_graph_breaks():
     q, k, v = (torch.randn(1, 1, 6, 4, requires_grad=True) for _ in range(3))
 
     def loss(q, k, v):
-        return fast.attention(q, k, v, True, 0, 0.0, 0.5)[0].square().sum()
+        return attention(q, k, v, True, 0, 0.0, 0.5)[0].square().sum()
 
     want = torch.autograd.grad(loss(q, k, v), (q, k, v))
     compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")

@@ -16,30 +16,6 @@ pytestmark = [
 ]
 #: Relative to float64, in the 2-norm: what rounding weights, slopes and the result costs.
 LIMITS = {torch.bfloat16: 6e-3, torch.float16: 1e-3}
-#: B, H, G, T, S: one tile and many, tails in both, a cached prefix, rows that see nothing, one
-#: query, one key, more tiles than processors, grouped heads, bunches that do not come out even.
-SHAPES = [
-    (1, 1, 1, 64, 128),
-    (2, 4, 2, 256, 256),
-    (1, 2, 1, 300, 555),
-    (1, 2, 2, 555, 300),
-    (1, 3, 3, 1, 1),
-    (2, 8, 1, 1, 700),
-    (2, 8, 1, 1000, 1000),
-    (1, 2, 1, 129, 127),
-    (4, 16, 16, 1024, 1024),
-    (3, 10, 5, 1111, 1300),
-]
-
-
-def drawn(B, H, G, T, S, D, dtype, seed=0, outliers=False):
-    """q, k, v, dout as projections give them: (B,T,H,D) viewed as (B,H,T,D)."""
-    make = {"device": "cuda", "generator": torch.Generator("cuda").manual_seed(seed)}
-    sizes = (T, H), (S, G), (S, G), (T, H)
-    made = [torch.randn(B, N, heads, D, **make) for N, heads in sizes]
-    if outliers:
-        made = [x * torch.where(torch.rand(x.shape, **make) < 0.01, 20.0, 1.0) for x in made]
-    return [x.to(dtype).transpose(1, 2) for x in made]
 
 
 def exact(q, k, v, dout, dlse, causal):
@@ -58,16 +34,11 @@ def gradients(q, k, v, dout, dlse, causal, deterministic=True, backward=hopper.b
     return backward(dout, dlse, q, k, v, out, lse, *rules, deterministic)
 
 
-def relative(got, want):
-    return float((got.double() - want).norm() / want.norm().clamp_min(1e-30))
-
-
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("D", sorted(hopper.PLANS))
 @pytest.mark.parametrize("dtype", sorted(LIMITS, key=str))
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_both_ways_agree_with_float64(shape, dtype, D, causal):
-    q, k, v, dout = drawn(*shape, D, dtype)
+def test_both_ways_agree_with_float64(drawn, relative, gpu_shape, dtype, D, causal):
+    q, k, v, dout = drawn(*gpu_shape, D, dtype)
     problem = q, k, v, dout, torch.randn(q.shape[:-1], device="cuda"), causal
     wanted = exact(*problem)
     for deterministic in (True, False):
@@ -80,7 +51,7 @@ def test_both_ways_agree_with_float64(shape, dtype, D, causal):
 
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("D", sorted(hopper.PLANS))
-def test_both_ways_agree_with_their_twin(D, causal):
+def test_both_ways_agree_with_their_twin(drawn, relative, D, causal):
     q, k, v, dout = drawn(3, 10, 5, 1111, 1300, D, torch.bfloat16)
     problem = q, k, v, dout, torch.randn(q.shape[:-1], device="cuda"), causal
     twins = gradients(*problem, backward=kernels_bwd.backward)
@@ -89,7 +60,7 @@ def test_both_ways_agree_with_their_twin(D, causal):
             assert relative(got, twin.double()) <= LIMITS[torch.bfloat16]
 
 
-def test_through_autograd():
+def test_through_autograd(drawn, relative):
     q, k, v, dout = drawn(2, 4, 2, 300, 400, 64, torch.float16)
     dlse = torch.randn(q.shape[:-1], device="cuda")
     leaves = [x.detach().requires_grad_() for x in (q, k, v)]
@@ -101,7 +72,7 @@ def test_through_autograd():
             assert relative(got, want) <= LIMITS[torch.float16]
 
 
-def error_ratios(D, causal, seed, outliers):
+def error_ratios(drawn, relative, D, causal, seed, outliers):
     """Our error over cuDNN's, for dq, dk and dv, both ways."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -122,16 +93,16 @@ def error_ratios(D, causal, seed, outliers):
 
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("D", sorted(hopper.PLANS))
-def test_it_is_as_accurate_as_cudnn(D, causal):
+def test_it_is_as_accurate_as_cudnn(drawn, relative, D, causal):
     # 2 %: which of two nearest numbers a tie rounds to is nobody's merit.
-    assert (error_ratios(D, causal, seed=1, outliers=False) <= 1.02).all()
+    assert (error_ratios(drawn, relative, D, causal, seed=1, outliers=False) <= 1.02).all()
     # Outliers leave the error to a few numbers: one draw says little, for or against.
-    draws = [error_ratios(D, causal, seed, outliers=True) for seed in range(8)]
+    draws = [error_ratios(drawn, relative, D, causal, seed, outliers=True) for seed in range(8)]
     assert (torch.stack(draws).log().mean(0).exp() <= 1.05).all()
 
 
 @pytest.mark.parametrize("D", sorted(hopper.PLANS))
-def test_the_deterministic_way_gives_the_same_bits_again(D):
+def test_the_deterministic_way_gives_the_same_bits_again(drawn, D):
     q, k, v, dout = drawn(2, 16, 4, 2048, 2048, D, torch.bfloat16, seed=2)
     problem = q, k, v, dout, torch.randn(q.shape[:-1], device="cuda"), True
     first = gradients(*problem)
@@ -140,7 +111,7 @@ def test_the_deterministic_way_gives_the_same_bits_again(D):
             assert torch.equal(one, again)
 
 
-def test_dout_may_have_any_strides():
+def test_dout_may_have_any_strides(drawn, relative):
     q, k, v, dout = drawn(1, 2, 1, 200, 200, 64, torch.float16)
     dlse = torch.zeros(q.shape[:-1], device="cuda")
     for odd in (dout[:, :1, :1].expand(dout.shape), dout.mT.contiguous().mT):
@@ -150,7 +121,7 @@ def test_dout_may_have_any_strides():
 
 
 @pytest.mark.parametrize("deterministic", [True, False])
-def test_neighbours_do_not_leak(deterministic):
+def test_neighbours_do_not_leak(drawn, deterministic):
     """Tiles reach beyond the end of a head; what lies there may be anything."""
     q, k, v, dout = drawn(1, 3, 3, 200, 200, 128, torch.bfloat16)
     dlse = torch.zeros(q.shape[:-1], device="cuda")
@@ -162,7 +133,7 @@ def test_neighbours_do_not_leak(deterministic):
         torch.testing.assert_close(one[:, ::2], other[:, ::2])
 
 
-def test_it_is_the_default_where_it_is_faster():
+def test_it_is_the_default_where_it_is_faster(drawn):
     q, k, v, dout = drawn(1, 8, 8, 4096, 4096, 128, torch.bfloat16)
     lse = torch.zeros(q.shape[:-1], device="cuda")
     saved = dout, lse, q, k, v, q, lse
@@ -171,7 +142,7 @@ def test_it_is_the_default_where_it_is_faster():
         assert kernels.chosen("backward", *saved, True, 5, 0.0, 0.1, deterministic) == "triton"
 
 
-def test_it_runs_in_a_graph():
+def test_it_runs_in_a_graph(drawn):
     q, k, v, dout = drawn(1, 4, 4, 512, 512, 128, torch.bfloat16)
     dlse = torch.zeros(q.shape[:-1], device="cuda")
     out, lse = flash_attention_lse(q, k, v, causal=True)

@@ -54,7 +54,7 @@ def products(D, name):
 
 
 def test_rows_before_and_order_after(tmp_path, run_script):
-    """lse in base 2 and δ by tiles, inf where nothing is seen; sums in the order of registers."""
+    """lse in base 2, δ times a mantissa, inf where nothing is seen; sums in order of registers."""
     run_script(HERE / "interpret_hopper_rows.py", tmp_path, TRITON_INTERPRET="1")
     with np.load(tmp_path / "rows.npz") as kept:
         found = {name: kept[name] for name in kept.files}
@@ -64,7 +64,7 @@ def test_rows_before_and_order_after(tmp_path, run_script):
     wanted[1, 3] = np.inf
     np.testing.assert_allclose(rows[:, 0, :T], wanted, rtol=1e-6)
     assert np.isposinf(rows[:, 0, T:]).all()
-    delta = (found["dout"] * found["out"]).sum(-1) - found["dlse"]
+    delta = 0.75 * ((found["dout"] * found["out"]).sum(-1) - found["dlse"])
     np.testing.assert_allclose(rows[:, 1, :T], delta[0], rtol=1e-5, atol=1e-5)
     assert not rows[:, 1, T:].any()
     assert not found["sums"].any()

@@ -77,11 +77,11 @@ def flash_attention_lse(
     if chosen == "oracle":
         out, lse = oracle.attention(q, k, v, causal=causal, window=window, **rules)
         return Attended(out.astype(q.dtype), lse.astype(np.promote_types(q.dtype, np.float32)))
-    from trapline.gold.attention import fast
+    from trapline.gold.attention import fast_operators
 
     plain = causal, window or 0, rules["softcap"], rules["scale"]
     way = _operators(chosen), deterministic
-    return Attended(*fast.attention(q, k, v, *plain, *way))
+    return Attended(*fast_operators.attention(q, k, v, *plain, *way))
 
 
 def flash_attention_varlen(
@@ -118,12 +118,12 @@ def flash_attention_varlen(
         _check_boundaries("cu_q", cu_q.tolist(), q.shape[0], max_q)
         _check_boundaries("cu_k", cu_k.tolist(), k.shape[0], max_k)
     if chosen != "oracle":
-        from trapline.gold.attention import fast
+        from trapline.gold.attention import fast_operators
 
         plain = causal, window or 0, rules["softcap"], rules["scale"]
         packing = cu_q, cu_k, max_q, max_k
         way = _operators(chosen), deterministic
-        return fast.attention_varlen(q, k, v, *packing, *plain, *way)
+        return fast_operators.attention_varlen(q, k, v, *packing, *plain, *way)
     out = np.zeros(q.shape, q.dtype)
     for i in range(len(cu_q) - 1):
         here, there = slice(cu_q[i], cu_q[i + 1]), slice(cu_k[i], cu_k[i + 1])

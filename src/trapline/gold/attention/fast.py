@@ -12,22 +12,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+
+from trapline.gold.attention.fast_operators import computed_in, register
 
 #: Large enough that torch's cost per call disappears, small enough to stay in a core's cache.
 TILE = 256
-
-_RULES = "bool causal, int window, float softcap, float scale"
-_PACKED = "Tensor cu_q, Tensor cu_k, int max_q, int max_k"
-_SAVED = "Tensor dout, Tensor dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse"
-_REPEATS = "bool deterministic=True"
-_SCHEMAS = {
-    "forward": f"(Tensor q, Tensor k, Tensor v, {_RULES}) -> (Tensor, Tensor)",
-    "backward": f"({_SAVED}, {_RULES}, {_REPEATS}) -> (Tensor, Tensor, Tensor)",
-    "varlen_forward": f"(Tensor q, Tensor k, Tensor v, {_PACKED}, {_RULES}) -> (Tensor, Tensor)",
-    "varlen_backward": f"({_SAVED}, {_PACKED}, {_RULES}, {_REPEATS}) -> (Tensor, Tensor, Tensor)",
-}
-#: The namespace of the operators in this file; `kernels` registers the same four under another.
+#: The namespace of the operators in this file; `kernels` registers the same four under others.
 TORCH = "trapline_attention"
 
 
@@ -71,99 +61,6 @@ def tiles(begin: int, end: int) -> Iterator[range]:
         yield range(start, min(start + TILE, end))
 
 
-def attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    causal: bool,
-    window: int,
-    softcap: float,
-    scale: float,
-    operators: str = TORCH,
-    deterministic: bool = True,
-) -> tuple[Tensor, Tensor]:
-    """out (B,H,T,D) and lse (B,H,T), differentiable in q, k and v."""
-    function: Any = _Attention
-    rules = causal, window, softcap, scale
-    out, lse = function.apply(operators, deterministic, q, k, v, *rules)
-    return out, lse
-
-
-def attention_varlen(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_q: Tensor,
-    cu_k: Tensor,
-    max_q: int,
-    max_k: int,
-    causal: bool,
-    window: int,
-    softcap: float,
-    scale: float,
-    operators: str = TORCH,
-    deterministic: bool = True,
-) -> Tensor:
-    """out (tokens, H, D) of packed sequences, differentiable in q, k and v."""
-    function: Any = _Varlen
-    numbers = cu_q, cu_k, max_q, max_k, causal, window, softcap, scale
-    out: Tensor = function.apply(operators, deterministic, q, k, v, *numbers)
-    return out
-
-
-class _Attention(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        operators: str,
-        deterministic: bool,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *rules: float,
-    ) -> tuple[Tensor, Tensor]:
-        out, lse = getattr(torch.ops, operators).forward(q, k, v, *rules)
-        ctx.save_for_backward(q, k, v, out, lse)
-        ctx.operators, ctx.rules = operators, (*rules, deterministic)
-        return out, lse
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dout: Tensor, dlse: Tensor) -> tuple[Tensor | None, ...]:
-        operator = getattr(torch.ops, ctx.operators).backward
-        grads = operator(dout, dlse, *ctx.saved_tensors, *ctx.rules)
-        return (None, None, *grads, None, None, None, None)
-
-
-class _Varlen(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        operators: str,
-        deterministic: bool,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        cu_q: Tensor,
-        cu_k: Tensor,
-        *numbers: float,
-    ) -> Tensor:
-        operator = getattr(torch.ops, operators).varlen_forward
-        out, lse = operator(q, k, v, cu_q, cu_k, *numbers)
-        ctx.save_for_backward(q, k, v, out, lse, cu_q, cu_k)
-        ctx.operators, ctx.numbers = operators, (*numbers, deterministic)
-        return out  # type: ignore[no-any-return]
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, out, lse, cu_q, cu_k = ctx.saved_tensors
-        operator = getattr(torch.ops, ctx.operators).varlen_backward
-        dlse = torch.zeros_like(lse)
-        grads = operator(dout, dlse, q, k, v, out, lse, cu_q, cu_k, *ctx.numbers)
-        return (None, None, *grads, *[None] * 8)
-
-
 def _forward(
     q: Tensor, k: Tensor, v: Tensor, causal: bool, window: int, softcap: float, scale: float
 ) -> tuple[Tensor, Tensor]:
@@ -171,7 +68,7 @@ def _forward(
     (B, H, T, D), (G, S) = q.shape, k.shape[1:3]
     grouped = q.reshape(B, G, H // G, T, D)
     out = torch.zeros(grouped.shape, dtype=q.dtype, device=q.device)
-    lse = torch.zeros(grouped.shape[:-1], dtype=_wide(q.dtype), device=q.device)
+    lse = torch.zeros(grouped.shape[:-1], dtype=computed_in(q.dtype), device=q.device)
     for rows in tiles(0, T):
         at = slice(rows.start, rows.stop)
         out[..., at, :], lse[..., at] = _attend(grouped[..., at, :], k, v, rows, S - T, rules)
@@ -182,7 +79,7 @@ def _attend(
     q: Tensor, k: Tensor, v: Tensor, rows: range, offset: int, rules: Rules
 ) -> tuple[Tensor, Tensor]:
     """One tile of queries (B,G,R,rows,D) against every key it sees, with the online softmax."""
-    wide = _wide(q.dtype)
+    wide = computed_in(q.dtype)
     peak = torch.full(q.shape[:-1], -torch.inf, dtype=wide, device=q.device)
     total = torch.zeros_like(peak)
     weighted = torch.zeros(q.shape, dtype=wide, device=q.device)
@@ -207,7 +104,7 @@ def _scores(
     q: Tensor, k: Tensor, rows: range, cols: range, offset: int, rules: Rules
 ) -> tuple[Tensor, Tensor | None]:
     """Masked scores (B,G,R,rows,cols), and tanh of the scaled products where they are capped."""
-    wide = _wide(q.dtype)
+    wide = computed_in(q.dtype)
     keys = k[:, :, None, cols.start : cols.stop].to(wide)
     scores = (q.to(wide) * rules.scale) @ keys.transpose(-1, -2)
     squashed = None
@@ -236,7 +133,7 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     rules = Rules(causal, window, softcap, scale)
     (B, H, T, D), (G, S) = q.shape, k.shape[1:3]
-    wide = _wide(q.dtype)
+    wide = computed_in(q.dtype)
     shape = (B, G, H // G, T, D)
     q_grouped, dout_grouped = q.reshape(shape), dout.reshape(shape)
     finite = lse.masked_fill(lse == -torch.inf, 0.0).reshape(shape[:-1])
@@ -281,7 +178,7 @@ def _varlen_forward(
     scale: float,
 ) -> tuple[Tensor, Tensor]:
     out = torch.zeros(q.shape, dtype=q.dtype, device=q.device)
-    lse = torch.zeros((q.shape[1], q.shape[0]), dtype=_wide(q.dtype), device=q.device)
+    lse = torch.zeros((q.shape[1], q.shape[0]), dtype=computed_in(q.dtype), device=q.device)
     for here, there in _sequences(cu_q, cu_k):
         part_q, part_k, part_v = _unpacked(q, here), _unpacked(k, there), _unpacked(v, there)
         out_part, lse_part = _forward(part_q, part_k, part_v, causal, window, softcap, scale)
@@ -337,49 +234,6 @@ def _sequences(cu_q: Tensor, cu_k: Tensor) -> Iterator[tuple[slice, slice]]:
 def _unpacked(x: Tensor, place: slice) -> Tensor:
     """(tokens, heads, D) of one sequence as (1, heads, n, D)."""
     return x[place].transpose(0, 1)[None]
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
-
-
-def _forward_shape(q: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    return _empty(q), q.new_empty(q.shape[:-1], dtype=_wide(q.dtype))
-
-
-def _varlen_forward_shape(q: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    return _empty(q), q.new_empty((q.shape[1], q.shape[0]), dtype=_wide(q.dtype))
-
-
-def _backward_shape(*arguments: Any) -> tuple[Tensor, ...]:
-    _, _, q, k, v = arguments[:5]
-    return _empty(q), _empty(k), _empty(v)
-
-
-def _empty(x: Tensor) -> Tensor:
-    """Contiguous, whatever the strides of x."""
-    return x.new_empty(x.shape)
-
-
-_SHAPES = {
-    "forward": _forward_shape,
-    "backward": _backward_shape,
-    "varlen_forward": _varlen_forward_shape,
-    "varlen_backward": _backward_shape,
-}
-
-
-def register(
-    namespace: str, functions: dict[str, Callable[..., tuple[Tensor, ...]]], device: str
-) -> Any:
-    """The four operators under a namespace, for one device and for tracing."""
-    library: Any = torch.library  # its calls carry no types
-    made = library.Library(namespace, "DEF")
-    for name, function in functions.items():
-        made.define(name + _SCHEMAS[name])
-        made.impl(name, function, device)
-        made.impl(name, _SHAPES[name], "Meta")
-    return made
 
 
 def _in_its_own_dtype(

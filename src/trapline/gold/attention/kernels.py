@@ -12,13 +12,14 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from trapline.gold.attention import (
-    fast,
+    fast_operators,
     kernels_bwd,
     kernels_fwd,
     kernels_hopper_bwd,
     kernels_hopper_fwd,
 )
 from trapline.gold.errors import UnsupportedError
+from trapline.gold.kernels_device import on_their_device
 
 #: The operators' namespaces: the default choice, and one for each tier that can be insisted on.
 KERNELS = "trapline_attention_kernels"
@@ -80,6 +81,7 @@ def chosen(operation: str, *arguments: Any) -> str:
 def by_default(operation: str) -> Callable[..., tuple[Tensor, ...]]:
     """The operation, each call by the fastest tier that can serve it."""
 
+    @on_their_device
     def run(*arguments: Any) -> tuple[Tensor, ...]:
         return OPERATIONS[operation][chosen(operation, *arguments)].run(*arguments)
 
@@ -89,6 +91,7 @@ def by_default(operation: str) -> Callable[..., tuple[Tensor, ...]]:
 def by_tier(operation: str, name: str) -> Callable[..., tuple[Tensor, ...]]:
     """The operation by this tier and no other."""
 
+    @on_their_device
     def run(*arguments: Any) -> tuple[Tensor, ...]:
         tier = OPERATIONS[operation].get(name)
         missing = tier.lacks(*arguments) if tier else f"attention's {operation} in this tier"
@@ -100,9 +103,9 @@ def by_tier(operation: str, name: str) -> Callable[..., tuple[Tensor, ...]]:
 
 
 _LIBRARIES = [
-    fast.register(KERNELS, {name: by_default(name) for name in OPERATIONS}, "CUDA"),
+    fast_operators.register(KERNELS, {name: by_default(name) for name in OPERATIONS}, "CUDA"),
     *(
-        fast.register(space, {name: by_tier(name, tier) for name in OPERATIONS}, "CUDA")
+        fast_operators.register(space, {name: by_tier(name, tier) for name in OPERATIONS}, "CUDA")
         for tier, space in TIERS.items()
     ),
 ]

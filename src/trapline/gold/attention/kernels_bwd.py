@@ -7,6 +7,7 @@ kernel needs which adds to dq by atomics, and still faster than that (docs/compo
 nothing to gain here without `deterministic`. Read it beside `oracle.attention_backward_tiled`.
 """
 
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -34,13 +35,13 @@ from trapline.gold.attention.kernels_tiles import (
 
 @triton.jit
 def rows_kernel(
-    dout, out, lse, dlse, sums_by_row, H, T,
+    dout, out, lse, dlse, sums_by_row, mantissa, H, T,
     dout_b, dout_h, dout_t, dout_d,
     out_b, out_h, out_t, out_d,
     row_n, row_h,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_T: tl.constexpr,
 ):  # fmt: skip
-    """δ = dout · out − dlse and lse in base 2, of a tile of queries of one head; 0 from T on."""
+    """δ times the mantissa, and lse in base 2, of a tile of queries of one head; 0 from T on."""
     tiles = row_h // BLOCK_T
     head = (tl.program_id(0) // tiles).to(tl.int64)
     b, h = head // H, head % H
@@ -55,7 +56,7 @@ def rows_kernel(
     given = tl.load(dlse + head * T + t, mask=t < T, other=0.0)
     natural = tl.load(lse + head * T + t, mask=t < T, other=0.0)
     place = sums_by_row + head * row_h + t
-    tl.store(place, tl.sum(left * right, 1) - given)
+    tl.store(place, (tl.sum(left * right, 1) - given) * mantissa)
     tl.store(place + row_n, natural * LOG2_E)
 
 
@@ -103,12 +104,26 @@ def varlen_backward(
     return launch(dout, dlse, q, k, v, out, lse, layout, *rules)
 
 
+def parts_of(scale: float) -> tuple[float, float]:
+    """A scale as its mantissa and a power of two.
+
+    Slopes are rounded to 16 bits on their way into a product. Which numbers are rounded, scaled or
+    unscaled ones, is worth ± 3 % of the error of dq and dk on a given input, and nothing on average
+    (docs/components/flash_attention_backward.md). Scaled ones are what cuDNN rounds; yet the whole
+    scale would push small slopes out of float16's range. Its mantissa gives the same roundings.
+    """
+    mantissa, exponent = math.frexp(scale)
+    return mantissa, 2.0**exponent
+
+
 #: No tile has more queries.
 LONGEST = 128
 
 
-def row_sums(dout: Tensor, out: Tensor, lse: Tensor, dlse: Tensor, layout: Layout) -> Tensor:
-    """δ, and lse in base 2: float32 (2, B, H, T and zeros up to a whole number of tiles)."""
+def row_sums(
+    dout: Tensor, out: Tensor, lse: Tensor, dlse: Tensor, mantissa: float, layout: Layout
+) -> Tensor:
+    """δ times the mantissa, lse in base 2: float32 (2, B, H, T and zeros up to whole tiles)."""
     *batches, heads, rows = layout.lse_shape
     found = lse.new_empty((2, *(batches or [1]), heads, triton.cdiv(rows, LONGEST) * LONGEST))
     wide = block_width(dout)
@@ -116,7 +131,7 @@ def row_sums(dout: Tensor, out: Tensor, lse: Tensor, dlse: Tensor, layout: Layou
     if lse.numel():
         programs = found.shape[-1] // block * (lse.numel() // rows)
         rows_kernel[(programs,)](
-            *(dout, out, lse.contiguous(), dlse.contiguous(), found, heads, rows),
+            *(dout, out, lse.contiguous(), dlse.contiguous(), found, mantissa, heads, rows),
             *(*layout.strides(dout), *layout.strides(out), found.stride(0), found.shape[-1]),
             D=dout.shape[-1],
             BLOCK_D=wide,
@@ -175,9 +190,10 @@ def launch(
         if tma and not described(layout, dout):  # autograd likes to expand a single number
             dout = dout.contiguous()
     read = q, k, v, dout
-    rows = row_sums(dout, out, lse, dlse, layout)
+    mantissa, power = parts_of(scale)
+    rows = row_sums(dout, out, lse, dlse, mantissa, layout)
     numbers = (
-        *(layout.cu_q, layout.cu_k, *layout.sizes, window, scale, softcap),
+        *(layout.cu_q, layout.cu_k, *layout.sizes, window, scale, mantissa, power, softcap),
         *(stride for x in read for stride in layout.strides(x)),
     )
     flags = rule_flags(q, layout, causal, window, softcap) | {"TMA": tma}

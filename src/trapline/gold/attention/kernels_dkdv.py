@@ -23,7 +23,7 @@ from trapline.gold.attention.kernels_tiles import (
 @triton.jit
 def dkdv_step(
     sums, keys, values, q, dout, sums_by_row, b, h, q_start, top, left,
-    T, S, window, scale, softcap, q_t, q_d, dout_t, dout_d, row_n, row_b, row_h,
+    T, S, window, scale, mantissa, softcap, q_t, q_d, dout_t, dout_d, row_n, row_b, row_h,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_S: tl.constexpr,
     CAUSAL: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr, PACKED: tl.constexpr,
     PRECISION: tl.constexpr, TMA: tl.constexpr, MASKED: tl.constexpr,
@@ -41,7 +41,7 @@ def dkdv_step(
     )
     seen = sees(t[None, :], s[:, None], T, S, window, CAUSAL, WINDOWED)
     weights, slopes = weights_and_slopes(
-        products, dweights, row_lse[None, :], row_delta[None, :], seen, scale, softcap,
+        products, dweights, row_lse[None, :], row_delta[None, :], seen, scale, mantissa, softcap,
         CAPPED, MASKED,
     )  # fmt: skip
     sum_v = tl.dot(weights.to(upstream.dtype), upstream, sum_v, input_precision=PRECISION)
@@ -52,7 +52,7 @@ def dkdv_step(
 @triton.jit
 def dkdv_kernel(
     q, k, v, dout, sums_by_row, dk, dv, cu_q, cu_k,
-    T, S, H, R, window, scale, softcap,
+    T, S, H, R, window, scale, mantissa, power, softcap,
     q_b, q_h, q_t, q_d,
     k_b, k_g, k_s, k_d,
     v_b, v_g, v_s, v_d,
@@ -93,7 +93,7 @@ def dkdv_kernel(
             for top in range(begin, clear, BLOCK_T):
                 sums = dkdv_step(
                     sums, keys, values, q_head, dout_head, sums_by_row, b, h, q_start,
-                    top, left, T, S, window, scale, softcap, q_t, q_d, dout_t, dout_d,
+                    top, left, T, S, window, scale, mantissa, softcap, q_t, q_d, dout_t, dout_d,
                     row_n, row_b, row_h,
                     D, BLOCK_D, BLOCK_T, BLOCK_S, CAUSAL, WINDOWED, CAPPED, PACKED,
                     PRECISION, TMA, MASKED=True,
@@ -101,7 +101,7 @@ def dkdv_kernel(
         for top in range(clear, hidden, BLOCK_T):
             sums = dkdv_step(
                 sums, keys, values, q_head, dout_head, sums_by_row, b, h, q_start,
-                top, left, T, S, window, scale, softcap, q_t, q_d, dout_t, dout_d,
+                top, left, T, S, window, scale, mantissa, softcap, q_t, q_d, dout_t, dout_d,
                 row_n, row_b, row_h,
                 D, BLOCK_D, BLOCK_T, BLOCK_S, CAUSAL, WINDOWED, CAPPED, PACKED,
                 PRECISION, TMA, MASKED=False,
@@ -110,7 +110,7 @@ def dkdv_kernel(
             for top in range(hidden, end, BLOCK_T):
                 sums = dkdv_step(
                     sums, keys, values, q_head, dout_head, sums_by_row, b, h, q_start,
-                    top, left, T, S, window, scale, softcap, q_t, q_d, dout_t, dout_d,
+                    top, left, T, S, window, scale, mantissa, softcap, q_t, q_d, dout_t, dout_d,
                     row_n, row_b, row_h,
                     D, BLOCK_D, BLOCK_T, BLOCK_S, CAUSAL, WINDOWED, CAPPED, PACKED,
                     PRECISION, TMA, MASKED=True,
@@ -122,5 +122,5 @@ def dkdv_kernel(
     places = b * dk_b + g * dk_g + k_start * dk_s
     places += s[:, None].to(tl.int64) * dk_s + d[None, :] * dk_d
     inside = (s[:, None] < S) & (d[None, :] < D)
-    tl.store(dk + places, (sum_k * scale).to(dk.dtype.element_ty), mask=inside)
+    tl.store(dk + places, (sum_k * power).to(dk.dtype.element_ty), mask=inside)
     tl.store(dv + places, sum_v.to(dv.dtype.element_ty), mask=inside)

@@ -20,7 +20,7 @@ from trapline.gold.attention.kernels_tiles import (
 @triton.jit
 def dq_step(
     sum_q, queries, upstream, row_lse, row_delta, k, v, b, g, top, start,
-    T, S, window, scale, softcap, k_s, k_d, v_s, v_d,
+    T, S, window, scale, mantissa, softcap, k_s, k_d, v_s, v_d,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_S: tl.constexpr,
     CAUSAL: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr,
     PRECISION: tl.constexpr, TMA: tl.constexpr, MASKED: tl.constexpr,
@@ -34,7 +34,7 @@ def dq_step(
     s = start + tl.arange(0, BLOCK_S)
     seen = sees(t[:, None], s[None, :], T, S, window, CAUSAL, WINDOWED)
     _, slopes = weights_and_slopes(
-        products, dweights, row_lse[:, None], row_delta[:, None], seen, scale, softcap,
+        products, dweights, row_lse[:, None], row_delta[:, None], seen, scale, mantissa, softcap,
         CAPPED, MASKED,
     )  # fmt: skip
     return tl.dot(slopes.to(keys.dtype), keys, sum_q, input_precision=PRECISION)
@@ -43,7 +43,7 @@ def dq_step(
 @triton.jit
 def dq_kernel(
     q, k, v, dout, sums_by_row, dq, cu_q, cu_k,
-    T, S, H, R, window, scale, softcap,
+    T, S, H, R, window, scale, mantissa, power, softcap,
     q_b, q_h, q_t, q_d,
     k_b, k_g, k_s, k_d,
     v_b, v_g, v_s, v_d,
@@ -85,25 +85,25 @@ def dq_kernel(
         for start in range(begin, clear, BLOCK_S):
             sum_q = dq_step(
                 sum_q, queries, upstream, row_lse, row_delta, k, v, b, g, top, start,
-                T, S, window, scale, softcap, k_s, k_d, v_s, v_d,
+                T, S, window, scale, mantissa, softcap, k_s, k_d, v_s, v_d,
                 D, BLOCK_D, BLOCK_T, BLOCK_S, CAUSAL, WINDOWED, CAPPED, PRECISION, TMA, MASKED=True,
             )  # fmt: skip
     for place in range(clear, hidden, BLOCK_S):
         start = place if CAUSAL else turned(place, clear, hidden, turn * BLOCK_S)
         sum_q = dq_step(
             sum_q, queries, upstream, row_lse, row_delta, k, v, b, g, top, start,
-            T, S, window, scale, softcap, k_s, k_d, v_s, v_d,
+            T, S, window, scale, mantissa, softcap, k_s, k_d, v_s, v_d,
             D, BLOCK_D, BLOCK_T, BLOCK_S, CAUSAL, WINDOWED, CAPPED, PRECISION, TMA, MASKED=False,
         )  # fmt: skip
     if TAIL:
         for start in range(hidden, end, BLOCK_S):
             sum_q = dq_step(
                 sum_q, queries, upstream, row_lse, row_delta, k, v, b, g, top, start,
-                T, S, window, scale, softcap, k_s, k_d, v_s, v_d,
+                T, S, window, scale, mantissa, softcap, k_s, k_d, v_s, v_d,
                 D, BLOCK_D, BLOCK_T, BLOCK_S, CAUSAL, WINDOWED, CAPPED, PRECISION, TMA, MASKED=True,
             )  # fmt: skip
 
     d = tl.arange(0, BLOCK_D)
     places = dq + t[:, None].to(tl.int64) * dq_t + d[None, :] * dq_d
     inside = (t[:, None] < T) & (d[None, :] < D)
-    tl.store(places, (sum_q * scale).to(dq.dtype.element_ty), mask=inside)
+    tl.store(places, (sum_q * power).to(dq.dtype.element_ty), mask=inside)

@@ -15,6 +15,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from trapline.gold.attention import kernels_hopper_fwd
+from trapline.gold.attention.kernels_bwd import parts_of
 from trapline.gold.attention.kernels_hopper import ROWS
 from trapline.gold.attention.kernels_hopper_dkdv import LINE, QUERIES, dkdv_kernel
 from trapline.gold.attention.kernels_hopper_dq import dq_kernel
@@ -107,26 +108,35 @@ def backward(
     # What is not shared needs no sums; an address must be there all the same.
     lines = 0 if deterministic else tiles * QUERIES.value * q.shape[3] // LINE.value
     sums = q.new_empty((max(lines, 1), LINE.value), dtype=torch.float32)
-    prepare(dout, dlse, out, lse, rows, sums, share=not deterministic)
+    mantissa, power = parts_of(scale)
+    prepare(dout, dlse, out, lse, rows, sums, mantissa, share=not deterministic)
     dq, dk, dv = (x.new_empty(x.shape) for x in (q, k, v))
     along_keys(q, k, v, dout, rows, dk, dv, sums, causal, scale, share=not deterministic)
     if deterministic:
         along_queries(q, k, v, dout, rows, dq, causal, scale)
     else:
         sizes = {"D": q.shape[3], "BLOCK": QUERIES.value}
-        finish_kernel[(tiles,)](sums, dq, q.shape[2], scale, **sizes)
+        finish_kernel[(tiles,)](sums, dq, q.shape[2], power, **sizes)
     return dq, dk, dv
 
 
 def prepare(
-    dout: Tensor, dlse: Tensor, out: Tensor, lse: Tensor, rows: Tensor, sums: Tensor, *, share: bool
+    dout: Tensor,
+    dlse: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    rows: Tensor,
+    sums: Tensor,
+    mantissa: float,
+    *,
+    share: bool,
 ) -> None:
     """lse and δ by tiles of queries, and sums of 0."""
     if out.stride(-1) != 1:
         out = out.contiguous()
     _, H, T, D = dout.shape
     prepare_kernel[(rows.shape[0],)](
-        *(dout, out, lse.contiguous(), dlse.contiguous(), rows, sums, T, H),
+        *(dout, out, lse.contiguous(), dlse.contiguous(), rows, sums, mantissa, T, H),
         *(*dout.stride()[:3], *out.stride()[:3]),
         D=D,
         BLOCK=QUERIES.value,
@@ -157,7 +167,7 @@ def along_keys(
         TensorDescriptor.from_tensor(rows, [1, 2 * QUERIES.value], PLAIN),
         *(descriptor(x, ROWS.value) for x in (dk, dv)),
         TensorDescriptor.from_tensor(sums, [lines, LINE.value], PLAIN),
-        *(sums, T, S, H, H // G, B * G, bunch(q, tiles, causal), scale),
+        *(sums, T, S, H, H // G, B * G, bunch(q, tiles, causal), scale, *parts_of(scale)),
         **dkdv_constants(PLANS[D], causal, share),
         num_warps=4,
     )
@@ -181,7 +191,7 @@ def along_queries(
         *(descriptor(x, plan.dq_keys) for x in (k, v)),
         descriptor(dout, ROWS.value),
         *(rows, descriptor(dq, ROWS.value)),
-        *(T, S, H, H // G, B * H, bunch(q, tiles, causal), scale),
+        *(T, S, H, H // G, B * H, bunch(q, tiles, causal), scale, *parts_of(scale)),
         **dq_constants(plan, causal),
         num_warps=4,
     )

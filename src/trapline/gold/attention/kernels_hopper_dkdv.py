@@ -166,7 +166,7 @@ def added(dq, line, sums, buffers, ME: gl.constexpr, COPY: gl.constexpr):
 
 @gluon.jit
 def step(
-    i, dk, dv, line, top, keys_left, scale, sums, buffers, gates,
+    i, dk, dv, line, top, keys_left, scale, mantissa, sums, buffers, gates,
     ME: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr, SHARE: gl.constexpr,
     COPY: gl.constexpr,
 ):  # fmt: skip
@@ -199,7 +199,7 @@ def step(
     dv = warpgroup_mma(weights, dout, dv, is_async=True)
     dp = warpgroup_mma_wait(1, deps=[dp])
     delta = pairs.index(2 * slot + 1).load(columns)
-    ds = (p * (dp - gl.expand_dims(delta, 0))).to(dtype)
+    ds = (p * (dp * mantissa - gl.expand_dims(delta, 0))).to(dtype)
     if SHARE:
         dq = shared_slopes(i, ds, buffers, gates, ME, COPY)
     else:
@@ -213,7 +213,7 @@ def step(
 
 @gluon.jit
 def consume(
-    results, sums, buffers, gates, sizes, scale,
+    results, sums, buffers, gates, sizes, scales,
     ME: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr, SHARE: gl.constexpr,
     COPY: gl.constexpr,
 ):  # fmt: skip
@@ -222,6 +222,7 @@ def consume(
     _queries, _upstreams, _row_pairs, keys, values, _slopes, _shares = buffers
     shared = gates[4]
     T, S, H, R, _groups, _bunch = sizes
+    scale, mantissa, power = scales
     D: gl.constexpr = keys.shape[4]
     LINES: gl.constexpr = QUERIES * D // LINE
     by_width: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
@@ -237,8 +238,8 @@ def consume(
     j = first
     for i in range(count):
         dk, dv = step(
-            i, dk, dv, line, j * QUERIES + S - T - left, S - left, scale * LOG2_E, sums,
-            buffers, gates, ME, STAGES, CAUSAL, SHARE, COPY,
+            i, dk, dv, line, j * QUERIES + S - T - left, S - left, scale * LOG2_E, mantissa,
+            sums, buffers, gates, ME, STAGES, CAUSAL, SHARE, COPY,
         )  # fmt: skip
         j += 1
         line += LINES
@@ -249,7 +250,7 @@ def consume(
         # The other warpgroup may still be reading this one's keys.
         mbarrier.arrive(shared.index(count & 1))
         mbarrier.wait(shared.index(count & 1), count >> 1 & 1)
-    keys.index(ME).reshape([ROWS, D]).store((dk * scale).to(keys.dtype))
+    keys.index(ME).reshape([ROWS, D]).store((dk * power).to(keys.dtype))
     values.index(ME).reshape([ROWS, D]).store(dv.to(keys.dtype))
     fence_async_shared()
     barrier()
@@ -260,7 +261,8 @@ def consume(
 
 @gluon.jit(do_not_specialize=["T", "S", "H", "R", "groups", "bunch"])
 def dkdv_kernel(
-    q, k, v, dout, rows, dk, dv, sums, sums_start, T, S, H, R, groups, bunch, scale,
+    q, k, v, dout, rows, dk, dv, sums, sums_start, T, S, H, R, groups, bunch,
+    scale, mantissa, power,
     STAGES: gl.constexpr, CAUSAL: gl.constexpr, SHARE: gl.constexpr, COPY: gl.constexpr,
 ):  # fmt: skip
     """Sets up shared memory and barriers, then parts into one producer and two consumers."""
@@ -300,13 +302,26 @@ def dkdv_kernel(
     buffers = queries, upstreams, row_pairs, keys, values, slopes, shares
     gates = kv_full, q_full, dout_full, empty, shared
     sizes = T, S, H, R, groups, bunch
+    scales = scale, mantissa, power
     FIRST: gl.constexpr = 0
     SECOND: gl.constexpr = 1
     gl.warp_specialize(
         [
             (
                 consume,
-                (results, summed, buffers, gates, sizes, scale, FIRST, STAGES, CAUSAL, SHARE, COPY),
+                (
+                    results,
+                    summed,
+                    buffers,
+                    gates,
+                    sizes,
+                    scales,
+                    FIRST,
+                    STAGES,
+                    CAUSAL,
+                    SHARE,
+                    COPY,
+                ),
             ),
             (
                 consume,
@@ -316,7 +331,7 @@ def dkdv_kernel(
                     buffers,
                     gates,
                     sizes,
-                    scale,
+                    scales,
                     SECOND,
                     STAGES,
                     CAUSAL,

@@ -88,13 +88,14 @@ def weigh(s, lse, start, row, S, scale, CAUSAL: gl.constexpr):
 
 @gluon.jit
 def consume(
-    dq_out, rows, buffers, gates, sizes, scale,
+    dq_out, rows, buffers, gates, sizes, scales,
     ME: gl.constexpr, BLOCK_S: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr,
 ):  # fmt: skip
     """Writes dq of 64 queries: those of consumer `ME`."""
     queries, upstreams, keys, values = buffers
     q_full, k_full, v_full, empty = gates
     T, S, H, _R, _heads, _bunch = sizes
+    scale, mantissa, power = scales
     D: gl.constexpr = queries.shape[4]
     dtype: gl.constexpr = queries.dtype
     by_key: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_S, 16])
@@ -125,13 +126,13 @@ def consume(
         s = warpgroup_mma_wait(1, deps=[s])
         p = weigh(s, lse, i * BLOCK_S, top + S - T, S, scale * LOG2_E, CAUSAL)
         dp = warpgroup_mma_wait(0, deps=[dp])
-        ds = (p * (dp - gl.expand_dims(delta, 1))).to(dtype)
+        ds = (p * (dp * mantissa - gl.expand_dims(delta, 1))).to(dtype)
         slopes = gl.convert_layout(ds, in_registers, assert_trivial=True)
         dq = warpgroup_mma(slopes, k, dq, is_async=True)
         dq = warpgroup_mma_wait(0, deps=[dq])
         mbarrier.arrive(empty.index(slot))
     spot = queries.index(ME)
-    spot.reshape([ROWS, D]).store((dq * scale).to(dtype))
+    spot.reshape([ROWS, D]).store((dq * power).to(dtype))
     fence_async_shared()
     barrier()
     tma.async_copy_shared_to_global(dq_out, [b, h, top, 0], spot)
@@ -140,7 +141,7 @@ def consume(
 
 @gluon.jit(do_not_specialize=["T", "S", "H", "R", "heads", "bunch"])
 def dq_kernel(
-    q, k, v, dout, rows, dq, T, S, H, R, heads, bunch, scale,
+    q, k, v, dout, rows, dq, T, S, H, R, heads, bunch, scale, mantissa, power,
     BLOCK_S: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr,
 ):  # fmt: skip
     """Sets up shared memory and barriers, then parts into one producer and two consumers."""
@@ -166,12 +167,13 @@ def dq_kernel(
     buffers = queries, upstreams, keys, values
     gates = q_full, k_full, v_full, empty
     sizes = T, S, H, R, heads, bunch
+    scales = scale, mantissa, power
     FIRST: gl.constexpr = 0
     SECOND: gl.constexpr = 1
     gl.warp_specialize(
         [
-            (consume, (dq, rows, buffers, gates, sizes, scale, FIRST, BLOCK_S, STAGES, CAUSAL)),
-            (consume, (dq, rows, buffers, gates, sizes, scale, SECOND, BLOCK_S, STAGES, CAUSAL)),
+            (consume, (dq, rows, buffers, gates, sizes, scales, FIRST, BLOCK_S, STAGES, CAUSAL)),
+            (consume, (dq, rows, buffers, gates, sizes, scales, SECOND, BLOCK_S, STAGES, CAUSAL)),
             (produce, (loaded, buffers, gates, sizes, BLOCK_S, STAGES, CAUSAL)),
         ],
         [4, 1],

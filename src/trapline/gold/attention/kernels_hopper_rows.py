@@ -9,11 +9,12 @@ from trapline.gold.attention.kernels_tiles import LOG2_E
 
 @triton.jit(do_not_specialize=["T", "H"])
 def prepare_kernel(
-    dout, out, lse, dlse, rows, sums, T, H,
+    dout, out, lse, dlse, rows, sums, mantissa, T, H,
     dout_b, dout_h, dout_t, out_b, out_h, out_t,
     D: tl.constexpr, BLOCK: tl.constexpr, SHARE: tl.constexpr,
 ):  # fmt: skip
-    """For each tile of queries: lse in base 2, then δ = rowsum(dout · out) − dlse.
+    """For each tile of queries: lse in base 2, then δ = rowsum(dout · out) − dlse, times the
+    scale's mantissa.
 
     Rows that see nothing, and rows behind the last, get an lse of inf: all their weights are 0.
     With `SHARE`, the tile's sums of dq start at 0.
@@ -34,18 +35,18 @@ def prepare_kernel(
     pair = rows + block * (2 * BLOCK) + tl.arange(0, BLOCK)
     seeing = natural != float("-inf")
     tl.store(pair, tl.where(seeing, natural * LOG2_E, float("inf")))
-    tl.store(pair + BLOCK, tl.sum(left * right, 1) - given)
+    tl.store(pair + BLOCK, (tl.sum(left * right, 1) - given) * mantissa)
     if SHARE:
         places = tl.arange(0, BLOCK)[:, None] * D + d[None, :]
         tl.store(sums + block * (BLOCK * D) + places, tl.zeros([BLOCK, D], tl.float32))
 
 
 @triton.jit(do_not_specialize=["T"])
-def finish_kernel(sums, dq, T, scale, D: tl.constexpr, BLOCK: tl.constexpr):
+def finish_kernel(sums, dq, T, power, D: tl.constexpr, BLOCK: tl.constexpr):
     """dq (B,H,T,D) from its sums: two halves of each tile, each `in_register_order`."""
     blocks = tl.cdiv(T, BLOCK)
     block = tl.program_id(0).to(tl.int64)
-    x = tl.load(sums + block * (BLOCK * D) + tl.arange(0, BLOCK * D)) * scale
+    x = tl.load(sums + block * (BLOCK * D) + tl.arange(0, BLOCK * D)) * power
     x = tl.reshape(x.to(dq.dtype.element_ty), [2, D // 16, BLOCK // 16, 8, 4, 2, 2])
     x = tl.reshape(tl.permute(x, [2, 5, 3, 0, 1, 4, 6]), [BLOCK, D])
     t = block % blocks * BLOCK + tl.arange(0, BLOCK)

@@ -43,10 +43,13 @@ def scored(products, scale, softcap, CAPPED: tl.constexpr):
 
 @triton.jit
 def weights_and_slopes(
-    products, dweights, lse2, delta, seen, scale, softcap,
+    products, dweights, lse2, delta, seen, scale, mantissa, softcap,
     CAPPED: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """Softmax weights of a tile, and the gradient of its scaled dot products, in either order."""
+    """Softmax weights of a tile, and the gradient of its dot products, in either order.
+
+    The gradient lacks the power of two in `scale`; `delta` comes with the mantissa.
+    """
     if CAPPED:
         scores = scored(products, scale, softcap, CAPPED)
         weights = tl.exp2(scores * LOG2_E - lse2)
@@ -55,7 +58,7 @@ def weights_and_slopes(
     if MASKED:
         # A row without keys has lse −inf and weights of inf up to here; nothing of it is seen.
         weights = tl.where(seen, weights, 0.0)
-    slopes = weights * (dweights - delta)
+    slopes = weights * (dweights * mantissa - delta)
     if CAPPED:
         slopes = slopes * (1.0 - (scores / softcap) * (scores / softcap))
     return weights, slopes
