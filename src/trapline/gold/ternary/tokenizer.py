@@ -1,5 +1,6 @@
 """A byte-level BPE tokeniser, trained on the spot: every text has tokens, no text is changed."""
 
+import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,15 @@ def load_tokenizer(folder: Path) -> Any:
     if not path.is_file():
         raise RangeError(f"{folder} has no tokenizer.json")
     return Tokenizer.from_file(str(path))
+
+
+def save_tokenizer(tokenizer: Any, folder: Path) -> None:
+    """Beside a checkpoint, with a word on where a text ends."""
+    tokenizer.save(str(folder / "tokenizer.json"))
+    end = tokenizer.token_to_id(END)
+    if end is not None:
+        said = json.dumps({"eos_token_id": end})
+        (folder / "generation_config.json").write_text(said + "\n")
 
 
 def encode(tokenizer: Any, documents: Sequence[str]) -> np.ndarray:

@@ -85,7 +85,7 @@ class Trainer:
         self.model = model.to(self.device)
         self.teacher = None if teacher is None else teacher.to(self.device).requires_grad_(False)
         self.train, self.valid = (
-            _checked(name, d) for name, d in (("train", train), ("valid", valid))
+            _checked(name, d).to(self.device) for name, d in (("train", train), ("valid", valid))
         )
         self.optimisers = make_optimisers(self.model, recipe)
         self.rng = torch.Generator().manual_seed(recipe.seed + 1)
@@ -123,8 +123,14 @@ class Trainer:
 
     def _wrapped(self) -> nn.Module:
         forward = self.model
+        self._criterion = _criterion
         if self.recipe.compile:
-            forward = torch.compile(forward)  # type: ignore[assignment]
+            self._criterion = torch.compile(_criterion, dynamic=False)
+            for model in (self.model, self.teacher):
+                if isinstance(model, DecoderLM):
+                    model.compile_parts()
+            if not isinstance(forward, DecoderLM):
+                forward = torch.compile(forward)  # type: ignore[assignment]
         if _world() > 1:
             forward = nn.parallel.DistributedDataParallel(forward)
         return forward
@@ -201,28 +207,22 @@ class Trainer:
         windows = windows.to(self.device).long()
         inputs, targets = windows[:, :-1], windows[:, 1:].flatten()
         with self._precision():
-            logits = self._forward(inputs).flatten(0, 1).float()
-        loss = functional.cross_entropy(logits, targets)
+            logits = self._forward(inputs).flatten(0, 1)
         if self.teacher is None or not self.recipe.distill:
-            return loss
-        share, heat = self.recipe.distill, self.recipe.temperature
+            return self._criterion(logits, targets)
         with torch.no_grad(), self._precision():
-            wanted = self.teacher(inputs).flatten(0, 1).float()
-        divergence = functional.kl_div(
-            functional.log_softmax(logits / heat, dim=-1),
-            functional.log_softmax(wanted / heat, dim=-1),
-            reduction="batchmean",
-            log_target=True,
-        )
-        return (1.0 - share) * loss + share * heat**2 * divergence
+            wanted = self.teacher(inputs).flatten(0, 1)
+        recipe = self.recipe
+        return self._criterion(logits, targets, wanted, recipe.distill, recipe.temperature)
 
     def valid_loss(self) -> float:
         """Mean cross-entropy on the held-out windows: the teacher has no part in it."""
         mine = self.valid[_rank() :: _world()]
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         with torch.no_grad(), self._precision():
-            for at in range(0, len(mine), _EVALUATED_AT_ONCE):
-                windows = mine[at : at + _EVALUATED_AT_ONCE].to(self.device).long()
+            # Compiled code is made for one size of batch.
+            step = self.recipe.batch if self.recipe.compile else _EVALUATED_AT_ONCE
+            for windows in torch.split(mine.long(), step):
                 logits = self.model(windows[:, :-1]).flatten(0, 1).float()
                 total += functional.cross_entropy(
                     logits, windows[:, 1:].flatten(), reduction="sum"
@@ -290,6 +290,27 @@ class Trainer:
         self._codes = state["codes"].to(self.device)
         rows = [Row(**row) for row in state["progress"].pop("rows")]
         self.progress = Progress(**state["progress"], rows=rows)
+
+
+def _criterion(
+    logits: Tensor,
+    targets: Tensor,
+    wanted: Tensor | None = None,
+    share: float = 0.0,
+    heat: float = 1.0,
+) -> Tensor:
+    """Cross-entropy with the text, and by `share` the divergence from a teacher's logits."""
+    logits = logits.float()
+    loss = functional.cross_entropy(logits, targets)
+    if wanted is None:
+        return loss
+    divergence = functional.kl_div(
+        functional.log_softmax(logits / heat, dim=-1),
+        functional.log_softmax(wanted.float() / heat, dim=-1),
+        reduction="batchmean",
+        log_target=True,
+    )
+    return (1.0 - share) * loss + share * heat**2 * divergence
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -3,8 +3,9 @@
 Both take tokens (B, T) and give logits (B, T, V). What they hold is what is saved.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -103,36 +104,65 @@ class DecoderLM(nn.Module):
         self.decoder = decoder
         turns = torch.arange(config.context)[:, None] * frequencies(config.rope, config.head_dim)
         self.register_buffer("angles", turns.repeat(1, 2), persistent=False)
+        self._parts = _Parts(_embed, _layer, _head)
 
     @property
     def tied(self) -> bool:
         return self.decoder.config.tied
 
+    def compile_parts(self) -> None:
+        """Compiles embedding, layer and head apart: one layer's code serves all of them."""
+        self._parts = _Parts(*(torch.compile(part, dynamic=False) for part in self._parts))
+
     def forward(self, tokens: Tensor) -> Tensor:
         """tokens (B, T) → logits (B, T, V)."""
         angles = self.angles[: tokens.shape[1]]
         turn = angles.cos(), angles.sin()
-        x = self.decoder.embedding(tokens)
+        x = self._parts.embed(self.decoder.embedding, tokens)
         layers: Any = self.decoder.layers
         for layer in layers:
-            x = x + self._attention(layer.attention, _rms(layer.attention_norm, x), turn)
-            x = x + layer.feedforward(_rms(layer.feedforward_norm, x))
-        logits: Tensor = self.decoder.head(_rms(self.decoder.norm, x))
+            x = self._parts.layer(layer, x, *turn)
+        logits: Tensor = self._parts.head(self.decoder.norm, self.decoder.head, x)
         return logits
 
-    def _attention(self, part: Any, x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
-        config = self.decoder.config
-        q, k, v = (
-            linear(x).unflatten(-1, (-1, config.head_dim)) for linear in (part.q, part.k, part.v)
-        )
-        if config.qk_norm:
-            q, k = _rms(part.q_norm, q), _rms(part.k_norm, k)
-        q, k = (_rotate(side, *turn).to(v.dtype).transpose(1, 2) for side in (q, k))
-        mixed = functional.scaled_dot_product_attention(
-            q, k, v.transpose(1, 2), is_causal=True, enable_gqa=config.heads != config.kv_heads
-        )
-        out: Tensor = part.out(mixed.transpose(1, 2).flatten(2))
-        return out
+
+class _Parts(NamedTuple):
+    """What a forward pass consists of, each a function of its modules and the stream."""
+
+    embed: Callable[..., Tensor]
+    layer: Callable[..., Tensor]
+    head: Callable[..., Tensor]
+
+
+def _embed(embedding: Any, tokens: Tensor) -> Tensor:
+    rows: Tensor = embedding(tokens)
+    return rows
+
+
+def _layer(layer: Any, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    x = x + _attention(layer.attention, _rms(layer.attention_norm, x), cosine, sine)
+    out: Tensor = x + layer.feedforward(_rms(layer.feedforward_norm, x))
+    return out
+
+
+def _head(norm: Any, head: Any, x: Tensor) -> Tensor:
+    logits: Tensor = head(_rms(norm, x))
+    return logits
+
+
+def _attention(part: Any, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    config = part.config
+    q, k, v = (
+        linear(x).unflatten(-1, (-1, config.head_dim)) for linear in (part.q, part.k, part.v)
+    )
+    if config.qk_norm:
+        q, k = _rms(part.q_norm, q), _rms(part.k_norm, k)
+    q, k = (_rotate(side, cosine, sine).to(v.dtype).transpose(1, 2) for side in (q, k))
+    mixed = functional.scaled_dot_product_attention(
+        q, k, v.transpose(1, 2), is_causal=True, enable_gqa=config.heads != config.kv_heads
+    )
+    out: Tensor = part.out(mixed.transpose(1, 2).flatten(2))
+    return out
 
 
 def _rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ from trapline.gold.ternary.linear import (
     dequantized,
 )
 from trapline.gold.ternary.linear_packed import pack_model, packed_bytes, save_packed
-from trapline.gold.ternary.tokenizer import encode, load_tokenizer, train_tokenizer
+from trapline.gold.ternary.tokenizer import encode, load_tokenizer, save_tokenizer, train_tokenizer
 from trapline.gold.ternary.train import Recipe, Row, Trainer, check_vocabulary
 from trapline.gold.ternary.train_model import DecoderLM, Shape, decoder_config, initialise
 
@@ -204,12 +204,12 @@ def _leave(job: Job, text: Text, trainer: Trainer, best: Decoder, result: Result
 
 def _save_dense(decoder: Decoder, tokenizer: Any, folder: Path) -> None:
     dequantized(decoder).save_pretrained(folder)
-    tokenizer.save(str(folder / "tokenizer.json"))
+    save_tokenizer(tokenizer, folder)
 
 
 def _save_packed(decoder: Any, tokenizer: Any, folder: Path) -> None:
     save_packed(decoder, folder)
-    tokenizer.save(str(folder / "tokenizer.json"))
+    save_tokenizer(tokenizer, folder)
 
 
 def _in_place(folder: Path, write: Callable[[Path], None]) -> None:
