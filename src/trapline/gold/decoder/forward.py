@@ -18,6 +18,7 @@ from trapline.gold.decoder.layers import Layer, Norm, tensor
 from trapline.gold.decoder.model import Decoder
 from trapline.gold.decoder.pool import Pool, Stored
 from trapline.gold.decoder.rope import angles
+from trapline.gold.decoder.skinny import linear
 from trapline.gold.norms.api import rms_norm
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ class Forward:
             x, delta = layer(x, delta, places, stored)
         assert delta is not None
         hidden, _ = _add_norm(decoder.norm, delta, x)
-        return decoder.logits(hidden)
+        return _applied(decoder.head, hidden)
 
 
 def _slots(rows: Rows) -> tuple[Tensor, int]:
@@ -139,10 +140,10 @@ class _Fused:
         seen = fused.decode_attention(
             q, stored, places.table, places.lengths, self.window, places.shared
         )
-        h, x = _add_norm(self.norms[1], tensor(self.out(seen.flatten(1))), x)
+        h, x = _add_norm(self.norms[1], _applied(self.out, seen.flatten(1)), x)
         up = self.up(h)
         inner = fused.swiglu(up) if self.gated else functional.gelu(up, approximate="tanh")
-        return x, tensor(self.down(inner))
+        return x, _applied(self.down, inner)
 
 
 class _Joined:
@@ -174,8 +175,15 @@ class _Joined:
 
     def __call__(self, x: Tensor) -> Tensor:
         if self._whole is not None:
-            return functional.linear(x, *self._whole)
+            return linear(x, *self._whole)
         return torch.cat([part(x) for part in self._parts], dim=-1)
+
+
+def _applied(layer: nn.Module, x: Tensor) -> Tensor:
+    """A layer's product, in the way that suits a few rows where it is a plain one."""
+    if type(layer) is nn.Linear:
+        return linear(x, layer.weight, layer.bias)
+    return tensor(layer(x))
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:

@@ -1,0 +1,67 @@
+"""A linear layer for a few rows on a CPU: `skinny_cpu.c`, and torch for everything else."""
+
+import ctypes
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from trapline.gold.native import built, spread
+
+SOURCE = Path(__file__).with_name("skinny_cpu.c")
+#: One row is a vector, which torch reads weights for as fast as memory gives them; and with many
+#: its packing pays. Both were measured; see docs/components/decoder.md.
+LEAST, MOST = 2, 32
+#: Fewer products than this a thread are done before another thread has started.
+_PRODUCTS_A_THREAD = 1 << 20
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x (M, K) times weight (N, K), transposed, in whatever way is the fastest here."""
+    if not _suits(x, weight, bias):
+        return functional.linear(x, weight, bias)
+    library = _library()
+    assert not isinstance(library, str), library
+    (rows, inputs), outputs = x.shape, len(weight)
+    x = x.contiguous()
+    y = x.new_empty((rows, outputs))
+    work = rows * inputs * outputs // _PRODUCTS_A_THREAD
+    count = max(1, min(torch.get_num_threads(), work))
+    fixed = x.data_ptr(), weight.data_ptr(), y.data_ptr(), rows, inputs, outputs
+
+    def part(number: int) -> None:
+        library.skinny(*fixed, outputs * number // count, outputs * (number + 1) // count)
+
+    spread(part, count)
+    return y
+
+
+def unavailable() -> str | None:
+    """Why there is no compiled product here, or None."""
+    loaded = _library()
+    return loaded if isinstance(loaded, str) else None
+
+
+def _suits(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+    return (
+        x.dim() == 2
+        and LEAST <= len(x) <= MOST
+        and x.dtype == weight.dtype == torch.float32
+        and x.device.type == "cpu"
+        and bias is None
+        and weight.is_contiguous()
+        and not (torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad))
+        and unavailable() is None
+    )
+
+
+@cache
+def _library() -> ctypes.CDLL | str:
+    library = built(SOURCE)
+    if isinstance(library, str):
+        return library
+    library.skinny.argtypes = [ctypes.c_void_p] * 3 + [ctypes.c_long] * 5
+    library.skinny.restype = None
+    return library

@@ -1,0 +1,97 @@
+/* A few rows times a matrix of weights, which is what a step of several sequences does all the time.
+ *
+ * A library's product packs its operands first, and with eight rows packing the weights costs more
+ * than the product. Here weights are read once, as they lie: a tile is a few of their rows and a few
+ * of x, and its sums stay in registers over the whole of K.
+ */
+#include <string.h>
+
+/* A vector register's floats. A tile's sums take sixteen registers, or eight where there are few. */
+#if defined(__AVX512F__)
+enum { LANES = 16, SUMS = 16 };
+#elif defined(__AVX__)
+enum { LANES = 8, SUMS = 8 };
+#else
+enum { LANES = 4, SUMS = 16 };
+#endif
+enum { WIDEST = 8 };
+
+typedef float lanes __attribute__((vector_size(4 * LANES)));
+
+static inline lanes loaded(const float *from) {
+    lanes value;
+    memcpy(&value, from, sizeof value);
+    return value;
+}
+
+static inline float sum_of(lanes value) {
+    float parts[LANES], total = 0.0f;
+    memcpy(parts, &value, sizeof value);
+    for (int half = LANES / 2; half; half /= 2)
+        for (int i = 0; i < half; i++) parts[i] += parts[i + half];
+    return total + parts[0];
+}
+
+/* y[r][t] = x[r] . w[t] for `wide` rows of x and `tall` rows of weights, both known when compiled. */
+static inline __attribute__((always_inline)) void tile(
+    const float *x, const float *w, float *y, long inputs, long outputs, int tall, int wide) {
+    lanes sums[SUMS];
+    for (int i = 0; i < tall * wide; i++) sums[i] = (lanes){0};
+    long k = 0;
+    for (; k + LANES <= inputs; k += LANES) {
+        lanes given[WIDEST];
+#pragma GCC unroll 8
+        for (int r = 0; r < wide; r++) given[r] = loaded(x + r * inputs + k);
+#pragma GCC unroll 16
+        for (int t = 0; t < tall; t++) {
+            lanes weight = loaded(w + t * inputs + k);
+            __builtin_prefetch(w + (tall + t) * inputs + k);
+#pragma GCC unroll 8
+            for (int r = 0; r < wide; r++) sums[t * wide + r] += weight * given[r];
+        }
+    }
+    for (int t = 0; t < tall; t++)
+        for (int r = 0; r < wide; r++) {
+            float total = sum_of(sums[t * wide + r]);
+            for (long rest = k; rest < inputs; rest++)
+                total += w[t * inputs + rest] * x[r * inputs + rest];
+            y[r * outputs + t] = total;
+        }
+}
+
+/* All of `count` rows of weights for `wide` rows of x. */
+static inline __attribute__((always_inline)) void strip(
+    const float *x, const float *w, float *y, long inputs, long outputs, long count, int wide) {
+    long n = 0;
+    for (; n + SUMS / wide <= count; n += SUMS / wide)
+        tile(x, w + n * inputs, y + n, inputs, outputs, SUMS / wide, wide);
+    for (; n < count; n++) tile(x, w + n * inputs, y + n, inputs, outputs, 1, wide);
+}
+
+/* Rows of weights `first` to `last` - 1 for all rows of x. Some weights at a time meet all rows of
+ * x, so that they are still in the nearest cache when the next of these come. */
+void skinny(
+    const float *x, const float *w, float *y, long rows, long inputs, long outputs, long first,
+    long last) {
+    for (long n = first; n < last; n += SUMS) {
+        long count = last - n < SUMS ? last - n : SUMS;
+        const float *weights = w + n * inputs;
+        for (long r = 0; r < rows;) {
+            const float *from = x + r * inputs;
+            float *to = y + r * outputs + n;
+            if (rows - r >= 8) {
+                strip(from, weights, to, inputs, outputs, count, 8);
+                r += 8;
+            } else if (rows - r >= 4) {
+                strip(from, weights, to, inputs, outputs, count, 4);
+                r += 4;
+            } else if (rows - r >= 2) {
+                strip(from, weights, to, inputs, outputs, count, 2);
+                r += 2;
+            } else {
+                strip(from, weights, to, inputs, outputs, count, 1);
+                r += 1;
+            }
+        }
+    }
+}
