@@ -256,8 +256,10 @@ class Study:
         (self.given.out / "twins.json").write_text(json.dumps(left) + "\n")
         print(_table(results))
         shown = {k: [Row(*row) for row in r["runs"][0]["rows"]] for k, r in results.items()}
-        if shown:
+        try:
             curves.plot(shown, self.given.out / "twins.png")
+        except ImportError:
+            print("no plot: matplotlib is missing; twins.json has the curves")
 
     def _is_whole(self, name: str) -> bool:
         return re.search(rf"-steps-{self.given.steps}(-driven)?$", name) is not None
