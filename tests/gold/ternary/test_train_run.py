@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import resource
 import subprocess
 import sys
 from dataclasses import replace
@@ -260,6 +261,25 @@ def test_a_full_disk_leaves_the_last_good_model(job, monkeypatch):
     assert (job.out / "model" / "model.safetensors").read_bytes() == good
     assert (job.out / train_run.CHECKPOINT).read_bytes() == state
     assert not list(job.out.glob("*.partial"))
+
+
+def test_a_write_that_the_system_refuses_is_a_clear_error(job):
+    """No file may grow beyond some bytes: neither the state nor the model can be saved."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    trainer = train_run.make_trainer(job, train_run.prepare(job))
+    job.out.mkdir()
+    decoder = trainer.model.decoder
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2_000, hard))
+    try:
+        with pytest.raises(OSError, match="could not be written whole"):
+            trainer.save(job.out / train_run.CHECKPOINT)
+        with pytest.raises(OSError, match="could not be written whole"):
+            train_run._in_place(
+                job.out / "model", lambda place: train_run._save_dense(decoder, None, place)
+            )
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert not list(job.out.iterdir())
 
 
 @pytest.mark.full

@@ -270,6 +270,10 @@ class Trainer:
         try:
             torch.save(state, partial)
             os.replace(partial, path)
+        except RuntimeError as error:
+            # What torch makes of a write that the disk refused.
+            first = str(error).splitlines()[0]
+            raise OSError(f"{path} could not be written whole: {first}") from None
         finally:
             partial.unlink(missing_ok=True)
 

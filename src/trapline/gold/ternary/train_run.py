@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 import torch.distributed as dist
+from safetensors import SafetensorError
 
 from trapline.gold.decoder.config import read_config
 from trapline.gold.decoder.model import Decoder
@@ -224,6 +225,8 @@ def _in_place(folder: Path, write: Callable[[Path], None]) -> None:
             os.replace(folder, old)
         os.replace(partial, folder)
         shutil.rmtree(old, ignore_errors=True)
+    except SafetensorError as error:
+        raise OSError(f"{folder} could not be written whole: {error}") from None
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
