@@ -7,9 +7,7 @@ from typing import Any
 import torch
 import transformers
 
-from trapline.gold.beam_search.api import beam_search, checked_rules
-from trapline.gold.decoder.beams import BeamModel
-from trapline.gold.decoder.beams_device import DeviceSearch
+from trapline.gold.decoder.beams import Searcher
 from trapline.gold.decoder.config import DecoderConfig, RopeConfig, from_dict
 from trapline.gold.decoder.engine import Engine
 from trapline.gold.decoder.graphs import Running, StaticStep
@@ -165,31 +163,16 @@ def ours_greedy(decoder: Decoder, job: Job) -> Run:
 
 
 def ours_beams(decoder: Decoder, job: Job) -> Run:
-    """One pool and one static step for all calls. The policy is the peer's: ids are compared."""
+    """One searcher for each length, for all calls. The policy is the peer's: ids are compared."""
     prompts = job.prompts(decoder.config.vocab)
     end = decoder.config.vocab - 1
-    if decoder.device.type == "cuda":
-        return _on_device(decoder, job, prompts, end)
-    model = BeamModel(decoder, prompts, job.beams, job.new, eos_ids=[end])
+    searchers: dict[int, Searcher] = {}
 
     def run(new: int) -> list[list[int]]:
-        found = beam_search(
-            model, prompts, beam_width=job.beams, max_new_tokens=new, eos_id=end, policy="hf"
-        )
-        return [list(best.tokens) for best, *_ in found]
-
-    return run
-
-
-def _on_device(decoder: Decoder, job: Job, prompts: list[list[int]], end: int) -> Run:
-    """One search for each length, captured at its first call."""
-    searches: dict[int, DeviceSearch] = {}
-
-    def run(new: int) -> list[list[int]]:
-        if new not in searches:
-            rules, _ = checked_rules(job.beams, new, end, policy="hf")
-            searches[new] = DeviceSearch(decoder, [job.prompt] * job.batch, rules)
-        return [list(best.tokens) for best, *_ in searches[new](prompts, 1)]
+        if new not in searchers:
+            rules = {"beam_width": job.beams, "max_new_tokens": new, "eos_id": end}
+            searchers[new] = Searcher(decoder, **rules, policy="hf", n_best=1)
+        return [list(best.tokens) for best, *_ in searchers[new](prompts)]
 
     return run
 

@@ -146,3 +146,15 @@ def test_bad_input_is_refused(make):
     decoder.embedding.weight[9] = float("nan")
     with pytest.raises(RangeError, match="NaN"):
         beams.search(decoder, [[9]], **options)
+
+
+def test_a_searcher_serves_one_batch_after_the_other(make):
+    decoder = make("llama")
+    options = {"beam_width": 3, "max_new_tokens": 5, "eos_id": [4, 11], "n_best": 2}
+    searcher = beams.Searcher(decoder, **options)
+    batches = [[[1, 2, 3], [7]], [[4, 4, 9], [2]], [[5]], []]
+    for batch in batches:
+        assert searcher(batch) == beams.search(decoder, batch, **options)
+    pages = searcher._kept[1].pool
+    searcher([[6]])
+    assert searcher._kept[1].pool is pages  # the lengths are those of the batch before

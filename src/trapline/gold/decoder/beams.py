@@ -30,37 +30,68 @@ def search(
     **options: Any,
 ) -> list[list[Beam]]:
     """`beam_search` with a decoder as its model; options are the same."""
-    longest = max(map(len, prompts), default=1) + max_new_tokens
-    if longest > decoder.config.context:
-        raise RangeError(f"{longest} positions are more than the model's {decoder.config.context}")
-    ends = list(eos_id) if isinstance(eos_id, Iterable) else [eos_id]
-    if decoder.device.type != "cpu":
-        return _on_device(decoder, prompts, beam_width, max_new_tokens, ends, **options)
-    model = BeamModel(decoder, prompts, beam_width, max_new_tokens, eos_ids=ends)
-    return beam_search(
-        model,
-        prompts,
-        beam_width=beam_width,
-        max_new_tokens=max_new_tokens,
-        eos_id=ends,
-        **options,
+    searcher = Searcher(
+        decoder, beam_width=beam_width, max_new_tokens=max_new_tokens, eos_id=eos_id, **options
     )
+    return searcher(prompts)
 
 
-def _on_device(
-    decoder: Decoder,
-    prompts: Sequence[Sequence[int]],
-    beam_width: int,
-    max_new_tokens: int,
-    ends: Sequence[int],
-    *,
-    n_best: int | None = None,
-    **options: Any,
-) -> list[list[Beam]]:
-    rules, count = checked_rules(beam_width, max_new_tokens, ends, n_best=n_best, **options)
-    if not prompts:
-        return []
-    return DeviceSearch(decoder, [len(prompt) for prompt in prompts], rules)(prompts, count)
+class Searcher:
+    """`search` by the same rules for one batch after the other.
+
+    Pages, buffers and, on a GPU, the captured step of a batch serve the next ones too, as long as
+    their prompts have the lengths that it had.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        *,
+        beam_width: int,
+        max_new_tokens: int,
+        eos_id: int | Iterable[int],
+        **options: Any,
+    ) -> None:
+        self._decoder, self._options = decoder, options
+        ends = list(eos_id) if isinstance(eos_id, Iterable) else [eos_id]
+        self._width, self._new, self._ends = beam_width, max_new_tokens, ends
+        self._rules, self._count = checked_rules(beam_width, max_new_tokens, ends, **options)
+        self._kept: tuple[list[int], BeamModel | DeviceSearch] | None = None
+
+    def __call__(self, prompts: Sequence[Sequence[int]]) -> list[list[Beam]]:
+        """Up to `n_best` continuations of every prompt, best first."""
+        context = self._decoder.config.context
+        longest = max(map(len, prompts), default=1) + self._new
+        if longest > context:
+            raise RangeError(f"{longest} positions are more than the model's {context}")
+        if not prompts:
+            return []
+        model = self._model(prompts)
+        if isinstance(model, DeviceSearch):
+            return model(prompts, self._count)
+        return beam_search(
+            model,
+            prompts,
+            beam_width=self._width,
+            max_new_tokens=self._new,
+            eos_id=self._ends,
+            **self._options,
+        )
+
+    def _model(self, prompts: Sequence[Sequence[int]]) -> "BeamModel | DeviceSearch":
+        lengths = [len(prompt) for prompt in prompts]
+        if self._kept is None or self._kept[0] != lengths:
+            self._kept = None  # its pages are free before others are asked for
+            self._kept = lengths, self._made(prompts, lengths)
+        return self._kept[1]
+
+    def _made(
+        self, prompts: Sequence[Sequence[int]], lengths: list[int]
+    ) -> "BeamModel | DeviceSearch":
+        decoder = self._decoder
+        if decoder.device.type != "cpu":
+            return DeviceSearch(decoder, lengths, self._rules)
+        return BeamModel(decoder, prompts, self._width, self._new, eos_ids=self._ends)
 
 
 class BeamModel:
