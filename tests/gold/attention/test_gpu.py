@@ -236,15 +236,20 @@ def test_offsets_beyond_two_to_the_31(D):
     torch.manual_seed(0)
     B, H, T = 1, 2, 300
     step = (2**31 // (T - 1) + 16) // 16 * 16
+    assert (T - 1) * step >= 2**31
+    store = torch.empty(8 * D + (T - 1) * step, device="cuda", dtype=torch.float16)
+    # Beside each other in every row: they must differ, or a query would see itself and little else.
+    q, k, v, dout = (
+        store.as_strided((B, H, T, D), (2 * D, D, step, 1), first)
+        for first in range(0, 8 * D, 2 * D)
+    )
+    for x in (q, k, v, dout):
+        x.copy_(torch.randn(B, H, T, D, device="cuda"))
+    wanted = exact(q, k, v, dout, causal=True)
     for tma in (True, False):
-        store = torch.empty(2 * D + (T - 1) * step, device="cuda", dtype=torch.float16)
-        q = store.as_strided((B, H, T, D), (2 * D, D, step, 1))
-        assert (T - 1) * step >= 2**31
-        q.copy_(torch.randn(B, H, T, D, device="cuda"))
-        wanted = exact(q, q, q, q, causal=True)
-        arguments = dense(q, q), True, 0, 0.0, D**-0.5
-        out, lse = kernels_fwd.launch(q, q, q, *arguments, tma=tma)
-        saved = q, torch.zeros_like(lse), q, q, q, out, lse
+        arguments = dense(q, k), True, 0, 0.0, D**-0.5
+        out, lse = kernels_fwd.launch(q, k, v, *arguments, tma=tma)
+        saved = dout, torch.zeros_like(lse), q, k, v, out, lse
         grads = kernels_bwd.launch(*saved, *arguments, tma=tma)
         found = zip(("out", "lse", "dq", "dk", "dv"), (out, lse, *grads), strict=True)
         close(dict(found), wanted, torch.float16)

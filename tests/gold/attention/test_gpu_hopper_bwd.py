@@ -94,8 +94,8 @@ def error_ratios(drawn, relative, D, causal, seed, outliers):
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("D", sorted(hopper.PLANS))
 def test_it_is_as_accurate_as_cudnn(drawn, relative, D, causal):
-    # 2 %: which of two nearest numbers a tie rounds to is nobody's merit.
-    assert (error_ratios(drawn, relative, D, causal, seed=1, outliers=False) <= 1.02).all()
+    # 1 %: the same numbers are rounded, but sums come in another order.
+    assert (error_ratios(drawn, relative, D, causal, seed=1, outliers=False) <= 1.01).all()
     # Outliers leave the error to a few numbers: one draw says little, for or against.
     draws = [error_ratios(drawn, relative, D, causal, seed, outliers=True) for seed in range(8)]
     assert (torch.stack(draws).log().mean(0).exp() <= 1.05).all()

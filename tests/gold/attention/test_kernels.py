@@ -1,6 +1,7 @@
 """The Triton kernels: right in the interpreter, compilable for a Hopper GPU. No GPU is needed."""
 
 import json
+import math
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,8 @@ from trapline.gold.attention import oracle
 
 pytest.importorskip("torch")
 pytest.importorskip("triton")
+
+from trapline.gold.attention.kernels_bwd import parts_of
 
 HERE = Path(__file__).parent
 #: B, H, G, T, S, D; causal, window, softcap; dtype. Uneven tiles, empty rows, odd widths, no keys,
@@ -73,6 +76,15 @@ def test_interpreted_kernels_take_packed_sequences_and_strides(interpreted):
         for name, want in zip("qkv", grads, strict=True):
             got = found[f"d{name}"][places[name]].swapaxes(0, 1)
             np.testing.assert_allclose(got, want[0], atol=1e-4, err_msg=f"d{name}")
+
+
+@pytest.mark.parametrize("scale", [64**-0.5, 128**-0.5, 0.3, 1.0, 7.0])
+def test_a_scale_in_two_parts(scale):
+    """The power of two moves no mantissa, so it may come after rounding."""
+    mantissa, power = parts_of(scale)
+    assert mantissa * power == scale
+    assert 0.5 <= mantissa < 1.0
+    assert math.frexp(power)[0] == 0.5
 
 
 def test_every_tile_compiles_for_hopper(tmp_path, run_script):
