@@ -46,12 +46,16 @@ def products(shape, rows):
     for kind, outputs, inputs in asked:
         cut = compact.cut_of(kind, rows, outputs, inputs, 2)
         even = outputs % cut.block_n == 0 and inputs % (cut.split * cut.block_k) == 0
-        found[kind, cut, even, inputs] = (kind, cut, even, inputs, vocabulary == outputs)
+        found[kind, cut, even, outputs, inputs] = (
+            *(kind, cut, even, outputs, inputs),
+            vocabulary == outputs,
+        )
     return found.values()
 
 
-def product(kind, cut, even, inputs, last) -> dict[str, object]:
-    fixed = compact.fixed_of(cut, kind, even=even, inputs=inputs, precision="tf32", early=True)
+def product(kind, cut, even, outputs, inputs, last) -> dict[str, object]:
+    shape = {"even": even, "outputs": outputs, "inputs": inputs}
+    fixed = compact.fixed_of(cut, kind, **shape, precision="tf32", early=True)
     if kind != "added":
         fixed["PARTS"] = 64
     if kind == "scaled" and not last:

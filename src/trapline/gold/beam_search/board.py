@@ -11,6 +11,7 @@ Shape letters: B prompts, W beams, C candidates of a beam, E ends, T steps at mo
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -88,7 +89,7 @@ class Board:
 
     def beams(self, count: int) -> list[list[Beam]]:
         """The best finished ones of every prompt."""
-        parents, tokens = self.parents.cpu(), self.tokens.cpu()
+        parents, tokens = self.parents.cpu().numpy(), self.tokens.cpu().numpy()
         scores, totals, nodes = (x.tolist() for x in (self.scores, self.totals, self.nodes))
         found = []
         for prompt, rows in enumerate(zip(scores, totals, nodes, strict=True)):
@@ -173,7 +174,9 @@ class Board:
         return full & (bound <= worst)
 
 
-def _path(parents: Tensor, tokens: Tensor, step: int, beam: int, end: int) -> tuple[int, ...]:
+def _path(
+    parents: np.ndarray, tokens: np.ndarray, step: int, beam: int, end: int
+) -> tuple[int, ...]:
     """The tokens on the way to a beam, and the end after it."""
     found = [end] if end >= 0 else []
     for at in range(step, -1, -1):

@@ -25,8 +25,9 @@ from trapline.gold.decoder.model import Decoder
 from trapline.gold.kernels_device import may_start_early, processors
 
 LOG2_E = 1.4426950408889634
-#: Elements of its weights that a program asks for before it may begin.
-AHEAD = 65536
+#: Weights that a product asks for before it may begin, in all its programs: with many more they
+#: push each other, and what is still to be read, out of the cache again.
+AHEAD = 1 << 22
 
 
 class Cut(NamedTuple):
@@ -197,7 +198,12 @@ class CompactStep:
         """All that a product is told besides its arguments."""
         even = outputs % cut.block_n == 0 and inputs % (cut.split * cut.block_k) == 0
         fixed = fixed_of(
-            cut, kind, even=even, inputs=inputs, precision=self._precision, early=self._early
+            *(cut, kind),
+            even=even,
+            outputs=outputs,
+            inputs=inputs,
+            precision=self._precision,
+            early=self._early,
         )
         return {**fixed, "num_warps": cut.warps, "num_stages": cut.stages, **self._launch()}
 
@@ -261,7 +267,7 @@ def attend_cut(block_d: int, size: int, beams: int) -> tuple[int, int]:
 
     Less where products are slow, and where beams have short tails.
     """
-    tile = max(16, min(256 if beams == 1 else 128, (16384 if size == 2 else 2048) // block_d))
+    tile = max(16, min(256 if beams == 1 else 64, (16384 if size == 2 else 2048) // block_d))
     return tile, 8 if tile * block_d > 16384 or (block_d > 64 and tile > 64) else 4
 
 
@@ -273,8 +279,9 @@ def splits_of(positions: int, programs: int, processors: int) -> int:
 def cut_of(kind: str, rows: int, outputs: int, inputs: int, size: int) -> Cut:
     """Small products are cut fine, so that all processors have a part; docs/components/decoder.md.
 
-    Of larger ones a program takes 64 rows of weights at a time, and fewer where there would not be
-    64 programs. With many rows the batch is what a program reads most of: it takes more weights.
+    Of larger ones a program takes 64 rows of weights at a time, and 16 where there would not be a
+    program for every processor. With many rows the batch is what a program reads most of: it takes
+    more weights.
     """
     block_b = min(64, max(8, 1 << (rows - 1).bit_length()))
     if size == 4:
@@ -284,8 +291,9 @@ def cut_of(kind: str, rows: int, outputs: int, inputs: int, size: int) -> Cut:
     lines = outputs * (2 if kind == "gated" else 1)  # rows of weights
     if inputs * lines < 1 << 23:
         return Cut(block_b, 8, 64, 2, 2, 6) if kind == "gated" else Cut(block_b, 16, 64, 4, 4, 6)
-    tall = 64 if lines >= 64 * 64 else 32
-    return Cut(block_b, tall // 2 if kind == "gated" else tall, 128, 1, 4, 6)
+    if lines < 64 * 128:
+        return Cut(block_b, 8 if kind == "gated" else 16, 128, 4, 4, 4)
+    return Cut(block_b, 32 if kind == "gated" else 64, 128, 1, 4, 6)
 
 
 def _for_many(kind: str, block_b: int, outputs: int) -> Cut:
@@ -293,21 +301,25 @@ def _for_many(kind: str, block_b: int, outputs: int) -> Cut:
         return Cut(block_b, 128, 64, 1, 8, 4)
     if kind == "added":
         return Cut(32, 32, 128, 1, 4, 4)
+    if kind == "gated":
+        return Cut(block_b, 32, 64, 1, 4, 6)
     return Cut(block_b, 32, 128, 1, 4, 4)
 
 
 def fixed_of(
-    cut: Cut, kind: str, *, even: bool, inputs: int, precision: str, early: bool
+    cut: Cut, kind: str, *, even: bool, outputs: int, inputs: int, precision: str, early: bool
 ) -> dict[str, object]:
     """What all products know at compile time."""
-    lines = cut.block_n * (2 if kind == "gated" else 1)
+    each = AHEAD // (outputs * (2 if kind == "gated" else 1))  # of every row of weights
     return {
         "BLOCK_B": cut.block_b,
         "BLOCK_N": cut.block_n,
         "BLOCK_K": cut.block_k,
         "SPLIT": cut.split,
         "EVEN": even,
-        "AHEAD": min(triton.next_power_of_2(inputs), max(64, AHEAD // lines)),
+        "AHEAD": min(
+            triton.next_power_of_2(inputs), max(64, triton.next_power_of_2(each + 1) // 2)
+        ),
         "PRECISION": precision,
         "PDL": early,
     }

@@ -15,6 +15,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from trapline.gold.decoder.kernels_step import fetch
+
 LOG2_E = tl.constexpr(1.4426950408889634)
 
 
@@ -57,6 +59,22 @@ def tile_of(
     k = tl.load(keys + at, mask=stored, other=0.0)
     v = tl.load(values + at, mask=stored, other=0.0)
     return k, v
+
+
+@triton.jit
+def bring_tile(
+    keys, values, table, start, end, g, G,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_S: tl.constexpr, P: tl.constexpr,
+):  # fmt: skip
+    """Asks for what `tile_of` will read, a cache line at a time; nothing where there is none."""
+    if start < end:
+        s = tl.minimum(start + tl.arange(0, BLOCK_S), end - 1)
+        page = tl.load(table + s // P).to(tl.int64)
+        lines: tl.constexpr = BLOCK_D // 64 if BLOCK_D > 64 else 1
+        line = tl.minimum(tl.arange(0, lines) * 64, D - 1)
+        at = ((page * P + s % P) * G + g)[:, None] * D + line[None, :]
+        fetch(keys + at)
+        fetch(values + at)
 
 
 @triton.jit
@@ -123,6 +141,7 @@ def attend_prefix(
     table = pages + group.to(tl.int64) * pages_row
     k, v = tile_of(keys, values, table, begin, end, g, G, D, BLOCK_D, BLOCK_S, P)
     if PDL:
+        bring_tile(keys, values, table, begin + BLOCK_S, end, g, G, D, BLOCK_D, BLOCK_S, P)
         gdc_wait()
         gdc_launch_dependents()
     at = row.to(tl.int64) * qkv_row + head * D
@@ -169,6 +188,7 @@ def attend_tail(
     page = tl.load(table + length // P).to(tl.int64)
     writes = tl.load(active + row) != 0
     if PDL:
+        bring_tile(keys, values, table, begin + BLOCK_S, end, g, G, D, BLOCK_D, BLOCK_S, P)
         gdc_wait()
         gdc_launch_dependents()
     m = tl.arange(0, 16)

@@ -23,15 +23,20 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
+def fetch(places):
+    """Asks for the cache lines that hold these pointers."""
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [places.to(tl.int64)],
+        dtype=tl.int32, is_pure=False, pack=1,
+    )  # fmt: skip
+
+
+@triton.jit
 def bring(w, n, N, K, w_row, AHEAD: tl.constexpr):
     """Asks for the first AHEAD elements of the weights' rows n, a cache line at a time."""
     line = tl.minimum(tl.arange(0, AHEAD // 64) * 64, K - 1)
     row = tl.minimum(n, N - 1).to(tl.int64)
-    places = (w + row[:, None] * w_row + line[None, :]).to(tl.int64)
-    tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [places],
-        dtype=tl.int32, is_pure=False, pack=1,
-    )  # fmt: skip
+    fetch(w + row[:, None] * w_row + line[None, :])
 
 
 @triton.jit

@@ -5,7 +5,7 @@ each other. Shape letters: N packed tokens, C channels, H query heads, G key/val
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Protocol
 
@@ -40,9 +40,18 @@ class Packing:
     angles: tuple[Tensor, ...] | None
     #: For each sequence, (new, cached + new), True where a new token sees; None is causal.
     masks: Sequence[Tensor] | None = None
+    _boundaries: dict[tuple[int, ...], Tensor] = field(default_factory=dict)
 
     def pieces(self, x: Tensor) -> tuple[Tensor, ...]:
         return torch.split(x, self.counts)
+
+    def boundaries(self, lengths: Sequence[int]) -> Tensor:
+        """Where pieces of these lengths begin and end, int32; copied to the device once a pass."""
+        key = tuple(lengths)
+        if key not in self._boundaries:
+            ends, device = [0, *accumulate(key)], self.positions.device
+            self._boundaries[key] = torch.tensor(ends, dtype=torch.int32, device=device)
+        return self._boundaries[key]
 
 
 class Norm(nn.Module):
@@ -94,14 +103,14 @@ class Attention(nn.Module):
     def _causal(self, q: Tensor, stored: list[tuple[Tensor, Tensor]], packing: Packing) -> Tensor:
         """Each sequence's new queries over all it has; the last query sees the last key."""
         lengths = [len(keys) for keys, _ in stored]
-        keys, values = (torch.cat(parts) for parts in zip(*stored, strict=True))
+        keys, values = (_one_after_another(parts) for parts in zip(*stored, strict=True))
         return tensor(
             flash_attention_varlen(
                 q,
                 keys,
                 values,
-                _boundaries(packing.counts, q.device),
-                _boundaries(lengths, q.device),
+                packing.boundaries(packing.counts),
+                packing.boundaries(lengths),
                 max(packing.counts),
                 max(lengths),
                 causal=True,
@@ -129,6 +138,10 @@ class Attention(nn.Module):
         before = torch.arange(mask.shape[1] - len(place), device=place.device)
         distance = place[:, None] - torch.cat((before, place))
         return mask & (distance < self.window)
+
+
+def _one_after_another(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
 def _masked_attention(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
@@ -168,10 +181,6 @@ class Layer(nn.Module):
     def forward(self, x: Tensor, packing: Packing, number: int) -> Tensor:
         x = x + self.attention(self.attention_norm(x), packing, number)
         return tensor(x + self.feedforward(self.feedforward_norm(x)))
-
-
-def _boundaries(counts: list[int], device: torch.device) -> Tensor:
-    return torch.tensor([0, *accumulate(counts)], dtype=torch.int32, device=device)
 
 
 def tensor(value: object) -> Tensor:

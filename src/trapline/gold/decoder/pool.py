@@ -136,6 +136,7 @@ class PooledSequence:
 
     def __init__(self, pool: Pool, seq: int, length: int) -> None:
         self.pool, self.seq, self.length = pool, seq, length
+        self._known: tuple[tuple[int, tuple[int, ...]], Tensor] | None = None
 
     @property
     def table(self) -> list[int]:
@@ -157,10 +158,19 @@ class PooledSequence:
         end = self.length + len(k)
         if layer == 0:
             self.pool.reserve(self.seq, self.length, len(k))
-        slots = self.slots(0, end)
+        slots = self._slots_up_to(end)
         stored = self.pool.layer(layer)
         stored.put(slots[self.length :], k, v)
+        if self.length == 0 and stored.scales is None:
+            return k, v  # what would be read back is what was stored
         return stored.get(slots, k.dtype)
+
+    def _slots_up_to(self, end: int) -> Tensor:
+        """The same for all layers of a pass, so only the first one asks for them."""
+        key = end, tuple(self.table)
+        if self._known is None or self._known[0] != key:
+            self._known = key, self.slots(0, end)
+        return self._known[1]
 
     def advance(self, count: int) -> None:
         """After every layer has stored its rows."""
