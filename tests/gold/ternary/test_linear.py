@@ -50,6 +50,16 @@ def test_the_gradient_goes_straight_through() -> None:
     assert torch.equal(latent.grad, factor)
 
 
+def test_compiled_code_has_the_gradient_and_the_value() -> None:
+    """The graph is traced and differentiated as for a GPU, without generating code for it."""
+    latent = torch.randn(5, 300, requires_grad=True)
+    factor = torch.randn(5, 300)
+    found = torch.compile(straight_through, backend="aot_eager")(latent)
+    assert torch.equal(found, straight_through(latent))
+    (found * factor).sum().backward()
+    assert torch.equal(latent.grad, factor)
+
+
 def test_training_moves_the_codes() -> None:
     torch.manual_seed(0)
     layer, target = TernaryLinear(32, 8), torch.randn(64, 8)

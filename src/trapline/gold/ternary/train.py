@@ -212,8 +212,12 @@ class Trainer:
             return self._criterion(logits, targets)
         with torch.no_grad(), self._precision():
             wanted = self.teacher(inputs).flatten(0, 1)
-        recipe = self.recipe
-        return self._criterion(logits, targets, wanted, recipe.distill, recipe.temperature)
+        share = self.recipe.distill
+        if self.recipe.distill_falls:
+            share *= 1.0 - self.progress.step / self.recipe.steps
+        # A number of its own would be compiled into the code.
+        part = torch.tensor(share, device=self.device)
+        return self._criterion(logits, targets, wanted, part, self.recipe.temperature)
 
     def valid_loss(self) -> float:
         """Mean cross-entropy on the held-out windows: the teacher has no part in it."""
@@ -300,7 +304,7 @@ def _criterion(
     logits: Tensor,
     targets: Tensor,
     wanted: Tensor | None = None,
-    share: float = 0.0,
+    share: Tensor | float = 0.0,
     heat: float = 1.0,
 ) -> Tensor:
     """Cross-entropy with the text, and by `share` the divergence from a teacher's logits."""

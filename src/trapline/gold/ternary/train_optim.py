@@ -43,6 +43,8 @@ class Recipe:
     compile: bool = False
     #: The teacher's share of the loss, and the temperature of both sides.
     distill: float = 0.0
+    #: Whether that share falls to nothing by the end, for a student that overtakes its teacher.
+    distill_falls: bool = False
     temperature: float = 1.0
     #: A loss this far (in nats) above the usual one is a spike: the step is left out.
     spike: float = 3.0
