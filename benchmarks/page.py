@@ -158,6 +158,36 @@ def among(component: Component, results: dict[str, Any]) -> list[str]:
     return lines
 
 
+def generation(results: dict[str, Any]) -> list[str]:
+    """Whole calls beside transformers', then what was held against something else."""
+    lines = ["| case | step, ms | × transformers | call, ms | × transformers |", "|---" * 5 + "|"]
+    said = []
+    for case, found in results.items():
+        if "steps" in found:
+            steps = [seconds * 1e3 for seconds in found["steps"].values()]
+            calls = [one["seconds"] * 1e3 for one in found["times"][::2]]
+            cells = [case, f"{steps[0]:.3f}", _times_as_long(steps), f"{calls[0]:.1f}"]
+            lines.append("| " + " | ".join([*cells, _times_as_long(calls)]) + " |")
+        if "ratio" in found:
+            reading = f"the {found['reading_seconds'] * 1e3:.3f} ms to read weights and cache"
+            said.append(f"- {case}: a step takes {found['ratio']:.2f} times {reading}.")
+        if "peak_bytes" in found:
+            mine, theirs = (value / 2**20 for value in found["peak_bytes"].values())
+            said.append(f"- {case}: {mine:.0f} MiB above the weights, transformers {theirs:.0f}.")
+        if "cost" in found:
+            step = found["times"][0]["seconds"] * 1e3
+            said.append(f"- {case}: {step:.3f} ms in order, permuted {found['cost']:+.1%}.")
+        for job, equal in found.get("share of equal tokens", {}).items():
+            said.append(f"- {case}: {equal:.1%} of transformers' tokens ({job}).")
+        for name, error in found.get("errors", {}).items():
+            said.append(f"- {case}: relative error {error['relative']:.4f} ({name}).")
+    return [*lines, "", *said]
+
+
+def _times_as_long(values: Sequence[float]) -> str:
+    return f"{values[1] / values[0]:.1f}" if len(values) > 1 else ""
+
+
 def occupancy_table(rows: Sequence[dict[str, Any]]) -> list[str]:
     head = (
         "| case | kernel | warps | registers | spilt | shared memory | blocks | limit | threads |"
@@ -282,6 +312,17 @@ def page() -> str:
             f"[How it works](components/{component.page}.md).",
             "",
             *tables(component, timed(component.file)),
+        ]
+    generated = load("generate")
+    if generated is not None:
+        lines += [
+            "## Generation",
+            "",
+            f"`{generated['command']}`. A step is the slope between two lengths of whole calls, "
+            "the host included. [How it works](components/decoder.md).",
+            "",
+            *generation(generated["results"]),
+            "",
         ]
     lines += ["## Roofline", "", f"![Roofline]({ROOFLINE.name})", ""]
     lines += [*intensity_text(memory, matmul), ""]

@@ -56,3 +56,35 @@ def test_the_roofline_counts_operations_and_bytes(pages, results):
 
 def test_the_page_is_that_of_the_committed_results(pages):
     assert pages.PAGE.read_text(encoding="utf-8") == pages.page(), "run benchmarks/page.py"
+
+
+def test_generation_says_steps_calls_and_what_else_was_held(pages):
+    times = [timing(name, s) for name, s in (("a", 0.05), ("b", 0.03), ("c", 1.5), ("d", 0.8))]
+    results = {
+        "greedy": {"times": times, "steps": {"ours": 3e-4, "transformers": 0.012}},
+        "8B": {
+            "times": times[:2],
+            "steps": {"ours": 4e-3},
+            "ratio": 1.25,
+            "reading_seconds": 3.5e-3,
+        },
+        "pages": {"times": times[:2], "cost": 0.004},
+        "ids": {"share of equal tokens": {"batch 8": 1.0}},
+        "logits": {"errors": {"ours": {"relative": 0.012}}},
+        "long": {
+            "times": times,
+            "steps": {"ours": 4e-4, "transformers": 4e-3},
+            "peak_bytes": {"ours": 2**20, "transformers": 2**22},
+        },
+    }
+    lines = pages.generation(results)
+    assert "| greedy | 0.300 | 40.0 | 50.0 | 30.0 |" in lines
+    assert "| 8B | 4.000 |  | 50.0 |  |" in lines
+    said = [line for line in lines if line.startswith("- ")]
+    assert said == [
+        "- 8B: a step takes 1.25 times the 3.500 ms to read weights and cache.",
+        "- pages: 50.000 ms in order, permuted +0.4%.",
+        "- ids: 100.0% of transformers' tokens (batch 8).",
+        "- logits: relative error 0.0120 (ours).",
+        "- long: 1 MiB above the weights, transformers 4.",
+    ]
