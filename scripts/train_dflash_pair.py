@@ -19,7 +19,6 @@ tokeniser, `drafter/`, and `pair.json` with all settings and what was measured.
 """
 
 import argparse
-import copy
 import hashlib
 import json
 import subprocess
@@ -48,6 +47,7 @@ from trapline.gold.tree_decoding.drafter_training import (
     TrainingConfig,
     fresh,
     regenerate,
+    regenerate_in_rounds,
     repeats,
     train,
 )
@@ -149,24 +149,24 @@ SIZES = {
     # a drafter saves. Few and short tokens: most of them follow from those before.
     "small": Size(
         vocab=2048,
-        dim=384,
-        layers=16,
-        heads=6,
-        kv_heads=3,
-        hidden=1024,
+        dim=256,
+        layers=18,
+        heads=4,
+        kv_heads=2,
+        hidden=768,
         context=1024,
         window=512,
         steps=6000,
-        batch=64,
+        batch=96,
         rate=0.03,
         megabytes=80.0,
         drafter_layers=2,
         drafter_hidden=2048,
         seen=4,
         block=8,
-        prompts=16384,
+        prompts=12288,
         prompt=64,
-        answer=256,
+        answer=192,
         drafter_steps=6000,
         drafter_batch=64,
         anchors=32,
@@ -192,12 +192,18 @@ def main() -> None:
     tokenizer = train_tokenizer(some_of(split.train, TOKENIZER_MEGABYTES), size.vocab - SPARE)
     tokenizer.save(str(out / "tokenizer.json"))
     say(f"text and tokeniser after {time.perf_counter() - started:.0f} s")
-    target, target_facts = make_target(size, split, tokenizer, options)
-    target.save_pretrained(out)
+    if not options.again:
+        target, target_facts = make_target(size, split, tokenizer, options)
+        # What runs on a GPU is what is kept, taught from and measured: 16 bits.
+        target = target.bfloat16() if options.device.startswith("cuda") else target
+        target.save_pretrained(out)
+    else:
+        target = Decoder.from_pretrained(out, device=options.device).eval().requires_grad_(False)
+        target_facts = {"parameters": sum(parameter.numel() for parameter in target.parameters())}
     model, drafter_facts = make_drafter(
         target, size, prompts_of(tokenizer, split.train, size), options
     )
-    drafter_checkpoint.save(model, out / "drafter")
+    drafter_checkpoint.save(model.to(target.norm.weight.dtype), out / "drafter")
     facts = {
         "sources": sources,
         "size": asdict(size),
@@ -208,7 +214,7 @@ def main() -> None:
     (out / "pair.json").write_text(json.dumps(facts, indent=1) + "\n")
     held_out = prompts_of(tokenizer, split.valid, size)[: options.check]
     if held_out:
-        facts["held_out"] = check(target, model, held_out, size)
+        facts["held_out"] = check(target.float(), model.float(), held_out, size)
         (out / "pair.json").write_text(json.dumps(facts, indent=1) + "\n")
 
 
@@ -378,10 +384,9 @@ def prompts_of(tokenizer, documents, size) -> list[list[int]]:
 def make_drafter(target, size, prompts, options):
     started = time.perf_counter()
     on_gpu = options.device.startswith("cuda")
-    # What will run is what is learned from: on a GPU the target speaks in 16 bits.
-    speaker = copy.deepcopy(target).bfloat16() if on_gpu else target
-    texts = regenerate(
-        speaker,
+    answers = regenerate_in_rounds if on_gpu else regenerate
+    texts = answers(
+        target,
         prompts[: size.prompts],
         max_new_tokens=size.answer,
         temperatures=(0.0, 1.0),
@@ -416,7 +421,7 @@ def make_drafter(target, size, prompts, options):
             gone = time.perf_counter() - started
             say(f"drafter: step {step + 1} of {how.steps}, {gone:.0f} s, loss {loss:.3f}")
 
-    losses = train(model, speaker, kept or texts, how, report)
+    losses = train(model, target, kept or texts, how, report)
     facts = {
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "answers": len(texts),
@@ -475,6 +480,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--seconds", type=float, nargs=2, metavar=("TARGET", "DRAFTER"), help="train by the clock"
     )
+    parser.add_argument("--again", action="store_true", help="keep the folder's target")
     parser.add_argument("--eager", action="store_true", help="no torch.compile on a GPU")
     parser.add_argument("--check", type=int, default=32, help="held-out prompts to check with")
     parser.add_argument("--device", default="cpu")

@@ -7,7 +7,13 @@ from pathlib import Path
 from trapline.gold.kernels_device import compile_for_hopper
 from trapline.gold.tree_decoding import kernels
 
-TYPES = {"values": "*fp64", "candidates": "*i64", "tokens": "*i64", "parents": "*i64"}
+TYPES = {
+    "row_of": "i32",
+    "values": "*fp64",
+    "candidates": "*i64",
+    "tokens": "*i64",
+    "parents": "*i64",
+}
 
 
 def main(folder: Path) -> None:

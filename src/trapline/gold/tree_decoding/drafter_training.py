@@ -84,6 +84,40 @@ def regenerate(
         sampling=ways,
         batch=batch,
     )
+    return _texts(prompts, answers)
+
+
+def regenerate_in_rounds(
+    target: Decoder,
+    prompts: Sequence[Sequence[int]],
+    *,
+    max_new_tokens: int,
+    temperatures: Sequence[float] = (0.0,),
+    seed: int = 0,
+    batch: int = 512,
+) -> list[Text]:
+    """The same on a GPU, for prompts of any lengths: the host does not look at single tokens.
+
+    Prompts that do not fill a batch are left out.
+    """
+    from trapline.gold.tree_decoding.compact_generate import CompactGenerator
+    from trapline.gold.tree_decoding.generate_static import StaticConfig
+
+    rows = min(batch, len(prompts) // len(temperatures))
+    room = max(map(len, prompts)) + max_new_tokens + 2
+    share = len(prompts) // len(temperatures) // rows * rows
+    found: list[Text] = []
+    for number, temperature in enumerate(temperatures):
+        rounds = CompactGenerator(target, None, StaticConfig(rows, room, temperature, seed))
+        for at in range(number * share, (number + 1) * share, rows):
+            some = prompts[at : at + rows]
+            answers = rounds.generate(some, max_new_tokens=max_new_tokens).tokens
+            found += _texts(some, answers)
+            rounds.rounds.state.seeds += rows
+    return found
+
+
+def _texts(prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]]) -> list[Text]:
     return [
         Text([*prompt, *answer], len(prompt))
         for prompt, answer in zip(prompts, answers, strict=True)

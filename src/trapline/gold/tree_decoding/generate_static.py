@@ -59,7 +59,7 @@ class StaticRounds:
     def __init__(
         self, target: Decoder, drafter: StaticDrafter | None, config: StaticConfig
     ) -> None:
-        _check(target, config)
+        check_shape(target, config)
         self._target, self._drafter, self._config = target, drafter, config
         shape, like = target.config, target.norm.weight
         rows, device = config.rows, like.device
@@ -91,7 +91,9 @@ class StaticRounds:
         wide = len(self.target_layers) * self._target.config.dim
         if not tokens:
             return self._store.keys.new_zeros((0, wide))
-        run = self._target.run([tokens], [_Rows(self._store, row)], features=self.target_layers)
+        run = self._target.run(
+            [tokens], [PrefillRow(self._store, row)], features=self.target_layers
+        )
         return torch.cat([run.last[:, :0], *run.features], dim=-1)
 
     @torch.no_grad()
@@ -189,7 +191,7 @@ class StaticRounds:
         return Committed(said, grown)
 
 
-class _Rows:
+class PrefillRow:
     """One row of a store as the decoder's cache, for the prefill."""
 
     def __init__(self, store: Store, row: int) -> None:
@@ -207,7 +209,8 @@ class _Rows:
         self.length += count
 
 
-def _check(target: Decoder, config: StaticConfig) -> None:
+def check_shape(target: Decoder, config: StaticConfig) -> None:
+    """Refuses targets that rounds of fixed size cannot serve, and rooms they do not have."""
     shape = target.config
     if shape.is_gpt2 or shape.window is not None or shape.rope is None:
         raise UnsupportedError("static rounds are for Llama-shaped targets without a window")

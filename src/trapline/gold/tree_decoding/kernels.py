@@ -15,44 +15,44 @@ from trapline.gold.tree_decoding import fast_tree
 
 #: One warp: its reductions need no barrier.
 WARPS = 1
+#: Trees of so many nodes are built level by level.
+MOST = 2048
+#: Limits of what a key has of a slot, a token and a parent.
+SLOT, TOKEN, PARENT = tl.constexpr(2048), tl.constexpr(1 << 24), tl.constexpr(4096)
 
 
 @triton.jit
 def best_first_kernel(
-    values,  # (R, L, C) float64, the C best of each depth, descending
+    values,  # (R, L, C), the C best of each depth, descending
     candidates,  # (R, L, C) int64, their tokens
     tokens,  # (R, N) int64
     parents,  # (R, N) int64
     depths,
     choices,
     nodes,
+    row_of,  # from row to row of values and candidates
     SLOTS: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
-    values += row * depths * choices
-    candidates += row * depths * choices
+    values += row * row_of
+    candidates += row * row_of
     tokens += row * nodes
     parents += row * nodes
     slot = tl.arange(0, SLOTS)
     first = slot == 0
     # Of every slot: weight of the candidate and of its parent, depth, rank, parent's number, token.
-    weight = tl.where(first, tl.load(values), float("-inf"))
+    weight = tl.where(first, tl.load(values).to(tl.float64), float("-inf"))
     above = tl.where(first, 0.0, 0.0).to(tl.float64)
-    depth = tl.where(first, 0, 0)
     rank = tl.where(first, 0, 0)
-    parent = tl.where(first, -1, -1)
-    token = tl.where(first, tl.load(candidates), 0)
+    # Ties: lower depth, then lower parent, then lower token; all in one number, with the slot.
+    order = key_of(slot * 0, -1, tl.load(candidates), slot)
     for node in range(nodes):
         best = tl.max(weight, axis=0)
-        tied = weight == best
-        # Ties: lower depth, then lower parent, then lower token.
-        lowest = tl.min(tl.where(tied, depth, 1 << 30), axis=0)
-        tied = tied & (depth == lowest)
-        eldest = tl.min(tl.where(tied, parent, 1 << 30), axis=0)
-        tied = tied & (parent == eldest)
-        spoken = tl.min(tl.where(tied, token, 1 << 62), axis=0)
-        tied = tied & (token == spoken)
-        place = tl.min(tl.where(tied, slot, SLOTS), axis=0)
+        least = tl.min(tl.where(weight == best, order, 1 << 62), axis=0)
+        place = (least & (SLOT - 1)).to(tl.int32)
+        spoken = (least // SLOT) & (TOKEN - 1)
+        eldest = ((least // (SLOT * TOKEN)) & (PARENT - 1)) - 1
+        depth = (least // (SLOT * TOKEN * PARENT)).to(tl.int32)
         taken = slot == place
         own_rank = tl.sum(tl.where(taken, rank, 0), axis=0)
         own_above = tl.sum(tl.where(taken, above, 0.0), axis=0)
@@ -61,43 +61,50 @@ def best_first_kernel(
         tl.store(parents + node, tl.where(possible, eldest, -1))
         # The next sibling takes the slot.
         more = possible & (own_rank + 1 < choices)
-        at = lowest * choices + own_rank + 1
-        value = tl.load(values + at, mask=more, other=float("-inf"))
+        at = depth * choices + own_rank + 1
+        value = tl.load(values + at, mask=more, other=float("-inf")).to(tl.float64)
         word = tl.load(candidates + at, mask=more, other=0)
-        weight = tl.where(taken, own_above + value, weight)
-        token = tl.where(taken, word, token)
-        rank = tl.where(taken, own_rank + 1, rank)
         # The first child takes a new one.
-        deeper = possible & (lowest + 1 < depths)
-        at = (lowest + 1) * choices
-        value = tl.load(values + at, mask=deeper, other=float("-inf"))
-        word = tl.load(candidates + at, mask=deeper, other=0)
+        deeper = possible & (depth + 1 < depths)
+        below = (depth + 1) * choices
+        first_value = tl.load(values + below, mask=deeper, other=float("-inf")).to(tl.float64)
+        first_word = tl.load(candidates + below, mask=deeper, other=0)
         child = slot == node + 1
-        weight = tl.where(child, best + value, weight)
+        weight = tl.where(taken, own_above + value, tl.where(child, best + first_value, weight))
         above = tl.where(child, best, above)
-        depth = tl.where(child, lowest + 1, depth)
-        rank = tl.where(child, 0, rank)
-        parent = tl.where(child, node, parent)
-        token = tl.where(child, word, token)
+        rank = tl.where(taken, own_rank + 1, tl.where(child, 0, rank))
+        order = tl.where(taken, key_of(slot * 0 + depth, eldest, word, slot), order)
+        order = tl.where(child, key_of(slot * 0 + depth + 1, node, first_word, slot), order)
+
+
+@triton.jit
+def key_of(depth, parent, token, slot):
+    """Depth, parent, token and slot of a candidate as one number, in the order of ties."""
+    return ((depth.to(tl.int64) * PARENT + parent + 1) * TOKEN + token) * SLOT + slot
 
 
 def heaviest_prefixes(log_q: Tensor, budget: int) -> tuple[Tensor, Tensor]:
     """`fast_tree.heaviest_prefixes` in one launch behind the row-wise selection."""
-    rows, depths, vocabulary = log_q.shape
+    rows, _, vocabulary = log_q.shape
     nodes = fast_tree.node_count(log_q.shape, budget)
+    if nodes >= MOST or vocabulary > TOKEN.value:
+        return fast_tree.by_levels(log_q, budget)
     tokens, parents = torch.empty((2, rows, nodes), dtype=torch.int64, device=log_q.device)
     if nodes and rows:
-        choices = min(nodes, vocabulary)
-        values, candidates = fast_tree.ranked(log_q, choices)
-        best_first_kernel[(rows,)](
-            values.contiguous(),
-            candidates.contiguous(),
-            tokens,
-            parents,
-            depths,
-            choices,
-            nodes,
-            SLOTS=triton.next_power_of_2(nodes + 1),
-            num_warps=WARPS,
-        )
+        values, candidates = fast_tree.ranked(log_q, min(nodes, vocabulary))
+        best_first(values.contiguous(), candidates.contiguous(), tokens, parents)
     return tokens, parents
+
+
+def best_first(values: Tensor, candidates: Tensor, tokens: Tensor, parents: Tensor) -> None:
+    """Fills a tree's tokens and parents (R, N) from the best (R, L, C) of each depth.
+
+    Rows may lie apart; within a row depths follow each other.
+    """
+    rows, depths, choices = values.shape
+    nodes = tokens.shape[1]
+    best_first_kernel[(rows,)](
+        *(values, candidates, tokens, parents, depths, choices, nodes, values.stride(0)),
+        SLOTS=triton.next_power_of_2(nodes + 1),
+        num_warps=WARPS,
+    )

@@ -1,0 +1,191 @@
+"""Proposals in a few kernels: DFlash's block or prompt lookup, on buffers that never move."""
+
+from typing import Protocol
+
+import torch
+import triton
+from torch import Tensor
+
+from trapline.gold import checks
+from trapline.gold.decoder.model import Decoder
+from trapline.gold.kernels_device import may_start_early
+from trapline.gold.softmax_topk.api import softmax_topk
+from trapline.gold.tree_decoding.compact_pass import Body, TreePass, Trees, layer_weights
+from trapline.gold.tree_decoding.drafter import DFlash
+from trapline.gold.tree_decoding.drafter_static import Store
+from trapline.gold.tree_decoding.kernels import best_first
+from trapline.gold.tree_decoding.kernels_round import chain_kernel, lookup_kernel
+
+
+class State:
+    """What a round reads and moves on: (R,) tensors, and the text by position (R, room)."""
+
+    def __init__(self, rows: int, room: int, seed: int, device: torch.device) -> None:
+        numbers = torch.zeros((7, rows), dtype=torch.int64, device=device)
+        self.roots, self.lengths, self.known, self.made = numbers[:4]
+        self.limits, self.rounds, self.kept = numbers[4:]
+        self.seeds = torch.arange(seed, seed + rows, device=device)
+        self.text = torch.zeros((rows, room), dtype=torch.int64, device=device)
+        self.log = torch.zeros((rows, LOG), dtype=torch.int64, device=device)
+        self.rows, self.room = rows, room
+
+
+#: Rounds of which the counts are remembered.
+LOG = 1024
+
+
+class Proposal:
+    """The trees of a round: filled by a drafter, read by the pass and by the verdict."""
+
+    def __init__(self, rows: int, nodes: int, device: torch.device) -> None:
+        drafted = nodes - 1
+        self.tokens = torch.zeros((rows, drafted), dtype=torch.int64, device=device)
+        self.parents = (torch.arange(drafted, device=device) - 1).expand(rows, -1).contiguous()
+        self.ids = torch.zeros(rows * nodes, dtype=torch.int64, device=device)
+        # A chain, until somebody says otherwise.
+        self.depths = torch.arange(nodes, device=device).repeat(rows)
+        seen = torch.ones((nodes, nodes), device=device).tril()
+        self.seen = seen.to(torch.int8).repeat(rows, 1, 1).contiguous()
+        self.nodes = nodes
+
+
+class CompactDrafter(Protocol):
+    """Proposes for all rows, from what the state says."""
+
+    target_layers: tuple[int, ...]
+    #: The deepest node, and how many nodes there are.
+    depth: int
+    drafted: int
+    mask_id: int | None
+    #: Whether proposals come with everything a pass reads, as chains do.
+    prepared: bool
+    #: Buffers of the drafter that a verdict writes: where blocks begin, and sums to be zeroed.
+    anchors: Tensor | None
+    context: Tensor | None
+
+    def open(self, row: int, prompt: list[int], features: Tensor) -> None: ...
+    def listen(self, features: Tensor) -> None: ...
+    def propose(self, state: State, into: Proposal) -> None: ...
+
+
+class CompactDFlash:
+    """A DFlash model; `budget` nodes of its heaviest prefixes, or its likeliest chain."""
+
+    def __init__(
+        self, model: DFlash, target: Decoder, rows: int, room: int, *, budget: int, chain: bool
+    ) -> None:
+        model.check_fits(target)
+        checks.integer_between(1, 1023, budget=budget)
+        self.model, self._target, self._rows = model, target, rows
+        self.target_layers, self.mask_id = model.config.target_layers, model.config.mask_id
+        block, body, like = model.config.block, model.config.body, model.norm.weight
+        self.prepared = chain
+        self.depth = block - 1 if chain else min(block - 1, budget)
+        self.drafted = block - 1 if chain else budget
+        self._store = Store(body.layers, rows, room, body.kv_heads, body.head_dim, like)
+        ids = torch.full((rows, block), model.config.mask_id, device=like.device)
+        self.anchors = ids.flatten()
+        self.context = like.new_zeros((rows * (self.depth + 1), body.dim))
+        cosine, sine = model.angles(torch.arange(body.context, device=like.device))
+        self._pass = TreePass(
+            Body(body, target.embedding, model.norm, target.head),
+            [layer_weights(layer, layer, qk_norm=True) for layer in model.layers],
+            (cosine[:, 0].contiguous(), sine[:, 0].contiguous()),
+            (self._store.keys, self._store.values),
+            rows=rows,
+            nodes=block,
+        )
+        self._rows_of = joined_rows(model)
+        self._fused = like.new_empty((len(self.context), len(self._rows_of)))
+        self._depths = torch.arange(block, device=like.device).repeat(rows)
+        self._seen = torch.ones((rows, block, block), dtype=torch.int8, device=like.device)
+        self._features: Tensor | None = None
+
+    def listen(self, features: Tensor) -> None:
+        """(R · (depth + 1), layers · C): where the features of committed rows will lie."""
+        self._features = features
+
+    def open(self, row: int, prompt: list[int], features: Tensor) -> None:
+        """Takes in all tokens of a prompt but the last."""
+        count = len(prompt) - 1
+        context = self.model.context(features)
+        angles = self.model.angles(torch.arange(count, device=context.device))
+        for number, layer in enumerate(self.model.layers):
+            k, v = layer.rows(context, angles)
+            self._store.keys[number, row, :count] = k
+            self._store.values[number, row, :count] = v
+        self.anchors[row * self.model.config.block] = prompt[-1]
+        if row == 0:
+            self.context.zero_()
+
+    def propose(self, state: State, into: Proposal) -> None:
+        assert self._features is not None
+        drafter = self._pass
+        fuse = self.model.fuse.weight, self.model.fuse_norm.weight
+        fresh = drafter.fuse(self._features, fuse, self.context, self._rows_of, self._fused)
+        trees = Trees(state.lengths, self._depths, self._seen, state.known, fresh)
+        tiles = drafter.run(self.anchors, trees)
+        if self.prepared:
+            self._chain(tiles, state, into)
+        else:
+            self._grow(into)
+
+    def _chain(self, tiles: int, state: State, into: Proposal) -> None:
+        lines, nodes = len(self.anchors), into.nodes
+        best, place, tiles = self._pass.winners(tiles)
+        chain_kernel[(lines,)](
+            *(best, place, state.roots, into.tokens, into.ids, tiles, lines, nodes),
+            BLOCK=triton.next_power_of_2(tiles),
+            **self._pass.early(1),
+        )
+
+    def _grow(self, into: Proposal) -> None:
+        values, candidates = self.ranking()
+        best_first(values, candidates, into.tokens, into.parents)
+
+    def ranking(self) -> tuple[Tensor, Tensor]:
+        """The best of every depth (R, depth, C): log-probabilities and tokens."""
+        most = min(self.drafted, self._target.config.vocab)
+        top = softmax_topk(self._pass.lines, most, log_probs=True, check=False)
+        values, candidates = (
+            part.view(self._rows, self.model.config.block, -1)[:, 1 : self.depth + 1]
+            for part in top[:2]
+        )
+        return values, candidates
+
+
+class CompactLookup:
+    """Prompt lookup, the baseline."""
+
+    target_layers: tuple[int, ...] = ()
+    mask_id = None
+    prepared = False
+    anchors = None
+    context = None
+
+    def __init__(self, *, block: int, longest: int = 3) -> None:
+        self.depth = self.drafted = block
+        self._longest = longest
+
+    def open(self, row: int, prompt: list[int], features: Tensor) -> None:
+        """The state has the text."""
+
+    def listen(self, features: Tensor) -> None:
+        """It looks at words only."""
+
+    def propose(self, state: State, into: Proposal) -> None:
+        early = may_start_early(state.text.device)
+        lookup_kernel[(state.rows,)](
+            *(state.text, state.lengths, into.tokens, state.room, self.drafted),
+            WIDTH=self._longest,
+            BLOCK=triton.next_power_of_2(state.room),
+            BLOCK_L=triton.next_power_of_2(self.drafted),
+            num_warps=4,
+            PDL=early,
+            **({"launch_pdl": True} if early else {}),
+        )
+
+
+def joined_rows(model: DFlash) -> Tensor:
+    """(layers · 2 · G · D, C): keys and values of the context for every layer, one product."""
+    return torch.cat([part.weight for layer in model.layers for part in (layer.k, layer.v)])

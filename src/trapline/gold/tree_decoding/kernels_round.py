@@ -1,0 +1,265 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
+"""What lies between the passes of a round: from logits to a tree, from picks to a commit.
+
+Each is one small launch. In torch these are a hundred and more, and a round over a small model
+would mostly consist of them. Row 0 of a row's `nodes` is its root, row i + 1 is node i.
+"""
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+#: Multipliers of splitmix64's finaliser, as `decoder.sampling` has them.
+ODD = tl.constexpr(0x9E3779B97F4A7C15 - 2**64)
+FIRST = tl.constexpr(0xBF58476D1CE4E5B9 - 2**64)
+SECOND = tl.constexpr(0x94D049BB133111EB - 2**64)
+LOG2_E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def best_of(best, place, line, tiles, lines, BLOCK: tl.constexpr):
+    """The likeliest token of a line, the lower of equals, from the best of its tiles."""
+    tile = tl.arange(0, BLOCK)
+    at = tile.to(tl.int64) * lines + line
+    highs = tl.load(best + at, mask=tile < tiles, other=float("-inf"))
+    _, where = tl.max(highs, 0, return_indices=True)
+    return tl.load(place + where.to(tl.int64) * lines + line).to(tl.int64)
+
+
+@triton.jit
+def choose_kernel(best, place, choices, tiles, lines, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    """choices (lines,): the likeliest token of every line."""
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+    line = tl.program_id(0)
+    tl.store(choices + line, best_of(best, place, line, tiles, lines, BLOCK))
+
+
+@triton.jit
+def chain_kernel(
+    best, place, roots, tokens, ids, tiles, lines, nodes, BLOCK: tl.constexpr, PDL: tl.constexpr
+):  # fmt: skip
+    """The likeliest token of every slot behind the anchor; slot 0 becomes the root."""
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+    line = tl.program_id(0)
+    slot = line % nodes
+    row = line // nodes
+    found = best_of(best, place, line, tiles, lines, BLOCK)
+    root = tl.load(roots + row)
+    tl.store(ids + line, tl.where(slot == 0, root, found))
+    tl.store(tokens + row * (nodes - 1) + slot - 1, found, mask=slot > 0)
+
+
+@triton.jit
+def mixed(x):
+    x = x + ODD
+    x = (x ^ ((x >> 30) & ((1 << 34) - 1))) * FIRST
+    x = (x ^ ((x >> 27) & ((1 << 37) - 1))) * SECOND
+    return x ^ ((x >> 31) & ((1 << 33) - 1))
+
+
+@triton.jit
+def draw_kernel(
+    logits, seeds, made, depths, choices, V, nodes, heat,
+    BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """One sample of every line's law, with the number that belongs to the token's position.
+
+    Sums are float64: the first token whose cumulative weight exceeds u · total, never an
+    impossible one.
+    """
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+    line = tl.program_id(0)
+    row = line // nodes
+    number = tl.load(made + row) + tl.load(depths + line)
+    bits = mixed(mixed(tl.load(seeds + row)) + number * ODD)
+    u = ((bits >> 11) & ((1 << 53) - 1)).to(tl.float64) * (2.0**-53)
+    v = tl.arange(0, BLOCK)
+    here = logits + line.to(tl.int64) * V
+    high = tl.full([BLOCK], float("-inf"), tl.float32)
+    for start in range(0, V, BLOCK):
+        high = tl.maximum(high, tl.load(here + start + v, mask=start + v < V, other=float("-inf")))
+    peak = tl.max(high, 0)
+    mass = tl.zeros([BLOCK], tl.float64)
+    for start in range(0, V, BLOCK):
+        x = tl.load(here + start + v, mask=start + v < V, other=float("-inf"))
+        mass += tl.exp2((x - peak) * heat).to(tl.float64)
+    goal = u * tl.sum(mass, 0)
+    before = tl.sum(mass, 0) * 0.0
+    pick = V
+    last = -1
+    for start in range(0, V, BLOCK):
+        x = tl.load(here + start + v, mask=start + v < V, other=float("-inf"))
+        weight = tl.exp2((x - peak) * heat).to(tl.float64)
+        reached = before + tl.cumsum(weight, 0)
+        passed = (reached > goal) & (weight > 0.0)
+        pick = tl.minimum(pick, tl.min(tl.where(passed, start + v, V), 0))
+        last = tl.maximum(last, tl.max(tl.where(weight > 0.0, start + v, -1), 0))
+        before += tl.sum(weight, 0)
+    tl.store(choices + line, tl.minimum(pick, last).to(tl.int64))
+
+
+@triton.jit
+def prepare_kernel(
+    tokens, parents, roots, ids, depths, seen, nodes,
+    BLOCK: tl.constexpr, ROUNDS: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Of a tree: what its pass reads, how deep each node is, and what it continues.
+
+    Paths double in every round: 2^ROUNDS is at least the deepest node.
+    """
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+    row = tl.program_id(0).to(tl.int64)
+    i = tl.arange(0, BLOCK)
+    real = (i > 0) & (i < nodes)
+    at = row * (nodes - 1) + i - 1
+    token = tl.load(tokens + at, mask=real, other=0)
+    above = tl.load(parents + at, mask=real, other=-1) + 1
+    root = tl.load(roots + row)
+    tl.store(ids + row * nodes + i, tl.where(i == 0, root, tl.maximum(token, 0)), mask=i < nodes)
+    edge = real[:, None] & (above[:, None] == i[None, :])
+    reach = tl.where(edge | (i[:, None] == i[None, :]), 1.0, 0.0).to(tl.float16)
+    for _ in tl.static_range(ROUNDS):
+        more = tl.dot(reach, reach)
+        reach = tl.where(more > 0.5, 1.0, 0.0).to(tl.float16)
+    depth = tl.sum(reach.to(tl.float32), 1).to(tl.int64) - 1
+    tl.store(depths + row * nodes + i, depth, mask=i < nodes)
+    inside = (i < nodes)[:, None] & (i < nodes)[None, :]
+    places = seen + (row * nodes + i)[:, None] * nodes + i[None, :]
+    tl.store(places, (reach > 0.5).to(tl.int8), mask=inside)
+
+
+@triton.jit
+def verdict_kernel(
+    tokens, parents, seen, depths, choices,
+    path,  # (rows, deepest + 1): 0 for the root, then accepted nodes as rows of the pass
+    roots, lengths, known, made, limits,  # (rows,)
+    text,  # (rows, room) tokens by position
+    log, rounds, kept,  # tokens of each round (rows, LOG), how many rounds, tokens of this one
+    anchors, block,  # the drafter's blocks begin with the root
+    context, C,  # zeroed for the drafter's next product
+    nodes, deepest, room, LOG,
+    BLOCK: tl.constexpr, BLOCK_C: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Accepts the branch whose every token is the target's pick, and commits it.
+
+    A node is accepted when nothing on its branch is wrong. Rows that have said all they may rest.
+    """
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+    row = tl.program_id(0).to(tl.int64)
+    i = tl.arange(0, BLOCK)
+    real = (i > 0) & (i < nodes)
+    at = row * (nodes - 1) + i - 1
+    token = tl.load(tokens + at, mask=real, other=-1)
+    above = tl.load(parents + at, mask=real, other=-1) + 1
+    wanted = tl.load(choices + row * nodes + above, mask=real, other=-2)
+    wrong = real & (token != wanted)
+    places = seen + (row * nodes + i)[:, None] * nodes + i[None, :]
+    inside = (i < nodes)[:, None] & (i < nodes)[None, :]
+    continues = tl.load(places, mask=inside, other=0) != 0
+    errors = tl.sum((continues & wrong[None, :]).to(tl.int32), 1)
+    accepted = (errors == 0) & (i < nodes)
+    depth = tl.load(depths + row * nodes + i, mask=i < nodes, other=0)
+    last = tl.max(tl.where(accepted, i, 0), 0)
+    bonus = tl.load(choices + row * nodes + last)
+    count = tl.sum(accepted.to(tl.int64), 0)  # the root stands for the bonus
+    said = tl.load(made + row)
+    going = said < tl.load(limits + row)
+    count = tl.where(going, count, 0)
+    length = tl.load(lengths + row)
+    tl.store(path + row * (deepest + 1) + depth, i.to(tl.int64), mask=accepted)
+    here = text + row * room
+    there = accepted & real & going & (length + depth < room)
+    tl.store(here + length + depth, token, mask=there)
+    if going & (length + count < room):
+        tl.store(here + length + count, bonus)
+    tl.store(known + row, length)
+    tl.store(lengths + row, length + count)
+    tl.store(made + row, said + count)
+    tl.store(kept + row, count)
+    done = tl.load(rounds + row)
+    tl.store(log + row * LOG + done % LOG, count)
+    tl.store(rounds + row, done + going.to(tl.int64))
+    if going:
+        tl.store(roots + row, bonus)
+        if anchors is not None:
+            tl.store(anchors + row * block, bonus)
+    if context is not None:
+        c = tl.arange(0, BLOCK_C)
+        for start in range(0, (deepest + 1) * C, BLOCK_C):
+            goal = context + row * (deepest + 1) * C + start + c
+            zero = tl.zeros([BLOCK_C], context.dtype.element_ty)
+            tl.store(goal, zero, mask=start + c < (deepest + 1) * C)
+
+
+@triton.jit
+def move_kernel(
+    keys, values,  # (layers, rows · room, G · D)
+    features, fresh,  # (rows · nodes, F) and (rows · (deepest + 1), F)
+    path, known, kept, nodes, deepest, room, rows, layers, wide, F,
+    BLOCK_L: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Accepted rows of every layer's cache to their places behind the root; features likewise."""
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+    row = tl.program_id(0).to(tl.int64)
+    layer = tl.program_id(1).to(tl.int64)
+    part = tl.program_id(2)
+    j = tl.arange(0, BLOCK_L)
+    c = part * BLOCK + tl.arange(0, BLOCK)
+    taken = j < tl.load(kept + row)
+    node = tl.load(path + row * (deepest + 1) + j, mask=taken, other=0)
+    if layer < layers:
+        first = layer * rows * room + row * room + tl.load(known + row)
+        source = (first + node)[:, None] * wide + c[None, :]
+        goal = (first + j)[:, None] * wide + c[None, :]
+        there = taken[:, None] & (c < wide)[None, :]
+        k = tl.load(keys + source, mask=there, other=0.0)
+        v = tl.load(values + source, mask=there, other=0.0)
+        # A goal may be somebody's source.
+        tl.debug_barrier()
+        tl.store(keys + goal, k, mask=there)
+        tl.store(values + goal, v, mask=there)
+    elif features is not None:
+        inside = taken[:, None] & (c < F)[None, :]
+        left = features + (row * nodes + node)[:, None] * F + c[None, :]
+        kept_here = fresh + (row * (deepest + 1) + j)[:, None] * F + c[None, :]
+        tl.store(kept_here, tl.load(left, mask=inside, other=0.0), mask=inside)
+
+
+@triton.jit
+def lookup_kernel(
+    text, lengths, tokens, room, drafted, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
+    BLOCK_L: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """What followed the latest occurrence of the longest ending of up to WIDTH tokens."""
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+    row = tl.program_id(0).to(tl.int64)
+    here = text + row * room
+    end = tl.load(lengths + row)
+    s = tl.arange(0, BLOCK)
+    alike = s < end
+    best = tl.full([BLOCK], -1, tl.int64)
+    for width in tl.static_range(WIDTH):
+        wanted = tl.load(here + tl.maximum(end - width, 0))
+        found = tl.load(here + s - width, mask=alike & (s >= width), other=-1)
+        alike = alike & (found == wanted) & (s >= width) & (end >= width)
+        best = tl.where(alike, (width * room + s).to(tl.int64), best)
+    top = tl.max(best, 0)
+    j = tl.arange(0, BLOCK_L)
+    start = top % room + 1 + j
+    known = (top >= 0) & (start <= end) & (j < drafted)
+    said = tl.load(here + start, mask=known, other=-1)
+    tl.store(tokens + row * drafted + j, said, mask=j < drafted)

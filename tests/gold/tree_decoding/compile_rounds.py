@@ -1,0 +1,70 @@
+"""Compiles the kernels of compact rounds for sm_90; test_compact.py reads the result."""
+
+import json
+import sys
+from pathlib import Path
+
+from trapline.gold.kernels_device import compile_for_hopper
+from trapline.gold.tree_decoding import kernels_attend, kernels_round
+
+INTEGERS = {
+    *("tokens", "ids", "parents", "depths", "choices", "path", "roots", "lengths", "known"),
+    *("made", "limits", "text", "log", "rounds", "kept", "anchors", "seeds"),
+}
+SMALL = {"best": "*fp32", "place": "*i32", "logits": "*fp32", "heat": "fp32", "seen": "*i8"}
+ATTENDED = {
+    *("qkv", "keys", "values", "cosine", "sine", "q_norm", "k_norm", "out", "stream"),
+    *("features", "fresh", "context"),
+}
+
+
+def main(folder: Path) -> None:
+    rounds = kernels_round
+    made = [
+        compiled(rounds.choose_kernel, {"BLOCK": 64}, warps=1),
+        compiled(rounds.chain_kernel, {"BLOCK": 64}, warps=1),
+        compiled(rounds.draw_kernel, {"BLOCK": 2048}),
+        compiled(rounds.prepare_kernel, {"BLOCK": 128, "ROUNDS": 4}),
+        compiled(rounds.verdict_kernel, {"BLOCK": 128, "BLOCK_C": 1024}),
+        compiled(
+            rounds.verdict_kernel, {"BLOCK": 16, "BLOCK_C": 1024, "anchors": None, "context": None}
+        ),
+        compiled(rounds.move_kernel, {"BLOCK_L": 16, "BLOCK": 256}),
+        compiled(rounds.lookup_kernel, {"WIDTH": 3, "BLOCK": 512, "BLOCK_L": 16}),
+        attention("bf16", width=64, share=2, nodes=33, fresh=False),
+        attention("bf16", width=128, share=4, nodes=128, fresh=False),
+        attention("fp32", width=64, share=2, nodes=8, fresh=True),
+    ]
+    (folder / "compiled.json").write_text(json.dumps(made))
+
+
+def attention(kind: str, *, width: int, share: int, nodes: int, fresh: bool) -> dict:
+    from trapline.gold.tree_decoding.compact_pass import QUERIES, tile_of
+
+    chunk = max(1, min(nodes, QUERIES // share))
+    fixed = {
+        "QN": chunk,
+        "R": share,
+        "D": width,
+        "BLOCK_D": width,
+        "BLOCK_C": 128,
+        "BLOCK_M": max(16, chunk * share),
+        "BLOCK_T": max(16, 1 << (nodes - 1).bit_length()),
+        "BLOCK_W": 16,
+        "BLOCK_S": tile_of(width, 2 if kind == "bf16" else 4),
+        "PRECISION": "ieee" if kind == "fp32" else "tf32",
+        **({"features": None} if fresh else {"fresh": None, "known": None}),
+    }
+    return compiled(kernels_attend.tree_attend_kernel, fixed, kind=kind, stages=2)
+
+
+def compiled(kernel, fixed, *, kind: str = "bf16", warps: int = 4, stages: int = 3) -> dict:
+    types = dict.fromkeys(kernel.arg_names, "i32")
+    types.update(dict.fromkeys(INTEGERS, "*i64"), **SMALL, scale="fp32", eps="fp32")
+    types.update(dict.fromkeys(ATTENDED, f"*{kind}"))
+    made = compile_for_hopper(kernel, types, {**fixed, "PDL": True}, warps=warps, stages=stages)
+    return {"name": kernel.__name__, "shared": made.metadata.shared}
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

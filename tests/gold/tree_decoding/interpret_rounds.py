@@ -1,0 +1,250 @@
+"""Runs the kernels of compact rounds in Triton's interpreter; test_compact.py reads the result."""
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+
+from trapline.gold.decoder.config import DecoderConfig, RopeConfig
+from trapline.gold.decoder.sampling import uniforms
+from trapline.gold.tree_decoding import fast_tree, fast_verify
+from trapline.gold.tree_decoding.compact_drafter import CompactLookup, Proposal, State
+from trapline.gold.tree_decoding.compact_pass import Body, TreePass, Trees
+from trapline.gold.tree_decoding.drafter import attend, turned
+from trapline.gold.tree_decoding.drafter_static import StaticLookup
+from trapline.gold.tree_decoding.kernels_round import (
+    draw_kernel,
+    move_kernel,
+    prepare_kernel,
+    verdict_kernel,
+)
+
+ROWS, NODES, ROOM = 2, 6, 24
+CPU = torch.device("cpu")
+
+
+def main(folder: Path) -> None:
+    torch.manual_seed(0)
+    found = {
+        "prepare": prepared(),
+        "verdict": verdicts(),
+        "move": moved(),
+        "draw": drawn(),
+        "lookup": looked_up(),
+        "attend": [attended(fresh=False), attended(fresh=True)],
+    }
+    (folder / "rounds.json").write_text(json.dumps(found))
+
+
+def random_trees(rows, drafted):
+    tokens = torch.randint(0, 4, (rows, drafted))
+    parents = torch.stack(
+        [torch.tensor([int(torch.randint(-1, i, ())) for i in range(drafted)]) for _ in range(rows)]
+    )
+    # Siblings differ, as those of every drafter do.
+    for row in range(rows):
+        for node in range(drafted):
+            elder = [
+                int(tokens[row, i]) for i in range(node) if parents[row, i] == parents[row, node]
+            ]
+            tokens[row, node] = next(t for t in range(9) if t not in elder)
+    return tokens, parents
+
+
+def prepared() -> bool:
+    tokens, parents = random_trees(ROWS, NODES - 1)
+    tokens[1, -1], parents[1, -1] = -1, -1
+    seen = torch.zeros((ROWS, NODES, NODES), dtype=torch.int8)
+    ids, depths = torch.zeros((2, ROWS * NODES), dtype=torch.int64)
+    roots = torch.tensor([7, 8])
+    prepare_kernel[(ROWS,)](
+        *(tokens, parents, roots, ids, depths, seen, NODES), BLOCK=16, ROUNDS=3, PDL=False
+    )
+    wanted = fast_tree.ancestors(parents)
+    return (
+        torch.equal(seen != 0, wanted)
+        and torch.equal(depths.view(ROWS, -1), fast_tree.depths(wanted))
+        and torch.equal(ids.view(ROWS, -1), torch.cat((roots[:, None], tokens.clamp(min=0)), dim=1))
+    )
+
+
+def verdicts() -> list[bool]:
+    """Random picks; of two rows the second has said all it may in every other case."""
+    good = []
+    for case in range(12):
+        tokens, parents = random_trees(ROWS, NODES - 1)
+        choices = torch.randint(0, 3, (ROWS, NODES))
+        seen = fast_tree.ancestors(parents)
+        deepest = NODES - 1
+        state = State(ROWS, ROOM, 0, CPU)
+        state.lengths.copy_(torch.tensor([3, 5]))
+        state.limits.copy_(torch.tensor([9, 9 * (case % 2)]))
+        path = torch.zeros((ROWS, deepest + 1), dtype=torch.int64)
+        anchors, context = torch.full((ROWS * 4,), 99), torch.ones((ROWS * (deepest + 1), 8))
+        verdict_kernel[(ROWS,)](
+            *(tokens, parents, seen.to(torch.int8), fast_tree.depths(seen).flatten(), choices),
+            *(path, state.roots, state.lengths, state.known, state.made, state.limits),
+            *(state.text, state.log, state.rounds, state.kept, anchors, 4, context, 8),
+            *(NODES, deepest, ROOM, state.log.shape[1]),
+            BLOCK=16,
+            BLOCK_C=64,
+            PDL=False,
+        )
+        want = fast_verify.accepted_branch(tokens, parents, seen, choices, deepest)
+        for row, start in ((0, 3), (1, 5)):
+            count = int(want.length[row]) + 1 if row == 0 or case % 2 else 0
+            nodes = want.path[row, : max(count - 1, 0)]
+            said = [*tokens[row, nodes].tolist(), int(want.bonus[row])] if count else []
+            good.append(
+                state.kept[row] == count
+                and state.lengths[row] == start + count
+                and state.known[row] == start
+                and state.text[row, start + 1 : start + 1 + count].tolist() == said
+                and path[row, 1:count].tolist() == (nodes + 1).tolist()
+                and state.log[row, 0] == count
+                and state.rounds[row] == (count > 0)
+                and (not count or state.roots[row] == anchors[row * 4] == said[-1])
+                and not context.any()
+            )
+    return [bool(one) for one in good]
+
+
+def moved() -> bool:
+    """A path whose goals are others' sources."""
+    keys, values = torch.randn((2, 2, ROWS * ROOM, 10))
+    features, fresh = torch.randn((ROWS * NODES, 7)), torch.zeros((ROWS * 4, 7))
+    path = torch.tensor([[0, 2, 3, 5], [0, 1, 4, 0]])
+    known, kept = torch.tensor([3, 9]), torch.tensor([4, 3])
+    wanted_k, wanted_v, wanted_f = keys.clone(), values.clone(), fresh.clone()
+    for row in range(ROWS):
+        for j in range(int(kept[row])):
+            at = row * ROOM + int(known[row])
+            wanted_k[:, at + j] = keys[:, at + int(path[row, j])]
+            wanted_v[:, at + j] = values[:, at + int(path[row, j])]
+            wanted_f[row * 4 + j] = features[row * NODES + int(path[row, j])]
+    move_kernel[(ROWS, 3, 1)](
+        *(keys, values, features, fresh, path, known, kept, NODES, 3, ROOM, ROWS, 2, 10, 7),
+        BLOCK_L=4,
+        BLOCK=16,
+        PDL=False,
+    )
+    return all(
+        torch.equal(a, b) for a, b in ((keys, wanted_k), (values, wanted_v), (fresh, wanted_f))
+    )
+
+
+def drawn() -> bool:
+    """The same tokens as inverting the softmax, in pieces of the vocabulary and in one."""
+    vocabulary, lines = 23, ROWS * NODES
+    logits = torch.randn((lines, vocabulary)) * 2
+    logits[:, 3] = -torch.inf
+    seeds, made = torch.tensor([5, 6]), torch.tensor([0, 11])
+    depths = torch.arange(NODES).repeat(ROWS)
+    numbers = uniforms(seeds[:, None], made[:, None] + depths.view(ROWS, -1))
+    law = torch.softmax(logits.double() / 0.8, dim=-1)
+    wanted = fast_verify.inverted(law, numbers.flatten())
+    good = True
+    for block in (8, 32):
+        choices = torch.zeros(lines, dtype=torch.int64)
+        draw_kernel[(lines,)](
+            *(logits, seeds, made, depths, choices, vocabulary, NODES),
+            1.4426950408889634 / 0.8,
+            BLOCK=block,
+            PDL=False,
+        )
+        good = good and torch.equal(choices, wanted)
+    return good
+
+
+def looked_up() -> bool:
+    text = torch.randint(0, 3, (ROWS, ROOM))
+    static, compact = StaticLookup(ROWS, ROOM, block=5, device="cpu"), CompactLookup(block=5)
+    static._text.copy_(text)
+    good = True
+    for lengths in ([0, 1], [2, 9], [23, 17], [12, 5]):
+        state, into = State(ROWS, ROOM, 0, CPU), Proposal(ROWS, 6, CPU)
+        state.text.copy_(text)
+        state.lengths.copy_(torch.tensor(lengths))
+        roots = text[torch.arange(ROWS), torch.tensor(lengths)]
+        wanted, _ = static.propose(roots, state.lengths)
+        compact.propose(state, into)
+        good = good and torch.equal(into.tokens, wanted)
+    return good
+
+
+def attended(*, fresh: bool) -> float:
+    """One layer's attention against torch: the largest difference, of stored keys too."""
+    config = DecoderConfig(
+        family="qwen3",
+        vocab=8,
+        dim=32,
+        layers=1,
+        heads=4,
+        kv_heads=2,
+        head_dim=16,
+        hidden=8,
+        context=ROOM,
+        norm_eps=1e-6,
+        tied=True,
+        rope=RopeConfig(),
+        qk_norm=True,
+    )
+    wide, narrow = 64, 32
+    weights = [torch.rand(16) + 0.5 for _ in range(2)]
+    layer = type("L", (), {"q_norm": weights[0], "k_norm": weights[1], "up": torch.zeros(2)})()
+    norm = type("N", (), {"weight": torch.ones(32)})()
+    table = type("T", (), {"weight": torch.ones((8, 32))})()
+    store = torch.randn((2, 1, ROWS, ROOM, 2, 16))
+    turns = torch.arange(ROOM)[:, None] * torch.rand(8)
+    angles = turns.cos(), turns.sin()
+    one = TreePass(
+        Body(config, table, norm, table), [layer], angles, (store[0], store[1]),
+        rows=ROWS, nodes=NODES, taps=(-1,),
+    )  # fmt: skip
+    lengths, known = torch.tensor([9, 4]), torch.tensor([6, 4])
+    _, parents = random_trees(ROWS, NODES - 1)
+    seen = fast_tree.ancestors(parents)
+    depths = fast_tree.depths(seen).flatten()
+    qkv, stream = torch.randn((ROWS * NODES, wide + 2 * narrow)), torch.randn((ROWS * NODES, 32))
+    rows = torch.randn((ROWS * 4, 2 * narrow)) if fresh else None
+    before = store.clone()
+    trees = Trees(lengths, depths, seen.to(torch.int8), known if fresh else None, rows)
+    one._tree_attend(trees, layer, 0, qkv, stream)
+
+    def normed(x, weight):
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * weight
+
+    def at(places):
+        return angles[0][places][:, None], angles[1][places][:, None]
+
+    worst = float((one.features - stream).abs().max())
+    for row in range(ROWS):
+        lines = qkv[row * NODES : (row + 1) * NODES]
+        places = int(lengths[row]) + depths[row * NODES : (row + 1) * NODES]
+        q, k, v = (part.view(NODES, -1, 16) for part in lines.split([wide, narrow, narrow], dim=1))
+        q, k = (turned(normed(x, w), at(places)) for x, w in zip((q, k), weights, strict=True))
+        past_k, past_v = before[:, 0, row, : int(lengths[row])]
+        if rows is not None:
+            new = slice(int(known[row]), int(lengths[row]))
+            some = rows[row * 4 : row * 4 + new.stop - new.start]
+            new_k, new_v = (part.view(-1, 2, 16) for part in some.split([narrow, narrow], dim=1))
+            past_k[new] = turned(normed(new_k, weights[1]), at(torch.arange(new.start, new.stop)))
+            past_v[new] = new_v
+            for kept, past in zip(store, (past_k, past_v), strict=True):
+                gap = (kept[0, row, new] - past[new]).abs()
+                worst = max(worst, float(gap.max()) if gap.numel() else 0.0)
+        else:
+            behind = slice(int(lengths[row]), int(lengths[row]) + NODES)
+            worst = max(worst, float((store[0, 0, row, behind] - k).abs().max()))
+        mask = torch.cat((torch.ones((NODES, len(past_k)), dtype=torch.bool), seen[row]), dim=1)
+        want = attend(
+            q[None], torch.cat((past_k, k))[None], torch.cat((past_v, v))[None], mask[None]
+        )[0]
+        got = one._seen[row * NODES : (row + 1) * NODES].view(NODES, 4, 16)
+        worst = max(worst, float((got - want).abs().max()))
+    return worst
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,188 @@
+"""Compact rounds: kernels in the interpreter, compiled for Hopper, and whole answers on a GPU."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from trapline.gold.decoder.config import DecoderConfig, RopeConfig
+from trapline.gold.decoder.generate import generate as plain
+from trapline.gold.decoder.model import Decoder
+from trapline.gold.errors import RangeError
+from trapline.gold.tree_decoding.drafter import drafter_config
+from trapline.gold.tree_decoding.drafter_static import StaticDFlash, StaticLookup
+from trapline.gold.tree_decoding.drafter_training import fresh, regenerate_in_rounds
+from trapline.gold.tree_decoding.generate_graphs import StaticGenerator
+from trapline.gold.tree_decoding.generate_static import StaticConfig
+
+pytest.importorskip("triton")
+HERE = Path(__file__).parent
+on_a_gpu = [
+    pytest.mark.needs_gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+def gpu(*cases):
+    return [pytest.param(*case, marks=on_a_gpu) for case in cases]
+
+
+def test_the_interpreted_kernels_do_what_torch_does(tmp_path, run_script):
+    run_script(HERE / "interpret_rounds.py", tmp_path, TRITON_INTERPRET="1")
+    found = json.loads((tmp_path / "rounds.json").read_text())
+    assert all(found["verdict"])
+    assert len(found["verdict"]) == 24
+    assert found["prepare"]
+    assert found["move"]
+    assert found["draw"]
+    assert found["lookup"]
+    assert max(found["attend"]) < 2e-6
+
+
+def test_the_kernels_compile_for_hopper(tmp_path, run_script):
+    run_script(HERE / "compile_rounds.py", tmp_path, TRITON_INTERPRET="0")
+    compiled = json.loads((tmp_path / "compiled.json").read_text())
+    assert len(compiled) == 11
+    assert all(entry["shared"] <= 232448 for entry in compiled)
+
+
+def models(dtype, layers=4, **changes):
+    shape = {"dim": 384, "heads": 6, "kv_heads": 3, "head_dim": 64, "hidden": 1024, **changes}
+    config = DecoderConfig(
+        family="qwen3",
+        vocab=2048,
+        layers=layers,
+        context=1024,
+        norm_eps=1e-6,
+        **{"tied": True, "rope": RopeConfig(), "qk_norm": True, **shape},
+    )
+    torch.manual_seed(1)
+    target = Decoder(config).cuda()
+    for parameter in target.parameters():
+        if parameter.ndim == 2:
+            torch.nn.init.normal_(parameter, std=0.05)
+    sizes = {"layers": 2, "block": 8, "mask_id": 2047, "seen": 3, "hidden": 2048}
+    model = fresh(drafter_config(config, **sizes), 0).cuda()
+    return (one.to(dtype).eval().requires_grad_(False) for one in (target, model))
+
+
+def prompts_for(rows):
+    luck = torch.Generator().manual_seed(rows)
+    return [torch.randint(0, 2000, (20 + 7 * row,), generator=luck).tolist() for row in range(rows)]
+
+
+def compact(kind, target, model, rows, budget, room=256, temperature=0.0):
+    from trapline.gold.tree_decoding.compact_drafter import CompactDFlash, CompactLookup
+    from trapline.gold.tree_decoding.compact_generate import CompactGenerator
+
+    drafter = None
+    if kind == "lookup":
+        drafter = CompactLookup(block=budget)
+    elif kind is not None:
+        drafter = CompactDFlash(model, target, rows, room, budget=budget, chain=kind == "chain")
+    return CompactGenerator(target, drafter, StaticConfig(rows, room, temperature, seed=3))
+
+
+def static(kind, target, model, rows, budget, room=256):
+    drafter = None
+    if kind == "lookup":
+        drafter = StaticLookup(rows, room, block=budget, device="cuda")
+    elif kind is not None:
+        drafter = StaticDFlash(model, target, rows, room, budget=budget, chain=kind == "chain")
+    return StaticGenerator(target, drafter, StaticConfig(rows, room))
+
+
+@pytest.mark.parametrize(
+    ("kind", "rows", "budget"),
+    gpu(
+        (None, 1, 0),
+        (None, 5, 0),
+        ("lookup", 3, 7),
+        ("chain", 1, 7),
+        ("chain", 4, 7),
+        ("tree", 1, 5),
+        ("tree", 3, 16),
+        ("tree", 2, 40),
+        ("tree", 2, 100),
+    ),
+)
+def test_answers_in_float32_are_plain_decoding_s(kind, rows, budget):
+    """Twice, the second time over used caches; drafted as the static rounds draft."""
+    target, model = models(torch.float32)
+    prompts = prompts_for(rows)
+    wanted = plain(target, prompts, max_new_tokens=40, stop_ids=[11], batch=rows)
+    rounds = compact(kind, target, model, rows, budget, room=384)
+    for _ in range(2):
+        done = rounds.generate(prompts, max_new_tokens=40, stop_ids=[11])
+        assert done.tokens == wanted
+    other = static(kind, target, model, rows, budget, room=384)
+    again = other.generate(prompts, max_new_tokens=40, stop_ids=[11])
+    assert done.statistics.passes == again.statistics.passes
+
+
+@pytest.mark.parametrize(("kind", "budget"), gpu(("chain", 7), ("tree", 24)))
+def test_sampled_texts_are_the_same_with_and_without_a_drafter(kind, budget):
+    target, model = models(torch.float32)
+    prompts = prompts_for(2)
+    alone = compact(None, target, model, 2, 0, temperature=1.0)
+    rounds = compact(kind, target, model, 2, budget, temperature=1.0)
+    wanted = alone.generate(prompts, max_new_tokens=48).tokens
+    assert rounds.generate(prompts, max_new_tokens=48).tokens == wanted
+
+
+@pytest.mark.parametrize("kind", gpu(("chain",), ("tree",)))
+def test_large_products_give_the_same_answers(kind, monkeypatch):
+    """The path of large models, in float32 on a small one."""
+    from trapline.gold.tree_decoding import compact_pass
+
+    target, model = models(torch.float32)
+    prompts = prompts_for(3)
+    wanted = plain(target, prompts, max_new_tokens=30, batch=3)
+    monkeypatch.setattr(compact_pass, "LARGE", 1)
+    rounds = compact(kind, target, model, 3, 7 if kind == "chain" else 12)
+    assert rounds.rounds.verifier.wide
+    assert rounds.generate(prompts, max_new_tokens=30).tokens == wanted
+
+
+@pytest.mark.parametrize("kind", gpu((None,), ("chain",), ("tree",)))
+def test_answers_in_bfloat16_begin_as_plain_decoding_s(kind):
+    """Two nearly equal logits may swap; most tokens come before the first such place."""
+    target, model = models(torch.bfloat16, layers=2)
+    prompts = prompts_for(8)
+    wanted = plain(target, prompts, max_new_tokens=24, batch=8)
+    done = compact(kind, target, model, 8, 7 if kind == "chain" else 16)
+    found = done.generate(prompts, max_new_tokens=24).tokens
+    same = [
+        next((i for i, (x, y) in enumerate(zip(a, b, strict=True)) if x != y), 24)
+        for a, b in zip(found, wanted, strict=True)
+    ]
+    assert sum(same) >= 0.5 * 24 * 8
+
+
+@pytest.mark.parametrize("temperature", gpu((0.0,), (1.0,)))
+def test_texts_to_learn_from_are_the_target_s(temperature):
+    target, _ = models(torch.float32, layers=2)
+    prompts = [[3, 4, 5 + number] for number in range(6)]
+    texts = regenerate_in_rounds(
+        target, prompts, max_new_tokens=9, temperatures=(temperature,), batch=4
+    )
+    assert [text.tokens[:3] for text in texts] == prompts[:4]
+    assert all(len(text.tokens) == 12 for text in texts)
+    if temperature == 0.0:
+        wanted = plain(target, prompts[:4], max_new_tokens=9, batch=4)
+        assert [text.tokens[3:] for text in texts] == wanted
+
+
+@pytest.mark.parametrize("kind", gpu(("tree",)))
+def test_bad_input_is_refused_by_name_on_a_gpu(kind):
+    target, model = models(torch.float32, layers=2)
+    with pytest.raises(RangeError, match="budget"):
+        compact(kind, target, model, 1, 0)
+    rounds = compact(kind, target, model, 1, 8, room=64)
+    with pytest.raises(RangeError, match="mask id"):
+        rounds.generate([[2047]], max_new_tokens=2)
+    with pytest.raises(RangeError, match="room for"):
+        rounds.generate([[1]], max_new_tokens=60)
+    with pytest.raises(RangeError, match="empty"):
+        rounds.generate([[]], max_new_tokens=2)
