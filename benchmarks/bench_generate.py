@@ -65,6 +65,7 @@ from harness import (
 from trapline.gold.decoder.model import Decoder
 
 OWN_ROUNDS = 9
+ON_A_CPU = ("beams", "greedy", "ids")
 SECTIONS = ("greedy", "beams", "pages", "1.7B", "8B", "long", "ids", "logits", "static")
 
 
@@ -256,21 +257,25 @@ def main() -> None:
     transformers.logging.set_verbosity_error()
     if options.device == "cpu":
         torch.set_num_threads(options.threads)
-        found, results = cpu(options.quick), {}
+        found, results, done = cpu(options.quick), {}, []
+        options.sections = ON_A_CPU
     else:
         whole = set(options.sections) == set(SECTIONS)
-        results = {} if whole else earlier(options.device, options.out)
+        results, done = ({}, []) if whole else earlier(options.device, options.out)
         found = gpu(options.device, options.quick, options.sections)
-    for cases in found:
+    for number, cases in enumerate(found):
         results |= cases
-        write("generate", options.device, results, folder=options.out)
+        sections = dict.fromkeys((*done, *options.sections[: number + 1]))
+        write("generate", options.device, results, folder=options.out, sections=sections)
 
 
-def earlier(device: str, folder: Path) -> dict[str, Any]:
-    """What other sections wrote on this machine: a run may be cut into several."""
+def earlier(device: str, folder: Path) -> tuple[dict[str, Any], list[str]]:
+    """What other sections wrote on this machine, and which: a run may be cut into several."""
     path = folder / device_name(device).replace(" ", "-").lower() / "generate.json"
-    found: dict[str, Any] = json.loads(path.read_text())["results"] if path.is_file() else {}
-    return found
+    if not path.is_file():
+        return {}, []
+    record = json.loads(path.read_text())
+    return record["results"], record["sections"]
 
 
 if __name__ == "__main__":

@@ -318,8 +318,9 @@ def page() -> str:
         lines += [
             "## Generation",
             "",
-            f"`{generated['command']}`. A step is the slope between two lengths of whole calls, "
-            "the host included. [How it works](components/decoder.md).",
+            f"`bench_generate.py`: {', '.join(generated['sections'])}. A step is the slope "
+            "between two lengths of whole calls, the host included. "
+            "[How it works](components/decoder.md).",
             "",
             *generation(generated["results"]),
             "",
