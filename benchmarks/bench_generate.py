@@ -265,7 +265,7 @@ def main() -> None:
         found = gpu(options.device, options.quick, options.sections)
     for number, cases in enumerate(found):
         results |= cases
-        sections = dict.fromkeys((*done, *options.sections[: number + 1]))
+        sections = list(dict.fromkeys((*done, *options.sections[: number + 1])))
         write("generate", options.device, results, folder=options.out, sections=sections)
 
 
