@@ -108,16 +108,20 @@ def test_a_dense_model_is_refused(tmp_path):
 
 
 @pytest.mark.full
-def test_llama_cpp_says_the_same(tmp_path):
+@pytest.mark.parametrize("kind", ["f16", "q8_0", "tq2_0"])
+@pytest.mark.parametrize(("family", "tied"), [("llama", False), ("qwen3", True)])
+def test_llama_cpp_says_the_same(tmp_path, family, tied, kind):
     """Where llama-cpp-python is installed, it continues a prompt with our tokens."""
     llama_cpp = pytest.importorskip("llama_cpp")
     documents = [f"the river number {number} runs to the sea" for number in range(200)]
     tokenizer = train_tokenizer(documents, 300)
     tokenizer.save(str(tmp_path / "tokenizer.json"))
-    model = decoder("qwen3", tied=True, vocab=300)
-    to_gguf(model, tmp_path / "m.gguf", "f16", tokenizer=tmp_path / "tokenizer.json")
+    group = 256 if kind == "tq2_0" else 128
+    model = decoder(family, tied, group, dim=256, vocab=300)
+    file = tmp_path / "m.gguf"
+    to_gguf(model, file, kind, tokenizer=tmp_path / "tokenizer.json", group_size=group)
     prompt = tokenizer.encode("the river").ids
-    theirs = llama_cpp.Llama(str(tmp_path / "m.gguf"), n_ctx=32, verbose=False)
+    theirs = llama_cpp.Llama(str(file), n_ctx=32, verbose=False)
     assert theirs.tokenize(b"the river", add_bos=False) == prompt
     found = []
     for token in theirs.generate(prompt, temp=0.0, repeat_penalty=1.0):
