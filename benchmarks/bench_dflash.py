@@ -47,15 +47,15 @@ def main() -> None:
     options = arguments()
     torch.manual_seed(0)
     results: dict[str, Any] = {"published, other models and machines": PUBLISHED}
-    lengths = None
+    traces = None
     if options.pair:
         facts = options.pair / "pair.json"
         results["pair"] = json.loads(facts.read_text()) if facts.is_file() else {}
-        lengths = trained_pair(options, results)
+        traces = trained_pair(options, results)
     if not options.no_shape:
         name = f"{dflash_shape.shape_name(options)}, random weights, replayed acceptance"
         results[name] = []
-        for table in dflash_shape.big_shape(options, lengths):
+        for table in dflash_shape.big_shape(options, traces):
             results[name].append(table)
             keep(options, results)
     if options.pair and options.identical:
@@ -68,22 +68,22 @@ def keep(options, results) -> Path:
     return harness.write("dflash", options.device, results, folder=options.out)
 
 
-def trained_pair(options, results) -> dict[str, list[int]]:
-    """Fills `results`; the accepted lengths at temperature 0, by mode."""
+def trained_pair(options, results) -> dflash_shape.Traces:
+    """Fills `results`; the accepted lengths at temperature 0."""
     target, model = load(options, torch.float32 if options.device == "cpu" else torch.bfloat16)
     prompts = held_out_prompts(options, target, model.config.mask_id, results)
-    lengths: dict[str, list[int]] = {"chain": [], "tree": []}
+    traces = dflash_shape.Traces([], [], model.config.block)
     tables = results["trained pair"] = []
     for temperature in (0.0, 1.0):
         for batch in options.batches:
             figures, seen = one_setting(target, model, prompts, batch, temperature, options)
             tables.append({"batch": batch, "temperature": temperature, "contenders": figures})
             if temperature == 0.0:
-                for mode, found in seen.items():
-                    lengths[mode] += found
+                traces.chain.extend(seen["chain"])
+                traces.tree.extend(seen["tree"])
             show(f"batch {batch}, temperature {temperature:g}", figures)
             keep(options, results)
-    return lengths
+    return traces
 
 
 def load(options, kind):
@@ -100,14 +100,16 @@ def all_prompts(options, mask_id) -> list[list[int]]:
     tokenizer = Tokenizer.from_file(str(options.pair / "tokenizer.json"))
     text = (options.pair / "held_out.txt").read_text(encoding="utf-8")
     width, luck, pieces = options.prompt, random.Random(0), []
+    wanted = max(8 * options.prompts, 2 * options.identical)
     for document in text.split("\f"):
-        for _ in range(1 + len(document) // 20_000):
+        for _ in range(int(2 * wanted * len(document) / len(text) + luck.random())):
             at = luck.randrange(max(1, len(document) - 8 * width))
             begin = document.find("\n", at) + 1
             pieces.append(document[begin : begin + 8 * width])
     luck.shuffle(pieces)
-    some = (one.ids[:width] for one in tokenizer.encode_batch(pieces[: 8 * options.prompts]))
-    return [ids for ids in some if len(ids) == width and mask_id not in ids]
+    some = [one.ids[:width] for one in tokenizer.encode_batch(pieces[:wanted])]
+    usable = (tuple(ids) for ids in some if len(ids) == width and mask_id not in ids)
+    return [list(ids) for ids in dict.fromkeys(usable)]
 
 
 def held_out_prompts(options, target, mask_id, results) -> list[list[int]]:

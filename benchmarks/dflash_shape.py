@@ -8,7 +8,7 @@ share of the gain that survives the cost of drafting, tree and wider pass.
 import random
 from collections.abc import Iterator
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from dflash_rounds import PLAIN, engine_run, parts, show, static_run
@@ -20,8 +20,13 @@ from trapline.gold.tree_decoding.drafter_static import StaticDFlash
 from trapline.gold.tree_decoding.generate_graphs import StaticGenerator
 from trapline.gold.tree_decoding.generate_static import StaticConfig, StaticRounds
 
-#: Slots of the drafter's blocks where no trained pair says otherwise.
-BLOCK = 16
+
+class Traces(NamedTuple):
+    """Accepted lengths, as many as there were passes, and the slots of the drafter's blocks."""
+
+    chain: list[int]
+    tree: list[int]
+    block: int
 
 
 class ReplayedDFlash(StaticDFlash):
@@ -43,7 +48,9 @@ class ReplayedRounds(StaticRounds):
         super().choices(logits, trees)
         if trees.tokens.shape[1] == 0:
             return logits.argmax(dim=-1)
-        return replay(self.trace[self._made % len(self.trace)], trees, nothing=logits.shape[-1] - 1)
+        return replay(
+            self.trace[self._made * 7919 % len(self.trace)], trees, nothing=logits.shape[-1] - 1
+        )
 
 
 def replay(wanted, trees, *, nothing) -> torch.Tensor:
@@ -84,17 +91,18 @@ def compact_replay(trace, profile):
                 return
             state, made, shape = self.state, self.proposal, (self.state.rows, self.nodes)
             trees = Proposed(made.tokens, made.parents, made.seen != 0, made.depths.view(shape))
-            wanted = trace[state.made % len(trace)]
+            mine = torch.arange(state.rows, device=trace.device)
+            wanted = trace[(state.rounds * state.rows + mine) % len(trace)]
             nothing = self.target.config.vocab - 1
             self.choices.copy_(replay(wanted, trees, nothing=nothing).flatten())
 
     return Drafter, Rounds
 
 
-def big_shape(options, lengths) -> Iterator[dict]:
+def big_shape(options, traces: Traces | None) -> Iterator[dict]:
     """One table a batch."""
-    target, model = random_models(options, 1 + max(lengths["chain"]) if lengths else BLOCK)
-    lengths = lengths or {"chain": geometric(0.75, 15), "tree": geometric(0.85, 15)}
+    traces = traces or Traces(geometric(0.75, 15), geometric(0.85, 15), 16)
+    target, model = random_models(options, traces.block)
     for batch in options.batches:
         figures = {}
         for name, kind, budget in (
@@ -102,7 +110,7 @@ def big_shape(options, lengths) -> Iterator[dict]:
             ("chain", "chain", model.config.block - 1),
             *((f"tree of {budget}", "tree", budget) for budget in options.shape_budgets),
         ):
-            trace = lengths["chain" if kind == "chain" else "tree"]
+            trace = traces.chain if kind == "chain" else traces.tree
             figures[name] = replayed_run(target, model, kind, budget, batch, trace, options)
         figures["decoder's engine"] = engine_figures(target, batch, options)
         base = max(figures[name]["tokens_per_s"] for name in (PLAIN, "decoder's engine"))

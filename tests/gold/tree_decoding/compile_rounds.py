@@ -1,6 +1,7 @@
 """Compiles the kernels of compact rounds for sm_90; test_compact.py reads the result."""
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -18,27 +19,33 @@ ATTENDED = {
 }
 
 
-def main(folder: Path) -> None:
-    rounds = kernels_round
-    made = [
-        compiled(rounds.choose_kernel, {"BLOCK": 64}, warps=1),
-        compiled(rounds.chain_kernel, {"BLOCK": 64}, warps=1),
-        compiled(rounds.draw_kernel, {"BLOCK": 2048}),
-        compiled(rounds.prepare_kernel, {"BLOCK": 128, "ROUNDS": 4}),
-        compiled(rounds.verdict_kernel, {"BLOCK": 128, "BLOCK_C": 1024}),
-        compiled(
-            rounds.verdict_kernel, {"BLOCK": 16, "BLOCK_C": 1024, "anchors": None, "context": None}
-        ),
-        compiled(rounds.move_kernel, {"BLOCK_L": 16, "BLOCK": 256}),
-        compiled(rounds.lookup_kernel, {"WIDTH": 3, "BLOCK": 512, "BLOCK_L": 16}),
-        attention("bf16", width=64, share=2, nodes=33, fresh=False),
-        attention("bf16", width=128, share=4, nodes=128, fresh=False),
-        attention("fp32", width=64, share=2, nodes=8, fresh=True),
-    ]
+def main(folder: Path, which: str) -> None:
+    made = [compiled(*one) for one in few()]
+    if which == "all":
+        made += [compiled(*one) for one in others()]
     (folder / "compiled.json").write_text(json.dumps(made))
 
 
-def attention(kind: str, *, width: int, share: int, nodes: int, fresh: bool) -> dict:
+def few():
+    rounds = kernels_round
+    yield rounds.prepare_kernel, {"BLOCK": 32, "ROUNDS": 3}
+    yield rounds.verdict_kernel, {"BLOCK": 32, "BLOCK_C": 1024}
+    yield attention("bf16", width=64, share=2, nodes=33, fresh=False)
+
+
+def others():
+    rounds = kernels_round
+    yield rounds.choose_kernel, {"BLOCK": 64}
+    yield rounds.chain_kernel, {"BLOCK": 64}
+    yield rounds.draw_kernel, {"BLOCK": 2048}
+    yield rounds.verdict_kernel, {"BLOCK": 16, "BLOCK_C": 64, "anchors": None, "context": None}
+    yield rounds.move_kernel, {"BLOCK_L": 16, "BLOCK": 256}
+    yield rounds.lookup_kernel, {"WIDTH": 3, "BLOCK": 512, "BLOCK_L": 16}
+    yield attention("bf16", width=128, share=4, nodes=128, fresh=False)
+    yield attention("fp32", width=64, share=2, nodes=8, fresh=True)
+
+
+def attention(kind: str, *, width: int, share: int, nodes: int, fresh: bool) -> tuple:
     from trapline.gold.tree_decoding.compact_pass import QUERIES, tile_of
 
     chunk = max(1, min(nodes, QUERIES // share))
@@ -55,16 +62,16 @@ def attention(kind: str, *, width: int, share: int, nodes: int, fresh: bool) -> 
         "PRECISION": "ieee" if kind == "fp32" else "tf32",
         **({"features": None} if fresh else {"fresh": None, "known": None}),
     }
-    return compiled(kernels_attend.tree_attend_kernel, fixed, kind=kind, stages=2)
+    return kernels_attend.tree_attend_kernel, fixed, kind
 
 
-def compiled(kernel, fixed, *, kind: str = "bf16", warps: int = 4, stages: int = 3) -> dict:
+def compiled(kernel, fixed, kind: str = "bf16") -> dict:
     types = dict.fromkeys(kernel.arg_names, "i32")
     types.update(dict.fromkeys(INTEGERS, "*i64"), **SMALL, scale="fp32", eps="fp32")
     types.update(dict.fromkeys(ATTENDED, f"*{kind}"))
-    made = compile_for_hopper(kernel, types, {**fixed, "PDL": True}, warps=warps, stages=stages)
+    made = compile_for_hopper(kernel, types, {**fixed, "PDL": True}, warps=4, stages=2)
     return {"name": kernel.__name__, "shared": made.metadata.shared}
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), os.environ["KERNELS"])
