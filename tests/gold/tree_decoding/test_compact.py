@@ -49,6 +49,19 @@ def test_the_kernels_compile_for_hopper(tmp_path, run_script, which, count):
     assert all(entry["shared"] <= 232448 for entry in compiled)
 
 
+def test_weights_are_joined_once():
+    from trapline.gold.tree_decoding.compact_pass import joined
+
+    parts = [torch.nn.Linear(4, size, bias=False) for size in (3, 2, 5)]
+    wanted = torch.cat([part.weight.detach() for part in parts])
+    first, second = joined(*parts), joined(*parts)
+    assert torch.equal(first, wanted)
+    assert torch.equal(second, wanted)
+    assert first.data_ptr() == second.data_ptr() == parts[0].weight.data_ptr()
+    other = joined(parts[0], parts[2])
+    assert torch.equal(other, torch.cat((wanted[:3], wanted[5:])))
+
+
 def models(dtype, layers=4, **changes):
     shape = {"dim": 384, "heads": 6, "kv_heads": 3, "head_dim": 64, "hidden": 1024, **changes}
     config = DecoderConfig(

@@ -7,6 +7,7 @@ gate as kernels of their own: their time is the reading of weights, at which it 
 Letters: R rows of the batch, M nodes of each with its root, C width.
 """
 
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -236,8 +237,21 @@ def layer_weights(layer: Any, attention: Any, *, qk_norm: bool) -> Weights:
 
 def joined(*parts: Any) -> Tensor:
     """One weight of several; each part's own becomes a view of it, so nothing is kept twice."""
-    weight = torch.cat([tensor(part.weight).detach() for part in parts])
-    sizes = [len(tensor(part.weight)) for part in parts]
-    for part, piece in zip(parts, torch.split(weight, sizes), strict=True):
+    weights = [tensor(part.weight).detach() for part in parts]
+    first, sizes = weights[0], [len(weight) for weight in weights]
+    if _follow_each_other(weights):
+        return first.as_strided((sum(sizes), first.shape[1]), first.stride())
+    whole = torch.cat(weights)
+    for part, piece in zip(parts, torch.split(whole, sizes), strict=True):
         part.weight.data = piece
-    return weight
+    return whole
+
+
+def _follow_each_other(weights: list[Tensor]) -> bool:
+    """Whether they are pieces of one weight already: somebody joined them before."""
+    return all(
+        one.is_contiguous()
+        and one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
+        and one.storage_offset() + one.numel() == other.storage_offset()
+        for one, other in pairwise(weights)
+    )
