@@ -15,14 +15,14 @@ NAMES = {dtype.name: dtype for dtype in hopper.TYPES.values()}
 
 
 def main(folder: Path) -> None:
-    """`wanted.json`: a list of [dtype name, D, causal]."""
+    """`wanted.json`: a list of [dtype name, D, causal, queries]."""
     wanted = json.loads((folder / "wanted.json").read_text())
     found = [{"wanted": one, **compiled(folder, *one)} for one in wanted]
     (folder / "compiled.json").write_text(json.dumps(found))
 
 
-def compiled(folder: Path, dtype: str, D: int, causal: bool) -> dict[str, object]:
-    plan = hopper.PLANS[D]
+def compiled(folder: Path, dtype: str, D: int, causal: bool, T: int) -> dict[str, object]:
+    plan = hopper.plan_for(T, D)
     tall, long = described(hopper.ROWS.value, D, dtype), described(plan.block_s, D, dtype)
     types = {"q": tall, "k": long, "v": long, "out": tall, "lse": "*fp32", "scale": "fp32"}
     kernel = hopper.forward_kernel

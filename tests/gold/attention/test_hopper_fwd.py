@@ -16,10 +16,16 @@ from trapline.gold.attention import kernels_hopper_order as order  # noqa: E402
 HERE = Path(__file__).parent
 #: Bytes a thread may keep outside of its registers: three consumers are short of them.
 SPILLED = {2: 0, 3: 256}
-ALL = list(itertools.product(("bf16", "fp16"), sorted(hopper.PLANS), (True, False)))
+#: Width and number of queries of every plan there is.
+CUTS = [(D, T) for D in sorted(hopper.PLANS) for T in (512, 4096) if (D, T) != (128, 512)]
+ALL = [
+    (dtype, D, causal, T)
+    for dtype, (D, T), causal in itertools.product(("bf16", "fp16"), CUTS, (True, False))
+]
+QUICK = [("bf16", 128, True, 4096)]
 
 
-@pytest.mark.parametrize("wanted", [pytest.param(ALL, marks=pytest.mark.full, id="all"), ALL[2:3]])
+@pytest.mark.parametrize("wanted", [pytest.param(ALL, marks=pytest.mark.full, id="all"), QUICK])
 def test_the_kernel_compiles_and_overlaps(tmp_path, run_script, wanted):
     """Two consumers or three, two loops each: in all of them softmax runs beside a product."""
     (tmp_path / "wanted.json").write_text(json.dumps(wanted))
@@ -27,12 +33,19 @@ def test_the_kernel_compiles_and_overlaps(tmp_path, run_script, wanted):
     compiled = json.loads((tmp_path / "compiled.json").read_text())
     assert [entry["wanted"] for entry in compiled] == [list(one) for one in wanted]
     for entry in compiled:
-        plan = hopper.PLANS[entry["wanted"][1]]
+        _, D, _, T = entry["wanted"]
+        plan = hopper.plan_for(T, D)
         assert entry["shared"] <= 232448, entry
         assert max(entry["spilled"]) <= SPILLED[plan.consumers], entry
         assert not entry["serialised"], entry
         # A row's 128 weights lie in four lanes, two rows a lane.
         assert entry["exponentials_while_waiting"] == [plan.block_s // 2 + 2] * plan.consumers * 2
+
+
+def test_few_queries_are_cut_into_lower_tiles():
+    assert hopper.plan_for(1024, 64).consumers == 2
+    assert hopper.plan_for(1025, 64).consumers == 3
+    assert hopper.plan_for(512, 128) == hopper.plan_for(4096, 128)
 
 
 class Program:

@@ -31,6 +31,7 @@ from trapline.gold.attention.kernels_tiles import (
     require,
     rule_flags,
 )
+from trapline.gold.kernels_device import cdiv
 
 
 @triton.jit
@@ -125,7 +126,7 @@ def row_sums(
 ) -> Tensor:
     """δ times the mantissa, lse in base 2: float32 (2, B, H, T and zeros up to whole tiles)."""
     *batches, heads, rows = layout.lse_shape
-    found = lse.new_empty((2, *(batches or [1]), heads, triton.cdiv(rows, LONGEST) * LONGEST))
+    found = lse.new_empty((2, *(batches or [1]), heads, cdiv(rows, LONGEST) * LONGEST))
     wide = block_width(dout)
     block = min(LONGEST, 4096 // wide)
     if lse.numel():
@@ -199,7 +200,7 @@ def launch(
     flags = rule_flags(q, layout, causal, window, softcap) | {"TMA": tma}
     dq, dk, dv = (empty_like(x) for x in (q, k, v))
     tile = tiles.keys
-    if programs := triton.cdiv(layout.sizes[1], tile.keys) * layout.batches * layout.groups:
+    if programs := cdiv(layout.sizes[1], tile.keys) * layout.batches * layout.groups:
         dkdv_kernel[(programs,)](
             *(*tiled(read, rows, tile, tma), dk, dv, *numbers),
             *(*layout.strides(dk), *row_strides(rows, layout)),
@@ -207,7 +208,7 @@ def launch(
             **tile.launch(),
         )
     tile = tiles.queries
-    if programs := triton.cdiv(layout.sizes[0], tile.queries) * layout.batches * layout.sizes[2]:
+    if programs := cdiv(layout.sizes[0], tile.queries) * layout.batches * layout.sizes[2]:
         dq_kernel[(programs,)](
             *(*tiled(read, rows, tile, tma), dq, *numbers),
             *(*layout.strides(dq), *row_strides(rows, layout)),

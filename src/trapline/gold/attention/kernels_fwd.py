@@ -36,6 +36,7 @@ from trapline.gold.attention.kernels_tiles import (
     turn_and_head,
     turned,
 )
+from trapline.gold.kernels_device import cdiv
 
 
 @triton.jit
@@ -190,7 +191,7 @@ def launch(
     out, lse = empty_like(q), q.new_empty(layout.lse_shape, dtype=torch.float32)
     longest, _, heads, _ = layout.sizes
     tile = tile or tile_for(q, causal or window > 0)
-    programs = triton.cdiv(longest, tile.queries) * layout.batches * heads
+    programs = cdiv(longest, tile.queries) * layout.batches * heads
     if not programs:
         return out, lse
     strides = [stride for x in (q, k, v, out) for stride in layout.strides(x)]

@@ -9,7 +9,6 @@ scores again for dq. The plain-Triton twin of both is `kernels_bwd.backward`.
 from typing import Any, NamedTuple
 
 import torch
-import triton
 from torch import Tensor
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
@@ -22,7 +21,7 @@ from trapline.gold.attention.kernels_hopper_dq import dq_kernel
 from trapline.gold.attention.kernels_hopper_fwd import descriptor
 from trapline.gold.attention.kernels_hopper_rows import finish_kernel, prepare_kernel
 from trapline.gold.attention.kernels_tiles import dense, described
-from trapline.gold.kernels_device import processors
+from trapline.gold.kernels_device import cdiv, processors
 
 #: How single numbers lie in shared memory.
 PLAIN = gl.NVMMASharedLayout(0, 32, 2)
@@ -103,7 +102,7 @@ def backward(
     del window, softcap  # there are none: `lacks` sees to it
     if not described(dense(q, k), dout):
         dout = dout.contiguous()
-    tiles = q.shape[0] * q.shape[1] * triton.cdiv(q.shape[2], QUERIES.value)
+    tiles = q.shape[0] * q.shape[1] * cdiv(q.shape[2], QUERIES.value)
     rows = q.new_empty((tiles, 2 * QUERIES.value), dtype=torch.float32)
     # What is not shared needs no sums; an address must be there all the same.
     lines = 0 if deterministic else tiles * QUERIES.value * q.shape[3] // LINE.value
@@ -160,7 +159,7 @@ def along_keys(
 ) -> None:
     """dk and dv, and with `share` all shares of dq."""
     (B, H, T, D), (G, S) = q.shape, k.shape[1:3]
-    tiles = triton.cdiv(S, 2 * ROWS.value)
+    tiles = cdiv(S, 2 * ROWS.value)
     lines = QUERIES.value * D // LINE.value // 2
     dkdv_kernel[(tiles * B * G,)](
         *(descriptor(x, ROWS.value) for x in (q, k, v, dout)),
@@ -185,7 +184,7 @@ def along_queries(
 ) -> None:
     """dq by owners."""
     (B, H, T, D), (G, S) = q.shape, k.shape[1:3]
-    tiles, plan = triton.cdiv(T, 2 * ROWS.value), PLANS[D]
+    tiles, plan = cdiv(T, 2 * ROWS.value), PLANS[D]
     dq_kernel[(tiles * B * H,)](
         descriptor(q, ROWS.value),
         *(descriptor(x, plan.dq_keys) for x in (k, v)),

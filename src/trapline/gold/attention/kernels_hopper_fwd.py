@@ -8,7 +8,6 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import torch
-import triton
 from torch import Tensor
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
@@ -16,8 +15,8 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from trapline.gold.attention.kernels_hopper_order import together
 from trapline.gold.attention.kernels_hopper_out import forward_kernel
 from trapline.gold.attention.kernels_hopper_softmax import ROWS
-from trapline.gold.attention.kernels_tiles import LOG2_E, as_descriptor, dense, described
-from trapline.gold.kernels_device import processors
+from trapline.gold.attention.kernels_tiles import LOG2_E, dense, described, description
+from trapline.gold.kernels_device import cdiv, processors
 
 
 class Plan(NamedTuple):
@@ -32,6 +31,9 @@ class Plan(NamedTuple):
 
 #: Head width → plan. Wider heads leave registers for two warpgroups a block, narrow ones for three.
 PLANS = {64: Plan(3, 128, 2, 160), 128: Plan(2, 128, 2, 240)}
+#: Up to so many queries other plans win: tiles of 192 reach far beyond the diagonal and the end.
+FEW = 1024
+PLANS_FOR_FEW = PLANS | {64: Plan(2, 128, 2, 240)}
 TYPES = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
 
 
@@ -57,6 +59,10 @@ def faster(q: Tensor, *_: Any) -> bool:
     return bool(q.shape[2] > ROWS.value)
 
 
+def plan_for(T: int, D: int) -> Plan:
+    return PLANS_FOR_FEW[D] if T <= FEW else PLANS[D]
+
+
 def constants(plan: Plan, causal: bool) -> dict[str, Any]:
     """What is compiled in."""
     return {
@@ -76,10 +82,8 @@ def tile_layout(rows: int, D: int, dtype: gl.dtype) -> gl.NVMMASharedLayout:
 
 def descriptor(x: Tensor, rows: int) -> TensorDescriptor:
     """x (B,H,N,D) by tiles of `rows` rows."""
-    D = x.shape[-1]
-    plain = as_descriptor(x, rows)
-    layout = tile_layout(rows, D, TYPES[x.dtype])
-    return TensorDescriptor(x, plain.shape, plain.strides, plain.block_shape, layout)
+    layout = tile_layout(rows, x.shape[-1], TYPES[x.dtype])
+    return TensorDescriptor(x, *description(x, rows), layout)
 
 
 def forward(
@@ -88,9 +92,9 @@ def forward(
     """out (B,H,T,D) and lse (B,H,T) float32, of q (B,H,T,D) and k, v (B,G,S,D)."""
     del window, softcap  # there are none: `lacks` sees to it
     (B, H, T, D), (G, S) = q.shape, k.shape[1:3]
-    plan = PLANS[D]
+    plan = plan_for(T, D)
     out, lse = q.new_empty(q.shape), q.new_empty((B, H, T), dtype=torch.float32)
-    rows, programs = triton.cdiv(T, plan.consumers * ROWS.value), processors(q)
+    rows, programs = cdiv(T, plan.consumers * ROWS.value), processors(q)
     groups, group = together(B * H, rows, programs)
     tiles = B * H * rows
     forward_kernel[(min(tiles, programs),)](

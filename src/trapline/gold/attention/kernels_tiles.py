@@ -298,24 +298,30 @@ def described(layout: Layout, *tensors: Tensor) -> bool:
 
 def _describable(x: Tensor) -> bool:
     """Elements of a row side by side, every address a multiple of 16 bytes, no row repeated."""
-    steps = [stride for size, stride in zip(x.shape[:-1], x.stride()[:-1], strict=True) if size > 1]
-    aligned = all(step > 0 and step * x.element_size() % 16 == 0 for step in steps)
-    return aligned and x.stride(-1) == 1 and x.data_ptr() % 16 == 0
+    *steps, last = x.stride()
+    if last != 1 or x.data_ptr() % 16:
+        return False
+    whole = 16 // x.element_size()
+    return all(
+        size == 1 or (step > 0 and step % whole == 0)
+        for size, step in zip(x.shape, steps, strict=False)
+    )
+
+
+def description(x: Tensor, rows: int) -> tuple[list[int], list[int], list[int]]:
+    """Shape, strides and tile of x (B,H,N,D). Where there is one of a thing, its stride is free."""
+    wide, shape = block_width(x), list(x.shape)
+    strides = [stride if size > 1 else wide for size, stride in zip(shape, x.stride(), strict=True)]
+    return shape, [*strides[:-1], 1], [1, 1, rows, wide]
 
 
 def as_descriptor(x: Tensor, rows: int) -> TensorDescriptor:
-    """x (B,H,N,D) by tiles of `rows` rows. Where there is one of a thing, its stride is free."""
-    wide = block_width(x)
-    strides = [
-        stride if size > 1 else wide
-        for size, stride in zip(x.shape[:-1], x.stride()[:-1], strict=True)
-    ]
-    return TensorDescriptor(x, list(x.shape), [*strides, 1], [1, 1, rows, wide])
+    return TensorDescriptor(x, *description(x, rows))
 
 
 def block_width(x: Tensor) -> int:
     """The width of a tile in memory: a power of two that holds a row."""
-    return max(16, int(triton.next_power_of_2(x.shape[-1])))
+    return max(16, 1 << (x.shape[-1] - 1).bit_length())
 
 
 def require(q: Tensor) -> None:
