@@ -10,6 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
+from trapline.gold.attention import kernels  # noqa: E402
 from trapline.gold.attention import kernels_hopper_fwd as hopper  # noqa: E402
 from trapline.gold.attention import kernels_hopper_order as order  # noqa: E402
 
@@ -40,6 +41,16 @@ def test_the_kernel_compiles_and_overlaps(tmp_path, run_script, wanted):
         assert not entry["serialised"], entry
         # A row's 128 weights lie in four lanes, two rows a lane.
         assert entry["exponentials_while_waiting"] == [plan.block_s // 2 + 2] * plan.consumers * 2
+
+
+def test_few_queries_of_narrow_heads_that_see_everything_are_left_to_smaller_tiles():
+    chosen = {
+        (T, D, causal): kernels.chosen("forward", *asked(T=T, S=T, D=D, causal=causal))
+        for T, D, causal in itertools.product((64, 512, 2048), (64, 128), (True, False))
+    }
+    plain = {case for case, tier in chosen.items() if tier == "triton"}
+    few = {(64, D, causal) for D in (64, 128) for causal in (True, False)}
+    assert plain == few | {(512, 64, False)}
 
 
 def test_few_queries_are_cut_into_lower_tiles():
