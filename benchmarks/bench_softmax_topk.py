@@ -30,6 +30,11 @@ LARGE += [(4096, 32000, 64), (64, 1000000, 256)]
 #: About 256 MB of float32 each.
 SWEEP = [(6400, 10000), (1280, 50257), (512, 128000), (128, 500000), (64, 1000000)]
 SWEEP_K = (64, 1024, 8, 256)
+BATCHES = (1, 8, 64, 256, 2048)
+#: From this many bytes on a call takes so long that fewer of them are a burst.
+LONG_CALL, FEWER_CALLS = 1 << 24, 8
+#: Seconds: a killed run keeps what is older.
+KEPT_EVERY = 4.0
 Call = Callable[[], Any]
 
 
@@ -39,8 +44,8 @@ class Problem:
     vocabulary: int
     k: int
     dtype: torch.dtype
-    #: A sweep has no room for everything that others do.
-    all_peers: bool = True
+    #: A sweep has no time for it.
+    compiles: bool = True
 
     @property
     def name(self) -> str:
@@ -78,9 +83,8 @@ def compiled(_problem: Problem) -> Callable[[Tensor, int], tuple[Tensor, ...]]:
 
 def peers(problem: Problem) -> dict[str, Callable[[Tensor, int], tuple[Tensor, ...]]]:
     found = {"trapline": ours, "torch topk, logsumexp": topk_and_logsumexp}
-    if problem.all_peers:
-        found["torch softmax, topk"] = softmax_then_topk
-    if problem.all_peers and torch.cuda.is_available():
+    found["torch softmax, topk"] = softmax_then_topk
+    if problem.compiles and torch.cuda.is_available():
         found["torch.compile of topk"] = lambda x, k: compiled(problem)(x, k)
     return found
 
@@ -130,19 +134,25 @@ def problems(quick: bool, device: str) -> list[Problem]:
     """The goals' shapes first; what a run that ends early can do without last."""
     full, half = torch.float32, torch.bfloat16
     if device == "cpu":
-        sizes = (64,) if quick else (8, 64, 1024)
+        sizes = (64,) if quick else (8, 64, 256, 1024)
         return [Problem(64, 151936, k, dtype) for dtype in (full, half) for k in sizes]
     if quick:
         return [Problem(512, 128256, 64, full)]
     goals = [Problem(*shape, full) for shape in [*SMALL, *LARGE[:3]]]
     goals.insert(6, Problem(*LARGE[0], half))
+    more = [Problem(*shape, full) for shape in LARGE[3:]]
+    more += [Problem(*shape, half, False) for shape in LARGE[1:]]
     swept = itertools.product(SWEEP_K, (full, half), SWEEP)
     sweep = [Problem(*shape, k, dtype, False) for k, dtype, shape in swept]
-    rest = [Problem(*shape, dtype) for dtype in (full, half) for shape in LARGE]
-    return [*goals, *sweep[:10], *(one for one in rest if one not in goals), *sweep[10:]]
+    batch = [Problem(rows, 128256, 64, full, False) for rows in BATCHES]
+    every = {one.name: one for one in [*sweep, *batch, *more, *goals]}  # the last has all peers
+    order = [*goals, *sweep[:15], *more, *batch, *sweep[15:]]
+    return [every[name] for name in dict.fromkeys(one.name for one in order)]
 
 
 def measured(problem: Problem, device: str, rules: Rules) -> dict[str, Any]:
+    if problem.bytes >= LONG_CALL:
+        rules = replace(rules, calls=min(rules.calls, FEWER_CALLS))
     limits = ceilings(problem.bytes, device)[1:]
     times = compare([*contenders(problem, device), *limits], device, rules)
     by_name = {one.name: one.seconds for one in times}
@@ -189,14 +199,17 @@ def main() -> None:
     few = {"calls": 2, "touched": 1} if asked.device == "cpu" else {}
     rules = Rules(rounds=3 if asked.quick else asked.rounds, repeats=2, **few)
     results: dict[str, Any] = {}
-    started = time.monotonic()
+    started = written = time.monotonic()
     for problem in chosen:
         if time.monotonic() - started > asked.seconds:
             break
         results[problem.name] = measured(problem, asked.device, rules)
-        if not asked.quick and not asked.only:
-            write("softmax_topk", asked.device, results)  # after each: a killed run keeps these
         rules = replace(rules, warm_up=0.05)  # it is warm now
+        if time.monotonic() - written > KEPT_EVERY and not asked.quick and not asked.only:
+            write("softmax_topk", asked.device, results)
+            written = time.monotonic()
+    if results and not asked.quick and not asked.only:
+        write("softmax_topk", asked.device, results)
 
 
 if __name__ == "__main__":

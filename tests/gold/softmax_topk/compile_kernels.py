@@ -1,6 +1,7 @@
 """Compiles the kernels for sm_90 without a GPU; test_kernels.py starts it and reads the result."""
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -8,13 +9,7 @@ from trapline.gold.kernels_device import compile_for_hopper
 from trapline.gold.softmax_topk import kernels
 
 NUMBERS = ("V", "K", "logits_row", "groups", "blocks", "splits", "log")
-TYPES = {
-    "kept_columns": "*i32",
-    "lists": "*i32",
-    "keys": "*i64",
-    "indices": "*i64",
-    "temperature": "fp32",
-}
+TYPES = {"indices": "*i64", "temperature": "fp32"}
 SHIFTS = {"fp32": 0, "fp16": 13, "bf16": 16}
 PROCESSORS = 132
 
@@ -33,17 +28,21 @@ def launches(rows: int, vocabulary: int, k: int, dtype: str):
         kernel, fixed = kernels.short_launch(plan, k, width, shift)
         yield compiled(kernel, dtype, fixed)
         return
-    plan = kernels.long_plan(rows, vocabulary, k, 0, PROCESSORS)
+    plan = kernels.long_plan(rows, vocabulary, k, vocabulary, width, PROCESSORS)
     yield compiled(kernels.stream_kernel, dtype, kernels.stream_launch(plan, width))
     yield compiled(kernels.select_kernel, dtype, kernels.select_launch(plan, width, shift))
 
 
 def compiled(kernel, dtype: str, launch: dict[str, object]) -> dict[str, object]:
     warps, registers = launch.pop("num_warps"), launch.pop("maxnreg", None)
-    fixed = {**launch, "PER_ROW": False, "PDL": True}
+    fixed = {**launch, "PER_ROW": False, "PDL": 1}
+    if "rooms" in kernel.arg_names:
+        fixed["rooms"] = None
     types = {name: type_of(name, dtype) for name in kernel.arg_names}
     made = compile_for_hopper(kernel, types, fixed, warps=warps, registers=registers)
-    return {"kernel": kernel.__name__, "shared": made.metadata.shared}
+    declared = re.findall(r"\.shared \.align \d+ \.b8 room\[(\d+)\]", made.asm["ptx"])
+    shared = made.metadata.shared + sum(map(int, declared))
+    return {"kernel": kernel.__name__, "shared": shared}
 
 
 def type_of(name: str, dtype: str) -> str:

@@ -98,7 +98,10 @@ def note(name, got, want):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     ("rows", "V", "k"),
-    [(3, 97, 5), (5, 1000, 64), (4, 8192, 8), (3, 12000, 100), (2, 50257, 33), (2, 70000, 300)],
+    [
+        *[(3, 97, 5), (5, 1000, 64), (4, 8192, 8), (3, 12000, 100), (2, 50257, 33)],
+        *[(45, 50257, 33), (2, 70000, 300), (2, 40000, 70)],
+    ],
 )
 def test_rows_of_every_kind(rows, V, k, kind):
     for dtype in DTYPES:
@@ -122,10 +125,12 @@ def test_every_large_block_in_registers(V):
     taking_turns(5, V, (1, 8, 32, 64, 128, 256, 1024))
 
 
+@pytest.mark.parametrize("rows", [3, 130])
 @pytest.mark.parametrize("k", [1, 2, 7, 16, 32, 50, 64, 65, 128, 200, 256, 500, 1000, 1024])
-def test_every_long_plan(k):
+def test_every_long_plan(k, rows):
+    """Few logits in all, and many."""
     for V in (16385, 50257, 128256):
-        taking_turns(3, V + k % 3, [k])
+        taking_turns(rows, V + k % 3, [k])
 
 
 @pytest.mark.parametrize("k", [1, 64, 256, 1024])

@@ -4,9 +4,10 @@ A row of up to SHORT logits is held in registers by one program (`kernels_short`
 read once by a first kernel, which leaves group maxima, and decided by a second (`kernels_long`).
 Why that is enough, and what was measured: `docs/components/softmax_topk.md`.
 
-No atomics, no state between calls and no host synchronisation: deterministic, and capturable in a
-CUDA graph. A kernel may be launched while the one before still runs, and then waits for it on the
-device (programmatic dependent launch).
+No state between calls and no host synchronisation: capturable in a CUDA graph. Deterministic,
+although threads count in shared memory who comes first: that decides where something is kept, not
+what. A kernel may be launched while the one before still runs, and then waits for it on the device
+(programmatic dependent launch).
 """
 
 import math
@@ -19,7 +20,7 @@ from torch import Tensor
 from trapline.gold.errors import DTypeError, RangeError
 from trapline.gold.kernels_device import may_start_early, processors
 from trapline.gold.softmax_topk.kernels_long import select_kernel, stream_kernel
-from trapline.gold.softmax_topk.kernels_order import EARLY, LATE, NOT
+from trapline.gold.softmax_topk.kernels_order import AFTER, EARLY, NOT
 from trapline.gold.softmax_topk.kernels_short import best_kernel, short_kernel
 
 KERNELS = "trapline_topk_kernels"
@@ -69,44 +70,45 @@ class Short(NamedTuple):
     even: bool  # as many as the row has
     warps: int
     groups: int  # maxima that the threshold is taken from
-    listed: int  # threads that may hold winners
     cap: int  # logits that may remain
     ranked: bool
 
 
 def short_plan(vocabulary: int, k: int) -> Short:
-    """Threads hold 32 logits, fewer of shorter rows; twice as many groups as winners, or more."""
+    """Threads hold 16 logits, 32 of the longest rows; twice as many groups as winners, or more."""
     block = max(1024, triton.next_power_of_2(vocabulary))
     even = block == vocabulary
-    warps = max(4, block // 1024)
+    warps = min(16, max(4, block // 512))
     k_block = max(2, triton.next_power_of_2(k))
     if k <= RANKED:
-        room = max(32, 2 * k_block, 32 * warps // (block // (32 * warps)))
-        return Short(
-            block, even, warps, max(64, 2 * k_block), room, max(32, 2 * k_block), ranked=True
-        )
-    return Short(block, even, warps, 32 * warps, 1, k_block, ranked=False)
+        room = max(32, 2 * k_block)
+        return Short(block, even, warps, max(room, min(64, 4 * k_block)), room, ranked=True)
+    return Short(block, even, warps, 32 * warps, max(k_block, 32 * warps), ranked=False)
 
 
 class Select(NamedTuple):
     """How the second kernel is laid out."""
 
     warps: int
-    registers: int | None  # of a thread at most, so that four programs share a processor
-    group: int
-    each: int  # logits that a thread looks at again at a time
+    group: int  # neighbours whose maximum is kept
+    tile: int  # groups that are looked at again at a time
 
 
 #: All as measured. For few rows, where one program's way counts; for many; and beyond RANKED.
-_FEW, _RANKED = Select(16, None, 32, 8), Select(4, 128, 32, 16)
-_HUNDREDS, _MORE = Select(4, 128, 32, 16), Select(8, None, 16, 16)
+SELECT = {
+    "few": Select(16, 32, 128),
+    "many": Select(8, 32, 128),
+    "hundreds": Select(8, 32, 128),
+    "more": Select(16, 16, 256),
+}
 HUNDREDS = 256
+#: Of a thread of the second kernel: so that four programs of 8 warps share a processor; and the
+#: maxima, or logits, that it then has space for.
+REGISTERS, HELD_EACH = 64, 16
 #: What a program of the first kernel has in flight, and its warps, where little is to be read:
 #: then everybody starts at once; and where much is, with so many programs that they end together.
 LITTLE, LITTLE_STREAM = 1 << 21, (1024, 4)
-STREAM, PROGRAMS = (8192, 8), 1024
-#: What many short and many long rows launch with.
-MANY_SHORT, MANY_LONG = LATE, EARLY
+STREAM, PROGRAMS = (8192, 8), 2048
 
 
 class Long(NamedTuple):
@@ -119,21 +121,24 @@ class Long(NamedTuple):
     splits: int
     groups: int  # maxima in a row, those of the last block's empty end too
     groups_block: int
-    select: Select
+    select_warps: int
     supers: int  # groups of groups that the threshold is taken from
     listed: int  # groups that may be looked at again
     tile: int  # of them at a time
     cap: int  # logits that may remain
-    k_block: int
     ranked: bool
 
 
-def long_plan(rows: int, vocabulary: int, k: int, slack: int, processors: int) -> Long:
-    """Few rows are split until every processor has work."""
-    few = rows <= processors // 2
+def long_plan(rows: int, vocabulary: int, k: int, stride: int, width: int, processors: int) -> Long:
+    """Few rows are split until every processor has work.
+
+    Rows that do not begin at multiples of `width` logits, 16 bytes, are read from one on.
+    """
+    slack = 0 if stride % width == 0 else width - 1
+    select = select_plan(k, few=rows <= processors // 2)
     ranked = k <= RANKED
-    select = select_plan(k, few)
-    group = group_size(vocabulary, k, select.group)
+    # A look at a group again is a whole line of the cache.
+    group = group_size(vocabulary, k, select.group * width // 4 if ranked else select.group)
     little = rows * vocabulary < LITTLE
     block, warps = LITTLE_STREAM if little else STREAM
     block = max(block, group)
@@ -141,9 +146,12 @@ def long_plan(rows: int, vocabulary: int, k: int, slack: int, processors: int) -
     splits = triton.cdiv(processors, rows) if little else max(1, PROGRAMS // rows)
     blocks = triton.cdiv(tiles, min(tiles, splits, SPLITS))
     groups = tiles * block // group
-    threads = 32 * select.warps
+    groups_block = triton.next_power_of_2(groups)
+    select_warps = min(32, max(select.warps, groups_block // (32 * HELD_EACH)))
+    threads = 32 * select_warps
     k_block = max(2, triton.next_power_of_2(k))
-    tile = triton.cdiv(threads * select.each, group)
+    tile = min(select.tile, HELD_EACH * threads // group)
+    listed = 2 * k_block if ranked else k_block * 5 // 4
     return Long(
         group=group,
         block=block,
@@ -151,21 +159,20 @@ def long_plan(rows: int, vocabulary: int, k: int, slack: int, processors: int) -
         blocks=blocks,
         splits=triton.cdiv(tiles, blocks),
         groups=groups,
-        groups_block=max(triton.next_power_of_2(groups), threads),
-        select=select,
+        groups_block=max(groups_block, threads),
+        select_warps=select_warps,
         supers=min(threads, max(64, 2 * k_block)),
-        listed=max(tile, 2 * k_block if ranked else k_block * 5 // 4),
+        listed=triton.cdiv(listed, tile) * tile,
         tile=tile,
-        cap=max(32, 2 * k_block) if ranked else max(2 * k_block, threads),
-        k_block=k_block,
+        cap=max(2 * k_block, threads),
         ranked=ranked,
     )
 
 
 def select_plan(k: int, few: bool) -> Select:
     if k <= RANKED:
-        return _FEW if few else _RANKED
-    return _HUNDREDS if k <= HUNDREDS else _MORE
+        return SELECT["few" if few else "many"]
+    return SELECT["hundreds" if k <= HUNDREDS else "more"]
 
 
 def group_size(vocabulary: int, k: int, near: int) -> int:
@@ -190,21 +197,16 @@ def _softmax_topk(
     if vocabulary <= SHORT:
         run_short(x, k, warm, answers, log_probs, short_plan(vocabulary, k), same)
     else:
-        width = width_of(x)
-        slack = 0 if x.stride(0) % width == 0 else width - 1
-        plan = long_plan(rows, vocabulary, k, slack, processors(x))
+        plan = long_plan(rows, vocabulary, k, x.stride(0), width_of(x), processors(x))
         run_long(x, k, warm, answers, log_probs, plan, same)
     return answers
 
 
 def launch_of(x: Tensor) -> int:
-    """When the next kernel is let in: at once where there is room for it, or at the end."""
+    """When the next kernel is let in: rows in registers leave it no room before they are read."""
     if not may_start_early(x.device):
         return int(NOT)
-    rows, vocabulary = x.shape
-    if rows <= processors(x) // 2:
-        return int(EARLY)
-    return int(MANY_SHORT if vocabulary <= SHORT else MANY_LONG)
+    return int(AFTER if x.shape[1] <= SHORT else EARLY)
 
 
 def run_short(
@@ -212,7 +214,7 @@ def run_short(
 ) -> None:
     rows, vocabulary = x.shape
     kernel, launch = short_launch(plan, k, width_of(x), _SHIFT[x.dtype])
-    room = () if k == 1 else room_of(x, plan)
+    room = () if k == 1 else (rooms(x, 3 * plan.cap + 2),)
     counts = (vocabulary,) if k == 1 else (vocabulary, k)
     kernel[(rows,)](*(x, *warm, *room, *answers, *counts, x.stride(0), int(log)), **launch, **same)
 
@@ -220,14 +222,13 @@ def run_short(
 def short_launch(plan: Short, k: int, width: int, shift: int) -> tuple[Any, dict[str, Any]]:
     """The kernel for rows in registers, and what it is compiled with."""
     if k == 1:
-        warps = 8 if plan.block > 1024 else 4
+        warps = 8 if plan.block > 4096 else 4
         sizes = {"BLOCK": plan.block, "THREADS": 32 * warps, "WIDTH": width, "EVEN": plan.even}
         return best_kernel, {**sizes, "num_warps": warps}
     return short_kernel, {
         "BLOCK": plan.block,
         "THREADS": 32 * plan.warps,
         "GROUPS": plan.groups,
-        "LIST": plan.listed,
         "CAP": plan.cap,
         "SHIFT": shift,
         "RANKED": plan.ranked,
@@ -278,10 +279,9 @@ def select(
     same: dict[str, Any],
 ) -> None:
     rows, vocabulary = x.shape
-    lists = x.new_empty((rows, plan.listed), dtype=torch.int32)
-    keys = x.new_empty((rows, plan.cap), dtype=torch.int64)
+    room = rooms(x, 2 * plan.listed + 3 * plan.cap + 4)
     select_kernel[(rows,)](
-        *(x, *warm, *parts, lists, keys, *answers),
+        *(x, *warm, *parts, room, *answers),
         *(vocabulary, k, x.stride(0), plan.groups, plan.splits, int(log)),
         **select_launch(plan, width_of(x), _SHIFT[x.dtype]),
         **same,
@@ -294,16 +294,15 @@ def select_launch(plan: Long, width: int, shift: int) -> dict[str, Any]:
         "WIDTH": width,
         "GROUPS_BLOCK": plan.groups_block,
         "SPLITS_BLOCK": SPLITS,
-        "THREADS": 32 * plan.select.warps,
+        "THREADS": 32 * plan.select_warps,
         "SUPER": plan.supers,
         "LIST": plan.listed,
         "TILE": plan.tile,
         "CAP": plan.cap,
-        "K_BLOCK": plan.k_block,
         "SHIFT": shift,
         "RANKED": plan.ranked,
-        "num_warps": plan.select.warps,
-        "maxnreg": plan.select.registers,
+        "num_warps": plan.select_warps,
+        "maxnreg": REGISTERS,
     }
 
 
@@ -312,12 +311,9 @@ def width_of(x: Tensor) -> int:
     return 16 // x.element_size()
 
 
-def room_of(x: Tensor, plan: Short) -> tuple[Tensor, Tensor, Tensor]:
-    """For a list of threads, and for the logits that remain with their columns."""
-    rows = x.shape[0]
-    lists = x.new_empty((rows, plan.listed), dtype=torch.int32)
-    columns = x.new_empty((rows, plan.cap), dtype=torch.int32)
-    return lists, x.new_empty((rows, plan.cap), dtype=torch.float32), columns
+def rooms(x: Tensor, size: int) -> Tensor | None:
+    """Global memory for every row's rooms, in the interpreter; a GPU has them in shared memory."""
+    return None if x.is_cuda else x.new_empty((x.shape[0], size), dtype=torch.int32)
 
 
 def require(logits: Tensor, k: int) -> None:

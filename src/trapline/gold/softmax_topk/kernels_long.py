@@ -17,16 +17,21 @@ from trapline.gold.softmax_topk.kernels_order import (
     exactly,
     group_maxima,
     key_of,
-    kth_of,
     larger,
-    make_way,
     next_bit,
     origin_of,
-    places,
-    rank,
     temperature_of,
     threshold,
     wait,
+)
+from trapline.gold.softmax_topk.kernels_rank import rank_in_buckets
+from trapline.gold.softmax_topk.kernels_room import (
+    add,
+    cells_for,
+    count_in,
+    emptied,
+    pair,
+    room_for,
 )
 
 
@@ -91,7 +96,6 @@ def stream_kernel(
         position = whole + tl.arange(0, BLOCK)
         x = edge(base, position, skip, end, WIDTH)
         peak, total = streamed(x, maxima, whole, peak, total, scale, G, BLOCK, THREADS, WIDTH)
-    make_way(PDL)
     top = tl.reduce(peak, 0, larger)
     share = tl.sum(total * tl.exp2((peak - origin_of(top)) * scale), 0)
     tl.store(peaks + row * splits + split, top)
@@ -99,17 +103,61 @@ def stream_kernel(
 
 
 @triton.jit
+def group_best(maxima, V, skip, G: tl.constexpr, GROUPS_BLOCK: tl.constexpr):
+    """All group maxima of a row, and which of them there are."""
+    number = tl.arange(0, GROUPS_BLOCK)
+    here = number < tl.cdiv(V + skip, G)
+    return tl.load(maxima + number, mask=here, other=float("-inf")), here
+
+
+@triton.jit
+def whole_softmax(peaks, totals, splits, temperature, SPLITS_BLOCK: tl.constexpr):
+    split = tl.arange(0, SPLITS_BLOCK)
+    part = tl.load(peaks + split, mask=split < splits, other=float("-inf"))
+    share = tl.load(totals + split, mask=split < splits, other=0.0)
+    peak = tl.reduce(part, 0, larger)
+    return peak, tl.sum(share * tl.exp2((part - origin_of(peak)) * (LOG2_E / temperature)), 0)
+
+
+@triton.jit
+def list_groups(
+    best, here, listed, K,
+    THREADS: tl.constexpr, SUPER: tl.constexpr, LIST: tl.constexpr, SHIFT: tl.constexpr,
+    RANKED: tl.constexpr,
+):  # fmt: skip
+    """Lists groups among which the K best logits are; a bound for those logits.
+
+    What lies beyond the row may be listed too, as groups of nothing.
+    """
+    number = tl.arange(0, best.numel)
+    if RANKED:
+        each = tl.reduce(tl.reshape(best, [best.numel // THREADS, THREADS]), 0, larger)
+        least = threshold(group_maxima(each, SUPER), K)
+    else:
+        least = bound(best, here, K, LIST)
+    add(listed, best, number, least, LIST, THREADS)
+    tl.debug_barrier()
+    if count_in(listed) > LIST:
+        exact = tl.where(exactly(best, number, here, K, SHIFT), number, -1)
+        emptied(listed)
+        add(listed, best, exact, float("-inf"), LIST, THREADS)
+        tl.debug_barrier()
+    return least
+
+
+@triton.jit
 def group_logits(
     logits, listed, first, count, skip, V, G: tl.constexpr, TILE: tl.constexpr
 ):  # fmt: skip
-    """TILE of the listed groups: logits, columns, and which of them are in the row."""
+    """TILE of the listed groups: logits, and columns, which are −1 for those not in the row."""
     slot = first + tl.arange(0, TILE)
-    group = tl.load(listed + slot, mask=slot < count, other=0)
+    _, group = pair(listed, slot)
+    group = tl.where(slot < count, group, 0)
     position = group[:, None] * G + tl.arange(0, G)[None, :]
     column = tl.reshape(position - skip, [TILE * G])
     inside = tl.reshape((slot < count)[:, None] & (position >= skip), [TILE * G]) & (column < V)
     x = tl.load(logits + column, mask=inside, other=float("-inf")).to(tl.float32)
-    return x, column, inside
+    return x, tl.where(inside, column, -1)
 
 
 @triton.jit
@@ -124,8 +172,8 @@ def kth_in_groups(
     while (bit > 0) & (found != K):
         found = count * 0
         for first in range(0, count, TILE):
-            x, column, inside = group_logits(logits, listed, first, count, skip, V, G, TILE)
-            reached = inside & (key_of(x, column, SHIFT) >= (kth | bit))
+            x, column = group_logits(logits, listed, first, count, skip, V, G, TILE)
+            reached = (column >= 0) & (key_of(x, column, SHIFT) >= (kth | bit))
             found += tl.sum(reached.to(tl.int32), 0)
         kth = tl.where(found >= K, kth | bit, kth)
         bit = next_bit(bit, SHIFT)
@@ -133,96 +181,61 @@ def kth_in_groups(
 
 
 @triton.jit
-def listed_groups(
-    best, here, lists, K, THREADS: tl.constexpr, SUPER: tl.constexpr, LIST: tl.constexpr,
-    SHIFT: tl.constexpr, RANKED: tl.constexpr,
+def keep_best(
+    logits, listed, room, least, skip, V, K,
+    G: tl.constexpr, THREADS: tl.constexpr, TILE: tl.constexpr, CAP: tl.constexpr,
+    SHIFT: tl.constexpr,
 ):  # fmt: skip
-    """Lists groups among which the K best logits are; how many, and a bound for those logits."""
-    number = tl.arange(0, best.numel)
-    if RANKED:
-        each = tl.reduce(tl.reshape(best, [best.numel // THREADS, THREADS]), 0, larger)
-        least = threshold(group_maxima(each, SUPER), K)
-    else:
-        least = bound(best, here, K, LIST, SHIFT)
-    taken = here & ((best < least) == 0)
-    place, mine = places(taken, THREADS)
-    tl.store(lists + place, number, mask=taken & (place < LIST))
-    count = tl.sum(mine, 0)
-    if count > LIST:
-        tl.debug_barrier()
-        taken = exactly(best, number, here, K, SHIFT)
-        place, mine = places(taken, THREADS)
-        tl.store(lists + place, number, mask=taken)
-        count = K
+    """Looks at the listed groups again, and keeps what may be among the K best; how many."""
+    count = count_in(listed)
+    for first in range(0, count, TILE):
+        x, column = group_logits(logits, listed, first, count, skip, V, G, TILE)
+        add(room, x, column, least, CAP, THREADS)
     tl.debug_barrier()
-    return count, least
-
-
-@triton.jit
-def loaded_keys(keys, count, CAP: tl.constexpr):
-    slot = tl.arange(0, CAP)
-    return tl.load(keys + slot, mask=slot < count, other=0).to(tl.uint64, bitcast=True)
+    kept = count_in(room)
+    if kept > CAP:
+        kth = kth_in_groups(logits, listed, count, skip, V, K, G, TILE, SHIFT)
+        emptied(room)
+        for first in range(0, count, TILE):
+            x, column = group_logits(logits, listed, first, count, skip, V, G, TILE)
+            exact = tl.where(key_of(x, column, SHIFT) >= kth, column, -1)
+            add(room, x, exact, float("-inf"), CAP, THREADS)
+        tl.debug_barrier()
+        kept = K
+    return kept
 
 
 @triton.jit(do_not_specialize=["V", "K", "logits_row", "groups", "splits", "log"])
 def select_kernel(
-    logits, temperatures, temperature, maxima, peaks, totals, lists, keys,
+    logits, temperatures, temperature, maxima, peaks, totals, rooms,
     values, indices, lse, row_max,
     V, K, logits_row, groups, splits, log,
     G: tl.constexpr, WIDTH: tl.constexpr, GROUPS_BLOCK: tl.constexpr, SPLITS_BLOCK: tl.constexpr,
     THREADS: tl.constexpr, SUPER: tl.constexpr, LIST: tl.constexpr, TILE: tl.constexpr,
-    CAP: tl.constexpr, K_BLOCK: tl.constexpr, SHIFT: tl.constexpr, RANKED: tl.constexpr,
+    CAP: tl.constexpr, SHIFT: tl.constexpr, RANKED: tl.constexpr,
     PER_ROW: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """The K best of one row from its group maxima."""
     row = tl.program_id(0).to(tl.int64)
     skip = ((row * logits_row) % WIDTH).to(tl.int32)
-    logits += row * logits_row
-    lists += row * LIST
-    keys += row * CAP
-    number = tl.arange(0, GROUPS_BLOCK)
-    here = number < tl.cdiv(V + skip, G)
-    wait(PDL)
-    best = tl.load(maxima + row * groups + number, mask=here, other=float("-inf"))
-    temperature = temperature_of(temperatures, temperature, row, PER_ROW)
-    split = tl.arange(0, SPLITS_BLOCK)
-    part = tl.load(peaks + row * splits + split, mask=split < splits, other=float("-inf"))
-    share = tl.load(totals + row * splits + split, mask=split < splits, other=0.0)
-    count, least = listed_groups(best, here, lists, K, THREADS, SUPER, LIST, SHIFT, RANKED)
-
-    kept = count * 0
-    for first in range(0, count, TILE):
-        x, column, inside = group_logits(logits, lists, first, count, skip, V, G, TILE)
-        chosen = inside & ((x < least) == 0)
-        place, mine = places(chosen, THREADS)
-        fits = chosen & (kept + place < CAP)
-        tl.store(keys + kept + place, key_of(x, column, SHIFT), mask=fits)
-        kept += tl.sum(mine, 0)
-    if kept > CAP:
-        tl.debug_barrier()
-        kth = kth_in_groups(logits, lists, count, skip, V, K, G, TILE, SHIFT)
-        kept = count * 0
-        for first in range(0, count, TILE):
-            x, column, inside = group_logits(logits, lists, first, count, skip, V, G, TILE)
-            key = key_of(x, column, SHIFT)
-            chosen = inside & (key >= kth)
-            place = kept + tl.cumsum(chosen.to(tl.int32), 0) - 1
-            tl.store(keys + place, key, mask=chosen)
-            kept += tl.sum(chosen.to(tl.int32), 0)
+    at = row * (2 * LIST + 3 * CAP + 4)
+    listed, room = room_for(rooms, at, LIST), room_for(rooms, at + 2 * LIST + 2, CAP)
+    cells = cells_for(rooms, at + 2 * LIST + 2 * CAP + 4, CAP)
     tl.debug_barrier()
-
-    key = loaded_keys(keys, kept, CAP)
-    peak = tl.reduce(part, 0, larger)
-    total = tl.sum(share * tl.exp2((part - origin_of(peak)) * (LOG2_E / temperature)), 0)
-    if RANKED:
-        place = tl.where(key > 0, rank(key), K)
-    else:
-        chosen = key >= kth_of(key, K, SHIFT)
-        place, _ = places(chosen, THREADS)
-        tl.debug_barrier()
-        tl.store(keys + place, key, mask=chosen)
-        tl.debug_barrier()
-        key = tl.sort(loaded_keys(keys, K, K_BLOCK), descending=True)
-        place = tl.arange(0, K_BLOCK)
+    logits += row * logits_row
+    wait(PDL)
+    best, here = group_best(maxima + row * groups, V, skip, G, GROUPS_BLOCK)
+    temperature = temperature_of(temperatures, temperature, row, PER_ROW)
+    peaks, totals = peaks + row * splits, totals + row * splits
+    peak, total = whole_softmax(peaks, totals, splits, temperature, SPLITS_BLOCK)
+    least = list_groups(best, here, listed, K, THREADS, SUPER, LIST, SHIFT, RANKED)
+    kept = keep_best(logits, listed, room, least, skip, V, K, G, THREADS, TILE, CAP, SHIFT)
+    slot = tl.arange(0, CAP)
+    x, column = pair(room, slot)
+    key = key_of(x.to(tl.float32, bitcast=True), column, SHIFT)
+    key = tl.where(slot < kept, key, 0)
+    tl.debug_barrier()
+    place = rank_in_buckets(room, cells, key, slot < kept, peak, least, CAP, SHIFT)
+    place = tl.where(slot < kept, place, K)
     emit(key, place, peak, total, temperature, row, values, indices, K, log, SHIFT)
     emit_summary(lse, row_max, row, peak, total, temperature)

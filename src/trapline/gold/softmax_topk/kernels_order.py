@@ -11,7 +11,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 #: Programmatic dependent launch: when a kernel lets the next one onto the processors. All of them
 #: wait for the one before to be done and visible before they touch memory.
-NOT, EARLY, LATE = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+NOT, EARLY, AFTER = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
 
@@ -22,11 +22,7 @@ def wait(PDL: tl.constexpr):
         gdc_launch_dependents()
     if PDL != NOT:
         gdc_wait()
-
-
-@triton.jit
-def make_way(PDL: tl.constexpr):
-    if PDL == LATE:
+    if PDL == AFTER:
         gdc_launch_dependents()
 
 
@@ -89,20 +85,20 @@ def threshold(maxima, K):
 
 
 @triton.jit
-def bound(best, here, K, ROOM, SHIFT: tl.constexpr):
-    """As `threshold`, by bisection, for many maxima: K to ROOM of them are not below it.
+def bound(best, here, K, ROOM):
+    """`threshold` by bisection, for many maxima: K to ROOM of them are not below it.
 
     More only where the K-th has many equals; all, where it is NaN.
     """
-    order = tl.where(here, order_of(best, SHIFT), 0)
-    low = (tl.program_id(0) * 0).to(tl.uint32)
-    bit = low + (1 << 31)
+    order = tl.where(here, order_of(best, 0), 0)
+    low, high = tl.min(tl.where(here, order, 0xFFFFFFFF), 0), tl.max(order, 0)
     found = tl.program_id(0) * 0
-    while (bit > (1 << SHIFT) - 1) & ((found < K) | (found > ROOM)):
-        found = tl.sum((order >= (low | bit)).to(tl.int32), 0)
-        low = tl.where(found >= K, low | bit, low)
-        bit = bit >> 1
-    return logit_of(low.to(tl.uint64) << 32, SHIFT)
+    while (low < high) & ((found < K) | (found > ROOM)):
+        middle = low + (high - low) // 2 + 1
+        found = tl.sum((order >= middle).to(tl.int32), 0)
+        low = tl.where(found >= K, middle, low)
+        high = tl.where(found >= K, high, middle - 1)
+    return logit_of(low.to(tl.uint64) << 32, 0)
 
 
 @triton.jit
@@ -133,24 +129,6 @@ def exactly(x, column, inside, K, SHIFT: tl.constexpr):
 
 
 @triton.jit
-def both_added(a, n, b, m):
-    return a + b, n + m
-
-
-@triton.jit
-def places(chosen, THREADS: tl.constexpr):
-    """A place for each chosen element, without gaps, and how many every thread has.
-
-    Every THREADS-th element is in the same thread, so all but the sum over threads stays within
-    one. The order is theirs, not the elements'.
-    """
-    one = tl.reshape(chosen.to(tl.int32), [chosen.numel // THREADS, THREADS])
-    mine = tl.sum(one, 0)
-    place = tl.cumsum(one, 0) + (tl.cumsum(mine, 0) - mine - 1)[None, :]
-    return tl.reshape(place, chosen.shape), mine
-
-
-@triton.jit
 def temperature_of(temperatures, temperature, row, PER_ROW: tl.constexpr):
     if PER_ROW:
         temperature = tl.load(temperatures + row)
@@ -178,16 +156,3 @@ def emit(
     value = value_of(logit_of(key, SHIFT), peak, total, temperature, log)
     tl.store(values + row * K + place, value, mask=place < K)
     tl.store(indices + row * K + place, column_of(key), mask=place < K)
-
-
-@triton.jit
-def rank(key):
-    """By how many others each is beaten. Which way it is summed only decides who waits for whom:
-
-    up to a warp's width a warp compares one key with all, beyond it a thread does.
-    """
-    if key.numel <= 32:
-        beaten = tl.sum((key[None, :] > key[:, None]).to(tl.int32), 1)
-    else:
-        beaten = tl.sum((key[:, None] > key[None, :]).to(tl.int32), 0)
-    return beaten

@@ -6,21 +6,27 @@ import triton.language as tl
 
 from trapline.gold.softmax_topk.kernels_order import (
     LOG2_E,
-    both_added,
     emit,
     emit_summary,
     group_maxima,
     key_of,
     kth_of,
     larger,
-    make_way,
+    logit_of,
     origin_of,
-    places,
-    rank,
     temperature_of,
     threshold,
     value_of,
     wait,
+)
+from trapline.gold.softmax_topk.kernels_rank import rank, rank_in_buckets
+from trapline.gold.softmax_topk.kernels_room import (
+    add,
+    cells_for,
+    count_in,
+    emptied,
+    pair,
+    room_for,
 )
 
 
@@ -64,7 +70,6 @@ def best_kernel(
     share *= tl.exp2((each - origin_of(peak)) * scale)
     first = tl.where((each >= peak) | (each != each), first, BLOCK)
     total, first = tl.reduce((share, first), 0, sum_and_first)
-    make_way(PDL)
     tl.store(values + row, value_of(peak, peak, total, temperature, log))
     tl.store(indices + row, first.to(tl.int64))
     emit_summary(lse, row_max, row, peak, total, temperature)
@@ -72,26 +77,26 @@ def best_kernel(
 
 @triton.jit
 def keep_exactly(
-    x, column, kept_logits, kept_columns, K, THREADS: tl.constexpr, SHIFT: tl.constexpr
+    room, x, column, K, CAP: tl.constexpr, THREADS: tl.constexpr, SHIFT: tl.constexpr
 ):  # fmt: skip
-    """Writes the K best of all, in no order."""
+    """Leaves the K best of all in the room; the least of them, or less."""
     key = key_of(x, column, SHIFT)
-    chosen = key >= kth_of(key, K, SHIFT)
-    place, _ = places(chosen, THREADS)
-    tl.store(kept_logits + place, x, mask=chosen)
-    tl.store(kept_columns + place, column, mask=chosen)
+    kth = kth_of(key, K, SHIFT)
+    emptied(room)
+    add(room, x, tl.where(key >= kth, column, -1), float("-inf"), CAP, THREADS)
+    tl.debug_barrier()
+    return logit_of(kth, SHIFT)
 
 
 @triton.jit(do_not_specialize=["V", "K", "logits_row", "log"])
 def short_kernel(
-    logits, temperatures, temperature, lists, kept_logits, kept_columns,
-    values, indices, lse, row_max,
+    logits, temperatures, temperature, rooms, values, indices, lse, row_max,
     V, K, logits_row, log,
-    BLOCK: tl.constexpr, THREADS: tl.constexpr, GROUPS: tl.constexpr, LIST: tl.constexpr,
-    CAP: tl.constexpr, SHIFT: tl.constexpr, RANKED: tl.constexpr, EVEN: tl.constexpr,
+    BLOCK: tl.constexpr, THREADS: tl.constexpr, GROUPS: tl.constexpr, CAP: tl.constexpr,
+    SHIFT: tl.constexpr, RANKED: tl.constexpr, EVEN: tl.constexpr,
     PER_ROW: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Threads that hold anything at or above a threshold are listed, and their logits looked at.
+    """Whatever is not below a threshold is kept, and ranked.
 
     The threshold comes from the maxima of GROUPS groups of threads: of 2K groups about 1.4 K
     logits remain, with a spread of a tenth of that. Where ties let too many remain, bisection.
@@ -99,63 +104,42 @@ def short_kernel(
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     logits += row * logits_row
-    lists += row * LIST
-    kept_logits += row * CAP
-    kept_columns += row * CAP
-    slot = tl.arange(0, CAP)
+    room = room_for(rooms, row * (3 * CAP + 2), CAP)
+    if not RANKED:
+        cells = cells_for(rooms, row * (3 * CAP + 2) + 2 * CAP + 2, CAP)
+    tl.debug_barrier()
     wait(PDL)
     x = whole_row(logits, column, V, EVEN)
     temperature = temperature_of(temperatures, temperature, row, PER_ROW)
     scale = LOG2_E / temperature
-    REPEATS: tl.constexpr = BLOCK // THREADS
-    held = tl.reshape(x, [REPEATS, THREADS])
+    held = tl.reshape(x, [BLOCK // THREADS, THREADS])
     each = tl.reduce(held, 0, larger)
+    maxima = group_maxima(each, GROUPS)
     if RANKED:
-        least = threshold(group_maxima(each, GROUPS), K)
-        taken = (each < least) == 0
-        place = tl.cumsum(taken.to(tl.int32), 0) - 1
-        tl.store(lists + place, tl.arange(0, THREADS), mask=taken & (place < LIST))
-    else:
-        taken = each == each
-    # The sum of exponentials fills the time that the list takes to memory and back.
+        least = threshold(maxima, K)
+        add(room, x, column, least, CAP, THREADS)
+    # The sum of exponentials fills the time that others take to add theirs.
     share = tl.sum(tl.exp2((held - origin_of(each)[None, :]) * scale), 0)
+    peak = tl.reduce(maxima, 0, larger)
+    total = tl.sum(share * tl.exp2((each - origin_of(peak)) * scale), 0)
     tl.debug_barrier()
+    kept = count_in(room)
     if RANKED:
-        # Beyond the end of the list lies anything; it is made a thread, and ignored later.
-        thread = tl.load(lists + tl.arange(0, LIST)) & (THREADS - 1)
-    peak = tl.reduce(each, 0, larger)
-    share *= tl.exp2((each - origin_of(peak)) * scale)
-    total, count = tl.reduce((share, taken.to(tl.int32)), 0, both_added)
-    kept = K
-    if RANKED:
-        where = thread[:, None] + THREADS * tl.arange(0, REPEATS)[None, :]
-        where = tl.reshape(where, [LIST * REPEATS])
-        again = tl.load(logits + where, mask=where < V, other=float("-inf")).to(tl.float32)
-        listed = tl.arange(0, LIST * REPEATS) // REPEATS
-        chosen = (listed < count) & (where < V) & ((again < least) == 0)
-        place, mine = places(chosen, THREADS)
-        fits = chosen & (place < CAP)
-        tl.store(kept_logits + place, again, mask=fits)
-        tl.store(kept_columns + place, where, mask=fits)
-        tl.debug_barrier()
-        kept_x, kept_column = tl.load(kept_logits + slot), tl.load(kept_columns + slot)
-        kept = tl.sum(mine, 0)
-        if (count > LIST) | (kept > CAP):
-            tl.debug_barrier()
-            keep_exactly(x, column, kept_logits, kept_columns, K, THREADS, SHIFT)
-            tl.debug_barrier()
-            kept_x, kept_column = tl.load(kept_logits + slot), tl.load(kept_columns + slot)
+        if kept > CAP:
+            keep_exactly(room, x, column, K, CAP, THREADS, SHIFT)
             kept = K
     else:
-        keep_exactly(x, column, kept_logits, kept_columns, K, THREADS, SHIFT)
-        tl.debug_barrier()
-        kept_x, kept_column = tl.load(kept_logits + slot), tl.load(kept_columns + slot)
-    key = tl.where(slot < kept, key_of(kept_x, kept_column, SHIFT), 0)
+        least = keep_exactly(room, x, column, K, CAP, THREADS, SHIFT)
+        kept = K
+    slot = tl.arange(0, CAP)
+    kept_x, kept_column = pair(room, slot)
+    key = key_of(kept_x.to(tl.float32, bitcast=True), kept_column, SHIFT)
+    key = tl.where(slot < kept, key, 0)
     if RANKED:
-        place = tl.where(slot < kept, rank(key), K)
+        place = rank(key)
     else:
-        key = tl.sort(key, descending=True)
-        place = slot
-    make_way(PDL)
+        tl.debug_barrier()
+        place = rank_in_buckets(room, cells, key, slot < kept, peak, least, CAP, SHIFT)
+    place = tl.where(slot < kept, place, K)
     emit(key, place, peak, total, temperature, row, values, indices, K, log, SHIFT)
     emit_summary(lse, row_max, row, peak, total, temperature)

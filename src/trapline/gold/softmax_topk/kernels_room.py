@@ -1,0 +1,196 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
+"""Rooms and cells: what the threads of a program write for each other at addresses they compute.
+
+A room is a counter and a list of pairs that threads add to; cells are numbers that they count up.
+Both lie in shared memory: a pair is there a few clocks after it was added, while a round trip
+through global memory takes as long as all else that a short row needs. Triton cannot scatter into
+shared memory, so these accesses are PTX. The interpreter has none: there they lie in `memory`,
+which is global, and None on a GPU.
+
+Who comes first in a room or a cell is left to the hardware: answers must not depend on it.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.constexpr_function
+def _declared(size):
+    return f"{{ .shared .align 16 .b8 room[{size}]; mov.u32 $0, room; }}"
+
+
+@triton.constexpr_function
+def _added(entries, pack):
+    """PTX for `pack` elements at once. Few are added: most of the time one branch is all.
+
+    Operands: the numbers, their columns, the bound and the room's address, `pack` of each.
+    """
+    numbers = [f"${1 + i}" for i in range(pack)]
+    columns = [f"${1 + pack + i}" for i in range(pack)]
+    bound, room = f"${1 + 2 * pack}", f"${1 + 3 * pack}"
+    lines = [f".reg .pred any, p<{pack}>;", ".reg .u32 slot, at;", "mov.b32 $0, 0;"]
+    lines += [f"setp.geu.f32 p{i}, {numbers[i]}, {bound};" for i in range(pack)]
+    lines += ["mov.pred any, p0;"]
+    lines += [f"or.pred any, any, p{i};" for i in range(1, pack)]
+    lines += ["@!any bra DONE;"]
+    for i in range(pack):
+        lines += [
+            f"setp.ge.and.s32 p{i}, {columns[i]}, 0, p{i};",
+            f"@p{i} atom.shared.add.u32 slot, [{room}], 1;",
+            f"setp.lt.and.u32 p{i}, slot, {entries}, p{i};",
+            f"mad.lo.u32 at, slot, 8, {room};",
+            f"@p{i} st.shared.v2.b32 [at + 8], {{{numbers[i]}, {columns[i]}}};",
+        ]
+    return "{ " + " ".join([*lines, "DONE:"]) + " }"
+
+
+@triton.constexpr_function
+def _operands(pack):
+    return ",".join(["=r", *["f"] * pack, *["r"] * pack, *["f"] * pack, *["r"] * pack])
+
+
+@triton.jit
+def space(memory, at, BYTES: tl.constexpr):
+    """An address in shared memory, or a pointer into `memory`."""
+    if memory is None:
+        DECLARED: tl.constexpr = _declared(BYTES)
+        begin = tl.inline_asm_elementwise(
+            DECLARED, "=r,r", [tl.program_id(0)], dtype=tl.int32, is_pure=False, pack=1
+        )
+    else:
+        begin = memory + at
+    return begin
+
+
+@triton.jit
+def room_for(memory, at, ENTRIES: tl.constexpr):
+    """A room that is empty for everybody after the next barrier."""
+    room = space(memory, at, 8 * ENTRIES + 8)
+    clear(room)
+    return room
+
+
+@triton.jit
+def clear(room):
+    if room.dtype.is_ptr():
+        tl.store(room, 0)
+    else:
+        tl.inline_asm_elementwise(
+            "st.shared.b32 [$1], 0; mov.b32 $0, 0;", "=r,r", [room],
+            dtype=tl.int32, is_pure=False, pack=1,
+        )  # fmt: skip
+
+
+@triton.jit
+def emptied(room):
+    """Nobody reads the old entries any more, and nobody adds before it is empty."""
+    tl.debug_barrier()
+    clear(room)
+    tl.debug_barrier()
+
+
+@triton.jit
+def count_in(room):
+    """How many were added, also those that there was no room for. After a barrier."""
+    if room.dtype.is_ptr():
+        count = tl.load(room)
+    else:
+        count = tl.inline_asm_elementwise(
+            "ld.shared.b32 $0, [$1];", "=r,r", [room], dtype=tl.int32, is_pure=False, pack=1
+        )
+    return count
+
+
+@triton.jit
+def add(room, number, column, bound, ENTRIES: tl.constexpr, THREADS: tl.constexpr):
+    """Adds each number that is not below the bound (NaN is not) and whose column is not below 0.
+
+    There must be at least THREADS of them, so that none is held twice.
+    """
+    if room.dtype.is_ptr():
+        chosen = ((number < bound) == 0) & (column >= 0)
+        slot = tl.atomic_add(room + column * 0, 1, mask=chosen)
+        put(room, slot, number.to(tl.int32, bitcast=True), column, chosen & (slot < ENTRIES))
+    else:
+        PACK: tl.constexpr = 4 if number.numel >= 4 * THREADS else 1
+        ADDED: tl.constexpr = _added(ENTRIES, PACK)
+        OPERANDS: tl.constexpr = _operands(PACK)
+        tl.inline_asm_elementwise(
+            ADDED, OPERANDS, [number, column, bound, room],
+            dtype=tl.int8 if PACK == 4 else tl.int32, is_pure=False, pack=PACK,
+        )  # fmt: skip
+
+
+@triton.jit
+def put(room, slot, first, second, chosen):
+    """Writes pairs into slots of a room, of int32 both."""
+    if room.dtype.is_ptr():
+        tl.store(room + 2 * slot + 2, first, mask=chosen)
+        tl.store(room + 2 * slot + 3, second, mask=chosen)
+    else:
+        tl.inline_asm_elementwise(
+            "{ .reg .pred p; .reg .u32 at; mov.b32 $0, 0; setp.ne.s32 p, $5, 0; "
+            "mad.lo.u32 at, $2, 8, $1; @p st.shared.v2.b32 [at + 8], {$3, $4}; }",
+            "=r,r,r,r,r,r", [room, slot, first, second, chosen.to(tl.int32)],
+            dtype=tl.int32, is_pure=False, pack=1,
+        )  # fmt: skip
+
+
+@triton.jit
+def pair(room, slot):
+    """What the slots of a room hold, int32 both. After a barrier."""
+    if room.dtype.is_ptr():
+        first, second = tl.load(room + 2 * slot + 2), tl.load(room + 2 * slot + 3)
+    else:
+        first, second = tl.inline_asm_elementwise(
+            "{ .reg .u32 at; mad.lo.u32 at, $3, 8, $2; ld.shared.v2.b32 {$0, $1}, [at + 8]; }",
+            "=r,=r,r,r", [room, slot],
+            dtype=(tl.int32, tl.int32), is_pure=False, pack=1,
+        )  # fmt: skip
+    return first, second
+
+
+@triton.jit
+def cells_for(memory, at, NUMBER: tl.constexpr):
+    """Cells that are 0 for everybody after the next barrier."""
+    cells = space(memory, at, 4 * NUMBER)
+    set_cell(cells, tl.arange(0, NUMBER), 0)
+    return cells
+
+
+@triton.jit
+def set_cell(cells, number, value):
+    if cells.dtype.is_ptr():
+        tl.store(cells + number, value)
+    else:
+        tl.inline_asm_elementwise(
+            "{ .reg .u32 at; mov.b32 $0, 0; mad.lo.u32 at, $2, 4, $1; st.shared.b32 [at], $3; }",
+            "=r,r,r,r", [cells, number, value], dtype=tl.int32, is_pure=False, pack=1,
+        )  # fmt: skip
+
+
+@triton.jit
+def cell(cells, number):
+    if cells.dtype.is_ptr():
+        value = tl.load(cells + number)
+    else:
+        value = tl.inline_asm_elementwise(
+            "{ .reg .u32 at; mad.lo.u32 at, $2, 4, $1; ld.shared.b32 $0, [at]; }",
+            "=r,r,r", [cells, number], dtype=tl.int32, is_pure=False, pack=1,
+        )  # fmt: skip
+    return value
+
+
+@triton.jit
+def counted_up(cells, number, chosen):
+    """Adds one to the cell of each that is chosen; how many came before it. None is held twice."""
+    if cells.dtype.is_ptr():
+        before = tl.atomic_add(cells + number, 1, mask=chosen)
+    else:
+        before = tl.inline_asm_elementwise(
+            "{ .reg .pred p; .reg .u32 at; mov.b32 $0, 0; setp.ne.s32 p, $3, 0; "
+            "mad.lo.u32 at, $2, 4, $1; @p atom.shared.add.u32 $0, [at], 1; }",
+            "=r,r,r,r", [cells, number, chosen.to(tl.int32)],
+            dtype=tl.int32, is_pure=False, pack=1,
+        )  # fmt: skip
+    return before
