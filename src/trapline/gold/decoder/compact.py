@@ -27,7 +27,7 @@ from trapline.gold.kernels_device import may_start_early, processors
 LOG2_E = 1.4426950408889634
 #: Weights that a product asks for before it may begin, in all its programs: with many more they
 #: push each other, and what is still to be read, out of the cache again.
-AHEAD = 1 << 22
+AHEAD = 1 << 23
 
 
 class Cut(NamedTuple):
