@@ -12,136 +12,34 @@ values that are stored.
 import argparse
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any
 
 import torch
 from harness import Contender, Rules, ceilings, compare, errors, show, write
+from paged_problems import (
+    ANCHORS,
+    CASCADE,
+    CODES,
+    DEVICE,
+    GOAL,
+    LONG,
+    ONE,
+    RAGGED,
+    Case,
+    binary_tree,
+    drawn,
+    in_float64,
+    laid_out,
+    normal,
+    with_queries,
+)
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
-from trapline.gold import paged_append, paged_attention
-
-DEVICE = "cuda"
-CODES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn, "int4": torch.uint8}
-#: What makes random codes times random scales about N(0, 1).
-SPREAD = {"int8": 73.0, "fp8": 100.0, "int4": 4.6}
-
-
-@dataclass(frozen=True)
-class Case:
-    """One query a row; every row has `length` positions unless `lengths` says more."""
-
-    batch: int
-    heads: int
-    groups: int
-    width: int
-    length: int
-    page: int = 16
-    kind: str = "bf16"
-    shuffled: bool = True
-    #: The first positions that all rows share.
-    shared: int = 0
-    lengths: tuple[int, ...] = ()
-
-    @property
-    def name(self) -> str:
-        return (
-            f"B{self.batch} H{self.heads} G{self.groups} D{self.width} L{self.length}"
-            f" page {self.page} {self.kind}"
-        )
-
-    @property
-    def positions(self) -> int:
-        return sum(self.lengths) if self.lengths else self.batch * self.length
-
-    @property
-    def bytes(self) -> int:
-        """What has to be read, a shared prefix once."""
-        row = {"bf16": 2 * self.width, "int4": self.width // 2 + 2}.get(self.kind, self.width + 2)
-        alone = self.positions - self.batch * self.shared + self.shared
-        return 2 * alone * self.groups * row
-
-    @property
-    def flops(self) -> int:
-        return 4 * self.positions * self.heads * self.width
-
-
-class Cache(NamedTuple):
-    q: Tensor
-    k_pages: Tensor
-    v_pages: Tensor
-    table: Tensor
-    lengths: Tensor
-    k_scale: Tensor | None
-    v_scale: Tensor | None
-
-    def attend(self, out: Tensor | None = None, **more: Any) -> Tensor:
-        found: Tensor = paged_attention(
-            *self[:5], k_scale=self.k_scale, v_scale=self.v_scale, out=out, **more
-        )
-        return found
-
-
-ANCHORS = [
-    Case(8, 32, 8, 128, 1024),
-    Case(32, 32, 8, 128, 2048),
-    Case(4, 64, 8, 128, 4096),
-    Case(16, 32, 8, 128, 1535),
-    Case(8, 16, 4, 64, 2000),
-]
-GOAL = Case(32, 32, 8, 128, 4096)
-LONG = Case(32, 32, 8, 128, 8192)
-ONE = Case(1, 32, 8, 128, 32768)
-#: One long row among many short ones.
-RAGGED = replace(GOAL, length=32768, lengths=(32768, *(1024,) * 15, *(3000,) * 16))
-CASCADE = replace(GOAL, length=4096 + 256, shared=4096)
-
-
-def drawn(case: Case, seed: int) -> Cache:
-    numbers = torch.Generator(DEVICE).manual_seed(seed)
-    lengths = torch.tensor(case.lengths or [case.length] * case.batch).int()
-    table = tables(case, lengths, seed)
-    q = normal((case.batch, case.heads, case.width), numbers)
-    shape = (int(table.max()) + 1, case.groups, case.page, case.width)
-    (k, k_scale), (v, v_scale) = (pages(shape, case.kind, numbers) for _ in range(2))
-    return Cache(q, k, v, table.to(DEVICE), lengths.to(DEVICE), k_scale, v_scale)
-
-
-def tables(case: Case, lengths: Tensor, seed: int) -> Tensor:
-    """(B, pages of the longest row); rows begin with the pages they share."""
-    width = -(-int(lengths.max()) // case.page)
-    used = -(-lengths // case.page)
-    shared = case.shared // case.page
-    own = int((used - shared).sum())
-    order = torch.arange(shared + own)
-    if case.shuffled:
-        order = torch.randperm(len(order), generator=torch.Generator().manual_seed(seed))
-    table = torch.zeros((case.batch, width), dtype=torch.int32)
-    at = shared
-    for row, count in enumerate(used.tolist()):
-        table[row, :shared] = order[:shared]
-        table[row, shared:count] = order[at : at + count - shared]
-        at += count - shared
-    return table
-
-
-def normal(shape: tuple[int, ...], numbers: torch.Generator) -> Tensor:
-    return torch.randn(shape, generator=numbers, device=DEVICE, dtype=torch.bfloat16)
-
-
-def pages(
-    shape: tuple[int, ...], kind: str, numbers: torch.Generator
-) -> tuple[Tensor, Tensor | None]:
-    if kind == "bf16":
-        return normal(shape, numbers), None
-    make: dict[str, Any] = {"generator": numbers, "device": DEVICE}
-    scales = ((0.5 + torch.rand(shape[:-1], **make)) / SPREAD[kind]).half()
-    if kind == "fp8":
-        return (torch.randn(shape, **make) * 100).clamp(-448, 448).to(CODES[kind]), scales
-    bytes_ = (*shape[:-1], shape[-1] // 2) if kind == "int4" else shape
-    return torch.randint(0, 256, bytes_, **make, dtype=torch.uint8).view(CODES[kind]), scales
+from trapline.gold import paged_append
 
 
 def ours(case: Case, name: str = "ours", **more: Any) -> Contender:
@@ -164,15 +62,6 @@ def contiguous(case: Case, backend: SDPBackend, name: str) -> Contender:
         return call
 
     return Contender(name, make, bytes=case.bytes, flops=case.flops)
-
-
-def laid_out(case: Case, number: int) -> tuple[Tensor, Tensor, Tensor]:
-    """q (B, G, R, D), k and v (B, G, L, D)."""
-    numbers = torch.Generator(DEVICE).manual_seed(number)
-    B, H, G, D = case.batch, case.heads, case.groups, case.width
-    q = normal((B, G, H // G, D), numbers)
-    k, v = (normal((B, G, case.length, D), numbers) for _ in range(2))
-    return q, k, v
 
 
 def gathered(case: Case, *, compiled: bool) -> Contender:
@@ -208,10 +97,7 @@ def peers(case: Case) -> list[Contender]:
 def wrong(case: Case, *, with_peers: bool, **more: Any) -> dict[str, dict[str, float]]:
     """Of ours against float64 on the stored values, and of torch's kernels on their own inputs."""
     cache = drawn(case, 0)
-    wide = cache._replace(q=cache.q.double())
-    if cache.k_scale is None:
-        wide = wide._replace(k_pages=cache.k_pages.double(), v_pages=cache.v_pages.double())
-    found = {"ours": errors(cache.attend(**more), wide.attend(impl="torch"))}
+    found = {"ours": errors(cache.attend(**more), in_float64(cache).attend(impl="torch"))}
     if with_peers:
         q, k, v = laid_out(case, 0)
         exact = sdpa(q.double(), k.double(), v.double())
@@ -285,6 +171,52 @@ def ragged(rules: Rules) -> dict[str, Any]:
     return measured("one long row, 31 short", [ours(RAGGED)], RAGGED.bytes, rules, wrongs)
 
 
+def chunked(rules: Rules) -> dict[str, Any]:
+    """A chunk of a prompt for each of eight sequences, after what is there already."""
+    T, case = 256, replace(GOAL, batch=8)
+    flops = 4 * case.batch * case.heads * case.width * T * (case.length - T // 2)
+
+    def make(number: int) -> Callable[[], Tensor]:
+        cache = with_queries(case, number, T)
+        out = torch.empty_like(cache.q)
+        return lambda: cache.attend(out, max_q=T)
+
+    def peer(number: int) -> Callable[[], Tensor]:
+        q, k, v = laid_out(case, number)
+        q = normal((case.batch, case.heads, T, case.width), torch.Generator(DEVICE).manual_seed(1))
+        bias = causal_lower_right(T, case.length)
+        return lambda: sdpa(q, k, v, attn_mask=bias, enable_gqa=True)
+
+    made = [
+        Contender("ours", make, bytes=case.bytes, flops=flops),
+        Contender("FlashAttention-2, contiguous", peer, bytes=case.bytes, flops=flops),
+    ]
+    small = with_queries(replace(case, batch=1), 0, T)
+    wrongs = {
+        "ours": errors(small.attend(max_q=T), in_float64(small).attend(max_q=T, impl="torch"))
+    }
+    return measured(f"chunks of {T}, {case.name}", made, case.bytes, rules, wrongs)
+
+
+def drafted(rules: Rules) -> dict[str, Any]:
+    """A draft tree of 64 nodes for each of eight sequences: every node sees its ancestors."""
+    nodes, case = 64, replace(GOAL, batch=8)
+    tree = binary_tree(nodes, DEVICE)
+    every = {"max_q": nodes, "tree_mask": tree.repeat(case.batch, 1)}
+
+    def make(number: int) -> Callable[[], Tensor]:
+        cache = with_queries(case, number, nodes)
+        out = torch.empty_like(cache.q)
+        return lambda: cache.attend(out, **every)
+
+    flops = 4 * case.batch * case.heads * case.width * nodes * case.length
+    made = [Contender("ours", make, bytes=case.bytes, flops=flops)]
+    small, one = with_queries(replace(case, batch=1), 0, nodes), {"max_q": nodes, "tree_mask": tree}
+    exact = in_float64(small).attend(**one, impl="torch")
+    wrongs = {"ours": errors(small.attend(**one), exact)}
+    return measured(f"trees of {nodes}, {case.name}", made, case.bytes, rules, wrongs)
+
+
 def appending(rules: Rules, kind: str, tokens: int) -> dict[str, Any]:
     """New tokens of a step or a chunk; the same with RoPE on the way."""
     case = replace(GOAL, kind=kind, batch=4, length=max(tokens, 1024))
@@ -316,13 +248,15 @@ def cases(rules: Rules, quick: bool) -> dict[str, Callable[[], dict[str, Any]]]:
     for case in ANCHORS:
         found["anchor " + case.name] = lambda case=case: against_peers(case, rules, quick)
     found["kinds " + LONG.name] = lambda: kinds(rules)
-    found["cascade " + CASCADE.name] = lambda: cascade(rules)
-    found["ragged"] = lambda: ragged(rules)
-    found["layouts"] = lambda: layouts(rules)
-    found["one row " + ONE.name] = lambda: against_peers(ONE, rules, quick)
     for kind in ("bf16", *CODES):
         for tokens in (32, 2048):
             found[f"append {tokens} {kind}"] = lambda k=kind, t=tokens: appending(rules, k, t)
+    found["cascade " + CASCADE.name] = lambda: cascade(rules)
+    found["chunks of 256"] = lambda: chunked(rules)
+    found["trees of 64"] = lambda: drafted(rules)
+    found["ragged"] = lambda: ragged(rules)
+    found["one row " + ONE.name] = lambda: against_peers(ONE, rules, quick)
+    found["layouts"] = lambda: layouts(rules)
     return found
 
 

@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
-SCRIPTS = ("harness", "bench_paged_attention")
+SCRIPTS = ("harness", "paged_problems", "bench_paged_attention")
 
 
 @pytest.fixture
@@ -19,7 +19,8 @@ def bench(monkeypatch):
     for name in SCRIPTS:
         monkeypatch.delitem(sys.modules, name, raising=False)
     module = importlib.import_module("bench_paged_attention")
-    monkeypatch.setattr(module, "DEVICE", "cpu")
+    for script in (module, sys.modules["paged_problems"]):
+        monkeypatch.setattr(script, "DEVICE", "cpu")
     yield module
     for name in SCRIPTS:
         sys.modules.pop(name, None)
@@ -52,3 +53,16 @@ def test_gathered_pages_are_the_same_attention(bench):
     case = bench.Case(2, 4, 2, 16, 40)
     ours, theirs = bench.ours(case).make(0)(), bench.gathered(case, compiled=False).make(0)()
     assert torch.allclose(ours.float(), theirs.reshape(ours.shape).float(), atol=0.02)
+
+
+def test_a_node_of_a_tree_sees_its_ancestors(bench):
+    sees = bench.binary_tree(6, "cpu")
+    assert [row.nonzero().flatten().tolist() for row in sees] == [
+        [0], [0, 1], [0, 2], [0, 1, 3], [0, 1, 4], [0, 2, 5]
+    ]  # fmt: skip
+
+
+def test_several_queries_a_sequence(bench):
+    cache = bench.with_queries(bench.Case(2, 4, 2, 16, 40), 0, 3)
+    exact = bench.in_float64(cache).attend(max_q=3, impl="torch")
+    assert bench.errors(cache.attend(max_q=3), exact)["relative"] < 0.01

@@ -13,7 +13,12 @@ from pathlib import Path
 import torch
 import triton
 
-from trapline.gold.attention import kernels_paged, kernels_paged_append, kernels_paged_shares
+from trapline.gold.attention import (
+    kernels_paged,
+    kernels_paged_append,
+    kernels_paged_hopper,
+    kernels_paged_shares,
+)
 from trapline.gold.kernels_device import compile_for_hopper
 
 FLOATS = {"scale", "softcap"}
@@ -53,6 +58,7 @@ def main(folder: Path, which: str) -> None:
             made.append(appended(*one[:4], given=one[5]))
         if PREFIX.issubset(one[5]):
             made.append(attention(*one, kernel=kernels_paged_shares.prefix_kernel))
+    made += [decoded(*one) for one in (every_decoding() if which == "all" else SOME_DECODING)]
     (folder / "compiled.json").write_text(json.dumps(made))
 
 
@@ -68,6 +74,28 @@ def attention(
     fixed |= {"PRECISION": "ieee" if dtype == "fp32" else "tf32", "TWINS": page == 16}
     fixed |= {"ONE_TOP": rows < 16, "NARROW": page < 128}
     return compiled(kernel, dtype, WORDS[kind], fixed, given, kind, tiles.warps, tiles.stages)
+
+
+#: dtype, kind of pages, D, page, heads a group.
+SOME_DECODING = [("bf16", 0, 128, 16, 4), ("bf16", 3, 128, 16, 4)]
+
+
+def every_decoding() -> list[tuple]:
+    sizes = itertools.product(("bf16", "fp16"), sorted(kernels_paged_hopper.PLANS), (16, 48, 128))
+    heads = itertools.cycle((1, 4, 8))
+    return [(dtype, *kind_and_width, page, next(heads)) for dtype, kind_and_width, page in sizes]
+
+
+def decoded(dtype, kind, D, page, heads):
+    plan = kernels_paged_hopper.plan_for(kind, D, heads)
+    fixed = kernels_paged_hopper.constants(kind, D, page, heads, 32, plan) | {"NARROW": True}
+    fixed["BY_PAIR"] = page < 128
+    box = kernels_paged_hopper.box_of(kind, D, page, plan.positions)
+    bits = 8 if kind else 16
+    layout = kernels_paged_hopper.box_layout(box[3], bits)
+    pages = f"tensordesc<{'i8' if kind else dtype}{box},{layout!r}>"
+    kernel = kernels_paged_hopper.decode_kernel
+    return compiled(kernel, dtype, pages, fixed, set(), kind, 1, 1)
 
 
 def appended(dtype, kind, D, page, given):
@@ -88,14 +116,15 @@ def compiled(kernel, dtype, pages, fixed, given, kind, warps, stages):
     aligned = {n for n in names if types[n] == "i32" and "_" in n and n not in loose}
     made = compile_for_hopper(kernel, types, fixed, aligned=aligned, warps=warps, stages=stages)
     # A pipeline of loads that the compiler gave up on would only be slow.
-    copies = sum(made.asm["ptx"].count(f"cp.async.{way}.shared") for way in ("cg", "ca"))
+    ways = "cg.shared", "ca.shared", "bulk.tensor"
+    copies = sum(made.asm["ptx"].count(f"cp.async.{way}") for way in ways)
     shared = made.metadata.shared
     return {"kernel": kernel.__name__, "kind": kind, "shared": shared, "copies": copies}
 
 
 def type_of(name: str, dtype: str, pages: str) -> str:
     if name in ("k_pages", "v_pages"):
-        return f"*{pages}"
+        return pages if pages.startswith("tensordesc") else f"*{pages}"
     if name in ("q", "k", "v", "out"):
         return f"*{dtype}"
     return "fp32" if name in FLOATS else TYPES.get(name, "i32")

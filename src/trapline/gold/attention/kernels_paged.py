@@ -2,7 +2,8 @@
 """How the paged kernels are launched, and the operators that launch them.
 
 `kernels_paged_shares` has the kernels, `kernels_paged_rows` their inner loop,
-`kernels_paged_merge` what the last program does, `kernels_paged_append` appending.
+`kernels_paged_merge` what the last program does, `kernels_paged_append` appending;
+`kernels_paged_hopper` has the kernel for the common case of decoding on Hopper GPUs.
 """
 
 from typing import Any, NamedTuple
@@ -11,7 +12,7 @@ import torch
 import triton
 from torch import Tensor
 
-from trapline.gold.attention import fast_paged
+from trapline.gold.attention import fast_paged, kernels_paged_hopper
 from trapline.gold.attention.arrivals import arrivals
 from trapline.gold.attention.kernels_paged_append import append, strides_of
 from trapline.gold.attention.kernels_paged_shares import attention_kernel, prefix_kernel
@@ -127,9 +128,15 @@ def _attention(
         return
     B, R = len(seq_lens), H // G
     kind = KINDS.get(k_pages.dtype, 0)
+    block_table, seq_lens = beside(block_table), beside(seq_lens)
+    asked = q, k_pages, v_pages, block_table, kind
+    ruled = window or softcap or any(x is not None for x in (cu_q, tree_mask, prefix_pages))
+    if max_q == 1 and not ruled and kernels_paged_hopper.takes(*asked):
+        scales = k_scale, v_scale, kind
+        kernels_paged_hopper.decode(q, k_pages, v_pages, block_table, seq_lens, *scales, scale, out)
+        return
     fixed = fixed_for(q, k_pages, v_pages, kind, softcap)
     words = in_words(k_pages, kind), in_words(v_pages, kind)
-    block_table, seq_lens = beside(block_table), beside(seq_lens)
     optional = (cu_q, tree_mask, prefix_pages)
     cu_q, tree_mask, prefix_pages = (x if x is None else beside(x) for x in optional)
     given = Given(q, *words, k_scale, v_scale, block_table)

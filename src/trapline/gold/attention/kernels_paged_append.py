@@ -57,11 +57,13 @@ def store_rows(
     else:
         low, high = low.to(tl.float32), high.to(tl.float32)
         largest = tl.maximum(tl.max(tl.abs(low), 1), tl.max(tl.abs(high), 1))
-        scale = scale_above(largest / TOP)
+        scale = scale_above(tl.div_rn(largest, tl.full([BLOCK_G], TOP, tl.float32)))
         scale_target = scales + page * scale_page + g * scale_head + place * scale_place
         tl.store(scale_target, scale, mask=g < G)
         divisor = tl.where(largest == 0.0, 1.0, scale.to(tl.float32))[:, None]
-        low, high = low / divisor, high / divisor
+        # Divided as IEEE says, as torch does: the compiler's own division may be off by a bit.
+        divisor = tl.broadcast_to(divisor, [BLOCK_G, BLOCK_D])
+        low, high = tl.div_rn(low, divisor), tl.div_rn(high, divisor)
         if TOP == 448:
             tl.store(target, low.to(pages.dtype.element_ty), mask=here)
             tl.store(target + HALF, high.to(pages.dtype.element_ty), mask=there)
@@ -131,6 +133,8 @@ def append(
         BLOCK_D=triton.next_power_of_2((D + 1) // 2),
         TOP=largest_code(k_pages.dtype),
         num_warps=2,
+        # Products are rounded before they are added, as torch does it.
+        enable_fp_fusion=False,
     )
 
 

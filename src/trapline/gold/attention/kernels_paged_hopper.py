@@ -1,0 +1,297 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
+"""Decoding over pages on Hopper GPUs, in Gluon: programs of one warp that the copy engine feeds.
+
+The work is shared as in `kernels_paged_shares`, the same answer by the same recurrence, for the
+common case: one query a sequence, few heads a group, no window, no cap. A warp alone never waits
+for another one, and a few of them keep a multiprocessor's memory busy. A launch may be let in while
+the kernel before it ends: until that one is done it only asks for lines of the L2 cache.
+"""
+
+import math
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from trapline.gold.attention.arrivals import arrivals
+from trapline.gold.attention.kernels_paged_append import strides_of
+from trapline.gold.attention.kernels_paged_codes import FP8, INT4, INT8
+from trapline.gold.attention.kernels_paged_hopper_codes import LARGEST
+from trapline.gold.attention.kernels_paged_hopper_merge import merge
+from trapline.gold.attention.kernels_paged_hopper_ring import prefetch, ring_for, together
+from trapline.gold.attention.kernels_paged_hopper_rows import attended
+from trapline.gold.attention.kernels_paged_shares import owner_of, programs_for, share_before
+from trapline.gold.kernels_device import processors
+
+#: Sizes that change from call to call and would otherwise be compiled for again and again.
+UNFIXED = ["B", "G", "R", "table_row"]
+#: Elements of a line of the L2 cache: of 32 bits, of 16 bits.
+WORDS_A_LINE, HALVES_A_LINE = gl.constexpr(32), gl.constexpr(64)
+
+
+@gluon.jit
+def plus(a, b):
+    return a + b
+
+
+@gluon.jit
+def ask_ahead(pid, counters, seq_lens, block_table, q, B, G, table_row, q_row):
+    """A line each of what all programs read: it will be in the L2 cache when they may read it."""
+    if pid < B * G:  # there are as many counters, or one a program
+        prefetch(counters + pid)
+    prefetch(seq_lens)
+    if pid * WORDS_A_LINE <= (B - 1) * table_row:
+        prefetch(block_table + pid * WORDS_A_LINE)
+    if pid * HALVES_A_LINE <= (B - 1) * q_row:
+        prefetch(q + pid * HALVES_A_LINE)
+
+
+@gluon.jit
+def store_piece(base, a, factor, live, row, STEP: gl.constexpr, FROM: gl.constexpr):
+    """Every STEP-th element from FROM on of rows that begin at base + row."""
+    layout: gl.constexpr = a.type.layout
+    by_row: gl.constexpr = gl.SliceLayout(1, layout)
+    d = gl.arange(0, a.shape[1], layout=gl.SliceLayout(0, layout)) * STEP + FROM
+    factor = gl.expand_dims(gl.convert_layout(factor, by_row), 1)
+    at = base + gl.expand_dims(gl.convert_layout(row, by_row), 1) + gl.expand_dims(d, 0)
+    mask = gl.expand_dims(gl.convert_layout(live, by_row), 1)
+    gl.store(at, (a * factor).to(base.dtype.element_ty), mask=mask)
+
+
+@gluon.jit
+def store_rows(
+    base, sums, factor, live, row, D: gl.constexpr, KIND: gl.constexpr, HALVES: gl.constexpr
+):  # fmt: skip
+    """All pieces where their elements belong."""
+    a0, a1, a2, a3 = sums
+    STEP: gl.constexpr = 1 if KIND == 0 else 2
+    SECOND: gl.constexpr = D // 2 if KIND == 0 or KIND == INT4 else 1
+    store_piece(base, a0, factor, live, row, STEP, 0)
+    if KIND > 0 or HALVES == 2:
+        store_piece(base, a1, factor, live, row, STEP, SECOND)
+    if KIND == INT4:
+        store_piece(base, a2, factor, live, row, STEP, 1)
+        store_piece(base, a3, factor, live, row, STEP, 1 + SECOND)
+
+
+@gluon.jit(do_not_specialize=UNFIXED)
+def decode_kernel(
+    k_pages, v_pages, q, k_scale, v_scale, block_table, seq_lens, out, parts, stats, counters,
+    B, G, R, scale, q_row, q_head, table_row,
+    ks_page, ks_head, ks_place, vs_page, vs_head, vs_place, out_row, out_head,
+    P: gl.constexpr, D: gl.constexpr, KIND: gl.constexpr, HALVES: gl.constexpr, S: gl.constexpr,
+    STAGES: gl.constexpr, BLOCK_B: gl.constexpr, ROWS: gl.constexpr, NARROW: gl.constexpr,
+    BY_PAIR: gl.constexpr, EARLY: gl.constexpr,
+):  # fmt: skip
+    """An equal share of all tiles, in the order sequence, head, keys.
+
+    S: positions a tile. STAGES: tiles in the ring. ROWS: at least R. NARROW: products of tiles and
+    programs fit in 32 bits. BY_PAIR: there is a counter for every sequence and head; otherwise one
+    for every program. EARLY: the next launch is let in at once, not when the last run ends.
+    """
+    pages = k_pages, v_pages
+    ring = ring_for(pages, HALVES * S // k_pages.block_type.shape[2], STAGES)
+    pid = gl.program_id(0)
+    ask_ahead(pid, counters, seq_lens, block_table, q, B, G, table_row, q_row)
+    if EARLY:
+        gdc_launch_dependents()
+    gdc_wait()
+    i = gl.arange(0, BLOCK_B, layout=gl.BlockedLayout([BLOCK_B // 32], [32], [1], [0]))
+    lengths = gl.load(seq_lens + i, mask=i < B, other=0)
+    tiles = gl.where(i < B, gl.maximum(gl.cdiv(lengths, S), 1), 0)
+    ends = gl.associative_scan(tiles, 0, plus) * G
+    work = gl.max(ends, 0)
+    programs = programs_for(B * G, work, gl.num_programs(0))
+    at = share_before(pid, work, programs)
+    stop = gl.where(pid < programs, share_before(pid + 1, work, programs), at)
+    done = 0
+    while at < stop:
+        over = ends <= at
+        b = gl.sum(over.to(gl.int32), 0)
+        before = gl.max(gl.where(over, ends, 0), 0)
+        length = gl.load(seq_lens + b)
+        n = gl.maximum(gl.cdiv(length, S), 1)
+        g = (at - before) // n
+        tile = (at - before) % n
+        run = gl.minimum(stop - at, n - tile)
+        row = b.to(gl.int64)
+        scales = k_scale, v_scale, ks_page, ks_place, vs_page, vs_place
+        if KIND > 0:
+            scales = (
+                k_scale + g.to(gl.int64) * ks_head, v_scale + g.to(gl.int64) * vs_head,
+                ks_page, ks_place, vs_page, vs_place,
+            )  # fmt: skip
+        peak, total, sums, done = attended(
+            q + row * q_row + g * R * q_head, block_table + row * table_row, pages, ring, scales,
+            g, R, tile * S, gl.minimum((tile + run) * S, length), done, scale, q_head,
+            P, D, KIND, HALVES, S,
+        )  # fmt: skip
+        if not EARLY and at + run >= stop:
+            gdc_launch_dependents()
+        M: gl.constexpr = peak.shape[0]
+        r = gl.arange(0, M, layout=peak.type.layout)
+        unit = gl.full_like(peak, 1.0)
+        if KIND == INT8:
+            unit = gl.full_like(peak, 1.0 / LARGEST)
+        elif KIND == INT4:
+            unit = gl.full_like(peak, 1.0 / (16 * LARGEST))
+        answer = row * out_row + g * R * out_head
+        if run == n:
+            unit /= gl.where(total == 0.0, 1.0, total)
+            heads = answer + r.to(gl.int64) * out_head
+            store_rows(out, sums, unit, r < R, heads, D, KIND, HALVES)
+        else:
+            slot = (2 * pid + gl.where(tile == 0, 1, 0)).to(gl.int64) * M + r
+            store_rows(parts, sums, unit, r < R, slot * D, D, KIND, HALVES)
+            gl.store(stats + slot * 2, peak, mask=r < R)
+            gl.store(stats + slot * 2 + 1, total, mask=r < R)
+            first = owner_of(at - tile, work, programs, NARROW)
+            last = owner_of(at - tile + n - 1, work, programs, NARROW)
+            # All that this program stored comes before its arrival, and what others stored
+            # before theirs comes before the merge.
+            together()
+            counter = counters + (b * G + g if BY_PAIR else first)
+            arrived = gl.atomic_add(counter, 1, sem="acq_rel")
+            if arrived == last - first:
+                merge(parts, stats, out, first, last, answer, R, out_head, D, M, ROWS)
+                gl.store(counter, 0)
+        at += run
+
+
+class Plan(NamedTuple):
+    """How a launch is cut: positions a tile, tiles in the ring, programs a multiprocessor."""
+
+    positions: int
+    stages: int
+    programs: int
+    #: Whether the next launch is let in when this one begins.
+    early: bool = False
+
+
+#: (kind of pages, head width) → plan. Measured at D = 128 and, for 16 bits, at 64.
+PLANS = {
+    (0, 64): Plan(32, 6, 4, early=True),
+    (0, 128): Plan(32, 3, 4, early=True),
+    (int(INT8), 64): Plan(64, 3, 8),
+    (int(INT8), 128): Plan(64, 3, 4),
+    (int(FP8), 64): Plan(32, 6, 8),
+    (int(FP8), 128): Plan(32, 6, 4),
+    (int(INT4), 64): Plan(64, 3, 8),
+    (int(INT4), 128): Plan(64, 3, 8),
+}
+#: For 16 bits and more than four heads a group: the larger parts are, the fewer are merged.
+TALL = Plan(32, 6, 2, early=True)
+#: The most sequences whose lengths one warp adds up.
+MOST_ROWS = 1024
+#: Up to how many bytes of 16-bit pages this kernel is the faster one: it starts and ends sooner,
+#: and what codes gain from it, 16 bits do not need.
+SMALL = 128 << 20
+
+
+def rows_for(kind: int) -> int:
+    """The most heads of a group: integers take two of a tile's sixteen rows for each."""
+    return 8 if kind in (INT8, INT4) else 16
+
+
+def plan_for(kind: int, D: int, R: int) -> Plan | None:
+    """None where this kernel has not what pages of this kind and R heads a group need."""
+    if (kind, D) not in PLANS or rows_for(kind) < R:
+        return None
+    return TALL if kind == 0 and D == 128 and R > 4 else PLANS[kind, D]
+
+
+def takes(q: Tensor, k_pages: Tensor, v_pages: Tensor, block_table: Tensor, kind: int) -> bool:
+    """Whether one query a sequence is computed by this kernel."""
+    (_, H, D), (_, G, P, _), (B, width) = q.shape, k_pages.shape, block_table.shape
+    if not q.is_cuda or torch.cuda.get_device_capability(q.device) != (9, 0):
+        return False
+    if q.dtype not in (torch.bfloat16, torch.float16) or plan_for(kind, D, H // G) is None:
+        return False
+    # Lengths are known on the device only: the table says how long they may be.
+    if kind == 0 and (k_pages.dtype != q.dtype or 4 * B * G * width * P * D > SMALL):
+        return False
+    return B <= MOST_ROWS and P % 16 == 0 and fits(k_pages) and fits(v_pages)
+
+
+def fits(pages: Tensor) -> bool:
+    """What the copy engine asks for: something to copy, steps of whole 16 bytes."""
+    steps = [n * pages.element_size() for n in pages.stride()[:-1]]
+    return (
+        pages.numel() > 0
+        and pages.data_ptr() % 16 == 0
+        and all(n > 0 and n % 16 == 0 for n in steps)
+    )
+
+
+@cache
+def box_layout(columns: int, bits: int) -> gl.NVMMASharedLayout:
+    """How a box lies in shared memory: swizzled, as the copy engine and `ldmatrix` agree."""
+    return gl.NVMMASharedLayout(columns * bits // 8, bits, 4)
+
+
+def box_of(kind: int, D: int, P: int, S: int) -> list[int]:
+    """Positions and columns that are fetched at once: of one page, up to 128 bytes of a row."""
+    columns = {0: 64, int(INT4): D // 2}.get(kind, D)
+    return [1, 1, math.gcd(P, S), columns]
+
+
+def descriptor(pages: Tensor, kind: int, D: int, S: int) -> TensorDescriptor:
+    x = pages.view(torch.int8) if kind else pages
+    box = box_of(kind, D, x.shape[2], S)
+    layout = box_layout(box[3], 8 * x.element_size())
+    return TensorDescriptor(x, list(x.shape), list(x.stride()), box, layout)
+
+
+def constants(kind: int, D: int, P: int, R: int, B: int, plan: Plan) -> dict[str, Any]:
+    """What is compiled in."""
+    return {
+        "P": P,
+        "D": D,
+        "KIND": kind,
+        "HALVES": 2 if kind == 0 and D == 128 else 1,
+        "S": plan.positions,
+        "STAGES": plan.stages,
+        "BLOCK_B": max(32, triton.next_power_of_2(B)),
+        "ROWS": triton.next_power_of_2(R),
+        "EARLY": plan.early,
+    }
+
+
+def decode(
+    q: Tensor,
+    k_pages: Tensor,
+    v_pages: Tensor,
+    block_table: Tensor,
+    seq_lens: Tensor,
+    k_scale: Tensor | None,
+    v_scale: Tensor | None,
+    kind: int,
+    scale: float,
+    out: Tensor,
+) -> None:
+    """One query a sequence; `takes` has said yes."""
+    (B, H, D), (_, G, P, _) = q.shape, k_pages.shape
+    plan = plan_for(kind, D, H // G)
+    assert plan is not None
+    most = processors(q) * plan.programs
+    units = B * G * (triton.cdiv(block_table.shape[1] * P, plan.positions) + 1)
+    parts = q.new_empty((2 * most, rows_for(kind), D), dtype=torch.float32)
+    stats = q.new_empty((2 * most, rows_for(kind), 2), dtype=torch.float32)
+    decode_kernel[(most,)](
+        *(descriptor(x, kind, D, plan.positions) for x in (k_pages, v_pages)),
+        *(q, k_scale, v_scale, block_table, seq_lens, out, parts, stats),
+        arrivals(min(B * G, most), q),
+        *(B, G, H // G, scale, q.stride(0), q.stride(1), block_table.stride(0)),
+        *(*strides_of(k_scale), *strides_of(v_scale), *out.stride()[:2]),
+        **constants(kind, D, P, H // G, B, plan),
+        NARROW=units * most < 2**31,
+        BY_PAIR=most >= B * G,
+        num_warps=1,
+        launch_pdl=True,
+    )

@@ -1,0 +1,136 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
+"""Codes as operands of one warp's tensor cores, with next to no instructions a code (Gluon).
+
+Integer codes are multiplied as integers: a tile has 16 rows and at most 8 queries, so rows 0 … 7
+are the high bytes of 16-bit queries (or weights) and rows 8 … 15 the low ones; a row's two sums lie
+in the same lane and make one exact integer. An 8-bit code is an operand as it is, and a 4-bit code
+in the upper half of a byte counts sixteen times. float8 becomes float16 by the instruction for it.
+
+The order of positions and of elements is free as long as both operands agree on it. Values are
+loaded as words of two bytes, transposed on the way, and the bytes of four positions go together:
+those that the lane holds weights of.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from trapline.gold.attention.kernels_paged_codes import INT4, INT8
+
+#: The tensor cores of one warp: 16 rows, 8 columns.
+MMA = gl.constexpr(gl.NVMMADistributedLayout([2, 0], [1, 1], [16, 8]))
+#: A float32 as large as this has its integer in the lowest bits; 128 rounds the high byte.
+MAGIC = gl.constexpr(12582912.0 + 128.0)
+#: The largest 16-bit number whose high byte is rounded to 127 at most.
+LARGEST = gl.constexpr(32512.0)
+
+
+@gluon.constexpr_function
+def whole(KIND):
+    """Whether pages of this kind hold integers."""
+    return KIND in (INT8, INT4)
+
+
+@gluon.jit
+def power_of_two(x):
+    return gl.inline_asm_elementwise(
+        "ex2.approx.ftz.f32 $0, $1;", "=r,r", [x], dtype=gl.float32, is_pure=True, pack=1
+    )
+
+
+@gluon.jit
+def log2_of(x):
+    return gl.inline_asm_elementwise(
+        "lg2.approx.ftz.f32 $0, $1;", "=r,r", [x], dtype=gl.float32, is_pure=True, pack=1
+    )
+
+
+@gluon.jit
+def two_bytes(x):
+    """(8, N) numbers up to LARGEST, rounded: (16, N) int8, the high bytes above the low ones."""
+    N: gl.constexpr = x.shape[1]
+    fixed = (x + MAGIC).to(gl.int32, bitcast=True)
+    pair = gl.join((fixed >> 8).to(gl.int8), (fixed ^ 0x80).to(gl.int8))
+    return gl.reshape(gl.permute(pair, [2, 0, 1]), [16, N])
+
+
+@gluon.jit
+def one_number(x):
+    """(16, N) sums over high bytes and over low ones: (8, N) float32."""
+    N: gl.constexpr = x.shape[1]
+    high, low = gl.split(gl.permute(gl.reshape(x, [2, 8, N]), [1, 2, 0]))
+    return (high * 256 + low).to(gl.float32)
+
+
+@gluon.jit
+def weights_in_bytes(weights):
+    """(8, S) weights up to 1 as the first operand, positions in the order of `values_in_bytes`."""
+    S: gl.constexpr = weights.shape[1]
+    x = gl.reshape(two_bytes(weights * LARGEST), [16, S // 16, 2, 4, 2])
+    x = gl.reshape(gl.permute(x, [0, 1, 3, 2, 4]), [16, S])
+    return gl.convert_layout(x, gl.DotOperandLayout(0, MMA, 4), assert_trivial=True)
+
+
+@gluon.jit
+def values_in_bytes(words):
+    """(S, N) words of two bytes as two second operands: the first bytes, the second bytes."""
+    first, second = gl.inline_asm_elementwise(
+        "prmt.b32 $0, $2, $3, 0x6420; prmt.b32 $1, $2, $3, 0x7531;",
+        "=&r,=&r,r,r",
+        [words],
+        dtype=(gl.int8, gl.int8),
+        is_pure=True,
+        pack=4,
+    )
+    return by_lane(first), by_lane(second)
+
+
+@gluon.jit
+def by_lane(x):
+    """Positions 2t, 2t + 1, 2t + 8, 2t + 9 of sixteen, which lane t holds, become 4t … 4t + 3."""
+    S: gl.constexpr = x.shape[0]
+    N: gl.constexpr = x.shape[1]
+    x = gl.permute(gl.reshape(x, [S // 16, 2, 4, 2, N]), [0, 2, 1, 3, 4])
+    return gl.convert_layout(
+        gl.reshape(x, [S, N]), gl.DotOperandLayout(1, MMA, 4), assert_trivial=True
+    )
+
+
+@gluon.jit
+def nibbles(codes):
+    """Bytes of two 4-bit codes: sixteen times the lower ones, sixteen times the upper ones."""
+    return gl.inline_asm_elementwise(
+        "{ .reg .b32 t; shl.b32 t, $2, 4; and.b32 $0, t, 0xf0f0f0f0; and.b32 $1, $2, 0xf0f0f0f0; }",
+        "=&r,=&r,r",
+        [codes],
+        dtype=(gl.int8, gl.int8),
+        is_pure=True,
+        pack=4,
+    )
+
+
+@gluon.jit
+def keys_in_floats(words):
+    """Words of two float8, two words of a key: elements 4n and 4n + 1, elements 4n + 2, 4n + 3."""
+    return gl.inline_asm_elementwise(
+        "{ .reg .b16 h, i; mov.b32 {h, i}, $2;"
+        " cvt.rn.f16x2.e4m3x2 $0, h; cvt.rn.f16x2.e4m3x2 $1, i; }",
+        "=&r,=&r,r",
+        [words],
+        dtype=(gl.float16, gl.float16),
+        is_pure=True,
+        pack=2,
+    )
+
+
+@gluon.jit
+def values_in_floats(words):
+    """Words of two float8 of two positions: even elements, odd elements."""
+    return gl.inline_asm_elementwise(
+        "{ .reg .b32 t; .reg .b16 h, i; prmt.b32 t, $2, $2, 0x3120; mov.b32 {h, i}, t;"
+        " cvt.rn.f16x2.e4m3x2 $0, h; cvt.rn.f16x2.e4m3x2 $1, i; }",
+        "=&r,=&r,r",
+        [words],
+        dtype=(gl.float16, gl.float16),
+        is_pure=True,
+        pack=2,
+    )
