@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,11 +27,16 @@ from torch import Tensor
 
 from trapline.gold.norms.kernels import KERNELS
 
-SHAPES = [(16384, 1024), (8192, 4096), (8192, 8192), (4096, 16384), (65536, 768), (1024, 65536)]
+#: The goals' shapes, and other widths for layer norm.
+SHAPES = [(16384, 1024), (8192, 4096), (8192, 8192), (4096, 16384), (65536, 768)]
+OTHERS = [(1024, 65536), (2048, 32768), (8192, 12288), (16384, 2048), (65536, 512), (131072, 256)]
+KINDS = ("layer norm", "RMS norm", "RMS norm + residual")
 DTYPES = (torch.bfloat16, torch.float32)
-#: RMS norm shares its kernels with layer norm, so fewer shapes say enough.
-RMS_SHAPES = {torch.bfloat16: SHAPES[1:5], torch.float32: SHAPES[1:2]}
+#: Problems between two writes of the results, each of which asks the driver for clocks and power.
+WRITTEN = 4
 EPS = 1e-5
+#: Float64 elements that exist at the same time.
+AT_ONCE = 1 << 24
 DEVICE = "cuda"
 Call = Callable[[], Any]
 aten = torch.ops.aten
@@ -90,7 +96,7 @@ class Data:
 def statistics(x: Tensor, centred: bool) -> tuple[Tensor, Tensor]:
     """Means and reciprocal deviations in float32, computed in float64 a few rows at a time."""
     means, rstds = [], []
-    for part in x.split(max(1, (1 << 24) // x.shape[1])):
+    for part in x.split(max(1, AT_ONCE // x.shape[1])):
         wide = part.double()
         mean = wide.mean(1, keepdim=True) * centred
         means.append(mean.float())
@@ -230,13 +236,11 @@ def peers(problem: Problem, folder: Path | None) -> dict[str, Callable[[Problem,
     return found
 
 
-def contenders(problem: Problem, folder: Path | None) -> list[Contender]:
-    shared: dict[int, Data] = {}
-
+def contenders(
+    problem: Problem, folder: Path | None, data: Callable[[int], Data]
+) -> list[Contender]:
     def made(build: Callable[[Problem, Data], Call], number: int) -> Call:
-        if number not in shared:
-            shared[number] = Data(problem, number)
-        return build(problem, shared[number])
+        return build(problem, data(number))
 
     return [
         Contender(name, partial(made, build), bytes=problem.bytes)
@@ -244,8 +248,9 @@ def contenders(problem: Problem, folder: Path | None) -> list[Contender]:
     ]
 
 
-def exact(problem: Problem, data: Data, rows: int) -> dict[str, Tensor]:
+def exact(problem: Problem, data: Data) -> dict[str, Tensor]:
     """Float64: y or dx of the first rows, dw and db of all."""
+    rows = max(1, AT_ONCE // problem.width)
     dw = torch.zeros(problem.width, dtype=torch.float64, device=DEVICE)
     db, first = dw.clone(), None
     wide_w = data.w.double()
@@ -268,11 +273,13 @@ def exact(problem: Problem, data: Data, rows: int) -> dict[str, Tensor]:
     return {"dx": first, "dw": dw, **({"db": db} if problem.centred else {})}
 
 
-def accuracy(problem: Problem, folder: Path | None) -> dict[str, Any]:
-    """Each contender's answers on the first data set."""
-    rows = max(1, (1 << 20) // problem.width)
-    data = Data(problem, 0)
-    wanted = exact(problem, data, rows)
+def accuracy(problem: Problem, folder: Path | None, data: Data) -> dict[str, Any]:
+    """Each contender's answers on one data set."""
+    shown = max(1, (1 << 20) // problem.width)
+    wanted = {
+        key: value[:shown] if value.ndim == 2 else value
+        for key, value in exact(problem, data).items()
+    }
     found: dict[str, Any] = {}
     for name, build in peers(problem, folder).items():
         got = build(problem, data)()
@@ -288,24 +295,22 @@ def problems(quick: bool) -> Iterator[Problem]:
         for forward in (True, False):
             yield Problem(8192, 4096, torch.bfloat16, "layer norm", forward)
         return
-    for dtype in DTYPES:
-        for rows, width in SHAPES:
-            for forward in (False, True):
-                yield Problem(rows, width, dtype, "layer norm", forward)
-    for dtype in DTYPES:
-        for rows, width in RMS_SHAPES[dtype]:
-            for kind in ("RMS norm", "RMS norm + residual"):
-                for forward in (False, True):
-                    yield Problem(rows, width, dtype, kind, forward)
+    for kind, dtype, (rows, width) in product(KINDS, DTYPES, SHAPES):
+        for forward in (False, True):
+            yield Problem(rows, width, dtype, kind, forward)
+    for (rows, width), dtype in product(OTHERS, DTYPES):
+        for forward in (False, True):
+            yield Problem(rows, width, dtype, KINDS[0], forward)
 
 
 def measured(problem: Problem, folder: Path | None, rules: Rules) -> dict[str, Any]:
-    made = contenders(problem, folder)
+    data = cache(partial(Data, problem))
+    made = contenders(problem, folder, data)
     times = compare([*made, *ceilings(problem.bytes, DEVICE)[:2]], DEVICE, rules)
     copy = next(one.seconds for one in times if one.name == "copy")
     print(f"{problem.name}: {100 * copy / times[0].seconds:.1f} % of copy")
     print(show(times), flush=True)
-    wrong = accuracy(problem, folder)
+    wrong = accuracy(problem, folder, data(0))
     for name, each in wrong.items():
         print(f"  {name}:", {key: f"{value['relative']:.1e}" for key, value in each.items()})
     torch.cuda.empty_cache()
@@ -340,12 +345,11 @@ def main() -> None:
         return
     rules = Rules(rounds=3, warm_up=0.1) if given.quick else Rules()
     results: dict[str, Any] = {}
-    for problem in chosen:
+    for number, problem in enumerate(chosen, 1):
         results[problem.name] = measured(problem, given.peers, rules)
-        # Written as it goes; the device is warm after the first.
-        path = write("norms", DEVICE, results)
-        rules = replace(rules, warm_up=0.1)
-    print(path)
+        rules = replace(rules, warm_up=0.1)  # the device is warm after the first
+        if number % WRITTEN == 0 or number == len(chosen):
+            print(write("norms", DEVICE, results))
 
 
 if __name__ == "__main__":

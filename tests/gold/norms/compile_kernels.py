@@ -11,7 +11,7 @@ from pathlib import Path
 import triton
 
 from trapline.gold.kernels_device import compile_for_hopper
-from trapline.gold.norms import kernels, kernels_ring, kernels_rows, kernels_wide
+from trapline.gold.norms import backward, forward, kernels, kernels_rows, kernels_team, kernels_wide
 
 FLOAT32 = {"mean", "rstd", "sums", "dw_parts", "db_parts"}
 SIZES = {"bf16": 2, "fp32": 4}
@@ -25,40 +25,42 @@ def main(folder: Path, dtype: str) -> None:
 
 def configurations(size: int):
     """Kernel, fixed arguments and warps of everything that can be launched."""
-    for width, tile in kernels.FORWARD.items():
+    for width, tile in forward.FORWARD[size].items():
         fixed = {"D": width, "BLOCK_D": triton.next_power_of_2(width), "ROWS": tile.rows}
+        fixed |= {"AHEAD": tile.ahead, "EARLY": tile.early}
         yield kernels_rows.forward_kernel, fixed, tile.warps
-    for width, tile in kernels.BACKWARD[size].items():
+    for width, tile in backward.BACKWARD[size].items():
         block = triton.next_power_of_2(width)
-        kept = kernels.kept_rows(tile, block, size)
+        kept = backward.kept_rows(tile, block, size)
         fixed = {"D": width, "BLOCK_D": block, "ROWS": tile.rows, "STAGES": tile.stages}
-        fixed |= {"KEPT": kept, "RELOAD": tile.reload}
-        if tile.reload:
-            fixed["dtotal"] = None
-        yield kernels_rows.backward_kernel, fixed, tile.warps
-    ring, width = kernels.RING[size], kernels.RING[size].widest * size // 4
-    fixed = {"WIDTH": width, "PIECE": ring.size, "PIECES": -(-width // ring.size)}
-    fixed |= {"PLACES": ring.places, "KIND": KINDS[size], "HELD": ring.held}
-    fixed["num_warps"] = ring.warps
-    yield kernels_ring.ring_backward_kernel, fixed, ring.warps
-    for kernel, cut, more in (
-        (kernels_wide.held_forward_kernel, kernels.HELD, {}),
-        (kernels_wide.wide_forward_kernel, kernels.WIDE_FORWARD, {}),
-        (kernels_wide.row_sums_kernel, kernels.WIDE_SUMS, {"SAVED": False}),
+        yield kernels_rows.backward_kernel, fixed | {"KEPT": kept}, tile.warps
+    team = backward.TEAM
+    for width in (2 * backward.TEAM_FROM[size], kernels.WIDEST):
+        words = width * size // 4
+        fixed = {"WIDTH": words, "SHARE": backward.share_of(words), "BLOCK": team.share}
+        fixed |= {"TEAM": backward.members(words), "PLACES": team.places, "LAG": team.lag}
+        fixed |= {"KIND": KINDS[size], "num_warps": team.warps}
+        yield kernels_team.team_backward_kernel, fixed, team.warps
+    for kernel, width, cut in (
+        *((kernels_wide.held_forward_kernel, *entry) for entry in forward.HELD[size].items()),
+        (kernels_wide.wide_forward_kernel, kernels.WIDEST, forward.WIDE),
     ):
-        yield kernel, {"D": cut.widest, "CHUNK": cut.size, **more}, cut.warps
-    tile = kernels.WIDE_TILE
-    fixed = {"D": kernels.WIDEST, "CHUNK": kernels.WIDE_COLUMNS, "ROWS": tile.rows}
+        yield kernel, {"D": width, "CHUNK": cut.size, "EARLY": cut.early}, cut.warps
+    fixed = {"D": kernels.WIDEST, "CHUNK": backward.WIDE_SUMS}
+    for kernel in (kernels_wide.statistics_kernel, kernels_wide.row_sums_kernel):
+        yield kernel, fixed, backward.WIDE_WARPS
+    tile = backward.WIDE_TILE
+    fixed = {"D": kernels.WIDEST, "CHUNK": backward.WIDE_COLUMNS, "ROWS": tile.rows}
     yield kernels_wide.columns_kernel, {**fixed, "STAGES": tile.stages}, tile.warps
-    parts = {"BLOCK_P": kernels.PARTS, "BLOCK_D": kernels.PART_COLUMNS}
-    yield kernels_rows.add_parts_kernel, parts, kernels.PART_WARPS
+    parts = {"BLOCK_P": backward.PARTS, "BLOCK_D": backward.PART_COLUMNS}
+    yield kernels_rows.add_parts_kernel, parts, backward.PART_WARPS
 
 
 def compiled(kernel, fixed: dict, warps: int, dtype: str) -> dict[str, object]:
     names = kernel.arg_names
     if "CENTRED" in names:
         fixed = {**fixed, "CENTRED": True}
-    # The ring sees 16-bit floats as pairs.
+    # Teams see 16-bit floats as pairs.
     word = "i32" if kernel.is_gluon() and dtype == "bf16" else dtype
     types = {name: type_of(name, word) for name in names}
     aligned = {name for name in names if name.endswith("_row")}
@@ -72,6 +74,8 @@ def type_of(name: str, dtype: str) -> str:
         return "i32"
     if name == "eps":
         return "fp32"
+    if name == "board":
+        return "*i64"
     return "*fp32" if name in FLOAT32 else f"*{dtype}"
 
 

@@ -7,16 +7,17 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from trapline.gold.norms import kernels
+from trapline.gold.norms import backward, forward, kernels
 
 # The interpreter runs programs one after the other: few, with large pieces. Rows count as wide
 # from 1024 elements on, and as too wide to be held from 2048 on.
-kernels.PARTS, kernels.PART_COLUMNS, kernels.WIDE_PER = 8, 4096, 2
-for table in (kernels.FORWARD, *kernels.BACKWARD.values()):
+backward.PARTS, backward.PART_COLUMNS, backward.WIDE_PER = 8, 4096, 2
+for table in (*forward.FORWARD.values(), *backward.BACKWARD.values()):
     for width in [width for width in table if width > 1024]:
         del table[width]
-kernels.HELD = kernels.Pieces(512, 4, 2048)
-kernels.WIDE_FORWARD = kernels.WIDE_SUMS = kernels.Pieces(1024, 4)
+forward.HELD = {size: {2048: forward.Pieces(512, 4)} for size in forward.HELD}
+forward.WIDE = forward.Pieces(1024, 4)
+backward.WIDE_SUMS, backward.WIDE_WARPS = 1024, 4
 
 
 def main(folder: Path) -> None:

@@ -2,12 +2,12 @@
 """Norms of rows that fit the registers of one program, in Triton.
 
 A tile holds whole rows, so the variance is a second look at registers, not at memory, and never
-E[x²] − E[x]². Weights are loaded after the statistics: before, they would hold registers that
-other programs could use. An absent tensor is None.
+E[x²] − E[x]². An absent tensor is None.
 """
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 
 @triton.jit
@@ -17,10 +17,26 @@ def pair_sum(a, b, c, d):
 
 
 @triton.jit
+def let_in(EARLY: tl.constexpr):
+    """Lets the next kernel in before this one is done, and waits for the one before."""
+    if EARLY:
+        gdc_wait()
+        gdc_launch_dependents()
+
+
+@triton.jit
 def tile_of(base, row, stride, d, inside):
-    """Rows of a matrix, in float32; zero outside of it. They will not be read again soon."""
-    at = base + row[:, None] * stride + d
-    return tl.load(at, mask=inside, other=0.0, eviction_policy="evict_first").to(tl.float32)
+    """Rows of a matrix, in float32; zero outside of it."""
+    return tl.load(base + row[:, None] * stride + d, mask=inside, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def along_row(w, d, D: tl.constexpr):
+    """Weights of every column; None if there are none."""
+    found = None
+    if w is not None:
+        found = tl.load(w + d, mask=d < D, other=0.0)
+    return found
 
 
 @triton.jit
@@ -39,13 +55,22 @@ def forward_kernel(
     x, residual, w, b, y, total, mean, rstd,
     M, x_row, residual_row, eps,
     D: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr, CENTRED: tl.constexpr,
+    AHEAD: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """y (and total, mean, rstd) of ROWS rows."""
+    """y (and total, mean, rstd) of ROWS rows.
+
+    Weights are loaded AHEAD of the statistics, or after them: then they hold no registers that
+    other programs could use meanwhile.
+    """
+    let_in(EARLY)
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     d = tl.arange(0, BLOCK_D)[None, :]
     inside = (row[:, None] < M) & (d < D)
     places = row[:, None] * D + d
     values = tile_of(x, row, x_row, d, inside)
+    if AHEAD:
+        scale = along_row(w, d, D)
+        shift = along_row(b, d, D)
     if residual is not None:
         # Rounded as it is stored, so that backward sees the numbers that were normed.
         added = values + tile_of(residual, row, residual_row, d, inside)
@@ -53,12 +78,15 @@ def forward_kernel(
         tl.store(total + places, rounded, mask=inside)
         values = rounded.to(tl.float32)
     centred, row_mean, row_rstd = statistics(values, inside, eps, D, CENTRED)
+    if not AHEAD:
+        scale = along_row(w, d, D)
+        shift = along_row(b, d, D)
     normed = centred * row_rstd[:, None]
-    if w is not None:
-        normed *= tl.load(w + d, mask=d < D, other=0.0).to(tl.float32)
-    if b is not None:
-        normed += tl.load(b + d, mask=d < D, other=0.0).to(tl.float32)
-    tl.store(y + places, normed.to(y.dtype.element_ty), mask=inside, eviction_policy="evict_first")
+    if scale is not None:
+        normed *= scale.to(tl.float32)
+    if shift is not None:
+        normed += shift.to(tl.float32)
+    tl.store(y + places, normed.to(y.dtype.element_ty), mask=inside)
     if CENTRED:
         tl.store(mean + row, row_mean, mask=row < M)
     tl.store(rstd + row, row_rstd, mask=row < M)
@@ -83,7 +111,7 @@ def backward_kernel(
     dy, dtotal, x, w, mean, rstd, dx, dw_parts, db_parts,
     M, dy_row, dtotal_row, x_row, eps,
     D: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr, CENTRED: tl.constexpr,
-    STAGES: tl.constexpr, KEPT: tl.constexpr, RELOAD: tl.constexpr,
+    STAGES: tl.constexpr, KEPT: tl.constexpr,
 ):  # fmt: skip
     """dx of every ROWS·programs-th tile of rows, and this program's share of dw and db.
 
@@ -111,8 +139,6 @@ def backward_kernel(
             db += tl.sum(grad, 0, keep_dims=True)
         g = grad
         if w is not None:
-            if RELOAD:
-                weight = tl.load(w + d, mask=d < D, other=0.0)
             g = grad * weight.to(tl.float32)
         if CENTRED:
             along, level = tl.reduce((g * x_hat, g), 1, pair_sum)

@@ -6,11 +6,13 @@ Forward holds the pieces as they are stored, which takes half the registers of a
 16-bit rows. Of still wider rows it gathers statistics lane by lane (Welford's update, then Chan's
 sum over lanes: nothing is squared before it is centred) and finds the row in the cache for a second
 look. Backward takes two kernels: two sums a row, then blocks of columns that also keep their share
-of dw and db.
+of dw and db. It is for rows that a team (`kernels_team`) cannot take.
 """
 
 import triton
 import triton.language as tl
+
+from trapline.gold.norms.kernels_rows import let_in
 
 
 @triton.jit
@@ -62,25 +64,24 @@ def store_normed(y, w, b, values, row_mean, row_rstd, row, at, D: tl.constexpr):
         normed *= tl.load(w + at, mask=inside, other=0.0).to(tl.float32)
     if b is not None:
         normed += tl.load(b + at, mask=inside, other=0.0).to(tl.float32)
-    here = y + row * D + at
-    tl.store(here, normed.to(y.dtype.element_ty), mask=inside, eviction_policy="evict_first")
+    tl.store(y + row * D + at, normed.to(y.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def held_forward_kernel(
     x, residual, w, b, y, total, mean, rstd,
     x_row, residual_row, eps,
-    D: tl.constexpr, CHUNK: tl.constexpr, CENTRED: tl.constexpr,
+    D: tl.constexpr, CHUNK: tl.constexpr, CENTRED: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """y (and total, mean, rstd) of one row, whose pieces stay in registers as they are stored."""
     PIECES: tl.constexpr = (D + CHUNK - 1) // CHUNK
+    let_in(EARLY)
     row = tl.program_id(0).to(tl.int64)
     d = tl.arange(0, CHUNK)
     held = ()
     for c in tl.static_range(PIECES):
         at = d + c * CHUNK
-        here = x + row * x_row + at
-        values = tl.load(here, mask=at < D, other=0.0, eviction_policy="evict_first")
+        values = tl.load(x + row * x_row + at, mask=at < D, other=0.0)
         if residual is not None:
             added = tl.load(residual + row * residual_row + at, mask=at < D, other=0.0)
             values = (values.to(tl.float32) + added.to(tl.float32)).to(x.dtype.element_ty)
@@ -107,9 +108,10 @@ def held_forward_kernel(
 def wide_forward_kernel(
     x, residual, w, b, y, total, mean, rstd,
     x_row, residual_row, eps,
-    D: tl.constexpr, CHUNK: tl.constexpr, CENTRED: tl.constexpr,
+    D: tl.constexpr, CHUNK: tl.constexpr, CENTRED: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """y (and total, mean, rstd) of one row."""
+    let_in(EARLY)
     row = tl.program_id(0).to(tl.int64)
     row_mean, row_rstd = row_statistics(
         x, residual, total, x_row, residual_row, row, eps, D, CHUNK, CENTRED
@@ -125,23 +127,29 @@ def wide_forward_kernel(
 
 
 @triton.jit
+def statistics_kernel(
+    x, mean, rstd, x_row, eps, D: tl.constexpr, CHUNK: tl.constexpr, CENTRED: tl.constexpr
+):  # fmt: skip
+    """Mean and 1/√(variance + eps) of one row, where they were not saved for backward."""
+    row = tl.program_id(0).to(tl.int64)
+    row_mean, row_rstd = row_statistics(x, None, None, x_row, 0, row, eps, D, CHUNK, CENTRED)
+    if CENTRED:
+        tl.store(mean + row, row_mean)
+    tl.store(rstd + row, row_rstd)
+
+
+@triton.jit
 def row_sums_kernel(
     dy, x, w, mean, rstd, sums,
-    M, dy_row, x_row, eps,
-    D: tl.constexpr, CHUNK: tl.constexpr, CENTRED: tl.constexpr, SAVED: tl.constexpr,
+    M, dy_row, x_row,
+    D: tl.constexpr, CHUNK: tl.constexpr, CENTRED: tl.constexpr,
 ):  # fmt: skip
-    """Of each row mean(g · x_hat) · rstd and mean(g), and the statistics where none were saved."""
+    """Of each row mean(g · x_hat) · rstd and mean(g)."""
     row = tl.program_id(0).to(tl.int64)
+    row_rstd = tl.load(rstd + row)
     row_mean = 0.0
-    if SAVED:
-        row_rstd = tl.load(rstd + row)
-        if CENTRED:
-            row_mean = tl.load(mean + row)
-    else:
-        row_mean, row_rstd = row_statistics(x, None, None, x_row, 0, row, eps, D, CHUNK, CENTRED)
-        tl.store(rstd + row, row_rstd)
-        if CENTRED:
-            tl.store(mean + row, row_mean)
+    if CENTRED:
+        row_mean = tl.load(mean + row)
     along = tl.zeros([CHUNK], tl.float32)
     level = tl.zeros([CHUNK], tl.float32)
     for start in tl.range(0, D, CHUNK, num_stages=3):

@@ -1,0 +1,265 @@
+"""Backward on a GPU: which kernels take rows of which width, and with what constants.
+
+A fixed number of programs walks the rows; each keeps float32 sums of dw and db and writes one row
+of partial sums, which a last kernel adds in a fixed order: gradients are bitwise repeatable.
+"""
+
+from typing import NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+from trapline.gold.kernels_device import processors
+from trapline.gold.norms.kernels_rows import add_parts_kernel, backward_kernel
+from trapline.gold.norms.kernels_wide import columns_kernel, row_sums_kernel, statistics_kernel
+from trapline.gold.norms.rows import cut_for
+
+KINDS = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
+
+
+class Tile(NamedTuple):
+    """Whole rows for one program, tile after tile."""
+
+    rows: int
+    warps: int
+    stages: int  # of loads on their way
+    programs: int  # a processor
+
+
+#: Rows up to this width, for 2 and for 4 bytes an element: measured on an H200.
+BACKWARD = {
+    2: {
+        64: Tile(16, 1, 3, 8),
+        128: Tile(8, 1, 3, 8),
+        256: Tile(4, 1, 3, 8),
+        512: Tile(4, 2, 3, 6),
+        768: Tile(4, 4, 3, 3),
+        1024: Tile(4, 4, 3, 2),
+        2048: Tile(2, 4, 3, 2),
+        4096: Tile(1, 8, 3, 2),
+        6144: Tile(1, 8, 4, 1),
+        8192: Tile(1, 8, 3, 1),
+    },
+    4: {
+        64: Tile(16, 1, 3, 4),
+        128: Tile(8, 1, 3, 8),
+        512: Tile(8, 2, 3, 4),
+        1024: Tile(8, 4, 3, 1),
+        2048: Tile(2, 8, 2, 2),
+        4096: Tile(1, 8, 3, 1),
+        8192: Tile(1, 16, 3, 1),
+    },
+}
+
+
+class Team(NamedTuple):
+    """How programs share a wide row, on Hopper GPUs."""
+
+    share: int  # words of a row for each
+    warps: int
+    places: int  # for rows in shared memory
+    lag: int  # rows between the sums of one and its dx
+    programs: int  # a processor
+
+
+#: For rows wider than so many elements of 2 or 4 bytes.
+TEAM, TEAM_FROM = Team(2048, 4, 5, 2, 2), {2: 8192, 4: 4096}
+#: Rows that no team takes: two sums a row, then columns; a program keeps the sums of WIDE_PER rows.
+WIDE_SUMS, WIDE_WARPS = 4096, 8
+WIDE_COLUMNS, WIDE_TILE, WIDE_PER = 1024, Tile(4, 4, 2, 1), 64
+#: Partial sums are added so many rows and columns at a time.
+PARTS, PART_COLUMNS, PART_WARPS = 128, 16, 4
+Parts = tuple[Tensor | None, Tensor | None]
+
+
+class Backward(NamedTuple):
+    """One backward pass: what is given and what is wanted, as rows."""
+
+    dy: Tensor
+    dtotal: Tensor | None
+    x: Tensor
+    w: Tensor | None
+    mean: Tensor | None
+    rstd: Tensor | None
+    dx: Tensor
+    eps: float
+    centred: bool
+    biased: bool
+
+    def parts(self, programs: int) -> Parts:
+        """Space for each program's share of dw and of db."""
+        made = self.x.new_empty((2, programs, self.x.shape[1]), dtype=torch.float32)
+        return made[0] if self.w is not None else None, made[1] if self.biased else None
+
+    def strides(self) -> tuple[int, int, int, int]:
+        through = 0 if self.dtotal is None else self.dtotal.stride(0)
+        return len(self.x), self.dy.stride(0), through, self.x.stride(0)
+
+
+def backward(given: Backward, dw: Tensor | None, db: Tensor | None) -> None:
+    """Fills dx, and dw and db where they are wanted."""
+    tile = cut_for(BACKWARD[given.x.element_size()], given.x.shape[1])
+    if teams_fit(given):
+        parts = _by_teams(given)
+    elif tile is not None:
+        parts = _by_tiles(given, tile)
+    else:
+        parts = _by_columns(given)
+    _add_parts(*parts, dw, db)
+
+
+def _by_tiles(given: Backward, tile: Tile) -> Parts:
+    M, D = given.x.shape
+    programs = evenly(triton.cdiv(M, tile.rows), tile.programs * processors(given.x))
+    parts = given.parts(programs)
+    block = triton.next_power_of_2(D)
+    backward_kernel[(programs,)](
+        *(*given[:7], *parts, *given.strides(), given.eps),
+        D=D,
+        BLOCK_D=block,
+        ROWS=tile.rows,
+        CENTRED=given.centred,
+        STAGES=tile.stages if on_hopper(given.x) else 1,
+        KEPT=kept_rows(tile, block, given.x.element_size()),
+        num_warps=tile.warps,
+    )
+    return parts
+
+
+def kept_rows(tile: Tile, block: int, itemsize: int) -> int:
+    """Rows of sums a program keeps: one unless several warps share columns."""
+    return 1 if tile.warps * 32 * (16 // itemsize) <= block else tile.rows
+
+
+def evenly(tiles: int, most: int) -> int:
+    """At most `most` programs, and so many that all have as many tiles, or one less."""
+    rounds = max(1, -(-tiles // most))
+    return max(1, -(-tiles // rounds))
+
+
+def teams_fit(given: Backward) -> bool:
+    """Whether teams are of use for these rows, and possible."""
+    size, width = given.x.element_size(), given.x.shape[1]
+    if width <= TEAM_FROM[size] or not streams(given):
+        return False
+    return members(width * size // 4) <= TEAM.programs * processors(given.x)
+
+
+def members(words: int) -> int:
+    """How many share a row of so many words."""
+    return int(triton.next_power_of_2(triton.cdiv(words, TEAM.share)))
+
+
+def share_of(words: int) -> int:
+    """Words of a row for each member: whole lines of the cache."""
+    return -(-words // (32 * members(words))) * 32
+
+
+def _by_teams(given: Backward) -> Parts:
+    from trapline.gold.norms.kernels_team import team_backward_kernel
+
+    given = with_statistics(given)
+    M, D = given.x.shape
+    halves = 4 // given.x.element_size()
+    width = D // halves
+    team = members(width)
+    teams = evenly(M, TEAM.programs * processors(given.x) // team)
+    parts = given.parts(teams)
+    board = given.x.new_zeros(M * team, dtype=torch.int64)
+    words = (as_words(part) for part in (given.dy, given.dtotal, given.x, given.w))
+    rows = (stride // halves for stride in given.strides()[1:])
+    team_backward_kernel[(teams * team,)](
+        *(*words, given.mean, given.rstd, as_words(given.dx), *parts, board, M, *rows),
+        WIDTH=width,
+        SHARE=share_of(width),
+        BLOCK=TEAM.share,
+        TEAM=team,
+        PLACES=TEAM.places,
+        LAG=TEAM.lag,
+        KIND=KINDS[given.x.dtype],
+        CENTRED=given.centred,
+        num_warps=TEAM.warps,
+        launch_cooperative_grid=True,  # members wait for each other
+    )
+    return parts
+
+
+def as_words(x: Tensor | None) -> Tensor | None:
+    """The same memory in 32-bit words."""
+    return x if x is None or x.element_size() == 4 else x.view(torch.int32)
+
+
+def streams(given: Backward) -> bool:
+    """Whether rows can be copied to shared memory 16 bytes at a time, on a GPU that has enough."""
+    x, size = given.x, given.x.element_size()
+    if not on_hopper(x) or not len(x):
+        return False
+    tensors = [part for part in (x, given.dy, given.dtotal, given.w) if part is not None]
+    places = [part.data_ptr() for part in tensors]
+    places += [part.stride(0) * size for part in tensors if part.ndim == 2] + [x.shape[1] * size]
+    return all(place % 16 == 0 for place in places)
+
+
+def on_hopper(x: Tensor) -> bool:
+    """Whether x's processors have the shared memory that stages and rings were made for."""
+    return x.is_cuda and torch.cuda.get_device_capability(x.device)[0] == 9
+
+
+def _by_columns(given: Backward) -> Parts:
+    given = with_statistics(given)
+    M, D = given.x.shape
+    parts = given.parts(triton.cdiv(M, WIDE_PER))
+    if not M:
+        return parts
+    sums = given.x.new_empty((2, M), dtype=torch.float32)
+    M, dy_row, dtotal_row, x_row = given.strides()
+    row_sums_kernel[(M,)](
+        *(given.dy, given.x, given.w, given.mean, given.rstd, sums, M, dy_row, x_row),
+        D=D,
+        CHUNK=WIDE_SUMS,
+        CENTRED=given.centred,
+        num_warps=WIDE_WARPS,
+    )
+    columns_kernel[(triton.cdiv(D, WIDE_COLUMNS), triton.cdiv(M, WIDE_PER))](
+        *(given.dy, given.dtotal, given.x, given.w, given.mean, given.rstd, sums, given.dx),
+        *(*parts, M, dy_row, dtotal_row, x_row, WIDE_PER),
+        D=D,
+        CHUNK=WIDE_COLUMNS,
+        ROWS=WIDE_TILE.rows,
+        CENTRED=given.centred,
+        STAGES=WIDE_TILE.stages,
+        num_warps=WIDE_TILE.warps,
+    )
+    return parts
+
+
+def with_statistics(given: Backward) -> Backward:
+    """The same with mean and rstd, computed again where they were not saved."""
+    M, D = given.x.shape
+    if given.rstd is not None or not M:
+        return given
+    rstd, mean = given.x.new_empty((2, M), dtype=torch.float32)
+    statistics_kernel[(M,)](
+        *(given.x, mean, rstd, given.x.stride(0), given.eps),
+        D=D,
+        CHUNK=WIDE_SUMS,
+        CENTRED=given.centred,
+        num_warps=WIDE_WARPS,
+    )
+    return given._replace(mean=mean, rstd=rstd)
+
+
+def _add_parts(
+    dw_parts: Tensor | None, db_parts: Tensor | None, dw: Tensor | None, db: Tensor | None
+) -> None:
+    parts = dw_parts if dw_parts is not None else db_parts
+    if parts is None:
+        return
+    P, D = parts.shape
+    add_parts_kernel[(triton.cdiv(D, PART_COLUMNS), 2)](
+        *(dw_parts, db_parts, dw, db, P, D),
+        BLOCK_P=PARTS,
+        BLOCK_D=PART_COLUMNS,
+        num_warps=PART_WARPS,
+    )
