@@ -37,7 +37,7 @@ import torch
 
 from trapline.gold.decoder.model import Decoder
 from trapline.gold.ternary.data import Split, cut, read_documents, split_documents
-from trapline.gold.ternary.tokenizer import encode, train_tokenizer
+from trapline.gold.ternary.tokenizer import encode, load_tokenizer, train_tokenizer
 from trapline.gold.ternary.train import DecoderLM, Recipe, Shape, Trainer
 from trapline.gold.ternary.train_model import decoder_config, initialise
 from trapline.gold.tree_decoding import drafter_checkpoint
@@ -189,8 +189,11 @@ def main() -> None:
     corpus = options.corpus or collect(out / "corpus.txt", options, size.megabytes, sources)
     split = split_documents(read_documents([corpus]), 0.1)
     (out / "held_out.txt").write_text("\f".join(split.valid), encoding="utf-8")
-    tokenizer = train_tokenizer(some_of(split.train, TOKENIZER_MEGABYTES), size.vocab - SPARE)
-    tokenizer.save(str(out / "tokenizer.json"))
+    if options.again:
+        tokenizer = load_tokenizer(out)
+    else:
+        tokenizer = train_tokenizer(some_of(split.train, TOKENIZER_MEGABYTES), size.vocab - SPARE)
+        tokenizer.save(str(out / "tokenizer.json"))
     say(f"text and tokeniser after {time.perf_counter() - started:.0f} s")
     if not options.again:
         target, target_facts = make_target(size, split, tokenizer, options)
@@ -480,7 +483,11 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--seconds", type=float, nargs=2, metavar=("TARGET", "DRAFTER"), help="train by the clock"
     )
-    parser.add_argument("--again", action="store_true", help="keep the folder's target")
+    parser.add_argument(
+        "--again",
+        action="store_true",
+        help="keep the folder's target and tokeniser, make another drafter",
+    )
     parser.add_argument("--eager", action="store_true", help="no torch.compile on a GPU")
     parser.add_argument("--check", type=int, default=32, help="held-out prompts to check with")
     parser.add_argument("--device", default="cpu")

@@ -19,9 +19,9 @@ from trapline.gold.tree_decoding.drafter import (
 )
 from trapline.gold.tree_decoding.drafter_lookup import PromptLookup
 from trapline.gold.tree_decoding.drafter_training import (
+    Lesson,
     Text,
     TrainingConfig,
-    draw_blocks,
     fresh,
     regenerate,
     schedule,
@@ -138,12 +138,23 @@ def test_the_training_mask_by_hand():
 
 def test_anchors_stand_where_something_of_the_target_follows():
     texts = [Text([1, 2, 3, 4, 5], 2), Text([6, 7, 8], 1)]
-    batch = draw_blocks(texts, 200, 4, torch.Generator().manual_seed(0))
+    lesson = Lesson(texts, random_target(), (0,))
+    batch = lesson.draw(torch.arange(2), 200, 4, torch.Generator().manual_seed(0))
     assert set(batch.anchors[0].tolist()) == {1, 2, 3}
     assert set(batch.anchors[1].tolist()) == {0, 1}
     at_three = batch.anchors[0].tolist().index(3)
     assert batch.labels[0, at_three, :2].tolist() == [4, 5]
     assert batch.judged[0, at_three].tolist() == [False, True, False, False]
+
+
+def test_features_are_the_same_whether_they_are_kept_or_not(monkeypatch):
+    texts = [Text([1, 2, 3, 4, 5], 2), Text([6, 7, 8], 1), Text([9, 1], 1)]
+    picked = torch.tensor([2, 0, 2])
+    kept = Lesson(texts, random_target(), (0, 2)).features(picked)
+    monkeypatch.setattr("trapline.gold.tree_decoding.drafter_training.REMEMBERED", 0)
+    made = Lesson(texts, random_target(), (0, 2)).features(picked)
+    torch.testing.assert_close(kept, made)
+    assert kept.shape == (3, 5, 64)
 
 
 def test_the_learning_rate_warms_up_and_falls_to_zero():

@@ -22,6 +22,9 @@ from trapline.gold.decoder.sampling import Sampling
 from trapline.gold.errors import RangeError
 from trapline.gold.tree_decoding.drafter import DFlash, DrafterConfig
 
+#: Bytes of features that are computed once and kept.
+REMEMBERED = 16 << 30
+
 
 @dataclass(frozen=True)
 class TrainingConfig:
@@ -150,14 +153,15 @@ def train(
         model.parameters(), lr=config.learning_rate, weight_decay=0.0, fused=on_gpu
     )
     luck = torch.Generator().manual_seed(config.seed)
+    lesson = Lesson(usable, target, model.config.target_layers)
     losses: list[float] = []
     started = time.perf_counter()
     while (gone := _gone(len(losses), time.perf_counter() - started, config)) < 1.0:
-        picked = torch.randint(len(usable), (config.batch,), generator=luck).tolist()
-        batch = draw_blocks([usable[i] for i in picked], config.anchors, model.config.block, luck)
+        picked = torch.randint(len(usable), (config.batch,), generator=luck)
+        batch = lesson.draw(picked, config.anchors, model.config.block, luck)
         for group in optimizer.param_groups:
             group["lr"] = config.learning_rate * schedule(gone, config)
-        loss = block_loss(model, target, batch, config.decay)
+        loss = block_loss(model, target, batch, lesson.features(picked), config.decay)
         optimizer.zero_grad(set_to_none=True)
         torch.autograd.backward(loss)
         torch.nn.utils.clip_grad_norm_(model.parameters(), config.clip)
@@ -193,20 +197,47 @@ class Blocks:
     judged: Tensor  # (R, A, K) bool: behind the anchor, inside the text
 
 
-def draw_blocks(texts: Sequence[Text], count: int, slots: int, luck: torch.Generator) -> Blocks:
-    """Random anchors at or after the last prompt token, with at least one token behind them."""
-    longest = max(len(text.tokens) for text in texts)
-    ids = torch.zeros((len(texts), longest), dtype=torch.long)
-    anchors = torch.zeros((len(texts), count), dtype=torch.long)
-    lengths = torch.tensor([len(text.tokens) for text in texts])
-    for row, text in enumerate(texts):
-        ids[row, : len(text.tokens)] = torch.tensor(text.tokens)
-        first, end = max(text.start - 1, 0), len(text.tokens) - 1
-        anchors[row] = torch.randint(first, end, (count,), generator=luck)
-    places = anchors[:, :, None] + torch.arange(slots)
-    judged = (places < lengths[:, None, None]) & (torch.arange(slots) > 0)
-    labels = ids.gather(1, places.clamp(max=longest - 1).flatten(1)).view(places.shape)
-    return Blocks(ids, anchors, labels, judged)
+class Lesson:
+    """All texts as tensors beside the target, and what its layers say of them."""
+
+    def __init__(self, texts: Sequence[Text], target: Decoder, layers: Sequence[int]) -> None:
+        self._target, self._layers = target, tuple(layers)
+        device = target.device
+        longest = max(len(text.tokens) for text in texts)
+        padded = [text.tokens + [0] * (longest - len(text.tokens)) for text in texts]
+        self.ids = torch.tensor(padded, device=device)
+        self.starts = torch.tensor([text.start for text in texts], device=device)
+        self.lengths = torch.tensor([len(text.tokens) for text in texts], device=device)
+        self._known: Tensor | None = None
+        size = target.norm.weight.element_size() * target.config.dim * len(self._layers)
+        if self.ids.numel() * size <= REMEMBERED:
+            # A text is drawn many times: its features are computed once.
+            pieces = [self._computed(ids) for ids in torch.split(self.ids, 64)]
+            self._known = torch.cat(pieces)
+
+    def features(self, picked: Tensor) -> Tensor:
+        """(R, T, layers · C) of these texts."""
+        picked = picked.to(self.ids.device)
+        return self._computed(self.ids[picked]) if self._known is None else self._known[picked]
+
+    @torch.no_grad()
+    def _computed(self, ids: Tensor) -> Tensor:
+        # Padding stands behind a text, where nothing of the text can see it.
+        run = self._target.run(list(ids), [_Nothing() for _ in ids], features=self._layers)
+        return torch.cat(run.features, dim=-1).view(*ids.shape, -1)
+
+    def draw(self, picked: Tensor, count: int, slots: int, luck: torch.Generator) -> Blocks:
+        """Random anchors at or after the last prompt token, with at least one token behind them."""
+        chance = torch.rand((len(picked), count), generator=luck).to(self.ids.device)
+        picked = picked.to(self.ids.device)
+        ids, lengths = self.ids[picked], self.lengths[picked]
+        first, end = (self.starts[picked] - 1).clamp(min=0), lengths - 1
+        anchors = first[:, None] + (chance * (end - first)[:, None]).long()
+        slot = torch.arange(slots, device=ids.device)
+        places = anchors[:, :, None] + slot
+        judged = (places < lengths[:, None, None]) & (slot > 0)
+        labels = ids.gather(1, places.clamp(max=ids.shape[1] - 1).flatten(1)).view(places.shape)
+        return Blocks(ids, anchors, labels, judged)
 
 
 class _Nothing:
@@ -221,25 +252,18 @@ class _Nothing:
         """There is nothing to count."""
 
 
-def block_loss(model: DFlash, target: Decoder, batch: Blocks, decay: float) -> Tensor:
+def block_loss(
+    model: DFlash, target: Decoder, batch: Blocks, features: Tensor, decay: float
+) -> Tensor:
     """Weighted cross-entropy of all judged slots, a weighted mean."""
-    device = target.device
-    ids, anchors = batch.ids.to(device), batch.anchors.to(device)
-    labels, judged = batch.labels.to(device), batch.judged.to(device)
+    labels, kind = batch.labels, model.norm.weight.dtype
+    slots = torch.arange(labels.shape[2], device=labels.device)
     with torch.no_grad():
-        # Padding stands behind a text, where nothing of the text can see it.
-        run = target.run(list(ids), [_Nothing() for _ in ids], features=model.config.target_layers)
-        kind = model.norm.weight.dtype
-        features = torch.cat(run.features, dim=-1).view(*ids.shape, -1).to(kind)
-        masked = torch.where(
-            torch.arange(labels.shape[2], device=device) > 0, model.config.mask_id, labels
-        )
-        blocks = target.embedding(masked).to(kind)
-    hidden = model.train_hidden(features, blocks, anchors)
+        blocks = target.embedding(torch.where(slots > 0, model.config.mask_id, labels)).to(kind)
+    hidden = model.train_hidden(features.to(kind), blocks, batch.anchors)
     logits = functional.linear(hidden[:, :, 1:], target.head.weight.to(kind)).float()
     each = functional.cross_entropy(
         logits.flatten(0, 2), labels[:, :, 1:].flatten(), reduction="none"
     )
-    slots = torch.arange(labels.shape[2] - 1, device=device)
-    weights = torch.exp(-slots / decay) * judged[:, :, 1:]
+    weights = torch.exp(-slots[:-1] / decay) * batch.judged[:, :, 1:]
     return (each * weights.flatten()).sum() / weights.sum()
