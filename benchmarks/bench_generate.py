@@ -27,7 +27,6 @@ import argparse
 import copy
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -59,88 +58,104 @@ from harness import (
     device_name,
     errors,
     show,
+    timing,
     write,
 )
 
 from trapline.gold.decoder.model import Decoder
 
-OWN_ROUNDS = 9
+OWN_ROUNDS = 7
 ON_A_CPU = ("beams", "greedy", "ids")
 SECTIONS = ("greedy", "beams", "pages", "1.7B", "8B", "long", "ids", "logits", "static")
 
 
-def race(runs: dict[str, Run], job: Job, device: str, rules: Rules) -> dict[str, Any]:
-    """Whole calls of n and of n/2 tokens in turn; the first is the one others are compared with.
+def race(
+    runs: dict[str, Run], job: Job, device: str, *, rounds: int = 1, warm: int = 8
+) -> dict[str, Any]:
+    """Whole calls of n and of n/2 tokens; the first runner is the one others are compared with.
 
-    Our own calls are short: they have rounds of their own first, so that their slope is not noise.
+    On a CPU all take turns. On a GPU our own calls are short, and have rounds of their own, so that
+    their slope is not noise; peers take seconds a call, are warmed up with `warm` tokens and timed
+    `rounds` times.
     """
     half = job.new // 2
-    contenders = [
-        Contender(f"{name}, {new} new", lambda _, run=run, new=new: lambda: run(new))
-        for name, run in runs.items()
-        for new in (job.new, half)
-    ]
-    own = [one for one in contenders if one.name.startswith("ours")]
-    times = compare(own, device, replace(rules, rounds=OWN_ROUNDS, warm_up=0.5), wall=True)
-    if len(own) < len(contenders):
-        beside = compare([own[0], *contenders[len(own) :]], device, rules, wall=True)
-        times += beside[1:]
+    (first, mine), *peers = runs.items()
+    rules = Rules(rounds=OWN_ROUNDS, warm_up=0.5, drift=1.0)
+    own = lengths(first, mine, job)
+    if device == "cpu":
+        others = [one for name, run in peers for one in lengths(name, run, job)]
+        times, peers = compare([*own, *others], device, rules, wall=True), []
+    else:
+        times = compare(own, device, rules, wall=True)
+    for name, run in peers:
+        run(warm)
+        timers = [(one, WallClock(device).prepare(one, rules)) for one in lengths(name, run, job)]
+        taken = [[timer() for _, timer in timers] for _ in range(rounds)]
+        columns = zip(*taken, strict=True)
+        times += [timing(one, list(row)) for (one, _), row in zip(timers, columns, strict=True)]
     steps = {
         name: (times[2 * i].seconds - times[2 * i + 1].seconds) / (job.new - half)
         for i, name in enumerate(runs)
     }
-    first, whole = next(iter(steps.values())), times[0].seconds
     print(f"\n{job.name}\n{show(times, 'ms')}")
     for i, (name, seconds) in enumerate(steps.items()):
         print(
-            f"  step of {name}: {seconds * 1e3:.3f} ms, {seconds / first:.2f}× ours;"
-            f" whole call {times[2 * i].seconds / whole:.2f}×",
+            f"  step of {name}: {seconds * 1e3:.3f} ms, {seconds / steps[first]:.2f}× ours;"
+            f" whole call {times[2 * i].seconds / times[0].seconds:.2f}×",
             flush=True,
         )
     return {"job": job.name, "times": times, "steps": steps}
 
 
+def lengths(name: str, run: Run, job: Job) -> list[Contender]:
+    """A runner twice: all of its tokens, and half of them."""
+    return [
+        Contender(f"{name}, {new} new", lambda _, new=new: lambda: run(new))
+        for new in (job.new, job.new // 2)
+    ]
+
+
 def gpu(device: str, quick: bool, sections: Sequence[str]) -> Iterator[dict[str, Any]]:
     """The sections that were asked for, in that order, each with its cases."""
-    rules, new = Rules(rounds=2, warm_up=0.0, drift=1.0), 32 if quick else 128
-    once = replace(rules, rounds=1)  # for peers that take seconds a call
+    new = 32 if quick else 128
     models = cache(lambda: pair(ANCHOR, 8192 + 256, device, torch.bfloat16))
     for section in sections:
         if section in ("greedy", "beams"):
             job = Job(8, 128, new, 8 if section == "beams" else 1)
             runs = {"ours": ours(models()[1], job), "transformers": peer(models()[0], job)}
-            yield {job.name: race(runs, job, device, once if section == "beams" else rules)}
+            yield {job.name: race(runs, job, device)}
         elif section == "pages":
             job = Job(8, 160, new // 2)  # its mean position is that of the other calls
             yield {"page tables, captured step": page_tables(models()[1], job, device)}
         elif section == "long":
-            yield long_prompt(*models(), Job(1, 8192, new // 2, 8), device, once)
+            yield long_prompt(*models(), Job(1, 8192, new // 2, 8), device)
         elif section == "ids":
             yield {"same ids, float32": same_ids(ANCHOR, Job(8, 128, new), device)}
         elif section == "logits":
             yield {"teacher-forced logits, bfloat16": logit_errors(*models(), device)}
         elif section == "static":
-            yield static_cache(*models(), Job(8, 128, new), device, rules)
+            yield static_cache(*models(), Job(8, 128, new), device)
         else:
             shape = next(one for one in LARGER if one.name == section)
-            yield {shape.name: against_reading(shape, Job(8, 128, new), device, rules)}
+            yield {shape.name: against_reading(shape, Job(8, 128, new), device)}
 
 
-def static_cache(theirs: Any, mine: Decoder, job: Job, device: str, rules: Rules) -> dict[str, Any]:
+def static_cache(theirs: Any, mine: Decoder, job: Job, device: str) -> dict[str, Any]:
     """Their fastest way. The longer call comes first: the cache is as long as the longest asked."""
     runs = {
         "ours": ours(mine, job),
         "transformers": peer(theirs, job, cache_implementation="static"),
     }
-    return {f"{job.name}, static cache + compile": race(runs, job, device, rules)}
+    found = race(runs, job, device, rounds=5, warm=job.new)
+    return {f"{job.name}, static cache + compile": found}
 
 
-def long_prompt(theirs: Any, mine: Decoder, job: Job, device: str, rules: Rules) -> dict[str, Any]:
+def long_prompt(theirs: Any, mine: Decoder, job: Job, device: str) -> dict[str, Any]:
     """Times, and the bytes at the highest point of one call; ours makes its pool in the call."""
     runs = {"ours": ours(mine, job), "transformers": peer(theirs, job)}
     highest = {name: peak(run, job.new) for name, run in runs.items()}
     print(f"peak bytes above the weights: {highest}")
-    return {job.name: {**race(runs, job, device, rules), "peak_bytes": highest}}
+    return {job.name: {**race(runs, job, device), "peak_bytes": highest}}
 
 
 def same_ids(shape: Shape, job: Job, device: str) -> dict[str, Any]:
@@ -218,11 +233,11 @@ class StepClock:
         return once
 
 
-def against_reading(shape: Shape, job: Job, device: str, rules: Rules) -> dict[str, Any]:
+def against_reading(shape: Shape, job: Job, device: str) -> dict[str, Any]:
     """A step against the time to read the weights and the cache once."""
     decoder = random_decoder(shape, job.prompt + job.new, device)
-    read = compare(ceilings(1 << 30, device)[1:2], device, Rules(rounds=rules.rounds))[0]
-    result = race({"ours": ours(decoder, job)}, job, device, rules)
+    read = compare(ceilings(1 << 30, device)[1:2], device, Rules(rounds=3))[0]
+    result = race({"ours": ours(decoder, job)}, job, device)
     weights = sum(one.nbytes for one in decoder.parameters())
     weights -= 0 if shape.tied else decoder.embedding.weight.nbytes  # eight rows of it are read
     cached = shape.cache_bytes(job.batch * (job.prompt + job.new * 3 // 4), 2)
@@ -235,12 +250,11 @@ def against_reading(shape: Shape, job: Job, device: str, rules: Rules) -> dict[s
 def cpu(quick: bool) -> Iterator[dict[str, Any]]:
     """Batch 1, greedy and with 8 beams; the same ids."""
     shape = TINY if quick else FOR_CPU
-    rules = Rules(rounds=2 if quick else 5, warm_up=0.0, drift=1.0)
     jobs = [Job(1, 128, 8 if quick else 64, beams) for beams in (8, 1)]
     theirs, mine = pair(shape, 512, "cpu", torch.float32)
     for job in jobs:
         runs = {"ours": ours(mine, job), "transformers": peer(theirs, job)}
-        yield {job.name: race(runs, job, "cpu", rules)}
+        yield {job.name: race(runs, job, "cpu")}
     yield {"same ids, float32": same_ids(shape, jobs[1], "cpu")}
 
 
