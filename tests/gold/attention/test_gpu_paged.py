@@ -130,6 +130,18 @@ def test_scales_and_queries_far_apart(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_what_is_not_a_number_stays_in_its_head(kind):
+    pages, table, lengths, named = cache(kind, torch.bfloat16, 2, 128, 16, LENGTHS)
+    q = queries(6, 8, 128, torch.bfloat16)
+    want = paged_attention(q, *pages, table, lengths, **named)
+    q[0, 3, 77] = torch.nan
+    got = paged_attention(q, *pages, table, lengths, **named)
+    assert got[0, 3].isnan().all()
+    got[0, 3] = want[0, 3]
+    assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_one_key_far_above_all_others(kind):
     """Half of the weight on one key, the other half on eight thousand whose values agree."""
     count = 8000

@@ -88,7 +88,8 @@ def queries_of(q, R, q_head, D: gl.constexpr, KIND: gl.constexpr, HALVES: gl.con
         q1 = gl.convert_layout((x1.to(gl.float32) * inverse).to(gl.float16), A_16)
     else:
         largest = gl.maximum(largest, 1e-30)
-        unit = largest / LARGEST
+        # No integer is NaN: the unit of its row is.
+        unit = largest / LARGEST + gl.sum(x0.to(gl.float32) * 0.0 + x1.to(gl.float32) * 0.0, 1)
         inverse = gl.expand_dims(LARGEST / largest, 1)
         q0 = gl.convert_layout(two_bytes(x0.to(gl.float32) * inverse), A_8)
         q1 = gl.convert_layout(two_bytes(x1.to(gl.float32) * inverse), A_8)
