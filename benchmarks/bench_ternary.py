@@ -2,14 +2,16 @@
 
     PYTHONPATH=src python benchmarks/bench_ternary.py --device cuda
     PYTHONPATH=src python benchmarks/bench_ternary.py --device cpu --threads 2
-    … --tune tries block sizes of the matrix-vector kernel first; --quick is a look that says little
+    … --quick is a look that says little
 
 One call walks a chain of different matrices, as a model does: on a GPU each is long gone from the
-cache when it comes again. A time is that of one matrix. Errors are against float64 on the stored
+cache when it comes again. The weights are settled: they do not wait for the kernel before. A time
+is that of one matrix. Errors are against float64 on the stored
 codes and scales; torch's dense weights are the same values, rounded to its dtype.
 """
 
 import argparse
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,7 +20,7 @@ from typing import Any
 import torch
 from harness import Contender, Rules, Timing, ceilings, compare, errors, show, write
 
-from trapline.gold.ternary import fast, kernels
+from trapline.gold.ternary import fast
 
 GROUP = 128
 
@@ -43,11 +45,10 @@ class Problem:
 
 GPU = [
     Problem(13824, 2560, 32),
-    Problem(2560, 13824, 32),
     Problem(28672, 8192, 8),
-    Problem(28672, 8192, 8, rows=4),
-    Problem(13824, 2560, 32, rows=16),
-    Problem(13824, 2560, 32, rows=256),
+    Problem(2560, 13824, 32),
+    *(Problem(13824, 2560, 32, rows=rows) for rows in (2, 4, 8, 16, 256)),
+    *(Problem(28672, 8192, 8, rows=rows) for rows in (2, 4, 8)),
 ]
 CPU = [Problem(4096, 4096, 4), Problem(13824, 2560, 2), Problem(4096, 4096, 4, rows=64)]
 
@@ -75,20 +76,14 @@ Stored = list[tuple[torch.Tensor, torch.Tensor]]
 
 
 def contenders(
-    problem: Problem,
-    device: str,
-    stored: Stored,
-    block: tuple[int, int, int] | None,
-    dtypes: list[torch.dtype],
+    problem: Problem, device: str, stored: Stored, dtypes: list[torch.dtype]
 ) -> list[Contender]:
     """Ours first, then torch in each dtype, on the same values."""
     flops = 2 * problem.rows * problem.n * problem.k * problem.chain
 
     def ours(number: int) -> Callable[[], Any]:
         x = inputs(problem, device, dtypes[0], number)
-        if device == "cpu":
-            return chained(lambda one: fast.packed_linear(x, *one), stored)
-        return chained(lambda one: kernels.packed_matmul(x, *one, GROUP, block), stored)
+        return chained(lambda one: fast.packed_linear(x, *one, settled=True), stored)
 
     def torchs(dtype: torch.dtype, number: int) -> Callable[[], Any]:
         x = inputs(problem, device, dtype, number)
@@ -123,58 +118,46 @@ def per_matrix(times: Sequence[Timing], problem: Problem) -> list[Timing]:
     ]  # fmt: skip
 
 
-def tuned(problem: Problem, device: str, stored: Stored, rules: Rules) -> tuple[int, int, int]:
-    """The best of a few block sizes, all shown."""
-    tried = [(r, w, p) for r in (8, 16, 32) for w in (32, 64, 128) for p in (1, 2, 4)]
-    found = {}
-    for block in tried:
-        ours = contenders(problem, device, stored, block, [torch.bfloat16])[:1]
-        found[block] = (
-            compare(ours, device, replace(rules, rounds=3, warm_up=0.1))[0].seconds / problem.chain
-        )
-        print(
-            f"  rows {block[0]:3} words {block[1]:4} warps {block[2]}: {found[block] * 1e6:8.2f} µs"
-        )
-    return min(found, key=lambda block: found[block])
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--tune", action="store_true")
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--seconds", type=float, default=3600.0, help="start nothing after these")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     on_gpu = given.device.startswith("cuda")
     # A chain touches what the protocol asks for by itself: one data set and few calls are enough.
     rules = Rules(calls=20 if on_gpu else 2, rounds=3 if given.quick else 7)
     dtypes = [torch.bfloat16] if on_gpu else [torch.float32, torch.bfloat16]
-    results: dict[str, Any] = {}
-    for problem in GPU if on_gpu else CPU:
-        results[problem.name] = measured(problem, given, rules, dtypes)
     more = {} if on_gpu else {"path": fast.backend()}
-    print(write("ternary", given.device, results, **more))
+    results: dict[str, Any] = {}
+    started = time.monotonic()
+    for problem in GPU if on_gpu else CPU:
+        if time.monotonic() - started > given.seconds:
+            print("out of time")
+            break
+        results[problem.name] = measured(problem, given.device, rules, dtypes)
+        path = write("ternary", given.device, results, **more)
+    print(path)
 
 
 def measured(
-    problem: Problem, given: argparse.Namespace, rules: Rules, dtypes: list[torch.dtype]
+    problem: Problem, device: str, rules: Rules, dtypes: list[torch.dtype]
 ) -> dict[str, Any]:
     print(problem.name)
-    few = given.device.startswith("cuda") and problem.rows <= kernels.GEMV_ROWS
     # One set of matrices serves all data sets: a call walks the whole chain anyway.
-    stored = [planes(problem, given.device, seed) for seed in range(problem.chain)]
-    block = tuned(problem, given.device, stored, rules) if given.tune and few else None
-    made = contenders(problem, given.device, stored, block, dtypes)
-    limits = ceilings(problem.packed_bytes * problem.chain, given.device)
-    times = per_matrix(compare([*made, *limits], given.device, rules), problem)
+    stored = [planes(problem, device, seed) for seed in range(problem.chain)]
+    made = contenders(problem, device, stored, dtypes)
+    limits = ceilings(problem.packed_bytes * problem.chain, device)
+    times = per_matrix(compare([*made, *limits], device, rules), problem)
     print(show(times), flush=True)
-    wrong = accuracy(made, problem, given.device, dtypes[0])
+    wrong = accuracy(made, problem, device, dtypes[0])
     for name, error in wrong.items():
         print(f"  {name}: relative error {error['relative']:.2e}")
-    if given.device.startswith("cuda"):
+    if device.startswith("cuda"):
         torch.cuda.empty_cache()
-    return {"times": times, "errors": wrong, "block": block}
+    return {"times": times, "errors": wrong}
 
 
 if __name__ == "__main__":

@@ -54,6 +54,31 @@ def test_kernels_compile_for_hopper(tmp_path, run_script):
     assert max(few["shared"], many["shared"]) <= 232448
 
 
+def compiled_as_planned(problems, folder, run_script):
+    """Tensor cores, shared memory for all that stay, weights before x where they may be."""
+    (folder / "problems.json").write_text(json.dumps(problems))
+    run_script(HERE / "compile_few_rows.py", folder, TRITON_INTERPRET="0")
+    found = json.loads((folder / "compiled.json").read_text())
+    for (groups, rows, _, settled), made in zip(problems, found, strict=True):
+        assert made["products"] >= 8 * -(-groups // 64), (groups, rows, made)
+        assert made["programs"] * (made["shared"] + 1024) <= 228 * 1024, (groups, rows, made)
+        assert made["asked before"] == settled, (groups, rows, made)
+
+
+def test_few_rows_compile_for_hopper(tmp_path, run_script):
+    problems = [(20, 1, "bf16", True), (3, 8, "fp16", False), (64, 1, "bf16", True)]
+    compiled_as_planned(problems, tmp_path, run_script)
+
+
+@pytest.mark.full
+def test_every_plan_compiles_for_hopper(tmp_path, run_script):
+    """Widths from one group to 28 672, every number of rows, both dtypes, both orders."""
+    widths = (1, 3, 9, 20, 32, 40, 64, 108, 128, 224)
+    problems = [(groups, rows, "bf16", True) for groups in widths for rows in (1, 2, 4, 8)]
+    problems += [(groups, rows, "fp16", False) for groups in (20, 64, 128) for rows in (1, 2, 8)]
+    compiled_as_planned(problems, tmp_path, run_script)
+
+
 @pytest.mark.needs_gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

@@ -13,7 +13,13 @@ from trapline.gold.errors import RangeError, ShapeError, UnsupportedError
 from trapline.gold.ternary import fast, native, oracle
 from trapline.gold.ternary.linear import assert_all_ternary, convert, coverage, dequantized
 from trapline.gold.ternary.linear_export import export, packed
-from trapline.gold.ternary.linear_packed import load_packed, pack_model, packed_bytes, save_packed
+from trapline.gold.ternary.linear_packed import (
+    PackedLinear,
+    load_packed,
+    pack_model,
+    packed_bytes,
+    save_packed,
+)
 
 IDS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6], [2, 7, 1, 8, 2, 8, 1, 8]])
 
@@ -204,3 +210,17 @@ def test_a_hugging_face_model_becomes_all_ternary(family, tied):
         wanted = dequantized(model)(IDS).logits
         assert torch.equal(model(IDS).logits, wanted)
         assert torch.allclose(pack_model(model)(IDS).logits, wanted, atol=1e-4)
+
+
+def test_weights_are_settled_once_a_call_has_seen_them():
+    """What was written, or put in their place, since the last call may still be on its way."""
+    plane, scales, _ = matrix(4, 128)
+    module = PackedLinear(plane, scales, 128, 128)
+    assert [module.weights_settled() for _ in range(3)] == [False, True, True]
+    module.scales.mul_(2)
+    assert [module.weights_settled() for _ in range(2)] == [False, True]
+    module.codes = plane.clone()
+    assert [module.weights_settled() for _ in range(2)] == [False, True]
+    with torch.inference_mode():
+        module.codes = plane.clone()
+    assert [module.weights_settled() for _ in range(2)] == [False, False]

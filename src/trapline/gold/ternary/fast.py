@@ -19,8 +19,14 @@ _COMPILED_ROWS = 32
 _TILE_WEIGHTS = 1 << 18
 
 
-def packed_linear(x: Tensor, plane: Tensor, scales: Tensor, group_size: int = 128) -> Tensor:
-    """x (…, K) times the transposed matrix of plane (N, ⌈K/4⌉) and scales (N, ⌈K/group⌉)."""
+def packed_linear(
+    x: Tensor, plane: Tensor, scales: Tensor, group_size: int = 128, *, settled: bool = False
+) -> Tensor:
+    """x (…, K) times the transposed matrix of plane (N, ⌈K/4⌉) and scales (N, ⌈K/group⌉).
+
+    `settled`: nothing that may still run on the GPU writes plane or scales. They are then read
+    before the kernel that makes x is done.
+    """
     columns = x.shape[-1]
     wanted = (-(-columns // 4), (len(plane), -(-columns // group_size)))
     if (plane.shape[1], tuple(scales.shape)) != wanted:
@@ -32,7 +38,7 @@ def packed_linear(x: Tensor, plane: Tensor, scales: Tensor, group_size: int = 12
     if x.is_cuda:
         from trapline.gold.ternary import kernels
 
-        y = kernels.packed_matmul(rows, plane, scales, group_size)
+        y = kernels.packed_matmul(rows, plane, scales, group_size, settled=settled)
     elif _compiled(rows, group_size):
         y = _native(rows, plane, scales, group_size)
     else:

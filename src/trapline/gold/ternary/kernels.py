@@ -1,15 +1,18 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
 """W2A16 in Triton: products that read four codes a byte and accumulate in float32.
 
-`gemv_kernel` serves few rows of x. A code needs one logical and one multiply-add instruction: its
-two bits are left where they stand inside a byte and become the mantissa of a float, ½ + code / f,
-with f = 256, 64, 16, 4 by place. What the ½ adds depends on x alone and is taken off once a word;
-it costs 7 of float32's 24 bits, which 16-bit activations do not have. `gemm_kernel` serves many
-rows, every width and float32: it unpacks a tile for the tensor cores.
+Up to eight 16-bit rows of x on a Hopper GPU go to `kernels_mma` and `kernels_mma_ring`.
+
+`gemv_kernel` serves few rows elsewhere, and widths that are no whole groups. A code needs one
+logical and one multiply-add instruction: its two bits are left where they stand inside a byte and
+become the mantissa of a float, ½ + code / f, with f = 256, 64, 16, 4 by place. What the ½ adds
+depends on x alone and is taken off once a word; it costs 7 of float32's 24 bits, which 16-bit
+activations do not have. `gemm_kernel` serves many rows, every width and float32: it unpacks a tile
+for the tensor cores.
 Shape letters: M rows of x, N rows of the matrix, K columns.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -17,8 +20,13 @@ import triton.language as tl
 from torch import Tensor
 
 from trapline.gold.errors import UnsupportedError
+from trapline.gold.kernels_device import may_start_early, processors
+from trapline.gold.ternary.kernels_mma import few_rows_kernel
+from trapline.gold.ternary.kernels_mma_ring import ring_kernel
 
 GROUP = 128
+#: Rows of x the tensor-core kernel for few rows takes.
+FEW_ROWS = 8
 #: Rows of x up to which weights are worth more than tensor cores.
 GEMV_ROWS = 4
 #: Rows of the matrix a program, words of 16 codes a step, warps.
@@ -113,28 +121,100 @@ def gemm_kernel(
     tl.store(y_ptr + out, total.to(y_ptr.dtype.element_ty), mask=kept)
 
 
+class Plan(NamedTuple):
+    """How a matrix is gone through for few rows of x."""
+
+    warps: int
+    #: Groups of 128 a warp and pass.
+    each: int
+    passes: int = 1
+    #: Programs a multiprocessor that stay for several tiles; 0: a program for each tile.
+    stay: int = 0
+    registers: int | None = None
+    #: Tiles in shared memory; 0: they come straight to registers.
+    stages: int = 0
+
+
+#: By groups a row and rows of x.
+_RINGS = {
+    (64, 1): Plan(8, 8, stay=2, stages=3),
+    (64, 2): Plan(8, 8, stay=2, stages=3, registers=128),
+    (128, 1): Plan(16, 8, stay=1, stages=3),
+    (128, 2): Plan(16, 8, stay=1, stages=3),
+}
+
+
+def planned(groups: int, rows: int) -> Plan:
+    """What was fastest on an H200 for a row of so many groups and so many rows of x."""
+    if groups in (64, 128) and rows <= 2:
+        return _RINGS[groups, rows]
+    warps = 4 if groups <= 32 else 8
+    passes = triton.cdiv(groups, 8 * warps)
+    each = triton.cdiv(groups, warps * passes)
+    if rows == 1 or passes > 1 or each > 5:
+        return Plan(warps, each, passes)
+    return Plan(warps, each, stay=3, registers=168) if rows <= 4 else Plan(warps, each, stay=2)
+
+
 def packed_matmul(
     x: Tensor,
     plane: Tensor,
     scales: Tensor,
     group_size: int = GROUP,
-    block: tuple[int, int, int] | None = None,
+    *,
+    settled: bool = False,
+    plan: Plan | None = None,
 ) -> Tensor:
     """x (M, K) times the transposed packed matrix: (M, N) in x's dtype.
 
-    `block` overrides a program's sizes: rows of the matrix, words a step (or rows of x), warps.
+    `settled` says that no kernel that may still run writes the plane or the scales: they are then
+    read while the kernel before is at work. `plan` overrides how few rows are done.
     """
-    x, plane = x.contiguous(), plane.contiguous()
-    scales = _by_groups_of_128(scales, x.shape[1], group_size).contiguous()
+    given, columns = (plane, scales), x.shape[1]
+    scales = _by_groups_of_128(scales, columns, group_size)
+    x, plane, scales = (_whole(tensor) for tensor in (x, plane, scales))
+    settled = settled and plane is given[0] and scales is given[1]
     y = x.new_empty(len(x), len(plane))
     if not y.numel():
         return y
-    few = len(x) <= GEMV_ROWS and x.dtype != torch.float32
-    if few and x.shape[1] % 16 == 0 and x.shape[1]:
-        gemv(x, plane, scales, y, block or GEMV_BLOCK)
+    few = x.dtype != torch.float32 and columns > 0
+    if few and len(x) <= FEW_ROWS and columns % GROUP == 0 and may_start_early(x.device):
+        few_rows(x, plane, scales, y, settled=settled, plan=plan)
+    elif few and len(x) <= GEMV_ROWS and columns % 16 == 0:
+        gemv(x, plane, scales, y, GEMV_BLOCK)
     else:
-        _gemm(x, plane, scales, y, block or GEMM_BLOCK)
+        _gemm(x, plane, scales, y, GEMM_BLOCK)
     return y
+
+
+def few_rows(
+    x: Tensor,
+    plane: Tensor,
+    scales: Tensor,
+    y: Tensor,
+    *,
+    settled: bool = False,
+    plan: Plan | None = None,
+) -> None:
+    """Fills y for up to eight 16-bit rows of x; contiguous, K in whole groups of 128; Hopper."""
+    N, groups = scales.shape
+    chosen = plan or planned(groups, len(x))
+    tiles = triton.cdiv(N, 16)
+    blocks = min(tiles, chosen.stay * processors(x)) if chosen.stay else tiles
+    same = {
+        "GROUPS": groups, "M": triton.next_power_of_2(len(x)), "WARPS": chosen.warps,
+        "SETTLED": settled, "num_warps": chosen.warps, "launch_pdl": True,
+    }  # fmt: skip
+    if chosen.registers:
+        same["maxnreg"] = chosen.registers
+    launch: Any = (ring_kernel if chosen.stages else few_rows_kernel)[(blocks,)]
+    if chosen.stages:
+        words = plane.view(torch.int32)
+        launch(x, words, scales, y, len(x), N, blocks, STAGES=chosen.stages, **same)
+    else:
+        stays = blocks < tiles
+        rest = {"EACH": chosen.each, "PASSES": chosen.passes, "STAYS": stays}
+        launch(x, plane, scales, y, len(x), N, blocks, **rest, **same)
 
 
 def gemv(x: Tensor, plane: Tensor, scales: Tensor, y: Tensor, block: tuple[int, int, int]) -> None:
@@ -159,6 +239,12 @@ def _gemm(x: Tensor, plane: Tensor, scales: Tensor, y: Tensor, block: tuple[int,
         BLOCK_M=rows, BLOCK_N=columns, PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
         num_warps=warps,
     )  # fmt: skip
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    """The same without gaps, from an address on that 16 bytes can be loaded from at once."""
+    tensor = tensor.contiguous()
+    return tensor if tensor.data_ptr() % 16 == 0 else tensor.clone()
 
 
 def _by_groups_of_128(scales: Tensor, columns: int, group_size: int) -> Tensor:

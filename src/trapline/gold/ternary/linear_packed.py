@@ -46,8 +46,20 @@ class _Packed(nn.Module):
 class PackedLinear(_Packed):
     """y = x Wᵀ, read from packed codes."""
 
+    _seen: tuple[int, ...] | None = None
+
     def forward(self, x: Tensor) -> Tensor:
-        return packed_linear(x, self.codes, self.scales, self.group_size)
+        settled = x.is_cuda and self.weights_settled()
+        return packed_linear(x, self.codes, self.scales, self.group_size, settled=settled)
+
+    def weights_settled(self) -> bool:
+        """Whether they are what they were at the last call: then nothing on its way writes them."""
+        if self.codes.is_inference() or self.scales.is_inference():
+            return False  # nobody counts what is written to these
+        both = (self.codes, self.scales)
+        now = tuple(number for one in both for number in (one.data_ptr(), one._version))
+        before, self._seen = self._seen, now
+        return now == before
 
 
 class PackedEmbedding(_Packed):

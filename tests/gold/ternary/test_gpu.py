@@ -1,0 +1,176 @@
+"""Packed products on a GPU against float64: every plan, every edge, one after the other."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from trapline.gold.ternary import fast, kernels  # noqa: E402
+
+pytestmark = [
+    pytest.mark.needs_gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+#: Of the largest result: rounding it to the dtype, and a little for the sum in float32.
+LIMITS = {torch.bfloat16: 2**-8, torch.float16: 2**-11 * 1.2, torch.float32: 3e-6}
+LOW = (torch.bfloat16, torch.float16)
+
+
+def drawn(rows, N, K, dtype, seed=0, group=128):
+    """x, plane and scales, all codes equally likely; scales of every size float16 has."""
+    numbers = torch.Generator("cuda").manual_seed(seed)
+    make = {"device": "cuda", "generator": numbers}
+    fields = torch.randint(0, 3, (4, N, -(-K // 4)), dtype=torch.uint8, **make)
+    plane = fields[0] | fields[1] << 2 | fields[2] << 4 | fields[3] << 6
+    scales = (torch.randn(N, -(-K // group), **make).exp() * 0.02).half()
+    return torch.randn(rows, K, **make).to(dtype), plane, scales
+
+
+def exact(x, plane, scales, group=128):
+    weights = fast.unpacked(plane, scales, x.shape[1], group).double()
+    return x.double() @ weights.T
+
+
+def agree(y, x, plane, scales, group=128):
+    wanted = exact(x, plane, scales, group)
+    assert y.shape == wanted.shape
+    assert y.dtype == x.dtype
+    worst = (y.double() - wanted).abs().amax() / wanted.abs().amax().clamp_min(1e-30)
+    assert float(worst) <= LIMITS[x.dtype], float(worst)
+
+
+#: One to eight rows of x; widths of one group, an odd number of groups, the benchmark's.
+WIDTHS = (128, 384, 1152, 2560, 4096, 8192, 13824)
+
+
+@pytest.mark.parametrize("dtype", LOW)
+@pytest.mark.parametrize("K", WIDTHS)
+@pytest.mark.parametrize("rows", range(1, 9))
+def test_few_rows(rows, K, dtype):
+    for N in (1, 15, 333):
+        x, plane, scales = drawn(rows, N, K, dtype, seed=K + rows)
+        agree(fast.packed_linear(x, plane, scales), x, plane, scales)
+
+
+@pytest.mark.parametrize("dtype", [*LOW, torch.float32])
+@pytest.mark.parametrize("K", [16, 130, 272, 1024, 2560])
+@pytest.mark.parametrize("rows", [1, 3, 9, 64, 200])
+def test_other_kernels(rows, K, dtype):
+    x, plane, scales = drawn(rows, 333, K, dtype, seed=K + rows)
+    agree(fast.packed_linear(x, plane, scales), x, plane, scales)
+
+
+@pytest.mark.parametrize("dtype", LOW)
+@pytest.mark.parametrize(("N", "K"), [(13824, 2560), (28672, 8192)])
+def test_the_benchmarks_matrices(N, K, dtype):
+    x, plane, scales = drawn(1, N, K, dtype)
+    agree(fast.packed_linear(x, plane, scales), x, plane, scales)
+
+
+#: Width, rows of x, how: each kind of plan, more tiles than programs and fewer.
+PLANS = [
+    (2560, 1, kernels.Plan(2, 5, 2)),
+    (2560, 2, kernels.Plan(4, 5, stay=2)),
+    (1152, 8, kernels.Plan(4, 3, stay=1, registers=168)),
+    (4096, 1, kernels.Plan(4, 8, stay=1, stages=3)),
+    (8192, 1, kernels.Plan(8, 8, stay=1, stages=3)),
+    (8192, 1, kernels.Plan(8, 8, stay=1, stages=2)),
+    (8192, 2, kernels.Plan(8, 8, stay=1, stages=3)),
+    (16384, 2, kernels.Plan(16, 8, stay=1, stages=3)),
+]
+
+
+@pytest.mark.parametrize("dtype", LOW)
+@pytest.mark.parametrize(("K", "rows", "plan"), PLANS)
+def test_every_kind_of_plan(K, rows, plan, dtype):
+    """Twice with the same plan: with and without waiting for the weights."""
+    for N in (5, 16 * 132 * 3 + 7, 16 * 132):
+        x, plane, scales = drawn(rows, N, K, dtype, seed=N)
+        for settled in (False, True):
+            y = torch.full((rows, N), torch.nan, device="cuda", dtype=dtype)
+            torch.cuda.synchronize()
+            kernels.few_rows(x, plane, scales, y, settled=settled, plan=plan)
+            agree(y, x, plane, scales)
+
+
+@pytest.mark.parametrize("dtype", LOW)
+def test_wider_groups(dtype):
+    x, plane, scales = drawn(2, 64, 1024, dtype, group=256)
+    agree(fast.packed_linear(x, plane, scales, 256), x, plane, scales, 256)
+
+
+@pytest.mark.parametrize("dtype", LOW)
+def test_each_group_alone(dtype):
+    """One activation at a time: nothing leaks from a group to another, whatever its scale."""
+    _, plane, scales = drawn(1, 40, 1152, dtype)
+    weights = fast.unpacked(plane, scales, 1152, 128)
+    for place in (0, 1, 7, 8, 31, 32, 127, 128, 640, 1151):
+        x = torch.zeros(1, 1152, device="cuda", dtype=dtype)
+        x[0, place] = 1.5
+        wanted = (1.5 * weights[:, place]).to(dtype)
+        torch.testing.assert_close(fast.packed_linear(x, plane, scales)[0], wanted)
+
+
+@pytest.mark.parametrize("dtype", LOW)
+@pytest.mark.parametrize("size", [2.0**-10, 2.0**10])
+def test_small_and_large_activations(dtype, size):
+    x, plane, scales = drawn(4, 100, 2560, dtype)
+    x = x * size
+    agree(fast.packed_linear(x, plane, (scales * 0.01).half()), x, plane, (scales * 0.01).half())
+
+
+def test_what_is_not_finite_stays_so():
+    x, plane, scales = drawn(2, 50, 512, torch.bfloat16)
+    x[0, 300] = torch.inf
+    y = fast.packed_linear(x, plane, scales)
+    assert not torch.isfinite(y[0]).any()
+    agree(y[1:], x[1:], plane, scales)
+
+
+@pytest.mark.parametrize(("rows", "K"), [(1, 2560), (4, 2560), (8, 2560), (1, 8192), (2, 8192)])
+def test_a_chain_that_feeds_itself(rows, K):
+    """Kernels start before the one before is done: two buffers in turn show a read too early."""
+    N = K
+    stored = [drawn(rows, N, K, torch.bfloat16, seed)[1:] for seed in range(8)]
+    first = drawn(rows, N, K, torch.bfloat16)[0]
+    buffers = [torch.empty_like(first) for _ in range(2)]
+
+    def chain(product):
+        buffers[0].copy_(first)
+        for step in range(40):
+            product(buffers[step % 2], *stored[step % 8], buffers[1 - step % 2])
+        return buffers[0].clone()
+
+    def early(x, plane, scales, y):
+        kernels.few_rows(x, plane, scales, y, settled=True)
+
+    def alone(x, plane, scales, y):
+        torch.cuda.synchronize()
+        kernels.few_rows(x, plane, scales, y)
+
+    wanted = chain(alone)
+    assert torch.isfinite(wanted).all()
+    assert wanted.abs().amax() > 0
+    chain(early)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        chain(early)
+    for _ in range(20):
+        graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(buffers[0], wanted)
+
+
+def test_weights_written_just_before():
+    """The kernel before may have made the weights, not only x."""
+    x, plane, scales = drawn(1, 4096, 2560, torch.bfloat16)
+    others = [drawn(1, 4096, 2560, torch.bfloat16, seed)[1:] for seed in range(1, 30)]
+    wanted = [kernels.packed_matmul(x, *one) for one in others]
+    torch.cuda.synchronize()
+    found = []
+    for codes, factors in others:
+        plane.copy_(codes)
+        scales.copy_(factors)
+        found.append(kernels.packed_matmul(x, plane, scales))
+    for got, want in zip(found, wanted, strict=True):
+        assert torch.equal(got, want)
