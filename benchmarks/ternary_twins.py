@@ -7,7 +7,8 @@
 Kinds: `dense`, `ternary` from scratch, `distilled` (a dense teacher for half the steps, then a
 ternary student of it for the other half: equal tokens in all), `equal bytes` (a dense model in
 float16 no larger than the packed ternary one), and `collapse` (ternary without early stopping).
-Each gets every rate with seed 0 and `--sweep-steps`; the best rate gets all steps and seeds.
+Each gets every rate with seed 0 and `--sweep-steps`; the best rate gets all steps and seeds. With
+`--softs` ternary weights may also harden over a share of the steps, if the sweep finds it better.
 `--tokens 48000` cuts the training side, for the small-data regime.
 
 The best checkpoint is chosen on some held-out windows, its perplexity is that of the others. Every
@@ -19,7 +20,7 @@ import argparse
 import json
 import re
 import time
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -35,7 +36,7 @@ from trapline.gold.ternary.tokenizer import load_tokenizer, save_tokenizer
 from trapline.gold.ternary.train import Recipe, Row, Trainer
 from trapline.gold.ternary.train_model import DecoderLM, Shape, decoder_config
 
-KINDS = ("dense", "ternary", "equal bytes", "distilled", "collapse")
+KINDS = ("dense", "ternary", "equal bytes", "teachers", "distilled", "collapse")
 #: Held-out windows that choose the best checkpoint, at most; the others judge it.
 CHOOSING = 128
 #: Held-out windows on which the exported file is compared with the model in memory.
@@ -65,7 +66,7 @@ def _arguments() -> argparse.Namespace:
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--sweep-steps", type=int, help="of the sweep, as many as --steps if not")
     parser.add_argument("--rates", type=float, nargs="+", default=[0.12, 0.24, 0.48, 0.96])
-    parser.add_argument("--student-rates", type=float, nargs="+", help="of `distilled`, if others")
+    parser.add_argument("--softs", type=float, nargs="*", default=[], help="with the best rate")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--optimiser", default="adamw")
     parser.add_argument("--method", default="absmean")
@@ -78,9 +79,21 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--device", default=train_run.default_device())
     parser.add_argument("--precision", default="fp32")
     parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--capture", action="store_true", help="the step as one CUDA graph")
     parser.add_argument("--until", type=float, default=float("inf"), help="seconds for all of it")
     parser.add_argument("--threads", type=int, default=2)
     return parser.parse_args()
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a sweep chooses from: a rate, and in what share of the steps weights harden."""
+
+    rate: float
+    soft: float
+
+    def __str__(self) -> str:
+        return f"rate {self.rate}{f' soft {self.soft}' if self.soft else ''}"
 
 
 class OutOfTimeError(Exception):
@@ -103,7 +116,7 @@ class Study:
         recipe = Recipe(
             batch=given.batch, optimiser=given.optimiser, patience=8, schedule="linear",
             evaluate_every=given.evaluate_every, latent_decay=given.latent_decay,
-            precision=given.precision, compile=given.compile,
+            precision=given.precision, compile=given.compile, capture=given.capture,
         )  # fmt: skip
         shape = Shape(given.vocab, given.dim, given.layers, given.heads, given.context)
         return train_run.Job(
@@ -136,29 +149,40 @@ class Study:
         return text, judging
 
     def do(self, kind: str) -> None:
-        """The sweep, then every seed with the best rate."""
+        """The sweep, then every seed with the best of it."""
         if kind == "collapse":
-            self._trained("ternary", self._best_rate("ternary"), 0, self.given.steps, driven=True)
+            self._trained("ternary", self._best("ternary"), 0, self.given.steps, driven=True)
             return
-        rate = self._best_rate(kind)
+        best = self._best("dense" if kind == "teachers" else kind)
         for seed in self.given.seeds:
-            self._trained(kind, rate, seed, self.given.steps)
+            if kind == "teachers":
+                self._teacher(seed, self._teaching(self.given.steps))
+            else:
+                self._trained(kind, best, seed, self.given.steps)
 
-    def _best_rate(self, kind: str) -> float:
-        rates = self.given.rates
-        if kind == "distilled" and self.given.student_rates:
-            rates = self.given.student_rates
-        if len(rates) == 1:
-            return float(rates[0])
+    def _best(self, kind: str) -> Choice:
+        """The best rate of the sweep, then how softly; a student takes what the ternary has."""
+        kind = "ternary" if kind == "distilled" else kind
+        choices = [Choice(rate, 0.0) for rate in self.given.rates]
+        if len(choices) > 1:
+            choices = [self._best_of(kind, choices)]
+        if kind == "ternary" and self.given.softs:
+            choices += [Choice(choices[0].rate, soft) for soft in self.given.softs]
+        return self._best_of(kind, choices) if len(choices) > 1 else choices[0]
+
+    def _best_of(self, kind: str, choices: list[Choice]) -> Choice:
         steps = self.given.sweep_steps or self.given.steps
-        found = {rate: self._trained(kind, rate, 0, steps) for rate in rates}
-        return min(found, key=lambda rate: float(found[rate]["perplexity"]))
+        found = {one: self._trained(kind, one, 0, steps) for one in choices}
+        return min(found, key=lambda one: float(found[one]["perplexity"]))
+
+    def _teaching(self, steps: int) -> int:
+        return round(steps * self.given.teaching)
 
     def _trained(
-        self, kind: str, rate: float, seed: int, steps: int, *, driven: bool = False
+        self, kind: str, choice: Choice, seed: int, steps: int, *, driven: bool = False
     ) -> dict[str, Any]:
         """One run, or what its file says."""
-        name = f"{kind} rate {rate} seed {seed} steps {steps}{' driven' if driven else ''}"
+        name = f"{kind} {choice} seed {seed} steps {steps}{' driven' if driven else ''}"
         file = self.given.out / "runs" / f"{name.replace(' ', '-')}.json"
         if not file.exists():
             left = self.given.until - (time.monotonic() - self._began)
@@ -166,8 +190,8 @@ class Study:
             if left < steps * min(self._seconds_a_step[1:], default=0.0):
                 raise OutOfTimeError(f"{name}: {left:.0f} s are left")
             began = time.monotonic()
-            found = {"kind": "collapse" if driven else kind, "rate": rate, "seed": seed}
-            found |= self._run(kind, rate, seed, steps, name, None if driven else 8)
+            found = {"kind": "collapse" if driven else kind, "seed": seed, **asdict(choice)}
+            found |= self._run(kind, choice, seed, steps, name, None if driven else 8)
             seconds = time.monotonic() - began
             self._seconds_a_step.append(seconds / found["steps"])
             file.write_text(json.dumps(found | {"seconds": round(seconds, 1)}) + "\n")
@@ -177,20 +201,22 @@ class Study:
         return result
 
     def _run(
-        self, kind: str, rate: float, seed: int, steps: int, name: str, patience: int | None
+        self, kind: str, choice: Choice, seed: int, steps: int, name: str, patience: int | None
     ) -> dict[str, Any]:
+        rate = choice.rate
         job = replace(self._job, dense=kind != "ternary")
         whole, before = steps == self.given.steps, list[Row]()
         if kind == "equal bytes":
             job = self._equal_bytes()
         if kind == "distilled":
-            teaching = round(steps * self.given.teaching)
-            folder, before = self._teacher(seed, teaching)
+            folder, before = self._teacher(seed, self._teaching(steps))
             job = replace(job, dense=False, start=folder, teacher=folder)
-            steps -= teaching
+            # The student goes on where the plan of rates would be after so many steps.
+            rate *= 1.0 - self.given.teaching
+            steps -= self._teaching(steps)
         recipe = replace(
             job.recipe, peak_rate=rate, final_rate=rate / 100, seed=seed, steps=steps,
-            warm_up=max(1, steps // 20), patience=patience,
+            warm_up=max(1, steps // 20), patience=patience, soft=choice.soft,
             distill=self.given.distill if kind == "distilled" else 0.0, distill_falls=True,
         )  # fmt: skip
         trainer = train_run.make_trainer(replace(job, recipe=recipe), self._text)
@@ -205,7 +231,7 @@ class Study:
 
     def _teacher(self, seed: int, steps: int) -> tuple[Path, list[Row]]:
         """A dense model that has had a part of the tokens, trained once for all its students."""
-        rate = self._best_rate("dense")
+        rate = self._best("dense").rate
         folder = self.given.out / f"teacher-{seed}-{steps}"
         rows = folder / "rows.json"
         if not rows.exists():
@@ -251,7 +277,7 @@ class Study:
         results = {}
         for kind, found in by_kind.items():
             if found:
-                best = _best_of_rates(found)
+                best = _best_choice(found)
                 figures = [run["perplexity"] for run in best]
                 spread = stdev(figures) if len(figures) > 1 else 0.0
                 results[kind] = {"perplexity": mean(figures), "deviation": spread, "runs": best}
@@ -270,11 +296,15 @@ class Study:
         return re.search(rf"-steps-{self.given.steps}(-driven)?$", name) is not None
 
 
-def _best_of_rates(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The runs with the rate that was best for seed 0, by seed."""
+def _best_choice(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The runs with what was best for seed 0, by seed."""
     first = [run for run in runs if run["seed"] == 0] or runs
-    rate = min(first, key=lambda run: float(run["perplexity"]))["rate"]
-    return sorted((run for run in runs if run["rate"] == rate), key=lambda run: int(run["seed"]))
+    best = _choice(min(first, key=lambda run: float(run["perplexity"])))
+    return sorted((run for run in runs if _choice(run) == best), key=lambda run: int(run["seed"]))
+
+
+def _choice(run: dict[str, Any]) -> Choice:
+    return Choice(run["rate"], run.get("soft", 0.0))
 
 
 def _summary(trainer: Trainer, before: list[Row]) -> dict[str, Any]:

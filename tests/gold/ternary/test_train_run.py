@@ -16,7 +16,7 @@ from trapline.gold.decoder.generate import generate
 from trapline.gold.decoder.model import Decoder
 from trapline.gold.errors import RangeError, ShapeError
 from trapline.gold.ternary import data, train_run
-from trapline.gold.ternary.linear import assert_all_ternary, convert, latents
+from trapline.gold.ternary.linear import assert_all_ternary, convert, dequantized, latents
 from trapline.gold.ternary.tokenizer import encode, train_tokenizer
 from trapline.gold.ternary.train import Recipe, Trainer
 from trapline.gold.ternary.train_model import DecoderLM, Shape, decoder_config, initialise
@@ -117,6 +117,35 @@ def test_latent_weights_do_not_decay():
         for parameter in group["params"]:
             assert id(parameter) in hidden or parameter.ndim < 2
             assert group["weight_decay"] == 0.0
+
+
+def test_weights_harden_bit_by_bit_and_are_ternary_in_the_end(job):
+    recipe = replace(RECIPE, soft=0.5)
+    trainer = train_run.make_trainer(replace(job, recipe=recipe), train_run.prepare(job))
+    tokens = trainer.train[:2, :-1].long()
+    soft, hard = [], []
+
+    def looked_at(step, loss):
+        with torch.no_grad():
+            soft.append(trainer.model(tokens))
+            hard.append(DecoderLM(dequantized(trainer.model.decoder))(tokens))
+
+    best = trainer.run(on_step=looked_at)
+    # Steps 1 to 12 of 24 are soft; what is judged and returned is ternary throughout.
+    same = [torch.equal(left, right) for left, right in zip(soft, hard, strict=True)]
+    assert same == [False] * 12 + [True] * 12
+    with torch.no_grad():
+        assert torch.equal(best(tokens), DecoderLM(dequantized(best.decoder))(tokens))
+    with pytest.raises(RangeError, match="ternary in the end"):
+        Recipe(soft=1.0)
+
+
+def test_a_captured_step_needs_a_gpu(job):
+    captured = replace(job, recipe=replace(RECIPE, capture=True))
+    with pytest.raises(RangeError, match="one GPU only"):
+        train_run.make_trainer(captured, train_run.prepare(job))
+    with pytest.raises(RangeError, match="one micro-batch"):
+        Recipe(capture=True, accumulate=2)
 
 
 def test_a_planted_leak_is_caught(job, tmp_path):

@@ -66,7 +66,7 @@ def straight_through(w: Tensor, group_size: int = GROUP, method: str = "absmean"
     """The ternary weight of a latent one, differentiable as if nothing had happened to it.
 
     w − w is exactly 0 and its derivative by the first w is 1. An `autograd.Function` would say the
-    same, but torch 2.11 compiles one whose forward pass detaches its input to no gradient at all.
+    same, but torch 2.11 compiles one around `ternarize` to a gradient of zero.
     """
     value = dequantize(*ternarize(w, group_size, method), group_size).to(w.dtype)
     return value + (w - w.detach())
@@ -76,6 +76,8 @@ class _Latent(nn.Module):
     """A latent weight and how it becomes ternary."""
 
     weight: nn.Parameter
+    #: How much of the latent weight itself is still in the forward pass; None: nothing, ever.
+    softness: Tensor | None = None
 
     def __init__(self, weight: Tensor, group_size: int, method: str) -> None:
         super().__init__()
@@ -83,8 +85,15 @@ class _Latent(nn.Module):
         self.group_size, self.method = group_size, method
 
     def ternary_weight(self) -> Tensor:
-        """The weight of the forward pass."""
+        """The weight that is shipped."""
         return straight_through(self.weight, self.group_size, self.method)
+
+    def forward_weight(self) -> Tensor:
+        """The weight of the forward pass: the ternary one, unless it is still hardening."""
+        weight = self.ternary_weight()
+        if self.softness is None:
+            return weight
+        return weight + self.softness * (self.weight - weight).detach()
 
     def ternary(self) -> tuple[Tensor, Tensor]:
         """What is stored: codes and scales."""
@@ -105,7 +114,7 @@ class TernaryLinear(_Latent):
         super().__init__(torch.randn(out_features, in_features) * spread, group_size, method)
 
     def forward(self, x: Tensor) -> Tensor:
-        return functional.linear(x, self.ternary_weight())
+        return functional.linear(x, self.forward_weight())
 
 
 class TernaryEmbedding(_Latent):
@@ -117,7 +126,7 @@ class TernaryEmbedding(_Latent):
         super().__init__(torch.randn(num_embeddings, dim), group_size, method)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        return functional.embedding(tokens, self.ternary_weight())
+        return functional.embedding(tokens, self.forward_weight())
 
 
 class TiedHead(nn.Module):
@@ -128,7 +137,7 @@ class TiedHead(nn.Module):
         self.embedding = embedding
 
     def forward(self, x: Tensor) -> Tensor:
-        return functional.linear(x, self.embedding.ternary_weight())
+        return functional.linear(x, self.embedding.forward_weight())
 
 
 def latents(model: nn.Module) -> list[_Latent]:
@@ -138,6 +147,13 @@ def latents(model: nn.Module) -> list[_Latent]:
         if isinstance(module, _Latent):
             found.setdefault(id(module.weight), module)
     return list(found.values())
+
+
+def soften(model: nn.Module, softness: Tensor) -> None:
+    """Lets every ternary module read how soft it is from one number, which a trainer changes."""
+    for module in model.modules():
+        if isinstance(module, _Latent):
+            module.softness = softness
 
 
 class Share(NamedTuple):

@@ -21,9 +21,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from trapline.gold.errors import RangeError, ShapeError
-from trapline.gold.ternary.linear import latents
+from trapline.gold.ternary.linear import latents, soften
+from trapline.gold.ternary.train_graph import CapturedGradients
 from trapline.gold.ternary.train_model import DecoderLM, Shape, TernaryLM
-from trapline.gold.ternary.train_optim import Recipe, make_optimisers, rate
+from trapline.gold.ternary.train_optim import Recipe, make_optimisers, rate, softness
 
 __all__ = ["DecoderLM", "Progress", "Recipe", "Row", "Shape", "TernaryLM", "Trainer"]
 _EVALUATED_AT_ONCE = 64
@@ -81,6 +82,8 @@ class Trainer:
     ) -> None:
         if recipe.distill and teacher is None:
             raise RangeError("distillation needs a teacher")
+        if recipe.capture and (_world() > 1 or torch.device(device).type != "cuda"):
+            raise RangeError("a step is captured on one GPU only")
         self.recipe, self.device = recipe, torch.device(device)
         self.model = model.to(self.device)
         self.teacher = None if teacher is None else teacher.to(self.device).requires_grad_(False)
@@ -93,6 +96,12 @@ class Trainer:
         self.best = _copy(self.model)
         self._codes = self._all_codes()
         self._forward = self._wrapped()
+        self._captured: CapturedGradients | None = None
+        # Numbers that change from step to step, where compiled code can read them.
+        self._softness = torch.zeros((), device=self.device)
+        self._share = torch.full((), recipe.distill, device=self.device)
+        if recipe.soft:
+            soften(self.model, self._softness)
 
     def run(
         self,
@@ -108,6 +117,7 @@ class Trainer:
             on_step(progress.step, loss)
             if progress.step % recipe.evaluate_every == 0 or progress.step == recipe.steps:
                 on_row(self._evaluate(loss))
+        self._softness.zero_()
         model = copy.deepcopy(self.model)
         model.load_state_dict(self.best)
         return model
@@ -157,10 +167,15 @@ class Trainer:
     def _gradients(self) -> float:
         """Adds up the gradients of all micro-batches; their mean loss over all processes."""
         recipe = self.recipe
-        for optimiser in self.optimisers:
-            optimiser.zero_grad()
+        self._softness.fill_(softness(recipe, self.progress.step))
+        gone = self.progress.step / recipe.steps if recipe.distill_falls else 0.0
+        self._share.fill_(recipe.distill * (1.0 - gone))
         shape = (recipe.accumulate, _world(), recipe.batch)
         drawn = torch.randint(len(self.train), shape, generator=self.rng)[:, _rank()]
+        if recipe.capture:
+            return float(self._replayed(self.train[drawn[0].to(self.device)]))
+        for optimiser in self.optimisers:
+            optimiser.zero_grad()
         total = torch.zeros((), device=self.device)
         for number, rows in enumerate(drawn):
             with self._held_back(number + 1 < recipe.accumulate):
@@ -168,6 +183,11 @@ class Trainer:
                 loss.backward()  # type: ignore[no-untyped-call]
             total += loss.detach()
         return float(_mean_over_processes(total))
+
+    def _replayed(self, windows: Tensor) -> Tensor:
+        if self._captured is None:
+            self._captured = CapturedGradients(self.loss, windows, self.model.parameters())
+        return self._captured(windows)
 
     def _held_back(self, held: bool) -> AbstractContextManager[Any]:
         """Gradients cross the processes once a step, with the last micro-batch."""
@@ -212,16 +232,12 @@ class Trainer:
             return self._criterion(logits, targets)
         with torch.no_grad(), self._precision():
             wanted = self.teacher(inputs).flatten(0, 1)
-        share = self.recipe.distill
-        if self.recipe.distill_falls:
-            share *= 1.0 - self.progress.step / self.recipe.steps
-        # A number of its own would be compiled into the code.
-        part = torch.tensor(share, device=self.device)
-        return self._criterion(logits, targets, wanted, part, self.recipe.temperature)
+        return self._criterion(logits, targets, wanted, self._share, self.recipe.temperature)
 
     def valid_loss(self) -> float:
         """Mean cross-entropy on the held-out windows: the teacher has no part in it."""
         mine = self.valid[_rank() :: _world()]
+        self._softness.zero_()
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         with torch.no_grad(), self._precision():
             # Compiled code is made for one size of batch.
@@ -237,7 +253,9 @@ class Trainer:
 
     def _precision(self) -> AbstractContextManager[Any]:
         if self.recipe.precision == "bf16":
-            return torch.autocast(self.device.type, torch.bfloat16)
+            # A cache of rounded weights would outlive the graph that made it.
+            cached = not self.recipe.capture
+            return torch.autocast(self.device.type, torch.bfloat16, cache_enabled=cached)
         return nullcontext()
 
     def _evaluate(self, train_loss: float) -> Row:

@@ -35,12 +35,16 @@ class Recipe:
     weight_decay: float = 0.0
     #: Of latent weights, to see what it does; 0 in every serious run.
     latent_decay: float = 0.0
+    #: Share of the steps in which latent weights harden into ternary ones, bit by bit; 0: at once.
+    soft: float = 0.0
     evaluate_every: int = 10
     #: Evaluations without a new best before the run ends; None: never.
     patience: int | None = 8
     seed: int = 0
     precision: str = "fp32"
     compile: bool = False
+    #: Whether loss and gradients are one CUDA graph (one GPU, one micro-batch a step).
+    capture: bool = False
     #: The teacher's share of the loss, and the temperature of both sides.
     distill: float = 0.0
     #: Whether that share falls to nothing by the end, for a student that overtakes its teacher.
@@ -62,6 +66,10 @@ class Recipe:
                 raise RangeError(f"{name} must be one of {', '.join(allowed)}, got {given!r}")
         if min(self.steps, self.batch, self.accumulate, self.evaluate_every) < 1:
             raise RangeError("steps, batch, accumulate and evaluate_every must be at least 1")
+        if self.capture and self.accumulate > 1:
+            raise RangeError("a captured step has one micro-batch")
+        if not 0.0 <= self.soft < 1.0:
+            raise RangeError("soft lies between 0 and 1: the model must be ternary in the end")
         if not (0.0 <= self.distill <= 1.0 and self.temperature > 0.0):
             raise RangeError("distill lies between 0 and 1, temperature above 0")
 
@@ -76,6 +84,11 @@ def rate(recipe: Recipe, step: int) -> float:
         "constant": 1.0,
     }[recipe.schedule]
     return warm * (recipe.final_rate + (recipe.peak_rate - recipe.final_rate) * left)
+
+
+def softness(recipe: Recipe, step: int) -> float:
+    """How much of the latent weights is still used after so many steps."""
+    return max(0.0, 1.0 - step / (recipe.soft * recipe.steps)) if recipe.soft else 0.0
 
 
 def make_optimisers(model: nn.Module, recipe: Recipe) -> list[Any]:
