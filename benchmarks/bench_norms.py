@@ -27,9 +27,9 @@ from torch import Tensor
 
 from trapline.gold.norms.kernels import KERNELS
 
-#: The goals' shapes, and other widths for layer norm.
+#: The goals' shapes, and other widths for layer norm in bf16.
 SHAPES = [(16384, 1024), (8192, 4096), (8192, 8192), (4096, 16384), (65536, 768)]
-OTHERS = [(1024, 65536), (2048, 32768), (8192, 12288), (16384, 2048), (65536, 512), (131072, 256)]
+OTHERS = [(1024, 65536), (8192, 12288), (2048, 32768), (16384, 2048)]
 KINDS = ("layer norm", "RMS norm", "RMS norm + residual")
 DTYPES = (torch.bfloat16, torch.float32)
 #: Problems between two writes of the results, each of which asks the driver for clocks and power.
@@ -275,7 +275,7 @@ def exact(problem: Problem, data: Data) -> dict[str, Tensor]:
 
 def accuracy(problem: Problem, folder: Path | None, data: Data) -> dict[str, Any]:
     """Each contender's answers on one data set."""
-    shown = max(1, (1 << 20) // problem.width)
+    shown = max(1, (1 << 18) // problem.width)
     wanted = {
         key: value[:shown] if value.ndim == 2 else value
         for key, value in exact(problem, data).items()
@@ -298,9 +298,9 @@ def problems(quick: bool) -> Iterator[Problem]:
     for kind, dtype, (rows, width) in product(KINDS, DTYPES, SHAPES):
         for forward in (False, True):
             yield Problem(rows, width, dtype, kind, forward)
-    for (rows, width), dtype in product(OTHERS, DTYPES):
+    for rows, width in OTHERS:
         for forward in (False, True):
-            yield Problem(rows, width, dtype, KINDS[0], forward)
+            yield Problem(rows, width, DTYPES[0], KINDS[0], forward)
 
 
 def measured(problem: Problem, folder: Path | None, rules: Rules) -> dict[str, Any]:

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from trapline.gold.decoder.capture import captured
-from trapline.gold.tree_decoding.compact_pass import Trees
 from trapline.gold.tree_decoding.drafter_static import StaticDFlash, StaticLookup
 from trapline.gold.tree_decoding.generate_graphs import StaticGenerator
+from trapline.gold.tree_decoding.generate_pass import Trees
 from trapline.gold.tree_decoding.generate_static import StaticConfig
 
 PLAIN = "round without a drafter"
@@ -22,8 +22,8 @@ def generator(target, model, kind, rows, temperature, options, budget=0) -> Any:
     room = options.prompt + options.tokens + 2 * max(budget, 16) + 2
     config = StaticConfig(rows, min(-(-room // 64) * 64, target.config.context), temperature)
     if target.device.type != "cpu":
-        from trapline.gold.tree_decoding.compact_drafter import CompactDFlash, CompactLookup
-        from trapline.gold.tree_decoding.compact_generate import CompactGenerator
+        from trapline.gold.tree_decoding.drafter_compact import CompactDFlash, CompactLookup
+        from trapline.gold.tree_decoding.generate_compact import CompactGenerator
 
         drafter: Any = None
         if kind == "lookup":

@@ -72,8 +72,8 @@ def replay(wanted, trees, *, nothing) -> torch.Tensor:
 
 def compact_replay(trace, profile):
     """Compact rounds and drafter that do all of the work and then follow trace and profile."""
-    from trapline.gold.tree_decoding.compact_drafter import CompactDFlash
-    from trapline.gold.tree_decoding.compact_round import CompactRounds
+    from trapline.gold.tree_decoding.drafter_compact import CompactDFlash
+    from trapline.gold.tree_decoding.generate_rounds import CompactRounds
     from trapline.gold.tree_decoding.generate_static import Proposed
 
     class Drafter(CompactDFlash):
@@ -177,7 +177,7 @@ def replayed_run(target, model, kind, budget, batch, trace, options) -> dict:
         ReplayedRounds.trace = trace
         one: Any = StaticGenerator(target, drafter, config, rounds=ReplayedRounds)
     else:
-        from trapline.gold.tree_decoding.compact_generate import CompactGenerator
+        from trapline.gold.tree_decoding.generate_compact import CompactGenerator
 
         kinds = compact_replay(trace, profile)
         if kind is not None:

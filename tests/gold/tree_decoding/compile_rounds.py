@@ -46,7 +46,7 @@ def others():
 
 
 def attention(kind: str, *, width: int, share: int, nodes: int, fresh: bool) -> tuple:
-    from trapline.gold.tree_decoding.compact_pass import QUERIES, tile_of
+    from trapline.gold.tree_decoding.generate_pass import QUERIES, tile_of
 
     chunk = max(1, min(nodes, QUERIES // share))
     fixed = {

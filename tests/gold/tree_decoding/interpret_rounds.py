@@ -9,10 +9,10 @@ import torch
 from trapline.gold.decoder.config import DecoderConfig, RopeConfig
 from trapline.gold.decoder.sampling import uniforms
 from trapline.gold.tree_decoding import fast_tree, fast_verify
-from trapline.gold.tree_decoding.compact_drafter import CompactLookup, Proposal, State
-from trapline.gold.tree_decoding.compact_pass import Body, TreePass, Trees
 from trapline.gold.tree_decoding.drafter import attend, turned
+from trapline.gold.tree_decoding.drafter_compact import CompactLookup, Proposal, State
 from trapline.gold.tree_decoding.drafter_static import StaticLookup
+from trapline.gold.tree_decoding.generate_pass import Body, TreePass, Trees
 from trapline.gold.tree_decoding.kernels_round import (
     draw_kernel,
     move_kernel,

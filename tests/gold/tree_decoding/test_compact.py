@@ -50,7 +50,7 @@ def test_the_kernels_compile_for_hopper(tmp_path, run_script, which, count):
 
 
 def test_weights_are_joined_once():
-    from trapline.gold.tree_decoding.compact_pass import joined
+    from trapline.gold.tree_decoding.generate_pass import joined
 
     parts = [torch.nn.Linear(4, size, bias=False) for size in (3, 2, 5)]
     wanted = torch.cat([part.weight.detach() for part in parts])
@@ -88,8 +88,8 @@ def prompts_for(rows):
 
 
 def compact(kind, target, model, rows, budget, room=256, temperature=0.0):
-    from trapline.gold.tree_decoding.compact_drafter import CompactDFlash, CompactLookup
-    from trapline.gold.tree_decoding.compact_generate import CompactGenerator
+    from trapline.gold.tree_decoding.drafter_compact import CompactDFlash, CompactLookup
+    from trapline.gold.tree_decoding.generate_compact import CompactGenerator
 
     drafter = None
     if kind == "lookup":
@@ -149,12 +149,12 @@ def test_sampled_texts_are_the_same_with_and_without_a_drafter(kind, budget):
 @pytest.mark.parametrize("kind", gpu(("chain",), ("tree",)))
 def test_large_products_give_the_same_answers(kind, monkeypatch):
     """The path of large models, in float32 on a small one."""
-    from trapline.gold.tree_decoding import compact_pass
+    from trapline.gold.tree_decoding import generate_pass
 
     target, model = models(torch.float32)
     prompts = prompts_for(3)
     wanted = plain(target, prompts, max_new_tokens=30, batch=3)
-    monkeypatch.setattr(compact_pass, "LARGE", 1)
+    monkeypatch.setattr(generate_pass, "LARGE", 1)
     rounds = compact(kind, target, model, 3, 7 if kind == "chain" else 12)
     assert rounds.rounds.verifier.wide
     assert rounds.generate(prompts, max_new_tokens=30).tokens == wanted

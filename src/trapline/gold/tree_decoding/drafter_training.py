@@ -103,7 +103,7 @@ def regenerate_in_rounds(
 
     Prompts that do not fill a batch are left out.
     """
-    from trapline.gold.tree_decoding.compact_generate import CompactGenerator
+    from trapline.gold.tree_decoding.generate_compact import CompactGenerator
     from trapline.gold.tree_decoding.generate_static import StaticConfig
 
     rows = min(batch, len(prompts) // len(temperatures))

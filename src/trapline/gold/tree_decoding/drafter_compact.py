@@ -10,9 +10,9 @@ from trapline.gold import checks
 from trapline.gold.decoder.model import Decoder
 from trapline.gold.kernels_device import may_start_early
 from trapline.gold.softmax_topk.api import softmax_topk
-from trapline.gold.tree_decoding.compact_pass import Body, TreePass, Trees, layer_weights
 from trapline.gold.tree_decoding.drafter import DFlash
 from trapline.gold.tree_decoding.drafter_static import Store
+from trapline.gold.tree_decoding.generate_pass import Body, TreePass, Trees, layer_weights
 from trapline.gold.tree_decoding.kernels import best_first
 from trapline.gold.tree_decoding.kernels_round import chain_kernel, lookup_kernel
 

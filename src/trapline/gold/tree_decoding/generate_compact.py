@@ -7,9 +7,9 @@ import torch
 from trapline.gold.decoder.capture import captured
 from trapline.gold.decoder.model import Decoder
 from trapline.gold.errors import RangeError
-from trapline.gold.tree_decoding.compact_drafter import LOG, CompactDrafter
-from trapline.gold.tree_decoding.compact_round import CompactRounds
+from trapline.gold.tree_decoding.drafter_compact import LOG, CompactDrafter
 from trapline.gold.tree_decoding.generate import Output
+from trapline.gold.tree_decoding.generate_rounds import CompactRounds
 from trapline.gold.tree_decoding.generate_static import StaticConfig
 from trapline.gold.tree_decoding.generate_statistics import Statistics
 

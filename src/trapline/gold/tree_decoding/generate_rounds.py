@@ -14,9 +14,9 @@ from torch import Tensor
 from trapline.gold.decoder.model import Decoder
 from trapline.gold.decoder.rope import angles
 from trapline.gold.errors import UnsupportedError
-from trapline.gold.tree_decoding.compact_drafter import LOG, CompactDrafter, Proposal, State
-from trapline.gold.tree_decoding.compact_pass import Body, TreePass, Trees, layer_weights
+from trapline.gold.tree_decoding.drafter_compact import LOG, CompactDrafter, Proposal, State
 from trapline.gold.tree_decoding.drafter_static import Store
+from trapline.gold.tree_decoding.generate_pass import Body, TreePass, Trees, layer_weights
 from trapline.gold.tree_decoding.generate_static import PrefillRow, StaticConfig, check_shape
 from trapline.gold.tree_decoding.kernels_round import (
     choose_kernel,
