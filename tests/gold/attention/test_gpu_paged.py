@@ -8,6 +8,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from trapline.gold import paged_append, paged_attention  # noqa: E402
+from trapline.gold.attention import kernels_paged_hopper  # noqa: E402
 
 pytestmark = [
     pytest.mark.needs_gpu,
@@ -18,6 +19,12 @@ KINDS = ("plain", *CODES)
 #: Relative to float64 on the stored values, in the 2-norm: what rounding weights and answer costs.
 LIMITS = {torch.bfloat16: 8e-3, torch.float16: 1.2e-3, torch.float32: 3e-6}
 LENGTHS = [1000, 0, 77, 640, 1, 2500]
+
+
+@pytest.fixture(autouse=True)
+def _few_rows_too(monkeypatch):
+    """Hopper's decoding leaves few rows to the other kernel; here it takes all that it can."""
+    monkeypatch.setattr(kernels_paged_hopper, "MOST_PARTS", 1000)
 
 
 def cache(kind, dtype, G, D, P, lengths, seed=0, tight=False):
@@ -89,6 +96,15 @@ def test_decoding(kind, D, P, dtype):
     stored = cache(kind, dtype, 2, D, P, LENGTHS, tight=P == 16)
     got = close(queries(len(LENGTHS), 8, D, dtype), stored)
     assert not got[1].any()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_few_rows_are_left_to_the_other_kernel(kind, monkeypatch):
+    monkeypatch.undo()
+    stored = cache(kind, torch.bfloat16, 2, 128, 16, LENGTHS)
+    asked = queries(6, 8, 128, torch.bfloat16), *stored[0], stored[1], KINDS.index(kind)
+    assert not kernels_paged_hopper.takes(*asked)
+    close(asked[0], stored)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -187,6 +187,8 @@ PLANS = {
 }
 #: For 16 bits and more than four heads a group: the larger parts are, the fewer are merged.
 TALL = Plan(32, 6, 2, early=True)
+#: The most parts of a row: one warp merges them, and more would take it longer than they save.
+MOST_PARTS = 16
 #: The most sequences whose lengths one warp adds up.
 MOST_ROWS = 1024
 #: Up to how many bytes of 16-bit pages this kernel is the faster one: it starts and ends sooner,
@@ -216,7 +218,11 @@ def takes(q: Tensor, k_pages: Tensor, v_pages: Tensor, block_table: Tensor, kind
     # Lengths are known on the device only: the table says how long they may be.
     if kind == 0 and (k_pages.dtype != q.dtype or 4 * B * G * width * P * D > SMALL):
         return False
-    return B <= MOST_ROWS and P % 16 == 0 and fits(k_pages) and fits(v_pages)
+    # Two programs a multiprocessor at least: fewer would not keep the memory busy.
+    most = MOST_PARTS * B * G
+    if B > MOST_ROWS or most < 2 * processors(q):
+        return False
+    return P % 16 == 0 and fits(k_pages) and fits(v_pages)
 
 
 def fits(pages: Tensor) -> bool:
@@ -279,7 +285,7 @@ def decode(
     (B, H, D), (_, G, P, _) = q.shape, k_pages.shape
     plan = plan_for(kind, D, H // G)
     assert plan is not None
-    most = processors(q) * plan.programs
+    most = min(processors(q) * plan.programs, MOST_PARTS * B * G)
     units = B * G * (triton.cdiv(block_table.shape[1] * P, plan.positions) + 1)
     parts = q.new_empty((2 * most, rows_for(kind), D), dtype=torch.float32)
     stats = q.new_empty((2 * most, rows_for(kind), 2), dtype=torch.float32)
