@@ -20,7 +20,7 @@ class CapturedGradients:
     ) -> None:
         self._windows = windows.clone()
         parameters = list(parameters)
-        side = torch.cuda.Stream()
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             for _ in range(_WARM_UP):
