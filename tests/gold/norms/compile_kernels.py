@@ -11,7 +11,9 @@ from pathlib import Path
 import triton
 
 from trapline.gold.kernels_device import compile_for_hopper
-from trapline.gold.norms import backward, forward, kernels, kernels_rows, kernels_team, kernels_wide
+from trapline.gold.norms import kernels, kernels_rows, kernels_team, kernels_wide
+from trapline.gold.norms import kernels_backward as backward
+from trapline.gold.norms import kernels_forward as forward
 
 FLOAT32 = {"mean", "rstd", "sums", "dw_parts", "db_parts"}
 SIZES = {"bf16": 2, "fp32": 4}

@@ -7,7 +7,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from trapline.gold.norms import backward, forward, kernels
+from trapline.gold.norms import kernels
+from trapline.gold.norms import kernels_backward as backward
+from trapline.gold.norms import kernels_forward as forward
 
 # The interpreter runs programs one after the other: few, with large pieces. Rows count as wide
 # from 1024 elements on, and as too wide to be held from 2048 on.

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from trapline.gold.kernels_device import processors
 from trapline.gold.norms.kernels_rows import add_parts_kernel, backward_kernel
+from trapline.gold.norms.kernels_shapes import cut_for
 from trapline.gold.norms.kernels_wide import columns_kernel, row_sums_kernel, statistics_kernel
-from trapline.gold.norms.rows import cut_for
 
 KINDS = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
 

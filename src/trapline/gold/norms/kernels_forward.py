@@ -7,8 +7,8 @@ from torch import Tensor
 
 from trapline.gold.kernels_device import may_start_early
 from trapline.gold.norms.kernels_rows import forward_kernel
+from trapline.gold.norms.kernels_shapes import cut_for, dense, rows_of
 from trapline.gold.norms.kernels_wide import held_forward_kernel, wide_forward_kernel
-from trapline.gold.norms.rows import cut_for, dense, rows_of
 
 
 class Tile(NamedTuple):
