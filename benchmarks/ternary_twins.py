@@ -287,6 +287,8 @@ class Study:
         (self.given.out / "twins.json").write_text(json.dumps(left) + "\n")
         print(_table(results))
         shown = {k: [Row(*row) for row in r["runs"][0]["rows"]] for k, r in results.items()}
+        if not shown:
+            return
         try:
             curves.plot(shown, self.given.out / "twins.png")
         except ImportError:

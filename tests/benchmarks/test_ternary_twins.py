@@ -1,0 +1,66 @@
+"""The twins study at toy size: every kind once, the file of each run, and no run twice."""
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+WORDS = ("river", "stone", "light", "market", "window", "garden", "winter", "letter")
+SIZE = ("--dim", "256", "--layers", "1", "--heads", "4", "--vocab", "270", "--context", "8")
+TIME = ("--steps", "4", "--sweep-steps", "2", "--batch", "4", "--evaluate-every", "2")
+
+
+@pytest.fixture
+def study(tmp_path, monkeypatch, capsys):
+    """The script with arguments, on a small text; what it said and left."""
+    place = ROOT / "benchmarks" / "ternary_twins.py"
+    spec = importlib.util.spec_from_file_location("ternary_twins", place)
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "ternary_twins", module)
+    spec.loader.exec_module(module)
+    text = tmp_path / "text.txt"
+    text.write_text(
+        "\n\n".join(f"the {WORDS[n % 8]} saw {n} letters in {n * n}" for n in range(90))
+    )
+    out = tmp_path / "out"
+
+    def run(*args):
+        given = ["twins", str(text), "--out", str(out), "--device", "cpu", "--threads", "1"]
+        monkeypatch.setattr(sys, "argv", [*given, *SIZE, *TIME, "--held-out", "0.2", *args])
+        module.main()
+        return capsys.readouterr().out, json.loads((out / "twins.json").read_text())
+
+    return run
+
+
+def test_a_run_is_not_run_again(study):
+    options = ("--only", "ternary", "--rates", "0.06", "0.12", "--seeds", "0")
+    said, left = study(*options)
+    assert said.count(" s {") == 3
+    (run,) = left["kinds"]["ternary"]["runs"]
+    assert run["gap of the exported file"] == 0.0
+    again, same = study(*options)
+    assert " s {" not in again
+    assert same == left
+
+
+@pytest.mark.full
+def test_every_kind_is_run_once(study):
+    options = ("--rates", "0.06", "0.12", "--softs", "0.5", "--seeds", "0")
+    said, left = study(*options)
+    assert set(left["kinds"]) == {"dense", "ternary", "equal bytes", "distilled", "collapse"}
+    assert all(run["kind"] for run in left["sweep"])
+    for kind in ("ternary", "distilled"):
+        (run,) = left["kinds"][kind]["runs"]
+        assert run["gap of the exported file"] == 0.0
+        assert run["steps"] == 4
+    assert said.count(" s {") == len(left["sweep"]) + 5
+
+
+def test_time_that_is_up_leaves_what_there_is(study):
+    said, left = study("--only", "dense", "--rates", "0.1", "--seeds", "0", "1", "--until", "-1")
+    assert "are left" in said
+    assert left["kinds"] == {}
