@@ -295,12 +295,11 @@ def problems(quick: bool) -> Iterator[Problem]:
         for forward in (True, False):
             yield Problem(8192, 4096, torch.bfloat16, "layer norm", forward)
         return
-    for kind, dtype, (rows, width) in product(KINDS, DTYPES, SHAPES):
-        for forward in (False, True):
+    blocks = [(kind, dtype, SHAPES) for kind, dtype in product(KINDS, DTYPES)]
+    blocks.insert(-1, (KINDS[0], DTYPES[0], OTHERS))
+    for kind, dtype, shapes in blocks:
+        for (rows, width), forward in product(shapes, (False, True)):
             yield Problem(rows, width, dtype, kind, forward)
-    for rows, width in OTHERS:
-        for forward in (False, True):
-            yield Problem(rows, width, DTYPES[0], KINDS[0], forward)
 
 
 def measured(problem: Problem, folder: Path | None, rules: Rules) -> dict[str, Any]:
