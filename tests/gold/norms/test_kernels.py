@@ -10,6 +10,7 @@ from trapline.gold.norms import oracle
 
 pytest.importorskip("torch")
 pytest.importorskip("triton")
+from trapline.gold.norms import kernels_backward
 
 HERE = Path(__file__).parent
 #: Widths that are and are not powers of two, one feature, no rows, strided rows (odd widths).
@@ -75,3 +76,11 @@ def test_every_configuration_compiles_for_hopper(tmp_path, run_script, dtype):
     assert all(entry["shared"] <= 232448 for entry in compiled), compiled
     teams = [entry for entry in compiled if entry["kernel"] == "team_backward_kernel"]
     assert all(entry["copies"] > 0 for entry in teams)
+
+
+@pytest.mark.parametrize("words", [4097, 5000, 6144, 8192, 10_000, 32_768, 65_536])
+def test_the_shares_of_a_team_cover_a_row(words):
+    share, members = kernels_backward.share_of(words), kernels_backward.members(words)
+    assert share % 32 == 0
+    assert share <= kernels_backward.TEAM.share
+    assert share * (members - 1) < words <= share * members
