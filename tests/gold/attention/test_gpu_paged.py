@@ -275,17 +275,18 @@ def test_appending_agrees_with_torch(kind, dtype, turned):
     turn = {"cosine": angles.cos(), "sine": angles.sin()} if turned else {}
     columns = D // 2 if kind == "int4" else D
     made = []
-    for impl in ("kernels", "torch"):
-        shape = (5, G, P, columns)
-        pages = [torch.zeros(shape, device="cuda", dtype=torch.uint8).view(CODES[kind])
-                 if kind in CODES else torch.zeros(shape, device="cuda", dtype=dtype)
-                 for _ in range(2)]  # fmt: skip
-        scales = [torch.zeros(5, G, P, device="cuda").half() if kind in CODES else None] * 2
-        scales = [None if x is None else x.clone() for x in scales]
-        paged_append(k, v, *pages, slots, k_scale=scales[0], v_scale=scales[1], **turn, impl=impl)
-        made.append([x for x in (*pages, *scales) if x is not None])
+    # On a CPU torch divides; on a GPU it multiplies by the reciprocal of what is no tensor.
+    for device in ("cuda", "cpu"):
+        raw = torch.zeros((2, 5, G, P, columns), device=device, dtype=torch.uint8)
+        pages = raw.view(CODES[kind]) if kind in CODES else raw.to(dtype)
+        scales = torch.zeros(2, 5, G, P, device=device).half() if kind in CODES else (None, None)
+        there = {name: x.to(device) for name, x in turn.items()}
+        rows = k.to(device), v.to(device), *pages, slots.to(device)
+        paged_append(*rows, k_scale=scales[0], v_scale=scales[1], **there)
+        made.append((pages, scales))
     for ours, theirs in zip(*made, strict=True):
-        assert torch.equal(ours.view(torch.uint8), theirs.view(torch.uint8))
+        if ours[0] is not None:
+            assert torch.equal(ours.cpu().view(torch.uint8), theirs.view(torch.uint8))
 
 
 def test_the_operators_hold_what_they_declare():
