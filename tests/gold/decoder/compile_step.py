@@ -82,7 +82,7 @@ def attention(shape, beams) -> dict[str, object]:
         "q_norm": None,
         "k_norm": None,
     }
-    if beams == 1:
+    if beams == 1 and width <= 64:  # wider heads are cut into parts
         fixed["lse"] = None
     return compiled("attend_kernel", kernels_attend, fixed, warps, 2)
 

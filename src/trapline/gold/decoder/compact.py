@@ -25,9 +25,9 @@ from trapline.gold.decoder.model import Decoder
 from trapline.gold.kernels_device import may_start_early, processors
 
 LOG2_E = 1.4426950408889634
-#: Weights that a product asks for before it may begin, in all its programs: with many more they
-#: push each other, and what is still to be read, out of the cache again.
-AHEAD = 1 << 23
+#: Products with fewer weights ask for all of them before they may begin. More would only push out
+#: of the cache, or delay, what the kernel before is still reading.
+AHEAD = 1 << 22
 
 
 class Cut(NamedTuple):
@@ -210,15 +210,15 @@ class CompactStep:
     def _attend(self, rows: Rows, layer: Weights, number: int) -> None:
         config, count = self._config, len(rows.ids)
         ratio, groups = config.heads // config.kv_heads, count // rows.beams
-        common, splits = self._splits(rows)
+        block_d = triton.next_power_of_2(config.head_dim)
+        tile, warps = attend_cut(block_d, self._norm.element_size(), rows.beams)
+        common, splits = self._splits(rows, tile)
         parts, lse = self._seen, None
         if common + splits > 1:
             shape = (common + splits, count, config.heads)
             parts = self._norm.new_empty((*shape, config.head_dim), dtype=torch.float32)
             lse = self._norm.new_empty(shape, dtype=torch.float32)
         programs = (groups * common + count * splits) * config.kv_heads
-        block_d = triton.next_power_of_2(config.head_dim)
-        tile, warps = attend_cut(block_d, self._norm.element_size(), rows.beams)
         attend_kernel[(programs,)](
             *(self._qkv, self._keys[number], self._values[number], rows.pages, rows.tails),
             *(rows.prefix, rows.positions, rows.active, *self._angles, layer.q_norm, layer.k_norm),
@@ -251,75 +251,79 @@ class CompactStep:
                 **self._launch(),
             )
 
-    def _splits(self, rows: Rows) -> tuple[int, int]:
-        """Of the common beginning and of the tails: what fills the chip, 256 positions at least."""
+    def _splits(self, rows: Rows, tile: int) -> tuple[int, int]:
+        """Of the common beginning and of the tails: what fills the chip, a tile at least."""
         heads, count = self._config.kv_heads, len(rows.ids)
+        each = 256 if self._norm.element_size() == 4 else max(tile, 64)
         common = 0
         if rows.beams > 1:
             positions = rows.pages.shape[1] * rows.page_size
-            common = splits_of(positions, count // rows.beams * heads, self._processors)
+            common = splits_of(positions, count // rows.beams * heads, self._processors, each)
         positions = rows.tails.shape[1] * rows.tail_size
-        return common, splits_of(positions, count * heads, self._processors)
+        return common, splits_of(positions, count * heads, self._processors, each)
 
 
 def attend_cut(block_d: int, size: int, beams: int) -> tuple[int, int]:
     """Positions at a time, and warps: up to 32 KB of keys in registers.
 
-    Less where products are slow, and where beams have short tails.
+    Less where products are slow, where heads are wide, and where beams have short tails.
     """
-    tile = max(16, min(256 if beams == 1 else 64, (16384 if size == 2 else 2048) // block_d))
-    return tile, 8 if tile * block_d > 16384 or (block_d > 64 and tile > 64) else 4
+    most = 64 if beams > 1 or block_d > 64 else 256
+    tile = max(16, min(most, (16384 if size == 2 else 2048) // block_d))
+    return tile, 8 if tile * block_d > 16384 else 4
 
 
-def splits_of(positions: int, programs: int, processors: int) -> int:
-    """As many as give every processor two programs, of 256 positions or more each."""
-    return max(1, min(-(-positions // 256), 2 * processors // max(programs, 1), 64))
+def splits_of(positions: int, programs: int, processors: int, each: int = 256) -> int:
+    """As many as give every processor two programs, of `each` positions or more."""
+    return max(1, min(-(-positions // each), 2 * processors // max(programs, 1), 64))
 
 
 def cut_of(kind: str, rows: int, outputs: int, inputs: int, size: int) -> Cut:
     """Small products are cut fine, so that all processors have a part; docs/components/decoder.md.
 
-    Of larger ones a program takes 64 rows of weights at a time, and 16 where there would not be a
-    program for every processor. With many rows the batch is what a program reads most of: it takes
-    more weights.
+    Of larger ones a program takes 64 rows of weights at a time; where that would leave processors
+    without one, 16. The next kernel's programs must find room beside those that still run, or they
+    crowd on the processors that are free first: few stages where every processor has two programs.
     """
     block_b = min(64, max(8, 1 << (rows - 1).bit_length()))
     if size == 4:
         return Cut(min(block_b, 16), 16, 32, 2, 4, 2)
     if block_b > 16:
-        return _for_many(kind, block_b, outputs)
+        return _for_many(kind, block_b, outputs, inputs)
     lines = outputs * (2 if kind == "gated" else 1)  # rows of weights
-    if inputs * lines < 1 << 23:
-        return Cut(block_b, 8, 64, 2, 2, 6) if kind == "gated" else Cut(block_b, 16, 64, 4, 4, 6)
-    if lines < 64 * 128:
-        return Cut(block_b, 8 if kind == "gated" else 16, 128, 4, 4, 4)
-    return Cut(block_b, 32 if kind == "gated" else 64, 128, 1, 4, 6)
+    weights = inputs * lines
+    if kind == "gated":
+        if weights < 1 << 23:
+            return Cut(block_b, 8, 64, 2, 2, 6)
+        return Cut(block_b, 32, 64, 1, 4, 8) if lines <= 1 << 14 else Cut(block_b, 32, 128, 1, 4, 6)
+    if weights < (1 << 24 if kind == "added" else 1 << 23):
+        return Cut(block_b, 16, 64, 4, 4, 6)
+    return Cut(block_b, 16, 128, 4, 4, 4) if kind == "added" else Cut(block_b, 64, 128, 1, 4, 6)
 
 
-def _for_many(kind: str, block_b: int, outputs: int) -> Cut:
+def _for_many(kind: str, block_b: int, outputs: int, inputs: int) -> Cut:
+    """The batch is what a program reads most of: it takes a part of it, or more weights."""
     if outputs > 20_000:
         return Cut(block_b, 128, 64, 1, 8, 4)
-    if kind == "added":
-        return Cut(32, 32, 128, 1, 4, 4)
     if kind == "gated":
         return Cut(block_b, 32, 64, 1, 4, 6)
-    return Cut(block_b, 32, 128, 1, 4, 4)
+    if kind == "scaled":
+        return Cut(32, 64, 64, 1, 4, 6)
+    return Cut(16, 64, 64, 1, 4, 8) if inputs > 2 * outputs else Cut(32, 32, 128, 1, 4, 4)
 
 
 def fixed_of(
     cut: Cut, kind: str, *, even: bool, outputs: int, inputs: int, precision: str, early: bool
 ) -> dict[str, object]:
     """What all products know at compile time."""
-    each = AHEAD // (outputs * (2 if kind == "gated" else 1))  # of every row of weights
+    weights = inputs * outputs * (2 if kind == "gated" else 1)
     return {
         "BLOCK_B": cut.block_b,
         "BLOCK_N": cut.block_n,
         "BLOCK_K": cut.block_k,
         "SPLIT": cut.split,
         "EVEN": even,
-        "AHEAD": min(
-            triton.next_power_of_2(inputs), max(64, triton.next_power_of_2(each + 1) // 2)
-        ),
+        "AHEAD": triton.next_power_of_2(inputs) if weights < AHEAD else 64,
         "PRECISION": precision,
         "PDL": early,
     }
