@@ -52,8 +52,8 @@ def packed() -> dict[str, np.ndarray]:
     torch.manual_seed(1)
     q, dout = torch.randn(2, 50, 4, 12)
     k, v = torch.randn(2, 60, 2, 24)[..., ::2]
-    cu_q = torch.tensor([0, 10, 10, 50], dtype=torch.int32)
-    cu_k = torch.tensor([0, 5, 20, 60], dtype=torch.int32)
+    table = torch.tensor([[0, 0], [10, 5], [10, 20], [50, 60]], dtype=torch.int32)
+    cu_q, cu_k = table.unbind(1)  # columns: boundaries need not lie side by side either
     packing, rules = (cu_q, cu_k, 40, 40), (True, 0, 0.0, 0.3)
     out, lse = kernels_fwd.varlen_forward(q, k, v, *packing, *rules)
     saved = dout, torch.zeros_like(lse), q, k, v, out, lse

@@ -77,6 +77,8 @@ def test_what_it_refuses_it_names():
         scaled_dot_product_attention(q[:, [0, 1, 1]], k, v, enable_gqa=True)
     with pytest.raises(DTypeError, match="torch tensor, got ndarray"):
         scaled_dot_product_attention(np.zeros((1, 2, 3, 4)), k, v)
+    with pytest.raises(DTypeError, match="key must be a torch tensor, got NoneType"):
+        scaled_dot_product_attention(q, None, v)
 
 
 def test_autocast_casts_as_torch_does():

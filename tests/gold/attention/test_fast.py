@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from trapline.gold.attention import oracle
+from trapline.gold.errors import UnsupportedError
 
 torch = pytest.importorskip("torch")
 from trapline.gold.attention import fast, fast_operators  # noqa: E402 - need torch
@@ -97,6 +98,21 @@ def test_gradient_of_an_expanded_sum():
         np.ones((1, 1, 7, 4)), *(x.detach().numpy() for x in (q, k, v)), causal=True
     )
     np.testing.assert_allclose(q.grad, want[0], atol=1e-13)
+
+
+@pytest.mark.parametrize("kind", ["dense", "packed"])
+def test_gradients_of_gradients_are_refused_and_not_left_out(kind):
+    """Of a sum too: nothing that comes in from above has a gradient of its own there."""
+    inputs, _, ends = packed([5], [5])
+    rules = True, 0, 0.0, 0.5
+    if kind == "packed":
+        out = fast_operators.attention_varlen(*inputs, *ends, 5, 5, *rules, fast.TORCH)
+    else:
+        out, _ = attention(*(x.transpose(0, 1)[None] for x in inputs), *rules)
+    grads = torch.autograd.grad(out.sum(), inputs, create_graph=True)
+    penalty = out.sum() + sum(grad.square().sum() for grad in grads)
+    with pytest.raises(UnsupportedError, match="once"):
+        penalty.backward()
 
 
 def packed(lengths_q, lengths_k, dtype=torch.float64):

@@ -283,6 +283,23 @@ def test_a_window_like_pattern_that_is_none_is_not_taken_for_one():
     assert huggingface.token_mask(**sizes, mask_function=without_a_window, use_vmap=True).ndim == 1
 
 
+def test_a_window_to_both_sides_is_refused_though_the_layer_keep_silent_about_it():
+    from transformers.masking_utils import sliding_window_bidirectional_mask_function as sliding
+
+    sizes = {"batch_size": 1, "q_length": 8, "kv_length": 8, "allow_is_bidirectional_skip": True}
+    made = huggingface.token_mask(**sizes, mask_function=sliding(3), local_size=3)
+    with pytest.raises(UnsupportedError, match="does not take this mask"):
+        huggingface.attention(torch.nn.Module(), *torch.zeros(3, 1, 2, 8, 4), made, is_causal=False)
+
+
+def test_a_mask_of_the_new_tokens_alone_is_refused(llama):
+    """transformers' own would hide everything behind the mask's end: surely not what is meant."""
+    ids = draw(1, 9)
+    past = llama[1](ids[:, :6], use_cache=True).past_key_values
+    with pytest.raises(ShapeError, match="attention_mask is 3 long, the keys are 9"):
+        llama[1](ids[:, 6:], past_key_values=past, attention_mask=torch.ones(1, 3).long())
+
+
 def test_queries_on_the_padded_keys_of_another_sequence():
     torch.manual_seed(2)
     q, k = torch.randn(2, 2, 3, 4), torch.randn(2, 2, 6, 4)

@@ -16,7 +16,8 @@ from trapline.gold.attention.kernels_bwd import parts_of
 
 HERE = Path(__file__).parent
 #: B, H, G, T, S, D; causal, window, softcap; dtype. Uneven tiles, empty rows, odd widths, no keys,
-#: windows narrower and wider than a tile, groups of two and three, rows no descriptor can hold.
+#: windows narrower and wider than a tile, groups of two and three, rows no descriptor can hold, the
+#: widest window there is (added to a position it must not leave 32 bits).
 PROBLEMS = [
     ((1, 1, 1, 60, 90, 40), (True, 0, 0.0), "float32"),
     ((1, 2, 2, 40, 20, 16), (True, 7, 0.0), "float32"),
@@ -27,6 +28,7 @@ PROBLEMS = [
     ((1, 1, 1, 35, 40, 16), (False, 0, 0.0), "float32"),
     ((1, 1, 1, 40, 17, 20), (True, 0, 0.0), "float16"),
     ((1, 1, 1, 20, 70, 160), (True, 64, 3.0), "float16"),
+    ((1, 1, 1, 20, 40, 16), (True, 2**31 - 1, 0.0), "float32"),
 ]
 TOLERANCES = {"float32": (1e-5, 1e-4), "float16": (4e-3, 3e-2)}
 

@@ -23,7 +23,8 @@ def scaled_dot_product_attention(
     up to t, counted from the *first* key, which differs from `flash_attention` when T ≠ S. Masks
     and dropout are refused. Under autocast the operands are cast, as torch does it.
     """
-    _refuse(query, attn_mask, dropout_p)
+    _require_tensors(query=query, key=key, value=value)
+    _refuse(attn_mask, dropout_p)
     query, key, value = autocast(query, key, value)
     _check(query, key, value, enable_gqa)
     q, k, v = (_as_four_axes(x) for x in (query, key, value))
@@ -53,9 +54,13 @@ def _from_the_first(q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> Ten
     return torch.cat([out, flash_attention(q[:, :, S:], k, v, scale=scale)], dim=2)
 
 
-def _refuse(query: Tensor, attn_mask: Tensor | None, dropout_p: float) -> None:
-    if not isinstance(query, Tensor):
-        raise DTypeError(f"query must be a torch tensor, got {type(query).__name__}")
+def _require_tensors(**operands: Tensor) -> None:
+    for name, value in operands.items():
+        if not isinstance(value, Tensor):
+            raise DTypeError(f"{name} must be a torch tensor, got {type(value).__name__}")
+
+
+def _refuse(attn_mask: Tensor | None, dropout_p: float) -> None:
     if attn_mask is not None:
         raise UnsupportedError(
             "attn_mask is not supported: is_causal=True is, flash_attention has windows, and "

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+
+from trapline.gold.fast_once import differentiated_once
 
 _RULES = "bool causal, int window, float softcap, float scale"
 _PACKED = "Tensor cu_q, Tensor cu_k, int max_q, int max_k"
@@ -80,10 +81,10 @@ class _Attention(torch.autograd.Function):
         return out, lse
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, dout: Tensor, dlse: Tensor) -> tuple[Tensor | None, ...]:
         operator = getattr(torch.ops, ctx.operators).backward
-        grads = operator(dout, dlse, *ctx.saved_tensors, *ctx.rules)
+        saved = ctx.saved_tensors
+        grads = differentiated_once("attention", operator, dout, dlse, *saved, *ctx.rules)
         return (None, None, *grads, None, None, None, None)
 
 
@@ -107,12 +108,11 @@ class _Varlen(torch.autograd.Function):
         return out  # type: ignore[no-any-return]
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, out, lse, cu_q, cu_k = ctx.saved_tensors
+        saved = ctx.saved_tensors
         operator = getattr(torch.ops, ctx.operators).varlen_backward
-        dlse = torch.zeros_like(lse)
-        grads = operator(dout, dlse, q, k, v, out, lse, cu_q, cu_k, *ctx.numbers)
+        dlse = torch.zeros_like(saved[4])  # of lse
+        grads = differentiated_once("attention", operator, dout, dlse, *saved, *ctx.numbers)
         return (None, None, *grads, *[None] * 8)
 
 

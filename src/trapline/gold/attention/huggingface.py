@@ -191,7 +191,7 @@ def token_mask(
     bidirectional = allow_is_bidirectional_skip is not None
     filled = kv_length if bidirectional else int(q_offset) + q_length - kv_offset
     other = torch.empty(0, device=device)
-    if use_vmap or filled > kv_length:
+    if use_vmap or filled > kv_length or (bidirectional and local_size is not None):
         return other
     if not bidirectional and mask_function is not causal_mask_function:
         keys = range(kv_offset, kv_offset + filled)
@@ -199,6 +199,9 @@ def token_mask(
         if not _holds(_is_a_band(mask_function, rows, q_length, keys, local_size)):
             return other
     if attention_mask is not None:
+        if attention_mask.shape[1] < kv_offset + filled:
+            told = f"attention_mask is {attention_mask.shape[1]} long"
+            raise ShapeError(f"{told}, the keys are {kv_offset + filled}: it must speak of each")
         tokens = attention_mask[:, kv_offset : kv_offset + filled]
         if not bool(tokens.all()):
             _refuse_holes(tokens, local_size)

@@ -28,6 +28,7 @@ from trapline.gold.attention.kernels_tiles import (
     empty_like,
     has_tail,
     packed,
+    reach,
     require,
     rule_flags,
 )
@@ -185,6 +186,7 @@ def launch(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The pass with tiles and a way to read (tensor descriptors or pointers) of one's choice."""
     require(q)
+    window = reach(layout, window)
     tiles = tiles or tiles_for(q, causal or window > 0)
     if tma is None:
         tma = described(layout, q, k, v)

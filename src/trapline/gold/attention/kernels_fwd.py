@@ -27,6 +27,7 @@ from trapline.gold.attention.kernels_tiles import (
     head_of,
     keys_seen,
     packed,
+    reach,
     require,
     rows_of,
     rule_flags,
@@ -188,6 +189,7 @@ def launch(
 ) -> tuple[Tensor, Tensor]:
     """The pass with a tile and a way to read (tensor descriptors or pointers) of one's choice."""
     require(q)
+    window = reach(layout, window)
     out, lse = empty_like(q), q.new_empty(layout.lse_shape, dtype=torch.float32)
     longest, _, heads, _ = layout.sizes
     tile = tile or tile_for(q, causal or window > 0)

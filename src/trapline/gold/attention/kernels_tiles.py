@@ -273,7 +273,13 @@ def dense(q: Tensor, k: Tensor) -> Layout:
 def packed(q: Tensor, k: Tensor, cu_q: Tensor, cu_k: Tensor, max_q: int, max_k: int) -> Layout:
     """Sequences of any lengths, one after the other."""
     (tokens, H, _), G = q.shape, k.shape[1]
-    return Layout((max_q, max_k, H, H // G), len(cu_q) - 1, cu_q, cu_k, (H, tokens))
+    ends = cu_q.contiguous(), cu_k.contiguous()  # kernels read one after the other
+    return Layout((max_q, max_k, H, H // G), len(cu_q) - 1, *ends, (H, tokens))
+
+
+def reach(layout: Layout, window: int) -> int:
+    """The window, or 0 (none) if nothing lies outside: kernels add it to positions, in 32 bits."""
+    return window if window < max(layout.sizes[:2]) else 0
 
 
 def has_tail(layout: Layout, tile: Tile, causal: bool, window: int) -> bool:
