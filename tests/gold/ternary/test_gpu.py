@@ -77,6 +77,8 @@ PLANS = [
     (8192, 1, kernels.Plan(8, 8, stay=1, stages=2)),
     (8192, 2, kernels.Plan(8, 8, stay=1, stages=3)),
     (16384, 2, kernels.Plan(16, 8, stay=1, stages=3)),
+    (13824, 8, kernels.Plan(4, 9, 3)),
+    (28672, 1, kernels.Plan(8, 7, 4)),
 ]
 
 

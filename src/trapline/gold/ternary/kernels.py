@@ -135,10 +135,12 @@ class Plan(NamedTuple):
     stages: int = 0
 
 
-#: By groups a row and rows of x.
-_RINGS = {
-    (64, 1): Plan(8, 8, stay=2, stages=3),
+#: By groups a row and the rows of x the kernel makes room for: 1, 2, 4 or 8.
+_WIDE = {
+    (64, 1): Plan(8, 8, stay=2, stages=2),
     (64, 2): Plan(8, 8, stay=2, stages=3, registers=128),
+    (64, 4): Plan(8, 8, stay=1),
+    (64, 8): Plan(8, 8, stay=1),
     (128, 1): Plan(16, 8, stay=1, stages=3),
     (128, 2): Plan(16, 8, stay=1, stages=3),
 }
@@ -146,14 +148,16 @@ _RINGS = {
 
 def planned(groups: int, rows: int) -> Plan:
     """What was fastest on an H200 for a row of so many groups and so many rows of x."""
-    if groups in (64, 128) and rows <= 2:
-        return _RINGS[groups, rows]
-    warps = 4 if groups <= 32 else 8
-    passes = triton.cdiv(groups, 8 * warps)
+    room: int = triton.next_power_of_2(rows)
+    if (groups, room) in _WIDE:
+        return _WIDE[groups, room]
+    # Four passes at most where that can be: more are too long a program for the registers.
+    warps = next((one for one in (4, 8) if groups <= 36 * one), 16)
+    passes = 1 if groups <= 8 * warps else triton.cdiv(groups, 9 * warps)
     each = triton.cdiv(groups, warps * passes)
-    if rows == 1 or passes > 1 or each > 5:
+    if room == 1 or passes > 1 or each > 5:
         return Plan(warps, each, passes)
-    return Plan(warps, each, stay=3, registers=168) if rows <= 4 else Plan(warps, each, stay=2)
+    return Plan(warps, each, stay=3, registers=168) if room <= 4 else Plan(warps, each, stay=2)
 
 
 def packed_matmul(
