@@ -135,3 +135,11 @@ def test_a_device_that_is_not_there_is_missing(checkpoint, run, monkeypatch):
     code, _, err = run("1", "--model", folder, "--ids", "--device", "cuda")
     assert code == 3
     assert "no CUDA device" in err
+
+
+def test_without_a_model_the_demo_model_answers(run):
+    code, out, err = run("The kernel", "--max-new-tokens", 4)
+    assert code == 0
+    assert out.strip()
+    assert "4 tokens, " in err
+    assert "a second" in err

@@ -15,7 +15,7 @@ from trapline.gold.errors import UnsupportedError
 
 def register(app: typer.Typer) -> None:
     """Adds the verb."""
-    example = 'trapline generate --model ./checkpoint "Once upon a time" --temperature 0.8'
+    example = 'trapline generate "The kernel" --temperature 0.7 --top-p 0.9'
     app.command(epilog=f"Example: {example}")(generate)
 
 
@@ -39,7 +39,9 @@ class _Task:
 
 def generate(
     prompt: Annotated[str, typer.Argument(help="Text; or token ids with --ids.")],
-    model: Annotated[Path, typer.Option(help="A Hugging Face checkpoint folder.")],
+    model: Annotated[
+        Path | None, typer.Option(help="A checkpoint folder; the demo model if not given.")
+    ] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Stop after so many.")] = 64,
     temperature: Annotated[float, typer.Option(min=0, help="0 is greedy.")] = 0.0,
     top_k: Annotated[int | None, typer.Option(min=1, help="Draw from the k likeliest.")] = None,
@@ -72,9 +74,11 @@ def generate(
     """Continue a prompt and say how fast."""
     try:
         from trapline.gold.decoder.sampling import Sampling
+        from trapline.gold.ternary.demo import demo_model
     except ImportError:
         raise MissingError("generation needs torch: trapline[torch]") from None
     try:
+        model = model or demo_model()
         words: Words = _Ids() if ids else _text(model)
         task = _Task(
             _load(model, device, dtype),

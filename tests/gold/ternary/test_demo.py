@@ -1,0 +1,75 @@
+"""The model that ships: small enough, all ternary, and it has learned its domain."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from trapline.gold.decoder.generate import generate
+from trapline.gold.decoder.model import Decoder
+from trapline.gold.decoder.text import Tokenizer, end_ids
+from trapline.gold.errors import RangeError
+from trapline.gold.ternary import demo
+from trapline.gold.ternary.linear_packed import PackedEmbedding, PackedLinear
+
+HERE = Path(__file__).parent
+#: Written for this test in the manner of the training text: a definition, then documentation.
+UNSEEN = """\
+Lantern, n. [F. lanterne, L. lanterna.]
+   1. A light inclosed in a case of horn, glass, or other transparent material, to protect it
+      from the wind; as, the watchman carried a lantern in his hand.
+
+The driver allocates a buffer for each device and frees it when the last user closes the file. If
+the kernel is configured without this option, the function returns an error and the caller must not
+use the pointer. See the description of the interface for a list of the values that can be set.
+"""
+
+
+@pytest.fixture(scope="module")
+def model() -> tuple[Decoder, Tokenizer]:
+    torch.set_num_threads(1)
+    folder = demo.demo_model()
+    return Decoder.from_pretrained(folder), Tokenizer(folder)
+
+
+def test_it_is_packed_and_small(model):
+    decoder, _ = model
+    files = list(demo.FOLDER.iterdir())
+    assert sum(file.stat().st_size for file in files) <= 8_000_000
+    said = json.loads((demo.FOLDER / "config.json").read_text())
+    assert said["quantization_config"]["bits"] == 2
+    assert isinstance(decoder.embedding, PackedEmbedding)
+    assert isinstance(decoder.head, PackedLinear)
+    # Norms are all that is dense.
+    assert all(parameter.ndim == 1 for parameter in decoder.parameters())
+    assert end_ids(demo.FOLDER) == [0]
+
+
+def test_it_expects_text_of_its_domain(model):
+    decoder, words = model
+    ids = torch.tensor([words.encode(UNSEEN)])
+    with torch.no_grad():
+        logits = decoder(ids)[0, :-1]
+        loss = torch.nn.functional.cross_entropy(logits, ids[0, 1:])
+        shuffled = ids[:, torch.randperm(ids.shape[1], generator=torch.Generator().manual_seed(0))]
+        disordered = torch.nn.functional.cross_entropy(decoder(shuffled)[0, :-1], shuffled[0, 1:])
+    assert float(loss.exp()) < 150
+    assert float(loss) < float(disordered) - 2.0
+
+
+def test_it_writes_words(model):
+    decoder, words = model
+    known = set((HERE / "demo_words.txt").read_text().split())
+    prompts = [words.encode(text) for text in ("The kernel", "The people of the")]
+    for answer in generate(decoder, prompts, max_new_tokens=40, stop_ids=[0]):
+        found = re.findall(r"[a-z]{2,}", words.decode(answer).lower())
+        assert len(found) >= 10
+        assert sum(word in known for word in found) >= 0.8 * len(found), found
+
+
+def test_an_installation_without_it_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(demo, "FOLDER", tmp_path)
+    with pytest.raises(RangeError, match="without the demo model"):
+        demo.demo_model()
