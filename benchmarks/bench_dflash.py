@@ -52,14 +52,15 @@ def main() -> None:
         facts = options.pair / "pair.json"
         results["pair"] = json.loads(facts.read_text()) if facts.is_file() else {}
         traces = trained_pair(options, results)
+    if options.pair and options.identical:
+        results["identical in float32"] = identical(options)
+        keep(options, results)
     if not options.no_shape:
         name = f"{dflash_shape.shape_name(options)}, random weights, replayed acceptance"
         results[name] = []
         for table in dflash_shape.big_shape(options, traces):
             results[name].append(table)
             keep(options, results)
-    if options.pair and options.identical:
-        results["identical in float32"] = identical(options)
     print(keep(options, results))
 
 
@@ -100,7 +101,7 @@ def all_prompts(options, mask_id) -> list[list[int]]:
     tokenizer = Tokenizer.from_file(str(options.pair / "tokenizer.json"))
     text = (options.pair / "held_out.txt").read_text(encoding="utf-8")
     width, luck, pieces = options.prompt, random.Random(0), []
-    wanted = max(8 * options.prompts, 2 * options.identical)
+    wanted = max(32 * options.prompts, 2 * options.identical)
     for document in text.split("\f"):
         for _ in range(int(2 * wanted * len(document) / len(text) + luck.random())):
             at = luck.randrange(max(1, len(document) - 8 * width))
@@ -156,8 +157,8 @@ def one_setting(target, model, prompts, batch, temperature, options):
     )
     for name, one in figures.items():
         one["speed_up"] = one["tokens_per_s"] / base
-        if name in made and options.device != "cpu":
-            one["microseconds"] = parts(made[name], prompts[:batch])
+        if name in made and options.device != "cpu" and temperature == 0.0:
+            one["microseconds"] = parts(made[name], prompts[:batch], 50)
     best = max(made, key=lambda name: figures[name]["speed_up"] if "tree" in name else 0.0)
     seen = {mode: figures[name]["lengths"] for mode, name in (("chain", "chain"), ("tree", best))}
     for one in figures.values():
@@ -194,13 +195,13 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--pair", type=Path, help="folder of a trained pair")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8])
-    parser.add_argument("--budgets", type=int, nargs="+", default=[16, 32])
+    parser.add_argument("--budgets", type=int, nargs="+", default=[15, 31])
     parser.add_argument("--prompts", type=int, default=64)
     parser.add_argument("--prompt", type=int, default=64, help="tokens of a prompt")
     parser.add_argument("--identical", type=int, default=0, help="prompts to compare in float32")
-    parser.add_argument("--tokens", type=int, default=256, help="of an answer")
+    parser.add_argument("--tokens", type=int, default=128, help="of an answer")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--shape-budgets", type=int, nargs="+", default=[8, 16, 32])
+    parser.add_argument("--shape-budgets", type=int, nargs="+", default=[8, 15])
     parser.add_argument("--shape-tokens", type=int, default=96, help="of an answer of the 8B shape")
     parser.add_argument("--shape-rounds", type=int, default=3)
     parser.add_argument("--out", type=Path, default=harness.RESULTS, help="folder of results")

@@ -43,7 +43,7 @@ def generator(target, model, kind, rows, temperature, options, budget=0) -> Any:
     return StaticGenerator(target, drafter, config)
 
 
-def parts(one, prompts, times=200) -> dict[str, float]:
+def parts(one, prompts, times) -> dict[str, float]:
     """Microseconds of a round's parts and of all of it, each as a graph; rows rest meanwhile."""
     rounds = one.rounds
     rounds.open([list(prompt) for prompt in prompts], 0)

@@ -190,7 +190,7 @@ def replayed_run(target, model, kind, budget, batch, trace, options) -> dict:
     rates = [one["tokens_per_s"] for one in ones]
     found = {"tokens_per_s": median(rates), "tau": ones[-1]["tau"], "raw": rates}
     if device.type != "cpu":
-        found["microseconds"] = parts(one, prompts, 20)
+        found["microseconds"] = parts(one, prompts, 5)
     return found
 
 

@@ -45,10 +45,10 @@ from trapline.gold.tree_decoding.drafter import DFlashDrafter, drafter_config
 from trapline.gold.tree_decoding.drafter_lookup import PromptLookup
 from trapline.gold.tree_decoding.drafter_training import (
     TrainingConfig,
+    before_loops,
     fresh,
     regenerate,
     regenerate_in_rounds,
-    repeats,
     train,
 )
 from trapline.gold.tree_decoding.generate import generate
@@ -392,14 +392,15 @@ def make_drafter(target, size, prompts, options):
         target,
         prompts[: size.prompts],
         max_new_tokens=size.answer,
-        temperatures=(0.0, 1.0),
+        temperatures=options.temperatures,
         seed=options.seed,
         batch=512 if on_gpu else 64,
     )
     answered = time.perf_counter() - started
     said = sum(len(text.tokens) - text.start for text in texts)
-    kept = [text for text in texts if not repeats(text.tokens[text.start :])]
-    say(f"drafter: {len(texts)} answers, {said} tokens in {answered:.0f} s; {len(kept)} repeat not")
+    kept = [before_loops(text) for text in texts]
+    learned = sum(len(text.tokens) - text.start for text in kept)
+    say(f"drafter: {said} tokens in {answered:.0f} s, {learned} of them before a loop")
     shape = drafter_config(
         target.config,
         layers=size.drafter_layers,
@@ -424,12 +425,12 @@ def make_drafter(target, size, prompts, options):
             gone = time.perf_counter() - started
             say(f"drafter: step {step + 1} of {how.steps}, {gone:.0f} s, loss {loss:.3f}")
 
-    losses = train(model, target, kept or texts, how, report)
+    losses = train(model, target, kept, how, report)
     facts = {
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "answers": len(texts),
         "tokens": said,
-        "repeat_themselves": len(texts) - len(kept),
+        "tokens_before_loops": learned,
         "seconds_answering": answered,
         "seconds": time.perf_counter() - started,
         "steps": len(losses),
@@ -482,6 +483,13 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, help="of the target's training, if not the size's")
     parser.add_argument(
         "--seconds", type=float, nargs=2, metavar=("TARGET", "DRAFTER"), help="train by the clock"
+    )
+    parser.add_argument(
+        "--temperatures",
+        type=float,
+        nargs="+",
+        default=[0.0, 0.0, 1.0],
+        help="of the answers that the drafter learns from, equally many of each",
     )
     parser.add_argument(
         "--again",

@@ -22,6 +22,7 @@ from trapline.gold.tree_decoding.drafter_training import (
     Lesson,
     Text,
     TrainingConfig,
+    before_loops,
     fresh,
     regenerate,
     schedule,
@@ -155,6 +156,14 @@ def test_features_are_the_same_whether_they_are_kept_or_not(monkeypatch):
     made = Lesson(texts, random_target(), (0, 2)).features(picked)
     torch.testing.assert_close(kept, made)
     assert kept.shape == (3, 5, 64)
+
+
+def test_what_comes_before_a_loop_is_kept():
+    loop = Text([1, 2, *range(3, 20), *range(3, 20)], 2)
+    assert before_loops(loop) == Text([1, 2, *range(3, 20), *range(3, 10)], 2)
+    straight = Text([1, 1, 1, *range(30)], 1)
+    assert before_loops(straight) == straight
+    assert before_loops(Text([5] * 40, 3)) == Text([5] * 11, 3)
 
 
 def test_the_learning_rate_warms_up_and_falls_to_zero():

@@ -161,7 +161,7 @@ class CompactStep:
         self, x: Tensor, w: Tensor, out: Tensor, rows: int, parts: int, *, best: bool = False
     ) -> int:
         outputs, inputs = w.shape
-        cut = cut_of("scaled", rows, outputs, inputs, w.element_size())
+        cut = self.cut_for("scaled", rows, outputs, inputs)
         tiles = -(-outputs // cut.block_n)
         scaled_kernel[(tiles, triton.cdiv(rows, cut.block_b))](
             *(x, w, self._squares, out),
@@ -175,7 +175,7 @@ class CompactStep:
 
     def _gated(self, w: Tensor, rows: int, parts: int) -> None:
         outputs, inputs = w.shape[0] // 2, w.shape[1]
-        cut = cut_of("gated", rows, outputs, inputs, w.element_size())
+        cut = self.cut_for("gated", rows, outputs, inputs)
         gated_kernel[(triton.cdiv(outputs, cut.block_n), triton.cdiv(rows, cut.block_b))](
             *(self._y, w, self._squares, self._inner, rows, outputs, inputs, parts),
             *(self._y.stride(0), w.stride(0), self._inner.stride(0), self._config.norm_eps),
@@ -185,7 +185,7 @@ class CompactStep:
 
     def _added(self, x: Tensor, w: Tensor, weight: Tensor, rows: int) -> int:
         outputs, inputs = w.shape
-        cut = cut_of("added", rows, outputs, inputs, w.element_size())
+        cut = self.cut_for("added", rows, outputs, inputs)
         tiles = -(-outputs // cut.block_n)
         added_kernel[(tiles, triton.cdiv(rows, cut.block_b))](
             *(x, w, self._x, weight, self._y, self._squares),
@@ -193,6 +193,10 @@ class CompactStep:
             **self._cut(cut, "added", outputs, inputs),
         )
         return tiles
+
+    def cut_for(self, kind: str, rows: int, outputs: int, inputs: int) -> Cut:
+        """How a product of so many rows is cut."""
+        return cut_of(kind, rows, outputs, inputs, self._norm.element_size())
 
     def _cut(self, cut: Cut, kind: str, outputs: int, inputs: int) -> dict[str, object]:
         """All that a product is told besides its arguments."""

@@ -21,7 +21,8 @@ class State:
     """What a round reads and moves on: (R,) tensors, and the text by position (R, room)."""
 
     def __init__(self, rows: int, room: int, seed: int, device: torch.device) -> None:
-        numbers = torch.zeros((7, rows), dtype=torch.int64, device=device)
+        # Each in memory of its own, so that kernels find all of them aligned alike.
+        numbers = [torch.zeros(rows, dtype=torch.int64, device=device) for _ in range(7)]
         self.roots, self.lengths, self.known, self.made = numbers[:4]
         self.limits, self.rounds, self.kept = numbers[4:]
         self.seeds = torch.arange(seed, seed + rows, device=device)

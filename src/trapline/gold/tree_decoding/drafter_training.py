@@ -133,6 +133,20 @@ def repeats(answer: Sequence[int], width: int = 8) -> bool:
     return bool(grams) and len(set(grams)) < 0.7 * len(grams)
 
 
+def before_loops(text: Text, width: int = 8) -> Text:
+    """The text up to where its answer first says eight tokens that it said before.
+
+    Small targets end in loops. A drafter that learns loops learns nothing else.
+    """
+    answer, seen = text.tokens[text.start :], set[tuple[int, ...]]()
+    for at in range(len(answer) - width + 1):
+        gram = tuple(answer[at : at + width])
+        if gram in seen:
+            return Text(text.tokens[: text.start + at + width - 1], text.start)
+        seen.add(gram)
+    return text
+
+
 def train(
     model: DFlash,
     target: Decoder,

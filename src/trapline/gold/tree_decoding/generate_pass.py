@@ -15,7 +15,7 @@ import triton
 from torch import Tensor, nn
 from torch.nn import functional
 
-from trapline.gold.decoder.compact import LOG2_E, CompactStep, Weights, cut_of
+from trapline.gold.decoder.compact import LOG2_E, CompactStep, Cut, Weights
 from trapline.gold.decoder.config import DecoderConfig
 from trapline.gold.decoder.fused import swiglu
 from trapline.gold.decoder.kernels_step import added_kernel, embed_kernel
@@ -25,6 +25,8 @@ from trapline.gold.tree_decoding.kernels_attend import tree_attend_kernel
 
 #: A product of more weights than this, for more than FEW lines, is cuBLAS's.
 LARGE, FEW = 1 << 23, 16
+#: And one of less than this is cut for FEW lines at a time.
+SMALL = 1 << 21
 #: Queries of a program at most.
 QUERIES = 32
 
@@ -126,7 +128,7 @@ class TreePass(CompactStep):
             )
             return functional.linear(normed, rows_of)
         lines, (outputs, inputs) = len(features), weight.shape
-        cut = cut_of("added", lines, outputs, inputs, weight.element_size())
+        cut = self.cut_for("added", lines, outputs, inputs)
         tiles = -(-outputs // cut.block_n)
         added_kernel[(tiles, triton.cdiv(lines, cut.block_b))](
             *(features, weight, context, gain, self._y, self._squares),
@@ -135,6 +137,12 @@ class TreePass(CompactStep):
         )
         self._scaled(self._y, rows_of, out, lines, tiles)
         return out
+
+    def cut_for(self, kind: str, rows: int, outputs: int, inputs: int) -> Cut:
+        """Small products of many lines are cut as those of few: their weights are read again for
+        every 16 lines, which costs nothing, and no program has more than a few steps."""
+        small = outputs * inputs < SMALL
+        return super().cut_for(kind, min(rows, FEW) if small else rows, outputs, inputs)
 
     def winners(self, tiles: int) -> tuple[Tensor, Tensor, int]:
         """The best of every tile and line and their tokens, (tiles, lines), after a `run`."""
