@@ -155,8 +155,10 @@ def planned(groups: int, rows: int) -> Plan:
     warps = next((one for one in (4, 8) if groups <= 36 * one), 16)
     passes = 1 if groups <= 8 * warps else triton.cdiv(groups, 9 * warps)
     each = triton.cdiv(groups, warps * passes)
-    if room == 1 or passes > 1 or each > 5:
+    if passes > 1 or each > 5:
         return Plan(warps, each, passes)
+    if room == 1:
+        return Plan(warps, each, registers=72)  # seven programs a multiprocessor, not six
     return Plan(warps, each, stay=3, registers=168) if room <= 4 else Plan(warps, each, stay=2)
 
 
