@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 
 from trapline.gold import testing
+from trapline.gold.errors import UnsupportedError
 from trapline.gold.norms import oracle
 
 torch = pytest.importorskip("torch")
@@ -148,3 +149,11 @@ def test_one_graph_under_compile():
         torch.autograd.grad(got, leaves, dy), torch.autograd.grad(want, leaves, dy), strict=True
     ):
         assert torch.equal(one, other)
+
+
+def test_second_derivatives_are_refused_not_left_out():
+    x = torch.randn(3, 8, requires_grad=True)
+    y, _ = fast.norm(x, None, None, None, 1e-5, centred=True)
+    (dx,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+    with pytest.raises(UnsupportedError, match="differentiated once"):
+        torch.autograd.grad(dx.square().sum(), x)
