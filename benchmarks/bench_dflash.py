@@ -29,6 +29,7 @@ import torch
 from dflash_rounds import PLAIN, engine_run, generator, measured, parts, show, static_run
 
 from trapline.gold.decoder.model import Decoder
+from trapline.gold.errors import RangeError
 from trapline.gold.tree_decoding import drafter_checkpoint
 from trapline.gold.tree_decoding.drafter_training import repeats
 
@@ -51,7 +52,10 @@ def main() -> None:
     if options.pair:
         facts = options.pair / "pair.json"
         results["pair"] = json.loads(facts.read_text()) if facts.is_file() else {}
-        traces = trained_pair(options, results)
+        try:
+            traces = trained_pair(options, results)
+        except RangeError as error:
+            print(f"the pair is left out: {error}")
     if options.pair and options.identical:
         results["identical in float32"] = identical(options)
         keep(options, results)
@@ -128,7 +132,7 @@ def held_out_prompts(options, target, mask_id, results) -> list[list[int]]:
         if len(kept) >= options.prompts:
             break
     if len(kept) < max(options.batches):
-        raise SystemExit(f"only {len(kept)} of {looked} answers do not repeat themselves")
+        raise RangeError(f"only {len(kept)} of {looked} answers do not repeat themselves")
     results["prompts"] = {"looked_at": looked, "do_not_repeat": len(kept)}
     print(f"{len(kept)} of {looked} prompts have answers that do not repeat themselves")
     return kept[: options.prompts]
