@@ -281,7 +281,8 @@ class Study:
                 figures = [run["perplexity"] for run in best]
                 spread = stdev(figures) if len(figures) > 1 else 0.0
                 results[kind] = {"perplexity": mean(figures), "deviation": spread, "runs": best}
-        sweep = [_without_rows(run) for name, run in runs.items() if name not in whole]
+        judged = [run for found in results.values() for run in found["runs"]]
+        sweep = [_without_rows(run) for run in runs.values() if run not in judged]
         asked = {k: v for k, v in vars(self.given).items() if isinstance(v, int | str | float)}
         left = {"asked": asked | {"until": None}, "kinds": results, "sweep": sweep}
         (self.given.out / "twins.json").write_text(json.dumps(left) + "\n")

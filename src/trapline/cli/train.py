@@ -46,9 +46,11 @@ def train(
     seed: Annotated[int, typer.Option()] = 0,
     precision: Annotated[str, typer.Option(help="fp32 or bf16.")] = "fp32",
     compiled: Annotated[bool, typer.Option("--compile", help="With torch.compile.")] = False,
+    capture: Annotated[bool, typer.Option(help="A step as one CUDA graph, on one GPU.")] = False,
     device: Annotated[str, typer.Option(help="cpu, cuda; the GPU if there is one.")] = "auto",
     group_size: Annotated[int, typer.Option(min=1, help="Weights a scale; TQ2_0: 256.")] = 128,
     method: Annotated[str, typer.Option(help="absmean, threshold or lstsq.")] = "absmean",
+    soft: Annotated[float, typer.Option(help="Weights harden over this share of steps.")] = 0.0,
     dense: Annotated[bool, typer.Option(help="Train the dense twin instead.")] = False,
     start: Annotated[Path | None, typer.Option(help="A dense checkpoint to begin with.")] = None,
     teacher: Annotated[Path | None, typer.Option(help="A dense checkpoint to learn from.")] = None,
@@ -73,6 +75,7 @@ def train(
             final_rate=peak_end, warm_up=warm_up, schedule=schedule, clip=clip,
             weight_decay=weight_decay, evaluate_every=evaluate_every, patience=patience or None,
             seed=seed, precision=precision, compile=compiled, distill=distill if teacher else 0.0,
+            soft=soft, capture=capture,
         )  # fmt: skip
         job = run.Job(
             texts=tuple(texts), out=out, recipe=recipe, kv_heads=kv_heads, hidden=hidden, tied=tied,
