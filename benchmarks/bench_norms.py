@@ -32,8 +32,6 @@ SHAPES = [(16384, 1024), (8192, 4096), (8192, 8192), (4096, 16384), (65536, 768)
 OTHERS = [(1024, 65536), (8192, 12288), (2048, 32768), (16384, 2048)]
 KINDS = ("layer norm", "RMS norm", "RMS norm + residual")
 DTYPES = (torch.bfloat16, torch.float32)
-#: Problems between two writes of the results, each of which asks the driver for clocks and power.
-WRITTEN = 4
 EPS = 1e-5
 #: Float64 elements that exist at the same time.
 AT_ONCE = 1 << 24
@@ -344,11 +342,12 @@ def main() -> None:
         return
     rules = Rules(rounds=3, warm_up=0.1) if given.quick else Rules()
     results: dict[str, Any] = {}
-    for number, problem in enumerate(chosen, 1):
+    for problem in chosen:
         results[problem.name] = measured(problem, given.peers, rules)
-        rules = replace(rules, warm_up=0.1)  # the device is warm after the first
-        if number % WRITTEN == 0 or number == len(chosen):
-            print(write("norms", DEVICE, results))
+        # Written as it goes; the device is warm after the first.
+        path = write("norms", DEVICE, results)
+        rules = replace(rules, warm_up=0.1)
+    print(path)
 
 
 if __name__ == "__main__":
