@@ -64,19 +64,17 @@ from harness import (
 
 from trapline.gold.decoder.model import Decoder
 
-OWN_ROUNDS = 7
+OWN_ROUNDS, PEER_ROUNDS = 15, 3
 ON_A_CPU = ("beams", "greedy", "ids")
 SECTIONS = ("greedy", "beams", "pages", "1.7B", "8B", "long", "ids", "logits", "static")
 
 
-def race(
-    runs: dict[str, Run], job: Job, device: str, *, rounds: int = 1, warm: int = 8
-) -> dict[str, Any]:
+def race(runs: dict[str, Run], job: Job, device: str) -> dict[str, Any]:
     """Whole calls of n and of n/2 tokens; the first runner is the one others are compared with.
 
     On a CPU all take turns. On a GPU our own calls are short, and have rounds of their own, so that
-    their slope is not noise; peers take seconds a call, are warmed up with `warm` tokens and timed
-    `rounds` times.
+    their slope is not noise. Peers take seconds a call: one of full length goes before (a shorter
+    one leaves them with seconds of work for later), and they are timed three times.
     """
     half = job.new // 2
     (first, mine), *peers = runs.items()
@@ -88,9 +86,9 @@ def race(
     else:
         times = compare(own, device, rules, wall=True)
     for name, run in peers:
-        run(warm)
+        run(job.new)
         timers = [(one, WallClock(device).prepare(one, rules)) for one in lengths(name, run, job)]
-        taken = [[timer() for _, timer in timers] for _ in range(rounds)]
+        taken = [[timer() for _, timer in timers] for _ in range(PEER_ROUNDS)]
         columns = zip(*taken, strict=True)
         times += [timing(one, list(row)) for (one, _), row in zip(timers, columns, strict=True)]
     steps = {
@@ -146,8 +144,7 @@ def static_cache(theirs: Any, mine: Decoder, job: Job, device: str) -> dict[str,
         "ours": ours(mine, job),
         "transformers": peer(theirs, job, cache_implementation="static"),
     }
-    found = race(runs, job, device, rounds=5, warm=job.new)
-    return {f"{job.name}, static cache + compile": found}
+    return {f"{job.name}, static cache + compile": race(runs, job, device)}
 
 
 def long_prompt(theirs: Any, mine: Decoder, job: Job, device: str) -> dict[str, Any]:

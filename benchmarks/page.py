@@ -160,28 +160,51 @@ def among(component: Component, results: dict[str, Any]) -> list[str]:
 
 def generation(results: dict[str, Any]) -> list[str]:
     """Whole calls beside transformers', then what was held against something else."""
-    lines = ["| case | step, ms | × transformers | call, ms | × transformers |", "|---" * 5 + "|"]
+    head = ["case", "step, ms (quartiles)", "× transformers", "call, ms", "× transformers"]
+    lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
     said = []
     for case, found in results.items():
-        if "steps" in found:
-            steps = [seconds * 1e3 for seconds in found["steps"].values()]
-            calls = [one["seconds"] * 1e3 for one in found["times"][::2]]
-            cells = [case, f"{steps[0]:.3f}", _times_as_long(steps), f"{calls[0]:.1f}"]
-            lines.append("| " + " | ".join([*cells, _times_as_long(calls)]) + " |")
-        if "ratio" in found:
-            reading = f"the {found['reading_seconds'] * 1e3:.3f} ms to read weights and cache"
-            said.append(f"- {case}: a step takes {found['ratio']:.2f} times {reading}.")
-        if "peak_bytes" in found:
-            mine, theirs = (value / 2**20 for value in found["peak_bytes"].values())
-            said.append(f"- {case}: {mine:.0f} MiB above the weights, transformers {theirs:.0f}.")
-        if "cost" in found:
-            step = found["times"][0]["seconds"] * 1e3
-            said.append(f"- {case}: {step:.3f} ms in order, permuted {found['cost']:+.1%}.")
-        for job, equal in found.get("share of equal tokens", {}).items():
-            said.append(f"- {case}: {equal:.1%} of transformers' tokens ({job}).")
-        for name, error in found.get("errors", {}).items():
-            said.append(f"- {case}: relative error {error['relative']:.4f} ({name}).")
+        if "times" in found and "cost" not in found:
+            steps = [seconds * 1e3 for seconds in found.get("steps", {}).values()]
+            calls = [one["seconds"] * 1e3 for one in found["times"][:: 2 if steps else 1]]
+            step = f"{steps[0]:.3f} ({_spread(found['times'])})" if steps else ""
+            cells = [case, step, _times_as_long(steps), f"{calls[0]:.1f}", _times_as_long(calls)]
+            lines.append("| " + " | ".join(cells) + " |")
+        if "left_out" in found:
+            (one,) = found["left_out"]["times"]
+            said.append(
+                f"- {case}: left out: {one['name']}, {one['seconds']:.2f} s, "
+                f"{found['left_out']['why']}."
+            )
+        if "note" in found:
+            said.append(f"- {case}: {found['note']}.")
+        said += _held(case, found)
     return [*lines, "", *said]
+
+
+def _held(case: str, found: dict[str, Any]) -> Iterator[str]:
+    """What a case says besides its times."""
+    if "ratio" in found:
+        reading = f"the {found['reading_seconds'] * 1e3:.3f} ms to read weights and cache"
+        yield f"- {case}: a step takes {found['ratio']:.3f} times {reading}."
+    if "peak_bytes" in found:
+        mine, theirs = (value / 2**20 for value in found["peak_bytes"].values())
+        yield f"- {case}: {mine:.0f} MiB above the weights, transformers {theirs:.0f}."
+    if "cost" in found:
+        step = found["times"][0]["seconds"] * 1e3
+        yield f"- {case}: {step:.3f} ms in order, permuted {found['cost']:+.1%}."
+    for job, equal in found.get("share of equal tokens", {}).items():
+        yield f"- {case}: {equal:.1%} of transformers' tokens ({job})."
+    for name, error in found.get("errors", {}).items():
+        yield f"- {case}: relative error {error['relative']:.4f} ({name})."
+
+
+def _spread(times: Sequence[dict[str, Any]]) -> str:
+    """Of a slope, when one call is at its low quartile and the other at its high one."""
+    more, less = times[:2]
+    tokens = [int(one["name"].split()[-2]) for one in (more, less)]
+    ends = (more["low"] - less["high"], more["high"] - less["low"])
+    return " – ".join(f"{1e3 * end / (tokens[0] - tokens[1]):.2f}" for end in ends)
 
 
 def _times_as_long(values: Sequence[float]) -> str:
@@ -319,7 +342,8 @@ def page() -> str:
             "## Generation",
             "",
             f"`bench_generate.py`: {', '.join(generated['sections'])}. A step is the slope "
-            "between two lengths of whole calls, the host included. "
+            "between two lengths of whole calls, the host included; how far its quartiles could "
+            "move it stands in brackets. "
             "[How it works](components/decoder.md).",
             "",
             *generation(generated["results"]),

@@ -59,16 +59,21 @@ def test_the_page_is_that_of_the_committed_results(pages):
 
 
 def test_generation_says_steps_calls_and_what_else_was_held(pages):
-    times = [timing(name, s) for name, s in (("a", 0.05), ("b", 0.03), ("c", 1.5), ("d", 0.8))]
+    def call(name, seconds):
+        return {**timing(name, seconds), "low": seconds - 1e-3, "high": seconds + 1e-3}
+
+    ours = [call("ours, 128 new", 0.05), call("ours, 64 new", 0.03)]
+    times = [*ours, call("transformers, 128 new", 1.5), call("transformers, 64 new", 0.8)]
     results = {
         "greedy": {"times": times, "steps": {"ours": 3e-4, "transformers": 0.012}},
-        "8B": {
-            "times": times[:2],
-            "steps": {"ours": 4e-3},
-            "ratio": 1.25,
-            "reading_seconds": 3.5e-3,
+        "alone": {
+            "times": ours,
+            "steps": {"ours": 3e-4},
+            "left_out": {"times": times[2:3], "why": "it rained"},
         },
-        "pages": {"times": times[:2], "cost": 0.004},
+        "calls": {"times": [ours[0], times[2]], "note": "in another run"},
+        "8B": {"times": ours, "steps": {"ours": 4e-3}, "ratio": 1.25, "reading_seconds": 3.5e-3},
+        "pages": {"times": ours, "cost": 0.004},
         "ids": {"share of equal tokens": {"batch 8": 1.0}},
         "logits": {"errors": {"ours": {"relative": 0.012}}},
         "long": {
@@ -78,11 +83,13 @@ def test_generation_says_steps_calls_and_what_else_was_held(pages):
         },
     }
     lines = pages.generation(results)
-    assert "| greedy | 0.300 | 40.0 | 50.0 | 30.0 |" in lines
-    assert "| 8B | 4.000 |  | 50.0 |  |" in lines
-    said = [line for line in lines if line.startswith("- ")]
-    assert said == [
-        "- 8B: a step takes 1.25 times the 3.500 ms to read weights and cache.",
+    assert "| greedy | 0.300 (0.28 – 0.34) | 40.0 | 50.0 | 30.0 |" in lines
+    assert "| alone | 0.300 (0.28 – 0.34) |  | 50.0 |  |" in lines
+    assert "| calls |  |  | 50.0 | 30.0 |" in lines
+    assert [line for line in lines if line.startswith("- ")] == [
+        "- alone: left out: transformers, 128 new, 1.50 s, it rained.",
+        "- calls: in another run.",
+        "- 8B: a step takes 1.250 times the 3.500 ms to read weights and cache.",
         "- pages: 50.000 ms in order, permuted +0.4%.",
         "- ids: 100.0% of transformers' tokens (batch 8).",
         "- logits: relative error 0.0120 (ours).",
