@@ -36,7 +36,7 @@ def test_a_pair_is_made_and_measured(tmp_path):
     results = json.loads(written.read_text())["results"]
     (shape,) = (tables for name, tables in results.items() if "replayed" in name)
     contenders = shape[0]["contenders"]
-    assert contenders["static round, no drafter"]["tau"] == 1.0
+    assert contenders["round without a drafter"]["tau"] == 1.0
     assert contenders["chain"]["tau"] > 1.0
     assert "speed_up_over_tau" in contenders["tree of 16"]
     assert "τ" in said
