@@ -358,7 +358,8 @@ def page() -> str:
             "",
             "What Triton compiled for the main shapes (`python benchmarks/occupancy.py`): blocks "
             "that fit on a multiprocessor, which resource ends first, and the share of its threads "
-            "they fill. Few threads are no fault where a block keeps the memory busy by itself.",
+            "they fill. Few threads are no fault where a block keeps the memory busy by itself. "
+            + resident.get("note", ""),
             "",
             *occupancy_table(resident["results"]),
             "",
