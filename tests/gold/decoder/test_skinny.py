@@ -6,6 +6,8 @@ from torch.nn import functional
 
 from trapline.gold.decoder import skinny
 
+needs_compiler = pytest.mark.skipif(skinny.unavailable() is not None, reason="no C compiler")
+
 
 def both(rows, outputs, inputs, seed=0):
     torch.manual_seed(seed)
@@ -22,6 +24,7 @@ def test_every_count_of_rows_outputs_and_inputs(rows, outputs, inputs):
     assert (found - exact).norm() <= 1e-6 * exact.norm()
 
 
+@needs_compiler
 def test_threads_share_the_outputs():
     x, weight = both(8, 1500, 384)
     before = torch.get_num_threads()
@@ -35,6 +38,7 @@ def test_threads_share_the_outputs():
     assert torch.equal(alone, shared)
 
 
+@needs_compiler
 def test_rows_do_not_depend_on_their_neighbours():
     """An answer is the same in every batch that has the compiled product."""
     x, weight = both(8, 40, 70)

@@ -292,12 +292,14 @@ def test_a_full_disk_leaves_the_last_good_model(job, monkeypatch):
     assert not list(job.out.glob("*.partial"))
 
 
-def test_a_write_that_the_system_refuses_is_a_clear_error(job):
+def test_a_write_that_the_system_refuses_is_a_clear_error(job, monkeypatch):
     """No file may grow beyond some bytes: neither the state nor the model can be saved."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     trainer = train_run.make_trainer(job, train_run.prepare(job))
     job.out.mkdir()
     decoder = trainer.model.decoder
+    # What is imported meanwhile must not be cached: its file would be cut as well.
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2_000, hard))
     try:
         with pytest.raises(OSError, match="could not be written whole"):

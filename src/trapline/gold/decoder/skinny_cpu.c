@@ -18,9 +18,10 @@ enum { WIDEST = 8 };
 
 typedef float lanes __attribute__((vector_size(4 * LANES)));
 
-static inline lanes loaded(const float *from) {
-    lanes value;
-    memcpy(&value, from, sizeof value);
+/* `count` floats, zeros behind them. */
+static inline __attribute__((always_inline)) lanes loaded(const float *from, long count) {
+    lanes value = {0};
+    memcpy(&value, from, count * sizeof *from);
     return value;
 }
 
@@ -32,31 +33,32 @@ static inline float sum_of(lanes value) {
     return total + parts[0];
 }
 
+/* Adds what `count` numbers from k on give to each sum. The last few go the way of all others, so
+ * that a product is rounded alike in every tile. */
+static inline __attribute__((always_inline)) void add(
+    lanes *sums, const float *x, const float *w, long inputs, long k, long count, int tall, int wide) {
+    lanes given[WIDEST];
+#pragma GCC unroll 8
+    for (int r = 0; r < wide; r++) given[r] = loaded(x + r * inputs + k, count);
+#pragma GCC unroll 16
+    for (int t = 0; t < tall; t++) {
+        lanes weight = loaded(w + t * inputs + k, count);
+        __builtin_prefetch(w + (tall + t) * inputs + k);
+#pragma GCC unroll 8
+        for (int r = 0; r < wide; r++) sums[t * wide + r] += weight * given[r];
+    }
+}
+
 /* y[r][t] = x[r] . w[t] for `wide` rows of x and `tall` rows of weights, both known when compiled. */
 static inline __attribute__((always_inline)) void tile(
     const float *x, const float *w, float *y, long inputs, long outputs, int tall, int wide) {
     lanes sums[SUMS];
     for (int i = 0; i < tall * wide; i++) sums[i] = (lanes){0};
     long k = 0;
-    for (; k + LANES <= inputs; k += LANES) {
-        lanes given[WIDEST];
-#pragma GCC unroll 8
-        for (int r = 0; r < wide; r++) given[r] = loaded(x + r * inputs + k);
-#pragma GCC unroll 16
-        for (int t = 0; t < tall; t++) {
-            lanes weight = loaded(w + t * inputs + k);
-            __builtin_prefetch(w + (tall + t) * inputs + k);
-#pragma GCC unroll 8
-            for (int r = 0; r < wide; r++) sums[t * wide + r] += weight * given[r];
-        }
-    }
+    for (; k + LANES <= inputs; k += LANES) add(sums, x, w, inputs, k, LANES, tall, wide);
+    if (k < inputs) add(sums, x, w, inputs, k, inputs - k, tall, wide);
     for (int t = 0; t < tall; t++)
-        for (int r = 0; r < wide; r++) {
-            float total = sum_of(sums[t * wide + r]);
-            for (long rest = k; rest < inputs; rest++)
-                total += w[t * inputs + rest] * x[r * inputs + rest];
-            y[r * outputs + t] = total;
-        }
+        for (int r = 0; r < wide; r++) y[r * outputs + t] = sum_of(sums[t * wide + r]);
 }
 
 /* All of `count` rows of weights for `wide` rows of x. */
