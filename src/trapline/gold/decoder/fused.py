@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from trapline.gold.attention.paged import paged_attention
+from trapline.gold.decoder import attend_cpu
 from trapline.gold.decoder.layers import tensor
 from trapline.gold.decoder.pool import Stored
 from trapline.gold.decoder.rope import rotate
@@ -48,6 +49,8 @@ def turn_and_append(
         q = kernels.turn_and_append(qkv, turn, positions, here, k, v)
         stored.put(slots, k, v)
         return q
+    if stored.scales is None and attend_cpu.suits(qkv, *turn[:4], stored.keys, stored.values):
+        return _compiled_turn(qkv, turn, positions, slots, stored)
     heads = qkv.shape[1] // width - 2 * groups
     q, k, v = torch.split(qkv.view(len(qkv), -1, width), [heads, groups, groups], dim=1)
     if turn.q_norm is not None and turn.k_norm is not None:
@@ -60,6 +63,20 @@ def turn_and_append(
         slots, k, v = slots[kept], k[kept], v[kept]
     stored.put(slots, k, v)
     return q
+
+
+def _compiled_turn(
+    qkv: Tensor, turn: Turn, positions: Tensor, slots: Tensor, stored: Stored
+) -> Tensor:
+    cosine, sine, q_norm, k_norm, eps = turn
+    return attend_cpu.turn_and_append(
+        qkv,
+        None if cosine is None or sine is None else (cosine, sine),
+        None if q_norm is None or k_norm is None else (q_norm, k_norm),
+        eps,
+        (positions.long(), slots.long()),
+        (stored.keys, stored.values),
+    )
 
 
 class Shared(NamedTuple):
@@ -116,6 +133,8 @@ def _alone(
     window: int | None,
 ) -> Tensor:
     """All rows at once, each over pages of its own."""
+    if attend_cpu.suits(q, keys, values):
+        return attend_cpu.attend(q, (keys, values), table, lengths, page_size, window)
     k, v = (_gathered(x, table, page_size) for x in (keys, values))
     seen = _seen(lengths, k.shape[2], window)
     grouped = q.reshape(len(k), k.shape[1], -1, q.shape[-1])

@@ -22,7 +22,7 @@ from trapline.gold.decoder.sampling import NO_TOKEN, Chooser, greedy
 from trapline.gold.errors import RangeError
 
 #: Pages; a shorter prefix is cheaper to read with the rest.
-WORTH_SHARING = 16
+WORTH_SHARING = 32
 #: Tokens of a row that may wait on the device until somebody reads them.
 ROOM = 16
 

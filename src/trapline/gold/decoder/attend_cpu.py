@@ -1,0 +1,108 @@
+"""A step's small operations on a CPU in float32: `attend_cpu.c`, where there is a compiler."""
+
+import ctypes
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from trapline.gold.native import built, spread
+
+SOURCE = Path(__file__).with_name("attend_cpu.c")
+#: Fewer products than this a thread are done before another thread has started.
+_PRODUCTS_A_THREAD = 1 << 17
+
+
+def suits(*given: Tensor | None) -> bool:
+    """Whether all of these are contiguous float32 on a CPU, nobody wants gradients, and C works."""
+    tensors = [one for one in given if one is not None]
+    return (
+        all(one.dtype == torch.float32 and one.device.type == "cpu" for one in tensors)
+        and all(one.is_contiguous() for one in tensors)
+        and not (torch.is_grad_enabled() and any(one.requires_grad for one in tensors))
+        and unavailable() is None
+    )
+
+
+def unavailable() -> str | None:
+    """Why there is no compiled step here, or None."""
+    loaded = _library()
+    return loaded if isinstance(loaded, str) else None
+
+
+def add_norm(x: Tensor, delta: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """(RMS norm of x + delta, x + delta), for rows (B, C)."""
+    total, y = torch.empty_like(x), torch.empty_like(x)
+    given = (one.data_ptr() for one in (x, delta, weight, total, y))
+    _loaded().add_norm(*given, *x.shape, eps)
+    return y, total
+
+
+def turn_and_append(
+    qkv: Tensor,
+    angles: tuple[Tensor, Tensor] | None,
+    norms: tuple[Tensor, Tensor] | None,
+    eps: float,
+    places: tuple[Tensor, Tensor],
+    stored: tuple[Tensor, Tensor],
+) -> Tensor:
+    """As `fused.turn_and_append`; `places` are positions and slots."""
+    (_, groups, width), rows = stored[0].shape, len(qkv)
+    heads = qkv.shape[1] // width - 2 * groups
+    q = qkv.new_empty((rows, heads, width))
+    cosine, sine = angles or (None, None)
+    q_norm, k_norm = norms or (None, None)
+    given = (qkv, cosine, sine, q_norm, k_norm, *places, q, *stored)
+    _loaded().turn_and_append(
+        *(None if one is None else one.data_ptr() for one in given), rows, heads, groups, width, eps
+    )
+    return q
+
+
+def attend(
+    q: Tensor,
+    stored: tuple[Tensor, Tensor],
+    table: Tensor,
+    lengths: Tensor,
+    page_size: int,
+    window: int | None,
+) -> Tensor:
+    """As `fused.decode_attention`, for rows that share nothing."""
+    library = _loaded()
+    (rows, heads, width), groups = q.shape, stored[0].shape[1]
+    out = torch.empty_like(q)
+    table, lengths = table.contiguous(), lengths.contiguous()
+    fixed = (
+        *(one.data_ptr() for one in (q, *stored, table, lengths, out)),
+        *(table.shape[1], page_size, heads, groups, width, window or 0),
+    )
+    items = rows * groups
+    work = rows * heads * int(lengths.max()) * width // _PRODUCTS_A_THREAD
+    count = max(1, min(torch.get_num_threads(), work, items))
+
+    def part(number: int) -> None:
+        library.attend(*fixed, items * number // count, items * (number + 1) // count)
+
+    spread(part, count)
+    return out
+
+
+def _loaded() -> ctypes.CDLL:
+    library = _library()
+    assert not isinstance(library, str), library
+    return library
+
+
+@cache
+def _library() -> ctypes.CDLL | str:
+    library = built(SOURCE)
+    if isinstance(library, str):
+        return library
+    pointer, number, real = ctypes.c_void_p, ctypes.c_long, ctypes.c_double
+    library.add_norm.argtypes = [pointer] * 5 + [number] * 2 + [real]
+    library.turn_and_append.argtypes = [pointer] * 10 + [number] * 4 + [real]
+    library.attend.argtypes = [pointer] * 6 + [number] * 8
+    for function in (library.add_norm, library.turn_and_append, library.attend):
+        function.restype = None
+    return library

@@ -1,0 +1,144 @@
+"""A step's small operations in C, against float64 and against torch where torch takes over."""
+
+import pytest
+import torch
+
+from trapline.gold.decoder import attend_cpu, fused
+from trapline.gold.decoder.pool import Stored
+
+needs_compiler = pytest.mark.skipif(attend_cpu.unavailable() is not None, reason="no C compiler")
+
+
+def layer(rows, heads, groups, width, page, pages=9, columns=5, seed=0):
+    """Queries, a layer's rows on scattered pages, and lengths from 1 to all there is."""
+    draw = torch.Generator().manual_seed(seed)
+    q = torch.randn(rows, heads, width, generator=draw)
+    keys, values = torch.randn(2, pages * page, groups, width, generator=draw)
+    table = torch.stack([torch.randperm(pages, generator=draw)[:columns] for _ in range(rows)])
+    lengths = torch.randint(1, columns * page + 1, (rows,), generator=draw)
+    lengths[0] = columns * page
+    return q, Stored(keys, values, None, None, width, page), table.int(), lengths.int()
+
+
+def exact(q, stored, table, lengths, window):
+    """Row by row in float64, from the positions themselves."""
+    found = []
+    for query, pages, length in zip(q.double(), table, lengths.tolist(), strict=True):
+        place = torch.arange(length)[-(window or length) :]
+        slots = pages.long()[place // stored.page_size] * stored.page_size
+        slots = slots + place % stored.page_size
+        each = q.shape[1] // stored.keys.shape[1]
+        k, v = (x[slots].double().repeat_interleave(each, 1) for x in (stored.keys, stored.values))
+        weights = torch.softmax(torch.einsum("hd,phd->hp", query, k) * q.shape[2] ** -0.5, dim=1)
+        found.append(torch.einsum("hp,phd->hd", weights, v))
+    return torch.stack(found)
+
+
+@needs_compiler
+@pytest.mark.parametrize("window", [None, 1, 7])
+@pytest.mark.parametrize(
+    ("heads", "groups", "width", "page"),
+    [(1, 1, 1, 1), (6, 3, 64, 16), (4, 4, 17, 4), (22, 2, 40, 32), (5, 1, 131, 3)],
+)
+def test_every_shape_is_attention(heads, groups, width, page, window):
+    given = layer(3, heads, groups, width, page)
+    found = fused.decode_attention(*given, window)
+    torch.testing.assert_close(found.double(), exact(*given, window), rtol=2e-5, atol=2e-6)
+
+
+@needs_compiler
+def test_large_scores_neither_overflow_nor_vanish():
+    q, stored, table, lengths = layer(2, 4, 2, 32, 16)
+    found = fused.decode_attention(q * 200, stored, table, lengths, None)
+    expected = exact(q * 200, stored, table, lengths, None)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-3, atol=1e-4)
+
+
+@needs_compiler
+def test_nothing_past_a_length_is_read():
+    q, stored, table, lengths = layer(1, 4, 2, 32, 4)
+    lengths[0] = 6
+    before = fused.decode_attention(q, stored, table, lengths, None)
+    last = int(table[0, 1])
+    stored.keys[last * 4 + 2 : last * 4 + 4] = torch.nan
+    stored.values[last * 4 + 2 : last * 4 + 4] = torch.nan
+    assert torch.equal(fused.decode_attention(q, stored, table, lengths, None), before)
+
+
+@needs_compiler
+def test_threads_share_the_rows():
+    given = layer(8, 16, 8, 64, 16, columns=9)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        alone = fused.decode_attention(*given, None)
+        torch.set_num_threads(3)
+        shared = fused.decode_attention(*given, None)
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(alone, shared)
+
+
+@needs_compiler
+def test_a_row_does_not_depend_on_the_others():
+    q, stored, table, lengths = layer(5, 6, 3, 48, 8)
+    together = fused.decode_attention(q, stored, table, lengths, None)
+    for row in range(5):
+        part = slice(row, row + 1)
+        alone = fused.decode_attention(q[part], stored, table[part], lengths[part], None)
+        assert torch.equal(alone, together[part])
+
+
+@needs_compiler
+@pytest.mark.parametrize("normed", [True, False])
+@pytest.mark.parametrize("turned", [True, False])
+def test_queries_and_keys_are_torchs(monkeypatch, normed, turned):
+    torch.manual_seed(0)
+    rows, heads, groups, width = 5, 6, 2, 10
+    qkv = torch.randn(rows, (heads + 2 * groups) * width)
+    angles = torch.rand(30, width // 2)
+    turn = fused.Turn(
+        *((angles.cos(), angles.sin()) if turned else (None, None)),
+        *(torch.rand(2, width) if normed else (None, None)),
+        1e-5,
+    )
+    positions, slots = torch.tensor([3, 29, 0, 7, 7]), torch.tensor([4, -1, 11, 0, 2])
+    given, answers = qkv.clone(), []
+    for compiled in (True, False):
+        if not compiled:
+            monkeypatch.setattr(attend_cpu, "suits", lambda *_: False)
+        keys, values = torch.zeros(2, 12, groups, width)
+        stored = Stored(keys, values, None, None, width, page_size=4)
+        answers.append((fused.turn_and_append(qkv, turn, positions, slots, stored), keys, values))
+    assert torch.equal(qkv, given)
+    for ours, torchs in zip(*answers, strict=True):
+        torch.testing.assert_close(ours, torchs, rtol=1e-6, atol=1e-6)
+
+
+@needs_compiler
+def test_a_sum_and_its_norm():
+    torch.manual_seed(0)
+    x, delta, weight = torch.randn(7, 33), torch.randn(7, 33), torch.rand(33)
+    y, total = attend_cpu.add_norm(x, delta, weight, 1e-5)
+    assert torch.equal(total, x + delta)
+    exactly = total.double() * weight / (total.double().square().mean(1, True) + 1e-5).sqrt()
+    torch.testing.assert_close(y.double(), exactly, rtol=1e-6, atol=1e-7)
+
+
+def test_without_a_compiler_torch_does_it(monkeypatch):
+    given = layer(3, 6, 3, 16, 4)
+    monkeypatch.setenv("PATH", "")
+    attend_cpu._library.cache_clear()
+    try:
+        assert "no C compiler" in attend_cpu.unavailable()
+        found = fused.decode_attention(*given, 5)
+        torch.testing.assert_close(found.double(), exact(*given, 5), rtol=2e-5, atol=2e-6)
+    finally:
+        attend_cpu._library.cache_clear()
+
+
+def test_others_stay_with_torch():
+    q, stored, *_ = layer(2, 4, 2, 8, 4)
+    assert not attend_cpu.suits(q.half(), stored.keys)
+    assert not attend_cpu.suits(q.transpose(0, 1), stored.keys)
+    assert not attend_cpu.suits(q.clone().requires_grad_(), stored.keys)
