@@ -15,11 +15,14 @@ TILE = Tile(queries=16, keys=32, warps=4, stages=1)
 
 
 def main(folder: Path) -> None:
+    torch.use_deterministic_algorithms(True)  # memory nobody has written to is full of NaN
     for number, (shape, rules, dtype) in enumerate(
         json.loads((folder / "problems.json").read_text())
     ):
         np.savez(folder / f"{number}.npz", **solved(shape, rules, getattr(torch, dtype)))
     np.savez(folder / "packed.npz", **packed())
+    for number, packing in enumerate(json.loads((folder / "packings.json").read_text())):
+        np.savez(folder / f"outside {number}.npz", **with_tokens_outside(*packing))
     registered()
 
 
@@ -30,7 +33,7 @@ def solved(shape: list[int], rules: list[float], dtype: torch.dtype) -> dict[str
     # (B,T,H,D) viewed as (B,H,T,D): strides as projections give them.
     q, dout = torch.randn(2, B, T, H, D).to(dtype).transpose(2, 3)
     k, v = torch.randn(2, B, S, G, D).to(dtype).transpose(2, 3)
-    arguments = (dense(q, k), *rules, D**-0.5)
+    arguments = (dense(q, k), *rules, max(D, 1) ** -0.5)
     named = {"q": q, "k": k, "v": v, "dout": dout}
     for way in ["tma"] * described(q, k, v, dout) + ["pointers"]:
         out, lse = kernels_fwd.launch(q, k, v, *arguments, tile=TILE, tma=way == "tma")
@@ -60,6 +63,22 @@ def packed() -> dict[str, np.ndarray]:
     dq, dk, dv = kernels_bwd.varlen_backward(*saved, *packing, *rules)
     named = {"q": q, "k": k, "v": v, "dout": dout, "out": out, "lse": lse}
     named |= {"dq": dq, "dk": dk, "dv": dv, "cu_q": cu_q, "cu_k": cu_k}
+    return {name: value.numpy() for name, value in named.items()}
+
+
+def with_tokens_outside(cu_q: list[int], cu_k: list[int]) -> dict[str, np.ndarray]:
+    """More tokens than the sequences have, by whole tiles: no two heads of them alike."""
+    torch.manual_seed(2)
+    q, dout = torch.randn(2, 90, 2, 12)
+    k, v = torch.randn(2, 100, 1, 12)
+    longest = [max(np.diff(cu).tolist(), default=0) for cu in (cu_q, cu_k)]
+    packing = *(torch.tensor(cu, dtype=torch.int32) for cu in (cu_q, cu_k)), *longest
+    rules = True, 0, 0.0, 0.3
+    out, lse = kernels_fwd.varlen_forward(q, k, v, *packing, *rules)
+    saved = dout, torch.zeros_like(lse), q, k, v, out, lse
+    grads = kernels_bwd.varlen_backward(*saved, *packing, *rules)
+    named = {"q": q, "k": k, "v": v, "dout": dout, "out": out}
+    named |= {f"d{name}": grad for name, grad in zip("qkv", grads, strict=True)}
     return {name: value.numpy() for name, value in named.items()}
 
 

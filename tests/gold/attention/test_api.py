@@ -68,6 +68,44 @@ def test_packed_sequences(kind):
     np.testing.assert_allclose(got, wanted, atol=1e-13)
 
 
+@pytest.mark.parametrize("missing", ["B", "H", "T", "S", "D"])
+def test_nothing_of_a_thing_is_served_alike(missing):
+    """Answers and gradients of the right shapes, zeros where no query meets a key."""
+    torch = pytest.importorskip("torch")
+    B, H, G, T, S, D = ({"B": 2, "H": 4, "G": 2, "T": 3, "S": 5, "D": 4} | {missing: 0}).values()
+    rng = np.random.default_rng(4)
+    q, dout = rng.standard_normal((2, B, H, T, D))
+    k, v = rng.standard_normal((2, B, G, S, D))
+    wanted = flash_attention_lse(q, k, v, causal=True)
+    assert wanted.out.shape == q.shape
+    tensors = [torch.tensor(x, requires_grad=True) for x in (q, k, v)]
+    found = flash_attention_lse(*tensors, causal=True)
+    for got, want in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(got.detach(), want, atol=1e-13)
+    rules = {"causal": True, "scale": 0.5}
+    grads = torch.autograd.grad(found.out, tensors, torch.tensor(dout))
+    for got, want in zip(grads, oracle.attention_backward(dout, q, k, v, **rules), strict=True):
+        np.testing.assert_allclose(got, want, atol=1e-13)
+
+
+@pytest.mark.parametrize("sizes", [(0, 5, 4, 3), (6, 0, 4, 3), (6, 5, 0, 3), (6, 5, 4, 0)])
+@pytest.mark.parametrize("sequences", [0, 1])
+def test_nothing_of_a_thing_is_served_alike_when_packed(sizes, sequences):
+    """No queries, no keys, no query heads, no width; in one sequence, and in none."""
+    torch = pytest.importorskip("torch")
+    tokens, keys, H, D = sizes
+    rng = np.random.default_rng(5)
+    q, k, v = (rng.standard_normal((n, h, D)) for n, h in ((tokens, H), (keys, 2), (keys, 2)))
+    ends = [np.array([0, n][: sequences + 1], np.int32) for n in (tokens, keys)]
+    want = flash_attention_varlen(q, k, v, *ends, tokens, keys, causal=True)
+    tensors = [torch.tensor(x, requires_grad=True) for x in (q, k, v)]
+    cu = [torch.tensor(x) for x in ends]
+    got = flash_attention_varlen(*tensors, *cu, tokens, keys, causal=True)
+    np.testing.assert_allclose(got.detach(), want, atol=1e-13)
+    for x, grad in zip(tensors, torch.autograd.grad(got.sum(), tensors), strict=True):
+        assert grad.shape == x.shape
+
+
 def test_bad_shapes_are_refused():
     q, k, v = draw()
     for arrays in ((q[0], k, v), (q, k[..., :2], v), (q, k, v[:, :, :5]), (q[:, :3], k, v)):
@@ -75,6 +113,8 @@ def test_bad_shapes_are_refused():
             flash_attention(*arrays)
     with pytest.raises(ShapeError, match="no multiple of"):
         flash_attention(q[:, :3], k, v)
+    with pytest.raises(ShapeError, match="at least one key/value head"):
+        flash_attention(q[:, :0], k[:, :0], v[:, :0])
 
 
 def test_bad_dtypes_are_refused():

@@ -9,15 +9,16 @@ import pytest
 
 from trapline.gold.attention import oracle
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from trapline.gold.attention.kernels_bwd import parts_of
+from trapline.gold.attention.api import flash_attention_varlen  # noqa: E402
+from trapline.gold.attention.kernels_bwd import parts_of  # noqa: E402
 
 HERE = Path(__file__).parent
-#: B, H, G, T, S, D; causal, window, softcap; dtype. Uneven tiles, empty rows, odd widths, no keys,
-#: windows narrower and wider than a tile, groups of two and three, rows no descriptor can hold, the
-#: widest window there is (added to a position it must not leave 32 bits).
+#: B, H, G, T, S, D; causal, window, softcap; dtype. Uneven tiles, empty rows, odd widths, windows
+#: narrower and wider than a tile, groups of two and three, rows no descriptor can hold, the widest
+#: window there is (added to a position it must not leave 32 bits); nothing of each thing in turn.
 PROBLEMS = [
     ((1, 1, 1, 60, 90, 40), (True, 0, 0.0), "float32"),
     ((1, 2, 2, 40, 20, 16), (True, 7, 0.0), "float32"),
@@ -29,6 +30,18 @@ PROBLEMS = [
     ((1, 1, 1, 40, 17, 20), (True, 0, 0.0), "float16"),
     ((1, 1, 1, 20, 70, 160), (True, 64, 3.0), "float16"),
     ((1, 1, 1, 20, 40, 16), (True, 2**31 - 1, 0.0), "float32"),
+    ((0, 2, 1, 3, 4, 8), (True, 0, 0.0), "float32"),
+    ((2, 0, 2, 3, 4, 8), (True, 0, 0.0), "float32"),
+    ((1, 2, 1, 0, 4, 8), (True, 0, 0.0), "float32"),
+    ((1, 2, 1, 3, 4, 0), (True, 0, 0.0), "float32"),
+]
+#: Boundaries of queries and of keys that leave tokens over: at the end, at both ends, all of them.
+PACKINGS = [
+    ([0, 3, 10], [0, 7, 12]),
+    ([3, 3, 50], [40, 45, 50]),
+    ([0], [0]),
+    ([5, 5], [5, 5]),
+    ([0, 5], [0, 0]),
 ]
 TOLERANCES = {"float32": (1e-5, 1e-4), "float16": (4e-3, 3e-2)}
 
@@ -38,6 +51,7 @@ def interpreted(tmp_path_factory, run_script):
     """Answers of the interpreted kernels to all problems, packed ones included."""
     folder = tmp_path_factory.mktemp("interpreted")
     (folder / "problems.json").write_text(json.dumps(PROBLEMS))
+    (folder / "packings.json").write_text(json.dumps(PACKINGS))
     run_script(HERE / "interpret_kernels.py", folder, TRITON_INTERPRET="1")
     return folder
 
@@ -47,14 +61,16 @@ def test_interpreted_kernels_agree_with_the_oracle(interpreted, number):
     """Forward and backward, by descriptors and by pointers."""
     with np.load(interpreted / f"{number}.npz") as kept:
         found = {name: kept[name].astype(np.float64) for name in kept.files}
-    (*_, S, D), (causal, window, softcap), dtype = PROBLEMS[number]
-    rules = {"causal": causal, "window": window or None, "softcap": softcap, "scale": D**-0.5}
+    shape, (causal, window, softcap), dtype = PROBLEMS[number]
+    D = shape[-1]
+    rules = {"causal": causal, "window": window or None, "softcap": softcap}
+    rules["scale"] = max(D, 1) ** -0.5
     inputs = [found[name] for name in "qkv"]
     wanted = dict(zip(("out", "lse"), oracle.attention(*inputs, **rules), strict=True))
     grads = oracle.attention_backward(found["dout"], *inputs, **rules)
     wanted |= dict(zip(("dq", "dk", "dv"), grads, strict=True))
     answers = {name for name in found if " " in name}
-    ways = 2 if S and D * int(dtype[-2:]) % 128 == 0 else 1
+    ways = 2 if all(shape) and D * int(dtype[-2:]) % 128 == 0 else 1
     assert len(answers) == ways * 5
     for answer in answers:
         name = answer.split()[0]
@@ -78,6 +94,22 @@ def test_interpreted_kernels_take_packed_sequences_and_strides(interpreted):
         for name, want in zip("qkv", grads, strict=True):
             got = found[f"d{name}"][places[name]].swapaxes(0, 1)
             np.testing.assert_allclose(got, want[0], atol=1e-4, err_msg=f"d{name}")
+
+
+@pytest.mark.parametrize("number", range(len(PACKINGS)))
+def test_interpreted_kernels_give_zeros_outside_of_all_sequences(interpreted, number):
+    """As the torch path does, in the answer and in every gradient."""
+    with np.load(interpreted / f"outside {number}.npz") as kept:
+        found = {name: torch.from_numpy(kept[name]) for name in kept.files}
+    ends = [torch.tensor(cu, dtype=torch.int32) for cu in PACKINGS[number]]
+    inputs = [found[name].requires_grad_() for name in "qkv"]
+    out = flash_attention_varlen(*inputs, *ends, 90, 100, causal=True, scale=0.3)
+    wanted = {"out": out.detach()}
+    grads = torch.autograd.grad(out, inputs, found["dout"])
+    wanted |= {f"d{name}": grad for name, grad in zip("qkv", grads, strict=True)}
+    for name, want in wanted.items():
+        torch.testing.assert_close(found[name], want, rtol=0, atol=1e-5)
+    assert not out[ends[0][-1] :].any()
 
 
 @pytest.mark.parametrize("scale", [64**-0.5, 128**-0.5, 0.3, 1.0, 7.0])

@@ -104,8 +104,9 @@ def flash_attention_varlen(
     """`flash_attention` of sequences packed one after the other: q (tokens, H, D), k, v (…, G, D).
 
     Sequence i has the queries cu_q[i] … cu_q[i+1] and the keys cu_k[i] … cu_k[i+1] (int32, starting
-    with 0, ending with the number of tokens); max_q and max_k bound their lengths. `check=True`
-    verifies the boundaries, which on a GPU means waiting for it.
+    with 0, ending with the number of tokens); max_q and max_k bound their lengths. Tokens that
+    boundaries leave over give 0, and have no gradient. `check=True` verifies the boundaries, which
+    on a GPU means waiting for it.
     """
     chosen = choose("flash_attention_varlen", _OFFERED, impl, q=q, k=k, v=v, cu_q=cu_q, cu_k=cu_k)
     _check(q, k, v, "T H D", "S G D")
@@ -147,7 +148,9 @@ def _operators(chosen: Impl) -> str:
 def _check(q: Any, k: Any, v: Any, q_axes: str, kv_axes: str) -> None:
     checks.floating(*checks.LOW_FLOATS, q=q, k=k, v=v)
     sizes = checks.axes(q=(q, q_axes), k=(k, kv_axes), v=(v, kv_axes))
-    if sizes["G"] == 0 or sizes["H"] % sizes["G"]:
+    if sizes["G"] == 0:
+        raise ShapeError("there must be at least one key/value head")
+    if sizes["H"] % sizes["G"]:
         raise ShapeError(
             f"{sizes['H']} query heads are no multiple of {sizes['G']} key/value heads"
         )

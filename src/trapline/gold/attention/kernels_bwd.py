@@ -130,15 +130,13 @@ def row_sums(
     found = lse.new_empty((2, *(batches or [1]), heads, cdiv(rows, LONGEST) * LONGEST))
     wide = block_width(dout)
     block = min(LONGEST, 4096 // wide)
-    if lse.numel():
-        programs = found.shape[-1] // block * (lse.numel() // rows)
-        rows_kernel[(programs,)](
-            *(dout, out, lse.contiguous(), dlse.contiguous(), found, mantissa, heads, rows),
-            *(*layout.strides(dout), *layout.strides(out), found.stride(0), found.shape[-1]),
-            D=dout.shape[-1],
-            BLOCK_D=wide,
-            BLOCK_T=block,
-        )
+    rows_kernel[(found.shape[-1] // block * (lse.numel() // rows),)](
+        *(dout, out, lse.contiguous(), dlse.contiguous(), found, mantissa, heads, rows),
+        *(*layout.strides(dout), *layout.strides(out), found.stride(0), found.shape[-1]),
+        D=dout.shape[-1],
+        BLOCK_D=wide,
+        BLOCK_T=block,
+    )
     return found
 
 
@@ -186,6 +184,9 @@ def launch(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The pass with tiles and a way to read (tensor descriptors or pointers) of one's choice."""
     require(q)
+    dq, dk, dv = (empty_like(x) for x in (q, k, v))
+    if layout.empty or not q.numel():
+        return dq.zero_(), dk.zero_(), dv.zero_()
     window = reach(layout, window)
     tiles = tiles or tiles_for(q, causal or window > 0)
     if tma is None:
@@ -200,24 +201,21 @@ def launch(
         *(stride for x in read for stride in layout.strides(x)),
     )
     flags = rule_flags(q, layout, causal, window, softcap) | {"TMA": tma}
-    dq, dk, dv = (empty_like(x) for x in (q, k, v))
     tile = tiles.keys
-    if programs := cdiv(layout.sizes[1], tile.keys) * layout.batches * layout.groups:
-        dkdv_kernel[(programs,)](
-            *(*tiled(read, rows, tile, tma), dk, dv, *numbers),
-            *(*layout.strides(dk), *row_strides(rows, layout)),
-            **flags,
-            **tile.launch(),
-        )
+    dkdv_kernel[(cdiv(layout.sizes[1], tile.keys) * layout.batches * layout.groups,)](
+        *(*tiled(read, rows, tile, tma), dk, dv, layout.tokens(k), *numbers),
+        *(*layout.strides(dk), *row_strides(rows, layout)),
+        **flags,
+        **tile.launch(),
+    )
     tile = tiles.queries
-    if programs := cdiv(layout.sizes[0], tile.queries) * layout.batches * layout.sizes[2]:
-        dq_kernel[(programs,)](
-            *(*tiled(read, rows, tile, tma), dq, *numbers),
-            *(*layout.strides(dq), *row_strides(rows, layout)),
-            **flags,
-            TAIL=has_tail(layout, tile, causal, window),
-            **tile.launch(),
-        )
+    dq_kernel[(cdiv(layout.sizes[0], tile.queries) * layout.batches * layout.sizes[2],)](
+        *(*tiled(read, rows, tile, tma), dq, layout.tokens(q), *numbers),
+        *(*layout.strides(dq), *row_strides(rows, layout)),
+        **flags,
+        TAIL=has_tail(layout, tile, causal, window),
+        **tile.launch(),
+    )
     return dq, dk, dv
 
 

@@ -8,6 +8,7 @@ queries), so that no accumulator is transposed afterwards: that is slow, and has
 import triton
 import triton.language as tl
 
+from trapline.gold.attention.kernels_outside import clear_outside
 from trapline.gold.attention.kernels_tiles import (
     head_of,
     queries_seeing,
@@ -49,9 +50,9 @@ def dkdv_step(
     return sum_k, sum_v
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens"])
 def dkdv_kernel(
-    q, k, v, dout, sums_by_row, dk, dv, cu_q, cu_k,
+    q, k, v, dout, sums_by_row, dk, dv, tokens, cu_q, cu_k,
     T, S, H, R, window, scale, mantissa, power, softcap,
     q_b, q_h, q_t, q_d,
     k_b, k_g, k_s, k_d,
@@ -69,6 +70,15 @@ def dkdv_kernel(
     left = turn * BLOCK_S
     G = H // R
     b, g = group // G, group % G
+    if PACKED:
+        sequences = tl.num_programs(0) // (tiles * G)
+        place = g * dk_g
+        clear_outside(
+            dk + place, cu_k, b, sequences, tokens, turn, tiles, dk_s, dk_d, D, BLOCK_D, BLOCK_S
+        )
+        clear_outside(
+            dv + place, cu_k, b, sequences, tokens, turn, tiles, dk_s, dk_d, D, BLOCK_D, BLOCK_S
+        )
     q_start, T = span(cu_q, b, T, PACKED)
     k_start, S = span(cu_k, b, S, PACKED)
     if left >= S:

@@ -4,6 +4,7 @@
 import triton
 import triton.language as tl
 
+from trapline.gold.attention.kernels_outside import clear_outside
 from trapline.gold.attention.kernels_tiles import (
     head_of,
     keys_seen,
@@ -40,9 +41,9 @@ def dq_step(
     return tl.dot(slopes.to(keys.dtype), keys, sum_q, input_precision=PRECISION)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens"])
 def dq_kernel(
-    q, k, v, dout, sums_by_row, dq, cu_q, cu_k,
+    q, k, v, dout, sums_by_row, dq, tokens, cu_q, cu_k,
     T, S, H, R, window, scale, mantissa, power, softcap,
     q_b, q_h, q_t, q_d,
     k_b, k_g, k_s, k_d,
@@ -60,6 +61,11 @@ def dq_kernel(
     top = (tiles - 1 - turn) * BLOCK_T
     b, h = head // H, head % H
     g = h // R
+    if PACKED:
+        clear_outside(
+            dq + h * dq_h, cu_q, b, tl.num_programs(0) // (tiles * H), tokens, turn, tiles,
+            dq_t, dq_d, D, BLOCK_D, BLOCK_T,
+        )  # fmt: skip
     q_start, T = span(cu_q, b, T, PACKED)
     k_start, S = span(cu_k, b, S, PACKED)
     if top >= T:

@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from trapline.gold.attention.kernels_outside import clear_outside
 from trapline.gold.attention.kernels_tiles import (
     LN_2,
     LOG2_E,
@@ -77,9 +78,9 @@ def forward_step(
     return new_peak, total, weighted
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens"])
 def forward_kernel(
-    q, k, v, out, lse, cu_q, cu_k,
+    q, k, v, out, lse, cu_q, cu_k, tokens,
     T, S, H, R, window, scale, softcap,
     q_b, q_h, q_t, q_d,
     k_b, k_g, k_s, k_d,
@@ -96,6 +97,11 @@ def forward_kernel(
     top = (tiles - 1 - turn) * BLOCK_T
     b, h = head // H, head % H
     g = h // R
+    if PACKED:
+        clear_outside(
+            out + h * out_h, cu_q, b, tl.num_programs(0) // (tiles * H), tokens, turn, tiles,
+            out_t, out_d, D, BLOCK_D, BLOCK_T,
+        )  # fmt: skip
     q_start, T = span(cu_q, b, T, PACKED)
     k_start, S = span(cu_k, b, S, PACKED)
     if top >= T:
@@ -195,14 +201,14 @@ def launch(
     tile = tile or tile_for(q, causal or window > 0)
     programs = cdiv(longest, tile.queries) * layout.batches * heads
     if not programs:
-        return out, lse
+        return out.zero_(), lse.zero_()
     strides = [stride for x in (q, k, v, out) for stride in layout.strides(x)]
     tma = described(layout, q, k, v) if tma is None else tma
     inputs: tuple[Any, ...] = (q, k, v)
     if tma:
         inputs = as_descriptor(q, tile.queries), *(as_descriptor(x, tile.keys) for x in (k, v))
     forward_kernel[(programs,)](
-        *(*inputs, out, lse, layout.cu_q, layout.cu_k),
+        *(*inputs, out, lse, layout.cu_q, layout.cu_k, layout.tokens(q)),
         *(*layout.sizes, window, scale, softcap),
         *(*strides, *layout.lse_strides),
         **rule_flags(q, layout, causal, window, softcap),

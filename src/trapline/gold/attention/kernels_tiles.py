@@ -251,6 +251,15 @@ class Layout(NamedTuple):
         """Key/value heads."""
         return self.sizes[2] // self.sizes[3]
 
+    @property
+    def empty(self) -> bool:
+        """Whether no query meets a key: then nothing has a gradient."""
+        return not (self.batches and all(self.sizes))
+
+    def tokens(self, x: Tensor) -> int:
+        """How many packed tokens x holds; 0 where nothing is packed."""
+        return 0 if self.cu_q is None else x.shape[0]
+
     def strides(self, x: Tensor) -> tuple[int, ...]:
         """By batch, head, position, width. Packed tokens have no batch stride."""
         if self.cu_q is None:
@@ -334,7 +343,7 @@ def require(q: Tensor) -> None:
     """What the kernels take."""
     if q.dtype not in (torch.float16, torch.bfloat16, torch.float32):
         raise DTypeError(f"the kernels take float16, bfloat16 and float32, not {q.dtype}")
-    if not 1 <= q.shape[-1] <= WIDEST:
+    if q.shape[-1] > WIDEST:
         raise RangeError(f"the kernels take heads up to {WIDEST} wide, not {q.shape[-1]}")
 
 
