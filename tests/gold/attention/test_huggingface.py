@@ -235,7 +235,12 @@ def test_what_a_layer_asks_for_in_vain_is_named(asked, named):
         huggingface.attention(torch.nn.Module(), q, q, q, None, **asked)
 
 
-def test_an_encoder_sees_both_ways_and_pads():
+def gpt2():
+    sizes = {"vocab_size": 61, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 32}
+    return transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, attn_pdrop=0.0)).eval()
+
+
+def bert():
     config = transformers.BertConfig(
         vocab_size=61,
         hidden_size=32,
@@ -246,8 +251,24 @@ def test_an_encoder_sees_both_ways_and_pads():
         hidden_dropout_prob=0.0,
     )
     config._attn_implementation = "eager"
+    return transformers.BertModel(config).eval()
+
+
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.full)])
+@pytest.mark.parametrize("make", [gpt2, bert, lambda: make_pair("Llama")[1]])
+def test_weights_are_refused_whichever_way_a_model_asks(make, compiled):
+    """GPT-2 tells its layers nothing: what collects their weights would come back empty."""
+    model = make()
+    model.set_attn_implementation("trapline")
+    call = torch.compile(model, backend="eager") if compiled else model
+    with pytest.raises(UnsupportedError, match="attention weights"):
+        call(draw(1, 6), output_attentions=True)
+    assert len(call(draw(1, 6), output_hidden_states=True).hidden_states) == 3
+
+
+def test_an_encoder_sees_both_ways_and_pads():
     torch.manual_seed(0)
-    plain = transformers.BertModel(config).eval()
+    plain = bert()
     ours = copy.deepcopy(plain)
     ours.set_attn_implementation("trapline")
     ids, mask = draw(2, 10), torch.ones(2, 10, dtype=torch.long)

@@ -20,6 +20,7 @@ attention under that mask (`attention`). A mask is here
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch
@@ -35,6 +36,9 @@ try:
     from transformers.masking_utils import causal_mask_function
 except ImportError as error:
     raise ImportError("this adapter needs the package `transformers`") from error
+_collector: Any = None  # the first releases of transformers 5 have none: they tell every layer
+with suppress(ImportError):
+    from transformers.utils.output_capturing import _active_collector as _collector
 
 #: What a layer may pass that attention cannot do, and what it means.
 _REFUSED = {
@@ -89,6 +93,8 @@ def attention(
 
 def _refuse(dropout: float, window_on_both_sides: bool, more: dict[str, Any]) -> None:
     given = {name for name, value in more.items() if value is not None and value is not False}
+    if _weights_collected():
+        given.add("output_attentions")
     asked = [what for name, what in _REFUSED.items() if name in given]
     if dropout:
         asked.append(f"dropout of {dropout} (set attention_dropout to 0)")
@@ -96,6 +102,16 @@ def _refuse(dropout: float, window_on_both_sides: bool, more: dict[str, Any]) ->
         asked.append("a sliding window without causality")
     if asked:
         raise UnsupportedError(f"attn_implementation='trapline' does not have {', '.join(asked)}")
+
+
+def _weights_collected() -> bool:
+    """Whether hooks wait for a layer's weights: GPT-2 does not tell its layers that they do."""
+    if _collector is None:
+        return False
+    # While compiling the collector has no other place: see transformers' CompileableContextVar.
+    compiling = torch.compiler.is_compiling()
+    wanted = _collector.global_var if compiling else _collector.get()
+    return any(name.endswith("attentions") for name in wanted or ())
 
 
 def _other_pattern(mask: Tensor) -> str:
