@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from trapline.gold.errors import RangeError, ShapeError, UnsupportedError
 from trapline.gold.kv_cache import fast, quantized
@@ -49,6 +50,26 @@ def test_fp8_codes_are_torchs(rng):
         ours.decode(ours.encode(rows), rows.dtype),
         theirs.decode(theirs.encode(torch.from_numpy(rows)), torch.float32).numpy(),
     )
+
+
+class LikeAGpu(TorchDispatchMode):
+    """Divides by Python's numbers as CUDA tensors do: times the inverse, which rounds twice."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten.div.Tensor and not isinstance(args[1], torch.Tensor):
+            rows, number = args
+            return rows * (rows.new_ones(()) / rows.new_full((), number))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("bits", [8, 4, "fp8"])
+def test_scales_are_rounded_alike_where_division_by_a_number_is_not(rng, bits):
+    """Rows whose largest element is an exact float16 times the largest code."""
+    scales = rng.integers(2**10, 2**11, (2000, 1, 1)) / 2.0**14
+    rows = np.float32(scales * {8: 127, 4: 7, "fp8": 448}[bits])
+    with LikeAGpu():
+        _, got = fast.codec(bits, 1, fitted=False).encode(torch.from_numpy(rows))
+    np.testing.assert_array_equal(got.numpy(), scales)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])

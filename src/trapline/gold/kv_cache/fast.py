@@ -49,11 +49,11 @@ class IntCodec:
 
     def encode(self, rows: Tensor) -> Fields:
         rows = _wide(rows)
-        largest = _largest(rows)
-        scales = _scales_above(largest / self.top, self.top)
+        exact = _divided(_largest(rows), self.top)
+        scales = _scales_above(exact, self.top)
         codes = self._codes(rows, scales)
         if self.fitted:
-            codes, scales = self._fit(rows, largest, codes, scales)
+            codes, scales = self._fit(rows, exact, codes, scales)
         return (_pack(codes) if self.bits == 4 else codes), scales
 
     def decode(self, fields: Fields, dtype: torch.dtype) -> Tensor:
@@ -67,11 +67,11 @@ class IntCodec:
         return torch.round(rows / divisors).clamp(-self.top, self.top).to(torch.int8)
 
     def _fit(
-        self, rows: Tensor, largest: Tensor, codes: Tensor, scales: Tensor
+        self, rows: Tensor, exact: Tensor, codes: Tensor, scales: Tensor
     ) -> tuple[Tensor, Tensor]:
         error = _squared_error(rows, codes, scales)
         for share in FITTED_SHARES:
-            tried = _scales_above(largest / self.top * share, self.top)
+            tried = _scales_above(exact * share, self.top)
             candidate = self._codes(rows, tried)
             smaller = _squared_error(rows, candidate, tried)
             better = smaller < error
@@ -88,7 +88,7 @@ class Fp8Codec:
 
     def encode(self, rows: Tensor) -> Fields:
         rows = _wide(rows)
-        scales = _scales_above(_largest(rows) / FP8_LARGEST, FP8_LARGEST)
+        scales = _scales_above(_divided(_largest(rows), FP8_LARGEST), FP8_LARGEST)
         divisors = torch.where(scales == 0, 1, scales).to(rows.dtype)
         # Twice rounded float64 could differ from the oracle's; float32 is the widest here.
         codes = (rows / divisors).float().clamp(-FP8_LARGEST, FP8_LARGEST)
@@ -120,6 +120,13 @@ def _wide(rows: Tensor) -> Tensor:
 
 def _largest(rows: Tensor) -> Tensor:
     return rows.abs().amax(dim=-1, keepdim=True)
+
+
+def _divided(rows: Tensor, number: float) -> Tensor:
+    """rows / number, rounded once. By a number of Python's a GPU multiplies with its inverse, which
+    rounds twice: where a scale is exact, that may end in the next one.
+    """
+    return rows / rows.new_full((), number)
 
 
 def _scales_above(exact: Tensor, top: float) -> Tensor:
