@@ -52,7 +52,7 @@ def by_board(model, prompts, rules):
             [[*paths[b][p], t] for p, t in zip(*chosen[b], strict=True)]
             for b in range(len(prompts))
         ]
-        if board.is_over():
+        if not board.is_alive():
             break
     return board.beams(width)
 

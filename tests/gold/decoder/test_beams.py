@@ -7,7 +7,7 @@ import torch
 
 from trapline.gold.beam_search.api import beam_search, checked_rules
 from trapline.gold.decoder import beams, graphs
-from trapline.gold.decoder.beams_device import DeviceSearch
+from trapline.gold.decoder.beams_device import LOOK, DeviceSearch
 from trapline.gold.decoder.generate import generate
 from trapline.gold.errors import RangeError
 
@@ -68,7 +68,7 @@ def test_a_search_on_the_device_stops_when_all_is_over(make, monkeypatch):
     steps = []
     monkeypatch.setattr(search, "_step", lambda step=search._step: steps.append(step()))
     found = search([[1, 2, 3]], 2)
-    assert len(steps) < 32
+    assert len(steps) <= 2 * LOOK  # a look is answered while the steps after it run
     assert found == beams.search(
         decoder, [[1, 2, 3]], beam_width=2, max_new_tokens=60, eos_id=4, policy="hf",
         early_stopping=True,

@@ -83,9 +83,9 @@ class Board:
         self.tokens.index_copy_(0, here, chosen[None])
         return parents, chosen
 
-    def is_over(self) -> bool:
-        """Whether no prompt has a live beam. On a GPU this waits for it."""
-        return not bool((self.sums > -torch.inf).any())
+    def is_alive(self) -> Tensor:
+        """Whether any prompt has a live beam."""
+        return (self.sums > -torch.inf).any()
 
     def beams(self, count: int) -> list[list[Beam]]:
         """The best finished ones of every prompt."""
@@ -180,6 +180,6 @@ def _path(
     """The tokens on the way to a beam, and the end after it."""
     found = [end] if end >= 0 else []
     for at in range(step, -1, -1):
-        found.append(int(tokens[at, beam]))
-        beam = int(parents[at, beam])
+        found.append(tokens.item(at, beam))
+        beam = parents.item(at, beam)
     return tuple(found[::-1])

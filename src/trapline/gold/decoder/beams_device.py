@@ -1,13 +1,14 @@
 """Beam search that stays on the device: logits, candidates, beams, pools and caches.
 
-What the host does a step is to start it, and now and then to ask whether all searches are over.
+What the host does a step is to start it, and now and then to ask whether all searches are over,
+without waiting for the answer.
 A prompt's keys and values lie on pages that all its beams read. What a beam writes lies in a place
 of its own for every step, and never moves: a beam's past is a row of places, and to fork is to
 copy that row.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,6 +26,22 @@ from trapline.gold.errors import RangeError
 PAGE = 16
 #: Steps between two looks at whether all is over.
 LOOK = 16
+
+
+class _Look(NamedTuple):
+    """What the host asked for: whether logits were broken, and whether a beam is alive."""
+
+    answers: Tensor
+    done: torch.cuda.Event | None
+
+    def is_over(self) -> bool:
+        """Whether all searches are; this waits until the device has come so far."""
+        if self.done is not None:
+            self.done.synchronize()
+        broken, alive = self.answers.tolist()
+        if broken:
+            raise RangeError("log_probs gave NaN or +inf")
+        return not alive
 
 
 class DeviceSearch:
@@ -80,11 +97,17 @@ class DeviceSearch:
     def __call__(self, prompts: Sequence[Sequence[int]], n_best: int) -> list[list[Beam]]:
         """Up to `n_best` continuations of every prompt, best first."""
         self._begin(prompts)
-        for made in range(1, self._rules.max_new_tokens):
-            if made % LOOK == 0 and self._look():
+        most, before = self._rules.max_new_tokens, None
+        for made in range(1, most, LOOK):
+            for _ in range(min(LOOK, most - made)):
+                self._step()
+            # The answer of a look is read when the steps after it are under way: the device never
+            # waits for the host, and a search that is over stays as it is.
+            asked = self._look()
+            if before is not None and before.is_over():
                 break
-            self._step()
-        self._look()
+            before = asked
+        self._look().is_over()
         return self._board.beams(n_best)
 
     def _begin(self, prompts: Sequence[Sequence[int]]) -> None:
@@ -138,11 +161,16 @@ class DeviceSearch:
         rows.positions.add_(1)
         return None
 
-    def _look(self) -> bool:
-        """Whether all searches are over; this waits for the device."""
-        if bool(self._broken):
-            raise RangeError("log_probs gave NaN or +inf")
-        return self._board.is_over()
+    def _look(self) -> _Look:
+        """Asks how the searches stand after the steps so far, and waits for nothing."""
+        answers = torch.stack((self._broken[0] != 0, self._board.is_alive()))
+        if not answers.is_cuda:
+            return _Look(answers, None)
+        landed = torch.empty(answers.shape, dtype=answers.dtype, pin_memory=True)
+        landed.copy_(answers, non_blocking=True)
+        done: torch.cuda.Event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        done.record()
+        return _Look(landed, done)
 
     def _state(self) -> list[Tensor]:
         """What a step changes, apart from places in the cache that it writes again."""
