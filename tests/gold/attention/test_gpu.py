@@ -143,6 +143,48 @@ def test_packed_sequences():
         )
 
 
+@pytest.fixture
+def memory_full_of_nan():
+    """What nobody has written to."""
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(before)
+
+
+@pytest.mark.usefixtures("memory_full_of_nan")
+@pytest.mark.parametrize("ends", [([0, 3, 100], [0, 7, 12]), ([5, 5], [9, 9]), ([0], [0])], ids=str)
+def test_tokens_outside_of_all_sequences_give_zeros(ends):
+    """As on a CPU, in the answer and in every gradient."""
+    torch.manual_seed(0)
+    q, dout = torch.randn(2, 1000, 4, 64).half()
+    k, v = torch.randn(2, 900, 2, 64).half()
+    found = {}
+    for device in ("cpu", "cuda"):
+        inputs = [x.to(device).requires_grad_() for x in (q, k, v)]
+        cu = [torch.tensor(x, dtype=torch.int32, device=device) for x in ends]
+        out = flash_attention_varlen(*inputs, *cu, 97, 7, causal=True)
+        grads = torch.autograd.grad(out, inputs, dout.to(device))
+        found[device] = [x.detach().double().cpu() for x in (out, *grads)]
+    for got, want in zip(found["cuda"], found["cpu"], strict=True):
+        assert far(got, want) <= LIMITS[torch.float16]
+
+
+@pytest.mark.usefixtures("memory_full_of_nan")
+@pytest.mark.parametrize("missing", range(6))
+def test_nothing_of_a_thing(missing):
+    """Batches, heads, queries, keys, width; shapes and zeros as on a CPU."""
+    B, H, G, T, S, D = (0 if i == missing != 2 else n for i, n in enumerate((2, 4, 2, 3, 5, 64)))
+    found = {}
+    for device in ("cpu", "cuda"):
+        q, k = torch.ones(B, H, T, D, device=device), torch.ones(B, G, S, D, device=device)
+        inputs = [x.requires_grad_() for x in (q, k, k.clone())]
+        out, lse = flash_attention_lse(*inputs, causal=True)
+        found[device] = out, lse, *torch.autograd.grad(out.sum(), inputs)
+    for got, want in zip(found["cuda"], found["cpu"], strict=True):
+        torch.testing.assert_close(got.cpu(), want)
+
+
 @pytest.mark.parametrize("kind", ["contiguous", "every other", "expanded", "misaligned"])
 def test_any_strides(kind):
     """Some can be read by descriptors, some cannot; the answer is the same."""
