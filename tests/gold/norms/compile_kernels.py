@@ -35,13 +35,13 @@ def configurations(size: int):
         block = triton.next_power_of_2(width)
         kept = backward.kept_rows(tile, block, size)
         fixed = {"D": width, "BLOCK_D": block, "ROWS": tile.rows, "STAGES": tile.stages}
-        yield kernels_rows.backward_kernel, fixed | {"KEPT": kept}, tile.warps
+        yield kernels_rows.backward_kernel, fixed | {"KEPT": kept, "EARLY": True}, tile.warps
     team = backward.TEAM
     for width in (2 * backward.TEAM_FROM[size], kernels.WIDEST):
         words = width * size // 4
         fixed = {"WIDTH": words, "SHARE": backward.share_of(words), "BLOCK": team.share}
         fixed |= {"TEAM": backward.members(words), "PLACES": team.places, "LAG": team.lag}
-        fixed |= {"KIND": KINDS[size], "num_warps": team.warps}
+        fixed |= {"KIND": KINDS[size], "num_warps": team.warps, "EARLY": True}
         yield kernels_team.team_backward_kernel, fixed, team.warps
     for kernel, width, cut in (
         *((kernels_wide.held_forward_kernel, *entry) for entry in forward.HELD[size].items()),
@@ -54,7 +54,7 @@ def configurations(size: int):
     tile = backward.WIDE_TILE
     fixed = {"D": kernels.WIDEST, "CHUNK": backward.WIDE_COLUMNS, "ROWS": tile.rows}
     yield kernels_wide.columns_kernel, {**fixed, "STAGES": tile.stages}, tile.warps
-    parts = {"BLOCK_P": backward.PARTS, "BLOCK_D": backward.PART_COLUMNS}
+    parts = {"BLOCK_P": backward.PARTS, "BLOCK_D": backward.PART_COLUMNS, "EARLY": True}
     yield kernels_rows.add_parts_kernel, parts, backward.PART_WARPS
 
 

@@ -10,7 +10,7 @@ import torch
 import triton
 from torch import Tensor
 
-from trapline.gold.kernels_device import processors
+from trapline.gold.kernels_device import may_start_early, processors
 from trapline.gold.norms.kernels_rows import add_parts_kernel, backward_kernel
 from trapline.gold.norms.kernels_shapes import cut_for
 from trapline.gold.norms.kernels_wide import columns_kernel, row_sums_kernel, statistics_kernel
@@ -114,6 +114,7 @@ def _by_tiles(given: Backward, tile: Tile) -> Parts:
     programs = evenly(triton.cdiv(M, tile.rows), tile.programs * processors(given.x))
     parts = given.parts(programs)
     block = triton.next_power_of_2(D)
+    early = may_start_early(given.x.device)
     backward_kernel[(programs,)](
         *(*given[:7], *parts, *given.strides(), given.eps),
         D=D,
@@ -122,6 +123,8 @@ def _by_tiles(given: Backward, tile: Tile) -> Parts:
         CENTRED=given.centred,
         STAGES=tile.stages if on_hopper(given.x) else 1,
         KEPT=kept_rows(tile, block, given.x.element_size()),
+        EARLY=early,
+        launch_pdl=early,
         num_warps=tile.warps,
     )
     return parts
@@ -179,6 +182,7 @@ def _by_teams(given: Backward) -> Parts:
         LAG=TEAM.lag,
         KIND=KINDS[given.x.dtype],
         CENTRED=given.centred,
+        EARLY=may_start_early(given.x.device),
         num_warps=TEAM.warps,
         launch_cooperative_grid=True,  # members wait for each other
     )
@@ -257,9 +261,12 @@ def _add_parts(
     if parts is None:
         return
     P, D = parts.shape
+    early = may_start_early(parts.device)
     add_parts_kernel[(triton.cdiv(D, PART_COLUMNS), 2)](
         *(dw_parts, db_parts, dw, db, P, D),
         BLOCK_P=PARTS,
         BLOCK_D=PART_COLUMNS,
+        EARLY=early,
+        launch_pdl=early,
         num_warps=PART_WARPS,
     )

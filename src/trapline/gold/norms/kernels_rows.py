@@ -111,13 +111,14 @@ def backward_kernel(
     dy, dtotal, x, w, mean, rstd, dx, dw_parts, db_parts,
     M, dy_row, dtotal_row, x_row, eps,
     D: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr, CENTRED: tl.constexpr,
-    STAGES: tl.constexpr, KEPT: tl.constexpr,
+    STAGES: tl.constexpr, KEPT: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """dx of every ROWS·programs-th tile of rows, and this program's share of dw and db.
 
     Rows are on their way while others are worked on (STAGES). A program keeps KEPT rows of sums:
     one where no two warps share columns, else ROWS, added up at the end.
     """
+    let_in(EARLY)
     d = tl.arange(0, BLOCK_D)[None, :]
     if w is not None:
         weight = tl.load(w + d, mask=d < D, other=0.0)
@@ -159,9 +160,11 @@ def backward_kernel(
 
 @triton.jit
 def add_parts_kernel(
-    dw_parts, db_parts, dw, db, P, D, BLOCK_P: tl.constexpr, BLOCK_D: tl.constexpr
-):
+    dw_parts, db_parts, dw, db, P, D,
+    BLOCK_P: tl.constexpr, BLOCK_D: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
     """Σ over P partial rows of BLOCK_D columns, always in the same order: dw's and db's."""
+    let_in(EARLY)
     d = tl.program_id(0) * BLOCK_D + tl.arange(0, BLOCK_D)
     if tl.program_id(1) == 0:
         if dw is not None:

@@ -24,6 +24,19 @@ MINUS_ZERO = gl.constexpr(-(1 << 31))
 
 
 @gluon.jit
+def next_may_come():
+    """Lets the next kernel in when all programs of this one are there; it waits for their end."""
+    gl.inline_asm_elementwise(
+        "griddepcontrol.launch_dependents; mov.b32 $0, 0;",
+        "=r,r",
+        [gl.program_id(0)],
+        dtype=gl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@gluon.jit
 def pair_sum(a, b, c, d):
     """Two sums in one reduction."""
     return a + c, b + d
@@ -221,13 +234,15 @@ def team_backward_kernel(
     M, dy_row, dtotal_row, x_row,
     WIDTH: gl.constexpr, SHARE: gl.constexpr, BLOCK: gl.constexpr, TEAM: gl.constexpr,
     PLACES: gl.constexpr, LAG: gl.constexpr, KIND: gl.constexpr, CENTRED: gl.constexpr,
-    num_warps: gl.constexpr,
+    num_warps: gl.constexpr, EARLY: gl.constexpr,
 ):  # fmt: skip
     """dx of every teams-th row, SHARE columns of it, and their share of dw and db.
 
     Tensors and strides are in words, WIDTH of them a row. The board has TEAM spots a row, all 0.
     """
     HALVES: gl.constexpr = 1 if KIND == "f32" else 2
+    if EARLY:
+        next_may_come()
     AHEAD: gl.constexpr = PLACES - LAG
     layout: gl.constexpr = gl.BlockedLayout([4], [32], [num_warps], [0])
     only: gl.constexpr = gl.BlockedLayout([1], [32], [num_warps], [0])
