@@ -4,20 +4,25 @@
         --dim 512 --layers 7 --heads 8 --vocab 8192 --context 512 --batch 32 --steps 1000 \
         --optimiser muon --precision bf16 --compile
 
-Kinds: `dense`, `ternary` from scratch, `distilled` (a dense teacher for half the steps, then a
-ternary student of it for the other half: equal tokens in all), `equal bytes` (a dense model in
-float16 no larger than the packed ternary one), and `collapse` (ternary without early stopping).
+Kinds: `dense`; `ternary` from scratch; `distilled` (dense for `--own-teacher` of the steps, then
+the same run goes on as ternary student of what it was: teacher's and student's tokens are together
+those of the twin); `student` (from scratch, learns from the finished dense twin, and reads as many
+tokens as that did: twice the tokens in all); `equal bytes` (a dense model in float16 no larger than
+the packed ternary one); `collapse` (ternary without early stopping).
 Each gets every rate with seed 0 and `--sweep-steps`; the best rate gets all steps and seeds. With
-`--softs` ternary weights may also harden over a share of the steps, if the sweep finds it better.
-`--tokens 48000` cuts the training side, for the small-data regime.
+`--softs` ternary weights harden over a share of the steps: the rates are swept with the first one,
+the others tried with the best rate. `--tokens 48000` cuts the training side, for the small-data
+regime.
 
 The best checkpoint is chosen on some held-out windows, its perplexity is that of the others. Every
-run leaves a file in OUT/runs and is not run again, so several processes (`--only`) and several
-sittings (`--until`) add up to one study.
+run leaves a file in OUT/runs and is not run again, so several processes (they share the runs out
+among themselves) and several sittings (`--until`) add up to one study.
 """
 
 import argparse
+import gc
 import json
+import os
 import re
 import time
 from dataclasses import asdict, dataclass, replace
@@ -36,7 +41,7 @@ from trapline.gold.ternary.tokenizer import load_tokenizer, save_tokenizer
 from trapline.gold.ternary.train import Recipe, Row, Trainer
 from trapline.gold.ternary.train_model import DecoderLM, Shape, decoder_config
 
-KINDS = ("dense", "ternary", "equal bytes", "teachers", "distilled", "collapse")
+KINDS = ("dense", "ternary", "equal bytes", "distilled", "student", "collapse")
 #: Held-out windows that choose the best checkpoint, at most; the others judge it.
 CHOOSING = 128
 #: Held-out windows on which the exported file is compared with the model in memory.
@@ -46,10 +51,11 @@ COMPARED = 32
 def main() -> None:
     given = _arguments()
     torch.set_num_threads(given.threads)
+    # One process makes code for several kinds of model, each with and without gradients.
+    torch._dynamo.config.recompile_limit = 64
     study = Study(given)
     try:
-        for kind in given.only:
-            study.do(kind)
+        study.do_all()
     except OutOfTimeError as said:
         print(said, flush=True)
     study.leave()
@@ -71,8 +77,14 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--optimiser", default="adamw")
     parser.add_argument("--method", default="absmean")
     parser.add_argument("--latent-decay", type=float, default=0.0)
-    parser.add_argument("--distill", type=float, default=0.7, help="the teacher's share of a loss")
-    parser.add_argument("--teaching", type=float, default=0.5, help="the teacher's share of steps")
+    parser.add_argument("--distill", type=float, default=0.5, help="the teacher's share of a loss")
+    for name, value, said in (
+        ("own-teacher", 0.3, "share of the steps after which `distilled` teaches itself"),
+        ("distill-until", 0.6, "share of the steps by which its teacher is not asked any more"),
+        ("distilled-soft", 0.9, "share of the steps by which it has hardened"),
+    ):
+        parser.add_argument(f"--{name}", type=float, default=value, help=said)
+    parser.add_argument("--average", type=int, default=50, help="steps a teacher is averaged over")
     parser.add_argument("--tokens", type=int, help="training tokens, all if not given")
     parser.add_argument("--evaluate-every", type=int, default=50)
     parser.add_argument("--held-out", type=float, default=0.02)
@@ -96,6 +108,10 @@ class Choice:
         return f"rate {self.rate}{f' soft {self.soft}' if self.soft else ''}"
 
 
+#: A student learns from a model that stays ahead of it: it may listen all the time.
+LISTENS = 0.7
+
+
 class OutOfTimeError(Exception):
     """The next run would not end in time."""
 
@@ -108,6 +124,7 @@ class Study:
         self._began = time.monotonic()
         self._seconds_a_step: list[float] = []
         (given.out / "runs").mkdir(parents=True, exist_ok=True)
+        _forget_the_dead(given.out / "runs")
         self._job = self._plain_job()
         self._text, self._judging = self._windows()
 
@@ -148,103 +165,117 @@ class Study:
         text = train_run.Text(train, valid[:choosing], load_tokenizer(folder), 0, 0)
         return text, judging
 
-    def do(self, kind: str) -> None:
-        """The sweep, then every seed with the best of it."""
-        if kind == "collapse":
-            self._trained("ternary", self._best("ternary"), 0, self.given.steps, driven=True)
-            return
-        best = self._best("dense" if kind == "teachers" else kind)
+    def do_all(self) -> None:
+        """The sweeps, then the first seed of every kind before the second of any."""
+        kinds = [kind for kind in self.given.only if kind != "collapse"]
+        best = {kind: self._best(kind) for kind in kinds}
         for seed in self.given.seeds:
-            if kind == "teachers":
-                self._teacher(seed, self._teaching(self.given.steps))
-            else:
-                self._trained(kind, best, seed, self.given.steps)
+            for kind in kinds:
+                self._trained(kind, best[kind], seed, self.given.steps)
+        if "collapse" in self.given.only:
+            self._trained("ternary", self._best("ternary"), 0, self.given.steps, driven=True)
 
     def _best(self, kind: str) -> Choice:
         """The best rate of the sweep, then how softly; a student takes what the ternary has."""
-        kind = "ternary" if kind == "distilled" else kind
-        choices = [Choice(rate, 0.0) for rate in self.given.rates]
-        if len(choices) > 1:
-            choices = [self._best_of(kind, choices)]
-        if kind == "ternary" and self.given.softs:
-            choices += [Choice(choices[0].rate, soft) for soft in self.given.softs]
-        return self._best_of(kind, choices) if len(choices) > 1 else choices[0]
+        kind = "ternary" if kind in ("distilled", "student") else kind
+        softs = (self.given.softs if kind == "ternary" else []) or [0.0]
+        best = self._best_of(kind, [Choice(rate, softs[0]) for rate in self.given.rates])
+        return self._best_of(kind, [best, *(Choice(best.rate, soft) for soft in softs[1:])])
 
     def _best_of(self, kind: str, choices: list[Choice]) -> Choice:
+        if len(choices) == 1:
+            return choices[0]
         steps = self.given.sweep_steps or self.given.steps
-        found = {one: self._trained(kind, one, 0, steps) for one in choices}
+        # First what no other process does, then what the others have done.
+        for one in choices:
+            self._trained(kind, one, 0, steps)
+        found = {one: self._trained(kind, one, 0, steps, wait=True) for one in choices}
         return min(found, key=lambda one: float(found[one]["perplexity"]))
 
-    def _teaching(self, steps: int) -> int:
-        return round(steps * self.given.teaching)
-
     def _trained(
-        self, kind: str, choice: Choice, seed: int, steps: int, *, driven: bool = False
-    ) -> dict[str, Any]:
-        """One run, or what its file says."""
+        self, kind: str, choice: Choice, seed: int, steps: int,
+        *, driven: bool = False, wait: bool = False,
+    ) -> dict[str, Any]:  # fmt: skip
+        """One run, or what its file says; empty if another process is at it and we do not wait."""
         name = f"{kind} {choice} seed {seed} steps {steps}{' driven' if driven else ''}"
         file = self.given.out / "runs" / f"{name.replace(' ', '-')}.json"
+        claim = file.with_suffix(".claim")
+        while not file.exists() and not _claimed(claim):
+            if not wait:
+                return {}
+            time.sleep(0.5)
         if not file.exists():
-            left = self.given.until - (time.monotonic() - self._began)
-            # The first run compiles: what it took says nothing about the next.
-            if left < steps * min(self._seconds_a_step[1:], default=0.0):
-                raise OutOfTimeError(f"{name}: {left:.0f} s are left")
-            began = time.monotonic()
-            found = {"kind": "collapse" if driven else kind, "seed": seed, **asdict(choice)}
-            found |= self._run(kind, choice, seed, steps, name, None if driven else 8)
-            seconds = time.monotonic() - began
-            self._seconds_a_step.append(seconds / found["steps"])
-            file.write_text(json.dumps(found | {"seconds": round(seconds, 1)}) + "\n")
-            shown = {key: value for key, value in found.items() if key != "rows"}
-            print(f"{name:44} {seconds:5.0f} s {shown}", flush=True)
+            try:
+                self._do(name, file, kind, choice, seed, steps, driven)
+            finally:
+                claim.unlink()
         result: dict[str, Any] = json.loads(file.read_text())
         return result
+
+    def _do(
+        self, name: str, file: Path, kind: str, choice: Choice, seed: int, steps: int, driven: bool
+    ) -> None:
+        left = self.given.until - (time.monotonic() - self._began)
+        # The first run compiles: what it took says nothing about the next.
+        if left < steps * min(self._seconds_a_step[1:], default=0.0):
+            raise OutOfTimeError(f"{name}: {left:.0f} s are left")
+        began = time.monotonic()
+        found = {"kind": "collapse" if driven else kind, "seed": seed, **asdict(choice)}
+        found |= self._run(kind, choice, seed, steps, name, None if driven else 8)
+        gc.collect()  # graphs keep gigabytes until their trainer is gone
+        seconds = time.monotonic() - began
+        self._seconds_a_step.append(seconds / found["steps"])
+        _write(file, json.dumps(found | {"seconds": round(seconds, 1)}) + "\n")
+        shown = {key: value for key, value in found.items() if key != "rows"}
+        print(f"{name:44} {seconds:5.0f} s {shown}", flush=True)
 
     def _run(
         self, kind: str, choice: Choice, seed: int, steps: int, name: str, patience: int | None
     ) -> dict[str, Any]:
-        rate = choice.rate
-        job = replace(self._job, dense=kind != "ternary")
-        whole, before = steps == self.given.steps, list[Row]()
+        job = replace(self._job, dense=kind in ("dense", "equal bytes"))
+        own: dict[str, Any] = {}
         if kind == "equal bytes":
             job = self._equal_bytes()
+        if kind == "student":
+            job = replace(job, teacher=self._finished_twin(seed))
+            own = {"distill": LISTENS}
         if kind == "distilled":
-            folder, before = self._teacher(seed, self._teaching(steps))
-            job = replace(job, dense=False, start=folder, teacher=folder)
-            # The student goes on where the plan of rates would be after so many steps.
-            rate *= 1.0 - self.given.teaching
-            steps -= self._teaching(steps)
+            own = {
+                "soft": self.given.distilled_soft, "own_teacher": self.given.own_teacher,
+                "average": self.given.average, "distill": self.given.distill,
+                "distill_falls": True, "distill_until": self.given.distill_until,
+            }  # fmt: skip
         recipe = replace(
-            job.recipe, peak_rate=rate, final_rate=rate / 100, seed=seed, steps=steps,
-            warm_up=max(1, steps // 20), patience=patience, soft=choice.soft,
-            distill=self.given.distill if kind == "distilled" else 0.0, distill_falls=True,
+            job.recipe, peak_rate=choice.rate, final_rate=choice.rate / 100, seed=seed, steps=steps,
+            warm_up=max(1, steps // 20), patience=patience, **{"soft": choice.soft, **own},
         )  # fmt: skip
         trainer = train_run.make_trainer(replace(job, recipe=recipe), self._text)
         trainer.run()
-        found = _summary(trainer, before)
+        found = _summary(trainer) | {"teaching": own}
         trainer.model.load_state_dict(trainer.best)
         trainer.valid = torch.from_numpy(self._judging).to(trainer.device)
         found |= {"perplexity": float(np.exp(trainer.valid_loss())), "width": job.shape.dim}
-        if whole and not job.dense:
+        if steps == self.given.steps and kind == "dense":
+            self._keep_twin(trainer, seed)
+        if steps == self.given.steps and not job.dense:
             found |= self._exported(trainer, self.given.out / "packed" / name.replace(" ", "-"))
         return found
 
-    def _teacher(self, seed: int, steps: int) -> tuple[Path, list[Row]]:
-        """A dense model that has had a part of the tokens, trained once for all its students."""
-        rate = self._best("dense").rate
-        folder = self.given.out / f"teacher-{seed}-{steps}"
-        rows = folder / "rows.json"
-        if not rows.exists():
-            recipe = replace(
-                self._job.recipe, peak_rate=rate, final_rate=rate / 100, seed=seed, steps=steps,
-                warm_up=max(1, steps // 20),
-            )  # fmt: skip
-            job = replace(self._job, dense=True, recipe=recipe)
-            trainer = train_run.make_trainer(job, self._text)
-            trainer.run().decoder.cpu().save_pretrained(folder)
-            save_tokenizer(self._text.tokenizer, folder)
-            rows.write_text(json.dumps([asdict(row) for row in trainer.progress.rows]))
-        return folder, [Row(**row) for row in json.loads(rows.read_text())]
+    def _keep_twin(self, trainer: Trainer, seed: int) -> None:
+        """For students. Written beside its place, then moved: they may be waiting for it."""
+        folder = self.given.out / f"twin-{seed}"
+        beside = folder.with_suffix(".partial")
+        trainer.model.decoder.cpu().save_pretrained(beside)
+        save_tokenizer(self._text.tokenizer, beside)
+        os.replace(beside, folder)
+
+    def _finished_twin(self, seed: int) -> Path:
+        folder = self.given.out / f"twin-{seed}"
+        while not folder.exists():
+            if time.monotonic() - self._began > self.given.until:
+                raise OutOfTimeError(f"no dense twin of seed {seed} to learn from")
+            time.sleep(0.5)
+        return folder
 
     def _exported(self, trainer: Trainer, folder: Path) -> dict[str, Any]:
         """Writes the packed file and judges what is read back from it, by the same code."""
@@ -285,7 +316,7 @@ class Study:
         sweep = [_without_rows(run) for run in runs.values() if run not in judged]
         asked = {k: v for k, v in vars(self.given).items() if isinstance(v, int | str | float)}
         left = {"asked": asked | {"until": None}, "kinds": results, "sweep": sweep}
-        (self.given.out / "twins.json").write_text(json.dumps(left) + "\n")
+        _write(self.given.out / "twins.json", json.dumps(left) + "\n")
         print(_table(results))
         shown = {k: [Row(*row) for row in r["runs"][0]["rows"]] for k, r in results.items()}
         if not shown:
@@ -310,17 +341,47 @@ def _choice(run: dict[str, Any]) -> Choice:
     return Choice(run["rate"], run.get("soft", 0.0))
 
 
-def _summary(trainer: Trainer, before: list[Row]) -> dict[str, Any]:
-    progress, earlier = trainer.progress, before[-1].step if before else 0
-    shifted = [replace(row, step=row.step + earlier) for row in progress.rows]
-    rows = [*before, *shifted]
+def _claimed(claim: Path) -> bool:
+    """Whether this process may do what the file stands for: no other one has said it does."""
+    try:
+        with claim.open("x") as file:
+            file.write(str(os.getpid()))
+    except FileExistsError:
+        return False
+    return True
+
+
+def _forget_the_dead(folder: Path) -> None:
+    """Takes away what processes that are gone have claimed."""
+    for claim in folder.glob("*.claim"):
+        try:
+            owner = claim.read_text()
+            os.kill(int(owner or os.getpid()), 0)
+        except ProcessLookupError:
+            claim.unlink(missing_ok=True)
+        except FileNotFoundError:
+            continue
+
+
+def _write(file: Path, text: str) -> None:
+    """All at once: another process may be looking."""
+    beside = file.with_suffix(f".{os.getpid()}")
+    beside.write_text(text)
+    os.replace(beside, file)
+
+
+def _summary(trainer: Trainer) -> dict[str, Any]:
+    progress = trainer.progress
     return {
         "chosen": float(np.exp(progress.best_loss)),
-        "step": progress.best_step + earlier,
-        "steps": progress.step + earlier,
+        "step": progress.best_step,
+        "steps": progress.step,
         "last": progress.rows[-1].perplexity,
         "skipped": progress.skipped,
-        "rows": [[r.step, round(r.train_loss, 4), round(r.valid_loss, 4), r.flipped] for r in rows],
+        "rows": [
+            [r.step, round(r.train_loss, 4), round(r.valid_loss, 4), r.flipped]
+            for r in progress.rows
+        ],
     }
 
 

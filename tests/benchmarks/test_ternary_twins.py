@@ -2,6 +2,8 @@
 
 import importlib.util
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -49,15 +51,32 @@ def test_a_run_is_not_run_again(study):
 
 @pytest.mark.full
 def test_every_kind_is_run_once(study):
-    options = ("--rates", "0.06", "0.12", "--softs", "0.5", "--seeds", "0")
+    options = ("--rates", "0.06", "0.12", "--softs", "0.5", "0.7", "--seeds", "0")
     said, left = study(*options)
-    assert set(left["kinds"]) == {"dense", "ternary", "equal bytes", "distilled", "collapse"}
+    kinds = {"dense", "ternary", "equal bytes", "distilled", "student", "collapse"}
+    assert set(left["kinds"]) == kinds
     assert all(run["kind"] for run in left["sweep"])
-    for kind in ("ternary", "distilled"):
+    for kind in ("ternary", "distilled", "student"):
         (run,) = left["kinds"][kind]["runs"]
         assert run["gap of the exported file"] == 0.0
         assert run["steps"] == 4
-    assert said.count(" s {") == len(left["sweep"]) + 5
+    assert said.count(" s {") == len(left["sweep"]) + 6
+
+
+def test_what_another_process_does_is_left_to_it(study, tmp_path):
+    """A claim of one that lives is kept, one of a process that is gone is taken away."""
+    options = ("--only", "dense", "--rates", "0.1", "--seeds", "0", "1")
+    runs = tmp_path / "out" / "runs"
+    runs.mkdir(parents=True)
+    claims = [runs / f"dense-rate-0.1-seed-{seed}-steps-4.claim" for seed in (0, 1)]
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    for claim, owner in zip(claims, (os.getpid(), gone.pid), strict=True):
+        claim.write_text(str(owner))
+    said, left = study(*options)
+    assert said.count(" s {") == 1
+    assert [run["seed"] for run in left["kinds"]["dense"]["runs"]] == [1]
+    assert [claim.exists() for claim in claims] == [True, False]
 
 
 def test_time_that_is_up_leaves_what_there_is(study):

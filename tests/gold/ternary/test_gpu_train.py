@@ -20,7 +20,18 @@ PLAIN = Recipe(
 )
 
 
-@pytest.mark.parametrize("how", [{"capture": True}, {"compile": True, "capture": True}])
+OWN_TEACHER = {"own_teacher": 0.25, "distill": 0.5, "distill_until": 0.4, "average": 4}
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"capture": True},
+        {"compile": True, "capture": True},
+        {"capture": True, **OWN_TEACHER},
+        {"compile": True, "capture": True, **OWN_TEACHER},
+    ],
+)
 def test_a_captured_step_trains_as_a_plain_one(how):
     windows = (np.arange(64)[:, None] % 12 + 5 * np.arange(17)[None, :]) % 12
 

@@ -90,10 +90,12 @@ class _Latent(nn.Module):
 
     def forward_weight(self) -> Tensor:
         """The weight of the forward pass: the ternary one, unless it is still hardening."""
-        weight = self.ternary_weight()
         if self.softness is None:
-            return weight
-        return weight + self.softness * (self.weight - weight).detach()
+            return self.ternary_weight()
+        latent = self.weight.detach()
+        hard = dequantize(*self.ternary(), self.group_size).to(latent.dtype)
+        # Exactly the latent weight at 1 and exactly the ternary one at 0.
+        return torch.lerp(hard, latent, self.softness) + (self.weight - latent)
 
     def ternary(self) -> tuple[Tensor, Tensor]:
         """What is stored: codes and scales."""

@@ -22,9 +22,17 @@ from torch.nn import functional
 
 from trapline.gold.errors import RangeError, ShapeError
 from trapline.gold.ternary.linear import latents, soften
-from trapline.gold.ternary.train_graph import CapturedGradients
+from trapline.gold.ternary.train_graph import CapturedGradients, CapturedMove
 from trapline.gold.ternary.train_model import DecoderLM, Shape, TernaryLM
-from trapline.gold.ternary.train_optim import Recipe, make_optimisers, rate, softness
+from trapline.gold.ternary.train_optim import (
+    Recipe,
+    make_optimisers,
+    rate,
+    set_rates,
+    softness,
+    teachers_share,
+)
+from trapline.gold.ternary.train_teacher import OwnTeacher
 
 __all__ = ["DecoderLM", "Progress", "Recipe", "Row", "Shape", "TernaryLM", "Trainer"]
 _EVALUATED_AT_ONCE = 64
@@ -66,8 +74,9 @@ class Progress:
 class Trainer:
     """One run: `run()` until the steps are done or the held-out loss has stopped falling.
 
-    `teacher` is a frozen model whose predictions are learned from too (`Recipe.distill`). In a
-    process group (torchrun) each process takes its part of every batch.
+    `teacher` is a frozen model whose predictions are learned from too (`Recipe.distill`); with
+    `Recipe.own_teacher` the run makes it itself. In a process group (torchrun) each process takes
+    its part of every batch.
     """
 
     def __init__(
@@ -80,8 +89,10 @@ class Trainer:
         teacher: nn.Module | None = None,
         device: str | torch.device = "cpu",
     ) -> None:
-        if recipe.distill and teacher is None:
+        if recipe.distill and teacher is None and not recipe.own_teacher:
             raise RangeError("distillation needs a teacher")
+        if recipe.own_teacher and teacher is not None:
+            raise RangeError("a run has one teacher: a given one or its own")
         if recipe.capture and (_world() > 1 or torch.device(device).type != "cuda"):
             raise RangeError("a step is captured on one GPU only")
         self.recipe, self.device = recipe, torch.device(device)
@@ -97,6 +108,9 @@ class Trainer:
         self._codes = self._all_codes()
         self._forward = self._wrapped()
         self._captured: CapturedGradients | None = None
+        self._captured_move: CapturedMove | None = None
+        self._own_teacher = OwnTeacher(recipe)
+        self._asks_teacher = False
         # Numbers that change from step to step, where compiled code can read them.
         self._softness = torch.zeros((), device=self.device)
         self._share = torch.full((), recipe.distill, device=self.device)
@@ -147,47 +161,70 @@ class Trainer:
 
     def _step(self) -> float:
         """One optimiser step, or one that is left out because something exploded."""
-        loss = self._gradients()
-        norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.clip)
+        loss, norm = self._gradients()
         self.progress.step += 1
-        if reason := self._alarm(loss, float(norm)):
+        if reason := self._alarm(loss, norm):
             self._skip(reason)
             return loss
-        for optimiser in self.optimisers:
-            for group in optimiser.param_groups:
-                group["lr"] = (
-                    group["unit"]
-                    * rate(self.recipe, self.progress.step)
-                    * self.progress.rate_factor
-                )
-            optimiser.step()
+        set_rates(
+            self.optimisers, rate(self.recipe, self.progress.step) * self.progress.rate_factor
+        )
+        self._move()
+        self._own_teacher.note(self.model, self.progress.step)
         self._note_good(loss)
         return loss
 
-    def _gradients(self) -> float:
-        """Adds up the gradients of all micro-batches; their mean loss over all processes."""
+    def _gradients(self) -> tuple[float, float]:
+        """Adds up the gradients of all micro-batches, then clips them.
+
+        Their mean loss over all processes, and their norm before.
+        """
         recipe = self.recipe
-        self._softness.fill_(softness(recipe, self.progress.step))
-        gone = self.progress.step / recipe.steps if recipe.distill_falls else 0.0
-        self._share.fill_(recipe.distill * (1.0 - gone))
+        self._prepare()
         shape = (recipe.accumulate, _world(), recipe.batch)
         drawn = torch.randint(len(self.train), shape, generator=self.rng)[:, _rank()]
         if recipe.capture:
-            return float(self._replayed(self.train[drawn[0].to(self.device)]))
+            loss, norm = self._replayed(self.train[drawn[0].to(self.device)]).tolist()
+            return loss, norm
         for optimiser in self.optimisers:
             optimiser.zero_grad()
         total = torch.zeros((), device=self.device)
         for number, rows in enumerate(drawn):
             with self._held_back(number + 1 < recipe.accumulate):
-                loss = self.loss(self.train[rows]) / recipe.accumulate
-                loss.backward()  # type: ignore[no-untyped-call]
-            total += loss.detach()
-        return float(_mean_over_processes(total))
+                part = self.loss(self.train[rows]) / recipe.accumulate
+                part.backward()  # type: ignore[no-untyped-call]
+            total += part.detach()
+        size = nn.utils.clip_grad_norm_(self.model.parameters(), recipe.clip)
+        return float(_mean_over_processes(total)), float(size)
+
+    def _prepare(self) -> None:
+        """What changes from step to step: softness, the teacher and its share."""
+        recipe, step = self.recipe, self.progress.step
+        self._softness.fill_(softness(recipe, step))
+        if self._own_teacher.due(step):
+            self.teacher = self._own_teacher.make(self.model)
+        share = teachers_share(recipe, step)
+        self._share.fill_(share)
+        if (share > 0.0) != self._asks_teacher:
+            # Graphs hold the old way of computing a loss.
+            self._asks_teacher = share > 0.0
+            self._captured = self._captured_move = None
 
     def _replayed(self, windows: Tensor) -> Tensor:
         if self._captured is None:
-            self._captured = CapturedGradients(self.loss, windows, self.model.parameters())
+            self._captured = CapturedGradients(
+                self.loss, windows, self.model.parameters(), self.recipe.clip
+            )
         return self._captured(windows)
+
+    def _move(self) -> None:
+        if not self.recipe.capture:
+            for optimiser in self.optimisers:
+                optimiser.step()
+            return
+        if self._captured_move is None:
+            self._captured_move = CapturedMove(self.optimisers)
+        self._captured_move()
 
     def _held_back(self, held: bool) -> AbstractContextManager[Any]:
         """Gradients cross the processes once a step, with the last micro-batch."""
@@ -228,7 +265,7 @@ class Trainer:
         inputs, targets = windows[:, :-1], windows[:, 1:].flatten()
         with self._precision():
             logits = self._forward(inputs).flatten(0, 1)
-        if self.teacher is None or not self.recipe.distill:
+        if self.teacher is None or not self._asks_teacher:
             return self._criterion(logits, targets)
         with torch.no_grad(), self._precision():
             wanted = self.teacher(inputs).flatten(0, 1)
@@ -265,7 +302,8 @@ class Trainer:
         self._codes = codes
         row = Row(progress.step, train_loss, self.valid_loss(), flipped)
         progress.rows.append(row)
-        progress.stale += 1
+        # A model that is still hardening is not judged by what it would be as ternary.
+        progress.stale = 0 if softness(self.recipe, progress.step) else progress.stale + 1
         if row.valid_loss < progress.best_loss:
             progress.best_loss, progress.best_step, progress.stale = row.valid_loss, row.step, 0
             self.best = _copy(self.model)
@@ -286,6 +324,7 @@ class Trainer:
             "optimisers": [optimiser.state_dict() for optimiser in self.optimisers],
             "rng": self.rng.get_state(),
             "codes": self._codes,
+            "own_teacher": self._own_teacher.state(),
             "progress": asdict(self.progress),
         }
         partial = path.with_name(path.name + ".partial")
@@ -314,6 +353,8 @@ class Trainer:
             optimiser.load_state_dict(saved)
         self.rng.set_state(state["rng"])
         self._codes = state["codes"].to(self.device)
+        self.teacher = self._own_teacher.restore(state["own_teacher"], self.model) or self.teacher
+        self._captured = self._captured_move = None
         rows = [Row(**row) for row in state["progress"].pop("rows")]
         self.progress = Progress(**state["progress"], rows=rows)
 

@@ -1,6 +1,11 @@
-"""Loss and gradients of a batch as one CUDA graph: a launch instead of some hundred."""
+"""A training step as two CUDA graphs, a launch each instead of some hundred.
+
+The first makes loss and gradients, the second moves the weights. The host looks at the loss in
+between, so that a step can still be left out.
+"""
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -9,37 +14,70 @@ _WARM_UP = 3
 
 
 class CapturedGradients:
-    """Calls `loss` and its backward pass for windows of one shape, always in the same memory.
+    """Calls `loss`, its backward pass and the clipping for windows of one shape.
 
-    The gradients are the parameters' own `.grad`, written anew by each call: an optimiser reads
-    them, and nothing may replace them in between.
+    The gradients are the parameters' own `.grad`, written anew by each call in the same memory: an
+    optimiser reads them, and nothing may replace them in between.
     """
 
     def __init__(
-        self, loss: Callable[[Tensor], Tensor], windows: Tensor, parameters: Iterable[nn.Parameter]
+        self,
+        loss: Callable[[Tensor], Tensor],
+        windows: Tensor,
+        parameters: Iterable[nn.Parameter],
+        clip: float,
     ) -> None:
         self._windows = windows.clone()
-        parameters = list(parameters)
+        self._parameters = list(parameters)
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             for _ in range(_WARM_UP):
-                _forget(parameters)
-                loss(self._windows).backward()  # type: ignore[no-untyped-call]
+                self._both(loss, clip)
         torch.cuda.current_stream().wait_stream(side)
-        _forget(parameters)
+        self._forget()
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph):
-            found = loss(self._windows)
-            found.backward()  # type: ignore[no-untyped-call]
-        self._loss = found.detach()
+            self._found = self._both(loss, clip)
 
     def __call__(self, windows: Tensor) -> Tensor:
+        """Loss and norm of the gradients before they were clipped."""
         self._windows.copy_(windows)
         self._graph.replay()
-        return self._loss
+        return self._found
+
+    def _both(self, loss: Callable[[Tensor], Tensor], clip: float) -> Tensor:
+        self._forget()
+        found = loss(self._windows)
+        found.backward()  # type: ignore[no-untyped-call]
+        norm = nn.utils.clip_grad_norm_(self._parameters, clip)
+        return torch.stack((found.detach().float(), norm.float()))
+
+    def _forget(self) -> None:
+        for parameter in self._parameters:
+            parameter.grad = None
 
 
-def _forget(parameters: list[nn.Parameter]) -> None:
-    for parameter in parameters:
-        parameter.grad = None
+class CapturedMove:
+    """Steps all optimisers. Their rates must be tensors: a graph remembers plain numbers."""
+
+    def __init__(self, optimisers: list[Any]) -> None:
+        self._optimisers = optimisers
+        self._plain_steps = 0
+        self._graph: torch.cuda.CUDAGraph | None = None
+
+    def __call__(self) -> None:
+        if self._plain_steps < _WARM_UP:
+            # An optimiser makes its state in the first step: not in a graph's memory.
+            self._plain_steps += 1
+            self._all()
+            return
+        if self._graph is None:
+            self._graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self._graph):
+                self._all()
+        self._graph.replay()
+
+    def _all(self) -> None:
+        for optimiser in self._optimisers:
+            optimiser.step()

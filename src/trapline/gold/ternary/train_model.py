@@ -119,6 +119,8 @@ class DecoderLM(nn.Module):
         angles = self.angles[: tokens.shape[1]]
         turn = angles.cos(), angles.sin()
         x = self._parts.embed(self.decoder.embedding, tokens)
+        if torch.is_autocast_enabled(x.device.type):
+            x = x.to(torch.get_autocast_dtype(x.device.type))
         layers: Any = self.decoder.layers
         for layer in layers:
             x = self._parts.layer(layer, x, *turn)

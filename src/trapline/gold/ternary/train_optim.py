@@ -49,6 +49,12 @@ class Recipe:
     distill: float = 0.0
     #: Whether that share falls to nothing by the end, for a student that overtakes its teacher.
     distill_falls: bool = False
+    #: Share of the steps by which it has fallen; from then on the teacher is not asked any more.
+    distill_until: float = 1.0
+    #: Share of the steps after which the run's own weights, dense up to then, become the teacher.
+    own_teacher: float = 0.0
+    #: Over how many steps those weights are averaged.
+    average: int = 50
     temperature: float = 1.0
     #: A loss this far (in nats) above the usual one is a spike: the step is left out.
     spike: float = 3.0
@@ -72,6 +78,10 @@ class Recipe:
             raise RangeError("soft lies between 0 and 1: the model must be ternary in the end")
         if not (0.0 <= self.distill <= 1.0 and self.temperature > 0.0):
             raise RangeError("distill lies between 0 and 1, temperature above 0")
+        if self.own_teacher and not 0.0 < self.own_teacher < min(self.soft, self.distill_until):
+            raise RangeError("a run's own teacher comes before its weights have hardened")
+        if self.average < 1:
+            raise RangeError("average must be at least 1")
 
 
 def rate(recipe: Recipe, step: int) -> float:
@@ -88,7 +98,25 @@ def rate(recipe: Recipe, step: int) -> float:
 
 def softness(recipe: Recipe, step: int) -> float:
     """How much of the latent weights is still used after so many steps."""
-    return max(0.0, 1.0 - step / (recipe.soft * recipe.steps)) if recipe.soft else 0.0
+    if not recipe.soft:
+        return 0.0
+    begin, end = recipe.own_teacher * recipe.steps, recipe.soft * recipe.steps
+    return min(1.0, max(0.0, (end - step) / (end - begin)))
+
+
+def handed_over(recipe: Recipe, step: int) -> bool:
+    """Whether, after so many steps, a teacher that the run makes itself should be there."""
+    return step >= recipe.own_teacher * recipe.steps
+
+
+def teachers_share(recipe: Recipe, step: int) -> float:
+    """The teacher's share of the loss after so many steps."""
+    if not handed_over(recipe, step):
+        return 0.0
+    if not recipe.distill_falls:
+        return recipe.distill if step < recipe.distill_until * recipe.steps else 0.0
+    begin, end = recipe.own_teacher * recipe.steps, recipe.distill_until * recipe.steps
+    return recipe.distill * max(0.0, (end - step) / (end - begin))
 
 
 def make_optimisers(model: nn.Module, recipe: Recipe) -> list[Any]:
@@ -108,11 +136,30 @@ def make_optimisers(model: nn.Module, recipe: Recipe) -> list[Any]:
     made: list[Any] = []
     if adam:
         on_gpu = all(parameter.is_cuda for parameter in model.parameters())
-        kernel = {"fused": True} if on_gpu else {}
+        kernel = {"fused": True, "capturable": recipe.capture} if on_gpu else {}
         made.append(torch.optim.AdamW(_grouped(adam), lr=0.0, betas=(0.9, 0.98), **kernel))
     if muon:
         made.append(Muon(_grouped(muon)))
+    if recipe.capture:
+        _make_rates_tensors(made)
     return made
+
+
+def _make_rates_tensors(optimisers: list[Any]) -> None:
+    """A number in a CUDA graph stays as it was; a tensor can be filled anew."""
+    for optimiser in optimisers:
+        for group in optimiser.param_groups:
+            group["lr"] = torch.zeros((), device=group["params"][0].device)
+
+
+def set_rates(optimisers: list[Any], relative: float) -> None:
+    """Gives every group its rate: `relative` to the typical weight of its parameters."""
+    for optimiser in optimisers:
+        for group in optimiser.param_groups:
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(group["unit"] * relative)
+            else:
+                group["lr"] = group["unit"] * relative
 
 
 class Muon(torch.optim.Optimizer):
@@ -134,7 +181,7 @@ class Muon(torch.optim.Optimizer):
             for alike in _by_shape(group["params"]):
                 self._move(alike, group["lr"], group["weight_decay"])
 
-    def _move(self, alike: list[Tensor], lr: float, decay: float) -> None:
+    def _move(self, alike: list[Tensor], lr: float | Tensor, decay: float) -> None:
         gradients = torch.stack([p.grad for p in alike if p.grad is not None])
         state = self.state[alike[0]]
         if not state:
@@ -144,7 +191,7 @@ class Muon(torch.optim.Optimizer):
         if decay:
             torch._foreach_mul_(alike, 1.0 - lr * decay)
         size = 0.2 * max(alike[0].shape) ** 0.5
-        torch._foreach_add_(alike, list(ahead.unbind()), alpha=-lr * size)
+        torch._foreach_add_(alike, list((ahead * (-lr * size)).unbind()))
 
 
 def orthogonal(matrices: Tensor) -> Tensor:
