@@ -50,6 +50,7 @@ class Case(NamedTuple):
     added: bool
     saved: bool
     strided: bool = False
+    only: str = ""  # weight or bias: the other is not there
 
     @property
     def centred(self) -> bool:
@@ -64,6 +65,8 @@ def cases() -> list[Case]:
         for choice in (*CHOICES[:3], CHOICES[3 + turn]):
             rows = 301 if width < 16384 else 140
             made.append(Case(rows, width, dtype, *choice, strided=width % 8 != 0))
+    for width, only in product((16384, 5000, 97), ("weight", "bias")):
+        made.append(Case(301, width, DTYPES[1], *CHOICES[0], only=only))
     made += [Case(rows, 1024, DTYPES[1], *CHOICES[0]) for rows in (0, 1, 2, 5000)]
     made += [Case(rows, 16384, DTYPES[1], *CHOICES[0]) for rows in (0, 1, 133)]
     return made
@@ -89,8 +92,8 @@ def data_of(case: Case) -> Data:
         return wide[:, : case.width]
 
     pair = (matrix(), matrix()) if case.added else (None, None)
-    w = normal(case.width) if case.affine else None
-    b = normal(case.width) if case.affine and case.centred else None
+    w = normal(case.width) if case.affine and case.only != "bias" else None
+    b = normal(case.width) if case.affine and case.centred and case.only != "weight" else None
     return Data(matrix() + 0.5, matrix(), *pair, w, b)
 
 

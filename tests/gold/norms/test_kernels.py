@@ -1,6 +1,7 @@
 """The Triton kernels: right in the interpreter, compilable for a Hopper GPU. No GPU is needed."""
 
 import json
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,7 @@ PROBLEMS = [
     for shape in SHAPES
     for centred, affine, added, saved in CHOICES
 ]
+PROBLEMS += [{**PROBLEMS[8], "only": only} for only in ("weight", "bias")]
 KERNELS = {
     *("forward_kernel", "backward_kernel", "add_parts_kernel", "team_backward_kernel"),
     *("held_forward_kernel", "wide_forward_kernel", "statistics_kernel"),
@@ -84,3 +86,27 @@ def test_the_shares_of_a_team_cover_a_row(words):
     assert share % 32 == 0
     assert share <= kernels_backward.TEAM.share
     assert share * (members - 1) < words <= share * members
+
+
+def test_kernels_are_launched_where_their_tensors_are(monkeypatch):
+    """Whichever device is current: a launch would go there, and read the other one's addresses."""
+    import torch
+
+    from trapline.gold.norms import kernels
+
+    entered, launched = [], []
+
+    @contextmanager
+    def device_of(tensor):
+        entered.append(tensor)
+        yield
+        entered.pop()
+
+    monkeypatch.setattr(torch.cuda, "device_of", device_of)
+    for name in ("forward", "backward"):
+        monkeypatch.setattr(kernels, name, lambda *_: launched.append(list(entered)))
+    x, dy = torch.zeros(2, 3, 8)
+    kernels._forward(x, None, None, None, 1e-5, True)
+    kernels._backward(dy, None, x, None, None, None, 1e-5, True, False)
+    assert [one[0] is tensor for one, tensor in zip(launched, (x, dy), strict=True)] == [True] * 2
+    assert entered == []

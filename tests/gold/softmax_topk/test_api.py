@@ -31,6 +31,16 @@ def test_tensors_agree_with_arrays():
         assert np.allclose(one, other)
 
 
+@pytest.mark.parametrize("vocabulary", [50, 5000])
+def test_logits_that_want_a_gradient_are_ranked_and_get_none(vocabulary):
+    torch = pytest.importorskip("torch")
+    logits = torch.randn(2, vocabulary, generator=torch.manual_seed(0))
+    want = softmax_topk(logits, 3)
+    got = softmax_topk(logits.requires_grad_(), 3)
+    assert not any(part.requires_grad for part in got)
+    assert all(torch.equal(one, other) for one, other in zip(got, want, strict=True))
+
+
 def test_bad_rows_are_refused_unless_the_caller_vouches_for_them():
     torch = pytest.importorskip("torch")
     logits = torch.tensor([[0.0, torch.nan]])

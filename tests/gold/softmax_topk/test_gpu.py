@@ -135,7 +135,7 @@ def test_every_long_plan(k, rows):
 
 @pytest.mark.parametrize("k", [1, 64, 256, 1024])
 def test_a_million_and_beyond(k):
-    for V in (500000, 1000000, 1000003, 3000001):
+    for V in (500000, 1000000, 1000003, 3000001, 20000003):
         taking_turns(2, V, [k])
 
 

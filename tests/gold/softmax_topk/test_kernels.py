@@ -1,6 +1,7 @@
 """The Triton kernels: right in the interpreter, compilable for a Hopper GPU. No GPU is needed."""
 
 import json
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -108,3 +109,40 @@ def test_kernels_wait_for_each_other_only_where_the_gpu_can(monkeypatch, capabil
     monkeypatch.setattr(kernels_device.torch.cuda, "get_device_capability", lambda _: capability)
     monkeypatch.setattr(kernels, "processors", lambda _: 132)
     assert kernels.launch_of(few) == int(getattr(kernels, let_in))
+
+
+@pytest.mark.parametrize("vocabulary", [100, 20000])
+def test_kernels_are_launched_where_their_logits_are(monkeypatch, vocabulary):
+    """Whichever device is current: a launch would go there, and read the other one's addresses."""
+    import torch
+
+    from trapline.gold.softmax_topk import kernels
+
+    entered, launched = [], []
+
+    @contextmanager
+    def device_of(tensor):
+        entered.append(tensor)
+        yield
+        entered.pop()
+
+    monkeypatch.setattr(torch.cuda, "device_of", device_of)
+    for name in ("run_short", "run_long"):
+        monkeypatch.setattr(kernels, name, lambda *_: launched.append(list(entered)))
+    logits = torch.zeros(1, vocabulary)
+    kernels._softmax_topk(logits, 3, 1.0, None, False)
+    assert [one[0] is logits for one in launched] == [True]
+    assert entered == []
+
+
+def test_rows_beyond_what_a_program_can_look_at_are_refused():
+    import torch
+
+    from trapline.gold.errors import RangeError
+    from trapline.gold.softmax_topk import kernels
+
+    logits = torch.empty((1, kernels.LONGEST + 1), device="meta")
+    with pytest.raises(RangeError, match=str(kernels.LONGEST)):
+        kernels.require(logits, 3)
+    for k in (1, 64, 1024):
+        assert kernels.long_plan(1, kernels.LONGEST, k, kernels.LONGEST, 4, 132).tile > 0

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from trapline.gold.errors import DTypeError, RangeError
+from trapline.gold.kernels_device import on_their_device
 from trapline.gold.norms import fast
 from trapline.gold.norms.kernels_backward import Backward, backward
 from trapline.gold.norms.kernels_forward import forward
@@ -22,6 +23,7 @@ WIDEST = 65536
 KERNELS = "trapline_norms_kernels"
 
 
+@on_their_device
 def _forward(
     x: Tensor,
     residual: Tensor | None,
@@ -36,6 +38,7 @@ def _forward(
     return answers
 
 
+@on_their_device
 def _backward(
     dy: Tensor,
     dtotal: Tensor | None,

@@ -34,7 +34,8 @@ def softmax_topk(
     logits is (N, V); probabilities are over all V; temperature is a number, or an array (N,) with
     one for each row. A −inf logit has probability 0. A row with NaN or +inf or nothing but −inf is
     refused; `check=False` skips that look at the values, which on a GPU would wait for the device:
-    then NaN ranks above everything, as in torch, and such a row's probabilities are NaN.
+    then NaN ranks above everything, as in torch, and such a row's probabilities are NaN. Nothing is
+    differentiable: what comes back carries no gradient.
     """
     chosen = choose("softmax_topk", _OFFERED, impl, logits=logits)
     checks.floating(*checks.LOW_FLOATS, logits=logits)
@@ -44,7 +45,7 @@ def softmax_topk(
     if chosen == "oracle":
         return _by_oracle(logits, int(k), temperature, log_probs)
     by = _by_kernels if chosen == "kernels" else _by_torch
-    found, row_max = by(logits, int(k), temperature, log_probs)
+    found, row_max = by(logits.detach(), int(k), temperature, log_probs)
     if check:
         _refuse_rows_without_a_softmax(row_max)
     return found

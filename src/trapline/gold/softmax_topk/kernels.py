@@ -18,7 +18,7 @@ import triton
 from torch import Tensor
 
 from trapline.gold.errors import DTypeError, RangeError
-from trapline.gold.kernels_device import may_start_early, processors
+from trapline.gold.kernels_device import may_start_early, on_their_device, processors
 from trapline.gold.softmax_topk.kernels_long import select_kernel, stream_kernel
 from trapline.gold.softmax_topk.kernels_order import AFTER, EARLY, NOT
 from trapline.gold.softmax_topk.kernels_short import best_kernel, short_kernel
@@ -31,6 +31,8 @@ SPLITS = 128
 #: The most group maxima that one program holds.
 HELD = 16384
 MOST = 1024
+#: A group of a longer row would be more than a program looks at at once.
+LONGEST = 1 << 26
 #: Up to this k the threshold comes from counting; the keys of more are bisected and sorted.
 RANKED = 64
 _SHIFT = {torch.float32: 0, torch.float16: 13, torch.bfloat16: 16}
@@ -182,6 +184,7 @@ def group_size(vocabulary: int, k: int, near: int) -> int:
     return max(min(near, most), int(least))
 
 
+@on_their_device
 def _softmax_topk(
     logits: Tensor, k: int, temperature: float, temperatures: Tensor | None, log_probs: bool
 ) -> _Answers:
@@ -322,6 +325,8 @@ def require(logits: Tensor, k: int) -> None:
         raise DTypeError(f"the kernels take float16, bfloat16 and float32, not {logits.dtype}")
     if k > MOST:
         raise RangeError(f"the kernels take k up to {MOST}, not {k}")
+    if logits.shape[1] > LONGEST:
+        raise RangeError(f"the kernels take rows of up to {LONGEST} logits, not {logits.shape[1]}")
 
 
 def _shapes(
