@@ -10,7 +10,6 @@ import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from trapline.cli.main import build, guarded
 from trapline.gold.decoder.config import from_dict
 from trapline.gold.decoder.generate import generate
 from trapline.gold.decoder.model import Decoder
@@ -38,23 +37,6 @@ def checkpoint(tmp_path_factory):
     made.decoder = decoders.ByteLevel()
     made.save(str(folder / "tokenizer.json"))
     return folder, decoder, made
-
-
-@pytest.fixture
-def run(capsys):
-    """The verb in this process, with what turns our errors into a sentence and an exit code."""
-
-    def run(*args):
-        app = build()
-        code = None
-        try:
-            guarded(lambda: app(["generate", *map(str, args)], prog_name="trapline"))
-        except SystemExit as ended:
-            code = ended.code or 0
-        said = capsys.readouterr()
-        return code, said.out, " ".join(said.err.split())
-
-    return run
 
 
 def test_the_installed_command_streams_ids(checkpoint):

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from trapline.cli import speculate
-from trapline.cli.main import build, guarded
 from trapline.gold.decoder.config import from_dict
 from trapline.gold.decoder.model import Decoder
 from trapline.gold.tree_decoding import drafter_checkpoint
@@ -32,23 +31,6 @@ def checkpoint(tmp_path_factory):
     model = fresh(drafter_config(decoder.config, layers=1, block=5, mask_id=19), 0)
     drafter_checkpoint.save(model, folder / "drafter")
     return folder
-
-
-@pytest.fixture
-def run(capsys):
-    """The verb in this process, with what turns our errors into a sentence and an exit code."""
-
-    def run(*args):
-        app = build()
-        code = None
-        try:
-            guarded(lambda: app(["generate", *map(str, args)], prog_name="trapline"))
-        except SystemExit as ended:
-            code = ended.code or 0
-        said = capsys.readouterr()
-        return code, said.out, " ".join(said.err.split())
-
-    return run
 
 
 @pytest.mark.parametrize("how", ["dflash", "ddtree", "lookup"])

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -14,6 +15,7 @@ from trapline.arena import rubric
 from trapline.arena.record import Bundle, Cell, CheckResult, Dimension
 from trapline.arena.report.catalog import ChallengeInfo, TrapInfo
 from trapline.arena.report.runview import RunView
+from trapline.arena.report.server import LiveRun, ViewServer
 from trapline.arena.store import canonical, digest
 
 CHROMIUM = "/usr/bin/chromium"
@@ -224,6 +226,23 @@ def small_run() -> RunView:
     )
     del cells[15]
     return RunView(cells=cells, bundles=run.bundles, name=run.name, meta=run.meta)
+
+
+@pytest.fixture
+def serve(told: dict[str, ChallengeInfo]) -> Iterator[Callable[..., ViewServer]]:
+    """Starts servers of a live view, each on a port of its own; all end with the test."""
+    servers = []
+
+    def start(read: Callable[[], RunView]) -> ViewServer:
+        server = ViewServer(LiveRun(read, told=told))
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        servers.append(server)
+        return server
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()
 
 
 # No longer than a module: while Playwright is up, its event loop would be in the way of others'.

@@ -1,13 +1,11 @@
 """The report in a real browser: reading, clicking, keys, dark mode, a run that goes on."""
 
-import threading
 from urllib.parse import urlsplit
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 
 from trapline.arena.report.runview import RunView
-from trapline.arena.report.server import LiveRun, ViewServer
 from trapline.arena.store import Planned
 
 SECONDS = 60_000
@@ -55,22 +53,6 @@ def open_page(browser):
 def _is_outside(url: str) -> bool:
     parts = urlsplit(url)
     return parts.scheme not in ("file", "data", "blob") and parts.hostname != "127.0.0.1"
-
-
-@pytest.fixture
-def serve(told):
-    servers = []
-
-    def start(read):
-        server = ViewServer(LiveRun(read, told=told))
-        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
-        servers.append(server)
-        return server
-
-    yield start
-    for server in servers:
-        server.shutdown()
-        server.server_close()
 
 
 def address(site, name="index.html"):

@@ -2,30 +2,13 @@
 
 import http.client
 import json
-import threading
 
 import pytest
 
 from trapline.arena.errors import ArenaError
 from trapline.arena.report.runview import RunView
-from trapline.arena.report.server import LiveRun, ViewServer
+from trapline.arena.report.server import LiveRun
 from trapline.arena.store import Planned
-
-
-@pytest.fixture
-def serve(told):
-    servers = []
-
-    def start(read):
-        server = ViewServer(LiveRun(read, told=told))
-        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
-        servers.append(server)
-        return server
-
-    yield start
-    for server in servers:
-        server.shutdown()
-        server.server_close()
 
 
 def get(server, path, host=None):
