@@ -12,31 +12,27 @@ written down. A tenth of the documents is held out; prompts for the check at the
 it.
 
 `--seconds TARGET DRAFTER` trains by the clock instead of by steps, for a machine whose speed is not
-known: the rates fall to their ends when the time is over.
+known: the rates fall to their ends when the time is over. With `--until SECONDS` the drafter has
+what is left then, counted from the start.
 
 The folder gets `corpus.txt`, `held_out.txt`, the target as a Hugging Face checkpoint with its
-tokeniser, `drafter/`, and `pair.json` with all settings and what was measured.
+tokeniser, `answers.npz` with what it said, `drafter/`, and `pair.json` with all settings and what
+was measured. `--again` makes another drafter for the folder's target, and goes on from the
+folder's drafter with `--continue`.
 """
 
 import argparse
-import hashlib
 import json
-import subprocess
-import sys
-import sysconfig
-import tempfile
 import time
-import zipfile
 from dataclasses import asdict, dataclass, replace
-from email import message_from_bytes
-from importlib import metadata
 from pathlib import Path
 
 import numpy as np
 import torch
+from dflash_pair_text import collect, pieces_of, some_of
 
 from trapline.gold.decoder.model import Decoder
-from trapline.gold.ternary.data import Split, cut, read_documents, split_documents
+from trapline.gold.ternary.data import cut, read_documents, split_documents
 from trapline.gold.ternary.tokenizer import encode, load_tokenizer, train_tokenizer
 from trapline.gold.ternary.train import DecoderLM, Recipe, Shape, Trainer
 from trapline.gold.ternary.train_model import decoder_config, initialise
@@ -44,11 +40,11 @@ from trapline.gold.tree_decoding import drafter_checkpoint
 from trapline.gold.tree_decoding.drafter import DFlashDrafter, drafter_config
 from trapline.gold.tree_decoding.drafter_lookup import PromptLookup
 from trapline.gold.tree_decoding.drafter_training import (
+    Text,
     TrainingConfig,
     before_loops,
     fresh,
-    regenerate,
-    regenerate_in_rounds,
+    regenerate_in_bulk,
     train,
 )
 from trapline.gold.tree_decoding.generate import generate
@@ -78,7 +74,7 @@ class Size:
     window: int
     steps: int
     batch: int
-    rate: float
+    rate: float  # relative to a typical weight, as all rates here
     megabytes: float
     drafter_layers: int
     drafter_hidden: int
@@ -91,6 +87,8 @@ class Size:
     drafter_batch: int
     anchors: int
     drafter_rate: float
+    #: How much of the drafter's loss is the target's whole law.
+    soft: float = 0.0
 
 
 SIZES = {
@@ -106,7 +104,7 @@ SIZES = {
         window=32,
         steps=4,
         batch=4,
-        rate=0.05,
+        rate=0.1,
         megabytes=0.05,
         drafter_layers=1,
         drafter_hidden=48,
@@ -118,7 +116,7 @@ SIZES = {
         drafter_steps=4,
         drafter_batch=4,
         anchors=8,
-        drafter_rate=2e-3,
+        drafter_rate=0.1,
     ),
     "tiny": Size(
         vocab=512,
@@ -131,7 +129,7 @@ SIZES = {
         window=64,
         steps=500,
         batch=8,
-        rate=0.05,
+        rate=0.2,
         megabytes=0.4,
         drafter_layers=2,
         drafter_hidden=256,
@@ -143,48 +141,46 @@ SIZES = {
         drafter_steps=300,
         drafter_batch=8,
         anchors=16,
-        drafter_rate=2e-3,
+        drafter_rate=0.1,
     ),
     # Deep and narrow: a pass over few rows costs what its kernels cost to start, so depth is what
-    # a drafter saves. Few and short tokens: most of them follow from those before.
+    # a drafter saves. Few and short tokens, two characters each: most follow from those before.
     "small": Size(
-        vocab=2048,
+        vocab=512,
         dim=256,
-        layers=18,
+        layers=24,
         heads=4,
         kv_heads=2,
         hidden=768,
         context=1024,
         window=512,
-        steps=6000,
-        batch=96,
-        rate=0.03,
+        steps=2500,
+        batch=64,
+        rate=0.16,
         megabytes=80.0,
         drafter_layers=2,
         drafter_hidden=2048,
         seen=4,
         block=8,
-        prompts=12288,
+        prompts=40960,
         prompt=64,
-        answer=192,
-        drafter_steps=6000,
-        drafter_batch=64,
+        answer=128,
+        drafter_steps=8000,
+        drafter_batch=128,
         anchors=32,
-        drafter_rate=1e-3,
+        drafter_rate=0.1,
     ),
 }
 
 
 def main() -> None:
     options = arguments()
-    size = SIZES[options.size]
-    if options.steps is not None:
-        size = replace(size, steps=options.steps)
+    options.started = started = time.perf_counter()
+    size = chosen_size(options)
     torch.manual_seed(options.seed)
     torch.backends.cuda.matmul.allow_tf32 = True
     out = options.out
     out.mkdir(parents=True, exist_ok=True)
-    started = time.perf_counter()
     sources: list[dict] = []
     corpus = options.corpus or collect(out / "corpus.txt", options, size.megabytes, sources)
     split = split_documents(read_documents([corpus]), 0.1)
@@ -195,17 +191,13 @@ def main() -> None:
         tokenizer = train_tokenizer(some_of(split.train, TOKENIZER_MEGABYTES), size.vocab - SPARE)
         tokenizer.save(str(out / "tokenizer.json"))
     say(f"text and tokeniser after {time.perf_counter() - started:.0f} s")
-    if not options.again:
-        target, target_facts = make_target(size, split, tokenizer, options)
-        # What runs on a GPU is what is kept, taught from and measured: 16 bits.
-        target = target.bfloat16() if options.device.startswith("cuda") else target
-        target.save_pretrained(out)
-    else:
-        target = Decoder.from_pretrained(out, device=options.device).eval().requires_grad_(False)
-        target_facts = {"parameters": sum(parameter.numel() for parameter in target.parameters())}
-    model, drafter_facts = make_drafter(
-        target, size, prompts_of(tokenizer, split.train, size), options
+    # A drafter that learns from answers of before needs no text.
+    train_windows, valid_windows = (
+        cut(encode(tokenizer, side if whole else side[:1]), size.window)
+        for side, whole in ((split.train, not options.same_answers), (split.valid, True))
     )
+    target, target_facts = the_target(size, train_windows, valid_windows, options)
+    model, drafter_facts = make_drafter(target, size, train_windows, options)
     drafter_checkpoint.save(model.to(target.norm.weight.dtype), out / "drafter")
     facts = {
         "sources": sources,
@@ -215,94 +207,40 @@ def main() -> None:
         "seconds": time.perf_counter() - started,
     }
     (out / "pair.json").write_text(json.dumps(facts, indent=1) + "\n")
-    held_out = prompts_of(tokenizer, split.valid, size)[: options.check]
-    if held_out:
+    if options.check:
+        held_out = pieces_of(valid_windows, options.check, size.prompt, options.seed + 2)
         facts["held_out"] = check(target.float(), model.float(), held_out, size)
         (out / "pair.json").write_text(json.dumps(facts, indent=1) + "\n")
 
 
-def collect(path: Path, options, megabytes: float, sources: list[dict]) -> Path:
-    """Python source: modules of packages and of the standard library, mixed, up to a size."""
-    documents = [text for package in options.packages for text in wheel_sources(package, sources)]
-    for package in options.installed:
-        documents += installed_sources(package, sources)
-    library = Path(sysconfig.get_path("stdlib"))
-    sources.append(
-        {"name": "python", "version": sys.version.split()[0], "licence": "PSF-2.0 (library)"}
-    )
-    for file in sorted(library.glob("*.py")) + sorted(library.glob("[a-z]*/*.py")):
-        if not {"site-packages", "test", "tests", "idlelib"} & set(file.parts):
-            documents.append(file.read_text(encoding="utf-8", errors="replace"))
-    clean = (one.replace("\f", "\n").strip() for one in documents)
-    mixed = sorted({one for one in clean if one}, key=drawn)
-    kept = some_of(mixed, megabytes)
-    path.write_text("\f".join(kept), encoding="utf-8")
-    say(f"{len(kept)} documents, {sum(map(len, kept)) / 1e6:.1f} million characters")
-    return path
+def chosen_size(options) -> Size:
+    """The size that was named, with what was asked for in its place."""
+    other = {name: value for name, value in vars(options).items() if name in OVER and value}
+    return replace(SIZES[options.size], **other)
 
 
-def drawn(document: str) -> bytes:
-    """An order that has nothing to do with where a document comes from."""
-    return hashlib.sha256(b"order" + document.encode("utf-8", "replace")).digest()
+#: What of a size can be said on the command line.
+OVER = ("vocab", "layers", "steps", "prompts", "drafter_layers", "drafter_rate", "soft", "rate")
 
 
-def some_of(documents: list[str], megabytes: float) -> list[str]:
-    kept, total = [], 0
-    for document in documents:
-        if total >= megabytes * 1e6:
-            break
-        kept.append(document)
-        total += len(document)
-    return kept
+def the_target(
+    size: Size, train_windows: np.ndarray, valid: np.ndarray, options
+) -> tuple[Decoder, dict]:
+    """The folder's target, or a new one that is then the folder's."""
+    if options.again:
+        kept = Decoder.from_pretrained(options.out, device=options.device)
+        facts = {"parameters": sum(parameter.numel() for parameter in kept.parameters())}
+        return kept.eval().requires_grad_(False), facts
+    target, facts = make_target(size, train_windows, valid, options)
+    # What runs on a GPU is what is kept, taught from and measured: 16 bits.
+    target = target.bfloat16() if options.device.startswith("cuda") else target
+    target.save_pretrained(options.out)
+    (options.out / "target.json").write_text(json.dumps(facts, indent=1) + "\n")
+    return target, facts
 
 
-def installed_sources(package: str, sources: list[dict]) -> list[str]:
-    """The modules of an installed package, its tests left out."""
-    try:
-        found = metadata.distribution(package)
-    except metadata.PackageNotFoundError:
-        raise SystemExit(f"error: {package} is not installed") from None
-    sources.append(
-        {"name": package, "version": found.version, "licence": licence_of(found.metadata)}
-    )
-    texts = []
-    for file in sorted(found.files or [], key=str):
-        if file.suffix == ".py" and not {"test", "tests", "testing"} & set(file.parts):
-            path = Path(str(found.locate_file(file)))
-            if path.is_file():
-                texts.append(path.read_text(encoding="utf-8", errors="replace"))
-    return texts
-
-
-def licence_of(facts) -> str:
-    """What a package says of its licence: in one word, in a line, or by classifiers."""
-    for key in ("License-Expression", "License"):
-        lines = (facts.get(key) or "").strip().splitlines()
-        if lines and lines[0].strip().upper() != "UNKNOWN":
-            return lines[0].strip()[:80]
-    kinds = [line for line in facts.get_all("Classifier") or [] if line.startswith("License ::")]
-    return "; ".join(line.split(" :: ")[-1] for line in kinds) or "not said"
-
-
-def wheel_sources(package: str, sources: list[dict]) -> list[str]:
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest"]
-        subprocess.run([*command, folder, "--only-binary", ":all:", package], check=True)
-        texts = []
-        for wheel in Path(folder).glob("*.whl"):
-            with zipfile.ZipFile(wheel) as archive:
-                about = next(n for n in archive.namelist() if n.endswith(".dist-info/METADATA"))
-                facts = message_from_bytes(archive.read(about))
-                sources.append(
-                    {"name": package, "version": facts["Version"], "licence": licence_of(facts)}
-                )
-                names = [name for name in sorted(archive.namelist()) if name.endswith(".py")]
-                texts += [archive.read(name).decode("utf-8", "replace") for name in names]
-        return texts
-
-
-def make_target(size: Size, split: Split, tokenizer, options) -> tuple[Decoder, dict]:
-    """A dense decoder, trained as `trapline train --dense` trains one."""
+def make_target(size: Size, text: np.ndarray, valid: np.ndarray, options) -> tuple[Decoder, dict]:
+    """A dense decoder, trained as `trapline train --dense --optimiser muon` trains one."""
     on_gpu = options.device.startswith("cuda")
     shape = Shape(size.vocab, size.dim, size.layers, size.heads, size.window)
     decoder = Decoder(decoder_config(shape, kv_heads=size.kv_heads, hidden=size.hidden))
@@ -310,21 +248,27 @@ def make_target(size: Size, split: Split, tokenizer, options) -> tuple[Decoder, 
     recipe = Recipe(
         steps=size.steps,
         batch=size.batch,
+        optimiser="muon",
         peak_rate=size.rate,
-        final_rate=size.rate / 10,
+        final_rate=size.rate / 100,
+        schedule="linear",
         warm_up=max(1, size.steps // 25),
         weight_decay=0.05,
         evaluate_every=max(1, size.steps // 10),
         seed=options.seed,
         precision="bf16" if on_gpu else "fp32",
         compile=on_gpu and not options.eager,
+        capture=on_gpu,
         patience=None,
     )
-    train, valid = (cut(encode(tokenizer, side), size.window) for side in split)
     trainer = Trainer(
-        DecoderLM(decoder), recipe, train, valid[:HELD_OUT_WINDOWS], device=options.device
+        DecoderLM(decoder),
+        recipe,
+        text,
+        valid[:HELD_OUT_WINDOWS],
+        device=options.device,
     )
-    say(f"target: {sum(map(len, train)) / 1e6:.1f} million tokens")
+    say(f"target: {text.size / 1e6:.1f} million tokens")
     started = time.perf_counter()
     best = train_target(trainer, options.seconds[0] if options.seconds else None)
     facts = {
@@ -332,8 +276,9 @@ def make_target(size: Size, split: Split, tokenizer, options) -> tuple[Decoder, 
         "seconds": time.perf_counter() - started,
         "steps": trainer.progress.step,
         "tokens": trainer.progress.step * trainer.tokens_a_step,
-        "tokens_of_text": int(train.size),
+        "tokens_of_text": int(text.size),
         "held_out_loss": trainer.progress.best_loss,
+        "skipped": trainer.progress.skipped,
     }
     return lengthened(best.decoder, size.context).eval().requires_grad_(False), facts
 
@@ -367,40 +312,50 @@ def lengthened(decoder: Decoder, context: int) -> Decoder:
     return longer.to(decoder.device)
 
 
-def prompts_of(tokenizer, documents, size) -> list[list[int]]:
-    """Pieces from all over the documents, the same every time."""
-    width, prompts = size.prompt, []
-    total = sum(map(len, documents))
-    for number, document in enumerate(documents):
-        luck = np.random.default_rng(number)
-        wanted = 2.0 * size.prompts * len(document) / total
-        for _ in range(int(wanted + luck.random())):
-            # A token is at most as many bytes as these characters are likely to have.
-            at = int(luck.integers(0, max(1, len(document) - 8 * width)))
-            begin = document.find("\n", at) + 1
-            ids = tokenizer.encode(document[begin : begin + 8 * width]).ids[:width]
-            prompts += [ids] if len(ids) == width else []
-    order = np.random.default_rng(0).permutation(len(prompts))
-    return [prompts[i] for i in order]
-
-
-def make_drafter(target, size, prompts, options):
+def make_drafter(target: Decoder, size: Size, windows: np.ndarray, options):
+    texts, facts = answers(target, size, windows, options)
     started = time.perf_counter()
-    on_gpu = options.device.startswith("cuda")
-    answers = regenerate_in_rounds if on_gpu else regenerate
-    texts = answers(
-        target,
-        prompts[: size.prompts],
-        max_new_tokens=size.answer,
-        temperatures=options.temperatures,
+    how = TrainingConfig(
+        steps=size.drafter_steps,
+        batch=size.drafter_batch,
+        anchors=size.anchors,
+        learning_rate=size.drafter_rate,
+        optimiser="muon",
+        decay=7.0 if size.block >= 16 else 4.0,
+        soft=size.soft,
         seed=options.seed,
-        batch=512 if on_gpu else 64,
+        seconds=seconds_left(options),
+        compile=not options.eager,
+        look=max(1, size.drafter_steps // 200),
     )
-    answered = time.perf_counter() - started
-    said = sum(len(text.tokens) - text.start for text in texts)
-    kept = [before_loops(text) for text in texts]
-    learned = sum(len(text.tokens) - text.start for text in kept)
-    say(f"drafter: {said} tokens in {answered:.0f} s, {learned} of them before a loop")
+    model = first_drafter(target, size, options)
+
+    def report(step, loss):
+        if step // how.look % 5 == 0:
+            gone = time.perf_counter() - started
+            say(f"drafter: step {step} of {how.steps}, {gone:.0f} s, loss {loss:.3f}")
+
+    losses = train(model, target, texts, how, report)
+    facts |= {
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "seconds": time.perf_counter() - started,
+        "steps": len(losses) * how.look,
+        "loss": sum(losses[-5:]) / len(losses[-5:]),
+        "losses": [round(loss, 3) for loss in losses],
+    }
+    return model, facts
+
+
+def seconds_left(options) -> float | None:
+    if options.until is not None:
+        return max(1.0, options.until - (time.perf_counter() - options.started))
+    return options.seconds[1] if options.seconds else None
+
+
+def first_drafter(target: Decoder, size: Size, options):
+    """Untrained, or the folder's."""
+    if options.go_on:
+        return drafter_checkpoint.load(options.out / "drafter", device=options.device)
     shape = drafter_config(
         target.config,
         layers=size.drafter_layers,
@@ -409,34 +364,42 @@ def make_drafter(target, size, prompts, options):
         seen=size.seen,
         hidden=size.drafter_hidden,
     )
-    how = TrainingConfig(
-        steps=size.drafter_steps,
-        batch=size.drafter_batch,
-        anchors=size.anchors,
-        learning_rate=size.drafter_rate,
-        decay=7.0 if size.block >= 16 else 4.0,
-        seed=options.seed,
-        seconds=options.seconds[1] if options.seconds else None,
+    return fresh(shape, options.seed).to(options.device)
+
+
+def answers(target: Decoder, size: Size, windows: np.ndarray, options) -> tuple[list[Text], dict]:
+    """What the target says to pieces of the text, up to where it begins to repeat itself."""
+    started = time.perf_counter()
+    file = options.out / "answers.npz"
+    if options.same_answers:
+        kept = np.load(file)
+        said = [Text(tokens, size.prompt) for tokens in kept["tokens"].tolist()]
+    else:
+        said = regenerate_in_bulk(
+            target,
+            pieces_of(windows, size.prompts, size.prompt, options.seed + 1),
+            max_new_tokens=size.answer,
+            temperatures=options.temperatures,
+            seed=options.seed,
+            batch=2048 if options.device.startswith("cuda") else 64,
+        )
+        np.savez(file, tokens=np.array([one.tokens for one in said], dtype=np.uint16))
+    answered = time.perf_counter() - started
+    texts = [before_loops(text) for text in said]
+    whole, kept_tokens = (
+        sum(len(text.tokens) - text.start for text in side) for side in (said, texts)
     )
-    model = fresh(shape, options.seed).to(options.device)
-
-    def report(step, loss):
-        if (step + 1) % max(1, how.steps // 20) == 0:
-            gone = time.perf_counter() - started
-            say(f"drafter: step {step + 1} of {how.steps}, {gone:.0f} s, loss {loss:.3f}")
-
-    losses = train(model, target, kept, how, report)
+    loops = sum(a != b for a, b in zip(said, texts, strict=True))
+    say(f"{len(said)} answers in {answered:.0f} s, {loops} end in a loop;")
+    say(f"{kept_tokens} of {whole} tokens stand before one")
     facts = {
-        "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "answers": len(texts),
-        "tokens": said,
-        "tokens_before_loops": learned,
+        "answers": len(said),
+        "answers_that_loop": loops,
+        "tokens": whole,
+        "tokens_before_loops": kept_tokens,
         "seconds_answering": answered,
-        "seconds": time.perf_counter() - started,
-        "steps": len(losses),
-        "loss": sum(losses[-50:]) / len(losses[-50:]),
     }
-    return model, facts
+    return texts, facts
 
 
 def check(target, model, prompts, size) -> dict:
@@ -480,7 +443,14 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--packages", nargs="*", default=[], help="wheels to take source from")
     parser.add_argument("--installed", nargs="*", default=[], help="installed packages likewise")
     parser.add_argument("--corpus", type=Path, help="a text collected before")
-    parser.add_argument("--steps", type=int, help="of the target's training, if not the size's")
+    parser.add_argument("--vocab", type=int, help="tokens, if not the size's; the same below")
+    parser.add_argument("--layers", type=int, help="of the target")
+    parser.add_argument("--steps", type=int, help="of the target's training")
+    parser.add_argument("--rate", type=float, help="of the target's training")
+    parser.add_argument("--prompts", type=int, help="that the target answers")
+    parser.add_argument("--drafter-layers", type=int)
+    parser.add_argument("--drafter-rate", type=float)
+    parser.add_argument("--soft", type=float, help="share of the target's whole law in the loss")
     parser.add_argument(
         "--seconds", type=float, nargs=2, metavar=("TARGET", "DRAFTER"), help="train by the clock"
     )
@@ -496,6 +466,13 @@ def arguments() -> argparse.Namespace:
         action="store_true",
         help="keep the folder's target and tokeniser, make another drafter",
     )
+    parser.add_argument(
+        "--continue", dest="go_on", action="store_true", help="train the folder's drafter on"
+    )
+    parser.add_argument(
+        "--same-answers", action="store_true", help="learn from the folder's answers.npz"
+    )
+    parser.add_argument("--until", type=float, help="seconds from the start to a trained drafter")
     parser.add_argument("--eager", action="store_true", help="no torch.compile on a GPU")
     parser.add_argument("--check", type=int, default=32, help="held-out prompts to check with")
     parser.add_argument("--device", default="cpu")

@@ -12,7 +12,7 @@ from trapline.gold.decoder.model import Decoder
 from trapline.gold.errors import RangeError
 from trapline.gold.tree_decoding.drafter import drafter_config
 from trapline.gold.tree_decoding.drafter_static import StaticDFlash, StaticLookup
-from trapline.gold.tree_decoding.drafter_training import fresh, regenerate_in_rounds
+from trapline.gold.tree_decoding.drafter_training import fresh, regenerate_in_bulk
 from trapline.gold.tree_decoding.generate_graphs import StaticGenerator
 from trapline.gold.tree_decoding.generate_static import StaticConfig
 
@@ -179,7 +179,7 @@ def test_answers_in_bfloat16_begin_as_plain_decoding_s(kind):
 def test_texts_to_learn_from_are_the_target_s(temperature):
     target, _ = models(torch.float32, layers=2)
     prompts = [[3, 4, 5 + number] for number in range(6)]
-    texts = regenerate_in_rounds(
+    texts = regenerate_in_bulk(
         target, prompts, max_new_tokens=9, temperatures=(temperature,), batch=4
     )
     assert [text.tokens[:3] for text in texts] == prompts[:4]

@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from torch.nn import functional
 
 from trapline.gold.decoder.config import DecoderConfig, RopeConfig
 from trapline.gold.decoder.generate import generate as plain
@@ -13,18 +14,21 @@ from trapline.gold.tree_decoding import drafter_checkpoint, train
 from trapline.gold.tree_decoding.drafter import (
     DFlash,
     DFlashDrafter,
+    attend_blocks,
     drafter_config,
     spread_layers,
-    training_mask,
 )
 from trapline.gold.tree_decoding.drafter_lookup import PromptLookup
+from trapline.gold.tree_decoding.drafter_rows import EqualRows
 from trapline.gold.tree_decoding.drafter_training import (
     Lesson,
     Text,
     TrainingConfig,
     before_loops,
+    block_loss,
     fresh,
     regenerate,
+    regenerate_in_bulk,
     schedule,
 )
 from trapline.gold.tree_decoding.drafter_training import train as train_drafter
@@ -34,7 +38,7 @@ from trapline.gold.tree_decoding.generate_decoder import DecoderTarget
 VOCAB, MASK = 24, 23
 
 
-def random_target(layers=3, dim=32, vocab=VOCAB, seed=0):
+def random_target(layers=3, dim=32, vocab=VOCAB, seed=0, window=None):
     config = DecoderConfig(
         family="llama",
         vocab=vocab,
@@ -48,6 +52,7 @@ def random_target(layers=3, dim=32, vocab=VOCAB, seed=0):
         norm_eps=1e-6,
         tied=True,
         rope=RopeConfig(),
+        window=window,
     )
     generator = torch.Generator().manual_seed(seed)
     decoder = Decoder(config).eval().requires_grad_(False)
@@ -127,20 +132,35 @@ def test_positions_keep_their_precision_in_sixteen_bits():
     torch.testing.assert_close(rough.float(), exact, atol=5e-3, rtol=0)
 
 
-def test_the_training_mask_by_hand():
-    mask = training_mask(torch.tensor([[1, 3]]), 4, 2)[0].int().tolist()
-    assert mask == [
-        [1, 0, 0, 0, 1, 1, 0, 0],
-        [1, 0, 0, 0, 1, 1, 0, 0],
-        [1, 1, 1, 0, 0, 0, 1, 1],
-        [1, 1, 1, 0, 0, 0, 1, 1],
-    ]
+@torch.no_grad()
+def test_blocks_attend_as_one_masked_softmax_would():
+    """Anchors 1 and 3 of four context rows, blocks of two: the mask written out by hand."""
+    luck = torch.Generator().manual_seed(0)
+    q = torch.randn(1, 2, 2, 4, 8, generator=luck)
+    old = tuple(torch.randn(1, 4, 2, 8, generator=luck) for _ in range(2))
+    own = tuple(torch.randn(1, 2, 2, 2, 8, generator=luck) for _ in range(2))
+    early = torch.arange(4) < torch.tensor([[1, 3]])[:, :, None]
+    found = attend_blocks(q, old, own, early)
+    seen = torch.tensor(
+        [
+            [1, 0, 0, 0, 1, 1, 0, 0],
+            [1, 0, 0, 0, 1, 1, 0, 0],
+            [1, 1, 1, 0, 0, 0, 1, 1],
+            [1, 1, 1, 0, 0, 0, 1, 1],
+        ]
+    ).bool()
+    k, v = (torch.cat((a, b.flatten(1, 2)), dim=1) for a, b in zip(old, own, strict=True))
+    sides = (side.transpose(1, 2) for side in (q.flatten(1, 2), k, v))
+    want = functional.scaled_dot_product_attention(*sides, attn_mask=seen, enable_gqa=True)
+    torch.testing.assert_close(found.flatten(1, 2), want.transpose(1, 2))
 
 
 def test_anchors_stand_where_something_of_the_target_follows():
     texts = [Text([1, 2, 3, 4, 5], 2), Text([6, 7, 8], 1)]
     lesson = Lesson(texts, random_target(), (0,))
-    batch = lesson.draw(torch.arange(2), 200, 4, torch.Generator().manual_seed(0))
+    luck = torch.rand((2, 201), generator=torch.Generator().manual_seed(0))
+    luck[:, 0] = torch.tensor([0.2, 0.7])  # the first text, the second
+    batch = lesson.draw(luck, 4)
     assert set(batch.anchors[0].tolist()) == {1, 2, 3}
     assert set(batch.anchors[1].tolist()) == {0, 1}
     at_three = batch.anchors[0].tolist().index(3)
@@ -148,14 +168,72 @@ def test_anchors_stand_where_something_of_the_target_follows():
     assert batch.judged[0, at_three].tolist() == [False, True, False, False]
 
 
-def test_features_are_the_same_whether_they_are_kept_or_not(monkeypatch):
-    texts = [Text([1, 2, 3, 4, 5], 2), Text([6, 7, 8], 1), Text([9, 1], 1)]
-    picked = torch.tensor([2, 0, 2])
-    kept = Lesson(texts, random_target(), (0, 2)).features(picked)
-    monkeypatch.setattr("trapline.gold.tree_decoding.drafter_training.REMEMBERED", 0)
-    made = Lesson(texts, random_target(), (0, 2)).features(picked)
-    torch.testing.assert_close(kept, made)
-    assert kept.shape == (3, 5, 64)
+@torch.no_grad()
+@pytest.mark.parametrize("window", [None, 3])
+def test_a_lesson_holds_what_the_target_s_layers_and_head_say(window):
+    target, texts = random_target(window=window), [Text([1, 2, 3, 4, 5], 2), Text([6, 7, 8], 1)]
+    lesson = Lesson(texts, target, (0, 2))
+    for number, text in enumerate(texts):
+        run = target.run([text.tokens], [target.new_cache()], features=(0, 2))
+        count = len(text.tokens)
+        torch.testing.assert_close(lesson.features[number, :count], torch.cat(run.features, -1))
+        torch.testing.assert_close(lesson.last[number, :count], run.last)
+    luck = torch.tensor([[0.0, 0.0, 0.5]])  # the first text, anchors at 1 and 2
+    batch = lesson.draw(luck, 3)
+    said = target.logits(batch.before)[0]
+    want = target(lesson.ids[:1])[0]
+    torch.testing.assert_close(said[0], want[1:3])
+    torch.testing.assert_close(said[1], want[2:4])
+
+
+def test_answers_of_many_rows_are_the_target_s():
+    target, prompts = random_target(), random_prompts(6, 5)
+    options = {"max_new_tokens": 12, "batch": 3}
+    texts = regenerate_in_bulk(target, prompts, temperatures=(0.0,), **options)
+    assert texts == regenerate(target, prompts, temperatures=(0.0,), **options)
+    again = regenerate_in_bulk(target, prompts[:5], temperatures=(1.0, 0.0), **options)
+    assert len(again) == 3  # two of five fill no batch
+    assert again[1] == texts[1]
+    with pytest.raises(RangeError, match="2 prompts for 3 rows"):
+        EqualRows(target, 3, 20).answer(torch.tensor(prompts[:2]), 4, (0.0,))
+
+
+@torch.no_grad()
+def test_sampled_answers_of_many_rows_have_the_target_s_law():
+    target = random_target()
+    rows = 4000
+    said = EqualRows(target, rows, 5, seed=3).answer(torch.tensor([[3, 1, 4]] * rows), 1, (0.7,))
+    found = torch.bincount(said[:, 3], minlength=VOCAB) / rows
+    law = torch.softmax(target(torch.tensor([[3, 1, 4]]))[0, -1] / 0.7, dim=-1)
+    # Five standard deviations of a share; the luck is fixed.
+    assert bool(((found - law).abs() <= 5 * (law * (1 - law) / rows).sqrt() + 1e-3).all())
+
+
+def test_soft_labels_weigh_the_target_s_law():
+    """With labels that are the law's own surest tokens, soft and hard losses differ by the rest."""
+    target = random_target()
+    model = fresh(drafter_config(target.config, layers=1, block=4, mask_id=MASK), 1)
+    lesson = Lesson([Text([1, 2, 3, 4, 5, 6], 1)], target, model.config.target_layers)
+    batch = lesson.draw(torch.tensor([[0.0, 0.3, 0.6]]), 4)
+    hard, half, soft = (
+        float(block_loss(model, target, batch, TrainingConfig(soft=share)).detach())
+        for share in (0.0, 0.5, 1.0)
+    )
+    assert half == pytest.approx((hard + soft) / 2, rel=1e-5)
+    assert hard != pytest.approx(soft, rel=1e-3)
+
+
+@pytest.mark.parametrize("optimiser", ["adamw", "muon"])
+def test_both_optimisers_learn(optimiser):
+    target = random_target()
+    model = fresh(drafter_config(target.config, layers=1, block=4, mask_id=MASK), 1)
+    texts = regenerate_in_bulk(target, random_prompts(16, 5), max_new_tokens=16)
+    rate = 2e-3 if optimiser == "adamw" else 0.1
+    how = TrainingConfig(
+        steps=30, batch=8, anchors=8, learning_rate=rate, optimiser=optimiser, look=29
+    )
+    first, last = train_drafter(model, target, texts, how)
+    assert last < 0.95 * first
 
 
 def test_what_comes_before_a_loop_is_kept():

@@ -8,7 +8,7 @@ slot k says what token k of the block is. Embedding and head are the target's.
 Letters: R rows, T committed tokens, K slots of a block, A anchors, C channels, V vocabulary.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -106,18 +106,19 @@ class DraftLayer(nn.Module):
         self.feedforward_norm = Norm(body.dim, body.norm_eps, bias=False)
         self.feedforward = Feedforward(body)
 
-    def queries(self, normed: Tensor, angles: Angles) -> Tensor:
+    def queries(self, rows: Tensor, angles: Angles) -> Tensor:
         """(…, H, D) of normed block rows (…, C)."""
-        return turned(self.q_norm(self._heads(self.q(normed))), angles)
+        return turned(normed(self.q_norm, self._heads(self.q(rows))), angles)
 
     def rows(self, x: Tensor, angles: Angles) -> tuple[Tensor, Tensor]:
         """Keys and values (…, G, D) of context or normed block rows (…, C)."""
-        return turned(self.k_norm(self._heads(self.k(x))), angles), self._heads(self.v(x))
+        keys = normed(self.k_norm, self._heads(self.k(x)))
+        return turned(keys, angles), self._heads(self.v(x))
 
     def finish(self, x: Tensor, seen: Tensor) -> Tensor:
         """What attention saw, (…, H, D), and the feed-forward, added to the stream."""
         x = x + self.out(seen.flatten(-2))
-        return tensor(x + self.feedforward(self.feedforward_norm(x)))
+        return tensor(x + self.feedforward(normed(self.feedforward_norm, x)))
 
     def _heads(self, x: Tensor) -> Tensor:
         return x.view(*x.shape[:-1], x.shape[-1] // self.head_dim, self.head_dim)
@@ -136,6 +137,7 @@ class DFlash(nn.Module):
         self.norm = Norm(body.dim, body.norm_eps, bias=False)
         #: Radians a position, by device. No buffer: a model in 16 bits still needs them in 32.
         self._turns: dict[torch.device, Tensor] = {}
+        self._train_layer: Callable[..., Tensor] = train_layer
 
     @property
     def layers(self) -> list[DraftLayer]:
@@ -158,7 +160,7 @@ class DFlash(nn.Module):
 
     def context(self, features: Tensor) -> Tensor:
         """(…, layers · C) hidden states of committed tokens to (…, C)."""
-        return tensor(self.fuse_norm(self.fuse(features)))
+        return normed(self.fuse_norm, tensor(self.fuse(features)))
 
     def angles(self, positions: Tensor) -> Angles:
         """Cosine and sine at positions (…), each (…, 1, D/2)."""
@@ -197,8 +199,8 @@ class DFlash(nn.Module):
         angles = self.angles(starts[:, None] + torch.arange(blocks.shape[1], device=blocks.device))
         x = blocks
         for number, layer in enumerate(self.layers):
-            normed = tensor(layer.attention_norm(x))
-            q, (k, v) = layer.queries(normed, angles), layer.rows(normed, angles)
+            rows = normed(layer.attention_norm, x)
+            q, (k, v) = layer.queries(rows, angles), layer.rows(rows, angles)
             # Appended without advancing: the next round writes over the block.
             stored = [cache.append(number, k[i], v[i]) for i, cache in enumerate(caches)]
             seen = [
@@ -206,7 +208,7 @@ class DFlash(nn.Module):
                 for one, (keys, values) in zip(q, stored, strict=True)
             ]
             x = layer.finish(x, torch.cat(seen))
-        return tensor(self.norm(x))
+        return normed(self.norm, x)
 
     def train_hidden(self, features: Tensor, blocks: Tensor, anchors: Tensor) -> Tensor:
         """What `hidden` says for many anchors of whole rows at once, differentiable.
@@ -214,40 +216,68 @@ class DFlash(nn.Module):
         features (R, T, layers · C), blocks (R, A, K, C) embedded, anchors (R, A) positions; the
         answer is (R, A, K, C). A block sees the context strictly before its anchor, and itself.
         """
-        slots, length = blocks.shape[2], features.shape[1]
-        context = self.context(features)
-        past = self.angles(torch.arange(length, device=anchors.device))
-        places = anchors[:, :, None] + torch.arange(slots, device=anchors.device)
-        here = self.angles(places.flatten(1))
-        mask = training_mask(anchors, length, slots)
-        x = blocks.flatten(1, 2)
+        device = anchors.device
+        places = torch.arange(features.shape[1], device=device)
+        past = self.angles(places)
+        here = self.angles(anchors[:, :, None] + torch.arange(blocks.shape[2], device=device))
+        early = places < anchors[:, :, None]
+        context, x = self.context(features), blocks
         for layer in self.layers:
-            normed = tensor(layer.attention_norm(x))
-            own, old = layer.rows(normed, here), layer.rows(context, past)
-            k, v = (torch.cat(both, dim=1) for both in zip(old, own, strict=True))
-            x = layer.finish(x, attend(layer.queries(normed, here), k, v, mask))
-        return tensor(self.norm(x)).view(blocks.shape)
+            x = self._train_layer(layer, x, context, past, here, early)
+        return normed(self.norm, x)
+
+    def compile_training(self) -> None:
+        """Compiles a layer of `train_hidden`: one code for all layers."""
+        self._train_layer = torch.compile(train_layer, dynamic=False)
 
 
-def training_mask(anchors: Tensor, length: int, slots: int) -> Tensor:
-    """bool (R, A·K, T + A·K): context before the anchor, not at it; slots of the same block."""
-    rows, count = anchors.shape
-    own = anchors.repeat_interleave(slots, dim=1)  # (R, A·K)
-    context = torch.arange(length, device=anchors.device) < own[:, :, None]
-    block = torch.arange(count, device=anchors.device).repeat_interleave(slots)
-    same = (block[:, None] == block).expand(rows, -1, -1)
-    return torch.cat((context, same), dim=-1)
+def train_layer(
+    layer: DraftLayer, x: Tensor, context: Tensor, past: Angles, here: Angles, early: Tensor
+) -> Tensor:
+    """One layer over all blocks (R, A, K, C); `early` (R, A, T) says what is before an anchor."""
+    rows = normed(layer.attention_norm, x)
+    q, own, old = layer.queries(rows, here), layer.rows(rows, here), layer.rows(context, past)
+    return layer.finish(x, attend_blocks(q, old, own, early))
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
-    """q (R, n, H, D) over k, v (R, S, G, D) where mask (R, n, S) is True; everywhere if None."""
-    if mask is not None and q.is_cuda:
-        # Of the kernels that take a mask none knows shared heads: the slow one would be taken.
-        k, v = (x.repeat_interleave(q.shape[2] // x.shape[2], dim=2) for x in (k, v))
+def attend_blocks(
+    q: Tensor, old: tuple[Tensor, Tensor], own: tuple[Tensor, Tensor], early: Tensor
+) -> Tensor:
+    """q (R, A, K, H, D) over the context (R, T, G, D) where it is early, and their own blocks.
+
+    No block is ever compared with another one. Heads that share a key are rows of one product.
+    """
+    rows, count, slots, heads, width = q.shape
+    (keys, values), (near_keys, near_values) = old, own
+    groups, length = keys.shape[2], keys.shape[1]
+    share = heads // groups
+    folded = q.view(rows, count, slots, groups, share, width).permute(0, 3, 1, 4, 2, 5)
+    folded = folded.reshape(rows, groups, count, share * slots, width)
+    far = folded.flatten(2, 3) @ keys.permute(0, 2, 3, 1)
+    far = far.view(rows, groups, count, share * slots, length)
+    far = far.masked_fill(~early[:, None, :, None], -torch.inf)
+    near = folded @ near_keys.permute(0, 3, 1, 4, 2)
+    law = torch.softmax(torch.cat((far, near), dim=-1).float() * width**-0.5, dim=-1)
+    law = law.to(values.dtype)
+    mixed = law[..., :length].flatten(2, 3) @ values.transpose(1, 2)
+    mixed = mixed.view(folded.shape) + law[..., length:] @ near_values.permute(0, 3, 1, 2, 4)
+    mixed = mixed.view(rows, groups, count, share, slots, width).permute(0, 2, 4, 1, 3, 5)
+    return mixed.reshape(q.shape)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """q (R, n, H, D) over all of k, v (R, S, G, D)."""
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    shown = None if mask is None else mask[:, None]
-    seen = functional.scaled_dot_product_attention(q, k, v, shown, enable_gqa=True)
+    seen = functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)
     return seen.transpose(1, 2)
+
+
+def normed(norm: Norm, x: Tensor) -> Tensor:
+    """Where gradients may be wanted in a form that a compiler fuses with its neighbours."""
+    if torch.is_grad_enabled():
+        weight = norm.weight.float()
+        return functional.rms_norm(x.float(), weight.shape, weight, norm.eps).to(x.dtype)
+    return tensor(norm(x))
 
 
 def turned(x: Tensor, angles: Angles) -> Tensor:

@@ -10,28 +10,29 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from trapline.gold import checks
+from trapline.gold.decoder.capture import captured
 from trapline.gold.decoder.generate import generate
 from trapline.gold.decoder.model import Decoder
 from trapline.gold.decoder.sampling import Sampling
 from trapline.gold.errors import RangeError
+from trapline.gold.ternary.train_optim import Recipe, make_optimisers
 from trapline.gold.tree_decoding.drafter import DFlash, DrafterConfig
-
-#: Bytes of features that are computed once and kept.
-REMEMBERED = 16 << 30
+from trapline.gold.tree_decoding.drafter_rows import EqualRows, read
 
 
 @dataclass(frozen=True)
 class TrainingConfig:
     """How a drafter is trained. `decay` is γ of the weights exp(−(k − 1) / γ).
 
-    With `seconds` the clock decides: the rate falls to zero when they are over, whatever the
-    number of steps.
+    With `seconds` the clock decides: the rate falls to zero when they are over, preparations
+    included, whatever the number of steps.
     """
 
     steps: int = 300
@@ -43,9 +44,18 @@ class TrainingConfig:
     clip: float = 1.0
     seed: int = 0
     seconds: float | None = None
+    #: "adamw", or "muon" with rates relative to a matrix's typical weight.
+    optimiser: str = "adamw"
+    #: How much the target's whole law counts beside the token that it said.
+    soft: float = 0.0
+    #: Whether a GPU's code is compiled: worth its half minute for long training.
+    compile: bool = False
+    #: Steps between looks at the loss: each waits for the device.
+    look: int = 1
 
     def __post_init__(self) -> None:
         checks.integer_between(1, 2**31, steps=self.steps, batch=self.batch, anchors=self.anchors)
+        checks.integer_between(1, 2**31, look=self.look)
         checks.positive(learning_rate=self.learning_rate, decay=self.decay, clip=self.clip)
 
 
@@ -90,33 +100,27 @@ def regenerate(
     return _texts(prompts, answers)
 
 
-def regenerate_in_rounds(
+def regenerate_in_bulk(
     target: Decoder,
     prompts: Sequence[Sequence[int]],
     *,
     max_new_tokens: int,
     temperatures: Sequence[float] = (0.0,),
     seed: int = 0,
-    batch: int = 512,
+    batch: int = 2048,
 ) -> list[Text]:
-    """The same on a GPU, for prompts of any lengths: the host does not look at single tokens.
+    """The same for prompts of one length, thousands at once; those that fill no batch are left out.
 
-    Prompts that do not fill a batch are left out.
+    On a GPU millions of tokens take seconds. Sampled answers have the target's law, but other luck
+    than `regenerate`.
     """
-    from trapline.gold.tree_decoding.generate_compact import CompactGenerator
-    from trapline.gold.tree_decoding.generate_static import StaticConfig
-
-    rows = min(batch, len(prompts) // len(temperatures))
-    room = max(map(len, prompts)) + max_new_tokens + 2
-    share = len(prompts) // len(temperatures) // rows * rows
+    rows = min(batch, len(prompts))
+    together = EqualRows(target, rows, len(prompts[0]) + max_new_tokens, seed=seed)
     found: list[Text] = []
-    for number, temperature in enumerate(temperatures):
-        rounds = CompactGenerator(target, None, StaticConfig(rows, room, temperature, seed))
-        for at in range(number * share, (number + 1) * share, rows):
-            some = prompts[at : at + rows]
-            answers = rounds.generate(some, max_new_tokens=max_new_tokens).tokens
-            found += _texts(some, answers)
-            rounds.rounds.state.seeds += rows
+    for at in range(0, len(prompts) - rows + 1, rows):
+        some = torch.tensor(prompts[at : at + rows], device=target.device)
+        said = together.answer(some, max_new_tokens, temperatures).tolist()
+        found += [Text(tokens, some.shape[1]) for tokens in said]
     return found
 
 
@@ -154,7 +158,8 @@ def train(
     config: TrainingConfig,
     report: Callable[[int, float], None] = lambda step, loss: None,
 ) -> list[float]:
-    """Trains in place; the loss of every step."""
+    """Trains in place; the losses that were looked at, every `look`th."""
+    begun = time.perf_counter()
     model.check_fits(target)
     # An anchor needs one token behind it that the target said.
     usable = [text for text in texts if len(text.tokens) - text.start >= 2]
@@ -162,35 +167,75 @@ def train(
         raise RangeError("no text has two tokens of the target's own")
     target.requires_grad_(False)
     model.train()
-    on_gpu = target.device.type == "cuda"
-    optimizer = torch.optim.AdamW(
-        model.parameters(), lr=config.learning_rate, weight_decay=0.0, fused=on_gpu
-    )
-    luck = torch.Generator().manual_seed(config.seed)
     lesson = Lesson(usable, target, model.config.target_layers)
+    gradients = _gradients(model, target, lesson, config)
+    optimisers = _optimisers(model, config)
+    luck = torch.Generator().manual_seed(config.seed)
     losses: list[float] = []
-    started = time.perf_counter()
-    while (gone := _gone(len(losses), time.perf_counter() - started, config)) < 1.0:
-        picked = torch.randint(len(usable), (config.batch,), generator=luck)
-        batch = lesson.draw(picked, config.anchors, model.config.block, luck)
-        for group in optimizer.param_groups:
-            group["lr"] = config.learning_rate * schedule(gone, config)
-        loss = block_loss(model, target, batch, lesson.features(picked), config.decay)
-        optimizer.zero_grad(set_to_none=True)
-        torch.autograd.backward(loss)
-        torch.nn.utils.clip_grad_norm_(model.parameters(), config.clip)
-        optimizer.step()
-        losses.append(float(loss.detach()))
-        report(len(losses) - 1, losses[-1])
+    step, started = 0, time.perf_counter()
+    end = None if config.seconds is None else begun + config.seconds
+    while (gone := _gone(step, started, end, config)) < 1.0:
+        # The first number of a row picks its text, the others its anchors.
+        shape = (config.batch, 1 + config.anchors)
+        loss = gradients(torch.rand(shape, generator=luck, dtype=torch.float64))
+        for optimiser in optimisers:
+            for group in optimiser.param_groups:
+                size = group.get("unit", 1.0)
+                group["lr"] = size * config.learning_rate * schedule(gone, config)
+            optimiser.step()
+        if step % config.look == 0:
+            losses.append(float(loss))
+            report(step, losses[-1])
+        step += 1
     model.eval()
     return losses
 
 
-def _gone(step: int, seconds: float, config: TrainingConfig) -> float:
+def _optimisers(model: DFlash, config: TrainingConfig) -> list[Any]:
+    if config.optimiser == "muon":
+        return make_optimisers(model, Recipe(optimiser="muon"))
+    on_gpu = model.norm.weight.is_cuda
+    rate = config.learning_rate
+    return [torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=0.0, fused=on_gpu)]
+
+
+def _gradients(
+    model: DFlash, target: Decoder, lesson: "Lesson", config: TrainingConfig
+) -> Callable[[Tensor], Tensor]:
+    """Loss and clipped gradients of a batch that luck decides; on a GPU one graph."""
+    device = target.device
+    luck = torch.zeros((config.batch, 1 + config.anchors), dtype=torch.float64, device=device)
+    found = torch.zeros((), device=device)
+
+    def work() -> None:
+        model.zero_grad(set_to_none=True)
+        # A cache of rounded weights would outlive the graph that made it.
+        with torch.autocast("cuda", torch.bfloat16, enabled=luck.is_cuda, cache_enabled=False):
+            loss = block_loss(model, target, lesson.draw(luck, model.config.block), config)
+        torch.autograd.backward(loss)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), config.clip)
+        found.copy_(loss.detach())
+
+    replay: Callable[[], object] = work
+    if luck.is_cuda:
+        if config.compile:
+            model.compile_training()
+        replay = captured(work, ()).replay
+
+    def compute(drawn: Tensor) -> Tensor:
+        luck.copy_(drawn)
+        replay()
+        return found
+
+    return compute
+
+
+def _gone(step: int, started: float, end: float | None, config: TrainingConfig) -> float:
     """How much of the training is over, from 0 to 1. One step is always made."""
-    if config.seconds is None:
+    if end is None:
         return step / config.steps
-    return min(1.0, seconds / config.seconds) if step else 0.0
+    now = time.perf_counter()
+    return min(1.0, (now - started) / max(1e-9, end - started)) if step else 0.0
 
 
 def schedule(gone: float, config: TrainingConfig) -> float:
@@ -203,81 +248,72 @@ def schedule(gone: float, config: TrainingConfig) -> float:
 
 @dataclass(frozen=True)
 class Blocks:
-    """A batch: R padded texts, A anchors in each."""
+    """A batch: A anchors in each of R texts of T tokens with padding, K slots a block."""
 
-    ids: Tensor  # (R, T), padded with 0
+    features: Tensor  # (R, T, layers · C)
     anchors: Tensor  # (R, A)
     labels: Tensor  # (R, A, K) the token of each slot
     judged: Tensor  # (R, A, K) bool: behind the anchor, inside the text
+    before: Tensor  # (R, A, K − 1, C) what the target's head read when it said slots 1 …
 
 
 class Lesson:
-    """All texts as tensors beside the target, and what its layers say of them."""
+    """All texts as tensors beside the target, and what its layers say of them.
+
+    The features of all texts are computed once: a text is drawn many times.
+    """
 
     def __init__(self, texts: Sequence[Text], target: Decoder, layers: Sequence[int]) -> None:
-        self._target, self._layers = target, tuple(layers)
         device = target.device
         longest = max(len(text.tokens) for text in texts)
         padded = [text.tokens + [0] * (longest - len(text.tokens)) for text in texts]
         self.ids = torch.tensor(padded, device=device)
         self.starts = torch.tensor([text.start for text in texts], device=device)
         self.lengths = torch.tensor([len(text.tokens) for text in texts], device=device)
-        self._known: Tensor | None = None
-        size = target.norm.weight.element_size() * target.config.dim * len(self._layers)
-        if self.ids.numel() * size <= REMEMBERED:
-            # A text is drawn many times: its features are computed once.
-            pieces = [self._computed(ids) for ids in torch.split(self.ids, 64)]
-            self._known = torch.cat(pieces)
-
-    def features(self, picked: Tensor) -> Tensor:
-        """(R, T, layers · C) of these texts."""
-        picked = picked.to(self.ids.device)
-        return self._computed(self.ids[picked]) if self._known is None else self._known[picked]
-
-    @torch.no_grad()
-    def _computed(self, ids: Tensor) -> Tensor:
+        like, wide = target.norm.weight, target.config.dim
+        self.features = like.new_empty((*self.ids.shape, len(layers) * wide))
+        self.last = like.new_empty((*self.ids.shape, wide))
         # Padding stands behind a text, where nothing of the text can see it.
-        run = self._target.run(list(ids), [_Nothing() for _ in ids], features=self._layers)
-        return torch.cat(run.features, dim=-1).view(*ids.shape, -1)
+        for at in range(0, len(texts), READ_AT_ONCE):
+            some = slice(at, at + READ_AT_ONCE)
+            said = read(target, self.ids[some], seen=layers)
+            self.features[some], self.last[some] = said.features, said.last
 
-    def draw(self, picked: Tensor, count: int, slots: int, luck: torch.Generator) -> Blocks:
-        """Random anchors at or after the last prompt token, with at least one token behind them."""
-        chance = torch.rand((len(picked), count), generator=luck).to(self.ids.device)
-        picked = picked.to(self.ids.device)
+    def draw(self, luck: Tensor, slots: int) -> Blocks:
+        """Luck is (R, 1 + A) numbers in [0, 1): of a row the first picks the text, the others its
+        anchors, at or after the last prompt token, with at least one token behind them."""
+        luck = luck.to(self.ids.device)
+        picked, chance = (luck[:, 0] * len(self.ids)).long(), luck[:, 1:]
         ids, lengths = self.ids[picked], self.lengths[picked]
         first, end = (self.starts[picked] - 1).clamp(min=0), lengths - 1
         anchors = first[:, None] + (chance * (end - first)[:, None]).long()
         slot = torch.arange(slots, device=ids.device)
         places = anchors[:, :, None] + slot
         judged = (places < lengths[:, None, None]) & (slot > 0)
-        labels = ids.gather(1, places.clamp(max=ids.shape[1] - 1).flatten(1)).view(places.shape)
-        return Blocks(ids, anchors, labels, judged)
+        inside = places.clamp(max=ids.shape[1] - 1)
+        labels = ids.gather(1, inside.flatten(1)).view(places.shape)
+        before = self.last[picked[:, None, None], inside[:, :, :-1]]
+        return Blocks(self.features[picked], anchors, labels, judged, before)
 
 
-class _Nothing:
-    """A cache that keeps nothing: whole texts go through in one pass."""
-
-    length = 0
-
-    def append(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ARG002
-        return k, v
-
-    def advance(self, count: int) -> None:
-        """There is nothing to count."""
+#: Texts of which features are computed at once.
+READ_AT_ONCE = 256
 
 
-def block_loss(
-    model: DFlash, target: Decoder, batch: Blocks, features: Tensor, decay: float
-) -> Tensor:
-    """Weighted cross-entropy of all judged slots, a weighted mean."""
+def block_loss(model: DFlash, target: Decoder, batch: Blocks, config: TrainingConfig) -> Tensor:
+    """Of all judged slots the weighted mean of cross-entropy with the text, and by a share
+    `config.soft` with the whole law that the target had there."""
     labels, kind = batch.labels, model.norm.weight.dtype
     slots = torch.arange(labels.shape[2], device=labels.device)
     with torch.no_grad():
         blocks = target.embedding(torch.where(slots > 0, model.config.mask_id, labels)).to(kind)
-    hidden = model.train_hidden(features.to(kind), blocks, batch.anchors)
-    logits = functional.linear(hidden[:, :, 1:], target.head.weight.to(kind)).float()
-    each = functional.cross_entropy(
-        logits.flatten(0, 2), labels[:, :, 1:].flatten(), reduction="none"
-    )
-    weights = torch.exp(-slots[:-1] / decay) * batch.judged[:, :, 1:]
-    return (each * weights.flatten()).sum() / weights.sum()
+        head = target.head.weight.to(kind)
+    hidden = model.train_hidden(batch.features.to(kind), blocks, batch.anchors)
+    logs = torch.log_softmax(functional.linear(hidden[:, :, 1:], head).float(), dim=-1)
+    each = -logs.gather(-1, labels[:, :, 1:, None])[..., 0]
+    if config.soft:
+        with torch.no_grad():
+            law = torch.softmax(functional.linear(batch.before.to(kind), head).float(), dim=-1)
+        each = (1.0 - config.soft) * each - config.soft * (law * logs).sum(dim=-1)
+    weights = torch.exp(-slots[:-1] / config.decay) * batch.judged[:, :, 1:]
+    return (each * weights).sum() / weights.sum()

@@ -1,0 +1,174 @@
+"""A target over many rows of one length: thousands of answers at once, and what its layers say.
+
+A drafter learns from millions of the target's own tokens. Rows of equal length need no paging, no
+ragged batches and no host in between: a step is one token for all rows, on a GPU one graph.
+
+Letters: R rows, P tokens of a prompt, S room for positions, C channels.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from trapline.gold import checks
+from trapline.gold.decoder.capture import captured
+from trapline.gold.decoder.layers import tensor
+from trapline.gold.decoder.model import Decoder
+from trapline.gold.decoder.rope import angles, rotate
+from trapline.gold.errors import RangeError
+from trapline.gold.tree_decoding.drafter_static import Store
+from trapline.gold.tree_decoding.generate_static import StaticConfig, check_shape
+
+
+class Said(NamedTuple):
+    """What whole rows became."""
+
+    last: Tensor  # (R, P, C) after the final norm: what the head reads
+    features: Tensor  # (R, P, layers · C)
+
+
+class EqualRows:
+    """`rows` prompts of one length and the answers to them, all moved on together."""
+
+    def __init__(self, target: Decoder, rows: int, room: int, *, seed: int = 0) -> None:
+        check_shape(target, StaticConfig(rows, room))
+        shape, like = target.config, target.norm.weight
+        assert shape.rope is not None
+        self._target, self._share = target, shape.heads // shape.kv_heads
+        self._store = Store(shape.layers, rows, room, shape.kv_heads, shape.head_dim, like)
+        self._places = torch.arange(room, device=like.device)
+        self._turns = angles(shape.rope, shape.head_dim, self._places, like)
+        self._text = torch.zeros((rows, room), dtype=torch.long, device=like.device)
+        self._at = torch.zeros(1, dtype=torch.long, device=like.device)
+        self._heat = torch.zeros((rows, 1), device=like.device)
+        self._luck = torch.Generator(like.device).manual_seed(seed)
+        self._replay: Callable[[], object] | None = None
+
+    @torch.no_grad()
+    def answer(self, prompts: Tensor, count: int, temperatures: Sequence[float]) -> Tensor:
+        """(R, P + count) tokens, the rows' temperatures in turn."""
+        rows, width = prompts.shape
+        checks.integer_between(1, self._text.shape[1] - width, count=count)
+        if rows != len(self._text):
+            raise RangeError(f"{rows} prompts for {len(self._text)} rows")
+        self._text[:, :width] = prompts
+        turns = torch.arange(rows) % len(temperatures)
+        self._heat.copy_(torch.tensor(temperatures)[turns][:, None])
+        for at in range(0, rows, PREFILL):
+            some = self._text[at : at + PREFILL, : width - 1]
+            read(self._target, some, keep=partial(self._keep, at))
+        self._at.fill_(width - 1)
+        replay = self._step()
+        for _ in range(count):
+            replay()
+        return self._text[:, : width + count].clone()
+
+    def _step(self) -> Callable[[], object]:
+        """One token for every row."""
+        if self._replay is None:
+            self._replay = self._next
+            if self._text.is_cuda:
+                # Rehearsals write behind the prompts only, where answers will be written over.
+                graph = captured(self._next, (self._at, self._text))
+                self._replay = graph.replay
+        return self._replay
+
+    @torch.no_grad()
+    def _next(self) -> None:
+        x = tensor(self._target.embedding(self._text.index_select(1, self._at)))
+        turn = self._turns[0][self._at], self._turns[1][self._at]
+        hidden = torch.where(self._places <= self._at, 0.0, -torch.inf).to(x.dtype)
+        layers: Any = self._target.layers
+        for number, layer in enumerate(layers):
+            q, k, v = projected(layer, x, turn)
+            keys, values = self._store.keys[number], self._store.values[number]
+            keys.index_copy_(1, self._at, k)
+            values.index_copy_(1, self._at, v)
+            x = finished(layer, x, self._attend(q, keys, values, hidden))
+        logits = self._target.logits(tensor(self._target.norm(x[:, 0]))).float()
+        picks = (logits + self._heat * self._noise(logits)).argmax(dim=-1)
+        self._at += 1
+        self._text.index_copy_(1, self._at, picks[:, None])
+
+    def _attend(self, q: Tensor, keys: Tensor, values: Tensor, hidden: Tensor) -> Tensor:
+        """q (R, 1, H, D) over all room, (R, S, G, D), of which what is to come is hidden."""
+        rows, _, heads, width = q.shape
+        # Heads that share a key become rows of one product.
+        folded = q.view(rows, heads // self._share, self._share, width)
+        scores = folded @ keys.permute(0, 2, 3, 1) * width**-0.5 + hidden
+        law = torch.softmax(scores.float(), dim=-1).to(values.dtype)
+        return (law @ values.transpose(1, 2)).view(q.shape)
+
+    def _noise(self, logits: Tensor) -> Tensor:
+        """Gumbel's: the largest of logits / T + noise has the law softmax(logits / T)."""
+        luck = None if logits.is_cuda else self._luck
+        drawn = torch.rand(logits.shape, device=logits.device, generator=luck)
+        return -torch.log(-torch.log(drawn.clamp(1e-9, 1.0 - 1e-7)))
+
+    def _keep(self, first: int, layer: int, k: Tensor, v: Tensor) -> None:
+        """Keys and values of a prompt's first tokens, for rows from `first` on."""
+        some = slice(first, first + len(k))
+        self._store.keys[layer, some, : k.shape[1]] = k
+        self._store.values[layer, some, : v.shape[1]] = v
+
+
+#: Rows of prompts that are read at once.
+PREFILL = 512
+
+
+@torch.no_grad()
+def read(
+    target: Decoder,
+    ids: Tensor,
+    *,
+    seen: Sequence[int] = (),
+    keep: Callable[[int, Tensor, Tensor], None] = lambda layer, k, v: None,
+) -> Said:
+    """What (R, P) tokens from position 0 on became; `keep` gets every layer's keys and values."""
+    shape = target.config
+    if shape.is_gpt2 or shape.window is not None or shape.rope is None:
+        return _read_packed(target, ids, seen)
+    x = tensor(target.embedding(ids))
+    places = torch.arange(ids.shape[1], device=ids.device)
+    turn = angles(shape.rope, shape.head_dim, places, target.norm.weight)
+    kept: dict[int, Tensor] = {}
+    for number, layer in enumerate(target.layers):
+        q, k, v = projected(layer, x, turn)
+        keep(number, k, v)
+        q, k, v = (side.transpose(1, 2) for side in (q, k, v))
+        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        x = finished(layer, x, mixed.transpose(1, 2))
+        if number in seen:
+            kept[number] = x
+    features = torch.cat([x[..., :0], *(kept[number] for number in seen)], dim=-1)
+    return Said(tensor(target.norm(x)), features)
+
+
+def _read_packed(target: Decoder, ids: Tensor, seen: Sequence[int]) -> Said:
+    """The same by the decoder itself, which knows all kinds of models."""
+    run = target.run(list(ids), [target.new_cache() for _ in ids], features=tuple(seen))
+    features = torch.cat([run.last[:, :0], *run.features], dim=-1)
+    return Said(*(part.view(*ids.shape, -1) for part in (run.last, features)))
+
+
+def projected(layer: Any, x: Tensor, turn: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries (R, n, H, D), keys and values (R, n, G, D) of a stream (R, n, C)."""
+    part, rows = layer.attention, tensor(layer.attention_norm(x))
+    q, k, v = (
+        linear(rows).unflatten(-1, (-1, part.config.head_dim))
+        for linear in (part.q, part.k, part.v)
+    )
+    if part.config.qk_norm:
+        q, k = part.q_norm(q), part.k_norm(k)
+    cosine, sine = turn
+    return rotate(q, cosine, sine), rotate(k, cosine, sine), v
+
+
+def finished(layer: Any, x: Tensor, seen: Tensor) -> Tensor:
+    """What attention saw, and the feed-forward, added to the stream."""
+    x = x + layer.attention.out(seen.flatten(2))
+    return tensor(x + layer.feedforward(layer.feedforward_norm(x)))
