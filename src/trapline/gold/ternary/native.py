@@ -1,17 +1,32 @@
 """The CPU's packed product: `packed_cpu.c`. Without a compiler `fast` takes torch instead."""
 
 import ctypes
+import os
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import torch
 
-from trapline.gold.native import at, built, spread
+from trapline.gold.native import built, spread
 
 GROUP = 128
 SOURCE = Path(__file__).with_name("packed_cpu.c")
 #: Fewer weights than this a thread are done before another thread has started.
 _WEIGHTS_A_THREAD = 1 << 20
+
+
+class _Job(ctypes.Structure):
+    """As in the C source."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("x", "plane", "scales", "y")),
+        *((name, ctypes.c_void_p) for name in ("digits", "less", "units")),
+        *((name, ctypes.c_long) for name in ("count", "rows", "columns", "row_bytes", "groups")),
+        ("next", ctypes.c_long),
+    )
 
 
 def unavailable() -> str | None:
@@ -26,20 +41,23 @@ def product(
     """y (M, N) = x (M, K) Wᵀ in float32; plane (N, ⌈K/4⌉), scales (N, ⌈K/128⌉), all contiguous."""
     library = _library()
     assert not isinstance(library, str), library
-    rows, row_bytes = plane.shape
-    columns, groups = x.shape[1], scales.shape[1]
-    digits = np.empty((groups, 3, GROUP), dtype=np.int8)
-    units, sums = np.empty(groups, dtype=np.float32), np.empty(groups, dtype=np.int32)
-    count = max(1, min(threads, rows * columns // _WEIGHTS_A_THREAD))
-    for vector, out in zip(x, y, strict=True):
-        library.split(at(vector), columns, groups, at(digits), at(units), at(sums))
-        fixed = [at(a) for a in (plane, scales, digits, units, sums, out)]
+    (rows, row_bytes), (count, columns), groups = plane.shape, x.shape, scales.shape[1]
+    digits = np.empty((count, groups, 3 * GROUP), dtype=np.int8)
+    less, units = np.empty((count, groups, 4), np.int32), np.empty((count, groups), np.float32)
+    arrays = (x, plane, scales, y, digits, less, units)
+    job = _Job(*(_address(one) for one in arrays), count, rows, columns, row_bytes, groups, 0)
+    library.split(ctypes.byref(job))
+    team = max(1, min(threads, rows * columns // _WEIGHTS_A_THREAD))
+    parallel = None if team == 1 or _forked else _torchs_threads()
+    if parallel is None:
+        spread(lambda number: library.work(ctypes.byref(job)), team)
+    else:
+        parallel(ctypes.cast(library.work, ctypes.c_void_p), ctypes.byref(job), team, 0)
 
-        def part(number: int, fixed: list[ctypes.c_void_p] = fixed) -> None:
-            first, last = rows * number // count, rows * (number + 1) // count
-            library.multiply(*fixed, first, last, row_bytes, groups)
 
-        spread(part, count)
+def _address(array: np.ndarray) -> int:
+    place: int = array.__array_interface__["data"][0]
+    return place
 
 
 @cache
@@ -47,8 +65,34 @@ def _library() -> ctypes.CDLL | str:
     library = built(SOURCE)
     if isinstance(library, str):
         return library
-    long, pointer = ctypes.c_long, ctypes.c_void_p
-    library.split.argtypes = [pointer, long, long, pointer, pointer, pointer]
-    library.multiply.argtypes = [pointer] * 6 + [long] * 4
-    library.split.restype = library.multiply.restype = None
+    library.split.argtypes = library.work.argtypes = [ctypes.c_void_p]
+    library.split.restype = library.work.restype = None
     return library
+
+
+@cache
+def _torchs_threads() -> Callable[..., Any] | None:
+    """GNU OpenMP's way to run a function in a team of threads, where torch has brought it.
+
+    They are the threads of torch's own products: warm, and not in each other's way.
+    """
+    try:
+        found = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+        parallel = found.GOMP_parallel
+    except (OSError, AttributeError):
+        return None
+    pointer, number = ctypes.c_void_p, ctypes.c_uint
+    parallel.argtypes, parallel.restype = [pointer, pointer, number, number], None
+    return parallel
+
+
+_forked = False
+
+
+def _after_a_fork() -> None:
+    """OpenMP's threads do not survive a fork, and it waits for them forever."""
+    global _forked
+    _forked = True
+
+
+os.register_at_fork(after_in_child=_after_a_fork)

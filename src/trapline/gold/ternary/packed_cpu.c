@@ -1,16 +1,44 @@
-/* y = W x for packed ternary weights, read as they are stored.
+/* y = x Wᵀ for packed ternary weights, read as they are stored.
  *
- * Activations are split, group by group of 128, into three signed digits: x = unit * (d0 * 2^14 +
- * d1 * 2^7 + d2), an error of at most 2^-21 of the group's largest value. What remains are sums of
- * int8 products, which compilers turn into dot-product instructions on every CPU that has some.
+ * Activations are split, group by group of 128, into whole numbers of a unit, each off by at most
+ * 2^-21.6 of the group's largest, and these into three int8 digits. What remains are sums of int8
+ * products, which CPUs have instructions for.
+ *
+ * Of a byte with the codes a, b, c, d, from its lowest bits on, fields are multiplied that are cut
+ * out more cheaply than codes:
+ *     4 (a A + b B) = (byte & 3) (4 A - B) + (byte & 15) B,     c and d alike after one shift.
+ * So the digits are those of 4 A - B, B, 4 C - D and D.
+ *
  * Nothing here needs -ffast-math, whose start-up code would change the arithmetic of the whole
  * process.
  */
+#include <float.h>
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
+/* -DPLAIN: as on a CPU for which there is nothing of its own here. */
+#if defined(__ARM_FEATURE_DOTPROD) && !defined(PLAIN)
+#include <arm_neon.h>
+#define DOT_PRODUCTS
+#endif
 
-enum { GROUP = 128, BYTES = GROUP / 4, DIGITS = 3 };
+enum { GROUP = 128, BYTES = GROUP / 4, HALF = BYTES / 2, DIGITS = 3, LANES = 4 };
+/* Rows of the matrix a thread takes at a time; groups whose scales are converted at a time. */
+enum { TAKEN = 64, AT_ONCE = 64, ALL_DIGITS = DIGITS * GROUP };
+/* Five times it, the largest 4 A - B, is just what three digits of base 256 hold. */
+static const float LARGEST = 1671142.0f;
+
+typedef struct {
+    const float *x;         /* (count, columns) */
+    const uint8_t *plane;   /* (rows, row_bytes) */
+    const uint16_t *scales; /* (rows, groups), bits of float16 */
+    float *y;               /* (count, rows) */
+    int8_t *digits;         /* (count, groups, 3 digits, 2 halves, 4 fields, 16 bytes) */
+    int32_t *less;          /* (count, groups, 4 lanes): stored codes are one too large */
+    float *units;           /* (count, groups) */
+    long count, rows, columns, row_bytes, groups;
+    long next; /* the first row of the matrix that no thread has taken */
+} Job;
 
 static inline float half_to_float(uint16_t half) {
     /* Scales are never negative. The float's exponent is rebiased by a multiplication. */
@@ -20,72 +48,206 @@ static inline float half_to_float(uint16_t half) {
     return value * 0x1p112f;
 }
 
-/* x (columns) -> digits (groups, 3, 4, 32): place j of part k belongs to code k of byte j. */
-void split(const float *x, long columns, long groups, int8_t *digits, float *units, int32_t *sums) {
-    for (long g = 0; g < groups; g++, digits += DIGITS * GROUP) {
-        long count = columns - g * GROUP < GROUP ? columns - g * GROUP : GROUP;
-        const float *part = x + g * GROUP;
-        float largest = 0.0f;
-        int finite = 1;
-        for (long i = 0; i < count; i++) {
-            float size = fabsf(part[i]);
-            finite &= size <= 0x1.fffffep127f;
-            largest = size > largest ? size : largest;
-        }
-        memset(digits, 0, DIGITS * GROUP);
-        sums[g] = 0;
-        units[g] = finite ? largest / (126.0f * 16384.0f) : NAN;
-        if (!finite || units[g] == 0.0f) continue;
-        for (long i = 0; i < count; i++) {
-            int32_t whole = (int32_t)lrintf(part[i] / units[g]);
-            int32_t high = (whole + 8192) >> 14, rest = whole - (high << 14);
-            int32_t middle = (rest + 64) >> 7;
-            int8_t *place = digits + (i & 3) * BYTES + (i >> 2);
-            place[0] = (int8_t)high;
-            place[GROUP] = (int8_t)middle;
-            place[2 * GROUP] = (int8_t)(rest - (middle << 7));
-            sums[g] += whole;
-        }
+/* NaN where a value is not finite; never so small that a quotient would be off. */
+static float unit_of(const float *x, long count) {
+    float largest = 0.0f;
+    int finite = 1;
+    for (long i = 0; i < count; i++) {
+        float size = fabsf(x[i]);
+        finite &= size <= FLT_MAX;
+        largest = size > largest ? size : largest;
     }
+    float unit = largest / LARGEST;
+    return !finite ? NAN : unit > FLT_MIN ? unit : FLT_MIN;
 }
 
-static float group_product(const uint8_t *restrict bytes, const int8_t *restrict digits,
-                           int32_t sum) {
-    int8_t codes[GROUP];
-    int32_t high = 0, middle = 0, low = 0;
-    for (int j = 0; j < BYTES; j++) {
-        codes[j] = bytes[j] & 3;
-        codes[BYTES + j] = (bytes[j] >> 2) & 3;
-        codes[2 * BYTES + j] = (bytes[j] >> 4) & 3;
-        codes[3 * BYTES + j] = bytes[j] >> 6;
-    }
+static void split_group(const float *x, long count, int8_t *digits, int32_t *less, float *unit) {
+    int32_t whole[4][BYTES] = {{0}};
+    *unit = unit_of(x, count);
+    if (!isnan(*unit)) /* where it is, zeros do: zero times NaN is NaN */
+        for (long i = 0; i < count; i++) whole[i & 3][i >> 2] = (int32_t)rintf(x[i] / *unit);
+    memset(less, 0, LANES * sizeof *less);
+    for (int j = 0; j < BYTES; j++)
+        less[j / 4 % LANES] -= 4 * (whole[0][j] + whole[1][j] + whole[2][j] + whole[3][j]);
+    for (int half = 0; half < 2; half++)
+        for (int k = 0; k < 4; k++, digits += HALF)
+            for (int j = 0; j < HALF; j++) {
+                const int32_t *one = &whole[k][half * HALF + j];
+                int32_t all = k & 1 ? *one : 4 * *one - one[BYTES];
+                int32_t low = (int8_t)all, rest = (all - low) >> 8, middle = (int8_t)rest;
+                digits[j] = (int8_t)low;
+                digits[GROUP + j] = (int8_t)middle;
+                digits[2 * GROUP + j] = (int8_t)((rest - middle) >> 8);
+            }
+}
+
+/* The digits of all rows of x: once, before any thread calls `work`. */
+void split(Job *job) {
+    for (long m = 0; m < job->count; m++)
+        for (long g = 0; g < job->groups; g++) {
+            long at = m * job->groups + g, left = job->columns - g * GROUP;
+            split_group(job->x + m * job->columns + g * GROUP, left < GROUP ? left : GROUP,
+                        job->digits + at * ALL_DIGITS, job->less + at * LANES, job->units + at);
+        }
+}
+
+#ifdef DOT_PRODUCTS
+typedef float32x4_t Sum;
+typedef struct {
+    int32x4_t low, middle, high;
+} Parts;
+
+static inline Sum nothing(void) { return vdupq_n_f32(0.0f); }
+static inline float total_of(Sum sum) { return vaddvq_f32(sum); }
+
+static inline int8x16_t field(const uint8_t *bytes, int k) {
+    uint8x16_t byte = vld1q_u8(bytes), moved = k < 2 ? byte : vshrq_n_u8(byte, 4);
+    return vreinterpretq_s8_u8(k == 3 ? moved : vandq_u8(moved, vdupq_n_u8(k == 1 ? 15 : 3)));
+}
+
+static inline void add_field(Parts *sums, int8x16_t cut, const int8_t *digits) {
+    sums->low = vdotq_s32(sums->low, cut, vld1q_s8(digits));
+    sums->middle = vdotq_s32(sums->middle, cut, vld1q_s8(digits + GROUP));
+    sums->high = vdotq_s32(sums->high, cut, vld1q_s8(digits + 2 * GROUP));
+    /* Compilers would compute one sum after the other; then each step waits for the one before. */
+    __asm__ volatile("" : "+w"(sums->low), "+w"(sums->middle), "+w"(sums->high));
+}
+
+/* sums[r][c] += factor · one group of row r of the matrix · row c of x; rows lie `stride` apart. */
+static inline __attribute__((always_inline)) void add_group(
+    const int ROWS, const int COUNT, Sum sums[4][2], const uint8_t *bytes, long stride,
+    const int8_t *digits, const int32_t *less, const float *factors, long groups) {
+    Parts parts[4][2];
+    for (int r = 0; r < ROWS; r++)
+        for (int c = 0; c < COUNT; c++) {
+            parts[r][c].low = vld1q_s32(less + c * groups * LANES);
+            parts[r][c].middle = parts[r][c].high = vdupq_n_s32(0);
+        }
+    for (int half = 0; half < 2; half++)
+        for (int k = 0; k < 4; k++)
+            for (int c = 0; c < COUNT; c++)
+                for (int r = 0; r < ROWS; r++)
+                    add_field(&parts[r][c], field(bytes + r * stride + half * HALF, k),
+                              digits + c * groups * ALL_DIGITS + (half * 4 + k) * HALF);
+    for (int r = 0; r < ROWS; r++)
+        for (int c = 0; c < COUNT; c++) {
+            int32x4_t whole = vaddq_s32(parts[r][c].low, vshlq_n_s32(parts[r][c].middle, 8));
+            whole = vaddq_s32(whole, vshlq_n_s32(parts[r][c].high, 16));
+            float factor = factors[(r * COUNT + c) * AT_ONCE];
+            sums[r][c] = vfmaq_n_f32(sums[r][c], vcvtq_f32_s32(whole), factor);
+        }
+}
+#else
+typedef float Sum;
+/* Where there are products of bytes, their first factor has no sign. */
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
+typedef uint8_t Field;
+#else
+typedef int8_t Field;
+#endif
+
+static inline Sum nothing(void) { return 0.0f; }
+static inline float total_of(Sum sum) { return sum; }
+
+/* In loops that compilers turn into their CPU's products of bytes. */
+static int32_t whole_product(const uint8_t *restrict bytes, const int8_t *restrict digits,
+                             const int32_t *restrict less) {
+    Field fields[GROUP];
+    int32_t low = less[0] + less[1] + less[2] + less[3], middle = 0, high = 0;
+    for (int half = 0; half < 2; half++, bytes += HALF)
+        for (int j = 0; j < HALF; j++) {
+            fields[half * 4 * HALF + j] = bytes[j] & 3;
+            fields[half * 4 * HALF + HALF + j] = bytes[j] & 15;
+            fields[half * 4 * HALF + 2 * HALF + j] = bytes[j] >> 4 & 3;
+            fields[half * 4 * HALF + 3 * HALF + j] = bytes[j] >> 4;
+        }
     for (int j = 0; j < GROUP; j++) {
-        high += codes[j] * digits[j];
-        middle += codes[j] * digits[GROUP + j];
-        low += codes[j] * digits[2 * GROUP + j];
+        low += fields[j] * digits[j];
+        middle += fields[j] * digits[GROUP + j];
+        high += fields[j] * digits[2 * GROUP + j];
     }
-    /* Stored is code + 1: the sum of all activations is one too many of each. */
-    return (float)(high * 16384 + middle * 128 + low - sum);
+    return low + 256 * middle + 65536 * high;
 }
 
-/* Rows first .. last - 1 of y; plane (rows, row_bytes), scales (rows, groups) as float16 bits. */
-void multiply(const uint8_t *plane, const uint16_t *scales, const int8_t *digits,
-              const float *units, const int32_t *sums, float *y, long first, long last,
-              long row_bytes, long groups) {
-    long whole = row_bytes / BYTES;
-    for (long n = first; n < last; n++) {
-        const uint8_t *row = plane + n * row_bytes;
-        const uint16_t *scale = scales + n * groups;
-        float total = 0.0f;
-        for (long g = 0; g < whole; g++)
-            total += half_to_float(scale[g]) * units[g] *
-                     group_product(row + g * BYTES, digits + g * DIGITS * GROUP, sums[g]);
-        if (whole < groups) {
-            uint8_t tail[BYTES] = {0};
-            memcpy(tail, row + whole * BYTES, (size_t)(row_bytes - whole * BYTES));
-            total += half_to_float(scale[whole]) * units[whole] *
-                     group_product(tail, digits + whole * DIGITS * GROUP, sums[whole]);
+static inline __attribute__((always_inline)) void add_group(
+    const int ROWS, const int COUNT, Sum sums[4][2], const uint8_t *bytes, long stride,
+    const int8_t *digits, const int32_t *less, const float *factors, long groups) {
+    for (int r = 0; r < ROWS; r++)
+        for (int c = 0; c < COUNT; c++)
+            sums[r][c] += factors[(r * COUNT + c) * AT_ONCE] *
+                          (float)whole_product(bytes + r * stride, digits + c * groups * ALL_DIGITS,
+                                               less + c * groups * LANES);
+}
+#endif
+
+/* factors[r][c][g - begin]: scale of row n + r times unit of row m + c of x; sums are fourfold. */
+static inline __attribute__((always_inline)) void convert_scales(
+    const Job *job, const int ROWS, const int COUNT, long n, long m, long begin, long end,
+    float *factors) {
+    for (int r = 0; r < ROWS; r++)
+        for (int c = 0; c < COUNT; c++, factors += AT_ONCE) {
+            const uint16_t *scales = job->scales + (n + r) * job->groups;
+            const float *units = job->units + (m + c) * job->groups;
+            for (long g = begin; g < end; g++)
+                factors[g - begin] = half_to_float(scales[g]) * 0.25f * units[g];
         }
-        y[n] = total;
+}
+
+/* ROWS rows of the matrix from n on times COUNT rows of x from m on. */
+static inline __attribute__((always_inline)) void multiply(const Job *job, const int ROWS,
+                                                           const int COUNT, long n, long m) {
+    long groups = job->groups, stride = job->row_bytes, whole = stride / BYTES;
+    const uint8_t *bytes = job->plane + n * stride;
+    const int8_t *digits = job->digits + m * groups * ALL_DIGITS;
+    const int32_t *less = job->less + m * groups * LANES;
+    Sum sums[4][2];
+    for (int r = 0; r < ROWS; r++)
+        for (int c = 0; c < COUNT; c++) sums[r][c] = nothing();
+    for (long begin = 0; begin < groups; begin += AT_ONCE) {
+        long end = groups - begin < AT_ONCE ? groups : begin + AT_ONCE;
+        float factors[4 * AT_ONCE];
+        convert_scales(job, ROWS, COUNT, n, m, begin, end, factors);
+        for (long g = begin; g < end && g < whole; g++) {
+            for (int r = 0; r < ROWS; r++) /* the rows after these */
+                __builtin_prefetch(bytes + g * BYTES + (r + ROWS) * stride);
+            add_group(ROWS, COUNT, sums, bytes + g * BYTES, stride, digits + g * ALL_DIGITS,
+                      less + g * LANES, factors + g - begin, groups);
+        }
+        if (end > whole) { /* a short last group: nothing beyond the row is read */
+            uint8_t last[4 * BYTES] = {0};
+            for (int r = 0; r < ROWS; r++)
+                memcpy(last + r * BYTES, bytes + r * stride + whole * BYTES,
+                       (size_t)(stride - whole * BYTES));
+            add_group(ROWS, COUNT, sums, last, BYTES, digits + whole * ALL_DIGITS,
+                      less + whole * LANES, factors + whole - begin, groups);
+        }
+    }
+    for (int r = 0; r < ROWS; r++)
+        for (int c = 0; c < COUNT; c++) job->y[(m + c) * job->rows + n + r] = total_of(sums[r][c]);
+}
+
+static void four_by_one(const Job *job, long n, long m) { multiply(job, 4, 1, n, m); }
+static void two_by_two(const Job *job, long n, long m) { multiply(job, 2, 2, n, m); }
+static void one_by_one(const Job *job, long n, long m) { multiply(job, 1, 1, n, m); }
+
+static void multiply_rows(const Job *job, long n, long last) {
+    for (; n + 4 <= last; n += 4) {
+        long m = 0;
+        for (; m + 2 <= job->count; m += 2) {
+            two_by_two(job, n, m);
+            two_by_two(job, n + 2, m);
+        }
+        if (m < job->count) four_by_one(job, n, m);
+    }
+    for (; n < last; n++)
+        for (long m = 0; m < job->count; m++) one_by_one(job, n, m);
+}
+
+/* Rows of the matrix until none is left; any number of threads may do so at once. */
+void work(Job *job) {
+    for (;;) {
+        long first = __atomic_fetch_add(&job->next, TAKEN, __ATOMIC_RELAXED);
+        if (first >= job->rows) return;
+        multiply_rows(job, first, job->rows - first < TAKEN ? job->rows : first + TAKEN);
     }
 }
