@@ -3,6 +3,7 @@
     PYTHONPATH=src python benchmarks/bench_softmax_topk.py
     … --device cpu: what a CPU does, at 64×151936
     … --quick: one shape; --warm compiles everything and times nothing; --only TEXT
+    … --more: times what the results file does not have yet, and keeps what it has
 
 Peers: torch's softmax followed by topk; topk of the logits with logsumexp, its best formulation;
 torch.compile of that. None of them promises an order of ties. Bytes are one read of the logits.
@@ -12,6 +13,7 @@ and how many of the indices differ.
 
 import argparse
 import itertools
+import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -19,7 +21,7 @@ from functools import cache, partial
 from typing import Any
 
 import torch
-from harness import Contender, Rules, ceilings, compare, errors, show, write
+from harness import Contender, Rules, ceilings, compare, errors, results_file, show, write
 from torch import Tensor
 
 from trapline.gold import softmax_topk
@@ -179,6 +181,12 @@ def warmed(problem: Problem, device: str) -> None:
         torch.cuda.empty_cache()
 
 
+def measured_before(device: str) -> dict[str, Any]:
+    """The cases of the results file. Times are only compared within a case."""
+    path = results_file("softmax_topk", device)
+    return json.loads(path.read_text())["results"] if path.is_file() else {}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cuda")
@@ -188,17 +196,18 @@ def main() -> None:
     parser.add_argument("--part", default="0/1", help="every N-th of them, from the I-th: I/N")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=3600.0, help="start nothing after these")
+    parser.add_argument("--more", action="store_true", help="only what has no result yet")
     asked = parser.parse_args()
     part, of = (int(word) for word in asked.part.split("/"))
     chosen = [one for one in problems(asked.quick, asked.device) if asked.only in one.name]
-    chosen = chosen[part::of]
+    results = measured_before(asked.device) if asked.more else {}
+    chosen = [one for one in chosen if one.name not in results][part::of]
     if asked.warm:
         for problem in chosen:
             warmed(problem, asked.device)
         return
     few = {"calls": 2, "touched": 1} if asked.device == "cpu" else {}
     rules = Rules(rounds=3 if asked.quick else asked.rounds, repeats=2, **few)
-    results: dict[str, Any] = {}
     started = written = time.monotonic()
     for problem in chosen:
         if time.monotonic() - started > asked.seconds:

@@ -9,11 +9,13 @@ the files.
 
 import json
 import math
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import goals
+from roofline import Point, draw, intensity_of, intensity_text
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "nvidia-h200"
@@ -22,8 +24,6 @@ ROOFLINE = ROOT / "docs" / "benchmarks-roofline.svg"
 OURS = ("trapline", "ours", "packed")
 #: What is measured for scale, beside the peers.
 SCALES = ("copy", "read", "smallest kernel", "matmul 8192³")
-#: Datasheet, H200 SXM: float32 outside the tensor cores. The other roofs are measured.
-VECTOR_FLOPS = 67e12
 #: TFLOP/s from which on a kernel is judged by its arithmetic.
 TENSOR_CORES = 100
 
@@ -44,19 +44,6 @@ COMPONENTS = (
     Component("paged_attention", "Paged attention", "read", "paged_attention"),
     Component("attention", "Flash attention", "matmul 8192³", "flash_attention"),
     Component("ternary", "Products with packed ternary weights", "read", "ternary"),
-)
-
-#: Arithmetic an element (additions, multiplications, comparisons, exponentials count one each) and
-#: how often the element crosses the memory bus. First match counts.
-ELEMENTWISE = (
-    (r"layer norm.*forward|forward.*layer norm", 7, 2),
-    (r"layer norm.*backward|backward.*layer norm", 17, 3),
-    (r"RMS norm.*residual.*forward", 6, 4),
-    (r"RMS norm.*residual.*backward", 13, 4),
-    (r"RMS norm.*forward", 5, 2),
-    (r"RMS norm.*backward", 12, 3),
-    # Group maximum, online maximum, difference, exponential, sum, and its share of rescaling.
-    (r"×.*k ?\d+|top-", 6, 1),
 )
 
 
@@ -225,15 +212,6 @@ def occupancy_table(rows: Sequence[dict[str, Any]]) -> list[str]:
     return lines
 
 
-@dataclass(frozen=True)
-class Point:
-    """A case in the roofline: FLOP a byte, FLOP a second."""
-
-    component: str
-    intensity: float
-    flops: float
-
-
 def points() -> Iterator[Point]:
     """The fastest of ours in every case whose arithmetic and traffic are both known."""
     for component in COMPONENTS:
@@ -241,19 +219,9 @@ def points() -> Iterator[Point]:
             ours = [one for one in split(entry["times"])[0] if one["gb_per_s"]]
             if ours:
                 best = min(ours, key=lambda one: float(one["seconds"]))
-                intensity = _intensity(case, best)
+                intensity = intensity_of(case, best)
                 if intensity:
                     yield Point(component.title, intensity, intensity * best["gb_per_s"] * 1e9)
-
-
-def _intensity(case: str, one: dict[str, Any]) -> float | None:
-    if one["tflop_per_s"]:
-        return float(one["tflop_per_s"] * 1e3 / one["gb_per_s"])
-    size = 4 if re.search(r"float32|fp32", case) else 2
-    for pattern, operations, crossings in ELEMENTWISE:
-        if re.search(pattern, case):
-            return operations / (crossings * size)
-    return None
 
 
 def ceilings() -> tuple[float, float]:
@@ -269,43 +237,23 @@ def ceilings() -> tuple[float, float]:
     return memory, matmul
 
 
-def draw(found: Sequence[Point], memory: float, matmul: float, path: Path) -> None:
-    """Points under two roofs: the tensor cores', and that of plain float32."""
-    import matplotlib
-
-    matplotlib.use("svg")
-    matplotlib.rcParams["svg.hashsalt"] = "roofline"
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(8, 5))
-    grid = sorted([0.125, matmul / memory, VECTOR_FLOPS / memory, 16384.0])
-    for roof, name in ((matmul, "bf16 matrix product"), (VECTOR_FLOPS, "float32, datasheet")):
-        axes.plot(grid, [min(x * memory, roof) for x in grid], label=name, linewidth=1)
-    for title in dict.fromkeys(point.component for point in found):
-        mine = [point for point in found if point.component == title]
-        axes.scatter([p.intensity for p in mine], [p.flops for p in mine], label=title, s=14)
-    axes.set(xscale="log", yscale="log", xlabel="FLOP a byte", ylabel="FLOP a second")
-    axes.legend(fontsize=8)
-    axes.grid(alpha=0.3)
-    figure.tight_layout()
-    figure.savefig(path, metadata={"Date": None})
-    pyplot.close(figure)
-
-
-def intensity_text(memory: float, matmul: float) -> list[str]:
-    """The seeds' argument: softmax + top-k at 1.5 FLOP a byte is bound by memory."""
-    ridge, plain = matmul / memory, VECTOR_FLOPS / memory
-    half, full = (6 / size for size in (2, 4))
-    budget = VECTOR_FLOPS / 2 / (memory / 4)
+def goal_lines() -> list[str]:
+    """What was asked of the memory-bound kernels, and what they reach."""
+    results = {
+        component.file: {
+            case: goals.times_of(entry, OURS) for case, entry in timed(component.file).items()
+        }
+        for component in COMPONENTS[:3]
+    }
     return [
-        f"Softmax + top-k spends about six operations on a logit: {full:.1f} FLOP a byte in "
-        f"float32, {half:.1f} in bfloat16. This chip needs {plain:.0f} FLOP a byte before plain "
-        f"float32 arithmetic is the limit, and {ridge:.0f} before the tensor cores are: bound by "
-        "memory, as the argument goes. It leaves out that an operation is not an instruction a "
-        f"cycle: at {memory / 1e12:.1f} TB/s a float32 logit has {budget:.0f} instructions to "
-        "itself on its way through a multiprocessor, a bfloat16 logit half of that, and an "
-        "exponential takes eight times the room of an addition. The distance between our "
-        "bfloat16 and float32 shares of the bandwidth is that.",
+        "## Goals and what is reached",
+        "",
+        "What was asked of the memory-bound kernels (`benchmarks/goals.py`), and the worst and the "
+        "best that their shapes reach. Shares are of a plain copy or read of the same bytes in the "
+        "same run. Why something is missed is said on the component's own page.",
+        "",
+        *goals.table(results),
+        "",
     ]
 
 
@@ -322,6 +270,7 @@ def page() -> str:
         f"Ceilings measured: {memory / 1e12:.2f} TB/s, {matmul / 1e12:.0f} TFLOP/s (bf16 matrix "
         "product, 8192³).",
         "",
+        *goal_lines(),
     ]
     for component in COMPONENTS:
         found = load(component.file)
