@@ -6,7 +6,6 @@ Shape letters: M rows of x, N rows of the matrix, K columns.
 
 from functools import cache
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -28,13 +27,13 @@ def packed_linear(
     before the kernel that makes x is done.
     """
     columns = x.shape[-1]
-    wanted = (-(-columns // 4), (len(plane), -(-columns // group_size)))
+    wanted = (-(-columns // 4), (plane.shape[0], -(-columns // group_size)))
     if (plane.shape[1], tuple(scales.shape)) != wanted:
         raise ShapeError(
             f"{columns} columns do not fit a plane {tuple(plane.shape)} with scales"
             f" {tuple(scales.shape)} in groups of {group_size}"
         )
-    rows = x.reshape(-1, columns)
+    rows = x if x.dim() == 2 else x.reshape(-1, columns)
     if x.is_cuda:
         from trapline.gold.ternary import kernels
 
@@ -43,7 +42,7 @@ def packed_linear(
         y = _native(rows, plane, scales, group_size)
     else:
         y = _tiles(rows, plane, scales, group_size)
-    return y.view(*x.shape[:-1], plane.shape[0])
+    return y if x.dim() == 2 else y.view(*x.shape[:-1], plane.shape[0])
 
 
 def packed_rows(
@@ -71,18 +70,17 @@ def backend() -> str:
 
 def _compiled(rows: Tensor, group_size: int) -> bool:
     whole = group_size % native.GROUP == 0
-    return whole and len(rows) <= _COMPILED_ROWS and native.unavailable() is None
+    return whole and rows.shape[0] <= _COMPILED_ROWS and native.unavailable() is None
 
 
 def _native(rows: Tensor, plane: Tensor, scales: Tensor, group_size: int) -> Tensor:
     x = rows.detach().float().contiguous()
-    y = torch.empty(len(rows), len(plane))
+    y = torch.empty(rows.shape[0], plane.shape[0])
     if group_size != native.GROUP:
         groups = -(-rows.shape[1] // native.GROUP)
         scales = scales.repeat_interleave(group_size // native.GROUP, dim=1)[:, :groups]
-    given = [_numpy(part.contiguous()) for part in (x, plane, scales)]
-    native.product(given[0], given[1], given[2], _numpy(y), torch.get_num_threads())
-    return y.to(rows.dtype)
+    native.product(x, plane.contiguous(), scales.contiguous(), y, torch.get_num_threads())
+    return y if rows.dtype == y.dtype else y.to(rows.dtype)
 
 
 def _tiles(rows: Tensor, plane: Tensor, scales: Tensor, group_size: int) -> Tensor:
@@ -98,11 +96,6 @@ def _tiles(rows: Tensor, plane: Tensor, scales: Tensor, group_size: int) -> Tens
         for at in range(0, len(plane), step)
     ]
     return torch.cat(parts, dim=1) if parts else rows.new_zeros(len(rows), 0)
-
-
-def _numpy(tensor: Tensor) -> np.ndarray:
-    array: np.ndarray = tensor.numpy()
-    return array
 
 
 @cache

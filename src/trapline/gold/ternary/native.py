@@ -7,8 +7,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
+from torch import Tensor
 
 from trapline.gold.native import built, spread
 
@@ -35,17 +35,18 @@ def unavailable() -> str | None:
     return loaded if isinstance(loaded, str) else None
 
 
-def product(
-    x: np.ndarray, plane: np.ndarray, scales: np.ndarray, y: np.ndarray, threads: int
-) -> None:
+def product(x: Tensor, plane: Tensor, scales: Tensor, y: Tensor, threads: int) -> None:
     """y (M, N) = x (M, K) Wᵀ in float32; plane (N, ⌈K/4⌉), scales (N, ⌈K/128⌉), all contiguous."""
     library = _library()
     assert not isinstance(library, str), library
     (rows, row_bytes), (count, columns), groups = plane.shape, x.shape, scales.shape[1]
-    digits = np.empty((count, groups, 3 * GROUP), dtype=np.int8)
-    less, units = np.empty((count, groups, 4), np.int32), np.empty((count, groups), np.float32)
-    arrays = (x, plane, scales, y, digits, less, units)
-    job = _Job(*(_address(one) for one in arrays), count, rows, columns, row_bytes, groups, 0)
+    # Digits (3 · 128 bytes a group) between four int32 and a float32.
+    parts = count * groups
+    scratch = torch.empty(parts * (16 + 3 * GROUP + 4), dtype=torch.uint8)
+    less = scratch.data_ptr()
+    digits, units = less + parts * 16, less + parts * (16 + 3 * GROUP)
+    given = (x.data_ptr(), plane.data_ptr(), scales.data_ptr(), y.data_ptr())
+    job = _Job(*given, digits, less, units, count, rows, columns, row_bytes, groups, 0)
     library.split(ctypes.byref(job))
     team = max(1, min(threads, rows * columns // _WEIGHTS_A_THREAD))
     parallel = None if team == 1 or _forked else _torchs_threads()
@@ -53,11 +54,6 @@ def product(
         spread(lambda number: library.work(ctypes.byref(job)), team)
     else:
         parallel(ctypes.cast(library.work, ctypes.c_void_p), ctypes.byref(job), team, 0)
-
-
-def _address(array: np.ndarray) -> int:
-    place: int = array.__array_interface__["data"][0]
-    return place
 
 
 @cache
