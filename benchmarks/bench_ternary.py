@@ -14,7 +14,6 @@ import argparse
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -43,14 +42,20 @@ class Problem:
         return self.n * (self.k // 4 + 2 * (self.k // GROUP))
 
 
+WIDE, LARGE, LONG = (13824, 2560), (28672, 8192), (2560, 13824)
 GPU = [
-    Problem(13824, 2560, 32),
-    Problem(28672, 8192, 8),
-    Problem(2560, 13824, 32),
-    *(Problem(13824, 2560, 32, rows=rows) for rows in (2, 4, 8, 16, 256)),
-    *(Problem(28672, 8192, 8, rows=rows) for rows in (2, 4, 8)),
+    Problem(*WIDE, 32),
+    Problem(*LARGE, 8),
+    Problem(*LONG, 32),
+    *(Problem(*WIDE, 32, rows=rows) for rows in (2, 4, 8, 16, 32, 64, 256)),
+    *(Problem(*LARGE, 8, rows=rows) for rows in (2, 4, 8, 16, 64)),
+    *(Problem(*LONG, 32, rows=rows) for rows in (16, 64)),
 ]
-CPU = [Problem(4096, 4096, 4), Problem(13824, 2560, 2), Problem(4096, 4096, 4, rows=64)]
+CPU = [
+    Problem(n, k, chain, rows=rows)
+    for rows in (1, 2, 8)
+    for n, k, chain in ((4096, 4096, 4), (*WIDE, 2), (*LONG, 2))
+]
 
 
 def planes(problem: Problem, device: str, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -75,27 +80,61 @@ def chained(product: Callable[[Any], Any], matrices: Sequence[Any]) -> Callable[
 Stored = list[tuple[torch.Tensor, torch.Tensor]]
 
 
-def contenders(
-    problem: Problem, device: str, stored: Stored, dtypes: list[torch.dtype]
-) -> list[Contender]:
-    """Ours first, then torch in each dtype, on the same values."""
-    flops = 2 * problem.rows * problem.n * problem.k * problem.chain
+def packed(
+    problem: Problem, device: str, stored: Stored, dtype: torch.dtype, *, settled: bool = True
+) -> Callable[[int], Callable[[], Any]]:
+    def make(number: int) -> Callable[[], Any]:
+        x = inputs(problem, device, dtype, number)
+        return chained(lambda one: fast.packed_linear(x, *one, settled=settled), stored)
 
-    def ours(number: int) -> Callable[[], Any]:
-        x = inputs(problem, device, dtypes[0], number)
-        return chained(lambda one: fast.packed_linear(x, *one, settled=True), stored)
+    return make
 
-    def torchs(dtype: torch.dtype, number: int) -> Callable[[], Any]:
+
+def by_torch(
+    problem: Problem, device: str, stored: Stored, dtype: torch.dtype
+) -> Callable[[int], Callable[[], Any]]:
+    def make(number: int) -> Callable[[], Any]:
         x = inputs(problem, device, dtype, number)
         matrices = [dense(*one, problem.k, dtype) for one in stored]
         return chained(lambda one: torch.nn.functional.linear(x, one), matrices)
 
-    made = [Contender("packed", ours, bytes=problem.packed_bytes * problem.chain, flops=flops)]
-    for dtype in dtypes:
-        size = problem.n * problem.k * dtype.itemsize * problem.chain
-        name = str(dtype).removeprefix("torch.")
-        made.append(Contender(f"torch {name}", partial(torchs, dtype), bytes=size, flops=flops))
+    return make
+
+
+def contenders(problem: Problem, device: str, stored: Stored) -> list[Contender]:
+    """Ours first, then torch on the same values; for one row on a GPU ours in other ways too."""
+    on_gpu = device.startswith("cuda")
+    dtype = torch.bfloat16 if on_gpu else torch.float32
+    flops = 2 * problem.rows * problem.n * problem.k * problem.chain
+    small, large = problem.packed_bytes, problem.n * problem.k * dtype.itemsize
+
+    def named(name: str, make: Callable[[int], Callable[[], Any]], size: int) -> Contender:
+        return Contender(name, make, bytes=size * problem.chain, flops=flops)
+
+    made = [
+        named("packed", packed(problem, device, stored, dtype), small),
+        named(f"torch {plain(dtype)}", by_torch(problem, device, stored, dtype), large),
+    ]
+    if on_gpu and problem.rows == 1:
+        later = packed(problem, device, stored, dtype, settled=False)
+        made.append(named("packed, not settled", later, small))
+        half = packed(problem, device, stored, torch.float16)
+        made.append(named("packed float16", half, small))
     return made
+
+
+def plain(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def slow_peer(problem: Problem, stored: Stored) -> tuple[Contender, list[Timing]]:
+    """torch's bfloat16 on a CPU, a few calls with one matrix: it may take seconds."""
+    flops = 2 * problem.rows * problem.n * problem.k
+    size = 2 * problem.n * problem.k
+    make = by_torch(problem, "cpu", stored[:1], torch.bfloat16)
+    peer = Contender("torch bfloat16", make, bytes=size, flops=flops)
+    rules = Rules(rounds=3 if problem.rows == 1 else 1, warm_up=0.0, repeats=0)
+    return peer, compare([peer], "cpu", rules, wall=True)
 
 
 def inputs(problem: Problem, device: str, dtype: torch.dtype, number: int) -> torch.Tensor:
@@ -103,11 +142,15 @@ def inputs(problem: Problem, device: str, dtype: torch.dtype, number: int) -> to
     return torch.randn(problem.rows, problem.k, generator=source).to(device, dtype)
 
 
-def accuracy(made: Sequence[Contender], problem: Problem, device: str, dtype: torch.dtype) -> Any:
-    """Each contender's first product against float64."""
-    x = inputs(problem, device, dtype, 0).double()
-    exact = x @ dense(*planes(problem, device, 0), problem.k, torch.float64).T
-    return {one.name: errors(one.make(0)()[0], exact) for one in made}
+def accuracy(made: Sequence[Contender], problem: Problem, device: str) -> Any:
+    """Each contender's first product against float64, on the activations it was given."""
+    weights = dense(*planes(problem, device, 0), problem.k, torch.float64)
+    found = {}
+    for one in made:
+        got = one.make(0)()[0]
+        exact = inputs(problem, device, got.dtype, 0).double() @ weights.T
+        found[one.name] = errors(got, exact)
+    return found
 
 
 def per_matrix(times: Sequence[Timing], problem: Problem) -> list[Timing]:
@@ -129,7 +172,6 @@ def main() -> None:
     on_gpu = given.device.startswith("cuda")
     # A chain touches what the protocol asks for by itself: one data set and few calls are enough.
     rules = Rules(calls=20 if on_gpu else 2, rounds=3 if given.quick else 7)
-    dtypes = [torch.bfloat16] if on_gpu else [torch.float32, torch.bfloat16]
     more = {} if on_gpu else {"path": fast.backend()}
     results: dict[str, Any] = {}
     started = time.monotonic()
@@ -137,22 +179,24 @@ def main() -> None:
         if time.monotonic() - started > given.seconds:
             print("out of time")
             break
-        results[problem.name] = measured(problem, given.device, rules, dtypes)
+        results[problem.name] = measured(problem, given.device, rules)
         path = write("ternary", given.device, results, **more)
     print(path)
 
 
-def measured(
-    problem: Problem, device: str, rules: Rules, dtypes: list[torch.dtype]
-) -> dict[str, Any]:
+def measured(problem: Problem, device: str, rules: Rules) -> dict[str, Any]:
     print(problem.name)
     # One set of matrices serves all data sets: a call walks the whole chain anyway.
     stored = [planes(problem, device, seed) for seed in range(problem.chain)]
-    made = contenders(problem, device, stored, dtypes)
+    made = contenders(problem, device, stored)
     limits = ceilings(problem.packed_bytes * problem.chain, device)
     times = per_matrix(compare([*made, *limits], device, rules), problem)
+    if not device.startswith("cuda"):
+        peer, taken = slow_peer(problem, stored)
+        made.append(peer)
+        times.extend(taken)
     print(show(times), flush=True)
-    wrong = accuracy(made, problem, device, dtypes[0])
+    wrong = accuracy(made, problem, device)
     for name, error in wrong.items():
         print(f"  {name}: relative error {error['relative']:.2e}")
     if device.startswith("cuda"):
