@@ -102,15 +102,35 @@ def test_a_compiler_that_fails_is_quoted(monkeypatch, tmp_path):
         native._library.cache_clear()
 
 
-def test_several_threads_share_the_rows(monkeypatch):
+@pytest.mark.parametrize("team", ["torch's threads", "after a fork", "no OpenMP"])
+def test_several_threads_share_the_rows(monkeypatch, team):
     if (reason := native.unavailable()) is not None:
         assert reason in fast.backend()
         return
     monkeypatch.setattr(native, "_WEIGHTS_A_THREAD", 100)
-    plane, scales, weights = matrix(37, 256)
-    x, y = torch.randn(2, 256), torch.empty(2, 37)
+    monkeypatch.setattr(native, "_forked", team == "after a fork")
+    if team == "no OpenMP":
+        monkeypatch.setattr(native, "_torchs_threads", lambda: None)
+    plane, scales, weights = matrix(200, 256)
+    x, y = torch.randn(2, 256), torch.full((2, 200), torch.nan)
     native.product(x, plane, scales, y, 3)
     np.testing.assert_allclose(y.numpy(), x.double().numpy() @ weights.T, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5])
+def test_the_source_for_other_cpus_agrees(monkeypatch, tmp_path, rows):
+    """Compiled without what it has for this one."""
+    other = tmp_path / "plain.c"
+    other.write_text(f'#define PLAIN\n#include "{native.SOURCE}"\n')
+    monkeypatch.setattr(native, "SOURCE", other)
+    native._library.cache_clear()
+    try:
+        plane, scales, weights = matrix(70, 400)
+        x = torch.randn(rows, 400)
+        y = fast.packed_linear(x, plane, scales)
+        np.testing.assert_allclose(y.numpy(), x.double().numpy() @ weights.T, rtol=0, atol=1e-4)
+    finally:
+        native._library.cache_clear()
 
 
 def test_extreme_activations(path):

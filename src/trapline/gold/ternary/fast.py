@@ -14,7 +14,7 @@ from trapline.gold.errors import ShapeError
 from trapline.gold.ternary import native
 
 #: From so many rows of x on, unpacking a tile once for all of them is cheaper.
-_COMPILED_ROWS = 32
+_COMPILED_ROWS = 96
 _TILE_WEIGHTS = 1 << 18
 
 
