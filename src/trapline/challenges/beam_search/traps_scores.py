@@ -44,6 +44,13 @@ def two_ends_of_different_length(rng: np.random.Generator) -> tuple[int, int, Ta
     return E, A, {(): {E: -2.0, A: -1.0}, (A,): {E: -2.0}}
 
 
+def the_longer_end_wins(submission: Submission, rng: np.random.Generator) -> None:
+    """Of the two it comes first, by its score, without the prompt and with its EOS."""
+    E, A, table = two_ends_of_different_length(rng)
+    asked = one(submission, rng, table, beam_width=2, max_new_tokens=2, eos_id=E)
+    best(asked, [A, E], -1.5)
+
+
 @trap(
     "ranked-by-sum",
     catches="finished hypotheses of different length are ranked by sum, not by score",
@@ -52,9 +59,7 @@ def two_ends_of_different_length(rng: np.random.Generator) -> tuple[int, int, Ta
     "write.",
 )
 def ranked_by_sum(submission: Submission, rng: np.random.Generator) -> None:
-    E, A, table = two_ends_of_different_length(rng)
-    asked = one(submission, rng, table, beam_width=2, max_new_tokens=2, eos_id=E)
-    best(asked, [A, E], -1.5)
+    the_longer_end_wins(submission, rng)
 
 
 @trap(
@@ -78,9 +83,7 @@ def prompt_counted_in_length(submission: Submission, rng: np.random.Generator) -
     story="A well-known library changed this between releases; older ones divided by one less.",
 )
 def eos_not_counted(submission: Submission, rng: np.random.Generator) -> None:
-    E, A, table = two_ends_of_different_length(rng)
-    asked = one(submission, rng, table, beam_width=2, max_new_tokens=2, eos_id=E)
-    best(asked, [A, E], -1.5)
+    the_longer_end_wins(submission, rng)
 
 
 @trap(
@@ -132,9 +135,7 @@ def zero_penalty_as_default(submission: Submission, rng: np.random.Generator) ->
     story="Sums are negative, so the direction of the penalty is easily turned around.",
 )
 def penalty_multiplied(submission: Submission, rng: np.random.Generator) -> None:
-    E, A, table = two_ends_of_different_length(rng)
-    asked = one(submission, rng, table, beam_width=2, max_new_tokens=2, eos_id=E)
-    best(asked, [A, E], -1.5)
+    the_longer_end_wins(submission, rng)
 
 
 @trap(
@@ -144,9 +145,7 @@ def penalty_multiplied(submission: Submission, rng: np.random.Generator) -> None
     story="The best-known formula is not the one that the contract states.",
 )
 def shifted_length_penalty(submission: Submission, rng: np.random.Generator) -> None:
-    E, A, table = two_ends_of_different_length(rng)
-    asked = one(submission, rng, table, beam_width=2, max_new_tokens=2, eos_id=E)
-    best(asked, [A, E], -1.5)
+    the_longer_end_wins(submission, rng)
 
 
 @trap(
@@ -156,9 +155,7 @@ def shifted_length_penalty(submission: Submission, rng: np.random.Generator) -> 
     story="Ranking by one figure and printing another made several reports contradict themselves.",
 )
 def score_is_the_sum(submission: Submission, rng: np.random.Generator) -> None:
-    E, A, table = two_ends_of_different_length(rng)
-    asked = one(submission, rng, table, beam_width=2, max_new_tokens=2, eos_id=E)
-    best(asked, [A, E], -1.5)
+    the_longer_end_wins(submission, rng)
 
 
 @trap(
@@ -221,9 +218,7 @@ def sums_in_float32(submission: Submission, rng: np.random.Generator) -> None:
     story="Generation interfaces differ in this; the contract says without.",
 )
 def prompt_in_the_answer(submission: Submission, rng: np.random.Generator) -> None:
-    E, A, table = two_ends_of_different_length(rng)
-    asked = one(submission, rng, table, beam_width=2, max_new_tokens=2, eos_id=E)
-    best(asked, [A, E], -1.5)
+    the_longer_end_wins(submission, rng)
 
 
 @trap(
@@ -233,9 +228,7 @@ def prompt_in_the_answer(submission: Submission, rng: np.random.Generator) -> No
     story="Without it a caller cannot tell a finished hypothesis from one cut off.",
 )
 def eos_stripped(submission: Submission, rng: np.random.Generator) -> None:
-    E, A, table = two_ends_of_different_length(rng)
-    asked = one(submission, rng, table, beam_width=2, max_new_tokens=2, eos_id=E)
-    best(asked, [A, E], -1.5)
+    the_longer_end_wins(submission, rng)
 
 
 @trap(

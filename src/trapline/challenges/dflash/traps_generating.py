@@ -1,5 +1,6 @@
 """Bugs of the whole loop."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,24 @@ from trapline.challenges.dflash.situations import (
 )
 
 
+def told(
+    submission: Submission,
+    rng: np.random.Generator,
+    drafts: Callable[..., Callable[[table.Prefix], np.ndarray]],
+    depth: int,
+    *,
+    end: int | None = None,
+    **settings: Any,
+) -> table.Generated:
+    """A story, generated with these drafts and compared; its token number `end` may be the EOS."""
+    prompt, script, eos, law = story_of(rng)
+    if end is not None:
+        script[end] = eos
+        law = table.scripted_law(VOCABULARY, prompt, script)
+    draft = drafts(law, depth, VOCABULARY)
+    return table.run(submission, law, draft, prompt, eos_id=eos, **settings)
+
+
 @trap(
     "drafts-not-verified",
     catches="drafted tokens are taken as they come",
@@ -23,9 +42,7 @@ from trapline.challenges.dflash.situations import (
     story="Fast and wrong: the output is the drafter's.",
 )
 def drafts_not_verified(submission: Submission, rng: np.random.Generator) -> None:
-    prompt, _, eos, law = story_of(rng)
-    draft = table.hopeless_draft(law, 3, VOCABULARY)
-    table.run(submission, law, draft, prompt, max_new_tokens=6, eos_id=eos, budget=4)
+    told(submission, rng, table.hopeless_draft, 3, max_new_tokens=6, budget=4)
 
 
 @trap(
@@ -35,11 +52,7 @@ def drafts_not_verified(submission: Submission, rng: np.random.Generator) -> Non
     story="Cache and text drift apart after the first accepted draft.",
 )
 def committed_prefix_wrong(submission: Submission, rng: np.random.Generator) -> None:
-    prompt, _, eos, law = story_of(rng)
-    draft = table.perfect_draft(law, 2, VOCABULARY)
-    table.run(
-        submission, law, draft, prompt, compare=["passes"], max_new_tokens=9, eos_id=eos, budget=2
-    )
+    told(submission, rng, table.perfect_draft, 2, compare=["passes"], max_new_tokens=9, budget=2)
 
 
 @trap(
@@ -49,11 +62,7 @@ def committed_prefix_wrong(submission: Submission, rng: np.random.Generator) -> 
     story="The root belongs to the prefix that the target sees, and not to the tree.",
 )
 def prefix_without_root(submission: Submission, rng: np.random.Generator) -> None:
-    prompt, _, eos, law = story_of(rng)
-    draft = table.perfect_draft(law, 2, VOCABULARY)
-    table.run(
-        submission, law, draft, prompt, compare=["passes"], max_new_tokens=4, eos_id=eos, budget=2
-    )
+    told(submission, rng, table.perfect_draft, 2, compare=["passes"], max_new_tokens=4, budget=2)
 
 
 @trap(
@@ -63,9 +72,7 @@ def prefix_without_root(submission: Submission, rng: np.random.Generator) -> Non
     story="Accepted tokens that never reach the drafter: output right, acceptance gone.",
 )
 def drafter_left_behind(submission: Submission, rng: np.random.Generator) -> None:
-    prompt, _, eos, law = story_of(rng)
-    draft = table.perfect_draft(law, 2, VOCABULARY)
-    got = table.run(submission, law, draft, prompt, max_new_tokens=9, eos_id=eos, budget=2)
+    got = told(submission, rng, table.perfect_draft, 2, max_new_tokens=9, budget=2)
     expect.equal(got.draft_prefixes[:3], got.target_prefixes[:3], "what the drafter was shown")
 
 
@@ -76,11 +83,7 @@ def drafter_left_behind(submission: Submission, rng: np.random.Generator) -> Non
     story="It comes back in the next pass: the output is right and a pass is wasted each time.",
 )
 def bonus_thrown_away(submission: Submission, rng: np.random.Generator) -> None:
-    prompt, _, eos, law = story_of(rng)
-    draft = table.perfect_draft(law, 2, VOCABULARY)
-    table.run(
-        submission, law, draft, prompt, compare=["passes"], max_new_tokens=9, eos_id=eos, budget=2
-    )
+    told(submission, rng, table.perfect_draft, 2, compare=["passes"], max_new_tokens=9, budget=2)
 
 
 @trap(
@@ -90,11 +93,7 @@ def bonus_thrown_away(submission: Submission, rng: np.random.Generator) -> None:
     story="Only the last token of a round was compared with EOS.",
 )
 def end_inside(submission: Submission, rng: np.random.Generator) -> None:
-    prompt, script, eos, _ = story_of(rng)
-    script[1] = eos
-    law = table.scripted_law(VOCABULARY, prompt, script)
-    draft = table.perfect_draft(law, 3, VOCABULARY)
-    table.run(submission, law, draft, prompt, max_new_tokens=10, eos_id=eos, budget=4)
+    told(submission, rng, table.perfect_draft, 3, end=1, max_new_tokens=10, budget=4)
 
 
 @trap(
@@ -160,11 +159,7 @@ def accepted_counts_cut(submission: Submission, rng: np.random.Generator) -> Non
     story="Figures with and without the bonus differ by one a pass and are compared all the same.",
 )
 def accepted_counts_bonus(submission: Submission, rng: np.random.Generator) -> None:
-    prompt, _, eos, law = story_of(rng)
-    draft = table.hopeless_draft(law, 2, VOCABULARY)
-    table.run(
-        submission, law, draft, prompt, compare=["accepted"], max_new_tokens=4, eos_id=eos, budget=3
-    )
+    told(submission, rng, table.hopeless_draft, 2, compare=["accepted"], max_new_tokens=4, budget=3)
 
 
 @trap(
@@ -174,16 +169,13 @@ def accepted_counts_bonus(submission: Submission, rng: np.random.Generator) -> N
     story="A pass for a prefill that never happened, or one a token.",
 )
 def passes_miscounted(submission: Submission, rng: np.random.Generator) -> None:
-    prompt, _, eos, law = story_of(rng)
-    draft = table.perfect_draft(law, 3, VOCABULARY)
-    table.run(
+    told(
         submission,
-        law,
-        draft,
-        prompt,
+        rng,
+        table.perfect_draft,
+        3,
         compare=["target_passes"],
         max_new_tokens=8,
-        eos_id=eos,
         budget=3,
     )
 
@@ -215,11 +207,7 @@ def tie_higher_said(submission: Submission, rng: np.random.Generator) -> None:
     story="The contract ends at and includes it.",
 )
 def end_left_out(submission: Submission, rng: np.random.Generator) -> None:
-    prompt, script, eos, _ = story_of(rng)
-    script[3] = eos
-    law = table.scripted_law(VOCABULARY, prompt, script)
-    draft = table.perfect_draft(law, 2, VOCABULARY)
-    table.run(submission, law, draft, prompt, max_new_tokens=10, eos_id=eos, budget=2)
+    told(submission, rng, table.perfect_draft, 2, end=3, max_new_tokens=10, budget=2)
 
 
 @trap(
@@ -229,9 +217,7 @@ def end_left_out(submission: Submission, rng: np.random.Generator) -> None:
     story="Generation interfaces differ in this; the contract says without.",
 )
 def prompt_in_output(submission: Submission, rng: np.random.Generator) -> None:
-    prompt, _, eos, law = story_of(rng)
-    draft = table.perfect_draft(law, 2, VOCABULARY)
-    table.run(submission, law, draft, prompt, max_new_tokens=4, eos_id=eos, budget=2)
+    told(submission, rng, table.perfect_draft, 2, max_new_tokens=4, budget=2)
 
 
 @trap(
@@ -316,11 +302,7 @@ def pass_after_the_end(submission: Submission, rng: np.random.Generator) -> None
     story="A loop that tests its condition at the end.",
 )
 def nothing_to_generate(submission: Submission, rng: np.random.Generator) -> None:
-    prompt, _, eos, law = story_of(rng)
-    draft = table.perfect_draft(law, 2, VOCABULARY)
-    table.run(
-        submission, law, draft, prompt, compare=["passes"], max_new_tokens=0, eos_id=eos, budget=2
-    )
+    told(submission, rng, table.perfect_draft, 2, compare=["passes"], max_new_tokens=0, budget=2)
 
 
 @trap(

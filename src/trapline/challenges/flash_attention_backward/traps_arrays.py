@@ -14,6 +14,7 @@ from trapline.challenges.flash_attention_backward.cases import (
     triple,
 )
 from trapline.challenges.flash_attention_forward.cases import REFUSALS, Shape, weighed
+from trapline.challenges.flash_attention_forward.situations import holds_no_mask, holds_no_matrix
 
 # --- arrays as they come --------------------------------------------------------------------------
 
@@ -143,8 +144,7 @@ def blockwise(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, 
     "gradients need.",
 )
 def score_matrix(submission: Submission, rng: np.random.Generator) -> None:
-    rise, pairs = memory_rise(submission, rng)
-    expect.that(rise < 2 * pairs, f"memory rose by {rise >> 20} MiB, all weights are {pairs >> 18}")
+    holds_no_matrix(*memory_rise(submission, rng), "weights")
 
 
 @trap(
@@ -154,8 +154,7 @@ def score_matrix(submission: Submission, rng: np.random.Generator) -> None:
     story="One byte a pair is still quadratic: at 128k tokens the mask alone has 16 GiB.",
 )
 def mask_for_all_pairs(submission: Submission, rng: np.random.Generator) -> None:
-    rise, pairs = memory_rise(submission, rng)
-    expect.that(rise < pairs // 2, f"memory rose by {rise >> 20} MiB, a mask has {pairs >> 20}")
+    holds_no_mask(*memory_rise(submission, rng))
 
 
 # --- nothing there --------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from trapline.arena import expect
 from trapline.challenges.flash_attention_forward.cases import Arrays
 
 
@@ -16,3 +17,13 @@ def with_logits(rng: np.random.Generator, logits: np.ndarray, T: int, dtype: typ
     q[..., 0] = 2.0
     k[0, 0, :, 0] = logits
     return q, k, rng.standard_normal((1, 1, S, 4)).astype(dtype)
+
+
+def holds_no_matrix(rise: int, pairs: int, what: str) -> None:
+    """Memory rose by less than half of what a float32 for every pair of query and key takes."""
+    expect.that(rise < 2 * pairs, f"memory rose by {rise >> 20} MiB, all {what} are {pairs >> 18}")
+
+
+def holds_no_mask(rise: int, pairs: int) -> None:
+    """Memory rose by less than half of what a byte for every pair of query and key takes."""
+    expect.that(rise < pairs // 2, f"memory rose by {rise >> 20} MiB, a mask has {pairs >> 20}")

@@ -13,7 +13,11 @@ from trapline.challenges.flash_attention_forward.cases import (
     pair,
     weighed,
 )
-from trapline.challenges.flash_attention_forward.situations import with_logits
+from trapline.challenges.flash_attention_forward.situations import (
+    holds_no_mask,
+    holds_no_matrix,
+    with_logits,
+)
 
 # --- nothing there --------------------------------------------------------------------------------
 
@@ -162,8 +166,7 @@ def memory_rise(submission: Submission, rng: np.random.Generator) -> tuple[int, 
     "of that is far more than tiles and accumulators need.",
 )
 def score_matrix(submission: Submission, rng: np.random.Generator) -> None:
-    rise, pairs = memory_rise(submission, rng)
-    expect.that(rise < 2 * pairs, f"memory rose by {rise >> 20} MiB, all scores are {pairs >> 18}")
+    holds_no_matrix(*memory_rise(submission, rng), "scores")
 
 
 @trap(
@@ -173,8 +176,7 @@ def score_matrix(submission: Submission, rng: np.random.Generator) -> None:
     story="One byte a pair is still quadratic: at 128k tokens the mask alone has 16 GiB.",
 )
 def mask_for_all_pairs(submission: Submission, rng: np.random.Generator) -> None:
-    rise, pairs = memory_rise(submission, rng)
-    expect.that(rise < pairs // 2, f"memory rose by {rise >> 20} MiB, a mask has {pairs >> 20}")
+    holds_no_mask(*memory_rise(submission, rng))
 
 
 # --- what must be refused -------------------------------------------------------------------------
