@@ -23,10 +23,9 @@ _COLOURS = {
     "#010204": "soft",
     "#010205": "line",
     "#010206": "accent",
-    "#010207": "card",
     "#010208": "warn",
 }
-INK, SOFT, LINE, ACCENT, CARD, WARN = _COLOURS
+INK, SOFT, LINE, ACCENT, WARN = _COLOURS
 _STYLE = {
     "svg.fonttype": "none",
     "svg.hashsalt": "trapline",

@@ -5,13 +5,11 @@ from trapline.arena.mutate import Mutant, edit
 _PUSH = "            heapq.heappush(heap, (-(above + value), depth, parent, token, rank, above))\n"
 _POP = "        negative, depth, parent, token, rank, above = heapq.heappop(heap)\n"
 _SIBLING = "        offer(above, depth, parent, rank + 1)\n"
-_CHILD = "        offer(-negative, depth + 1, len(tokens) - 1, 0)\n"
 _WHILE = "    while heap and len(tokens) < budget:\n"
 _TREE = "    return np.array(tokens, dtype=np.int64), np.array(parents, dtype=np.int64)\n"
 _RANKED = "    ranked = [ranking(row, budget) for row in log_q]\n"
 _BEST = '    best = candidates[np.argsort(-row[candidates], kind="stable")[:count]]\n'
 _INHERIT = "        mask[node + 1] = mask[parent + 1]\n"
-_SELF = "        mask[node + 1, prefix_len + 1 + node] = True\n"
 _MASK = "    return mask\n"
 _WALK = (
     "    path = []\n    node = -1\n    while (node, choices[node + 1]) in children:\n"
