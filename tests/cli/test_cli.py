@@ -12,6 +12,7 @@ import pytest
 
 from trapline.arena.challenge import load
 from trapline.arena.store import Store
+from trapline.cli.main import build
 
 CHALLENGE = "fused_softmax_topk"
 VERBS = [
@@ -20,10 +21,21 @@ VERBS = [
 ]
 
 
+def verbs():
+    return build().registered_commands
+
+
 def trapline(*args, cwd=None, timeout=600):
     program = Path(sys.executable).with_name("trapline")
     command = [str(program), *map(str, args)]
     return subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=timeout)
+
+
+def test_no_verb_is_without_an_example():
+    commands = {command.name or command.callback.__name__: command for command in verbs()}
+    assert commands.keys() >= {*VERBS}
+    for name, command in commands.items():
+        assert (command.epilog or "").startswith(f"Example: trapline {name}")
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -42,6 +54,7 @@ def test_every_verb_explains_itself_with_an_example(verb):
         (("grade", "empty"), 2, "holds no"),
         (("grade", "field", "--challenge", "juggling"), 2, "no challenge 'juggling'"),
         (("certify", "--challenge", "juggling"), 2, "no challenge 'juggling'"),
+        (("certify", "--require-isolation", "steel"), 2, "'steel' is not one of"),
         (("deploy", "file", "--entrant", "me"), 2, "is a file"),
         (("deploy", "new", "--entrant", "../me"), 2, "no entrant name"),
         (("replay", "nothing.json"), 2, "no bundle"),

@@ -59,7 +59,7 @@ class Cluster:
             if one["Alive"] and one["Resources"].get("CPU", 0) >= 1
         ]
 
-    def level(self, required: str | None = None) -> Level:
+    def level(self, required: Level | None = None) -> Level:
         """The strongest level that every node offers; nodes weaker than required do not grade."""
         ask = self._ray.remote(best_level)
         offers: list[Level] = []

@@ -31,7 +31,7 @@ class Executor(Protocol):
     #: Whether the cells are graded on this very machine.
     is_here: bool
 
-    def level(self, required: str | None = None) -> Level:
+    def level(self, required: Level | None = None) -> Level:
         """The isolation that can be had, refused when it is weaker than required."""
         ...
 
@@ -52,7 +52,7 @@ class Here:
     def __init__(self, workers: int | None = None) -> None:
         self.width = workers or cores()
 
-    def level(self, required: str | None = None) -> Level:
+    def level(self, required: Level | None = None) -> Level:
         return choose_level(required)
 
     def seat(self, *, alone: bool) -> AbstractContextManager["Here"]:  # noqa: ARG002
@@ -65,7 +65,7 @@ class Here:
         """Sandboxes end with the threads that opened them."""
 
 
-def choose_level(required: str | None = None) -> Level:
+def choose_level(required: Level | None = None) -> Level:
     """The strongest level this machine offers, refused when it is weaker than required."""
     best = probe()[0]
     if required is not None and LEVELS.index(best) < LEVELS.index(required):

@@ -35,7 +35,8 @@ def certify(
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Inputs to repeat; drawn if not given.")] = None,
     isolation: Annotated[
-        str | None, typer.Option("--require-isolation", help="Refuse a weaker level.")
+        Level | None,
+        typer.Option("--require-isolation", help="Refuse a weaker level (exit code 3)."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:

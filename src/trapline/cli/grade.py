@@ -14,7 +14,7 @@ from trapline.arena.errors import MissingError, UsageError
 from trapline.arena.executor import Executor, Here
 from trapline.arena.field import Entry, find_entries
 from trapline.arena.judge import judge_cells, named
-from trapline.arena.record import Cell
+from trapline.arena.record import Cell, Level
 from trapline.arena.run import Options, grade_field, open_run
 from trapline.arena.store import Store
 from trapline.cli.main import INCOMPLETE
@@ -41,7 +41,7 @@ def grade(
     ] = None,
     full: Annotated[bool, typer.Option(help="Train for a minute, try more mutants.")] = False,
     isolation: Annotated[
-        Literal["process", "landlock", "bubblewrap"] | None,
+        Level | None,
         typer.Option("--require-isolation", help="Refuse a weaker level (exit code 3)."),
     ] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Cells at a time.")] = None,

@@ -291,6 +291,15 @@ def test_unknown_and_missing_agents_are_named():
         agents.probe(from_template("no-such-program-here {prompt}"))
 
 
+def test_a_missing_package_is_named_before_any_cell_is_begun(
+    endpoint, assignment, level, monkeypatch
+):
+    monkeypatch.setitem(sys.modules, "openai", None)
+    with pytest.raises(MissingError, match=r"trapline\[models\]"):
+        solve(assignment, EndpointSolver(endpoint, level))
+    assert not assignment.workspace.exists()
+
+
 def test_a_deployed_workspace_is_not_overwritten(assignment):
     deploy(assignment.root, assignment.challenge, "somebody", 1)
     with pytest.raises(UsageError, match="left alone"):

@@ -81,7 +81,7 @@ class Endpoint:
         raise ProviderError(f"no answer after {self.attempts} attempts: {failures[-1]}")
 
     def _stream(self, messages: list[Message]) -> tuple[str, str, tuple[int, int]]:
-        openai = _sdk()
+        openai = sdk()
         try:
             client = openai.OpenAI(
                 base_url=self.url,
@@ -152,7 +152,8 @@ def backoff(attempt: int) -> float:
     return wait * random.uniform(0.5, 1.0)
 
 
-def _sdk() -> Any:
+def sdk() -> Any:
+    """The package that speaks to endpoints."""
     try:
         import openai
     except ImportError:

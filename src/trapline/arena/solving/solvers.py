@@ -13,7 +13,7 @@ from trapline.arena.redact import Redactor
 from trapline.arena.solving import agents, transcript
 from trapline.arena.solving.agents import Agent
 from trapline.arena.solving.answers import AnswerError, parse_files, write_files
-from trapline.arena.solving.endpoint import Endpoint, Message, Reply
+from trapline.arena.solving.endpoint import Endpoint, Message, Reply, sdk
 from trapline.arena.solving.solve import Assignment
 from trapline.arena.solving.transcript import FinalMetrics, Metrics, Transcript
 
@@ -52,7 +52,7 @@ class EndpointSolver:
         return self.endpoint.model
 
     def version(self) -> str:
-        return f"rounds={self.rounds}"
+        return f"openai {sdk().__version__}, rounds={self.rounds}"
 
     def solve(self, assignment: Assignment) -> Outcome:
         """Asks, writes the files, runs the model's own tests, and asks again if they fail."""
