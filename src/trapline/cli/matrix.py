@@ -1,5 +1,6 @@
 """The grade matrix as a table that fits 80 columns."""
 
+import math
 from collections.abc import Sequence
 
 from rich.table import Table
@@ -39,4 +40,9 @@ def _show(cell: Cell | None) -> str:
         return "infra" if cell.state == "infra_error" else "–"
     colour = _COLOURS[cell.letter[0]]
     note = {"fail": "✗", "hack": "☠"}.get(cell.state, "")
-    return f"[{colour}]{cell.letter}{note} {cell.score:.0f}[/{colour}]"
+    return f"[{colour}]{cell.letter}{note} {whole(cell.score)}[/{colour}]"
+
+
+def whole(score: float) -> int:
+    """Points cut off, not rounded: a 90 beside a B+ would contradict it."""
+    return math.floor(round(score, 1))
