@@ -19,6 +19,7 @@ On a GPU rounds are compact (`CompactGenerator`), on a CPU static: a CPU only sh
 import argparse
 import json
 import random
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -42,53 +43,90 @@ PUBLISHED = [
     {"task": "MT-Bench", "DFlash": [2.56, 4.28], "DDTree": [4.10, 6.58]},
     {"task": "Alpaca", "DFlash": [2.07, 3.12], "DDTree": [3.36, 5.09]},
 ]
+#: Batches are measured on so many times the prompts that one row alone is.
+MORE = 4
 
 
 def main() -> None:
     options = arguments()
     torch.manual_seed(0)
     results: dict[str, Any] = {"published, other models and machines": PUBLISHED}
-    traces = None
-    if options.pair:
+    results["seconds of each part"] = {}
+    clock = Clock(options, results)
+    pair = None
+    if options.pair and {"greedy", "sampled"} & set(options.parts):
         facts = options.pair / "pair.json"
         results["pair"] = json.loads(facts.read_text()) if facts.is_file() else {}
         try:
-            traces = trained_pair(options, results)
+            pair = Pair(options, results)
+            clock.done("prompts")
         except RangeError as error:
             print(f"the pair is left out: {error}")
-    if options.pair and options.identical:
-        results["identical in float32"] = identical(options)
-        keep(options, results)
-    if not options.no_shape:
+    if pair and "greedy" in options.parts:
+        pair.measure(0.0, clock)
+    if "shape" in options.parts:
         name = f"{dflash_shape.shape_name(options)}, random weights, replayed acceptance"
         results[name] = []
-        for table in dflash_shape.big_shape(options, traces):
+        for table in dflash_shape.big_shape(options, pair.traces() if pair else None):
             results[name].append(table)
-            keep(options, results)
-    print(keep(options, results))
+            clock.done(f"shape, batch {table['batch']}")
+    if pair and "sampled" in options.parts:
+        pair.measure(1.0, clock)
+    if options.pair and options.identical:
+        results["identical in float32"] = identical(options)
+        clock.done("identical")
+    print(clock.keep())
 
 
-def keep(options, results) -> Path:
-    """Written as it goes: a run that is cut off leaves what it has."""
-    return harness.write("dflash", options.device, results, folder=options.out)
+class Clock:
+    """Writes results as they come, with the seconds they took: a run cut off leaves what it has."""
+
+    def __init__(self, options, results) -> None:
+        self._options, self._results, self._started = options, results, time.perf_counter()
+
+    def done(self, part: str) -> None:
+        now = time.perf_counter()
+        self._results["seconds of each part"][part] = round(now - self._started, 1)
+        self._started = now
+        self.keep()
+
+    def keep(self) -> Path:
+        options = self._options
+        return harness.write("dflash", options.device, self._results, folder=options.out)
 
 
-def trained_pair(options, results) -> dflash_shape.Traces:
-    """Fills `results`; the accepted lengths at temperature 0."""
-    target, model = load(options, torch.float32 if options.device == "cpu" else torch.bfloat16)
-    prompts = held_out_prompts(options, target, model.config.mask_id, results)
-    traces = dflash_shape.Traces([], [], model.config.block)
-    tables = results["trained pair"] = []
-    for temperature in (0.0, 1.0):
-        for batch in options.batches:
-            figures, seen = one_setting(target, model, prompts, batch, temperature, options)
-            tables.append({"batch": batch, "temperature": temperature, "contenders": figures})
-            if temperature == 0.0:
-                traces.chain.extend(seen["chain"])
-                traces.tree.extend(seen["tree"])
+class Pair:
+    """A trained pair and the prompts it is measured on."""
+
+    def __init__(self, options, results) -> None:
+        self._options, self._tables = options, results.setdefault("trained pair", [])
+        kind = torch.float32 if options.device == "cpu" else torch.bfloat16
+        self._target, self._model = load(options, kind)
+        mask_id = self._model.config.mask_id
+        self._prompts = held_out_prompts(options, self._target, mask_id, results)
+        self._lengths: dict[str, list[int]] = {}
+
+    def measure(self, temperature: float, clock: Clock) -> None:
+        """A table a batch. One row alone is slow: it gets some of the prompts, batches get all."""
+        for batch in self._options.batches:
+            prompts = self._prompts[: self._options.prompts if batch == 1 else None]
+            figures = one_setting(
+                self._target, self._model, prompts, batch, temperature, self._options
+            )
+            for name, one in figures.items():
+                lengths = one.pop("lengths", [])
+                if temperature == 0.0:
+                    self._lengths.setdefault(name, []).extend(lengths)
+            table = {"batch": batch, "temperature": temperature, "prompts": len(prompts)}
+            self._tables.append({**table, "contenders": figures})
             show(f"batch {batch}, temperature {temperature:g}", figures)
-            keep(options, results)
-    return traces
+            clock.done(f"batch {batch}, temperature {temperature:g}")
+
+    def traces(self) -> dflash_shape.Traces | None:
+        """Accepted lengths at temperature 0, if that was measured."""
+        if not self._lengths:
+            return None
+        return dflash_shape.Traces(self._lengths, self._model.config.block)
 
 
 def load(options, kind):
@@ -129,13 +167,13 @@ def held_out_prompts(options, target, mask_id, results) -> list[list[int]]:
         answers = plain.generate(some, max_new_tokens=options.tokens).tokens
         kept += [p for p, answer in zip(some, answers, strict=True) if not repeats(answer)]
         looked += rows
-        if len(kept) >= options.prompts:
+        if len(kept) >= MORE * options.prompts:
             break
     if len(kept) < max(options.batches):
         raise RangeError(f"only {len(kept)} of {looked} answers do not repeat themselves")
     results["prompts"] = {"looked_at": looked, "do_not_repeat": len(kept)}
     print(f"{len(kept)} of {looked} prompts have answers that do not repeat themselves")
-    return kept[: options.prompts]
+    return kept[: MORE * options.prompts]
 
 
 def one_setting(target, model, prompts, batch, temperature, options):
@@ -153,21 +191,18 @@ def one_setting(target, model, prompts, batch, temperature, options):
     runs: dict[str, Callable] = {
         name: static_run(one, prompts, batch, options) for name, one in made.items()
     }
-    if temperature == 0.0:
-        runs["decoder's engine"] = engine_run(target, prompts, batch, options)
     figures = measured(runs, options.rounds)
-    base = max(
-        figures[name]["tokens_per_s"] for name in (PLAIN, "decoder's engine") if name in runs
-    )
+    if temperature == 0.0:
+        engine = engine_run(target, prompts[: 4 * batch], batch, options)
+        engine(1)
+        figures["decoder's engine"] = engine()
+    bases = [name for name in (PLAIN, "decoder's engine") if name in figures]
+    base = max(figures[name]["tokens_per_s"] for name in bases)
     for name, one in figures.items():
         one["speed_up"] = one["tokens_per_s"] / base
         if name in made and options.device != "cpu" and temperature == 0.0:
             one["microseconds"] = parts(made[name], prompts[:batch], 50)
-    best = max(made, key=lambda name: figures[name]["speed_up"] if "tree" in name else 0.0)
-    seen = {mode: figures[name]["lengths"] for mode, name in (("chain", "chain"), ("tree", best))}
-    for one in figures.values():
-        one.pop("lengths", None)
-    return figures, seen
+    return figures
 
 
 def identical(options) -> dict[str, Any]:
@@ -200,16 +235,17 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--budgets", type=int, nargs="+", default=[15, 31])
-    parser.add_argument("--prompts", type=int, default=64)
+    parser.add_argument("--prompts", type=int, default=16, help="for one row; batches get 4 times")
     parser.add_argument("--prompt", type=int, default=64, help="tokens of a prompt")
     parser.add_argument("--identical", type=int, default=0, help="prompts to compare in float32")
     parser.add_argument("--tokens", type=int, default=128, help="of an answer")
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--shape-budgets", type=int, nargs="+", default=[8, 15])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--shape-budgets", type=int, nargs="+", default=[15])
     parser.add_argument("--shape-tokens", type=int, default=96, help="of an answer of the 8B shape")
     parser.add_argument("--shape-rounds", type=int, default=3)
     parser.add_argument("--out", type=Path, default=harness.RESULTS, help="folder of results")
-    parser.add_argument("--no-shape", action="store_true", help="only the trained pair")
+    every = ["greedy", "shape", "sampled"]
+    parser.add_argument("--parts", nargs="*", choices=every, default=every, help="what to measure")
     parser.add_argument("--quick", action="store_true", help="small numbers: does it run?")
     options = parser.parse_args()
     if options.quick:

@@ -78,11 +78,11 @@ def replayed(work: Callable[[], object], times: int) -> float:
 
 
 def static_run(one, prompts, batch, options, most=None):
-    def run() -> dict:
+    def run(batches=None) -> dict:
         tokens = passes = 0
         seconds = 0.0
         lengths: list[int] = []
-        for at in range(0, len(prompts) - batch + 1, batch):
+        for at in range(0, len(prompts) - batch + 1, batch)[:batches]:
             some = prompts[at : at + batch]
             done = one.generate(some, max_new_tokens=most or options.tokens)
             tokens += done.statistics.tokens
@@ -98,9 +98,9 @@ def engine_run(target, prompts, batch, options, most=None):
     """The decoder's own continuous batching: time from the first token of a batch to its last."""
     from trapline.gold.decoder.generate import stream
 
-    def run() -> dict:
+    def run(batches=None) -> dict:
         tokens, seconds = 0, 0.0
-        for at in range(0, len(prompts) - batch + 1, batch):
+        for at in range(0, len(prompts) - batch + 1, batch)[:batches]:
             some = prompts[at : at + batch]
             coming = stream(target, some, max_new_tokens=most or options.tokens, batch=batch)
             for _ in some:
@@ -114,9 +114,9 @@ def engine_run(target, prompts, batch, options, most=None):
 
 
 def measured(runs: dict[str, Callable], rounds: int) -> dict[str, dict]:
-    """Every contender once for warmth, then all of them in turn; medians of tokens a second."""
+    """Every contender's first batch for warmth, then all in turn; medians of tokens a second."""
     for run in runs.values():
-        run()
+        run(1)
     found: dict[str, list[dict]] = {name: [] for name in runs}
     order = random.Random(0)
     for _ in range(rounds):

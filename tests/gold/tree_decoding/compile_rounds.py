@@ -5,17 +5,19 @@ import os
 import sys
 from pathlib import Path
 
+from trapline.gold.decoder import kernels_step
 from trapline.gold.kernels_device import compile_for_hopper
-from trapline.gold.tree_decoding import kernels_attend, kernels_round
+from trapline.gold.tree_decoding import kernels_attend, kernels_draft, kernels_round
 
 INTEGERS = {
     *("tokens", "ids", "parents", "depths", "choices", "path", "roots", "lengths", "known"),
     *("made", "limits", "text", "log", "rounds", "kept", "anchors", "seeds"),
 }
 SMALL = {"best": "*fp32", "place": "*i32", "logits": "*fp32", "heat": "fp32", "seen": "*i8"}
+SUMS = {"sums": "*fp32", "squares": "*fp32", "context_sums": "*fp32"}
 ATTENDED = {
     *("qkv", "keys", "values", "cosine", "sine", "q_norm", "k_norm", "out", "stream"),
-    *("features", "fresh", "context"),
+    *("features", "fresh", "context", "w", "gain", "table", "weight", "x", "y", "context_w"),
 }
 
 
@@ -29,7 +31,7 @@ def main(folder: Path, which: str) -> None:
 def few():
     rounds = kernels_round
     yield rounds.prepare_kernel, {"BLOCK": 32, "ROUNDS": 3}
-    yield rounds.verdict_kernel, {"BLOCK": 32, "BLOCK_C": 1024}
+    yield rounds.verdict_kernel, {"BLOCK": 32}
     yield attention("bf16", width=64, share=2, nodes=33, fresh=False)
 
 
@@ -38,19 +40,40 @@ def others():
     yield rounds.choose_kernel, {"BLOCK": 64}
     yield rounds.chain_kernel, {"BLOCK": 64}
     yield rounds.draw_kernel, {"BLOCK": 2048}
-    yield rounds.verdict_kernel, {"BLOCK": 16, "BLOCK_C": 64, "anchors": None, "context": None}
+    yield rounds.verdict_kernel, {"BLOCK": 16, "anchors": None}
     yield rounds.move_kernel, {"BLOCK_L": 16, "BLOCK": 256}
     yield rounds.lookup_kernel, {"WIDTH": 3, "BLOCK": 512, "BLOCK_L": 16}
     yield attention("bf16", width=128, share=4, nodes=128, fresh=False)
     yield attention("fp32", width=64, share=2, nodes=8, fresh=True)
+    for kind in ("bf16", "fp32"):
+        yield product("added", kernels_draft.begin_kernel, 8, 1024, {"BLOCK": 256}, kind)
+        yield product("scaled", kernels_draft.project_kernel, 8, 256, {"PARTS": 16}, kind)
+    for lines, inputs in ((8, 256), (16, 768), (128, 256), (128, 768)):
+        yield product("added", kernels_step.added_kernel, lines, inputs, {})
+    for lines in (8, 128):
+        yield product("gated", kernels_step.gated_kernel, lines, 256, {"PARTS": 16})
+
+
+def product(name: str, kernel, lines: int, inputs: int, fixed: dict, kind: str = "bf16") -> tuple:
+    from trapline.gold.decoder.compact import cut_of, fixed_of
+    from trapline.gold.tree_decoding.generate_pass import small_cut
+
+    cut = small_cut(name, lines, inputs)
+    if kind == "fp32":
+        cut = cut_of(name, lines, 256, inputs, 4)
+    sizes = {"even": True, "outputs": 256, "inputs": inputs, "early": True}
+    precision = "ieee" if kind == "fp32" else "tf32"
+    known = fixed_of(cut, name, precision=precision, **sizes)
+    return kernel, {**known, **fixed}, kind, cut.warps, cut.stages
 
 
 def attention(kind: str, *, width: int, share: int, nodes: int, fresh: bool) -> tuple:
-    from trapline.gold.tree_decoding.generate_pass import QUERIES, tile_of
+    from trapline.gold.tree_decoding.generate_pass import attend_cut
 
-    chunk = max(1, min(nodes, QUERIES // share))
+    chunk, tile, _ = attend_cut(nodes, share, width, 2 if kind == "bf16" else 4)
     fixed = {
         "QN": chunk,
+        "BLOCK_Q": 1 << (chunk - 1).bit_length(),
         "R": share,
         "D": width,
         "BLOCK_D": width,
@@ -58,18 +81,18 @@ def attention(kind: str, *, width: int, share: int, nodes: int, fresh: bool) -> 
         "BLOCK_M": max(16, chunk * share),
         "BLOCK_T": max(16, 1 << (nodes - 1).bit_length()),
         "BLOCK_W": 16,
-        "BLOCK_S": tile_of(width, 2 if kind == "bf16" else 4),
+        "BLOCK_S": tile,
         "PRECISION": "ieee" if kind == "fp32" else "tf32",
         **({"features": None} if fresh else {"fresh": None, "known": None}),
     }
     return kernels_attend.tree_attend_kernel, fixed, kind
 
 
-def compiled(kernel, fixed, kind: str = "bf16") -> dict:
+def compiled(kernel, fixed, kind: str = "bf16", warps: int = 4, stages: int = 2) -> dict:
     types = dict.fromkeys(kernel.arg_names, "i32")
-    types.update(dict.fromkeys(INTEGERS, "*i64"), **SMALL, scale="fp32", eps="fp32")
+    types.update(dict.fromkeys(INTEGERS, "*i64"), **SMALL, **SUMS, scale="fp32", eps="fp32")
     types.update(dict.fromkeys(ATTENDED, f"*{kind}"))
-    made = compile_for_hopper(kernel, types, {**fixed, "PDL": True}, warps=4, stages=2)
+    made = compile_for_hopper(kernel, types, {**fixed, "PDL": True}, warps=warps, stages=stages)
     return {"name": kernel.__name__, "shared": made.metadata.shared}
 
 

@@ -5,14 +5,16 @@ import sys
 from pathlib import Path
 
 import torch
+from torch.nn.functional import scaled_dot_product_attention
 
 from trapline.gold.decoder.config import DecoderConfig, RopeConfig
 from trapline.gold.decoder.sampling import uniforms
 from trapline.gold.tree_decoding import fast_tree, fast_verify
-from trapline.gold.tree_decoding.drafter import attend, turned
+from trapline.gold.tree_decoding.drafter import turned
 from trapline.gold.tree_decoding.drafter_compact import CompactLookup, Proposal, State
 from trapline.gold.tree_decoding.drafter_static import StaticLookup
-from trapline.gold.tree_decoding.generate_pass import Body, TreePass, Trees
+from trapline.gold.tree_decoding.generate_pass import Body, Grown, TreePass, Trees
+from trapline.gold.tree_decoding.kernels import Layout, best_first
 from trapline.gold.tree_decoding.kernels_round import (
     draw_kernel,
     move_kernel,
@@ -33,6 +35,7 @@ def main(folder: Path) -> None:
         "draw": drawn(),
         "lookup": looked_up(),
         "attend": [attended(fresh=False), attended(fresh=True)],
+        "begin": begun(),
     }
     (folder / "rounds.json").write_text(json.dumps(found))
 
@@ -61,11 +64,32 @@ def prepared() -> bool:
     prepare_kernel[(ROWS,)](
         *(tokens, parents, roots, ids, depths, seen, NODES), BLOCK=16, ROUNDS=3, PDL=False
     )
+    return laid_out(tokens, parents, Layout(roots, ids, depths, seen)) and grown()
+
+
+def grown() -> bool:
+    """Trees of the tree kernel come laid out, those with fewer nodes than asked for too."""
+    good = True
+    for nodes, choices in ((NODES - 1, 4), (20, 3)):
+        values = torch.randn((ROWS, 3, choices)).sort(dim=-1, descending=True).values.double()
+        values[1, :, 2:] = -torch.inf
+        candidates = torch.stack([torch.randperm(9)[:choices] for _ in range(ROWS * 3)])
+        tokens, parents = torch.zeros((2, ROWS, nodes), dtype=torch.int64)
+        ids, depths = torch.zeros((2, ROWS * (nodes + 1)), dtype=torch.int64)
+        seen = torch.zeros((ROWS, nodes + 1, nodes + 1), dtype=torch.int8)
+        layout = Layout(torch.tensor([7, 8]), ids, depths, seen)
+        best_first(values, candidates.view(ROWS, 3, -1), tokens, parents, layout=layout)
+        good = good and laid_out(tokens, parents, layout)
+    return good and bool((tokens[1] == -1).any())
+
+
+def laid_out(tokens, parents, found: Layout) -> bool:
     wanted = fast_tree.ancestors(parents)
+    ids = torch.cat((found.roots[:, None], tokens.clamp(min=0)), dim=1)
     return (
-        torch.equal(seen != 0, wanted)
-        and torch.equal(depths.view(ROWS, -1), fast_tree.depths(wanted))
-        and torch.equal(ids.view(ROWS, -1), torch.cat((roots[:, None], tokens.clamp(min=0)), dim=1))
+        torch.equal(found.seen != 0, wanted)
+        and torch.equal(found.depths.view(ROWS, -1), fast_tree.depths(wanted))
+        and torch.equal(found.ids.view(ROWS, -1), ids)
     )
 
 
@@ -81,14 +105,13 @@ def verdicts() -> list[bool]:
         state.lengths.copy_(torch.tensor([3, 5]))
         state.limits.copy_(torch.tensor([9, 9 * (case % 2)]))
         path = torch.zeros((ROWS, deepest + 1), dtype=torch.int64)
-        anchors, context = torch.full((ROWS * 4,), 99), torch.ones((ROWS * (deepest + 1), 8))
+        anchors = torch.full((ROWS * 4,), 99)
         verdict_kernel[(ROWS,)](
             *(tokens, parents, seen.to(torch.int8), fast_tree.depths(seen).flatten(), choices),
             *(path, state.roots, state.lengths, state.known, state.made, state.limits),
-            *(state.text, state.log, state.rounds, state.kept, anchors, 4, context, 8),
+            *(state.text, state.log, state.rounds, state.kept, anchors, 4),
             *(NODES, deepest, ROOM, state.log.shape[1]),
             BLOCK=16,
-            BLOCK_C=64,
             PDL=False,
         )
         want = fast_verify.accepted_branch(tokens, parents, seen, choices, deepest)
@@ -105,7 +128,6 @@ def verdicts() -> list[bool]:
                 and state.log[row, 0] == count
                 and state.rounds[row] == (count > 0)
                 and (not count or state.roots[row] == anchors[row * 4] == said[-1])
-                and not context.any()
             )
     return [bool(one) for one in good]
 
@@ -173,8 +195,7 @@ def looked_up() -> bool:
     return good
 
 
-def attended(*, fresh: bool) -> float:
-    """One layer's attention against torch: the largest difference, of stored keys too."""
+def small_pass(layer, store, angles, *, nodes, taps=()) -> TreePass:
     config = DecoderConfig(
         family="qwen3",
         vocab=8,
@@ -190,18 +211,49 @@ def attended(*, fresh: bool) -> float:
         rope=RopeConfig(),
         qk_norm=True,
     )
+    norm = type("N", (), {"weight": torch.ones(32)})()
+    table = type("T", (), {"weight": torch.randn((8, 32))})()
+    return TreePass(
+        Body(config, table, norm, table), [layer], angles, (store[0], store[1]),
+        rows=ROWS, nodes=nodes, taps=taps,
+    )  # fmt: skip
+
+
+def begun() -> float:
+    """The stream, its first projections and those of new context: the largest difference."""
+    qkv, gain = torch.randn((128, 32)), torch.rand(32)
+    layer = type("L", (), {"qkv": qkv, "up": torch.zeros(2), "norms": (torch.rand(32), None)})()
+    one = small_pass(layer, torch.zeros((2, 1, ROWS, ROOM, 2, 16)), (None, None), nodes=NODES)
+    lines, fused = ROWS * 4, torch.randn((32, 96))
+    grown = Grown(
+        *(torch.randn((lines, 96)), fused, gain, torch.randn((64, 32))),
+        *(torch.empty((lines, 32)), torch.empty((4, lines)), torch.empty((lines, 64))),
+    )
+    ids = torch.randint(0, 8, (ROWS * NODES,))
+    trees = Trees(*(torch.zeros(1),) * 3)
+    fresh = one._begin(ids, trees, grown).fresh
+
+    def normed(x, weight):
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * weight
+
+    stream = one._embedding[ids]
+    pairs = (
+        (one._x, stream),
+        (one._qkv, normed(stream, layer.norms[0]) @ qkv.T),
+        (fresh, normed(grown.features @ fused.T, gain) @ grown.rows_of.T),
+    )
+    return max(float((a - b).abs().max()) for a, b in pairs)
+
+
+def attended(*, fresh: bool) -> float:
+    """One layer's attention against torch: the largest difference, of stored keys too."""
     wide, narrow = 64, 32
     weights = [torch.rand(16) + 0.5 for _ in range(2)]
     layer = type("L", (), {"q_norm": weights[0], "k_norm": weights[1], "up": torch.zeros(2)})()
-    norm = type("N", (), {"weight": torch.ones(32)})()
-    table = type("T", (), {"weight": torch.ones((8, 32))})()
     store = torch.randn((2, 1, ROWS, ROOM, 2, 16))
     turns = torch.arange(ROOM)[:, None] * torch.rand(8)
     angles = turns.cos(), turns.sin()
-    one = TreePass(
-        Body(config, table, norm, table), [layer], angles, (store[0], store[1]),
-        rows=ROWS, nodes=NODES, taps=(-1,),
-    )  # fmt: skip
+    one = small_pass(layer, store, angles, nodes=NODES, taps=(-1,))
     lengths, known = torch.tensor([9, 4]), torch.tensor([6, 4])
     _, parents = random_trees(ROWS, NODES - 1)
     seen = fast_tree.ancestors(parents)
@@ -238,9 +290,11 @@ def attended(*, fresh: bool) -> float:
             behind = slice(int(lengths[row]), int(lengths[row]) + NODES)
             worst = max(worst, float((store[0, 0, row, behind] - k).abs().max()))
         mask = torch.cat((torch.ones((NODES, len(past_k)), dtype=torch.bool), seen[row]), dim=1)
-        want = attend(
-            q[None], torch.cat((past_k, k))[None], torch.cat((past_v, v))[None], mask[None]
-        )[0]
+        q, k, v = (
+            part.transpose(0, 1) for part in (q, torch.cat((past_k, k)), torch.cat((past_v, v)))
+        )
+        attended = scaled_dot_product_attention(q, k, v, mask, enable_gqa=True)
+        want = attended.transpose(0, 1)
         got = one._seen[row * NODES : (row + 1) * NODES].view(NODES, 4, 16)
         worst = max(worst, float((got - want).abs().max()))
     return worst

@@ -12,8 +12,14 @@ from trapline.gold.kernels_device import may_start_early
 from trapline.gold.softmax_topk.api import softmax_topk
 from trapline.gold.tree_decoding.drafter import DFlash
 from trapline.gold.tree_decoding.drafter_static import Store
-from trapline.gold.tree_decoding.generate_pass import Body, TreePass, Trees, layer_weights
-from trapline.gold.tree_decoding.kernels import best_first
+from trapline.gold.tree_decoding.generate_pass import (
+    Body,
+    Grown,
+    TreePass,
+    Trees,
+    layer_weights,
+)
+from trapline.gold.tree_decoding.kernels import MOST_LAID_OUT, Layout, best_first
 from trapline.gold.tree_decoding.kernels_round import chain_kernel, lookup_kernel
 
 
@@ -60,9 +66,8 @@ class CompactDrafter(Protocol):
     mask_id: int | None
     #: Whether proposals come with everything a pass reads, as chains do.
     prepared: bool
-    #: Buffers of the drafter that a verdict writes: where blocks begin, and sums to be zeroed.
+    #: The drafter's blocks, whose beginnings a verdict writes.
     anchors: Tensor | None
-    context: Tensor | None
 
     def open(self, row: int, prompt: list[int], features: Tensor) -> None: ...
     def listen(self, features: Tensor) -> None: ...
@@ -80,13 +85,13 @@ class CompactDFlash:
         self.model, self._target, self._rows = model, target, rows
         self.target_layers, self.mask_id = model.config.target_layers, model.config.mask_id
         block, body, like = model.config.block, model.config.body, model.norm.weight
-        self.prepared = chain
+        self.prepared = chain or budget <= MOST_LAID_OUT
+        self._chained = chain
         self.depth = block - 1 if chain else min(block - 1, budget)
         self.drafted = block - 1 if chain else budget
         self._store = Store(body.layers, rows, room, body.kv_heads, body.head_dim, like)
         ids = torch.full((rows, block), model.config.mask_id, device=like.device)
         self.anchors = ids.flatten()
-        self.context = like.new_zeros((rows * (self.depth + 1), body.dim))
         cosine, sine = model.angles(torch.arange(body.context, device=like.device))
         self._pass = TreePass(
             Body(body, target.embedding, model.norm, target.head),
@@ -97,7 +102,10 @@ class CompactDFlash:
             nodes=block,
         )
         self._rows_of = joined_rows(model)
-        self._fused = like.new_empty((len(self.context), len(self._rows_of)))
+        lines = rows * (self.depth + 1)
+        self._context = like.new_empty((lines, body.dim))
+        self._sums = like.new_empty((-(-body.dim // 8), lines), dtype=torch.float32)
+        self._fresh = like.new_empty((lines, len(self._rows_of)))
         self._depths = torch.arange(block, device=like.device).repeat(rows)
         self._seen = torch.ones((rows, block, block), dtype=torch.int8, device=like.device)
         self._features: Tensor | None = None
@@ -116,20 +124,19 @@ class CompactDFlash:
             self._store.keys[number, row, :count] = k
             self._store.values[number, row, :count] = v
         self.anchors[row * self.model.config.block] = prompt[-1]
-        if row == 0:
-            self.context.zero_()
 
     def propose(self, state: State, into: Proposal) -> None:
         assert self._features is not None
-        drafter = self._pass
-        fuse = self.model.fuse.weight, self.model.fuse_norm.weight
-        fresh = drafter.fuse(self._features, fuse, self.context, self._rows_of, self._fused)
-        trees = Trees(state.lengths, self._depths, self._seen, state.known, fresh)
-        tiles = drafter.run(self.anchors, trees)
-        if self.prepared:
+        grown = Grown(
+            *(self._features, self.model.fuse.weight, self.model.fuse_norm.weight),
+            *(self._rows_of, self._context, self._sums, self._fresh),
+        )
+        trees = Trees(state.lengths, self._depths, self._seen, state.known)
+        tiles = self._pass.run(self.anchors, trees, grown)
+        if self._chained:
             self._chain(tiles, state, into)
         else:
-            self._grow(into)
+            self._grow(state, into)
 
     def _chain(self, tiles: int, state: State, into: Proposal) -> None:
         lines, nodes = len(self.anchors), into.nodes
@@ -140,9 +147,14 @@ class CompactDFlash:
             **self._pass.early(1),
         )
 
-    def _grow(self, into: Proposal) -> None:
+    def _grow(self, state: State, into: Proposal) -> None:
         values, candidates = self.ranking()
-        best_first(values, candidates, into.tokens, into.parents)
+        layout = Layout(state.roots, into.ids, into.depths, into.seen)
+        best_first(
+            *(values, candidates, into.tokens, into.parents),
+            layout=layout if self.prepared else None,
+            early=may_start_early(values.device),
+        )
 
     def ranking(self) -> tuple[Tensor, Tensor]:
         """The best of every depth (R, depth, C): log-probabilities and tokens."""
@@ -162,7 +174,6 @@ class CompactLookup:
     mask_id = None
     prepared = False
     anchors = None
-    context = None
 
     def __init__(self, *, block: int, longest: int = 3) -> None:
         self.depth = self.drafted = block

@@ -1,4 +1,9 @@
-"""Compact rounds driven from the host: a graph, replayed as often as no row can be done before."""
+"""Compact rounds driven from the host: a graph, replayed many times between two looks at it.
+
+While the host looks the device waits, so it asks for most of the rounds that will be needed: as
+many as no row can be done before, or most of what the pace so far promises. A row that is done
+earlier rests by itself.
+"""
 
 from collections.abc import Callable, Sequence
 
@@ -12,6 +17,9 @@ from trapline.gold.tree_decoding.generate import Output
 from trapline.gold.tree_decoding.generate_rounds import CompactRounds
 from trapline.gold.tree_decoding.generate_static import StaticConfig
 from trapline.gold.tree_decoding.generate_statistics import Statistics
+
+#: Of the rounds that the pace so far promises, so many are asked for at once.
+MOST_OF_THEM = 0.75
 
 
 class CompactGenerator:
@@ -27,6 +35,7 @@ class CompactGenerator:
     ) -> None:
         self._config, self._drafter = config, drafter
         self.rounds = rounds(target, drafter, config)
+        self._pace = float(self.rounds.deepest + 1)  # tokens a round of the slowest row
         self._replay: Callable[[], object] = self.rounds.round
         if target.device.type == "cuda":
             self._replay = captured(self.rounds.round, ()).replay
@@ -41,17 +50,23 @@ class CompactGenerator:
             self.rounds.open([list(prompt) for prompt in prompts], max_new_tokens)
             _wait(state.made)
         with statistics.time("rounds"):
-            left = [max_new_tokens] * len(prompts)
+            left, asked = [max_new_tokens] * len(prompts), 0
             while max(left) > 0:
-                # No row can say more in a round: so many are needed at least.
-                for _ in range(-(-max(left) // (self.rounds.deepest + 1))):
+                for _ in range(self._rounds_for(max(left))):
                     self._replay()
+                    asked += 1
                 if stop_ids:
                     self._rest(prompts, stop_ids)
                 made = torch.minimum(state.made, state.limits).tolist()
                 limits = state.limits.tolist() if stop_ids else [max_new_tokens] * len(made)
                 left = [most - done for most, done in zip(limits, made, strict=True)]
+                slowest = left.index(max(left))
+                self._pace = max(1.0, made[slowest] / asked)
         return Output(self._answers(prompts, made), self._counted(statistics, made))
+
+    def _rounds_for(self, left: int) -> int:
+        """How many to ask for where so many tokens are left: no row says more than L + 1 in one."""
+        return max(-(-left // (self.rounds.deepest + 1)), int(MOST_OF_THEM * left / self._pace))
 
     def _rest(self, prompts: Sequence[Sequence[int]], stop_ids: Sequence[int]) -> None:
         """Rows that have said a stop token say no more."""

@@ -18,17 +18,18 @@ from torch.nn import functional
 from trapline.gold.decoder.compact import LOG2_E, CompactStep, Cut, Weights
 from trapline.gold.decoder.config import DecoderConfig
 from trapline.gold.decoder.fused import swiglu
-from trapline.gold.decoder.kernels_step import added_kernel, embed_kernel
+from trapline.gold.decoder.kernels_step import embed_kernel
 from trapline.gold.decoder.layers import tensor
 from trapline.gold.norms.api import rms_norm
 from trapline.gold.tree_decoding.kernels_attend import tree_attend_kernel
+from trapline.gold.tree_decoding.kernels_draft import begin_kernel, project_kernel
 
 #: A product of more weights than this, for more than FEW lines, is cuBLAS's.
 LARGE, FEW = 1 << 23, 16
-#: And one of less than this is cut for FEW lines at a time.
+#: And one of less than this has its weights in the cache: they may be read many times.
 SMALL = 1 << 21
-#: Queries of a program at most.
-QUERIES = 32
+#: Queries of a program: a tile of the matrix unit.
+QUERIES = 16
 
 
 class Body(NamedTuple):
@@ -50,6 +51,18 @@ class Trees(NamedTuple):
     known: Tensor | None = None
     #: (R · W, layers · 2 · G · D) projections of the positions committed last.
     fresh: Tensor | None = None
+
+
+class Grown(NamedTuple):
+    """What a drafter's context has grown by, and where its parts go on the way to `fresh`."""
+
+    features: Tensor  # (lines, F)
+    fuse: Tensor  # (C, F)
+    gain: Tensor  # (C,) of the norm behind it
+    rows_of: Tensor  # (layers · 2 · G · D, C): keys and values for every layer
+    context: Tensor  # (lines, C)
+    sums: Tensor  # (C / 8, lines) float32
+    fresh: Tensor  # (lines, layers · 2 · G · D)
 
 
 class TreePass(CompactStep):
@@ -77,23 +90,22 @@ class TreePass(CompactStep):
         self.features = self._norm.new_zeros((rows * nodes, len(taps) * width))
         self.wide = rows * nodes > FEW and layers[0].up.numel() > LARGE
 
-    def run(self, ids: Tensor, trees: Trees) -> int:
-        """Logits of these lines (R · M,) into `lines`; into how many tiles they were cut, or 0."""
+    def run(self, ids: Tensor, trees: Trees, grown: Grown | None = None) -> int:
+        """Logits of these lines (R · M,) into `lines`; into how many tiles they were cut, or 0.
+
+        A drafter's context may have `grown`: its `fresh` rows are made on the way.
+        """
         if self.wide:
-            self._run_wide(ids, trees)
+            self._run_wide(ids, trees if grown is None else self._fuse_wide(trees, grown))
             return 0
-        config, count = self._config, len(ids)
-        embed_kernel[(count,)](
-            *(ids, self._embedding, self._layers[0].norms[0], self._x, self._y),
-            *(self._squares, config.dim),
-            BLOCK=triton.next_power_of_2(config.dim),
-            PDL=self._early,
-            num_warps=4,
-            **self._launch(),
-        )
-        tiles = 1
+        count, tiles = len(ids), 1
+        if grown is None:
+            self._embed(ids)
+        else:
+            trees = self._begin(ids, trees, grown)
         for number, layer in enumerate(self._layers):
-            self._scaled(self._y, layer.qkv, self._qkv, count, tiles)
+            if number > 0 or grown is None:
+                self._scaled(self._y, layer.qkv, self._qkv, count, tiles)
             self._tree_attend(trees, layer, number, self._qkv, self._x)
             tiles = self._added(self._seen, layer.out, layer.norms[1], count)
             self._gated(layer.up, count, tiles)
@@ -103,46 +115,64 @@ class TreePass(CompactStep):
         self._tap_last(self._x)
         return self._scaled(self._y, self._head, self._logits, count, tiles, best=True)
 
+    def _embed(self, ids: Tensor) -> None:
+        width = self._config.dim
+        embed_kernel[(len(ids),)](
+            *(ids, self._embedding, self._layers[0].norms[0], self._x, self._y),
+            *(self._squares, width),
+            BLOCK=triton.next_power_of_2(width),
+            PDL=self._early,
+            num_warps=4,
+            **self._launch(),
+        )
+
     @property
     def lines(self) -> Tensor:
         """(R · M, V) float32."""
         return self._logits
 
-    def fuse(
-        self,
-        features: Tensor,
-        fuse: tuple[Tensor, Tensor],
-        context: Tensor,
-        rows_of: Tensor,
-        out: Tensor,
-    ) -> Tensor:
-        """Keys and values of new context (lines, …): a product, a norm, a product.
-
-        `context` must be zero: the first product is added to it. `fuse` is its weight and the
-        norm's.
-        """
-        weight, gain = fuse
-        if self.wide:
-            normed = tensor(
-                rms_norm(functional.linear(features, weight), gain, self._config.norm_eps)
-            )
-            return functional.linear(normed, rows_of)
+    def _begin(self, ids: Tensor, trees: Trees, grown: Grown) -> Trees:
+        """The stream of these ids and its first projections, and those of what has `grown`."""
+        features, weight, first = grown.features, grown.fuse, self._layers[0]
         lines, (outputs, inputs) = len(features), weight.shape
         cut = self.cut_for("added", lines, outputs, inputs)
-        tiles = -(-outputs // cut.block_n)
-        added_kernel[(tiles, triton.cdiv(lines, cut.block_b))](
-            *(features, weight, context, gain, self._y, self._squares),
-            *(lines, outputs, inputs, features.stride(0), weight.stride(0)),
+        tiles = triton.cdiv(outputs, cut.block_n)
+        programs = tiles * triton.cdiv(lines, cut.block_b)
+        begin_kernel[(programs + len(ids),)](
+            *(features, weight, grown.gain, grown.context, grown.sums),
+            *(ids, self._embedding, first.norms[0], self._x, self._y, self._squares),
+            *(lines, outputs, inputs, features.stride(0), weight.stride(0), tiles, programs),
+            BLOCK=triton.next_power_of_2(outputs),
             **self._cut(cut, "added", outputs, inputs),
         )
-        self._scaled(self._y, rows_of, out, lines, tiles)
-        return out
+        self._project(len(ids), grown, tiles)
+        return trees._replace(fresh=grown.fresh)
+
+    def _project(self, count: int, grown: Grown, parts: int) -> None:
+        (outputs, inputs), lines, qkv = grown.rows_of.shape, len(grown.fresh), self._layers[0].qkv
+        cut = self.cut_for("scaled", max(lines, count), *qkv.shape)
+        even = inputs % (cut.split * cut.block_k) == 0
+        even = even and all(width % cut.block_n == 0 for width in (outputs, len(qkv)))
+        old, new = (triton.cdiv(width, cut.block_n) for width in (len(qkv), outputs))
+        programs = new * triton.cdiv(lines, cut.block_b)
+        project_kernel[(programs + old * triton.cdiv(count, cut.block_b),)](
+            *(grown.context, grown.rows_of, grown.sums, grown.fresh, lines, outputs, new, parts),
+            *(self._y, qkv, self._squares, self._qkv, count, len(qkv), old),
+            *(inputs, programs, self._config.norm_eps),
+            PARTS=triton.next_power_of_2(parts),
+            **{**self._cut(cut, "scaled", len(qkv), inputs), "EVEN": even},
+        )
+
+    def _fuse_wide(self, trees: Trees, grown: Grown) -> Trees:
+        fused = functional.linear(grown.features, grown.fuse)
+        normed = tensor(rms_norm(fused, grown.gain, self._config.norm_eps))
+        return trees._replace(fresh=functional.linear(normed, grown.rows_of))
 
     def cut_for(self, kind: str, rows: int, outputs: int, inputs: int) -> Cut:
-        """Small products of many lines are cut as those of few: their weights are read again for
-        every 16 lines, which costs nothing, and no program has more than a few steps."""
-        small = outputs * inputs < SMALL
-        return super().cut_for(kind, min(rows, FEW) if small else rows, outputs, inputs)
+        """Small products of bfloat16 are cut by their own table."""
+        if outputs * inputs < SMALL and self._norm.element_size() == 2:
+            return small_cut(kind, rows, inputs)
+        return super().cut_for(kind, rows, outputs, inputs)
 
     def winners(self, tiles: int) -> tuple[Tensor, Tensor, int]:
         """The best of every tile and line and their tokens, (tiles, lines), after a `run`."""
@@ -180,8 +210,8 @@ class TreePass(CompactStep):
     ) -> None:
         config, tapped = self._config, number - 1 in self._taps
         ratio = config.heads // config.kv_heads
-        chunk = max(1, min(self._nodes, QUERIES // ratio))
         block_d = triton.next_power_of_2(config.head_dim)
+        chunk, tile, warps = attend_cut(self._nodes, ratio, block_d, self._norm.element_size())
         fresh, fresh_row, pending = trees.fresh, 0, 1
         if fresh is not None:
             pending = len(fresh) // self._rows
@@ -191,7 +221,6 @@ class TreePass(CompactStep):
         if tapped:
             features = self.features[:, self._taps.index(number - 1) * config.dim :]
         programs = self._rows * config.kv_heads * triton.cdiv(self._nodes, chunk)
-        tile = tile_of(block_d, self._norm.element_size())
         tree_attend_kernel[(programs,)](
             *(qkv, self._keys[number], self._values[number], trees.lengths, trees.known),
             *(trees.depths, trees.seen, *self._angles, layer.q_norm, layer.k_norm, fresh),
@@ -199,6 +228,7 @@ class TreePass(CompactStep):
             *(qkv.stride(0), fresh_row, self.features.shape[1], config.dim),
             *(config.head_dim**-0.5 * LOG2_E, config.norm_eps, triton.cdiv(self._nodes, chunk)),
             QN=chunk,
+            BLOCK_Q=triton.next_power_of_2(chunk),
             R=ratio,
             D=config.head_dim,
             BLOCK_D=block_d,
@@ -209,15 +239,33 @@ class TreePass(CompactStep):
             BLOCK_C=triton.next_power_of_2(triton.cdiv(config.dim, config.kv_heads)),
             PRECISION=self._precision,
             PDL=self._early,
-            num_warps=4,
+            num_warps=warps,
             num_stages=2,
             **self._launch(),
         )
 
 
-def tile_of(block_d: int, size: int) -> int:
-    """Committed positions at a time."""
-    return max(16, min(128, (8192 if size == 2 else 2048) // block_d))
+def small_cut(kind: str, lines: int, inputs: int) -> Cut:
+    """Products whose time is that of their steps: docs/components/tree_decoding.md says what
+    was tried.
+
+    Many programs of few lines: 16 lines take hardly longer than 8. Where 256 inputs are all, more
+    stages would only ask for what is not there.
+    """
+    one_step = inputs <= 256
+    if kind == "gated":
+        return Cut(8 if lines <= 8 else 16, 8, 128, 2, 2, 2 if one_step else 4)
+    if kind == "scaled":
+        return Cut(8 if lines <= 8 else 16, 16, 64, 4, 4, 6)
+    if one_step:
+        return Cut(8, 16, 128, 2, 2, 2)
+    return Cut(8 if lines <= 2 * FEW else 16, 16, 64, 4, 4, 4)
+
+
+def attend_cut(nodes: int, ratio: int, block_d: int, size: int) -> tuple[int, int, int]:
+    """Nodes of a program, committed positions at a time, warps."""
+    tile = max(16, min(128, (8192 if size == 2 else 2048) // block_d))
+    return max(1, min(nodes, QUERIES // ratio)), tile, 4
 
 
 def _add_norm(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:

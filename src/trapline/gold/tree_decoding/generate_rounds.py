@@ -167,16 +167,13 @@ class CompactRounds:
     def _verdict(self) -> None:
         state, trees, drafter = self.state, self.proposal, self.drafter
         anchors = None if drafter is None else drafter.anchors
-        context = None if drafter is None else drafter.context
         verdict_kernel[(state.rows,)](
             *(trees.tokens, trees.parents, trees.seen, trees.depths, self.choices, self._path),
             *(state.roots, state.lengths, state.known, state.made, state.limits, state.text),
             *(state.log, state.rounds, state.kept, anchors),
             0 if anchors is None else len(anchors) // state.rows,
-            *(context, 0 if context is None else context.shape[1]),
             *(self.nodes, self.deepest, state.room, LOG),
             BLOCK=max(16, triton.next_power_of_2(self.nodes)),
-            BLOCK_C=1024,
             **self.verifier.early(4),
         )
 

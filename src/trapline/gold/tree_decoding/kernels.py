@@ -6,10 +6,13 @@ of at most N + 1 candidates. Taking the candidate in slot s at step i puts its n
 and its first child into slot i + 1, so slots never run out. Same order, same ties, same padding.
 """
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from trapline.gold.tree_decoding import fast_tree
 
@@ -17,8 +20,40 @@ from trapline.gold.tree_decoding import fast_tree
 WARPS = 1
 #: Trees of so many nodes are built level by level.
 MOST = 2048
+#: So many nodes and a root are laid out by the warp that took them.
+MOST_LAID_OUT = 63
 #: Limits of what a key has of a slot, a token and a parent.
 SLOT, TOKEN, PARENT = tl.constexpr(2048), tl.constexpr(1 << 24), tl.constexpr(4096)
+
+
+class Layout(NamedTuple):
+    """What a pass reads of trees of N nodes: M = N + 1 rows of each, its root first."""
+
+    roots: Tensor  # (R,), given
+    ids: Tensor  # (R · M,)
+    depths: Tensor  # (R · M,)
+    seen: Tensor  # (R, M, M) int8
+
+
+@triton.jit
+def heavier(weight, order, above, rank, weight_b, order_b, above_b, rank_b):
+    """Of two candidates the one that is taken first."""
+    mine = (weight > weight_b) | ((weight == weight_b) & (order < order_b))
+    return (
+        tl.where(mine, weight, weight_b),
+        tl.where(mine, order, order_b),
+        tl.where(mine, above, above_b),
+        tl.where(mine, rank, rank_b),
+    )
+
+
+@triton.jit
+def near(places):
+    """Asks for the cache lines that hold these pointers, as near as they can be."""
+    tl.inline_asm_elementwise(
+        "prefetch.global.L1 [$1]; mov.u32 $0, 0;", "=r,l", [places.to(tl.int64)],
+        dtype=tl.int32, is_pure=False, pack=1,
+    )  # fmt: skip
 
 
 @triton.jit
@@ -27,12 +62,13 @@ def best_first_kernel(
     candidates,  # (R, L, C) int64, their tokens
     tokens,  # (R, N) int64
     parents,  # (R, N) int64
+    roots, ids, deep, seen,  # what a pass reads of the tree, if it is wanted: see `lay_out`
     depths,
     choices,
     nodes,
     row_of,  # from row to row of values and candidates
-    SLOTS: tl.constexpr,
-):
+    SLOTS: tl.constexpr, LINES: tl.constexpr, ROUNDS: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     values += row * row_of
     candidates += row * row_of
@@ -40,25 +76,31 @@ def best_first_kernel(
     parents += row * nodes
     slot = tl.arange(0, SLOTS)
     first = slot == 0
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+        line = tl.minimum(tl.arange(0, LINES) * 16, depths * choices - 1)
+        near(values + line)
+        near(candidates + line)
     # Of every slot: weight of the candidate and of its parent, depth, rank, parent's number, token.
     weight = tl.where(first, tl.load(values).to(tl.float64), float("-inf"))
     above = tl.where(first, 0.0, 0.0).to(tl.float64)
     rank = tl.where(first, 0, 0)
     # Ties: lower depth, then lower parent, then lower token; all in one number, with the slot.
     order = key_of(slot * 0, -1, tl.load(candidates), slot)
+    # Of every node taken so far, root first: its token, and the row of its parent.
+    said = slot.to(tl.int64) * 0
+    hangs = slot.to(tl.int64) * 0
     for node in range(nodes):
-        best = tl.max(weight, axis=0)
-        least = tl.min(tl.where(weight == best, order, 1 << 62), axis=0)
+        best, least, own_above, own_rank = tl.reduce((weight, order, above, rank), 0, heavier)
         place = (least & (SLOT - 1)).to(tl.int32)
-        spoken = (least // SLOT) & (TOKEN - 1)
-        eldest = ((least // (SLOT * TOKEN)) & (PARENT - 1)) - 1
+        possible = best > float("-inf")
+        spoken = tl.where(possible, (least // SLOT) & (TOKEN - 1), -1)
+        eldest = tl.where(possible, ((least // (SLOT * TOKEN)) & (PARENT - 1)) - 1, -1)
         depth = (least // (SLOT * TOKEN * PARENT)).to(tl.int32)
         taken = slot == place
-        own_rank = tl.sum(tl.where(taken, rank, 0), axis=0)
-        own_above = tl.sum(tl.where(taken, above, 0.0), axis=0)
-        possible = best > float("-inf")
-        tl.store(tokens + node, tl.where(possible, spoken, -1))
-        tl.store(parents + node, tl.where(possible, eldest, -1))
+        tl.store(tokens + node, spoken)
+        tl.store(parents + node, eldest)
         # The next sibling takes the slot.
         more = possible & (own_rank + 1 < choices)
         at = depth * choices + own_rank + 1
@@ -70,11 +112,39 @@ def best_first_kernel(
         first_value = tl.load(values + below, mask=deeper, other=float("-inf")).to(tl.float64)
         first_word = tl.load(candidates + below, mask=deeper, other=0)
         child = slot == node + 1
+        said = tl.where(child, spoken, said)
+        hangs = tl.where(child, eldest + 1, hangs)
         weight = tl.where(taken, own_above + value, tl.where(child, best + first_value, weight))
         above = tl.where(child, best, above)
         rank = tl.where(taken, own_rank + 1, tl.where(child, 0, rank))
         order = tl.where(taken, key_of(slot * 0 + depth, eldest, word, slot), order)
         order = tl.where(child, key_of(slot * 0 + depth + 1, node, first_word, slot), order)
+    if seen is not None:
+        lay_out(said, hangs, tl.load(roots + row), ids, deep, seen, row, nodes + 1, SLOTS, ROUNDS)
+
+
+@triton.jit
+def lay_out(
+    token, above, root, ids, depths, seen, row, nodes, BLOCK: tl.constexpr, ROUNDS: tl.constexpr
+):  # fmt: skip
+    """Of a tree what its pass reads, how deep each node is, and what it continues.
+
+    Rows are the root's, then the nodes'; `above` has the row of each one's parent. Paths double in
+    every round: 2^ROUNDS is at least the deepest node.
+    """
+    i = tl.arange(0, BLOCK)
+    real = (i > 0) & (i < nodes)
+    tl.store(ids + row * nodes + i, tl.where(i == 0, root, tl.maximum(token, 0)), mask=i < nodes)
+    edge = real[:, None] & (above[:, None] == i[None, :])
+    reach = tl.where(edge | (i[:, None] == i[None, :]), 1.0, 0.0).to(tl.float16)
+    for _ in tl.static_range(ROUNDS):
+        more = tl.dot(reach, reach)
+        reach = tl.where(more > 0.5, 1.0, 0.0).to(tl.float16)
+    depth = tl.sum(reach.to(tl.float32), 1).to(tl.int64) - 1
+    tl.store(depths + row * nodes + i, depth, mask=i < nodes)
+    inside = (i < nodes)[:, None] & (i < nodes)[None, :]
+    places = seen + (row * nodes + i)[:, None] * nodes + i[None, :]
+    tl.store(places, (reach > 0.5).to(tl.int8), mask=inside)
 
 
 @triton.jit
@@ -96,15 +166,30 @@ def heaviest_prefixes(log_q: Tensor, budget: int) -> tuple[Tensor, Tensor]:
     return tokens, parents
 
 
-def best_first(values: Tensor, candidates: Tensor, tokens: Tensor, parents: Tensor) -> None:
+def best_first(
+    values: Tensor,
+    candidates: Tensor,
+    tokens: Tensor,
+    parents: Tensor,
+    *,
+    layout: Layout | None = None,
+    early: bool = False,
+) -> None:
     """Fills a tree's tokens and parents (R, N) from the best (R, L, C) of each depth.
 
-    Rows may lie apart; within a row depths follow each other.
+    Rows may lie apart; within a row depths follow each other. `early`: the launch may begin before
+    the one in front of it is done.
     """
     rows, depths, choices = values.shape
     nodes = tokens.shape[1]
+    slots = triton.next_power_of_2(nodes + 1)
     best_first_kernel[(rows,)](
-        *(values, candidates, tokens, parents, depths, choices, nodes, values.stride(0)),
-        SLOTS=triton.next_power_of_2(nodes + 1),
+        *(values, candidates, tokens, parents, *(layout or (None,) * 4)),
+        *(depths, choices, nodes, values.stride(0)),
+        SLOTS=slots if layout is None else max(16, slots),
+        LINES=triton.next_power_of_2(triton.cdiv(depths * choices, 16)),
+        ROUNDS=max(1, depths.bit_length()),
+        PDL=early,
         num_warps=WARPS,
+        **({"launch_pdl": True} if early else {}),
     )

@@ -62,9 +62,9 @@ def tree_attend_kernel(
     out,  # (rows · nodes, H · D)
     stream, features,  # the stream (rows · nodes, C) is copied to features, if there are any
     nodes, room, G, W, qkv_row, fresh_row, feature_row, C, scale, eps, chunks,
-    QN: tl.constexpr, R: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_W: tl.constexpr, BLOCK_S: tl.constexpr,
-    BLOCK_C: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
+    QN: tl.constexpr, BLOCK_Q: tl.constexpr, R: tl.constexpr, D: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_W: tl.constexpr,
+    BLOCK_S: tl.constexpr, BLOCK_C: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     chunk = tl.program_id(0) % chunks
     g = tl.program_id(0) // chunks % G
@@ -139,7 +139,8 @@ def tree_attend_kernel(
     if features is not None:
         # The heads share the copying: each takes its part of the channels.
         c = g * BLOCK_C + tl.arange(0, BLOCK_C)
-        for one in range(chunk * QN, tl.minimum(chunk * QN + QN, nodes)):
-            source = (row * nodes + one) * C + c
-            kept = tl.load(stream + source, mask=c < C, other=0.0)
-            tl.store(features + (row * nodes + one) * feature_row + c, kept, mask=c < C)
+        one = chunk * QN + tl.arange(0, BLOCK_Q)
+        line = row * nodes + one
+        copied = ((tl.arange(0, BLOCK_Q) < QN) & (one < nodes))[:, None] & (c < C)[None, :]
+        kept = tl.load(stream + line[:, None] * C + c[None, :], mask=copied, other=0.0)
+        tl.store(features + line[:, None] * feature_row + c[None, :], kept, mask=copied)

@@ -9,6 +9,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from trapline.gold.tree_decoding.kernels import lay_out
+
 #: Multipliers of splitmix64's finaliser, as `decoder.sampling` has them.
 ODD = tl.constexpr(0x9E3779B97F4A7C15 - 2**64)
 FIRST = tl.constexpr(0xBF58476D1CE4E5B9 - 2**64)
@@ -109,10 +111,7 @@ def prepare_kernel(
     tokens, parents, roots, ids, depths, seen, nodes,
     BLOCK: tl.constexpr, ROUNDS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Of a tree: what its pass reads, how deep each node is, and what it continues.
-
-    Paths double in every round: 2^ROUNDS is at least the deepest node.
-    """
+    """`lay_out` for trees that somebody else has made."""
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
@@ -122,18 +121,7 @@ def prepare_kernel(
     at = row * (nodes - 1) + i - 1
     token = tl.load(tokens + at, mask=real, other=0)
     above = tl.load(parents + at, mask=real, other=-1) + 1
-    root = tl.load(roots + row)
-    tl.store(ids + row * nodes + i, tl.where(i == 0, root, tl.maximum(token, 0)), mask=i < nodes)
-    edge = real[:, None] & (above[:, None] == i[None, :])
-    reach = tl.where(edge | (i[:, None] == i[None, :]), 1.0, 0.0).to(tl.float16)
-    for _ in tl.static_range(ROUNDS):
-        more = tl.dot(reach, reach)
-        reach = tl.where(more > 0.5, 1.0, 0.0).to(tl.float16)
-    depth = tl.sum(reach.to(tl.float32), 1).to(tl.int64) - 1
-    tl.store(depths + row * nodes + i, depth, mask=i < nodes)
-    inside = (i < nodes)[:, None] & (i < nodes)[None, :]
-    places = seen + (row * nodes + i)[:, None] * nodes + i[None, :]
-    tl.store(places, (reach > 0.5).to(tl.int8), mask=inside)
+    lay_out(token, above, tl.load(roots + row), ids, depths, seen, row, nodes, BLOCK, ROUNDS)
 
 
 @triton.jit
@@ -144,9 +132,8 @@ def verdict_kernel(
     text,  # (rows, room) tokens by position
     log, rounds, kept,  # tokens of each round (rows, LOG), how many rounds, tokens of this one
     anchors, block,  # the drafter's blocks begin with the root
-    context, C,  # zeroed for the drafter's next product
     nodes, deepest, room, LOG,
-    BLOCK: tl.constexpr, BLOCK_C: tl.constexpr, PDL: tl.constexpr,
+    BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Accepts the branch whose every token is the target's pick, and commits it.
 
@@ -193,12 +180,6 @@ def verdict_kernel(
         tl.store(roots + row, bonus)
         if anchors is not None:
             tl.store(anchors + row * block, bonus)
-    if context is not None:
-        c = tl.arange(0, BLOCK_C)
-        for start in range(0, (deepest + 1) * C, BLOCK_C):
-            goal = context + row * (deepest + 1) * C + start + c
-            zero = tl.zeros([BLOCK_C], context.dtype.element_ty)
-            tl.store(goal, zero, mask=start + c < (deepest + 1) * C)
 
 
 @triton.jit
