@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from trapline.arena.errors import MissingError
+from trapline.cli.train import train
 from trapline.gold.ternary.linear_gguf import from_gguf
 
 WORDS = ("river", "stone", "light", "market", "window", "garden", "winter", "letter")
@@ -52,6 +54,8 @@ def test_train_pack_and_bad_input(text, tmp_path):
         (["nowhere.txt"], "cannot be read"),
         (["TEXT", "--vocab", 100], "at least 257"),
         (["TEXT", "--resume"], "to resume from"),
+        (["TEXT", "--method", "nope"], "'nope' is not one of"),
+        (["TEXT", "--rate", -1], "Invalid value for '--rate'"),
     ],
 )
 def test_bad_input_is_one_sentence(text, tmp_path, arguments, sentence):
@@ -60,3 +64,11 @@ def test_bad_input_is_one_sentence(text, tmp_path, arguments, sentence):
     assert done.returncode == 2, done.stderr
     assert sentence in " ".join(done.stderr.split())
     assert "Traceback" not in done.stderr
+
+
+def test_a_gpu_that_is_not_there_is_missing(text, tmp_path, monkeypatch):
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(MissingError, match="no CUDA device"):
+        train([text], tmp_path / "run", device="cuda")

@@ -2,7 +2,7 @@
 
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
@@ -12,6 +12,12 @@ from rich.table import Table
 from trapline.arena.errors import ArenaError, InterruptedRunError, MissingError, UsageError
 
 _CONSOLE = Console(stderr=True)
+
+Optimiser = Literal["adamw", "muon"]
+Schedule = Literal["cosine", "linear", "constant"]
+Precision = Literal["fp32", "bf16"]
+Method = Literal["absmean", "threshold", "lstsq"]
+Device = Literal["auto", "cpu", "cuda"]
 
 
 def register(app: typer.Typer) -> None:
@@ -27,35 +33,39 @@ def train(
     dim: Annotated[int, typer.Option(min=2, help="Width; a multiple of 128 packs best.")] = 256,
     layers: Annotated[int, typer.Option(min=1)] = 6,
     heads: Annotated[int, typer.Option(min=1)] = 4,
-    kv_heads: Annotated[int | None, typer.Option(min=1, help="As many as heads.")] = None,
+    kv_heads: Annotated[int | None, typer.Option(min=1, help="If fewer than heads.")] = None,
     hidden: Annotated[int | None, typer.Option(min=1, help="About 8/3 of dim if left out.")] = None,
     context: Annotated[int, typer.Option(min=2, help="Tokens of a window.")] = 256,
     tied: Annotated[bool, typer.Option(help="One table for embedding and head.")] = True,
     steps: Annotated[int, typer.Option(min=1)] = 1000,
     batch: Annotated[int, typer.Option(min=1, help="Windows a micro-batch and process.")] = 16,
     accumulate: Annotated[int, typer.Option(min=1, help="Micro-batches a step.")] = 1,
-    optimiser: Annotated[str, typer.Option(help="adamw or muon.")] = "adamw",
-    rate: Annotated[float, typer.Option(help="Peak, relative to a typical weight.")] = 0.05,
-    final_rate: Annotated[float | None, typer.Option(help="A tenth of the peak.")] = None,
+    optimiser: Annotated[Optimiser, typer.Option()] = "adamw",
+    rate: Annotated[float, typer.Option(min=0, help="Peak, relative to a typical weight.")] = 0.05,
+    final_rate: Annotated[
+        float | None, typer.Option(min=0, help="A tenth of the peak if not given.")
+    ] = None,
     warm_up: Annotated[int, typer.Option(min=0, help="Steps.")] = 50,
-    schedule: Annotated[str, typer.Option(help="cosine, linear or constant.")] = "cosine",
-    clip: Annotated[float, typer.Option(help="Largest norm of the gradient.")] = 1.0,
+    schedule: Annotated[Schedule, typer.Option(help="Of the rate.")] = "cosine",
+    clip: Annotated[float, typer.Option(min=0, help="Largest norm of the gradient.")] = 1.0,
     evaluate_every: Annotated[int, typer.Option(min=1, help="Steps.")] = 50,
     patience: Annotated[int, typer.Option(min=0, help="Evaluations without a best; 0: all.")] = 8,
     held_out: Annotated[float, typer.Option(help="Share of the documents that judges.")] = 0.05,
     seed: Annotated[int, typer.Option()] = 0,
-    precision: Annotated[str, typer.Option(help="fp32 or bf16.")] = "fp32",
+    precision: Annotated[Precision, typer.Option(help="Of the products.")] = "fp32",
     compiled: Annotated[bool, typer.Option("--compile", help="With torch.compile.")] = False,
     capture: Annotated[bool, typer.Option(help="A step as one CUDA graph, on one GPU.")] = False,
-    device: Annotated[str, typer.Option(help="cpu, cuda; the GPU if there is one.")] = "auto",
+    device: Annotated[Device, typer.Option(help="auto: the GPU if there is one.")] = "auto",
     group_size: Annotated[int, typer.Option(min=1, help="Weights a scale; TQ2_0: 256.")] = 128,
-    method: Annotated[str, typer.Option(help="absmean, threshold or lstsq.")] = "absmean",
+    method: Annotated[Method, typer.Option(help="How weights become ternary.")] = "absmean",
     soft: Annotated[float, typer.Option(help="Weights harden over this share of steps.")] = 0.0,
     dense: Annotated[bool, typer.Option(help="Train the dense twin instead.")] = False,
     start: Annotated[Path | None, typer.Option(help="A dense checkpoint to begin with.")] = None,
     teacher: Annotated[Path | None, typer.Option(help="A dense checkpoint to learn from.")] = None,
-    distill: Annotated[float, typer.Option(help="The teacher's share of the loss.")] = 0.5,
-    weight_decay: Annotated[float, typer.Option(help="Of dense matrices only.")] = 0.0,
+    distill: Annotated[
+        float, typer.Option(min=0, max=1, help="The teacher's share of the loss.")
+    ] = 0.5,
+    weight_decay: Annotated[float, typer.Option(min=0, help="Of dense matrices only.")] = 0.0,
     resume: Annotated[bool, typer.Option(help="Go on with the run in --out.")] = False,
 ) -> None:  # fmt: skip
     """Train a language model whose embeddings, attention, MLP and head are all ternary.
@@ -64,10 +74,10 @@ def train(
     and the state that --resume goes on from. The best model on held-out documents is kept.
     """
     run = _training()
-    device = _device(device)
+    place = _device(run, device)
     peak_end = rate / 10 if final_rate is None else final_rate
     try:
-        device = run.join_processes(device)
+        place = run.join_processes(place)
         source = start or teacher
         size = run.vocabulary(source) if source else vocab
         recipe = run.Recipe(
@@ -81,7 +91,7 @@ def train(
             texts=tuple(texts), out=out, recipe=recipe, kv_heads=kv_heads, hidden=hidden, tied=tied,
             shape=run.Shape(size, dim, layers, heads, context),
             held_out=held_out, group_size=group_size, method=method, dense=dense, start=start,
-            teacher=teacher, resume=resume, device=device,
+            teacher=teacher, resume=resume, device=place,
         )  # fmt: skip
         _show(_run(run, job), out)
     except (ValueError, TypeError, FileNotFoundError) as error:
@@ -105,12 +115,11 @@ def _training() -> Any:
     return train_run
 
 
-def _device(asked: str) -> str:
-    if asked != "auto":
-        return asked
-    from trapline.gold.ternary.train_run import default_device
-
-    return default_device()
+def _device(run: Any, asked: Device) -> str:
+    found: str = run.default_device()
+    if asked == "cuda" != found:
+        raise MissingError("there is no CUDA device here; --device cpu works everywhere")
+    return found if asked == "auto" else asked
 
 
 def _run(run: Any, job: Any) -> Any:
