@@ -20,7 +20,7 @@ def register(app: typer.Typer) -> None:
 def challenges(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """List the challenges, their tracks and their traps."""
+    """List the challenges, their tracks and how many traps wait in each; --json names the traps."""
     if as_json:
         print(json.dumps({"challenges": [_describe(one) for one in load_all().values()]}))
         return
