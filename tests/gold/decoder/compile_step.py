@@ -9,7 +9,7 @@ import os
 import sys
 from pathlib import Path
 
-from trapline.gold.decoder import compact, kernels_attend, kernels_step
+from trapline.gold.decoder import compact, cuts, kernels_attend, kernels_held, kernels_step
 from trapline.gold.kernels_device import compile_for_hopper
 
 #: Width, joined projections, query heads times width, hidden, vocabulary, head width, ratio.
@@ -18,12 +18,12 @@ SHAPES = {
     "1.7B": (2048, 4096, 2048, 6144, 151_936, 128, 2),
     "8B": (4096, 6144, 4096, 14_336, 128_256, 128, 4),
 }
-WIDE = {"squares", "best", "lse", "parts"}
+WIDE = {"squares", "best", "lse", "parts", "planes"}
 WHOLE = {"ids", "positions", "made", "tokens", "history"}
-SMALL = {"place", "pages", "tails", "prefix"}
+SMALL = {"place", "arrived", "pages", "tails", "prefix"}
 ROWS = {"x", "w", "out", "stream", "weight", "y", "table", "qkv", "keys", "values"}
-ROWS |= {"cosine", "sine", "q_norm", "k_norm"}
-ALIGNED = {"N", "K", "x_row", "w_row", "out_row", "qkv_row", "C"}
+ROWS |= {"cosine", "sine", "q_norm", "k_norm", "merged"}
+ALIGNED = {"N", "K", "x_row", "w_row", "out_row", "qkv_row", "width", "C"}
 
 
 def main(folder: Path, few: bool) -> None:
@@ -31,6 +31,7 @@ def main(folder: Path, few: bool) -> None:
     for name, shape in list(SHAPES.items())[: 1 if few else None]:
         for rows in (8,) if few else (8, 64):
             made += [product(*one) for one in products(shape, rows)]
+            made += held(shape, rows)
         made += [attention(shape, beams) for beams in ((8,) if few else (1, 8))]
         made[-1]["shape"] = name
     made += [small("embed_kernel", {"BLOCK": 1024}), small("pick_kernel", {"BLOCK": 512})]
@@ -44,6 +45,8 @@ def products(shape, rows):
     asked += [("added", width, hidden), ("scaled", vocabulary, width)]
     found = {}
     for kind, outputs, inputs in asked:
+        if is_held(kind, rows, outputs, inputs):
+            continue
         cut = compact.cut_of(kind, rows, outputs, inputs, 2)
         even = outputs % cut.block_n == 0 and inputs % (cut.split * cut.block_k) == 0
         found[kind, cut, even, outputs, inputs] = (
@@ -64,9 +67,31 @@ def product(kind, cut, even, outputs, inputs, last) -> dict[str, object]:
     return {**made, "cut": cut}
 
 
+def is_held(kind, rows, outputs, inputs) -> bool:
+    return kind != "gated" and cuts.is_held(rows, outputs, inputs, 2)
+
+
+def held(shape, rows) -> list[dict[str, object]]:
+    """The products of so many rows that hold their weights, and what adds up their planes."""
+    width, joined, wide, hidden, *_ = shape
+    asked = [("scaled", joined, width), ("added", width, wide), ("added", width, hidden)]
+    fixed = {"BLOCK_B": cuts.rows_of(rows), "BLOCK_N": cuts.HELD_N, "BLOCK_K": cuts.HELD_K}
+    fixed |= {"PRECISION": "tf32", "PDL": True}
+    made = []
+    for kind, outputs, inputs in asked:
+        if is_held(kind, rows, outputs, inputs):
+            after = {"COUNT": cuts.planes_of(inputs), "BLOCK": cuts.SETTLED, "PDL": True}
+            name = "settle_kernel"
+            if kind == "scaled":
+                name, after = "join_kernel", {**after, "PARTS": 4}
+            made.append(compiled("part_kernel", kernels_held, fixed, 4, 1))
+            made.append(compiled(name, kernels_held, after, 1, 1))
+    return made
+
+
 def attention(shape, beams) -> dict[str, object]:
     width, ratio = shape[5:]
-    tile, warps = compact.attend_cut(width, 2, beams)
+    tile, warps = cuts.attend_cut(width, 2, beams)
     fixed = {
         "BEAMS": beams,
         "R": ratio,
@@ -79,11 +104,12 @@ def attention(shape, beams) -> dict[str, object]:
         "WINDOWED": False,
         "PRECISION": "tf32",
         "PDL": True,
+        "PARTS": cuts.MERGED,
         "q_norm": None,
         "k_norm": None,
     }
     if beams == 1 and width <= 64:  # wider heads are cut into parts
-        fixed["lse"] = None
+        fixed |= {"lse": None, "PARTS": 0}
     return compiled("attend_kernel", kernels_attend, fixed, warps, 2)
 
 

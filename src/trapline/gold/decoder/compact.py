@@ -2,7 +2,8 @@
 
 Five launches a layer: a product behind a norm; attention with everything around it; a product added
 to the stream; the gated product behind a norm; another one added to the stream. `kernels_step` and
-`kernels_attend` say how; here is for which models, and how the work is cut.
+`kernels_attend` say how; here is for which models, and how the work is cut. Small products of many
+rows are two launches instead (`held`).
 """
 
 from typing import NamedTuple
@@ -11,7 +12,9 @@ import torch
 import triton
 from torch import Tensor, nn
 
+from trapline.gold.decoder.cuts import AHEAD, MERGED, attend_cut, rows_of, splits_of
 from trapline.gold.decoder.forward import Rows
+from trapline.gold.decoder.held import Held
 from trapline.gold.decoder.kernels_attend import attend_kernel, merge_kernel
 from trapline.gold.decoder.kernels_step import (
     added_kernel,
@@ -25,9 +28,6 @@ from trapline.gold.decoder.model import Decoder
 from trapline.gold.kernels_device import may_start_early, processors
 
 LOG2_E = 1.4426950408889634
-#: Products with fewer weights ask for all of them before they may begin. More would only push out
-#: of the cache, or delay, what the kernel before is still reading.
-AHEAD = 1 << 22
 
 
 class Cut(NamedTuple):
@@ -107,6 +107,9 @@ class CompactStep:
         self._inner = like.new_empty((rows, config.hidden))
         self._logits = like.new_empty((rows, config.vocab), dtype=torch.float32)
         self._squares = like.new_empty((-(-config.dim // 8), rows), dtype=torch.float32)
+        self._arrived = like.new_zeros((rows, config.kv_heads), dtype=torch.int32)
+        shapes = [(joined, config.dim), (config.dim, wide), (config.dim, config.hidden)]
+        self._held = Held(like, shapes, rows, self._precision, early=self._early)
         tiles = -(-config.vocab // 16)
         self._best = like.new_empty((tiles, rows), dtype=torch.float32)
         self._place = like.new_empty((tiles, rows), dtype=torch.int32)
@@ -145,14 +148,28 @@ class CompactStep:
         )
         tiles = 1
         for number, layer in enumerate(self._layers):
-            self._scaled(self._y, layer.qkv, self._qkv, count, tiles)
+            self._projected(layer.qkv, count, tiles)
             self._attend(rows, layer, number)
-            tiles = self._added(self._seen, layer.out, layer.norms[1], count)
+            tiles = self._grown(self._seen, layer.out, layer.norms[1], count)
             self._gated(layer.up, count, tiles)
             last = number + 1 == len(self._layers)
             after = self._norm if last else self._layers[number + 1].norms[0]
-            tiles = self._added(self._inner, layer.down, after, count)
+            tiles = self._grown(self._inner, layer.down, after, count)
         return self._scaled(self._y, self._head, self._logits, count, tiles, best=True)
+
+    def _projected(self, w: Tensor, rows: int, parts: int) -> None:
+        """Queries, keys and values."""
+        if not self._held.serves(w, rows):
+            self._scaled(self._y, w, self._qkv, rows, parts)
+            return
+        eps = self._config.norm_eps
+        self._held.project(self._y, w, self._squares, parts, self._qkv, rows, eps)
+
+    def _grown(self, x: Tensor, w: Tensor, weight: Tensor, rows: int) -> int:
+        """The stream and one more product."""
+        if not self._held.serves(w, rows):
+            return self._added(x, w, weight, rows)
+        return self._held.add(x, w, self._x, weight, self._y, self._squares, rows)
 
     def _launch(self) -> dict[str, bool]:
         return {"launch_pdl": True} if self._early else {}
@@ -226,7 +243,7 @@ class CompactStep:
         attend_kernel[(programs,)](
             *(self._qkv, self._keys[number], self._values[number], rows.pages, rows.tails),
             *(rows.prefix, rows.positions, rows.active, *self._angles, layer.q_norm, layer.k_norm),
-            *(parts, lse, count, config.kv_heads, self._qkv.stride(0)),
+            *(parts, lse, self._seen, self._arrived, count, config.kv_heads, self._qkv.stride(0)),
             *(rows.pages.stride(0), rows.tails.stride(0)),
             *(config.head_dim**-0.5 * LOG2_E, config.norm_eps, layer.window or 0, common, splits),
             BEAMS=rows.beams,
@@ -240,11 +257,12 @@ class CompactStep:
             WINDOWED=layer.window is not None,
             PRECISION=self._precision,
             PDL=self._early,
+            PARTS=common + splits if 1 < common + splits <= MERGED else 0,
             num_warps=warps,
             num_stages=2,
             **self._launch(),
         )
-        if lse is not None:
+        if common + splits > MERGED:
             merge_kernel[(count * config.heads,)](
                 *(parts, lse, self._seen, common + splits, count * config.heads),
                 D=config.head_dim,
@@ -267,21 +285,6 @@ class CompactStep:
         return common, splits_of(positions, count * heads, self._processors, each)
 
 
-def attend_cut(block_d: int, size: int, beams: int) -> tuple[int, int]:
-    """Positions at a time, and warps: up to 32 KB of keys in registers.
-
-    Less where products are slow, where heads are wide, and where beams have short tails.
-    """
-    most = 64 if beams > 1 or block_d > 64 else 256
-    tile = max(16, min(most, (16384 if size == 2 else 2048) // block_d))
-    return tile, 8 if tile * block_d > 16384 else 4
-
-
-def splits_of(positions: int, programs: int, processors: int, each: int = 256) -> int:
-    """As many as give every processor two programs, of `each` positions or more."""
-    return max(1, min(-(-positions // each), 2 * processors // max(programs, 1), 64))
-
-
 def cut_of(kind: str, rows: int, outputs: int, inputs: int, size: int) -> Cut:
     """Small products are cut fine, so that all processors have a part; docs/components/decoder.md.
 
@@ -289,7 +292,7 @@ def cut_of(kind: str, rows: int, outputs: int, inputs: int, size: int) -> Cut:
     without one, 16. The next kernel's programs must find room beside those that still run, or they
     crowd on the processors that are free first: few stages where every processor has two programs.
     """
-    block_b = min(64, max(8, 1 << (rows - 1).bit_length()))
+    block_b = rows_of(rows)
     if size == 4:
         return Cut(min(block_b, 16), 16, 32, 2, 4, 2)
     if block_b > 16:

@@ -8,7 +8,8 @@ does not depend on this step, so the first tile of it is read before the project
 Rows may come in groups of BEAMS that share their first positions (`prefix`): those lie on the pages
 of the group, and one program reads them once for all rows of a group. What a row has alone is its
 tail, on pages of its own. Without groups everything is tail. Each program leaves its part with the
-logarithm of its softmax sum, unless there is only one a row.
+logarithm of its softmax sum, unless there is only one a row. A few parts are merged by whoever of a
+group's programs comes last, many by a kernel of their own.
 """
 
 import triton
@@ -111,6 +112,45 @@ def leave(
     tl.store(out + at[:, None] * D + d[None, :], answer.to(out.dtype.element_ty), mask=inside)
     if lse is not None:
         tl.store(lse + at, tl.where(empty, float("-inf"), peak + tl.log2(total)), mask=live)
+
+
+@triton.jit
+def merge_last(
+    parts, lse, out, arrived, group, g, rows, G, programs,
+    BEAMS: tl.constexpr, R: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_M: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
+    """Counts a group's programs for one kv head; the last one weighs the parts of all its rows.
+
+    The barrier puts all threads' stores before the count, which is a release and an acquire; and
+    what others stored is read past the first cache, which may have seen its lines before.
+    """
+    tl.debug_barrier()
+    place = arrived + group * G + g
+    before = tl.atomic_add(place, 1, sem="acq_rel", scope="gpu")
+    if before == programs - 1:
+        tl.store(place, 0)
+        m = tl.arange(0, BLOCK_M)
+        live = m < BEAMS * R
+        at = (group.to(tl.int64) * BEAMS + m // R) * (G * R) + g * R + m % R
+        plane = rows.to(tl.int64) * G * R
+        d = tl.arange(0, BLOCK_D)
+        inside = live[:, None] & (d < D)[None, :]
+        peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
+        for part in tl.static_range(PARTS):
+            log = tl.load(lse + part * plane + at, mask=live, other=0.0, cache_modifier=".cg")
+            peak = tl.maximum(peak, log)
+        total = tl.zeros([BLOCK_M], tl.float32)
+        answer = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+        for part in tl.static_range(PARTS):
+            log = tl.load(lse + part * plane + at, mask=live, other=0.0, cache_modifier=".cg")
+            places = (part * plane + at)[:, None] * D + d[None, :]
+            value = tl.load(parts + places, mask=inside, other=0.0, cache_modifier=".cg")
+            share = tl.exp2(log - peak)
+            total += share
+            answer += value * share[:, None]
+        answer = answer / total[:, None]
+        tl.store(out + at[:, None] * D + d[None, :], answer.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -227,14 +267,15 @@ def attend_tail(
 @triton.jit
 def attend_kernel(
     qkv, keys, values, pages, tails, prefix, positions, active, cosine, sine, q_norm, k_norm,
-    out, lse, rows, G, qkv_row, pages_row, tails_row, scale, eps, window,
+    out, lse, merged, arrived, rows, G, qkv_row, pages_row, tails_row, scale, eps, window,
     common, splits,
     BEAMS: tl.constexpr, R: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_S: tl.constexpr, P: tl.constexpr, TAIL_P: tl.constexpr,
-    WINDOWED: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
+    WINDOWED: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     """The first rows / BEAMS · G · common programs read prefixes, the others tails."""
     number = tl.program_id(0)
+    programs = common + BEAMS * splits
     if BEAMS > 1:
         of_groups = rows // BEAMS * G * common
         if number < of_groups:
@@ -243,6 +284,11 @@ def attend_kernel(
                 out, lse, rows, G, qkv_row, pages_row, scale, eps, window, common,
                 BEAMS, R, D, BLOCK_D, BLOCK_M, BLOCK_S, P, WINDOWED, PRECISION, PDL,
             )  # fmt: skip
+            if PARTS > 0:
+                merge_last(
+                    out, lse, merged, arrived, number // (common * G), number // common % G,
+                    rows, G, programs, BEAMS, R, D, BLOCK_D, BLOCK_M, PARTS,
+                )  # fmt: skip
             return
         number -= of_groups
     attend_tail(
@@ -250,6 +296,11 @@ def attend_kernel(
         out, lse, rows, G, qkv_row, tails_row, scale, eps, window, common, splits,
         BEAMS, R, D, BLOCK_D, BLOCK_S, TAIL_P, WINDOWED, PRECISION, PDL,
     )  # fmt: skip
+    if PARTS > 0:
+        merge_last(
+            out, lse, merged, arrived, number // (splits * G * BEAMS), number // splits % G,
+            rows, G, programs, BEAMS, R, D, BLOCK_D, BLOCK_M, PARTS,
+        )  # fmt: skip
 
 
 @triton.jit

@@ -1,0 +1,46 @@
+"""How attention and the small products of a short step are cut; docs/components/decoder.md."""
+
+#: Products with fewer weights ask for all of them before they may begin. More would only push out
+#: of the cache, or delay, what the kernel before is still reading.
+AHEAD = 1 << 22
+#: Outputs and inputs of a program that holds its weights.
+HELD_N, HELD_K = 64, 256
+#: Of a row of planes that one program adds up.
+SETTLED = 256
+#: Parts of an answer of attention that the last of their programs merges; more take a kernel.
+MERGED = 4
+
+
+def attend_cut(block_d: int, size: int, beams: int) -> tuple[int, int]:
+    """Positions at a time, and warps: up to 32 KB of keys in registers.
+
+    Less where products are slow, where heads are wide, and where beams have short tails.
+    """
+    most = 64 if beams > 1 or block_d > 64 else 256
+    tile = max(16, min(most, (16384 if size == 2 else 2048) // block_d))
+    return tile, 8 if tile * block_d > 16384 else 4
+
+
+def splits_of(positions: int, programs: int, processors: int, each: int = 256) -> int:
+    """As many as give every processor two programs, of `each` positions or more."""
+    return max(1, min(-(-positions // each), 2 * processors // max(programs, 1), 64))
+
+
+def is_held(rows: int, outputs: int, inputs: int, size: int) -> bool:
+    """Whether all processors together hold a product's weights: small ones of many rows.
+
+    With few rows streaming is as fast, unless K is so long that there are too few programs.
+    """
+    if size != 2 or inputs * outputs >= AHEAD:
+        return False
+    return rows > 16 or inputs > 2 * outputs
+
+
+def planes_of(inputs: int) -> int:
+    """Into how many partial sums such a product is cut."""
+    return -(-inputs // HELD_K)
+
+
+def rows_of(rows: int) -> int:
+    """Rows of a program."""
+    return min(64, max(8, 1 << (rows - 1).bit_length()))

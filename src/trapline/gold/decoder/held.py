@@ -1,0 +1,72 @@
+"""Launches of `kernels_held`: products that leave planes, and what adds the planes up."""
+
+import torch
+import triton
+from torch import Tensor
+
+from trapline.gold.decoder.cuts import HELD_K, HELD_N, SETTLED, is_held, planes_of, rows_of
+from trapline.gold.decoder.kernels_held import join_kernel, part_kernel, settle_kernel
+
+
+class Held:
+    """Planes for products of up to `rows` rows; `shapes` are their outputs and inputs."""
+
+    def __init__(
+        self, like: Tensor, shapes: list[tuple[int, int]], rows: int, precision: str, *, early: bool
+    ) -> None:
+        self._size, self._precision, self._early = like.element_size(), precision, early
+        # What holds its weights with fewer rows does so with more.
+        most = [n * planes_of(k) for n, k in shapes if is_held(rows, n, k, self._size)]
+        self._planes = like.new_empty(max(most, default=0) * rows, dtype=torch.float32)
+
+    def serves(self, w: Tensor, rows: int) -> bool:
+        """Whether a product of so many rows is for here."""
+        outputs, inputs = w.shape
+        return is_held(rows, outputs, inputs, self._size)
+
+    def add(
+        self, x: Tensor, w: Tensor, stream: Tensor, weight: Tensor, y: Tensor, squares: Tensor,
+        rows: int,
+    ) -> int:  # fmt: skip
+        """Adds x · wᵀ to the stream, as `added_kernel` does; into how many squares a row is cut."""
+        planes, pieces = self._part(x, w, rows), -(-len(w) // SETTLED)
+        settle_kernel[(rows, pieces)](
+            *(self._planes, stream, weight, y, squares, rows, len(w)),
+            COUNT=planes,
+            **self._adding(),
+        )
+        return pieces
+
+    def project(
+        self, y: Tensor, w: Tensor, squares: Tensor, parts: int, out: Tensor, rows: int, eps: float
+    ) -> None:
+        """y · wᵀ behind a norm, as `scaled_kernel` does."""
+        (outputs, inputs), planes = w.shape, self._part(y, w, rows)
+        join_kernel[(rows, -(-outputs // SETTLED))](
+            *(self._planes, squares, out, rows, outputs, inputs, parts, out.stride(0), eps),
+            COUNT=planes,
+            PARTS=triton.next_power_of_2(parts),
+            **self._adding(),
+        )
+
+    def _part(self, x: Tensor, w: Tensor, rows: int) -> int:
+        """Into how many planes a product went."""
+        outputs, inputs = w.shape
+        planes, block_b = planes_of(inputs), rows_of(rows)
+        part_kernel[(-(-outputs // HELD_N), planes, -(-rows // block_b))](
+            *(x, w, self._planes, rows, outputs, inputs, x.stride(0), w.stride(0)),
+            BLOCK_B=block_b,
+            BLOCK_N=HELD_N,
+            BLOCK_K=HELD_K,
+            PRECISION=self._precision,
+            PDL=self._early,
+            num_warps=4,
+            **self._launch(),
+        )
+        return planes
+
+    def _adding(self) -> dict[str, object]:
+        return {"BLOCK": SETTLED, "PDL": self._early, "num_warps": 1, **self._launch()}
+
+    def _launch(self) -> dict[str, bool]:
+        return {"launch_pdl": True} if self._early else {}

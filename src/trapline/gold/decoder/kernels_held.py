@@ -1,0 +1,87 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
+"""Products of a short step whose weights wait in shared memory for what they are multiplied with.
+
+With some dozens of rows a small product is neither the reading of its weights nor arithmetic: it is
+the way of both to the processors, tile after tile, once the kernel before is done. Here a program
+has all of its weights by then. That needs so many programs that what each of them holds is small,
+so K is cut between them: each leaves a partial sum, a plane (rows, N) of float32, and another
+kernel adds the planes up, always in the same order.
+"""
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+
+@triton.jit
+def part_kernel(
+    x, w, planes, rows, N, K, x_row, w_row,
+    BLOCK_B: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    PRECISION: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """BLOCK_K of K of a product, into a plane of their own."""
+    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    k = tl.program_id(1) * BLOCK_K + tl.arange(0, BLOCK_K)
+    b = tl.program_id(2) * BLOCK_B + tl.arange(0, BLOCK_B)
+    stored = (n < N)[:, None] & (k < K)[None, :]
+    weights = tl.load(w + n.to(tl.int64)[:, None] * w_row + k[None, :], mask=stored, other=0.0)
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+    there = (b < rows)[:, None] & (k < K)[None, :]
+    values = tl.load(x + b[:, None] * x_row + k[None, :], mask=there, other=0.0)
+    total = tl.dot(weights, tl.trans(values), input_precision=PRECISION)
+    row = tl.program_id(1).to(tl.int64) * rows + b
+    inside = (n < N)[:, None] & (b < rows)[None, :]
+    tl.store(planes + row[None, :] * N + n[:, None], total, mask=inside)
+
+
+@triton.jit
+def sum_of(planes, at, inside, plane, COUNT: tl.constexpr):
+    """The same place of COUNT planes."""
+    total = tl.load(planes + at, mask=inside, other=0.0)
+    for part in tl.static_range(1, COUNT):
+        total += tl.load(planes + part * plane + at, mask=inside, other=0.0)
+    return total
+
+
+@triton.jit
+def settle_kernel(
+    planes, stream, weight, y, squares, rows, N,
+    COUNT: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Adds planes to a piece of one row of the stream, and leaves what the next one reads."""
+    row = tl.program_id(0).to(tl.int64)
+    n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = n < N
+    gain = tl.load(weight + n, mask=inside, other=0.0)
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+    at = row * N + n
+    before = tl.load(stream + at, mask=inside, other=0.0)
+    total = sum_of(planes, at, inside, rows.to(tl.int64) * N, COUNT)
+    after = (before.to(tl.float32) + total).to(stream.dtype.element_ty)
+    tl.store(stream + at, after, mask=inside)
+    wide = tl.where(inside, after.to(tl.float32), 0.0)
+    tl.store(y + at, (wide * gain.to(tl.float32)).to(y.dtype.element_ty), mask=inside)
+    tl.store(squares + tl.program_id(1) * rows + row, tl.sum(wide * wide, 0))
+
+
+@triton.jit
+def join_kernel(
+    planes, squares, out, rows, N, width, count, out_row, eps,
+    COUNT: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Adds planes up to a piece of one row, times the factor of its norm."""
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+    row = tl.program_id(0).to(tl.int64)
+    n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = n < N
+    part = tl.arange(0, PARTS)
+    sums = tl.load(squares + part * rows + row, mask=part < count, other=0.0)
+    total = sum_of(planes, row * N + n, inside, rows.to(tl.int64) * N, COUNT)
+    total *= tl.rsqrt(tl.sum(sums, 0) / width + eps)
+    tl.store(out + row * out_row + n, total.to(out.dtype.element_ty), mask=inside)
