@@ -24,11 +24,12 @@ folder's drafter with `--continue`.
 import argparse
 import json
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
 import torch
+from dflash_pair_sizes import SIZES, Size
 from dflash_pair_text import collect, pieces_of, some_of
 
 from trapline.gold.decoder.model import Decoder
@@ -58,119 +59,12 @@ HELD_OUT_WINDOWS = 256
 WARM_STEPS = 10
 #: Million characters from which the tokeniser is made: more changes little and takes long.
 TOKENIZER_MEGABYTES = 12.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Size:
-    """Shapes and lengths of training."""
-
-    vocab: int
-    dim: int
-    layers: int
-    heads: int
-    kv_heads: int
-    hidden: int
-    context: int
-    window: int
-    steps: int
-    batch: int
-    rate: float  # relative to a typical weight, as all rates here
-    megabytes: float
-    drafter_layers: int
-    drafter_hidden: int
-    seen: int  # target layers that the drafter looks at
-    block: int
-    prompts: int
-    prompt: int
-    answer: int
-    drafter_steps: int
-    drafter_batch: int
-    anchors: int
-    drafter_rate: float
-    #: How much of the drafter's loss is the target's whole law.
-    soft: float = 0.0
-
-
-SIZES = {
-    # Learns nothing: shows in seconds that everything fits together.
-    "toy": Size(
-        vocab=300,
-        dim=32,
-        layers=2,
-        heads=4,
-        kv_heads=2,
-        hidden=48,
-        context=256,
-        window=32,
-        steps=4,
-        batch=4,
-        rate=0.1,
-        megabytes=0.05,
-        drafter_layers=1,
-        drafter_hidden=48,
-        seen=1,
-        block=6,
-        prompts=12,
-        prompt=32,
-        answer=12,
-        drafter_steps=4,
-        drafter_batch=4,
-        anchors=8,
-        drafter_rate=0.1,
-    ),
-    "tiny": Size(
-        vocab=512,
-        dim=96,
-        layers=3,
-        heads=4,
-        kv_heads=2,
-        hidden=256,
-        context=256,
-        window=64,
-        steps=500,
-        batch=8,
-        rate=0.2,
-        megabytes=0.4,
-        drafter_layers=2,
-        drafter_hidden=256,
-        seen=2,
-        block=8,
-        prompts=192,
-        prompt=32,
-        answer=48,
-        drafter_steps=300,
-        drafter_batch=8,
-        anchors=16,
-        drafter_rate=0.1,
-    ),
-    # Deep and narrow: a pass over few rows costs what its kernels cost to start, so depth is what
-    # a drafter saves. Few and short tokens, two characters each: most follow from those before.
-    "small": Size(
-        vocab=512,
-        dim=256,
-        layers=24,
-        heads=4,
-        kv_heads=2,
-        hidden=768,
-        context=1024,
-        window=512,
-        steps=2500,
-        batch=64,
-        rate=0.16,
-        megabytes=80.0,
-        drafter_layers=2,
-        drafter_hidden=2048,
-        seen=4,
-        block=8,
-        prompts=40960,
-        prompt=64,
-        answer=128,
-        drafter_steps=8000,
-        drafter_batch=128,
-        anchors=32,
-        drafter_rate=0.1,
-    ),
-}
+#: Seconds after which a drafter in training is written down: a run that is cut off leaves one.
+KEEP_EVERY = 30.0
+#: Tokens of an answer that, said again, are a loop; and how much of an answer must come before it.
+LOOP, BEFORE_LOOP = 16, 0.3
+#: Million characters from which prompts are cut for a target that is there.
+PROMPT_MEGABYTES = 20.0
 
 
 def main() -> None:
@@ -191,14 +85,14 @@ def main() -> None:
         tokenizer = train_tokenizer(some_of(split.train, TOKENIZER_MEGABYTES), size.vocab - SPARE)
         tokenizer.save(str(out / "tokenizer.json"))
     say(f"text and tokeniser after {time.perf_counter() - started:.0f} s")
-    # A drafter that learns from answers of before needs no text.
+    # A target that is there needs text for prompts only.
+    learned = some_of(split.train, PROMPT_MEGABYTES) if options.again else split.train
     train_windows, valid_windows = (
-        cut(encode(tokenizer, side if whole else side[:1]), size.window)
-        for side, whole in ((split.train, not options.same_answers), (split.valid, True))
+        cut(encode(tokenizer, side), size.window) for side in (learned, split.valid)
     )
     target, target_facts = the_target(size, train_windows, valid_windows, options)
     model, drafter_facts = make_drafter(target, size, train_windows, options)
-    drafter_checkpoint.save(model.to(target.norm.weight.dtype), out / "drafter")
+    drafter_checkpoint.save(model, out / "drafter", dtype=target.norm.weight.dtype)
     facts = {
         "sources": sources,
         "size": asdict(size),
@@ -209,7 +103,8 @@ def main() -> None:
     (out / "pair.json").write_text(json.dumps(facts, indent=1) + "\n")
     if options.check:
         held_out = pieces_of(valid_windows, options.check, size.prompt, options.seed + 2)
-        facts["held_out"] = check(target.float(), model.float(), held_out, size)
+        model = drafter_checkpoint.load(out / "drafter", device=options.device)
+        facts["held_out"] = check(target.float(), model, held_out, size)
         (out / "pair.json").write_text(json.dumps(facts, indent=1) + "\n")
 
 
@@ -227,15 +122,15 @@ def the_target(
     size: Size, train_windows: np.ndarray, valid: np.ndarray, options
 ) -> tuple[Decoder, dict]:
     """The folder's target, or a new one that is then the folder's."""
+    facts_file = options.out / "target.json"
     if options.again:
         kept = Decoder.from_pretrained(options.out, device=options.device)
-        facts = {"parameters": sum(parameter.numel() for parameter in kept.parameters())}
-        return kept.eval().requires_grad_(False), facts
+        return kept.eval().requires_grad_(False), json.loads(facts_file.read_text())
     target, facts = make_target(size, train_windows, valid, options)
     # What runs on a GPU is what is kept, taught from and measured: 16 bits.
     target = target.bfloat16() if options.device.startswith("cuda") else target
     target.save_pretrained(options.out)
-    (options.out / "target.json").write_text(json.dumps(facts, indent=1) + "\n")
+    facts_file.write_text(json.dumps(facts, indent=1) + "\n")
     return target, facts
 
 
@@ -258,7 +153,7 @@ def make_target(size: Size, text: np.ndarray, valid: np.ndarray, options) -> tup
         seed=options.seed,
         precision="bf16" if on_gpu else "fp32",
         compile=on_gpu and not options.eager,
-        capture=on_gpu,
+        capture=on_gpu and not options.eager,
         patience=None,
     )
     trainer = Trainer(
@@ -326,14 +221,21 @@ def make_drafter(target: Decoder, size: Size, windows: np.ndarray, options):
         seed=options.seed,
         seconds=seconds_left(options),
         compile=not options.eager,
+        capture=not options.eager,
         look=max(1, size.drafter_steps // 200),
     )
     model = first_drafter(target, size, options)
 
+    kept = started
+
     def report(step, loss):
+        nonlocal kept
+        gone = time.perf_counter() - started
         if step // how.look % 5 == 0:
-            gone = time.perf_counter() - started
             say(f"drafter: step {step} of {how.steps}, {gone:.0f} s, loss {loss:.3f}")
+        if time.perf_counter() - kept > KEEP_EVERY:
+            drafter_checkpoint.save(model, options.out / "drafter", dtype=target.norm.weight.dtype)
+            kept = time.perf_counter()
 
     losses = train(model, target, texts, how, report)
     facts |= {
@@ -381,22 +283,25 @@ def answers(target: Decoder, size: Size, windows: np.ndarray, options) -> tuple[
             max_new_tokens=size.answer,
             temperatures=options.temperatures,
             seed=options.seed,
-            batch=2048 if options.device.startswith("cuda") else 64,
+            batch=4096 if options.device.startswith("cuda") else 64,
         )
         np.savez(file, tokens=np.array([one.tokens for one in said], dtype=np.uint16))
     answered = time.perf_counter() - started
-    texts = [before_loops(text) for text in said]
+    cut_off = [before_loops(text, LOOP) for text in said]
+    loops = sum(a != b for a, b in zip(said, cut_off, strict=True))
+    least = size.prompt + BEFORE_LOOP * size.answer
+    texts = [text for text in cut_off if len(text.tokens) >= least]
     whole, kept_tokens = (
         sum(len(text.tokens) - text.start for text in side) for side in (said, texts)
     )
-    loops = sum(a != b for a, b in zip(said, texts, strict=True))
     say(f"{len(said)} answers in {answered:.0f} s, {loops} end in a loop;")
-    say(f"{kept_tokens} of {whole} tokens stand before one")
+    say(f"{kept_tokens} of {whole} tokens, in {len(texts)} answers, are learned from")
     facts = {
         "answers": len(said),
         "answers_that_loop": loops,
+        "answers_learned_from": len(texts),
         "tokens": whole,
-        "tokens_before_loops": kept_tokens,
+        "tokens_learned_from": kept_tokens,
         "seconds_answering": answered,
     }
     return texts, facts
@@ -473,7 +378,9 @@ def arguments() -> argparse.Namespace:
         "--same-answers", action="store_true", help="learn from the folder's answers.npz"
     )
     parser.add_argument("--until", type=float, help="seconds from the start to a trained drafter")
-    parser.add_argument("--eager", action="store_true", help="no torch.compile on a GPU")
+    parser.add_argument(
+        "--eager", action="store_true", help="no torch.compile and no graphs on a GPU"
+    )
     parser.add_argument("--check", type=int, default=32, help="held-out prompts to check with")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--seed", type=int, default=0)

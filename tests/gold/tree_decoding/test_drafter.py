@@ -282,6 +282,23 @@ def test_a_trained_drafter_drafts_and_the_answers_stay_the_target_s(pair):
     assert tau["tree"] > tau["chain"]
 
 
+@pytest.mark.needs_gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_captured_step_on_a_gpu_learns_as_one_on_a_cpu(compiled):
+    """In 16 bits, from the same luck: the same losses up to rounding, all the way down."""
+    how = {"steps": 60, "batch": 8, "anchors": 8, "learning_rate": 0.1, "optimiser": "muon"}
+    losses = {}
+    for device in ("cpu", "cuda"):
+        target = random_target().to(device)
+        model = fresh(drafter_config(target.config, layers=2, block=4, mask_id=MASK), 1).to(device)
+        texts = regenerate_in_bulk(target, random_prompts(32, 5), max_new_tokens=16)
+        config = TrainingConfig(**how, soft=0.2, look=59, compile=compiled and device == "cuda")
+        losses[device] = train_drafter(model, target, texts, config)
+    assert losses["cuda"] == pytest.approx(losses["cpu"], rel=0.1)
+    assert losses["cuda"][1] < 0.8 * losses["cuda"][0]
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("mode", ["chain", "tree"])
 def test_500_prompts_of_the_trained_pair_have_the_ids_of_plain_decoding(pair, mode):

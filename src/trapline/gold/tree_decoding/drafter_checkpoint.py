@@ -13,8 +13,8 @@ from trapline.gold.tree_decoding.drafter import DFlash, DrafterConfig
 _SIZES = ("vocab", "dim", "layers", "heads", "kv_heads", "head_dim", "hidden", "context")
 
 
-def save(model: DFlash, folder: Path) -> None:
-    """Writes both files."""
+def save(model: DFlash, folder: Path, *, dtype: torch.dtype | None = None) -> None:
+    """Writes both files; the weights in another dtype if one is given."""
     from safetensors.torch import save_file
 
     config = model.config
@@ -29,7 +29,10 @@ def save(model: DFlash, folder: Path) -> None:
     }
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "drafter.json").write_text(json.dumps(written, indent=1) + "\n")
-    tensors = {name: value.detach().cpu() for name, value in model.named_parameters()}
+    tensors = {
+        name: value.detach().to(dtype or value.dtype).cpu()
+        for name, value in model.named_parameters()
+    }
     save_file(tensors, folder / "drafter.safetensors")
 
 

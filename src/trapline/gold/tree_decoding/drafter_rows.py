@@ -20,7 +20,6 @@ from trapline.gold.decoder.layers import tensor
 from trapline.gold.decoder.model import Decoder
 from trapline.gold.decoder.rope import angles, rotate
 from trapline.gold.errors import RangeError
-from trapline.gold.tree_decoding.drafter_static import Store
 from trapline.gold.tree_decoding.generate_static import StaticConfig, check_shape
 
 
@@ -39,7 +38,9 @@ class EqualRows:
         shape, like = target.config, target.norm.weight
         assert shape.rope is not None
         self._target, self._share = target, shape.heads // shape.kv_heads
-        self._store = Store(shape.layers, rows, room, shape.kv_heads, shape.head_dim, like)
+        # Heads outside of positions: a product over all positions of a head copies nothing.
+        room_for = (shape.layers, rows, shape.kv_heads, room, shape.head_dim)
+        self._keys, self._values = like.new_zeros(room_for), like.new_zeros(room_for)
         self._places = torch.arange(room, device=like.device)
         self._turns = angles(shape.rope, shape.head_dim, self._places, like)
         self._text = torch.zeros((rows, room), dtype=torch.long, device=like.device)
@@ -81,27 +82,27 @@ class EqualRows:
     def _next(self) -> None:
         x = tensor(self._target.embedding(self._text.index_select(1, self._at)))
         turn = self._turns[0][self._at], self._turns[1][self._at]
-        hidden = torch.where(self._places <= self._at, 0.0, -torch.inf).to(x.dtype)
+        behind = self._places > self._at
         layers: Any = self._target.layers
         for number, layer in enumerate(layers):
             q, k, v = projected(layer, x, turn)
-            keys, values = self._store.keys[number], self._store.values[number]
-            keys.index_copy_(1, self._at, k)
-            values.index_copy_(1, self._at, v)
-            x = finished(layer, x, self._attend(q, keys, values, hidden))
+            keys, values = self._keys[number], self._values[number]
+            keys.index_copy_(2, self._at, k.transpose(1, 2))
+            values.index_copy_(2, self._at, v.transpose(1, 2))
+            x = finished(layer, x, self._attend(q, keys, values, behind))
         logits = self._target.logits(tensor(self._target.norm(x[:, 0]))).float()
         picks = (logits + self._heat * self._noise(logits)).argmax(dim=-1)
         self._at += 1
         self._text.index_copy_(1, self._at, picks[:, None])
 
-    def _attend(self, q: Tensor, keys: Tensor, values: Tensor, hidden: Tensor) -> Tensor:
-        """q (R, 1, H, D) over all room, (R, S, G, D), of which what is to come is hidden."""
+    def _attend(self, q: Tensor, keys: Tensor, values: Tensor, behind: Tensor) -> Tensor:
+        """q (R, 1, H, D) over all room, (R, G, S, D), of which what lies behind is hidden."""
         rows, _, heads, width = q.shape
         # Heads that share a key become rows of one product.
         folded = q.view(rows, heads // self._share, self._share, width)
-        scores = folded @ keys.permute(0, 2, 3, 1) * width**-0.5 + hidden
-        law = torch.softmax(scores.float(), dim=-1).to(values.dtype)
-        return (law @ values.transpose(1, 2)).view(q.shape)
+        scores = (folded @ keys.transpose(2, 3)).float() * width**-0.5
+        law = torch.softmax(scores.masked_fill(behind, -torch.inf), dim=-1).to(values.dtype)
+        return (law @ values).view(q.shape)
 
     def _noise(self, logits: Tensor) -> Tensor:
         """Gumbel's: the largest of logits / T + noise has the law softmax(logits / T)."""
@@ -112,8 +113,8 @@ class EqualRows:
     def _keep(self, first: int, layer: int, k: Tensor, v: Tensor) -> None:
         """Keys and values of a prompt's first tokens, for rows from `first` on."""
         some = slice(first, first + len(k))
-        self._store.keys[layer, some, : k.shape[1]] = k
-        self._store.values[layer, some, : v.shape[1]] = v
+        self._keys[layer, some, :, : k.shape[1]] = k.transpose(1, 2)
+        self._values[layer, some, :, : v.shape[1]] = v.transpose(1, 2)
 
 
 #: Rows of prompts that are read at once.

@@ -50,6 +50,8 @@ class TrainingConfig:
     soft: float = 0.0
     #: Whether a GPU's code is compiled: worth its half minute for long training.
     compile: bool = False
+    #: Whether a GPU gets a step's loss and gradients as one graph.
+    capture: bool = True
     #: Steps between looks at the loss: each waits for the device.
     look: int = 1
 
@@ -217,9 +219,9 @@ def _gradients(
         found.copy_(loss.detach())
 
     replay: Callable[[], object] = work
-    if luck.is_cuda:
-        if config.compile:
-            model.compile_training()
+    if luck.is_cuda and config.compile:
+        model.compile_training()
+    if luck.is_cuda and config.capture:
         replay = captured(work, ()).replay
 
     def compute(drawn: Tensor) -> Tensor:
@@ -306,7 +308,7 @@ def block_loss(model: DFlash, target: Decoder, batch: Blocks, config: TrainingCo
     labels, kind = batch.labels, model.norm.weight.dtype
     slots = torch.arange(labels.shape[2], device=labels.device)
     with torch.no_grad():
-        blocks = target.embedding(torch.where(slots > 0, model.config.mask_id, labels)).to(kind)
+        blocks = target.embedding(labels.masked_fill(slots > 0, model.config.mask_id)).to(kind)
         head = target.head.weight.to(kind)
     hidden = model.train_hidden(batch.features.to(kind), blocks, batch.anchors)
     logs = torch.log_softmax(functional.linear(hidden[:, :, 1:], head).float(), dim=-1)
