@@ -26,6 +26,13 @@ def run(ptx, operands, kind):
             added = product([registers[r] for r in first], [registers[r] for r in second], kind)
             for register, one in zip(sums, added, strict=True):
                 registers[register] = registers[register] + one
+        elif rest.startswith("{"):
+            names, source = re.fullmatch(r"\{([^}]*)\}, (\S+)", rest).groups()
+            for place, register in enumerate(names.split(", ")):
+                registers[register] = registers[source].view(np.uint16).reshape(32, 2)[:, place]
+        elif name.startswith("sub"):
+            target, *given = rest.split(", ")
+            registers[target] = less(*(registers[word] for word in given), kind)
         else:
             target, *given = rest.split(", ")
             registers[target] = STEPS[name](*(value(registers, word) for word in given))
@@ -55,6 +62,16 @@ STEPS = {
     "lop3.b32": lop3,
     "prmt.b32": prmt,
 }
+
+
+def less(a, b, kind):
+    """Two 16-bit differences a lane; they must be such numbers themselves."""
+    wanted = numbers(a, kind) - numbers(b, kind)
+    if kind == "f16":
+        return wanted.astype(np.float16).view(np.uint32)[:, 0]
+    bits = wanted.astype(np.float32).view(np.uint32)
+    assert not (bits & 0xFFFF).any()
+    return (bits >> 16).astype(np.uint16).view(np.uint32)[:, 0]
 
 
 def numbers(register, kind):
@@ -106,3 +123,15 @@ def test_words_times_activations(kind):
     for i, (row, column) in enumerate([(0, 0), (0, 1), (8, 0), (8, 1)]):
         found = (sums[f"${i}"] - zeros[f"${i}"]) * text.CODE_UNITS
         np.testing.assert_array_equal(found, wanted[G + row, 2 * C + column])
+
+
+@pytest.mark.parametrize("kind", ["bf16", "f16"])
+def test_codes_become_numbers_in_order(kind):
+    rng = np.random.default_rng(1)
+    codes = rng.integers(0, 3, (32, 16), dtype=np.uint32)
+    words = np.bitwise_or.reduce(codes << 2 * np.arange(16, dtype=np.uint32), axis=1)
+    found = run(text.unpack(kind), {"$16": words}, kind)
+    for place in range(16):
+        both = np.repeat(found[f"${place}"].astype(np.uint16)[:, None], 2, 1).copy()
+        got = numbers(both.view(np.uint32)[:, 0], kind)[:, 0]
+        np.testing.assert_array_equal(got * text.CODE_UNITS, codes[:, place].astype(int) - 1)

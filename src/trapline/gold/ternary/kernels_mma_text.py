@@ -1,4 +1,4 @@
-"""The machine instructions `kernels_mma` needs, as PTX text: codes into tensor-core operands.
+"""The machine instructions the tensor-core products need, as PTX text: codes into operands.
 
 A 32-bit word holds 16 codes, code i at bits 2i and 2i + 1. A register of an operand holds two
 16-bit numbers, so codes i and i + 8 of a word go together. One shift serves the three or four pairs
@@ -89,6 +89,27 @@ def zero_codes(kind: str) -> str:
 
 
 ZERO_CODES_NEEDS = "=&f," * 4 + "r," * 8 + "f,f,f,f"
+
+
+def unpack(kind: str) -> str:
+    """The 16 codes of a word, in order, as 16-bit numbers −¼, 0, ¼.
+
+    Neighbours share a register: code 2i in the lower half, 2i + 1 in the upper one. So the half of
+    the word they lie in is doubled; shifted by 4i, they are the bits 0 and 18 on.
+    """
+    low, high = _power(kind, 0), _power(kind, 2)
+    lines = ["{ .reg .b32 h<2>, s, v, p, o;", f"mov.b32 p, {high << 16 | low:#x};"]
+    lines.append(f"mov.b32 o, {(high | 4) << 16 | low | 1:#x};")
+    lines += ["prmt.b32 h0, $16, $16, 0x1010;", "prmt.b32 h1, $16, $16, 0x3232;"]
+    for i in range(8):
+        lines.append(f"shr.u32 s, h{i // 4}, {i % 4 * 4};")
+        lines.append("lop3.b32 v, s, 0xc0003, p, 0xEA;")
+        lines.append(f"sub.{kind}x2 v, v, o;")
+        lines.append(f"mov.b32 {{${2 * i}, ${2 * i + 1}}}, v;")
+    return "\n".join([*lines, "}"])
+
+
+UNPACK_NEEDS = "=h," * 16 + "r"
 
 
 def _power(kind: str, bit: int) -> int:
