@@ -67,6 +67,14 @@ def floating(*allowed: str, **arguments: ArrayLike) -> None:
         raise DTypeError(f"all arguments must have one dtype, got {listed}")
 
 
+def one_device(**arguments: Any) -> None:
+    """Torch tensors are all on one device; what has no device, a NumPy array, is everywhere."""
+    places = {name: x.device for name, x in arguments.items() if hasattr(x, "requires_grad")}
+    if len(set(places.values())) > 1:
+        listed = ", ".join(f"{name} is on {place}" for name, place in places.items())
+        raise DTypeError(f"all tensors must be on one device, but {listed}")
+
+
 def positive(**arguments: float) -> None:
     """Every argument is a finite number above zero."""
     for name, value in arguments.items():

@@ -23,7 +23,7 @@ from trapline.gold.kernels_device import compile_for_hopper
 
 FLOATS = {"scale", "softcap"}
 TYPES = dict.fromkeys(("block_table", "seq_lens", "cu_q", "prefix_pages", "counters"), "*i32")
-TYPES |= {"tree": "*i1", "slots": "*i64"}
+TYPES |= {"tree": "*i64", "slots": "*i64"}
 TYPES |= dict.fromkeys(("k_scale", "v_scale"), "*fp16")
 TYPES |= dict.fromkeys(("parts", "stats", "prefix_parts", "prefix_stats"), "*fp32")
 TYPES |= dict.fromkeys(("cosine", "sine"), "*fp32")
@@ -41,12 +41,13 @@ def some() -> list[tuple]:
     """dtype, kind of pages, D, page, rows of queries, what is given, windowed and capped."""
     decode = [("bf16", kind, 128, 16, 4, set(), False) for kind in STORED]
     decode += [("bf16", 0, 64, 16, 4, PREFIX, True), ("fp16", 3, 256, 128, 8, {"cu_q"}, False)]
-    return [*decode, ("bf16", 0, 128, 16, 64, {"cu_q", "tree"}, True)]
+    trees = [("bf16", 0, 128, 16, rows, {"cu_q", "tree"}, rows < 128) for rows in (64, 128)]
+    return decode + trees
 
 
 def every() -> list[tuple]:
     given = [(set(), False), ({"cu_q"}, True), ({"cu_q", "tree"}, False), ({"cu_q"} | PREFIX, True)]
-    sizes = itertools.product(DTYPES, STORED, (64, 128, 256), (16, 128), (4, 32, 64))
+    sizes = itertools.product(DTYPES, STORED, (64, 128, 256), (16, 128), (4, 32, 64, 128))
     return [(*one, *more) for one, more in zip(sizes, itertools.cycle(given), strict=False)]
 
 
@@ -65,7 +66,7 @@ def main(folder: Path, which: str) -> None:
 def attention(
     dtype, kind, D, page, rows, given, ruled, kernel=kernels_paged_shares.attention_kernel
 ):
-    tiles = kernels_paged.tiles_for(rows, D, DTYPES[dtype], kind)
+    tiles = kernels_paged.tiles_for(rows, D, DTYPES[dtype], kind, many=True)
     fixed = {"P": page, "D": D, "KIND": kind, "OWN": True, "CAPPED": ruled}
     fixed |= {"WIDE": max(16, triton.next_power_of_2(D if kind == 0 else D // 4))}
     fixed |= {"BLOCK_M": tiles.rows, "BLOCK_S": tiles.positions, "BLOCK_B": 32}
@@ -77,13 +78,15 @@ def attention(
 
 
 #: dtype, kind of pages, D, page, heads a group.
-SOME_DECODING = [("bf16", 0, 128, 16, 4), ("bf16", 3, 128, 16, 4)]
+SOME_DECODING = [("bf16", 0, 128, 16, 4), ("bf16", 2, 128, 16, 16), ("bf16", 3, 128, 16, 4)]
 
 
 def every_decoding() -> list[tuple]:
     sizes = itertools.product(("bf16", "fp16"), sorted(kernels_paged_hopper.PLANS), (16, 48, 128))
-    heads = itertools.cycle((1, 4, 8))
-    return [(dtype, *kind_and_width, page, next(heads)) for dtype, kind_and_width, page in sizes]
+    heads = itertools.cycle((1, 4, 8, 16))
+    found = [(dtype, *kind_and_width, page, next(heads)) for dtype, kind_and_width, page in sizes]
+    most = kernels_paged_hopper.rows_for
+    return [(*one[:4], min(one[4], most(one[1]))) for one in found]
 
 
 def decoded(dtype, kind, D, page, heads):
@@ -125,6 +128,8 @@ def compiled(kernel, dtype, pages, fixed, given, kind, warps, stages):
 def type_of(name: str, dtype: str, pages: str) -> str:
     if name in ("k_pages", "v_pages"):
         return pages if pages.startswith("tensordesc") else f"*{pages}"
+    if name in ("keys", "values"):
+        return "*i8" if pages.startswith("tensordesc<i8") else f"*{dtype}"
     if name in ("q", "k", "v", "out"):
         return f"*{dtype}"
     return "fp32" if name in FLOATS else TYPES.get(name, "i32")

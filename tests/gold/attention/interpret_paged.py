@@ -18,6 +18,8 @@ PROBLEMS = {
     "packed": ([9, 13], [5, 2], 4, 1, 32, 16, {}),
     "window": ([41], [1], 2, 1, 16, 24, {"window": 5}),
     "tree": ([12, 8], [4, 4], 4, 2, 32, 16, {"tree": True}),
+    "wide tree": ([80, 20], [65, 9], 1, 1, 16, 16, {"tree": True}),
+    "tree behind a prefix": ([40, 37], [3, 3], 2, 2, 16, 24, {"tree": True, "prefix": [1]}),
     "prefix": ([20, 18, 3, 6], [1, 1, 1, 1], 4, 2, 16, 16, {"prefix": [1, 0]}),
 }
 #: Half precision and codes once or twice: what they change is the same in every problem.

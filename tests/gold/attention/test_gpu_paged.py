@@ -112,13 +112,13 @@ def test_single_precision(kind):
     close(queries(6, 4, 64, torch.float32), cache(kind, torch.float32, 2, 64, 16, LENGTHS))
 
 
-@pytest.mark.parametrize("H", [1, 3, 7, 16, 32])
+@pytest.mark.parametrize("H", [1, 3, 7, 9, 16, 32])
 def test_groups_of_any_size(H):
     close(queries(6, H, 128, torch.bfloat16), cache("plain", torch.bfloat16, 1, 128, 16, LENGTHS))
 
 
 @pytest.mark.parametrize("kind", CODES)
-@pytest.mark.parametrize("H", [1, 3, 8, 16])
+@pytest.mark.parametrize("H", [1, 3, 8, 9, 16])
 def test_groups_of_any_size_over_codes(H, kind):
     """Eight heads are what fits beside their low bytes; more go to the other kernel."""
     close(queries(6, H, 128, torch.bfloat16), cache(kind, torch.bfloat16, 1, 128, 16, LENGTHS))
@@ -190,10 +190,33 @@ def test_several_queries(kind, new):
     close(q, stored, cu_q=ends, max_q=max(new))
 
 
-def test_draft_trees():
-    stored = cache("plain", torch.bfloat16, 2, 128, 16, [1000, 60, 77])
-    tree = torch.rand(3 * 60, 60, device="cuda") < 0.5
-    close(queries(180, 8, 128, torch.bfloat16), stored, max_q=60, tree_mask=tree)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("nodes", [1, 8, 60, 65, 130])
+def test_draft_trees(kind, nodes):
+    """Words of a tree that begin and end within tiles; rows of the mask that are no whole words."""
+    stored = cache(kind, torch.bfloat16, 2, 128, 16, [1000, nodes, nodes + 17])
+    numbers = torch.Generator("cuda").manual_seed(5)
+    tree = torch.rand(3 * nodes, nodes, generator=numbers, device="cuda") < 0.5
+    close(queries(3 * nodes, 8, 128, torch.bfloat16), stored, max_q=nodes, tree_mask=tree)
+
+
+def test_trees_of_different_sizes():
+    new = [40, 7, 64, 0]
+    stored = cache("plain", torch.float16, 2, 64, 48, [1000, 77, 64, 0])
+    ends = torch.tensor([0, *new], device="cuda").cumsum(0).int()
+    # A mask whose rows are wider than the largest tree.
+    wide = torch.rand(sum(new), 72, generator=torch.Generator("cuda").manual_seed(5), device="cuda")
+    asked = {"max_q": 64, "cu_q": ends, "tree_mask": (wide < 0.5)[:, :64]}
+    close(queries(sum(new), 4, 64, torch.float16), stored, **asked)
+
+
+def test_a_tree_behind_a_shared_prefix():
+    pages, table, lengths, named = cache("plain", torch.bfloat16, 2, 128, 16, [500, 90, 104, 120])
+    table[1:, :4] = table[0, :4]
+    hint = {"prefix_rows": 4, "prefix_pages": torch.tensor([4], device="cuda").int()}
+    tree = torch.rand(4 * 24, 24, generator=torch.Generator("cuda").manual_seed(5), device="cuda")
+    asked = {"max_q": 24, "tree_mask": tree < 0.5, **hint}
+    close(queries(96, 8, 128, torch.bfloat16), (pages, table, lengths, named), **asked)
 
 
 @pytest.mark.parametrize(("kind", "new"), list(itertools.product(KINDS, (1, 3))))
@@ -245,6 +268,30 @@ def test_a_graph_computes_what_its_inputs_say_when_it_runs(first_in_graph, monke
         graph.replay()
         want = exact(q, pages, table, lengths, named)
         assert float((out.double() - want).norm() / want.norm()) <= LIMITS[torch.bfloat16]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_the_kernel_before_changes_is_seen(kind):
+    """Launches are let in early and guess; here every launch before another proves it wrong."""
+    pages, table, lengths, named = cache(kind, torch.bfloat16, 2, 128, 16, [3000] * 8)
+    q = queries(8, 8, 128, torch.bfloat16)
+    numbers = torch.Generator("cuda").manual_seed(5)
+    others = torch.randint(0, 3001, (40, 8), generator=numbers, device="cuda").int()
+    orders = torch.argsort(torch.rand(40, 8, generator=numbers, device="cuda"), dim=1)
+    found = []
+    now, rows = lengths.clone(), table.clone()
+    for other, order in zip(others, orders, strict=True):
+        now.copy_(other)
+        torch.index_select(table, 0, order, out=rows)
+        found.append(paged_attention(q, *pages, rows, now, **named))
+        found.append(paged_attention(q, *pages, rows, now, **named))
+    for number, (other, order) in enumerate(zip(others, orders, strict=True)):
+        torch.cuda.synchronize()
+        want = paged_attention(q, *pages, table[order], other.clone(), **named)
+        torch.cuda.synchronize()
+        assert torch.equal(found[2 * number], want)
+        assert torch.equal(found[2 * number + 1], want)
+    close(q, (pages, table[orders[0]], others[0], named))
 
 
 def test_streams_do_not_disturb_each_other():

@@ -169,10 +169,13 @@ def broken(**changes):
         ({"max_q": 0}, RangeError, "max_q"),
         ({"window": 0}, RangeError, "window"),
         ({"softcap": -1.0}, RangeError, "softcap"),
-        ({"seq_lens": np.array([5, 90], np.int32), "check": True}, RangeError, "90"),
+        ({"seq_lens": np.array([5, 90], np.int32), "check": True}, ShapeError, "90"),
+        ({"seq_lens": np.array([5, -1], np.int32), "check": True}, ShapeError, "length -1"),
         ({"block_table": np.full((2, 2), 99, np.int32), "check": True}, RangeError, "99"),
         ({"out": np.zeros((1, 4, 8))}, ShapeError, "like q"),
+        ({"out": torch.zeros(2, 4, 8)}, DTypeError, "one place"),
         ({"prefix_rows": 2}, RangeError, "both"),
+        ({"prefix_rows": -1}, RangeError, "prefix_rows"),
         ({"prefix_rows": 2, "prefix_pages": np.zeros(2, np.int32)}, ShapeError, "groups of 2"),
         ({"prefix_rows": 1, "prefix_pages": np.zeros(2)}, DTypeError, "int32"),
     ],
@@ -180,6 +183,40 @@ def broken(**changes):
 def test_bad_input_is_refused(changes, error, words):
     with pytest.raises(error, match=words):
         paged_attention(**broken(**changes))
+
+
+def test_tensors_on_two_devices_are_refused():
+    given = tensors(*problem([5, 7], [1, 1])[:5])
+    with pytest.raises(DTypeError, match="v_pages is on meta"):
+        paged_attention(*given[:2], given[2].to("meta"), *given[3:])
+    with pytest.raises(DTypeError, match="out is on meta"):
+        paged_attention(*given, out=given[0].to("meta"))
+    rows, pages = torch.randn(2, 2, 4), torch.zeros(3, 2, 4, 4)
+    with pytest.raises(DTypeError, match="slots is on meta"):
+        paged_append(rows, rows, pages, pages.clone(), torch.tensor([0, 5], device="meta"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "words"),
+    [
+        ({"v": torch.zeros(2, 2, 4).half()}, DTypeError, "one dtype"),
+        ({"k": torch.zeros(2, 2, 4).int(), "v": torch.zeros(2, 2, 4).int()}, DTypeError, "int32"),
+        ({"k": torch.zeros(2, 2, 6), "v": torch.zeros(2, 2, 6)}, ShapeError, "rows of 4"),
+        ({"slots": torch.tensor([0, 5]).int()}, DTypeError, "int64"),
+        ({"slots": torch.tensor([0, 5, 6])}, ShapeError, "slots"),
+        ({"slots": torch.tensor([0, 12]), "check": True}, RangeError, "slot 12"),
+        ({"slots": torch.tensor([0, -2]), "check": True}, RangeError, "slot -2"),
+    ],
+)
+@pytest.mark.parametrize("codes", [False, True])
+def test_bad_rows_are_not_appended(changes, error, words, codes):
+    pages = torch.zeros(2, 3, 2, 4, 4, dtype=torch.int8 if codes else torch.float32)
+    scales = torch.zeros(2, 3, 2, 4, dtype=torch.float16)
+    given = {"k": torch.ones(2, 2, 4), "v": torch.ones(2, 2, 4), "slots": torch.tensor([0, 5])}
+    more = {"k_scale": scales[0], "v_scale": scales[1]} if codes else {}
+    with pytest.raises(error, match=words):
+        paged_append(k_pages=pages[0], v_pages=pages[1], **{**given, **more, **changes})
+    assert not pages.any()
 
 
 @pytest.mark.parametrize(

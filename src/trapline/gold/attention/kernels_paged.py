@@ -16,11 +16,13 @@ from trapline.gold.attention import fast_paged, kernels_paged_hopper
 from trapline.gold.attention.arrivals import arrivals
 from trapline.gold.attention.kernels_paged_append import append, strides_of
 from trapline.gold.attention.kernels_paged_shares import attention_kernel, prefix_kernel
-from trapline.gold.errors import DTypeError, RangeError
-from trapline.gold.kernels_device import beside, processors
+from trapline.gold.errors import DTypeError, UnsupportedError
+from trapline.gold.kernels_device import beside, on_their_device, processors
 
 KERNELS = "trapline_paged_kernels"
 WIDEST = 256
+#: How many rows one program may have to merge of a tile of several queries, all parts together.
+MOST_MERGED = 1024
 KINDS = {torch.int8: 1, torch.float8_e4m3fn: 2, torch.uint8: 3}
 
 
@@ -37,11 +39,14 @@ class Tiles(NamedTuple):
     registers: int | None = None
 
 
-def tiles_for(rows: int, D: int, dtype: torch.dtype, kind: int) -> Tiles:
+def tiles_for(rows: int, D: int, dtype: torch.dtype, kind: int, *, many: bool = False) -> Tiles:
     """For so many rows of queries (query heads of a group times queries) a sequence.
 
-    Every answer is compiled and checked in the tests.
+    `many`: tiles of 128 rows would be enough to give half of the multiprocessors one. Every answer
+    is compiled and checked in the tests.
     """
+    if many and rows > 64 and dtype != torch.float32 and kind == 0 and D <= 128:
+        return Tiles(128, 64, warps=8, programs=1)
     block_m = min(64, max(16, triton.next_power_of_2(rows)))
     if dtype == torch.float32:
         return Tiles(block_m, 32, stages=2)
@@ -66,6 +71,19 @@ def in_words(pages: Tensor, kind: int) -> Tensor:
         return pages
     word = torch.int16 if kind == 3 else torch.int32
     return pages.view(torch.uint8).view(word)
+
+
+def in_eights(tree: Tensor) -> Tensor:
+    """A mask of bytes as words of eight: the first word of every row.
+
+    Of the last word of a row the kernel reads what lies beyond the mask too; it means nothing.
+    """
+    rows, columns = tree.shape
+    if columns < 8 or tree.stride(1) != 1 or tree.stride(0) % 8 or tree.data_ptr() % 8:
+        room = tree.new_empty((rows, triton.cdiv(columns, 8) * 8))
+        room[:, :columns] = tree
+        tree = room
+    return tree[:, :8].view(torch.int64)
 
 
 class Given(NamedTuple):
@@ -103,6 +121,7 @@ def fixed_for(q: Tensor, k_pages: Tensor, v_pages: Tensor, kind: int, softcap: f
     }
 
 
+@on_their_device
 def _attention(
     q: Tensor,
     k_pages: Tensor,
@@ -137,32 +156,35 @@ def _attention(
         return
     fixed = fixed_for(q, k_pages, v_pages, kind, softcap)
     words = in_words(k_pages, kind), in_words(v_pages, kind)
-    optional = (cu_q, tree_mask, prefix_pages)
-    cu_q, tree_mask, prefix_pages = (x if x is None else beside(x) for x in optional)
+    cu_q, prefix_pages = (x if x is None else beside(x) for x in (cu_q, prefix_pages))
+    tree = None if tree_mask is None else in_eights(tree_mask)
     given = Given(q, *words, k_scale, v_scale, block_table)
     if prefix_pages is None or window:
         prefix_pages = prefix_parts = prefix_stats = None
     else:
         rules = (G, R, max_q, scale, softcap, prefix_rows)
         prefix_parts, prefix_stats = over_prefix(given, cu_q, prefix_pages, rules, fixed)
-    tiles = tiles_for(R * max_q, D, q.dtype, kind)
-    most = processors(q) * tiles.programs
+    many = 2 * B * G * triton.cdiv(R * max_q, 128) >= processors(q)
+    tiles = tiles_for(R * max_q, D, q.dtype, kind, many=many)
     tops = triton.cdiv(R * max_q, tiles.rows)
+    most = processors(q) * tiles.programs
+    if max_q > 1:
+        most = min(most, MOST_MERGED // tiles.rows * B * G * tops)
     units = B * G * tops * (triton.cdiv(block_table.shape[1] * P, tiles.positions) + 1)
     parts = q.new_empty((2 * most, tiles.rows, D), dtype=torch.float32)
     stats = q.new_empty((2 * most, tiles.rows, 2), dtype=torch.float32)
     attention_kernel[(most,)](
-        *(*given, seq_lens, cu_q, tree_mask, prefix_pages, out),
+        *(*given, seq_lens, cu_q, tree, prefix_pages, out),
         *(parts, stats, prefix_parts, prefix_stats, arrivals(most, q)),
         *(B, G, R, max_q, window, scale, softcap, prefix_rows),
         *(0 if prefix_parts is None else len(prefix_parts), queries, *given.query_strides),
-        0 if tree_mask is None else tree_mask.stride(0),
+        0 if tree is None else tree.stride(0),
         *(*given.page_strides, *out.stride()[:2]),
         BLOCK_D=triton.next_power_of_2(D),
         BLOCK_M=tiles.rows,
         BLOCK_S=tiles.positions,
         BLOCK_B=max(32, triton.next_power_of_2(B)),
-        ROWS=min(tiles.rows, triton.next_power_of_2(R * max_q), 1024 // triton.next_power_of_2(D)),
+        ROWS=merged_at_once(R * max_q, D, tiles, alone=max_q == 1),
         ALONE=max_q == 1,
         WINDOWED=window > 0,
         ONE_TOP=tops == 1,
@@ -172,6 +194,12 @@ def _attention(
         maxnreg=tiles.registers,
         **fixed,
     )
+
+
+def merged_at_once(rows: int, D: int, tiles: Tiles, *, alone: bool) -> int:
+    """How many rows of a tile are merged at a time: what registers hold of five parts."""
+    held = (1024 if alone else 4096) // triton.next_power_of_2(D)
+    return int(min(tiles.rows, triton.next_power_of_2(rows), held))
 
 
 def over_prefix(
@@ -209,18 +237,19 @@ def require(q: Tensor, *pages: Tensor) -> None:
     if q.dtype not in (torch.float16, torch.bfloat16, torch.float32):
         raise DTypeError(f"the kernels take float16, bfloat16 and float32, not {q.dtype}")
     if not 1 <= q.shape[-1] <= WIDEST:
-        raise RangeError(f"the kernels take heads up to {WIDEST} wide, not {q.shape[-1]}")
+        raise UnsupportedError(f"the kernels take heads up to {WIDEST} wide, not {q.shape[-1]}")
     if any(x.stride(-1) != 1 for x in (q, *pages)):
-        raise RangeError("the kernels need the elements of a head beside each other")
+        raise UnsupportedError("the kernels need the elements of a head beside each other")
     for x in pages:
         size = {torch.uint8: 2}.get(x.dtype, 4)
         if x.dtype in KINDS and any(n % size for n in (x.shape[-1], *x.stride()[:-1])):
-            raise RangeError(
+            raise UnsupportedError(
                 f"the kernels read codes four at a time: rows of {q.shape[-1]} elements and their "
                 f"strides {x.stride()} must be multiples of {size} bytes"
             )
 
 
+@on_their_device
 def _append(
     k: Tensor,
     v: Tensor,
@@ -235,7 +264,7 @@ def _append(
     for rows, pages in ((k, k_pages), (v, v_pages)):
         require(rows)
         if pages.stride(-1) != 1:
-            raise RangeError("the kernels need the elements of a head beside each other")
+            raise UnsupportedError("the kernels need the elements of a head beside each other")
     append(k, v, k_pages, v_pages, slots, k_scale, v_scale, cosine, sine)
 
 

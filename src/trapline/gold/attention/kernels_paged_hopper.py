@@ -4,7 +4,8 @@
 The work is shared as in `kernels_paged_shares`, the same answer by the same recurrence, for the
 common case: one query a sequence, few heads a group, no window, no cap. A warp alone never waits
 for another one, and a few of them keep a multiprocessor's memory busy. A launch may be let in while
-the kernel before it ends: until that one is done it only asks for lines of the L2 cache.
+the kernel before it ends: until that one is done it only asks for lines of the L2 cache, those of
+its first tiles among them (`kernels_paged_hopper_shares`).
 """
 
 import math
@@ -17,39 +18,27 @@ from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+from triton.language.extra.cuda import gdc_launch_dependents
 
 from trapline.gold.attention.arrivals import arrivals
 from trapline.gold.attention.kernels_paged_append import strides_of
 from trapline.gold.attention.kernels_paged_codes import FP8, INT4, INT8
-from trapline.gold.attention.kernels_paged_hopper_codes import LARGEST
+from trapline.gold.attention.kernels_paged_hopper_codes import LARGEST, whole
+from trapline.gold.attention.kernels_paged_hopper_columns import attended_in_columns
 from trapline.gold.attention.kernels_paged_hopper_merge import merge
-from trapline.gold.attention.kernels_paged_hopper_ring import prefetch, ring_for, together
-from trapline.gold.attention.kernels_paged_hopper_rows import attended
-from trapline.gold.attention.kernels_paged_shares import owner_of, programs_for, share_before
+from trapline.gold.attention.kernels_paged_hopper_ring import ring_for, together
+from trapline.gold.attention.kernels_paged_hopper_rows import attended_in_rows
+from trapline.gold.attention.kernels_paged_hopper_shares import (
+    ask_for_inputs,
+    place_of,
+    share_by_guess,
+    share_when_due,
+)
+from trapline.gold.attention.kernels_paged_shares import owner_of
 from trapline.gold.kernels_device import processors
 
 #: Sizes that change from call to call and would otherwise be compiled for again and again.
-UNFIXED = ["B", "G", "R", "table_row"]
-#: Elements of a line of the L2 cache: of 32 bits, of 16 bits.
-WORDS_A_LINE, HALVES_A_LINE = gl.constexpr(32), gl.constexpr(64)
-
-
-@gluon.jit
-def plus(a, b):
-    return a + b
-
-
-@gluon.jit
-def ask_ahead(pid, counters, seq_lens, block_table, q, B, G, table_row, q_row):
-    """A line each of what all programs read: it will be in the L2 cache when they may read it."""
-    if pid < B * G:  # there are as many counters, or one a program
-        prefetch(counters + pid)
-    prefetch(seq_lens)
-    if pid * WORDS_A_LINE <= (B - 1) * table_row:
-        prefetch(block_table + pid * WORDS_A_LINE)
-    if pid * HALVES_A_LINE <= (B - 1) * q_row:
-        prefetch(q + pid * HALVES_A_LINE)
+UNFIXED = ["B", "G", "R", "table_row", "width"]
 
 
 @gluon.jit
@@ -82,65 +71,65 @@ def store_rows(
 
 @gluon.jit(do_not_specialize=UNFIXED)
 def decode_kernel(
-    k_pages, v_pages, q, k_scale, v_scale, block_table, seq_lens, out, parts, stats, counters,
-    B, G, R, scale, q_row, q_head, table_row,
+    k_pages, v_pages, keys, values, q, k_scale, v_scale, block_table, seq_lens, out, parts, stats,
+    counters, B, G, R, scale, q_row, q_head, table_row, width,
     ks_page, ks_head, ks_place, vs_page, vs_head, vs_place, out_row, out_head,
     P: gl.constexpr, D: gl.constexpr, KIND: gl.constexpr, HALVES: gl.constexpr, S: gl.constexpr,
-    STAGES: gl.constexpr, BLOCK_B: gl.constexpr, ROWS: gl.constexpr, NARROW: gl.constexpr,
-    BY_PAIR: gl.constexpr, EARLY: gl.constexpr,
+    STAGES: gl.constexpr, AHEAD: gl.constexpr, BLOCK_B: gl.constexpr, ROWS: gl.constexpr,
+    NARROW: gl.constexpr, BY_PAIR: gl.constexpr, EARLY: gl.constexpr,
 ):  # fmt: skip
     """An equal share of all tiles, in the order sequence, head, keys.
 
-    S: positions a tile. STAGES: tiles in the ring. ROWS: at least R. NARROW: products of tiles and
-    programs fit in 32 bits. BY_PAIR: there is a counter for every sequence and head; otherwise one
-    for every program. EARLY: the next launch is let in at once, not when the last run ends.
+    k_pages and v_pages are the copy engine's, keys and values the same pages as pointers. S:
+    positions a tile. STAGES: tiles in the ring. AHEAD: positions that are asked for before the
+    kernel before is done. ROWS: at least R. NARROW: products of tiles and programs fit in 32 bits.
+    BY_PAIR: there is a counter for every sequence and head; otherwise one for every program. EARLY:
+    the next launch is let in at once, not when the last run ends.
     """
     pages = k_pages, v_pages
     ring = ring_for(pages, HALVES * S // k_pages.block_type.shape[2], STAGES)
     pid = gl.program_id(0)
-    ask_ahead(pid, counters, seq_lens, block_table, q, B, G, table_row, q_row)
+    ask_for_inputs(pid, counters, seq_lens, block_table, q, B, G, table_row, q_row)
     if EARLY:
         gdc_launch_dependents()
-    gdc_wait()
-    i = gl.arange(0, BLOCK_B, layout=gl.BlockedLayout([BLOCK_B // 32], [32], [1], [0]))
-    lengths = gl.load(seq_lens + i, mask=i < B, other=0)
-    tiles = gl.where(i < B, gl.maximum(gl.cdiv(lengths, S), 1), 0)
-    ends = gl.associative_scan(tiles, 0, plus) * G
-    work = gl.max(ends, 0)
-    programs = programs_for(B * G, work, gl.num_programs(0))
-    at = share_before(pid, work, programs)
-    stop = gl.where(pid < programs, share_before(pid + 1, work, programs), at)
+    if AHEAD > 0:
+        BYTES: gl.constexpr = HALVES * k_pages.block_type.nbytes // k_pages.block_type.shape[2]
+        lengths, share, place = share_by_guess(
+            pid, pages, keys, values, block_table, seq_lens, B, G, table_row, width,
+            P, S, BYTES, AHEAD, BLOCK_B,
+        )  # fmt: skip
+    else:
+        lengths, share, place = share_when_due(pid, seq_lens, B, G, S, BLOCK_B)
+    ends, work, programs, at, stop = share
+    b, g, tile, n, length = place
     done = 0
     while at < stop:
-        over = ends <= at
-        b = gl.sum(over.to(gl.int32), 0)
-        before = gl.max(gl.where(over, ends, 0), 0)
-        length = gl.load(seq_lens + b)
-        n = gl.maximum(gl.cdiv(length, S), 1)
-        g = (at - before) // n
-        tile = (at - before) % n
         run = gl.minimum(stop - at, n - tile)
         row = b.to(gl.int64)
-        scales = k_scale, v_scale, ks_page, ks_place, vs_page, vs_place
-        if KIND > 0:
-            scales = (
-                k_scale + g.to(gl.int64) * ks_head, v_scale + g.to(gl.int64) * vs_head,
-                ks_page, ks_place, vs_page, vs_place,
-            )  # fmt: skip
-        peak, total, sums, done = attended(
-            q + row * q_row + g * R * q_head, block_table + row * table_row, pages, ring, scales,
-            g, R, tile * S, gl.minimum((tile + run) * S, length), done, scale, q_head,
-            P, D, KIND, HALVES, S,
+        # Where pages hold no codes there are no scales.
+        scales = (
+            k_scale + g.to(gl.int64) * ks_head if KIND > 0 else k_scale,
+            v_scale + g.to(gl.int64) * vs_head if KIND > 0 else v_scale,
+            ks_page, ks_place, vs_page, vs_place,
         )  # fmt: skip
+        given = q + row * q_row + g * R * q_head, block_table + row * table_row, pages, ring, scales
+        end = gl.minimum((tile + run) * S, length)
+        if whole(KIND):
+            peak, total, sums, done = attended_in_rows(
+                *given, g, R, tile * S, end, done, scale, q_head, P, D, KIND, S
+            )
+        else:
+            peak, total, sums, done = attended_in_columns(
+                *given, g, R, tile * S, end, done, scale, q_head, P, D, KIND, HALVES, S,
+                8 if ROWS <= 8 else 16,
+            )  # fmt: skip
         if not EARLY and at + run >= stop:
             gdc_launch_dependents()
         M: gl.constexpr = peak.shape[0]
         r = gl.arange(0, M, layout=peak.type.layout)
-        unit = gl.full_like(peak, 1.0)
-        if KIND == INT8:
-            unit = gl.full_like(peak, 1.0 / LARGEST)
-        elif KIND == INT4:
-            unit = gl.full_like(peak, 1.0 / (16 * LARGEST))
+        unit = gl.full_like(peak, 1.0 / LARGEST if whole(KIND) else 1.0)
+        if KIND == INT4:
+            unit /= 16.0
         answer = row * out_row + g * R * out_head
         if run == n:
             unit /= gl.where(total == 0.0, 1.0, total)
@@ -162,6 +151,8 @@ def decode_kernel(
                 merge(parts, stats, out, first, last, answer, R, out_head, D, M, ROWS)
                 gl.store(counter, 0)
         at += run
+        if at < stop:
+            b, g, tile, n, length = place_of(lengths, ends, at, S)
 
 
 class Plan(NamedTuple):
@@ -172,21 +163,23 @@ class Plan(NamedTuple):
     programs: int
     #: Whether the next launch is let in when this one begins.
     early: bool = False
+    #: Positions that the L2 cache is asked for while the kernel before still runs; 0 is none.
+    ahead: int = 0
 
 
 #: (kind of pages, head width) → plan. Measured at D = 128 and, for 16 bits, at 64.
 PLANS = {
-    (0, 64): Plan(32, 6, 4, early=True),
-    (0, 128): Plan(32, 3, 4, early=True),
+    (0, 64): Plan(32, 6, 4, early=True, ahead=64),
+    (0, 128): Plan(32, 3, 4, early=True, ahead=64),
     (int(INT8), 64): Plan(64, 3, 8),
     (int(INT8), 128): Plan(64, 3, 4),
-    (int(FP8), 64): Plan(32, 6, 8),
-    (int(FP8), 128): Plan(32, 6, 4),
+    (int(FP8), 64): Plan(64, 3, 8),
+    (int(FP8), 128): Plan(64, 3, 4),
     (int(INT4), 64): Plan(64, 3, 8),
     (int(INT4), 128): Plan(64, 3, 8),
 }
 #: For 16 bits and more than four heads a group: the larger parts are, the fewer are merged.
-TALL = Plan(32, 6, 2, early=True)
+TALL = Plan(32, 6, 2, early=True, ahead=64)
 #: The most parts of a row: one warp merges them, and more would take it longer than they save.
 MOST_PARTS = 16
 #: The most sequences whose lengths one warp adds up.
@@ -263,6 +256,7 @@ def constants(kind: int, D: int, P: int, R: int, B: int, plan: Plan) -> dict[str
         "HALVES": 2 if kind == 0 and D == 128 else 1,
         "S": plan.positions,
         "STAGES": plan.stages,
+        "AHEAD": plan.ahead,
         "BLOCK_B": max(32, triton.next_power_of_2(B)),
         "ROWS": triton.next_power_of_2(R),
         "EARLY": plan.early,
@@ -291,9 +285,10 @@ def decode(
     stats = q.new_empty((2 * most, rows_for(kind), 2), dtype=torch.float32)
     decode_kernel[(most,)](
         *(descriptor(x, kind, D, plan.positions) for x in (k_pages, v_pages)),
+        *(x.view(torch.int8) if kind else x for x in (k_pages, v_pages)),
         *(q, k_scale, v_scale, block_table, seq_lens, out, parts, stats),
         arrivals(min(B * G, most), q),
-        *(B, G, H // G, scale, q.stride(0), q.stride(1), block_table.stride(0)),
+        *(B, G, H // G, scale, *q.stride()[:2], block_table.stride(0), block_table.shape[1]),
         *(*strides_of(k_scale), *strides_of(v_scale), *out.stride()[:2]),
         **constants(kind, D, P, H // G, B, plan),
         NARROW=units * most < 2**31,

@@ -22,6 +22,9 @@ MMA = gl.constexpr(gl.NVMMADistributedLayout([2, 0], [1, 1], [16, 8]))
 MAGIC = gl.constexpr(12582912.0 + 128.0)
 #: The largest 16-bit number whose high byte is rounded to 127 at most.
 LARGEST = gl.constexpr(32512.0)
+LOG2_E = gl.constexpr(1.4426950408889634)
+#: The smallest float16. A scale of 0 counts as this, so that its logarithm is finite.
+SMALLEST = gl.constexpr(2.0**-24)
 
 
 @gluon.constexpr_function
@@ -42,6 +45,36 @@ def log2_of(x):
     return gl.inline_asm_elementwise(
         "lg2.approx.ftz.f32 $0, $1;", "=r,r", [x], dtype=gl.float32, is_pure=True, pack=1
     )
+
+
+@gluon.jit
+def origin_of(highest):
+    """What is subtracted: 0 where no key was seen, as −∞ − (−∞) is not a number."""
+    return gl.where(highest == float("-inf"), 0.0, highest)
+
+
+@gluon.jit
+def page_at(table, s, end, P: gl.constexpr):
+    return gl.load(table + s // P, mask=s < end, other=0).to(gl.int64)
+
+
+@gluon.jit
+def scales_at(scales, page, s, end, P: gl.constexpr):
+    """Scales of keys and values at positions s, on pages that are known."""
+    k_scale, v_scale, ks_page, ks_place, vs_page, vs_place = scales
+    ks = gl.load(k_scale + page * ks_page + s % P * ks_place, mask=s < end, other=0.0)
+    vs = gl.load(v_scale + page * vs_page + s % P * vs_place, mask=s < end, other=0.0)
+    return ks, vs
+
+
+@gluon.jit
+def factors_of(ks, vs, inside, layout: gl.constexpr):
+    """A position's factor, what is added to its exponents, what takes its scale out again."""
+    logarithm = log2_of(gl.maximum(vs.to(gl.float32), SMALLEST))
+    added = gl.where(inside, logarithm, float("-inf"))
+    factor = gl.convert_layout(ks.to(gl.float32), layout)
+    unscaled = gl.convert_layout(power_of_two(-logarithm), layout)
+    return factor, gl.convert_layout(added, layout), unscaled
 
 
 @gluon.jit

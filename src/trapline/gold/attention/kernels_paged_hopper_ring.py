@@ -26,6 +26,19 @@ def prefetch(pointer):
 
 
 @gluon.jit
+def prefetch_where(pointers, wanted):
+    """Asks for lines of the L2 cache, those that are wanted."""
+    gl.inline_asm_elementwise(
+        "{ .reg .pred p; setp.ne.b32 p, $2, 0; @p prefetch.global.L2 [$1]; mov.b32 $0, 0; }",
+        "=r,l,r",
+        [pointers, wanted.to(gl.int32)],
+        dtype=gl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@gluon.jit
 def ring_for(pages, BOXES: gl.constexpr, STAGES: gl.constexpr):
     """Room for tiles of so many boxes, and their gates."""
     k_pages, v_pages = pages
@@ -78,14 +91,23 @@ def first_tiles(
     table, pages, ring, g, begin, count, last, done, P: gl.constexpr, S: gl.constexpr,
     HALVES: gl.constexpr,
 ):  # fmt: skip
-    """Asks for as many of `count` tiles as the ring has room for; `done` went through it before."""
+    """Asks for as many of `count` tiles as the ring has room for; `done` went through it before.
+
+    All page numbers are loaded before the first is used: one wait for the memory, not one a tile.
+    """
     STAGES: gl.constexpr = ring[2].shape[0]
     BOX: gl.constexpr = pages[0].block_type.shape[2]
+    NB: gl.constexpr = S // BOX
+    found = ()
+    for j in gl.static_range(STAGES * NB):
+        at = table + gl.minimum(begin + j * BOX, last) // P
+        found += (gl.load(at, mask=count > 0, other=0),)
     for j in gl.static_range(STAGES):
-        if j < count:
-            s = begin + j * S
-            numbers = numbers_of(table, s, last, P, BOX, S)
-            fetch(pages, ring, (done + j) % STAGES, numbers, g, s, last, True, P, S, HALVES)
+        numbers = ()
+        for i in gl.static_range(NB):
+            numbers += (found[j * NB + i],)
+        s = begin + j * S
+        fetch(pages, ring, (done + j) % STAGES, numbers, g, s, last, j < count, P, S, HALVES)
 
 
 @gluon.jit

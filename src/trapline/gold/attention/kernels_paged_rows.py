@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from trapline.gold.attention.kernels_paged_codes import INT4, log2_of, pieces_of
+from trapline.gold.attention.kernels_paged_mask import first_hidden, seen_by, words_of
 from trapline.gold.attention.kernels_tiles import LOG2_E, scored
 
 #: The smallest float16. A scale of 0 counts as this, so that its logarithm is finite.
@@ -94,27 +95,6 @@ def store_tile(
 
 
 @triton.jit
-def seen_by(position, s, inside, live, row, first, tree, tree_row, window,
-            ALONE: tl.constexpr, WINDOWED: tl.constexpr):  # fmt: skip
-    """Which positions s each query sees: what came before it, or what the tree names.
-
-    ALONE: a query at the very end, or queries that all come after every s.
-    """
-    if tree is not None:
-        fresh = s - first
-        asked = live[:, None] & inside[None, :] & (fresh[None, :] >= 0)
-        named = tl.load(tree + row[:, None] * tree_row + fresh[None, :], mask=asked, other=0)
-        seen = inside[None, :] & ((fresh[None, :] < 0) | (named != 0))
-    elif ALONE:
-        seen = live[:, None] & inside[None, :]
-    else:
-        seen = inside[None, :] & (s[None, :] <= position[:, None])
-    if WINDOWED:
-        seen = seen & (position[:, None] - s[None, :] < window)
-    return seen
-
-
-@triton.jit
 def products_of(q0, q1, q2, q3, keys, KIND: tl.constexpr, DTYPE: tl.constexpr, OWN: tl.constexpr,
                 PRECISION: tl.constexpr):  # fmt: skip
     """Queries times keys, (rows, positions)."""
@@ -150,6 +130,59 @@ def columns_of(
 
 
 @triton.jit
+def scales_at(
+    k_scale, v_scale, g, page, place, inside, ks_page, ks_head, ks_place,
+    vs_page, vs_head, vs_place, KIND: tl.constexpr,
+):  # fmt: skip
+    """The scales of keys and values; something else where pages hold no codes."""
+    ks, vs = page, page
+    if KIND > 0:
+        at = g * ks_head + place * ks_place + page * ks_page
+        ks = tl.load(k_scale + at, mask=inside, other=0)
+        at = g * vs_head + place * vs_place + page * vs_page
+        vs = tl.load(v_scale + at, mask=inside, other=0)
+    return ks, vs
+
+
+@triton.jit
+def scores_of(products, factor, column, softcap, CAPPED: tl.constexpr):
+    """Exponents, base 2."""
+    if CAPPED:
+        capped = scored(products * factor[None, :], 1.0, softcap, CAPPED)
+        scores = capped * LOG2_E + column[None, :]
+    else:
+        # Scale and what lies beyond the end are one multiply-add an element.
+        scores = products * (factor * LOG2_E)[None, :] + column[None, :]
+    return scores
+
+
+@triton.jit
+def counted(weights, unscaled, KIND: tl.constexpr, BY_LANE: tl.constexpr):
+    """What weights add to the sums of weights: themselves by column, or summed."""
+    if KIND > 0:
+        weights = weights * unscaled[None, :]
+    if not BY_LANE:
+        weights = tl.sum(weights, 1)[:, None]
+    return weights
+
+
+@triton.jit
+def applied(weights, values, a0, a1, a2, a3, c, KIND: tl.constexpr, DTYPE: tl.constexpr,
+            OWN: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+    """What was summed before, times c, and weights times values."""
+    rounded = weights.to(DTYPE)
+    if KIND == 0:
+        a0 = tl.dot(rounded, values, a0 * c, input_precision=PRECISION)
+    else:
+        v0, v1, v2, v3 = pieces_of(values, KIND, DTYPE, OWN)
+        a0 = tl.dot(rounded, v0, a0 * c, input_precision=PRECISION)
+        a1 = tl.dot(rounded, v1, a1 * c, input_precision=PRECISION)
+        a2 = tl.dot(rounded, v2, a2 * c, input_precision=PRECISION)
+        a3 = tl.dot(rounded, v3, a3 * c, input_precision=PRECISION)
+    return a0, a1, a2, a3
+
+
+@triton.jit
 def attended(
     q, k_pages, v_pages, k_scale, v_scale, table, tree, row, head, live, position, first, g,
     begin, end, window, scale, softcap, q_row, q_head, tree_row,
@@ -172,7 +205,10 @@ def attended(
         q0, q1, q2, q3, unit = in_units(q0, q1, q2, q3, DTYPE)
         scale *= unit
     peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    totals = tl.zeros([BLOCK_M, BLOCK_S], tl.float32)
+    # Summed over the columns at the end, lanes need not meet for it in every tile; of many rows
+    # that would take too many registers.
+    BY_LANE: tl.constexpr = BLOCK_M <= 32
+    totals = tl.zeros([BLOCK_M, BLOCK_S if BY_LANE else 1], tl.float32)
     a0 = tl.zeros([BLOCK_M, WIDE], tl.float32)
     a1, a2, a3 = a0, a0, a0
     d = tl.arange(0, WIDE)
@@ -184,63 +220,50 @@ def attended(
     k_rows = k_pages + (g * k_head + place * k_place)[:, None] + d[None, :]
     v_rows = v_pages + (g * v_head + place * v_place)[:, None] + d[None, :]
     page = tl.load(table + s // P, mask=s < end, other=0).to(tl.int64)
-    ks, vs = page, page
-    if KIND > 0:
-        k_scales = k_scale + g * ks_head + place * ks_place
-        v_scales = v_scale + g * vs_head + place * vs_place
-        ks = tl.load(k_scales + page * ks_page, mask=s < end, other=0)
-        vs = tl.load(v_scales + page * vs_page, mask=s < end, other=0)
-    for start in range(begin, end, BLOCK_S):
-        s = start + places
-        inside = s < end
-        if BLOCK_S % P:
-            place = s % P
-            k_rows = k_pages + (g * k_head + place * k_place)[:, None] + d[None, :]
-            v_rows = v_pages + (g * v_head + place * v_place)[:, None] + d[None, :]
-        from_key = page * k_page
-        from_value = from_key if TWINS else page * v_page
-        keys = tl.load(k_rows + from_key[:, None], mask=inside[:, None] & wide, other=0)
-        values = tl.load(v_rows + from_value[:, None], mask=inside[:, None] & wide, other=0)
-        ahead = s + BLOCK_S
-        page = tl.load(table + ahead // P, mask=ahead < end, other=0).to(tl.int64)
-        if KIND > 0:
-            # Two bytes are too few for a pipelined copy: the next tile's scales wait in registers.
+    strides = ks_page, ks_head, ks_place, vs_page, vs_head, vs_place
+    ks, vs = scales_at(k_scale, v_scale, g, page, place, s < end, *strides, KIND)
+    middle = first_hidden(begin, end, first, tree, ALONE, WINDOWED, BLOCK_S)
+    word, later = words_of(tree, row, tree_row, live, middle - first, end - first, BLOCK_S)
+    # Twice the same loop: most tiles in the first, those that hide something in the second.
+    ALL_SEEN: tl.constexpr = ALONE and not WINDOWED and tree is None
+    for MASKED in tl.static_range(1 if WINDOWED else 0, 1 if ALL_SEEN else 2):
+        for start in range(middle if MASKED else begin, end if MASKED else middle, BLOCK_S):
+            s = start + places
+            inside = s < end
             if BLOCK_S % P:
-                k_scales = k_scale + g * ks_head + ahead % P * ks_place
-                v_scales = v_scale + g * vs_head + ahead % P * vs_place
-            next_ks = tl.load(k_scales + page * ks_page, mask=ahead < end, other=0)
-            next_vs = tl.load(v_scales + page * vs_page, mask=ahead < end, other=0)
-        products = products_of(q0, q1, q2, q3, keys, KIND, DTYPE, OWN, PRECISION)
-        factor, column, unscaled = columns_of(ks, vs, inside, scale, BLOCK_S, KIND, OWN)
-        if ALONE and not CAPPED and not WINDOWED and tree is None:
-            # All rows see the same: scale and mask are one multiply-add an element.
-            scores = products * (factor * LOG2_E)[None, :] + column[None, :]
-        else:
-            seen = seen_by(position, s, inside, live, row, first, tree, tree_row, window,
-                           ALONE, WINDOWED)  # fmt: skip
-            scores = scored(products * factor[None, :], 1.0, softcap, CAPPED) * LOG2_E
-            scores = tl.where(seen, scores + column[None, :], float("-inf"))
-        new_peak = tl.maximum(peak, tl.max(scores, 1))
-        # A row that has seen no key stays at −inf, and −inf − (−inf) is not a number.
-        origin = tl.where(new_peak == float("-inf"), 0.0, new_peak)
-        weights = tl.exp2(scores - origin[:, None])
-        correction = tl.exp2(peak - origin)
-        # Summed over the columns at the end: lanes need not meet for it in every tile.
-        if KIND == 0:
-            totals = totals * correction[:, None] + weights
-        else:
-            totals = totals * correction[:, None] + weights * unscaled[None, :]
-        peak = new_peak
-        c = correction[:, None]
-        if KIND == 0:
-            rounded = weights.to(DTYPE)
-            a0 = tl.dot(rounded, values, a0 * c, input_precision=PRECISION)
-        else:
-            rounded = weights.to(DTYPE)
-            v0, v1, v2, v3 = pieces_of(values, KIND, DTYPE, OWN)
-            a0 = tl.dot(rounded, v0, a0 * c, input_precision=PRECISION)
-            a1 = tl.dot(rounded, v1, a1 * c, input_precision=PRECISION)
-            a2 = tl.dot(rounded, v2, a2 * c, input_precision=PRECISION)
-            a3 = tl.dot(rounded, v3, a3 * c, input_precision=PRECISION)
+                place = s % P
+                k_rows = k_pages + (g * k_head + place * k_place)[:, None] + d[None, :]
+                v_rows = v_pages + (g * v_head + place * v_place)[:, None] + d[None, :]
+            from_key = page * k_page
+            from_value = from_key if TWINS else page * v_page
+            keys = tl.load(k_rows + from_key[:, None], mask=inside[:, None] & wide, other=0)
+            values = tl.load(v_rows + from_value[:, None], mask=inside[:, None] & wide, other=0)
+            ahead = s + BLOCK_S
+            page = tl.load(table + ahead // P, mask=ahead < end, other=0).to(tl.int64)
+            # Two bytes are too few for a pipelined copy: the next scales wait in registers.
+            next_place = place if BLOCK_S % P == 0 else ahead % P
+            next_ks, next_vs = scales_at(
+                k_scale, v_scale, g, page, next_place, ahead < end, *strides, KIND
+            )
+            products = products_of(q0, q1, q2, q3, keys, KIND, DTYPE, OWN, PRECISION)
+            factor, column, unscaled = columns_of(ks, vs, inside, scale, BLOCK_S, KIND, OWN)
+            scores = scores_of(products, factor, column, softcap, CAPPED)
+            if MASKED:
+                seen = seen_by(position, s, first, word, later, window, tree, BLOCK_S, WINDOWED)
+                scores = tl.where(seen, scores, float("-inf"))
+                # As pages and scales: loaded a tile ahead, they need no place in the pipeline.
+                word, later = words_of(
+                    tree, row, tree_row, live, start + BLOCK_S - first, end - first, BLOCK_S
+                )
+            new_peak = tl.maximum(peak, tl.max(scores, 1))
+            # A row that has seen no key stays at −inf, and −inf − (−inf) is not a number.
+            origin = tl.where(new_peak == float("-inf"), 0.0, new_peak)
+            weights = tl.exp2(scores - origin[:, None])
+            c = tl.exp2(peak - origin)[:, None]
+            totals = totals * c + counted(weights, unscaled, KIND, BY_LANE)
+            peak = new_peak
+            a0, a1, a2, a3 = applied(
+                weights, values, a0, a1, a2, a3, c, KIND, DTYPE, OWN, PRECISION
+            )
             ks, vs = next_ks, next_vs
     return peak, tl.sum(totals, 1), a0, a1, a2, a3

@@ -60,7 +60,9 @@ def paged_attention(
     optional = {"cu_q": cu_q, "k_scale": k_scale, "v_scale": v_scale, "tree_mask": tree_mask}
     optional |= {"prefix_pages": prefix_pages}
     arrays |= {name: value for name, value in optional.items() if value is not None}
-    chosen = choose("paged_attention", _OFFERED, impl, **arrays)
+    everything = arrays if out is None else {**arrays, "out": out}
+    chosen = choose("paged_attention", _OFFERED, impl, **everything)
+    checks.one_device(**everything)
     _check(arrays, max_q, window, softcap, scale, out)
     _check_prefix(arrays, prefix_rows)
     if check:
@@ -89,18 +91,21 @@ def paged_append(
     v_scale: Any = None,
     cosine: Any = None,
     sine: Any = None,
+    check: bool = False,
     impl: Impl | None = None,
 ) -> None:
     """Writes k and v (tokens, G, D) to their slots, quantised where the pages hold codes.
 
     Slot p · P + i is position i of page p; slot −1 skips a token. Scales are rounded up to float16,
     so that the largest element of a row never clips. With `cosine` and `sine`, (tokens, D/2) each,
-    the keys are turned first (RoPE: elements d and d + D/2 are a pair).
+    the keys are turned first (RoPE: elements d and d + D/2 are a pair). `check=True` verifies the
+    slots, which on a GPU means waiting for it.
     """
     arrays = {"k": k, "v": v, "k_pages": k_pages, "v_pages": v_pages, "slots": slots}
     optional = {"k_scale": k_scale, "v_scale": v_scale, "cosine": cosine, "sine": sine}
     arrays |= {name: value for name, value in optional.items() if value is not None}
     chosen = choose("paged_append", ("torch", "kernels"), impl, **arrays)
+    checks.one_device(**arrays)
     width = _width(arrays)
     sizes = checks.axes(
         k=(k, "N G D"), v=(v, "N G D"), k_pages=(k_pages, "M G P C"), v_pages=(v_pages, "M G P C")
@@ -109,8 +114,11 @@ def paged_append(
         raise ShapeError(f"the pages hold rows of {width} elements, but k has {sizes['D']}")
     checks.axes(k=(k, "N G D"), slots=(slots, "N"))
     _check_dtype("slots", slots, "int64")
+    checks.floating(*checks.LOW_FLOATS, k=k, v=v)
     _check_scales(arrays)
     _check_turn(arrays, sizes["D"])
+    if check:
+        _check_slots(slots, sizes["M"] * sizes["P"])
     from trapline.gold.attention import fast_paged
 
     fast_paged.paged_append(
@@ -198,6 +206,7 @@ def _check_rules(
 
 
 def _check_prefix(arrays: dict[str, Any], prefix_rows: int) -> None:
+    checks.integer_between(0, 2**31 - 1, prefix_rows=prefix_rows)
     if ("prefix_pages" in arrays) != (prefix_rows > 0):
         raise RangeError("a shared prefix needs both prefix_rows, 1 or more, and prefix_pages")
     if prefix_rows:
@@ -207,6 +216,12 @@ def _check_prefix(arrays: dict[str, Any], prefix_rows: int) -> None:
             raise ShapeError(
                 f"{batch} sequences in groups of {prefix_rows} do not fit prefix_pages {shape}"
             )
+
+
+def _check_slots(slots: Any, count: int) -> None:
+    for token, slot in enumerate(slots.tolist()):
+        if not -1 <= slot < count:
+            raise RangeError(f"token {token} goes to slot {slot}; there are {count}, and -1 skips")
 
 
 def _check_turn(arrays: dict[str, Any], width: int) -> None:
@@ -257,7 +272,7 @@ def _check_values(arrays: dict[str, Any], max_q: int, prefix_rows: int) -> None:
         raise RangeError(f"cu_q must rise from 0 to {queries}, got {list(ends)}")
     for b, (row, length) in enumerate(zip(table, lengths, strict=True)):
         if not 0 <= length <= len(row) * size:
-            raise RangeError(
+            raise ShapeError(
                 f"sequence {b} has length {length}, but its table holds {len(row) * size} positions"
             )
         new = ends[b + 1] - ends[b]
