@@ -82,8 +82,10 @@ def static_run(one, prompts, batch, options, most=None):
         tokens = passes = 0
         seconds = 0.0
         lengths: list[int] = []
-        for at in range(0, len(prompts) - batch + 1, batch)[:batches]:
-            some = prompts[at : at + batch]
+        # Compact rounds fill a row that is done with the next prompt; static ones cannot.
+        step = batch if batches or options.device == "cpu" else len(prompts) // batch * batch
+        for at in range(0, len(prompts) - step + 1, step)[:batches]:
+            some = prompts[at : at + step]
             done = one.generate(some, max_new_tokens=most or options.tokens)
             tokens += done.statistics.tokens
             passes += done.statistics.passes

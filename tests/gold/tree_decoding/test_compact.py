@@ -137,6 +137,20 @@ def test_answers_in_float32_are_plain_decoding_s(kind, rows, budget):
     assert done.statistics.passes == again.statistics.passes
 
 
+@pytest.mark.parametrize(("kind", "budget"), gpu((None, 0), ("chain", 7), ("tree", 15)))
+def test_prompts_that_find_no_free_row_wait(kind, budget):
+    """Answers do not depend on the row, nor on who was there before; sampled ones neither."""
+    target, model = models(torch.float32)
+    prompts = prompts_for(7)
+    wanted = plain(target, prompts, max_new_tokens=20, stop_ids=[11], batch=7)
+    rounds = compact(kind, target, model, 2, budget)
+    assert rounds.generate(prompts, max_new_tokens=20, stop_ids=[11]).tokens == wanted
+    all_at_once = compact(None, target, model, 7, 0, temperature=1.0)
+    two_at_a_time = compact(kind, target, model, 2, budget, temperature=1.0)
+    drawn = all_at_once.generate(prompts, max_new_tokens=20).tokens
+    assert two_at_a_time.generate(prompts, max_new_tokens=20).tokens == drawn
+
+
 @pytest.mark.parametrize(("kind", "budget"), gpu(("chain", 7), ("tree", 24)))
 def test_sampled_texts_are_the_same_with_and_without_a_drafter(kind, budget):
     target, model = models(torch.float32)

@@ -5,7 +5,10 @@ many as no row can be done before, or most of what the pace so far promises. A r
 earlier rests by itself.
 """
 
-from collections.abc import Callable, Sequence
+import math
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -22,8 +25,20 @@ from trapline.gold.tree_decoding.generate_statistics import Statistics
 MOST_OF_THEM = 0.75
 
 
+class Progress(NamedTuple):
+    """Of one row: tokens said of those it may say, and in how many rounds."""
+
+    made: int
+    limit: int
+    rounds: int
+
+    @property
+    def left(self) -> int:
+        return self.limit - self.made
+
+
 class CompactGenerator:
-    """Answers batches of `config.rows` prompts. Without a drafter it is plain decoding, graphed."""
+    """Answers prompts, `config.rows` at a time. Without a drafter it is plain decoding, graphed."""
 
     def __init__(
         self,
@@ -35,7 +50,7 @@ class CompactGenerator:
     ) -> None:
         self._config, self._drafter = config, drafter
         self.rounds = rounds(target, drafter, config)
-        self._pace = float(self.rounds.deepest + 1)  # tokens a round of the slowest row
+        self._pace = float(self.rounds.deepest + 1)  # tokens a round
         self._replay: Callable[[], object] = self.rounds.round
         if target.device.type == "cuda":
             self._replay = captured(self.rounds.round, ()).replay
@@ -43,64 +58,96 @@ class CompactGenerator:
     def generate(
         self, prompts: Sequence[Sequence[int]], *, max_new_tokens: int, stop_ids: Sequence[int] = ()
     ) -> Output:
-        """The answers to exactly as many prompts as there are rows."""
+        """The answers to at least as many prompts as there are rows: who finds none free waits."""
         self._check(prompts, max_new_tokens)
-        statistics, state = Statistics(), self.rounds.state
-        with statistics.time("prefill"):
-            self.rounds.open([list(prompt) for prompt in prompts], max_new_tokens)
-            _wait(state.made)
-        with statistics.time("rounds"):
-            left, asked = [max_new_tokens] * len(prompts), 0
-            while max(left) > 0:
-                for _ in range(self._rounds_for(max(left))):
+        statistics, answers = Statistics(), [[0] * 0 for _ in prompts]
+        waiting, free = deque(range(len(prompts))), list(range(self._config.rows))
+        working: dict[int, int] = {}  # the prompt of every row that has one
+        progress = [Progress(0, max_new_tokens, 0)] * self._config.rows
+        while waiting or working:
+            for row in free[: len(waiting)]:
+                working[row] = waiting.popleft()
+                progress[row] = Progress(0, max_new_tokens, 0)
+            entered = [row for row in free if row in working]
+            if entered:
+                with statistics.time("prefill"):
+                    self._enter(entered, working, prompts, max_new_tokens)
+            with statistics.time("rounds"):
+                for _ in range(self._rounds_for([progress[row] for row in working], waiting)):
                     self._replay()
-                    asked += 1
                 if stop_ids:
-                    self._rest(prompts, stop_ids)
-                made = torch.minimum(state.made, state.limits).tolist()
-                limits = state.limits.tolist() if stop_ids else [max_new_tokens] * len(made)
-                left = [most - done for most, done in zip(limits, made, strict=True)]
-                slowest = left.index(max(left))
-                self._pace = max(1.0, made[slowest] / asked)
-        return Output(self._answers(prompts, made), self._counted(statistics, made))
+                    self._rest({row: prompts[one] for row, one in working.items()}, stop_ids)
+                progress = self._progress()
+            free = [row for row in working if progress[row].left <= 0]
+            for row in free:
+                number = working.pop(row)
+                answers[number] = self._said(row, len(prompts[number]), progress[row])
+                self._count(row, progress[row], statistics)
+        return Output(answers, statistics)
 
-    def _rounds_for(self, left: int) -> int:
-        """How many to ask for where so many tokens are left: no row says more than L + 1 in one."""
-        return max(-(-left // (self.rounds.deepest + 1)), int(MOST_OF_THEM * left / self._pace))
+    def _enter(
+        self,
+        rows: list[int],
+        working: Mapping[int, int],
+        prompts: Sequence[Sequence[int]],
+        limit: int,
+    ) -> None:
+        """These rows begin with their prompts; a prompt has its own numbers wherever it is."""
+        numbers = [working[row] for row in rows]
+        self.rounds.open([list(prompts[one]) for one in numbers], limit, rows)
+        state = self.rounds.state
+        state.seeds[rows] = torch.tensor(numbers, device=state.seeds.device) + self._config.seed
+        _wait(state.made)
 
-    def _rest(self, prompts: Sequence[Sequence[int]], stop_ids: Sequence[int]) -> None:
+    def _progress(self) -> list[Progress]:
+        """A look at the device: it waits meanwhile."""
+        state = self.rounds.state
+        made = torch.minimum(state.made, state.limits)
+        return [
+            Progress(*one) for one in torch.stack((made, state.limits, state.rounds)).T.tolist()
+        ]
+
+    def _rounds_for(self, rows: list[Progress], waiting: Collection[int]) -> int:
+        """Rounds until the first row is done, if somebody waits for it; else most until the last.
+
+        No row says more than L + 1 tokens in one: so many are needed at least.
+        """
+        seen = [one for one in rows if one.rounds]
+        if seen:
+            self._pace = sum(one.made for one in seen) / sum(one.rounds for one in seen)
+        likely = [
+            one.left * one.rounds / one.made if one.made else one.left / self._pace for one in rows
+        ]
+        if waiting:
+            return max(1, math.ceil(min(likely)))
+        least = max(one.left for one in rows) / (self.rounds.deepest + 1)
+        return max(math.ceil(least), int(MOST_OF_THEM * max(likely)))
+
+    def _rest(self, prompts: Mapping[int, Sequence[int]], stop_ids: Sequence[int]) -> None:
         """Rows that have said a stop token say no more."""
         state = self.rounds.state
         texts, made, limits = state.text.tolist(), state.made.tolist(), state.limits.tolist()
-        for row, prompt in enumerate(prompts):
+        for row, prompt in prompts.items():
             said = texts[row][len(prompt) : len(prompt) + min(made[row], limits[row])]
             stop = next((i for i, token in enumerate(said) if token in stop_ids), None)
             if stop is not None:
                 state.limits[row] = stop + 1
 
-    def _answers(self, prompts: Sequence[Sequence[int]], made: list[int]) -> list[list[int]]:
-        texts = self.rounds.state.text.tolist()
-        return [
-            text[len(prompt) : len(prompt) + count]
-            for text, prompt, count in zip(texts, prompts, made, strict=True)
-        ]
+    def _said(self, row: int, begin: int, progress: Progress) -> list[int]:
+        said: list[int] = self.rounds.state.text[row, begin : begin + progress.made].tolist()
+        return said
 
-    def _counted(self, statistics: Statistics, made: list[int]) -> Statistics:
-        """Every round of every row; what the last one said beyond the limit is not counted."""
-        state = self.rounds.state
-        log, rounds = state.log.tolist(), state.rounds.tolist()
-        for row, most in enumerate(made):
-            done = 0
-            for number in range(rounds[row]):
-                count = log[row][number]
-                said = min(count, most - done)
-                if said > 0:
-                    statistics.count(count - 1, said, min(count - 1, said))
-                done += count
-        return statistics
+    def _count(self, row: int, progress: Progress, statistics: Statistics) -> None:
+        """Every round of a row; what the last one said beyond the limit is not counted."""
+        done = 0
+        for count in self.rounds.state.log[row, : progress.rounds].tolist():
+            said = min(count, progress.made - done)
+            if said > 0:
+                statistics.count(count - 1, said, min(count - 1, said))
+            done += count
 
     def _check(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> None:
-        if len(prompts) != self._config.rows:
+        if len(prompts) < self._config.rows:
             raise RangeError(f"{len(prompts)} prompts for {self._config.rows} rows")
         if not 1 <= max_new_tokens <= LOG:
             raise RangeError(f"max_new_tokens must lie between 1 and {LOG}, got {max_new_tokens}")

@@ -82,26 +82,27 @@ class CompactRounds:
         return self.verifier.features.new_zeros((lines, self.verifier.features.shape[1]))
 
     @torch.no_grad()
-    def open(self, prompts: list[list[int]], limit: int) -> None:
-        """Takes in all tokens but the last of every prompt, which may be answered by `limit`."""
-        state = self.state
-        lengths = torch.tensor([len(prompt) - 1 for prompt in prompts])
+    def open(self, prompts: list[list[int]], limit: int, rows: list[int] | None = None) -> None:
+        """Rows, all unless told, take in all tokens but the last; each may say `limit`."""
+        rows = list(range(len(prompts))) if rows is None else rows
+        state, device = self.state, self.state.lengths.device
+        lengths = torch.tensor([len(prompt) - 1 for prompt in prompts], device=device)
         for buffer in (state.lengths, state.known):
-            buffer.copy_(lengths)
+            buffer[rows] = lengths
         for buffer, value in ((state.made, 0), (state.rounds, 0), (state.limits, limit)):
-            buffer.fill_(value)
-        state.roots.copy_(torch.tensor([prompt[-1] for prompt in prompts]))
-        for row, prompt in enumerate(prompts):
+            buffer[rows] = value
+        state.roots[rows] = torch.tensor([prompt[-1] for prompt in prompts], device=device)
+        for row, prompt in zip(rows, prompts, strict=True):
             state.text[row, : len(prompt)] = torch.tensor(prompt)
-        features = self._prefill([prompt[:-1] for prompt in prompts])
+        features = self._prefill(dict(zip(rows, (prompt[:-1] for prompt in prompts), strict=True)))
         if self.drafter is not None:
-            for row, prompt in enumerate(prompts):
+            for row, prompt in zip(rows, prompts, strict=True):
                 self.drafter.open(row, prompt, features[row])
 
-    def _prefill(self, prompts: list[list[int]]) -> list[Tensor]:
+    def _prefill(self, prompts: dict[int, list[int]]) -> dict[int, Tensor]:
         """Takes them in, in one pass; the features of all their tokens, (n, layers · C) each."""
-        found = [self._fresh.new_zeros((0, self._fresh.shape[1]))] * len(prompts)
-        some = [row for row, prompt in enumerate(prompts) if prompt]
+        found = dict.fromkeys(prompts, self._fresh.new_zeros((0, self._fresh.shape[1])))
+        some = [row for row, prompt in prompts.items() if prompt]
         if some:
             run = self.target.run(
                 [prompts[row] for row in some],
@@ -110,8 +111,7 @@ class CompactRounds:
             )
             features = torch.cat([run.last[:, :0], *run.features], dim=-1)
             pieces = torch.split(features, [len(prompts[row]) for row in some])
-            for row, piece in zip(some, pieces, strict=True):
-                found[row] = piece
+            found.update(zip(some, pieces, strict=True))
         return found
 
     @torch.no_grad()
