@@ -4,6 +4,7 @@
     … --peers FOLDER adds what lies there: liger_kernel (its sources), and layer_norm_tutorial.py
       (Triton's tutorial 05 without the calls at its end)
     … --quick: one shape, few rounds; --warm compiles everything and times nothing
+    … --more: times what the results file does not have yet, and keeps what it has
 
 Operators are called directly, also backward's. Bytes are those that must move: x and y, or x, dy
 and dx, and one tensor more for each of residual, sum and the gradient through the sum. Errors are
@@ -23,7 +24,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from harness import Contender, Rules, ceilings, compare, errors, show, write
+from harness import Contender, Rules, ceilings, compare, errors, measured_before, show, write
 from torch import Tensor
 
 from trapline.gold.norms.kernels import KERNELS
@@ -334,17 +335,19 @@ def main() -> None:
     parser.add_argument("--warm", action="store_true")
     parser.add_argument("--only", default="", help="problems whose name has this in it")
     parser.add_argument("--part", default="0/1", help="every N-th of them, from the I-th: I/N")
+    parser.add_argument("--more", action="store_true", help="only what has no result yet")
     given = parser.parse_args()
     if given.peers is not None:
         sys.path.insert(0, str(given.peers))
     part, of = (int(word) for word in given.part.split("/"))
-    chosen = [one for one in problems(given.quick) if given.only in one.name][part::of]
+    results = measured_before("norms", DEVICE) if given.more else {}
+    chosen = [one for one in problems(given.quick) if given.only in one.name]
+    chosen = [one for one in chosen if one.name not in results][part::of]
     if given.warm:
         for problem in chosen:
             warmed(problem, given.peers)
         return
     rules = Rules(rounds=3, warm_up=0.1) if given.quick else Rules()
-    results: dict[str, Any] = {}
     written = time.monotonic()
     for problem in chosen:
         results[problem.name] = measured(problem, given.peers, rules)

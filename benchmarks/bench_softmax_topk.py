@@ -13,7 +13,6 @@ and how many of the indices differ.
 
 import argparse
 import itertools
-import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -21,7 +20,7 @@ from functools import cache, partial
 from typing import Any
 
 import torch
-from harness import Contender, Rules, ceilings, compare, errors, results_file, show, write
+from harness import Contender, Rules, ceilings, compare, errors, measured_before, show, write
 from torch import Tensor
 
 from trapline.gold import softmax_topk
@@ -181,12 +180,6 @@ def warmed(problem: Problem, device: str) -> None:
         torch.cuda.empty_cache()
 
 
-def measured_before(device: str) -> dict[str, Any]:
-    """The cases of the results file. Times are only compared within a case."""
-    path = results_file("softmax_topk", device)
-    return json.loads(path.read_text())["results"] if path.is_file() else {}
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cuda")
@@ -200,7 +193,7 @@ def main() -> None:
     asked = parser.parse_args()
     part, of = (int(word) for word in asked.part.split("/"))
     chosen = [one for one in problems(asked.quick, asked.device) if asked.only in one.name]
-    results = measured_before(asked.device) if asked.more else {}
+    results = measured_before("softmax_topk", asked.device) if asked.more else {}
     chosen = [one for one in chosen if one.name not in results][part::of]
     if asked.warm:
         for problem in chosen:

@@ -418,6 +418,12 @@ def write(
     return path
 
 
+def measured_before(component: str, device: str, folder: Path = RESULTS) -> dict[str, Any]:
+    """The cases of a results file, to be kept by a run that adds others."""
+    path = results_file(component, device, folder)
+    return dict(json.loads(path.read_text())["results"]) if path.is_file() else {}
+
+
 def plain(value: Any) -> Any:
     """Timings and containers of them as JSON has them."""
     if isinstance(value, Timing):

@@ -65,7 +65,7 @@ def draw(found: Sequence[Point], memory: float, matmul: float, path: Path) -> No
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(8, 5))
-    grid = sorted([0.125, matmul / memory, VECTOR_FLOPS / memory, 16384.0])
+    grid = sorted([0.125, matmul / memory, VECTOR_FLOPS / memory, 32768.0])
     for roof, name in ((matmul, "bf16 matrix product"), (VECTOR_FLOPS, "float32, datasheet")):
         axes.plot(grid, [min(x * memory, roof) for x in grid], label=name, linewidth=1)
     for title in dict.fromkeys(point.component for point in found):

@@ -98,6 +98,8 @@ def test_real_calls_are_timed_and_written(harness, tmp_path):
     assert {"torch", "numpy"} <= set(record["machine"]["versions"])
     assert record["results"]["copy"][0]["name"] == "copy"
     assert record["shapes"] == [[1, 2]]
+    assert harness.measured_before("thing", "cpu", tmp_path) == record["results"]
+    assert harness.measured_before("another", "cpu", tmp_path) == {}
 
 
 def test_errors_are_against_float64(harness):

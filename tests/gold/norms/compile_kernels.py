@@ -56,6 +56,7 @@ def configurations(size: int):
     yield kernels_wide.columns_kernel, {**fixed, "STAGES": tile.stages}, tile.warps
     parts = {"BLOCK_P": backward.PARTS, "BLOCK_D": backward.PART_COLUMNS, "EARLY": True}
     yield kernels_rows.add_parts_kernel, parts, backward.PART_WARPS
+    yield kernels_rows.clear_kernel, {"BLOCK": backward.CLEARED, "EARLY": True}, 4
 
 
 def compiled(kernel, fixed: dict, warps: int, dtype: str) -> dict[str, object]:
@@ -72,11 +73,11 @@ def compiled(kernel, fixed: dict, warps: int, dtype: str) -> dict[str, object]:
 
 
 def type_of(name: str, dtype: str) -> str:
-    if name in ("M", "P", "D", "PER") or name.endswith("_row"):
+    if name in ("M", "N", "P", "D", "PER") or name.endswith("_row"):
         return "i32"
     if name == "eps":
         return "fp32"
-    if name == "board":
+    if name in ("board", "words"):
         return "*i64"
     return "*fp32" if name in FLOAT32 else f"*{dtype}"
 

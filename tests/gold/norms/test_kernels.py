@@ -27,7 +27,7 @@ PROBLEMS += [{**PROBLEMS[8], "only": only} for only in ("weight", "bias")]
 KERNELS = {
     *("forward_kernel", "backward_kernel", "add_parts_kernel", "team_backward_kernel"),
     *("held_forward_kernel", "wide_forward_kernel", "statistics_kernel"),
-    *("row_sums_kernel", "columns_kernel"),
+    *("row_sums_kernel", "columns_kernel", "clear_kernel"),
 }
 #: Relative to the largest element: rounding of the answer, and of the sums behind it.
 TOLERANCES = {"float32": 3e-6, "float16": 2e-3}

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from trapline.gold.kernels_device import compile_for_hopper
 from trapline.gold.softmax_topk import kernels
+from trapline.gold.softmax_topk import kernels_plans as plans
 
 NUMBERS = ("V", "K", "logits_row", "groups", "blocks", "splits", "log")
 TYPES = {"indices": "*i64", "temperature": "fp32"}
@@ -23,12 +24,16 @@ def main(folder: Path) -> None:
 def launches(rows: int, vocabulary: int, k: int, dtype: str):
     """Every kernel that a call launches, compiled as the call would have it."""
     shift, width = SHIFTS[dtype], 4 if dtype == "fp32" else 8
-    if vocabulary <= kernels.SHORT:
-        plan = kernels.short_plan(vocabulary, k)
+    if plans.stays_in_cache(rows, vocabulary, k, PROCESSORS):
+        launch = kernels.many_launch(plans.many_plan(k), width, shift)
+        yield compiled(kernels.many_kernel, dtype, launch)
+        return
+    if vocabulary <= plans.SHORT:
+        plan = plans.short_plan(vocabulary, k)
         kernel, fixed = kernels.short_launch(plan, k, width, shift)
         yield compiled(kernel, dtype, fixed)
         return
-    plan = kernels.long_plan(rows, vocabulary, k, vocabulary, width, PROCESSORS)
+    plan = plans.long_plan(rows, vocabulary, k, vocabulary, width, PROCESSORS)
     yield compiled(kernels.stream_kernel, dtype, kernels.stream_launch(plan, width))
     yield compiled(kernels.select_kernel, dtype, kernels.select_launch(plan, width, shift))
 

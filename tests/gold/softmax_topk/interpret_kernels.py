@@ -8,12 +8,15 @@ import numpy as np
 import torch
 
 from trapline.gold.softmax_topk import kernels
+from trapline.gold.softmax_topk import kernels_plans as plans
 
 
 def main(folder: Path) -> None:
-    kernels.SHORT, kernels.STREAM, kernels.LITTLE_STREAM = 512, (2048, 8), (1024, 4)
-    kernels.LITTLE = 2500
-    for number, (shape, k, kind) in enumerate(json.loads((folder / "problems.json").read_text())):
+    plans.SHORT, plans.STREAM, plans.LITTLE_STREAM = 512, (2048, 8), (1024, 4)
+    plans.LITTLE, plans.IN_REGISTERS = 2500, 128
+    problems = json.loads((folder / "problems.json").read_text())
+    for number, (shape, k, kind, processors) in enumerate(problems):
+        kernels.processors = lambda _, count=processors: count
         dtype = (torch.float32, torch.float16)[number % 2]
         x = made(shape, kind).to(dtype)
         each = torch.linspace(0.5, 2.0, shape[0]) if number % 3 else None

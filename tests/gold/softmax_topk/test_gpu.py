@@ -100,7 +100,7 @@ def note(name, got, want):
     ("rows", "V", "k"),
     [
         *[(3, 97, 5), (5, 1000, 64), (4, 8192, 8), (3, 12000, 100), (2, 50257, 33)],
-        *[(45, 50257, 33), (2, 70000, 300), (2, 40000, 70)],
+        *[(45, 50257, 33), (2, 70000, 300), (2, 40000, 70), (150, 5001, 20), (150, 9000, 200)],
     ],
 )
 def test_rows_of_every_kind(rows, V, k, kind):
@@ -123,6 +123,11 @@ def test_every_short_block(V):
 @pytest.mark.parametrize("V", [8190, 8191, 8192, 16382, 16383, 16384])
 def test_every_large_block_in_registers(V):
     taking_turns(5, V, (1, 8, 32, 64, 128, 256, 1024))
+
+
+@pytest.mark.parametrize("V", [2049, 2055, 4096, 10000, 12001, 16383, 16384])
+def test_every_plan_of_many_rows(V):
+    taking_turns(200, V, (2, 8, 17, 64, 65, 128, 200, 256, 500, 1000, 1024))
 
 
 @pytest.mark.parametrize("rows", [3, 130])
@@ -176,6 +181,7 @@ def test_strided_rows(V, dtype):
     check(wide[::2, 3 : V + 3], 40)
     check(wide[:, :V][:, ::1][1:4], 3)
     check(wide.T[:V].T, 9)
+    check(wide[:1].expand(200, -1)[:, 1 : min(V, 9000)], 30)
     check(made("normal", V, 6, dtype).T, 9)  # columns far apart
 
 
@@ -197,7 +203,10 @@ def test_more_logits_than_32_bits_count(V):
     assert math.isclose(got.lse[0].item(), math.log(V - 1 + math.exp(3.0)), rel_tol=1e-5)
 
 
-@pytest.mark.parametrize(("rows", "V", "k"), [(40, 9000, 30), (3, 200000, 64), (30, 60000, 700)])
+@pytest.mark.parametrize(
+    ("rows", "V", "k"),
+    [(40, 9000, 30), (3, 200000, 64), (30, 60000, 700), (200, 9000, 30), (200, 9000, 300)],
+)
 def test_twenty_runs_are_the_same_bits(rows, V, k):
     x = made("coarse", rows, V, torch.float32)
     first = softmax_topk(x, k, temperature=0.9)
@@ -206,7 +215,9 @@ def test_twenty_runs_are_the_same_bits(rows, V, k):
         assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
 
 
-@pytest.mark.parametrize(("rows", "V", "k"), [(40, 9000, 30), (2, 90000, 64), (5, 700, 1)])
+@pytest.mark.parametrize(
+    ("rows", "V", "k"), [(40, 9000, 30), (2, 90000, 64), (5, 700, 1), (200, 5000, 99)]
+)
 def test_captured_in_a_graph(rows, V, k):
     """Nothing waits for the device, and a replay sees new logits."""
     x = made("normal", rows, V, torch.float32)

@@ -35,6 +35,19 @@ PROBLEMS = [
     ((1, 1024), 30, "not a number"),
     ((1, 600), 1, "normal"),
 ]
+#: More rows than processors, of which there is one here: rows of more than 128 stay in the cache.
+MANY = [
+    ((2, 301), 5, "normal"),
+    ((2, 129), 129, "coarse"),
+    ((2, 500), 70, "normal"),
+    ((2, 480), 100, "constant"),
+    ((2, 500), 33, "not a number"),
+    ((2, 300), 80, "not a number"),
+    ((2, 200), 9, "zeros"),
+    ((2, 400), 90, "masked"),
+    ((2, 130), 65, "nothing"),
+]
+PROBLEMS = [*((*problem, 4) for problem in PROBLEMS), *((*problem, 1) for problem in MANY)]
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +62,7 @@ def interpreted(tmp_path_factory, run_script):
 def test_interpreted_kernels_agree_with_float64(interpreted, number):
     with np.load(interpreted / f"{number}.npz") as kept:
         found = {name: kept[name] for name in kept.files}
-    _, k, _ = PROBLEMS[number]
+    _, k, _, _ = PROBLEMS[number]
     log_probs, indices, lse, row_max = in_float64(found["x"], k, found["each"])
     assert np.array_equal(found["indices"], indices)
     want = log_probs if number % 4 > 1 else np.exp(log_probs)
@@ -74,10 +87,14 @@ def in_float64(logits, k, each):
 
 #: (rows, V, k, dtype): between them every kernel, both ways to choose, one split and many.
 ORDINARY = [(128, 4096, 1, "fp32"), (64, 8192, 8, "bf16"), (512, 128256, 32, "bf16")]
+ORDINARY += [(6400, 10000, 1024, "fp32")]
 EVERY = [
     (rows, V, k, dtype)
     for dtype in ("fp32", "bf16", "fp16")
-    for rows, V in ((128, 97), (128, 1000), (64, 8192), (16, 12000), (1, 131072), (512, 128256))
+    for rows, V in (
+        *((128, 97), (128, 1000), (64, 8192), (16, 12000), (6400, 10000)),
+        *((1, 131072), (512, 128256)),
+    )
     for k in (1, 8, 64, 1024)
     if k <= V
 ]
@@ -127,7 +144,7 @@ def test_kernels_are_launched_where_their_logits_are(monkeypatch, vocabulary):
         entered.pop()
 
     monkeypatch.setattr(torch.cuda, "device_of", device_of)
-    for name in ("run_short", "run_long"):
+    for name in ("run_short", "run_many", "run_long"):
         monkeypatch.setattr(kernels, name, lambda *_: launched.append(list(entered)))
     logits = torch.zeros(1, vocabulary)
     kernels._softmax_topk(logits, 3, 1.0, None, False)
@@ -139,10 +156,10 @@ def test_rows_beyond_what_a_program_can_look_at_are_refused():
     import torch
 
     from trapline.gold.errors import RangeError
-    from trapline.gold.softmax_topk import kernels
+    from trapline.gold.softmax_topk import kernels, kernels_plans
 
     logits = torch.empty((1, kernels.LONGEST + 1), device="meta")
     with pytest.raises(RangeError, match=str(kernels.LONGEST)):
         kernels.require(logits, 3)
     for k in (1, 64, 1024):
-        assert kernels.long_plan(1, kernels.LONGEST, k, kernels.LONGEST, 4, 132).tile > 0
+        assert kernels_plans.long_plan(1, kernels.LONGEST, k, kernels.LONGEST, 4, 132).tile > 0

@@ -11,7 +11,7 @@ import triton
 from torch import Tensor
 
 from trapline.gold.kernels_device import may_start_early, processors
-from trapline.gold.norms.kernels_rows import add_parts_kernel, backward_kernel
+from trapline.gold.norms.kernels_rows import add_parts_kernel, backward_kernel, clear_kernel
 from trapline.gold.norms.kernels_shapes import cut_for
 from trapline.gold.norms.kernels_wide import columns_kernel, row_sums_kernel, statistics_kernel
 
@@ -25,6 +25,7 @@ class Tile(NamedTuple):
     warps: int
     stages: int  # of loads on their way
     programs: int  # a processor
+    early: bool = False  # kernels come before the one before is done, on Hopper GPUs
 
 
 #: Rows up to this width, for 2 and for 4 bytes an element: measured on an H200.
@@ -34,18 +35,18 @@ BACKWARD = {
         128: Tile(8, 1, 3, 8),
         256: Tile(4, 1, 3, 8),
         512: Tile(4, 2, 3, 6),
-        768: Tile(4, 4, 3, 3),
-        1024: Tile(4, 4, 3, 2),
+        768: Tile(4, 4, 3, 3, early=True),
+        1024: Tile(4, 4, 3, 2, early=True),
         2048: Tile(2, 4, 3, 2),
-        4096: Tile(1, 8, 3, 2),
+        4096: Tile(1, 8, 3, 2, early=True),
         6144: Tile(1, 8, 4, 1),
-        8192: Tile(1, 8, 3, 1),
+        8192: Tile(1, 8, 3, 1, early=True),
     },
     4: {
         64: Tile(16, 1, 3, 4),
         128: Tile(8, 1, 3, 8),
         512: Tile(8, 2, 3, 4),
-        1024: Tile(8, 4, 3, 1),
+        1024: Tile(8, 4, 3, 1, early=True),
         2048: Tile(2, 8, 2, 2),
         4096: Tile(1, 8, 3, 1),
         8192: Tile(1, 16, 3, 1),
@@ -64,7 +65,9 @@ class Team(NamedTuple):
 
 
 #: For rows wider than so many elements of 2 or 4 bytes.
-TEAM, TEAM_FROM = Team(2048, 4, 5, 2, 2), {2: 8192, 4: 4096}
+TEAM, TEAM_FROM = Team(1024, 2, 6, 2, 4), {2: 8192, 4: 4096}
+#: Words of a team's board that one program clears.
+CLEARED = 1024
 #: Rows that no team takes: two sums a row, then columns; a program keeps the sums of WIDE_PER rows.
 WIDE_SUMS, WIDE_WARPS = 4096, 8
 WIDE_COLUMNS, WIDE_TILE, WIDE_PER = 1024, Tile(4, 4, 2, 1), 64
@@ -100,21 +103,22 @@ class Backward(NamedTuple):
 def backward(given: Backward, dw: Tensor | None, db: Tensor | None) -> None:
     """Fills dx, and dw and db where they are wanted."""
     tile = cut_for(BACKWARD[given.x.element_size()], given.x.shape[1])
+    early = may_start_early(given.x.device)
     if teams_fit(given):
-        parts = _by_teams(given)
+        parts = _by_teams(given, early)
     elif tile is not None:
-        parts = _by_tiles(given, tile)
+        early &= tile.early
+        parts = _by_tiles(given, tile, early)
     else:
         parts = _by_columns(given)
-    _add_parts(*parts, dw, db)
+    _add_parts(*parts, dw, db, early)
 
 
-def _by_tiles(given: Backward, tile: Tile) -> Parts:
+def _by_tiles(given: Backward, tile: Tile, early: bool) -> Parts:
     M, D = given.x.shape
     programs = evenly(triton.cdiv(M, tile.rows), tile.programs * processors(given.x))
     parts = given.parts(programs)
     block = triton.next_power_of_2(D)
-    early = may_start_early(given.x.device)
     backward_kernel[(programs,)](
         *(*given[:7], *parts, *given.strides(), given.eps),
         D=D,
@@ -159,7 +163,7 @@ def share_of(words: int) -> int:
     return -(-words // (32 * members(words))) * 32
 
 
-def _by_teams(given: Backward) -> Parts:
+def _by_teams(given: Backward, early: bool) -> Parts:
     from trapline.gold.norms.kernels_team import team_backward_kernel
 
     given = with_statistics(given)
@@ -169,7 +173,10 @@ def _by_teams(given: Backward) -> Parts:
     team = members(width)
     teams = evenly(M, TEAM.programs * processors(given.x) // team)
     parts = given.parts(teams)
-    board = given.x.new_zeros(M * team, dtype=torch.int64)
+    board = given.x.new_empty(M * team, dtype=torch.int64)
+    clear_kernel[(triton.cdiv(M * team, CLEARED),)](
+        board, M * team, BLOCK=CLEARED, EARLY=early, launch_pdl=early
+    )
     words = (as_words(part) for part in (given.dy, given.dtotal, given.x, given.w))
     rows = (stride // halves for stride in given.strides()[1:])
     team_backward_kernel[(teams * team,)](
@@ -182,7 +189,8 @@ def _by_teams(given: Backward) -> Parts:
         LAG=TEAM.lag,
         KIND=KINDS[given.x.dtype],
         CENTRED=given.centred,
-        EARLY=may_start_early(given.x.device),
+        EARLY=early,
+        launch_pdl=early,
         num_warps=TEAM.warps,
         launch_cooperative_grid=True,  # members wait for each other
     )
@@ -255,13 +263,16 @@ def with_statistics(given: Backward) -> Backward:
 
 
 def _add_parts(
-    dw_parts: Tensor | None, db_parts: Tensor | None, dw: Tensor | None, db: Tensor | None
+    dw_parts: Tensor | None,
+    db_parts: Tensor | None,
+    dw: Tensor | None,
+    db: Tensor | None,
+    early: bool,
 ) -> None:
     parts = dw_parts if dw_parts is not None else db_parts
     if parts is None:
         return
     P, D = parts.shape
-    early = may_start_early(parts.device)
     add_parts_kernel[(triton.cdiv(D, PART_COLUMNS), 2)](
         *(dw_parts, db_parts, dw, db, P, D),
         BLOCK_P=PARTS,

@@ -182,6 +182,14 @@ def add_parts_kernel(
 
 
 @triton.jit
+def clear_kernel(words, N, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+    """N words of 0."""
+    let_in(EARLY)
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(words + at, at * 0, mask=at < N)
+
+
+@triton.jit
 def column_sums(parts, d, P, D, BLOCK_P: tl.constexpr, BLOCK_D: tl.constexpr):
     total = tl.zeros([BLOCK_P, BLOCK_D], tl.float32)
     for start in range(0, P, BLOCK_P):

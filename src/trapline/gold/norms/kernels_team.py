@@ -24,10 +24,10 @@ MINUS_ZERO = gl.constexpr(-(1 << 31))
 
 
 @gluon.jit
-def next_may_come():
-    """Lets the next kernel in when all programs of this one are there; it waits for their end."""
+def let_in():
+    """Waits for the kernel before, and lets the next one in when all programs of this are there."""
     gl.inline_asm_elementwise(
-        "griddepcontrol.launch_dependents; mov.b32 $0, 0;",
+        "griddepcontrol.wait; griddepcontrol.launch_dependents; mov.b32 $0, 0;",
         "=r,r",
         [gl.program_id(0)],
         dtype=gl.int32,
@@ -242,7 +242,7 @@ def team_backward_kernel(
     """
     HALVES: gl.constexpr = 1 if KIND == "f32" else 2
     if EARLY:
-        next_may_come()
+        let_in()
     AHEAD: gl.constexpr = PLACES - LAG
     layout: gl.constexpr = gl.BlockedLayout([4], [32], [num_warps], [0])
     only: gl.constexpr = gl.BlockedLayout([1], [32], [num_warps], [0])

@@ -1,8 +1,9 @@
 """Softmax fused with top-k on a GPU: which kernels serve a shape, and their launch.
 
-A row of up to SHORT logits is held in registers by one program (`kernels_short`). Longer rows are
-read once by a first kernel, which leaves group maxima, and decided by a second (`kernels_long`).
-Why that is enough, and what was measured: `docs/components/softmax_topk.md`.
+A short row is held in registers by one program (`kernels_short`); many of them stay in the cache,
+so that several programs share a processor (`kernels_many`). Longer rows are read once by a first
+kernel, which leaves group maxima, and decided by a second (`kernels_long`); `kernels_plans`
+chooses. Why that is enough, and what was measured: `docs/components/softmax_topk.md`.
 
 No state between calls and no host synchronisation: capturable in a CUDA graph. Deterministic,
 although threads count in shared memory who comes first: that decides where something is kept, not
@@ -10,31 +11,24 @@ what. A kernel may be launched while the one before still runs, and then waits f
 (programmatic dependent launch).
 """
 
-import math
 from typing import Any, NamedTuple
 
 import torch
-import triton
 from torch import Tensor
 
 from trapline.gold.errors import DTypeError, RangeError
 from trapline.gold.kernels_device import may_start_early, on_their_device, processors
+from trapline.gold.softmax_topk import kernels_plans as plans
 from trapline.gold.softmax_topk.kernels_long import select_kernel, stream_kernel
+from trapline.gold.softmax_topk.kernels_many import many_kernel
 from trapline.gold.softmax_topk.kernels_order import AFTER, EARLY, NOT
+from trapline.gold.softmax_topk.kernels_plans import Long, Many, Short
 from trapline.gold.softmax_topk.kernels_short import best_kernel, short_kernel
 
 KERNELS = "trapline_topk_kernels"
-#: A row of at most this many logits is held by one program.
-SHORT = 16384
-#: The most programs that share a row.
-SPLITS = 128
-#: The most group maxima that one program holds.
-HELD = 16384
 MOST = 1024
 #: A group of a longer row would be more than a program looks at at once.
 LONGEST = 1 << 26
-#: Up to this k the threshold comes from counting; the keys of more are bisected and sorted.
-RANKED = 64
 _SHIFT = {torch.float32: 0, torch.float16: 13, torch.bfloat16: 16}
 _SCHEMA = (
     "softmax_topk(Tensor logits, int k, float temperature, Tensor? temperatures, bool log_probs)"
@@ -65,125 +59,6 @@ def softmax_topk(
     return Found(*operator(logits, k, float(temperature), None, log_probs))
 
 
-class Short(NamedTuple):
-    """How a row is held in registers."""
-
-    block: int  # logits, a power of two
-    even: bool  # as many as the row has
-    warps: int
-    groups: int  # maxima that the threshold is taken from
-    cap: int  # logits that may remain
-    ranked: bool
-
-
-def short_plan(vocabulary: int, k: int) -> Short:
-    """Threads hold 16 logits, 32 of the longest rows; twice as many groups as winners, or more."""
-    block = max(1024, triton.next_power_of_2(vocabulary))
-    even = block == vocabulary
-    warps = min(16, max(4, block // 512))
-    k_block = max(2, triton.next_power_of_2(k))
-    if k <= RANKED:
-        room = max(32, 2 * k_block)
-        return Short(block, even, warps, max(room, min(64, 4 * k_block)), room, ranked=True)
-    return Short(block, even, warps, 32 * warps, max(k_block, 32 * warps), ranked=False)
-
-
-class Select(NamedTuple):
-    """How the second kernel is laid out."""
-
-    warps: int
-    group: int  # neighbours whose maximum is kept
-    tile: int  # groups that are looked at again at a time
-
-
-#: All as measured. For few rows, where one program's way counts; for many; and beyond RANKED.
-SELECT = {
-    "few": Select(16, 32, 128),
-    "many": Select(8, 32, 128),
-    "hundreds": Select(8, 32, 128),
-    "more": Select(16, 16, 256),
-}
-HUNDREDS = 256
-#: Of a thread of the second kernel: so that four programs of 8 warps share a processor; and the
-#: maxima, or logits, that it then has space for.
-REGISTERS, HELD_EACH = 64, 16
-#: What a program of the first kernel has in flight, and its warps, where little is to be read:
-#: then everybody starts at once; and where much is, with so many programs that they end together.
-LITTLE, LITTLE_STREAM = 1 << 21, (1024, 4)
-STREAM, PROGRAMS = (8192, 8), 2048
-
-
-class Long(NamedTuple):
-    """How a long row is cut."""
-
-    group: int  # neighbours whose maximum is kept
-    block: int  # logits that a program has in flight
-    warps: int
-    blocks: int  # of a split
-    splits: int
-    groups: int  # maxima in a row, those of the last block's empty end too
-    groups_block: int
-    select_warps: int
-    supers: int  # groups of groups that the threshold is taken from
-    listed: int  # groups that may be looked at again
-    tile: int  # of them at a time
-    cap: int  # logits that may remain
-    ranked: bool
-
-
-def long_plan(rows: int, vocabulary: int, k: int, stride: int, width: int, processors: int) -> Long:
-    """Few rows are split until every processor has work.
-
-    Rows that do not begin at multiples of `width` logits, 16 bytes, are read from one on.
-    """
-    slack = 0 if stride % width == 0 else width - 1
-    select = select_plan(k, few=rows <= processors // 2)
-    ranked = k <= RANKED
-    # A look at a group again is a whole line of the cache.
-    group = group_size(vocabulary, k, select.group * width // 4 if ranked else select.group)
-    little = rows * vocabulary < LITTLE
-    block, warps = LITTLE_STREAM if little else STREAM
-    block = max(block, group)
-    tiles = triton.cdiv(vocabulary + slack, block)
-    splits = triton.cdiv(processors, rows) if little else max(1, PROGRAMS // rows)
-    blocks = triton.cdiv(tiles, min(tiles, splits, SPLITS))
-    groups = tiles * block // group
-    groups_block = triton.next_power_of_2(groups)
-    select_warps = min(32, max(select.warps, groups_block // (32 * HELD_EACH)))
-    threads = 32 * select_warps
-    k_block = max(2, triton.next_power_of_2(k))
-    tile = min(select.tile, HELD_EACH * threads // group)
-    listed = 2 * k_block if ranked else k_block * 5 // 4
-    return Long(
-        group=group,
-        block=block,
-        warps=warps,
-        blocks=blocks,
-        splits=triton.cdiv(tiles, blocks),
-        groups=groups,
-        groups_block=max(groups_block, threads),
-        select_warps=select_warps,
-        supers=min(threads, max(64, 2 * k_block)),
-        listed=triton.cdiv(listed, tile) * tile,
-        tile=tile,
-        cap=max(2 * k_block, threads),
-        ranked=ranked,
-    )
-
-
-def select_plan(k: int, few: bool) -> Select:
-    if k <= RANKED:
-        return SELECT["few" if few else "many"]
-    return SELECT["hundreds" if k <= HUNDREDS else "more"]
-
-
-def group_size(vocabulary: int, k: int, near: int) -> int:
-    """So small that k groups exist twice over, and so large that one program holds all maxima."""
-    most = max(16, 1 << int(math.log2(max(1, vocabulary // (2 * k)))))
-    least = triton.next_power_of_2(triton.cdiv(vocabulary + 8 + STREAM[0], HELD))
-    return max(min(near, most), int(least))
-
-
 @on_their_device
 def _softmax_topk(
     logits: Tensor, k: int, temperature: float, temperatures: Tensor | None, log_probs: bool
@@ -197,10 +72,12 @@ def _softmax_topk(
     same = {"PER_ROW": temperatures is not None, "PDL": launch, "launch_pdl": launch > 0}
     if rows == 0:
         return answers
-    if vocabulary <= SHORT:
-        run_short(x, k, warm, answers, log_probs, short_plan(vocabulary, k), same)
+    if plans.stays_in_cache(rows, vocabulary, k, processors(x)):
+        run_many(x, k, warm, answers, log_probs, plans.many_plan(k), same)
+    elif vocabulary <= plans.SHORT:
+        run_short(x, k, warm, answers, log_probs, plans.short_plan(vocabulary, k), same)
     else:
-        plan = long_plan(rows, vocabulary, k, x.stride(0), width_of(x), processors(x))
+        plan = plans.long_plan(rows, vocabulary, k, x.stride(0), width_of(x), processors(x))
         run_long(x, k, warm, answers, log_probs, plan, same)
     return answers
 
@@ -209,7 +86,7 @@ def launch_of(x: Tensor) -> int:
     """When the next kernel is let in: rows in registers leave it no room before they are read."""
     if not may_start_early(x.device):
         return int(NOT)
-    return int(AFTER if x.shape[1] <= SHORT else EARLY)
+    return int(AFTER if x.shape[1] <= plans.SHORT else EARLY)
 
 
 def run_short(
@@ -237,6 +114,33 @@ def short_launch(plan: Short, k: int, width: int, shift: int) -> tuple[Any, dict
         "RANKED": plan.ranked,
         "EVEN": plan.even,
         "num_warps": plan.warps,
+    }
+
+
+def run_many(
+    x: Tensor, k: int, warm: _Warm, answers: _Answers, log: bool, plan: Many, same: dict[str, Any]
+) -> None:
+    rows, vocabulary = x.shape
+    many_kernel[(rows,)](
+        *(x, *warm, rooms(x, 3 * plan.cap + 2), *answers),
+        *(vocabulary, k, x.stride(0), int(log)),
+        **many_launch(plan, width_of(x), _SHIFT[x.dtype]),
+        **same,
+    )
+
+
+def many_launch(plan: Many, width: int, shift: int) -> dict[str, Any]:
+    return {
+        "TILE": plan.tile,
+        "THREADS": 32 * plan.warps,
+        "WIDTH": width,
+        "GROUPS": plan.groups,
+        "CAP": plan.cap,
+        "ANSWERS": plan.answers,
+        "SHIFT": shift,
+        "RANKED": plan.ranked,
+        "num_warps": plan.warps,
+        "maxnreg": plan.registers,
     }
 
 
@@ -296,7 +200,7 @@ def select_launch(plan: Long, width: int, shift: int) -> dict[str, Any]:
         "G": plan.group,
         "WIDTH": width,
         "GROUPS_BLOCK": plan.groups_block,
-        "SPLITS_BLOCK": SPLITS,
+        "SPLITS_BLOCK": plans.SPLITS,
         "THREADS": 32 * plan.select_warps,
         "SUPER": plan.supers,
         "LIST": plan.listed,
@@ -305,7 +209,7 @@ def select_launch(plan: Long, width: int, shift: int) -> dict[str, Any]:
         "SHIFT": shift,
         "RANKED": plan.ranked,
         "num_warps": plan.select_warps,
-        "maxnreg": REGISTERS,
+        "maxnreg": plans.REGISTERS,
     }
 
 

@@ -1,0 +1,210 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
+"""Top-k of many short rows: one program a row, which finds it in the cache when it looks again.
+
+A row in registers leaves place for one program on a processor, whose waiting nobody fills. Here a
+program holds a tile at a time, and four or more share a processor. The first look leaves every
+thread's maximum and sum, further ones find a threshold (for large K) and what reaches it.
+"""
+
+import triton
+import triton.language as tl
+
+from trapline.gold.softmax_topk.kernels_long import edge
+from trapline.gold.softmax_topk.kernels_order import (
+    LOG2_E,
+    emit,
+    emit_summary,
+    group_maxima,
+    key_of,
+    larger,
+    logit_of,
+    next_bit,
+    order_of,
+    origin_of,
+    temperature_of,
+    threshold,
+    wait,
+)
+from trapline.gold.softmax_topk.kernels_rank import joined, rank_in_buckets, words
+from trapline.gold.softmax_topk.kernels_room import (
+    add,
+    cells_for,
+    count_in,
+    emptied,
+    pair,
+    put,
+    room_for,
+)
+
+#: Rounds that halve values.
+HALVED = tl.constexpr(8)
+
+
+@triton.jit
+def tile_at(base, start, skip, end, TILE: tl.constexpr, WIDTH: tl.constexpr):
+    """Logits at positions from `start` on, −inf where the row is not."""
+    position = start + tl.arange(0, TILE)
+    if (start >= skip) & (start + TILE <= end):
+        x = tl.load(base + position).to(tl.float32)
+    else:
+        x = edge(base, position, skip, end, WIDTH)
+    return x
+
+
+@triton.jit
+def first_look(
+    base, skip, end, scale,
+    TILE: tl.constexpr, THREADS: tl.constexpr, WIDTH: tl.constexpr, LEAST: tl.constexpr,
+):  # fmt: skip
+    """Every thread's largest logit, its sum of powers relative to that, and its least logit."""
+    peak = tl.full([THREADS], float("-inf"), tl.float32)
+    low = tl.full([THREADS], float("inf"), tl.float32)
+    total = tl.zeros([THREADS], tl.float32)
+    for start in range(0, end, TILE):
+        x = tile_at(base, start, skip, end, TILE, WIDTH)
+        held = tl.reshape(x, [TILE // (THREADS * WIDTH), THREADS, WIDTH])
+        new = larger(peak, tl.reduce(tl.reduce(held, 2, larger), 0, larger))
+        if LEAST:
+            low = tl.minimum(low, tl.min(tl.min(held, 2), 0))
+        origin = origin_of(new)
+        powers = tl.exp2((held - origin[None, :, None]) * scale)
+        total = total * tl.exp2((peak - origin) * scale) + tl.sum(tl.sum(powers, 2), 0)
+        peak = new
+    return peak, total, tl.min(low, 0)
+
+
+@triton.jit
+def bound_again(
+    base, skip, end, low, peak, K, ROOM, TILE: tl.constexpr, WIDTH: tl.constexpr
+):  # fmt: skip
+    """Not below it are K to ROOM logits, or more where the K-th has many equals.
+
+    Every round looks at the row again. The first halve the values, which takes three or four for
+    ordinary logits; then the bits are halved, which ends for certain. Nothing is bounded by NaN.
+    """
+    least, most = order_of(low, 0), order_of(peak, 0)
+    found = tl.program_id(0) * 0
+    rounds = found
+    while (least < most) & ((found < K) | (found > ROOM)):
+        a, b = logit_of(least.to(tl.uint64) << 32, 0), logit_of(most.to(tl.uint64) << 32, 0)
+        value = a * 0.5 + b * 0.5
+        middle = least + (most - least) // 2 + 1
+        halved = order_of(value, 0)
+        middle = tl.where((rounds < HALVED) & (halved > least) & (halved <= most), halved, middle)
+        limit = logit_of(middle.to(tl.uint64) << 32, 0)
+        hits = tl.zeros([TILE], tl.int32)
+        for start in range(0, end, TILE):
+            x = tile_at(base, start, skip, end, TILE, WIDTH)
+            hits += ((x < limit) == 0).to(tl.int32)
+        found = tl.sum(hits, 0)
+        least = tl.where(found >= K, middle, least)
+        most = tl.where(found >= K, most, middle - 1)
+        rounds += 1
+    found_bound = logit_of(least.to(tl.uint64) << 32, 0)
+    return tl.where(peak != peak, float("-inf"), found_bound)
+
+
+@triton.jit
+def keep_reached(
+    room, base, skip, end, least, TILE: tl.constexpr, CAP: tl.constexpr, THREADS: tl.constexpr,
+    WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Keeps what is not below `least`. What is beyond the row loses every tie, as −inf there."""
+    for start in range(0, end, TILE):
+        x = tile_at(base, start, skip, end, TILE, WIDTH)
+        add(room, x, start + tl.arange(0, TILE) - skip, least, CAP, THREADS)
+
+
+@triton.jit
+def keep_exactly_again(
+    room, base, skip, end, K,
+    TILE: tl.constexpr, CAP: tl.constexpr, THREADS: tl.constexpr, WIDTH: tl.constexpr,
+    SHIFT: tl.constexpr,
+):  # fmt: skip
+    """Leaves the K best of all in the room; the least of them, or less."""
+    kth = kth_again(base, skip, end, K, TILE, WIDTH, SHIFT)
+    emptied(room)
+    for start in range(0, end, TILE):
+        x = tile_at(base, start, skip, end, TILE, WIDTH)
+        column = start + tl.arange(0, TILE) - skip
+        exact = tl.where(key_of(x, column, SHIFT) >= kth, column, -1)
+        add(room, x, exact, float("-inf"), CAP, THREADS)
+    tl.debug_barrier()
+    return logit_of(kth, SHIFT)
+
+
+@triton.jit
+def in_order(room, key, place, K, ANSWERS: tl.constexpr):
+    """The keys by their places, so that neighbours write neighbours; a whole sector at once."""
+    tl.debug_barrier()
+    upper, lower = words(key)
+    put(room, place, upper, lower, place < K)
+    tl.debug_barrier()
+    slot = tl.arange(0, ANSWERS)
+    upper, lower = pair(room, slot)
+    return joined(upper, lower), slot
+
+
+@triton.jit
+def kth_again(
+    base, skip, end, K, TILE: tl.constexpr, WIDTH: tl.constexpr, SHIFT: tl.constexpr
+):  # fmt: skip
+    """A number that exactly K of the keys reach."""
+    kth = (tl.program_id(0) * 0).to(tl.uint64)
+    bit = kth + (1 << 63)
+    found = tl.program_id(0) * 0
+    while (bit > 0) & (found != K):
+        hits = tl.zeros([TILE], tl.int32)
+        for start in range(0, end, TILE):
+            x = tile_at(base, start, skip, end, TILE, WIDTH)
+            column = start + tl.arange(0, TILE) - skip
+            hits += ((column >= 0) & (key_of(x, column, SHIFT) >= (kth | bit))).to(tl.int32)
+        found = tl.sum(hits, 0)
+        kth = tl.where(found >= K, kth | bit, kth)
+        bit = next_bit(bit, SHIFT)
+    return kth
+
+
+@triton.jit(do_not_specialize=["V", "K", "logits_row", "log"])
+def many_kernel(
+    logits, temperatures, temperature, rooms, values, indices, lse, row_max,
+    V, K, logits_row, log,
+    TILE: tl.constexpr, THREADS: tl.constexpr, WIDTH: tl.constexpr, GROUPS: tl.constexpr,
+    CAP: tl.constexpr, ANSWERS: tl.constexpr, SHIFT: tl.constexpr, RANKED: tl.constexpr,
+    PER_ROW: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """What is not below a threshold is kept and ranked, as in `short_kernel`."""
+    row = tl.program_id(0).to(tl.int64)
+    skip = ((row * logits_row) % WIDTH).to(tl.int32)
+    base = logits + (row * logits_row // WIDTH) * WIDTH
+    end = V + skip
+    room = room_for(rooms, row * (3 * CAP + 2), CAP)
+    cells = cells_for(rooms, row * (3 * CAP + 2) + 2 * CAP + 2, CAP)
+    tl.debug_barrier()
+    wait(PDL)
+    temperature = temperature_of(temperatures, temperature, row, PER_ROW)
+    scale = LOG2_E / temperature
+    each, share, low = first_look(base, skip, end, scale, TILE, THREADS, WIDTH, not RANKED)
+    peak = tl.reduce(each, 0, larger)
+    if RANKED:
+        least = threshold(group_maxima(each, GROUPS), K)
+    else:
+        least = bound_again(base, skip, end, low, peak, K, CAP, TILE, WIDTH)
+    keep_reached(room, base, skip, end, least, TILE, CAP, THREADS, WIDTH)
+    total = tl.sum(share * tl.exp2((each - origin_of(peak)) * scale), 0)
+    tl.debug_barrier()
+    kept = count_in(room)
+    if kept > CAP:
+        least = keep_exactly_again(room, base, skip, end, K, TILE, CAP, THREADS, WIDTH, SHIFT)
+        kept = K
+    slot = tl.arange(0, CAP)
+    kept_x, kept_column = pair(room, slot)
+    key = key_of(kept_x.to(tl.float32, bitcast=True), kept_column, SHIFT)
+    key = tl.where(slot < kept, key, 0)
+    tl.debug_barrier()
+    place = rank_in_buckets(room, cells, key, slot < kept, peak, least, CAP, SHIFT)
+    place = tl.where(slot < kept, place, K)
+    if not RANKED:
+        key, place = in_order(room, key, place, K, ANSWERS)
+    emit(key, place, peak, total, temperature, row, values, indices, K, log, SHIFT)
+    emit_summary(lse, row_max, row, peak, total, temperature)
