@@ -15,6 +15,7 @@ from trapline.arena.kill_matrix import kill_matrix
 from trapline.arena.record import Level
 from trapline.arena.redteam import find_corpus, markdown, read_corpus, run_red_team
 from trapline.arena.run import choose_level
+from trapline.cli import writing
 from trapline.cli.main import NOT_HELD
 
 #: At least this share of the mechanical mutants that are not equivalent must fall.
@@ -33,7 +34,9 @@ def certify(
     write: Annotated[
         Path | None, typer.Option(help="Write what was found to this Markdown file.")
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Inputs to repeat; drawn if not given.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="Inputs to repeat; drawn if not given.")
+    ] = None,
     isolation: Annotated[
         Level | None,
         typer.Option("--require-isolation", help="Refuse a weaker level (exit code 3)."),
@@ -45,6 +48,8 @@ def certify(
     Exit code 0: right answers pass, every named mutant falls to its own trap, controls fail.
     Exit code 4: something does not hold; it is named.
     """
+    if write is not None:
+        writing.file(write, "the kill matrix")
     level = choose_level(isolation)
     if red_team:
         _certify_by_attack(level, write, seed, as_json)

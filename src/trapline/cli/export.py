@@ -12,6 +12,7 @@ from trapline.arena.export.harbor import write_tasks
 from trapline.arena.export.inspect_package import write_package
 from trapline.arena.export.predictions import write_predictions
 from trapline.arena.field import find_entries
+from trapline.cli import writing
 from trapline.cli.reading import opened
 
 Format = Literal["harbor", "inspect", "eval", "predictions"]
@@ -51,6 +52,10 @@ def export(
     predictions: a field as patches against the starters; `solve --from-predictions` reads them.
     """
     target = out or Path(_DEFAULT_OUT[form])
+    if form == "predictions":
+        writing.file(target, "a list of predictions")
+    else:
+        writing.folder(target, "what is exported")
     names = challenge or []
     if form in ("harbor", "inspect"):
         if source is not None:

@@ -50,6 +50,8 @@ def guarded(program: Callable[[], None]) -> None:
         _stop(error, MISSING)
     except ArenaError as error:
         _stop(error, FAILURE)
+    except OSError as error:  # a full disk, a folder that is not ours
+        _stop(error, FAILURE)
 
 
 def _stop(error: Exception, code: int) -> NoReturn:

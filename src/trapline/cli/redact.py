@@ -8,6 +8,7 @@ import typer
 from trapline.arena.errors import UsageError
 from trapline.arena.redact import Redactor
 from trapline.arena.redact_json import redact_document, scan_document
+from trapline.cli import writing
 from trapline.cli.main import NOT_HELD
 
 
@@ -23,6 +24,8 @@ def redact(
     ] = None,
 ) -> None:
     """Remove names, paths, addresses, keys and tokens; exit code 4 if a second scan finds any."""
+    if out is not None:
+        writing.folder(out, "what is made safe")
     redactor = Redactor()
     left = 0
     for path, name in _files(source):

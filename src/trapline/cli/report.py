@@ -18,6 +18,7 @@ from trapline.arena.report.markdown import write_markdown
 from trapline.arena.report.runview import RunView
 from trapline.arena.report.site import write_site
 from trapline.arena.report.tables import write_table
+from trapline.cli import writing
 from trapline.cli.reading import PUBLISHED, RUN_HELP, opened, published
 
 Format = Literal["html", "markdown", "csv", "parquet", "json"]
@@ -54,14 +55,15 @@ def report(
         view = found.attacked(team)
         target = out or folder
         if form == "html":
-            print(_site(view, target, known))
+            print(_site(view, writing.folder(target, "a site"), known))
         elif form == "markdown":
-            for path in write_markdown(view, target):
+            for path in write_markdown(view, writing.folder(target, "a set of documents")):
                 print(path)
+        elif target.suffix == f".{form}":
+            print(write_table(view.cells, target, form))
         else:
-            suffix = f".{form}"
-            path = target if target.suffix == suffix else target / f"cells{suffix}"
-            print(write_table(view.cells, path, form))
+            inside = writing.folder(target, f"what does not end in .{form}")
+            print(write_table(view.cells, inside / f"cells.{form}", form))
 
 
 @contextmanager

@@ -1,0 +1,47 @@
+"""Paths that cannot be written to are refused before any work is done."""
+
+import pytest
+from typer.testing import CliRunner
+
+from trapline.arena.errors import UsageError
+from trapline.cli.main import FAILURE, build, guarded
+
+
+@pytest.mark.parametrize(
+    ("args", "sentence"),
+    [
+        (("report", "published", "--out", "file"), "file is a file; a site is a folder"),
+        (("report", "published", "--format", "markdown", "--out", "file"), "is a file"),
+        (("report", "published", "--format", "csv", "--out", "file"), "does not end in .csv"),
+        (("certify", "--write", "nowhere/kills.md"), "there is no folder nowhere"),
+        (("certify", "--write", "folder"), "folder is a folder; the kill matrix is a file"),
+        (("redact", "folder", "--out", "file"), "file is a file"),
+        (("export", "--out", "file"), "file is a file"),
+        (("export", "folder", "--format", "predictions", "--out", "folder"), "is a folder"),
+    ],
+)
+def test_a_wrong_place_is_named(tmp_path, monkeypatch, args, sentence):
+    (tmp_path / "file").write_text("kept")
+    (tmp_path / "folder").mkdir()
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(build(), args)
+    assert isinstance(result.exception, UsageError)
+    assert sentence in str(result.exception)
+    assert (tmp_path / "file").read_text() == "kept"
+
+
+@pytest.mark.parametrize(
+    "args", [("certify", "--require-isolation", "steel"), ("certify", "--seed", "-1")]
+)
+def test_what_no_run_could_use_is_refused_at_once(args):
+    assert CliRunner().invoke(build(), args).exit_code == 2
+
+
+def test_a_full_disk_is_a_sentence(capsys):
+    def program():
+        raise OSError(28, "No space left on device", "runs/demo")
+
+    with pytest.raises(SystemExit) as ended:
+        guarded(program)
+    assert ended.value.code == FAILURE
+    assert "No space left on device" in capsys.readouterr().err
