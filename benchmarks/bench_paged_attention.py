@@ -26,6 +26,7 @@ from paged_problems import (
     LONG,
     ONE,
     RAGGED,
+    TREES,
     Case,
     binary_tree,
     drawn,
@@ -201,9 +202,8 @@ def chunked(rules: Rules) -> dict[str, Any]:
     return measured(f"chunks of {T}, {case.name}", made, case.bytes, rules, wrongs)
 
 
-def drafted(rules: Rules) -> dict[str, Any]:
-    """A draft tree of 64 nodes for each of eight sequences: every node sees its ancestors."""
-    nodes, case = 64, replace(GOAL, batch=8)
+def drafted(rules: Rules, case: Case, nodes: int) -> dict[str, Any]:
+    """A draft tree for each sequence, the last `nodes` positions: every node sees its ancestors."""
     tree = binary_tree(nodes, DEVICE)
     every = {"max_q": nodes, "tree_mask": tree.repeat(case.batch, 1)}
 
@@ -256,7 +256,9 @@ def cases(rules: Rules, quick: bool) -> dict[str, Callable[[], dict[str, Any]]]:
             found[f"append {tokens} {kind}"] = lambda k=kind, t=tokens: appending(rules, k, t)
     found["cascade " + CASCADE.name] = lambda: cascade(rules)
     found["chunks of 256"] = lambda: chunked(rules)
-    found["trees of 64"] = lambda: drafted(rules)
+    for case, nodes in TREES:
+        name = f"trees of {nodes} B{case.batch} L{case.length}"
+        found[name] = lambda case=case, nodes=nodes: drafted(rules, case, nodes)
     found["ragged"] = lambda: ragged(rules)
     found["one row " + ONE.name] = lambda: against_peers(ONE, rules, quick)
     found["layouts"] = lambda: layouts(rules)

@@ -82,6 +82,10 @@ ONE = Case(1, 32, 8, 128, 32768)
 #: One long row among many short ones.
 RAGGED = replace(GOAL, length=32768, lengths=(32768, *(1024,) * 15, *(3000,) * 16))
 CASCADE = replace(GOAL, length=4096 + 256, shared=4096)
+#: Draft trees of so many nodes: many sequences, one, behind long contexts and short ones.
+TREES = [(replace(GOAL, batch=8), nodes) for nodes in (64, 32, 16)]
+TREES += [(replace(GOAL, batch=1, length=length), 64) for length in (8192, 576, 192)]
+TREES += [(replace(GOAL, batch=1, length=length), 16) for length in (8192, 512)]
 
 
 def drawn(case: Case, seed: int) -> Cache:
