@@ -45,8 +45,9 @@ def paged_attention(
     Sequence b is the seq_lens[b] positions (new ones included) on the pages block_table[b], in
     order. Its queries are the rows cu_q[b] … cu_q[b+1] of q, at most max_q; without cu_q every
     sequence has max_q of them. They stand at its end, and see themselves and what came before;
-    `tree_mask` (queries, max_q) says instead which of the new positions each sees. What lies on a
-    page beyond the length is never looked at. A sequence of length 0 gives 0.
+    `tree_mask` (queries, max_q) says instead which of the new positions each sees; kernels read it
+    without a copy where its rows begin at multiples of 8 bytes. What lies on a page beyond the
+    length is never looked at. A sequence of length 0 gives 0.
 
     A prefix that sequences share can be read once for all of them: of every `prefix_rows` sequences
     in a row, number i of such groups, the first `prefix_pages[i]` pages are the same, full, and
