@@ -23,7 +23,7 @@ def redact(
         Path | None, typer.Option(help="Where the safe copies go; only scan if not given.")
     ] = None,
 ) -> None:
-    """Remove names, paths, addresses, keys and tokens; exit code 4 if a second scan finds any."""
+    """Remove this machine's names, home paths, addresses, keys; exit code 4 if a scan finds any."""
     if out is not None:
         writing.folder(out, "what is made safe")
     redactor = Redactor()
