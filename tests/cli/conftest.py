@@ -5,6 +5,26 @@ import pytest
 from trapline.cli.main import build, guarded
 
 
+@pytest.fixture(scope="module")
+def saved_decoder(tmp_path_factory):
+    """Makes small decoders of random weights; gives the folder of a checkpoint, and the decoder."""
+    import torch
+
+    from trapline.gold.decoder.config import from_dict
+    from trapline.gold.decoder.model import Decoder
+
+    def save(**sizes):
+        torch.manual_seed(3)
+        fixed = {"model_type": "llama", "hidden_size": 16, "intermediate_size": 8}
+        fixed |= {"num_attention_heads": 2, "max_position_embeddings": 64}
+        decoder = Decoder(from_dict(fixed | sizes)).requires_grad_(False)
+        folder = tmp_path_factory.mktemp("checkpoint")
+        decoder.save_pretrained(folder)
+        return folder, decoder
+
+    return save
+
+
 @pytest.fixture
 def run(capsys):
     """`trapline generate` in this process, with what turns our errors into a sentence and a code.

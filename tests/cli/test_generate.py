@@ -10,27 +10,12 @@ import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from trapline.gold.decoder.config import from_dict
 from trapline.gold.decoder.generate import generate
-from trapline.gold.decoder.model import Decoder
-
-SHAPE = {
-    "model_type": "llama",
-    "vocab_size": 256,
-    "hidden_size": 16,
-    "intermediate_size": 8,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "max_position_embeddings": 64,
-}
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory):
-    torch.manual_seed(3)
-    decoder = Decoder(from_dict(SHAPE)).requires_grad_(False)
-    folder = tmp_path_factory.mktemp("checkpoint")
-    decoder.save_pretrained(folder)
+def checkpoint(saved_decoder):
+    folder, decoder = saved_decoder(vocab_size=256, num_hidden_layers=1)
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     made = Tokenizer(models.BPE(vocab={one: i for i, one in enumerate(letters)}, merges=[]))
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

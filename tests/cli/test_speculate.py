@@ -1,33 +1,17 @@
 """`trapline generate --speculate` on a small random checkpoint: the same answer, and τ."""
 
 import pytest
-import torch
 
 from trapline.cli import speculate
-from trapline.gold.decoder.config import from_dict
-from trapline.gold.decoder.model import Decoder
 from trapline.gold.tree_decoding import drafter_checkpoint
 from trapline.gold.tree_decoding.drafter import drafter_config
 from trapline.gold.tree_decoding.drafter_training import fresh
 
-SHAPE = {
-    "model_type": "llama",
-    "vocab_size": 20,
-    "hidden_size": 16,
-    "intermediate_size": 8,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "max_position_embeddings": 64,
-}
-
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory):
+def checkpoint(saved_decoder):
     """A target with its drafter inside, as the training script leaves them."""
-    torch.manual_seed(3)
-    decoder = Decoder(from_dict(SHAPE)).requires_grad_(False)
-    folder = tmp_path_factory.mktemp("checkpoint")
-    decoder.save_pretrained(folder)
+    folder, decoder = saved_decoder(vocab_size=20, num_hidden_layers=2)
     model = fresh(drafter_config(decoder.config, layers=1, block=5, mask_id=19), 0)
     drafter_checkpoint.save(model, folder / "drafter")
     return folder
@@ -73,7 +57,7 @@ def test_a_stop_string_ends_it(checkpoint, run):
     assert cut.split() == out.split()[:first]
 
 
-def test_bad_input_is_one_sentence(checkpoint, run, tmp_path):
+def test_bad_input_is_one_sentence(checkpoint, run, tmp_path, saved_decoder):
     base = ["1 2", "--model", checkpoint, "--ids", "--max-new-tokens", 4]
     code, _, err = run(*base, "--speculate", "ddtree", "--drafter", tmp_path)
     assert (code, "has no drafter.json" in err) == (2, True)
@@ -83,8 +67,8 @@ def test_bad_input_is_one_sentence(checkpoint, run, tmp_path):
     assert (code, "not both" in err) == (2, True)
     code, _, err = run(*base, "--speculate", "dflash", "--budget", 0)
     assert (code, "budget" in err) == (2, True)
-    other = Decoder(from_dict({**SHAPE, "vocab_size": 30})).config
-    wrong = fresh(drafter_config(other, layers=1, block=5, mask_id=19), 0)
+    _, other = saved_decoder(vocab_size=30, num_hidden_layers=2)
+    wrong = fresh(drafter_config(other.config, layers=1, block=5, mask_id=19), 0)
     drafter_checkpoint.save(wrong, tmp_path)
     code, _, err = run(*base, "--speculate", "dflash", "--drafter", tmp_path)
     assert (code, "vocabulary of 30 is not the target's 20" in err) == (2, True)
