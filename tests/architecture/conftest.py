@@ -18,6 +18,7 @@ HEAVY_PLACES = (
     "decoder/",
     "kv_cache/huggingface",
     "ternary/linear",
+    "ternary/native",
     "ternary/train",
     "tree_decoding/drafter",
     "tree_decoding/generate",
