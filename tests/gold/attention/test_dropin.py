@@ -29,6 +29,11 @@ def draw(q_shape, kv_shape):
         ((7, 4), (9, 4)),
         ((2, 2, 3, 5, 4), (2, 2, 3, 6, 4)),
         ((1, 2, 1, 4), (1, 2, 6, 4)),
+        ((0, 2, 3, 4), (0, 2, 5, 4)),  # nothing of each thing in turn
+        ((1, 0, 3, 4), (1, 0, 5, 4)),
+        ((1, 2, 0, 4), (1, 2, 5, 4)),
+        ((1, 2, 3, 4), (1, 2, 0, 4)),
+        ((1, 2, 3, 0), (1, 2, 5, 0)),
     ],
 )
 def test_it_is_torchs_function_forward_and_backward(q_shape, kv_shape, is_causal):

@@ -148,9 +148,7 @@ def _operators(chosen: Impl) -> str:
 def _check(q: Any, k: Any, v: Any, q_axes: str, kv_axes: str) -> None:
     checks.floating(*checks.LOW_FLOATS, q=q, k=k, v=v)
     sizes = checks.axes(q=(q, q_axes), k=(k, kv_axes), v=(v, kv_axes))
-    if sizes["G"] == 0:
-        raise ShapeError("there must be at least one key/value head")
-    if sizes["H"] % sizes["G"]:
+    if sizes["H"] % sizes["G"] if sizes["G"] else sizes["H"]:
         raise ShapeError(
             f"{sizes['H']} query heads are no multiple of {sizes['G']} key/value heads"
         )

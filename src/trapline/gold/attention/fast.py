@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from trapline.gold.attention.fast_operators import computed_in, register
+from trapline.gold.attention.fast_operators import a_group, computed_in, register
 
 #: Large enough that torch's cost per call disappears, small enough to stay in a core's cache.
 TILE = 256
@@ -66,7 +66,7 @@ def _forward(
 ) -> tuple[Tensor, Tensor]:
     rules = Rules(causal, window, softcap, scale)
     (B, H, T, D), (G, S) = q.shape, k.shape[1:3]
-    grouped = q.reshape(B, G, H // G, T, D)
+    grouped = q.reshape(B, G, a_group(H, G), T, D)
     out = torch.zeros(grouped.shape, dtype=q.dtype, device=q.device)
     lse = torch.zeros(grouped.shape[:-1], dtype=computed_in(q.dtype), device=q.device)
     for rows in tiles(0, T):
@@ -134,7 +134,7 @@ def _backward(
     rules = Rules(causal, window, softcap, scale)
     (B, H, T, D), (G, S) = q.shape, k.shape[1:3]
     wide = computed_in(q.dtype)
-    shape = (B, G, H // G, T, D)
+    shape = (B, G, a_group(H, G), T, D)
     q_grouped, dout_grouped = q.reshape(shape), dout.reshape(shape)
     finite = lse.masked_fill(lse == -torch.inf, 0.0).reshape(shape[:-1])
     # lse is an output too: d lse / d score is the weight, so its gradient joins the row sum.

@@ -116,6 +116,11 @@ class _Varlen(torch.autograd.Function):
         return (None, None, *grads, *[None] * 8)
 
 
+def a_group(heads: int, groups: int) -> int:
+    """How many query heads share keys and values; none where there are no heads at all."""
+    return heads // max(groups, 1)
+
+
 def computed_in(dtype: torch.dtype) -> torch.dtype:
     """What a dtype is computed in."""
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype

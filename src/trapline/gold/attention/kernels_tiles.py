@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from trapline.gold.attention.fast_operators import a_group
 from trapline.gold.errors import DTypeError, RangeError
 
 LOG2_E = tl.constexpr(1.4426950408889634)
@@ -276,14 +277,14 @@ class Layout(NamedTuple):
 def dense(q: Tensor, k: Tensor) -> Layout:
     """Every sequence of a batch has the same length."""
     (B, H, T, _), (G, S) = q.shape, k.shape[1:3]
-    return Layout((T, S, H, H // G), B, None, None, (B, H, T))
+    return Layout((T, S, H, a_group(H, G)), B, None, None, (B, H, T))
 
 
 def packed(q: Tensor, k: Tensor, cu_q: Tensor, cu_k: Tensor, max_q: int, max_k: int) -> Layout:
     """Sequences of any lengths, one after the other."""
     (tokens, H, _), G = q.shape, k.shape[1]
     ends = cu_q.contiguous(), cu_k.contiguous()  # kernels read one after the other
-    return Layout((max_q, max_k, H, H // G), len(cu_q) - 1, *ends, (H, tokens))
+    return Layout((max_q, max_k, H, a_group(H, G)), len(cu_q) - 1, *ends, (H, tokens))
 
 
 def reach(layout: Layout, window: int) -> int:

@@ -114,13 +114,13 @@ def _softmax(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def _per_query_head(x: np.ndarray, heads: int) -> np.ndarray:
     """(B,G,S,D) -> (B,H,S,D): query head h reads key/value head h // (H/G)."""
-    return np.repeat(x.astype(np.float64), heads // x.shape[1], axis=1)
+    return np.repeat(x.astype(np.float64), heads // max(x.shape[1], 1), axis=1)
 
 
 def _sum_over_group(x: np.ndarray, groups: int) -> np.ndarray:
     """(B,H,S,D) -> (B,G,S,D): what every query head of a group says about its shared keys."""
     B, H, S, D = x.shape
-    return np.asarray(x.reshape(B, groups, H // groups, S, D).sum(axis=2))
+    return np.asarray(x.reshape(B, groups, H // max(groups, 1), S, D).sum(axis=2))
 
 
 # --- tiled --------------------------------------------------------------------------------------
