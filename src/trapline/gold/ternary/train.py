@@ -353,7 +353,7 @@ class Trainer:
             optimiser.load_state_dict(saved)
         self.rng.set_state(state["rng"])
         self._codes = state["codes"].to(self.device)
-        self.teacher = self._own_teacher.restore(state["own_teacher"], self.model) or self.teacher
+        self._own_teacher.restore(state["own_teacher"], self.device)
         self._captured = self._captured_move = None
         rows = [Row(**row) for row in state["progress"].pop("rows")]
         self.progress = Progress(**state["progress"], rows=rows)

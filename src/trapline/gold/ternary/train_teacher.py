@@ -6,15 +6,12 @@ of rates, while the weights harden.
 """
 
 import copy
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from trapline.gold.ternary.linear import soften
 from trapline.gold.ternary.train_optim import Recipe, handed_over
-
-State = dict[str, Any]
 
 
 class OwnTeacher:
@@ -49,14 +46,12 @@ class OwnTeacher:
         self.model, self._average = teacher, []
         return teacher
 
-    def state(self) -> State:
-        """What a checkpoint needs."""
-        made = None if self.model is None else list(self.model.parameters())
-        return {"made": made is not None, "weights": self._average if made is None else made}
+    def state(self) -> list[Tensor]:
+        """What a checkpoint needs: the average so far, or what became of it."""
+        made = [] if self.model is None else [p.detach() for p in self.model.parameters()]
+        return made or self._average
 
-    def restore(self, state: State, model: nn.Module) -> nn.Module | None:
-        """Goes on from a checkpoint; the teacher, if there was one."""
-        device = next(model.parameters()).device
-        self._average = [weight.detach().to(device) for weight in state["weights"]]
+    def restore(self, state: list[Tensor], device: torch.device) -> None:
+        """Goes on from a checkpoint. A teacher that was there is due again, and made as it was."""
+        self._average = [weight.to(device) for weight in state]
         self.model = None
-        return self.make(model) if state["made"] else None
