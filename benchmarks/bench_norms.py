@@ -40,6 +40,8 @@ KEPT_EVERY = 4.0
 #: Float64 elements that exist at the same time.
 AT_ONCE = 1 << 24
 DEVICE = "cuda"
+#: Set by --without.
+LEFT_OUT = ""
 Call = Callable[[], Any]
 aten = torch.ops.aten
 
@@ -228,14 +230,14 @@ def tutorial(problem: Problem, data: Data) -> Call:
 
 
 def peers(problem: Problem, folder: Path | None) -> dict[str, Callable[[Problem, Data], Call]]:
-    """Ours first; then those that take this problem."""
+    """Ours first; then those that take this problem, but for the one that is left out."""
     found = {"trapline": ours, "torch": eager, "torch.compile": compiled}
     if folder is not None and (folder / "liger_kernel").is_dir():
         found["Liger"] = liger
     fits = problem.centred and problem.width * problem.dtype.itemsize <= 65536
     if folder is not None and (folder / "layer_norm_tutorial.py").is_file() and fits:
         found["Triton tutorial"] = tutorial
-    return found
+    return {name: build for name, build in found.items() if name != LEFT_OUT}
 
 
 def contenders(
@@ -334,9 +336,12 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--warm", action="store_true")
     parser.add_argument("--only", default="", help="problems whose name has this in it")
+    parser.add_argument("--without", default="", help="a peer that is left out")
     parser.add_argument("--part", default="0/1", help="every N-th of them, from the I-th: I/N")
     parser.add_argument("--more", action="store_true", help="only what has no result yet")
     given = parser.parse_args()
+    global LEFT_OUT
+    LEFT_OUT = given.without
     if given.peers is not None:
         sys.path.insert(0, str(given.peers))
     part, of = (int(word) for word in given.part.split("/"))

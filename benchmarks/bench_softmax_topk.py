@@ -199,6 +199,7 @@ def main() -> None:
         for problem in chosen:
             warmed(problem, asked.device)
         return
+    kept = asked.more or not (asked.quick or asked.only)
     few = {"calls": 2, "touched": 1} if asked.device == "cpu" else {}
     rules = Rules(rounds=3 if asked.quick else asked.rounds, repeats=2, **few)
     started = written = time.monotonic()
@@ -207,10 +208,10 @@ def main() -> None:
             break
         results[problem.name] = measured(problem, asked.device, rules)
         rules = replace(rules, warm_up=0.05)  # it is warm now
-        if time.monotonic() - written > KEPT_EVERY and not asked.quick and not asked.only:
+        if time.monotonic() - written > KEPT_EVERY and kept:
             write("softmax_topk", asked.device, results)
             written = time.monotonic()
-    if results and not asked.quick and not asked.only:
+    if results and kept:
         write("softmax_topk", asked.device, results)
 
 
