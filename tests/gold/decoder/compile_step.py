@@ -29,10 +29,11 @@ ALIGNED = {"N", "K", "x_row", "w_row", "out_row", "qkv_row", "width", "C"}
 def main(folder: Path, few: bool) -> None:
     made = []
     for name, shape in list(SHAPES.items())[: 1 if few else None]:
-        for rows in (8,) if few else (8, 64):
-            made += [product(*one) for one in products(shape, rows)]
+        for rows in (8, 1) if few else (8, 64, 1):
+            made += [product(rows, *one) for one in products(shape, rows)]
             made += held(shape, rows)
         made += [attention(shape, beams) for beams in ((8,) if few else (1, 8))]
+        made.append(attention(shape, 8, ones=("G", "common", "splits")))
         made[-1]["shape"] = name
     made += [small("embed_kernel", {"BLOCK": 1024}), small("pick_kernel", {"BLOCK": 512})]
     (folder / "step.json").write_text(json.dumps(made))
@@ -56,40 +57,42 @@ def products(shape, rows):
     return found.values()
 
 
-def product(kind, cut, even, outputs, inputs, last) -> dict[str, object]:
+def product(rows, kind, cut, even, outputs, inputs, last) -> dict[str, object]:
     shape = {"even": even, "outputs": outputs, "inputs": inputs}
     fixed = compact.fixed_of(cut, kind, **shape, precision="tf32", early=True)
     if kind != "added":
         fixed["PARTS"] = 64
     if kind == "scaled" and not last:
         fixed |= {"best": None, "place": None}
+    fixed |= single(rows)
     made = compiled(f"{kind}_kernel", kernels_step, fixed, cut.warps, cut.stages)
     return {**made, "cut": cut}
 
 
 def is_held(kind, rows, outputs, inputs) -> bool:
-    return kind != "gated" and cuts.is_held(rows, outputs, inputs, 2)
+    return kind == "added" and cuts.is_held(rows, outputs, inputs, 2)
 
 
 def held(shape, rows) -> list[dict[str, object]]:
     """The products of so many rows that hold their weights, and what adds up their planes."""
-    width, joined, wide, hidden, *_ = shape
-    asked = [("scaled", joined, width), ("added", width, wide), ("added", width, hidden)]
+    width, _, wide, hidden, *_ = shape
     fixed = {"BLOCK_B": cuts.rows_of(rows), "BLOCK_N": cuts.HELD_N, "BLOCK_K": cuts.HELD_K}
-    fixed |= {"PRECISION": "tf32", "PDL": True}
+    fixed |= {"PRECISION": "tf32", "PDL": True} | single(rows)
     made = []
-    for kind, outputs, inputs in asked:
-        if is_held(kind, rows, outputs, inputs):
+    for inputs in (wide, hidden):
+        if is_held("added", rows, width, inputs):
             after = {"COUNT": cuts.planes_of(inputs), "BLOCK": cuts.SETTLED, "PDL": True}
-            name = "settle_kernel"
-            if kind == "scaled":
-                name, after = "join_kernel", {**after, "PARTS": 4}
             made.append(compiled("part_kernel", kernels_held, fixed, 4, 1))
-            made.append(compiled(name, kernels_held, after, 1, 1))
+            made.append(compiled("settle_kernel", kernels_held, after | single(rows), 1, 1))
     return made
 
 
-def attention(shape, beams) -> dict[str, object]:
+def single(rows) -> dict[str, int]:
+    """A one among the arguments is no argument any more, but a number of the compiler's."""
+    return {"rows": 1} if rows == 1 else {}
+
+
+def attention(shape, beams, ones=()) -> dict[str, object]:
     width, ratio = shape[5:]
     tile, warps = cuts.attend_cut(width, 2, beams)
     fixed = {
@@ -110,6 +113,7 @@ def attention(shape, beams) -> dict[str, object]:
     }
     if beams == 1 and width <= 64:  # wider heads are cut into parts
         fixed |= {"lse": None, "PARTS": 0}
+    fixed |= dict.fromkeys(ones, 1)
     return compiled("attend_kernel", kernels_attend, fixed, warps, 2)
 
 

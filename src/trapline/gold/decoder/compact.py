@@ -3,7 +3,7 @@
 Five launches a layer: a product behind a norm; attention with everything around it; a product added
 to the stream; the gated product behind a norm; another one added to the stream. `kernels_step` and
 `kernels_attend` say how; here is for which models, and how the work is cut. Small products of many
-rows are two launches instead (`held`).
+rows that are added to the stream are two launches instead (`held`).
 """
 
 from typing import NamedTuple
@@ -108,7 +108,7 @@ class CompactStep:
         self._logits = like.new_empty((rows, config.vocab), dtype=torch.float32)
         self._squares = like.new_empty((-(-config.dim // 8), rows), dtype=torch.float32)
         self._arrived = like.new_zeros((rows, config.kv_heads), dtype=torch.int32)
-        shapes = [(joined, config.dim), (config.dim, wide), (config.dim, config.hidden)]
+        shapes = [(config.dim, wide), (config.dim, config.hidden)]
         self._held = Held(like, shapes, rows, self._precision, early=self._early)
         tiles = -(-config.vocab // 16)
         self._best = like.new_empty((tiles, rows), dtype=torch.float32)
@@ -148,7 +148,7 @@ class CompactStep:
         )
         tiles = 1
         for number, layer in enumerate(self._layers):
-            self._projected(layer.qkv, count, tiles)
+            self._scaled(self._y, layer.qkv, self._qkv, count, tiles)
             self._attend(rows, layer, number)
             tiles = self._grown(self._seen, layer.out, layer.norms[1], count)
             self._gated(layer.up, count, tiles)
@@ -156,14 +156,6 @@ class CompactStep:
             after = self._norm if last else self._layers[number + 1].norms[0]
             tiles = self._grown(self._inner, layer.down, after, count)
         return self._scaled(self._y, self._head, self._logits, count, tiles, best=True)
-
-    def _projected(self, w: Tensor, rows: int, parts: int) -> None:
-        """Queries, keys and values."""
-        if not self._held.serves(w, rows):
-            self._scaled(self._y, w, self._qkv, rows, parts)
-            return
-        eps = self._config.norm_eps
-        self._held.project(self._y, w, self._squares, parts, self._qkv, rows, eps)
 
     def _grown(self, x: Tensor, w: Tensor, weight: Tensor, rows: int) -> int:
         """The stream and one more product."""
@@ -239,6 +231,7 @@ class CompactStep:
             shape = (common + splits, count, config.heads)
             parts = self._norm.new_empty((*shape, config.head_dim), dtype=torch.float32)
             lse = self._norm.new_empty(shape, dtype=torch.float32)
+        at_once = rows.beams > 1 and common + splits <= MERGED
         programs = (groups * common + count * splits) * config.kv_heads
         attend_kernel[(programs,)](
             *(self._qkv, self._keys[number], self._values[number], rows.pages, rows.tails),
@@ -257,12 +250,12 @@ class CompactStep:
             WINDOWED=layer.window is not None,
             PRECISION=self._precision,
             PDL=self._early,
-            PARTS=common + splits if 1 < common + splits <= MERGED else 0,
+            PARTS=common + splits if at_once else 0,
             num_warps=warps,
             num_stages=2,
             **self._launch(),
         )
-        if common + splits > MERGED:
+        if lse is not None and not at_once:
             merge_kernel[(count * config.heads,)](
                 *(parts, lse, self._seen, common + splits, count * config.heads),
                 D=config.head_dim,
@@ -303,17 +296,19 @@ def cut_of(kind: str, rows: int, outputs: int, inputs: int, size: int) -> Cut:
         if weights < 1 << 23:
             return Cut(block_b, 8, 64, 2, 2, 6)
         return Cut(block_b, 32, 64, 1, 4, 8) if lines <= 1 << 14 else Cut(block_b, 32, 128, 1, 4, 6)
-    if weights < (1 << 24 if kind == "added" else 1 << 23):
+    if kind == "added" or weights < 1 << 23:
         return Cut(block_b, 16, 64, 4, 4, 6)
-    return Cut(block_b, 16, 128, 4, 4, 4) if kind == "added" else Cut(block_b, 64, 128, 1, 4, 6)
+    if weights < 1 << 24 or outputs > 20_000:
+        return Cut(block_b, 64, 128, 1, 4, 6)
+    return Cut(block_b, 16, 128, 4, 4, 4)
 
 
 def _for_many(kind: str, block_b: int, outputs: int, inputs: int) -> Cut:
     """The batch is what a program reads most of: it takes a part of it, or more weights."""
     if outputs > 20_000:
-        return Cut(block_b, 128, 64, 1, 8, 4)
+        return Cut(block_b, 128, 64, 1, 4, 4)
     if kind == "gated":
-        return Cut(block_b, 32, 64, 1, 4, 6)
+        return Cut(block_b, 32, 64, 1, 4, 8)
     if kind == "scaled":
         return Cut(32, 64, 64, 1, 4, 6)
     return Cut(16, 64, 64, 1, 4, 8) if inputs > 2 * outputs else Cut(32, 32, 128, 1, 4, 4)

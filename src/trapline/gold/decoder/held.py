@@ -1,11 +1,10 @@
-"""Launches of `kernels_held`: products that leave planes, and what adds the planes up."""
+"""Launches of `kernels_held`: products in planes, and what adds the planes to the stream."""
 
 import torch
-import triton
 from torch import Tensor
 
 from trapline.gold.decoder.cuts import HELD_K, HELD_N, SETTLED, is_held, planes_of, rows_of
-from trapline.gold.decoder.kernels_held import join_kernel, part_kernel, settle_kernel
+from trapline.gold.decoder.kernels_held import part_kernel, settle_kernel
 
 
 class Held:
@@ -33,21 +32,12 @@ class Held:
         settle_kernel[(rows, pieces)](
             *(self._planes, stream, weight, y, squares, rows, len(w)),
             COUNT=planes,
-            **self._adding(),
+            BLOCK=SETTLED,
+            PDL=self._early,
+            num_warps=1,
+            **self._launch(),
         )
         return pieces
-
-    def project(
-        self, y: Tensor, w: Tensor, squares: Tensor, parts: int, out: Tensor, rows: int, eps: float
-    ) -> None:
-        """y · wᵀ behind a norm, as `scaled_kernel` does."""
-        (outputs, inputs), planes = w.shape, self._part(y, w, rows)
-        join_kernel[(rows, -(-outputs // SETTLED))](
-            *(self._planes, squares, out, rows, outputs, inputs, parts, out.stride(0), eps),
-            COUNT=planes,
-            PARTS=triton.next_power_of_2(parts),
-            **self._adding(),
-        )
 
     def _part(self, x: Tensor, w: Tensor, rows: int) -> int:
         """Into how many planes a product went."""
@@ -64,9 +54,6 @@ class Held:
             **self._launch(),
         )
         return planes
-
-    def _adding(self) -> dict[str, object]:
-        return {"BLOCK": SETTLED, "PDL": self._early, "num_warps": 1, **self._launch()}
 
     def _launch(self) -> dict[str, bool]:
         return {"launch_pdl": True} if self._early else {}

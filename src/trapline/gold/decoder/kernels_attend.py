@@ -132,19 +132,21 @@ def merge_last(
         tl.store(place, 0)
         m = tl.arange(0, BLOCK_M)
         live = m < BEAMS * R
-        at = (group.to(tl.int64) * BEAMS + m // R) * (G * R) + g * R + m % R
-        plane = rows.to(tl.int64) * G * R
+        row = group.to(tl.int64) * BEAMS + m // R
+        at = row * (G * R) + g * R + m % R
         d = tl.arange(0, BLOCK_D)
         inside = live[:, None] & (d < D)[None, :]
         peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
         for part in tl.static_range(PARTS):
-            log = tl.load(lse + part * plane + at, mask=live, other=0.0, cache_modifier=".cg")
+            here = (part * rows + row) * (G * R) + g * R + m % R
+            log = tl.load(lse + here, mask=live, other=0.0, cache_modifier=".cg")
             peak = tl.maximum(peak, log)
         total = tl.zeros([BLOCK_M], tl.float32)
         answer = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
         for part in tl.static_range(PARTS):
-            log = tl.load(lse + part * plane + at, mask=live, other=0.0, cache_modifier=".cg")
-            places = (part * plane + at)[:, None] * D + d[None, :]
+            here = (part * rows + row) * (G * R) + g * R + m % R
+            log = tl.load(lse + here, mask=live, other=0.0, cache_modifier=".cg")
+            places = here[:, None] * D + d[None, :]
             value = tl.load(parts + places, mask=inside, other=0.0, cache_modifier=".cg")
             share = tl.exp2(log - peak)
             total += share
@@ -314,7 +316,7 @@ def merge_kernel(
         gdc_launch_dependents()
     head = tl.program_id(0).to(tl.int64)
     part = tl.arange(0, BLOCK_PARTS)
-    at = part * heads.to(tl.int64) + head
+    at = part.to(tl.int64) * heads + head
     logs = tl.load(lse + at, mask=part < count, other=float("-inf"))
     shares = tl.exp2(logs - tl.max(logs, 0))
     shares = shares / tl.sum(shares, 0)

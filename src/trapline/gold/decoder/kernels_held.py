@@ -37,15 +37,6 @@ def part_kernel(
 
 
 @triton.jit
-def sum_of(planes, at, inside, plane, COUNT: tl.constexpr):
-    """The same place of COUNT planes."""
-    total = tl.load(planes + at, mask=inside, other=0.0)
-    for part in tl.static_range(1, COUNT):
-        total += tl.load(planes + part * plane + at, mask=inside, other=0.0)
-    return total
-
-
-@triton.jit
 def settle_kernel(
     planes, stream, weight, y, squares, rows, N,
     COUNT: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
@@ -60,28 +51,11 @@ def settle_kernel(
         gdc_launch_dependents()
     at = row * N + n
     before = tl.load(stream + at, mask=inside, other=0.0)
-    total = sum_of(planes, at, inside, rows.to(tl.int64) * N, COUNT)
+    total = tl.load(planes + at, mask=inside, other=0.0)
+    for part in tl.static_range(1, COUNT):
+        total += tl.load(planes + (part * rows + row) * N + n, mask=inside, other=0.0)
     after = (before.to(tl.float32) + total).to(stream.dtype.element_ty)
     tl.store(stream + at, after, mask=inside)
     wide = tl.where(inside, after.to(tl.float32), 0.0)
     tl.store(y + at, (wide * gain.to(tl.float32)).to(y.dtype.element_ty), mask=inside)
     tl.store(squares + tl.program_id(1) * rows + row, tl.sum(wide * wide, 0))
-
-
-@triton.jit
-def join_kernel(
-    planes, squares, out, rows, N, width, count, out_row, eps,
-    COUNT: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    """Adds planes up to a piece of one row, times the factor of its norm."""
-    if PDL:
-        gdc_wait()
-        gdc_launch_dependents()
-    row = tl.program_id(0).to(tl.int64)
-    n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = n < N
-    part = tl.arange(0, PARTS)
-    sums = tl.load(squares + part * rows + row, mask=part < count, other=0.0)
-    total = sum_of(planes, row * N + n, inside, rows.to(tl.int64) * N, COUNT)
-    total *= tl.rsqrt(tl.sum(sums, 0) / width + eps)
-    tl.store(out + row * out_row + n, total.to(out.dtype.element_ty), mask=inside)
