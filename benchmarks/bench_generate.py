@@ -64,7 +64,7 @@ from harness import (
 
 from trapline.gold.decoder.model import Decoder
 
-OWN_ROUNDS, PEER_ROUNDS = 9, 3
+OWN_ROUNDS, PEER_ROUNDS = 7, 3
 ON_A_CPU = ("beams", "greedy", "ids")
 SECTIONS = ("greedy", "beams", "pages", "1.7B", "8B", "long", "ids", "logits", "static")
 
