@@ -60,6 +60,34 @@ def test_other_kernels(rows, K, dtype):
     agree(fast.packed_linear(x, plane, scales), x, plane, scales)
 
 
+#: Rows of x, columns: every block of x, one group and odd numbers of them, shared and not.
+MANY = [(9, 2560), (16, 128), (17, 13824), (33, 1152), (64, 2560), (65, 384), (128, 1024)]
+MANY += [(129, 4096), (256, 2560), (300, 640)]
+
+
+@pytest.mark.parametrize("dtype", LOW)
+@pytest.mark.parametrize(("rows", "K"), MANY)
+def test_many_rows(rows, K, dtype):
+    for N in (1, 15, 333, 2560):
+        x, plane, scales = drawn(rows, N, K, dtype, seed=K + rows)
+        for settled in (False, True):
+            y = fast.packed_linear(x, plane, scales, settled=settled)
+            agree(y, x, plane, scales)
+
+
+@pytest.mark.parametrize("dtype", LOW)
+@pytest.mark.parametrize("rows", [16, 64])
+def test_many_rows_with_groups_of_nothing(rows, dtype):
+    """A group whose scale is 0 counts for nothing, wherever it lies; others may differ by 2^20."""
+    x, plane, scales = drawn(rows, 200, 1280, dtype)
+    scales[:50, 0] = 0
+    scales[25:75, 4:6] = 0
+    scales[70:100] = 0
+    scales[100:150, ::2] *= 2.0**-10
+    scales[120:, 1::2] *= 2.0**10
+    agree(fast.packed_linear(x, plane, scales), x, plane, scales)
+
+
 @pytest.mark.parametrize("dtype", LOW)
 @pytest.mark.parametrize(("N", "K"), [(13824, 2560), (28672, 8192)])
 def test_the_benchmarks_matrices(N, K, dtype):

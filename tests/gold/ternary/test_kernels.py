@@ -79,6 +79,38 @@ def test_every_plan_compiles_for_hopper(tmp_path, run_script):
     compiled_as_planned(problems, tmp_path, run_script)
 
 
+def compiled_as_cut(problems, folder, run_script):
+    (folder / "problems.json").write_text(json.dumps(problems))
+    run_script(HERE / "compile_many_rows.py", folder, TRITON_INTERPRET="0")
+    found = json.loads((folder / "compiled.json").read_text())
+    for made in found:
+        assert made["products"] >= 8, made
+        assert made["shared"] <= 227 * 1024, made
+        assert made["whole"], made
+        assert made["asked before"] == made["may ask before"], made
+    return found
+
+
+def test_many_rows_compile_for_hopper(tmp_path, run_script):
+    problems = [(16, 13824, 20, "bf16", True), (100, 2560, 108, "fp16", False)]
+    whole, shared = compiled_as_cut(problems, tmp_path, run_script)
+    assert whole["split"] == 1
+    assert shared["split"] > 1
+
+
+@pytest.mark.full
+def test_every_cut_compiles_for_hopper(tmp_path, run_script):
+    """Blocks of every size, one group, prime numbers of groups, wide ones."""
+    shapes = [(13824, 20), (2560, 108), (100, 1), (5000, 7), (28672, 64), (64, 13)]
+    problems = [
+        (rows, *shape, kind, rows % 2 == 0)
+        for rows in (9, 17, 64, 128, 1000)
+        for shape in shapes
+        for kind in ("bf16", "fp16")
+    ]
+    compiled_as_cut(problems, tmp_path, run_script)
+
+
 @pytest.mark.needs_gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

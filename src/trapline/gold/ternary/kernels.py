@@ -1,14 +1,15 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
 """W2A16 in Triton: products that read four codes a byte and accumulate in float32.
 
-Up to eight 16-bit rows of x on a Hopper GPU go to `kernels_mma` and `kernels_mma_ring`.
+On a Hopper GPU up to eight 16-bit rows of x go to `kernels_mma` and `kernels_mma_ring`, more than
+that to `kernels_many`.
 
 `gemv_kernel` serves few rows elsewhere, and widths that are no whole groups. A code needs one
 logical and one multiply-add instruction: its two bits are left where they stand inside a byte and
 become the mantissa of a float, ½ + code / f, with f = 256, 64, 16, 4 by place. What the ½ adds
 depends on x alone and is taken off once a word; it costs 7 of float32's 24 bits, which 16-bit
-activations do not have. `gemm_kernel` serves many rows, every width and float32: it unpacks a tile
-for the tensor cores.
+activations do not have. `gemm_kernel` serves many rows elsewhere, every width and float32: it
+unpacks a tile for the tensor cores.
 Shape letters: M rows of x, N rows of the matrix, K columns.
 """
 
@@ -21,6 +22,7 @@ from torch import Tensor
 
 from trapline.gold.errors import UnsupportedError
 from trapline.gold.kernels_device import may_start_early, processors
+from trapline.gold.ternary.kernels_many import many_rows
 from trapline.gold.ternary.kernels_mma import few_rows_kernel
 from trapline.gold.ternary.kernels_mma_ring import ring_kernel
 
@@ -183,10 +185,13 @@ def packed_matmul(
     y = x.new_empty(len(x), len(plane))
     if not y.numel():
         return y
-    few = x.dtype != torch.float32 and columns > 0
-    if few and len(x) <= FEW_ROWS and columns % GROUP == 0 and may_start_early(x.device):
+    low = x.dtype != torch.float32 and columns > 0
+    whole = low and columns % GROUP == 0
+    if whole and len(x) <= FEW_ROWS and may_start_early(x.device):
         few_rows(x, plane, scales, y, settled=settled, plan=plan)
-    elif few and len(x) <= GEMV_ROWS and columns % 16 == 0:
+    elif whole and len(x) > FEW_ROWS and _is_hopper(x.device):
+        many_rows(x, plane, scales, y, settled=settled)
+    elif low and len(x) <= GEMV_ROWS and columns % 16 == 0:
         gemv(x, plane, scales, y, GEMV_BLOCK)
     else:
         _gemm(x, plane, scales, y, GEMM_BLOCK)
@@ -245,6 +250,11 @@ def _gemm(x: Tensor, plane: Tensor, scales: Tensor, y: Tensor, block: tuple[int,
         BLOCK_M=rows, BLOCK_N=columns, PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
         num_warps=warps,
     )  # fmt: skip
+
+
+def _is_hopper(device: torch.device) -> bool:
+    """Later ones have other tensor-core instructions."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
 
 
 def _whole(tensor: Tensor) -> Tensor:
