@@ -80,6 +80,7 @@ def replayed(work: Callable[[], object], times: int) -> float:
 def static_run(one, prompts, batch, options, most=None):
     def run(batches=None) -> dict:
         tokens = passes = 0
+        busy = [0.0, 0.0]  # tokens and seconds while all rows are at work
         seconds = 0.0
         lengths: list[int] = []
         # Compact rounds fill a row that is done with the next prompt; static ones cannot.
@@ -90,8 +91,17 @@ def static_run(one, prompts, batch, options, most=None):
             tokens += done.statistics.tokens
             passes += done.statistics.passes
             seconds += done.statistics.seconds["rounds"]
+            busy[0] += done.statistics.busy_tokens
+            busy[1] += done.statistics.busy_seconds
             lengths += done.statistics.accepted_lengths.elements()
-        return {"tokens_per_s": tokens / seconds, "tau": tokens / passes, "lengths": lengths}
+        whole = tokens / seconds
+        rate = busy[0] / busy[1] if busy[1] else whole
+        return {
+            "tokens_per_s": rate,
+            "tokens_per_s_to_the_end": whole,
+            "tau": tokens / passes,
+            "lengths": lengths,
+        }
 
     return run
 

@@ -50,8 +50,9 @@ def others():
         yield product("scaled", kernels_draft.project_kernel, 8, 256, {"PARTS": 16}, kind)
     for lines, inputs in ((8, 256), (16, 768), (128, 256), (128, 768)):
         yield product("added", kernels_step.added_kernel, lines, inputs, {})
-    for lines in (8, 128):
+    for lines in (8, 16, 128):
         yield product("gated", kernels_step.gated_kernel, lines, 256, {"PARTS": 16})
+        yield product("scaled", kernels_step.scaled_kernel, lines, 256, {"PARTS": 16})
 
 
 def product(name: str, kernel, lines: int, inputs: int, fixed: dict, kind: str = "bf16") -> tuple:

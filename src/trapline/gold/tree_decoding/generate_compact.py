@@ -72,16 +72,20 @@ class CompactGenerator:
             if entered:
                 with statistics.time("prefill"):
                     self._enter(entered, working, prompts, max_new_tokens)
+            before, started = progress, statistics.seconds["rounds"]
             with statistics.time("rounds"):
                 for _ in range(self._rounds_for([progress[row] for row in working], waiting)):
                     self._replay()
                 if stop_ids:
                     self._rest({row: prompts[one] for row, one in working.items()}, stop_ids)
                 progress = self._progress()
+            if len(working) == len(progress):
+                statistics.busy_tokens += _said(progress) - _said(before)
+                statistics.busy_seconds += statistics.seconds["rounds"] - started
             free = [row for row in working if progress[row].left <= 0]
             for row in free:
                 number = working.pop(row)
-                answers[number] = self._said(row, len(prompts[number]), progress[row])
+                answers[number] = self._answer(row, len(prompts[number]), progress[row])
                 self._count(row, progress[row], statistics)
         return Output(answers, statistics)
 
@@ -108,7 +112,7 @@ class CompactGenerator:
         ]
 
     def _rounds_for(self, rows: list[Progress], waiting: Collection[int]) -> int:
-        """Rounds until the first row is done, if somebody waits for it; else most until the last.
+        """Rounds until the first of all rows is done; once some rest, most until the last.
 
         No row says more than L + 1 tokens in one: so many are needed at least.
         """
@@ -118,7 +122,7 @@ class CompactGenerator:
         likely = [
             one.left * one.rounds / one.made if one.made else one.left / self._pace for one in rows
         ]
-        if waiting:
+        if waiting or 1 < len(rows) == self._config.rows:
             return max(1, math.ceil(min(likely)))
         least = max(one.left for one in rows) / (self.rounds.deepest + 1)
         return max(math.ceil(least), int(MOST_OF_THEM * max(likely)))
@@ -133,7 +137,7 @@ class CompactGenerator:
             if stop is not None:
                 state.limits[row] = stop + 1
 
-    def _said(self, row: int, begin: int, progress: Progress) -> list[int]:
+    def _answer(self, row: int, begin: int, progress: Progress) -> list[int]:
         said: list[int] = self.rounds.state.text[row, begin : begin + progress.made].tolist()
         return said
 
@@ -163,6 +167,10 @@ class CompactGenerator:
                     f"prompt {number} needs room for {needed} positions, "
                     f"there is room for {self._config.room}"
                 )
+
+
+def _said(progress: Sequence[Progress]) -> int:
+    return sum(one.made for one in progress)
 
 
 def _wait(tensor: torch.Tensor) -> None:

@@ -249,17 +249,22 @@ def small_cut(kind: str, lines: int, inputs: int) -> Cut:
     """Products whose time is that of their steps: docs/components/tree_decoding.md says what
     was tried.
 
-    Many programs of few lines: 16 lines take hardly longer than 8. Where 256 inputs are all, more
-    stages would only ask for what is not there.
+    Few lines a program, so that 16 take hardly longer than 8; from 33 lines on the reading of
+    weights by every program counts. Where 256 inputs are all, more stages than two would only ask
+    for what is not there.
     """
-    one_step = inputs <= 256
+    one_step, few = inputs <= 256, 8 if lines <= 8 else 16
+    if kind == "added":
+        if one_step:
+            return Cut(8, 16, 128, 2, 2, 2)
+        return Cut(8 if lines <= 2 * FEW else 16, 16, 64, 4, 4, 4)
+    if one_step and lines > 2 * FEW:
+        return Cut(32, 16, 256, 1, 2, 2)
     if kind == "gated":
-        return Cut(8 if lines <= 8 else 16, 8, 128, 2, 2, 2 if one_step else 4)
-    if kind == "scaled":
-        return Cut(8 if lines <= 8 else 16, 16, 64, 4, 4, 6)
-    if one_step:
-        return Cut(8, 16, 128, 2, 2, 2)
-    return Cut(8 if lines <= 2 * FEW else 16, 16, 64, 4, 4, 4)
+        return Cut(few, 8, 128, 2, 2, 2 if one_step else 4)
+    if one_step and lines > 8:
+        return Cut(16, 16, 128, 2, 2, 2)
+    return Cut(few, 16, 64, 4, 4, 6)
 
 
 def attend_cut(nodes: int, ratio: int, block_d: int, size: int) -> tuple[int, int, int]:

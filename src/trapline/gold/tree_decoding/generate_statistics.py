@@ -26,6 +26,9 @@ class Statistics:
     accepted_lengths: Counter[int] = field(default_factory=Counter)
     seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     exact: bool = False
+    #: Tokens said, and how long it took, while every row of a batch had something to say.
+    busy_tokens: int = 0
+    busy_seconds: float = 0.0
 
     @property
     def tau(self) -> float:
