@@ -14,6 +14,7 @@ import argparse
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from harness import Contender, Rules, Timing, ceilings, compare, errors, show, w
 from trapline.gold.ternary import fast
 
 GROUP = 128
+Stored = list[tuple[torch.Tensor, torch.Tensor]]
 
 
 @dataclass(frozen=True)
@@ -44,17 +46,14 @@ class Problem:
 
 WIDE, LARGE, LONG = (13824, 2560), (28672, 8192), (2560, 13824)
 GPU = [
-    Problem(*WIDE, 32),
-    Problem(*LARGE, 8),
-    Problem(*LONG, 32),
-    *(Problem(*WIDE, 32, rows=rows) for rows in (2, 4, 8, 16, 32, 64, 256)),
-    *(Problem(*LARGE, 8, rows=rows) for rows in (2, 4, 8, 16, 64)),
-    *(Problem(*LONG, 32, rows=rows) for rows in (16, 64)),
+    *(Problem(*WIDE, 32, rows=rows) for rows in (1, 2, 4, 8, 16, 32, 64, 128, 256)),
+    *(Problem(*LARGE, 8, rows=rows) for rows in (1, 2, 4, 8, 16, 64)),
+    *(Problem(*LONG, 32, rows=rows) for rows in (1, 16, 64)),
 ]
 CPU = [
     Problem(n, k, chain, rows=rows)
-    for rows in (1, 2, 8)
     for n, k, chain in ((4096, 4096, 4), (*WIDE, 2), (*LONG, 2))
+    for rows in (1, 2, 8)
 ]
 
 
@@ -69,15 +68,25 @@ def planes(problem: Problem, device: str, seed: int) -> tuple[torch.Tensor, torc
     return plane, (0.01 + 0.02 * scales).half()
 
 
+@lru_cache(maxsize=2)
+def matrices(n: int, k: int, chain: int, device: str) -> Stored:
+    """Those of a chain. Problems of one size come one after the other."""
+    return [planes(Problem(n, k, chain), device, seed) for seed in range(chain)]
+
+
+@lru_cache(maxsize=2)
+def dense_matrices(
+    n: int, k: int, chain: int, device: str, dtype: torch.dtype
+) -> list[torch.Tensor]:
+    return [dense(*one, k, dtype) for one in matrices(n, k, chain, device)]
+
+
 def dense(plane: torch.Tensor, scales: torch.Tensor, k: int, dtype: torch.dtype) -> torch.Tensor:
     return fast.unpacked(plane, scales, k, GROUP).to(dtype)
 
 
 def chained(product: Callable[[Any], Any], matrices: Sequence[Any]) -> Callable[[], Any]:
     return lambda: [product(matrix) for matrix in matrices]
-
-
-Stored = list[tuple[torch.Tensor, torch.Tensor]]
 
 
 def packed(
@@ -91,12 +100,12 @@ def packed(
 
 
 def by_torch(
-    problem: Problem, device: str, stored: Stored, dtype: torch.dtype
+    problem: Problem, device: str, dtype: torch.dtype
 ) -> Callable[[int], Callable[[], Any]]:
     def make(number: int) -> Callable[[], Any]:
         x = inputs(problem, device, dtype, number)
-        matrices = [dense(*one, problem.k, dtype) for one in stored]
-        return chained(lambda one: torch.nn.functional.linear(x, one), matrices)
+        weights = dense_matrices(problem.n, problem.k, problem.chain, device, dtype)
+        return chained(lambda one: torch.nn.functional.linear(x, one), weights)
 
     return make
 
@@ -113,7 +122,7 @@ def contenders(problem: Problem, device: str, stored: Stored) -> list[Contender]
 
     made = [
         named("packed", packed(problem, device, stored, dtype), small),
-        named(f"torch {plain(dtype)}", by_torch(problem, device, stored, dtype), large),
+        named(f"torch {plain(dtype)}", by_torch(problem, device, dtype), large),
     ]
     if on_gpu and problem.rows == 1:
         later = packed(problem, device, stored, dtype, settled=False)
@@ -127,11 +136,11 @@ def plain(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def slow_peer(problem: Problem, stored: Stored) -> tuple[Contender, list[Timing]]:
+def slow_peer(problem: Problem) -> tuple[Contender, list[Timing]]:
     """torch's bfloat16 on a CPU, a few calls with one matrix: it may take seconds."""
     flops = 2 * problem.rows * problem.n * problem.k
     size = 2 * problem.n * problem.k
-    make = by_torch(problem, "cpu", stored[:1], torch.bfloat16)
+    make = by_torch(replace(problem, chain=1), "cpu", torch.bfloat16)
     peer = Contender("torch bfloat16", make, bytes=size, flops=flops)
     rules = Rules(rounds=3 if problem.rows == 1 else 1, warm_up=0.0, repeats=0)
     return peer, compare([peer], "cpu", rules, wall=True)
@@ -144,7 +153,8 @@ def inputs(problem: Problem, device: str, dtype: torch.dtype, number: int) -> to
 
 def accuracy(made: Sequence[Contender], problem: Problem, device: str) -> Any:
     """Each contender's first product against float64, on the activations it was given."""
-    weights = dense(*planes(problem, device, 0), problem.k, torch.float64)
+    stored = matrices(problem.n, problem.k, problem.chain, device)
+    weights = dense(*stored[0], problem.k, torch.float64)
     found = {}
     for one in made:
         got = one.make(0)()[0]
@@ -171,7 +181,7 @@ def main() -> None:
     torch.set_num_threads(given.threads)
     on_gpu = given.device.startswith("cuda")
     # A chain touches what the protocol asks for by itself: one data set and few calls are enough.
-    rules = Rules(calls=20 if on_gpu else 2, rounds=3 if given.quick else 7)
+    rules = Rules(calls=20 if on_gpu else 2, rounds=3 if given.quick else 7, warm_up=0.2)
     more = {} if on_gpu else {"path": fast.backend()}
     results: dict[str, Any] = {}
     started = time.monotonic()
@@ -187,20 +197,18 @@ def main() -> None:
 def measured(problem: Problem, device: str, rules: Rules) -> dict[str, Any]:
     print(problem.name)
     # One set of matrices serves all data sets: a call walks the whole chain anyway.
-    stored = [planes(problem, device, seed) for seed in range(problem.chain)]
+    stored = matrices(problem.n, problem.k, problem.chain, device)
     made = contenders(problem, device, stored)
     limits = ceilings(problem.packed_bytes * problem.chain, device)
     times = per_matrix(compare([*made, *limits], device, rules), problem)
     if not device.startswith("cuda"):
-        peer, taken = slow_peer(problem, stored)
+        peer, taken = slow_peer(problem)
         made.append(peer)
         times.extend(taken)
     print(show(times), flush=True)
     wrong = accuracy(made, problem, device)
     for name, error in wrong.items():
         print(f"  {name}: relative error {error['relative']:.2e}")
-    if device.startswith("cuda"):
-        torch.cuda.empty_cache()
     return {"times": times, "errors": wrong}
 
 
