@@ -46,8 +46,10 @@ class Problem:
 
 WIDE, LARGE, LONG = (13824, 2560), (28672, 8192), (2560, 13824)
 GPU = [
-    *(Problem(*WIDE, 32, rows=rows) for rows in (1, 2, 4, 8, 16, 32, 64, 128, 256)),
-    *(Problem(*LARGE, 8, rows=rows) for rows in (1, 2, 4, 8, 16, 64)),
+    Problem(*WIDE, 32),
+    Problem(*LARGE, 8),
+    *(Problem(*WIDE, 32, rows=rows) for rows in (16, 64, 256, 2, 4, 8, 32, 128)),
+    *(Problem(*LARGE, 8, rows=rows) for rows in (16, 64, 2, 4, 8)),
     *(Problem(*LONG, 32, rows=rows) for rows in (1, 16, 64)),
 ]
 CPU = [
