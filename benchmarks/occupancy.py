@@ -28,6 +28,14 @@ THREADS, REGISTERS, SHARED, BLOCKS = 2048, 65536, 228 * 1024, 32
 REGISTER_UNIT, SHARED_RESERVED = 256, 1024
 
 
+#: Shapes of the benchmarks; bf16 and float32.
+NORMS = ((16384, 1024), (8192, 4096), (8192, 8192), (4096, 16384))
+TOPK = (
+    *((512, 128256, 64), (512, 128256, 1024), (64, 8192, 8), (1, 131072, 64)),
+    *((6400, 10000, 64), (6400, 10000, 1024), (128, 4096, 1)),
+)
+
+
 @dataclass(frozen=True)
 class Resident:
     """One compiled kernel, and how many of its blocks fit on a multiprocessor."""
@@ -68,14 +76,11 @@ def declared(made: Any) -> int:
 
 def cases() -> Iterator[tuple[str, Call]]:
     """The benchmarks' main shapes."""
-    for rows, width in ((16384, 1024), (8192, 4096), (8192, 8192), (4096, 16384)):
+    for rows, width in NORMS:
         x, w, b = numbers(rows, width), numbers(width), numbers(width)
         yield f"layer norm {rows}×{width}", partial(both_ways, layer_norm, x, w, b)
         yield f"RMS norm {rows}×{width}", partial(both_ways, rms_norm, x, w)
-    for rows, width, k in (
-        *((512, 128256, 64), (512, 128256, 1024), (64, 8192, 8), (1, 131072, 64)),
-        *((6400, 10000, 64), (6400, 10000, 1024), (128, 4096, 1)),
-    ):
+    for rows, width, k in TOPK:
         logits = torch.randn(rows, width, device="cuda")
         yield f"softmax + top-{k} {rows}×{width}", partial(softmax_topk, logits, k)
     yield "paged decode B 32, L 4096", paged(32, 4096, 32, 8, 128, 16)

@@ -305,10 +305,11 @@ def page() -> str:
         lines += [
             "## Occupancy",
             "",
-            "What Triton compiled for the main shapes (`python benchmarks/occupancy.py`): blocks "
-            "that fit on a multiprocessor, which resource ends first, and the share of its threads "
-            "they fill. Few threads are no fault where a block keeps the memory busy by itself. "
-            + resident.get("note", ""),
+            f"What Triton compiled for the main shapes (`{resident['command']}`; "
+            f"{resident['machine']['device']}, Triton {resident['machine']['versions']['triton']}):"
+            " blocks that fit on a multiprocessor, which resource ends first, and the share of its "
+            "threads they fill. Few threads are no fault where a block keeps the memory busy by "
+            "itself.",
             "",
             *occupancy_table(resident["results"]),
             "",
