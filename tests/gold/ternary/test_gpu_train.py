@@ -23,6 +23,16 @@ PLAIN = Recipe(
 OWN_TEACHER = {"own_teacher": 0.25, "distill": 0.5, "distill_until": 0.4, "average": 4}
 
 
+WINDOWS = (np.arange(64)[:, None] % 12 + 5 * np.arange(17)[None, :]) % 12
+
+
+def trainer(recipe):
+    decoder = Decoder(decoder_config(Shape(vocab=12, dim=128, layers=2, heads=2, context=16)))
+    initialise(decoder, 0)
+    convert(decoder)
+    return Trainer(DecoderLM(decoder), recipe, WINDOWS, WINDOWS[:16], device="cuda")
+
+
 @pytest.mark.parametrize(
     "how",
     [
@@ -33,16 +43,18 @@ OWN_TEACHER = {"own_teacher": 0.25, "distill": 0.5, "distill_until": 0.4, "avera
     ],
 )
 def test_a_captured_step_trains_as_a_plain_one(how):
-    windows = (np.arange(64)[:, None] % 12 + 5 * np.arange(17)[None, :]) % 12
+    plain, other = trainer(PLAIN), trainer(replace(PLAIN, **how))
+    for run in (plain, other):
+        run.run()
+    assert min(row.flipped for row in other.progress.rows) > 0.0
+    assert max(run.progress.rows[-1].valid_loss for run in (plain, other)) < 0.1
 
-    def trained(recipe):
-        decoder = Decoder(decoder_config(Shape(vocab=12, dim=128, layers=2, heads=2, context=16)))
-        initialise(decoder, 0)
-        convert(decoder)
-        trainer = Trainer(DecoderLM(decoder), recipe, windows, windows[:16], device="cuda")
-        trainer.run()
-        return trainer.progress.rows
 
-    plain, other = trained(PLAIN), trained(replace(PLAIN, **how))
-    assert min(row.flipped for row in other) > 0.0
-    assert max(plain[-1].valid_loss, other[-1].valid_loss) < 0.1
+def test_captured_steps_go_on_from_a_checkpoint(tmp_path):
+    recipe = replace(PLAIN, capture=True)
+    first, second = trainer(recipe), trainer(recipe)
+    first.run(stop_at=12)
+    first.save(tmp_path / "last.pt")
+    second.load(tmp_path / "last.pt")
+    second.run()
+    assert second.progress.rows[-1].valid_loss < 0.1

@@ -6,8 +6,6 @@ turns tokens (B, T) into logits (B, T, V); `train_model` has two.
 
 import copy
 import math
-import os
-import pickle
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
@@ -22,11 +20,13 @@ from torch.nn import functional
 
 from trapline.gold.errors import RangeError, ShapeError
 from trapline.gold.ternary.linear import latents, soften
+from trapline.gold.ternary.train_checkpoint import read_checkpoint, write_checkpoint
 from trapline.gold.ternary.train_graph import CapturedGradients, CapturedMove
 from trapline.gold.ternary.train_model import DecoderLM, Shape, TernaryLM
 from trapline.gold.ternary.train_optim import (
     Recipe,
     make_optimisers,
+    make_rates_tensors,
     rate,
     set_rates,
     softness,
@@ -327,30 +327,19 @@ class Trainer:
             "own_teacher": self._own_teacher.state(),
             "progress": asdict(self.progress),
         }
-        partial = path.with_name(path.name + ".partial")
-        try:
-            torch.save(state, partial)
-            os.replace(partial, path)
-        except RuntimeError as error:
-            # What torch makes of a write that the disk refused.
-            first = str(error).splitlines()[0]
-            raise OSError(f"{path} could not be written whole: {first}") from None
-        finally:
-            partial.unlink(missing_ok=True)
+        write_checkpoint(state, path)
 
     def load(self, path: Path) -> None:
         """Goes on where a checkpoint ended: the same numbers as without the interruption."""
-        state = _read(path)
         mine = {"shapes": _shapes(self.model), "recipe": asdict(self.recipe)}
-        for name, here in mine.items():
-            if state[name] != here:
-                raise ShapeError(
-                    f"the checkpoint was made with other {name}: {_difference(state[name], here)}"
-                )
+        state = read_checkpoint(path, mine)
         self.model.load_state_dict(state["model"])
         self.best = {name: value.to(self.device) for name, value in state["best"].items()}
         for optimiser, saved in zip(self.optimisers, state["optimisers"], strict=True):
             optimiser.load_state_dict(saved)
+        if self.recipe.capture:
+            # What was read lies in the host's memory.
+            make_rates_tensors(self.optimisers)
         self.rng.set_state(state["rng"])
         self._codes = state["codes"].to(self.device)
         self._own_teacher.restore(state["own_teacher"], self.device)
@@ -378,20 +367,6 @@ def _criterion(
         log_target=True,
     )
     return (1.0 - share) * loss + share * heat**2 * divergence
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        state: dict[str, Any] = torch.load(path, weights_only=True, map_location="cpu")
-    except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
-        raise RangeError(f"{path} is no checkpoint of a run: {error}") from None
-    return state
-
-
-def _difference(theirs: dict[str, Any], here: dict[str, Any]) -> str:
-    names = [name for name in {**theirs, **here} if theirs.get(name) != here.get(name)]
-    first = names[0]
-    return f"{first} {theirs.get(first)}, here {here.get(first)}"
 
 
 def _checked(name: str, data: np.ndarray) -> Tensor:

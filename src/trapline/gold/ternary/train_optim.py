@@ -141,11 +141,11 @@ def make_optimisers(model: nn.Module, recipe: Recipe) -> list[Any]:
     if muon:
         made.append(Muon(_grouped(muon)))
     if recipe.capture:
-        _make_rates_tensors(made)
+        make_rates_tensors(made)
     return made
 
 
-def _make_rates_tensors(optimisers: list[Any]) -> None:
+def make_rates_tensors(optimisers: list[Any]) -> None:
     """A number in a CUDA graph stays as it was; a tensor can be filled anew."""
     for optimiser in optimisers:
         for group in optimiser.param_groups:
