@@ -66,13 +66,14 @@ def unpacked(words, DTYPE: gl.constexpr, ROWS: gl.constexpr):
 
 @gluon.jit
 def load_words(
-    planes, first, group, N, GROUPS: gl.constexpr, BLOCK_N: gl.constexpr, WARPS: gl.constexpr
-):
+    planes, first, group, last, N,
+    GROUPS: gl.constexpr, BLOCK_N: gl.constexpr, WARPS: gl.constexpr,
+):  # fmt: skip
     """Of one group; beyond the last row or group that one again."""
     wide: gl.constexpr = word_layout(WARPS)
-    row = gl.minimum(first + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(1, wide)), N - 1)
-    word = gl.arange(0, 8, layout=gl.SliceLayout(0, wide)) + gl.minimum(group, GROUPS - 1) * 8
-    return gl.load(planes + row.to(gl.int64)[:, None] * (GROUPS * 8) + word[None, :])
+    row = gl.minimum(first + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(1, wide)), N - 1)[:, None]
+    word = gl.minimum(group, last) * 8 + gl.arange(0, 8, layout=gl.SliceLayout(0, wide))[None, :]
+    return gl.load(planes + row.to(gl.int64) * (GROUPS * 8) + word)
 
 
 @gluon.jit
@@ -120,6 +121,7 @@ def wide_kernel(
     first = gl.program_id(0) * BLOCK_N
     begin = gl.program_id(1) * BLOCK_M
     start = gl.program_id(2) * EACH
+    last = start + EACH - 1
     held = gl.allocate_shared_memory(DTYPE, [STAGES, BLOCK_M, 128], x.layout)
     tile_of: gl.constexpr = gl.NVMMASharedLayout.get_default_for([BLOCK_N, 128], DTYPE)
     tile = gl.allocate_shared_memory(DTYPE, [2, BLOCK_N, 128], tile_of)
@@ -128,10 +130,10 @@ def wide_kernel(
         mbarrier.init(full.index(i), count=1)
     if not SETTLED:
         wait_for_the_kernel_before()
-    now = load_words(planes, first, start, N, GROUPS, BLOCK_N, WARPS)
-    second = load_words(planes, first, start + 1, N, GROUPS, BLOCK_N, WARPS)
-    third = load_words(planes, first, start + 2, N, GROUPS, BLOCK_N, WARPS)
-    fourth = load_words(planes, first, start + 3, N, GROUPS, BLOCK_N, WARPS)
+    now = load_words(planes, first, start, last, N, GROUPS, BLOCK_N, WARPS)
+    second = load_words(planes, first, start + 1, last, N, GROUPS, BLOCK_N, WARPS)
+    third = load_words(planes, first, start + 2, last, N, GROUPS, BLOCK_N, WARPS)
+    fourth = load_words(planes, first, start + 3, last, N, GROUPS, BLOCK_N, WARPS)
     row = gl.minimum(first + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(1, sums)), N - 1)
     factor = scales + row.to(gl.int64) * GROUPS + start
     scale = known(gl.load(factor), 1.0)
@@ -154,7 +156,7 @@ def wide_kernel(
         fence_async_shared()
         second = third
         third = fourth
-        fourth = load_words(planes, first, start + g + 4, N, GROUPS, BLOCK_N, WARPS)
+        fourth = load_words(planes, first, start + g + 4, last, N, GROUPS, BLOCK_N, WARPS)
         following = known(later, scale)
         ratio = scale / following
         scale = following
