@@ -18,11 +18,7 @@ pytestmark = [
 PLAIN = Recipe(
     steps=24, batch=8, evaluate_every=8, warm_up=2, peak_rate=0.1, soft=0.5, optimiser="muon"
 )
-
-
 OWN_TEACHER = {"own_teacher": 0.25, "distill": 0.5, "distill_until": 0.4, "average": 4}
-
-
 WINDOWS = (np.arange(64)[:, None] % 12 + 5 * np.arange(17)[None, :]) % 12
 
 
