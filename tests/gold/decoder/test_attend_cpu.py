@@ -90,6 +90,34 @@ def test_a_row_does_not_depend_on_the_others():
 
 
 @needs_compiler
+def test_places_are_read_whatever_integers_name_them_and_however_they_lie():
+    q, stored, table, lengths = layer(3, 4, 2, 8, 4)
+    before = fused.decode_attention(q, stored, table, lengths, None)
+    wide, apart = table.long(), torch.stack((lengths, lengths), dim=1)[:, 0]
+    assert torch.equal(fused.decode_attention(q, stored, wide, lengths.long(), None), before)
+    assert torch.equal(fused.decode_attention(q, stored, table, apart, None), before)
+    angles, qkv = torch.rand(30, 4), torch.randn(3, 8 * 8)
+    turn = fused.Turn(angles.cos(), angles.sin(), None, None, 1e-5)
+    places, answers = torch.tensor([[3, 9], [29, 9], [0, 9]]), []
+    for given in (places[:, 0].contiguous(), places[:, 0], places[:, 0].int()):
+        keys, values = torch.zeros(2, 36, 2, 8)
+        there = Stored(keys, values, None, None, 8, page_size=4)
+        answers.append((fused.turn_and_append(qkv, turn, given, given, there), keys, values))
+    for other in answers[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(answers[0], other, strict=True))
+
+
+@needs_compiler
+def test_over_nothing_there_are_zeros():
+    q, stored, table, lengths = layer(2, 4, 2, 8, 4)
+    lengths[1] = 0
+    found = fused.decode_attention(q, stored, table, lengths, None)
+    assert torch.isfinite(found).all()
+    assert not found[1].any()
+    assert fused.decode_attention(q[:0], stored, table[:0], lengths[:0], None).shape == (0, 4, 8)
+
+
+@needs_compiler
 @pytest.mark.parametrize("normed", [True, False])
 @pytest.mark.parametrize("turned", [True, False])
 def test_queries_and_keys_are_torchs(monkeypatch, normed, turned):

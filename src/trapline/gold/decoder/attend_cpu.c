@@ -151,6 +151,7 @@ static void attend_group(
         for (long i = 0; i < queries; i++)
             meet(q + i * width, at, places, count, sofar + i, out + i * width);
     }
+    if (from == to) return; /* over nothing: zeros */
     for (long i = 0; i < queries; i++)
         for (long d = 0; d < width; d++) out[i * width + d] /= sofar[i].total;
 }

@@ -47,13 +47,14 @@ def turn_and_append(
     places: tuple[Tensor, Tensor],
     stored: tuple[Tensor, Tensor],
 ) -> Tensor:
-    """As `fused.turn_and_append`; `places` are positions and slots."""
+    """As `fused.turn_and_append`; `places` are positions and slots, of any kind of integer."""
+    positions, slots = (one.long().contiguous() for one in places)
     (_, groups, width), rows = stored[0].shape, len(qkv)
     heads = qkv.shape[1] // width - 2 * groups
     q = qkv.new_empty((rows, heads, width))
     cosine, sine = angles or (None, None)
     q_norm, k_norm = norms or (None, None)
-    given = (qkv, cosine, sine, q_norm, k_norm, *places, q, *stored)
+    given = (qkv, cosine, sine, q_norm, k_norm, positions, slots, q, *stored)
     _loaded().turn_and_append(
         *(None if one is None else one.data_ptr() for one in given), rows, heads, groups, width, eps
     )
@@ -72,7 +73,9 @@ def attend(
     library = _loaded()
     (rows, heads, width), groups = q.shape, stored[0].shape[1]
     out = torch.empty_like(q)
-    table, lengths = table.contiguous(), lengths.contiguous()
+    if not rows:
+        return out
+    table, lengths = table.int().contiguous(), lengths.int().contiguous()
     fixed = (
         *(one.data_ptr() for one in (q, *stored, table, lengths, out)),
         *(table.shape[1], page_size, heads, groups, width, window or 0),

@@ -74,7 +74,7 @@ def _compiled_turn(
         None if cosine is None or sine is None else (cosine, sine),
         None if q_norm is None or k_norm is None else (q_norm, k_norm),
         eps,
-        (positions.long(), slots.long()),
+        (positions, slots),
         (stored.keys, stored.values),
     )
 
