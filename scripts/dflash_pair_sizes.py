@@ -101,7 +101,7 @@ SIZES = {
         batch=64,
         rate=0.16,
         megabytes=80.0,
-        drafter_layers=3,
+        drafter_layers=2,
         drafter_hidden=2048,
         seen=4,
         block=8,
@@ -112,6 +112,5 @@ SIZES = {
         drafter_batch=128,
         anchors=32,
         drafter_rate=0.1,
-        soft=0.2,
     ),
 }
