@@ -1,8 +1,8 @@
 """Compact rounds driven from the host: a graph, replayed many times between two looks at it.
 
-While the host looks the device waits, so it asks for most of the rounds that will be needed: as
-many as no row can be done before, or most of what the pace so far promises. A row that is done
-earlier rests by itself.
+While the host looks the device waits, so it asks for many rounds at once: as many as no row can
+be done before, or a share of what the row's pace so far promises. A row that is done earlier rests
+by itself, but its rounds take as long as any.
 """
 
 import math
@@ -21,8 +21,8 @@ from trapline.gold.tree_decoding.generate_rounds import CompactRounds
 from trapline.gold.tree_decoding.generate_static import StaticConfig
 from trapline.gold.tree_decoding.generate_statistics import Statistics
 
-#: Of the rounds that the pace so far promises, so many are asked for at once.
-MOST_OF_THEM = 0.75
+#: Of the rounds that a row's pace so far promises, so many are asked for at once.
+SHARE = 0.5
 
 
 class Progress(NamedTuple):
@@ -50,7 +50,6 @@ class CompactGenerator:
     ) -> None:
         self._config, self._drafter = config, drafter
         self.rounds = rounds(target, drafter, config)
-        self._pace = float(self.rounds.deepest + 1)  # tokens a round
         self._replay: Callable[[], object] = self.rounds.round
         if target.device.type == "cuda":
             self._replay = captured(self.rounds.round, ()).replay
@@ -112,20 +111,17 @@ class CompactGenerator:
         ]
 
     def _rounds_for(self, rows: list[Progress], waiting: Collection[int]) -> int:
-        """Rounds until the first of all rows is done; once some rest, most until the last.
+        """Rounds until the first of all rows should be done; once some rest, until the last.
 
-        No row says more than L + 1 tokens in one: so many are needed at least.
+        By a row's own pace: another prompt's says nothing. Of a row that has not begun only this is
+        known: it says no more than L + 1 tokens in a round, so it needs so many at least.
         """
-        seen = [one for one in rows if one.rounds]
-        if seen:
-            self._pace = sum(one.made for one in seen) / sum(one.rounds for one in seen)
-        likely = [
-            one.left * one.rounds / one.made if one.made else one.left / self._pace for one in rows
-        ]
+        most = self.rounds.deepest + 1
+        likely = [one.left * one.rounds / one.made if one.made else one.left / most for one in rows]
         if waiting or 1 < len(rows) == self._config.rows:
             return max(1, math.ceil(min(likely)))
-        least = max(one.left for one in rows) / (self.rounds.deepest + 1)
-        return max(math.ceil(least), int(MOST_OF_THEM * max(likely)))
+        least = max(one.left for one in rows) / most
+        return max(math.ceil(least), int(SHARE * max(likely)))
 
     def _rest(self, prompts: Mapping[int, Sequence[int]], stop_ids: Sequence[int]) -> None:
         """Rows that have said a stop token say no more."""
