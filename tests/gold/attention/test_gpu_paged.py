@@ -120,7 +120,7 @@ def test_groups_of_any_size(H):
 @pytest.mark.parametrize("kind", CODES)
 @pytest.mark.parametrize("H", [1, 3, 8, 9, 16])
 def test_groups_of_any_size_over_codes(H, kind):
-    """Eight heads are what fits beside their low bytes; more go to the other kernel."""
+    """More than eight heads go to the other kernel."""
     close(queries(6, H, 128, torch.bfloat16), cache(kind, torch.bfloat16, 1, 128, 16, LENGTHS))
 
 

@@ -40,10 +40,11 @@ def test_a_box_is_of_one_page_and_at_most_128_bytes_wide(kind, D, P):
     assert {PLAIN: 2 * D, INT4: D // 2}.get(kind, D) % width == 0
 
 
-def test_heads_that_do_not_fit_beside_their_low_bytes_are_left_alone():
-    taken = {kind: hopper.plan_for(kind, 128, 9) is not None for kind in range(4)}
-    assert taken == {PLAIN: True, INT8: False, FP8: True, INT4: False}
-    for kind, D in itertools.product(range(4), (96, 256)):
+def test_more_heads_than_a_tile_has_columns_are_left_to_the_other_kernel():
+    for kind, D in hopper.PLANS:
+        assert hopper.plan_for(kind, D, 8) is not None
+        assert hopper.plan_for(kind, D, 9) is None
+    for kind, D in [*itertools.product(range(4), (96, 256)), (FP8, 64)]:
         assert hopper.plan_for(kind, D, 4) is None
 
 

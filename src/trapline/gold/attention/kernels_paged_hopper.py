@@ -120,9 +120,8 @@ def decode_kernel(
             )
         else:
             peak, total, sums, done = attended_in_columns(
-                *given, g, R, tile * S, end, done, scale, q_head, P, D, KIND, HALVES, S,
-                8 if ROWS <= 8 else 16,
-            )  # fmt: skip
+                *given, g, R, tile * S, end, done, scale, q_head, P, D, KIND, HALVES, S
+            )
         if not EARLY and at + run >= stop:
             gdc_launch_dependents()
         M: gl.constexpr = peak.shape[0]
@@ -170,18 +169,19 @@ class Plan(NamedTuple):
 #: (kind of pages, head width) → plan. Measured at D = 128 and, for 16 bits, at 64.
 PLANS = {
     (0, 64): Plan(32, 6, 4, early=True, ahead=32),
-    (0, 128): Plan(32, 3, 4, early=True, ahead=32),
+    (0, 128): Plan(32, 3, 4, early=True, ahead=64),
     (int(INT8), 64): Plan(64, 3, 8),
     (int(INT8), 128): Plan(64, 3, 4),
-    (int(FP8), 64): Plan(64, 3, 8),
     (int(FP8), 128): Plan(64, 3, 4),
     (int(INT4), 64): Plan(64, 3, 8),
     (int(INT4), 128): Plan(64, 3, 8),
 }
 #: For 16 bits and more than four heads a group: the larger parts are, the fewer are merged.
-TALL = Plan(32, 6, 2, early=True, ahead=32)
+TALL = Plan(32, 6, 2, early=True, ahead=64)
 #: The most parts of a row: one warp merges them, and more would take it longer than they save.
 MOST_PARTS = 16
+#: The most heads of a group: the columns of a tile, or its rows where integers take two for each.
+MOST_HEADS = 8
 #: The most sequences whose lengths one warp adds up.
 MOST_ROWS = 1024
 #: Up to how many bytes of 16-bit pages this kernel is the faster one: it starts and ends sooner,
@@ -189,14 +189,9 @@ MOST_ROWS = 1024
 SMALL = 128 << 20
 
 
-def rows_for(kind: int) -> int:
-    """The most heads of a group: integers take two of a tile's sixteen rows for each."""
-    return 8 if kind in (INT8, INT4) else 16
-
-
 def plan_for(kind: int, D: int, R: int) -> Plan | None:
     """None where this kernel has not what pages of this kind and R heads a group need."""
-    if (kind, D) not in PLANS or rows_for(kind) < R:
+    if (kind, D) not in PLANS or MOST_HEADS < R:
         return None
     return TALL if kind == 0 and D == 128 and R > 4 else PLANS[kind, D]
 
@@ -281,8 +276,8 @@ def decode(
     assert plan is not None
     most = min(processors(q) * plan.programs, MOST_PARTS * B * G)
     units = B * G * (triton.cdiv(block_table.shape[1] * P, plan.positions) + 1)
-    parts = q.new_empty((2 * most, rows_for(kind), D), dtype=torch.float32)
-    stats = q.new_empty((2 * most, rows_for(kind), 2), dtype=torch.float32)
+    parts = q.new_empty((2 * most, MOST_HEADS, D), dtype=torch.float32)
+    stats = q.new_empty((2 * most, MOST_HEADS, 2), dtype=torch.float32)
     decode_kernel[(most,)](
         *(descriptor(x, kind, D, plan.positions) for x in (k_pages, v_pages)),
         *(x.view(torch.int8) if kind else x for x in (k_pages, v_pages)),

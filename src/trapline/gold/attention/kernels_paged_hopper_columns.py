@@ -33,14 +33,14 @@ from trapline.gold.attention.kernels_paged_hopper_ring import (
     together,
 )
 
+#: The columns of a tile: there may be fewer heads.
+HEADS = gl.constexpr(8)
 A = gl.constexpr(gl.DotOperandLayout(0, MMA, 2))
 B = gl.constexpr(gl.DotOperandLayout(1, MMA, 2))
 
 
 @gluon.jit
-def query_piece(
-    q, R, q_head, N: gl.constexpr, HEADS: gl.constexpr, FROM: gl.constexpr, KIND: gl.constexpr
-):
+def query_piece(q, R, q_head, N: gl.constexpr, FROM: gl.constexpr, KIND: gl.constexpr):
     """(N, HEADS): elements from FROM on of every head; for float8, every other pair of elements."""
     layout: gl.constexpr = gl.BlockedLayout([4, 1], [8, 4], [1, 1], [0, 1])
     d = gl.arange(0, N, layout=gl.SliceLayout(1, layout))
@@ -52,16 +52,14 @@ def query_piece(
 
 
 @gluon.jit
-def query_columns(
-    q, R, q_head, D: gl.constexpr, HEADS: gl.constexpr, KIND: gl.constexpr, HALVES: gl.constexpr
-):
+def query_columns(q, R, q_head, D: gl.constexpr, KIND: gl.constexpr, HALVES: gl.constexpr):
     """The two pieces of the queries that meet those of keys, and each head's unit."""
     FIRST: gl.constexpr = D // 2 if (KIND == FP8) or HALVES == 2 else D
     SECOND: gl.constexpr = 2 if KIND == FP8 else D // 2
-    x0 = query_piece(q, R, q_head, FIRST, HEADS, 0, KIND)
+    x0 = query_piece(q, R, q_head, FIRST, 0, KIND)
     x1 = x0
     if FIRST < D:
-        x1 = query_piece(q, R, q_head, FIRST, HEADS, SECOND, KIND)
+        x1 = query_piece(q, R, q_head, FIRST, SECOND, KIND)
     if KIND == 0:
         unit = gl.full([HEADS], 1.0, gl.float32, gl.SliceLayout(0, MMA))
         q0 = gl.convert_layout(x0, B)
@@ -109,7 +107,6 @@ def applied(w, values, slot, a0, a1, shrink, KIND: gl.constexpr, HALVES: gl.cons
 def weights_as_columns(weights):
     """(S, HEADS) weights where products left them, as the second operand."""
     S: gl.constexpr = weights.shape[0]
-    N: gl.constexpr = weights.shape[1]
     turned = gl.inline_asm_elementwise(
         "movmatrix.sync.aligned.m8n8.trans.b16 $0, $1;",
         "=r,r",
@@ -118,15 +115,15 @@ def weights_as_columns(weights):
         is_pure=True,
         pack=2,
     )
-    x = gl.permute(gl.reshape(turned, [S // 8, 8, N // 8, 8]), [0, 3, 2, 1])
-    return gl.convert_layout(gl.reshape(x, [S, N]), B, assert_trivial=N == 8)
+    x = gl.permute(gl.reshape(turned, [S // 8, HEADS, 8]), [0, 2, 1])
+    return gl.convert_layout(gl.reshape(x, [S, HEADS]), B, assert_trivial=True)
 
 
 @gluon.jit
 def lane_sums(weights):
     """(8, HEADS): sums of what a lane holds of a column; lanes meet once, at the end."""
     S: gl.constexpr = weights.shape[0]
-    return gl.sum(gl.reshape(weights, [S // 8, 8, weights.shape[1]]), 0)
+    return gl.sum(gl.reshape(weights, [S // 8, 8, HEADS]), 0)
 
 
 @gluon.jit
@@ -139,7 +136,6 @@ def down_lanes(by_column, totals):
 def attended_in_columns(
     q, table, pages, ring, scales, g, R, begin, end, done, scale, q_head,
     P: gl.constexpr, D: gl.constexpr, KIND: gl.constexpr, HALVES: gl.constexpr, S: gl.constexpr,
-    HEADS: gl.constexpr,
 ):  # fmt: skip
     """As `attended` of `kernels_paged_hopper_rows`, of floats."""
     boxes_of_keys, boxes_of_values, gates = ring
@@ -154,7 +150,7 @@ def attended_in_columns(
     first_tiles(table, pages, ring, g, begin, count, last, done, P, S, HALVES)
     keys = as_tiles(boxes_of_keys, WORDS, S, C // PER_WORD)
     values = as_tiles(boxes_of_values, WORDS, S, C // PER_WORD)
-    q0, q1, unit = query_columns(q, R, q_head, D, HEADS, KIND, HALVES)
+    q0, q1, unit = query_columns(q, R, q_head, D, KIND, HALVES)
 
     none = gl.zeros([S, HEADS], gl.float32, MMA)
     totals = lane_sums(none)
