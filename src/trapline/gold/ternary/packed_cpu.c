@@ -1,7 +1,7 @@
 /* y = x Wᵀ for packed ternary weights, read as they are stored.
  *
  * Activations are split, group by group of 128, into whole numbers of a unit, each off by at most
- * 2^-21.6 of the group's largest, and these into three int8 digits. What remains are sums of int8
+ * 2^-21.5 of the group's largest, and these into three int8 digits. What remains are sums of int8
  * products, which CPUs have instructions for.
  *
  * Of a byte with the codes a, b, c, d, from its lowest bits on, fields are multiplied that are cut
