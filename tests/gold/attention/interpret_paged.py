@@ -15,7 +15,7 @@ KINDS = {"plain": None, "int8": torch.int8, "int4": torch.uint8}
 #: lengths, queries of each, H, G, D, P, rules: long and short rows, odd pages, none, trees.
 PROBLEMS = {
     "decode": ([9, 0, 70], [1, 1, 1], 6, 2, 20, 16, {}),
-    "packed": ([9, 13], [5, 2], 4, 1, 32, 16, {}),
+    "packed": ([9, 13], [5, 2], 4, 1, 32, 16, {"softcap": 1.5}),
     "window": ([41], [1], 2, 1, 16, 24, {"window": 5}),
     "tree": ([12, 8], [4, 4], 4, 2, 32, 16, {"tree": True}),
     "wide tree": ([80, 20], [65, 9], 1, 1, 16, 16, {"tree": True}),
@@ -60,7 +60,15 @@ def differences(problem, kind: str, dtype: torch.dtype) -> dict[str, float]:
     hint = shared(table, rules["prefix"]) if "prefix" in rules else (0, None)
     uniform = len(set(new)) == 1
     given = (q, *theirs[:2], table, torch.tensor(lengths).int(), None if uniform else ends)
-    more = (max(new), *theirs[2:], tree, rules.get("window", 0), 0.0, D**-0.5, *hint)
+    more = (
+        max(new),
+        *theirs[2:],
+        tree,
+        rules.get("window", 0),
+        rules.get("softcap", 0.0),
+        D**-0.5,
+        *hint,
+    )
     outs = [torch.full_like(q, 9.0) for _ in range(2)]
     kernels_paged._attention(*map(apart, given), *map(apart, more), outs[0])
     fast_paged._attention(*given, *more, outs[1])
