@@ -22,7 +22,7 @@ from trapline.gold.tree_decoding.generate_static import StaticConfig
 from trapline.gold.tree_decoding.generate_statistics import Statistics
 
 #: Of the rounds that a row's pace so far promises, so many are asked for at once.
-SHARE = 0.5
+SHARE = 0.75
 
 
 class Progress(NamedTuple):
@@ -111,14 +111,14 @@ class CompactGenerator:
         ]
 
     def _rounds_for(self, rows: list[Progress], waiting: Collection[int]) -> int:
-        """Rounds until the first of all rows should be done; once some rest, until the last.
+        """Rounds until the first of several rows should be done; of the last, most of them.
 
         By a row's own pace: another prompt's says nothing. Of a row that has not begun only this is
         known: it says no more than L + 1 tokens in a round, so it needs so many at least.
         """
         most = self.rounds.deepest + 1
         likely = [one.left * one.rounds / one.made if one.made else one.left / most for one in rows]
-        if waiting or 1 < len(rows) == self._config.rows:
+        if self._config.rows > 1 and (waiting or len(rows) == self._config.rows):
             return max(1, math.ceil(min(likely)))
         least = max(one.left for one in rows) / most
         return max(math.ceil(least), int(SHARE * max(likely)))
