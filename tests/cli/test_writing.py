@@ -17,6 +17,7 @@ from trapline.cli.main import FAILURE, build, guarded
         (("certify", "--write", "folder"), "folder is a folder; the kill matrix is a file"),
         (("redact", "folder", "--out", "file"), "file is a file"),
         (("export", "--out", "file"), "file is a file"),
+        (("train", "file", "--out", "file"), "file is a file; a run is a folder"),
         (("export", "folder", "--format", "predictions", "--out", "folder"), "is a folder"),
     ],
 )

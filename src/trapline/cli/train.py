@@ -10,6 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from trapline.arena.errors import ArenaError, InterruptedRunError, MissingError, UsageError
+from trapline.cli import writing
 
 _CONSOLE = Console(stderr=True)
 
@@ -73,6 +74,7 @@ def train(
     Leaves model/ (any tool reads it), packed/ (2 bits a weight), curves.csv, curves.png, run.json
     and the state that --resume goes on from. The best model on held-out documents is kept.
     """
+    writing.folder(out, "a run")
     run = _training()
     place = _device(run, device)
     peak_end = rate / 10 if final_rate is None else final_rate
