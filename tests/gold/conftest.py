@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -22,3 +23,20 @@ def run_script():
         assert done.returncode == 0, done.stderr[-4000:]
 
     return run
+
+
+@pytest.fixture
+def entered(monkeypatch):
+    """The tensors whose devices are current, the innermost last; no GPU is needed."""
+    import torch
+
+    tensors = []
+
+    @contextmanager
+    def device_of(tensor):
+        tensors.append(tensor)
+        yield
+        tensors.pop()
+
+    monkeypatch.setattr(torch.cuda, "device_of", device_of)
+    return tensors

@@ -1,7 +1,6 @@
 """The paged kernels: right in the interpreter, compilable for a Hopper GPU. No GPU is needed."""
 
 import json
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -40,18 +39,10 @@ def test_kernels_compile_for_hopper(which, count, tmp_path, run_script):
 
 
 @pytest.mark.parametrize("operation", ["_attention", "_append"])
-def test_kernels_are_launched_where_their_tensors_are(operation, monkeypatch):
+def test_kernels_are_launched_where_their_tensors_are(operation, monkeypatch, entered):
     """Whichever device is current: a launch would go there, and read the other one's addresses."""
-    current, seen = [], []
-
-    @contextmanager
-    def device_of(tensor):
-        current.append(tensor)
-        yield
-        current.pop()
-
-    monkeypatch.setattr(torch.cuda, "device_of", device_of)
-    monkeypatch.setattr(kernels_paged, "require", lambda *_: seen.append(list(current)))
+    seen = []
+    monkeypatch.setattr(kernels_paged, "require", lambda *_: seen.append(list(entered)))
     first = torch.zeros(0, 2, 4)
     pages = torch.zeros(2, 3, 2, 16, 4)
     empty = torch.zeros(0).long()
@@ -63,7 +54,7 @@ def test_kernels_are_launched_where_their_tensors_are(operation, monkeypatch):
     getattr(kernels_paged, operation)(*rows, *pages, *more[operation])
     assert seen
     assert all(len(there) == 1 and there[0] is first for there in seen)
-    assert current == []
+    assert entered == []
 
 
 def test_what_the_kernels_do_not_take_is_named():

@@ -1,7 +1,6 @@
 """The Triton kernels: right in the interpreter, compilable for a Hopper GPU. No GPU is needed."""
 
 import json
-from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -127,21 +126,13 @@ def test_kernels_wait_for_each_other_only_where_the_gpu_can(monkeypatch, capabil
 
 
 @pytest.mark.parametrize("vocabulary", [100, 20000])
-def test_kernels_are_launched_where_their_logits_are(monkeypatch, vocabulary):
+def test_kernels_are_launched_where_their_logits_are(monkeypatch, entered, vocabulary):
     """Whichever device is current: a launch would go there, and read the other one's addresses."""
     import torch
 
     from trapline.gold.softmax_topk import kernels
 
-    entered, launched = [], []
-
-    @contextmanager
-    def device_of(tensor):
-        entered.append(tensor)
-        yield
-        entered.pop()
-
-    monkeypatch.setattr(torch.cuda, "device_of", device_of)
+    launched = []
     for name in ("run_short", "run_many", "run_long"):
         monkeypatch.setattr(kernels, name, lambda *_: launched.append(list(entered)))
     logits = torch.zeros(1, vocabulary)
