@@ -15,10 +15,22 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
-from harness import Contender, Rules, Timing, ceilings, compare, errors, show, timing, write
+from harness import (
+    RESULTS,
+    Contender,
+    Rules,
+    Timing,
+    ceilings,
+    compare,
+    errors,
+    show,
+    timing,
+    write,
+)
 
 from trapline.gold.ternary import fast
 
@@ -49,8 +61,8 @@ GPU = [
     Problem(*WIDE, 32),
     Problem(*LARGE, 8),
     *(Problem(*WIDE, 32, rows=rows) for rows in (16, 64, 256, 2, 4, 8, 32, 128)),
-    *(Problem(*LARGE, 8, rows=rows) for rows in (16, 64, 2, 4, 8)),
-    *(Problem(*LONG, 32, rows=rows) for rows in (1, 16, 64)),
+    *(Problem(*LARGE, 8, rows=rows) for rows in (16, 64, 2, 4, 8, 256, 32, 128)),
+    *(Problem(*LONG, 32, rows=rows) for rows in (1, 16, 64, 256, 32, 128)),
 ]
 CPU = [
     Problem(n, k, chain, rows=rows)
@@ -181,6 +193,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--seconds", type=float, default=75.0, help="start nothing after these")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of results")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     on_gpu = given.device.startswith("cuda")
@@ -198,7 +211,7 @@ def main() -> None:
         results[problem.name] = measured(
             problem, given.device, replace(rules, calls=1, repeats=2) if several else rules
         )
-        path = write("ternary", given.device, results, **more)
+        path = write("ternary", given.device, results, folder=given.out, **more)
     print(path)
 
 
