@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import torch
+from triton.runtime.interpreter import interpreter_builder
 
 from trapline.gold.attention import fast_paged, kernels_paged
 
@@ -20,6 +21,7 @@ PROBLEMS = {
     "tree": ([12, 8], [4, 4], 4, 2, 32, 16, {"tree": True}),
     "wide tree": ([80, 20], [65, 9], 1, 1, 16, 16, {"tree": True}),
     "tree behind a prefix": ([40, 37], [3, 3], 2, 2, 16, 24, {"tree": True, "prefix": [1]}),
+    "long prefix": ([40, 700, 90, 500], [1] * 4, 1, 1, 16, 16, {"prefix": [1]}),
     "prefix": ([20, 18, 3, 6], [1, 1, 1, 1], 4, 2, 16, 16, {"prefix": [1, 0]}),
 }
 #: Half precision and codes once or twice: what they change is the same in every problem.
@@ -28,6 +30,8 @@ RUNS += [("decode", "plain", torch.float16)]
 RUNS += [("decode", "int8", torch.float32), ("packed", "int4", torch.float32)]
 RUNS += [("window", "int4", torch.float16)]
 RUNS += [("prefix", "int8", torch.float32)]
+#: Programs run in any order on a GPU, in theirs in the interpreter: these run last to first too.
+BACKWARDS = [("decode", "plain"), ("long prefix", "plain")]
 
 
 def main(folder: Path) -> None:
@@ -35,6 +39,14 @@ def main(folder: Path) -> None:
     for name, kind, dtype in RUNS:
         key = f"{name}-{kind}-{str(dtype).removeprefix('torch.')}"
         found[key] = differences(PROBLEMS[name], kind, dtype)
+    forwards = interpreter_builder.set_grid_idx
+
+    def backwards(x: int, y: int, z: int) -> None:
+        forwards(interpreter_builder.grid_dim[0] - 1 - x, y, z)
+
+    interpreter_builder.set_grid_idx = backwards
+    for name, kind in BACKWARDS:
+        found[f"{name}-backwards-float32"] = differences(PROBLEMS[name], kind, torch.float32)
     (folder / "differences.json").write_text(json.dumps(found))
 
 
@@ -103,6 +115,8 @@ def empty_pages(pages: int, G: int, P: int, D: int, kind: str, dtype: torch.dtyp
 
 
 def largest(one: torch.Tensor, other: torch.Tensor) -> float:
+    if not torch.equal(one.isnan(), other.isnan()):
+        return float("inf")
     return float((one.double() - other.double()).nan_to_num(0.0).abs().max())
 
 

@@ -77,3 +77,19 @@ def test_the_torch_twin_norms_turns_and_stores():
         assert torch.equal(values[slot], parts[row, 6:])
     assert not keys[1:5].any()
     assert not values[1:5].any()
+
+
+def test_more_query_heads_than_a_tile_holds_are_left_to_the_other_path(make):
+    """Heads from the seventeenth on would keep what their memory held before."""
+    from trapline.gold.decoder.compact import suits
+
+    one_key = {"num_key_value_heads": 1, "head_dim": 16}
+    assert suits(make("llama", num_attention_heads=16, **one_key))
+    assert not suits(make("llama", num_attention_heads=32, **one_key))
+
+
+def test_the_smallest_matrices_ask_for_a_whole_line_ahead():
+    from trapline.gold.decoder.compact import Cut, fixed_of
+
+    same = {"even": True, "outputs": 32, "inputs": 32, "precision": "tf32", "early": True}
+    assert fixed_of(Cut(16, 16, 16, 1, 4, 2), "added", **same)["AHEAD"] == 64

@@ -185,6 +185,11 @@ def test_strided_rows(V, dtype):
     check(made("normal", V, 6, dtype).T, 9)  # columns far apart
 
 
+def test_an_odd_beginning_at_the_end_of_memory():
+    """The last row ends with its storage, and no load of 16 bytes may go beyond."""
+    check(made("normal", 16, 131072, torch.float16)[:, 1:], 20)
+
+
 def test_no_rows():
     got = softmax_topk(torch.empty(0, 50, device="cuda"), 3)
     assert got.values.shape == got.indices.shape == (0, 3)

@@ -36,7 +36,8 @@ def store_rows(
 ):  # fmt: skip
     """A block of heads of one token. TOP is the largest code; 0 where rows stay as they are."""
     HALF: tl.constexpr = (D + 1) // 2
-    g = tl.program_id(1) * BLOCK_G + tl.arange(0, BLOCK_G)
+    # 64 bits: a head's pages may lie together, far from the next head's.
+    g = (tl.program_id(1) * BLOCK_G + tl.arange(0, BLOCK_G)).to(tl.int64)
     d = tl.arange(0, BLOCK_D)
     here = (g < G)[:, None] & (d < HALF)[None, :]
     there = here & (d < D - HALF)[None, :]

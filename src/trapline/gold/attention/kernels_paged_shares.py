@@ -149,14 +149,19 @@ def attention_kernel(
             # All that this program stored comes before its arrival, and what others stored
             # before theirs comes before the merge.
             tl.debug_barrier()
-            arrived = tl.atomic_add(counters + first_program, 1, sem="acq_rel")
+            # Rows that one program has for itself need no counter, and must not touch it: it may
+            # already count those that begin behind them and go on in the next program.
+            arrived = last_program - first_program
+            if run < n:
+                arrived = tl.atomic_add(counters + first_program, 1, sem="acq_rel")
             if arrived == last_program - first_program:
                 merge(
                     parts, stats, prefix_parts, prefix_stats, out, first_program, last_program,
                     begin_q, top, tl.minimum(new * R - top, BLOCK_M), g, R, G * R, queries,
                     parts_of_prefix, out_row, out_head, D, BLOCK_D, BLOCK_M, ROWS, ALONE,
                 )  # fmt: skip
-                tl.store(counters + first_program, 0)
+                if run < n:
+                    tl.store(counters + first_program, 0)
                 if prefix_parts is not None:
                     # The next rows of this program may take the same slot.
                     tl.debug_barrier()

@@ -28,6 +28,8 @@ from trapline.gold.decoder.model import Decoder
 from trapline.gold.kernels_device import may_start_early, processors
 
 LOG2_E = 1.4426950408889634
+#: Query heads to a key head that a tile of `kernels_attend` has room for.
+MOST_HEADS = 16
 
 
 class Cut(NamedTuple):
@@ -64,6 +66,7 @@ def suits(decoder: Decoder) -> bool:
         and config.rope is not None
         and 16 <= config.head_dim <= 256
         and config.head_dim % 2 == 0
+        and config.heads <= MOST_HEADS * config.kv_heads
         and plain
         and type(decoder.head) is nn.Linear
     )
@@ -325,7 +328,7 @@ def fixed_of(
         "BLOCK_K": cut.block_k,
         "SPLIT": cut.split,
         "EVEN": even,
-        "AHEAD": triton.next_power_of_2(inputs) if weights < AHEAD else 64,
+        "AHEAD": max(64, triton.next_power_of_2(inputs)) if weights < AHEAD else 64,
         "PRECISION": precision,
         "PDL": early,
     }

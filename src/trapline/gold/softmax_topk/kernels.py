@@ -67,6 +67,9 @@ def _softmax_topk(
     require(logits, k)
     answers = _shapes(logits, k, temperature, temperatures, log_probs)
     x = logits if logits.stride(1) == 1 or vocabulary == 1 else logits.contiguous()
+    # Loads of 16 bytes touch what lies around a row: from an odd place on, the last row's would
+    # leave the memory that was allocated.
+    x = x if x.data_ptr() % 16 == 0 else x.clone()
     warm = (temperatures.float().contiguous() if temperatures is not None else x, temperature)
     launch = launch_of(x)
     same = {"PER_ROW": temperatures is not None, "PDL": launch, "launch_pdl": launch > 0}
