@@ -14,9 +14,10 @@ Each gets every rate with seed 0 and `--sweep-steps`; the best rate gets all ste
 the others tried with the best rate. `--tokens 48000` cuts the training side, for the small-data
 regime.
 
-The best checkpoint is chosen on some held-out windows, its perplexity is that of the others. Every
-run leaves a file in OUT/runs and is not run again, so several processes (they share the runs out
-among themselves) and several sittings (`--until`) add up to one study.
+The best checkpoint is chosen on some held-out windows, its perplexity is that of the others. Beside
+it stand bits a byte of text, which compare between vocabularies. Every run leaves a file in
+OUT/runs and is not run again, so several processes (they share the runs out among themselves) and
+several sittings (`--until`) add up to one study.
 """
 
 import argparse
@@ -32,20 +33,17 @@ from typing import Any
 
 import numpy as np
 import torch
+from twins_export import exported
+from twins_files import claimed, forget_the_dead, write
+from twins_text import study_text
 
 from trapline.gold.decoder.model import Decoder
 from trapline.gold.ternary import curves, train_run
-from trapline.gold.ternary.fast import unpacked
-from trapline.gold.ternary.linear_packed import pack_model, packed_bytes, save_packed
-from trapline.gold.ternary.tokenizer import load_tokenizer, save_tokenizer
+from trapline.gold.ternary.tokenizer import save_tokenizer
 from trapline.gold.ternary.train import Recipe, Row, Trainer
-from trapline.gold.ternary.train_model import DecoderLM, Shape, decoder_config
+from trapline.gold.ternary.train_model import Shape, decoder_config
 
 KINDS = ("dense", "ternary", "equal bytes", "distilled", "student", "collapse")
-#: Held-out windows that choose the best checkpoint, at most; the others judge it.
-CHOOSING = 128
-#: Held-out windows on which the exported file is compared with the model in memory.
-COMPARED = 32
 
 
 def main() -> None:
@@ -124,9 +122,9 @@ class Study:
         self._began = time.monotonic()
         self._seconds_a_step: list[float] = []
         (given.out / "runs").mkdir(parents=True, exist_ok=True)
-        _forget_the_dead(given.out / "runs")
+        forget_the_dead(given.out / "runs")
         self._job = self._plain_job()
-        self._text, self._judging = self._windows()
+        self._read = study_text(self._job, given.out / "text", given.tokens)
 
     def _plain_job(self) -> train_run.Job:
         given = self.given
@@ -140,30 +138,6 @@ class Study:
             tuple(given.texts), given.out, shape, recipe, method=given.method,
             held_out=given.held_out, device=given.device,
         )  # fmt: skip
-
-    def _windows(self) -> tuple[train_run.Text, np.ndarray]:
-        """Windows in an order of their own: neighbours come from one document."""
-        folder = self.given.out / "text"
-        if not (folder / "valid.npy").exists():
-            folder.mkdir(exist_ok=True)
-            made = train_run.prepare(self._job)
-            made.tokenizer.save(str(folder / "tokenizer.json"))
-            for name in ("train", "valid"):
-                np.save(folder / f"{name}.npy", getattr(made, name).astype(np.uint16).ravel())
-        step, sides = self.given.context + 1, []
-        for name in ("train", "valid"):
-            stream = np.load(folder / f"{name}.npy").astype(np.int32)
-            windows = stream[: len(stream) // step * step].reshape(-1, step)
-            sides.append(windows[np.random.default_rng(0).permutation(len(windows))])
-        train, valid = sides
-        if self.given.tokens:
-            train = train[: max(1, self.given.tokens // step)]
-        choosing = min(CHOOSING, len(valid) // 2)
-        rest = valid[choosing:]
-        # Whole batches: compiled code is made for one size.
-        judging = rest[: max(1, len(rest) // self.given.batch) * self.given.batch]
-        text = train_run.Text(train, valid[:choosing], load_tokenizer(folder), 0, 0)
-        return text, judging
 
     def do_all(self) -> None:
         """The sweeps, then the first seed of every kind before the second of any."""
@@ -200,7 +174,7 @@ class Study:
         name = f"{kind} {choice} seed {seed} steps {steps}{' driven' if driven else ''}"
         file = self.given.out / "runs" / f"{name.replace(' ', '-')}.json"
         claim = file.with_suffix(".claim")
-        while not file.exists() and not _claimed(claim):
+        while not file.exists() and not claimed(claim):
             if not wait:
                 return {}
             time.sleep(0.5)
@@ -225,7 +199,7 @@ class Study:
         gc.collect()  # graphs keep gigabytes until their trainer is gone
         seconds = time.monotonic() - began
         self._seconds_a_step.append(seconds / found["steps"])
-        _write(file, json.dumps(found | {"seconds": round(seconds, 1)}) + "\n")
+        write(file, json.dumps(found | {"seconds": round(seconds, 1)}) + "\n")
         shown = {key: value for key, value in found.items() if key != "rows"}
         print(f"{name:44} {seconds:5.0f} s {shown}", flush=True)
 
@@ -249,16 +223,20 @@ class Study:
             job.recipe, peak_rate=choice.rate, final_rate=choice.rate / 100, seed=seed, steps=steps,
             warm_up=max(1, steps // 20), patience=patience, **{"soft": choice.soft, **own},
         )  # fmt: skip
-        trainer = train_run.make_trainer(replace(job, recipe=recipe), self._text)
+        trainer = train_run.make_trainer(replace(job, recipe=recipe), self._read.text)
         trainer.run()
         found = _summary(trainer) | {"teaching": own}
         trainer.model.load_state_dict(trainer.best)
-        trainer.valid = torch.from_numpy(self._judging).to(trainer.device)
-        found |= {"perplexity": float(np.exp(trainer.valid_loss())), "width": job.shape.dim}
+        trainer.valid = torch.from_numpy(self._read.judging).to(trainer.device)
+        loss = trainer.valid_loss()
+        bits = loss / np.log(2) / self._read.bytes_a_token
+        found |= {"perplexity": float(np.exp(loss)), "bits a byte": float(bits)}
+        found["width"] = job.shape.dim
         if steps == self.given.steps and kind == "dense":
             self._keep_twin(trainer, seed)
         if steps == self.given.steps and not job.dense:
-            found |= self._exported(trainer, self.given.out / "packed" / name.replace(" ", "-"))
+            place = self.given.out / "packed" / name.replace(" ", "-")
+            found |= exported(trainer, self._read.text.tokenizer, place)
         return found
 
     def _keep_twin(self, trainer: Trainer, seed: int) -> None:
@@ -266,7 +244,7 @@ class Study:
         folder = self.given.out / f"twin-{seed}"
         beside = folder.with_suffix(".partial")
         trainer.model.decoder.cpu().save_pretrained(beside)
-        save_tokenizer(self._text.tokenizer, beside)
+        save_tokenizer(self._read.text.tokenizer, beside)
         os.replace(beside, folder)
 
     def _finished_twin(self, seed: int) -> Path:
@@ -276,16 +254,6 @@ class Study:
                 raise OutOfTimeError(f"no dense twin of seed {seed} to learn from")
             time.sleep(0.5)
         return folder
-
-    def _exported(self, trainer: Trainer, folder: Path) -> dict[str, Any]:
-        """Writes the packed file and judges what is read back from it, by the same code."""
-        trainer.valid = trainer.valid[:COMPARED]
-        memory = _plain_loss(trainer, DecoderLM(trainer.model.decoder))
-        packed = pack_model(trainer.model.decoder.cpu())
-        save_packed(packed, folder)
-        save_tokenizer(self._text.tokenizer, folder)
-        gap = _plain_loss(trainer, DecoderLM(_read_back(folder))) - memory
-        return {"gap of the exported file": gap, "packed bytes": packed_bytes(packed)}
 
     def _equal_bytes(self) -> train_run.Job:
         """The widest dense float16 model that is no larger than the packed ternary one."""
@@ -316,7 +284,7 @@ class Study:
         sweep = [_without_rows(run) for run in runs.values() if run not in judged]
         asked = {k: v for k, v in vars(self.given).items() if isinstance(v, int | str | float)}
         left = {"asked": asked | {"until": None}, "kinds": results, "sweep": sweep}
-        _write(self.given.out / "twins.json", json.dumps(left) + "\n")
+        write(self.given.out / "twins.json", json.dumps(left) + "\n")
         print(_table(results))
         shown = {k: [Row(*row) for row in r["runs"][0]["rows"]] for k, r in results.items()}
         if not shown:
@@ -341,35 +309,6 @@ def _choice(run: dict[str, Any]) -> Choice:
     return Choice(run["rate"], run.get("soft", 0.0))
 
 
-def _claimed(claim: Path) -> bool:
-    """Whether this process may do what the file stands for: no other one has said it does."""
-    try:
-        with claim.open("x") as file:
-            file.write(str(os.getpid()))
-    except FileExistsError:
-        return False
-    return True
-
-
-def _forget_the_dead(folder: Path) -> None:
-    """Takes away what processes that are gone have claimed."""
-    for claim in folder.glob("*.claim"):
-        try:
-            owner = claim.read_text()
-            os.kill(int(owner or os.getpid()), 0)
-        except ProcessLookupError:
-            claim.unlink(missing_ok=True)
-        except FileNotFoundError:
-            continue
-
-
-def _write(file: Path, text: str) -> None:
-    """All at once: another process may be looking."""
-    beside = file.with_suffix(f".{os.getpid()}")
-    beside.write_text(text)
-    os.replace(beside, file)
-
-
 def _summary(trainer: Trainer) -> dict[str, Any]:
     progress = trainer.progress
     return {
@@ -383,28 +322,6 @@ def _summary(trainer: Trainer) -> dict[str, Any]:
             for r in progress.rows
         ],
     }
-
-
-def _plain_loss(trainer: Trainer, model: DecoderLM) -> float:
-    """The held-out loss by code that is not compiled, so that equal weights give equal sums."""
-    trainer.model = model.to(trainer.device)
-    return trainer.valid_loss()
-
-
-def _read_back(folder: Path) -> Decoder:
-    """A decoder with plain float32 matrices, made from the packed file alone."""
-    decoder = Decoder.from_pretrained(folder)
-    plain = Decoder(decoder.config)
-    for name, module in plain.named_modules():
-        if isinstance(module, torch.nn.Linear | torch.nn.Embedding):
-            part: Any = decoder.get_submodule(name)
-            weight = unpacked(part.codes, part.scales, part.columns, part.group_size)
-            module.weight.data.copy_(weight)
-    own = dict(decoder.named_parameters())
-    for name, parameter in plain.named_parameters():
-        if name in own:
-            parameter.data.copy_(own[name])
-    return plain
 
 
 def _weights(job: train_run.Job) -> int:

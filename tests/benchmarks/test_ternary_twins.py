@@ -6,7 +6,10 @@ import os
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+
+from trapline.gold.ternary.tokenizer import encode, train_tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
 WORDS = ("river", "stone", "light", "market", "window", "garden", "winter", "letter")
@@ -17,6 +20,7 @@ TIME = ("--steps", "4", "--sweep-steps", "2", "--batch", "4", "--evaluate-every"
 @pytest.fixture
 def study(tmp_path, monkeypatch, capsys):
     """The script with arguments, on a small text; what it said and left."""
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
     place = ROOT / "benchmarks" / "ternary_twins.py"
     spec = importlib.util.spec_from_file_location("ternary_twins", place)
     module = importlib.util.module_from_spec(spec)
@@ -43,9 +47,22 @@ def test_a_run_is_not_run_again(study):
     assert said.count(" s {") == 3
     (run,) = left["kinds"]["ternary"]["runs"]
     assert run["gap of the exported file"] == 0.0
+    # Nearly every token of so small a vocabulary is one byte.
+    assert 0.8 < np.log2(run["perplexity"]) / run["bits a byte"] < 2.0
     again, same = study(*options)
     assert " s {" not in again
     assert same == left
+
+
+def test_tokens_have_the_bytes_of_their_text(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    from twins_text import token_bytes
+
+    documents = ["the garden, the märket — 窓", "the winter letter"]
+    tokenizer = train_tokenizer(documents, 270)
+    stream = encode(tokenizer, documents)
+    in_a_file = "\f".join(documents) + "\f"
+    assert token_bytes(tokenizer)[stream].sum() == len(in_a_file.encode())
 
 
 @pytest.mark.full
