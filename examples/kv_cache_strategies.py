@@ -1,7 +1,7 @@
 """Six ways to store a KV cache side by side: bytes, and what they do to attention.
 
 1024 positions, 4 kv heads of width 128, 8 query heads, float32. Two kinds of rows: normal ones, and
-rows whose keys have four outlying channels with a mean far from zero, as trained models have.
+rows whose keys have four outlying channels with a mean far from zero, as large models have.
 Errors are relative to attention over the rows as they were, in float64.
 
     python examples/kv_cache_strategies.py            # the tables of docs/components/kv_cache.md
