@@ -19,11 +19,24 @@ from trapline.cli.main import FAILURE, build, guarded
         (("export", "--out", "file"), "file is a file"),
         (("train", "file", "--out", "file"), "file is a file; a run is a folder"),
         (("export", "folder", "--format", "predictions", "--out", "folder"), "is a folder"),
+        (("report", "published", "--out", "file/site"), "cannot write file/site: file is a file"),
+        (("report", "published", "--format", "markdown", "--out", "file/a/b"), "file is a file"),
+        (("report", "published", "--format", "csv", "--out", "file/cells"), "file is a file"),
+        (("report", "published", "--format", "csv", "--out", "file/x.csv"), "file is a file"),
+        (("redact", "folder", "--out", "file/public"), "cannot write file/public: file is a file"),
+        (("export", "--out", "file/tasks"), "cannot write file/tasks: file is a file"),
+        (("certify", "--write", "file/kills.md"), "file is a file"),
+        (("deploy", "file/field", "--entrant", "me"), "cannot write file/field: file is a file"),
+        (("grade", "field", "--out", "file/run"), "cannot write file/run: file is a file"),
+        (("train", "file", "--out", "file/run"), "cannot write file/run: file is a file"),
+        (("pack", "folder", "file/packed"), "cannot write file/packed: file is a file"),
+        (("pack", "folder", "file/m.gguf", "--format", "f16"), "file is a file"),
     ],
 )
 def test_a_wrong_place_is_named(tmp_path, monkeypatch, args, sentence):
     (tmp_path / "file").write_text("kept")
     (tmp_path / "folder").mkdir()
+    (tmp_path / "field" / "me" / "kv_cache").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     result = CliRunner().invoke(build(), args)
     assert isinstance(result.exception, UsageError)

@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+from trapline.arena import targets
 from trapline.arena.challenge import DEPLOYED, Challenge
 from trapline.arena.errors import UsageError
 
@@ -19,8 +20,7 @@ def check_entrant(name: str) -> str:
 
 def deploy(root: Path, challenge: Challenge, entrant: str, attempt: int | None = None) -> Path:
     """Makes `<root>/<entrant>/<challenge>`, or an attempt's folder in it; it must not exist yet."""
-    if root.exists() and not root.is_dir():
-        raise UsageError(f"{root} is a file; workspaces are deployed into a folder")
+    targets.folder(root, "what workspaces are deployed into")
     workspace = root / check_entrant(entrant) / challenge.id
     if attempt is not None:
         workspace /= f"attempt-{attempt}"

@@ -8,6 +8,7 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
+from trapline.arena import targets
 from trapline.arena.certify import Certificate, Certifier, Finding
 from trapline.arena.challenge import Challenge, load, load_all
 from trapline.arena.errors import UsageError
@@ -15,7 +16,6 @@ from trapline.arena.kill_matrix import kill_matrix
 from trapline.arena.record import Level
 from trapline.arena.redteam import find_corpus, markdown, read_corpus, run_red_team
 from trapline.arena.run import choose_level
-from trapline.cli import writing
 from trapline.cli.main import NOT_HELD
 
 #: At least this share of the mechanical mutants that are not equivalent must fall.
@@ -49,7 +49,7 @@ def certify(
     Exit code 4: something does not hold; it is named.
     """
     if write is not None:
-        writing.file(write, "the kill matrix")
+        targets.file(write, "the kill matrix")
     level = choose_level(isolation)
     if red_team:
         _certify_by_attack(level, write, seed, as_json)

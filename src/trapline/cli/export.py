@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from trapline.arena import targets
 from trapline.arena.challenge import load, load_all
 from trapline.arena.errors import UsageError
 from trapline.arena.export.eval_logs import Run, write_eval_logs
@@ -12,7 +13,6 @@ from trapline.arena.export.harbor import write_tasks
 from trapline.arena.export.inspect_package import write_package
 from trapline.arena.export.predictions import write_predictions
 from trapline.arena.field import find_entries
-from trapline.cli import writing
 from trapline.cli.reading import opened
 
 Format = Literal["harbor", "inspect", "eval", "predictions"]
@@ -53,9 +53,9 @@ def export(
     """
     target = out or Path(_DEFAULT_OUT[form])
     if form == "predictions":
-        writing.file(target, "a list of predictions")
+        targets.file(target, "a list of predictions")
     else:
-        writing.folder(target, "what is exported")
+        targets.folder(target, "what is exported")
     names = challenge or []
     if form in ("harbor", "inspect"):
         if source is not None:

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from trapline.arena import targets
 from trapline.arena.errors import ArenaError, MissingError, UsageError
 
 
@@ -24,6 +25,7 @@ def pack(
     group_size: Annotated[int, typer.Option(min=1, help="Weights a scale.")] = 128,
 ) -> None:
     """Write a ternary checkpoint with 2 bits a weight, or as GGUF. Nothing is rounded."""
+    targets.folder(out if form == "packed" else out.parent, "what is packed")
     try:
         from trapline.gold.decoder.model import Decoder
         from trapline.gold.ternary import linear_export as export

@@ -5,10 +5,10 @@ from typing import Annotated
 
 import typer
 
+from trapline.arena import targets
 from trapline.arena.errors import UsageError
 from trapline.arena.redact import Redactor
 from trapline.arena.redact_json import redact_document, scan_document
-from trapline.cli import writing
 from trapline.cli.main import NOT_HELD
 
 
@@ -25,7 +25,7 @@ def redact(
 ) -> None:
     """Remove this machine's names, home paths, addresses, keys; exit code 4 if a scan finds any."""
     if out is not None:
-        writing.folder(out, "what is made safe")
+        targets.folder(out, "what is made safe")
     redactor = Redactor()
     left = 0
     for path, name in _files(source):

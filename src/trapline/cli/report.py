@@ -11,6 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 from rich.console import Console
 from rich.progress import Progress
 
+from trapline.arena import targets
 from trapline.arena.certify import Certificate
 from trapline.arena.errors import UsageError
 from trapline.arena.redteam import RedTeam
@@ -18,7 +19,6 @@ from trapline.arena.report.markdown import write_markdown
 from trapline.arena.report.runview import RunView
 from trapline.arena.report.site import write_site
 from trapline.arena.report.tables import write_table
-from trapline.cli import writing
 from trapline.cli.reading import PUBLISHED, RUN_HELP, opened, published
 
 Format = Literal["html", "markdown", "csv", "parquet", "json"]
@@ -55,14 +55,15 @@ def report(
         view = found.attacked(team)
         target = out or folder
         if form == "html":
-            print(_site(view, writing.folder(target, "a site"), known))
+            print(_site(view, targets.folder(target, "a site"), known))
         elif form == "markdown":
-            for path in write_markdown(view, writing.folder(target, "a set of documents")):
+            for path in write_markdown(view, targets.folder(target, "a set of documents")):
                 print(path)
         elif target.suffix == f".{form}":
+            targets.folder(target.parent, "what holds a table")
             print(write_table(view.cells, target, form))
         else:
-            inside = writing.folder(target, f"what does not end in .{form}")
+            inside = targets.folder(target, f"what does not end in .{form}")
             print(write_table(view.cells, inside / f"cells.{form}", form))
 
 

@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from trapline.arena import targets
 from trapline.arena.errors import ArenaError, InterruptedRunError, MissingError, UsageError
-from trapline.cli import writing
 
 _CONSOLE = Console(stderr=True)
 
@@ -74,7 +74,7 @@ def train(
     Leaves model/ (any tool reads it), packed/ (2 bits a weight), curves.csv, curves.png, run.json
     and the state that --resume goes on from. The best model on held-out documents is kept.
     """
-    writing.folder(out, "a run")
+    targets.folder(out, "a run")
     run = _training()
     place = _device(run, device)
     peak_end = rate / 10 if final_rate is None else final_rate

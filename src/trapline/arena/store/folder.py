@@ -10,6 +10,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from trapline.arena import targets
 from trapline.arena.errors import UsageError
 from trapline.arena.store.backend import is_writing
 from trapline.arena.store.evidence import EvidenceFiles
@@ -25,8 +26,7 @@ class FolderBackend:
     def __init__(self, folder: Path, *, create: bool) -> None:
         if not create and not (folder / "run.sqlite").exists():
             raise UsageError(f"{folder} holds no run")
-        if folder.exists() and not folder.is_dir():
-            raise UsageError(f"{folder} is a file; a run is a folder")
+        targets.folder(folder, "a run")
         for name in ("bundles", "graders"):
             (folder / name).mkdir(parents=True, exist_ok=True)
         self.folder: Path | None = folder
