@@ -157,6 +157,18 @@ def test_what_is_not_finite_stays_so():
     agree(y[1:], x[1:], plane, scales)
 
 
+@pytest.mark.parametrize("rows", [1, 16, 100])
+def test_gradients_pass_through_packed_weights(rows):
+    x, plane, scales = drawn(rows, 333, 640, torch.float32)
+    y = fast.packed_linear(x.requires_grad_(), plane, scales)
+    given = torch.randn(rows, 333, device="cuda")
+    (found,) = torch.autograd.grad(y, x, given)
+    wanted = given.double() @ fast.unpacked(plane, scales, 640, 128).double()
+    torch.testing.assert_close(
+        found.double(), wanted, rtol=0, atol=1e-5 * float(wanted.abs().max())
+    )
+
+
 @pytest.mark.parametrize(("rows", "K"), [(1, 2560), (4, 2560), (8, 2560), (1, 8192), (2, 8192)])
 def test_a_chain_that_feeds_itself(rows, K):
     """Kernels start before the one before is done: two buffers in turn show a read too early."""

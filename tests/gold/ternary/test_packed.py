@@ -47,16 +47,28 @@ def matrix(rows, columns, group=128):
     return torch.from_numpy(oracle.pack(codes)), torch.from_numpy(scales), weights
 
 
-@pytest.fixture(params=["compiled", "torch"])
-def path(request, monkeypatch):
-    """Both CPU paths; a machine without a compiler takes torch's twice."""
+@pytest.fixture(scope="module")
+def for_other_cpus(tmp_path_factory):
+    """The C source, compiled without what it has for this CPU."""
+    source = tmp_path_factory.mktemp("plain") / "plain.c"
+    source.write_text(f'#define PLAIN\n#include "{native.SOURCE}"\n')
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(native, "SOURCE", source)
+        return native._library.__wrapped__()
+
+
+@pytest.fixture(params=["compiled", "compiled for other CPUs", "torch"])
+def path(request, monkeypatch, for_other_cpus):
+    """Every CPU path; a machine without a compiler takes torch's thrice."""
     if request.param == "torch":
         monkeypatch.setattr(native, "unavailable", lambda: "switched off")
+    if request.param == "compiled for other CPUs":
+        monkeypatch.setattr(native, "_library", lambda: for_other_cpus)
     return request.param
 
 
 @pytest.mark.parametrize("shape", [(37, 256), (5, 300), (9, 16), (3, 1), (130, 1040), (0, 8)])
-@pytest.mark.parametrize("rows", [1, 3, 20])
+@pytest.mark.parametrize("rows", [1, 2, 3, 20])
 def test_products_agree_with_the_oracle(path, shape, rows):
     plane, scales, weights = matrix(*shape)
     x = torch.randn(2, rows, shape[1], dtype=torch.float64).float()
@@ -117,22 +129,6 @@ def test_several_threads_share_the_rows(monkeypatch, team):
     np.testing.assert_allclose(y.numpy(), x.double().numpy() @ weights.T, rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("rows", [1, 2, 5])
-def test_the_source_for_other_cpus_agrees(monkeypatch, tmp_path, rows):
-    """Compiled without what it has for this one."""
-    other = tmp_path / "plain.c"
-    other.write_text(f'#define PLAIN\n#include "{native.SOURCE}"\n')
-    monkeypatch.setattr(native, "SOURCE", other)
-    native._library.cache_clear()
-    try:
-        plane, scales, weights = matrix(70, 400)
-        x = torch.randn(rows, 400)
-        y = fast.packed_linear(x, plane, scales)
-        np.testing.assert_allclose(y.numpy(), x.double().numpy() @ weights.T, rtol=0, atol=1e-4)
-    finally:
-        native._library.cache_clear()
-
-
 def test_extreme_activations(path):
     """Zeros stay zero, large and tiny rows keep their size, NaN and infinity are not hidden."""
     plane, scales, weights = matrix(8, 256)
@@ -145,6 +141,51 @@ def test_extreme_activations(path):
         x = torch.ones(1, 256)
         x[0, 3] = bad
         assert not torch.isfinite(fast.packed_linear(x, plane, scales)).any()
+
+
+def test_scales_keep_their_sign_and_what_is_not_finite(path):
+    """Every kind of float16: a file of others may hold negative scales, a damaged one worse."""
+    plane, _, _ = matrix(1, 128)
+    plane = plane.expand(8, -1).contiguous()
+    least = 2.0**-24
+    scales = torch.tensor([0.5, -0.5, -0.0, -least, 65504, torch.inf, -torch.inf, torch.nan])
+    scales = scales.half()[:, None]
+    y = fast.packed_linear(torch.ones(1, 128), plane, scales)[0]
+    sums = fast.unpacked(plane[:1], torch.ones(1, 1).half(), 128, 128).sum()
+    np.testing.assert_allclose(y[:5], sums * scales[:5, 0].float(), rtol=1e-6)
+    assert not torch.isfinite(y[5:]).any()
+
+
+@pytest.mark.parametrize("largest", [1e-33, 1e-37, 1e-41])
+def test_tiny_activations_keep_their_digits(path, largest):
+    """As far as the result has any; rows beside them are as they were."""
+    plane, scales, weights = matrix(8, 384)
+    scales, weights = (scales * 64).half(), weights * 64
+    x = torch.randn(3, 384)
+    x[1] *= largest
+    x[1, 128:256] *= 2.0**-6
+    wanted = x.double().numpy() @ weights.T
+    y = fast.packed_linear(x, plane, scales).double().numpy()
+    for got, want in zip(y, wanted, strict=True):
+        np.testing.assert_allclose(got, want, rtol=0, atol=3e-6 * np.abs(want).max() + 2e-45)
+
+
+@pytest.mark.parametrize("rows", [2, 100])
+def test_gradients_pass_through_packed_weights(path, rows):
+    plane, scales, weights = matrix(37, 300)
+    x = torch.randn(3, rows, 300, requires_grad=True)
+    y = fast.packed_linear(x, plane, scales)
+    given = torch.randn(3, rows, 37)
+    (found,) = torch.autograd.grad(y, x, given)
+    np.testing.assert_allclose(found.numpy(), given.double().numpy() @ weights, rtol=0, atol=1e-4)
+    with torch.no_grad():
+        assert torch.equal(fast.packed_linear(x, plane, scales), y)
+
+
+def test_packed_scales_are_not_trained(path):
+    plane, scales, _ = matrix(4, 128)
+    with pytest.raises(UnsupportedError, match="TernaryLinear"):
+        fast.packed_linear(torch.ones(1, 128), plane, scales.float().requires_grad_())
 
 
 def test_a_machine_without_a_compiler_says_so(monkeypatch):

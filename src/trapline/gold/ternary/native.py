@@ -23,7 +23,7 @@ class _Job(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("x", "plane", "scales", "y")),
-        *((name, ctypes.c_void_p) for name in ("digits", "less", "units")),
+        *((name, ctypes.c_void_p) for name in ("digits", "less", "units", "backs")),
         *((name, ctypes.c_long) for name in ("count", "rows", "columns", "row_bytes", "groups")),
         ("next", ctypes.c_long),
     )
@@ -40,13 +40,14 @@ def product(x: Tensor, plane: Tensor, scales: Tensor, y: Tensor, threads: int) -
     library = _library()
     assert not isinstance(library, str), library
     (rows, row_bytes), (count, columns), groups = plane.shape, x.shape, scales.shape[1]
-    # Digits (3 · 128 bytes a group) between four int32 and a float32.
+    # Digits (3 · 128 bytes a group) between four int32 and a float32; a float32 for each row.
     parts = count * groups
-    scratch = torch.empty(parts * (16 + 3 * GROUP + 4), dtype=torch.uint8)
+    scratch = torch.empty(parts * (16 + 3 * GROUP + 4) + 4 * count, dtype=torch.uint8)
     less = scratch.data_ptr()
     digits, units = less + parts * 16, less + parts * (16 + 3 * GROUP)
+    backs = units + 4 * parts
     given = (x.data_ptr(), plane.data_ptr(), scales.data_ptr(), y.data_ptr())
-    job = _Job(*given, digits, less, units, count, rows, columns, row_bytes, groups, 0)
+    job = _Job(*given, digits, less, units, backs, count, rows, columns, row_bytes, groups, 0)
     library.split(ctypes.byref(job))
     team = max(1, min(threads, rows * columns // _WEIGHTS_A_THREAD))
     parallel = None if team == 1 or _forked else _torchs_threads()

@@ -2,7 +2,8 @@
  *
  * Activations are split, group by group of 128, into whole numbers of a unit, each off by at most
  * 2^-21.5 of the group's largest, and these into three int8 digits. What remains are sums of int8
- * products, which CPUs have instructions for.
+ * products, which CPUs have instructions for. Rows of x below 1 are made larger first, by a power of
+ * two that is taken back at the end: units that are no normal numbers would lose digits.
  *
  * Of a byte with the codes a, b, c, d, from its lowest bits on, fields are multiplied that are cut
  * out more cheaply than codes:
@@ -28,28 +29,39 @@ enum { TAKEN = 64, AT_ONCE = 64, ALL_DIGITS = DIGITS * GROUP };
 /* Five times it, the largest 4 A - B, is just what three digits of base 256 hold. */
 static const float LARGEST = 1671142.0f;
 
+#ifdef DOT_PRODUCTS
+typedef __fp16 Half;
+static inline float half_to_float(Half half) { return half; }
+#else
+typedef uint16_t Half;
+static inline float half_to_float(Half half) {
+    /* The float's exponent is rebiased by a multiplication; it is full where the half's is. */
+    uint32_t bits = (uint32_t)(half & 0x7fffu) << 13, sign = (uint32_t)(half & 0x8000u) << 16;
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    value *= 0x1p112f;
+    memcpy(&bits, &value, sizeof bits);
+    bits |= sign | ((half & 0x7c00u) == 0x7c00u ? 0x7f800000u : 0u);
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+#endif
+
 typedef struct {
     const float *x;         /* (count, columns) */
     const uint8_t *plane;   /* (rows, row_bytes) */
-    const uint16_t *scales; /* (rows, groups), bits of float16 */
+    const Half *scales;     /* (rows, groups) */
     float *y;               /* (count, rows) */
     int8_t *digits;         /* (count, groups, 3 digits, 2 halves, 4 fields, 16 bytes) */
     int32_t *less;          /* (count, groups, 4 lanes): stored codes are one too large */
     float *units;           /* (count, groups) */
+    float *backs;           /* (count): what makes sums of a row small again */
     long count, rows, columns, row_bytes, groups;
     long next; /* the first row of the matrix that no thread has taken */
 } Job;
 
-static inline float half_to_float(uint16_t half) {
-    /* Scales are never negative. The float's exponent is rebiased by a multiplication. */
-    uint32_t bits = (uint32_t)(half & 0x7fffu) << 13;
-    float value;
-    memcpy(&value, &bits, sizeof value);
-    return value * 0x1p112f;
-}
-
-/* NaN where a value is not finite; never so small that a quotient would be off. */
-static float unit_of(const float *x, long count) {
+/* NaN where a value is not finite. */
+static float largest_of(const float *x, long count) {
     float largest = 0.0f;
     int finite = 1;
     for (long i = 0; i < count; i++) {
@@ -57,15 +69,26 @@ static float unit_of(const float *x, long count) {
         finite &= size <= FLT_MAX;
         largest = size > largest ? size : largest;
     }
-    float unit = largest / LARGEST;
-    return !finite ? NAN : unit > FLT_MIN ? unit : FLT_MIN;
+    return finite ? largest : NAN;
 }
 
-static void split_group(const float *x, long count, int8_t *digits, int32_t *less, float *unit) {
+/* A power of two: with it the largest lies between a half and 1, or as near to that as can be. */
+static float lift_of(float largest) {
+    int exponent;
+    if (!(largest > 0.0f && largest < 0.5f)) return 1.0f;
+    frexpf(largest, &exponent);
+    return ldexpf(1.0f, exponent > -126 ? -exponent : 126);
+}
+
+/* `unit` holds the group's largest before. */
+static void split_group(const float *x, long count, float lift, int8_t *digits, int32_t *less,
+                        float *unit) {
     int32_t whole[4][BYTES] = {{0}};
-    *unit = unit_of(x, count);
+    float least = *unit * lift / LARGEST;
+    *unit = least < FLT_MIN ? FLT_MIN : least;
     if (!isnan(*unit)) /* where it is, zeros do: zero times NaN is NaN */
-        for (long i = 0; i < count; i++) whole[i & 3][i >> 2] = (int32_t)rintf(x[i] / *unit);
+        for (long i = 0; i < count; i++)
+            whole[i & 3][i >> 2] = (int32_t)rintf(x[i] * lift / *unit);
     memset(less, 0, LANES * sizeof *less);
     for (int j = 0; j < BYTES; j++)
         less[j / 4 % LANES] -= 4 * (whole[0][j] + whole[1][j] + whole[2][j] + whole[3][j]);
@@ -83,12 +106,20 @@ static void split_group(const float *x, long count, int8_t *digits, int32_t *les
 
 /* The digits of all rows of x: once, before any thread calls `work`. */
 void split(Job *job) {
-    for (long m = 0; m < job->count; m++)
+    for (long m = 0; m < job->count; m++) {
+        const float *x = job->x + m * job->columns;
+        float *units = job->units + m * job->groups;
+        long whole = job->columns / GROUP, rest = job->columns % GROUP;
+        for (long g = 0; g < job->groups; g++)
+            units[g] = largest_of(x + g * GROUP, g < whole ? GROUP : rest);
+        float lift = lift_of(largest_of(units, job->groups));
+        job->backs[m] = 1.0f / lift;
         for (long g = 0; g < job->groups; g++) {
-            long at = m * job->groups + g, left = job->columns - g * GROUP;
-            split_group(job->x + m * job->columns + g * GROUP, left < GROUP ? left : GROUP,
-                        job->digits + at * ALL_DIGITS, job->less + at * LANES, job->units + at);
+            long at = m * job->groups + g;
+            split_group(x + g * GROUP, g < whole ? GROUP : rest, lift,
+                        job->digits + at * ALL_DIGITS, job->less + at * LANES, units + g);
         }
+    }
 }
 
 #ifdef DOT_PRODUCTS
@@ -183,14 +214,16 @@ static inline __attribute__((always_inline)) void add_group(
 /* factors[r][c][g - begin]: scale of row n + r times unit of row m + c of x; sums are fourfold. */
 static inline __attribute__((always_inline)) void convert_scales(
     const Job *job, const int ROWS, const int COUNT, long n, long m, long begin, long end,
-    float *factors) {
-    for (int r = 0; r < ROWS; r++)
+    float *restrict factors) {
+    for (int r = 0; r < ROWS; r++) {
+        const Half *restrict scales = job->scales + (n + r) * job->groups + begin;
+        float converted[AT_ONCE];
+        for (long g = 0; g < end - begin; g++) converted[g] = half_to_float(scales[g]) * 0.25f;
         for (int c = 0; c < COUNT; c++, factors += AT_ONCE) {
-            const uint16_t *scales = job->scales + (n + r) * job->groups;
-            const float *units = job->units + (m + c) * job->groups;
-            for (long g = begin; g < end; g++)
-                factors[g - begin] = half_to_float(scales[g]) * 0.25f * units[g];
+            const float *restrict units = job->units + (m + c) * job->groups + begin;
+            for (long g = 0; g < end - begin; g++) factors[g] = converted[g] * units[g];
         }
+    }
 }
 
 /* ROWS rows of the matrix from n on times COUNT rows of x from m on. */
@@ -223,7 +256,8 @@ static inline __attribute__((always_inline)) void multiply(const Job *job, const
         }
     }
     for (int r = 0; r < ROWS; r++)
-        for (int c = 0; c < COUNT; c++) job->y[(m + c) * job->rows + n + r] = total_of(sums[r][c]);
+        for (int c = 0; c < COUNT; c++)
+            job->y[(m + c) * job->rows + n + r] = total_of(sums[r][c]) * job->backs[m + c];
 }
 
 static void four_by_one(const Job *job, long n, long m) { multiply(job, 4, 1, n, m); }
