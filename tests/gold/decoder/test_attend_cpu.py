@@ -55,6 +55,23 @@ def test_large_scores_neither_overflow_nor_vanish():
 
 
 @needs_compiler
+@pytest.mark.parametrize("first", [0, 64])
+def test_positions_whose_scores_overflow_count_for_nothing(first):
+    """64 of them in a row: one block of what the loop takes at a time. NaN is not hidden so."""
+    q, stored, table, lengths = layer(1, 4, 2, 32, 16, columns=9)
+    q = q.abs() * 1e20
+    place = torch.arange(first, first + 64)
+    slots = table[0].long()[place // 16] * 16 + place % 16
+    stored.keys.mul_(1e-20)
+    stored.keys[slots] = -1e20
+    expected = exact(q, stored, table, lengths, None)
+    found = fused.decode_attention(q, stored, table, lengths, None)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-5)
+    stored.keys[slots] = torch.nan
+    assert fused.decode_attention(q, stored, table, lengths, None).isnan().all()
+
+
+@needs_compiler
 def test_nothing_past_a_length_is_read():
     q, stored, table, lengths = layer(1, 4, 2, 32, 4)
     lengths[0] = 6

@@ -128,11 +128,12 @@ static void meet(
         weights[i] = dot(q, at->keys + places[i], at->width) * scale;
         highest = weights[i] > highest ? weights[i] : highest;
     }
-    float shrunk = expf(sofar->highest - highest);
+    /* Before any score that has not overflowed, nothing is taken off: infinities have no difference. */
+    float base = highest > -INFINITY ? highest : 0.0f, shrunk = expf(sofar->highest - base);
     sofar->highest = highest;
     sofar->total *= shrunk;
     for (long d = 0; d < at->width; d++) out[d] *= shrunk;
-    for (long i = 0; i < count; i++) sofar->total += weights[i] = expf(weights[i] - highest);
+    for (long i = 0; i < count; i++) sofar->total += weights[i] = expf(weights[i] - base);
     add_rows(out, at->values, places, weights, count, at->width);
 }
 
