@@ -22,6 +22,8 @@ def deploy(root: Path, challenge: Challenge, entrant: str, attempt: int | None =
     """Makes `<root>/<entrant>/<challenge>`, or an attempt's folder in it; it must not exist yet."""
     targets.folder(root, "what workspaces are deployed into")
     workspace = root / check_entrant(entrant) / challenge.id
+    if attempt == 1 and (workspace / "solution.py").is_file():
+        raise UsageError(f"{workspace} holds attempt 1 already and is left alone")
     if attempt is not None:
         workspace /= f"attempt-{attempt}"
     if workspace.exists() and any(workspace.iterdir()):

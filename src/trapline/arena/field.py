@@ -2,16 +2,15 @@
 `attempt-2`, …"""
 
 import json
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from trapline.arena.challenge import load, load_all
 from trapline.arena.errors import UsageError
+from trapline.arena.intake import ATTEMPT
 
 #: Written beside an answer by whoever produced it: harness, model, and what else is known.
 RECORD = ".trapline/record.json"
-_ATTEMPT = re.compile(r"attempt-([1-9][0-9]{0,3})")
 
 
 @dataclass(frozen=True)
@@ -59,10 +58,12 @@ def _entries_of(entrant: Path, challenge: str) -> list[Entry]:
     attempts = {
         int(match.group(1)): path
         for path in folder.iterdir()
-        if path.is_dir() and (match := _ATTEMPT.fullmatch(path.name))
+        if path.is_dir() and (match := ATTEMPT.fullmatch(path.name))
     }
-    if not attempts:
-        attempts = {1: folder}
+    if 1 in attempts and (folder / "solution.py").is_file():
+        raise UsageError(f"{folder} holds two first attempts: solution.py and attempt-1")
+    if not attempts or (folder / "solution.py").is_file():
+        attempts[1] = folder
     return [
         Entry(entrant.name, challenge, number, path, *_origin(path))
         for number, path in sorted(attempts.items())

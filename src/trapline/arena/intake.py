@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import os
+import re
 import stat
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,8 @@ from trapline.arena.errors import UsageError
 
 MAX_FILES = 500
 MAX_BYTES = 16 << 20
+#: Further attempts may lie in the folder of the first, and are no part of it.
+ATTEMPT = re.compile(r"attempt-([1-9][0-9]{0,3})")
 #: Left behind by tools, never part of an answer.
 IGNORED = {
     "__pycache__",
@@ -88,6 +91,8 @@ def _plain_files(folder: Path) -> list[Path]:
     found: list[Path] = []
     for place, folders, names in os.walk(folder, followlinks=False):
         folders[:] = sorted(name for name in folders if name not in IGNORED)
+        if Path(place) == folder:
+            folders[:] = [name for name in folders if not ATTEMPT.fullmatch(name)]
         found += [
             path
             for name in sorted(names)

@@ -11,6 +11,7 @@ from trapline.arena import field, grade
 from trapline.arena.deploy import deploy
 from trapline.arena.errors import MissingError, UsageError
 from trapline.arena.grade import Job
+from trapline.arena.intake import take_in
 from trapline.arena.solving import agents
 from trapline.arena.solving import endpoint as solving_endpoint
 from trapline.arena.solving.agents import from_template
@@ -304,3 +305,56 @@ def test_a_deployed_workspace_is_not_overwritten(assignment):
     deploy(assignment.root, assignment.challenge, "somebody", 1)
     with pytest.raises(UsageError, match="left alone"):
         deploy(assignment.root, assignment.challenge, "somebody", 1)
+
+
+def test_what_a_person_wrote_is_not_thrown_away(provider, endpoint, assignment, good_reply, level):
+    deploy(assignment.root, assignment.challenge, "somebody", 1)
+    (assignment.workspace / "solution.py").write_text("# by hand\n")
+    provider.replies = [good_reply]
+    with pytest.raises(UsageError, match="left alone"):
+        solve(assignment, EndpointSolver(endpoint, level))
+    assert (assignment.workspace / "solution.py").read_text() == "# by hand\n"
+
+
+def test_an_answer_beside_further_attempts_is_the_first(assignment, monkeypatch):
+    monkeypatch.setattr(field, "load_all", lambda: {"sorting": assignment.challenge})
+    first = deploy(assignment.root, assignment.challenge, "somebody")
+    alone = take_in(first).digest
+    second = deploy(assignment.root, assignment.challenge, "somebody", 2)
+    entries = field.find_entries(assignment.root, [])
+    assert [(entry.attempt, entry.folder) for entry in entries] == [(1, first), (2, second)]
+    assert take_in(first).digest == alone
+
+
+def test_there_is_one_first_attempt(assignment, monkeypatch):
+    monkeypatch.setattr(field, "load_all", lambda: {"sorting": assignment.challenge})
+    first = deploy(assignment.root, assignment.challenge, "somebody")
+    with pytest.raises(UsageError, match="attempt 1 already"):
+        deploy(assignment.root, assignment.challenge, "somebody", 1)
+    (first / "attempt-1").mkdir()
+    with pytest.raises(UsageError, match="two first attempts"):
+        field.find_entries(assignment.root, [])
+
+
+def test_a_record_that_is_none_gets_a_sentence(assignment, endpoint, level):
+    deploy(assignment.root, assignment.challenge, "somebody", 1)
+    record = assignment.workspace / field.RECORD
+    record.parent.mkdir()
+    record.write_text('{"harness": "person"}')
+    with pytest.raises(UsageError, match="is no record of an answer: model"):
+        solve(assignment, EndpointSolver(endpoint, level))
+
+
+@pytest.mark.parametrize(
+    "solver",
+    [
+        lambda endpoint, level: EndpointSolver(endpoint, level),
+        lambda endpoint, level: EndpointSolver(endpoint, level, price=Price(1.0)),
+        lambda endpoint, level: AgentSolver("codex", "m", agents.find("codex")),
+        lambda endpoint, level: AgentSolver("agent-cmd", "m", from_template("true {prompt}")),
+    ],
+)
+def test_a_budget_that_nothing_counts_against_is_refused(endpoint, assignment, level, solver):
+    with pytest.raises(UsageError, match="nothing says what an answer costs"):
+        list(solve_all([assignment], solver(endpoint, level), 1, budget_usd=5.0))
+    assert not assignment.workspace.exists()

@@ -20,6 +20,8 @@ class PatchSolver:
     model: str
     patches: dict[tuple[str, int], str]
     harness: str = "predictions"
+    #: Who wrote them was paid elsewhere.
+    tells_cost: bool = False
 
     def version(self) -> str:
         return "1"

@@ -1,15 +1,16 @@
 """Fills workspaces: asks a model or starts an agent, keeps what was said, resumes at the cell."""
 
-import json
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from pydantic import ValidationError
+
 from trapline.arena.challenge import Challenge
 from trapline.arena.deploy import deploy
-from trapline.arena.errors import ArenaError
+from trapline.arena.errors import ArenaError, UsageError
 from trapline.arena.executor import run_all
 from trapline.arena.field import RECORD
 from trapline.arena.record import Record
@@ -56,6 +57,11 @@ class Solver(Protocol):
     @property
     def model(self) -> str: ...
 
+    @property
+    def tells_cost(self) -> bool:
+        """Whether it is known what its answers cost."""
+        ...
+
     def version(self) -> str: ...
 
     def solve(self, assignment: Assignment) -> tuple[str, str, FinalMetrics, float]:
@@ -71,6 +77,11 @@ def solve_all(
     on_done: Callable[[Assignment, SolveRecord], None] = lambda a, r: None,
 ) -> Iterator[tuple[Assignment, SolveRecord]]:
     """Every assignment that has no answer yet, several at a time, while the money lasts."""
+    if budget_usd is not None and not solver.tells_cost:
+        raise UsageError(
+            "a budget cannot be kept where nothing says what an answer costs: an endpoint needs "
+            "--input-usd and --output-usd, an agent must tell it"
+        )
     spent = [read_record(a).cost_usd or 0.0 for a in assignments if is_done(a)]
     version = solver.version()
     waiting = [assignment for assignment in assignments if not is_done(assignment)]
@@ -90,14 +101,17 @@ def solve_all(
 def solve_one(assignment: Assignment, solver: Solver, version: str) -> SolveRecord:
     """A fresh workspace, filled; what came of it is on disk when this returns."""
     workspace = assignment.workspace
-    shutil.rmtree(workspace, ignore_errors=True)
+    path = workspace / RECORD
+    # Begun by us and never finished; what anybody else put there is left alone by `deploy`.
+    if path.parent.is_dir():
+        shutil.rmtree(workspace, ignore_errors=True)
     deploy(assignment.root, assignment.challenge, assignment.entrant, assignment.attempt)
+    path.parent.mkdir()
     try:
         status, reason, cost, seconds = solver.solve(assignment)
         record = _record(solver, version, status, reason, cost, seconds)
     except ArenaError as error:
         record = _record(solver, version, "infra_error", str(error))
-    path = workspace / RECORD
     path.parent.mkdir(exist_ok=True)
     write_durably(path, record.model_dump_json(indent=1) + "\n")
     return record
@@ -110,7 +124,13 @@ def is_done(assignment: Assignment) -> bool:
 
 
 def read_record(assignment: Assignment) -> SolveRecord:
-    return SolveRecord.model_validate(json.loads((assignment.workspace / RECORD).read_text()))
+    path = assignment.workspace / RECORD
+    try:
+        return SolveRecord.model_validate_json(path.read_text())
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise UsageError(f"{path} is no record of an answer: {where} {first['msg']}") from None
 
 
 def _record(

@@ -31,6 +31,10 @@ class Price:
     input_usd: float | None = None
     output_usd: float | None = None
 
+    @property
+    def is_known(self) -> bool:
+        return self.input_usd is not None and self.output_usd is not None
+
     def of(self, reply: Reply) -> float | None:
         if self.input_usd is None or self.output_usd is None:
             return None
@@ -50,6 +54,10 @@ class EndpointSolver:
     @property
     def model(self) -> str:
         return self.endpoint.model
+
+    @property
+    def tells_cost(self) -> bool:
+        return self.price.is_known
 
     def version(self) -> str:
         return f"openai {sdk().__version__}, rounds={self.rounds}"
@@ -140,6 +148,10 @@ class AgentSolver:
     model: str
     agent: Agent
     seconds: float = 3600.0
+
+    @property
+    def tells_cost(self) -> bool:
+        return self.agent.usage is not None and bool(self.agent.usage.cost)
 
     def version(self) -> str:
         return agents.probe(self.agent)
