@@ -56,3 +56,11 @@ def test_a_clean_transcript_stays_byte_for_byte(redactor):
 def test_findings_name_the_line_of_the_file(redactor):
     text = f'{{"a": "b"}}\nplain\nkimberley\n{json.dumps({"m": chr(10) * 5 + KEY})}\n'
     assert [one.line for one in scan_document(text, redactor)] == [3, 4]
+
+
+def test_a_name_that_stands_twice_hides_nothing(redactor):
+    twice = f'{{"key": "{KEY}", "key": "fine", "/home/kim": 1, "/home/lee": 2}}\n'
+    assert [found.kind for found in scan_document(twice, redactor)] == ["key", "home", "home"]
+    safe = redact_document(twice, redactor)
+    assert KEY not in safe
+    assert sorted(map(str, json.loads(safe).values())) == ["1", "2", "<key>", "fine"]

@@ -1,5 +1,6 @@
 """solve, export, scan and redact as people meet them: sentences, exit codes, files."""
 
+import gzip
 import json
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from trapline.cli.main import main
 
 CHALLENGE = "fused_softmax_topk"
 FIELD = Path(__file__).parents[2] / "examples" / "field"
+SECRET = "mail kim@mail.example.com\n"
 AGENT = "import pathlib; pathlib.Path('solution.py').write_text('def softmax_topk(a, k): ...\\n')"
 
 
@@ -101,3 +103,30 @@ def test_a_transcript_is_published_without_its_secrets(trapline, tmp_path):
     done = trapline("redact", "raw.jsonl", "--out", "public")
     assert done.returncode == 0, done.stdout
     assert json.loads((tmp_path / "public/raw.jsonl").read_text()) == {"message": "mail\n<email>"}
+
+
+def test_names_of_files_are_published_too(trapline, tmp_path):
+    named = tmp_path / "raw" / "kim@mail.example.com" / "session.jsonl"
+    named.parent.mkdir(parents=True)
+    named.write_text("nothing to hide\n")
+    done = trapline("redact", "raw", "--out", "public")
+    assert (done.returncode, "email kim@… in the path" in done.stdout) == (4, True)
+    assert not (tmp_path / "public").exists()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [gzip.compress(SECRET.encode()), SECRET.encode("utf-16")],
+    ids=["compressed", "wide"],
+)
+def test_what_is_no_text_cannot_be_scanned_and_is_not_published(trapline, tmp_path, content):
+    (tmp_path / "raw").write_bytes(content)
+    done = trapline("redact", "raw", "--out", "public")
+    assert (done.returncode, "raw: no text" in done.stdout) == (4, True)
+    assert not (tmp_path / "public").exists()
+
+
+def test_a_folder_without_transcripts_is_not_called_safe(trapline, tmp_path):
+    (tmp_path / "raw").mkdir()
+    done = trapline("redact", "raw")
+    assert (done.returncode, "raw holds no file" in done.stderr) == (2, True)

@@ -6,7 +6,7 @@ no change stays byte for byte; what did stays valid JSON.
 """
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby
 from typing import Any
 
@@ -56,7 +56,7 @@ def _container(text: str) -> Any:
     if not text.lstrip().startswith(("{", "[")):
         return None
     try:
-        parsed = json.loads(text)
+        parsed = json.loads(text, object_pairs_hook=_complete)
     except (ValueError, RecursionError):
         return None
     return parsed if isinstance(parsed, (dict, list)) else None
@@ -74,10 +74,20 @@ def _mapped(value: Any, change: Callable[[str], str]) -> Any:
     if isinstance(value, str):
         return change(value)
     if isinstance(value, dict):
-        return {change(name): _mapped(inner, change) for name, inner in value.items()}
+        return _complete((change(name), _mapped(inner, change)) for name, inner in value.items())
     if isinstance(value, list):
         return [_mapped(inner, change) for inner in value]
     return value
+
+
+def _complete(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """All of them: a name that stands twice is marked, so that no value hides behind another."""
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        while name in found:
+            name += "+"
+        found[name] = value
+    return found
 
 
 def _strings(value: Any) -> Iterator[str]:

@@ -1,5 +1,6 @@
 """`trapline redact`: transcripts made safe."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -29,20 +30,35 @@ def redact(
     redactor = Redactor()
     left = 0
     for path, name in _files(source):
-        text = path.read_text(errors="replace")
+        text = path.read_bytes().decode(errors="replace")
         if out is not None:
             text = redact_document(text, redactor)
-        found = scan_document(text, redactor)
+        found = [*_told_by(name, text, redactor)]
         left += len(found)
         for one in found:
-            print(f"{name}:{one.line}: {one.kind} {one.hint}")
+            print(one)
         if out is not None and not found:
             target = out / name
             target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_text(text)
+            target.write_bytes(text.encode())
     if left:
         print(f"{left} findings; nothing with a finding is published")
         raise typer.Exit(NOT_HELD)
+
+
+def _told_by(name: Path, text: str, redactor: Redactor) -> Iterator[str]:
+    """What should not be published: in the text, in the file's own name, or where nobody can see.
+
+    A session's number looks random and stands in many a name: it is nobody's secret.
+    """
+    for one in redactor.scan(str(name)):
+        if one.kind != "random":
+            yield f"{name}: {one.kind} {one.hint} in the path"
+    if "\0" in text:
+        yield f"{name}: no text, so it cannot be scanned"
+        return
+    for one in scan_document(text, redactor):
+        yield f"{name}:{one.line}: {one.kind} {one.hint}"
 
 
 def _files(source: Path) -> list[tuple[Path, Path]]:
@@ -50,6 +66,7 @@ def _files(source: Path) -> list[tuple[Path, Path]]:
         return [(source, Path(source.name))]
     if not source.is_dir():
         raise UsageError(f"no such file or folder: {source}")
-    return [
-        (path, path.relative_to(source)) for path in sorted(source.rglob("*")) if path.is_file()
-    ]
+    found = [path for path in sorted(source.rglob("*")) if path.is_file()]
+    if not found:
+        raise UsageError(f"{source} holds no file to look through")
+    return [(path, path.relative_to(source)) for path in found]
