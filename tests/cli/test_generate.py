@@ -66,7 +66,7 @@ def test_beams_are_listed_with_their_scores(checkpoint, run):
 
 BAD = [
     (("1", "--ids"), "nowhere", "config.json"),
-    (("1",), "nowhere", "tokenizer.json"),
+    (("1",), "nowhere", "no such folder"),
     (("one", "--ids"), "", "integers"),
     (("", "--ids"), "", "prompt is empty"),
     (("999", "--ids"), "", "outside the vocabulary"),
@@ -77,6 +77,14 @@ BAD = [
     (("1", "--ids", "--top-p", "2"), "", "top_p"),
     (("1", "--ids", "--stop", ""), "", "cannot be empty"),
     (("1", "--ids", "--device", "abacus"), "", "is not one of"),
+    (("1", "--ids", "--beams", "2", "--temperature", "1"), "", "--temperature or --beams"),
+    (("1", "--ids", "--beams", "2", "--stop", "5"), "", "not at --stop"),
+    (("1", "--ids", "--policy", "hf"), "", "add --beams"),
+    (("1", "--ids", "--length-penalty", "2"), "", "add --beams"),
+    (("1", "--ids", "--top-p", "0.5"), "", "add --temperature"),
+    (("1", "--ids", "--top-k", "5"), "", "add --temperature"),
+    (("1", "--ids", "--drafter", "d"), "", "--drafter is for"),
+    (("1", "--ids", "--speculate", "lookup", "--drafter", "d"), "", "--drafter is for"),
 ]
 
 

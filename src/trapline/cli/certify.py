@@ -48,6 +48,8 @@ def certify(
     Exit code 0: right answers pass, every named mutant falls to its own trap, controls fail.
     Exit code 4: something does not hold; it is named.
     """
+    if red_team and (challenge or mechanical):
+        raise UsageError("--red-team runs the whole red team: no --challenge and no --mechanical")
     if write is not None:
         targets.file(write, "the kill matrix")
     level = choose_level(isolation)

@@ -77,7 +77,21 @@ def generate(
         from trapline.gold.ternary.demo import demo_model
     except ImportError:
         raise MissingError("generation needs torch: trapline[torch]") from None
+    narrowed = top_k is not None or top_p < 1.0 or min_p > 0.0
+    scored = policy != "canonical" or length_penalty != 1.0
     try:
+        way = Sampling(temperature, top_k, top_p, min_p, seed)
+        _refuse_unused(
+            (beams > 1 and speculate is not None, "beams are not drafted: --speculate or --beams"),
+            (beams > 1 and temperature > 0, "beams are not drawn: --temperature or --beams"),
+            (beams > 1 and bool(stop), "a beam search ends at --eos-id, not at --stop"),
+            (beams == 1 and scored, "--policy and --length-penalty rank beams: add --beams"),
+            (temperature == 0 and narrowed, "--top-k, --top-p, --min-p draw: add --temperature"),
+            (
+                drafter is not None and speculate not in ("dflash", "ddtree"),
+                "--drafter is for --speculate dflash and ddtree",
+            ),
+        )
         model = model or demo_model()
         words: Words = _Ids() if ids else _text(model)
         task = _Task(
@@ -89,8 +103,6 @@ def generate(
         )
         started = time.perf_counter()
         if beams > 1:
-            if speculate is not None:
-                raise UsageError("beams are not drafted: --speculate or --beams, not both")
             count = _beams(task, beams, length_penalty, policy)
         elif speculate is not None:
             count = show_speculation(
@@ -102,15 +114,21 @@ def generate(
                 max_new_tokens=max_new_tokens,
                 stop_ids=task.ends,
                 stop_texts=stop or [],
-                sampling=Sampling(temperature, top_k, top_p, min_p, seed),
+                sampling=way,
             )
         else:
-            way = Sampling(temperature, top_k, top_p, min_p, seed)
             count = _stream(task, way, stop or [])
     except (ValueError, TypeError, OSError, MemoryError, UnsupportedError) as error:
         raise UsageError(str(error)) from None
     seconds = time.perf_counter() - started
     typer.echo(f"{count} tokens, {count / seconds:.1f} a second", err=True)
+
+
+def _refuse_unused(*combinations: tuple[bool, str]) -> None:
+    """An option that would change nothing is a misunderstanding, not a wish."""
+    for given, sentence in combinations:
+        if given:
+            raise UsageError(sentence)
 
 
 def _load(folder: Path, device: str, dtype: str | None) -> Any:
@@ -185,7 +203,9 @@ def _text(folder: Path) -> Words:
     """The checkpoint's own tokeniser."""
     from trapline.gold.decoder.text import Tokenizer
 
-    if folder.is_dir() and not (folder / "tokenizer.json").is_file():
+    if not folder.is_dir():
+        raise UsageError(f"no such folder: {folder}")
+    if not (folder / "tokenizer.json").is_file():
         raise UsageError(f"{folder} has no tokenizer.json; --ids takes token ids instead")
     try:
         return Tokenizer(folder)

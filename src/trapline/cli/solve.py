@@ -47,9 +47,15 @@ def solve(
     seconds: Annotated[
         float, typer.Option(min=1, help="Time limit of an agent or request.")
     ] = 3600,
-    input_usd: Annotated[float | None, typer.Option(help="Price of a million tokens in.")] = None,
-    output_usd: Annotated[float | None, typer.Option(help="Price of a million tokens out.")] = None,
-    budget_usd: Annotated[float | None, typer.Option(help="Stop when this is spent.")] = None,
+    input_usd: Annotated[
+        float | None, typer.Option(min=0, help="Price of a million tokens in.")
+    ] = None,
+    output_usd: Annotated[
+        float | None, typer.Option(min=0, help="Price of a million tokens out.")
+    ] = None,
+    budget_usd: Annotated[
+        float | None, typer.Option(min=0, help="Stop when this is spent.")
+    ] = None,
 ) -> None:
     """Fill workspaces of a field; the same command goes on where it stopped.
 
@@ -57,13 +63,17 @@ def solve(
     """
     if [endpoint, agent, agent_cmd, from_predictions].count(None) != 3:
         raise UsageError("name one of --endpoint, --agent, --agent-cmd and --from-predictions")
+    if from_predictions is not None and (model or entrant):
+        raise UsageError("--from-predictions names its models itself: no --model and no --entrant")
+    price = Price(input_usd, output_usd)
+    if endpoint is None and (rounds > 1 or per_minute is not None or price != Price()):
+        raise UsageError("--rounds, --per-minute and prices are an endpoint's")
     wanted = [load(one).id for one in challenge or []]
     if from_predictions is not None:
         work = assign_predictions(from_predictions, field, wanted)
     else:
         if model is None:
             raise UsageError("--model names the model that is asked")
-        price = Price(input_usd, output_usd)
         solver: Solver
         if endpoint is not None:
             remote = Endpoint(endpoint, model, timeout=seconds, rate=RateLimit(per_minute))
