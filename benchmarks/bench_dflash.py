@@ -66,14 +66,14 @@ def main() -> None:
             print(f"the pair is left out: {error}")
     if pair and "greedy" in options.parts:
         pair.measure(0.0, clock)
-    if pair and "sampled" in options.parts:
-        pair.measure(1.0, clock)
     if "shape" in options.parts:
         name = f"{dflash_shape.shape_name(options)}, random weights, replayed acceptance"
         results[name] = []
         for table in dflash_shape.big_shape(options, pair.traces() if pair else None):
             results[name].append(table)
             clock.done(f"shape, batch {table['batch']}")
+    if pair and "sampled" in options.parts:
+        pair.measure(1.0, clock)
     if options.pair and options.identical:
         results["identical in float32"] = identical(options)
         clock.done("identical")
