@@ -49,32 +49,78 @@ def test_without_a_compiler_there_is_a_sentence(source, monkeypatch):
     assert native.built(source) == "there is no C compiler (cc, gcc or clang)"
 
 
-def test_parts_run_once_each_and_their_failures_are_seen():
-    done = []
-    native.spread(done.append, 3)
-    assert sorted(done) == [0, 1, 2]
+#: Threads wait a while for all that are wanted, take items and note who took which.
+TAKES = """
+struct job { long items, wanted, next, threads; long *by; };
+void work(struct job *job) {
+    long me = __atomic_add_fetch(&job->threads, 1, __ATOMIC_SEQ_CST);
+    for (long i = 0; i < 1000000000; i++)
+        if (__atomic_load_n(&job->threads, __ATOMIC_SEQ_CST) >= job->wanted) break;
+    for (long i; (i = __atomic_fetch_add(&job->next, 1, __ATOMIC_SEQ_CST)) < job->items;)
+        __atomic_fetch_add(job->by + i, me, __ATOMIC_SEQ_CST);
+}
+"""
+ITEMS = 1000
 
-    def fail(number: int) -> None:
-        if number:
-            raise ValueError("part")
 
-    with pytest.raises(ValueError, match="part"):
-        native.spread(fail, 2)
+class Job(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_long) for name in ("items", "wanted", "next", "threads")),
+        ("by", ctypes.POINTER(ctypes.c_long)),
+    )
+
+
+@pytest.fixture
+def shared(source):
+    """Runs a job in some threads: how many came, and who took each item."""
+    source.write_text(TAKES)
+    work = needs_compiler(source).work
+
+    def run(threads, wanted):
+        taken = (ctypes.c_long * ITEMS)()
+        job = Job(ITEMS, wanted, 0, 0, taken)
+        native.share(work, job, threads)
+        return job.threads, set(taken)
+
+    return run
+
+
+def test_several_threads_take_each_part_once(shared):
+    if native._torchs_threads() is None:
+        pytest.skip("torch has other threads here")
+    came, by = shared(threads=3, wanted=3)
+    assert came == 3
+    assert by <= {1, 2, 3}
+
+
+@pytest.mark.parametrize("why", ["no threads asked for", "after a fork", "no OpenMP"])
+def test_one_thread_does_all_where_it_must(shared, monkeypatch, why):
+    monkeypatch.setattr(native, "_forked", why == "after a fork")
+    if why == "no OpenMP":
+        monkeypatch.setattr(native, "_torchs_threads", lambda: None)
+    assert shared(threads=0 if why == "no threads asked for" else 2, wanted=1) == (1, {1})
 
 
 FORKS = """
-import os, signal
+import ctypes, os, signal, sys
+from pathlib import Path
 from trapline.gold import native
-native.spread(lambda _: None, 2)
+work = native.built(Path(sys.argv[1])).work
+class Job(ctypes.Structure):
+    _fields_ = tuple((name, ctypes.c_long) for name in ("items", "wanted", "next", "threads", "by"))
+native.share(work, Job(0, 2), 2)
 child = os.fork()
 if not child:
     signal.alarm(60)
-    native.spread(lambda _: None, 2)
+    native.share(work, Job(0, 1), 2)
     os._exit(0)
 raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
 
 
-def test_a_forked_child_has_threads_of_its_own():
-    """Those of the parent are gone there, and waiting for them would never end."""
-    assert subprocess.run([sys.executable, "-c", FORKS], check=False).returncode == 0
+def test_a_forked_child_does_not_wait_for_its_parents_threads(shared, source):
+    """They are gone there, and waiting for them would never end."""
+    if native._torchs_threads() is None:
+        pytest.skip("torch has other threads here")
+    ended = subprocess.run([sys.executable, "-c", FORKS, str(source)], check=False, timeout=120)
+    assert ended.returncode == 0

@@ -1,7 +1,9 @@
-"""C sources of this package, compiled when first needed with the system's compiler.
+"""C sources of this package, compiled when first needed with the system's compiler, and threads.
 
 Each process compiles for itself (a third of a second): nothing stale is ever loaded. Without a
 compiler there is a sentence instead of a library, and whoever asked takes another path.
+
+What threads share is a job: a structure that every one of them takes parts of, until none is left.
 """
 
 import ctypes
@@ -10,9 +12,9 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -44,24 +46,44 @@ def built(source: Path) -> ctypes.CDLL | str:
     return f"{compiler} failed: {said}"
 
 
-def spread(part: Callable[[int], None], count: int) -> None:
-    """Runs parts 0 to count − 1 in threads; ctypes lets go of the interpreter's lock in a call."""
-    if count <= 1:
-        part(0)
-        return
-    waiting = [_pool().submit(part, number) for number in range(1, count)]
-    part(0)
-    for one in waiting:
-        one.result()
+def share(work: Any, job: ctypes.Structure, threads: int) -> None:
+    """Calls the C function `work` with `job` in up to so many threads at once.
+
+    They are the threads of torch's own operations: warm, and not in each other's way. Where there
+    are none of that kind, this one does it all.
+    """
+    parallel = None if threads <= 1 or _forked else _torchs_threads()
+    if parallel is None:
+        work(ctypes.byref(job))
+    else:
+        parallel(ctypes.cast(work, ctypes.c_void_p), ctypes.byref(job), threads, 0)
 
 
 @cache
-def _pool() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(max_workers=os.cpu_count() or 1, thread_name_prefix="native")
+def _torchs_threads() -> Callable[..., Any] | None:
+    """GNU OpenMP's way to run a function in a team of threads, where torch has brought it."""
+    import torch
+
+    try:
+        found = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+        parallel = found.GOMP_parallel
+    except (OSError, AttributeError):
+        return None
+    pointer, number = ctypes.c_void_p, ctypes.c_uint
+    parallel.argtypes, parallel.restype = [pointer, pointer, number, number], None
+    return parallel
 
 
-# Threads do not survive a fork: the child starts its own.
-os.register_at_fork(after_in_child=_pool.cache_clear)
+_forked = False
+
+
+def _after_a_fork() -> None:
+    """OpenMP's threads do not survive a fork, and it waits for them forever."""
+    global _forked
+    _forked = True
+
+
+os.register_at_fork(after_in_child=_after_a_fork)
 
 
 def at(array: np.ndarray) -> ctypes.c_void_p:

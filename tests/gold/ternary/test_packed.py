@@ -114,15 +114,11 @@ def test_a_compiler_that_fails_is_quoted(monkeypatch, tmp_path):
         native._library.cache_clear()
 
 
-@pytest.mark.parametrize("team", ["torch's threads", "after a fork", "no OpenMP"])
-def test_several_threads_share_the_rows(monkeypatch, team):
+def test_several_threads_share_the_rows(monkeypatch):
     if (reason := native.unavailable()) is not None:
         assert reason in fast.backend()
         return
     monkeypatch.setattr(native, "_WEIGHTS_A_THREAD", 100)
-    monkeypatch.setattr(native, "_forked", team == "after a fork")
-    if team == "no OpenMP":
-        monkeypatch.setattr(native, "_torchs_threads", lambda: None)
     plane, scales, weights = matrix(200, 256)
     x, y = torch.randn(2, 256), torch.full((2, 200), torch.nan)
     native.product(x, plane, scales, y, 3)

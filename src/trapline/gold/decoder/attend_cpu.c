@@ -157,21 +157,33 @@ static void attend_group(
         for (long d = 0; d < width; d++) out[i * width + d] /= sofar[i].total;
 }
 
-/* Groups `first` to `last` - 1 of all rows' `groups`, over the last `window` positions of a row, or all
- * of them where it is 0. */
-void attend(
-    const float *q, const float *keys, const float *values, const int *table, const int *lengths,
-    float *out, long columns, long page, long heads, long groups, long width, long window, long first,
-    long last) {
-    struct pages at = {keys, values, page, groups, width};
-    long each = heads / groups;
-    for (long item = first; item < last; item++) {
-        long b = item / groups, to = lengths[b], from = window && to > window ? to - window : 0;
-        for (long done = 0; done < each; done += QUERIES) {
-            long queries = each - done < QUERIES ? each - done : QUERIES;
-            long place = (item * each + done) * width;
-            attend_group(
-                q + place, &at, table + b * columns, item % groups, queries, from, to, out + place);
-        }
+struct job {
+    const float *q, *keys, *values;
+    const int *table, *lengths;
+    float *out;
+    long columns, page, heads, groups, width;
+    long window;      /* over the last so many positions of a row, or over all where it is 0 */
+    long items, next; /* groups of all rows; the first that no thread has taken */
+};
+
+static void attend_item(const struct job *job, long item) {
+    struct pages at = {job->keys, job->values, job->page, job->groups, job->width};
+    long b = item / job->groups, each = job->heads / job->groups, to = job->lengths[b];
+    long from = job->window && to > job->window ? to - job->window : 0;
+    for (long done = 0; done < each; done += QUERIES) {
+        long queries = each - done < QUERIES ? each - done : QUERIES;
+        long place = (item * each + done) * job->width;
+        attend_group(
+            job->q + place, &at, job->table + b * job->columns, item % job->groups, queries, from, to,
+            job->out + place);
+    }
+}
+
+/* Groups of rows until none is left; any number of threads may do so at once. */
+void attend(struct job *job) {
+    for (;;) {
+        long item = __atomic_fetch_add(&job->next, 1, __ATOMIC_RELAXED);
+        if (item >= job->items) return;
+        attend_item(job, item);
     }
 }

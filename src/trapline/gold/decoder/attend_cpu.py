@@ -7,11 +7,21 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from trapline.gold.native import built, spread
+from trapline.gold.native import built, share
 
 SOURCE = Path(__file__).with_name("attend_cpu.c")
 #: Fewer products than this a thread are done before another thread has started.
 _PRODUCTS_A_THREAD = 1 << 17
+
+
+class _Job(ctypes.Structure):
+    """As in the C source."""
+
+    _fields_ = (
+        *((n, ctypes.c_void_p) for n in ("q", "keys", "values", "table", "lengths", "out")),
+        *((n, ctypes.c_long) for n in ("columns", "page", "heads", "groups", "width", "window")),
+        *((n, ctypes.c_long) for n in ("items", "next")),
+    )
 
 
 def suits(*given: Tensor | None) -> bool:
@@ -70,24 +80,18 @@ def attend(
     window: int | None,
 ) -> Tensor:
     """As `fused.decode_attention`, for rows that share nothing."""
-    library = _loaded()
     (rows, heads, width), groups = q.shape, stored[0].shape[1]
     out = torch.empty_like(q)
     if not rows:
         return out
     table, lengths = table.int().contiguous(), lengths.int().contiguous()
-    fixed = (
-        *(one.data_ptr() for one in (q, *stored, table, lengths, out)),
-        *(table.shape[1], page_size, heads, groups, width, window or 0),
-    )
     items = rows * groups
+    job = _Job(
+        *(one.data_ptr() for one in (q, *stored, table, lengths, out)),
+        *(table.shape[1], page_size, heads, groups, width, window or 0, items, 0),
+    )
     work = rows * heads * int(lengths.max()) * width // _PRODUCTS_A_THREAD
-    count = max(1, min(torch.get_num_threads(), work, items))
-
-    def part(number: int) -> None:
-        library.attend(*fixed, items * number // count, items * (number + 1) // count)
-
-    spread(part, count)
+    share(_loaded().attend, job, min(torch.get_num_threads(), work, items))
     return out
 
 
@@ -105,7 +109,7 @@ def _library() -> ctypes.CDLL | str:
     pointer, number, real = ctypes.c_void_p, ctypes.c_long, ctypes.c_double
     library.add_norm.argtypes = [pointer] * 5 + [number] * 2 + [real]
     library.turn_and_append.argtypes = [pointer] * 10 + [number] * 4 + [real]
-    library.attend.argtypes = [pointer] * 6 + [number] * 8
+    library.attend.argtypes = [pointer]
     for function in (library.add_norm, library.turn_and_append, library.attend):
         function.restype = None
     return library

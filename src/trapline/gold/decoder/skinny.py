@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from trapline.gold.native import built, spread
+from trapline.gold.native import built, share
 
 SOURCE = Path(__file__).with_name("skinny_cpu.c")
 #: One row is a vector, which torch reads weights for as fast as memory gives them; and with many
@@ -16,6 +16,15 @@ SOURCE = Path(__file__).with_name("skinny_cpu.c")
 LEAST, MOST = 2, 32
 #: Fewer products than this a thread are done before another thread has started.
 _PRODUCTS_A_THREAD = 1 << 20
+
+
+class _Job(ctypes.Structure):
+    """As in the C source."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("x", "w", "y")),
+        *((name, ctypes.c_long) for name in ("rows", "inputs", "outputs", "next")),
+    )
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -28,13 +37,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     x = x.contiguous()
     y = x.new_empty((rows, outputs))
     work = rows * inputs * outputs // _PRODUCTS_A_THREAD
-    count = max(1, min(torch.get_num_threads(), work))
-    fixed = x.data_ptr(), weight.data_ptr(), y.data_ptr(), rows, inputs, outputs
-
-    def part(number: int) -> None:
-        library.skinny(*fixed, outputs * number // count, outputs * (number + 1) // count)
-
-    spread(part, count)
+    job = _Job(x.data_ptr(), weight.data_ptr(), y.data_ptr(), rows, inputs, outputs, 0)
+    share(library.skinny, job, min(torch.get_num_threads(), work))
     return y
 
 
@@ -62,6 +66,6 @@ def _library() -> ctypes.CDLL | str:
     library = built(SOURCE)
     if isinstance(library, str):
         return library
-    library.skinny.argtypes = [ctypes.c_void_p] * 3 + [ctypes.c_long] * 5
+    library.skinny.argtypes = [ctypes.c_void_p]
     library.skinny.restype = None
     return library

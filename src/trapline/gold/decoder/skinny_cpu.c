@@ -14,7 +14,8 @@ enum { LANES = 8, SUMS = 8 };
 #else
 enum { LANES = 4, SUMS = 16 };
 #endif
-enum { WIDEST = 8 };
+/* Rows of weights a thread takes at a time: whole tiles. */
+enum { WIDEST = 8, TAKEN = 64 };
 
 typedef float lanes __attribute__((vector_size(4 * LANES)));
 
@@ -70,30 +71,43 @@ static inline __attribute__((always_inline)) void strip(
     for (; n < count; n++) tile(x, w + n * inputs, y + n, inputs, outputs, 1, wide);
 }
 
-/* Rows of weights `first` to `last` - 1 for all rows of x. Some weights at a time meet all rows of
- * x, so that they are still in the nearest cache when the next of these come. */
-void skinny(
-    const float *x, const float *w, float *y, long rows, long inputs, long outputs, long first,
-    long last) {
-    for (long n = first; n < last; n += SUMS) {
-        long count = last - n < SUMS ? last - n : SUMS;
-        const float *weights = w + n * inputs;
-        for (long r = 0; r < rows;) {
-            const float *from = x + r * inputs;
-            float *to = y + r * outputs + n;
-            if (rows - r >= 8) {
-                strip(from, weights, to, inputs, outputs, count, 8);
-                r += 8;
-            } else if (rows - r >= 4) {
-                strip(from, weights, to, inputs, outputs, count, 4);
-                r += 4;
-            } else if (rows - r >= 2) {
-                strip(from, weights, to, inputs, outputs, count, 2);
-                r += 2;
-            } else {
-                strip(from, weights, to, inputs, outputs, count, 1);
-                r += 1;
-            }
+struct job {
+    const float *x, *w; /* (rows, inputs), (outputs, inputs) */
+    float *y;           /* (rows, outputs) */
+    long rows, inputs, outputs;
+    long next; /* the first row of weights that no thread has taken */
+};
+
+/* `count` rows of weights from n on for all rows of x. */
+static void some(const struct job *job, long n, long count) {
+    const float *weights = job->w + n * job->inputs;
+    for (long r = 0; r < job->rows;) {
+        long inputs = job->inputs, outputs = job->outputs, left = job->rows - r;
+        const float *from = job->x + r * inputs;
+        float *to = job->y + r * outputs + n;
+        if (left >= 8) {
+            strip(from, weights, to, inputs, outputs, count, 8);
+            r += 8;
+        } else if (left >= 4) {
+            strip(from, weights, to, inputs, outputs, count, 4);
+            r += 4;
+        } else if (left >= 2) {
+            strip(from, weights, to, inputs, outputs, count, 2);
+            r += 2;
+        } else {
+            strip(from, weights, to, inputs, outputs, count, 1);
+            r += 1;
         }
+    }
+}
+
+/* Rows of weights until none is left; any number of threads may do so at once. Some weights at a time
+ * meet all rows of x, so that they are still in the nearest cache when the next of these come. */
+void skinny(struct job *job) {
+    for (;;) {
+        long first = __atomic_fetch_add(&job->next, TAKEN, __ATOMIC_RELAXED);
+        long last = job->outputs - first < TAKEN ? job->outputs : first + TAKEN;
+        if (first >= job->outputs) return;
+        for (long n = first; n < last; n += SUMS) some(job, n, last - n < SUMS ? last - n : SUMS);
     }
 }

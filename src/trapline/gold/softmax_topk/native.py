@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from trapline.gold.native import at, built, spread
+from trapline.gold.native import at, built, share
 
 SOURCE = Path(__file__).with_name("topk_cpu.c")
 #: What logits may be; the 16-bit ones are given as integers of their bits.
@@ -19,6 +19,17 @@ _LOGITS_A_THREAD = 1 << 15
 _LEAST_ROOM = 128
 #: Logits of a group, of which the maximum is kept, and of a block, as in the C file.
 _GROUP, _BLOCK = 64, 4096
+
+
+class _Job(ctypes.Structure):
+    """As in the C source."""
+
+    _fields_ = (
+        *((n, ctypes.c_void_p) for n in ("logits", "scales", "keys", "groups")),
+        *((n, ctypes.c_void_p) for n in ("values", "indices", "totals")),
+        *((n, ctypes.c_long) for n in ("kind", "stride", "width", "room", "group_room", "k")),
+        *((n, ctypes.c_long) for n in ("rows", "next", "threads")),
+    )
 
 
 class Ranked(NamedTuple):
@@ -49,15 +60,11 @@ def ranked(logits: np.ndarray, kind: str, k: int, temperature: np.ndarray, threa
     room = max(2 * k, _LEAST_ROOM)
     kept = np.empty((count, room), np.uint64)
     groups = np.empty((count, -(-width // _BLOCK) * (_BLOCK // _GROUP)), np.uint64)
-
-    def part(number: int) -> None:
-        first, last = rows * number // count, rows * (number + 1) // count
-        library.softmax_topk(
-            *(at(logits), KINDS[kind], stride, width, at(scales), at(kept[number]), room),
-            *(at(groups[number]), k, at(values), at(indices), at(totals), first, last),
-        )
-
-    spread(part, count)
+    job = _Job(
+        *(at(one) for one in (logits, scales, kept, groups, values, indices, totals)),
+        *(KINDS[kind], stride, width, room, groups.shape[1], k, rows, 0, 0),
+    )
+    share(library.softmax_topk, job, count)
     return Ranked(values, indices, totals)
 
 
@@ -66,10 +73,6 @@ def _library() -> ctypes.CDLL | str:
     library = built(SOURCE)
     if isinstance(library, str):
         return library
-    long, pointer = ctypes.c_long, ctypes.c_void_p
-    library.softmax_topk.argtypes = [
-        *(pointer, long, long, long, pointer, pointer, long),
-        *(pointer, long, pointer, pointer, pointer, long, long),
-    ]
+    library.softmax_topk.argtypes = [ctypes.c_void_p]
     library.softmax_topk.restype = None
     return library

@@ -293,26 +293,45 @@ static void rank_with_nan(struct kept *kept, const struct source *row) {
     }
 }
 
-/* Rows first .. last - 1. `scales` are log2(e) / temperature. There is space for `room` >= 2k keys
- * of elements and for those of all groups, whole blocks of them. */
-void softmax_topk(const void *logits, long kind, long stride, long width, const float *scales,
-                  uint64_t *keys, long room, uint64_t *groups, long k, float *values,
-                  int64_t *indices, double *totals, long first, long last) {
+struct job {
+    const void *logits;
+    const float *scales;     /* (rows): log2(e) / temperature */
+    uint64_t *keys, *groups; /* of elements and of groups' maxima, for each thread */
+    float *values;           /* (rows, k), and so are indices */
+    int64_t *indices;
+    double *totals; /* (rows) */
+    long kind, stride, width;
+    long room, group_room; /* keys a thread: at least 2 k; whole blocks of groups */
+    long k, rows;
+    long next, threads; /* the first row that no thread has taken; threads that have come */
+};
+
+/* Row n, in a thread's keys of elements and of groups. */
+static void one_row(const struct job *job, long n, uint64_t *keys, uint64_t *groups) {
     float block[BLOCK];
-    for (long n = first; n < last; n++) {
-        struct source source = {logits, (enum kind)kind, n * stride, width};
-        struct row row = {-INFINITY, 0.0, groups};
-        struct kept kept = {keys, 0, k, room, -INFINITY, 0};
-        for (long start = 0; start < width; start += BLOCK)
-            take(&row, part_of(&source, start, BLOCK, block), start, scales[n]);
-        if (row.total != row.total) rank_with_nan(&kept, &source);
-        else rank(&kept, &source, groups);
-        prune(&kept);
-        sort_best(keys, k);
-        for (long i = 0; i < k; i++) {
-            values[n * k + i] = value_of(keys[i]);
-            indices[n * k + i] = UINT32_MAX - (uint32_t)keys[i];
-        }
-        totals[n] = row.total;
+    long k = job->k, width = job->width;
+    struct source source = {job->logits, (enum kind)job->kind, n * job->stride, width};
+    struct row row = {-INFINITY, 0.0, groups};
+    struct kept kept = {keys, 0, k, job->room, -INFINITY, 0};
+    for (long start = 0; start < width; start += BLOCK)
+        take(&row, part_of(&source, start, BLOCK, block), start, job->scales[n]);
+    if (row.total != row.total) rank_with_nan(&kept, &source);
+    else rank(&kept, &source, groups);
+    prune(&kept);
+    sort_best(keys, k);
+    for (long i = 0; i < k; i++) {
+        job->values[n * k + i] = value_of(keys[i]);
+        job->indices[n * k + i] = UINT32_MAX - (uint32_t)keys[i];
+    }
+    job->totals[n] = row.total;
+}
+
+/* Rows until none is left; as many threads may do so at once as there are keys for. */
+void softmax_topk(struct job *job) {
+    long me = __atomic_fetch_add(&job->threads, 1, __ATOMIC_RELAXED);
+    for (;;) {
+        long n = __atomic_fetch_add(&job->next, 1, __ATOMIC_RELAXED);
+        if (n >= job->rows) return;
+        one_row(job, n, job->keys + me * job->room, job->groups + me * job->group_room);
     }
 }
