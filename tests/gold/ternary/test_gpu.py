@@ -76,8 +76,8 @@ def test_many_rows(rows, K, dtype):
 
 
 @pytest.mark.parametrize("dtype", LOW)
-@pytest.mark.parametrize("rows", [16, 64])
-def test_many_rows_with_groups_of_nothing(rows, dtype):
+@pytest.mark.parametrize("rows", [1, 8, 16, 64, 100, 256])
+def test_any_rows_with_groups_of_nothing(rows, dtype):
     """A group whose scale is 0 counts for nothing, wherever it lies; others may differ by 2^20."""
     x, plane, scales = drawn(rows, 200, 1280, dtype)
     scales[:50, 0] = 0

@@ -137,10 +137,11 @@ class Cut(NamedTuple):
 
 def cut(M: int, N: int, groups: int, multiprocessors: int) -> Cut:
     """What was fastest on an H200, of some 170 variants."""
+    if M > 128:
+        programs = cdiv(N, 128) * cdiv(M, 256)
+        return Cut(256, 128, 8, 2, _shared(groups, programs, multiprocessors))
     if M > 64:
-        bm, rows, stages = (256, 128, 2) if M > 128 else (128, 128, 3)
-        programs = cdiv(N, rows) * cdiv(M, bm)
-        return Cut(bm, rows, 8, stages, _shared(groups, programs, multiprocessors))
+        return Cut(128, 64, 4, 2, _shared(groups, cdiv(N, 64), 2 * multiprocessors))
     bm = max(16, triton.next_power_of_2(M))
     split = _shared(groups, cdiv(N, 64), 2 * multiprocessors)
     return Cut(bm, 64, 4, 4, split, bm <= 32 and groups // split % 2 == 0)

@@ -30,6 +30,8 @@ _BF16 = gl.constexpr(text.unpack("bf16"))
 _F16 = gl.constexpr(text.unpack("f16"))
 _NEEDS = gl.constexpr(text.UNPACK_NEEDS)
 _UNITS = gl.constexpr(text.CODE_UNITS)
+#: A word of 16 codes of 0, each stored as 1.
+_NOTHING = gl.constexpr(0x55555555)
 TYPES = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
 
 
@@ -55,9 +57,10 @@ def ordered(o):
 
 
 @gluon.jit
-def unpacked(words, DTYPE: gl.constexpr, ROWS: gl.constexpr):
-    """(ROWS, 128) numbers of DTYPE from (ROWS, 8) words."""
+def unpacked(words, scale, DTYPE: gl.constexpr, ROWS: gl.constexpr):
+    """(ROWS, 128) numbers of DTYPE from (ROWS, 8) words; zeros in rows whose scale is 0."""
     ASM: gl.constexpr = _BF16 if DTYPE.is_bf16() else _F16
+    words = gl.where((scale == 0.0)[:, None], _NOTHING, words)
     parts = gl.inline_asm_elementwise(
         ASM, _NEEDS, [words], dtype=(gl.int16,) * 16, is_pure=True, pack=1
     )
@@ -65,15 +68,16 @@ def unpacked(words, DTYPE: gl.constexpr, ROWS: gl.constexpr):
 
 
 @gluon.jit
-def load_words(
-    planes, first, group, last, N,
+def load_group(
+    planes, scales, first, group, last, N,
     GROUPS: gl.constexpr, BLOCK_N: gl.constexpr, WARPS: gl.constexpr,
 ):  # fmt: skip
-    """Of one group; beyond the last row or group that one again."""
+    """Words and scales of one group; beyond the last row or group that one again."""
     wide: gl.constexpr = word_layout(WARPS)
-    row = gl.minimum(first + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(1, wide)), N - 1)[:, None]
-    word = gl.minimum(group, last) * 8 + gl.arange(0, 8, layout=gl.SliceLayout(0, wide))[None, :]
-    return gl.load(planes + row.to(gl.int64) * (GROUPS * 8) + word)
+    row = gl.minimum(first + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(1, wide)), N - 1)
+    at = row.to(gl.int64) * GROUPS + gl.minimum(group, last)
+    word = gl.arange(0, 8, layout=gl.SliceLayout(0, wide))
+    return gl.load(planes + at[:, None] * 8 + word[None, :]), gl.load(scales + at)
 
 
 @gluon.jit
@@ -87,7 +91,7 @@ def fetch_x(held, full, x, slot, begin, group, here, BLOCK_M: gl.constexpr):
 
 @gluon.jit
 def known(scale, before):
-    """The scale the sums are in: where a group has none, its codes are 0 and any will do."""
+    """The scale the sums are in: where a group's is 0 nothing is added, and any will do."""
     scale = scale.to(gl.float32)
     return gl.where(scale == 0.0, before, scale)
 
@@ -130,10 +134,14 @@ def wide_kernel(
         mbarrier.init(full.index(i), count=1)
     if not SETTLED:
         wait_for_the_kernel_before()
-    now = load_words(planes, first, start, last, N, GROUPS, BLOCK_N, WARPS)
-    second = load_words(planes, first, start + 1, last, N, GROUPS, BLOCK_N, WARPS)
-    third = load_words(planes, first, start + 2, last, N, GROUPS, BLOCK_N, WARPS)
-    fourth = load_words(planes, first, start + 3, last, N, GROUPS, BLOCK_N, WARPS)
+    now, of_now = load_group(planes, scales, first, start, last, N, GROUPS, BLOCK_N, WARPS)
+    second, of_second = load_group(
+        planes, scales, first, start + 1, last, N, GROUPS, BLOCK_N, WARPS
+    )
+    third, of_third = load_group(planes, scales, first, start + 2, last, N, GROUPS, BLOCK_N, WARPS)
+    fourth, of_fourth = load_group(
+        planes, scales, first, start + 3, last, N, GROUPS, BLOCK_N, WARPS
+    )
     row = gl.minimum(first + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(1, sums)), N - 1)
     factor = scales + row.to(gl.int64) * GROUPS + start
     scale = known(gl.load(factor), 1.0)
@@ -143,7 +151,7 @@ def wide_kernel(
         wait_for_the_kernel_before()
     for i in gl.static_range(STAGES - 1):
         fetch_x(held, full, x, i, begin, start + i, i < EACH, BLOCK_M)
-    tile.index(0).store(unpacked(now, DTYPE, BLOCK_N))
+    tile.index(0).store(unpacked(now, of_now, DTYPE, BLOCK_N))
     fence_async_shared()
     total = gl.zeros([BLOCK_N, BLOCK_M], gl.float32, sums)
     for g in range(EACH):
@@ -152,11 +160,13 @@ def wide_kernel(
         total = warpgroup_mma(tile.index(g % 2), there, total, is_async=True)
         ahead = g + STAGES - 1
         fetch_x(held, full, x, ahead % STAGES, begin, start + ahead, ahead < EACH, BLOCK_M)
-        tile.index((g + 1) % 2).store(unpacked(second, DTYPE, BLOCK_N))
+        tile.index((g + 1) % 2).store(unpacked(second, of_second, DTYPE, BLOCK_N))
         fence_async_shared()
-        second = third
-        third = fourth
-        fourth = load_words(planes, first, start + g + 4, last, N, GROUPS, BLOCK_N, WARPS)
+        second, of_second = third, of_third
+        third, of_third = fourth, of_fourth
+        fourth, of_fourth = load_group(
+            planes, scales, first, start + g + 4, last, N, GROUPS, BLOCK_N, WARPS
+        )
         following = known(later, scale)
         ratio = scale / following
         scale = following
