@@ -9,10 +9,10 @@ the same run goes on as ternary student of what it was: teacher's and student's 
 those of the twin); `student` (from scratch, learns from the finished dense twin, and reads as many
 tokens as that did: twice the tokens in all); `equal bytes` (a dense model in float16 no larger than
 the packed ternary one); `collapse` (ternary without early stopping).
-Each gets every rate with seed 0 and `--sweep-steps`; the best rate gets all steps and seeds. With
-`--softs` ternary weights harden over a share of the steps: the rates are swept with the first one,
-the others tried with the best rate. `--tokens 48000` cuts the training side, for the small-data
-regime.
+Each gets every rate with seed 0 and `--sweep-steps`, then every decay with the best rate; what is
+best gets all steps and seeds. With `--softs` ternary weights harden over a share of the steps:
+rates and decays are swept with the first one, the others tried with what was best. `--tokens 48000`
+cuts the training side, for the small-data regime.
 
 The best checkpoint is chosen on some held-out windows, its perplexity is that of the others. Beside
 it stand bits a byte of text, which compare between vocabularies. Every run leaves a file in
@@ -74,7 +74,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--optimiser", default="adamw")
     parser.add_argument("--method", default="absmean")
-    parser.add_argument("--latent-decay", type=float, default=0.0)
+    parser.add_argument("--decays", type=float, nargs="+", default=[0.0], help="with the best rate")
+    parser.add_argument("--untied", action="store_true", help="embedding and head are two tables")
+    parser.add_argument("--learn-scales", action="store_true", help="of groups of ternary weights")
     parser.add_argument("--distill", type=float, default=0.5, help="the teacher's share of a loss")
     for name, value, said in (
         ("own-teacher", 0.3, "share of the steps after which `distilled` teaches itself"),
@@ -97,13 +99,15 @@ def _arguments() -> argparse.Namespace:
 
 @dataclass(frozen=True)
 class Choice:
-    """What a sweep chooses from: a rate, and in what share of the steps weights harden."""
+    """What a sweep chooses from: rate, decay, and in what share of the steps weights harden."""
 
     rate: float
+    decay: float
     soft: float
 
     def __str__(self) -> str:
-        return f"rate {self.rate}{f' soft {self.soft}' if self.soft else ''}"
+        more = {name: getattr(self, name) for name in ("decay", "soft")}
+        return " ".join([f"rate {self.rate}", *(f"{n} {v}" for n, v in more.items() if v)])
 
 
 #: A student learns from a model that stays ahead of it: it may listen all the time.
@@ -130,13 +134,14 @@ class Study:
         given = self.given
         recipe = Recipe(
             batch=given.batch, optimiser=given.optimiser, patience=8, schedule="linear",
-            evaluate_every=given.evaluate_every, latent_decay=given.latent_decay,
+            evaluate_every=given.evaluate_every,
             precision=given.precision, compile=given.compile, capture=given.capture,
         )  # fmt: skip
         shape = Shape(given.vocab, given.dim, given.layers, given.heads, given.context)
         return train_run.Job(
             tuple(given.texts), given.out, shape, recipe, method=given.method,
-            held_out=given.held_out, device=given.device,
+            held_out=given.held_out, device=given.device, tied=not given.untied,
+            learn_scales=given.learn_scales,
         )  # fmt: skip
 
     def do_all(self) -> None:
@@ -150,11 +155,13 @@ class Study:
             self._trained("ternary", self._best("ternary"), 0, self.given.steps, driven=True)
 
     def _best(self, kind: str) -> Choice:
-        """The best rate of the sweep, then how softly; a student takes what the ternary has."""
+        """The best rate, then decay, then how softly; a student takes what the ternary has."""
         kind = "ternary" if kind in ("distilled", "student") else kind
         softs = (self.given.softs if kind == "ternary" else []) or [0.0]
-        best = self._best_of(kind, [Choice(rate, softs[0]) for rate in self.given.rates])
-        return self._best_of(kind, [best, *(Choice(best.rate, soft) for soft in softs[1:])])
+        first, *decays = self.given.decays
+        best = self._best_of(kind, [Choice(rate, first, softs[0]) for rate in self.given.rates])
+        best = self._best_of(kind, [best, *(replace(best, decay=decay) for decay in decays)])
+        return self._best_of(kind, [best, *(replace(best, soft=soft) for soft in softs[1:])])
 
     def _best_of(self, kind: str, choices: list[Choice]) -> Choice:
         if len(choices) == 1:
@@ -221,7 +228,8 @@ class Study:
             }  # fmt: skip
         recipe = replace(
             job.recipe, peak_rate=choice.rate, final_rate=choice.rate / 100, seed=seed, steps=steps,
-            warm_up=max(1, steps // 20), patience=patience, **{"soft": choice.soft, **own},
+            weight_decay=choice.decay, latent_decay=choice.decay, warm_up=max(1, steps // 20),
+            patience=patience, **{"soft": choice.soft, **own},
         )  # fmt: skip
         trainer = train_run.make_trainer(replace(job, recipe=recipe), self._read.text)
         trainer.run()
@@ -257,7 +265,8 @@ class Study:
 
     def _equal_bytes(self) -> train_run.Job:
         """The widest dense float16 model that is no larger than the packed ternary one."""
-        ternary = train_run.build(self._job)
+        # Gains that are learned end up in the scales.
+        ternary = train_run.build(replace(self._job, learn_scales=False))
         budget = sum(p.numel() * (2.125 / 8 if p.ndim > 1 else 4) for p in ternary.parameters())
         for dim in range(self.given.dim // 32 * 32, 32, -32):
             shape = replace(self._job.shape, dim=dim, heads=dim // 32)
@@ -306,7 +315,7 @@ def _best_choice(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _choice(run: dict[str, Any]) -> Choice:
-    return Choice(run["rate"], run.get("soft", 0.0))
+    return Choice(run["rate"], run["decay"], run["soft"])
 
 
 def _summary(trainer: Trainer) -> dict[str, Any]:
@@ -326,7 +335,7 @@ def _summary(trainer: Trainer) -> dict[str, Any]:
 
 def _weights(job: train_run.Job) -> int:
     with torch.device("meta"):
-        decoder = Decoder(decoder_config(job.shape, hidden=job.hidden))
+        decoder = Decoder(decoder_config(job.shape, hidden=job.hidden, tied=job.tied))
     return sum(p.numel() for p in decoder.parameters())
 
 

@@ -60,6 +60,9 @@ def train(
     group_size: Annotated[int, typer.Option(min=1, help="Weights a scale; TQ2_0: 256.")] = 128,
     method: Annotated[Method, typer.Option(help="How weights become ternary.")] = "absmean",
     soft: Annotated[float, typer.Option(help="Weights harden over this share of steps.")] = 0.0,
+    learn_scales: Annotated[
+        bool, typer.Option(help="Learn the groups' scales as well.")
+    ] = False,
     dense: Annotated[bool, typer.Option(help="Train the dense twin instead.")] = False,
     start: Annotated[Path | None, typer.Option(help="A dense checkpoint to begin with.")] = None,
     teacher: Annotated[Path | None, typer.Option(help="A dense checkpoint to learn from.")] = None,
@@ -92,8 +95,8 @@ def train(
         job = run.Job(
             texts=tuple(texts), out=out, recipe=recipe, kv_heads=kv_heads, hidden=hidden, tied=tied,
             shape=run.Shape(size, dim, layers, heads, context),
-            held_out=held_out, group_size=group_size, method=method, dense=dense, start=start,
-            teacher=teacher, resume=resume, device=place,
+            held_out=held_out, group_size=group_size, method=method, learn_scales=learn_scales,
+            dense=dense, start=start, teacher=teacher, resume=resume, device=place,
         )  # fmt: skip
         _show(_run(run, job), out)
     except (ValueError, TypeError, FileNotFoundError) as error:

@@ -20,6 +20,7 @@ from trapline.gold.ternary.linear import assert_all_ternary, convert, dequantize
 from trapline.gold.ternary.tokenizer import encode, train_tokenizer
 from trapline.gold.ternary.train import Recipe, Trainer
 from trapline.gold.ternary.train_model import DecoderLM, Shape, decoder_config, initialise
+from trapline.gold.ternary.train_optim import make_optimisers
 
 SHAPE = Shape(vocab=280, dim=16, layers=1, heads=2, context=12)
 RECIPE = Recipe(steps=24, batch=4, evaluate_every=8, warm_up=4, peak_rate=0.1)
@@ -117,6 +118,21 @@ def test_latent_weights_do_not_decay():
         for parameter in group["params"]:
             assert id(parameter) in hidden or parameter.ndim < 2
             assert group["weight_decay"] == 0.0
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_an_embedding_decays_only_where_it_is_the_head(tied):
+    decoder = Decoder(decoder_config(SHAPE, tied=tied))
+    recipe = replace(RECIPE, weight_decay=0.1)
+    decays = {
+        id(parameter): group["weight_decay"]
+        for optimiser in make_optimisers(DecoderLM(decoder), recipe)
+        for group in optimiser.param_groups
+        for parameter in group["params"]
+    }
+    assert decays[id(decoder.embedding.weight)] == (0.1 if tied else 0.0)
+    assert decays[id(decoder.head.weight)] == 0.1
+    assert decays[id(decoder.norm.weight)] == 0.0
 
 
 def test_weights_harden_bit_by_bit_and_are_ternary_in_the_end(job):

@@ -62,14 +62,31 @@ def _least_squares(magnitude: Tensor) -> Tensor:
     return kept & (magnitude > 0)
 
 
-def straight_through(w: Tensor, group_size: int = GROUP, method: str = "absmean") -> Tensor:
+def straight_through(
+    w: Tensor, group_size: int = GROUP, method: str = "absmean", gain: Tensor | None = None
+) -> Tensor:
     """The ternary weight of a latent one, differentiable as if nothing had happened to it.
 
     w − w is exactly 0 and its derivative by the first w is 1. An `autograd.Function` would say the
     same, but torch 2.11 compiles one around `ternarize` to a gradient of zero.
     """
-    value = dequantize(*ternarize(w, group_size, method), group_size).to(w.dtype)
-    return value + (w - w.detach())
+    return _hard(w, group_size, method, gain) + (w - w.detach())
+
+
+def _hard(w: Tensor, group_size: int, method: str, gain: Tensor | None) -> Tensor:
+    """The ternary weight, differentiable by the gains alone."""
+    codes, scales = ternarize(w, group_size, method)
+    if gain is not None:
+        # g − g is exactly 0: the value is the stored one, the derivative that of the product.
+        free = (gain - gain.detach()).view(scales.shape)
+        scales = _times(scales, gain).float() + scales.float() * free
+    return dequantize(codes, scales, group_size).to(w.dtype)
+
+
+def _times(scales: Tensor, gain: Tensor) -> Tensor:
+    """Scales as they are stored: multiplied, within float16, rounded to it."""
+    product = scales.float() * gain.detach().view(scales.shape)
+    return product.clamp(-LARGEST_SCALE, LARGEST_SCALE).half()
 
 
 class _Latent(nn.Module):
@@ -78,28 +95,32 @@ class _Latent(nn.Module):
     weight: nn.Parameter
     #: How much of the latent weight itself is still in the forward pass; None: nothing, ever.
     softness: Tensor | None = None
+    #: What the scale of each group is multiplied by, learned; None: the scale follows the latents.
+    gain: nn.Parameter | None
 
     def __init__(self, weight: Tensor, group_size: int, method: str) -> None:
         super().__init__()
         self.weight = nn.Parameter(weight)
+        self.register_parameter("gain", None)
         self.group_size, self.method = group_size, method
 
     def ternary_weight(self) -> Tensor:
         """The weight that is shipped."""
-        return straight_through(self.weight, self.group_size, self.method)
+        return straight_through(self.weight, self.group_size, self.method, self.gain)
 
     def forward_weight(self) -> Tensor:
         """The weight of the forward pass: the ternary one, unless it is still hardening."""
         if self.softness is None:
             return self.ternary_weight()
         latent = self.weight.detach()
-        hard = dequantize(*self.ternary(), self.group_size).to(latent.dtype)
+        hard = _hard(self.weight, self.group_size, self.method, self.gain)
         # Exactly the latent weight at 1 and exactly the ternary one at 0.
         return torch.lerp(hard, latent, self.softness) + (self.weight - latent)
 
     def ternary(self) -> tuple[Tensor, Tensor]:
         """What is stored: codes and scales."""
-        return ternarize(self.weight, self.group_size, self.method)
+        codes, scales = ternarize(self.weight, self.group_size, self.method)
+        return codes, scales if self.gain is None else _times(scales, self.gain)
 
     def extra_repr(self) -> str:
         rows, columns = self.weight.shape
@@ -158,6 +179,20 @@ def soften(model: nn.Module, softness: Tensor) -> None:
             module.softness = softness
 
 
+def learn_scales(model: nn.Module) -> None:
+    """Gives every group's scale a factor to learn, 1 at first; tables that are shared share it.
+
+    Without it a scale moves only as far as its latent weights move together.
+    """
+    known: dict[int, nn.Parameter] = {}
+    for module in model.modules():
+        if isinstance(module, _Latent):
+            scales = module.ternary()[1]
+            # One axis: optimisers and reports take it for what it is, not for a matrix.
+            gain = nn.Parameter(torch.ones(scales.numel(), device=scales.device))
+            module.gain = known.setdefault(id(module.weight), gain)
+
+
 class Share(NamedTuple):
     """One parameter of a model in a coverage report."""
 
@@ -181,7 +216,7 @@ def convert(model: nn.Module, group_size: int = GROUP, method: str = "absmean") 
 
 def coverage(model: nn.Module) -> list[Share]:
     """Every parameter by name, whether it is ternary, and its share of all of them."""
-    ternary = {id(module.weight) for module in latents(model)}
+    ternary = {id(p) for module in latents(model) for p in (module.weight, module.gain)}
     parameters = list(model.named_parameters())
     total = max(1, sum(p.numel() for _, p in parameters))
     return [

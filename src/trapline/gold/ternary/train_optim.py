@@ -128,7 +128,8 @@ def make_optimisers(model: nn.Module, recipe: Recipe) -> list[Any]:
     muon: dict[tuple[float, float], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
         decay = 0.0
-        if parameter.ndim > 1:
+        # An embedding that is no head would fade row by row: most of its rows are in no batch.
+        if parameter.ndim > 1 and (tied or "embedding" not in name):
             decay = recipe.latent_decay if id(parameter) in latent else recipe.weight_decay
         inner = parameter.ndim == 2 and "embedding" not in name and "head" not in name
         groups = muon if recipe.optimiser == "muon" and inner else adam

@@ -24,6 +24,7 @@ from trapline.gold.ternary.linear import (
     convert,
     coverage,
     dequantized,
+    learn_scales,
 )
 from trapline.gold.ternary.linear_packed import pack_model, packed_bytes, save_packed
 from trapline.gold.ternary.tokenizer import encode, load_tokenizer, save_tokenizer, train_tokenizer
@@ -48,6 +49,8 @@ class Job:
     held_out: float = 0.05
     group_size: int = GROUP
     method: str = "absmean"
+    #: Whether the scale of each group is learned as well, instead of following its weights.
+    learn_scales: bool = False
     #: Trains the dense twin instead.
     dense: bool = False
     #: A checkpoint to begin with, and one to learn from; both bring their tokeniser.
@@ -109,6 +112,8 @@ def build(job: Job) -> Decoder:
     _check_sizes(decoder, job, "the checkpoint to begin with")
     if not job.dense:
         convert(decoder, job.group_size, job.method)
+        if job.learn_scales:
+            learn_scales(decoder)
         assert_all_ternary(decoder)
     return decoder.train()
 
