@@ -13,7 +13,7 @@ from trapline.arena.cluster import Cluster
 from trapline.arena.errors import MissingError, UsageError
 from trapline.arena.executor import Executor, Here
 from trapline.arena.field import Entry, find_entries
-from trapline.arena.judge import judge_cells, named
+from trapline.arena.judge import Judge, judge_cells, named
 from trapline.arena.record import Cell, Level
 from trapline.arena.run import Options, grade_field, open_run
 from trapline.arena.store import Store
@@ -75,11 +75,10 @@ def grade(
         place = Cluster(address or "auto", jobs) if executor == "ray" else Here(jobs)
         options = Options(place.level(isolation), full, jobs)
         _grade_all(entries, store, options, place)
-        cells = [cell for cell in store.cells() if _is_asked_for(cell, entries)]
+        cells = _asked_for(entries, store)
         if judge is not None:
-            for bundle in judge_cells(judge, cells, load, store.bundle):
-                store.save(bundle)
-            cells = [cell for cell in store.cells() if _is_asked_for(cell, entries)]
+            _judge_all(judge, cells, store)
+            cells = _asked_for(entries, store)
         if as_json:
             print(json.dumps({"run": store.where, "cells": [_brief(cell) for cell in cells]}))
         else:
@@ -89,9 +88,23 @@ def grade(
         raise typer.Exit(INCOMPLETE)
 
 
-def _is_asked_for(cell: Cell, entries: list[Entry]) -> bool:
+def _asked_for(entries: list[Entry], store: Store) -> list[Cell]:
+    """The newest grades of these entries; a run may hold others."""
     keys = {(entry.entrant, entry.challenge, entry.attempt) for entry in entries}
-    return (cell.entrant, cell.challenge, cell.attempt) in keys
+    return [c for c in store.cells() if (c.entrant, c.challenge, c.attempt) in keys]
+
+
+def _judge_all(judge: Judge, cells: list[Cell], store: Store) -> None:
+    """A judge who says nothing leaves the grades as they are, and is not passed over in silence."""
+    silent = []
+    for bundle in judge_cells(judge, cells, load, store.bundle):
+        store.save(bundle)
+        if bundle.cell.dimensions["analysis"].score is None:
+            silent.append(bundle.cell.dimensions["analysis"].reason)
+    if silent:
+        what = "1 analysis was" if len(silent) == 1 else f"{len(silent)} analyses were"
+        note = f"trapline: {what} not judged: {silent[0]}"
+        Console(stderr=True).print(note, markup=False, highlight=False)
 
 
 def _grade_all(entries: list[Entry], store: Store, options: Options, place: Executor) -> None:

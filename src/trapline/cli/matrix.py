@@ -4,27 +4,25 @@ import math
 from collections.abc import Sequence
 
 from rich.table import Table
+from rich.text import Text
 
-from trapline.arena.challenge import load_all
 from trapline.arena.record import Cell
+from trapline.arena.report.catalog import describe
+from trapline.arena.report.field import Field, Square
+from trapline.arena.report.runview import RunView
 
 _COLOURS = {"A": "green", "B": "cyan", "C": "yellow", "D": "magenta", "F": "red"}
 
 
 def matrix(cells: Sequence[Cell]) -> Table:
-    """Entrants down, challenges across; the best attempt of each cell."""
-    columns = [name for name in load_all() if any(cell.challenge == name for cell in cells)]
-    best: dict[tuple[str, str], Cell] = {}
-    for cell in cells:
-        place = (cell.entrant, cell.challenge)
-        if place not in best or (cell.score or -1) > (best[place].score or -1):
-            best[place] = cell
+    """Entrants down, challenges across; attempts are taken together as the report does."""
+    field = Field(RunView(cells), describe(cells))
     table = Table(padding=(0, 0), collapse_padding=True)
     table.add_column("entrant", overflow="fold", max_width=16)
-    for name in columns:
-        table.add_column(_abbreviated(name), justify="right")
-    for entrant in sorted({cell.entrant for cell in cells}):
-        table.add_row(entrant, *(_show(best.get((entrant, name))) for name in columns))
+    for column in field.columns:
+        table.add_column(_abbreviated(column.challenge), justify="right")
+    for entrant in field.entrants:
+        table.add_row(Text(entrant, overflow="fold"), *map(_show, field.row(entrant)))
     return table
 
 
@@ -33,14 +31,14 @@ def _abbreviated(name: str) -> str:
     return "\n".join(word[:7] for word in name.split("_")[:3])
 
 
-def _show(cell: Cell | None) -> str:
-    if cell is None:
+def _show(square: Square) -> str:
+    if not square.attempts:
         return "·"
-    if cell.score is None or cell.letter is None:
-        return "infra" if cell.state == "infra_error" else "–"
-    colour = _COLOURS[cell.letter[0]]
-    note = {"fail": "✗", "hack": "☠"}.get(cell.state, "")
-    return f"[{colour}]{cell.letter}{note} {whole(cell.score)}[/{colour}]"
+    if square.score is None or square.letter is None:
+        return "infra" if square.state == "infra_error" else "–"
+    colour = _COLOURS[square.letter[0]]
+    note = {"fail": "✗", "hack": "☠"}.get(square.state, "")
+    return f"[{colour}]{square.letter}{note} {whole(square.score)}[/{colour}]"
 
 
 def whole(score: float) -> int:
