@@ -77,7 +77,10 @@ def take_in(folder: Path) -> Intake:
         name = str(path.relative_to(folder))
         if not name.isprintable():
             return Intake({}, f"the name of a file cannot be written: {name!a}")
-        files[name] = _read(path)
+        try:
+            files[name] = _read(path)
+        except PermissionError as error:
+            return Intake({}, f"a file cannot be read: {name} ({error.strerror})")
         total += len(files[name])
         if len(files) > MAX_FILES or total > MAX_BYTES:
             limit = f"{MAX_FILES} files or {MAX_BYTES >> 20} MiB"

@@ -8,7 +8,7 @@ import pytest
 
 from trapline.arena.certify import Certificate, Finding
 from trapline.arena.report.runview import RunView
-from trapline.arena.report.site import Site, write_site
+from trapline.arena.report.site import MANIFEST, Site, write_site
 from trapline.arena.store import Planned, digest
 
 MOST_BYTES = 2_000_000
@@ -186,7 +186,7 @@ def test_odd_names_make_whole_reports(make_run, told, tmp_path):
 def test_pages_of_an_earlier_report_do_not_stay(make_run, told, tmp_path):
     write_site(make_run(["heron", "otter"], ["rows"]), tmp_path, told=told)
     (tmp_path / "mine.txt").write_text("kept")
-    with (tmp_path / "manifest.txt").open("a") as manifest:
+    with (tmp_path / MANIFEST).open("a") as manifest:
         manifest.write("../outside.html\n")
     (tmp_path.parent / "outside.html").write_text("kept")
     write_site(make_run(["heron"], ["rows"]), tmp_path, told=told)
@@ -194,6 +194,15 @@ def test_pages_of_an_earlier_report_do_not_stay(make_run, told, tmp_path):
     assert not list((tmp_path / "duels").iterdir())
     assert (tmp_path / "mine.txt").exists()
     assert (tmp_path.parent / "outside.html").exists()
+
+
+def test_a_list_that_no_report_wrote_removes_nothing(make_run, told, tmp_path):
+    (tmp_path / "manifest.txt").write_text("data.csv\n")
+    (tmp_path / "data.csv").write_text("kept")
+    for _ in range(2):
+        write_site(make_run(["heron"], ["rows"]), tmp_path, told=told)
+    assert (tmp_path / "data.csv").exists()
+    assert (tmp_path / "manifest.txt").read_text() == "data.csv\n"
 
 
 @pytest.mark.full

@@ -20,10 +20,11 @@ def test_csv_has_a_row_a_cell(small_run):
     assert rows[7]["state"] == "infra_error"
 
 
-def test_a_name_that_is_a_formula_stays_text(cell_maker):
-    cell = cell_maker("=1+1", "rows", 0.9, np.random.default_rng(0))
+@pytest.mark.parametrize("name", ["=1+1", "-1+1", "+1", "@SUM(A1)"])
+def test_a_name_that_is_a_formula_stays_text(cell_maker, name):
+    cell = cell_maker(name, "rows", 0.9, np.random.default_rng(0))
     row = next(csv.DictReader(io.StringIO(tables.as_csv([cell]))))
-    assert row["entrant"] == "'=1+1"
+    assert row["entrant"] == f"'{name}"
 
 
 def test_json_is_strict(cell_maker):

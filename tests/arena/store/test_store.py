@@ -3,6 +3,7 @@ that was changed."""
 
 import os
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -194,6 +195,35 @@ def test_what_is_no_run_is_said(tmp_path):
         Store(tmp_path / "file")
     with pytest.raises(UsageError, match="no run in"):
         last_run(tmp_path)
+
+
+def test_a_folder_may_be_called_anything(tmp_path, make_bundle):
+    for name in ("a?b=c", "a", "100 %41 #1"):
+        with closing(Store(tmp_path / name)) as store:
+            store.save(make_bundle(entrant=name))
+        assert (tmp_path / name / "run.sqlite").is_file()
+        with closing(Store(tmp_path / name, create=False)) as store:
+            assert [cell.entrant for cell in store.cells()] == [name]
+
+
+def test_a_run_that_is_being_written_is_the_last_one(tmp_path, make_bundle):
+    with closing(Store(tmp_path / "going")) as going:
+        going.save(make_bundle())
+        Store(tmp_path / "finished").close()
+        for name, stamp in (("going", 1_700_000_000), ("finished", 1_700_000_100)):
+            os.utime(tmp_path / name / "run.sqlite", (stamp, stamp))
+        going.save(make_bundle(entrant="b"))
+        assert last_run(tmp_path) == tmp_path / "going"
+
+
+def test_a_run_that_is_only_read_is_not_the_last_one(tmp_path, make_bundle):
+    for name, stamp in (("old", 1_700_000_000), ("new", 1_700_000_100)):
+        with closing(Store(tmp_path / name)) as store:
+            store.save(make_bundle())
+        os.utime(tmp_path / name / "run.sqlite", (stamp, stamp))
+    with closing(Store(tmp_path / "old", create=False)) as store:
+        store.cells()
+        assert last_run(tmp_path) == tmp_path / "new"
 
 
 def test_the_last_run_is_the_one_written_to_last(tmp_path):

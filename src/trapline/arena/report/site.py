@@ -41,7 +41,7 @@ NAV = (
     ("reproduction.html", "Reproduction"),
     ("methodology.html", "Methodology"),
 )
-MANIFEST = "manifest.txt"
+MANIFEST = "trapline-report.txt"
 _STATIC = Path(__file__).parent / "static"
 Page = Callable[[], dict[str, Any]]
 

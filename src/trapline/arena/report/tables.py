@@ -49,7 +49,7 @@ def as_csv(cells: Sequence[Cell]) -> str:
 def _inert(value: Any) -> Any:
     return (
         f"'{value}"
-        if isinstance(value, str) and value[:1] in ("=", "+", "@", "\t", "\r")
+        if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r")
         else value
     )
 

@@ -34,7 +34,7 @@ class FolderBackend:
         self.evidence = EvidenceFiles(folder / "bundles")
         self._graders, self._opening = folder / "graders", folder / "opening.lock"
         self.engine = sa.create_engine(
-            f"sqlite:///{folder / 'run.sqlite'}",
+            sa.URL.create("sqlite", database=str(folder / "run.sqlite")),
             connect_args={"timeout": BUSY_SECONDS, "check_same_thread": False},
             hide_parameters=True,
         )
@@ -84,7 +84,14 @@ def last_run(root: Path = Path("runs")) -> Path:
     runs = list(root.glob("*/run.sqlite"))
     if not runs:
         raise UsageError(f"no run in {root}/; `trapline grade FIELD` makes one")
-    return max(runs, key=lambda path: (path.stat().st_mtime, path)).parent
+    return max(runs, key=lambda path: (_written(path), path)).parent
+
+
+def _written(database: Path) -> float:
+    """When; while a run goes on, what is new stands in the log beside its database."""
+    log = database.with_name(f"{database.name}-wal")
+    stats = [path.stat() for path in (database, log) if path.exists()]
+    return max(stat.st_mtime for stat in stats if stat.st_size)
 
 
 def _prepare(connection: Any, _: Any) -> None:
