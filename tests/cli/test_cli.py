@@ -57,6 +57,7 @@ def test_every_verb_explains_itself_with_an_example(verb):
         (("deploy", "file", "--entrant", "me"), 2, "is a file"),
         (("deploy", "new", "--entrant", "../me"), 2, "no entrant name"),
         (("replay", "nothing.json"), 2, "no bundle"),
+        (("replay", "3f", "--run", "postgresql://localhost:1/d"), 3, "cannot be opened"),
         (("rank", "nowhere"), 2, "no run"),
         (("report", "nowhere"), 2, "no run"),
         (("grade", "field", "--track", "gpu"), 3, "CUDA"),

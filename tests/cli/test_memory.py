@@ -55,6 +55,10 @@ def test_without_a_model_it_lists(app):
         (("llama-2-7b", "--utilization", "90"), "utilization"),
         (("llama-2-7b", "--unit", "kg"), "gib or gb"),
         (("llama-2-7b", "--new", "0"), "at least 1"),
+        (("llama-2-7b", "--kv-bits", "nan"), "bits must be positive"),
+        (("llama-2-7b", "--weight-bits", "inf"), "bits must be positive"),
+        (("llama-2-7b", "--reserve-gib", "inf"), "the reserve"),
+        (("llama-2-7b", "--reserve-gib", "nan"), "the reserve"),
         (("llama-2-7b", "--plot", "no-such-folder/plot.png"), "cannot write"),
     ],
 )

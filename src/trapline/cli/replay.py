@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from trapline.arena.errors import ArenaError, UsageError
+from trapline.arena.errors import ArenaError, InterruptedRunError, MissingError, UsageError
 from trapline.arena.record import Bundle
 from trapline.arena.replay import replay as grade_again
 from trapline.arena.run import choose_level
@@ -34,7 +34,7 @@ def replay(
     """Grade an evidence bundle again; exit code 4 when it was changed or the verdicts differ."""
     try:
         result = grade_again(_read(bundle, run), choose_level())
-    except UsageError:
+    except (UsageError, MissingError, InterruptedRunError):
         raise
     except ArenaError as error:
         typer.echo(f"refused: {error}", err=True)

@@ -5,6 +5,7 @@ tokens only, a latent one its compressed vector. Quantised elements bring a scal
 and head.
 """
 
+import math
 import tomllib
 from dataclasses import dataclass
 from functools import cache
@@ -85,12 +86,12 @@ class Setting:
     sequences: int = 1
 
     def __post_init__(self) -> None:
-        if min(self.kv_bits, self.weight_bits) <= 0:
+        if not all(0 < bits < math.inf for bits in (self.kv_bits, self.weight_bits)):
             raise RangeError("bits must be positive")
         if not 0 < self.utilization <= 1:
             raise RangeError(f"utilization must be in (0, 1], got {self.utilization}")
-        if self.reserve_gib < 0:
-            raise RangeError(f"the reserve cannot be negative, got {self.reserve_gib}")
+        if not 0 <= self.reserve_gib < math.inf:
+            raise RangeError(f"the reserve must be 0 or positive, got {self.reserve_gib}")
         if self.unit not in UNITS:
             raise RangeError(f"unit must be gib or gb, got {self.unit!r}")
         if min(self.block_size, self.sequences) < 1:
