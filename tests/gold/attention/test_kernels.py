@@ -97,6 +97,11 @@ def test_interpreted_kernels_take_packed_sequences_and_strides(interpreted):
             np.testing.assert_allclose(got, want[0], atol=1e-4, err_msg=f"d{name}")
 
 
+def test_packed_tokens_may_lie_more_than_2_to_the_31_elements_apart(tmp_path, run_script):
+    run_script(HERE / "interpret_far.py", tmp_path, TRITON_INTERPRET="1")
+    assert max(json.loads((tmp_path / "far.json").read_text())) < 2e-3
+
+
 @pytest.mark.parametrize("number", range(len(PACKINGS)))
 def test_interpreted_kernels_give_zeros_outside_of_all_sequences(interpreted, number):
     """As the torch path does, in the answer and in every gradient."""

@@ -16,6 +16,7 @@ from trapline.gold.tree_decoding.drafter_static import StaticLookup
 from trapline.gold.tree_decoding.generate_pass import Body, Grown, TreePass, Trees
 from trapline.gold.tree_decoding.kernels import Layout, best_first
 from trapline.gold.tree_decoding.kernels_round import (
+    choose_kernel,
     draw_kernel,
     move_kernel,
     prepare_kernel,
@@ -31,6 +32,7 @@ def main(folder: Path) -> None:
     found = {
         "prepare": prepared(),
         "verdict": verdicts(),
+        "nothing": nothing_to_pick(),
         "move": moved(),
         "draw": drawn(),
         "lookup": looked_up(),
@@ -130,6 +132,30 @@ def verdicts() -> list[bool]:
                 and (not count or state.roots[row] == anchors[row * 4] == said[-1])
             )
     return [bool(one) for one in good]
+
+
+def nothing_to_pick() -> bool:
+    """Logits without a softmax give −1: no missing node is accepted, the next root is a token."""
+    tokens, parents = torch.full((2, 1, NODES - 1), -1)
+    logits, choices = torch.full((NODES, 23), torch.nan), torch.zeros((1, NODES), dtype=torch.int64)
+    depths = torch.tensor([0] + [1] * (NODES - 1))
+    same = {"BLOCK": 32, "PDL": False}
+    draw_kernel[(NODES,)](
+        *(logits, torch.tensor([5]), torch.tensor([0]), depths, choices, 23, NODES, 1.0), **same
+    )
+    best, place = torch.full((2, 1, 1), torch.inf)
+    greedy = torch.zeros(1, dtype=torch.int64)
+    choose_kernel[(1,)](best, place, greedy, 1, 1, **same)
+    state, path = State(1, ROOM, 0, CPU), torch.zeros((1, NODES), dtype=torch.int64)
+    state.limits.fill_(9)
+    verdict_kernel[(1,)](
+        *(tokens, parents, fast_tree.ancestors(parents).to(torch.int8), depths, choices, path),
+        *(state.roots, state.lengths, state.known, state.made, state.limits, state.text),
+        *(state.log, state.rounds, state.kept, None, 4, NODES, 1, ROOM, state.log.shape[1]),
+        **same,
+    )
+    seen = [choices.max(), greedy[0], state.kept[0], state.text[0, 1], state.roots[0]]
+    return [int(one) for one in seen] == [-1, -1, 1, -1, 0]
 
 
 def moved() -> bool:

@@ -35,6 +35,7 @@ def test_the_interpreted_kernels_do_what_torch_does(tmp_path, run_script):
     assert all(found["verdict"])
     assert len(found["verdict"]) == 24
     assert found["prepare"]
+    assert found["nothing"]
     assert found["move"]
     assert found["draw"]
     assert found["lookup"]

@@ -70,8 +70,9 @@ def span(cu, b, length, PACKED: tl.constexpr):
     """Where sequence b starts among packed tokens, and its length; (0, length) if not packed."""
     start = 0
     if PACKED:
-        start = tl.load(cu + b)
-        length = tl.load(cu + b + 1) - start
+        begin = tl.load(cu + b)
+        length = tl.load(cu + b + 1) - begin
+        start = begin.to(tl.int64)  # it is multiplied by strides
     return start, length
 
 

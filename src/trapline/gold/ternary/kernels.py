@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from trapline.gold.errors import UnsupportedError
+from trapline.gold.errors import DTypeError, UnsupportedError
 from trapline.gold.kernels_device import may_start_early, processors
 from trapline.gold.ternary.kernels_many import many_rows
 from trapline.gold.ternary.kernels_mma import few_rows_kernel
@@ -185,6 +185,10 @@ def packed_matmul(
     y = x.new_empty(len(x), len(plane))
     if not y.numel():
         return y
+    if x.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+        raise DTypeError(
+            f"packed weights are multiplied with 16 or 32 bits on a GPU, not {x.dtype}"
+        )
     low = x.dtype != torch.float32 and columns > 0
     whole = low and columns % GROUP == 0
     if whole and len(x) <= FEW_ROWS and may_start_early(x.device):

@@ -135,6 +135,8 @@ class CompactGenerator:
 
     def _answer(self, row: int, begin: int, progress: Progress) -> list[int]:
         said: list[int] = self.rounds.state.text[row, begin : begin + progress.made].tolist()
+        if min(said, default=0) < 0:
+            raise RangeError(f"the logits of row {row} are NaN or have no softmax")
         return said
 
     def _count(self, row: int, progress: Progress, statistics: Statistics) -> None:

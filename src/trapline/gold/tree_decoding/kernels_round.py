@@ -20,12 +20,16 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 
 @triton.jit
 def best_of(best, place, line, tiles, lines, BLOCK: tl.constexpr):
-    """The likeliest token of a line, the lower of equals, from the best of its tiles."""
+    """The likeliest token of a line, the lower of equals, from the best of its tiles.
+
+    −1 where there is no softmax: a tile with a NaN has an infinite best.
+    """
     tile = tl.arange(0, BLOCK)
     at = tile.to(tl.int64) * lines + line
     highs = tl.load(best + at, mask=tile < tiles, other=float("-inf"))
-    _, where = tl.max(highs, 0, return_indices=True)
-    return tl.load(place + where.to(tl.int64) * lines + line).to(tl.int64)
+    high, where = tl.max(highs, 0, return_indices=True)
+    found = tl.load(place + where.to(tl.int64) * lines + line).to(tl.int64)
+    return tl.where(tl.abs(high) == float("inf"), -1, found)
 
 
 @triton.jit
@@ -51,7 +55,7 @@ def chain_kernel(
     row = line // nodes
     found = best_of(best, place, line, tiles, lines, BLOCK)
     root = tl.load(roots + row)
-    tl.store(ids + line, tl.where(slot == 0, root, found))
+    tl.store(ids + line, tl.where(slot == 0, root, tl.maximum(found, 0)))
     tl.store(tokens + row * (nodes - 1) + slot - 1, found, mask=slot > 0)
 
 
@@ -149,7 +153,8 @@ def verdict_kernel(
     token = tl.load(tokens + at, mask=real, other=-1)
     above = tl.load(parents + at, mask=real, other=-1) + 1
     wanted = tl.load(choices + row * nodes + above, mask=real, other=-2)
-    wrong = real & (token != wanted)
+    # A pick of −1, of logits without a softmax, must not agree with the −1 of missing nodes.
+    wrong = real & ((token != wanted) | (token < 0))
     places = seen + (row * nodes + i)[:, None] * nodes + i[None, :]
     inside = (i < nodes)[:, None] & (i < nodes)[None, :]
     continues = tl.load(places, mask=inside, other=0) != 0
@@ -177,9 +182,11 @@ def verdict_kernel(
     tl.store(log + row * LOG + done % LOG, count)
     tl.store(rounds + row, done + going.to(tl.int64))
     if going:
-        tl.store(roots + row, bonus)
+        # The text keeps a −1 for the host to see; an embedding has no such row.
+        root = tl.maximum(bonus, 0)
+        tl.store(roots + row, root)
         if anchors is not None:
-            tl.store(anchors + row * block, bonus)
+            tl.store(anchors + row * block, root)
 
 
 @triton.jit
