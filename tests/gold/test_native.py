@@ -86,6 +86,7 @@ def shared(source):
 
 
 def test_several_threads_take_each_part_once(shared):
+    pytest.importorskip("torch")
     if native._torchs_threads() is None:
         pytest.skip("torch has other threads here")
     came, by = shared(threads=3, wanted=3)
@@ -93,17 +94,20 @@ def test_several_threads_take_each_part_once(shared):
     assert by <= {1, 2, 3}
 
 
-@pytest.mark.parametrize("why", ["no threads asked for", "after a fork", "no OpenMP"])
+@pytest.mark.parametrize("why", ["no threads asked for", "after a fork", "no OpenMP", "no torch"])
 def test_one_thread_does_all_where_it_must(shared, monkeypatch, why):
     monkeypatch.setattr(native, "_forked", why == "after a fork")
     if why == "no OpenMP":
-        monkeypatch.setattr(native, "_torchs_threads", lambda: None)
+        monkeypatch.setattr(native, "_openmp", lambda _: None)
+    if why == "no torch":
+        monkeypatch.delitem(sys.modules, "torch", raising=False)
     assert shared(threads=0 if why == "no threads asked for" else 2, wanted=1) == (1, {1})
 
 
 FORKS = """
 import ctypes, os, signal, sys
 from pathlib import Path
+import torch
 from trapline.gold import native
 work = native.built(Path(sys.argv[1])).work
 class Job(ctypes.Structure):
@@ -120,6 +124,7 @@ raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 def test_a_forked_child_does_not_wait_for_its_parents_threads(shared, source):
     """They are gone there, and waiting for them would never end."""
+    pytest.importorskip("torch")
     if native._torchs_threads() is None:
         pytest.skip("torch has other threads here")
     ended = subprocess.run([sys.executable, "-c", FORKS, str(source)], check=False, timeout=120)

@@ -10,6 +10,7 @@ import ctypes
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable
 from functools import cache
@@ -59,14 +60,17 @@ def share(work: Any, job: ctypes.Structure, threads: int) -> None:
         parallel(ctypes.cast(work, ctypes.c_void_p), ctypes.byref(job), threads, 0)
 
 
-@cache
 def _torchs_threads() -> Callable[..., Any] | None:
-    """GNU OpenMP's way to run a function in a team of threads, where torch has brought it."""
-    import torch
+    """How to run a function in a team of them; without torch there are none."""
+    torch = sys.modules.get("torch")
+    return _openmp(Path(torch.__file__).parent) if torch and torch.__file__ else None
 
+
+@cache
+def _openmp(torch: Path) -> Callable[..., Any] | None:
+    """GNU OpenMP's `GOMP_parallel`, where torch has brought it."""
     try:
-        found = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
-        parallel = found.GOMP_parallel
+        parallel = ctypes.CDLL(str(torch / "lib" / "libtorch_cpu.so")).GOMP_parallel
     except (OSError, AttributeError):
         return None
     pointer, number = ctypes.c_void_p, ctypes.c_uint
