@@ -254,6 +254,10 @@ def test_a_configuration_that_lacks_something_says_what():
     with pytest.raises(RangeError, match="a llama has no 'vocab_size'"):
         from_dict({key: value for key, value in LLAMA.items() if key != "vocab_size"})
     gpt2 = {"vocab_size": 5, "n_embd": 4, "n_layer": 1, "n_head": 1, "n_positions": 8}
+    with pytest.raises(RangeError, match="15 does not divide into 4 heads"):
+        from_dict({**gpt2, "model_type": "gpt2", "n_embd": 15, "n_head": 4})
+    with pytest.raises(RangeError, match="heads of 5"):
+        from_dict({**gpt2, "model_type": "gpt2", "n_embd": 15, "n_head": 3})
     with pytest.raises(RangeError, match="scales its scores"):
         from_dict({**gpt2, "model_type": "gpt2", "scale_attn_weights": False})
     assert dataclasses.replace(from_dict(LLAMA), layers=3).layers == 3

@@ -85,13 +85,19 @@ def from_dict(raw: dict[str, Any]) -> DecoderConfig:
     if family not in ("llama", "mistral", "qwen3", "gpt2"):
         raise RangeError(f"model_type {family!r} is none of llama, mistral, qwen3, gpt2")
     try:
-        return _gpt2(raw) if family == "gpt2" else _llama_like(raw)
+        config = _gpt2(raw) if family == "gpt2" else _llama_like(raw)
     except KeyError as missing:
         raise RangeError(f"the configuration of a {family} has no {missing}") from None
+    if config.head_dim % 2:
+        # Kernels go through the two halves of a head at once, whether they turn it or not.
+        raise RangeError(f"heads of {config.head_dim}: only even widths are served")
+    return config
 
 
 def _gpt2(raw: dict[str, Any]) -> DecoderConfig:
     dim, heads = raw["n_embd"], raw["n_head"]
+    if dim % heads:
+        raise RangeError(f"n_embd {dim} does not divide into {heads} heads")
     if raw.get("activation_function", "gelu_new") not in ("gelu_new", "gelu_pytorch_tanh"):
         raise RangeError(f"activation {raw['activation_function']!r} is not gelu_new")
     if raw.get("scale_attn_by_inverse_layer_idx") or not raw.get("scale_attn_weights", True):
