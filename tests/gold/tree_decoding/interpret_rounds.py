@@ -143,9 +143,8 @@ def nothing_to_pick() -> bool:
     draw_kernel[(NODES,)](
         *(logits, torch.tensor([5]), torch.tensor([0]), depths, choices, 23, NODES, 1.0), **same
     )
-    best, place = torch.full((2, 1, 1), torch.inf)
-    greedy = torch.zeros(1, dtype=torch.int64)
-    choose_kernel[(1,)](best, place, greedy, 1, 1, **same)
+    best, greedy = torch.tensor([torch.inf, torch.nan]), torch.zeros(2, dtype=torch.int64)
+    choose_kernel[(2,)](best, torch.zeros(2, dtype=torch.int64), greedy, 1, 2, **same)
     state, path = State(1, ROOM, 0, CPU), torch.zeros((1, NODES), dtype=torch.int64)
     state.limits.fill_(9)
     verdict_kernel[(1,)](
@@ -154,7 +153,7 @@ def nothing_to_pick() -> bool:
         *(state.log, state.rounds, state.kept, None, 4, NODES, 1, ROOM, state.log.shape[1]),
         **same,
     )
-    seen = [choices.max(), greedy[0], state.kept[0], state.text[0, 1], state.roots[0]]
+    seen = [choices.max(), greedy.max(), state.kept[0], state.text[0, 1], state.roots[0]]
     return [int(one) for one in seen] == [-1, -1, 1, -1, 0]
 
 

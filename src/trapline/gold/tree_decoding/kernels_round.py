@@ -22,14 +22,14 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 def best_of(best, place, line, tiles, lines, BLOCK: tl.constexpr):
     """The likeliest token of a line, the lower of equals, from the best of its tiles.
 
-    −1 where there is no softmax: a tile with a NaN has an infinite best.
+    −1 where there is no softmax: a tile with a NaN says +inf, torch's maximum of a line says NaN.
     """
     tile = tl.arange(0, BLOCK)
     at = tile.to(tl.int64) * lines + line
     highs = tl.load(best + at, mask=tile < tiles, other=float("-inf"))
     high, where = tl.max(highs, 0, return_indices=True)
     found = tl.load(place + where.to(tl.int64) * lines + line).to(tl.int64)
-    return tl.where(tl.abs(high) == float("inf"), -1, found)
+    return tl.where(tl.abs(high) < float("inf"), found, -1)
 
 
 @triton.jit
