@@ -23,6 +23,8 @@ WHOLE = {"ids", "positions", "made", "tokens", "history"}
 SMALL = {"place", "arrived", "pages", "tails", "prefix"}
 ROWS = {"x", "w", "out", "stream", "weight", "y", "table", "qkv", "keys", "values"}
 ROWS |= {"cosine", "sine", "q_norm", "k_norm", "merged"}
+#: Those of the only cut that takes them.
+BOXES = {"x_boxes": [32, 64], "w_boxes": [64, 64]}
 ALIGNED = {"N", "K", "x_row", "w_row", "out_row", "qkv_row", "width", "C"}
 
 
@@ -32,8 +34,9 @@ def main(folder: Path, few: bool) -> None:
         for rows in (8, 1) if few else (8, 64, 1):
             made += [product(rows, *one) for one in products(shape, rows)]
             made += held(shape, rows)
-        made += [attention(shape, beams) for beams in ((8,) if few else (1, 8))]
-        made.append(attention(shape, 8, ones=("G", "common", "splits")))
+        made += [attention(shape, beams, 64) for beams in ((8,) if few else (1, 8))]
+        made.append(attention(shape, 8, 128))
+        made.append(attention(shape, 8, 128, ones=("G", "common", "splits")))
         made[-1]["shape"] = name
     made += [small("embed_kernel", {"BLOCK": 1024}), small("pick_kernel", {"BLOCK": 512})]
     (folder / "step.json").write_text(json.dumps(made))
@@ -62,11 +65,18 @@ def product(rows, kind, cut, even, outputs, inputs, last) -> dict[str, object]:
     fixed = compact.fixed_of(cut, kind, **shape, precision="tf32", early=True)
     if kind != "added":
         fixed["PARTS"] = 64
+    if kind == "scaled" and compact.is_boxed(cut, outputs, inputs, 2):
+        return boxed(cut, outputs, inputs)
     if kind == "scaled" and not last:
         fixed |= {"best": None, "place": None}
     fixed |= single(rows)
     made = compiled(f"{kind}_kernel", kernels_step, fixed, cut.warps, cut.stages)
     return {**made, "cut": cut}
+
+
+def boxed(cut, outputs, inputs) -> dict[str, object]:
+    fixed = {"PARTS": 4, **compact.boxed_of(cut, outputs, inputs)}
+    return compiled("boxed_kernel", kernels_step, fixed, cut.warps, cut.stages)
 
 
 def is_held(kind, rows, outputs, inputs) -> bool:
@@ -92,16 +102,16 @@ def single(rows) -> dict[str, int]:
     return {"rows": 1} if rows == 1 else {}
 
 
-def attention(shape, beams, ones=()) -> dict[str, object]:
+def attention(shape, beams, tail, ones=()) -> dict[str, object]:
     width, ratio = shape[5:]
-    tile, warps = cuts.attend_cut(width, 2, beams)
+    cut = cuts.attend_cut(width, 2, beams, tail)
     fixed = {
         "BEAMS": beams,
         "R": ratio,
         "D": width,
         "BLOCK_D": width,
         "BLOCK_M": max(16, beams * ratio),
-        "BLOCK_S": tile,
+        "BLOCK_S": cut.tile,
         "P": 16,
         "TAIL_P": 16 if beams == 1 else 1,
         "WINDOWED": False,
@@ -114,21 +124,24 @@ def attention(shape, beams, ones=()) -> dict[str, object]:
     if beams == 1 and width <= 64:  # wider heads are cut into parts
         fixed |= {"lse": None, "PARTS": 0}
     fixed |= dict.fromkeys(ones, 1)
-    return compiled("attend_kernel", kernels_attend, fixed, warps, 2)
+    return compiled("attend_kernel", kernels_attend, fixed, cut.warps, 2, cut.registers)
 
 
 def small(name, fixed) -> dict[str, object]:
     return compiled(name, kernels_step, {**fixed, "PDL": True}, 4, 2)
 
 
-def compiled(name, module, fixed, warps, stages) -> dict[str, object]:
+def compiled(name, module, fixed, warps, stages, registers=None) -> dict[str, object]:
     kernel = getattr(module, name)
     types = {argument: type_of(argument) for argument in kernel.arg_names}
-    made = compile_for_hopper(kernel, types, fixed, aligned=ALIGNED, warps=warps, stages=stages)
+    limits = {"warps": warps, "stages": stages, "registers": registers}
+    made = compile_for_hopper(kernel, types, fixed, aligned=ALIGNED, **limits)
     return {"kernel": name, "shared": made.metadata.shared}
 
 
 def type_of(name: str) -> str:
+    if name in BOXES:
+        return f"tensordesc<bf16{BOXES[name]}>"
     if name in ("eps", "scale"):
         return "fp32"
     if name == "active":

@@ -11,7 +11,7 @@ import torch
 from conftest import random_decoder
 
 from trapline.gold.beam_search.api import checked_rules
-from trapline.gold.decoder import compact, cuts, held
+from trapline.gold.decoder import beams_device, compact, cuts, held
 from trapline.gold.decoder.beams_device import DeviceSearch
 from trapline.gold.decoder.forward import Forward, compact_step
 from trapline.gold.decoder.graphs import Running, StaticStep
@@ -55,6 +55,7 @@ def step(decoder) -> dict[str, object]:
 
 def search(decoder) -> dict[str, object]:
     rules, count = checked_rules(2, 4, [4, 11])
+    beams_device.SHORT_TAIL = 2  # one step with short tails, one with long ones, or more
     found = []
     for way in WAYS:
         one = DeviceSearch(decoder, [len(prompt) for prompt in PROMPTS[:2]], rules)

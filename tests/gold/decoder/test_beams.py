@@ -66,7 +66,7 @@ def test_a_search_on_the_device_stops_when_all_is_over(make, monkeypatch):
     rules, _ = checked_rules(2, 60, 4, policy="hf", early_stopping=True)
     search = DeviceSearch(decoder, [3], rules)
     steps = []
-    monkeypatch.setattr(search, "_step", lambda step=search._step: steps.append(step()))
+    monkeypatch.setattr(search, "_step", lambda at, step=search._step: steps.append(step(at)))
     found = search([[1, 2, 3]], 2)
     assert len(steps) <= 2 * LOOK  # a look is answered while the steps after it run
     assert found == beams.search(

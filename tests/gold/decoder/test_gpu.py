@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from trapline.gold.decoder import beams, compact
 from trapline.gold.decoder.config import from_dict
+from trapline.gold.decoder.cuts import SHORT_TAIL
 from trapline.gold.decoder.forward import Forward, Rows
 from trapline.gold.decoder.generate import generate
 from trapline.gold.decoder.model import Decoder
@@ -50,6 +51,7 @@ LAYERS = {
     "8B": (4096, 32, 8, 128, 14336),
     "odd": (200, 6, 2, 40, 333),
 }
+DEVICE = "cuda"
 PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6] * 20, [2], [7, 1, 8] * 20]
 STEPS = 40
 
@@ -97,6 +99,18 @@ def test_captured_searches_are_the_cpus(family, policy):
         assert [beam.tokens for beam in ours] == [beam.tokens for beam in theirs]
         for one, other in zip(ours, theirs, strict=True):
             assert one.score == pytest.approx(other.score, rel=1e-5)
+
+
+def test_a_search_goes_on_when_tails_are_long():
+    """Steps with long tails are another graph, captured when the first of them comes."""
+    decoder = random_decoder(FAMILIES["llama"])
+    options = {"beam_width": 3, "max_new_tokens": SHORT_TAIL + 20, "eos_id": 4, "policy": "vllm"}
+    expected = beams.search(decoder, PROMPTS, **options)
+    found = beams.search(decoder.to("cuda"), PROMPTS, **options)
+    assert max(len(beam.tokens) for one in expected for beam in one) > SHORT_TAIL + 10
+    assert [[beam.tokens for beam in one] for one in found] == [
+        [beam.tokens for beam in one] for one in expected
+    ]
 
 
 def test_wide_beams_take_the_way_of_torch():
@@ -168,5 +182,44 @@ def test_a_layer_against_float64(name, rows, dtype):
     found = forward.logits(Rows(ids, lengths, active, table, 16, table, 16, lengths)).double()
     whole = [[*text, int(token)] for text, token in zip(texts, ids, strict=True)]
     expected = exact_logits(decoder, whole)
+    error = ((found - expected).norm() / expected.norm()).item()
+    assert error <= (1e-5 if dtype == torch.float32 else 2e-2), error
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bf16", "fp32"])
+@pytest.mark.parametrize("tail", [SHORT_TAIL - 24, SHORT_TAIL + 36])
+def test_a_layer_of_beams_against_float64(tail, dtype):
+    """Eight groups of eight rows that begin alike; what a row has alone lies anywhere."""
+    with torch.device(DEVICE):
+        decoder = one_layer("254M").to(dtype)
+    prefix, width, rows = 37, 8, 64
+    length = prefix + tail
+    texts = [
+        [(7 * at + (row // width if at < prefix else row)) % 500 for at in range(length)]
+        for row in range(rows)
+    ]
+    pool = Pool(decoder.config, rows * (length // 16 + 1), 16, dtype, decoder.device)
+    forward = Forward(decoder, pool, rows)
+    sequences = [pool.open() for _ in texts]
+    for sequence in sequences:
+        sequence.reserve(length + 1)
+    decoder.step(texts, sequences)
+    tails = torch.stack([one.slots(prefix, length + 1) for one in sequences]).int()
+    pages = [one.table[: prefix // 16 + 1] for one in sequences[::width]]
+    ids = torch.arange(rows, device=DEVICE)
+    found = forward.logits(
+        Rows(
+            ids=ids,
+            positions=torch.full((rows,), length, device=DEVICE),
+            active=torch.ones(rows, dtype=torch.bool, device=DEVICE),
+            tails=tails,
+            tail_size=1,
+            pages=torch.tensor(pages, dtype=torch.int32, device=DEVICE),
+            page_size=16,
+            prefix=torch.full((rows // width,), prefix, dtype=torch.int32, device=DEVICE),
+            beams=width,
+        )
+    ).double()
+    expected = exact_logits(decoder, [[*text, row] for row, text in enumerate(texts)])
     error = ((found - expected).norm() / expected.norm()).item()
     assert error <= (1e-5 if dtype == torch.float32 else 2e-2), error

@@ -17,6 +17,7 @@ from trapline.gold.beam_search.board import Board, Offered
 from trapline.gold.beam_search.policy import Rules
 from trapline.gold.beam_search.search import Beam
 from trapline.gold.decoder.capture import captured
+from trapline.gold.decoder.cuts import SHORT_TAIL
 from trapline.gold.decoder.forward import Forward, Rows
 from trapline.gold.decoder.model import Decoder
 from trapline.gold.decoder.pool import Pool
@@ -91,7 +92,7 @@ class DeviceSearch:
         self._broken = torch.zeros(1, dtype=torch.int32, device=device)
         self._board = Board(rules, lengths, device)
         self._forward = Forward(decoder, self._pool, rows)
-        self._replay: Callable[[], Any] | None = None
+        self._replays: dict[bool, Callable[[], Any]] = {}
 
     @torch.no_grad()
     def __call__(self, prompts: Sequence[Sequence[int]], n_best: int) -> list[list[Beam]]:
@@ -99,8 +100,8 @@ class DeviceSearch:
         self._begin(prompts)
         most, before = self._rules.max_new_tokens, None
         for made in range(1, most, LOOK):
-            for _ in range(min(LOOK, most - made)):
-                self._step()
+            for number in range(made, min(made + LOOK, most)):
+                self._step(number)
             # The answer of a look is read when the steps after it are under way: the device never
             # waits for the host, and a search that is over stays as it is.
             asked = self._look()
@@ -128,17 +129,22 @@ class DeviceSearch:
         self._rows.positions.copy_(prefix.repeat_interleave(width) - 1)
         self._move(logits.repeat_interleave(width, dim=0))
 
-    def _step(self) -> None:
-        if not self._rows.ids.is_cuda:
-            return self._go_on()
-        if self._replay is None:
-            self._replay = captured(self._go_on, self._state()).replay
-        self._replay()
+    def _step(self, number: int) -> None:
+        """The step whose tokens are the `number`-th of their tails: short tails have their own."""
+        rows, is_short = self._rows, number <= SHORT_TAIL
+        if is_short:
+            rows = rows._replace(tails=rows.tails[:, :SHORT_TAIL])
+        if not rows.ids.is_cuda:
+            return self._go_on(rows)
+        if is_short not in self._replays:
+            graph = captured(lambda: self._go_on(rows), self._state())
+            self._replays[is_short] = graph.replay
+        self._replays[is_short]()
         return None
 
-    def _go_on(self) -> None:
+    def _go_on(self, rows: Rows) -> None:
         """One token of every beam, and the choice of those that follow."""
-        self._move(self._forward.logits(self._rows))
+        self._move(self._forward.logits(rows))
 
     def _move(self, logits: Tensor) -> None:
         """The searches one step on, and the rows to where their beams come from."""

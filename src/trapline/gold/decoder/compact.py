@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 import triton
 from torch import Tensor, nn
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from trapline.gold.decoder.cuts import AHEAD, MERGED, attend_cut, rows_of, splits_of
 from trapline.gold.decoder.forward import Rows
@@ -18,6 +19,7 @@ from trapline.gold.decoder.held import Held
 from trapline.gold.decoder.kernels_attend import attend_kernel, merge_kernel
 from trapline.gold.decoder.kernels_step import (
     added_kernel,
+    boxed_kernel,
     embed_kernel,
     gated_kernel,
     pick_kernel,
@@ -175,6 +177,9 @@ class CompactStep:
         outputs, inputs = w.shape
         cut = self.cut_for("scaled", rows, outputs, inputs)
         tiles = -(-outputs // cut.block_n)
+        if self._early and not best and is_boxed(cut, outputs, inputs, w.element_size()):
+            self._boxed(cut, x, w, out, rows, parts)
+            return tiles
         scaled_kernel[(tiles, triton.cdiv(rows, cut.block_b))](
             *(x, w, self._squares, out),
             *((self._best, self._place) if best else (None, None)),
@@ -184,6 +189,21 @@ class CompactStep:
             **self._cut(cut, "scaled", outputs, inputs),
         )
         return tiles
+
+    def _boxed(self, cut: Cut, x: Tensor, w: Tensor, out: Tensor, rows: int, parts: int) -> None:
+        outputs, inputs = w.shape
+        known = boxed_of(cut, outputs, inputs)
+        boxed_kernel[(outputs // cut.block_n, triton.cdiv(rows, cut.block_b))](
+            TensorDescriptor.from_tensor(x[:rows], [cut.block_b, cut.block_k]),
+            TensorDescriptor.from_tensor(w, [cut.block_n, cut.block_k]),
+            *(w, self._squares, out, rows, outputs, inputs, parts, w.stride(0), out.stride(0)),
+            self._config.norm_eps,
+            PARTS=triton.next_power_of_2(parts),
+            **known,
+            num_warps=cut.warps,
+            num_stages=cut.stages,
+            launch_pdl=True,
+        )
 
     def _gated(self, w: Tensor, rows: int, parts: int) -> None:
         outputs, inputs = w.shape[0] // 2, w.shape[1]
@@ -227,8 +247,9 @@ class CompactStep:
         config, count = self._config, len(rows.ids)
         ratio, groups = config.heads // config.kv_heads, count // rows.beams
         block_d = triton.next_power_of_2(config.head_dim)
-        tile, warps = attend_cut(block_d, self._norm.element_size(), rows.beams)
-        common, splits = self._splits(rows, tile)
+        tail = rows.tails.shape[1] * rows.tail_size
+        cut = attend_cut(block_d, self._norm.element_size(), rows.beams, tail)
+        common, splits = self._splits(rows, cut.tile)
         parts, lse = self._seen, None
         if common + splits > 1:
             shape = (common + splits, count, config.heads)
@@ -247,15 +268,16 @@ class CompactStep:
             D=config.head_dim,
             BLOCK_D=block_d,
             BLOCK_M=max(16, triton.next_power_of_2(rows.beams * ratio)),
-            BLOCK_S=tile,
+            BLOCK_S=cut.tile,
             P=rows.page_size,
             TAIL_P=rows.tail_size,
             WINDOWED=layer.window is not None,
             PRECISION=self._precision,
             PDL=self._early,
             PARTS=common + splits if at_once else 0,
-            num_warps=warps,
+            num_warps=cut.warps,
             num_stages=2,
+            maxnreg=cut.registers,
             **self._launch(),
         )
         if lse is not None and not at_once:
@@ -315,6 +337,25 @@ def _for_many(kind: str, block_b: int, outputs: int, inputs: int) -> Cut:
     if kind == "scaled":
         return Cut(32, 64, 64, 1, 4, 6)
     return Cut(16, 64, 64, 1, 4, 8) if inputs > 2 * outputs else Cut(32, 32, 128, 1, 4, 4)
+
+
+def is_boxed(cut: Cut, outputs: int, inputs: int, size: int) -> bool:
+    """Whether the copy engine fetches a product behind a norm that is not the head's.
+
+    Boxes are whole, and of the one cut that was measured: that for many rows.
+    """
+    whole = outputs % cut.block_n == 0 and inputs % cut.block_k == 0
+    return size == 2 and whole and cut[:4] == (32, 64, 64, 1)
+
+
+def boxed_of(cut: Cut, outputs: int, inputs: int) -> dict[str, int]:
+    """What `boxed_kernel` knows at compile time, apart from the number of its squares."""
+    return {
+        "BLOCK_B": cut.block_b,
+        "BLOCK_N": cut.block_n,
+        "BLOCK_K": cut.block_k,
+        "AHEAD": triton.next_power_of_2(inputs) if inputs * outputs < AHEAD else 64,
+    }
 
 
 def fixed_of(

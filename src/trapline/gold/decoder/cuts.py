@@ -1,5 +1,7 @@
 """How attention and the small products of a short step are cut; docs/components/decoder.md."""
 
+from typing import NamedTuple
+
 #: Products with fewer weights ask for all of them before they may begin. More would only push out
 #: of the cache, or delay, what the kernel before is still reading.
 AHEAD = 1 << 22
@@ -7,18 +9,32 @@ AHEAD = 1 << 22
 HELD_N, HELD_K = 64, 256
 #: Of a row of planes that one program adds up.
 SETTLED = 256
+#: Positions of a beam's tail that are one tile.
+SHORT_TAIL = 64
 #: Parts of an answer of attention that the last of their programs merges; more take a kernel.
 MERGED = 4
 
 
-def attend_cut(block_d: int, size: int, beams: int) -> tuple[int, int]:
-    """Positions at a time, and warps: up to 32 KB of keys in registers.
+class AttendCut(NamedTuple):
+    """How attention is cut."""
 
-    Less where products are slow, where heads are wide, and where beams have short tails.
+    tile: int  # positions at a time
+    warps: int
+    registers: int | None  # of a thread; None is as many as the compiler likes
+
+
+def attend_cut(block_d: int, size: int, beams: int, tail: int) -> AttendCut:
+    """Up to 32 KB of keys in registers, for tails of up to `tail` positions.
+
+    Less where products are slow, where heads are wide, and where beams have short tails. Long ones
+    would be waited for a second time; then threads take so few registers that all programs still
+    run at once.
     """
-    most = 64 if beams > 1 or block_d > 64 else 256
+    if beams > 1 and tail > SHORT_TAIL and size == 2 and block_d <= 64:
+        return AttendCut(2 * SHORT_TAIL, 4, 96)
+    most = SHORT_TAIL if beams > 1 or block_d > 64 else 256
     tile = max(16, min(most, (16384 if size == 2 else 2048) // block_d))
-    return tile, 8 if tile * block_d > 16384 else 4
+    return AttendCut(tile, 8 if tile * block_d > 16384 else 4, None)
 
 
 def splits_of(positions: int, programs: int, processors: int, each: int = 256) -> int:

@@ -156,6 +156,33 @@ def scaled_kernel(
 
 
 @triton.jit
+def boxed_kernel(
+    x_boxes, w_boxes, w, squares, out,
+    rows, N, K, count, w_row, out_row, eps,
+    BLOCK_B: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PARTS: tl.constexpr,
+    AHEAD: tl.constexpr,
+):  # fmt: skip
+    """`scaled_kernel` for many rows on Hopper: the copy engine fetches boxes of both operands.
+
+    What threads would spend on addresses is a part of so short a product that can be measured.
+    """
+    first, top = tl.program_id(0) * BLOCK_N, tl.program_id(1) * BLOCK_B
+    n, b = first + tl.arange(0, BLOCK_N), top + tl.arange(0, BLOCK_B)
+    bring(w, n, N, K, w_row, AHEAD)
+    gdc_wait()
+    gdc_launch_dependents()
+    sums = squares_of(squares, b, rows, count, PARTS)
+    total = tl.zeros([BLOCK_N, BLOCK_B], tl.float32)
+    for start in range(0, K, BLOCK_K):
+        weights = w_boxes.load([first, start])
+        total = tl.dot(weights, tl.trans(x_boxes.load([top, start])), total)
+    total *= factor_of(sums, K, eps)
+    inside = (n < N)[:, None] & (b < rows)[None, :]
+    places = out + b.to(tl.int64)[None, :] * out_row + n[:, None]
+    tl.store(places, total.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
 def gated_kernel(
     x, w, squares, out,
     rows, N, K, count, x_row, w_row, out_row, eps,
