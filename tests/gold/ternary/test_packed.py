@@ -9,7 +9,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCau
 
 from trapline.gold.decoder.config import from_dict
 from trapline.gold.decoder.model import Decoder
-from trapline.gold.errors import RangeError, ShapeError, UnsupportedError
+from trapline.gold.errors import DTypeError, RangeError, ShapeError, UnsupportedError
 from trapline.gold.ternary import fast, native, oracle
 from trapline.gold.ternary.linear import assert_all_ternary, convert, coverage, dequantized
 from trapline.gold.ternary.linear_export import export, packed
@@ -100,6 +100,25 @@ def test_groups_that_the_kernels_cannot_read_are_refused():
     plane, scales, _ = matrix(8, 256, 32)
     with pytest.raises(UnsupportedError, match="multiples of 128, not 32"):
         kernels.packed_matmul(torch.ones(1, 256), plane, scales, 32)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int8])
+def test_activations_that_the_kernels_cannot_read_are_refused(dtype):
+    from trapline.gold.ternary import kernels
+
+    plane, scales, _ = matrix(8, 256)
+    with pytest.raises(DTypeError, match="16 or 32 bits"):
+        kernels.packed_matmul(torch.ones(1, 256, dtype=dtype), plane, scales)
+
+
+def test_kernels_are_launched_where_their_tensors_are(entered, monkeypatch):
+    from trapline.gold.ternary import kernels
+
+    plane, scales, _ = matrix(8, 256)
+    where = []
+    monkeypatch.setattr(kernels, "_gemm", lambda x, *_: where.append([t is x for t in entered]))
+    kernels.packed_matmul(torch.ones(5, 256), plane, scales)
+    assert where == [[True]]
 
 
 def test_a_compiler_that_fails_is_quoted(monkeypatch, tmp_path):
@@ -215,6 +234,19 @@ def test_a_decoder_gives_the_same_logits_packed(path, tied, tmp_path):
         assert torch.equal(mine, theirs), name
     with torch.no_grad():
         assert torch.equal(loaded(IDS), small(IDS))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_scales_stay_what_they_are_in_a_model_of_another_dtype(dtype):
+    small = pack_model(decoder())
+    before = {name: value.clone() for name, value in small.named_buffers() if "scales" in name}
+    small = small.to(dtype)
+    assert before
+    for name, value in before.items():
+        assert torch.equal(small.get_buffer(name), value), name
+        assert small.get_buffer(name).dtype == torch.float16
+    with torch.no_grad():
+        assert small(IDS).dtype == dtype
 
 
 def test_packing_what_is_not_ternary_is_refused(tmp_path):

@@ -21,7 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 from trapline.gold.errors import DTypeError, UnsupportedError
-from trapline.gold.kernels_device import may_start_early, processors
+from trapline.gold.kernels_device import may_start_early, on_their_device, processors
 from trapline.gold.ternary.kernels_many import many_rows
 from trapline.gold.ternary.kernels_mma import few_rows_kernel
 from trapline.gold.ternary.kernels_mma_ring import ring_kernel
@@ -178,17 +178,25 @@ def packed_matmul(
     `settled` says that no kernel that may still run writes the plane or the scales: they are then
     read while the kernel before is at work. `plan` overrides how few rows are done.
     """
-    given, columns = (plane, scales), x.shape[1]
-    scales = _by_groups_of_128(scales, columns, group_size)
-    x, plane, scales = (_whole(tensor) for tensor in (x, plane, scales))
-    settled = settled and plane is given[0] and scales is given[1]
-    y = x.new_empty(len(x), len(plane))
-    if not y.numel():
-        return y
     if x.dtype not in (torch.float32, torch.float16, torch.bfloat16):
         raise DTypeError(
             f"packed weights are multiplied with 16 or 32 bits on a GPU, not {x.dtype}"
         )
+    given = plane, scales
+    scales = _by_groups_of_128(scales, x.shape[1], group_size)
+    x, plane, scales = (_whole(tensor) for tensor in (x, plane, scales))
+    settled = settled and plane is given[0] and scales is given[1]
+    y = x.new_empty(len(x), len(plane))
+    if y.numel():
+        _launch(x, plane, scales, y, settled, plan)
+    return y
+
+
+@on_their_device
+def _launch(
+    x: Tensor, plane: Tensor, scales: Tensor, y: Tensor, settled: bool, plan: Plan | None
+) -> None:
+    columns = x.shape[1]
     low = x.dtype != torch.float32 and columns > 0
     whole = low and columns % GROUP == 0
     if whole and len(x) <= FEW_ROWS and may_start_early(x.device):
@@ -199,7 +207,6 @@ def packed_matmul(
         gemv(x, plane, scales, y, GEMV_BLOCK)
     else:
         _gemm(x, plane, scales, y, GEMM_BLOCK)
-    return y
 
 
 def few_rows(

@@ -2,8 +2,9 @@
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -38,6 +39,14 @@ class _Packed(nn.Module):
         self.columns, self.group_size, self.dtype = columns, group_size, dtype
         self.register_buffer("codes", codes)
         self.register_buffer("scales", scales)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """A model of another dtype has other activations; scales are what they were stored as."""
+        scales = self.scales
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self.scales = scales.to(self.scales.device)
+        self.dtype = fn(torch.empty(0, dtype=self.dtype, device=scales.device)).dtype
+        return self
 
     def extra_repr(self) -> str:
         return f"{self.columns} → {self.codes.shape[0]}, groups of {self.group_size}, packed"
