@@ -104,7 +104,7 @@ def single(rows) -> dict[str, int]:
 
 def attention(shape, beams, tail, ones=()) -> dict[str, object]:
     width, ratio = shape[5:]
-    cut = cuts.attend_cut(width, 2, beams, tail)
+    cut = cuts.attend_cut(width, 2, beams, ratio, tail)
     fixed = {
         "BEAMS": beams,
         "R": ratio,

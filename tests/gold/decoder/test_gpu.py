@@ -65,7 +65,7 @@ def random_decoder(raw, spread=0.12):
     return decoder.requires_grad_(False)
 
 
-def one_layer(name):
+def one_layer(name, vocabulary=SIZES["vocab_size"]):
     width, heads, groups, head, hidden = LAYERS[name]
     raw = {
         **SIZES,
@@ -76,6 +76,7 @@ def one_layer(name):
         "num_key_value_heads": groups,
         "head_dim": head,
         "intermediate_size": hidden,
+        "vocab_size": vocabulary,
     }
     return random_decoder(raw, 0.02)
 
@@ -184,6 +185,27 @@ def test_a_layer_against_float64(name, rows, dtype):
     expected = exact_logits(decoder, whole)
     error = ((found - expected).norm() / expected.norm()).item()
     assert error <= (1e-5 if dtype == torch.float32 else 2e-2), error
+
+
+def test_the_likeliest_tokens_of_many_rows_and_a_small_vocabulary():
+    """Its head is cut as the other products are, but leaves its best."""
+    with torch.device(DEVICE):
+        decoder = one_layer("254M", vocabulary=512).bfloat16()
+    rows = 40
+    pool = Pool(decoder.config, rows, 16, torch.bfloat16, decoder.device)
+    forward = Forward(decoder, pool, rows)
+    table = torch.arange(rows, dtype=torch.int32, device=DEVICE)[:, None]
+    ids, made = (
+        torch.arange(rows, device=DEVICE),
+        torch.zeros(rows, dtype=torch.int64, device=DEVICE),
+    )
+    positions, tokens, history = torch.zeros_like(ids), torch.zeros_like(ids), made[:, None].clone()
+    active = torch.ones(rows, dtype=torch.bool, device=DEVICE)
+    given = Rows(ids, positions, active, table, 16, table, 16, positions)
+    expected = forward.logits(given).argmax(dim=-1)
+    forward.compact._place.fill_(-7)
+    forward.compact.pick(given, made, tokens, history)
+    assert torch.equal(tokens, expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bf16", "fp32"])

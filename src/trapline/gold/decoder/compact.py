@@ -248,7 +248,7 @@ class CompactStep:
         ratio, groups = config.heads // config.kv_heads, count // rows.beams
         block_d = triton.next_power_of_2(config.head_dim)
         tail = rows.tails.shape[1] * rows.tail_size
-        cut = attend_cut(block_d, self._norm.element_size(), rows.beams, tail)
+        cut = attend_cut(block_d, self._norm.element_size(), rows.beams, ratio, tail)
         common, splits = self._splits(rows, cut.tile)
         parts, lse = self._seen, None
         if common + splits > 1:
@@ -342,10 +342,10 @@ def _for_many(kind: str, block_b: int, outputs: int, inputs: int) -> Cut:
 def is_boxed(cut: Cut, outputs: int, inputs: int, size: int) -> bool:
     """Whether the copy engine fetches a product behind a norm that is not the head's.
 
-    Boxes are whole, and of the one cut that was measured: that for many rows.
+    Boxes are whole, and as they were measured: of the cut for many rows, and of a long K.
     """
     whole = outputs % cut.block_n == 0 and inputs % cut.block_k == 0
-    return size == 2 and whole and cut[:4] == (32, 64, 64, 1)
+    return size == 2 and whole and inputs >= 1024 and cut[:4] == (32, 64, 64, 1)
 
 
 def boxed_of(cut: Cut, outputs: int, inputs: int) -> dict[str, int]:

@@ -23,14 +23,15 @@ class AttendCut(NamedTuple):
     registers: int | None  # of a thread; None is as many as the compiler likes
 
 
-def attend_cut(block_d: int, size: int, beams: int, tail: int) -> AttendCut:
+def attend_cut(block_d: int, size: int, beams: int, ratio: int, tail: int) -> AttendCut:
     """Up to 32 KB of keys in registers, for tails of up to `tail` positions.
 
     Less where products are slow, where heads are wide, and where beams have short tails. Long ones
     would be waited for a second time; then threads take so few registers that all programs still
-    run at once.
+    run at once, which is enough where the queries of a group are one tile of 16.
     """
-    if beams > 1 and tail > SHORT_TAIL and size == 2 and block_d <= 64:
+    small = size == 2 and block_d <= 64 and beams * ratio <= 16
+    if beams > 1 and tail > SHORT_TAIL and small:
         return AttendCut(2 * SHORT_TAIL, 4, 96)
     most = SHORT_TAIL if beams > 1 or block_d > 64 else 256
     tile = max(16, min(most, (16384 if size == 2 else 2048) // block_d))
