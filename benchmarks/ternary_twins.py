@@ -265,15 +265,16 @@ class Study:
 
     def _equal_bytes(self) -> train_run.Job:
         """The widest dense float16 model that is no larger than the packed ternary one."""
-        # Gains that are learned end up in the scales.
-        ternary = train_run.build(replace(self._job, learn_scales=False))
-        budget = sum(p.numel() * (2.125 / 8 if p.ndim > 1 else 4) for p in ternary.parameters())
+        weights = _empty(self._job).parameters()
+        budget = sum(p.numel() * (2.125 / 8 if p.ndim > 1 else 4) for p in weights)
         for dim in range(self.given.dim // 32 * 32, 32, -32):
             shape = replace(self._job.shape, dim=dim, heads=dim // 32)
-            for hidden in range(4 * dim, 2 * dim, -8):
-                dense = replace(self._job, shape=shape, hidden=hidden, dense=True)
-                if 2 * _weights(dense) <= budget:
-                    return dense
+            dense = replace(self._job, shape=shape, hidden=2 * dim + 8, dense=True)
+            room = budget / 2 - _weights(dense)
+            if room >= 0:
+                # Each of the three matrices of an MLP has a row or a column for each hidden value.
+                more = int(room // (3 * dim * shape.layers)) // 8 * 8
+                return replace(dense, hidden=min(4 * dim, 2 * dim + 8 + more))
         raise SystemExit("the model is too small to have a smaller twin")
 
     def leave(self) -> None:
@@ -334,9 +335,13 @@ def _summary(trainer: Trainer) -> dict[str, Any]:
 
 
 def _weights(job: train_run.Job) -> int:
+    return sum(p.numel() for p in _empty(job).parameters())
+
+
+def _empty(job: train_run.Job) -> Decoder:
+    """A job's model as shapes alone."""
     with torch.device("meta"):
-        decoder = Decoder(decoder_config(job.shape, hidden=job.hidden, tied=job.tied))
-    return sum(p.numel() for p in decoder.parameters())
+        return Decoder(decoder_config(job.shape, hidden=job.hidden, tied=job.tied))
 
 
 def _without_rows(run: dict[str, Any]) -> dict[str, Any]:
