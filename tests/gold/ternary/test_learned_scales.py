@@ -89,6 +89,17 @@ def test_a_scale_stays_a_finite_float16(layer):
     assert layer.ternary()[1].isfinite().all()
 
 
+def test_a_group_without_a_scale_has_no_codes(layer):
+    with torch.no_grad():
+        layer.gain[4] = 1e-9
+    codes, scales = layer.ternary()
+    assert codes.dtype == torch.int8
+    assert scales[1, 1] == 0
+    assert not codes[1, 128:256].any()
+    assert codes[1, :128].any()
+    assert torch.equal(layer.ternary_weight(), dequantize(codes, scales))
+
+
 @pytest.mark.parametrize("tied", [False, True])
 def test_everything_is_ternary_and_shared_tables_share(tied):
     made = model(tied)

@@ -120,7 +120,11 @@ class _Latent(nn.Module):
     def ternary(self) -> tuple[Tensor, Tensor]:
         """What is stored: codes and scales."""
         codes, scales = ternarize(self.weight, self.group_size, self.method)
-        return codes, scales if self.gain is None else _times(scales, self.gain)
+        if self.gain is None:
+            return codes, scales
+        scales = _times(scales, self.gain)
+        # A group whose scale has become 0 has no codes either, as where the quantiser says so.
+        return codes * (dequantize(codes, scales, self.group_size) != 0), scales
 
     def extra_repr(self) -> str:
         rows, columns = self.weight.shape
