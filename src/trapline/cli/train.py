@@ -19,6 +19,7 @@ Schedule = Literal["cosine", "linear", "constant"]
 Precision = Literal["fp32", "bf16"]
 Method = Literal["absmean", "threshold", "lstsq"]
 Device = Literal["auto", "cpu", "cuda"]
+_TEXTS = "Text files, or folders of .txt files; form feeds or else blank lines part documents."
 
 
 def register(app: typer.Typer) -> None:
@@ -28,7 +29,7 @@ def register(app: typer.Typer) -> None:
 
 
 def train(
-    texts: Annotated[list[Path], typer.Argument(help="Text files, or folders of .txt files.")],
+    texts: Annotated[list[Path], typer.Argument(help=_TEXTS)],
     out: Annotated[Path, typer.Option(help="Where the run leaves everything.")],
     vocab: Annotated[int, typer.Option(help="Tokens of the BPE vocabulary.")] = 4096,
     dim: Annotated[int, typer.Option(min=2, help="Width; a multiple of 128 packs best.")] = 256,
@@ -70,6 +71,7 @@ def train(
         float, typer.Option(min=0, max=1, help="The teacher's share of the loss.")
     ] = 0.5,
     weight_decay: Annotated[float, typer.Option(min=0, help="Of dense matrices only.")] = 0.0,
+    latent_decay: Annotated[float, typer.Option(min=0, help="Of latent ternary weights.")] = 0.0,
     resume: Annotated[bool, typer.Option(help="Go on with the run in --out.")] = False,
 ) -> None:  # fmt: skip
     """Train a language model whose embeddings, attention, MLP and head are all ternary.
@@ -90,7 +92,7 @@ def train(
             final_rate=peak_end, warm_up=warm_up, schedule=schedule, clip=clip,
             weight_decay=weight_decay, evaluate_every=evaluate_every, patience=patience or None,
             seed=seed, precision=precision, compile=compiled, distill=distill if teacher else 0.0,
-            soft=soft, capture=capture,
+            soft=soft, capture=capture, latent_decay=latent_decay,
         )  # fmt: skip
         job = run.Job(
             texts=tuple(texts), out=out, recipe=recipe, kv_heads=kv_heads, hidden=hidden, tied=tied,
