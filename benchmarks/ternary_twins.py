@@ -73,6 +73,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--softs", type=float, nargs="*", default=[], help="with the best rate")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--optimiser", default="adamw")
+    parser.add_argument("--schedule", default="linear")
     parser.add_argument("--method", default="absmean")
     parser.add_argument("--decays", type=float, nargs="+", default=[0.0], help="with the best rate")
     parser.add_argument("--untied", action="store_true", help="embedding and head are two tables")
@@ -133,7 +134,7 @@ class Study:
     def _plain_job(self) -> train_run.Job:
         given = self.given
         recipe = Recipe(
-            batch=given.batch, optimiser=given.optimiser, patience=8, schedule="linear",
+            batch=given.batch, optimiser=given.optimiser, patience=8, schedule=given.schedule,
             evaluate_every=given.evaluate_every,
             precision=given.precision, compile=given.compile, capture=given.capture,
         )  # fmt: skip

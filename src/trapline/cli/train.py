@@ -15,7 +15,7 @@ from trapline.arena.errors import ArenaError, InterruptedRunError, MissingError,
 _CONSOLE = Console(stderr=True)
 
 Optimiser = Literal["adamw", "muon"]
-Schedule = Literal["cosine", "linear", "constant"]
+Schedule = Literal["cosine", "linear", "trapezoid", "constant"]
 Precision = Literal["fp32", "bf16"]
 Method = Literal["absmean", "threshold", "lstsq"]
 Device = Literal["auto", "cpu", "cuda"]

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from trapline.gold.ternary.train_optim import Muon, orthogonal
+from trapline.gold.ternary.train_optim import SCHEDULES, Muon, Recipe, orthogonal, rate
 
 SHAPES = ((8, 8), (12, 8), (8, 12), (8, 8))
 
@@ -42,3 +42,18 @@ def test_no_gradient_no_step():
     optimiser.param_groups[0]["lr"] = 0.1
     optimiser.step()
     assert torch.equal(weight.detach(), torch.ones(4, 4))
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_rates_rise_then_fall_to_the_last(schedule):
+    recipe = Recipe(steps=100, warm_up=10, peak_rate=0.2, final_rate=0.02, schedule=schedule)
+    found = [rate(recipe, step) for step in range(101)]
+    assert found[0] == 0.0
+    assert found[:11] == sorted(found[:11])
+    assert found[10:] == sorted(found[10:], reverse=True)
+    assert found[100] == pytest.approx(0.2 if schedule == "constant" else 0.02)
+
+
+def test_a_trapezoid_holds_its_rate_for_half_of_the_steps():
+    recipe = Recipe(steps=100, warm_up=10, peak_rate=0.2, final_rate=0.0, schedule="trapezoid")
+    assert [rate(recipe, step) for step in (10, 50, 75)] == pytest.approx([0.2, 0.2, 0.1])

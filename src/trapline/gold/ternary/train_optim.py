@@ -12,7 +12,7 @@ from trapline.gold.ternary.linear import latents
 from trapline.gold.ternary.train_model import unit
 
 OPTIMISERS = ("adamw", "muon")
-SCHEDULES = ("cosine", "linear", "constant")
+SCHEDULES = ("cosine", "linear", "trapezoid", "constant")
 PRECISIONS = ("fp32", "bf16")
 
 
@@ -33,7 +33,7 @@ class Recipe:
     #: Of dense matrices.
     weight_decay: float = 0.0
     #: Of latent ternary weights, which it drags over the quantiser's thresholds without a reason in
-    #: the data: it costs where there is little text, and gains as much as on dense ones with plenty.
+    #: the data: it costs where there is little text, and gains as on dense ones with plenty.
     latent_decay: float = 0.0
     #: Share of the steps in which latent weights harden into ternary ones, bit by bit; 0: at once.
     soft: float = 0.0
@@ -91,6 +91,7 @@ def rate(recipe: Recipe, step: int) -> float:
     left = {
         "cosine": 0.5 * (1.0 + math.cos(math.pi * gone)),
         "linear": 1.0 - gone,
+        "trapezoid": min(1.0, 2.0 * (1.0 - gone)),
         "constant": 1.0,
     }[recipe.schedule]
     return warm * (recipe.final_rate + (recipe.peak_rate - recipe.final_rate) * left)
