@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from trapline.arena.challenge import load
+from trapline.arena.challenge import load, load_all
 from trapline.arena.store import Store
 from trapline.cli.main import build
 
@@ -60,7 +60,9 @@ def test_every_verb_explains_itself_with_an_example(verb):
         (("replay", "3f", "--run", "postgresql://localhost:1/d"), 3, "cannot be opened"),
         (("rank", "nowhere"), 2, "no run"),
         (("report", "nowhere"), 2, "no run"),
-        (("grade", "field", "--track", "gpu"), 3, "CUDA"),
+        (("grade", "field", "--track", "gpu"), 3, "no challenge has a gpu track yet"),
+        (("report", "published", "--format", "csv", "--certificates", "x"), 2, "the site's"),
+        (("grade", "misspelt"), 2, "misspelt/me/kvcache is no challenge's"),
         (("grade", "field", "--address", "host:6379"), 2, "add --executor ray"),
         (("grade", "field", "--store", "mysql://me:secret@host/d"), 2, "a postgresql:// URL"),
         (("no-such-verb",), 2, "No such command"),
@@ -70,6 +72,8 @@ def test_bad_input_gets_a_sentence_and_the_right_exit_code(tmp_path, args, code,
     (tmp_path / "file").write_text("")
     (tmp_path / "empty").mkdir()
     (tmp_path / "field" / "me" / CHALLENGE).mkdir(parents=True)
+    (tmp_path / "misspelt" / "me" / "kvcache").mkdir(parents=True)
+    (tmp_path / "misspelt" / "me" / "kvcache" / "solution.py").write_text("")
     done = trapline(*args, cwd=tmp_path)
     assert done.returncode == code, done.stderr
     assert sentence in " ".join(done.stderr.split())
@@ -94,6 +98,14 @@ def test_a_workspace_holds_prompt_and_starter_only(tmp_path):
     assert {path.name for path in folder.iterdir()} == {"prompt.md", "solution.py"}
     again = trapline("deploy", tmp_path, "--challenge", CHALLENGE, "--entrant", "me")
     assert again.returncode == 2
+
+
+def test_either_all_workspaces_are_made_or_none(tmp_path):
+    last = list(load_all())[-1]
+    trapline("deploy", tmp_path, "--challenge", last, "--entrant", "me")
+    done = trapline("deploy", tmp_path, "--entrant", "me")
+    assert done.returncode == 2
+    assert [path.name for path in (tmp_path / "me").iterdir()] == [last]
 
 
 @pytest.fixture(scope="module")

@@ -20,6 +20,15 @@ def check_entrant(name: str) -> str:
 
 def deploy(root: Path, challenge: Challenge, entrant: str, attempt: int | None = None) -> Path:
     """Makes `<root>/<entrant>/<challenge>`, or an attempt's folder in it; it must not exist yet."""
+    workspace = free_workspace(root, challenge, entrant, attempt)
+    copy_workspace(challenge, workspace)
+    return workspace
+
+
+def free_workspace(
+    root: Path, challenge: Challenge, entrant: str, attempt: int | None = None
+) -> Path:
+    """Where it would be made; refused where something is already."""
     targets.folder(root, "what workspaces are deployed into")
     workspace = root / check_entrant(entrant) / challenge.id
     if attempt == 1 and (workspace / "solution.py").is_file():
@@ -28,7 +37,6 @@ def deploy(root: Path, challenge: Challenge, entrant: str, attempt: int | None =
         workspace /= f"attempt-{attempt}"
     if workspace.exists() and any(workspace.iterdir()):
         raise UsageError(f"{workspace} exists already and is left alone")
-    copy_workspace(challenge, workspace)
     return workspace
 
 

@@ -35,6 +35,7 @@ def find_entries(field: Path, challenges: list[str]) -> list[Entry]:
         raise UsageError(
             f"{field} is a file; a field is a folder <entrant>/<challenge>/solution.py"
         )
+    _refuse_misspelt(field)
     wanted = [load(name).id for name in challenges] or list(load_all())
     entries = [
         entry
@@ -49,6 +50,15 @@ def find_entries(field: Path, challenges: list[str]) -> list[Entry]:
     if not entries:
         raise UsageError(f"{field} holds no <entrant>/<challenge>/ folder of a challenge to grade")
     return entries
+
+
+def _refuse_misspelt(field: Path) -> None:
+    """An answer to a challenge that does not exist would be passed over in silence."""
+    for solution in sorted(field.glob("[!.]*/[!.]*/solution.py")):
+        folder = solution.parent
+        if folder.name not in load_all():
+            known = ", ".join(load_all())
+            raise UsageError(f"{folder} is no challenge's folder; there are: {known}")
 
 
 def _entries_of(entrant: Path, challenge: str) -> list[Entry]:

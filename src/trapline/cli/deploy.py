@@ -7,6 +7,7 @@ import typer
 
 from trapline.arena.challenge import load, load_all
 from trapline.arena.deploy import deploy as make_workspace
+from trapline.arena.deploy import free_workspace
 
 
 def register(app: typer.Typer) -> None:
@@ -21,5 +22,8 @@ def deploy(
     attempt: Annotated[int | None, typer.Option(min=1, help="Make a numbered attempt.")] = None,
 ) -> None:
     """Make workspaces that hold the prompt and the starter, and nothing else."""
-    for one in [load(name) for name in challenge or load_all()]:
+    chosen = [load(name) for name in challenge or load_all()]
+    for one in chosen:
+        free_workspace(folder, one, entrant, attempt)
+    for one in chosen:
         print(make_workspace(folder, one, entrant, attempt))

@@ -29,7 +29,9 @@ def register(app: typer.Typer) -> None:
 def grade(
     field: Annotated[Path, typer.Argument(help="<entrant>/<challenge>/solution.py")],
     challenge: Annotated[list[str] | None, typer.Option(help="Only this one; repeatable.")] = None,
-    track: Annotated[Literal["cpu", "gpu"], typer.Option(help="Where kernels run.")] = "cpu",
+    track: Annotated[
+        Literal["cpu", "gpu"], typer.Option(help="No challenge has a gpu track yet.")
+    ] = "cpu",
     out: Annotated[
         str | None,
         typer.Option(
@@ -66,7 +68,7 @@ def grade(
     The same command goes on where it was interrupted; what is up to date is not graded again.
     """
     if track == "gpu":
-        raise MissingError("the gpu track needs a CUDA device and challenges that offer it")
+        raise MissingError("no challenge has a gpu track yet")
     if address is not None and executor != "ray":
         raise UsageError("--address is the address of a Ray cluster: add --executor ray")
     judge = named(judge_endpoint, judge_model)

@@ -50,6 +50,8 @@ def report(
     ] = None,
 ) -> None:
     """Write a report that needs nothing else: open its first page from the disk."""
+    if certificates is not None and form != "html":
+        raise UsageError("certificates fill the site's kill matrix: they need --format html")
     known, team = read_certificates(certificates), read_red_team(red_team)
     with viewed(run) as (found, folder):
         view = found.attacked(team)

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import tomllib
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from trapline.arena.challenge import load, load_all
 from trapline.arena.contamination import hidden, leaks_in
 from trapline.arena.errors import UsageError
+from trapline.arena.export import harbor
 from trapline.arena.export.harbor import core_requirements, write_tasks
 from trapline.arena.export.verifier import rewards
 from trapline.arena.record import Cell, CheckResult, Dimension
@@ -59,6 +61,25 @@ def test_requirements_are_pinned(tasks):
 def test_an_existing_task_is_left_alone(tasks):
     with pytest.raises(UsageError, match="left alone"):
         write_tasks([load(CHALLENGE)], tasks)
+
+
+def test_either_all_tasks_are_written_or_none(tmp_path):
+    (tmp_path / CHALLENGE).mkdir()
+    with pytest.raises(UsageError, match="left alone"):
+        write_tasks([load("kv_cache"), load(CHALLENGE)], tmp_path)
+    assert not (tmp_path / "kv_cache").exists()
+
+
+def test_what_a_task_allows_is_there_even_if_it_is_not_here(tmp_path, monkeypatch):
+    def version(name):
+        if name == "torch":
+            raise PackageNotFoundError(name)
+        return "1.0+local"
+
+    monkeypatch.setattr(harbor, "version", version)
+    (task,) = write_tasks([load("ternary_training")], tmp_path)
+    assert "numpy==1.0 pytest==1.0 torch\n" in (task / "environment/Dockerfile").read_text()
+    assert "torch" in (task / "tests/requirements.txt").read_text().splitlines()
 
 
 def verify(task, workspace, logs, *scripts):

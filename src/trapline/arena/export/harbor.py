@@ -9,7 +9,6 @@ import platform
 import re
 import shutil
 from collections.abc import Iterable
-from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, distribution, requires, version
 from pathlib import Path
 
@@ -88,13 +87,15 @@ cp -r "$solution/answer/." "${{TRAPLINE_WORKSPACE:-{workspace}}}/"
 
 
 def write_tasks(challenges: Iterable[Challenge], out: Path) -> list[Path]:
-    """One task folder a challenge; an existing one is left alone."""
-    return [_write_task(challenge, out / challenge.id) for challenge in challenges]
+    """One task folder a challenge; none is written where one exists already."""
+    folders = {out / challenge.id: challenge for challenge in challenges}
+    for folder in folders:
+        if folder.exists():
+            raise UsageError(f"{folder} exists already and is left alone")
+    return [_write_task(challenge, folder) for folder, challenge in folders.items()]
 
 
 def _write_task(challenge: Challenge, folder: Path) -> Path:
-    if folder.exists():
-        raise UsageError(f"{folder} exists already and is left alone")
     facts = _facts(challenge)
     folder.mkdir(parents=True)
     (folder / "task.toml").write_text(_TASK.format(**facts))
@@ -167,10 +168,13 @@ def core_requirements() -> list[str]:
 
 
 def _pinned(names: Iterable[str]) -> list[str]:
-    """Each package with the version that is installed here; what is not installed is left out."""
-    found = []
-    for name in dict.fromkeys(names):
-        with suppress(PackageNotFoundError):
-            # A local build's suffix (+cpu) names no release.
-            found.append(f"{name}=={version(name).split('+')[0]}")
-    return found
+    """Each package with the version that is installed here; what is not comes in its newest."""
+    return [_pin(name) for name in dict.fromkeys(names)]
+
+
+def _pin(name: str) -> str:
+    try:
+        # A local build's suffix (+cpu) names no release.
+        return f"{name}=={version(name).split('+')[0]}"
+    except PackageNotFoundError:
+        return name
