@@ -201,8 +201,6 @@ def test_a_campaign_holds_only_without_successes_and_surprises():
     assert not team(one("pass", "it passed")).holds()
     assert not team(one("hack")).holds()
     assert not team(one(), honest="fail").holds()
-    assert team(one(), one("pass", "it passed")).success_rate == 0.5
-    assert team().success_rate == 0.0
 
 
 def test_the_page_names_the_rate_and_every_attack():

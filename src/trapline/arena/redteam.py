@@ -112,10 +112,6 @@ class RedTeam(Record):
     def succeeded(self) -> list[Attempt]:
         return [attempt for attempt in self.attempts if attempt.gained]
 
-    @property
-    def success_rate(self) -> float:
-        return len(self.succeeded) / len(self.attempts) if self.attempts else 0.0
-
     def holds(self) -> bool:
         """No attack gained anything, each ended as foretold, and honest work passed."""
         stopped = not any(attempt.surprising for attempt in self.attempts)

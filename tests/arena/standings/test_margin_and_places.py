@@ -1,6 +1,6 @@
 import pytest
 
-from trapline.arena.standings.margin import lead, leaders, letter_margin, margin, steps
+from trapline.arena.standings.margin import lead, leaders, margin, steps
 from trapline.arena.standings.places import ordinal, places
 
 
@@ -18,14 +18,6 @@ from trapline.arena.standings.places import ordinal, places
 )
 def test_one_rule_for_every_margin(points, word):
     assert margin(points) == word
-
-
-@pytest.mark.parametrize(
-    ("a", "b", "word"),
-    [("A", "A", "tie"), ("A-", "A", "narrow"), ("A", "B+", "moderate"), ("B-", "A-", "decisive")],
-)
-def test_letters_have_margins_too(a, b, word):
-    assert letter_margin(a, b) == word
 
 
 def test_the_ladder_of_letters():

@@ -1,6 +1,6 @@
 import pytest
 
-from trapline.arena.standings.trajectory import by_difficulty, over_attempts, over_stages
+from trapline.arena.standings.trajectory import by_difficulty, over_stages
 
 DIFFICULTY = {"c0": "medium", "c1": "medium", "c2": "hard", "c3": "research"}
 
@@ -34,11 +34,8 @@ def test_one_stage_is_no_trend(field):
     assert (one.slope, one.trend, one.never_declines) == (None, "unknown", None)
 
 
-def test_over_any_stages_and_over_attempts(cell):
+def test_over_any_stages(cell):
     cells = [cell("a", "c0", 50.0, attempt=1), cell("a", "c0", 70.0, attempt=2)]
-    [one] = over_attempts(cells)
-    assert [stage.name for stage in one.stages] == ["attempt 1", "attempt 2"]
-    assert one.trend == "rising"
     [staged] = over_stages(cells, [("first", ["c0"]), ("second", ["c9"])])
     assert [stage.cells for stage in staged.stages] == [2, 0]
 

@@ -2,8 +2,6 @@
 
 Less than a point is a tie. Up to five points, about one step of the letters (A to A-), is narrow;
 up to ten is moderate; ten points, a whole letter, or more is decisive.
-Where there are only letters, each step counts 3.5 points, so one step is narrow, two are moderate
-and three or more are decisive.
 """
 
 from typing import Literal
@@ -15,7 +13,6 @@ Margin = Literal["tie", "narrow", "moderate", "decisive"]
 TIE_BAND = 1.0
 NARROW_BELOW = 5.0
 DECISIVE_FROM = 10.0
-POINTS_A_STEP = 3.5
 #: Scores have one decimal; beyond the sixth, their differences hold rounding errors only.
 _DECIMALS = 6
 _STEPS = {name: len(LETTERS) - 1 - place for place, (name, _) in enumerate(LETTERS)}
@@ -38,11 +35,6 @@ def margin(difference: float) -> Margin:
 def steps(letter: str) -> int:
     """The letter's height on the ladder of the rubric; F is 0."""
     return _STEPS[letter]
-
-
-def letter_margin(a: str, b: str) -> Margin:
-    """The word for the difference between two letters."""
-    return margin(POINTS_A_STEP * (steps(a) - steps(b)))
 
 
 def leaders(values: dict[str, float], band: float = TIE_BAND) -> list[str]:

@@ -63,22 +63,6 @@ def over_stages(
     ]
 
 
-def over_attempts(cells: Iterable[Cell]) -> list[Trajectory]:
-    """From the first attempt to the last: whether trying again helps."""
-    counted = measured(cells)
-    rounds = sorted({cell.attempt for cell in counted})
-    return [
-        _trajectory(
-            name,
-            [
-                (f"attempt {n}", [c for c in counted if c.entrant == name and c.attempt == n])
-                for n in rounds
-            ],
-        )
-        for name in entrants_of(counted)
-    ]
-
-
 def _trajectory(entrant: str, stages: Sequence[tuple[str, Sequence[Cell]]]) -> Trajectory:
     found = [_stage(name, cells) for name, cells in stages]
     points = [(place, s.score) for place, s in enumerate(found) if s.score is not None]

@@ -34,8 +34,8 @@ def softmax_topk(
     logits is (N, V); probabilities are over all V; temperature is a number, or an array (N,) with
     one for each row. A −inf logit has probability 0. A row with NaN or +inf or nothing but −inf is
     refused; `check=False` skips that look at the values, which on a GPU would wait for the device:
-    then NaN ranks above everything, as in torch, and such a row's probabilities are NaN. Nothing is
-    differentiable: what comes back carries no gradient.
+    then NaN ranks above everything, as in torch, and such a row's probabilities are NaN. NumPy
+    arrays are always looked at. Nothing is differentiable: what comes back carries no gradient.
     """
     chosen = choose("softmax_topk", _OFFERED, impl, logits=logits)
     checks.floating(*checks.LOW_FLOATS, logits=logits)
