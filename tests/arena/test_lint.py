@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 import pytest
 
 from trapline.arena.errors import ArenaError
+from trapline.arena.inspection import Inspection, code_dimension
 from trapline.arena.lint import Terms, lint_run
 from trapline.arena.record import Bundle, Cell, CheckResult, Dimension
 
@@ -52,6 +53,15 @@ def _checks(**states):
 
 SOUND = {
     "a pass": _cell(),
+    "a failure because nobody can read its code": _cell(
+        state="fail",
+        score=69.0,
+        letter="D",
+        dimensions={
+            **_dimensions(traps=80.0),
+            "code": code_dimension(Inspection(unreadable="RecursionError")),
+        },
+    ),
     "a failure under its cap": _cell(
         state="fail",
         score=65.0,

@@ -20,6 +20,7 @@ RUFF = "\n".join(
     )
 )
 LONG_FUNCTION = 60
+_UNREADABLE = "could not be read: "
 
 
 class Inspection(Record):
@@ -55,10 +56,15 @@ def forbidden_uses(inspection: Inspection, forbidden: list[str]) -> list[str]:
     return sorted({name for name in used for ban in forbidden if f"{name}.".startswith(f"{ban}.")})
 
 
+def says_unreadable(code: Dimension | None) -> bool:
+    """Whether this `code` dimension is that of a submission that nobody could read."""
+    return code is not None and code.reason.startswith(_UNREADABLE)
+
+
 def code_dimension(inspection: Inspection) -> Dimension:
     """100 minus what a reviewer would ask to have changed."""
     if inspection.unreadable:
-        return Dimension(score=0.0, reason=f"could not be read: {inspection.unreadable}")
+        return Dimension(score=0.0, reason=f"{_UNREADABLE}{inspection.unreadable}")
     code = inspection.code
     hundreds = max(1.0, code["lines"] / 100)
     functions = max(1, code["functions"])

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from trapline.arena import rubric
 from trapline.arena.challenge import Challenge
 from trapline.arena.errors import ArenaError
+from trapline.arena.inspection import says_unreadable
 from trapline.arena.record import DIMENSIONS, Bundle, Cell, CheckResult, Record
 
 #: Scores have one decimal.
@@ -100,7 +101,8 @@ def _state(cell: Cell) -> Iterator[str]:
         yield f"pass, but {failed[0]} failed"
     if cell.state == "pass" and not cell.cases:
         yield "pass without a single contract case"
-    if cell.state == "fail" and not failed:
+    # What cannot be read may use what the task forbids, so it fails without failing a case.
+    if cell.state == "fail" and not failed and not says_unreadable(cell.dimensions.get("code")):
         yield "fail, but no contract case failed"
 
 

@@ -2,6 +2,7 @@ import math
 
 import pytest
 
+from trapline.arena.standings.conclusion import conclude
 from trapline.arena.standings.ranking import ranking, smallest_visible
 
 #: Letters as scores: nobody is clearly first, one never wins, two missed most of it.
@@ -191,3 +192,9 @@ def test_a_field_that_shows_nothing_says_so(field):
 
 def test_few_challenges_cannot_carry_a_ranking(field):
     assert "One challenge cannot carry" in ranking(field(a=[90], b=[50])).conclusion
+
+
+def test_a_crowd_in_which_nobody_leads_has_a_conclusion():
+    """Where firsts are spread over very many, nobody's 95 % of ranks reach the first."""
+    said = conclude([], "e7", 500, 8, [["e7", "e8"]], 3.0)
+    assert "none of 500 is first in 2.5 % of the resampled fields" in said

@@ -32,6 +32,11 @@ def conclude(
 
 
 def _leading(could_lead: Sequence[str], first: str, entrants: int, challenges: int) -> str:
+    if not could_lead:
+        return (
+            f"Nobody stands out: over {_count(challenges).lower()}, none of {entrants} is first in "
+            f"2.5 % of the resampled fields, although {first} has the highest strength"
+        )
     if len(could_lead) == 1:
         return (
             f"{could_lead[0]} is first of {entrants}, and 95 % of the resampled fields over "
