@@ -20,6 +20,9 @@ from trapline.arena.store import Store
 from trapline.cli.main import INCOMPLETE
 from trapline.cli.matrix import matrix
 
+#: Cells whose trouble is told in the terminal.
+MOST_REASONS = 5
+
 
 def register(app: typer.Typer) -> None:
     """Adds the verb."""
@@ -86,6 +89,7 @@ def grade(
         else:
             Console().print(matrix(cells))
             print(f"run: {store.where}")
+            _tell_unmeasured(cells)
     if len(cells) < len(entries) or any(cell.score is None for cell in cells):
         raise typer.Exit(INCOMPLETE)
 
@@ -94,6 +98,20 @@ def _asked_for(entries: list[Entry], store: Store) -> list[Cell]:
     """The newest grades of these entries; a run may hold others."""
     keys = {(entry.entrant, entry.challenge, entry.attempt) for entry in entries}
     return [c for c in store.cells() if (c.entrant, c.challenge, c.attempt) in keys]
+
+
+def _tell_unmeasured(cells: list[Cell]) -> None:
+    """Why the first few are not measured; the report has all of them."""
+    unmeasured = [cell for cell in cells if cell.score is None]
+    for cell in unmeasured[:MOST_REASONS]:
+        where = f"{cell.entrant}/{cell.challenge} #{cell.attempt}"
+        _note(f"{where} was not measured: {cell.reason}")
+    if len(unmeasured) > MOST_REASONS:
+        _note(f"{len(unmeasured) - MOST_REASONS} more were not measured")
+
+
+def _note(text: str) -> None:
+    Console(stderr=True).print(f"trapline: {text}", markup=False, highlight=False)
 
 
 def _judge_all(judge: Judge, cells: list[Cell], store: Store) -> None:
@@ -105,8 +123,7 @@ def _judge_all(judge: Judge, cells: list[Cell], store: Store) -> None:
             silent.append(bundle.cell.dimensions["analysis"].reason)
     if silent:
         what = "1 analysis was" if len(silent) == 1 else f"{len(silent)} analyses were"
-        note = f"trapline: {what} not judged: {silent[0]}"
-        Console(stderr=True).print(note, markup=False, highlight=False)
+        _note(f"{what} not judged: {silent[0]}")
 
 
 def _grade_all(entries: list[Entry], store: Store, options: Options, place: Executor) -> None:
