@@ -85,8 +85,8 @@ def test_who_waits_is_let_go_when_the_run_ends():
 class Unlucky:
     """A cluster on which something happens before the last answer."""
 
-    def __init__(self, happenings, answer):
-        self.seats = Seats(lambda: [BIG, SMALL])
+    def __init__(self, happenings, answer, nodes=(BIG, SMALL)):
+        self.seats = Seats(lambda: list(nodes))
         self.happenings, self.answer = list(happenings), answer
         self.asked = []
 
@@ -113,6 +113,28 @@ def test_a_lost_cell_is_graded_elsewhere_and_a_bad_one_only_once(shipment, sorti
     assert len(cluster.asked) == 3
     assert set(cluster.asked) <= {("big", 4), ("small", 2)}
     assert len(set(steps)) > 1
+
+
+def test_a_cell_that_was_alone_on_the_only_node_is_graded_there_again(shipment, sorting):
+    cluster = Unlucky([LostError("its worker was killed")], "a verdict", nodes=[BIG])
+    got = []
+    with_seat = threading.Thread(
+        target=lambda: got.append(ClusterSeat(cluster, True).grade(shipment, sorting, print)),
+        daemon=True,
+    )
+    with_seat.start()
+    with_seat.join(20)
+    cluster.seats.close()
+    assert got == ["a verdict"]
+
+
+def test_a_seat_that_was_lost_for_good_is_left_once(shipment, sorting):
+    cluster = Unlucky([RefusedError("cannot judge")], None, nodes=[BIG])
+    seat = ClusterSeat(cluster, True)
+    with pytest.raises(ArenaError, match="cannot judge"):
+        seat.grade(shipment, sorting, print)
+    seat.leave()
+    assert cluster.seats._taken == {BIG.id: 0}
 
 
 def test_a_cell_that_is_lost_again_and_again_is_not_measured(shipment, sorting):

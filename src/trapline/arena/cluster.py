@@ -127,9 +127,12 @@ class ClusterSeat:
     def __init__(self, cluster: Cluster, alone: bool) -> None:
         self._cluster, self._alone = cluster, alone
         self.node = cluster.seats.take(alone=alone)
+        self._seated = True
 
     def leave(self) -> None:
-        self._cluster.seats.leave(self.node, alone=self._alone)
+        if self._seated:
+            self._cluster.seats.leave(self.node, alone=self._alone)
+        self._seated = False
 
     def grade(self, shipment: Shipment, challenge: Challenge, on_step: OnStep) -> Bundle:
         """A verdict, however bad, is never asked for twice; only a loss is made good."""
@@ -148,9 +151,10 @@ class ClusterSeat:
         return _not_measured(shipment, challenge, f"{len(losses)} times, {losses[-1]}")
 
     def _move(self) -> None:
-        lost = self.node
+        # First up, then down: on the only node nobody else's place will ever become free.
+        self.leave()
         self.node = self._cluster.seats.take(alone=self._alone)
-        self._cluster.seats.leave(lost, alone=self._alone)
+        self._seated = True
 
 
 def _not_measured(shipment: Shipment, challenge: Challenge, reason: str) -> Bundle:
