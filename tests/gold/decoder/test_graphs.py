@@ -153,8 +153,6 @@ def test_an_engine_serves_from_codes(make):
     assert engines[1].pool.nbytes() < engines[0].pool.nbytes()
     with pytest.raises(RangeError, match="stores 8, 4 or 'fp8' bits"):
         Engine(decoder, bits=5)
-    with pytest.raises(RangeError, match="a head width of 7 is odd"):
-        Engine(make("llama", head_dim=7), bits=4)
 
 
 def test_weights_are_joined_once(make):

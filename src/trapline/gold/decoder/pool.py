@@ -81,10 +81,6 @@ class Pool:
             raise RangeError(f"a pool stores 8, 4 or 'fp8' bits, or rows as they are, not {bits!r}")
         if pages < 1 or page_size < 1:
             raise RangeError(f"a pool needs pages and room in them, got {pages} of {page_size}")
-        if bits == 4 and config.head_dim % 2:
-            raise RangeError(
-                f"four bits are stored in pairs: a head width of {config.head_dim} is odd"
-            )
         columns = config.head_dim // 2 if bits == 4 else config.head_dim
         shape = (config.layers, pages * page_size, config.kv_heads, columns)
         kind = dtype if bits is None else _CODES[bits]
