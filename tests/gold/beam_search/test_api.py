@@ -176,6 +176,9 @@ def test_prompts_are_left_alone(random_model):
         {"early_stopping": True},
         {"length_penalty": math.nan},
         {"length_penalty": -math.inf},
+        {"length_penalty": 1e4},
+        {"length_penalty": -1e4},
+        {"length_penalty": 80.0, "policy": "vllm"},
     ],
 )
 def test_bad_settings_are_refused(random_model, change):

@@ -12,6 +12,9 @@ from trapline.gold.beam_search.search import Beam, Search
 from trapline.gold.errors import DTypeError, RangeError, ShapeError
 
 _NO_LIMIT = 2**62
+#: Of which lengths are still powers of, where the prompt counts.
+_LONGEST_PROMPT = 2**20
+_LARGEST_LOG = 700.0
 
 
 class LanguageModel(Protocol):
@@ -103,6 +106,7 @@ def checked_rules(
         float(length_penalty),
         named(policy, early_stopping),
     )
+    _refuse_overflow(rules)
     return rules, count
 
 
@@ -189,6 +193,16 @@ def _refuse_empty(searches: list[Search], rules: Rules) -> None:
     """The one case that has no length: an end right after nothing, where ends do not count."""
     if rules.policy.length == "with-prompt" and not all(search.prompt for search in searches):
         raise RangeError("this policy's length counts the prompt; an empty prompt has none")
+
+
+def _refuse_overflow(rules: Rules) -> None:
+    """A length to the power of the penalty must be a float, and none that is 0."""
+    counted = _LONGEST_PROMPT if rules.policy.length == "with-prompt" else 1
+    if abs(rules.length_penalty) * math.log(rules.max_new_tokens + counted) > _LARGEST_LOG:
+        longest = rules.max_new_tokens
+        raise RangeError(
+            f"length_penalty {rules.length_penalty:g} is too far from 0 for {longest} tokens"
+        )
 
 
 def _tokens(prompt: Sequence[int]) -> list[int]:
