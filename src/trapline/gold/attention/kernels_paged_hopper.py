@@ -168,8 +168,8 @@ class Plan(NamedTuple):
 
 #: (kind of pages, head width) → plan. Measured at D = 128 and, for 16 bits, at 64.
 PLANS = {
-    (0, 64): Plan(32, 6, 4, early=True, ahead=32),
-    (0, 128): Plan(32, 3, 4, early=True, ahead=64),
+    (0, 64): Plan(64, 3, 4, early=True, ahead=32),
+    (0, 128): Plan(32, 3, 4, early=True, ahead=32),
     (int(INT8), 64): Plan(64, 3, 8),
     (int(INT8), 128): Plan(64, 3, 4),
     (int(FP8), 128): Plan(64, 3, 4),
@@ -177,7 +177,7 @@ PLANS = {
     (int(INT4), 128): Plan(64, 3, 8),
 }
 #: For 16 bits and more than four heads a group: the larger parts are, the fewer are merged.
-TALL = Plan(32, 6, 2, early=True, ahead=64)
+TALL = Plan(32, 6, 2, early=True, ahead=32)
 #: The most parts of a row: one warp merges them, and more would take it longer than they save.
 MOST_PARTS = 16
 #: The most heads of a group: the columns of a tile, or its rows where integers take two for each.

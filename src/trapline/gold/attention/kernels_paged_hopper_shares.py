@@ -86,16 +86,19 @@ def ask_for_tiles(
 ):  # fmt: skip
     """The first AHEAD positions of a run of `left` tiles, by what lengths and table say now.
 
-    They are not trusted: whatever they say, only addresses within the pages are named.
+    They are not trusted: whatever they say, only addresses within the pages are named. Answers
+    where in the table it looked, and what it found.
     """
     b, g, tile, _, length = place
     s = tile * S + gl.arange(0, AHEAD, layout=gl.BlockedLayout([1], [32], [1], [0]))
-    known = (b < B) & (s >= 0) & (s < gl.minimum(length, (tile + left) * S)) & (s // P < width)
-    row = block_table + b.to(gl.int64) * table_row
-    page = gl.load(row + s // P, mask=known, other=-1, cache_modifier=".cg").to(gl.int64)
+    there = (b < B) & (s >= 0) & (s < gl.minimum(length, (tile + left) * S)) & (s // P < width)
+    at = block_table + b.to(gl.int64) * table_row + s // P
+    number = gl.load(at, mask=there, other=-1, cache_modifier=".cg")
+    page = number.to(gl.int64)
     known = (page >= 0) & (page < pages[0].shape[0]) & (g >= 0) & (g < G)
     ask_for_rows(keys, pages[0], page, g, s % P, known, BYTES)
     ask_for_rows(values, pages[1], page, g, s % P, known, BYTES)
+    return at, there, number
 
 
 @gluon.jit
@@ -117,13 +120,17 @@ def share_by_guess(
     guess = lengths_of(seq_lens, B, BLOCK_B)
     ends, work, programs, at, stop = share_of(pid, guess, B, G, S)
     b, g, tile, n, length = place_of(guess, ends, at, S)
-    ask_for_tiles(
+    looked, there, number = ask_for_tiles(
         pages, keys, values, block_table, (b, g, tile, n, length), stop - at, B, G, table_row,
         width, P, S, BYTES, AHEAD,
     )  # fmt: skip
     gdc_wait()
     lengths = lengths_of(seq_lens, B, BLOCK_B)
-    if gl.max((lengths != guess).to(gl.int32), 0) != 0:
+    # Beside the lengths, not after them: the first tiles find their page numbers in this
+    # multiprocessor's cache, and the memory is waited for once.
+    again = gl.load(looked, mask=there, other=-1)
+    moved = gl.max((lengths != guess).to(gl.int32), 0) | gl.max((again != number).to(gl.int32), 0)
+    if moved != 0:
         ends, work, programs, at, stop = share_of(pid, lengths, B, G, S)
         b, g, tile, n, length = place_of(lengths, ends, at, S)
     return lengths, (ends, work, programs, at, stop), (b, g, tile, n, length)

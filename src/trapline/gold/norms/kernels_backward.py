@@ -51,6 +51,8 @@ BACKWARD = {
         64: Tile(16, 1, 3, 4),
         128: Tile(8, 1, 3, 8),
         512: Tile(8, 2, 3, 4),
+        # With four warps RMS norm's registers are spilt, and come back behind the next rows.
+        768: Tile(8, 8, 3, 1, BOTH),
         1024: Tile(8, 4, 3, 1, BOTH),
         2048: Tile(2, 8, 2, 2),
         4096: Tile(1, 8, 3, 1),
