@@ -63,14 +63,14 @@ def share(work: Any, job: ctypes.Structure, threads: int) -> None:
 def _torchs_threads() -> Callable[..., Any] | None:
     """How to run a function in a team of them; without torch there are none."""
     torch = sys.modules.get("torch")
-    return _openmp(Path(torch.__file__).parent) if torch and torch.__file__ else None
+    return None if torch is None or torch.__file__ is None else _openmp(torch.__file__)
 
 
 @cache
-def _openmp(torch: Path) -> Callable[..., Any] | None:
+def _openmp(torch: str) -> Callable[..., Any] | None:
     """GNU OpenMP's `GOMP_parallel`, where torch has brought it."""
     try:
-        parallel = ctypes.CDLL(str(torch / "lib" / "libtorch_cpu.so")).GOMP_parallel
+        parallel = ctypes.CDLL(str(Path(torch).parent / "lib" / "libtorch_cpu.so")).GOMP_parallel
     except (OSError, AttributeError):
         return None
     pointer, number = ctypes.c_void_p, ctypes.c_uint
