@@ -59,3 +59,14 @@ def test_a_full_disk_is_a_sentence(capsys):
         guarded(program)
     assert ended.value.code == FAILURE
     assert "No space left on device" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--certificates", "--red-team"])
+@pytest.mark.parametrize("text", ["x", "{}", '{"certificates": [{}]}'])
+def test_a_file_that_holds_something_else_is_one_sentence(tmp_path, option, text):
+    (tmp_path / "other.json").write_text(text)
+    args = ("report", "published", option, str(tmp_path / "other.json"))
+    error = CliRunner().invoke(build(), args).exception
+    assert isinstance(error, UsageError)
+    assert "other.json holds no" in str(error)
+    assert "\n" not in str(error)

@@ -87,8 +87,8 @@ def read_certificates(path: Path | None) -> list[Certificate]:
     try:
         found = json.loads(path.read_text())["certificates"]
         return TypeAdapter(list[Certificate]).validate_python(found)
-    except (OSError, ValueError, KeyError, TypeError, ValidationError) as error:
-        raise UsageError(f"{path} holds no certificates: {error}") from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"{path} holds no certificates: {_sentence(error)}") from None
 
 
 def read_red_team(path: Path | None) -> RedTeam | None:
@@ -98,7 +98,15 @@ def read_red_team(path: Path | None) -> RedTeam | None:
     try:
         return RedTeam.model_validate_json(path.read_text())
     except (OSError, ValueError) as error:
-        raise UsageError(f"{path} holds no red-team campaign: {error}") from None
+        raise UsageError(f"{path} holds no red-team campaign: {_sentence(error)}") from None
+
+
+def _sentence(error: Exception) -> str:
+    """The first of what pydantic found, in one line; other errors speak for themselves."""
+    if not isinstance(error, ValidationError):
+        return str(error)
+    first = error.errors()[0]
+    return " ".join((".".join(map(str, first["loc"])), first["msg"])).strip()
 
 
 def _site(view: RunView, out: Path, certificates: list[Certificate]) -> Path:
