@@ -352,13 +352,15 @@ def _without_rows(run: dict[str, Any]) -> dict[str, Any]:
 def _table(results: dict[str, Any]) -> str:
     heads = f"{'':12} {'perplexity':>10} {'±':>6} {'to dense':>9} {'last/best':>9} {'rate':>6}"
     lines = [heads]
-    dense = results.get("dense", {}).get("perplexity", float("nan"))
+    dense = {run["seed"]: run["perplexity"] for run in results.get("dense", {}).get("runs", ())}
     for kind, found in results.items():
         runs = found["runs"]
         last = mean(run["last"] / run["chosen"] for run in runs)
+        # Seed by seed: text and start are the same, and a kind may have fewer seeds.
+        ratio = mean(run["perplexity"] / dense.get(run["seed"], float("nan")) for run in runs)
         lines.append(
             f"{kind:12} {found['perplexity']:10.2f} {found['deviation']:6.2f}"
-            f" {found['perplexity'] / dense:9.3f} {last:9.2f} {runs[0]['rate']:6g}"
+            f" {ratio:9.3f} {last:9.2f} {runs[0]['rate']:6g}"
         )
     return "\n".join(lines)
 
