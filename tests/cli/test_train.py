@@ -50,6 +50,9 @@ def test_train_pack_and_bad_input(text, tmp_path):
     assert done.returncode == 0, done.stderr
     assert "bytes" in done.stdout
     assert from_gguf(tmp_path / "small.gguf").config.vocab == 280
+    done = run("pack", tmp_path / "run" / "packed", tmp_path / "run", "--format", "f16")
+    assert done.returncode == 2
+    assert "is a folder; GGUF is a file" in " ".join(done.stderr.split())
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,10 @@ def pack(
     group_size: Annotated[int, typer.Option(min=1, help="Weights a scale.")] = 128,
 ) -> None:
     """Write a ternary checkpoint with 2 bits a weight, or as GGUF. Nothing is rounded."""
-    targets.folder(out if form == "packed" else out.parent, "what is packed")
+    if form == "packed":
+        targets.folder(out, "what is packed")
+    else:
+        targets.file(out, "GGUF")
     try:
         from trapline.gold.decoder.model import Decoder
         from trapline.gold.ternary import linear_export as export

@@ -140,6 +140,8 @@ def test_a_cancelled_request_leaves_its_pages(make):
 BAD = [
     ({"prompts": [[1], []]}, "prompt 1: the prompt is empty"),
     ({"prompts": [[1] * 60]}, "60 and 8 new tokens need 68 positions, the model has 64"),
+    # Before memory is taken for them.
+    ({"prompts": [[1]], "max_new_tokens": 10**12}, "positions, the model has 64"),
     ({"prompts": [[99]]}, "outside the vocabulary of 23"),
     ({"prompts": [[-1]]}, "outside the vocabulary of 23"),
     ({"prompts": [[1]], "stop_ids": [77]}, "stop token 77"),

@@ -33,6 +33,9 @@ def test_missing_and_empty_text_is_refused(tmp_path: Path) -> None:
         read_documents([empty])
     with pytest.raises(RangeError, match="cannot be read"):
         read_documents([tmp_path / "missing.txt"])
+    (tmp_path / "archive").write_bytes(b"PK\3\4\0\0 words words")
+    with pytest.raises(RangeError, match="archive is no text: it has zero bytes"):
+        read_documents([tmp_path / "archive"])
 
 
 def test_split_goes_by_content() -> None:

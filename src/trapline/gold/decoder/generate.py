@@ -71,8 +71,12 @@ def generate(
 
 
 def _engine(decoder: Decoder, prompts: Sequence[Sequence[int]], new: int, batch: int) -> Engine:
-    """As many pages as the longest prompts need that may run together."""
-    pages = sorted((-(-(len(prompt) + new) // PAGE) for prompt in prompts), reverse=True)
+    """As many pages as the longest prompts need that may run together.
+
+    More than the context is refused when a prompt is added: no memory is taken for it before.
+    """
+    lengths = (min(len(prompt) + new, decoder.config.context) for prompt in prompts)
+    pages = sorted((-(-length // PAGE) for length in lengths), reverse=True)
     rows = min(batch, max(len(prompts), 1))
     return Engine(decoder, rows=rows, pages=max(sum(pages[:rows]), 1), page_size=PAGE)
 

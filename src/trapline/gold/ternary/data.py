@@ -49,6 +49,8 @@ def _text(path: Path) -> str:
         text = path.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
         raise RangeError(f"{path} cannot be read: {error.strerror}") from None
+    if "\0" in text:
+        raise RangeError(f"{path} is no text: it has zero bytes")
     return text.replace("\r\n", "\n")
 
 
@@ -62,7 +64,10 @@ def split_documents(documents: Sequence[str], fraction: float) -> Split:
     if not 0.0 < fraction < 1.0:
         raise RangeError(f"fraction must lie between 0 and 1, got {fraction}")
     if len(set(documents)) < 2:
-        raise RangeError("one document cannot both teach and judge: there must be two different")
+        raise RangeError(
+            "one document cannot both teach and judge: there must be two different,"
+            " parted by form feeds or blank lines"
+        )
     order = sorted(set(documents), key=_draw)
     limit = _draw(order[max(1, round(fraction * len(order))) - 1])
     held_out = [document for document in documents if _draw(document) <= limit]
