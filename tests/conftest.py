@@ -1,7 +1,8 @@
-"""What every test may rely on: no silent skips where none are allowed."""
+"""What every test may rely on: no silent skips where none are allowed, and a plain graded cell."""
 
 import os
 import signal
+from datetime import UTC, datetime
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -39,3 +40,21 @@ def pytest_runtest_makereport(item, call):
         call.excinfo = pytest.ExceptionInfo.from_exc_info(
             (AssertionError, AssertionError(message), call.excinfo.tb)
         )
+
+
+@pytest.fixture
+def graded():
+    """Makes graded cells about which nothing is remarkable but what is said."""
+    # Here, so that the tests of the library run where nothing of the arena is installed.
+    from trapline.arena.record import Cell
+
+    def make(**said):
+        plain = {
+            "entrant": "me", "challenge": "kv_cache", "state": "pass", "score": 90.0,
+            "letter": "A-", "reason": "", "isolation": "process", "dimensions": {}, "cases": [],
+            "traps": [], "submission_digest": "s", "challenge_digest": "c", "seed": 1,
+            "versions": {}, "started": datetime(2026, 1, 1, tzinfo=UTC), "seconds": 1.0,
+        }  # fmt: skip
+        return Cell(**(plain | said))
+
+    return make

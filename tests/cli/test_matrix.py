@@ -1,38 +1,13 @@
 """The matrix in a terminal."""
 
-from datetime import UTC, datetime
-
 import pytest
 from rich.console import Console
 
 from trapline.arena import rubric
-from trapline.arena.record import Cell
 from trapline.arena.report.catalog import describe
 from trapline.arena.report.field import Column, Field
 from trapline.arena.report.runview import RunView
 from trapline.cli.matrix import matrix, whole
-
-
-def attempt(number, state, score, entrant="me"):
-    return Cell(
-        entrant=entrant,
-        challenge="kv_cache",
-        attempt=number,
-        state=state,
-        score=score,
-        letter=None if score is None else rubric.letter(score),
-        reason="",
-        isolation="process",
-        dimensions={},
-        cases=[],
-        traps=[],
-        submission_digest="s",
-        challenge_digest="c",
-        seed=1,
-        versions={},
-        started=datetime(2026, 1, 1, tzinfo=UTC),
-        seconds=1.0,
-    )
 
 
 def printed(cells):
@@ -50,21 +25,30 @@ def test_points_never_contradict_their_letter():
 
 
 @pytest.mark.parametrize(
-    ("cells", "shown"),
+    ("attempts", "shown"),
     [
-        ([attempt(1, "pass", 100.0), attempt(2, "fail", 40.0)], "C-✗ 70"),
-        ([attempt(1, "pass", 98.0), attempt(2, "hack", 0.0)], "F☠ 49"),
-        ([attempt(1, "infra_error", None), attempt(2, "hack", 0.0)], "F☠ 0"),
-        ([attempt(1, "infra_error", None), attempt(2, "pass", 90.0)], "A- 90"),
-        ([attempt(1, "infra_error", None)], "infra"),
+        ([("pass", 100.0), ("fail", 40.0)], "C-✗ 70"),
+        ([("pass", 98.0), ("hack", 0.0)], "F☠ 49"),
+        ([("infra_error", None), ("hack", 0.0)], "F☠ 0"),
+        ([("infra_error", None), ("pass", 90.0)], "A- 90"),
+        ([("infra_error", None)], "infra"),
     ],
 )
-def test_several_attempts_are_one_square_as_the_report_has_it(cells, shown):
+def test_several_attempts_are_one_square_as_the_report_has_it(graded, attempts, shown):
+    cells = [
+        graded(
+            attempt=n,
+            state=state,
+            score=score,
+            letter=None if score is None else rubric.letter(score),
+        )
+        for n, (state, score) in enumerate(attempts, 1)
+    ]
     assert shown in printed(cells)
     field = Field(RunView(cells), describe(cells))
     square = field.square("me", Column("kv_cache", "cpu"))
     assert (square.letter or "infra") in shown
 
 
-def test_a_name_is_not_taken_for_markup():
-    assert "[bold]" in printed([attempt(1, "pass", 90.0, "[bold]")])
+def test_a_name_is_not_taken_for_markup(graded):
+    assert "[bold]" in printed([graded(entrant="[bold]")])

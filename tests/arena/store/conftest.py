@@ -1,36 +1,16 @@
 """A run in a folder and a run on a server, and what is put into them."""
 
-from datetime import UTC, datetime
-
 import pytest
 
-from trapline.arena.record import Bundle, Cell
+from trapline.arena.record import Bundle
 
 
 @pytest.fixture
-def make_bundle():
+def make_bundle(graded):
     """A bundle with a graded cell."""
 
-    def make(entrant="a", challenge="sorting", score=90.0, **changes):
-        cell = Cell(
-            entrant=entrant,
-            challenge=challenge,
-            state="pass",
-            score=score,
-            letter="A-",
-            reason="",
-            isolation="process",
-            dimensions={},
-            cases=[],
-            traps=[],
-            submission_digest="s",
-            challenge_digest="c",
-            seed=1,
-            versions={},
-            started=datetime(2026, 1, 1, tzinfo=UTC),
-            seconds=1.0,
-            **changes,
-        )
+    def make(entrant="a", challenge="sorting", **said):
+        cell = graded(entrant=entrant, challenge=challenge, **said)
         return Bundle(cell=cell, files={"solution.py": "x = 'ü\0'\n"})
 
     return make
