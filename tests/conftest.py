@@ -43,7 +43,7 @@ def pytest_runtest_makereport(item, call):
 
 
 @pytest.fixture
-def graded():
+def plain_cell():
     """Makes graded cells about which nothing is remarkable but what is said."""
     # Here, so that the tests of the library run where nothing of the arena is installed.
     from trapline.arena.record import Cell

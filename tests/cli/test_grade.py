@@ -7,9 +7,9 @@ from trapline.arena.store import Store
 from trapline.cli import grade
 
 
-def test_a_judge_who_says_nothing_is_told(graded, monkeypatch, tmp_path, capsys):
+def test_a_judge_who_says_nothing_is_told(plain_cell, monkeypatch, tmp_path, capsys):
     reason = "the judge gave no answer: HTTP 401"
-    cell = graded(dimensions={"analysis": Dimension(score=None, reason=reason)})
+    cell = plain_cell(dimensions={"analysis": Dimension(score=None, reason=reason)})
     monkeypatch.setattr(grade, "judge_cells", lambda *_: [Bundle(cell=cell, files={})])
     with closing(Store(tmp_path / "run")) as store:
         grade._judge_all(None, [], store)
@@ -17,10 +17,10 @@ def test_a_judge_who_says_nothing_is_told(graded, monkeypatch, tmp_path, capsys)
     assert f"1 analysis was not judged: {reason}" in " ".join(capsys.readouterr().err.split())
 
 
-def test_it_is_told_why_a_cell_is_not_measured(graded, capsys):
+def test_it_is_told_why_a_cell_is_not_measured(plain_cell, capsys):
     reason = "there is no answer to grade: HTTP 401"
     dead = {"state": "infra_error", "score": None, "letter": None, "reason": reason}
-    grade._tell_unmeasured([graded(), *(graded(attempt=n, **dead) for n in range(1, 8))])
+    grade._tell_unmeasured([plain_cell(), *(plain_cell(attempt=n, **dead) for n in range(1, 8))])
     said = " ".join(capsys.readouterr().err.split())
     assert f"me/kv_cache #1 was not measured: {reason}" in said
     assert said.count(reason) == 5

@@ -34,9 +34,9 @@ def test_points_never_contradict_their_letter():
         ([("infra_error", None)], "infra"),
     ],
 )
-def test_several_attempts_are_one_square_as_the_report_has_it(graded, attempts, shown):
+def test_several_attempts_are_one_square_as_the_report_has_it(plain_cell, attempts, shown):
     cells = [
-        graded(
+        plain_cell(
             attempt=n,
             state=state,
             score=score,
@@ -50,5 +50,5 @@ def test_several_attempts_are_one_square_as_the_report_has_it(graded, attempts, 
     assert (square.letter or "infra") in shown
 
 
-def test_a_name_is_not_taken_for_markup(graded):
-    assert "[bold]" in printed([graded(entrant="[bold]")])
+def test_a_name_is_not_taken_for_markup(plain_cell):
+    assert "[bold]" in printed([plain_cell(entrant="[bold]")])

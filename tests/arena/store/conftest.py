@@ -6,11 +6,11 @@ from trapline.arena.record import Bundle
 
 
 @pytest.fixture
-def make_bundle(graded):
+def make_bundle(plain_cell):
     """A bundle with a graded cell."""
 
     def make(entrant="a", challenge="sorting", **said):
-        cell = graded(entrant=entrant, challenge=challenge, **said)
+        cell = plain_cell(entrant=entrant, challenge=challenge, **said)
         return Bundle(cell=cell, files={"solution.py": "x = 'ü\0'\n"})
 
     return make
