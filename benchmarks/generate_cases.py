@@ -120,10 +120,18 @@ def random_decoder(shape: Shape, context: int, device: str) -> Decoder:
         torch.set_default_dtype(before)
 
 
+def end_of(vocab: int) -> int:
+    """The token that ends a beam, theirs and ours; greedy calls have none."""
+    return vocab - 1
+
+
 def peer(model: Any, job: Job, **options: Any) -> Run:
     """Their `generate`."""
-    prompts = torch.tensor(job.prompts(model.config.vocab_size), device=model.device)
+    vocab = model.config.vocab_size
+    prompts = torch.tensor(job.prompts(vocab), device=model.device)
     mask = torch.ones_like(prompts)
+    if job.beams > 1:
+        options["eos_token_id"] = end_of(vocab)
 
     def run(new: int) -> list[list[int]]:
         with torch.no_grad():
@@ -165,7 +173,7 @@ def ours_greedy(decoder: Decoder, job: Job) -> Run:
 def ours_beams(decoder: Decoder, job: Job) -> Run:
     """One searcher for each length, for all calls. The policy is the peer's: ids are compared."""
     prompts = job.prompts(decoder.config.vocab)
-    end = decoder.config.vocab - 1
+    end = end_of(decoder.config.vocab)
     searchers: dict[int, Searcher] = {}
 
     def run(new: int) -> list[list[int]]:
