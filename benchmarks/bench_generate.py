@@ -19,7 +19,9 @@ static   whole calls against transformers with a static cache and compile; compi
 
 CPU: a smaller shape, batch 1, greedy and 8 beams.
 
-A *step* is the slope between two lengths: (time of n tokens − time of n/2) / (n/2). A *captured
+A *step* is the slope between two lengths: (time of n tokens − time of n/2) / (n/2), the median over
+rounds. Both calls of a round are neighbours in time: hosts are slower for a second or two now and
+then, which hits both, and a slope between medians would mix calls of different seconds. A *captured
 step* is the time of replays of its CUDA graph, so the host is not in it.
 """
 
@@ -29,6 +31,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -64,7 +67,7 @@ from harness import (
 
 from trapline.gold.decoder.model import Decoder
 
-OWN_ROUNDS, PEER_ROUNDS = 7, 3
+OWN_ROUNDS, PEER_ROUNDS = 15, 5
 ON_A_CPU = ("beams", "greedy", "ids")
 SECTIONS = ("greedy", "beams", "pages", "1.7B", "8B", "long", "ids", "logits", "static")
 
@@ -74,7 +77,7 @@ def race(runs: dict[str, Run], job: Job, device: str) -> dict[str, Any]:
 
     On a CPU all take turns. On a GPU our own calls are short, and have rounds of their own, so that
     their slope is not noise. Peers take seconds a call: one of full length goes before (a shorter
-    one leaves them with seconds of work for later), and they are timed three times.
+    one leaves them with seconds of work for later), and they are timed five times.
     """
     half = job.new // 2
     (first, mine), *peers = runs.items()
@@ -91,10 +94,14 @@ def race(runs: dict[str, Run], job: Job, device: str) -> dict[str, Any]:
         taken = [[timer() for _, timer in timers] for _ in range(PEER_ROUNDS)]
         columns = zip(*taken, strict=True)
         times += [timing(one, list(row)) for (one, _), row in zip(timers, columns, strict=True)]
-    steps = {
-        name: (times[2 * i].seconds - times[2 * i + 1].seconds) / (job.new - half)
+    slopes = {
+        name: [
+            (more - less) / (job.new - half)
+            for more, less in zip(times[2 * i].raw, times[2 * i + 1].raw, strict=True)
+        ]
         for i, name in enumerate(runs)
     }
+    steps = {name: median(found) for name, found in slopes.items()}
     print(f"\n{job.name}\n{show(times, 'ms')}")
     for i, (name, seconds) in enumerate(steps.items()):
         print(
@@ -102,7 +109,7 @@ def race(runs: dict[str, Run], job: Job, device: str) -> dict[str, Any]:
             f" whole call {times[2 * i].seconds / times[0].seconds:.2f}×",
             flush=True,
         )
-    return {"job": job.name, "times": times, "steps": steps}
+    return {"job": job.name, "times": times, "slopes": slopes, "steps": steps}
 
 
 def lengths(name: str, run: Run, job: Job) -> list[Contender]:

@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import quantiles
 from typing import Any
 
 import goals
@@ -154,7 +155,7 @@ def generation(results: dict[str, Any]) -> list[str]:
         if "times" in found and "cost" not in found:
             steps = [seconds * 1e3 for seconds in found.get("steps", {}).values()]
             calls = [one["seconds"] * 1e3 for one in found["times"][:: 2 if steps else 1]]
-            step = f"{steps[0]:.3f} ({_spread(found['times'])})" if steps else ""
+            step = f"{steps[0]:.3f} ({_spread(found)})" if steps else ""
             cells = [case, step, _times_as_long(steps), f"{calls[0]:.1f}", _times_as_long(calls)]
             lines.append("| " + " | ".join(cells) + " |")
         if "left_out" in found:
@@ -186,9 +187,12 @@ def _held(case: str, found: dict[str, Any]) -> Iterator[str]:
         yield f"- {case}: relative error {error['relative']:.4f} ({name})."
 
 
-def _spread(times: Sequence[dict[str, Any]]) -> str:
-    """Of a slope, when one call is at its low quartile and the other at its high one."""
-    more, less = times[:2]
+def _spread(found: dict[str, Any]) -> str:
+    """Quartiles of the rounds' slopes; of older records, what both calls' quartiles leave open."""
+    if "slopes" in found:
+        low, _, high = quantiles(next(iter(found["slopes"].values())), n=4, method="inclusive")
+        return f"{1e3 * low:.3f} – {1e3 * high:.3f}"
+    more, less = found["times"][:2]
     tokens = [int(one["name"].split()[-2]) for one in (more, less)]
     ends = (more["low"] - less["high"], more["high"] - less["low"])
     return " – ".join(f"{1e3 * end / (tokens[0] - tokens[1]):.2f}" for end in ends)
