@@ -1,8 +1,8 @@
 """A shape of 8 B parameters with random weights: what speculation costs a real model.
 
 Which tokens such a model accepts means nothing, so the accepted lengths of the trained pair are
-replayed: every part of a round runs, only its verdict is written over. Speed-up over τ is the
-share of the gain that survives the cost of drafting, tree and wider pass.
+replayed (`dflash_replay`): every part of a round runs, only its picks are others. Speed-up over τ
+is the share of the gain that survives the cost of drafting, tree and wider pass.
 """
 
 import random
@@ -10,14 +10,15 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
+from dflash_replay import ReplayedCompactDFlash, ReplayedDFlash, ReplayedRounds, compact_rounds
 from dflash_rounds import PLAIN, engine_run, parts, show, static_run
 
 from trapline.gold.decoder.config import DecoderConfig, RopeConfig
 from trapline.gold.decoder.model import Decoder
 from trapline.gold.tree_decoding.drafter import DFlash, drafter_config
-from trapline.gold.tree_decoding.drafter_static import StaticDFlash
+from trapline.gold.tree_decoding.generate_compact import CompactGenerator
 from trapline.gold.tree_decoding.generate_graphs import StaticGenerator
-from trapline.gold.tree_decoding.generate_static import StaticConfig, StaticRounds
+from trapline.gold.tree_decoding.generate_static import StaticConfig
 
 
 class Traces(NamedTuple):
@@ -25,82 +26,6 @@ class Traces(NamedTuple):
 
     lengths: dict[str, list[int]]
     block: int
-
-
-class ReplayedDFlash(StaticDFlash):
-    """Drafts in earnest, then proposes the tree of a fixed, typical draft."""
-
-    profile: torch.Tensor
-
-    def block(self, roots, lengths):
-        super().block(roots, lengths)
-        return self.profile.expand(len(roots), -1, -1)
-
-
-class ReplayedRounds(StaticRounds):
-    """Judges in earnest, then accepts as many nodes as the trace says."""
-
-    trace: torch.Tensor
-
-    def choices(self, logits, trees):
-        super().choices(logits, trees)
-        if trees.tokens.shape[1] == 0:
-            return logits.argmax(dim=-1)
-        return replay(
-            self.trace[self._made * 7919 % len(self.trace)], trees, nothing=logits.shape[-1] - 1
-        )
-
-
-def replay(wanted, trees, *, nothing) -> torch.Tensor:
-    """Choices (R, N + 1) by which as many nodes are accepted as `wanted` (R,).
-
-    Nobody drafts `nothing`: where the branch ends, so does the walk.
-    """
-    # The heaviest node of the wanted depth, or of the deepest there is; its branch is right.
-    deepest = torch.where(trees.tokens >= 0, trees.depths[:, 1:], 0).amax(dim=1, keepdim=True)
-    goal = torch.minimum(wanted[:, None], deepest)
-    node = (trees.depths == goal).int().argmax(dim=1)
-    branch = trees.seen.gather(1, node[:, None, None].expand(-1, 1, trees.seen.shape[2]))[:, 0]
-    choices = torch.full_like(trees.depths, nothing)
-    said = torch.where(branch[:, 1:], trees.tokens, nothing)
-    above = torch.where(branch[:, 1:], trees.parents + 1, trees.depths.shape[1])
-    wide = torch.cat((choices, choices[:, :1]), dim=1).scatter(1, above, said)
-    return wide[:, :-1]
-
-
-def compact_replay(trace, profile):
-    """Compact rounds and drafter that do all of the work and then follow trace and profile."""
-    from trapline.gold.tree_decoding.drafter_compact import CompactDFlash
-    from trapline.gold.tree_decoding.generate_rounds import CompactRounds
-    from trapline.gold.tree_decoding.generate_static import Proposed
-
-    turn = torch.zeros((), dtype=torch.int64, device=trace.device)
-
-    class Drafter(CompactDFlash):
-        best: Any = None
-
-        def ranking(self):
-            values, candidates = super().ranking()
-            if self.best is None:  # before a graph is captured: it is no part of a round
-                self.best = profile[:, : values.shape[1]].topk(values.shape[2], dim=-1)
-            values.copy_(self.best.values.expand_as(values))
-            candidates.copy_(self.best.indices.expand_as(candidates))
-            return values, candidates
-
-    class Rounds(CompactRounds):
-        def choose(self, tiles):
-            super().choose(tiles)
-            if self.drafter is None:
-                return
-            state, made, shape = self.state, self.proposal, (self.state.rows, self.nodes)
-            trees = Proposed(made.tokens, made.parents, made.seen != 0, made.depths.view(shape))
-            mine = torch.arange(state.rows, device=trace.device)
-            wanted = trace[(turn * state.rows + mine) % len(trace)]
-            turn.add_(1)
-            nothing = self.target.config.vocab - 1
-            self.choices.copy_(replay(wanted, trees, nothing=nothing).flatten())
-
-    return Drafter, Rounds
 
 
 def big_shape(options, traces: Traces | None) -> Iterator[dict]:
@@ -173,29 +98,22 @@ def replayed_run(target, model, kind, budget, batch, trace, options) -> dict:
     config, device = StaticConfig(batch, room), target.device
     profile = typical_draft(model.config.block - 1, target.config.vocab).to(device)
     trace = torch.tensor(shuffled(trace), device=device)
-    drafter: Any = None
-    if device.type == "cpu":
-        if kind is not None:
-            drafter = ReplayedDFlash(
-                model, target, batch, room, budget=budget, chain=kind == "chain"
-            )
-            drafter.profile = profile
-        ReplayedRounds.trace = trace
-        one: Any = StaticGenerator(target, drafter, config, rounds=ReplayedRounds)
-    else:
-        from trapline.gold.tree_decoding.generate_compact import CompactGenerator
-
-        kinds = compact_replay(trace, profile)
-        if kind is not None:
-            drafter = kinds[0](model, target, batch, room, budget=budget, chain=kind == "chain")
-        one = CompactGenerator(target, drafter, config, rounds=kinds[1])
+    kinds: tuple[Any, Any] = ReplayedDFlash, StaticGenerator
+    ReplayedRounds.trace, rounds = trace, ReplayedRounds
+    if device.type != "cpu":
+        kinds, rounds = (ReplayedCompactDFlash, CompactGenerator), compact_rounds(trace)
+    drafter = None
+    if kind is not None:
+        drafter = kinds[0](model, target, batch, room, budget=budget, chain=kind == "chain")
+        drafter.profile = profile
+    one = kinds[1](target, drafter, config, rounds=rounds)
     # In batches some prompts wait for a free row, as they would in earnest.
     prompts = [[7] * options.prompt for _ in range(batch if batch == 1 else 3 * batch)]
     run = static_run(one, prompts, batch, options, options.shape_tokens)
     run(1)
     ones = [run() for _ in range(options.shape_rounds)]
     # The trace goes on from run to run, so a run's rate belongs to its own τ.
-    middle = sorted(ones, key=lambda one: one["tokens_per_s"])[len(ones) // 2]
+    middle = sorted(ones, key=lambda one: one["tokens_per_s"] / one["tau"])[len(ones) // 2]
     found = {name: middle[name] for name in ("tokens_per_s", "tau")}
     found["raw"] = [[one["tokens_per_s"], one["tau"]] for one in ones]
     if device.type != "cpu":

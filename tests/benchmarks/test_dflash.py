@@ -11,14 +11,24 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def run(script, *args):
+def run(script, *args, **environment):
     command = [sys.executable, str(ROOT / script), *map(str, args)]
-    ours = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "PYTHONUTF8": "1"}
+    ours = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "PYTHONUTF8": "1", **environment}
     done = subprocess.run(
         command, env=ours, capture_output=True, text=True, encoding="utf-8", check=False
     )
     assert done.returncode == 0, done.stderr[-4000:]
     return done.stdout
+
+
+def test_a_replayed_round_accepts_what_the_trace_says(tmp_path):
+    """The kernel against torch and against verification, over chains and random trees."""
+    pytest.importorskip("triton")
+    script = Path(__file__).with_name("interpret_replay.py")
+    run(script, tmp_path, TRITON_INTERPRET="1", TRITON_CACHE_DIR=str(tmp_path / "cache"))
+    found = json.loads((tmp_path / "replay.json").read_text())
+    assert len(found) == 5
+    assert all(all(one) for one in found), found
 
 
 @pytest.mark.full
