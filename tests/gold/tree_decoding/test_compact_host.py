@@ -1,11 +1,13 @@
 """The host of compact rounds: how many rounds it starts, and how often it looks, by counting."""
 
+import math
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
+from trapline.gold.tree_decoding import generate_compact
 from trapline.gold.tree_decoding.drafter_compact import State
 from trapline.gold.tree_decoding.generate_compact import CompactGenerator
 from trapline.gold.tree_decoding.generate_static import StaticConfig
@@ -25,7 +27,7 @@ class CountedRounds:
 
     def __init__(self, target, drafter, config):
         self.state = State(config.rows, config.room, config.seed, torch.device("cpu"))
-        self.started = self.entered = 0
+        self.started = self.entered = self.rested = 0
         self.prompt = [0] * config.rows
 
     def open(self, prompts, limit, rows):
@@ -40,6 +42,9 @@ class CountedRounds:
     def round(self):
         self.started += 1
         state = self.state
+        going = state.made < state.limits
+        if self.entered < len(self.lengths):
+            self.rested += int((~going).sum())
         for row, prompt in enumerate(self.prompt):
             made, number = int(state.made[row]), int(state.rounds[row])
             if made < int(state.limits[row]):
@@ -93,12 +98,24 @@ def test_one_row_starts_hardly_more_rounds_than_it_needs():
     assert together.looks <= 9 * len(lengths)
 
 
-def test_rows_that_are_done_take_the_next_prompt():
+def test_rows_that_are_done_take_the_next_prompt(monkeypatch):
+    monkeypatch.setattr(generate_compact, "LOOK", math.inf)
     lengths = lengths_of([0.9, 0.5, 0.8, 0.85] * 12, seed=1)
     host = answered(8, lengths)
     assert host.rounds.entered == len(lengths)
     assert sum(needed(lengths)) / 8 <= host.rounds.started <= 1.25 * sum(needed(lengths)) / 8
     assert host.looks <= 0.5 * host.rounds.started
+
+
+def test_no_row_rests_while_rounds_are_long(monkeypatch):
+    """Not as long as a prompt waits for a row."""
+    lengths = lengths_of([0.9, 0.5, 0.8, 0.85] * 12, seed=1)
+    monkeypatch.setattr(generate_compact, "LOOK", math.inf)
+    short = answered(8, lengths)
+    monkeypatch.setattr(generate_compact, "LOOK", 0.0)
+    long = answered(8, lengths)
+    assert long.rounds.rested == 0 < short.rounds.rested
+    assert long.looks <= long.rounds.started
 
 
 def test_plain_decoding_is_one_look():

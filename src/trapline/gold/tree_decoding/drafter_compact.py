@@ -27,14 +27,21 @@ class State:
     """What a round reads and moves on: (R,) tensors, and the text by position (R, room)."""
 
     def __init__(self, rows: int, room: int, seed: int, device: torch.device) -> None:
-        # Each in memory of its own, so that kernels find all of them aligned alike.
-        numbers = [torch.zeros(rows, dtype=torch.int64, device=device) for _ in range(7)]
-        self.roots, self.lengths, self.known, self.made = numbers[:4]
-        self.limits, self.rounds, self.kept = numbers[4:]
+        # So far apart that kernels find all of them aligned alike.
+        numbers = torch.zeros((7, -(-rows // 16) * 16), dtype=torch.int64, device=device)
+        self.roots, self.lengths, self.known, self.kept = numbers[:4, :rows]
+        # What the host looks at lies together: it is one copy.
+        self._counts = numbers[4:]
+        self.made, self.limits, self.rounds = self._counts[:, :rows]
         self.seeds = torch.arange(seed, seed + rows, device=device)
         self.text = torch.zeros((rows, room), dtype=torch.int64, device=device)
         self.log = torch.zeros((rows, LOG), dtype=torch.int64, device=device)
         self.rows, self.room = rows, room
+
+    def counts(self) -> list[tuple[int, int, int]]:
+        """Of every row, for the host: tokens said, how many it may say, and rounds."""
+        made, limits, rounds = self._counts.tolist()
+        return list(zip(made, limits, rounds, strict=True))[: self.rows]
 
 
 #: Rounds of which the counts are remembered.

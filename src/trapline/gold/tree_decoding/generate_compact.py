@@ -2,7 +2,7 @@
 
 While the host looks the device waits, so it asks for many rounds at once: as many as no row can
 be done before, or a share of what the row's pace so far promises. A row that is done earlier rests
-by itself, but its rounds take as long as any.
+by itself, but its rounds take as long as any: where they are long, that costs more than a look.
 """
 
 import math
@@ -23,6 +23,8 @@ from trapline.gold.tree_decoding.generate_statistics import Statistics
 
 #: Of the rounds that a row's pace so far promises, so many are asked for at once.
 SHARE = 0.75
+#: Seconds for which the device waits at a look, about.
+LOOK = 1e-4
 
 
 class Progress(NamedTuple):
@@ -49,6 +51,7 @@ class CompactGenerator:
         rounds: type[CompactRounds] = CompactRounds,
     ) -> None:
         self._config, self._drafter = config, drafter
+        self._pace = 0.0  # seconds a round
         self.rounds = rounds(target, drafter, config)
         self._replay: Callable[[], object] = self.rounds.round
         if target.device.type == "cuda":
@@ -73,11 +76,13 @@ class CompactGenerator:
                     self._enter(entered, working, prompts, max_new_tokens)
             before, started = progress, statistics.seconds["rounds"]
             with statistics.time("rounds"):
-                for _ in range(self._rounds_for([progress[row] for row in working], waiting)):
+                asked = self._rounds_for([progress[row] for row in working], waiting)
+                for _ in range(asked):
                     self._replay()
                 if stop_ids:
                     self._rest({row: prompts[one] for row, one in working.items()}, stop_ids)
                 progress = self._progress()
+            self._pace = (statistics.seconds["rounds"] - started) / asked
             if len(working) == len(progress):
                 statistics.busy_tokens += _said(progress) - _said(before)
                 statistics.busy_seconds += statistics.seconds["rounds"] - started
@@ -104,24 +109,24 @@ class CompactGenerator:
 
     def _progress(self) -> list[Progress]:
         """A look at the device: it waits meanwhile."""
-        state = self.rounds.state
-        made = torch.minimum(state.made, state.limits)
-        return [
-            Progress(*one) for one in torch.stack((made, state.limits, state.rounds)).T.tolist()
-        ]
+        counts = self.rounds.state.counts()
+        return [Progress(min(made, limit), limit, rounds) for made, limit, rounds in counts]
 
     def _rounds_for(self, rows: list[Progress], waiting: Collection[int]) -> int:
         """Rounds until the first of several rows should be done; of the last, most of them.
 
         By a row's own pace: another prompt's says nothing. Of a row that has not begun only this is
-        known: it says no more than L + 1 tokens in a round, so it needs so many at least.
+        known: it says no more than L + 1 tokens in a round, so it needs so many at least. No more
+        than these are asked for where a row that rests for a round, one of several, costs twice as
+        much as a look.
         """
         most = self.rounds.deepest + 1
+        least = [one.left / most for one in rows]
         likely = [one.left * one.rounds / one.made if one.made else one.left / most for one in rows]
         if self._config.rows > 1 and (waiting or len(rows) == self._config.rows):
-            return max(1, math.ceil(min(likely)))
-        least = max(one.left for one in rows) / most
-        return max(math.ceil(least), int(SHARE * max(likely)))
+            long = self._pace > 2 * LOOK * self._config.rows
+            return max(1, math.ceil(min(least if long else likely)))
+        return max(math.ceil(max(least)), int(SHARE * max(likely)))
 
     def _rest(self, prompts: Mapping[int, Sequence[int]], stop_ids: Sequence[int]) -> None:
         """Rows that have said a stop token say no more."""
