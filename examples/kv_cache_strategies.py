@@ -1,4 +1,4 @@
-"""Six ways to store a KV cache side by side: bytes, and what they do to attention.
+"""Seven ways to store a KV cache side by side: bytes, and what they do to attention.
 
 1024 positions, 4 kv heads of width 128, 8 query heads, float32. Two kinds of rows: normal ones, and
 rows whose keys have four outlying channels with a mean far from zero, as large models have.
@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from trapline.gold import KVCache
+from trapline.gold.kv_cache.calibrate import calibrate
 from trapline.gold.kv_cache.oracle import attention
 from trapline.gold.kv_cache.quantized import IntCodec
 
@@ -26,19 +27,17 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "paged fp8": {"kind": "paged_quantized", "bits": "fp8"},
     "paged int4": {"kind": "paged_quantized", "bits": 4},
     "paged int4, rotated": {"kind": "paged_quantized", "bits": 4, "rotate": True},
-    "paged int4, centred and rotated": {
-        "kind": "paged_quantized", "bits": 4, "rotate": True, "key_center": True,
-    },
-}  # fmt: skip
+    "paged int4, calibrated": {"kind": "paged_quantized", "bits": 4, "calibration": True},
+}
 
 
 class Rows(NamedTuple):
-    """Queries of the last positions, keys, values; and keys of another text, to calibrate with."""
+    """Queries of the last positions, keys, values; and rows of another text to calibrate with."""
 
     q: np.ndarray
     k: np.ndarray
     v: np.ndarray
-    other_k: np.ndarray
+    other: tuple[np.ndarray, ...]
 
 
 class Line(NamedTuple):
@@ -46,6 +45,7 @@ class Line(NamedTuple):
 
     name: str
     nbytes: int
+    constants: int
     bits: float
     element: float
     attention: float
@@ -57,20 +57,24 @@ def draw(*, outliers: bool) -> Rows:
     rng = np.random.default_rng(8)
     shape = (POSITIONS, KV_HEADS, WIDTH)
     q = rng.standard_normal((QUERIES, HEADS, WIDTH))
-    k, v, other = (rng.standard_normal(shape) for _ in range(3))
+    k, v, other_k = (rng.standard_normal(shape) for _ in range(3))
     if outliers:
         channels = [3, 40, 77, 101]
         means = 10 * rng.choice([-1, 1], (KV_HEADS, len(channels)))
-        for keys in (k, other):
+        for keys in (k, other_k):
             keys[:, :, channels] = means + 3 * keys[:, :, channels]
-    return Rows(*(x.astype(np.float32) for x in (q, k, v, other)))
+    other_q = rng.standard_normal((POSITIONS, HEADS, WIDTH))
+    other_v = rng.standard_normal(shape)
+    return Rows(*(x.astype(np.float32) for x in (q, k, v)), (other_q, other_k, other_v))
 
 
 def measure(name: str, rows: Rows) -> Line:
     """Fills a cache in chunks of 64, as a prefill would, and attends."""
     options = dict(STRATEGIES[name])
-    if options.get("key_center"):
-        options["key_center"] = rows.other_k.mean(axis=0)[None]
+    constants = 0
+    if options.get("calibration"):
+        calibration = calibrate(*([part] for part in rows.other))
+        options["calibration"], constants = calibration, calibration.nbytes
     cache = KVCache(
         num_layers=1,
         num_kv_heads=KV_HEADS,
@@ -90,8 +94,9 @@ def measure(name: str, rows: Rows) -> Line:
     truth = attention(rows.q, rows.k, rows.v)
     return Line(
         name,
-        cache.nbytes(),
-        8 * cache.nbytes() / (2 * rows.k.size),
+        cache.nbytes() - constants,
+        constants,
+        8 * (cache.nbytes() - constants) / (2 * rows.k.size),
         float(np.mean([np.abs(keys - rows.k).mean(), np.abs(values - rows.v).mean()])),
         float(np.linalg.norm(out - truth) / np.linalg.norm(truth)),
         seconds,
@@ -111,12 +116,14 @@ def element_errors(width: int) -> tuple[float, float]:
 
 def table(lines: list[Line], *, timed: bool) -> str:
     """Markdown."""
-    head = "| strategy | bytes | bits an element | error of an element | error of attention |"
-    text = [head, "|---|---|---|---|---|"]
+    text = [
+        "| strategy | bytes | constants | bits an element | error of an element | of attention |",
+        "|---|---|---|---|---|---|",
+    ]
     for line in lines:
         text.append(
-            f"| {line.name} | {line.nbytes:,} | {line.bits:.2f} | {line.element:.4f} "
-            f"| {100 * line.attention:.2g} % |"
+            f"| {line.name} | {line.nbytes:,} | {line.constants:,} | {line.bits:.2f} "
+            f"| {line.element:.4f} | {100 * line.attention:.2g} % |"
         )
     if timed:
         text.append("")

@@ -94,33 +94,12 @@ def test_a_fitted_scale_is_never_worse(rng):
         assert np.all(errors[1] <= errors[0] * (1 + 1e-12))
 
 
-def test_a_center_changes_nothing_but_the_error(rng):
-    """Keys far from zero are quantised as well as keys around zero."""
-    sizes = {
-        "num_layers": 2, "num_kv_heads": 2, "head_dim": 16, "block_size": 4, "num_blocks": 8,
-    }  # fmt: skip
-    center = 100 * rng.standard_normal((2, 2, 16))
-    near, v, q = (rng.standard_normal((9, heads, 16)) for heads in (2, 2, 4))
-    moved = KVCache("paged_quantized", bits=8, key_center=center, **sizes)
-    plain = KVCache("paged_quantized", bits=8, **sizes)
-    a, b = moved.add(), plain.add()
-    moved.append(a, 1, near + center[1].astype(np.float32), v)
-    plain.append(b, 1, near, v)
-    np.testing.assert_allclose(
-        moved.view(a, 1)[0], plain.view(b, 1)[0] + center[1], atol=1e-4, rtol=0
-    )
-    np.testing.assert_allclose(moved.attend(a, 1, q), plain.attend(b, 1, q), atol=1e-3)
-    assert moved.nbytes() == plain.nbytes() + center.size * 4
-
-
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"kind": "paged", "rotate": True}, "takes no bits, rotation or center"),
-        ({"kind": "dense", "key_center": np.zeros((1, 1, 6))}, "takes no bits"),
+        ({"kind": "paged", "rotate": True}, "takes no bits, rotation or calibration"),
+        ({"kind": "dense", "bits": 8}, "takes no bits"),
         ({"kind": "quantized", "bits": 4, "rotate": True}, "power of 2, not 6"),
-        ({"kind": "quantized", "bits": 4, "key_center": np.zeros((1, 6))}, "must be"),
-        ({"kind": "quantized", "bits": 4, "key_center": np.full((1, 1, 6), np.nan)}, "finite"),
         ({"kind": "quantized", "bits": "int8"}, "bits must be 8, 4 or 'fp8'"),
     ],
 )

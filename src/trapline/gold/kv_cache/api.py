@@ -14,12 +14,12 @@ from trapline.gold.errors import RangeError, ShapeError, UnsupportedError
 from trapline.gold.kv_cache.backend import (
     Backend,
     Bits,
-    alike,
     backend_for,
     cached_attention,
     floats,
     same_dtype,
 )
+from trapline.gold.kv_cache.calibrated import Calibration
 from trapline.gold.kv_cache.dense import DenseStorage
 from trapline.gold.kv_cache.paged import PagedStorage, Rows
 from trapline.gold.kv_cache.quantized import Fields, hadamard
@@ -63,12 +63,13 @@ class KVCache:
 
     Unquantised kinds give back exactly what was appended; quantised ones (`bits` 8, 4 or "fp8")
     give it back within half a step of each row's own scale, the same for ever. `rotate` spreads
-    outlying channels over a row before it is quantised; `key_center` (layers,G,D), the usual key of
-    each head, is subtracted first (attention does not notice: it moves all scores of a query
-    alike). Paged kinds share pages between forks, copy on write, and find the pages of a known
-    prefix again. With a `window` a position sees that many, itself included, and paged kinds give
-    the pages behind it back. An unknown sequence is a KeyError, an exhausted pool a MemoryError; a
-    call that raises changes nothing. With `like`, an array or tensor, storage is allocated at once
+    outlying channels over a row before it is quantised; a `calibration` of the model (bits 4)
+    gives more of them to directions in which its rows vary most, in codes that no kernel reads, and
+    takes a row's number at its arrival for the position it was turned to. Paged kinds share pages
+    between forks, copy on write, and find the pages of a known prefix again. With a `window` a
+    position sees that many, itself included, and paged kinds give the pages behind it back. An
+    unknown sequence is a KeyError, an exhausted pool a MemoryError; a call that raises changes
+    nothing. With `like`, an array or tensor, storage is allocated at once
     for its dtype and device; otherwise by the first append. It never moves in paged kinds.
     """
 
@@ -83,7 +84,7 @@ class KVCache:
         num_blocks: int,
         bits: Bits | None = None,
         rotate: bool = False,
-        key_center: Any = None,
+        calibration: Calibration | None = None,
         window: int | None = None,
         like: Any = None,
     ) -> None:
@@ -97,10 +98,10 @@ class KVCache:
             num_blocks=num_blocks,
             window=1 if window is None else window,
         )
-        _check_kind(kind, bits, rotate, key_center, head_dim)
+        _check_kind(kind, bits, rotate, calibration, head_dim)
         self.kind, self.bits, self.rotate, self.window = kind, bits, rotate, window
         self.num_layers, self.num_kv_heads, self.head_dim = num_layers, num_kv_heads, head_dim
-        self._center = self._checked_center(key_center)
+        self._calibration = self._checked(calibration)
         self._storage: Storage = (
             PagedStorage(num_layers, num_blocks, block_size)
             if kind in ("paged", "paged_quantized")
@@ -141,8 +142,7 @@ class KVCache:
             raise RangeError("append needs at least one position")
         start = self._count(seq, layer)
         backend = self._backend or self._backend_for(k)
-        shifted = k if self._center is None else k - alike(self._center[layer], k)
-        fields = (*backend.codec.encode(shifted), *backend.codec.encode(v))
+        fields = backend.codec.encode(layer, start, k, v)
         self.reserve(seq, layer, len(k))
         if self._backend is None:
             self._settle(backend, k)
@@ -166,10 +166,7 @@ class KVCache:
             empty = np.zeros((0, self.num_kv_heads, self.head_dim))
             return empty, empty.copy()
         fields = self._storage.read(seq, layer, count)
-        half = len(fields) // 2
-        decode, dtype = self._backend.codec.decode, self._backend.dtype
-        keys, values = decode(fields[:half], dtype), decode(fields[half:], dtype)
-        return (keys if self._center is None else keys + alike(self._center[layer], keys)), values
+        return self._backend.codec.decode(layer, fields, self._backend.dtype)
 
     def fork(self, seq: int) -> int:
         """A new sequence with the same positions. Paged kinds share them and take no pages."""
@@ -211,9 +208,9 @@ class KVCache:
         return self._storage.first(seq)
 
     def nbytes(self) -> int:
-        """Bytes of all rows and scales that are allocated, and of the bookkeeping."""
-        center = 0 if self._center is None else self._center.nbytes
-        return self._storage.nbytes() + center + 8 * self.num_layers * len(self._counts)
+        """Bytes of all rows and scales that are allocated, of constants and of the bookkeeping."""
+        constants = 0 if self._calibration is None else self._calibration.nbytes
+        return self._storage.nbytes() + constants + 8 * self.num_layers * len(self._counts)
 
     def reserve(self, seq: int, layer: int, n: int) -> None:
         """Takes room for n further positions of a layer; or MemoryError, and nothing changed."""
@@ -225,7 +222,7 @@ class KVCache:
 
         For kernels that write rows themselves, into `pages`; until they have, the rows are stale.
         """
-        storage, count = self._paged(), self.length(seq)
+        storage, count = self._for_kernels(), self.length(seq)
         checks.integer_between(1, _MANY, n=n)
         if max(self._counts[seq]) != count:
             raise RangeError("the layers of the sequence differ in length")
@@ -235,7 +232,7 @@ class KVCache:
 
     def pages(self, layer: int) -> Pages:
         """The pools of a layer, as `paged_attention` takes them. Their addresses never change."""
-        storage = self._paged()
+        storage = self._for_kernels()
         checks.integer_between(0, self.num_layers - 1, layer=layer)
         pools = [pool[layer].swapaxes(1, 2) for pool in storage.pools]
         if len(pools) == 2:
@@ -274,12 +271,19 @@ class KVCache:
             )
 
     def _settle(self, backend: Backend, rows: Any) -> None:
-        empty = backend.codec.encode(rows[:0])
-        self._storage.allocate((*empty, *empty), backend.rows)
+        empty = backend.codec.encode(0, 0, rows[:0], rows[:0])
+        self._storage.allocate(empty, backend.rows)
         self._backend = backend
 
     def _backend_for(self, rows: Any) -> Backend:
-        return backend_for(rows, self.bits, self.head_dim, rotate=self.rotate)
+        return backend_for(
+            rows, self.bits, self.head_dim, rotate=self.rotate, calibration=self._calibration
+        )
+
+    def _for_kernels(self) -> PagedStorage:
+        if self._calibration is not None:
+            raise UnsupportedError("kernels do not read or write calibrated codes")
+        return self._paged()
 
     def _paged(self) -> PagedStorage:
         if not isinstance(self._storage, PagedStorage):
@@ -288,14 +292,11 @@ class KVCache:
             raise RangeError("there are no pages yet: give `like`, or append first")
         return self._storage
 
-    def _checked_center(self, center: Any) -> np.ndarray | None:
-        if center is None:
-            return None
-        array = np.asarray(center, dtype=np.float32)
+    def _checked(self, calibration: Calibration | None) -> Calibration | None:
         shape = (self.num_layers, self.num_kv_heads, self.head_dim)
-        if array.shape != shape or not np.isfinite(array).all():
-            raise ShapeError(f"key_center must be {shape} and finite, got {array.shape}")
-        return array
+        if calibration is not None and calibration.shape != shape:
+            raise ShapeError(f"the calibration is of {calibration.shape}, the cache of {shape}")
+        return calibration
 
     def _behind(self, position: int) -> int:
         """How many positions a query here, and every later one, cannot see."""
@@ -338,16 +339,18 @@ def make_cache(kind: Kind, **sizes: Any) -> KVCache:
     return KVCache(kind, **sizes)
 
 
-def _check_kind(kind: str, bits: Any, rotate: bool, center: Any, width: int) -> None:
+def _check_kind(kind: str, bits: Any, rotate: bool, calibration: Any, width: int) -> None:
     if kind not in get_args(Kind):
         raise RangeError(f"no kind {kind!r}; there are {', '.join(get_args(Kind))}")
     if kind in ("dense", "paged"):
-        if bits is not None or rotate or center is not None:
+        if bits is not None or rotate or calibration is not None:
             raise RangeError(
-                f"{kind} stores rows as they are: it takes no bits, rotation or center"
+                f"{kind} stores rows as they are: it takes no bits, rotation or calibration"
             )
         return
     if isinstance(bits, bool) or bits not in get_args(Bits):
         raise RangeError(f"bits must be 8, 4 or 'fp8', got {bits!r}")
+    if calibration is not None and (bits != 4 or rotate):
+        raise RangeError("a calibration is for bits=4, and turns rows itself: no rotation")
     if rotate:
         hadamard(width)

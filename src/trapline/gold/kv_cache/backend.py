@@ -7,8 +7,22 @@ from typing import Any, Literal
 import numpy as np
 
 from trapline.gold import checks
+from trapline.gold.kv_cache.calibrated import (
+    Arithmetic,
+    CalibratedPair,
+    Calibration,
+    NumpyArithmetic,
+)
 from trapline.gold.kv_cache.paged import NumpyRows, Rows
-from trapline.gold.kv_cache.quantized import Codec, Fp8Codec, IntCodec, PlainCodec, RotatedCodec
+from trapline.gold.kv_cache.quantized import (
+    Alike,
+    Codec,
+    Fp8Codec,
+    IntCodec,
+    PairCodec,
+    PlainCodec,
+    RotatedCodec,
+)
 
 Bits = Literal[4, 8, "fp8"]
 
@@ -17,14 +31,17 @@ Bits = Literal[4, 8, "fp8"]
 class Backend:
     """What a cache works with; settled by the first rows that it sees."""
 
-    codec: Codec
+    codec: PairCodec
     rows: Rows
     attention: Callable[..., Any]
     dtype: Any
 
 
-def backend_for(rows: Any, bits: Bits | None, width: int, *, rotate: bool) -> Backend:
+def backend_for(
+    rows: Any, bits: Bits | None, width: int, *, rotate: bool, calibration: Calibration | None
+) -> Backend:
     """The parts that fit these rows."""
+    math: Arithmetic = NumpyArithmetic()
     if isinstance(rows, np.ndarray):
         codec = _codec(bits, width, fitted=rotate)
         pool: Rows = NumpyRows()
@@ -34,8 +51,11 @@ def backend_for(rows: Any, bits: Bits | None, width: int, *, rotate: bool) -> Ba
 
         codec = fast.codec(bits, width, fitted=rotate)
         pool, attention = fast.TensorRows(), fast.cached_attention
+        math = fast.TensorArithmetic(rows.device)
+    if calibration is not None:
+        return Backend(CalibratedPair(calibration, math), pool, attention, rows.dtype)
     codec = RotatedCodec(codec, width) if rotate else codec
-    return Backend(codec, pool, attention, rows.dtype)
+    return Backend(Alike(codec), pool, attention, rows.dtype)
 
 
 def cached_attention(
@@ -62,13 +82,6 @@ def floats(array: Any) -> tuple[str, ...]:
 
 def same_dtype(a: Any, b: Any) -> bool:
     return type(a) is type(b) and bool(a == b)
-
-
-def alike(values: np.ndarray, rows: Any) -> Any:
-    """Values in the dtype, and on the device, of rows."""
-    if isinstance(rows, np.ndarray):
-        return values.astype(rows.dtype)
-    return rows.new_tensor(values)
 
 
 def _codec(bits: Bits | None, width: int, *, fitted: bool) -> Codec:

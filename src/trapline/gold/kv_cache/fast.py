@@ -4,6 +4,7 @@
 and scales are those of `quantized.py`, bit for bit.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,43 @@ class TensorRows:
 
     def get(self, flat: Tensor, slots: np.ndarray) -> Tensor:
         return flat.index_select(0, torch.from_numpy(slots).to(flat.device))
+
+
+class TensorArithmetic:
+    """For tensors of one device: what the calibrated codec needs."""
+
+    half, code = torch.float16, torch.uint8
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def hold(self, constant: np.ndarray) -> Tensor:
+        return torch.from_numpy(constant).to(self._device)
+
+    def wide(self, dtype: torch.dtype) -> torch.dtype:
+        return dtype if dtype in (torch.float32, torch.float64) else torch.float32
+
+    def cast(self, array: Tensor, dtype: torch.dtype) -> Tensor:
+        return array.to(dtype)
+
+    def cells(self, values: Tensor, edges: Tensor) -> Tensor:
+        return torch.bucketize(values.contiguous(), edges).to(torch.uint8)
+
+    def joined(self, parts: Sequence[Tensor]) -> Tensor:
+        return torch.cat(list(parts), dim=-1)
+
+    def chosen(self, where: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        return torch.where(where, a, b)
+
+    def look_up(self, table: Tensor, index: Tensor) -> Tensor:
+        return table[index]
+
+    def positions(self, start: int, n: int) -> Tensor:
+        end = start + n
+        return torch.arange(start, end, dtype=torch.int32, device=self._device)[:, None, None]
+
+    def waves(self, angles: Tensor) -> tuple[Tensor, Tensor]:
+        return angles.cos(), angles.sin()
 
 
 class PlainCodec:

@@ -28,6 +28,30 @@ class Codec(Protocol):
     def decode(self, fields: Fields, dtype: Any) -> Any: ...
 
 
+class PairCodec(Protocol):
+    """New keys and values (n,G,D) of a layer, the first at position `start`, to fields and back."""
+
+    def encode(self, layer: int, start: int, k: Any, v: Any) -> Fields: ...
+
+    def decode(self, layer: int, fields: Fields, dtype: Any) -> tuple[Any, Any]: ...
+
+
+class Alike:
+    """Keys and values by the same codec, in every layer."""
+
+    def __init__(self, codec: Codec) -> None:
+        self._codec = codec
+
+    def encode(self, layer: int, start: int, k: Any, v: Any) -> Fields:
+        del layer, start
+        return (*self._codec.encode(k), *self._codec.encode(v))
+
+    def decode(self, layer: int, fields: Fields, dtype: Any) -> tuple[Any, Any]:
+        del layer
+        half = len(fields) // 2
+        return self._codec.decode(fields[:half], dtype), self._codec.decode(fields[half:], dtype)
+
+
 class PlainCodec:
     """Rows as they come."""
 

@@ -1,0 +1,52 @@
+"""A decoder's own rows, as the constants of a 4 bit cache."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from trapline.gold.decoder.model import Decoder
+from trapline.gold.decoder.rope import frequencies
+from trapline.gold.errors import RangeError
+from trapline.gold.kv_cache.calibrate import calibrate as calibrate_rows
+from trapline.gold.kv_cache.calibrated import Calibration
+
+
+@torch.no_grad()
+def calibrate(decoder: Decoder, texts: Sequence[Sequence[int]]) -> Calibration:
+    """For `KVCache(…, bits=4, calibration=…)`: reads these token ids, a sequence each.
+
+    A few thousand tokens of what the model will read are enough; whatever is judged by the cache
+    should not be among them.
+    """
+    if not texts:
+        raise RangeError("calibrate needs at least one text")
+    seen: dict[nn.Module, list[Tensor]] = {part: [] for part in _parts(decoder)}
+    hooks = [
+        part.register_forward_hook(lambda part, _, out: seen[part].append(out)) for part in seen
+    ]
+    try:
+        for text in texts:
+            decoder.run([list(text)], [decoder.new_cache()])
+    finally:
+        for hook in hooks:
+            hook.remove()
+    config, rope = decoder.config, decoder.config.rope
+    rows = [_heads(found, config.head_dim) for found in seen.values()]
+    stretch = 1.0 if rope is None else rope.attention_factor
+    turns = None if rope is None else frequencies(rope, config.head_dim).double().numpy()
+    queries, keys = ([stretch * x for x in rows[i::3]] for i in (0, 1))
+    return calibrate_rows(queries, keys, rows[2::3], turns=turns)
+
+
+def _parts(decoder: Decoder) -> list[nn.Module]:
+    """Of every layer the modules whose outputs are queries, keys and values before turning."""
+    names = ("q_norm", "k_norm", "v") if decoder.config.qk_norm else ("q", "k", "v")
+    return [layer.get_submodule(f"attention.{name}") for layer in decoder.layers for name in names]
+
+
+def _heads(found: list[Tensor], width: int) -> np.ndarray:
+    """(positions, heads, width), of all texts."""
+    rows = torch.cat([out.reshape(out.shape[0], -1, width) for out in found])
+    return rows.float().cpu().numpy()

@@ -1,0 +1,152 @@
+"""The constants of `calibrated.py`, from rows of a model on any text.
+
+Scores are q·k, so an error of a key counts by the queries that meet it: keys are measured in
+W^½ k, W the mean of q qᵀ, where every direction counts alike. The eigenvectors of their covariance
+there, and of that of values as they are, are the bases; the eigenvalues say who gets the bits.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from trapline.gold.errors import RangeError, ShapeError
+from trapline.gold.kv_cache.calibrated import MOST_BITS, Basis, Calibration, distortion
+
+#: A query meets keys up to so far behind it, those at distance d with weight 1 / (1 + d).
+NEAR = 64
+#: Added to every variance, as a share of their mean: other texts vary in other directions too.
+_UNSEEN = 0.01
+
+
+def calibrate(
+    queries: Sequence[np.ndarray],
+    keys: Sequence[np.ndarray],
+    values: Sequence[np.ndarray],
+    *,
+    turns: np.ndarray | None = None,
+) -> Calibration:
+    """Of every layer queries (n,H,D), keys and values (n,G,D), before they are turned.
+
+    `turns` (D/2,) are the radians a position by which queries and keys are turned later. A key
+    and a value share 8⅛ bits an element, rounded down: who has more structure needs fewer.
+    """
+    if not len(queries) == len(keys) == len(values) > 0:
+        counts = (len(queries), len(keys), len(values))
+        raise ShapeError(f"queries, keys and values are of {counts} layers")
+    if len({k.shape[1:] for k in keys}) > 1:
+        raise ShapeError("the heads of all layers must be alike")
+    for layer, rows in enumerate(zip(queries, keys, values, strict=True)):
+        _check(layer, *rows)
+    turns = None if turns is None else np.asarray(turns, np.float64)
+    metrics = [_metric(q, k.shape[1], turns) for q, k in zip(queries, keys, strict=True)]
+    plain = np.broadcast_to(np.eye(keys[0].shape[2]), metrics[0].shape)
+    of_keys = [_directions(k, metric) for k, metric in zip(keys, metrics, strict=True)]
+    of_values = [_directions(v, plain) for v in values]
+    k_widths, v_widths = _shared(_spectrum(of_keys), _spectrum(of_values))
+    return Calibration(_basis(of_keys, k_widths), _basis(of_values, v_widths), turns)
+
+
+def _check(layer: int, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> None:
+    if k.ndim != 3 or k.shape != v.shape:
+        raise ShapeError(f"keys of layer {layer} are {k.shape}, values {v.shape}: needs (n, G, D)")
+    n, heads, width = k.shape
+    if q.ndim != 3 or q.shape[::2] != (n, width) or q.shape[1] % heads:
+        raise ShapeError(f"queries of layer {layer} are {q.shape} for keys {k.shape}")
+    if width < 2:
+        raise RangeError("heads of one element have no directions to calibrate")
+    if n <= width:
+        raise RangeError(f"{n} positions are too few to calibrate heads of {width}")
+    for name, rows in (("queries", q), ("keys", k), ("values", v)):
+        if not np.isfinite(rows).all():
+            raise RangeError(f"{name} of layer {layer} are not finite")
+
+
+def _metric(q: np.ndarray, heads: int, turns: np.ndarray | None) -> np.ndarray:
+    """The mean of q qᵀ over the queries of each kv head, (G,D,D), at their distances from keys."""
+    n, _, width = q.shape
+    grouped = q.astype(np.float64).reshape(n, heads, -1, width).transpose(1, 0, 2, 3)
+    flat = grouped.reshape(heads, -1, width)
+    moments = flat.swapaxes(1, 2) @ flat / flat.shape[1]
+    if turns is None:
+        return np.asarray(moments)
+    weights = 1 / (1 + np.arange(NEAR))
+    turned = [w * _turn(d * turns) @ moments @ _turn(-d * turns) for d, w in enumerate(weights)]
+    return np.asarray(sum(turned) / weights.sum())
+
+
+def _turn(angles: np.ndarray) -> np.ndarray:
+    """The matrix (D,D) that turns columns by these angles."""
+    cosine, sine = np.diag(np.cos(angles)), np.diag(np.sin(angles))
+    return np.block([[cosine, -sine], [sine, cosine]])
+
+
+class _Directions(NamedTuple):
+    """Of one layer; variances fall, and add up to 1 where rows and metric are white."""
+
+    center: np.ndarray
+    into: np.ndarray
+    back: np.ndarray
+    spectra: np.ndarray
+
+
+def _basis(layers: Sequence[_Directions], widths: tuple[int, ...]) -> Basis:
+    center, into, back, _ = (
+        np.stack(parts).astype(np.float16) for parts in zip(*layers, strict=True)
+    )
+    return Basis(center, into, back, widths)
+
+
+def _spectrum(layers: Sequence[_Directions]) -> np.ndarray:
+    """The mean over all layers and heads."""
+    return np.asarray(np.mean([layer.spectra for layer in layers], axis=(0, 1)))
+
+
+def _shared(keys: np.ndarray, values: np.ndarray) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Bits of the directions of both, together as large as said above, each in whole bytes."""
+    width = len(keys)
+    size = 2 * -(-width // 2) + width // 64
+    of_keys = round(sum(water_filled(np.concatenate((keys, values)), 8 * size)[:width]) / 8)
+    return water_filled(keys, 8 * of_keys), water_filled(values, 8 * (size - of_keys))
+
+
+def _directions(rows: np.ndarray, metric: np.ndarray) -> _Directions:
+    """Of rows (n,G,D), errors measured by metric (G,D,D)."""
+    rows = rows.astype(np.float64)
+    center = rows.mean(0)
+    apart = (rows - center).swapaxes(0, 1)
+    covariance = apart.swapaxes(1, 2) @ apart / len(rows)
+    root, unroot = _power(metric, 0.5), _power(metric, -0.5)
+    variances, vectors = _eigen(root @ covariance @ root)
+    variances, vectors = variances[:, ::-1], vectors[..., ::-1]
+    deviations = np.sqrt(variances)[:, None]
+    into = root @ vectors / deviations
+    back = (deviations * vectors).swapaxes(1, 2) @ unroot
+    white = _trace(metric) * _trace(covariance) / rows.shape[2]
+    return _Directions(center, into, back, variances / white)
+
+
+def _trace(matrices: np.ndarray) -> np.ndarray:
+    return np.asarray(np.trace(matrices, axis1=1, axis2=2))[:, None]
+
+
+def _power(matrices: np.ndarray, exponent: float) -> np.ndarray:
+    values, vectors = _eigen(matrices)
+    return np.asarray(vectors * values[:, None] ** exponent @ vectors.swapaxes(1, 2))
+
+
+def _eigen(matrices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    values, vectors = np.linalg.eigh(matrices)
+    mean = values.mean(-1, keepdims=True)
+    if not (mean > 0).all():
+        raise RangeError(f"rows of head {int(mean.argmin())} do not vary")
+    return np.maximum(values, 0) + _UNSEEN * mean, vectors
+
+
+def water_filled(variances: np.ndarray, bits: int) -> tuple[int, ...]:
+    """Bits one by one, each where it takes most of the error away; of equals the first."""
+    gains = np.array([distortion(b) - distortion(b + 1) for b in range(MOST_BITS)] + [0.0])
+    widths = np.zeros(len(variances), int)
+    for _ in range(bits):
+        widths[np.argmax(variances * gains[widths])] += 1
+    return tuple(int(w) for w in widths)

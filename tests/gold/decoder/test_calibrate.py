@@ -1,0 +1,100 @@
+"""The constants of a 4 bit cache from a decoder: its own rows, before they are turned."""
+
+import numpy as np
+import pytest
+import torch
+
+from trapline.gold.decoder.cache import StoredSequence
+from trapline.gold.decoder.calibrate import calibrate
+from trapline.gold.decoder.layers import Attention
+from trapline.gold.errors import RangeError
+from trapline.gold.kv_cache.api import KVCache
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+TEXTS = [[(7 * i + i * i // 5) % 23 for i in range(start, start + 60)] for start in (0, 100)]
+
+
+def cached(decoder):
+    """Keys and values of all texts as a cache gets them, (layers, positions, G, D)."""
+    rows = []
+    for text in TEXTS:
+        cache = decoder.new_cache()
+        decoder.run([text], [cache])
+        rows.append([part[:, : len(text)].numpy() for part in (cache._keys, cache._values)])
+    return [np.concatenate(parts, axis=1) for parts in zip(*rows, strict=True)]
+
+
+def turned_back(keys, turns):
+    positions = np.concatenate([np.arange(len(text)) for text in TEXTS])
+    half = keys.shape[-1] // 2
+    wave = np.exp(-1j * positions[:, None, None] * turns)
+    out = (keys[..., :half] + 1j * keys[..., half:]) * wave
+    return np.concatenate([out.real, out.imag], axis=-1)
+
+
+def check_constants(decoder):
+    calibration = calibrate(decoder, TEXTS)
+    keys, values = cached(decoder)
+    if calibration.turns is not None:
+        keys = turned_back(keys, calibration.turns)
+    for basis, rows in ((calibration.keys, keys), (calibration.values, values)):
+        center = rows.mean(1)
+        np.testing.assert_allclose(basis.center, center, atol=2e-3 * np.abs(rows).max())
+        unit = (rows - center[:, None]).swapaxes(1, 2) @ basis.into.astype(float)
+        spread = unit.std(2)[..., : rows.shape[-1] // 2]
+        assert 0.8 < spread.min() <= spread.max() < 1.1
+
+
+def test_rows_are_those_that_the_cache_gets(decoder):
+    check_constants(decoder)
+
+
+def test_queries_are_those_that_meet_keys(decoder, monkeypatch):
+    """Turning changes no norm, so norms tell which queries were taken."""
+    taken, met, attend = [], [], Attention._causal
+
+    def keeping(queries, keys, values, *, turns):
+        taken.extend(np.linalg.norm(q, axis=-1) for q in queries)
+
+    def seen(self, q, stored, packing):
+        met.append(np.linalg.norm(q.numpy(), axis=-1))
+        return attend(self, q, stored, packing)
+
+    monkeypatch.setattr("trapline.gold.decoder.calibrate.calibrate_rows", keeping)
+    monkeypatch.setattr(Attention, "_causal", seen)
+    calibrate(decoder, TEXTS[:1])
+    np.testing.assert_allclose(taken, met, rtol=1e-5)
+
+
+def test_keys_that_are_stretched(make):
+    check_constants(make("llama", rope_parameters={**YARN, "rope_theta": 10_000.0}))
+
+
+def test_nothing_stays_on_the_decoder(decoder):
+    calibrate(decoder, TEXTS)
+    assert not any(part._forward_hooks for part in decoder.modules())
+    with pytest.raises(RangeError, match="vocabulary"):
+        calibrate(decoder, [[99] * 60])
+    assert not any(part._forward_hooks for part in decoder.modules())
+
+
+def test_it_needs_a_text(decoder):
+    with pytest.raises(RangeError, match="at least one text"):
+        calibrate(decoder, [])
+
+
+def test_a_decoder_reads_from_such_a_cache(make):
+    """Closer to its own logits than with rotated codes in the same bits."""
+    decoder = make("qwen3")
+    text = [(5 * i + i // 3) % 23 for i in range(60)]
+    config = decoder.config
+    want = decoder.logits(decoder.run([text], [decoder.new_cache()]).last)
+    errors = []
+    for options in ({"calibration": calibrate(decoder, TEXTS)}, {"rotate": True}):
+        pool = KVCache(
+            "paged_quantized", num_layers=config.layers, num_kv_heads=config.kv_heads,
+            head_dim=config.head_dim, block_size=16, num_blocks=4, bits=4, **options,
+        )  # fmt: skip
+        got = decoder.logits(decoder.run([text], [StoredSequence(pool)]).last)
+        errors.append(float(torch.linalg.vector_norm(got - want)))
+    assert errors[0] < errors[1]

@@ -1,0 +1,310 @@
+"""Codes of several widths in a model's own basis: levels, planes, positions, what is refused."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from trapline.gold.errors import RangeError, ShapeError, UnsupportedError
+from trapline.gold.kv_cache.api import KVCache
+from trapline.gold.kv_cache.calibrate import NEAR, _metric, calibrate, water_filled
+from trapline.gold.kv_cache.calibrated import (
+    MOST_BITS,
+    BasisCodec,
+    NumpyArithmetic,
+    distortion,
+    levels,
+)
+from trapline.gold.kv_cache.fast import TensorArithmetic
+from trapline.gold.kv_cache.prefill import chunked_prefill
+
+LAYERS, HEADS, WIDTH = 2, 2, 32
+SIZES = {
+    "num_layers": LAYERS, "num_kv_heads": HEADS, "head_dim": WIDTH, "block_size": 4,
+    "num_blocks": 64,
+}  # fmt: skip
+TURNS = 100.0 ** -(np.arange(WIDTH // 2) / (WIDTH // 2))
+WAYS = {"arrays": np.asarray, "tensors": torch.from_numpy}
+
+
+def turned(rows, positions):
+    """Written out with complex numbers, element d with d + D/2."""
+    half = rows.shape[-1] // 2
+    wave = np.exp(1j * np.asarray(positions)[:, None, None] * TURNS)
+    out = (rows[..., :half] + 1j * rows[..., half:]) * wave
+    return np.concatenate([out.real, out.imag], axis=-1)
+
+
+@pytest.fixture
+def draw(rng):
+    """Rows before they are turned: the same steep spectrum in every head, around a mean."""
+    mix = rng.standard_normal((3, HEADS, WIDTH, WIDTH)) * 0.8 ** np.arange(WIDTH)[:, None]
+    means = rng.standard_normal((3, HEADS, WIDTH))
+
+    def rows(n):
+        drawn = rng.standard_normal((3, HEADS, n, WIDTH)) @ mix
+        return [part.transpose(1, 0, 2) + mean for part, mean in zip(drawn, means, strict=True)]
+
+    return rows
+
+
+@pytest.fixture
+def calibration(draw):
+    q, k, v = ([part] * LAYERS for part in draw(2000))
+    return calibrate(q, k, v, turns=TURNS)
+
+
+def cache_of(calibration, kind="paged_quantized", **options):
+    return KVCache(kind, bits=4, calibration=calibration, **{**SIZES, **options})
+
+
+def relative(got, want):
+    return np.linalg.norm(np.asarray(got) - want) / np.linalg.norm(want)
+
+
+def test_levels_are_those_of_lloyd_and_max():
+    np.testing.assert_allclose(levels(0), [0])
+    np.testing.assert_allclose(levels(1), [-0.7979, 0.7979], atol=1e-4)
+    np.testing.assert_allclose(levels(2), [-1.510, -0.4528, 0.4528, 1.510], atol=1e-3)
+    for bits, known in enumerate([1, 0.3634, 0.1175, 0.03454, 0.009497, 0.002499]):
+        assert distortion(bits) == pytest.approx(known, rel=4e-3)
+
+
+def test_bits_go_where_rows_vary():
+    assert water_filled(np.ones(6), 24) == (4,) * 6
+    assert water_filled(np.array([16.0, 1.0]), 8) == (5, 3)
+    assert water_filled(np.array([1e9, 1.0, 1e-9]), 8) == (MOST_BITS, 1, 0)
+
+
+@pytest.mark.parametrize("width", [2, 5, 32])
+@pytest.mark.parametrize("way", WAYS)
+def test_every_code_comes_back_from_the_planes(rng, way, width):
+    x = [rng.standard_normal((100, 1, width)) * 0.7 ** np.arange(width)]
+    basis = calibrate(x, x, x).keys
+    math = NumpyArithmetic() if way == "arrays" else TensorArithmetic(torch.device("cpu"))
+    codec = BasisCodec(basis, math)
+    codes = rng.integers(0, 2 ** np.array(basis.widths), (50, 1, width)).astype(np.uint8)
+    packed = codec._packed(WAYS[way](codes))
+    assert packed.shape == (50, 1, sum(basis.widths) // 8)
+    np.testing.assert_array_equal(codec._unpacked(packed), codes)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kind", ["quantized", "paged_quantized"])
+def test_half_the_error_of_rotated_codes_in_the_same_bytes(draw, calibration, kind, way):
+    _, k, v = draw(200)
+    keys = turned(k, np.arange(200))
+    errors = []
+    for options in ({"calibration": calibration}, {"rotate": True}):
+        cache = KVCache(kind, bits=4, **SIZES, **options)
+        seq = cache.add()
+        cache.append(seq, 1, *map(WAYS[way], (keys, v)))
+        errors.append(
+            [relative(got, want) for got, want in zip(cache.view(seq, 1), (keys, v), strict=True)]
+        )
+        assert isinstance(cache.view(seq, 1)[0], type(WAYS[way](keys)))
+    assert errors[0][0] < 0.5 * errors[1][0]
+    assert errors[0][1] < 0.5 * errors[1][1]
+    widths = calibration.keys.widths + calibration.values.widths
+    assert sum(widths) == 2 * 4 * WIDTH
+
+
+def test_keys_that_are_turned_are_turned_back_first(draw, calibration):
+    """With turns that are not theirs keys lose what the basis knows."""
+    _, k, v = draw(200)
+    keys = turned(k, np.arange(200))
+    errors = []
+    for one in (calibration, replace(calibration, turns=None)):
+        cache = cache_of(one)
+        cache.append(seq := cache.add(), 0, keys, v)
+        errors.append(relative(cache.view(seq, 0)[0], keys))
+    assert errors[0] < 0.3 * errors[1]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kind", ["quantized", "paged_quantized"])
+def test_rows_that_move_stay_as_they_were(draw, calibration, kind, way):
+    """A row is turned by the position at which it came, wherever it lies now."""
+    _, k, v = draw(20)
+    cache = cache_of(calibration, kind)
+    seq = cache.add()
+    for layer in range(LAYERS):
+        cache.append(seq, layer, *map(WAYS[way], (turned(k, np.arange(20)), v)))
+    before = [np.asarray(part) for part in cache.view(seq, 1)]
+    child = cache.fork(seq)
+    order = [0, 1, 2, 9, 7, 19, 3]
+    cache.keep(seq, order)
+    for got, want in zip(cache.view(seq, 1), before, strict=True):
+        np.testing.assert_array_equal(np.asarray(got), want[order])
+    np.testing.assert_array_equal(np.asarray(cache.view(child, 1)[0]), before[0])
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_every_chunking_of_a_prompt_is_the_same(draw, calibration, way):
+    q, k, v = draw(37)
+    rows = [WAYS[way](x) for x in (turned(q, np.arange(37)), turned(k, np.arange(37)), v)]
+    outs = []
+    for chunk in (37, 1, 5, 16, 36):
+        cache = cache_of(calibration)
+        outs.append(np.asarray(chunked_prefill(cache, cache.add(), 0, *rows, chunk)))
+        assert np.abs(outs[-1] - outs[0]).max() <= 1e-5
+
+
+def test_tensors_have_the_codes_of_arrays(draw, calibration):
+    _, k, v = draw(100)
+    views = []
+    for way in WAYS.values():
+        cache = cache_of(calibration)
+        cache.append(seq := cache.add(), 1, way(k), way(v))
+        views.append([np.asarray(part) for part in cache.view(seq, 1)])
+    for a, b in zip(*views, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-9)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_computed_in_float32(draw, calibration, dtype):
+    _, k, v = (torch.from_numpy(x).to(dtype) for x in draw(50))
+    cache, same = cache_of(calibration), cache_of(calibration)
+    cache.append(seq := cache.add(), 0, k, v)
+    same.append(twin := same.add(), 0, k.float(), v.float())
+    for got, want in zip(cache.view(seq, 0), same.view(twin, 0), strict=True):
+        assert got.dtype == dtype
+        assert torch.equal(got, want.to(dtype))
+
+
+def test_keys_with_more_structure_leave_bits_to_values(rng):
+    white = rng.standard_normal((2000, 1, 64))
+    steep = white * 0.9 ** np.arange(64)
+    for k, v, few, many in ((white, white, 32, 33), (steep, white, 15, 25), (white, steep, 40, 50)):
+        found = calibrate([white], [k], [v])
+        of_keys, of_values = (sum(basis.widths) / 8 for basis in (found.keys, found.values))
+        assert of_keys + of_values == 65
+        assert few <= of_keys <= many
+
+
+def test_constants_and_positions_are_counted(calibration):
+    cache = cache_of(calibration, like=np.zeros(1))
+    rows = 64 * 4 * LAYERS * (HEADS * (WIDTH + 4) + 4)
+    maps = 4 * LAYERS * HEADS * WIDTH**2 * 2
+    assert cache.nbytes() >= rows + maps
+    assert cache.nbytes() == pytest.approx(rows + maps, rel=0.05)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, 1e9])
+@pytest.mark.parametrize("way", WAYS)
+def test_what_has_no_scale_is_refused_and_nothing_changed(draw, calibration, way, bad):
+    _, k, v = draw(3)
+    cache = cache_of(calibration)
+    seq = cache.add()
+    for k_bad, v_bad in ((k * bad, v), (k, v * bad)):
+        with pytest.raises(RangeError, match="finite"):
+            cache.append(seq, 0, WAYS[way](k_bad), WAYS[way](v_bad))
+    assert len(cache.view(seq, 0)[0]) == 0
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_rows_of_another_model_are_refused(draw, calibration, way):
+    small = calibrate(*([1e-3 * part] * LAYERS for part in draw(100)))
+    cache = cache_of(small)
+    with pytest.raises(RangeError, match="too far from those"):
+        cache.append(cache.add(), 0, *[WAYS[way](1e3 * part) for part in draw(3)[1:]])
+
+
+def test_keys_are_exact_where_queries_look(rng):
+    """Of equal keys more bits go to the elements that queries multiply."""
+    q, k, v = (rng.standard_normal((2000, 1, WIDTH)) for _ in range(3))
+    looking = q * np.where(np.arange(WIDTH) < 4, 1, 0.1)
+    errors = []
+    for queries in (looking, q):
+        cache = KVCache(
+            "quantized", bits=4, calibration=calibrate([queries], [k], [v]),
+            **{**SIZES, "num_layers": 1, "num_kv_heads": 1},
+        )  # fmt: skip
+        cache.append(seq := cache.add(), 0, k[:200], v[:200])
+        missed = cache.view(seq, 0)[0] - k[:200]
+        errors.append(np.linalg.norm(looking[:, 0] @ missed[:, 0].T))
+    assert errors[0] < 0.75 * errors[1]
+
+
+def test_queries_count_as_they_meet_keys_behind_them(rng):
+    """The metric of turned queries, against queries that are turned by every distance."""
+    q = rng.standard_normal((300, 1, WIDTH)) * np.arange(WIDTH)
+    weights = 1 / (1 + np.arange(NEAR))
+    want = np.zeros((WIDTH, WIDTH))
+    for distance, weight in enumerate(weights):
+        met = turned(q, np.full(300, distance))[:, 0]
+        want += weight / weights.sum() * met.T @ met / 300
+    np.testing.assert_allclose(_metric(q, 1, TURNS)[0], want, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"bits": 8}, "for bits=4"),
+        ({"rotate": True}, "no rotation"),
+        ({"num_layers": 3}, r"of \(2, 2, 32\), the cache of \(3, 2, 32\)"),
+        ({"kind": "paged", "bits": None}, "takes no bits, rotation or calibration"),
+    ],
+)
+def test_a_cache_that_does_not_fit(calibration, options, says):
+    with pytest.raises((RangeError, ShapeError), match=says):
+        KVCache(**{"kind": "quantized", "bits": 4, "calibration": calibration, **SIZES, **options})
+
+
+def test_kernels_have_no_way_to_such_pages(calibration):
+    cache = cache_of(calibration, like=np.zeros(1))
+    with pytest.raises(UnsupportedError, match="calibrated"):
+        cache.pages(0)
+    with pytest.raises(UnsupportedError, match="calibrated"):
+        cache.extend(cache.add(), 1)
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        (lambda b: {"back": b.back * np.float16(2)}, "singular"),
+        (lambda b: {"into": b.into * np.float16(0)}, "singular"),
+        (lambda b: {"center": b.center * np.float16(np.nan)}, "center must be finite"),
+        (lambda b: {"into": b.into[:1]}, "into must be"),
+        (lambda b: {"back": b.back.astype(np.float32)}, "float16"),
+        (lambda b: {"center": b.center[0]}, "layers, G, D"),
+        (lambda b: {"widths": b.widths[::-1]}, "falling"),
+        (lambda b: {"widths": b.widths[:-1]}, "32 falling"),
+        (lambda b: {"widths": (9, *b.widths[1:])}, "0 … 7"),
+        (lambda b: {"widths": (MOST_BITS,) + (0,) * (WIDTH - 1)}, "fill bytes"),
+    ],
+)
+def test_a_basis_that_is_none(calibration, changed, says):
+    with pytest.raises((RangeError, ShapeError), match=says):
+        replace(calibration.keys, **changed(calibration.keys))
+
+
+def test_a_calibration_of_parts_that_do_not_fit(calibration):
+    v = calibration.values
+    fewer = replace(v, center=v.center[:1], into=v.into[:1], back=v.back[:1])
+    with pytest.raises(ShapeError, match="but values"):
+        replace(calibration, values=fewer)
+    for bad in (TURNS[1:], TURNS * np.nan):
+        with pytest.raises(ShapeError, match="turns"):
+            replace(calibration, turns=bad)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "says"),
+    [
+        (lambda q, k, v: (q, k[:1], v), "layers"),
+        (lambda q, k, v: ([], [], []), "layers"),
+        (lambda q, k, v: (q, [k[0], k[1][:, :1]], v), "layers must be alike"),
+        (lambda q, k, v: (q, k, [x[:, :1] for x in v]), r"needs \(n, G, D\)"),
+        (lambda q, k, v: ([x[:, :1] for x in q], k, v), "queries of layer 0"),
+        (lambda q, k, v: ([x[:32] for x in q], [x[:32] for x in k], [x[:32] for x in v]), "few"),
+        (lambda q, k, v: (q, [x * np.nan for x in k], v), "keys of layer 0 are not finite"),
+        (lambda q, k, v: (q, k, [x * 0 for x in v]), "do not vary"),
+        (lambda q, k, v: tuple([x[..., :1] for x in part] for part in (q, k, v)), "one element"),
+    ],
+)
+def test_rows_that_cannot_be_calibrated_with(draw, spoil, says):
+    q, k, v = ([part] * LAYERS for part in draw(100))
+    with pytest.raises((RangeError, ShapeError), match=says):
+        calibrate(*spoil(q, k, v))
