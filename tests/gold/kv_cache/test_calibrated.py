@@ -308,3 +308,22 @@ def test_rows_that_cannot_be_calibrated_with(draw, spoil, says):
     q, k, v = ([part] * LAYERS for part in draw(100))
     with pytest.raises((RangeError, ShapeError), match=says):
         calibrate(*spoil(q, k, v))
+
+
+@pytest.mark.needs_gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("kind", ["quantized", "paged_quantized"])
+def test_codes_on_a_gpu_are_those_of_the_reference(draw, calibration, kind):
+    """In float64, where no sum comes near enough to an edge to fall on its other side."""
+    _, k, v = (torch.from_numpy(part) for part in draw(100))
+    views = []
+    for device in ("cpu", "cuda"):
+        cache = cache_of(calibration, kind)
+        seq = cache.add()
+        for layer in range(LAYERS):
+            cache.append(seq, layer, k.to(device), v.to(device))
+        cache.keep(seq, [*range(50), *range(60, 100)])
+        views.append([part.cpu() for part in cache.view(seq, 1)])
+        assert cache.view(seq, 1)[0].device.type == device
+    for a, b in zip(*views, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-9, rtol=0)
