@@ -1,5 +1,6 @@
 """Compiles the kernels of compact rounds for sm_90; test_compact.py reads the result."""
 
+import inspect
 import json
 import os
 import sys
@@ -7,14 +8,20 @@ from pathlib import Path
 
 from trapline.gold.decoder import kernels_step
 from trapline.gold.kernels_device import compile_for_hopper
-from trapline.gold.tree_decoding import kernels_attend, kernels_draft, kernels_round
+from trapline.gold.tree_decoding import (
+    kernels_attend,
+    kernels_draft,
+    kernels_large,
+    kernels_round,
+)
+from trapline.gold.tree_decoding.generate_large import large_cut
 
 INTEGERS = {
     *("tokens", "ids", "parents", "depths", "choices", "path", "roots", "lengths", "known"),
     *("made", "limits", "text", "log", "rounds", "kept", "anchors", "seeds"),
 }
 SMALL = {"best": "*fp32", "place": "*i32", "logits": "*fp32", "heat": "fp32", "seen": "*i8"}
-SUMS = {"sums": "*fp32", "squares": "*fp32", "context_sums": "*fp32"}
+SUMS = {"sums": "*fp32", "squares": "*fp32", "context_sums": "*fp32", "planes": "*fp32"}
 ATTENDED = {
     *("qkv", "keys", "values", "cosine", "sine", "q_norm", "k_norm", "out", "stream"),
     *("features", "fresh", "context", "w", "gain", "table", "weight", "x", "y", "context_w"),
@@ -53,6 +60,17 @@ def others():
     for lines in (8, 16, 128):
         yield product("gated", kernels_step.gated_kernel, lines, 256, {"PARTS": 16})
         yield product("scaled", kernels_step.scaled_kernel, lines, 256, {"PARTS": 16})
+    for lines in (64, 128):
+        yield large("added", kernels_large.planes_kernel, lines, {})
+        yield large("gated", kernels_large.gated_large_kernel, lines, {"PARTS": 16})
+
+
+def large(name: str, kernel, lines: int, fixed: dict) -> tuple:
+    cut = large_cut(name, lines, 4096)
+    known = {"BLOCK_B": cut.block_b, "BLOCK_N": cut.block_n, "BLOCK_K": cut.block_k}
+    widths = {"x": cut.block_b, "w": cut.block_n, "half": cut.block_n // 2}
+    boxes = {f"{x}_boxes": f"tensordesc<bf16[{n}, {cut.block_k}]>" for x, n in widths.items()}
+    return kernel, {**known, **fixed}, "bf16", cut.warps, cut.stages, boxes
 
 
 def product(name: str, kernel, lines: int, inputs: int, fixed: dict, kind: str = "bf16") -> tuple:
@@ -71,7 +89,7 @@ def product(name: str, kernel, lines: int, inputs: int, fixed: dict, kind: str =
 def attention(kind: str, *, width: int, share: int, nodes: int, fresh: bool) -> tuple:
     from trapline.gold.tree_decoding.generate_pass import attend_cut
 
-    chunk, tile, _ = attend_cut(nodes, share, width, 2 if kind == "bf16" else 4)
+    chunk, tile, warps = attend_cut(nodes, share, width, 2 if kind == "bf16" else 4)
     fixed = {
         "QN": chunk,
         "BLOCK_Q": 1 << (chunk - 1).bit_length(),
@@ -86,14 +104,19 @@ def attention(kind: str, *, width: int, share: int, nodes: int, fresh: bool) -> 
         "PRECISION": "ieee" if kind == "fp32" else "tf32",
         **({"features": None} if fresh else {"fresh": None, "known": None}),
     }
-    return kernels_attend.tree_attend_kernel, fixed, kind
+    return kernels_attend.tree_attend_kernel, fixed, kind, warps
 
 
-def compiled(kernel, fixed, kind: str = "bf16", warps: int = 4, stages: int = 2) -> dict:
-    types = dict.fromkeys(kernel.arg_names, "i32")
+def compiled(
+    kernel, fixed, kind: str = "bf16", warps: int = 4, stages: int = 2, boxes: dict | None = None
+) -> dict:
+    types = {**dict.fromkeys(kernel.arg_names, "i32"), **(boxes or {})}
     types.update(dict.fromkeys(INTEGERS, "*i64"), **SMALL, **SUMS, scale="fp32", eps="fp32")
     types.update(dict.fromkeys(ATTENDED, f"*{kind}"))
-    made = compile_for_hopper(kernel, types, {**fixed, "PDL": True}, warps=warps, stages=stages)
+    given = inspect.signature(kernel.fn).parameters.values()
+    left = {one.name: one.default for one in given if one.default is not one.empty}
+    fixed = {**left, **fixed, "PDL": True}
+    made = compile_for_hopper(kernel, types, fixed, warps=warps, stages=stages)
     return {"name": kernel.__name__, "shared": made.metadata.shared}
 
 

@@ -13,6 +13,7 @@ from trapline.gold.tree_decoding import fast_tree, fast_verify
 from trapline.gold.tree_decoding.drafter import turned
 from trapline.gold.tree_decoding.drafter_compact import CompactLookup, Proposal, State
 from trapline.gold.tree_decoding.drafter_static import StaticLookup
+from trapline.gold.tree_decoding.generate_large import Large
 from trapline.gold.tree_decoding.generate_pass import Body, Grown, TreePass, Trees
 from trapline.gold.tree_decoding.kernels import Layout, best_first
 from trapline.gold.tree_decoding.kernels_round import (
@@ -38,6 +39,7 @@ def main(folder: Path) -> None:
         "lookup": looked_up(),
         "attend": [attended(fresh=False), attended(fresh=True)],
         "begin": begun(),
+        "large": multiplied(),
     }
     (folder / "rounds.json").write_text(json.dumps(found))
 
@@ -159,8 +161,8 @@ def nothing_to_pick() -> bool:
 
 def moved() -> bool:
     """A path whose goals are others' sources."""
-    keys, values = torch.randn((2, 2, ROWS * ROOM, 10))
-    features, fresh = torch.randn((ROWS * NODES, 7)), torch.zeros((ROWS * 4, 7))
+    keys, values = torch.randn((2, 2, ROWS * ROOM, 20))
+    features, fresh = torch.randn((ROWS * NODES, 39)), torch.zeros((ROWS * 4, 39))
     path = torch.tensor([[0, 2, 3, 5], [0, 1, 4, 0]])
     known, kept = torch.tensor([3, 9]), torch.tensor([4, 3])
     wanted_k, wanted_v, wanted_f = keys.clone(), values.clone(), fresh.clone()
@@ -170,8 +172,8 @@ def moved() -> bool:
             wanted_k[:, at + j] = keys[:, at + int(path[row, j])]
             wanted_v[:, at + j] = values[:, at + int(path[row, j])]
             wanted_f[row * 4 + j] = features[row * NODES + int(path[row, j])]
-    move_kernel[(ROWS, 3, 1)](
-        *(keys, values, features, fresh, path, known, kept, NODES, 3, ROOM, ROWS, 2, 10, 7),
+    move_kernel[(ROWS, 2 * 2 + 3)](
+        *(keys, values, features, fresh, path, known, kept, NODES, 3, ROOM, ROWS, 2, 2, 20, 39),
         BLOCK_L=4,
         BLOCK=16,
         PDL=False,
@@ -268,6 +270,26 @@ def begun() -> float:
         (fresh, normed(grown.features @ fused.T, gain) @ grown.rows_of.T),
     )
     return max(float((a - b).abs().max()) for a, b in pairs)
+
+
+def multiplied() -> float:
+    """Large products: one in planes, the last of them shorter, and a gated one. Their gap."""
+    lines, dim, hidden, gain = ROWS * NODES, 40, 2100, torch.rand(40)
+    weights = {"out": (dim, dim), "up": (2 * hidden, dim), "down": (dim, hidden)}
+    layer = type("L", (), {name: torch.randn(shape) for name, shape in weights.items()})()
+    large = Large(layer, lines)
+    stream, inner = torch.randn((lines, dim)), torch.randn((lines, hidden))
+    y, squares = torch.empty((lines, dim)), torch.empty((8, lines))
+    wanted = stream + inner @ layer.down.T
+    count = large.add(inner, layer.down, stream, gain, y, squares)
+    sums = squares.view(-1)[: count * lines].view(count, lines)
+    pairs = [(stream, wanted), (y, wanted * gain), (sums.sum(dim=0), wanted.square().sum(dim=1))]
+    out = torch.empty((lines, hidden))
+    large.gate(y, layer.up, squares, out, count, 1e-6)
+    factor = torch.rsqrt(wanted.square().mean(dim=1, keepdim=True) + 1e-6)
+    gate, up = (y @ layer.up.T * factor).chunk(2, dim=1)
+    pairs.append((out, torch.nn.functional.silu(gate) * up))
+    return max(float(((a - b).abs() / (1 + b.abs())).max()) for a, b in pairs)
 
 
 def attended(*, fresh: bool) -> float:

@@ -41,9 +41,10 @@ def test_the_interpreted_kernels_do_what_torch_does(tmp_path, run_script):
     assert found["lookup"]
     assert max(found["attend"]) < 2e-6
     assert found["begin"] < 2e-5
+    assert found["large"] < 2e-4
 
 
-@pytest.mark.parametrize(("which", "count"), [("few", 3), pytest.param("all", 25, marks=FULL)])
+@pytest.mark.parametrize(("which", "count"), [("few", 3), pytest.param("all", 29, marks=FULL)])
 def test_the_kernels_compile_for_hopper(tmp_path, run_script, which, count):
     run_script(HERE / "compile_rounds.py", tmp_path, TRITON_INTERPRET="0", KERNELS=which)
     compiled = json.loads((tmp_path / "compiled.json").read_text())
@@ -165,12 +166,12 @@ def test_sampled_texts_are_the_same_with_and_without_a_drafter(kind, budget):
 @pytest.mark.parametrize("kind", gpu(("chain",), ("tree",)))
 def test_large_products_give_the_same_answers(kind, monkeypatch):
     """The path of large models, in float32 on a small one."""
-    from trapline.gold.tree_decoding import generate_pass
+    from trapline.gold.tree_decoding import generate_large
 
     target, model = models(torch.float32)
     prompts = prompts_for(3)
     wanted = plain(target, prompts, max_new_tokens=30, batch=3)
-    monkeypatch.setattr(generate_pass, "LARGE", 1)
+    monkeypatch.setattr(generate_large, "LARGE", 1)
     rounds = compact(kind, target, model, 3, 7 if kind == "chain" else 12)
     assert rounds.rounds.verifier.wide
     assert rounds.generate(prompts, max_new_tokens=30).tokens == wanted
@@ -189,6 +190,33 @@ def test_answers_in_bfloat16_begin_as_plain_decoding_s(kind):
         for a, b in zip(found, wanted, strict=True)
     ]
     assert sum(same) >= 0.5 * 24 * 8
+
+
+@pytest.mark.parametrize(
+    ("kind", "budget", "rows"), gpu(("chain", 7, 3), ("chain", 7, 8), ("tree", 14, 8))
+)
+def test_large_products_of_some_dozens_of_lines(kind, budget, rows, monkeypatch):
+    """The same logits, features and drafts as by the other kernels; 24, 64 and 120 lines."""
+    from trapline.gold.tree_decoding import generate_large
+    from trapline.gold.tree_decoding.generate_pass import Trees
+
+    target, model = models(torch.bfloat16, layers=2, hidden=2048 + 32)
+    found = []
+    for least in (1, 1 << 40):
+        monkeypatch.setattr(generate_large, "LARGE", least)
+        rounds = compact(kind, target, model, rows, budget).rounds
+        assert (rounds.verifier._large is not None) == (least == 1)
+        rounds.open(prompts_for(rows), 0)
+        rounds.drafter.propose(rounds.state, rounds.proposal)
+        drafted = rounds.drafter._pass.lines.clone()
+        rounds.proposal.ids.copy_(torch.arange(len(rounds.proposal.ids)) * 7)
+        made, lengths = rounds.proposal, rounds.state.lengths
+        tiles = rounds.verifier.run(made.ids, Trees(lengths, made.depths * 0, made.seen * 0 + 1))
+        rounds.choose(tiles)
+        assert torch.equal(rounds.choices, rounds.verifier.lines.argmax(dim=-1))
+        found.append((rounds.verifier.lines.clone(), rounds.verifier.features.clone(), drafted))
+    for ours, others in zip(*found, strict=True):
+        assert (ours - others).norm() < 0.03 * others.norm()
 
 
 @pytest.mark.parametrize("temperature", gpu((0.0,), (1.0,)))

@@ -1,8 +1,8 @@
 """A pass over trees or drafted blocks in five kernels a layer: the decoder's short step for many.
 
 The decoder's products serve any number of rows; only attention is another: nodes see their branch
-(`kernels_attend`). Large models with many rows take cuBLAS for the products, and the norms and the
-gate as kernels of their own: their time is the reading of weights, at which it is best.
+(`kernels_attend`). Large models with some dozens of lines have products of their own
+(`kernels_large`); with more lines these are cuBLAS's, and the norms and the gate kernels apart.
 
 Letters: R rows of the batch, M nodes of each with its root, C width.
 """
@@ -21,12 +21,11 @@ from trapline.gold.decoder.fused import swiglu
 from trapline.gold.decoder.kernels_step import embed_kernel
 from trapline.gold.decoder.layers import tensor
 from trapline.gold.norms.api import rms_norm
+from trapline.gold.tree_decoding.generate_large import FEW, Large, is_large, large_cut, serves
 from trapline.gold.tree_decoding.kernels_attend import tree_attend_kernel
 from trapline.gold.tree_decoding.kernels_draft import begin_kernel, project_kernel
 
-#: A product of more weights than this, for more than FEW lines, is cuBLAS's.
-LARGE, FEW = 1 << 23, 16
-#: And one of less than this has its weights in the cache: they may be read many times.
+#: A product of fewer weights than this has them in the cache: they may be read many times.
 SMALL = 1 << 21
 #: Queries of a program: a tile of the matrix unit.
 QUERIES = 16
@@ -88,7 +87,8 @@ class TreePass(CompactStep):
         self._room = keys.shape[2]
         width = body.config.dim
         self.features = self._norm.new_zeros((rows * nodes, len(taps) * width))
-        self.wide = rows * nodes > FEW and layers[0].up.numel() > LARGE
+        self._large = Large(layers[0], rows * nodes) if serves(layers[0], rows * nodes) else None
+        self.wide = self._large is None and is_large(layers[0], rows * nodes)
 
     def run(self, ids: Tensor, trees: Trees, grown: Grown | None = None) -> int:
         """Logits of these lines (R · M,) into `lines`; into how many tiles they were cut, or 0.
@@ -99,19 +99,21 @@ class TreePass(CompactStep):
             self._run_wide(ids, trees if grown is None else self._fuse_wide(trees, grown))
             return 0
         count, tiles = len(ids), 1
-        if grown is None:
-            self._embed(ids)
+        begun = False
+        if grown is not None and self._large is None:
+            trees, begun = self._begin(ids, trees, grown), True
         else:
-            trees = self._begin(ids, trees, grown)
+            trees = trees if grown is None else self._fuse_wide(trees, grown)
+            self._embed(ids)
         for number, layer in enumerate(self._layers):
-            if number > 0 or grown is None:
+            if number > 0 or not begun:
                 self._scaled(self._y, layer.qkv, self._qkv, count, tiles)
             self._tree_attend(trees, layer, number, self._qkv, self._x)
-            tiles = self._added(self._seen, layer.out, layer.norms[1], count)
-            self._gated(layer.up, count, tiles)
+            tiles = self._summed(self._seen, layer.out, layer.norms[1], count)
+            self._gates(layer.up, count, tiles)
             last = number + 1 == len(self._layers)
             after = self._norm if last else self._layers[number + 1].norms[0]
-            tiles = self._added(self._inner, layer.down, after, count)
+            tiles = self._summed(self._inner, layer.down, after, count)
         self._tap_last(self._x)
         return self._scaled(self._y, self._head, self._logits, count, tiles, best=True)
 
@@ -168,8 +170,24 @@ class TreePass(CompactStep):
         normed = tensor(rms_norm(fused, grown.gain, self._config.norm_eps))
         return trees._replace(fresh=functional.linear(normed, grown.rows_of))
 
+    def _summed(self, x: Tensor, w: Tensor, weight: Tensor, rows: int) -> int:
+        """The stream and one more product; into how many squares a row of it is cut."""
+        if self._large is None:
+            return self._added(x, w, weight, rows)
+        return self._large.add(x, w, self._x, weight, self._y, self._squares)
+
+    def _gates(self, w: Tensor, rows: int, parts: int) -> None:
+        """The gated product."""
+        if self._large is None:
+            self._gated(w, rows, parts)
+        else:
+            eps = self._config.norm_eps
+            self._large.gate(self._y, w, self._squares, self._inner, parts, eps)
+
     def cut_for(self, kind: str, rows: int, outputs: int, inputs: int) -> Cut:
-        """Small products of bfloat16 are cut by their own table."""
+        """Small products of bfloat16, and large ones of some dozens of lines, have own tables."""
+        if self._large is not None:
+            return large_cut(kind, rows, outputs)
         if outputs * inputs < SMALL and self._norm.element_size() == 2:
             return small_cut(kind, rows, inputs)
         return super().cut_for(kind, rows, outputs, inputs)
@@ -268,9 +286,9 @@ def small_cut(kind: str, lines: int, inputs: int) -> Cut:
 
 
 def attend_cut(nodes: int, ratio: int, block_d: int, size: int) -> tuple[int, int, int]:
-    """Nodes of a program, committed positions at a time, warps."""
-    tile = max(16, min(128, (8192 if size == 2 else 2048) // block_d))
-    return max(1, min(nodes, QUERIES // ratio)), tile, 4
+    """Nodes of a program, committed positions at a time (keys of up to 32 KB), warps."""
+    tile = max(16, min(128, (16384 if size == 2 else 2048) // block_d))
+    return max(1, min(nodes, QUERIES // ratio)), tile, 8 if tile * block_d > 8192 else 4
 
 
 def _add_norm(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:

@@ -182,12 +182,12 @@ class CompactRounds:
         layers, rows, room, heads, width = store.keys.shape
         wide, seen = heads * width, self._fresh.shape[1]
         block = min(256, triton.next_power_of_2(wide))
-        parts = triton.cdiv(max(wide, seen), block)
-        move_kernel[(rows, layers + (seen > 0), parts)](
+        parts = triton.cdiv(wide, block)
+        move_kernel[(rows, layers * parts + triton.cdiv(seen, block))](
             *(store.keys, store.values),
             *((self.verifier.features, self._fresh) if seen else (None, None)),
             *(self._path, state.known, state.kept, self.nodes, self.deepest, room, rows, layers),
-            *(wide, seen),
+            *(parts, wide, seen),
             BLOCK_L=triton.next_power_of_2(self.deepest + 1),
             BLOCK=block,
             **self.verifier.early(4),

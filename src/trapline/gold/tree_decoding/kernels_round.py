@@ -193,16 +193,21 @@ def verdict_kernel(
 def move_kernel(
     keys, values,  # (layers, rows · room, G · D)
     features, fresh,  # (rows · nodes, F) and (rows · (deepest + 1), F)
-    path, known, kept, nodes, deepest, room, rows, layers, wide, F,
+    path, known, kept, nodes, deepest, room, rows, layers, parts, wide, F,
     BLOCK_L: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Accepted rows of every layer's cache to their places behind the root; features likewise."""
+    """Accepted rows of every layer's cache to their places behind the root; features likewise.
+
+    Of a row, `parts` programs have each layer's cache, and all others the features.
+    """
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
     row = tl.program_id(0).to(tl.int64)
-    layer = tl.program_id(1).to(tl.int64)
-    part = tl.program_id(2)
+    layer = (tl.program_id(1) // parts).to(tl.int64)
+    part = tl.program_id(1) % parts
+    if layer >= layers:
+        part = tl.program_id(1) - layers * parts
     j = tl.arange(0, BLOCK_L)
     c = part * BLOCK + tl.arange(0, BLOCK)
     taken = j < tl.load(kept + row)

@@ -1,0 +1,117 @@
+"""Launches of `kernels_large`: for which products, and how they are cut."""
+
+import torch
+import triton
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from trapline.gold.decoder.compact import Cut, Weights
+from trapline.gold.decoder.cuts import SETTLED
+from trapline.gold.decoder.kernels_held import settle_kernel
+from trapline.gold.kernels_device import may_start_early, processors
+from trapline.gold.tree_decoding.kernels_large import gated_large_kernel, planes_kernel
+
+#: A model with more weights than this in its gated product is large; its products are cut for so
+#: many lines as lie between FEW and MANY. Fewer are a plain step's, and more are cuBLAS's.
+LARGE, FEW, MANY = 1 << 23, 16, 128
+#: Outputs of a program whose K is cut; of K at least so many.
+PLANE_N, PLANE_K = 64, 1024
+
+
+class Large:
+    """Planes for the products of `lines` lines that are added to the stream."""
+
+    def __init__(self, layer: Weights, lines: int) -> None:
+        self._early = may_start_early(layer.out.device)
+        self._processors = processors(layer.out)
+        planes = max(self._planes_of(w) for w in (layer.out, layer.down))
+        shape = planes, lines, len(layer.out)
+        self._planes = layer.out.new_empty(shape, dtype=torch.float32)
+
+    def _planes_of(self, w: Tensor) -> int:
+        """Parts of K that give every processor a program."""
+        outputs, inputs = w.shape
+        return max(1, min(self._processors * PLANE_N // outputs, inputs // PLANE_K))
+
+    def add(
+        self, x: Tensor, w: Tensor, stream: Tensor, weight: Tensor, y: Tensor, squares: Tensor
+    ) -> int:
+        """Adds x · wᵀ to the stream, as `added_kernel` does; into how many squares a row is cut."""
+        rows, (outputs, inputs) = len(stream), w.shape
+        cut = large_cut("added", rows, outputs)
+        each = triton.cdiv(inputs, self._planes_of(w) * cut.block_k) * cut.block_k
+        planes, pieces = triton.cdiv(inputs, each), -(-outputs // SETTLED)
+        grid = triton.cdiv(outputs, cut.block_n), planes, triton.cdiv(rows, cut.block_b)
+        planes_kernel[grid](
+            TensorDescriptor.from_tensor(x, [cut.block_b, cut.block_k]),
+            TensorDescriptor.from_tensor(w, [cut.block_n, cut.block_k]),
+            *(w, self._planes, rows, outputs, inputs, each, w.stride(0)),
+            **self._cut(cut),
+        )
+        settle_kernel[(rows, pieces)](
+            *(self._planes, stream, weight, y, squares, rows, outputs),
+            COUNT=planes,
+            BLOCK=SETTLED,
+            PDL=self._early,
+            num_warps=1,
+            **self._launch(),
+        )
+        return pieces
+
+    def gate(
+        self, x: Tensor, w: Tensor, squares: Tensor, out: Tensor, parts: int, eps: float
+    ) -> None:
+        """silu(gate) · up of x behind a norm, as `gated_kernel` does."""
+        rows, outputs, inputs = len(x), w.shape[0] // 2, w.shape[1]
+        cut = large_cut("gated", rows, outputs)
+        each = cut.block_n + cut.block_n // 2
+        gated_large_kernel[(triton.cdiv(outputs, each), triton.cdiv(rows, cut.block_b))](
+            TensorDescriptor.from_tensor(x, [cut.block_b, cut.block_k]),
+            TensorDescriptor.from_tensor(w, [cut.block_n, cut.block_k]),
+            TensorDescriptor.from_tensor(w, [cut.block_n // 2, cut.block_k]),
+            *(w, squares, out, rows, outputs, inputs, parts, w.stride(0), out.stride(0), eps),
+            PARTS=triton.next_power_of_2(parts),
+            **self._cut(cut),
+        )
+
+    def _cut(self, cut: Cut) -> dict[str, object]:
+        return {
+            "BLOCK_B": cut.block_b,
+            "BLOCK_N": cut.block_n,
+            "BLOCK_K": cut.block_k,
+            "PDL": self._early,
+            "num_warps": cut.warps,
+            "num_stages": cut.stages,
+            **self._launch(),
+        }
+
+    def _launch(self) -> dict[str, bool]:
+        return {"launch_pdl": True} if self._early else {}
+
+
+def is_large(layer: Weights, lines: int) -> bool:
+    """Whether a pass over these lines has large products."""
+    return lines > FEW and layer.up.numel() > LARGE
+
+
+def serves(layer: Weights, lines: int) -> bool:
+    """Whether these are for here: the copy engine wants Hopper, and rows of whole 16 bytes."""
+    if not is_large(layer, lines) or lines > MANY or layer.out.dtype != torch.bfloat16:
+        return False
+    whole = all(w.shape[1] % 8 == 0 for w in (layer.qkv, layer.out, layer.down))
+    return whole and may_start_early(layer.out.device)
+
+
+def large_cut(kind: str, lines: int, outputs: int) -> Cut:
+    """docs/components/tree_decoding.md says what was tried.
+
+    One program a processor, with as many stages as fit; two that fit would not be on all of them.
+    """
+    block_b, warps = (64, 4) if lines <= 64 else (128, 8)
+    if kind == "gated":
+        return Cut(block_b, 64, 64, 1, warps, 4)
+    if kind == "added":
+        return Cut(block_b, PLANE_N, 128, 1, warps, 4)
+    if outputs > 20_000:
+        return Cut(block_b, 128, 64, 1, warps, 4 if lines <= 64 else 6)
+    return Cut(block_b, 64, 128, 1, warps, 4) if lines <= 64 else Cut(block_b, 64, 64, 1, warps, 8)
