@@ -9,7 +9,16 @@ import os
 import sys
 from pathlib import Path
 
-from trapline.gold.decoder import compact, cuts, kernels_attend, kernels_held, kernels_step
+import torch
+
+from trapline.gold.decoder import (
+    compact,
+    cuts,
+    kernels_attend,
+    kernels_boxed,
+    kernels_held,
+    kernels_step,
+)
 from trapline.gold.kernels_device import compile_for_hopper
 
 #: Width, joined projections, query heads times width, hidden, vocabulary, head width, ratio.
@@ -18,14 +27,16 @@ SHAPES = {
     "1.7B": (2048, 4096, 2048, 6144, 151_936, 128, 2),
     "8B": (4096, 6144, 4096, 14_336, 128_256, 128, 4),
 }
-WIDE = {"squares", "best", "lse", "parts", "planes"}
+WIDE = {"squares", "best", "lse", "parts", "planes", "maxima", "peaks", "totals"}
+#: What the last product is told besides where it finds the best of its tiles.
+NO_GROUPS = {"maxima": None, "peaks": None, "totals": None, "GROUP": 0}
 WHOLE = {"ids", "positions", "made", "tokens", "history"}
 SMALL = {"place", "arrived", "pages", "tails", "prefix"}
 ROWS = {"x", "w", "out", "stream", "weight", "y", "table", "qkv", "keys", "values"}
-ROWS |= {"cosine", "sine", "q_norm", "k_norm", "merged"}
-#: Those of the only cut that takes them.
-BOXES = {"x_boxes": [32, 64], "w_boxes": [64, 64]}
-ALIGNED = {"N", "K", "x_row", "w_row", "out_row", "qkv_row", "width", "C"}
+ROWS |= {"cosine", "sine", "q_norm", "k_norm", "merged", "after"}
+#: Those of the cut that is compiled.
+BOXES = {"x_boxes": [0, 0], "w_boxes": [0, 0]}
+ALIGNED = {"after_count", "N", "K", "x_row", "w_row", "out_row", "qkv_row", "width", "C"}
 
 
 def main(folder: Path, few: bool) -> None:
@@ -34,6 +45,7 @@ def main(folder: Path, few: bool) -> None:
         for rows in (8, 1) if few else (8, 64, 1):
             made += [product(rows, *one) for one in products(shape, rows)]
             made += held(shape, rows)
+            made.append(ranking(shape, rows))
         made += [attention(shape, beams, 64) for beams in ((8,) if few else (1, 8))]
         made.append(attention(shape, 8, 128))
         made.append(attention(shape, 8, 128, ones=("G", "common", "splits")))
@@ -65,18 +77,35 @@ def product(rows, kind, cut, even, outputs, inputs, last) -> dict[str, object]:
     fixed = compact.fixed_of(cut, kind, **shape, precision="tf32", early=True)
     if kind != "added":
         fixed["PARTS"] = 64
-    if kind == "scaled" and compact.is_boxed(cut, outputs, inputs, 2):
-        return boxed(cut, outputs, inputs)
-    if kind == "scaled" and not last:
-        fixed |= {"best": None, "place": None}
+    lines = 2 * outputs if kind == "gated" else outputs
+    weights = torch.empty((lines, inputs), dtype=torch.bfloat16, device="meta")
+    if kind != "added" and not last and compact.is_boxed(kind, cut, weights):
+        return boxed(kind, cut, outputs, inputs)
+    if kind == "scaled":
+        fixed |= NO_GROUPS if last else {"best": None, "place": None, **NO_GROUPS}
     fixed |= single(rows)
     made = compiled(f"{kind}_kernel", kernels_step, fixed, cut.warps, cut.stages)
     return {**made, "cut": cut}
 
 
-def boxed(cut, outputs, inputs) -> dict[str, object]:
+def ranking(shape, rows) -> dict[str, object]:
+    """The last product where candidates are chosen from its maxima."""
+    outputs, inputs = shape[4], shape[0]
+    cut = compact.cut_of("scaled", rows, outputs, inputs, 2)
+    even = outputs % cut.block_n == 0 and inputs % (cut.split * cut.block_k) == 0
+    known = {"even": even, "outputs": outputs, "inputs": inputs}
+    fixed = compact.fixed_of(cut, "scaled", **known, precision="tf32", early=True)
+    fixed |= {"PARTS": 4, "GROUP": 32, "best": None, "place": None} | single(rows)
+    return compiled("scaled_kernel", kernels_step, fixed, cut.warps, cut.stages)
+
+
+def boxed(kind, cut, outputs, inputs) -> dict[str, object]:
     fixed = {"PARTS": 4, **compact.boxed_of(cut, outputs, inputs)}
-    return compiled("boxed_kernel", kernels_step, fixed, cut.warps, cut.stages)
+    BOXES["x_boxes"], BOXES["w_boxes"] = ([n, cut.block_k] for n in (cut.block_b, cut.block_n))
+    if kind == "scaled":
+        return compiled("boxed_kernel", kernels_boxed, fixed, cut.warps, cut.stages)
+    del fixed["AHEAD"]
+    return compiled("boxed_gated_kernel", kernels_boxed, fixed, cut.warps, cut.stages)
 
 
 def is_held(kind, rows, outputs, inputs) -> bool:

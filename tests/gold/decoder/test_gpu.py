@@ -17,6 +17,7 @@ from trapline.gold.decoder.generate import generate
 from trapline.gold.decoder.model import Decoder
 from trapline.gold.decoder.pool import Pool
 from trapline.gold.decoder.rope import angles, rotate
+from trapline.gold.decoder.sampling import ranked
 
 pytestmark = [
     pytest.mark.needs_gpu,
@@ -208,14 +209,19 @@ def test_the_likeliest_tokens_of_many_rows_and_a_small_vocabulary():
     assert torch.equal(tokens, expected)
 
 
+#: Groups, beams, and what they share.
+GROUPS = {"8x8": (8, 8, 37), "3x5": (3, 5, 200), "5x5": (5, 5, 130), "1x8": (1, 8, 300)}
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bf16", "fp32"])
-@pytest.mark.parametrize("tail", [SHORT_TAIL - 24, SHORT_TAIL + 36])
-def test_a_layer_of_beams_against_float64(tail, dtype):
-    """Eight groups of eight rows that begin alike; what a row has alone lies anywhere."""
+@pytest.mark.parametrize("tail", [1, SHORT_TAIL - 24, SHORT_TAIL + 36])
+@pytest.mark.parametrize("shape", GROUPS)
+def test_a_layer_of_beams_against_float64(shape, tail, dtype):
+    """Groups of rows that begin alike; what a row has alone lies anywhere."""
     with torch.device(DEVICE):
         decoder = one_layer("254M").to(dtype)
-    prefix, width, rows = 37, 8, 64
-    length = prefix + tail
+    groups, width, prefix = GROUPS[shape]
+    rows, length = groups * width, prefix + tail
     texts = [
         [(7 * at + (row // width if at < prefix else row)) % 500 for at in range(length)]
         for row in range(rows)
@@ -228,20 +234,40 @@ def test_a_layer_of_beams_against_float64(tail, dtype):
     decoder.step(texts, sequences)
     tails = torch.stack([one.slots(prefix, length + 1) for one in sequences]).int()
     pages = [one.table[: prefix // 16 + 1] for one in sequences[::width]]
-    ids = torch.arange(rows, device=DEVICE)
-    found = forward.logits(
-        Rows(
-            ids=ids,
-            positions=torch.full((rows,), length, device=DEVICE),
-            active=torch.ones(rows, dtype=torch.bool, device=DEVICE),
-            tails=tails,
-            tail_size=1,
-            pages=torch.tensor(pages, dtype=torch.int32, device=DEVICE),
-            page_size=16,
-            prefix=torch.full((rows // width,), prefix, dtype=torch.int32, device=DEVICE),
-            beams=width,
-        )
-    ).double()
+    given = Rows(
+        ids=torch.arange(rows, device=DEVICE),
+        positions=torch.full((rows,), length, device=DEVICE),
+        active=torch.ones(rows, dtype=torch.bool, device=DEVICE),
+        tails=tails,
+        tail_size=1,
+        pages=torch.tensor(pages, dtype=torch.int32, device=DEVICE),
+        page_size=16,
+        prefix=torch.full((groups,), prefix, dtype=torch.int32, device=DEVICE),
+        beams=width,
+    )
+    found = forward.logits(given).double()
     expected = exact_logits(decoder, [[*text, row] for row, text in enumerate(texts)])
     error = ((found - expected).norm() / expected.norm()).item()
     assert error <= (1e-5 if dtype == torch.float32 else 2e-2), error
+
+
+@pytest.mark.parametrize("rows", [8, 64])
+def test_candidates_from_the_heads_maxima_are_those_of_the_logits(rows):
+    """Ties and a row without a softmax too."""
+    with torch.device(DEVICE):
+        decoder = one_layer("254M", vocabulary=20_004).bfloat16()
+        decoder.head.weight[17_000:17_040] = decoder.head.weight[3]
+        decoder.embedding.weight[rows - 1] = float("nan")
+    pool = Pool(decoder.config, rows, 16, torch.bfloat16, decoder.device)
+    forward = Forward(decoder, pool, rows)
+    table = torch.arange(rows, dtype=torch.int32, device=DEVICE)[:, None]
+    ids = torch.arange(rows, device=DEVICE)
+    active, positions = torch.ones(rows, dtype=torch.bool, device=DEVICE), torch.zeros_like(ids)
+    given = Rows(ids, positions, active, table, 16, table, 16, positions)
+    logits, found = forward.ranked(given, 16)
+    expected = ranked(logits, 16)
+    assert torch.equal(found.indices, expected.indices)
+    torch.testing.assert_close(found.values, expected.values, rtol=1e-5, atol=1e-5, equal_nan=True)
+    torch.testing.assert_close(found.lse, expected.lse, rtol=1e-6, atol=1e-5, equal_nan=True)
+    assert not torch.isfinite(found.lse[-1])
+    assert torch.isfinite(found.lse[:-1]).all()

@@ -23,6 +23,7 @@ from trapline.gold.decoder.model import Decoder
 from trapline.gold.decoder.pool import Pool
 from trapline.gold.decoder.sampling import ranked
 from trapline.gold.errors import RangeError
+from trapline.gold.softmax_topk.api import TopK
 
 PAGE = 16
 #: Steps between two looks at whether all is over.
@@ -127,7 +128,8 @@ class DeviceSearch:
         prefix = torch.tensor(lengths, dtype=torch.int32)
         self._rows.prefix.copy_(prefix)
         self._rows.positions.copy_(prefix.repeat_interleave(width) - 1)
-        self._move(logits.repeat_interleave(width, dim=0))
+        logits = logits.repeat_interleave(width, dim=0).float()
+        self._move(logits, ranked(logits, self._kept))
 
     def _step(self, number: int) -> None:
         """The step whose tokens are the `number`-th of their tails: short tails have their own."""
@@ -144,12 +146,11 @@ class DeviceSearch:
 
     def _go_on(self, rows: Rows) -> None:
         """One token of every beam, and the choice of those that follow."""
-        self._move(self._forward.logits(rows))
+        self._move(*self._forward.ranked(rows, self._kept))
 
-    def _move(self, logits: Tensor) -> None:
+    def _move(self, logits: Tensor, top: TopK) -> None:
         """The searches one step on, and the rows to where their beams come from."""
-        board, rows, logits = self._board, self._rows, logits.float()
-        top = ranked(logits, self._kept)
+        board, rows = self._board, self._rows
         if logits.is_cuda:
             from trapline.gold.beam_search import kernels
 

@@ -6,20 +6,20 @@ to the stream; the gated product behind a norm; another one added to the stream.
 rows that are added to the stream are two launches instead (`held`).
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
 from torch import Tensor, nn
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from trapline.gold.decoder.cuts import AHEAD, MERGED, attend_cut, rows_of, splits_of
+from trapline.gold.decoder.cuts import AFTER, AHEAD, MERGED, attend_cut, rows_of, splits_of
 from trapline.gold.decoder.forward import Rows
 from trapline.gold.decoder.held import Held
 from trapline.gold.decoder.kernels_attend import attend_kernel, merge_kernel
+from trapline.gold.decoder.kernels_boxed import boxed_gated_kernel, boxed_kernel
 from trapline.gold.decoder.kernels_step import (
     added_kernel,
-    boxed_kernel,
     embed_kernel,
     gated_kernel,
     pick_kernel,
@@ -27,7 +27,10 @@ from trapline.gold.decoder.kernels_step import (
 )
 from trapline.gold.decoder.layers import Layer
 from trapline.gold.decoder.model import Decoder
+from trapline.gold.decoder.sampling import ranked
 from trapline.gold.kernels_device import may_start_early, processors
+from trapline.gold.softmax_topk import kernels as topk
+from trapline.gold.softmax_topk.api import TopK
 
 LOG2_E = 1.4426950408889634
 #: Query heads to a key head that a tile of `kernels_attend` has room for.
@@ -124,6 +127,24 @@ class CompactStep:
         self._run(rows)
         return self._logits[: len(rows.ids)]
 
+    def ranked(self, rows: Rows, count: int) -> tuple[Tensor, TopK]:
+        """Logits, and the `count` likeliest of each row with their log-probabilities.
+
+        What the first half of top-k looks for in the logits, the last product has seen.
+        """
+        lines, (vocabulary, inputs) = len(rows.ids), self._head.shape
+        group = topk.group_of(lines, vocabulary, count, self._logits)
+        block = self.cut_for("scaled", lines, vocabulary, inputs).block_n
+        if group is None or block % group:
+            logits = self.logits(rows)
+            return logits, ranked(logits, count)
+        maxima = self._logits.new_empty((lines, -(-vocabulary // group)))
+        peaks, totals = self._logits.new_empty((2, lines, -(-vocabulary // block)))
+        self._run(rows, {"maxima": maxima, "peaks": peaks, "totals": totals, "GROUP": group})
+        logits = self._logits[:lines]
+        found = topk.decided(logits, count, maxima, peaks, totals)
+        return logits, TopK(found.values, found.indices, found.lse)
+
     def pick(self, rows: Rows, made: Tensor, tokens: Tensor, history: Tensor) -> None:
         """The likeliest token of every row; ids, positions and `made` move one step on.
 
@@ -140,8 +161,11 @@ class CompactStep:
             **self._launch(),
         )
 
-    def _run(self, rows: Rows) -> int:
-        """Everything up to the logits; into how many tiles their columns were cut."""
+    def _run(self, rows: Rows, told: dict[str, Any] | None = None) -> int:
+        """Everything up to the logits; into how many tiles their columns were cut.
+
+        `told` is what the last product is told besides; without it it finds the best of its tiles.
+        """
         config, count = self._config, len(rows.ids)
         embed_kernel[(count,)](
             *(rows.ids, self._embedding, self._layers[0].norms[0], self._x, self._y),
@@ -160,7 +184,8 @@ class CompactStep:
             last = number + 1 == len(self._layers)
             after = self._norm if last else self._layers[number + 1].norms[0]
             tiles = self._grown(self._inner, layer.down, after, count)
-        return self._scaled(self._y, self._head, self._logits, count, tiles, best=True)
+        head = self._y, self._head, self._logits, count, tiles
+        return self._scaled(*head, best=told is None, told=told)
 
     def _grown(self, x: Tensor, w: Tensor, weight: Tensor, rows: int) -> int:
         """The stream and one more product."""
@@ -172,12 +197,13 @@ class CompactStep:
         return {"launch_pdl": True} if self._early else {}
 
     def _scaled(
-        self, x: Tensor, w: Tensor, out: Tensor, rows: int, parts: int, *, best: bool = False
-    ) -> int:
+        self, x: Tensor, w: Tensor, out: Tensor, rows: int, parts: int, *,
+        best: bool = False, told: dict[str, Any] | None = None,
+    ) -> int:  # fmt: skip
         outputs, inputs = w.shape
         cut = self.cut_for("scaled", rows, outputs, inputs)
         tiles = -(-outputs // cut.block_n)
-        if self._early and not best and is_boxed(cut, outputs, inputs, w.element_size()):
+        if self._early and out is self._qkv and is_boxed("scaled", cut, w):
             self._boxed(cut, x, w, out, rows, parts)
             return tiles
         scaled_kernel[(tiles, triton.cdiv(rows, cut.block_b))](
@@ -187,6 +213,7 @@ class CompactStep:
             self._config.norm_eps,
             PARTS=triton.next_power_of_2(parts),
             **self._cut(cut, "scaled", outputs, inputs),
+            **(told or {}),
         )
         return tiles
 
@@ -208,11 +235,30 @@ class CompactStep:
     def _gated(self, w: Tensor, rows: int, parts: int) -> None:
         outputs, inputs = w.shape[0] // 2, w.shape[1]
         cut = self.cut_for("gated", rows, outputs, inputs)
+        if self._early and is_boxed("gated", cut, w):
+            return self._boxed_gated(cut, w, rows, parts)
         gated_kernel[(triton.cdiv(outputs, cut.block_n), triton.cdiv(rows, cut.block_b))](
             *(self._y, w, self._squares, self._inner, rows, outputs, inputs, parts),
             *(self._y.stride(0), w.stride(0), self._inner.stride(0), self._config.norm_eps),
             PARTS=triton.next_power_of_2(parts),
             **self._cut(cut, "gated", outputs, inputs),
+        )
+        return None
+
+    def _boxed_gated(self, cut: Cut, w: Tensor, rows: int, parts: int) -> None:
+        outputs, inputs = w.shape[0] // 2, w.shape[1]
+        boxed_gated_kernel[(outputs // cut.block_n, triton.cdiv(rows, cut.block_b))](
+            TensorDescriptor.from_tensor(self._y[:rows], [cut.block_b, cut.block_k]),
+            TensorDescriptor.from_tensor(w, [cut.block_n, cut.block_k]),
+            *(self._squares, self._inner, rows, outputs, inputs, parts, self._inner.stride(0)),
+            self._config.norm_eps,
+            BLOCK_B=cut.block_b,
+            BLOCK_N=cut.block_n,
+            BLOCK_K=cut.block_k,
+            PARTS=triton.next_power_of_2(parts),
+            num_warps=cut.warps,
+            num_stages=cut.stages,
+            launch_pdl=True,
         )
 
     def _added(self, x: Tensor, w: Tensor, weight: Tensor, rows: int) -> int:
@@ -275,6 +321,7 @@ class CompactStep:
             PRECISION=self._precision,
             PDL=self._early,
             PARTS=common + splits if at_once else 0,
+            **self._asked(layer.out),
             num_warps=cut.warps,
             num_stages=2,
             maxnreg=cut.registers,
@@ -290,6 +337,13 @@ class CompactStep:
                 num_warps=1,
                 **self._launch(),
             )
+
+    def _asked(self, w: Tensor) -> dict[str, object]:
+        """What attention asks for: the next product's weights, if that asks for none itself."""
+        fits = w.numel() >= AHEAD and w.nbytes <= AFTER
+        whole = w.is_contiguous() and w.data_ptr() % 16 == 0  # the copy engine fetches 16 bytes
+        asks = self._early and fits and whole
+        return {"after": w, "after_count": w.numel()} if asks else {}
 
     def _splits(self, rows: Rows, tile: int) -> tuple[int, int]:
         """Of the common beginning and of the tails: what fills the chip, a tile at least."""
@@ -339,13 +393,15 @@ def _for_many(kind: str, block_b: int, outputs: int, inputs: int) -> Cut:
     return Cut(16, 64, 64, 1, 4, 8) if inputs > 2 * outputs else Cut(32, 32, 128, 1, 4, 4)
 
 
-def is_boxed(cut: Cut, outputs: int, inputs: int, size: int) -> bool:
+def is_boxed(kind: str, cut: Cut, w: Tensor) -> bool:
     """Whether the copy engine fetches a product behind a norm that is not the head's.
 
-    Boxes are whole, and as they were measured: of the cut for many rows, and of a long K.
+    Boxes are whole, of the cuts for many rows, and of a long K.
     """
-    whole = outputs % cut.block_n == 0 and inputs % cut.block_k == 0
-    return size == 2 and whole and inputs >= 1024 and cut[:4] == (32, 64, 64, 1)
+    (outputs, inputs), gated = w.shape, kind == "gated"
+    whole = outputs % ((1 + gated) * cut.block_n) == 0 and inputs % cut.block_k == 0
+    many = cut[:4] == ((64, 32, 64, 1) if gated else (32, 64, 64, 1))
+    return w.element_size() == 2 and whole and inputs >= 1024 and many
 
 
 def boxed_of(cut: Cut, outputs: int, inputs: int) -> dict[str, int]:

@@ -5,6 +5,9 @@ from typing import NamedTuple
 #: Products with fewer weights ask for all of them before they may begin. More would only push out
 #: of the cache, or delay, what the kernel before is still reading.
 AHEAD = 1 << 22
+#: Bytes of weights that attention asks for on behalf of the product behind it, which has more of
+#: them than it asks for itself: so many stay in the cache until they are read.
+AFTER = 1 << 26
 #: Outputs and inputs of a program that holds its weights.
 HELD_N, HELD_K = 64, 256
 #: Of a row of planes that one program adds up.

@@ -18,8 +18,10 @@ from trapline.gold.decoder.layers import Layer, Norm, tensor
 from trapline.gold.decoder.model import Decoder
 from trapline.gold.decoder.pool import Pool, Stored
 from trapline.gold.decoder.rope import angles
+from trapline.gold.decoder.sampling import ranked
 from trapline.gold.decoder.skinny import linear
 from trapline.gold.norms.api import rms_norm
+from trapline.gold.softmax_topk.api import TopK
 
 if TYPE_CHECKING:
     from trapline.gold.decoder.compact import CompactStep
@@ -82,6 +84,14 @@ class Forward:
         assert delta is not None
         hidden, _ = _add_norm(decoder.norm, delta, x)
         return _applied(decoder.head, hidden)
+
+    @torch.no_grad()
+    def ranked(self, rows: Rows, count: int) -> tuple[Tensor, TopK]:
+        """Logits in float32, and the `count` likeliest of each row with their log-probabilities."""
+        if self.compact is not None:
+            return self.compact.ranked(rows, count)
+        logits = self.logits(rows).float()
+        return logits, ranked(logits, count)
 
 
 def _slots(rows: Rows) -> tuple[Tensor, int]:

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from trapline.gold.decoder.kernels_step import fetch
+from trapline.gold.decoder.kernels_step import bring_share, fetch
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 
@@ -161,7 +161,7 @@ def attend_prefix(
     out, lse, rows, G, qkv_row, pages_row, scale, eps, window, common,
     BEAMS: tl.constexpr, R: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_S: tl.constexpr, P: tl.constexpr,
-    WINDOWED: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
+    WINDOWED: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr, after, after_count,
 ):  # fmt: skip
     """One split of the common beginning of a group, for all its rows and one kv head."""
     split = number % common
@@ -186,6 +186,8 @@ def attend_prefix(
         bring_tile(keys, values, table, begin + BLOCK_S, end, g, G, D, BLOCK_D, BLOCK_S, P)
         gdc_wait()
         gdc_launch_dependents()
+        if after is not None:
+            bring_share(after, after_count)
     at = row.to(tl.int64) * qkv_row + head * D
     q = turned(qkv, at, live, position, cosine, sine, q_norm, eps, D, BLOCK_D)
     peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
@@ -208,7 +210,7 @@ def attend_tail(
     out, lse, rows, G, qkv_row, tails_row, scale, eps, window, common, splits,
     BEAMS: tl.constexpr, R: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_S: tl.constexpr, P: tl.constexpr,
-    WINDOWED: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
+    WINDOWED: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr, after, after_count,
 ):  # fmt: skip
     """One split of what one row has alone, for one kv head; the first one has the new position."""
     split = number % splits
@@ -233,6 +235,8 @@ def attend_tail(
         bring_tile(keys, values, table, begin + BLOCK_S, end, g, G, D, BLOCK_D, BLOCK_S, P)
         gdc_wait()
         gdc_launch_dependents()
+        if after is not None:
+            bring_share(after, after_count)
     m = tl.arange(0, 16)
     at = row * qkv_row + (g * R + m) * D
     q = turned(qkv, at, m < R, m * 0 + position, cosine, sine, q_norm, eps, D, BLOCK_D)
@@ -274,8 +278,13 @@ def attend_kernel(
     BEAMS: tl.constexpr, R: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_S: tl.constexpr, P: tl.constexpr, TAIL_P: tl.constexpr,
     WINDOWED: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr, PARTS: tl.constexpr,
+    after=None, after_count=0,
 ):  # fmt: skip
-    """The first rows / BEAMS · G · common programs read prefixes, the others tails."""
+    """The first rows / BEAMS · G · common programs read prefixes, the others tails.
+
+    `after` are the weights that the next kernel reads, if it does not ask for them itself: most of
+    the time that attention takes the memory is idle.
+    """
     number = tl.program_id(0)
     programs = common + BEAMS * splits
     if BEAMS > 1:
@@ -285,6 +294,7 @@ def attend_kernel(
                 number, qkv, keys, values, pages, prefix, positions, cosine, sine, q_norm,
                 out, lse, rows, G, qkv_row, pages_row, scale, eps, window, common,
                 BEAMS, R, D, BLOCK_D, BLOCK_M, BLOCK_S, P, WINDOWED, PRECISION, PDL,
+                after, after_count,
             )  # fmt: skip
             if PARTS > 0:
                 merge_last(
@@ -296,7 +306,7 @@ def attend_kernel(
     attend_tail(
         number, qkv, keys, values, tails, prefix, positions, active, cosine, sine, q_norm, k_norm,
         out, lse, rows, G, qkv_row, tails_row, scale, eps, window, common, splits,
-        BEAMS, R, D, BLOCK_D, BLOCK_S, TAIL_P, WINDOWED, PRECISION, PDL,
+        BEAMS, R, D, BLOCK_D, BLOCK_S, TAIL_P, WINDOWED, PRECISION, PDL, after, after_count,
     )  # fmt: skip
     if PARTS > 0:
         merge_last(

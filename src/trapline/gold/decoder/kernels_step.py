@@ -19,6 +19,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from trapline.gold.softmax_topk.kernels_order import larger, origin_of
+
 LOG2_E = tl.constexpr(1.4426950408889634)
 
 
@@ -37,6 +39,32 @@ def bring(w, n, N, K, w_row, AHEAD: tl.constexpr):
     line = tl.minimum(tl.arange(0, AHEAD // 64) * 64, K - 1)
     row = tl.minimum(n, N - 1).to(tl.int64)
     fetch(w + row[:, None] * w_row + line[None, :])
+
+
+@triton.jit
+def bring_share(w, count):
+    """Asks for this program's share of the `count` elements that the next kernel reads.
+
+    One thread does it in one instruction of the copy engine: lines asked for one by one would stand
+    before this kernel's own loads.
+    """
+    share = tl.cdiv(tl.cdiv(count, tl.num_programs(0)), 64) * 64
+    begin = tl.program_id(0) * share
+    width: tl.constexpr = w.dtype.element_ty.primitive_bitwidth // 8
+    size = tl.minimum(share, count - begin) * width // 16 * 16
+    if size > 0:
+        tl.inline_asm_elementwise(
+            """{
+            .reg .pred first;
+            .reg .u32 thread;
+            mov.u32 thread, %tid.x;
+            setp.eq.u32 first, thread, 0;
+            @first cp.async.bulk.prefetch.L2.global [$1], $2;
+            mov.u32 $0, 0;
+            }""",
+            "=r,l,r", [(w + begin).to(tl.int64), size],
+            dtype=tl.int32, is_pure=False, pack=1,
+        )  # fmt: skip
 
 
 @triton.jit
@@ -121,16 +149,33 @@ def embed_kernel(
 
 
 @triton.jit
+def leave_maxima(known, maxima, peaks, totals, b, rows, N, GROUP: tl.constexpr):
+    """Of a tile of logits (BLOCK_N, BLOCK_B): maxima of groups, of all, and the softmax sum."""
+    groups: tl.constexpr = known.shape[0] // GROUP
+    highs = tl.reduce(tl.reshape(known, [groups, GROUP, known.shape[1]]), 1, larger)
+    group = tl.program_id(0) * groups + tl.arange(0, groups)
+    count = tl.cdiv(N, GROUP)
+    inside = (group < count)[:, None] & (b < rows)[None, :]
+    tl.store(maxima + b[None, :] * count + group[:, None], highs, mask=inside)
+    peak = tl.reduce(highs, 0, larger)
+    share = tl.sum(tl.exp2((known - origin_of(peak)[None, :]) * LOG2_E), 0)
+    at = b * tl.num_programs(0) + tl.program_id(0)
+    tl.store(peaks + at, peak, mask=b < rows)
+    tl.store(totals + at, share, mask=b < rows)
+
+
+@triton.jit
 def scaled_kernel(
     x, w, squares, out, best, place,
     rows, N, K, count, x_row, w_row, out_row, eps,
     BLOCK_B: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLIT: tl.constexpr,
     PARTS: tl.constexpr, EVEN: tl.constexpr, AHEAD: tl.constexpr, PRECISION: tl.constexpr,
-    PDL: tl.constexpr,
+    PDL: tl.constexpr, maxima=None, peaks=None, totals=None, GROUP: tl.constexpr = 0,
 ):  # fmt: skip
     """A product behind a norm. With `best`, also the largest of its columns and where it is.
 
-    NaN counts as +inf there: a row with either has no softmax, and its maximum says so.
+    NaN counts as +inf there: a row with either has no softmax, and its maximum says so. With
+    `maxima`, what the second half of top-k asks for; there NaN is NaN.
     """
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     b = tl.program_id(1) * BLOCK_B + tl.arange(0, BLOCK_B)
@@ -153,33 +198,9 @@ def scaled_kernel(
         at = tl.program_id(0) * rows + b
         tl.store(best + at, high, mask=b < rows)
         tl.store(place + at, tl.program_id(0) * BLOCK_N + where, mask=b < rows)
-
-
-@triton.jit
-def boxed_kernel(
-    x_boxes, w_boxes, w, squares, out,
-    rows, N, K, count, w_row, out_row, eps,
-    BLOCK_B: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PARTS: tl.constexpr,
-    AHEAD: tl.constexpr,
-):  # fmt: skip
-    """`scaled_kernel` for many rows on Hopper: the copy engine fetches boxes of both operands.
-
-    What threads would spend on addresses is a part of so short a product that can be measured.
-    """
-    first, top = tl.program_id(0) * BLOCK_N, tl.program_id(1) * BLOCK_B
-    n, b = first + tl.arange(0, BLOCK_N), top + tl.arange(0, BLOCK_B)
-    bring(w, n, N, K, w_row, AHEAD)
-    gdc_wait()
-    gdc_launch_dependents()
-    sums = squares_of(squares, b, rows, count, PARTS)
-    total = tl.zeros([BLOCK_N, BLOCK_B], tl.float32)
-    for start in range(0, K, BLOCK_K):
-        weights = w_boxes.load([first, start])
-        total = tl.dot(weights, tl.trans(x_boxes.load([top, start])), total)
-    total *= factor_of(sums, K, eps)
-    inside = (n < N)[:, None] & (b < rows)[None, :]
-    places = out + b.to(tl.int64)[None, :] * out_row + n[:, None]
-    tl.store(places, total.to(out.dtype.element_ty), mask=inside)
+    if maxima is not None:
+        known = tl.where((n < N)[:, None], total, float("-inf"))
+        leave_maxima(known, maxima, peaks, totals, b, rows, N, GROUP)
 
 
 @triton.jit

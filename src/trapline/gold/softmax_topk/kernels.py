@@ -14,6 +14,7 @@ what. A kernel may be launched while the one before still runs, and then waits f
 from typing import Any, NamedTuple
 
 import torch
+import triton
 from torch import Tensor
 
 from trapline.gold.errors import DTypeError, RangeError
@@ -154,6 +155,30 @@ def run_long(
     select(x, k, warm, parts, answers, log, plan, same)
 
 
+def group_of(rows: int, vocabulary: int, k: int, x: Tensor) -> int | None:
+    """Neighbours whose maxima `decided` wants; None where rows are not cut into groups."""
+    if vocabulary <= plans.SHORT or vocabulary % width_of(x) or k > plans.RANKED:
+        return None
+    return plans.long_plan(rows, vocabulary, k, vocabulary, width_of(x), processors(x)).group
+
+
+@on_their_device
+def decided(logits: Tensor, k: int, maxima: Tensor, peaks: Tensor, totals: Tensor) -> Found:
+    """The second half alone, for whoever left the first half's numbers when it made the logits.
+
+    Those are the maxima (N, V / group) of groups of neighbours, and the maximum and the sum of
+    exp(logit − maximum) of every split, (N, splits). What comes back has logarithms.
+    """
+    rows, vocabulary = logits.shape
+    answers = _shapes(logits, k, 1.0, None, True)
+    plan = plans.long_plan(rows, vocabulary, k, vocabulary, width_of(logits), processors(logits))
+    plan = plan._replace(groups=maxima.shape[1], splits=peaks.shape[1])
+    launch = launch_of(logits)
+    same = {"PER_ROW": False, "PDL": launch, "launch_pdl": launch > 0}
+    select(logits, k, (logits, 1.0), (maxima, peaks, totals), answers, True, plan, same)
+    return Found(*answers)
+
+
 def stream(x: Tensor, warm: _Warm, plan: Long, same: dict[str, Any]) -> _Parts:
     """Group maxima, and the maximum and the sum of every split."""
     rows, vocabulary = x.shape
@@ -203,7 +228,7 @@ def select_launch(plan: Long, width: int, shift: int) -> dict[str, Any]:
         "G": plan.group,
         "WIDTH": width,
         "GROUPS_BLOCK": plan.groups_block,
-        "SPLITS_BLOCK": plans.SPLITS,
+        "SPLITS_BLOCK": max(plans.SPLITS, triton.next_power_of_2(plan.splits)),
         "THREADS": 32 * plan.select_warps,
         "SUPER": plan.supers,
         "LIST": plan.listed,
