@@ -295,8 +295,9 @@ def page() -> str:
             "## Generation",
             "",
             f"`bench_generate.py`: {', '.join(generated['sections'])}. A step is the slope "
-            "between two lengths of whole calls, the host included; how far its quartiles could "
-            "move it stands in brackets. "
+            "between neighbouring calls of two lengths, the host included, the median of several; "
+            "quartiles in brackets (two digits: an older record's, how far those of the calls "
+            "could move it). "
             "[How it works](components/decoder.md).",
             "",
             *generation(generated["results"]),
