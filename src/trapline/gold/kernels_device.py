@@ -42,6 +42,11 @@ def may_start_early(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9
 
 
+def is_hopper(device: torch.device) -> bool:
+    """Later ones have other tensor-core instructions, and some of them less shared memory."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
+
+
 def beside(x: Tensor) -> Tensor:
     """The same with the elements of a row beside each other, as kernels read small tables."""
     return x if x.stride(-1) == 1 else x.contiguous()

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -217,6 +218,43 @@ def test_large_products_of_some_dozens_of_lines(kind, budget, rows, monkeypatch)
         found.append((rounds.verifier.lines.clone(), rounds.verifier.features.clone(), drafted))
     for ours, others in zip(*found, strict=True):
         assert (ours - others).norm() < 0.03 * others.norm()
+
+
+@pytest.mark.parametrize(
+    ("change", "served"),
+    [
+        ({}, True),
+        ({"lines": 16}, False),
+        ({"lines": 129}, False),
+        ({"kind": torch.float32}, False),
+        ({"kind": torch.float16}, False),
+        ({"dim": 60}, False),
+        ({"offset": 1}, False),
+        ({"major": 8}, False),
+        ({"major": 10}, False),
+        ({"major": 12}, False),
+    ],
+)
+def test_which_products_are_large_ones(change, served, monkeypatch):
+    """Others are cuBLAS's, on other GPUs too: as many stages need not fit their shared memory."""
+    from trapline.gold import kernels_device
+    from trapline.gold.tree_decoding import generate_large
+
+    given = {"lines": 64, "kind": torch.bfloat16, "dim": 64, "offset": 0, "major": 9, **change}
+    dim, offset = given["dim"], given["offset"]
+    shapes = {"qkv": (96, dim), "out": (dim, 64), "up": (256, dim), "down": (dim, 128)}
+    layer = SimpleNamespace(
+        **{
+            name: torch.zeros(height * width + offset, dtype=given["kind"])[offset:].view(-1, width)
+            for name, (height, width) in shapes.items()
+        }
+    )
+    monkeypatch.setattr(generate_large, "LARGE", 1)
+    monkeypatch.setattr(
+        generate_large, "is_hopper", lambda _: kernels_device.is_hopper(torch.device("cuda"))
+    )
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (given["major"], 0))
+    assert generate_large.serves(layer, given["lines"]) == served
 
 
 @pytest.mark.parametrize("temperature", gpu((0.0,), (1.0,)))

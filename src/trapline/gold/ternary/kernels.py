@@ -21,7 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 from trapline.gold.errors import DTypeError, UnsupportedError
-from trapline.gold.kernels_device import may_start_early, on_their_device, processors
+from trapline.gold.kernels_device import is_hopper, may_start_early, on_their_device, processors
 from trapline.gold.ternary.kernels_many import many_rows
 from trapline.gold.ternary.kernels_mma import few_rows_kernel
 from trapline.gold.ternary.kernels_mma_ring import ring_kernel
@@ -201,7 +201,7 @@ def _launch(
     whole = low and columns % GROUP == 0
     if whole and len(x) <= FEW_ROWS and may_start_early(x.device):
         few_rows(x, plane, scales, y, settled=settled, plan=plan)
-    elif whole and len(x) > FEW_ROWS and _is_hopper(x.device):
+    elif whole and len(x) > FEW_ROWS and is_hopper(x.device):
         many_rows(x, plane, scales, y, settled=settled)
     elif low and len(x) <= GEMV_ROWS and columns % 16 == 0:
         gemv(x, plane, scales, y, GEMV_BLOCK)
@@ -261,11 +261,6 @@ def _gemm(x: Tensor, plane: Tensor, scales: Tensor, y: Tensor, block: tuple[int,
         BLOCK_M=rows, BLOCK_N=columns, PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
         num_warps=warps,
     )  # fmt: skip
-
-
-def _is_hopper(device: torch.device) -> bool:
-    """Later ones have other tensor-core instructions."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
 
 
 def _whole(tensor: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from trapline.gold.decoder.compact import Cut, Weights
 from trapline.gold.decoder.cuts import SETTLED
 from trapline.gold.decoder.kernels_held import settle_kernel
-from trapline.gold.kernels_device import may_start_early, processors
+from trapline.gold.kernels_device import is_hopper, may_start_early, processors
 from trapline.gold.tree_decoding.kernels_large import gated_large_kernel, planes_kernel
 
 #: A model with more weights than this in its gated product is large; its products are cut for so
@@ -95,11 +95,13 @@ def is_large(layer: Weights, lines: int) -> bool:
 
 
 def serves(layer: Weights, lines: int) -> bool:
-    """Whether these are for here: the copy engine wants Hopper, and rows of whole 16 bytes."""
+    """Whether these are for here: stages are Hopper's, and its copy engine wants whole 16 bytes."""
     if not is_large(layer, lines) or lines > MANY or layer.out.dtype != torch.bfloat16:
         return False
-    whole = all(w.shape[1] % 8 == 0 for w in (layer.qkv, layer.out, layer.down))
-    return whole and may_start_early(layer.out.device)
+    return is_hopper(layer.out.device) and all(
+        w.is_contiguous() and w.shape[1] % 8 == 0 and w.data_ptr() % 16 == 0
+        for w in (layer.qkv, layer.out, layer.up, layer.down)
+    )
 
 
 def large_cut(kind: str, lines: int, outputs: int) -> Cut:
