@@ -113,9 +113,9 @@ def replayed_run(target, model, kind, budget, batch, trace, options) -> dict:
     run(1)
     ones = [run() for _ in range(options.shape_rounds)]
     # The trace goes on from run to run, so a run's rate belongs to its own τ.
-    middle = sorted(ones, key=lambda one: one["tokens_per_s"] / one["tau"])[len(ones) // 2]
-    found = {name: middle[name] for name in ("tokens_per_s", "tau")}
-    found["raw"] = [[one["tokens_per_s"], one["tau"]] for one in ones]
+    raw = [[one["tokens_per_s"], one["busy_tau"]] for one in ones]
+    rate, tau = sorted(raw, key=lambda one: one[0] / one[1])[len(raw) // 2]
+    found = {"tokens_per_s": rate, "tau": tau, "raw": raw}
     if device.type != "cpu":
         found["microseconds"] = parts(one, prompts[:batch], 5)
     return found

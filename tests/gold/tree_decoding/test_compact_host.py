@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from trapline.gold.tree_decoding import generate_compact
+from trapline.gold.tree_decoding import generate_compact, generate_statistics
 from trapline.gold.tree_decoding.drafter_compact import State
 from trapline.gold.tree_decoding.generate_compact import CompactGenerator
 from trapline.gold.tree_decoding.generate_static import StaticConfig
@@ -116,6 +116,28 @@ def test_no_row_rests_while_rounds_are_long(monkeypatch):
     long = answered(8, lengths)
     assert long.rounds.rested == 0 < short.rounds.rested
     assert long.looks <= long.rounds.started
+
+
+def test_a_rate_and_its_tau_are_of_the_same_time(monkeypatch):
+    """Where no row rests and a look costs nothing, a rate over its τ is that of the rounds.
+
+    Of all answers together τ is lower: more rounds are cut short at the end, where rows rest.
+    """
+    monkeypatch.setattr(generate_compact, "LOOK", 0.0)
+    lengths, clock = lengths_of([0.9, 0.5, 0.8, 0.85] * 6, seed=1), [0]
+    monkeypatch.setattr(generate_statistics, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+
+    class Timed(CountedRounds):
+        def round(self):
+            super().round()
+            clock[0] += 1
+
+    Timed.lengths = lengths
+    target = SimpleNamespace(device=torch.device("cpu"))
+    host = CompactGenerator(target, None, StaticConfig(8, 256), rounds=Timed)
+    done = host.generate([[i] for i in range(24)], max_new_tokens=TOKENS).statistics
+    assert done.busy_passes == 8 * done.busy_seconds
+    assert done.busy_tokens / done.busy_passes > 1.005 * done.tau
 
 
 def test_plain_decoding_is_one_look():

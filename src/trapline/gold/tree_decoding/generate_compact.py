@@ -85,6 +85,7 @@ class CompactGenerator:
             self._pace = (statistics.seconds["rounds"] - started) / asked
             if len(working) == len(progress):
                 statistics.busy_tokens += _said(progress) - _said(before)
+                statistics.busy_passes += _passes(progress) - _passes(before)
                 statistics.busy_seconds += statistics.seconds["rounds"] - started
             free = [row for row in working if progress[row].left <= 0]
             for row in free:
@@ -174,6 +175,10 @@ class CompactGenerator:
 
 def _said(progress: Sequence[Progress]) -> int:
     return sum(one.made for one in progress)
+
+
+def _passes(progress: Sequence[Progress]) -> int:
+    return sum(one.rounds for one in progress)
 
 
 def _wait(tensor: torch.Tensor) -> None:

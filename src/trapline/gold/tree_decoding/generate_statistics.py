@@ -26,8 +26,10 @@ class Statistics:
     accepted_lengths: Counter[int] = field(default_factory=Counter)
     seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     exact: bool = False
-    #: Tokens said, and how long it took, while every row of a batch had something to say.
+    #: Tokens said, in how many passes, and how long it took, while every row of a batch had
+    #: something to say.
     busy_tokens: int = 0
+    busy_passes: int = 0
     busy_seconds: float = 0.0
 
     @property
