@@ -10,7 +10,7 @@ import torch
 from trapline.gold.decoder.config import DecoderConfig, RopeConfig
 from trapline.gold.decoder.generate import generate as plain
 from trapline.gold.decoder.model import Decoder
-from trapline.gold.errors import RangeError
+from trapline.gold.errors import RangeError, UnsupportedError
 from trapline.gold.tree_decoding.drafter import drafter_config
 from trapline.gold.tree_decoding.drafter_static import StaticDFlash, StaticLookup
 from trapline.gold.tree_decoding.drafter_training import fresh, regenerate_in_bulk
@@ -218,6 +218,19 @@ def test_large_products_of_some_dozens_of_lines(kind, budget, rows, monkeypatch)
         found.append((rounds.verifier.lines.clone(), rounds.verifier.features.clone(), drafted))
     for ours, others in zip(*found, strict=True):
         assert (ours - others).norm() < 0.03 * others.norm()
+
+
+@pytest.mark.parametrize("part", ["attention_bias", "mlp_bias"])
+def test_targets_with_biases_are_refused(part):
+    """The kernels of a pass have none: logits would be others without a word."""
+    from trapline.gold.tree_decoding.generate_rounds import CompactRounds
+
+    config = DecoderConfig(
+        family="llama", vocab=64, dim=32, layers=1, heads=2, kv_heads=1, head_dim=16, hidden=64,
+        context=64, norm_eps=1e-6, tied=True, rope=RopeConfig(), **{part: True},
+    )  # fmt: skip
+    with pytest.raises(UnsupportedError, match="biases"):
+        CompactRounds(Decoder(config), None, StaticConfig(1, 64))
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,8 @@ class CompactRounds:
         check_shape(target, config)
         self.target, self.drafter, self.config = target, drafter, config
         shape, like = target.config, target.norm.weight
+        if shape.attention_bias or shape.mlp_bias:
+            raise UnsupportedError("compact rounds are for targets without biases")
         self.nodes = 1 if drafter is None else drafter.drafted + 1
         self.deepest = 0 if drafter is None else drafter.depth
         if self.nodes > MOST_NODES:
