@@ -1,5 +1,6 @@
 """Codes of several widths in a model's own basis: levels, planes, positions, what is refused."""
 
+import pickle
 from dataclasses import replace
 
 import numpy as np
@@ -201,6 +202,19 @@ def test_keys_with_more_structure_leave_bits_to_values(rng):
         assert few <= of_keys <= many
 
 
+@pytest.mark.parametrize("width", [2, 3, 4, 10, 33])
+def test_no_direction_gets_more_bits_than_there_are(rng, width):
+    """Of heads whose directions fill no whole bytes, one side wants all it can have."""
+    q, steep, white = (rng.standard_normal((600, 1, width)) for _ in range(3))
+    steep *= 0.3 ** np.arange(width)
+    found = calibrate([q * np.arange(1, width + 1) ** 6.0], [steep], [white])
+    swapped = calibrate([q], [white], [steep])
+    for one in (found, swapped):
+        widths = [basis.widths for basis in (one.keys, one.values)]
+        assert sum(map(sum, widths)) == 8 * 2 * -(-width // 2)
+        assert max(map(max, widths)) <= MOST_BITS
+
+
 def test_constants_and_positions_are_counted(calibration):
     cache = cache_of(calibration, like=np.zeros(1))
     rows = 64 * 4 * LAYERS * (HEADS * (WIDTH + 4) + 4)
@@ -303,9 +317,33 @@ def test_a_calibration_of_parts_that_do_not_fit(calibration):
     fewer = replace(v, center=v.center[:1], into=v.into[:1], back=v.back[:1])
     with pytest.raises(ShapeError, match="but values"):
         replace(calibration, values=fewer)
-    for bad in (TURNS[1:], TURNS * np.nan):
-        with pytest.raises(ShapeError, match="turns"):
-            replace(calibration, turns=bad)
+
+
+BAD_TURNS = [TURNS[1:], TURNS * np.nan, TURNS[:, None] * np.ones(3), TURNS[0]]
+
+
+@pytest.mark.parametrize("bad", [*BAD_TURNS, TURNS.astype(np.float32)])
+def test_turns_that_do_not_fit(calibration, bad):
+    with pytest.raises((RangeError, ShapeError), match="turns"):
+        replace(calibration, turns=bad)
+
+
+@pytest.mark.parametrize("bad", BAD_TURNS)
+def test_turns_that_cannot_be_calibrated_with(draw, bad):
+    with pytest.raises((RangeError, ShapeError), match="turns"):
+        calibrate(*([part] for part in draw(100)), turns=bad)
+
+
+def test_a_calibration_is_stored_and_read_again(draw, calibration):
+    again = pickle.loads(pickle.dumps(calibration))
+    assert again != calibration  # compared as one thing: arrays have no truth value
+    _, k, v = draw(10)
+    views = []
+    for one in (calibration, again):
+        cache = cache_of(one)
+        cache.append(seq := cache.add(), 0, k, v)
+        views.append(cache.view(seq, 0))
+    np.testing.assert_array_equal(*views)
 
 
 @pytest.mark.parametrize(
@@ -316,6 +354,7 @@ def test_a_calibration_of_parts_that_do_not_fit(calibration):
         (lambda q, k, v: (q, [k[0], k[1][:, :1]], v), "layers must be alike"),
         (lambda q, k, v: (q, k, [x[:, :1] for x in v]), r"needs \(n, G, D\)"),
         (lambda q, k, v: ([x[:, :1] for x in q], k, v), "queries of layer 0"),
+        (lambda q, k, v: tuple([x[:, :0] for x in part] for part in (q, k, v)), "queries of layer"),
         (lambda q, k, v: ([x[:32] for x in q], [x[:32] for x in k], [x[:32] for x in v]), "few"),
         (lambda q, k, v: (q, [x * np.nan for x in k], v), "keys of layer 0 are not finite"),
         (lambda q, k, v: (q, k, [x * 0 for x in v]), "do not vary"),

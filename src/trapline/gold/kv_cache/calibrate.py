@@ -11,7 +11,13 @@ from typing import NamedTuple
 import numpy as np
 
 from trapline.gold.errors import RangeError, ShapeError
-from trapline.gold.kv_cache.calibrated import MOST_BITS, Basis, Calibration, distortion
+from trapline.gold.kv_cache.calibrated import (
+    MOST_BITS,
+    Basis,
+    Calibration,
+    check_turns,
+    distortion,
+)
 
 #: A query meets keys up to so far behind it, those at distance d with weight 1 / (1 + d).
 NEAR = 64
@@ -38,7 +44,9 @@ def calibrate(
         raise ShapeError("the heads of all layers must be alike")
     for layer, rows in enumerate(zip(queries, keys, values, strict=True)):
         _check(layer, *rows)
-    turns = None if turns is None else np.asarray(turns, np.float64)
+    if turns is not None:
+        turns = np.asarray(turns, np.float64)
+        check_turns(turns, keys[0].shape[2])
     metrics = [_metric(q, k.shape[1], turns) for q, k in zip(queries, keys, strict=True)]
     plain = np.broadcast_to(np.eye(keys[0].shape[2]), metrics[0].shape)
     of_keys = [_directions(k, metric) for k, metric in zip(keys, metrics, strict=True)]
@@ -51,7 +59,7 @@ def _check(layer: int, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> None:
     if k.ndim != 3 or k.shape != v.shape:
         raise ShapeError(f"keys of layer {layer} are {k.shape}, values {v.shape}: needs (n, G, D)")
     n, heads, width = k.shape
-    if q.ndim != 3 or q.shape[::2] != (n, width) or q.shape[1] % heads:
+    if q.ndim != 3 or q.shape[::2] != (n, width) or not heads or q.shape[1] % heads:
         raise ShapeError(f"queries of layer {layer} are {q.shape} for keys {k.shape}")
     if width < 2:
         raise RangeError("heads of one element have no directions to calibrate")
@@ -106,7 +114,9 @@ def _shared(keys: np.ndarray, values: np.ndarray) -> tuple[tuple[int, ...], tupl
     """Bits of the directions of both, together as large as said above, each in whole bytes."""
     width = len(keys)
     size = 2 * -(-width // 2) + width // 64
-    of_keys = round(sum(water_filled(np.concatenate((keys, values)), 8 * size)[:width]) / 8)
+    most = MOST_BITS * width // 8
+    wanted = round(sum(water_filled(np.concatenate((keys, values)), 8 * size)[:width]) / 8)
+    of_keys = min(max(wanted, size - most), most)
     return water_filled(keys, 8 * of_keys), water_filled(values, 8 * (size - of_keys))
 
 

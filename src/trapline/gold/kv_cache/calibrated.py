@@ -26,7 +26,7 @@ _HALF_LARGEST = 65504.0
 _NORMAL = NormalDist()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Basis:
     """Row r of layer l and head g is (r − center[l,g]) @ into[l,g], elements of variance about 1.
 
@@ -61,7 +61,7 @@ class Basis:
         return self.center.nbytes + self.into.nbytes + self.back.nbytes + len(self.widths)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Calibration:
     """What `calibrate` found out about a model: constants, for all its sequences.
 
@@ -76,8 +76,8 @@ class Calibration:
         shape, turns = self.shape, self.turns
         if self.values.center.shape != shape:
             raise ShapeError(f"keys are {shape}, but values {self.values.center.shape}")
-        if turns is not None and (2 * len(turns) != shape[2] or not np.isfinite(turns).all()):
-            raise ShapeError(f"turns must be ({shape[2] / 2:g},) and finite, got {turns.shape}")
+        if turns is not None:
+            check_turns(turns, shape[2])
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -88,6 +88,15 @@ class Calibration:
     def nbytes(self) -> int:
         turns = 0 if self.turns is None else self.turns.nbytes
         return self.keys.nbytes + self.values.nbytes + turns
+
+
+def check_turns(turns: np.ndarray, width: int) -> None:
+    """Float64, because angles of far positions need it."""
+    if turns.dtype != np.float64 or turns.ndim != 1 or 2 * len(turns) != width:
+        got = f"{turns.dtype} {turns.shape}"
+        raise ShapeError(f"turns must be float64 ({width / 2:g},), got {got}")
+    if not np.isfinite(turns).all():
+        raise RangeError("turns are not finite")
 
 
 class Arithmetic(Protocol):
