@@ -108,9 +108,7 @@ def _weights_collected() -> bool:
     """Whether hooks wait for a layer's weights: GPT-2 does not tell its layers that they do."""
     if _collector is None:
         return False
-    # While compiling the collector has no other place: see transformers' CompileableContextVar.
-    compiling = torch.compiler.is_compiling()
-    wanted = _collector.global_var if compiling else _collector.get()
+    wanted = _collector.get()
     return any(name.endswith("attentions") for name in wanted or ())
 
 
