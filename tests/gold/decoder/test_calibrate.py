@@ -83,6 +83,12 @@ def test_it_needs_a_text(decoder):
         calibrate(decoder, [])
 
 
+def test_texts_may_be_rows_of_an_array(decoder):
+    want = calibrate(decoder, TEXTS)
+    for texts in (np.array(TEXTS), torch.tensor(TEXTS)):
+        np.testing.assert_array_equal(calibrate(decoder, texts).keys.into, want.keys.into)
+
+
 def test_a_decoder_reads_from_such_a_cache(make):
     """Closer to its own logits than with rotated codes in the same bits."""
     decoder = make("qwen3")

@@ -20,7 +20,7 @@ def calibrate(decoder: Decoder, texts: Sequence[Sequence[int]]) -> Calibration:
     A few thousand tokens of what the model will read are enough; whatever is judged by the cache
     should not be among them.
     """
-    if not texts:
+    if len(texts) == 0:
         raise RangeError("calibrate needs at least one text")
     seen: dict[nn.Module, list[Tensor]] = {part: [] for part in _parts(decoder)}
     hooks = [

@@ -65,7 +65,8 @@ class KVCache:
     give it back within half a step of each row's own scale, the same for ever. `rotate` spreads
     outlying channels over a row before it is quantised; a `calibration` of the model (bits 4)
     gives more of them to directions in which its rows vary most, in codes that no kernel reads, and
-    takes a row's number at its arrival for the position it was turned to. Paged kinds share pages
+    takes a row's number at its arrival for the position it was turned to. Both fit a row's scale to
+    the least squared error, and may clip an element further. Paged kinds share pages
     between forks, copy on write, and find the pages of a known prefix again. With a `window` a
     position sees that many, itself included, and paged kinds give the pages behind it back. An
     unknown sequence is a KeyError, an exhausted pool a MemoryError; a call that raises changes
