@@ -51,6 +51,7 @@ def others():
     yield rounds.move_kernel, {"BLOCK_L": 16, "BLOCK": 256}
     yield rounds.lookup_kernel, {"WIDTH": 3, "BLOCK": 512, "BLOCK_L": 16}
     yield attention("bf16", width=128, share=4, nodes=128, fresh=False)
+    yield attention("bf16", width=128, share=4, nodes=16, fresh=False, alone=False)
     yield attention("fp32", width=64, share=2, nodes=8, fresh=True)
     for kind in ("bf16", "fp32"):
         yield product("added", kernels_draft.begin_kernel, 8, 1024, {"BLOCK": 256}, kind)
@@ -86,10 +87,13 @@ def product(name: str, kernel, lines: int, inputs: int, fixed: dict, kind: str =
     return kernel, {**known, **fixed}, kind, cut.warps, cut.stages
 
 
-def attention(kind: str, *, width: int, share: int, nodes: int, fresh: bool) -> tuple:
-    from trapline.gold.tree_decoding.generate_pass import attend_cut
+def attention(
+    kind: str, *, width: int, share: int, nodes: int, fresh: bool, alone: bool = True
+) -> tuple:
+    from trapline.gold.tree_decoding.generate_pass import QUERIES, attend_cut
 
-    chunk, tile, warps = attend_cut(nodes, share, width, 2 if kind == "bf16" else 4)
+    chunk = max(1, min(nodes, QUERIES // share))
+    tile, warps = attend_cut(width, 2 if kind == "bf16" else 4, alone=alone)
     fixed = {
         "QN": chunk,
         "BLOCK_Q": 1 << (chunk - 1).bit_length(),

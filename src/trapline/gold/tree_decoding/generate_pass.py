@@ -229,7 +229,10 @@ class TreePass(CompactStep):
         config, tapped = self._config, number - 1 in self._taps
         ratio = config.heads // config.kv_heads
         block_d = triton.next_power_of_2(config.head_dim)
-        chunk, tile, warps = attend_cut(self._nodes, ratio, block_d, self._norm.element_size())
+        chunk = max(1, min(self._nodes, QUERIES // ratio))
+        programs = self._rows * config.kv_heads * triton.cdiv(self._nodes, chunk)
+        alone = programs <= self._processors
+        tile, warps = attend_cut(block_d, self._norm.element_size(), alone=alone)
         fresh, fresh_row, pending = trees.fresh, 0, 1
         if fresh is not None:
             pending = len(fresh) // self._rows
@@ -238,7 +241,6 @@ class TreePass(CompactStep):
         features = None
         if tapped:
             features = self.features[:, self._taps.index(number - 1) * config.dim :]
-        programs = self._rows * config.kv_heads * triton.cdiv(self._nodes, chunk)
         tree_attend_kernel[(programs,)](
             *(qkv, self._keys[number], self._values[number], trees.lengths, trees.known),
             *(trees.depths, trees.seen, *self._angles, layer.q_norm, layer.k_norm, fresh),
@@ -285,10 +287,15 @@ def small_cut(kind: str, lines: int, inputs: int) -> Cut:
     return Cut(few, 16, 64, 4, 4, 6)
 
 
-def attend_cut(nodes: int, ratio: int, block_d: int, size: int) -> tuple[int, int, int]:
-    """Nodes of a program, committed positions at a time (keys of up to 32 KB), warps."""
-    tile = max(16, min(128, (16384 if size == 2 else 2048) // block_d))
-    return max(1, min(nodes, QUERIES // ratio)), tile, 8 if tile * block_d > 8192 else 4
+def attend_cut(block_d: int, size: int, *, alone: bool) -> tuple[int, int]:
+    """Committed positions at a time, and warps.
+
+    Keys of 32 KB where programs are alone on their processors. Two of these do not fit on one, and
+    would be done one after the other: where there are more programs, 16 KB.
+    """
+    elements = (16384 if alone else 8192) if size == 2 else 2048
+    tile = max(16, min(128, elements // block_d))
+    return tile, 8 if tile * block_d > 8192 else 4
 
 
 def _add_norm(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
