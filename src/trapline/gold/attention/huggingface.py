@@ -108,7 +108,19 @@ def _weights_collected() -> bool:
     """Whether hooks wait for a layer's weights: GPT-2 does not tell its layers that they do."""
     if _collector is None:
         return False
-    wanted = _collector.get()
+    if not torch.compiler.is_compiling():
+        return _are_weights(_collector.get())
+    # Compiled code can read the collector where compiled code has put it, and nowhere else. One
+    # that was there before is asked for once, when the code is made.
+    return _are_weights(_collector.global_var) or _collected_outside()
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _collected_outside() -> bool:
+    return _are_weights(_collector.context_var.get())
+
+
+def _are_weights(wanted: Any) -> bool:
     return any(name.endswith("attentions") for name in wanted or ())
 
 
