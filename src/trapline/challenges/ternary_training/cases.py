@@ -1,5 +1,7 @@
 """The contract, part by part. Whatever needs training comes last."""
 
+from collections.abc import Callable
+
 import numpy as np
 
 from trapline.arena import expect
@@ -152,21 +154,29 @@ def smallest_model(submission: Submission, rng: np.random.Generator) -> None:
 
 @case("learns-a-rule-two-back")
 def learns_a_rule_two_back(submission: Submission, rng: np.random.Generator) -> None:
-    documents = text.renamed_two_back(rng, 12, 160, 25)
-    share = share_of_counting(submission, rng, documents, 60, vocab=12, heads=8, context=24)
+    def share() -> float:
+        documents = text.renamed_two_back(rng, 12, 160, 25)
+        return share_of_counting(submission, rng, documents, 60, vocab=12, heads=8, context=24)
+
     _by_rule(share, TWO_BACK_SHARE, "the token two places back decides")
 
 
 @case("recalls-the-first-token")
 def recalls_the_first_token(submission: Submission, rng: np.random.Generator) -> None:
-    documents = text.recalled(rng, 11, 360, 13)
-    share = share_of_counting(submission, rng, documents, 60, vocab=11, context=12)
+    def share() -> float:
+        documents = text.recalled(rng, 11, 360, 13)
+        return share_of_counting(submission, rng, documents, 60, vocab=11, context=12)
+
     _by_rule(share, RECALL_SHARE, "a marker calls for the first token")
 
 
-def _by_rule(share: float, limit: float, rule: str) -> None:
-    told = f"{rule}: perplexity {share:.2f} of that of counting words, on unseen documents"
-    expect.that(share <= limit, told)
+def _by_rule(share: Callable[[], float], limit: float, rule: str) -> None:
+    """One training in forty of a right answer stops by bad luck: a second one is granted."""
+    reached = share()
+    if reached > limit:
+        reached = min(reached, share())
+    told = f"{rule}: perplexity {reached:.2f} of that of counting words, on unseen documents"
+    expect.that(reached <= limit, told)
 
 
 @case("learns")

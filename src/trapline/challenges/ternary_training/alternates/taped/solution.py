@@ -11,7 +11,7 @@ from tape import Tape
 
 GROUP = 128
 STREAM = 200
-JUDGES = 10
+JUDGES, PATIENCE = 10, 20
 MASK64 = (1 << 64) - 1
 
 
@@ -174,7 +174,7 @@ def _search(latent, pieces, config, rng, deadline):
     begun, span = time.monotonic(), max(deadline - time.monotonic(), 1e-3)
     momentum = {name: np.zeros_like(value) for name, value in latent.items()}
     best, best_loss, since, step = _snapshot(latent), _loss(latent, judged, config)[0], 0, 0
-    while time.monotonic() < deadline and since < 10:
+    while time.monotonic() < deadline and since < PATIENCE:
         batch = _draw_batch(learn, rng)
         gradients = _loss(latent, _stream(batch), config)[1]
         rate = 0.1 * max(0.1, 1.0 - (time.monotonic() - begun) / span)

@@ -1,0 +1,26 @@
+"""A verdict that rests on training grants a second one: luck alone calls no right answer wrong."""
+
+import pytest
+
+from trapline.arena.errors import Violation
+from trapline.challenges.ternary_training import cases
+
+
+def by_rule(*shares):
+    """The verdict on trainings that reach these shares, and how many of them were asked for."""
+    left = list(shares)
+    cases._by_rule(lambda: left.pop(0), 0.3, "the rule")
+    return len(shares) - len(left)
+
+
+def test_one_unlucky_training_is_forgiven():
+    assert by_rule(0.45, 0.2) == 2
+
+
+def test_a_training_that_suffices_is_the_only_one():
+    assert by_rule(0.2, 0.1) == 1
+
+
+def test_two_failures_are_one_and_the_better_is_told():
+    with pytest.raises(Violation, match=r"the rule: perplexity 0\.44"):
+        by_rule(0.45, 0.44)
