@@ -266,6 +266,16 @@ def test_weights_are_refused_whichever_way_a_model_asks(make, compiled):
     assert len(call(draw(1, 6), output_hidden_states=True).hidden_states) == 3
 
 
+def test_who_asked_for_weights_once_may_ask_for_less_later():
+    """Code made for a call that is refused serves calls that are not."""
+    collector = huggingface._collector
+    collects = torch.compile(huggingface._weights_collected, backend="eager")
+    for wanted, refused in (("attentions", True), ("hidden_states", False), ("attentions", True)):
+        token = collector.set({wanted: []})
+        assert collects() is refused
+        collector.reset(token)
+
+
 def test_an_encoder_sees_both_ways_and_pads():
     torch.manual_seed(0)
     plain = bert()

@@ -111,12 +111,17 @@ def _weights_collected() -> bool:
     if not torch.compiler.is_compiling():
         return _are_weights(_collector.get())
     # Compiled code can read the collector where compiled code has put it, and nowhere else. One
-    # that was there before is asked for once, when the code is made.
-    return _are_weights(_collector.global_var) or _collected_outside()
+    # that was there before is looked for once, when the code is made, and if found in every call.
+    return _are_weights(_collector.global_var) or (_collected_first() and _collected_now())
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _collected_outside() -> bool:
+def _collected_first() -> bool:
+    return _are_weights(_collector.context_var.get())
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _collected_now() -> bool:
     return _are_weights(_collector.context_var.get())
 
 
