@@ -6,7 +6,7 @@ import os
 import sys
 from pathlib import Path
 
-from trapline.gold.decoder import kernels_step
+from trapline.gold.decoder import kernels_boxed, kernels_step
 from trapline.gold.kernels_device import compile_for_hopper
 from trapline.gold.tree_decoding import (
     kernels_attend,
@@ -26,6 +26,10 @@ ATTENDED = {
     *("qkv", "keys", "values", "cosine", "sine", "q_norm", "k_norm", "out", "stream"),
     *("features", "fresh", "context", "w", "gain", "table", "weight", "x", "y", "context_w"),
 }
+#: Multiples of 16, as those of large models are.
+WIDTHS = {"N", "K", "each", "x_row", "w_row", "out_row"}
+#: Where the copy engine does not serve a product: what threads know that load it.
+THREADS = {"SPLIT": 1, "EVEN": True, "AHEAD": 64, "PRECISION": "tf32", "best": None, "place": None}
 
 
 def main(folder: Path, which: str) -> None:
@@ -63,7 +67,11 @@ def others():
         yield product("scaled", kernels_step.scaled_kernel, lines, 256, {"PARTS": 16})
     for lines in (64, 128):
         yield large("added", kernels_large.planes_kernel, lines, {})
-        yield large("gated", kernels_large.gated_large_kernel, lines, {"PARTS": 16})
+    parts = {"PARTS": 16}
+    yield large("gated", kernels_large.gated_large_kernel, 64, parts)
+    yield large("gated", kernels_large.gated_whole_kernel, 128, parts)
+    yield large("scaled", kernels_boxed.boxed_kernel, 128, {**parts, "AHEAD": 64})
+    yield large("scaled", kernels_step.scaled_kernel, 128, {**parts, **THREADS})
 
 
 def large(name: str, kernel, lines: int, fixed: dict) -> tuple:
@@ -119,8 +127,9 @@ def compiled(
     types.update(dict.fromkeys(ATTENDED, f"*{kind}"))
     given = inspect.signature(kernel.fn).parameters.values()
     left = {one.name: one.default for one in given if one.default is not one.empty}
-    fixed = {**left, **fixed, "PDL": True}
-    made = compile_for_hopper(kernel, types, fixed, warps=warps, stages=stages)
+    fixed = {**left, **fixed, **({"PDL": True} if "PDL" in kernel.arg_names else {})}
+    aligned = WIDTHS if boxes else ()
+    made = compile_for_hopper(kernel, types, fixed, aligned=aligned, warps=warps, stages=stages)
     return {"name": kernel.__name__, "shared": made.metadata.shared}
 
 

@@ -45,7 +45,7 @@ def test_the_interpreted_kernels_do_what_torch_does(tmp_path, run_script):
     assert found["large"] < 2e-4
 
 
-@pytest.mark.parametrize(("which", "count"), [("few", 3), pytest.param("all", 30, marks=FULL)])
+@pytest.mark.parametrize(("which", "count"), [("few", 3), pytest.param("all", 32, marks=FULL)])
 def test_the_kernels_compile_for_hopper(tmp_path, run_script, which, count):
     run_script(HERE / "compile_rounds.py", tmp_path, TRITON_INTERPRET="0", KERNELS=which)
     compiled = json.loads((tmp_path / "compiled.json").read_text())
@@ -218,6 +218,15 @@ def test_large_products_of_some_dozens_of_lines(kind, budget, rows, monkeypatch)
         found.append((rounds.verifier.lines.clone(), rounds.verifier.features.clone(), drafted))
     for ours, others in zip(*found, strict=True):
         assert (ours - others).norm() < 0.03 * others.norm()
+
+
+@pytest.mark.parametrize(("lines", "boxed"), [(64, False), (65, True), (128, True)])
+def test_q_k_v_of_many_lines_come_by_the_copy_engine(lines, boxed):
+    from trapline.gold.decoder.compact import is_boxed
+    from trapline.gold.tree_decoding.generate_large import large_cut
+
+    weights = torch.empty((6144, 4096), dtype=torch.bfloat16, device="meta")
+    assert is_boxed("scaled", large_cut("scaled", lines, 6144), weights) == boxed
 
 
 @pytest.mark.parametrize("part", ["attention_bias", "mlp_bias"])

@@ -396,12 +396,12 @@ def _for_many(kind: str, block_b: int, outputs: int, inputs: int) -> Cut:
 def is_boxed(kind: str, cut: Cut, w: Tensor) -> bool:
     """Whether the copy engine fetches a product behind a norm that is not the head's.
 
-    Boxes are whole, of the cuts for many rows, and of a long K.
+    Boxes are whole, of the cuts for many rows (of a tree too), and of a long K.
     """
     (outputs, inputs), gated = w.shape, kind == "gated"
     whole = outputs % ((1 + gated) * cut.block_n) == 0 and inputs % cut.block_k == 0
-    many = cut[:4] == ((64, 32, 64, 1) if gated else (32, 64, 64, 1))
-    return w.element_size() == 2 and whole and inputs >= 1024 and many
+    many = {(64, 32, 64, 1)} if gated else {(32, 64, 64, 1), (128, 64, 64, 1)}
+    return w.element_size() == 2 and whole and inputs >= 1024 and cut[:4] in many
 
 
 def boxed_of(cut: Cut, outputs: int, inputs: int) -> dict[str, int]:

@@ -9,11 +9,17 @@ from trapline.gold.decoder.compact import Cut, Weights
 from trapline.gold.decoder.cuts import SETTLED
 from trapline.gold.decoder.kernels_held import settle_kernel
 from trapline.gold.kernels_device import is_hopper, may_start_early, processors
-from trapline.gold.tree_decoding.kernels_large import gated_large_kernel, planes_kernel
+from trapline.gold.tree_decoding.kernels_large import (
+    gated_large_kernel,
+    gated_whole_kernel,
+    planes_kernel,
+)
 
 #: A model with more weights than this in its gated product is large; its products are cut for so
 #: many lines as lie between FEW and MANY. Fewer are a plain step's, and more are cuBLAS's.
 LARGE, FEW, MANY = 1 << 23, 16, 128
+#: Up to so many lines a program has one group of warps.
+GROUP = 64
 #: Outputs of a program whose K is cut; of K at least so many.
 PLANE_N, PLANE_K = 64, 1024
 
@@ -64,11 +70,12 @@ class Large:
         """silu(gate) · up of x behind a norm, as `gated_kernel` does."""
         rows, outputs, inputs = len(x), w.shape[0] // 2, w.shape[1]
         cut = large_cut("gated", rows, outputs)
-        each = cut.block_n + cut.block_n // 2
-        gated_large_kernel[(triton.cdiv(outputs, each), triton.cdiv(rows, cut.block_b))](
+        kernel, widths = gated_whole_kernel, [cut.block_n]
+        if rows <= GROUP:
+            kernel, widths = gated_large_kernel, [cut.block_n, cut.block_n // 2]
+        kernel[(triton.cdiv(outputs, sum(widths)), triton.cdiv(rows, cut.block_b))](
             TensorDescriptor.from_tensor(x, [cut.block_b, cut.block_k]),
-            TensorDescriptor.from_tensor(w, [cut.block_n, cut.block_k]),
-            TensorDescriptor.from_tensor(w, [cut.block_n // 2, cut.block_k]),
+            *(TensorDescriptor.from_tensor(w, [width, cut.block_k]) for width in widths),
             *(w, squares, out, rows, outputs, inputs, parts, w.stride(0), out.stride(0), eps),
             PARTS=triton.next_power_of_2(parts),
             **self._cut(cut),
@@ -107,13 +114,14 @@ def serves(layer: Weights, lines: int) -> bool:
 def large_cut(kind: str, lines: int, outputs: int) -> Cut:
     """docs/components/tree_decoding.md says what was tried.
 
-    One program a processor, with as many stages as fit; two that fit would not be on all of them.
+    One program a processor, with as many stages as help; two that fit would not be on all of them.
     """
-    block_b, warps = (64, 4) if lines <= 64 else (128, 8)
+    few = lines <= GROUP
+    block_b, warps = (64, 4) if few else (128, 8)
     if kind == "gated":
-        return Cut(block_b, 64, 64, 1, warps, 4)
+        return Cut(block_b, 64 if few else 128, 64, 1, warps, 4)
     if kind == "added":
         return Cut(block_b, PLANE_N, 128, 1, warps, 4)
     if outputs > 20_000:
-        return Cut(block_b, 128, 64, 1, warps, 4 if lines <= 64 else 6)
-    return Cut(block_b, 64, 128, 1, warps, 4) if lines <= 64 else Cut(block_b, 64, 64, 1, warps, 8)
+        return Cut(block_b, 128, 64, 1, warps, 4 if few else 6)
+    return Cut(64, 64, 128, 1, 4, 4) if few else Cut(128, 64, 64, 1, 4, 6)

@@ -4,8 +4,9 @@
 Every program reads all lines of its part of K, through the cache, which gives little more than the
 memory does: a program must have many weights to each line, and every processor one program. So a
 gated product is cut into as many programs as there are processors, about, with a tile and a half of
-gates each; and where outputs are too few for that, K is cut between programs: each leaves a partial
-sum, a plane, and `settle_kernel` of the decoder's short step adds the planes to the stream.
+gates each (with two, and fewer programs, where there are so many lines that reading them counts for
+more); and where outputs are too few for that, K is cut between programs: each leaves a partial sum,
+a plane, and `settle_kernel` of the decoder's short step adds the planes to the stream.
 """
 
 import triton
@@ -84,3 +85,29 @@ def gated_large_kernel(
     factor = tl.rsqrt(tl.sum(sums, 0) / K + eps)[:, None]
     store_gated(gate, up, factor, b, n, out, rows, N, out_row)
     store_gated(half_gate, half_up, factor, b, m, out, rows, N, out_row)
+
+
+@triton.jit
+def gated_whole_kernel(
+    x_boxes, w_boxes, w, squares, out,
+    rows, N, K, count, w_row, out_row, eps,
+    BLOCK_B: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PARTS: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    """The same with whole tiles of gates alone: these are the left operand again."""
+    first, top = tl.program_id(0) * BLOCK_N, tl.program_id(1) * BLOCK_B
+    n, b = first + tl.arange(0, BLOCK_N), top + tl.arange(0, BLOCK_B)
+    if PDL:
+        bring(w, n, N, K, w_row, 64)
+        bring(w, N + n, 2 * N, K, w_row, 64)
+        gdc_wait()
+        gdc_launch_dependents()
+    sums = squares_of(squares, b, rows, count, PARTS)
+    gate = tl.zeros([BLOCK_N, BLOCK_B], tl.float32)
+    up = tl.zeros([BLOCK_N, BLOCK_B], tl.float32)
+    for start in range(0, K, BLOCK_K):
+        values = tl.trans(x_boxes.load([top, start]))
+        gate = tl.dot(w_boxes.load([first, start]), values, gate)
+        up = tl.dot(w_boxes.load([N + first, start]), values, up)
+    factor = tl.rsqrt(tl.sum(sums, 0) / K + eps)[:, None]
+    store_gated(tl.trans(gate), tl.trans(up), factor, b, n, out, rows, N, out_row)
