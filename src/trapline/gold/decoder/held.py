@@ -28,16 +28,9 @@ class Held:
         rows: int,
     ) -> int:  # fmt: skip
         """Adds x · wᵀ to the stream, as `added_kernel` does; into how many squares a row is cut."""
-        planes, pieces = self._part(x, w, rows), -(-len(w) // SETTLED)
-        settle_kernel[(rows, pieces)](
-            *(self._planes, stream, weight, y, squares, rows, len(w)),
-            COUNT=planes,
-            BLOCK=SETTLED,
-            PDL=self._early,
-            num_warps=1,
-            **self._launch(),
-        )
-        return pieces
+        planes = self._part(x, w, rows)
+        after = stream, weight, y, squares
+        return settle(self._planes, planes, *after, rows, early=self._early)
 
     def _part(self, x: Tensor, w: Tensor, rows: int) -> int:
         """Into how many planes a product went."""
@@ -51,9 +44,28 @@ class Held:
             PRECISION=self._precision,
             PDL=self._early,
             num_warps=4,
-            **self._launch(),
+            **_launch(early=self._early),
         )
         return planes
 
-    def _launch(self) -> dict[str, bool]:
-        return {"launch_pdl": True} if self._early else {}
+
+def settle(
+    planes: Tensor, count: int, stream: Tensor, weight: Tensor, y: Tensor, squares: Tensor,
+    rows: int, *, early: bool,
+) -> int:  # fmt: skip
+    """Adds `count` planes to the stream; into how many squares a row is cut."""
+    width = stream.shape[1]
+    pieces = -(-width // SETTLED)
+    settle_kernel[(rows, pieces)](
+        *(planes, stream, weight, y, squares, rows, width),
+        COUNT=count,
+        BLOCK=SETTLED,
+        PDL=early,
+        num_warps=1,
+        **_launch(early=early),
+    )
+    return pieces
+
+
+def _launch(*, early: bool) -> dict[str, bool]:
+    return {"launch_pdl": True} if early else {}

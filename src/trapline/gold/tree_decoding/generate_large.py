@@ -6,8 +6,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from trapline.gold.decoder.compact import Cut, Weights
-from trapline.gold.decoder.cuts import SETTLED
-from trapline.gold.decoder.kernels_held import settle_kernel
+from trapline.gold.decoder.held import settle
 from trapline.gold.kernels_device import is_hopper, may_start_early, processors
 from trapline.gold.tree_decoding.kernels_large import (
     gated_large_kernel,
@@ -46,7 +45,7 @@ class Large:
         rows, (outputs, inputs) = len(stream), w.shape
         cut = large_cut("added", rows, outputs)
         each = triton.cdiv(inputs, self._planes_of(w) * cut.block_k) * cut.block_k
-        planes, pieces = triton.cdiv(inputs, each), -(-outputs // SETTLED)
+        planes = triton.cdiv(inputs, each)
         grid = triton.cdiv(outputs, cut.block_n), planes, triton.cdiv(rows, cut.block_b)
         planes_kernel[grid](
             TensorDescriptor.from_tensor(x, [cut.block_b, cut.block_k]),
@@ -54,15 +53,8 @@ class Large:
             *(w, self._planes, rows, outputs, inputs, each, w.stride(0)),
             **self._cut(cut),
         )
-        settle_kernel[(rows, pieces)](
-            *(self._planes, stream, weight, y, squares, rows, outputs),
-            COUNT=planes,
-            BLOCK=SETTLED,
-            PDL=self._early,
-            num_warps=1,
-            **self._launch(),
-        )
-        return pieces
+        after = stream, weight, y, squares
+        return settle(self._planes, planes, *after, rows, early=self._early)
 
     def gate(
         self, x: Tensor, w: Tensor, squares: Tensor, out: Tensor, parts: int, eps: float
@@ -89,11 +81,8 @@ class Large:
             "PDL": self._early,
             "num_warps": cut.warps,
             "num_stages": cut.stages,
-            **self._launch(),
+            **({"launch_pdl": True} if self._early else {}),
         }
-
-    def _launch(self) -> dict[str, bool]:
-        return {"launch_pdl": True} if self._early else {}
 
 
 def is_large(layer: Weights, lines: int) -> bool:
