@@ -37,7 +37,7 @@ def main(folder: Path) -> None:
         "move": moved(),
         "draw": drawn(),
         "lookup": looked_up(),
-        "attend": [attended(fresh=False), attended(fresh=True)],
+        "attend": [attended(fresh, further) for fresh in (False, True) for further in (0, 130)],
         "begin": begun(),
         "large": max(multiplied(ROWS * NODES), multiplied(70)),
     }
@@ -292,16 +292,19 @@ def multiplied(lines: int) -> float:
     return max(float(((a - b).abs() / (1 + b.abs())).max()) for a, b in pairs)
 
 
-def attended(*, fresh: bool) -> float:
-    """One layer's attention against torch: the largest difference, of stored keys too."""
+def attended(fresh: bool, further: int) -> float:
+    """One layer's attention against torch: the largest difference, of stored keys too.
+
+    Positions are one tile, and some of a second where all of them stand 130 further.
+    """
     wide, narrow = 64, 32
     weights = [torch.rand(16) + 0.5 for _ in range(2)]
     layer = type("L", (), {"q_norm": weights[0], "k_norm": weights[1], "up": torch.zeros(2)})()
-    store = torch.randn((2, 1, ROWS, ROOM, 2, 16))
-    turns = torch.arange(ROOM)[:, None] * torch.rand(8)
+    store = torch.randn((2, 1, ROWS, ROOM + further, 2, 16))
+    turns = torch.arange(ROOM + further)[:, None] * torch.rand(8)
     angles = turns.cos(), turns.sin()
     one = small_pass(layer, store, angles, nodes=NODES, taps=(-1,))
-    lengths, known = torch.tensor([9, 4]), torch.tensor([6, 4])
+    lengths, known = torch.tensor([9, 4]) + further, torch.tensor([6, 4]) + further
     _, parents = random_trees(ROWS, NODES - 1)
     seen = fast_tree.ancestors(parents)
     depths = fast_tree.depths(seen).flatten()

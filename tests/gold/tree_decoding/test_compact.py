@@ -1,5 +1,6 @@
 """Compact rounds: kernels in the interpreter, compiled for Hopper, and whole answers on a GPU."""
 
+import copy
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -66,7 +67,7 @@ def test_weights_are_joined_once():
     assert torch.equal(other, torch.cat((wanted[:3], wanted[5:])))
 
 
-def models(dtype, layers=4, **changes):
+def models(dtype, layers=4, device="cuda", **changes):
     shape = {"dim": 384, "heads": 6, "kv_heads": 3, "head_dim": 64, "hidden": 1024, **changes}
     config = DecoderConfig(
         family="qwen3",
@@ -77,18 +78,19 @@ def models(dtype, layers=4, **changes):
         **{"tied": True, "rope": RopeConfig(), "qk_norm": True, **shape},
     )
     torch.manual_seed(1)
-    target = Decoder(config).cuda()
+    target = Decoder(config).to(device)
     for parameter in target.parameters():
         if parameter.ndim == 2:
             torch.nn.init.normal_(parameter, std=0.05)
     sizes = {"layers": 2, "block": 8, "mask_id": 2047, "seen": 3, "hidden": 2048}
-    model = fresh(drafter_config(config, **sizes), 0).cuda()
+    model = fresh(drafter_config(config, **sizes), 0).to(device)
     return (one.to(dtype).eval().requires_grad_(False) for one in (target, model))
 
 
-def prompts_for(rows):
+def prompts_for(rows, least=20):
     luck = torch.Generator().manual_seed(rows)
-    return [torch.randint(0, 2000, (20 + 7 * row,), generator=luck).tolist() for row in range(rows)]
+    sizes = [least + 7 * row for row in range(rows)]
+    return [torch.randint(0, 2000, (size,), generator=luck).tolist() for size in sizes]
 
 
 def compact(kind, target, model, rows, budget, room=256, temperature=0.0):
@@ -218,6 +220,79 @@ def test_large_products_of_some_dozens_of_lines(kind, budget, rows, monkeypatch)
         found.append((rounds.verifier.lines.clone(), rounds.verifier.features.clone(), drafted))
     for ours, others in zip(*found, strict=True):
         assert (ours - others).norm() < 0.03 * others.norm()
+
+
+def passed(target, prompts, made, layers):
+    """Logits and features of trees behind prompts, by the decoder itself on a CPU, in float32."""
+    target = copy.deepcopy(target).float().cpu()
+    caches = [target.new_cache() for _ in prompts]
+    target.run([prompt[:-1] for prompt in prompts], caches)
+    ids, depths = (part.view(-1, made.nodes).cpu() for part in (made.ids, made.depths))
+    run = target.run(
+        ids,
+        caches,
+        positions=[cache.length + depth for cache, depth in zip(caches, depths, strict=True)],
+        masks=[
+            torch.nn.functional.pad(seen, (cache.length, 0), value=True)
+            for cache, seen in zip(caches, made.seen.cpu() != 0, strict=True)
+        ],
+        features=layers,
+    )
+    return target.logits(run.last), torch.cat(run.features, dim=-1)
+
+
+def test_trees_by_the_decoder_are_plain_decoding_of_every_branch():
+    """What a GPU is compared with below."""
+    from trapline.gold.tree_decoding import fast_tree
+    from trapline.gold.tree_decoding.drafter_compact import Proposal
+
+    shape = {"dim": 64, "heads": 4, "kv_heads": 2, "head_dim": 16, "hidden": 96}
+    target, _ = models(torch.float32, layers=2, device="cpu", **shape)
+    prompts, made = prompts_for(2, 5), Proposal(2, 6, torch.device("cpu"))
+    seen = fast_tree.ancestors(torch.tensor([[-1, 0, 0, -1, 2], [-1, -1, 1, 2, 1]]))
+    made.ids.copy_(torch.arange(12) * 7)
+    made.seen.copy_(seen)
+    made.depths.copy_(fast_tree.depths(seen).flatten())
+    logits, features = (part.view(2, 6, -1) for part in passed(target, prompts, made, (0, 1)))
+    for row, node in torch.cartesian_prod(torch.arange(2), torch.arange(6)).tolist():
+        branch = made.ids.view(2, 6)[row][seen[row, node]].tolist()
+        run = target.run([prompts[row][:-1] + branch], [target.new_cache()], features=(0, 1))
+        wanted = target.logits(run.last[-1]), torch.cat([part[-1] for part in run.features])
+        torch.testing.assert_close((logits[row, node], features[row, node]), wanted)
+
+
+@pytest.mark.parametrize(
+    ("kind", "budget", "dtype", "most"),
+    gpu(
+        ("chain", 7, torch.bfloat16, 0.02),
+        ("tree", 15, torch.bfloat16, 0.02),
+        ("tree", 15, torch.float32, 1e-3),
+    ),
+)
+def test_wide_heads_see_several_tiles_of_keys(kind, budget, dtype, most, monkeypatch):
+    """Heads of the 8B shape behind 130 to 179 positions, in passes over 64 and 128 lines.
+
+    Of bfloat16 these are two tiles of 128 and three of 64. Rounding alone is 0.010; one key that is
+    not seen would be 0.12, and one sibling that is 0.026.
+    """
+    from trapline.gold.tree_decoding import generate_large
+    from trapline.gold.tree_decoding.generate_pass import Trees
+
+    shape = {"dim": 1024, "heads": 32, "kv_heads": 8, "head_dim": 128, "hidden": 2048 + 32}
+    target, model = models(dtype, layers=2, **shape)
+    prompts = prompts_for(8, 131)
+    monkeypatch.setattr(generate_large, "LARGE", 1)
+    rounds = compact(kind, target, model, 8, budget).rounds
+    assert (rounds.verifier._large is not None) == (dtype == torch.bfloat16)
+    rounds.open(prompts, 0)
+    rounds.drafter.propose(rounds.state, rounds.proposal)
+    made, lengths = rounds.proposal, rounds.state.lengths
+    rounds.choose(rounds.verifier.run(made.ids, Trees(lengths, made.depths, made.seen)))
+    ours = rounds.verifier.lines, rounds.verifier.features
+    assert torch.equal(rounds.choices, ours[0].argmax(dim=-1))
+    wanted = passed(target, prompts, made, rounds.target_layers)
+    for mine, other in zip(ours, wanted, strict=True):
+        assert (mine.cpu() - other).norm() < most * other.norm()
 
 
 @pytest.mark.parametrize(("lines", "boxed"), [(64, False), (65, True), (128, True)])
