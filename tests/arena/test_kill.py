@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from trapline.arena.errors import UsageError
 from trapline.arena.mutate import read_files
 from trapline.arena.store import Store
 
@@ -63,18 +64,34 @@ def undisturbed(field, tmp_path_factory):
     return result
 
 
+def kept(run):
+    """What is graded so far: nothing where a grader died before it had made a run."""
+    try:
+        return table(run)
+    except UsageError:
+        return []
+
+
 def survive(field, run, rounds, chance):
     """Kills the grader at random moments; starts over when a run was completed."""
+    before = []
     for _ in range(rounds):
         grader = start(field, run)
         time.sleep(chance.uniform(0.3, 4.0))
         grader.send_signal(signal.SIGKILL)
         grader.communicate()
-        if (run / "run.sqlite").exists() and len(table(run)) == 5:
+        after = kept(run)
+        assert set(before) <= set(after)
+        before = after
+        if len(after) == 5:
             shutil.rmtree(run)
+            before = []
 
 
 def test_killed_graders_lose_nothing(field, undisturbed, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "run.sqlite").touch()  # as by one that was killed before its first word
+    assert kept(tmp_path / "run") == []
     survive(field, tmp_path / "run", 20, random.Random(1))
     assert finish(field, tmp_path / "run") == undisturbed
 
