@@ -171,7 +171,7 @@ def recalls_the_first_token(submission: Submission, rng: np.random.Generator) ->
 
 
 def _by_rule(share: Callable[[], float], limit: float, rule: str) -> None:
-    """One training in forty of a right answer stops by bad luck: a second one is granted."""
+    """A right answer may be unlucky in one training, so a second is granted; the better counts."""
     reached = share()
     if reached > limit:
         reached = min(reached, share())
