@@ -188,14 +188,9 @@ def _held(case: str, found: dict[str, Any]) -> Iterator[str]:
 
 
 def _spread(found: dict[str, Any]) -> str:
-    """Quartiles of the rounds' slopes; of older records, what both calls' quartiles leave open."""
-    if "slopes" in found:
-        low, _, high = quantiles(next(iter(found["slopes"].values())), n=4, method="inclusive")
-        return f"{1e3 * low:.3f} – {1e3 * high:.3f}"
-    more, less = found["times"][:2]
-    tokens = [int(one["name"].split()[-2]) for one in (more, less)]
-    ends = (more["low"] - less["high"], more["high"] - less["low"])
-    return " – ".join(f"{1e3 * end / (tokens[0] - tokens[1]):.2f}" for end in ends)
+    """Quartiles of the rounds' slopes."""
+    low, _, high = quantiles(next(iter(found["slopes"].values())), n=4, method="inclusive")
+    return f"{1e3 * low:.3f} – {1e3 * high:.3f}"
 
 
 def _times_as_long(values: Sequence[float]) -> str:
@@ -296,8 +291,7 @@ def page() -> str:
             "",
             f"`bench_generate.py`: {', '.join(generated['sections'])}. A step is the slope "
             "between neighbouring calls of two lengths, the host included, the median of several; "
-            "quartiles in brackets (two digits: an older record's, how far those of the calls "
-            "could move it). "
+            "quartiles in brackets. "
             "[How it works](components/decoder.md).",
             "",
             *generation(generated["results"]),

@@ -88,32 +88,42 @@ def test_the_page_is_that_of_the_committed_results(pages):
 
 
 def test_generation_says_steps_calls_and_what_else_was_held(pages):
-    def call(name, seconds):
-        return {**timing(name, seconds), "low": seconds - 1e-3, "high": seconds + 1e-3}
-
-    ours = [call("ours, 128 new", 0.05), call("ours, 64 new", 0.03)]
-    times = [*ours, call("transformers, 128 new", 1.5), call("transformers, 64 new", 0.8)]
+    ours = [timing("ours, 128 new", 0.05), timing("ours, 64 new", 0.03)]
+    times = [*ours, timing("transformers, 128 new", 1.5), timing("transformers, 64 new", 0.8)]
+    slopes = {"ours": [2.8e-4, 3e-4, 3.4e-4]}
     results = {
-        "greedy": {"times": times, "steps": {"ours": 3e-4, "transformers": 0.012}},
+        "greedy": {
+            "times": times,
+            "slopes": slopes,
+            "steps": {"ours": 3e-4, "transformers": 0.012},
+        },
         "alone": {
             "times": ours,
+            "slopes": slopes,
             "steps": {"ours": 3e-4},
             "left_out": {"times": times[2:3], "why": "it rained"},
         },
         "calls": {"times": [ours[0], times[2]], "note": "in another run"},
-        "8B": {"times": ours, "steps": {"ours": 4e-3}, "ratio": 1.25, "reading_seconds": 3.5e-3},
+        "8B": {
+            "times": ours,
+            "slopes": slopes,
+            "steps": {"ours": 4e-3},
+            "ratio": 1.25,
+            "reading_seconds": 3.5e-3,
+        },
         "pages": {"times": ours, "cost": 0.004},
         "ids": {"share of equal tokens": {"batch 8": 1.0}},
         "logits": {"errors": {"ours": {"relative": 0.012}}},
         "long": {
             "times": times,
+            "slopes": slopes,
             "steps": {"ours": 4e-4, "transformers": 4e-3},
             "peak_bytes": {"ours": 2**20, "transformers": 2**22},
         },
     }
     lines = pages.generation(results)
-    assert "| greedy | 0.300 (0.28 – 0.34) | 40.0 | 50.0 | 30.0 |" in lines
-    assert "| alone | 0.300 (0.28 – 0.34) |  | 50.0 |  |" in lines
+    assert "| greedy | 0.300 (0.290 – 0.320) | 40.0 | 50.0 | 30.0 |" in lines
+    assert "| alone | 0.300 (0.290 – 0.320) |  | 50.0 |  |" in lines
     assert "| calls |  |  | 50.0 | 30.0 |" in lines
     assert [line for line in lines if line.startswith("- ")] == [
         "- alone: left out: transformers, 128 new, 1.50 s, it rained.",
