@@ -89,6 +89,18 @@ def test_logits_are_close_when_quantised(model, bits, rotate, limit):
     assert float((got - want).norm() / want.norm()) <= limit
 
 
+def test_recent_rows_bring_logits_nearer(model):
+    want = teacher_forced(model, transformers.DynamicCache(config=model.config))
+    errors = []
+    for recent in (0, 12, 40):
+        cache = PooledCache(model.config, positions=96, bits=4, recent=recent)
+        errors.append(float((teacher_forced(model, cache) - want).norm() / want.norm()))
+    assert errors[2] < 0.3 * errors[0]
+    assert errors[2] < errors[1] < errors[0]
+    beams = PooledCache(model.config, positions=400, bits=4, recent=40)
+    assert continued(model, beams, 3).shape[0] == 6
+
+
 def test_a_quantised_cache_runs_with_beams_and_is_small(model):
     small = PooledCache(model.config, positions=400, bits=8)
     whole = PooledCache(model.config, positions=400)

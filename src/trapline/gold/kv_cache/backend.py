@@ -32,6 +32,8 @@ class Backend:
     """What a cache works with; settled by the first rows that it sees."""
 
     codec: PairCodec
+    #: Of what `codec` misses, see `recent.py`.
+    second: PairCodec
     rows: Rows
     attention: Callable[..., Any]
     dtype: Any
@@ -43,19 +45,18 @@ def backend_for(
     """The parts that fit these rows."""
     math: Arithmetic = NumpyArithmetic()
     if isinstance(rows, np.ndarray):
-        codec = _codec(bits, width, fitted=rotate)
+        codec, second = _codec(bits, width, fitted=rotate), _codec(4, width, fitted=False)
         pool: Rows = NumpyRows()
         attention: Callable[..., Any] = cached_attention
     else:
         from trapline.gold.kv_cache import fast
 
-        codec = fast.codec(bits, width, fitted=rotate)
+        codec, second = fast.codec(bits, width, fitted=rotate), fast.codec(4, width, fitted=False)
         pool, attention = fast.TensorRows(), fast.cached_attention
         math = fast.TensorArithmetic(rows.device)
-    if calibration is not None:
-        return Backend(CalibratedPair(calibration, math), pool, attention, rows.dtype)
     codec = RotatedCodec(codec, width) if rotate else codec
-    return Backend(Alike(codec), pool, attention, rows.dtype)
+    pair = Alike(codec) if calibration is None else CalibratedPair(calibration, math)
+    return Backend(pair, Alike(second), pool, attention, rows.dtype)
 
 
 def cached_attention(

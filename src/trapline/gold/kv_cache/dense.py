@@ -50,7 +50,7 @@ class DenseStorage:
         if stop > len(held[0]):
             # Half as much again keeps appending one by one linear in time.
             room = min(max(stop, len(held[0]) * 3 // 2), self.capacity)
-            held = tuple(_grown(array, start, room) for array in held)
+            held = tuple(grown(array, start, room) for array in held)
         for array, field in zip(held, fields, strict=True):
             array[start:stop] = field
         self._rows[seq][layer] = held
@@ -64,14 +64,14 @@ class DenseStorage:
             self.reserve(child, layer, 0, used)
         self.open(child)
         self._used[child] = list(self._used[seq])
-        self._rows[child] = self._each(seq, lambda array: _grown(array, len(array), len(array)))
+        self._rows[child] = self._each(seq, lambda array: grown(array, len(array), len(array)))
 
     def gather(self, seq: int, indices: np.ndarray) -> None:
         self._rows[seq] = self._each(seq, lambda array: array[indices])
         self._used[seq] = [len(indices)] * self.num_layers
 
     def shrink(self, seq: int, n: int) -> None:
-        self._rows[seq] = self._each(seq, lambda array: _grown(array, n, n))
+        self._rows[seq] = self._each(seq, lambda array: grown(array, n, n))
         self._used[seq] = [n] * self.num_layers
 
     def first(self, seq: int) -> int:
@@ -86,7 +86,7 @@ class DenseStorage:
         return [tuple(change(array) for array in held) for held in self._rows[seq]]
 
 
-def _grown(array: Any, used: int, room: int) -> Any:
+def grown(array: Any, used: int, room: int) -> Any:
     """The first `used` rows in a new array with `room` rows; NumPy's or torch's."""
     shape = (room, *array.shape[1:])
     new = np.zeros(shape, array.dtype) if isinstance(array, np.ndarray) else array.new_zeros(shape)

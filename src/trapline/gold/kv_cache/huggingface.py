@@ -123,8 +123,8 @@ class PooledLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
 class PooledCache(Cache):
     """A `transformers` cache of `positions` positions in all, over the rows of a batch.
 
-    Rows are stored as they are, or with `bits` 8, 4 or "fp8". Pages are shared between beams. A
-    pool that is too small is a MemoryError.
+    Rows are stored as they are, or with `bits` 8, 4 or "fp8", `rotate` and `recent` as in
+    `KVCache`. Pages are shared between beams. A pool that is too small is a MemoryError.
     """
 
     def __init__(
@@ -135,11 +135,13 @@ class PooledCache(Cache):
         block_size: int = 16,
         bits: Bits | None = None,
         rotate: bool = False,
+        recent: int = 0,
     ) -> None:
         text = config.get_text_config(decoder=True)
         if positions < 1 or block_size < 1:
             raise RangeError("positions and block_size must be at least 1")
-        self._pool = _Pool(text.num_hidden_layers, positions, block_size, bits=bits, rotate=rotate)
+        options = {"bits": bits, "rotate": rotate, "recent": recent}
+        self._pool = _Pool(text.num_hidden_layers, positions, block_size, **options)
         super().__init__(layers=[PooledLayer(self._pool, i) for i in range(self._pool.layers)])
 
     @property

@@ -21,7 +21,8 @@ def chunked_prefill(
     """Appends k, v (T,G,D) to a sequence and answers the attention of q (T,H,D).
 
     The result is that of one append and one attend, for every chunk size; scores take c·S·H numbers
-    at a time instead of T·S·H. A prompt that does not fit raises MemoryError and changes nothing.
+    at a time instead of T·S·H. (In a cache with `recent` rows it is more exact in smaller chunks.)
+    A prompt that does not fit raises MemoryError and changes nothing.
     """
     checks.integer_between(1, 2**62, chunk=chunk)
     cache.check_rows(k, v)

@@ -1,0 +1,85 @@
+"""The newest rows of a sequence more exactly: a second code, of what the first one missed.
+
+Attention looks at what is near, so bits are worth most there. The first code of a row is stored as
+ever and never changes; the second, 4 bits an element, lies beside the pool and is dropped when
+enough newer rows have come. Stored arrays are replaced and never written: forks share them.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from trapline.gold.kv_cache.backend import Backend
+from trapline.gold.kv_cache.dense import grown
+from trapline.gold.kv_cache.quantized import Fields
+
+
+class Recent:
+    """Second codes of at most `most` rows, the last ones, of each sequence and layer."""
+
+    def __init__(self, num_layers: int, most: int) -> None:
+        self.num_layers, self.most = num_layers, most
+        self._held: dict[int, list[Fields]] = {}
+
+    def open(self, seq: int) -> None:
+        self._held[seq] = [()] * self.num_layers
+
+    def close(self, seq: int) -> None:
+        del self._held[seq]
+
+    def encode(self, backend: Backend, layer: int, fields: Fields, k: Any, v: Any) -> Fields:
+        """Of new rows (n,G,D) and their first codes the second ones, of the last rows only."""
+        if self.most == 0:
+            return ()
+        newest = slice(max(0, len(k) - self.most), None)
+        first = tuple(field[newest] for field in fields)
+        near_k, near_v = backend.codec.decode(layer, first, k.dtype)
+        return backend.second.encode(layer, 0, k[newest] - near_k, v[newest] - near_v)
+
+    def append(self, seq: int, layer: int, new: Fields) -> None:
+        """Behind those that are held; the oldest of them make room."""
+        held = self._held[seq][layer] or tuple(field[:0] for field in new)
+        self._held[seq][layer] = tuple(
+            _joined(old[max(0, len(old) + len(added) - self.most) :], added)
+            for old, added in zip(held, new, strict=True)
+        )
+
+    def refine(self, backend: Backend, seq: int, layer: int, k: Any, v: Any) -> None:
+        """Adds to the last of these decoded rows, in place, what their first codes missed."""
+        held = self._held[seq][layer]
+        if held:
+            missed = backend.second.decode(layer, held, k.dtype)
+            for rows, more in zip((k, v), missed, strict=True):
+                n = min(len(rows), len(more))  # a window may be shorter than what is held
+                rows[len(rows) - n :] += more[len(more) - n :]
+
+    def fork(self, seq: int, child: int) -> None:
+        self._held[child] = list(self._held[seq])
+
+    def keep(self, seq: int, indices: np.ndarray, counts: list[int]) -> None:
+        """Of the layers' `counts` positions these stay: held are the last ones without a gap."""
+        self._held[seq] = [
+            _gathered(held, indices, count)
+            for held, count in zip(self._held[seq], counts, strict=True)
+        ]
+
+    def nbytes(self) -> int:
+        """What forks share counts once."""
+        stored = {id(a): a for layers in self._held.values() for held in layers for a in held}
+        return sum(int(array.nbytes) for array in stored.values())
+
+
+def _joined(old: Any, new: Any) -> Any:
+    both = grown(old, len(old), len(old) + len(new))
+    both[len(old) :] = new
+    return both
+
+
+def _gathered(held: Fields, indices: np.ndarray, count: int) -> Fields:
+    """`held` belongs to the last of `count` positions."""
+    if not held:
+        return ()
+    places = indices - (count - len(held[0]))
+    gaps = np.flatnonzero(places < 0)
+    places = places[gaps[-1] + 1 :] if len(gaps) else places
+    return tuple(array[places] for array in held)
