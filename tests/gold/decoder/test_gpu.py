@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from trapline.gold.decoder import beams, compact
+from trapline.gold.decoder import beams, compact, prompts
 from trapline.gold.decoder.config import from_dict
 from trapline.gold.decoder.cuts import SHORT_TAIL
 from trapline.gold.decoder.forward import Forward, Rows
@@ -101,6 +101,27 @@ def test_captured_searches_are_the_cpus(family, policy):
         assert [beam.tokens for beam in ours] == [beam.tokens for beam in theirs]
         for one, other in zip(ours, theirs, strict=True):
             assert one.score == pytest.approx(other.score, rel=1e-5)
+
+
+def test_later_batches_of_a_search_are_captured_from_their_prompts_on(monkeypatch):
+    """The first batch is run, the second recorded, others replayed; long ones are always run."""
+    decoder = random_decoder(FAMILIES["llama"])
+    rules = {"beam_width": 3, "max_new_tokens": 6, "eos_id": 4}
+    batches = [[[token + more for token in one] for one in PROMPTS] for more in range(5)]
+    expected = [beams.search(decoder, batch, **rules) for batch in batches]
+    passes = []
+    through = prompts.PromptPass._through
+    monkeypatch.setattr(
+        prompts.PromptPass, "_through", lambda one: (passes.append(1), through(one))[1]
+    )
+    for longest, ran in ((prompts.LONGEST, 4), (1, 5)):
+        monkeypatch.setattr(prompts, "LONGEST", longest)
+        search, passes[:] = beams.Searcher(decoder.to("cuda"), **rules), []
+        for batch, wanted in zip(batches, expected, strict=True):
+            found = search(batch)
+            tokens = [[beam.tokens for beam in one] for one in found]
+            assert tokens == [[beam.tokens for beam in one] for one in wanted]
+        assert len(passes) == ran  # the first, two rehearsals and the recording; or every batch
 
 
 def test_a_search_goes_on_when_tails_are_long():
@@ -232,7 +253,7 @@ def test_a_layer_of_beams_against_float64(shape, tail, dtype):
     for sequence in sequences:
         sequence.reserve(length + 1)
     decoder.step(texts, sequences)
-    tails = torch.stack([one.slots(prefix, length + 1) for one in sequences]).int()
+    tails = torch.stack([one.slots(prefix, length + 1) for one in sequences]).int().to(DEVICE)
     pages = [one.table[: prefix // 16 + 1] for one in sequences[::width]]
     given = Rows(
         ids=torch.arange(rows, device=DEVICE),

@@ -21,6 +21,7 @@ from trapline.gold.decoder.cuts import SHORT_TAIL
 from trapline.gold.decoder.forward import Forward, Rows
 from trapline.gold.decoder.model import Decoder
 from trapline.gold.decoder.pool import Pool
+from trapline.gold.decoder.prompts import PromptPass
 from trapline.gold.decoder.sampling import ranked
 from trapline.gold.errors import RangeError
 from trapline.gold.softmax_topk.api import TopK
@@ -53,8 +54,10 @@ class DeviceSearch:
     """
 
     def __init__(self, decoder: Decoder, lengths: Sequence[int], rules: Rules) -> None:
-        self._decoder, self._rules, self._lengths = decoder, rules, list(lengths)
+        self._rules, self._lengths = rules, list(lengths)
         vocabulary, device = decoder.config.vocab, decoder.device
+        if not all(lengths):
+            raise RangeError("a prompt is empty")
         if not all(0 <= end < vocabulary for end in rules.eos_ids):
             raise RangeError(
                 f"an end of {list(rules.eos_ids)} is outside a vocabulary of {vocabulary}"
@@ -65,16 +68,15 @@ class DeviceSearch:
         own = -(-count * width * steps // PAGE)
         dtype = decoder.norm.weight.dtype
         self._pool = Pool(decoder.config, sum(shared) + own, PAGE, dtype, device)
-        self._prompts = [self._pool.open() for _ in lengths]
-        for prompt, length in zip(self._prompts, lengths, strict=True):
-            prompt.reserve(length)
+        prompts = [self._pool.open() for _ in lengths]
+        self._prompts = PromptPass(decoder, prompts, self._lengths)
         tails = self._pool.open()
         tails.reserve(count * width * steps)
         #: (B · W, T): the place that each beam writes to at each step.
-        places = tails.slots(0, count * width * steps).int()
+        places = tails.slots(0, count * width * steps).int().to(device)
         self._own = places.view(count, steps, width).transpose(1, 2).flatten(0, 1).contiguous()
         pages = torch.zeros((count, max(shared, default=1)), dtype=torch.int32)
-        for row, prompt in enumerate(self._prompts):
+        for row, prompt in enumerate(prompts):
             pages[row, : len(prompt.table)] = torch.tensor(prompt.table)
         rows = count * width
         self._rows = Rows(
@@ -115,15 +117,11 @@ class DeviceSearch:
     def _begin(self, prompts: Sequence[Sequence[int]]) -> None:
         """The prompts in one packed pass, and their first continuations."""
         lengths = [len(prompt) for prompt in prompts]
-        if not all(lengths):
-            raise RangeError("a prompt is empty")
         if lengths != self._lengths:
             raise RangeError(f"the search is for prompts of {self._lengths} tokens, not {lengths}")
-        for sequence in self._prompts:
-            sequence.length = 0
         self._board.reset()
         self._broken.zero_()
-        logits = self._decoder.step(prompts, self._prompts)
+        logits = self._prompts(prompts)
         width = self._rules.beam_width
         prefix = torch.tensor(lengths, dtype=torch.int32)
         self._rows.prefix.copy_(prefix)

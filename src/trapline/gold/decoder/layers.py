@@ -1,13 +1,9 @@
-"""What a decoder is made of: norms, attention, feed-forward, and how packed tokens reach them.
+"""What a decoder is made of: norms, attention, feed-forward.
 
-Sequences lie one after the other without padding, so rows of different lengths cannot influence
-each other. Shape letters: N packed tokens, C channels, H query heads, G key/value heads, D width.
+Sequences lie one after the other without padding (`packing.py`), so rows of different lengths
+cannot influence each other. Shape letters: N packed tokens, C channels, H query heads, G key/value
+heads, D width.
 """
-
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from itertools import accumulate
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -15,43 +11,9 @@ from torch.nn import functional
 
 from trapline.gold.attention.api import flash_attention_varlen
 from trapline.gold.decoder.config import DecoderConfig
+from trapline.gold.decoder.packing import Kept, Packing
 from trapline.gold.decoder.rope import rotate
 from trapline.gold.norms.api import layer_norm, rms_norm
-
-
-class Cache(Protocol):
-    """Where one sequence's keys and values are kept."""
-
-    @property
-    def length(self) -> int: ...
-
-    def append(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]: ...
-    def advance(self, count: int) -> None: ...
-
-
-@dataclass(frozen=True)
-class Packing:
-    """Where the new tokens of each sequence lie, and where they stand in it."""
-
-    counts: list[int]
-    caches: Sequence[Cache]
-    positions: Tensor
-    #: Cosine and sine of the rotary angles, (N, D/2) each; None for learned positions.
-    angles: tuple[Tensor, ...] | None
-    #: For each sequence, (new, cached + new), True where a new token sees; None is causal.
-    masks: Sequence[Tensor] | None = None
-    _boundaries: dict[tuple[int, ...], Tensor] = field(default_factory=dict)
-
-    def pieces(self, x: Tensor) -> tuple[Tensor, ...]:
-        return torch.split(x, self.counts)
-
-    def boundaries(self, lengths: Sequence[int]) -> Tensor:
-        """Where pieces of these lengths begin and end, int32; copied to the device once a pass."""
-        key = tuple(lengths)
-        if key not in self._boundaries:
-            ends, device = [0, *accumulate(key)], self.positions.device
-            self._boundaries[key] = torch.tensor(ends, dtype=torch.int32, device=device)
-        return self._boundaries[key]
 
 
 class Norm(nn.Module):
@@ -91,45 +53,34 @@ class Attention(nn.Module):
             q, k = self.q_norm(q), self.k_norm(k)
         if packing.angles is not None:
             q, k = rotate(q, *packing.angles), rotate(k, *packing.angles)
-        stored = [
-            cache.append(layer, *rows)
-            for cache, *rows in zip(
-                packing.caches, packing.pieces(k), packing.pieces(v), strict=True
-            )
-        ]
         attend = self._causal if packing.masks is None else self._masked
-        return tensor(self.out(attend(q, stored, packing).reshape(len(x), -1)))
+        mixed = attend(q, packing.append(layer, k, v), packing)
+        return tensor(self.out(mixed.reshape(len(x), -1)))
 
-    def _causal(self, q: Tensor, stored: list[tuple[Tensor, Tensor]], packing: Packing) -> Tensor:
+    def _causal(self, q: Tensor, rows: Kept, packing: Packing) -> Tensor:
         """Each sequence's new queries over all it has; the last query sees the last key."""
-        lengths = [len(keys) for keys, _ in stored]
-        keys, values = (_one_after_another(parts) for parts in zip(*stored, strict=True))
         return tensor(
             flash_attention_varlen(
                 q,
-                keys,
-                values,
+                rows.keys,
+                rows.values,
                 packing.boundaries(packing.counts),
-                packing.boundaries(lengths),
+                packing.boundaries(rows.lengths),
                 max(packing.counts),
-                max(lengths),
+                max(rows.lengths),
                 causal=True,
                 window=self.window,
             )
         )
 
-    def _masked(self, q: Tensor, stored: list[tuple[Tensor, Tensor]], packing: Packing) -> Tensor:
+    def _masked(self, q: Tensor, rows: Kept, packing: Packing) -> Tensor:
         """Who sees whom is given, as for the nodes of a tree that share one cache."""
         assert packing.masks is not None
-        places = packing.pieces(packing.positions)
-        return torch.cat(
-            [
-                _masked_attention(one, keys, values, self._inside_window(mask, place))
-                for one, (keys, values), mask, place in zip(
-                    packing.pieces(q), stored, packing.masks, places, strict=True
-                )
-            ]
-        )
+        places = torch.split(packing.positions, packing.counts)
+        masks = map(self._inside_window, packing.masks, places)
+        stored = (torch.split(side, rows.lengths) for side in (rows.keys, rows.values))
+        queries = torch.split(q, packing.counts)
+        return torch.cat(list(map(_masked_attention, queries, *stored, masks)))
 
     def _inside_window(self, mask: Tensor, place: Tensor) -> Tensor:
         """Distances count in positions, and a tree has several nodes at one position."""
@@ -138,10 +89,6 @@ class Attention(nn.Module):
         before = torch.arange(mask.shape[1] - len(place), device=place.device)
         distance = place[:, None] - torch.cat((before, place))
         return mask & (distance < self.window)
-
-
-def _one_after_another(parts: Sequence[Tensor]) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
 def _masked_attention(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from trapline.gold.decoder.cache import SequenceCache
 from trapline.gold.decoder.config import DecoderConfig
-from trapline.gold.decoder.layers import Cache, Layer, Norm, Packing, tensor
+from trapline.gold.decoder.layers import Layer, Norm, tensor
+from trapline.gold.decoder.packing import Cache, Packing, stores
 from trapline.gold.decoder.rope import angles
 from trapline.gold.errors import RangeError, ShapeError
 
@@ -96,9 +97,16 @@ class Decoder(nn.Module):
         """
         if not all(0 <= number < self.config.layers for number in features):
             raise RangeError(f"features are layers 0 … {self.config.layers - 1}, got {features}")
-        ids = [torch.as_tensor(one, dtype=torch.long, device=self.device) for one in new]
-        packing = self._pack(ids, caches, positions, masks)
-        x = self.embedding(torch.cat(ids))
+        ids = self.tokens(new)
+        packing = self.pack([len(one) for one in new], caches, positions, masks)
+        hidden = self.through(ids, packing, features)
+        for cache, count in zip(caches, packing.counts, strict=True):
+            cache.advance(count)
+        return hidden
+
+    def through(self, ids: Tensor, packing: Packing, features: Sequence[int] = ()) -> Hidden:
+        """All layers once, for packed tokens (N,). It asks the device for nothing."""
+        x = self.embedding(ids)
         if self.position is not None:
             x = x + self.position(packing.positions)
         kept: dict[int, Tensor] = {}
@@ -106,30 +114,34 @@ class Decoder(nn.Module):
             x = layer(x, packing, number)
             if number in features:
                 kept[number] = x
-        for cache, count in zip(caches, packing.counts, strict=True):
-            cache.advance(count)
         return Hidden(tensor(self.norm(x)), tuple(kept[number] for number in features))
 
-    def _pack(
-        self,
-        ids: list[Tensor],
-        caches: Sequence[Cache],
-        positions: Sequence[Sequence[int] | Tensor] | None,
-        masks: Sequence[Tensor] | None,
-    ) -> Packing:
-        counts = [len(one) for one in ids]
-        if min(counts, default=0) < 1:
+    def tokens(self, new: Sequence[Sequence[int] | Tensor]) -> Tensor:
+        """New tokens of all sequences, (N,), on the device; what the host has is checked there."""
+        if min(map(len, new), default=0) < 1:
             raise RangeError("every sequence needs at least one new token")
-        tokens = torch.cat(ids)
-        if int(tokens.min()) < 0 or int(tokens.max()) >= self.config.vocab:
+        there = any(isinstance(one, Tensor) for one in new)
+        where = self.device if there else torch.device("cpu")
+        ids = torch.cat([torch.as_tensor(one, dtype=torch.long, device=where) for one in new])
+        if int(ids.min()) < 0 or int(ids.max()) >= self.config.vocab:
             raise RangeError(f"a token id outside the vocabulary of {self.config.vocab}")
+        return ids.to(self.device)
+
+    def pack(
+        self,
+        counts: list[int],
+        caches: Sequence[Cache],
+        positions: Sequence[Sequence[int] | Tensor] | None = None,
+        masks: Sequence[Tensor] | None = None,
+    ) -> Packing:
+        """Where so many new tokens of each sequence stand, and room for their rows."""
         places = self._places(counts, caches, positions)
         if masks is not None:
             for cache, count, mask in zip(caches, counts, masks, strict=True):
                 if tuple(mask.shape) != (count, cache.length + count):
                     want = (count, cache.length + count)
                     raise ShapeError(f"a mask has shape {tuple(mask.shape)}, expected {want}")
-        return Packing(counts, caches, places, self._angles(places), masks)
+        return Packing(counts, list(stores(caches, counts)), places, self._angles(places), masks)
 
     def _places(
         self,
@@ -138,8 +150,8 @@ class Decoder(nn.Module):
         positions: Sequence[Sequence[int] | Tensor] | None,
     ) -> Tensor:
         if positions is None:
-            spans: list[Tensor] = [
-                torch.arange(cache.length, cache.length + count, device=self.device)
+            spans = [
+                torch.arange(cache.length, cache.length + count)
                 for cache, count in zip(caches, counts, strict=True)
             ]
         else:
@@ -150,7 +162,7 @@ class Decoder(nn.Module):
         longest = int(places.max()) + 1
         if longest > self.config.context or int(places.min()) < 0:
             raise RangeError(f"{longest} positions are more than the model's {self.config.context}")
-        return places
+        return places.to(self.device)
 
     def _angles(self, positions: Tensor) -> tuple[Tensor, ...] | None:
         if self.config.rope is None:

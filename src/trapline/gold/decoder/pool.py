@@ -132,7 +132,6 @@ class PooledSequence:
 
     def __init__(self, pool: Pool, seq: int, length: int) -> None:
         self.pool, self.seq, self.length = pool, seq, length
-        self._known: tuple[tuple[int, tuple[int, ...]], Tensor] | None = None
 
     @property
     def table(self) -> list[int]:
@@ -140,33 +139,14 @@ class PooledSequence:
         return self.pool.book.tables[self.seq]
 
     def slots(self, start: int, end: int) -> Tensor:
-        """Where positions lie in the pool."""
-        pages = torch.tensor(self.table, device=self.pool.keys.device)
-        at = torch.arange(start, end, device=pages.device)
-        return pages[at // self.pool.page_size] * self.pool.page_size + at % self.pool.page_size
+        """Where positions lie in the pool, told on the host, which has the table."""
+        size = self.pool.page_size
+        at = torch.arange(start, end)
+        return torch.tensor(self.table)[at // size] * size + at % size
 
     def reserve(self, count: int) -> None:
         """Room for so many positions in all; or MemoryError, and nothing changed."""
         self.pool.reserve(self.seq, self.length, count - self.length)
-
-    def append(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Stores new rows of one layer; returns all of that layer, old and new."""
-        end = self.length + len(k)
-        if layer == 0:
-            self.pool.reserve(self.seq, self.length, len(k))
-        slots = self._slots_up_to(end)
-        stored = self.pool.layer(layer)
-        stored.put(slots[self.length :], k, v)
-        if self.length == 0 and stored.scales is None:
-            return k, v  # what would be read back is what was stored
-        return stored.get(slots, k.dtype)
-
-    def _slots_up_to(self, end: int) -> Tensor:
-        """The same for all layers of a pass, so only the first one asks for them."""
-        key = end, tuple(self.table)
-        if self._known is None or self._known[0] != key:
-            self._known = key, self.slots(0, end)
-        return self._known[1]
 
     def advance(self, count: int) -> None:
         """After every layer has stored its rows."""
@@ -181,7 +161,7 @@ class PooledSequence:
         fixed = next((i for i, p in enumerate(wanted) if i != p), len(wanted))
         if fixed < len(wanted):
             self.pool.reserve(self.seq, fixed, len(wanted) - fixed)
-            slots = self.slots(0, self.length)
+            slots = self.slots(0, self.length).to(self.pool.keys.device)
             source = slots[torch.tensor(wanted[fixed:], device=slots.device)]
             for stored in (self.pool.keys, self.pool.values, *self.pool.scales):
                 stored[:, slots[fixed : len(wanted)]] = stored[:, source]

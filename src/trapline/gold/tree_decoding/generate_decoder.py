@@ -6,8 +6,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from trapline.gold.decoder.layers import Cache
 from trapline.gold.decoder.model import Decoder
+from trapline.gold.decoder.packing import Cache
 from trapline.gold.tree_decoding.generate import Row, Trees
 
 

@@ -1,0 +1,57 @@
+"""Sequences of one pool, of another, and with caches of their own, in one pass."""
+
+import pytest
+import torch
+
+from trapline.gold.decoder.pool import Pool, Stored
+
+FIRST = [[5, 1, 7, 2], [9, 3], [4, 4, 8, 6, 1], [2]]
+THEN = [[3, 8], [6], [1, 2, 3], [7, 7]]
+
+
+def pool_for(decoder, bits=None, pages=16):
+    return Pool(decoder.config, pages, 4, decoder.norm.weight.dtype, decoder.device, bits)
+
+
+def alone(decoder, cache, *texts):
+    for text in texts:
+        logits = decoder.step([text], [cache])
+    return logits
+
+
+@pytest.mark.parametrize("bits", [None, 8])
+def test_sequences_of_several_pools_are_as_if_alone(make, bits):
+    decoder = make("llama")
+    one, other = pool_for(decoder, bits), pool_for(decoder, bits)
+    caches = [one.open(), one.open(), other.open(), decoder.new_cache()]
+    # Two with a past and two without, so that old rows and new ones lie side by side.
+    decoder.step(FIRST[:2], caches[:2])
+    found = decoder.step(THEN, caches)
+    apart = [pool_for(decoder, bits).open() for _ in THEN]
+    apart[3] = decoder.new_cache()
+    texts = [(FIRST[0], THEN[0]), (FIRST[1], THEN[1]), (THEN[2],), (THEN[3],)]
+    expected = [alone(decoder, cache, *text) for cache, text in zip(apart, texts, strict=True)]
+    torch.testing.assert_close(found, torch.cat(expected), rtol=1e-5, atol=1e-5)
+    assert [cache.length for cache in caches] == [6, 3, 3, 2]
+
+
+def test_prompts_of_one_pool_are_stored_all_at_once(make, monkeypatch):
+    decoder, stored = make("llama"), []
+    put = Stored.put
+    monkeypatch.setattr(Stored, "put", lambda *given: (stored.append(1), put(*given))[1])
+    pool = pool_for(decoder)
+    decoder.step(FIRST, [pool.open() for _ in FIRST])
+    assert len(stored) == decoder.config.layers
+
+
+def test_a_pool_that_is_full_leaves_every_sequence_as_long_as_it_was(make):
+    decoder = make("llama")
+    pool = pool_for(decoder, pages=3)
+    caches = [pool.open() for _ in FIRST]
+    decoder.step(FIRST[:2], caches[:2])
+    with pytest.raises(MemoryError):
+        decoder.step(FIRST[2:], caches[2:])
+    assert [cache.length for cache in caches] == [4, 2, 0, 0]
+    found = decoder.step(THEN[1:2], caches[1:2])
+    expected = alone(decoder, decoder.new_cache(), FIRST[1], THEN[1])
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
