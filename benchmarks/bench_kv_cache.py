@@ -9,6 +9,11 @@ LICENSE. The first positions of the text are judged, those after them calibrate.
 of attention of the last queries against float64 on the rows as they were, root mean square over the
 layers. Runs with several names add up in one results file.
 
+Their 4 bit cache keeps its newest positions in 16 bits, up to 128, which it quantises together. So
+it is also compared over a cycle of that window: the last 128 positions come one by one, and each is
+a query on the cache as it is then. Errors are the root mean square over these queries, bytes are
+the mean over them. Beside it stand ours, with as many `recent` rows as those bytes allow.
+
 Their float8 cache is run as it is. Their 4 bit cache leaves the arithmetic to a package that is not
 among our dependencies (optimum-quanto); here its published scheme stands in for that package, below
 transformers' own residual window: groups of 64 consecutive elements, scale (max − min) / 15, shift
@@ -18,7 +23,7 @@ a C++ compiler, was read only.
 """
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -38,9 +43,13 @@ from trapline.gold.kv_cache.oracle import attention
 from trapline.gold.ternary.demo import demo_model
 
 Pair = tuple[np.ndarray, np.ndarray]
+#: Of every layer the last queries, all keys and all values.
+Rows = Sequence[Sequence[np.ndarray]]
 #: Positions of a pool over which the constants of a calibration are spread: they are the model's.
 POOL = 65_536
 QUERIES = 16
+#: Positions after which their window is emptied.
+CYCLE = 128
 #: Of a text, to be tokenised.
 LETTERS = 200_000
 #: Bits of their 4 bit codes, with scale and shift of a group.
@@ -82,23 +91,41 @@ def prompt_of(k: np.ndarray) -> int:
     return len(k) * 13 // 16
 
 
-def theirs(layer: Any, k: np.ndarray, v: np.ndarray) -> Pair:
-    """A prompt, then one position after the other; what their layer answers at the last."""
+def their_answers(layer: Any, k: np.ndarray, v: np.ndarray, prompt: int) -> Iterator[Pair]:
+    """A prompt, then one position after the other; what their layer answers at each."""
     keys, values = (torch.from_numpy(x).transpose(0, 1)[None] for x in (k, v))
-    prompt = prompt_of(k)
     layer.update(keys[:, :, :prompt], values[:, :, :prompt])
     for at in range(prompt, len(k)):
-        last = layer.update(keys[:, :, at : at + 1], values[:, :, at : at + 1])
-    return tuple(x[0].transpose(0, 1).numpy() for x in last)
+        found = layer.update(keys[:, :, at : at + 1], values[:, :, at : at + 1])
+        yield tuple(x[0].transpose(0, 1).numpy() for x in found)
+
+
+def theirs(layer: Any, k: np.ndarray, v: np.ndarray) -> Pair:
+    """What it answers at the last."""
+    *_, last = their_answers(layer, k, v, prompt_of(k))
+    return last
+
+
+def our_cache(layers: Sequence[Pair], pool: int | None = None, **options: Any) -> KVCache:
+    positions, heads, width = layers[0][0].shape
+    return KVCache(
+        "paged_quantized", num_layers=len(layers), num_kv_heads=heads, head_dim=width,
+        block_size=16, num_blocks=(pool or positions) // 16, **options,
+    )  # fmt: skip
+
+
+def our_answers(cache: KVCache, seq: int, layer: int, k: np.ndarray, v: np.ndarray, prompt: int):
+    """As `their_answers`."""
+    cache.append(seq, layer, k[:prompt], v[:prompt])
+    for at in range(prompt, len(k)):
+        cache.append(seq, layer, k[at : at + 1], v[at : at + 1])
+        yield cache.view(seq, layer)
 
 
 def ours(layers: Sequence[Pair], *, pool: int | None = None, **options: Any) -> tuple[list, float]:
     """What our cache of all these layers answers, and its bits an element of the pool."""
     positions, heads, width = layers[0][0].shape
-    cache = KVCache(
-        "paged_quantized", num_layers=len(layers), num_kv_heads=heads, head_dim=width,
-        block_size=16, num_blocks=(pool or positions) // 16, **options,
-    )  # fmt: skip
+    cache = our_cache(layers, pool, **options)
     seq = cache.add()
     starts = [0, *range(prompt_of(layers[0][0]), positions)]
     for start, stop in pairwise([*starts, positions]):
@@ -113,42 +140,110 @@ def error(q: np.ndarray, rows: Pair, k: np.ndarray, v: np.ndarray) -> float:
     return float(np.linalg.norm(attention(q, *rows) - truth) / np.linalg.norm(truth))
 
 
-def over_layers(rows: Sequence[tuple[np.ndarray, ...]], found: Sequence[Pair]) -> float:
-    """Root mean square over the layers of the error of attention."""
-    errors = [error(q, got, k, v) for (q, k, v), got in zip(rows, found, strict=True)]
+def over_layers(rows: Rows, found: Sequence[Pair]) -> float:
+    """Root mean square over the layers of the error of attention of the last queries."""
+    errors = [error(q[-QUERIES:], got, k, v) for (q, k, v), got in zip(rows, found, strict=True)]
+    return root_mean_square(errors)
+
+
+def in_turn(q: np.ndarray, k: np.ndarray, v: np.ndarray, answers: Iterable[Pair]) -> float:
+    """The error of all queries, those of the last positions, each on the answer at its position."""
+    missed, size, first = 0.0, 0.0, len(k) - len(q) + 1
+    for at, found in enumerate(answers):
+        query, stop = q[at : at + 1], first + at
+        truth = attention(query, k[:stop], v[:stop])
+        missed += ((attention(query, *found) - truth) ** 2).sum()
+        size += (truth**2).sum()
+    return float(np.sqrt(missed / size))
+
+
+def root_mean_square(errors: Sequence[float]) -> float:
     return float(np.sqrt(np.mean(np.square(errors))))
 
 
+def over_a_cycle(rows: Rows, chosen: dict[str, dict[str, Any]]) -> dict[str, dict[str, float]]:
+    """Bits and errors of their 4 bit cache as it is, and of ours without and with recent rows."""
+    caches = {"theirs, 4 and window": _their_cycle(rows)}
+    most, width = caches["theirs, 4 and window"]["bits"], rows[0][1].shape[2]
+    for name, options in chosen.items():
+        error, nbytes = _our_cycle(rows, **options)
+        bits = 8 * nbytes / _elements(rows, POOL)
+        caches[name] = {"bits": bits, "error": error}
+        recent = int((most - bits) * _mean_length(rows) / (4 + 16 / width))
+        error, more = _our_cycle(rows, recent=recent, **options)
+        # The pool is everyone's, second codes belong to this one sequence.
+        bits += 8 * (more - nbytes) / _elements(rows, _mean_length(rows))
+        caches[f"{name}, recent"] = {"bits": bits, "error": error, "recent": recent}
+    return caches
+
+
+def _mean_length(rows: Rows) -> float:
+    return len(rows[0][1]) - (CYCLE - 1) / 2
+
+
+def _elements(rows: Rows, positions: float) -> float:
+    return 2 * len(rows) * positions * rows[0][1][0].size
+
+
+def _their_cycle(rows: Rows) -> dict[str, float]:
+    held = []
+
+    def watched(k, v):
+        layer = FourBitLayer()
+        for found in their_answers(layer, k, v, len(k) - CYCLE):
+            held.append(layer.keys.numel() / k[0].size)
+            yield found
+
+    errors = [in_turn(q, k, v, watched(k, v)) for q, k, v in rows]
+    window = float(np.mean(held)) / _mean_length(rows)
+    return {"bits": CODES + (16 - CODES) * window, "error": root_mean_square(errors)}
+
+
+def _our_cycle(rows: Rows, **options: Any) -> tuple[float, int]:
+    """The error, and the bytes of a pool with this one sequence."""
+    cache = our_cache([(k, v) for _, k, v in rows], POOL, **options)
+    seq = cache.add()
+    errors = [
+        in_turn(q, k, v, our_answers(cache, seq, layer, k, v, len(k) - CYCLE))
+        for layer, (q, k, v) in enumerate(rows)
+    ]
+    return root_mean_square(errors), cache.nbytes()
+
+
 @torch.no_grad()
-def rows_of(model: Decoder, ids: list[int]) -> list[list[np.ndarray]]:
-    """(q, k, v) of every layer, as the cache gets them: normed and turned."""
+def rows_of(model: Decoder, ids: list[int]) -> Rows:
+    """(q, k, v) of every layer, as the cache gets them: normed and turned; q of a cycle."""
     found, attend = [], Attention._causal
 
-    def seen(self, q, stored, packing):
-        found.append([x.numpy().copy() for x in (q, *stored[0])])
-        return attend(self, q, stored, packing)
+    def seen(self, q, rows, packing):
+        found.append([x.numpy().copy() for x in (q, rows.keys, rows.values)])
+        return attend(self, q, rows, packing)
 
     with patch.object(Attention, "_causal", seen):
         model.run([ids], [model.new_cache()])
-    return [[q[-QUERIES:], k, v] for q, k, v in found]
+    return [[q[-CYCLE:], k, v] for q, k, v in found]
 
 
-def measure(model: Decoder, ids: list[int], positions: int, chunks: int) -> dict[str, Any]:
-    """Every cache on the first positions, calibrated on as many chunks of what follows."""
+def read(
+    model: Decoder, ids: list[int], positions: int, chunks: int
+) -> tuple[Rows, dict[str, dict[str, Any]]]:
+    """Rows of the first positions, and our caches; calibrated on as many chunks of what follows."""
     first, *later = (ids[positions * at :][:positions] for at in range(1 + chunks))
-    calibration = calibrate(model, later)
-    rows = rows_of(model, first)
+    calibrated = {"bits": 4, "calibration": calibrate(model, later)}
+    return rows_of(model, first), {**OURS, "int4, calibrated": calibrated}
+
+
+def at_the_end(rows: Rows, chosen: dict[str, dict[str, Any]]) -> dict[str, dict[str, float]]:
+    """Bits and errors of every cache when all positions are there, for the last queries."""
     pairs = [(k, v) for _, k, v in rows]
-    chosen = {**OURS, "int4, calibrated": {"bits": 4, "calibration": calibration}}
     caches = {}
     for name, options in chosen.items():
         found, bits = ours(pairs, pool=POOL, **options)
         caches[name] = {"bits": bits, "error": over_layers(rows, found)}
-    caches.update(_peers(rows, pairs))
-    return {"positions": positions, "calibrated on": positions * chunks, "caches": caches}
+    return {**caches, **_peers(rows, pairs)}
 
 
-def _peers(rows: Sequence[Any], pairs: Sequence[Pair]) -> dict[str, dict[str, float]]:
+def _peers(rows: Rows, pairs: Sequence[Pair]) -> dict[str, dict[str, float]]:
     eight = [theirs(Fp8QuantizedLayer(), k, v) for k, v in pairs]
     codes = [(in_four_bits(k), in_four_bits(v)) for k, v in pairs]
     layers = [FourBitLayer() for _ in pairs]
@@ -160,13 +255,13 @@ def _peers(rows: Sequence[Any], pairs: Sequence[Pair]) -> dict[str, dict[str, fl
     return {name: {"bits": b, "error": over_layers(rows, got)} for (name, b), got in found}
 
 
-def show(name: str, result: dict[str, Any]) -> str:
-    caches = result["caches"]
+def show(title: str, caches: dict[str, dict[str, float]]) -> str:
     peers = [peer for peer in caches if peer.startswith("theirs")]
-    lines = [f"{name}, {result['positions']} positions: bits, error, of that of {', '.join(peers)}"]
+    lines = [f"{title}: bits, error, of that of {', '.join(peers)}"]
     for cache, at in caches.items():
         ratios = "  ".join(f"{at['error'] / caches[peer]['error']:5.2f}" for peer in peers)
-        lines.append(f"{cache:22} {at['bits']:5.2f}  {at['error']:.4f}  {ratios}")
+        recent = f"  {at['recent']} rows" if "recent" in at else ""
+        lines.append(f"{cache:24} {at['bits']:5.2f}  {at['error']:.4f}  {ratios}{recent}")
     return "\n".join(lines)
 
 
@@ -178,9 +273,13 @@ def main() -> None:
     wanted = given.positions * (1 + given.calibrate)
     if len(ids) < wanted:
         raise SystemExit(f"{given.text} has {len(ids)} tokens: {wanted} are needed")
-    result = measure(model, ids, given.positions, given.calibrate)
-    print(show(given.name, result))
-    results = {**measured_before("kv_cache", "cpu", given.out), given.name: result}
+    rows, chosen = read(model, ids, given.positions, given.calibrate)
+    four = {name: options for name, options in chosen.items() if options["bits"] == 4}
+    parts = {"caches": at_the_end(rows, chosen), "over a cycle": over_a_cycle(rows, four)}
+    for name, caches in parts.items():
+        print(show(f"{given.name}, {given.positions} positions, {name}", caches))
+    sizes = {"positions": given.positions, "calibrated on": given.positions * given.calibrate}
+    results = {**measured_before("kv_cache", "cpu", given.out), given.name: {**sizes, **parts}}
     print(write("kv_cache", "cpu", results, folder=given.out))
 
 
