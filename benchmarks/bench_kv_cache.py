@@ -148,9 +148,9 @@ def over_layers(rows: Rows, found: Sequence[Pair]) -> float:
 
 def in_turn(q: np.ndarray, k: np.ndarray, v: np.ndarray, answers: Iterable[Pair]) -> float:
     """The error of all queries, those of the last positions, each on the answer at its position."""
-    missed, size, first = 0.0, 0.0, len(k) - len(q) + 1
-    for at, found in enumerate(answers):
-        query, stop = q[at : at + 1], first + at
+    missed = size = 0.0
+    for query, found in zip(q[:, None], answers, strict=True):
+        stop = len(found[0])
         truth = attention(query, k[:stop], v[:stop])
         missed += ((attention(query, *found) - truth) ** 2).sum()
         size += (truth**2).sum()
