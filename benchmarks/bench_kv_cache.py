@@ -216,7 +216,7 @@ def rows_of(model: Decoder, ids: list[int]) -> Rows:
     found, attend = [], Attention._causal
 
     def seen(self, q, rows, packing):
-        found.append([x.numpy().copy() for x in (q, rows.keys, rows.values)])
+        found.append([x.numpy().copy() for x in (q, rows[0].keys, rows[0].values)])
         return attend(self, q, rows, packing)
 
     with patch.object(Attention, "_causal", seen):

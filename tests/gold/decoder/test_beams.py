@@ -89,6 +89,21 @@ def test_bad_input_of_a_search_on_the_device_is_refused(make):
         DeviceSearch(decoder, [1], rules)([[9]], 1)
 
 
+def test_one_beam_is_never_searched_on_the_device(make, monkeypatch):
+    """Its step takes a beam's own places for all there is, and would not see the prompt."""
+    decoder = make("llama")
+    with pytest.raises(RangeError, match="two beams"):
+        DeviceSearch(decoder, [3], checked_rules(1, 5, 4)[0])
+    made = []
+    monkeypatch.setattr(beams, "DeviceSearch", lambda *given: made.append("device"))
+    monkeypatch.setattr(beams, "BeamModel", lambda *given, **named: made.append("host"))
+    monkeypatch.setattr(type(decoder), "device", torch.device("cuda"))
+    for width in (1, 2):
+        search = beams.Searcher(decoder, beam_width=width, max_new_tokens=5, eos_id=4)
+        search._made([[1, 2, 3]], [3])
+    assert made == ["host", "device"]
+
+
 def test_one_beam_is_greedy_while_nothing_ends(make):
     """An end would enter the pool of finished hypotheses, whatever greedy would choose."""
     decoder = make("llama", vocab_size=12)

@@ -136,6 +136,16 @@ def test_a_search_goes_on_when_tails_are_long():
     ]
 
 
+def test_one_beam_sees_its_prompt():
+    decoder = random_decoder(FAMILIES["llama"])
+    options = {"beam_width": 1, "max_new_tokens": STEPS, "eos_id": 4}
+    expected = beams.search(decoder, PROMPTS, **options)
+    found = beams.search(decoder.to("cuda"), PROMPTS, **options)
+    assert [[beam.tokens for beam in one] for one in found] == [
+        [beam.tokens for beam in one] for one in expected
+    ]
+
+
 def test_wide_beams_take_the_way_of_torch():
     """More candidates than one program compares."""
     decoder = random_decoder(FAMILIES["llama"])

@@ -3,7 +3,9 @@
 import pytest
 import torch
 
+from trapline.gold.decoder.cache import StoredSequence
 from trapline.gold.decoder.pool import Pool, Stored
+from trapline.gold.kv_cache.api import KVCache
 
 FIRST = [[5, 1, 7, 2], [9, 3], [4, 4, 8, 6, 1], [2]]
 THEN = [[3, 8], [6], [1, 2, 3], [7, 7]]
@@ -54,4 +56,20 @@ def test_a_pool_that_is_full_leaves_every_sequence_as_long_as_it_was(make):
     assert [cache.length for cache in caches] == [4, 2, 0, 0]
     found = decoder.step(THEN[1:2], caches[1:2])
     expected = alone(decoder, decoder.new_cache(), FIRST[1], THEN[1])
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_pass_that_ends_half_way_leaves_nothing_in_a_cache(make):
+    """The second sequence does not fit; the first has rows of one layer then, and goes on."""
+    decoder = make("llama")
+    config = decoder.config
+    cache = KVCache(
+        "paged", num_layers=config.layers, num_kv_heads=config.kv_heads, head_dim=config.head_dim,
+        block_size=4, num_blocks=3, like=decoder.norm.weight,
+    )  # fmt: skip
+    one, other = StoredSequence(cache), StoredSequence(cache)
+    with pytest.raises(MemoryError):
+        decoder.step([FIRST[0], [1] * 12], [one, other])
+    found = alone(decoder, one, THEN[0])
+    expected = alone(decoder, decoder.new_cache(), THEN[0])
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)

@@ -39,8 +39,8 @@ def search(
 class Searcher:
     """`search` by the same rules for one batch after the other.
 
-    Pages, buffers and, on a GPU, the captured step of a batch serve the next ones too, as long as
-    their prompts have the lengths that it had.
+    Pages, buffers and, on a GPU, what a batch captured serve the next ones too, as long as their
+    prompts have the lengths that it had. The decoder stays as it is meanwhile.
     """
 
     def __init__(
@@ -89,7 +89,8 @@ class Searcher:
         self, prompts: Sequence[Sequence[int]], lengths: list[int]
     ) -> "BeamModel | DeviceSearch":
         decoder = self._decoder
-        if decoder.device.type != "cpu":
+        # One beam has nobody to share a prompt with, and what stays on the device is made for that.
+        if decoder.device.type != "cpu" and self._width > 1:
             return DeviceSearch(decoder, lengths, self._rules)
         return BeamModel(decoder, prompts, self._width, self._new, eos_ids=self._ends)
 

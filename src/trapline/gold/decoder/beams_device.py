@@ -50,12 +50,14 @@ class _Look(NamedTuple):
 class DeviceSearch:
     """Searches from prompts of these lengths, one batch after the other, by the same rules.
 
-    What is captured for the first batch serves all.
+    What is captured for the first batch, and of the pass over prompts for the second, serves all.
     """
 
     def __init__(self, decoder: Decoder, lengths: Sequence[int], rules: Rules) -> None:
         self._rules, self._lengths = rules, list(lengths)
         vocabulary, device = decoder.config.vocab, decoder.device
+        if rules.beam_width < 2:
+            raise RangeError("a search that stays on the device has at least two beams a prompt")
         if not all(lengths):
             raise RangeError("a prompt is empty")
         if not all(0 <= end < vocabulary for end in rules.eos_ids):
@@ -75,7 +77,7 @@ class DeviceSearch:
         #: (B · W, T): the place that each beam writes to at each step.
         places = tails.slots(0, count * width * steps).int().to(device)
         self._own = places.view(count, steps, width).transpose(1, 2).flatten(0, 1).contiguous()
-        pages = torch.zeros((count, max(shared, default=1)), dtype=torch.int32)
+        pages = torch.zeros((count, max(shared)), dtype=torch.int32)
         for row, prompt in enumerate(prompts):
             pages[row, : len(prompt.table)] = torch.tensor(prompt.table)
         rows = count * width

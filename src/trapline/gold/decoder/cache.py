@@ -76,6 +76,9 @@ class StoredSequence:
 
     def append(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Stores new rows of one layer; returns all of that layer, as the cache gives them back."""
+        if layer == 0:
+            # A pass that ended half way has left rows in some layers: they were never there.
+            self.truncate(self.length)
         self.cache.append(self.seq, layer, k, v)
         keys, values = self.cache.view(self.seq, layer)
         return keys, values

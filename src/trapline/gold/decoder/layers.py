@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from trapline.gold.attention.api import flash_attention_varlen
 from trapline.gold.decoder.config import DecoderConfig
-from trapline.gold.decoder.packing import Kept, Packing
+from trapline.gold.decoder.packing import Kept, Packing, joined
 from trapline.gold.decoder.rope import rotate
 from trapline.gold.norms.api import layer_norm, rms_norm
 
@@ -57,8 +57,9 @@ class Attention(nn.Module):
         mixed = attend(q, packing.append(layer, k, v), packing)
         return tensor(self.out(mixed.reshape(len(x), -1)))
 
-    def _causal(self, q: Tensor, rows: Kept, packing: Packing) -> Tensor:
+    def _causal(self, q: Tensor, parts: list[Kept], packing: Packing) -> Tensor:
         """Each sequence's new queries over all it has; the last query sees the last key."""
+        rows = joined(parts)
         return tensor(
             flash_attention_varlen(
                 q,
@@ -73,14 +74,15 @@ class Attention(nn.Module):
             )
         )
 
-    def _masked(self, q: Tensor, rows: Kept, packing: Packing) -> Tensor:
+    def _masked(self, q: Tensor, parts: list[Kept], packing: Packing) -> Tensor:
         """Who sees whom is given, as for the nodes of a tree that share one cache."""
         assert packing.masks is not None
         places = torch.split(packing.positions, packing.counts)
         masks = map(self._inside_window, packing.masks, places)
-        stored = (torch.split(side, rows.lengths) for side in (rows.keys, rows.values))
+        stored = (one for part in parts for one in part.each())
         queries = torch.split(q, packing.counts)
-        return torch.cat(list(map(_masked_attention, queries, *stored, masks)))
+        all_of_it = zip(queries, stored, masks, strict=True)
+        return torch.cat([_masked_attention(one, *rows, mask) for one, rows, mask in all_of_it])
 
     def _inside_window(self, mask: Tensor, place: Tensor) -> Tensor:
         """Distances count in positions, and a tree has several nodes at one position."""

@@ -105,7 +105,7 @@ class Decoder(nn.Module):
         return hidden
 
     def through(self, ids: Tensor, packing: Packing, features: Sequence[int] = ()) -> Hidden:
-        """All layers once, for packed tokens (N,). It asks the device for nothing."""
+        """All layers once, for packed tokens (N,); with rows of a pool it waits for nothing."""
         x = self.embedding(ids)
         if self.position is not None:
             x = x + self.position(packing.positions)

@@ -36,6 +36,18 @@ class Kept(NamedTuple):
     values: Tensor
     lengths: list[int]
 
+    def each(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Keys and values of one sequence after the other; nothing is copied."""
+        return zip(*(torch.split(side, self.lengths) for side in self[:2]), strict=True)
+
+
+def joined(parts: Sequence[Kept]) -> Kept:
+    """All sequences of all stores, one after the other."""
+    if len(parts) == 1:
+        return parts[0]
+    keys, values, lengths = zip(*parts, strict=True)
+    return Kept(torch.cat(keys), torch.cat(values), list(chain(*lengths)))
+
 
 class OwnRows:
     """The rows of a cache of its own."""
@@ -87,15 +99,11 @@ class Packing:
     masks: Sequence[Tensor] | None = None
     _boundaries: dict[tuple[int, ...], Tensor] = field(default_factory=dict)
 
-    def append(self, layer: int, k: Tensor, v: Tensor) -> Kept:
-        """Stores new rows of one layer; all of that layer, one sequence after the other."""
-        if len(self.stores) == 1:
-            return self.stores[0].append(layer, k, v)
+    def append(self, layer: int, k: Tensor, v: Tensor) -> list[Kept]:
+        """Stores new rows of one layer; all of that layer, store by store."""
         sizes = [store.count for store in self.stores]
         new = zip(self.stores, torch.split(k, sizes), torch.split(v, sizes), strict=True)
-        parts = [store.append(layer, *rows) for store, *rows in new]
-        keys, values, lengths = zip(*parts, strict=True)
-        return Kept(torch.cat(keys), torch.cat(values), list(chain(*lengths)))
+        return [store.append(layer, *rows) for store, *rows in new]
 
     def boundaries(self, lengths: Sequence[int]) -> Tensor:
         """Where pieces of these lengths begin and end, int32; copied to the device once a pass."""

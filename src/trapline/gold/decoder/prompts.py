@@ -34,7 +34,8 @@ class PromptPass:
 
     def __call__(self, prompts: Sequence[Sequence[int]]) -> Tensor:
         self._ids.copy_(self._decoder.tokens(prompts))
-        # The first batch may be the only one: recording it would cost more than it gives.
+        # The first batch may be the only one: recording it would cost more than it gives. And what
+        # a pass asks the host for, it has asked for before it is recorded.
         if self._logits is None or not self._ids.is_cuda or len(self._ids) > LONGEST:
             self._remember()
         else:

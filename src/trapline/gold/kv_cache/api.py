@@ -64,8 +64,8 @@ class KVCache:
 
     Unquantised kinds give back exactly what was appended; quantised ones (`bits` 8, 4 or "fp8")
     give it back within half a step of each row's own scale, the same for ever. The newest `recent`
-    rows of a sequence come back with about a tenth of the error while they are that: a second code
-    of 4 bits lies beside the pool, where no kernel sees it. `rotate` spreads
+    rows of a sequence come back with about a tenth of the error (of fp8, and with outliers, more):
+    a second code of 4 bits lies beside the pool, where no kernel sees it. `rotate` spreads
     outlying channels over a row before it is quantised; a `calibration` of the model (bits 4)
     gives more of them to directions in which its rows vary most, in codes that no kernel reads, and
     takes a row's number at its arrival for the position it was turned to. Both fit a row's scale to
