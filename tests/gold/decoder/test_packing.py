@@ -46,14 +46,15 @@ def test_prompts_of_one_pool_are_stored_all_at_once(make, monkeypatch):
     assert len(stored) == decoder.config.layers
 
 
-def test_a_pool_that_is_full_leaves_every_sequence_as_long_as_it_was(make):
+def test_a_pool_that_is_full_leaves_every_sequence_as_it_was(make):
     decoder = make("llama")
     pool = pool_for(decoder, pages=3)
     caches = [pool.open() for _ in FIRST]
     decoder.step(FIRST[:2], caches[:2])
     with pytest.raises(MemoryError):
-        decoder.step(FIRST[2:], caches[2:])
+        decoder.step([FIRST[3], FIRST[2]], [caches[3], caches[2]])  # the first of them fits
     assert [cache.length for cache in caches] == [4, 2, 0, 0]
+    assert pool.book.free_pages == 1
     found = decoder.step(THEN[1:2], caches[1:2])
     expected = alone(decoder, decoder.new_cache(), FIRST[1], THEN[1])
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)

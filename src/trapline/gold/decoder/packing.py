@@ -69,12 +69,22 @@ class PooledRows:
         spans = [
             (one, one.length, one.length + n) for one, n in zip(sequences, counts, strict=True)
         ]
-        for one, start, end in spans:
-            self._pool.reserve(one.seq, start, end - start)
+        self._reserve(spans)
         device = self._pool.keys.device
         self._new = torch.cat([one.slots(start, end) for one, start, end in spans]).to(device)
         self._all = torch.cat([one.slots(0, end) for one, _, end in spans]).to(device)
         self._lengths = [end for _, _, end in spans]
+
+    def _reserve(self, spans: Sequence[tuple[PooledSequence, int, int]]) -> None:
+        """Room for all of them; or MemoryError, and none has a page more than before."""
+        before = [len(one.table) for one, _, _ in spans]
+        try:
+            for one, start, end in spans:
+                self._pool.reserve(one.seq, start, end - start)
+        except MemoryError:
+            for (one, _, _), pages in zip(spans, before, strict=True):
+                self._pool.book.shrink(one.seq, pages * self._pool.page_size)
+            raise
 
     def append(self, layer: int, k: Tensor, v: Tensor) -> Kept:
         """Stores new rows; all of that layer."""
