@@ -15,6 +15,15 @@ def pool_for(decoder, bits=None, pages=16):
     return Pool(decoder.config, pages, 4, decoder.norm.weight.dtype, decoder.device, bits)
 
 
+def cache_for(decoder, kind):
+    """Of twelve positions."""
+    config = decoder.config
+    return KVCache(
+        kind, num_layers=config.layers, num_kv_heads=config.kv_heads, head_dim=config.head_dim,
+        block_size=4, num_blocks=3, like=decoder.norm.weight,
+    )  # fmt: skip
+
+
 def alone(decoder, cache, *texts):
     for text in texts:
         logits = decoder.step([text], [cache])
@@ -63,14 +72,21 @@ def test_a_pool_that_is_full_leaves_every_sequence_as_it_was(make):
 def test_a_pass_that_ends_half_way_leaves_nothing_in_a_cache(make):
     """The second sequence does not fit; the first has rows of one layer then, and goes on."""
     decoder = make("llama")
-    config = decoder.config
-    cache = KVCache(
-        "paged", num_layers=config.layers, num_kv_heads=config.kv_heads, head_dim=config.head_dim,
-        block_size=4, num_blocks=3, like=decoder.norm.weight,
-    )  # fmt: skip
+    cache = cache_for(decoder, "paged")
     one, other = StoredSequence(cache), StoredSequence(cache)
     with pytest.raises(MemoryError):
         decoder.step([FIRST[0], [1] * 12], [one, other])
-    found = alone(decoder, one, THEN[0])
     expected = alone(decoder, decoder.new_cache(), THEN[0])
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    for sequence in (one.fork(), one):
+        found = alone(decoder, sequence, THEN[0])
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_pass_after_a_whole_one_cuts_nothing_off(make, monkeypatch):
+    """To cut is to copy where rows are dense: a step must not pay for all before it."""
+    decoder = make("llama")
+    cache = cache_for(decoder, "dense")
+    cut = []
+    monkeypatch.setattr(cache, "truncate", lambda *given: cut.append(given))
+    alone(decoder, StoredSequence(cache), FIRST[0], THEN[0], THEN[1])
+    assert not cut

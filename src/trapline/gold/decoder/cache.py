@@ -69,6 +69,7 @@ class StoredSequence:
 
     def __init__(self, cache: KVCache, seq: int | None = None) -> None:
         self.cache, self.seq = cache, cache.add() if seq is None else seq
+        self._under_way = False
 
     @property
     def length(self) -> int:
@@ -77,18 +78,23 @@ class StoredSequence:
     def append(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Stores new rows of one layer; returns all of that layer, as the cache gives them back."""
         if layer == 0:
-            # A pass that ended half way has left rows in some layers: they were never there.
-            self.truncate(self.length)
+            if self._under_way:
+                # The pass before ended half way: what it left in some layers was never there.
+                self.truncate(self.length)
+            self._under_way = True
         self.cache.append(self.seq, layer, k, v)
         keys, values = self.cache.view(self.seq, layer)
         return keys, values
 
-    def advance(self, count: int) -> None:
-        """The cache counts by itself: a position is there once every layer has it."""
+    def advance(self, count: int) -> None:  # noqa: ARG002
+        """After every layer has stored its rows; the cache has counted them by itself."""
+        self._under_way = False
 
     def fork(self) -> "StoredSequence":
         """A sequence with the same past."""
-        return StoredSequence(self.cache, self.cache.fork(self.seq))
+        twin = StoredSequence(self.cache, self.cache.fork(self.seq))
+        twin._under_way = self._under_way
+        return twin
 
     def keep(self, positions: Sequence[int]) -> None:
         """Keeps these positions in this order."""

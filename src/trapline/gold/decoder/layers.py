@@ -81,8 +81,8 @@ class Attention(nn.Module):
         masks = map(self._inside_window, packing.masks, places)
         stored = (one for part in parts for one in part.each())
         queries = torch.split(q, packing.counts)
-        all_of_it = zip(queries, stored, masks, strict=True)
-        return torch.cat([_masked_attention(one, *rows, mask) for one, rows, mask in all_of_it])
+        sequences = zip(queries, stored, masks, strict=True)
+        return torch.cat([_masked_attention(one, *rows, mask) for one, rows, mask in sequences])
 
     def _inside_window(self, mask: Tensor, place: Tensor) -> Tensor:
         """Distances count in positions, and a tree has several nodes at one position."""
