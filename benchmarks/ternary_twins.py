@@ -70,6 +70,7 @@ def _arguments() -> argparse.Namespace:
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--sweep-steps", type=int, help="of the sweep, as many as --steps if not")
     parser.add_argument("--rates", type=float, nargs="+", default=[0.12, 0.24, 0.48, 0.96])
+    parser.add_argument("--matrices", type=float, default=1.0, help="times the rate, of the inner")
     parser.add_argument("--softs", type=float, nargs="*", default=[], help="with the best rate")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--optimiser", default="adamw")
@@ -135,7 +136,7 @@ class Study:
         given = self.given
         recipe = Recipe(
             batch=given.batch, optimiser=given.optimiser, patience=8, schedule=given.schedule,
-            evaluate_every=given.evaluate_every,
+            evaluate_every=given.evaluate_every, matrices=given.matrices,
             precision=given.precision, compile=given.compile, capture=given.capture,
         )  # fmt: skip
         shape = Shape(given.vocab, given.dim, given.layers, given.heads, given.context)

@@ -35,10 +35,11 @@ def text(tmp_path_factory):
 
 def test_train_pack_and_bad_input(text, tmp_path):
     own = ["--learn-scales", "--latent-decay", 0.3, "--soft", 0.5, "--no-tied"]
+    own += ["--matrices", 1.5]
     done = run("train", text, "--out", tmp_path / "run", *SIZES, *SHORT, *own)
     assert done.returncode == 0, done.stderr
     recipe = json.loads((tmp_path / "run" / "run.json").read_text())["recipe"]
-    assert recipe["latent_decay"] == 0.3
+    assert (recipe["latent_decay"], recipe["matrices"]) == (0.3, 1.5)
     assert "best held-out loss" in done.stdout
     assert "tokens to learn from" in done.stderr
     assert "feedforward.down.weight" in done.stderr

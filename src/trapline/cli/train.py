@@ -47,6 +47,9 @@ def train(
     final_rate: Annotated[
         float | None, typer.Option(min=0, help="A tenth of the peak if not given.")
     ] = None,
+    matrices: Annotated[
+        float, typer.Option(min=0, help="Matrices between embedding and head: times the rate.")
+    ] = 1.0,
     warm_up: Annotated[int, typer.Option(min=0, help="Steps.")] = 50,
     schedule: Annotated[Schedule, typer.Option(help="Of the rate.")] = "cosine",
     clip: Annotated[float, typer.Option(min=0, help="Largest norm of the gradient.")] = 1.0,
@@ -92,7 +95,7 @@ def train(
             final_rate=peak_end, warm_up=warm_up, schedule=schedule, clip=clip,
             weight_decay=weight_decay, evaluate_every=evaluate_every, patience=patience or None,
             seed=seed, precision=precision, compile=compiled, distill=distill if teacher else 0.0,
-            soft=soft, capture=capture, latent_decay=latent_decay,
+            soft=soft, capture=capture, latent_decay=latent_decay, matrices=matrices,
         )  # fmt: skip
         job = run.Job(
             texts=tuple(texts), out=out, recipe=recipe, kv_heads=kv_heads, hidden=hidden, tied=tied,

@@ -135,6 +135,24 @@ def test_an_embedding_decays_only_where_it_is_the_head(tied):
     assert decays[id(decoder.norm.weight)] == 0.0
 
 
+@pytest.mark.parametrize("optimiser", ["adamw", "muon"])
+def test_matrices_between_the_tables_have_a_rate_of_their_own(optimiser):
+    decoder = Decoder(decoder_config(SHAPE, tied=False))
+
+    def units(matrices):
+        recipe = replace(RECIPE, optimiser=optimiser, matrices=matrices)
+        made = make_optimisers(DecoderLM(decoder), recipe)
+        groups = [group for one in made for group in one.param_groups]
+        return {id(p): group["unit"] for group in groups for p in group["params"]}
+
+    plain, faster = units(1.0), units(1.5)
+    for name, parameter in decoder.named_parameters():
+        inner = name.startswith("layers") and parameter.ndim == 2
+        assert faster[id(parameter)] == plain[id(parameter)] * (1.5 if inner else 1.0), name
+    with pytest.raises(RangeError, match="above 0"):
+        replace(RECIPE, matrices=0.0)
+
+
 def test_weights_harden_bit_by_bit_and_are_ternary_in_the_end(job):
     recipe = replace(RECIPE, soft=0.5)
     trainer = train_run.make_trainer(replace(job, recipe=recipe), train_run.prepare(job))

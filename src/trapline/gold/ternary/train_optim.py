@@ -27,6 +27,8 @@ class Recipe:
     optimiser: str = "adamw"
     peak_rate: float = 0.05
     final_rate: float = 0.005
+    #: How many times as fast the matrices between embedding and head move as everything else.
+    matrices: float = 1.0
     warm_up: int = 10
     schedule: str = "cosine"
     clip: float = 1.0
@@ -80,6 +82,8 @@ class Recipe:
             raise RangeError("distill lies between 0 and 1, temperature above 0")
         if self.own_teacher and not 0.0 < self.own_teacher < min(self.soft, self.distill_until):
             raise RangeError("a run's own teacher comes before its weights have hardened")
+        if self.matrices <= 0.0:
+            raise RangeError(f"matrices must be above 0, got {self.matrices:g}")
         if self.average < 1:
             raise RangeError("average must be at least 1")
 
@@ -134,7 +138,8 @@ def make_optimisers(model: nn.Module, recipe: Recipe) -> list[Any]:
             decay = recipe.latent_decay if id(parameter) in latent else recipe.weight_decay
         inner = parameter.ndim == 2 and "embedding" not in name and "head" not in name
         groups = muon if recipe.optimiser == "muon" and inner else adam
-        groups.setdefault((unit(name, parameter, tied=tied), decay), []).append(parameter)
+        size = unit(name, parameter, tied=tied) * (recipe.matrices if inner else 1.0)
+        groups.setdefault((size, decay), []).append(parameter)
     made: list[Any] = []
     if adam:
         on_gpu = all(parameter.is_cuda for parameter in model.parameters())
