@@ -174,7 +174,7 @@ def _held(case: str, found: dict[str, Any]) -> Iterator[str]:
     """What a case says besides its times."""
     if "ratio" in found:
         reading = f"the {found['reading_seconds'] * 1e3:.3f} ms to read weights and cache"
-        yield f"- {case}: a step takes {found['ratio']:.3f} times {reading}."
+        yield f"- {case}: a step takes {found['ratio']:.3f} times {reading}, {_replayed(found)}."
     if "peak_bytes" in found:
         mine, theirs = (value / 2**20 for value in found["peak_bytes"].values())
         yield f"- {case}: {mine:.0f} MiB above the weights, transformers {theirs:.0f}."
@@ -185,6 +185,12 @@ def _held(case: str, found: dict[str, Any]) -> Iterator[str]:
         yield f"- {case}: {equal:.1%} of transformers' tokens ({job})."
     for name, error in found.get("errors", {}).items():
         yield f"- {case}: relative error {error['relative']:.4f} ({name})."
+
+
+def _replayed(found: dict[str, Any]) -> str:
+    """The same step without the host."""
+    captured = found["captured"]["seconds"] * 1e3
+    return f"captured {captured:.3f} ms, {found['captured_ratio']:.3f} times"
 
 
 def _spread(found: dict[str, Any]) -> str:

@@ -110,6 +110,8 @@ def test_generation_says_steps_calls_and_what_else_was_held(pages):
             "steps": {"ours": 4e-3},
             "ratio": 1.25,
             "reading_seconds": 3.5e-3,
+            "captured": timing("captured step", 4.2e-3),
+            "captured_ratio": 1.2,
         },
         "pages": {"times": ours, "cost": 0.004},
         "ids": {"share of equal tokens": {"batch 8": 1.0}},
@@ -128,7 +130,8 @@ def test_generation_says_steps_calls_and_what_else_was_held(pages):
     assert [line for line in lines if line.startswith("- ")] == [
         "- alone: left out: transformers, 128 new, 1.50 s, it rained.",
         "- calls: in another run.",
-        "- 8B: a step takes 1.250 times the 3.500 ms to read weights and cache.",
+        "- 8B: a step takes 1.250 times the 3.500 ms to read weights and cache, "
+        "captured 4.200 ms, 1.200 times.",
         "- pages: 50.000 ms in order, permuted +0.4%.",
         "- ids: 100.0% of transformers' tokens (batch 8).",
         "- logits: relative error 0.0120 (ours).",
