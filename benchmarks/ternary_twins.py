@@ -235,7 +235,8 @@ class Study:
         )  # fmt: skip
         trainer = train_run.make_trainer(replace(job, recipe=recipe), self._read.text)
         trainer.run()
-        found = _summary(trainer) | {"teaching": own}
+        taught = {"teacher": job.teacher.name} if job.teacher else {}
+        found = _summary(trainer) | {"teaching": own | taught}
         trainer.model.load_state_dict(trainer.best)
         trainer.valid = torch.from_numpy(self._read.judging).to(trainer.device)
         loss = trainer.valid_loss()
@@ -243,22 +244,24 @@ class Study:
         found |= {"perplexity": float(np.exp(loss)), "bits a byte": float(bits)}
         found["width"] = job.shape.dim
         if steps == self.given.steps and kind == "dense":
-            self._keep_twin(trainer, seed)
+            self._keep_twin(trainer, self._twin(choice, seed))
         if steps == self.given.steps and not job.dense:
             place = self.given.out / "packed" / name.replace(" ", "-")
             found |= exported(trainer, self._read.text.tokenizer, place)
         return found
 
-    def _keep_twin(self, trainer: Trainer, seed: int) -> None:
+    def _twin(self, choice: Choice, seed: int) -> Path:
+        return self.given.out / "twins" / f"{choice} seed {seed}".replace(" ", "-")
+
+    def _keep_twin(self, trainer: Trainer, folder: Path) -> None:
         """For students. Written beside its place, then moved: they may be waiting for it."""
-        folder = self.given.out / f"twin-{seed}"
-        beside = folder.with_suffix(".partial")
+        beside = folder.with_name(f"{folder.name}.partial")
         trainer.model.decoder.cpu().save_pretrained(beside)
         save_tokenizer(self._read.text.tokenizer, beside)
         os.replace(beside, folder)
 
     def _finished_twin(self, seed: int) -> Path:
-        folder = self.given.out / f"twin-{seed}"
+        folder = self._twin(self._best("dense"), seed)
         while not folder.exists():
             if time.monotonic() - self._began > self.given.until:
                 raise OutOfTimeError(f"no dense twin of seed {seed} to learn from")

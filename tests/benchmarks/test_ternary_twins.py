@@ -98,3 +98,13 @@ def test_time_that_is_up_leaves_what_there_is(study):
     said, left = study("--only", "dense", "--rates", "0.1", "--seeds", "0", "1", "--until", "-1")
     assert "are left" in said
     assert left["kinds"] == {}
+
+
+def test_a_sweep_over_all_steps_keeps_every_twin_and_a_student_learns_from_the_best(study):
+    options = ("--only", "dense", "student", "--rates", "0.001", "0.1", "--sweep-steps", "4")
+    _, left = study(*options, "--seeds", "0")
+    dense = {run["rate"]: run["perplexity"] for run in left["sweep"] if run["kind"] == "dense"}
+    (best,) = left["kinds"]["dense"]["runs"]
+    assert best["rate"] == 0.1 and best["perplexity"] < dense[0.001]
+    (student,) = left["kinds"]["student"]["runs"]
+    assert student["teaching"]["teacher"] == "rate-0.1-seed-0"
