@@ -105,6 +105,7 @@ def test_a_sweep_over_all_steps_keeps_every_twin_and_a_student_learns_from_the_b
     _, left = study(*options, "--seeds", "0")
     dense = {run["rate"]: run["perplexity"] for run in left["sweep"] if run["kind"] == "dense"}
     (best,) = left["kinds"]["dense"]["runs"]
-    assert best["rate"] == 0.1 and best["perplexity"] < dense[0.001]
+    assert best["rate"] == 0.1
+    assert best["perplexity"] < dense[0.001]
     (student,) = left["kinds"]["student"]["runs"]
     assert student["teaching"]["teacher"] == "rate-0.1-seed-0"
