@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from trapline.gold.decoder.config import from_dict
 from trapline.gold.decoder.model import Decoder
-from trapline.gold.errors import RangeError, ShapeError
+from trapline.gold.errors import DTypeError, RangeError, ShapeError
 
 CONFIGS = {
     "llama": transformers.LlamaConfig,
@@ -209,6 +209,33 @@ def test_a_missing_or_wrong_tensor_is_named_with_its_shapes(folder):
             Decoder.from_pretrained(folder)
 
 
+def test_a_tensor_without_a_place_in_the_model_is_no_small_matter(folder):
+    """Biases that the configuration denies, layers that it does not count: another model."""
+    place = folder / "model.safetensors"
+    tensors = load_file(place)
+    gpt2 = any(name.startswith("transformer.") for name in tensors)
+    layers = "transformer.h" if gpt2 else "model.layers"
+    for name in (f"{layers}.0.extra.bias", f"{layers}.2.mlp.weight"):
+        save_file({**tensors, name: torch.zeros(16)}, place, metadata={"format": "pt"})
+        with pytest.raises(ShapeError, match=f"has {name}, the configuration has no place"):
+            Decoder.from_pretrained(folder)
+    # What older files keep and nobody needs is no such tensor.
+    old = "transformer.h.0.attn.bias" if gpt2 else "model.layers.0.self_attn.rotary_emb.inv_freq"
+    save_file({**tensors, old: torch.zeros(4)}, place, metadata={"format": "pt"})
+    Decoder.from_pretrained(folder)
+
+
+def test_weights_that_are_no_floats_are_named(folder):
+    place = folder / "model.safetensors"
+    tensors = load_file(place)
+    name = next(iter(tensors))
+    for dtype in (torch.int32, torch.float8_e4m3fn):
+        wrong = {**tensors, name: tensors[name].to(dtype)}
+        save_file(wrong, place, metadata={"format": "pt"})
+        with pytest.raises(DTypeError, match=f"{name} is {str(dtype).removeprefix('torch.')}"):
+            Decoder.from_pretrained(folder)
+
+
 def test_broken_files_are_refused_with_a_sentence(folder, tmp_path_factory):
     empty = tmp_path_factory.mktemp("empty")
     with pytest.raises(FileNotFoundError, match=r"no config\.json"):
@@ -241,6 +268,19 @@ REFUSED = [
     ({"model_type": "other"}, "none of llama"),
     ({"hidden_act": "relu"}, "not silu"),
     ({"rope_scaling": {"type": "longrope"}}, "rope_type 'longrope' is none of"),
+    ({"rope_scaling": ["linear"]}, "no table"),
+    ({"rope_scaling": {"type": "linear", "factor": "2"}}, "factor must be a number, got '2'"),
+    ({"vocab_size": "5"}, "vocab_size must be a positive integer, got '5'"),
+    ({"num_hidden_layers": 0}, "num_hidden_layers must be a positive integer, got 0"),
+    ({"num_attention_heads": 0}, "num_attention_heads must be a positive integer, got 0"),
+    ({"head_dim": -4}, "head_dim must be a positive integer, got -4"),
+    ({"num_attention_heads": 2, "num_key_value_heads": 3}, "2 heads do not share 3"),
+    ({"rms_norm_eps": "small"}, "rms_norm_eps must be a number"),
+    ({"model_type": "mistral", "sliding_window": -3}, "sliding_window must be a positive integer"),
+    (
+        {"model_type": "mistral", "sliding_window": 3, "layer_types": ["full_attention"] * 2},
+        "names 2 layers, there are 1",
+    ),
 ]
 
 
@@ -254,6 +294,8 @@ def test_a_configuration_that_lacks_something_says_what():
     with pytest.raises(RangeError, match="a llama has no 'vocab_size'"):
         from_dict({key: value for key, value in LLAMA.items() if key != "vocab_size"})
     gpt2 = {"vocab_size": 5, "n_embd": 4, "n_layer": 1, "n_head": 1, "n_positions": 8}
+    with pytest.raises(RangeError, match="n_head must be a positive integer"):
+        from_dict({**gpt2, "model_type": "gpt2", "n_head": 0})
     with pytest.raises(RangeError, match="15 does not divide into 4 heads"):
         from_dict({**gpt2, "model_type": "gpt2", "n_embd": 15, "n_head": 4})
     with pytest.raises(RangeError, match="heads of 5"):

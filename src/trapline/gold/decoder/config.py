@@ -88,14 +88,31 @@ def from_dict(raw: dict[str, Any]) -> DecoderConfig:
         config = _gpt2(raw) if family == "gpt2" else _llama_like(raw)
     except KeyError as missing:
         raise RangeError(f"the configuration of a {family} has no {missing}") from None
+    if config.heads % config.kv_heads:
+        raise RangeError(f"{config.heads} heads do not share {config.kv_heads} key/value heads")
     if config.head_dim % 2:
         # Kernels go through the two halves of a head at once, whether they turn it or not.
         raise RangeError(f"heads of {config.head_dim}: only even widths are served")
     return config
 
 
+def _size(raw: dict[str, Any], key: str, default: int | None = None) -> int:
+    """A count: what is no positive integer would fail far from here, or not at all."""
+    found = default if default is not None and not raw.get(key) else raw[key]
+    if type(found) is not int or found < 1:
+        raise RangeError(f"{key} must be a positive integer, got {found!r}")
+    return found
+
+
+def _real(raw: dict[str, Any], key: str, default: float) -> float:
+    found = default if raw.get(key) is None else raw[key]
+    if type(found) not in (int, float):
+        raise RangeError(f"{key} must be a number, got {found!r}")
+    return float(found)
+
+
 def _gpt2(raw: dict[str, Any]) -> DecoderConfig:
-    dim, heads = raw["n_embd"], raw["n_head"]
+    dim, heads = _size(raw, "n_embd"), _size(raw, "n_head")
     if dim % heads:
         raise RangeError(f"n_embd {dim} does not divide into {heads} heads")
     if raw.get("activation_function", "gelu_new") not in ("gelu_new", "gelu_pytorch_tanh"):
@@ -104,15 +121,15 @@ def _gpt2(raw: dict[str, Any]) -> DecoderConfig:
         raise RangeError("a GPT-2 that scales its scores otherwise than by 1/√D")
     return DecoderConfig(
         family="gpt2",
-        vocab=raw["vocab_size"],
+        vocab=_size(raw, "vocab_size"),
         dim=dim,
-        layers=raw["n_layer"],
+        layers=_size(raw, "n_layer"),
         heads=heads,
         kv_heads=heads,
         head_dim=dim // heads,
-        hidden=raw.get("n_inner") or 4 * dim,
-        context=raw["n_positions"],
-        norm_eps=raw.get("layer_norm_epsilon", 1e-5),
+        hidden=_size(raw, "n_inner", 4 * dim),
+        context=_size(raw, "n_positions"),
+        norm_eps=_real(raw, "layer_norm_epsilon", 1e-5),
         tied=raw.get("tie_word_embeddings", True),
         rope=None,
         attention_bias=True,
@@ -123,19 +140,19 @@ def _gpt2(raw: dict[str, Any]) -> DecoderConfig:
 def _llama_like(raw: dict[str, Any]) -> DecoderConfig:
     if raw.get("hidden_act", "silu") != "silu":
         raise RangeError(f"activation {raw['hidden_act']!r} is not silu")
-    heads = raw["num_attention_heads"]
+    heads, dim = _size(raw, "num_attention_heads"), _size(raw, "hidden_size")
     window, full_layers = _window(raw)
     return DecoderConfig(
         family=raw["model_type"],
-        vocab=raw["vocab_size"],
-        dim=raw["hidden_size"],
-        layers=raw["num_hidden_layers"],
+        vocab=_size(raw, "vocab_size"),
+        dim=dim,
+        layers=_size(raw, "num_hidden_layers"),
         heads=heads,
-        kv_heads=raw.get("num_key_value_heads") or heads,
-        head_dim=raw.get("head_dim") or raw["hidden_size"] // heads,
-        hidden=raw["intermediate_size"],
-        context=raw["max_position_embeddings"],
-        norm_eps=raw.get("rms_norm_eps", 1e-6),
+        kv_heads=_size(raw, "num_key_value_heads", heads),
+        head_dim=_size(raw, "head_dim", dim // heads),
+        hidden=_size(raw, "intermediate_size"),
+        context=_size(raw, "max_position_embeddings"),
+        norm_eps=_real(raw, "rms_norm_eps", 1e-6),
         tied=raw.get("tie_word_embeddings", False),
         rope=_rope(raw),
         window=window,
@@ -148,18 +165,19 @@ def _llama_like(raw: dict[str, Any]) -> DecoderConfig:
 
 def _window(raw: dict[str, Any]) -> tuple[int | None, tuple[int, ...]]:
     """The window, and the layers without it: Mistral slides everywhere, Qwen3 where it says so."""
-    window = raw.get("sliding_window")
-    if not window or raw["model_type"] == "llama":
+    if not raw.get("sliding_window") or raw["model_type"] == "llama":
         return None, ()
-    layers = raw["num_hidden_layers"]
+    window, layers = _size(raw, "sliding_window"), _size(raw, "num_hidden_layers")
     kinds = raw.get("layer_types")
     if raw["model_type"] == "qwen3":
         if not raw.get("use_sliding_window"):
             return None, ()
         kinds = kinds or _after(raw.get("max_window_layers", 28), layers)
     kinds = kinds or ["sliding_attention"] * layers
+    if len(kinds) != layers:
+        raise RangeError(f"layer_types names {len(kinds)} layers, there are {layers}")
     full = tuple(i for i, kind in enumerate(kinds) if kind != "sliding_attention")
-    return (None, ()) if len(full) == layers else (int(window), full)
+    return (None, ()) if len(full) == layers else (window, full)
 
 
 def _after(first: int, layers: int) -> list[str]:
@@ -170,15 +188,17 @@ def _after(first: int, layers: int) -> list[str]:
 def _rope(raw: dict[str, Any]) -> RopeConfig:
     """Older files say `rope_theta` and `rope_scaling`, newer ones `rope_parameters`."""
     scaling = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    if not isinstance(scaling, dict):
+        raise RangeError(f"the scaling of rotary positions is no table: {scaling!r}")
     kind = scaling.get("rope_type") or scaling.get("type") or "default"
     if kind not in ROPE_KINDS:
         raise RangeError(f"rope_type {kind!r} is none of {', '.join(ROPE_KINDS)}")
     original = scaling.get("original_max_position_embeddings")
     if original is None and kind == "yarn":
         original = raw["max_position_embeddings"]
-    factor = scaling.get("factor") or 1.0
+    factor = _real(scaling, "factor", 1.0)
     return RopeConfig(
-        theta=scaling.get("rope_theta") or raw.get("rope_theta") or 10_000.0,
+        theta=_real(scaling, "rope_theta", _real(raw, "rope_theta", 10_000.0)),
         kind=kind,
         factor=factor,
         original_context=original or 8192,

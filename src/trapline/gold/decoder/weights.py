@@ -1,7 +1,7 @@
 """Hugging Face checkpoints: which of their tensors is which of ours."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from trapline.gold.decoder.config import DecoderConfig, RopeConfig, read_config
 from trapline.gold.decoder.model import Decoder
-from trapline.gold.errors import RangeError, ShapeError, UnsupportedError
+from trapline.gold.errors import DTypeError, RangeError, ShapeError, UnsupportedError
 
 _LLAMA_LAYER = {
     "input_layernorm": "attention_norm",
@@ -51,6 +51,9 @@ _ROPE_EXTRAS: dict[str, tuple[str, ...]] = {
     "llama3": ("low_freq_factor", "high_freq_factor"),
     "yarn": ("beta_fast", "beta_slow", "attention_factor", "truncate"),
 }
+#: What older files keep beside the weights of a layer, and anybody can compute.
+_CONSTANTS = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 @dataclass(frozen=True)
@@ -62,10 +65,11 @@ class _Pair:
     #: GPT-2 keeps its matrices with inputs first.
     turned: bool = False
 
-    def find(self, tensors: dict[str, Tensor]) -> Tensor:
+    def find(self, tensors: dict[str, Tensor]) -> str:
+        """Its name in this checkpoint: GPT-2's own files leave the prefix out."""
         for name in (self.theirs, self.theirs.removeprefix("transformer.")):
             if name in tensors:
-                return tensors[name]
+                return name
         raise ShapeError(f"the checkpoint has no tensor {self.theirs}")
 
     def split(self, found: Tensor) -> dict[str, Tensor]:
@@ -104,11 +108,18 @@ def from_tensors(
         decoder = Decoder(config)
     ours = dict(decoder.named_parameters())
     found: dict[str, Tensor] = {}
+    used: set[str] = set()
     for pair in _pairs(decoder):
-        tensor, expected = pair.find(theirs), pair.shape(ours)
+        name, expected = pair.find(theirs), pair.shape(ours)
+        tensor = theirs[name]
         if tuple(tensor.shape) != expected:
             raise ShapeError(f"{pair.theirs} has shape {tuple(tensor.shape)}, expected {expected}")
+        if tensor.dtype not in _DTYPES:
+            given = str(tensor.dtype).removeprefix("torch.")
+            raise DTypeError(f"{pair.theirs} is {given}: weights are floats of 16, 32 or 64 bits")
         found |= pair.split(tensor)
+        used.add(name)
+    _refuse_strangers(theirs.keys() - used)
     # One dtype throughout: checkpoints that keep their norms in another exist.
     kind = dtype or found["embedding.weight"].dtype
     state = {name: one.to(device, kind).contiguous() for name, one in found.items()}
@@ -116,6 +127,14 @@ def from_tensors(
     if decoder.config.tied:
         decoder.head.weight = decoder.embedding.weight
     return decoder.eval()
+
+
+def _refuse_strangers(names: Set[str]) -> None:
+    """A tensor of a layer that the configuration does not know: without it, another model."""
+    for name in sorted(names):
+        inside = name.removeprefix("transformer.").startswith(("model.layers.", "h."))
+        if inside and not name.endswith(_CONSTANTS):
+            raise ShapeError(f"the checkpoint has {name}, the configuration has no place for it")
 
 
 def quantisation(folder: Path) -> str | None:
