@@ -136,6 +136,22 @@ def test_answers_are_those_of_plain_decoding(family, mode):
     assert done.tokens == want
 
 
+@pytest.mark.needs_gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("mode", ["chain", "tree"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_answers_on_a_gpu_are_plain_decoding_s_on_a_cpu(family, mode):
+    """The plain path: each row has a cache of its own, and a tree's mask reads it as it lies."""
+    decoder = random_decoder(family)
+    rng = np.random.default_rng(5)
+    prompts = [rng.integers(0, 19, int(rng.integers(1, 12))).tolist() for _ in range(6)]
+    want = plain(decoder, prompts, max_new_tokens=20)
+    target = DecoderTarget(decoder.to("cuda"))
+    drafter = PromptLookup(19, block=4, device="cuda")
+    done = generate(target, drafter, prompts, max_new_tokens=20, mode=mode, budget=6, batch=4)
+    assert done.tokens == want
+
+
 def test_pages_of_a_pool_do_as_well_and_come_back():
     decoder = random_decoder("llama")
     pool = Pool(decoder.config, 40, 4, torch.float32, torch.device("cpu"))
