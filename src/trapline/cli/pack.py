@@ -35,10 +35,7 @@ def pack(
     except ImportError:
         raise MissingError("packing needs torch: trapline[torch]") from None
     try:
-        decoder = Decoder.from_pretrained(model)
-        tokenizer = model / "tokenizer.json"
-        given = tokenizer if tokenizer.is_file() else None
-        _written(export, decoder, out, form, group_size, given)
+        _written(export, Decoder.from_pretrained(model), out, form, group_size, model)
     except ImportError as error:
         raise MissingError(str(error)) from None
     except (ValueError, TypeError, FileNotFoundError) as error:
@@ -50,11 +47,11 @@ def pack(
 
 
 def _written(
-    export: Any, decoder: Any, out: Path, form: str, group_size: int, tokenizer: Path | None
+    export: Any, decoder: Any, out: Path, form: str, group_size: int, source: Path
 ) -> None:
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always", UserWarning)
-        export.export(decoder, out, form, group_size=group_size, tokenizer=tokenizer)
+        export.export(decoder, out, form, group_size=group_size, source=source)
     for one in found:
         if issubclass(one.category, UserWarning):
             typer.echo(f"warning: {one.message}", err=True)

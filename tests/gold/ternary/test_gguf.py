@@ -1,5 +1,6 @@
 """GGUF: what is written comes back through the gguf package, value by value and token by token."""
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -144,3 +145,31 @@ def test_the_tokeniser_travels_along(tmp_path):
     assert len(fields["tokenizer.ggml.merges"].data) == 300 - 257
     ends = fields["tokenizer.ggml.eos_token_id"]
     assert ends.parts[ends.data[0]][0] == 0
+
+
+def words(tmp_path, **changes):
+    """A tokeniser's file, changed."""
+    documents = [f"the river number {number} runs to the sea" for number in range(200)]
+    place = tmp_path / "tokenizer.json"
+    train_tokenizer(documents, 300).save(str(place))
+    place.write_text(json.dumps({**json.loads(place.read_text()), **changes}))
+    return place
+
+
+def test_the_end_is_the_one_that_the_checkpoint_names(tmp_path):
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [7, 8]}')
+    model = decoder("qwen3", tied=True, vocab=300)
+    to_gguf(model, tmp_path / "m.gguf", "f16", tokenizer=words(tmp_path))
+    end = package.GGUFReader(tmp_path / "m.gguf").fields["tokenizer.ggml.eos_token_id"]
+    assert end.parts[end.data[0]][0] == 7
+
+
+def test_tokenisers_that_the_file_cannot_hold_are_said(tmp_path):
+    model, file = decoder("qwen3", tied=True, vocab=300), tmp_path / "m.gguf"
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}
+    for other in ({"pre_tokenizer": {"type": "Metaspace"}}, {"pre_tokenizer": None}, {"model": {}}):
+        with pytest.raises(RangeError, match="no byte-level BPE"):
+            to_gguf(model, file, "f16", tokenizer=words(tmp_path, **other))
+    for splits in (byte_level, {"type": "Sequence", "pretokenizers": [{}, byte_level]}):
+        with pytest.warns(UserWarning, match="splits text otherwise"):
+            to_gguf(model, file, "f16", tokenizer=words(tmp_path, pre_tokenizer=splits))

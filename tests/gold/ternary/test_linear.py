@@ -109,6 +109,11 @@ def test_conversion_keeps_a_shared_weight_shared() -> None:
     assert len([s for s in coverage(model) if s.ternary]) == 2
 
 
+def test_conversion_refuses_what_has_no_dense_weight_left() -> None:
+    with pytest.raises(RangeError, match="no dense weight to make ternary"):
+        convert(nn.Sequential(nn.LayerNorm(4), nn.ReLU()))
+
+
 def test_conversion_refuses_a_bias() -> None:
     with pytest.raises(RangeError, match="bias"):
         convert(Tiny(bias=True))

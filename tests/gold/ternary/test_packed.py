@@ -5,10 +5,12 @@ import json
 import numpy as np
 import pytest
 import torch
+from safetensors import SafetensorError
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from trapline.gold.decoder.config import from_dict
 from trapline.gold.decoder.model import Decoder
+from trapline.gold.decoder.text import end_ids
 from trapline.gold.errors import DTypeError, RangeError, ShapeError, UnsupportedError
 from trapline.gold.ternary import fast, native, oracle
 from trapline.gold.ternary.linear import assert_all_ternary, convert, coverage, dequantized
@@ -262,10 +264,55 @@ def test_packing_what_is_not_ternary_is_refused(tmp_path):
     assert torch.allclose(got, want, atol=1e-4)
 
 
+def test_the_checkpoint_that_is_packed_stays_as_it_is(tmp_path):
+    """Packed onto itself it would be gone, and a folder of shards would still be read as such."""
+    dense = dequantized(decoder())
+    dense.save_pretrained(tmp_path / "model")
+    before = (tmp_path / "model" / "model.safetensors").read_bytes()
+    with pytest.raises(RangeError, match="is the checkpoint itself"):
+        export(dense, tmp_path / "model", "packed", source=tmp_path / "model")
+    assert (tmp_path / "model" / "model.safetensors").read_bytes() == before
+    dense.save_pretrained(tmp_path / "shards", shard_bytes=3000)
+    with pytest.raises(RangeError, match="several files"):
+        export(dense, tmp_path / "shards", "packed")
+
+
+@pytest.mark.parametrize("ends", [3, [3, 4]])
+def test_a_packed_model_ends_where_the_other_did(tmp_path, ends):
+    dense = dequantized(decoder())
+    dense.save_pretrained(tmp_path / "model")
+    config = tmp_path / "model" / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "eos_token_id": ends}))
+    (tmp_path / "model" / "tokenizer.json").write_text("{}")
+    export(dense, tmp_path / "small", "packed", source=tmp_path / "model")
+    assert end_ids(tmp_path / "small") == end_ids(tmp_path / "model")
+    assert (tmp_path / "small" / "tokenizer.json").is_file()
+
+
+def test_a_full_disk_is_an_error_of_the_disk(tmp_path, monkeypatch):
+    small = pack_model(decoder())
+    save_packed(small, tmp_path)
+    before = (tmp_path / "model.safetensors").read_bytes()
+
+    def full(*_args, **_settings):
+        raise SafetensorError("No space left on device")
+
+    monkeypatch.setattr("safetensors.torch.save_file", full)
+    with pytest.raises(OSError, match="could not be written whole: No space left"):
+        save_packed(small, tmp_path)
+    assert (tmp_path / "model.safetensors").read_bytes() == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "model.safetensors"]
+
+
 def test_a_damaged_packed_checkpoint_is_named(tmp_path):
     save_packed(pack_model(decoder()), tmp_path)
     config = tmp_path / "config.json"
     good = config.read_text()
+    for wrong in ({}, {"group_size": 0}, {"group_size": "128"}):
+        said = {"quant_method": "trapline-ternary", **wrong}
+        config.write_text(json.dumps({**json.loads(good), "quantization_config": said}))
+        with pytest.raises(RangeError, match="group_size of the packed weights"):
+            load_packed(tmp_path)
     config.write_text(json.dumps({**json.loads(good), "hidden_size": 52}))
     with pytest.raises(ShapeError, match="expected"):
         load_packed(tmp_path)

@@ -14,6 +14,8 @@ from trapline.gold.decoder.config import DecoderConfig, RopeConfig, read_config
 from trapline.gold.decoder.model import Decoder
 from trapline.gold.errors import DTypeError, RangeError, ShapeError, UnsupportedError
 
+#: What says in which file each tensor of a checkpoint of several files is.
+INDEX = "model.safetensors.index.json"
 _LLAMA_LAYER = {
     "input_layernorm": "attention_norm",
     "self_attn.q_proj": "attention.q",
@@ -165,7 +167,7 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
 
 
 def _shards(folder: Path) -> list[str]:
-    index = folder / "model.safetensors.index.json"
+    index = folder / INDEX
     if not index.is_file():
         return ["model.safetensors"]
     try:
@@ -187,7 +189,7 @@ def save(decoder: Decoder, folder: Path, shard_bytes: int) -> None:
     for name, names in shards.items():
         part = {one: tensors[one] for one in names}
         save_file(part, folder / name, metadata={"format": "pt"})
-    index = folder / "model.safetensors.index.json"
+    index = folder / INDEX
     index.unlink(missing_ok=True)
     if len(shards) > 1:
         total = sum(one.numel() * one.element_size() for one in tensors.values())

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from trapline.gold.decoder.text import end_ids
 from trapline.gold.errors import RangeError
 from trapline.gold.ternary import quantize
 from trapline.gold.ternary.pack import to_blocks
@@ -241,10 +242,9 @@ def _describe(writer: Any, config: Any) -> None:
 def _add_tokenizer(writer: Any, path: Path, vocab: int) -> None:
     """A byte-level BPE tokeniser, with the pre-tokeniser that GPT-2 had."""
     raw = json.loads(path.read_text())
-    if raw["model"]["type"] != "BPE":
-        raise RangeError(f"{path} is no byte-level BPE tokeniser")
+    _check_tokenizer(raw, path)
     numbers = dict(raw["model"]["vocab"])
-    special = {one["content"]: one["id"] for one in raw["added_tokens"]}
+    special = {one["content"]: one["id"] for one in raw.get("added_tokens", [])}
     numbers |= special
     words = {number: word for word, number in numbers.items()}
     tokens = [words.get(number, f"[unused{number}]") for number in range(vocab)]
@@ -255,11 +255,27 @@ def _add_tokenizer(writer: Any, path: Path, vocab: int) -> None:
     writer.add_token_types([kinds.CONTROL if word in special else kinds.NORMAL for word in tokens])
     merges = raw["model"]["merges"]
     writer.add_token_merges([m if isinstance(m, str) else " ".join(m) for m in merges])
-    if "</s>" in special:
-        writer.add_eos_token_id(special["</s>"])
+    ends = end_ids(path.parent) or [special[one] for one in ("</s>",) if one in special]
+    if ends:
+        writer.add_eos_token_id(ends[0])
         # There is no token that begins a text; readers ask for one nevertheless.
-        writer.add_bos_token_id(special["</s>"])
+        writer.add_bos_token_id(ends[0])
         writer.add_add_bos_token(False)
+
+
+def _check_tokenizer(raw: Any, path: Path) -> None:
+    """What is no byte-level BPE would be read as another; what splits otherwise is warned of."""
+    splits = raw.get("pre_tokenizer") or {}
+    parts = splits.get("pretokenizers", [splits])
+    byte_level = [part for part in parts if part.get("type") == "ByteLevel"]
+    if raw.get("model", {}).get("type") != "BPE" or not byte_level:
+        raise RangeError(f"{path} is no byte-level BPE tokeniser")
+    if len(parts) > 1 or not byte_level[0].get("use_regex", True):
+        warnings.warn(
+            f"{path} splits text otherwise than GPT-2's tokeniser, which the file names: the model"
+            " is the same, but other tools may cut a text into other tokens",
+            stacklevel=2,
+        )
 
 
 def package() -> Any:

@@ -215,6 +215,8 @@ def convert(model: nn.Module, group_size: int = GROUP, method: str = "absmean") 
     known: dict[int, _Latent] = {}
     for parent, name, child in list(_replaceable(model)):
         setattr(parent, name, _ternary_twin(child, known, group_size, method))
+    if not latents(model):
+        raise RangeError("there is no dense weight to make ternary: packed ones have no latent")
     return coverage(model)
 
 

@@ -1,11 +1,14 @@
 """One door to every file form of a ternary decoder."""
 
+import json
 import shutil
 from pathlib import Path
 
 import torch
 
 from trapline.gold.decoder.model import Decoder
+from trapline.gold.decoder.text import end_ids
+from trapline.gold.decoder.weights import INDEX
 from trapline.gold.errors import RangeError
 from trapline.gold.ternary import gguf
 from trapline.gold.ternary.linear import GROUP, convert, dequantized
@@ -21,17 +24,39 @@ def export(
     form: str,
     *,
     group_size: int = GROUP,
-    tokenizer: Path | None = None,
+    source: Path | None = None,
 ) -> None:
-    """Writes `decoder`, packed or with dense weights that are ternary already, in one of FORMS."""
+    """Writes `decoder`, packed or with dense weights that are ternary already, in one of FORMS.
+
+    What lies beside the weights in `source`, its checkpoint, goes along: tokeniser and ends.
+    """
     if form not in FORMS:
         raise RangeError(f"the format must be one of {', '.join(FORMS)}, got {form!r}")
     if form != "packed":
-        to_gguf(decoder, out, form, tokenizer=tokenizer, group_size=group_size)
+        to_gguf(decoder, out, form, tokenizer=_tokenizer(source), group_size=group_size)
         return
+    if source is not None and out.resolve() == source.resolve():
+        raise RangeError(f"{out} is the checkpoint itself: choose another folder")
+    if (out / INDEX).exists():
+        raise RangeError(f"{out} holds a checkpoint of several files: choose another folder")
     save_packed(packed(decoder, group_size), out)
+    if source is not None:
+        _save_words(source, out)
+
+
+def _tokenizer(source: Path | None) -> Path | None:
+    place = None if source is None else source / "tokenizer.json"
+    return place if place is not None and place.is_file() else None
+
+
+def _save_words(source: Path, out: Path) -> None:
+    """Without its ends a model would not stop where it stopped before."""
+    tokenizer, ends = _tokenizer(source), end_ids(source)
     if tokenizer is not None:
         shutil.copyfile(tokenizer, out / "tokenizer.json")
+    if ends:
+        said = json.dumps({"eos_token_id": ends if len(ends) > 1 else ends[0]})
+        (out / "generation_config.json").write_text(said + "\n")
 
 
 def packed(decoder: Decoder, group_size: int = GROUP) -> Decoder:

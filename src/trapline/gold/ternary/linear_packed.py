@@ -138,7 +138,9 @@ def load_packed(folder: Path, dtype: torch.dtype | None = None, device: str = "c
     """
     kind = dtype or (torch.float32 if device == "cpu" else torch.bfloat16)
     raw = json.loads((folder / "config.json").read_text())
-    group_size = int(raw["quantization_config"]["group_size"])
+    group_size = raw["quantization_config"].get("group_size")
+    if type(group_size) is not int or group_size < 1:
+        raise RangeError(f"group_size of the packed weights must be positive, got {group_size!r}")
     with torch.device("meta"):
         decoder = Decoder(from_dict(raw))
     tensors = {name: value.to(device) for name, value in read_tensors(folder).items()}
@@ -179,9 +181,13 @@ def _taken(tensors: dict[str, Tensor], name: str, shape: tuple[int, ...]) -> Ten
 
 def _replace(path: Path, write: Any) -> None:
     """Writes beside the place, then moves: a full disk leaves what was there."""
+    from safetensors import SafetensorError
+
     partial = path.with_name(path.name + ".partial")
     try:
         write(partial)
         os.replace(partial, path)
+    except SafetensorError as error:
+        raise OSError(f"{path} could not be written whole: {error}") from None
     finally:
         partial.unlink(missing_ok=True)
