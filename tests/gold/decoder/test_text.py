@@ -96,6 +96,8 @@ def test_a_real_tokeniser_goes_both_ways(folder):
     assert shown(stream, tokens)[0] == "naïve € "
     with pytest.raises(RangeError, match="no token '</s>'"):
         tokenizer.find("</s>")
+    with pytest.raises(RangeError, match="no UTF-8"):
+        tokenizer.encode(b"\xff\xfe".decode(errors="surrogateescape"))
 
 
 def test_ends_are_read_where_they_are_named(tmp_path):
@@ -104,6 +106,10 @@ def test_ends_are_read_where_they_are_named(tmp_path):
     assert end_ids(tmp_path) == [7]
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [3, 4]}))
     assert end_ids(tmp_path) == [3, 4]
+    for wrong in ("end", [3, None], 2.5):
+        (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": wrong}))
+        with pytest.raises(RangeError, match="is no token"):
+            end_ids(tmp_path)
     (tmp_path / "generation_config.json").write_text("{")
     with pytest.raises(RangeError, match="no JSON"):
         end_ids(tmp_path)

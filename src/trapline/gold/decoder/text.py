@@ -80,6 +80,10 @@ class Tokenizer:
             raise RangeError(f"{path} is no tokeniser: {error}") from None
 
     def encode(self, text: str) -> list[int]:
+        try:
+            text.encode()
+        except UnicodeEncodeError:  # bytes of a command line that are no UTF-8
+            raise RangeError("the prompt is no text: it has bytes that are no UTF-8") from None
         return list(self._tokenizer.encode(text).ids)
 
     def decode(self, tokens: list[int]) -> str:
@@ -98,7 +102,10 @@ def end_ids(folder: Path) -> list[int]:
     for name in ("generation_config.json", "config.json"):
         said = _json(folder / name).get("eos_token_id")
         if said is not None:
-            return [int(end) for end in (said if isinstance(said, list) else [said])]
+            ends = said if isinstance(said, list) else [said]
+            if not all(type(end) is int for end in ends):
+                raise RangeError(f"eos_token_id of {folder / name} is no token: {said!r}")
+            return ends
     return []
 
 
