@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,12 @@ def test_no_verb_is_without_an_example():
     assert commands.keys() >= {*VERBS}
     for name, command in commands.items():
         assert (command.epilog or "").startswith(f"Example: trapline {name}")
+
+
+def test_the_program_says_which_version_it_is():
+    done = trapline("--version")
+    assert done.returncode == 0
+    assert done.stdout == f"trapline {version('trapline')}\n"
 
 
 @pytest.mark.parametrize("verb", VERBS)

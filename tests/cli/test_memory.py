@@ -37,6 +37,12 @@ def test_the_table_names_every_convention(app):
         assert words in result.stdout
 
 
+def test_weights_that_do_not_fit_say_how_much_is_missing(app):
+    result = run(app, "llama-3.1-405b", "--gpu", "h200")
+    assert result.exit_code == 0
+    assert "629.06 short" in result.stdout
+
+
 def test_without_a_model_it_lists(app):
     result = run(app)
     assert result.exit_code == 0

@@ -5,7 +5,8 @@ import os
 import pkgutil
 import sys
 from collections.abc import Callable
-from typing import NoReturn
+from importlib.metadata import PackageNotFoundError, version
+from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
@@ -20,17 +21,36 @@ FAILURE, USAGE, MISSING, NOT_HELD, INCOMPLETE, INTERRUPTED = 1, 2, 3, 4, 5, 130
 def build() -> typer.Typer:
     """The application: every module of this package that has a `register` is a verb."""
     app = typer.Typer(
-        help="Who writes LLM-systems code that you can trust?",
         no_args_is_help=True,
         rich_markup_mode="rich",
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
+    app.callback()(program)
     for found in pkgutil.iter_modules(trapline.cli.__path__):
         module = importlib.import_module(f"trapline.cli.{found.name}")
         if hasattr(module, "register"):
             module.register(app)
     return app
+
+
+def _show_version(asked: bool) -> None:
+    if not asked:
+        return
+    try:
+        typer.echo(f"trapline {version('trapline')}")
+    except PackageNotFoundError:
+        typer.echo("trapline, from a source tree that is not installed")
+    raise typer.Exit
+
+
+def program(
+    _version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show it and exit."),
+    ] = False,
+) -> None:
+    """Who writes LLM-systems code that you can trust?"""
 
 
 def main() -> None:

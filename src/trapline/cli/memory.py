@@ -168,7 +168,7 @@ def _print(shape: ModelShape, setting: Setting, answers: list[tuple[Gpu, Answer]
             answer.gpu,
             _gib(answer.usable_bytes),
             _gib(answer.weight_bytes),
-            _gib(answer.budget_bytes),
+            _left(answer.budget_bytes),
             f"{answer.tokens:,}" + (" *" if answer.tokens > shape.context else ""),
             f"{answer.tokens_in_blocks:,}",
             _step(shape, gpu, setting, context),
@@ -185,6 +185,11 @@ def _print(shape: ModelShape, setting: Setting, answers: list[tuple[Gpu, Answer]
     for tokens, size in grown:
         bar = "█" * max(1, round(40 * size / grown[-1][1]))
         console.print(f"  {tokens:>9,} tokens  {_gib(size):>8} GiB  {bar}", highlight=False)
+
+
+def _left(budget: float) -> str:
+    """What the weights leave of the memory, or how much they are short of."""
+    return _gib(budget) if budget >= 0 else f"{_gib(-budget)} short"
 
 
 def _print_costs(
