@@ -2,8 +2,10 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -72,6 +74,23 @@ def test_bad_input_is_one_sentence(text, tmp_path, arguments, sentence):
     assert done.returncode == 2, done.stderr
     assert sentence in " ".join(done.stderr.split())
     assert "Traceback" not in done.stderr
+
+
+def test_whoever_interrupts_a_run_hears_how_to_go_on(text, tmp_path):
+    out = tmp_path / "run"
+    endless = ["train", text, "--out", out, *SIZES, *SHORT, "--steps", 100_000, "--patience", 0]
+    program = str(Path(sys.executable).with_name("trapline"))
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+    with subprocess.Popen(
+        [program, *map(str, endless)], env=environment, stderr=subprocess.PIPE, text=True
+    ) as running:
+        began = time.monotonic()
+        while not (out / "last.pt").exists() and time.monotonic() < began + 120:
+            time.sleep(0.05)
+        running.send_signal(signal.SIGINT)
+        said = running.communicate(timeout=120)[1]
+    assert running.returncode == 130, said
+    assert "the same command with --resume goes on" in " ".join(said.split())
 
 
 def test_a_gpu_that_is_not_there_is_missing(text, tmp_path, monkeypatch):

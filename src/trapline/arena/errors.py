@@ -17,6 +17,12 @@ class MissingError(ArenaError):
 class InterruptedRunError(ArenaError):
     """Somebody pressed Ctrl-C (exit code 130); what was finished is kept."""
 
+    def __init__(
+        self, message: str = "interrupted", *, then: str = "the same command goes on"
+    ) -> None:
+        super().__init__(message)
+        self.then = then
+
 
 class Violation(Exception):
     """A submission broke its contract; the message says how, in a sentence a reader can act on."""

@@ -62,8 +62,8 @@ def guarded(program: Callable[[], None]) -> None:
     """What goes wrong with us ends in a sentence and an exit code."""
     try:
         program()
-    except InterruptedRunError:
-        _leave_at_once()
+    except InterruptedRunError as error:
+        _leave_at_once(error.then)
     except UsageError as error:
         _stop(error, USAGE)
     except MissingError as error:
@@ -79,9 +79,9 @@ def _stop(error: Exception, code: int) -> NoReturn:
     sys.exit(code)
 
 
-def _leave_at_once() -> NoReturn:
+def _leave_at_once(then: str) -> NoReturn:
     """Without waiting for the cells at work: their sandboxes end with us, the store is safe."""
-    note = "trapline: interrupted; what was finished is kept, the same command goes on"
+    note = f"trapline: interrupted; what was finished is kept, {then}"
     Console(stderr=True).print(note, markup=False, highlight=False)
     sys.stdout.flush()
     os._exit(INTERRUPTED)

@@ -110,7 +110,7 @@ def train(
         said = f"nothing more could be saved ({error}); the last whole checkpoint stays"
         raise ArenaError(said) from None
     except KeyboardInterrupt:
-        raise InterruptedRunError from None
+        raise InterruptedRunError(then="the same command with --resume goes on") from None
     finally:
         run.leave_processes()
 
