@@ -122,7 +122,20 @@ def test_bad_input():
             cache.attend(seq, 0, queries)
     with pytest.raises(RangeError, match="3 queries for 2"):
         cache.attend(seq, 0, np.ones((3, 2, 4)))
+    torch = pytest.importorskip("torch")
+    with pytest.raises(DTypeError, match="the cache holds float64"):
+        cache.attend(seq, 0, torch.ones(1, 2, 4))
     assert cache.length(seq) == 0
+
+
+def test_a_prompt_that_cannot_be_looked_up_leaves_nothing():
+    cache = build()
+    before = cache.nbytes()
+    for tokens, salt in ((range(9), []), ([[1]] * 9, None), (5, None)):
+        with pytest.raises(TypeError):
+            cache.add(tokens, salt=salt)
+    assert cache.nbytes() == before
+    assert not cache._storage.book.tables
 
 
 def test_bad_indices():

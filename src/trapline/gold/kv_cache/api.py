@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, Protocol, get_args
 import numpy as np
 
 from trapline.gold import checks
-from trapline.gold.errors import RangeError, ShapeError, UnsupportedError
+from trapline.gold.errors import DTypeError, RangeError, ShapeError, UnsupportedError
 from trapline.gold.kv_cache.backend import (
     Backend,
     Bits,
@@ -131,8 +131,14 @@ class KVCache:
         seq = self._new_number()
         self._storage.open(seq)
         self._recent.open(seq)
-        known = 0 if tokens is None else self._storage.adopt(seq, tokens, salt)
-        self._counts[seq] = [known] * self.num_layers
+        self._counts[seq] = [0] * self.num_layers
+        if tokens is not None:
+            try:
+                known = self._storage.adopt(seq, tokens, salt)
+            except TypeError:  # tokens or a salt that nothing can be found by
+                self.free(seq)
+                raise
+            self._counts[seq] = [known] * self.num_layers
         return seq
 
     def publish(self, seq: int, tokens: Sequence[int], *, salt: Hashable = None) -> None:
@@ -281,6 +287,8 @@ class KVCache:
         checks.arrays(q=q)
         sizes = checks.axes(q=(q, "n H D"))
         checks.floating(*floats(q), q=q)
+        if self._backend is not None and type(q.dtype) is not type(self._backend.dtype):
+            raise DTypeError(f"q is {q.dtype}, but the cache holds {self._backend.dtype}")
         if sizes["D"] != self.head_dim or sizes["H"] == 0 or sizes["H"] % self.num_kv_heads:
             shape = tuple(q.shape)
             raise ShapeError(
