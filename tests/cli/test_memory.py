@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 from trapline.arena.errors import UsageError
 from trapline.cli import memory as verb
+from trapline.gold.kv_cache.shapes import models
 
 
 @pytest.fixture
@@ -17,8 +18,8 @@ def app():
     return app
 
 
-def run(app, *args):
-    return CliRunner().invoke(app, args, env={"COLUMNS": "200"})
+def run(app, *args, columns=200):
+    return CliRunner().invoke(app, args, env={"COLUMNS": str(columns)})
 
 
 def test_one_json_object(app):
@@ -51,6 +52,12 @@ def test_without_a_model_it_lists(app):
     listed = json.loads(run(app, "--json").stdout)
     assert len(listed["models"]) >= 20
     assert len(listed["gpus"]) >= 12
+
+
+def test_names_are_whole_on_a_narrow_terminal(app):
+    listed = run(app, columns=80).stdout
+    for name in models():
+        assert name in listed, name
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Annotated, Any, NamedTuple, cast
 
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from trapline.arena.errors import MissingError, UsageError
 from trapline.gold.errors import RangeError
@@ -119,7 +119,9 @@ def _list(as_json: bool) -> None:
         print(json.dumps(rows))
         return
     console = Console()
-    table = Table("model", "parameters", "layers", "bytes a token (16 bit)", "source")
+    # A name that is cut off cannot be typed in.
+    name = Column("model", no_wrap=True)
+    table = Table(name, "parameters", "layers", "bytes a token (16 bit)", "source")
     for one in models().values():
         full = one.layers - one.sliding_layers
         layers = f"{full} + {one.sliding_layers} sliding" if one.sliding_layers else str(full)
