@@ -236,6 +236,12 @@ def test_weights_that_are_no_floats_are_named(folder):
             Decoder.from_pretrained(folder)
 
 
+@pytest.mark.parametrize("wrong", ["nope", "int32", torch.int8])
+def test_a_dtype_that_is_none_for_weights_is_refused(folder, wrong):
+    with pytest.raises(DTypeError, match="weights are floats of"):
+        Decoder.from_pretrained(folder, dtype=wrong)
+
+
 def test_broken_files_are_refused_with_a_sentence(folder, tmp_path_factory):
     empty = tmp_path_factory.mktemp("empty")
     with pytest.raises(FileNotFoundError, match=r"no config\.json"):

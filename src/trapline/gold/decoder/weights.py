@@ -92,7 +92,9 @@ class _Pair:
 
 def load(folder: Path, dtype: torch.dtype | str | None, device: str) -> Decoder:
     """A decoder with the checkpoint's weights; a missing or misshapen tensor is named."""
-    dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype
+    dtype = getattr(torch, dtype, dtype) if isinstance(dtype, str) else dtype
+    if dtype is not None and dtype not in _DTYPES:
+        raise DTypeError(f"weights are floats of 16, 32 or 64 bits, not {dtype}")
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise UnsupportedError("there is no CUDA device here")
     if quantisation(folder) == "trapline-ternary":
