@@ -100,6 +100,25 @@ def test_one_beam_is_greedy(random_model):
             assert not best.ended
 
 
+@pytest.mark.parametrize("early", [True, False])
+@pytest.mark.parametrize("penalty", [-1.0, 0.0, 1.0, 2.0])
+def test_one_beam_of_transformers_is_greedy_to_its_end(random_model, early, penalty):
+    for seed in range(20):
+        model = random_model(seed, 4)
+        said = greedy(model.law, (1,), 6)
+        ((best,),) = beam_search(
+            model,
+            [[1]],
+            beam_width=1,
+            max_new_tokens=6,
+            eos_id=3,
+            policy="hf",
+            early_stopping=early,
+            length_penalty=penalty,
+        )
+        assert list(best.tokens) == (said[: said.index(3) + 1] if 3 in said else said)
+
+
 @pytest.mark.parametrize("policy", ["canonical", "hf", "vllm"])
 def test_a_score_follows_from_the_tokens_bit_for_bit(random_model, policy):
     for seed in range(10):
