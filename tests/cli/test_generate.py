@@ -36,6 +36,19 @@ def test_the_installed_command_streams_ids(checkpoint):
     assert "a second" in done.stderr
 
 
+def test_a_reader_who_has_enough_is_no_misuse(checkpoint):
+    """As `| head` is: over without a word, and not with the code of a wrong command."""
+    folder, *_ = checkpoint
+    command = [str(Path(sys.executable).with_name("trapline")), "generate", "1 2 3", "--ids"]
+    command += ["--model", str(folder), "--max-new-tokens", "40"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as running:
+        running.stdout.close()
+        said = running.stderr.read()
+    assert (running.returncode, said) == (1, "")
+
+
 def test_text_goes_in_and_comes_out_and_stops(checkpoint, run):
     folder, decoder, words = checkpoint
     prompt = words.encode("hello").ids

@@ -118,6 +118,8 @@ def generate(
             )
         else:
             count = _stream(task, way, stop or [])
+    except BrokenPipeError:  # whoever reads has enough, and has misused nothing
+        raise
     except (ValueError, TypeError, OSError, MemoryError, UnsupportedError) as error:
         raise UsageError(str(error)) from None
     seconds = time.perf_counter() - started
