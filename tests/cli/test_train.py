@@ -13,6 +13,7 @@ import pytest
 from trapline.arena.errors import MissingError
 from trapline.cli.train import train
 from trapline.gold.ternary.linear_gguf import from_gguf
+from trapline.gold.ternary.tokenizer import encode, train_tokenizer
 
 WORDS = ("river", "stone", "light", "market", "window", "garden", "winter", "letter")
 SIZES = ["--vocab", 280, "--dim", 32, "--layers", 1, "--heads", 2, "--context", 12]
@@ -98,4 +99,32 @@ def test_a_gpu_that_is_not_there_is_missing(text, tmp_path, monkeypatch):
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(MissingError, match="no CUDA device"):
-        train([text], tmp_path / "run", device="cuda")
+        train(None, [text], tmp_path / "run", device="cuda")
+
+
+def test_a_checkpoint_brings_its_sizes_and_its_end(text, tmp_path):
+    first = tmp_path / "first"
+    done = run("train", text, "--out", first, *SIZES, *SHORT, "--dense")
+    assert done.returncode == 0, done.stderr
+    model = first / "model"
+    # As a foreign checkpoint would: its end is a token of its own.
+    (model / "generation_config.json").write_text('{"eos_token_id": [7, 9]}')
+    more = ("--start", model, *SHORT)
+    done = run("train", text, "--out", tmp_path / "other", "--dim", 64, *more)
+    assert done.returncode == 2
+    assert "has dim 32, asked for is 64" in " ".join(done.stderr.split())
+    done = run("train", text, "--out", tmp_path / "second", *more, "--context", 12)
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((tmp_path / "second" / "run.json").read_text())
+    assert summary["shape"]["dim"] == 32
+    for name in ("model", "packed"):
+        said = (tmp_path / "second" / name / "generation_config.json").read_text()
+        assert json.loads(said)["eos_token_id"] == [7, 9]
+
+
+def test_a_foreign_checkpoint_s_end_parts_documents(text, tmp_path):
+    tokenizer = train_tokenizer([text.read_text()], 280)
+    stream = encode(tokenizer, ["the river", "the stone"], [9, 7])
+    assert stream.tolist().count(9) == 2
+    assert stream[-1] == 9
+    assert 7 not in stream

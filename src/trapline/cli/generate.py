@@ -37,6 +37,23 @@ class _Task:
     ends: list[int]
 
 
+class _Clock:
+    """How fast an answer came. The first token has the prompt in it, and code that is compiled."""
+
+    def __init__(self) -> None:
+        self._began, self._first = time.perf_counter(), 0.0
+
+    def note_first(self) -> None:
+        self._first = time.perf_counter() - self._began
+
+    def says(self, count: int) -> str:
+        seconds = time.perf_counter() - self._began
+        if not self._first or count < 2:
+            return f"{count} tokens, {count / seconds:.1f} a second"
+        rate = (count - 1) / (seconds - self._first)
+        return f"{count} tokens, the first after {self._first:.1f} s, then {rate:.1f} a second"
+
+
 def generate(
     prompt: Annotated[str, typer.Argument(help="Text; or token ids with --ids.")],
     model: Annotated[
@@ -101,7 +118,7 @@ def generate(
             max_new_tokens,
             _ends(model, eos_id),
         )
-        started = time.perf_counter()
+        clock = _Clock()
         if beams > 1:
             count = _beams(task, beams, length_penalty, policy)
         elif speculate is not None:
@@ -117,13 +134,12 @@ def generate(
                 sampling=way,
             )
         else:
-            count = _stream(task, way, stop or [])
+            count = _stream(task, way, stop or [], clock)
     except BrokenPipeError:  # whoever reads has enough, and has misused nothing
         raise
     except (ValueError, TypeError, OSError, MemoryError, UnsupportedError) as error:
         raise UsageError(str(error)) from None
-    seconds = time.perf_counter() - started
-    typer.echo(f"{count} tokens, {count / seconds:.1f} a second", err=True)
+    typer.echo(clock.says(count), err=True)
 
 
 def _refuse_unused(*combinations: tuple[bool, str]) -> None:
@@ -148,7 +164,7 @@ def _ends(folder: Path, given: list[int] | None) -> list[int]:
     return given or end_ids(folder)
 
 
-def _stream(task: _Task, way: Any, stops: list[str]) -> int:
+def _stream(task: _Task, way: Any, stops: list[str], clock: _Clock) -> int:
     """Text as soon as it is certain."""
     from trapline.gold.decoder.generate import stream
 
@@ -162,6 +178,8 @@ def _stream(task: _Task, way: Any, stops: list[str]) -> int:
         decode=task.words.decode,
         stop_texts=stops,
     ):
+        if not count:
+            clock.note_first()
         typer.echo(token.text, nl=False)
         count += 1
     typer.echo()

@@ -19,6 +19,8 @@ Schedule = Literal["cosine", "linear", "trapezoid", "constant"]
 Precision = Literal["fp32", "bf16"]
 Method = Literal["absmean", "threshold", "lstsq"]
 Device = Literal["auto", "cpu", "cuda"]
+#: What a checkpoint to begin with says itself; a teacher says the first.
+_BROUGHT = ("vocab", "dim", "layers", "heads", "kv_heads", "hidden", "tied")
 _TEXTS = "Text files, or folders of .txt files; form feeds or else blank lines part documents."
 
 
@@ -29,6 +31,7 @@ def register(app: typer.Typer) -> None:
 
 
 def train(
+    called: typer.Context,
     texts: Annotated[list[Path], typer.Argument(help=_TEXTS)],
     out: Annotated[Path, typer.Option(help="Where the run leaves everything.")],
     vocab: Annotated[int, typer.Option(help="Tokens of the BPE vocabulary.")] = 4096,
@@ -90,6 +93,7 @@ def train(
         place = run.join_processes(place)
         source = start or teacher
         size = run.vocabulary(source) if source else vocab
+        _check_asked(run, called, start, teacher)
         recipe = run.Recipe(
             steps=steps, batch=batch, accumulate=accumulate, optimiser=optimiser, peak_rate=rate,
             final_rate=peak_end, warm_up=warm_up, schedule=schedule, clip=clip,
@@ -113,6 +117,20 @@ def train(
         raise InterruptedRunError(then="the same command with --resume goes on") from None
     finally:
         run.leave_processes()
+
+
+def _check_asked(run: Any, called: typer.Context, start: Path | None, teacher: Path | None) -> None:
+    """What a checkpoint brings, and what is asked for on the command line, must not differ."""
+    for folder, names in ((start, _BROUGHT), (teacher, _BROUGHT[:1])):
+        if folder is not None:
+            written = [name for name in names if _is_written(called, name)]
+            run.check_asked(folder, {name: called.params[name] for name in written})
+
+
+def _is_written(called: typer.Context, option: str) -> bool:
+    """Whether somebody wrote the option out: a default is no wish."""
+    source = called.get_parameter_source(option)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 def _training() -> Any:

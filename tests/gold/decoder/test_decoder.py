@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from trapline.gold.errors import RangeError
+from trapline.gold.errors import RangeError, ShapeError
 
 
 def ids(count, seed=2):
@@ -47,6 +47,8 @@ def test_a_fork_goes_its_own_way(make):
 
 def test_bad_tokens_and_lengths_are_refused(make):
     decoder = make("llama")
+    with pytest.raises(ShapeError, match=r"rows \(B, T\), got \(3,\)"):
+        decoder(torch.tensor([1, 2, 3]))
     with pytest.raises(RangeError, match="at least one new token"):
         decoder.step([[]], [decoder.new_cache()])
     with pytest.raises(RangeError, match="outside the vocabulary of 23"):

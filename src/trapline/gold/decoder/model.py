@@ -65,6 +65,8 @@ class Decoder(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         """Logits (B, T, V) of whole rows (B, T), without anything remembered."""
+        if ids.ndim != 2:
+            raise ShapeError(f"ids must be rows (B, T), got {tuple(ids.shape)}")
         rows, length = ids.shape
         caches = [self.new_cache() for _ in range(rows)]
         return self.logits(self.run(list(ids), caches).last).view(rows, length, -1)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from trapline.gold.decoder.text import end_ids
 from trapline.gold.errors import RangeError
 
 END = "</s>"
@@ -53,19 +54,27 @@ def load_tokenizer(folder: Path) -> Any:
     return Tokenizer.from_file(str(path))
 
 
-def save_tokenizer(tokenizer: Any, folder: Path) -> None:
+def ends_of(tokenizer: Any, folder: Path | None = None) -> list[int]:
+    """The tokens that end a text: those its checkpoint names, or our own; there may be none."""
+    named = [] if folder is None else end_ids(folder)
+    own = tokenizer.token_to_id(END)
+    return named or ([] if own is None else [own])
+
+
+def save_tokenizer(tokenizer: Any, folder: Path, ends: Sequence[int] | None = None) -> None:
     """Beside a checkpoint, with a word on where a text ends."""
     tokenizer.save(str(folder / "tokenizer.json"))
-    end = tokenizer.token_to_id(END)
-    if end is not None:
-        said = json.dumps({"eos_token_id": end})
+    found = ends_of(tokenizer) if ends is None else list(ends)
+    if found:
+        said = json.dumps({"eos_token_id": found if len(found) > 1 else found[0]})
         (folder / "generation_config.json").write_text(said + "\n")
 
 
-def encode(tokenizer: Any, documents: Sequence[str]) -> np.ndarray:
-    """All documents as one stream of int32 tokens, each ended by the end token if there is one."""
-    end = tokenizer.token_to_id(END)
-    ending = [] if end is None else [end]
+def encode(
+    tokenizer: Any, documents: Sequence[str], ends: Sequence[int] | None = None
+) -> np.ndarray:
+    """All documents as one stream of int32 tokens, each ended by the first end if there is one."""
+    ending = list(ends_of(tokenizer) if ends is None else ends)[:1]
     parts = []
     for at in range(0, len(documents), _BATCH):
         for one in tokenizer.encode_batch(list(documents[at : at + _BATCH])):

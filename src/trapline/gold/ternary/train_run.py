@@ -3,7 +3,7 @@
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,7 +27,13 @@ from trapline.gold.ternary.linear import (
     learn_scales,
 )
 from trapline.gold.ternary.linear_packed import pack_model, packed_bytes, save_packed
-from trapline.gold.ternary.tokenizer import encode, load_tokenizer, save_tokenizer, train_tokenizer
+from trapline.gold.ternary.tokenizer import (
+    encode,
+    ends_of,
+    load_tokenizer,
+    save_tokenizer,
+    train_tokenizer,
+)
 from trapline.gold.ternary.train import Recipe, Row, Trainer, check_vocabulary
 from trapline.gold.ternary.train_model import DecoderLM, Shape, decoder_config, initialise
 
@@ -68,6 +74,8 @@ class Text(NamedTuple):
     tokenizer: Any
     leaks: int
     dropped: int
+    #: What ends a text, the first of them every document; None: as the tokeniser has it.
+    ends: list[int] | None = None
 
 
 @dataclass
@@ -96,9 +104,10 @@ def prepare(job: Job) -> Text:
     source = job.start or job.teacher
     # Only the training side: the judged text must not shape the vocabulary either.
     tokenizer = load_tokenizer(source) if source else train_tokenizer(clean.train, job.shape.vocab)
-    train, valid = (data.cut(encode(tokenizer, side), job.shape.context) for side in clean)
+    ends = ends_of(tokenizer, source)
+    train, valid = (data.cut(encode(tokenizer, side, ends), job.shape.context) for side in clean)
     check_vocabulary([train, valid], job.shape.vocab)
-    return Text(train, valid, tokenizer, len(found), len(split.train) - len(clean.train))
+    return Text(train, valid, tokenizer, len(found), len(split.train) - len(clean.train), ends)
 
 
 def build(job: Job) -> Decoder:
@@ -194,12 +203,13 @@ def _result(text: Text, trainer: Trainer, decoder: Decoder) -> Result:
 
 def _leave(job: Job, text: Text, trainer: Trainer, best: Decoder, result: Result) -> bool:
     best = best.cpu().eval()
-    _in_place(job.out / "model", lambda place: _save_dense(best, text.tokenizer, place))
+    _in_place(job.out / "model", lambda place: _save_dense(best, text, place))
     if not job.dense:
         packed = pack_model(best)
         result.packed_bytes = packed_bytes(packed)
-        _in_place(job.out / "packed", lambda place: _save_packed(packed, text.tokenizer, place))
-    summary = {"recipe": asdict(job.recipe), "shape": asdict(job.shape), **asdict(result)}
+        _in_place(job.out / "packed", lambda place: _save_packed(packed, text, place))
+    shape = asdict(_shape(best, job.shape.context))
+    summary = {"recipe": asdict(job.recipe), "shape": shape, **asdict(result)}
     (job.out / "run.json").write_text(json.dumps(summary, indent=1, default=str) + "\n")
     try:
         curves.plot({job.out.name: trainer.progress.rows}, job.out / "curves.png")
@@ -208,14 +218,20 @@ def _leave(job: Job, text: Text, trainer: Trainer, best: Decoder, result: Result
     return True
 
 
-def _save_dense(decoder: Decoder, tokenizer: Any, folder: Path) -> None:
+def _shape(decoder: Decoder, context: int) -> Shape:
+    """Of what was trained: a checkpoint to begin with brings its own."""
+    config = decoder.config
+    return Shape(config.vocab, config.dim, config.layers, config.heads, context)
+
+
+def _save_dense(decoder: Decoder, text: Text, folder: Path) -> None:
     dequantized(decoder).save_pretrained(folder)
-    save_tokenizer(tokenizer, folder)
+    save_tokenizer(text.tokenizer, folder, text.ends)
 
 
-def _save_packed(decoder: Any, tokenizer: Any, folder: Path) -> None:
+def _save_packed(decoder: Any, text: Text, folder: Path) -> None:
     save_packed(decoder, folder)
-    save_tokenizer(tokenizer, folder)
+    save_tokenizer(text.tokenizer, folder, text.ends)
 
 
 def _in_place(folder: Path, write: Callable[[Path], None]) -> None:
@@ -267,3 +283,12 @@ def default_device() -> str:
 def vocabulary(folder: Path) -> int:
     """How many tokens a checkpoint has."""
     return read_config(folder).vocab
+
+
+def check_asked(folder: Path, asked: Mapping[str, object]) -> None:
+    """Sizes that were asked for and that a checkpoint brings itself must be the same."""
+    config = read_config(folder)
+    for name, wanted in asked.items():
+        found = getattr(config, name)
+        if found != wanted:
+            raise ShapeError(f"{folder} has {name} {found}, asked for is {wanted}: leave it out")
