@@ -45,12 +45,6 @@ def test_the_program_says_which_version_it_is():
     assert done.stdout == f"trapline {version('trapline')}\n"
 
 
-def test_the_package_is_the_program_too():
-    command = [sys.executable, "-m", "trapline", "--version"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert done.stdout == trapline("--version").stdout
-
-
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_explains_itself_with_an_example(verb):
     done = trapline(verb, "--help")
