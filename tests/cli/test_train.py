@@ -13,7 +13,6 @@ import pytest
 from trapline.arena.errors import MissingError
 from trapline.cli.train import train
 from trapline.gold.ternary.linear_gguf import from_gguf
-from trapline.gold.ternary.tokenizer import encode, train_tokenizer
 
 WORDS = ("river", "stone", "light", "market", "window", "garden", "winter", "letter")
 SIZES = ["--vocab", 280, "--dim", 32, "--layers", 1, "--heads", 2, "--context", 12]
@@ -120,11 +119,3 @@ def test_a_checkpoint_brings_its_sizes_and_its_end(text, tmp_path):
     for name in ("model", "packed"):
         said = (tmp_path / "second" / name / "generation_config.json").read_text()
         assert json.loads(said)["eos_token_id"] == [7, 9]
-
-
-def test_a_foreign_checkpoint_s_end_parts_documents(text, tmp_path):
-    tokenizer = train_tokenizer([text.read_text()], 280)
-    stream = encode(tokenizer, ["the river", "the stone"], [9, 7])
-    assert stream.tolist().count(9) == 2
-    assert stream[-1] == 9
-    assert 7 not in stream

@@ -26,7 +26,7 @@ def build() -> typer.Typer:
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
-    app.callback()(program)
+    app.callback()(root)
     for found in pkgutil.iter_modules(trapline.cli.__path__):
         module = importlib.import_module(f"trapline.cli.{found.name}")
         if hasattr(module, "register"):
@@ -44,7 +44,7 @@ def _show_version(asked: bool) -> None:
     raise typer.Exit
 
 
-def program(
+def root(
     _version: Annotated[
         bool,
         typer.Option("--version", callback=_show_version, is_eager=True, help="Show it and exit."),

@@ -264,6 +264,10 @@ def test_the_tokeniser_ends_documents_and_keeps_every_byte():
     tokenizer = train_tokenizer([sentence(number) for number in range(40)], 270)
     text = "a river — naïve\n"
     assert tokenizer.decode(tokenizer.encode(text).ids) == text
+    foreign = encode(tokenizer, ["one", "two"], [9, 7]).tolist()
+    assert foreign.count(9) == 2
+    assert foreign[-1] == 9
+    assert 7 not in foreign
     stream = encode(tokenizer, ["one", "two"])
     assert list(stream).count(0) == 2
     assert stream[-1] == 0

@@ -30,6 +30,10 @@ FAMILIES = {
     "qwen3": {**SIZES, "model_type": "qwen3", "head_dim": 8, "tie_word_embeddings": True},
     "gpt2": {**GPT2, "model_type": "gpt2"},
 }
+ON_A_GPU = [
+    pytest.mark.needs_gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
 
 
 def random_decoder(family):
@@ -116,16 +120,18 @@ def test_features_are_the_outputs_of_the_layers_named():
     assert torch.equal(row.fresh[0], heard[0])
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=ON_A_GPU)])
 @pytest.mark.parametrize("mode", ["chain", "tree"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_answers_are_those_of_plain_decoding(family, mode):
+def test_answers_are_those_of_plain_decoding(family, mode, device):
+    """Of a CPU. Each row has a cache of its own, and a tree's mask reads it as it lies."""
     decoder = random_decoder(family)
     rng = np.random.default_rng(5)
     prompts = [rng.integers(0, 19, int(rng.integers(1, 12))).tolist() for _ in range(6)]
     want = plain(decoder, prompts, max_new_tokens=20, stop_ids=[3])
     done = generate(
-        DecoderTarget(decoder),
-        PromptLookup(19, block=4),
+        DecoderTarget(decoder.to(device)),
+        PromptLookup(19, block=4, device=device),
         prompts,
         max_new_tokens=20,
         stop_ids=[3],
@@ -133,22 +139,6 @@ def test_answers_are_those_of_plain_decoding(family, mode):
         budget=6,
         batch=4,
     )
-    assert done.tokens == want
-
-
-@pytest.mark.needs_gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("mode", ["chain", "tree"])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_answers_on_a_gpu_are_plain_decoding_s_on_a_cpu(family, mode):
-    """The plain path: each row has a cache of its own, and a tree's mask reads it as it lies."""
-    decoder = random_decoder(family)
-    rng = np.random.default_rng(5)
-    prompts = [rng.integers(0, 19, int(rng.integers(1, 12))).tolist() for _ in range(6)]
-    want = plain(decoder, prompts, max_new_tokens=20)
-    target = DecoderTarget(decoder.to("cuda"))
-    drafter = PromptLookup(19, block=4, device="cuda")
-    done = generate(target, drafter, prompts, max_new_tokens=20, mode=mode, budget=6, batch=4)
     assert done.tokens == want
 
 

@@ -109,6 +109,13 @@ def end_ids(folder: Path) -> list[int]:
     return []
 
 
+def save_ends(folder: Path, ends: Sequence[int]) -> None:
+    """The opposite: where `end_ids`, and transformers, find them first."""
+    if ends:
+        said = json.dumps({"eos_token_id": ends[0] if len(ends) == 1 else list(ends)})
+        (folder / "generation_config.json").write_text(said + "\n")
+
+
 def _json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}

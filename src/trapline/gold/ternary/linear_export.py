@@ -1,13 +1,12 @@
 """One door to every file form of a ternary decoder."""
 
-import json
 import shutil
 from pathlib import Path
 
 import torch
 
 from trapline.gold.decoder.model import Decoder
-from trapline.gold.decoder.text import end_ids
+from trapline.gold.decoder.text import end_ids, save_ends
 from trapline.gold.decoder.weights import INDEX
 from trapline.gold.errors import RangeError
 from trapline.gold.ternary import gguf
@@ -54,9 +53,7 @@ def _save_words(source: Path, out: Path) -> None:
     tokenizer, ends = _tokenizer(source), end_ids(source)
     if tokenizer is not None:
         shutil.copyfile(tokenizer, out / "tokenizer.json")
-    if ends:
-        said = json.dumps({"eos_token_id": ends if len(ends) > 1 else ends[0]})
-        (out / "generation_config.json").write_text(said + "\n")
+    save_ends(out, ends)
 
 
 def packed(decoder: Decoder, group_size: int = GROUP) -> Decoder:

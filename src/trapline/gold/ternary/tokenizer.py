@@ -1,13 +1,12 @@
 """A byte-level BPE tokeniser, trained on the spot: every text has tokens, no text is changed."""
 
-import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from trapline.gold.decoder.text import end_ids
+from trapline.gold.decoder.text import end_ids, save_ends
 from trapline.gold.errors import RangeError
 
 END = "</s>"
@@ -64,10 +63,7 @@ def ends_of(tokenizer: Any, folder: Path | None = None) -> list[int]:
 def save_tokenizer(tokenizer: Any, folder: Path, ends: Sequence[int] | None = None) -> None:
     """Beside a checkpoint, with a word on where a text ends."""
     tokenizer.save(str(folder / "tokenizer.json"))
-    found = ends_of(tokenizer) if ends is None else list(ends)
-    if found:
-        said = json.dumps({"eos_token_id": found if len(found) > 1 else found[0]})
-        (folder / "generation_config.json").write_text(said + "\n")
+    save_ends(folder, ends_of(tokenizer) if ends is None else ends)
 
 
 def encode(
