@@ -68,7 +68,7 @@ def _arguments() -> argparse.Namespace:
         parser.add_argument(f"--{name}", type=int, default=value)
     for name, value in (("context", 256), ("batch", 16), ("steps", 1000)):
         parser.add_argument(f"--{name}", type=int, default=value)
-    parser.add_argument("--sweep-steps", type=int, help="of the sweep, as many as --steps if not")
+    parser.add_argument("--sweep-steps", type=int, help="fewer choose too much decay")
     parser.add_argument("--rates", type=float, nargs="+", default=[0.12, 0.24, 0.48, 0.96])
     parser.add_argument("--matrices", type=float, default=1.0, help="times the rate, of the inner")
     parser.add_argument("--softs", type=float, nargs="*", default=[], help="with the best rate")
