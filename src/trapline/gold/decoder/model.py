@@ -50,7 +50,10 @@ class Decoder(nn.Module):
         return load(Path(folder), dtype, device)
 
     def save_pretrained(self, folder: str | Path, *, shard_bytes: int = 4 << 30) -> None:
-        """The opposite of `from_pretrained`; files larger than `shard_bytes` are split."""
+        """The opposite of `from_pretrained`; files larger than `shard_bytes` are split.
+
+        Weights and `config.json`: a tokeniser, and what ends a text, lie beside a checkpoint.
+        """
         from trapline.gold.decoder.weights import save
 
         save(self, Path(folder), shard_bytes)
