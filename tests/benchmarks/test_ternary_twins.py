@@ -4,11 +4,13 @@ import importlib.util
 import json
 import os
 import sys
+from argparse import Namespace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from trapline.gold.errors import RangeError
 from trapline.gold.ternary.tokenizer import encode, train_tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -26,14 +28,15 @@ def study(tmp_path, monkeypatch, capsys):
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, "ternary_twins", module)
     spec.loader.exec_module(module)
-    text = tmp_path / "text.txt"
-    text.write_text(
+    small = tmp_path / "text.txt"
+    small.write_text(
         "\n\n".join(f"the {WORDS[n % 8]} saw {n} letters in {n * n}" for n in range(90))
     )
     out = tmp_path / "out"
 
-    def run(*args):
-        given = ["twins", str(text), "--out", str(out), "--device", "cpu", "--threads", "1"]
+    def run(*args, text=small):
+        texts = [str(text)] if text else []
+        given = ["twins", *texts, "--out", str(out), "--device", "cpu", "--threads", "1"]
         monkeypatch.setattr(sys, "argv", [*given, *SIZE, *TIME, "--held-out", "0.2", *args])
         module.main()
         return capsys.readouterr().out, json.loads((out / "twins.json").read_text())
@@ -52,6 +55,72 @@ def test_a_run_is_not_run_again(study):
     again, same = study(*options)
     assert " s {" not in again
     assert same == left
+
+
+QUICK = ("--only", "dense", "--rates", "0.1", "--seeds", "0")
+
+
+@pytest.mark.parametrize(
+    ("option", "before", "now"),
+    [
+        (("--batch", "8"), "4", "8"),
+        (("--optimiser", "muon"), "adamw", "muon"),
+        (("--learn-scales",), "False", "True"),
+        (("--tokens", "300"), "none", "300"),
+        (("--average", "20"), "50", "20"),
+        (("--held-out", "0.3"), "0.2", "0.3"),
+    ],
+)
+def test_a_folder_takes_runs_of_one_setting(study, tmp_path, option, before, now):
+    """Files of runs do not say these: another setting would get the first one's figures."""
+    study(*QUICK)
+    left = (tmp_path / "out" / "twins.json").read_text()
+    with pytest.raises(SystemExit, match=rf"with {option[0]} {before}, .* {now}:"):
+        study(*QUICK, *option)
+    assert (tmp_path / "out" / "twins.json").read_text() == left
+
+
+def test_what_runs_are_named_by_may_change(study):
+    study(*QUICK)
+    more = ("--rates", "0.2", "--decays", "0.1", "--seeds", "1", "--steps", "2", "--until", "60")
+    said, _ = study(*QUICK, *more, "--evaluate-every", "1", "--threads", "2")
+    assert said.count(" s {") == 1
+
+
+def test_a_text_may_be_left_out_but_not_replaced(study, tmp_path):
+    study(*QUICK)
+    said, _ = study(*QUICK, text=None)
+    assert " s {" not in said
+    other = tmp_path / "other.txt"
+    other.write_text("one\n\ntwo")
+    with pytest.raises(SystemExit, match=r"with texts .*text\.txt, .* .*other\.txt:"):
+        study(*QUICK, text=other)
+
+
+def test_a_text_that_cannot_be_read_binds_nobody(study, tmp_path):
+    with pytest.raises(RangeError, match="cannot be read"):
+        study(*QUICK, text=tmp_path / "mistyped.txt")
+    said, _ = study(*QUICK)
+    assert said.count(" s {") == 1
+
+
+def test_runs_from_before_settings_were_kept_are_taken(study, tmp_path):
+    study(*QUICK)
+    kept = tmp_path / "out" / "asked.json"
+    before = kept.read_text()
+    kept.unlink()
+    said, _ = study(*QUICK)
+    assert " s {" not in said
+    assert kept.read_text() == before
+
+
+def test_processes_may_sit_on_several_gpus(monkeypatch):
+    """Of one kind: which of them a run had makes no difference."""
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    from twins_asked import settings
+
+    asked = [settings(Namespace(texts=[], device=name)) for name in ("cuda", "cuda:1", "cpu")]
+    assert asked[0] == asked[1] != asked[2]
 
 
 def test_tokens_have_the_bytes_of_their_text(monkeypatch):

@@ -1,5 +1,7 @@
 """Training text: split by content, leaks found, bad input refused."""
 
+import errno
+import os
 from pathlib import Path
 
 import numpy as np
@@ -38,6 +40,46 @@ def test_missing_and_empty_text_is_refused(tmp_path: Path) -> None:
         read_documents([tmp_path / "archive"])
 
 
+def test_text_that_is_no_utf8_is_refused_with_its_place(tmp_path: Path) -> None:
+    """Read with replacement, a model would learn the replacement."""
+    file = tmp_path / "latin.txt"
+    file.write_bytes(b"word " * 20_000 + "Märkte".encode("latin-1"))
+    with pytest.raises(RangeError, match=r"latin\.txt is no UTF-8 text: byte 100001$"):
+        read_documents([file])
+
+
+def test_a_subfolder_that_cannot_be_read_is_not_skipped(tmp_path: Path, monkeypatch) -> None:
+    """Faked: root may read every folder."""
+    (tmp_path / "open.txt").write_text("one")
+    (tmp_path / "locked").mkdir()
+    scandir = os.scandir
+
+    def guarded(path):
+        if Path(path).name == "locked":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", guarded)
+    with pytest.raises(RangeError, match="locked cannot be read: Permission denied"):
+        read_documents([tmp_path])
+
+
+def test_a_folder_may_be_named_like_a_file(tmp_path: Path) -> None:
+    (tmp_path / "b.txt").mkdir()
+    (tmp_path / "b.txt" / "inner.txt").write_text("two")
+    (tmp_path / "b.txt" / "notes.md").write_text("no text")
+    (tmp_path / "a.txt").write_text("one")
+    (tmp_path / "c.txt").write_text("three")
+    assert read_documents([tmp_path]) == ["one", "two", "three"]
+
+
+def test_a_broken_link_is_not_skipped(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("one")
+    (tmp_path / "gone.txt").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(RangeError, match=r"gone\.txt cannot be read"):
+        read_documents([tmp_path])
+
+
 def test_split_goes_by_content() -> None:
     train, valid = split_documents(DOCUMENTS, 0.2)
     assert sorted(train + valid) == sorted(DOCUMENTS)
@@ -45,6 +87,13 @@ def test_split_goes_by_content() -> None:
     again = split_documents(DOCUMENTS[::-1] * 2, 0.2)
     assert set(again.valid) == set(valid)
     assert len(again.valid) == 20
+
+
+@pytest.mark.parametrize("documents", [DOCUMENTS, DOCUMENTS[:2]])
+def test_one_document_at_least_is_left_to_train_on(documents: list[str]) -> None:
+    split = split_documents(documents, 0.9999)
+    assert len(split.train) == 1
+    assert split_documents(documents[::-1], 0.9999).train == split.train
 
 
 @pytest.mark.parametrize("documents", [["one"], ["same", "same"]])

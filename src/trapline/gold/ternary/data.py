@@ -1,9 +1,10 @@
 """Text for training: documents from files, split by content, checked for leaks, cut in windows."""
 
 import hashlib
+import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import numpy as np
 
@@ -38,15 +39,24 @@ def read_documents(paths: Iterable[Path]) -> list[str]:
 def _files(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
-    found = sorted(path.rglob("*.txt"))
+    # Not `rglob`: it passes over folders that it may not read.
+    walk = os.walk(path, onerror=_refuse)
+    files = (Path(at, name) for at, _, names in walk for name in names)
+    found = sorted(file for file in files if file.name.endswith(".txt"))
     if not found:
         raise RangeError(f"{path} has no .txt file")
     return found
 
 
+def _refuse(error: OSError) -> NoReturn:
+    raise RangeError(f"{error.filename} cannot be read: {error.strerror}") from None
+
+
 def _text(path: Path) -> str:
     try:
-        text = path.read_text(encoding="utf-8", errors="replace")
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise RangeError(f"{path} is no UTF-8 text: byte {error.start}") from None
     except OSError as error:
         raise RangeError(f"{path} cannot be read: {error.strerror}") from None
     if "\0" in text:
@@ -69,7 +79,8 @@ def split_documents(documents: Sequence[str], fraction: float) -> Split:
             " parted by form feeds or blank lines"
         )
     order = sorted(set(documents), key=_draw)
-    limit = _draw(order[max(1, round(fraction * len(order))) - 1])
+    count = min(len(order) - 1, max(1, round(fraction * len(order))))
+    limit = _draw(order[count - 1])
     held_out = [document for document in documents if _draw(document) <= limit]
     return Split([document for document in documents if _draw(document) > limit], held_out)
 
