@@ -9,8 +9,10 @@ import time
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
-from trapline.arena.errors import MissingError
+from trapline.arena.errors import InterruptedRunError, MissingError
+from trapline.cli.main import build
 from trapline.cli.train import train
 from trapline.gold.ternary.linear_gguf import from_gguf
 
@@ -66,6 +68,8 @@ def test_train_pack_and_bad_input(text, tmp_path):
         (["TEXT", "--resume"], "to resume from"),
         (["TEXT", "--method", "nope"], "'nope' is not one of"),
         (["TEXT", "--rate", -1], "Invalid value for '--rate'"),
+        (["TEXT", "--dense", "--learn-scales"], "--learn-scales is for ternary weights"),
+        (["TEXT", "--distill", 0.9], "add --teacher"),
     ],
 )
 def test_bad_input_is_one_sentence(text, tmp_path, arguments, sentence):
@@ -91,6 +95,17 @@ def test_whoever_interrupts_a_run_hears_how_to_go_on(text, tmp_path):
         said = running.communicate(timeout=120)[1]
     assert running.returncode == 130, said
     assert "the same command with --resume goes on" in " ".join(said.split())
+
+
+def test_whoever_interrupts_before_anything_was_saved_begins_anew(text, tmp_path, monkeypatch):
+    def interrupted(*rest):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("trapline.cli.train._run", interrupted)
+    asked = ["train", str(text), "--out", str(tmp_path / "run"), *map(str, SHORT)]
+    with pytest.raises(InterruptedRunError) as told:
+        CliRunner().invoke(build(), asked, catch_exceptions=False)
+    assert told.value.then == "the same command begins anew"
 
 
 def test_a_gpu_that_is_not_there_is_missing(text, tmp_path, monkeypatch):

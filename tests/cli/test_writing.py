@@ -61,6 +61,27 @@ def test_a_full_disk_is_a_sentence(capsys):
     assert "No space left on device" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "error", [MemoryError(), RuntimeError("DefaultCPUAllocator: not enough memory: you tried")]
+)
+def test_too_little_memory_is_a_sentence(capsys, error):
+    def program():
+        raise error
+
+    with pytest.raises(SystemExit) as ended:
+        guarded(program)
+    assert ended.value.code == FAILURE
+    assert "not enough memory for what was asked" in " ".join(capsys.readouterr().err.split())
+
+
+def test_what_else_goes_wrong_is_not_hidden():
+    def program():
+        raise RuntimeError("a defect of ours")
+
+    with pytest.raises(RuntimeError, match="a defect of ours"):
+        guarded(program)
+
+
 @pytest.mark.parametrize("option", ["--certificates", "--red-team"])
 @pytest.mark.parametrize("text", ["x", "{}", '{"certificates": [{}]}'])
 def test_a_file_that_holds_something_else_is_one_sentence(tmp_path, option, text):

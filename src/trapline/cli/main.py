@@ -72,6 +72,16 @@ def guarded(program: Callable[[], None]) -> None:
         _stop(error, FAILURE)
     except OSError as error:  # a full disk, a folder that is not ours
         _stop(error, FAILURE)
+    except (MemoryError, RuntimeError) as error:
+        if not _is_for_want_of_memory(error):
+            raise
+        _stop(ArenaError("this machine has not enough memory for what was asked"), FAILURE)
+
+
+def _is_for_want_of_memory(error: Exception) -> bool:
+    """Torch says it in words alone."""
+    said = str(error).lower()
+    return isinstance(error, MemoryError) or "not enough memory" in said or "out of memory" in said
 
 
 def _stop(error: Exception, code: int) -> NoReturn:

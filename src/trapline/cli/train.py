@@ -21,6 +21,8 @@ Method = Literal["absmean", "threshold", "lstsq"]
 Device = Literal["auto", "cpu", "cuda"]
 #: What a checkpoint to begin with says itself; a teacher says the first.
 _BROUGHT = ("vocab", "dim", "layers", "heads", "kv_heads", "hidden", "tied")
+#: What a dense twin has no use for.
+_OF_TERNARY = ("group_size", "method", "soft", "learn_scales", "latent_decay")
 _TEXTS = "Text files, or folders of .txt files; form feeds or else blank lines part documents."
 
 
@@ -62,7 +64,7 @@ def train(
     seed: Annotated[int, typer.Option()] = 0,
     precision: Annotated[Precision, typer.Option(help="Of the products.")] = "fp32",
     compiled: Annotated[bool, typer.Option("--compile", help="With torch.compile.")] = False,
-    capture: Annotated[bool, typer.Option(help="A step as one CUDA graph, on one GPU.")] = False,
+    capture: Annotated[bool, typer.Option(help="A step as two CUDA graphs, on one GPU.")] = False,
     device: Annotated[Device, typer.Option(help="auto: the GPU if there is one.")] = "auto",
     group_size: Annotated[int, typer.Option(min=1, help="Weights a scale; TQ2_0: 256.")] = 128,
     method: Annotated[Method, typer.Option(help="How weights become ternary.")] = "absmean",
@@ -88,6 +90,7 @@ def train(
     targets.folder(out, "a run")
     run = _training()
     place = _device(run, device)
+    _refuse_unused(called, dense=dense, taught=teacher is not None)
     peak_end = rate / 10 if final_rate is None else final_rate
     try:
         place = run.join_processes(place)
@@ -111,12 +114,27 @@ def train(
     except (ValueError, TypeError, FileNotFoundError) as error:
         raise UsageError(str(error)) from None
     except OSError as error:
-        said = f"nothing more could be saved ({error}); the last whole checkpoint stays"
-        raise ArenaError(said) from None
+        stays = "the last whole checkpoint stays" if _is_begun(run, out) else "nothing is saved yet"
+        raise ArenaError(f"the run ended: {error}; {stays}") from None
     except KeyboardInterrupt:
-        raise InterruptedRunError(then="the same command with --resume goes on") from None
+        goes_on = "with --resume goes on" if _is_begun(run, out) else "begins anew"
+        raise InterruptedRunError(then=f"the same command {goes_on}") from None
     finally:
         run.leave_processes()
+
+
+def _refuse_unused(called: typer.Context, *, dense: bool, taught: bool) -> None:
+    """An option that would change nothing is a misunderstanding, not a wish."""
+    for name in _OF_TERNARY if dense else ():
+        if _is_written(called, name):
+            option = name.replace("_", "-")
+            raise UsageError(f"--{option} is for ternary weights: leave it or --dense out")
+    if not taught and _is_written(called, "distill"):
+        raise UsageError("--distill is a teacher's share: add --teacher")
+
+
+def _is_begun(run: Any, out: Path) -> bool:
+    return Path(out / run.CHECKPOINT).exists()
 
 
 def _check_asked(run: Any, called: typer.Context, start: Path | None, teacher: Path | None) -> None:

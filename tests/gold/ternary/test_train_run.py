@@ -313,6 +313,86 @@ def test_a_checkpoint_of_another_shape_is_refused(job):
         train_run.run(replace(job, resume=True))
 
 
+@pytest.mark.parametrize(
+    ("change", "sentence_part"),
+    [
+        ({"dense": True}, "other inputs: quantiser"),
+        ({"group_size": 8}, "other inputs: quantiser"),
+        ({"method": "lstsq"}, "other inputs: quantiser"),
+        ({"held_out": 0.4}, "other inputs: training text"),
+        ({"shape": replace(SHAPE, context=8)}, "other inputs: training text"),
+    ],
+)
+def test_who_goes_on_has_the_same_text_and_the_same_weights(job, change, sentence_part):
+    train_run.run(job)
+    good = (job.out / "model" / "model.safetensors").read_bytes()
+    with pytest.raises(ShapeError, match=sentence_part):
+        train_run.run(replace(job, resume=True, **change))
+    job.texts[0].write_text("\n\n".join(sentence(number) for number in range(90, 190)))
+    with pytest.raises(ShapeError, match="other inputs"):
+        train_run.run(replace(job, resume=True))
+    assert (job.out / "model" / "model.safetensors").read_bytes() == good
+
+
+def test_who_goes_on_has_the_same_teacher(job, tmp_path):
+    short = replace(RECIPE, steps=2, evaluate_every=1)
+    for seed in (0, 1):
+        twin = replace(job, out=tmp_path / str(seed), dense=True, recipe=replace(short, seed=seed))
+        train_run.run(twin)
+    taught = replace(job, recipe=replace(short, distill=0.5), teacher=tmp_path / "0" / "model")
+    train_run.run(taught)
+    with pytest.raises(ShapeError, match="other inputs: teacher"):
+        train_run.run(replace(taught, resume=True, teacher=tmp_path / "1" / "model"))
+
+
+def test_a_teacher_speaks_the_tokens_of_the_checkpoint_to_begin_with(job, tmp_path):
+    short = replace(job, dense=True, recipe=replace(RECIPE, steps=1, evaluate_every=1))
+    train_run.run(short)
+    other = tmp_path / "other.txt"
+    other.write_text(
+        "\n\n".join(f"{number} plus {number * 7} is no sentence" for number in range(80))
+    )
+    train_run.run(replace(short, out=tmp_path / "other", texts=(other,)))
+    both = {"start": job.out / "model", "teacher": tmp_path / "other" / "model"}
+    with pytest.raises(RangeError, match="different tokenisers"):
+        train_run.run(replace(job, out=tmp_path / "x", **both))
+
+
+@pytest.mark.parametrize(
+    "left", [b"", b"hello", bytes(100), {"a": 1}, [1], torch.zeros(2)], ids=lambda left: type(left)
+)
+def test_what_is_no_checkpoint_is_said_to_be_none(job, left):
+    job.out.mkdir()
+    path = job.out / train_run.CHECKPOINT
+    if isinstance(left, bytes):
+        path.write_bytes(left)
+    else:
+        torch.save(left, path)
+    with pytest.raises(RangeError, match="is no checkpoint of a run: it "):
+        train_run.run(replace(job, resume=True))
+
+
+def test_a_broken_tokeniser_is_named(job):
+    train_run.run(replace(job, recipe=replace(RECIPE, steps=1, evaluate_every=1)))
+    (job.out / "model" / "tokenizer.json").write_text("[]")
+    with pytest.raises(RangeError, match="is no tokeniser"):
+        train_run.run(replace(job, out=job.out / "x", start=job.out / "model"))
+
+
+def test_a_run_that_learned_nothing_leaves_no_model(job):
+    with pytest.raises(RangeError, match="nothing was learned"):
+        train_run.run(replace(job, recipe=replace(RECIPE, peak_rate=1e30, final_rate=1e30)))
+    assert not (job.out / "model").exists()
+
+
+@pytest.mark.parametrize(
+    "change", [{"clip": 0.0}, {"peak_rate": float("inf")}, {"seed": 10**30}, {"matrices": 0.0}]
+)
+def test_rates_and_seeds_are_checked(change):
+    with pytest.raises(RangeError):
+        replace(RECIPE, **change)
+
+
 def test_a_full_disk_leaves_the_last_good_model(job, monkeypatch):
     train_run.run(job)
     good = (job.out / "model" / "model.safetensors").read_bytes()

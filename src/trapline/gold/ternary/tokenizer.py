@@ -50,7 +50,10 @@ def load_tokenizer(folder: Path) -> Any:
     path = folder / "tokenizer.json"
     if not path.is_file():
         raise RangeError(f"{folder} has no tokenizer.json")
-    return Tokenizer.from_file(str(path))
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # the library has no other kind
+        raise RangeError(f"{path} is no tokeniser: {error}") from None
 
 
 def ends_of(tokenizer: Any, folder: Path | None = None) -> list[int]:
@@ -62,7 +65,9 @@ def ends_of(tokenizer: Any, folder: Path | None = None) -> list[int]:
 
 def save_tokenizer(tokenizer: Any, folder: Path, ends: Sequence[int] | None = None) -> None:
     """Beside a checkpoint, with a word on where a text ends."""
-    tokenizer.save(str(folder / "tokenizer.json"))
+    # Not by its own `save`, to which a full disk is no OSError.
+    written = tokenizer.to_str(pretty=True)
+    (folder / "tokenizer.json").write_text(written, encoding="utf-8")
     save_ends(folder, ends_of(tokenizer) if ends is None else ends)
 
 

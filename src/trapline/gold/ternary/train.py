@@ -20,7 +20,11 @@ from torch.nn import functional
 
 from trapline.gold.errors import RangeError, ShapeError
 from trapline.gold.ternary.linear import latents, soften
-from trapline.gold.ternary.train_checkpoint import read_checkpoint, write_checkpoint
+from trapline.gold.ternary.train_checkpoint import (
+    fingerprint,
+    read_checkpoint,
+    write_checkpoint,
+)
 from trapline.gold.ternary.train_graph import CapturedGradients, CapturedMove
 from trapline.gold.ternary.train_model import DecoderLM, Shape, TernaryLM
 from trapline.gold.ternary.train_optim import (
@@ -101,6 +105,7 @@ class Trainer:
         self.train, self.valid = (
             _checked(name, d).to(self.device) for name, d in (("train", train), ("valid", valid))
         )
+        self._inputs = self._named_inputs()
         self.optimisers = make_optimisers(self.model, recipe)
         self.rng = torch.Generator().manual_seed(recipe.seed + 1)
         self.progress = Progress()
@@ -314,11 +319,23 @@ class Trainer:
         parts = [module.ternary()[0].flatten() for module in latents(self.model)]
         return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.int8)
 
+    def _named_inputs(self) -> dict[str, Any]:
+        """What whoever goes on must have as well, beside shapes and recipe."""
+        taught = [] if self.teacher is None else [fingerprint(self.teacher.state_dict().values())]
+        return {
+            "quantiser": sorted({f"{m.method} of {m.group_size}" for m in latents(self.model)}),
+            "training text": fingerprint([self.train]),
+            "held-out text": fingerprint([self.valid]),
+            "teacher": taught,
+            "processes": _world(),
+        }
+
     def save(self, path: Path) -> None:
         """Writes a checkpoint beside its place, then moves it: a full disk leaves the old one."""
         state = {
             "shapes": _shapes(self.model),
             "recipe": asdict(self.recipe),
+            "inputs": self._inputs,
             "model": self.model.state_dict(),
             "best": self.best,
             "optimisers": [optimiser.state_dict() for optimiser in self.optimisers],
@@ -331,7 +348,11 @@ class Trainer:
 
     def load(self, path: Path) -> None:
         """Goes on where a checkpoint ended: the same numbers as without the interruption."""
-        mine = {"shapes": _shapes(self.model), "recipe": asdict(self.recipe)}
+        mine = {
+            "shapes": _shapes(self.model),
+            "recipe": asdict(self.recipe),
+            "inputs": self._inputs,
+        }
         state = read_checkpoint(path, mine)
         self.model.load_state_dict(state["model"])
         self.best = {name: value.to(self.device) for name, value in state["best"].items()}

@@ -1,13 +1,21 @@
 """The state of a run as a file: written whole or not at all, read only if it is of the same run."""
 
+import hashlib
 import os
-import pickle
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from trapline.gold.errors import RangeError, ShapeError
+
+#: What a state has.
+PARTS = (
+    *("shapes", "recipe", "inputs", "model", "best"),
+    *("optimisers", "rng", "codes", "own_teacher", "progress"),
+)
 
 
 def write_checkpoint(state: dict[str, Any], path: Path) -> None:
@@ -25,17 +33,37 @@ def write_checkpoint(state: dict[str, Any], path: Path) -> None:
 
 
 def read_checkpoint(path: Path, mine: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """The state, if what it says about shapes and recipe is what this run has."""
-    try:
-        state: dict[str, Any] = torch.load(path, weights_only=True, map_location="cpu")
-    except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
-        raise RangeError(f"{path} is no checkpoint of a run: {error}") from None
+    """The state, if what it says about shapes, recipe and inputs is what this run has."""
+    state = _state(path)
     for name, here in mine.items():
         if state[name] != here:
             raise ShapeError(
                 f"the checkpoint was made with other {name}: {_difference(state[name], here)}"
             )
     return state
+
+
+def _state(path: Path) -> dict[str, Any]:
+    try:
+        state = torch.load(path, weights_only=True, map_location="cpu")
+    except OSError:
+        raise
+    except Exception as error:  # whatever torch makes of bytes that are something else
+        said = f"it cannot be read ({type(error).__name__})"
+        raise RangeError(f"{path} is no checkpoint of a run: {said}") from None
+    lacking = [name for name in PARTS if not isinstance(state, dict) or name not in state]
+    if lacking:
+        raise RangeError(f"{path} is no checkpoint of a run: it has no {lacking[0]}")
+    return dict(state)
+
+
+def fingerprint(tensors: Iterable[Tensor]) -> str:
+    """A short name for values: others have another one."""
+    digest = hashlib.blake2b(digest_size=6)
+    for one in tensors:
+        digest.update(f"{one.dtype} {tuple(one.shape)}".encode())
+        digest.update(one.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def _difference(theirs: dict[str, Any], here: dict[str, Any]) -> str:

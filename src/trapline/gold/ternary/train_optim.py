@@ -76,14 +76,25 @@ class Recipe:
             raise RangeError("steps, batch, accumulate and evaluate_every must be at least 1")
         if self.capture and self.accumulate > 1:
             raise RangeError("a captured step has one micro-batch")
+        self._check_rates()
+        self._check_softness_and_teaching()
+
+    def _check_rates(self) -> None:
+        if min(self.matrices, self.clip) <= 0.0:
+            said = f"matrices {self.matrices:g}, clip {self.clip:g}"
+            raise RangeError(f"matrices and clip must be above 0, got {said}")
+        if not all(map(math.isfinite, (self.peak_rate, self.final_rate))):
+            raise RangeError("rates must be finite")
+        if not abs(self.seed) < 1 << 62:
+            raise RangeError(f"a seed has at most 62 bits, got {self.seed}")
+
+    def _check_softness_and_teaching(self) -> None:
         if not 0.0 <= self.soft < 1.0:
             raise RangeError("soft lies between 0 and 1: the model must be ternary in the end")
         if not (0.0 <= self.distill <= 1.0 and self.temperature > 0.0):
             raise RangeError("distill lies between 0 and 1, temperature above 0")
         if self.own_teacher and not 0.0 < self.own_teacher < min(self.soft, self.distill_until):
             raise RangeError("a run's own teacher comes before its weights have hardened")
-        if self.matrices <= 0.0:
-            raise RangeError(f"matrices must be above 0, got {self.matrices:g}")
         if self.average < 1:
             raise RangeError("average must be at least 1")
 

@@ -1,8 +1,10 @@
 """From text files to a checkpoint folder: what `trapline train` does, step by step."""
 
 import json
+import math
 import os
 import shutil
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -104,10 +106,19 @@ def prepare(job: Job) -> Text:
     source = job.start or job.teacher
     # Only the training side: the judged text must not shape the vocabulary either.
     tokenizer = load_tokenizer(source) if source else train_tokenizer(clean.train, job.shape.vocab)
+    if job.start and job.teacher:
+        _check_alike(job.start, job.teacher)
     ends = ends_of(tokenizer, source)
     train, valid = (data.cut(encode(tokenizer, side, ends), job.shape.context) for side in clean)
     check_vocabulary([train, valid], job.shape.vocab)
     return Text(train, valid, tokenizer, len(found), len(split.train) - len(clean.train), ends)
+
+
+def _check_alike(start: Path, teacher: Path) -> None:
+    """A teacher speaks in tokens: they must mean the same text."""
+    one, other = (load_tokenizer(folder).get_vocab() for folder in (start, teacher))
+    if one != other:
+        raise RangeError(f"{start} and {teacher} have different tokenisers")
 
 
 def build(job: Job) -> Decoder:
@@ -169,6 +180,8 @@ def run(
         on_row(row)
 
     best: DecoderLM = trainer.run(evaluated, on_step=on_step)
+    if not math.isfinite(trainer.progress.best_loss):
+        raise RangeError("nothing was learned: no held-out loss was finite; try a lower rate")
     result = _result(text, trainer, best.decoder)
     if is_first():
         result.plotted = _leave(job, text, trainer, best.decoder, result)
@@ -182,6 +195,9 @@ def _check_folder(job: Job) -> None:
     if known and not job.resume:
         raise RangeError(f"{job.out} holds a run already: resume it or choose another folder")
     job.out.mkdir(parents=True, exist_ok=True)
+    # A folder that cannot be written to is found now, not at the first evaluation.
+    with tempfile.TemporaryFile(dir=job.out):
+        pass
 
 
 def _result(text: Text, trainer: Trainer, decoder: Decoder) -> Result:
