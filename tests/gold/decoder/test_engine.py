@@ -2,13 +2,14 @@
 
 import random
 
+import numpy as np
 import pytest
 import torch
 
 from trapline.gold.decoder.engine import Engine
 from trapline.gold.decoder.generate import generate, stream
 from trapline.gold.decoder.sampling import Sampling
-from trapline.gold.errors import RangeError
+from trapline.gold.errors import DTypeError, RangeError
 
 PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6], [2], [7, 1, 8], [1, 1, 2, 3, 5, 8, 13], [4] * 17]
 WAYS = [
@@ -193,3 +194,143 @@ def test_logits_that_are_nan_cost_one_request_only(make):
     assert [token.request for token in said] == [good] * 5
     assert [t.token for t in said] == generate(decoder, [[1, 2, 3]], max_new_tokens=5)[0]
     assert engine.pool.book.free_pages == 32
+
+
+BITS = [None, 8, 4, "fp8"]
+
+
+def to_the_end(engine):
+    """What each request says, and the sentences of the steps that raised."""
+    said, sentences = {}, []
+    for _ in range(40):
+        if not engine.is_busy:
+            break
+        try:
+            for token in engine.step():
+                said.setdefault(token.request, []).append(token.token)
+        except RangeError as error:
+            sentences.append(str(error))
+    assert not engine.is_busy
+    assert engine.pool.book.free_pages == engine.pool.book.num_pages
+    return said, sentences
+
+
+def answers(decoder, prompts, **options):
+    engine = Engine(decoder, rows=3, pages=24, page_size=4, **options)
+    for prompt in prompts:
+        engine.add(prompt, max_new_tokens=6)
+    return to_the_end(engine)
+
+
+@pytest.mark.parametrize("share", [False, True])
+@pytest.mark.parametrize("bits", BITS)
+def test_a_prompt_that_is_nan_costs_one_request_only(make, bits, share):
+    """Whatever pages hold."""
+    decoder = make("llama")
+    prompts = [[1, 2, 3], [1, 9, 3, 4, 5], [4, 5], [6]]
+    expected, _ = answers(decoder, prompts, bits=bits, share_prefixes=share)
+    decoder.embedding.weight[9] = float("nan")
+    said, sentences = answers(decoder, prompts, bits=bits, share_prefixes=share)
+    assert said == {number: expected[number] for number in (0, 2, 3)}
+    assert sentences == ["the logits of request 1 are NaN or have no softmax"]
+
+
+@pytest.mark.parametrize("share", [False, True])
+@pytest.mark.parametrize("bits", BITS)
+def test_a_token_that_is_nan_costs_those_who_say_it_only(make, bits, share):
+    decoder = make("llama")
+    prompts = [[1, 2, 3], [8, 4, 11], [4, 5]]
+    expected, _ = answers(decoder, prompts, bits=bits, share_prefixes=share)
+    broken = expected[0][1]
+    for tokens in expected.values():
+        if broken in tokens[:-1]:
+            del tokens[tokens.index(broken) + 1 :]
+    lengths = [len(tokens) for tokens in expected.values()]
+    assert lengths[0] == 2
+    assert max(lengths) == 6
+    decoder.embedding.weight[broken] = float("nan")
+    said, sentences = answers(decoder, prompts, bits=bits, share_prefixes=share)
+    assert said == expected
+    assert len(sentences) == sum(length < 6 for length in lengths)
+
+
+@pytest.mark.parametrize("bits", BITS)
+def test_pages_in_front_of_what_is_nan_are_not_shared(make, bits):
+    """The page of 1 … 4 is whole, but computed beside NaN."""
+    decoder = make("llama")
+    decoder.embedding.weight[9] = float("nan")
+    engine = Engine(decoder, rows=2, pages=24, page_size=4, bits=bits, share_prefixes=True)
+    engine.add([1, 2, 3, 4, 9, 5], max_new_tokens=6)
+    _, sentences = to_the_end(engine)
+    assert len(sentences) == 1
+    late = engine.add([1, 2, 3, 4, 6], max_new_tokens=6)
+    expected, _ = answers(decoder, [[1, 2, 3, 4, 6]], bits=bits)
+    assert to_the_end(engine) == ({late: expected[0]}, [])
+
+
+class Failing:
+    """Calls what it stands for, except the first time."""
+
+    def __init__(self, work):
+        self.work, self.calls = work, 0
+
+    def __call__(self, *given):
+        self.calls += 1
+        if self.calls == 1:
+            raise RuntimeError("no memory")
+        return self.work(*given)
+
+
+@pytest.mark.parametrize("ahead", [1, 5])
+@pytest.mark.parametrize("failing", ["prefill", "decoding"])
+def test_a_step_that_fails_loses_no_request_no_token_and_no_page(make, failing, ahead):
+    """One request runs, two are about to enter, in their order."""
+    decoder = make("llama")
+    engine = Engine(decoder, rows=3, pages=24, page_size=4)
+    engine._most_ahead = ahead
+    engine.add(PROMPTS[0], max_new_tokens=6)
+    said = {0: [token.token for token in engine.step()]}
+    before = engine.pool.book.free_pages
+    for prompt in PROMPTS[1:3]:
+        engine.add(prompt, max_new_tokens=6)
+    if failing == "prefill":
+        decoder.step = Failing(decoder.step)
+    else:
+        engine._step.choose_ahead = Failing(engine._step.choose_ahead)
+    with pytest.raises(RuntimeError, match="no memory"):
+        engine.step()
+    assert engine.pool.book.free_pages == before
+    rest, sentences = to_the_end(engine)
+    rest[0] = said[0] + rest[0]
+    assert not sentences
+    assert list(rest) == [0, 1, 2]
+    assert rest == dict(enumerate(generate(make("llama"), PROMPTS[:3], max_new_tokens=6)))
+
+
+NO_INTEGERS = [
+    ({"prompt": [1.7, 2]}, "a token of the prompt must be an integer, got float"),
+    ({"prompt": torch.tensor([1.7, 2.0])}, "a token of the prompt must be an integer, got float"),
+    ({"prompt": torch.tensor([[1, 2]])}, "a token of the prompt must be an integer, got list"),
+    ({"prompt": ["a"]}, "a token of the prompt must be an integer, got str"),
+    ({"max_new_tokens": 2.5}, "max_new_tokens must be an integer, got float"),
+    ({"max_new_tokens": "2"}, "max_new_tokens must be an integer, got str"),
+    ({"stop_ids": [1.5]}, "a stop token must be an integer, got float"),
+    ({"stop_ids": ["x"]}, "a stop token must be an integer, got str"),
+]
+
+
+@pytest.mark.parametrize(("changes", "sentence"), NO_INTEGERS)
+def test_what_is_no_integer_is_refused_when_it_is_added(make, changes, sentence):
+    engine = Engine(make("llama"), rows=2, pages=8, page_size=4)
+    with pytest.raises(DTypeError, match=sentence):
+        engine.add(**{"prompt": [1, 2], "max_new_tokens": 3, **changes})
+    assert not engine.is_busy
+
+
+@pytest.mark.parametrize("made", [np.array, torch.tensor, tuple, lambda x: list(torch.tensor(x))])
+def test_integers_are_taken_from_whoever_made_them(make, made):
+    engine = Engine(make("llama"), rows=2, pages=8, page_size=4)
+    engine.add(made([1, 2, 3]), max_new_tokens=np.int64(4), stop_ids=made([22]))
+    engine.add([1, 2, 3], max_new_tokens=4, stop_ids=[22])
+    said, _ = to_the_end(engine)
+    assert said[0] == said[1]

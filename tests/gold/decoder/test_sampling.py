@@ -6,7 +6,7 @@ import torch
 
 from trapline.gold.decoder import sampling
 from trapline.gold.decoder.sampling import NO_TOKEN, Chooser, Sampling, uniforms
-from trapline.gold.errors import RangeError
+from trapline.gold.errors import DTypeError, RangeError
 
 DRAWS = 20_000
 
@@ -110,8 +110,26 @@ def test_bad_sampling_is_refused(wrong):
         Sampling(**wrong)
 
 
+@pytest.mark.parametrize("temperature", [5e-324, 1e-39, 9.9e-31])
+def test_a_temperature_that_nothing_can_be_divided_by_is_refused(temperature):
+    with pytest.raises(RangeError, match="is too small: 0 is greedy"):
+        Sampling(temperature)
+
+
+def test_the_smallest_temperature_chooses_like_greedy():
+    logits = torch.tensor([[1e7, -1e7, 1e7 + 1], [-3.0, -2.5, -50.0]])
+    chooser = Chooser([Sampling(sampling.SMALLEST_TEMPERATURE)] * 2, 3, logits.device)
+    assert chooser(logits, torch.zeros(2).long()).tolist() == [2, 1]
+
+
+@pytest.mark.parametrize("wrong", [{"top_k": 2.5}, {"seed": 1.5}, {"seed": None}])
+def test_what_is_no_integer_is_refused_before_a_batch_has_it(wrong):
+    with pytest.raises(DTypeError, match="must be an integer"):
+        Sampling(1.0, **wrong)
+
+
 def test_any_integer_is_a_seed():
-    ways = [Sampling(1.0, seed=seed) for seed in (-1, 2**64 - 1, 2**200)]
-    logits = torch.zeros(3, 50)
-    first, second, _ = Chooser(ways, 50, logits.device)(logits, torch.zeros(3).long()).tolist()
-    assert first == second
+    ways = [Sampling(1.0, seed=seed) for seed in (-1, 2**64 - 1, np.int64(-1), 2**200)]
+    logits = torch.zeros(4, 50)
+    chosen = Chooser(ways, 50, logits.device)(logits, torch.zeros(4).long()).tolist()
+    assert len(set(chosen[:3])) == 1

@@ -50,6 +50,15 @@ def test_the_well_known_121_thousand():
     assert answer.tokens_in_blocks == answer.tokens // 16 * 16
 
 
+def test_terms_are_whole_bytes_and_add_up():
+    setting = Setting(utilization=0.85, reserve_gib=0.3)
+    for model in models().values():
+        answer = context_on(model, gpus()["h100-80"], setting)
+        assert answer.weight_bytes == Fraction(str(model.parameters)) * 2 * 10**9
+        terms = answer.usable_bytes - answer.weight_bytes - answer.reserve_bytes
+        assert answer.budget_bytes == terms
+
+
 def test_decimal_gigabytes_hold_less():
     model, gpu = models()["llama-3.1-8b"], gpus()["h100-80"]
     binary, decimal = (context_on(model, gpu, Setting(unit=unit)) for unit in ("gib", "gb"))

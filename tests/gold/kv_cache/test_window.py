@@ -102,6 +102,26 @@ def test_an_append_that_is_refused_forgets_nothing(rng):
     assert cache.first(seq) == 8
 
 
+def test_a_keep_that_is_refused_loses_nothing(rng):
+    """A page that is gone does not come back, however often the last page of the pool is held."""
+    cache = KVCache(
+        "paged", num_layers=1, num_kv_heads=2, head_dim=4, block_size=4, num_blocks=6, window=4
+    )
+    rows = rng.standard_normal((15, 2, 4))
+    other, seq = cache.add(), cache.add()
+    cache.append(other, 0, rows[:1], rows[:1])  # takes the last page
+    for row in rows[:14]:
+        cache.append(seq, 0, row[None], row[None])
+    cache.fork(seq)
+    cache.append(other, 0, rows, rows)
+    assert cache._storage.book.free_pages == 0
+    before = cache.view(seq, 0)[0]
+    with pytest.raises(MemoryError, match="1 pages needed, 0 of 6 available"):
+        cache.keep(seq, [12, 13])
+    np.testing.assert_array_equal(cache.view(seq, 0)[0], before)
+    assert cache.length(seq) == 14
+
+
 def test_queries_whose_window_is_gone_are_refused(rng):
     cache = build("paged")
     seq = cache.add()

@@ -5,19 +5,22 @@ runs can run out of room. Until then it waits, first come, first served.
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from trapline.gold import checks
 from trapline.gold.decoder.graphs import ROOM, Running, StaticStep
 from trapline.gold.decoder.model import Decoder
 from trapline.gold.decoder.pool import Pool, PooledSequence
 from trapline.gold.decoder.sampling import NO_TOKEN, Chooser, Sampling
 from trapline.gold.decoder.text import TextStream
 from trapline.gold.errors import RangeError
+
+_NO_LIMIT = 2**63 - 1
 
 
 class Token(NamedTuple):
@@ -124,11 +127,12 @@ class Engine:
         """Queues a request and answers its number; refuses what could never run."""
         if stop_texts and decode is None:
             raise RangeError("stop strings need a way to decode tokens")
+        (most,) = _integers("max_new_tokens", [max_new_tokens])
         request = _Request(
             self._numbers,
-            [int(token) for token in prompt],
-            max_new_tokens,
-            frozenset(stop_ids),
+            _integers("a token of the prompt", prompt),
+            most,
+            frozenset(_integers("a stop token", stop_ids)),
             sampling or Sampling(),
             TextStream(decode, stop_texts) if decode else None,
         )
@@ -144,14 +148,25 @@ class Engine:
 
     @torch.no_grad()
     def step(self) -> list[Token]:
-        """One more token of every request that runs, first of those that could enter now."""
+        """One more token of every request that runs, first of those that could enter now.
+
+        After an error who was to enter waits again, and the next step makes the same tokens.
+        """
         if self._undelivered:
             events, self._undelivered = self._undelivered, []
             return events
         entered = [] if self._ahead or self._flight else self._enter()
-        said = [] if not self._running else self._decode()
-        said += self._prefill(entered) if entered else []
-        return self._settle(said)
+        try:
+            first = self._prefill(entered) if entered else []
+            # Last, because it counts its tokens as said: no error may come after it.
+            said = self._decode() if self._running else []
+        except BaseException:
+            self._put_back(entered)
+            raise
+        if entered:
+            self._running += entered
+            self._chooser = None
+        return self._settle(said + first)
 
     def _check(self, request: _Request) -> None:
         config = self.decoder.config
@@ -201,15 +216,23 @@ class Engine:
             for request, sequence in zip(entered, sequences, strict=True)
         ]
         logits = self.decoder.step(new, sequences)
-        if self.share_prefixes:
-            for request, sequence in zip(entered, sequences, strict=True):
-                sequence.publish(request.prompt)
         chooser = self._choose_for(entered)
         made = torch.zeros(len(entered), dtype=torch.int64, device=logits.device)
-        tokens = chooser(logits, made).tolist()
-        self._running += entered
-        self._chooser = None
-        return list(zip(entered, tokens, strict=True))
+        said = list(zip(entered, chooser(logits, made).tolist(), strict=True))
+        if self.share_prefixes:
+            for request, token in said:
+                # NaN reaches positions in front of it too: 0 · NaN is NaN under a mask.
+                if token != NO_TOKEN:
+                    _opened(request).publish(request.prompt)
+        return said
+
+    def _put_back(self, entered: list[_Request]) -> None:
+        """They wait in front again, without pages; what the device has done by now is forgotten."""
+        for request in entered:
+            _opened(request).free()
+            request.sequence = None
+        self._waiting.extendleft(reversed(entered))
+        self._chooser = self._flight = None
 
     def _decode(self) -> list[tuple[_Request, int]]:
         """One static step of the rows that run already."""
@@ -276,6 +299,16 @@ class Engine:
     def _choose_for(self, requests: Sequence[_Request]) -> Chooser:
         ways = [request.way for request in requests]
         return Chooser(ways, self.decoder.config.vocab, self.decoder.device)
+
+
+def _integers(name: str, given: Iterable[Any]) -> list[int]:
+    """As they are, whoever made them; `int` alone would cut 1.7 to 1."""
+    # A tensor of floats has what makes an integer of one of integers; its numbers do not.
+    numbers: list[Any] = [one.tolist() if isinstance(one, Tensor) else one for one in given]
+    for number in numbers:
+        if type(number) is not int:  # a prompt may have a hundred thousand that are
+            checks.integer_between(-_NO_LIMIT, _NO_LIMIT, **{name: number})
+    return [int(number) for number in numbers]
 
 
 def _opened(request: _Request) -> PooledSequence:

@@ -45,12 +45,29 @@ class Stored:
         }
 
     def put(self, slots: Tensor, k: Tensor, v: Tensor) -> None:
-        """Stores rows (n, G, D), each element quantised once."""
-        if self.scales is not None:
+        """Stores rows (n, G, D), each element quantised once.
+
+        Rows that no code can stand for, NaN say, come back as NaN: they are one sequence's matter,
+        and an error here would be that of all in the batch.
+        """
+        if self.scales is None:
+            self.keys.index_copy_(0, slots, k)
+            self.values.index_copy_(0, slots, v)
+        elif k.is_cuda:
             paged_append(k, v, slots=slots, **self.pages())
-            return
-        self.keys.index_copy_(0, slots, k)
-        self.values.index_copy_(0, slots, v)
+        else:
+            self._put_codes(slots, k, v)
+
+    def _put_codes(self, slots: Tensor, k: Tensor, v: Tensor) -> None:
+        assert self.scales is not None
+        code = codec(self.bits, self.width, fitted=False, refusing=False)
+        (keys, k_scale), (values, v_scale) = code.encode(k), code.encode(v)
+        # Paged attention takes scores of NaN for those of a query that sees nothing: a key that is
+        # lost would pass as one nobody looked at, were its value not lost with it.
+        v_scale = torch.where(k_scale.isnan(), k_scale, v_scale)
+        stored = (self.keys, self.values, *self.scales)
+        for rows, new in zip(stored, (keys, values, k_scale[..., 0], v_scale[..., 0]), strict=True):
+            rows.index_copy_(0, slots, new)
 
     def get(self, slots: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """The rows as they are read back."""

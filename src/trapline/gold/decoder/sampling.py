@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from trapline.gold import checks
 from trapline.gold.errors import RangeError
 from trapline.gold.softmax_topk.api import TopK, softmax_topk
 
@@ -19,6 +20,10 @@ from trapline.gold.softmax_topk.api import TopK, softmax_topk
 NUCLEUS = 1024
 #: What stands for a token where a row's logits have no softmax.
 NO_TOKEN = -1
+#: Logits of up to 10⁸ can be divided by it in float32.
+SMALLEST_TEMPERATURE = 1e-30
+#: Any integer is a seed: a bound that nobody reaches.
+_ANY = 2**1024
 
 
 @dataclass(frozen=True)
@@ -34,6 +39,10 @@ class Sampling:
     def __post_init__(self) -> None:
         if not 0.0 <= self.temperature < float("inf"):
             raise RangeError(f"temperature must be 0 or positive, got {self.temperature}")
+        if 0.0 < self.temperature < SMALLEST_TEMPERATURE:
+            raise RangeError(f"temperature {self.temperature} is too small: 0 is greedy")
+        # What is no integer would be found out in a batch, and cost all who are in it.
+        checks.integer_between(-_ANY, _ANY, seed=self.seed, top_k=self.top_k or 0)
         if self.top_k is not None and self.top_k < 1:
             raise RangeError(f"top_k must be at least 1, got {self.top_k}")
         if not 0.0 < self.top_p <= 1.0:
@@ -183,4 +192,4 @@ def _as_tensors(ways: Sequence[Sampling], vocabulary: int, device: torch.device)
 
 def _signed(seed: int) -> int:
     """Any integer as a 64-bit one."""
-    return (seed + 2**63) % 2**64 - 2**63
+    return (int(seed) + 2**63) % 2**64 - 2**63

@@ -128,7 +128,7 @@ class PageBook:
     def replace(self, seq: int, first: int, pages: int) -> None:
         """Exchanges the table from entry `first` on for `pages` pages of the sequence's own."""
         tail = self.tables[seq][first:]
-        own = sum(self._holders[page] == 1 for page in tail)
+        own = sum(page != GONE and self._holders[page] == 1 for page in tail)
         self._require(pages, self.free_pages + own)
         self.shrink(seq, first * self.page_size)
         self.tables[seq].extend(self._take() for _ in range(pages))

@@ -81,14 +81,14 @@ class PlainCodec:
 class IntCodec:
     """Symmetric integers with one float16 scale a position and head."""
 
-    def __init__(self, bits: int, width: int, *, fitted: bool) -> None:
-        self.bits, self.width, self.fitted = bits, width, fitted
+    def __init__(self, bits: int, width: int, *, fitted: bool, refusing: bool = True) -> None:
+        self.bits, self.width, self.fitted, self.refusing = bits, width, fitted, refusing
         self.top = 2 ** (bits - 1) - 1
 
     def encode(self, rows: Tensor) -> Fields:
         rows = _wide(rows)
         exact = _divided(_largest(rows), self.top)
-        scales = _scales_above(exact, self.top)
+        scales = _scales_above(exact, self.top, self.refusing)
         codes = self._codes(rows, scales)
         if self.fitted:
             codes, scales = self._fit(rows, exact, codes, scales)
@@ -109,7 +109,7 @@ class IntCodec:
     ) -> tuple[Tensor, Tensor]:
         error = _squared_error(rows, codes, scales)
         for share in FITTED_SHARES:
-            tried = _scales_above(exact * share, self.top)
+            tried = _scales_above(exact * share, self.top, self.refusing)
             candidate = self._codes(rows, tried)
             smaller = _squared_error(rows, candidate, tried)
             better = smaller < error
@@ -124,9 +124,13 @@ class IntCodec:
 class Fp8Codec:
     """E4M3 floats, stored as bytes, with one float16 scale a position and head."""
 
+    def __init__(self, *, refusing: bool = True) -> None:
+        self.refusing = refusing
+
     def encode(self, rows: Tensor) -> Fields:
         rows = _wide(rows)
-        scales = _scales_above(_divided(_largest(rows), FP8_LARGEST), FP8_LARGEST)
+        exact = _divided(_largest(rows), FP8_LARGEST)
+        scales = _scales_above(exact, FP8_LARGEST, self.refusing)
         divisors = torch.where(scales == 0, 1, scales).to(rows.dtype)
         # Twice rounded float64 could differ from the oracle's; float32 is the widest here.
         codes = (rows / divisors).float().clamp(-FP8_LARGEST, FP8_LARGEST)
@@ -137,11 +141,16 @@ class Fp8Codec:
         return _tensor(codes.view(torch.float8_e4m3fn).to(dtype) * scales.to(dtype))
 
 
-def codec(bits: Any, width: int, *, fitted: bool) -> Codec:
-    """The codec of these bits; None stores rows as they are."""
+def codec(bits: Any, width: int, *, fitted: bool, refusing: bool = True) -> Codec:
+    """The codec of these bits; None stores rows as they are.
+
+    What has no scale is refused; or it gets NaN for one, and nobody looks at the values.
+    """
     if bits is None:
         return PlainCodec()
-    return Fp8Codec() if bits == "fp8" else IntCodec(bits, width, fitted=fitted)
+    if bits == "fp8":
+        return Fp8Codec(refusing=refusing)
+    return IntCodec(bits, width, fitted=fitted, refusing=refusing)
 
 
 def cached_attention(q: Tensor, k: Tensor, v: Tensor, *, window: int | None = None) -> Tensor:
@@ -167,16 +176,18 @@ def _divided(rows: Tensor, number: float) -> Tensor:
     return rows / rows.new_full((), number)
 
 
-def _scales_above(exact: Tensor, top: float) -> Tensor:
+def _scales_above(exact: Tensor, top: float, refusing: bool) -> Tensor:
     """In float16, rounded up. Refusing needs a look at the values, so it waits for the device."""
-    if not bool((exact <= _HALF_LARGEST).all()):
+    fits = exact <= _HALF_LARGEST
+    if refusing and not bool(fits.all()):
         raise RangeError(
             f"values must be finite and at most {top * _HALF_LARGEST:.3g} to be quantised"
         )
     scales = exact.to(torch.float16)
     # The next float16 above a number that is not negative has the next bit pattern.
     above = (scales.view(torch.int16) + 1).view(torch.float16)
-    return torch.where(scales.to(exact.dtype) < exact, above, scales)
+    rounded = torch.where(scales.to(exact.dtype) < exact, above, scales)
+    return rounded if refusing else rounded.masked_fill(~fits, torch.nan)
 
 
 def _pack(codes: Tensor) -> Tensor:

@@ -89,9 +89,10 @@ def max_context(
 def context_on(model: ModelShape, gpu: Gpu, setting: Setting) -> Answer:
     """The longest context that each of `setting.sequences` sequences can have at once."""
     gpu_bytes = gpu.memory * UNITS[setting.unit]
-    usable = setting.utilization * gpu_bytes
-    weights = model.weight_bytes(setting.weight_bits)
-    reserve = setting.reserve_gib * 2**30
+    # Whole bytes, and rounded: in floating point 8.03 · 10⁹ · 2 lies just below itself.
+    usable = round(setting.utilization * gpu_bytes)
+    weights = round(model.weight_bytes(setting.weight_bits))
+    reserve = round(setting.reserve_gib * 2**30)
     budget = usable - weights - reserve
     tokens = _longest(model, budget / setting.sequences, setting.kv_bits)
     layer = model.layer_bytes(setting.kv_bits)
@@ -101,10 +102,10 @@ def context_on(model: ModelShape, gpu: Gpu, setting: Setting) -> Answer:
         tokens=tokens,
         tokens_in_blocks=tokens // setting.block_size * setting.block_size,
         gpu_bytes=gpu_bytes,
-        usable_bytes=math.floor(usable),
-        weight_bytes=math.floor(weights),
-        reserve_bytes=math.floor(reserve),
-        budget_bytes=math.floor(budget),
+        usable_bytes=usable,
+        weight_bytes=weights,
+        reserve_bytes=reserve,
+        budget_bytes=budget,
         bytes_per_token=layer * (model.layers - model.sliding_layers),
         sliding_bytes=layer * model.sliding_layers * model.window,
     )
