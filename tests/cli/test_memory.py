@@ -60,9 +60,32 @@ def test_names_are_whole_on_a_narrow_terminal(app):
         assert name in listed, name
 
 
+def test_figures_are_whole_in_a_narrow_place(app):
+    asked = ("llama-3.1-8b", "--prompt", "90000", "--new", "10000", "--sequences", "16")
+    for gpus in (("--gpu", "a100-80", "--gpu", "h200"), ()):
+        narrow, wide = (run(app, *asked, *gpus, columns=n).stdout for n in (50, 300))
+        assert "…" not in narrow
+        cells = [cell for line in wide.splitlines() if line[:1] == "│" for cell in line.split("│")]
+        assert len(cells) > 10
+        for cell in cells:
+            assert cell.strip() in narrow
+    assert "…" not in run(app, columns=50).stdout
+
+
+def test_tokens_beyond_the_context_are_named(app):
+    asked = ("gpt2-xl", "--gpu", "h100-80", "--prompt")
+    said = "5,005 tokens are beyond the model's context of 1,024."
+    assert said in run(app, *asked, "5000", "--new", "5").stdout.splitlines()
+    assert "beyond" not in run(app, *asked, "1019", "--new", "5").stdout
+
+
 @pytest.mark.parametrize(
     ("args", "says"),
     [
+        (("--plot", "x.png"), "--plot needs a model"),
+        (("--gpu", "h100-80"), "--gpu needs a model"),
+        (("--kv-bits", "nan"), "--kv-bits needs a model"),
+        (("--json", "--new", "100"), "--new needs a model"),
         (("no-such-model",), "there are: gpt2-xl"),
         (("llama-2-7b", "--gpu", "abacus"), "there are: t4"),
         (("llama-2-7b", "--utilization", "90"), "utilization"),

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, Protocol
 import typer
 
 from trapline.arena.errors import MissingError, UsageError
+from trapline.cli.asked import is_written
 from trapline.cli.speculate import How, Speculation
 from trapline.cli.speculate import speculate as show_speculation
 from trapline.gold.errors import UnsupportedError
@@ -55,6 +56,7 @@ class _Clock:
 
 
 def generate(
+    called: typer.Context,
     prompt: Annotated[str, typer.Argument(help="Text; or token ids with --ids.")],
     model: Annotated[
         Path | None, typer.Option(help="A checkpoint folder; the demo model if not given.")
@@ -104,6 +106,11 @@ def generate(
             (beams > 1 and bool(stop), "a beam search ends at --eos-id, not at --stop"),
             (beams == 1 and scored, "--policy and --length-penalty rank beams: add --beams"),
             (temperature == 0 and narrowed, "--top-k, --top-p, --min-p draw: add --temperature"),
+            (temperature == 0 and is_written(called, "seed"), "--seed draws: add --temperature"),
+            (
+                speculate is None and is_written(called, "budget"),
+                "--budget is for drafted tokens: add --speculate",
+            ),
             (
                 drafter is not None and speculate not in ("dflash", "ddtree"),
                 "--drafter is for --speculate dflash and ddtree",

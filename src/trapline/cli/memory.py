@@ -7,9 +7,10 @@ from typing import Annotated, Any, NamedTuple, cast
 
 import typer
 from rich.console import Console
-from rich.table import Column, Table
+from rich.table import Table
 
 from trapline.arena.errors import MissingError, UsageError
+from trapline.cli.asked import is_written
 from trapline.gold.errors import RangeError
 from trapline.gold.kv_cache.memory import (
     UNITS,
@@ -36,6 +37,7 @@ def register(app: typer.Typer) -> None:
 
 
 def memory(
+    called: typer.Context,
     model: Annotated[
         str | None, typer.Argument(help="A model's name; leave it out to list models and GPUs.")
     ] = None,
@@ -58,6 +60,7 @@ def memory(
 ) -> None:
     """Say how many tokens of KV cache fit beside a model's weights."""
     if model is None:
+        _refuse_unused(called)
         _list(as_json)
         return
     shape = _find("model", model, models())
@@ -84,6 +87,13 @@ def memory(
     else:
         _print(shape, setting, answers)
         _print_costs(shape, setting, answers, text)
+
+
+def _refuse_unused(called: typer.Context) -> None:
+    """The list is the same whatever else is asked for."""
+    for name in called.params:
+        if is_written(called, name) and name not in ("model", "as_json"):
+            raise UsageError(f"--{name.replace('_', '-')} needs a model: trapline memory MODEL")
 
 
 class _Text(NamedTuple):
@@ -118,20 +128,31 @@ def _list(as_json: bool) -> None:
         }
         print(json.dumps(rows))
         return
-    console = Console()
-    # A name that is cut off cannot be typed in.
-    name = Column("model", no_wrap=True)
-    table = Table(name, "parameters", "layers", "bytes a token (16 bit)", "source")
+    table = Table("model", "parameters", "layers", "bytes a token (16 bit)", "source")
     for one in models().values():
         full = one.layers - one.sliding_layers
         layers = f"{full} + {one.sliding_layers} sliding" if one.sliding_layers else str(full)
         a_token = f"{one.layer_bytes(16) * full:,.0f}"
         table.add_row(one.name, f"{one.parameters:g} B", layers, a_token, one.source)
-    console.print(table)
+    _show(table, "source")
     table = Table("GPU", "memory", "GB/s", "TFLOP/s")
     for gpu in gpus().values():
         table.add_row(gpu.name, str(gpu.memory), f"{gpu.bandwidth:g}", f"{gpu.tflops:g}")
-    console.print(table)
+    _show(table)
+
+
+def _show(table: Table, *free: str) -> None:
+    """A table with whole cells, however narrow the place; those of `free` columns may break.
+
+    A figure that is cut off is another figure, and such a name cannot be typed in.
+    """
+    for column in table.columns:
+        if column.header in free:
+            column.overflow = "fold"
+        else:
+            words = str(column.header).split()
+            column.min_width = max(len(str(text)) for text in (*words, *column.cells))
+    Console().print(table, crop=False)
 
 
 def _describe(
@@ -175,7 +196,7 @@ def _print(shape: ModelShape, setting: Setting, answers: list[tuple[Gpu, Answer]
             f"{answer.tokens_in_blocks:,}",
             _step(shape, gpu, setting, context),
         )
-    console.print(table)
+    _show(table)
     first = answers[0][1]
     sliding = f", and {first.sliding_bytes:,.0f} for full windows" if first.sliding_bytes else ""
     console.print(
@@ -206,6 +227,9 @@ def _print_costs(
         f"({save.scores_at_final_length:.1f} × if every step is charged at the final length).",
         highlight=False,
     )
+    if sum(text) > shape.context:
+        beyond = f"{sum(text):,} tokens are beyond the model's context of {shape.context:,}."
+        console.print(beyond, highlight=False)
     table = Table(
         "GPU",
         "FLOPs a byte",
@@ -230,7 +254,7 @@ def _print_costs(
                 f"≤ {times.tokens_per_second:,.0f}",
             )
     if table.row_count:
-        console.print(table)
+        _show(table)
 
 
 def _step(shape: ModelShape, gpu: Gpu, setting: Setting, context: int) -> str:

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from trapline.arena import targets
 from trapline.arena.errors import ArenaError, InterruptedRunError, MissingError, UsageError
+from trapline.cli.asked import is_written
 
 _CONSOLE = Console(stderr=True)
 
@@ -126,10 +127,10 @@ def train(
 def _refuse_unused(called: typer.Context, *, dense: bool, taught: bool) -> None:
     """An option that would change nothing is a misunderstanding, not a wish."""
     for name in _OF_TERNARY if dense else ():
-        if _is_written(called, name):
+        if is_written(called, name):
             option = name.replace("_", "-")
             raise UsageError(f"--{option} is for ternary weights: leave it or --dense out")
-    if not taught and _is_written(called, "distill"):
+    if not taught and is_written(called, "distill"):
         raise UsageError("--distill is a teacher's share: add --teacher")
 
 
@@ -141,14 +142,8 @@ def _check_asked(run: Any, called: typer.Context, start: Path | None, teacher: P
     """What a checkpoint brings, and what is asked for on the command line, must not differ."""
     for folder, names in ((start, _BROUGHT), (teacher, _BROUGHT[:1])):
         if folder is not None:
-            written = [name for name in names if _is_written(called, name)]
+            written = [name for name in names if is_written(called, name)]
             run.check_asked(folder, {name: called.params[name] for name in written})
-
-
-def _is_written(called: typer.Context, option: str) -> bool:
-    """Whether somebody wrote the option out: a default is no wish."""
-    source = called.get_parameter_source(option)
-    return source is not None and source.name == "COMMANDLINE"
 
 
 def _training() -> Any:

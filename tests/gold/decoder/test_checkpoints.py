@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import random
 import shutil
 
@@ -135,6 +136,36 @@ def test_many_random_configurations_give_their_logits(family, tmp_path):
         check(family, seed, tmp_path / str(seed))
 
 
+YARN = {"rope_type": "yarn", **STRETCHED}
+LLAMA3 = {**ROPES[3], "rope_theta": 100.0}
+SHORT_LLAMA3 = {k: v for k, v in LLAMA3.items() if not k.startswith("original")}
+BESIDE = {"original_max_position_embeddings": 48}
+ROTARY_FILES = {
+    "both tables": {"rope_scaling": YARN, "rope_theta": 100.0},
+    "both tables, two bases": {"rope_scaling": {**YARN, "rope_theta": 50.0}},
+    "llama3 without its length": {"rope_parameters": SHORT_LLAMA3},
+    "llama3, length beside": {"rope_parameters": SHORT_LLAMA3, **BESIDE},
+    "llama3, two lengths": {"rope_parameters": LLAMA3, **BESIDE},
+    "yarn, two lengths": {"rope_parameters": {**YARN, "rope_theta": 100.0}, **BESIDE},
+    "yarn, factor null": {"rope_parameters": {**YARN, "rope_theta": 100.0, "factor": None}},
+    "yarn, zeros": {"rope_parameters": {**YARN, "beta_fast": 0, "beta_slow": 0, "mscale": 0}},
+}
+
+
+@pytest.mark.parametrize("which", ROTARY_FILES)
+def test_rotary_scaling_is_read_as_they_read_it(which, tmp_path):
+    random_model("qwen3", 0).save_pretrained(tmp_path)
+    place = tmp_path / "config.json"
+    raw = json.loads(place.read_text())
+    raw["rope_parameters"]["rope_theta"] = 100.0
+    place.write_text(json.dumps(raw | ROTARY_FILES[which]))
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    ours = Decoder.from_pretrained(tmp_path)
+    ids = torch.randint(0, ours.config.vocab, (1, 60), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        assert relative(ours(ids), theirs(ids).logits) <= 1e-5
+
+
 def test_hidden_states_are_theirs(tmp_path):
     theirs = random_model("qwen3", 3)
     theirs.save_pretrained(tmp_path)
@@ -185,6 +216,28 @@ def test_shards_are_written_and_read_by_both(make, family, tmp_path):
     # Saved again in one piece, the old index does not stand in the way.
     decoder.save_pretrained(tmp_path)
     assert same_weights(Decoder.from_pretrained(tmp_path), decoder)
+
+
+def test_nothing_of_an_earlier_save_is_left(make, tmp_path):
+    """Weights that lie beside newer ones would be taken for them."""
+    old, new = make("llama"), make("llama")
+    with torch.no_grad():
+        new.norm.weight.add_(1.0)
+    (tmp_path / "model-notes.safetensors").touch()
+    # One file, many, fewer, one again: every save is the only one there.
+    for decoder, shard_bytes in ((old, 1 << 30), (new, 2000), (old, 4000), (new, 1 << 30)):
+        decoder.save_pretrained(tmp_path, shard_bytes=shard_bytes)
+        theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+        assert torch.equal(theirs.model.norm.weight, decoder.norm.weight)
+        left = {path.name for path in tmp_path.glob("model*.safetensors")}
+        index = tmp_path / "model.safetensors.index.json"
+        whole = {"weight_map": {"all": "model.safetensors"}}
+        said = json.loads(index.read_text()) if index.exists() else whole
+        assert left == {*said["weight_map"].values(), "model-notes.safetensors"}
+        # Onto itself, from the files that are replaced.
+        again = Decoder.from_pretrained(tmp_path)
+        again.save_pretrained(tmp_path, shard_bytes=shard_bytes)
+        assert same_weights(Decoder.from_pretrained(tmp_path), decoder)
 
 
 @pytest.fixture(params=["llama", "gpt2"])
@@ -276,6 +329,21 @@ REFUSED = [
     ({"rope_scaling": {"type": "longrope"}}, "rope_type 'longrope' is none of"),
     ({"rope_scaling": ["linear"]}, "no table"),
     ({"rope_scaling": {"type": "linear", "factor": "2"}}, "factor must be a number, got '2'"),
+    ({"rope_scaling": {"type": "linear"}}, "has no 'factor'"),
+    ({"rope_scaling": {"type": "dynamic", "factor": None}}, "has no 'factor'"),
+    ({"rope_scaling": {"type": "llama3"}}, "has no 'factor'"),
+    ({"rope_scaling": {"type": "yarn"}}, "has no 'factor'"),
+    ({"rope_scaling": {"type": "linear", "factor": 0}}, "factor must be positive, got 0"),
+    ({"rope_scaling": {"type": "yarn", "factor": -2}}, "factor must be positive, got -2"),
+    ({"rope_theta": 0}, "rope_theta must be positive, got 0"),
+    ({"partial_rotary_factor": 0.5}, "only whole heads are turned"),
+    ({"rope_parameters": {"full_attention": {"rope_theta": 1e6}}}, "differ by kind of layer"),
+    ({"rope_parameters": {"rope_theta": math.nan}}, "rope_theta must be positive, got nan"),
+    ({"rope_theta": 1, "rope_scaling": {"type": "yarn", "factor": 2}}, "rope_theta of yarn"),
+    (
+        {"rope_parameters": {"rope_theta": 5e5}, "rope_scaling": {"type": "linear", "factor": 2}},
+        "rope_theta 500000.0 of rope_parameters is lost",
+    ),
     ({"vocab_size": "5"}, "vocab_size must be a positive integer, got '5'"),
     ({"num_hidden_layers": 0}, "num_hidden_layers must be a positive integer, got 0"),
     ({"num_attention_heads": 0}, "num_attention_heads must be a positive integer, got 0"),
@@ -294,6 +362,31 @@ REFUSED = [
 def test_configurations_that_are_something_else_are_refused(wrong, sentence):
     with pytest.raises(RangeError, match=sentence):
         from_dict({**LLAMA, **wrong})
+
+
+ROTARY_NUMBERS = {
+    "llama3": ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+    "yarn": (
+        "original_max_position_embeddings",
+        "beta_fast",
+        "beta_slow",
+        "mscale",
+        "mscale_all_dim",
+    ),
+}
+
+
+@pytest.mark.parametrize("wrong", ["8", -8])
+@pytest.mark.parametrize("kind", ROTARY_NUMBERS)
+def test_every_number_of_a_rotary_scaling_is_checked(kind, wrong):
+    for name in ROTARY_NUMBERS[kind]:
+        scaling = {"type": kind, "factor": 2.0, name: wrong}
+        with pytest.raises(RangeError, match=name):
+            from_dict({**LLAMA, "rope_scaling": scaling})
+    with pytest.raises(RangeError, match="attention_factor must be a number"):
+        from_dict(
+            {**LLAMA, "rope_scaling": {"type": "yarn", "factor": 2.0, "attention_factor": "1"}}
+        )
 
 
 def test_a_configuration_that_lacks_something_says_what():

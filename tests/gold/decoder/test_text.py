@@ -74,6 +74,35 @@ def test_an_empty_stop_string_is_refused():
         TextStream(by_words, [""])
 
 
+def test_a_bare_stop_string_is_told_from_an_empty_one():
+    for bare in ("abc", ""):
+        with pytest.raises(RangeError, match="stop strings come as a list"):
+            TextStream(by_words, bare)
+
+
+@pytest.fixture
+def spaced(tmp_path):
+    """As SentencePiece has it: a space before every word, taken away at the very beginning."""
+    made = Rust(models.BPE({"<unk>": 0, "▁Hello": 1, "▁world": 2}, [], unk_token="<unk>"))
+    made.add_special_tokens(["<pad>"])
+    made.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    made.save(str(tmp_path / "tokenizer.json"))
+    return Tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize("tokens", [[1, 3, 2], [1, 3, 3, 2], [3, 1, 2], [1, 2, 3, 3, 1, 3, 2]])
+def test_a_word_keeps_its_space_after_tokens_that_show_nothing(spaced, tokens):
+    assert shown(TextStream(spaced.decode), tokens)[0] == spaced.decode(tokens)
+
+
+def test_a_stop_string_is_found_after_a_token_that_shows_nothing(spaced):
+    stream = TextStream(spaced.decode, [" world"])
+    assert shown(stream, [1, 3, 2]) == ("Hello", 3)
+    assert stream.stopped
+
+
 @pytest.fixture
 def folder(tmp_path):
     """A byte-level tokeniser: every byte a token, and an end."""

@@ -111,6 +111,16 @@ def _real(raw: dict[str, Any], key: str, default: float) -> float:
     return float(found)
 
 
+def _positive(raw: dict[str, Any], key: str, default: float | None = None) -> float:
+    """The same above 0; without a default it has to be there."""
+    if default is None and raw.get(key) is None:
+        raise KeyError(key)
+    found = _real(raw, key, default or 0.0)
+    if not 0 < found < math.inf:
+        raise RangeError(f"{key} must be positive, got {found}")
+    return found
+
+
 def _gpt2(raw: dict[str, Any]) -> DecoderConfig:
     dim, heads = _size(raw, "n_embd"), _size(raw, "n_head")
     if dim % heads:
@@ -186,28 +196,90 @@ def _after(first: int, layers: int) -> list[str]:
 
 
 def _rope(raw: dict[str, Any]) -> RopeConfig:
-    """Older files say `rope_theta` and `rope_scaling`, newer ones `rope_parameters`."""
-    scaling = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    """Older files say `rope_theta` and `rope_scaling`, newer ones `rope_parameters`.
+
+    Where both are there, `rope_scaling` is what counts for transformers, and so for us.
+    """
+    scaling = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
     if not isinstance(scaling, dict):
         raise RangeError(f"the scaling of rotary positions is no table: {scaling!r}")
+    _refuse_unknown_turns(raw, scaling)
     kind = scaling.get("rope_type") or scaling.get("type") or "default"
     if kind not in ROPE_KINDS:
         raise RangeError(f"rope_type {kind!r} is none of {', '.join(ROPE_KINDS)}")
-    original = scaling.get("original_max_position_embeddings")
-    if original is None and kind == "yarn":
-        original = raw["max_position_embeddings"]
-    factor = _real(scaling, "factor", 1.0)
+    theta = _theta(raw, scaling)
+    if kind == "default":
+        return RopeConfig(theta)
+    if kind == "llama3":
+        return _llama3(raw, scaling, theta)
+    if kind == "yarn":
+        return _yarn(raw, scaling, theta)
+    return RopeConfig(theta, kind, _positive(scaling, "factor"))
+
+
+def _refuse_unknown_turns(raw: dict[str, Any], scaling: dict[str, Any]) -> None:
+    """What would be passed over otherwise, and give another model."""
+    if any(isinstance(value, dict) for value in scaling.values()):
+        raise RangeError("rotary positions that differ by kind of layer are not known here")
+    for table in (raw, scaling):
+        if table.get("partial_rotary_factor") not in (None, 1):
+            share = table["partial_rotary_factor"]
+            raise RangeError(f"partial_rotary_factor {share!r}: only whole heads are turned here")
+
+
+def _theta(raw: dict[str, Any], scaling: dict[str, Any]) -> float:
+    usual = RopeConfig.theta
+    for table in (scaling, raw):
+        if table.get("rope_theta") is not None:
+            return _positive(table, "rope_theta")
+    other = raw.get("rope_parameters")
+    lost = other.get("rope_theta") if isinstance(other, dict) else None
+    if lost not in (None, usual):
+        # transformers takes the usual one here, which is not what the weights were trained with.
+        raise RangeError(
+            f"rope_theta {lost!r} of rope_parameters is lost: write it to rope_scaling"
+        )
+    return usual
+
+
+def _original_context(raw: dict[str, Any], scaling: dict[str, Any]) -> int:
+    """The length before stretching; beside the table it counts more than in it."""
+    key = "original_max_position_embeddings"
+    for table in (raw, scaling):
+        if table.get(key) is not None:
+            return _size(table, key)
+    return _size(raw, "max_position_embeddings")
+
+
+def _llama3(raw: dict[str, Any], scaling: dict[str, Any], theta: float) -> RopeConfig:
     return RopeConfig(
-        theta=_real(scaling, "rope_theta", _real(raw, "rope_theta", 10_000.0)),
-        kind=kind,
-        factor=factor,
-        original_context=original or 8192,
-        low_freq_factor=scaling.get("low_freq_factor", 1.0),
-        high_freq_factor=scaling.get("high_freq_factor", 4.0),
-        beta_fast=scaling.get("beta_fast") or 32.0,
-        beta_slow=scaling.get("beta_slow") or 1.0,
-        attention_factor=_attention_factor(scaling, factor) if kind == "yarn" else 1.0,
-        truncate=scaling.get("truncate", True),
+        theta,
+        "llama3",
+        _positive(scaling, "factor"),
+        _original_context(raw, scaling),
+        low_freq_factor=_positive(scaling, "low_freq_factor", 1.0),
+        high_freq_factor=_positive(scaling, "high_freq_factor", 4.0),
+    )
+
+
+def _yarn(raw: dict[str, Any], scaling: dict[str, Any], theta: float) -> RopeConfig:
+    if theta == 1.0:
+        raise RangeError("rope_theta of yarn cannot be 1: all elements turn alike")
+    original = _original_context(raw, scaling)
+    # A factor of null is the ratio of the lengths; one that is not there at all was forgotten.
+    ratio = _size(raw, "max_position_embeddings") / original if "factor" in scaling else None
+    factor = _positive(scaling, "factor", ratio)
+    # Of the others, 0 is as good as nothing.
+    given = {key: value for key, value in scaling.items() if value != 0}
+    return RopeConfig(
+        theta,
+        "yarn",
+        factor,
+        original,
+        beta_fast=_positive(given, "beta_fast", 32.0),
+        beta_slow=_positive(given, "beta_slow", 1.0),
+        attention_factor=_attention_factor(scaling, factor),
+        truncate=bool(scaling.get("truncate", True)),
     )
 
 
@@ -217,8 +289,8 @@ def _attention_factor(scaling: dict[str, Any], factor: float) -> float:
     def growth(scale: float) -> float:
         return 1.0 + 0.1 * scale * math.log(factor) if factor > 1 else 1.0
 
-    given = scaling.get("attention_factor")
-    if given is not None:
-        return float(given)
-    scale, for_all = scaling.get("mscale"), scaling.get("mscale_all_dim")
-    return growth(scale) / growth(for_all) if scale and for_all else growth(1.0)
+    scale, for_all = _real(scaling, "mscale", 0.0), _real(scaling, "mscale_all_dim", 0.0)
+    if min(scale, for_all) < 0:
+        raise RangeError(f"mscale and mscale_all_dim cannot be negative, got {scale}, {for_all}")
+    usual = growth(scale) / growth(for_all) if scale and for_all else growth(1.0)
+    return _real(scaling, "attention_factor", usual)

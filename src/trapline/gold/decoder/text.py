@@ -15,6 +15,8 @@ class TextStream:
     """The text of one answer as it grows; ends where a stop string begins."""
 
     def __init__(self, decode: Callable[[list[int]], str], stops: Sequence[str] = ()) -> None:
+        if isinstance(stops, str):
+            raise RangeError(f"stop strings come as a list: [{stops!r}], not {stops!r}")
         if "" in stops:
             raise RangeError("a stop string cannot be empty")
         self._decode, self._stops = decode, tuple(stops)
@@ -42,7 +44,9 @@ class TextStream:
         now = self._decode(self._tokens[self._start :])
         if now.endswith(_INCOMPLETE) and not final:
             return ""
-        self._start, self._read = self._read, len(self._tokens)
+        if len(now) > len(before):
+            # Tokens that show nothing stay in the window: a first word would lose its space.
+            self._start, self._read = self._read, len(self._tokens)
         return now[len(before) :]
 
     def _release(self, *, final: bool) -> str:

@@ -1,6 +1,7 @@
 """Hugging Face checkpoints: which of their tensors is which of ours."""
 
 import json
+import os
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 from itertools import groupby
@@ -180,8 +181,6 @@ def _shards(folder: Path) -> list[str]:
 
 def save(decoder: Decoder, folder: Path, shard_bytes: int) -> None:
     """`config.json` and safetensors that transformers reads too, split above `shard_bytes`."""
-    from safetensors.torch import save_file
-
     folder.mkdir(parents=True, exist_ok=True)
     settings = as_dict(decoder.config, decoder.norm.weight.dtype)
     (folder / "config.json").write_text(json.dumps(settings, indent=1) + "\n")
@@ -190,15 +189,35 @@ def save(decoder: Decoder, folder: Path, shard_bytes: int) -> None:
     shards = _sharded(tensors, shard_bytes)
     for name, names in shards.items():
         part = {one: tensors[one] for one in names}
-        save_file(part, folder / name, metadata={"format": "pt"})
-    index = folder / INDEX
-    index.unlink(missing_ok=True)
+        save_tensors(part, folder / name)
     if len(shards) > 1:
         total = sum(one.numel() * one.element_size() for one in tensors.values())
         where = {one: name for name, names in shards.items() for one in names}
-        index.write_text(
+        (folder / INDEX).write_text(
             json.dumps({"metadata": {"total_size": total}, "weight_map": where}, indent=1) + "\n"
         )
+    _remove_stale(folder, shards.keys())
+
+
+def _remove_stale(folder: Path, written: Set[str]) -> None:
+    """Weights of an earlier save: transformers prefers one whole file, we prefer an index."""
+    if len(written) == 1:
+        (folder / INDEX).unlink(missing_ok=True)
+    for pattern in ("model.safetensors", "model-?????-of-?????.safetensors"):
+        for path in list(folder.glob(pattern)):
+            if path.name not in written:
+                path.unlink()
+
+
+def save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
+    """One safetensors file, for whom the umask lets read the files beside it as well."""
+    from safetensors.torch import save_file
+
+    save_file(tensors, path, metadata={"format": "pt"})
+    # The library writes for its owner alone. A umask is read by setting one: the strictest.
+    mask = os.umask(0o777)
+    os.umask(mask)
+    path.chmod(0o666 & ~mask)
 
 
 def _sharded(tensors: dict[str, Tensor], shard_bytes: int) -> dict[str, list[str]]:
