@@ -22,20 +22,28 @@ def pack(
     form: Annotated[
         str, typer.Option("--format", help="packed; or GGUF: f16, q8_0, tq2_0, q2_0 (a fork's).")
     ] = "packed",
-    group_size: Annotated[int, typer.Option(min=1, help="Weights a scale.")] = 128,
+    group_size: Annotated[
+        int | None, typer.Option(min=1, help="Weights a scale of a dense checkpoint, else 128.")
+    ] = None,
 ) -> None:
     """Write a ternary checkpoint with 2 bits a weight, or as GGUF. Nothing is rounded."""
     if form == "packed":
         targets.folder(out, "what is packed")
     else:
-        targets.file(out, "GGUF")
+        _check_regular(targets.file(out, "GGUF"))
     try:
         from trapline.gold.decoder.model import Decoder
+        from trapline.gold.decoder.weights import quantisation
         from trapline.gold.ternary import linear_export as export
+        from trapline.gold.ternary.linear import GROUP
+        from trapline.gold.ternary.linear_packed import METHOD
     except ImportError:
         raise MissingError("packing needs torch: trapline[torch]") from None
+    if group_size is not None and quantisation(model) == METHOD:
+        raise UsageError(f"--group-size is for dense checkpoints: {model} knows its own groups")
     try:
-        _written(export, Decoder.from_pretrained(model), out, form, group_size, model)
+        loaded = Decoder.from_pretrained(model)
+        _written(export, loaded, out, form, group_size or GROUP, model)
     except ImportError as error:
         raise MissingError(str(error)) from None
     except (ValueError, TypeError, FileNotFoundError) as error:
@@ -44,6 +52,12 @@ def pack(
         raise ArenaError(f"{out} could not be written: {error}") from None
     size = sum(file.stat().st_size for file in [out, *out.rglob("*")] if file.is_file())
     typer.echo(f"{out}: {size:,} bytes")
+
+
+def _check_regular(out: Path) -> None:
+    """What is written takes the place of what was there: of a pipe or a device, too."""
+    if out.exists() and not out.is_file():
+        raise UsageError(f"{out} is no regular file; GGUF is one")
 
 
 def _written(

@@ -84,6 +84,32 @@ def test_tq2_0_takes_groups_of_128_that_agree():
         gguf.encode("w", given, "tq2_0")
 
 
+def test_a_negative_scale_beside_a_group_without_codes_is_the_blocks():
+    codes = np.ones((2, 256), dtype=np.int8)
+    codes[0, :128] = codes[1, 128:] = 0
+    given = gguf.Tensor(None, codes, np.array([[0.5, -0.25], [-0.25, 0.5]], dtype=np.float16))
+    stored, number = gguf.encode("w", given, "tq2_0")
+    read = package.quants.dequantize(stored, package.GGMLQuantizationType(number))
+    assert np.array_equal(read, given.dense())
+
+
+@pytest.mark.parametrize("kind", ["q8_0", "tq2_0", "q2_0"])
+def test_groups_of_16_are_told_what_holds_them(kind):
+    codes = np.ones((1, 256), dtype=np.int8)
+    scales = np.arange(1, 17, dtype=np.float16)[None]
+    with pytest.raises(RangeError, match=r"write f16, which loses nothing$"):
+        gguf.encode("w", gguf.Tensor(None, codes, scales, 16), kind)
+
+
+def test_a_group_wider_than_the_row_fits_any_block():
+    """Neither memory for the whole group nor a refusal: the row has one scale."""
+    codes = np.ones((2, 256), dtype=np.int8)
+    given = gguf.Tensor(None, codes, np.array([[0.5], [0.25]], dtype=np.float16), 10**12 + 1)
+    stored, number = gguf.encode("w", given, "tq2_0")
+    read = package.quants.dequantize(stored, package.GGMLQuantizationType(number))
+    assert np.array_equal(read, codes * np.array([[0.5], [0.25]]))
+
+
 def test_the_forks_q2_0_comes_with_a_warning(tmp_path):
     model = decoder()
     with pytest.warns(UserWarning, match="blocks of 64"):
@@ -173,3 +199,22 @@ def test_tokenisers_that_the_file_cannot_hold_are_said(tmp_path):
     for splits in (byte_level, {"type": "Sequence", "pretokenizers": [{}, byte_level]}):
         with pytest.warns(UserWarning, match="splits text otherwise"):
             to_gguf(model, file, "f16", tokenizer=words(tmp_path, pre_tokenizer=splits))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[]",
+        "{",
+        '"BPE"',
+        '{"pre_tokenizer": [], "model": []}',
+        '{"pre_tokenizer": {"type": "ByteLevel"}, "model": {"type": "BPE"}}',
+        '{"pre_tokenizer": {"type": "Sequence", "pretokenizers": [3]}, "model": {"type": "BPE"}}',
+    ],
+)
+def test_a_file_that_is_no_tokeniser_is_a_sentence(tmp_path, text):
+    (tmp_path / "tokenizer.json").write_text(text)
+    model, file = decoder("qwen3", tied=True), tmp_path / "m.gguf"
+    with pytest.raises(RangeError, match=r"tokenizer\.json is no byte-level BPE tokeniser"):
+        to_gguf(model, file, "f16", tokenizer=tmp_path / "tokenizer.json")
+    assert not file.exists()

@@ -1,6 +1,9 @@
 """Packed weights at work: the numbers of unpacked ones, never a dense copy, files that load."""
 
 import json
+import os
+import stat
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -287,6 +290,88 @@ def test_a_packed_model_ends_where_the_other_did(tmp_path, ends):
     export(dense, tmp_path / "small", "packed", source=tmp_path / "model")
     assert end_ids(tmp_path / "small") == end_ids(tmp_path / "model")
     assert (tmp_path / "small" / "tokenizer.json").is_file()
+
+
+def other(folder):
+    """Another model in `folder`, packed, with its words and its end."""
+    save_packed(pack_model(decoder(tied=False)), folder)
+    (folder / "tokenizer.json").write_text("the other's")
+    (folder / "generation_config.json").write_text('{"eos_token_id": 5}')
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_a_full_disk_leaves_the_other_model_whole(tmp_path, monkeypatch):
+    """Not its words beside our weights."""
+    dense, before = dequantized(decoder()), other(tmp_path / "small")
+    dense.save_pretrained(tmp_path / "model")
+    (tmp_path / "model" / "tokenizer.json").write_text("{}")
+
+    def full(_source, target):
+        target.write_text("")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("shutil.copyfile", full)
+    with pytest.raises(OSError, match="No space left"):
+        export(dense, tmp_path / "small", "packed", source=tmp_path / "model")
+    assert {path.name: path.read_bytes() for path in (tmp_path / "small").iterdir()} == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "small"]
+
+
+def test_no_words_of_the_other_model_stay(tmp_path):
+    dense = dequantized(decoder())
+    dense.save_pretrained(tmp_path / "model")
+    other(tmp_path / "small")
+    (tmp_path / "link").symlink_to("small")
+    export(dense, tmp_path / "link", "packed", source=tmp_path / "model")
+    found = sorted(path.name for path in (tmp_path / "small").iterdir())
+    assert found == ["config.json", "model.safetensors"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "model", "small"]
+
+
+def test_a_folder_with_something_else_in_it_is_not_replaced(tmp_path, monkeypatch):
+    """What takes its place would take its notes away as well."""
+    other(tmp_path / "small")
+    (tmp_path / "small" / "notes.txt").write_text("kept")
+    with pytest.raises(RangeError, match=r"holds notes\.txt"):
+        export(dequantized(decoder()), tmp_path / "small", "packed")
+    assert (tmp_path / "small" / "notes.txt").read_text() == "kept"
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    with pytest.raises(RangeError, match="work in"):
+        export(dequantized(decoder()), Path(), "packed")
+
+
+def test_a_move_that_fails_is_taken_back(tmp_path, monkeypatch):
+    """Also when nobody could take it back then; folders that others call old are theirs."""
+    before, moved = other(tmp_path / "small"), os.replace
+    (tmp_path / "small.old").mkdir()
+
+    def refuse(source, target):
+        if target == tmp_path / "small" and "partial" in source.name:
+            raise OSError(5, "Input/output error")
+        moved(source, target)
+
+    monkeypatch.setattr("os.replace", refuse)
+    with pytest.raises(OSError, match="Input/output"):
+        export(dequantized(decoder()), tmp_path / "small", "packed")
+    assert {path.name: path.read_bytes() for path in (tmp_path / "small").iterdir()} == before
+    moved(tmp_path / "small", tmp_path / "small.trapline.old")
+    with pytest.raises(OSError, match="Input/output"):
+        export(dequantized(decoder()), tmp_path / "small", "packed")
+    assert {path.name: path.read_bytes() for path in (tmp_path / "small").iterdir()} == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["small", "small.old"]
+
+
+def test_all_files_are_for_those_whom_the_umask_lets(tmp_path):
+    before = os.umask(0o027)
+    try:
+        save_packed(pack_model(decoder()), tmp_path / "packed")
+        dequantized(decoder()).save_pretrained(tmp_path / "dense", shard_bytes=3000)
+    finally:
+        os.umask(before)
+    files = [*tmp_path.glob("*/*")]
+    assert len(files) > 4
+    assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {0o640}
 
 
 def test_a_full_disk_is_an_error_of_the_disk(tmp_path, monkeypatch):

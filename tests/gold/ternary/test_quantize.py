@@ -40,6 +40,54 @@ def test_torch_equals_the_oracle(shape: tuple[int, ...], method: str) -> None:
     assert np.array_equal(dequantize(*got).numpy(), oracle.dequantize(*want))
 
 
+@pytest.mark.parametrize("factor", [1.0, 2.0**-60, 2.0**1017])
+@pytest.mark.parametrize(
+    ("group", "method", "counted"),
+    [
+        ([3, 2, 1], "absmean", [1, 1, 0]),
+        ([1, 1, 4], "absmean", [0, 0, 1]),
+        ([31, -49], "threshold", [0, -1]),
+        ([31, 31, -31, 49, 49, 49], "threshold", [0, 0, 0, 1, 1, 1]),
+    ],
+)
+def test_a_magnitude_at_the_threshold_has_no_code(
+    group: list[float], method: str, counted: list[int], factor: float
+) -> None:
+    """Where float64 can tell, a tie is one: no division may round before the comparison."""
+    w = np.array([group]) * factor
+    expected = np.array([counted]) * (factor > 2.0**-24)
+    for codes, _ in (
+        oracle.ternarize(w, len(group), method),
+        ternarize(w, len(group), method),
+        ternarize(torch.from_numpy(w), len(group), method),
+    ):
+        assert np.array_equal(np.asarray(codes), expected)
+
+
+def test_ties_are_the_same_in_all_three() -> None:
+    """Small integers in groups whose size is no power of two: every fourth group has a tie."""
+    w = RNG.integers(-6, 7, (400, 21)).astype(np.float32)
+    for method in METHODS[:2]:
+        for size in (3, 5, 6, 7, 21):
+            want = oracle.ternarize(w, size, method)
+            for got in (ternarize(w, size, method), ternarize(torch.from_numpy(w), size, method)):
+                assert all(np.array_equal(np.asarray(g), t) for g, t in zip(got, want, strict=True))
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("shape", [(3, 5), (2, 0), (0, 5)])
+def test_a_group_wider_than_the_row_is_the_row(shape: tuple[int, ...], method: str) -> None:
+    """Two thousand million places a row would not fit into memory."""
+    w, wide = grid(*shape), 2**31
+    want = oracle.ternarize(w, wide, method)
+    for given in (w, torch.from_numpy(w)):
+        got = ternarize(given, wide, method)
+        assert all(np.array_equal(np.asarray(g), t) for g, t in zip(got, want, strict=True))
+        assert tuple(got.scales.shape) == (shape[0], min(shape[1], 1))
+        values = np.asarray(dequantize(*got, wide))
+        assert np.array_equal(values, oracle.dequantize(*want, wide))
+
+
 @pytest.mark.parametrize("factor", [1.0, 2.0**-20, 2.0**-22, 2.0**-40, 2.0**13, 2.0**20])
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("group_size", [1, 16, 128])
@@ -87,8 +135,11 @@ def test_least_squares_is_best_among_all_codes() -> None:
 def test_extreme_groups_have_finite_scales() -> None:
     largest = np.finfo(np.float64).max
     w = np.stack([np.zeros(8), np.full(8, 1e6), np.full(8, 1e-9), np.full(8, -largest)])
-    for method in METHODS:
-        codes, scales = ternarize(w, 8, method)
+    made = [
+        quantise(w, 8, method) for method in METHODS for quantise in (ternarize, oracle.ternarize)
+    ]
+    made += [ternarize(torch.from_numpy(w), 8, method) for method in METHODS]
+    for codes, scales in made:
         assert codes[:, 0].tolist() == [0, 1, 0, -1]
         assert scales[:, 0].tolist() == [0.0, 65504.0, 0.0, 65504.0]
 

@@ -17,6 +17,7 @@ from trapline.gold.decoder.model import Decoder
 from trapline.gold.errors import RangeError, ShapeError
 from trapline.gold.ternary import data, train_run
 from trapline.gold.ternary.linear import assert_all_ternary, convert, dequantized, latents
+from trapline.gold.ternary.places import in_place
 from trapline.gold.ternary.tokenizer import encode, train_tokenizer
 from trapline.gold.ternary.train import Recipe, Trainer
 from trapline.gold.ternary.train_model import DecoderLM, Shape, decoder_config, initialise
@@ -423,9 +424,7 @@ def test_a_write_that_the_system_refuses_is_a_clear_error(job, monkeypatch):
         with pytest.raises(OSError, match="could not be written whole"):
             trainer.save(job.out / train_run.CHECKPOINT)
         with pytest.raises(OSError, match="could not be written whole"):
-            train_run._in_place(
-                job.out / "model", lambda place: train_run._save_dense(decoder, None, place)
-            )
+            in_place(job.out / "model", lambda place: train_run._save_dense(decoder, None, place))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert not list(job.out.iterdir())

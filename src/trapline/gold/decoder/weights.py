@@ -214,8 +214,8 @@ def save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
     from safetensors.torch import save_file
 
     save_file(tensors, path, metadata={"format": "pt"})
-    # The library writes for its owner alone. A umask is read by setting one: the strictest.
-    mask = os.umask(0o777)
+    # The library writes for the owner alone. A umask is read by setting one: for a moment, that.
+    mask = os.umask(0o077)
     os.umask(mask)
     path.chmod(0o666 & ~mask)
 

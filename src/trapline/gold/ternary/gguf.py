@@ -3,9 +3,11 @@
 | type | what it holds | exact |
 |---|---|---|
 | F16 | code · scale as it is | always: a scale is a float16 |
-| Q8_0 | blocks of 32: the scale, and the codes as 8-bit numbers | always |
+| Q8_0 | blocks of 32: the scale, and the codes as 8-bit numbers | groups of 32, 64, 96 … |
 | TQ2_0 | blocks of 256 with one scale, 2 bits a code | where both groups of a block share a scale |
-| Q2_0 | blocks of 128 with one scale, 2 bits a code | always; two meanings of the name |
+| Q2_0 | blocks of 128 with one scale, 2 bits a code | groups of 128; two meanings of the name |
+
+Rows of whole blocks in all but F16.
 """
 
 import json
@@ -91,24 +93,29 @@ def _fine(name: str, tensor: Tensor, block: int) -> tuple[np.ndarray, np.ndarray
     columns = tensor.codes.shape[1]
     if columns % block:
         raise RangeError(f"{name} has {columns} columns, no multiple of {block}: write f16")
-    group = tensor.group_size
+    group = min(tensor.group_size, columns)
     if group % block and block % group:
         raise RangeError(f"{name}: groups of {group} do not fit blocks of {block}: write f16")
     step = math.gcd(group, block)
     fine = np.repeat(tensor.scales, group // step, axis=1)[:, : columns // step]
-    # A part without codes takes any scale: its neighbour's.
-    used = tensor.codes.reshape(len(fine), -1, step).any(axis=2)
-    parts = np.where(used, fine, 0).reshape(len(fine), columns // block, block // step)
-    shared = parts.max(axis=2)
-    if np.any((parts != shared[..., None]) & used.reshape(parts.shape)):
+    parts = (len(fine), columns // block, block // step)
+    used = tensor.codes.reshape(*parts, step).any(axis=3)
+    scales = np.where(used, fine.reshape(parts), 0)
+    # A part without codes takes any scale: that of the first that has some.
+    shared = np.take_along_axis(scales, used.argmax(axis=2)[..., None], axis=2)
+    if np.any((scales != shared) & used):
         raise RangeError(
             f"{name} has neighbouring groups with different scales, a block of {block} has one:"
-            f" {_ADVICE}"
+            f" {_advice(group)}"
         )
-    return tensor.codes, shared
+    return tensor.codes, shared[..., 0]
 
 
-_ADVICE = "write f16 or q8_0, which lose nothing, or train with groups of 256 for tq2_0"
+def _advice(group: int) -> str:
+    """q8_0 has blocks too: it holds what f16 holds where they lie within groups."""
+    if group % _EIGHT:
+        return "write f16, which loses nothing"
+    return "write f16 or q8_0, which lose nothing, or train with groups of 256 for tq2_0"
 
 
 def write(
@@ -241,20 +248,14 @@ def _describe(writer: Any, config: Any) -> None:
 
 def _add_tokenizer(writer: Any, path: Path, vocab: int) -> None:
     """A byte-level BPE tokeniser, with the pre-tokeniser that GPT-2 had."""
-    raw = json.loads(path.read_text())
-    _check_tokenizer(raw, path)
-    numbers = dict(raw["model"]["vocab"])
-    special = {one["content"]: one["id"] for one in raw.get("added_tokens", [])}
-    numbers |= special
-    words = {number: word for word, number in numbers.items()}
+    words, special, merges = _read_tokenizer(path)
     tokens = [words.get(number, f"[unused{number}]") for number in range(vocab)]
     kinds = package().TokenType
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list(tokens)
     writer.add_token_types([kinds.CONTROL if word in special else kinds.NORMAL for word in tokens])
-    merges = raw["model"]["merges"]
-    writer.add_token_merges([m if isinstance(m, str) else " ".join(m) for m in merges])
+    writer.add_token_merges(merges)
     ends = end_ids(path.parent) or [special[one] for one in ("</s>",) if one in special]
     if ends:
         writer.add_eos_token_id(ends[0])
@@ -263,14 +264,40 @@ def _add_tokenizer(writer: Any, path: Path, vocab: int) -> None:
         writer.add_add_bos_token(False)
 
 
-def _check_tokenizer(raw: Any, path: Path) -> None:
-    """What is no byte-level BPE would be read as another; what splits otherwise is warned of."""
-    splits = raw.get("pre_tokenizer") or {}
-    parts = splits.get("pretokenizers", [splits])
+class _Words(NamedTuple):
+    """What a file keeps of a tokeniser."""
+
+    words: dict[int, str]
+    special: dict[str, int]
+    merges: list[str]
+
+
+def _read_tokenizer(path: Path) -> _Words:
+    """What is no byte-level BPE would be read as another: refused, whatever else it is."""
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+        parts = _splits(raw)
+        special = {one["content"]: one["id"] for one in raw.get("added_tokens", [])}
+        numbers = dict(raw["model"]["vocab"]) | special
+        merges = [m if isinstance(m, str) else " ".join(m) for m in raw["model"]["merges"]]
+        is_bpe = raw["model"]["type"] == "BPE"
+    except (ValueError, TypeError, KeyError, AttributeError):  # other JSON, or none
+        raise RangeError(f"{path} is no byte-level BPE tokeniser") from None
     byte_level = [part for part in parts if part.get("type") == "ByteLevel"]
-    if raw.get("model", {}).get("type") != "BPE" or not byte_level:
+    if not is_bpe or not byte_level:
         raise RangeError(f"{path} is no byte-level BPE tokeniser")
-    if len(parts) > 1 or not byte_level[0].get("use_regex", True):
+    _warn_of_splits(path, parts, byte_level[0])
+    return _Words({number: word for word, number in numbers.items()}, special, merges)
+
+
+def _splits(raw: Any) -> list[dict[str, Any]]:
+    """The steps of the pre-tokeniser."""
+    splits = raw.get("pre_tokenizer") or {}
+    return [dict(part) for part in splits.get("pretokenizers", [splits])]
+
+
+def _warn_of_splits(path: Path, parts: list[dict[str, Any]], byte_level: dict[str, Any]) -> None:
+    if len(parts) > 1 or not byte_level.get("use_regex", True):
         warnings.warn(
             f"{path} splits text otherwise than GPT-2's tokeniser, which the file names: the model"
             " is the same, but other tools may cut a text into other tokens",

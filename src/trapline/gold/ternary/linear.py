@@ -17,19 +17,23 @@ from trapline.gold.errors import RangeError
 GROUP = 128
 LARGEST_SCALE = float(torch.finfo(torch.float16).max)
 THRESHOLDS = {"absmean": 0.5, "threshold": 0.775}
+#: As in `quantize`: a power of two that keeps every sum of finite weights finite.
+ROOM = 2.0**-64
 
 
 def ternarize(w: Tensor, group_size: int = GROUP, method: str = "absmean") -> tuple[Tensor, Tensor]:
     """codes int8 like w, scales float16 (…, ceil(n / group_size)), as `oracle.ternarize`."""
     columns = w.shape[-1]
+    group_size = _within(group_size, columns)
     groups = -(-columns // group_size)
-    magnitude = functional.pad(w.detach().abs().double(), (0, groups * group_size - columns))
+    magnitude = w.detach().abs().double() * ROOM
+    magnitude = functional.pad(magnitude, (0, groups * group_size - columns))
     magnitude = magnitude.reshape(*w.shape[:-1], groups, group_size)
     sizes = (columns - torch.arange(groups, device=w.device) * group_size).clamp(max=group_size)
     counts = _chosen(magnitude, sizes, method)
     number = counts.sum(-1).clamp(min=1)
-    means = (magnitude / number[..., None] * counts).sum(-1)
-    scales = means.clamp(max=LARGEST_SCALE).half()
+    means = (magnitude * counts).sum(-1) / number
+    scales = (means.clamp(max=LARGEST_SCALE * ROOM) / ROOM).half()
     counts = counts & (scales[..., None] > 0)
     flags = counts.flatten(-2)[..., :columns]
     return (w.detach().sign() * flags).to(torch.int8), scales
@@ -38,15 +42,20 @@ def ternarize(w: Tensor, group_size: int = GROUP, method: str = "absmean") -> tu
 def dequantize(codes: Tensor, scales: Tensor, group_size: int = GROUP) -> Tensor:
     """code · scale of its group, float32."""
     columns = codes.shape[-1]
-    wide = scales.float().repeat_interleave(group_size, dim=-1)[..., :columns]
+    wide = scales.float().repeat_interleave(_within(group_size, columns), dim=-1)[..., :columns]
     return codes.float() * wide
+
+
+def _within(group_size: int, columns: int) -> int:
+    """A group wider than the row is the row: filling it up would take memory for nothing."""
+    return min(group_size, max(1, columns))
 
 
 def _chosen(magnitude: Tensor, sizes: Tensor, method: str) -> Tensor:
     if method == "lstsq":
         return _least_squares(magnitude)
-    means = (magnitude / sizes[:, None]).sum(-1, keepdim=True)
-    return magnitude > THRESHOLDS[method] * means
+    # Sums are compared, not means: a mean is rounded, and that would decide ties.
+    return magnitude * sizes[:, None] > THRESHOLDS[method] * magnitude.sum(-1, keepdim=True)
 
 
 def _least_squares(magnitude: Tensor) -> Tensor:

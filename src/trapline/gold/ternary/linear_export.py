@@ -13,8 +13,11 @@ from trapline.gold.ternary import gguf
 from trapline.gold.ternary.linear import GROUP, convert, dequantized
 from trapline.gold.ternary.linear_gguf import to_gguf
 from trapline.gold.ternary.linear_packed import PackedEmbedding, pack_model, save_packed
+from trapline.gold.ternary.places import in_place
 
 FORMS = ("packed", *gguf.FORMATS)
+#: All that a packed model may consist of.
+_FILES = {"config.json", "model.safetensors", "tokenizer.json", "generation_config.json"}
 
 
 def export(
@@ -34,13 +37,32 @@ def export(
     if form != "packed":
         to_gguf(decoder, out, form, tokenizer=_tokenizer(source), group_size=group_size)
         return
+    _check_replaceable(out, source)
+    small = packed(decoder, group_size)
+    # Where a link leads: the link stays one.
+    place = out.resolve()
+    place.parent.mkdir(parents=True, exist_ok=True)
+    in_place(place, lambda partial: _save(small, source, partial))
+
+
+def _check_replaceable(out: Path, source: Path | None) -> None:
+    """A folder is replaced as a whole: only one that holds a packed model may be."""
     if source is not None and out.resolve() == source.resolve():
         raise RangeError(f"{out} is the checkpoint itself: choose another folder")
+    if out.resolve() == Path.cwd():
+        raise RangeError(f"{out} is the folder that you work in: choose another folder")
     if (out / INDEX).exists():
         raise RangeError(f"{out} holds a checkpoint of several files: choose another folder")
-    save_packed(packed(decoder, group_size), out)
+    found = sorted(path.name for path in out.iterdir()) if out.is_dir() else []
+    strange = [name for name in found if name not in _FILES]
+    if strange:
+        raise RangeError(f"{out} holds {strange[0]}, no packed model alone: choose another folder")
+
+
+def _save(small: Decoder, source: Path | None, folder: Path) -> None:
+    save_packed(small, folder)
     if source is not None:
-        _save_words(source, out)
+        _save_words(source, folder)
 
 
 def _tokenizer(source: Path | None) -> Path | None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from trapline.gold.decoder.config import from_dict
 from trapline.gold.decoder.model import Decoder
-from trapline.gold.decoder.weights import as_dict, read_tensors
+from trapline.gold.decoder.weights import as_dict, read_tensors, save_tensors
 from trapline.gold.errors import RangeError, ShapeError
 from trapline.gold.ternary import pack as storage
 from trapline.gold.ternary.fast import packed_linear, packed_rows
@@ -111,8 +111,6 @@ def save_packed(decoder: Decoder, folder: Path) -> None:
 
     The decoder is packed or all ternary; what is already there stays until the new files are whole.
     """
-    from safetensors.torch import save_file
-
     packed = {n: m for n, m in decoder.named_modules() if isinstance(m, _Packed)}
     if not packed:
         raise RangeError("this decoder has no packed weights: pack_model makes them")
@@ -126,7 +124,7 @@ def save_packed(decoder: Decoder, folder: Path) -> None:
     raw = as_dict(decoder.config, torch.float32) | {
         "quantization_config": {"quant_method": METHOD, "group_size": groups.pop(), "bits": 2}
     }
-    _replace(folder / _FILE, lambda place: save_file(tensors, place, metadata={"format": "pt"}))
+    _replace(folder / _FILE, lambda place: save_tensors(tensors, place))
     text = json.dumps(raw, indent=1) + "\n"
     _replace(folder / "config.json", lambda place: place.write_text(text))
 

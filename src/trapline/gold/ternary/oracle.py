@@ -5,12 +5,14 @@ ways to choose them (derivations in docs/components/ternary.md):
 
 - absmean: t_i = sign(w_i) where |w_i| > mean|w| / 2
 - threshold: t_i = sign(w_i) where |w_i| > 0.775 · mean|w|
+  (both as n·|w_i| > factor · Σ|w|: a mean is rounded, and what it equals would be decided by that)
 - lstsq: the t that leaves the least squared error of all
 
 and in all three s = mean |w_i| over t_i ≠ 0, the least-squares scale for these codes. It is also
 what makes them idempotent: the mean of equal magnitudes is that magnitude.
 """
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -67,18 +69,19 @@ def squared_error(w: np.ndarray, values: np.ndarray) -> float:
 
 
 def _group(group: np.ndarray, method: str) -> tuple[np.ndarray, np.float16]:
-    magnitude = np.abs(group)
+    # A power of two changes no digit, and no sum of numbers below 1 overflows.
+    power = max(0, math.frexp(np.max(np.abs(group)))[1])
+    magnitude = np.ldexp(np.abs(group), -power)
     counts = _COUNTS[method](magnitude)
-    # Divided before summing, so that no sum overflows.
-    mean = float(np.sum(magnitude[counts] / max(1, np.count_nonzero(counts))))
-    scale = np.float16(min(mean, LARGEST_SCALE))
+    mean = math.fsum(magnitude[counts]) / max(1, int(np.count_nonzero(counts)))
+    scale = np.float16(math.ldexp(min(mean, math.ldexp(LARGEST_SCALE, -power)), power))
     if scale == 0:
         return np.zeros(group.shape, dtype=np.int8), scale
     return (np.sign(group) * counts).astype(np.int8), scale
 
 
 def _above(factor: float) -> Callable[[np.ndarray], np.ndarray]:
-    return lambda magnitude: magnitude > factor * np.sum(magnitude / magnitude.size)
+    return lambda magnitude: magnitude * magnitude.size > factor * math.fsum(magnitude)
 
 
 def _least_error(magnitude: np.ndarray) -> np.ndarray:

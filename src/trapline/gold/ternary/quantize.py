@@ -12,18 +12,23 @@ LARGEST_SCALE = float(np.finfo(np.float16).max)
 #: Of the mean magnitude; the second is best for weights from a normal distribution.
 THRESHOLDS = {"absmean": 0.5, "threshold": 0.775}
 METHODS = (*THRESHOLDS, "lstsq")
+#: Magnitudes are multiplied by it, so that no finite weight makes a sum overflow. A power of two
+#: changes no digit, and what becomes too small for one is in a group whose scale is 0, or far
+#: below its threshold.
+ROOM = 2.0**-64
 
 
 def ternarize(w: np.ndarray, group_size: int, method: str) -> tuple[np.ndarray, np.ndarray]:
     """codes int8 like w, scales float16 (…, ceil(n / group_size))."""
     columns = w.shape[-1]
-    magnitude = grouped(np.abs(w.astype(np.float64)), group_size)
+    # A group wider than the row is the row: filling it up would take memory for nothing.
+    group_size = min(group_size, max(1, columns))
+    magnitude = grouped(np.abs(w.astype(np.float64)) * ROOM, group_size)
     sizes = group_sizes(columns, group_size)
     counts = _choose(method)(magnitude, sizes)
     number = np.maximum(np.count_nonzero(counts, axis=-1), 1)
-    # Divided before summing, so that no finite weight makes a sum overflow.
-    means = np.sum(magnitude / number[..., None], axis=-1, where=counts)
-    scales = np.minimum(means, LARGEST_SCALE).astype(np.float16)
+    means = np.sum(magnitude, axis=-1, where=counts) / number
+    scales = (np.minimum(means, LARGEST_SCALE * ROOM) / ROOM).astype(np.float16)
     # A scale that rounds to zero leaves nothing to tell codes apart by.
     counts &= scales[..., None] > 0
     flags = counts.reshape(*w.shape[:-1], sizes.size * group_size)[..., :columns]
@@ -63,8 +68,9 @@ def _choose(method: str) -> Choice:
 
 
 def _above(factor: float, magnitude: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    means = np.sum(magnitude / sizes[:, None], axis=-1, keepdims=True)
-    flags: np.ndarray = magnitude > factor * means
+    """Sums are compared, not means: a mean is rounded, and that would decide ties."""
+    sums = np.sum(magnitude, axis=-1, keepdims=True)
+    flags: np.ndarray = magnitude * sizes[:, None] > factor * sums
     return flags
 
 

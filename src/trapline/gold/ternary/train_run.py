@@ -3,7 +3,6 @@
 import json
 import math
 import os
-import shutil
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -13,7 +12,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 import torch.distributed as dist
-from safetensors import SafetensorError
 
 from trapline.gold.decoder.config import read_config
 from trapline.gold.decoder.model import Decoder
@@ -29,6 +27,7 @@ from trapline.gold.ternary.linear import (
     learn_scales,
 )
 from trapline.gold.ternary.linear_packed import pack_model, packed_bytes, save_packed
+from trapline.gold.ternary.places import in_place
 from trapline.gold.ternary.tokenizer import (
     encode,
     ends_of,
@@ -219,11 +218,11 @@ def _result(text: Text, trainer: Trainer, decoder: Decoder) -> Result:
 
 def _leave(job: Job, text: Text, trainer: Trainer, best: Decoder, result: Result) -> bool:
     best = best.cpu().eval()
-    _in_place(job.out / "model", lambda place: _save_dense(best, text, place))
+    in_place(job.out / "model", lambda place: _save_dense(best, text, place))
     if not job.dense:
         packed = pack_model(best)
         result.packed_bytes = packed_bytes(packed)
-        _in_place(job.out / "packed", lambda place: _save_packed(packed, text, place))
+        in_place(job.out / "packed", lambda place: _save_packed(packed, text, place))
     shape = asdict(_shape(best, job.shape.context))
     summary = {"recipe": asdict(job.recipe), "shape": shape, **asdict(result)}
     (job.out / "run.json").write_text(json.dumps(summary, indent=1, default=str) + "\n")
@@ -248,24 +247,6 @@ def _save_dense(decoder: Decoder, text: Text, folder: Path) -> None:
 def _save_packed(decoder: Any, text: Text, folder: Path) -> None:
     save_packed(decoder, folder)
     save_tokenizer(text.tokenizer, folder, text.ends)
-
-
-def _in_place(folder: Path, write: Callable[[Path], None]) -> None:
-    """Writes a folder beside its place, then moves it: a full disk leaves what was there."""
-    partial, old = (folder.with_name(f"{folder.name}.{end}") for end in ("partial", "old"))
-    for stale in (partial, old):
-        shutil.rmtree(stale, ignore_errors=True)
-    try:
-        partial.mkdir()
-        write(partial)
-        if folder.exists():
-            os.replace(folder, old)
-        os.replace(partial, folder)
-        shutil.rmtree(old, ignore_errors=True)
-    except SafetensorError as error:
-        raise OSError(f"{folder} could not be written whole: {error}") from None
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
 
 
 def join_processes(device: str) -> str:

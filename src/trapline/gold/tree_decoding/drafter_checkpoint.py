@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from trapline.gold.decoder.config import DecoderConfig, RopeConfig
+from trapline.gold.decoder.weights import save_tensors
 from trapline.gold.errors import RangeError, ShapeError
 from trapline.gold.tree_decoding.drafter import DFlash, DrafterConfig
 
@@ -15,8 +16,6 @@ _SIZES = ("vocab", "dim", "layers", "heads", "kv_heads", "head_dim", "hidden", "
 
 def save(model: DFlash, folder: Path, *, dtype: torch.dtype | None = None) -> None:
     """Writes both files; the weights in another dtype if one is given."""
-    from safetensors.torch import save_file
-
     config = model.config
     written: dict[str, Any] = {
         "model_type": "dflash",
@@ -33,7 +32,7 @@ def save(model: DFlash, folder: Path, *, dtype: torch.dtype | None = None) -> No
         name: value.detach().to(dtype or value.dtype).cpu()
         for name, value in model.named_parameters()
     }
-    save_file(tensors, folder / "drafter.safetensors")
+    save_tensors(tensors, folder / "drafter.safetensors")
 
 
 def load(

@@ -1,0 +1,73 @@
+"""`trapline pack`: targets it must not replace, options that say nothing, files of others."""
+
+import os
+import stat
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from trapline.arena.errors import UsageError
+from trapline.cli.main import build
+from trapline.gold.decoder.config import from_dict
+from trapline.gold.decoder.model import Decoder
+from trapline.gold.ternary.linear import convert, dequantized
+from trapline.gold.ternary.linear_packed import pack_model, save_packed
+
+SHAPE = {
+    "model_type": "llama", "vocab_size": 20, "hidden_size": 32, "intermediate_size": 32,
+    "num_hidden_layers": 1, "num_attention_heads": 2, "max_position_embeddings": 16,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory):
+    """The same weights dense and packed, in groups of 16."""
+    torch.manual_seed(1)
+    folder = tmp_path_factory.mktemp("checkpoints")
+    model = Decoder(from_dict(SHAPE)).eval()
+    convert(model, 16)
+    dequantized(model).save_pretrained(folder / "dense")
+    save_packed(pack_model(model), folder / "packed")
+    return folder
+
+
+def pack(*args):
+    return CliRunner().invoke(build(), ["pack", *map(str, args)])
+
+
+def refused(*args):
+    """What is said of a misuse."""
+    error = pack(*args).exception
+    assert isinstance(error, UsageError), error
+    return str(error)
+
+
+def test_what_is_no_regular_file_is_not_replaced(checkpoints, tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    assert "no regular file" in refused(checkpoints / "packed", pipe, "--format", "f16")
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+
+
+@pytest.mark.parametrize("form", ["packed", "f16"])
+def test_a_packed_model_knows_its_groups(checkpoints, tmp_path, form):
+    source, out = checkpoints / "packed", tmp_path / "out"
+    said = refused(source, out, "--format", form, "--group-size", 7)
+    assert "--group-size" in said
+    assert "dense" in said
+    assert not out.exists()
+    assert pack(source, out, "--format", form).exit_code == 0
+
+
+def test_a_dense_model_is_told_its_groups(checkpoints, tmp_path):
+    source, out = checkpoints / "dense", tmp_path / "out"
+    assert "groups of 128" in refused(source, out)
+    assert pack(source, out, "--group-size", 16).exit_code == 0
+
+
+def test_words_that_are_none_are_a_sentence(checkpoints, tmp_path):
+    (checkpoints / "dense" / "tokenizer.json").write_text("[]")
+    given = (checkpoints / "dense", tmp_path / "m.gguf", "--format", "f16", "--group-size", 16)
+    assert "is no byte-level BPE tokeniser" in refused(*given)
+    assert not list(tmp_path.iterdir())
