@@ -50,6 +50,17 @@ def test_a_reader_who_has_enough_is_no_misuse(checkpoint):
     assert (running.returncode, said) == (1, "")
 
 
+def test_a_full_disk_is_no_misuse(checkpoint):
+    folder, *_ = checkpoint
+    command = [str(Path(sys.executable).with_name("trapline")), "generate", "1 2 3", "--ids"]
+    command += ["--model", str(folder), "--max-new-tokens", "4"]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 1
+    assert "No space left on device" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_text_goes_in_and_comes_out_and_stops(checkpoint, run):
     folder, decoder, words = checkpoint
     prompt = words.encode("hello").ids
@@ -91,7 +102,9 @@ BAD = [
     (("1", "--ids", "--top-p", "2"), "", "top_p"),
     (("1", "--ids", "--stop", ""), "", "cannot be empty"),
     (("1", "--ids", "--device", "abacus"), "", "is not one of"),
-    (("1", "--ids", "--beams", "2", "--temperature", "1"), "", "--temperature or --beams"),
+    (("1", "--ids", "--beams", "2", "--temperature", "1"), "", "leave --temperature out"),
+    (("1", "--ids", "--beams", "2", "--seed", "3"), "", "beams are not drawn: leave --seed out"),
+    (("1", "--ids", "--beams", "2", "--top-k", "4"), "", "beams are not drawn: leave --top-k out"),
     (("1", "--ids", "--beams", "2", "--stop", "5"), "", "not at --stop"),
     (("1", "--ids", "--policy", "hf"), "", "add --beams"),
     (("1", "--ids", "--length-penalty", "2"), "", "add --beams"),

@@ -1,6 +1,9 @@
 """`trapline memory` on the command line."""
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 import typer
@@ -91,8 +94,13 @@ def test_tokens_beyond_the_context_are_named(app):
         (("llama-2-7b", "--utilization", "90"), "utilization"),
         (("llama-2-7b", "--unit", "kg"), "gib or gb"),
         (("llama-2-7b", "--new", "0"), "at least 1"),
-        (("llama-2-7b", "--kv-bits", "nan"), "bits must be positive"),
-        (("llama-2-7b", "--weight-bits", "inf"), "bits must be positive"),
+        (("llama-2-7b", "--kv-bits", "nan"), "bits must be 0.01 to 1024, got nan"),
+        (("llama-2-7b", "--weight-bits", "inf"), "bits must be 0.01 to 1024, got inf"),
+        (("llama-2-7b", "--weight-bits", "1e300"), "bits must be 0.01 to 1024"),
+        (("deepseek-v3", "--kv-bits", "1e-320"), "bits must be 0.01 to 1024"),
+        (("llama-2-7b", "--reserve-gib", "1e300"), "the reserve must be 0 to 1000000 GiB"),
+        (("llama-2-7b", "--prompt", "1" + 44 * "0"), "added up to 20,000,000 positions"),
+        (("llama-2-7b", "--new", "2000000000"), "added up to 20,000,000 positions"),
         (("llama-2-7b", "--reserve-gib", "inf"), "the reserve"),
         (("llama-2-7b", "--reserve-gib", "nan"), "the reserve"),
         (("llama-2-7b", "--plot", "no-such-folder/plot.png"), "cannot write"),
@@ -123,3 +131,14 @@ def test_growth_can_be_plotted(app, tmp_path):
 
 def test_help_has_an_example(app):
     assert "Example: trapline memory" in run(app, "--help").stdout
+
+
+def test_a_terminal_without_our_signs_gets_question_marks():
+    command = [sys.executable, "-c", "from trapline.cli.main import main; main()"]
+    done = subprocess.run(
+        [*command, "memory", "llama-2-7b", "--gpu", "t4"],
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        check=True,
+    )
+    assert b"109.3 ? if every step" in done.stdout

@@ -13,6 +13,14 @@ from trapline.cli.speculate import How, Speculation
 from trapline.cli.speculate import speculate as show_speculation
 from trapline.gold.errors import UnsupportedError
 
+#: What --temperature draws by.
+_DRAWING = ("top_k", "top_p", "min_p", "seed")
+#: What is wrong with what was asked. A full disk, or a reader that has enough, misuses nothing.
+_MISUSE = (
+    *(ValueError, TypeError, MemoryError, UnsupportedError),
+    *(FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError),
+)
+
 
 def register(app: typer.Typer) -> None:
     """Adds the verb."""
@@ -98,11 +106,13 @@ def generate(
         raise MissingError("generation needs torch: trapline[torch]") from None
     narrowed = top_k is not None or top_p < 1.0 or min_p > 0.0
     scored = policy != "canonical" or length_penalty != 1.0
+    drawn = ["--temperature"] if temperature > 0 else []
+    drawn += [f"--{name.replace('_', '-')}" for name in _DRAWING if is_written(called, name)]
     try:
         way = Sampling(temperature, top_k, top_p, min_p, seed)
         _refuse_unused(
             (beams > 1 and speculate is not None, "beams are not drafted: --speculate or --beams"),
-            (beams > 1 and temperature > 0, "beams are not drawn: --temperature or --beams"),
+            (beams > 1 and bool(drawn), f"beams are not drawn: leave {', '.join(drawn)} out"),
             (beams > 1 and bool(stop), "a beam search ends at --eos-id, not at --stop"),
             (beams == 1 and scored, "--policy and --length-penalty rank beams: add --beams"),
             (temperature == 0 and narrowed, "--top-k, --top-p, --min-p draw: add --temperature"),
@@ -142,9 +152,7 @@ def generate(
             )
         else:
             count = _stream(task, way, stop or [], clock)
-    except BrokenPipeError:  # whoever reads has enough, and has misused nothing
-        raise
-    except (ValueError, TypeError, OSError, MemoryError, UnsupportedError) as error:
+    except _MISUSE as error:
         raise UsageError(str(error)) from None
     typer.echo(clock.says(count), err=True)
 

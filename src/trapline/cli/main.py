@@ -6,6 +6,7 @@ import pkgutil
 import sys
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
+from io import TextIOWrapper
 from typing import Annotated, NoReturn
 
 import typer
@@ -55,6 +56,8 @@ def root(
 
 def main() -> None:
     """The console script."""
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal of ASCII gets question marks
     guarded(build())
 
 

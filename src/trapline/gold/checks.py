@@ -4,6 +4,7 @@ Axes are named by letters: `axes(x=(x, "B T D"), weight=(weight, "D"))` holds wh
 one size. A leading `...` stands for any number of axes, the same in all arguments that have it.
 """
 
+import operator
 from collections.abc import Collection
 from typing import Any, Protocol
 
@@ -80,6 +81,17 @@ def positive(**arguments: float) -> None:
     for name, value in arguments.items():
         if not 0.0 < value < float("inf"):
             raise RangeError(f"{name} must be positive and finite, got {value}")
+
+
+def integers(**arguments: Any) -> None:
+    """Every argument is an integer, whoever made it. It looks into tensors, so not for tracing."""
+    for name, value in arguments.items():
+        try:
+            fits = not isinstance(value, bool) and operator.index(value) == value
+        except TypeError:
+            fits = False
+        if not fits:
+            raise DTypeError(f"{name} must be an integer, got {type(value).__name__}")
 
 
 def integer_between(low: int, high: int, **arguments: Any) -> None:

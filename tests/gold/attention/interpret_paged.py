@@ -30,6 +30,8 @@ RUNS += [("decode", "plain", torch.float16)]
 RUNS += [("decode", "int8", torch.float32), ("packed", "int4", torch.float32)]
 RUNS += [("window", "int4", torch.float16)]
 RUNS += [("prefix", "int8", torch.float32)]
+#: One of these in a row, and the row has no scale.
+BROKEN = [float("nan"), float("inf"), -float("inf"), 1e30, -1e30, 3e38]
 #: Programs run in any order on a GPU, in theirs in the interpreter: these run last to first too.
 BACKWARDS = [("decode", "plain"), ("long prefix", "plain")]
 
@@ -48,6 +50,22 @@ def main(folder: Path) -> None:
     for name, kind in BACKWARDS:
         found[f"{name}-backwards-float32"] = differences(PROBLEMS[name], kind, torch.float32)
     (folder / "differences.json").write_text(json.dumps(found))
+    interpreter_builder.set_grid_idx = forwards
+    (folder / "lost.json").write_text(json.dumps({kind: lost(kind) for kind in ("int8", "int4")}))
+
+
+def lost(kind: str) -> list[list[bool]]:
+    """Whose scale is NaN, of keys and of values, where every second row has what no code has."""
+    tokens, G, D, P = 2 * len(BROKEN), 1, 20, 16
+    torch.manual_seed(0)
+    rows = torch.randn(2, tokens, G, D)
+    for number, value in enumerate(BROKEN):
+        rows[:, 2 * number, 0, 3 + number] = value
+    pages = empty_pages(1, G, P, D, kind, torch.float32)
+    for scales in pages[2:]:
+        scales.zero_()
+    kernels_paged._append(*rows, *pages[:2], torch.arange(tokens), *pages[2:], None, None)
+    return [scales[0, 0, :tokens].isnan().tolist() for scales in pages[2:]]
 
 
 def differences(problem, kind: str, dtype: torch.dtype) -> dict[str, float]:

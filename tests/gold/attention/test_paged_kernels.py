@@ -21,6 +21,10 @@ def test_interpreted_kernels_agree_with_the_torch_path(tmp_path, run_script):
     for name, differences in found.items():
         assert differences["appended"] == 0.0, name
         assert differences["attended"] < (1e-5 if name.endswith("float32") else 6e-3), name
+    lost = json.loads((tmp_path / "lost.json").read_text())
+    assert sorted(lost) == ["int4", "int8"]
+    for sides in lost.values():
+        assert sides == [[True, False] * 6] * 2
 
 
 @pytest.mark.parametrize(

@@ -332,13 +332,18 @@ REFUSED = [
     ({"rope_scaling": {"type": "linear"}}, "has no 'factor'"),
     ({"rope_scaling": {"type": "dynamic", "factor": None}}, "has no 'factor'"),
     ({"rope_scaling": {"type": "llama3"}}, "has no 'factor'"),
+    ({"rope_scaling": {"type": "llama3", "factor": 8}}, "has no 'low_freq_factor'"),
+    (
+        {"rope_scaling": {"type": "llama3", "factor": 8, "low_freq_factor": 1}},
+        "has no 'high_freq_factor'",
+    ),
     ({"rope_scaling": {"type": "yarn"}}, "has no 'factor'"),
     ({"rope_scaling": {"type": "linear", "factor": 0}}, "factor must be positive, got 0"),
     ({"rope_scaling": {"type": "yarn", "factor": -2}}, "factor must be positive, got -2"),
     ({"rope_theta": 0}, "rope_theta must be positive, got 0"),
     ({"partial_rotary_factor": 0.5}, "only whole heads are turned"),
     ({"rope_parameters": {"full_attention": {"rope_theta": 1e6}}}, "differ by kind of layer"),
-    ({"rope_parameters": {"rope_theta": math.nan}}, "rope_theta must be positive, got nan"),
+    ({"rope_parameters": {"rope_theta": math.nan}}, "rope_theta must be a number, got nan"),
     ({"rope_theta": 1, "rope_scaling": {"type": "yarn", "factor": 2}}, "rope_theta of yarn"),
     (
         {"rope_parameters": {"rope_theta": 5e5}, "rope_scaling": {"type": "linear", "factor": 2}},
@@ -350,6 +355,12 @@ REFUSED = [
     ({"head_dim": -4}, "head_dim must be a positive integer, got -4"),
     ({"num_attention_heads": 2, "num_key_value_heads": 3}, "2 heads do not share 3"),
     ({"rms_norm_eps": "small"}, "rms_norm_eps must be a number"),
+    ({"rms_norm_eps": math.nan}, "rms_norm_eps must be a number, got nan"),
+    ({"tie_word_embeddings": "no"}, "tie_word_embeddings must be true or false, got 'no'"),
+    (
+        {"model_type": "qwen3", "use_sliding_window": True, "max_window_layers": None},
+        "max_window_layers must be an integer, got None",
+    ),
     ({"model_type": "mistral", "sliding_window": -3}, "sliding_window must be a positive integer"),
     (
         {"model_type": "mistral", "sliding_window": 3, "layer_types": ["full_attention"] * 2},
@@ -376,17 +387,45 @@ ROTARY_NUMBERS = {
 }
 
 
+FACTORS = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+
+
 @pytest.mark.parametrize("wrong", ["8", -8])
 @pytest.mark.parametrize("kind", ROTARY_NUMBERS)
 def test_every_number_of_a_rotary_scaling_is_checked(kind, wrong):
     for name in ROTARY_NUMBERS[kind]:
-        scaling = {"type": kind, "factor": 2.0, name: wrong}
+        scaling = {"type": kind, "factor": 2.0, **FACTORS, name: wrong}
         with pytest.raises(RangeError, match=name):
             from_dict({**LLAMA, "rope_scaling": scaling})
-    with pytest.raises(RangeError, match="attention_factor must be a number"):
-        from_dict(
-            {**LLAMA, "rope_scaling": {"type": "yarn", "factor": 2.0, "attention_factor": "1"}}
-        )
+    for wrong_factor in ("1", math.nan, math.inf):
+        scaling = {"type": "yarn", "factor": 2.0, "attention_factor": wrong_factor}
+        with pytest.raises(RangeError, match="attention_factor must be a number"):
+            from_dict({**LLAMA, "rope_scaling": scaling})
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen3"])
+def test_what_a_file_does_not_say_is_what_transformers_takes(family):
+    """Mistral slides and shares heads, Qwen3's are 128 wide, whatever the model's width."""
+    sizes = {**LLAMA, "model_type": family, "num_attention_heads": 32, "hidden_size": 64}
+    for more in ({}, {"use_sliding_window": True, "max_window_layers": 0}):
+        ours = from_dict({**sizes, **more})
+        theirs = transformers.AutoConfig.for_model(**{**sizes, **more})
+        assert ours.kv_heads == theirs.num_key_value_heads
+        assert ours.head_dim == (getattr(theirs, "head_dim", None) or 2)
+        assert ours.window == getattr(theirs, "sliding_window", None)
+        assert ours.norm_eps == theirs.rms_norm_eps
+        assert ours.tied == theirs.tie_word_embeddings
+        assert ours.rope.theta == theirs.rope_parameters["rope_theta"]
+
+
+def test_a_save_that_is_refused_leaves_what_was_there(tmp_path):
+    first, second = (Decoder(from_dict({**LLAMA, "vocab_size": size})) for size in (8, 9))
+    first.save_pretrained(tmp_path / "model")
+    for folder in ("model", "new"):
+        with pytest.raises(RangeError, match="shard_bytes must be at least 1"):
+            second.save_pretrained(tmp_path / folder, shard_bytes=0)
+    assert Decoder.from_pretrained(tmp_path / "model").config == first.config
+    assert not (tmp_path / "new").exists()
 
 
 def test_a_configuration_that_lacks_something_says_what():

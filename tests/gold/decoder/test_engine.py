@@ -158,6 +158,20 @@ def test_bad_input_is_refused_with_a_sentence(make, arguments, sentence):
         generate(make("llama"), **{"max_new_tokens": 8, **arguments})
 
 
+BROKEN_NUMBERS = [
+    ({"max_new_tokens": 2.5}, "max_new_tokens must be an integer, got float"),
+    ({"batch": 2.5}, "batch must be an integer, got float"),
+    ({"stop_ids": [1.5]}, "prompt 0: a stop token must be an integer"),
+    ({"prompts": [[1], [1.5]]}, "prompt 1: a token of the prompt must be an integer"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "sentence"), BROKEN_NUMBERS)
+def test_what_is_no_integer_is_refused_with_a_sentence(make, arguments, sentence):
+    with pytest.raises(DTypeError, match=sentence):
+        generate(make("llama"), **{"prompts": [[1]], "max_new_tokens": 8, **arguments})
+
+
 def test_what_cannot_run_is_refused_when_it_is_added(make):
     decoder = make("llama")
     engine = Engine(decoder, rows=2, pages=2, page_size=4)
@@ -254,6 +268,53 @@ def test_a_token_that_is_nan_costs_those_who_say_it_only(make, bits, share):
     assert len(sentences) == sum(length < 6 for length in lengths)
 
 
+def test_each_request_that_is_nan_has_a_sentence_of_its_own(make):
+    decoder = make("llama")
+    prompts = [[1, 9], [1, 2, 3], [9]]
+    expected, _ = answers(decoder, prompts)
+    decoder.embedding.weight[9] = float("nan")
+    said, sentences = answers(decoder, prompts)
+    assert said == {1: expected[1]}
+    assert [sentence.partition(" are NaN")[0] for sentence in sentences] == [
+        "the logits of request 0",
+        "the logits of request 2",
+    ]
+
+
+def test_a_text_that_cannot_be_decoded_costs_one_request_only(make):
+    decoder = make("llama")
+    expected, _ = answers(decoder, [[1, 2], [3], [4, 5]])
+    unknown = expected[1][1]
+    assert unknown != expected[1][0]
+
+    def decode(tokens):
+        if unknown in tokens:
+            raise KeyError(unknown)
+        return "x" * len(tokens)
+
+    engine = Engine(decoder, rows=3, pages=24, page_size=4)
+    engine.add([1, 2], max_new_tokens=6)
+    engine.add([3], max_new_tokens=6, decode=decode)
+    engine.add([4, 5], max_new_tokens=6)
+    said, sentences = to_the_end(engine)
+    assert said == {**expected, 1: expected[1][:1]}
+    assert sentences == [f"decoding the text of request 1: KeyError({unknown})"]
+
+
+def test_nothing_more_is_heard_of_a_cancelled_request(make):
+    """Not of what it had said when another broke, and not that it broke itself."""
+    decoder = make("llama")
+    decoder.embedding.weight[9] = float("nan")
+    engine = Engine(decoder, rows=3, pages=24, page_size=4)
+    good, first, second = (engine.add(prompt, max_new_tokens=4) for prompt in ([1], [9], [2, 9]))
+    with pytest.raises(RangeError, match=f"request {first} "):
+        engine.step()
+    engine.cancel(second)
+    engine.cancel(good)
+    assert not engine.is_busy
+    assert engine.step() == []
+
+
 @pytest.mark.parametrize("bits", BITS)
 def test_pages_in_front_of_what_is_nan_are_not_shared(make, bits):
     """The page of 1 … 4 is whole, but computed beside NaN."""
@@ -309,8 +370,8 @@ def test_a_step_that_fails_loses_no_request_no_token_and_no_page(make, failing, 
 
 NO_INTEGERS = [
     ({"prompt": [1.7, 2]}, "a token of the prompt must be an integer, got float"),
-    ({"prompt": torch.tensor([1.7, 2.0])}, "a token of the prompt must be an integer, got float"),
-    ({"prompt": torch.tensor([[1, 2]])}, "a token of the prompt must be an integer, got list"),
+    ({"prompt": torch.tensor([1.7, 2.0])}, "a token of the prompt must be an integer, got Tensor"),
+    ({"prompt": torch.tensor([[1, 2]])}, "a token of the prompt must be an integer, got Tensor"),
     ({"prompt": ["a"]}, "a token of the prompt must be an integer, got str"),
     ({"max_new_tokens": 2.5}, "max_new_tokens must be an integer, got float"),
     ({"max_new_tokens": "2"}, "max_new_tokens must be an integer, got str"),

@@ -9,15 +9,18 @@ import pytest
 import torch
 from torch.nn import functional
 
+from trapline.gold import paged_attention
 from trapline.gold.decoder import beams, compact, prompts
 from trapline.gold.decoder.config import from_dict
 from trapline.gold.decoder.cuts import SHORT_TAIL
+from trapline.gold.decoder.engine import Engine
 from trapline.gold.decoder.forward import Forward, Rows
 from trapline.gold.decoder.generate import generate
 from trapline.gold.decoder.model import Decoder
 from trapline.gold.decoder.pool import Pool
 from trapline.gold.decoder.rope import angles, rotate
 from trapline.gold.decoder.sampling import ranked
+from trapline.gold.errors import RangeError
 
 pytestmark = [
     pytest.mark.needs_gpu,
@@ -302,3 +305,61 @@ def test_candidates_from_the_heads_maxima_are_those_of_the_logits(rows):
     torch.testing.assert_close(found.lse, expected.lse, rtol=1e-6, atol=1e-5, equal_nan=True)
     assert not torch.isfinite(found.lse[-1])
     assert torch.isfinite(found.lse[:-1]).all()
+
+
+@pytest.mark.parametrize("side", [0, 1])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 1e30])
+@pytest.mark.parametrize("family", ["llama", "mistral"])
+@pytest.mark.parametrize("bits", [8, 4, "fp8"])
+@pytest.mark.parametrize("pages", [1, 60])
+def test_a_row_without_a_code_is_nan_for_its_own_sequence_only(pages, bits, family, value, side):
+    """One number of row 1 of sequence 0 is broken, as a key or as a value; heads of 32 and 24."""
+    config = from_dict(FAMILIES[family])
+    numbers = torch.Generator(DEVICE).manual_seed(1)
+    rows = torch.randn(2, 32 * pages, 2, config.head_dim, generator=numbers, device=DEVICE)
+    slots = torch.arange(32 * pages, device=DEVICE)
+    stored = [
+        Pool(config, 2 * pages, 16, torch.float32, torch.device(DEVICE), bits).layer(0)
+        for _ in range(2)
+    ]
+    stored[0].put(slots, *rows)
+    rows[side, 1, 0, 3] = value
+    stored[1].put(slots, *rows)
+    q = torch.ones(2, 4, config.head_dim, device=DEVICE)
+    table = torch.arange(2 * pages, dtype=torch.int32, device=DEVICE).view(2, pages)
+    lengths = torch.tensor([16 * pages] * 2, dtype=torch.int32, device=DEVICE)
+    for dtype in (torch.float32, torch.bfloat16):
+        clean, found = (
+            paged_attention(q.to(dtype), **one.pages(), block_table=table, seq_lens=lengths)
+            for one in stored
+        )
+        assert clean.isfinite().all()
+        assert found[0, :2].isnan().all()
+        assert torch.equal(found[0, 2:], clean[0, 2:])
+        assert torch.equal(found[1], clean[1])
+
+
+@pytest.mark.parametrize("bits", [None, 8, 4, "fp8"])
+def test_a_prompt_that_is_nan_costs_one_request_only(bits):
+    decoder = random_decoder(FAMILIES["llama"]).to(DEVICE)
+
+    def answers(prompts):
+        engine = Engine(decoder, rows=3, pages=64, page_size=16, bits=bits)
+        for prompt in prompts:
+            engine.add(prompt, max_new_tokens=40)
+        said, sentences = {}, []
+        while engine.is_busy:
+            try:
+                for token in engine.step():
+                    said.setdefault(token.request, []).append(token.token)
+            except RangeError as error:
+                sentences.append(str(error))
+        assert engine.pool.book.free_pages == 64
+        return said, sentences
+
+    expected, _ = answers([[1, 2, 3], [4, 5], [6]])
+    broken = next(token for token in range(7, 523) if token not in chain(*expected.values()))
+    decoder.embedding.weight[broken] = float("nan")
+    said, sentences = answers([[1, 2, 3], [4, 5], [6], [1, broken, 3, 4, 5]])
+    assert said == expected
+    assert sentences == ["the logits of request 3 are NaN or have no softmax"]

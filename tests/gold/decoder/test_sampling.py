@@ -133,3 +133,9 @@ def test_any_integer_is_a_seed():
     logits = torch.zeros(4, 50)
     chosen = Chooser(ways, 50, logits.device)(logits, torch.zeros(4).long()).tolist()
     assert len(set(chosen[:3])) == 1
+
+
+def test_integers_may_be_tensors_of_one():
+    assert Sampling(1.0, top_k=torch.tensor(5), seed=torch.tensor(7)).top_k == 5
+    with pytest.raises(DTypeError, match="top_k must be an integer, got Tensor"):
+        Sampling(1.0, top_k=torch.tensor(2.5))

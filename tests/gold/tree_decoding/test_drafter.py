@@ -345,6 +345,22 @@ def test_checkpoints_round_trip_and_name_what_is_wrong(pair, tmp_path):
     (tmp_path / "drafter.json").write_text(json.dumps({**written, "hidden": 50}))
     with pytest.raises(ShapeError, match="has shape"):
         drafter_checkpoint.load(tmp_path)
+    for name, value in {
+        "dim": 8.7,
+        "target_layers": ["a"],
+        "norm_eps": "x",
+        "mask_id": 1.5,
+    }.items():
+        (tmp_path / "drafter.json").write_text(json.dumps({**written, name: value}))
+        with pytest.raises(RangeError, match=name):
+            drafter_checkpoint.load(tmp_path)
+    (tmp_path / "drafter.json").write_text("[]")
+    with pytest.raises(RangeError, match="holds no configuration"):
+        drafter_checkpoint.load(tmp_path)
+    (tmp_path / "drafter.json").write_text(json.dumps(written))
+    (tmp_path / "drafter.safetensors").write_text("junk")
+    with pytest.raises(RangeError, match="is no safetensors file"):
+        drafter_checkpoint.load(tmp_path)
     del written["block"]
     (tmp_path / "drafter.json").write_text(json.dumps(written))
     with pytest.raises(RangeError, match="block"):

@@ -22,10 +22,11 @@ def nearest(x):
 
 @triton.jit
 def scale_above(exact):
-    """The smallest float16 that is no smaller: the largest code never clips."""
+    """The smallest float16 that is no smaller, so that no code clips; NaN where there is none."""
     half = exact.to(tl.float16)
     above = (half.to(tl.int16, bitcast=True) + 1).to(tl.float16, bitcast=True)
-    return tl.where(half.to(tl.float32) < exact, above, half)
+    rounded = tl.where(half.to(tl.float32) < exact, above, half)
+    return tl.where(exact <= 65504.0, rounded, float("nan"))
 
 
 @triton.jit
@@ -58,6 +59,8 @@ def store_rows(
     else:
         low, high = low.to(tl.float32), high.to(tl.float32)
         largest = tl.maximum(tl.max(tl.abs(low), 1), tl.max(tl.abs(high), 1))
+        # A maximum passes NaN by, a sum does not; rows that overflow a sum have no scale either.
+        largest += 0.0 * (tl.sum(low, 1) + tl.sum(high, 1))
         scale = scale_above(tl.div_rn(largest, tl.full([BLOCK_G], TOP, tl.float32)))
         scale_target = scales + page * scale_page + g * scale_head + place * scale_place
         tl.store(scale_target, scale, mask=g < G)

@@ -11,6 +11,7 @@ loaded as words of two bytes, transposed on the way, and the bytes of four posit
 those that the lane holds weights of.
 """
 
+import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
@@ -25,6 +26,7 @@ LARGEST = gl.constexpr(32512.0)
 LOG2_E = gl.constexpr(1.4426950408889634)
 #: The smallest float16. A scale of 0 counts as this, so that its logarithm is finite.
 SMALLEST = gl.constexpr(2.0**-24)
+KEEP_NAN = gl.constexpr(tl.PropagateNan.ALL)
 
 
 @gluon.constexpr_function
@@ -70,7 +72,8 @@ def scales_at(scales, page, s, end, P: gl.constexpr):
 @gluon.jit
 def factors_of(ks, vs, inside, layout: gl.constexpr):
     """A position's factor, what is added to its exponents, what takes its scale out again."""
-    logarithm = log2_of(gl.maximum(vs.to(gl.float32), SMALLEST))
+    # A value that is lost has a scale of NaN, which must not pass for a small one.
+    logarithm = log2_of(gl.maximum(vs.to(gl.float32), SMALLEST, propagate_nan=KEEP_NAN))
     added = gl.where(inside, logarithm, float("-inf"))
     factor = gl.convert_layout(ks.to(gl.float32), layout)
     unscaled = gl.convert_layout(power_of_two(-logarithm), layout)

@@ -123,7 +123,9 @@ def columns_of(
     unscaled = column
     if KIND > 0:
         factor *= ks.to(tl.float32)
-        logarithm = log2_of(tl.maximum(vs.to(tl.float32), SMALLEST), OWN)
+        # A value that is lost has a scale of NaN, which must not pass for a small one.
+        known = tl.maximum(vs.to(tl.float32), SMALLEST, propagate_nan=tl.PropagateNan.ALL)
+        logarithm = log2_of(known, OWN)
         column += logarithm
         unscaled = tl.exp2(-logarithm)
     return factor, column, unscaled

@@ -1,15 +1,21 @@
 """What a checkpoint's `config.json` says, in our words."""
 
-import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from trapline.gold.decoder.fields import flag, positive, read_table, real, size
 from trapline.gold.errors import RangeError
 
 Family = Literal["llama", "mistral", "qwen3", "gpt2"]
 ROPE_KINDS = ("default", "linear", "dynamic", "llama3", "yarn")
+#: What a family has where its file does not say: not what is null there, what is missing.
+_UNSAID: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "mistral": {"num_key_value_heads": 8, "sliding_window": 4096},
+    "qwen3": {"num_key_value_heads": 32, "head_dim": 128, "sliding_window": 4096},
+}
 
 
 @dataclass(frozen=True)
@@ -70,13 +76,7 @@ def read_config(folder: Path) -> DecoderConfig:
     path = folder / "config.json"
     if not path.is_file():
         raise FileNotFoundError(f"{folder} is no checkpoint: it has no config.json")
-    try:
-        raw = json.loads(path.read_text())
-    except ValueError as error:
-        raise RangeError(f"{path} is no JSON: {error}") from None
-    if not isinstance(raw, dict):
-        raise RangeError(f"{path} holds no configuration")
-    return from_dict(raw)
+    return from_dict(read_table(path))
 
 
 def from_dict(raw: dict[str, Any]) -> DecoderConfig:
@@ -85,7 +85,7 @@ def from_dict(raw: dict[str, Any]) -> DecoderConfig:
     if family not in ("llama", "mistral", "qwen3", "gpt2"):
         raise RangeError(f"model_type {family!r} is none of llama, mistral, qwen3, gpt2")
     try:
-        config = _gpt2(raw) if family == "gpt2" else _llama_like(raw)
+        config = _gpt2(raw) if family == "gpt2" else _llama_like({**_UNSAID[family], **raw})
     except KeyError as missing:
         raise RangeError(f"the configuration of a {family} has no {missing}") from None
     if config.heads % config.kv_heads:
@@ -96,33 +96,8 @@ def from_dict(raw: dict[str, Any]) -> DecoderConfig:
     return config
 
 
-def _size(raw: dict[str, Any], key: str, default: int | None = None) -> int:
-    """A count: what is no positive integer would fail far from here, or not at all."""
-    found = default if default is not None and not raw.get(key) else raw[key]
-    if type(found) is not int or found < 1:
-        raise RangeError(f"{key} must be a positive integer, got {found!r}")
-    return found
-
-
-def _real(raw: dict[str, Any], key: str, default: float) -> float:
-    found = default if raw.get(key) is None else raw[key]
-    if type(found) not in (int, float):
-        raise RangeError(f"{key} must be a number, got {found!r}")
-    return float(found)
-
-
-def _positive(raw: dict[str, Any], key: str, default: float | None = None) -> float:
-    """The same above 0; without a default it has to be there."""
-    if default is None and raw.get(key) is None:
-        raise KeyError(key)
-    found = _real(raw, key, default or 0.0)
-    if not 0 < found < math.inf:
-        raise RangeError(f"{key} must be positive, got {found}")
-    return found
-
-
 def _gpt2(raw: dict[str, Any]) -> DecoderConfig:
-    dim, heads = _size(raw, "n_embd"), _size(raw, "n_head")
+    dim, heads = size(raw, "n_embd"), size(raw, "n_head")
     if dim % heads:
         raise RangeError(f"n_embd {dim} does not divide into {heads} heads")
     if raw.get("activation_function", "gelu_new") not in ("gelu_new", "gelu_pytorch_tanh"):
@@ -131,16 +106,16 @@ def _gpt2(raw: dict[str, Any]) -> DecoderConfig:
         raise RangeError("a GPT-2 that scales its scores otherwise than by 1/√D")
     return DecoderConfig(
         family="gpt2",
-        vocab=_size(raw, "vocab_size"),
+        vocab=size(raw, "vocab_size"),
         dim=dim,
-        layers=_size(raw, "n_layer"),
+        layers=size(raw, "n_layer"),
         heads=heads,
         kv_heads=heads,
         head_dim=dim // heads,
-        hidden=_size(raw, "n_inner", 4 * dim),
-        context=_size(raw, "n_positions"),
-        norm_eps=_real(raw, "layer_norm_epsilon", 1e-5),
-        tied=raw.get("tie_word_embeddings", True),
+        hidden=size(raw, "n_inner", 4 * dim),
+        context=size(raw, "n_positions"),
+        norm_eps=real(raw, "layer_norm_epsilon", 1e-5),
+        tied=flag(raw, "tie_word_embeddings", default=True),
         rope=None,
         attention_bias=True,
         mlp_bias=True,
@@ -148,28 +123,28 @@ def _gpt2(raw: dict[str, Any]) -> DecoderConfig:
 
 
 def _llama_like(raw: dict[str, Any]) -> DecoderConfig:
-    if raw.get("hidden_act", "silu") != "silu":
+    if raw.get("hidden_act", "silu") not in ("silu", "swish"):
         raise RangeError(f"activation {raw['hidden_act']!r} is not silu")
-    heads, dim = _size(raw, "num_attention_heads"), _size(raw, "hidden_size")
+    heads, dim = size(raw, "num_attention_heads"), size(raw, "hidden_size")
     window, full_layers = _window(raw)
     return DecoderConfig(
         family=raw["model_type"],
-        vocab=_size(raw, "vocab_size"),
+        vocab=size(raw, "vocab_size"),
         dim=dim,
-        layers=_size(raw, "num_hidden_layers"),
+        layers=size(raw, "num_hidden_layers"),
         heads=heads,
-        kv_heads=_size(raw, "num_key_value_heads", heads),
-        head_dim=_size(raw, "head_dim", dim // heads),
-        hidden=_size(raw, "intermediate_size"),
-        context=_size(raw, "max_position_embeddings"),
-        norm_eps=_real(raw, "rms_norm_eps", 1e-6),
-        tied=raw.get("tie_word_embeddings", False),
+        kv_heads=size(raw, "num_key_value_heads", heads),
+        head_dim=size(raw, "head_dim", dim // heads),
+        hidden=size(raw, "intermediate_size"),
+        context=size(raw, "max_position_embeddings"),
+        norm_eps=real(raw, "rms_norm_eps", 1e-6),
+        tied=flag(raw, "tie_word_embeddings", default=False),
         rope=_rope(raw),
         window=window,
         full_layers=full_layers,
         qk_norm=raw["model_type"] == "qwen3",
-        attention_bias=raw.get("attention_bias", False),
-        mlp_bias=raw.get("mlp_bias", False),
+        attention_bias=flag(raw, "attention_bias", default=False),
+        mlp_bias=flag(raw, "mlp_bias", default=False),
     )
 
 
@@ -177,10 +152,10 @@ def _window(raw: dict[str, Any]) -> tuple[int | None, tuple[int, ...]]:
     """The window, and the layers without it: Mistral slides everywhere, Qwen3 where it says so."""
     if not raw.get("sliding_window") or raw["model_type"] == "llama":
         return None, ()
-    window, layers = _size(raw, "sliding_window"), _size(raw, "num_hidden_layers")
+    window, layers = size(raw, "sliding_window"), size(raw, "num_hidden_layers")
     kinds = raw.get("layer_types")
     if raw["model_type"] == "qwen3":
-        if not raw.get("use_sliding_window"):
+        if not flag(raw, "use_sliding_window", default=False):
             return None, ()
         kinds = kinds or _after(raw.get("max_window_layers", 28), layers)
     kinds = kinds or ["sliding_attention"] * layers
@@ -190,8 +165,10 @@ def _window(raw: dict[str, Any]) -> tuple[int | None, tuple[int, ...]]:
     return (None, ()) if len(full) == layers else (window, full)
 
 
-def _after(first: int, layers: int) -> list[str]:
+def _after(first: Any, layers: int) -> list[str]:
     """Qwen's older files: layers from the first one on slide."""
+    if type(first) is not int:
+        raise RangeError(f"max_window_layers must be an integer, got {first!r}")
     return ["sliding_attention" if i >= first else "full_attention" for i in range(layers)]
 
 
@@ -214,7 +191,7 @@ def _rope(raw: dict[str, Any]) -> RopeConfig:
         return _llama3(raw, scaling, theta)
     if kind == "yarn":
         return _yarn(raw, scaling, theta)
-    return RopeConfig(theta, kind, _positive(scaling, "factor"))
+    return RopeConfig(theta, kind, positive(scaling, "factor"))
 
 
 def _refuse_unknown_turns(raw: dict[str, Any], scaling: dict[str, Any]) -> None:
@@ -231,7 +208,7 @@ def _theta(raw: dict[str, Any], scaling: dict[str, Any]) -> float:
     usual = RopeConfig.theta
     for table in (scaling, raw):
         if table.get("rope_theta") is not None:
-            return _positive(table, "rope_theta")
+            return positive(table, "rope_theta")
     other = raw.get("rope_parameters")
     lost = other.get("rope_theta") if isinstance(other, dict) else None
     if lost not in (None, usual):
@@ -247,18 +224,18 @@ def _original_context(raw: dict[str, Any], scaling: dict[str, Any]) -> int:
     key = "original_max_position_embeddings"
     for table in (raw, scaling):
         if table.get(key) is not None:
-            return _size(table, key)
-    return _size(raw, "max_position_embeddings")
+            return size(table, key)
+    return size(raw, "max_position_embeddings")
 
 
 def _llama3(raw: dict[str, Any], scaling: dict[str, Any], theta: float) -> RopeConfig:
     return RopeConfig(
         theta,
         "llama3",
-        _positive(scaling, "factor"),
+        positive(scaling, "factor"),
         _original_context(raw, scaling),
-        low_freq_factor=_positive(scaling, "low_freq_factor", 1.0),
-        high_freq_factor=_positive(scaling, "high_freq_factor", 4.0),
+        low_freq_factor=positive(scaling, "low_freq_factor"),
+        high_freq_factor=positive(scaling, "high_freq_factor"),
     )
 
 
@@ -267,8 +244,8 @@ def _yarn(raw: dict[str, Any], scaling: dict[str, Any], theta: float) -> RopeCon
         raise RangeError("rope_theta of yarn cannot be 1: all elements turn alike")
     original = _original_context(raw, scaling)
     # A factor of null is the ratio of the lengths; one that is not there at all was forgotten.
-    ratio = _size(raw, "max_position_embeddings") / original if "factor" in scaling else None
-    factor = _positive(scaling, "factor", ratio)
+    ratio = size(raw, "max_position_embeddings") / original if "factor" in scaling else None
+    factor = positive(scaling, "factor", ratio)
     # Of the others, 0 is as good as nothing.
     given = {key: value for key, value in scaling.items() if value != 0}
     return RopeConfig(
@@ -276,10 +253,10 @@ def _yarn(raw: dict[str, Any], scaling: dict[str, Any], theta: float) -> RopeCon
         "yarn",
         factor,
         original,
-        beta_fast=_positive(given, "beta_fast", 32.0),
-        beta_slow=_positive(given, "beta_slow", 1.0),
+        beta_fast=positive(given, "beta_fast", 32.0),
+        beta_slow=positive(given, "beta_slow", 1.0),
         attention_factor=_attention_factor(scaling, factor),
-        truncate=bool(scaling.get("truncate", True)),
+        truncate=flag(scaling, "truncate", default=True),
     )
 
 
@@ -289,8 +266,8 @@ def _attention_factor(scaling: dict[str, Any], factor: float) -> float:
     def growth(scale: float) -> float:
         return 1.0 + 0.1 * scale * math.log(factor) if factor > 1 else 1.0
 
-    scale, for_all = _real(scaling, "mscale", 0.0), _real(scaling, "mscale_all_dim", 0.0)
+    scale, for_all = real(scaling, "mscale", 0.0), real(scaling, "mscale_all_dim", 0.0)
     if min(scale, for_all) < 0:
         raise RangeError(f"mscale and mscale_all_dim cannot be negative, got {scale}, {for_all}")
     usual = growth(scale) / growth(for_all) if scale and for_all else growth(1.0)
-    return _real(scaling, "attention_factor", usual)
+    return real(scaling, "attention_factor", usual)

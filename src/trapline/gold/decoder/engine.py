@@ -20,8 +20,6 @@ from trapline.gold.decoder.sampling import NO_TOKEN, Chooser, Sampling
 from trapline.gold.decoder.text import TextStream
 from trapline.gold.errors import RangeError
 
-_NO_LIMIT = 2**63 - 1
-
 
 class Token(NamedTuple):
     """One new token of one request."""
@@ -50,13 +48,19 @@ class _Request:
         return len(self.prompt) + self.most - 1
 
     def say(self, token: int) -> Token:
-        """Takes a token in."""
+        """Takes a token in; refuses where there is none, and where its text cannot be made."""
+        if token == NO_TOKEN:
+            raise RangeError(f"the logits of request {self.number} are NaN or have no softmax")
         self.tokens.append(token)
-        shown = self.text.push(token) if self.text else ""
         last = token in self.stop_ids or len(self.tokens) >= self.most
-        if self.text and (last or self.text.stopped):
-            shown += self.text.finish()
-            last = True
+        if self.text is None:
+            return Token(self.number, token, last)
+        try:
+            shown = self.text.push(token)
+            last = last or self.text.stopped
+            shown += self.text.finish() if last else ""
+        except Exception as error:  # whatever `decode` may raise: it is the caller's own
+            raise RangeError(f"decoding the text of request {self.number}: {error!r}") from error
         return Token(self.number, token, last, shown)
 
 
@@ -107,12 +111,14 @@ class Engine:
         self._ahead: deque[list[tuple[_Request, int]]] = deque()
         self._flight: _Flight | None = None
         self._most_ahead = 1 if decoder.device.type == "cpu" else ROOM
+        #: What comes out one step at a time: each request that broke, then what the others said.
+        self._broken: dict[int, RangeError] = {}
         self._undelivered: list[Token] = []
         self._numbers = 0
 
     @property
     def is_busy(self) -> bool:
-        return bool(self._waiting or self._running or self._undelivered)
+        return bool(self._waiting or self._running or self._broken or self._undelivered)
 
     def add(
         self,
@@ -145,13 +151,19 @@ class Engine:
         """Forgets a request, wherever it is."""
         self._waiting = deque(one for one in self._waiting if one.number != number)
         self._leave({one.number for one in self._running if one.number == number})
+        self._undelivered = [token for token in self._undelivered if token.request != number]
+        self._broken.pop(number, None)
 
     @torch.no_grad()
     def step(self) -> list[Token]:
         """One more token of every request that runs, first of those that could enter now.
 
-        After an error who was to enter waits again, and the next step makes the same tokens.
+        A request whose logits are NaN, or whose `decode` raises, ends with a `RangeError` that
+        names it, each with one of its own; later steps hand out what the others said. After any
+        other error who was to enter waits again, and the next step makes the same tokens.
         """
+        if self._broken:
+            raise self._broken.pop(next(iter(self._broken)))
         if self._undelivered:
             events, self._undelivered = self._undelivered, []
             return events
@@ -277,13 +289,17 @@ class Engine:
         return _Flight(list(self._running), landed, done)
 
     def _settle(self, said: list[tuple[_Request, int]]) -> list[Token]:
-        """Hands tokens out, lets the finished go. A row without a token takes nobody with it."""
-        broken = [request.number for request, token in said if token == NO_TOKEN]
-        events = [request.say(token) for request, token in said if token != NO_TOKEN]
-        self._leave({event.request for event in events if event.last} | set(broken))
-        if broken:
+        """Hands tokens out, lets the finished go. A request that breaks takes nobody with it."""
+        events: list[Token] = []
+        for request, token in said:
+            try:
+                events.append(request.say(token))
+            except RangeError as error:
+                self._broken[request.number] = error
+        self._leave({event.request for event in events if event.last} | set(self._broken))
+        if self._broken:
             self._undelivered = events
-            raise RangeError(f"the logits of request {broken[0]} are NaN or have no softmax")
+            return self.step()
         return events
 
     def _leave(self, numbers: set[int]) -> None:
@@ -303,11 +319,10 @@ class Engine:
 
 def _integers(name: str, given: Iterable[Any]) -> list[int]:
     """As they are, whoever made them; `int` alone would cut 1.7 to 1."""
-    # A tensor of floats has what makes an integer of one of integers; its numbers do not.
-    numbers: list[Any] = [one.tolist() if isinstance(one, Tensor) else one for one in given]
+    numbers = list(given)
     for number in numbers:
         if type(number) is not int:  # a prompt may have a hundred thousand that are
-            checks.integer_between(-_NO_LIMIT, _NO_LIMIT, **{name: number})
+            checks.integers(**{name: number})
     return [int(number) for number in numbers]
 
 

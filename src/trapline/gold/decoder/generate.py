@@ -2,10 +2,11 @@
 
 from collections.abc import Callable, Iterator, Sequence
 
+from trapline.gold import checks
 from trapline.gold.decoder.engine import Engine, Token
 from trapline.gold.decoder.model import Decoder
 from trapline.gold.decoder.sampling import Sampling
-from trapline.gold.errors import RangeError
+from trapline.gold.errors import DTypeError, RangeError
 
 #: Positions a page.
 PAGE = 16
@@ -27,6 +28,7 @@ def stream(
     Stop tokens are yielded too. With a `decode` function tokens carry the text that can be shown,
     which ends before a stop string, wherever in the tokens it lies.
     """
+    checks.integers(max_new_tokens=max_new_tokens, batch=batch)
     if max_new_tokens < 1 or batch < 1:
         raise RangeError("max_new_tokens and batch must be at least 1")
     ways = _per_prompt(sampling or Sampling(), len(prompts))
@@ -41,8 +43,8 @@ def stream(
                 decode=decode,
                 stop_texts=stop_texts,
             )
-        except RangeError as error:
-            raise RangeError(f"prompt {number}: {error}") from None
+        except (RangeError, DTypeError) as error:
+            raise type(error)(f"prompt {number}: {error}") from None
     while engine.is_busy:
         yield from engine.step()
 

@@ -22,8 +22,6 @@ NUCLEUS = 1024
 NO_TOKEN = -1
 #: Logits of up to 10⁸ can be divided by it in float32.
 SMALLEST_TEMPERATURE = 1e-30
-#: Any integer is a seed: a bound that nobody reaches.
-_ANY = 2**1024
 
 
 @dataclass(frozen=True)
@@ -42,7 +40,7 @@ class Sampling:
         if 0.0 < self.temperature < SMALLEST_TEMPERATURE:
             raise RangeError(f"temperature {self.temperature} is too small: 0 is greedy")
         # What is no integer would be found out in a batch, and cost all who are in it.
-        checks.integer_between(-_ANY, _ANY, seed=self.seed, top_k=self.top_k or 0)
+        checks.integers(seed=self.seed, top_k=self.top_k or 0)
         if self.top_k is not None and self.top_k < 1:
             raise RangeError(f"top_k must be at least 1, got {self.top_k}")
         if not 0.0 < self.top_p <= 1.0:

@@ -154,19 +154,23 @@ def quantisation(folder: Path) -> str | None:
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:
     """All tensors of one safetensors file, or of the shards its index lists."""
+    tensors: dict[str, Tensor] = {}
+    for shard in _shards(folder):
+        if not (folder / shard).is_file():
+            raise FileNotFoundError(f"{folder} has no {shard}")
+        tensors |= load_tensors(folder / shard)
+    return tensors
+
+
+def load_tensors(path: Path) -> dict[str, Tensor]:
+    """One safetensors file."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    tensors: dict[str, Tensor] = {}
-    for shard in _shards(folder):
-        path = folder / shard
-        if not path.is_file():
-            raise FileNotFoundError(f"{folder} has no {shard}")
-        try:
-            tensors |= load_file(path)
-        except SafetensorError as error:
-            raise RangeError(f"{path} is no safetensors file: {error}") from None
-    return tensors
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise RangeError(f"{path} is no safetensors file: {error}") from None
 
 
 def _shards(folder: Path) -> list[str]:
@@ -181,12 +185,13 @@ def _shards(folder: Path) -> list[str]:
 
 def save(decoder: Decoder, folder: Path, shard_bytes: int) -> None:
     """`config.json` and safetensors that transformers reads too, split above `shard_bytes`."""
-    folder.mkdir(parents=True, exist_ok=True)
     settings = as_dict(decoder.config, decoder.norm.weight.dtype)
-    (folder / "config.json").write_text(json.dumps(settings, indent=1) + "\n")
     ours = dict(decoder.named_parameters())
     tensors = {pair.theirs: pair.join(ours).cpu() for pair in _pairs(decoder)}
     shards = _sharded(tensors, shard_bytes)
+    # Nothing is refused from here on: what an earlier save left may be written over.
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(settings, indent=1) + "\n")
     for name, names in shards.items():
         part = {one: tensors[one] for one in names}
         save_tensors(part, folder / name)

@@ -12,6 +12,9 @@ import numpy as np
 from trapline.gold.errors import RangeError
 from trapline.gold.kv_cache.shapes import Gpu, ModelShape, Setting
 
+#: Every position is added up one by one.
+_LONGEST = 20_000_000
+
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
@@ -139,3 +142,5 @@ def _milliseconds(gpu: Gpu, moved: float, flops: float) -> float:
 def _check(prompt: int, new: int) -> None:
     if prompt < 1 or new < 1:
         raise RangeError(f"prompt and new tokens must be at least 1, got {prompt} and {new}")
+    if prompt + new > _LONGEST:
+        raise RangeError(f"{prompt} and {new} tokens: costs are added up to {_LONGEST:,} positions")

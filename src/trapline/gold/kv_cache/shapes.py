@@ -5,7 +5,6 @@ tokens only, a latent one its compressed vector. Quantised elements bring a scal
 and head.
 """
 
-import math
 import tomllib
 from dataclasses import dataclass
 from functools import cache
@@ -73,6 +72,10 @@ class Gpu:
     tflops: float
 
 
+#: Far beyond what anybody stores or has: numbers behind them end where floats do.
+_FEWEST_BITS, _MOST_BITS, _MOST_GIB = 0.01, 1024, 1_000_000
+
+
 @dataclass(frozen=True, kw_only=True)
 class Setting:
     """The conventions an answer depends on; every one of them is printed with it."""
@@ -86,12 +89,13 @@ class Setting:
     sequences: int = 1
 
     def __post_init__(self) -> None:
-        if not all(0 < bits < math.inf for bits in (self.kv_bits, self.weight_bits)):
-            raise RangeError("bits must be positive")
+        for bits in (self.kv_bits, self.weight_bits):
+            if not _FEWEST_BITS <= bits <= _MOST_BITS:
+                raise RangeError(f"bits must be {_FEWEST_BITS} to {_MOST_BITS}, got {bits}")
         if not 0 < self.utilization <= 1:
             raise RangeError(f"utilization must be in (0, 1], got {self.utilization}")
-        if not 0 <= self.reserve_gib < math.inf:
-            raise RangeError(f"the reserve must be 0 or positive, got {self.reserve_gib}")
+        if not 0 <= self.reserve_gib <= _MOST_GIB:
+            raise RangeError(f"the reserve must be 0 to {_MOST_GIB} GiB, got {self.reserve_gib}")
         if self.unit not in UNITS:
             raise RangeError(f"unit must be gib or gb, got {self.unit!r}")
         if min(self.block_size, self.sequences) < 1:

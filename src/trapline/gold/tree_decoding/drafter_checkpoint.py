@@ -7,7 +7,8 @@ from typing import Any
 import torch
 
 from trapline.gold.decoder.config import DecoderConfig, RopeConfig
-from trapline.gold.decoder.weights import save_tensors
+from trapline.gold.decoder.fields import positive, read_table, size
+from trapline.gold.decoder.weights import load_tensors, save_tensors
 from trapline.gold.errors import RangeError, ShapeError
 from trapline.gold.tree_decoding.drafter import DFlash, DrafterConfig
 
@@ -39,13 +40,11 @@ def load(
     folder: Path, *, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
 ) -> DFlash:
     """Reads them; a file, a field or a tensor that is missing or does not fit is named."""
-    from safetensors.torch import load_file
-
     for name in ("drafter.json", "drafter.safetensors"):
         if not (folder / name).is_file():
             raise FileNotFoundError(f"{folder} is no drafter: it has no {name}")
-    model = DFlash(_config(json.loads((folder / "drafter.json").read_text())))
-    tensors = load_file(folder / "drafter.safetensors")
+    model = DFlash(_config(read_table(folder / "drafter.json")))
+    tensors = load_tensors(folder / "drafter.safetensors")
     for name, parameter in model.named_parameters():
         if name not in tensors:
             raise ShapeError(f"the drafter has no tensor {name}")
@@ -58,17 +57,18 @@ def load(
 
 def _config(raw: dict[str, Any]) -> DrafterConfig:
     try:
-        sizes: dict[str, Any] = {name: int(raw[name]) for name in _SIZES}
+        sizes: dict[str, Any] = {name: size(raw, name) for name in _SIZES}
         body = DecoderConfig(
             family="qwen3",
             **sizes,
-            norm_eps=float(raw["norm_eps"]),
+            norm_eps=positive(raw, "norm_eps"),
             tied=True,
-            rope=RopeConfig(theta=float(raw["rope_theta"])),
+            rope=RopeConfig(theta=positive(raw, "rope_theta")),
             qk_norm=True,
         )
-        return DrafterConfig(
-            body, tuple(raw["target_layers"]), int(raw["block"]), int(raw["mask_id"])
-        )
+        layers, mask = raw["target_layers"], raw["mask_id"]
+        if not isinstance(layers, list) or not all(type(one) is int for one in [*layers, mask]):
+            raise RangeError(f"target_layers and mask_id are integers, got {layers!r}, {mask!r}")
+        return DrafterConfig(body, tuple(layers), size(raw, "block"), mask)
     except KeyError as error:
         raise RangeError(f"drafter.json has no {error}") from None
