@@ -24,7 +24,6 @@ OUT/asked.json: the folder takes no runs of other settings.
 import argparse
 import gc
 import json
-import os
 import re
 import time
 from dataclasses import asdict, dataclass, replace
@@ -41,6 +40,7 @@ from twins_text import study_text
 
 from trapline.gold.decoder.model import Decoder
 from trapline.gold.ternary import curves, train_run
+from trapline.gold.ternary.places import folder_in_place
 from trapline.gold.ternary.tokenizer import save_tokenizer
 from trapline.gold.ternary.train import Recipe, Row, Trainer
 from trapline.gold.ternary.train_model import Shape, decoder_config
@@ -260,11 +260,12 @@ class Study:
         return self.given.out / "twins" / f"{choice} seed {seed}".replace(" ", "-")
 
     def _keep_twin(self, trainer: Trainer, folder: Path) -> None:
-        """For students. Written beside its place, then moved: they may be waiting for it."""
-        beside = folder.with_name(f"{folder.name}.partial")
-        trainer.model.decoder.cpu().save_pretrained(beside)
-        save_tokenizer(self._read.text.tokenizer, beside)
-        os.replace(beside, folder)
+        """For students, who may be waiting for it."""
+        folder_in_place(folder, lambda place: self._save_twin(trainer, place))
+
+    def _save_twin(self, trainer: Trainer, folder: Path) -> None:
+        trainer.model.decoder.cpu().save_pretrained(folder)
+        save_tokenizer(self._read.text.tokenizer, folder)
 
     def _finished_twin(self, seed: int) -> Path:
         folder = self._twin(self._best("dense"), seed)

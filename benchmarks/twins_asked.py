@@ -9,8 +9,7 @@ from twins_files import write
 
 #: Runs are named by these, or they choose which runs there are and how long all may take.
 FREE = {
-    "out", "only", "rates", "decays", "softs", "seeds", "steps", "sweep_steps", "evaluate_every",
-    "until", "threads",
+    "out", "only", "rates", "decays", "softs", "seeds", "steps", "sweep_steps", "until", "threads",
 }  # fmt: skip
 
 

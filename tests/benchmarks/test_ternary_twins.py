@@ -69,6 +69,7 @@ QUICK = ("--only", "dense", "--rates", "0.1", "--seeds", "0")
         (("--tokens", "300"), "none", "300"),
         (("--average", "20"), "50", "20"),
         (("--held-out", "0.3"), "0.2", "0.3"),
+        (("--evaluate-every", "1"), "2", "1"),
     ],
 )
 def test_a_folder_takes_runs_of_one_setting(study, tmp_path, option, before, now):
@@ -83,7 +84,7 @@ def test_a_folder_takes_runs_of_one_setting(study, tmp_path, option, before, now
 def test_what_runs_are_named_by_may_change(study):
     study(*QUICK)
     more = ("--rates", "0.2", "--decays", "0.1", "--seeds", "1", "--steps", "2", "--until", "60")
-    said, _ = study(*QUICK, *more, "--evaluate-every", "1", "--threads", "2")
+    said, _ = study(*QUICK, *more, "--threads", "2")
     assert said.count(" s {") == 1
 
 

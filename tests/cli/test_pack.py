@@ -1,6 +1,7 @@
 """`trapline pack`: targets it must not replace, options that say nothing, files of others."""
 
 import os
+import shutil
 import stat
 
 import pytest
@@ -44,15 +45,15 @@ def refused(*args):
 
 
 def test_what_is_no_regular_file_is_not_replaced(checkpoints, tmp_path):
-    pipe = tmp_path / "pipe"
+    pipe = tmp_path / "pipe.gguf"
     os.mkfifo(pipe)
     assert "no regular file" in refused(checkpoints / "packed", pipe, "--format", "f16")
     assert stat.S_ISFIFO(pipe.stat().st_mode)
 
 
-@pytest.mark.parametrize("form", ["packed", "f16"])
-def test_a_packed_model_knows_its_groups(checkpoints, tmp_path, form):
-    source, out = checkpoints / "packed", tmp_path / "out"
+@pytest.mark.parametrize(("form", "name"), [("packed", "out"), ("f16", "out.gguf")])
+def test_a_packed_model_knows_its_groups(checkpoints, tmp_path, form, name):
+    source, out = checkpoints / "packed", tmp_path / name
     said = refused(source, out, "--format", form, "--group-size", 7)
     assert "--group-size" in said
     assert "dense" in said
@@ -64,6 +65,22 @@ def test_a_dense_model_is_told_its_groups(checkpoints, tmp_path):
     source, out = checkpoints / "dense", tmp_path / "out"
     assert "groups of 128" in refused(source, out)
     assert pack(source, out, "--group-size", 16).exit_code == 0
+
+
+def test_a_dense_model_is_not_replaced(checkpoints, tmp_path):
+    shutil.copytree(checkpoints / "dense", tmp_path / "mine")
+    before = (tmp_path / "mine" / "model.safetensors").read_bytes()
+    assert "holds no packed model" in refused(checkpoints / "packed", tmp_path / "mine")
+    assert (tmp_path / "mine" / "model.safetensors").read_bytes() == before
+
+
+def test_a_file_of_the_checkpoint_is_no_gguf_file(checkpoints, tmp_path):
+    shutil.copytree(checkpoints / "packed", tmp_path / "mine")
+    config = tmp_path / "mine" / "config.json"
+    before = config.read_text()
+    said = refused(tmp_path / "mine", config, "--format", "f16")
+    assert said == f"{config} is no name of a GGUF file: one ends in .gguf"
+    assert config.read_text() == before
 
 
 def test_words_that_are_none_are_a_sentence(checkpoints, tmp_path):

@@ -69,6 +69,9 @@ def test_train_pack_and_bad_input(text, tmp_path):
         (["TEXT", "--method", "nope"], "'nope' is not one of"),
         (["TEXT", "--rate", -1], "Invalid value for '--rate'"),
         (["TEXT", "--dense", "--learn-scales"], "--learn-scales is for ternary weights"),
+        (["TEXT", "--weight-decay", 0.1], "--weight-decay is for dense weights"),
+        (["TEXT", "--schedule", "constant", "--final-rate", 0.01], "--final-rate is never reached"),
+        (["TEXT", "--matrices", "inf"], "matrices must be finite"),
         (["TEXT", "--distill", 0.9], "add --teacher"),
     ],
 )

@@ -91,7 +91,7 @@ def train(
     targets.folder(out, "a run")
     run = _training()
     place = _device(run, device)
-    _refuse_unused(called, dense=dense, taught=teacher is not None)
+    _refuse_unused(called, dense=dense, taught=teacher is not None, falls=schedule != "constant")
     peak_end = rate / 10 if final_rate is None else final_rate
     try:
         place = run.join_processes(place)
@@ -124,12 +124,16 @@ def train(
         run.leave_processes()
 
 
-def _refuse_unused(called: typer.Context, *, dense: bool, taught: bool) -> None:
+def _refuse_unused(called: typer.Context, *, dense: bool, taught: bool, falls: bool) -> None:
     """An option that would change nothing is a misunderstanding, not a wish."""
     for name in _OF_TERNARY if dense else ():
         if is_written(called, name):
             option = name.replace("_", "-")
             raise UsageError(f"--{option} is for ternary weights: leave it or --dense out")
+    if not dense and is_written(called, "weight_decay"):
+        raise UsageError("--weight-decay is for dense weights: add --dense, or take --latent-decay")
+    if not falls and is_written(called, "final_rate"):
+        raise UsageError("--final-rate is never reached: leave it or --schedule constant out")
     if not taught and is_written(called, "distill"):
         raise UsageError("--distill is a teacher's share: add --teacher")
 

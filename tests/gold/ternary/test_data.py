@@ -28,6 +28,11 @@ def test_paragraphs_are_documents(tmp_path: Path) -> None:
     assert read_documents([file]) == ["one\nstill one", "two"]
 
 
+def test_lines_may_end_as_elsewhere(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_bytes(b"one\r\nstill one\r\n\r\ntwo\r\n")
+    assert read_documents([tmp_path / "text.txt"]) == ["one\nstill one", "two"]
+
+
 def test_missing_and_empty_text_is_refused(tmp_path: Path) -> None:
     empty = tmp_path / "empty.txt"
     empty.write_text("\n\n")

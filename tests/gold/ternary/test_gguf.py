@@ -65,7 +65,7 @@ def test_tq2_0_holds_groups_of_256(tmp_path):
 def test_tq2_0_refuses_two_scales_in_a_block(tmp_path):
     with pytest.raises(RangeError, match=r"different scales.*f16 or q8_0"):
         to_gguf(decoder(dim=256), tmp_path / "m.gguf", "tq2_0")
-    with pytest.raises(RangeError, match="no multiple of 256"):
+    with pytest.raises(RangeError, match=r"no multiple of 256: write f16 or q8_0, which lose"):
         to_gguf(decoder(), tmp_path / "m.gguf", "tq2_0")
     assert list(tmp_path.iterdir()) == []
 
@@ -119,6 +119,26 @@ def test_the_forks_q2_0_comes_with_a_warning(tmp_path):
     if 42 not in {int(kind) for kind in package.GGMLQuantizationType}:
         with pytest.raises(RangeError, match="two meanings"):
             from_gguf(tmp_path / "m.gguf")
+
+
+@pytest.mark.parametrize("name", ["m.safetensors", "m", "gguf", "link.gguf"])
+def test_only_a_gguf_file_is_written(tmp_path, name):
+    """A link is what it leads to: a file of the checkpoint, perhaps."""
+    (tmp_path / "model.safetensors").write_text("kept")
+    (tmp_path / "link.gguf").symlink_to("model.safetensors")
+    with pytest.raises(RangeError, match=r"ends in \.gguf"):
+        to_gguf(decoder(), tmp_path / name, "f16")
+    assert (tmp_path / "model.safetensors").read_text() == "kept"
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_link_to_a_gguf_file_stays_one(tmp_path):
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "latest").symlink_to("disk/m.gguf")
+    to_gguf(decoder(), tmp_path / "latest", "f16")
+    assert (tmp_path / "latest").is_symlink()
+    assert from_gguf(tmp_path / "disk" / "m.gguf").config.vocab == 20
+    assert [path.name for path in (tmp_path / "disk").iterdir()] == ["m.gguf"]
 
 
 def test_a_dense_model_is_refused(tmp_path):
@@ -199,6 +219,19 @@ def test_tokenisers_that_the_file_cannot_hold_are_said(tmp_path):
     for splits in (byte_level, {"type": "Sequence", "pretokenizers": [{}, byte_level]}):
         with pytest.warns(UserWarning, match="splits text otherwise"):
             to_gguf(model, file, "f16", tokenizer=words(tmp_path, pre_tokenizer=splits))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"normalizer": {"type": "NFC"}},
+        {"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": True}},
+    ],
+)
+def test_tokenisers_that_change_a_text_first_are_said(tmp_path, change):
+    model, file = decoder("qwen3", tied=True, vocab=300), tmp_path / "m.gguf"
+    with pytest.warns(UserWarning, match="changes text before"):
+        to_gguf(model, file, "f16", tokenizer=words(tmp_path, **change))
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from trapline.gold.decoder.model import Decoder
-from trapline.gold.ternary.linear import convert
+from trapline.gold.ternary.linear import convert, ternarize
 from trapline.gold.ternary.train import Recipe, Trainer
 from trapline.gold.ternary.train_model import DecoderLM, Shape, decoder_config, initialise
 
@@ -44,6 +44,16 @@ def test_a_captured_step_trains_as_a_plain_one(how):
         run.run()
     assert min(row.flipped for row in other.progress.rows) > 0.0
     assert max(run.progress.rows[-1].valid_loss for run in (plain, other)) < 0.1
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_scales_are_rounded_once(compiled):
+    """Beside a tie by less than float32 sees: as NumPy rounds them."""
+    ties = 1 + (2 * torch.arange(64, dtype=torch.float64) + 1) * 2.0**-11
+    near = torch.cat([ties * (1 + off * 2.0**-40) for off in (-1, 0, 1)])[:, None]
+    made = torch.compile(ternarize) if compiled else ternarize
+    wanted = near.numpy().astype(np.float16)
+    assert np.array_equal(made(near.cuda())[1].cpu().numpy(), wanted)
 
 
 def test_captured_steps_go_on_from_a_checkpoint(tmp_path):

@@ -15,6 +15,7 @@ from trapline.gold.ternary.linear import (
     convert,
     coverage,
     straight_through,
+    ternarize,
 )
 
 
@@ -117,3 +118,15 @@ def test_conversion_refuses_what_has_no_dense_weight_left() -> None:
 def test_conversion_refuses_a_bias() -> None:
     with pytest.raises(RangeError, match="bias"):
         convert(Tiny(bias=True))
+
+
+def test_scales_are_rounded_once(monkeypatch) -> None:
+    """Also where torch converts by way of float32: on x86 and by CUDA's own kernels."""
+    half = torch.Tensor.half
+    monkeypatch.setattr(torch.Tensor, "half", lambda x: half(x.float()))
+    odd = 2 * torch.arange(64, dtype=torch.float64) + 1
+    ties = torch.cat([1 + odd * 2.0**-11, 2.0**15 + odd * 2.0**4, odd * 2.0**-25])
+    # Beside a tie by less than float32 sees; the last ties are of subnormal numbers.
+    near = torch.cat([ties * (1 + off * 2.0**-40) for off in (-1, 0, 1)])[:, None]
+    _, scales = oracle.ternarize(near.numpy())
+    assert np.array_equal(ternarize(near)[1].numpy(), scales)

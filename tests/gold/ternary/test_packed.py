@@ -341,13 +341,29 @@ def test_a_folder_with_something_else_in_it_is_not_replaced(tmp_path, monkeypatc
         export(dequantized(decoder()), Path(), "packed")
 
 
+def test_a_model_that_is_not_packed_is_not_replaced(tmp_path):
+    """Its files have the names that a packed one's have."""
+    dense = dequantized(decoder())
+    dense.save_pretrained(tmp_path / "dense")
+    (tmp_path / "notes").write_text("kept")
+    before = {path.name: path.read_bytes() for path in (tmp_path / "dense").iterdir()}
+    with pytest.raises(RangeError, match="dense holds no packed model"):
+        export(dense, tmp_path / "dense", "packed")
+    assert {path.name: path.read_bytes() for path in (tmp_path / "dense").iterdir()} == before
+    with pytest.raises(RangeError, match="notes is a file"):
+        export(dense, tmp_path / "notes", "packed")
+    (tmp_path / "empty").mkdir()
+    export(dense, tmp_path / "empty", "packed")
+    export(dense, tmp_path / "empty", "packed")
+
+
 def test_a_move_that_fails_is_taken_back(tmp_path, monkeypatch):
     """Also when nobody could take it back then; folders that others call old are theirs."""
     before, moved = other(tmp_path / "small"), os.replace
     (tmp_path / "small.old").mkdir()
 
     def refuse(source, target):
-        if target == tmp_path / "small" and "partial" in source.name:
+        if target == tmp_path / "small" and "partial" in str(source):
             raise OSError(5, "Input/output error")
         moved(source, target)
 

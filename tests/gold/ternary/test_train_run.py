@@ -17,7 +17,7 @@ from trapline.gold.decoder.model import Decoder
 from trapline.gold.errors import RangeError, ShapeError
 from trapline.gold.ternary import data, train_run
 from trapline.gold.ternary.linear import assert_all_ternary, convert, dequantized, latents
-from trapline.gold.ternary.places import in_place
+from trapline.gold.ternary.places import folder_in_place
 from trapline.gold.ternary.tokenizer import encode, train_tokenizer
 from trapline.gold.ternary.train import Recipe, Trainer
 from trapline.gold.ternary.train_model import DecoderLM, Shape, decoder_config, initialise
@@ -25,6 +25,7 @@ from trapline.gold.ternary.train_optim import make_optimisers
 
 SHAPE = Shape(vocab=280, dim=16, layers=1, heads=2, context=12)
 RECIPE = Recipe(steps=24, batch=4, evaluate_every=8, warm_up=4, peak_rate=0.1)
+INF, NAN = float("inf"), float("nan")
 WORDS = ("river", "stone", "light", "market", "window", "garden", "winter", "letter")
 
 
@@ -360,7 +361,9 @@ def test_a_teacher_speaks_the_tokens_of_the_checkpoint_to_begin_with(job, tmp_pa
 
 
 @pytest.mark.parametrize(
-    "left", [b"", b"hello", bytes(100), {"a": 1}, [1], torch.zeros(2)], ids=lambda left: type(left)
+    "left",
+    [b"", b"hello", bytes(100), {"a": 1}, {"model": {}}, [1], torch.zeros(2)],
+    ids=lambda left: type(left),
 )
 def test_what_is_no_checkpoint_is_said_to_be_none(job, left):
     job.out.mkdir()
@@ -387,11 +390,79 @@ def test_a_run_that_learned_nothing_leaves_no_model(job):
 
 
 @pytest.mark.parametrize(
-    "change", [{"clip": 0.0}, {"peak_rate": float("inf")}, {"seed": 10**30}, {"matrices": 0.0}]
+    ("name", "values"),
+    [
+        *((name, (0, -1)) for name in ("steps", "batch", "accumulate", "evaluate_every")),
+        *((name, (0, -1)) for name in ("patience", "average", "recovery")),
+        *((name, (-1e-9, INF, NAN)) for name in ("peak_rate", "final_rate")),
+        *((name, (-0.1, INF, NAN)) for name in ("weight_decay", "latent_decay", "spike")),
+        *((name, (0.0, -1.0, INF, NAN)) for name in ("matrices", "temperature")),
+        *((name, (-0.1, 1.1, INF, NAN)) for name in ("soft", "own_teacher", "distill")),
+        ("distill_until", (0.0, -0.1, 1.1, INF, NAN)),
+        ("clip", (0.0, -1.0, NAN)),
+        ("warm_up", (-1,)),
+        ("seed", (10**30,)),
+    ],
 )
-def test_rates_and_seeds_are_checked(change):
-    with pytest.raises(RangeError):
-        replace(RECIPE, **change)
+def test_numbers_of_a_recipe_are_checked(name, values):
+    for value in values:
+        with pytest.raises(RangeError, match=rf"\b{name}\b|own teacher"):
+            replace(RECIPE, **{name: value})
+
+
+def test_gradients_need_not_be_clipped():
+    assert replace(RECIPE, clip=INF).clip == INF
+
+
+def test_packed_weights_are_no_beginning(job, tmp_path):
+    train_run.run(replace(job, recipe=replace(RECIPE, steps=1, evaluate_every=1)))
+    for dense in (False, True):
+        again = replace(job, out=tmp_path / "again", start=job.out / "packed", dense=dense)
+        with pytest.raises(RangeError, match="packed ones have no latent"):
+            train_run.run(again)
+
+
+def test_a_checkpoint_of_an_earlier_version_is_said_to_be_one(job):
+    train_run.run(replace(job, recipe=replace(RECIPE, steps=1, evaluate_every=1)))
+    path = job.out / train_run.CHECKPOINT
+    state = torch.load(path, weights_only=True)
+    del state["inputs"]
+    torch.save(state, path)
+    with pytest.raises(RangeError, match=r"written by an earlier version: it has no inputs"):
+        train_run.run(replace(job, resume=True))
+
+
+@pytest.mark.parametrize("name", ["run.json", "curves.csv", "curves.png"])
+def test_what_a_run_says_is_whole_or_as_it_was(job, name, monkeypatch):
+    """No disk takes more than the first bytes of it."""
+    train_run.run(job)
+    good = (job.out / name).read_bytes()
+    moved = os.replace
+
+    def full(source, target):
+        if source.name == name:
+            raise OSError(28, "No space left on device")
+        moved(source, target)
+
+    monkeypatch.setattr("os.replace", full)
+    monkeypatch.setattr(train_run, "_check_folder", lambda job: None)
+    with pytest.raises(OSError, match="No space left"):
+        train_run.run(job)
+    assert (job.out / name).read_bytes() == good
+    assert not list(job.out.glob("*partial*"))
+
+
+def test_links_in_the_folder_of_a_run_stay_links(job, tmp_path):
+    job.out.mkdir()
+    for name in ("model", "packed", "curves.csv", "run.json"):
+        (job.out / name).symlink_to(tmp_path / f"real {name}")
+    for resume in (False, True):
+        train_run.run(replace(job, resume=resume))
+    assert {path.name for path in job.out.iterdir() if path.is_symlink()} == {
+        *("model", "packed", "curves.csv", "run.json")
+    }
+    assert Decoder.from_pretrained(tmp_path / "real model").config.dim == SHAPE.dim
+    assert not [*job.out.glob("*.trapline.*"), *tmp_path.glob("*.trapline.*")]
 
 
 def test_a_full_disk_leaves_the_last_good_model(job, monkeypatch):
@@ -408,7 +479,7 @@ def test_a_full_disk_leaves_the_last_good_model(job, monkeypatch):
         train_run.run(replace(job, resume=True))
     assert (job.out / "model" / "model.safetensors").read_bytes() == good
     assert (job.out / train_run.CHECKPOINT).read_bytes() == state
-    assert not list(job.out.glob("*.partial"))
+    assert not list(job.out.glob("*partial*"))
 
 
 def test_a_write_that_the_system_refuses_is_a_clear_error(job, monkeypatch):
@@ -424,7 +495,9 @@ def test_a_write_that_the_system_refuses_is_a_clear_error(job, monkeypatch):
         with pytest.raises(OSError, match="could not be written whole"):
             trainer.save(job.out / train_run.CHECKPOINT)
         with pytest.raises(OSError, match="could not be written whole"):
-            in_place(job.out / "model", lambda place: train_run._save_dense(decoder, None, place))
+            folder_in_place(
+                job.out / "model", lambda place: train_run._save_dense(decoder, None, place)
+            )
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert not list(job.out.iterdir())

@@ -5,11 +5,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from trapline.gold.ternary.places import file_in_place
+
 COLUMNS = ("step", "train_loss", "valid_loss", "perplexity", "flipped")
 
 
 def write_table(rows: Sequence[Any], path: Path) -> None:
     """One line an evaluation."""
+    file_in_place(path, lambda place: _write_lines(rows, place))
+
+
+def _write_lines(rows: Sequence[Any], path: Path) -> None:
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(COLUMNS)
@@ -34,4 +40,4 @@ def plot(runs: Mapping[str, Sequence[Any]], path: Path) -> None:
     above.legend(title="held out; thin: training")
     below.set_ylabel("codes flipped")
     below.set_xlabel("step")
-    figure.savefig(path, dpi=120)
+    file_in_place(path, lambda place: figure.savefig(place, dpi=120))

@@ -61,7 +61,7 @@ def _text(path: Path) -> str:
         raise RangeError(f"{path} cannot be read: {error.strerror}") from None
     if "\0" in text:
         raise RangeError(f"{path} is no text: it has zero bytes")
-    return text.replace("\r\n", "\n")
+    return text
 
 
 def _documents(text: str) -> list[str]:

@@ -23,12 +23,15 @@ from trapline.gold.decoder.text import end_ids
 from trapline.gold.errors import RangeError
 from trapline.gold.ternary import quantize
 from trapline.gold.ternary.pack import to_blocks
+from trapline.gold.ternary.places import file_in_place
 
 FORMATS = ("f16", "q8_0", "tq2_0", "q2_0")
 #: In the fork that shipped group-128 ternary models; later llama.cpp gave the same number and name
 #: to blocks of 64.
 FORK_Q2_0 = 42
 _EIGHT, _LARGE = 32, 256
+#: By the file's names: shape, bytes, and the number of their type.
+_Encoded = dict[str, tuple[tuple[int, ...], np.ndarray, Any]]
 
 
 class Tensor(NamedTuple):
@@ -91,11 +94,13 @@ def _fine(name: str, tensor: Tensor, block: int) -> tuple[np.ndarray, np.ndarray
     assert tensor.codes is not None
     assert tensor.scales is not None
     columns = tensor.codes.shape[1]
-    if columns % block:
-        raise RangeError(f"{name} has {columns} columns, no multiple of {block}: write f16")
     group = min(tensor.group_size, columns)
+    if columns % block:
+        said = f"{name} has {columns} columns, no multiple of {block}"
+        raise RangeError(f"{said}: {_advice(columns, group)}")
     if group % block and block % group:
-        raise RangeError(f"{name}: groups of {group} do not fit blocks of {block}: write f16")
+        said = f"{name}: groups of {group} do not fit blocks of {block}"
+        raise RangeError(f"{said}: {_advice(columns, group)}")
     step = math.gcd(group, block)
     fine = np.repeat(tensor.scales, group // step, axis=1)[:, : columns // step]
     parts = (len(fine), columns // block, block // step)
@@ -104,18 +109,17 @@ def _fine(name: str, tensor: Tensor, block: int) -> tuple[np.ndarray, np.ndarray
     # A part without codes takes any scale: that of the first that has some.
     shared = np.take_along_axis(scales, used.argmax(axis=2)[..., None], axis=2)
     if np.any((scales != shared) & used):
-        raise RangeError(
-            f"{name} has neighbouring groups with different scales, a block of {block} has one:"
-            f" {_advice(group)}"
-        )
+        said = f"{name} has neighbouring groups with different scales, a block of {block} has one"
+        raise RangeError(f"{said}: {_advice(columns, group)}")
     return tensor.codes, shared[..., 0]
 
 
-def _advice(group: int) -> str:
+def _advice(columns: int, group: int) -> str:
     """q8_0 has blocks too: it holds what f16 holds where they lie within groups."""
-    if group % _EIGHT:
+    if columns % _EIGHT or group % _EIGHT:
         return "write f16, which loses nothing"
-    return "write f16 or q8_0, which lose nothing, or train with groups of 256 for tq2_0"
+    larger = "" if columns % _LARGE else f", or train with groups of {_LARGE} for tq2_0"
+    return f"write f16 or q8_0, which lose nothing{larger}"
 
 
 def write(
@@ -126,6 +130,9 @@ def write(
     tokenizer: Path | None = None,
 ) -> None:
     """A GGUF file of a decoder's tensors by our names; nothing is left behind when it fails."""
+    # What a link leads to is replaced: that may be a file of the checkpoint.
+    if path.resolve().suffix.lower() != ".gguf":
+        raise RangeError(f"{path} is no name of a GGUF file: one ends in .gguf")
     if kind not in FORMATS:
         raise RangeError(f"the format must be one of {', '.join(FORMATS)}, got {kind!r}")
     if kind == "q2_0":
@@ -134,33 +141,29 @@ def write(
             " llama.cpp, under the same number: only the fork reads this file right",
             stacklevel=2,
         )
-    writer_class = package().GGUFWriter
     encoded = _encoded(config, tensors, kind)
-    partial = path.with_name(path.name + ".partial")
-    try:
-        writer = writer_class(partial, _architecture(config))
-        _describe(writer, config)
-        if tokenizer is not None:
-            _add_tokenizer(writer, tokenizer, config.vocab)
-        for name, (shape, array, type_number) in encoded.items():
-            writer.add_tensor_info(name, shape, array.dtype, array.nbytes, type_number)
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_ti_data_to_file()
-        for _, array, _ in encoded.values():
-            writer.write_tensor_data(array)
-        writer.close()
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    file_in_place(path, lambda partial: _write(partial, config, encoded, tokenizer))
 
 
-def _encoded(
-    config: Any, tensors: Mapping[str, Tensor], kind: str
-) -> dict[str, tuple[tuple[int, ...], np.ndarray, Any]]:
+def _write(path: Path, config: Any, encoded: _Encoded, tokenizer: Path | None) -> None:
+    writer = package().GGUFWriter(path, _architecture(config))
+    _describe(writer, config)
+    if tokenizer is not None:
+        _add_tokenizer(writer, tokenizer, config.vocab)
+    for name, (shape, array, type_number) in encoded.items():
+        writer.add_tensor_info(name, shape, array.dtype, array.nbytes, type_number)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    for _, array, _ in encoded.values():
+        writer.write_tensor_data(array)
+    writer.close()
+
+
+def _encoded(config: Any, tensors: Mapping[str, Tensor], kind: str) -> _Encoded:
     types = package().GGMLQuantizationType
     known = {int(one) for one in types}
-    made: dict[str, tuple[tuple[int, ...], np.ndarray, Any]] = {}
+    made: _Encoded = {}
     for ours, theirs in tensor_names(config).items():
         tensor = tensors[ours]
         if tensor.codes is None:
@@ -286,7 +289,7 @@ def _read_tokenizer(path: Path) -> _Words:
     byte_level = [part for part in parts if part.get("type") == "ByteLevel"]
     if not is_bpe or not byte_level:
         raise RangeError(f"{path} is no byte-level BPE tokeniser")
-    _warn_of_splits(path, parts, byte_level[0])
+    _warn_of_differences(path, parts, byte_level[0], raw.get("normalizer"))
     return _Words({number: word for word, number in numbers.items()}, special, merges)
 
 
@@ -296,11 +299,19 @@ def _splits(raw: Any) -> list[dict[str, Any]]:
     return [dict(part) for part in splits.get("pretokenizers", [splits])]
 
 
-def _warn_of_splits(path: Path, parts: list[dict[str, Any]], byte_level: dict[str, Any]) -> None:
+def _warn_of_differences(
+    path: Path, parts: list[dict[str, Any]], byte_level: dict[str, Any], normaliser: Any
+) -> None:
+    """A file has room for one pre-tokeniser's name and for no normaliser."""
+    said = []
     if len(parts) > 1 or not byte_level.get("use_regex", True):
+        said.append("splits text otherwise than")
+    if normaliser is not None or byte_level.get("add_prefix_space"):
+        said.append("changes text before it splits it, unlike")
+    for does in said:
         warnings.warn(
-            f"{path} splits text otherwise than GPT-2's tokeniser, which the file names: the model"
-            " is the same, but other tools may cut a text into other tokens",
+            f"{path} {does} GPT-2's tokeniser, which the file names: the model is the same, but"
+            " other tools may cut a text into other tokens",
             stacklevel=2,
         )
 

@@ -33,10 +33,21 @@ def ternarize(w: Tensor, group_size: int = GROUP, method: str = "absmean") -> tu
     counts = _chosen(magnitude, sizes, method)
     number = counts.sum(-1).clamp(min=1)
     means = (magnitude * counts).sum(-1) / number
-    scales = (means.clamp(max=LARGEST_SCALE * ROOM) / ROOM).half()
+    scales = _half(means.clamp(max=LARGEST_SCALE * ROOM) / ROOM)
     counts = counts & (scales[..., None] > 0)
     flags = counts.flatten(-2)[..., :columns]
     return (w.detach().sign() * flags).to(torch.int8), scales
+
+
+def _half(x: Tensor) -> Tensor:
+    """float64 to float16, rounded once: many a device goes by way of float32 and rounds twice.
+
+    What float32 has no room for becomes its last bit, so that no number looks like a tie.
+    """
+    bits = x.view(torch.int64)
+    lost = bits & ((1 << 29) - 1)
+    kept = (bits - lost) | ((lost != 0).long() << 29)
+    return kept.view(torch.float64).half()
 
 
 def dequantize(codes: Tensor, scales: Tensor, group_size: int = GROUP) -> Tensor:
@@ -221,12 +232,17 @@ def convert(model: nn.Module, group_size: int = GROUP, method: str = "absmean") 
     Weights are taken over as latent weights. Modules that share a weight share it afterwards too. A
     linear layer with a bias is refused: its bias would stay dense.
     """
+    check_trainable(model)
     known: dict[int, _Latent] = {}
     for parent, name, child in list(_replaceable(model)):
         setattr(parent, name, _ternary_twin(child, known, group_size, method))
-    if not latents(model):
-        raise RangeError("there is no dense weight to make ternary: packed ones have no latent")
     return coverage(model)
+
+
+def check_trainable(model: nn.Module) -> None:
+    """Packed weights are no parameters: nothing would move."""
+    if not latents(model) and not any(_replaceable(model)):
+        raise RangeError("there is no dense weight to make ternary: packed ones have no latent")
 
 
 def coverage(model: nn.Module) -> list[Share]:

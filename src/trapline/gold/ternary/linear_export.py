@@ -7,13 +7,13 @@ import torch
 
 from trapline.gold.decoder.model import Decoder
 from trapline.gold.decoder.text import end_ids, save_ends
-from trapline.gold.decoder.weights import INDEX
+from trapline.gold.decoder.weights import INDEX, quantisation
 from trapline.gold.errors import RangeError
 from trapline.gold.ternary import gguf
 from trapline.gold.ternary.linear import GROUP, convert, dequantized
 from trapline.gold.ternary.linear_gguf import to_gguf
-from trapline.gold.ternary.linear_packed import PackedEmbedding, pack_model, save_packed
-from trapline.gold.ternary.places import in_place
+from trapline.gold.ternary.linear_packed import METHOD, PackedEmbedding, pack_model, save_packed
+from trapline.gold.ternary.places import folder_in_place
 
 FORMS = ("packed", *gguf.FORMATS)
 #: All that a packed model may consist of.
@@ -39,10 +39,7 @@ def export(
         return
     _check_replaceable(out, source)
     small = packed(decoder, group_size)
-    # Where a link leads: the link stays one.
-    place = out.resolve()
-    place.parent.mkdir(parents=True, exist_ok=True)
-    in_place(place, lambda partial: _save(small, source, partial))
+    folder_in_place(out, lambda partial: _save(small, source, partial))
 
 
 def _check_replaceable(out: Path, source: Path | None) -> None:
@@ -51,12 +48,17 @@ def _check_replaceable(out: Path, source: Path | None) -> None:
         raise RangeError(f"{out} is the checkpoint itself: choose another folder")
     if out.resolve() == Path.cwd():
         raise RangeError(f"{out} is the folder that you work in: choose another folder")
+    if out.is_file():
+        raise RangeError(f"{out} is a file; a packed model is a folder")
     if (out / INDEX).exists():
         raise RangeError(f"{out} holds a checkpoint of several files: choose another folder")
     found = sorted(path.name for path in out.iterdir()) if out.is_dir() else []
     strange = [name for name in found if name not in _FILES]
     if strange:
         raise RangeError(f"{out} holds {strange[0]}, no packed model alone: choose another folder")
+    # A dense model has files of the same names.
+    if found and quantisation(out) != METHOD:
+        raise RangeError(f"{out} holds no packed model: choose another folder")
 
 
 def _save(small: Decoder, source: Path | None, folder: Path) -> None:

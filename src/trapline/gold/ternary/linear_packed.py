@@ -1,10 +1,9 @@
 """A model on packed weights: modules that keep codes and scales and never the dense matrix."""
 
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +15,7 @@ from trapline.gold.errors import RangeError, ShapeError
 from trapline.gold.ternary import pack as storage
 from trapline.gold.ternary.fast import packed_linear, packed_rows
 from trapline.gold.ternary.linear import TernaryEmbedding, TernaryLinear
+from trapline.gold.ternary.places import file_in_place
 
 METHOD = "trapline-ternary"
 _FILE = "model.safetensors"
@@ -124,9 +124,9 @@ def save_packed(decoder: Decoder, folder: Path) -> None:
     raw = as_dict(decoder.config, torch.float32) | {
         "quantization_config": {"quant_method": METHOD, "group_size": groups.pop(), "bits": 2}
     }
-    _replace(folder / _FILE, lambda place: save_tensors(tensors, place))
+    file_in_place(folder / _FILE, lambda place: save_tensors(tensors, place))
     text = json.dumps(raw, indent=1) + "\n"
-    _replace(folder / "config.json", lambda place: place.write_text(text))
+    file_in_place(folder / "config.json", lambda place: place.write_text(text))
 
 
 def load_packed(folder: Path, dtype: torch.dtype | None = None, device: str = "cpu") -> Decoder:
@@ -175,17 +175,3 @@ def _taken(tensors: dict[str, Tensor], name: str, shape: tuple[int, ...]) -> Ten
     if tuple(found.shape) != shape:
         raise ShapeError(f"{name} has shape {tuple(found.shape)}, expected {shape}")
     return found
-
-
-def _replace(path: Path, write: Any) -> None:
-    """Writes beside the place, then moves: a full disk leaves what was there."""
-    from safetensors import SafetensorError
-
-    partial = path.with_name(path.name + ".partial")
-    try:
-        write(partial)
-        os.replace(partial, path)
-    except SafetensorError as error:
-        raise OSError(f"{path} could not be written whole: {error}") from None
-    finally:
-        partial.unlink(missing_ok=True)

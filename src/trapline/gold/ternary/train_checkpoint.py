@@ -1,7 +1,6 @@
 """The state of a run as a file: written whole or not at all, read only if it is of the same run."""
 
 import hashlib
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor
 
 from trapline.gold.errors import RangeError, ShapeError
+from trapline.gold.ternary.places import file_in_place
 
 #: What a state has.
 PARTS = (
@@ -19,17 +19,13 @@ PARTS = (
 
 
 def write_checkpoint(state: dict[str, Any], path: Path) -> None:
-    """Writes beside its place, then moves: a full disk leaves the old one."""
-    partial = path.with_name(path.name + ".partial")
+    """Whole or not at all: a full disk leaves the old one."""
     try:
-        torch.save(state, partial)
-        os.replace(partial, path)
+        file_in_place(path, lambda partial: torch.save(state, partial))
     except RuntimeError as error:
         # What torch makes of a write that the disk refused.
         first = str(error).splitlines()[0]
         raise OSError(f"{path} could not be written whole: {first}") from None
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def read_checkpoint(path: Path, mine: dict[str, dict[str, Any]]) -> dict[str, Any]:
@@ -51,10 +47,14 @@ def _state(path: Path) -> dict[str, Any]:
     except Exception as error:  # whatever torch makes of bytes that are something else
         said = f"it cannot be read ({type(error).__name__})"
         raise RangeError(f"{path} is no checkpoint of a run: {said}") from None
-    lacking = [name for name in PARTS if not isinstance(state, dict) or name not in state]
+    found = dict(state) if isinstance(state, dict) else {}
+    lacking = [name for name in PARTS if name not in found]
     if lacking:
-        raise RangeError(f"{path} is no checkpoint of a run: it has no {lacking[0]}")
-    return dict(state)
+        # What every version of ours has written.
+        ours = {"model", "recipe", "progress"} <= found.keys()
+        said = "was written by an earlier version" if ours else "is no checkpoint of a run"
+        raise RangeError(f"{path} {said}: it has no {lacking[0]}")
+    return found
 
 
 def fingerprint(tensors: Iterable[Tensor]) -> str:

@@ -14,6 +14,12 @@ from trapline.gold.ternary.train_model import unit
 OPTIMISERS = ("adamw", "muon")
 SCHEDULES = ("cosine", "linear", "trapezoid", "constant")
 PRECISIONS = ("fp32", "bf16")
+#: Numbers of a recipe by the least that they may be, and those that must be larger than 0.
+_LEAST = {
+    1: ("steps", "batch", "accumulate", "evaluate_every", "patience", "average", "recovery"),
+    0: ("peak_rate", "final_rate", "warm_up", "weight_decay", "latent_decay", "distill", "spike"),
+}
+_ABOVE_0 = ("matrices", "clip", "temperature", "distill_until")
 
 
 @dataclass(frozen=True)
@@ -72,31 +78,38 @@ class Recipe:
             if getattr(self, name) not in allowed:
                 given = getattr(self, name)
                 raise RangeError(f"{name} must be one of {', '.join(allowed)}, got {given!r}")
-        if min(self.steps, self.batch, self.accumulate, self.evaluate_every) < 1:
-            raise RangeError("steps, batch, accumulate and evaluate_every must be at least 1")
+        self._check_finite()
+        self._check_bounds()
         if self.capture and self.accumulate > 1:
             raise RangeError("a captured step has one micro-batch")
-        self._check_rates()
         self._check_softness_and_teaching()
 
-    def _check_rates(self) -> None:
-        if min(self.matrices, self.clip) <= 0.0:
-            said = f"matrices {self.matrices:g}, clip {self.clip:g}"
-            raise RangeError(f"matrices and clip must be above 0, got {said}")
-        if not all(map(math.isfinite, (self.peak_rate, self.final_rate))):
-            raise RangeError("rates must be finite")
+    def _check_finite(self) -> None:
+        for name, value in vars(self).items():
+            # A norm that no gradient has is a way not to clip any.
+            unlimited = name == "clip" and value == math.inf
+            if isinstance(value, float) and not (math.isfinite(value) or unlimited):
+                raise RangeError(f"{name} must be finite, got {value}")
+
+    def _check_bounds(self) -> None:
+        for least, names in _LEAST.items():
+            for name in names:
+                value = getattr(self, name)
+                if value is not None and value < least:
+                    raise RangeError(f"{name} must be at least {least}, got {value}")
+        for name in _ABOVE_0:
+            if getattr(self, name) <= 0:
+                raise RangeError(f"{name} must be above 0, got {getattr(self, name)}")
         if not abs(self.seed) < 1 << 62:
             raise RangeError(f"a seed has at most 62 bits, got {self.seed}")
 
     def _check_softness_and_teaching(self) -> None:
         if not 0.0 <= self.soft < 1.0:
             raise RangeError("soft lies between 0 and 1: the model must be ternary in the end")
-        if not (0.0 <= self.distill <= 1.0 and self.temperature > 0.0):
-            raise RangeError("distill lies between 0 and 1, temperature above 0")
+        if max(self.distill, self.distill_until) > 1.0:
+            raise RangeError("distill and distill_until are shares: 1 at most")
         if self.own_teacher and not 0.0 < self.own_teacher < min(self.soft, self.distill_until):
             raise RangeError("a run's own teacher comes before its weights have hardened")
-        if self.average < 1:
-            raise RangeError("average must be at least 1")
 
 
 def rate(recipe: Recipe, step: int) -> float:

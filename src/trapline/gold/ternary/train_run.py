@@ -21,13 +21,14 @@ from trapline.gold.ternary.linear import (
     GROUP,
     Share,
     assert_all_ternary,
+    check_trainable,
     convert,
     coverage,
     dequantized,
     learn_scales,
 )
 from trapline.gold.ternary.linear_packed import pack_model, packed_bytes, save_packed
-from trapline.gold.ternary.places import in_place
+from trapline.gold.ternary.places import file_in_place, folder_in_place
 from trapline.gold.ternary.tokenizer import (
     encode,
     ends_of,
@@ -129,6 +130,7 @@ def build(job: Job) -> Decoder:
         decoder = Decoder(config)
         initialise(decoder, job.recipe.seed)
     _check_sizes(decoder, job, "the checkpoint to begin with")
+    check_trainable(decoder)
     if not job.dense:
         convert(decoder, job.group_size, job.method)
         if job.learn_scales:
@@ -218,14 +220,15 @@ def _result(text: Text, trainer: Trainer, decoder: Decoder) -> Result:
 
 def _leave(job: Job, text: Text, trainer: Trainer, best: Decoder, result: Result) -> bool:
     best = best.cpu().eval()
-    in_place(job.out / "model", lambda place: _save_dense(best, text, place))
+    folder_in_place(job.out / "model", lambda place: _save_dense(best, text, place))
     if not job.dense:
         packed = pack_model(best)
         result.packed_bytes = packed_bytes(packed)
-        in_place(job.out / "packed", lambda place: _save_packed(packed, text, place))
+        folder_in_place(job.out / "packed", lambda place: _save_packed(packed, text, place))
     shape = asdict(_shape(best, job.shape.context))
     summary = {"recipe": asdict(job.recipe), "shape": shape, **asdict(result)}
-    (job.out / "run.json").write_text(json.dumps(summary, indent=1, default=str) + "\n")
+    said = json.dumps(summary, indent=1, default=str) + "\n"
+    file_in_place(job.out / "run.json", lambda place: place.write_text(said))
     try:
         curves.plot({job.out.name: trainer.progress.rows}, job.out / "curves.png")
     except ImportError:
