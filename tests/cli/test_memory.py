@@ -134,7 +134,7 @@ def test_help_has_an_example(app):
 
 
 def test_a_terminal_without_our_signs_gets_question_marks():
-    command = [sys.executable, "-c", "from trapline.cli.main import main; main()"]
+    command = [sys.executable, "-m", "trapline"]
     done = subprocess.run(
         [*command, "memory", "llama-2-7b", "--gpu", "t4"],
         env={**os.environ, "PYTHONIOENCODING": "ascii"},

@@ -81,7 +81,7 @@ def test_success_rate_of_the_red_team_is_shown(run_folder, tmp_path):
 
 
 def test_view_serves_until_it_is_stopped(run_folder):
-    command = [sys.executable, "-c", "from trapline.cli.main import main; main()"]
+    command = [sys.executable, "-m", "trapline"]
     command += ["view", str(run_folder), "--no-browser"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ) as process:
         try:
