@@ -50,7 +50,7 @@ def why_not(path, name):
     rules = {"gold": gold_rule, "arena": arena_rule, "challenges": challenge_rule}
     if name.startswith("."):
         return "relative imports hide what is imported"
-    if half != "cli" and is_in(name, "trapline.cli"):
+    if half not in ("cli", "__main__.py") and is_in(name, "trapline.cli"):
         return "only cli imports cli"
     if half in rules and (reason := rules[half](path, name)):
         return reason

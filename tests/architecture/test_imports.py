@@ -62,12 +62,13 @@ def test_a_planted_violation_is_reported(rules, tmp_path, path, statement, reaso
         ("challenges/dflash/traps.py", "from trapline.gold.tree_decoding import oracle"),
         ("challenges/dflash/cases.py", "from trapline.arena import expect"),
         ("cli/memory.py", "from trapline.gold.kv_cache import memory"),
+        ("__main__.py", "from trapline.cli.main import main"),
         ("arena/worker.py", "import socket, numpy"),
     ],
 )
 def test_what_is_permitted_is_not_reported(rules, tmp_path, path, statement):
     file = tmp_path / path
-    file.parent.mkdir(parents=True)
+    file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(f"{statement}\n")
     assert rules(tmp_path) == []
 

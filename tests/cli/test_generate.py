@@ -110,7 +110,7 @@ BAD = [
     (("1", "--ids", "--length-penalty", "2"), "", "add --beams"),
     (("1", "--ids", "--top-p", "0.5"), "", "add --temperature"),
     (("1", "--ids", "--top-k", "5"), "", "add --temperature"),
-    (("1", "--ids", "--seed", "0"), "", "--seed draws: add --temperature"),
+    (("1", "--ids", "--seed", "0"), "", "tokens are drawn by --seed: add --temperature"),
     (("1", "--ids", "--budget", "4"), "", "add --speculate"),
     (("1", "--ids", "--budget", "32"), "", "add --speculate"),
     (("1", "--ids", "--drafter", "d"), "", "--drafter is for"),

@@ -1,6 +1,7 @@
 """`trapline generate`: a checkpoint at work, greedy, sampled or with beams."""
 
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol
@@ -13,8 +14,9 @@ from trapline.cli.speculate import How, Speculation
 from trapline.cli.speculate import speculate as show_speculation
 from trapline.gold.errors import UnsupportedError
 
-#: What --temperature draws by.
+#: What --temperature draws by, and what --beams are ranked by.
 _DRAWING = ("top_k", "top_p", "min_p", "seed")
+_RANKING = ("policy", "length_penalty")
 #: What is wrong with what was asked. A full disk, or a reader that has enough, misuses nothing.
 _MISUSE = (
     *(ValueError, TypeError, MemoryError, UnsupportedError),
@@ -104,28 +106,10 @@ def generate(
         from trapline.gold.ternary.demo import demo_model
     except ImportError:
         raise MissingError("generation needs torch: trapline[torch]") from None
-    narrowed = top_k is not None or top_p < 1.0 or min_p > 0.0
-    scored = policy != "canonical" or length_penalty != 1.0
-    drawn = ["--temperature"] if temperature > 0 else []
-    drawn += [f"--{name.replace('_', '-')}" for name in _DRAWING if is_written(called, name)]
     try:
         way = Sampling(temperature, top_k, top_p, min_p, seed)
-        _refuse_unused(
-            (beams > 1 and speculate is not None, "beams are not drafted: --speculate or --beams"),
-            (beams > 1 and bool(drawn), f"beams are not drawn: leave {', '.join(drawn)} out"),
-            (beams > 1 and bool(stop), "a beam search ends at --eos-id, not at --stop"),
-            (beams == 1 and scored, "--policy and --length-penalty rank beams: add --beams"),
-            (temperature == 0 and narrowed, "--top-k, --top-p, --min-p draw: add --temperature"),
-            (temperature == 0 and is_written(called, "seed"), "--seed draws: add --temperature"),
-            (
-                speculate is None and is_written(called, "budget"),
-                "--budget is for drafted tokens: add --speculate",
-            ),
-            (
-                drafter is not None and speculate not in ("dflash", "ddtree"),
-                "--drafter is for --speculate dflash and ddtree",
-            ),
-        )
+        for sentence in _misunderstandings(called):
+            raise UsageError(sentence)
         model = model or demo_model()
         words: Words = _Ids() if ids else _text(model)
         task = _Task(
@@ -157,11 +141,32 @@ def generate(
     typer.echo(clock.says(count), err=True)
 
 
-def _refuse_unused(*combinations: tuple[bool, str]) -> None:
-    """An option that would change nothing is a misunderstanding, not a wish."""
-    for given, sentence in combinations:
-        if given:
-            raise UsageError(sentence)
+def _misunderstandings(called: typer.Context) -> Iterator[str]:
+    """Options that would change nothing: nobody can have wished for that."""
+    asked, written = called.params, [name for name in called.params if is_written(called, name)]
+    drawing = [name for name in _DRAWING if name in written]
+    if asked["beams"] > 1:
+        if asked["temperature"] > 0:
+            drawing.append("temperature")
+        if drawing:
+            yield f"beams are not drawn: leave {_options(drawing)} out"
+        if asked["stop"]:
+            yield "a beam search ends at --eos-id, not at --stop"
+        if asked["speculate"] is not None:
+            yield "beams are not drafted: --speculate or --beams"
+    else:
+        if ranking := [name for name in _RANKING if name in written]:
+            yield f"beams are ranked by {_options(ranking)}: add --beams"
+        if drawing and asked["temperature"] == 0:
+            yield f"tokens are drawn by {_options(drawing)}: add --temperature"
+    if asked["speculate"] is None and "budget" in written:
+        yield "--budget is for drafted tokens: add --speculate"
+    if asked["drafter"] is not None and asked["speculate"] not in ("dflash", "ddtree"):
+        yield "--drafter is for --speculate dflash and ddtree"
+
+
+def _options(names: list[str]) -> str:
+    return ", ".join(f"--{name.replace('_', '-')}" for name in names)
 
 
 def _load(folder: Path, device: str, dtype: str | None) -> Any:

@@ -8,6 +8,7 @@ from trapline.arena.traps import trap
 from trapline.challenges.ternary_training.cases import ERROR_LIMIT
 from trapline.challenges.ternary_training.situations import (
     GROUP,
+    clear_cut,
     grid,
     quantised,
     refuses,
@@ -272,15 +273,15 @@ def group_size_ignored(submission: Submission, rng: np.random.Generator) -> None
     "scrambled.",
 )
 def memory_order_read(submission: Submission, rng: np.random.Generator) -> None:
-    base = grid(rng, 48, 40)
+    base = clear_cut(rng, 48, 48)
     views = {
         "transposed": base.T,
         "every second column": base[:, ::2],
         "reversed": base[::-1, ::-1],
     }
     for name, view in views.items():
-        codes, scales = quantised(submission, view, 16, name)
-        plain = quantised(submission, np.ascontiguousarray(view), 16, "its copy")
+        codes, scales = quantised(submission, view, 12, name)
+        plain = quantised(submission, np.ascontiguousarray(view), 12, "its copy")
         expect.equal(codes, plain[0], f"the codes of a {name} view")
         expect.equal(scales, plain[1], f"the scales of a {name} view")
 
