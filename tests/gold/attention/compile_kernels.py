@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from trapline.gold.attention import kernels_bwd, kernels_fwd
-from trapline.gold.kernels_device import compile_for_hopper
+from trapline.gold.device import compile_for_hopper
 
 PLAIN = {
     "CAUSAL": False,

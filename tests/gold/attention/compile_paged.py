@@ -19,7 +19,7 @@ from trapline.gold.attention import (
     kernels_paged_hopper,
     kernels_paged_shares,
 )
-from trapline.gold.kernels_device import compile_for_hopper
+from trapline.gold.device import compile_for_hopper
 
 FLOATS = {"scale", "softcap"}
 TYPES = dict.fromkeys(("block_table", "seq_lens", "cu_q", "prefix_pages", "counters"), "*i32")

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from trapline.gold.decoder import kernels
-from trapline.gold.kernels_device import compile_for_hopper
+from trapline.gold.device import compile_for_hopper
 
 INTEGERS = {"positions": "*i64", "slots": "*i64", "H": "i32", "G": "i32", "hidden": "i32"}
 

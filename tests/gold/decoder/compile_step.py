@@ -19,7 +19,7 @@ from trapline.gold.decoder import (
     kernels_held,
     kernels_step,
 )
-from trapline.gold.kernels_device import compile_for_hopper
+from trapline.gold.device import compile_for_hopper
 
 #: Width, joined projections, query heads times width, hidden, vocabulary, head width, ratio.
 SHAPES = {

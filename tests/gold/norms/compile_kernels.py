@@ -10,7 +10,7 @@ from pathlib import Path
 
 import triton
 
-from trapline.gold.kernels_device import compile_for_hopper
+from trapline.gold.device import compile_for_hopper
 from trapline.gold.norms import kernels, kernels_rows, kernels_team, kernels_wide
 from trapline.gold.norms import kernels_backward as backward
 from trapline.gold.norms import kernels_forward as forward

@@ -5,7 +5,7 @@ import re
 import sys
 from pathlib import Path
 
-from trapline.gold.kernels_device import compile_for_hopper
+from trapline.gold.device import compile_for_hopper
 from trapline.gold.softmax_topk import kernels
 from trapline.gold.softmax_topk import kernels_plans as plans
 

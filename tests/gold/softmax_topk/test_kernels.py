@@ -116,11 +116,11 @@ def test_kernels_wait_for_each_other_only_where_the_gpu_can(monkeypatch, capabil
     """Before Hopper there is no such instruction: the kernel would not compile."""
     import torch
 
-    from trapline.gold import kernels_device
+    from trapline.gold import device as gold_device
     from trapline.gold.softmax_topk import kernels
 
     few = SimpleNamespace(device=torch.device("cuda", 0), shape=(1, 1000))
-    monkeypatch.setattr(kernels_device.torch.cuda, "get_device_capability", lambda _: capability)
+    monkeypatch.setattr(gold_device.torch.cuda, "get_device_capability", lambda _: capability)
     monkeypatch.setattr(kernels, "processors", lambda _: 132)
     assert kernels.launch_of(few) == int(getattr(kernels, let_in))
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import triton
 
-from trapline.gold.kernels_device import compile_for_hopper
+from trapline.gold.device import compile_for_hopper
 from trapline.gold.ternary import kernels
 
 TYPES = {"scales": "*fp16", "given": "i32", "N": "i32", "blocks": "i32"}

@@ -5,7 +5,7 @@ import re
 import sys
 from pathlib import Path
 
-from trapline.gold.kernels_device import compile_for_hopper
+from trapline.gold.device import compile_for_hopper
 from trapline.gold.ternary import kernels
 
 ALIGNED = ("N", "K", "row_bytes")

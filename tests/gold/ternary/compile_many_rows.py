@@ -7,7 +7,7 @@ import json
 import sys
 from pathlib import Path
 
-from trapline.gold.kernels_device import compile_for_hopper
+from trapline.gold.device import compile_for_hopper
 from trapline.gold.ternary import kernels_many, kernels_many_wide
 
 TYPES = {"scales": "*fp16", "scales_ptr": "*fp16", "M": "i32", "N": "i32"}

@@ -209,7 +209,7 @@ def test_packed_scales_are_not_trained(path):
 
 
 def test_a_machine_without_a_compiler_says_so(monkeypatch):
-    monkeypatch.setattr("trapline.gold.native.shutil.which", lambda name: None)
+    monkeypatch.setattr("trapline.gold.c_library.shutil.which", lambda name: None)
     native._library.cache_clear()
     try:
         assert "no C compiler" in fast.backend()

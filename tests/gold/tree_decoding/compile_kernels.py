@@ -4,7 +4,7 @@ import json
 import sys
 from pathlib import Path
 
-from trapline.gold.kernels_device import compile_for_hopper
+from trapline.gold.device import compile_for_hopper
 from trapline.gold.tree_decoding import kernels
 
 TYPES = {

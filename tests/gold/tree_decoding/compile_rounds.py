@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from trapline.gold.decoder import kernels_boxed, kernels_step
-from trapline.gold.kernels_device import compile_for_hopper
+from trapline.gold.device import compile_for_hopper
 from trapline.gold.tree_decoding import (
     kernels_attend,
     kernels_draft,

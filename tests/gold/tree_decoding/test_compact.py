@@ -334,7 +334,7 @@ def test_targets_with_biases_are_refused(part):
 )
 def test_which_products_are_large_ones(change, served, monkeypatch):
     """Others are cuBLAS's, on other GPUs too: as many stages need not fit their shared memory."""
-    from trapline.gold import kernels_device
+    from trapline.gold import device as gold_device
     from trapline.gold.tree_decoding import generate_large
 
     given = {"lines": 64, "kind": torch.bfloat16, "dim": 64, "offset": 0, "major": 9, **change}
@@ -348,7 +348,7 @@ def test_which_products_are_large_ones(change, served, monkeypatch):
     )
     monkeypatch.setattr(generate_large, "LARGE", 1)
     monkeypatch.setattr(
-        generate_large, "is_hopper", lambda _: kernels_device.is_hopper(torch.device("cuda"))
+        generate_large, "is_hopper", lambda _: gold_device.is_hopper(torch.device("cuda"))
     )
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (given["major"], 0))
     assert generate_large.serves(layer, given["lines"]) == served

@@ -18,8 +18,8 @@ from trapline.gold.attention import (
     kernels_hopper_bwd,
     kernels_hopper_fwd,
 )
+from trapline.gold.device import on_their_device
 from trapline.gold.errors import UnsupportedError
-from trapline.gold.kernels_device import on_their_device
 
 #: The operators' namespaces: the default choice, and one for each tier that can be insisted on.
 KERNELS = "trapline_attention_kernels"

@@ -32,7 +32,7 @@ from trapline.gold.attention.kernels_tiles import (
     require,
     rule_flags,
 )
-from trapline.gold.kernels_device import cdiv
+from trapline.gold.device import cdiv
 
 
 @triton.jit

@@ -38,7 +38,7 @@ from trapline.gold.attention.kernels_tiles import (
     turn_and_head,
     turned,
 )
-from trapline.gold.kernels_device import cdiv
+from trapline.gold.device import cdiv
 
 
 @triton.jit

@@ -21,7 +21,7 @@ from trapline.gold.attention.kernels_hopper_dq import dq_kernel
 from trapline.gold.attention.kernels_hopper_fwd import descriptor
 from trapline.gold.attention.kernels_hopper_rows import finish_kernel, prepare_kernel
 from trapline.gold.attention.kernels_tiles import dense, described
-from trapline.gold.kernels_device import cdiv, processors
+from trapline.gold.device import cdiv, processors
 
 #: How single numbers lie in shared memory.
 PLAIN = gl.NVMMASharedLayout(0, 32, 2)

@@ -16,7 +16,7 @@ from trapline.gold.attention.kernels_hopper_order import together
 from trapline.gold.attention.kernels_hopper_out import forward_kernel
 from trapline.gold.attention.kernels_hopper_softmax import ROWS
 from trapline.gold.attention.kernels_tiles import LOG2_E, dense, described, description
-from trapline.gold.kernels_device import cdiv, processors
+from trapline.gold.device import cdiv, processors
 
 
 class Plan(NamedTuple):

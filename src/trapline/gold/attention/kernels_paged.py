@@ -16,8 +16,8 @@ from trapline.gold.attention import fast_paged, kernels_paged_hopper
 from trapline.gold.attention.arrivals import arrivals
 from trapline.gold.attention.kernels_paged_append import append, strides_of
 from trapline.gold.attention.kernels_paged_shares import attention_kernel, prefix_kernel
+from trapline.gold.device import beside, on_their_device, processors
 from trapline.gold.errors import DTypeError, UnsupportedError
-from trapline.gold.kernels_device import beside, on_their_device, processors
 
 KERNELS = "trapline_paged_kernels"
 WIDEST = 256

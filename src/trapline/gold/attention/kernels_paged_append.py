@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from trapline.gold.kernels_device import beside
+from trapline.gold.device import beside
 
 
 @triton.jit

@@ -35,7 +35,7 @@ from trapline.gold.attention.kernels_paged_hopper_shares import (
     share_when_due,
 )
 from trapline.gold.attention.kernels_paged_shares import owner_of
-from trapline.gold.kernels_device import processors
+from trapline.gold.device import processors
 
 #: Sizes that change from call to call and would otherwise be compiled for again and again.
 UNFIXED = ["B", "G", "R", "table_row", "width"]

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from trapline.gold.native import built, share
+from trapline.gold.c_library import built, share
 
 SOURCE = Path(__file__).with_name("attend_cpu.c")
 #: Fewer products than this a thread are done before another thread has started.

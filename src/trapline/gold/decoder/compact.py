@@ -28,7 +28,7 @@ from trapline.gold.decoder.kernels_step import (
 from trapline.gold.decoder.layers import Layer
 from trapline.gold.decoder.model import Decoder
 from trapline.gold.decoder.sampling import ranked
-from trapline.gold.kernels_device import may_start_early, processors
+from trapline.gold.device import may_start_early, processors
 from trapline.gold.softmax_topk import kernels as topk
 from trapline.gold.softmax_topk.api import TopK
 

@@ -240,7 +240,7 @@ def _is_served(decoder: Decoder, pool: Pool) -> bool:
     if decoder.device.type != "cuda" or pool.bits is not None:
         return False
     from trapline.gold.decoder.compact import suits
-    from trapline.gold.kernels_device import may_start_early
+    from trapline.gold.device import may_start_early
 
     # The tiles are cut for the shared memory of a Hopper GPU.
     return may_start_early(decoder.device) and suits(decoder)

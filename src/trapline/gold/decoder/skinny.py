@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from trapline.gold.native import built, share
+from trapline.gold.c_library import built, share
 
 SOURCE = Path(__file__).with_name("skinny_cpu.c")
 #: One row is a vector, which torch reads weights for as fast as memory gives them; and with many

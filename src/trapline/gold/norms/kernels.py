@@ -12,8 +12,8 @@ Offsets are 64-bit.
 import torch
 from torch import Tensor
 
+from trapline.gold.device import on_their_device
 from trapline.gold.errors import DTypeError, RangeError
-from trapline.gold.kernels_device import on_their_device
 from trapline.gold.norms import fast
 from trapline.gold.norms.kernels_backward import Backward, backward
 from trapline.gold.norms.kernels_forward import forward

@@ -10,7 +10,7 @@ import torch
 import triton
 from torch import Tensor
 
-from trapline.gold.kernels_device import may_start_early, processors
+from trapline.gold.device import may_start_early, processors
 from trapline.gold.norms.kernels_rows import add_parts_kernel, backward_kernel, clear_kernel
 from trapline.gold.norms.kernels_shapes import cut_for
 from trapline.gold.norms.kernels_wide import columns_kernel, row_sums_kernel, statistics_kernel

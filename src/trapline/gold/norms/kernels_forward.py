@@ -5,7 +5,7 @@ from typing import NamedTuple
 import triton
 from torch import Tensor
 
-from trapline.gold.kernels_device import may_start_early
+from trapline.gold.device import may_start_early
 from trapline.gold.norms.kernels_rows import forward_kernel
 from trapline.gold.norms.kernels_shapes import cut_for, dense, rows_of
 from trapline.gold.norms.kernels_wide import held_forward_kernel, wide_forward_kernel

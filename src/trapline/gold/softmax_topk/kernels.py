@@ -17,8 +17,8 @@ import torch
 import triton
 from torch import Tensor
 
+from trapline.gold.device import may_start_early, on_their_device, processors
 from trapline.gold.errors import DTypeError, RangeError
-from trapline.gold.kernels_device import may_start_early, on_their_device, processors
 from trapline.gold.softmax_topk import kernels_plans as plans
 from trapline.gold.softmax_topk.kernels_long import select_kernel, stream_kernel
 from trapline.gold.softmax_topk.kernels_many import many_kernel

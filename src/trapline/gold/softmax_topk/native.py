@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from trapline.gold.native import at, built, share
+from trapline.gold.c_library import at, built, share
 
 SOURCE = Path(__file__).with_name("topk_cpu.c")
 #: What logits may be; the 16-bit ones are given as integers of their bits.

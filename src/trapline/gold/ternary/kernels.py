@@ -20,8 +20,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from trapline.gold.device import is_hopper, may_start_early, on_their_device, processors
 from trapline.gold.errors import DTypeError, UnsupportedError
-from trapline.gold.kernels_device import is_hopper, may_start_early, on_their_device, processors
 from trapline.gold.ternary.kernels_many import many_rows
 from trapline.gold.ternary.kernels_mma import few_rows_kernel
 from trapline.gold.ternary.kernels_mma_ring import ring_kernel

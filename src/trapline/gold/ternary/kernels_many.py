@@ -19,7 +19,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from trapline.gold.kernels_device import cdiv, processors
+from trapline.gold.device import cdiv, processors
 from trapline.gold.ternary import kernels_mma_text as text
 from trapline.gold.ternary.kernels_many_wide import launch_wide
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from trapline.gold.native import built, share
+from trapline.gold.c_library import built, share
 
 GROUP = 128
 SOURCE = Path(__file__).with_name("packed_cpu.c")

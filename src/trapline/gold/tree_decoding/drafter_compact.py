@@ -8,7 +8,7 @@ from torch import Tensor
 
 from trapline.gold import checks
 from trapline.gold.decoder.model import Decoder
-from trapline.gold.kernels_device import may_start_early
+from trapline.gold.device import may_start_early
 from trapline.gold.softmax_topk.api import softmax_topk
 from trapline.gold.tree_decoding.drafter import DFlash
 from trapline.gold.tree_decoding.drafter_static import Store

@@ -7,7 +7,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from trapline.gold.decoder.compact import Cut, Weights
 from trapline.gold.decoder.held import settle
-from trapline.gold.kernels_device import is_hopper, may_start_early, processors
+from trapline.gold.device import is_hopper, may_start_early, processors
 from trapline.gold.tree_decoding.kernels_large import (
     gated_large_kernel,
     gated_whole_kernel,

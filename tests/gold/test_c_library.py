@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from trapline.gold import native
+from trapline.gold import c_library
 
 SQUARE = "long square(long x) { return x * x; }\n"
 
@@ -20,7 +20,7 @@ def source(tmp_path):
 
 
 def needs_compiler(source: Path) -> ctypes.CDLL:
-    made = native.built(source)
+    made = c_library.built(source)
     if isinstance(made, str):
         pytest.skip(made)
     return made
@@ -32,8 +32,8 @@ def test_a_source_becomes_a_library(source):
 
 def test_a_compiler_that_does_not_know_the_processor_still_compiles(source, monkeypatch):
     needs_compiler(source)
-    monkeypatch.setattr(native, "_PROCESSORS", (("-march=no-such-processor",), ()))
-    made = native.built(source)
+    monkeypatch.setattr(c_library, "_PROCESSORS", (("-march=no-such-processor",), ()))
+    made = c_library.built(source)
     assert not isinstance(made, str), made
     assert made.square(3) == 9
 
@@ -41,12 +41,12 @@ def test_a_compiler_that_does_not_know_the_processor_still_compiles(source, monk
 def test_a_source_that_is_no_c_is_quoted(source):
     needs_compiler(source)
     source.write_text("this is no C\n")
-    assert "failed" in native.built(source)
+    assert "failed" in c_library.built(source)
 
 
 def test_without_a_compiler_there_is_a_sentence(source, monkeypatch):
-    monkeypatch.setattr(native.shutil, "which", lambda name: None)
-    assert native.built(source) == "there is no C compiler (cc, gcc or clang)"
+    monkeypatch.setattr(c_library.shutil, "which", lambda name: None)
+    assert c_library.built(source) == "there is no C compiler (cc, gcc or clang)"
 
 
 #: Threads wait a while for all that are wanted, take items and note who took which.
@@ -79,7 +79,7 @@ def shared(source):
     def run(threads, wanted):
         taken = (ctypes.c_long * ITEMS)()
         job = Job(ITEMS, wanted, 0, 0, taken)
-        native.share(work, job, threads)
+        c_library.share(work, job, threads)
         return job.threads, set(taken)
 
     return run
@@ -87,7 +87,7 @@ def shared(source):
 
 def test_several_threads_take_each_part_once(shared):
     pytest.importorskip("torch")
-    if native._torchs_threads() is None:
+    if c_library._torchs_threads() is None:
         pytest.skip("torch has other threads here")
     came, by = shared(threads=3, wanted=3)
     assert came == 3
@@ -96,9 +96,9 @@ def test_several_threads_take_each_part_once(shared):
 
 @pytest.mark.parametrize("why", ["no threads asked for", "after a fork", "no OpenMP", "no torch"])
 def test_one_thread_does_all_where_it_must(shared, monkeypatch, why):
-    monkeypatch.setattr(native, "_forked", why == "after a fork")
+    monkeypatch.setattr(c_library, "_forked", why == "after a fork")
     if why == "no OpenMP":
-        monkeypatch.setattr(native, "_openmp", lambda _: None)
+        monkeypatch.setattr(c_library, "_openmp", lambda _: None)
     if why == "no torch":
         monkeypatch.delitem(sys.modules, "torch", raising=False)
     assert shared(threads=0 if why == "no threads asked for" else 2, wanted=1) == (1, {1})
@@ -108,15 +108,15 @@ FORKS = """
 import ctypes, os, signal, sys
 from pathlib import Path
 import torch
-from trapline.gold import native
-work = native.built(Path(sys.argv[1])).work
+from trapline.gold import c_library
+work = c_library.built(Path(sys.argv[1])).work
 class Job(ctypes.Structure):
     _fields_ = tuple((name, ctypes.c_long) for name in ("items", "wanted", "next", "threads", "by"))
-native.share(work, Job(0, 2), 2)
+c_library.share(work, Job(0, 2), 2)
 child = os.fork()
 if not child:
     signal.alarm(60)
-    native.share(work, Job(0, 1), 2)
+    c_library.share(work, Job(0, 1), 2)
     os._exit(0)
 raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
@@ -125,7 +125,7 @@ raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 def test_a_forked_child_does_not_wait_for_its_parents_threads(shared, source):
     """They are gone there, and waiting for them would never end."""
     pytest.importorskip("torch")
-    if native._torchs_threads() is None:
+    if c_library._torchs_threads() is None:
         pytest.skip("torch has other threads here")
     ended = subprocess.run([sys.executable, "-c", FORKS, str(source)], check=False, timeout=120)
     assert ended.returncode == 0
