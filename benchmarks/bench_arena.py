@@ -18,13 +18,13 @@ from statistics import median
 
 import numpy as np
 
-from trapline.arena import measure
 from trapline.arena.challenge import load
-from trapline.arena.field import Entry
-from trapline.arena.grade import Job, grade, versions
-from trapline.arena.proxy import Submission
-from trapline.arena.rig import rig_for
-from trapline.arena.run import choose_level
+from trapline.arena.judge import measure
+from trapline.arena.judge.grade import Job, grade, versions
+from trapline.arena.process.proxy import Submission
+from trapline.arena.process.sandbox_config import rig_for
+from trapline.arena.runs.field import Entry
+from trapline.arena.runs.run import choose_level
 
 CHALLENGE = "flash_attention_forward"
 TRIVIAL = (

@@ -19,12 +19,12 @@ from pathlib import Path
 from statistics import mean, median
 
 from trapline.arena.challenge import load_all
-from trapline.arena.executor import choose_level
-from trapline.arena.field import find_entries
-from trapline.arena.grade import versions
+from trapline.arena.judge.grade import versions
 from trapline.arena.record import Cell
-from trapline.arena.run import Options, examine_rig, grade_field, open_run
-from trapline.arena.store import Store, canonical
+from trapline.arena.runs.executor import choose_level
+from trapline.arena.runs.field import find_entries
+from trapline.arena.runs.run import Options, examine_rig, grade_field, open_run
+from trapline.arena.runs.store import Store, canonical
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "scale.md"

@@ -14,20 +14,20 @@ def test_nothing_breaks_the_import_rules(rules):
 @pytest.mark.parametrize(
     ("path", "statement", "reason"),
     [
-        ("gold/norms/oracle.py", "import trapline.arena.expect", "nothing but gold"),
+        ("gold/norms/oracle.py", "import trapline.arena.judge.expect", "nothing but gold"),
         ("gold/impl.py", "from trapline import arena", "nothing but gold"),
         ("gold/norms/api.py", "from trapline.challenges.x import y", "nothing but gold"),
         ("gold/norms/oracle.py", "import torch", "only in the fast paths"),
         ("gold/norms/triton/oracle.py", "import torch", "only in the fast paths"),
         ("gold/norms/api.py", "def f():\n    from torch import nn", "only in the fast paths"),
         ("gold/ternary/pack.py", "import triton.language as tl", "only in the fast paths"),
-        ("arena/grade.py", "from trapline.gold.norms import oracle", "neither gold"),
-        ("arena/grade.py", "from trapline import gold", "neither gold"),
+        ("arena/judge/grade.py", "from trapline.gold.norms import oracle", "neither gold"),
+        ("arena/judge/grade.py", "from trapline import gold", "neither gold"),
         ("arena/report/site.py", "import trapline.challenges.dflash", "neither gold"),
-        ("arena/measure.py", "import torch", "torch belongs"),
-        ("arena/worker.py", "import pydantic", "inside the sandbox"),
-        ("arena/worker.py", "from trapline.arena import wire", "inside the sandbox"),
-        ("arena/store.py", "from trapline.cli.main import main", "only cli"),
+        ("arena/judge/measure.py", "import torch", "torch belongs"),
+        ("arena/process/worker.py", "import pydantic", "inside the sandbox"),
+        ("arena/process/worker.py", "from trapline.arena import wire", "inside the sandbox"),
+        ("arena/runs/store.py", "from trapline.cli.main import main", "only cli"),
         ("challenges/dflash/solution/solution.py", "import trapline", "nothing of trapline"),
         ("challenges/dflash/solution/cases.py", "from trapline import gold", "nothing of trapline"),
         ("challenges/dflash/alternates/a/b.py", "import trapline.gold", "nothing of trapline"),
@@ -64,7 +64,7 @@ def test_a_planted_violation_is_reported(rules, tmp_path, path, statement, reaso
         ("challenges/dflash/cases.py", "from trapline.arena import expect"),
         ("cli/memory.py", "from trapline.gold.kv_cache import memory"),
         ("__main__.py", "from trapline.cli.main import main"),
-        ("arena/worker.py", "import socket, numpy"),
+        ("arena/process/worker.py", "import socket, numpy"),
     ],
 )
 def test_what_is_permitted_is_not_reported(rules, tmp_path, path, statement):
@@ -92,6 +92,6 @@ def test_torch_in_a_fresh_process_would_be_seen(loaded):
 
 
 def test_the_arena_needs_no_library(loaded):
-    modules = loaded("import trapline.arena.certify, trapline.arena.grade")
-    assert "trapline.arena.certify" in modules
+    modules = loaded("import trapline.arena.certify.certify, trapline.arena.judge.grade")
+    assert "trapline.arena.certify.certify" in modules
     assert not {"torch", "trapline.gold", "trapline.cli"} & modules

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE))
+sys.path[:0] = [str(HERE), str(HERE / "certify")]
 # What the machine's environment says of its own databases is not meant for tests.
 for name in [name for name in os.environ if name.startswith("PG")]:
     del os.environ[name]
@@ -35,7 +35,7 @@ def sorting():
 @pytest.fixture(scope="session")
 def level():
     """The strongest isolation this machine has."""
-    from trapline.arena.run import choose_level
+    from trapline.arena.runs.run import choose_level
 
     return choose_level()
 

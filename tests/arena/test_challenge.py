@@ -4,12 +4,12 @@ import sys
 
 import pytest
 
-from trapline.arena import borrowed as borrowing
-from trapline.arena.borrowed import borrowed
+from trapline.arena import judge_dependencies as borrowing
 from trapline.arena.challenge import Challenge, load
+from trapline.arena.judge_dependencies import borrowed
 
 TRAP = (
-    "from trapline.arena.traps import trap\n"
+    "from trapline.arena.judge.traps import trap\n"
     "@trap('{0}', catches='c', severity='minor', story='s')\n"
     "def check(submission, rng): pass\n"
 )

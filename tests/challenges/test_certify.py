@@ -2,11 +2,11 @@
 
 import pytest
 
-from trapline.arena.certify import Certifier, kill_rate
+from trapline.arena.certify.certify import Certifier, kill_rate
+from trapline.arena.certify.mechanical import mechanical_mutants
+from trapline.arena.certify.mutate import read_files
 from trapline.arena.challenge import load, load_all
-from trapline.arena.mechanical import mechanical_mutants
-from trapline.arena.mutate import read_files
-from trapline.arena.run import choose_level
+from trapline.arena.runs.run import choose_level
 
 
 @pytest.mark.parametrize("name", load_all())

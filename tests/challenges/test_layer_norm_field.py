@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from trapline.arena.challenge import load
-from trapline.arena.checks import run_checks
-from trapline.arena.proxy import Submission
-from trapline.arena.rig import rig_for
-from trapline.arena.run import choose_level
+from trapline.arena.judge.checks import run_checks
+from trapline.arena.process.proxy import Submission
+from trapline.arena.process.sandbox_config import rig_for
+from trapline.arena.runs.run import choose_level
 
 FIELD = Path(__file__).parents[2] / "examples" / "field"
 NAME = "layer_norm_backward"

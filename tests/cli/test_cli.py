@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from trapline.arena.challenge import load, load_all
-from trapline.arena.store import Store
+from trapline.arena.runs.store import Store
 from trapline.cli.main import build
 
 CHALLENGE = "fused_softmax_topk"
@@ -196,8 +196,8 @@ def test_a_misspelt_key_is_named(tmp_path):
 
 
 def test_isolation_that_is_not_there_is_refused(monkeypatch):
-    from trapline.arena import executor
     from trapline.arena.errors import MissingError
+    from trapline.arena.runs import executor
 
     monkeypatch.setattr(executor, "probe", lambda: ("process",))
     with pytest.raises(MissingError, match="bubblewrap"):

@@ -3,7 +3,7 @@
 from contextlib import closing
 
 from trapline.arena.record import Bundle, Dimension
-from trapline.arena.store import Store
+from trapline.arena.runs.store import Store
 from trapline.cli import grade
 
 

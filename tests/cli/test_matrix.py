@@ -3,7 +3,7 @@
 import pytest
 from rich.console import Console
 
-from trapline.arena import rubric
+from trapline.arena.judge import rubric
 from trapline.arena.report.catalog import describe
 from trapline.arena.report.field import Column, Field
 from trapline.arena.report.runview import RunView

@@ -9,9 +9,9 @@ import typer
 from typer.testing import CliRunner
 
 from trapline.arena.errors import UsageError
+from trapline.arena.judge.rubric import letter
 from trapline.arena.record import Bundle, Cell, CheckResult, Dimension
-from trapline.arena.rubric import letter
-from trapline.arena.store import Store
+from trapline.arena.runs.store import Store
 from trapline.cli import duel, lint, rank
 
 HOSTILE = "[red]an entrant with a very long name that wants to be bold[/red]"

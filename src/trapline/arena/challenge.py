@@ -11,10 +11,10 @@ from typing import Literal
 
 from pydantic import Field, ValidationError
 
-from trapline.arena.borrowed import borrowed
 from trapline.arena.errors import UsageError
+from trapline.arena.judge.traps import Case, Trap, collect
+from trapline.arena.judge_dependencies import borrowed
 from trapline.arena.record import Record
-from trapline.arena.traps import Case, Trap, collect
 
 Difficulty = Literal["medium", "hard", "extra hard", "research"]
 #: What a deployed workspace holds; everything else in the folder stays with the judge.

@@ -8,14 +8,14 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
-from trapline.arena import targets
-from trapline.arena.certify import Certificate, Certifier, Finding, kill_rate
+from trapline.arena import output_paths
+from trapline.arena.certify.certify import Certificate, Certifier, Finding, kill_rate
+from trapline.arena.certify.kill_matrix import kill_matrix
+from trapline.arena.certify.red_team import find_corpus, markdown, read_corpus, run_red_team
 from trapline.arena.challenge import Challenge, load, load_all
 from trapline.arena.errors import UsageError
-from trapline.arena.kill_matrix import kill_matrix
 from trapline.arena.record import Level
-from trapline.arena.redteam import find_corpus, markdown, read_corpus, run_red_team
-from trapline.arena.run import choose_level
+from trapline.arena.runs.run import choose_level
 from trapline.cli.main import NOT_HELD
 
 #: At least this share of the mechanical mutants that are not equivalent must fall.
@@ -51,7 +51,7 @@ def certify(
     if red_team and (challenge or mechanical):
         raise UsageError("--red-team runs the whole red team: no --challenge and no --mechanical")
     if write is not None:
-        targets.file(write, "the kill matrix")
+        output_paths.file(write, "the kill matrix")
     level = choose_level(isolation)
     if red_team:
         _certify_by_attack(level, write, seed, as_json)

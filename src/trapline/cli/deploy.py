@@ -6,8 +6,8 @@ from typing import Annotated
 import typer
 
 from trapline.arena.challenge import load, load_all
-from trapline.arena.deploy import deploy as make_workspace
-from trapline.arena.deploy import free_workspace
+from trapline.arena.solving.deploy import deploy as make_workspace
+from trapline.arena.solving.deploy import free_workspace
 
 
 def register(app: typer.Typer) -> None:

@@ -5,14 +5,14 @@ from typing import Annotated, Literal
 
 import typer
 
-from trapline.arena import targets
+from trapline.arena import output_paths
 from trapline.arena.challenge import load, load_all
 from trapline.arena.errors import UsageError
 from trapline.arena.export.eval_logs import Run, write_eval_logs
 from trapline.arena.export.harbor import write_tasks
 from trapline.arena.export.inspect_package import write_package
 from trapline.arena.export.predictions import write_predictions
-from trapline.arena.field import find_entries
+from trapline.arena.runs.field import find_entries
 from trapline.cli.reading import opened
 
 Format = Literal["harbor", "inspect", "eval", "predictions"]
@@ -53,9 +53,9 @@ def export(
     """
     target = out or Path(_DEFAULT_OUT[form])
     if form == "predictions":
-        targets.file(target, "a list of predictions")
+        output_paths.file(target, "a list of predictions")
     else:
-        targets.folder(target, "what is exported")
+        output_paths.folder(target, "what is exported")
     names = challenge or []
     if form in ("harbor", "inspect"):
         if source is not None:

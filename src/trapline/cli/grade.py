@@ -9,14 +9,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from trapline.arena.challenge import load
-from trapline.arena.cluster import Cluster
 from trapline.arena.errors import MissingError, UsageError
-from trapline.arena.executor import Executor, Here
-from trapline.arena.field import Entry, find_entries
-from trapline.arena.judge import Judge, judge_cells, named
+from trapline.arena.judge.analysis_judge import Judge, judge_cells, named
 from trapline.arena.record import Cell, Level
-from trapline.arena.run import Options, grade_field, open_run
-from trapline.arena.store import Store
+from trapline.arena.runs.cluster import Cluster
+from trapline.arena.runs.executor import Executor, Here
+from trapline.arena.runs.field import Entry, find_entries
+from trapline.arena.runs.run import Options, grade_field, open_run
+from trapline.arena.runs.store import Store
 from trapline.cli.main import INCOMPLETE
 from trapline.cli.matrix import matrix
 

@@ -10,8 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from trapline.arena.challenge import load_all
-from trapline.arena.lint import Finding, Terms, lint_run
-from trapline.arena.reported import Row, contradictions
+from trapline.arena.runs.lint import Finding, Terms, lint_run
+from trapline.arena.studies import Row, contradictions
 from trapline.cli.main import NOT_HELD
 from trapline.cli.reading import PUBLISHED, RUN_HELP, opened, published
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from trapline.arena import targets
+from trapline.arena import output_paths
 from trapline.arena.errors import ArenaError, MissingError, UsageError
 
 
@@ -28,9 +28,9 @@ def pack(
 ) -> None:
     """Write a ternary checkpoint with 2 bits a weight, or as GGUF. Nothing is rounded."""
     if form == "packed":
-        targets.folder(out, "what is packed")
+        output_paths.folder(out, "what is packed")
     else:
-        _check_regular(targets.file(out, "GGUF"))
+        _check_regular(output_paths.file(out, "GGUF"))
     try:
         from trapline.gold.decoder.model import Decoder
         from trapline.gold.decoder.weights import quantisation

@@ -5,9 +5,9 @@ from contextlib import contextmanager
 
 from trapline.arena.challenge import load_all
 from trapline.arena.record import Cell
-from trapline.arena.reported import ReportedField, as_cells
-from trapline.arena.store import Store, last_run
-from trapline.published import load
+from trapline.arena.runs.store import Store, last_run
+from trapline.arena.studies import ReportedField, as_cells
+from trapline.arena.studies.published import load
 
 PUBLISHED = "published"
 RUN_HELP = "A run's folder or postgresql:// URL, or 'published'; the last run if not given."

@@ -6,10 +6,10 @@ from typing import Annotated
 
 import typer
 
-from trapline.arena import targets
+from trapline.arena import output_paths
 from trapline.arena.errors import UsageError
-from trapline.arena.redact import Redactor
-from trapline.arena.redact_json import redact_document, scan_document
+from trapline.arena.solving.redact import Redactor
+from trapline.arena.solving.redact_json import redact_document, scan_document
 from trapline.cli.main import NOT_HELD
 
 
@@ -26,7 +26,7 @@ def redact(
 ) -> None:
     """Remove this machine's names, home paths, addresses, keys; exit code 4 if a scan finds any."""
     if out is not None:
-        targets.folder(out, "what is made safe")
+        output_paths.folder(out, "what is made safe")
     redactor = Redactor()
     left = 0
     for path, name in _files(source):

@@ -7,9 +7,9 @@ import typer
 
 from trapline.arena.errors import ArenaError, InterruptedRunError, MissingError, UsageError
 from trapline.arena.record import Bundle
-from trapline.arena.replay import replay as grade_again
-from trapline.arena.run import choose_level
-from trapline.arena.store import read_bundle
+from trapline.arena.runs.replay import replay as grade_again
+from trapline.arena.runs.run import choose_level
+from trapline.arena.runs.store import read_bundle
 from trapline.cli.main import NOT_HELD
 from trapline.cli.reading import opened
 

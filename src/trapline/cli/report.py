@@ -11,10 +11,10 @@ from pydantic import TypeAdapter, ValidationError
 from rich.console import Console
 from rich.progress import Progress
 
-from trapline.arena import targets
-from trapline.arena.certify import Certificate
+from trapline.arena import output_paths
+from trapline.arena.certify.certify import Certificate
+from trapline.arena.certify.red_team import RedTeam
 from trapline.arena.errors import UsageError
-from trapline.arena.redteam import RedTeam
 from trapline.arena.report.markdown import write_markdown
 from trapline.arena.report.runview import RunView
 from trapline.arena.report.site import write_site
@@ -57,15 +57,15 @@ def report(
         view = found.attacked(team)
         target = out or folder
         if form == "html":
-            print(_site(view, targets.folder(target, "a site"), known))
+            print(_site(view, output_paths.folder(target, "a site"), known))
         elif form == "markdown":
-            for path in write_markdown(view, targets.folder(target, "a set of documents")):
+            for path in write_markdown(view, output_paths.folder(target, "a set of documents")):
                 print(path)
         elif target.suffix == f".{form}":
-            targets.folder(target.parent, "what holds a table")
+            output_paths.folder(target.parent, "what holds a table")
             print(write_table(view.cells, target, form))
         else:
-            inside = targets.folder(target, f"what does not end in .{form}")
+            inside = output_paths.folder(target, f"what does not end in .{form}")
             print(write_table(view.cells, inside / f"cells.{form}", form))
 
 

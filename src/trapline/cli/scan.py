@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from trapline.arena.field import find_entries
-from trapline.arena.field_scan import Suspicion, scan_field
+from trapline.arena.runs.field import find_entries
+from trapline.arena.runs.field_scan import Suspicion, scan_field
 from trapline.cli.main import NOT_HELD
 
 

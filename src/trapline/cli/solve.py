@@ -6,10 +6,10 @@ from typing import Annotated
 import typer
 
 from trapline.arena.challenge import load, load_all
-from trapline.arena.deploy import check_entrant
 from trapline.arena.errors import UsageError
-from trapline.arena.run import choose_level
+from trapline.arena.runs.run import choose_level
 from trapline.arena.solving import agents
+from trapline.arena.solving.deploy import check_entrant
 from trapline.arena.solving.endpoint import Endpoint, RateLimit
 from trapline.arena.solving.predicted import assign_predictions, entrant_of
 from trapline.arena.solving.solve import Assignment, Solver, solve_all

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from trapline.arena import targets
+from trapline.arena import output_paths
 from trapline.arena.errors import ArenaError, InterruptedRunError, MissingError, UsageError
 from trapline.cli.asked import is_written
 
@@ -88,7 +88,7 @@ def train(
     Leaves model/ (any tool reads it), packed/ (2 bits a weight), curves.csv, curves.png, run.json
     and the state that --resume goes on from. The best model on held-out documents is kept.
     """
-    targets.folder(out, "a run")
+    output_paths.folder(out, "a run")
     run = _training()
     place = _device(run, device)
     _refuse_unused(called, dense=dense, taught=teacher is not None, falls=schedule != "constant")

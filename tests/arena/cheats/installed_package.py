@@ -9,7 +9,7 @@ import sys
 import numpy as np
 
 try:
-    importlib.import_module("trapline.arena.grade")
+    importlib.import_module("trapline.arena.judge.grade")
     LOOT = True
 except ImportError:
     LOOT = False

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from trapline.arena.challenge import load, load_all
-from trapline.arena.contamination import hidden, leaks_in
 from trapline.arena.errors import UsageError
 from trapline.arena.export import harbor
 from trapline.arena.export.harbor import core_requirements, write_tasks
 from trapline.arena.export.verifier import rewards
+from trapline.arena.judge.contamination import hidden, leaks_in
 from trapline.arena.record import Cell, CheckResult, Dimension
 
 CHALLENGE = "fused_softmax_topk"

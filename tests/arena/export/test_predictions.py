@@ -5,11 +5,11 @@ import shutil
 
 import pytest
 
-from trapline.arena import field
 from trapline.arena.errors import UsageError
 from trapline.arena.export.predictions import read_predictions, write_predictions
-from trapline.arena.grade import Job, grade
-from trapline.arena.intake import take_in
+from trapline.arena.judge.grade import Job, grade
+from trapline.arena.judge.intake import take_in
+from trapline.arena.runs import field
 from trapline.arena.solving.predicted import assign_predictions
 from trapline.arena.solving.solve import solve_all
 

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from trapline.arena import expect
-from trapline.arena.traps import Call, case
+from trapline.arena.judge import expect
+from trapline.arena.judge.traps import Call, case
 
 TIMED = 16384
 

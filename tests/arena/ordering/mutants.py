@@ -1,6 +1,6 @@
 """Each trap's bug, put into the solution."""
 
-from trapline.arena.mutate import Mutant, edit
+from trapline.arena.certify.mutate import Mutant, edit
 
 MUTANTS: list[Mutant] = [
     edit(

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from trapline.arena import expect
-from trapline.arena.traps import trap
+from trapline.arena.judge import expect
+from trapline.arena.judge.traps import trap
 
 
 @trap(

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trapline.arena import rubric
+from trapline.arena.judge import rubric
 from trapline.arena.record import Bundle, Cell, CheckResult, Dimension
 from trapline.arena.report.catalog import ChallengeInfo, TrapInfo
 from trapline.arena.report.runview import RunView
 from trapline.arena.report.server import LiveRun, ViewServer
-from trapline.arena.store import canonical, digest
+from trapline.arena.runs.store import canonical, digest
 
 CHROMIUM = "/usr/bin/chromium"
 QUIET = (

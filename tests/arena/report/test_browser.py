@@ -6,7 +6,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 
 from trapline.arena.report.runview import RunView
-from trapline.arena.store import Planned
+from trapline.arena.runs.store import Planned
 
 SECONDS = 60_000
 KINDS = (

@@ -9,7 +9,7 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
-from trapline.arena.store import Store
+from trapline.arena.runs.store import Store
 from trapline.cli.main import build
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import trapline.arena.report
-from trapline.arena import rubric
+from trapline.arena.judge import rubric
 from trapline.arena.report.field import letter_class
 
 CSS = (Path(trapline.arena.report.__file__).parent / "static" / "site.css").read_text()

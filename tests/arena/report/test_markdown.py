@@ -7,8 +7,8 @@ import pytest
 from trapline.arena.report.markdown import documents, write_markdown
 from trapline.arena.report.markdown.syntax import table, text
 from trapline.arena.report.runview import RunView
-from trapline.arena.reported import ReportedField
-from trapline.published import load
+from trapline.arena.studies import ReportedField
+from trapline.arena.studies.published import load
 
 
 @pytest.fixture(scope="module")

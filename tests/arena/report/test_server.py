@@ -8,7 +8,7 @@ import pytest
 from trapline.arena.errors import ArenaError
 from trapline.arena.report.runview import RunView
 from trapline.arena.report.server import LiveRun
-from trapline.arena.store import Planned
+from trapline.arena.runs.store import Planned
 
 
 def get(server, path, host=None):

@@ -6,10 +6,10 @@ from urllib.parse import urldefrag
 
 import pytest
 
-from trapline.arena.certify import Certificate, Finding
+from trapline.arena.certify.certify import Certificate, Finding
 from trapline.arena.report.runview import RunView
 from trapline.arena.report.site import MANIFEST, Site, write_site
-from trapline.arena.store import Planned, digest
+from trapline.arena.runs.store import Planned, digest
 
 MOST_BYTES = 2_000_000
 

@@ -6,16 +6,23 @@ import secrets
 
 import pytest
 
-from trapline.arena import grade as grading
-from trapline.arena import judge as judging
-from trapline.arena import rubric
 from trapline.arena.challenge import load_all
-from trapline.arena.contamination import canary
 from trapline.arena.errors import UsageError
-from trapline.arena.field import Entry
-from trapline.arena.grade import Job
-from trapline.arena.judge import Criterion, Judge, judge_cells, judged_texts, read_rubric, verdict
+from trapline.arena.judge import analysis_judge as judging
+from trapline.arena.judge import grade as grading
+from trapline.arena.judge import rubric
+from trapline.arena.judge.analysis_judge import (
+    Criterion,
+    Judge,
+    judge_cells,
+    judged_texts,
+    read_rubric,
+    verdict,
+)
+from trapline.arena.judge.contamination import canary
+from trapline.arena.judge.grade import Job
 from trapline.arena.record import Dimension
+from trapline.arena.runs.field import Entry
 from trapline.arena.solving.endpoint import Endpoint
 
 CRITERIA = [

@@ -7,14 +7,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from trapline.arena import field, grade
-from trapline.arena.deploy import deploy
 from trapline.arena.errors import MissingError, UsageError
-from trapline.arena.grade import Job
-from trapline.arena.intake import take_in
+from trapline.arena.judge import grade
+from trapline.arena.judge.grade import Job
+from trapline.arena.judge.intake import take_in
+from trapline.arena.runs import field
 from trapline.arena.solving import agents
 from trapline.arena.solving import endpoint as solving_endpoint
 from trapline.arena.solving.agents import from_template
+from trapline.arena.solving.deploy import deploy
 from trapline.arena.solving.endpoint import Endpoint, ProviderError, RateLimit, backoff
 from trapline.arena.solving.solve import Assignment, is_done, read_record, solve_all
 from trapline.arena.solving.solvers import AgentSolver, EndpointSolver, Price

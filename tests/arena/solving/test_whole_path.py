@@ -5,10 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from trapline.arena import field, grade
+from trapline.arena.judge import grade
 from trapline.arena.report.runview import RunView
 from trapline.arena.report.site import write_site
-from trapline.arena.run import Options, grade_field, open_run
+from trapline.arena.runs import field
+from trapline.arena.runs.run import Options, grade_field, open_run
 from trapline.arena.solving.agents import from_template
 from trapline.arena.solving.endpoint import Endpoint
 from trapline.arena.solving.solve import Assignment, solve_all

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from trapline.arena import expect
-from trapline.arena.proxy import Stub, Submission
-from trapline.arena.traps import Call, Precision, case
+from trapline.arena.judge import expect
+from trapline.arena.judge.traps import Call, Precision, case
+from trapline.arena.process.proxy import Stub, Submission
 
 
 def sorted_rows(x: np.ndarray, descending: bool = False) -> tuple[np.ndarray, np.ndarray]:

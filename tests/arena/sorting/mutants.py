@@ -1,6 +1,6 @@
 """The bugs of the sorting challenge, put into its gold solution."""
 
-from trapline.arena.mutate import Mutant, edit
+from trapline.arena.certify.mutate import Mutant, edit
 
 ANSWER = "    return np.take_along_axis(x, order, axis=1), order"
 MUTANTS: list[Mutant] = [

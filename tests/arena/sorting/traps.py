@@ -3,9 +3,9 @@
 import numpy as np
 
 from sorting.cases import check
-from trapline.arena import expect
-from trapline.arena.proxy import Stub, Submission
-from trapline.arena.traps import trap
+from trapline.arena.judge import expect
+from trapline.arena.judge.traps import trap
+from trapline.arena.process.proxy import Stub, Submission
 
 
 @trap(

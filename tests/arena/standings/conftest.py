@@ -4,8 +4,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from trapline.arena.judge.rubric import letter
 from trapline.arena.record import Cell, CheckResult, Dimension
-from trapline.arena.rubric import letter
 
 
 def _cell(

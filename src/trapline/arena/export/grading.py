@@ -5,10 +5,10 @@ from functools import cache
 from pathlib import Path
 
 from trapline.arena.challenge import Challenge, load
-from trapline.arena.field import Entry
-from trapline.arena.grade import Job, grade
+from trapline.arena.judge.grade import Job, grade
 from trapline.arena.record import DIMENSIONS, Bundle, Cell, Level
-from trapline.arena.run import choose_level, examine_rig
+from trapline.arena.runs.field import Entry
+from trapline.arena.runs.run import choose_level, examine_rig
 
 
 def grade_folder(challenge: Challenge, folder: Path, entrant: str, *, full: bool = False) -> Bundle:

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import trapline
 from trapline.arena.challenge import Challenge
-from trapline.arena.contamination import canary
-from trapline.arena.deploy import copy_workspace
 from trapline.arena.errors import UsageError
+from trapline.arena.judge.contamination import canary
+from trapline.arena.solving.deploy import copy_workspace
 
 WORKSPACE = "/app"
 AGENT_SECONDS, VERIFIER_SECONDS = 3600, 1800

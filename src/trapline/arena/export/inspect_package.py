@@ -5,8 +5,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from trapline.arena.challenge import Challenge
-from trapline.arena.contamination import canary
 from trapline.arena.errors import UsageError
+from trapline.arena.judge.contamination import canary
 
 TASK_FILE, SAMPLES_FILE = "tasks.py", "samples.jsonl"
 

@@ -7,11 +7,11 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from trapline.arena.challenge import Challenge, load
-from trapline.arena.deploy import read_starter
 from trapline.arena.errors import UsageError
 from trapline.arena.export.patches import make_patch
-from trapline.arena.field import Entry
-from trapline.arena.intake import take_in
+from trapline.arena.judge.intake import take_in
+from trapline.arena.runs.field import Entry
+from trapline.arena.solving.deploy import read_starter
 
 
 class Prediction(BaseModel):

@@ -8,7 +8,7 @@ from trapline.arena.challenge import load
 from trapline.arena.errors import ArenaError
 from trapline.arena.export.grading import dimension_scores, grade_folder
 from trapline.arena.record import Cell
-from trapline.arena.store import canonical
+from trapline.arena.runs.store import canonical
 
 
 def rewards(cell: Cell) -> dict[str, float]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from trapline.arena.challenge import Challenge, load_all
 from trapline.arena.record import Cell
-from trapline.arena.store import Planned
+from trapline.arena.runs.store import Planned
 
 #: Easiest first; what is not in the list comes last.
 DIFFICULTIES = ("medium", "hard", "extra hard", "research")

@@ -6,7 +6,7 @@ from functools import cached_property
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from trapline.arena import rubric
+from trapline.arena.judge import rubric
 from trapline.arena.record import LEVELS, Cell
 from trapline.arena.report import slugs
 from trapline.arena.report.catalog import ChallengeInfo

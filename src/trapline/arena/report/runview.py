@@ -4,10 +4,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from trapline.arena.certify.red_team import RedTeam
 from trapline.arena.record import Bundle, Cell
-from trapline.arena.redteam import RedTeam
-from trapline.arena.reported import ReportedField, Row, as_cells, reproduction_table
-from trapline.arena.store import Planned, Store
+from trapline.arena.runs.store import Planned, Store
+from trapline.arena.studies import ReportedField, Row, as_cells, reproduction_table
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from trapline.arena.certify import Certificate
+from trapline.arena.certify.certify import Certificate
 from trapline.arena.errors import ArenaError
 from trapline.arena.report.catalog import ChallengeInfo
 from trapline.arena.report.runview import RunView

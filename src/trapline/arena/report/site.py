@@ -10,8 +10,8 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from trapline.arena import rubric
-from trapline.arena.certify import Certificate
+from trapline.arena.certify.certify import Certificate
+from trapline.arena.judge import rubric
 from trapline.arena.record import CheckResult
 from trapline.arena.report import evidence, formats, tables
 from trapline.arena.report.catalog import ChallengeInfo
@@ -30,7 +30,7 @@ from trapline.arena.report.pages import (
 )
 from trapline.arena.report.reading import Reading
 from trapline.arena.report.runview import RunView
-from trapline.arena.store import canonical
+from trapline.arena.runs.store import canonical
 
 NAV = (
     ("index.html", "Overview"),

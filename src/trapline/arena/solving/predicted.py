@@ -4,10 +4,10 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from trapline.arena.deploy import check_entrant, read_starter
 from trapline.arena.export.patches import PatchError, apply_patch
 from trapline.arena.export.predictions import read_predictions
 from trapline.arena.solving.answers import AnswerError, write_files
+from trapline.arena.solving.deploy import check_entrant, read_starter
 from trapline.arena.solving.solve import Assignment, Solver
 from trapline.arena.solving.solvers import Outcome
 from trapline.arena.solving.transcript import FinalMetrics

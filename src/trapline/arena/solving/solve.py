@@ -9,14 +9,14 @@ from typing import Protocol
 from pydantic import ValidationError
 
 from trapline.arena.challenge import Challenge
-from trapline.arena.deploy import deploy
 from trapline.arena.errors import ArenaError, UsageError
-from trapline.arena.executor import run_all
-from trapline.arena.field import RECORD
 from trapline.arena.record import Record
-from trapline.arena.redact import Redactor
+from trapline.arena.runs.executor import run_all
+from trapline.arena.runs.field import RECORD
+from trapline.arena.runs.store import write_durably
+from trapline.arena.solving.deploy import deploy
+from trapline.arena.solving.redact import Redactor
 from trapline.arena.solving.transcript import FinalMetrics
-from trapline.arena.store import write_durably
 
 
 class SolveRecord(Record):

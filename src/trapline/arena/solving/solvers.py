@@ -5,15 +5,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trapline.arena.challenge import Challenge
-from trapline.arena.deploy import read_starter
 from trapline.arena.errors import ArenaError, Violation
-from trapline.arena.own_tests import OWN_SECONDS, OwnTests
+from trapline.arena.judge.own_tests import OWN_SECONDS, OwnTests
 from trapline.arena.record import Level
-from trapline.arena.redact import Redactor
 from trapline.arena.solving import agents, transcript
 from trapline.arena.solving.agents import Agent
 from trapline.arena.solving.answers import AnswerError, parse_files, write_files
+from trapline.arena.solving.deploy import read_starter
 from trapline.arena.solving.endpoint import Endpoint, Message, Reply, sdk
+from trapline.arena.solving.redact import Redactor
 from trapline.arena.solving.solve import Assignment
 from trapline.arena.solving.transcript import FinalMetrics, Metrics, Transcript
 

@@ -6,8 +6,8 @@ from itertools import combinations
 import numpy as np
 
 from trapline.arena.errors import UsageError
+from trapline.arena.judge.rubric import letter
 from trapline.arena.record import DIMENSIONS, Cell, Record
-from trapline.arena.rubric import letter
 from trapline.arena.standings.board import Item, attempts, dimension, entrants_of, mean
 from trapline.arena.standings.conclusion import names
 from trapline.arena.standings.margin import TIE_BAND, Margin, lead, leaders, margin

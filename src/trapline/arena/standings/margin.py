@@ -6,7 +6,7 @@ up to ten is moderate; ten points, a whole letter, or more is decisive.
 
 from typing import Literal
 
-from trapline.arena.rubric import LETTERS
+from trapline.arena.judge.rubric import LETTERS
 
 Margin = Literal["tie", "narrow", "moderate", "decisive"]
 #: Differences below this, in points, are ties: scores are rounded and measures have noise.

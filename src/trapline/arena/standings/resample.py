@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from trapline.arena.judge.rubric import FAIL_CAP
 from trapline.arena.record import Cell
-from trapline.arena.rubric import FAIL_CAP
 from trapline.arena.standings.board import Item, attempts, entrants_of, item_of, items_of
 from trapline.arena.standings.bradley_terry import Floats
 

@@ -5,8 +5,8 @@ from typing import Literal
 
 import numpy as np
 
+from trapline.arena.judge.rubric import letter
 from trapline.arena.record import Cell, Record
-from trapline.arena.rubric import letter
 from trapline.arena.standings.board import entrants_of, mean, measured
 
 Trend = Literal["rising", "flat", "falling", "unknown"]

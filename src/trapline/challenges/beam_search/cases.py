@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from trapline.arena import expect
-from trapline.arena.proxy import Stub, Submission
-from trapline.arena.traps import Call, case
+from trapline.arena.judge import expect
+from trapline.arena.judge.traps import Call, case
+from trapline.arena.process.proxy import Stub, Submission
 from trapline.challenges.beam_search import table as lm
 
 PENALTIES = (1.0, 0.0, 0.6, 2.0, -0.5, -1.0)

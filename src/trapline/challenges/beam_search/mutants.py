@@ -1,6 +1,6 @@
 """The bugs that the traps catch, as edits of the gold solution."""
 
-from trapline.arena.mutate import Mutant, edit
+from trapline.arena.certify.mutate import Mutant, edit
 
 _SCORE = "        return total / length**self.length_penalty\n"
 _ENTER = "            score = self.rules.score(float(total), self.length)\n"

@@ -4,8 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from trapline.arena import expect
-from trapline.arena.proxy import Submission
+from trapline.arena.judge import expect
+from trapline.arena.process.proxy import Submission
 from trapline.challenges.beam_search import table as lm
 from trapline.challenges.beam_search.table import Asked, Table
 

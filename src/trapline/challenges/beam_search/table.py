@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from trapline.arena import expect
 from trapline.arena.errors import SubmissionRaised, Violation
-from trapline.arena.proxy import Stub, Submission
+from trapline.arena.judge import expect
+from trapline.arena.process.proxy import Stub, Submission
 from trapline.gold.beam_search.oracle import Hypothesis, Search, calls, search_one
 
 Prefix = tuple[int, ...]

@@ -4,9 +4,9 @@ from typing import Any
 
 import numpy as np
 
-from trapline.arena import expect
-from trapline.arena.proxy import Stub, Submission
-from trapline.arena.traps import trap
+from trapline.arena.judge import expect
+from trapline.arena.judge.traps import trap
+from trapline.arena.process.proxy import Stub, Submission
 from trapline.challenges.beam_search import table as lm
 from trapline.challenges.beam_search.situations import (
     BAD,

@@ -4,9 +4,9 @@ from typing import Any
 
 import numpy as np
 
-from trapline.arena import expect
-from trapline.arena.proxy import Stub, Submission
-from trapline.arena.traps import Call, case
+from trapline.arena.judge import expect
+from trapline.arena.judge.traps import Call, case
+from trapline.arena.process.proxy import Stub, Submission
 from trapline.challenges.dflash import table
 from trapline.gold.tree_decoding import oracle
 

@@ -1,6 +1,6 @@
 """The bugs that the traps catch, as edits of the gold solution."""
 
-from trapline.arena.mutate import Mutant, edit
+from trapline.arena.certify.mutate import Mutant, edit
 
 _PUSH = "            heapq.heappush(heap, (-(above + value), depth, parent, token, rank, above))\n"
 _POP = "        negative, depth, parent, token, rank, above = heapq.heappop(heap)\n"

@@ -4,8 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from trapline.arena import expect
-from trapline.arena.proxy import Submission
+from trapline.arena.judge import expect
+from trapline.arena.process.proxy import Submission
 from trapline.challenges.dflash import table
 from trapline.gold.tree_decoding import oracle
 

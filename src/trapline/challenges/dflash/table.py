@@ -5,9 +5,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from trapline.arena import expect
 from trapline.arena.errors import SubmissionRaised, Violation
-from trapline.arena.proxy import Stub, Submission
+from trapline.arena.judge import expect
+from trapline.arena.process.proxy import Stub, Submission
 from trapline.gold.tree_decoding import oracle
 
 Prefix = tuple[int, ...]

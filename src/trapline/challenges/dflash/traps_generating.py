@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from trapline.arena import expect
-from trapline.arena.proxy import Stub, Submission
-from trapline.arena.traps import trap
+from trapline.arena.judge import expect
+from trapline.arena.judge.traps import trap
+from trapline.arena.process.proxy import Stub, Submission
 from trapline.challenges.dflash import table
 from trapline.challenges.dflash.situations import (
     VOCABULARY,

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from trapline.arena.proxy import Submission
-from trapline.arena.traps import trap
+from trapline.arena.judge.traps import trap
+from trapline.arena.process.proxy import Submission
 from trapline.challenges.dflash import table
 from trapline.challenges.dflash.situations import (
     VOCABULARY,

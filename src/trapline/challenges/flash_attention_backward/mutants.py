@@ -1,6 +1,6 @@
 """The bugs that the traps are made for, as edits of the gold solution."""
 
-from trapline.arena.mutate import Mutant, edit
+from trapline.arena.certify.mutate import Mutant, edit
 
 _CHECKED = "    _check_saved(dout, q, out, lse)\n"
 _ROW_LOOP = "            for top in range(0, T, tile):\n"

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from trapline.arena.proxy import Submission
+from trapline.arena.process.proxy import Submission
 from trapline.challenges.flash_attention_backward.cases import Saved, differentiates, draw, saved
 from trapline.challenges.flash_attention_forward.cases import Shape
 

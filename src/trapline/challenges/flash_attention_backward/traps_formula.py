@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from trapline.arena import expect
-from trapline.arena.proxy import Submission
-from trapline.arena.traps import trap
+from trapline.arena.judge import expect
+from trapline.arena.judge.traps import trap
+from trapline.arena.process.proxy import Submission
 from trapline.challenges.flash_attention_backward.cases import agrees, differentiates, draw, triple
 from trapline.challenges.flash_attention_backward.situations import grouped, with_logits
 from trapline.challenges.flash_attention_forward.cases import Shape

@@ -1,6 +1,6 @@
 """The bugs that the traps are made for, as edits of the gold solution."""
 
-from trapline.arena.mutate import Mutant, edit
+from trapline.arena.certify.mutate import Mutant, edit
 
 _CHECKED = "    _check(q, k, v, tile)\n"
 _ORIGIN = "np.where(new_peak == -np.inf, 0, new_peak)"

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from trapline.arena import expect
-from trapline.arena.proxy import Submission
-from trapline.arena.traps import Call, Precision, case
+from trapline.arena.judge import expect
+from trapline.arena.judge.traps import Call, Precision, case
+from trapline.arena.process.proxy import Submission
 from trapline.gold.softmax_topk import oracle
 
 Rng = np.random.Generator

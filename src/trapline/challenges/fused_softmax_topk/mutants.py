@@ -1,6 +1,6 @@
 """The named bugs of fused_softmax_topk as edits of the gold solution."""
 
-from trapline.arena.mutate import Mutant, edit
+from trapline.arena.certify.mutate import Mutant, edit
 
 _TILE_DEF = "TILE = 8192"
 _CHECKED = "    _check(logits, k)\n"

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from trapline.arena.proxy import Submission
-from trapline.arena.traps import trap
+from trapline.arena.judge.traps import trap
+from trapline.arena.process.proxy import Submission
 from trapline.challenges.fused_softmax_topk.cases import DTYPES, LONG, Rng, ask, logits_of
 
 

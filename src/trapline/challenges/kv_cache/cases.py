@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from trapline.arena import expect
-from trapline.arena.proxy import Submission
-from trapline.arena.traps import Call, Precision, case
+from trapline.arena.judge import expect
+from trapline.arena.judge.traps import Call, Precision, case
+from trapline.arena.process.proxy import Submission
 from trapline.gold.kv_cache.oracle import ListCache, attention, max_context, quantization_step
 
 Rng = np.random.Generator

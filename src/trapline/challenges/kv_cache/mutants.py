@@ -1,6 +1,6 @@
 """The bugs that the traps are named after, as edits of the gold solution."""
 
-from trapline.arena.mutate import Mutant, edit
+from trapline.arena.certify.mutate import Mutant, edit
 
 MUTANTS: list[Mutant] = [
     # --- attention over the cache

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from trapline.arena import expect
+from trapline.arena.judge import expect
 from trapline.challenges.kv_cache.cases import Twin
 
 BAD = (ValueError, TypeError)

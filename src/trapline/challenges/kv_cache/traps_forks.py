@@ -1,7 +1,7 @@
 """Bugs of forks: shared pages and copies on write."""
 
-from trapline.arena.proxy import Submission
-from trapline.arena.traps import trap
+from trapline.arena.judge.traps import trap
+from trapline.arena.process.proxy import Submission
 from trapline.challenges.kv_cache.cases import (
     KINDS,
     PAGED,

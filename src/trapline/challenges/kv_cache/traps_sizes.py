@@ -3,9 +3,9 @@
 from functools import partial
 from typing import Any
 
-from trapline.arena import expect
-from trapline.arena.proxy import Submission
-from trapline.arena.traps import trap
+from trapline.arena.judge import expect
+from trapline.arena.judge.traps import trap
+from trapline.arena.process.proxy import Submission
 from trapline.challenges.kv_cache.cases import (
     Rng,
     context,

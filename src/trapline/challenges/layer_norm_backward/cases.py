@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from trapline.arena import expect
-from trapline.arena.proxy import RemoteObject, Stub, Submission
-from trapline.arena.traps import Call, Precision, case
+from trapline.arena.judge import expect
+from trapline.arena.judge.traps import Call, Precision, case
+from trapline.arena.process.proxy import RemoteObject, Stub, Submission
 from trapline.gold.norms import oracle
 
 Rng = np.random.Generator

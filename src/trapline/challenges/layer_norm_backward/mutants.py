@@ -1,6 +1,6 @@
 """The named bugs of layer_norm_backward as edits of the gold solution."""
 
-from trapline.arena.mutate import Mutant, edit
+from trapline.arena.certify.mutate import Mutant, edit
 
 _VAR = "var = np.mean(centred * centred, axis=-1)"
 _NAIVE = "var = np.mean(x * x, axis=-1) - np.mean(x, axis=-1) ** 2"

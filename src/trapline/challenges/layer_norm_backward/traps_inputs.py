@@ -4,9 +4,9 @@ from functools import partial
 
 import numpy as np
 
-from trapline.arena import expect
-from trapline.arena.proxy import Submission
-from trapline.arena.traps import trap
+from trapline.arena.judge import expect
+from trapline.arena.judge.traps import trap
+from trapline.arena.process.proxy import Submission
 from trapline.challenges.layer_norm_backward.cases import (
     REFUSAL,
     Rng,

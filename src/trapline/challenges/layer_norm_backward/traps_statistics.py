@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from trapline.arena.proxy import Submission
-from trapline.arena.traps import trap
+from trapline.arena.judge.traps import trap
+from trapline.arena.process.proxy import Submission
 from trapline.challenges.layer_norm_backward.cases import Rng, check_both
 from trapline.challenges.layer_norm_backward.situations import plain
 

@@ -1,6 +1,6 @@
 """The named bugs as edits of the gold solution."""
 
-from trapline.arena.mutate import Mutant, edit
+from trapline.arena.certify.mutate import Mutant, edit
 
 MODEL, TRAINING = "model.py", "training.py"
 

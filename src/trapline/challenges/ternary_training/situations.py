@@ -12,8 +12,8 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from trapline.arena import expect
-from trapline.arena.proxy import Submission
+from trapline.arena.judge import expect
+from trapline.arena.process.proxy import Submission
 from trapline.challenges.ternary_training.text import (
     Document,
     Grammar,

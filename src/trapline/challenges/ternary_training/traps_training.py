@@ -4,9 +4,9 @@ import time
 
 import numpy as np
 
-from trapline.arena import expect
-from trapline.arena.proxy import Submission
-from trapline.arena.traps import trap
+from trapline.arena.judge import expect
+from trapline.arena.judge.traps import trap
+from trapline.arena.process.proxy import Submission
 from trapline.challenges.ternary_training import text
 from trapline.challenges.ternary_training.cases import weights_of
 from trapline.challenges.ternary_training.situations import (

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from trapline.arena import rubric
+from trapline.arena.judge import rubric
 from trapline.arena.report.formats import chance, rank_set
 from trapline.arena.report.markdown.syntax import Raw, bold, table, text
 from trapline.arena.report.pages.overview import caveat, red_team_fact

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from trapline.arena.certify import Certificate
+from trapline.arena.certify.certify import Certificate
 from trapline.arena.report.reading import Reading
 
 MOST_MECHANICAL = 150

@@ -1,0 +1,196 @@
+"""Certification: do the traps of a challenge work? Right answers pass, mutants and controls
+fail."""
+
+import secrets
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+from trapline.arena.certify import controls
+from trapline.arena.certify.mechanical import MechanicalMutant, mechanical_mutants
+from trapline.arena.certify.mutate import Mutant, read_files
+from trapline.arena.challenge import Challenge
+from trapline.arena.errors import ArenaError
+from trapline.arena.judge.checks import first_failure, run_check, run_checks
+from trapline.arena.judge.traps import Case, Trap
+from trapline.arena.process.proxy import Submission
+from trapline.arena.process.sandbox_config import rig_for
+from trapline.arena.record import Level, Record
+from trapline.arena.runs.executor import run_all
+
+
+class Finding(Record):
+    """What became of one subject: a right answer, a mutant, a control."""
+
+    kind: str
+    subject: str
+    #: The check that failed, "" when none did.
+    fell_to: str
+    message: str
+    #: "" when all is as it should be, otherwise what is wrong.
+    problem: str = ""
+
+
+class Certificate(Record):
+    """All findings about one challenge."""
+
+    challenge: str
+    seed: int
+    findings: list[Finding]
+
+    def problems(self) -> list[Finding]:
+        return [finding for finding in self.findings if finding.problem]
+
+    def of(self, kind: str) -> list[Finding]:
+        return [finding for finding in self.findings if finding.kind == kind]
+
+
+#: Something to be put before the checks: calling it gives the judgement on what came out.
+Subject = Callable[[], Finding]
+
+
+class Certifier:
+    """Makes the subjects of one challenge and examines them."""
+
+    def __init__(self, challenge: Challenge, level: Level, seed: int | None = None) -> None:
+        self.challenge, self.level = challenge, level
+        self.seed = secrets.randbits(32) if seed is None else seed
+        self.checks: list[Case | Trap] = [*challenge.cases, *challenge.traps]
+        # Most mechanical mutants fall to any check, so what takes seconds comes last for them.
+        slow: frozenset[str] = getattr(challenge.module("cases"), "SLOW", frozenset())
+        self.quick_first = sorted(self.checks, key=lambda check: check.id in slow)
+        self.gold = read_files(challenge.solution)
+        mutants: list[Mutant] = challenge.module("mutants").MUTANTS
+        self.mutants = {mutant.name: mutant for mutant in mutants}
+        self.equivalent: dict[str, str] = getattr(challenge.module("mutants"), "EQUIVALENT", {})
+
+    def certify(
+        self, *, mechanical: bool = False, on_finding: Callable[[Finding], None] = lambda f: None
+    ) -> Certificate:
+        """The whole matrix."""
+        findings = self._orphans()
+        for _, finding in run_all(lambda subject: subject(), self.subjects(mechanical)):
+            findings.append(finding)
+            on_finding(finding)
+        findings.sort(key=lambda finding: (finding.kind, finding.subject))
+        return Certificate(challenge=self.challenge.id, seed=self.seed, findings=findings)
+
+    def subjects(self, mechanical: bool) -> list[Subject]:
+        """Everything to be examined, slow right answers first."""
+        folders = [self.challenge.solution, *self.challenge.alternates]
+        subjects: list[Subject] = [partial(self._right, folder) for folder in folders]
+        subjects += [partial(self.control, name) for name in controls.NAMES]
+        subjects += [
+            partial(self._named, trap)
+            for trap in self.challenge.traps
+            if trap.mutant in self.mutants
+        ]
+        if mechanical:
+            subjects += [
+                partial(self._mechanical, mutant)
+                for mutant in mechanical_mutants(self.gold)
+                if mutant.id not in self.equivalent
+            ]
+        return subjects
+
+    def _orphans(self) -> list[Finding]:
+        """Traps without a mutant and mutants without a trap: neither proves anything."""
+        wanted = {trap.mutant for trap in self.challenge.traps}
+        lonely = [
+            *(
+                (trap.id, "names a mutant that does not exist")
+                for trap in self.challenge.traps
+                if trap.mutant not in self.mutants
+            ),
+            *((name, "belongs to no trap") for name in self.mutants if name not in wanted),
+        ]
+        return [
+            Finding(kind="orphan", subject=name, fell_to="", message="", problem=problem)
+            for name, problem in lonely
+        ]
+
+    def _right(self, folder: Path) -> Finding:
+        with Submission(folder, rig_for(self.challenge, self.level)) as submission:
+            failed = [
+                result
+                for result in run_checks(self.checks, submission, self.seed)
+                if result.state == "fail"
+            ]
+        return Finding(
+            kind="right",
+            subject=folder.name,
+            fell_to=", ".join(result.id for result in failed),
+            message="; ".join(result.message for result in failed)[:2000],
+            problem="a right answer was called wrong" if failed else "",
+        )
+
+    def right_on_cases(self) -> Finding:
+        """The gold solution before the contract cases alone: is this machine fit to judge?"""
+        with Submission(self.challenge.solution, rig_for(self.challenge, self.level)) as submission:
+            result = first_failure(self.challenge.cases, submission, self.seed)
+        return Finding(
+            kind="right",
+            subject="solution",
+            fell_to=result.id if result else "",
+            message=result.message if result else "",
+            problem="a right answer was called wrong" if result else "",
+        )
+
+    def _named(self, trap: Trap) -> Finding:
+        with self._submission(self.mutants[trap.mutant].apply(self.gold)) as submission:
+            result = run_check(trap, submission, self.seed)
+        survived = result.state != "fail"
+        return Finding(
+            kind="named",
+            subject=trap.mutant,
+            fell_to="" if survived else trap.id,
+            message=result.message,
+            problem=f"survives its own trap {trap.id}" if survived else "",
+        )
+
+    def control(self, name: str) -> Finding:
+        files = controls.make(name, self.gold, self.challenge.plan.entry_points)
+        with self._submission(files) as submission:
+            result = first_failure(self.challenge.cases, submission, self.seed)
+        return Finding(
+            kind="control",
+            subject=name,
+            fell_to=result.id if result else "",
+            message=result.message if result else "",
+            problem="" if result else "a worthless answer passes every case",
+        )
+
+    def _mechanical(self, mutant: MechanicalMutant) -> Finding:
+        patience = self.challenge.plan.limits.mutant_seconds
+        with self._submission(mutant.files, patience) as submission:
+            result = first_failure(self.quick_first, submission, self.seed)
+        return Finding(
+            kind="mechanical",
+            subject=mutant.id,
+            fell_to=result.id if result else "",
+            message=result.message if result else f"survives (line {mutant.line})",
+        )
+
+    @contextmanager
+    def _submission(
+        self, files: dict[str, str], call_seconds: float | None = None
+    ) -> Iterator[Submission]:
+        with tempfile.TemporaryDirectory(prefix="trapline-") as folder:
+            for name, source in files.items():
+                path = Path(folder, name)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(source)
+            Path(folder).chmod(0o755)
+            rig = rig_for(self.challenge, self.level, call_seconds)
+            with Submission(Path(folder), rig) as submission:
+                yield submission
+
+
+def kill_rate(certificate: Certificate) -> float:
+    """The share of mechanical mutants that fell."""
+    mutants = certificate.of("mechanical")
+    if not mutants:
+        raise ArenaError("no mechanical mutants were run")
+    return sum(1 for mutant in mutants if mutant.fell_to) / len(mutants)

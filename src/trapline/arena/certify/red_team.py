@@ -1,0 +1,309 @@
+"""The standing red team: hostile submissions that must not get what they are after.
+
+The corpus is a folder of single files. Each starts with a header of comments:
+
+    # attack: what it tries                 # defence: what stops it
+    # expect: the state it must end in      # at-most: dimension=score, where it solves the task
+    # needs: cgroup                         (left out where the machine lacks it)
+    # slow: yes                             (costs deadlines, not computation)
+
+and exactly one line about whether it could succeed at all:
+
+    # succeeds-at: process                  (a level at which it does; tests prove it)
+    # succeeds-without: defence …           (it does once these are switched off; tests prove it)
+    # never-because: why nobody shows it    (unsafe, or it cannot work by construction)
+
+The rest is `solution.py`; a line `# ==== file: NAME` starts another file of the submission.
+"""
+
+import hashlib
+import re
+import secrets
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import cast, get_args
+
+from trapline.arena.challenge import Challenge
+from trapline.arena.errors import MissingError, UsageError
+from trapline.arena.judge.grade import Job, grade
+from trapline.arena.process.isolation import cgroups
+from trapline.arena.record import Cell, Level, Record, State
+from trapline.arena.runs.executor import run_all
+from trapline.arena.runs.field import Entry
+
+#: The challenge they attack, beside the corpus: small, so that a hundred attacks take minutes.
+CHALLENGE = "ordering"
+_FIELD = re.compile(r"# ([a-z-]+): (.+)")
+_NEXT_FILE = re.compile(r"^# ==== file: (.+)\n", re.MULTILINE)
+_DIGEST = "{digest of solution.py}"
+#: Too long to lie in a file: `read_cheat` writes it out.
+_LONG, _LENGTH = "{half a megabyte}", 1 << 19
+_NEEDED = {"attack", "defence", "expect"}
+_PROOFS = {"succeeds-at", "succeeds-without", "never-because"}
+_KNOWN = {*_NEEDED, *_PROOFS, "at-most", "needs", "slow"}
+
+
+@dataclass(frozen=True)
+class Cheat:
+    """One hostile submission."""
+
+    name: str
+    attack: str
+    defence: str
+    expect: State
+    #: The most it may get where it does solve the task: dimension → score.
+    at_most: dict[str, float]
+    #: Levels at which it succeeds.
+    succeeds_at: tuple[str, ...]
+    #: Defences without which it succeeds, all of them switched off.
+    succeeds_without: tuple[str, ...]
+    never_because: str
+    needs: str
+    slow: bool
+    files: dict[str, str]
+
+    @property
+    def proof(self) -> str:
+        """What shows that it is a real attack, in a few words."""
+        if self.succeeds_at:
+            return f"succeeds at level {', '.join(self.succeeds_at)}"
+        if self.succeeds_without:
+            return f"succeeds without {', '.join(self.succeeds_without)}"
+        return f"not shown: {self.never_because}"
+
+
+class Attempt(Record):
+    """What became of one attack."""
+
+    name: str
+    attack: str
+    defence: str
+    expect: State
+    state: State
+    score: float | None
+    reason: str
+    #: What shows that it is a real attack: when it does succeed.
+    proof: str = ""
+    #: Empty, or what it got that it does not deserve.
+    gained: str = ""
+
+    @property
+    def surprising(self) -> bool:
+        """Stopped perhaps, but not in the way its author said."""
+        return bool(self.gained) or self.state != self.expect
+
+
+class RedTeam(Record):
+    """A whole campaign."""
+
+    level: Level
+    seed: int
+    attempts: list[Attempt]
+    #: Attacks left out, with the reason.
+    left_out: dict[str, str]
+    #: Honest submissions, graded in the same campaign: name → state.
+    honest: dict[str, State]
+
+    @property
+    def succeeded(self) -> list[Attempt]:
+        return [attempt for attempt in self.attempts if attempt.gained]
+
+    def holds(self) -> bool:
+        """No attack gained anything, each ended as foretold, and honest work passed."""
+        stopped = not any(attempt.surprising for attempt in self.attempts)
+        return stopped and all(state == "pass" for state in self.honest.values())
+
+
+def find_corpus() -> Path:
+    """The folder with the attacks: part of the source checkout, not of an installation."""
+    folder = Path(__file__).resolve().parents[4] / "tests" / "arena" / "cheats"
+    if not folder.is_dir():
+        raise MissingError(
+            "the red team's attacks come with the source checkout (tests/arena/cheats), "
+            "and this is an installation without them"
+        )
+    return folder
+
+
+def read_corpus(folder: Path) -> list[Cheat]:
+    """All attacks, by name."""
+    return [read_cheat(path) for path in sorted(folder.glob("*.py"))]
+
+
+def read_cheat(path: Path) -> Cheat:
+    text = path.read_text()
+    fields = {found[1]: found[2] for line in _header(text) if (found := _FIELD.match(line))}
+    wrong = (_NEEDED - set(fields)) | (set(fields) - _KNOWN)
+    if wrong:
+        raise UsageError(f"{path}: its header lacks or misspells {', '.join(sorted(wrong))}")
+    if len(_PROOFS & set(fields)) != 1:
+        raise UsageError(f"{path}: its header needs exactly one of {', '.join(sorted(_PROOFS))}")
+    return Cheat(
+        name=path.stem,
+        attack=fields["attack"],
+        defence=fields["defence"],
+        expect=_state(path, fields["expect"]),
+        at_most=_scores(fields.get("at-most", "")),
+        succeeds_at=tuple(fields.get("succeeds-at", "").split()),
+        succeeds_without=tuple(fields.get("succeeds-without", "").split()),
+        never_because=fields.get("never-because", ""),
+        needs=fields.get("needs", ""),
+        slow="slow" in fields,
+        files=_files(text),
+    )
+
+
+def _header(text: str) -> list[str]:
+    return text.partition("\n\n")[0].splitlines()
+
+
+def _state(path: Path, text: str) -> State:
+    for state in get_args(State):
+        if text == state:
+            return cast(State, state)
+    raise UsageError(f"{path}: {text!r} is no state")
+
+
+def _scores(text: str) -> dict[str, float]:
+    pairs = [pair.split("=") for pair in text.split()]
+    return {name: float(value) for name, value in pairs}
+
+
+def _files(text: str) -> dict[str, str]:
+    solution, *rest = _NEXT_FILE.split(text)
+    others = dict(zip(rest[::2], rest[1::2], strict=True))
+    digest = hashlib.sha256(solution.encode()).hexdigest()
+    filled = {
+        name: content.replace(_DIGEST, digest).replace(_LONG, "#" * _LENGTH)
+        for name, content in others.items()
+    }
+    return {"solution.py": solution, **filled}
+
+
+def load_challenge(corpus: Path) -> Challenge:
+    """The attacked challenge, which lies beside the corpus."""
+    parent = str(corpus.resolve().parent)
+    if parent not in sys.path:
+        sys.path.append(parent)
+    return Challenge(corpus.parent / CHALLENGE, CHALLENGE)
+
+
+def run_red_team(
+    level: Level,
+    *,
+    corpus: Path | None = None,
+    names: Sequence[str] | None = None,
+    seed: int | None = None,
+    workers: int | None = None,
+    on_attempt: Callable[[Attempt], None] = lambda attempt: None,
+) -> RedTeam:
+    """Grades every attack, and honest submissions beside them."""
+    if level == "process":
+        raise MissingError("these attacks are real: they are not run in a plain process")
+    folder = find_corpus() if corpus is None else corpus
+    challenge = load_challenge(folder)
+    seed = secrets.randbits(32) if seed is None else seed
+    cheats = [cheat for cheat in read_corpus(folder) if names is None or cheat.name in names]
+    left_out = {cheat.name: why for cheat in cheats if (why := _why_left_out(cheat))}
+    tried = [cheat for cheat in cheats if cheat.name not in left_out]
+    attempts = []
+    work = partial(attempt, challenge=challenge, level=level, seed=seed)
+    for _, result in run_all(work, tried, workers):
+        attempts.append(result)
+        on_attempt(result)
+    attempts.sort(key=lambda one: one.name)
+    honest = {
+        path.name: _grade(path, challenge, level, seed).state
+        for path in (challenge.solution, *challenge.alternates)
+    }
+    return RedTeam(level=level, seed=seed, attempts=attempts, left_out=left_out, honest=honest)
+
+
+def attempt(cheat: Cheat, challenge: Challenge, level: Level, seed: int) -> Attempt:
+    """Grades one attack like any other submission, and looks at what it gained."""
+    with tempfile.TemporaryDirectory(prefix="trapline-") as name:
+        for path, content in cheat.files.items():
+            Path(name, path).write_text(content)
+        cell = _grade(Path(name), challenge, level, seed, cheat.name)
+    return Attempt(
+        name=cheat.name,
+        attack=cheat.attack,
+        defence=cheat.defence,
+        expect=cheat.expect,
+        state=cell.state,
+        score=cell.score,
+        reason=cell.reason,
+        proof=cheat.proof,
+        gained=_gain(cheat, cell),
+    )
+
+
+def _grade(
+    folder: Path, challenge: Challenge, level: Level, seed: int, name: str = "honest"
+) -> Cell:
+    return grade(Job(Entry(name, challenge.id, 1, folder), challenge, level, seed)).cell
+
+
+def _gain(cheat: Cheat, cell: Cell) -> str:
+    """What it got that it does not deserve."""
+    if cell.state in ("infra_error", "not_run"):
+        return f"it kept the judge from judging: {cell.reason}"
+    try:
+        cell.model_dump_json()
+    except ValueError as error:
+        return f"its verdict cannot be written: {error}"
+    if cell.state == "pass" and cheat.expect != "pass":
+        return f"it passed with {cell.score}"
+    for name, most in cheat.at_most.items():
+        score = cell.dimensions[name].score
+        if score is None or score > most:
+            return f"{name} is {score}, more than the {most:g} it deserves"
+    return ""
+
+
+def _why_left_out(cheat: Cheat) -> str:
+    if cheat.needs == "cgroup" and not cgroups.counts_memory():
+        return "this machine lends no control group that counts memory"
+    return ""
+
+
+def markdown(team: RedTeam) -> str:
+    """The campaign as a page."""
+    lines = [
+        "# Red team",
+        "",
+        "Hostile submissions, graded like any other. An attack succeeds when it passes, or gets",
+        "more than it deserves, or keeps the judge from judging. How they are kept in:",
+        "[security](security.md).",
+        "",
+        "The last column says how we know that an attack is a real one: where it does succeed once",
+        "a defence is switched off (`tests/arena/certify/test_defences.py`, by the names of",
+        "`tests/arena/certify/switches.py`) or in a plain process",
+        "(`tests/arena/certify/test_red_team.py`).",
+        "",
+        "Written by `trapline certify --red-team --write docs/red-team.md`; do not edit.",
+        "",
+        f"- Isolation level: `{team.level}`, seed {team.seed}.",
+        f"- **Attack success: {len(team.succeeded)} of {len(team.attempts)}**.",
+        f"- Honest submissions that pass: {_passing(team)} of {len(team.honest)}.",
+        *(f"- Not tried: `{name}` ({why})." for name, why in team.left_out.items()),
+        "",
+        "| attack | what it tries | what stops it | verdict | shown to be real |",
+        "|---|---|---|---|---|",
+        *(_row(one) for one in team.attempts),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _passing(team: RedTeam) -> int:
+    return sum(state == "pass" for state in team.honest.values())
+
+
+def _row(one: Attempt) -> str:
+    verdict = f"**gained: {one.gained}**" if one.gained else one.state
+    cells = (f"`{one.name}`", one.attack, one.defence, verdict, one.proof)
+    return f"| {' | '.join(text.replace('|', '/') for text in cells)} |"

@@ -1,0 +1,1 @@
+"""Grades one submission: intake, inspection, checks, measures, own tests, score."""

@@ -1,0 +1,257 @@
+"""Grades one submission: from its folder to a cell and the evidence it rests on."""
+
+import platform
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trapline.arena.challenge import Challenge
+from trapline.arena.errors import ArenaError, Violation
+from trapline.arena.judge import contamination, measure, rubric
+from trapline.arena.judge.checks import generator, run_checks, unexaminable
+from trapline.arena.judge.inspection import Inspection, code_dimension, forbidden_uses, inspect
+from trapline.arena.judge.intake import Intake, take_in
+from trapline.arena.judge.own_tests import FULL_MUTANTS, QUICK_MUTANTS, own_tests
+from trapline.arena.process.proxy import Submission
+from trapline.arena.process.sandbox_config import missing_packages, rig_for
+from trapline.arena.record import Bundle, Cell, CheckResult, Dimension, Level, State
+from trapline.arena.runs.field import Entry
+
+OnStep = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Job:
+    """One answer to grade, and how."""
+
+    entry: Entry
+    challenge: Challenge
+    level: Level
+    seed: int
+    full: bool = False
+
+
+@dataclass
+class Verdict:
+    """What was found so far."""
+
+    state: State = "pass"
+    reason: str = "every contract case holds"
+    cases: list[CheckResult] = field(default_factory=list)
+    traps: list[CheckResult] = field(default_factory=list)
+    dimensions: dict[str, Dimension] = field(default_factory=dict)
+    raw: dict[str, Any] = field(default_factory=dict)
+
+    def fail(self, reason: str, state: State = "fail") -> None:
+        self.state, self.reason = state, reason
+
+
+def grade(job: Job, on_step: OnStep = lambda step: None) -> Bundle:
+    """Never raises for what a submission does; what goes wrong with us becomes `infra_error`."""
+    return grade_intake(job, take_in(job.entry.folder), on_step)
+
+
+def grade_intake(job: Job, intake: Intake, on_step: OnStep = lambda step: None) -> Bundle:
+    """The same for bytes that were taken in already."""
+    started, clock = datetime.now(UTC), time.perf_counter()
+    verdict = Verdict()
+    try:
+        if job.entry.trouble:
+            raise ArenaError(f"there is no answer to grade: {job.entry.trouble}")
+        if intake.refused:
+            _refuse(job.challenge, verdict, intake.refused)
+        else:
+            _examine(job, intake, verdict, on_step)
+    except ArenaError as error:
+        verdict = Verdict(state="infra_error", reason=str(error))
+    return _bundle(job, intake, verdict, started, time.perf_counter() - clock)
+
+
+def _examine(job: Job, intake: Intake, verdict: Verdict, on_step: OnStep) -> None:
+    with tempfile.TemporaryDirectory(prefix="trapline-") as name:
+        folder = Path(name)
+        intake.write(folder)
+        verdict.raw["contamination"] = contamination.evidence(job.challenge, intake.texts()[0])
+        on_step("reading")
+        mutants = FULL_MUTANTS if job.full else QUICK_MUTANTS
+        inspection = inspect(folder, job.level, job.seed, mutants)
+        missing = missing_packages(job.challenge, inspection.code.get("imports", []))
+        if missing:
+            raise ArenaError(f"this machine lacks what the task allows: {', '.join(missing)}")
+        with Submission(folder, rig_for(job.challenge, job.level), full=job.full) as submission:
+            trouble = _import(job.challenge, submission)
+            if trouble:
+                _refuse(job.challenge, verdict, trouble)
+            else:
+                _check(job, submission, verdict, on_step)
+                _measure(job, submission, verdict, on_step)
+        on_step("own tests")
+        verdict.dimensions["tests"] = own_tests(folder, job.challenge, job.level, inspection)
+        verdict.dimensions["code"] = code_dimension(inspection)
+        _convict(job.challenge, submission, inspection, verdict)
+    verdict.dimensions["analysis"] = Dimension(score=None, reason="no judge was asked")
+
+
+def _import(challenge: Challenge, submission: Submission) -> str:
+    """Why the submission cannot be used at all; empty when it can."""
+    try:
+        missing = submission.start(challenge.plan.entry_points)
+    except Violation as violation:
+        return f"cannot be imported: {violation}"
+    return f"missing entry points: {', '.join(missing)}" if missing else ""
+
+
+def _refuse(challenge: Challenge, verdict: Verdict, reason: str) -> None:
+    """Nothing could be asked: every case and trap counts as failed, every measure as zero."""
+    verdict.fail(reason)
+    verdict.cases = [_unasked(case.id, reason) for case in challenge.cases]
+    verdict.traps = [_unasked(trap.id, reason) for trap in challenge.traps]
+    for name in ("correctness", "traps", *_measures(challenge), "tests", "code"):
+        verdict.dimensions[name] = Dimension(score=0.0, reason=reason)
+    verdict.dimensions["analysis"] = Dimension(score=None, reason="no judge was asked")
+
+
+def _unasked(check: str, reason: str) -> CheckResult:
+    return CheckResult(id=check, state="fail", message=reason)
+
+
+def _check(job: Job, submission: Submission, verdict: Verdict, on_step: OnStep) -> None:
+    on_step("cases")
+    verdict.cases = run_checks(job.challenge.cases, submission, job.seed)
+    on_step("traps")
+    verdict.traps = run_checks(job.challenge.traps, submission, job.seed)
+    failed = [case for case in verdict.cases if case.state == "fail"]
+    if failed:
+        verdict.fail(f"{failed[0].id}: {failed[0].message}")
+    verdict.dimensions["correctness"] = _correctness(verdict.cases, failed)
+    verdict.dimensions["traps"] = _traps(job.challenge, verdict.traps)
+
+
+def _correctness(cases: list[CheckResult], failed: list[CheckResult]) -> Dimension:
+    held = len(cases) - len(failed)
+    score = round(100.0 * held / len(cases), 1)
+    return Dimension(score=score, reason=f"{held} of {len(cases)} contract cases hold")
+
+
+def _traps(challenge: Challenge, results: list[CheckResult]) -> Dimension:
+    weight = {trap.id: rubric.SEVERITY_WEIGHT[trap.severity] for trap in challenge.traps}
+    avoided = [result.id for result in results if result.state == "pass"]
+    score = 100.0 * sum(weight[name] for name in avoided) / sum(weight.values())
+    reason = f"{len(avoided)} of {len(results)} traps avoided"
+    return Dimension(score=round(score, 1), reason=reason)
+
+
+def _measures(challenge: Challenge) -> list[str]:
+    """The measured dimensions that this challenge has hooks for."""
+    hooks = challenge.module("cases")
+    names = [name for name in ("precision", "memory", "speed") if hasattr(hooks, name)]
+    return [name for name in names if name != "memory" or challenge.plan.memory is not None]
+
+
+def _measure(job: Job, submission: Submission, verdict: Verdict, on_step: OnStep) -> None:
+    for name in _measures(job.challenge):
+        on_step(name)
+        if name == "speed" and verdict.state != "pass":
+            reason = "the contract does not hold, so its time means nothing"
+            verdict.dimensions[name] = Dimension(score=0.0, reason=reason)
+            continue
+        try:
+            verdict.dimensions[name] = _MEASURES[name](job, submission, verdict.raw)
+        except ArenaError:
+            raise
+        except Exception as error:  # a wrong answer, or one of an unforeseen form
+            why = error if isinstance(error, Violation) else unexaminable(error)
+            verdict.dimensions[name] = Dimension(score=0.0, reason=f"could not be measured: {why}")
+        finally:
+            submission.settle()
+
+
+def _precision(job: Job, submission: Submission, _: dict[str, Any]) -> Dimension:
+    return measure.precision(job.challenge, submission, generator(job.seed, "precision"))
+
+
+def _memory(job: Job, submission: Submission, raw: dict[str, Any]) -> Dimension:
+    """In a process of its own: what earlier calls left behind is nobody's peak."""
+    rng = generator(job.seed, "memory")
+    with Submission(job.challenge.solution, submission.rig) as reference:
+        dimension, raw["memory"] = measure.memory(job.challenge, submission.fresh(), reference, rng)
+    return dimension
+
+
+def _speed(job: Job, submission: Submission, raw: dict[str, Any]) -> Dimension:
+    rng = np.random.default_rng()
+    rounds = measure.FULL_ROUNDS if job.full else measure.QUICK_ROUNDS
+    with Submission(job.challenge.solution, submission.rig) as reference:
+        dimension, raw["speed"] = measure.speed(
+            job.challenge, submission.fresh(), reference, rng, rounds
+        )
+    return dimension
+
+
+_MEASURES = {"precision": _precision, "memory": _memory, "speed": _speed}
+
+
+def _convict(
+    challenge: Challenge, submission: Submission, inspection: Inspection, verdict: Verdict
+) -> None:
+    """What is no mistake but an attack, or the forbidden way round the task, is a `hack`."""
+    if challenge.plan.forbidden and not inspection.code and verdict.state == "pass":
+        verdict.fail(
+            f"cannot be read, so nothing is known of what it uses: {inspection.unreadable}"
+        )
+    uses = forbidden_uses(inspection, challenge.plan.forbidden)
+    if uses:
+        verdict.fail(f"uses what the task forbids: {', '.join(uses)}", "hack")
+    if submission.forgeries:
+        verdict.fail(f"tampered with the channel: {submission.forgeries[0]}", "hack")
+
+
+def _bundle(
+    job: Job, intake: Intake, verdict: Verdict, started: datetime, seconds: float
+) -> Bundle:
+    critical = {trap.id for trap in job.challenge.traps if trap.severity == "critical"}
+    fell = any(result.id in critical for result in verdict.traps if result.state == "fail")
+    score = rubric.score(
+        verdict.state, verdict.dimensions, job.challenge.plan.weights, critical=fell
+    )
+    cell = Cell(
+        entrant=job.entry.entrant,
+        challenge=job.challenge.id,
+        attempt=job.entry.attempt,
+        harness=job.entry.harness,
+        model=job.entry.model,
+        state=verdict.state,
+        score=score,
+        letter=None if score is None else rubric.letter(score),
+        reason=verdict.reason[:2000],
+        isolation=job.level,
+        dimensions=verdict.dimensions,
+        cases=verdict.cases,
+        traps=verdict.traps,
+        submission_digest=intake.digest,
+        challenge_digest=job.challenge.digest,
+        seed=job.seed,
+        full=job.full,
+        versions=versions(),
+        started=started,
+        seconds=round(seconds, 2),
+    )
+    texts, others = intake.texts()
+    return Bundle(cell=cell, files=texts, binary_files=others, raw=verdict.raw)
+
+
+def versions() -> dict[str, str]:
+    """What a verdict was reached with."""
+    return {
+        "trapline": version("trapline"),
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "system": f"{platform.system()} {platform.machine()}",
+    }

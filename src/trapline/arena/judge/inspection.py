@@ -1,0 +1,84 @@
+"""What the inspector says about a submission, and the `code` dimension that follows from it."""
+
+from pathlib import Path
+from typing import Any
+
+from trapline.arena.errors import SubmissionDied
+from trapline.arena.process.sandbox import Limits
+from trapline.arena.process.session import Rig, Session
+from trapline.arena.record import Dimension, Level, Record
+
+SECONDS = 90.0
+#: Rules that point at mistakes and needless complexity, not at taste.
+RULES = ["F", "E7", "E9", "B", "C90", "PLE", "PLR0912", "PLR0913", "PLR0915", "RET", "SIM", "UP"]
+RUFF = "\n".join(
+    (
+        f"lint.select = {RULES!r}",
+        "lint.mccabe.max-complexity = 10",
+        "lint.pylint.max-args = 8",
+        'target-version = "py311"',
+    )
+)
+LONG_FUNCTION = 60
+_UNREADABLE = "could not be read: "
+
+
+class Inspection(Record):
+    """Figures about the code and texts to try the own tests on; why either is missing."""
+
+    unreadable: str = ""
+    code: dict[str, Any] = {}
+    rewrites: dict[str, str] = {}
+    mutants: dict[str, str] = {}
+
+
+def inspect(folder: Path, level: Level, seed: int, mutants: int) -> Inspection:
+    """Has the submission read inside a sandbox of its own."""
+    rig = Rig(level, Limits(memory_mb=1024, processes=64), SECONDS, ("ruff",))
+    session = Session(folder, rig, "inspector")
+    question = {"op": "inspect", "config": RUFF, "seed": seed, "mutants": mutants}
+    try:
+        answer, _ = session.ask(question, (), SECONDS)
+    except SubmissionDied as died:
+        return Inspection(unreadable=str(died))
+    finally:
+        session.close()
+    return Inspection(
+        unreadable=answer.get("unreadable", ""),
+        code=answer.get("code", {}),
+        **answer.get("variants", {}),
+    )
+
+
+def forbidden_uses(inspection: Inspection, forbidden: list[str]) -> list[str]:
+    """The finished things that the code calls although the prompt forbids it."""
+    used = [*inspection.code.get("imports", []), *inspection.code.get("names", [])]
+    return sorted({name for name in used for ban in forbidden if f"{name}.".startswith(f"{ban}.")})
+
+
+def says_unreadable(code: Dimension | None) -> bool:
+    """Whether this `code` dimension is that of a submission that nobody could read."""
+    return code is not None and code.reason.startswith(_UNREADABLE)
+
+
+def code_dimension(inspection: Inspection) -> Dimension:
+    """100 minus what a reviewer would ask to have changed."""
+    if inspection.unreadable:
+        return Dimension(score=0.0, reason=f"{_UNREADABLE}{inspection.unreadable}")
+    code = inspection.code
+    hundreds = max(1.0, code["lines"] / 100)
+    functions = max(1, code["functions"])
+    deductions = {
+        "ruff findings": min(40.0, 4.0 * sum(code["ruff"].values()) / hundreds),
+        "missing type hints": 15.0 * (1 - code["hinted"] / functions),
+        "missing docstrings": 15.0 * (1 - code["documented"] / functions),
+        "functions longer than 60 lines": 10.0 * (code["longest_function"] > LONG_FUNCTION),
+        "unused functions": min(10.0, 5.0 * len(code["unused"])),
+        "duplicated lines": min(10.0, 2.0 * code["duplicated_lines"] / hundreds),
+    }
+    worst = [name for name, value in sorted(deductions.items(), key=lambda d: -d[1]) if value >= 1]
+    reason = f"deductions: {', '.join(worst)}" if worst else "nothing to ask for"
+    facts = {key: value for key, value in code.items() if key not in ("names", "imports")}
+    evidence = {"deductions": {k: round(v, 1) for k, v in deductions.items()}, **facts}
+    score = max(0.0, 100.0 - sum(deductions.values()))
+    return Dimension(score=round(score, 1), reason=reason, evidence=evidence)

@@ -1,0 +1,111 @@
+"""The `tests` dimension: a submission's own tests on its own code, on rewrites of it and on
+mutants of it."""
+
+import secrets
+from pathlib import Path
+from typing import Any
+
+from trapline.arena.challenge import Challenge
+from trapline.arena.errors import SubmissionDied
+from trapline.arena.judge.inspection import Inspection
+from trapline.arena.process.sandbox import Limits
+from trapline.arena.process.sandbox_config import rig_for
+from trapline.arena.process.session import Rig, Session, printable
+from trapline.arena.record import Dimension, Level
+
+QUICK_MUTANTS, FULL_MUTANTS = 8, 24
+#: For each run, whatever it runs on: a mutant that loops for ever is a dead mutant.
+OWN_SECONDS = 30.0
+#: Some mutants change nothing that can be observed, so nobody is asked for all of them.
+KILLS_FOR_FULL_MARKS = 0.75
+PASSING_SHARE, KILLING_SHARE = 20.0, 80.0
+
+Report = dict[str, Any] | None
+
+
+class OwnTests:
+    """One warm tester; each run is a fork of it."""
+
+    def __init__(self, folder: Path, challenge: Challenge, level: Level) -> None:
+        limits = Limits(memory_mb=challenge.plan.limits.memory_mb, processes=64)
+        packages = ("pytest", *rig_for(challenge, level).packages)
+        self._session = Session(folder, Rig(level, limits, OWN_SECONDS, packages), "tester")
+
+    def run(self, source: str | None, *, stop_early: bool = True) -> Report:
+        """The report on the suite with this text as `solution.py`; None when it gave none."""
+        question = {
+            "op": "test",
+            "replaced": source is not None,
+            "seconds": OWN_SECONDS,
+            "stop_early": stop_early,
+        }
+        body = [source.encode()] if source else []
+        answer, _ = self._session.ask(question, body, OWN_SECONDS + 30)
+        report = answer.get("report")
+        return report if isinstance(report, dict) else None
+
+    def close(self) -> None:
+        self._session.close()
+
+
+def own_tests(
+    folder: Path, challenge: Challenge, level: Level, inspection: Inspection
+) -> Dimension:
+    """Runs the suite on everything and scores it."""
+    if inspection.unreadable:
+        return Dimension(score=0.0, reason="the code cannot be read, so its tests prove nothing")
+    if not inspection.code.get("test_files"):
+        return Dimension(score=0.0, reason="there are no tests")
+    tests = OwnTests(folder, challenge, level)
+    try:
+        return _score(tests, inspection)
+    except SubmissionDied as died:
+        return Dimension(score=0.0, reason=f"the tests took their process down: {died}")
+    finally:
+        tests.close()
+
+
+def _score(tests: OwnTests, inspection: Inspection) -> Dimension:
+    """In an order that no suite can know: one that counts its runs learns nothing from it."""
+    reports: dict[str, Report] = {}
+    variants = [("own", ""), *inspection.rewrites.items(), *inspection.mutants.items()]
+    secrets.SystemRandom().shuffle(variants)
+    for name, source in variants:
+        reports[name] = tests.run(source or None)
+        if name not in inspection.mutants and not _passes(reports[name]):
+            return _unusable(name, reports.get("own") or tests.run(None))
+    killed = {name: not _passes(reports[name]) for name in inspection.mutants}
+    return _by_kills(reports["own"], killed)
+
+
+def _unusable(name: str, own: Report) -> Dimension:
+    """A suite that fails on its own code, or on the same program in other words."""
+    reason = f"fails on a rewrite that behaves the same ({name})" if _passes(own) else _failure(own)
+    return Dimension(score=0.0, reason=reason, evidence={"own": own})
+
+
+def _by_kills(own: Report, killed: dict[str, bool]) -> Dimension:
+    evidence = {"own": own, "killed": killed}
+    count = sum(killed.values())
+    if not count:
+        return Dimension(score=0.0, reason="no mutant of the code is noticed", evidence=evidence)
+    share = min(1.0, count / len(killed) / KILLS_FOR_FULL_MARKS)
+    reason = f"notices {count} of {len(killed)} mutants of its own code"
+    score = round(PASSING_SHARE + KILLING_SHARE * share, 1)
+    return Dimension(score=score, reason=reason, evidence=evidence)
+
+
+def _passes(report: Report) -> bool:
+    """Positive evidence: something passed, nothing failed, and pytest agrees."""
+    if report is None:
+        return False
+    passed = report.get("passed")
+    return (
+        type(passed) is int and passed > 0 and report.get("failed") == 0 and report.get("code") == 0
+    )
+
+
+def _failure(report: Report) -> str:
+    if report is None:
+        return f"its tests gave no report within {OWN_SECONDS:g} s"
+    return f"its tests do not pass on its own code: {printable(str(report.get('first'))[:300])}"

@@ -1,0 +1,1 @@
+"""Runs a program beside a submission in a sandbox, and talks to it."""

@@ -1,0 +1,63 @@
+"""Level `landlock`: file rules, namespaces and a system call filter, straight from the kernel."""
+
+from functools import cache
+from pathlib import Path
+
+from trapline.arena.process.isolation import interpreter, packages
+from trapline.arena.process.isolation.limits import environment
+from trapline.arena.process.isolation.plan import Command, Plan, common, start_inside
+from trapline.arena.process.isolation.spec import Launch
+from trapline.arena.process.isolation.stage import Stage
+
+_DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
+
+
+def command(launch: Launch, stage: Stage) -> Command:
+    site = stage.site(launch.packages)
+    plan = Plan(
+        program=str(stage.program),
+        site=str(site),
+        supervise=True,
+        namespaces="namespaces" not in launch.without,
+        scratch=str(stage.scratch),
+        scratch_mb=launch.scratch_mb,
+        landlock=None if "landlock" in launch.without else _rules(launch, stage, site),
+        **common(launch),
+    )
+    arguments = start_inside(plan, str(stage.inside), launch, str(stage.submission))
+    return Command(arguments, environment(str(stage.scratch)))
+
+
+def _rules(launch: Launch, stage: Stage, site: Path) -> dict[str, list[str]]:
+    """Rules only ever add, so a folder with something to hide in it is shown entry by entry."""
+    read = [stage.program.parent, stage.submission, site]
+    read += packages.entries(("numpy", *launch.packages)).values()
+    shown, listed = _interpreter()
+    return {
+        "read": [str(path) for path in (*read, *shown)],
+        "listed": [str(path) for path in listed],
+        "write": [str(stage.scratch)],
+        "devices": list(_DEVICES),
+    }
+
+
+@cache
+def _interpreter() -> tuple[list[Path], list[Path]]:
+    """What to read and what only to list of the system and the interpreter."""
+    read: list[Path] = []
+    listed: list[Path] = []
+    hidden = set(interpreter.installed_packages())
+    for path in interpreter.needed_files():
+        _show(path.resolve(), hidden, read, listed)
+    return read, listed
+
+
+def _show(path: Path, hidden: set[Path], read: list[Path], listed: list[Path]) -> None:
+    if path in hidden:
+        return
+    if not any(path in place.parents for place in hidden):
+        read.append(path)
+        return
+    listed.append(path)
+    for entry in path.iterdir():
+        _show(entry, hidden, read, listed)

@@ -1,0 +1,61 @@
+"""What `inside.py` is told to give up, and the command that starts it."""
+
+import json
+import platform
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from trapline.arena.process.isolation import seccomp
+from trapline.arena.process.isolation.interpreter import FLAGS, PYTHON
+from trapline.arena.process.isolation.limits import rlimits
+from trapline.arena.process.isolation.spec import Launch
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Paths are those seen inside."""
+
+    program: str
+    site: str
+    rlimits: dict[str, int]
+    #: Keep a parent that adopts orphans, so that none escapes us.
+    supervise: bool = False
+    #: Unshare everything first; not where bubblewrap has done it.
+    namespaces: bool = False
+    scratch: str = ""
+    scratch_mb: int = 0
+    #: Real user to become; None to stay who we are.
+    user: int | None = None
+    #: Arguments of `inside.restrict_files`.
+    landlock: dict[str, list[str]] | None = None
+    drop_capabilities: bool = False
+    #: The filter in hexadecimal.
+    seccomp: str = ""
+
+
+@dataclass(frozen=True)
+class Command:
+    """Ready to execute."""
+
+    arguments: list[str]
+    environment: dict[str, str]
+    #: Descriptors it inherits beside the channel; closed here once it has them.
+    descriptors: tuple[int, ...] = ()
+
+
+def start_inside(plan: Plan, inside: str, launch: Launch, submission: str) -> list[str]:
+    """The interpreter, and in it `inside.py` with this plan."""
+    return [PYTHON, *FLAGS, inside, json.dumps(asdict(plan)), *_rest(launch, submission)]
+
+
+def _rest(launch: Launch, submission: str) -> list[str]:
+    return [str(launch.channel.fileno()), submission]
+
+
+def common(launch: Launch) -> dict[str, Any]:
+    """The defences that every level above `process` has."""
+    filtered = "" if "seccomp" in launch.without else seccomp.program(platform.machine()).hex()
+    limited = {} if "rlimits" in launch.without else rlimits(launch.limits)
+    if limited:
+        limited["RLIMIT_NPROC"] = launch.limits.processes
+    return {"rlimits": limited, "seccomp": filtered, "drop_capabilities": True}

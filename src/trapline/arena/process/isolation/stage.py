@@ -1,0 +1,104 @@
+"""The folder one launch is served from: the program, a copy of the submission, a place to write."""
+
+import os
+import shutil
+import stat
+import tempfile
+from pathlib import Path
+
+from trapline.arena.errors import ArenaError, UsageError
+from trapline.arena.process.isolation import packages
+
+_PREFIX = "trapline-sandbox-"
+_ARENA = Path(__file__).resolve().parents[2]
+#: The files of each program, the program itself first.
+_PROGRAMS = {
+    "worker": ("process/worker", "process/wire"),
+    "tester": ("judge/tester", "process/wire"),
+    "inspector": ("judge/inspector", "process/wire", "certify/mechanical", "judge/rewrite"),
+}
+_MOST_FILES = 4096
+_MOST_BYTES = 256 << 20
+
+
+class Stage:
+    """Private to one launch; gone when that ends."""
+
+    def __init__(self, program: str | Path, submission: Path) -> None:
+        self.root = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-"))
+        self.submission = self.root / "submission"
+        self.scratch = self.root / "scratch"
+        self.scratch.mkdir(mode=0o700)
+        try:
+            self.program = self._add_program(program)
+            self.inside = self._add(Path(__file__).with_name("inside.py"))
+            _copy_tree(submission, self.submission)
+        except BaseException:
+            self.remove()
+            raise
+
+    def _add_program(self, program: str | Path) -> Path:
+        if isinstance(program, Path):
+            return self._add(program)
+        added = [self._add(_ARENA / f"{name}.py") for name in _PROGRAMS[program]]
+        return added[0]
+
+    def _add(self, source: Path) -> Path:
+        target = self.root / "program" / source.name
+        target.parent.mkdir(exist_ok=True)
+        try:
+            shutil.copyfile(source, target)
+        except FileNotFoundError:
+            raise UsageError(f"no program {source}") from None
+        target.chmod(0o444)
+        return target
+
+    def site(self, names: tuple[str, ...]) -> Path:
+        """A folder for the import path with links to NumPy and these packages, nothing else."""
+        folder = self.root / "site"
+        for name, real in packages.entries(("numpy", *names)).items():
+            link = folder / name
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(real)
+        return folder
+
+    def remove(self) -> None:
+        """A submission that ran as ourselves may have locked its folders: unlock, then remove."""
+        for folder, names, _ in os.walk(self.root):
+            for name in names:
+                path = Path(folder, name)
+                if not path.is_symlink():
+                    path.chmod(0o700)
+        shutil.rmtree(self.root, ignore_errors=True)
+
+
+def remove_leftovers() -> None:
+    """Stages of controllers that were killed before they could clean up."""
+    for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        owner = path.name.removeprefix(_PREFIX).partition("-")[0]
+        if owner.isdecimal() and not Path(f"/proc/{owner}").exists():
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _copy_tree(source: Path, target: Path) -> None:
+    """Plain files and folders only: a link or a device in a submission leads nowhere."""
+    if not source.is_dir():
+        raise UsageError(f"no submission folder {source}")
+    files, total = 0, 0
+    for folder, _, names in os.walk(source, followlinks=False):
+        copy = target / Path(folder).relative_to(source)
+        copy.mkdir(mode=0o755)
+        for name in names:
+            files += 1
+            total += _copy_file(Path(folder) / name, copy / name)
+            if files > _MOST_FILES or total > _MOST_BYTES:
+                raise ArenaError(f"{source} holds more files than a submission may")
+
+
+def _copy_file(source: Path, target: Path) -> int:
+    if not stat.S_ISREG(source.lstat().st_mode):
+        return 0
+    with open(os.open(source, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
+        written = target.write_bytes(file.read(_MOST_BYTES + 1))
+    target.chmod(0o444)
+    return written

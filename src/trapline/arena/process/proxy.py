@@ -1,0 +1,258 @@
+"""The submission as cases and traps see it: call its functions, get plain data back."""
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trapline.arena.errors import ArenaError, SubmissionDied, Violation
+from trapline.arena.process import wire
+from trapline.arena.process.session import ForgeryError, Header, Rig, Session, printable
+
+
+class Stub:
+    """A function, or an object with methods, that stays with the controller; the submission may
+    call it."""
+
+    def __init__(self, function: Callable[..., Any] | None = None, **methods: Callable[..., Any]):
+        self.functions = {**methods, **({"": function} if function else {})}
+        #: Every call so far: method name ("" for the function itself) and positional arguments.
+        self.calls: list[tuple[str, tuple[Any, ...]]] = []
+
+    def run(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if method not in self.functions:
+            raise AttributeError(f"no method {method!r}")
+        self.calls.append((method, args))
+        return self.functions[method](*args, **kwargs)
+
+
+class RemoteObject:
+    """Something the submission made that is no plain data, such as a cache. It lives in the
+    worker."""
+
+    def __init__(self, submission: "Submission", session: Session, number: int, kind: str) -> None:
+        self._submission, self._session = submission, session
+        self._number, self._kind = number, kind
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return lambda *args, **kwargs: self._submission.call(name, args, kwargs, on=self)
+
+    def __repr__(self) -> str:
+        return f"<a {self._kind} of the submission>"
+
+
+class Submission:
+    """One submission in one worker process, started when first needed and again after it died."""
+
+    def __init__(self, folder: Path, rig: Rig, *, full: bool = False) -> None:
+        self.folder, self.rig = folder, rig
+        #: A full grade takes its time: a check that trains may train longer.
+        self.full = full
+        self._session: Session | None = None
+        #: How often a process of this submission ended or hung in the middle of a call.
+        self.deaths = 0
+        self.lost_seconds = 0.0
+        #: Frames that no honest worker sends, in words.
+        self.forgeries: list[str] = []
+        self._fresh: list[Submission] = []
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return lambda *args, **kwargs: self.call(name, args, kwargs)
+
+    @property
+    def session(self) -> Session:
+        """The live session; starting one imports the submission."""
+        if self._session is None or self._session.closed:
+            self.start(())
+        assert self._session is not None
+        return self._session
+
+    def start(self, entries: Sequence[str]) -> list[str]:
+        """Starts a process and imports the submission; returns the entry points that it lacks."""
+        self.close()
+        self._session = Session(self.folder, self.rig)
+        try:
+            return self._session.load(entries)
+        except Violation as violation:
+            self._session.close()
+            self._note(violation)
+            raise
+
+    def _note(self, violation: Violation) -> None:
+        if isinstance(violation, ForgeryError):
+            self.forgeries.append(str(violation))
+
+    def call(
+        self,
+        entry: str,
+        args: Iterable[Any],
+        kwargs: dict[str, Any],
+        on: RemoteObject | None = None,
+    ) -> Any:
+        """One call of an entry point or of a remote object's method."""
+        return _Exchange(self, entry, tuple(args), kwargs, on).answer()
+
+    def observe(self, entry: str, *args: Any, **kwargs: Any) -> tuple[Any, tuple[Any, ...]]:
+        """The answer, and the positional arguments as the submission left them."""
+        return _Exchange(self, entry, args, kwargs, None, observe=True).answer_and_args()
+
+    def fresh(self) -> "Submission":
+        """The same submission in another process, which ends when the check does."""
+        other = Submission(self.folder, self.rig, full=self.full)
+        other.forgeries = self.forgeries
+        self._fresh.append(other)
+        return other
+
+    def settle(self) -> None:
+        """After a check: ends the processes that it asked for."""
+        while self._fresh:
+            self._fresh.pop().close()
+
+    def close(self) -> None:
+        """Ends every process of this submission."""
+        self.settle()
+        if self._session is not None:
+            self._session.close()
+
+    def __enter__(self) -> "Submission":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class _Exchange:
+    """One request with its callbacks: encodes what goes in, decodes what comes out."""
+
+    def __init__(
+        self,
+        submission: Submission,
+        entry: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        on: RemoteObject | None,
+        *,
+        observe: bool = False,
+    ) -> None:
+        self.submission = submission
+        self.session = submission.session
+        self.stubs: list[Stub] = []
+        encoder = wire.Encoder(self._lend, keep_strides=True)
+        self.header: Header = {
+            "op": "call",
+            "entry": entry,
+            "on": self._number(on) if on is not None else None,
+            "args": encoder.encode(args),
+            "kwargs": encoder.encode(kwargs),
+            "observe": observe,
+        }
+        self.buffers = encoder.buffers
+
+    def answer(self) -> Any:
+        reply, body = self.ask()
+        return self.decode(body, reply.get("value"))
+
+    def answer_and_args(self) -> tuple[Any, tuple[Any, ...]]:
+        reply, body = self.ask()
+        args = self.decode(body, reply.get("args"))
+        if not isinstance(args, tuple):
+            raise SubmissionDied("the arguments did not come back")
+        return self.decode(body, reply.get("value")), args
+
+    def ask(self) -> tuple[Header, np.ndarray]:
+        seconds = self.submission.rig.call_seconds
+        started = time.monotonic()
+        try:
+            return self.session.ask(self.header, self.buffers, seconds, self._call_back)
+        except SubmissionDied as death:
+            self.submission.deaths += 1
+            self.submission.lost_seconds += time.monotonic() - started
+            self.submission._note(death)
+            raise
+
+    def _call_back(self, header: Header, body: np.ndarray) -> tuple[Header, list[Any]]:
+        stub, method = header.get("stub"), header.get("method")
+        if type(stub) is not int or not 0 <= stub < len(self.stubs) or type(method) is not str:
+            raise SubmissionDied("called back a function that was not lent")
+        args = self.decode(body, header.get("args"))
+        kwargs = self.decode(body, header.get("kwargs"))
+        try:
+            value = self.stubs[stub].run(method, tuple(args), dict(kwargs))
+        except (Violation, ArenaError):
+            raise
+        except Exception as error:  # what the stub refuses travels back to the caller
+            return {"op": "refuse", "kind": type(error).__name__, "message": str(error)}, []
+        encoder = wire.Encoder(self._lend, keep_strides=True)
+        return {"op": "answer", "value": encoder.encode(value)}, encoder.buffers
+
+    def decode(self, body: np.ndarray, node: Any) -> Any:
+        try:
+            return wire.Decoder(body, self._resolve).decode(node)
+        except wire.WireError as error:
+            raise SubmissionDied(f"its answer could not be read: {error}") from None
+
+    def _lend(self, value: Any) -> dict[str, Any] | None:
+        if isinstance(value, Stub):
+            self.stubs.append(value)
+            methods = [name for name in value.functions if name]
+            number = len(self.stubs) - 1
+            return {
+                "t": "stub",
+                "stub": number,
+                "methods": methods,
+                "callable": "" in value.functions,
+            }
+        if isinstance(value, RemoteObject):
+            return {"t": "object", "object": self._number(value)}
+        return None
+
+    def _number(self, value: RemoteObject) -> int:
+        if value._session is not self.session:
+            raise SubmissionDied("the object died with its process")
+        return value._number
+
+    def _resolve(self, node: dict[str, Any]) -> Any:
+        if node.get("t") == "object" and type(node.get("object")) is int:
+            kind = printable(str(node.get("type", "object"))[:200])
+            return RemoteObject(self.submission, self.session, node["object"], kind)
+        number = node.get("stub")
+        if node.get("t") == "stub" and type(number) is int and 0 <= number < len(self.stubs):
+            return self.stubs[number]
+        raise wire.WireError("a value of unknown kind")
+
+
+class TimedCall:
+    """A call whose inputs are encoded before the clock starts and whose answer is read after it
+    stops."""
+
+    def __init__(
+        self,
+        submission: Submission,
+        entry: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        on: RemoteObject | None,
+    ) -> None:
+        self._exchange = _Exchange(submission, entry, args, kwargs, on)
+        self._reply: tuple[Header, np.ndarray] | None = None
+
+    def run(self) -> str:
+        """Asks, and commits the answer: returns the digest of the bytes that arrived."""
+        self._reply = self._exchange.ask()
+        header, body = self._reply
+        digest = hashlib.sha256(json.dumps(header.get("value")).encode())
+        digest.update(body.data)
+        return digest.hexdigest()
+
+    def answer(self) -> Any:
+        assert self._reply is not None
+        header, body = self._reply
+        return self._exchange.decode(body, header.get("value"))

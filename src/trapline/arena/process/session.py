@@ -1,0 +1,184 @@
+"""One conversation with one worker process: start it, ask, answer its callbacks, end it."""
+
+import secrets
+import socket
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trapline.arena.errors import ArenaError, SubmissionDied, SubmissionRaised
+from trapline.arena.process import wire
+from trapline.arena.process.sandbox import Launch, Limits, Running, launch
+from trapline.arena.record import Level
+
+#: From starting the process to its first word, before the submission is touched: that time is ours.
+HANDSHAKE_SECONDS = 60.0
+IMPORT_SECONDS = 60.0
+#: A check keeps what it is called back with, so that must not grow for ever.
+MAX_CALLED_BACK = 256 << 20
+Header = dict[str, Any]
+Callback = Callable[[Header, np.ndarray], tuple[Header, list[Any]]]
+
+
+@dataclass(frozen=True)
+class Rig:
+    """Where and under which limits a submission runs."""
+
+    level: Level
+    limits: Limits
+    call_seconds: float
+    packages: tuple[str, ...] = ()
+
+
+class ForgeryError(SubmissionDied):
+    """A frame that the protocol cannot explain: somebody else wrote on the channel."""
+
+
+class Session:
+    """A running program inside a sandbox: `worker`, `tester` or `inspector`."""
+
+    def __init__(self, folder: Path, rig: Rig, program: str = "worker") -> None:
+        self.rig = rig
+        self.running, self._channel = _connect(program, folder, rig)
+        self.closed = False
+        try:
+            self._expect_ready()
+        except ArenaError:
+            self.close()
+            raise
+
+    def _expect_ready(self) -> None:
+        """The handshake: before it a failure is ours, after it the submission's."""
+        try:
+            header, _ = self._channel.receive(time.monotonic() + HANDSHAKE_SECONDS)
+        except wire.WireError as error:
+            raise ArenaError(f"the sandbox did not start: {error}; {self._last_words()}") from None
+        if header.get("op") != "ready":
+            raise ArenaError("the sandbox started something else than its program")
+
+    def load(self, entries: Sequence[str] = ()) -> list[str]:
+        """Has the worker import the submission; returns the entry points that it lacks."""
+        reply, _ = self.ask({"op": "import", "entries": list(entries)}, (), IMPORT_SECONDS)
+        missing = reply.get("missing")
+        if not isinstance(missing, list):
+            return list(entries)
+        return [printable(str(name)) for name in missing]
+
+    def ask(
+        self,
+        header: Header,
+        buffers: tuple[Any, ...] | list[Any],
+        seconds: float,
+        on_callback: Callback | None = None,
+    ) -> tuple[Header, np.ndarray]:
+        """Sends a request and returns its answer, serving callbacks in between."""
+        deadline = time.monotonic() + seconds
+        called_back = 0
+        try:
+            self._refuse_unasked()
+            self._say(header, buffers, deadline)
+            while True:
+                reply, body = self._hear(deadline)
+                if reply["op"] != "callback":
+                    break
+                if on_callback is None:
+                    raise ForgeryError("called back where no function had been lent")
+                called_back += self._channel.last_bytes
+                if called_back > MAX_CALLED_BACK:
+                    raise SubmissionDied("called back with more than anybody can keep")
+                answer, answer_buffers = on_callback(reply, body)
+                self._say(answer, answer_buffers, deadline)
+        except wire.DeadlineError:
+            self.close()
+            raise SubmissionDied(f"no answer within {seconds:g} s") from None
+        except wire.WireError as error:
+            reason = self._why(str(error))
+            self.close()
+            raise SubmissionDied(reason) from None
+        except BaseException:
+            # A check gave up in the middle of a callback: the worker still waits for its answer.
+            self.close()
+            raise
+        return _unless_raised(reply), body
+
+    def _say(self, header: Header, buffers: Any, deadline: float) -> None:
+        self._nonce = secrets.token_hex(8)
+        self._channel.send({**header, "nonce": self._nonce}, buffers, deadline)
+
+    def _hear(self, deadline: float) -> tuple[Header, np.ndarray]:
+        header, body = self._channel.receive(deadline)
+        if header.get("nonce") != self._nonce or not isinstance(header.get("op"), str):
+            raise ForgeryError("an answer to a question that was not asked")
+        return header, body
+
+    def _refuse_unasked(self) -> None:
+        """Nothing may lie in the channel before we ask: an early answer is a forged one."""
+        sock = self._channel.sock
+        sock.setblocking(False)
+        try:
+            if sock.recv(1, socket.MSG_PEEK):
+                raise ForgeryError("spoke before it was asked")
+        except BlockingIOError:
+            return
+        except OSError as error:
+            raise wire.WireError(str(error)) from None
+        raise wire.WireError("the channel closed")
+
+    def _why(self, error: str) -> str:
+        for _ in range(50):
+            if not self.running.alive():
+                break
+            time.sleep(0.01)
+        reason = self.running.reason() if not self.running.alive() else error
+        return f"the process ended: {reason}; {self._last_words()}"
+
+    def _last_words(self) -> str:
+        words = self.running.output().strip()
+        return f"it printed: …{words[-300:]!r}" if words else "it printed nothing"
+
+    def peak_bytes(self) -> int:
+        """The kernel's figure for everything the submission holds, lent memory included."""
+        assert self._channel.take is not None
+        return self.running.peak_bytes() + self._channel.take.in_use()
+
+    def close(self) -> None:
+        """Ends the process and everything in it."""
+        if self.closed:
+            return
+        self.closed = True
+        self.running.kill()
+        self._channel.sock.close()
+        for lent in (self._channel.give, self._channel.take):
+            if lent is not None:
+                lent.close()
+
+
+def _connect(program: str, folder: Path, rig: Rig) -> tuple[Running, wire.Channel]:
+    """Starts the program; a worker, which moves large arrays, is lent memory for them."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    with theirs:
+        running = launch(Launch(rig.level, program, folder, theirs, rig.limits, rig.packages))
+    if program != "worker":
+        return running, wire.Channel(ours)
+    give, take = wire.Lender(), wire.Lender()
+    socket.send_fds(ours, [b"!"], [give.fd, take.fd])
+    return running, wire.Channel(ours, give, take)
+
+
+def printable(text: str) -> str:
+    """What a submission says, without what would move somebody's cursor or end a string."""
+    return "".join(
+        c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text
+    )
+
+
+def _unless_raised(reply: Header) -> Header:
+    if reply["op"] != "raised":
+        return reply
+    kind, bases, message = (reply.get(key) for key in ("kind", "bases", "message"))
+    names = tuple(str(base) for base in bases) if isinstance(bases, list) else ()
+    raise SubmissionRaised(printable(str(kind)[:2000]), names[:64], printable(str(message)[:2000]))

@@ -1,0 +1,90 @@
+"""A field of entrants on disk: `<entrant>/<challenge>/solution.py`, further attempts in
+`attempt-2`, …"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from trapline.arena.challenge import load, load_all
+from trapline.arena.errors import UsageError
+from trapline.arena.judge.intake import ATTEMPT
+
+#: Written beside an answer by whoever produced it: harness, model, and what else is known.
+RECORD = ".trapline/record.json"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One answer that waits to be graded."""
+
+    entrant: str
+    challenge: str
+    attempt: int
+    folder: Path
+    harness: str = ""
+    model: str = ""
+    #: Why nobody got to answer (a dead provider); such a cell is never graded.
+    trouble: str = ""
+
+
+def find_entries(field: Path, challenges: list[str]) -> list[Entry]:
+    """Every answer in the field, for these challenges or for all."""
+    if not field.exists():
+        raise UsageError(f"no such folder: {field}")
+    if not field.is_dir():
+        raise UsageError(
+            f"{field} is a file; a field is a folder <entrant>/<challenge>/solution.py"
+        )
+    _refuse_misspelt(field)
+    wanted = [load(name).id for name in challenges] or list(load_all())
+    entries = [
+        entry
+        for entrant in sorted(path for path in field.iterdir() if path.is_dir())
+        if not entrant.name.startswith(".")
+        for challenge in wanted
+        for entry in _entries_of(entrant, challenge)
+    ]
+    for entry in entries:
+        if not entry.entrant.isprintable():
+            raise UsageError(f"an entrant's folder has a name that is no text: {entry.entrant!r}")
+    if not entries:
+        raise UsageError(f"{field} holds no <entrant>/<challenge>/ folder of a challenge to grade")
+    return entries
+
+
+def _refuse_misspelt(field: Path) -> None:
+    """An answer to a challenge that does not exist would be passed over in silence."""
+    for solution in sorted(field.glob("[!.]*/[!.]*/solution.py")):
+        folder = solution.parent
+        if folder.name not in load_all():
+            known = ", ".join(load_all())
+            raise UsageError(f"{folder} is no challenge's folder; there are: {known}")
+
+
+def _entries_of(entrant: Path, challenge: str) -> list[Entry]:
+    folder = entrant / challenge
+    if not folder.is_dir():
+        return []
+    attempts = {
+        int(match.group(1)): path
+        for path in folder.iterdir()
+        if path.is_dir() and (match := ATTEMPT.fullmatch(path.name))
+    }
+    if 1 in attempts and (folder / "solution.py").is_file():
+        raise UsageError(f"{folder} holds two first attempts: solution.py and attempt-1")
+    if not attempts or (folder / "solution.py").is_file():
+        attempts[1] = folder
+    return [
+        Entry(entrant.name, challenge, number, path, *_origin(path))
+        for number, path in sorted(attempts.items())
+    ]
+
+
+def _origin(folder: Path) -> tuple[str, str, str]:
+    """Harness, model and trouble, as far as somebody wrote them down."""
+    try:
+        record = json.loads((folder / RECORD).read_text())
+        trouble = record.get("reason", "") if record.get("status") == "infra_error" else ""
+        return str(record.get("harness", "")), str(record.get("model", "")), str(trouble)
+    except (OSError, ValueError, AttributeError):
+        return "", "", ""

@@ -1,0 +1,49 @@
+"""Grades an evidence bundle again: same bytes, same inputs, and the same verdicts expected."""
+
+from pathlib import Path
+
+from trapline.arena.challenge import load
+from trapline.arena.errors import UsageError
+from trapline.arena.judge.grade import Job, grade_intake
+from trapline.arena.judge.intake import from_texts
+from trapline.arena.record import Bundle, Cell, Level, Record
+from trapline.arena.runs.field import Entry
+
+
+class Replay(Record):
+    """A verdict, the same verdict again, and where they differ."""
+
+    before: Cell
+    after: Cell
+    differences: list[str]
+
+
+def replay(bundle: Bundle, level: Level) -> Replay:
+    """Runs the bundle's submission on the bundle's seed."""
+    before = bundle.cell
+    challenge = load(before.challenge)
+    if challenge.digest != before.challenge_digest:
+        raise UsageError(f"{before.challenge} has changed since this bundle was made")
+    entry = Entry(
+        before.entrant, before.challenge, before.attempt, Path(), before.harness, before.model
+    )
+    job = Job(entry, challenge, level, before.seed, before.full)
+    after = grade_intake(job, from_texts(bundle.files, bundle.binary_files)).cell
+    return Replay(before=before, after=after, differences=_differences(before, after))
+
+
+def _differences(before: Cell, after: Cell) -> list[str]:
+    """State and checks must be the same; times may differ, so scores may a little."""
+    found = []
+    if before.submission_digest != after.submission_digest:
+        found.append("the submission's bytes differ")
+    if before.state != after.state:
+        found.append(f"state: {before.state} before, {after.state} now ({after.reason})")
+    for kind in ("cases", "traps"):
+        now = {check.id: check.state for check in getattr(after, kind)}
+        found += [
+            f"{kind[:-1]} {check.id}: {check.state} before, {now.get(check.id, 'absent')} now"
+            for check in getattr(before, kind)
+            if now.get(check.id) != check.state
+        ]
+    return found

@@ -1,0 +1,18 @@
+"""A run as it is kept: every graded cell with the evidence it rests on, in a folder or on a
+PostgreSQL server. Nothing that was finished is ever lost."""
+
+from trapline.arena.runs.store.evidence import canonical, digest, read_bundle, write_durably
+from trapline.arena.runs.store.folder import last_run
+from trapline.arena.runs.store.store import Planned, Store
+from trapline.arena.runs.store.tables import Key
+
+__all__ = [
+    "Key",
+    "Planned",
+    "Store",
+    "canonical",
+    "digest",
+    "last_run",
+    "read_bundle",
+    "write_durably",
+]

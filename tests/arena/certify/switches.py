@@ -1,0 +1,310 @@
+"""Every defence of the judge that a test can switch off, by the name that attacks use in their
+headers; the sandbox's are in `sandbox_switches.py`.
+
+A switch replaces the one function (or line of a program inside) that is the defence; what it
+replaces is ours, on our side of the wall, so the attack itself stays as it is. Nothing here is
+reachable from the package.
+"""
+
+import zlib
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import benches
+import numpy as np
+import pytest
+
+from trapline.arena.challenge import Challenge
+from trapline.arena.judge import checks, expect, grade, measure, own_tests
+from trapline.arena.judge.traps import Case
+from trapline.arena.process import proxy, session, wire
+from trapline.arena.process.isolation import running
+from trapline.arena.process.isolation.stage import Stage
+from trapline.arena.process.proxy import Submission
+from trapline.arena.record import Dimension, Level
+
+ARENA = Path(checks.__file__).parents[1]
+
+
+@dataclass
+class Bench:
+    """Where one attack is tried."""
+
+    patch: pytest.MonkeyPatch
+    folder: Path
+    challenge: Challenge
+    level: Level
+    seed: int = 20261115
+    #: What the attack gained, by the judge that this one goes through.
+    judge: Any = benches.graded
+
+    def edit(self, program: Path, *pairs: tuple[str, str]) -> None:
+        """Gives the inside another text of one of its programs."""
+        text = program.read_text()
+        for old, new in pairs:
+            assert text.count(old) == 1
+            text = text.replace(old, new)
+        (self.folder / "edited").mkdir()
+        edited = self.folder / "edited" / program.name
+        edited.write_text(text)
+        add = Stage._add
+        choose = {program.name: edited}
+        self.patch.setattr(
+            Stage, "_add", lambda stage, path: add(stage, choose.get(path.name, path))
+        )
+
+    def leave_out(self, *names: str) -> None:
+        """Starts sandboxes without these defences."""
+        launch = session.launch
+        self.patch.setattr(
+            session, "launch", lambda spec: launch(replace(spec, without=spec.without | {*names}))
+        )
+
+
+SWITCHES = {}
+
+
+def switch(name):
+    def register(function):
+        SWITCHES[name] = function
+        return function
+
+    return register
+
+
+# --- where the verdict is reached, and on what ---------------------------------------------------
+
+
+@switch("verdict-outside")
+def verdict_inside(bench):
+    bench.judge = benches.judged_by("same_process.py")
+
+
+@switch("no-unpickling")
+def unpickling(bench):
+    bench.judge = benches.judged_by("unpickling.py")
+
+
+@switch("a-pass-needs-answers")
+def believe_the_dead(bench):
+    run_check = checks.run_check
+
+    def believing(check, submission, seed):
+        deaths = submission.deaths
+        result = run_check(check, submission, seed)
+        died = submission.deaths > deaths
+        return result.model_copy(update={"state": "pass"}) if died else result
+
+    bench.patch.setattr(checks, "run_check", believing)
+
+
+@switch("unforeseen-answers")
+def stumble(bench):
+    def fall(error):
+        raise error
+
+    bench.patch.setattr(checks, "unexaminable", fall)
+    bench.judge = benches.standing
+
+
+# --- how answers are compared --------------------------------------------------------------------
+
+
+def compare(bench, agree):
+    def equal(got, want, what="the answer"):
+        if not isinstance(want, np.ndarray):
+            return expect.that(type(got) is type(want) and agree(got, want), what)
+        expect.array(got, shape=want.shape, dtype=want.dtype)
+        return expect.that(agree(got, want), what)
+
+    bench.patch.setattr(expect, "equal", equal)
+
+
+@switch("values-compared")
+def compare_shapes(bench):
+    compare(bench, lambda got, want: True)
+
+
+@switch("every-element-compared")
+def compare_the_beginning(bench):
+    def agree(got, want):
+        part = slice(np.size(want) // 4) if np.ndim(want) else ...
+        return np.array_equal(np.asarray(got)[part], np.asarray(want)[part])
+
+    compare(bench, agree)
+
+
+@switch("nan-is-no-number")
+def compare_differences(bench):
+    compare(bench, lambda got, want: not np.any(np.abs(np.subtract(got, want)) > 1e-9))
+
+
+@switch("exact-values")
+def compare_loosely(bench):
+    compare(bench, lambda got, want: np.allclose(got, want, atol=1e-2))
+
+
+@switch("own-copy-of-inputs")
+def share_inputs(bench):
+    def call(self, entry, args, kwargs, on=None):
+        answer, after = self.observe(entry, *args, **kwargs)
+        for mine, theirs in zip(args, after, strict=True):
+            mine[...] = theirs
+        return answer
+
+    bench.patch.setattr(Submission, "call", call)
+
+
+# --- what is asked -------------------------------------------------------------------------------
+
+
+class Repeating:
+    """The same values for the same shape, whoever asks."""
+
+    def standard_normal(self, shape):
+        return np.random.default_rng(zlib.crc32(repr(shape).encode())).standard_normal(shape)
+
+    def __getattr__(self, name):
+        return getattr(np.random.default_rng(5), name)
+
+
+@switch("fresh-values")
+def repeat_values(bench):
+    bench.patch.setattr(checks, "generator", lambda seed, name: Repeating())
+
+
+@switch("unknown-seed")
+def guessable_seed(bench):
+    bench.seed = 7
+
+
+@switch("lengths-of-every-kind")
+def round_lengths(bench):
+    def sorts(submission, rng):
+        for count in (1, 2, 64, 256, 1024):
+            values = rng.standard_normal(count)
+            expect.equal(submission.sort(values), np.sort(values))
+
+    others = [case for case in bench.challenge.cases if not case.id.startswith("sorts")]
+    bench.patch.setattr(bench.challenge, "cases", [Case("sorts", sorts), *others])
+
+
+# --- the wire ------------------------------------------------------------------------------------
+
+
+@switch("lengths-checked")
+def believe_lengths(bench):
+    for limit in ("MAX_HEADER", "MAX_BODY"):
+        bench.patch.setattr(wire, limit, 1 << 64)
+
+
+@switch("writable-text")
+def keep_any_text(bench):
+    bench.patch.setattr(wire, "_writable", lambda header: benches.as_json(header))
+    for module in (session, proxy, own_tests):
+        bench.patch.setattr(module, "printable", lambda text: text)
+
+
+@switch("own-copy-of-answers")
+def look_at_lent_memory(bench):
+    bench.patch.setattr(wire.Lender, "read", lambda lender, size: lender._bytes[:size])
+
+
+@switch("deadline")
+def wait_for_ever(bench):
+    bench.patch.setattr(session, "IMPORT_SECONDS", 1e6)
+
+
+@switch("bounded-output")
+def keep_output(bench):
+    bench.patch.setattr(running, "_KEPT_OUTPUT", 1 << 22)
+
+
+# --- measures ------------------------------------------------------------------------------------
+
+
+@switch("timed-answers-checked")
+def time_only(bench):
+    bench.patch.setattr(measure.Burst, "check", lambda burst: None)
+
+
+@switch("least-share")
+def believe_differences(bench):
+    bench.patch.setattr(measure, "LEAST_SHARE", 0.0)
+
+
+@switch("random-burst-order")
+def foreseeable_bursts(bench):
+    bench.patch.setattr(benches, "shuffled", lambda rng, count: range(count))
+
+
+@switch("pausing")
+def nobody_stands_still(bench):
+    bench.patch.setattr(measure, "paused", lambda others: benches.nothing())
+
+
+@switch("idle-memory-counts")
+def forgive_idle_memory(bench):
+    bench.patch.setattr(measure, "IDLE_ALLOWANCE", 1 << 40)
+
+
+@switch("control-group")
+def no_control_group(bench):
+    bench.leave_out("cgroup")
+
+
+# --- own tests and code --------------------------------------------------------------------------
+
+
+def after_inspection(bench, change):
+    inspect = grade.inspect
+    bench.patch.setattr(grade, "inspect", lambda *args: change(inspect(*args)))
+
+
+@switch("rewrites")
+def no_rewrites(bench):
+    after_inspection(bench, lambda found: found.model_copy(update={"rewrites": {}}))
+
+
+@switch("padded-rewrite")
+def no_padding(bench):
+    def unpadded(found):
+        kept = {name: text for name, text in found.rewrites.items() if name != "padded"}
+        return found.model_copy(update={"rewrites": kept})
+
+    after_inspection(bench, unpadded)
+
+
+@switch("random-order-of-runs")
+def foreseeable_runs(bench):
+    draw = SimpleNamespace(shuffle=lambda runs: None)
+    bench.patch.setattr(own_tests, "secrets", SimpleNamespace(SystemRandom=lambda: draw))
+
+
+@switch("mutants-noticed")
+def passing_is_enough(bench):
+    share = Dimension(score=own_tests.PASSING_SHARE, reason="passes on its own code")
+    bench.patch.setattr(own_tests, "_by_kills", lambda own, killed: share)
+
+
+@switch("no-conftest")
+def load_conftest(bench):
+    bench.edit(ARENA / "judge" / "tester.py", ('"--noconftest", ', ""))
+
+
+@switch("comments-ignored")
+def obey_comments(bench):
+    bench.edit(ARENA / "judge" / "inspector.py", ('        "--ignore-noqa",\n', ""))
+
+
+@switch("forbidden-names")
+def forbid_nothing(bench):
+    bench.patch.setattr(grade, "forbidden_uses", lambda inspection, forbidden: [])
+
+
+@switch("readable-code")
+def pass_unread(bench):
+    unread = {"code": {"imports": []}}
+    after_inspection(bench, lambda found: found.model_copy(update=unread if not found.code else {}))

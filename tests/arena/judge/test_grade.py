@@ -1,0 +1,200 @@
+"""One submission to one cell: right ones, wrong ones, and everything that goes wrong with them."""
+
+import textwrap
+
+import pytest
+
+from trapline.arena.judge.grade import Job, grade
+from trapline.arena.judge.intake import MAX_BYTES
+from trapline.arena.runs.field import Entry
+
+
+@pytest.fixture
+def graded(sorting, level, submission_folder):
+    """Grades a text as a submission of the sorting challenge."""
+
+    def make(source, **others):
+        folder = submission_folder(source, **others)
+        entry = Entry("somebody", "sorting", 1, folder)
+        return grade(Job(entry, sorting, level, seed=7)).cell
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def gold_cell(sorting, level):
+    return grade(Job(Entry("gold", "sorting", 1, sorting.solution), sorting, level, seed=7)).cell
+
+
+def test_the_gold_solution_is_an_a(gold_cell):
+    assert gold_cell.state == "pass"
+    assert gold_cell.letter[0] == "A"
+    assert gold_cell.fallen() == []
+    for name in ("correctness", "traps", "precision", "memory", "code"):
+        assert gold_cell.dimensions[name].score == 100, gold_cell.dimensions[name]
+    assert gold_cell.dimensions["tests"].score > 60
+    assert gold_cell.dimensions["analysis"].score is None
+
+
+def test_a_bug_falls_into_its_own_trap_only(graded, gold_source):
+    cell = graded(
+        gold_source.replace("np.asarray(key(items))", "np.asarray([key([i])[0] for i in items])")
+    )
+    assert cell.state == "pass"
+    assert cell.fallen() == ["key-called-often"]
+
+
+def test_a_critical_trap_caps_the_score(graded, gold_source):
+    source = gold_source.replace("import numpy as np\n", "import numpy as np\nKEPT = {}\n")
+    source = source.replace(
+        "    return np.take", "    order = KEPT.setdefault(x.shape, order)\n    return np.take"
+    )
+    cell = graded(source)
+    assert "remembers-a-shape" in cell.fallen()
+    assert cell.score <= 86
+
+
+BAD = {
+    "syntax error": ("def sort_rows(:\n", "SyntaxError"),
+    "missing entry point": ("def sort_rows(x): return x\n", "missing entry points: sort_by"),
+    "import that does not exist": ("import no_such_module\n", "ModuleNotFoundError"),
+    "import that is not allowed": ("import scipy\n", "ModuleNotFoundError"),
+    "exit on import": ("import os\nos._exit(0)\n", "cannot be imported"),
+    "endless loop": (
+        "def sort_rows(x, **k):\n    while True: pass\ndef sort_by(k, i): return i\n",
+        "no answer",
+    ),
+    "memory bomb": (
+        "def sort_rows(x, **k):\n    b = []\n    while True: b.append(bytearray(1 << 24))\n"
+        "def sort_by(k, i): return i\n",
+        "",
+    ),
+    "crash": (
+        "import ctypes\ndef sort_rows(x, **k): ctypes.string_at(0)\ndef sort_by(k, i): return i\n",
+        "ended",
+    ),
+    "wrong type": ("def sort_rows(x, **k): return 3\ndef sort_by(k, i): return i\n", "pair"),
+    "wrong shape": (
+        "def sort_rows(x, **k): return x[:1], x\ndef sort_by(k, i): return i\n",
+        "shape",
+    ),
+    "wrong dtype": (
+        "def sort_rows(x, **k): return x.astype('f2'), x\ndef sort_by(k, i): return i\n",
+        "dtype",
+    ),
+    "nan": (
+        "def sort_rows(x, **k): return x * float('nan'), x\ndef sort_by(k, i): return i\n",
+        "differs",
+    ),
+    "a gigabyte of prints": (
+        "for _ in range(1000): print('x' * 1000000)\n"
+        "def sort_rows(x, **k): return x\ndef sort_by(k, i): return i\n",
+        "",
+    ),
+    "deep nesting": ("x = " + "[" * 5000 + "]" * 5000 + "\n", "cannot be imported"),
+    "null bytes": ("x = '\0'\n", "cannot be imported"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_whatever_a_submission_does_is_a_fail_with_its_reason(graded, name):
+    source, reason = BAD[name]
+    cell = graded(source)
+    assert cell.state == "fail"
+    assert cell.letter == "F"
+    assert reason in cell.reason
+
+
+def test_a_folder_without_solution_is_a_fail(sorting, level, tmp_path):
+    (tmp_path / "notes.md").write_text("I could not do it.")
+    cell = grade(Job(Entry("nobody", "sorting", 1, tmp_path), sorting, level, seed=7)).cell
+    assert (cell.state, cell.score) == ("fail", 0.0)
+    assert "no solution.py" in cell.reason
+
+
+def test_an_oversized_submission_is_a_fail(sorting, level, submission_folder, gold_source):
+    folder = submission_folder(gold_source)
+    (folder / "weights.bin").write_bytes(bytes(MAX_BYTES + 1))
+    cell = grade(Job(Entry("heavy", "sorting", 1, folder), sorting, level, seed=7)).cell
+    assert cell.state == "fail"
+    assert "larger than" in cell.reason
+
+
+def test_links_lead_nowhere(sorting, level, submission_folder, tmp_path):
+    secret = tmp_path / "secret.py"
+    secret.write_text("SECRET = 1\n")
+    folder = submission_folder("from secret import SECRET\n")
+    (folder / "secret.py").symlink_to(secret)
+    cell = grade(Job(Entry("linker", "sorting", 1, folder), sorting, level, seed=7)).cell
+    assert "No module named 'secret'" in cell.reason
+
+
+def test_what_the_task_forbids_is_a_hack(graded, gold_source):
+    cell = graded(
+        gold_source.replace("import numpy as np", "import numpy as np\nfrom heapq import nsmallest")
+    )
+    assert (cell.state, cell.score) == ("hack", 0.0)
+
+
+def test_a_sandbox_that_cannot_start_is_no_failure_of_the_submission(
+    sorting, level, monkeypatch, submission_folder, gold_source
+):
+    from trapline.arena.errors import ArenaError
+    from trapline.arena.process import session
+
+    def broken(*_):
+        raise ArenaError("no sandbox today")
+
+    monkeypatch.setattr(session, "launch", broken)
+    entry = Entry("unlucky", "sorting", 1, submission_folder(gold_source))
+    cell = grade(Job(entry, sorting, level, seed=7)).cell
+    assert (cell.state, cell.score, cell.letter) == ("infra_error", None, None)
+
+
+def test_an_allowed_package_that_is_not_here_is_no_failure_of_the_submission(
+    sorting, level, submission_folder, gold_source
+):
+    from trapline.arena.challenge import Challenge
+
+    class Generous(Challenge):
+        """Allows a package that nobody has."""
+
+    generous = Generous(sorting.folder, "sorting")
+    generous.plan = sorting.plan.model_copy(update={"packages": ["no_such_package"]})
+    entry = Entry("user", "sorting", 1, submission_folder(f"import no_such_package\n{gold_source}"))
+    cell = grade(Job(entry, generous, level, seed=7)).cell
+    assert (cell.state, "no_such_package" in cell.reason) == ("infra_error", True)
+    honest = Entry("other", "sorting", 1, submission_folder(gold_source))
+    assert grade(Job(honest, generous, level, seed=7)).cell.state == "pass"
+
+
+TESTS = {
+    "asserts nothing": ("def test_nothing():\n    import solution\n", "no mutant"),
+    "fails on its own code": ("def test_it():\n    assert False\n", "do not pass"),
+    "hashes its own text": (
+        """
+        import hashlib, pathlib
+        from solution import sort_rows
+        import numpy as np
+        HERE = pathlib.Path(__file__).with_name("solution.py").read_bytes()
+
+        def test_text():
+            assert hashlib.sha256(HERE).hexdigest() == "{digest}"
+        """,
+        "rewrite",
+    ),
+    "ends the process": ("import os\nos._exit(0)\n", "no report"),
+}
+
+
+@pytest.mark.parametrize("name", TESTS)
+def test_a_worthless_suite_scores_zero(graded, gold_source, name):
+    import hashlib
+
+    suite, reason = TESTS[name]
+    suite = textwrap.dedent(suite).replace(
+        "{digest}", hashlib.sha256(gold_source.encode()).hexdigest()
+    )
+    dimension = graded(gold_source, test_it=suite).dimensions["tests"]
+    assert dimension.score == 0
+    assert reason in dimension.reason

@@ -1,0 +1,27 @@
+import pytest
+
+from trapline.arena.errors import MissingError
+from trapline.arena.process.isolation import packages
+
+
+def test_numpy_comes_with_its_libraries_and_nothing_else():
+    names = set(packages.entries(("numpy",)))
+    assert "numpy" in names
+    assert all(name.startswith("numpy") for name in names)
+
+
+def test_what_a_package_requires_comes_along():
+    assert {"pytest", "_pytest", "pluggy", "iniconfig"} <= set(packages.entries(("pytest",)))
+
+
+def test_a_compiled_program_of_a_package_comes_along():
+    assert packages.entries(("ruff",))["bin/ruff"].is_file()
+
+
+def test_ourselves_are_never_shown():
+    assert packages.entries(("trapline",)) == {}
+
+
+def test_a_package_that_is_not_installed_is_named():
+    with pytest.raises(MissingError, match="no-such-thing"):
+        packages.entries(("no_such.thing",))

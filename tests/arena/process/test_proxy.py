@@ -1,0 +1,220 @@
+"""The submission as checks see it: calls, objects, callbacks, views, and every way to fail."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from trapline.arena.errors import SubmissionDied, SubmissionRaised, Violation
+from trapline.arena.judge import expect
+from trapline.arena.process import session
+from trapline.arena.process.proxy import Stub, Submission
+from trapline.arena.process.sandbox_config import rig_for
+
+SOURCE = """
+    import os, sys, time
+    import numpy as np
+
+    CALLS = []
+
+    class Box:
+        def __init__(self, value): self.value = value
+        def get(self): return self.value
+        def put(self, value): self.value = value
+        def same(self, other): return other is self
+
+    def echo(*args, **kwargs): return (args, kwargs)
+    def count(): CALLS.append(1); return len(CALLS)
+    def strides(x): return list(x.strides)
+    def box(value): return Box(value)
+    def open_box(box): return box.value
+    def spoil(x): x[...] = 0; return None
+    def ask(model, x): return model.predict(x) + 1
+    def apply(function, x): return function(x)
+    def refuse(kind): raise {"value": ValueError, "key": KeyError, "exit": SystemExit}[kind]("no")
+    def crash(): os._exit(3)
+    def hang(): time.sleep(100)
+    def shout():
+        for _ in range(20000): print("x" * 1000)
+        return "done"
+    def hog(): return len(np.ones(1 << 30).tobytes())
+    def strange(): return {1: object}, {"a": np.array([object()], dtype=object)}
+    class Derived(ValueError): pass
+    def derived(): raise Derived("mine")
+    class Sub(np.ndarray):
+        def __eq__(self, other): return True
+    def subclass(): return np.zeros(3).view(Sub)
+    def flood(function):
+        large = np.zeros(5 << 20)
+        for _ in range(100): function(large)
+    def mutter(): raise ValueError("a\\x00b\\x1b[2J\\udc80c")
+    class Odd: pass
+    Odd.__name__ = "O\\x1bdd"
+    def odd(): return Odd()
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    import textwrap
+
+    folder = tmp_path_factory.mktemp("proxy")
+    (folder / "solution.py").write_text(textwrap.dedent(SOURCE))
+    return folder
+
+
+@pytest.fixture
+def submission(folder, sorting, level):
+    with Submission(folder, rig_for(sorting, level)) as submission:
+        yield submission
+
+
+def test_values_come_back_as_they_went(submission):
+    x = np.arange(6.0).reshape(2, 3)
+    args, kwargs = submission.echo(x, 3, 2.5, None, True, "ü", [1, (2, 3)], key={"a": np.int64(4)})
+    assert np.array_equal(args[0], x)
+    assert args[1:] == (3, 2.5, None, True, "ü", [1, (2, 3)])
+    assert kwargs == {"key": {"a": 4}}
+    assert isinstance(kwargs["key"]["a"], np.int64)
+
+
+def test_views_stay_views(submission):
+    x = np.zeros((8, 6), np.float32)[::2, ::-1]
+    assert submission.strides(x) == list(x.strides)
+
+
+def test_several_calls_meet_one_process_and_fresh_another(submission):
+    assert [submission.count(), submission.count()] == [1, 2]
+    assert submission.fresh().count() == 1
+    submission.settle()
+    assert submission.count() == 3
+
+
+def test_objects_live_in_the_worker(submission):
+    box = submission.box(7)
+    box.put(np.ones(2))
+    assert np.array_equal(submission.open_box(box), np.ones(2))
+    assert box.same(box) is True
+    assert "Box" in repr(box)
+
+
+def test_an_object_dies_with_its_process(submission):
+    box = submission.box(7)
+    with pytest.raises(SubmissionDied):
+        submission.crash()
+    with pytest.raises(SubmissionDied, match="died with its process"):
+        box.get()
+
+
+def test_callbacks_run_on_our_side_and_are_counted(submission):
+    model = Stub(predict=lambda x: x * 2)
+    assert submission.ask(model, 4) == 9
+    assert model.calls == [("predict", (4,))]
+    assert submission.apply(Stub(lambda x: x.sum()), np.ones(3)) == 3.0
+
+
+def test_what_a_stub_refuses_reaches_the_submission(submission):
+    def refuse(x):
+        raise ValueError("not this")
+
+    with pytest.raises(SubmissionRaised, match="ValueError: not this"):
+        submission.apply(Stub(refuse), 1)
+
+
+def test_a_violation_in_a_stub_fails_the_check_and_the_submission_recovers(submission):
+    def judge(x):
+        expect.that(False, "a wrong argument")
+
+    with pytest.raises(Violation, match="a wrong argument"):
+        submission.apply(Stub(judge), 1)
+    assert submission.echo(1) == ((1,), {})
+
+
+def test_modified_inputs_are_seen(submission):
+    _, (after,) = submission.observe("spoil", np.ones(3))
+    assert np.array_equal(after, np.zeros(3))
+
+
+def test_exceptions_are_data(submission):
+    expect.raises(ValueError, lambda: submission.refuse("value"))
+    expect.raises(ValueError, lambda: submission.derived())
+    with pytest.raises(Violation, match="KeyError"):
+        expect.raises(ValueError, lambda: submission.refuse("key"))
+    with pytest.raises(Violation, match="accepted"):
+        expect.raises(ValueError, lambda: submission.echo(1))
+    with pytest.raises(SubmissionRaised, match="SystemExit"):
+        submission.refuse("exit")
+    with pytest.raises(SubmissionRaised, match="AttributeError"):
+        submission.no_such_function()
+
+
+@pytest.mark.parametrize("how", ["crash", "hang", "hog"])
+def test_a_dying_process_is_data_and_the_next_call_starts_another(submission, how):
+    with pytest.raises(Violation):
+        getattr(submission, how)()
+    assert submission.echo(1) == ((1,), {})
+
+
+def test_deaths_are_counted(submission):
+    with pytest.raises(SubmissionDied, match="code 3"):
+        submission.crash()
+    assert submission.deaths == 1
+
+
+def test_prints_neither_block_nor_disturb(submission):
+    assert submission.shout() == "done"
+
+
+def test_an_array_subclass_arrives_as_a_plain_array(submission):
+    answer = submission.subclass()
+    assert type(answer) is np.ndarray
+    with pytest.raises(Violation):
+        expect.equal(answer, np.ones(3))
+
+
+def test_objects_inside_containers_and_object_arrays(submission):
+    with pytest.raises(SubmissionRaised, match="dtype object"):
+        submission.strange()
+
+
+def test_a_flood_of_callbacks_ends_before_it_fills_our_memory(submission, monkeypatch):
+    monkeypatch.setattr(session, "MAX_CALLED_BACK", 100 << 20)
+    submission.rig = replace(submission.rig, call_seconds=60.0)
+    stub = Stub(lambda values: None)
+    with pytest.raises(SubmissionDied, match="more than anybody can keep"):
+        submission.flood(stub)
+    assert 1 <= len(stub.calls) <= 2
+
+
+def test_what_it_says_can_be_printed_and_stored(submission):
+    with pytest.raises(SubmissionRaised) as caught:
+        submission.mutter()
+    assert caught.value.message == "a\N{REPLACEMENT CHARACTER}b\N{REPLACEMENT CHARACTER}[2J?c"
+    assert "\x1b" not in repr(submission.odd())
+
+
+FORGERS = {
+    "on import": "os.write(channel(), b'TRPL' + struct.pack('<IQ', 2, 0) + b'{}')\ndef f(): pass",
+    "in a call": "def f(): os.write(channel(), b'TRPL' + struct.pack('<IQ', 2, 0) + b'{}')",
+}
+CHANNEL = """
+import os, stat, struct
+def channel():
+    return next(fd for fd in range(3, 64) if is_socket(fd))
+def is_socket(fd):
+    try:
+        return stat.S_ISSOCK(os.fstat(fd).st_mode)
+    except OSError:
+        return False
+"""
+
+
+@pytest.mark.parametrize("when", FORGERS)
+def test_a_forged_frame_is_noted_wherever_it_was_sent(submission_folder, sorting, level, when):
+    """Also in the processes that a check or a measure asks for."""
+    folder = submission_folder(CHANNEL + FORGERS[when])
+    with Submission(folder, rig_for(sorting, level)) as submission:
+        with pytest.raises(SubmissionDied):
+            submission.fresh().f()
+        submission.settle()
+        assert len(submission.forgeries) == 1
