@@ -71,7 +71,7 @@ def test_too_little_memory_is_a_sentence(capsys, error):
     with pytest.raises(SystemExit) as ended:
         guarded(program)
     assert ended.value.code == FAILURE
-    assert "not enough memory for what was asked" in " ".join(capsys.readouterr().err.split())
+    assert "does not have enough memory" in " ".join(capsys.readouterr().err.split())
 
 
 def test_what_else_goes_wrong_is_not_hidden():

@@ -16,7 +16,7 @@ from trapline.arena.challenge import Challenge, load, load_all
 from trapline.arena.errors import UsageError
 from trapline.arena.record import Level
 from trapline.arena.runs.run import choose_level
-from trapline.cli.main import NOT_HELD
+from trapline.cli.exit_codes import NOT_HELD
 
 #: At least this share of the mechanical mutants that are not equivalent must fall.
 MECHANICAL_GOAL = 0.9

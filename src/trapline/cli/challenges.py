@@ -1,41 +1,68 @@
-"""`trapline challenges`: what there is to solve, and the traps in it."""
+"""`trapline challenges`: the challenges and their traps."""
 
 import json
+import tomllib
+from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from trapline.arena.challenge import Challenge, load_all
+import trapline.challenges
+
+_DIFFICULTIES = ("medium", "hard", "extra hard", "research")
 
 
 def register(app: typer.Typer) -> None:
     """Adds the verb."""
-    app.command(
-        epilog="Example: trapline challenges --json",
-    )(challenges)
+    app.command(epilog="Example: trapline challenges --json")(challenges)
 
 
 def challenges(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """List the challenges, their tracks and how many traps wait in each; --json names the traps."""
+    """List the challenges, their tracks, and how many cases and traps each has.
+
+    --json also names the traps.
+    """
     if as_json:
-        print(json.dumps({"challenges": [_describe(one) for one in load_all().values()]}))
+        print(json.dumps({"challenges": _with_traps()}))
         return
     table = Table("challenge", "difficulty", "tracks", "cases", "traps")
-    for one in load_all().values():
-        plan = one.plan
-        counts = str(len(one.cases)), str(len(one.traps))
-        table.add_row(plan.id, plan.difficulty, ", ".join(plan.tracks), *counts)
+    for row in summaries():
+        table.add_row(*row)
     Console().print(table)
 
 
-def _describe(challenge: Challenge) -> dict[str, object]:
-    traps = [
-        {"id": trap.id, "catches": trap.catches, "severity": trap.severity}
-        for trap in challenge.traps
+def summaries() -> list[tuple[str, str, str, str, str]]:
+    """A row of the table per challenge, from the text of its files.
+
+    Importing eight challenges to count their traps would take longer than all the rest.
+    """
+    (root,) = trapline.challenges.__path__
+    rows = []
+    for path in sorted(Path(root).glob("*/challenge.toml")):
+        described = tomllib.loads(path.read_text())
+        code = "\n".join(module.read_text() for module in path.parent.glob("*.py"))
+        cases, traps = (str(code.count(f"\n@{kind}")) for kind in ("case", "trap"))
+        tracks = ", ".join(described.get("tracks", ["cpu"]))
+        rows.append((described["id"], described["difficulty"], tracks, cases, traps))
+    return sorted(rows, key=lambda row: _DIFFICULTIES.index(row[1]))
+
+
+def _with_traps() -> list[dict[str, object]]:
+    from trapline.arena.challenge import load_all
+
+    return [
+        {
+            "id": one.plan.id,
+            "difficulty": one.plan.difficulty,
+            "tracks": one.plan.tracks,
+            "traps": [
+                {"id": trap.id, "catches": trap.catches, "severity": trap.severity}
+                for trap in one.traps
+            ],
+        }
+        for one in load_all().values()
     ]
-    plan = challenge.plan
-    return {"id": plan.id, "difficulty": plan.difficulty, "tracks": plan.tracks, "traps": traps}

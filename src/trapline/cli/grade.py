@@ -17,7 +17,7 @@ from trapline.arena.runs.executor import Executor, Here
 from trapline.arena.runs.field import Entry, find_entries
 from trapline.arena.runs.run import Options, grade_field, open_run
 from trapline.arena.runs.store import Store
-from trapline.cli.main import INCOMPLETE
+from trapline.cli.exit_codes import INCOMPLETE
 from trapline.cli.matrix import matrix
 
 #: Cells whose trouble is told in the terminal.

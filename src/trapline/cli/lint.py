@@ -12,7 +12,7 @@ from rich.text import Text
 from trapline.arena.challenge import load_all
 from trapline.arena.runs.lint import Finding, Terms, lint_run
 from trapline.arena.studies import Row, contradictions
-from trapline.cli.main import NOT_HELD
+from trapline.cli.exit_codes import NOT_HELD
 from trapline.cli.reading import PUBLISHED, RUN_HELP, opened, published
 
 

@@ -1,26 +1,43 @@
-"""`trapline`: collects the verbs and turns errors into sentences and exit codes."""
+"""`trapline`: collects the verbs and turns errors into one sentence and an exit code."""
 
 import importlib
 import os
-import pkgutil
 import sys
 from collections.abc import Callable
-from importlib.metadata import PackageNotFoundError, version
 from io import TextIOWrapper
 from typing import Annotated, NoReturn
 
 import typer
-from rich.console import Console
 
-import trapline.cli
 from trapline.arena.errors import ArenaError, InterruptedRunError, MissingError, UsageError
+from trapline.cli.exit_codes import FAILURE, INTERRUPTED, MISSING, USAGE
 
-#: Exit codes: our failure, usage, something missing, a check not held, cells not measured.
-FAILURE, USAGE, MISSING, NOT_HELD, INCOMPLETE, INTERRUPTED = 1, 2, 3, 4, 5, 130
+#: The verbs, in the order of `--help`, with the line that it shows. `trapline.cli.<verb>` holds the
+#: command; it is imported only when it runs, so that `--help` starts fast.
+VERBS = {
+    "challenges": "List the challenges and count their cases and traps.",
+    "deploy": "Make workspaces that hold a prompt and a starter.",
+    "solve": "Let a model or an agent fill workspaces.",
+    "grade": "Grade every answer of a field and print the matrix.",
+    "rank": "Rank the entrants of a run, with 95 % intervals.",
+    "duel": "Compare entrants challenge by challenge.",
+    "report": "Write a run as a site, as Markdown or as a table.",
+    "view": "Serve the report of a run, live while it is graded.",
+    "replay": "Grade an evidence bundle again and compare the verdicts.",
+    "lint": "List the contradictions between the numbers of a run.",
+    "scan": "Search answers for leaked judge files and for copies.",
+    "redact": "Remove names, paths, addresses and keys from transcripts.",
+    "export": "Write tasks, logs or predictions for other tools.",
+    "certify": "Check that the traps themselves work.",
+    "memory": "Compute how many tokens of KV cache fit beside a model.",
+    "generate": "Continue a prompt with a language model.",
+    "train": "Train an all-ternary language model on text files.",
+    "pack": "Write a ternary checkpoint with 2 bits per weight, or as GGUF.",
+}
 
 
-def build() -> typer.Typer:
-    """The application: every module of this package that has a `register` is a verb."""
+def build(only: str | None = None) -> typer.Typer:
+    """The application with all its verbs; of the others than `only`, just name and summary."""
     app = typer.Typer(
         no_args_is_help=True,
         rich_markup_mode="rich",
@@ -28,16 +45,23 @@ def build() -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(root)
-    for found in pkgutil.iter_modules(trapline.cli.__path__):
-        module = importlib.import_module(f"trapline.cli.{found.name}")
-        if hasattr(module, "register"):
-            module.register(app)
+    for verb, summary in VERBS.items():
+        if only is None or verb == only:
+            importlib.import_module(f"trapline.cli.{verb}").register(app)
+        else:
+            app.command(verb, short_help=summary)(_not_imported)
     return app
+
+
+def _not_imported() -> None:
+    """Stands for a verb that this command line does not run."""
 
 
 def _show_version(asked: bool) -> None:
     if not asked:
         return
+    from importlib.metadata import PackageNotFoundError, version
+
     try:
         typer.echo(f"trapline {version('trapline')}")
     except PackageNotFoundError:
@@ -48,7 +72,9 @@ def _show_version(asked: bool) -> None:
 def root(
     _version: Annotated[
         bool,
-        typer.Option("--version", callback=_show_version, is_eager=True, help="Show it and exit."),
+        typer.Option(
+            "--version", callback=_show_version, is_eager=True, help="Show the version and exit."
+        ),
     ] = False,
 ) -> None:
     """Who writes LLM-systems code that you can trust?"""
@@ -58,11 +84,14 @@ def main() -> None:
     """The console script."""
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal of ASCII gets question marks
-    guarded(build())
+    # The program itself has no option with a value: the first other word is the verb.
+    verb = next((word for word in sys.argv[1:] if not word.startswith("-")), "")
+    completing = "_TRAPLINE_COMPLETE" in os.environ
+    guarded(build(None if completing else verb))
 
 
 def guarded(program: Callable[[], None]) -> None:
-    """What goes wrong with us ends in a sentence and an exit code."""
+    """Runs the program; an error that we foresee becomes one sentence and an exit code."""
     try:
         program()
     except InterruptedRunError as error:
@@ -71,30 +100,33 @@ def guarded(program: Callable[[], None]) -> None:
         _stop(error, USAGE)
     except MissingError as error:
         _stop(error, MISSING)
-    except ArenaError as error:
-        _stop(error, FAILURE)
-    except OSError as error:  # a full disk, a folder that is not ours
+    except (ArenaError, OSError) as error:  # OSError: a full disk, a folder without permission
         _stop(error, FAILURE)
     except (MemoryError, RuntimeError) as error:
-        if not _is_for_want_of_memory(error):
+        if not _is_out_of_memory(error):
             raise
-        _stop(ArenaError("this machine has not enough memory for what was asked"), FAILURE)
+        _stop("this machine does not have enough memory for this command", FAILURE)
 
 
-def _is_for_want_of_memory(error: Exception) -> bool:
-    """Torch says it in words alone."""
-    said = str(error).lower()
-    return isinstance(error, MemoryError) or "not enough memory" in said or "out of memory" in said
+def _is_out_of_memory(error: Exception) -> bool:
+    """Torch raises a RuntimeError that only its text tells apart."""
+    text = str(error).lower()
+    return isinstance(error, MemoryError) or "not enough memory" in text or "out of memory" in text
 
 
-def _stop(error: Exception, code: int) -> NoReturn:
-    Console(stderr=True).print(f"trapline: {error}", style="red", markup=False, highlight=False)
+def _print_error(text: str, style: str | None = None) -> None:
+    from rich.console import Console
+
+    Console(stderr=True).print(f"trapline: {text}", style=style, markup=False, highlight=False)
+
+
+def _stop(error: Exception | str, code: int) -> NoReturn:
+    _print_error(str(error), "red")
     sys.exit(code)
 
 
 def _leave_at_once(then: str) -> NoReturn:
-    """Without waiting for the cells at work: their sandboxes end with us, the store is safe."""
-    note = f"trapline: interrupted; what was finished is kept, {then}"
-    Console(stderr=True).print(note, markup=False, highlight=False)
+    """Does not wait for cells in progress: their sandboxes end with us, the store is safe."""
+    _print_error(f"interrupted; what was finished is kept, {then}")
     sys.stdout.flush()
     os._exit(INTERRUPTED)

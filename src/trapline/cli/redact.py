@@ -10,7 +10,7 @@ from trapline.arena import output_paths
 from trapline.arena.errors import UsageError
 from trapline.arena.solving.redact import Redactor
 from trapline.arena.solving.redact_json import redact_document, scan_document
-from trapline.cli.main import NOT_HELD
+from trapline.cli.exit_codes import NOT_HELD
 
 
 def register(app: typer.Typer) -> None:

@@ -10,7 +10,7 @@ from trapline.arena.record import Bundle
 from trapline.arena.runs.replay import replay as grade_again
 from trapline.arena.runs.run import choose_level
 from trapline.arena.runs.store import read_bundle
-from trapline.cli.main import NOT_HELD
+from trapline.cli.exit_codes import NOT_HELD
 from trapline.cli.reading import opened
 
 

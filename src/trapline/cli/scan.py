@@ -11,7 +11,7 @@ from rich.text import Text
 
 from trapline.arena.runs.field import find_entries
 from trapline.arena.runs.field_scan import Suspicion, scan_field
-from trapline.cli.main import NOT_HELD
+from trapline.cli.exit_codes import NOT_HELD
 
 
 def register(app: typer.Typer) -> None:

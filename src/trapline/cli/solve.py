@@ -14,7 +14,7 @@ from trapline.arena.solving.endpoint import Endpoint, RateLimit
 from trapline.arena.solving.predicted import assign_predictions, entrant_of
 from trapline.arena.solving.solve import Assignment, Solver, solve_all
 from trapline.arena.solving.solvers import AgentSolver, EndpointSolver, Price
-from trapline.cli.main import INCOMPLETE
+from trapline.cli.exit_codes import INCOMPLETE
 
 
 def register(app: typer.Typer) -> None:
