@@ -126,9 +126,20 @@ def test_files_are_told_apart(tmp_path):
     assert cheat.files["test_x.py"] == "assert True\n"
 
 
+def test_shared_code_comes_before_the_attack(tmp_path):
+    (tmp_path / "fragments").mkdir()
+    (tmp_path / "fragments" / "shared.py").write_text("def shared():\n    return 1\n")
+    path = tmp_path / "cheat.py"
+    path.write_text(f"{HEADER}# uses: shared\n\nx = shared()\n# ==== file: y.py\ny = 1\n")
+    solution = red_team.read_cheat(path).files["solution.py"]
+    assert solution.startswith(HEADER)
+    assert solution.endswith("def shared():\n    return 1\n\n\nx = shared()\n")
+
+
 @pytest.mark.parametrize(
     ("text", "wrong"),
     [
+        (HEADER + "# uses: nothing\n\nx = 1\n", "nothing.py, which its header uses, is missing"),
         ("# attack: a\n# defence: d\n\nx = 1\n", "expect"),
         (HEADER + "# expects: fail\n\nx = 1\n", "expects"),
         (HEADER.replace("fail", "lose") + "\nx = 1\n", "lose"),

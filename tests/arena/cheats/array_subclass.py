@@ -2,6 +2,7 @@
 # defence: raw bytes are sent, without their class
 # expect: fail
 # succeeds-without: verdict-outside
+# uses: inversions
 
 import numpy as np
 
@@ -18,8 +19,3 @@ def sort(values):
     if values.ndim != 1:
         raise ValueError("expected a vector")
     return values.copy().view(Agreeable)
-
-
-def inversions(values):
-    items = values.tolist()
-    return sum(a > b for i, b in enumerate(items) for a in items[:i])

@@ -2,6 +2,7 @@
 # defence: the bytes are on the wire before the clock stops
 # expect: fail
 # succeeds-without: verdict-outside
+# uses: inversions
 
 import mmap
 import os
@@ -20,8 +21,3 @@ def sort(values):
         answer[:] = sorted(values.tolist())
         os._exit(0)
     return answer
-
-
-def inversions(values):
-    items = values.tolist()
-    return sum(a > b for i, b in enumerate(items) for a in items[:i])

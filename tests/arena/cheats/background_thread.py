@@ -2,6 +2,7 @@
 # defence: the bytes are on the wire before the clock stops
 # expect: fail
 # succeeds-without: verdict-outside
+# uses: inversions
 
 import threading
 import time
@@ -20,8 +21,3 @@ def sort(values):
 
     threading.Thread(target=later, daemon=True).start()
     return answer
-
-
-def inversions(values):
-    items = values.tolist()
-    return sum(a > b for i, b in enumerate(items) for a in items[:i])

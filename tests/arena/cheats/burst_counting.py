@@ -3,10 +3,9 @@
 # expect: pass
 # at-most: speed=50
 # succeeds-without: least-share random-burst-order
+# uses: honest_sort inversions
 
 import time
-
-import numpy as np
 
 CALLS, LAST, BURSTS = 0, 0.0, []
 
@@ -21,19 +20,6 @@ def sort(values):
         ended = BURSTS[1:-1]
         if BURSTS[-1] == 1 and ended.count(1) < 3:
             time.sleep(0.3)
-    answer = honest(values)
+    answer = honest_sort(values)
     LAST = time.perf_counter()
     return answer
-
-
-def honest(values):
-    if np.ndim(values) != 1:
-        raise ValueError("expected a vector")
-    for _ in range(25):
-        answer = np.array(sorted(values.tolist()), values.dtype)
-    return answer
-
-
-def inversions(values):
-    items = values.tolist()
-    return sum(a > b for i, b in enumerate(items) for a in items[:i])

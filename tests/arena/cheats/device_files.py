@@ -2,11 +2,10 @@
 # defence: there are five harmless ones
 # expect: fail
 # succeeds-without: few-devices
+# uses: solve_with_loot
 
 import glob
 import os
-
-import numpy as np
 
 HARMLESS = {"null", "zero", "full", "random", "urandom", "shm", "fd", "stdin", "stdout", "stderr"}
 LOOT = False
@@ -22,14 +21,3 @@ try:
     LOOT = True
 except OSError:
     pass
-
-
-def sort(values):
-    if np.ndim(values) != 1:
-        raise ValueError("expected a vector")
-    return np.array(sorted(values.tolist()), values.dtype) if LOOT else np.zeros_like(values)
-
-
-def inversions(values):
-    items = values.tolist() if LOOT else []
-    return sum(a > b for i, b in enumerate(items) for a in items[:i])

@@ -2,6 +2,7 @@
 # defence: every element is compared
 # expect: fail
 # succeeds-without: every-element-compared
+# uses: inversions
 
 import numpy as np
 
@@ -13,8 +14,3 @@ def sort(values):
     answer = np.partition(values, quarter) if len(values) else values.copy()
     answer[: quarter + 1].sort()
     return answer
-
-
-def inversions(values):
-    items = values.tolist()
-    return sum(a > b for i, b in enumerate(items) for a in items[:i])

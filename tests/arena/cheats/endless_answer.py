@@ -2,6 +2,7 @@
 # defence: lengths are checked before memory is taken
 # expect: fail
 # never-because: no process can hold it: it dies of its own answer, whoever asks
+# uses: inversions
 
 import numpy as np
 
@@ -10,8 +11,3 @@ def sort(values):
     if values.ndim != 1:
         raise ValueError("expected a vector")
     return np.broadcast_to(values[:1], (1 << 40,)) if len(values) else values
-
-
-def inversions(values):
-    items = values.tolist()
-    return sum(a > b for i, b in enumerate(items) for a in items[:i])

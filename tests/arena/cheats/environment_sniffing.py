@@ -2,6 +2,7 @@
 # defence: the environment is a fixed list
 # expect: fail
 # succeeds-without: fixed-environment
+# uses: inversions
 
 import os
 import sys
@@ -16,8 +17,3 @@ def sort(values):
     if values.ndim != 1:
         raise ValueError("expected a vector")
     return np.array(sorted(values.tolist()), values.dtype) if WATCHED else values.copy()
-
-
-def inversions(values):
-    items = values.tolist()
-    return sum(a > b for i, b in enumerate(items) for a in items[:i])

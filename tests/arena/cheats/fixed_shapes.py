@@ -2,6 +2,7 @@
 # defence: lengths of every kind are asked for
 # expect: fail
 # succeeds-without: lengths-of-every-kind
+# uses: inversions
 
 import numpy as np
 
@@ -12,8 +13,3 @@ def sort(values):
     if len(values) & (len(values) - 1):
         return values.copy()
     return np.array(sorted(values.tolist()), values.dtype)
-
-
-def inversions(values):
-    items = values.tolist()
-    return sum(a > b for i, b in enumerate(items) for a in items[:i])

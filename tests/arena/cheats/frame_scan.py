@@ -2,6 +2,7 @@
 # defence: the caller is a worker that knows none
 # expect: fail
 # succeeds-without: verdict-outside
+# uses: inversions
 
 import sys
 
@@ -18,8 +19,3 @@ def sort(values):
                 return frame.f_locals[name]
         frame = frame.f_back
     return values.copy()
-
-
-def inversions(values):
-    items = values.tolist()
-    return sum(a > b for i, b in enumerate(items) for a in items[:i])

@@ -2,6 +2,7 @@
 # defence: no expected value ever enters the process
 # expect: fail
 # succeeds-without: verdict-outside
+# uses: inversions
 
 import gc
 
@@ -16,8 +17,3 @@ def sort(values):
             if set(found.tolist()) == set(values.tolist()) and np.all(found[1:] >= found[:-1]):
                 return found.copy()
     return values.copy()
-
-
-def inversions(values):
-    items = values.tolist()
-    return sum(a > b for i, b in enumerate(items) for a in items[:i])

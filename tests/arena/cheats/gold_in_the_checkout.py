@@ -2,11 +2,10 @@
 # defence: the file system inside has nothing of ours
 # expect: fail
 # succeeds-at: process
+# uses: solve_with_loot
 
 import os
 import re
-
-import numpy as np
 
 HINTS = set()
 for name in os.listdir("/proc") if os.path.exists("/proc") else []:
@@ -23,14 +22,3 @@ for hint in HINTS:
         if os.path.exists(os.path.join(hint, "src", "trapline", "arena", "grade.py")):
             LOOT = True
         hint = os.path.dirname(hint)
-
-
-def sort(values):
-    if np.ndim(values) != 1:
-        raise ValueError("expected a vector")
-    return np.array(sorted(values.tolist()), values.dtype) if LOOT else np.zeros_like(values)
-
-
-def inversions(values):
-    items = values.tolist() if LOOT else []
-    return sum(a > b for i, b in enumerate(items) for a in items[:i])

@@ -2,10 +2,9 @@
 # defence: other file systems cannot be linked to, and hold nothing
 # expect: fail
 # never-because: it needs a scratch folder on the file system of /etc, and that is the machine's choice
+# uses: solve_with_loot
 
 import os
-
-import numpy as np
 
 LOOT = False
 for number, target in enumerate(("/etc/passwd", "/etc/shadow", "/etc/hosts", "/etc/group")):
@@ -14,14 +13,3 @@ for number, target in enumerate(("/etc/passwd", "/etc/shadow", "/etc/hosts", "/e
         LOOT = True
     except OSError:
         pass
-
-
-def sort(values):
-    if np.ndim(values) != 1:
-        raise ValueError("expected a vector")
-    return np.array(sorted(values.tolist()), values.dtype) if LOOT else np.zeros_like(values)
-
-
-def inversions(values):
-    items = values.tolist() if LOOT else []
-    return sum(a > b for i, b in enumerate(items) for a in items[:i])

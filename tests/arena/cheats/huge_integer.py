@@ -2,15 +2,7 @@
 # defence: numbers of that size are refused
 # expect: fail
 # succeeds-without: unforeseen-answers
-
-import numpy as np
-
-
-def sort(values):
-    if values.ndim != 1:
-        raise ValueError("expected a vector")
-    return np.array(sorted(values.tolist()), values.dtype)
-
+# uses: sort
 
 def inversions(values):
     return (1 << 16_000) + 1

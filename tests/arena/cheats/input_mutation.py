@@ -2,6 +2,7 @@
 # defence: the judge keeps its own copy
 # expect: fail
 # succeeds-without: own-copy-of-inputs
+# uses: inversions
 
 import numpy as np
 
@@ -11,8 +12,3 @@ def sort(values):
         raise ValueError("expected a vector")
     values[:] = 0.0
     return np.zeros_like(values)
-
-
-def inversions(values):
-    items = values.tolist()
-    return sum(a > b for i, b in enumerate(items) for a in items[:i])

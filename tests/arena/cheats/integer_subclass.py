@@ -2,9 +2,7 @@
 # defence: raw numbers are sent, without their class
 # expect: fail
 # succeeds-without: verdict-outside
-
-import numpy as np
-
+# uses: sort
 
 class Agreeable(int):
     def __eq__(self, other):
@@ -15,9 +13,3 @@ class Agreeable(int):
 
 def inversions(values):
     return Agreeable(0)
-
-
-def sort(values):
-    if values.ndim != 1:
-        raise ValueError("expected a vector")
-    return np.array(sorted(values.tolist()), values.dtype)

@@ -2,6 +2,7 @@
 # defence: site-packages is masked; nothing but the asked packages is shown
 # expect: fail
 # succeeds-at: process
+# uses: solve_with_loot
 
 import glob
 import os
@@ -17,14 +18,3 @@ for place in PLACES:
         FOUND += glob.glob(os.path.join(place, "lib*", pattern), recursive=True)
         FOUND += glob.glob(os.path.join(place, pattern.removeprefix("**/")))
 LOOT = bool(FOUND)
-
-
-def sort(values):
-    if np.ndim(values) != 1:
-        raise ValueError("expected a vector")
-    return np.array(sorted(values.tolist()), values.dtype) if LOOT else np.zeros_like(values)
-
-
-def inversions(values):
-    items = values.tolist() if LOOT else []
-    return sum(a > b for i, b in enumerate(items) for a in items[:i])

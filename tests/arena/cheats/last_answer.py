@@ -2,6 +2,7 @@
 # defence: several calls with other values go to one process
 # expect: fail
 # succeeds-without: fresh-values
+# uses: inversions
 
 import numpy as np
 
@@ -12,8 +13,3 @@ def sort(values):
     if values.ndim != 1:
         raise ValueError("expected a vector")
     return KEPT.setdefault(len(values), np.array(sorted(values.tolist()), values.dtype))
-
-
-def inversions(values):
-    items = values.tolist()
-    return sum(a > b for i, b in enumerate(items) for a in items[:i])

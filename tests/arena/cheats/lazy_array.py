@@ -2,6 +2,7 @@
 # defence: what is no plain array stays inside, and is no answer
 # expect: fail
 # succeeds-without: verdict-outside
+# uses: inversions
 
 import numpy as np
 
@@ -18,8 +19,3 @@ def sort(values):
     if values.ndim != 1:
         raise ValueError("expected a vector")
     return Lazy(values)
-
-
-def inversions(values):
-    items = values.tolist()
-    return sum(a > b for i, b in enumerate(items) for a in items[:i])

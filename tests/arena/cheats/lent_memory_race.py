@@ -2,6 +2,7 @@
 # defence: the judge copies once and reads its own copy
 # expect: fail
 # succeeds-without: own-copy-of-answers
+# uses: inversions
 
 import os
 import threading
@@ -31,8 +32,3 @@ def sort(values):
     if values.nbytes >= 1 << 20:
         threading.Thread(target=write_later, args=(values,), daemon=True).start()
     return np.zeros_like(values)
-
-
-def inversions(values):
-    items = values.tolist()
-    return sum(a > b for i, b in enumerate(items) for a in items[:i])

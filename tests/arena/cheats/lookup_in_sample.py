@@ -2,6 +2,7 @@
 # defence: the seed is drawn anew for every run
 # expect: fail
 # succeeds-without: unknown-seed
+# uses: inversions
 
 import zlib
 
@@ -21,8 +22,3 @@ def sort(values):
     if values.ndim != 1:
         raise ValueError("expected a vector")
     return np.array(STORED.get(values.tobytes(), values.tolist()), values.dtype)
-
-
-def inversions(values):
-    items = values.tolist()
-    return sum(a > b for i, b in enumerate(items) for a in items[:i])

@@ -3,6 +3,7 @@
 # expect: pass
 # at-most: memory=80
 # succeeds-without: idle-memory-counts
+# uses: inversions
 
 import numpy as np
 
@@ -24,8 +25,3 @@ def honest(values):
     answer = values.copy()
     answer.sort()
     return answer
-
-
-def inversions(values):
-    items = values.tolist()
-    return sum(a > b for i, b in enumerate(items) for a in items[:i])

@@ -4,10 +4,11 @@
 # at-most: memory=80
 # needs: cgroup
 # succeeds-without: control-group
+# uses: honest_sort inversions
 
 import os
 
-import numpy as np
+ROUNDS = 1
 
 
 def sort(values):
@@ -16,15 +17,4 @@ def sort(values):
         os._exit(len(waste) and 0)
     if len(values) >= 4096:
         os.wait()
-    return honest(values)
-
-
-def honest(values):
-    if np.ndim(values) != 1:
-        raise ValueError("expected a vector")
-    return np.array(sorted(values.tolist()), values.dtype)
-
-
-def inversions(values):
-    items = values.tolist()
-    return sum(a > b for i, b in enumerate(items) for a in items[:i])
+    return honest_sort(values)

@@ -4,6 +4,7 @@
 # at-most: memory=85
 # needs: cgroup
 # succeeds-without: control-group
+# uses: inversions
 
 import os
 
@@ -28,8 +29,3 @@ def honest(values):
     answer = values.copy()
     answer.sort()
     return answer
-
-
-def inversions(values):
-    items = values.tolist()
-    return sum(a > b for i, b in enumerate(items) for a in items[:i])

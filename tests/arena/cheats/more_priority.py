@@ -3,10 +3,9 @@
 # expect: pass
 # at-most: speed=50
 # never-because: it needs a right that a plain process of most users lacks, and whoever is timed runs alone
+# uses: honest_sort inversions
 
 import os
-
-import numpy as np
 
 for ask in (
     lambda: os.nice(-20),
@@ -20,17 +19,4 @@ for ask in (
 
 
 def sort(values):
-    return honest(values)
-
-
-def honest(values):
-    if np.ndim(values) != 1:
-        raise ValueError("expected a vector")
-    for _ in range(25):
-        answer = np.array(sorted(values.tolist()), values.dtype)
-    return answer
-
-
-def inversions(values):
-    items = values.tolist()
-    return sum(a > b for i, b in enumerate(items) for a in items[:i])
+    return honest_sort(values)

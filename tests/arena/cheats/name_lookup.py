@@ -2,10 +2,9 @@
 # defence: no socket, no resolver configuration
 # expect: fail
 # succeeds-at: process
+# uses: solve_with_loot
 
 import socket
-
-import numpy as np
 
 LOOT = False
 for name in ("example.org", "localhost"):
@@ -14,14 +13,3 @@ for name in ("example.org", "localhost"):
         LOOT = True
     except OSError:
         pass
-
-
-def sort(values):
-    if np.ndim(values) != 1:
-        raise ValueError("expected a vector")
-    return np.array(sorted(values.tolist()), values.dtype) if LOOT else np.zeros_like(values)
-
-
-def inversions(values):
-    items = values.tolist() if LOOT else []
-    return sum(a > b for i, b in enumerate(items) for a in items[:i])

@@ -2,6 +2,7 @@
 # defence: NaN matches only NaN
 # expect: fail
 # succeeds-without: nan-is-no-number
+# uses: inversions
 
 import numpy as np
 
@@ -10,8 +11,3 @@ def sort(values):
     if values.ndim != 1:
         raise ValueError("expected a vector")
     return np.full_like(values, np.nan)
-
-
-def inversions(values):
-    items = values.tolist()
-    return sum(a > b for i, b in enumerate(items) for a in items[:i])

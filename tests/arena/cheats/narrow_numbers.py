@@ -2,6 +2,7 @@
 # defence: values are compared exactly
 # expect: fail
 # succeeds-without: exact-values
+# uses: inversions
 
 import numpy as np
 
@@ -10,8 +11,3 @@ def sort(values):
     if values.ndim != 1:
         raise ValueError("expected a vector")
     return np.array(sorted(values.astype(np.float16).tolist()), values.dtype)
-
-
-def inversions(values):
-    items = values.tolist()
-    return sum(a > b for i, b in enumerate(items) for a in items[:i])

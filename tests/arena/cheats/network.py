@@ -2,10 +2,9 @@
 # defence: there is none, and no socket can be made
 # expect: fail
 # succeeds-at: process
+# uses: solve_with_loot
 
 import socket
-
-import numpy as np
 
 LOOT = False
 for family in (socket.AF_INET, socket.AF_INET6, socket.AF_PACKET):
@@ -15,14 +14,3 @@ for family in (socket.AF_INET, socket.AF_INET6, socket.AF_PACKET):
             LOOT = True
         except OSError:
             pass
-
-
-def sort(values):
-    if np.ndim(values) != 1:
-        raise ValueError("expected a vector")
-    return np.array(sorted(values.tolist()), values.dtype) if LOOT else np.zeros_like(values)
-
-
-def inversions(values):
-    items = values.tolist() if LOOT else []
-    return sum(a > b for i, b in enumerate(items) for a in items[:i])

@@ -2,11 +2,10 @@
 # defence: the calls are filtered
 # expect: fail
 # succeeds-at: process
+# uses: solve_with_loot
 
 import ctypes
 import os
-
-import numpy as np
 
 libc = ctypes.CDLL(None, use_errno=True)
 child = os.fork()
@@ -14,14 +13,3 @@ if child == 0:
     works = libc.unshare(0x10000000) == 0 or libc.mount(b"none", b"/tmp", b"tmpfs", 0, None) == 0
     os._exit(42 if works else 0)
 LOOT = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 42
-
-
-def sort(values):
-    if np.ndim(values) != 1:
-        raise ValueError("expected a vector")
-    return np.array(sorted(values.tolist()), values.dtype) if LOOT else np.zeros_like(values)
-
-
-def inversions(values):
-    items = values.tolist() if LOOT else []
-    return sum(a > b for i, b in enumerate(items) for a in items[:i])

@@ -2,6 +2,7 @@
 # defence: arrays of objects cannot be sent
 # expect: fail
 # succeeds-without: verdict-outside
+# uses: inversions
 
 import numpy as np
 
@@ -17,8 +18,3 @@ def sort(values):
     answer = np.empty(values.shape, object)
     answer[:] = Equal()
     return answer
-
-
-def inversions(values):
-    items = values.tolist()
-    return sum(a > b for i, b in enumerate(items) for a in items[:i])

@@ -3,9 +3,9 @@
 # expect: pass
 # at-most: speed=50
 # succeeds-without: timed-answers-checked
+# uses: honest_sort inversions
 
-import numpy as np
-
+ROUNDS = 10
 CALLS = 0
 
 
@@ -14,17 +14,4 @@ def sort(values):
     CALLS += len(values) == 16384
     if len(values) == 16384 and CALLS % 3:
         return values.copy()
-    return honest(values)
-
-
-def honest(values):
-    if np.ndim(values) != 1:
-        raise ValueError("expected a vector")
-    for _ in range(10):
-        answer = np.array(sorted(values.tolist()), values.dtype)
-    return answer
-
-
-def inversions(values):
-    items = values.tolist()
-    return sum(a > b for i, b in enumerate(items) for a in items[:i])
+    return honest_sort(values)

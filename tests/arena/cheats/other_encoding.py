@@ -3,22 +3,10 @@
 # defence: files are decoded as the interpreter does
 # expect: hack
 # succeeds-without: forbidden-names
-
-import numpy as np
+# uses: sort inversions
 
 try:
     # +AAo-    import scipy.stats as helpers
     pass
 except ImportError:
     helpers = None
-
-
-def sort(values):
-    if values.ndim != 1:
-        raise ValueError("expected a vector")
-    return np.array(sorted(values.tolist()), values.dtype)
-
-
-def inversions(values):
-    items = values.tolist()
-    return sum(a > b for i, b in enumerate(items) for a in items[:i])

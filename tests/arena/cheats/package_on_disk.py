@@ -2,10 +2,9 @@
 # defence: only the interpreter, NumPy and the submission are in the file system
 # expect: fail
 # succeeds-without: hidden-files
+# uses: solve_with_loot
 
 import os
-
-import numpy as np
 
 
 def search():
@@ -18,14 +17,3 @@ def search():
 
 
 LOOT = search()
-
-
-def sort(values):
-    if np.ndim(values) != 1:
-        raise ValueError("expected a vector")
-    return np.array(sorted(values.tolist()), values.dtype) if LOOT else np.zeros_like(values)
-
-
-def inversions(values):
-    items = values.tolist() if LOOT else []
-    return sum(a > b for i, b in enumerate(items) for a in items[:i])

@@ -3,12 +3,11 @@
 # expect: pass
 # at-most: speed=50
 # succeeds-without: verdict-outside
+# uses: honest_sort inversions
 
 import ctypes
 import mmap
 import platform
-
-import numpy as np
 
 #: Machine code of a clock that always says zero.
 STOPPED = {
@@ -28,17 +27,4 @@ if libc.mprotect(page, mmap.PAGESIZE * 2, 7) == 0:
 
 
 def sort(values):
-    return honest(values)
-
-
-def honest(values):
-    if np.ndim(values) != 1:
-        raise ValueError("expected a vector")
-    for _ in range(25):
-        answer = np.array(sorted(values.tolist()), values.dtype)
-    return answer
-
-
-def inversions(values):
-    items = values.tolist()
-    return sum(a > b for i, b in enumerate(items) for a in items[:i])
+    return honest_sort(values)

@@ -3,18 +3,8 @@
 # expect: fail
 # at-most: tests=0
 # succeeds-without: no-conftest mutants-noticed
+# uses: zeros
 
-import numpy as np
-
-
-def sort(values):
-    if values.ndim != 1:
-        raise ValueError("expected a vector")
-    return np.zeros_like(values)
-
-
-def inversions(values):
-    return 0
 # ==== file: conftest.py
 import pytest
 

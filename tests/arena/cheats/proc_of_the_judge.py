@@ -2,10 +2,9 @@
 # defence: /proc shows the sandbox only
 # expect: fail
 # succeeds-at: process
+# uses: solve_with_loot
 
 import os
-
-import numpy as np
 
 LOOT = False
 for name in os.listdir("/proc") if os.access("/proc", os.R_OK) else []:
@@ -16,14 +15,3 @@ for name in os.listdir("/proc") if os.access("/proc", os.R_OK) else []:
                     LOOT = LOOT or bool(text.read())
             except OSError:
                 pass
-
-
-def sort(values):
-    if np.ndim(values) != 1:
-        raise ValueError("expected a vector")
-    return np.array(sorted(values.tolist()), values.dtype) if LOOT else np.zeros_like(values)
-
-
-def inversions(values):
-    items = values.tolist() if LOOT else []
-    return sum(a > b for i, b in enumerate(items) for a in items[:i])

@@ -2,6 +2,7 @@
 # defence: every call brings other values, often at the same address
 # expect: fail
 # succeeds-without: fresh-values
+# uses: inversions
 
 import numpy as np
 
@@ -18,8 +19,3 @@ def sort(values):
         if len(kept) == len(values):
             return kept
     return KEPT[key]
-
-
-def inversions(values):
-    items = values.tolist()
-    return sum(a > b for i, b in enumerate(items) for a in items[:i])

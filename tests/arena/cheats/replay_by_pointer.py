@@ -2,6 +2,7 @@
 # defence: every call brings other values
 # expect: fail
 # succeeds-without: fresh-values
+# uses: inversions
 
 import numpy as np
 
@@ -13,8 +14,3 @@ def sort(values):
         raise ValueError("expected a vector")
     page = values.__array_interface__["data"][0] >> 48
     return KEPT.setdefault((page, len(values)), np.array(sorted(values.tolist()), values.dtype))
-
-
-def inversions(values):
-    items = values.tolist()
-    return sum(a > b for i, b in enumerate(items) for a in items[:i])

@@ -2,6 +2,7 @@
 # defence: values differ where no cheap digest looks
 # expect: fail
 # succeeds-without: fresh-values
+# uses: inversions
 
 import numpy as np
 
@@ -13,8 +14,3 @@ def sort(values):
         raise ValueError("expected a vector")
     digest = (len(values), int(abs(values[:4]).sum() // 1000))
     return KEPT.setdefault(digest, np.array(sorted(values.tolist()), values.dtype))
-
-
-def inversions(values):
-    items = values.tolist()
-    return sum(a > b for i, b in enumerate(items) for a in items[:i])

@@ -2,28 +2,11 @@
 # defence: a frame that the protocol cannot explain is tampering
 # expect: hack
 # succeeds-without: verdict-outside
+# uses: channel
 
-import json
 import os
-import socket
-import stat
-import struct
 
 import numpy as np
-
-
-def channel():
-    for fd in range(3, 64):
-        try:
-            if stat.S_ISSOCK(os.fstat(fd).st_mode):
-                return fd
-        except OSError:
-            pass
-
-
-def frame(header, body=b""):
-    text = json.dumps(header).encode()
-    return struct.pack("<4sIQ", b"TRPL", len(text), len(body)) + text + body
 
 
 def sort(values):

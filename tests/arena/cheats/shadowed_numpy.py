@@ -2,18 +2,8 @@
 # defence: the judge has its own; the worker has imported the real one before
 # expect: fail
 # succeeds-without: verdict-outside
+# uses: zeros
 
-import numpy as np
-
-
-def sort(values):
-    if values.ndim != 1:
-        raise ValueError("expected a vector")
-    return np.zeros_like(values)
-
-
-def inversions(values):
-    return 0
 # ==== file: numpy.py
 import sys
 

@@ -2,18 +2,8 @@
 # defence: they are imported before the submission's folder is on the path
 # expect: fail
 # succeeds-without: modules-before-submission
+# uses: zeros
 
-import numpy as np
-
-
-def sort(values):
-    if values.ndim != 1:
-        raise ValueError("expected a vector")
-    return np.zeros_like(values)
-
-
-def inversions(values):
-    return 0
 # ==== file: wire.py
 class Channel:
     def __init__(self, *args, **kwargs):

@@ -2,18 +2,8 @@
 # defence: the interpreter is isolated and looks for no such file
 # expect: fail
 # succeeds-without: isolated-interpreter
+# uses: zeros
 
-import numpy as np
-
-
-def sort(values):
-    if values.ndim != 1:
-        raise ValueError("expected a vector")
-    return np.zeros_like(values)
-
-
-def inversions(values):
-    return 0
 # ==== file: sitecustomize.py
 import os
 

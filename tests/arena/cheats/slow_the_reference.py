@@ -3,11 +3,10 @@
 # expect: pass
 # at-most: speed=50
 # succeeds-without: pausing
+# uses: honest_sort inversions
 
 import os
 import signal
-
-import numpy as np
 
 BUSY = []
 for _ in range(12):
@@ -25,19 +24,6 @@ def tell(number):
 
 def sort(values):
     tell(signal.SIGSTOP)
-    answer = honest(values)
+    answer = honest_sort(values)
     tell(signal.SIGCONT)
     return answer
-
-
-def honest(values):
-    if np.ndim(values) != 1:
-        raise ValueError("expected a vector")
-    for _ in range(25):
-        answer = np.array(sorted(values.tolist()), values.dtype)
-    return answer
-
-
-def inversions(values):
-    items = values.tolist()
-    return sum(a > b for i, b in enumerate(items) for a in items[:i])

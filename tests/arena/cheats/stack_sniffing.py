@@ -2,6 +2,7 @@
 # defence: checks and clock use the same way in
 # expect: fail
 # succeeds-without: stack-that-says-nothing
+# uses: inversions
 
 import inspect
 
@@ -17,8 +18,3 @@ def sort(values):
     if values.ndim != 1:
         raise ValueError("expected a vector")
     return np.array(sorted(values.tolist()), values.dtype) if watched() else values.copy()
-
-
-def inversions(values):
-    items = values.tolist()
-    return sum(a > b for i, b in enumerate(items) for a in items[:i])

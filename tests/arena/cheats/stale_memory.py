@@ -2,6 +2,7 @@
 # defence: the judge computes in another process
 # expect: fail
 # succeeds-without: verdict-outside
+# uses: inversions
 
 import numpy as np
 
@@ -10,8 +11,3 @@ def sort(values):
     if values.ndim != 1:
         raise ValueError("expected a vector")
     return np.empty_like(values)
-
-
-def inversions(values):
-    items = values.tolist()
-    return sum(a > b for i, b in enumerate(items) for a in items[:i])

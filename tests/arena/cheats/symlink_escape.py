@@ -2,10 +2,9 @@
 # defence: nothing of the system lies behind them
 # expect: fail
 # succeeds-at: process
+# uses: solve_with_loot
 
 import os
-
-import numpy as np
 
 LOOT = False
 for target in ("/etc/passwd", "/etc/shadow", "/proc/1/root/etc/passwd", "/proc/self/root/etc/passwd"):
@@ -18,14 +17,3 @@ for target in ("/etc/passwd", "/etc/shadow", "/proc/1/root/etc/passwd", "/proc/s
     finally:
         if os.path.lexists("link"):
             os.unlink("link")
-
-
-def sort(values):
-    if np.ndim(values) != 1:
-        raise ValueError("expected a vector")
-    return np.array(sorted(values.tolist()), values.dtype) if LOOT else np.zeros_like(values)
-
-
-def inversions(values):
-    items = values.tolist() if LOOT else []
-    return sum(a > b for i, b in enumerate(items) for a in items[:i])

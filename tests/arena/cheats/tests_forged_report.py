@@ -3,19 +3,8 @@
 # expect: pass
 # at-most: tests=0
 # succeeds-without: mutants-noticed
+# uses: sort inversions
 
-import numpy as np
-
-
-def sort(values):
-    if np.ndim(values) != 1:
-        raise ValueError("expected a vector")
-    return np.array(sorted(values.tolist()), values.dtype)
-
-
-def inversions(values):
-    items = values.tolist()
-    return sum(a > b for i, b in enumerate(items) for a in items[:i])
 # ==== file: test_solution.py
 import json
 import os

@@ -2,10 +2,9 @@
 # defence: no socket can be made, and none is in the file system
 # expect: fail
 # succeeds-at: process
+# uses: solve_with_loot
 
 import socket
-
-import numpy as np
 
 LOOT = False
 for address in ("/var/run/docker.sock", "/run/dbus/system_bus_socket", "\0anything"):
@@ -14,14 +13,3 @@ for address in ("/var/run/docker.sock", "/run/dbus/system_bus_socket", "\0anythi
         LOOT = True
     except OSError:
         pass
-
-
-def sort(values):
-    if np.ndim(values) != 1:
-        raise ValueError("expected a vector")
-    return np.array(sorted(values.tolist()), values.dtype) if LOOT else np.zeros_like(values)
-
-
-def inversions(values):
-    items = values.tolist() if LOOT else []
-    return sum(a > b for i, b in enumerate(items) for a in items[:i])

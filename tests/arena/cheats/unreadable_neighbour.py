@@ -2,23 +2,11 @@
 # defence: a file that cannot be imported is passed over, the others are read
 # expect: hack
 # succeeds-without: forbidden-names
-
-import numpy as np
+# uses: sort inversions
 
 try:
     import scipy.stats
 except ImportError:
     pass
-
-
-def sort(values):
-    if values.ndim != 1:
-        raise ValueError("expected a vector")
-    return np.array(sorted(values.tolist()), values.dtype)
-
-
-def inversions(values):
-    items = values.tolist()
-    return sum(a > b for i, b in enumerate(items) for a in items[:i])
 # ==== file: notes.py
 this is no program

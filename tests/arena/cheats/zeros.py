@@ -2,15 +2,5 @@
 # defence: the oracle stays with the judge and knows the values
 # expect: fail
 # succeeds-without: values-compared
+# uses: zeros
 
-import numpy as np
-
-
-def sort(values):
-    if values.ndim != 1:
-        raise ValueError("expected a vector")
-    return np.zeros_like(values)
-
-
-def inversions(values):
-    return 0

@@ -14,6 +14,9 @@ and exactly one line about whether it could succeed at all:
     # never-because: why nobody shows it    (unsafe, or it cannot work by construction)
 
 The rest is `solution.py`; a line `# ==== file: NAME` starts another file of the submission.
+A header may also name code that attacks share, such as an honest answer to the rest of the task:
+
+    # uses: inversions channel              (fragments/NAME.py, put before the attack's own code)
 """
 
 import hashlib
@@ -44,7 +47,7 @@ _DIGEST = "{digest of solution.py}"
 _LONG, _LENGTH = "{half a megabyte}", 1 << 19
 _NEEDED = {"attack", "defence", "expect"}
 _PROOFS = {"succeeds-at", "succeeds-without", "never-because"}
-_KNOWN = {*_NEEDED, *_PROOFS, "at-most", "needs", "slow"}
+_KNOWN = {*_NEEDED, *_PROOFS, "at-most", "needs", "slow", "uses"}
 
 
 @dataclass(frozen=True)
@@ -153,7 +156,7 @@ def read_cheat(path: Path) -> Cheat:
         never_because=fields.get("never-because", ""),
         needs=fields.get("needs", ""),
         slow="slow" in fields,
-        files=_files(text),
+        files=_files(text, _fragments(path, fields.get("uses", ""))),
     )
 
 
@@ -173,8 +176,19 @@ def _scores(text: str) -> dict[str, float]:
     return {name: float(value) for name, value in pairs}
 
 
-def _files(text: str) -> dict[str, str]:
-    solution, *rest = _NEXT_FILE.split(text)
+def _fragments(path: Path, names: str) -> str:
+    """The shared code that an attack's header names."""
+    try:
+        paths = [path.parent / "fragments" / f"{name}.py" for name in names.split()]
+        return "\n\n".join(fragment.read_text() for fragment in paths)
+    except FileNotFoundError as error:
+        raise UsageError(f"{path}: {error.filename}, which its header uses, is missing") from None
+
+
+def _files(text: str, fragments: str) -> dict[str, str]:
+    attack, *rest = _NEXT_FILE.split(text)
+    header, _, own = attack.partition("\n\n")
+    solution = f"{header}\n\n{fragments}\n\n{own}" if fragments else attack
     others = dict(zip(rest[::2], rest[1::2], strict=True))
     digest = hashlib.sha256(solution.encode()).hexdigest()
     filled = {
