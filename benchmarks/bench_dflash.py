@@ -13,7 +13,7 @@
 3. *Published results of DFlash and DDTree*, of other models on other machines, beside ours.
 4. *In float32*, with `--identical N`: are the ids those of plain decoding for N held-out prompts?
 
-On a GPU rounds are compact (`CompactGenerator`), on a CPU static: a CPU only shows that it runs.
+On a GPU rounds are compact (`FastGenerator`), on a CPU static: a CPU only shows that it runs.
 """
 
 import argparse
@@ -31,8 +31,8 @@ from dflash_rounds import PLAIN, engine_run, generator, measured, parts, show, s
 
 from trapline.gold.decoder.model import Decoder
 from trapline.gold.errors import RangeError
-from trapline.gold.tree_decoding import drafter_checkpoint
-from trapline.gold.tree_decoding.drafter_training import repeats
+from trapline.gold.tree_decoding import checkpoint
+from trapline.gold.tree_decoding.training import repeats
 
 #: From the DDTree paper (arXiv 2604.12989), Qwen3-8B, temperature 0, drafters of block 16: speed-up
 #: over autoregressive decoding and τ. Another model on another machine: for orientation only.
@@ -134,7 +134,7 @@ class Pair:
 def load(options, kind):
     target = Decoder.from_pretrained(options.pair).to(options.device, kind).eval()
     target.requires_grad_(False)
-    model = drafter_checkpoint.load(options.pair / "drafter", dtype=kind, device=options.device)
+    model = checkpoint.load(options.pair / "drafter", dtype=kind, device=options.device)
     return target, model.requires_grad_(False)
 
 

@@ -11,11 +11,11 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from trapline.gold.tree_decoding.drafter_compact import CompactDFlash
 from trapline.gold.tree_decoding.drafter_static import StaticDFlash
-from trapline.gold.tree_decoding.generate_rounds import CompactRounds
+from trapline.gold.tree_decoding.fast_drafters import FusedDFlash
+from trapline.gold.tree_decoding.fast_rounds import FusedRounds
 from trapline.gold.tree_decoding.generate_static import StaticRounds
-from trapline.gold.tree_decoding.kernels_round import best_of
+from trapline.gold.tree_decoding.triton.round import best_of
 
 
 class ReplayedDFlash(StaticDFlash):
@@ -89,7 +89,7 @@ def replay_kernel(
     tl.store(picks + line, best_of(best, place, line, tiles, lines, BLOCK))
 
 
-class ReplayedCompactDFlash(CompactDFlash):
+class ReplayedCompactDFlash(FusedDFlash):
     """Drafts and ranks in earnest, then hands on the ranking of a fixed, typical draft."""
 
     profile: torch.Tensor
@@ -106,10 +106,10 @@ class ReplayedCompactDFlash(CompactDFlash):
         return self._fixed
 
 
-def compact_rounds(trace: torch.Tensor) -> type[CompactRounds]:
+def compact_rounds(trace: torch.Tensor) -> type[FusedRounds]:
     """Compact rounds that judge in earnest and then accept what the trace says."""
 
-    class Rounds(CompactRounds):
+    class Rounds(FusedRounds):
         def __init__(self, target, drafter, config):
             super().__init__(target, drafter, config)
             self.picks, self.turns = torch.zeros_like(self.choices), torch.zeros_like(self.choices)

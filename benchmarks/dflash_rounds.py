@@ -11,8 +11,8 @@ import torch
 from trapline.gold.decoder.capture import captured
 from trapline.gold.tree_decoding.drafter_static import StaticDFlash, StaticLookup
 from trapline.gold.tree_decoding.generate_graphs import StaticGenerator
-from trapline.gold.tree_decoding.generate_pass import Trees
 from trapline.gold.tree_decoding.generate_static import StaticConfig
+from trapline.gold.tree_decoding.tree_pass import Trees
 
 PLAIN = "round without a drafter"
 
@@ -22,17 +22,17 @@ def generator(target, model, kind, rows, temperature, options, budget=0) -> Any:
     room = options.prompt + options.tokens + 2 * max(budget, 16) + 2
     config = StaticConfig(rows, min(-(-room // 64) * 64, target.config.context), temperature)
     if target.device.type != "cpu":
-        from trapline.gold.tree_decoding.drafter_compact import CompactDFlash, CompactLookup
-        from trapline.gold.tree_decoding.generate_compact import CompactGenerator
+        from trapline.gold.tree_decoding.fast_drafters import FusedDFlash, FusedLookup
+        from trapline.gold.tree_decoding.fast_generate import FastGenerator
 
         drafter: Any = None
         if kind == "lookup":
-            drafter = CompactLookup(block=budget)
+            drafter = FusedLookup(block=budget)
         elif kind is not None:
-            drafter = CompactDFlash(
+            drafter = FusedDFlash(
                 model, target, rows, config.room, budget=budget, chain=kind == "chain"
             )
-        return CompactGenerator(target, drafter, config)
+        return FastGenerator(target, drafter, config)
     if kind == "lookup":
         drafter = StaticLookup(rows, config.room, block=budget, device=target.device)
     elif kind is not None:

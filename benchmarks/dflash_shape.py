@@ -16,7 +16,7 @@ from dflash_rounds import PLAIN, engine_run, parts, show, static_run
 from trapline.gold.decoder.config import DecoderConfig, RopeConfig
 from trapline.gold.decoder.model import Decoder
 from trapline.gold.tree_decoding.drafter import DFlash, drafter_config
-from trapline.gold.tree_decoding.generate_compact import CompactGenerator
+from trapline.gold.tree_decoding.fast_generate import FastGenerator
 from trapline.gold.tree_decoding.generate_graphs import StaticGenerator
 from trapline.gold.tree_decoding.generate_static import StaticConfig
 
@@ -101,7 +101,7 @@ def replayed_run(target, model, kind, budget, batch, trace, options) -> dict:
     kinds: tuple[Any, Any] = ReplayedDFlash, StaticGenerator
     ReplayedRounds.trace, rounds = trace, ReplayedRounds
     if device.type != "cpu":
-        kinds, rounds = (ReplayedCompactDFlash, CompactGenerator), compact_rounds(trace)
+        kinds, rounds = (ReplayedCompactDFlash, FastGenerator), compact_rounds(trace)
     drafter = None
     if kind is not None:
         drafter = kinds[0](model, target, batch, room, budget=budget, chain=kind == "chain")

@@ -37,10 +37,12 @@ from trapline.gold.ternary.data import cut, read_documents, split_documents
 from trapline.gold.ternary.tokenizer import encode, load_tokenizer, train_tokenizer
 from trapline.gold.ternary.train import DecoderLM, Recipe, Shape, Trainer
 from trapline.gold.ternary.train_model import decoder_config, initialise
-from trapline.gold.tree_decoding import drafter_checkpoint
+from trapline.gold.tree_decoding import checkpoint
+from trapline.gold.tree_decoding.decoder_target import DecoderTarget
 from trapline.gold.tree_decoding.drafter import DFlashDrafter, drafter_config
-from trapline.gold.tree_decoding.drafter_lookup import PromptLookup
-from trapline.gold.tree_decoding.drafter_training import (
+from trapline.gold.tree_decoding.generate import generate
+from trapline.gold.tree_decoding.prompt_lookup import PromptLookup
+from trapline.gold.tree_decoding.training import (
     Text,
     TrainingConfig,
     before_loops,
@@ -48,8 +50,6 @@ from trapline.gold.tree_decoding.drafter_training import (
     regenerate_in_bulk,
     train,
 )
-from trapline.gold.tree_decoding.generate import generate
-from trapline.gold.tree_decoding.generate_decoder import DecoderTarget
 
 #: Tokens that no text has; the last one is the drafter's mask.
 SPARE = 1
@@ -92,7 +92,7 @@ def main() -> None:
     )
     target, target_facts = the_target(size, train_windows, valid_windows, options)
     model, drafter_facts = make_drafter(target, size, train_windows, options)
-    drafter_checkpoint.save(model, out / "drafter", dtype=target.norm.weight.dtype)
+    checkpoint.save(model, out / "drafter", dtype=target.norm.weight.dtype)
     facts = {
         "sources": sources,
         "size": asdict(size),
@@ -103,7 +103,7 @@ def main() -> None:
     (out / "pair.json").write_text(json.dumps(facts, indent=1) + "\n")
     if options.check:
         held_out = pieces_of(valid_windows, options.check, size.prompt, options.seed + 2)
-        model = drafter_checkpoint.load(out / "drafter", device=options.device)
+        model = checkpoint.load(out / "drafter", device=options.device)
         facts["held_out"] = check(target.float(), model, held_out, size)
         (out / "pair.json").write_text(json.dumps(facts, indent=1) + "\n")
 
@@ -234,7 +234,7 @@ def make_drafter(target: Decoder, size: Size, windows: np.ndarray, options):
         if step // how.look % 5 == 0:
             say(f"drafter: step {step} of {how.steps}, {gone:.0f} s, loss {loss:.3f}")
         if time.perf_counter() - kept > KEEP_EVERY:
-            drafter_checkpoint.save(model, options.out / "drafter", dtype=target.norm.weight.dtype)
+            checkpoint.save(model, options.out / "drafter", dtype=target.norm.weight.dtype)
             kept = time.perf_counter()
 
     losses = train(model, target, texts, how, report)
@@ -257,7 +257,7 @@ def seconds_left(options) -> float | None:
 def first_drafter(target: Decoder, size: Size, options):
     """Untrained, or the folder's."""
     if options.go_on:
-        return drafter_checkpoint.load(options.out / "drafter", device=options.device)
+        return checkpoint.load(options.out / "drafter", device=options.device)
     shape = drafter_config(
         target.config,
         layers=size.drafter_layers,

@@ -16,13 +16,22 @@ HEAVY_PREFIXES = ("fast", "kernels", "hopper")
 HEAVY_PLACES = (
     "attention/arrivals",
     "attention/dropin",
-    "beam_search/board",
+    "beam_search/batched_search",
     "decoder/",
     "ternary/linear",
     "ternary/native",
     "ternary/train",
+    "tree_decoding/bulk_answers",
+    "tree_decoding/checkpoint",
+    "tree_decoding/choice",
+    "tree_decoding/decoder_target",
     "tree_decoding/drafter",
     "tree_decoding/generate",
+    "tree_decoding/prompt_lookup",
+    "tree_decoding/speculation",
+    "tree_decoding/statistics",
+    "tree_decoding/training",
+    "tree_decoding/tree_pass",
 )
 #: Programs that run inside a sandbox: the standard library, NumPy, and the frames between.
 INSIDE = {

@@ -10,7 +10,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 from dflash_replay import replay, replay_kernel
 
-from trapline.gold.tree_decoding import fast_tree, fast_verify
+from trapline.gold.tree_decoding import fast_verify, reference
 
 ROWS, DRAFTED, TILES, NOTHING = 3, 9, 2, 99
 
@@ -32,8 +32,8 @@ def replayed(parents) -> list[bool]:
     """For every wanted depth, three rounds in a row: as torch says; as many nodes are accepted."""
     tokens = torch.stack([torch.randperm(50)[:DRAFTED] for _ in range(ROWS)])
     tokens[1, -1] = parents[1, -1] = -1
-    seen = fast_tree.ancestors(parents)
-    depths = fast_tree.depths(seen)
+    seen = reference.ancestors(parents)
+    depths = reference.depths(seen)
     trees = SimpleNamespace(tokens=tokens, parents=parents, seen=seen, depths=depths)
     deepest = torch.where(tokens >= 0, depths[:, 1:], 0).amax(dim=1)
     lines, trace = ROWS * (DRAFTED + 1), torch.randint(0, DRAFTED + 2, (7,))

@@ -3,9 +3,9 @@
 import pytest
 
 from trapline.cli import speculate
-from trapline.gold.tree_decoding import drafter_checkpoint
+from trapline.gold.tree_decoding.checkpoint import save
 from trapline.gold.tree_decoding.drafter import drafter_config
-from trapline.gold.tree_decoding.drafter_training import fresh
+from trapline.gold.tree_decoding.training import fresh
 
 
 @pytest.fixture(scope="module")
@@ -13,7 +13,7 @@ def checkpoint(saved_decoder):
     """A target with its drafter inside, as the training script leaves them."""
     folder, decoder = saved_decoder(vocab_size=20, num_hidden_layers=2)
     model = fresh(drafter_config(decoder.config, layers=1, block=5, mask_id=19), 0)
-    drafter_checkpoint.save(model, folder / "drafter")
+    save(model, folder / "drafter")
     return folder
 
 
@@ -69,6 +69,6 @@ def test_bad_input_is_one_sentence(checkpoint, run, tmp_path, saved_decoder):
     assert (code, "budget" in err) == (2, True)
     _, other = saved_decoder(vocab_size=30, num_hidden_layers=2)
     wrong = fresh(drafter_config(other.config, layers=1, block=5, mask_id=19), 0)
-    drafter_checkpoint.save(wrong, tmp_path)
+    save(wrong, tmp_path)
     code, _, err = run(*base, "--speculate", "dflash", "--drafter", tmp_path)
     assert (code, "vocabulary of 30 is not the target's 20" in err) == (2, True)

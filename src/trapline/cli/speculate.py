@@ -24,16 +24,16 @@ class Speculation:
 
     def parts(self, decoder: Any, model: Path) -> tuple[Any, Any]:
         """Target and drafter as generation takes them."""
-        from trapline.gold.tree_decoding import drafter_checkpoint
+        from trapline.gold.tree_decoding import checkpoint
+        from trapline.gold.tree_decoding.decoder_target import DecoderTarget
         from trapline.gold.tree_decoding.drafter import DFlashDrafter
-        from trapline.gold.tree_decoding.drafter_lookup import PromptLookup
-        from trapline.gold.tree_decoding.generate_decoder import DecoderTarget
+        from trapline.gold.tree_decoding.prompt_lookup import PromptLookup
 
         drafter: Any
         if self.how == "lookup":
             drafter = PromptLookup(decoder.config.vocab, block=self.budget, device=decoder.device)
         else:
-            weights = drafter_checkpoint.load(
+            weights = checkpoint.load(
                 self.drafter or model / "drafter",
                 dtype=decoder.norm.weight.dtype,
                 device=decoder.device,
@@ -57,7 +57,7 @@ def speculate(
     """Shows the answer as it comes; how many tokens it has."""
     from trapline.gold.decoder.text import TextStream
     from trapline.gold.tree_decoding.generate import stream
-    from trapline.gold.tree_decoding.generate_statistics import Statistics
+    from trapline.gold.tree_decoding.statistics import Statistics
 
     target, drafter = speculation.parts(decoder, model)
     text, statistics = TextStream(decode, stop_texts), Statistics()

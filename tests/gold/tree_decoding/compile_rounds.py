@@ -1,4 +1,4 @@
-"""Compiles the kernels of compact rounds for sm_90; test_compact.py reads the result."""
+"""Compiles the kernels of compact rounds for sm_90; test_fast_rounds.py reads the result."""
 
 import inspect
 import json
@@ -8,13 +8,11 @@ from pathlib import Path
 
 from trapline.gold.decoder import kernels_boxed, kernels_step
 from trapline.gold.device import compile_for_hopper
-from trapline.gold.tree_decoding import (
-    kernels_attend,
-    kernels_draft,
-    kernels_large,
-    kernels_round,
-)
 from trapline.gold.tree_decoding.generate_large import large_cut
+from trapline.gold.tree_decoding.hopper import linear_many_rows
+from trapline.gold.tree_decoding.triton import attention as tree_attention
+from trapline.gold.tree_decoding.triton import draft as draft_kernels
+from trapline.gold.tree_decoding.triton import round as round_kernels
 
 INTEGERS = {
     *("tokens", "ids", "parents", "depths", "choices", "path", "roots", "lengths", "known"),
@@ -40,14 +38,14 @@ def main(folder: Path, which: str) -> None:
 
 
 def few():
-    rounds = kernels_round
+    rounds = round_kernels
     yield rounds.prepare_kernel, {"BLOCK": 32, "ROUNDS": 3}
     yield rounds.verdict_kernel, {"BLOCK": 32}
     yield attention("bf16", width=64, share=2, nodes=33, fresh=False)
 
 
 def others():
-    rounds = kernels_round
+    rounds = round_kernels
     yield rounds.choose_kernel, {"BLOCK": 64}
     yield rounds.chain_kernel, {"BLOCK": 64}
     yield rounds.draw_kernel, {"BLOCK": 2048}
@@ -58,18 +56,18 @@ def others():
     yield attention("bf16", width=128, share=4, nodes=16, fresh=False, alone=False)
     yield attention("fp32", width=64, share=2, nodes=8, fresh=True)
     for kind in ("bf16", "fp32"):
-        yield product("added", kernels_draft.begin_kernel, 8, 1024, {"BLOCK": 256}, kind)
-        yield product("scaled", kernels_draft.project_kernel, 8, 256, {"PARTS": 16}, kind)
+        yield product("added", draft_kernels.begin_kernel, 8, 1024, {"BLOCK": 256}, kind)
+        yield product("scaled", draft_kernels.project_kernel, 8, 256, {"PARTS": 16}, kind)
     for lines, inputs in ((8, 256), (16, 768), (128, 256), (128, 768)):
         yield product("added", kernels_step.added_kernel, lines, inputs, {})
     for lines in (8, 16, 128):
         yield product("gated", kernels_step.gated_kernel, lines, 256, {"PARTS": 16})
         yield product("scaled", kernels_step.scaled_kernel, lines, 256, {"PARTS": 16})
     for lines in (64, 128):
-        yield large("added", kernels_large.planes_kernel, lines, {})
+        yield large("added", linear_many_rows.planes_kernel, lines, {})
     parts = {"PARTS": 16}
-    yield large("gated", kernels_large.gated_large_kernel, 64, parts)
-    yield large("gated", kernels_large.gated_whole_kernel, 128, parts)
+    yield large("gated", linear_many_rows.gated_large_kernel, 64, parts)
+    yield large("gated", linear_many_rows.gated_whole_kernel, 128, parts)
     yield large("scaled", kernels_boxed.boxed_kernel, 128, {**parts, "AHEAD": 64})
     yield large("scaled", kernels_step.scaled_kernel, 128, {**parts, **THREADS})
 
@@ -84,7 +82,7 @@ def large(name: str, kernel, lines: int, fixed: dict) -> tuple:
 
 def product(name: str, kernel, lines: int, inputs: int, fixed: dict, kind: str = "bf16") -> tuple:
     from trapline.gold.decoder.compact import cut_of, fixed_of
-    from trapline.gold.tree_decoding.generate_pass import small_cut
+    from trapline.gold.tree_decoding.tree_pass import small_cut
 
     cut = small_cut(name, lines, inputs)
     if kind == "fp32":
@@ -98,7 +96,7 @@ def product(name: str, kernel, lines: int, inputs: int, fixed: dict, kind: str =
 def attention(
     kind: str, *, width: int, share: int, nodes: int, fresh: bool, alone: bool = True
 ) -> tuple:
-    from trapline.gold.tree_decoding.generate_pass import QUERIES, attend_cut
+    from trapline.gold.tree_decoding.tree_pass import QUERIES, attend_cut
 
     chunk = max(1, min(nodes, QUERIES // share))
     tile, warps = attend_cut(width, 2 if kind == "bf16" else 4, alone=alone)
@@ -116,7 +114,7 @@ def attention(
         "PRECISION": "ieee" if kind == "fp32" else "tf32",
         **({"features": None} if fresh else {"fresh": None, "known": None}),
     }
-    return kernels_attend.tree_attend_kernel, fixed, kind, warps
+    return tree_attention.tree_attend_kernel, fixed, kind, warps
 
 
 def compiled(

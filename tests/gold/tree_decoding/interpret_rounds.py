@@ -1,4 +1,4 @@
-"""Runs the kernels of compact rounds in Triton's interpreter; test_compact.py reads the result."""
+"""Runs the kernels of fast rounds in the interpreter; test_fast_rounds.py reads the result."""
 
 import json
 import sys
@@ -9,20 +9,20 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from trapline.gold.decoder.config import DecoderConfig, RopeConfig
 from trapline.gold.decoder.sampling import uniforms
-from trapline.gold.tree_decoding import fast_tree, fast_verify
+from trapline.gold.tree_decoding import fast_verify, reference
 from trapline.gold.tree_decoding.drafter import turned
-from trapline.gold.tree_decoding.drafter_compact import CompactLookup, Proposal, State
 from trapline.gold.tree_decoding.drafter_static import StaticLookup
+from trapline.gold.tree_decoding.fast_drafters import FusedLookup, Proposal, State
 from trapline.gold.tree_decoding.generate_large import Large
-from trapline.gold.tree_decoding.generate_pass import Body, Grown, TreePass, Trees
-from trapline.gold.tree_decoding.kernels import Layout, best_first
-from trapline.gold.tree_decoding.kernels_round import (
+from trapline.gold.tree_decoding.tree_pass import Body, Grown, TreePass, Trees
+from trapline.gold.tree_decoding.triton.round import (
     choose_kernel,
     draw_kernel,
     move_kernel,
     prepare_kernel,
     verdict_kernel,
 )
+from trapline.gold.tree_decoding.triton.tree import Layout, best_first
 
 ROWS, NODES, ROOM = 2, 6, 24
 CPU = torch.device("cpu")
@@ -88,11 +88,11 @@ def grown() -> bool:
 
 
 def laid_out(tokens, parents, found: Layout) -> bool:
-    wanted = fast_tree.ancestors(parents)
+    wanted = reference.ancestors(parents)
     ids = torch.cat((found.roots[:, None], tokens.clamp(min=0)), dim=1)
     return (
         torch.equal(found.seen != 0, wanted)
-        and torch.equal(found.depths.view(ROWS, -1), fast_tree.depths(wanted))
+        and torch.equal(found.depths.view(ROWS, -1), reference.depths(wanted))
         and torch.equal(found.ids.view(ROWS, -1), ids)
     )
 
@@ -103,7 +103,7 @@ def verdicts() -> list[bool]:
     for case in range(12):
         tokens, parents = random_trees(ROWS, NODES - 1)
         choices = torch.randint(0, 3, (ROWS, NODES))
-        seen = fast_tree.ancestors(parents)
+        seen = reference.ancestors(parents)
         deepest = NODES - 1
         state = State(ROWS, ROOM, 0, CPU)
         state.lengths.copy_(torch.tensor([3, 5]))
@@ -111,7 +111,7 @@ def verdicts() -> list[bool]:
         path = torch.zeros((ROWS, deepest + 1), dtype=torch.int64)
         anchors = torch.full((ROWS * 4,), 99)
         verdict_kernel[(ROWS,)](
-            *(tokens, parents, seen.to(torch.int8), fast_tree.depths(seen).flatten(), choices),
+            *(tokens, parents, seen.to(torch.int8), reference.depths(seen).flatten(), choices),
             *(path, state.roots, state.lengths, state.known, state.made, state.limits),
             *(state.text, state.log, state.rounds, state.kept, anchors, 4),
             *(NODES, deepest, ROOM, state.log.shape[1]),
@@ -150,7 +150,7 @@ def nothing_to_pick() -> bool:
     state, path = State(1, ROOM, 0, CPU), torch.zeros((1, NODES), dtype=torch.int64)
     state.limits.fill_(9)
     verdict_kernel[(1,)](
-        *(tokens, parents, fast_tree.ancestors(parents).to(torch.int8), depths, choices, path),
+        *(tokens, parents, reference.ancestors(parents).to(torch.int8), depths, choices, path),
         *(state.roots, state.lengths, state.known, state.made, state.limits, state.text),
         *(state.log, state.rounds, state.kept, None, 4, NODES, 1, ROOM, state.log.shape[1]),
         **same,
@@ -208,7 +208,7 @@ def drawn() -> bool:
 
 def looked_up() -> bool:
     text = torch.randint(0, 3, (ROWS, ROOM))
-    static, compact = StaticLookup(ROWS, ROOM, block=5, device="cpu"), CompactLookup(block=5)
+    static, compact = StaticLookup(ROWS, ROOM, block=5, device="cpu"), FusedLookup(block=5)
     static._text.copy_(text)
     good = True
     for lengths in ([0, 1], [2, 9], [23, 17], [12, 5]):
@@ -306,8 +306,8 @@ def attended(fresh: bool, further: int) -> float:
     one = small_pass(layer, store, angles, nodes=NODES, taps=(-1,))
     lengths, known = torch.tensor([9, 4]) + further, torch.tensor([6, 4]) + further
     _, parents = random_trees(ROWS, NODES - 1)
-    seen = fast_tree.ancestors(parents)
-    depths = fast_tree.depths(seen).flatten()
+    seen = reference.ancestors(parents)
+    depths = reference.depths(seen).flatten()
     qkv, stream = torch.randn((ROWS * NODES, wide + 2 * narrow)), torch.randn((ROWS * NODES, 32))
     rows = torch.randn((ROWS * 4, 2 * narrow)) if fresh else None
     before = store.clone()

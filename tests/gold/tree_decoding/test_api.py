@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from trapline.gold import build_tree, tree_mask, verify_tree
-from trapline.gold.tree_decoding import oracle, tree
+from trapline.gold.tree_decoding import numpy_tree, oracle
 from trapline.gold.tree_decoding.api import compact, verify_sampled
 
 
@@ -33,7 +33,7 @@ def test_trees_equal_the_oracle(seed, levels):
 def test_a_large_tree_leaves_nothing_heavier_out():
     log_q = np.log(np.random.default_rng(0).dirichlet(np.full(200, 0.1), size=6) + 1e-12)
     tokens, parents = build_tree(log_q, 300)
-    depth = tree.depths(parents)
+    depth = numpy_tree.depths(parents)
     weights = np.zeros(301)
     for node in range(300):
         weights[node + 1] = weights[parents[node] + 1] + log_q[depth[node + 1] - 1, tokens[node]]
@@ -71,7 +71,7 @@ def test_rounding_never_says_the_impossible():
 
 
 def test_depths():
-    assert tree.depths(np.array([-1, -1, 0, 2])).tolist() == [0, 1, 1, 2, 3]
+    assert numpy_tree.depths(np.array([-1, -1, 0, 2])).tolist() == [0, 1, 1, 2, 3]
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,10 @@ from trapline.gold.decoder.generate import generate as plain
 from trapline.gold.decoder.model import Decoder
 from trapline.gold.decoder.pool import Pool
 from trapline.gold.errors import RangeError
-from trapline.gold.tree_decoding import fast_tree, oracle
-from trapline.gold.tree_decoding.drafter_lookup import PromptLookup, lookup
+from trapline.gold.tree_decoding import oracle, reference
+from trapline.gold.tree_decoding.decoder_target import DecoderTarget
 from trapline.gold.tree_decoding.generate import Row, Trees, generate
-from trapline.gold.tree_decoding.generate_decoder import DecoderTarget
+from trapline.gold.tree_decoding.prompt_lookup import PromptLookup, lookup
 
 SIZES = {
     "vocab_size": 19,
@@ -63,8 +63,8 @@ def opened(decoder, prompts, layers=()):
 
 def ask(target, rows, tokens, parents):
     roots = torch.tensor([[row.tokens[-1]] for row in rows])
-    seen = fast_tree.ancestors(parents)
-    trees = Trees(torch.cat((roots, tokens), dim=1), fast_tree.depths(seen), seen)
+    seen = reference.ancestors(parents)
+    trees = Trees(torch.cat((roots, tokens), dim=1), reference.depths(seen), seen)
     return target.verify(rows, trees)
 
 

@@ -10,7 +10,9 @@ from trapline.gold.decoder.config import DecoderConfig, RopeConfig
 from trapline.gold.decoder.generate import generate as plain
 from trapline.gold.decoder.model import Decoder
 from trapline.gold.errors import RangeError, ShapeError
-from trapline.gold.tree_decoding import drafter_checkpoint, train
+from trapline.gold.tree_decoding import checkpoint, train
+from trapline.gold.tree_decoding.bulk_answers import EqualRows
+from trapline.gold.tree_decoding.decoder_target import DecoderTarget
 from trapline.gold.tree_decoding.drafter import (
     DFlash,
     DFlashDrafter,
@@ -18,9 +20,9 @@ from trapline.gold.tree_decoding.drafter import (
     drafter_config,
     spread_layers,
 )
-from trapline.gold.tree_decoding.drafter_lookup import PromptLookup
-from trapline.gold.tree_decoding.drafter_rows import EqualRows
-from trapline.gold.tree_decoding.drafter_training import (
+from trapline.gold.tree_decoding.generate import Row, generate
+from trapline.gold.tree_decoding.prompt_lookup import PromptLookup
+from trapline.gold.tree_decoding.training import (
     Lesson,
     Text,
     TrainingConfig,
@@ -31,9 +33,7 @@ from trapline.gold.tree_decoding.drafter_training import (
     regenerate_in_bulk,
     schedule,
 )
-from trapline.gold.tree_decoding.drafter_training import train as train_drafter
-from trapline.gold.tree_decoding.generate import Row, generate
-from trapline.gold.tree_decoding.generate_decoder import DecoderTarget
+from trapline.gold.tree_decoding.training import train as train_drafter
 
 VOCAB, MASK = 24, 23
 
@@ -336,15 +336,15 @@ def test_what_was_rejected_leaves_no_trace_in_the_next_draft(pair):
 
 def test_checkpoints_round_trip_and_name_what_is_wrong(pair, tmp_path):
     _, model, _ = pair
-    drafter_checkpoint.save(model, tmp_path)
-    again = drafter_checkpoint.load(tmp_path)
+    checkpoint.save(model, tmp_path)
+    again = checkpoint.load(tmp_path)
     assert again.config.target_layers == model.config.target_layers
     for (name, ours), theirs in zip(model.named_parameters(), again.parameters(), strict=True):
         assert torch.equal(ours, theirs), name
     written = json.loads((tmp_path / "drafter.json").read_text())
     (tmp_path / "drafter.json").write_text(json.dumps({**written, "hidden": 50}))
     with pytest.raises(ShapeError, match="has shape"):
-        drafter_checkpoint.load(tmp_path)
+        checkpoint.load(tmp_path)
     for name, value in {
         "dim": 8.7,
         "target_layers": ["a"],
@@ -353,21 +353,21 @@ def test_checkpoints_round_trip_and_name_what_is_wrong(pair, tmp_path):
     }.items():
         (tmp_path / "drafter.json").write_text(json.dumps({**written, name: value}))
         with pytest.raises(RangeError, match=name):
-            drafter_checkpoint.load(tmp_path)
+            checkpoint.load(tmp_path)
     (tmp_path / "drafter.json").write_text("[]")
     with pytest.raises(RangeError, match="holds no configuration"):
-        drafter_checkpoint.load(tmp_path)
+        checkpoint.load(tmp_path)
     (tmp_path / "drafter.json").write_text(json.dumps(written))
     (tmp_path / "drafter.safetensors").write_text("junk")
     with pytest.raises(RangeError, match="is no safetensors file"):
-        drafter_checkpoint.load(tmp_path)
+        checkpoint.load(tmp_path)
     del written["block"]
     (tmp_path / "drafter.json").write_text(json.dumps(written))
     with pytest.raises(RangeError, match="block"):
-        drafter_checkpoint.load(tmp_path)
+        checkpoint.load(tmp_path)
     (tmp_path / "drafter.safetensors").unlink()
     with pytest.raises(FileNotFoundError, match=r"drafter\.safetensors"):
-        drafter_checkpoint.load(tmp_path)
+        checkpoint.load(tmp_path)
 
 
 def test_what_does_not_fit_together_is_refused_by_name():
@@ -410,7 +410,7 @@ def test_the_command_trains_a_drafter_from_a_checkpoint_and_text(tmp_path, capsy
     places = ["--target", str(tmp_path / "model"), "--text", str(tmp_path / "text.txt")]
     assert train.main([*places, "--out", str(tmp_path / "drafter"), *sizes]) == 0
     assert "saved in" in capsys.readouterr().out
-    drafter_checkpoint.load(tmp_path / "drafter").check_fits(target)
+    checkpoint.load(tmp_path / "drafter").check_fits(target)
     missing = ["--target", str(tmp_path / "none"), "--text", str(tmp_path / "text.txt")]
     assert train.main([*missing, "--out", str(tmp_path / "drafter")]) == 2
     assert "config.json" in capsys.readouterr().err

@@ -6,8 +6,8 @@ import torch
 
 from trapline.gold.decoder.sampling import Chooser, Sampling
 from trapline.gold.errors import RangeError, ShapeError
+from trapline.gold.tree_decoding.choice import Penalties
 from trapline.gold.tree_decoding.generate import generate, stream
-from trapline.gold.tree_decoding.generate_choice import Penalties
 
 VOCAB = 9
 

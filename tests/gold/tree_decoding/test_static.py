@@ -7,14 +7,14 @@ from trapline.gold.decoder.config import from_dict
 from trapline.gold.decoder.generate import generate as plain
 from trapline.gold.decoder.model import Decoder
 from trapline.gold.errors import RangeError, UnsupportedError
+from trapline.gold.tree_decoding.decoder_target import DecoderTarget
 from trapline.gold.tree_decoding.drafter import DFlashDrafter, drafter_config
-from trapline.gold.tree_decoding.drafter_lookup import PromptLookup
 from trapline.gold.tree_decoding.drafter_static import StaticDFlash, StaticLookup
-from trapline.gold.tree_decoding.drafter_training import fresh
 from trapline.gold.tree_decoding.generate import generate
-from trapline.gold.tree_decoding.generate_decoder import DecoderTarget
 from trapline.gold.tree_decoding.generate_graphs import StaticGenerator
 from trapline.gold.tree_decoding.generate_static import StaticConfig
+from trapline.gold.tree_decoding.prompt_lookup import PromptLookup
+from trapline.gold.tree_decoding.training import fresh
 
 SIZES = {
     "vocab_size": 12,

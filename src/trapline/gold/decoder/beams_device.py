@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from trapline.gold.beam_search.board import Board, Offered
+from trapline.gold.beam_search.batched_search import BatchedSearch, Offered
 from trapline.gold.beam_search.policy import Rules
 from trapline.gold.beam_search.search import Beam
 from trapline.gold.decoder.capture import captured
@@ -95,7 +95,7 @@ class DeviceSearch:
         self._first_row = torch.arange(count, device=device)[:, None] * width
         self._column = torch.arange(steps, device=device)
         self._broken = torch.zeros(1, dtype=torch.int32, device=device)
-        self._board = Board(rules, lengths, device)
+        self._board = BatchedSearch(rules, lengths, device)
         self._forward = Forward(decoder, self._pool, rows)
         self._replays: dict[bool, Callable[[], Any]] = {}
 
@@ -152,11 +152,11 @@ class DeviceSearch:
         """The searches one step on, and the rows to where their beams come from."""
         board, rows = self._board, self._rows
         if logits.is_cuda:
-            from trapline.gold.beam_search import kernels
+            from trapline.gold.beam_search.triton import advance
 
-            if kernels.fits(board, self._kept):
+            if advance.fits(board, self._kept):
                 state = self._broken, rows.ids, rows.positions, rows.tails, self._own
-                return kernels.advance(board, logits, top.lse, top.values, top.indices, *state)
+                return advance.advance(board, logits, top.lse, top.values, top.indices, *state)
         alive = (board.sums > -torch.inf).flatten()
         self._broken.logical_or_((alive & ~torch.isfinite(top.lse)).any())
         ends = logits.index_select(1, board.ends) - top.lse[:, None]

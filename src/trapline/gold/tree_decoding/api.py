@@ -16,7 +16,7 @@ import numpy as np
 
 from trapline.gold import checks
 from trapline.gold.errors import DTypeError, RangeError, ShapeError
-from trapline.gold.tree_decoding import oracle, tree, verify
+from trapline.gold.tree_decoding import numpy_tree, oracle, verify
 
 _NO_LIMIT = 2**62
 
@@ -39,20 +39,20 @@ def build_tree(log_q: Any, budget: int) -> Tree:
     """The `budget` ≥ 1 heaviest prefixes of a draft `log_q` (L, V), row d for depth d + 1."""
     checks.integer_between(1, _NO_LIMIT, budget=budget)
     if _is_tensor(log_q):
-        from trapline.gold.tree_decoding import fast_tree
+        from trapline.gold.tree_decoding import reference
 
         rows = _batch(_draft_tensor(log_q), 3)
-        return Tree(*_like(log_q, 3, fast_tree.heaviest_prefixes(rows, int(budget))))
-    return Tree(*tree.heaviest_prefixes(_draft(log_q), int(budget)))
+        return Tree(*_like(log_q, 3, reference.heaviest_prefixes(rows, int(budget))))
+    return Tree(*numpy_tree.heaviest_prefixes(_draft(log_q), int(budget)))
 
 
 def chain_tree(log_q: Any) -> Tree:
     """The most likely token of every depth as one branch: what chain drafting verifies."""
     if _is_tensor(log_q):
-        from trapline.gold.tree_decoding import fast_tree
+        from trapline.gold.tree_decoding import reference
 
-        return Tree(*_like(log_q, 3, fast_tree.chain(_batch(_draft_tensor(log_q), 3))))
-    return Tree(*tree.chain(_draft(log_q)))
+        return Tree(*_like(log_q, 3, reference.chain(_batch(_draft_tensor(log_q), 3))))
+    return Tree(*numpy_tree.chain(_draft(log_q)))
 
 
 def wide_tree(log_q: Any, widths: Sequence[int]) -> Tree:
@@ -63,30 +63,30 @@ def wide_tree(log_q: Any, widths: Sequence[int]) -> Tree:
     for width in widths:
         checks.integer_between(1, int(shape[-1]), width=width)
     if _is_tensor(log_q):
-        from trapline.gold.tree_decoding import fast_tree
+        from trapline.gold.tree_decoding import reference
 
         rows = _batch(_draft_tensor(log_q), 3)
-        return Tree(*_like(log_q, 3, fast_tree.fixed_width(rows, tuple(widths))))
-    return Tree(*tree.fixed_width(_draft(log_q), tuple(widths)))
+        return Tree(*_like(log_q, 3, reference.fixed_width(rows, tuple(widths))))
+    return Tree(*numpy_tree.fixed_width(_draft(log_q), tuple(widths)))
 
 
 def tree_mask(parents: Any, prefix_len: int) -> Any:
     """Who sees whom, bool (N+1, prefix_len+N+1); columns are prefix, root, nodes."""
     checks.integer_between(0, _NO_LIMIT, prefix_len=prefix_len)
     if _is_tensor(parents):
-        from trapline.gold.tree_decoding import fast_tree
+        from trapline.gold.tree_decoding import reference
 
-        seen = fast_tree.ancestors(_batch(parents, 2))
+        seen = reference.ancestors(_batch(parents, 2))
         prefix = seen.new_ones((*seen.shape[:2], int(prefix_len)))
         mask = sys.modules["torch"].cat((prefix, seen), dim=-1)
         return mask if parents.ndim == 2 else mask[0]
-    return tree.ancestor_mask(_parents(parents), int(prefix_len))
+    return numpy_tree.ancestor_mask(_parents(parents), int(prefix_len))
 
 
 def verify_tree(tokens: Any, parents: Any, choices: Any) -> Verified:
     """The branch of which every token is the target's pick; `choices` (N+1,) are its picks."""
     if _is_tensor(tokens):
-        from trapline.gold.tree_decoding import fast_tree, fast_verify
+        from trapline.gold.tree_decoding import fast_verify, reference
 
         rows, hang = _batch(tokens, 2), _batch(parents, 2)
         checks.axes(tokens=(rows, "R N"), parents=(hang, "R N"))
@@ -94,7 +94,7 @@ def verify_tree(tokens: Any, parents: Any, choices: Any) -> Verified:
         checks.axes(choices=(picks, "R rows"), tokens=(rows, "R N"))
         if picks.shape[1] != rows.shape[1] + 1:
             raise ShapeError(f"{picks.shape[1]} choices for a root and {rows.shape[1]} nodes")
-        seen = fast_tree.ancestors(hang)
+        seen = reference.ancestors(hang)
         done = fast_verify.accepted_branch(rows, hang, seen, picks, int(rows.shape[1]))
         return Verified(*_like(tokens, 2, (done.path, done.bonus)))
     parents = _parents(parents)

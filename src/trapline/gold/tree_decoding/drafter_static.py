@@ -12,7 +12,7 @@ from torch.nn import functional
 from trapline.gold import checks
 from trapline.gold.decoder.layers import tensor
 from trapline.gold.decoder.model import Decoder
-from trapline.gold.tree_decoding import fast_tree
+from trapline.gold.tree_decoding import reference
 from trapline.gold.tree_decoding.drafter import DFlash
 
 
@@ -93,8 +93,8 @@ class StaticDFlash:
         self._remember(lengths)
         log_q = self.block(roots, lengths)[:, : self.depth]
         if self._chain:
-            return fast_tree.chain(log_q)
-        return fast_tree.heaviest_prefixes(log_q, self._budget)
+            return reference.chain(log_q)
+        return reference.heaviest_prefixes(log_q, self._budget)
 
     def take(self, said: Tensor, lengths: Tensor, features: Tensor) -> None:  # noqa: ARG002
         self._fresh.copy_(features)
@@ -159,7 +159,7 @@ class StaticLookup:
         known = (best >= 0)[:, None] & (start <= end)
         tokens = self._text.gather(1, start.clamp(max=room - 1))
         parents = (self._slots - 1).expand(len(tokens), -1).contiguous()
-        return tokens.masked_fill(~known, fast_tree.PAD), parents
+        return tokens.masked_fill(~known, reference.PAD), parents
 
     def take(self, said: Tensor, lengths: Tensor, features: Tensor) -> None:  # noqa: ARG002
         behind = torch.arange(said.shape[1], device=said.device)

@@ -1,8 +1,8 @@
 """Speculative generation: draft, verify in one pass, commit the branch that the target agrees with.
 
 The output is the target's own, greedy or sampled, whatever the drafter says. What a target and a
-drafter must be able to do is written down as two protocols; `generate_decoder` has them for the
-library's decoder, `drafter` and `drafter_lookup` for the two ways to draft.
+drafter must be able to do is written down as two protocols; `decoder_target` has them for the
+library's decoder, `drafter` and `prompt_lookup` for the two ways to draft.
 
 Letters: R rows of a batch, L drafted depths, N nodes, V vocabulary.
 """
@@ -17,9 +17,9 @@ from torch import Tensor
 from trapline.gold import checks
 from trapline.gold.decoder.sampling import Sampling
 from trapline.gold.errors import RangeError, ShapeError
-from trapline.gold.tree_decoding import fast_tree, fast_verify
-from trapline.gold.tree_decoding.generate_choice import Penalties, penalised, picks
-from trapline.gold.tree_decoding.generate_statistics import Statistics
+from trapline.gold.tree_decoding import fast_verify, reference
+from trapline.gold.tree_decoding.choice import Penalties, penalised, picks
+from trapline.gold.tree_decoding.statistics import Statistics
 
 Mode = Literal["chain", "tree"]
 _NO_LIMIT = 2**62
@@ -233,17 +233,17 @@ def _within_limits(log_q: Tensor, rows: list[Row], max_new_tokens: int) -> Tenso
 
 def _tree(log_q: Tensor, rules: _Rules) -> tuple[Tensor, Tensor]:
     if rules.mode == "tree":
-        return fast_tree.heaviest_prefixes(log_q, rules.budget)
+        return reference.heaviest_prefixes(log_q, rules.budget)
     log_q = log_q[:, : rules.budget]
-    tokens, parents = fast_tree.chain(log_q)
+    tokens, parents = reference.chain(log_q)
     impossible = log_q.amax(dim=-1) == -torch.inf
-    return tokens.masked_fill(impossible, fast_tree.PAD), parents
+    return tokens.masked_fill(impossible, reference.PAD), parents
 
 
 def _trees(rows: list[Row], tokens: Tensor, parents: Tensor) -> Trees:
     roots = torch.tensor([[row.tokens[-1]] for row in rows], device=tokens.device)
-    seen = fast_tree.ancestors(parents)
-    return Trees(torch.cat((roots, tokens.clamp(min=0)), dim=1), fast_tree.depths(seen), seen)
+    seen = reference.ancestors(parents)
+    return Trees(torch.cat((roots, tokens.clamp(min=0)), dim=1), reference.depths(seen), seen)
 
 
 def _choices(

@@ -10,7 +10,7 @@ from trapline.gold.errors import RangeError
 from trapline.gold.tree_decoding.drafter_static import StaticDrafter
 from trapline.gold.tree_decoding.generate import Output
 from trapline.gold.tree_decoding.generate_static import Committed, StaticConfig, StaticRounds
-from trapline.gold.tree_decoding.generate_statistics import Statistics
+from trapline.gold.tree_decoding.statistics import Statistics
 
 
 class StaticGenerator:

@@ -1,4 +1,4 @@
-"""Launches of `kernels_large`: for which products, and how they are cut."""
+"""Launches of `hopper.linear_many_rows`: for which products, and how they are cut."""
 
 import torch
 import triton
@@ -8,7 +8,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from trapline.gold.decoder.compact import Cut, Weights
 from trapline.gold.decoder.held import settle
 from trapline.gold.device import is_hopper, may_start_early, processors
-from trapline.gold.tree_decoding.kernels_large import (
+from trapline.gold.tree_decoding.hopper.linear_many_rows import (
     gated_large_kernel,
     gated_whole_kernel,
     planes_kernel,

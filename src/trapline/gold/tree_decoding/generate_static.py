@@ -21,7 +21,7 @@ from trapline.gold.decoder.model import Decoder
 from trapline.gold.decoder.rope import frequencies
 from trapline.gold.decoder.sampling import uniforms
 from trapline.gold.errors import RangeError, UnsupportedError
-from trapline.gold.tree_decoding import fast_tree, fast_verify
+from trapline.gold.tree_decoding import fast_verify, reference
 from trapline.gold.tree_decoding.drafter import turned
 from trapline.gold.tree_decoding.drafter_static import StaticDrafter, Store, grouped_attention
 
@@ -100,8 +100,8 @@ class StaticRounds:
     def round(self) -> Committed:
         """One pass of drafter and target for all rows."""
         tokens, parents = self._propose()
-        seen = fast_tree.ancestors(parents)
-        depths = fast_tree.depths(seen)
+        seen = reference.ancestors(parents)
+        depths = reference.depths(seen)
         ids = torch.cat((self._roots[:, None], tokens.clamp(min=0)), dim=1)
         logits, features = self._verify(ids, depths, seen)
         choices = self.choices(logits, Proposed(tokens, parents, seen, depths))

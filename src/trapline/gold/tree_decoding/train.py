@@ -27,7 +27,7 @@ def main(arguments: list[str] | None = None) -> int:
 def run(options: argparse.Namespace) -> None:
     """Loads, regenerates, trains, saves; says how far it is."""
     from trapline.gold.decoder.model import Decoder
-    from trapline.gold.tree_decoding import drafter_checkpoint, drafter_training
+    from trapline.gold.tree_decoding import checkpoint, training
     from trapline.gold.tree_decoding.drafter import drafter_config
 
     target = Decoder.from_pretrained(options.target).float().to(options.device).eval()
@@ -37,7 +37,7 @@ def run(options: argparse.Namespace) -> None:
         block=options.block,
         mask_id=target.config.vocab - 1 if options.mask_id is None else options.mask_id,
     )
-    how = drafter_training.TrainingConfig(
+    how = training.TrainingConfig(
         steps=options.steps,
         batch=options.batch,
         anchors=options.anchors,
@@ -47,7 +47,7 @@ def run(options: argparse.Namespace) -> None:
     )
     prompts = _prompts(options, shape.mask_id)
     started = time.perf_counter()
-    texts = drafter_training.regenerate(
+    texts = training.regenerate(
         target,
         prompts,
         max_new_tokens=options.answer,
@@ -56,9 +56,9 @@ def run(options: argparse.Namespace) -> None:
     )
     said = sum(len(text.tokens) - text.start for text in texts)
     _say(f"the target said {said} tokens in {time.perf_counter() - started:.1f} s")
-    model = drafter_training.fresh(shape, options.seed).to(options.device)
-    losses = drafter_training.train(model, target, texts, how, _progress(how.steps))
-    drafter_checkpoint.save(model, options.out)
+    model = training.fresh(shape, options.seed).to(options.device)
+    losses = training.train(model, target, texts, how, _progress(how.steps))
+    checkpoint.save(model, options.out)
     seconds = time.perf_counter() - started
     _say(f"loss {losses[0]:.3f} → {losses[-1]:.3f}, {seconds:.1f} s in all; saved in {options.out}")
 

@@ -12,15 +12,15 @@ from trapline.gold.device import may_start_early
 from trapline.gold.softmax_topk.api import softmax_topk
 from trapline.gold.tree_decoding.drafter import DFlash
 from trapline.gold.tree_decoding.drafter_static import Store
-from trapline.gold.tree_decoding.generate_pass import (
+from trapline.gold.tree_decoding.tree_pass import (
     Body,
     Grown,
     TreePass,
     Trees,
     layer_weights,
 )
-from trapline.gold.tree_decoding.kernels import MOST_LAID_OUT, Layout, best_first
-from trapline.gold.tree_decoding.kernels_round import chain_kernel, lookup_kernel
+from trapline.gold.tree_decoding.triton.round import chain_kernel, lookup_kernel
+from trapline.gold.tree_decoding.triton.tree import MOST_LAID_OUT, Layout, best_first
 
 
 class State:
@@ -63,7 +63,7 @@ class Proposal:
         self.nodes = nodes
 
 
-class CompactDrafter(Protocol):
+class FusedDrafter(Protocol):
     """Proposes for all rows, from what the state says."""
 
     target_layers: tuple[int, ...]
@@ -81,7 +81,7 @@ class CompactDrafter(Protocol):
     def propose(self, state: State, into: Proposal) -> None: ...
 
 
-class CompactDFlash:
+class FusedDFlash:
     """A DFlash model; `budget` nodes of its heaviest prefixes, or its likeliest chain."""
 
     def __init__(
@@ -174,7 +174,7 @@ class CompactDFlash:
         return values, candidates
 
 
-class CompactLookup:
+class FusedLookup:
     """Prompt lookup, the baseline."""
 
     target_layers: tuple[int, ...] = ()

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from trapline.gold.beam_search.api import beam_search
-from trapline.gold.beam_search.board import Board, Offered
+from trapline.gold.beam_search.batched_search import BatchedSearch, Offered
 from trapline.gold.beam_search.policy import Rules, named
 
 POLICIES = [("canonical", None), ("vllm", None), ("hf", False), ("hf", True), ("hf", "never")]
@@ -38,7 +38,7 @@ def by_board(model, prompts, rules):
     """The model is asked about all beams, dead ones too, as a captured step would."""
     width = rules.beam_width
     kept = min((1 + len(rules.eos_ids)) * width, model.vocabulary)
-    board = Board(rules, [len(prompt) for prompt in prompts], torch.device("cpu"))
+    board = BatchedSearch(rules, [len(prompt) for prompt in prompts], torch.device("cpu"))
     paths = [[list(prompt)] * width for prompt in prompts]
     for _ in range(rules.max_new_tokens):
         rows = torch.stack([model.row(path) for group in paths for path in group])
@@ -93,7 +93,7 @@ def test_fewer_candidates_than_beams_leave_dead_beams():
     """Two tokens, one of them the end: one beam lives."""
     rules = Rules(3, 2, (1,), 1.0, named("canonical"))
     model = RandomModel(5, 2, 1.0, coarse=False)
-    board = Board(rules, [1], torch.device("cpu"))
+    board = BatchedSearch(rules, [1], torch.device("cpu"))
     rows = torch.stack([model.row([0])] * 3)
     best = torch.sort(rows, dim=1, descending=True, stable=True)
     board.advance(Offered(best.values, best.indices, rows[:, [1]]))
@@ -104,7 +104,7 @@ def test_fewer_candidates_than_beams_leave_dead_beams():
 
 def test_the_interpreted_kernel_is_the_board_bit_for_bit(tmp_path, run_script):
     pytest.importorskip("triton")
-    run_script(Path(__file__).parent / "interpret_board.py", tmp_path, TRITON_INTERPRET="1")
+    run_script(Path(__file__).parent / "interpret_advance.py", tmp_path, TRITON_INTERPRET="1")
     found = json.loads((tmp_path / "boards.json").read_text())
     assert len(found) == 12
     for entry in found:

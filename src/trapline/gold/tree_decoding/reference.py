@@ -19,9 +19,9 @@ def heaviest_prefixes(log_q: Tensor, budget: int) -> tuple[Tensor, Tensor]:
     Values must not exceed 0. On a GPU one kernel does it.
     """
     if log_q.is_cuda:
-        from trapline.gold.tree_decoding import kernels
+        from trapline.gold.tree_decoding.triton import tree
 
-        return kernels.heaviest_prefixes(log_q, budget)
+        return tree.heaviest_prefixes(log_q, budget)
     return by_levels(log_q, budget)
 
 

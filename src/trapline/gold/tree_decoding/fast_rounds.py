@@ -14,11 +14,11 @@ from torch import Tensor
 from trapline.gold.decoder.model import Decoder
 from trapline.gold.decoder.rope import angles
 from trapline.gold.errors import UnsupportedError
-from trapline.gold.tree_decoding.drafter_compact import LOG, CompactDrafter, Proposal, State
 from trapline.gold.tree_decoding.drafter_static import Store
-from trapline.gold.tree_decoding.generate_pass import Body, TreePass, Trees, layer_weights
+from trapline.gold.tree_decoding.fast_drafters import LOG, FusedDrafter, Proposal, State
 from trapline.gold.tree_decoding.generate_static import PrefillRow, StaticConfig, check_shape
-from trapline.gold.tree_decoding.kernels_round import (
+from trapline.gold.tree_decoding.tree_pass import Body, TreePass, Trees, layer_weights
+from trapline.gold.tree_decoding.triton.round import (
     choose_kernel,
     draw_kernel,
     move_kernel,
@@ -31,12 +31,10 @@ LOG2_E = 1.4426950408889634
 MOST_NODES = 128
 
 
-class CompactRounds:
+class FusedRounds:
     """Rows at work; `round()` is what a graph captures. Without a drafter: plain decoding."""
 
-    def __init__(
-        self, target: Decoder, drafter: CompactDrafter | None, config: StaticConfig
-    ) -> None:
+    def __init__(self, target: Decoder, drafter: FusedDrafter | None, config: StaticConfig) -> None:
         check_shape(target, config)
         self.target, self.drafter, self.config = target, drafter, config
         shape, like = target.config, target.norm.weight

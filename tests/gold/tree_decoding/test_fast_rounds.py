@@ -14,9 +14,9 @@ from trapline.gold.decoder.model import Decoder
 from trapline.gold.errors import RangeError, UnsupportedError
 from trapline.gold.tree_decoding.drafter import drafter_config
 from trapline.gold.tree_decoding.drafter_static import StaticDFlash, StaticLookup
-from trapline.gold.tree_decoding.drafter_training import fresh, regenerate_in_bulk
 from trapline.gold.tree_decoding.generate_graphs import StaticGenerator
 from trapline.gold.tree_decoding.generate_static import StaticConfig
+from trapline.gold.tree_decoding.training import fresh, regenerate_in_bulk
 
 pytest.importorskip("triton")
 HERE = Path(__file__).parent
@@ -55,7 +55,7 @@ def test_the_kernels_compile_for_hopper(tmp_path, run_script, which, count):
 
 
 def test_weights_are_joined_once():
-    from trapline.gold.tree_decoding.generate_pass import joined
+    from trapline.gold.tree_decoding.tree_pass import joined
 
     parts = [torch.nn.Linear(4, size, bias=False) for size in (3, 2, 5)]
     wanted = torch.cat([part.weight.detach() for part in parts])
@@ -94,15 +94,15 @@ def prompts_for(rows, least=20):
 
 
 def compact(kind, target, model, rows, budget, room=256, temperature=0.0):
-    from trapline.gold.tree_decoding.drafter_compact import CompactDFlash, CompactLookup
-    from trapline.gold.tree_decoding.generate_compact import CompactGenerator
+    from trapline.gold.tree_decoding.fast_drafters import FusedDFlash, FusedLookup
+    from trapline.gold.tree_decoding.fast_generate import FastGenerator
 
     drafter = None
     if kind == "lookup":
-        drafter = CompactLookup(block=budget)
+        drafter = FusedLookup(block=budget)
     elif kind is not None:
-        drafter = CompactDFlash(model, target, rows, room, budget=budget, chain=kind == "chain")
-    return CompactGenerator(target, drafter, StaticConfig(rows, room, temperature, seed=3))
+        drafter = FusedDFlash(model, target, rows, room, budget=budget, chain=kind == "chain")
+    return FastGenerator(target, drafter, StaticConfig(rows, room, temperature, seed=3))
 
 
 def static(kind, target, model, rows, budget, room=256):
@@ -201,7 +201,7 @@ def test_answers_in_bfloat16_begin_as_plain_decoding_s(kind):
 def test_large_products_of_some_dozens_of_lines(kind, budget, rows, monkeypatch):
     """The same logits, features and drafts as by the other kernels; 24, 64 and 120 lines."""
     from trapline.gold.tree_decoding import generate_large
-    from trapline.gold.tree_decoding.generate_pass import Trees
+    from trapline.gold.tree_decoding.tree_pass import Trees
 
     target, model = models(torch.bfloat16, layers=2, hidden=2048 + 32)
     found = []
@@ -243,16 +243,16 @@ def passed(target, prompts, made, layers):
 
 def test_trees_by_the_decoder_are_plain_decoding_of_every_branch():
     """What a GPU is compared with below."""
-    from trapline.gold.tree_decoding import fast_tree
-    from trapline.gold.tree_decoding.drafter_compact import Proposal
+    from trapline.gold.tree_decoding import reference
+    from trapline.gold.tree_decoding.fast_drafters import Proposal
 
     shape = {"dim": 64, "heads": 4, "kv_heads": 2, "head_dim": 16, "hidden": 96}
     target, _ = models(torch.float32, layers=2, device="cpu", **shape)
     prompts, made = prompts_for(2, 5), Proposal(2, 6, torch.device("cpu"))
-    seen = fast_tree.ancestors(torch.tensor([[-1, 0, 0, -1, 2], [-1, -1, 1, 2, 1]]))
+    seen = reference.ancestors(torch.tensor([[-1, 0, 0, -1, 2], [-1, -1, 1, 2, 1]]))
     made.ids.copy_(torch.arange(12) * 7)
     made.seen.copy_(seen)
-    made.depths.copy_(fast_tree.depths(seen).flatten())
+    made.depths.copy_(reference.depths(seen).flatten())
     logits, features = (part.view(2, 6, -1) for part in passed(target, prompts, made, (0, 1)))
     for row, node in torch.cartesian_prod(torch.arange(2), torch.arange(6)).tolist():
         branch = made.ids.view(2, 6)[row][seen[row, node]].tolist()
@@ -276,7 +276,7 @@ def test_wide_heads_see_several_tiles_of_keys(kind, budget, dtype, most, monkeyp
     not seen would be 0.12, and one sibling that is 0.026.
     """
     from trapline.gold.tree_decoding import generate_large
-    from trapline.gold.tree_decoding.generate_pass import Trees
+    from trapline.gold.tree_decoding.tree_pass import Trees
 
     shape = {"dim": 1024, "heads": 32, "kv_heads": 8, "head_dim": 128, "hidden": 2048 + 32}
     target, model = models(dtype, layers=2, **shape)
@@ -307,14 +307,14 @@ def test_q_k_v_of_many_lines_come_by_the_copy_engine(lines, boxed):
 @pytest.mark.parametrize("part", ["attention_bias", "mlp_bias"])
 def test_targets_with_biases_are_refused(part):
     """The kernels of a pass have none: logits would be others without a word."""
-    from trapline.gold.tree_decoding.generate_rounds import CompactRounds
+    from trapline.gold.tree_decoding.fast_rounds import FusedRounds
 
     config = DecoderConfig(
         family="llama", vocab=64, dim=32, layers=1, heads=2, kv_heads=1, head_dim=16, hidden=64,
         context=64, norm_eps=1e-6, tied=True, rope=RopeConfig(), **{part: True},
     )  # fmt: skip
     with pytest.raises(UnsupportedError, match="biases"):
-        CompactRounds(Decoder(config), None, StaticConfig(1, 64))
+        FusedRounds(Decoder(config), None, StaticConfig(1, 64))
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,8 @@
 """A pass over trees or drafted blocks in five kernels a layer: the decoder's short step for many.
 
 The decoder's products serve any number of rows; only attention is another: nodes see their branch
-(`kernels_attend`). Large models with some dozens of lines have products of their own
-(`kernels_large`); with more lines these are cuBLAS's, and the norms and the gate kernels apart.
+(`triton.attention`). Large models with some dozens of lines have products of their own
+(`hopper.linear_many_rows`); with more lines cuBLAS serves, and norms and gates are kernels apart.
 
 Letters: R rows of the batch, M nodes of each with its root, C width.
 """
@@ -22,8 +22,8 @@ from trapline.gold.decoder.kernels_step import embed_kernel
 from trapline.gold.decoder.layers import tensor
 from trapline.gold.norms.api import rms_norm
 from trapline.gold.tree_decoding.generate_large import FEW, Large, is_large, large_cut, serves
-from trapline.gold.tree_decoding.kernels_attend import tree_attend_kernel
-from trapline.gold.tree_decoding.kernels_draft import begin_kernel, project_kernel
+from trapline.gold.tree_decoding.triton.attention import tree_attend_kernel
+from trapline.gold.tree_decoding.triton.draft import begin_kernel, project_kernel
 
 #: A product of fewer weights than this has them in the cache: they may be read many times.
 SMALL = 1 << 21

@@ -27,7 +27,7 @@ class Offered(NamedTuple):
     ends: Tensor  # (B · W, E) float32
 
 
-class Board:
+class BatchedSearch:
     """Tensors that never move; `advance` is one step of all searches."""
 
     def __init__(self, rules: Rules, prompts: Sequence[int], device: torch.device) -> None:

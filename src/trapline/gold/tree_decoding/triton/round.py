@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from trapline.gold.tree_decoding.kernels import lay_out
+from trapline.gold.tree_decoding.triton.tree import lay_out
 
 #: Multipliers of splitmix64's finaliser, as `decoder.sampling` has them.
 ODD = tl.constexpr(0x9E3779B97F4A7C15 - 2**64)

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from trapline.gold.tree_decoding import generate_compact, generate_statistics
-from trapline.gold.tree_decoding.drafter_compact import State
-from trapline.gold.tree_decoding.generate_compact import CompactGenerator
+from trapline.gold.tree_decoding import fast_generate, statistics
+from trapline.gold.tree_decoding.fast_drafters import State
+from trapline.gold.tree_decoding.fast_generate import FastGenerator
 from trapline.gold.tree_decoding.generate_static import StaticConfig
 
 pytest.importorskip("triton")
@@ -56,7 +56,7 @@ class CountedRounds:
                 state.rounds[row] += 1
 
 
-class CountedGenerator(CompactGenerator):
+class CountedGenerator(FastGenerator):
     looks = 0
 
     def _progress(self):
@@ -99,7 +99,7 @@ def test_one_row_starts_hardly_more_rounds_than_it_needs():
 
 
 def test_rows_that_are_done_take_the_next_prompt(monkeypatch):
-    monkeypatch.setattr(generate_compact, "LOOK", math.inf)
+    monkeypatch.setattr(fast_generate, "LOOK", math.inf)
     lengths = lengths_of([0.9, 0.5, 0.8, 0.85] * 12, seed=1)
     host = answered(8, lengths)
     assert host.rounds.entered == len(lengths)
@@ -110,9 +110,9 @@ def test_rows_that_are_done_take_the_next_prompt(monkeypatch):
 def test_no_row_rests_while_rounds_are_long(monkeypatch):
     """Not as long as a prompt waits for a row."""
     lengths = lengths_of([0.9, 0.5, 0.8, 0.85] * 12, seed=1)
-    monkeypatch.setattr(generate_compact, "LOOK", math.inf)
+    monkeypatch.setattr(fast_generate, "LOOK", math.inf)
     short = answered(8, lengths)
-    monkeypatch.setattr(generate_compact, "LOOK", 0.0)
+    monkeypatch.setattr(fast_generate, "LOOK", 0.0)
     long = answered(8, lengths)
     assert long.rounds.rested == 0 < short.rounds.rested
     assert long.looks <= long.rounds.started
@@ -123,9 +123,9 @@ def test_a_rate_and_its_tau_are_of_the_same_time(monkeypatch):
 
     Of all answers together τ is lower: more rounds are cut short at the end, where rows rest.
     """
-    monkeypatch.setattr(generate_compact, "LOOK", 0.0)
+    monkeypatch.setattr(fast_generate, "LOOK", 0.0)
     lengths, clock = lengths_of([0.9, 0.5, 0.8, 0.85] * 6, seed=1), [0]
-    monkeypatch.setattr(generate_statistics, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    monkeypatch.setattr(statistics, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
 
     class Timed(CountedRounds):
         def round(self):
@@ -134,7 +134,7 @@ def test_a_rate_and_its_tau_are_of_the_same_time(monkeypatch):
 
     Timed.lengths = lengths
     target = SimpleNamespace(device=torch.device("cpu"))
-    host = CompactGenerator(target, None, StaticConfig(8, 256), rounds=Timed)
+    host = FastGenerator(target, None, StaticConfig(8, 256), rounds=Timed)
     done = host.generate([[i] for i in range(24)], max_new_tokens=TOKENS).statistics
     assert done.busy_passes == 8 * done.busy_seconds
     assert done.busy_tokens / done.busy_passes > 1.005 * done.tau

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from trapline.gold.tree_decoding import fast_tree
+from trapline.gold.tree_decoding import reference
 
 pytest.importorskip("triton")
 HERE = Path(__file__).parent
@@ -14,7 +14,7 @@ HERE = Path(__file__).parent
 
 def test_the_interpreted_kernel_gives_the_levels_trees(tmp_path, run_script):
     """Ties, impossible tokens, trees with fewer nodes than asked for, no depth at all."""
-    run_script(HERE / "interpret_kernels.py", tmp_path, TRITON_INTERPRET="1")
+    run_script(HERE / "interpret_tree_kernel.py", tmp_path, TRITON_INTERPRET="1")
     found = json.loads((tmp_path / "trees.json").read_text())
     assert len(found) == 40
     for kernel, levels in found:
@@ -22,7 +22,7 @@ def test_the_interpreted_kernel_gives_the_levels_trees(tmp_path, run_script):
 
 
 def test_the_kernel_compiles_for_hopper(tmp_path, run_script):
-    run_script(HERE / "compile_kernels.py", tmp_path, TRITON_INTERPRET="0")
+    run_script(HERE / "compile_tree_kernel.py", tmp_path, TRITON_INTERPRET="0")
     compiled = json.loads((tmp_path / "compiled.json").read_text())
     assert [entry["slots"] for entry in compiled] == [2, 32, 128, 1024, 16, 64]
     assert all(entry["shared"] <= 232448 for entry in compiled)
@@ -36,6 +36,6 @@ def test_the_kernel_on_a_gpu_gives_the_levels_trees(budget):
     log_q = torch.log_softmax(logits, dim=-1)
     rounded = (log_q * 8).round() / 8
     for draft in (log_q, rounded):
-        kernel = fast_tree.heaviest_prefixes(draft.cuda(), budget)
-        levels = fast_tree.by_levels(draft, budget)
+        kernel = reference.heaviest_prefixes(draft.cuda(), budget)
+        levels = reference.by_levels(draft, budget)
         assert all(torch.equal(a.cpu(), b) for a, b in zip(kernel, levels, strict=True))

@@ -15,11 +15,11 @@ import torch
 from trapline.gold.decoder.capture import captured
 from trapline.gold.decoder.model import Decoder
 from trapline.gold.errors import RangeError
-from trapline.gold.tree_decoding.drafter_compact import LOG, CompactDrafter
+from trapline.gold.tree_decoding.fast_drafters import LOG, FusedDrafter
+from trapline.gold.tree_decoding.fast_rounds import FusedRounds
 from trapline.gold.tree_decoding.generate import Output
-from trapline.gold.tree_decoding.generate_rounds import CompactRounds
 from trapline.gold.tree_decoding.generate_static import StaticConfig
-from trapline.gold.tree_decoding.generate_statistics import Statistics
+from trapline.gold.tree_decoding.statistics import Statistics
 
 #: Of the rounds that a row's pace so far promises, so many are asked for at once.
 SHARE = 0.75
@@ -39,16 +39,16 @@ class Progress(NamedTuple):
         return self.limit - self.made
 
 
-class CompactGenerator:
+class FastGenerator:
     """Answers prompts, `config.rows` at a time. Without a drafter it is plain decoding, graphed."""
 
     def __init__(
         self,
         target: Decoder,
-        drafter: CompactDrafter | None,
+        drafter: FusedDrafter | None,
         config: StaticConfig,
         *,
-        rounds: type[CompactRounds] = CompactRounds,
+        rounds: type[FusedRounds] = FusedRounds,
     ) -> None:
         self._config, self._drafter = config, drafter
         self._pace = 0.0  # seconds a round

@@ -1,4 +1,4 @@
-"""Runs the kernel in Triton's interpreter; test_board.py starts it and reads what it writes.
+"""Runs the search kernel in the interpreter; test_batched_search.py reads what it finds.
 
 Random steps of both boards on the same candidates; every tensor must come out equal.
 """
@@ -10,9 +10,9 @@ from pathlib import Path
 
 import torch
 
-from trapline.gold.beam_search import kernels
-from trapline.gold.beam_search.board import Board, Offered
+from trapline.gold.beam_search.batched_search import BatchedSearch, Offered
 from trapline.gold.beam_search.policy import Rules, named
+from trapline.gold.beam_search.triton import advance
 from trapline.gold.softmax_topk.api import softmax_topk
 
 POLICIES = [("canonical", None), ("vllm", None), ("hf", False), ("hf", True), ("hf", "never")]
@@ -32,8 +32,8 @@ def compare(rng: random.Random, number: int) -> dict[str, object]:
     penalty = rng.choice([-1.0, 0.0, 0.6, 2.0])
     rules = Rules(width, steps, ends, penalty, named(policy, early_stopping))
     kept = min((1 + len(ends)) * width, vocabulary)
-    boards = [Board(rules, [3, 7], torch.device("cpu")) for _ in range(2)]
-    assert kernels.fits(boards[0], kept)
+    boards = [BatchedSearch(rules, [3, 7], torch.device("cpu")) for _ in range(2)]
+    assert advance.fits(boards[0], kept)
     seed = torch.Generator().manual_seed(number)
     rows = count * width
     own = torch.randperm(rows * steps, generator=seed).view(rows, steps).int()
@@ -46,7 +46,7 @@ def compare(rng: random.Random, number: int) -> dict[str, object]:
         at_ends = logits[:, list(ends)] - top.lse[:, None]
         follow(boards[0], Offered(top.values, top.indices, at_ends), places[0], own)
         state = (broken, *places[1], own)
-        kernels.advance(boards[1], logits, top.lse, top.values, top.indices, *state)
+        advance.advance(boards[1], logits, top.lse, top.values, top.indices, *state)
         wrong += [f"{name} after {step}" for name in differing(boards, places)]
     return {"rules": str(rules), "wrong": wrong, "broken": int(broken)}
 

@@ -1,11 +1,11 @@
-"""Compiles the tree kernel for sm_90 without a GPU; test_kernels.py reads the result."""
+"""Compiles the tree kernel for sm_90 without a GPU; test_tree_kernel.py reads the result."""
 
 import json
 import sys
 from pathlib import Path
 
 from trapline.gold.device import compile_for_hopper
-from trapline.gold.tree_decoding import kernels
+from trapline.gold.tree_decoding.triton import tree
 
 TYPES = {
     "row_of": "i32",
@@ -29,10 +29,10 @@ def main(folder: Path) -> None:
 
 
 def compiled(slots: int, **absent: None) -> dict[str, int]:
-    kernel = kernels.best_first_kernel
+    kernel = tree.best_first_kernel
     types = {name: TYPES.get(name, "i32") for name in kernel.arg_names}
     fixed = {"SLOTS": slots, "LINES": 8, "ROUNDS": 3, "PDL": True, **absent}
-    made = compile_for_hopper(kernel, types, fixed, warps=kernels.WARPS)
+    made = compile_for_hopper(kernel, types, fixed, warps=tree.WARPS)
     return {"slots": slots, "shared": made.metadata.shared}
 
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from trapline.gold import build_tree, tree_mask, verify_tree
-from trapline.gold.tree_decoding import fast_tree, fast_verify, oracle, tree
+from trapline.gold.tree_decoding import fast_verify, numpy_tree, oracle, reference
 from trapline.gold.tree_decoding.api import (
     chain_tree,
     verify_rejection,
@@ -22,13 +22,13 @@ def random_draft(rng, rows=3):
 
 
 def same_as_the_heap(log_q, budget, dtype):
-    tokens, parents = fast_tree.heaviest_prefixes(torch.tensor(log_q, dtype=dtype), budget)
+    tokens, parents = reference.heaviest_prefixes(torch.tensor(log_q, dtype=dtype), budget)
     for row, got_tokens, got_parents in zip(log_q, tokens, parents, strict=True):
-        want = tree.heaviest_prefixes(row, budget)
+        want = numpy_tree.heaviest_prefixes(row, budget)
         nodes = len(want[0])
         assert got_tokens[:nodes].tolist() == want[0].tolist()
         assert got_parents[:nodes].tolist() == want[1].tolist()
-        assert (got_tokens[nodes:] == fast_tree.PAD).all()
+        assert (got_tokens[nodes:] == reference.PAD).all()
         assert (got_parents[nodes:] == -1).all()
 
 
@@ -54,7 +54,7 @@ def test_a_large_draft_gives_the_heap_s_tree():
 
 def test_equal_values_are_ranked_by_token_whatever_their_sign_of_zero():
     log_q = torch.tensor([[[-0.0, 0.0, -1.0, -torch.inf, -1.0]]])
-    _, order = fast_tree.ranked(log_q, 5)
+    _, order = reference.ranked(log_q, 5)
     assert order[0, 0].tolist() == [0, 1, 2, 4, 3]
 
 
@@ -88,8 +88,8 @@ def test_masks_and_verdicts_equal_the_oracle(seed):
     tokens, parents = random_tree(rng, int(rng.integers(0, 14)), 3)
     rows = torch.tensor(tokens), torch.tensor(parents)
     np.testing.assert_array_equal(tree_mask(rows[1], seed % 4), tree_mask(parents, seed % 4))
-    assert fast_tree.depths(fast_tree.ancestors(rows[1][None]))[0].tolist() == (
-        tree.depths(parents).tolist()
+    assert reference.depths(reference.ancestors(rows[1][None]))[0].tolist() == (
+        numpy_tree.depths(parents).tolist()
     )
     choices = rng.integers(0, 3, len(tokens) + 1)
     path, bonus = verify_tree(*rows, torch.tensor(choices))
@@ -102,7 +102,7 @@ def test_masks_and_verdicts_equal_the_oracle(seed):
 
 def test_padding_is_never_accepted():
     tokens, parents = torch.tensor([[4, -1, -1]]), torch.tensor([[-1, -1, -1]])
-    seen = fast_tree.ancestors(parents)
+    seen = reference.ancestors(parents)
     done = fast_verify.accepted_branch(tokens, parents, seen, torch.tensor([[4, 2, 0, 0]]), 3)
     assert (done.path.tolist(), done.length.tolist(), done.bonus.tolist()) == (
         [[0, -1, -1]],

@@ -1,16 +1,16 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
-"""A step of all searches in one launch: what `Board.advance` does in sixty, a program a prompt.
+"""One step of all searches in one launch, one program for each prompt.
 
 Nothing is sorted. A candidate's rank is the number of those before it, and with a few hundred of
 them all pairs are compared at once; equals are told apart by their place, so ranks are distinct. To
-be read beside `board.py`, whose tensors it works on and whose numbers it gives, bit for bit.
+be read beside `batched_search.py`: it works on the same tensors and gives the same numbers.
 """
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from trapline.gold.beam_search.board import Board
+from trapline.gold.beam_search.batched_search import BatchedSearch
 
 #: Candidates of a prompt that one program compares with each other.
 MOST = 256
@@ -159,14 +159,14 @@ def advance_kernel(
         tl.debug_barrier()
 
 
-def fits(board: Board, candidates: int) -> bool:
+def fits(board: BatchedSearch, candidates: int) -> bool:
     """Whether one program can compare all that competes."""
     width, ends = board.rules.beam_width, len(board.rules.eos_ids)
     return width * candidates <= MOST and width * (2 + ends) <= MOST_ENTRIES
 
 
 def advance(
-    board: Board,
+    board: BatchedSearch,
     logits: Tensor,
     lse: Tensor,
     top: Tensor,

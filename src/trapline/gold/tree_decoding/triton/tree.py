@@ -1,7 +1,7 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
 """The tree on a GPU in one launch: best-first by one warp a row, everything in registers.
 
-The levels of `fast_tree` are a dozen small launches a depth; here a program takes N times the best
+The levels of `reference` are a dozen small launches a depth; here a program takes N times the best
 of at most N + 1 candidates. Taking the candidate in slot s at step i puts its next sibling into s
 and its first child into slot i + 1, so slots never run out. Same order, same ties, same padding.
 """
@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from trapline.gold.tree_decoding import fast_tree
+from trapline.gold.tree_decoding import reference
 
 #: One warp: its reductions need no barrier.
 WARPS = 1
@@ -154,14 +154,14 @@ def key_of(depth, parent, token, slot):
 
 
 def heaviest_prefixes(log_q: Tensor, budget: int) -> tuple[Tensor, Tensor]:
-    """`fast_tree.heaviest_prefixes` in one launch behind the row-wise selection."""
+    """`reference.heaviest_prefixes` in one launch behind the row-wise selection."""
     rows, _, vocabulary = log_q.shape
-    nodes = fast_tree.node_count(log_q.shape, budget)
+    nodes = reference.node_count(log_q.shape, budget)
     if nodes >= MOST or vocabulary > TOKEN.value:
-        return fast_tree.by_levels(log_q, budget)
+        return reference.by_levels(log_q, budget)
     tokens, parents = torch.empty((2, rows, nodes), dtype=torch.int64, device=log_q.device)
     if nodes and rows:
-        values, candidates = fast_tree.ranked(log_q, min(nodes, vocabulary))
+        values, candidates = reference.ranked(log_q, min(nodes, vocabulary))
         best_first(values.contiguous(), candidates.contiguous(), tokens, parents)
     return tokens, parents
 

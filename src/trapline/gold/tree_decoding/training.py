@@ -23,8 +23,8 @@ from trapline.gold.decoder.model import Decoder
 from trapline.gold.decoder.sampling import Sampling
 from trapline.gold.errors import RangeError
 from trapline.gold.ternary.train_optim import Recipe, make_optimisers
+from trapline.gold.tree_decoding.bulk_answers import EqualRows, read
 from trapline.gold.tree_decoding.drafter import DFlash, DrafterConfig
-from trapline.gold.tree_decoding.drafter_rows import EqualRows, read
 
 
 @dataclass(frozen=True)

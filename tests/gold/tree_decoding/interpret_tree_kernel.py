@@ -1,4 +1,4 @@
-"""Runs the tree kernel in Triton's interpreter; test_kernels.py starts it and reads the result."""
+"""Runs the tree kernel in the interpreter; test_tree_kernel.py reads the result."""
 
 import json
 import sys
@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from trapline.gold.tree_decoding import fast_tree, kernels
+from trapline.gold.tree_decoding import reference
+from trapline.gold.tree_decoding.triton import tree
 
 
 def main(folder: Path) -> None:
@@ -18,7 +19,7 @@ def main(folder: Path) -> None:
         log_q = -rng.integers(0, int(rng.integers(2, 40)), (2, depths, vocabulary)) / 8.0
         log_q[rng.random(log_q.shape) < 0.2] = -np.inf
         question = torch.tensor(log_q), int(rng.integers(1, 20))
-        answers = kernels.heaviest_prefixes(*question), fast_tree.by_levels(*question)
+        answers = tree.heaviest_prefixes(*question), reference.by_levels(*question)
         found.append([[part.tolist() for part in answer] for answer in answers])
     (folder / "trees.json").write_text(json.dumps(found))
 

@@ -1,0 +1,1 @@
+"""The Triton kernel of a search step."""

@@ -1,0 +1,1 @@
+"""Kernels that use Hopper's copy engine."""

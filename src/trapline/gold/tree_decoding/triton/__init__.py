@@ -1,0 +1,1 @@
+"""Triton kernels of draft trees and of rounds of speculation."""
