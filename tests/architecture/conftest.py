@@ -11,7 +11,15 @@ SOURCE = Path(__file__).resolve().parents[2] / "src" / "trapline"
 #: Where torch and triton may be imported at all: in these folders of a family, in modules of these
 #: names or prefixes (but never in `api.py` or `oracle.py`), and in the places listed.
 HEAVY_FOLDERS = {"triton", "hopper", "cpu"}
-HEAVY_MODULES = {"device", "no_double_backward", "reference", "registry", "autograd", "huggingface"}
+HEAVY_MODULES = {
+    "device",
+    "gluon_compat",
+    "no_double_backward",
+    "reference",
+    "registry",
+    "autograd",
+    "huggingface",
+}
 HEAVY_PREFIXES = ("fast", "kernels", "hopper")
 HEAVY_PLACES = (
     "attention/arrivals",

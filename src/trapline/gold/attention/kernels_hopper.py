@@ -1,26 +1,11 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
 """What the backward's Gluon kernels share: how programs are dealt, and what Gluon lacks."""
 
-from triton._C.libtriton import ir
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language._core import builtin
 
-#: Triton 3.7 renamed it.
-barrier = getattr(gl, "barrier", None) or gl.thread_barrier
 #: Keys, or queries, of one warpgroup: what one tensor-core instruction takes.
 ROWS = gl.constexpr(64)
-
-
-@builtin
-def add_to_device(sums, place, tile, _semantic=None):
-    """Adds a tile in shared memory to a tensor in device memory, by the copy engine.
-
-    Triton's compiler has it; Gluon's own functions did not offer it up to 3.7.
-    """
-    place = _semantic._convert_to_ir_values(place, require_i64=False)
-    kind = ir.DESCRIPTOR_REDUCE_KIND.ADD
-    _semantic.builder.create_async_tma_reduce(kind, sums.handle, place, tile.handle)
 
 
 @gluon.jit

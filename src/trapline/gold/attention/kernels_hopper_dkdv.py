@@ -25,8 +25,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from trapline.gold.attention.kernels_hopper import ROWS, add_to_device, barrier, dealt, exp2
+from trapline.gold.attention.kernels_hopper import ROWS, dealt, exp2
 from trapline.gold.attention.kernels_tiles import LOG2_E
+from trapline.gold.gluon_compat import barrier, tma_add, tma_load, tma_store
 
 #: Queries of a tile. More would not fit into the registers beside dk and dv.
 QUERIES = gl.constexpr(64)
@@ -62,8 +63,8 @@ def produce(
     mbarrier.expect(kv_full, 2 * (k.block_type.nbytes + v.block_type.nbytes))
     for half in gl.static_range(2):
         top = left + half * ROWS
-        tma.async_copy_global_to_shared(k, [b, g, top, 0], kv_full, keys.index(half))
-        tma.async_copy_global_to_shared(v, [b, g, top, 0], kv_full, values.index(half))
+        tma_load(k, [b, g, top, 0], kv_full, keys.index(half))
+        tma_load(v, [b, g, top, 0], kv_full, values.index(half))
     h = g * R
     j = first
     for i in range((tiles - first) * R):
@@ -76,12 +77,12 @@ def produce(
             mbarrier.wait(empty.index(slot), (i // STAGES & 1) ^ 1)
         full = q_full.index(slot)
         mbarrier.expect(full, q.block_type.nbytes)
-        tma.async_copy_global_to_shared(q, [b, h, j * QUERIES, 0], full, queries.index(slot))
+        tma_load(q, [b, h, j * QUERIES, 0], full, queries.index(slot))
         full = dout_full.index(slot)
         mbarrier.expect(full, dout.block_type.nbytes + rows.block_type.nbytes)
-        tma.async_copy_global_to_shared(dout, [b, h, j * QUERIES, 0], full, upstreams.index(slot))
+        tma_load(dout, [b, h, j * QUERIES, 0], full, upstreams.index(slot))
         row = (b * H + h) * tiles + j
-        tma.async_copy_global_to_shared(rows, [row, 0], full, row_pairs.index(slot))
+        tma_load(rows, [row, 0], full, row_pairs.index(slot))
         j += 1
         if j == tiles:
             j = first
@@ -158,7 +159,7 @@ def added(dq, line, sums, buffers, ME: gl.constexpr, COPY: gl.constexpr):
         share.store(ordered.reshape(share.shape))
         fence_async_shared()
         barrier()
-        add_to_device(sums[0], [line, 0], share)
+        tma_add(sums[0], [line, 0], share)
     else:
         places = gl.arange(0, ordered.shape[0], ordered.type.layout)
         gl.atomic_add(sums[1] + line.to(gl.int64) * LINE + places, ordered, sem="relaxed")
@@ -254,8 +255,8 @@ def consume(
     values.index(ME).reshape([ROWS, D]).store(dv.to(keys.dtype))
     fence_async_shared()
     barrier()
-    tma.async_copy_shared_to_global(dk_out, [b, g, left, 0], keys.index(ME))
-    tma.async_copy_shared_to_global(dv_out, [b, g, left, 0], values.index(ME))
+    tma_store(dk_out, [b, g, left, 0], keys.index(ME))
+    tma_store(dv_out, [b, g, left, 0], values.index(ME))
     tma.store_wait(0)
 
 

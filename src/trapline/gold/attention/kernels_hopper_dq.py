@@ -17,8 +17,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from trapline.gold.attention.kernels_hopper import ROWS, barrier, dealt, exp2
+from trapline.gold.attention.kernels_hopper import ROWS, dealt, exp2
 from trapline.gold.attention.kernels_tiles import LOG2_E
+from trapline.gold.gluon_compat import barrier, tma_load, tma_store
 
 
 @gluon.jit
@@ -49,8 +50,8 @@ def produce(
     mbarrier.expect(q_full, 2 * (q.block_type.nbytes + dout.block_type.nbytes))
     for half in gl.static_range(2):
         place = [b, h, top + half * ROWS, 0]
-        tma.async_copy_global_to_shared(q, place, q_full, queries.index(half))
-        tma.async_copy_global_to_shared(dout, place, q_full, upstreams.index(half))
+        tma_load(q, place, q_full, queries.index(half))
+        tma_load(dout, place, q_full, upstreams.index(half))
     g = h // sizes[3]
     for i in range(count):
         slot = i % STAGES
@@ -58,10 +59,10 @@ def produce(
         place = [b, g, i * BLOCK_S, 0]
         full = k_full.index(slot)
         mbarrier.expect(full, k.block_type.nbytes)
-        tma.async_copy_global_to_shared(k, place, full, keys.index(slot))
+        tma_load(k, place, full, keys.index(slot))
         full = v_full.index(slot)
         mbarrier.expect(full, v.block_type.nbytes)
-        tma.async_copy_global_to_shared(v, place, full, values.index(slot))
+        tma_load(v, place, full, values.index(slot))
 
 
 @gluon.jit
@@ -135,7 +136,7 @@ def consume(
     spot.reshape([ROWS, D]).store((dq * power).to(dtype))
     fence_async_shared()
     barrier()
-    tma.async_copy_shared_to_global(dq_out, [b, h, top, 0], spot)
+    tma_store(dq_out, [b, h, top, 0], spot)
     tma.store_wait(0)
 
 

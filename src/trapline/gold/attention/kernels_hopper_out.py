@@ -21,6 +21,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from trapline.gold.attention.kernels_hopper_order import my_tiles, place
 from trapline.gold.attention.kernels_hopper_softmax import ROWS, masked, packed, unpacked, weigh
+from trapline.gold.gluon_compat import tma_load, tma_store
 
 LN_2 = gl.constexpr(0.6931471805599453)
 #: Named barriers from here on pass the turn; Triton uses the first ones itself.
@@ -44,7 +45,7 @@ def load(source, place, number, ring, full, empty):
     """Fetches a tile into its slot, once all consumers have left the slot."""
     mbarrier.wait(slot(empty, number), lap(empty, number) ^ 1)
     mbarrier.expect(slot(full, number), source.block_type.nbytes)
-    tma.async_copy_global_to_shared(source, place, slot(full, number), slot(ring, number))
+    tma_load(source, place, slot(full, number), slot(ring, number))
 
 
 @gluon.jit
@@ -61,7 +62,7 @@ def produce(q, k, v, memory, gates, sizes, CAUSAL: gl.constexpr):
         mbarrier.wait(q_empty, (turn & 1) ^ 1)
         mbarrier.expect(q_full, CONSUMERS * q.block_type.nbytes)
         for c in gl.static_range(CONSUMERS):
-            tma.async_copy_global_to_shared(q, [b, h, top + c * ROWS, 0], q_full, queries.index(c))
+            tma_load(q, [b, h, top + c * ROWS, 0], q_full, queries.index(c))
         for j in range(count):
             here = [b, h // R, (count - 1 - j) * BLOCK_S, 0]
             load(k, here, loaded + j, keys, k_full, k_empty)
@@ -171,7 +172,7 @@ def finish(state, memory, gates, out, lse, b, h, row, loaded, sizes, scale, ME: 
     rows = (weighted * gl.expand_dims(inverse, 1)).to(values.dtype)
     results.index(ME).reshape(rows.shape).store(rows)
     fence_async_shared()
-    tma.async_copy_shared_to_global(out, [b, h, row, 0], results.index(ME))
+    tma_store(out, [b, h, row, 0], results.index(ME))
 
 
 @gluon.jit

@@ -9,7 +9,9 @@ when all boxes of its tile have come.
 import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
+
+from trapline.gold.gluon_compat import tma_load
 
 
 @gluon.jit
@@ -78,12 +80,12 @@ def fetch(
         for h in gl.static_range(HALVES):
             box = [numbers[j], g, gl.minimum(s + j * BOX, last) % P // BOX * BOX, h * C]
             to = keys.index((slot * HALVES + h) * NB + j)
-            tma.async_copy_global_to_shared(k_pages, box, gate, to, pred=wanted)
+            tma_load(k_pages, box, gate, to, pred=wanted)
     for j in gl.static_range(NB):
         for h in gl.static_range(HALVES):
             box = [numbers[j], g, gl.minimum(s + j * BOX, last) % P // BOX * BOX, h * C]
             to = values.index((slot * HALVES + h) * NB + j)
-            tma.async_copy_global_to_shared(v_pages, box, gate, to, pred=wanted)
+            tma_load(v_pages, box, gate, to, pred=wanted)
 
 
 @gluon.jit

@@ -19,6 +19,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
+from trapline.gold.gluon_compat import async_load
+
 #: The bits of −0.0, which adds nothing, as 0.0 does. Written as a float it would lose its sign.
 MINUS_ZERO = gl.constexpr(-(1 << 31))
 
@@ -133,13 +135,13 @@ def ask(
 ):  # fmt: skip
     """A member's share of a row and its statistics into their place; zeros beyond the rows."""
     inside = mine & (row < M)
-    async_copy.async_copy_global_to_shared(x_ring.index(place), x + row * x_row + at, mask=inside)
+    async_load(x_ring.index(place), x + row * x_row + at, mask=inside)
     here = dy + row * dy_row + at
-    async_copy.async_copy_global_to_shared(dy_ring.index(place), here, mask=inside)
+    async_load(dy_ring.index(place), here, mask=inside)
     one = row + gl.arange(0, 1, only)
     if mean is not None:
-        async_copy.async_copy_global_to_shared(mean_ring.index(place), mean + one, mask=one < M)
-    async_copy.async_copy_global_to_shared(rstd_ring.index(place), rstd + one, mask=one < M)
+        async_load(mean_ring.index(place), mean + one, mask=one < M)
+    async_load(rstd_ring.index(place), rstd + one, mask=one < M)
     async_copy.commit_group()
 
 

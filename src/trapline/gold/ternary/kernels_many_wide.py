@@ -17,12 +17,12 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
-    tma,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from trapline.gold.gluon_compat import tma_load
 from trapline.gold.ternary import kernels_mma_text as text
 from trapline.gold.ternary.kernels_mma import wait_for_the_kernel_before
 
@@ -84,9 +84,7 @@ def load_group(
 def fetch_x(held, full, x, slot, begin, group, here, BLOCK_M: gl.constexpr):
     """Starts the copy of one group of x, if there is one."""
     mbarrier.expect(full.index(slot), BLOCK_M * 256, pred=here)
-    tma.async_copy_global_to_shared(
-        x, [begin, group * 128], full.index(slot), held.index(slot), pred=here
-    )
+    tma_load(x, [begin, group * 128], full.index(slot), held.index(slot), pred=here)
 
 
 @gluon.jit

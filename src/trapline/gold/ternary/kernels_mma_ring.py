@@ -14,6 +14,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
+from trapline.gold.gluon_compat import async_load
 from trapline.gold.ternary.kernels_mma import (
     add_products,
     lanes,
@@ -65,12 +66,12 @@ def fetch(words, factors, planes, scales, tile, N, GROUPS: gl.constexpr, WARPS: 
     row = tile * 16 + gl.arange(0, 16, layout=gl.SliceLayout(1, wide))[:, None]
     column = gl.arange(0, GROUPS * 8, layout=gl.SliceLayout(0, wide))[None, :]
     at = planes + row.to(gl.int64) * (GROUPS * 8) + column
-    async_copy.async_copy_global_to_shared(words, at, mask=(row < N) & (column < GROUPS * 8))
+    async_load(words, at, mask=(row < N) & (column < GROUPS * 8))
     narrow: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [WARPS, 1], [1, 0])
     line = tile * 16 + gl.arange(0, 16, layout=gl.SliceLayout(1, narrow))[:, None]
     group = gl.arange(0, GROUPS, layout=gl.SliceLayout(0, narrow))[None, :]
     place = scales + line.to(gl.int64) * GROUPS + group
-    async_copy.async_copy_global_to_shared(factors, place, mask=(line < N) & (group < GROUPS))
+    async_load(factors, place, mask=(line < N) & (group < GROUPS))
     async_copy.commit_group()
 
 
