@@ -32,7 +32,7 @@ from harness import (
     write,
 )
 
-from trapline.gold.ternary import fast
+from trapline.gold.ternary import packed_linear as fast
 
 GROUP = 128
 Stored = list[tuple[torch.Tensor, torch.Tensor]]

@@ -38,12 +38,13 @@ from twins_export import exported
 from twins_files import claimed, forget_the_dead, write
 from twins_text import study_text
 
+from trapline.gold.atomic_write import write_folder
 from trapline.gold.decoder.model import Decoder
-from trapline.gold.ternary import curves, train_run
-from trapline.gold.ternary.places import folder_in_place
-from trapline.gold.ternary.tokenizer import save_tokenizer
-from trapline.gold.ternary.train import Recipe, Row, Trainer
-from trapline.gold.ternary.train_model import Shape, decoder_config
+from trapline.gold.ternary.training import curves
+from trapline.gold.ternary.training import run as train_run
+from trapline.gold.ternary.training.model import Shape, decoder_config
+from trapline.gold.ternary.training.tokenizer import save_tokenizer
+from trapline.gold.ternary.training.trainer import Recipe, Row, Trainer
 
 KINDS = ("dense", "ternary", "equal bytes", "distilled", "student", "collapse")
 
@@ -261,7 +262,7 @@ class Study:
 
     def _keep_twin(self, trainer: Trainer, folder: Path) -> None:
         """For students, who may be waiting for it."""
-        folder_in_place(folder, lambda place: self._save_twin(trainer, place))
+        write_folder(folder, lambda place: self._save_twin(trainer, place))
 
     def _save_twin(self, trainer: Trainer, folder: Path) -> None:
         trainer.model.decoder.cpu().save_pretrained(folder)

@@ -6,11 +6,11 @@ from typing import Any
 import torch
 
 from trapline.gold.decoder.model import Decoder
-from trapline.gold.ternary.fast import unpacked
-from trapline.gold.ternary.linear_packed import pack_model, packed_bytes, save_packed
-from trapline.gold.ternary.tokenizer import save_tokenizer
-from trapline.gold.ternary.train import Trainer
-from trapline.gold.ternary.train_model import DecoderLM
+from trapline.gold.ternary.packed_linear import unpacked
+from trapline.gold.ternary.packed_model import pack_model, packed_bytes, save_packed
+from trapline.gold.ternary.training.model import DecoderLM
+from trapline.gold.ternary.training.tokenizer import save_tokenizer
+from trapline.gold.ternary.training.trainer import Trainer
 
 #: Held-out windows on which the exported file is compared with the model in memory.
 COMPARED = 32

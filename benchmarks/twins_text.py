@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from trapline.gold.ternary import train_run
-from trapline.gold.ternary.tokenizer import END, load_tokenizer
+from trapline.gold.ternary.training import run as train_run
+from trapline.gold.ternary.training.tokenizer import END, load_tokenizer
 
 #: Held-out windows that choose the best checkpoint, at most; the others judge it.
 CHOOSING = 128

@@ -16,8 +16,8 @@ import numpy as np
 
 from trapline.gold import KVCache
 from trapline.gold.kv_cache.calibrate import calibrate
+from trapline.gold.kv_cache.codecs import IntCodec
 from trapline.gold.kv_cache.oracle import attention
-from trapline.gold.kv_cache.quantized import IntCodec
 
 POSITIONS, KV_HEADS, HEADS, WIDTH, QUERIES = 1024, 4, 8, 128, 16
 STRATEGIES: dict[str, dict[str, Any]] = {

@@ -33,10 +33,10 @@ from dflash_pair_sizes import SIZES, Size
 from dflash_pair_text import collect, pieces_of, some_of
 
 from trapline.gold.decoder.model import Decoder
-from trapline.gold.ternary.data import cut, read_documents, split_documents
-from trapline.gold.ternary.tokenizer import encode, load_tokenizer, train_tokenizer
-from trapline.gold.ternary.train import DecoderLM, Recipe, Shape, Trainer
-from trapline.gold.ternary.train_model import decoder_config, initialise
+from trapline.gold.ternary.training.data import cut, read_documents, split_documents
+from trapline.gold.ternary.training.model import decoder_config, initialise
+from trapline.gold.ternary.training.tokenizer import encode, load_tokenizer, train_tokenizer
+from trapline.gold.ternary.training.trainer import DecoderLM, Recipe, Shape, Trainer
 from trapline.gold.tree_decoding import checkpoint
 from trapline.gold.tree_decoding.decoder_target import DecoderTarget
 from trapline.gold.tree_decoding.drafter import DFlashDrafter, drafter_config

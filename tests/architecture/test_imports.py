@@ -57,7 +57,7 @@ def test_a_planted_violation_is_reported(rules, tmp_path, path, statement, reaso
         ("gold/attention/dense/triton/forward.py", "import triton"),
         ("gold/attention/hopper_bwd.py", "import triton"),
         ("gold/decoder/model.py", "from torch import nn"),
-        ("gold/ternary/linear.py", "import torch"),
+        ("gold/ternary/layers.py", "import torch"),
         ("gold/tree_decoding/drafter.py", "import torch"),
         ("gold/norms/api.py", "from trapline.gold import checks"),
         ("challenges/dflash/traps.py", "from trapline.gold.tree_decoding import oracle"),

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from trapline.gold.errors import RangeError
-from trapline.gold.ternary.tokenizer import encode, train_tokenizer
+from trapline.gold.ternary.training.tokenizer import encode, train_tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
 WORDS = ("river", "stone", "light", "market", "window", "garden", "winter", "letter")

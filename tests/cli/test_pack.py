@@ -12,8 +12,8 @@ from trapline.arena.errors import UsageError
 from trapline.cli.main import build
 from trapline.gold.decoder.config import from_dict
 from trapline.gold.decoder.model import Decoder
-from trapline.gold.ternary.linear import convert, dequantized
-from trapline.gold.ternary.linear_packed import pack_model, save_packed
+from trapline.gold.ternary.layers import convert, dequantized
+from trapline.gold.ternary.packed_model import pack_model, save_packed
 
 SHAPE = {
     "model_type": "llama", "vocab_size": 20, "hidden_size": 32, "intermediate_size": 32,

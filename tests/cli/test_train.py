@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from trapline.arena.errors import InterruptedRunError, MissingError
 from trapline.cli.main import build
 from trapline.cli.train import train
-from trapline.gold.ternary.linear_gguf import from_gguf
+from trapline.gold.ternary.gguf_decoder import from_gguf
 
 WORDS = ("river", "stone", "light", "market", "window", "garden", "winter", "letter")
 SIZES = ["--vocab", 280, "--dim", 32, "--layers", 1, "--heads", 2, "--context", 12]

@@ -34,9 +34,9 @@ def pack(
     try:
         from trapline.gold.decoder.model import Decoder
         from trapline.gold.decoder.weights import quantisation
-        from trapline.gold.ternary import linear_export as export
-        from trapline.gold.ternary.linear import GROUP
-        from trapline.gold.ternary.linear_packed import METHOD
+        from trapline.gold.ternary import export
+        from trapline.gold.ternary.layers import GROUP
+        from trapline.gold.ternary.packed_model import METHOD
     except ImportError:
         raise MissingError("packing needs torch: trapline[torch]") from None
     if group_size is not None and quantisation(model) == METHOD:

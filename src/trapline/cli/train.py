@@ -154,7 +154,7 @@ def _training() -> Any:
     try:
         import tokenizers  # noqa: F401
 
-        from trapline.gold.ternary import train_run
+        from trapline.gold.ternary.training import run as train_run
     except ImportError:
         raise MissingError("training needs torch and tokenizers: trapline[torch]") from None
     return train_run

@@ -28,7 +28,7 @@ _HOMES = {
     "paged_append": "attention.paged",
     "ternarize": "ternary.api",
     "Ternary": "ternary.api",
-    "TernaryLinear": "ternary.linear",
+    "TernaryLinear": "ternary.layers",
 }
 
 __all__ = sorted(_HOMES)  # noqa: PLE0605 - the table is the list

@@ -5,7 +5,7 @@ import pytest
 
 from trapline.gold import KVCache, beam_search
 from trapline.gold.kv_cache.oracle import attention
-from trapline.gold.kv_cache.rows import follow
+from trapline.gold.kv_cache.reorder import follow
 
 VOCABULARY, WIDTH, LAYERS, PAGE = 7, 8, 2, 4
 

@@ -18,7 +18,7 @@ from trapline.gold.decoder.model import Decoder
 from trapline.gold.decoder.text import Tokenizer
 from trapline.gold.kv_cache.api import KVCache
 from trapline.gold.kv_cache.calibrate import calibrate
-from trapline.gold.kv_cache.calibrated import CalibratedPair, NumpyArithmetic
+from trapline.gold.kv_cache.calibrated_codec import CalibratedPair, NumpyArithmetic
 from trapline.gold.ternary.demo import demo_model
 
 ROOT = Path(__file__).parents[3]

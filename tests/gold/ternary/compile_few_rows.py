@@ -10,7 +10,7 @@ from pathlib import Path
 import triton
 
 from trapline.gold.device import compile_for_hopper
-from trapline.gold.ternary import kernels
+from trapline.gold.ternary.triton import packed_matmul as kernels
 
 TYPES = {"scales": "*fp16", "given": "i32", "N": "i32", "blocks": "i32"}
 

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from trapline.gold.device import compile_for_hopper
-from trapline.gold.ternary import kernels
+from trapline.gold.ternary.triton import packed_matmul as kernels
 
 ALIGNED = ("N", "K", "row_bytes")
 TYPES = {"x_ptr": "*bf16", "y_ptr": "*bf16", "scales_ptr": "*fp16"}

@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 
 from trapline.gold.device import compile_for_hopper
-from trapline.gold.ternary import kernels_many, kernels_many_wide
+from trapline.gold.ternary.hopper import many_rows as kernels_many
+from trapline.gold.ternary.hopper import many_rows_wide as kernels_many_wide
 
 TYPES = {"scales": "*fp16", "scales_ptr": "*fp16", "M": "i32", "N": "i32"}
 TYPES |= {"planes": "*i32", "words_ptr": "*i32"}

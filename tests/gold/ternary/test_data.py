@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from trapline.gold.errors import RangeError
-from trapline.gold.ternary.data import (
+from trapline.gold.ternary.training.data import (
     Split,
     leaks,
     read_documents,

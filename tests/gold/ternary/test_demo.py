@@ -12,7 +12,7 @@ from trapline.gold.decoder.model import Decoder
 from trapline.gold.decoder.text import Tokenizer, end_ids
 from trapline.gold.errors import RangeError
 from trapline.gold.ternary import demo
-from trapline.gold.ternary.linear_packed import PackedEmbedding, PackedLinear
+from trapline.gold.ternary.packed_model import PackedEmbedding, PackedLinear
 
 HERE = Path(__file__).parent
 #: Written for this test in the manner of the training text: a definition, then documentation.

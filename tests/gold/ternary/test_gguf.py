@@ -12,11 +12,11 @@ from trapline.gold.decoder.generate import generate
 from trapline.gold.decoder.model import Decoder
 from trapline.gold.errors import RangeError
 from trapline.gold.ternary import gguf
-from trapline.gold.ternary.linear import convert, dequantized
-from trapline.gold.ternary.linear_gguf import from_gguf, to_gguf
-from trapline.gold.ternary.linear_packed import pack_model
+from trapline.gold.ternary.gguf_decoder import from_gguf, to_gguf
+from trapline.gold.ternary.layers import convert, dequantized
 from trapline.gold.ternary.pack import to_blocks
-from trapline.gold.ternary.tokenizer import train_tokenizer
+from trapline.gold.ternary.packed_model import pack_model
+from trapline.gold.ternary.training.tokenizer import train_tokenizer
 
 package = pytest.importorskip("gguf")
 IDS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6]])

@@ -5,7 +5,8 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from trapline.gold.ternary import fast, kernels  # noqa: E402
+from trapline.gold.ternary import packed_linear as fast  # noqa: E402
+from trapline.gold.ternary.triton import packed_matmul as kernels  # noqa: E402
 
 pytestmark = [
     pytest.mark.needs_gpu,

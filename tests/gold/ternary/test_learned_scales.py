@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from trapline.gold.decoder.model import Decoder
-from trapline.gold.ternary.linear import (
+from trapline.gold.ternary.layers import (
     TernaryLinear,
     assert_all_ternary,
     convert,
@@ -19,9 +19,9 @@ from trapline.gold.ternary.linear import (
     soften,
     ternarize,
 )
-from trapline.gold.ternary.linear_packed import pack_model
-from trapline.gold.ternary.train import Recipe, Trainer
-from trapline.gold.ternary.train_model import DecoderLM, Shape, decoder_config, initialise
+from trapline.gold.ternary.packed_model import pack_model
+from trapline.gold.ternary.training.model import DecoderLM, Shape, decoder_config, initialise
+from trapline.gold.ternary.training.trainer import Recipe, Trainer
 
 SHAPE = Shape(vocab=12, dim=160, layers=1, heads=2, context=11)
 WINDOWS = (np.arange(24)[:, None] % 12 + 5 * np.arange(12)[None, :]) % 12

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trapline.gold.kv_cache.fast import codec
+from trapline.gold.kv_cache.torch_backend import codec
 
 _SCHEMAS = {
     "attention": "(Tensor q, Tensor k_pages, Tensor v_pages, Tensor block_table, Tensor seq_lens,"

@@ -13,7 +13,7 @@ from trapline.gold import checks
 from trapline.gold.attention import oracle_paged
 from trapline.gold.errors import DTypeError, RangeError, ShapeError
 from trapline.gold.impl import Impl, choose
-from trapline.gold.kv_cache.quantized import unpack_nibbles
+from trapline.gold.kv_cache.codecs import unpack_nibbles
 
 _OFFERED: tuple[Impl, ...] = ("oracle", "torch", "kernels")
 _CODES = ("int8", "uint8", "float8_e4m3fn")

@@ -28,7 +28,7 @@ class CachedModel(Protocol):
     """A model that remembers the rows of its last answer and is told how they go on.
 
     With a paged cache a row's continuation is a `fork`, and rows that are not continued are freed
-    (`trapline.gold.kv_cache.rows.follow`): nothing is copied, and a prompt is read once.
+    (`trapline.gold.kv_cache.reorder.follow`): nothing is copied, and a prompt is read once.
     """
 
     def start(self, prompts: list[list[int]]) -> Any:

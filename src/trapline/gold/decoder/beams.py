@@ -15,7 +15,7 @@ from trapline.gold.decoder.model import Decoder
 from trapline.gold.decoder.pool import Pool, PooledSequence
 from trapline.gold.decoder.sampling import ranked
 from trapline.gold.errors import RangeError
-from trapline.gold.kv_cache.rows import follow
+from trapline.gold.kv_cache.reorder import follow
 
 PAGE = 16
 

@@ -10,7 +10,7 @@ from trapline.gold.decoder.model import Decoder
 from trapline.gold.decoder.rope import frequencies
 from trapline.gold.errors import RangeError
 from trapline.gold.kv_cache.calibrate import calibrate as calibrate_rows
-from trapline.gold.kv_cache.calibrated import Calibration
+from trapline.gold.kv_cache.calibrated_codec import Calibration
 
 
 @torch.no_grad()

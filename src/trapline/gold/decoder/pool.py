@@ -1,6 +1,6 @@
 """One pool of pages for many sequences: storage that never moves, shared by forks.
 
-Who holds which page is `kv_cache`'s `PageBook`; here are the rows, as tensors whose addresses a
+Who holds which page is `kv_cache`'s `BlockManager`; here are the rows, as tensors whose addresses a
 captured CUDA graph may rely on.
 """
 
@@ -14,8 +14,8 @@ from torch import Tensor
 from trapline.gold.attention.paged import paged_append
 from trapline.gold.decoder.config import DecoderConfig
 from trapline.gold.errors import RangeError
-from trapline.gold.kv_cache.book import PageBook
-from trapline.gold.kv_cache.fast import codec
+from trapline.gold.kv_cache.block_manager import BlockManager
+from trapline.gold.kv_cache.torch_backend import codec
 
 #: What codes are stored as; four bits are two to a byte.
 _CODES = {8: torch.int8, 4: torch.uint8, "fp8": torch.uint8}
@@ -107,7 +107,7 @@ class Pool:
         self.scales: tuple[Tensor, ...] = ()
         if bits is not None:
             self.scales = tuple(torch.zeros((2, *shape[:3]), dtype=torch.float16, device=device))
-        self.book = PageBook(pages, page_size)
+        self.book = BlockManager(pages, page_size)
         self._opened = 0
 
     @property

@@ -99,7 +99,7 @@ def load(folder: Path, dtype: torch.dtype | str | None, device: str) -> Decoder:
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise UnsupportedError("there is no CUDA device here")
     if quantisation(folder) == "trapline-ternary":
-        from trapline.gold.ternary.linear_packed import load_packed
+        from trapline.gold.ternary.packed_model import load_packed
 
         return load_packed(folder, dtype, device)
     return from_tensors(read_config(folder), read_tensors(folder), dtype, device)

@@ -19,10 +19,10 @@ from trapline.gold.kv_cache.backend import (
     floats,
     same_dtype,
 )
-from trapline.gold.kv_cache.calibrated import Calibration
+from trapline.gold.kv_cache.calibrated_codec import Calibration
+from trapline.gold.kv_cache.codecs import Fields, hadamard
 from trapline.gold.kv_cache.dense import DenseStorage
 from trapline.gold.kv_cache.paged import PagedStorage, Rows
-from trapline.gold.kv_cache.quantized import Fields, hadamard
 from trapline.gold.kv_cache.recent import Recent
 
 Kind = Literal["dense", "paged", "quantized", "paged_quantized"]

@@ -7,14 +7,13 @@ from typing import Any, Literal
 import numpy as np
 
 from trapline.gold import checks
-from trapline.gold.kv_cache.calibrated import (
+from trapline.gold.kv_cache.calibrated_codec import (
     Arithmetic,
     CalibratedPair,
     Calibration,
     NumpyArithmetic,
 )
-from trapline.gold.kv_cache.paged import NumpyRows, Rows
-from trapline.gold.kv_cache.quantized import (
+from trapline.gold.kv_cache.codecs import (
     Alike,
     Codec,
     Fp8Codec,
@@ -23,6 +22,7 @@ from trapline.gold.kv_cache.quantized import (
     PlainCodec,
     RotatedCodec,
 )
+from trapline.gold.kv_cache.paged import NumpyRows, Rows
 
 Bits = Literal[4, 8, "fp8"]
 
@@ -49,7 +49,7 @@ def backend_for(
         pool: Rows = NumpyRows()
         attention: Callable[..., Any] = cached_attention
     else:
-        from trapline.gold.kv_cache import fast
+        from trapline.gold.kv_cache import torch_backend as fast
 
         codec, second = fast.codec(bits, width, fitted=rotate), fast.codec(4, width, fitted=False)
         pool, attention = fast.TensorRows(), fast.cached_attention

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from trapline.gold.errors import RangeError, ShapeError
-from trapline.gold.kv_cache.calibrated import (
+from trapline.gold.kv_cache.calibrated_codec import (
     MOST_BITS,
     Basis,
     Calibration,

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from trapline.gold.kv_cache.quantized import Fields
+from trapline.gold.kv_cache.codecs import Fields
 
 
 class DenseStorage:

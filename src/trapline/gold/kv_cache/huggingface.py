@@ -18,7 +18,7 @@ from torch import Tensor
 from trapline.gold.errors import RangeError
 from trapline.gold.kv_cache.api import KVCache
 from trapline.gold.kv_cache.backend import Bits
-from trapline.gold.kv_cache.rows import follow
+from trapline.gold.kv_cache.reorder import follow
 
 try:
     from transformers.cache_utils import Cache, CacheLayerMixin

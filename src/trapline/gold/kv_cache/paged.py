@@ -1,6 +1,6 @@
 """Paged storage: a pool of pages of P positions over all layers; sequences hold and share them.
 
-`PageBook` decides who holds which page; `PagedStorage` keeps the rows and does what the book says.
+`BlockManager` assigns pages to sequences; `PagedStorage` keeps the rows.
 """
 
 from collections.abc import Hashable, Sequence
@@ -9,8 +9,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from trapline.gold.errors import RangeError
-from trapline.gold.kv_cache.book import PageBook
-from trapline.gold.kv_cache.quantized import Fields
+from trapline.gold.kv_cache.block_manager import BlockManager
+from trapline.gold.kv_cache.codecs import Fields
 
 
 class Rows(Protocol):
@@ -41,7 +41,7 @@ class PagedStorage:
 
     def __init__(self, num_layers: int, num_pages: int, page_size: int) -> None:
         self.num_layers = num_layers
-        self.book = PageBook(num_pages, page_size)
+        self.book = BlockManager(num_pages, page_size)
         self.pools: Fields = ()
 
     def allocate(self, empty: Fields, rows: Rows) -> None:

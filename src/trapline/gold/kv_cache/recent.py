@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from trapline.gold.kv_cache.backend import Backend
+from trapline.gold.kv_cache.codecs import Fields
 from trapline.gold.kv_cache.dense import grown
-from trapline.gold.kv_cache.quantized import Fields
 
 
 class Recent:

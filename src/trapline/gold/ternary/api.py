@@ -40,7 +40,7 @@ def ternarize(
         if not np.isfinite(w).all():
             raise RangeError("w must be finite")
         return Ternary(*quantize.ternarize(w, group_size, method))
-    from trapline.gold.ternary import linear
+    from trapline.gold.ternary import layers as linear
 
     return Ternary(*linear.ternarize(w, group_size, method))
 
@@ -52,7 +52,7 @@ def dequantize(codes: Any, scales: Any, group_size: int = GROUP) -> Any:
     _check_pair(codes, scales, group_size)
     if chosen == "oracle":
         return quantize.dequantize(codes, scales, group_size)
-    from trapline.gold.ternary import linear
+    from trapline.gold.ternary import layers as linear
 
     return linear.dequantize(codes, scales, group_size)
 

@@ -19,11 +19,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from trapline.gold.atomic_write import write_file
 from trapline.gold.decoder.text import end_ids
 from trapline.gold.errors import RangeError
 from trapline.gold.ternary import quantize
 from trapline.gold.ternary.pack import to_blocks
-from trapline.gold.ternary.places import file_in_place
 
 FORMATS = ("f16", "q8_0", "tq2_0", "q2_0")
 #: In the fork that shipped group-128 ternary models; later llama.cpp gave the same number and name
@@ -142,7 +142,7 @@ def write(
             stacklevel=2,
         )
     encoded = _encoded(config, tensors, kind)
-    file_in_place(path, lambda partial: _write(partial, config, encoded, tokenizer))
+    write_file(path, lambda partial: _write(partial, config, encoded, tokenizer))
 
 
 def _write(path: Path, config: Any, encoded: _Encoded, tokenizer: Path | None) -> None:

@@ -66,7 +66,7 @@ def run(options: argparse.Namespace) -> None:
 def _prompts(options: argparse.Namespace, mask_id: int) -> list[list[int]]:
     """Beginnings of the text's documents, as many tokens each as asked for."""
     from trapline.gold.errors import RangeError
-    from trapline.gold.ternary.data import read_documents
+    from trapline.gold.ternary.training.data import read_documents
 
     file = options.target / "tokenizer.json"
     if not file.is_file():

@@ -22,7 +22,7 @@ from trapline.gold.decoder.generate import generate
 from trapline.gold.decoder.model import Decoder
 from trapline.gold.decoder.sampling import Sampling
 from trapline.gold.errors import RangeError
-from trapline.gold.ternary.train_optim import Recipe, make_optimisers
+from trapline.gold.ternary.training.optimizers import Recipe, make_optimisers
 from trapline.gold.tree_decoding.bulk_answers import EqualRows, read
 from trapline.gold.tree_decoding.drafter import DFlash, DrafterConfig
 

@@ -1,0 +1,226 @@
+"""Who holds which page: tables, holder counts, free pages, prefixes that can be found again.
+
+Nothing here sees an array. A page is *held* (it stands in tables), *cached* (nobody holds it, but
+its tokens are known and it can be found again) or *free*. Cached pages are given up, the one unused
+for longest first, when no free one is left.
+"""
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from trapline.gold.errors import RangeError
+
+#: The table entry of a page that lay behind the window and was given back.
+GONE = -1
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class CachedBlock:
+    """What a full page holds: these tokens, after those of its parent. Found by key, then compared.
+
+    Seals are compared by identity: a parent that was given up and stored again is another one.
+    """
+
+    parent: "CachedBlock | None"
+    salt: Hashable
+    tokens: tuple[int, ...]
+    key: int
+    page: int
+
+    def is_of(self, parent: "CachedBlock | None", salt: Hashable, tokens: tuple[int, ...]) -> bool:
+        return self.parent is parent and self.tokens == tokens and self.salt == salt
+
+
+def chained_key(parent: int, salt: Hashable, tokens: tuple[int, ...]) -> int:
+    """A key of the tokens and of everything before them."""
+    return hash((parent, salt, tokens))
+
+
+class BlockManager:
+    """Page tables, holder counts, free and cached pages.
+
+    At all times free_pages + the distinct pages in tables = all pages, and a page's count is the
+    number of tables it stands in. A page with more than one holder is copied before it is written;
+    a sealed page that is written loses its seal.
+    """
+
+    def __init__(
+        self,
+        num_pages: int,
+        page_size: int,
+        key: Callable[[int, Hashable, tuple[int, ...]], int] = chained_key,
+    ) -> None:
+        self.num_pages, self.page_size = num_pages, page_size
+        self.tables: dict[int, list[int]] = {}
+        self._key = key
+        self._holders = [0] * num_pages
+        self._free = list(range(num_pages))
+        self._seals: dict[int, CachedBlock] = {}  # by page
+        self._found: dict[int, CachedBlock] = {}  # by key
+        self._cached: dict[int, None] = {}  # in the order in which they were let go
+
+    @property
+    def free_pages(self) -> int:
+        """Pages that nobody holds; some of them may still be found again."""
+        return len(self._free) + len(self._cached)
+
+    def pages_for(self, n: int) -> int:
+        """⌈n / P⌉."""
+        return -(-n // self.page_size)
+
+    def reserve(self, seq: int, start: int, n: int, behind: int = 0) -> list[tuple[int, int]]:
+        """Makes the pages of positions start … start + n − 1 the sequence's own.
+
+        The pages in front of position `behind` are forgotten on the way, so that they can serve.
+        Answers which pages are to be copied, (from, to). Refuses before anything changes.
+        """
+        table = self.tables[seq]
+        needed = self.pages_for(start + n)
+        written = range(start // self.page_size, min(needed, len(table)))
+        shared = [i for i in written if self._holders[table[i]] > 1]
+        missing = max(0, needed - len(table))
+        given = sum(p != GONE and self._holders[p] == 1 for p in table[: behind // self.page_size])
+        self._require(len(shared) + missing, self.free_pages + given)
+        self.forget(seq, behind)
+        copies = []
+        for i in shared:
+            copies.append((table[i], self._take()))
+            self._release(table[i])
+            table[i] = copies[-1][1]
+        for i in written:
+            self._unseal(table[i])
+        table.extend(self._take() for _ in range(missing))
+        return copies
+
+    def fork(self, seq: int, child: int) -> None:
+        """The child holds the same pages. None are taken."""
+        self.tables[child] = list(self.tables[seq])
+        for page in self.tables[child]:
+            if page != GONE:
+                self._hold(page)
+
+    def shrink(self, seq: int, n: int) -> None:
+        """Releases the pages behind position n; the last first, so that it is the first to go."""
+        table = self.tables[seq]
+        kept = self.pages_for(n)
+        for page in reversed(table[kept:]):
+            if page != GONE:
+                self._release(page)
+        del table[kept:]
+
+    def forget(self, seq: int, n: int) -> None:
+        """Gives back the whole pages in front of position n. Positions keep their numbers."""
+        table = self.tables[seq]
+        for i in reversed(range(min(n // self.page_size, len(table)))):
+            if table[i] == GONE:
+                return
+            self._release(table[i])
+            table[i] = GONE
+
+    def first(self, seq: int) -> int:
+        """The first position that is still there."""
+        table = self.tables[seq]
+        gone = next((i for i, page in enumerate(table) if page != GONE), len(table))
+        return gone * self.page_size
+
+    def replace(self, seq: int, first: int, pages: int) -> None:
+        """Exchanges the table from entry `first` on for `pages` pages of the sequence's own."""
+        tail = self.tables[seq][first:]
+        own = sum(page != GONE and self._holders[page] == 1 for page in tail)
+        self._require(pages, self.free_pages + own)
+        self.shrink(seq, first * self.page_size)
+        self.tables[seq].extend(self._take() for _ in range(pages))
+
+    def adopt(self, seq: int, tokens: Sequence[int], salt: Hashable = None) -> int:
+        """Begins an empty sequence with stored pages of these tokens; how many positions that is.
+
+        At least one token is left over: someone must compute what comes after the last.
+        """
+        parent: CachedBlock | None = None
+        for start in range(0, len(tokens) - self.page_size, self.page_size):
+            seal = self._find(parent, salt, tuple(tokens[start : start + self.page_size]))
+            if seal is None:
+                break
+            self._hold(seal.page)
+            self.tables[seq].append(seal.page)
+            parent = seal
+        return len(self.tables[seq]) * self.page_size
+
+    def publish(self, seq: int, tokens: Sequence[int], salt: Hashable = None) -> None:
+        """Lets the whole pages of a sequence be found: these are the tokens of its positions."""
+        parent: CachedBlock | None = None
+        for i in range(len(tokens) // self.page_size):
+            piece = tuple(tokens[i * self.page_size : (i + 1) * self.page_size])
+            page = self.tables[seq][i]
+            seal = self._seals.get(page)
+            if seal is not None and (seal.tokens, seal.salt) != (piece, salt):
+                raise RangeError(f"page {i} of the sequence is known to hold other tokens")
+            if seal is None or seal.parent is not parent:
+                # Its parent may have been a twin that is gone; then it is sealed anew. A page of
+                # the same content may be known already; then this one stays private.
+                self._unseal(page)
+                seal = self._find(parent, salt, piece) or self._seal(parent, salt, piece, page)
+            if seal is None:
+                return
+            parent = seal
+
+    def slots(self, seq: int, positions: np.ndarray) -> np.ndarray:
+        """Where positions lie: page · P + place in the page."""
+        table = np.array(self.tables[seq], dtype=np.int64)
+        pages = table[positions // self.page_size]
+        return np.asarray(pages * self.page_size + positions % self.page_size)
+
+    def entries(self) -> int:
+        """How many numbers the book keeps."""
+        tables = sum(map(len, self.tables.values()))
+        return tables + 2 * self.num_pages + len(self._seals) * (self.page_size + 3)
+
+    def _find(
+        self, parent: CachedBlock | None, salt: Hashable, tokens: tuple[int, ...]
+    ) -> CachedBlock | None:
+        """A key that fits proves nothing: the tokens and the parent must be the same too."""
+        seal = self._found.get(self._key(parent.key if parent else 0, salt, tokens))
+        return seal if seal is not None and seal.is_of(parent, salt, tokens) else None
+
+    def _seal(
+        self, parent: CachedBlock | None, salt: Hashable, tokens: tuple[int, ...], page: int
+    ) -> CachedBlock | None:
+        key = self._key(parent.key if parent else 0, salt, tokens)
+        if page == GONE or key in self._found:
+            return None
+        seal = CachedBlock(parent, salt, tokens, key, page)
+        self._seals[page] = self._found[key] = seal
+        return seal
+
+    def _unseal(self, page: int) -> None:
+        seal = self._seals.pop(page, None)
+        if seal is not None:
+            del self._found[seal.key]
+
+    def _require(self, needed: int, available: int) -> None:
+        if needed > available:
+            raise MemoryError(f"{needed} pages needed, {available} of {self.num_pages} available")
+
+    def _hold(self, page: int) -> None:
+        self._cached.pop(page, None)
+        self._holders[page] += 1
+
+    def _take(self) -> int:
+        if self._free:
+            page = self._free.pop()
+        else:
+            page = next(iter(self._cached))
+            del self._cached[page]
+            self._unseal(page)
+        self._holders[page] = 1
+        return page
+
+    def _release(self, page: int) -> None:
+        self._holders[page] -= 1
+        if self._holders[page] == 0:
+            if page in self._seals:
+                self._cached[page] = None
+            else:
+                self._free.append(page)

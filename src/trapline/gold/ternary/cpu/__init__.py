@@ -1,0 +1,1 @@
+"""Packed ternary products in C."""

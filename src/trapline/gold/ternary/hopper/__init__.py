@@ -1,0 +1,1 @@
+"""Packed ternary products for Hopper GPUs."""

@@ -1,0 +1,177 @@
+"""A model on packed weights: modules that keep codes and scales and never the dense matrix."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+
+from trapline.gold.atomic_write import write_file
+from trapline.gold.decoder.config import from_dict
+from trapline.gold.decoder.model import Decoder
+from trapline.gold.decoder.weights import as_dict, read_tensors, save_tensors
+from trapline.gold.errors import RangeError, ShapeError
+from trapline.gold.ternary import pack as storage
+from trapline.gold.ternary.layers import TernaryEmbedding, TernaryLinear
+from trapline.gold.ternary.packed_linear import packed_linear, packed_rows
+
+METHOD = "trapline-ternary"
+_FILE = "model.safetensors"
+
+
+class _Packed(nn.Module):
+    """A matrix (N, K) as the runtime plane and its scales."""
+
+    codes: Tensor
+    scales: Tensor
+
+    def __init__(
+        self,
+        codes: Tensor,
+        scales: Tensor,
+        columns: int,
+        group_size: int,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        super().__init__()
+        self.columns, self.group_size, self.dtype = columns, group_size, dtype
+        self.register_buffer("codes", codes)
+        self.register_buffer("scales", scales)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """A model of another dtype has other activations; scales are what they were stored as."""
+        scales = self.scales
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self.scales = scales.to(self.scales.device)
+        self.dtype = fn(torch.empty(0, dtype=self.dtype, device=scales.device)).dtype
+        return self
+
+    def extra_repr(self) -> str:
+        return f"{self.columns} → {self.codes.shape[0]}, groups of {self.group_size}, packed"
+
+
+class PackedLinear(_Packed):
+    """y = x Wᵀ, read from packed codes."""
+
+    _seen: tuple[int, ...] | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        settled = x.is_cuda and self.weights_settled()
+        return packed_linear(x, self.codes, self.scales, self.group_size, settled=settled)
+
+    def weights_settled(self) -> bool:
+        """Whether they are what they were at the last call: then nothing on its way writes them."""
+        if self.codes.is_inference() or self.scales.is_inference():
+            return False  # nobody counts what is written to these
+        both = (self.codes, self.scales)
+        now = tuple(number for one in both for number in (one.data_ptr(), one._version))
+        before, self._seen = self._seen, now
+        return now == before
+
+
+class PackedEmbedding(_Packed):
+    """Rows of a packed table."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        rows = packed_rows(tokens, self.codes, self.scales, self.columns, self.group_size)
+        return rows.to(self.dtype)
+
+
+def pack_model(model: nn.Module) -> nn.Module:
+    """Replaces every ternary module inside by its packed twin, in place; shared ones share."""
+    planes: dict[int, tuple[Tensor, Tensor]] = {}
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, TernaryLinear | TernaryEmbedding):
+                kind = PackedLinear if isinstance(child, TernaryLinear) else PackedEmbedding
+                if id(child.weight) not in planes:
+                    planes[id(child.weight)] = _planes(child)
+                columns = child.weight.shape[1]
+                twin = kind(*planes[id(child.weight)], columns, child.group_size)
+                setattr(parent, name, twin)
+    return model.requires_grad_(False)
+
+
+def _planes(child: TernaryLinear | TernaryEmbedding) -> tuple[Tensor, Tensor]:
+    codes, scales = child.ternary()
+    plane = torch.from_numpy(storage.pack(codes.cpu().numpy()))
+    return plane.to(codes.device), scales
+
+
+def packed_bytes(model: nn.Module) -> int:
+    """What the model's tensors occupy, those that are shared once."""
+    tensors = {t.data_ptr(): t for t in [*model.parameters(), *model.buffers()] if t.numel()}
+    return sum(t.numel() * t.element_size() for t in tensors.values())
+
+
+def save_packed(decoder: Decoder, folder: Path) -> None:
+    """`config.json` and one safetensors file of planes, scales and dense norms.
+
+    The decoder is packed or all ternary; what is already there stays until the new files are whole.
+    """
+    packed = {n: m for n, m in decoder.named_modules() if isinstance(m, _Packed)}
+    if not packed:
+        raise RangeError("this decoder has no packed weights: pack_model makes them")
+    groups = {module.group_size for module in packed.values()}
+    if len(groups) > 1:
+        raise RangeError(f"one group size a checkpoint, got {sorted(groups)}")
+    tensors = {name: value.detach().contiguous() for name, value in decoder.state_dict().items()}
+    if decoder.config.tied:
+        tensors = {n: t for n, t in tensors.items() if not n.startswith("head.")}
+    folder.mkdir(parents=True, exist_ok=True)
+    raw = as_dict(decoder.config, torch.float32) | {
+        "quantization_config": {"quant_method": METHOD, "group_size": groups.pop(), "bits": 2}
+    }
+    write_file(folder / _FILE, lambda place: save_tensors(tensors, place))
+    text = json.dumps(raw, indent=1) + "\n"
+    write_file(folder / "config.json", lambda place: place.write_text(text))
+
+
+def load_packed(folder: Path, dtype: torch.dtype | None = None, device: str = "cpu") -> Decoder:
+    """The opposite of `save_packed`: no dense matrix is made at any time.
+
+    `dtype` is that of norms and activations: float32 on a CPU, bfloat16 elsewhere unless given.
+    """
+    kind = dtype or (torch.float32 if device == "cpu" else torch.bfloat16)
+    raw = json.loads((folder / "config.json").read_text())
+    group_size = raw["quantization_config"].get("group_size")
+    if type(group_size) is not int or group_size < 1:
+        raise RangeError(f"group_size of the packed weights must be positive, got {group_size!r}")
+    with torch.device("meta"):
+        decoder = Decoder(from_dict(raw))
+    tensors = {name: value.to(device) for name, value in read_tensors(folder).items()}
+    _put_matrices(decoder, tensors, group_size, kind)
+    for name, parameter in list(decoder.named_parameters()):
+        value = _taken(tensors, name, tuple(parameter.shape))
+        owner, _, last = name.rpartition(".")
+        fixed = nn.Parameter(value.to(kind), requires_grad=False)
+        setattr(decoder.get_submodule(owner), last, fixed)
+    return decoder.eval()
+
+
+def _put_matrices(
+    decoder: Decoder, tensors: dict[str, Tensor], group_size: int, dtype: torch.dtype
+) -> None:
+    kinds = {nn.Linear: PackedLinear, nn.Embedding: PackedEmbedding}
+    for name, child in list(decoder.named_modules()):
+        kind = kinds.get(type(child))
+        if kind is None:
+            continue
+        rows, columns = child.weight.shape
+        source = "embedding" if name == "head" and decoder.config.tied else name
+        codes = _taken(tensors, f"{source}.codes", (rows, -(-columns // 4)))
+        scales = _taken(tensors, f"{source}.scales", (rows, -(-columns // group_size)))
+
+        owner, _, last = name.rpartition(".")
+        setattr(decoder.get_submodule(owner), last, kind(codes, scales, columns, group_size, dtype))
+
+
+def _taken(tensors: dict[str, Tensor], name: str, shape: tuple[int, ...]) -> Tensor:
+    found = tensors.get(name)
+    if found is None:
+        raise ShapeError(f"the checkpoint has no {name}")
+    if tuple(found.shape) != shape:
+        raise ShapeError(f"{name} has shape {tuple(found.shape)}, expected {shape}")
+    return found

@@ -1,0 +1,1 @@
+"""Training of ternary language models."""

@@ -1,0 +1,1 @@
+"""Packed ternary products in Triton, for any CUDA GPU."""
