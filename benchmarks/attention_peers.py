@@ -86,7 +86,7 @@ class Method:
 
 def ours() -> list[Method]:
     """Every tier of the kernels; backward passes repeatable and, where that is faster, not."""
-    from trapline.gold.attention.kernels import OPERATIONS, TIERS
+    from trapline.gold.attention.dense.tiers import OPERATIONS, TIERS
 
     made = []
     for tier, space in TIERS.items():
@@ -108,7 +108,7 @@ def _our_forward(space: str) -> Callable[..., Call]:
 
 def _our_backward(space: str, repeatable: bool) -> Callable[..., Call]:
     def backward(problem: Problem, q: Tensor, k: Tensor, v: Tensor, dout: Tensor) -> Call:
-        from trapline.gold.attention.kernels import KERNELS
+        from trapline.gold.attention.dense.tiers import KERNELS
 
         rules = problem.causal, 0, 0.0, problem.scale
         # Whoever is fastest computes what is saved.

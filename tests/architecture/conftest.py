@@ -22,7 +22,8 @@ HEAVY_MODULES = {
 }
 HEAVY_PREFIXES = ("fast", "kernels", "hopper")
 HEAVY_PLACES = (
-    "attention/arrivals",
+    "attention/dense/",
+    "attention/paged/completion_counters",
     "attention/dropin",
     "beam_search/batched_search",
     "decoder/",

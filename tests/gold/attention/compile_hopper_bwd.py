@@ -9,7 +9,7 @@ from typing import Any
 
 from compile_hopper_fwd import assembled, described
 
-from trapline.gold.attention import kernels_hopper_bwd as hopper
+from trapline.gold.attention.dense.hopper import backward as hopper
 from trapline.gold.device import compile_for_hopper
 
 QUERIES, LINE = hopper.QUERIES.value, hopper.LINE.value

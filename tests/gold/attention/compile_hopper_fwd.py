@@ -8,7 +8,7 @@ from pathlib import Path
 
 import triton
 
-from trapline.gold.attention import kernels_hopper_fwd as hopper
+from trapline.gold.attention.dense.hopper import forward_launch as hopper
 from trapline.gold.device import compile_for_hopper
 
 NAMES = {dtype.name: dtype for dtype in hopper.TYPES.values()}

@@ -8,7 +8,8 @@ import json
 import sys
 from pathlib import Path
 
-from trapline.gold.attention import kernels_bwd, kernels_fwd
+from trapline.gold.attention.dense.triton import backward as kernels_bwd
+from trapline.gold.attention.dense.triton import forward as kernels_fwd
 from trapline.gold.device import compile_for_hopper
 
 PLAIN = {

@@ -13,12 +13,10 @@ from pathlib import Path
 import torch
 import triton
 
-from trapline.gold.attention import (
-    kernels_paged,
-    kernels_paged_append,
-    kernels_paged_hopper,
-    kernels_paged_shares,
-)
+from trapline.gold.attention.paged.hopper import decode as kernels_paged_hopper
+from trapline.gold.attention.paged.triton import append as kernels_paged_append
+from trapline.gold.attention.paged.triton import attention as kernels_paged
+from trapline.gold.attention.paged.triton import work_partition as kernels_paged_shares
 from trapline.gold.device import compile_for_hopper
 
 FLOATS = {"scale", "softcap"}

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import torch
 
-from trapline.gold.attention import fast, kernels_bwd, kernels_fwd
+from trapline.gold.attention.dense import reference as fast
+from trapline.gold.attention.dense.triton import backward as kernels_bwd
+from trapline.gold.attention.dense.triton import forward as kernels_fwd
 
 STEP = 2**30 + 16
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from trapline.gold.attention.kernels_hopper_rows import finish_kernel, prepare_kernel
+from trapline.gold.attention.dense.hopper.backward_prepare import finish_kernel, prepare_kernel
 
 BLOCK, H, T, D = 64, 2, 100, 64
 MANTISSA = 0.75

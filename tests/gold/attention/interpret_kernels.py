@@ -7,8 +7,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from trapline.gold.attention import fast_operators, kernels_bwd, kernels_fwd
-from trapline.gold.attention.kernels_tiles import Tile, dense
+from trapline.gold.attention.dense import registry as fast_operators
+from trapline.gold.attention.dense.triton import backward as kernels_bwd
+from trapline.gold.attention.dense.triton import forward as kernels_fwd
+from trapline.gold.attention.dense.triton.tiles import Tile, dense
 
 #: Small and uneven, so that a small problem has tiles with and without masks.
 TILE = Tile(queries=16, keys=32, warps=4, stages=1)

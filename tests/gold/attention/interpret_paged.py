@@ -10,7 +10,8 @@ from pathlib import Path
 import torch
 from triton.runtime.interpreter import interpreter_builder
 
-from trapline.gold.attention import fast_paged, kernels_paged
+from trapline.gold.attention.paged import reference as fast_paged
+from trapline.gold.attention.paged.triton import attention as kernels_paged
 
 KINDS = {"plain": None, "int8": torch.int8, "int4": torch.uint8}
 #: lengths, queries of each, H, G, D, P, rules: long and short rows, odd pages, none, trees.

@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from trapline.gold.attention import arrivals  # noqa: E402
+from trapline.gold.attention.paged import completion_counters as arrivals  # noqa: E402
 
 
 @pytest.fixture

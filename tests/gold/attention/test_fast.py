@@ -9,7 +9,8 @@ from trapline.gold.attention import oracle
 from trapline.gold.errors import UnsupportedError
 
 torch = pytest.importorskip("torch")
-from trapline.gold.attention import fast, fast_operators  # noqa: E402 - need torch
+from trapline.gold.attention.dense import reference as fast  # noqa: E402
+from trapline.gold.attention.dense import registry as fast_operators  # noqa: E402
 
 
 @pytest.fixture(autouse=True)

@@ -8,8 +8,11 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from trapline.gold import flash_attention, flash_attention_lse, flash_attention_varlen  # noqa: E402
-from trapline.gold.attention import fast, kernels, kernels_bwd, kernels_fwd  # noqa: E402
-from trapline.gold.attention.kernels_tiles import dense  # noqa: E402
+from trapline.gold.attention.dense import reference as fast  # noqa: E402
+from trapline.gold.attention.dense import tiers as kernels  # noqa: E402
+from trapline.gold.attention.dense.triton import backward as kernels_bwd  # noqa: E402
+from trapline.gold.attention.dense.triton import forward as kernels_fwd  # noqa: E402
+from trapline.gold.attention.dense.triton.tiles import dense  # noqa: E402
 
 pytestmark = [
     pytest.mark.needs_gpu,

@@ -8,8 +8,9 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from trapline.gold import flash_attention, flash_attention_lse  # noqa: E402
-from trapline.gold.attention import fast, kernels  # noqa: E402
-from trapline.gold.attention import kernels_hopper_fwd as hopper  # noqa: E402
+from trapline.gold.attention.dense import reference as fast  # noqa: E402
+from trapline.gold.attention.dense import tiers as kernels  # noqa: E402
+from trapline.gold.attention.dense.hopper import forward_launch as hopper  # noqa: E402
 from trapline.gold.errors import UnsupportedError  # noqa: E402
 
 on_hopper = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)

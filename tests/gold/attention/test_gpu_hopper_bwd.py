@@ -6,8 +6,11 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from trapline.gold import flash_attention_lse  # noqa: E402
-from trapline.gold.attention import fast, kernels, kernels_bwd, kernels_hopper_fwd  # noqa: E402
-from trapline.gold.attention import kernels_hopper_bwd as hopper  # noqa: E402
+from trapline.gold.attention.dense import reference as fast  # noqa: E402
+from trapline.gold.attention.dense import tiers as kernels  # noqa: E402
+from trapline.gold.attention.dense.hopper import backward as hopper  # noqa: E402
+from trapline.gold.attention.dense.hopper import forward_launch as kernels_hopper_fwd  # noqa: E402
+from trapline.gold.attention.dense.triton import backward as kernels_bwd  # noqa: E402
 
 on_hopper = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
 pytestmark = [

@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from trapline.gold import paged_append, paged_attention  # noqa: E402
-from trapline.gold.attention import kernels_paged_hopper  # noqa: E402
+from trapline.gold.attention.paged.hopper import decode as kernels_paged_hopper  # noqa: E402
 
 pytestmark = [
     pytest.mark.needs_gpu,
@@ -245,7 +245,7 @@ def test_many_rows(kind, count):
 
 @pytest.mark.parametrize("first_in_graph", [True, False])
 def test_a_graph_computes_what_its_inputs_say_when_it_runs(first_in_graph, monkeypatch):
-    from trapline.gold.attention import arrivals
+    from trapline.gold.attention.paged import completion_counters as arrivals
 
     pages, table, lengths, named = cache("int8", torch.bfloat16, 2, 128, 16, LENGTHS)
     q, out = queries(6, 8, 128, torch.bfloat16), torch.empty(6, 8, 128, device="cuda").bfloat16()

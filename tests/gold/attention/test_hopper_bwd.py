@@ -10,7 +10,8 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from trapline.gold.attention import kernels, kernels_hopper_bwd  # noqa: E402
+from trapline.gold.attention.dense import tiers as kernels  # noqa: E402
+from trapline.gold.attention.dense.hopper import backward as kernels_hopper_bwd  # noqa: E402
 
 HERE = Path(__file__).parent
 ALL = list(itertools.product(("bf16", "fp16"), sorted(kernels_hopper_bwd.PLANS), (True, False)))

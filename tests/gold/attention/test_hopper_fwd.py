@@ -10,9 +10,9 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from trapline.gold.attention import kernels  # noqa: E402
-from trapline.gold.attention import kernels_hopper_fwd as hopper  # noqa: E402
-from trapline.gold.attention import kernels_hopper_order as order  # noqa: E402
+from trapline.gold.attention.dense import tiers as kernels  # noqa: E402
+from trapline.gold.attention.dense.hopper import forward_launch as hopper  # noqa: E402
+from trapline.gold.attention.dense.hopper import work_partition as order  # noqa: E402
 
 HERE = Path(__file__).parent
 #: Bytes a thread may keep outside of its registers: three consumers are short of them.

@@ -63,7 +63,7 @@ def test_a_second_derivative_is_refused():
 @pytest.mark.needs_gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_the_kernels_compile_into_one_graph_and_pass_torchs_checks():
-    from trapline.gold.attention.kernels import KERNELS
+    from trapline.gold.attention.dense.tiers import KERNELS
 
     inputs = [x.detach().cuda().requires_grad_() for x in draw(70, 90)]
     want = torch.autograd.grad(dense(*inputs), inputs)

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from trapline.gold.attention.api import flash_attention_varlen  # noqa: E402
-from trapline.gold.attention.kernels_bwd import parts_of  # noqa: E402
+from trapline.gold.attention.dense.triton.backward import parts_of  # noqa: E402
 
 HERE = Path(__file__).parent
 #: B, H, G, T, S, D; causal, window, softcap; dtype. Uneven tiles, empty rows, odd widths, windows

@@ -7,7 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from trapline.gold.attention import kernels_paged_hopper as hopper  # noqa: E402
+from trapline.gold.attention.paged.hopper import decode as hopper  # noqa: E402
 
 #: Of a multiprocessor, in bytes; every program takes another one for itself.
 SHARED, OWN = 228 << 10, 1 << 10

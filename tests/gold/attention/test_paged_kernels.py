@@ -8,7 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from trapline.gold.attention import kernels_paged  # noqa: E402
+from trapline.gold.attention.paged.triton import attention as kernels_paged  # noqa: E402
 from trapline.gold.errors import DTypeError, UnsupportedError  # noqa: E402
 
 HERE = Path(__file__).parent

@@ -5,7 +5,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from trapline.gold.attention import kernels  # noqa: E402
+from trapline.gold.attention.dense import tiers as kernels  # noqa: E402
 from trapline.gold.errors import UnsupportedError  # noqa: E402
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from trapline.gold.attention.paged import paged_attention
+from trapline.gold.attention.paged.api import paged_attention
 from trapline.gold.decoder import graphs
 from trapline.gold.decoder.engine import Engine
 from trapline.gold.decoder.fused import Shared, decode_attention

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from trapline.gold.attention.paged import paged_append, paged_attention
+from trapline.gold.attention.paged.api import paged_append, paged_attention
 from trapline.gold.decoder.pool import Pool
 
 BITS = [8, 4, "fp8"]

@@ -77,7 +77,7 @@ def flash_attention_lse(
     if chosen == "oracle":
         out, lse = oracle.attention(q, k, v, causal=causal, window=window, **rules)
         return Attended(out.astype(q.dtype), lse.astype(np.promote_types(q.dtype, np.float32)))
-    from trapline.gold.attention import fast_operators
+    from trapline.gold.attention.dense import registry as fast_operators
 
     plain = causal, window or 0, rules["softcap"], rules["scale"]
     way = _operators(chosen), deterministic
@@ -119,7 +119,7 @@ def flash_attention_varlen(
         _check_boundaries("cu_q", cu_q.tolist(), q.shape[0], max_q)
         _check_boundaries("cu_k", cu_k.tolist(), k.shape[0], max_k)
     if chosen != "oracle":
-        from trapline.gold.attention import fast_operators
+        from trapline.gold.attention.dense import registry as fast_operators
 
         plain = causal, window or 0, rules["softcap"], rules["scale"]
         packing = cu_q, cu_k, max_q, max_k
@@ -137,10 +137,10 @@ def flash_attention_varlen(
 def _operators(chosen: Impl) -> str:
     """The namespace of the operators that do the work; importing it registers them."""
     if chosen == "torch":
-        from trapline.gold.attention.fast import TORCH
+        from trapline.gold.attention.dense.reference import TORCH
 
         return TORCH
-    from trapline.gold.attention.kernels import KERNELS, TIERS
+    from trapline.gold.attention.dense.tiers import KERNELS, TIERS
 
     return TIERS.get(chosen, KERNELS)
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from trapline.gold.attention.paged import paged_attention
+from trapline.gold.attention.paged.api import paged_attention
 from trapline.gold.decoder import attend_cpu
 from trapline.gold.decoder.layers import tensor
 from trapline.gold.decoder.pool import Stored

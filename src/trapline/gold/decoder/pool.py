@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trapline.gold.attention.paged import paged_append
+from trapline.gold.attention.paged.api import paged_append
 from trapline.gold.decoder.config import DecoderConfig
 from trapline.gold.errors import RangeError
 from trapline.gold.kv_cache.block_manager import BlockManager

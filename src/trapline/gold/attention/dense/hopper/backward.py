@@ -13,14 +13,14 @@ from torch import Tensor
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from trapline.gold.attention import kernels_hopper_fwd
-from trapline.gold.attention.kernels_bwd import parts_of
-from trapline.gold.attention.kernels_hopper import ROWS
-from trapline.gold.attention.kernels_hopper_dkdv import LINE, QUERIES, dkdv_kernel
-from trapline.gold.attention.kernels_hopper_dq import dq_kernel
-from trapline.gold.attention.kernels_hopper_fwd import descriptor
-from trapline.gold.attention.kernels_hopper_rows import finish_kernel, prepare_kernel
-from trapline.gold.attention.kernels_tiles import dense, described
+from trapline.gold.attention.dense.hopper import forward_launch as kernels_hopper_fwd
+from trapline.gold.attention.dense.hopper.backward_dkdv import LINE, QUERIES, dkdv_kernel
+from trapline.gold.attention.dense.hopper.backward_dq import dq_kernel
+from trapline.gold.attention.dense.hopper.backward_prepare import finish_kernel, prepare_kernel
+from trapline.gold.attention.dense.hopper.forward_launch import descriptor
+from trapline.gold.attention.dense.hopper.primitives import ROWS
+from trapline.gold.attention.dense.triton.backward import parts_of
+from trapline.gold.attention.dense.triton.tiles import dense, described
 from trapline.gold.device import cdiv, processors
 
 #: How single numbers lie in shared memory.

@@ -4,8 +4,7 @@
 import triton
 import triton.language as tl
 
-from trapline.gold.attention.kernels_outside import clear_outside
-from trapline.gold.attention.kernels_tiles import (
+from trapline.gold.attention.dense.triton.tiles import (
     head_of,
     keys_seen,
     row_sums_of,
@@ -16,6 +15,7 @@ from trapline.gold.attention.kernels_tiles import (
     turned,
     weights_and_slopes,
 )
+from trapline.gold.attention.dense.triton.zero_unpacked_tokens import clear_outside
 
 
 @triton.jit

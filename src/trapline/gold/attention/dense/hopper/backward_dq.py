@@ -17,8 +17,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from trapline.gold.attention.kernels_hopper import ROWS, dealt, exp2
-from trapline.gold.attention.kernels_tiles import LOG2_E
+from trapline.gold.attention.dense.hopper.primitives import ROWS, dealt, exp2
+from trapline.gold.attention.dense.triton.tiles import LOG2_E
 from trapline.gold.gluon_compat import barrier, tma_load, tma_store
 
 

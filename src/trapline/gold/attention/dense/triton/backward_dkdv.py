@@ -8,8 +8,7 @@ queries), so that no accumulator is transposed afterwards: that is slow, and has
 import triton
 import triton.language as tl
 
-from trapline.gold.attention.kernels_outside import clear_outside
-from trapline.gold.attention.kernels_tiles import (
+from trapline.gold.attention.dense.triton.tiles import (
     head_of,
     queries_seeing,
     row_sums_of,
@@ -19,6 +18,7 @@ from trapline.gold.attention.kernels_tiles import (
     turn_and_head,
     weights_and_slopes,
 )
+from trapline.gold.attention.dense.triton.zero_unpacked_tokens import clear_outside
 
 
 @triton.jit

@@ -11,8 +11,8 @@ a part of the same rows merges them all, always in the same order.
 import triton
 import triton.language as tl
 
-from trapline.gold.attention.kernels_paged_merge import merge
-from trapline.gold.attention.kernels_paged_rows import attended, rows_from, store_tile
+from trapline.gold.attention.paged.triton.merge import merge
+from trapline.gold.attention.paged.triton.rows import attended, rows_from, store_tile
 
 #: Sizes that change from call to call and would otherwise be compiled for again and again.
 UNFIXED = ["B", "G", "R", "max_q", "window", "prefix_rows", "parts_of_prefix", "queries"]

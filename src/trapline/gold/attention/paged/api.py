@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from trapline.gold import checks
-from trapline.gold.attention import oracle_paged
+from trapline.gold.attention.paged import oracle as oracle_paged
 from trapline.gold.errors import DTypeError, RangeError, ShapeError
 from trapline.gold.impl import Impl, choose
 from trapline.gold.kv_cache.codecs import unpack_nibbles
@@ -72,7 +72,7 @@ def paged_attention(
     if chosen == "oracle":
         found = _by_oracle(arrays, max_q, window, softcap, scale)
         return found if out is None else _copied(found, out)
-    from trapline.gold.attention import fast_paged
+    from trapline.gold.attention.paged import reference as fast_paged
 
     return fast_paged.paged_attention(
         *(q, k_pages, v_pages, block_table, seq_lens, cu_q, max_q, k_scale, v_scale, tree_mask),
@@ -120,7 +120,7 @@ def paged_append(
     _check_turn(arrays, sizes["D"])
     if check:
         _check_slots(slots, sizes["M"] * sizes["P"])
-    from trapline.gold.attention import fast_paged
+    from trapline.gold.attention.paged import reference as fast_paged
 
     fast_paged.paged_append(
         *(k, v, k_pages, v_pages, slots, k_scale, v_scale, cosine, sine), _operators(chosen)
@@ -130,10 +130,10 @@ def paged_append(
 def _operators(chosen: Impl) -> str:
     """The namespace of the operators that do the work; importing it registers them."""
     if chosen == "kernels":
-        from trapline.gold.attention.kernels_paged import KERNELS
+        from trapline.gold.attention.paged.triton.attention import KERNELS
 
         return str(KERNELS)
-    from trapline.gold.attention.fast_paged import TORCH
+    from trapline.gold.attention.paged.reference import TORCH
 
     return TORCH
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from trapline.gold.attention.fast_operators import a_group, computed_in, register
+from trapline.gold.attention.dense.registry import a_group, computed_in, register
 
 #: Large enough that torch's cost per call disappears, small enough to stay in a core's cache.
 TILE = 256

@@ -11,13 +11,11 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from trapline.gold.attention import (
-    fast_operators,
-    kernels_bwd,
-    kernels_fwd,
-    kernels_hopper_bwd,
-    kernels_hopper_fwd,
-)
+from trapline.gold.attention.dense import registry as fast_operators
+from trapline.gold.attention.dense.hopper import backward as kernels_hopper_bwd
+from trapline.gold.attention.dense.hopper import forward_launch as kernels_hopper_fwd
+from trapline.gold.attention.dense.triton import backward as kernels_bwd
+from trapline.gold.attention.dense.triton import forward as kernels_fwd
 from trapline.gold.device import on_their_device
 from trapline.gold.errors import UnsupportedError
 

@@ -15,7 +15,7 @@ import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from trapline.gold.attention.kernels_paged_codes import INT4, INT8
+from trapline.gold.attention.paged.triton.codes import INT4, INT8
 
 #: The tensor cores of one warp: 16 rows, 8 columns.
 MMA = gl.constexpr(gl.NVMMADistributedLayout([2, 0], [1, 1], [16, 8]))

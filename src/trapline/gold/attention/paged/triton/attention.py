@@ -12,10 +12,11 @@ import torch
 import triton
 from torch import Tensor
 
-from trapline.gold.attention import fast_paged, kernels_paged_hopper
-from trapline.gold.attention.arrivals import arrivals
-from trapline.gold.attention.kernels_paged_append import append, strides_of
-from trapline.gold.attention.kernels_paged_shares import attention_kernel, prefix_kernel
+from trapline.gold.attention.paged import reference as fast_paged
+from trapline.gold.attention.paged.completion_counters import arrivals
+from trapline.gold.attention.paged.hopper import decode as kernels_paged_hopper
+from trapline.gold.attention.paged.triton.append import append, strides_of
+from trapline.gold.attention.paged.triton.work_partition import attention_kernel, prefix_kernel
 from trapline.gold.device import beside, on_their_device, processors
 from trapline.gold.errors import DTypeError, UnsupportedError
 

@@ -4,7 +4,7 @@
 import triton
 import triton.language as tl
 
-from trapline.gold.attention.kernels_paged_rows import rows_from
+from trapline.gold.attention.paged.triton.rows import rows_from
 
 
 @triton.jit

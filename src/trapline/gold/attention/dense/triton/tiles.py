@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from trapline.gold.attention.fast_operators import a_group
+from trapline.gold.attention.dense.registry import a_group
 from trapline.gold.errors import DTypeError, RangeError
 
 LOG2_E = tl.constexpr(1.4426950408889634)

@@ -15,9 +15,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from trapline.gold.attention.kernels_dkdv import dkdv_kernel
-from trapline.gold.attention.kernels_dq import dq_kernel
-from trapline.gold.attention.kernels_tiles import (
+from trapline.gold.attention.dense.triton.backward_dkdv import dkdv_kernel
+from trapline.gold.attention.dense.triton.backward_dq import dq_kernel
+from trapline.gold.attention.dense.triton.tiles import (
     LOG2_E,
     Layout,
     Tile,

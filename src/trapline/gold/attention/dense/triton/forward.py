@@ -13,8 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from trapline.gold.attention.kernels_outside import clear_outside
-from trapline.gold.attention.kernels_tiles import (
+from trapline.gold.attention.dense.triton.tiles import (
     LN_2,
     LOG2_E,
     Layout,
@@ -38,6 +37,7 @@ from trapline.gold.attention.kernels_tiles import (
     turn_and_head,
     turned,
 )
+from trapline.gold.attention.dense.triton.zero_unpacked_tokens import clear_outside
 from trapline.gold.device import cdiv
 
 

@@ -19,8 +19,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from trapline.gold.attention.kernels_hopper_order import my_tiles, place
-from trapline.gold.attention.kernels_hopper_softmax import ROWS, masked, packed, unpacked, weigh
+from trapline.gold.attention.dense.hopper.softmax import ROWS, masked, packed, unpacked, weigh
+from trapline.gold.attention.dense.hopper.work_partition import my_tiles, place
 from trapline.gold.gluon_compat import tma_load, tma_store
 
 LN_2 = gl.constexpr(0.6931471805599453)

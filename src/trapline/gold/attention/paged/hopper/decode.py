@@ -20,21 +20,21 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents
 
-from trapline.gold.attention.arrivals import arrivals
-from trapline.gold.attention.kernels_paged_append import strides_of
-from trapline.gold.attention.kernels_paged_codes import FP8, INT4, INT8
-from trapline.gold.attention.kernels_paged_hopper_codes import LARGEST, whole
-from trapline.gold.attention.kernels_paged_hopper_columns import attended_in_columns
-from trapline.gold.attention.kernels_paged_hopper_merge import merge
-from trapline.gold.attention.kernels_paged_hopper_ring import ring_for, together
-from trapline.gold.attention.kernels_paged_hopper_rows import attended_in_rows
-from trapline.gold.attention.kernels_paged_hopper_shares import (
+from trapline.gold.attention.paged.completion_counters import arrivals
+from trapline.gold.attention.paged.hopper.codes import LARGEST, whole
+from trapline.gold.attention.paged.hopper.columns import attended_in_columns
+from trapline.gold.attention.paged.hopper.merge import merge
+from trapline.gold.attention.paged.hopper.ring import ring_for, together
+from trapline.gold.attention.paged.hopper.rows import attended_in_rows
+from trapline.gold.attention.paged.hopper.work_partition import (
     ask_for_inputs,
     place_of,
     share_by_guess,
     share_when_due,
 )
-from trapline.gold.attention.kernels_paged_shares import owner_of
+from trapline.gold.attention.paged.triton.append import strides_of
+from trapline.gold.attention.paged.triton.codes import FP8, INT4, INT8
+from trapline.gold.attention.paged.triton.work_partition import owner_of
 from trapline.gold.device import processors
 
 #: Sizes that change from call to call and would otherwise be compiled for again and again.

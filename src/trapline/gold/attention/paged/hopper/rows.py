@@ -11,8 +11,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from trapline.gold.attention.kernels_paged_codes import INT4, INT8
-from trapline.gold.attention.kernels_paged_hopper_codes import (
+from trapline.gold.attention.paged.hopper.codes import (
     LARGEST,
     LOG2_E,
     MMA,
@@ -27,13 +26,14 @@ from trapline.gold.attention.kernels_paged_hopper_codes import (
     values_in_bytes,
     weights_in_bytes,
 )
-from trapline.gold.attention.kernels_paged_hopper_ring import (
+from trapline.gold.attention.paged.hopper.ring import (
     as_tiles,
     fetch,
     first_tiles,
     numbers_of,
     together,
 )
+from trapline.gold.attention.paged.triton.codes import INT4, INT8
 
 A_8 = gl.constexpr(gl.DotOperandLayout(0, MMA, 4))
 B_8 = gl.constexpr(gl.DotOperandLayout(1, MMA, 4))

@@ -12,10 +12,10 @@ from torch import Tensor
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from trapline.gold.attention.kernels_hopper_order import together
-from trapline.gold.attention.kernels_hopper_out import forward_kernel
-from trapline.gold.attention.kernels_hopper_softmax import ROWS
-from trapline.gold.attention.kernels_tiles import LOG2_E, dense, described, description
+from trapline.gold.attention.dense.hopper.forward import forward_kernel
+from trapline.gold.attention.dense.hopper.softmax import ROWS
+from trapline.gold.attention.dense.hopper.work_partition import together
+from trapline.gold.attention.dense.triton.tiles import LOG2_E, dense, described, description
 from trapline.gold.device import cdiv, processors
 
 

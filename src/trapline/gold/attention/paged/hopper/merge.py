@@ -4,7 +4,7 @@
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from trapline.gold.attention.kernels_paged_hopper_codes import power_of_two
+from trapline.gold.attention.paged.hopper.codes import power_of_two
 
 
 @gluon.jit

@@ -12,8 +12,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from trapline.gold.attention.kernels_paged_codes import FP8
-from trapline.gold.attention.kernels_paged_hopper_codes import (
+from trapline.gold.attention.paged.hopper.codes import (
     LOG2_E,
     MMA,
     factors_of,
@@ -24,7 +23,7 @@ from trapline.gold.attention.kernels_paged_hopper_codes import (
     scales_at,
     values_in_floats,
 )
-from trapline.gold.attention.kernels_paged_hopper_ring import (
+from trapline.gold.attention.paged.hopper.ring import (
     as_tiles,
     clear_beyond,
     fetch,
@@ -32,6 +31,7 @@ from trapline.gold.attention.kernels_paged_hopper_ring import (
     numbers_of,
     together,
 )
+from trapline.gold.attention.paged.triton.codes import FP8
 
 #: The columns of a tile: there may be fewer heads.
 HEADS = gl.constexpr(8)

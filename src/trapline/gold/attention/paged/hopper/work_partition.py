@@ -11,8 +11,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.language.extra.cuda import gdc_wait
 
-from trapline.gold.attention.kernels_paged_hopper_ring import prefetch, prefetch_where
-from trapline.gold.attention.kernels_paged_shares import programs_for, share_before
+from trapline.gold.attention.paged.hopper.ring import prefetch, prefetch_where
+from trapline.gold.attention.paged.triton.work_partition import programs_for, share_before
 
 #: A line of the L2 cache, in bytes.
 LINE = gl.constexpr(128)

@@ -1,0 +1,1 @@
+"""Attention over dense and packed tensors."""

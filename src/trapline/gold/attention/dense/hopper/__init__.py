@@ -1,0 +1,1 @@
+"""Dense attention for Hopper GPUs, in Gluon."""

@@ -1,0 +1,1 @@
+"""Paged decoding for Hopper GPUs, in Gluon."""
