@@ -29,7 +29,7 @@ import harness
 import torch
 from dflash_rounds import PLAIN, engine_run, generator, measured, parts, show, static_run
 
-from trapline.gold.decoder.model import Decoder
+from trapline.gold.decoder.api import Decoder
 from trapline.gold.errors import RangeError
 from trapline.gold.tree_decoding import checkpoint
 from trapline.gold.tree_decoding.training import repeats

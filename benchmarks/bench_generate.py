@@ -67,7 +67,7 @@ from harness import (
     write,
 )
 
-from trapline.gold.decoder.model import Decoder
+from trapline.gold.decoder.api import Decoder
 
 #: Our calls on a GPU are short, and a host's hiccup of 10 ms is 4 % of an 8B step's slope.
 OWN_ROUNDS, PEER_ROUNDS, CPU_ROUNDS, CAPTURED_ROUNDS = 31, 5, 15, 15

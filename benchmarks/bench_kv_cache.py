@@ -34,9 +34,9 @@ import torch
 from harness import RESULTS, measured_before, write
 from transformers.cache_utils import Fp8QuantizedLayer, QuantizedLayer
 
+from trapline.gold.decoder.api import Decoder
 from trapline.gold.decoder.calibrate import calibrate
 from trapline.gold.decoder.layers import Attention
-from trapline.gold.decoder.model import Decoder
 from trapline.gold.decoder.text import Tokenizer
 from trapline.gold.kv_cache.api import KVCache
 from trapline.gold.kv_cache.oracle import attention

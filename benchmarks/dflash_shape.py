@@ -13,8 +13,8 @@ import torch
 from dflash_replay import ReplayedCompactDFlash, ReplayedDFlash, ReplayedRounds, compact_rounds
 from dflash_rounds import PLAIN, engine_run, parts, show, static_run
 
+from trapline.gold.decoder.api import Decoder
 from trapline.gold.decoder.config import DecoderConfig, RopeConfig
-from trapline.gold.decoder.model import Decoder
 from trapline.gold.tree_decoding.drafter import DFlash, drafter_config
 from trapline.gold.tree_decoding.fast_generate import FastGenerator
 from trapline.gold.tree_decoding.generate_graphs import StaticGenerator

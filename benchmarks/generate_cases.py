@@ -7,13 +7,13 @@ from typing import Any
 import torch
 import transformers
 
+from trapline.gold.decoder.api import Decoder
 from trapline.gold.decoder.beams import Searcher
 from trapline.gold.decoder.config import DecoderConfig, RopeConfig, from_dict
 from trapline.gold.decoder.engine import Engine
-from trapline.gold.decoder.graphs import Running, StaticStep
-from trapline.gold.decoder.model import Decoder
+from trapline.gold.decoder.graphed_step import GraphedStep, StepRow
 from trapline.gold.decoder.pool import Pool
-from trapline.gold.decoder.sampling import Chooser, Sampling
+from trapline.gold.decoder.sampling import Sampling, TokenSampler
 from trapline.gold.decoder.weights import from_tensors
 
 PAGE = 16
@@ -105,7 +105,9 @@ def pair(shape: Shape, context: int, device: str, dtype: torch.dtype) -> tuple[A
         theirs = transformers.AutoModelForCausalLM.from_config(shape.theirs(context), dtype=dtype)
     theirs.eval().requires_grad_(False)
     config = from_dict(theirs.config.to_dict())
-    return theirs, from_tensors(config, theirs.state_dict(), dtype, device).requires_grad_(False)
+    return theirs, from_tensors(Decoder, config, theirs.state_dict(), dtype, device).requires_grad_(
+        False
+    )
 
 
 def random_decoder(shape: Shape, context: int, device: str) -> Decoder:
@@ -203,14 +205,14 @@ class Loaded:
             row.reserve(job.prompt + job.new)
         with torch.no_grad():
             decoder.step([prompt[:-1] for prompt in self.prompts], self._rows)
-        self.step = StaticStep(decoder, self.pool, job.batch, each)
-        self._chooser = Chooser([Sampling()] * job.batch, decoder.config.vocab, device)
+        self.step = GraphedStep(decoder, self.pool, job.batch, each)
+        self._chooser = TokenSampler([Sampling()] * job.batch, decoder.config.vocab, device)
         self.rewind()
 
     def rewind(self) -> None:
         """The last token of every prompt is the next one to be fed."""
         pairs = zip(self._rows, self.prompts, strict=True)
-        self.step.load([Running(row, prompt[-1], 0) for row, prompt in pairs])
+        self.step.load([StepRow(row, prompt[-1], 0) for row, prompt in pairs])
 
     def from_the_prompt(self) -> Callable[[], torch.Tensor]:
         """Goes back there; each call of what it gives is a greedy step from then on."""

@@ -39,7 +39,7 @@ from twins_files import claimed, forget_the_dead, write
 from twins_text import study_text
 
 from trapline.gold.atomic_write import write_folder
-from trapline.gold.decoder.model import Decoder
+from trapline.gold.decoder.api import Decoder
 from trapline.gold.ternary.training import curves
 from trapline.gold.ternary.training import run as train_run
 from trapline.gold.ternary.training.model import Shape, decoder_config

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from trapline.gold.decoder.model import Decoder
+from trapline.gold.decoder.api import Decoder
 from trapline.gold.ternary.packed_linear import unpacked
 from trapline.gold.ternary.packed_model import pack_model, packed_bytes, save_packed
 from trapline.gold.ternary.training.model import DecoderLM

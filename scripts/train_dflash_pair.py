@@ -32,7 +32,7 @@ import torch
 from dflash_pair_sizes import SIZES, Size
 from dflash_pair_text import collect, pieces_of, some_of
 
-from trapline.gold.decoder.model import Decoder
+from trapline.gold.decoder.api import Decoder
 from trapline.gold.ternary.training.data import cut, read_documents, split_documents
 from trapline.gold.ternary.training.model import decoder_config, initialise
 from trapline.gold.ternary.training.tokenizer import encode, load_tokenizer, train_tokenizer

@@ -56,7 +56,7 @@ def test_a_planted_violation_is_reported(rules, tmp_path, path, statement, reaso
         ("gold/norms/reference.py", "import torch"),
         ("gold/attention/dense/triton/forward.py", "import triton"),
         ("gold/attention/hopper_bwd.py", "import triton"),
-        ("gold/decoder/model.py", "from torch import nn"),
+        ("gold/decoder/network.py", "from torch import nn"),
         ("gold/ternary/layers.py", "import torch"),
         ("gold/tree_decoding/drafter.py", "import torch"),
         ("gold/norms/api.py", "from trapline.gold import checks"),

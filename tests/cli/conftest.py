@@ -10,8 +10,8 @@ def saved_decoder(tmp_path_factory):
     """Makes small decoders of random weights; gives the folder of a checkpoint, and the decoder."""
     import torch
 
+    from trapline.gold.decoder.api import Decoder
     from trapline.gold.decoder.config import from_dict
-    from trapline.gold.decoder.model import Decoder
 
     def save(**sizes):
         torch.manual_seed(3)

@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 
 from trapline.arena.errors import UsageError
 from trapline.cli.main import build
+from trapline.gold.decoder.api import Decoder
 from trapline.gold.decoder.config import from_dict
-from trapline.gold.decoder.model import Decoder
 from trapline.gold.ternary.layers import convert, dequantized
 from trapline.gold.ternary.packed_model import pack_model, save_packed
 

@@ -170,7 +170,7 @@ def _options(names: list[str]) -> str:
 
 
 def _load(folder: Path, device: str, dtype: str | None) -> Any:
-    from trapline.gold.decoder.model import Decoder
+    from trapline.gold.decoder.api import Decoder
 
     try:
         return Decoder.from_pretrained(folder, dtype=dtype, device=device)

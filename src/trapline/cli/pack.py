@@ -32,7 +32,7 @@ def pack(
     else:
         _check_regular(output_paths.file(out, "GGUF"))
     try:
-        from trapline.gold.decoder.model import Decoder
+        from trapline.gold.decoder.api import Decoder
         from trapline.gold.decoder.weights import quantisation
         from trapline.gold.ternary import export
         from trapline.gold.ternary.layers import GROUP

@@ -11,7 +11,7 @@ from typing import Any
 #: Public name → the module that defines it. A component adds its names here, one line each.
 _HOMES = {
     "beam_search": "beam_search.api",
-    "Decoder": "decoder.model",
+    "Decoder": "decoder.api",
     "build_tree": "tree_decoding.api",
     "tree_mask": "tree_decoding.api",
     "verify_tree": "tree_decoding.api",

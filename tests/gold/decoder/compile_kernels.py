@@ -4,7 +4,7 @@ import json
 import sys
 from pathlib import Path
 
-from trapline.gold.decoder import kernels
+from trapline.gold.decoder.triton import step_elementwise
 from trapline.gold.device import compile_for_hopper
 
 INTEGERS = {"positions": "*i64", "slots": "*i64", "H": "i32", "G": "i32", "hidden": "i32"}
@@ -13,14 +13,14 @@ INTEGERS = {"positions": "*i64", "slots": "*i64", "H": "i32", "G": "i32", "hidde
 def main(folder: Path) -> None:
     made = [
         compiled(
-            kernels.turn_and_append_kernel,
+            step_elementwise.rope_and_append_kernel,
             {"D": width, "BLOCK": width // 2, "TURNED": turned, "NORMED": normed},
             dtype,
         )
         for dtype in ("bf16", "fp16", "fp32")
         for width, turned, normed in ((128, True, True), (64, True, False), (64, False, False))
     ]
-    made += [compiled(kernels.swiglu_kernel, {"BLOCK": 1024}, d) for d in ("bf16", "fp32")]
+    made += [compiled(step_elementwise.swiglu_kernel, {"BLOCK": 1024}, d) for d in ("bf16", "fp32")]
     (folder / "compiled.json").write_text(json.dumps(made))
 
 

@@ -11,14 +11,9 @@ from pathlib import Path
 
 import torch
 
-from trapline.gold.decoder import (
-    compact,
-    cuts,
-    kernels_attend,
-    kernels_boxed,
-    kernels_held,
-    kernels_step,
-)
+from trapline.gold.decoder import tile_config
+from trapline.gold.decoder.hopper import linear_tma
+from trapline.gold.decoder.triton import split_k_kernels, step_attention, step_linear
 from trapline.gold.device import compile_for_hopper
 
 #: Width, joined projections, query heads times width, hidden, vocabulary, head width, ratio.
@@ -50,20 +45,24 @@ def main(folder: Path, few: bool) -> None:
         made.append(attention(shape, 8, 128))
         made.append(attention(shape, 8, 128, ones=("G", "common", "splits")))
         made[-1]["shape"] = name
-    made += [small("embed_kernel", {"BLOCK": 1024}), small("pick_kernel", {"BLOCK": 512})]
+    made += [small("embed_kernel", {"BLOCK": 1024}), small("argmax_kernel", {"BLOCK": 512})]
     (folder / "step.json").write_text(json.dumps(made))
 
 
 def products(shape, rows):
     """Each kind of product with its cut, once."""
     width, joined, wide, hidden, vocabulary, *_ = shape
-    asked = [("scaled", joined, width), ("added", width, wide), ("gated", hidden, width)]
-    asked += [("added", width, hidden), ("scaled", vocabulary, width)]
+    asked = [
+        ("normed_linear", joined, width),
+        ("residual_linear", width, wide),
+        ("normed_swiglu", hidden, width),
+    ]
+    asked += [("residual_linear", width, hidden), ("normed_linear", vocabulary, width)]
     found = {}
     for kind, outputs, inputs in asked:
-        if is_held(kind, rows, outputs, inputs):
+        if uses_split_k(kind, rows, outputs, inputs):
             continue
-        cut = compact.cut_of(kind, rows, outputs, inputs, 2)
+        cut = tile_config.tile_config_of(kind, rows, outputs, inputs, 2)
         even = outputs % cut.block_n == 0 and inputs % (cut.split * cut.block_k) == 0
         found[kind, cut, even, outputs, inputs] = (
             *(kind, cut, even, outputs, inputs),
@@ -74,55 +73,65 @@ def products(shape, rows):
 
 def product(rows, kind, cut, even, outputs, inputs, last) -> dict[str, object]:
     shape = {"even": even, "outputs": outputs, "inputs": inputs}
-    fixed = compact.fixed_of(cut, kind, **shape, precision="tf32", early=True)
-    if kind != "added":
+    fixed = tile_config.tile_constants(cut, kind, **shape, precision="tf32", early=True)
+    if kind != "residual_linear":
         fixed["PARTS"] = 64
-    lines = 2 * outputs if kind == "gated" else outputs
+    lines = 2 * outputs if kind == "normed_swiglu" else outputs
     weights = torch.empty((lines, inputs), dtype=torch.bfloat16, device="meta")
-    if kind != "added" and not last and compact.is_boxed(kind, cut, weights):
+    if kind != "residual_linear" and not last and tile_config.uses_tma(kind, cut, weights):
         return boxed(kind, cut, outputs, inputs)
-    if kind == "scaled":
+    if kind == "normed_linear":
         fixed |= NO_GROUPS if last else {"best": None, "place": None, **NO_GROUPS}
     fixed |= single(rows)
-    made = compiled(f"{kind}_kernel", kernels_step, fixed, cut.warps, cut.stages)
+    made = compiled(f"{kind}_kernel", step_linear, fixed, cut.warps, cut.stages)
     return {**made, "cut": cut}
 
 
 def ranking(shape, rows) -> dict[str, object]:
     """The last product where candidates are chosen from its maxima."""
     outputs, inputs = shape[4], shape[0]
-    cut = compact.cut_of("scaled", rows, outputs, inputs, 2)
+    cut = tile_config.tile_config_of("normed_linear", rows, outputs, inputs, 2)
     even = outputs % cut.block_n == 0 and inputs % (cut.split * cut.block_k) == 0
     known = {"even": even, "outputs": outputs, "inputs": inputs}
-    fixed = compact.fixed_of(cut, "scaled", **known, precision="tf32", early=True)
+    fixed = tile_config.tile_constants(cut, "normed_linear", **known, precision="tf32", early=True)
     fixed |= {"PARTS": 4, "GROUP": 32, "best": None, "place": None} | single(rows)
-    return compiled("scaled_kernel", kernels_step, fixed, cut.warps, cut.stages)
+    return compiled("normed_linear_kernel", step_linear, fixed, cut.warps, cut.stages)
 
 
 def boxed(kind, cut, outputs, inputs) -> dict[str, object]:
-    fixed = {"PARTS": 4, **compact.boxed_of(cut, outputs, inputs)}
+    fixed = {"PARTS": 4, **tile_config.tma_constants(cut, outputs, inputs)}
     BOXES["x_boxes"], BOXES["w_boxes"] = ([n, cut.block_k] for n in (cut.block_b, cut.block_n))
-    if kind == "scaled":
-        return compiled("boxed_kernel", kernels_boxed, fixed, cut.warps, cut.stages)
+    if kind == "normed_linear":
+        return compiled("normed_linear_tma_kernel", linear_tma, fixed, cut.warps, cut.stages)
     del fixed["AHEAD"]
-    return compiled("boxed_gated_kernel", kernels_boxed, fixed, cut.warps, cut.stages)
+    return compiled("normed_swiglu_tma_kernel", linear_tma, fixed, cut.warps, cut.stages)
 
 
-def is_held(kind, rows, outputs, inputs) -> bool:
-    return kind == "added" and cuts.is_held(rows, outputs, inputs, 2)
+def uses_split_k(kind, rows, outputs, inputs) -> bool:
+    return kind == "residual_linear" and tile_config.uses_split_k(rows, outputs, inputs, 2)
 
 
 def held(shape, rows) -> list[dict[str, object]]:
     """The products of so many rows that hold their weights, and what adds up their planes."""
     width, _, wide, hidden, *_ = shape
-    fixed = {"BLOCK_B": cuts.rows_of(rows), "BLOCK_N": cuts.HELD_N, "BLOCK_K": cuts.HELD_K}
+    fixed = {
+        "BLOCK_B": tile_config.rows_per_program(rows),
+        "BLOCK_N": tile_config.SPLIT_K_BLOCK_N,
+        "BLOCK_K": tile_config.SPLIT_K_BLOCK_K,
+    }
     fixed |= {"PRECISION": "tf32", "PDL": True} | single(rows)
     made = []
     for inputs in (wide, hidden):
-        if is_held("added", rows, width, inputs):
-            after = {"COUNT": cuts.planes_of(inputs), "BLOCK": cuts.SETTLED, "PDL": True}
-            made.append(compiled("part_kernel", kernels_held, fixed, 4, 1))
-            made.append(compiled("settle_kernel", kernels_held, after | single(rows), 1, 1))
+        if uses_split_k("residual_linear", rows, width, inputs):
+            after = {
+                "COUNT": tile_config.split_k_parts(inputs),
+                "BLOCK": tile_config.REDUCE_BLOCK,
+                "PDL": True,
+            }
+            made.append(compiled("split_k_kernel", split_k_kernels, fixed, 4, 1))
+            made.append(
+                compiled("reduce_split_k_kernel", split_k_kernels, after | single(rows), 1, 1)
+            )
     return made
 
 
@@ -133,7 +142,7 @@ def single(rows) -> dict[str, int]:
 
 def attention(shape, beams, tail, ones=()) -> dict[str, object]:
     width, ratio = shape[5:]
-    cut = cuts.attend_cut(width, 2, beams, ratio, tail)
+    cut = tile_config.attention_tile(width, 2, beams, ratio, tail)
     fixed = {
         "BEAMS": beams,
         "R": ratio,
@@ -146,18 +155,18 @@ def attention(shape, beams, tail, ones=()) -> dict[str, object]:
         "WINDOWED": False,
         "PRECISION": "tf32",
         "PDL": True,
-        "PARTS": cuts.MERGED,
+        "PARTS": tile_config.MERGE_IN_PLACE,
         "q_norm": None,
         "k_norm": None,
     }
     if beams == 1 and width <= 64:  # wider heads are cut into parts
         fixed |= {"lse": None, "PARTS": 0}
     fixed |= dict.fromkeys(ones, 1)
-    return compiled("attend_kernel", kernels_attend, fixed, cut.warps, 2, cut.registers)
+    return compiled("attend_kernel", step_attention, fixed, cut.warps, 2, cut.registers)
 
 
 def small(name, fixed) -> dict[str, object]:
-    return compiled(name, kernels_step, {**fixed, "PDL": True}, 4, 2)
+    return compiled(name, step_linear, {**fixed, "PDL": True}, 4, 2)
 
 
 def compiled(name, module, fixed, warps, stages, registers=None) -> dict[str, object]:

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from trapline.gold.decoder.api import Decoder
 from trapline.gold.decoder.config import from_dict
-from trapline.gold.decoder.model import Decoder
 
 SIZES = {
     "vocab_size": 23,

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import torch
 
-from trapline.gold.decoder import fused, kernels
+from trapline.gold.decoder import step_ops
 from trapline.gold.decoder.config import RopeConfig
-from trapline.gold.decoder.pool import Stored
-from trapline.gold.decoder.rope import angles
+from trapline.gold.decoder.pool import StoredLayer
+from trapline.gold.decoder.rope import Rope, angles
+from trapline.gold.decoder.triton import step_elementwise
 
 #: Rows, query heads, key heads, width, whether queries and keys are normed and turned.
 PROBLEMS = [(3, 4, 2, 16, False, True), (2, 3, 1, 6, True, True), (4, 2, 2, 10, False, False)]
@@ -28,23 +29,23 @@ def turned(dtype, rows, heads, groups, width, normed, rotated) -> dict[str, obje
     qkv = torch.randn(rows, (heads + 2 * groups) * width + 5).to(dtype)[:, :-5]
     cosine, sine = angles(RopeConfig(theta=100.0), width, torch.arange(50), qkv)
     weights = torch.randn(2, width).to(dtype) if normed else (None, None)
-    turn = fused.Turn(*((cosine, sine) if rotated else (None, None)), *weights, 1e-5)
+    turn = Rope(*((cosine, sine) if rotated else (None, None)), *weights, 1e-5)
     positions = torch.randint(0, 50, (rows,))
     slots = torch.randperm(20)[:rows]
     slots[0] = -1
     pools = [torch.full((20, groups, width), 7.0, dtype=dtype) for _ in range(4)]
-    ours = kernels.turn_and_append(qkv, turn, positions, slots, *pools[:2])
-    stored = Stored(*pools[2:], scales=None, bits=None, width=width, page_size=4)
-    theirs = fused.turn_and_append(qkv, turn, positions, slots, stored)
+    ours = step_elementwise.rope_and_append(qkv, turn, positions, slots, *pools[:2])
+    stored = StoredLayer(*pools[2:], scales=None, bits=None, width=width, page_size=4)
+    theirs = step_ops.rope_and_append(qkv, turn, positions, slots, stored)
     pairs = [(ours, theirs), (pools[0], pools[2]), (pools[1], pools[3])]
     untouched = int((pools[0] == 7.0).all(dim=(1, 2)).sum())
-    return entry("turn_and_append", dtype, pairs) | {"untouched": untouched, "rows": rows}
+    return entry("rope_and_append", dtype, pairs) | {"untouched": untouched, "rows": rows}
 
 
 def gated(dtype, rows, hidden) -> dict[str, object]:
     torch.manual_seed(1)
     both = torch.randn(rows, 2 * hidden + 3).to(dtype)[:, :-3]
-    return entry("swiglu", dtype, [(kernels.swiglu(both), fused.swiglu(both))])
+    return entry("swiglu", dtype, [(step_elementwise.swiglu(both), step_ops.swiglu(both))])
 
 
 def entry(kernel, dtype, pairs) -> dict[str, object]:

@@ -11,10 +11,10 @@ import torch
 from conftest import random_decoder
 
 from trapline.gold.beam_search.api import checked_rules
-from trapline.gold.decoder import beams_device, compact, cuts, held
+from trapline.gold.decoder import beams_device, fused_step, split_k_linear, tile_config
 from trapline.gold.decoder.beams_device import DeviceSearch
-from trapline.gold.decoder.forward import Forward, compact_step
-from trapline.gold.decoder.graphs import Running, StaticStep
+from trapline.gold.decoder.decode_step import DecodeStep, fused_decode_step
+from trapline.gold.decoder.graphed_step import GraphedStep, StepRow
 from trapline.gold.decoder.pool import Pool
 from trapline.gold.softmax_topk import kernels_plans
 
@@ -27,7 +27,7 @@ MODEL |= {"vocab_size": 400}  # so many that candidates lie in groups
 
 def main(folder: Path) -> None:
     decoder = random_decoder("qwen3", max_window_layers=0, **MODEL)
-    assert compact.suits(decoder)
+    assert fused_step.suits(decoder)
     assert decoder.config.window == 5
     found = {**step(decoder), **search(decoder)}
     (folder / "step.json").write_text(json.dumps(found))
@@ -43,9 +43,9 @@ def step(decoder) -> dict[str, object]:
             rows.append(pool.open())
             rows[-1].reserve(len(prompt) + 4)
         decoder.step(PROMPTS, rows)
-        static = StaticStep(decoder, pool, rows=3, pages=8)
+        static = GraphedStep(decoder, pool, rows=3, pages=8)
         use(static._forward, way)
-        static.load([Running(row, 5 + i, 1) for i, row in enumerate(rows)])
+        static.load([StepRow(row, 5 + i, 1) for i, row in enumerate(rows)])
         logits = static.logits().clone()
         tokens = [static._greedy().clone()]
         answers.append((logits, pool.keys, pool.values, *tokens, static._buffers.history))
@@ -68,12 +68,14 @@ def search(decoder) -> dict[str, object]:
     return {"same_beams": all(one == tokens[0] for one in tokens), "score_error": far}
 
 
-def use(forward: Forward, way: str) -> None:
-    """Held ones with parts so small that every product is several of them."""
-    held.is_held = lambda *_: way == "held"
+def use(forward: DecodeStep, way: str) -> None:
+    """SplitKLinear ones with parts so small that every product is several of them."""
+    split_k_linear.uses_split_k = lambda *_: way == "held"
     kernels_plans.SHORT = 16 if way == "ranked" else 1 << 14  # candidates from the head's maxima
-    held.HELD_N = held.HELD_K = cuts.HELD_K = held.SETTLED = 8
-    forward.compact = compact_step(forward, 16) if way != "torch" else None
+    split_k_linear.SPLIT_K_BLOCK_N = split_k_linear.SPLIT_K_BLOCK_K = (
+        tile_config.SPLIT_K_BLOCK_K
+    ) = split_k_linear.REDUCE_BLOCK = 8
+    forward.compact = fused_decode_step(forward, 16) if way != "torch" else None
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from trapline.gold.beam_search.api import beam_search, checked_rules
-from trapline.gold.decoder import beams, graphs
+from trapline.gold.decoder import beams, graphed_step
 from trapline.gold.decoder.beams_device import LOOK, DeviceSearch
 from trapline.gold.decoder.generate import generate
 from trapline.gold.errors import RangeError
@@ -27,7 +27,7 @@ class Uncached:
 
 @pytest.mark.parametrize("policy", ["canonical", "hf", "vllm"])
 def test_beams_are_those_of_the_uncached_model(decoder, policy, monkeypatch):
-    monkeypatch.setattr(graphs, "WORTH_SHARING", 1)  # the prompt's one full page is read once
+    monkeypatch.setattr(graphed_step, "WORTH_SHARING", 1)  # the prompt's one full page is read once
     options = {"beam_width": 3, "max_new_tokens": 8, "eos_id": [4, 11], "policy": policy}
     expected = beam_search(Uncached(decoder), PROMPTS, **options)
     found = beams.search(decoder, PROMPTS, **options)

@@ -11,8 +11,8 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+from trapline.gold.decoder.api import Decoder
 from trapline.gold.decoder.config import from_dict
-from trapline.gold.decoder.model import Decoder
 from trapline.gold.errors import DTypeError, RangeError, ShapeError
 
 CONFIGS = {

@@ -10,16 +10,17 @@ import torch
 from torch.nn import functional
 
 from trapline.gold import paged_attention
-from trapline.gold.decoder import beams, compact, prompts
+from trapline.gold.decoder import beams, fused_step, prompt_pass
+from trapline.gold.decoder.api import Decoder
 from trapline.gold.decoder.config import from_dict
-from trapline.gold.decoder.cuts import SHORT_TAIL
+from trapline.gold.decoder.decode_batch import DecodeBatch
+from trapline.gold.decoder.decode_step import DecodeStep
 from trapline.gold.decoder.engine import Engine
-from trapline.gold.decoder.forward import Forward, Rows
 from trapline.gold.decoder.generate import generate
-from trapline.gold.decoder.model import Decoder
 from trapline.gold.decoder.pool import Pool
 from trapline.gold.decoder.rope import angles, rotate
 from trapline.gold.decoder.sampling import ranked
+from trapline.gold.decoder.tile_config import SHORT_TAIL
 from trapline.gold.errors import RangeError
 
 pytestmark = [
@@ -113,12 +114,12 @@ def test_later_batches_of_a_search_are_captured_from_their_prompts_on(monkeypatc
     batches = [[[token + more for token in one] for one in PROMPTS] for more in range(5)]
     expected = [beams.search(decoder, batch, **rules) for batch in batches]
     passes = []
-    through = prompts.PromptPass._through
+    through = prompt_pass.PromptPass._through
     monkeypatch.setattr(
-        prompts.PromptPass, "_through", lambda one: (passes.append(1), through(one))[1]
+        prompt_pass.PromptPass, "_through", lambda one: (passes.append(1), through(one))[1]
     )
-    for longest, ran in ((prompts.LONGEST, 4), (1, 5)):
-        monkeypatch.setattr(prompts, "LONGEST", longest)
+    for longest, ran in ((prompt_pass.LONGEST, 4), (1, 5)):
+        monkeypatch.setattr(prompt_pass, "LONGEST", longest)
         search, passes[:] = beams.Searcher(decoder.to("cuda"), **rules), []
         for batch, wanted in zip(batches, expected, strict=True):
             found = search(batch)
@@ -204,8 +205,8 @@ def test_a_layer_against_float64(name, rows, dtype):
     with torch.device("cuda"):
         decoder = one_layer(name).to(dtype)
     pool = Pool(decoder.config, rows * 4, 16, dtype, decoder.device)
-    forward = Forward(decoder, pool, rows)
-    assert compact.suits(decoder)
+    forward = DecodeStep(decoder, pool, rows)
+    assert fused_step.suits(decoder)
     lengths = torch.arange(rows, device="cuda") % 50 + 3
     texts = [((torch.arange(n) * 7 + row) % 500).tolist() for row, n in enumerate(lengths.tolist())]
     ids = torch.arange(rows, device="cuda") % 500
@@ -215,7 +216,9 @@ def test_a_layer_against_float64(name, rows, dtype):
     decoder.step(texts, sequences)
     table = torch.tensor([one.table for one in sequences], dtype=torch.int32, device="cuda")
     active = torch.ones(rows, dtype=torch.bool, device="cuda")
-    found = forward.logits(Rows(ids, lengths, active, table, 16, table, 16, lengths)).double()
+    found = forward.logits(
+        DecodeBatch(ids, lengths, active, table, 16, table, 16, lengths)
+    ).double()
     whole = [[*text, int(token)] for text, token in zip(texts, ids, strict=True)]
     expected = exact_logits(decoder, whole)
     error = ((found - expected).norm() / expected.norm()).item()
@@ -228,7 +231,7 @@ def test_the_likeliest_tokens_of_many_rows_and_a_small_vocabulary():
         decoder = one_layer("254M", vocabulary=512).bfloat16()
     rows = 40
     pool = Pool(decoder.config, rows, 16, torch.bfloat16, decoder.device)
-    forward = Forward(decoder, pool, rows)
+    forward = DecodeStep(decoder, pool, rows)
     table = torch.arange(rows, dtype=torch.int32, device=DEVICE)[:, None]
     ids, made = (
         torch.arange(rows, device=DEVICE),
@@ -236,7 +239,7 @@ def test_the_likeliest_tokens_of_many_rows_and_a_small_vocabulary():
     )
     positions, tokens, history = torch.zeros_like(ids), torch.zeros_like(ids), made[:, None].clone()
     active = torch.ones(rows, dtype=torch.bool, device=DEVICE)
-    given = Rows(ids, positions, active, table, 16, table, 16, positions)
+    given = DecodeBatch(ids, positions, active, table, 16, table, 16, positions)
     expected = forward.logits(given).argmax(dim=-1)
     forward.compact._place.fill_(-7)
     forward.compact.pick(given, made, tokens, history)
@@ -261,14 +264,14 @@ def test_a_layer_of_beams_against_float64(shape, tail, dtype):
         for row in range(rows)
     ]
     pool = Pool(decoder.config, rows * (length // 16 + 1), 16, dtype, decoder.device)
-    forward = Forward(decoder, pool, rows)
+    forward = DecodeStep(decoder, pool, rows)
     sequences = [pool.open() for _ in texts]
     for sequence in sequences:
         sequence.reserve(length + 1)
     decoder.step(texts, sequences)
     tails = torch.stack([one.slots(prefix, length + 1) for one in sequences]).int().to(DEVICE)
     pages = [one.table[: prefix // 16 + 1] for one in sequences[::width]]
-    given = Rows(
+    given = DecodeBatch(
         ids=torch.arange(rows, device=DEVICE),
         positions=torch.full((rows,), length, device=DEVICE),
         active=torch.ones(rows, dtype=torch.bool, device=DEVICE),
@@ -293,11 +296,11 @@ def test_candidates_from_the_heads_maxima_are_those_of_the_logits(rows):
         decoder.head.weight[17_000:17_040] = decoder.head.weight[3]
         decoder.embedding.weight[rows - 1] = float("nan")
     pool = Pool(decoder.config, rows, 16, torch.bfloat16, decoder.device)
-    forward = Forward(decoder, pool, rows)
+    forward = DecodeStep(decoder, pool, rows)
     table = torch.arange(rows, dtype=torch.int32, device=DEVICE)[:, None]
     ids = torch.arange(rows, device=DEVICE)
     active, positions = torch.ones(rows, dtype=torch.bool, device=DEVICE), torch.zeros_like(ids)
-    given = Rows(ids, positions, active, table, 16, table, 16, positions)
+    given = DecodeBatch(ids, positions, active, table, 16, table, 16, positions)
     logits, found = forward.ranked(given, 16)
     expected = ranked(logits, 16)
     assert torch.equal(found.indices, expected.indices)

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from trapline.gold.decoder import fused
+from trapline.gold.decoder import step_ops
 from trapline.gold.decoder.config import RopeConfig
-from trapline.gold.decoder.pool import Stored
-from trapline.gold.decoder.rope import angles, rotate
+from trapline.gold.decoder.pool import StoredLayer
+from trapline.gold.decoder.rope import Rope, angles, rotate
 from trapline.gold.norms import oracle
 
 pytest.importorskip("triton")
@@ -63,9 +63,9 @@ def test_the_torch_twin_norms_turns_and_stores():
     positions, slots = torch.tensor([4, 0, 7]), torch.tensor([5, -1, 0])
     cosine, sine = angles(RopeConfig(), width, torch.arange(10), qkv)
     keys, values = torch.zeros(2, 6, groups, width)
-    turn = fused.Turn(cosine, sine, *weights, 1e-6)
-    stored = Stored(keys, values, None, None, width, page_size=2)
-    q = fused.turn_and_append(qkv, turn, positions, slots, stored)
+    turn = Rope(cosine, sine, *weights, 1e-6)
+    stored = StoredLayer(keys, values, None, None, width, page_size=2)
+    q = step_ops.rope_and_append(qkv, turn, positions, slots, stored)
     parts = qkv.view(rows, -1, width)
     normed = [
         torch.from_numpy(oracle.rms_norm(part.numpy(), weight.numpy())).float()
@@ -82,7 +82,7 @@ def test_the_torch_twin_norms_turns_and_stores():
 
 def test_more_query_heads_than_a_tile_holds_are_left_to_the_other_path(make):
     """Heads from the seventeenth on would keep what their memory held before."""
-    from trapline.gold.decoder.compact import suits
+    from trapline.gold.decoder.fused_step import suits
 
     one_key = {"num_key_value_heads": 1, "head_dim": 16}
     assert suits(make("llama", num_attention_heads=16, **one_key))
@@ -90,7 +90,7 @@ def test_more_query_heads_than_a_tile_holds_are_left_to_the_other_path(make):
 
 
 def test_the_smallest_matrices_ask_for_a_whole_line_ahead():
-    from trapline.gold.decoder.compact import Cut, fixed_of
+    from trapline.gold.decoder.tile_config import TileConfig, tile_constants
 
     same = {"even": True, "outputs": 32, "inputs": 32, "precision": "tf32", "early": True}
-    assert fixed_of(Cut(16, 16, 16, 1, 4, 2), "added", **same)["AHEAD"] == 64
+    assert tile_constants(TileConfig(16, 16, 16, 1, 4, 2), "residual_linear", **same)["AHEAD"] == 64

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from trapline.gold.decoder.cache import StoredSequence
-from trapline.gold.decoder.pool import Pool, Stored
+from trapline.gold.decoder.pool import Pool, StoredLayer
 from trapline.gold.kv_cache.api import KVCache
 
 FIRST = [[5, 1, 7, 2], [9, 3], [4, 4, 8, 6, 1], [2]]
@@ -48,8 +48,8 @@ def test_sequences_of_several_pools_are_as_if_alone(make, bits):
 
 def test_prompts_of_one_pool_are_stored_all_at_once(make, monkeypatch):
     decoder, stored = make("llama"), []
-    put = Stored.put
-    monkeypatch.setattr(Stored, "put", lambda *given: (stored.append(1), put(*given))[1])
+    put = StoredLayer.put
+    monkeypatch.setattr(StoredLayer, "put", lambda *given: (stored.append(1), put(*given))[1])
     pool = pool_for(decoder)
     decoder.step(FIRST, [pool.open() for _ in FIRST])
     assert len(stored) == decoder.config.layers

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from trapline.gold.decoder import sampling
-from trapline.gold.decoder.sampling import NO_TOKEN, Chooser, Sampling, uniforms
+from trapline.gold.decoder.sampling import NO_TOKEN, Sampling, TokenSampler, uniforms
 from trapline.gold.errors import DTypeError, RangeError
 
 DRAWS = 20_000
@@ -45,7 +45,7 @@ def test_draws_follow_the_law(way, monkeypatch):
     logits = np.array([1.0, 0.0, -1.0, 2.0, -np.inf, 1.5, 0.3])
     exact = law(logits, way)
     rows = torch.tensor(logits).expand(DRAWS, -1)
-    chooser = Chooser([way] * DRAWS, 7, torch.device("cpu"))
+    chooser = TokenSampler([way] * DRAWS, 7, torch.device("cpu"))
     tokens = chooser(rows, torch.arange(DRAWS)).numpy()
     counts = np.bincount(tokens, minlength=7)
     assert (counts[exact == 0] == 0).all()
@@ -60,9 +60,9 @@ def test_a_rows_choice_depends_on_its_own_settings_only():
     ways = [Sampling(), *WAYS, Sampling(5.0, top_p=0.99, seed=9)]
     for made in range(20):
         numbers = torch.full((7,), made)
-        together = Chooser(ways, 3000, logits.device)(logits, numbers).tolist()
+        together = TokenSampler(ways, 3000, logits.device)(logits, numbers).tolist()
         alone = [
-            int(Chooser([way], 3000, logits.device)(row[None], numbers[:1]))
+            int(TokenSampler([way], 3000, logits.device)(row[None], numbers[:1]))
             for way, row in zip(ways, logits, strict=True)
         ]
         assert together == alone
@@ -71,14 +71,14 @@ def test_a_rows_choice_depends_on_its_own_settings_only():
 def test_greedy_takes_the_lower_of_equals():
     logits = torch.tensor([[0.0, 2.0, 2.0], [5.0, 5.0, 1.0]])
     mixed = [Sampling(), Sampling(0.0, top_k=2, seed=8)]
-    assert Chooser(mixed, 3, logits.device)(logits, torch.zeros(2).long()).tolist() == [1, 0]
+    assert TokenSampler(mixed, 3, logits.device)(logits, torch.zeros(2).long()).tolist() == [1, 0]
 
 
 def test_what_has_no_softmax_gives_no_token():
     inf = float("inf")
     logits = torch.tensor([[0.0, float("nan")], [0.0, inf], [-inf, -inf], [0.0, -inf]])
     for way, last in ((Sampling(), 0), (Sampling(1.0, seed=3), 0)):
-        tokens = Chooser([way] * 4, 2, logits.device)(logits, torch.zeros(4).long())
+        tokens = TokenSampler([way] * 4, 2, logits.device)(logits, torch.zeros(4).long())
         assert tokens.tolist() == [NO_TOKEN, NO_TOKEN, NO_TOKEN, last]
 
 
@@ -118,7 +118,7 @@ def test_a_temperature_that_nothing_can_be_divided_by_is_refused(temperature):
 
 def test_the_smallest_temperature_chooses_like_greedy():
     logits = torch.tensor([[1e7, -1e7, 1e7 + 1], [-3.0, -2.5, -50.0]])
-    chooser = Chooser([Sampling(sampling.SMALLEST_TEMPERATURE)] * 2, 3, logits.device)
+    chooser = TokenSampler([Sampling(sampling.SMALLEST_TEMPERATURE)] * 2, 3, logits.device)
     assert chooser(logits, torch.zeros(2).long()).tolist() == [2, 1]
 
 
@@ -131,7 +131,7 @@ def test_what_is_no_integer_is_refused_before_a_batch_has_it(wrong):
 def test_any_integer_is_a_seed():
     ways = [Sampling(1.0, seed=seed) for seed in (-1, 2**64 - 1, np.int64(-1), 2**200)]
     logits = torch.zeros(4, 50)
-    chosen = Chooser(ways, 50, logits.device)(logits, torch.zeros(4).long()).tolist()
+    chosen = TokenSampler(ways, 50, logits.device)(logits, torch.zeros(4).long()).tolist()
     assert len(set(chosen[:3])) == 1
 
 

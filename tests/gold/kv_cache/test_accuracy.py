@@ -14,7 +14,7 @@ import pytest
 import torch
 from transformers.cache_utils import Fp8QuantizedLayer
 
-from trapline.gold.decoder.model import Decoder
+from trapline.gold.decoder.api import Decoder
 from trapline.gold.decoder.text import Tokenizer
 from trapline.gold.kv_cache.api import KVCache
 from trapline.gold.kv_cache.calibrate import calibrate

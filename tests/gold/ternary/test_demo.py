@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from trapline.gold.decoder.api import Decoder
 from trapline.gold.decoder.generate import generate
-from trapline.gold.decoder.model import Decoder
 from trapline.gold.decoder.text import Tokenizer, end_ids
 from trapline.gold.errors import RangeError
 from trapline.gold.ternary import demo

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
+from trapline.gold.decoder.api import Decoder
 from trapline.gold.decoder.config import from_dict
 from trapline.gold.decoder.generate import generate
-from trapline.gold.decoder.model import Decoder
 from trapline.gold.errors import RangeError
 from trapline.gold.ternary import gguf
 from trapline.gold.ternary.gguf_decoder import from_gguf, to_gguf

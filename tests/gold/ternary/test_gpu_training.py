@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from trapline.gold.decoder.model import Decoder
+from trapline.gold.decoder.api import Decoder
 from trapline.gold.ternary.layers import convert, ternarize
 from trapline.gold.ternary.training.model import DecoderLM, Shape, decoder_config, initialise
 from trapline.gold.ternary.training.trainer import Recipe, Trainer

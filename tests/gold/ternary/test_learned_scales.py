@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from trapline.gold.decoder.model import Decoder
+from trapline.gold.decoder.api import Decoder
 from trapline.gold.ternary.layers import (
     TernaryLinear,
     assert_all_ternary,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from trapline.gold.decoder.model import Decoder
+from trapline.gold.decoder.api import Decoder
 from trapline.gold.errors import RangeError
 from trapline.gold.ternary.layers import convert, latents
 from trapline.gold.ternary.training.model import DecoderLM, Shape, decoder_config, initialise

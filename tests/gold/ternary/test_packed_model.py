@@ -11,8 +11,8 @@ import torch
 from safetensors import SafetensorError
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
+from trapline.gold.decoder.api import Decoder
 from trapline.gold.decoder.config import from_dict
-from trapline.gold.decoder.model import Decoder
 from trapline.gold.decoder.text import end_ids
 from trapline.gold.errors import DTypeError, RangeError, ShapeError, UnsupportedError
 from trapline.gold.ternary import oracle
@@ -415,13 +415,13 @@ def test_a_damaged_packed_checkpoint_is_named(tmp_path):
         said = {"quant_method": "trapline-ternary", **wrong}
         config.write_text(json.dumps({**json.loads(good), "quantization_config": said}))
         with pytest.raises(RangeError, match="group_size of the packed weights"):
-            load_packed(tmp_path)
+            load_packed(tmp_path, model=Decoder)
     config.write_text(json.dumps({**json.loads(good), "hidden_size": 52}))
     with pytest.raises(ShapeError, match="expected"):
-        load_packed(tmp_path)
+        load_packed(tmp_path, model=Decoder)
     config.write_text(json.dumps({**json.loads(good), "num_hidden_layers": 3}))
     with pytest.raises(ShapeError, match=r"has no layers\.2"):
-        load_packed(tmp_path)
+        load_packed(tmp_path, model=Decoder)
 
 
 SIZES = {

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from trapline.gold.atomic_write import write_folder
+from trapline.gold.decoder.api import Decoder
 from trapline.gold.decoder.generate import generate
-from trapline.gold.decoder.model import Decoder
 from trapline.gold.errors import RangeError, ShapeError
 from trapline.gold.ternary.layers import assert_all_ternary, convert, dequantized, latents
 from trapline.gold.ternary.training import data

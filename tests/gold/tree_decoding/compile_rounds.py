@@ -6,7 +6,8 @@ import os
 import sys
 from pathlib import Path
 
-from trapline.gold.decoder import kernels_boxed, kernels_step
+from trapline.gold.decoder.hopper import linear_tma
+from trapline.gold.decoder.triton import step_linear
 from trapline.gold.device import compile_for_hopper
 from trapline.gold.tree_decoding.generate_large import large_cut
 from trapline.gold.tree_decoding.hopper import linear_many_rows
@@ -56,20 +57,20 @@ def others():
     yield attention("bf16", width=128, share=4, nodes=16, fresh=False, alone=False)
     yield attention("fp32", width=64, share=2, nodes=8, fresh=True)
     for kind in ("bf16", "fp32"):
-        yield product("added", draft_kernels.begin_kernel, 8, 1024, {"BLOCK": 256}, kind)
-        yield product("scaled", draft_kernels.project_kernel, 8, 256, {"PARTS": 16}, kind)
+        yield product("residual_linear", draft_kernels.begin_kernel, 8, 1024, {"BLOCK": 256}, kind)
+        yield product("normed_linear", draft_kernels.project_kernel, 8, 256, {"PARTS": 16}, kind)
     for lines, inputs in ((8, 256), (16, 768), (128, 256), (128, 768)):
-        yield product("added", kernels_step.added_kernel, lines, inputs, {})
+        yield product("residual_linear", step_linear.residual_linear_kernel, lines, inputs, {})
     for lines in (8, 16, 128):
-        yield product("gated", kernels_step.gated_kernel, lines, 256, {"PARTS": 16})
-        yield product("scaled", kernels_step.scaled_kernel, lines, 256, {"PARTS": 16})
+        yield product("normed_swiglu", step_linear.normed_swiglu_kernel, lines, 256, {"PARTS": 16})
+        yield product("normed_linear", step_linear.normed_linear_kernel, lines, 256, {"PARTS": 16})
     for lines in (64, 128):
-        yield large("added", linear_many_rows.planes_kernel, lines, {})
+        yield large("residual_linear", linear_many_rows.planes_kernel, lines, {})
     parts = {"PARTS": 16}
-    yield large("gated", linear_many_rows.gated_large_kernel, 64, parts)
-    yield large("gated", linear_many_rows.gated_whole_kernel, 128, parts)
-    yield large("scaled", kernels_boxed.boxed_kernel, 128, {**parts, "AHEAD": 64})
-    yield large("scaled", kernels_step.scaled_kernel, 128, {**parts, **THREADS})
+    yield large("normed_swiglu", linear_many_rows.gated_large_kernel, 64, parts)
+    yield large("normed_swiglu", linear_many_rows.gated_whole_kernel, 128, parts)
+    yield large("normed_linear", linear_tma.normed_linear_tma_kernel, 128, {**parts, "AHEAD": 64})
+    yield large("normed_linear", step_linear.normed_linear_kernel, 128, {**parts, **THREADS})
 
 
 def large(name: str, kernel, lines: int, fixed: dict) -> tuple:
@@ -81,15 +82,15 @@ def large(name: str, kernel, lines: int, fixed: dict) -> tuple:
 
 
 def product(name: str, kernel, lines: int, inputs: int, fixed: dict, kind: str = "bf16") -> tuple:
-    from trapline.gold.decoder.compact import cut_of, fixed_of
+    from trapline.gold.decoder.tile_config import tile_config_of, tile_constants
     from trapline.gold.tree_decoding.tree_pass import small_cut
 
     cut = small_cut(name, lines, inputs)
     if kind == "fp32":
-        cut = cut_of(name, lines, 256, inputs, 4)
+        cut = tile_config_of(name, lines, 256, inputs, 4)
     sizes = {"even": True, "outputs": 256, "inputs": inputs, "early": True}
     precision = "ieee" if kind == "fp32" else "tf32"
-    known = fixed_of(cut, name, precision=precision, **sizes)
+    known = tile_constants(cut, name, precision=precision, **sizes)
     return kernel, {**known, **fixed}, kind, cut.warps, cut.stages
 
 

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
+from trapline.gold.decoder.api import Decoder
 from trapline.gold.decoder.config import from_dict
 from trapline.gold.decoder.generate import generate as plain
-from trapline.gold.decoder.model import Decoder
 from trapline.gold.decoder.pool import Pool
 from trapline.gold.errors import RangeError
 from trapline.gold.tree_decoding import oracle, reference

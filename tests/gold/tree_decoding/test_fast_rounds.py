@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from trapline.gold.decoder.api import Decoder
 from trapline.gold.decoder.config import DecoderConfig, RopeConfig
 from trapline.gold.decoder.generate import generate as plain
-from trapline.gold.decoder.model import Decoder
 from trapline.gold.errors import RangeError, UnsupportedError
 from trapline.gold.tree_decoding.drafter import drafter_config
 from trapline.gold.tree_decoding.drafter_static import StaticDFlash, StaticLookup
@@ -297,11 +297,11 @@ def test_wide_heads_see_several_tiles_of_keys(kind, budget, dtype, most, monkeyp
 
 @pytest.mark.parametrize(("lines", "boxed"), [(64, False), (65, True), (128, True)])
 def test_q_k_v_of_many_lines_come_by_the_copy_engine(lines, boxed):
-    from trapline.gold.decoder.compact import is_boxed
+    from trapline.gold.decoder.tile_config import uses_tma
     from trapline.gold.tree_decoding.generate_large import large_cut
 
     weights = torch.empty((6144, 4096), dtype=torch.bfloat16, device="meta")
-    assert is_boxed("scaled", large_cut("scaled", lines, 6144), weights) == boxed
+    assert uses_tma("normed_linear", large_cut("normed_linear", lines, 6144), weights) == boxed
 
 
 @pytest.mark.parametrize("part", ["attention_bias", "mlp_bias"])

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from trapline.gold.decoder.sampling import Chooser, Sampling
+from trapline.gold.decoder.sampling import Sampling, TokenSampler
 from trapline.gold.errors import RangeError, ShapeError
 from trapline.gold.tree_decoding.choice import Penalties
 from trapline.gold.tree_decoding.generate import generate, stream
@@ -146,7 +146,7 @@ def test_the_same_seed_gives_the_same_text_however_it_was_drafted(tables, name, 
 
 def sampled_alone(tables, target, prompt, way, most=10):
     """Plain sampling by the decoder's own chooser, one token after the other."""
-    choose = Chooser([way], VOCAB, torch.device("cpu"))
+    choose = TokenSampler([way], VOCAB, torch.device("cpu"))
     made = []
     while len(made) < most:
         logits = target.table[tables.state_of([*prompt, *made])]

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from trapline.gold.decoder.api import Decoder
 from trapline.gold.decoder.config import from_dict
 from trapline.gold.decoder.generate import generate as plain
-from trapline.gold.decoder.model import Decoder
 from trapline.gold.errors import RangeError, UnsupportedError
 from trapline.gold.tree_decoding.decoder_target import DecoderTarget
 from trapline.gold.tree_decoding.drafter import DFlashDrafter, drafter_config

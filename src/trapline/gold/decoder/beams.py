@@ -10,8 +10,8 @@ from torch import Tensor
 from trapline.gold.beam_search.api import Candidates, beam_search, checked_rules
 from trapline.gold.beam_search.search import Beam
 from trapline.gold.decoder.beams_device import DeviceSearch
-from trapline.gold.decoder.graphs import Running, StaticStep
-from trapline.gold.decoder.model import Decoder
+from trapline.gold.decoder.graphed_step import GraphedStep, StepRow
+from trapline.gold.decoder.network import Network
 from trapline.gold.decoder.pool import Pool, PooledSequence
 from trapline.gold.decoder.sampling import ranked
 from trapline.gold.errors import RangeError
@@ -21,7 +21,7 @@ PAGE = 16
 
 
 def search(
-    decoder: Decoder,
+    decoder: Network,
     prompts: Sequence[Sequence[int]],
     *,
     beam_width: int,
@@ -45,7 +45,7 @@ class Searcher:
 
     def __init__(
         self,
-        decoder: Decoder,
+        decoder: Network,
         *,
         beam_width: int,
         max_new_tokens: int,
@@ -104,7 +104,7 @@ class BeamModel:
 
     def __init__(
         self,
-        decoder: Decoder,
+        decoder: Network,
         prompts: Sequence[Sequence[int]],
         beam_width: int,
         max_new_tokens: int,
@@ -125,7 +125,7 @@ class BeamModel:
         dtype, device = decoder.norm.weight.dtype, decoder.device
         self.pool = Pool(decoder.config, max(pages, 1), PAGE, dtype, device)
         rows = max(len(prompts) * beam_width, 1)
-        self._step = StaticStep(decoder, self.pool, rows, -(-longest // PAGE))
+        self._step = GraphedStep(decoder, self.pool, rows, -(-longest // PAGE))
         self._rows: list[PooledSequence] = []
 
     @torch.no_grad()
@@ -151,7 +151,7 @@ class BeamModel:
         ]
         self.pool.copy(copies)
         self._step.load(
-            [Running(row, token, 0) for row, token in zip(self._rows, tokens, strict=True)]
+            [StepRow(row, token, 0) for row, token in zip(self._rows, tokens, strict=True)]
         )
         answer = self._candidates(self._step.logits()[: len(tokens)])
         for row in self._rows:

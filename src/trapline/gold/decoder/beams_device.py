@@ -17,12 +17,13 @@ from trapline.gold.beam_search.batched_search import BatchedSearch, Offered
 from trapline.gold.beam_search.policy import Rules
 from trapline.gold.beam_search.search import Beam
 from trapline.gold.decoder.capture import captured
-from trapline.gold.decoder.cuts import SHORT_TAIL
-from trapline.gold.decoder.forward import Forward, Rows
-from trapline.gold.decoder.model import Decoder
+from trapline.gold.decoder.decode_batch import DecodeBatch
+from trapline.gold.decoder.decode_step import DecodeStep
+from trapline.gold.decoder.network import Network
 from trapline.gold.decoder.pool import Pool
-from trapline.gold.decoder.prompts import PromptPass
+from trapline.gold.decoder.prompt_pass import PromptPass
 from trapline.gold.decoder.sampling import ranked
+from trapline.gold.decoder.tile_config import SHORT_TAIL
 from trapline.gold.errors import RangeError
 from trapline.gold.softmax_topk.api import TopK
 
@@ -53,7 +54,7 @@ class DeviceSearch:
     What is captured for the first batch, and of the pass over prompts for the second, serves all.
     """
 
-    def __init__(self, decoder: Decoder, lengths: Sequence[int], rules: Rules) -> None:
+    def __init__(self, decoder: Network, lengths: Sequence[int], rules: Rules) -> None:
         self._rules, self._lengths = rules, list(lengths)
         vocabulary, device = decoder.config.vocab, decoder.device
         if rules.beam_width < 2:
@@ -81,7 +82,7 @@ class DeviceSearch:
         for row, prompt in enumerate(prompts):
             pages[row, : len(prompt.table)] = torch.tensor(prompt.table)
         rows = count * width
-        self._rows = Rows(
+        self._rows = DecodeBatch(
             ids=torch.zeros(rows, dtype=torch.int64, device=device),
             positions=torch.zeros(rows, dtype=torch.int64, device=device),
             active=torch.ones(rows, dtype=torch.bool, device=device),
@@ -96,7 +97,7 @@ class DeviceSearch:
         self._column = torch.arange(steps, device=device)
         self._broken = torch.zeros(1, dtype=torch.int32, device=device)
         self._board = BatchedSearch(rules, lengths, device)
-        self._forward = Forward(decoder, self._pool, rows)
+        self._forward = DecodeStep(decoder, self._pool, rows)
         self._replays: dict[bool, Callable[[], Any]] = {}
 
     @torch.no_grad()
@@ -144,7 +145,7 @@ class DeviceSearch:
         self._replays[is_short]()
         return None
 
-    def _go_on(self, rows: Rows) -> None:
+    def _go_on(self, rows: DecodeBatch) -> None:
         """One token of every beam, and the choice of those that follow."""
         self._move(*self._forward.ranked(rows, self._kept))
 

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from trapline.gold.decoder.model import Decoder
+from trapline.gold.decoder.network import Network
 from trapline.gold.decoder.rope import frequencies
 from trapline.gold.errors import RangeError
 from trapline.gold.kv_cache.calibrate import calibrate as calibrate_rows
@@ -14,7 +14,7 @@ from trapline.gold.kv_cache.calibrated_codec import Calibration
 
 
 @torch.no_grad()
-def calibrate(decoder: Decoder, texts: Sequence[Sequence[int]]) -> Calibration:
+def calibrate(decoder: Network, texts: Sequence[Sequence[int]]) -> Calibration:
     """For `KVCache(…, bits=4, calibration=…)`: reads these token ids, a sequence each.
 
     A few thousand tokens of what the model will read are enough; whatever is judged by the cache
@@ -40,7 +40,7 @@ def calibrate(decoder: Decoder, texts: Sequence[Sequence[int]]) -> Calibration:
     return calibrate_rows(queries, keys, rows[2::3], turns=turns)
 
 
-def _parts(decoder: Decoder) -> list[nn.Module]:
+def _parts(decoder: Network) -> list[nn.Module]:
     """Of every layer the modules whose outputs are queries, keys and values before turning."""
     names = ("q_norm", "k_norm", "v") if decoder.config.qk_norm else ("q", "k", "v")
     return [layer.get_submodule(f"attention.{name}") for layer in decoder.layers for name in names]

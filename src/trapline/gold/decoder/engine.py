@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from trapline.gold import checks
-from trapline.gold.decoder.graphs import ROOM, Running, StaticStep
-from trapline.gold.decoder.model import Decoder
+from trapline.gold.decoder.graphed_step import ROOM, GraphedStep, StepRow
+from trapline.gold.decoder.network import Network
 from trapline.gold.decoder.pool import Pool, PooledSequence
-from trapline.gold.decoder.sampling import NO_TOKEN, Chooser, Sampling
+from trapline.gold.decoder.sampling import NO_TOKEN, Sampling, TokenSampler
 from trapline.gold.decoder.text import TextStream
 from trapline.gold.errors import RangeError
 
@@ -88,7 +88,7 @@ class Engine:
 
     def __init__(
         self,
-        decoder: Decoder,
+        decoder: Network,
         *,
         rows: int = 32,
         pages: int = 1024,
@@ -102,10 +102,10 @@ class Engine:
         dtype = decoder.norm.weight.dtype
         self.pool = Pool(decoder.config, pages, page_size, dtype, decoder.device, bits)
         most = self.pool.book.pages_for(decoder.config.context)
-        self._step = StaticStep(decoder, self.pool, rows, min(pages, most))
+        self._step = GraphedStep(decoder, self.pool, rows, min(pages, most))
         self._waiting: deque[_Request] = deque()
         self._running: list[_Request] = []
-        self._chooser: Chooser | None = None
+        self._chooser: TokenSampler | None = None
         #: What later steps will say: a GPU is asked for several steps at once, and while they are
         #: read and handed out, for the next ones.
         self._ahead: deque[list[tuple[_Request, int]]] = deque()
@@ -277,7 +277,7 @@ class Engine:
         if self._chooser is None:
             self._chooser = self._choose_for(self._running)
             self._step.load(
-                [Running(_opened(one), one.tokens[-1], len(one.tokens)) for one in self._running]
+                [StepRow(_opened(one), one.tokens[-1], len(one.tokens)) for one in self._running]
             )
         tokens = self._step.choose_ahead(self._chooser, min(self._most_ahead, left))
         if not tokens.is_cuda:
@@ -312,9 +312,9 @@ class Engine:
             self._ahead.clear()
             self._flight = None
 
-    def _choose_for(self, requests: Sequence[_Request]) -> Chooser:
+    def _choose_for(self, requests: Sequence[_Request]) -> TokenSampler:
         ways = [request.way for request in requests]
-        return Chooser(ways, self.decoder.config.vocab, self.decoder.device)
+        return TokenSampler(ways, self.decoder.config.vocab, self.decoder.device)
 
 
 def _integers(name: str, given: Iterable[Any]) -> list[int]:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from trapline.gold import checks
 from trapline.gold.decoder.engine import Engine, Token
-from trapline.gold.decoder.model import Decoder
+from trapline.gold.decoder.network import Network
 from trapline.gold.decoder.sampling import Sampling
 from trapline.gold.errors import DTypeError, RangeError
 
@@ -13,7 +13,7 @@ PAGE = 16
 
 
 def stream(
-    decoder: Decoder,
+    decoder: Network,
     prompts: Sequence[Sequence[int]],
     *,
     max_new_tokens: int,
@@ -50,7 +50,7 @@ def stream(
 
 
 def generate(
-    decoder: Decoder,
+    decoder: Network,
     prompts: Sequence[Sequence[int]],
     *,
     max_new_tokens: int,
@@ -72,7 +72,7 @@ def generate(
     return answers
 
 
-def _engine(decoder: Decoder, prompts: Sequence[Sequence[int]], new: int, batch: int) -> Engine:
+def _engine(decoder: Network, prompts: Sequence[Sequence[int]], new: int, batch: int) -> Engine:
     """As many pages as the longest prompts need that may run together.
 
     More than the context is refused when a prompt is added: no memory is taken for it before.

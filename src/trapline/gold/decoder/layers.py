@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from trapline.gold.attention.api import flash_attention_varlen
 from trapline.gold.decoder.config import DecoderConfig
-from trapline.gold.decoder.packing import Kept, Packing, joined
+from trapline.gold.decoder.packing import LayerKV, Packing, joined
 from trapline.gold.decoder.rope import rotate
 from trapline.gold.norms.api import layer_norm, rms_norm
 
@@ -57,7 +57,7 @@ class Attention(nn.Module):
         mixed = attend(q, packing.append(layer, k, v), packing)
         return tensor(self.out(mixed.reshape(len(x), -1)))
 
-    def _causal(self, q: Tensor, parts: list[Kept], packing: Packing) -> Tensor:
+    def _causal(self, q: Tensor, parts: list[LayerKV], packing: Packing) -> Tensor:
         """Each sequence's new queries over all it has; the last query sees the last key."""
         rows = joined(parts)
         return tensor(
@@ -74,7 +74,7 @@ class Attention(nn.Module):
             )
         )
 
-    def _masked(self, q: Tensor, parts: list[Kept], packing: Packing) -> Tensor:
+    def _masked(self, q: Tensor, parts: list[LayerKV], packing: Packing) -> Tensor:
         """Who sees whom is given, as for the nodes of a tree that share one cache."""
         assert packing.masks is not None
         places = torch.split(packing.positions, packing.counts)

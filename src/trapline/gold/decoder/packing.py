@@ -29,7 +29,7 @@ class OwnCache(Cache, Protocol):
     def append(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]: ...
 
 
-class Kept(NamedTuple):
+class LayerKV(NamedTuple):
     """Keys and values of one layer, old and new, (S, G, D) each, and how many each sequence has."""
 
     keys: Tensor
@@ -41,12 +41,12 @@ class Kept(NamedTuple):
         return zip(*(torch.split(side, self.lengths) for side in self[:2]), strict=True)
 
 
-def joined(parts: Sequence[Kept]) -> Kept:
+def joined(parts: Sequence[LayerKV]) -> LayerKV:
     """All sequences of all stores, one after the other."""
     if len(parts) == 1:
         return parts[0]
     keys, values, lengths = zip(*parts, strict=True)
-    return Kept(torch.cat(keys), torch.cat(values), list(chain(*lengths)))
+    return LayerKV(torch.cat(keys), torch.cat(values), list(chain(*lengths)))
 
 
 class OwnRows:
@@ -55,10 +55,10 @@ class OwnRows:
     def __init__(self, cache: OwnCache, count: int) -> None:
         self._cache, self.count = cache, count
 
-    def append(self, layer: int, k: Tensor, v: Tensor) -> Kept:
+    def append(self, layer: int, k: Tensor, v: Tensor) -> LayerKV:
         """Stores new rows; all of that layer that the cache still has."""
         keys, values = self._cache.append(layer, k, v)
-        return Kept(keys, values, [len(keys)])
+        return LayerKV(keys, values, [len(keys)])
 
 
 class PooledRows:
@@ -86,13 +86,13 @@ class PooledRows:
                 self._pool.book.shrink(one.seq, pages * self._pool.page_size)
             raise
 
-    def append(self, layer: int, k: Tensor, v: Tensor) -> Kept:
+    def append(self, layer: int, k: Tensor, v: Tensor) -> LayerKV:
         """Stores new rows; all of that layer."""
         stored = self._pool.layer(layer)
         stored.put(self._new, k, v)
         if len(self._new) == len(self._all) and stored.scales is None:
-            return Kept(k, v, self._lengths)  # what would be read back is what was stored
-        return Kept(*stored.get(self._all, k.dtype), self._lengths)
+            return LayerKV(k, v, self._lengths)  # what would be read back is what was stored
+        return LayerKV(*stored.get(self._all, k.dtype), self._lengths)
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class Packing:
     masks: Sequence[Tensor] | None = None
     _boundaries: dict[tuple[int, ...], Tensor] = field(default_factory=dict)
 
-    def append(self, layer: int, k: Tensor, v: Tensor) -> list[Kept]:
+    def append(self, layer: int, k: Tensor, v: Tensor) -> list[LayerKV]:
         """Stores new rows of one layer; all of that layer, store by store."""
         sizes = [store.count for store in self.stores]
         new = zip(self.stores, torch.split(k, sizes), torch.split(v, sizes), strict=True)

@@ -22,7 +22,7 @@ _CODES = {8: torch.int8, 4: torch.uint8, "fp8": torch.uint8}
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredLayer:
     """One layer: rows (slots, G, …) as they are, or codes with a float16 scale a slot and head."""
 
     keys: Tensor
@@ -118,11 +118,11 @@ class Pool:
         """Scales included."""
         return sum(one.nbytes for one in (self.keys, self.values, *self.scales))
 
-    def layer(self, number: int) -> Stored:
+    def layer(self, number: int) -> StoredLayer:
         """One layer's part."""
         keys, values = self.keys[number], self.values[number]
         scales = (self.scales[0][number], self.scales[1][number]) if self.scales else None
-        return Stored(keys, values, scales, self.bits, self._width, self.page_size)
+        return StoredLayer(keys, values, scales, self.bits, self._width, self.page_size)
 
     def open(self) -> "PooledSequence":
         """A new, empty sequence."""

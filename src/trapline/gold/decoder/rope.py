@@ -1,11 +1,24 @@
 """Rotary positions, in half-split order: element d turns with element d + D/2."""
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from trapline.gold.decoder.config import RopeConfig
+
+
+class Rope(NamedTuple):
+    """What happens to queries and keys before they are used."""
+
+    #: (context, D/2) cosine and sine of every position; None for learned positions.
+    cosine: Tensor | None
+    sine: Tensor | None
+    #: (D,) weights of the norms of queries and keys, for models that have them.
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+    eps: float
 
 
 def angles(rope: RopeConfig, head_dim: int, positions: Tensor, like: Tensor) -> tuple[Tensor, ...]:

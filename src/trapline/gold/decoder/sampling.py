@@ -64,7 +64,7 @@ class Ways(NamedTuple):
     seed: Tensor
 
 
-class Chooser:
+class TokenSampler:
     """Chooses for the rows of one batch, as long as it stays the same batch."""
 
     def __init__(self, ways: Sequence[Sampling], vocabulary: int, device: torch.device) -> None:

@@ -6,15 +6,16 @@ from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from trapline.gold.decoder.config import DecoderConfig, RopeConfig, read_config
-from trapline.gold.decoder.model import Decoder
+from trapline.gold.decoder.network import Network
 from trapline.gold.errors import DTypeError, RangeError, ShapeError, UnsupportedError
 
+NetworkT = TypeVar("NetworkT", bound=Network)
 #: What says in which file each tensor of a checkpoint of several files is.
 INDEX = "model.safetensors.index.json"
 _LLAMA_LAYER = {
@@ -91,26 +92,36 @@ class _Pair:
         return whole[::-1] if self.turned else whole
 
 
-def load(folder: Path, dtype: torch.dtype | str | None, device: str) -> Decoder:
-    """A decoder with the checkpoint's weights; a missing or misshapen tensor is named."""
-    dtype = getattr(torch, dtype, dtype) if isinstance(dtype, str) else dtype
-    if dtype is not None and dtype not in _DTYPES:
-        raise DTypeError(f"weights are floats of 16, 32 or 64 bits, not {dtype}")
+def checked_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
+    """The dtype by its name; refuses what weights cannot have."""
+    found = getattr(torch, dtype, dtype) if isinstance(dtype, str) else dtype
+    if found is not None and found not in _DTYPES:
+        raise DTypeError(f"weights are floats of 16, 32 or 64 bits, not {found}")
+    assert not isinstance(found, str)
+    return found
+
+
+def check_device(device: str) -> None:
+    """Refuses CUDA where there is none."""
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise UnsupportedError("there is no CUDA device here")
-    if quantisation(folder) == "trapline-ternary":
-        from trapline.gold.ternary.packed_model import load_packed
 
-        return load_packed(folder, dtype, device)
-    return from_tensors(read_config(folder), read_tensors(folder), dtype, device)
+
+def load(model: type[NetworkT], folder: Path, dtype: torch.dtype | None, device: str) -> NetworkT:
+    """A model with the checkpoint's weights; a missing or misshapen tensor is named."""
+    return from_tensors(model, read_config(folder), read_tensors(folder), dtype, device)
 
 
 def from_tensors(
-    config: DecoderConfig, theirs: dict[str, Tensor], dtype: torch.dtype | None, device: str
-) -> Decoder:
-    """A decoder with these tensors, named as in a checkpoint; what need not be moved is shared."""
+    model: type[NetworkT],
+    config: DecoderConfig,
+    theirs: dict[str, Tensor],
+    dtype: torch.dtype | None,
+    device: str,
+) -> NetworkT:
+    """A model with these tensors, named as in a checkpoint; what need not be moved is shared."""
     with torch.device("meta"):
-        decoder = Decoder(config)
+        decoder = model(config)
     ours = dict(decoder.named_parameters())
     found: dict[str, Tensor] = {}
     used: set[str] = set()
@@ -183,7 +194,7 @@ def _shards(folder: Path) -> list[str]:
         raise RangeError(f"{index} is no index of a sharded checkpoint") from None
 
 
-def save(decoder: Decoder, folder: Path, shard_bytes: int) -> None:
+def save(decoder: Network, folder: Path, shard_bytes: int) -> None:
     """`config.json` and safetensors that transformers reads too, split above `shard_bytes`."""
     settings = as_dict(decoder.config, decoder.norm.weight.dtype)
     ours = dict(decoder.named_parameters())
@@ -245,7 +256,7 @@ def _sharded(tensors: dict[str, Tensor], shard_bytes: int) -> dict[str, list[str
     }
 
 
-def _pairs(decoder: Decoder) -> Iterator[_Pair]:
+def _pairs(decoder: Network) -> Iterator[_Pair]:
     """Every tensor of the checkpoint, and what it is here."""
     config = decoder.config
     parameters = {name for name, _ in decoder.named_parameters()}

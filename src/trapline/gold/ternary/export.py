@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from trapline.gold.atomic_write import write_folder
-from trapline.gold.decoder.model import Decoder
+from trapline.gold.decoder.api import Decoder
 from trapline.gold.decoder.text import end_ids, save_ends
 from trapline.gold.decoder.weights import INDEX, quantisation
 from trapline.gold.errors import RangeError

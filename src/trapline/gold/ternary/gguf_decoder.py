@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from trapline.gold.decoder.api import Decoder
 from trapline.gold.decoder.config import DecoderConfig, RopeConfig
-from trapline.gold.decoder.model import Decoder
 from trapline.gold.errors import RangeError
 from trapline.gold.ternary import gguf, quantize
 from trapline.gold.ternary import pack as storage

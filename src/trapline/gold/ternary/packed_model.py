@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from trapline.gold.atomic_write import write_file
 from trapline.gold.decoder.config import from_dict
-from trapline.gold.decoder.model import Decoder
-from trapline.gold.decoder.weights import as_dict, read_tensors, save_tensors
+from trapline.gold.decoder.network import Network
+from trapline.gold.decoder.weights import NetworkT, as_dict, read_tensors, save_tensors
 from trapline.gold.errors import RangeError, ShapeError
 from trapline.gold.ternary import pack as storage
 from trapline.gold.ternary.layers import TernaryEmbedding, TernaryLinear
@@ -106,7 +106,7 @@ def packed_bytes(model: nn.Module) -> int:
     return sum(t.numel() * t.element_size() for t in tensors.values())
 
 
-def save_packed(decoder: Decoder, folder: Path) -> None:
+def save_packed(decoder: Network, folder: Path) -> None:
     """`config.json` and one safetensors file of planes, scales and dense norms.
 
     The decoder is packed or all ternary; what is already there stays until the new files are whole.
@@ -129,7 +129,9 @@ def save_packed(decoder: Decoder, folder: Path) -> None:
     write_file(folder / "config.json", lambda place: place.write_text(text))
 
 
-def load_packed(folder: Path, dtype: torch.dtype | None = None, device: str = "cpu") -> Decoder:
+def load_packed(
+    folder: Path, dtype: torch.dtype | None = None, device: str = "cpu", *, model: type[NetworkT]
+) -> NetworkT:
     """The opposite of `save_packed`: no dense matrix is made at any time.
 
     `dtype` is that of norms and activations: float32 on a CPU, bfloat16 elsewhere unless given.
@@ -140,7 +142,7 @@ def load_packed(folder: Path, dtype: torch.dtype | None = None, device: str = "c
     if type(group_size) is not int or group_size < 1:
         raise RangeError(f"group_size of the packed weights must be positive, got {group_size!r}")
     with torch.device("meta"):
-        decoder = Decoder(from_dict(raw))
+        decoder = model(from_dict(raw))
     tensors = {name: value.to(device) for name, value in read_tensors(folder).items()}
     _put_matrices(decoder, tensors, group_size, kind)
     for name, parameter in list(decoder.named_parameters()):
@@ -152,7 +154,7 @@ def load_packed(folder: Path, dtype: torch.dtype | None = None, device: str = "c
 
 
 def _put_matrices(
-    decoder: Decoder, tensors: dict[str, Tensor], group_size: int, dtype: torch.dtype
+    decoder: Network, tensors: dict[str, Tensor], group_size: int, dtype: torch.dtype
 ) -> None:
     kinds = {nn.Linear: PackedLinear, nn.Embedding: PackedEmbedding}
     for name, child in list(decoder.named_modules()):

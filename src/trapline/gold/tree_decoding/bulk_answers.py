@@ -15,9 +15,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from trapline.gold import checks
+from trapline.gold.decoder.api import Decoder
 from trapline.gold.decoder.capture import captured
 from trapline.gold.decoder.layers import tensor
-from trapline.gold.decoder.model import Decoder
 from trapline.gold.decoder.rope import angles, rotate
 from trapline.gold.errors import RangeError
 from trapline.gold.tree_decoding.generate_static import StaticConfig, check_shape

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from trapline.gold.decoder.sampling import Chooser, Sampling
+from trapline.gold.decoder.sampling import Sampling, TokenSampler
 from trapline.gold.errors import RangeError
 
 
@@ -45,7 +45,7 @@ def picks(logits: Tensor, ways: Sequence[Sampling], made: Tensor) -> Tensor:
     Negative where logits have no softmax.
     """
     rows, nodes, vocabulary = logits.shape
-    choose = Chooser([way for way in ways for _ in range(nodes)], vocabulary, logits.device)
+    choose = TokenSampler([way for way in ways for _ in range(nodes)], vocabulary, logits.device)
     return choose(logits.reshape(rows * nodes, vocabulary), made.flatten()).view(rows, nodes)
 
 

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from trapline.gold import checks
+from trapline.gold.decoder.api import Decoder
 from trapline.gold.decoder.cache import SequenceCache
 from trapline.gold.decoder.config import DecoderConfig, RopeConfig
 from trapline.gold.decoder.layers import Feedforward, Norm, tensor
-from trapline.gold.decoder.model import Decoder
 from trapline.gold.decoder.rope import frequencies
 from trapline.gold.errors import RangeError, ShapeError
 

@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from trapline.gold import checks
+from trapline.gold.decoder.api import Decoder
 from trapline.gold.decoder.layers import tensor
-from trapline.gold.decoder.model import Decoder
 from trapline.gold.tree_decoding import reference
 from trapline.gold.tree_decoding.drafter import DFlash
 

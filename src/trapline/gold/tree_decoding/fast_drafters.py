@@ -7,7 +7,7 @@ import triton
 from torch import Tensor
 
 from trapline.gold import checks
-from trapline.gold.decoder.model import Decoder
+from trapline.gold.decoder.api import Decoder
 from trapline.gold.device import may_start_early
 from trapline.gold.softmax_topk.api import softmax_topk
 from trapline.gold.tree_decoding.drafter import DFlash

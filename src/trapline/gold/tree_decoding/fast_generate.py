@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import torch
 
+from trapline.gold.decoder.api import Decoder
 from trapline.gold.decoder.capture import captured
-from trapline.gold.decoder.model import Decoder
 from trapline.gold.errors import RangeError
 from trapline.gold.tree_decoding.fast_drafters import LOG, FusedDrafter
 from trapline.gold.tree_decoding.fast_rounds import FusedRounds

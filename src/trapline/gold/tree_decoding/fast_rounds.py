@@ -11,7 +11,7 @@ import torch
 import triton
 from torch import Tensor
 
-from trapline.gold.decoder.model import Decoder
+from trapline.gold.decoder.api import Decoder
 from trapline.gold.decoder.rope import angles
 from trapline.gold.errors import UnsupportedError
 from trapline.gold.tree_decoding.drafter_static import Store

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from trapline.gold.decoder.model import Decoder
+from trapline.gold.decoder.api import Decoder
 from trapline.gold.errors import RangeError
 from trapline.gold.tree_decoding.drafter_static import StaticDrafter
 from trapline.gold.tree_decoding.generate import Output

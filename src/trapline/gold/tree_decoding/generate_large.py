@@ -5,8 +5,9 @@ import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from trapline.gold.decoder.compact import Cut, Weights
-from trapline.gold.decoder.held import settle
+from trapline.gold.decoder.fused_step import LayerWeights
+from trapline.gold.decoder.split_k_linear import reduce_split_k
+from trapline.gold.decoder.tile_config import TileConfig
 from trapline.gold.device import is_hopper, may_start_early, processors
 from trapline.gold.tree_decoding.hopper.linear_many_rows import (
     gated_large_kernel,
@@ -26,7 +27,7 @@ PLANE_N, PLANE_K = 64, 1024
 class Large:
     """Planes for the products of `lines` lines that are added to the stream."""
 
-    def __init__(self, layer: Weights, lines: int) -> None:
+    def __init__(self, layer: LayerWeights, lines: int) -> None:
         self._early = may_start_early(layer.out.device)
         self._processors = processors(layer.out)
         planes = max(self._planes_of(w) for w in (layer.out, layer.down))
@@ -41,9 +42,9 @@ class Large:
     def add(
         self, x: Tensor, w: Tensor, stream: Tensor, weight: Tensor, y: Tensor, squares: Tensor
     ) -> int:
-        """Adds x · wᵀ to the stream, as `added_kernel` does; into how many squares a row is cut."""
+        """Adds x · wᵀ to the stream as `residual_linear_kernel` does; returns square sums a row."""
         rows, (outputs, inputs) = len(stream), w.shape
-        cut = large_cut("added", rows, outputs)
+        cut = large_cut("residual_linear", rows, outputs)
         each = triton.cdiv(inputs, self._planes_of(w) * cut.block_k) * cut.block_k
         planes = triton.cdiv(inputs, each)
         grid = triton.cdiv(outputs, cut.block_n), planes, triton.cdiv(rows, cut.block_b)
@@ -54,14 +55,14 @@ class Large:
             **self._cut(cut),
         )
         after = stream, weight, y, squares
-        return settle(self._planes, planes, *after, rows, early=self._early)
+        return reduce_split_k(self._planes, planes, *after, rows, early=self._early)
 
     def gate(
         self, x: Tensor, w: Tensor, squares: Tensor, out: Tensor, parts: int, eps: float
     ) -> None:
         """silu(gate) · up of x behind a norm, as `gated_kernel` does."""
         rows, outputs, inputs = len(x), w.shape[0] // 2, w.shape[1]
-        cut = large_cut("gated", rows, outputs)
+        cut = large_cut("normed_swiglu", rows, outputs)
         kernel, widths = gated_whole_kernel, [cut.block_n]
         if rows <= GROUP:
             kernel, widths = gated_large_kernel, [cut.block_n, cut.block_n // 2]
@@ -73,7 +74,7 @@ class Large:
             **self._cut(cut),
         )
 
-    def _cut(self, cut: Cut) -> dict[str, object]:
+    def _cut(self, cut: TileConfig) -> dict[str, object]:
         return {
             "BLOCK_B": cut.block_b,
             "BLOCK_N": cut.block_n,
@@ -85,12 +86,12 @@ class Large:
         }
 
 
-def is_large(layer: Weights, lines: int) -> bool:
+def is_large(layer: LayerWeights, lines: int) -> bool:
     """Whether a pass over these lines has large products."""
     return lines > FEW and layer.up.numel() > LARGE
 
 
-def serves(layer: Weights, lines: int) -> bool:
+def serves(layer: LayerWeights, lines: int) -> bool:
     """Whether these are for here: stages are Hopper's, and its copy engine wants whole 16 bytes."""
     if not is_large(layer, lines) or lines > MANY or layer.out.dtype != torch.bfloat16:
         return False
@@ -100,17 +101,17 @@ def serves(layer: Weights, lines: int) -> bool:
     )
 
 
-def large_cut(kind: str, lines: int, outputs: int) -> Cut:
+def large_cut(kind: str, lines: int, outputs: int) -> TileConfig:
     """docs/components/tree_decoding.md says what was tried.
 
     One program a processor, with as many stages as help; two that fit would not be on all of them.
     """
     few = lines <= GROUP
     block_b, warps = (64, 4) if few else (128, 8)
-    if kind == "gated":
-        return Cut(block_b, 64 if few else 128, 64, 1, warps, 4)
-    if kind == "added":
-        return Cut(block_b, PLANE_N, 128, 1, warps, 4)
+    if kind == "normed_swiglu":
+        return TileConfig(block_b, 64 if few else 128, 64, 1, warps, 4)
+    if kind == "residual_linear":
+        return TileConfig(block_b, PLANE_N, 128, 1, warps, 4)
     if outputs > 20_000:
-        return Cut(block_b, 128, 64, 1, warps, 4 if few else 6)
-    return Cut(64, 64, 128, 1, 4, 4) if few else Cut(128, 64, 64, 1, 4, 6)
+        return TileConfig(block_b, 128, 64, 1, warps, 4 if few else 6)
+    return TileConfig(64, 64, 128, 1, 4, 4) if few else TileConfig(128, 64, 64, 1, 4, 6)

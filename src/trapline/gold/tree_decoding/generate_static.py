@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from trapline.gold import checks
+from trapline.gold.decoder.api import Decoder
 from trapline.gold.decoder.config import RopeConfig
 from trapline.gold.decoder.layers import tensor
-from trapline.gold.decoder.model import Decoder
 from trapline.gold.decoder.rope import frequencies
 from trapline.gold.decoder.sampling import uniforms
 from trapline.gold.errors import RangeError, UnsupportedError

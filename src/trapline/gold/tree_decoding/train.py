@@ -26,7 +26,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def run(options: argparse.Namespace) -> None:
     """Loads, regenerates, trains, saves; says how far it is."""
-    from trapline.gold.decoder.model import Decoder
+    from trapline.gold.decoder.api import Decoder
     from trapline.gold.tree_decoding import checkpoint, training
     from trapline.gold.tree_decoding.drafter import drafter_config
 

@@ -17,9 +17,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from trapline.gold import checks
+from trapline.gold.decoder.api import Decoder
 from trapline.gold.decoder.capture import captured
 from trapline.gold.decoder.generate import generate
-from trapline.gold.decoder.model import Decoder
 from trapline.gold.decoder.sampling import Sampling
 from trapline.gold.errors import RangeError
 from trapline.gold.ternary.training.optimizers import Recipe, make_optimisers

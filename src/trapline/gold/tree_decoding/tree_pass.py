@@ -15,11 +15,12 @@ import triton
 from torch import Tensor, nn
 from torch.nn import functional
 
-from trapline.gold.decoder.compact import LOG2_E, CompactStep, Cut, Weights
 from trapline.gold.decoder.config import DecoderConfig
-from trapline.gold.decoder.fused import swiglu
-from trapline.gold.decoder.kernels_step import embed_kernel
+from trapline.gold.decoder.fused_step import LOG2_E, FusedDecodeStep, LayerWeights
 from trapline.gold.decoder.layers import tensor
+from trapline.gold.decoder.step_ops import swiglu
+from trapline.gold.decoder.tile_config import TileConfig
+from trapline.gold.decoder.triton.step_linear import embed_kernel
 from trapline.gold.norms.api import rms_norm
 from trapline.gold.tree_decoding.generate_large import FEW, Large, is_large, large_cut, serves
 from trapline.gold.tree_decoding.triton.attention import tree_attend_kernel
@@ -64,7 +65,7 @@ class Grown(NamedTuple):
     fresh: Tensor  # (lines, layers · 2 · G · D)
 
 
-class TreePass(CompactStep):
+class TreePass(FusedDecodeStep):
     """Logits, or the best of their tiles, of R · M lines; keys and values lie in rows of `room`.
 
     `taps` are layers whose outputs are copied into `features` (R · M, taps · C).
@@ -73,7 +74,7 @@ class TreePass(CompactStep):
     def __init__(
         self,
         body: Body,
-        layers: list[Weights],
+        layers: list[LayerWeights],
         angles: tuple[Tensor, Tensor],
         store: tuple[Tensor, Tensor],
         *,
@@ -137,7 +138,7 @@ class TreePass(CompactStep):
         """The stream of these ids and its first projections, and those of what has `grown`."""
         features, weight, first = grown.features, grown.fuse, self._layers[0]
         lines, (outputs, inputs) = len(features), weight.shape
-        cut = self.cut_for("added", lines, outputs, inputs)
+        cut = self.tile_config_for("residual_linear", lines, outputs, inputs)
         tiles = triton.cdiv(outputs, cut.block_n)
         programs = tiles * triton.cdiv(lines, cut.block_b)
         begin_kernel[(programs + len(ids),)](
@@ -145,14 +146,14 @@ class TreePass(CompactStep):
             *(ids, self._embedding, first.norms[0], self._x, self._y, self._squares),
             *(lines, outputs, inputs, features.stride(0), weight.stride(0), tiles, programs),
             BLOCK=triton.next_power_of_2(outputs),
-            **self._cut(cut, "added", outputs, inputs),
+            **self._cut(cut, "residual_linear", outputs, inputs),
         )
         self._project(len(ids), grown, tiles)
         return trees._replace(fresh=grown.fresh)
 
     def _project(self, count: int, grown: Grown, parts: int) -> None:
         (outputs, inputs), lines, qkv = grown.rows_of.shape, len(grown.fresh), self._layers[0].qkv
-        cut = self.cut_for("scaled", max(lines, count), *qkv.shape)
+        cut = self.tile_config_for("normed_linear", max(lines, count), *qkv.shape)
         even = inputs % (cut.split * cut.block_k) == 0
         even = even and all(width % cut.block_n == 0 for width in (outputs, len(qkv)))
         old, new = (triton.cdiv(width, cut.block_n) for width in (len(qkv), outputs))
@@ -162,7 +163,7 @@ class TreePass(CompactStep):
             *(self._y, qkv, self._squares, self._qkv, count, len(qkv), old),
             *(inputs, programs, self._config.norm_eps),
             PARTS=triton.next_power_of_2(parts),
-            **{**self._cut(cut, "scaled", len(qkv), inputs), "EVEN": even},
+            **{**self._cut(cut, "normed_linear", len(qkv), inputs), "EVEN": even},
         )
 
     def _fuse_wide(self, trees: Trees, grown: Grown) -> Trees:
@@ -184,13 +185,13 @@ class TreePass(CompactStep):
             eps = self._config.norm_eps
             self._large.gate(self._y, w, self._squares, self._inner, parts, eps)
 
-    def cut_for(self, kind: str, rows: int, outputs: int, inputs: int) -> Cut:
+    def tile_config_for(self, kind: str, rows: int, outputs: int, inputs: int) -> TileConfig:
         """Small products of bfloat16, and large ones of some dozens of lines, have own tables."""
         if self._large is not None:
             return large_cut(kind, rows, outputs)
         if outputs * inputs < SMALL and self._norm.element_size() == 2:
             return small_cut(kind, rows, inputs)
-        return super().cut_for(kind, rows, outputs, inputs)
+        return super().tile_config_for(kind, rows, outputs, inputs)
 
     def winners(self, tiles: int) -> tuple[Tensor, Tensor, int]:
         """The best of every tile and line and their tokens, (tiles, lines), after a `run`."""
@@ -224,7 +225,7 @@ class TreePass(CompactStep):
             self.features[:, at : at + width] = x[: len(self.features)]
 
     def _tree_attend(
-        self, trees: Trees, layer: Weights, number: int, qkv: Tensor, stream: Tensor
+        self, trees: Trees, layer: LayerWeights, number: int, qkv: Tensor, stream: Tensor
     ) -> None:
         config, tapped = self._config, number - 1 in self._taps
         ratio = config.heads // config.kv_heads
@@ -265,7 +266,7 @@ class TreePass(CompactStep):
         )
 
 
-def small_cut(kind: str, lines: int, inputs: int) -> Cut:
+def small_cut(kind: str, lines: int, inputs: int) -> TileConfig:
     """Products whose time is that of their steps: docs/components/tree_decoding.md says what
     was tried.
 
@@ -274,17 +275,17 @@ def small_cut(kind: str, lines: int, inputs: int) -> Cut:
     for what is not there.
     """
     one_step, few = inputs <= 256, 8 if lines <= 8 else 16
-    if kind == "added":
+    if kind == "residual_linear":
         if one_step:
-            return Cut(8, 16, 128, 2, 2, 2)
-        return Cut(8 if lines <= 2 * FEW else 16, 16, 64, 4, 4, 4)
+            return TileConfig(8, 16, 128, 2, 2, 2)
+        return TileConfig(8 if lines <= 2 * FEW else 16, 16, 64, 4, 4, 4)
     if one_step and lines > 2 * FEW:
-        return Cut(32, 16, 256, 1, 2, 2)
-    if kind == "gated":
-        return Cut(few, 8, 128, 2, 2, 2 if one_step else 4)
+        return TileConfig(32, 16, 256, 1, 2, 2)
+    if kind == "normed_swiglu":
+        return TileConfig(few, 8, 128, 2, 2, 2 if one_step else 4)
     if one_step and lines > 8:
-        return Cut(16, 16, 128, 2, 2, 2)
-    return Cut(few, 16, 64, 4, 4, 6)
+        return TileConfig(16, 16, 128, 2, 2, 2)
+    return TileConfig(few, 16, 64, 4, 4, 6)
 
 
 def attend_cut(block_d: int, size: int, *, alone: bool) -> tuple[int, int]:
@@ -306,10 +307,10 @@ def _add_norm(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> tu
     return tensor(normed.y), tensor(normed.residual)
 
 
-def layer_weights(layer: Any, attention: Any, *, qk_norm: bool) -> Weights:
+def layer_weights(layer: Any, attention: Any, *, qk_norm: bool) -> LayerWeights:
     """Weights of a target's or drafter's layer, joined; the parts become views of the whole."""
     feedforward = layer.feedforward
-    return Weights(
+    return LayerWeights(
         qkv=joined(attention.q, attention.k, attention.v),
         out=tensor(attention.out.weight),
         up=joined(feedforward.gate, feedforward.up),

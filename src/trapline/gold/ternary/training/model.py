@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from trapline.gold.decoder.api import Decoder
 from trapline.gold.decoder.config import DecoderConfig, RopeConfig
-from trapline.gold.decoder.model import Decoder
 from trapline.gold.decoder.rope import frequencies
 from trapline.gold.errors import RangeError
 from trapline.gold.ternary.layers import GROUP, TernaryEmbedding, TernaryLinear, ternarize

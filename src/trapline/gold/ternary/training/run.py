@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 
 from trapline.gold.atomic_write import write_file, write_folder
+from trapline.gold.decoder.api import Decoder
 from trapline.gold.decoder.config import read_config
-from trapline.gold.decoder.model import Decoder
 from trapline.gold.errors import RangeError, ShapeError
 from trapline.gold.ternary.layers import (
     GROUP,

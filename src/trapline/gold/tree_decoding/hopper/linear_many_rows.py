@@ -6,14 +6,14 @@ memory does: a program must have many weights to each line, and every processor 
 gated product is cut into as many programs as there are processors, about, with a tile and a half of
 gates each (with two, and fewer programs, where there are so many lines that reading them counts for
 more); and where outputs are too few for that, K is cut between programs: each leaves a partial sum,
-a plane, and `settle_kernel` of the decoder's short step adds the planes to the stream.
+a plane, and `reduce_split_k_kernel` of the decoder's short step adds the planes to the stream.
 """
 
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from trapline.gold.decoder.kernels_step import LOG2_E, bring, squares_of
+from trapline.gold.decoder.triton.step_linear import LOG2_E, load_square_sums, prefetch_rows
 
 
 @triton.jit
@@ -26,7 +26,7 @@ def planes_kernel(
     begin = tl.program_id(1) * each
     n, b = first + tl.arange(0, BLOCK_N), top + tl.arange(0, BLOCK_B)
     if PDL:
-        bring(w + begin, n, N, K - begin, w_row, 64)
+        prefetch_rows(w + begin, n, N, K - begin, w_row, 64)
         gdc_wait()
         gdc_launch_dependents()
     total = tl.zeros([BLOCK_N, BLOCK_B], tl.float32)
@@ -65,13 +65,13 @@ def gated_large_kernel(
     n, m = first + tl.arange(0, BLOCK_N), second + tl.arange(0, HALF)
     b = top + tl.arange(0, BLOCK_B)
     if PDL:
-        bring(w, n, N, K, w_row, 64)
-        bring(w, m, N, K, w_row, 64)
-        bring(w, N + n, 2 * N, K, w_row, 64)
-        bring(w, N + m, 2 * N, K, w_row, 64)
+        prefetch_rows(w, n, N, K, w_row, 64)
+        prefetch_rows(w, m, N, K, w_row, 64)
+        prefetch_rows(w, N + n, 2 * N, K, w_row, 64)
+        prefetch_rows(w, N + m, 2 * N, K, w_row, 64)
         gdc_wait()
         gdc_launch_dependents()
-    sums = squares_of(squares, b, rows, count, PARTS)
+    sums = load_square_sums(squares, b, rows, count, PARTS)
     gate = tl.zeros([BLOCK_B, BLOCK_N], tl.float32)
     up = tl.zeros([BLOCK_B, BLOCK_N], tl.float32)
     half_gate = tl.zeros([BLOCK_B, HALF], tl.float32)
@@ -98,11 +98,11 @@ def gated_whole_kernel(
     first, top = tl.program_id(0) * BLOCK_N, tl.program_id(1) * BLOCK_B
     n, b = first + tl.arange(0, BLOCK_N), top + tl.arange(0, BLOCK_B)
     if PDL:
-        bring(w, n, N, K, w_row, 64)
-        bring(w, N + n, 2 * N, K, w_row, 64)
+        prefetch_rows(w, n, N, K, w_row, 64)
+        prefetch_rows(w, N + n, 2 * N, K, w_row, 64)
         gdc_wait()
         gdc_launch_dependents()
-    sums = squares_of(squares, b, rows, count, PARTS)
+    sums = load_square_sums(squares, b, rows, count, PARTS)
     gate = tl.zeros([BLOCK_N, BLOCK_B], tl.float32)
     up = tl.zeros([BLOCK_N, BLOCK_B], tl.float32)
     for start in range(0, K, BLOCK_K):

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from trapline.gold.decoder.kernels_attend import absorb, turned
+from trapline.gold.decoder.triton.step_attention import apply_rope, softmax_update
 
 
 @triton.jit
@@ -94,9 +94,9 @@ def tree_attend_kernel(
         gdc_wait()
         gdc_launch_dependents()
     at = (row * nodes + node) * qkv_row + head * D
-    q = turned(qkv, at, live, place, cosine, sine, q_norm, eps, D, BLOCK_D)
+    q = apply_rope(qkv, at, live, place, cosine, sine, q_norm, eps, D, BLOCK_D)
     at_t = (row * nodes + t) * qkv_row + (G * R + g) * D
-    own_k = turned(qkv, at_t, there, place_t, cosine, sine, k_norm, eps, D, BLOCK_D)
+    own_k = apply_rope(qkv, at_t, there, place_t, cosine, sine, k_norm, eps, D, BLOCK_D)
     inside = there[:, None] & (d < D)[None, :]
     own_v = tl.load(qkv + (at_t + G * D)[:, None] + d[None, :], mask=inside, other=0.0)
     if fresh is None and chunk == 0:
@@ -114,7 +114,7 @@ def tree_attend_kernel(
         w = tl.arange(0, BLOCK_W)
         new = (w < W) & (stored + w < length)
         at_w = (row * W + w) * fresh_row + g * D
-        new_k = turned(fresh, at_w, new, stored + w, cosine, sine, k_norm, eps, D, BLOCK_D)
+        new_k = apply_rope(fresh, at_w, new, stored + w, cosine, sine, k_norm, eps, D, BLOCK_D)
         within = new[:, None] & (d < D)[None, :]
         new_v = tl.load(fresh + (at_w + G * D)[:, None] + d[None, :], mask=within, other=0.0)
         if chunk == 0:
@@ -125,12 +125,12 @@ def tree_attend_kernel(
         peak, total, weighted = absorb_seen(
             q, new_k, new_v, live[:, None] & new[None, :], peak, total, weighted, scale, PRECISION
         )
-    peak, total, weighted = absorb(
+    peak, total, weighted = softmax_update(
         q, k, v, 0, stored, peak, total, weighted, scale, BLOCK_S, PRECISION
     )
     for start in range(BLOCK_S, stored, BLOCK_S):
         k, v = committed(keys, values, first, start, stored, g, G, D, BLOCK_D, BLOCK_S)
-        peak, total, weighted = absorb(
+        peak, total, weighted = softmax_update(
             q, k, v, start, stored, peak, total, weighted, scale, BLOCK_S, PRECISION
         )
     answer = weighted / tl.where(total == 0.0, 1.0, total)[:, None]

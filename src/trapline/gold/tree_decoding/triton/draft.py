@@ -10,7 +10,12 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from trapline.gold.decoder.kernels_step import bring, factor_of, product, squares_of
+from trapline.gold.decoder.triton.step_linear import (
+    load_square_sums,
+    matmul_tile,
+    prefetch_rows,
+    rms_factor,
+)
 
 
 @triton.jit
@@ -30,10 +35,10 @@ def begin_kernel(
         b = number // tiles * BLOCK_B + tl.arange(0, BLOCK_B)
         scale = tl.load(gain + n, mask=n < N, other=0.0)
         if PDL:
-            bring(w, n, N, K, w_row, AHEAD)
+            prefetch_rows(w, n, N, K, w_row, AHEAD)
             gdc_wait()
             gdc_launch_dependents()
-        total = product(
+        total = matmul_tile(
             features, w, b, n, lines, N, K, features_row, w_row,
             BLOCK_B, BLOCK_N, BLOCK_K, SPLIT, EVEN, PRECISION,
         )  # fmt: skip
@@ -69,14 +74,14 @@ def normed_product(
     n = number % tiles * BLOCK_N + tl.arange(0, BLOCK_N)
     b = number // tiles * BLOCK_B + tl.arange(0, BLOCK_B)
     if PDL:
-        bring(w, n, N, K, K, AHEAD)
+        prefetch_rows(w, n, N, K, K, AHEAD)
         gdc_wait()
         gdc_launch_dependents()
-    sums = squares_of(squares, b, lines, count, PARTS)
-    total = product(
+    sums = load_square_sums(squares, b, lines, count, PARTS)
+    total = matmul_tile(
         x, w, b, n, lines, N, K, K, K, BLOCK_B, BLOCK_N, BLOCK_K, SPLIT, EVEN, PRECISION
     )
-    total *= factor_of(sums, K, eps)
+    total *= rms_factor(sums, K, eps)
     inside = (n < N)[:, None] & (b < lines)[None, :]
     places = out + b.to(tl.int64)[None, :] * N + n[:, None]
     tl.store(places, total.to(out.dtype.element_ty), mask=inside)

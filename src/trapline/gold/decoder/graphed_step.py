@@ -14,11 +14,12 @@ import torch
 from torch import Tensor
 
 from trapline.gold.decoder.capture import captured
-from trapline.gold.decoder.forward import Forward, Rows
-from trapline.gold.decoder.fused import Shared
-from trapline.gold.decoder.model import Decoder
+from trapline.gold.decoder.decode_batch import DecodeBatch
+from trapline.gold.decoder.decode_step import DecodeStep
+from trapline.gold.decoder.network import Network
 from trapline.gold.decoder.pool import Pool, PooledSequence
-from trapline.gold.decoder.sampling import NO_TOKEN, Chooser, greedy
+from trapline.gold.decoder.sampling import NO_TOKEN, TokenSampler, greedy
+from trapline.gold.decoder.step_ops import SharedPrefix
 from trapline.gold.errors import RangeError
 
 #: Pages; a shorter prefix is cheaper to read with the rest.
@@ -27,7 +28,7 @@ WORTH_SHARING = 32
 ROOM = 16
 
 
-class Running(NamedTuple):
+class StepRow(NamedTuple):
     """A row as the step needs it: the token to feed, which is not in its cache yet."""
 
     sequence: PooledSequence
@@ -63,13 +64,13 @@ class _Buffers:
         self.made.add_(1)
 
 
-class StaticStep:
+class GraphedStep:
     """The step for up to `rows` rows of at most `pages` pages each.
 
     It joins the decoder's weights: the decoder stays where it is from now on, and as it is.
     """
 
-    def __init__(self, decoder: Decoder, pool: Pool, rows: int, pages: int) -> None:
+    def __init__(self, decoder: Network, pool: Pool, rows: int, pages: int) -> None:
         self.decoder, self.pool = decoder, pool
         device = decoder.device
         ids, positions, made = torch.zeros((3, rows), dtype=torch.int64, device=device)
@@ -77,12 +78,12 @@ class StaticStep:
         table = torch.zeros((rows, pages), dtype=torch.int32, device=device)
         history = torch.zeros((rows, ROOM), dtype=torch.int64, device=device)
         self._buffers = _Buffers(ids, positions, made, active, table, history)
-        self._forward = Forward(decoder, pool, rows)
+        self._forward = DecodeStep(decoder, pool, rows)
         self._graphs: dict[tuple[int, int, bool], tuple[torch.cuda.CUDAGraph, Tensor]] = {}
         self._rows = self._pages = 0
-        self._shared: list[Shared] = []
+        self._shared_prefixes: list[SharedPrefix] = []
 
-    def load(self, rows: Sequence[Running]) -> None:
+    def load(self, rows: Sequence[StepRow]) -> None:
         """Other rows from now on. This is the only way from the host to the device."""
         ids, positions, made = self._buffers.ids, self._buffers.positions, self._buffers.made
         if len(rows) > len(ids):
@@ -94,7 +95,7 @@ class StaticStep:
         self._rows = self._bucket(len(rows), len(ids))
         self._pages = self._bucket(max(map(len, tables), default=0), pages)
         full = [row.sequence.length // self.pool.page_size for row in rows]
-        self._shared = [] if ids.is_cuda else _shared(tables, full)
+        self._shared_prefixes = [] if ids.is_cuda else _shared_prefixes(tables, full)
         spare = [0] * (self._rows - len(rows))
         _fill(ids, [row.token for row in rows] + spare)
         _fill(positions, [row.sequence.length for row in rows] + spare)
@@ -109,7 +110,7 @@ class StaticStep:
             return self._logits()
         return self._replay(choosing=False)
 
-    def choose(self, chooser: Chooser) -> Tensor:
+    def choose(self, chooser: TokenSampler) -> Tensor:
         """Next tokens (R,) of all loaded rows; the buffers are ready for the step after."""
         if self._buffers.ids.is_cuda and chooser.all_greedy:
             return self._replay(choosing=True)
@@ -121,7 +122,7 @@ class StaticStep:
         here.advance(tokens)
         return tokens
 
-    def choose_ahead(self, chooser: Chooser, steps: int) -> Tensor:
+    def choose_ahead(self, chooser: TokenSampler, steps: int) -> Tensor:
         """Next tokens (steps, R) of that many steps, without a look at any of them."""
         for _ in range(steps):
             self.choose(chooser)
@@ -139,7 +140,7 @@ class StaticStep:
         return self._buffers.first(self._rows, self._pages)
 
     def _logits(self) -> Tensor:
-        return self._forward.logits(self._alone(), self._shared)
+        return self._forward.logits(self._alone(), self._shared_prefixes)
 
     @torch.no_grad()
     def _greedy(self) -> Tensor:
@@ -152,11 +153,11 @@ class StaticStep:
         self._forward.compact.pick(self._alone(), here.made, tokens, here.history)
         return tokens
 
-    def _alone(self) -> Rows:
+    def _alone(self) -> DecodeBatch:
         """Rows that share nothing: all their positions are tail."""
         here, size = self._here(), self.pool.page_size
         table, positions = here.table, here.positions
-        return Rows(here.ids, positions, here.active, table, size, table, size, positions)
+        return DecodeBatch(here.ids, positions, here.active, table, size, table, size, positions)
 
     def _replay(self, *, choosing: bool) -> Tensor:
         key = (self._rows, self._pages, choosing)
@@ -174,9 +175,9 @@ class StaticStep:
         return graph, result[-1]
 
 
-def _shared(tables: Sequence[list[int]], full: Sequence[int]) -> list[Shared]:
+def _shared_prefixes(tables: Sequence[list[int]], full: Sequence[int]) -> list[SharedPrefix]:
     """Neighbours that begin with the same full pages, where it is worth a product of its own."""
-    found: list[Shared] = []
+    found: list[SharedPrefix] = []
     first = 0
     for last in range(1, len(tables) + 1):
         if last < len(tables) and tables[last][:1] == tables[first][:1]:
@@ -185,7 +186,7 @@ def _shared(tables: Sequence[list[int]], full: Sequence[int]) -> list[Shared]:
         columns = zip(*(table[:shortest] for table in tables[first:last]), strict=True)
         same = list(takewhile(lambda column: len(set(column)) == 1, columns))
         if last - first > 1 and len(same) >= WORTH_SHARING:
-            found.append(Shared(first, last, len(same)))
+            found.append(SharedPrefix(first, last, len(same)))
         first = last
     return found
 

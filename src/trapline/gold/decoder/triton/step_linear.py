@@ -25,7 +25,7 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
-def fetch(places):
+def prefetch(places):
     """Asks for the cache lines that hold these pointers."""
     tl.inline_asm_elementwise(
         "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [places.to(tl.int64)],
@@ -34,15 +34,15 @@ def fetch(places):
 
 
 @triton.jit
-def bring(w, n, N, K, w_row, AHEAD: tl.constexpr):
+def prefetch_rows(w, n, N, K, w_row, AHEAD: tl.constexpr):
     """Asks for the first AHEAD elements of the weights' rows n, a cache line at a time."""
     line = tl.minimum(tl.arange(0, AHEAD // 64) * 64, K - 1)
     row = tl.minimum(n, N - 1).to(tl.int64)
-    fetch(w + row[:, None] * w_row + line[None, :])
+    prefetch(w + row[:, None] * w_row + line[None, :])
 
 
 @triton.jit
-def bring_share(w, count):
+def prefetch_share(w, count):
     """Asks for this program's share of the `count` elements that the next kernel reads.
 
     One thread does it in one instruction of the copy engine: lines asked for one by one would stand
@@ -68,7 +68,7 @@ def bring_share(w, count):
 
 
 @triton.jit
-def product(
+def matmul_tile(
     x, w, b, n, rows, N, K, x_row, w_row,
     BLOCK_B: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLIT: tl.constexpr,
     EVEN: tl.constexpr, PRECISION: tl.constexpr,
@@ -108,7 +108,7 @@ def product(
 
 
 @triton.jit
-def squares_of(squares, b, rows, count, PARTS: tl.constexpr):
+def load_square_sums(squares, b, rows, count, PARTS: tl.constexpr):
     """The sums of squares of the rows b, (PARTS, BLOCK_B), `count` of them each.
 
     They are asked for before a product and used after it: any use, even a conversion, would wait.
@@ -119,7 +119,7 @@ def squares_of(squares, b, rows, count, PARTS: tl.constexpr):
 
 
 @triton.jit
-def factor_of(sums, width, eps):
+def rms_factor(sums, width, eps):
     """1/√(mean square + eps) of every row."""
     return tl.rsqrt(tl.sum(sums, 0) / width + eps)[None, :]
 
@@ -149,7 +149,7 @@ def embed_kernel(
 
 
 @triton.jit
-def leave_maxima(known, maxima, peaks, totals, b, rows, N, GROUP: tl.constexpr):
+def store_group_maxima(known, maxima, peaks, totals, b, rows, N, GROUP: tl.constexpr):
     """Of a tile of logits (BLOCK_N, BLOCK_B): maxima of groups, of all, and the softmax sum."""
     groups: tl.constexpr = known.shape[0] // GROUP
     highs = tl.reduce(tl.reshape(known, [groups, GROUP, known.shape[1]]), 1, larger)
@@ -165,7 +165,7 @@ def leave_maxima(known, maxima, peaks, totals, b, rows, N, GROUP: tl.constexpr):
 
 
 @triton.jit
-def scaled_kernel(
+def normed_linear_kernel(
     x, w, squares, out, best, place,
     rows, N, K, count, x_row, w_row, out_row, eps,
     BLOCK_B: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLIT: tl.constexpr,
@@ -180,14 +180,14 @@ def scaled_kernel(
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     b = tl.program_id(1) * BLOCK_B + tl.arange(0, BLOCK_B)
     if PDL:
-        bring(w, n, N, K, w_row, AHEAD)
+        prefetch_rows(w, n, N, K, w_row, AHEAD)
         gdc_wait()
         gdc_launch_dependents()
-    sums = squares_of(squares, b, rows, count, PARTS)
-    total = product(
+    sums = load_square_sums(squares, b, rows, count, PARTS)
+    total = matmul_tile(
         x, w, b, n, rows, N, K, x_row, w_row, BLOCK_B, BLOCK_N, BLOCK_K, SPLIT, EVEN, PRECISION
     )
-    total *= factor_of(sums, K, eps)
+    total *= rms_factor(sums, K, eps)
     inside = (n < N)[:, None] & (b < rows)[None, :]
     places = out + b.to(tl.int64)[None, :] * out_row + n[:, None]
     tl.store(places, total.to(out.dtype.element_ty), mask=inside)
@@ -200,11 +200,11 @@ def scaled_kernel(
         tl.store(place + at, tl.program_id(0) * BLOCK_N + where, mask=b < rows)
     if maxima is not None:
         known = tl.where((n < N)[:, None], total, float("-inf"))
-        leave_maxima(known, maxima, peaks, totals, b, rows, N, GROUP)
+        store_group_maxima(known, maxima, peaks, totals, b, rows, N, GROUP)
 
 
 @triton.jit
-def gated_kernel(
+def normed_swiglu_kernel(
     x, w, squares, out,
     rows, N, K, count, x_row, w_row, out_row, eps,
     BLOCK_B: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLIT: tl.constexpr,
@@ -219,15 +219,15 @@ def gated_kernel(
     both = tl.program_id(0) * BLOCK_N + pair % BLOCK_N
     both = tl.where(both < N, both + pair // BLOCK_N * N, 2 * N)
     if PDL:
-        bring(w, both, 2 * N, K, w_row, AHEAD)
+        prefetch_rows(w, both, 2 * N, K, w_row, AHEAD)
         gdc_wait()
         gdc_launch_dependents()
-    sums = squares_of(squares, b, rows, count, PARTS)
-    total = product(
+    sums = load_square_sums(squares, b, rows, count, PARTS)
+    total = matmul_tile(
         x, w, b, both, rows, 2 * N, K, x_row, w_row,
         BLOCK_B, 2 * BLOCK_N, BLOCK_K, SPLIT, EVEN, PRECISION,
     )  # fmt: skip
-    total *= factor_of(sums, K, eps)
+    total *= rms_factor(sums, K, eps)
     gate, up = tl.split(tl.trans(tl.reshape(total, [2, BLOCK_N, BLOCK_B]), 1, 2, 0))
     inner = gate * up / (1.0 + tl.exp2(-gate * LOG2_E))
     inside = (n < N)[:, None] & (b < rows)[None, :]
@@ -239,7 +239,7 @@ def gated_kernel(
 
 
 @triton.jit
-def added_kernel(
+def residual_linear_kernel(
     x, w, stream, weight, y, squares,
     rows, N, K, x_row, w_row,
     BLOCK_B: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLIT: tl.constexpr,
@@ -250,14 +250,14 @@ def added_kernel(
     b = tl.program_id(1) * BLOCK_B + tl.arange(0, BLOCK_B)
     gain = tl.load(weight + n, mask=n < N, other=0.0)
     if PDL:
-        bring(w, n, N, K, w_row, AHEAD)
+        prefetch_rows(w, n, N, K, w_row, AHEAD)
         gdc_wait()
         gdc_launch_dependents()
     # What the end needs is asked for at the beginning, so that nobody waits for it there.
     inside = (n < N)[:, None] & (b < rows)[None, :]
     at = b.to(tl.int64)[None, :] * N + n[:, None]
     before = tl.load(stream + at, mask=inside, other=0.0)
-    total = product(
+    total = matmul_tile(
         x, w, b, n, rows, N, K, x_row, w_row, BLOCK_B, BLOCK_N, BLOCK_K, SPLIT, EVEN, PRECISION
     )
     after = (before.to(tl.float32) + total).to(stream.dtype.element_ty)
@@ -269,7 +269,7 @@ def added_kernel(
 
 
 @triton.jit
-def pick_kernel(
+def argmax_kernel(
     best, place, active, tokens, ids, positions, made, history, tiles, rows, room,
     BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip

@@ -3,10 +3,12 @@
 import pytest
 import torch
 
-from trapline.gold.decoder import attend_cpu, fused
-from trapline.gold.decoder.pool import Stored
+from trapline.gold.decoder import step_ops
+from trapline.gold.decoder.cpu import compiled_ops
+from trapline.gold.decoder.pool import StoredLayer
+from trapline.gold.decoder.rope import Rope
 
-needs_compiler = pytest.mark.skipif(attend_cpu.unavailable() is not None, reason="no C compiler")
+needs_compiler = pytest.mark.skipif(compiled_ops.unavailable() is not None, reason="no C compiler")
 
 
 def layer(rows, heads, groups, width, page, pages=9, columns=5, seed=0):
@@ -17,7 +19,7 @@ def layer(rows, heads, groups, width, page, pages=9, columns=5, seed=0):
     table = torch.stack([torch.randperm(pages, generator=draw)[:columns] for _ in range(rows)])
     lengths = torch.randint(1, columns * page + 1, (rows,), generator=draw)
     lengths[0] = columns * page
-    return q, Stored(keys, values, None, None, width, page), table.int(), lengths.int()
+    return q, StoredLayer(keys, values, None, None, width, page), table.int(), lengths.int()
 
 
 def exact(q, stored, table, lengths, window):
@@ -42,14 +44,14 @@ def exact(q, stored, table, lengths, window):
 )
 def test_every_shape_is_attention(heads, groups, width, page, window):
     given = layer(3, heads, groups, width, page)
-    found = fused.decode_attention(*given, window)
+    found = step_ops.decode_attention(*given, window)
     torch.testing.assert_close(found.double(), exact(*given, window), rtol=2e-5, atol=2e-6)
 
 
 @needs_compiler
 def test_large_scores_neither_overflow_nor_vanish():
     q, stored, table, lengths = layer(2, 4, 2, 32, 16)
-    found = fused.decode_attention(q * 200, stored, table, lengths, None)
+    found = step_ops.decode_attention(q * 200, stored, table, lengths, None)
     expected = exact(q * 200, stored, table, lengths, None)
     torch.testing.assert_close(found.double(), expected, rtol=1e-3, atol=1e-4)
 
@@ -65,21 +67,21 @@ def test_positions_whose_scores_overflow_count_for_nothing(first):
     stored.keys.mul_(1e-20)
     stored.keys[slots] = -1e20
     expected = exact(q, stored, table, lengths, None)
-    found = fused.decode_attention(q, stored, table, lengths, None)
+    found = step_ops.decode_attention(q, stored, table, lengths, None)
     torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-5)
     stored.keys[slots] = torch.nan
-    assert fused.decode_attention(q, stored, table, lengths, None).isnan().all()
+    assert step_ops.decode_attention(q, stored, table, lengths, None).isnan().all()
 
 
 @needs_compiler
 def test_nothing_past_a_length_is_read():
     q, stored, table, lengths = layer(1, 4, 2, 32, 4)
     lengths[0] = 6
-    before = fused.decode_attention(q, stored, table, lengths, None)
+    before = step_ops.decode_attention(q, stored, table, lengths, None)
     last = int(table[0, 1])
     stored.keys[last * 4 + 2 : last * 4 + 4] = torch.nan
     stored.values[last * 4 + 2 : last * 4 + 4] = torch.nan
-    assert torch.equal(fused.decode_attention(q, stored, table, lengths, None), before)
+    assert torch.equal(step_ops.decode_attention(q, stored, table, lengths, None), before)
 
 
 @needs_compiler
@@ -88,9 +90,9 @@ def test_threads_share_the_rows():
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
-        alone = fused.decode_attention(*given, None)
+        alone = step_ops.decode_attention(*given, None)
         torch.set_num_threads(3)
-        shared = fused.decode_attention(*given, None)
+        shared = step_ops.decode_attention(*given, None)
     finally:
         torch.set_num_threads(before)
     assert torch.equal(alone, shared)
@@ -99,27 +101,27 @@ def test_threads_share_the_rows():
 @needs_compiler
 def test_a_row_does_not_depend_on_the_others():
     q, stored, table, lengths = layer(5, 6, 3, 48, 8)
-    together = fused.decode_attention(q, stored, table, lengths, None)
+    together = step_ops.decode_attention(q, stored, table, lengths, None)
     for row in range(5):
         part = slice(row, row + 1)
-        alone = fused.decode_attention(q[part], stored, table[part], lengths[part], None)
+        alone = step_ops.decode_attention(q[part], stored, table[part], lengths[part], None)
         assert torch.equal(alone, together[part])
 
 
 @needs_compiler
 def test_places_are_read_whatever_integers_name_them_and_however_they_lie():
     q, stored, table, lengths = layer(3, 4, 2, 8, 4)
-    before = fused.decode_attention(q, stored, table, lengths, None)
+    before = step_ops.decode_attention(q, stored, table, lengths, None)
     wide, apart = table.long(), torch.stack((lengths, lengths), dim=1)[:, 0]
-    assert torch.equal(fused.decode_attention(q, stored, wide, lengths.long(), None), before)
-    assert torch.equal(fused.decode_attention(q, stored, table, apart, None), before)
+    assert torch.equal(step_ops.decode_attention(q, stored, wide, lengths.long(), None), before)
+    assert torch.equal(step_ops.decode_attention(q, stored, table, apart, None), before)
     angles, qkv = torch.rand(30, 4), torch.randn(3, 8 * 8)
-    turn = fused.Turn(angles.cos(), angles.sin(), None, None, 1e-5)
+    turn = Rope(angles.cos(), angles.sin(), None, None, 1e-5)
     places, answers = torch.tensor([[3, 9], [29, 9], [0, 9]]), []
     for given in (places[:, 0].contiguous(), places[:, 0], places[:, 0].int()):
         keys, values = torch.zeros(2, 36, 2, 8)
-        there = Stored(keys, values, None, None, 8, page_size=4)
-        answers.append((fused.turn_and_append(qkv, turn, given, given, there), keys, values))
+        there = StoredLayer(keys, values, None, None, 8, page_size=4)
+        answers.append((step_ops.rope_and_append(qkv, turn, given, given, there), keys, values))
     for other in answers[1:]:
         assert all(torch.equal(a, b) for a, b in zip(answers[0], other, strict=True))
 
@@ -128,10 +130,10 @@ def test_places_are_read_whatever_integers_name_them_and_however_they_lie():
 def test_over_nothing_there_are_zeros():
     q, stored, table, lengths = layer(2, 4, 2, 8, 4)
     lengths[1] = 0
-    found = fused.decode_attention(q, stored, table, lengths, None)
+    found = step_ops.decode_attention(q, stored, table, lengths, None)
     assert torch.isfinite(found).all()
     assert not found[1].any()
-    assert fused.decode_attention(q[:0], stored, table[:0], lengths[:0], None).shape == (0, 4, 8)
+    assert step_ops.decode_attention(q[:0], stored, table[:0], lengths[:0], None).shape == (0, 4, 8)
 
 
 @needs_compiler
@@ -142,7 +144,7 @@ def test_queries_and_keys_are_torchs(monkeypatch, normed, turned):
     rows, heads, groups, width = 5, 6, 2, 10
     qkv = torch.randn(rows, (heads + 2 * groups) * width)
     angles = torch.rand(30, width // 2)
-    turn = fused.Turn(
+    turn = Rope(
         *((angles.cos(), angles.sin()) if turned else (None, None)),
         *(torch.rand(2, width) if normed else (None, None)),
         1e-5,
@@ -151,10 +153,12 @@ def test_queries_and_keys_are_torchs(monkeypatch, normed, turned):
     given, answers = qkv.clone(), []
     for compiled in (True, False):
         if not compiled:
-            monkeypatch.setattr(attend_cpu, "suits", lambda *_: False)
+            monkeypatch.setattr(compiled_ops, "suits", lambda *_: False)
         keys, values = torch.zeros(2, 12, groups, width)
-        stored = Stored(keys, values, None, None, width, page_size=4)
-        answers.append((fused.turn_and_append(qkv, turn, positions, slots, stored), keys, values))
+        stored = StoredLayer(keys, values, None, None, width, page_size=4)
+        answers.append(
+            (step_ops.rope_and_append(qkv, turn, positions, slots, stored), keys, values)
+        )
     assert torch.equal(qkv, given)
     for ours, torchs in zip(*answers, strict=True):
         torch.testing.assert_close(ours, torchs, rtol=1e-6, atol=1e-6)
@@ -164,7 +168,7 @@ def test_queries_and_keys_are_torchs(monkeypatch, normed, turned):
 def test_a_sum_and_its_norm():
     torch.manual_seed(0)
     x, delta, weight = torch.randn(7, 33), torch.randn(7, 33), torch.rand(33)
-    y, total = attend_cpu.add_norm(x, delta, weight, 1e-5)
+    y, total = compiled_ops.add_norm(x, delta, weight, 1e-5)
     assert torch.equal(total, x + delta)
     exactly = total.double() * weight / (total.double().square().mean(1, True) + 1e-5).sqrt()
     torch.testing.assert_close(y.double(), exactly, rtol=1e-6, atol=1e-7)
@@ -173,17 +177,17 @@ def test_a_sum_and_its_norm():
 def test_without_a_compiler_torch_does_it(monkeypatch):
     given = layer(3, 6, 3, 16, 4)
     monkeypatch.setenv("PATH", "")
-    attend_cpu._library.cache_clear()
+    compiled_ops._library.cache_clear()
     try:
-        assert "no C compiler" in attend_cpu.unavailable()
-        found = fused.decode_attention(*given, 5)
+        assert "no C compiler" in compiled_ops.unavailable()
+        found = step_ops.decode_attention(*given, 5)
         torch.testing.assert_close(found.double(), exact(*given, 5), rtol=2e-5, atol=2e-6)
     finally:
-        attend_cpu._library.cache_clear()
+        compiled_ops._library.cache_clear()
 
 
 def test_others_stay_with_torch():
     q, stored, *_ = layer(2, 4, 2, 8, 4)
-    assert not attend_cpu.suits(q.half(), stored.keys)
-    assert not attend_cpu.suits(q.transpose(0, 1), stored.keys)
-    assert not attend_cpu.suits(q.clone().requires_grad_(), stored.keys)
+    assert not compiled_ops.suits(q.half(), stored.keys)
+    assert not compiled_ops.suits(q.transpose(0, 1), stored.keys)
+    assert not compiled_ops.suits(q.clone().requires_grad_(), stored.keys)

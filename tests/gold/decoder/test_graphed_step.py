@@ -4,12 +4,12 @@ import pytest
 import torch
 
 from trapline.gold.attention.paged.api import paged_attention
-from trapline.gold.decoder import graphs
+from trapline.gold.decoder import graphed_step
 from trapline.gold.decoder.engine import Engine
-from trapline.gold.decoder.fused import Shared, decode_attention
-from trapline.gold.decoder.graphs import Running, StaticStep, _shared
-from trapline.gold.decoder.pool import Pool, Stored
-from trapline.gold.decoder.sampling import Chooser, Sampling
+from trapline.gold.decoder.graphed_step import GraphedStep, StepRow, _shared_prefixes
+from trapline.gold.decoder.pool import Pool, StoredLayer
+from trapline.gold.decoder.sampling import Sampling, TokenSampler
+from trapline.gold.decoder.step_ops import SharedPrefix, decode_attention
 from trapline.gold.errors import RangeError
 
 PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6], [2], [7, 1, 8]]
@@ -57,10 +57,10 @@ def test_the_pool_is_a_cache_like_any_other(decoder):
 def test_static_logits_are_the_plain_ones(decoder):
     pool = pool_of(decoder)
     rows = opened(decoder, pool, PROMPTS)
-    step = StaticStep(decoder, pool, rows=4, pages=8)
+    step = GraphedStep(decoder, pool, rows=4, pages=8)
     said = [[], [], []]
     for token in range(5, 12):
-        step.load([Running(row, token + i, 0) for i, row in enumerate(rows)])
+        step.load([StepRow(row, token + i, 0) for i, row in enumerate(rows)])
         logits = step.logits()
         for i, (row, prompt) in enumerate(zip(rows, PROMPTS, strict=True)):
             said[i].append(token + i)
@@ -79,33 +79,36 @@ def test_one_query_a_row_is_paged_attention(window):
     lengths = torch.tensor([14, 12, 13, 1]).int()
     pages = [stored.view(9, 4, 2, 6).transpose(1, 2) for stored in (keys, values)]
     expected = paged_attention(q, *pages, table, lengths, window=window)
-    for shared in ([], [Shared(1, 3, 2)]):
-        stored = Stored(keys, values, None, None, 6, page_size=4)
+    for shared in ([], [SharedPrefix(1, 3, 2)]):
+        stored = StoredLayer(keys, values, None, None, 6, page_size=4)
         found = decode_attention(q, stored, table, lengths, window, shared)
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_shared_beginnings_are_found(monkeypatch):
-    monkeypatch.setattr(graphs, "WORTH_SHARING", 2)
+    monkeypatch.setattr(graphed_step, "WORTH_SHARING", 2)
     tables = [[1, 2, 3, 4], [1, 2, 3, 5], [1, 2, 9, 6], [7, 8], [7, 8], [0]]
-    assert _shared(tables, [3, 3, 3, 1, 1, 0]) == [Shared(0, 3, 2)]
-    assert _shared(tables[:2], [3, 3]) == [Shared(0, 2, 3)]
-    assert _shared(tables[1:5], [3, 2, 2, 2]) == [Shared(0, 2, 2), Shared(2, 4, 2)]
-    assert _shared(tables, [1] * 6) == []
-    assert _shared([], []) == []
+    assert _shared_prefixes(tables, [3, 3, 3, 1, 1, 0]) == [SharedPrefix(0, 3, 2)]
+    assert _shared_prefixes(tables[:2], [3, 3]) == [SharedPrefix(0, 2, 3)]
+    assert _shared_prefixes(tables[1:5], [3, 2, 2, 2]) == [
+        SharedPrefix(0, 2, 2),
+        SharedPrefix(2, 4, 2),
+    ]
+    assert _shared_prefixes(tables, [1] * 6) == []
+    assert _shared_prefixes([], []) == []
 
 
 def test_buffers_move_on_by_themselves(decoder):
     """Many steps after one load, against a load before every step."""
     pools = [pool_of(decoder) for _ in range(2)]
     both = [opened(decoder, pool, PROMPTS) for pool in pools]
-    steps = [StaticStep(decoder, pool, rows=3, pages=8) for pool in pools]
+    steps = [GraphedStep(decoder, pool, rows=3, pages=8) for pool in pools]
     ways = [Sampling(), Sampling(1.3, seed=4), Sampling(0.8, top_k=5, seed=5)]
-    chooser = Chooser(ways, 23, decoder.device)
+    chooser = TokenSampler(ways, 23, decoder.device)
     tokens = [4, 5, 6]
-    steps[0].load([Running(row, t, 1) for row, t in zip(both[0], tokens, strict=True)])
+    steps[0].load([StepRow(row, t, 1) for row, t in zip(both[0], tokens, strict=True)])
     for made in range(1, 9):
-        steps[1].load([Running(row, t, made) for row, t in zip(both[1], tokens, strict=True)])
+        steps[1].load([StepRow(row, t, made) for row, t in zip(both[1], tokens, strict=True)])
         tokens = steps[1].choose(chooser).tolist()
         assert steps[0].choose(chooser).tolist() == tokens
         for row in both[1]:
@@ -116,7 +119,7 @@ def test_joined_weights_are_the_decoders_own(make):
     """Nothing is kept twice, and the plain path reads the same numbers."""
     decoder = make("qwen3")
     before = decoder(torch.tensor([[1, 2, 3]]))
-    StaticStep(decoder, pool_of(decoder), rows=1, pages=8)
+    GraphedStep(decoder, pool_of(decoder), rows=1, pages=8)
     attention = decoder.layers[0].attention
     end = attention.q.weight.data_ptr() + attention.q.weight.nbytes
     assert attention.k.weight.data_ptr() == end
@@ -134,8 +137,8 @@ def test_steps_on_codes_stay_near_the_plain_ones(make, bits, most):
     row = opened(decoder, pool, PROMPTS[:1])[0]
     twin = row.fork()
     twin.reserve(12)
-    step = StaticStep(decoder, pool, rows=2, pages=8)
-    step.load([Running(row, 5, 0), Running(twin, 6, 0)])
+    step = GraphedStep(decoder, pool, rows=2, pages=8)
+    step.load([StepRow(row, 5, 0), StepRow(twin, 6, 0)])
     expected = torch.stack([plain(decoder, PROMPTS[0], [token]) for token in (5, 6)])
     error = (step.logits() - expected).norm() / expected.norm()
     assert 0 < error <= most
@@ -159,15 +162,15 @@ def test_weights_are_joined_once(make):
     """A second step, or a search, finds them joined; what was trained since then is in them."""
     decoder = make("llama")
     pool = pool_of(decoder)
-    first = StaticStep(decoder, pool, rows=1, pages=8)
+    first = GraphedStep(decoder, pool, rows=1, pages=8)
     q = decoder.layers[0].attention.q.weight
     q.data.mul_(2.0)
     place = q.data_ptr()
-    second = StaticStep(decoder, pool, rows=3, pages=8)
+    second = GraphedStep(decoder, pool, rows=3, pages=8)
     assert q.data_ptr() == place
     for step in (first, second):
         (sequence,) = opened(decoder, pool, PROMPTS[:1])
-        step.load([Running(sequence, 5, 0)])
+        step.load([StepRow(sequence, 5, 0)])
         expected = plain(decoder, PROMPTS[0], [5])
         torch.testing.assert_close(step.logits()[0], expected, rtol=1e-4, atol=1e-4)
 
@@ -176,8 +179,8 @@ def test_sixteen_bit_steps_stay_near_the_plain_ones(make):
     decoder = make("llama").to(torch.bfloat16)
     pool = pool_of(decoder)
     rows = opened(decoder, pool, PROMPTS)
-    step = StaticStep(decoder, pool, rows=3, pages=8)
-    step.load([Running(row, 5, 0) for row in rows])
+    step = GraphedStep(decoder, pool, rows=3, pages=8)
+    step.load([StepRow(row, 5, 0) for row in rows])
     for logits, prompt in zip(step.logits(), PROMPTS, strict=True):
         expected = plain(decoder, prompt, [5]).float()
         assert (logits.float() - expected).abs().max() <= 0.05 * expected.abs().max()
@@ -188,9 +191,9 @@ def test_too_many_rows_or_pages_are_refused(make):
     pool = pool_of(decoder)
     rows = opened(decoder, pool, PROMPTS)
     with pytest.raises(RangeError, match="3 rows are more than 2"):
-        StaticStep(decoder, pool, 2, 8).load([Running(row, 1, 0) for row in rows])
+        GraphedStep(decoder, pool, 2, 8).load([StepRow(row, 1, 0) for row in rows])
     with pytest.raises(RangeError, match="5 pages, there is room for 2"):
-        StaticStep(decoder, pool, 2, 2).load([Running(rows[0], 1, 0)])
+        GraphedStep(decoder, pool, 2, 2).load([StepRow(rows[0], 1, 0)])
     with pytest.raises(RangeError, match="needs pages"):
         Pool(decoder.config, 0, 4, torch.float32, decoder.device)
 
@@ -205,9 +208,9 @@ def test_captured_steps_are_the_eager_ones(make):
             decoder = make("qwen3").to(place)
             pool = pool_of(decoder)
             rows = opened(decoder, pool, PROMPTS)
-            step = StaticStep(decoder, pool, rows=4, pages=8)
-            step.load([Running(row, 5, 1) for row in rows])
-            chooser = Chooser(ways, 23, decoder.device)
+            step = GraphedStep(decoder, pool, rows=4, pages=8)
+            step.load([StepRow(row, 5, 1) for row in rows])
+            chooser = TokenSampler(ways, 23, decoder.device)
             said = [step.choose(chooser)[:3].tolist() for _ in range(8)]
             tokens.setdefault(place, []).append(said)
     assert tokens["cpu"] == tokens["cuda"]

@@ -16,13 +16,13 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from trapline.gold.decoder.kernels_step import bring_share, fetch
+from trapline.gold.decoder.triton.step_linear import prefetch, prefetch_share
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
-def turned(
+def apply_rope(
     qkv, at, live, position, cosine, sine, norm, eps, D: tl.constexpr, BLOCK_D: tl.constexpr
 ):  # fmt: skip
     """Heads that begin at `at`, (M, BLOCK_D), normed, turned, and rounded as when stored."""
@@ -46,7 +46,7 @@ def turned(
 
 
 @triton.jit
-def tile_of(
+def load_kv_tile(
     keys, values, table, start, end, g, G,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_S: tl.constexpr, P: tl.constexpr,
 ):  # fmt: skip
@@ -63,23 +63,23 @@ def tile_of(
 
 
 @triton.jit
-def bring_tile(
+def prefetch_kv_tile(
     keys, values, table, start, end, g, G,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_S: tl.constexpr, P: tl.constexpr,
 ):  # fmt: skip
-    """Asks for what `tile_of` will read, a cache line at a time; nothing where there is none."""
+    """Prefetches what `load_kv_tile` will read, a cache line at a time, if start < end."""
     if start < end:
         s = tl.minimum(start + tl.arange(0, BLOCK_S), end - 1)
         page = tl.load(table + s // P).to(tl.int64)
         lines: tl.constexpr = BLOCK_D // 64 if BLOCK_D > 64 else 1
         line = tl.minimum(tl.arange(0, lines) * 64, D - 1)
         at = ((page * P + s % P) * G + g)[:, None] * D + line[None, :]
-        fetch(keys + at)
-        fetch(values + at)
+        prefetch(keys + at)
+        prefetch(values + at)
 
 
 @triton.jit
-def absorb(
+def softmax_update(
     q, k, v, start, end, peak, total, weighted, scale,
     BLOCK_S: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -99,7 +99,7 @@ def absorb(
 
 
 @triton.jit
-def leave(
+def store_partial(
     out, lse, part, row, head, live, peak, total, weighted, rows, H,
     D: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
@@ -115,7 +115,7 @@ def leave(
 
 
 @triton.jit
-def merge_last(
+def merge_by_last_program(
     parts, lse, out, arrived, group, g, rows, G, programs,
     BEAMS: tl.constexpr, R: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_M: tl.constexpr, PARTS: tl.constexpr,
@@ -181,27 +181,27 @@ def attend_prefix(
     begin = oldest + split * chunk
     end = tl.minimum(begin + chunk, length)
     table = pages + group.to(tl.int64) * pages_row
-    k, v = tile_of(keys, values, table, begin, end, g, G, D, BLOCK_D, BLOCK_S, P)
+    k, v = load_kv_tile(keys, values, table, begin, end, g, G, D, BLOCK_D, BLOCK_S, P)
     if PDL:
-        bring_tile(keys, values, table, begin + BLOCK_S, end, g, G, D, BLOCK_D, BLOCK_S, P)
+        prefetch_kv_tile(keys, values, table, begin + BLOCK_S, end, g, G, D, BLOCK_D, BLOCK_S, P)
         gdc_wait()
         gdc_launch_dependents()
         if after is not None:
-            bring_share(after, after_count)
+            prefetch_share(after, after_count)
     at = row.to(tl.int64) * qkv_row + head * D
-    q = turned(qkv, at, live, position, cosine, sine, q_norm, eps, D, BLOCK_D)
+    q = apply_rope(qkv, at, live, position, cosine, sine, q_norm, eps, D, BLOCK_D)
     peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     weighted = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    peak, total, weighted = absorb(
+    peak, total, weighted = softmax_update(
         q, k, v, begin, end, peak, total, weighted, scale, BLOCK_S, PRECISION
     )
     for start in range(begin + BLOCK_S, end, BLOCK_S):
-        k, v = tile_of(keys, values, table, start, end, g, G, D, BLOCK_D, BLOCK_S, P)
-        peak, total, weighted = absorb(
+        k, v = load_kv_tile(keys, values, table, start, end, g, G, D, BLOCK_D, BLOCK_S, P)
+        peak, total, weighted = softmax_update(
             q, k, v, start, end, peak, total, weighted, scale, BLOCK_S, PRECISION
         )
-    leave(out, lse, split, row, head, live, peak, total, weighted, rows, G * R, D, BLOCK_D)
+    store_partial(out, lse, split, row, head, live, peak, total, weighted, rows, G * R, D, BLOCK_D)
 
 
 @triton.jit
@@ -228,18 +228,18 @@ def attend_tail(
     begin = oldest + split * chunk
     end = tl.minimum(begin + chunk, length)
     table = tails + row * tails_row
-    k, v = tile_of(keys, values, table, begin, end, g, G, D, BLOCK_D, BLOCK_S, P)
+    k, v = load_kv_tile(keys, values, table, begin, end, g, G, D, BLOCK_D, BLOCK_S, P)
     page = tl.load(table + length // P).to(tl.int64)
     writes = tl.load(active + row) != 0
     if PDL:
-        bring_tile(keys, values, table, begin + BLOCK_S, end, g, G, D, BLOCK_D, BLOCK_S, P)
+        prefetch_kv_tile(keys, values, table, begin + BLOCK_S, end, g, G, D, BLOCK_D, BLOCK_S, P)
         gdc_wait()
         gdc_launch_dependents()
         if after is not None:
-            bring_share(after, after_count)
+            prefetch_share(after, after_count)
     m = tl.arange(0, 16)
     at = row * qkv_row + (g * R + m) * D
-    q = turned(qkv, at, m < R, m * 0 + position, cosine, sine, q_norm, eps, D, BLOCK_D)
+    q = apply_rope(qkv, at, m < R, m * 0 + position, cosine, sine, q_norm, eps, D, BLOCK_D)
     peak = tl.full([16], float("-inf"), tl.float32)
     total = tl.zeros([16], tl.float32)
     weighted = tl.zeros([16, BLOCK_D], tl.float32)
@@ -247,7 +247,7 @@ def attend_tail(
         one = tl.arange(0, 1)
         d = tl.arange(0, BLOCK_D)
         at_new = row * qkv_row + (G * R + g) * D
-        key = turned(
+        key = apply_rope(
             qkv, at_new + one, one == 0, position + one, cosine, sine, k_norm, eps, D, BLOCK_D
         )
         value = tl.load(qkv + at_new + G * D + d, mask=d < D, other=0.0)
@@ -257,17 +257,19 @@ def attend_tail(
         slot = ((page * P + length % P) * G + g) * D + d
         tl.store(keys + slot, tl.reshape(key, [BLOCK_D]), mask=(d < D) & writes)
         tl.store(values + slot, value, mask=(d < D) & writes)
-    peak, total, weighted = absorb(
+    peak, total, weighted = softmax_update(
         q, k, v, begin, end, peak, total, weighted, scale, BLOCK_S, PRECISION
     )
     for start in range(begin + BLOCK_S, end, BLOCK_S):
-        k, v = tile_of(keys, values, table, start, end, g, G, D, BLOCK_D, BLOCK_S, P)
-        peak, total, weighted = absorb(
+        k, v = load_kv_tile(keys, values, table, start, end, g, G, D, BLOCK_D, BLOCK_S, P)
+        peak, total, weighted = softmax_update(
             q, k, v, start, end, peak, total, weighted, scale, BLOCK_S, PRECISION
         )
     head = g * R + m
     part = common + split
-    leave(out, lse, part, row + m * 0, head, m < R, peak, total, weighted, rows, G * R, D, BLOCK_D)
+    store_partial(
+        out, lse, part, row + m * 0, head, m < R, peak, total, weighted, rows, G * R, D, BLOCK_D
+    )
 
 
 @triton.jit
@@ -297,7 +299,7 @@ def attend_kernel(
                 after, after_count,
             )  # fmt: skip
             if PARTS > 0:
-                merge_last(
+                merge_by_last_program(
                     out, lse, merged, arrived, number // (common * G), number // common % G,
                     rows, G, programs, BEAMS, R, D, BLOCK_D, BLOCK_M, PARTS,
                 )  # fmt: skip
@@ -309,7 +311,7 @@ def attend_kernel(
         BEAMS, R, D, BLOCK_D, BLOCK_S, TAIL_P, WINDOWED, PRECISION, PDL, after, after_count,
     )  # fmt: skip
     if PARTS > 0:
-        merge_last(
+        merge_by_last_program(
             out, lse, merged, arrived, number // (splits * G * BEAMS), number // splits % G,
             rows, G, programs, BEAMS, R, D, BLOCK_D, BLOCK_M, PARTS,
         )  # fmt: skip

@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
-"""Two Triton kernels of a decoding step; `fused.py` has the same in torch, to be read beside them.
+"""Two Triton kernels of a decoding step; `step_ops.py` has the same operations in torch.
 
 Arithmetic is in float32; what is loaded and stored has the model's dtype. The head width may be any
 even number: blocks are the next power of two, and what is outside is masked.
@@ -10,11 +10,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from trapline.gold.decoder.fused import Turn
+from trapline.gold.decoder.rope import Rope
 
 
 @triton.jit
-def turn_and_append_kernel(
+def rope_and_append_kernel(
     qkv, q_out, keys, values, positions, slots, cosine, sine, q_norm, k_norm,
     eps, H, G, qkv_stride,
     D: tl.constexpr, BLOCK: tl.constexpr, TURNED: tl.constexpr, NORMED: tl.constexpr,
@@ -75,15 +75,15 @@ def swiglu_kernel(both, out, hidden, both_stride, BLOCK: tl.constexpr):
     tl.store(out + row * hidden + column, product.to(out.dtype.element_ty), mask=inside)
 
 
-def turn_and_append(
-    qkv: Tensor, turn: Turn, positions: Tensor, slots: Tensor, keys: Tensor, values: Tensor
+def rope_and_append(
+    qkv: Tensor, turn: Rope, positions: Tensor, slots: Tensor, keys: Tensor, values: Tensor
 ) -> Tensor:
-    """As `fused.turn_and_append`."""
+    """As `step_ops.rope_and_append`."""
     groups, width = keys.shape[1:]
     heads = qkv.shape[1] // width - 2 * groups
     q = torch.empty((len(qkv), heads, width), dtype=qkv.dtype, device=qkv.device)
     grid = (len(qkv), heads + 2 * groups)
-    turn_and_append_kernel[grid](
+    rope_and_append_kernel[grid](
         *(qkv, q, keys, values, positions, slots),
         *(turn.cosine, turn.sine, turn.q_norm, turn.k_norm),
         *(turn.eps, heads, groups, qkv.stride(0)),
@@ -97,7 +97,7 @@ def turn_and_append(
 
 
 def swiglu(both: Tensor) -> Tensor:
-    """As `fused.swiglu`."""
+    """As `step_ops.swiglu`."""
     rows, hidden = both.shape[0], both.shape[1] // 2
     out = torch.empty((rows, hidden), dtype=both.dtype, device=both.device)
     block = 1024

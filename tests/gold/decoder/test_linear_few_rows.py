@@ -4,9 +4,11 @@ import pytest
 import torch
 from torch.nn import functional
 
-from trapline.gold.decoder import skinny
+from trapline.gold.decoder.cpu import linear_few_rows
 
-needs_compiler = pytest.mark.skipif(skinny.unavailable() is not None, reason="no C compiler")
+needs_compiler = pytest.mark.skipif(
+    linear_few_rows.unavailable() is not None, reason="no C compiler"
+)
 
 
 def both(rows, outputs, inputs, seed=0):
@@ -19,7 +21,7 @@ def both(rows, outputs, inputs, seed=0):
 def test_every_count_of_rows_outputs_and_inputs(rows, outputs, inputs):
     x, weight = both(rows, outputs, inputs)
     exact = x.double() @ weight.double().T
-    found = skinny.linear(x, weight)
+    found = linear_few_rows.linear(x, weight)
     assert found.shape == (rows, outputs)
     assert (found - exact).norm() <= 1e-6 * exact.norm()
 
@@ -30,9 +32,9 @@ def test_threads_share_the_outputs():
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
-        alone = skinny.linear(x, weight)
+        alone = linear_few_rows.linear(x, weight)
         torch.set_num_threads(3)
-        shared = skinny.linear(x, weight)
+        shared = linear_few_rows.linear(x, weight)
     finally:
         torch.set_num_threads(before)
     assert torch.equal(alone, shared)
@@ -42,38 +44,38 @@ def test_threads_share_the_outputs():
 def test_rows_do_not_depend_on_their_neighbours():
     """An answer is the same in every batch that has the compiled product."""
     x, weight = both(8, 43, 70)
-    whole = skinny.linear(x, weight)
+    whole = linear_few_rows.linear(x, weight)
     for count in range(2, 8):
-        assert torch.equal(skinny.linear(x[:count], weight), whole[:count])
+        assert torch.equal(linear_few_rows.linear(x[:count], weight), whole[:count])
 
 
 def test_views_are_read_where_they_lie():
     x, weight = both(6, 24, 48)
     assert torch.equal(
-        skinny.linear(x[:, ::2], weight[:12, :24].contiguous()),
-        skinny.linear(x[:, ::2].contiguous(), weight[:12, :24].contiguous()),
+        linear_few_rows.linear(x[:, ::2], weight[:12, :24].contiguous()),
+        linear_few_rows.linear(x[:, ::2].contiguous(), weight[:12, :24].contiguous()),
     )
     turned = weight.T.contiguous().T
-    torch.testing.assert_close(skinny.linear(x, turned), functional.linear(x, weight))
+    torch.testing.assert_close(linear_few_rows.linear(x, turned), functional.linear(x, weight))
 
 
 def test_torch_does_the_rest():
     x, weight = both(4, 6, 8)
     bias = torch.arange(6.0)
-    assert torch.equal(skinny.linear(x, weight, bias), functional.linear(x, weight, bias))
+    assert torch.equal(linear_few_rows.linear(x, weight, bias), functional.linear(x, weight, bias))
     half = x.bfloat16(), weight.bfloat16()
-    assert torch.equal(skinny.linear(*half), functional.linear(*half))
+    assert torch.equal(linear_few_rows.linear(*half), functional.linear(*half))
     weight.requires_grad_()
-    skinny.linear(x, weight).sum().backward()
+    linear_few_rows.linear(x, weight).sum().backward()
     torch.testing.assert_close(weight.grad, x.sum(0).expand(6, 8))
 
 
 def test_without_a_compiler_there_is_torch(monkeypatch):
     monkeypatch.setenv("PATH", "")
-    skinny._library.cache_clear()
+    linear_few_rows._library.cache_clear()
     try:
-        assert "no C compiler" in skinny.unavailable()
+        assert "no C compiler" in linear_few_rows.unavailable()
         x, weight = both(4, 6, 8)
-        assert torch.equal(skinny.linear(x, weight), functional.linear(x, weight))
+        assert torch.equal(linear_few_rows.linear(x, weight), functional.linear(x, weight))
     finally:
-        skinny._library.cache_clear()
+        linear_few_rows._library.cache_clear()

@@ -14,7 +14,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 
 @triton.jit
-def part_kernel(
+def split_k_kernel(
     x, w, planes, rows, N, K, x_row, w_row,
     BLOCK_B: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     PRECISION: tl.constexpr, PDL: tl.constexpr,
@@ -37,7 +37,7 @@ def part_kernel(
 
 
 @triton.jit
-def settle_kernel(
+def reduce_split_k_kernel(
     planes, stream, weight, y, squares, rows, N,
     COUNT: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip

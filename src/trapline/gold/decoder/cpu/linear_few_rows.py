@@ -1,4 +1,4 @@
-"""A linear layer for a few rows on a CPU: `skinny_cpu.c`, and torch for everything else."""
+"""A linear layer for a few rows on a CPU: `linear_few_rows.c`, and torch for everything else."""
 
 import ctypes
 from functools import cache
@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from trapline.gold.c_library import built, share
 
-SOURCE = Path(__file__).with_name("skinny_cpu.c")
+SOURCE = Path(__file__).with_name("linear_few_rows.c")
 #: One row is a vector, which torch reads weights for as fast as memory gives them; and with many
 #: its packing pays. Both were measured; see docs/components/decoder.md.
 LEAST, MOST = 2, 32
@@ -38,7 +38,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     y = x.new_empty((rows, outputs))
     work = rows * inputs * outputs // _PRODUCTS_A_THREAD
     job = _Job(x.data_ptr(), weight.data_ptr(), y.data_ptr(), rows, inputs, outputs, 0)
-    share(library.skinny, job, min(torch.get_num_threads(), work))
+    share(library.linear_few_rows, job, min(torch.get_num_threads(), work))
     return y
 
 
@@ -66,6 +66,6 @@ def _library() -> ctypes.CDLL | str:
     library = built(SOURCE)
     if isinstance(library, str):
         return library
-    library.skinny.argtypes = [ctypes.c_void_p]
-    library.skinny.restype = None
+    library.linear_few_rows.argtypes = [ctypes.c_void_p]
+    library.linear_few_rows.restype = None
     return library

@@ -13,53 +13,36 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from trapline.gold.decoder import attend_cpu, fused
+from trapline.gold.decoder import step_ops
+from trapline.gold.decoder.cpu import compiled_ops
+from trapline.gold.decoder.cpu.linear_few_rows import linear
+from trapline.gold.decoder.decode_batch import DecodeBatch
 from trapline.gold.decoder.layers import Layer, Norm, tensor
-from trapline.gold.decoder.model import Decoder
-from trapline.gold.decoder.pool import Pool, Stored
-from trapline.gold.decoder.rope import angles
+from trapline.gold.decoder.network import Network
+from trapline.gold.decoder.pool import Pool, StoredLayer
+from trapline.gold.decoder.rope import Rope, angles
 from trapline.gold.decoder.sampling import ranked
-from trapline.gold.decoder.skinny import linear
 from trapline.gold.norms.api import rms_norm
 from trapline.gold.softmax_topk.api import TopK
 
 if TYPE_CHECKING:
-    from trapline.gold.decoder.compact import CompactStep
+    from trapline.gold.decoder.fused_step import FusedDecodeStep
 
 
-class Rows(NamedTuple):
-    """The rows of a step: (B,) tensors, and where their keys and values lie.
-
-    Rows come in groups of `beams` that share `prefix` (groups,) positions on `pages` (groups, M) of
-    `page_size`. What else a row has is on its `tails` (B, M), pages of `tail_size`. Rows that share
-    nothing have only tails.
-    """
-
-    ids: Tensor
-    positions: Tensor
-    active: Tensor
-    tails: Tensor
-    tail_size: int
-    pages: Tensor
-    page_size: int
-    prefix: Tensor
-    beams: int = 1
-
-
-class Forward:
+class DecodeStep:
     """Logits of up to `rows` rows at a time.
 
     It joins the decoder's weights: the decoder stays where it is from now on, and as it is.
     """
 
-    def __init__(self, decoder: Decoder, pool: Pool, rows: int) -> None:
+    def __init__(self, decoder: Network, pool: Pool, rows: int) -> None:
         self.decoder, self.pool = decoder, pool
         cosine, sine = _tables(decoder)
         self.layers = [_Fused(decoder, layer, cosine, sine) for layer in decoder.layers]
-        self.compact = compact_step(self, rows) if _is_served(decoder, pool) else None
+        self.compact = fused_decode_step(self, rows) if _is_served(decoder, pool) else None
 
     @torch.no_grad()
-    def logits(self, rows: Rows, shared: Sequence[fused.Shared] = ()) -> Tensor:
+    def logits(self, rows: DecodeBatch, shared: Sequence[step_ops.SharedPrefix] = ()) -> Tensor:
         """(B, V) after these tokens, whose keys and values are stored.
 
         `shared` are rows that happen to begin alike; only the fused path has a use for it.
@@ -86,7 +69,7 @@ class Forward:
         return _applied(decoder.head, hidden)
 
     @torch.no_grad()
-    def ranked(self, rows: Rows, count: int) -> tuple[Tensor, TopK]:
+    def ranked(self, rows: DecodeBatch, count: int) -> tuple[Tensor, TopK]:
         """Logits in float32, and the `count` likeliest of each row with their log-probabilities."""
         if self.compact is not None:
             return self.compact.ranked(rows, count)
@@ -94,7 +77,7 @@ class Forward:
         return logits, ranked(logits, count)
 
 
-def _slots(rows: Rows) -> tuple[Tensor, int]:
+def _slots(rows: DecodeBatch) -> tuple[Tensor, int]:
     """Prefix and tail as one table of pages that hold one position each."""
     size, device = rows.page_size, rows.pages.device
     room = rows.pages.shape[1] * size
@@ -113,14 +96,14 @@ class _Places(NamedTuple):
     slots: Tensor
     table: Tensor
     lengths: Tensor
-    shared: Sequence[fused.Shared]
+    shared: Sequence[step_ops.SharedPrefix]
 
 
 class _Fused:
     """A layer's weights, joined where one matrix product can do the work of several."""
 
     def __init__(
-        self, decoder: Decoder, layer: nn.Module, cosine: Tensor | None, sine: Tensor | None
+        self, decoder: Network, layer: nn.Module, cosine: Tensor | None, sine: Tensor | None
     ) -> None:
         assert isinstance(layer, Layer)
         config = decoder.config
@@ -135,24 +118,24 @@ class _Fused:
         q_norm, k_norm = None, None
         if config.qk_norm:
             q_norm, k_norm = attention.q_norm.weight, attention.k_norm.weight
-        self.turn = fused.Turn(cosine, sine, q_norm, k_norm, config.norm_eps)
+        self.turn = Rope(cosine, sine, q_norm, k_norm, config.norm_eps)
 
     def __call__(
         self,
         x: Tensor,
         delta: Tensor | None,
         places: _Places,
-        stored: Stored,
+        stored: StoredLayer,
     ) -> tuple[Tensor, Tensor]:
         """The stream so far and what is still to be added to it; the same after this layer."""
         h, x = _add_norm(self.norms[0], delta, x)
-        q = fused.turn_and_append(self.qkv(h), self.turn, places.positions, places.slots, stored)
-        seen = fused.decode_attention(
+        q = step_ops.rope_and_append(self.qkv(h), self.turn, places.positions, places.slots, stored)
+        seen = step_ops.decode_attention(
             q, stored, places.table, places.lengths, self.window, places.shared
         )
         h, x = _add_norm(self.norms[1], _applied(self.out, seen.flatten(1)), x)
         up = self.up(h)
-        inner = fused.swiglu(up) if self.gated else functional.gelu(up, approximate="tanh")
+        inner = step_ops.swiglu(up) if self.gated else functional.gelu(up, approximate="tanh")
         return x, _applied(self.down, inner)
 
 
@@ -211,12 +194,12 @@ def _joined(parts: Sequence[Tensor]) -> Tensor:
     return torch.cat(list(parts))
 
 
-def compact_step(forward: Forward, rows: int) -> "CompactStep":
+def fused_decode_step(forward: DecodeStep, rows: int) -> "FusedDecodeStep":
     """The same in five kernels a layer."""
-    from trapline.gold.decoder.compact import CompactStep, Weights
+    from trapline.gold.decoder.fused_step import FusedDecodeStep, LayerWeights
 
     weights = [
-        Weights(
+        LayerWeights(
             qkv=one.qkv.weight,
             out=tensor(one.out.weight),
             up=one.up.weight,
@@ -232,21 +215,21 @@ def compact_step(forward: Forward, rows: int) -> "CompactStep":
     assert cosine is not None
     assert sine is not None
     pool = forward.pool
-    return CompactStep(forward.decoder, weights, (cosine, sine), pool.keys, pool.values, rows)
+    return FusedDecodeStep(forward.decoder, weights, (cosine, sine), pool.keys, pool.values, rows)
 
 
-def _is_served(decoder: Decoder, pool: Pool) -> bool:
+def _is_served(decoder: Network, pool: Pool) -> bool:
     """Whether the kernels are for this device, this model and rows that are stored as they are."""
     if decoder.device.type != "cuda" or pool.bits is not None:
         return False
-    from trapline.gold.decoder.compact import suits
+    from trapline.gold.decoder.fused_step import suits
     from trapline.gold.device import may_start_early
 
     # The tiles are cut for the shared memory of a Hopper GPU.
     return may_start_early(decoder.device) and suits(decoder)
 
 
-def _tables(decoder: Decoder) -> tuple[Tensor | None, Tensor | None]:
+def _tables(decoder: Network) -> tuple[Tensor | None, Tensor | None]:
     """Cosine and sine of every position of the context."""
     config = decoder.config
     if config.rope is None:
@@ -263,8 +246,8 @@ def _add_norm(norm: Norm, delta: Tensor | None, x: Tensor) -> tuple[Tensor, Tens
     if norm.bias is None and x.is_cuda:
         normed = rms_norm(delta, norm.weight, norm.eps, residual=x)
         return tensor(normed.y), tensor(normed.residual)
-    if norm.bias is None and attend_cpu.suits(x, delta, norm.weight):
-        return attend_cpu.add_norm(x, delta, norm.weight, norm.eps)
+    if norm.bias is None and compiled_ops.suits(x, delta, norm.weight):
+        return compiled_ops.add_norm(x, delta, norm.weight, norm.eps)
     x = x + delta
     if norm.bias is None:
         # A few rows on a CPU: our own operator takes 0.2 ms a call, most of it on its way there.

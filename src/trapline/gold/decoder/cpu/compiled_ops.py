@@ -1,4 +1,4 @@
-"""A step's small operations on a CPU in float32: `attend_cpu.c`, where there is a compiler."""
+"""A step's small operations on a CPU in float32: `compiled_ops.c`, where there is a compiler."""
 
 import ctypes
 from functools import cache
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from trapline.gold.c_library import built, share
 
-SOURCE = Path(__file__).with_name("attend_cpu.c")
+SOURCE = Path(__file__).with_name("compiled_ops.c")
 #: Fewer products than this a thread are done before another thread has started.
 _PRODUCTS_A_THREAD = 1 << 17
 
@@ -49,7 +49,7 @@ def add_norm(x: Tensor, delta: Tensor, weight: Tensor, eps: float) -> tuple[Tens
     return y, total
 
 
-def turn_and_append(
+def rope_and_append(
     qkv: Tensor,
     angles: tuple[Tensor, Tensor] | None,
     norms: tuple[Tensor, Tensor] | None,
@@ -57,7 +57,7 @@ def turn_and_append(
     places: tuple[Tensor, Tensor],
     stored: tuple[Tensor, Tensor],
 ) -> Tensor:
-    """As `fused.turn_and_append`; `places` are positions and slots, of any kind of integer."""
+    """As `step_ops.rope_and_append`; `places` are positions and slots, of any kind of integer."""
     positions, slots = (one.long().contiguous() for one in places)
     (_, groups, width), rows = stored[0].shape, len(qkv)
     heads = qkv.shape[1] // width - 2 * groups
@@ -65,7 +65,7 @@ def turn_and_append(
     cosine, sine = angles or (None, None)
     q_norm, k_norm = norms or (None, None)
     given = (qkv, cosine, sine, q_norm, k_norm, positions, slots, q, *stored)
-    _loaded().turn_and_append(
+    _loaded().rope_and_append(
         *(None if one is None else one.data_ptr() for one in given), rows, heads, groups, width, eps
     )
     return q
@@ -79,7 +79,7 @@ def attend(
     page_size: int,
     window: int | None,
 ) -> Tensor:
-    """As `fused.decode_attention`, for rows that share nothing."""
+    """As `step_ops.decode_attention`, for rows that share nothing."""
     (rows, heads, width), groups = q.shape, stored[0].shape[1]
     out = torch.empty_like(q)
     if not rows:
@@ -108,8 +108,8 @@ def _library() -> ctypes.CDLL | str:
         return library
     pointer, number, real = ctypes.c_void_p, ctypes.c_long, ctypes.c_double
     library.add_norm.argtypes = [pointer] * 5 + [number] * 2 + [real]
-    library.turn_and_append.argtypes = [pointer] * 10 + [number] * 4 + [real]
+    library.rope_and_append.argtypes = [pointer] * 10 + [number] * 4 + [real]
     library.attend.argtypes = [pointer]
-    for function in (library.add_norm, library.turn_and_append, library.attend):
+    for function in (library.add_norm, library.rope_and_append, library.attend):
         function.restype = None
     return library

@@ -67,7 +67,7 @@ static void taken(
 }
 
 /* Splits `qkv` (rows, heads + 2 groups, width): queries go to `q`, keys and values to their slots. */
-void turn_and_append(
+void rope_and_append(
     const float *qkv, const float *cosine, const float *sine, const float *q_norm, const float *k_norm,
     const long long *positions, const long long *slots, float *q, float *keys, float *values, long rows,
     long heads, long groups, long width, double eps) {

@@ -12,26 +12,14 @@ from torch import Tensor
 from torch.nn import functional
 
 from trapline.gold.attention.paged.api import paged_attention
-from trapline.gold.decoder import attend_cpu
+from trapline.gold.decoder.cpu import compiled_ops
 from trapline.gold.decoder.layers import tensor
-from trapline.gold.decoder.pool import Stored
-from trapline.gold.decoder.rope import rotate
+from trapline.gold.decoder.pool import StoredLayer
+from trapline.gold.decoder.rope import Rope, rotate
 
 
-class Turn(NamedTuple):
-    """What happens to queries and keys before they are used."""
-
-    #: (context, D/2) cosine and sine of every position; None for learned positions.
-    cosine: Tensor | None
-    sine: Tensor | None
-    #: (D,) weights of the norms of queries and keys, for models that have them.
-    q_norm: Tensor | None
-    k_norm: Tensor | None
-    eps: float
-
-
-def turn_and_append(
-    qkv: Tensor, turn: Turn, positions: Tensor, slots: Tensor, stored: Stored
+def rope_and_append(
+    qkv: Tensor, turn: Rope, positions: Tensor, slots: Tensor, stored: StoredLayer
 ) -> Tensor:
     """Splits (B, (H + 2G) · D), norms and turns queries and keys, stores keys and values.
 
@@ -39,17 +27,17 @@ def turn_and_append(
     """
     groups, width = stored.keys.shape[1], stored.width
     if qkv.is_cuda:
-        from trapline.gold.decoder import kernels
+        from trapline.gold.decoder.triton import step_elementwise
 
         if stored.scales is None:
             args = qkv, turn, positions, slots, stored.keys, stored.values
-            return kernels.turn_and_append(*args)
+            return step_elementwise.rope_and_append(*args)
         k, v = qkv.new_empty((2, len(qkv), groups, width))
         here = torch.arange(len(qkv), device=qkv.device)
-        q = kernels.turn_and_append(qkv, turn, positions, here, k, v)
+        q = step_elementwise.rope_and_append(qkv, turn, positions, here, k, v)
         stored.put(slots, k, v)
         return q
-    if stored.scales is None and attend_cpu.suits(qkv, *turn[:4], stored.keys, stored.values):
+    if stored.scales is None and compiled_ops.suits(qkv, *turn[:4], stored.keys, stored.values):
         return _compiled_turn(qkv, turn, positions, slots, stored)
     heads = qkv.shape[1] // width - 2 * groups
     q, k, v = torch.split(qkv.view(len(qkv), -1, width), [heads, groups, groups], dim=1)
@@ -66,10 +54,10 @@ def turn_and_append(
 
 
 def _compiled_turn(
-    qkv: Tensor, turn: Turn, positions: Tensor, slots: Tensor, stored: Stored
+    qkv: Tensor, turn: Rope, positions: Tensor, slots: Tensor, stored: StoredLayer
 ) -> Tensor:
     cosine, sine, q_norm, k_norm, eps = turn
-    return attend_cpu.turn_and_append(
+    return compiled_ops.rope_and_append(
         qkv,
         None if cosine is None or sine is None else (cosine, sine),
         None if q_norm is None or k_norm is None else (q_norm, k_norm),
@@ -79,7 +67,7 @@ def _compiled_turn(
     )
 
 
-class Shared(NamedTuple):
+class SharedPrefix(NamedTuple):
     """Rows `first` … `last` − 1 begin with the same `pages` pages, all full."""
 
     first: int
@@ -89,11 +77,11 @@ class Shared(NamedTuple):
 
 def decode_attention(
     q: Tensor,
-    stored: Stored,
+    stored: StoredLayer,
     table: Tensor,
     lengths: Tensor,
     window: int | None,
-    shared: Sequence[Shared] = (),
+    shared: Sequence[SharedPrefix] = (),
 ) -> Tensor:
     """Each row's one query (B, H, D) over its own pages of one layer.
 
@@ -133,8 +121,8 @@ def _alone(
     window: int | None,
 ) -> Tensor:
     """All rows at once, each over pages of its own."""
-    if attend_cpu.suits(q, keys, values):
-        return attend_cpu.attend(q, (keys, values), table, lengths, page_size, window)
+    if compiled_ops.suits(q, keys, values):
+        return compiled_ops.attend(q, (keys, values), table, lengths, page_size, window)
     k, v = (_gathered(x, table, page_size) for x in (keys, values))
     seen = _seen(lengths, k.shape[2], window)
     grouped = q.reshape(len(k), k.shape[1], -1, q.shape[-1])
@@ -187,9 +175,9 @@ def _seen(lengths: Tensor, positions: int, window: int | None) -> Tensor:
 def swiglu(both: Tensor) -> Tensor:
     """silu(gate) · up of (B, 2 · hidden), the gates in front."""
     if both.is_cuda:
-        from trapline.gold.decoder import kernels
+        from trapline.gold.decoder.triton import step_elementwise
 
-        return kernels.swiglu(both)
+        return step_elementwise.swiglu(both)
     gate, up = both.chunk(2, dim=-1)
     return functional.silu(gate) * up
 

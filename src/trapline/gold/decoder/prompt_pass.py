@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from trapline.gold.decoder.capture import captured
-from trapline.gold.decoder.model import Decoder
+from trapline.gold.decoder.network import Network
 from trapline.gold.decoder.pool import PooledSequence
 
 #: Longer passes keep a GPU busy while the host goes ahead; a graph would only hold their memory.
@@ -24,7 +24,7 @@ class PromptPass:
     Their keys and values are in the pool then.
     """
 
-    def __init__(self, decoder: Decoder, places: Sequence[PooledSequence], lengths: list[int]):
+    def __init__(self, decoder: Network, places: Sequence[PooledSequence], lengths: list[int]):
         self._decoder = decoder
         self._packing = decoder.pack(lengths, places)
         self._ids = torch.zeros(sum(lengths), dtype=torch.long, device=decoder.device)

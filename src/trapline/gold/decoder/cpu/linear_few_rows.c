@@ -119,7 +119,7 @@ static void some(const struct job *job, long n, long count) {
 
 /* Rows of weights until none is left; any number of threads may do so at once. Some weights at a time
  * meet all rows of x, so that they are still in the nearest cache when the next of these come. */
-void skinny(struct job *job) {
+void linear_few_rows(struct job *job) {
     for (;;) {
         long first = __atomic_fetch_add(&job->next, TAKEN, __ATOMIC_RELAXED);
         long last = job->outputs - first < TAKEN ? job->outputs : first + TAKEN;

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from itertools import accumulate
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -23,7 +22,7 @@ class Hidden(NamedTuple):
     features: tuple[Tensor, ...]  # (N, C) the stream after each layer that was asked for
 
 
-class Decoder(nn.Module):
+class Network(nn.Module):
     """A language model: `decoder(ids)` for whole batches, `decoder.step` for growing sequences."""
 
     def __init__(self, config: DecoderConfig) -> None:
@@ -36,27 +35,6 @@ class Decoder(nn.Module):
         self.head = nn.Linear(config.dim, config.vocab, bias=False)
         if config.tied:
             self.head.weight = self.embedding.weight
-
-    @classmethod
-    def from_pretrained(
-        cls, folder: str | Path, *, dtype: torch.dtype | str | None = None, device: str = "cpu"
-    ) -> "Decoder":
-        """A Hugging Face checkpoint: `config.json` and safetensors, sharded too.
-
-        The weights keep the checkpoint's dtype unless another is asked for.
-        """
-        from trapline.gold.decoder.weights import load
-
-        return load(Path(folder), dtype, device)
-
-    def save_pretrained(self, folder: str | Path, *, shard_bytes: int = 4 << 30) -> None:
-        """The opposite of `from_pretrained`; files larger than `shard_bytes` are split.
-
-        Weights and `config.json`: a tokeniser, and what ends a text, lie beside a checkpoint.
-        """
-        from trapline.gold.decoder.weights import save
-
-        save(self, Path(folder), shard_bytes)
 
     @property
     def device(self) -> torch.device:
