@@ -7,10 +7,15 @@ from typing import Any
 import torch
 import triton
 from torch import Tensor
+from triton import language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
 
+from trapline.gold import arithmetic
+
+#: log2(e) inside kernels.
+LOG2_E = tl.constexpr(arithmetic.LOG2_E)
 HOPPER = GPUTarget("cuda", 90, 32)
 
 
@@ -19,11 +24,6 @@ def processors(x: Tensor) -> int:
     if not x.is_cuda:
         return 4
     return int(torch.cuda.get_device_properties(x.device).multi_processor_count)
-
-
-def cdiv(a: int, b: int) -> int:
-    """a / b, rounded up: `triton.cdiv`, outside of kernels, takes ten microseconds."""
-    return -(-a // b)
 
 
 def on_their_device(run: Callable[..., Any]) -> Callable[..., Any]:

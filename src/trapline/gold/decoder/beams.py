@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from trapline.gold.arithmetic import cdiv
 from trapline.gold.beam_search.api import Candidates, beam_search, checked_rules
 from trapline.gold.beam_search.search import Beam
 from trapline.gold.decoder.beams_device import DeviceSearch
@@ -119,13 +120,13 @@ class BeamModel:
         self._end_ids = np.array(sorted(set(eos_ids)))
         self._kept = min((1 + len(self._ends)) * max(beam_width, 1), vocabulary)
         # A prompt's pages are shared; what a beam writes is its own, and so is the page it is in.
-        own = beam_width * (-(-max_new_tokens // PAGE) + 1)
-        pages = sum(-(-len(prompt) // PAGE) + own for prompt in prompts)
+        own = beam_width * (cdiv(max_new_tokens, PAGE) + 1)
+        pages = sum(cdiv(len(prompt), PAGE) + own for prompt in prompts)
         longest = max(map(len, prompts), default=1) + max_new_tokens
         dtype, device = decoder.norm.weight.dtype, decoder.device
         self.pool = Pool(decoder.config, max(pages, 1), PAGE, dtype, device)
         rows = max(len(prompts) * beam_width, 1)
-        self._step = GraphedStep(decoder, self.pool, rows, -(-longest // PAGE))
+        self._step = GraphedStep(decoder, self.pool, rows, cdiv(longest, PAGE))
         self._rows: list[PooledSequence] = []
 
     @torch.no_grad()

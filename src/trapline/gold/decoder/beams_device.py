@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from trapline.gold.arithmetic import cdiv
 from trapline.gold.beam_search.batched_search import BatchedSearch, Offered
 from trapline.gold.beam_search.policy import Rules
 from trapline.gold.beam_search.search import Beam
@@ -67,8 +68,8 @@ class DeviceSearch:
             )
         width, steps, count = rules.beam_width, rules.max_new_tokens, len(lengths)
         self._kept = min((1 + len(rules.eos_ids)) * width, vocabulary)
-        shared = [-(-length // PAGE) for length in lengths]
-        own = -(-count * width * steps // PAGE)
+        shared = [cdiv(length, PAGE) for length in lengths]
+        own = cdiv(count * width * steps, PAGE)
         dtype = decoder.norm.weight.dtype
         self._pool = Pool(decoder.config, sum(shared) + own, PAGE, dtype, device)
         prompts = [self._pool.open() for _ in lengths]

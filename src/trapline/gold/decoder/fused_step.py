@@ -13,6 +13,7 @@ import triton
 from torch import Tensor, nn
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from trapline.gold.arithmetic import LOG2_E, cdiv
 from trapline.gold.decoder.decode_batch import DecodeBatch
 from trapline.gold.decoder.hopper.linear_tma import (
     normed_linear_tma_kernel,
@@ -46,7 +47,6 @@ from trapline.gold.device import may_start_early, processors
 from trapline.gold.softmax_topk import kernels as topk
 from trapline.gold.softmax_topk.api import TopK
 
-LOG2_E = 1.4426950408889634
 #: Query heads to a key head that a tile of `triton.step_attention` has room for.
 MOST_HEADS = 16
 
@@ -117,11 +117,11 @@ class FusedDecodeStep:
         self._seen = like.new_empty((rows, wide))
         self._inner = like.new_empty((rows, config.hidden))
         self._logits = like.new_empty((rows, config.vocab), dtype=torch.float32)
-        self._squares = like.new_empty((-(-config.dim // 8), rows), dtype=torch.float32)
+        self._squares = like.new_empty((cdiv(config.dim, 8), rows), dtype=torch.float32)
         self._arrived = like.new_zeros((rows, config.kv_heads), dtype=torch.int32)
         shapes = [(config.dim, wide), (config.dim, config.hidden)]
         self._held = SplitKLinear(like, shapes, rows, self._precision, early=self._early)
-        tiles = -(-config.vocab // 16)
+        tiles = cdiv(config.vocab, 16)
         self._best = like.new_empty((tiles, rows), dtype=torch.float32)
         self._place = like.new_empty((tiles, rows), dtype=torch.int32)
 
@@ -141,8 +141,8 @@ class FusedDecodeStep:
         if group is None or block % group:
             logits = self.logits(rows)
             return logits, ranked(logits, count)
-        maxima = self._logits.new_empty((lines, -(-vocabulary // group)))
-        peaks, totals = self._logits.new_empty((2, lines, -(-vocabulary // block)))
+        maxima = self._logits.new_empty((lines, cdiv(vocabulary, group)))
+        peaks, totals = self._logits.new_empty((2, lines, cdiv(vocabulary, block)))
         self._run(rows, {"maxima": maxima, "peaks": peaks, "totals": totals, "GROUP": group})
         logits = self._logits[:lines]
         found = topk.decided(logits, count, maxima, peaks, totals)
@@ -205,11 +205,11 @@ class FusedDecodeStep:
     ) -> int:  # fmt: skip
         outputs, inputs = w.shape
         cut = self.tile_config_for("normed_linear", rows, outputs, inputs)
-        tiles = -(-outputs // cut.block_n)
+        tiles = cdiv(outputs, cut.block_n)
         if self._early and out is self._qkv and uses_tma("normed_linear", cut, w):
             self._boxed(cut, x, w, out, rows, parts)
             return tiles
-        normed_linear_kernel[(tiles, triton.cdiv(rows, cut.block_b))](
+        normed_linear_kernel[(tiles, cdiv(rows, cut.block_b))](
             *(x, w, self._squares, out),
             *((self._best, self._place) if best else (None, None)),
             *(rows, outputs, inputs, parts, x.stride(0), w.stride(0), out.stride(0)),
@@ -225,7 +225,7 @@ class FusedDecodeStep:
     ) -> None:
         outputs, inputs = w.shape
         known = tma_constants(cut, outputs, inputs)
-        normed_linear_tma_kernel[(outputs // cut.block_n, triton.cdiv(rows, cut.block_b))](
+        normed_linear_tma_kernel[(outputs // cut.block_n, cdiv(rows, cut.block_b))](
             TensorDescriptor.from_tensor(x[:rows], [cut.block_b, cut.block_k]),
             TensorDescriptor.from_tensor(w, [cut.block_n, cut.block_k]),
             *(w, self._squares, out, rows, outputs, inputs, parts, w.stride(0), out.stride(0)),
@@ -242,7 +242,7 @@ class FusedDecodeStep:
         cut = self.tile_config_for("normed_swiglu", rows, outputs, inputs)
         if self._early and uses_tma("normed_swiglu", cut, w):
             return self._boxed_gated(cut, w, rows, parts)
-        normed_swiglu_kernel[(triton.cdiv(outputs, cut.block_n), triton.cdiv(rows, cut.block_b))](
+        normed_swiglu_kernel[(cdiv(outputs, cut.block_n), cdiv(rows, cut.block_b))](
             *(self._y, w, self._squares, self._inner, rows, outputs, inputs, parts),
             *(self._y.stride(0), w.stride(0), self._inner.stride(0), self._config.norm_eps),
             PARTS=triton.next_power_of_2(parts),
@@ -252,7 +252,7 @@ class FusedDecodeStep:
 
     def _boxed_gated(self, cut: TileConfig, w: Tensor, rows: int, parts: int) -> None:
         outputs, inputs = w.shape[0] // 2, w.shape[1]
-        normed_swiglu_tma_kernel[(outputs // cut.block_n, triton.cdiv(rows, cut.block_b))](
+        normed_swiglu_tma_kernel[(outputs // cut.block_n, cdiv(rows, cut.block_b))](
             TensorDescriptor.from_tensor(self._y[:rows], [cut.block_b, cut.block_k]),
             TensorDescriptor.from_tensor(w, [cut.block_n, cut.block_k]),
             *(self._squares, self._inner, rows, outputs, inputs, parts, self._inner.stride(0)),
@@ -269,8 +269,8 @@ class FusedDecodeStep:
     def _added(self, x: Tensor, w: Tensor, weight: Tensor, rows: int) -> int:
         outputs, inputs = w.shape
         cut = self.tile_config_for("residual_linear", rows, outputs, inputs)
-        tiles = -(-outputs // cut.block_n)
-        residual_linear_kernel[(tiles, triton.cdiv(rows, cut.block_b))](
+        tiles = cdiv(outputs, cut.block_n)
+        residual_linear_kernel[(tiles, cdiv(rows, cut.block_b))](
             *(x, w, self._x, weight, self._y, self._squares),
             *(rows, outputs, inputs, x.stride(0), w.stride(0)),
             **self._cut(cut, "residual_linear", outputs, inputs),

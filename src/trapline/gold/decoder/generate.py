@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 
 from trapline.gold import checks
+from trapline.gold.arithmetic import cdiv
 from trapline.gold.decoder.engine import Engine, Token
 from trapline.gold.decoder.network import Network
 from trapline.gold.decoder.sampling import Sampling
@@ -78,7 +79,7 @@ def _engine(decoder: Network, prompts: Sequence[Sequence[int]], new: int, batch:
     More than the context is refused when a prompt is added: no memory is taken for it before.
     """
     lengths = (min(len(prompt) + new, decoder.config.context) for prompt in prompts)
-    pages = sorted((-(-length // PAGE) for length in lengths), reverse=True)
+    pages = sorted((cdiv(length, PAGE) for length in lengths), reverse=True)
     rows = min(batch, max(len(prompts), 1))
     return Engine(decoder, rows=rows, pages=max(sum(pages[:rows]), 1), page_size=PAGE)
 

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from trapline.gold.arithmetic import cdiv
 from trapline.gold.decoder.tile_config import (
     REDUCE_BLOCK,
     SPLIT_K_BLOCK_K,
@@ -43,7 +44,7 @@ class SplitKLinear:
         """Into how many planes a product went."""
         outputs, inputs = w.shape
         planes, block_b = split_k_parts(inputs), rows_per_program(rows)
-        split_k_kernel[(-(-outputs // SPLIT_K_BLOCK_N), planes, -(-rows // block_b))](
+        split_k_kernel[(cdiv(outputs, SPLIT_K_BLOCK_N), planes, cdiv(rows, block_b))](
             *(x, w, self._planes, rows, outputs, inputs, x.stride(0), w.stride(0)),
             BLOCK_B=block_b,
             BLOCK_N=SPLIT_K_BLOCK_N,
@@ -62,7 +63,7 @@ def reduce_split_k(
 ) -> int:  # fmt: skip
     """Adds `count` planes to the stream; into how many squares a row is cut."""
     width = stream.shape[1]
-    pieces = -(-width // REDUCE_BLOCK)
+    pieces = cdiv(width, REDUCE_BLOCK)
     reduce_split_k_kernel[(rows, pieces)](
         *(planes, stream, weight, y, squares, rows, width),
         COUNT=count,

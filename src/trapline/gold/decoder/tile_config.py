@@ -4,6 +4,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from trapline.gold.arithmetic import cdiv
+
 #: Products with fewer weights ask for all of them before they may begin. More would only push out
 #: of the cache, or delay, what the kernel before is still reading.
 AHEAD = 1 << 22
@@ -56,7 +58,7 @@ def attention_tile(block_d: int, size: int, beams: int, ratio: int, tail: int) -
 
 def attention_splits(positions: int, programs: int, processors: int, each: int = 256) -> int:
     """As many as give every processor two programs, of `each` positions or more."""
-    return max(1, min(-(-positions // each), 2 * processors // max(programs, 1), 64))
+    return max(1, min(cdiv(positions, each), 2 * processors // max(programs, 1), 64))
 
 
 def uses_split_k(rows: int, outputs: int, inputs: int, size: int) -> bool:
@@ -71,7 +73,7 @@ def uses_split_k(rows: int, outputs: int, inputs: int, size: int) -> bool:
 
 def split_k_parts(inputs: int) -> int:
     """Into how many partial sums such a product is cut."""
-    return -(-inputs // SPLIT_K_BLOCK_K)
+    return cdiv(inputs, SPLIT_K_BLOCK_K)
 
 
 def rows_per_program(rows: int) -> int:

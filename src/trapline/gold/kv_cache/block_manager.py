@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from trapline.gold.arithmetic import cdiv
 from trapline.gold.errors import RangeError
 
 #: The table entry of a page that lay behind the window and was given back.
@@ -68,7 +69,7 @@ class BlockManager:
 
     def pages_for(self, n: int) -> int:
         """⌈n / P⌉."""
-        return -(-n // self.page_size)
+        return cdiv(n, self.page_size)
 
     def reserve(self, seq: int, start: int, n: int, behind: int = 0) -> list[tuple[int, int]]:
         """Makes the pages of positions start … start + n − 1 the sequence's own.

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from trapline.gold.arithmetic import cdiv
 from trapline.gold.errors import RangeError, ShapeError
 from trapline.gold.kv_cache.calibrated_codec import (
     MOST_BITS,
@@ -113,7 +114,7 @@ def _spectrum(layers: Sequence[_Directions]) -> np.ndarray:
 def _shared(keys: np.ndarray, values: np.ndarray) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Bits of the directions of both, together as large as said above, each in whole bytes."""
     width = len(keys)
-    size = 2 * -(-width // 2) + width // 64
+    size = 2 * cdiv(width, 2) + width // 64
     most = MOST_BITS * width // 8
     wanted = round(sum(water_filled(np.concatenate((keys, values)), 8 * size)[:width]) / 8)
     of_keys = min(max(wanted, size - most), most)

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from trapline.gold.arithmetic import cdiv
 from trapline.gold.errors import RangeError
 
 #: What a row is stored as: arrays whose first axis is the position.
@@ -172,7 +173,7 @@ def scales_above(exact: np.ndarray, top: float) -> np.ndarray:
 def pack_nibbles(codes: np.ndarray) -> np.ndarray:
     """Codes −8 … 7 (…,D) as bytes (…,⌈D/2⌉); the last high half of an odd D is zero."""
     width = codes.shape[-1]
-    half = -(-width // 2)
+    half = cdiv(width, 2)
     low = codes[..., :half].view(np.uint8) & 15
     high = np.zeros_like(low)
     high[..., : width - half] = codes[..., half:].view(np.uint8) & 15

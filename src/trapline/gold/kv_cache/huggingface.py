@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trapline.gold.arithmetic import cdiv
 from trapline.gold.errors import RangeError
 from trapline.gold.kv_cache.api import KVCache
 from trapline.gold.kv_cache.backend import Bits
@@ -31,7 +32,7 @@ class _Pool:
 
     def __init__(self, layers: int, positions: int, block_size: int, **options: Any) -> None:
         self.layers, self.block_size = layers, block_size
-        self.num_blocks = -(-positions // block_size)
+        self.num_blocks = cdiv(positions, block_size)
         self.options = options
         self.cache: KVCache | None = None
         self.seqs: list[int] = []

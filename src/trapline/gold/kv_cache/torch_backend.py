@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from trapline.gold.arithmetic import cdiv
 from trapline.gold.attention.api import flash_attention
 from trapline.gold.errors import RangeError
 from trapline.gold.kv_cache.codecs import FITTED_SHARES, FP8_LARGEST, Codec, Fields
@@ -191,7 +192,7 @@ def _scales_above(exact: Tensor, top: float, refusing: bool) -> Tensor:
 
 
 def _pack(codes: Tensor) -> Tensor:
-    half = -(-codes.shape[-1] // 2)
+    half = cdiv(codes.shape[-1], 2)
     nibbles = codes.view(torch.uint8) & 15
     high = torch.zeros_like(nibbles[..., :half])
     high[..., : codes.shape[-1] - half] = nibbles[..., half:]

@@ -10,6 +10,7 @@ import torch
 import triton
 from torch import Tensor
 
+from trapline.gold.arithmetic import cdiv
 from trapline.gold.device import may_start_early, processors
 from trapline.gold.norms.kernels_rows import add_parts_kernel, backward_kernel, clear_kernel
 from trapline.gold.norms.kernels_shapes import cut_for
@@ -123,7 +124,7 @@ def backward(given: Backward, dw: Tensor | None, db: Tensor | None) -> None:
 
 def _by_tiles(given: Backward, tile: Tile, early: bool) -> Parts:
     M, D = given.x.shape
-    programs = evenly(triton.cdiv(M, tile.rows), tile.programs * processors(given.x))
+    programs = evenly(cdiv(M, tile.rows), tile.programs * processors(given.x))
     parts = given.parts(programs)
     block = triton.next_power_of_2(D)
     backward_kernel[(programs,)](
@@ -148,8 +149,8 @@ def kept_rows(tile: Tile, block: int, itemsize: int) -> int:
 
 def evenly(tiles: int, most: int) -> int:
     """At most `most` programs, and so many that all have as many tiles, or one less."""
-    rounds = max(1, -(-tiles // most))
-    return max(1, -(-tiles // rounds))
+    rounds = max(1, cdiv(tiles, most))
+    return max(1, cdiv(tiles, rounds))
 
 
 def teams_fit(given: Backward) -> bool:
@@ -162,12 +163,12 @@ def teams_fit(given: Backward) -> bool:
 
 def members(words: int) -> int:
     """How many share a row of so many words."""
-    return int(triton.next_power_of_2(triton.cdiv(words, TEAM.share)))
+    return int(triton.next_power_of_2(cdiv(words, TEAM.share)))
 
 
 def share_of(words: int) -> int:
     """Words of a row for each member: whole lines of the cache."""
-    return -(-words // (32 * members(words))) * 32
+    return cdiv(words, 32 * members(words)) * 32
 
 
 def _by_teams(given: Backward, early: bool) -> Parts:
@@ -181,7 +182,7 @@ def _by_teams(given: Backward, early: bool) -> Parts:
     teams = evenly(M, TEAM.programs * processors(given.x) // team)
     parts = given.parts(teams)
     board = given.x.new_empty(M * team, dtype=torch.int64)
-    clear_kernel[(triton.cdiv(M * team, CLEARED),)](
+    clear_kernel[(cdiv(M * team, CLEARED),)](
         board, M * team, BLOCK=CLEARED, EARLY=early, launch_pdl=early
     )
     words = (as_words(part) for part in (given.dy, given.dtotal, given.x, given.w))
@@ -228,7 +229,7 @@ def on_hopper(x: Tensor) -> bool:
 def _by_columns(given: Backward) -> Parts:
     given = with_statistics(given)
     M, D = given.x.shape
-    parts = given.parts(triton.cdiv(M, WIDE_PER))
+    parts = given.parts(cdiv(M, WIDE_PER))
     if not M:
         return parts
     sums = given.x.new_empty((2, M), dtype=torch.float32)
@@ -240,7 +241,7 @@ def _by_columns(given: Backward) -> Parts:
         CENTRED=given.centred,
         num_warps=WIDE_WARPS,
     )
-    columns_kernel[(triton.cdiv(D, WIDE_COLUMNS), triton.cdiv(M, WIDE_PER))](
+    columns_kernel[(cdiv(D, WIDE_COLUMNS), cdiv(M, WIDE_PER))](
         *(given.dy, given.dtotal, given.x, given.w, given.mean, given.rstd, sums, given.dx),
         *(*parts, M, dy_row, dtotal_row, x_row, WIDE_PER),
         D=D,
@@ -280,7 +281,7 @@ def _add_parts(
     if parts is None:
         return
     P, D = parts.shape
-    add_parts_kernel[(triton.cdiv(D, PART_COLUMNS), 2)](
+    add_parts_kernel[(cdiv(D, PART_COLUMNS), 2)](
         *(dw_parts, db_parts, dw, db, P, D),
         BLOCK_P=PARTS,
         BLOCK_D=PART_COLUMNS,

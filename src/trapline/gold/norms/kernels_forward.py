@@ -5,6 +5,7 @@ from typing import NamedTuple
 import triton
 from torch import Tensor
 
+from trapline.gold.arithmetic import cdiv
 from trapline.gold.device import may_start_early
 from trapline.gold.norms.kernels_rows import forward_kernel
 from trapline.gold.norms.kernels_shapes import cut_for, dense, rows_of
@@ -81,7 +82,7 @@ def forward(
     tile = cut_for(FORWARD[x.element_size()], D)
     if tile is not None:
         early = tile.early and may_start_early(x.device)
-        forward_kernel[(triton.cdiv(M, tile.rows),)](
+        forward_kernel[(cdiv(M, tile.rows),)](
             *(*given, M, *strides, eps),
             D=D,
             BLOCK_D=triton.next_power_of_2(D),

@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from trapline.gold.arithmetic import LOG2_E
 from trapline.gold.softmax_topk import native
 
-_LOG2_E = 1.4426950408889634
 #: Elements of a block of rows: torch's cost per call disappears, temporaries stay small.
 _BLOCK = 1 << 22
 #: Columns at a time under the exponential: a tile of them stays in a core's cache.
@@ -124,7 +124,7 @@ def _sum_of_exponentials(block: Tensor, row_max: Tensor, temperature: Tensor) ->
         tile = block[:, start : start + _TILE]
         # exp2 because torch's exp is several times slower on some processors.
         powers = torch.sub(tile, origin, out=room[:, : tile.shape[1]])
-        powers.mul_(_LOG2_E / temperature).exp2_()
+        powers.mul_(LOG2_E / temperature).exp2_()
         total += powers.sum(dim=1, keepdim=True)
     return total
 

@@ -9,8 +9,8 @@ loads are 16 bytes wide whatever V is: column = position − skip.
 import triton
 import triton.language as tl
 
+from trapline.gold.device import LOG2_E
 from trapline.gold.softmax_topk.kernels_order import (
-    LOG2_E,
     bound,
     emit,
     emit_summary,

@@ -9,9 +9,9 @@ thread's maximum and sum, further ones find a threshold (for large K) and what r
 import triton
 import triton.language as tl
 
+from trapline.gold.device import LOG2_E
 from trapline.gold.softmax_topk.kernels_long import edge
 from trapline.gold.softmax_topk.kernels_order import (
-    LOG2_E,
     emit,
     emit_summary,
     group_maxima,

@@ -9,10 +9,11 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from trapline.gold.device import LOG2_E
+
 #: Programmatic dependent launch: when a kernel lets the next one onto the processors. All of them
 #: wait for the one before to be done and visible before they touch memory.
 NOT, EARLY, AFTER = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
-LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
 
 

@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 import triton
 
+from trapline.gold.arithmetic import cdiv
+
 #: A row of at most this many logits is held by one program.
 SHORT = 16384
 #: Of more than this many, where processors are fewer than rows, it stays in the cache.
@@ -134,9 +136,9 @@ def long_plan(rows: int, vocabulary: int, k: int, stride: int, width: int, proce
     little = rows * vocabulary < LITTLE
     block, warps = LITTLE_STREAM if little else STREAM
     block = max(block, group)
-    tiles = triton.cdiv(vocabulary + slack, block)
-    splits = triton.cdiv(processors, rows) if little else max(1, PROGRAMS // rows)
-    blocks = triton.cdiv(tiles, min(tiles, splits, SPLITS))
+    tiles = cdiv(vocabulary + slack, block)
+    splits = cdiv(processors, rows) if little else max(1, PROGRAMS // rows)
+    blocks = cdiv(tiles, min(tiles, splits, SPLITS))
     groups = tiles * block // group
     groups_block = triton.next_power_of_2(groups)
     select_warps = min(32, max(select.warps, groups_block // (32 * HELD_EACH)))
@@ -149,12 +151,12 @@ def long_plan(rows: int, vocabulary: int, k: int, stride: int, width: int, proce
         block=block,
         warps=warps,
         blocks=blocks,
-        splits=triton.cdiv(tiles, blocks),
+        splits=cdiv(tiles, blocks),
         groups=groups,
         groups_block=max(groups_block, threads),
         select_warps=select_warps,
         supers=min(threads, max(64, 2 * k_block)),
-        listed=triton.cdiv(listed, tile) * tile,
+        listed=cdiv(listed, tile) * tile,
         tile=tile,
         cap=max(2 * k_block, threads),
         ranked=ranked,
@@ -170,5 +172,5 @@ def select_plan(k: int, few: bool) -> Select:
 def group_size(vocabulary: int, k: int, near: int) -> int:
     """So small that k groups exist twice over, and so large that one program holds all maxima."""
     most = max(16, 1 << int(math.log2(max(1, vocabulary // (2 * k)))))
-    least = triton.next_power_of_2(triton.cdiv(vocabulary + 8 + STREAM[0], HELD))
+    least = triton.next_power_of_2(cdiv(vocabulary + 8 + STREAM[0], HELD))
     return max(min(near, most), int(least))

@@ -4,8 +4,8 @@
 import triton
 import triton.language as tl
 
+from trapline.gold.device import LOG2_E
 from trapline.gold.softmax_topk.kernels_order import (
-    LOG2_E,
     emit,
     emit_summary,
     group_maxima,

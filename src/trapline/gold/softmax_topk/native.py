@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from trapline.gold.arithmetic import LOG2_E, cdiv
 from trapline.gold.c_library import at, built, share
 
 SOURCE = Path(__file__).with_name("topk_cpu.c")
 #: What logits may be; the 16-bit ones are given as integers of their bits.
 KINDS = {"float32": 0, "bfloat16": 1, "float16": 2}
-_LOG2_E = 1.4426950408889634
 #: Fewer logits than this a thread are done before another thread has started.
 _LOGITS_A_THREAD = 1 << 15
 #: Keys of elements that may be among the best: when there is space for no more, all but k go.
@@ -53,13 +53,13 @@ def ranked(logits: np.ndarray, kind: str, k: int, temperature: np.ndarray, threa
     assert not isinstance(library, str), library
     rows, width = logits.shape
     stride = logits.strides[0] // logits.itemsize
-    scales = (_LOG2_E / temperature.astype(np.float64)).astype(np.float32)
+    scales = (LOG2_E / temperature.astype(np.float64)).astype(np.float32)
     values, indices = np.empty((rows, k), np.float32), np.empty((rows, k), np.int64)
     totals = np.empty(rows, np.float64)
     count = max(1, min(threads, rows, rows * width // _LOGITS_A_THREAD))
     room = max(2 * k, _LEAST_ROOM)
     kept = np.empty((count, room), np.uint64)
-    groups = np.empty((count, -(-width // _BLOCK) * (_BLOCK // _GROUP)), np.uint64)
+    groups = np.empty((count, cdiv(width, _BLOCK) * (_BLOCK // _GROUP)), np.uint64)
     job = _Job(
         *(at(one) for one in (logits, scales, kept, groups, values, indices, totals)),
         *(KINDS[kind], stride, width, room, groups.shape[1], k, rows, 0, 0),

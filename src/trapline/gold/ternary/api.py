@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from trapline.gold import checks
+from trapline.gold.arithmetic import cdiv
 from trapline.gold.errors import DTypeError, RangeError, ShapeError
 from trapline.gold.impl import Impl, choose
 from trapline.gold.ternary import pack as storage
@@ -70,7 +71,7 @@ def unpack(packed: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     checks.arrays(packed=packed)
     if checks.dtype_name(packed) != "uint8":
         raise DTypeError(f"packed must be uint8, got {checks.dtype_name(packed)}")
-    if not shape or packed.shape != (*shape[:-1], -(-shape[-1] // 4)):
+    if not shape or packed.shape != (*shape[:-1], cdiv(shape[-1], 4)):
         raise ShapeError(f"{packed.shape} bytes do not hold codes of shape {tuple(shape)}")
     return storage.unpack(packed, tuple(shape))
 
@@ -86,6 +87,6 @@ def _check_pair(codes: Any, scales: Any, group_size: int) -> None:
     _check_codes(codes)
     if checks.dtype_name(scales) != "float16":
         raise DTypeError(f"scales must be float16, got {checks.dtype_name(scales)}")
-    wanted = (*codes.shape[:-1], -(-codes.shape[-1] // group_size))
+    wanted = (*codes.shape[:-1], cdiv(codes.shape[-1], group_size))
     if tuple(scales.shape) != wanted:
         raise ShapeError(f"scales must have shape {wanted}, got {tuple(scales.shape)}")

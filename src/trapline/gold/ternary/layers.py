@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from trapline.gold.arithmetic import cdiv
 from trapline.gold.errors import RangeError
 
 GROUP = 128
@@ -25,7 +26,7 @@ def ternarize(w: Tensor, group_size: int = GROUP, method: str = "absmean") -> tu
     """codes int8 like w, scales float16 (…, ceil(n / group_size)), as `oracle.ternarize`."""
     columns = w.shape[-1]
     group_size = _within(group_size, columns)
-    groups = -(-columns // group_size)
+    groups = cdiv(columns, group_size)
     magnitude = w.detach().abs().double() * ROOM
     magnitude = functional.pad(magnitude, (0, groups * group_size - columns))
     magnitude = magnitude.reshape(*w.shape[:-1], groups, group_size)

@@ -17,6 +17,8 @@ from collections.abc import Callable
 
 import numpy as np
 
+from trapline.gold.arithmetic import cdiv
+
 LARGEST_SCALE = float(np.finfo(np.float16).max)
 
 
@@ -47,7 +49,7 @@ def dequantize(codes: np.ndarray, scales: np.ndarray, group_size: int = 128) -> 
 def pack(codes: np.ndarray) -> np.ndarray:
     """Four codes a byte, code + 1 in two bits, the first lowest; spare places hold code 0."""
     columns = codes.shape[-1]
-    packed = np.zeros((*codes.shape[:-1], -(-columns // 4)), dtype=np.uint8)
+    packed = np.zeros((*codes.shape[:-1], cdiv(columns, 4)), dtype=np.uint8)
     for place in range(4 * packed.shape[-1]):
         code = codes[..., place].astype(int) if place < columns else np.zeros(codes.shape[:-1], int)
         packed[..., place // 4] |= ((code + 1) << (2 * (place % 4))).astype(np.uint8)

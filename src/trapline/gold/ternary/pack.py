@@ -6,6 +6,8 @@ The plane is what kernels read: row by row, codes 4i … 4i+3 in byte i, the fir
 
 import numpy as np
 
+from trapline.gold.arithmetic import cdiv
+
 BLOCK = 128
 BLOCK_BYTES = 2 + BLOCK // 4
 _PLACES = np.array([0, 2, 4, 6], dtype=np.uint8)
@@ -15,7 +17,7 @@ _POWERS = np.array([81, 27, 9, 3, 1], dtype=np.uint16)
 def pack(codes: np.ndarray) -> np.ndarray:
     """codes (…, n) → uint8 (…, ceil(n / 4)); spare places hold code 0."""
     columns = codes.shape[-1]
-    slots = np.ones((*codes.shape[:-1], -(-columns // 4) * 4), dtype=np.uint8)
+    slots = np.ones((*codes.shape[:-1], cdiv(columns, 4) * 4), dtype=np.uint8)
     slots[..., :columns] += codes.astype(np.uint8)
     first, second, third, fourth = (slots[..., place::4] for place in range(4))
     packed: np.ndarray = first | second << 2 | third << 4 | fourth << 6
@@ -62,7 +64,7 @@ def to_base3(codes: np.ndarray) -> np.ndarray:
     the carry of a multiplication by 3.
     """
     columns = codes.shape[-1]
-    trits = np.ones((*codes.shape[:-1], -(-columns // 5) * 5), dtype=np.uint16)
+    trits = np.ones((*codes.shape[:-1], cdiv(columns, 5) * 5), dtype=np.uint16)
     trits[..., :columns] = (codes + 1).astype(np.uint16)
     grouped = trits.reshape(*codes.shape[:-1], trits.shape[-1] // 5, 5)
     values = grouped @ _POWERS

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from trapline.gold.arithmetic import cdiv
 from trapline.gold.errors import ShapeError, UnsupportedError
 from trapline.gold.ternary.cpu import packed_linear as native
 
@@ -29,7 +30,7 @@ def packed_linear(
     before the kernel that makes x is done. Gradients reach x; scales have none.
     """
     columns = x.shape[-1]
-    wanted = (-(-columns // 4), (plane.shape[0], -(-columns // group_size)))
+    wanted = (cdiv(columns, 4), (plane.shape[0], cdiv(columns, group_size)))
     if (plane.shape[1], tuple(scales.shape)) != wanted:
         raise ShapeError(
             f"{columns} columns do not fit a plane {tuple(plane.shape)} with scales"
@@ -107,7 +108,7 @@ def _native(rows: Tensor, plane: Tensor, scales: Tensor, group_size: int) -> Ten
     x = rows.detach().float().contiguous()
     y = torch.empty(rows.shape[0], plane.shape[0])
     if group_size != native.GROUP:
-        groups = -(-rows.shape[1] // native.GROUP)
+        groups = cdiv(rows.shape[1], native.GROUP)
         scales = scales.repeat_interleave(group_size // native.GROUP, dim=1)[:, :groups]
     native.product(x, plane.contiguous(), scales.contiguous(), y, torch.get_num_threads())
     return y if rows.dtype == y.dtype else y.to(rows.dtype)

@@ -8,6 +8,7 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
+from trapline.gold.arithmetic import cdiv
 from trapline.gold.atomic_write import write_file
 from trapline.gold.decoder.config import from_dict
 from trapline.gold.decoder.network import Network
@@ -163,8 +164,8 @@ def _put_matrices(
             continue
         rows, columns = child.weight.shape
         source = "embedding" if name == "head" and decoder.config.tied else name
-        codes = _taken(tensors, f"{source}.codes", (rows, -(-columns // 4)))
-        scales = _taken(tensors, f"{source}.scales", (rows, -(-columns // group_size)))
+        codes = _taken(tensors, f"{source}.codes", (rows, cdiv(columns, 4)))
+        scales = _taken(tensors, f"{source}.scales", (rows, cdiv(columns, group_size)))
 
         owner, _, last = name.rpartition(".")
         setattr(decoder.get_submodule(owner), last, kind(codes, scales, columns, group_size, dtype))

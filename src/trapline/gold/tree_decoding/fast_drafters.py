@@ -7,6 +7,7 @@ import triton
 from torch import Tensor
 
 from trapline.gold import checks
+from trapline.gold.arithmetic import cdiv
 from trapline.gold.decoder.api import Decoder
 from trapline.gold.device import may_start_early
 from trapline.gold.softmax_topk.api import softmax_topk
@@ -28,7 +29,7 @@ class State:
 
     def __init__(self, rows: int, room: int, seed: int, device: torch.device) -> None:
         # So far apart that kernels find all of them aligned alike.
-        numbers = torch.zeros((7, -(-rows // 16) * 16), dtype=torch.int64, device=device)
+        numbers = torch.zeros((7, cdiv(rows, 16) * 16), dtype=torch.int64, device=device)
         self.roots, self.lengths, self.known, self.kept = numbers[:4, :rows]
         # What the host looks at lies together: it is one copy.
         self._counts = numbers[4:]
@@ -111,7 +112,7 @@ class FusedDFlash:
         self._rows_of = joined_rows(model)
         lines = rows * (self.depth + 1)
         self._context = like.new_empty((lines, body.dim))
-        self._sums = like.new_empty((-(-body.dim // 8), lines), dtype=torch.float32)
+        self._sums = like.new_empty((cdiv(body.dim, 8), lines), dtype=torch.float32)
         self._fresh = like.new_empty((lines, len(self._rows_of)))
         self._depths = torch.arange(block, device=like.device).repeat(rows)
         self._seen = torch.ones((rows, block, block), dtype=torch.int8, device=like.device)

@@ -11,6 +11,7 @@ import torch
 import triton
 from torch import Tensor
 
+from trapline.gold.arithmetic import LOG2_E, cdiv
 from trapline.gold.decoder.api import Decoder
 from trapline.gold.decoder.rope import angles
 from trapline.gold.errors import UnsupportedError
@@ -26,7 +27,6 @@ from trapline.gold.tree_decoding.triton.round import (
     verdict_kernel,
 )
 
-LOG2_E = 1.4426950408889634
 #: Nodes of a tree, its root included: who continues whom is one tile.
 MOST_NODES = 128
 
@@ -182,8 +182,8 @@ class FusedRounds:
         layers, rows, room, heads, width = store.keys.shape
         wide, seen = heads * width, self._fresh.shape[1]
         block = min(256, triton.next_power_of_2(wide))
-        parts = triton.cdiv(wide, block)
-        move_kernel[(rows, layers * parts + triton.cdiv(seen, block))](
+        parts = cdiv(wide, block)
+        move_kernel[(rows, layers * parts + cdiv(seen, block))](
             *(store.keys, store.values),
             *((self.verifier.features, self._fresh) if seen else (None, None)),
             *(self._path, state.known, state.kept, self.nodes, self.deepest, room, rows, layers),

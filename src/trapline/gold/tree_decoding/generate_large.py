@@ -5,6 +5,7 @@ import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from trapline.gold.arithmetic import cdiv
 from trapline.gold.decoder.fused_step import LayerWeights
 from trapline.gold.decoder.split_k_linear import reduce_split_k
 from trapline.gold.decoder.tile_config import TileConfig
@@ -45,9 +46,9 @@ class Large:
         """Adds x · wᵀ to the stream as `residual_linear_kernel` does; returns square sums a row."""
         rows, (outputs, inputs) = len(stream), w.shape
         cut = large_cut("residual_linear", rows, outputs)
-        each = triton.cdiv(inputs, self._planes_of(w) * cut.block_k) * cut.block_k
-        planes = triton.cdiv(inputs, each)
-        grid = triton.cdiv(outputs, cut.block_n), planes, triton.cdiv(rows, cut.block_b)
+        each = cdiv(inputs, self._planes_of(w) * cut.block_k) * cut.block_k
+        planes = cdiv(inputs, each)
+        grid = cdiv(outputs, cut.block_n), planes, cdiv(rows, cut.block_b)
         planes_kernel[grid](
             TensorDescriptor.from_tensor(x, [cut.block_b, cut.block_k]),
             TensorDescriptor.from_tensor(w, [cut.block_n, cut.block_k]),
@@ -66,7 +67,7 @@ class Large:
         kernel, widths = gated_whole_kernel, [cut.block_n]
         if rows <= GROUP:
             kernel, widths = gated_large_kernel, [cut.block_n, cut.block_n // 2]
-        kernel[(triton.cdiv(outputs, sum(widths)), triton.cdiv(rows, cut.block_b))](
+        kernel[(cdiv(outputs, sum(widths)), cdiv(rows, cut.block_b))](
             TensorDescriptor.from_tensor(x, [cut.block_b, cut.block_k]),
             *(TensorDescriptor.from_tensor(w, [width, cut.block_k]) for width in widths),
             *(w, squares, out, rows, outputs, inputs, parts, w.stride(0), out.stride(0), eps),

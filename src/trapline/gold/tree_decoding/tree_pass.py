@@ -15,8 +15,9 @@ import triton
 from torch import Tensor, nn
 from torch.nn import functional
 
+from trapline.gold.arithmetic import LOG2_E, cdiv
 from trapline.gold.decoder.config import DecoderConfig
-from trapline.gold.decoder.fused_step import LOG2_E, FusedDecodeStep, LayerWeights
+from trapline.gold.decoder.fused_step import FusedDecodeStep, LayerWeights
 from trapline.gold.decoder.layers import tensor
 from trapline.gold.decoder.step_ops import swiglu
 from trapline.gold.decoder.tile_config import TileConfig
@@ -139,8 +140,8 @@ class TreePass(FusedDecodeStep):
         features, weight, first = grown.features, grown.fuse, self._layers[0]
         lines, (outputs, inputs) = len(features), weight.shape
         cut = self.tile_config_for("residual_linear", lines, outputs, inputs)
-        tiles = triton.cdiv(outputs, cut.block_n)
-        programs = tiles * triton.cdiv(lines, cut.block_b)
+        tiles = cdiv(outputs, cut.block_n)
+        programs = tiles * cdiv(lines, cut.block_b)
         begin_kernel[(programs + len(ids),)](
             *(features, weight, grown.gain, grown.context, grown.sums),
             *(ids, self._embedding, first.norms[0], self._x, self._y, self._squares),
@@ -156,9 +157,9 @@ class TreePass(FusedDecodeStep):
         cut = self.tile_config_for("normed_linear", max(lines, count), *qkv.shape)
         even = inputs % (cut.split * cut.block_k) == 0
         even = even and all(width % cut.block_n == 0 for width in (outputs, len(qkv)))
-        old, new = (triton.cdiv(width, cut.block_n) for width in (len(qkv), outputs))
-        programs = new * triton.cdiv(lines, cut.block_b)
-        project_kernel[(programs + old * triton.cdiv(count, cut.block_b),)](
+        old, new = (cdiv(width, cut.block_n) for width in (len(qkv), outputs))
+        programs = new * cdiv(lines, cut.block_b)
+        project_kernel[(programs + old * cdiv(count, cut.block_b),)](
             *(grown.context, grown.rows_of, grown.sums, grown.fresh, lines, outputs, new, parts),
             *(self._y, qkv, self._squares, self._qkv, count, len(qkv), old),
             *(inputs, programs, self._config.norm_eps),
@@ -231,7 +232,7 @@ class TreePass(FusedDecodeStep):
         ratio = config.heads // config.kv_heads
         block_d = triton.next_power_of_2(config.head_dim)
         chunk = max(1, min(self._nodes, QUERIES // ratio))
-        programs = self._rows * config.kv_heads * triton.cdiv(self._nodes, chunk)
+        programs = self._rows * config.kv_heads * cdiv(self._nodes, chunk)
         alone = programs <= self._processors
         tile, warps = attend_cut(block_d, self._norm.element_size(), alone=alone)
         fresh, fresh_row, pending = trees.fresh, 0, 1
@@ -247,7 +248,7 @@ class TreePass(FusedDecodeStep):
             *(trees.depths, trees.seen, *self._angles, layer.q_norm, layer.k_norm, fresh),
             *(self._seen, stream, features, self._nodes, self._room, config.kv_heads, pending),
             *(qkv.stride(0), fresh_row, self.features.shape[1], config.dim),
-            *(config.head_dim**-0.5 * LOG2_E, config.norm_eps, triton.cdiv(self._nodes, chunk)),
+            *(config.head_dim**-0.5 * LOG2_E, config.norm_eps, cdiv(self._nodes, chunk)),
             QN=chunk,
             BLOCK_Q=triton.next_power_of_2(chunk),
             R=ratio,
@@ -257,7 +258,7 @@ class TreePass(FusedDecodeStep):
             BLOCK_T=max(16, triton.next_power_of_2(self._nodes)),
             BLOCK_W=max(16, triton.next_power_of_2(pending)),
             BLOCK_S=tile,
-            BLOCK_C=triton.next_power_of_2(triton.cdiv(config.dim, config.kv_heads)),
+            BLOCK_C=triton.next_power_of_2(cdiv(config.dim, config.kv_heads)),
             PRECISION=self._precision,
             PDL=self._early,
             num_warps=warps,

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from trapline.gold import checks
+from trapline.gold.arithmetic import cdiv
 from trapline.gold.attention.paged import oracle as oracle_paged
 from trapline.gold.errors import DTypeError, RangeError, ShapeError
 from trapline.gold.impl import Impl, choose
@@ -279,7 +280,7 @@ def _check_values(arrays: dict[str, Any], max_q: int, prefix_rows: int) -> None:
         new = ends[b + 1] - ends[b]
         if new > min(max_q, length) and length:
             raise RangeError(f"sequence {b} has {new} queries; it may have {min(max_q, length)}")
-        used = row[: -(-length // size)]
+        used = row[: cdiv(length, size)]
         if used and not (min(used) >= 0 and max(used) < pages):
             raise RangeError(f"sequence {b} lies on pages {used}, but there are {pages}")
         if prefix_rows:

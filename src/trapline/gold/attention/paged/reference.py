@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trapline.gold.arithmetic import cdiv
 from trapline.gold.kv_cache.torch_backend import codec
 
 _SCHEMAS = {
@@ -92,7 +93,7 @@ def _attention(
         if not length:
             out[rows] = 0.0
             continue
-        pages = block_table[b, : -(-length // k_pages.shape[2])].long()
+        pages = block_table[b, : cdiv(length, k_pages.shape[2])].long()
         keys = _gathered(k_pages, k_scale, pages, length, q)
         values = _gathered(v_pages, v_scale, pages, length, q)
         mask = None if tree_mask is None else tree_mask[rows]

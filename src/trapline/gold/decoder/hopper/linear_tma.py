@@ -8,12 +8,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from trapline.gold.decoder.triton.step_linear import (
-    LOG2_E,
-    load_square_sums,
-    prefetch_rows,
-    rms_factor,
-)
+from trapline.gold.decoder.triton.step_linear import load_square_sums, prefetch_rows, rms_factor
+from trapline.gold.device import LOG2_E
 
 
 @triton.jit

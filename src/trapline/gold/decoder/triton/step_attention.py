@@ -18,8 +18,6 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from trapline.gold.decoder.triton.step_linear import prefetch, prefetch_share
 
-LOG2_E = tl.constexpr(1.4426950408889634)
-
 
 @triton.jit
 def apply_rope(

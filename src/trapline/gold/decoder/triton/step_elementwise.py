@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from trapline.gold.arithmetic import cdiv
 from trapline.gold.decoder.rope import Rope
 
 
@@ -101,6 +102,6 @@ def swiglu(both: Tensor) -> Tensor:
     rows, hidden = both.shape[0], both.shape[1] // 2
     out = torch.empty((rows, hidden), dtype=both.dtype, device=both.device)
     block = 1024
-    grid = (rows, triton.cdiv(hidden, block))
+    grid = (rows, cdiv(hidden, block))
     swiglu_kernel[grid](both, out, hidden, both.stride(0), BLOCK=block)
     return out

@@ -19,9 +19,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from trapline.gold.device import LOG2_E
 from trapline.gold.softmax_topk.kernels_order import larger, origin_of
-
-LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit

@@ -19,7 +19,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from trapline.gold.device import cdiv, processors
+from trapline.gold.arithmetic import cdiv
+from trapline.gold.device import processors
 from trapline.gold.ternary.hopper import ptx as text
 from trapline.gold.ternary.hopper.many_rows_wide import launch_wide
 

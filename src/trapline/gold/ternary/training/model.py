@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from trapline.gold.arithmetic import cdiv
 from trapline.gold.decoder.api import Decoder
 from trapline.gold.decoder.config import DecoderConfig, RopeConfig
 from trapline.gold.decoder.rope import frequencies
@@ -244,4 +245,4 @@ def _norm(x: Tensor) -> Tensor:
 
 
 def _round_up(value: int, step: int) -> int:
-    return -(-value // step) * step
+    return cdiv(value, step) * step

@@ -20,6 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from trapline.gold.arithmetic import cdiv
 from trapline.gold.device import is_hopper, may_start_early, on_their_device, processors
 from trapline.gold.errors import DTypeError, UnsupportedError
 from trapline.gold.ternary.hopper.few_rows import few_rows_kernel
@@ -155,8 +156,8 @@ def planned(groups: int, rows: int) -> Plan:
         return _WIDE[groups, room]
     # Four passes at most where that can be: more are too long a program for the registers.
     warps = next((one for one in (4, 8) if groups <= 36 * one), 16)
-    passes = 1 if groups <= 8 * warps else triton.cdiv(groups, 9 * warps)
-    each = triton.cdiv(groups, warps * passes)
+    passes = 1 if groups <= 8 * warps else cdiv(groups, 9 * warps)
+    each = cdiv(groups, warps * passes)
     if passes > 1 or each > 5:
         return Plan(warps, each, passes)
     if room == 1:
@@ -221,7 +222,7 @@ def few_rows(
     """Fills y for up to eight 16-bit rows of x; contiguous, K in whole groups of 128; Hopper."""
     N, groups = scales.shape
     chosen = plan or planned(groups, len(x))
-    tiles = triton.cdiv(N, 16)
+    tiles = cdiv(N, 16)
     blocks = min(tiles, chosen.stay * processors(x)) if chosen.stay else tiles
     same = {
         "GROUPS": groups, "M": triton.next_power_of_2(len(x)), "WARPS": chosen.warps,
@@ -243,7 +244,7 @@ def gemv(x: Tensor, plane: Tensor, scales: Tensor, y: Tensor, block: tuple[int, 
     """Fills y for a few 16-bit rows of x; contiguous, K a multiple of 16, groups of 128."""
     N, width = len(plane), x.shape[1] // 16
     rows, words, warps = block
-    launch: Any = gemv_kernel[(triton.cdiv(N, rows),)]
+    launch: Any = gemv_kernel[(cdiv(N, rows),)]
     launch(
         x.view(torch.int64), plane.view(torch.int32), scales, y, N, width, scales.shape[1], _HALF,
         M=len(x), BLOCK_N=rows, BLOCK_W=words, num_warps=warps,
@@ -254,7 +255,7 @@ def _gemm(x: Tensor, plane: Tensor, scales: Tensor, y: Tensor, block: tuple[int,
     (M, K), N = x.shape, len(plane)
     columns, rows, warps = block
     rows = max(16, min(rows, triton.next_power_of_2(M)))
-    grid = (triton.cdiv(M, rows), triton.cdiv(N, columns))
+    grid = (cdiv(M, rows), cdiv(N, columns))
     launch: Any = gemm_kernel[grid]
     launch(
         x, plane, scales, y, M, N, K, plane.shape[1], scales.shape[1],
@@ -276,4 +277,4 @@ def _by_groups_of_128(scales: Tensor, columns: int, group_size: int) -> Tensor:
         raise UnsupportedError(
             f"the kernels read groups that are multiples of 128, not {group_size}"
         )
-    return scales.repeat_interleave(group_size // GROUP, dim=1)[:, : -(-columns // GROUP)]
+    return scales.repeat_interleave(group_size // GROUP, dim=1)[:, : cdiv(columns, GROUP)]

@@ -15,7 +15,6 @@ from trapline.gold.tree_decoding.triton.tree import lay_out
 ODD = tl.constexpr(0x9E3779B97F4A7C15 - 2**64)
 FIRST = tl.constexpr(0xBF58476D1CE4E5B9 - 2**64)
 SECOND = tl.constexpr(0x94D049BB133111EB - 2**64)
-LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit

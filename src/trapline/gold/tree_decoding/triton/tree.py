@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from trapline.gold.arithmetic import cdiv
 from trapline.gold.tree_decoding import reference
 
 #: One warp: its reductions need no barrier.
@@ -187,7 +188,7 @@ def best_first(
         *(values, candidates, tokens, parents, *(layout or (None,) * 4)),
         *(depths, choices, nodes, values.stride(0)),
         SLOTS=slots if layout is None else max(16, slots),
-        LINES=triton.next_power_of_2(triton.cdiv(depths * choices, 16)),
+        LINES=triton.next_power_of_2(cdiv(depths * choices, 16)),
         ROUNDS=max(1, depths.bit_length()),
         PDL=early,
         num_warps=WARPS,

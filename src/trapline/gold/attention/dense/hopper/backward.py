@@ -13,6 +13,7 @@ from torch import Tensor
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from trapline.gold.arithmetic import cdiv
 from trapline.gold.attention.dense.hopper import forward_launch as kernels_hopper_fwd
 from trapline.gold.attention.dense.hopper.backward_dkdv import LINE, QUERIES, dkdv_kernel
 from trapline.gold.attention.dense.hopper.backward_dq import dq_kernel
@@ -21,7 +22,7 @@ from trapline.gold.attention.dense.hopper.forward_launch import descriptor
 from trapline.gold.attention.dense.hopper.primitives import ROWS
 from trapline.gold.attention.dense.triton.backward import parts_of
 from trapline.gold.attention.dense.triton.tiles import dense, described
-from trapline.gold.device import cdiv, processors
+from trapline.gold.device import processors
 
 #: How single numbers lie in shared memory.
 PLAIN = gl.NVMMASharedLayout(0, 32, 2)

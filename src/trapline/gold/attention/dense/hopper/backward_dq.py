@@ -18,7 +18,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from trapline.gold.attention.dense.hopper.primitives import ROWS, dealt, exp2
-from trapline.gold.attention.dense.triton.tiles import LOG2_E
+from trapline.gold.device import LOG2_E
 from trapline.gold.gluon_compat import barrier, tma_load, tma_store
 
 

@@ -4,7 +4,7 @@
 import triton
 import triton.language as tl
 
-from trapline.gold.attention.dense.triton.tiles import LOG2_E
+from trapline.gold.device import LOG2_E
 
 
 @triton.jit(do_not_specialize=["T", "H"])

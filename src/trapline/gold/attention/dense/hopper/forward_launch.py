@@ -12,11 +12,12 @@ from torch import Tensor
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from trapline.gold.arithmetic import LOG2_E, cdiv
 from trapline.gold.attention.dense.hopper.forward import forward_kernel
 from trapline.gold.attention.dense.hopper.softmax import ROWS
 from trapline.gold.attention.dense.hopper.work_partition import together
-from trapline.gold.attention.dense.triton.tiles import LOG2_E, dense, described, description
-from trapline.gold.device import cdiv, processors
+from trapline.gold.attention.dense.triton.tiles import dense, described, description
+from trapline.gold.device import processors
 
 
 class Plan(NamedTuple):
@@ -108,7 +109,7 @@ def forward(
         descriptor(k, plan.block_s),
         descriptor(v, plan.block_s),
         descriptor(out, ROWS.value),
-        *(lse, T, S, H, H // G, groups, group, tiles, scale * LOG2_E.value),
+        *(lse, T, S, H, H // G, groups, group, tiles, scale * LOG2_E),
         **constants(plan, causal),
         num_warps=4,
     )

@@ -15,10 +15,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from trapline.gold.arithmetic import cdiv
 from trapline.gold.attention.dense.triton.backward_dkdv import dkdv_kernel
 from trapline.gold.attention.dense.triton.backward_dq import dq_kernel
 from trapline.gold.attention.dense.triton.tiles import (
-    LOG2_E,
     Layout,
     Tile,
     as_descriptor,
@@ -32,7 +32,7 @@ from trapline.gold.attention.dense.triton.tiles import (
     require,
     rule_flags,
 )
-from trapline.gold.device import cdiv
+from trapline.gold.device import LOG2_E
 
 
 @triton.jit

@@ -13,9 +13,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from trapline.gold.arithmetic import cdiv
 from trapline.gold.attention.dense.triton.tiles import (
     LN_2,
-    LOG2_E,
     Layout,
     Tile,
     as_descriptor,
@@ -38,7 +38,7 @@ from trapline.gold.attention.dense.triton.tiles import (
     turned,
 )
 from trapline.gold.attention.dense.triton.zero_unpacked_tokens import clear_outside
-from trapline.gold.device import cdiv
+from trapline.gold.device import LOG2_E
 
 
 @triton.jit

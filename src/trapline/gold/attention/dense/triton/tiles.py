@@ -16,9 +16,9 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from trapline.gold.attention.dense.registry import a_group
+from trapline.gold.device import LOG2_E
 from trapline.gold.errors import DTypeError, RangeError
 
-LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
 WIDEST = 256
 

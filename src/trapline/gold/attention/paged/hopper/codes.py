@@ -23,7 +23,6 @@ MMA = gl.constexpr(gl.NVMMADistributedLayout([2, 0], [1, 1], [16, 8]))
 MAGIC = gl.constexpr(12582912.0 + 128.0)
 #: The largest 16-bit number whose high byte is rounded to 127 at most.
 LARGEST = gl.constexpr(32512.0)
-LOG2_E = gl.constexpr(1.4426950408889634)
 #: The smallest float16. A scale of 0 counts as this, so that its logarithm is finite.
 SMALLEST = gl.constexpr(2.0**-24)
 KEEP_NAN = gl.constexpr(tl.PropagateNan.ALL)

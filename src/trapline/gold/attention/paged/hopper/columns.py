@@ -13,7 +13,6 @@ from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from trapline.gold.attention.paged.hopper.codes import (
-    LOG2_E,
     MMA,
     factors_of,
     keys_in_floats,
@@ -32,6 +31,7 @@ from trapline.gold.attention.paged.hopper.ring import (
     together,
 )
 from trapline.gold.attention.paged.triton.codes import FP8
+from trapline.gold.device import LOG2_E
 
 #: The columns of a tile: there may be fewer heads.
 HEADS = gl.constexpr(8)

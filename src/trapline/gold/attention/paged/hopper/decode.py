@@ -20,6 +20,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents
 
+from trapline.gold.arithmetic import cdiv
 from trapline.gold.attention.paged.completion_counters import arrivals
 from trapline.gold.attention.paged.hopper.codes import LARGEST, whole
 from trapline.gold.attention.paged.hopper.columns import attended_in_columns
@@ -275,7 +276,7 @@ def decode(
     plan = plan_for(kind, D, H // G)
     assert plan is not None
     most = min(processors(q) * plan.programs, MOST_PARTS * B * G)
-    units = B * G * (triton.cdiv(block_table.shape[1] * P, plan.positions) + 1)
+    units = B * G * (cdiv(block_table.shape[1] * P, plan.positions) + 1)
     parts = q.new_empty((2 * most, MOST_HEADS, D), dtype=torch.float32)
     stats = q.new_empty((2 * most, MOST_HEADS, 2), dtype=torch.float32)
     decode_kernel[(most,)](

@@ -13,7 +13,6 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from trapline.gold.attention.paged.hopper.codes import (
     LARGEST,
-    LOG2_E,
     MMA,
     factors_of,
     nibbles,
@@ -34,6 +33,7 @@ from trapline.gold.attention.paged.hopper.ring import (
     together,
 )
 from trapline.gold.attention.paged.triton.codes import INT4, INT8
+from trapline.gold.device import LOG2_E
 
 A_8 = gl.constexpr(gl.DotOperandLayout(0, MMA, 4))
 B_8 = gl.constexpr(gl.DotOperandLayout(1, MMA, 4))

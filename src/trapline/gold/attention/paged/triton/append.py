@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from trapline.gold.arithmetic import cdiv
 from trapline.gold.device import beside
 
 
@@ -126,7 +127,7 @@ def append(
         cosine, sine = cosine.contiguous(), sine.contiguous()
     slots = beside(slots)
     block = min(8, triton.next_power_of_2(G))
-    append_kernel[(tokens, triton.cdiv(G, block), 2)](
+    append_kernel[(tokens, cdiv(G, block), 2)](
         *(k, v, k_pages, v_pages, k_scale, v_scale, slots, cosine, sine, G),
         *(*k.stride()[:2], *v.stride()[:2], 0 if cosine is None else cosine.stride(0)),
         *(*k_pages.stride()[:3], *v_pages.stride()[:3]),

@@ -12,6 +12,7 @@ import torch
 import triton
 from torch import Tensor
 
+from trapline.gold.arithmetic import cdiv
 from trapline.gold.attention.paged import reference as fast_paged
 from trapline.gold.attention.paged.completion_counters import arrivals
 from trapline.gold.attention.paged.hopper import decode as kernels_paged_hopper
@@ -81,7 +82,7 @@ def in_eights(tree: Tensor) -> Tensor:
     """
     rows, columns = tree.shape
     if columns < 8 or tree.stride(1) != 1 or tree.stride(0) % 8 or tree.data_ptr() % 8:
-        room = tree.new_empty((rows, triton.cdiv(columns, 8) * 8))
+        room = tree.new_empty((rows, cdiv(columns, 8) * 8))
         room[:, :columns] = tree
         tree = room
     return tree[:, :8].view(torch.int64)
@@ -165,13 +166,13 @@ def _attention(
     else:
         rules = (G, R, max_q, scale, softcap, prefix_rows)
         prefix_parts, prefix_stats = over_prefix(given, cu_q, prefix_pages, rules, fixed)
-    many = 2 * B * G * triton.cdiv(R * max_q, 128) >= processors(q)
+    many = 2 * B * G * cdiv(R * max_q, 128) >= processors(q)
     tiles = tiles_for(R * max_q, D, q.dtype, kind, many=many)
-    tops = triton.cdiv(R * max_q, tiles.rows)
+    tops = cdiv(R * max_q, tiles.rows)
     most = processors(q) * tiles.programs
     if max_q > 1:
         most = min(most, MOST_MERGED // tiles.rows * B * G * tops)
-    units = B * G * tops * (triton.cdiv(block_table.shape[1] * P, tiles.positions) + 1)
+    units = B * G * tops * (cdiv(block_table.shape[1] * P, tiles.positions) + 1)
     parts = q.new_empty((2 * most, tiles.rows, D), dtype=torch.float32)
     stats = q.new_empty((2 * most, tiles.rows, 2), dtype=torch.float32)
     attention_kernel[(most,)](
@@ -211,7 +212,7 @@ def over_prefix(
     queries, H, D = q.shape
     rows = R * max_q * prefix_rows
     tiles = tiles_for(rows, D, q.dtype, fixed["KIND"])
-    grid = len(prefix_pages) * G, triton.cdiv(rows, tiles.rows)
+    grid = len(prefix_pages) * G, cdiv(rows, tiles.rows)
     count = parts_for(grid[0] * grid[1], processors(q) * tiles.programs)
     parts = q.new_empty((count, queries, H, D), dtype=torch.float32)
     stats = q.new_empty((count, queries, H, 2), dtype=torch.float32)

@@ -11,9 +11,10 @@ sequence's length is loaded, so whatever lies there cannot leak. Offsets are 64-
 import triton
 import triton.language as tl
 
-from trapline.gold.attention.dense.triton.tiles import LOG2_E, scored
+from trapline.gold.attention.dense.triton.tiles import scored
 from trapline.gold.attention.paged.triton.codes import INT4, log2_of, pieces_of
 from trapline.gold.attention.paged.triton.mask import first_hidden, seen_by, words_of
+from trapline.gold.device import LOG2_E
 
 #: The smallest float16. A scale of 0 counts as this, so that its logarithm is finite.
 SMALLEST = tl.constexpr(2.0**-24)
