@@ -12,18 +12,6 @@ from torch.nn.functional import scaled_dot_product_attention as torchs
 from trapline.gold import scaled_dot_product_attention
 from trapline.gold.errors import UnsupportedError
 
-CONFIG = {
-    "vocab_size": 64,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 2,
-    "sliding_window": 16,
-    "pad_token_id": 0,
-    "eos_token_id": None,
-}
-
 
 def in_place_of_torch() -> None:
     """torch's arguments mean what they mean in torch, also when T ≠ S."""
@@ -34,8 +22,8 @@ def in_place_of_torch() -> None:
         k, v = torch.randn(2, 2, 2, keys, 32)
         options: dict[str, Any] = {"is_causal": True, "enable_gqa": True}
         ours = scaled_dot_product_attention(q, k, v, **options)
-        away = (ours - torchs(q, k, v, **options)).abs().max()
-        print(f"  {queries:4} {keys:4}  {float(away):.1e}")
+        difference = (ours - torchs(q, k, v, **options)).abs().max()
+        print(f"  {queries:4} {keys:4}  {float(difference):.1e}")
     try:
         scaled_dot_product_attention(q, k, v, attn_mask=torch.ones(40, 10, dtype=torch.bool))
     except UnsupportedError as error:
@@ -43,14 +31,18 @@ def in_place_of_torch() -> None:
 
 
 def in_a_model() -> None:
-    """A small random Mistral: grouped heads and a sliding window, a padded batch."""
+    """A small random Mistral: grouped heads, a sliding window, and a padded batch."""
     from transformers import MistralConfig, MistralForCausalLM
 
     from trapline.gold.attention.huggingface import register
 
     register()
     torch.manual_seed(0)
-    plain = MistralForCausalLM(MistralConfig(**CONFIG)).eval()
+    heads = {"num_attention_heads": 8, "num_key_value_heads": 2, "sliding_window": 16}
+    sizes = {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
+    plain = MistralForCausalLM(
+        MistralConfig(**sizes, **heads, pad_token_id=0, eos_token_id=None)
+    ).eval()
     ours = copy.deepcopy(plain)
     ours.set_attn_implementation("trapline")  # or attn_implementation="trapline" when loading
     ids, mask = torch.randint(1, 64, (2, 24)), torch.ones(2, 24, dtype=torch.long)

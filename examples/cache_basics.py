@@ -1,4 +1,4 @@
-"""A KV cache in six verbs: add, append, fork, truncate, keep, free. What each does to it.
+"""The six methods that change a KV cache: add, append, fork, truncate, keep, free.
 
 python examples/cache_basics.py
 """
@@ -18,7 +18,7 @@ def main() -> None:
         held = ", ".join(f"{name}: {cache.length(seq)}" for name, seq in alive.items())
         print(f"{what:34}  {held or '(none)'}")
 
-    print(f"{'verb':34}  positions of each sequence")
+    print(f"{'method':34}  positions of each sequence")
     alive = {"a": cache.add()}
     line("a = add()")
     cache.append(alive["a"], 0, k, v)

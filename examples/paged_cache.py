@@ -1,4 +1,4 @@
-"""Why pages: eight beams of one long prompt, stored whole and stored in shared pages.
+"""Paged against dense storage: eight beams of one long prompt share its pages.
 
 python examples/paged_cache.py
 """
@@ -7,54 +7,49 @@ import numpy as np
 
 from trapline.gold import KVCache
 
-LAYERS, GROUPS, WIDTH, PAGE = 2, 2, 32, 16
+HEADS, WIDTH, PAGE = 2, 32, 16
 PROMPT, NEW, BEAMS = 320, 20, 8
+BLOCKS = BEAMS * (PROMPT + NEW) // PAGE + BEAMS
 
 
-def positions_held(kind: str) -> tuple[int, bool]:
-    """Positions that are taken in a layer once all beams have grown; whether each reads its own."""
+def grown(kind: str) -> tuple[KVCache, bool]:
+    """A cache of eight grown beams, and whether each beam reads exactly its own rows."""
     rng = np.random.default_rng(0)
-    blocks = BEAMS * (PROMPT + NEW) // PAGE + BEAMS
-    sizes = {"num_layers": LAYERS, "num_kv_heads": GROUPS, "head_dim": WIDTH}
-    cache = KVCache(kind, **sizes, block_size=PAGE, num_blocks=blocks)
+    sizes = {"num_layers": 1, "num_kv_heads": HEADS, "head_dim": WIDTH}
+    cache = KVCache(kind, **sizes, block_size=PAGE, num_blocks=BLOCKS)
+    prompt = rng.standard_normal((2, PROMPT, HEADS, WIDTH)).astype(np.float32)
+    tails = rng.standard_normal((BEAMS, 2, NEW, HEADS, WIDTH)).astype(np.float32)
     first = cache.add()
-    prompt = rng.standard_normal((2, PROMPT, GROUPS, WIDTH)).astype(np.float32)
-    for layer in range(LAYERS):
-        cache.append(first, layer, *prompt)
+    cache.append(first, 0, *prompt)
     beams = [first, *(cache.fork(first) for _ in range(BEAMS - 1))]
-    tails = rng.standard_normal((BEAMS, 2, NEW, GROUPS, WIDTH)).astype(np.float32)
     for seq, tail in zip(beams, tails, strict=True):
-        for layer in range(LAYERS):
-            cache.append(seq, layer, *tail)
-    right = all(
-        np.array_equal(cache.view(seq, 1)[0], np.concatenate([prompt[0], tail[0]]))
+        cache.append(seq, 0, *tail)
+    return cache, all(
+        np.array_equal(cache.view(seq, 0)[0], np.concatenate([prompt[0], tail[0]]))
         for seq, tail in zip(beams, tails, strict=True)
     )
-    return blocks * PAGE - room_left(cache), right
 
 
-def room_left(cache: KVCache) -> int:
-    """How many more positions fit, by asking for ever fewer until the cache agrees."""
-    seq, left = cache.add(), 0
-    row = np.zeros((1, GROUPS, WIDTH), np.float32)
-    while True:
-        try:
-            for layer in range(LAYERS):
-                cache.append(seq, layer, row, row)
-        except MemoryError:
-            return left
-        left += 1
+def positions_left(cache: KVCache) -> int:
+    """How many rows a new sequence can append before the pool is full."""
+    seq, row = cache.add(), np.zeros((1, HEADS, WIDTH), np.float32)
+    try:
+        while True:
+            cache.append(seq, 0, row, row)
+    except MemoryError:
+        return cache.length(seq)
 
 
 def main() -> None:
     print(f"{BEAMS} beams of {NEW} tokens after a prompt of {PROMPT}, pages of {PAGE}\n")
-    print(f"{'storage':8}  {'positions':>9}  every beam reads its own?")
+    print(f"{'storage':8}  {'positions':>9}  each beam reads its own rows")
     held = {}
     for kind in ("dense", "paged"):
-        held[kind], right = positions_held(kind)
-        print(f"{kind:8}  {held[kind]:9}  {'yes' if right else 'NO'}")
+        cache, right = grown(kind)
+        held[kind] = BLOCKS * PAGE - positions_left(cache)
+        print(f"{kind:8}  {held[kind]:9}  {right}")
     ratio = held["dense"] / held["paged"]
-    print(f"\nshared pages take {ratio:.1f} times less: the prompt is there once")
+    print(f"\nshared pages need {ratio:.1f} times less: the prompt is stored once")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A small random decoder for the other examples: it has learned nothing, but it computes."""
+"""A small decoder with random weights, for the other examples."""
 
 import torch
 
