@@ -123,7 +123,7 @@ def arena_rule(path, name):
 def challenge_rule(path, name):
     if not is_in(name, "trapline"):
         return None
-    # cases, traps, mutants, and the modules of their own that two of them share
+    # cases, traps, and the modules of their own that two of them share
     if len(path.parts) == 3 and path.name != "__init__.py":
         return None
     return "what is deployed or graded knows nothing of trapline"

@@ -9,9 +9,9 @@ from trapline.arena.challenge import Challenge, load
 from trapline.arena.judge_dependencies import borrowed
 
 TRAP = (
-    "from trapline.arena.judge.traps import trap\n"
-    "@trap('{0}', catches='c', severity='minor', story='s')\n"
-    "def check(submission, rng): pass\n"
+    "from trapline.arena.judge.traps import edit, trap\n"
+    "@trap(catches='c', severity='minor', story='s', mutant=edit())\n"
+    "def {0}(submission, rng): pass\n"
 )
 
 

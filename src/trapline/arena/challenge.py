@@ -1,4 +1,4 @@
-"""A challenge as the arena sees it: a folder with data, prompt, cases, traps and mutants."""
+"""A challenge as the arena sees it: a folder with data, prompt, cases and traps."""
 
 import hashlib
 import importlib
@@ -84,12 +84,20 @@ class Challenge:
     def solution(self) -> Path:
         return self.folder / "solution"
 
+    def solution_files(self) -> dict[str, str]:
+        """The Python files of the gold solution, path → source."""
+        return {
+            str(path.relative_to(self.solution)): path.read_text()
+            for path in sorted(self.solution.rglob("*.py"))
+            if "__pycache__" not in path.parts
+        }
+
     @property
     def alternates(self) -> list[Path]:
         return sorted(p for p in (self.folder / "alternates").iterdir() if p.is_dir())
 
     def module(self, name: str) -> ModuleType:
-        """`cases`, `traps` or `mutants` of this challenge."""
+        """`cases`, `traps` or `mechanical` of this challenge."""
         return importlib.import_module(f"{self.package}.{name}")
 
     @cached_property
@@ -104,8 +112,24 @@ class Challenge:
         return [trap for part in parts for trap in collect(part, Trap)]
 
     @property
+    def equivalent(self) -> dict[str, str]:
+        """Mechanical mutants that no check can tell from the solution, id → reason."""
+        return self._mechanical("EQUIVALENT")
+
+    @property
+    def survivors(self) -> dict[str, str]:
+        """Mechanical mutants known to survive although they are bugs, id → reason."""
+        return self._mechanical("SURVIVORS")
+
+    def _mechanical(self, name: str) -> dict[str, str]:
+        if not (self.folder / "mechanical.py").is_file():
+            return {}
+        reasons: dict[str, str] = getattr(self.module("mechanical"), name, {})
+        return reasons
+
+    @property
     def judge_modules(self) -> list[Path]:
-        """The challenge's own code that never leaves the judge: cases, traps, mutants and more."""
+        """The challenge's own code that never leaves the judge: cases, traps and more."""
         return sorted(self.folder.glob("*.py"))
 
     @cached_property

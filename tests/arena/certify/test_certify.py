@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from trapline.arena.certify.certify import Certifier
-from trapline.arena.certify.mutate import edit
 from trapline.arena.errors import ArenaError
+from trapline.arena.judge.traps import edit
 
 
 @pytest.fixture
@@ -48,15 +48,10 @@ def test_a_trap_that_punishes_right_answers_is_found(with_traps):
     assert len(found) == 3
 
 
-def test_a_trap_without_mutant_and_a_mutant_without_trap_are_found(with_traps):
-    found = with_traps(mutant="no-such-mutant").certify().problems()
-    assert {(f.kind, f.subject) for f in found} == {("orphan", "unstable")}
-    assert len(found) == 2
-
-
-def test_an_edit_that_no_longer_matches_is_an_error(certifier):
-    with pytest.raises(ArenaError, match="occurs 0 times"):
-        edit("stale", ("not there", "")).apply(certifier.gold)
+def test_an_edit_that_no_longer_matches_is_an_error(sorting):
+    stale = replace(sorting.traps[0], mutant=edit(("not there", "")))
+    with pytest.raises(ArenaError, match="mutant of trap unstable: 'not there' occurs 0 times"):
+        stale.plant(sorting.solution_files())
 
 
 def test_mechanical_mutants_fall(certifier):

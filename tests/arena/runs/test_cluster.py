@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from trapline.arena.certify.mutate import read_files
 from trapline.arena.errors import MissingError
 from trapline.arena.runs.cluster import Cluster
 from trapline.arena.runs.store import Store
@@ -55,8 +54,8 @@ def packages(tmp_path_factory):
 def field(tmp_path_factory, sorting):
     """The gold solution and mutants of it."""
     root = tmp_path_factory.mktemp("field")
-    gold = {"solution.py": read_files(sorting.solution)["solution.py"]}
-    mutants = {m.name: m.apply(gold) for m in sorting.module("mutants").MUTANTS[:3]}
+    gold = {"solution.py": sorting.solution_files()["solution.py"]}
+    mutants = {trap.id: trap.plant(gold) for trap in sorting.traps[:3]}
     for name, files in {"gold": gold, **mutants}.items():
         for challenge in ("plain", "timed") if name == "gold" else ("plain",):
             folder = root / name / challenge

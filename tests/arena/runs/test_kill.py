@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from trapline.arena.certify.mutate import read_files
 from trapline.arena.errors import UsageError
 from trapline.arena.runs.store import Store
 
@@ -22,8 +21,8 @@ GRADER = Path(__file__).with_name("grader.py")
 def field(tmp_path_factory, sorting):
     """Five entrants: the gold solution and four of its mutants."""
     root = tmp_path_factory.mktemp("field")
-    gold = {"solution.py": read_files(sorting.solution)["solution.py"]}
-    mutants = {m.name: m.apply(gold) for m in sorting.module("mutants").MUTANTS[:4]}
+    gold = {"solution.py": sorting.solution_files()["solution.py"]}
+    mutants = {trap.id: trap.plant(gold) for trap in sorting.traps[:4]}
     for name, files in {"gold": gold, **mutants}.items():
         folder = root / name / "sorting"
         folder.mkdir(parents=True)

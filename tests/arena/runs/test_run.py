@@ -2,7 +2,6 @@
 
 import pytest
 
-from trapline.arena.certify.mutate import read_files
 from trapline.arena.errors import ArenaError, Violation
 from trapline.arena.judge.traps import Case
 from trapline.arena.runs import field, run
@@ -17,7 +16,7 @@ def entries(known_sorting, tmp_path, monkeypatch):
     monkeypatch.setattr(field, "load_all", lambda: {"sorting": known_sorting})
     folder = tmp_path / "field" / "somebody" / "sorting"
     folder.mkdir(parents=True)
-    (folder / "solution.py").write_text(read_files(known_sorting.solution)["solution.py"])
+    (folder / "solution.py").write_text(known_sorting.solution_files()["solution.py"])
     return field.find_entries(tmp_path / "field", [])
 
 

@@ -24,7 +24,7 @@ def check(answer: object, x: np.ndarray, descending: bool = False) -> None:
     expect.equal(answer[1], order, "order")
 
 
-@case("rows")
+@case
 def rows(submission: Submission, rng: np.random.Generator) -> None:
     for dtype in (np.float32, np.float64):
         x = rng.standard_normal((5, 40)).astype(dtype)
@@ -32,19 +32,19 @@ def rows(submission: Submission, rng: np.random.Generator) -> None:
         check(submission.sort_rows(x, descending=True), x, descending=True)
 
 
-@case("empty")
+@case
 def empty(submission: Submission, rng: np.random.Generator) -> None:
     for shape in ((0, 3), (3, 0)):
         check(submission.sort_rows(np.zeros(shape)), np.zeros(shape))
 
 
-@case("refuses-other-ranks")
-def refuses(submission: Submission, rng: np.random.Generator) -> None:
+@case
+def refuses_other_ranks(submission: Submission, rng: np.random.Generator) -> None:
     expect.raises(ValueError, lambda: submission.sort_rows(np.zeros(3)))
     expect.raises(ValueError, lambda: submission.sort_rows(np.zeros((2, 3, 4))))
 
 
-@case("by-key")
+@case
 def by_key(submission: Submission, rng: np.random.Generator) -> None:
     items = rng.integers(0, 100, 20).tolist()
     key = Stub(lambda items: np.asarray([item % 7 for item in items]))

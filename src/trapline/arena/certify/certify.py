@@ -10,7 +10,6 @@ from pathlib import Path
 
 from trapline.arena.certify import controls
 from trapline.arena.certify.mechanical import MechanicalMutant, mechanical_mutants
-from trapline.arena.certify.mutate import Mutant, read_files
 from trapline.arena.challenge import Challenge
 from trapline.arena.errors import ArenaError
 from trapline.arena.judge.checks import first_failure, run_check, run_checks
@@ -61,16 +60,13 @@ class Certifier:
         # Most mechanical mutants fall to any check, so what takes seconds comes last for them.
         slow: frozenset[str] = getattr(challenge.module("cases"), "SLOW", frozenset())
         self.quick_first = sorted(self.checks, key=lambda check: check.id in slow)
-        self.gold = read_files(challenge.solution)
-        mutants: list[Mutant] = challenge.module("mutants").MUTANTS
-        self.mutants = {mutant.name: mutant for mutant in mutants}
-        self.equivalent: dict[str, str] = getattr(challenge.module("mutants"), "EQUIVALENT", {})
+        self.gold = challenge.solution_files()
 
     def certify(
         self, *, mechanical: bool = False, on_finding: Callable[[Finding], None] = lambda f: None
     ) -> Certificate:
         """The whole matrix."""
-        findings = self._orphans()
+        findings = []
         for _, finding in run_all(lambda subject: subject(), self.subjects(mechanical)):
             findings.append(finding)
             on_finding(finding)
@@ -82,34 +78,14 @@ class Certifier:
         folders = [self.challenge.solution, *self.challenge.alternates]
         subjects: list[Subject] = [partial(self._right, folder) for folder in folders]
         subjects += [partial(self.control, name) for name in controls.NAMES]
-        subjects += [
-            partial(self._named, trap)
-            for trap in self.challenge.traps
-            if trap.mutant in self.mutants
-        ]
+        subjects += [partial(self._named, trap) for trap in self.challenge.traps]
         if mechanical:
             subjects += [
                 partial(self._mechanical, mutant)
                 for mutant in mechanical_mutants(self.gold)
-                if mutant.id not in self.equivalent
+                if mutant.id not in self.challenge.equivalent
             ]
         return subjects
-
-    def _orphans(self) -> list[Finding]:
-        """Traps without a mutant and mutants without a trap: neither proves anything."""
-        wanted = {trap.mutant for trap in self.challenge.traps}
-        lonely = [
-            *(
-                (trap.id, "names a mutant that does not exist")
-                for trap in self.challenge.traps
-                if trap.mutant not in self.mutants
-            ),
-            *((name, "belongs to no trap") for name in self.mutants if name not in wanted),
-        ]
-        return [
-            Finding(kind="orphan", subject=name, fell_to="", message="", problem=problem)
-            for name, problem in lonely
-        ]
 
     def _right(self, folder: Path) -> Finding:
         with Submission(folder, rig_for(self.challenge, self.level)) as submission:
@@ -139,12 +115,12 @@ class Certifier:
         )
 
     def _named(self, trap: Trap) -> Finding:
-        with self._submission(self.mutants[trap.mutant].apply(self.gold)) as submission:
+        with self._submission(trap.plant(self.gold)) as submission:
             result = run_check(trap, submission, self.seed)
         survived = result.state != "fail"
         return Finding(
             kind="named",
-            subject=trap.mutant,
+            subject=trap.id,
             fell_to="" if survived else trap.id,
             message=result.message,
             problem=f"survives its own trap {trap.id}" if survived else "",

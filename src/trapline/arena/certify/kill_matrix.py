@@ -38,7 +38,8 @@ def _share(findings: Sequence[Finding]) -> str:
 
 
 def _section(certificate: Certificate) -> list[str]:
-    traps = {trap.mutant: trap for trap in load(certificate.challenge).traps}
+    challenge = load(certificate.challenge)
+    traps = {trap.id: trap for trap in challenge.traps}
     lines = [
         f"## {certificate.challenge}",
         "",
@@ -50,15 +51,13 @@ def _section(certificate: Certificate) -> list[str]:
         fate = finding.fell_to or "**survives**"
         lines.append(f"| {finding.subject} | {fate} | {trap.severity} | {trap.catches} |")
     survivors = [finding for finding in certificate.of("mechanical") if not finding.fell_to]
-    mutants = load(certificate.challenge).module("mutants")
-    equivalent: dict[str, str] = getattr(mutants, "EQUIVALENT", {})
-    reasons: dict[str, str] = getattr(mutants, "SURVIVORS", {})
     if certificate.of("mechanical"):
         lines += ["", f"Mechanical mutants that survive: {len(survivors)}."]
         lines += [
-            f"- `{finding.subject}`: {reasons.get(finding.subject, finding.message)}"
+            f"- `{finding.subject}`: {challenge.survivors.get(finding.subject, finding.message)}"
             for finding in survivors
         ]
+        equivalent = challenge.equivalent
         lines += ["", f"Mechanical mutants that change nothing observable: {len(equivalent)}."]
         lines += [f"- `{name}`: {reason}" for name, reason in sorted(equivalent.items())]
     return lines

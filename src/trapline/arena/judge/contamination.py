@@ -8,6 +8,7 @@ A passage is a run of `SHINGLE` tokens. Independent answers to one challenge sha
 theirs (measured over the example field and all alternates); copies share nearly all.
 """
 
+import ast
 import re
 import uuid
 from collections.abc import Iterable, Mapping
@@ -99,14 +100,13 @@ class Hidden:
 
     @cached_property
     def judge_files(self) -> dict[str, Shingles]:
-        """Cases, traps and what they are made of, less what the gold answer says too. Mutants are
-        the gold answer once more."""
+        """Cases, traps and what they are made of, without what the gold answer says too."""
         gold = self.answers["the gold answer"]
         paths = sorted(self._challenge.folder.glob("*.py"))
         return {
-            path.name: self._own([path.read_text()]) - gold
+            path.name: self._own([_without_mutants(path.read_text())]) - gold
             for path in paths
-            if path.stem not in ("__init__", "mutants")
+            if path.stem != "__init__"
         }
 
     def _own(self, texts: Iterable[str]) -> Shingles:
@@ -114,6 +114,18 @@ class Hidden:
 
     def less_public(self, text: str) -> Shingles:
         return shingles(text) - self.public
+
+
+def _without_mutants(source: str) -> str:
+    """A trap file without the edits of its mutants, which mostly repeat the gold answer."""
+    edits = [
+        ast.get_source_segment(source, node) or ""
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.keyword) and node.arg == "mutant"
+    ]
+    for text in edits:
+        source = source.replace(text, "")
+    return source
 
 
 @cache

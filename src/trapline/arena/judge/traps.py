@@ -1,8 +1,9 @@
 """Cases and traps: how a challenge states what it checks.
 
 A case is a part of the contract. A trap is one named bug, the smallest situation that provokes it,
-and the name of the mutant that proves it. Both are functions of the submission (seen through
-`proxy.Submission`) and a random generator whose seed is drawn per run.
+and a mutant: edits that put the bug into the gold solution and so prove that the trap catches it.
+Both are functions of the submission (seen through `proxy.Submission`) and a random generator whose
+seed is drawn per run; their ids are the functions' names with hyphens.
 """
 
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 
+from trapline.arena.errors import ArenaError
 from trapline.arena.process.proxy import Submission
 
 Severity = Literal["critical", "major", "minor"]
@@ -28,6 +30,14 @@ class Case:
 
 
 @dataclass(frozen=True)
+class Mutant:
+    """A bug as textual edits (old, new) of one file of the gold solution."""
+
+    edits: tuple[tuple[str, str], ...]
+    file: str
+
+
+@dataclass(frozen=True)
 class Trap:
     """One named bug and the situation that provokes it."""
 
@@ -35,25 +45,41 @@ class Trap:
     catches: str
     severity: Severity
     story: str
-    mutant: str
+    mutant: Mutant
     run: Check
 
+    def plant(self, solution: dict[str, str]) -> dict[str, str]:
+        """The solution's files with the bug in them. Each edited text must occur exactly once."""
+        source = solution[self.mutant.file]
+        for old, new in self.mutant.edits:
+            if source.count(old) != 1:
+                raise ArenaError(
+                    f"mutant of trap {self.id}: {old!r} occurs {source.count(old)} times in "
+                    f"{self.mutant.file}, expected once; update the edit to the gold solution"
+                )
+            source = source.replace(old, new)
+        return {**solution, self.mutant.file: source}
 
-def case(id: str) -> Callable[[Check], Case]:  # noqa: A002 - it is the id
+
+def edit(*edits: tuple[str, str], file: str = "solution.py") -> Mutant:
+    """A mutant: replace each old text, which occurs exactly once, by the new one."""
+    return Mutant(edits, file)
+
+
+def case(run: Check) -> Case:
     """Makes a contract case of a function."""
-    return lambda run: Case(id, run)
+    return Case(_id_of(run), run)
 
 
 def trap(
-    id: str,  # noqa: A002 - it is the id
-    *,
-    catches: str,
-    severity: Severity,
-    story: str,
-    mutant: str | None = None,
+    *, catches: str, severity: Severity, story: str, mutant: Mutant
 ) -> Callable[[Check], Trap]:
-    """Makes a trap of a function; its mutant carries the trap's own id unless another is named."""
-    return lambda run: Trap(id, catches, severity, story, mutant or id, run)
+    """Makes a trap of a function."""
+    return lambda run: Trap(_id_of(run), catches, severity, story, mutant, run)
+
+
+def _id_of(run: Check) -> str:
+    return run.__name__.replace("_", "-")
 
 
 def collect(module: ModuleType, kind: type[T]) -> list[T]:

@@ -23,8 +23,8 @@ def random_prompts(rng: np.random.Generator, count: int, vocabulary: int) -> lis
     ]
 
 
-@case("random-models-one-prompt")
-def random_models(submission: Submission, rng: np.random.Generator) -> None:
+@case
+def random_models_one_prompt(submission: Submission, rng: np.random.Generator) -> None:
     for penalty in PENALTIES:
         vocabulary = int(rng.integers(3, 12))
         eos = int(rng.integers(vocabulary))
@@ -42,7 +42,7 @@ def random_models(submission: Submission, rng: np.random.Generator) -> None:
         )
 
 
-@case("random-batches")
+@case
 def random_batches(submission: Submission, rng: np.random.Generator) -> None:
     for penalty in PENALTIES:
         vocabulary = int(rng.integers(3, 9))
@@ -59,7 +59,7 @@ def random_batches(submission: Submission, rng: np.random.Generator) -> None:
         )
 
 
-@case("random-batches-with-ties")
+@case
 def random_batches_with_ties(submission: Submission, rng: np.random.Generator) -> None:
     """Log-probabilities from a handful of exact values: sums tie all the time; no penalty, so
     scores are as exact as sums."""
@@ -82,7 +82,7 @@ def random_batches_with_ties(submission: Submission, rng: np.random.Generator) -
         )
 
 
-@case("wide-ties")
+@case
 def wide_ties(submission: Submission, rng: np.random.Generator) -> None:
     """Hundreds of equal sums: enough for a sort that is not stable to show."""
     vocabulary, eos = 200, int(rng.integers(200))
@@ -99,7 +99,7 @@ def wide_ties(submission: Submission, rng: np.random.Generator) -> None:
     )
 
 
-@case("one-call-a-step")
+@case
 def one_call_a_step(submission: Submission, rng: np.random.Generator) -> None:
     vocabulary, eos = 6, int(rng.integers(6))
     model = lm.random_model(int(rng.integers(2**31)), vocabulary, eos_id=eos, eos_bonus=-1.0)
@@ -115,7 +115,7 @@ def one_call_a_step(submission: Submission, rng: np.random.Generator) -> None:
     )
 
 
-@case("width-one-is-greedy")
+@case
 def width_one_is_greedy(submission: Submission, rng: np.random.Generator) -> None:
     """Without an end in sight one beam follows the best token; computed without the oracle."""
     for _ in range(2):
@@ -145,7 +145,7 @@ def greedy_once(submission: Submission, rng: np.random.Generator) -> None:
     expect.that(abs(score - total / steps) < 1e-9, f"score {score}, expected {total / steps}")
 
 
-@case("wide-beam-is-exhaustive")
+@case
 def wide_beam_is_exhaustive(submission: Submission, rng: np.random.Generator) -> None:
     """A beam wider than the space finds every hypothesis; the space is enumerated here."""
     vocabulary, eos, steps = 3, int(rng.integers(3)), 3
@@ -176,7 +176,7 @@ def wide_beam_is_exhaustive(submission: Submission, rng: np.random.Generator) ->
     expect.that(max(gaps) < 1e-9, f"scores are off by {max(gaps)}")
 
 
-@case("float32-models")
+@case
 def float32_models(submission: Submission, rng: np.random.Generator) -> None:
     vocabulary, eos = 7, int(rng.integers(7))
     model = lm.random_model(int(rng.integers(2**31)), vocabulary, eos_id=eos)
@@ -195,7 +195,7 @@ def float32_models(submission: Submission, rng: np.random.Generator) -> None:
     )
 
 
-@case("views-of-the-model")
+@case
 def views_of_the_model(submission: Submission, rng: np.random.Generator) -> None:
     """The model's answer may be a view: here the transposed half of a larger array."""
     vocabulary, eos = 6, int(rng.integers(6))
@@ -214,7 +214,7 @@ def views_of_the_model(submission: Submission, rng: np.random.Generator) -> None
     lm.same_hypotheses(asked, lm.searches(model, prompts, **settings))
 
 
-@case("default-penalty")
+@case
 def default_penalty(submission: Submission, rng: np.random.Generator) -> None:
     """Without the argument the penalty is 1: the mean log-probability."""
     vocabulary, eos = 5, int(rng.integers(5))
@@ -225,7 +225,7 @@ def default_penalty(submission: Submission, rng: np.random.Generator) -> None:
     lm.same_hypotheses(asked, lm.searches(model, [prompt], length_penalty=1.0, **settings))
 
 
-@case("empty-batch")
+@case
 def empty_batch(submission: Submission, rng: np.random.Generator) -> None:
     stub = Stub(log_probs=lambda prefixes: np.zeros((len(prefixes), 4)))
     got = submission.beam_search(
@@ -235,7 +235,7 @@ def empty_batch(submission: Submission, rng: np.random.Generator) -> None:
     expect.that(not stub.calls, "the model was called for an empty batch")
 
 
-@case("bad-input")
+@case
 def bad_input(submission: Submission, rng: np.random.Generator) -> None:
     def call(prompts: Any, answer: Any = None, **changes: Any) -> None:
         settings = {"beam_width": 2, "max_new_tokens": 2, "eos_id": int(rng.integers(4)), **changes}

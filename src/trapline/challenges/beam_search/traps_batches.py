@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from trapline.arena.judge import expect
-from trapline.arena.judge.traps import trap
+from trapline.arena.judge.traps import edit, trap
 from trapline.arena.process.proxy import Stub, Submission
 from trapline.challenges.beam_search import table as lm
 from trapline.challenges.beam_search.situations import (
@@ -15,6 +15,7 @@ from trapline.challenges.beam_search.situations import (
     prompt_of,
     tokens,
 )
+from trapline.challenges.beam_search.solution_lines import CALL, RETURN
 from trapline.challenges.beam_search.table import Table
 
 
@@ -46,60 +47,88 @@ def alone_and_together(submission: Submission, rng: np.random.Generator) -> None
 
 
 @trap(
-    "batch-ends-with-its-first",
     catches="all prompts stop when the first one is done",
     severity="critical",
     story="A stop test over the whole batch coupled prompts that do not belong together.",
+    mutant=edit(("    while any(", "    while searches and all(")),
 )
 def batch_ends_with_its_first(submission: Submission, rng: np.random.Generator) -> None:
     alone_and_together(submission, rng)
 
 
 @trap(
-    "pool-shared-by-prompts",
     catches="the prompts of a batch share one pool of finished hypotheses",
     severity="critical",
     story="A list made once for the class instead of once a prompt.",
+    mutant=edit(
+        ("        self.pool = []\n", ""),
+        (
+            "    def __init__(self, prompt",
+            "    pool = []\n\n    def __init__(self, prompt",
+        ),
+    ),
 )
-def pool_shared(submission: Submission, rng: np.random.Generator) -> None:
+def pool_shared_by_prompts(submission: Submission, rng: np.random.Generator) -> None:
     alone_and_together(submission, rng)
 
 
 @trap(
-    "rows-cut-by-width",
     catches="the model's rows are handed out W to a prompt although some have fewer live beams",
     severity="critical",
     story="Batch arithmetic that holds only while every prompt has W beams.",
+    mutant=edit(
+        (
+            "        last = first + len(search.beams)\n",
+            "        last = first + search.rules.beam_width\n",
+        )
+    ),
 )
 def rows_cut_by_width(submission: Submission, rng: np.random.Generator) -> None:
     alone_and_together(submission, rng)
 
 
 @trap(
-    "rows-shift-when-a-prompt-ends",
     catches="after one prompt has ended the others read their neighbour's rows",
     severity="critical",
     story="Rows counted over all prompts, prefixes sent for the open ones only.",
+    mutant=edit(
+        (
+            "    for search in open_searches:\n        last = first + len(search.beams)\n"
+            "        search.advance(log_probs[first:last])\n",
+            "    for search in searches:\n        last = first + max(1, len(search.beams))\n"
+            "        if search.beams:\n            search.advance(log_probs[first:last])\n",
+        )
+    ),
 )
-def rows_shift(submission: Submission, rng: np.random.Generator) -> None:
+def rows_shift_when_a_prompt_ends(submission: Submission, rng: np.random.Generator) -> None:
     alone_and_together(submission, rng)
 
 
 @trap(
-    "answers-out-of-order",
     catches="answers come in the order in which prompts finish",
     severity="critical",
     story="A batch that retires finished prompts must put their answers back in their places.",
+    mutant=edit(
+        (
+            RETURN,
+            "    searches.sort(key=lambda search: search.length)\n" + RETURN,
+        )
+    ),
 )
 def answers_out_of_order(submission: Submission, rng: np.random.Generator) -> None:
     alone_and_together(submission, rng)
 
 
 @trap(
-    "ended-prompts-still-asked",
     catches="the model is still given rows for prompts that are done",
     severity="major",
     story="A library goes on computing finished rows of a batch and throws the result away.",
+    mutant=edit(
+        (
+            CALL,
+            "    prefixes += [search.prompt for search in searches if not search.beams]\n" + CALL,
+        )
+    ),
 )
 def ended_prompts_still_asked(submission: Submission, rng: np.random.Generator) -> None:
     E, tables = unlike_neighbours(rng)
@@ -108,10 +137,15 @@ def ended_prompts_still_asked(submission: Submission, rng: np.random.Generator) 
 
 
 @trap(
-    "one-call-a-beam",
     catches="the model is called once for every beam",
     severity="major",
     story="Seen in most entries of one round: W·B calls a step where one is enough.",
+    mutant=edit(
+        (
+            CALL,
+            CALL.replace("lm.log_probs(prefixes)", "[lm.log_probs([p])[0] for p in prefixes]"),
+        )
+    ),
 )
 def one_call_a_beam(submission: Submission, rng: np.random.Generator) -> None:
     E, A, B = tokens(rng, 3)
@@ -120,10 +154,18 @@ def one_call_a_beam(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    "one-call-a-prompt",
     catches="the model is called once for every prompt",
     severity="major",
     story="`for prompt in prompts` around a whole search: batched in name only.",
+    mutant=edit(
+        (
+            CALL,
+            CALL.replace(
+                "lm.log_probs(prefixes)",
+                "np.concatenate([lm.log_probs(s.prefixes()) for s in open_searches])",
+            ),
+        )
+    ),
 )
 def one_call_a_prompt(submission: Submission, rng: np.random.Generator) -> None:
     E, A = tokens(rng, 2)
@@ -134,12 +176,12 @@ def one_call_a_prompt(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    "empty-batch-asks",
     catches="an empty list of prompts still calls the model or fails",
     severity="minor",
     story="A loop that steps first and asks afterwards whether anything is alive.",
+    mutant=edit(("    while any(", "    step(lm, searches, rules.eos_id)\n    while any(")),
 )
-def empty_batch(submission: Submission, rng: np.random.Generator) -> None:
+def empty_batch_asks(submission: Submission, rng: np.random.Generator) -> None:
     stub = Stub(log_probs=lambda prefixes: np.zeros((len(prefixes), VOCABULARY)))
     eos = int(rng.integers(VOCABULARY))
     got = submission.beam_search(stub, [], beam_width=2, max_new_tokens=2, eos_id=eos)
@@ -148,12 +190,18 @@ def empty_batch(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    "empty-prompt-refused",
     catches="a prompt without tokens fails",
     severity="minor",
     story="Unconditional generation starts from nothing.",
+    mutant=edit(
+        (
+            '    return [whole(token, "a prompt\'s token"',
+            "    if not prompt:\n        raise ValueError('no tokens')\n"
+            '    return [whole(token, "a prompt\'s token"',
+        )
+    ),
 )
-def empty_prompt(submission: Submission, rng: np.random.Generator) -> None:
+def empty_prompt_refused(submission: Submission, rng: np.random.Generator) -> None:
     E, A = tokens(rng, 2)
     table = {(): {A: -1.0}, (A,): {E: -1.0}}
     asked = one(submission, rng, table, prompt=(), beam_width=2, max_new_tokens=2, eos_id=E)

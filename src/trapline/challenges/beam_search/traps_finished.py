@@ -3,7 +3,7 @@
 import numpy as np
 
 from trapline.arena.judge import expect
-from trapline.arena.judge.traps import trap
+from trapline.arena.judge.traps import edit, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.beam_search.situations import (
     best,
@@ -11,15 +11,20 @@ from trapline.challenges.beam_search.situations import (
     prompt_of,
     tokens,
 )
+from trapline.challenges.beam_search.solution_lines import EXPAND, RESULT
 from trapline.challenges.beam_search.table import Table
+
+# Parts of the gold solution that several mutants edit.
+_FINISH = "        self._finish(totals[:, self.rules.eos_id])\n"
+_MASK = "        totals[:, self.rules.eos_id] = -np.inf\n"
 
 
 @trap(
-    "eos-beam-dropped",
     catches="a finished hypothesis is thrown away when its beam ends",
     severity="critical",
     story="The classic of the task: the end at -3.0 loses to a continuation at -5.0 that merely "
     "had not stopped yet.",
+    mutant=edit((_FINISH, "")),
 )
 def eos_beam_dropped(submission: Submission, rng: np.random.Generator) -> None:
     E, A, B = tokens(rng, 3)
@@ -31,13 +36,13 @@ def eos_beam_dropped(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    "pool-forgets-earlier-steps",
     catches="only the hypotheses that finished in the latest step are remembered",
     severity="critical",
     story="An entrant moved finished beams to a list that the next step rebuilt from the "
     "expanding beams alone.",
+    mutant=edit((_FINISH, "        self.pool = []\n" + _FINISH)),
 )
-def pool_forgets(submission: Submission, rng: np.random.Generator) -> None:
+def pool_forgets_earlier_steps(submission: Submission, rng: np.random.Generator) -> None:
     E, A, B = tokens(rng, 3)
     table = {(): {E: -1.0, A: -1.0}, (A,): {E: -2.0, B: -3.0}}
     asked = one(
@@ -47,11 +52,11 @@ def pool_forgets(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    "finished-beam-expanded",
     catches="a beam that has produced EOS is continued",
     severity="critical",
     story="Several open decoders emitted tokens behind the end because a finished beam kept its "
     "slot among the live ones.",
+    mutant=edit((_MASK, "")),
 )
 def finished_beam_expanded(submission: Submission, rng: np.random.Generator) -> None:
     E, A, B = tokens(rng, 3)
@@ -66,11 +71,20 @@ def finished_beam_expanded(submission: Submission, rng: np.random.Generator) -> 
 
 
 @trap(
-    "eos-takes-a-slot",
     catches="EOS continuations use up places among the live beams",
     severity="critical",
     story="Taking the W best of all continuations and then moving the ended ones out leaves fewer "
     "than W beams alive; big libraries take 2W candidates for this reason.",
+    mutant=edit(
+        (_MASK, ""),
+        (
+            "        self._expand(totals)\n",
+            "        self._expand(totals)\n"
+            "        alive = [i for i, b in enumerate(self.beams) if b[-1] != self.rules.eos_id]\n"
+            "        self.beams = [self.beams[i] for i in alive]\n"
+            "        self.sums = self.sums[alive]\n",
+        ),
+    ),
 )
 def eos_takes_a_slot(submission: Submission, rng: np.random.Generator) -> None:
     E, A, B, C = tokens(rng, 4)
@@ -82,10 +96,17 @@ def eos_takes_a_slot(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    "eos-fills-the-row",
     catches="each beam offers only its W best tokens, EOS among them, so W - 1 are left",
     severity="major",
     story="A top-k of width W per beam looks sufficient; with the end among the W it is one short.",
+    mutant=edit(
+        (
+            _MASK,
+            "        width = min(self.rules.beam_width, totals.shape[1])\n"
+            "        floors = -np.partition(-totals, width - 1, axis=1)[:, width - 1 : width]\n"
+            "        totals[totals < floors] = -np.inf\n" + _MASK,
+        )
+    ),
 )
 def eos_fills_the_row(submission: Submission, rng: np.random.Generator) -> None:
     E, A, B = tokens(rng, 3)
@@ -97,11 +118,21 @@ def eos_fills_the_row(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    "eos-only-when-ranked",
     catches="an EOS continuation counts only when it is among the W best of its step",
     severity="major",
     story="One widely used library finishes a beam only at rank < W; this contract lets every "
     "EOS continuation into the pool.",
+    mutant=edit(
+        (
+            "        possible = np.flatnonzero(totals > -np.inf)\n",
+            "        possible = np.flatnonzero(totals >= self.cut)\n",
+        ),
+        (
+            _FINISH,
+            "        flat = np.sort(totals.ravel())\n"
+            "        self.cut = flat[-min(self.rules.beam_width, flat.size)]\n" + _FINISH,
+        ),
+    ),
 )
 def eos_only_when_ranked(submission: Submission, rng: np.random.Generator) -> None:
     E, A, B = tokens(rng, 3)
@@ -113,11 +144,17 @@ def eos_only_when_ranked(submission: Submission, rng: np.random.Generator) -> No
 
 
 @trap(
-    "finished-use-up-the-width",
     catches="finished hypotheses take places from the live beams of later steps",
     severity="major",
     story="Pooling finished and live beams into the same W slots was praised in one round; with "
     "a separate pool it silently narrows the search.",
+    mutant=edit(
+        (
+            EXPAND,
+            "        width = max(1, self.rules.beam_width - len(self.pool))\n"
+            "        chosen = largest(totals.ravel(), width)\n",
+        )
+    ),
 )
 def finished_use_up_the_width(submission: Submission, rng: np.random.Generator) -> None:
     E, A, B, C, D = tokens(rng, 5)
@@ -135,11 +172,17 @@ def finished_use_up_the_width(submission: Submission, rng: np.random.Generator) 
 
 
 @trap(
-    "pool-keeps-the-first",
     catches="the pool keeps the first W hypotheses instead of the W best",
     severity="critical",
     story="Several toolkits returned the W shortest outputs: the pool was full and nothing "
     "replaced its worst.",
+    mutant=edit(
+        (
+            "            self.pool.append(Hypothesis(tokens, score))\n",
+            "            if len(self.pool) < self.rules.beam_width:\n"
+            "                self.pool.append(Hypothesis(tokens, score))\n",
+        )
+    ),
 )
 def pool_keeps_the_first(submission: Submission, rng: np.random.Generator) -> None:
     E, A, B = tokens(rng, 3)
@@ -151,10 +194,10 @@ def pool_keeps_the_first(submission: Submission, rng: np.random.Generator) -> No
 
 
 @trap(
-    "pool-unbounded",
     catches="more than W hypotheses are returned",
     severity="major",
     story="One serving engine keeps a list of completed beams without a bound.",
+    mutant=edit(("        del self.pool[self.rules.beam_width :]\n", "")),
 )
 def pool_unbounded(submission: Submission, rng: np.random.Generator) -> None:
     E, A, B = tokens(rng, 3)
@@ -166,10 +209,10 @@ def pool_unbounded(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    "worst-first",
     catches="the hypotheses come in rising instead of falling order",
     severity="critical",
     story="A heap of the best gives its worst first; read out as it is, it is upside down.",
+    mutant=edit((RESULT, RESULT.replace("self.pool", "reversed(self.pool)"))),
 )
 def worst_first(submission: Submission, rng: np.random.Generator) -> None:
     E, A, B = tokens(rng, 3)
@@ -182,10 +225,10 @@ def worst_first(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    "immediate-end-forbidden",
     catches="EOS as the very first token is not taken",
     severity="major",
     story="The end at the first step is the situation that tests of beam search are built on.",
+    mutant=edit((_FINISH, "        if self.length > 1:\n    " + _FINISH)),
 )
 def immediate_end_forbidden(submission: Submission, rng: np.random.Generator) -> None:
     E, A = tokens(rng, 2)
@@ -195,10 +238,15 @@ def immediate_end_forbidden(submission: Submission, rng: np.random.Generator) ->
 
 
 @trap(
-    "eos-in-the-prompt",
     catches="a prompt that ends with the EOS token counts as finished",
     severity="major",
     story="Chat prompts end with an end-of-turn token all the time; only generated tokens count.",
+    mutant=edit(
+        (
+            "        self.beams = [[]]\n",
+            "        self.beams = [] if prompt[-1:] == [rules.eos_id] else [[]]\n",
+        )
+    ),
 )
 def eos_in_the_prompt(submission: Submission, rng: np.random.Generator) -> None:
     E, A = tokens(rng, 2)

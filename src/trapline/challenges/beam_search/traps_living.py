@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from trapline.arena.judge import expect
-from trapline.arena.judge.traps import trap
+from trapline.arena.judge.traps import edit, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.beam_search import table as lm
 from trapline.challenges.beam_search.situations import (
@@ -16,16 +16,23 @@ from trapline.challenges.beam_search.situations import (
     rising_tokens,
     tokens,
 )
+from trapline.challenges.beam_search.solution_lines import EXPAND
 from trapline.challenges.beam_search.table import Table
 
 
 @trap(
-    "identical-beams-at-the-start",
     catches="the search starts with W copies of the prompt",
     severity="critical",
     story="Without one live beam at the start, W identical hypotheses win.",
+    mutant=edit(
+        (
+            "        self.beams = [[]]\n",
+            "        self.beams = [[] for _ in range(rules.beam_width)]\n",
+        ),
+        ("        self.sums = np.zeros(1)\n", "        self.sums = np.zeros(rules.beam_width)\n"),
+    ),
 )
-def identical_beams(submission: Submission, rng: np.random.Generator) -> None:
+def identical_beams_at_the_start(submission: Submission, rng: np.random.Generator) -> None:
     E, A, B, C = tokens(rng, 4)
     table: Table = {(): {A: -1.0, B: -2.0, C: -3.0}}
     asked = one(submission, rng, table, beam_width=3, max_new_tokens=1, eos_id=E, count_calls=True)
@@ -34,10 +41,17 @@ def identical_beams(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    "each-beam-keeps-its-own-best",
     catches="every beam is continued by its own best token, without competition between beams",
     severity="critical",
     story="W greedy searches side by side are no beam search.",
+    mutant=edit(
+        (
+            EXPAND,
+            EXPAND + "        if self.length > 1:\n"
+            "            tops = totals.argmax(axis=1)\n"
+            "            chosen = np.arange(len(totals)) * totals.shape[1] + tops\n",
+        )
+    ),
 )
 def each_beam_keeps_its_own_best(submission: Submission, rng: np.random.Generator) -> None:
     E, A, B, C, D = tokens(rng, 5)
@@ -50,10 +64,10 @@ def each_beam_keeps_its_own_best(submission: Submission, rng: np.random.Generato
 
 
 @trap(
-    "too-few-live-beams",
     catches="one live beam fewer than W is kept",
     severity="major",
     story="A width that is one short shows only when the last beam is the one that wins.",
+    mutant=edit((EXPAND, EXPAND.replace("beam_width", "beam_width - 1 or 1"))),
 )
 def too_few_live_beams(submission: Submission, rng: np.random.Generator) -> None:
     E, A, B, C = tokens(rng, 4)
@@ -65,10 +79,10 @@ def too_few_live_beams(submission: Submission, rng: np.random.Generator) -> None
 
 
 @trap(
-    "too-many-live-beams",
     catches="more than W beams live on",
     severity="major",
     story="Taking 2W candidates is right only when they are cut to W afterwards.",
+    mutant=edit((EXPAND, EXPAND.replace("beam_width", "beam_width * 2"))),
 )
 def too_many_live_beams(submission: Submission, rng: np.random.Generator) -> None:
     E, A, B, C = tokens(rng, 4)
@@ -80,10 +94,10 @@ def too_many_live_beams(submission: Submission, rng: np.random.Generator) -> Non
 
 
 @trap(
-    "zero-probability-lives-on",
     catches="a continuation of probability 0 becomes a beam",
     severity="major",
     story="With fewer possible tokens than W, the top W fill up with impossible ones.",
+    mutant=edit(("    candidates = candidates[values[candidates] > -np.inf]\n", "")),
 )
 def zero_probability_lives_on(submission: Submission, rng: np.random.Generator) -> None:
     E, A = tokens(rng, 2)
@@ -93,10 +107,15 @@ def zero_probability_lives_on(submission: Submission, rng: np.random.Generator) 
 
 
 @trap(
-    "zero-probability-ends",
     catches="an EOS continuation of probability 0 enters the pool",
     severity="major",
     story="A score of -inf fills a place of the pool and lets the search stop.",
+    mutant=edit(
+        (
+            "        possible = np.flatnonzero(totals > -np.inf)\n",
+            "        possible = np.arange(len(totals))\n",
+        )
+    ),
 )
 def zero_probability_ends(submission: Submission, rng: np.random.Generator) -> None:
     E, A = tokens(rng, 2)
@@ -107,10 +126,10 @@ def zero_probability_ends(submission: Submission, rng: np.random.Generator) -> N
 
 
 @trap(
-    "width-over-vocabulary",
     catches="a beam width above the number of continuations fails",
     severity="major",
     story="The first step has one beam and V tokens; a top-k of W > V is refused by the library.",
+    mutant=edit(("    if values.size > count:\n", "    if values.size:\n")),
 )
 def width_over_vocabulary(submission: Submission, rng: np.random.Generator) -> None:
     E, A, B = (int(t) for t in rng.permutation(3))
@@ -122,12 +141,17 @@ def width_over_vocabulary(submission: Submission, rng: np.random.Generator) -> N
 
 
 @trap(
-    "tie-later-hypothesis-wins",
     catches="of two finished hypotheses with equal score the later one is preferred",
     severity="minor",
     story="A heap or an insertion at the front turns the order of ties around.",
+    mutant=edit(
+        (
+            "            self.pool.append(Hypothesis(tokens, score))\n",
+            "            self.pool.insert(0, Hypothesis(tokens, score))\n",
+        )
+    ),
 )
-def tie_later_wins(submission: Submission, rng: np.random.Generator) -> None:
+def tie_later_hypothesis_wins(submission: Submission, rng: np.random.Generator) -> None:
     E, A = tokens(rng, 2)
     table = {(): {E: -2.0, A: -1.0}, (A,): {E: -1.0}}
     for width in (1, 2):
@@ -144,12 +168,17 @@ def tie_later_wins(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    "tie-higher-parent-ends-first",
     catches="of two equal hypotheses that end in one step the one of the higher parent wins",
     severity="minor",
     story="Ties decide which of two equal answers a user sees; they must not depend on the device.",
+    mutant=edit(
+        (
+            "        possible = np.flatnonzero(totals > -np.inf)\n",
+            "        possible = np.flatnonzero(totals > -np.inf)[::-1]\n",
+        )
+    ),
 )
-def tie_higher_parent_ends(submission: Submission, rng: np.random.Generator) -> None:
+def tie_higher_parent_ends_first(submission: Submission, rng: np.random.Generator) -> None:
     E, A, B = tokens(rng, 3)
     table = {(): {A: -1.0, B: -2.0}, (A,): {E: -3.0}, (B,): {E: -2.0}}
     asked = one(submission, rng, table, beam_width=2, max_new_tokens=2, eos_id=E)
@@ -157,10 +186,17 @@ def tie_higher_parent_ends(submission: Submission, rng: np.random.Generator) -> 
 
 
 @trap(
-    "tie-token-before-parent",
     catches="between equal continuations the lower token is preferred before the lower parent",
     severity="minor",
     story="Flattening tokens by beams instead of beams by tokens swaps the two rules.",
+    mutant=edit(
+        (EXPAND, EXPAND.replace("totals.ravel()", "totals.T.ravel()")),
+        (
+            "        parents, tokens = np.divmod(chosen, totals.shape[1])\n",
+            "        tokens, parents = np.divmod(chosen, totals.shape[0])\n"
+            "        chosen = parents * totals.shape[1] + tokens\n",
+        ),
+    ),
 )
 def tie_token_before_parent(submission: Submission, rng: np.random.Generator) -> None:
     low, A, B, high = rising_tokens(rng, 4)
@@ -171,10 +207,15 @@ def tie_token_before_parent(submission: Submission, rng: np.random.Generator) ->
 
 
 @trap(
-    "tie-higher-token-wins",
     catches="between equal continuations of one beam the higher token is preferred",
     severity="minor",
     story="A reversed ascending sort reverses the ties with it.",
+    mutant=edit(
+        (
+            "    candidates = candidates[values[candidates] > -np.inf]\n",
+            "    candidates = candidates[values[candidates] > -np.inf][::-1]\n",
+        )
+    ),
 )
 def tie_higher_token_wins(submission: Submission, rng: np.random.Generator) -> None:
     low, middle, high, E = rising_tokens(rng, 4)

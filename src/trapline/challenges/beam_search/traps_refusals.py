@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from trapline.arena.judge import expect
-from trapline.arena.judge.traps import trap
+from trapline.arena.judge.traps import edit, trap
 from trapline.arena.process.proxy import Stub, Submission
 from trapline.challenges.beam_search import table as lm
 from trapline.challenges.beam_search.situations import (
@@ -16,6 +16,7 @@ from trapline.challenges.beam_search.situations import (
     prompt_of,
     tokens,
 )
+from trapline.challenges.beam_search.solution_lines import BOUND, CALL, EXPAND
 from trapline.challenges.beam_search.table import Table
 
 
@@ -32,77 +33,90 @@ def flat(rows: int) -> np.ndarray:
 
 
 @trap(
-    "width-zero-accepted",
     catches="beam_width below 1 is accepted",
     severity="minor",
     story="Zero beams find nothing and look like a model without an answer.",
+    mutant=edit(
+        ('"beam_width", least=1', '"beam_width", least=-9'),
+        (EXPAND, EXPAND.replace("self.rules.beam_width", "max(1, self.rules.beam_width)")),
+    ),
 )
-def width_zero(submission: Submission, rng: np.random.Generator) -> None:
+def width_zero_accepted(submission: Submission, rng: np.random.Generator) -> None:
     for width in (0, -int(rng.integers(1, 5))):
         refused(submission, rng, flat, beam_width=width)
 
 
 @trap(
-    "no-new-tokens-accepted",
     catches="max_new_tokens below 1 is accepted",
     severity="minor",
     story="A hypothesis of no tokens has no score: 0 / 0.",
+    mutant=edit(('"max_new_tokens", least=1', '"max_new_tokens", least=-9')),
 )
-def no_new_tokens(submission: Submission, rng: np.random.Generator) -> None:
+def no_new_tokens_accepted(submission: Submission, rng: np.random.Generator) -> None:
     for limit in (0, -int(rng.integers(1, 5))):
         refused(submission, rng, flat, max_new_tokens=limit)
 
 
 @trap(
-    "fractional-width-accepted",
     catches="a width or limit that is no whole number is rounded in silence",
     severity="minor",
     story="int(2.5) hides a configuration mistake.",
+    mutant=edit(
+        (
+            "    if isinstance(value, bool) or not isinstance(value, Integral):\n",
+            "    if value is None:\n",
+        )
+    ),
 )
-def fractional_width(submission: Submission, rng: np.random.Generator) -> None:
+def fractional_width_accepted(submission: Submission, rng: np.random.Generator) -> None:
     refused(submission, rng, flat, beam_width=2.5)
     refused(submission, rng, flat, max_new_tokens=2.5)
 
 
 @trap(
-    "nan-penalty-accepted",
     catches="a length penalty that is NaN or infinite is accepted",
     severity="minor",
     story="Every comparison with NaN is false, so the search neither ranks nor stops.",
+    mutant=edit(("    if not math.isfinite(value):\n", "    if value is None:\n")),
 )
-def nan_penalty(submission: Submission, rng: np.random.Generator) -> None:
+def nan_penalty_accepted(submission: Submission, rng: np.random.Generator) -> None:
     for penalty in (float("nan"), float("inf"), float("-inf")):
         refused(submission, rng, flat, length_penalty=penalty)
 
 
 @trap(
-    "negative-eos-wraps",
     catches="a negative eos_id is taken as an index from the end",
     severity="minor",
     story="An unset id of -1 makes the last token of the vocabulary the end.",
+    mutant=edit(('"eos_id", least=0', '"eos_id", least=-9')),
 )
-def negative_eos(submission: Submission, rng: np.random.Generator) -> None:
+def negative_eos_wraps(submission: Submission, rng: np.random.Generator) -> None:
     refused(submission, rng, flat, eos_id=-int(rng.integers(1, 4)))
 
 
 @trap(
-    "eos-outside-the-vocabulary",
     catches="an eos_id that the model does not have is not refused with a ValueError",
     severity="minor",
     story="Tokenizer and model of different vocabularies.",
+    mutant=edit(("    if eos_id >= log_probs.shape[1]:\n", "    if eos_id < 0:\n")),
 )
-def eos_outside(submission: Submission, rng: np.random.Generator) -> None:
+def eos_outside_the_vocabulary(submission: Submission, rng: np.random.Generator) -> None:
     for outside in (4, 5 + int(rng.integers(9))):
         refused(submission, rng, flat, eos_id=outside)
 
 
 @trap(
-    "nan-log-probs-accepted",
     catches="NaN from the model is sorted as if it were a number",
     severity="major",
     story="A NaN in the logits decides the order of beams by the whim of the sort.",
+    mutant=edit(
+        (
+            "    if np.isnan(log_probs).any() or np.isposinf(log_probs).any():\n",
+            "    if rows < 0:\n",
+        )
+    ),
 )
-def nan_log_probs(submission: Submission, rng: np.random.Generator) -> None:
+def nan_log_probs_accepted(submission: Submission, rng: np.random.Generator) -> None:
     place = int(rng.integers(4))
 
     def answer(rows: int) -> np.ndarray:
@@ -114,22 +128,32 @@ def nan_log_probs(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    "wrong-row-count-accepted",
     catches="a model that answers fewer or more rows than prefixes is not noticed",
     severity="major",
     story="Broadcasting makes one row serve all beams without a word.",
+    mutant=edit(
+        (
+            "    if log_probs.ndim != 2 or log_probs.shape[0] != rows:\n",
+            "    if log_probs.ndim != 2:\n",
+        )
+    ),
 )
-def wrong_row_count(submission: Submission, rng: np.random.Generator) -> None:
+def wrong_row_count_accepted(submission: Submission, rng: np.random.Generator) -> None:
     refused(submission, rng, lambda rows: flat(rows + 1))
     refused(submission, rng, lambda rows: flat(1))
     refused(submission, rng, lambda rows: flat(rows)[:, 0])
 
 
 @trap(
-    "certain-end-lost",
     catches="an EOS continuation of probability 1 does not finish",
     severity="major",
     story="A sum of 0 is taken for a missing one by a test for truth or for less than zero.",
+    mutant=edit(
+        (
+            "        possible = np.flatnonzero(totals > -np.inf)\n",
+            "        possible = np.flatnonzero((totals < 0.0) & (totals > -np.inf))\n",
+        )
+    ),
 )
 def certain_end_lost(submission: Submission, rng: np.random.Generator) -> None:
     E, A = tokens(rng, 2)
@@ -139,10 +163,17 @@ def certain_end_lost(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    "large-batch-in-pieces",
     catches="many live beams are given to the model in several calls",
     severity="minor",
     story="A fixed size of model batches, kept from another project.",
+    mutant=edit(
+        (
+            CALL,
+            "    pieces = [prefixes[i : i + 128] for i in range(0, len(prefixes), 128)]\n"
+            "    answers = np.concatenate([lm.log_probs(piece) for piece in pieces])\n"
+            "    log_probs = checked(answers, len(prefixes), eos_id)\n",
+        )
+    ),
 )
 def large_batch_in_pieces(submission: Submission, rng: np.random.Generator) -> None:
     E, A = tokens(rng, 2)
@@ -153,10 +184,10 @@ def large_batch_in_pieces(submission: Submission, rng: np.random.Generator) -> N
 
 
 @trap(
-    "negative-penalty-bound-too-long",
     catches="with a negative penalty the stop test leaves out the very next token",
     severity="major",
     story="A length that has been counted up already is counted up once more.",
+    mutant=edit((BOUND, BOUND.replace("length + 1", "length + 2"))),
 )
 def negative_penalty_bound_too_long(submission: Submission, rng: np.random.Generator) -> None:
     E, A = tokens(rng, 2)
@@ -168,10 +199,15 @@ def negative_penalty_bound_too_long(submission: Submission, rng: np.random.Gener
 
 
 @trap(
-    "almost-a-tie",
     catches="scores within a tolerance of each other are treated as equal",
     severity="minor",
     story="A comparison with a small tolerance stops a search that a live beam could still win.",
+    mutant=edit(
+        (
+            "        return bound <= self.pool[-1].score\n",
+            "        return bound <= self.pool[-1].score + 1e-9\n",
+        )
+    ),
 )
 def almost_a_tie(submission: Submission, rng: np.random.Generator) -> None:
     E, A = tokens(rng, 2)
@@ -184,10 +220,15 @@ def almost_a_tie(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    "late-zero-probability-lives-on",
     catches="after the first step a continuation of probability 0 becomes a beam",
     severity="major",
     story="-inf is replaced by a large negative number where several beams are ranked together.",
+    mutant=edit(
+        (
+            "    return log_probs\n",
+            "    return np.maximum(log_probs, -1e9) if rows > 1 else log_probs\n",
+        )
+    ),
 )
 def late_zero_probability_lives_on(submission: Submission, rng: np.random.Generator) -> None:
     E, A, B = tokens(rng, 3)

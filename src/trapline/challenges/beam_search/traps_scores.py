@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from trapline.arena.judge import expect
-from trapline.arena.judge.traps import trap
+from trapline.arena.judge.traps import edit, trap
 from trapline.arena.process.proxy import Stub, Submission
 from trapline.challenges.beam_search import table as lm
 from trapline.challenges.beam_search.situations import (
@@ -15,15 +15,25 @@ from trapline.challenges.beam_search.situations import (
     prompt_of,
     tokens,
 )
+from trapline.challenges.beam_search.solution_lines import RESULT, RETURN
 from trapline.challenges.beam_search.table import Table
+
+# Parts of the gold solution that several mutants edit.
+_SCORE = "        return total / length**self.length_penalty\n"
+_ENTER = "            score = self.rules.score(float(total), self.length)\n"
 
 
 @trap(
-    "penalty-on-running-sum",
     catches="the length penalty is applied to the sum that the next step continues",
     severity="critical",
     story="A beam that carries its penalised score compounds the penalty at every step; the "
     "winning design kept the sum and the score apart.",
+    mutant=edit(
+        (
+            "        self.sums = totals.ravel()[chosen]\n",
+            "        self.sums = self.rules.score(totals.ravel()[chosen], self.length)\n",
+        )
+    ),
 )
 def penalty_on_running_sum(submission: Submission, rng: np.random.Generator) -> None:
     E, A, B, C = tokens(rng, 4)
@@ -52,22 +62,27 @@ def the_longer_end_wins(submission: Submission, rng: np.random.Generator) -> Non
 
 
 @trap(
-    "ranked-by-sum",
     catches="finished hypotheses of different length are ranked by sum, not by score",
     severity="critical",
     story="Two EOS beams of different length under a penalty: the test that most entrants did not "
     "write.",
+    mutant=edit(
+        (
+            "key=lambda hypothesis: -hypothesis.score)",
+            "key=lambda h: -h.score * len(h.tokens) ** self.rules.length_penalty)",
+        )
+    ),
 )
 def ranked_by_sum(submission: Submission, rng: np.random.Generator) -> None:
     the_longer_end_wins(submission, rng)
 
 
 @trap(
-    "prompt-counted-in-length",
     catches="the prompt's tokens count in the length that the penalty uses",
     severity="critical",
     story="Reported against a serving engine in 2024 and still there: with a long prompt the "
     "penalty has almost no effect; it changes the winner in a third to a half of the cases.",
+    mutant=edit((_ENTER, _ENTER.replace("self.length", "self.length + len(self.prompt)"))),
 )
 def prompt_counted_in_length(submission: Submission, rng: np.random.Generator) -> None:
     E, A, table = two_ends_of_different_length(rng)
@@ -77,22 +92,34 @@ def prompt_counted_in_length(submission: Submission, rng: np.random.Generator) -
 
 
 @trap(
-    "eos-not-counted",
     catches="the length leaves out the EOS token",
     severity="major",
     story="A well-known library changed this between releases; older ones divided by one less.",
+    mutant=edit(
+        (
+            _ENTER,
+            "            n = self.length - (tokens[-1] == self.rules.eos_id)\n"
+            "            score = self.rules.score(float(total), max(n, 1))\n",
+        )
+    ),
 )
 def eos_not_counted(submission: Submission, rng: np.random.Generator) -> None:
     the_longer_end_wins(submission, rng)
 
 
 @trap(
-    "unfinished-length-off-by-one",
     catches="hypotheses cut off at the maximum length are counted one token too long",
     severity="major",
     story="Adding one for the end that is yet to come, also where it never comes.",
+    mutant=edit(
+        (
+            _ENTER,
+            "            n = self.length + (tokens[-1] != self.rules.eos_id)\n"
+            "            score = self.rules.score(float(total), n)\n",
+        )
+    ),
 )
-def unfinished_length(submission: Submission, rng: np.random.Generator) -> None:
+def unfinished_length_off_by_one(submission: Submission, rng: np.random.Generator) -> None:
     E, A, B = tokens(rng, 3)
     table = {(): {A: -2.0}, (A,): {B: -2.0}}
     asked = one(submission, rng, table, beam_width=2, max_new_tokens=2, eos_id=E)
@@ -100,10 +127,10 @@ def unfinished_length(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    "negative-penalty-ignored",
     catches="a length penalty of zero or less is treated as no penalty",
     severity="major",
     story="`if length_penalty > 0` reads naturally and switches half of the range off.",
+    mutant=edit((_SCORE, _SCORE.replace("self.length_penalty", "max(self.length_penalty, 0.0)"))),
 )
 def negative_penalty_ignored(submission: Submission, rng: np.random.Generator) -> None:
     E, A = tokens(rng, 2)
@@ -115,10 +142,10 @@ def negative_penalty_ignored(submission: Submission, rng: np.random.Generator) -
 
 
 @trap(
-    "zero-penalty-as-default",
     catches="length_penalty=0.0 falls back to the default",
     severity="major",
     story="`length_penalty or 1.0` takes 0.0 for absent.",
+    mutant=edit(("        finite(length_penalty,", "        finite(length_penalty or 1.0,")),
 )
 def zero_penalty_as_default(submission: Submission, rng: np.random.Generator) -> None:
     E, _, table = two_ends_of_different_length(rng)
@@ -129,41 +156,54 @@ def zero_penalty_as_default(submission: Submission, rng: np.random.Generator) ->
 
 
 @trap(
-    "penalty-multiplied",
     catches="the sum is multiplied by the length's power instead of divided",
     severity="critical",
     story="Sums are negative, so the direction of the penalty is easily turned around.",
+    mutant=edit((_SCORE, _SCORE.replace("/", "*"))),
 )
 def penalty_multiplied(submission: Submission, rng: np.random.Generator) -> None:
     the_longer_end_wins(submission, rng)
 
 
 @trap(
-    "shifted-length-penalty",
     catches="the ((5 + n) / 6)^a form of a translation paper is used instead of n^a",
     severity="major",
     story="The best-known formula is not the one that the contract states.",
+    mutant=edit((_SCORE, _SCORE.replace("length**", "((5 + length) / 6) ** "))),
 )
 def shifted_length_penalty(submission: Submission, rng: np.random.Generator) -> None:
     the_longer_end_wins(submission, rng)
 
 
 @trap(
-    "score-is-the-sum",
     catches="the reported score is the sum, not the score",
     severity="major",
     story="Ranking by one figure and printing another made several reports contradict themselves.",
+    mutant=edit(
+        (
+            RESULT,
+            RESULT.replace(
+                "hypothesis.score)",
+                "hypothesis.score * len(hypothesis.tokens) ** self.rules.length_penalty)",
+            ),
+        )
+    ),
 )
 def score_is_the_sum(submission: Submission, rng: np.random.Generator) -> None:
     the_longer_end_wins(submission, rng)
 
 
 @trap(
-    "log-probabilities-as-logits",
     catches="the model's log-probabilities are put through a softmax again",
     severity="critical",
     story="An entrant's test fed logits where log-probabilities were meant, printed a score of "
     "0.0000 and never noticed.",
+    mutant=edit(
+        (
+            "    return log_probs\n",
+            "    return log_probs - np.log(np.exp(log_probs).sum(axis=1, keepdims=True))\n",
+        )
+    ),
 )
 def log_probabilities_as_logits(submission: Submission, rng: np.random.Generator) -> None:
     E, A = tokens(rng, 2)
@@ -175,10 +215,16 @@ def log_probabilities_as_logits(submission: Submission, rng: np.random.Generator
 
 
 @trap(
-    "probabilities-underflow",
     catches="probabilities are multiplied, so long or unlikely hypotheses become 0",
     severity="major",
     story="exp(-800) is 0 in float64; a few hundred tokens of ordinary text are enough.",
+    mutant=edit(
+        (
+            "        totals = self.sums[:, None] + log_probs\n",
+            "        with np.errstate(divide='ignore'):\n"
+            "            totals = np.log(np.exp(self.sums)[:, None] * np.exp(log_probs))\n",
+        )
+    ),
 )
 def probabilities_underflow(submission: Submission, rng: np.random.Generator) -> None:
     E, A, B, C = tokens(rng, 4)
@@ -195,10 +241,15 @@ def probabilities_underflow(submission: Submission, rng: np.random.Generator) ->
 
 
 @trap(
-    "sums-in-float32",
     catches="sums are kept in the model's own float32",
     severity="major",
     story="In low precision the later tokens of a long hypothesis stop making a difference.",
+    mutant=edit(
+        (
+            "        totals = self.sums[:, None] + log_probs\n",
+            "        totals = (self.sums[:, None] + log_probs).astype(np.float32)\n",
+        )
+    ),
 )
 def sums_in_float32(submission: Submission, rng: np.random.Generator) -> None:
     E, A = tokens(rng, 2)
@@ -212,30 +263,47 @@ def sums_in_float32(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    "prompt-in-the-answer",
     catches="the returned tokens begin with the prompt",
     severity="major",
     story="Generation interfaces differ in this; the contract says without.",
+    mutant=edit((RESULT, RESULT.replace("(hypothesis.tokens", "(self.prompt + hypothesis.tokens"))),
 )
 def prompt_in_the_answer(submission: Submission, rng: np.random.Generator) -> None:
     the_longer_end_wins(submission, rng)
 
 
 @trap(
-    "eos-stripped",
     catches="the EOS token is taken off the returned tokens",
     severity="major",
     story="Without it a caller cannot tell a finished hypothesis from one cut off.",
+    mutant=edit(
+        (
+            RESULT,
+            RESULT.replace(
+                "(hypothesis.tokens",
+                "([t for t in hypothesis.tokens if t != self.rules.eos_id]",
+            ),
+        )
+    ),
 )
 def eos_stripped(submission: Submission, rng: np.random.Generator) -> None:
     the_longer_end_wins(submission, rng)
 
 
 @trap(
-    "answers-padded",
     catches="shorter hypotheses are filled up to a common length",
     severity="major",
     story="Rows of a finished prompt went on producing fake tokens until the whole batch was done.",
+    mutant=edit(
+        (
+            RESULT,
+            RESULT.replace(
+                "(hypothesis.tokens",
+                "(hypothesis.tokens + [self.rules.eos_id]"
+                " * (self.rules.max_new_tokens - len(hypothesis.tokens))",
+            ),
+        )
+    ),
 )
 def answers_padded(submission: Submission, rng: np.random.Generator) -> None:
     E, A = tokens(rng, 2)
@@ -250,10 +318,13 @@ def answers_padded(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    "prompts-modified",
     catches="generated tokens are appended to the caller's prompt",
     severity="major",
     story="`prefix += [token]` on a list that belongs to somebody else.",
+    mutant=edit(
+        ("Search(token_list(prompt), rules)", "Search(prompt, rules)"),
+        (RESULT, "        self.prompt += self.pool[0].tokens\n" + RESULT),
+    ),
 )
 def prompts_modified(submission: Submission, rng: np.random.Generator) -> None:
     E, _, table = two_ends_of_different_length(rng)
@@ -266,10 +337,17 @@ def prompts_modified(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    "answers-remembered",
     catches="the answer to a prompt is remembered and given again for another model",
     severity="critical",
     story="A module-level cache keyed by the prompt survives from one call to the next.",
+    mutant=edit(
+        (
+            RETURN,
+            "    return [\n"
+            "        REMEMBERED.setdefault(tuple(s.prompt), s.results()) for s in searches\n"
+            "    ]\n\n\nREMEMBERED = {}\n",
+        )
+    ),
 )
 def answers_remembered(submission: Submission, rng: np.random.Generator) -> None:
     E, A = tokens(rng, 2)

@@ -5,20 +5,30 @@ from typing import Any
 import numpy as np
 
 from trapline.arena.judge import expect
-from trapline.arena.judge.traps import trap
+from trapline.arena.judge.traps import edit, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.beam_search.situations import (
     best,
     one,
     tokens,
 )
+from trapline.challenges.beam_search.solution_lines import BOUND
 
 
 @trap(
-    "first-end-stops",
     catches="the search stops at the first finished hypothesis",
     severity="critical",
     story="Stopping when the top beam ends lost the better, longer output in several toolkits.",
+    mutant=edit(
+        (
+            "        return bound <= self.pool[-1].score\n",
+            "        return True\n",
+        ),
+        (
+            "        if len(self.pool) < self.rules.beam_width or not self.beams:\n",
+            "        if not self.pool or not self.beams:\n",
+        ),
+    ),
 )
 def first_end_stops(submission: Submission, rng: np.random.Generator) -> None:
     E, A = tokens(rng, 2)
@@ -30,10 +40,10 @@ def first_end_stops(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    "full-pool-stops",
     catches="the search stops as soon as W hypotheses are finished",
     severity="critical",
     story="The default of one library for years: W finished is not the W best.",
+    mutant=edit(("        return bound <= self.pool[-1].score\n", "        return True\n")),
 )
 def full_pool_stops(submission: Submission, rng: np.random.Generator) -> None:
     E, A = tokens(rng, 2)
@@ -45,11 +55,11 @@ def full_pool_stops(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    "bound-at-current-length",
     catches="the stop test rates live beams at their present length although longer is better",
     severity="critical",
     story="A heuristic that is no bound when the penalty is positive; reported several times "
     "against the library that has it.",
+    mutant=edit((BOUND, "        return self.score(total, length)\n")),
 )
 def bound_at_current_length(submission: Submission, rng: np.random.Generator) -> None:
     E, A, B = tokens(rng, 3)
@@ -59,10 +69,10 @@ def bound_at_current_length(submission: Submission, rng: np.random.Generator) ->
 
 
 @trap(
-    "bound-at-next-length",
     catches="the stop test allows for one more token only although longer is better",
     severity="critical",
     story="One step of look-ahead is still no bound when the penalty is positive.",
+    mutant=edit((BOUND, "        return self.score(total, length + 1)\n")),
 )
 def bound_at_next_length(submission: Submission, rng: np.random.Generator) -> None:
     E, A, B = tokens(rng, 3)
@@ -72,10 +82,10 @@ def bound_at_next_length(submission: Submission, rng: np.random.Generator) -> No
 
 
 @trap(
-    "negative-penalty-bound",
     catches="the stop test uses the maximum length also where shorter is better",
     severity="critical",
     story="The bound for a positive penalty stops a search with a negative one far too early.",
+    mutant=edit((BOUND, "        return self.score(total, self.max_new_tokens)\n")),
 )
 def negative_penalty_bound(submission: Submission, rng: np.random.Generator) -> None:
     E, A = tokens(rng, 2)
@@ -87,10 +97,10 @@ def negative_penalty_bound(submission: Submission, rng: np.random.Generator) -> 
 
 
 @trap(
-    "bound-from-the-weakest-beam",
     catches="the stop test looks at the worst live beam instead of the best",
     severity="critical",
     story="Taking the last of a sorted list for its first.",
+    mutant=edit(("float(self.sums[0])", "float(self.sums[-1])")),
 )
 def bound_from_the_weakest_beam(submission: Submission, rng: np.random.Generator) -> None:
     E, A, B, C, D = tokens(rng, 5)
@@ -108,10 +118,10 @@ def bound_from_the_weakest_beam(submission: Submission, rng: np.random.Generator
 
 
 @trap(
-    "never-stops-early",
     catches="the model is asked on although nothing can enter the pool any more",
     severity="major",
     story="One engine always runs to the maximum length; every step of it is paid for.",
+    mutant=edit(("        return bound <= self.pool[-1].score\n", "        return False\n")),
 )
 def never_stops_early(submission: Submission, rng: np.random.Generator) -> None:
     E, A = tokens(rng, 2)
@@ -122,10 +132,10 @@ def never_stops_early(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    "a-tie-does-not-stop",
     catches="a live beam that can only tie with the pool's worst keeps the search going",
     severity="minor",
     story="On a tie the earlier hypothesis wins, so equality is enough to stop.",
+    mutant=edit(("bound <= self.pool[-1].score", "bound < self.pool[-1].score")),
 )
 def a_tie_does_not_stop(submission: Submission, rng: np.random.Generator) -> None:
     E, A = tokens(rng, 2)
@@ -135,10 +145,10 @@ def a_tie_does_not_stop(submission: Submission, rng: np.random.Generator) -> Non
 
 
 @trap(
-    "loose-bound-below-zero",
     catches="with a negative penalty the stop test forgets that one more token is needed",
     severity="minor",
     story="A bound at the present length is correct there, but not exact: it asks once too often.",
+    mutant=edit((BOUND, BOUND.replace("length + 1", "length"))),
 )
 def loose_bound_below_zero(submission: Submission, rng: np.random.Generator) -> None:
     E, A = tokens(rng, 2)
@@ -148,10 +158,10 @@ def loose_bound_below_zero(submission: Submission, rng: np.random.Generator) -> 
 
 
 @trap(
-    "everything-ends",
     catches="a step in which no beam lives on breaks the search",
     severity="major",
     story="The best live beam is looked up in an empty list.",
+    mutant=edit((" or not self.beams:\n", ":\n")),
 )
 def everything_ends(submission: Submission, rng: np.random.Generator) -> None:
     E, A = tokens(rng, 2)
@@ -163,12 +173,12 @@ def everything_ends(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    "cut-off-hypotheses-lost",
     catches="beams still alive at the maximum length are not returned",
     severity="critical",
     story="A model that does not end within the limit gets an empty answer.",
+    mutant=edit(("            self._enter(self.beams, self.sums)\n", "")),
 )
-def cut_off_lost(submission: Submission, rng: np.random.Generator) -> None:
+def cut_off_hypotheses_lost(submission: Submission, rng: np.random.Generator) -> None:
     E, A, B = tokens(rng, 3)
     table = {(): {A: -1.0, B: -2.0}, (A,): {B: -1.0}, (B,): {A: -1.0}}
     asked = one(submission, rng, table, beam_width=2, max_new_tokens=2, eos_id=E)
@@ -176,10 +186,15 @@ def cut_off_lost(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    "cut-off-only-when-nothing-ended",
     catches="beams alive at the maximum length enter only when no hypothesis has finished",
     severity="major",
     story="A fallback in place of a rule: a weak ending keeps every strong unfinished beam out.",
+    mutant=edit(
+        (
+            "            self._enter(self.beams, self.sums)\n",
+            "            if not self.pool:\n                self._enter(self.beams, self.sums)\n",
+        )
+    ),
 )
 def cut_off_only_when_nothing_ended(submission: Submission, rng: np.random.Generator) -> None:
     E, A, B = tokens(rng, 3)
@@ -191,10 +206,15 @@ def cut_off_only_when_nothing_ended(submission: Submission, rng: np.random.Gener
 
 
 @trap(
-    "one-token-too-many",
     catches="hypotheses grow beyond max_new_tokens",
     severity="critical",
     story="The limit is tested before the step instead of after it.",
+    mutant=edit(
+        (
+            "        if self.length == self.rules.max_new_tokens:\n",
+            "        if self.length > self.rules.max_new_tokens:\n",
+        )
+    ),
 )
 def one_token_too_many(submission: Submission, rng: np.random.Generator) -> None:
     E, A = tokens(rng, 2)
@@ -205,10 +225,15 @@ def one_token_too_many(submission: Submission, rng: np.random.Generator) -> None
 
 
 @trap(
-    "one-token-short",
     catches="the last allowed token is never generated",
     severity="major",
     story="An off-by-one of the limit in the other direction.",
+    mutant=edit(
+        (
+            "        if self.length == self.rules.max_new_tokens:\n",
+            "        if self.length >= self.rules.max_new_tokens - 1:\n",
+        )
+    ),
 )
 def one_token_short(submission: Submission, rng: np.random.Generator) -> None:
     E, A = tokens(rng, 2)

@@ -20,7 +20,7 @@ def exact_draft(
     return np.asarray(log_q.astype(kind))
 
 
-@case("random-trees")
+@case
 def random_trees(submission: Submission, rng: np.random.Generator) -> None:
     for levels in (64, 6):
         for depths, vocabulary in ((1, 9), (2, 8), (3, 5), (5, 3)):
@@ -28,7 +28,7 @@ def random_trees(submission: Submission, rng: np.random.Generator) -> None:
             table.same_tree(submission, log_q, int(rng.integers(1, 24)))
 
 
-@case("trees-with-impossible-tokens")
+@case
 def trees_with_impossible_tokens(submission: Submission, rng: np.random.Generator) -> None:
     for _ in range(4):
         log_q = exact_draft(rng, 3, 6)
@@ -36,7 +36,7 @@ def trees_with_impossible_tokens(submission: Submission, rng: np.random.Generato
         table.same_tree(submission, log_q, int(rng.integers(4, 40)))
 
 
-@case("large-trees")
+@case
 def large_trees(submission: Submission, rng: np.random.Generator) -> None:
     """Too large to enumerate: every node must be at least as heavy as everything left out."""
     depths, vocabulary, budget = 8, 50, 200
@@ -67,7 +67,7 @@ def heaviest(tree: tuple[np.ndarray, np.ndarray], log_q: np.ndarray, budget: int
         expect.that(left_out <= weights[-1] + 1e-9, "something heavier was left out")
 
 
-@case("tied-siblings")
+@case
 def tied_siblings(submission: Submission, rng: np.random.Generator) -> None:
     """Hundreds of equal values: enough for a sort that is not stable to show."""
     log_q = -rng.integers(1, 4, (1, 400)) / 2.0
@@ -76,7 +76,7 @@ def tied_siblings(submission: Submission, rng: np.random.Generator) -> None:
         table.same_tree(submission, log_q, budget, (order[:budget], [-1] * budget))
 
 
-@case("views-of-drafts")
+@case
 def views_of_drafts(submission: Submission, rng: np.random.Generator) -> None:
     log_q = exact_draft(rng, 3, 6, dtype=np.float64)
     wide = np.zeros((12, 9))
@@ -85,7 +85,7 @@ def views_of_drafts(submission: Submission, rng: np.random.Generator) -> None:
         table.same_tree(submission, view, 9)
 
 
-@case("random-masks")
+@case
 def random_masks(submission: Submission, rng: np.random.Generator) -> None:
     for nodes in (0, 1, 5, 12):
         tree = table.small_tree(rng, nodes, 5)
@@ -94,7 +94,7 @@ def random_masks(submission: Submission, rng: np.random.Generator) -> None:
         expect.equal(got, oracle.tree_mask(tree.parents.tolist(), prefix_len), "the mask")
 
 
-@case("random-verdicts")
+@case
 def random_verdicts(submission: Submission, rng: np.random.Generator) -> None:
     for nodes in (0, 1, 4, 9, 16, 16):
         tree = table.small_tree(rng, nodes, 4)
@@ -107,7 +107,7 @@ def random_verdicts(submission: Submission, rng: np.random.Generator) -> None:
         table.verify(submission, tree.tokens, tree.parents, choices)
 
 
-@case("random-samples")
+@case
 def random_samples(submission: Submission, rng: np.random.Generator) -> None:
     for kind in (np.float32, np.float64):
         tree = table.small_tree(rng, 8, 4)
@@ -120,7 +120,7 @@ def random_samples(submission: Submission, rng: np.random.Generator) -> None:
         table.same_verdict(got, want)
 
 
-@case("samples-follow-the-law")
+@case
 def samples_follow_the_law(submission: Submission, rng: np.random.Generator) -> None:
     """Over an even grid of numbers every token comes exactly in proportion to its probability."""
     counts = rng.permutation([1, 2, 5, 8])
@@ -137,7 +137,7 @@ def samples_follow_the_law(submission: Submission, rng: np.random.Generator) -> 
     expect.equal(seen.tolist(), counts.tolist(), "how often each token was said")
 
 
-@case("random-caches")
+@case
 def random_caches(submission: Submission, rng: np.random.Generator) -> None:
     for lead in ((), (2,), (2, 0, 3), (2, 1, 3)):
         prefix_len, nodes = int(rng.integers(0, 5)), 6
@@ -151,7 +151,7 @@ def random_caches(submission: Submission, rng: np.random.Generator) -> None:
     expect.equal(got, oracle.compact(strided, 3, [1, 4]), "the committed rows of a view")
 
 
-@case("any-drafter-same-output")
+@case
 def any_drafter_same_output(submission: Submission, rng: np.random.Generator) -> None:
     """Good, bad and mixed drafters change the number of passes, never a token."""
     vocabulary, eos = 6, int(rng.integers(6))
@@ -168,7 +168,7 @@ def any_drafter_same_output(submission: Submission, rng: np.random.Generator) ->
             table.run(submission, law, draft, prompt, compare=table.ALL, **settings)
 
 
-@case("random-generations")
+@case
 def random_generations(submission: Submission, rng: np.random.Generator) -> None:
     for _ in range(3):
         vocabulary, eos = 5, int(rng.integers(5))
@@ -186,7 +186,7 @@ def random_generations(submission: Submission, rng: np.random.Generator) -> None
         )
 
 
-@case("a-script-of-drafters")
+@case
 def a_script_of_drafters(submission: Submission, rng: np.random.Generator) -> None:
     """The drafter changes its character from round to round; its depth changes too."""
     vocabulary, eos = 6, int(rng.integers(6))
@@ -208,7 +208,7 @@ def a_script_of_drafters(submission: Submission, rng: np.random.Generator) -> No
     table.run(submission, law, draft, prompt, compare=table.ALL, **settings)
 
 
-@case("round-by-round")
+@case
 def round_by_round(submission: Submission, rng: np.random.Generator) -> None:
     """The parts at work together against a list of tokens.
 
@@ -252,7 +252,7 @@ def _read(rows: np.ndarray) -> table.Prefix:
     return tuple(token for _, token in ordered)
 
 
-@case("float32-models")
+@case
 def float32_models(submission: Submission, rng: np.random.Generator) -> None:
     prompt = [int(t) for t in rng.integers(1, 6, 2)]
     script = [int(t) for t in rng.integers(1, 6, 9)]
@@ -271,7 +271,7 @@ def float32_models(submission: Submission, rng: np.random.Generator) -> None:
     )
 
 
-@case("bad-input")
+@case
 def bad_input(submission: Submission, rng: np.random.Generator) -> None:
     bad = (ValueError, TypeError)
     log_q = exact_draft(rng, 2, 4)

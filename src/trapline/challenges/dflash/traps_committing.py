@@ -3,13 +3,17 @@
 import numpy as np
 
 from trapline.arena.judge import expect
-from trapline.arena.judge.traps import trap
+from trapline.arena.judge.traps import edit, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.dflash.situations import (
     cache,
     refused,
 )
 from trapline.gold.tree_decoding import oracle
+
+# Parts of the gold solution that several mutants edit.
+_ROWS = "    rows = [*range(first), *(first + node for node in nodes)]\n"
+_KEPT = "    return kv[..., rows, :]\n"
 
 
 def same_rows(submission: Submission, kv: np.ndarray, prefix_len: int, path: list[int]) -> None:
@@ -18,32 +22,34 @@ def same_rows(submission: Submission, kv: np.ndarray, prefix_len: int, path: lis
 
 
 @trap(
-    "cache-not-compacted",
     catches="the first rows after the root are kept instead of the accepted ones",
     severity="critical",
     story="Cropping to the right length keeps a rejected sibling's keys; rounds later the text is "
     "gibberish.",
+    mutant=edit((_ROWS, "    rows = [*range(first + len(nodes))]\n")),
 )
-def not_compacted(submission: Submission, rng: np.random.Generator) -> None:
+def cache_not_compacted(submission: Submission, rng: np.random.Generator) -> None:
     same_rows(submission, cache(rng, 2, 3, 4 + 1 + 6, 5), 4, [1, 3, 5])
 
 
 @trap(
-    "cache-rows-off-by-one",
     catches="node i is read from the row of node i - 1",
     severity="critical",
     story="The root has a row of its own between prefix and nodes.",
+    mutant=edit((_ROWS, _ROWS.replace("first + node", "first - 1 + node"))),
 )
-def rows_off_by_one(submission: Submission, rng: np.random.Generator) -> None:
+def cache_rows_off_by_one(submission: Submission, rng: np.random.Generator) -> None:
     same_rows(submission, cache(rng, 2, 3, 4 + 1 + 6, 5), 4, [0, 2])
 
 
 @trap(
-    "root-row-lost",
     catches="the root's row is not committed",
     severity="critical",
     story="The last committed token has no keys in the cache before its pass; after it they must "
     "stay.",
+    mutant=edit(
+        (_ROWS, _ROWS.replace("range(first)", "range(prefix_len)") + "    rows = rows or [0]\n")
+    ),
 )
 def root_row_lost(submission: Submission, rng: np.random.Generator) -> None:
     same_rows(submission, cache(rng, 3, 2 + 1 + 4, 2), 2, [1, 2])
@@ -51,30 +57,30 @@ def root_row_lost(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    "row-for-the-bonus",
     catches="a row is kept for the bonus token, which has none yet",
     severity="major",
     story="The bonus is the next root: its keys are computed in the next pass.",
+    mutant=edit((_KEPT, "    return kv[..., [*rows, min(max(rows) + 1, kv.shape[-2] - 1)], :]\n")),
 )
 def row_for_the_bonus(submission: Submission, rng: np.random.Generator) -> None:
     same_rows(submission, cache(rng, 3, 2 + 1 + 5, 2), 2, [0, 2])
 
 
 @trap(
-    "path-sorted",
     catches="the path's rows are put into index order",
     severity="minor",
     story="A path is in the order of its tokens, whatever the indices are.",
+    mutant=edit((_ROWS, _ROWS.replace("in nodes", "in sorted(nodes)"))),
 )
 def path_sorted(submission: Submission, rng: np.random.Generator) -> None:
     same_rows(submission, cache(rng, 3, 2 + 1 + 5, 2), 2, [4, 1, 3])
 
 
 @trap(
-    "one-layout-only",
     catches="the rows are looked for in a fixed axis, not the last but one",
     severity="major",
     story="Caches come as (rows, D), (heads, rows, D) and (layers, batch, heads, rows, D).",
+    mutant=edit((_KEPT, "    return np.take(kv, rows, axis=min(1, kv.ndim - 2))\n")),
 )
 def one_layout_only(submission: Submission, rng: np.random.Generator) -> None:
     for lead in ((), (7,), (2, 7, 7), (7, 1, 2, 3)):
@@ -82,24 +88,35 @@ def one_layout_only(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    "empty-path-fails",
     catches="a path without nodes fails",
     severity="major",
     story="np.array([]) is an array of floats, and floats are no index: it fails when every draft "
     "is rejected.",
+    mutant=edit(
+        (
+            _KEPT,
+            "    below = kv[..., np.array(nodes) + first, :]\n"
+            "    return np.concatenate([kv[..., :first, :], below], axis=-2)\n",
+        )
+    ),
 )
-def empty_path(submission: Submission, rng: np.random.Generator) -> None:
+def empty_path_fails(submission: Submission, rng: np.random.Generator) -> None:
     same_rows(submission, cache(rng, 2, 3 + 1 + 4, 2), 3, [])
     same_rows(submission, cache(rng, 2, 0 + 1 + 4, 2), 0, [])
 
 
 @trap(
-    "cache-moved-in-place",
     catches="the rows are moved inside the caller's cache",
     severity="major",
     story="A gather in place overwrites rows that are still to be read, and the caller's data.",
+    mutant=edit(
+        (
+            _KEPT,
+            "    kv[..., : len(rows), :] = kv[..., rows, :]\n    return kv[..., : len(rows), :]\n",
+        )
+    ),
 )
-def moved_in_place(submission: Submission, rng: np.random.Generator) -> None:
+def cache_moved_in_place(submission: Submission, rng: np.random.Generator) -> None:
     kv = cache(rng, 2, 2 + 1 + 5, 3)
     before = kv.copy()
     _, after = submission.observe("compact", kv, 2, [1, 4])
@@ -107,23 +124,23 @@ def moved_in_place(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    "cache-dtype-changed",
     catches="the committed cache has another dtype",
     severity="minor",
     story="float64 in a float32 cache doubles its size.",
+    mutant=edit((_KEPT, "    return kv[..., rows, :].astype(np.float64)\n")),
 )
-def dtype_changed(submission: Submission, rng: np.random.Generator) -> None:
+def cache_dtype_changed(submission: Submission, rng: np.random.Generator) -> None:
     for dtype in (np.float32, np.float16):
         same_rows(submission, rng.standard_normal((2, 6, 3)).astype(dtype), 1, [0, 2])
 
 
 @trap(
-    "path-outside-the-cache",
     catches="a node that does not exist is taken from the wrong end of the cache",
     severity="minor",
     story="A negative index is valid Python.",
+    mutant=edit(('"a node of the path", least=0', '"a node of the path", least=-9')),
 )
-def path_outside(submission: Submission, rng: np.random.Generator) -> None:
+def path_outside_the_cache(submission: Submission, rng: np.random.Generator) -> None:
     kv = cache(rng, 2, 2 + 1 + 3, 2)
     for path in ([-1], [0, 3], [0, -2]):
         refused(submission, "compact", kv, 2, path)

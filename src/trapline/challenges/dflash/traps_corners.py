@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from trapline.arena.judge import expect
-from trapline.arena.judge.traps import trap
+from trapline.arena.judge.traps import edit, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.dflash import table
 from trapline.challenges.dflash.situations import (
@@ -17,14 +17,18 @@ from trapline.challenges.dflash.situations import (
     rising,
     story_of,
 )
+from trapline.challenges.dflash.solution_lines import BLOCK, INHERIT, LOOP, POP, PUSH
 
 
 @trap(
-    "tie-parent-before-depth",
     catches="between equal weights the lower parent is preferred before the lower depth",
     severity="minor",
     story="A heap of (weight, parent, token): nodes are numbered by weight, so a low number can "
     "be deep.",
+    mutant=edit(
+        (PUSH, PUSH.replace("depth, parent, token,", "parent, token, depth,")),
+        (POP, POP.replace("depth, parent, token,", "parent, token, depth,")),
+    ),
 )
 def tie_parent_before_depth(submission: Submission, rng: np.random.Generator) -> None:
     a, b, c, d = distinct(rng, 4)
@@ -34,11 +38,20 @@ def tie_parent_before_depth(submission: Submission, rng: np.random.Generator) ->
 
 
 @trap(
-    "mask-of-a-long-branch",
     catches="a node far down its branch does not see the first of its ancestors",
     severity="major",
     story="A fixed number of doublings follows ancestors only so far; a narrow integer for row "
     "numbers does the same.",
+    mutant=edit(
+        (
+            INHERIT,
+            "        mask[node + 1, : prefix_len + 1] = True\n"
+            "        for _ in range(64):\n"
+            "            if parent >= 0:\n"
+            "                mask[node + 1, prefix_len + 1 + parent] = True\n"
+            "                parent = parents[parent]\n",
+        )
+    ),
 )
 def mask_of_a_long_branch(submission: Submission, rng: np.random.Generator) -> None:
     prefix_len = int(rng.integers(3))
@@ -56,10 +69,15 @@ def mask_of_a_long_branch(submission: Submission, rng: np.random.Generator) -> N
 
 
 @trap(
-    "picks-in-float32",
     catches="the target's float64 log-probabilities are compared in float32",
     severity="minor",
     story="Two tokens that differ in the tenth digit become a tie, and the wrong one is said.",
+    mutant=edit(
+        (
+            "    return log_probs.argmax(axis=1)\n",
+            "    return log_probs.astype(np.float32).argmax(axis=1)\n",
+        )
+    ),
 )
 def picks_in_float32(submission: Submission, rng: np.random.Generator) -> None:
     low, high, eos = (*rising(rng, 2), VOCABULARY)
@@ -71,10 +89,18 @@ def picks_in_float32(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    "draft-length-remembered",
     catches="later blocks are cut to the length of the first one",
     severity="major",
     story="The depth of the tree is read off once, before the drafter has warmed up.",
+    mutant=edit(
+        (LOOP, "    depth = None\n" + LOOP),
+        (
+            BLOCK,
+            "        block = drafter.block(prefix + output)\n"
+            "        depth = len(block) if depth is None else depth\n"
+            "        tokens, parents = build_tree(block[:depth], budget)\n",
+        ),
+    ),
 )
 def draft_length_remembered(submission: Submission, rng: np.random.Generator) -> None:
     prompt, _, eos, law = story_of(rng)
@@ -89,12 +115,17 @@ def draft_length_remembered(submission: Submission, rng: np.random.Generator) ->
 
 
 @trap(
-    "complex-arrays-accepted",
     catches="complex or integer arrays are accepted where floating ones are due",
     severity="minor",
     story="Complex numbers are ordered and cast with no more than a warning.",
+    mutant=edit(
+        (
+            '    if probs.dtype.kind != "f":\n',
+            '    if probs.dtype.kind not in "fc":\n',
+        )
+    ),
 )
-def complex_arrays(submission: Submission, rng: np.random.Generator) -> None:
+def complex_arrays_accepted(submission: Submission, rng: np.random.Generator) -> None:
     tokens, parents = np.array([1]), np.array([-1])
     law, fair = np.full((2, 2), 0.5), np.array([0.25, 0.25])
     for wrong in (np.complex128, np.int64):

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from trapline.arena.judge import expect
-from trapline.arena.judge.traps import trap
+from trapline.arena.judge.traps import edit, trap
 from trapline.arena.process.proxy import Stub, Submission
 from trapline.challenges.dflash import table
 from trapline.challenges.dflash.situations import (
@@ -15,6 +15,16 @@ from trapline.challenges.dflash.situations import (
     rising,
     story_of,
 )
+from trapline.challenges.dflash.solution_lines import BLOCK, LOOP
+
+# Parts of the gold solution that several mutants edit.
+_ASKED = "        answer = target.tree_log_probs(prefix + output, tokens, parents)\n"
+_JUDGED = (
+    "        path, bonus = verify_tree(tokens, parents, best_tokens(answer, len(tokens) + 1))\n"
+)
+_FRESH = "        fresh = until_end([*drafted, bonus], eos_id)[: limit - len(output)]\n"
+_COUNT = "        accepted += min(len(drafted), len(fresh))\n"
+_OUTPUT = "    return output, {"
 
 
 def told(
@@ -36,40 +46,50 @@ def told(
 
 
 @trap(
-    "drafts-not-verified",
     catches="drafted tokens are taken as they come",
     severity="critical",
     story="Fast and wrong: the output is the drafter's.",
+    mutant=edit(
+        (
+            _JUDGED,
+            _JUDGED + "        path = [] if not len(tokens) else [0]\n",
+        )
+    ),
 )
 def drafts_not_verified(submission: Submission, rng: np.random.Generator) -> None:
     told(submission, rng, table.hopeless_draft, 3, max_new_tokens=6, budget=4)
 
 
 @trap(
-    "committed-prefix-wrong",
     catches="the next pass continues from the bonus without the accepted tokens before it",
     severity="critical",
     story="Cache and text drift apart after the first accepted draft.",
+    mutant=edit(
+        (_ASKED, _ASKED.replace("prefix + output", "prefix + bonuses")),
+        (BLOCK, BLOCK.replace("prefix + output", "prefix + bonuses")),
+        ("    passes = accepted = 0\n", "    passes = accepted = 0\n    bonuses = []\n"),
+        ("        output += fresh\n", "        output += fresh\n        bonuses.append(bonus)\n"),
+    ),
 )
 def committed_prefix_wrong(submission: Submission, rng: np.random.Generator) -> None:
     told(submission, rng, table.perfect_draft, 2, compare=["passes"], max_new_tokens=9, budget=2)
 
 
 @trap(
-    "prefix-without-root",
     catches="the target is given the prefix without its last token",
     severity="critical",
     story="The root belongs to the prefix that the target sees, and not to the tree.",
+    mutant=edit((_ASKED, _ASKED.replace("prefix + output", "(prefix + output)[:-1]"))),
 )
 def prefix_without_root(submission: Submission, rng: np.random.Generator) -> None:
     told(submission, rng, table.perfect_draft, 2, compare=["passes"], max_new_tokens=4, budget=2)
 
 
 @trap(
-    "drafter-left-behind",
     catches="the drafter is asked about the prompt again, not about what has been generated",
     severity="major",
     story="Accepted tokens that never reach the drafter: output right, acceptance gone.",
+    mutant=edit((BLOCK, BLOCK.replace("prefix + output", "prefix"))),
 )
 def drafter_left_behind(submission: Submission, rng: np.random.Generator) -> None:
     got = told(submission, rng, table.perfect_draft, 2, max_new_tokens=9, budget=2)
@@ -77,30 +97,30 @@ def drafter_left_behind(submission: Submission, rng: np.random.Generator) -> Non
 
 
 @trap(
-    "bonus-thrown-away",
     catches="after accepted drafts the target's own next token is not used",
     severity="major",
     story="It comes back in the next pass: the output is right and a pass is wasted each time.",
+    mutant=edit((_FRESH, _FRESH.replace("[*drafted, bonus]", "drafted or [bonus]"))),
 )
 def bonus_thrown_away(submission: Submission, rng: np.random.Generator) -> None:
     told(submission, rng, table.perfect_draft, 2, compare=["passes"], max_new_tokens=9, budget=2)
 
 
 @trap(
-    "end-inside-a-branch",
     catches="tokens after an EOS in the middle of an accepted branch are kept",
     severity="critical",
     story="Only the last token of a round was compared with EOS.",
+    mutant=edit((_FRESH, "        fresh = [*drafted, bonus][: limit - len(output)]\n")),
 )
-def end_inside(submission: Submission, rng: np.random.Generator) -> None:
+def end_inside_a_branch(submission: Submission, rng: np.random.Generator) -> None:
     told(submission, rng, table.perfect_draft, 3, end=1, max_new_tokens=10, budget=4)
 
 
 @trap(
-    "end-at-once",
     catches="an EOS as the very first token does not end the generation",
     severity="critical",
     story="A stop test that begins at the second token.",
+    mutant=edit((LOOP, LOOP.replace("output[-1:]", "output[1:]"))),
 )
 def end_at_once(submission: Submission, rng: np.random.Generator) -> None:
     prompt, script, eos, _ = story_of(rng)
@@ -114,12 +134,12 @@ def end_at_once(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    "runs-past-the-limit",
     catches="more than max_new_tokens come back",
     severity="critical",
     story="A whole branch is appended before the length is tested.",
+    mutant=edit((_FRESH, "        fresh = until_end([*drafted, bonus], eos_id)\n")),
 )
-def past_the_limit(submission: Submission, rng: np.random.Generator) -> None:
+def runs_past_the_limit(submission: Submission, rng: np.random.Generator) -> None:
     prompt, _, eos, law = story_of(rng)
     draft = table.perfect_draft(law, 3, VOCABULARY)
     for limit in (1, 3, 6):
@@ -127,12 +147,12 @@ def past_the_limit(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    "accepted-counts-what-was-cut",
     catches="`accepted` counts drafted tokens that are not in the output",
     severity="major",
     story="Acceptance figures that include what lay behind the end flatter the drafter.",
+    mutant=edit((_COUNT, "        accepted += len(drafted)\n")),
 )
-def accepted_counts_cut(submission: Submission, rng: np.random.Generator) -> None:
+def accepted_counts_what_was_cut(submission: Submission, rng: np.random.Generator) -> None:
     prompt, script, eos, _ = story_of(rng)
     script[1] = eos
     law = table.scripted_law(VOCABULARY, prompt, script)
@@ -153,20 +173,20 @@ def accepted_counts_cut(submission: Submission, rng: np.random.Generator) -> Non
 
 
 @trap(
-    "accepted-counts-the-bonus",
     catches="`accepted` counts the target's own tokens",
     severity="major",
     story="Figures with and without the bonus differ by one a pass and are compared all the same.",
+    mutant=edit((_COUNT, "        accepted += len(fresh)\n")),
 )
-def accepted_counts_bonus(submission: Submission, rng: np.random.Generator) -> None:
+def accepted_counts_the_bonus(submission: Submission, rng: np.random.Generator) -> None:
     told(submission, rng, table.hopeless_draft, 2, compare=["accepted"], max_new_tokens=4, budget=3)
 
 
 @trap(
-    "passes-miscounted",
     catches="`target_passes` is not the number of calls of the target",
     severity="minor",
     story="A pass for a prefill that never happened, or one a token.",
+    mutant=edit(("    passes = accepted = 0\n", "    passes, accepted = 1, 0\n")),
 )
 def passes_miscounted(submission: Submission, rng: np.random.Generator) -> None:
     told(
@@ -181,12 +201,17 @@ def passes_miscounted(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    "tie-higher-token-said",
     catches="of two equally likely tokens the target's pick is the higher one",
     severity="minor",
     story="A sort in the place of an argmax.",
+    mutant=edit(
+        (
+            "    return log_probs.argmax(axis=1)\n",
+            "    return log_probs.shape[1] - 1 - log_probs[:, ::-1].argmax(axis=1)\n",
+        )
+    ),
 )
-def tie_higher_said(submission: Submission, rng: np.random.Generator) -> None:
+def tie_higher_token_said(submission: Submission, rng: np.random.Generator) -> None:
     low, high = rising(rng, 2)
     eos = next(token for token in range(VOCABULARY) if token not in (low, high))
 
@@ -201,30 +226,30 @@ def tie_higher_said(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    "end-left-out",
     catches="the EOS token is missing from the output",
     severity="major",
     story="The contract ends at and includes it.",
+    mutant=edit((_OUTPUT, "    output = [t for t in output if t != eos_id]\n" + _OUTPUT)),
 )
 def end_left_out(submission: Submission, rng: np.random.Generator) -> None:
     told(submission, rng, table.perfect_draft, 2, end=3, max_new_tokens=10, budget=2)
 
 
 @trap(
-    "prompt-in-the-output",
     catches="the output begins with the prompt",
     severity="major",
     story="Generation interfaces differ in this; the contract says without.",
+    mutant=edit((_OUTPUT, "    return prefix + output, {")),
 )
-def prompt_in_output(submission: Submission, rng: np.random.Generator) -> None:
+def prompt_in_the_output(submission: Submission, rng: np.random.Generator) -> None:
     told(submission, rng, table.perfect_draft, 2, max_new_tokens=4, budget=2)
 
 
 @trap(
-    "end-in-the-prompt",
     catches="a prompt that ends with EOS generates nothing",
     severity="major",
     story="Chat prompts end with an end-of-turn token all the time.",
+    mutant=edit((LOOP, LOOP.replace("output[-1:]", "(prefix + output)[-1:]"))),
 )
 def end_in_the_prompt(submission: Submission, rng: np.random.Generator) -> None:
     prompt, script, eos, _ = story_of(rng)
@@ -235,12 +260,12 @@ def end_in_the_prompt(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    "generating-modifies-the-prompt",
     catches="generated tokens are appended to the caller's prompt",
     severity="major",
     story="`prefix = prompt` is a second name, not a copy.",
+    mutant=edit((_OUTPUT, "    prompt.extend(output)\n" + _OUTPUT)),
 )
-def modifies_the_prompt(submission: Submission, rng: np.random.Generator) -> None:
+def generating_modifies_the_prompt(submission: Submission, rng: np.random.Generator) -> None:
     prompt, _, eos, law = story_of(rng)
     draft = table.perfect_draft(law, 2, VOCABULARY)
 
@@ -257,12 +282,15 @@ def modifies_the_prompt(submission: Submission, rng: np.random.Generator) -> Non
 
 
 @trap(
-    "text-kept-between-calls",
     catches="a second call continues where the first one ended",
     severity="critical",
     story="A default argument or a module variable that lives on.",
+    mutant=edit(
+        ("    output = []\n", "    output = KEPT\n"),
+        ("def until_end(", "KEPT = []\n\n\ndef until_end("),
+    ),
 )
-def kept_between_calls(submission: Submission, rng: np.random.Generator) -> None:
+def text_kept_between_calls(submission: Submission, rng: np.random.Generator) -> None:
     prompt, _, eos, law = story_of(rng)
     draft = table.perfect_draft(law, 2, VOCABULARY)
     for limit in (4, 4, 2):
@@ -270,10 +298,16 @@ def kept_between_calls(submission: Submission, rng: np.random.Generator) -> None
 
 
 @trap(
-    "pass-after-the-end",
     catches="the target is called again although the output is complete",
     severity="minor",
     story="The stop test comes one call too late; the extra pass is thrown away and paid for.",
+    mutant=edit(
+        (
+            _OUTPUT,
+            "    target.tree_log_probs(prefix + output, tokens, parents)\n    passes += 1\n"
+            + _OUTPUT,
+        )
+    ),
 )
 def pass_after_the_end(submission: Submission, rng: np.random.Generator) -> None:
     prompt, script, eos, law = story_of(rng)
@@ -296,22 +330,25 @@ def pass_after_the_end(submission: Submission, rng: np.random.Generator) -> None
 
 
 @trap(
-    "nothing-to-generate",
     catches="max_new_tokens of 0 generates a token or calls a model",
     severity="minor",
     story="A loop that tests its condition at the end.",
+    mutant=edit(
+        (LOOP, LOOP.replace("len(output) < limit", "(not output or len(output) < limit)")),
+        (_FRESH, _FRESH.replace("limit - len(output)", "max(limit, 1) - len(output)")),
+    ),
 )
 def nothing_to_generate(submission: Submission, rng: np.random.Generator) -> None:
     told(submission, rng, table.perfect_draft, 2, compare=["passes"], max_new_tokens=0, budget=2)
 
 
 @trap(
-    "budget-ignored-by-generate",
     catches="the target is given more nodes than the budget allows",
     severity="major",
     story="The budget is what the verification costs; a pass with more nodes is a slower pass.",
+    mutant=edit((BLOCK, BLOCK.replace(", budget)", ", budget + 1)"))),
 )
-def budget_ignored(submission: Submission, rng: np.random.Generator) -> None:
+def budget_ignored_by_generate(submission: Submission, rng: np.random.Generator) -> None:
     prompt, _, eos, law = story_of(rng)
     draft = table.noisy_draft(int(rng.integers(2**31)), law, 2, VOCABULARY)
     for budget in (0, 1, 5):
@@ -328,12 +365,12 @@ def budget_ignored(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    "empty-block-gives-up",
     catches="a drafter without a proposal ends the generation",
     severity="major",
     story="No node means one token a pass, not none.",
+    mutant=edit((BLOCK, BLOCK + "        if not len(tokens):\n            break\n")),
 )
-def empty_block(submission: Submission, rng: np.random.Generator) -> None:
+def empty_block_gives_up(submission: Submission, rng: np.random.Generator) -> None:
     prompt, _, eos, law = story_of(rng)
 
     def silent(prefix: table.Prefix) -> np.ndarray:  # noqa: ARG001 - it has nothing to say
@@ -345,12 +382,19 @@ def empty_block(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    "only-the-chain-is-drafted",
     catches="generate verifies the most likely chain instead of the tree",
     severity="critical",
     story="The tree exists, is tested, and is not used where it counts.",
+    mutant=edit(
+        (
+            BLOCK,
+            "        block = drafter.block(prefix + output)[:budget]\n"
+            "        tokens = block.argmax(axis=1)\n"
+            "        parents = np.arange(len(tokens)) - 1\n",
+        )
+    ),
 )
-def only_the_chain(submission: Submission, rng: np.random.Generator) -> None:
+def only_the_chain_is_drafted(submission: Submission, rng: np.random.Generator) -> None:
     prompt, script, eos, law = story_of(rng)
 
     def second_best(prefix: table.Prefix) -> np.ndarray:
@@ -376,12 +420,12 @@ def only_the_chain(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    "rootless-prompt-accepted",
     catches="an empty prompt is accepted although there is no root",
     severity="minor",
     story="prefix[-1] of nothing fails somewhere else, later, with another error.",
+    mutant=edit(("    if not prefix:\n", "    if prefix is None:\n")),
 )
-def rootless_prompt(submission: Submission, rng: np.random.Generator) -> None:
+def rootless_prompt_accepted(submission: Submission, rng: np.random.Generator) -> None:
     eos = int(rng.integers(VOCABULARY))
     target = Stub(tree_log_probs=lambda prefix, tokens, parents: np.zeros((len(tokens) + 1, 7)))
     drafter = Stub(block=lambda prefix: np.full((1, 7), -2.0))
@@ -390,12 +434,12 @@ def rootless_prompt(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    "bad-target-answers-accepted",
     catches="an answer of the target with the wrong rows or with NaN goes unnoticed",
     severity="major",
     story="NaN is what argmax likes best.",
+    mutant=edit(("    if np.isnan(log_probs).any():\n", "    if rows < 0:\n")),
 )
-def bad_target_answers(submission: Submission, rng: np.random.Generator) -> None:
+def bad_target_answers_accepted(submission: Submission, rng: np.random.Generator) -> None:
     settings = {"max_new_tokens": 3, "eos_id": int(rng.integers(VOCABULARY)), "budget": 2}
     drafter = Stub(block=lambda prefix: np.full((1, VOCABULARY), -2.0))
 

@@ -3,10 +3,14 @@
 import numpy as np
 
 from trapline.arena.judge import expect
-from trapline.arena.judge.traps import trap
+from trapline.arena.judge.traps import edit, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.dflash.situations import refused
+from trapline.challenges.dflash.solution_lines import INHERIT
 from trapline.gold.tree_decoding import oracle
+
+# Parts of the gold solution that several mutants edit.
+_MASK = "    return mask\n"
 
 #: Root → 0, 1; 0 → 2, 3; 2 → 4; 1 → 5: siblings, cousins and a branch of three.
 FAMILY = np.array([-1, -1, 0, 0, 2, 1])
@@ -23,100 +27,117 @@ def family_mask(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    "mask-causal",
     catches="every node sees all nodes before it, its siblings among them",
     severity="critical",
     story="A triangle instead of ancestors: logits of a node then depend on its rejected siblings.",
+    mutant=edit((INHERIT, "        mask[node + 1] = mask[node]\n")),
 )
 def mask_causal(submission: Submission, rng: np.random.Generator) -> None:
     family_mask(submission, rng)
 
 
 @trap(
-    "mask-without-self",
     catches="a node does not see itself",
     severity="critical",
     story="Ancestors are not the whole of it: the token must be read as well.",
+    mutant=edit(
+        (
+            _MASK,
+            "    mask[np.arange(1, count + 1), prefix_len + np.arange(1, count + 1)] = False\n"
+            + _MASK,
+        )
+    ),
 )
 def mask_without_self(submission: Submission, rng: np.random.Generator) -> None:
     family_mask(submission, rng)
 
 
 @trap(
-    "mask-parent-only",
     catches="a node sees its parent but no older ancestor",
     severity="critical",
     story="One step up the tree looks right at depth 2 and is wrong from depth 3 on.",
+    mutant=edit(
+        (
+            INHERIT,
+            "        mask[node + 1, : prefix_len + 1] = True\n"
+            "        mask[node + 1, prefix_len + 1 + parent] = True\n",
+        )
+    ),
 )
 def mask_parent_only(submission: Submission, rng: np.random.Generator) -> None:
     family_mask(submission, rng)
 
 
 @trap(
-    "mask-without-root",
     catches="the nodes do not see the root",
     severity="critical",
     story="The root is in neither the prefix nor the tree's arrays, and falls between them.",
+    mutant=edit((_MASK, "    mask[1:, prefix_len] = False\n" + _MASK)),
 )
 def mask_without_root(submission: Submission, rng: np.random.Generator) -> None:
     family_mask(submission, rng)
 
 
 @trap(
-    "mask-without-prefix",
     catches="the nodes do not see the committed prefix",
     severity="critical",
     story="A tree mask put over the whole attention instead of its last columns.",
+    mutant=edit((_MASK, "    mask[1:, :prefix_len] = False\n" + _MASK)),
 )
 def mask_without_prefix(submission: Submission, rng: np.random.Generator) -> None:
     family_mask(submission, rng)
 
 
 @trap(
-    "mask-root-sees-drafts",
     catches="the root sees the drafted nodes",
     severity="critical",
     story="The root's own logits then depend on guesses about what follows it.",
+    mutant=edit((_MASK, "    mask[0] = True\n" + _MASK)),
 )
 def mask_root_sees_drafts(submission: Submission, rng: np.random.Generator) -> None:
     family_mask(submission, rng)
 
 
 @trap(
-    "mask-transposed",
     catches="nodes see their descendants instead of their ancestors",
     severity="critical",
     story="Rows are queries and columns are keys; the other way round nothing is lost in shape.",
+    mutant=edit((_MASK, "    mask[:, prefix_len:] = mask[:, prefix_len:].T.copy()\n" + _MASK)),
 )
 def mask_transposed(submission: Submission, rng: np.random.Generator) -> None:
     family_mask(submission, rng)
 
 
 @trap(
-    "mask-prefix-counts-the-root",
     catches="prefix_len is taken to include the root, so a column is missing",
     severity="major",
     story="Two conventions for the length of the committed part differ by exactly the root.",
+    mutant=edit((_MASK, "    return mask[:, 1:]\n")),
 )
-def mask_prefix_counts_root(submission: Submission, rng: np.random.Generator) -> None:
+def mask_prefix_counts_the_root(submission: Submission, rng: np.random.Generator) -> None:
     family_mask(submission, rng)
 
 
 @trap(
-    "mask-not-boolean",
     catches="the mask is made of numbers",
     severity="minor",
     story="0 and 1 added to scores mask nothing; 0 and -inf as booleans mask the wrong half.",
+    mutant=edit((_MASK, "    return mask.astype(np.float64)\n")),
 )
 def mask_not_boolean(submission: Submission, rng: np.random.Generator) -> None:
     family_mask(submission, rng)
 
 
 @trap(
-    "mask-of-nothing",
     catches="an empty tree or an empty prefix fails",
     severity="minor",
     story="The first token after a one-token prompt, and a draft without a node.",
+    mutant=edit(
+        (
+            '    prefix_len = whole(prefix_len, "prefix_len", least=0)\n    count',
+            '    prefix_len = whole(prefix_len, "prefix_len", least=1)\n    count',
+        )
+    ),
 )
 def mask_of_nothing(submission: Submission, rng: np.random.Generator) -> None:
     empty = np.zeros(0, dtype=np.int64)
@@ -126,12 +147,12 @@ def mask_of_nothing(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    "impossible-parents-accepted",
     catches="a parent that does not come before its child, or does not exist, is accepted",
     severity="minor",
     story="A negative index other than -1 reads from the end of the array without a word.",
+    mutant=edit(("        if not -1 <= parent < node:\n", "        if parent >= len(values):\n")),
 )
-def impossible_parents(submission: Submission, rng: np.random.Generator) -> None:
+def impossible_parents_accepted(submission: Submission, rng: np.random.Generator) -> None:
     place = int(rng.integers(1, 6))
     for bad in (-2, place, place + 1, 6):
         parents = FAMILY.copy()

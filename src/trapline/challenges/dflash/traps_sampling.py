@@ -4,13 +4,20 @@ from typing import Any
 
 import numpy as np
 
-from trapline.arena.judge.traps import trap
+from trapline.arena.judge.traps import edit, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.dflash import table
 from trapline.challenges.dflash.situations import (
     float_type,
     refused,
 )
+
+# Parts of the gold solution that several mutants edit.
+_PICKS = (
+    "    choices = [pick(row, uniform) for row, uniform in zip(probs, uniforms, strict=True)]\n"
+)
+_EXCEEDING = "    exceeding = np.flatnonzero(np.cumsum(row) > uniform)\n"
+_LAST = "    return int(np.flatnonzero(row > 0.0)[-1])\n"
 
 
 def sampled(
@@ -29,11 +36,19 @@ def sampled(
 
 
 @trap(
-    "biased-by-redrawing",
     catches="a child is accepted or rejected by a draw of its own instead of the node's one sample",
     severity="critical",
     story="Drawing anew for each child biases the output by more than a tenth in a small study, "
     "while looking like rejection sampling.",
+    mutant=edit(
+        (
+            _PICKS,
+            _PICKS
+            + "    for node, (parent, token) in enumerate(zip(parents, tokens, strict=True)):\n"
+            "        if uniforms[node + 1] < probs[parent + 1, token]:\n"
+            "            choices[parent + 1] = int(token)\n",
+        )
+    ),
 )
 def biased_by_redrawing(submission: Submission, rng: np.random.Generator) -> None:
     # Children 0 and 1 of the root; its sample says 2, whatever the children's numbers are.
@@ -43,32 +58,40 @@ def biased_by_redrawing(submission: Submission, rng: np.random.Generator) -> Non
 
 
 @trap(
-    "greedy-instead-of-sampled",
     catches="the pick is the most likely token, not the sample",
     severity="critical",
     story="Argmax matching at a temperature above 0: output that looks greedy.",
+    mutant=edit((_PICKS, "    choices = probs.argmax(axis=1).tolist()\n")),
 )
-def greedy_instead(submission: Submission, rng: np.random.Generator) -> None:
+def greedy_instead_of_sampled(submission: Submission, rng: np.random.Generator) -> None:
     law = [[0.25, 0.5, 0.25], [0.25, 0.25, 0.5]]
     sampled(submission, [2], [-1], law, [0.875, 0.125], ([0], 0), float_type(rng))
 
 
 @trap(
-    "one-number-for-all",
     catches="the root's number decides at every node",
     severity="critical",
     story="Then the samples along a path are not independent.",
+    mutant=edit((_PICKS, _PICKS.replace("pick(row, uniform)", "pick(row, uniforms[0])"))),
 )
-def one_number(submission: Submission, rng: np.random.Generator) -> None:
+def one_number_for_all(submission: Submission, rng: np.random.Generator) -> None:
     law = [[0.5, 0.5], [0.5, 0.5]]
     sampled(submission, [0], [-1], law, [0.25, 0.75], ([0], 1), float_type(rng))
 
 
 @trap(
-    "numbers-by-depth",
     catches="the nodes of one depth share a number",
     severity="critical",
     story="The walk counts its steps and uses the count as an index.",
+    mutant=edit(
+        (
+            _PICKS,
+            "    depths = [0]\n    for parent in parents:\n"
+            "        depths.append(depths[parent + 1] + 1)\n"
+            "    numbers = [uniforms[depth] for depth in depths]\n"
+            "    choices = [pick(row, u) for row, u in zip(probs, numbers, strict=True)]\n",
+        )
+    ),
 )
 def numbers_by_depth(submission: Submission, rng: np.random.Generator) -> None:
     law = [[0.5, 0.5]] * 3
@@ -76,21 +99,37 @@ def numbers_by_depth(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    "only-children-sampled",
     catches="the sample is drawn among the children's tokens only",
     severity="critical",
     story="What the drafter did not think of can then never be said.",
+    mutant=edit(
+        (
+            _PICKS,
+            "    for row in range(len(probs)):\n"
+            "        below = [t for t, p in zip(tokens, parents, strict=True) if p + 1 == row]\n"
+            "        if below:\n"
+            "            kept = probs[row, below]\n"
+            "            probs[row] = 0.0\n"
+            "            probs[row, below] = kept / kept.sum()\n" + _PICKS,
+        )
+    ),
 )
-def only_children(submission: Submission, rng: np.random.Generator) -> None:
+def only_children_sampled(submission: Submission, rng: np.random.Generator) -> None:
     law = [[0.25, 0.25, 0.5], [0.5, 0.25, 0.25]]
     sampled(submission, [0], [-1], law, [0.625, 0.25], ([], 2), float_type(rng))
 
 
 @trap(
-    "sorted-by-probability",
     catches="the cumulative sum runs over tokens sorted by probability",
     severity="major",
     story="How top-p is written; the contract goes by token order.",
+    mutant=edit(
+        (
+            _EXCEEDING,
+            "    order = np.argsort(-row, kind='stable')\n"
+            "    exceeding = order[np.cumsum(row[order]) > uniform]\n",
+        )
+    ),
 )
 def sorted_by_probability(submission: Submission, rng: np.random.Generator) -> None:
     law = [[0.125, 0.25, 0.625]]
@@ -98,23 +137,30 @@ def sorted_by_probability(submission: Submission, rng: np.random.Generator) -> N
 
 
 @trap(
-    "boundary-belongs-below",
     catches="a number equal to a cumulative probability picks the token below it",
     severity="minor",
     story="`searchsorted` from the left: reaching is not exceeding.",
+    mutant=edit((_EXCEEDING, _EXCEEDING.replace("> uniform", ">= uniform"))),
 )
-def boundary(submission: Submission, rng: np.random.Generator) -> None:
+def boundary_belongs_below(submission: Submission, rng: np.random.Generator) -> None:
     law = [[0.25, 0.25, 0.5], [0.5, 0.5, 0.0]]
     sampled(submission, [1], [-1], law, [0.25, 0.5], ([0], 1), float_type(rng))
 
 
 @trap(
-    "impossible-token-at-zero",
     catches="the number 0 picks a first token of probability 0",
     severity="major",
     story="A number of exactly 0 comes once in sixteen million draws and says the unsayable.",
+    mutant=edit(
+        (
+            _EXCEEDING,
+            _EXCEEDING.replace(
+                "> uniform", ">= uniform if not uniform else np.cumsum(row) > uniform"
+            ),
+        )
+    ),
 )
-def impossible_at_zero(submission: Submission, rng: np.random.Generator) -> None:
+def impossible_token_at_zero(submission: Submission, rng: np.random.Generator) -> None:
     law = [[0.0, 0.0, 0.5, 0.5]]
     sampled(submission, [], [], law, [0.0], ([], 2), float_type(rng))
 
@@ -124,33 +170,38 @@ ALMOST_ONE = float(np.nextafter(1.0, 0.0))
 
 
 @trap(
-    "rounding-falls-off-the-end",
     catches="when rounding leaves the total below the number, an impossible token is picked",
     severity="major",
     story="Ten times 0.1 is less than 1 in binary; a clipped or wrapped index says an impossible "
     "token.",
+    mutant=edit((_LAST, "    return len(row) - 1\n")),
 )
-def off_the_end(submission: Submission, rng: np.random.Generator) -> None:  # noqa: ARG001
+def rounding_falls_off_the_end(submission: Submission, rng: np.random.Generator) -> None:  # noqa: ARG001
     sampled(submission, [], [], [TENTHS], [ALMOST_ONE], ([], 9))
 
 
 @trap(
-    "rounding-starts-again",
     catches="when rounding leaves the total below the number, the first token is picked",
     severity="major",
     story="argmax over an all-false array is 0.",
+    mutant=edit((_LAST, "    return 0\n")),
 )
-def starts_again(submission: Submission, rng: np.random.Generator) -> None:  # noqa: ARG001
+def rounding_starts_again(submission: Submission, rng: np.random.Generator) -> None:  # noqa: ARG001
     sampled(submission, [9], [-1], [TENTHS, TENTHS], [ALMOST_ONE, 0.0], ([0], 0))
 
 
 @trap(
-    "bad-laws-accepted",
     catches="negative or NaN probabilities, or numbers outside [0, 1), are accepted",
     severity="minor",
     story="A number of exactly 1 comes from rounding to float32, and exceeds every sum.",
+    mutant=edit(
+        (
+            "    if not ((uniforms >= 0.0) & (uniforms < 1.0)).all():\n",
+            "    if uniforms is None:\n",
+        )
+    ),
 )
-def bad_laws(submission: Submission, rng: np.random.Generator) -> None:
+def bad_laws_accepted(submission: Submission, rng: np.random.Generator) -> None:
     tokens, parents = np.array([1]), np.array([-1])
     law = np.array([[0.5, 0.5], [0.5, 0.5]])
     place = int(rng.integers(2)), int(rng.integers(2))

@@ -3,7 +3,7 @@
 import numpy as np
 
 from trapline.arena.judge import expect
-from trapline.arena.judge.traps import trap
+from trapline.arena.judge.traps import edit, trap
 from trapline.arena.process.proxy import Stub, Submission
 from trapline.challenges.dflash import table
 from trapline.challenges.dflash.situations import (
@@ -13,6 +13,14 @@ from trapline.challenges.dflash.situations import (
     refused,
     rising,
 )
+from trapline.challenges.dflash.solution_lines import POP, PUSH
+
+# Parts of the gold solution that several mutants edit.
+_SIBLING = "        offer(above, depth, parent, rank + 1)\n"
+_WHILE = "    while heap and len(tokens) < budget:\n"
+_TREE = "    return np.array(tokens, dtype=np.int64), np.array(parents, dtype=np.int64)\n"
+_RANKED = "    ranked = [ranking(row, budget) for row in log_q]\n"
+_BEST = '    best = candidates[np.argsort(-row[candidates], kind="stable")[:count]]\n'
 
 
 def two_good_roots(rng: np.random.Generator) -> tuple[np.ndarray, list[int], list[int]]:
@@ -23,10 +31,10 @@ def two_good_roots(rng: np.random.Generator) -> tuple[np.ndarray, list[int], lis
 
 
 @trap(
-    "chain-instead-of-tree",
     catches="the tree is the chain of most likely tokens",
     severity="critical",
     story="A single chain is the original scheme; the task asks for the heaviest prefixes.",
+    mutant=edit((_SIBLING, "")),
 )
 def chain_instead_of_tree(submission: Submission, rng: np.random.Generator) -> None:
     log_q, tokens, parents = two_good_roots(rng)
@@ -35,10 +43,10 @@ def chain_instead_of_tree(submission: Submission, rng: np.random.Generator) -> N
 
 
 @trap(
-    "only-one-branch-grows",
     catches="below the first level only the best token of a depth is used",
     severity="critical",
     story="Siblings at the root and single chains below them: most of the tree is missing.",
+    mutant=edit((_SIBLING, "        if not depth:\n    " + _SIBLING)),
 )
 def only_one_branch_grows(submission: Submission, rng: np.random.Generator) -> None:
     log_q, tokens, parents = two_good_roots(rng)
@@ -46,10 +54,12 @@ def only_one_branch_grows(submission: Submission, rng: np.random.Generator) -> N
 
 
 @trap(
-    "fixed-width-levels",
     catches="every level gets the same number of nodes instead of the heaviest overall",
     severity="critical",
     story="A fixed top-k at each depth spends the budget on prefixes that will never be reached.",
+    mutant=edit(
+        (_RANKED, "    ranked = [ranking(row, max(1, budget // len(log_q))) for row in log_q]\n")
+    ),
 )
 def fixed_width_levels(submission: Submission, rng: np.random.Generator) -> None:
     a, b, c, d = distinct(rng, 4)
@@ -59,10 +69,10 @@ def fixed_width_levels(submission: Submission, rng: np.random.Generator) -> None
 
 
 @trap(
-    "siblings-cut-short",
     catches="a depth offers only a handful of its tokens, however flat it is",
     severity="major",
     story="A top-k of fixed size before the search: enough for peaked rows, wrong for flat ones.",
+    mutant=edit((_RANKED, _RANKED.replace("budget", "min(budget, 16)"))),
 )
 def siblings_cut_short(submission: Submission, rng: np.random.Generator) -> None:
     vocabulary = 40
@@ -73,22 +83,33 @@ def siblings_cut_short(submission: Submission, rng: np.random.Generator) -> None
 
 
 @trap(
-    "root-counted-in-the-budget",
     catches="the tree has one node fewer than the budget",
     severity="major",
     story="The root is the last committed token; it is verified for free and is not a node.",
+    mutant=edit((_WHILE, _WHILE.replace("< budget", "< budget - 1"))),
 )
-def root_counted(submission: Submission, rng: np.random.Generator) -> None:
+def root_counted_in_the_budget(submission: Submission, rng: np.random.Generator) -> None:
     log_q, tokens, parents = two_good_roots(rng)
     for budget in (1, 4):
         table.same_tree(submission, log_q, budget, (tokens[:budget], parents[:budget]))
 
 
 @trap(
-    "breadth-first-order",
     catches="nodes come level by level instead of heaviest first",
     severity="major",
     story="Whoever cuts such a tree at half its size loses the deep, likely branch.",
+    mutant=edit(
+        (
+            _TREE,
+            "    depths = []\n"
+            "    for parent in parents:\n"
+            "        depths.append(depths[parent] + 1 if parent >= 0 else 0)\n"
+            "    order = np.argsort(depths, kind='stable').tolist()\n"
+            "    places = {-1: -1, **{node: place for place, node in enumerate(order)}}\n"
+            "    tokens = [tokens[node] for node in order]\n"
+            "    parents = [places[parents[node]] for node in order]\n" + _TREE,
+        )
+    ),
 )
 def breadth_first_order(submission: Submission, rng: np.random.Generator) -> None:
     a, b, c = distinct(rng, 3)
@@ -97,21 +118,21 @@ def breadth_first_order(submission: Submission, rng: np.random.Generator) -> Non
 
 
 @trap(
-    "first-draft-row-skipped",
     catches="row d of the draft is used for depth d instead of depth d + 1",
     severity="critical",
     story="In one drafter the first slot is the anchor, no prediction; here every row is one.",
+    mutant=edit((_RANKED, _RANKED.replace("in log_q", "in log_q[1:]"))),
 )
-def first_row_skipped(submission: Submission, rng: np.random.Generator) -> None:
+def first_draft_row_skipped(submission: Submission, rng: np.random.Generator) -> None:
     log_q, tokens, parents = two_good_roots(rng)
     table.same_tree(submission, log_q, 4, (tokens[:4], parents[:4]))
 
 
 @trap(
-    "parents-count-from-one",
     catches="the root is 0 and nodes count from 1 in `parents`",
     severity="critical",
     story="Row numbers and node numbers differ by one, and are mixed up all the time.",
+    mutant=edit(("        parents.append(parent)\n", "        parents.append(parent + 1)\n")),
 )
 def parents_count_from_one(submission: Submission, rng: np.random.Generator) -> None:
     log_q, tokens, parents = two_good_roots(rng)
@@ -119,10 +140,13 @@ def parents_count_from_one(submission: Submission, rng: np.random.Generator) -> 
 
 
 @trap(
-    "tie-deeper-first",
     catches="between equally heavy prefixes the deeper one comes first",
     severity="minor",
     story="A sure token (log-probability 0) makes a child as heavy as its parent.",
+    mutant=edit(
+        (PUSH, PUSH.replace(", depth, parent", ", -depth, parent")),
+        (POP, POP + "        depth = -depth\n"),
+    ),
 )
 def tie_deeper_first(submission: Submission, rng: np.random.Generator) -> None:
     a, b = rising(rng, 2)
@@ -132,10 +156,13 @@ def tie_deeper_first(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    "tie-higher-parent-first",
     catches="between equally heavy prefixes of one depth the one below the later node comes first",
     severity="minor",
     story="The order of ties decides what a smaller budget keeps; it must not be left to chance.",
+    mutant=edit(
+        (PUSH, PUSH.replace("depth, parent", "depth, -parent")),
+        (POP, POP + "        parent = -parent\n"),
+    ),
 )
 def tie_higher_parent_first(submission: Submission, rng: np.random.Generator) -> None:
     a, b = rising(rng, 2)
@@ -145,10 +172,10 @@ def tie_higher_parent_first(submission: Submission, rng: np.random.Generator) ->
 
 
 @trap(
-    "tie-higher-token-first",
     catches="between equally heavy siblings the higher token comes first",
     severity="minor",
     story="A reversed ascending sort reverses the ties with it.",
+    mutant=edit((_BEST, "    candidates = candidates[::-1]\n" + _BEST)),
 )
 def tie_higher_token_first(submission: Submission, rng: np.random.Generator) -> None:
     a, b, c, d = rising(rng, 4)
@@ -159,12 +186,15 @@ def tie_higher_token_first(submission: Submission, rng: np.random.Generator) -> 
 
 
 @trap(
-    "token-before-parent-in-ties",
     catches="between equally heavy prefixes of one depth the lower token decides before the parent",
     severity="minor",
     story="The rule says lower parent first, and only then lower token.",
+    mutant=edit(
+        (PUSH, PUSH.replace("parent, token", "token, parent")),
+        (POP, POP.replace("parent, token", "token, parent")),
+    ),
 )
-def token_before_parent(submission: Submission, rng: np.random.Generator) -> None:
+def token_before_parent_in_ties(submission: Submission, rng: np.random.Generator) -> None:
     low, high = rising(rng, 2)
     a, b = rising(rng, 2)
     rows = [{a: -1.0, b: -1.5}, {high: -1.0, low: -0.5}]
@@ -175,10 +205,13 @@ def token_before_parent(submission: Submission, rng: np.random.Generator) -> Non
 
 
 @trap(
-    "weights-underflow",
     catches="weights are products of probabilities, which become 0 for unlikely prefixes",
     severity="major",
     story="exp(-800) is 0 in float64: from there on all prefixes look alike.",
+    mutant=edit(
+        (PUSH, PUSH.replace("-(above + value)", "-(above * np.exp(value))")),
+        ("    offer(0.0, 0, -1, 0)\n", "    offer(1.0, 0, -1, 0)\n"),
+    ),
 )
 def weights_underflow(submission: Submission, rng: np.random.Generator) -> None:
     worse, better = rising(rng, 2)
@@ -189,10 +222,10 @@ def weights_underflow(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    "weights-in-float32",
     catches="weights are summed in float32",
     severity="minor",
     story="A draft in half or single precision is normal; its sums deserve better.",
+    mutant=edit((PUSH, PUSH.replace("-(above + value)", "-float(np.float32(above + value))"))),
 )
 def weights_in_float32(submission: Submission, rng: np.random.Generator) -> None:
     a, b, c = distinct(rng, 3)
@@ -202,10 +235,15 @@ def weights_in_float32(submission: Submission, rng: np.random.Generator) -> None
 
 
 @trap(
-    "draft-normalised",
     catches="the rows of the draft are put through a softmax again",
     severity="major",
     story="Log-probabilities taken for logits: rows with mass missing change weight by depth.",
+    mutant=edit(
+        (
+            _RANKED,
+            "    log_q = log_q - np.log(np.exp(log_q).sum(axis=1, keepdims=True))\n" + _RANKED,
+        )
+    ),
 )
 def draft_normalised(submission: Submission, rng: np.random.Generator) -> None:
     a, b, c = distinct(rng, 3)
@@ -214,12 +252,12 @@ def draft_normalised(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    "budget-over-all-prefixes",
     catches="a budget above the number of possible prefixes fails",
     severity="major",
     story="The heap runs dry, and its next pop is an error.",
+    mutant=edit((_WHILE, _WHILE.replace("heap and ", ""))),
 )
-def budget_over_all(submission: Submission, rng: np.random.Generator) -> None:
+def budget_over_all_prefixes(submission: Submission, rng: np.random.Generator) -> None:
     log_q, tokens, parents = two_good_roots(rng)
     table.same_tree(submission, log_q, 50, (tokens, parents))
     empty = np.zeros((0, VOCABULARY), dtype=float_type(rng))
@@ -227,10 +265,10 @@ def budget_over_all(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    "budget-zero",
     catches="a budget of 0 still gives a node or fails",
     severity="minor",
     story="Speculation switched off is a setting, and means plain decoding.",
+    mutant=edit((_RANKED, "    budget = max(budget, 1)\n" + _RANKED)),
 )
 def budget_zero(submission: Submission, rng: np.random.Generator) -> None:
     log_q, _, _ = two_good_roots(rng)
@@ -238,10 +276,15 @@ def budget_zero(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    "draft-modified",
     catches="the caller's draft is overwritten",
     severity="major",
     story="Marking a token as taken by writing -inf into somebody else's array.",
+    mutant=edit(
+        (
+            "    log_q = checked_log_q(log_q)\n",
+            "    given, log_q = log_q, checked_log_q(log_q)\n    given -= given.max()\n",
+        )
+    ),
 )
 def draft_modified(submission: Submission, rng: np.random.Generator) -> None:
     log_q, _, _ = two_good_roots(rng)
@@ -252,12 +295,14 @@ def draft_modified(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    "bad-drafts-accepted",
     catches="NaN, +inf, integers or a wrong rank are taken for a draft",
     severity="minor",
     story="NaN compares false with everything and comes out as the heaviest.",
+    mutant=edit(
+        ("    if np.isnan(log_q).any() or np.isposinf(log_q).any():\n", "    if log_q is None:\n")
+    ),
 )
-def bad_drafts(submission: Submission, rng: np.random.Generator) -> None:
+def bad_drafts_accepted(submission: Submission, rng: np.random.Generator) -> None:
     log_q, _, _ = two_good_roots(rng)
     row, column = int(rng.integers(2)), int(rng.integers(VOCABULARY))
     for bad in (np.nan, np.inf):
@@ -269,12 +314,12 @@ def bad_drafts(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    "negative-budget-accepted",
     catches="a negative or fractional budget is accepted",
     severity="minor",
     story="A slice with a negative end quietly means something else.",
+    mutant=edit(('    budget = whole(budget, "budget", least=0)\n' + _RANKED, _RANKED)),
 )
-def negative_budget(submission: Submission, rng: np.random.Generator) -> None:
+def negative_budget_accepted(submission: Submission, rng: np.random.Generator) -> None:
     log_q, _, _ = two_good_roots(rng)
     refused(submission, "build_tree", log_q, -1 - int(rng.integers(3)))
     refused(submission, "build_tree", log_q, 2.5)

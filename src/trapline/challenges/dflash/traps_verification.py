@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from trapline.arena.judge.traps import trap
+from trapline.arena.judge.traps import edit, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.dflash import table
 from trapline.challenges.dflash.situations import (
@@ -11,13 +11,27 @@ from trapline.challenges.dflash.situations import (
     refused,
 )
 
+# Parts of the gold solution that several mutants edit.
+_WALK = (
+    "    path = []\n    node = -1\n    while (node, choices[node + 1]) in children:\n"
+    "        node = children[node, choices[node + 1]]\n        path.append(node)\n"
+)
+_VERDICT = "    return path, choices[node + 1]\n"
+
 
 @trap(
-    "positional-logits",
     catches="node i is judged by row i, the row of whatever stands before it",
     severity="critical",
     story="The pseudo-code that entrants were given took logits by position; two of five followed "
     "it, and no test with a chain could show it.",
+    mutant=edit(
+        (
+            _WALK,
+            "    path = []\n    node = -1\n    for number, token in enumerate(tokens):\n"
+            "        if parents[number] == node and token == choices[number]:\n"
+            "            node = number\n            path.append(number)\n",
+        )
+    ),
 )
 def positional_logits(submission: Submission, rng: np.random.Generator) -> None:
     a, b, d, x = distinct(rng, 4)
@@ -26,10 +40,16 @@ def positional_logits(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    "depth-wise-logits",
     catches="all nodes of one depth are judged by one row",
     severity="critical",
     story="One entrant indexed the logits by depth: siblings' children shared a verdict.",
+    mutant=edit(
+        (
+            _WALK,
+            "    path = []\n    node = -1\n    while (node, choices[len(path)]) in children:\n"
+            "        node = children[node, choices[len(path)]]\n        path.append(node)\n",
+        )
+    ),
 )
 def depth_wise_logits(submission: Submission, rng: np.random.Generator) -> None:
     a, b, c, d, x = distinct(rng, 5)
@@ -38,11 +58,18 @@ def depth_wise_logits(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    "orphan-accepted",
     catches="a node is accepted because its own token matches although its parent was rejected",
     severity="critical",
     story="Subtree invalidation was the point of the exercise; without it a child of a rejected "
     "node comes through.",
+    mutant=edit(
+        (
+            _WALK,
+            "    path = [\n        number\n        for number, token in enumerate(tokens)\n"
+            "        if token == choices[parents[number] + 1]\n    ]\n"
+            "    node = path[-1] if path else -1\n",
+        )
+    ),
 )
 def orphan_accepted(submission: Submission, rng: np.random.Generator) -> None:
     a, b, c, x = distinct(rng, 4)
@@ -52,35 +79,55 @@ def orphan_accepted(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    "chain-only-verification",
     catches="only the node right after the last accepted one is looked at",
     severity="critical",
     story="Verification that is right for chains and blind to branches.",
+    mutant=edit(
+        (
+            _WALK,
+            "    path = []\n    node = -1\n"
+            "    while node + 1 < len(tokens) and tokens[node + 1] == choices[node + 1]:\n"
+            "        node += 1\n        path.append(node)\n",
+        )
+    ),
 )
-def chain_only(submission: Submission, rng: np.random.Generator) -> None:
+def chain_only_verification(submission: Submission, rng: np.random.Generator) -> None:
     a, b, c, x = distinct(rng, 4)
     # Between a and its child c stands a's sibling b.
     table.verify(submission, [a, b, c], [-1, -1, 0], [a, c, c, x], ([0, 2], x))
 
 
 @trap(
-    "second-sibling-never-tried",
     catches="only the first child of a node can be accepted",
     severity="critical",
     story="The loop over children ends at the first that does not match.",
+    mutant=edit(
+        (
+            "        children.setdefault((parent, token), node)\n",
+            "        if parent not in [above for above, _ in children]:\n"
+            "            children[parent, token] = node\n",
+        )
+    ),
 )
-def second_sibling(submission: Submission, rng: np.random.Generator) -> None:
+def second_sibling_never_tried(submission: Submission, rng: np.random.Generator) -> None:
     a, b, c, x = distinct(rng, 4)
     table.verify(submission, [a, b, c], [-1, -1, -1], [c, x, c, a], ([2], a))
 
 
 @trap(
-    "child-judged-by-itself",
     catches="a child is judged by its own row instead of its parent's",
     severity="critical",
     story="Row i + 1 says what follows node i; it says nothing about node i.",
+    mutant=edit(
+        (
+            _WALK,
+            "    path = []\n    node = -1\n    for number, token in enumerate(tokens):\n"
+            "        if parents[number] == node and token == choices[number + 1]:\n"
+            "            node = number\n            path.append(number)\n",
+        )
+    ),
 )
-def judged_by_itself(submission: Submission, rng: np.random.Generator) -> None:
+def child_judged_by_itself(submission: Submission, rng: np.random.Generator) -> None:
     a, b, x, y = distinct(rng, 4)
     table.verify(submission, [a, b], [-1, 0], [a, b, x], ([0, 1], x))
     table.verify(submission, [a, b], [-1, 0], [x, a, b], ([], x))
@@ -88,10 +135,10 @@ def judged_by_itself(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    "bonus-of-the-root",
     catches="the bonus is always the target's pick at the root",
     severity="critical",
     story="Right exactly when every draft is rejected.",
+    mutant=edit((_VERDICT, "    return path, choices[0]\n")),
 )
 def bonus_of_the_root(submission: Submission, rng: np.random.Generator) -> None:
     a, b, x = distinct(rng, 3)
@@ -99,10 +146,10 @@ def bonus_of_the_root(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    "bonus-of-the-last-row",
     catches="the bonus is the pick at the last node of the tree",
     severity="critical",
     story="Right exactly when the last node is the last accepted one.",
+    mutant=edit((_VERDICT, "    return path, choices[-1]\n")),
 )
 def bonus_of_the_last_row(submission: Submission, rng: np.random.Generator) -> None:
     a, b, c, x = distinct(rng, 4)
@@ -110,21 +157,21 @@ def bonus_of_the_last_row(submission: Submission, rng: np.random.Generator) -> N
 
 
 @trap(
-    "bonus-repeats-the-path",
     catches="the bonus is the last accepted token once more",
     severity="critical",
     story="The pick that led to the last node instead of the pick at it.",
+    mutant=edit((_VERDICT, "    return path, tokens[node] if path else choices[0]\n")),
 )
-def bonus_repeats(submission: Submission, rng: np.random.Generator) -> None:
+def bonus_repeats_the_path(submission: Submission, rng: np.random.Generator) -> None:
     a, b, x = distinct(rng, 3)
     table.verify(submission, [a, b], [-1, 0], [a, b, x], ([0, 1], x))
 
 
 @trap(
-    "one-node-a-pass",
     catches="at most one drafted token is accepted",
     severity="major",
     story="The walk stops after its first step, and speculation gains next to nothing.",
+    mutant=edit((_WALK, _WALK + "        break\n")),
 )
 def one_node_a_pass(submission: Submission, rng: np.random.Generator) -> None:
     a, b, c, x = distinct(rng, 4)
@@ -132,10 +179,10 @@ def one_node_a_pass(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    "path-of-rows",
     catches="the path lists rows (node + 1) instead of nodes",
     severity="major",
     story="Off by the root: the compaction that follows takes the wrong rows.",
+    mutant=edit((_VERDICT, "    return [n + 1 for n in path], choices[node + 1]\n")),
 )
 def path_of_rows(submission: Submission, rng: np.random.Generator) -> None:
     a, b, x = distinct(rng, 3)
@@ -143,10 +190,10 @@ def path_of_rows(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    "path-of-tokens",
     catches="the path lists tokens instead of node indices",
     severity="major",
     story="Enough to print the text, useless to commit the cache.",
+    mutant=edit((_VERDICT, "    return [tokens[n] for n in path], choices[node + 1]\n")),
 )
 def path_of_tokens(submission: Submission, rng: np.random.Generator) -> None:
     a, b, x = (3 + token for token in distinct(rng, 3))
@@ -154,10 +201,15 @@ def path_of_tokens(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    "nothing-drafted",
     catches="a tree without nodes fails",
     severity="minor",
     story="Then the pass is plain decoding: no path, and the root's pick.",
+    mutant=edit(
+        (
+            _WALK,
+            "    if not max(tokens) >= 0:\n        raise ValueError('negative tokens')\n" + _WALK,
+        )
+    ),
 )
 def nothing_drafted(submission: Submission, rng: np.random.Generator) -> None:
     x = int(rng.integers(VOCABULARY))
@@ -165,12 +217,14 @@ def nothing_drafted(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    "wrong-choice-count-accepted",
     catches="choices without a row for the root, or with one too many, are accepted",
     severity="minor",
     story="N rows for N nodes is the sign of positional logits.",
+    mutant=edit(
+        ("array.ndim != 1 or (count is not None and array.size != count)", "array.ndim != 1")
+    ),
 )
-def wrong_choice_count(submission: Submission, rng: np.random.Generator) -> None:
+def wrong_choice_count_accepted(submission: Submission, rng: np.random.Generator) -> None:
     tokens, parents = np.array([5, 6, 5]), np.array([-1, -1, 1])
     for count in (3, 5):
         choices = rng.integers(0, VOCABULARY, count)

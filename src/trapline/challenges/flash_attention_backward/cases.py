@@ -84,7 +84,7 @@ def differentiates(
     agrees(answer, arguments, causal)
 
 
-@case("forward")
+@case
 def forward(submission: Submission, rng: np.random.Generator) -> None:
     """out and lse: full and causal, both dtypes, grouped heads, T ≠ S, rows without keys."""
     for causal in (False, True):
@@ -95,7 +95,7 @@ def forward(submission: Submission, rng: np.random.Generator) -> None:
             attends(submission, *Shape(T=T, S=S).draw(rng), causal=causal, tile=4)
 
 
-@case("full-gradients")
+@case
 def full_gradients(submission: Submission, rng: np.random.Generator) -> None:
     """Every query sees every key; several tiles a side, in both dtypes."""
     for dtype in (np.float64, np.float32):
@@ -103,7 +103,7 @@ def full_gradients(submission: Submission, rng: np.random.Generator) -> None:
         differentiates(submission, arguments, tile=8)
 
 
-@case("causal-gradients")
+@case
 def causal_gradients(submission: Submission, rng: np.random.Generator) -> None:
     """A query sees no later key; several tiles a side, in both dtypes."""
     for dtype in (np.float64, np.float32):
@@ -111,8 +111,8 @@ def causal_gradients(submission: Submission, rng: np.random.Generator) -> None:
         differentiates(submission, arguments, causal=True, tile=8)
 
 
-@case("gradients-are-derivatives")
-def derivatives(submission: Submission, rng: np.random.Generator) -> None:
+@case
+def gradients_are_derivatives(submission: Submission, rng: np.random.Generator) -> None:
     """Small steps of the submission's own forward agree with its own gradients."""
     inputs = Shape(H=2, G=1, T=5, S=6).draw(rng)
     dout = rng.standard_normal(inputs[0].shape)
@@ -140,8 +140,8 @@ def derivatives(submission: Submission, rng: np.random.Generator) -> None:
         )
 
 
-@case("gradients-of-unequal-lengths")
-def unequal_lengths(submission: Submission, rng: np.random.Generator) -> None:
+@case
+def gradients_of_unequal_lengths(submission: Submission, rng: np.random.Generator) -> None:
     """T ≠ S both ways; rows that see no key take and give nothing."""
     for T, S in ((5, 19), (19, 5), (1, 23), (23, 1)):
         for causal in (False, True):
@@ -149,16 +149,16 @@ def unequal_lengths(submission: Submission, rng: np.random.Generator) -> None:
             differentiates(submission, arguments, causal=causal, tile=4)
 
 
-@case("gradients-of-grouped-heads")
-def grouped_heads(submission: Submission, rng: np.random.Generator) -> None:
+@case
+def gradients_of_grouped_heads(submission: Submission, rng: np.random.Generator) -> None:
     """dk and dv collect what all query heads of a group say."""
     for H, G in ((6, 3), (8, 2), (5, 1)):
         arguments = draw(Shape(B=2, H=H, G=G, T=7, S=9), rng, True)
         differentiates(submission, arguments, causal=True, tile=4)
 
 
-@case("tile-is-only-a-size-of-work")
-def tile_is_only_a_size(submission: Submission, rng: np.random.Generator) -> None:
+@case
+def tile_is_only_a_size_of_work(submission: Submission, rng: np.random.Generator) -> None:
     """One row at a time or everything at once: the same gradients up to rounding."""
     for causal in (False, True):
         arguments = draw(Shape(T=11, S=14), rng, causal)
@@ -166,7 +166,7 @@ def tile_is_only_a_size(submission: Submission, rng: np.random.Generator) -> Non
             differentiates(submission, arguments, causal=causal, tile=tile)
 
 
-@case("defaults")
+@case
 def defaults(submission: Submission, rng: np.random.Generator) -> None:
     """Without `causal` and `tile` it is full attention, also beyond one tile of 64."""
     arguments = draw(Shape(T=66, S=70, D=3), rng, False)
@@ -175,7 +175,7 @@ def defaults(submission: Submission, rng: np.random.Generator) -> None:
     attention_agrees(submission.flash_attention(q, k, v), q, k, v, causal=False)
 
 
-@case("empty-inputs")
+@case
 def empty_inputs(submission: Submission, rng: np.random.Generator) -> None:
     """No batch, no query or no key is an ordinary call."""
     for shape in (Shape(B=0), Shape(T=0), Shape(S=0), Shape(T=0, S=0)):
@@ -184,8 +184,8 @@ def empty_inputs(submission: Submission, rng: np.random.Generator) -> None:
             differentiates(submission, arguments, causal=causal, tile=4)
 
 
-@case("bad-input-is-refused")
-def bad_input(submission: Submission, rng: np.random.Generator) -> None:
+@case
+def bad_input_is_refused(submission: Submission, rng: np.random.Generator) -> None:
     """Ranks, shapes and dtypes that do not fit are refused, forward and backward."""
     dout, q, k, v, out, lse = draw(Shape(B=2, H=4, G=2, T=5, S=6, D=4), rng, False)
     wrong = [
@@ -207,7 +207,7 @@ def bad_input(submission: Submission, rng: np.random.Generator) -> None:
             expect.raises(REFUSALS, lambda inputs=inputs: submission.flash_attention(*inputs))  # type: ignore[misc]
 
 
-@case("calls-are-independent")
+@case
 def calls_are_independent(submission: Submission, rng: np.random.Generator) -> None:
     """The same shapes with other values, then a smaller problem, then the first again."""
     first = draw(Shape(T=10, S=10), rng, True)

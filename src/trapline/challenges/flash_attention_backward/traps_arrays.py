@@ -3,7 +3,7 @@
 import numpy as np
 
 from trapline.arena.judge import expect
-from trapline.arena.judge.traps import trap
+from trapline.arena.judge.traps import edit, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.flash_attention_backward.cases import (
     NAMES,
@@ -12,6 +12,12 @@ from trapline.challenges.flash_attention_backward.cases import (
     draw,
     saved,
     triple,
+)
+from trapline.challenges.flash_attention_backward.solution_lines import (
+    CHECKED,
+    DSCORES,
+    ROW_LOOP,
+    SCORES,
 )
 from trapline.challenges.flash_attention_forward.cases import REFUSALS, Shape, weighed
 from trapline.challenges.flash_attention_forward.situations import holds_no_mask, holds_no_matrix
@@ -28,45 +34,60 @@ def arguments_survive(submission: Submission, arguments: Saved) -> None:
 
 
 @trap(
-    "out-overwritten",
     catches="out serves as scratch for dO·O",
     severity="critical",
     story="out is saved for the caller too; an in-place product saves memory and ruins it.",
+    mutant=edit(("(dout * out).sum", "np.multiply(dout, out, out=out).sum")),
 )
 def out_overwritten(submission: Submission, rng: np.random.Generator) -> None:
     arguments_survive(submission, draw(Shape(H=2, G=1, T=6, S=6), rng, True))
 
 
 @trap(
-    "lse-overwritten",
     catches="−inf in lse is replaced in place",
     severity="major",
     story="Cleaning up an argument instead of a copy: the second backward call sees rows that look "
     "visible.",
+    mutant=edit(
+        (
+            "    finite = np.where(lse == -np.inf, 0, lse)\n",
+            "    lse[lse == -np.inf] = 0\n    finite = lse\n",
+        )
+    ),
 )
 def lse_overwritten(submission: Submission, rng: np.random.Generator) -> None:
     arguments_survive(submission, draw(Shape(H=2, G=1, T=8, S=5), rng, True))
 
 
 @trap(
-    "dout-scaled-in-place",
     catches="dout is scaled in place",
     severity="critical",
     story="An upstream gradient feeds other branches as well.",
+    mutant=edit(
+        (CHECKED, CHECKED + "    dout *= q.shape[3] ** -0.5\n"),
+        (DSCORES, "dscores = weights * (dweights - delta[b, h, rows, None])"),
+        ("weights.T @ dout[b, h, rows]", "weights.T @ dout[b, h, rows] * D**0.5"),
+    ),
 )
-def dout_scaled(submission: Submission, rng: np.random.Generator) -> None:
+def dout_scaled_in_place(submission: Submission, rng: np.random.Generator) -> None:
     # Width 3: dividing by its scale again does not give back every number.
     arguments_survive(submission, draw(Shape(T=64, S=64, D=3), rng, True))
 
 
 @trap(
-    "strides-of-dout-ignored",
     catches="dout is read as if it were contiguous",
     severity="critical",
     story="The gradient of a transposed view is a transposed view, that of a sum is one number "
     "with strides of zero.",
+    mutant=edit(
+        (
+            CHECKED,
+            CHECKED + "    packed = np.empty(dout.shape, dout.dtype).strides\n"
+            "    dout = np.lib.stride_tricks.as_strided(dout, strides=packed)\n",
+        )
+    ),
 )
-def strides_ignored(submission: Submission, rng: np.random.Generator) -> None:
+def strides_of_dout_ignored(submission: Submission, rng: np.random.Generator) -> None:
     plain = [rng.standard_normal((2, 6, 3, 4)) for _ in range(4)]
     dout, q, k, v = (x.transpose(0, 2, 1, 3) for x in plain)
     differentiates(submission, saved(dout, q, k, v, True), causal=True, tile=4)
@@ -77,32 +98,37 @@ def strides_ignored(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    "double-through-single",
     catches="float64 gradients pass through float32",
     severity="major",
     story="Gradients checked against finite differences stop at 1e-7 for no visible reason.",
+    mutant=edit(
+        (
+            "dout[b, h, rows] @ v[b, g, cols].T",
+            "(dout[b, h, rows] @ v[b, g, cols].T).astype(np.float32)",
+        )
+    ),
 )
 def double_through_single(submission: Submission, rng: np.random.Generator) -> None:
     differentiates(submission, draw(Shape(T=6, S=6), rng, False), tile=4)
 
 
 @trap(
-    "axes-of-one-squeezed",
     catches="an axis of size one disappears on the way",
     severity="major",
     story="squeeze() tidies up the axis that was meant, and every other that happens to be one.",
+    mutant=edit((SCORES, "scores = np.squeeze(q @ k[cols].T) * D**-0.5")),
 )
-def axes_of_one(submission: Submission, rng: np.random.Generator) -> None:
+def axes_of_one_squeezed(submission: Submission, rng: np.random.Generator) -> None:
     for causal in (False, True):
         for shape in (Shape(T=1, S=1, D=1), Shape(T=3, S=1, D=2), Shape(T=1, S=3, D=1)):
             differentiates(submission, draw(shape, rng, causal), causal=causal, tile=2)
 
 
 @trap(
-    "gradients-in-double",
     catches="float32 inputs give float64 gradients",
     severity="minor",
     story="An allocation without a dtype; the optimiser's state doubles.",
+    mutant=edit(("(np.zeros(x.shape, x.dtype) for x", "(np.zeros(x.shape) for x")),
 )
 def gradients_in_double(submission: Submission, rng: np.random.Generator) -> None:
     differentiates(submission, draw(Shape(T=5, S=5), rng, False, np.float32), tile=4)
@@ -137,21 +163,31 @@ def blockwise(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, 
 
 
 @trap(
-    "score-matrix-in-memory",
     catches="memory that grows as T·S: weights and their gradients are held whole",
     severity="critical",
     story="4608 queries and keys have 81 MiB of weights; half of that is far more than tiles and "
     "gradients need.",
+    mutant=edit((CHECKED, CHECKED + "    tile = max(q.shape[2], k.shape[2], 1)\n")),
 )
-def score_matrix(submission: Submission, rng: np.random.Generator) -> None:
+def score_matrix_in_memory(submission: Submission, rng: np.random.Generator) -> None:
     holds_no_matrix(*memory_rise(submission, rng), "weights")
 
 
 @trap(
-    "mask-for-all-pairs",
     catches="the weights are tiled, but the causal mask is made for all T·S pairs at once",
     severity="major",
     story="One byte a pair is still quadratic: at 128k tokens the mask alone has 16 GiB.",
+    mutant=edit(
+        (
+            "    # The sum over keys of weight",
+            "    pairs = np.arange(S) > np.arange(T)[:, None] + S - T\n"
+            "    # The sum over keys of weight",
+        ),
+        (
+            "weights = _weights(",
+            "weights = ~(causal & pairs[rows, cols]) * _weights(",
+        ),
+    ),
 )
 def mask_for_all_pairs(submission: Submission, rng: np.random.Generator) -> None:
     holds_no_mask(*memory_rise(submission, rng))
@@ -161,10 +197,10 @@ def mask_for_all_pairs(submission: Submission, rng: np.random.Generator) -> None
 
 
 @trap(
-    "no-keys",
     catches="S = 0 raises instead of giving zeros and empty arrays",
     severity="major",
     story="A tile clamped to the number of keys is a step of zero.",
+    mutant=edit((CHECKED, CHECKED + "    tile = min(tile, k.shape[2])\n")),
 )
 def no_keys(submission: Submission, rng: np.random.Generator) -> None:
     for causal in (False, True):
@@ -172,10 +208,10 @@ def no_keys(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    "no-queries",
     catches="T = 0 raises or gives NaN instead of zeros for dk and dv",
     severity="major",
     story="A well-known kernel gave NaN for zero queries.",
+    mutant=edit((ROW_LOOP, "            for top in range(0, T, min(tile, T)):\n")),
 )
 def no_queries(submission: Submission, rng: np.random.Generator) -> None:
     for causal in (False, True):
@@ -183,10 +219,10 @@ def no_queries(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    "no-batch",
     catches="B = 0 raises (stacking nothing) instead of giving empty arrays",
     severity="minor",
     story="The last rank of a sharded run gets an empty batch.",
+    mutant=edit((CHECKED, CHECKED + "    dout = np.stack(list(dout))\n")),
 )
 def no_batch(submission: Submission, rng: np.random.Generator) -> None:
     differentiates(submission, draw(Shape(B=0, H=2, G=2), rng, False), tile=4)
@@ -196,12 +232,12 @@ def no_batch(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    "uneven-groups-accepted",
     catches="H that is no multiple of G is not refused with ValueError",
     severity="major",
     story="Integer division rounds, and a head's gradient lands on the wrong key head.",
+    mutant=edit((" or q.shape[1] % k.shape[1]", "")),
 )
-def uneven_groups(submission: Submission, rng: np.random.Generator) -> None:
+def uneven_groups_accepted(submission: Submission, rng: np.random.Generator) -> None:
     dout, q, _, _, out, lse = draw(Shape(H=3, G=3), rng, False)
     _, k, v = Shape(G=2).draw(rng)
     expect.raises(ValueError, lambda: submission.flash_attention_backward(dout, q, k, v, out, lse))
@@ -209,12 +245,12 @@ def uneven_groups(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    "negative-tile-accepted",
     catches="a negative tile makes every loop empty and gives zero gradients",
     severity="minor",
     story="range(0, T, -3) is legal and empty: a model that quietly does not learn.",
+    mutant=edit(("if tile < 1:", "if tile == 0:")),
 )
-def negative_tile(submission: Submission, rng: np.random.Generator) -> None:
+def negative_tile_accepted(submission: Submission, rng: np.random.Generator) -> None:
     arguments = draw(Shape(), rng, False)
     for tile in (-3, 0):
         expect.raises(
@@ -224,12 +260,12 @@ def negative_tile(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    "dout-of-other-shape-accepted",
     catches="a dout that does not fit q is broadcast or cut off instead of refused",
     severity="minor",
     story="Padded gradients against unpadded inputs: slicing hides the mismatch.",
+    mutant=edit(("dout.shape != q.shape or ", "")),
 )
-def dout_shape(submission: Submission, rng: np.random.Generator) -> None:
+def dout_of_other_shape_accepted(submission: Submission, rng: np.random.Generator) -> None:
     dout, q, k, v, out, lse = draw(Shape(B=2, T=6, S=6), rng, False)
     for other in (dout[:1], dout[:, :, :1], dout[..., :1]):
         expect.raises(
@@ -239,12 +275,12 @@ def dout_shape(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    "out-of-other-shape-accepted",
     catches="an out that does not fit q is broadcast instead of refused",
     severity="minor",
     story="A width or a length of 1 broadcasts without a word.",
+    mutant=edit(("out.shape != q.shape or lse", "lse")),
 )
-def out_shape(submission: Submission, rng: np.random.Generator) -> None:
+def out_of_other_shape_accepted(submission: Submission, rng: np.random.Generator) -> None:
     dout, q, k, v, out, lse = draw(Shape(T=6, S=6), rng, False)
     for other in (out[:, :, :1], out[..., :1]):
         expect.raises(
@@ -254,12 +290,12 @@ def out_shape(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    "lse-of-other-shape-accepted",
     catches="an lse longer than q is accepted and cut off",
     severity="minor",
     story="lse padded to a multiple of the tile, as some kernels save it, is another layout.",
+    mutant=edit((" or lse.shape != q.shape[:3]", "")),
 )
-def lse_shape(submission: Submission, rng: np.random.Generator) -> None:
+def lse_of_other_shape_accepted(submission: Submission, rng: np.random.Generator) -> None:
     dout, q, k, v, out, lse = draw(Shape(H=2, G=2, T=6, S=6), rng, False)
     padded, doubled = np.pad(lse, ((0, 0), (0, 0), (0, 2))), np.concatenate([lse, lse])
     for other in (padded, doubled, lse.swapaxes(1, 2), lse[..., None]):
@@ -270,10 +306,10 @@ def lse_shape(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    "integers-accepted",
     catches="integer gradients are accepted",
     severity="minor",
     story="np.ones with an integer dtype as upstream gradient passes every multiplication.",
+    mutant=edit(('kind == "f" for x in (dout', 'kind in "fiu" for x in (dout')),
 )
 def integers_accepted(submission: Submission, rng: np.random.Generator) -> None:
     _, q, k, v, out, lse = draw(Shape(), rng, False)

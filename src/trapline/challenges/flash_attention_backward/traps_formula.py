@@ -3,84 +3,94 @@
 import numpy as np
 
 from trapline.arena.judge import expect
-from trapline.arena.judge.traps import trap
+from trapline.arena.judge.traps import edit, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.flash_attention_backward.cases import agrees, differentiates, draw, triple
 from trapline.challenges.flash_attention_backward.situations import grouped, with_logits
+from trapline.challenges.flash_attention_backward.solution_lines import (
+    DSCORES,
+    ROW_LOOP,
+    SCORES,
+    WEIGHTS,
+    mask,
+)
 from trapline.challenges.flash_attention_forward.cases import Shape
+
+# Parts of the gold solution that several mutants edit.
+_RETURN = "    return dq, dk, dv\n"
 
 # --- sums over groups, tiles, rows ----------------------------------------------------------------
 
 
 @trap(
-    "dk-of-last-head-only",
     catches="dk keeps the last query head of a group instead of the sum over the group",
     severity="critical",
     story="Key heads are shared in the forward pass, so their gradient is a sum; an assignment per "
     "head overwrites it, and tests with H = G never see it.",
+    mutant=edit((ROW_LOOP, "            dk[b, g, cols] = 0\n" + ROW_LOOP)),
 )
-def dk_last_head(submission: Submission, rng: np.random.Generator) -> None:
+def dk_of_last_head_only(submission: Submission, rng: np.random.Generator) -> None:
     grouped(submission, rng)
 
 
 @trap(
-    "dv-of-last-head-only",
     catches="dv keeps the last query head of a group instead of the sum over the group",
     severity="critical",
     story="The same overwrite on the values' side; some tests of the published field looked at a "
     "few elements of dv only.",
+    mutant=edit((ROW_LOOP, "            dv[b, g, cols] = 0\n" + ROW_LOOP)),
 )
-def dv_last_head(submission: Submission, rng: np.random.Generator) -> None:
+def dv_of_last_head_only(submission: Submission, rng: np.random.Generator) -> None:
     grouped(submission, rng)
 
 
 @trap(
-    "dk-averaged-over-group",
     catches="dk is the mean over the group instead of the sum",
     severity="critical",
     story="Averaging looks like good manners; the learning rate of every key projection drops.",
+    mutant=edit((_RETURN, "    return dq, dk / (H // G), dv\n")),
 )
-def dk_averaged(submission: Submission, rng: np.random.Generator) -> None:
+def dk_averaged_over_group(submission: Submission, rng: np.random.Generator) -> None:
     grouped(submission, rng)
 
 
 @trap(
-    "dv-averaged-over-group",
     catches="dv is the mean over the group instead of the sum",
     severity="critical",
     story="As for dk: the forward pass copied the head, so the backward pass must add.",
+    mutant=edit((_RETURN, "    return dq, dk, dv / (H // G)\n")),
 )
-def dv_averaged(submission: Submission, rng: np.random.Generator) -> None:
+def dv_averaged_over_group(submission: Submission, rng: np.random.Generator) -> None:
     grouped(submission, rng)
 
 
 @trap(
-    "dq-of-last-key-tile-only",
     catches="dq holds the contribution of the last tile of keys only",
     severity="critical",
     story="With keys in the outer loop dq is touched once per key tile and must accumulate.",
+    mutant=edit(("dq[b, h, rows] += ", "dq[b, h, rows] = ")),
 )
-def dq_last_tile(submission: Submission, rng: np.random.Generator) -> None:
+def dq_of_last_key_tile_only(submission: Submission, rng: np.random.Generator) -> None:
     differentiates(submission, draw(Shape(T=4, S=8), rng, False), tile=4)
 
 
 @trap(
-    "dk-of-last-query-tile-only",
     catches="dk holds the contribution of the last tile of queries only",
     severity="critical",
     story="One tile of queries is all that a small test has.",
+    mutant=edit(("dk[b, g, cols] += ", "dk[b, g, cols] = ")),
 )
-def dk_last_tile(submission: Submission, rng: np.random.Generator) -> None:
+def dk_of_last_query_tile_only(submission: Submission, rng: np.random.Generator) -> None:
     differentiates(submission, draw(Shape(T=8, S=4), rng, False), tile=4)
 
 
 @trap(
-    "dv-of-last-query-tile-only",
     catches="dv holds the contribution of the last tile of queries only",
     severity="critical",
     story="One tile of queries is all that a small test has.",
+    mutant=edit(("dv[b, g, cols] += ", "dv[b, g, cols] = ")),
 )
-def dv_last_tile(submission: Submission, rng: np.random.Generator) -> None:
+def dv_of_last_query_tile_only(submission: Submission, rng: np.random.Generator) -> None:
     differentiates(submission, draw(Shape(T=8, S=4), rng, False), tile=4)
 
 
@@ -88,65 +98,65 @@ def dv_last_tile(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    "delta-missing",
     catches="dS = P·dP without the row sum D = rowsum(dO·O)",
     severity="critical",
     story="The softmax's Jacobian is diag(p) − ppᵀ; the second half is the one that gets lost.",
+    mutant=edit((DSCORES, "dscores = weights * dweights * D**-0.5")),
 )
 def delta_missing(submission: Submission, rng: np.random.Generator) -> None:
     differentiates(submission, draw(Shape(T=4, S=5), rng, False))
 
 
 @trap(
-    "delta-of-first-rows",
     catches="every tile of queries uses the D of the first rows",
     severity="critical",
     story="A vector indexed by the row inside the tile instead of the row in the sequence.",
+    mutant=edit(("delta[b, h, rows, None]", "delta[b, h, : rows.stop - rows.start, None]")),
 )
-def delta_first_rows(submission: Submission, rng: np.random.Generator) -> None:
+def delta_of_first_rows(submission: Submission, rng: np.random.Generator) -> None:
     differentiates(submission, draw(Shape(T=8, S=4), rng, False), tile=4)
 
 
 @trap(
-    "delta-of-first-head",
     catches="all heads use the D of the first",
     severity="critical",
     story="D has one number per row and head; a stride too few and head 0 serves all.",
+    mutant=edit(("delta[b, h, rows, None]", "delta[b, 0, rows, None]")),
 )
-def delta_first_head(submission: Submission, rng: np.random.Generator) -> None:
+def delta_of_first_head(submission: Submission, rng: np.random.Generator) -> None:
     differentiates(submission, draw(Shape(H=3, G=3, T=4, S=4), rng, True), causal=True)
 
 
 @trap(
-    "delta-averaged",
     catches="D is the mean over the width instead of the sum",
     severity="critical",
     story="mean for sum in a one-line reduction; D = 1 hides it.",
+    mutant=edit(("(dout * out).sum(axis=-1)", "(dout * out).mean(axis=-1)")),
 )
 def delta_averaged(submission: Submission, rng: np.random.Generator) -> None:
     differentiates(submission, draw(Shape(T=4, S=4, D=6), rng, False))
 
 
 @trap(
-    "delta-over-one-tile-of-keys",
     catches="D is summed over the keys of the current tile only",
     severity="critical",
     story="Σ p·dp over all keys is what the formula says; inside a tiled loop it becomes a sum "
     "over the tile, right whenever one tile holds all keys.",
+    mutant=edit(("delta[b, h, rows, None]", "(weights * dweights).sum(axis=1, keepdims=True)")),
 )
-def delta_one_tile(submission: Submission, rng: np.random.Generator) -> None:
+def delta_over_one_tile_of_keys(submission: Submission, rng: np.random.Generator) -> None:
     arguments = draw(Shape(T=5, S=9), rng, False)
     for tile in (16, 4):
         differentiates(submission, arguments, tile=tile)
 
 
 @trap(
-    "delta-with-wrong-sign",
     catches="dS has the opposite sign, so that dq and dk point uphill",
     severity="critical",
     story="dv is right, and a test that looks at dv alone is content.",
+    mutant=edit(("(dweights - delta[b, h, rows, None])", "(delta[b, h, rows, None] - dweights)")),
 )
-def delta_sign(submission: Submission, rng: np.random.Generator) -> None:
+def delta_with_wrong_sign(submission: Submission, rng: np.random.Generator) -> None:
     differentiates(submission, draw(Shape(T=4, S=4), rng, True), causal=True)
 
 
@@ -154,42 +164,57 @@ def delta_sign(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    "dq-without-scale",
     catches="dq lacks the factor D^-½",
     severity="critical",
     story="The scale enters the scores, so it leaves through both dq and dk.",
+    mutant=edit(
+        (
+            "dq[b, h, rows] += dscores @ k[b, g, cols]",
+            "dq[b, h, rows] += dscores @ k[b, g, cols] * D**0.5",
+        )
+    ),
 )
 def dq_without_scale(submission: Submission, rng: np.random.Generator) -> None:
     differentiates(submission, draw(Shape(T=4, S=4, D=9), rng, False))
 
 
 @trap(
-    "dk-without-scale",
     catches="dk lacks the factor D^-½",
     severity="critical",
     story="Kernels that keep a scaled q get dk right by luck and lose it when q is loaded afresh.",
+    mutant=edit(
+        (
+            "dk[b, g, cols] += dscores.T @ q[b, h, rows]",
+            "dk[b, g, cols] += dscores.T @ q[b, h, rows] * D**0.5",
+        )
+    ),
 )
 def dk_without_scale(submission: Submission, rng: np.random.Generator) -> None:
     differentiates(submission, draw(Shape(T=4, S=4, D=9), rng, False))
 
 
 @trap(
-    "dk-scaled-twice",
     catches="dk is scaled once through q and once more at the end",
     severity="critical",
     story="q was scaled on loading, and then the gradient was scaled as the formula says.",
+    mutant=edit(
+        (
+            "dk[b, g, cols] += dscores.T @ q[b, h, rows]",
+            "dk[b, g, cols] += dscores.T @ q[b, h, rows] * D**-0.5",
+        )
+    ),
 )
 def dk_scaled_twice(submission: Submission, rng: np.random.Generator) -> None:
     differentiates(submission, draw(Shape(T=4, S=4, D=9), rng, False))
 
 
 @trap(
-    "weights-of-unscaled-scores",
     catches="the weights are recomputed from unscaled scores",
     severity="critical",
     story="Forward and backward must take the same path to a score, or probabilities exceed one.",
+    mutant=edit((SCORES, "scores = q @ k[cols].T")),
 )
-def weights_unscaled(submission: Submission, rng: np.random.Generator) -> None:
+def weights_of_unscaled_scores(submission: Submission, rng: np.random.Generator) -> None:
     differentiates(submission, draw(Shape(T=4, S=6, D=16), rng, False))
 
 
@@ -197,30 +222,32 @@ def weights_unscaled(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    "weights-not-normalised",
     catches="weights are recomputed with a tile's maximum and without lse",
     severity="critical",
     story="exp(s − max) looks like the forward pass; without the sum it is no probability.",
+    mutant=edit(
+        (WEIGHTS, "return np.exp(scores - scores.max(axis=1, keepdims=True, initial=-1e300))")
+    ),
 )
 def weights_not_normalised(submission: Submission, rng: np.random.Generator) -> None:
     differentiates(submission, draw(Shape(T=4, S=6), rng, False), tile=3)
 
 
 @trap(
-    "weights-in-base-two",
     catches="lse is taken for a base-2 logarithm",
     severity="critical",
     story="Kernels keep lse in base 2 and share it with a backward pass of another author.",
+    mutant=edit((WEIGHTS, "return np.exp2(scores - finite[:, None])")),
 )
-def weights_base_two(submission: Submission, rng: np.random.Generator) -> None:
+def weights_in_base_two(submission: Submission, rng: np.random.Generator) -> None:
     differentiates(submission, draw(Shape(T=4, S=6), rng, False))
 
 
 @trap(
-    "weights-by-division",
     catches="exp(s) / exp(lse) overflows where exp(s − lse) does not",
     severity="critical",
     story="The same number on paper; with scores of a thousand it is inf / inf.",
+    mutant=edit((WEIGHTS, "return np.exp(scores) / np.exp(finite)[:, None]")),
 )
 def weights_by_division(submission: Submission, rng: np.random.Generator) -> None:
     for shift in (3000.0, -3000.0):
@@ -239,11 +266,11 @@ def more_queries_than_keys(submission: Submission, rng: np.random.Generator, til
 
 
 @trap(
-    "empty-rows-nan",
     catches="rows with lse = −inf turn into NaN gradients",
     severity="critical",
     story="−inf − (−inf) again, this time from the saved lse; a NaN in one row reaches all of dk "
     "and dv.",
+    mutant=edit(("np.where(lse == -np.inf, 0, lse)", "lse")),
 )
 def empty_rows_nan(submission: Submission, rng: np.random.Generator) -> None:
     for tile in (3, 16):
@@ -251,10 +278,15 @@ def empty_rows_nan(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    "empty-rows-infinite",
     catches="a finite mask minus a very negative lse: exp overflows in empty rows",
     severity="critical",
     story="exp(s − lse) with lse near −inf is inf; the mask has to win before the subtraction.",
+    mutant=edit(
+        mask("    if causal:\n        scores[_hidden(position, rows, cols)] = -1e9\n"),
+        ("np.where(lse == -np.inf, 0, lse)", "np.maximum(lse, -1e10)"),
+        (WEIGHTS, "return np.exp(scores - finite[:, None])"),
+        ("    dout = _heard(dout, lse)\n", ""),
+    ),
 )
 def empty_rows_infinite(submission: Submission, rng: np.random.Generator) -> None:
     more_queries_than_keys(submission, rng, 8)

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from trapline.arena.judge import expect
-from trapline.arena.judge.traps import trap
+from trapline.arena.judge.traps import edit, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.flash_attention_backward.cases import (
     NAMES,
@@ -16,70 +16,74 @@ from trapline.challenges.flash_attention_backward.cases import (
     triple,
 )
 from trapline.challenges.flash_attention_backward.situations import with_logits
+from trapline.challenges.flash_attention_backward.solution_lines import WEIGHTS
 from trapline.challenges.flash_attention_forward.cases import REFUSALS, Shape, attends, pair
+
+# Parts of the gold solution that several mutants edit.
+_FORWARD_MASK = "position + 1:\n            scores[_hidden(position, rows, cols)] = -np.inf"
 
 # --- the forward pass it rests on -----------------------------------------------------------------
 
 
 @trap(
-    "forward-rescale-direction",
     catches="exp(m_new − m_old) instead of exp(m_old − m_new) in the forward pass",
     severity="critical",
     story="Said to show only in the backward pass. It shows in out and in lse, with two tiles.",
+    mutant=edit(("np.exp(peak - origin)", "np.exp(np.where(peak == -np.inf, 0, origin - peak))")),
 )
-def forward_rescale(submission: Submission, rng: np.random.Generator) -> None:
+def forward_rescale_direction(submission: Submission, rng: np.random.Generator) -> None:
     _, q, k, v, _, _ = with_logits(rng, [0.0, 0.0, 1.0, 1.0, 3.0, 3.0], 3, False)
     attends(submission, q, k, v, tile=2)
 
 
 @trap(
-    "forward-maximum-shared-by-rows",
     catches="one maximum for a whole tile of queries, so that rows with low scores underflow",
     severity="critical",
     story="max() without an axis: one loud query silences its neighbours, and their lse is −inf.",
+    mutant=edit(("scores.max(axis=1)", "scores.max()")),
 )
-def forward_shared_maximum(submission: Submission, rng: np.random.Generator) -> None:
+def forward_maximum_shared_by_rows(submission: Submission, rng: np.random.Generator) -> None:
     _, q, k, v, _, _ = with_logits(rng, [2000.0, 1999.0, 2001.0], 3, False)
     q[0, 0, 1] = 0.0
     attends(submission, q, k, v, tile=2)
 
 
 @trap(
-    "forward-empty-rows-nan",
     catches="NaN in out or lse of rows that see no key",
     severity="critical",
     story="−inf − (−inf) where empty and other rows share a tile; the backward pass inherits it.",
+    mutant=edit(("np.where(new_peak == -np.inf, 0, new_peak)", "new_peak")),
 )
-def forward_empty_rows(submission: Submission, rng: np.random.Generator) -> None:
+def forward_empty_rows_nan(submission: Submission, rng: np.random.Generator) -> None:
     attends(submission, *Shape(T=9, S=4).draw(rng), causal=True, tile=8)
 
 
 @trap(
-    "forward-lse-without-maximum",
     catches="lse lacks the maximum that was taken out",
     severity="critical",
     story="out is right, and the backward pass that trusts lse is not.",
+    mutant=edit(("peak + np.log(total)", "np.log(total)")),
 )
-def forward_lse(submission: Submission, rng: np.random.Generator) -> None:
+def forward_lse_without_maximum(submission: Submission, rng: np.random.Generator) -> None:
     _, q, k, v, _, _ = with_logits(rng, [5.0, 4.0, 5.0, 3.0], 2, False)
     attends(submission, q, k, v, tile=2)
 
 
 @trap(
-    "forward-mask-aligned-top-left",
     catches="the forward mask is aligned to the first key",
     severity="critical",
     story="Two queries on six keys: query 0 must see five.",
+    mutant=edit(("start + S - T, causal", "start, causal")),
 )
-def forward_top_left(submission: Submission, rng: np.random.Generator) -> None:
+def forward_mask_aligned_top_left(submission: Submission, rng: np.random.Generator) -> None:
     attends(submission, *Shape(T=2, S=6).draw(rng), causal=True, tile=4)
 
 
 @trap(
-    "forward-finite-mask",
     catches="−1e9 as mask: a row without keys becomes the mean of all values",
     severity="critical",
     story="A finite sentinel minus itself is 0, so a fully masked row gets equal weights.",
+    mutant=edit((_FORWARD_MASK, _FORWARD_MASK.replace("-np.inf", "-1e9"))),
 )
 def forward_finite_mask(submission: Submission, rng: np.random.Generator) -> None:
     q, k, v = Shape(T=7, S=4).draw(rng)
@@ -101,13 +105,13 @@ def finite(answer: Any, arguments: Saved) -> None:
 
 
 @trap(
-    "huge-scores-overflow",
     catches="exp(s − lse) overflows where s and lse are rounded apart by more than 88",
     severity="major",
     story="float32 numbers near 10¹² are 65536 apart; a saved lse one step below a score made "
     "again in another order turns a probability into inf.",
+    mutant=edit((WEIGHTS, "return np.exp(scores - finite[:, None])")),
 )
-def huge_scores(submission: Submission, rng: np.random.Generator) -> None:
+def huge_scores_overflow(submission: Submission, rng: np.random.Generator) -> None:
     q, k, v = Shape(T=128, S=8, D=3).draw(rng, np.float32)
     dout = rng.standard_normal(q.shape).astype(np.float32)
     arguments = saved(dout, 1e6 * q, 1e6 * k, v, False)
@@ -115,10 +119,10 @@ def huge_scores(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    "empty-rows-overflow",
     catches="dout of a row without keys overflows in a product before its weight 0 is applied",
     severity="major",
     story="Nobody fills the gradient of a padded row; 0 · inf is NaN, and it reaches all of dk.",
+    mutant=edit(("    dout = _heard(dout, lse)\n", "")),
 )
 def empty_rows_overflow(submission: Submission, rng: np.random.Generator) -> None:
     q, k, v = Shape(H=2, G=1, T=7, S=4).draw(rng, np.float32)
@@ -130,11 +134,11 @@ def empty_rows_overflow(submission: Submission, rng: np.random.Generator) -> Non
 
 
 @trap(
-    "scores-below-sentinel",
     catches="−1e30 stands for −inf somewhere, and rows with finite scores below it count as empty",
     severity="major",
     story="lse < −1e30 is a common test for an empty row; the constant comes from another dtype's "
     "range.",
+    mutant=edit(("np.where(lse == -np.inf, 0, lse)", "np.where(lse < -1e30, 0, lse)")),
 )
 def scores_below_sentinel(submission: Submission, rng: np.random.Generator) -> None:
     # Every key is hopelessly behind the first, so that it gets all of dout.
@@ -148,35 +152,41 @@ def scores_below_sentinel(submission: Submission, rng: np.random.Generator) -> N
 
 
 @trap(
-    "zero-output-taken-for-empty-row",
     catches="a row whose out is 0 is taken for one that sees no key",
     severity="major",
     story="An empty row has out 0, but so has every row over values that are zero: a layer whose "
     "value projection starts at zero would never learn.",
+    mutant=edit(("_heard(dout, lse)", "_heard(dout, np.where(out.any(axis=-1), lse, -np.inf))")),
 )
-def zero_output(submission: Submission, rng: np.random.Generator) -> None:
+def zero_output_taken_for_empty_row(submission: Submission, rng: np.random.Generator) -> None:
     dout, q, k, v, _, _ = draw(Shape(H=2, G=1, T=6, S=6), rng, True)
     differentiates(submission, saved(dout, q, k, 0 * v, True), causal=True, tile=4)
 
 
 @trap(
-    "small-weights-dropped",
     catches="weights below 1e-8 are set to 0, also in float64",
     severity="minor",
     story="A threshold that float32 cannot feel; in float64 it costs half of the digits.",
+    mutant=edit(
+        (
+            WEIGHTS,
+            WEIGHTS.replace("return", "weights =")
+            + "\n    return np.where(weights < 1e-8, 0, weights)",
+        )
+    ),
 )
-def small_weights(submission: Submission, rng: np.random.Generator) -> None:
+def small_weights_dropped(submission: Submission, rng: np.random.Generator) -> None:
     arguments = with_logits(rng, [0.0, -19.0, -19.5, -20.0], 3, False)
     differentiates(submission, arguments, tile=2)
 
 
 @trap(
-    "integers-in-saved-accepted",
     catches="an integer out or lse is accepted, because only dout is looked at",
     severity="minor",
     story="Saved arrays are trusted as one's own, but they may come from anywhere.",
+    mutant=edit(("for x in (dout, out, lse))", "for x in (dout,))")),
 )
-def integers_in_saved(submission: Submission, rng: np.random.Generator) -> None:
+def integers_in_saved_accepted(submission: Submission, rng: np.random.Generator) -> None:
     *inputs, out, lse = draw(Shape(), rng, False)
     for kept in ((np.rint(out).astype(np.int64), lse), (out, np.rint(lse).astype(np.int64))):
         expect.raises(

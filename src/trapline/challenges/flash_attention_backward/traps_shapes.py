@@ -2,11 +2,20 @@
 
 import numpy as np
 
-from trapline.arena.judge.traps import trap
+from trapline.arena.judge.traps import edit, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.flash_attention_backward.cases import differentiates, draw
 from trapline.challenges.flash_attention_backward.situations import grouped, with_logits
+from trapline.challenges.flash_attention_backward.solution_lines import (
+    CHECKED,
+    ROW_LOOP,
+    mask,
+)
 from trapline.challenges.flash_attention_forward.cases import Shape, attends
+
+# Parts of the gold solution that several mutants edit.
+_BACKWARD_HEAD = "        g = h // (H // G)\n        for start in range(0, S, tile):"
+_BUFFERS = '"""\n\nimport numpy as np\n'
 
 # --- causal ---------------------------------------------------------------------------------------
 
@@ -17,86 +26,90 @@ def causal_square(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    "mask-missing",
     catches="the backward pass forgets the causal mask",
     severity="critical",
     story="Skipping hidden tiles is there, the mask inside the diagonal tile is not.",
+    mutant=edit(mask("")),
 )
 def mask_missing(submission: Submission, rng: np.random.Generator) -> None:
     causal_square(submission, rng)
 
 
 @trap(
-    "mask-hides-own-key",
     catches="the backward mask hides the diagonal",
     severity="critical",
     story="≥ for > in one of two masks that must be the same.",
+    mutant=edit(
+        mask("    if causal:\n        scores[_hidden(position - 1, rows, cols)] = -np.inf\n")
+    ),
 )
-def mask_own_key(submission: Submission, rng: np.random.Generator) -> None:
+def mask_hides_own_key(submission: Submission, rng: np.random.Generator) -> None:
     causal_square(submission, rng)
 
 
 @trap(
-    "mask-sees-next-key",
     catches="the backward mask shows one key of the future",
     severity="critical",
     story="Gradients flow into a key that the forward pass never used.",
+    mutant=edit(
+        mask("    if causal:\n        scores[_hidden(position + 1, rows, cols)] = -np.inf\n")
+    ),
 )
-def mask_next_key(submission: Submission, rng: np.random.Generator) -> None:
+def mask_sees_next_key(submission: Submission, rng: np.random.Generator) -> None:
     causal_square(submission, rng)
 
 
 @trap(
-    "mask-aligned-top-left",
     catches="the backward mask is aligned to the first key, the forward one to the last",
     severity="critical",
     story="Square training never shows it; training on a cached prefix does.",
+    mutant=edit(("position = top + S - T", "position = top")),
 )
-def mask_top_left(submission: Submission, rng: np.random.Generator) -> None:
+def mask_aligned_top_left(submission: Submission, rng: np.random.Generator) -> None:
     for T, S in ((2, 6), (3, 8), (6, 2)):
         differentiates(submission, draw(Shape(T=T, S=S), rng, True), causal=True, tile=4)
 
 
 @trap(
-    "mask-zeroes-scores",
     catches="hidden scores are set to 0 instead of −inf, so hidden keys get weight exp(−lse)",
     severity="critical",
     story="Known from kernels' tails: it is the weight that must be zero, not the score.",
+    mutant=edit(mask("    if causal:\n        scores[_hidden(position, rows, cols)] = 0\n")),
 )
 def mask_zeroes_scores(submission: Submission, rng: np.random.Generator) -> None:
     causal_square(submission, rng)
 
 
 @trap(
-    "mask-above-real-logits",
     catches="a finite mask that is larger than real logits gives hidden keys huge weights",
     severity="critical",
     story="With all real logits at −3·10⁴, a mask of −10⁴ becomes exp(2·10⁴).",
+    mutant=edit(mask("    if causal:\n        scores[_hidden(position, rows, cols)] = -1e4\n")),
 )
-def mask_above(submission: Submission, rng: np.random.Generator) -> None:
+def mask_above_real_logits(submission: Submission, rng: np.random.Generator) -> None:
     for low in (-3e4, -3e9):
         arguments = with_logits(rng, [low] * 6, 6, True)
         differentiates(submission, arguments, causal=True, tile=3)
 
 
 @trap(
-    "break-instead-of-continue",
     catches="the loop over queries ends at the first hidden tile although later rows see the keys",
     severity="critical",
     story="Called fragile in the published field: with keys outside and queries inside, the hidden "
     "tiles come first.",
+    mutant=edit(("continue  # these", "break  # these")),
 )
-def break_in_loop(submission: Submission, rng: np.random.Generator) -> None:
+def break_instead_of_continue(submission: Submission, rng: np.random.Generator) -> None:
     differentiates(submission, draw(Shape(T=12, S=12), rng, True), causal=True, tile=4)
 
 
 @trap(
-    "diagonal-tile-skipped",
     catches="a tile in which only the last row sees only the first key is skipped",
     severity="critical",
     story="An off-by-one in the skip condition that aligned square problems never touch.",
+    mutant=edit(("<= start:\n", "<= start + 1:\n")),
 )
-def diagonal_tile(submission: Submission, rng: np.random.Generator) -> None:
+def diagonal_tile_skipped(submission: Submission, rng: np.random.Generator) -> None:
     for T, S in ((8, 9), (7, 8), (8, 8)):
         for tile in (4, 1):
             differentiates(submission, draw(Shape(T=T, S=S), rng, True), causal=True, tile=tile)
@@ -106,43 +119,50 @@ def diagonal_tile(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    "last-key-tile-dropped",
     catches="keys behind the last whole tile get no gradient",
     severity="critical",
     story="300 keys in tiles of 97 leave nine.",
+    mutant=edit(
+        (_BACKWARD_HEAD, _BACKWARD_HEAD.replace("range(0, S, ", "range(0, S - S % tile, "))
+    ),
 )
-def last_key_tile(submission: Submission, rng: np.random.Generator) -> None:
+def last_key_tile_dropped(submission: Submission, rng: np.random.Generator) -> None:
     differentiates(submission, draw(Shape(T=3, S=300), rng, False), tile=97)
 
 
 @trap(
-    "last-query-tile-dropped",
     catches="queries behind the last whole tile neither get nor give gradients",
     severity="critical",
     story="300 queries in tiles of 97 leave nine.",
+    mutant=edit((ROW_LOOP, "            for top in range(0, T - T % tile, tile):\n")),
 )
-def last_query_tile(submission: Submission, rng: np.random.Generator) -> None:
+def last_query_tile_dropped(submission: Submission, rng: np.random.Generator) -> None:
     differentiates(submission, draw(Shape(T=300, S=3), rng, False), tile=97)
 
 
 @trap(
-    "tile-larger-than-sequence-refused",
     catches="a tile larger than the sequence is refused or answered wrongly",
     severity="major",
     story="The default tile of 64 meets five tokens.",
+    mutant=edit(
+        (
+            CHECKED,
+            CHECKED + "    if tile > max(k.shape[2], 1):\n        raise ValueError(tile)\n",
+        )
+    ),
 )
-def tile_larger(submission: Submission, rng: np.random.Generator) -> None:
+def tile_larger_than_sequence_refused(submission: Submission, rng: np.random.Generator) -> None:
     for causal in (False, True):
         differentiates(submission, draw(Shape(T=5, S=5), rng, causal), causal=causal, tile=100)
 
 
 @trap(
-    "as-many-keys-as-queries",
     catches="keys beyond the number of queries get no gradient",
     severity="critical",
     story="Self-attention tests have T = S; cross-attention does not.",
+    mutant=edit((_BACKWARD_HEAD, _BACKWARD_HEAD.replace("range(0, S, ", "range(0, min(S, T), "))),
 )
-def as_many_keys(submission: Submission, rng: np.random.Generator) -> None:
+def as_many_keys_as_queries(submission: Submission, rng: np.random.Generator) -> None:
     differentiates(submission, draw(Shape(T=3, S=10), rng, False), tile=2)
 
 
@@ -150,32 +170,32 @@ def as_many_keys(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    "groups-by-tiling",
     catches="the backward pass pairs query head h with kv head h mod G",
     severity="critical",
     story="np.tile for np.repeat, in one of two places.",
+    mutant=edit((_BACKWARD_HEAD, _BACKWARD_HEAD.replace("h // (H // G)", "h % G"))),
 )
 def groups_by_tiling(submission: Submission, rng: np.random.Generator) -> None:
     grouped(submission, rng)
 
 
 @trap(
-    "groups-by-wrong-divisor",
     catches="the backward pass pairs query head h with kv head h // G",
     severity="critical",
     story="H = 4, G = 2 hides it, because there H/G = G.",
+    mutant=edit((_BACKWARD_HEAD, _BACKWARD_HEAD.replace("h // (H // G)", "h // G"))),
 )
-def groups_wrong_divisor(submission: Submission, rng: np.random.Generator) -> None:
+def groups_by_wrong_divisor(submission: Submission, rng: np.random.Generator) -> None:
     differentiates(submission, draw(Shape(H=6, G=3, T=4, S=4), rng, False), tile=3)
 
 
 @trap(
-    "batch-shares-values",
     catches="all rows of a batch read the values of the first",
     severity="critical",
     story="Tests with B = 1 never notice.",
+    mutant=edit(("dout[b, h, rows] @ v[b, g, cols].T", "dout[b, h, rows] @ v[0, g, cols].T")),
 )
-def batch_shares(submission: Submission, rng: np.random.Generator) -> None:
+def batch_shares_values(submission: Submission, rng: np.random.Generator) -> None:
     differentiates(submission, draw(Shape(B=3, T=4, S=4), rng, True), causal=True)
 
 
@@ -183,13 +203,17 @@ def batch_shares(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    "needs-its-own-forward",
     catches="the backward pass uses what its own last forward call left behind",
     severity="critical",
     story="Fine in a script that calls one after the other; wrong with two layers, with activation "
     "checkpoints, or when out and lse come from another implementation.",
+    mutant=edit(
+        (_BUFFERS, _BUFFERS + "\n_SAVED = {}\n"),
+        ("    return out, lse\n", '    _SAVED["lse"] = lse\n    return out, lse\n'),
+        (CHECKED, CHECKED + '    lse = _SAVED["lse"]\n'),
+    ),
 )
-def needs_own_forward(submission: Submission, rng: np.random.Generator) -> None:
+def needs_its_own_forward(submission: Submission, rng: np.random.Generator) -> None:
     first, second = (draw(Shape(T=6, S=6), rng, True) for _ in range(2))
     for arguments in (first, second):
         attends(submission, *arguments[1:4], causal=True)
@@ -198,10 +222,16 @@ def needs_own_forward(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    "gradients-pile-up",
     catches="a buffer kept between calls still holds the last gradients",
     severity="critical",
     story="A workspace reused to save an allocation, and not cleared.",
+    mutant=edit(
+        (_BUFFERS, _BUFFERS + "\n_SPARE = {}\n"),
+        (
+            "    # The sum over keys of weight",
+            "    dk = _SPARE.setdefault(dk.shape, dk)\n    # The sum over keys of weight",
+        ),
+    ),
 )
 def gradients_pile_up(submission: Submission, rng: np.random.Generator) -> None:
     arguments = draw(Shape(T=5, S=5), rng, False)

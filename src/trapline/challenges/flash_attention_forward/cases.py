@@ -97,14 +97,14 @@ def weighed(
 REFUSALS = (ValueError, TypeError)
 
 
-@case("full-attention")
+@case
 def full_attention(submission: Submission, rng: np.random.Generator) -> None:
     """Every query sees every key; several tiles a side, in both dtypes."""
     for dtype in (np.float64, np.float32):
         attends(submission, *Shape(B=2, H=3, G=3, T=40, S=40, D=16).draw(rng, dtype), tile=16)
 
 
-@case("causal-attention")
+@case
 def causal_attention(submission: Submission, rng: np.random.Generator) -> None:
     """A query sees no later key; several tiles a side, in both dtypes."""
     for dtype in (np.float64, np.float32):
@@ -112,14 +112,14 @@ def causal_attention(submission: Submission, rng: np.random.Generator) -> None:
         attends(submission, *inputs, causal=True, tile=16)
 
 
-@case("defaults")
+@case
 def defaults(submission: Submission, rng: np.random.Generator) -> None:
     """Without `causal` and `tile` it is full attention, also beyond one tile of 64."""
     q, k, v = Shape(T=70, S=130, D=3).draw(rng)
     agrees(submission.flash_attention(q, k, v), q, k, v, causal=False)
 
 
-@case("unequal-lengths")
+@case
 def unequal_lengths(submission: Submission, rng: np.random.Generator) -> None:
     """T ≠ S both ways; causal is aligned at the last query and the last key."""
     for T, S in ((5, 19), (19, 5), (1, 23), (23, 1)):
@@ -127,15 +127,15 @@ def unequal_lengths(submission: Submission, rng: np.random.Generator) -> None:
             attends(submission, *Shape(T=T, S=S).draw(rng), causal=causal, tile=4)
 
 
-@case("grouped-heads")
+@case
 def grouped_heads(submission: Submission, rng: np.random.Generator) -> None:
     """One key/value head for several query heads, or for all."""
     for H, G in ((6, 3), (8, 2), (5, 1)):
         attends(submission, *Shape(B=2, H=H, G=G, T=9, S=11).draw(rng), causal=True, tile=4)
 
 
-@case("tile-is-only-a-size-of-work")
-def tile_is_only_a_size(submission: Submission, rng: np.random.Generator) -> None:
+@case
+def tile_is_only_a_size_of_work(submission: Submission, rng: np.random.Generator) -> None:
     """One row at a time or everything at once: the same result up to rounding."""
     q, k, v = Shape(T=21, S=26).draw(rng)
     for causal in (False, True):
@@ -143,7 +143,7 @@ def tile_is_only_a_size(submission: Submission, rng: np.random.Generator) -> Non
             attends(submission, q, k, v, causal=causal, tile=tile)
 
 
-@case("empty-inputs")
+@case
 def empty_inputs(submission: Submission, rng: np.random.Generator) -> None:
     """No batch, no query or no key is an ordinary call."""
     for shape in (Shape(B=0), Shape(T=0), Shape(S=0), Shape(T=0, S=0)):
@@ -151,8 +151,8 @@ def empty_inputs(submission: Submission, rng: np.random.Generator) -> None:
             attends(submission, *shape.draw(rng, np.float32), causal=causal, tile=4)
 
 
-@case("bad-input-is-refused")
-def bad_input(submission: Submission, rng: np.random.Generator) -> None:
+@case
+def bad_input_is_refused(submission: Submission, rng: np.random.Generator) -> None:
     """Ranks and shapes that do not fit are refused."""
     q, k, v = Shape(B=2, H=4, G=2, T=5, S=6, D=4).draw(rng)
     wrong = [
@@ -171,7 +171,7 @@ def bad_input(submission: Submission, rng: np.random.Generator) -> None:
     expect.raises(REFUSALS, lambda: submission.flash_attention(q, k, v, tile=0))
 
 
-@case("calls-are-independent")
+@case
 def calls_are_independent(submission: Submission, rng: np.random.Generator) -> None:
     """The same shapes with other values, then a smaller problem, then the first again."""
     first = Shape(T=10, S=10).draw(rng)

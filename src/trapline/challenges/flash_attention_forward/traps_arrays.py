@@ -3,7 +3,7 @@
 import numpy as np
 
 from trapline.arena.judge import expect
-from trapline.arena.judge.traps import trap
+from trapline.arena.judge.traps import edit, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.flash_attention_forward.cases import (
     REFUSALS,
@@ -18,15 +18,19 @@ from trapline.challenges.flash_attention_forward.situations import (
     holds_no_matrix,
     with_logits,
 )
+from trapline.challenges.flash_attention_forward.solution_lines import KEY_LOOP
+
+# Parts of the gold solution that several mutants edit.
+_CHECKED = "    _check(q, k, v, tile)\n"
 
 # --- nothing there --------------------------------------------------------------------------------
 
 
 @trap(
-    "no-keys",
     catches="S = 0 raises (maximum of an empty axis) instead of giving zeros and −inf",
     severity="major",
     story="An empty cache on the first step, a document of no tokens in a packed batch.",
+    mutant=edit((KEY_LOOP, "for start in range(0, max(stop, 1), tile):")),
 )
 def no_keys(submission: Submission, rng: np.random.Generator) -> None:
     for causal in (False, True):
@@ -34,10 +38,10 @@ def no_keys(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    "no-queries",
     catches="T = 0 raises (a tile clamped to zero) instead of giving empty arrays",
     severity="minor",
     story="A scheduler that hands over a request with nothing new to compute.",
+    mutant=edit((_CHECKED, _CHECKED + "    tile = min(tile, q.shape[2])\n")),
 )
 def no_queries(submission: Submission, rng: np.random.Generator) -> None:
     for causal in (False, True):
@@ -45,10 +49,15 @@ def no_queries(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    "no-batch",
     catches="B = 0 raises (stacking nothing) instead of giving empty arrays",
     severity="minor",
     story="The last rank of a sharded evaluation gets an empty batch.",
+    mutant=edit(
+        (
+            "out = np.zeros((B, H, T, D), q.dtype)",
+            "out = np.stack([np.zeros((H, T, D), q.dtype) for _ in range(B)])",
+        )
+    ),
 )
 def no_batch(submission: Submission, rng: np.random.Generator) -> None:
     attends(submission, *Shape(B=0, H=2, G=2, T=3, S=3).draw(rng), tile=4)
@@ -58,11 +67,17 @@ def no_batch(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    "strides-ignored",
     catches="inputs are read as if they were contiguous",
     severity="critical",
     story="Projections come out as (B,T,H,D) and are viewed as (B,H,T,D): a transposed view, not a "
     "copy.",
+    mutant=edit(
+        (
+            _CHECKED,
+            _CHECKED + "    packed = np.empty(q.shape, q.dtype).strides\n"
+            "    q = np.lib.stride_tricks.as_strided(q, strides=packed)\n",
+        )
+    ),
 )
 def strides_ignored(submission: Submission, rng: np.random.Generator) -> None:
     plain = [rng.standard_normal((2, 6, 3, 4)) for _ in range(3)]
@@ -74,11 +89,11 @@ def strides_ignored(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    "inputs-modified",
     catches="q is scaled in place",
     severity="critical",
     story="The second call with the same q then answers something else; here the arguments are "
     "looked at after the call.",
+    mutant=edit(("q = q * D**-0.5", "q *= D**-0.5")),
 )
 def inputs_modified(submission: Submission, rng: np.random.Generator) -> None:
     # Width 3: dividing by its scale again does not give back every number.
@@ -90,10 +105,10 @@ def inputs_modified(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    "double-through-single",
     catches="float64 inputs pass through float32",
     severity="major",
     story="The dtype that comes out says double, the digits say single: 1e-8 where 1e-15 is due.",
+    mutant=edit(("q = q * D**-0.5", "q = (q * D**-0.5).astype(np.float32)")),
 )
 def double_through_single(submission: Submission, rng: np.random.Generator) -> None:
     q, k, v = Shape(T=8, S=8, D=8).draw(rng)
@@ -101,10 +116,15 @@ def double_through_single(submission: Submission, rng: np.random.Generator) -> N
 
 
 @trap(
-    "single-through-half",
     catches="float32 inputs pass through float16",
     severity="critical",
     story="What is usual inside a tensor core is not what a caller with float32 asked for.",
+    mutant=edit(
+        (
+            "scores = q @ k[cols].T",
+            "scores = (q @ k[cols].T.astype(np.float16)).astype(q.dtype)",
+        )
+    ),
 )
 def single_through_half(submission: Submission, rng: np.random.Generator) -> None:
     # 5 + 2⁻⁹ lies halfway between two numbers of float16, and is exact in float32.
@@ -114,12 +134,12 @@ def single_through_half(submission: Submission, rng: np.random.Generator) -> Non
 
 
 @trap(
-    "axes-of-one-squeezed",
     catches="an axis of size one disappears on the way",
     severity="major",
     story="squeeze() tidies up the axis that was meant, and every other that happens to be one.",
+    mutant=edit(("scores = q @ k[cols].T", "scores = np.squeeze(q @ k[cols].T)")),
 )
-def axes_of_one(submission: Submission, rng: np.random.Generator) -> None:
+def axes_of_one_squeezed(submission: Submission, rng: np.random.Generator) -> None:
     for causal in (False, True):
         attends(submission, *Shape(T=1, S=1, D=1).draw(rng), causal=causal)
         attends(submission, *Shape(T=3, S=1, D=2).draw(rng), causal=causal)
@@ -127,22 +147,31 @@ def axes_of_one(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    "output-in-double",
     catches="float32 inputs give a float64 output",
     severity="minor",
     story="1/np.sqrt(D) is a float64 scalar and quietly promotes everything it meets.",
+    mutant=edit(("np.zeros((B, H, T, D), q.dtype)", "np.zeros((B, H, T, D))")),
 )
 def output_in_double(submission: Submission, rng: np.random.Generator) -> None:
     attends(submission, *Shape(T=5, S=5).draw(rng, np.float32), tile=4)
 
 
 @trap(
-    "answers-remembered-by-shape",
     catches="an answer is kept from an earlier call of the same shape",
     severity="critical",
     story="A memo keyed by shape makes any benchmark look wonderful.",
+    mutant=edit(
+        ("import numpy as np\n", "import numpy as np\n\n_ANSWERS = {}\n"),
+        (
+            _CHECKED,
+            _CHECKED + "    key = q.shape, k.shape, causal, tile\n"
+            "    if key in _ANSWERS:\n"
+            "        return _ANSWERS[key]\n",
+        ),
+        ("    return out, lse\n", "    _ANSWERS[key] = out, lse\n    return out, lse\n"),
+    ),
 )
-def answers_remembered(submission: Submission, rng: np.random.Generator) -> None:
+def answers_remembered_by_shape(submission: Submission, rng: np.random.Generator) -> None:
     for _ in range(3):
         attends(submission, *Shape(T=4, S=4).draw(rng), causal=True, tile=3)
 
@@ -159,21 +188,32 @@ def memory_rise(submission: Submission, rng: np.random.Generator) -> tuple[int, 
 
 
 @trap(
-    "score-matrix-in-memory",
     catches="memory that grows as T·S: the whole score matrix is held",
     severity="critical",
     story="The one thing flash attention is for. 4608 queries and keys have 81 MiB of scores; half "
     "of that is far more than tiles and accumulators need.",
+    mutant=edit((_CHECKED, _CHECKED + "    tile = max(q.shape[2], k.shape[2], 1)\n")),
 )
-def score_matrix(submission: Submission, rng: np.random.Generator) -> None:
+def score_matrix_in_memory(submission: Submission, rng: np.random.Generator) -> None:
     holds_no_matrix(*memory_rise(submission, rng), "scores")
 
 
 @trap(
-    "mask-for-all-pairs",
     catches="the scores are tiled, but the causal mask is made for all T·S pairs at once",
     severity="major",
     story="One byte a pair is still quadratic: at 128k tokens the mask alone has 16 GiB.",
+    mutant=edit(
+        (
+            "    rows, D = q.shape\n    q = q * ",
+            "    rows, D = q.shape\n"
+            "    pairs = np.arange(len(k)) > np.arange(len(k))[:, None]\n"
+            "    q = q * ",
+        ),
+        (
+            "scores[_hidden(position, rows, cols)] = -np.inf",
+            "scores[_hidden(position, rows, cols) | pairs[-1, cols]] = -np.inf",
+        ),
+    ),
 )
 def mask_for_all_pairs(submission: Submission, rng: np.random.Generator) -> None:
     holds_no_mask(*memory_rise(submission, rng))
@@ -183,34 +223,34 @@ def mask_for_all_pairs(submission: Submission, rng: np.random.Generator) -> None
 
 
 @trap(
-    "uneven-groups-accepted",
     catches="H that is no multiple of G is not refused with ValueError",
     severity="major",
     story="Integer division rounds, the last heads read beyond the end or share silently.",
+    mutant=edit((" or q.shape[1] % k.shape[1]", "")),
 )
-def uneven_groups(submission: Submission, rng: np.random.Generator) -> None:
+def uneven_groups_accepted(submission: Submission, rng: np.random.Generator) -> None:
     for H, G in ((5, 2), (2, 4), (3, 2)):
         inputs = Shape(H=H, G=G).draw(rng)
         expect.raises(ValueError, lambda inputs=inputs: submission.flash_attention(*inputs))  # type: ignore[misc]
 
 
 @trap(
-    "negative-tile-accepted",
     catches="a negative tile makes every loop empty and gives zeros",
     severity="minor",
     story="range(0, T, -3) is legal and empty: no error, no attention.",
+    mutant=edit(("if tile < 1:", "if tile == 0:")),
 )
-def negative_tile(submission: Submission, rng: np.random.Generator) -> None:
+def negative_tile_accepted(submission: Submission, rng: np.random.Generator) -> None:
     inputs = Shape().draw(rng)
     for tile in (-3, -1, 0):
         expect.raises(REFUSALS, lambda tile=tile: submission.flash_attention(*inputs, tile=tile))  # type: ignore[misc]
 
 
 @trap(
-    "integers-accepted",
     catches="integer arrays are accepted, and the answer is rounded to integers",
     severity="minor",
     story="Outputs allocated in the input's dtype turn every weight into 0.",
+    mutant=edit(('x.dtype.kind == "f"', 'x.dtype.kind in "fiu"')),
 )
 def integers_accepted(submission: Submission, rng: np.random.Generator) -> None:
     q, k, v = (np.rint(4 * x).astype(np.int64) for x in Shape().draw(rng))
@@ -218,10 +258,10 @@ def integers_accepted(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    "complex-accepted",
     catches="complex arrays are accepted, although their softmax has no meaning here",
     severity="minor",
     story="NumPy orders complex numbers, so the maximum works and so does everything after it.",
+    mutant=edit(('x.dtype.kind == "f"', 'x.dtype.kind in "fc"')),
 )
 def complex_accepted(submission: Submission, rng: np.random.Generator) -> None:
     q, k, v = (x.astype(np.complex128) for x in Shape().draw(rng))
@@ -229,34 +269,36 @@ def complex_accepted(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    "longer-values-accepted",
     catches="v may be longer than k, and its tail is ignored",
     severity="minor",
     story="A cache whose keys and values disagree is a bug upstream; slicing hides it.",
+    mutant=edit(("k.shape != v.shape or ", "")),
 )
-def longer_values(submission: Submission, rng: np.random.Generator) -> None:
+def longer_values_accepted(submission: Submission, rng: np.random.Generator) -> None:
     q, k, v = Shape(T=4, S=6).draw(rng)
     expect.raises(REFUSALS, lambda: submission.flash_attention(q, k[:, :, :5], v))
 
 
 @trap(
-    "larger-batch-of-keys-accepted",
     catches="keys of more batch rows than queries are accepted and the rest ignored",
     severity="minor",
     story="Loops over q's batch never look at what else came along.",
+    mutant=edit(
+        ("(q.shape[0], q.shape[3]) != (k.shape[0], k.shape[3])", "q.shape[3] != k.shape[3]")
+    ),
 )
-def larger_batch(submission: Submission, rng: np.random.Generator) -> None:
+def larger_batch_of_keys_accepted(submission: Submission, rng: np.random.Generator) -> None:
     q, k, v = Shape(B=3, T=4, S=6).draw(rng)
     expect.raises(REFUSALS, lambda: submission.flash_attention(q[:2], k, v))
 
 
 @trap(
-    "one-column-of-values-accepted",
     catches="v of width 1 is broadcast over the width of q",
     severity="minor",
     story="Any other width fails by itself in an addition; one column fits everywhere.",
+    mutant=edit(("k.shape != v.shape", "k.shape[:3] != v.shape[:3]")),
 )
-def one_column(submission: Submission, rng: np.random.Generator) -> None:
+def one_column_of_values_accepted(submission: Submission, rng: np.random.Generator) -> None:
     q, k, v = Shape(T=4, S=6).draw(rng)
     for width in (1, 3):
         expect.raises(
@@ -266,13 +308,13 @@ def one_column(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    "integers-in-one-array-accepted",
     catches="only q's dtype is looked at; integer keys or values are promoted silently",
     severity="minor",
     story="Outputs have the dtype of q, so q is the one that gets checked; a quantised cache that "
     "was never dequantised comes in through k and v.",
+    mutant=edit(("for x in (q, k, v))", "for x in (q, k))")),
 )
-def integers_in_one(submission: Submission, rng: np.random.Generator) -> None:
+def integers_in_one_array_accepted(submission: Submission, rng: np.random.Generator) -> None:
     inputs = Shape(T=4, S=6).draw(rng)
     for place in range(3):
         mixed = list(inputs)
@@ -281,13 +323,20 @@ def integers_in_one(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    "empty-problem-unchecked",
     catches="an early return for empty arrays comes before the checks",
     severity="minor",
     story="The shortcut is added last and put first; a wrong number of heads then shows up only "
     "when the first token arrives.",
+    mutant=edit(
+        (
+            _CHECKED,
+            "    if q.size == 0 or k.size == 0:\n"
+            "        return np.zeros(q.shape, q.dtype), np.full(q.shape[:3], -np.inf, q.dtype)\n"
+            + _CHECKED,
+        )
+    ),
 )
-def empty_unchecked(submission: Submission, rng: np.random.Generator) -> None:
+def empty_problem_unchecked(submission: Submission, rng: np.random.Generator) -> None:
     for empty in ({"B": 0}, {"T": 0}, {"S": 0}):
         uneven = Shape(H=3, G=2, **empty).draw(rng)
         expect.raises(ValueError, lambda uneven=uneven: submission.flash_attention(*uneven))  # type: ignore[misc]

@@ -3,20 +3,27 @@
 import numpy as np
 
 from trapline.arena.judge import expect
-from trapline.arena.judge.traps import trap
+from trapline.arena.judge.traps import edit, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.flash_attention_forward.cases import Shape, attends, pair
 from trapline.challenges.flash_attention_forward.situations import with_logits
+from trapline.challenges.flash_attention_forward.solution_lines import KEY_LOOP
+
+# Parts of the gold solution that several mutants edit.
+_MASK = "scores[_hidden(position, rows, cols)] = -np.inf"
+_STOP = "stop = min(len(k), position + rows) if causal else len(k)"
 
 # --- causal ---------------------------------------------------------------------------------------
 
 
 @trap(
-    "causal-row-zero",
     catches="a query does not see its own key (≥ instead of > in the mask)",
     severity="critical",
     story="Row 0 of a square causal problem sees exactly key 0, so its output is v₀: the check one "
     "entrant of the published field made and the others left out.",
+    mutant=edit(
+        ("np.arange(cols.start, cols.stop) > np", "np.arange(cols.start, cols.stop) >= np")
+    ),
 )
 def causal_row_zero(submission: Submission, rng: np.random.Generator) -> None:
     q, k, v = Shape(B=2, H=2, G=2, T=6, S=6).draw(rng)
@@ -26,80 +33,95 @@ def causal_row_zero(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    "causal-sees-next-key",
     catches="the mask lets through one key of the future",
     severity="critical",
     story="triu(k=2) for triu(k=1): training loss falls wonderfully, the answer is visible.",
+    mutant=edit(
+        ("np.arange(position, position + rows)", "np.arange(position + 1, position + 1 + rows)")
+    ),
 )
-def causal_sees_next(submission: Submission, rng: np.random.Generator) -> None:
+def causal_sees_next_key(submission: Submission, rng: np.random.Generator) -> None:
     q, k, v = Shape(T=6, S=6).draw(rng)
     k[..., 1:, :] += 3.0 * q[..., :-1, :]
     attends(submission, q, k, v, causal=True, tile=3)
 
 
 @trap(
-    "causal-aligned-top-left",
     catches="the causal mask is aligned to the first key instead of the last one",
     severity="critical",
     story="With two new queries on six cached keys, query 0 must see five keys; several serving "
     "projects had a second prefill chunk that could not see the first.",
+    mutant=edit(("start + S - T, causal", "start, causal")),
 )
-def causal_top_left(submission: Submission, rng: np.random.Generator) -> None:
+def causal_aligned_top_left(submission: Submission, rng: np.random.Generator) -> None:
     for T, S in ((2, 6), (1, 9), (6, 2)):
         attends(submission, *Shape(T=T, S=S).draw(rng), causal=True, tile=4)
 
 
 @trap(
-    "causal-mask-by-triu",
     catches="a mask from triu(k=1−T), which masks nothing",
     severity="critical",
     story="Seen in the published field: right for a single decoded token by accident, and no mask "
     "at all for a prompt.",
+    mutant=edit(
+        (
+            "np.arange(cols.start, cols.stop) > np.arange(position, position + rows)[:, None]",
+            "~np.triu(np.ones((rows, cols.stop - cols.start), dtype=bool), k=1 - rows)",
+        )
+    ),
 )
-def causal_by_triu(submission: Submission, rng: np.random.Generator) -> None:
+def causal_mask_by_triu(submission: Submission, rng: np.random.Generator) -> None:
     attends(submission, *Shape(T=1, S=7).draw(rng), causal=True, tile=4)
     attends(submission, *Shape(T=7, S=7).draw(rng), causal=True, tile=7)
 
 
 @trap(
-    "break-instead-of-continue",
     catches="the loop ends at the first masked tile although later ones are visible",
     severity="critical",
     story="Called fragile in the published field: the early exit holds for one loop order only.",
+    mutant=edit(
+        (_STOP, "stop = len(k)"),
+        (
+            KEY_LOOP,
+            "for start in reversed(range(0, stop, tile)):\n"
+            "        if causal and start >= position + rows:\n"
+            "            break",
+        ),
+    ),
 )
-def break_in_loop(submission: Submission, rng: np.random.Generator) -> None:
+def break_instead_of_continue(submission: Submission, rng: np.random.Generator) -> None:
     attends(submission, *Shape(T=12, S=12).draw(rng), causal=True, tile=4)
 
 
 @trap(
-    "diagonal-key-skipped",
     catches="the bound of the key loop leaves out the last visible key",
     severity="critical",
     story="Skipping masked tiles saves half the work; an end one short loses the diagonal of the "
     "last row of each tile.",
+    mutant=edit((_STOP, _STOP.replace("rows)", "rows - 1)"))),
 )
-def diagonal_key(submission: Submission, rng: np.random.Generator) -> None:
+def diagonal_key_skipped(submission: Submission, rng: np.random.Generator) -> None:
     attends(submission, *Shape(T=8, S=8).draw(rng), causal=True, tile=4)
 
 
 @trap(
-    "mask-only-on-aligned-tile",
     catches="the mask is applied only where query tile and key tile start at the same index",
     severity="critical",
     story="True of square problems. With T ≠ S the diagonal crosses tiles at any place.",
+    mutant=edit(("cols.stop > position + 1", "cols.start == position")),
 )
-def mask_only_aligned(submission: Submission, rng: np.random.Generator) -> None:
+def mask_only_on_aligned_tile(submission: Submission, rng: np.random.Generator) -> None:
     for T, S in ((6, 11), (11, 13)):
         attends(submission, *Shape(T=T, S=S).draw(rng), causal=True, tile=4)
 
 
 @trap(
-    "query-tile-offset-forgotten",
     catches="positions start again at zero in every tile of queries",
     severity="critical",
     story="Every tile after the first sees too little; a test with one tile cannot tell.",
+    mutant=edit(("start + S - T, causal", "S - T, causal")),
 )
-def query_tile_offset(submission: Submission, rng: np.random.Generator) -> None:
+def query_tile_offset_forgotten(submission: Submission, rng: np.random.Generator) -> None:
     attends(submission, *Shape(T=10, S=10).draw(rng), causal=True, tile=5)
 
 
@@ -107,13 +129,13 @@ def query_tile_offset(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    "finite-mask-averages-empty-rows",
     catches="−1e9 as mask: a row without any key becomes the mean of all values",
     severity="critical",
     story="A finite sentinel minus itself is 0, so a fully masked row gets equal weights, "
     "not none.",
+    mutant=edit((_MASK, _MASK.replace("-np.inf", "-1e9"))),
 )
-def finite_mask_empty(submission: Submission, rng: np.random.Generator) -> None:
+def finite_mask_averages_empty_rows(submission: Submission, rng: np.random.Generator) -> None:
     q, k, v = Shape(T=7, S=4).draw(rng, np.float32)
     v += 3.0
     answer = submission.flash_attention(q, k, v, causal=True, tile=8)
@@ -122,24 +144,24 @@ def finite_mask_empty(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    "finite-mask-above-real-logits",
     catches="a finite sentinel that is larger than real logits, so that masked keys win",
     severity="critical",
     story="A widely used kernel library masked with −5·10⁴; valid logits below it vanished.",
+    mutant=edit((_MASK, _MASK.replace("-np.inf", "-1e4"))),
 )
-def finite_mask_above(submission: Submission, rng: np.random.Generator) -> None:
+def finite_mask_above_real_logits(submission: Submission, rng: np.random.Generator) -> None:
     for low in (-3e4, -3e10):
         inputs = with_logits(rng, np.full(6, low), 6, np.float64)
         attends(submission, *inputs, causal=True, tile=3)
 
 
 @trap(
-    "empty-row-lse-plus-infinity",
     catches="the log-sum-exp of a row without keys is not −inf",
     severity="major",
     story="A well-known kernel answered +inf; merging such partial results drops the other part.",
+    mutant=edit(("peak + np.log(total), -np.inf)", "peak + np.log(total), np.inf)")),
 )
-def empty_row_lse(submission: Submission, rng: np.random.Generator) -> None:
+def empty_row_lse_plus_infinity(submission: Submission, rng: np.random.Generator) -> None:
     q, k, v = Shape(T=9, S=2).draw(rng)
     for tile in (2, 4, 16):
         _, lse = pair(submission.flash_attention(q, k, v, causal=True, tile=tile))
@@ -148,11 +170,11 @@ def empty_row_lse(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    "empty-row-divides-by-zero",
     catches="0 / 0 in rows that see no key",
     severity="critical",
     story="More queries than keys under a bottom-right mask leave rows with nothing to normalise.",
+    mutant=edit(("total = np.where(seen, total, 1)", "total = total * 1")),
 )
-def empty_row_division(submission: Submission, rng: np.random.Generator) -> None:
+def empty_row_divides_by_zero(submission: Submission, rng: np.random.Generator) -> None:
     for tile in (3, 16):
         attends(submission, *Shape(H=2, G=1, T=8, S=3).draw(rng), causal=True, tile=tile)

@@ -3,18 +3,19 @@
 import numpy as np
 
 from trapline.arena.judge import expect
-from trapline.arena.judge.traps import trap
+from trapline.arena.judge.traps import edit, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.flash_attention_forward.cases import attends, pair
 from trapline.challenges.flash_attention_forward.situations import with_logits
+from trapline.challenges.flash_attention_forward.solution_lines import ORIGIN
 
 
 @trap(
-    "scores-below-sentinel",
     catches="−1e30 stands for −inf somewhere, and finite scores below it count as hidden",
     severity="major",
     story="A floor under the running maximum saves a branch; the constant comes from another "
     "dtype's range.",
+    mutant=edit((ORIGIN, "np.maximum(new_peak, q.dtype.type(-1e30))")),
 )
 def scores_below_sentinel(submission: Submission, rng: np.random.Generator) -> None:
     for unit, dtype in ((-1e200, np.float64), (-1e36, np.float32)):
@@ -30,22 +31,30 @@ def scores_below_sentinel(submission: Submission, rng: np.random.Generator) -> N
 
 
 @trap(
-    "small-rise-not-rescaled",
     catches="the correction is left out while the maximum rises by less than 1e-6",
     severity="minor",
     story="Skipping needless rescaling is a real speed-up when the old maximum is kept; with the "
     "new one every skipped step is an error, far above float64's.",
+    mutant=edit(
+        ("np.exp(peak - origin)", "np.exp(np.where(origin - peak < 1e-6, 0, peak - origin))")
+    ),
 )
-def small_rise(submission: Submission, rng: np.random.Generator) -> None:
+def small_rise_not_rescaled(submission: Submission, rng: np.random.Generator) -> None:
     attends(submission, *with_logits(rng, 5e-7 * np.arange(12), 3, np.float64), tile=2)
 
 
 @trap(
-    "small-weights-dropped",
     catches="weights below 1e-8 are set to 0, also in float64",
     severity="minor",
     story="A threshold that float32 cannot feel; in float64 it costs half of the digits.",
+    mutant=edit(
+        (
+            "weights = np.exp(scores - origin[:, None])",
+            "weights = np.exp(scores - origin[:, None])\n"
+            "        weights = np.where(weights < 1e-8, 0, weights)",
+        )
+    ),
 )
-def small_weights(submission: Submission, rng: np.random.Generator) -> None:
+def small_weights_dropped(submission: Submission, rng: np.random.Generator) -> None:
     logits = np.array([0.0, -19.0, -19.5, -20.0])
     attends(submission, *with_logits(rng, logits, 3, np.float64), tile=4)

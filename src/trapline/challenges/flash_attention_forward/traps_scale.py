@@ -3,10 +3,11 @@
 import numpy as np
 
 from trapline.arena.judge import expect
-from trapline.arena.judge.traps import trap
+from trapline.arena.judge.traps import edit, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.flash_attention_forward.cases import Shape, attends, pair
 from trapline.challenges.flash_attention_forward.situations import with_logits
+from trapline.challenges.flash_attention_forward.solution_lines import LSE
 
 # --- the log-sum-exp ------------------------------------------------------------------------------
 
@@ -20,52 +21,58 @@ def lse_is_right(submission: Submission, rng: np.random.Generator, logits: list[
 
 
 @trap(
-    "lse-in-base-two",
     catches="the log-sum-exp in base 2, as kernels keep it",
     severity="major",
     story="exp2 is what the hardware has; the conversion back is what the backward pass relies on.",
+    mutant=edit((LSE, "peak / np.log(2) + np.log2(total)")),
 )
-def lse_base_two(submission: Submission, rng: np.random.Generator) -> None:
+def lse_in_base_two(submission: Submission, rng: np.random.Generator) -> None:
     lse_is_right(submission, rng, [0.0, 0.0, 0.0])
 
 
 @trap(
-    "lse-without-maximum",
     catches="log of the shifted sum: the maximum is not added back",
     severity="critical",
     story="The output is right either way, so only whoever uses lse finds out.",
+    mutant=edit((LSE, "np.log(total)")),
 )
 def lse_without_maximum(submission: Submission, rng: np.random.Generator) -> None:
     lse_is_right(submission, rng, [5.0, 4.0, 5.0, 3.0])
 
 
 @trap(
-    "lse-of-unscaled-scores",
     catches="the maximum in lse is that of the unscaled dot products",
     severity="critical",
     story="Kernels fold the scale into the exponent and forget it where the maximum is stored.",
+    mutant=edit((LSE, "peak * D**0.5 + np.log(total)")),
 )
-def lse_unscaled(submission: Submission, rng: np.random.Generator) -> None:
+def lse_of_unscaled_scores(submission: Submission, rng: np.random.Generator) -> None:
     lse_is_right(submission, rng, [-3.0, -3.0, -2.0])
 
 
 @trap(
-    "lse-with-last-tile-maximum",
     catches="lse combines the total sum with the maximum of the last tile only",
     severity="critical",
     story="A local variable of the loop survives it and looks like the running maximum.",
+    mutant=edit(
+        (
+            "        peak = new_peak\n",
+            "        peak = new_peak\n        last = scores.max(axis=1)\n",
+        ),
+        (LSE, "last + np.log(total)"),
+    ),
 )
-def lse_last_tile(submission: Submission, rng: np.random.Generator) -> None:
+def lse_with_last_tile_maximum(submission: Submission, rng: np.random.Generator) -> None:
     lse_is_right(submission, rng, [6.0, 5.0, 0.0, -1.0])
 
 
 @trap(
-    "lse-in-double",
     catches="lse of float32 inputs comes back in float64",
     severity="minor",
     story="An allocation without a dtype; downstream, everything that touches it doubles in size.",
+    mutant=edit(("np.zeros((B, H, T), q.dtype)", "np.zeros((B, H, T))")),
 )
-def lse_dtype(submission: Submission, rng: np.random.Generator) -> None:
+def lse_in_double(submission: Submission, rng: np.random.Generator) -> None:
     q, k, v = Shape(T=5, S=5).draw(rng, np.float32)
     _, lse = pair(submission.flash_attention(q, k, v, tile=4))
     expect.array(lse, shape=(1, 1, 5), dtype=np.float32, what="lse")
@@ -75,32 +82,32 @@ def lse_dtype(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    "scale-missing",
     catches="dot products are not divided by √D",
     severity="critical",
     story="The softmax is sharper than trained for; outputs look plausible.",
+    mutant=edit(("q = q * D**-0.5", "q = q * 1")),
 )
 def scale_missing(submission: Submission, rng: np.random.Generator) -> None:
     attends(submission, *Shape(T=6, S=6, D=16).draw(rng), tile=4)
 
 
 @trap(
-    "scale-without-root",
     catches="dot products are divided by D instead of √D",
     severity="critical",
     story="Invisible for D = 1 and easy to overlook for tiny widths.",
+    mutant=edit(("q = q * D**-0.5", "q = q * D**-1.0")),
 )
 def scale_without_root(submission: Submission, rng: np.random.Generator) -> None:
     attends(submission, *Shape(T=6, S=6, D=9).draw(rng), tile=4)
 
 
 @trap(
-    "scale-of-padded-width",
     catches="the scale comes from a width padded to a power of two",
     severity="critical",
     story="Head widths of 80 or 96 are padded to 128 for the hardware, and the scale follows.",
+    mutant=edit(("q = q * D**-0.5", "q = q * (1 << (D - 1).bit_length()) ** -0.5")),
 )
-def scale_padded(submission: Submission, rng: np.random.Generator) -> None:
+def scale_of_padded_width(submission: Submission, rng: np.random.Generator) -> None:
     for D in (5, 20):
         attends(submission, *Shape(T=6, S=6, D=D).draw(rng), tile=4)
 
@@ -109,52 +116,52 @@ def scale_padded(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    "groups-by-tiling",
     catches="query head h reads kv head h mod G instead of h // (H/G)",
     severity="critical",
     story="np.tile for np.repeat: all shapes fit; a model with grouped heads talks nonsense.",
+    mutant=edit(("h // (H // G)", "h % G")),
 )
 def groups_by_tiling(submission: Submission, rng: np.random.Generator) -> None:
     attends(submission, *Shape(H=4, G=2, T=4, S=5).draw(rng), tile=4)
 
 
 @trap(
-    "groups-by-wrong-divisor",
     catches="query head h reads kv head h // G",
     severity="critical",
     story="H = 4, G = 2 hides it, because there H/G = G.",
+    mutant=edit(("h // (H // G)", "h // G")),
 )
-def groups_wrong_divisor(submission: Submission, rng: np.random.Generator) -> None:
+def groups_by_wrong_divisor(submission: Submission, rng: np.random.Generator) -> None:
     attends(submission, *Shape(H=6, G=3, T=4, S=5).draw(rng), tile=4)
     attends(submission, *Shape(H=4, G=4, T=4, S=5).draw(rng), tile=4)
 
 
 @trap(
-    "values-of-first-head",
     catches="keys are taken per group, values from the first head",
     severity="critical",
     story="Two index expressions, one of them updated when grouped heads were added.",
+    mutant=edit(("v[b, g], start", "v[b, 0], start")),
 )
 def values_of_first_head(submission: Submission, rng: np.random.Generator) -> None:
     attends(submission, *Shape(H=4, G=2, T=3, S=4).draw(rng), tile=4)
 
 
 @trap(
-    "batch-shares-keys",
     catches="all rows of a batch read the keys and values of the first",
     severity="critical",
     story="Tests with B = 1 never notice; in serving, one user sees another's context.",
+    mutant=edit(("k[b, g], v[b, g]", "k[0, g], v[0, g]")),
 )
 def batch_shares_keys(submission: Submission, rng: np.random.Generator) -> None:
     attends(submission, *Shape(B=3, T=4, S=4).draw(rng), causal=True, tile=4)
 
 
 @trap(
-    "as-many-keys-as-queries",
     catches="the number of keys is taken from the queries",
     severity="critical",
     story="Self-attention tests have T = S; cross-attention and decoding do not.",
+    mutant=edit(("k[b, g], v[b, g]", "k[b, g, :T], v[b, g, :T]")),
 )
-def as_many_keys(submission: Submission, rng: np.random.Generator) -> None:
+def as_many_keys_as_queries(submission: Submission, rng: np.random.Generator) -> None:
     for T, S in ((3, 10), (1, 5)):
         attends(submission, *Shape(T=T, S=S).draw(rng), tile=4)

@@ -80,19 +80,19 @@ def overlapping(rng: Rng, rows: int, vocabulary: int, dtype: Any = np.float32) -
     return sliding_window_view(base, vocabulary)
 
 
-@case("matches-float64")
+@case
 def matches_float64(submission: Submission, rng: Rng) -> None:
     for dtype in DTYPES:
         for rows, vocabulary, k in ((3, 10, 4), (1, 1, 1), (2, 257, 31), (5, 64, 64)):
             ask(submission, logits_of(rng, (rows, vocabulary), dtype), k)
 
 
-@case("large-vocabulary")
+@case
 def large_vocabulary(submission: Submission, rng: Rng) -> None:
     ask(submission, logits_of(rng, (2, 50257), np.float32), 50)
 
 
-@case("probabilities-sum-to-one")
+@case
 def probabilities_sum_to_one(submission: Submission, rng: Rng) -> None:
     logits = logits_of(rng, (4, 300))
     probs, indices = pair(submission.softmax_topk(logits, 300))
@@ -102,7 +102,7 @@ def probabilities_sum_to_one(submission: Submission, rng: Rng) -> None:
     expect.equal(np.sort(indices, axis=1), np.array(everywhere), "the sorted indices")
 
 
-@case("a-shift-changes-nothing")
+@case
 def a_shift_changes_nothing(submission: Submission, rng: Rng) -> None:
     """Integers plus a power of two: the shifted logits are exact, and so is the ranking."""
     logits = rng.integers(-20, 20, (3, 40)).astype(np.float64)
@@ -110,7 +110,7 @@ def a_shift_changes_nothing(submission: Submission, rng: Rng) -> None:
         check(submission.softmax_topk(logits + shift, 12), logits, 12)
 
 
-@case("rows-are-independent")
+@case
 def rows_are_independent(submission: Submission, rng: Rng) -> None:
     logits = logits_of(rng, (6, 50)) * np.array([1.0, 100.0, 1e-3, 30.0, 0.0, 5.0])[:, None]
     order = rng.permutation(6)
@@ -118,13 +118,13 @@ def rows_are_independent(submission: Submission, rng: Rng) -> None:
     ask(submission, logits[order], 7)
 
 
-@case("equal-logits-in-index-order")
+@case
 def equal_logits_in_index_order(submission: Submission, rng: Rng) -> None:
     for dtype in DTYPES:
         ask(submission, rng.integers(-2, 3, (4, 60)).astype(dtype), 25)
 
 
-@case("minus-infinity-has-probability-zero")
+@case
 def minus_infinity_has_probability_zero(submission: Submission, rng: Rng) -> None:
     for dtype in DTYPES:
         logits = logits_of(rng, (3, 20), dtype)
@@ -132,13 +132,13 @@ def minus_infinity_has_probability_zero(submission: Submission, rng: Rng) -> Non
         ask(submission, logits, 9)
 
 
-@case("no-rows")
+@case
 def no_rows(submission: Submission, rng: Rng) -> None:
     for dtype in DTYPES:
         ask(submission, logits_of(rng, (0, 7), dtype), 3)
 
 
-@case("bad-input-is-refused")
+@case
 def bad_input_is_refused(submission: Submission, rng: Rng) -> None:
     logits = logits_of(rng, (3, 6))
     for k in (0, -1, 7):

@@ -5,7 +5,7 @@ from functools import partial
 import numpy as np
 
 from trapline.arena.judge import expect
-from trapline.arena.judge.traps import trap
+from trapline.arena.judge.traps import edit, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.fused_softmax_topk.cases import (
     DTYPES,
@@ -17,6 +17,15 @@ from trapline.challenges.fused_softmax_topk.cases import (
     logits_of,
     overlapping,
 )
+from trapline.challenges.fused_softmax_topk.solution_lines import FRESH, PROBS, TILE
+
+# Parts of the gold solution that several mutants edit.
+_TILE_DEF = "TILE = 8192"
+_CHECKED = "    _check(logits, k)\n"
+_RETURN = "    return probs, indices\n"
+_ALL_MASKED = "    if largest == -np.inf:\n"
+_TILE_MAX = "tile_max = np.max(tile)"
+_NOT_FINITE = "if not tile_max < np.inf:"
 
 #: Bytes by which allocators may differ from run to run; the temporaries in question are larger.
 GROWTH = 2_000_000
@@ -25,10 +34,10 @@ GROWTH = 2_000_000
 
 
 @trap(
-    "nan-passes",
     catches="NaN ignored, or found only where it happens to be looked at",
     severity="critical",
     story="A NaN compares false with everything: heaps skip it, and a broken model goes unnoticed.",
+    mutant=edit((_TILE_MAX, "tile_max = np.fmax.reduce(tile)")),
 )
 def nan_passes(submission: Submission, rng: Rng) -> None:
     for place in (0, 1, LONG // 2, LONG - 1):
@@ -38,10 +47,10 @@ def nan_passes(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "plus-infinity-passes",
     catches="+inf answered with NaN or with probability 1",
     severity="major",
     story="An overflow upstream looked like a very sure model.",
+    mutant=edit((_NOT_FINITE, "if np.isnan(tile_max):")),
 )
 def plus_infinity_passes(submission: Submission, rng: Rng) -> None:
     for place in (0, LONG - 1):
@@ -51,10 +60,10 @@ def plus_infinity_passes(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "all-masked-row-passes",
     catches="a row of nothing but −inf answered with NaN, zeros or a uniform guess",
     severity="major",
     story="A grammar without a legal continuation must be an error, not token 0.",
+    mutant=edit((_ALL_MASKED, "    if False:\n")),
 )
 def all_masked_row_passes(submission: Submission, rng: Rng) -> None:
     for dtype in DTYPES:
@@ -64,10 +73,13 @@ def all_masked_row_passes(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "k-clamped",
     catches="k below 1 or above V silently corrected",
     severity="major",
     story="k = 0 meant 'off' in one caller and 'nothing' in another.",
+    mutant=edit(
+        ("if not 1 <= k <= logits.shape[1]:", "if k is None:"),
+        (_CHECKED, _CHECKED + "    k = min(max(k, 1), logits.shape[1])\n"),
+    ),
 )
 def k_clamped(submission: Submission, rng: Rng) -> None:
     logits = logits_of(rng, (2, 6), np.float32)
@@ -77,10 +89,15 @@ def k_clamped(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "integers-accepted",
     catches="integer or complex logits computed instead of refused",
     severity="minor",
     story="Quantised codes were ranked as if they were logits.",
+    mutant=edit(
+        (
+            "if logits.dtype not in (np.float16, np.float32, np.float64):",
+            "if logits.dtype == object:",
+        )
+    ),
 )
 def integers_accepted(submission: Submission, rng: Rng) -> None:
     for dtype in (np.int32, np.complex64):
@@ -89,10 +106,13 @@ def integers_accepted(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "rank-ignored",
     catches="logits of rank 1 or 3 accepted",
     severity="minor",
     story="(B, T, V) logits went in, and T became the vocabulary.",
+    mutant=edit(
+        ("if logits.ndim != 2:", "if logits.ndim == 0:"),
+        (_CHECKED, _CHECKED + "    logits = logits.reshape(-1, logits.shape[-1])\n"),
+    ),
 )
 def rank_ignored(submission: Submission, rng: Rng) -> None:
     logits = logits_of(rng, (3, 6))
@@ -104,10 +124,12 @@ def rank_ignored(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "strided-logits",
     catches="memory read in its own order whatever the strides",
     severity="critical",
     story="Logits of the last positions are a strided slice; the kernel read the wrong rows.",
+    mutant=edit(
+        (_CHECKED, _CHECKED + "    logits = logits.ravel(order='K').reshape(logits.shape)\n")
+    ),
 )
 def strided_logits(submission: Submission, rng: Rng) -> None:
     wide = logits_of(rng, (12, 40), np.float32)
@@ -118,10 +140,16 @@ def strided_logits(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "logits-modified",
     catches="the maximum subtracted, or winners masked, in the caller's array",
     severity="critical",
     story="Repeated argmax wrote −inf into the logits; the sampler downstream saw the holes.",
+    mutant=edit(
+        (
+            TILE,
+            "tile = logits[start : start + TILE]\n"
+            "        tile -= tile.max() if np.isfinite(tile.max()) else 0",
+        )
+    ),
 )
 def logits_modified(submission: Submission, rng: Rng) -> None:
     for dtype in DTYPES:
@@ -131,10 +159,19 @@ def logits_modified(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "answer-remembered",
     catches="an answer kept from an earlier call of the same shape",
     severity="critical",
     story="A cache keyed by shape and by a few of the values.",
+    mutant=edit(
+        (_TILE_DEF, _TILE_DEF + "\nSEEN = {}"),
+        (
+            _CHECKED,
+            _CHECKED + "    key = logits.shape, k, logits[:1, :1].tobytes()\n"
+            "    if key in SEEN:\n"
+            "        return SEEN[key]\n",
+        ),
+        (_RETURN, "    SEEN[key] = probs, indices\n    return probs, indices\n"),
+    ),
 )
 def answer_remembered(submission: Submission, rng: Rng) -> None:
     logits = logits_of(rng, (2, 30), np.float32)
@@ -146,20 +183,20 @@ def answer_remembered(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "no-rows-crash",
     catches="an empty batch that raises or comes back with another shape",
     severity="major",
     story="The last shard of a batch was empty and took the server down.",
+    mutant=edit((_RETURN, "    return np.stack(list(probs)), np.stack(list(indices))\n")),
 )
 def no_rows_crash(submission: Submission, rng: Rng) -> None:
     ask(submission, logits_of(rng, (0, 11), np.float16), 4)
 
 
 @trap(
-    "matrix-materialised",
     catches="an N × V temporary: the very thing the fusion is there to avoid",
     severity="critical",
     story="Half of the graded answers made the whole softmax first, in one of its passes.",
+    mutant=edit((_CHECKED, _CHECKED + "    logits = logits - np.zeros((), logits.dtype)\n")),
 )
 def matrix_materialised(submission: Submission, rng: Rng) -> None:
     """Half a million logits, then four million: even a mask of one byte each shows."""
@@ -167,10 +204,10 @@ def matrix_materialised(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "tile-grows-with-v",
     catches="a whole row copied, widened or sorted at once",
     severity="major",
     story="Memory O(V) a row is O(V · rows in flight) on a GPU.",
+    mutant=edit((_TILE_DEF, "TILE = 1 << 30")),
 )
 def tile_grows_with_v(submission: Submission, rng: Rng) -> None:
     """A row of a million equal logits, which take four bytes to hold."""
@@ -179,10 +216,12 @@ def tile_grows_with_v(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "half-matrix-widened",
     catches="float16 logits cast to float32 all at once, which is an N × V temporary of its own",
     severity="major",
     story="The float32 path was fused; the float16 path began with a cast of the whole matrix.",
+    mutant=edit(
+        (PROBS, PROBS + "\n    logits = logits.astype(np.promote_types(logits.dtype, 'f4'))")
+    ),
 )
 def half_matrix_widened(submission: Submission, rng: Rng) -> None:
     half = np.float16
@@ -191,10 +230,10 @@ def half_matrix_widened(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "k-above-a-tile",
     catches="candidates taken for complete before k of them were seen: wrong once k exceeds a tile",
     severity="major",
     story="The first tile was assumed to fill the list; a larger k came back short.",
+    mutant=edit((FRESH, FRESH.replace("if best.size == k", "if best.size"))),
 )
 def k_above_a_tile(submission: Submission, rng: Rng) -> None:
     falling = -np.sort(-logits_of(rng, (1, LONG), np.float32))
@@ -202,10 +241,14 @@ def k_above_a_tile(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "nan-among-masked",
     catches="a NaN unseen because all around it is −inf and the tile is skipped",
     severity="major",
     story="Tiles without a finite logit were skipped before they were looked at.",
+    mutant=edit(
+        (_TILE_MAX, "tile_max = np.fmax.reduce(tile)"),
+        (_NOT_FINITE, "if tile_max == np.inf:"),
+        (_ALL_MASKED, "    if np.isnan(total) or largest == -np.inf:\n"),
+    ),
 )
 def nan_among_masked(submission: Submission, rng: Rng) -> None:
     for start, place in ((LONG - 30, 7), (LONG - 30, LONG // 4), (0, LONG // 2)):

@@ -2,16 +2,33 @@
 
 import numpy as np
 
-from trapline.arena.judge.traps import trap
+from trapline.arena.judge.traps import edit, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.fused_softmax_topk.cases import DTYPES, LONG, Rng, ask, logits_of
+from trapline.challenges.fused_softmax_topk.solution_lines import ANSWER, FRESH, PROBS, TILE
+
+# Parts of the gold solution that several mutants edit.
+_INDICES = "indices = np.empty((rows, k), np.int64)"
+_LOOP = "    for row in range(rows):\n"
+_CALL = "probs[row], indices[row] = _one_row(logits[row], k)"
+_MERGE = "best, places = _merge(best, places, tile, start, k)"
+_PLACES = "places = np.concatenate((places, start + fresh))"
+_KEPT = "kept = values >= cut"
+_ORDER = 'order = np.argsort(-values, kind="stable")[:k]'
+_ALL_VALUES = "fresh = np.arange(tile.size)"
+_ZEROS = (
+    (PROBS, "probs = np.zeros((rows, k), logits.dtype)"),
+    (_INDICES, "indices = np.zeros((rows, k), np.int64)"),
+)
 
 
 @trap(
-    "k-above-a-register-limit",
     catches="a fixed list of 32 candidates whatever k is",
     severity="critical",
     story="A graded kernel held its heap in registers and supported k ≤ 32; nothing said so.",
+    mutant=edit(
+        *_ZEROS, (_CALL, "probs[row, :32], indices[row, :32] = _one_row(logits[row], min(k, 32))")
+    ),
 )
 def k_above_a_register_limit(submission: Submission, rng: Rng) -> None:
     for k in (33, 257, 1025):
@@ -19,10 +36,10 @@ def k_above_a_register_limit(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "short-list-per-tile",
     catches="a few candidates kept a tile: too few when all the best stand together",
     severity="critical",
     story="Local lists shorter than k are right on shuffled data; skewed rows lost their best.",
+    mutant=edit((FRESH, "fresh = np.sort(np.argsort(-tile, kind='stable')[: max(16, k // 4)])")),
 )
 def short_list_per_tile(submission: Submission, rng: Rng) -> None:
     logits = logits_of(rng, (2, LONG), np.float32)
@@ -32,10 +49,17 @@ def short_list_per_tile(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "short-list-per-lane",
     catches="a few candidates kept for every 32nd element: too few when the best share a lane",
     severity="critical",
     story="Each lane of a warp kept its own short list; one lane held all the best.",
+    mutant=edit(
+        (
+            FRESH,
+            "lanes = [np.arange(i, tile.size, 32) for i in range(32)]\n"
+            "    short = [lane[np.argsort(-tile[lane], kind='stable')[:8]] for lane in lanes]\n"
+            "    fresh = np.sort(np.concatenate(short))",
+        )
+    ),
 )
 def short_list_per_lane(submission: Submission, rng: Rng) -> None:
     logits = logits_of(rng, (1, 4096), np.float32)
@@ -44,10 +68,16 @@ def short_list_per_lane(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "rows-of-a-block-merged",
     catches="candidates of one row kept when the next begins",
     severity="critical",
     story="A graded kernel merged the heaps of all warps of a block, though each had another row.",
+    mutant=edit(
+        (_LOOP, "    kept = np.empty(0), np.empty(0, np.int64)\n    for row in range(rows):\n"),
+        (_CALL, "probs[row], indices[row], kept = _one_row(logits[row], k, kept)"),
+        ("def _one_row(logits: Floats, k: int)", "def _one_row(logits, k, kept)"),
+        ("best, places = np.empty(0), np.empty(0, np.int64)", "best, places = kept"),
+        (ANSWER, "return _weights(best, largest) / total, places, (best, places)"),
+    ),
 )
 def rows_of_a_block_merged(submission: Submission, rng: Rng) -> None:
     logits = logits_of(rng, (9, 30)) - 40.0 * np.arange(9)[:, None]
@@ -55,10 +85,18 @@ def rows_of_a_block_merged(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "maximum-of-another-row",
     catches="one maximum for the whole block of rows: quiet rows underflow to 0 / 0",
     severity="critical",
     story="The maximum was taken over all of the block instead of over each row.",
+    mutant=edit(
+        (_CALL, "probs[row], indices[row] = _one_row(logits[row], k, logits)"),
+        ("def _one_row(logits: Floats, k: int)", "def _one_row(logits, k, block)"),
+        (
+            _MERGE,
+            _MERGE
+            + "\n    total, largest = total * _weights(largest, block.max()), float(block.max())",
+        ),
+    ),
 )
 def maximum_of_another_row(submission: Submission, rng: Rng) -> None:
     logits = logits_of(rng, (4, 30)) + np.array([0.0, 3000.0, -3000.0, 10.0])[:, None]
@@ -66,10 +104,10 @@ def maximum_of_another_row(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "ties-to-the-higher-index",
     catches="equal logits in falling index order",
     severity="major",
     story="argsort()[::-1] reverses ties as well.",
+    mutant=edit((_ORDER, "order = np.argsort(values, kind='stable')[::-1][:k]")),
 )
 def ties_to_the_higher_index(submission: Submission, rng: Rng) -> None:
     logits = np.repeat(rng.permutation(10).astype(np.float64), 3)[None]
@@ -77,10 +115,17 @@ def ties_to_the_higher_index(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "ties-across-tiles",
     catches="a later equal that displaces an earlier one when tiles are merged",
     severity="major",
     story="Merging with ≥ instead of >: the answer depended on the tile size.",
+    mutant=edit(
+        (FRESH, _ALL_VALUES),
+        (
+            "values = np.concatenate((best, tile[fresh]))",
+            "values = np.concatenate((tile[fresh], best))",
+        ),
+        (_PLACES, "places = np.concatenate((start + fresh, places))"),
+    ),
 )
 def ties_across_tiles(submission: Submission, rng: Rng) -> None:
     logits = np.zeros((1, LONG), np.float32)
@@ -89,10 +134,13 @@ def ties_across_tiles(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "ties-at-the-cut",
     catches="an arbitrary choice among equals where k cuts through them",
     severity="major",
     story="Partitioning returns some of the equals; two runs gave two answers.",
+    mutant=edit(
+        (_KEPT, "kept = np.sort(np.argpartition(values, values.size - k)[-k:])"),
+        (FRESH, _ALL_VALUES),
+    ),
 )
 def ties_at_the_cut(submission: Submission, rng: Rng) -> None:
     logits = np.full((3, 200), -1.5)
@@ -101,10 +149,18 @@ def ties_at_the_cut(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "all-equal",
     catches="equal values dropped as duplicates, or taken out together",
     severity="critical",
     story="Repeated argmax with all equals masked: a flat row had one winner and k − 1 holes.",
+    mutant=edit(
+        (_KEPT, "kept = np.sort(np.unique(values, return_index=True)[1])"),
+        *_ZEROS,
+        (
+            _CALL,
+            "some, where = _one_row(logits[row], k)\n"
+            "        probs[row, : some.size], indices[row, : some.size] = some, where",
+        ),
+    ),
 )
 def all_equal(submission: Submission, rng: Rng) -> None:
     for dtype in DTYPES:
@@ -112,10 +168,10 @@ def all_equal(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "signed-zeros",
     catches="−0 ranked below +0",
     severity="minor",
     story="Sorting by float bits needs −0 made +0 first.",
+    mutant=edit((_ORDER, "order = np.lexsort((np.signbit(values), -values))[:k]")),
 )
 def signed_zeros(submission: Submission, rng: Rng) -> None:
     for dtype in DTYPES:
@@ -125,10 +181,14 @@ def signed_zeros(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "ranked-by-probability",
     catches="ranking after the softmax, where small probabilities are all 0",
     severity="major",
     story="Underflow makes equals of logits that differ; the order below the top was by index.",
+    mutant=edit(
+        (_ORDER, "order = np.argsort(-np.exp(values - np.max(values)), kind='stable')[:k]"),
+        ("    if values.size > k:\n", "    if False:\n"),
+        (FRESH, _ALL_VALUES),
+    ),
 )
 def ranked_by_probability(submission: Submission, rng: Rng) -> None:
     for dtype, depth in ((np.float16, 40.0), (np.float32, 300.0), (np.float64, 2000.0)):
@@ -138,10 +198,10 @@ def ranked_by_probability(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "keys-of-fewer-bits",
     catches="ranking by logits rounded to fewer bits",
     severity="major",
     story="Packing an index into the low bits of the key picks wrong elements near the boundary.",
+    mutant=edit((_ORDER, "order = np.argsort(-np.float16(values), kind='stable')[:k]")),
 )
 def keys_of_fewer_bits(submission: Submission, rng: Rng) -> None:
     for dtype in (np.float32, np.float64):
@@ -151,10 +211,19 @@ def keys_of_fewer_bits(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "minus-infinity-left-out",
     catches="fewer than k answers when fewer than k logits are finite",
     severity="major",
     story="Overflowing candidate lists emitted the index −1, which was read as the last row.",
+    mutant=edit(
+        (PROBS, "probs = np.zeros((rows, k), logits.dtype)"),
+        (_INDICES, "indices = np.full((rows, k), -1)"),
+        (
+            _CALL,
+            "some, where = _one_row(logits[row], k)\n"
+            "        finite = int(np.isfinite(logits[row][where]).sum())\n"
+            "        probs[row, :finite], indices[row, :finite] = some[:finite], where[:finite]",
+        ),
+    ),
 )
 def minus_infinity_left_out(submission: Submission, rng: Rng) -> None:
     logits = np.full((2, LONG), -np.inf, np.float32)
@@ -165,20 +234,26 @@ def minus_infinity_left_out(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "unsorted",
     catches="the right k in no order",
     severity="critical",
     story="The fastest public kernels return the k best unsorted and leave the sort to the caller.",
+    mutant=edit(
+        (
+            ANSWER,
+            "order = np.argsort(places)\n"
+            "    return _weights(best[order], largest) / total, places[order]",
+        )
+    ),
 )
 def unsorted(submission: Submission, rng: Rng) -> None:
     ask(submission, logits_of(rng, (2, 64)), 10)
 
 
 @trap(
-    "late-last-place",
     catches="a threshold taken one rank too high: who would be the k-th in a late tile is missed",
     severity="critical",
     story="The filter compared with the wrong end of the sorted list, and only ever lost the last.",
+    mutant=edit((FRESH, FRESH.replace("best[-1]", "best[-2:][0]"))),
 )
 def late_last_place(submission: Submission, rng: Rng) -> None:
     for k in (1, 2, 6):
@@ -189,10 +264,10 @@ def late_last_place(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "index-within-the-tile",
     catches="indices that start again at 0 in every tile",
     severity="critical",
     story="The tile's offset was forgotten in the second place where an index is made.",
+    mutant=edit((_PLACES, "places = np.concatenate((places, fresh))")),
 )
 def index_within_the_tile(submission: Submission, rng: Rng) -> None:
     logits = logits_of(rng, (2, LONG), np.float32)
@@ -201,10 +276,16 @@ def index_within_the_tile(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "tail-dropped",
     catches="the last, incomplete tile never read",
     severity="critical",
     story="V is 50257 and a multiple of nothing: the last 81 tokens could not be generated.",
+    mutant=edit(
+        (
+            "for start in range(0, logits.size, TILE):",
+            "for start in range(0, max(logits.size - logits.size % 32, 1), 32):",
+        ),
+        (TILE, "tile = logits[start : start + 32].astype(np.float64)"),
+    ),
 )
 def tail_dropped(submission: Submission, rng: Rng) -> None:
     for vocabulary in (5, 33, 1025, LONG):
@@ -214,10 +295,10 @@ def tail_dropped(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "tail-padded-with-zeros",
     catches="a tile filled up with zeros, which beat negative logits",
     severity="critical",
     story="Masked lanes must load −inf; zeros won the top-k and added to the sum.",
+    mutant=edit((TILE, TILE + "\n        tile = np.pad(tile, (0, TILE - tile.size))")),
 )
 def tail_padded_with_zeros(submission: Submission, rng: Rng) -> None:
     for vocabulary in (5, 33, 1025, LONG):
@@ -225,10 +306,10 @@ def tail_padded_with_zeros(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "last-row-dropped",
     catches="rows beyond a multiple of the block never written",
     severity="critical",
     story="The grid was N // 4 blocks; the last rows held what the memory held before.",
+    mutant=edit((_LOOP, "    for row in range(rows - rows % 2):\n"), *_ZEROS),
 )
 def last_row_dropped(submission: Submission, rng: Rng) -> None:
     for rows in (1, 3, 17, 33):
@@ -236,10 +317,10 @@ def last_row_dropped(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "short-indices",
     catches="indices in 16 bits, or an int32 answer",
     severity="major",
     story="Vocabularies passed 65536; the index type did not.",
+    mutant=edit((_CALL, _CALL + "\n        indices[row] %= 65536")),
 )
 def short_indices(submission: Submission, rng: Rng) -> None:
     logits = logits_of(rng, (1, 70001), np.float32)
@@ -248,20 +329,20 @@ def short_indices(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "index-dtype",
     catches="indices of another dtype than int64",
     severity="minor",
     story="An int32 index tensor is refused by the gather that comes next.",
+    mutant=edit((_INDICES, "indices = np.empty((rows, k), np.int32)")),
 )
 def index_dtype(submission: Submission, rng: Rng) -> None:
     ask(submission, logits_of(rng, (2, 9), np.float32), 3)
 
 
 @trap(
-    "k-equals-v",
     catches="k = V refused, or one element short",
     severity="major",
     story="argpartition(−k − 1) is out of bounds exactly when k is V.",
+    mutant=edit(("if not 1 <= k <= logits.shape[1]:", "if not 1 <= k < logits.shape[1]:")),
 )
 def k_equals_v(submission: Submission, rng: Rng) -> None:
     for vocabulary in (1, 2, 31, 9000):

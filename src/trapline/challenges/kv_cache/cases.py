@@ -244,27 +244,27 @@ def _walk(twin: Twin, steps: int) -> None:
     twin.check()
 
 
-@case("dense-follows-a-list-of-arrays")
-def dense_script(submission: Submission, rng: Rng) -> None:
+@case
+def dense_follows_a_list_of_arrays(submission: Submission, rng: Rng) -> None:
     _walk(Twin(submission, rng, "dense", pages=64), 12)
 
 
-@case("paged-follows-a-list-of-arrays")
-def paged_script(submission: Submission, rng: Rng) -> None:
+@case
+def paged_follows_a_list_of_arrays(submission: Submission, rng: Rng) -> None:
     _walk(Twin(submission, rng, "paged", page=3, pages=64), 12)
 
 
-@case("quantized-follows-a-list-of-arrays")
-def quantized_script(submission: Submission, rng: Rng) -> None:
+@case
+def quantized_follows_a_list_of_arrays(submission: Submission, rng: Rng) -> None:
     _walk(Twin(submission, rng, "quantized", 8, pages=64), 12)
 
 
-@case("paged-quantized-follows-a-list-of-arrays")
-def paged_quantized_script(submission: Submission, rng: Rng) -> None:
+@case
+def paged_quantized_follows_a_list_of_arrays(submission: Submission, rng: Rng) -> None:
     _walk(Twin(submission, rng, "paged_quantized", 4, width=5, pages=64), 12)
 
 
-@case("append-and-view")
+@case
 def append_and_view(submission: Submission, rng: Rng) -> None:
     for kind, bits in KINDS:
         twin = Twin(submission, rng, kind, bits)
@@ -274,8 +274,8 @@ def append_and_view(submission: Submission, rng: Rng) -> None:
         twin.check(attend=False)
 
 
-@case("attend-decodes-and-verifies")
-def attend_some(submission: Submission, rng: Rng) -> None:
+@case
+def attend_decodes_and_verifies(submission: Submission, rng: Rng) -> None:
     for kind, bits in KINDS:
         twin = Twin(submission, rng, kind, bits)
         seq = twin.add(9)
@@ -285,16 +285,16 @@ def attend_some(submission: Submission, rng: Rng) -> None:
             check_attention(twin.cache.attend(seq, 1, q), q, k, v, f"attend of {n}")
 
 
-@case("every-number-of-query-heads")
-def head_groups(submission: Submission, rng: Rng) -> None:
+@case
+def every_number_of_query_heads(submission: Submission, rng: Rng) -> None:
     for heads, group in ((1, 1), (1, 4), (3, 1), (2, 3)):
         twin = Twin(submission, rng, heads=heads, group=group)
         twin.add(6)
         twin.check()
 
 
-@case("float32-in-float32-out")
-def float32(submission: Submission, rng: Rng) -> None:
+@case
+def float32_in_float32_out(submission: Submission, rng: Rng) -> None:
     for kind, bits in KINDS:
         twin = Twin(submission, rng, kind, bits, dtype=np.float32)
         seq = twin.add(5)
@@ -302,8 +302,8 @@ def float32(submission: Submission, rng: Rng) -> None:
         prefill(submission, twin, seq, 4, 3)
 
 
-@case("fork-goes-its-own-way")
-def fork(submission: Submission, rng: Rng) -> None:
+@case
+def fork_goes_its_own_way(submission: Submission, rng: Rng) -> None:
     for kind, bits in KINDS:
         twin = Twin(submission, rng, kind, bits)
         seq = twin.add(6)
@@ -313,7 +313,7 @@ def fork(submission: Submission, rng: Rng) -> None:
         twin.check()
 
 
-@case("keep-and-truncate")
+@case
 def keep_and_truncate(submission: Submission, rng: Rng) -> None:
     for kind, bits in KINDS:
         twin = Twin(submission, rng, kind, bits)
@@ -325,8 +325,8 @@ def keep_and_truncate(submission: Submission, rng: Rng) -> None:
         twin.check()
 
 
-@case("the-pool-holds-what-it-promises")
-def capacity(submission: Submission, rng: Rng) -> None:
+@case
+def the_pool_holds_what_it_promises(submission: Submission, rng: Rng) -> None:
     for kind, bits in KINDS:
         twin = Twin(submission, rng, kind, bits, page=3, pages=4)
         seq = twin.add(12)
@@ -337,8 +337,8 @@ def capacity(submission: Submission, rng: Rng) -> None:
         twin.add(12)
 
 
-@case("unknown-sequences-are-refused")
-def unknown_sequences(submission: Submission, rng: Rng) -> None:
+@case
+def unknown_sequences_are_refused(submission: Submission, rng: Rng) -> None:
     for kind, bits in KINDS:
         twin = Twin(submission, rng, kind, bits)
         seq = twin.add(3)
@@ -350,8 +350,8 @@ def unknown_sequences(submission: Submission, rng: Rng) -> None:
         expect.raises(KeyError, partial(submission.chunked_prefill, twin.cache, seq + 77, *prompt))
 
 
-@case("prefill-by-chunks")
-def chunks(submission: Submission, rng: Rng) -> None:
+@case
+def prefill_by_chunks(submission: Submission, rng: Rng) -> None:
     for kind, bits in KINDS:
         for chunk in (1, 4, 50):
             twin = Twin(submission, rng, kind, bits)
@@ -360,8 +360,8 @@ def chunks(submission: Submission, rng: Rng) -> None:
             twin.check(attend=False)
 
 
-@case("empty-batches")
-def empty(submission: Submission, rng: Rng) -> None:
+@case
+def empty_batches(submission: Submission, rng: Rng) -> None:
     for kind, bits in KINDS:
         twin = Twin(submission, rng, kind, bits)
         seq = twin.add(2)
@@ -405,16 +405,16 @@ def context(submission: Submission, spec: Any, gpu: int, use: float, *rest: int)
         expect.that(abs(float(got) - want) <= 1e-9 * abs(want) + 1e-6, f"terms[{name!r}] is {got}")
 
 
-@case("max-context-of-real-models")
-def real_models(submission: Submission, _rng: Rng) -> None:
+@case
+def max_context_of_real_models(submission: Submission, _rng: Rng) -> None:
     seven_billion = {"num_layers": 32, "num_kv_heads": 32, "head_dim": 128, "bits": 16}
     context(submission, seven_billion, 80 * 2**30, 1.0, 0, 0)
     context(submission, seven_billion, 80 * 10**9, 1.0, 0, 0)
     context(submission, {**seven_billion, "num_kv_heads": 8}, 80 * 2**30, 0.5, 16 * 10**9, 2**30)
 
 
-@case("max-context-of-any-shape")
-def any_shape(submission: Submission, rng: Rng) -> None:
+@case
+def max_context_of_any_shape(submission: Submission, rng: Rng) -> None:
     for bits in (4, 8, 16, 32):
         sizes = rng.integers(1, 97, size=3).tolist()
         spec = dict(zip(("num_layers", "num_kv_heads", "head_dim"), sizes, strict=True))

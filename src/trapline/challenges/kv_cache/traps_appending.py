@@ -3,7 +3,7 @@
 import numpy as np
 
 from trapline.arena.judge import expect
-from trapline.arena.judge.traps import trap
+from trapline.arena.judge.traps import edit, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.kv_cache.cases import (
     KINDS,
@@ -17,10 +17,18 @@ from trapline.challenges.kv_cache.situations import BAD
 
 
 @trap(
-    "append-one-token-only",
     catches="an append of several positions stores the first one only",
     severity="critical",
     story="A winning entry stored keys[:, :, 0, :]: right for decoding, wrong for a prompt.",
+    mutant=edit(
+        ("self.codec.encode(k) + self.codec.encode(v)", "self._first(k) + self._first(v)"),
+        (
+            "    def _register(",
+            "    def _first(self, rows):\n"
+            "        return self.codec.encode(np.repeat(rows[:1], len(rows), axis=0))\n\n"
+            "    def _register(",
+        ),
+    ),
 )
 def append_one_token_only(submission: Submission, rng: Rng) -> None:
     for kind, bits in KINDS:
@@ -30,10 +38,10 @@ def append_one_token_only(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "append-across-pages",
     catches="an append that crosses a page border wraps inside its first page",
     severity="critical",
     story="The page is looked up once an append instead of once a position.",
+    mutant=edit(("table[positions // self.page_size]", "table[positions[:1] // self.page_size]")),
 )
 def append_across_pages(submission: Submission, rng: Rng) -> None:
     for kind, bits in PAGED:
@@ -44,10 +52,10 @@ def append_across_pages(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "layers-overwrite-each-other",
     catches="all layers write to the first one's storage",
     severity="critical",
     story="A layer index left over from a placeholder.",
+    mutant=edit(("pool[layer, pages, slots] =", "pool[0, pages, slots] =")),
 )
 def layers_overwrite_each_other(submission: Submission, rng: Rng) -> None:
     for kind, bits in PAGED:
@@ -57,10 +65,15 @@ def layers_overwrite_each_other(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "one-counter-for-all-layers",
     catches="appending to one layer moves the write position of the others",
     severity="critical",
     story="The length is kept a sequence; the second layer of a step then starts one further.",
+    mutant=edit(
+        (
+            "self.counts[seq][layer] = start + len(k)",
+            "self.counts[seq] = [start + len(k)] * self.num_layers",
+        )
+    ),
 )
 def one_counter_for_all_layers(submission: Submission, rng: Rng) -> None:
     for kind, bits in (("dense", None), ("paged", None)):
@@ -72,10 +85,10 @@ def one_counter_for_all_layers(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "length-of-the-first-layer",
     catches="length() counts positions that some layers do not have yet",
     severity="major",
     story="Length was read from layer 0, which is always ahead.",
+    mutant=edit(("min(self.counts[seq])", "self.counts[seq][0]")),
 )
 def length_of_the_first_layer(submission: Submission, rng: Rng) -> None:
     for kind, bits in (("dense", None), ("paged", None)):
@@ -88,10 +101,12 @@ def length_of_the_first_layer(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "strided-input",
     catches="rows are read in memory order instead of index order",
     severity="critical",
     story="Keys arrive as a transposed view of (G,n,D) in every real model.",
+    mutant=edit(
+        ("self.codec.encode(k) +", 'self.codec.encode(np.ravel(k, order="K").reshape(k.shape)) +')
+    ),
 )
 def strided_input(submission: Submission, rng: Rng) -> None:
     for kind, bits in (("dense", None), ("paged", None)):
@@ -106,10 +121,10 @@ def strided_input(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "float64-stored-as-float32",
     catches="an unquantised cache rounds what it stores",
     severity="major",
     story="The pool is allocated in one dtype, whatever comes.",
+    mutant=edit(("        return (x,)\n", "        return (x.astype(np.float32),)\n")),
 )
 def float64_stored_as_float32(submission: Submission, rng: Rng) -> None:
     for kind, bits in (("dense", None), ("paged", None)):
@@ -119,10 +134,10 @@ def float64_stored_as_float32(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "float32-comes-back-wider",
     catches="float32 in, float64 out",
     severity="minor",
     story="A float64 scratch array leaks out and doubles the memory of all that follows.",
+    mutant=edit(("fields[0].astype(dtype)", "fields[0].astype(np.float64)")),
 )
 def float32_comes_back_wider(submission: Submission, rng: Rng) -> None:
     for kind, bits in KINDS:
@@ -132,10 +147,10 @@ def float32_comes_back_wider(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "narrow-rows-are-stretched",
     catches="rows of the wrong width or head count are broadcast into the cache",
     severity="major",
     story="Assigning into a pool stretches an axis of one without a word.",
+    mutant=edit(("if rows.shape[1:] != (self.heads, self.width):", "if False:")),
 )
 def narrow_rows_are_stretched(submission: Submission, rng: Rng) -> None:
     for kind, bits in KINDS:
@@ -147,10 +162,10 @@ def narrow_rows_are_stretched(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "one-value-for-many-keys",
     catches="v with another number of positions than k is accepted",
     severity="major",
     story="A value of one position is broadcast over all the new keys.",
+    mutant=edit(("if len(k) != len(v):", "if False:")),
 )
 def one_value_for_many_keys(submission: Submission, rng: Rng) -> None:
     for kind, bits in KINDS:
@@ -161,10 +176,13 @@ def one_value_for_many_keys(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "integer-rows-accepted",
     catches="integer or complex keys are cast in silence",
     severity="minor",
     story="Already quantised codes were appended to a float cache and nobody noticed for weeks.",
+    mutant=edit(
+        ("if not isinstance(x, np.ndarray) or x.dtype not in FLOATS:", "if False:"),
+        ("or (self.dtype is not None and self.dtype != k.dtype)", ""),
+    ),
 )
 def integer_rows_accepted(submission: Submission, rng: Rng) -> None:
     for kind, bits in (("dense", None), ("paged", None), ("paged_quantized", 8)):
@@ -179,10 +197,10 @@ def integer_rows_accepted(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "mixed-dtypes-accepted",
     catches="float32 keys beside float64 values are accepted",
     severity="minor",
     story="One of the two lost half its digits on the way into a common pool.",
+    mutant=edit(("if k.dtype != v.dtype or (self.dtype", "if (self.dtype")),
 )
 def mixed_dtypes_accepted(submission: Submission, rng: Rng) -> None:
     for kind, bits in (("dense", None), ("paged", None)):
@@ -194,10 +212,10 @@ def mixed_dtypes_accepted(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "rank-not-checked",
     catches="arrays of another rank fail somewhere deep inside, with another error",
     severity="minor",
     story="A single token without its axis: the message was about indices of a tuple.",
+    mutant=edit(("if x.ndim != 3:", "if False:")),
 )
 def rank_not_checked(submission: Submission, rng: Rng) -> None:
     for kind, bits in (("dense", None), ("paged", None)):
@@ -209,10 +227,10 @@ def rank_not_checked(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "negative-layer",
     catches="layer −1 means the last layer",
     severity="minor",
     story="An index error upstream became silent corruption of the last layer.",
+    mutant=edit(("not 0 <= layer < self.num_layers", "not layer < self.num_layers")),
 )
 def negative_layer(submission: Submission, rng: Rng) -> None:
     for kind, bits in (("dense", None), ("paged", None)):
@@ -226,10 +244,17 @@ def negative_layer(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "sequences-share-a-counter",
     catches="two sequences of different length move each other's end",
     severity="critical",
     story="Batches where every row has the length of the longest; rows influence each other.",
+    mutant=edit(
+        ("self._register([0] * self.num_layers)", "self._register(self.zeros)"),
+        (
+            "        self.counts: dict[int, list[int]] = {}\n",
+            "        self.counts: dict[int, list[int]] = {}\n"
+            "        self.zeros = [0] * num_layers\n",
+        ),
+    ),
 )
 def sequences_share_a_counter(submission: Submission, rng: Rng) -> None:
     for kind, bits in (("dense", None), ("paged", None)):
@@ -242,10 +267,13 @@ def sequences_share_a_counter(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "two-caches-share-state",
     catches="a second cache sees the sequences of the first",
     severity="critical",
     story="A mutable class attribute or default argument as bookkeeping.",
+    mutant=edit(
+        ("self.counts: dict[int, list[int]] = {}", "self.counts = SHARED"),
+        ("KINDS = (", "SHARED = {}\nKINDS = ("),
+    ),
 )
 def two_caches_share_state(submission: Submission, rng: Rng) -> None:
     for kind, bits in KINDS:
@@ -257,10 +285,15 @@ def two_caches_share_state(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "freed-sequence-answers",
     catches="a freed sequence looks empty instead of unknown",
     severity="major",
     story="A handle used after free read another request's tokens.",
+    mutant=edit(
+        (
+            "        self._forget(seq)\n        del self.counts[seq]\n",
+            "        self.counts[seq] = [0] * self.num_layers\n",
+        )
+    ),
 )
 def freed_sequence_answers(submission: Submission, rng: Rng) -> None:
     for kind, bits in (("dense", None), ("paged", None)):
@@ -273,10 +306,15 @@ def freed_sequence_answers(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "unknown-sequence-created",
     catches="using a sequence that was never added creates it",
     severity="minor",
     story="A dictionary with a default factory; a typo becomes a second, empty conversation.",
+    mutant=edit(
+        (
+            '            raise KeyError(f"no sequence {seq!r}")\n',
+            "            self.counts[seq] = [0] * self.num_layers\n            self._open(seq)\n",
+        )
+    ),
 )
 def unknown_sequence_created(submission: Submission, rng: Rng) -> None:
     for kind, bits in (("dense", None), ("paged", None)):
@@ -287,10 +325,15 @@ def unknown_sequence_created(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "sequence-number-reused",
     catches="add() gives out the number of a freed sequence",
     severity="major",
     story="The stale handle of a finished request then reads a stranger's cache.",
+    mutant=edit(
+        (
+            "seq, self.next_seq = self.next_seq, self.next_seq + 1",
+            "seq = next(i for i in range(len(self.counts) + 1) if i not in self.counts)",
+        )
+    ),
 )
 def sequence_number_reused(submission: Submission, rng: Rng) -> None:
     for kind, bits in (("dense", None), ("paged", None)):

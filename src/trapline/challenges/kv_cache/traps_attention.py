@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from trapline.arena.judge.traps import trap
+from trapline.arena.judge.traps import edit, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.kv_cache.cases import (
     KINDS,
@@ -14,10 +14,16 @@ from trapline.challenges.kv_cache.situations import BAD
 
 
 @trap(
-    "gqa-by-tiling",
     catches="query head h reads kv head h % G instead of h // (H/G)",
     severity="critical",
     story="The classic grouped-query slip: repeating the head list instead of each head.",
+    mutant=edit(
+        (
+            "q.reshape(n, kv_heads, heads // kv_heads, width).transpose(1, 2, 0, 3)",
+            "q.reshape(n, heads // kv_heads, kv_heads, width).transpose(2, 1, 0, 3)",
+        ),
+        ("out.transpose(2, 0, 1, 3)", "out.transpose(2, 1, 0, 3)"),
+    ),
 )
 def gqa_by_tiling(submission: Submission, rng: Rng) -> None:
     twin = Twin(submission, rng, heads=2, group=2)
@@ -30,10 +36,10 @@ def gqa_by_tiling(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "causal-mask-upper-left",
     catches="new queries are masked as if the sequence began with them",
     severity="critical",
     story="Reported against at least four inference engines: chunk two cannot see chunk one.",
+    mutant=edit(("np.arange(n)[:, None] + (positions - n)", "np.arange(n)[:, None]")),
 )
 def causal_mask_upper_left(submission: Submission, rng: Rng) -> None:
     twin = Twin(submission, rng, "dense")
@@ -44,10 +50,10 @@ def causal_mask_upper_left(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "no-causal-mask",
     catches="several new queries see each other's future",
     severity="critical",
     story="A decoder tested with one token a step needs no mask; a speculative step does.",
+    mutant=edit(("np.arange(positions) > last_visible", "np.arange(positions) > positions")),
 )
 def no_causal_mask(submission: Submission, rng: Rng) -> None:
     twin = Twin(submission, rng)
@@ -61,10 +67,10 @@ def no_causal_mask(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "query-blind-to-itself",
     catches="a query does not see its own position",
     severity="critical",
     story="A strict comparison in the mask; position 0 sees nothing and turns into NaN.",
+    mutant=edit(("np.arange(positions) > last", "np.arange(positions) >= last")),
 )
 def query_blind_to_itself(submission: Submission, rng: Rng) -> None:
     twin = Twin(submission, rng, "dense")
@@ -76,10 +82,10 @@ def query_blind_to_itself(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "scale-missing",
     catches="scores are not multiplied by D^-½",
     severity="critical",
     story="Lost when cached attention is rewritten beside the uncached one.",
+    mutant=edit((" * width**-0.5", "")),
 )
 def scale_missing(submission: Submission, rng: Rng) -> None:
     twin = Twin(submission, rng, width=16)
@@ -95,10 +101,10 @@ def scale_missing(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "softmax-overflow",
     catches="exp of a score without subtracting the largest",
     severity="critical",
     story="Works on random tests; real attention sinks have scores of several hundred.",
+    mutant=edit(("    scores -= scores.max(axis=-1, keepdims=True)\n", "")),
 )
 def softmax_overflow(submission: Submission, rng: Rng) -> None:
     twin = Twin(submission, rng, "dense")
@@ -110,10 +116,10 @@ def softmax_overflow(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "keys-and-values-swapped",
     catches="attention reads values as keys",
     severity="critical",
     story="Two arrays of one shape, returned as a pair and unpacked the other way round.",
+    mutant=edit(("*self.view(seq, layer))", "*self.view(seq, layer)[::-1])")),
 )
 def keys_and_values_swapped(submission: Submission, rng: Rng) -> None:
     for kind, bits in (("dense", None), ("paged_quantized", 8)):
@@ -127,10 +133,16 @@ def keys_and_values_swapped(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "layout-disagreement",
     catches="the cache stores positions first, attention reads heads first",
     severity="critical",
     story="A published entry mixed two conventions; the shapes fitted, the values did not.",
+    mutant=edit(
+        (
+            "k.transpose(1, 2, 0)[:, None]",
+            "k.reshape(kv_heads, positions, -1).swapaxes(1, 2)[:, None]",
+        ),
+        ("v.transpose(1, 0, 2)[:, None]", "v.reshape(kv_heads, positions, -1)[:, None]"),
+    ),
 )
 def layout_disagreement(submission: Submission, rng: Rng) -> None:
     # As many positions as heads: a reshape in place of a transposition keeps every shape.
@@ -146,10 +158,15 @@ def layout_disagreement(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "attend-uses-the-shortest-layer",
     catches="attention of a layer sees only the positions that all layers have",
     severity="critical",
     story="During a step layer 0 is ahead of the others; the common length is one too small.",
+    mutant=edit(
+        (
+            "attention(q, *self.view(seq, layer))",
+            "attention(q, *(x[: self.length(seq)] for x in self.view(seq, layer)))",
+        )
+    ),
 )
 def attend_uses_the_shortest_layer(submission: Submission, rng: Rng) -> None:
     for kind, bits in KINDS:
@@ -162,10 +179,10 @@ def attend_uses_the_shortest_layer(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "more-queries-than-positions",
     catches="queries without a position of their own are answered",
     severity="minor",
     story="The mask leaves nothing to see and the softmax answers NaN instead of an error.",
+    mutant=edit(("if len(q) > self.counts[seq][layer]:", "if False:")),
 )
 def more_queries_than_positions(submission: Submission, rng: Rng) -> None:
     twin = Twin(submission, rng)
@@ -174,10 +191,15 @@ def more_queries_than_positions(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "attend-in-half-precision",
     catches="attention rounds to half precision on the way",
     severity="major",
     story="A cast that belongs to the storage and was applied to the arithmetic.",
+    mutant=edit(
+        (
+            "weights = np.exp(scores)",
+            "weights = np.exp(scores.astype(np.float16)).astype(scores.dtype)",
+        )
+    ),
 )
 def attend_in_half_precision(submission: Submission, rng: Rng) -> None:
     for dtype in (np.float32, np.float64):

@@ -6,7 +6,7 @@ import numpy as np
 
 from trapline.arena.errors import SubmissionRaised
 from trapline.arena.judge import expect
-from trapline.arena.judge.traps import trap
+from trapline.arena.judge.traps import edit, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.kv_cache.cases import (
     KINDS,
@@ -22,10 +22,10 @@ from trapline.challenges.kv_cache.situations import (
 
 
 @trap(
-    "finite-mask",
     catches="masked scores are a large negative number that real scores fall below",
     severity="major",
     story="−1e9 for minus infinity: outlier channels pushed all visible scores under the mask.",
+    mutant=edit(("= -np.inf", "= -1e9")),
 )
 def finite_mask(submission: Submission, rng: Rng) -> None:
     for size in (300.0, 1e5):
@@ -39,10 +39,15 @@ def finite_mask(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "page-boundary-taken-for-a-new-page",
     catches="a write that begins at a page's start goes into a page that a fork shares",
     severity="critical",
     story="The other layer had opened that page before the fork; only half-full pages were copied.",
+    mutant=edit(
+        (
+            "if self.holders[table[i]] > 1]",
+            "if self.holders[table[i]] > 1 and start % self.page_size]",
+        )
+    ),
 )
 def page_boundary_taken_for_a_new_page(submission: Submission, rng: Rng) -> None:
     for kind, bits in KINDS:
@@ -56,10 +61,18 @@ def page_boundary_taken_for_a_new_page(submission: Submission, rng: Rng) -> None
 
 
 @trap(
-    "copies-before-it-counts",
     catches="a refused append has already taken a page for the copy of a shared one",
     severity="major",
     story="Copy-on-write came first, the count of new pages second: each retry ate a page.",
+    mutant=edit(
+        (
+            "        if len(shared) + missing > len(self.free_pages):\n",
+            "        for i in shared[: len(self.free_pages)]:\n"
+            "            table[i] = self._own_copy(table[i])\n"
+            "        shared = [i for i in shared if self.holders[table[i]] > 1]\n"
+            "        if len(shared) + missing > len(self.free_pages):\n",
+        )
+    ),
 )
 def copies_before_it_counts(submission: Submission, rng: Rng) -> None:
     for kind, bits in PAGED:
@@ -72,10 +85,17 @@ def copies_before_it_counts(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "refused-fork-takes-room",
     catches="a fork that finds no room has already been counted",
     severity="major",
     story="The child was registered, then its copy failed; its positions were never given back.",
+    mutant=edit(
+        (
+            "        self._check_fork(seq)\n"
+            "        child = self._register(list(self.counts[seq]))\n",
+            "        child = self._register(list(self.counts[seq]))\n"
+            "        self._check_fork(seq)\n",
+        )
+    ),
 )
 def refused_fork_takes_room(submission: Submission, rng: Rng) -> None:
     for kind, bits in (("dense", None), ("quantized", 8)):
@@ -92,10 +112,15 @@ def refused_fork_takes_room(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "fork-shares-spare-room",
     catches="a fork shares the array of a contiguous cache, and both write behind its end",
     severity="critical",
     story="Arrays that grow have spare rows; parent and child each took the next one for theirs.",
+    mutant=edit(
+        (
+            "[tuple(a.copy() for a in fields) for fields in self.rows[seq]]",
+            "list(self.rows[seq])",
+        )
+    ),
 )
 def fork_shares_spare_room(submission: Submission, rng: Rng) -> None:
     for kind, bits in KINDS:
@@ -110,10 +135,17 @@ def fork_shares_spare_room(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "keep-of-everything-does-nothing",
     catches="keep of all positions in their order returns at once, with a layer still ahead",
     severity="major",
     story="A short cut for the common case: every token of a draft was accepted.",
+    mutant=edit(
+        (
+            "        indices = self._check_indices(seq, indices)\n",
+            "        indices = self._check_indices(seq, indices)\n"
+            "        if np.array_equal(indices, np.arange(self.length(seq))):\n"
+            "            return\n",
+        )
+    ),
 )
 def keep_of_everything_does_nothing(submission: Submission, rng: Rng) -> None:
     for kind, bits in KINDS:
@@ -127,10 +159,15 @@ def keep_of_everything_does_nothing(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "floor-near-the-smallest-row",
     catches="a floor under the scale lies above the scale of the smallest rows allowed",
     severity="minor",
     story="An epsilon of 1e-5 in a configuration file, copied from a layer norm.",
+    mutant=edit(
+        (
+            "(largest / self.top).astype(np.float32)",
+            "np.maximum(largest / self.top, 1e-5 * (largest > 0)).astype(np.float32)",
+        )
+    ),
 )
 def floor_near_the_smallest_row(submission: Submission, rng: Rng) -> None:
     for kind in ("quantized", "paged_quantized"):
@@ -142,10 +179,15 @@ def floor_near_the_smallest_row(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "spare-rows-beyond-the-pool",
     catches="a growing array doubles past what the pool can ever hold",
     severity="minor",
     story="The last token before the limit doubled a cache that had no more tokens to come.",
+    mutant=edit(
+        (
+            "min(max(stop, len(held[0]) * 3 // 2), self.page_size * self.num_pages)",
+            "max(stop, len(held[0]) * 2)",
+        )
+    ),
 )
 def spare_rows_beyond_the_pool(submission: Submission, rng: Rng) -> None:
     for kind, bits in KINDS:
@@ -159,10 +201,23 @@ def spare_rows_beyond_the_pool(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "prefill-of-nothing-anywhere",
     catches="a prefill of no positions answers for sequences and layers that do not exist",
     severity="minor",
     story="The early return for an empty batch came before the checks.",
+    mutant=edit(
+        (
+            "        self._check_place(seq, layer)\n"
+            "        self._check_queries(q)\n"
+            "        self._check_rows(k, v)\n"
+            "        if len(q) != len(k):",
+            "        if len(q) == 0 == len(k):\n"
+            "            return np.empty(q.shape, q.dtype)\n"
+            "        self._check_place(seq, layer)\n"
+            "        self._check_queries(q)\n"
+            "        self._check_rows(k, v)\n"
+            "        if len(q) != len(k):",
+        )
+    ),
 )
 def prefill_of_nothing_anywhere(submission: Submission, rng: Rng) -> None:
     for kind, bits in KINDS:
@@ -176,10 +231,10 @@ def prefill_of_nothing_anywhere(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "empty-answers-are-wider",
     catches="the answer to an empty float32 batch is float64",
     severity="minor",
     story="An early return of zeros without a dtype; joining the batches widened all of them.",
+    mutant=edit(("return np.zeros_like(q)", "return np.zeros(q.shape)")),
 )
 def empty_answers_are_wider(submission: Submission, rng: Rng) -> None:
     for kind, bits in KINDS:
@@ -192,10 +247,17 @@ def empty_answers_are_wider(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "softmax-underflow",
     catches="the largest score is taken over positions that the query does not see",
     severity="critical",
     story="The maximum was taken before the mask: one loud token ahead, and 0 / 0 came out.",
+    mutant=edit(
+        (
+            "    scores[..., np.arange(positions) > last_visible] = -np.inf\n"
+            "    scores -= scores.max(axis=-1, keepdims=True)\n",
+            "    scores -= scores.max(axis=-1, keepdims=True)\n"
+            "    scores[..., np.arange(positions) > last_visible] = -np.inf\n",
+        )
+    ),
 )
 def softmax_underflow(submission: Submission, rng: Rng) -> None:
     twin = Twin(submission, rng)

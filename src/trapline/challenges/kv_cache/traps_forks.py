@@ -1,6 +1,6 @@
 """Bugs of forks: shared pages and copies on write."""
 
-from trapline.arena.judge.traps import trap
+from trapline.arena.judge.traps import edit, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.kv_cache.cases import (
     KINDS,
@@ -11,10 +11,10 @@ from trapline.challenges.kv_cache.cases import (
 
 
 @trap(
-    "shared-tail-written-in-place",
     catches="two sequences write into the same partly filled page",
     severity="critical",
     story="Reported twice against one engine: the tail block is shared without a copy.",
+    mutant=edit(("shared = [i for i in written if self.holders[table[i]] > 1]", "shared = []")),
 )
 def shared_tail_written_in_place(submission: Submission, rng: Rng) -> None:
     for kind, bits in PAGED:
@@ -27,10 +27,16 @@ def shared_tail_written_in_place(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "parent-writes-without-copy",
     catches="only the fork copies a shared page; the parent still writes in place",
     severity="critical",
     story="The parent was taken for the owner of the page.",
+    mutant=edit(
+        (
+            "if self.holders[table[i]] > 1]",
+            "if self.holders[table[i]] > 1\n"
+            "            and seq != min(s for s, t in self.tables.items() if table[i] in t)]",
+        )
+    ),
 )
 def parent_writes_without_copy(submission: Submission, rng: Rng) -> None:
     for kind, bits in PAGED:
@@ -45,10 +51,10 @@ def parent_writes_without_copy(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "copy-of-one-layer",
     catches="copy-on-write copies the written layer and loses the others",
     severity="critical",
     story="The page spans all layers, the copy did not.",
+    mutant=edit(("pool[:, copy] = pool[:, page]", "pool[0, copy] = pool[0, page]")),
 )
 def copy_of_one_layer(submission: Submission, rng: Rng) -> None:
     for kind, bits in PAGED:
@@ -61,10 +67,15 @@ def copy_of_one_layer(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "copy-of-keys-only",
     catches="copy-on-write forgets the values",
     severity="critical",
     story="Two pools, one copied.",
+    mutant=edit(
+        (
+            "        for pool in self.pools:\n            pool[:, copy]",
+            "        for pool in self.pools[: len(self.pools) // 2]:\n            pool[:, copy]",
+        )
+    ),
 )
 def copy_of_keys_only(submission: Submission, rng: Rng) -> None:
     for kind, bits in PAGED:
@@ -75,10 +86,16 @@ def copy_of_keys_only(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "copy-without-scales",
     catches="copy-on-write copies codes but not their scales",
     severity="critical",
     story="The quantised pool has two parts; reordering once reached only one of them.",
+    mutant=edit(
+        (
+            "        for pool in self.pools:\n            pool[:, copy]",
+            "        for pool in self.pools[:: max(1, len(self.pools) // 2)]:\n"
+            "            pool[:, copy]",
+        )
+    ),
 )
 def copy_without_scales(submission: Submission, rng: Rng) -> None:
     for bits in (8, 4):
@@ -89,10 +106,12 @@ def copy_without_scales(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "fork-shares-the-page-table",
     catches="parent and child hold the same list of pages",
     severity="critical",
     story="An assignment where a copy was meant; what one appends, the other owns.",
+    mutant=edit(
+        ("self.tables[child] = list(self.tables[seq])", "self.tables[child] = self.tables[seq]")
+    ),
 )
 def fork_shares_the_page_table(submission: Submission, rng: Rng) -> None:
     for kind, bits in PAGED:
@@ -107,10 +126,10 @@ def fork_shares_the_page_table(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "fork-shares-the-length",
     catches="an append to the child lengthens the parent",
     severity="critical",
     story="The list of lengths is handed over instead of copied.",
+    mutant=edit(("self._register(list(self.counts[seq]))", "self._register(self.counts[seq])")),
 )
 def fork_shares_the_length(submission: Submission, rng: Rng) -> None:
     for kind, bits in KINDS:
@@ -121,10 +140,15 @@ def fork_shares_the_length(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "fork-not-counted",
     catches="a fork does not hold its pages; freeing the parent gives them away",
     severity="critical",
     story="Reference counts were raised for new pages only.",
+    mutant=edit(
+        (
+            "        for page in self.tables[child]:\n            self.holders[page] += 1\n",
+            "",
+        )
+    ),
 )
 def fork_not_counted(submission: Submission, rng: Rng) -> None:
     for kind, bits in PAGED:
@@ -137,10 +161,10 @@ def fork_not_counted(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "free-takes-shared-pages",
     catches="freeing a fork gives away pages that its parent still holds",
     severity="critical",
     story="Found in beam search: dropping one beam corrupted its siblings.",
+    mutant=edit(("if self.holders[page] == 0:", "if self.holders[page] >= 0:")),
 )
 def free_takes_shared_pages(submission: Submission, rng: Rng) -> None:
     for kind, bits in PAGED:
@@ -153,10 +177,10 @@ def free_takes_shared_pages(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "copied-page-stays-held",
     catches="copy-on-write keeps its hold on the page it left",
     severity="major",
     story="The count of the old page is not lowered; it never becomes free.",
+    mutant=edit(("        self._release(page)\n        return copy\n", "        return copy\n")),
 )
 def copied_page_stays_held(submission: Submission, rng: Rng) -> None:
     for kind, bits in PAGED:
@@ -171,10 +195,19 @@ def copied_page_stays_held(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "fork-copies-pages",
     catches="a fork takes pages although it has written nothing",
     severity="major",
     story="Eight beams over one prompt took eight times its memory.",
+    mutant=edit(
+        (
+            "        self.tables[child] = list(self.tables[seq])\n"
+            "        for page in self.tables[child]:\n            self.holders[page] += 1\n",
+            "        if len(self.tables[seq]) > len(self.free_pages):\n"
+            "            raise MemoryError\n"
+            "        for page in self.tables[seq]:\n            self.holders[page] += 1\n"
+            "        self.tables[child] = [self._own_copy(page) for page in self.tables[seq]]\n",
+        )
+    ),
 )
 def fork_copies_pages(submission: Submission, rng: Rng) -> None:
     for kind, bits in PAGED:
@@ -186,10 +219,15 @@ def fork_copies_pages(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "shared-pages-counted-twice",
     catches="pages held by several sequences count several times against the pool",
     severity="major",
     story="Room was computed from the lengths of all sequences.",
+    mutant=edit(
+        (
+            "if len(shared) + missing > len(self.free_pages):",
+            "if len(shared) + missing > self.num_pages - sum(map(len, self.tables.values())):",
+        )
+    ),
 )
 def shared_pages_counted_twice(submission: Submission, rng: Rng) -> None:
     for kind, bits in PAGED:
@@ -202,10 +240,12 @@ def shared_pages_counted_twice(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "copy-not-counted",
     catches="the page that a copy-on-write needs is not counted before writing",
     severity="major",
     story="The last free page decides; the copy failed half-way with another error.",
+    mutant=edit(
+        ("if len(shared) + missing > len(self.free_pages):", "if missing > len(self.free_pages):")
+    ),
 )
 def copy_not_counted(submission: Submission, rng: Rng) -> None:
     for kind, bits in PAGED:
@@ -220,10 +260,10 @@ def copy_not_counted(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "sole-owner-copies",
     catches="a page with one holder is copied before every write",
     severity="major",
     story="The count includes the writer; comparing with 0 instead of 1 copies always.",
+    mutant=edit(("if self.holders[table[i]] > 1]", "if self.holders[table[i]] > 0]")),
 )
 def sole_owner_copies(submission: Submission, rng: Rng) -> None:
     for kind, bits in PAGED:
@@ -234,10 +274,17 @@ def sole_owner_copies(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "full-pages-taken-for-immutable",
     catches="a shared page is only copied if it was partly filled when it was shared",
     severity="critical",
     story="Full blocks are immutable, until a rejected draft is cut off in the middle of one.",
+    mutant=edit(
+        (
+            "if self.holders[table[i]] > 1]",
+            "if self.holders[table[i]] > 1\n"
+            "            and all(self.counts[s][layer] < (i + 1) * self.page_size\n"
+            "            for s, t in self.tables.items() if table[i] in t)]",
+        )
+    ),
 )
 def full_pages_taken_for_immutable(submission: Submission, rng: Rng) -> None:
     for kind, bits in PAGED:
@@ -250,10 +297,15 @@ def full_pages_taken_for_immutable(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "fork-between-layers",
     catches="only the last page is copied, though a layer that lags behind writes to earlier ones",
     severity="major",
     story="A request was forked in the middle of a prefill, layer by layer.",
+    mutant=edit(
+        (
+            "shared = [i for i in written if self.holders[table[i]] > 1]",
+            "shared = [i for i in written[-1:] if self.holders[table[i]] > 1]",
+        )
+    ),
 )
 def fork_between_layers(submission: Submission, rng: Rng) -> None:
     for kind, bits in PAGED:

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from trapline.arena.judge.traps import trap
+from trapline.arena.judge.traps import edit, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.kv_cache.cases import (
     KINDS,
@@ -14,10 +14,10 @@ from trapline.challenges.kv_cache.situations import BAD
 
 
 @trap(
-    "keep-sorts-its-indices",
     catches="positions come back in ascending order",
     severity="critical",
     story="A boolean mask was used where an order was given.",
+    mutant=edit(("        return indices\n", "        return np.sort(indices)\n")),
 )
 def keep_sorts_its_indices(submission: Submission, rng: Rng) -> None:
     for kind, bits in KINDS:
@@ -28,10 +28,10 @@ def keep_sorts_its_indices(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "keep-in-one-layer",
     catches="only the first layer is compacted",
     severity="critical",
     story="Compaction after a tree step was written for one layer and called once.",
+    mutant=edit(("pool[:, pages, slots] = rows", "pool[0, pages, slots] = rows[0]")),
 )
 def keep_in_one_layer(submission: Submission, rng: Rng) -> None:
     for kind, bits in KINDS:
@@ -42,10 +42,16 @@ def keep_in_one_layer(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "keep-leaves-a-layer-ahead",
     catches="layers that were ahead are still ahead after keep",
     severity="major",
     story="Compaction between two layers of a step: one layer kept a token that was rejected.",
+    mutant=edit(
+        (
+            "            self.counts[seq] = [len(indices)] * self.num_layers",
+            "            ahead = [count - self.length(seq) for count in self.counts[seq]]\n"
+            "            self.counts[seq] = [len(indices) + more for more in ahead]",
+        )
+    ),
 )
 def keep_leaves_a_layer_ahead(submission: Submission, rng: Rng) -> None:
     for kind, bits in KINDS:
@@ -59,10 +65,21 @@ def keep_leaves_a_layer_ahead(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "keep-overwrites-its-source",
     catches="rows are moved one by one and read after they were overwritten",
     severity="critical",
     story="In-place compaction is right for ascending indices and wrong for any other order.",
+    mutant=edit(
+        ("tuple(array[indices] for array", "tuple(moved(array, indices) for array"),
+        (
+            "def grown(",
+            "def moved(array, indices):\n"
+            "    array = array.copy()\n"
+            "    for i, j in enumerate(indices):\n"
+            "        array[i] = array[j]\n"
+            "    return array[: len(indices)]\n\n\n"
+            "def grown(",
+        ),
+    ),
 )
 def keep_overwrites_its_source(submission: Submission, rng: Rng) -> None:
     for kind, bits in KINDS:
@@ -73,10 +90,16 @@ def keep_overwrites_its_source(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "keep-writes-shared-pages",
     catches="keep reorders pages that another sequence holds too",
     severity="critical",
     story="Compacting one branch of a search scrambled the others.",
+    mutant=edit(
+        (
+            "        self._shrink(seq, start)\n"
+            "        self.tables[seq].extend(self._take() for _ in range(needed))\n",
+            "        self._shrink(seq, len(indices))\n",
+        )
+    ),
 )
 def keep_writes_shared_pages(submission: Submission, rng: Rng) -> None:
     for kind, bits in PAGED:
@@ -91,10 +114,16 @@ def keep_writes_shared_pages(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "keep-without-scales",
     catches="keep moves codes but leaves their scales where they were",
     severity="critical",
     story="A beam reorder reached the residual part of a quantised cache and not the packed one.",
+    mutant=edit(
+        (
+            "        for pool, rows in zip(self.pools, kept, strict=True):\n",
+            "        half = max(1, len(kept) // 2)\n"
+            "        for pool, rows in zip(self.pools[::half], kept[::half], strict=True):\n",
+        )
+    ),
 )
 def keep_without_scales(submission: Submission, rng: Rng) -> None:
     for bits in (8, 4):
@@ -109,10 +138,12 @@ def keep_without_scales(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "keep-nothing",
     catches="keep with an empty list fails or keeps everything",
     severity="minor",
     story="An empty Python list becomes an array of floats, which cannot be an index.",
+    mutant=edit(
+        ('(indices.size and indices.dtype.kind not in "iu")', 'indices.dtype.kind not in "iu"')
+    ),
 )
 def keep_nothing(submission: Submission, rng: Rng) -> None:
     for kind, bits in KINDS:
@@ -125,10 +156,22 @@ def keep_nothing(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "keep-fails-half-way",
     catches="keep gives its pages away and then finds that it has no room for new ones",
     severity="major",
     story="The sequence was gone, and the MemoryError said to try again later.",
+    mutant=edit(
+        (
+            "        if needed > len(self.free_pages) + own:\n"
+            '            raise MemoryError(f"{needed} pages needed, '
+            '{len(self.free_pages) + own} free")\n',
+            "",
+        ),
+        (
+            "        self._shrink(seq, start)\n",
+            "        self._shrink(seq, start)\n"
+            "        if needed > len(self.free_pages):\n            raise MemoryError(own)\n",
+        ),
+    ),
 )
 def keep_fails_half_way(submission: Submission, rng: Rng) -> None:
     for kind, bits in PAGED:
@@ -140,10 +183,10 @@ def keep_fails_half_way(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "keep-twice-the-same",
     catches="a position can be kept twice",
     severity="minor",
     story="The cache grew by compaction, past what the pool had promised.",
+    mutant=edit(("if len(np.unique(indices)) < len(indices):", "if False:")),
 )
 def keep_twice_the_same(submission: Submission, rng: Rng) -> None:
     for kind, bits in KINDS:
@@ -153,10 +196,15 @@ def keep_twice_the_same(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "keep-outside-the-sequence",
     catches="negative or too large indices are accepted",
     severity="major",
     story="Position −1 is the last one of a Python list and the last one of somebody else's page.",
+    mutant=edit(
+        (
+            "if indices.size and not 0 <= indices.min() <= indices.max() < self.length(seq):",
+            "if False:",
+        )
+    ),
 )
 def keep_outside_the_sequence(submission: Submission, rng: Rng) -> None:
     for kind, bits in KINDS:
@@ -169,10 +217,15 @@ def keep_outside_the_sequence(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "truncate-in-one-layer",
     catches="only one layer is cut",
     severity="critical",
     story="The length went down, and the other layers went on attending to rejected drafts.",
+    mutant=edit(
+        (
+            "self.counts[seq] = [n] * self.num_layers",
+            "self.counts[seq] = [n, *self.counts[seq][1:]]",
+        )
+    ),
 )
 def truncate_in_one_layer(submission: Submission, rng: Rng) -> None:
     for kind, bits in KINDS:
@@ -184,10 +237,15 @@ def truncate_in_one_layer(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "truncate-to-nothing",
     catches="truncate(seq, 0) does nothing",
     severity="major",
     story="Zero is false.",
+    mutant=edit(
+        (
+            "        self._shrink(seq, n)\n",
+            "        n = n or self.length(seq)\n        self._shrink(seq, n)\n",
+        )
+    ),
 )
 def truncate_to_nothing(submission: Submission, rng: Rng) -> None:
     for kind, bits in KINDS:
@@ -200,10 +258,15 @@ def truncate_to_nothing(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "truncate-leaves-a-layer-ahead",
     catches="cutting to the common length leaves layers that were ahead as they are",
     severity="major",
     story="A step was aborted between two layers; the retry appended to what the first had kept.",
+    mutant=edit(
+        (
+            "        self._shrink(seq, n)\n",
+            "        if n == self.length(seq):\n            return\n        self._shrink(seq, n)\n",
+        )
+    ),
 )
 def truncate_leaves_a_layer_ahead(submission: Submission, rng: Rng) -> None:
     for kind, bits in KINDS:
@@ -217,10 +280,15 @@ def truncate_leaves_a_layer_ahead(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "truncate-below-zero",
     catches="a negative length counts from the end",
     severity="minor",
     story="Python's slice semantics: truncate(−1) dropped the newest token.",
+    mutant=edit(
+        (
+            "if not is_int(n) or not 0 <= n <= self.length(seq):",
+            "n = n if n >= 0 else self.length(seq) + n\n        if n > self.length(seq):",
+        )
+    ),
 )
 def truncate_below_zero(submission: Submission, rng: Rng) -> None:
     for kind, bits in KINDS:
@@ -230,10 +298,15 @@ def truncate_below_zero(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "truncate-beyond-the-end",
     catches="truncating to more than there is succeeds",
     severity="minor",
     story="The rollback point was computed from the wrong sequence, and nothing said so.",
+    mutant=edit(
+        (
+            "if not is_int(n) or not 0 <= n <= self.length(seq):",
+            "n = min(n, self.length(seq))\n        if n < 0:",
+        )
+    ),
 )
 def truncate_beyond_the_end(submission: Submission, rng: Rng) -> None:
     for kind, bits in KINDS:

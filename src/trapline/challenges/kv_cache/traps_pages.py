@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from trapline.arena.judge.traps import trap
+from trapline.arena.judge.traps import edit, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.kv_cache.cases import (
     KINDS,
@@ -14,10 +14,15 @@ from trapline.challenges.kv_cache.situations import BAD
 
 
 @trap(
-    "pages-read-in-pool-order",
     catches="a sequence's pages are read in physical instead of logical order",
     severity="critical",
     story="Right as long as the pool is fresh and handed out in order.",
+    mutant=edit(
+        (
+            "self.tables[seq][: self._pages_for(count)]",
+            "sorted(self.tables[seq][: self._pages_for(count)])",
+        )
+    ),
 )
 def pages_read_in_pool_order(submission: Submission, rng: Rng) -> None:
     for kind, bits in PAGED:
@@ -38,10 +43,10 @@ def pages_read_in_pool_order(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "page-size-taken-for-a-power-of-two",
     catches="the slot in a page is found with a bit mask",
     severity="major",
     story="t & (P − 1) is t mod P for the page sizes that everybody tests with.",
+    mutant=edit(("positions % self.page_size", "positions & (self.page_size - 1)")),
 )
 def page_size_taken_for_a_power_of_two(submission: Submission, rng: Rng) -> None:
     for kind, bits in PAGED:
@@ -52,10 +57,15 @@ def page_size_taken_for_a_power_of_two(submission: Submission, rng: Rng) -> None
 
 
 @trap(
-    "page-numbers-wrap",
     catches="page numbers are kept in eight bits",
     severity="critical",
     story="Small pools in the tests, large ones in service; page 256 was page 0.",
+    mutant=edit(
+        (
+            "table = np.array(self.tables[seq], dtype=np.int64)",
+            "table = np.array(self.tables[seq], dtype=np.int64).astype(np.uint8)",
+        )
+    ),
 )
 def page_numbers_wrap(submission: Submission, rng: Rng) -> None:
     for kind, bits in PAGED:
@@ -66,10 +76,26 @@ def page_numbers_wrap(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "reads-beyond-the-end",
     catches="attention reads whole pages, the unwritten rest included",
     severity="critical",
     story="An engine let its first chunk read unwritten slots; old requests showed through.",
+    mutant=edit(
+        (
+            "attention(q, *self.view(seq, layer))",
+            "attention(q, *(self.view(seq, layer) if isinstance(self, DenseCache) "
+            "else self._whole_pages(seq, layer)))",
+        ),
+        (
+            "    def fork(self, seq: int) -> int:",
+            "    def _whole_pages(self, seq, layer):\n"
+            "        counts, whole = self.counts, len(self.tables[seq]) * self.page_size\n"
+            "        self.counts = {seq: [whole] * self.num_layers}\n"
+            "        rows = self.view(seq, layer)\n"
+            "        self.counts = counts\n"
+            "        return rows\n\n"
+            "    def fork(self, seq: int) -> int:",
+        ),
+    ),
 )
 def reads_beyond_the_end(submission: Submission, rng: Rng) -> None:
     for kind, bits in PAGED:
@@ -83,10 +109,10 @@ def reads_beyond_the_end(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "full-page-takes-another",
     catches="n positions take n // P + 1 pages",
     severity="major",
     story="Off by one at the page border: every full sequence wastes a page.",
+    mutant=edit(("return -(-n // self.page_size)", "return n // self.page_size + 1")),
 )
 def full_page_takes_another(submission: Submission, rng: Rng) -> None:
     for kind, bits in PAGED:
@@ -99,10 +125,10 @@ def full_page_takes_another(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "page-for-every-append",
     catches="each append starts a fresh page instead of filling the last one",
     severity="major",
     story="A pool of 16-token pages that is full after 16 tokens of decoding.",
+    mutant=edit(("missing = max(0, needed - len(table))", "missing = self._pages_for(n)")),
 )
 def page_for_every_append(submission: Submission, rng: Rng) -> None:
     for kind, bits in PAGED:
@@ -114,10 +140,12 @@ def page_for_every_append(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "page-for-every-layer",
     catches="each layer of a step takes pages of its own from a pool that has room for all layers",
     severity="major",
     story="num_blocks was divided by the number of layers without anybody saying so.",
+    mutant=edit(
+        ("missing = max(0, needed - len(table))", "missing = needed - self._pages_for(start)")
+    ),
 )
 def page_for_every_layer(submission: Submission, rng: Rng) -> None:
     for kind, bits in PAGED:
@@ -127,10 +155,10 @@ def page_for_every_layer(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "pool-limit-ignored",
     catches="a dense cache grows beyond the pool",
     severity="major",
     story="The limit was built for pages only; the dense cache took the machine down.",
+    mutant=edit(("if n > self._capacity_left(layer):", "if False:")),
 )
 def pool_limit_ignored(submission: Submission, rng: Rng) -> None:
     for kind, bits in (("dense", None), ("quantized", 8)):
@@ -144,10 +172,15 @@ def pool_limit_ignored(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "exhaustion-is-another-error",
     catches="an exhausted page pool raises something else than MemoryError",
     severity="minor",
     story="A scheduler that catches MemoryError to preempt a request saw an IndexError and died.",
+    mutant=edit(
+        (
+            '            raise MemoryError(f"{len(shared) + missing} pages',
+            '            raise IndexError(f"{len(shared) + missing} pages',
+        )
+    ),
 )
 def exhaustion_is_another_error(submission: Submission, rng: Rng) -> None:
     for kind, bits in PAGED:
@@ -159,10 +192,24 @@ def exhaustion_is_another_error(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "failed-append-keeps-pages",
     catches="a refused append has already taken the pages that were left",
     severity="major",
     story="Pages are taken one by one until there are none; those taken are lost.",
+    mutant=edit(
+        (
+            "if len(shared) + missing > len(self.free_pages):",
+            "if len(shared) > len(self.free_pages):",
+        ),
+        (
+            "        page = self.free_pages.pop()\n",
+            "        if not self.free_pages:\n            raise MemoryError\n"
+            "        page = self.free_pages.pop()\n",
+        ),
+        (
+            "        table.extend(self._take() for _ in range(missing))\n",
+            "        for _ in range(missing):\n            table.append(self._take())\n",
+        ),
+    ),
 )
 def failed_append_keeps_pages(submission: Submission, rng: Rng) -> None:
     for kind, bits in PAGED:
@@ -176,10 +223,19 @@ def failed_append_keeps_pages(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "failed-append-half-written",
     catches="a refused append leaves the positions that still fitted",
     severity="critical",
     story="Token by token until the pool is full; the retry then stores them twice.",
+    mutant=edit(
+        (
+            "        self._reserve(seq, layer, len(k))\n        self._fix_dtype(k.dtype)\n",
+            "        if len(k) > 1:\n"
+            "            for i in range(len(k)):\n"
+            "                self.append(seq, layer, k[i : i + 1], v[i : i + 1])\n"
+            "            return\n"
+            "        self._reserve(seq, layer, len(k))\n        self._fix_dtype(k.dtype)\n",
+        )
+    ),
 )
 def failed_append_half_written(submission: Submission, rng: Rng) -> None:
     for kind, bits in KINDS:
@@ -192,10 +248,20 @@ def failed_append_half_written(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "refused-rows-already-written",
     catches="v is found to be wrong after k was stored",
     severity="major",
     story="Validation and writing interleaved: the cache kept a key without its value.",
+    mutant=edit(
+        (
+            "        self._check_rows(k, v)\n        if len(k) == 0:",
+            "        self._check_rows(k, k)\n"
+            "        self._reserve(seq, layer, len(k))\n"
+            "        self.counts[seq][layer] += len(k)\n"
+            "        self._check_rows(k, v)\n"
+            "        self.counts[seq][layer] -= len(k)\n"
+            "        if len(k) == 0:",
+        )
+    ),
 )
 def refused_rows_already_written(submission: Submission, rng: Rng) -> None:
     for kind, bits in KINDS:
@@ -207,10 +273,15 @@ def refused_rows_already_written(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "free-leaks-pages",
     catches="pages of a freed sequence never come back",
     severity="critical",
     story="Served well in every demo, and ran out of pages after an hour.",
+    mutant=edit(
+        (
+            "        self._shrink(seq, 0)\n        self._forget(seq)\n",
+            "        self._forget(seq)\n",
+        )
+    ),
 )
 def free_leaks_pages(submission: Submission, rng: Rng) -> None:
     for kind, bits in KINDS:
@@ -221,10 +292,10 @@ def free_leaks_pages(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "truncate-leaks-pages",
     catches="pages behind the new end stay taken",
     severity="major",
     story="Rejected drafts are cut off thousands of times a minute; each cut lost a page.",
+    mutant=edit(("        self._shrink(seq, n)\n", "")),
 )
 def truncate_leaks_pages(submission: Submission, rng: Rng) -> None:
     for kind, bits in KINDS:
@@ -236,10 +307,10 @@ def truncate_leaks_pages(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "truncate-frees-a-page-in-use",
     catches="the page that is cut in the middle is given away",
     severity="critical",
     story="n // P pages kept where ⌈n/P⌉ hold data.",
+    mutant=edit(("kept = self._pages_for(n)", "kept = n // self.page_size")),
 )
 def truncate_frees_a_page_in_use(submission: Submission, rng: Rng) -> None:
     for kind, bits in PAGED:
@@ -251,10 +322,10 @@ def truncate_frees_a_page_in_use(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "keep-leaks-pages",
     catches="keep takes new pages and forgets to give the old ones back",
     severity="major",
     story="Tree decoding compacts every step; the pool lasted as many steps as it had pages.",
+    mutant=edit(("        self._shrink(seq, start)\n", "        del self.tables[seq][fixed:]\n")),
 )
 def keep_leaks_pages(submission: Submission, rng: Rng) -> None:
     for kind, bits in PAGED:
@@ -273,10 +344,10 @@ def keep_leaks_pages(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "keep-needs-a-second-copy",
     catches="keep in a full pool fails although it frees what it needs",
     severity="major",
     story="New pages were taken before the old ones were released.",
+    mutant=edit(("if needed > len(self.free_pages) + own:", "if needed > len(self.free_pages):")),
 )
 def keep_needs_a_second_copy(submission: Submission, rng: Rng) -> None:
     for kind, bits in KINDS:

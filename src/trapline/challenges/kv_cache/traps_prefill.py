@@ -4,7 +4,7 @@ from functools import partial
 from typing import Any
 
 from trapline.arena.judge import expect
-from trapline.arena.judge.traps import trap
+from trapline.arena.judge.traps import edit, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.kv_cache.cases import (
     KINDS,
@@ -17,10 +17,15 @@ from trapline.challenges.kv_cache.situations import BAD
 
 
 @trap(
-    "prefill-with-made-up-queries",
     catches="chunks attend with random queries instead of the prompt's",
     severity="critical",
     story="A published entry drew its queries from a random generator; shapes and tests were fine.",
+    mutant=edit(
+        (
+            "self.attend(seq, layer, q[part])",
+            "self.attend(seq, layer, np.random.standard_normal(q[part].shape))",
+        )
+    ),
 )
 def prefill_with_made_up_queries(submission: Submission, rng: Rng) -> None:
     twin = Twin(submission, rng)
@@ -28,10 +33,15 @@ def prefill_with_made_up_queries(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "prefill-sees-its-future",
     catches="all keys are stored first, then every chunk is taken for the last one",
     severity="critical",
     story="seqlen_k was the length of the prompt instead of the end of the chunk.",
+    mutant=edit(
+        (
+            "            self.append(seq, layer, k[part], v[part])\n",
+            "            if start == 0:\n                self.append(seq, layer, k, v)\n",
+        )
+    ),
 )
 def prefill_sees_its_future(submission: Submission, rng: Rng) -> None:
     twin = Twin(submission, rng)
@@ -39,10 +49,10 @@ def prefill_sees_its_future(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "chunks-blind-to-earlier-ones",
     catches="each chunk attends to itself only",
     severity="critical",
     story="Every chunk was prefilled as a prompt of its own.",
+    mutant=edit(("self.attend(seq, layer, q[part])", "attention(q[part], k[part], v[part])")),
 )
 def chunks_blind_to_earlier_ones(submission: Submission, rng: Rng) -> None:
     twin = Twin(submission, rng)
@@ -50,10 +60,15 @@ def chunks_blind_to_earlier_ones(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "prefill-forgets-the-prefix",
     catches="positions that the sequence already holds are dropped or not attended to",
     severity="critical",
     story="A prefix hit met an attention that started at position 0.",
+    mutant=edit(
+        (
+            "        out = np.empty(q.shape, q.dtype)\n",
+            "        out = np.empty(q.shape, q.dtype)\n        self.truncate(seq, 0)\n",
+        )
+    ),
 )
 def prefill_forgets_the_prefix(submission: Submission, rng: Rng) -> None:
     for kind, bits in KINDS:
@@ -64,10 +79,10 @@ def prefill_forgets_the_prefix(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "last-chunk-dropped",
     catches="a prompt that is no multiple of the chunk loses its rest",
     severity="critical",
     story="T // chunk rounds of work; a chunk larger than the prompt does none at all.",
+    mutant=edit(("range(0, len(q), chunk)", "range(0, len(q) // chunk * chunk, chunk)")),
 )
 def last_chunk_dropped(submission: Submission, rng: Rng) -> None:
     for total, chunk in ((7, 3), (5, 64), (4, 4), (1, 2)):
@@ -78,10 +93,20 @@ def last_chunk_dropped(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "prefill-stores-nothing",
     catches="the prompt is attended to but not left in the cache",
     severity="critical",
     story="A scratch cache did the work; decoding then began from nothing.",
+    mutant=edit(
+        (
+            "        out = np.empty(q.shape, q.dtype)\n",
+            "        out = np.empty(q.shape, q.dtype)\n        seq = self.fork(seq)\n",
+        ),
+        (
+            "            out[part] = self.attend(seq, layer, q[part])\n        return out\n",
+            "            out[part] = self.attend(seq, layer, q[part])\n"
+            "        self.free(seq)\n        return out\n",
+        ),
+    ),
 )
 def prefill_stores_nothing(submission: Submission, rng: Rng) -> None:
     for kind, bits in KINDS:
@@ -94,10 +119,21 @@ def prefill_stores_nothing(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "prefill-into-a-shared-page",
     catches="chunked_prefill writes into a page that another sequence holds",
     severity="critical",
     story="append copied on write; the fast path of the prefill did not go through it.",
+    mutant=edit(
+        (
+            "        for start in range(0, len(q), chunk):\n",
+            "        if isinstance(self, PagedCache):\n"
+            "            self.holders = [min(count, 1) for count in self.holders]\n"
+            "        for start in range(0, len(q), chunk):\n",
+        ),
+        (
+            "pool changes nothing.\n        self._reserve(seq, layer, len(k))\n",
+            "pool changes nothing.\n",
+        ),
+    ),
 )
 def prefill_into_a_shared_page(submission: Submission, rng: Rng) -> None:
     for kind, bits in PAGED:
@@ -111,10 +147,15 @@ def prefill_into_a_shared_page(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "prefill-half-done-when-full",
     catches="a prompt that does not fit leaves its first chunks behind",
     severity="major",
     story="The exception came out of the third chunk; the retry stored the first two twice.",
+    mutant=edit(
+        (
+            "        self._reserve(seq, layer, len(k))\n        for start in",
+            "        for start in",
+        )
+    ),
 )
 def prefill_half_done_when_full(submission: Submission, rng: Rng) -> None:
     for kind, bits in KINDS:
@@ -131,10 +172,15 @@ def prefill_half_done_when_full(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "prefill-stores-before-it-checks",
     catches="wrong queries are found after the first chunk was stored",
     severity="minor",
     story="The caller corrected its query and prefilled again, on top of the first chunk.",
+    mutant=edit(
+        (
+            "        self._check_queries(q)\n        self._check_rows(k, v)\n",
+            "        self._check_rows(k, v)\n",
+        )
+    ),
 )
 def prefill_stores_before_it_checks(submission: Submission, rng: Rng) -> None:
     for kind, bits in KINDS:
@@ -155,10 +201,16 @@ def prefill_stores_before_it_checks(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "prefill-anywhere",
     catches="chunked_prefill does not look where it writes",
     severity="minor",
     story="The methods were guarded, the function beside them was not.",
+    mutant=edit(
+        (
+            "        self._check_place(seq, layer)\n"
+            "        self._check_queries(q)\n        self._check_rows",
+            "        self._check_queries(q)\n        self._check_rows",
+        )
+    ),
 )
 def prefill_anywhere(submission: Submission, rng: Rng) -> None:
     for kind, bits in PAGED:
@@ -173,10 +225,10 @@ def prefill_anywhere(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "chunk-below-one",
     catches="a chunk of zero or less does nothing and answers garbage",
     severity="minor",
     story="range(0, T, −1) is empty, and an uninitialised array looks like an answer.",
+    mutant=edit(("if not is_int(chunk) or chunk < 1:", "if not is_int(chunk):")),
 )
 def chunk_below_one(submission: Submission, rng: Rng) -> None:
     twin = Twin(submission, rng)
@@ -191,10 +243,15 @@ def chunk_below_one(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "queries-modified",
     catches="the caller's queries, keys or values are scaled in place",
     severity="major",
     story="q *= scale saves an array and breaks the caller's residual stream.",
+    mutant=edit(
+        (
+            "    scores = grouped @ k.transpose(1, 2, 0)[:, None] * width**-0.5\n",
+            "    grouped *= width**-0.5\n    scores = grouped @ k.transpose(1, 2, 0)[:, None]\n",
+        )
+    ),
 )
 def queries_modified(submission: Submission, rng: Rng) -> None:
     for kind, bits in (("dense", None), ("paged", None), ("paged_quantized", 8)):

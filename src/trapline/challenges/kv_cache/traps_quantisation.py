@@ -3,7 +3,7 @@
 import numpy as np
 
 from trapline.arena.judge import expect
-from trapline.arena.judge.traps import trap
+from trapline.arena.judge.traps import edit, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.kv_cache.cases import (
     QUANTISED,
@@ -29,10 +29,10 @@ def _at_most(submission: Submission, rng: Rng, kind: str, bits: int) -> None:
 
 
 @trap(
-    "scales-eat-the-saving",
     catches="a scale for every element: the quantised cache is larger than the plain one",
     severity="critical",
     story="Two published entries stored a scale per element; one reported a saving of −125 %.",
+    mutant=edit(("largest = np.abs(x).max(axis=-1, keepdims=True)", "largest = np.abs(x)")),
 )
 def scales_eat_the_saving(submission: Submission, rng: Rng) -> None:
     for kind, bits in QUANTISED:
@@ -40,10 +40,13 @@ def scales_eat_the_saving(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "four-bits-in-a-byte",
     catches="4 bit codes are stored one a byte",
     severity="major",
     story="The range is right, the packing was left for later.",
+    mutant=edit(
+        ("return (pack_nibbles(codes) if self.bits == 4 else codes), scale", "return codes, scale"),
+        ("        if self.bits == 4:\n            codes = unpack_nibbles(codes, self.width)\n", ""),
+    ),
 )
 def four_bits_in_a_byte(submission: Submission, rng: Rng) -> None:
     for kind in ("quantized", "paged_quantized"):
@@ -51,10 +54,15 @@ def four_bits_in_a_byte(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "scales-not-counted",
     catches="nbytes() leaves the scales out",
     severity="major",
     story="A saving of 4× was reported while 0.4× was stored.",
+    mutant=edit(
+        (
+            "sum(pool.nbytes for pool in self.pools)",
+            "sum(pool.nbytes for pool in self.pools[:: max(1, len(self.pools) // 2)])",
+        )
+    ),
 )
 def scales_not_counted(submission: Submission, rng: Rng) -> None:
     for kind, bits in QUANTISED:
@@ -66,10 +74,12 @@ def scales_not_counted(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "nbytes-of-one-layer",
     catches="nbytes() counts one layer, or keys only",
     severity="minor",
     story="The number on the dashboard was a factor of 64 too small.",
+    mutant=edit(
+        ("sum(pool.nbytes for pool in self.pools)", "sum(pool[0].nbytes for pool in self.pools)")
+    ),
 )
 def nbytes_of_one_layer(submission: Submission, rng: Rng) -> None:
     for kind in ("dense", "paged"):
@@ -80,10 +90,15 @@ def nbytes_of_one_layer(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "scale-of-the-whole-append",
     catches="one scale for all positions of an append",
     severity="critical",
     story="One outlier token in a prompt of a thousand erased the others.",
+    mutant=edit(
+        (
+            "largest = np.abs(x).max(axis=-1, keepdims=True)",
+            "largest = np.abs(x).max(axis=(0, 2), keepdims=True, initial=0).repeat(len(x), 0)",
+        )
+    ),
 )
 def scale_of_the_whole_append(submission: Submission, rng: Rng) -> None:
     for kind, bits in QUANTISED:
@@ -96,10 +111,15 @@ def scale_of_the_whole_append(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "scale-shared-by-heads",
     catches="one scale for all heads of a position",
     severity="major",
     story="Heads differ by orders of magnitude; the loudest silenced the rest.",
+    mutant=edit(
+        (
+            "largest = np.abs(x).max(axis=-1, keepdims=True)",
+            "largest = np.abs(x).max(axis=(-2, -1), keepdims=True).repeat(x.shape[1], axis=1)",
+        )
+    ),
 )
 def scale_shared_by_heads(submission: Submission, rng: Rng) -> None:
     for kind, bits in QUANTISED:
@@ -112,10 +132,18 @@ def scale_shared_by_heads(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "scale-frozen-at-the-start",
     catches="the scale of the first tokens is used for all that follow",
     severity="critical",
     story="Several engines froze scales on warm-up text; later tokens saturated.",
+    mutant=edit(
+        (
+            "largest = np.abs(x).max(axis=-1, keepdims=True)\n",
+            "largest = np.abs(x).max(axis=-1, keepdims=True)\n"
+            "        if x.size:\n"
+            '            self.first = getattr(self, "first", largest.max())\n'
+            "            largest = np.full_like(largest, self.first)\n",
+        )
+    ),
 )
 def scale_frozen_at_the_start(submission: Submission, rng: Rng) -> None:
     for kind, bits in QUANTISED:
@@ -128,10 +156,23 @@ def scale_frozen_at_the_start(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "whole-cache-requantised",
     catches="stored positions are decoded and encoded again when others arrive",
     severity="critical",
     story="A popular library rebuilds its cache every few tokens; the oldest error tripled.",
+    mutant=edit(
+        (
+            "largest = np.abs(x).max(axis=-1, keepdims=True)",
+            "largest = np.abs(x).max(axis=(0, 2), keepdims=True, initial=0).repeat(len(x), 0)",
+        ),
+        (
+            "        self._write(seq, layer, start, self.codec.encode(k) + self.codec.encode(v))\n"
+            "        self.counts[seq][layer] = start + len(k)\n",
+            "        old_k, old_v = self.view(seq, layer)\n"
+            "        k, v = np.concatenate([old_k, k]), np.concatenate([old_v, v])\n"
+            "        self._write(seq, layer, 0, self.codec.encode(k) + self.codec.encode(v))\n"
+            "        self.counts[seq][layer] = len(k)\n",
+        ),
+    ),
 )
 def whole_cache_requantised(submission: Submission, rng: Rng) -> None:
     for kind, bits in QUANTISED:
@@ -145,10 +186,16 @@ def whole_cache_requantised(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "zero-row",
     catches="a row of zeros divides by its scale of zero",
     severity="critical",
     story="Padding tokens: a constant group gave NaN in a well-known 2-bit cache.",
+    mutant=edit(
+        (
+            "scale = (largest / self.top).astype(np.float32)",
+            "unit = np.abs(x / largest).max(axis=-1, keepdims=True)\n"
+            "        scale = (unit * largest / self.top).astype(np.float32)",
+        )
+    ),
 )
 def zero_row(submission: Submission, rng: Rng) -> None:
     for kind, bits in QUANTISED:
@@ -161,10 +208,15 @@ def zero_row(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "small-rows-vanish",
     catches="a floor under the scale that is meant for zeros flattens small rows",
     severity="major",
     story="An epsilon of 1e-3 against division by zero; normalised keys are of that size.",
+    mutant=edit(
+        (
+            "scale = (largest / self.top).astype(np.float32)",
+            "scale = np.maximum(largest / self.top, 1e-3).astype(np.float32)",
+        )
+    ),
 )
 def small_rows_vanish(submission: Submission, rng: Rng) -> None:
     for kind, bits in QUANTISED:
@@ -177,10 +229,10 @@ def small_rows_vanish(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "codes-cut-not-rounded",
     catches="codes are cut towards zero instead of rounded to the nearest",
     severity="major",
     story="A cast to int; twice the error, and all of it in one direction.",
+    mutant=edit(("np.rint(x / divisor)", "np.trunc(x / divisor)")),
 )
 def codes_cut_not_rounded(submission: Submission, rng: Rng) -> None:
     for kind, bits in QUANTISED:
@@ -195,10 +247,10 @@ def codes_cut_not_rounded(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "largest-element-wraps",
     catches="the largest positive element becomes the most negative code",
     severity="critical",
     story="128 does not fit into eight signed bits.",
+    mutant=edit(("self.top = 2 ** (bits - 1) - 1", "self.top = 2 ** (bits - 1)")),
 )
 def largest_element_wraps(submission: Submission, rng: Rng) -> None:
     for kind, bits in QUANTISED:
@@ -211,10 +263,12 @@ def largest_element_wraps(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "nibbles-lose-their-sign",
     catches="negative 4 bit codes come back as 8 … 15",
     severity="critical",
     story="Unpacking forgets that the fourth bit is a sign.",
+    mutant=edit(
+        ("return (nibbles ^ 8).astype(np.int8) - np.int8(8)", "return nibbles.astype(np.int8)")
+    ),
 )
 def nibbles_lose_their_sign(submission: Submission, rng: Rng) -> None:
     for kind in ("quantized", "paged_quantized"):
@@ -227,10 +281,10 @@ def nibbles_lose_their_sign(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "nibbles-swapped",
     catches="packing and unpacking disagree on which half of a byte comes first",
     severity="critical",
     story="Two functions, two conventions, and a round trip that nobody ran.",
+    mutant=edit(("[packed & 15, packed >> 4]", "[packed >> 4, packed & 15]")),
 )
 def nibbles_swapped(submission: Submission, rng: Rng) -> None:
     for kind in ("quantized", "paged_quantized"):
@@ -242,10 +296,22 @@ def nibbles_swapped(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "odd-width-loses-an-element",
     catches="with an odd head_dim the last 4 bit code is dropped",
     severity="major",
     story="D // 2 bytes for D codes.",
+    mutant=edit(
+        ("half = -(-codes.shape[-1] // 2)", "half = max(1, codes.shape[-1] // 2)"),
+        (
+            "high[..., : codes.shape[-1] - half] = codes[..., half:].view(np.uint8)",
+            "rest = codes[..., half : 2 * half]\n"
+            "    high[..., : rest.shape[-1]] = rest.view(np.uint8)",
+        ),
+        (
+            "axis=-1)[..., :width]",
+            "axis=-1)[..., :width]\n"
+            "    nibbles = np.pad(nibbles, [(0, 0), (0, 0), (0, width - nibbles.shape[-1])])",
+        ),
+    ),
 )
 def odd_width_loses_an_element(submission: Submission, rng: Rng) -> None:
     for kind in ("quantized", "paged_quantized"):

@@ -4,7 +4,7 @@ from functools import partial
 from typing import Any
 
 from trapline.arena.judge import expect
-from trapline.arena.judge.traps import trap
+from trapline.arena.judge.traps import edit, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.kv_cache.cases import (
     Rng,
@@ -19,10 +19,10 @@ def _make(submission: Submission, kind: str = "paged", **changed: Any) -> Any:
 
 
 @trap(
-    "unknown-kind",
     catches="a kind that does not exist falls back to another",
     severity="minor",
     story="A typo in a configuration file served an unquantised cache for a month.",
+    mutant=edit(("if kind not in KINDS:", "if False:")),
 )
 def unknown_kind(submission: Submission, _rng: Rng) -> None:
     for kind in ("paged-quantized", "DENSE", "", "quantised"):
@@ -30,10 +30,10 @@ def unknown_kind(submission: Submission, _rng: Rng) -> None:
 
 
 @trap(
-    "bits-not-checked",
     catches="a quantised cache accepts a number of bits it cannot store",
     severity="minor",
     story="Two bits in a format for four: half of the codes were never used.",
+    mutant=edit(("if quantised and (not is_int(bits) or bits not in (4, 8)):", "if False:")),
 )
 def bits_not_checked(submission: Submission, _rng: Rng) -> None:
     for kind in ("quantized", "paged_quantized"):
@@ -42,10 +42,16 @@ def bits_not_checked(submission: Submission, _rng: Rng) -> None:
 
 
 @trap(
-    "sizes-not-checked",
     catches="a size of zero or less is accepted",
     severity="minor",
     story="A pool of no pages that fails on the first request instead of at the start.",
+    mutant=edit(
+        (
+            "    if not all(is_int(size) and size >= 1 for size in shape):\n"
+            '        raise ValueError(f"sizes must be ints ≥ 1: {shape}")\n',
+            "",
+        )
+    ),
 )
 def sizes_not_checked(submission: Submission, _rng: Rng) -> None:
     for name in ("num_layers", "num_kv_heads", "head_dim", "block_size", "num_blocks"):
@@ -58,21 +64,26 @@ SPEC = {"num_layers": 32, "num_kv_heads": 8, "head_dim": 128, "bits": 16}
 
 
 @trap(
-    "context-of-keys-only",
     catches="values are forgotten: twice the context",
     severity="critical",
     story="The factor two for K and V is lost between bits and bytes.",
+    mutant=edit(("2 * math.prod(sizes) / 8", "math.prod(sizes) / 8")),
 )
 def context_of_keys_only(submission: Submission, _rng: Rng) -> None:
     context(submission, SPEC, 2**36, 1.0, 0, 0)
 
 
 @trap(
-    "specification-not-whole",
     catches="a missing entry of the specification is made up, or ends in another error",
     severity="minor",
     story="A model file without a number of kv heads: a guess in one place, a bare KeyError in "
     "another.",
+    mutant=edit(
+        (
+            "    missing = [name for name in SPEC if name not in spec]\n",
+            '    spec = {"bits": 16, "num_kv_heads": 8, **spec}\n    missing = []\n',
+        )
+    ),
 )
 def specification_not_whole(submission: Submission, _rng: Rng) -> None:
     room = {"utilization": 1.0, "weight_bytes": 0, "reserve_bytes": 0}
@@ -82,20 +93,20 @@ def specification_not_whole(submission: Submission, _rng: Rng) -> None:
 
 
 @trap(
-    "bits-taken-for-bytes",
     catches="bits are used as bytes",
     severity="critical",
     story="A context eight times too short, and nobody bought the smaller machine.",
+    mutant=edit(("2 * math.prod(sizes) / 8", "2 * math.prod(sizes)")),
 )
 def bits_taken_for_bytes(submission: Submission, _rng: Rng) -> None:
     context(submission, SPEC, 2**36, 0.5, 2**34, 2**30)
 
 
 @trap(
-    "four-bit-context",
     catches="4 bits are rounded to a whole number of bytes",
     severity="major",
     story="bits // 8 is 0 for four bits.",
+    mutant=edit(("2 * math.prod(sizes) / 8", "2 * math.prod(sizes[:3]) * max(1, sizes[3] // 8)")),
 )
 def four_bit_context(submission: Submission, _rng: Rng) -> None:
     context(submission, {**SPEC, "bits": 4}, 2**35, 1.0, 2**33, 0)
@@ -105,10 +116,12 @@ def four_bit_context(submission: Submission, _rng: Rng) -> None:
 
 
 @trap(
-    "negative-context",
     catches="weights that do not fit give a negative context",
     severity="major",
     story="A scheduler compared −84 000 with the request's length in unsigned arithmetic.",
+    mutant=edit(
+        ("max(0, math.floor(budget / bytes_per_token))", "math.floor(budget / bytes_per_token)")
+    ),
 )
 def negative_context(submission: Submission, _rng: Rng) -> None:
     context(submission, SPEC, 2**34, 0.5, 2**34, 0)
@@ -117,10 +130,10 @@ def negative_context(submission: Submission, _rng: Rng) -> None:
 
 
 @trap(
-    "context-rounded-up",
     catches="the number of tokens is rounded to the nearest",
     severity="major",
     story="The one token too many came last, at two in the morning.",
+    mutant=edit(("math.floor(budget / bytes_per_token)", "round(budget / bytes_per_token)")),
 )
 def context_rounded_up(submission: Submission, _rng: Rng) -> None:
     a_token = 2 * 32 * 8 * 128 * 2
@@ -130,30 +143,35 @@ def context_rounded_up(submission: Submission, _rng: Rng) -> None:
 
 
 @trap(
-    "utilization-of-the-rest",
     catches="the utilisation is applied to what the weights leave, not to the whole memory",
     severity="major",
     story="The share of memory that a server may use includes its weights.",
+    mutant=edit(
+        (
+            "utilization * gpu_bytes - weight_bytes - reserve_bytes",
+            "utilization * (gpu_bytes - weight_bytes - reserve_bytes)",
+        )
+    ),
 )
 def utilization_of_the_rest(submission: Submission, _rng: Rng) -> None:
     context(submission, SPEC, 2**36, 0.5, 2**34, 0)
 
 
 @trap(
-    "reserve-ignored",
     catches="the reserve for activations is not subtracted",
     severity="major",
     story="Everything fitted until the first long prompt needed its activations.",
+    mutant=edit(("- weight_bytes - reserve_bytes", "- weight_bytes")),
 )
 def reserve_ignored(submission: Submission, _rng: Rng) -> None:
     context(submission, SPEC, 2**36, 1.0, 0, 2**33)
 
 
 @trap(
-    "specification-not-checked",
     catches="a model of no layers, or of −1, gets an answer or a division by zero",
     severity="minor",
     story="A field missing from a configuration file was read as 0.",
+    mutant=edit(("if not all(is_int(size) and size >= 1 for size in sizes):", "if False:")),
 )
 def specification_not_checked(submission: Submission, _rng: Rng) -> None:
     for name in SPEC:
@@ -163,10 +181,10 @@ def specification_not_checked(submission: Submission, _rng: Rng) -> None:
 
 
 @trap(
-    "negative-bytes",
     catches="negative bytes are accepted, and add to the budget",
     severity="minor",
     story="A difference taken the wrong way round made room for more context than the GPU has.",
+    mutant=edit(("if min(gpu_bytes, weight_bytes, reserve_bytes) < 0:", "if False:")),
 )
 def negative_bytes(submission: Submission, _rng: Rng) -> None:
     for gpu, weights, reserve in ((-1, 0, 0), (2**30, -1, 0), (2**30, 0, -1)):
@@ -175,10 +193,10 @@ def negative_bytes(submission: Submission, _rng: Rng) -> None:
 
 
 @trap(
-    "utilization-in-percent",
     catches="a utilisation outside (0, 1] is accepted",
     severity="minor",
     story="90 instead of 0.9: a context of forty million tokens.",
+    mutant=edit(("if not 0 < utilization <= 1:", "if False:")),
 )
 def utilization_in_percent(submission: Submission, _rng: Rng) -> None:
     for use in (90.0, 1.5, 0.0, -0.5):
@@ -196,10 +214,10 @@ def utilization_in_percent(submission: Submission, _rng: Rng) -> None:
 
 
 @trap(
-    "fraction-of-a-byte",
     catches="bytes a token are divided as whole numbers",
     severity="minor",
     story="Odd widths at 3 bits: the rest of the division was promised as context.",
+    mutant=edit(("2 * math.prod(sizes) / 8", "max(1, 2 * math.prod(sizes) // 8)")),
 )
 def fraction_of_a_byte(submission: Submission, _rng: Rng) -> None:
     for layers, width, bits in ((3, 5, 3), (1, 1, 1), (1, 7, 3)):

@@ -189,7 +189,7 @@ def scaled(place: int, by: float, grads: Grads) -> Grads:
     return wrong[0], wrong[1], wrong[2]
 
 
-@case("forward-matches-float64")
+@case
 def forward_matches_float64(submission: Submission, rng: Rng) -> None:
     for dtype in (np.float32, np.float64):
         for shape in ((2, 3, 8), (1, 1, 33), (3, 2, 100)):
@@ -197,21 +197,21 @@ def forward_matches_float64(submission: Submission, rng: Rng) -> None:
             check_forward(forward(submission, p)[0], p)
 
 
-@case("epsilon-is-1e-5-unless-said")
+@case
 def epsilon_is_1e_5_unless_said(submission: Submission, rng: Rng) -> None:
     p = problem(rng, spread=1e-3)
     y, _ = submission.layer_norm_forward(p.x, p.gamma, p.beta)
     check_forward(y, p)
 
 
-@case("backward-matches-float64")
+@case
 def backward_matches_float64(submission: Submission, rng: Rng) -> None:
     for dtype in (np.float32, np.float64):
         for shape in ((2, 3, 8), (1, 1, 33), (3, 2, 100)):
             check_both(submission, problem(rng, shape, dtype, offset=1.0, spread=3.0))
 
 
-@case("backward-matches-a-derivation-by-steps")
+@case
 def backward_matches_a_derivation_by_steps(submission: Submission, rng: Rng) -> None:
     """The Jacobian of one row, element by element, from the definition of each entry."""
     p = problem(rng, (2, 2, 5))
@@ -230,7 +230,7 @@ def backward_matches_a_derivation_by_steps(submission: Submission, rng: Rng) -> 
     expect.close(dx, want, rtol=1e-9, atol=1e-9, what="dx")
 
 
-@case("backward-of-backward-is-symmetric")
+@case
 def backward_of_backward_is_symmetric(submission: Submission, rng: Rng) -> None:
     """With gamma = 1 the Jacobian J of a row is symmetric: ⟨u, J v⟩ = ⟨v, J u⟩, and so is J²."""
     p = problem(rng, (2, 3, 9))
@@ -244,7 +244,7 @@ def backward_of_backward_is_symmetric(submission: Submission, rng: Rng) -> None:
     expect.close(np.sum(v * jju, -1), np.sum(jv * ju, -1), rtol=1e-9, atol=1e-9, what="⟨v, J J u⟩")
 
 
-@case("gradients-are-orthogonal-and-bounded")
+@case
 def gradients_are_orthogonal_and_bounded(submission: Submission, rng: Rng) -> None:
     """dx sums to 0 in each row (a shift changes nothing) and is never longer than rstd · |g|."""
     p = problem(rng, (3, 4, 16), spread=0.3)
@@ -259,7 +259,7 @@ def gradients_are_orthogonal_and_bounded(submission: Submission, rng: Rng) -> No
     expect.that(bool(np.all(np.isfinite(dgamma)) and np.all(dbeta != 0)), "dgamma or dbeta is odd")
 
 
-@case("gradients-are-linear-in-dy")
+@case
 def gradients_are_linear_in_dy(submission: Submission, rng: Rng) -> None:
     p = problem(rng)
     _, cache = forward(submission, p)
@@ -271,7 +271,7 @@ def gradients_are_linear_in_dy(submission: Submission, rng: Rng) -> None:
         expect.close(ab, 2.0 * a - 3.0 * b, rtol=1e-9, atol=1e-9, what=name)
 
 
-@case("cache-is-plain-and-travels")
+@case
 def cache_is_plain_and_travels(submission: Submission, rng: Rng) -> None:
     p = problem(rng)
     _, cache = forward(submission, p)
@@ -279,8 +279,10 @@ def cache_is_plain_and_travels(submission: Submission, rng: Rng) -> None:
     check_grads(submission.fresh().layer_norm_backward(p.dy, cache), p)
 
 
-@case("gradient-check-accepts-the-right-and-refuses-the-wrong")
-def gradient_check_tells_right_from_wrong(submission: Submission, rng: Rng) -> None:
+@case
+def gradient_check_accepts_the_right_and_refuses_the_wrong(
+    submission: Submission, rng: Rng
+) -> None:
     p = problem(rng, (2, 3, 6))
     check_errors(gradient_errors(submission, passes(), p), None)
     for place, name in enumerate(NAMES):
@@ -288,7 +290,7 @@ def gradient_check_tells_right_from_wrong(submission: Submission, rng: Rng) -> N
         check_errors(gradient_errors(submission, spoiled, p), name, low=0.2)
 
 
-@case("backward-agrees-with-forward-differences")
+@case
 def backward_agrees_with_forward_differences(submission: Submission, rng: Rng) -> None:
     """The submission's own gradients, judged along one direction by the judge's own differences."""
     p = problem(rng, (2, 2, 7))
@@ -306,13 +308,13 @@ def backward_agrees_with_forward_differences(submission: Submission, rng: Rng) -
     )
 
 
-@case("empty-batches-work")
+@case
 def empty_batches_work(submission: Submission, rng: Rng) -> None:
     for shape in ((0, 3, 4), (2, 0, 4), (0, 0, 1)):
         check_both(submission, problem(rng, shape, np.float32))
 
 
-@case("bad-input-is-refused")
+@case
 def bad_input_is_refused(submission: Submission, rng: Rng) -> None:
     p = problem(rng, (2, 3, 4))
     for wrong in (

@@ -5,7 +5,7 @@ from functools import partial
 import numpy as np
 
 from trapline.arena.judge import expect
-from trapline.arena.judge.traps import trap
+from trapline.arena.judge.traps import edit, trap
 from trapline.arena.process.proxy import Stub, Submission
 from trapline.challenges.layer_norm_backward.cases import (
     NAMES,
@@ -19,14 +19,25 @@ from trapline.challenges.layer_norm_backward.cases import (
     problem,
     scaled,
 )
+from trapline.challenges.layer_norm_backward.solution_lines import STEP
 from trapline.gold.norms import oracle
+
+# Parts of the gold solution that several mutants edit.
+_DIRECTION = "direction = _direction(rng, inputs[place])"
+_ERROR = "float(np.linalg.norm(analytic - numeric) / scale)"
 
 
 @trap(
-    "check-needs-every-element",
     catches="one pair of forward calls for every element of x",
     severity="major",
     story="Every graded answer looped over elements in Python and timed out at D = 1024.",
+    mutant=edit(
+        ("for _ in range(DIRECTIONS):", "for element in range(inputs[place].size):"),
+        (
+            _DIRECTION,
+            "direction = np.zeros(inputs[place].shape)\n            direction.flat[element] = 1.0",
+        ),
+    ),
 )
 def check_needs_every_element(submission: Submission, rng: Rng) -> None:
     p = problem(rng, (4, 16, 8))  # 512 elements
@@ -38,10 +49,16 @@ def check_needs_every_element(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "check-blind-to-length",
     catches="a check by cosine or sign: gradients of the wrong length pass",
     severity="critical",
     story="A missing factor 1/D leaves the direction of the gradient right.",
+    mutant=edit(
+        (
+            "max(np.linalg.norm(analytic), np.linalg.norm(numeric), 1e-12)",
+            "np.sqrt(np.linalg.norm(analytic) * np.linalg.norm(numeric))",
+        ),
+        (_ERROR, "float(1 - abs(analytic @ numeric) / max(scale, 1e-12) ** 2)"),
+    ),
 )
 def check_blind_to_length(submission: Submission, rng: Rng) -> None:
     p = problem(rng, (2, 3, 6))
@@ -51,11 +68,11 @@ def check_blind_to_length(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "check-of-a-few-elements",
     catches="a spot check that never looks at most elements",
     severity="critical",
     story="Spot checks at random places were the usual answer to slow loops; an error elsewhere"
     " passes.",
+    mutant=edit((_DIRECTION, _DIRECTION + "\n            direction.flat[4:] = 0.0")),
 )
 def check_of_a_few_elements(submission: Submission, rng: Rng) -> None:
     p = problem(rng, (3, 4, 6))
@@ -66,10 +83,10 @@ def check_of_a_few_elements(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "check-skips-parameters",
     catches="only dx compared; dgamma and dbeta reported as fine",
     severity="critical",
     story="The hard formula got the test, the two easy sums had the bug.",
+    mutant=edit(("    return errors\n", "    return {**errors, 'dgamma': 0.0, 'dbeta': 0.0}\n")),
 )
 def check_skips_parameters(submission: Submission, rng: Rng) -> None:
     p = problem(rng, (2, 3, 5))
@@ -79,10 +96,15 @@ def check_skips_parameters(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "check-of-itself",
     catches="a check that differentiates and propagates with the submission's own passes",
     severity="critical",
     story="The functions under test were ignored in favour of the module's own.",
+    mutant=edit(
+        (
+            "gradients = backward(dy, forward(*inputs)[1])",
+            "gradients = layer_norm_backward(dy, layer_norm_forward(*inputs)[1])",
+        )
+    ),
 )
 def check_of_itself(submission: Submission, rng: Rng) -> None:
     p = problem(rng, (2, 3, 5))
@@ -93,20 +115,22 @@ def check_of_itself(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "check-with-ones",
     catches="dy replaced by ones in the numerical part",
     severity="major",
     story="The loss was sum(y): with gamma = 1 its gradient is 0 and everything passes.",
+    mutant=edit(
+        ("np.sum(dy * (shifted(1.0) - shifted(-1.0)))", "np.sum(shifted(1.0) - shifted(-1.0))")
+    ),
 )
 def check_with_ones(submission: Submission, rng: Rng) -> None:
     check_errors(gradient_errors(submission, passes(), problem(rng, (2, 3, 6))), None)
 
 
 @trap(
-    "check-absolute",
     catches="an absolute error reported as a relative one",
     severity="major",
     story="With small upstream gradients every backward pass was 'correct to 1e-9'.",
+    mutant=edit((_ERROR, "float(np.linalg.norm(analytic - numeric))")),
 )
 def check_absolute(submission: Submission, rng: Rng) -> None:
     p = problem(rng, (2, 3, 6))
@@ -120,10 +144,15 @@ def check_absolute(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "check-of-zero-gradients",
     catches="0 / 0 where a gradient vanishes",
     severity="major",
     story="An upstream gradient of zero is right, and was reported as NaN.",
+    mutant=edit(
+        (
+            "max(np.linalg.norm(analytic), np.linalg.norm(numeric), 1e-12)",
+            "np.linalg.norm(numeric)",
+        )
+    ),
 )
 def check_of_zero_gradients(submission: Submission, rng: Rng) -> None:
     p = problem(rng, (2, 3, 6))
@@ -132,30 +161,35 @@ def check_of_zero_gradients(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "check-step-too-large",
     catches="a step so large that the difference's own error hides a wrong gradient",
     severity="major",
     story="With h = 1e-2 every tolerance had to be loosened until wrong gradients fitted in.",
+    mutant=edit((STEP, "STEP = 0.05")),
 )
 def check_step_too_large(submission: Submission, rng: Rng) -> None:
     check_errors(gradient_errors(submission, passes(), problem(rng, (2, 3, 6))), None)
 
 
 @trap(
-    "check-step-too-small",
     catches="a step so small that rounding drowns the difference",
     severity="major",
     story="h = 1e-12 'for accuracy': the quotient is rounding noise.",
+    mutant=edit((STEP, "STEP = 1e-13")),
 )
 def check_step_too_small(submission: Submission, rng: Rng) -> None:
     check_errors(gradient_errors(submission, passes(), problem(rng, (2, 3, 6))), None)
 
 
 @trap(
-    "check-modifies-x",
     catches="x shifted in place and not restored",
     severity="major",
     story="`x[i] += h` inside the check; one answer was praised for working on copies.",
+    mutant=edit(
+        (
+            "value + sign * STEP * direction if i == place",
+            "value.__iadd__(min(sign, 2 * sign) * STEP * direction) if i == place",
+        )
+    ),
 )
 def check_modifies_x(submission: Submission, rng: Rng) -> None:
     p = problem(rng, (2, 3, 5))
@@ -167,10 +201,10 @@ def check_modifies_x(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "check-of-its-own-forward",
     catches="the backward pass that was given compared with differences of another forward pass",
     severity="major",
     story="The forward pass in the argument list was called once, for its cache, and never again.",
+    mutant=edit(("return forward(*moved)[0]", "return layer_norm_forward(*moved)[0]")),
 )
 def check_of_its_own_forward(submission: Submission, rng: Rng) -> None:
     """A forward pass three times too large: its differences are, and no gradient is right."""
@@ -181,10 +215,15 @@ def check_of_its_own_forward(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "check-relative-to-one-side",
     catches="the error divided by the analytic gradient alone: one that is too short looks worse",
     severity="minor",
     story="A backward pass that returned zeros was off by 1e12, and the report overflowed.",
+    mutant=edit(
+        (
+            "max(np.linalg.norm(analytic), np.linalg.norm(numeric), 1e-12)",
+            "max(np.linalg.norm(analytic), 1e-12)",
+        )
+    ),
 )
 def check_relative_to_one_side(submission: Submission, rng: Rng) -> None:
     p = problem(rng, (2, 3, 5))
@@ -196,10 +235,15 @@ def check_relative_to_one_side(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "check-one-sided",
     catches="a forward difference where the contract asks for a central one",
     severity="minor",
     story="Half the calls, and an error of the step's own size: near 1e-5 right and wrong met.",
+    mutant=edit(
+        (
+            "(shifted(1.0) - shifted(-1.0))) / (2.0 * STEP)",
+            "(shifted(0.01) - shifted(0.0))) / (0.01 * STEP)",
+        )
+    ),
 )
 def check_one_sided(submission: Submission, rng: Rng) -> None:
     for name, moves in _moves(submission, rng).items():
@@ -210,11 +254,11 @@ def check_one_sided(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "check-of-one-direction",
     catches="fewer than four directions, where not every element is looked at on its own",
     severity="minor",
     story="One random direction for a million elements: a wrong one hid behind the luck of the "
     "draw.",
+    mutant=edit(("DIRECTIONS = 6", "DIRECTIONS = 1")),
 )
 def check_of_one_direction(submission: Submission, rng: Rng) -> None:
     for name, moves in _moves(submission, rng).items():

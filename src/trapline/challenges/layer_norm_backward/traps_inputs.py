@@ -5,7 +5,7 @@ from functools import partial
 import numpy as np
 
 from trapline.arena.judge import expect
-from trapline.arena.judge.traps import trap
+from trapline.arena.judge.traps import edit, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.layer_norm_backward.cases import (
     REFUSAL,
@@ -17,13 +17,18 @@ from trapline.challenges.layer_norm_backward.cases import (
     problem,
 )
 from trapline.challenges.layer_norm_backward.situations import plain
+from trapline.challenges.layer_norm_backward.solution_lines import DX, VAR, G
+
+# Parts of the gold solution that several mutants edit.
+_WIDE = "wide = x.astype(np.float64)"
+_WIDEN_DY = "    dy = dy.astype(np.float64)\n"
 
 
 @trap(
-    "x-modified",
     catches="x centred in place",
     severity="critical",
     story="The residual branch still needs x; `x -= mean` corrupted it.",
+    mutant=edit((_WIDE, "x -= np.mean(x, axis=-1, keepdims=True)\n    " + _WIDE)),
 )
 def x_modified(submission: Submission, rng: Rng) -> None:
     p = problem(rng, offset=2.0)
@@ -33,10 +38,10 @@ def x_modified(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "dy-modified",
     catches="dy multiplied by gamma in place",
     severity="critical",
     story="`dy *= gamma` and dy was still needed by another branch of the graph.",
+    mutant=edit((_WIDEN_DY, ""), (G, "    dy *= gamma\n    g = dy\n")),
 )
 def dy_modified(submission: Submission, rng: Rng) -> None:
     p = problem(rng)
@@ -46,10 +51,12 @@ def dy_modified(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "cache-modified",
     catches="the cache used as a scratch buffer by backward: a second backward differs",
     severity="major",
     story="Retained graphs call backward twice; the second gradient was silently wrong.",
+    mutant=edit(
+        (DX, "x_hat *= mean_gx.astype(dtype)\n    dx = rstd[..., None] * (g - mean_g - x_hat)")
+    ),
 )
 def cache_modified(submission: Submission, rng: Rng) -> None:
     p = plain(rng)
@@ -61,40 +68,40 @@ def cache_modified(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "float64-computed-in-float32",
     catches="everything cast to float32 on the way in",
     severity="critical",
     story="A kernel's float32 path served double inputs: gradient checks failed at 1e-3.",
+    mutant=edit((_WIDE, _WIDE.replace("float64", "float32"))),
 )
 def float64_computed_in_float32(submission: Submission, rng: Rng) -> None:
     check_both(submission, plain(rng, (2, 3, 16)))
 
 
 @trap(
-    "float32-widened",
     catches="float64 results for float32 inputs",
     severity="major",
     story="One Python float scalar in the wrong place doubled the memory of everything after it.",
+    mutant=edit(("return y.astype(x.dtype), (", "return y, (")),
 )
 def float32_widened(submission: Submission, rng: Rng) -> None:
     check_both(submission, plain(rng, (2, 3, 8), np.float32))
 
 
 @trap(
-    "huge-float32",
     catches="squares of float32 values around 1e25 overflow: y is 0",
     severity="major",
     story="Reported against two frameworks: large activations normalised to zeros.",
+    mutant=edit((_WIDE, "wide = x")),
 )
 def huge_float32(submission: Submission, rng: Rng) -> None:
     check_both(submission, plain(rng, (2, 3, 8), np.float32, spread=1e25))
 
 
 @trap(
-    "strided-x",
     catches="the buffer of x read in memory order whatever its strides",
     severity="critical",
     story="Kernels that take a pointer and a width read a transposed view as if it were packed.",
+    mutant=edit((_WIDE, _WIDE.replace("x.", "x.ravel(order='K').reshape(x.shape)."))),
 )
 def strided_x(submission: Submission, rng: Rng) -> None:
     p = plain(rng, (3, 4, 6))
@@ -106,10 +113,10 @@ def strided_x(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "strided-dy",
     catches="the buffer of dy read in memory order whatever its strides",
     severity="critical",
     story="The gradient of a sum arrives as a broadcast view with stride 0.",
+    mutant=edit((_WIDEN_DY, "    dy = dy.ravel(order='K').reshape(dy.shape).astype(np.float64)\n")),
 )
 def strided_dy(submission: Submission, rng: Rng) -> None:
     p = plain(rng, (3, 4, 6))
@@ -123,10 +130,10 @@ def strided_dy(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "no-rows",
     catches="an empty batch that crashes, or whose dgamma is not D zeros",
     severity="major",
     story="The last shard of a batch was empty and took the job down.",
+    mutant=edit((_WIDE, _WIDE.replace("x.", "(x / np.max(np.abs(x)))."))),
 )
 def no_rows(submission: Submission, rng: Rng) -> None:
     for shape in ((0, 2, 5), (2, 0, 5)):
@@ -134,10 +141,10 @@ def no_rows(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "batch-of-one",
     catches="axes of length 1 squeezed away",
     severity="major",
     story="`squeeze()` after a reduction also removed the batch axis at batch size 1.",
+    mutant=edit((VAR, VAR.replace("axis=-1)", "axis=-1, keepdims=True).squeeze()"))),
 )
 def batch_of_one(submission: Submission, rng: Rng) -> None:
     for shape in ((1, 3, 4), (3, 1, 4), (1, 1, 4)):
@@ -145,10 +152,12 @@ def batch_of_one(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "gamma-broadcast",
     catches="a gamma of length 1 accepted for any D",
     severity="major",
     story="A checkpoint of another width loaded without a word.",
+    mutant=edit(
+        ("gamma.shape != (width,) or beta.shape != (width,)", "gamma.ndim != 1 or beta.ndim != 1")
+    ),
 )
 def gamma_broadcast(submission: Submission, rng: Rng) -> None:
     p = problem(rng)
@@ -157,10 +166,10 @@ def gamma_broadcast(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "dy-broadcast",
     catches="a dy of another shape accepted and broadcast",
     severity="major",
     story="A loss reduced over one axis too many handed back a gradient of shape (1, T, D).",
+    mutant=edit(("if dy.shape != x_hat.shape:", "if dy.ndim > x_hat.ndim:")),
 )
 def dy_broadcast(submission: Submission, rng: Rng) -> None:
     p = plain(rng)
@@ -170,10 +179,10 @@ def dy_broadcast(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "rank-ignored",
     catches="x of rank 2 or 4 accepted",
     severity="minor",
     story="A missing batch axis made D of T.",
+    mutant=edit(("if x.ndim != 3:", "if x.ndim < 1:")),
 )
 def rank_ignored(submission: Submission, rng: Rng) -> None:
     p = problem(rng)
@@ -182,10 +191,10 @@ def rank_ignored(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "integers-accepted",
     catches="integer or complex inputs computed instead of refused",
     severity="minor",
     story="Token ids were normalised instead of their embeddings.",
+    mutant=edit(("if array.dtype not in (np.float32, np.float64):", "if array.dtype == object:")),
 )
 def integers_accepted(submission: Submission, rng: Rng) -> None:
     p = problem(rng)
@@ -197,10 +206,10 @@ def integers_accepted(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    "eps-unchecked",
     catches="an epsilon of 0, below 0, infinite or NaN accepted",
     severity="minor",
     story="A configuration file with a sign error trained for a day on NaN.",
+    mutant=edit(("if not 0.0 < eps < np.inf:", "if isinstance(eps, str):")),
 )
 def eps_unchecked(submission: Submission, rng: Rng) -> None:
     p = problem(rng)

@@ -44,7 +44,7 @@ SLOW = frozenset(
 )
 
 
-@case("quantises-normal-weights")
+@case
 def quantises_normal_weights(submission: Submission, rng: np.random.Generator) -> None:
     for dtype in (np.float32, np.float64):
         w = (0.02 * rng.standard_normal((32, 512))).astype(dtype)
@@ -60,7 +60,7 @@ def quantises_normal_weights(submission: Submission, rng: np.random.Generator) -
         )
 
 
-@case("shapes-and-ranks")
+@case
 def shapes_and_ranks(submission: Submission, rng: np.random.Generator) -> None:
     for shape in ((300,), (3, 300), (2, 3, 130), (4, 128), (5, 1), (0, 7), (3, 0)):
         codes, scales = quantised(submission, grid(rng, *shape))
@@ -71,14 +71,14 @@ def shapes_and_ranks(submission: Submission, rng: np.random.Generator) -> None:
         expect.equal(submission.unpack(packed, shape), codes, f"unpack to shape {shape}")
 
 
-@case("default-group-size")
+@case
 def default_group_size(submission: Submission, rng: np.random.Generator) -> None:
     w = grid(rng, 2, 300)
     codes, scales = well_formed(submission.ternarize(w), w.shape, GROUP, "ternarize")
     expect.equal(submission.dequantize(codes, scales), oracle.dequantize(codes, scales))
 
 
-@case("ternary-stays-ternary")
+@case
 def ternary_stays_ternary(submission: Submission, rng: np.random.Generator) -> None:
     for group_size in (16, 128):
         codes, scales = quantised(submission, grid(rng, 6, 300), group_size)
@@ -92,7 +92,7 @@ def ternary_stays_ternary(submission: Submission, rng: np.random.Generator) -> N
     expect.equal(oracle.dequantize(codes, scales, 40), lone, "a group with a single weight")
 
 
-@case("packs-and-unpacks")
+@case
 def packs_and_unpacks(submission: Submission, rng: np.random.Generator) -> None:
     for columns in (1, 4, 6, 19):
         codes = ternary_codes(rng, 5, columns)
@@ -101,7 +101,7 @@ def packs_and_unpacks(submission: Submission, rng: np.random.Generator) -> None:
         expect.equal(submission.unpack(packed, codes.shape), codes, f"unpack of {columns} columns")
 
 
-@case("splits-documents")
+@case
 def splits_documents(submission: Submission, rng: np.random.Generator) -> None:
     documents = text.noise(rng, 1000, 300, 12)
     for fraction in (0.0, 0.3, 1.0):
@@ -116,7 +116,7 @@ def splits_documents(submission: Submission, rng: np.random.Generator) -> None:
     expect.equal(_sides(submission, [], 0.5), ([], []), "the split of nothing")
 
 
-@case("refuses-bad-arrays")
+@case
 def refuses_bad_arrays(submission: Submission, rng: np.random.Generator) -> None:
     w = grid(rng, 2, 8)
     for bad in (w.astype(np.complex64), w.astype(np.int64), np.float32(1.0)):
@@ -133,14 +133,14 @@ def refuses_bad_arrays(submission: Submission, rng: np.random.Generator) -> None
         refuses(submission, "split", [[1, 2]], fraction)
 
 
-@case("starting-weights")
+@case
 def starting_weights(submission: Submission, rng: np.random.Generator) -> None:
     config = config_of(rng, dim=48, layers=1)
     answer = submission.train(text.noise(rng, 8, 4, 6), config)
     complete(answer, config)
 
 
-@case("smallest-model")
+@case
 def smallest_model(submission: Submission, rng: np.random.Generator) -> None:
     config = config_of(rng, vocab=1, dim=1, layers=0, heads=1, context=1, seed=0)
     complete(submission.train([[0, 0], [0]], config), config)
@@ -152,7 +152,7 @@ def smallest_model(submission: Submission, rng: np.random.Generator) -> None:
     small_lm.perplexity(weights_of(tensors, config), [[0, 1]], config)
 
 
-@case("learns-a-rule-two-back")
+@case
 def learns_a_rule_two_back(submission: Submission, rng: np.random.Generator) -> None:
     def share() -> float:
         documents = text.renamed_two_back(rng, 12, 160, 25)
@@ -161,7 +161,7 @@ def learns_a_rule_two_back(submission: Submission, rng: np.random.Generator) -> 
     _by_rule(share, TWO_BACK_SHARE, "the token two places back decides")
 
 
-@case("recalls-the-first-token")
+@case
 def recalls_the_first_token(submission: Submission, rng: np.random.Generator) -> None:
     def share() -> float:
         documents = text.recalled(rng, 11, 360, 13)
@@ -179,7 +179,7 @@ def _by_rule(share: Callable[[], float], limit: float, rule: str) -> None:
     expect.that(reached <= limit, told)
 
 
-@case("learns")
+@case
 def learns(submission: Submission, rng: np.random.Generator) -> None:
     run = trained(submission, rng)
     unseen = run.unseen + run.unseen_prose

@@ -3,7 +3,7 @@
 import numpy as np
 
 from trapline.arena.judge import expect
-from trapline.arena.judge.traps import trap
+from trapline.arena.judge.traps import edit, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.ternary_training import text
 from trapline.challenges.ternary_training.situations import (
@@ -12,6 +12,7 @@ from trapline.challenges.ternary_training.situations import (
     same_tensors,
     tensor_of,
 )
+from trapline.challenges.ternary_training.solution_lines import MODEL, TRAINING
 from trapline.gold.ternary import small_lm
 
 
@@ -23,11 +24,17 @@ def _start(
 
 
 @trap(
-    "embedding-left-dense",
     catches="the embedding is not ternary",
     severity="critical",
     story="The most common deviation seen: embeddings kept dense, most of the bytes of a small "
     "model.",
+    mutant=edit(
+        (
+            "    return {name: ternarize(latent[name], GROUP) for name in tensor_shapes(config)}\n",
+            "    tensors = {name: ternarize(w, GROUP) for name, w in latent.items()}\n"
+            '    return {**tensors, "embedding": (latent["embedding"], np.ones(1, np.float16))}\n',
+        )
+    ),
 )
 def embedding_left_dense(submission: Submission, rng: np.random.Generator) -> None:
     answer, config = _start(submission, rng)
@@ -35,10 +42,15 @@ def embedding_left_dense(submission: Submission, rng: np.random.Generator) -> No
 
 
 @trap(
-    "head-left-dense",
     catches="the head is missing or not ternary",
     severity="critical",
     story="The head was tied to the embedding, or kept in float: either way not what was shipped.",
+    mutant=edit(
+        (
+            "for name in tensor_shapes(config)}\n",
+            'for name in tensor_shapes(config) if name != "head"}\n',
+        )
+    ),
 )
 def head_left_dense(submission: Submission, rng: np.random.Generator) -> None:
     answer, config = _start(submission, rng)
@@ -46,11 +58,16 @@ def head_left_dense(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    "scale-for-every-weight",
     catches="a tensor is called ternary with one scale for every weight",
     severity="critical",
     story="sign(w) and |w| as codes and scales satisfy every check on codes and save nothing at "
     "all.",
+    mutant=edit(
+        (
+            "    return {name: ternarize(latent[name], GROUP) for name in tensor_shapes(config)}\n",
+            "    return {name: ternarize(latent[name], 1) for name in tensor_shapes(config)}\n",
+        )
+    ),
 )
 def scale_for_every_weight(submission: Submission, rng: np.random.Generator) -> None:
     answer, config = _start(submission, rng, dim=48)
@@ -59,11 +76,17 @@ def scale_for_every_weight(submission: Submission, rng: np.random.Generator) -> 
 
 
 @trap(
-    "group-of-the-model-width",
     catches="tensors are grouped by the model's width instead of by 128",
     severity="major",
     story="One scale a row is as good as a group while rows have 128 weights; the wide ones "
     "differ.",
+    mutant=edit(
+        (
+            "    return {name: ternarize(latent[name], GROUP) for name in tensor_shapes(config)}\n",
+            '    width = config["dim"]\n'
+            "    return {name: ternarize(latent[name], width) for name in tensor_shapes(config)}\n",
+        )
+    ),
 )
 def group_of_the_model_width(submission: Submission, rng: np.random.Generator) -> None:
     answer, config = _start(submission, rng, dim=40, layers=1)
@@ -71,10 +94,16 @@ def group_of_the_model_width(submission: Submission, rng: np.random.Generator) -
 
 
 @trap(
-    "layers-fixed",
     catches="the number of layers is fixed in the code",
     severity="major",
     story="The architecture of the example stood in the code; other configurations were ignored.",
+    mutant=edit(
+        (
+            '    for layer in range(config["layers"]):\n        for name in',
+            "    for layer in range(2):\n        for name in",
+        ),
+        file=MODEL,
+    ),
 )
 def layers_fixed(submission: Submission, rng: np.random.Generator) -> None:
     for layers in (1, 3):
@@ -85,10 +114,16 @@ def layers_fixed(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    "vocabulary-from-the-text",
     catches="the vocabulary is what occurs in the training text",
     severity="major",
     story="max(token) + 1 rows: the first rare token after deployment read beyond the embedding.",
+    mutant=edit(
+        (
+            "    chosen, held_out = _hold_out(pieces)\n",
+            '    config["vocab"] = 1 + max(int(piece.max()) for piece in pieces)\n'
+            "    chosen, held_out = _hold_out(pieces)\n",
+        )
+    ),
 )
 def vocabulary_from_the_text(submission: Submission, rng: np.random.Generator) -> None:
     answer, config = _start(submission, rng, vocab=77, dim=16, layers=1)
@@ -97,11 +132,17 @@ def vocabulary_from_the_text(submission: Submission, rng: np.random.Generator) -
 
 
 @trap(
-    "seed-ignored",
     catches="every seed starts from the same weights",
     severity="major",
     story="Three runs with three seeds gave one number three times, reported with an error bar "
     "of 0.",
+    mutant=edit(
+        (
+            '    rng = np.random.default_rng(config["seed"])\n',
+            "    rng = np.random.default_rng(0)\n",
+        ),
+        file=TRAINING,
+    ),
 )
 def seed_ignored(submission: Submission, rng: np.random.Generator) -> None:
     documents, config = text.noise(rng, 8, 6, 8), config_of(rng)
@@ -111,11 +152,14 @@ def seed_ignored(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    "start-not-repeatable",
     catches="the same seed starts from other weights the next time",
     severity="major",
     story="Weights drawn from a global generator: the second run of a process was never the "
     "first again.",
+    mutant=edit(
+        ('    rng = np.random.default_rng(config["seed"])\n', "    rng = np.random\n"),
+        file=TRAINING,
+    ),
 )
 def start_not_repeatable(submission: Submission, rng: np.random.Generator) -> None:
     documents, config = text.noise(rng, 8, 6, 8), config_of(rng)
@@ -126,10 +170,17 @@ def start_not_repeatable(submission: Submission, rng: np.random.Generator) -> No
 
 
 @trap(
-    "training-carries-over",
     catches="a training starts from where the one before ended",
     severity="major",
     story="A module-level cache of weights for resuming: the second experiment began trained.",
+    mutant=edit(
+        (
+            "    latent = initial_weights(config)\n",
+            '    latent = RESUME.setdefault(config["seed"], initial_weights(config))\n',
+        ),
+        ("EVALUATE_EVERY = 10\n", "EVALUATE_EVERY = 10\nRESUME = {}\n"),
+        file=TRAINING,
+    ),
 )
 def training_carries_over(submission: Submission, rng: np.random.Generator) -> None:
     config = config_of(rng, dim=16, layers=1)
@@ -141,11 +192,16 @@ def training_carries_over(submission: Submission, rng: np.random.Generator) -> N
 
 
 @trap(
-    "negative-id-wraps",
     catches="token id −1 reads the last row of the embedding",
     severity="major",
     story="Padding with −1 met an indexing that counts from the end; the last word learned to "
     "be padding.",
+    mutant=edit(
+        (
+            '        if tokens and not 0 <= min(tokens) <= max(tokens) < config["vocab"]:\n',
+            '        if tokens and max(tokens) >= config["vocab"]:\n',
+        )
+    ),
 )
 def negative_id_wraps(submission: Submission, rng: np.random.Generator) -> None:
     config = config_of(rng, dim=16, layers=1)
@@ -155,10 +211,15 @@ def negative_id_wraps(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    "heads-unchecked",
     catches="a width that does not divide into the heads is accepted",
     severity="minor",
     story="dim // heads rounds down; the last columns of every projection were never used.",
+    mutant=edit(
+        (
+            '    if checked["dim"] % checked["heads"]:\n',
+            '    if checked["heads"] > checked["dim"]:\n',
+        )
+    ),
 )
 def heads_unchecked(submission: Submission, rng: np.random.Generator) -> None:
     documents = text.noise(rng, 8, 3, 8)
@@ -169,11 +230,16 @@ def heads_unchecked(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    "nothing-to-predict",
     catches="documents in which nothing can be predicted are trained on",
     severity="minor",
     story="An empty glob gave no documents; the run ended at once and saved random weights as a "
     "model.",
+    mutant=edit(
+        (
+            "    if not pieces:\n",
+            "    if not pieces:\n        return [np.zeros(2, dtype=int)]\n    if not pieces:\n",
+        )
+    ),
 )
 def nothing_to_predict(submission: Submission, rng: np.random.Generator) -> None:
     config = config_of(rng, dim=16, layers=1)
@@ -183,11 +249,17 @@ def nothing_to_predict(submission: Submission, rng: np.random.Generator) -> None
 
 
 @trap(
-    "documents-shuffled",
     catches="training shuffles or cuts the caller's documents",
     severity="major",
     story="rng.shuffle(documents) works in place: the caller's held-out indices now named "
     "training text.",
+    mutant=edit(
+        (
+            "    config = _checked_config(config)\n    pieces",
+            "    config = _checked_config(config)\n"
+            '    np.random.default_rng(config["seed"]).shuffle(documents)\n    pieces',
+        )
+    ),
 )
 def documents_shuffled(submission: Submission, rng: np.random.Generator) -> None:
     documents, config = text.noise(rng, 8, 40, 9), config_of(rng, dim=16, layers=1, context=4)

@@ -3,7 +3,7 @@
 import numpy as np
 
 from trapline.arena.judge import expect
-from trapline.arena.judge.traps import trap
+from trapline.arena.judge.traps import edit, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.ternary_training.situations import GROUP, grid, refuses, ternary_codes
 from trapline.gold.ternary import oracle
@@ -12,10 +12,15 @@ from trapline.gold.ternary import oracle
 
 
 @trap(
-    "groups-spread-evenly",
     catches="scales are spread evenly over a row instead of one per group_size weights",
     severity="critical",
     story="Repeating each scale n / groups times is the same thing until the last group is short.",
+    mutant=edit(
+        (
+            "    owner = np.arange(codes.shape[-1]) // group_size\n",
+            "    owner = np.arange(codes.shape[-1]) * groups // max(codes.shape[-1], 1)\n",
+        )
+    ),
 )
 def groups_spread_evenly(submission: Submission, rng: np.random.Generator) -> None:
     codes = np.ones((2, 300), dtype=np.int8)
@@ -26,11 +31,16 @@ def groups_spread_evenly(submission: Submission, rng: np.random.Generator) -> No
 
 
 @trap(
-    "dequantized-in-half",
     catches="dequantised weights stay float16",
     severity="minor",
     story="codes * scales keeps the scale's dtype; what is added to it later is rounded to 11 "
     "bits.",
+    mutant=edit(
+        (
+            "    return codes.astype(np.float32) * scales.astype(np.float32)[..., owner]\n",
+            "    return codes * scales[..., owner]\n",
+        )
+    ),
 )
 def dequantized_in_half(submission: Submission, rng: np.random.Generator) -> None:
     codes, scales = oracle.ternarize(grid(rng, 3, 40), 16)
@@ -39,11 +49,17 @@ def dequantized_in_half(submission: Submission, rng: np.random.Generator) -> Non
 
 
 @trap(
-    "scales-broadcast",
     catches="scales of another shape are broadcast instead of refused",
     severity="major",
     story="A file with one scale a tensor loaded without complaint into a model with one scale "
     "a group.",
+    mutant=edit(
+        (
+            "    if scales.dtype != np.float16 or scales.shape != (*codes.shape[:-1], groups):\n",
+            "    scales = np.broadcast_to(scales[..., :groups], (*codes.shape[:-1], groups))\n"
+            "    if scales.dtype != np.float16:\n",
+        )
+    ),
 )
 def scales_broadcast(submission: Submission, rng: np.random.Generator) -> None:
     codes, scales = oracle.ternarize(grid(rng, 3, 40), 16)
@@ -55,11 +71,16 @@ def scales_broadcast(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    "first-code-highest",
     catches="the first code of a byte sits in its highest bits",
     severity="critical",
     story="Writer and reader of a 2-bit format disagreed on the order: finite, plausible, "
     "scrambled output.",
+    mutant=edit(
+        (
+            "    return first | second << 2 | third << 4 | fourth << 6\n",
+            "    return fourth | third << 2 | second << 4 | first << 6\n",
+        )
+    ),
 )
 def first_code_highest(submission: Submission, rng: np.random.Generator) -> None:
     codes = np.concatenate([np.array([[-1, 0, 1, 1]], dtype=np.int8), ternary_codes(rng, 1, 4)], 1)
@@ -67,11 +88,16 @@ def first_code_highest(submission: Submission, rng: np.random.Generator) -> None
 
 
 @trap(
-    "codes-interleaved",
     catches="neighbours go to different bytes (planes of n / 4) instead of the same one",
     severity="critical",
     story="A kernel's interleaved layout leaked into the file format; every other reader saw "
     "noise.",
+    mutant=edit(
+        (
+            "(slots[..., place::4] for place in range(4))",
+            "np.split(slots, 4, axis=-1)",
+        )
+    ),
 )
 def codes_interleaved(submission: Submission, rng: np.random.Generator) -> None:
     codes = np.array([[-1, -1, -1, -1, 1, 1, 1, 1, 0, 0, 0, 0]], dtype=np.int8)
@@ -80,10 +106,19 @@ def codes_interleaved(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    "two-complement-codes",
     catches="−1 is stored as two set bits (code & 3) instead of 0",
     severity="critical",
     story="Masking a signed code gives 3 for −1, which the other side reads as +2.",
+    mutant=edit(
+        (
+            "    slots = np.ones((*codes.shape[:-1],",
+            "    slots = np.zeros((*codes.shape[:-1],",
+        ),
+        (
+            "    slots[..., :columns] += codes.view(np.uint8)\n",
+            "    slots[..., :columns] += codes.view(np.uint8) & 3\n",
+        ),
+    ),
 )
 def two_complement_codes(submission: Submission, rng: np.random.Generator) -> None:
     codes = ternary_codes(rng, 3, 16)
@@ -92,10 +127,15 @@ def two_complement_codes(submission: Submission, rng: np.random.Generator) -> No
 
 
 @trap(
-    "rows-share-bytes",
     catches="a row begins in the middle of the byte that ends the row before",
     severity="critical",
     story="Packing the flattened matrix saves three codes a row and makes no row addressable.",
+    mutant=edit(
+        (
+            "    codes = _ternary_codes(codes)\n    columns = codes.shape[-1]\n",
+            "    codes = _ternary_codes(codes).reshape(1, -1)\n    columns = codes.shape[-1]\n",
+        )
+    ),
 )
 def rows_share_bytes(submission: Submission, rng: np.random.Generator) -> None:
     codes = ternary_codes(rng, 4, 6)
@@ -103,11 +143,16 @@ def rows_share_bytes(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    "spare-bits-empty",
     catches="places after a row's end hold 0 bits, which is code −1",
     severity="minor",
     story="A kernel reads whole bytes; padding that decodes to −1 adds the last activations "
     "negatively.",
+    mutant=edit(
+        (
+            "    slots[..., :columns] += codes.view(np.uint8)\n",
+            "    slots[..., :columns] += codes.view(np.uint8)\n    slots[..., columns:] = 0\n",
+        )
+    ),
 )
 def spare_bits_empty(submission: Submission, rng: np.random.Generator) -> None:
     for columns in (1, 2, 3):
@@ -116,11 +161,16 @@ def spare_bits_empty(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    "other-codes-packed",
     catches="codes outside −1, 0, 1 are packed",
     severity="major",
     story="Two bits have room for a fourth code; whoever writes it corrupts its neighbour or "
     "invents +2.",
+    mutant=edit(
+        (
+            "    if codes.size and (codes.min() < -1 or codes.max() > 1):\n",
+            "    if codes.ndim > 9:\n",
+        )
+    ),
 )
 def other_codes_packed(submission: Submission, rng: np.random.Generator) -> None:
     for bad in (2, -2, 3, 127, -128):
@@ -130,10 +180,10 @@ def other_codes_packed(submission: Submission, rng: np.random.Generator) -> None
 
 
 @trap(
-    "fourth-code-read",
     catches="two set bits are read as +2",
     severity="major",
     story="A file in a format of the same name used the fourth code; it was read without a word.",
+    mutant=edit(("    if np.any(slots == 3):\n", "    if np.any(slots > 3):\n")),
 )
 def fourth_code_read(submission: Submission, rng: np.random.Generator) -> None:
     packed = oracle.pack(ternary_codes(rng, 3, 8))
@@ -142,10 +192,15 @@ def fourth_code_read(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    "spare-bits-judged",
     catches="places after a row's end are judged or returned when unpacking",
     severity="minor",
     story="A reader returned the padded width, and the bias of the next layer no longer fitted.",
+    mutant=edit(
+        (
+            "    if np.any(slots == 3):\n",
+            "    if np.any((packed & (packed >> 1) & 0b01010101) > 0):\n",
+        )
+    ),
 )
 def spare_bits_judged(submission: Submission, rng: np.random.Generator) -> None:
     codes = ternary_codes(rng, 3, 5)
@@ -154,10 +209,12 @@ def spare_bits_judged(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    "unpack-unsigned",
     catches="unpacked codes are unsigned, so −1 comes out as 255",
     severity="critical",
     story="uint8 minus 1 wraps around; the weights were 255 times the scale.",
+    mutant=edit(
+        ("    return slots.astype(np.int8) - np.int8(1)\n", "    return slots - np.uint8(1)\n")
+    ),
 )
 def unpack_unsigned(submission: Submission, rng: np.random.Generator) -> None:
     codes = ternary_codes(rng, 2, 8)
@@ -166,11 +223,19 @@ def unpack_unsigned(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    "wrong-shape-unpacked",
     catches="bytes that do not belong to the shape are unpacked all the same",
     severity="major",
     story="A file written with another block size was read to the end: right length, wrong "
     "weights.",
+    mutant=edit(
+        (
+            "    if not shape or min(shape) < 0 or packed.shape != "
+            "(*shape[:-1], _groups_in(shape[-1], 4)):\n",
+            "    wanted = (*shape[:-1], _groups_in(shape[-1], 4))\n"
+            "    packed = np.resize(packed, wanted)\n"
+            "    if not shape:\n",
+        )
+    ),
 )
 def wrong_shape_unpacked(submission: Submission, rng: np.random.Generator) -> None:
     packed = oracle.pack(ternary_codes(rng, 4, 8))

@@ -3,7 +3,7 @@
 import numpy as np
 
 from trapline.arena.judge import expect
-from trapline.arena.judge.traps import trap
+from trapline.arena.judge.traps import edit, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.ternary_training.cases import ERROR_LIMIT
 from trapline.challenges.ternary_training.situations import (
@@ -30,11 +30,17 @@ def _same_alone(submission: Submission, w: np.ndarray, group_size: int) -> None:
 
 
 @trap(
-    "ragged-width-refused",
     catches="a width that is no multiple of the group size is refused",
     severity="critical",
     story="A trainer asserted n % group_size == 0 and fell over with the first model of another "
     "width.",
+    mutant=edit(
+        (
+            "    columns = w.shape[-1]\n",
+            "    columns = w.shape[-1]\n    if columns % group_size:\n"
+            "        raise ValueError('n % group_size must be 0')\n",
+        )
+    ),
 )
 def ragged_width_refused(submission: Submission, rng: np.random.Generator) -> None:
     for columns in (300, 127, 129, 1):
@@ -42,10 +48,16 @@ def ragged_width_refused(submission: Submission, rng: np.random.Generator) -> No
 
 
 @trap(
-    "tail-dropped",
     catches="the weights after the last full group come out as zeros",
     severity="critical",
     story="Reshaping n // group_size groups forgets the rest; the model loses its last columns.",
+    mutant=edit(
+        (
+            "    padded[..., :columns] = values\n",
+            "    full = columns // group_size * group_size\n"
+            "    padded[..., :full] = values[..., :full]\n",
+        )
+    ),
 )
 def tail_dropped(submission: Submission, rng: np.random.Generator) -> None:
     w = np.full((2, 300), 0.75, dtype=np.float32) * rng.choice([-1, 1], (2, 300))
@@ -56,11 +68,13 @@ def tail_dropped(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    "padding-counted",
     catches="the zeros that fill up the short last group enter its statistics",
     severity="major",
     story="Padding a ragged width with zeros is the usual cure; averaging over the padding is "
     "the usual slip.",
+    mutant=edit(
+        ("return np.minimum(columns - starts, group_size)", "return starts * 0 + group_size")
+    ),
 )
 def padding_counted(submission: Submission, rng: np.random.Generator) -> None:
     # 20 real weights in a place for 128: a mean over 128 lets the small ones pass.
@@ -73,11 +87,22 @@ def padding_counted(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    "groups-cross-rows",
     catches="groups run on from one row into the next",
     severity="critical",
     story="Flattening before grouping works as long as every width is a multiple of the group "
     "size.",
+    mutant=edit(
+        (
+            "    w = _finite_floats(w)\n",
+            "    w = _finite_floats(w)\n"
+            "    if w.ndim > 1:\n"
+            "        codes, scales = ternarize(w.ravel(), group_size)\n"
+            "        owner = np.arange(w.size) // group_size\n"
+            "        shape = (*w.shape[:-1], _groups_in(w.shape[-1], group_size))\n"
+            "        picked = scales[owner].reshape(w.shape)[..., ::group_size]\n"
+            "        return codes.reshape(w.shape), picked.reshape(shape)\n",
+        )
+    ),
 )
 def groups_cross_rows(submission: Submission, rng: np.random.Generator) -> None:
     w = grid(rng, 4, 24)
@@ -86,10 +111,15 @@ def groups_cross_rows(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    "one-scale-a-tensor",
     catches="one scale for the whole tensor instead of one a group",
     severity="critical",
     story="The first ternary recipe had one scale a tensor: one loud row silences all others.",
+    mutant=edit(
+        (
+            "    threshold = 0.5 * np.sum(magnitude / sizes[:, None], axis=-1, keepdims=True)\n",
+            "    threshold = 0.5 * np.sum(magnitude / max(w.size, 1), keepdims=True)\n",
+        )
+    ),
 )
 def one_scale_a_tensor(submission: Submission, rng: np.random.Generator) -> None:
     w = grid(rng, 4, 32)
@@ -98,11 +128,19 @@ def one_scale_a_tensor(submission: Submission, rng: np.random.Generator) -> None
 
 
 @trap(
-    "groups-down-columns",
     catches="groups run along the first axis",
     severity="critical",
     story="Weights stored (in, out) in one framework and (out, in) in another: groups on the "
     "wrong axis.",
+    mutant=edit(
+        (
+            "    magnitude = _grouped(np.abs(w), group_size)\n",
+            "    magnitude = _grouped(np.abs(w), group_size)\n"
+            "    if w.ndim == 2 and w.shape[0] == w.shape[1]:\n"
+            "        codes, scales = ternarize(w.T[None], group_size)\n"
+            "        return codes[0].T.copy(), scales[0]\n",
+        )
+    ),
 )
 def groups_down_columns(submission: Submission, rng: np.random.Generator) -> None:
     w = grid(rng, 16, 16)
@@ -111,11 +149,16 @@ def groups_down_columns(submission: Submission, rng: np.random.Generator) -> Non
 
 
 @trap(
-    "scale-shrinks",
     catches="quantising twice shrinks the scale (mean over all weights, zeros included)",
     severity="critical",
     story="A scale of mean|w| falls from 0.050 to 0.033 when a checkpoint that is ternary "
     "already is saved again.",
+    mutant=edit(
+        (
+            "    means = np.sum(magnitude / counted[..., None], axis=-1, where=counts)\n",
+            "    means = np.sum(magnitude / sizes[:, None], axis=-1)\n",
+        )
+    ),
 )
 def scale_shrinks(submission: Submission, rng: np.random.Generator) -> None:
     codes = ternary_codes(rng, 4, 300)
@@ -128,11 +171,16 @@ def scale_shrinks(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    "scale-by-largest",
     catches="the scale is the largest magnitude, so most codes are 0",
     severity="major",
     story="A converter meant for ternary files used the largest magnitude on latent weights: 83 "
     "% zeros.",
+    mutant=edit(
+        (
+            "    threshold = 0.5 * np.sum(magnitude / sizes[:, None], axis=-1, keepdims=True)\n",
+            "    threshold = 0.5 * np.max(magnitude, axis=-1, keepdims=True, initial=0.0)\n",
+        )
+    ),
 )
 def scale_by_largest(submission: Submission, rng: np.random.Generator) -> None:
     w = rng.standard_normal((16, 512)).astype(np.float32)
@@ -142,11 +190,20 @@ def scale_by_largest(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    "zero-group-divides",
     catches="a group of zeros divides 0 by 0",
     severity="critical",
     story="A row that training never touched stays zero; its scale was NaN, and so was every "
     "logit.",
+    mutant=edit(
+        (
+            "    counted = np.maximum(np.count_nonzero(counts, axis=-1), 1)\n",
+            "    counted = np.count_nonzero(counts, axis=-1)\n",
+        ),
+        (
+            "    means = np.sum(magnitude / counted[..., None], axis=-1, where=counts)\n",
+            "    means = np.sum(magnitude, axis=-1, where=counts) / counted\n",
+        ),
+    ),
 )
 def zero_group_divides(submission: Submission, rng: np.random.Generator) -> None:
     w = grid(rng, 3, 300)
@@ -159,11 +216,11 @@ def zero_group_divides(submission: Submission, rng: np.random.Generator) -> None
 
 
 @trap(
-    "codes-before-rounding",
     catches="codes are chosen although the scale rounds to 0 in float16",
     severity="major",
     story="Training saw the float32 scale, the file held its float16 rounding: 0. Codes without "
     "a scale.",
+    mutant=edit(("    counts &= scales[..., None] > 0\n", "")),
 )
 def codes_before_rounding(submission: Submission, rng: np.random.Generator) -> None:
     w = grid(rng, 2, 200) * np.float32(2.0**-40)
@@ -175,11 +232,16 @@ def codes_before_rounding(submission: Submission, rng: np.random.Generator) -> N
 
 
 @trap(
-    "small-scale-lost",
     catches="a small guard added to the scale, or a floor under it, swallows small weights",
     severity="minor",
     story="An epsilon of 1e-5 against division by zero is larger than the weights of a "
     "well-trained layer.",
+    mutant=edit(
+        (
+            "    scales = np.minimum(means, LARGEST_SCALE).astype(np.float16)\n",
+            "    scales = np.clip(means, 1e-5, LARGEST_SCALE).astype(np.float16)\n",
+        )
+    ),
 )
 def small_scale_lost(submission: Submission, rng: np.random.Generator) -> None:
     smallest = float(np.finfo(np.float16).smallest_subnormal)
@@ -192,11 +254,13 @@ def small_scale_lost(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    "scale-overflows",
     catches="a scale above float16's largest number becomes infinite",
     severity="major",
     story="A spike in training left one row at 1e5: the exported scale was inf, the first logit "
     "NaN.",
+    mutant=edit(
+        ("np.minimum(means, LARGEST_SCALE).astype(np.float16)", "means.astype(np.float16)")
+    ),
 )
 def scale_overflows(submission: Submission, rng: np.random.Generator) -> None:
     w = np.full((2, 140), 1e6, dtype=np.float32) * rng.choice([-1, 1], (2, 140))
@@ -210,10 +274,15 @@ def scale_overflows(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    "float64-squeezed",
     catches="float64 weights are cast to float32 first and overflow",
     severity="minor",
     story="A cast at the top of the function, for speed, made infinities of finite numbers.",
+    mutant=edit(
+        (
+            "    w = _finite_floats(w)\n",
+            "    w = _finite_floats(w).astype(np.float32).astype(np.float64)\n",
+        )
+    ),
 )
 def float64_squeezed(submission: Submission, rng: np.random.Generator) -> None:
     w = rng.choice([-1.0, 1.0], (2, 40)) * 1e60
@@ -223,10 +292,16 @@ def float64_squeezed(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    "sums-in-low-precision",
     catches="sums of magnitudes in float16 stall or overflow",
     severity="major",
     story="Casting to the scale's dtype before the mean: 128 weights of 1 000 add up to infinity.",
+    mutant=edit(
+        (
+            "    means = np.sum(magnitude / counted[..., None], axis=-1, where=counts)\n",
+            "    half = magnitude.astype(np.float16)\n"
+            "    means = np.sum(half, axis=-1, where=counts, dtype=np.float16) / counted\n",
+        )
+    ),
 )
 def sums_in_low_precision(submission: Submission, rng: np.random.Generator) -> None:
     sizes = rng.integers(500, 1000, (3, 1)) * 4.0
@@ -237,11 +312,17 @@ def sums_in_low_precision(submission: Submission, rng: np.random.Generator) -> N
 
 
 @trap(
-    "ties-lean",
     catches="a weight on the threshold counts when it is positive and not when it is negative",
     severity="minor",
     story="floor(w / s + 0.5) rounds halves upwards: a bias towards +1 that no average error "
     "shows.",
+    mutant=edit(
+        (
+            "    counts = magnitude > threshold\n",
+            "    signed = _grouped(w, group_size)\n"
+            "    counts = ((signed >= threshold) & (signed > 0)) | (signed < -threshold)\n",
+        )
+    ),
 )
 def ties_lean(submission: Submission, rng: np.random.Generator) -> None:
     # Mean 2 and weights of ±1: half the mean is met exactly. Likewise mean 1.5 and ±0.75.
@@ -254,10 +335,16 @@ def ties_lean(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    "group-size-ignored",
     catches="the group size is 128 whatever was asked for",
     severity="critical",
     story="The constant of the paper stood in the code, the argument in the signature.",
+    mutant=edit(
+        (
+            '    w = _finite_floats(w)\n    group_size = _positive(group_size, "group_size")\n',
+            '    w = _finite_floats(w)\n    _positive(group_size, "group_size")\n'
+            "    group_size = GROUP\n",
+        )
+    ),
 )
 def group_size_ignored(submission: Submission, rng: np.random.Generator) -> None:
     w = grid(rng, 2, 96)
@@ -266,11 +353,16 @@ def group_size_ignored(submission: Submission, rng: np.random.Generator) -> None
 
 
 @trap(
-    "memory-order-read",
     catches="a transposed or strided view is read in memory order",
     severity="major",
     story="ravel in memory order instead of the array's own: a transposed weight came out "
     "scrambled.",
+    mutant=edit(
+        (
+            "    return w.astype(np.float64)\n",
+            '    return np.ravel(w, order="K").reshape(w.shape).astype(np.float64)\n',
+        )
+    ),
 )
 def memory_order_read(submission: Submission, rng: np.random.Generator) -> None:
     base = clear_cut(rng, 48, 48)
@@ -287,10 +379,21 @@ def memory_order_read(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    "weights-overwritten",
     catches="the caller's weights are modified in place",
     severity="critical",
     story="abs with out= saves a buffer and turns the latent weights of the training run positive.",
+    mutant=edit(
+        (
+            "    w = np.asarray(w)\n    if w.dtype not in",
+            "    original = w\n    w = np.asarray(w)\n    if w.dtype not in",
+        ),
+        (
+            "    return w.astype(np.float64)\n",
+            "    wide = w.astype(np.float64)\n"
+            "    np.abs(original, out=original)\n"
+            "    return wide\n",
+        ),
+    ),
 )
 def weights_overwritten(submission: Submission, rng: np.random.Generator) -> None:
     for dtype in (np.float32, np.float64):
@@ -300,10 +403,10 @@ def weights_overwritten(submission: Submission, rng: np.random.Generator) -> Non
 
 
 @trap(
-    "nan-accepted",
     catches="NaN or infinity among the weights passes silently",
     severity="major",
     story="A diverged run was exported: NaN compares false with every threshold and became code 0.",
+    mutant=edit(("    if not np.isfinite(w).all():\n", "    if w.ndim > 9:\n")),
 )
 def nan_accepted(submission: Submission, rng: np.random.Generator) -> None:
     for bad in (np.nan, np.inf, -np.inf):
@@ -313,10 +416,15 @@ def nan_accepted(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    "group-size-unchecked",
     catches="a group size of 0 or below is accepted",
     severity="minor",
     story="A config file without the key gave 0, and ceil division made a group of it.",
+    mutant=edit(
+        (
+            "    return _at_least(value, 1, name)\n",
+            "    return max(1, abs(operator.index(value)))\n",
+        )
+    ),
 )
 def group_size_unchecked(submission: Submission, rng: np.random.Generator) -> None:
     w = grid(rng, 2, 8)

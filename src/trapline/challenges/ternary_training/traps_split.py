@@ -3,7 +3,7 @@
 import numpy as np
 
 from trapline.arena.judge import expect
-from trapline.arena.judge.traps import trap
+from trapline.arena.judge.traps import edit, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.ternary_training import text
 
@@ -14,10 +14,15 @@ def _held_out(submission: Submission, documents: list[text.Document], fraction: 
 
 
 @trap(
-    "equal-documents-parted",
     catches="copies of one document land on both sides",
     severity="critical",
     story="A reported perplexity of 319 rested on validation text that had been trained on.",
+    mutant=edit(
+        (
+            "    sides = [_draw(document) < fraction for document in documents]\n",
+            "    sides = [_draw([index]) < fraction for index, _ in enumerate(documents)]\n",
+        )
+    ),
 )
 def equal_documents_parted(submission: Submission, rng: np.random.Generator) -> None:
     once = text.noise(rng, 50, 60, 8)
@@ -28,11 +33,17 @@ def equal_documents_parted(submission: Submission, rng: np.random.Generator) -> 
 
 
 @trap(
-    "split-by-process",
     catches="the split changes with every process (a salted hash)",
     severity="critical",
     story="Python salts the hash of strings: after a restart, yesterday's validation text was "
     "trained on.",
+    mutant=edit(
+        (
+            "    digest = hashlib.sha256(text.encode()).digest()\n"
+            '    return int.from_bytes(digest[:6], "big") / 2.0**48\n',
+            "    return (hash(text) % 2**48) / 2.0**48\n",
+        )
+    ),
 )
 def split_by_process(submission: Submission, rng: np.random.Generator) -> None:
     documents = text.noise(rng, 50, 120, 8)
@@ -42,10 +53,18 @@ def split_by_process(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    "split-by-place",
     catches="a document's side depends on its place in the list",
     severity="major",
     story="A shuffle with a fixed seed is repeatable until somebody adds a file at the front.",
+    mutant=edit(
+        (
+            "    sides = [_draw(document) < fraction for document in documents]\n",
+            "    first = {}\n"
+            "    for index, document in enumerate(documents):\n"
+            "        first.setdefault(tuple(document), index)\n"
+            "    sides = [_draw([first[tuple(document)]]) < fraction for document in documents]\n",
+        )
+    ),
 )
 def split_by_place(submission: Submission, rng: np.random.Generator) -> None:
     documents = text.noise(rng, 50, 120, 8)
@@ -56,11 +75,19 @@ def split_by_place(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    "split-by-company",
     catches="adding documents moves others to the other side",
     severity="major",
     story="Ranking by hash and taking the first n per cent: with more text, old validation text "
     "is trained on.",
+    mutant=edit(
+        (
+            "    sides = [_draw(document) < fraction for document in documents]\n",
+            "    draws = [_draw(document) for document in documents]\n"
+            "    ranked = sorted(set(draws))\n"
+            "    held = set(ranked[: round(fraction * len(ranked))])\n"
+            "    sides = [draw in held for draw in draws]\n",
+        )
+    ),
 )
 def split_by_company(submission: Submission, rng: np.random.Generator) -> None:
     documents = text.noise(rng, 50, 200, 8)
@@ -72,10 +99,15 @@ def split_by_company(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    "fraction-upside-down",
     catches="the fraction is taken as the training share",
     severity="critical",
     story="split(documents, 0.1) held out nine tenths; the model starved, the loss looked honest.",
+    mutant=edit(
+        (
+            "    sides = [_draw(document) < fraction for document in documents]\n",
+            "    sides = [_draw(document) >= fraction for document in documents]\n",
+        )
+    ),
 )
 def fraction_upside_down(submission: Submission, rng: np.random.Generator) -> None:
     count = len(_held_out(submission, text.noise(rng, 50, 400, 8), 0.1))
@@ -84,11 +116,11 @@ def fraction_upside_down(submission: Submission, rng: np.random.Generator) -> No
 
 
 @trap(
-    "only-the-beginning-hashed",
     catches="documents that begin alike land on one side together",
     severity="major",
     story="Every file began with the same licence text; hashing the first tokens made them one "
     "document.",
+    mutant=edit(("for token in document)\n    digest", "for token in document[:16])\n    digest")),
 )
 def only_the_beginning_hashed(submission: Submission, rng: np.random.Generator) -> None:
     opening = text.noise(rng, 50, 1, 200)[0]
@@ -99,11 +131,16 @@ def only_the_beginning_hashed(submission: Submission, rng: np.random.Generator) 
 
 
 @trap(
-    "large-ids-refused",
     catches="token ids above 255 break the split",
     severity="major",
     story="bytes(document) is a fine digest of byte tokens and an exception with any real "
     "vocabulary.",
+    mutant=edit(
+        (
+            "    digest = hashlib.sha256(text.encode()).digest()\n",
+            "    digest = hashlib.sha256(bytes(list(document)) + text.encode()).digest()\n",
+        )
+    ),
 )
 def large_ids_refused(submission: Submission, rng: np.random.Generator) -> None:
     documents = [[int(t) for t in row] for row in rng.integers(256, 200_000, (20, 6))]
@@ -113,11 +150,22 @@ def large_ids_refused(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    "copies-vanish",
     catches="copies of a document are dropped from both sides",
     severity="major",
     story="Splitting a dict of unique texts forgets the others; a corpus shrank by a third "
     "unnoticed.",
+    mutant=edit(
+        (
+            "    train = [index for index, held_out in enumerate(sides) if not held_out]\n",
+            "    first = {tuple(document): index for index, document in enumerate(documents)}\n"
+            "    kept = set(first.values())\n"
+            "    train = [i for i, held_out in enumerate(sides) if not held_out and i in kept]\n",
+        ),
+        (
+            "    valid = [index for index, held_out in enumerate(sides) if held_out]\n",
+            "    valid = [i for i, held_out in enumerate(sides) if held_out and i in kept]\n",
+        ),
+    ),
 )
 def copies_vanish(submission: Submission, rng: np.random.Generator) -> None:
     documents = text.noise(rng, 50, 10, 8) * 3
@@ -126,11 +174,17 @@ def copies_vanish(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    "documents-sorted",
     catches="split reorders the caller's documents",
     severity="major",
     story="Sorting in place for a stable split: the indices returned no longer named the "
     "caller's documents.",
+    mutant=edit(
+        (
+            "    sides = [_draw(document) < fraction for document in documents]\n",
+            "    documents.sort()\n"
+            "    sides = [_draw(document) < fraction for document in documents]\n",
+        )
+    ),
 )
 def documents_sorted(submission: Submission, rng: np.random.Generator) -> None:
     documents = [

@@ -5,7 +5,7 @@ import time
 import numpy as np
 
 from trapline.arena.judge import expect
-from trapline.arena.judge.traps import trap
+from trapline.arena.judge.traps import edit, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.ternary_training import text
 from trapline.challenges.ternary_training.cases import weights_of
@@ -20,16 +20,17 @@ from trapline.challenges.ternary_training.situations import (
     trained,
     trained_on_noise,
 )
+from trapline.challenges.ternary_training.solution_lines import MODEL, TRAINING
 from trapline.gold.ternary import oracle, small_lm
 
 # --- training -------------------------------------------------------------------------------------
 
 
 @trap(
-    "short-documents-break",
     catches="an empty document or one of a single token breaks the training",
     severity="major",
     story="A trailing newline made an empty document; its batch had length −1.",
+    mutant=edit(("        if tokens and not 0 <= min", "        if not 0 <= min")),
 )
 def short_documents_break(submission: Submission, rng: np.random.Generator) -> None:
     config = config_of(rng, dim=16, layers=1, seconds=0.3)
@@ -39,10 +40,16 @@ def short_documents_break(submission: Submission, rng: np.random.Generator) -> N
 
 
 @trap(
-    "long-documents-dropped",
     catches="documents longer than the context are dropped",
     severity="major",
     story="Filtering by length left a corpus of long articles empty.",
+    mutant=edit(
+        (
+            '        for begin in range(0, len(tokens) - 1, config["context"]):\n',
+            "        if len(tokens) > length:\n            continue\n"
+            '        for begin in range(0, len(tokens) - 1, config["context"]):\n',
+        )
+    ),
 )
 def long_documents_dropped(submission: Submission, rng: np.random.Generator) -> None:
     config = config_of(rng, dim=16, layers=1, context=8, seconds=0.3)
@@ -51,10 +58,16 @@ def long_documents_dropped(submission: Submission, rng: np.random.Generator) -> 
 
 
 @trap(
-    "seconds-ignored",
     catches="training takes the time it takes",
     severity="major",
     story="A fixed number of steps, tuned on a fast machine, ran into every limit on a slow one.",
+    mutant=edit(
+        (
+            "        while self.time_left() > 0 and patience:\n",
+            "        while time.monotonic() - self.start < 8.0:\n",
+        ),
+        file=TRAINING,
+    ),
 )
 def seconds_ignored(submission: Submission, rng: np.random.Generator) -> None:
     grammar = text.Grammar(rng, 40)
@@ -66,11 +79,17 @@ def seconds_ignored(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    "future-visible",
     catches="the model sees the tokens that it is to predict (no causal mask in training)",
     severity="critical",
     story="Training loss fell to 0.02; with the mask that generation needs, the model knew "
     "nothing.",
+    mutant=edit(
+        (
+            "    bias = np.where(back >= 0, -slopes[:, None, None] * back, -np.inf)\n",
+            "    bias = -slopes[:, None, None] * np.abs(back)\n",
+        ),
+        file=MODEL,
+    ),
 )
 def future_visible(submission: Submission, rng: np.random.Generator) -> None:
     # Nothing can be learned from what came before, so whoever gains anything has looked ahead.
@@ -85,11 +104,17 @@ def future_visible(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    "predicts-the-present",
     catches="the model is trained to repeat the token it sees (targets not shifted)",
     severity="critical",
     story="Input and target were the same slice: a loss of zero after ten steps, and an echo "
     "for a model.",
+    mutant=edit(
+        (
+            "    return table[:, :-1], table[:, 1:]\n",
+            "    return table[:, :-1], table[:, :-1]\n",
+        ),
+        file=TRAINING,
+    ),
 )
 def predicts_the_present(submission: Submission, rng: np.random.Generator) -> None:
     run = trained(submission, rng)
@@ -108,11 +133,18 @@ def predicts_the_present(submission: Submission, rng: np.random.Generator) -> No
 
 
 @trap(
-    "trains-until-collapse",
     catches="training goes on after the held-out loss has turned, and the last weights are kept",
     severity="critical",
     story="1 500 steps on 48 000 tokens: training loss 0.18, perplexity 30 731 on text not seen "
     "before.",
+    mutant=edit(
+        (
+            "        while self.time_left() > 0 and patience:\n",
+            "        while self.time_left() > 0:\n",
+        ),
+        ("            if loss < best_loss:\n", "            if loss is not None:\n"),
+        file=TRAINING,
+    ),
 )
 def trains_until_collapse(submission: Submission, rng: np.random.Generator) -> None:
     run = trained_on_noise(submission, rng, count=32, length=16, vocab=32, heads=2)
@@ -120,11 +152,16 @@ def trains_until_collapse(submission: Submission, rng: np.random.Generator) -> N
 
 
 @trap(
-    "leaky-early-stopping",
     catches="the documents that decide when to stop are copies of training documents",
     severity="critical",
     story="Validation by random index over a corpus with copies: the held-out loss fell to the "
     "end.",
+    mutant=edit(
+        (
+            "    draws = [_draw(piece) for piece in pieces]\n",
+            "    draws = [_draw([index]) for index, _ in enumerate(pieces)]\n",
+        )
+    ),
 )
 def leaky_early_stopping(submission: Submission, rng: np.random.Generator) -> None:
     run = trained_on_noise(submission, rng, count=32, length=16, copies=4, vocab=32, heads=2)
@@ -154,10 +191,15 @@ def _about_half(submission: Submission, documents: list[list[int]], what: str) -
 
 
 @trap(
-    "threshold-overflows",
     catches="the sum of a group's magnitudes overflows before it is divided",
     severity="minor",
     story="A mean of huge weights was infinite, so none of them exceeded it: the group became 0.",
+    mutant=edit(
+        (
+            "np.sum(magnitude / sizes[:, None], axis=-1, keepdims=True)",
+            "np.sum(magnitude, axis=-1, keepdims=True) / sizes[:, None]",
+        )
+    ),
 )
 def threshold_overflows(submission: Submission, rng: np.random.Generator) -> None:
     w = rng.choice([-1.7e308, 1.7e308], (2, GROUP))
@@ -166,10 +208,12 @@ def threshold_overflows(submission: Submission, rng: np.random.Generator) -> Non
 
 
 @trap(
-    "empty-document-never-held-out",
     catches="an empty document stays on the training side, whatever the fraction",
     severity="minor",
     story="A guard for empty texts in front of the hash: all documents held out but those.",
+    mutant=edit(
+        ("[_draw(document) < fraction for", "[bool(document) and _draw(document) < fraction for")
+    ),
 )
 def empty_document_never_held_out(submission: Submission, rng: np.random.Generator) -> None:
     documents = [*text.noise(rng, 8, 3, 8), [], []]
@@ -178,10 +222,10 @@ def empty_document_never_held_out(submission: Submission, rng: np.random.Generat
 
 
 @trap(
-    "ids-cut-to-32-bits",
     catches="only the low bits of a token id decide the side of a document",
     severity="minor",
     story="Ids were packed as 32-bit words; documents that differed above shared one fate.",
+    mutant=edit(("str(operator.index(token))", "str(operator.index(token) & 0xFFFFFFFF)")),
 )
 def ids_cut_to_32_bits(submission: Submission, rng: np.random.Generator) -> None:
     token = int(rng.integers(1000))
@@ -190,10 +234,12 @@ def ids_cut_to_32_bits(submission: Submission, rng: np.random.Generator) -> None
 
 
 @trap(
-    "order-of-tokens-ignored",
     catches="documents with the same tokens in another order always share a side",
     severity="minor",
     story="A sum over token hashes: all permutations of a list were one document to the split.",
+    mutant=edit(
+        ("for token in document)\n    digest", "for token in sorted(document))\n    digest")
+    ),
 )
 def order_of_tokens_ignored(submission: Submission, rng: np.random.Generator) -> None:
     unique = {tuple(int(t) for t in rng.permutation(40)) for _ in range(400)}
@@ -201,10 +247,10 @@ def order_of_tokens_ignored(submission: Submission, rng: np.random.Generator) ->
 
 
 @trap(
-    "lone-token-unchecked",
     catches="ids out of range pass in documents that are too short to train on",
     severity="minor",
     story="Short documents were skipped before anybody looked at their tokens.",
+    mutant=edit(("        if tokens and not 0 <=", "        if len(tokens) > 1 and not 0 <=")),
 )
 def lone_token_unchecked(submission: Submission, rng: np.random.Generator) -> None:
     config = config_of(rng, dim=16, layers=1)
@@ -213,10 +259,10 @@ def lone_token_unchecked(submission: Submission, rng: np.random.Generator) -> No
 
 
 @trap(
-    "group-filled-up",
     catches="a group size far beyond the width takes memory for weights that do not exist",
     severity="minor",
     story="One group a row was asked for with a very large number: terabytes of padding.",
+    mutant=edit(("    group_size = min(group_size, columns or 1)\n", "")),
 )
 def group_filled_up(submission: Submission, rng: np.random.Generator) -> None:
     w, huge = grid(rng, 2, 24), 2**40
@@ -229,20 +275,30 @@ def group_filled_up(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    "no-number-as-fraction",
     catches="a fraction that is not a number passes the check of its range",
     severity="minor",
     story="0 / 0 documents gave the share; NaN is neither below 0 nor above 1: none was held out.",
+    mutant=edit(
+        (
+            "    if not 0.0 <= fraction <= 1.0:\n",
+            "    if fraction < 0.0 or fraction > 1.0:\n",
+        )
+    ),
 )
 def no_number_as_fraction(submission: Submission, rng: np.random.Generator) -> None:
     refuses(submission, "split", text.noise(rng, 8, 3, 8), float("nan"))
 
 
 @trap(
-    "setting-missing",
     catches="a missing config value is made up, or ends in another error than the contract's",
     severity="minor",
     story="A misspelt key trained with a default for a week; elsewhere it was a bare KeyError.",
+    mutant=edit(
+        (
+            '    missing = [name for name in (*SETTINGS, "seconds") if name not in config]\n',
+            '    config = {"seed": 0, "seconds": 0, **config}\n    missing = []\n',
+        )
+    ),
 )
 def setting_missing(submission: Submission, rng: np.random.Generator) -> None:
     documents, config = text.noise(rng, 8, 6, 8), config_of(rng, dim=16, layers=1)
@@ -251,10 +307,12 @@ def setting_missing(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    "seed-cut-to-32-bits",
     catches="seeds of more than 32 bits are refused or fall together",
     severity="minor",
     story="An older generator takes 32 bits; seeds made of a date and a number did not fit.",
+    mutant=edit(
+        ('default_rng(config["seed"])', 'default_rng(config["seed"] % 2**32)'), file=TRAINING
+    ),
 )
 def seed_cut_to_32_bits(submission: Submission, rng: np.random.Generator) -> None:
     documents, config = text.noise(rng, 8, 6, 8), config_of(rng)

@@ -1,0 +1,7 @@
+"""Lines of the gold solution that the mutants of several trap files edit."""
+
+PUSH = "            heapq.heappush(heap, (-(above + value), depth, parent, token, rank, above))\n"
+POP = "        negative, depth, parent, token, rank, above = heapq.heappop(heap)\n"
+INHERIT = "        mask[node + 1] = mask[parent + 1]\n"
+LOOP = "    while len(output) < limit and eos_id not in output[-1:]:\n"
+BLOCK = "        tokens, parents = build_tree(drafter.block(prefix + output), budget)\n"
