@@ -58,7 +58,7 @@ def matrix(rows, columns, group=128):
 def for_other_cpus(tmp_path_factory):
     """The C source, compiled without what it has for this CPU."""
     source = tmp_path_factory.mktemp("plain") / "plain.c"
-    source.write_text(f'#define PLAIN\n#include "{native.SOURCE}"\n')
+    source.write_text(f"#define PLAIN\n{native.SOURCE.read_text()}")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(native, "SOURCE", source)
         return native._library.__wrapped__()

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from trapline.gold.arithmetic import LOG2_E, cdiv
-from trapline.gold.c_library import at, built, share
+from trapline.gold.c_library import address, load, run_in_threads
 
 SOURCE = Path(__file__).with_name("topk_cpu.c")
 #: What logits may be; the 16-bit ones are given as integers of their bits.
@@ -61,18 +61,13 @@ def ranked(logits: np.ndarray, kind: str, k: int, temperature: np.ndarray, threa
     kept = np.empty((count, room), np.uint64)
     groups = np.empty((count, cdiv(width, _BLOCK) * (_BLOCK // _GROUP)), np.uint64)
     job = _Job(
-        *(at(one) for one in (logits, scales, kept, groups, values, indices, totals)),
+        *(address(one) for one in (logits, scales, kept, groups, values, indices, totals)),
         *(KINDS[kind], stride, width, room, groups.shape[1], k, rows, 0, 0),
     )
-    share(library.softmax_topk, job, count)
+    run_in_threads(library.softmax_topk, job, count)
     return Ranked(values, indices, totals)
 
 
 @cache
 def _library() -> ctypes.CDLL | str:
-    library = built(SOURCE)
-    if isinstance(library, str):
-        return library
-    library.softmax_topk.argtypes = [ctypes.c_void_p]
-    library.softmax_topk.restype = None
-    return library
+    return load(SOURCE, softmax_topk=[ctypes.c_void_p])

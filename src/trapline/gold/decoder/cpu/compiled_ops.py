@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from trapline.gold.c_library import built, share
+from trapline.gold.c_library import load, run_in_threads
 
 SOURCE = Path(__file__).with_name("compiled_ops.c")
 #: Fewer products than this a thread are done before another thread has started.
@@ -91,7 +91,7 @@ def attend(
         *(table.shape[1], page_size, heads, groups, width, window or 0, items, 0),
     )
     work = rows * heads * int(lengths.max()) * width // _PRODUCTS_A_THREAD
-    share(_loaded().attend, job, min(torch.get_num_threads(), work, items))
+    run_in_threads(_loaded().attend, job, min(torch.get_num_threads(), work, items))
     return out
 
 
@@ -103,13 +103,10 @@ def _loaded() -> ctypes.CDLL:
 
 @cache
 def _library() -> ctypes.CDLL | str:
-    library = built(SOURCE)
-    if isinstance(library, str):
-        return library
     pointer, number, real = ctypes.c_void_p, ctypes.c_long, ctypes.c_double
-    library.add_norm.argtypes = [pointer] * 5 + [number] * 2 + [real]
-    library.rope_and_append.argtypes = [pointer] * 10 + [number] * 4 + [real]
-    library.attend.argtypes = [pointer]
-    for function in (library.add_norm, library.rope_and_append, library.attend):
-        function.restype = None
-    return library
+    return load(
+        SOURCE,
+        add_norm=[pointer] * 5 + [number] * 2 + [real],
+        rope_and_append=[pointer] * 10 + [number] * 4 + [real],
+        attend=[pointer],
+    )

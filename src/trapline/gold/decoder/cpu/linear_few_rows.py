@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from trapline.gold.c_library import built, share
+from trapline.gold.c_library import load, run_in_threads
 
 SOURCE = Path(__file__).with_name("linear_few_rows.c")
 #: One row is a vector, which torch reads weights for as fast as memory gives them; and with many
@@ -38,7 +38,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     y = x.new_empty((rows, outputs))
     work = rows * inputs * outputs // _PRODUCTS_A_THREAD
     job = _Job(x.data_ptr(), weight.data_ptr(), y.data_ptr(), rows, inputs, outputs, 0)
-    share(library.linear_few_rows, job, min(torch.get_num_threads(), work))
+    run_in_threads(library.linear_few_rows, job, min(torch.get_num_threads(), work))
     return y
 
 
@@ -63,9 +63,4 @@ def _suits(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
 
 @cache
 def _library() -> ctypes.CDLL | str:
-    library = built(SOURCE)
-    if isinstance(library, str):
-        return library
-    library.linear_few_rows.argtypes = [ctypes.c_void_p]
-    library.linear_few_rows.restype = None
-    return library
+    return load(SOURCE, linear_few_rows=[ctypes.c_void_p])

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from trapline.gold.c_library import built, share
+from trapline.gold.c_library import load, run_in_threads
 
 GROUP = 128
 SOURCE = Path(__file__).with_name("packed_linear.c")
@@ -46,14 +46,9 @@ def product(x: Tensor, plane: Tensor, scales: Tensor, y: Tensor, threads: int) -
     given = (x.data_ptr(), plane.data_ptr(), scales.data_ptr(), y.data_ptr())
     job = _Job(*given, digits, less, units, backs, count, rows, columns, row_bytes, groups, 0)
     library.split(ctypes.byref(job))
-    share(library.work, job, min(threads, rows * columns // _WEIGHTS_A_THREAD))
+    run_in_threads(library.work, job, min(threads, rows * columns // _WEIGHTS_A_THREAD))
 
 
 @cache
 def _library() -> ctypes.CDLL | str:
-    library = built(SOURCE)
-    if isinstance(library, str):
-        return library
-    library.split.argtypes = library.work.argtypes = [ctypes.c_void_p]
-    library.split.restype = library.work.restype = None
-    return library
+    return load(SOURCE, split=[ctypes.c_void_p], work=[ctypes.c_void_p])
