@@ -13,6 +13,7 @@ import platform
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
@@ -20,10 +21,9 @@ import numpy as np
 
 from trapline.arena.challenge import load
 from trapline.arena.judge import measure
-from trapline.arena.judge.grade import Job, grade, versions
+from trapline.arena.judge.grade import grade, versions
+from trapline.arena.judge.request import GradeRequest
 from trapline.arena.process.proxy import Submission
-from trapline.arena.process.sandbox_config import rig_for
-from trapline.arena.runs.field import Entry
 from trapline.arena.runs.run import choose_level
 
 CHALLENGE = "flash_attention_forward"
@@ -57,7 +57,7 @@ def trivial(folder: Path, level: str) -> dict[str, float]:
     """Calls a second, median round trip, and bytes a second both ways."""
     (folder / "solution.py").write_text(TRIVIAL)
     big = np.ones(48 << 17)
-    with Submission(folder, rig_for(load(CHALLENGE), level)) as submission:
+    with Submission(folder, load(CHALLENGE).sandbox_config(level)) as submission:
         submission.add(1, 2)
         times = [_timed(lambda: submission.add(1, 2)) for _ in range(3000)]
         submission.echo(big)
@@ -95,18 +95,20 @@ def evalplus(folder: Path) -> dict[str, float]:
 def cells_per_minute(level: str) -> float:
     """Whole grades of the gold solution, one after another."""
     challenge = load(CHALLENGE)
-    entry = Entry("gold", CHALLENGE, 1, challenge.solution)
-    seconds = [_timed(lambda: grade(Job(entry, challenge, level, seed=1))) for _ in range(3)]
+    entry = GradeRequest("gold", CHALLENGE, 1, challenge.solution)
+    seconds = [
+        _timed(lambda: grade(replace(entry, level=level, seed=1), challenge)) for _ in range(3)
+    ]
     return 60 / median(seconds)
 
 
 def campaign(folder: Path, level: str, rounds: int) -> list[float]:
     """The measured ratio, reference time over submission time, again and again."""
     challenge = load(CHALLENGE)
-    rig = rig_for(challenge, level)
+    config = challenge.sandbox_config(level)
     ratios = []
     for _ in range(rounds):
-        with Submission(folder, rig) as one, Submission(challenge.solution, rig) as reference:
+        with Submission(folder, config) as one, Submission(challenge.solution, config) as reference:
             dimension, _ = measure.speed(
                 challenge, one, reference, np.random.default_rng(), measure.FULL_ROUNDS
             )

@@ -23,7 +23,7 @@ from trapline.arena.judge.grade import versions
 from trapline.arena.record import Cell
 from trapline.arena.runs.executor import choose_level
 from trapline.arena.runs.field import find_entries
-from trapline.arena.runs.run import Options, examine_rig, grade_field, open_run
+from trapline.arena.runs.run import Options, check_machine, grade_field, open_run
 from trapline.arena.runs.store import Store, canonical
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -43,7 +43,7 @@ def measure(entrants: list[str], full: bool) -> dict[str, object]:
     with tempfile.TemporaryDirectory() as folder, open_run(folder) as store:
         entries = find_entries(ROOT / "examples" / "field", [])
         wanted = [one for one in entries if not entrants or one.entrant in entrants]
-        rigs = {name: _timed(lambda c=c: examine_rig(c, level)) for name, c in load_all().items()}
+        rigs = {name: _timed(lambda c=c: check_machine(c, level)) for name, c in load_all().items()}
         started = time.perf_counter()
         cells = []
         for cell in grade_field(wanted, store, Options(level, full, workers=1)):

@@ -7,7 +7,6 @@ import pytest
 from trapline.arena.challenge import load
 from trapline.arena.judge.checks import run_checks
 from trapline.arena.process.proxy import Submission
-from trapline.arena.process.sandbox_config import rig_for
 from trapline.arena.runs.run import choose_level
 
 FIELD = Path(__file__).parents[2] / "examples" / "field"
@@ -41,7 +40,7 @@ TRAPS = {
 
 def failed(entrant, checks):
     challenge = load(NAME)
-    with Submission(FIELD / entrant / NAME, rig_for(challenge, choose_level())) as submission:
+    with Submission(FIELD / entrant / NAME, challenge.sandbox_config(choose_level())) as submission:
         results = run_checks(checks, submission, SEED)
     return {result.id for result in results if result.state != "pass"}
 

@@ -164,9 +164,7 @@ def test_a_bundle_is_replayed_and_a_changed_one_refused(graded):
 
 def wait_for_a_running_cell(run, deadline):
     while time.monotonic() < deadline:
-        if (run / "run.sqlite").exists() and any(
-            p.status == "running" for p in Store(run).waiting()
-        ):
+        if (run / "run.sqlite").exists() and "running" in Store(run).waiting().values():
             return
         time.sleep(0.1)
 

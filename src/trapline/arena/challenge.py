@@ -3,7 +3,7 @@
 import hashlib
 import importlib
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache, cached_property
 from pathlib import Path
 from types import ModuleType
@@ -14,7 +14,10 @@ from pydantic import Field, ValidationError
 from trapline.arena.errors import UsageError
 from trapline.arena.judge.traps import Case, Trap, collect
 from trapline.arena.judge_dependencies import borrowed
-from trapline.arena.record import Record
+from trapline.arena.process.isolation.packages import is_installed
+from trapline.arena.process.isolation.spec import Limits as SandboxLimits
+from trapline.arena.process.session import SandboxConfig
+from trapline.arena.record import Level, Record
 
 Difficulty = Literal["medium", "hard", "extra hard", "research"]
 #: What a deployed workspace holds; everything else in the folder stays with the judge.
@@ -131,6 +134,26 @@ class Challenge:
     def judge_modules(self) -> list[Path]:
         """The challenge's own code that never leaves the judge: cases, traps and more."""
         return sorted(self.folder.glob("*.py"))
+
+    @property
+    def measures_time(self) -> bool:
+        """Whether grading takes times, which no other work on the machine may disturb."""
+        return hasattr(self.module("cases"), "speed")
+
+    def sandbox_config(self, level: Level, call_seconds: float | None = None) -> SandboxConfig:
+        """The sandbox of this challenge's submissions; only the time limit may differ."""
+        limits = self.plan.limits
+        return SandboxConfig(
+            level=level,
+            limits=SandboxLimits(memory_mb=limits.memory_mb, processes=limits.processes),
+            call_seconds=call_seconds or limits.call_seconds,
+            packages=tuple(name for name in self.plan.packages if is_installed(name)),
+        )
+
+    def missing_packages(self, imports: Iterable[str]) -> list[str]:
+        """Permitted packages that these imports use and this machine lacks."""
+        used = {name.split(".")[0] for name in imports}
+        return [name for name in self.plan.packages if name in used and not is_installed(name)]
 
     @cached_property
     def digest(self) -> str:

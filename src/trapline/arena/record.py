@@ -1,7 +1,7 @@
 """The records that leave a grade: a cell of the matrix, and what it rests on."""
 
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -20,6 +20,15 @@ DIMENSIONS = (
     "code",
     "analysis",
 )
+
+
+class CellKey(NamedTuple):
+    """Identifies a cell in a run."""
+
+    entrant: str
+    challenge: str
+    track: str
+    attempt: int
 
 
 class Record(BaseModel):
@@ -78,9 +87,9 @@ class Cell(Record):
     bundle: str = ""
 
     @property
-    def key(self) -> tuple[str, str, str, int]:
-        """What makes a cell the same cell in a run."""
-        return self.entrant, self.challenge, self.track, self.attempt
+    def key(self) -> CellKey:
+        """Identifies the cell in a run."""
+        return CellKey(self.entrant, self.challenge, self.track, self.attempt)
 
     def fallen(self) -> list[str]:
         """The traps it fell into."""

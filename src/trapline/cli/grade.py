@@ -11,10 +11,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from trapline.arena.challenge import load
 from trapline.arena.errors import MissingError, UsageError
 from trapline.arena.judge.analysis_judge import Judge, judge_cells, named
+from trapline.arena.judge.request import GradeRequest
 from trapline.arena.record import Cell, Level
 from trapline.arena.runs.cluster import Cluster
-from trapline.arena.runs.executor import Executor, Here
-from trapline.arena.runs.field import Entry, find_entries
+from trapline.arena.runs.executor import Executor, LocalExecutor
+from trapline.arena.runs.field import find_entries
 from trapline.arena.runs.run import Options, grade_field, open_run
 from trapline.arena.runs.store import Store
 from trapline.cli.exit_codes import INCOMPLETE
@@ -77,7 +78,7 @@ def grade(
     judge = named(judge_endpoint, judge_model)
     entries = find_entries(field, challenge or [])
     with open_run(out or str(Path("runs") / field.resolve().name)) as store:
-        place = Cluster(address or "auto", jobs) if executor == "ray" else Here(jobs)
+        place = Cluster(address or "auto", jobs) if executor == "ray" else LocalExecutor(jobs)
         options = Options(place.level(isolation), full, jobs)
         _grade_all(entries, store, options, place)
         cells = _asked_for(entries, store)
@@ -94,7 +95,7 @@ def grade(
         raise typer.Exit(INCOMPLETE)
 
 
-def _asked_for(entries: list[Entry], store: Store) -> list[Cell]:
+def _asked_for(entries: list[GradeRequest], store: Store) -> list[Cell]:
     """The newest grades of these entries; a run may hold others."""
     keys = {(entry.entrant, entry.challenge, entry.attempt) for entry in entries}
     return [c for c in store.cells() if (c.entrant, c.challenge, c.attempt) in keys]
@@ -126,7 +127,9 @@ def _judge_all(judge: Judge, cells: list[Cell], store: Store) -> None:
         _note(f"{what} not judged: {silent[0]}")
 
 
-def _grade_all(entries: list[Entry], store: Store, options: Options, place: Executor) -> None:
+def _grade_all(
+    entries: list[GradeRequest], store: Store, options: Options, place: Executor
+) -> None:
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -137,7 +140,7 @@ def _grade_all(entries: list[Entry], store: Store, options: Options, place: Exec
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("grading", total=len(entries), now="")
 
-        def show(entry: Entry, step: str) -> None:
+        def show(entry: GradeRequest, step: str) -> None:
             progress.update(task, now=f"{entry.entrant}/{entry.challenge}: {step}")
 
         done = 0

@@ -23,7 +23,6 @@ from trapline.arena.process import sandbox, session, wire
 from trapline.arena.process.isolation.running import descendants
 from trapline.arena.process.proxy import Submission, TimedCall
 from trapline.arena.process.sandbox import Launch, Limits
-from trapline.arena.process.sandbox_config import rig_for
 from trapline.arena.record import Dimension
 
 JUDGES = Path(__file__).with_name("judges")
@@ -50,7 +49,7 @@ def started(bench, cheat):
     """The attack in a worker of its own."""
     with (
         laid_out(cheat) as folder,
-        Submission(folder, rig_for(bench.challenge, bench.level)) as submission,
+        Submission(folder, bench.challenge.sandbox_config(bench.level)) as submission,
     ):
         yield submission
 
@@ -212,8 +211,8 @@ def race(bench, cheat):
 def race_beside(bench, cheat):
     """A real race: is the attack at work while the reference is timed? The kernel's count of its
     processor time says so on any machine, however busy; what it gains depends on the machine."""
-    rig, burst, worked = rig_for(bench.challenge, bench.level), measure._burst, []
-    with started(bench, cheat) as one, Submission(bench.challenge.solution, rig) as reference:
+    config, burst, worked = bench.challenge.sandbox_config(bench.level), measure._burst, []
+    with started(bench, cheat) as one, Submission(bench.challenge.solution, config) as reference:
 
         def watched(racer, *others):
             before = processor_time(one.session.running.pid)

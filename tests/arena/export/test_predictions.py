@@ -2,12 +2,13 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 
 from trapline.arena.errors import UsageError
 from trapline.arena.export.predictions import read_predictions, write_predictions
-from trapline.arena.judge.grade import Job, grade
+from trapline.arena.judge.grade import grade
 from trapline.arena.judge.intake import take_in
 from trapline.arena.runs import field
 from trapline.arena.solving.predicted import assign_predictions
@@ -68,7 +69,7 @@ def test_a_patch_that_leads_out_writes_nothing_and_is_graded_as_no_answer(
     assert not list(tmp_path.rglob("evil.py"))
     (entry,) = field.find_entries(tmp_path / "back", [])
     assert (entry.entrant, entry.model) == ("org-model-1", "org/model:1")
-    assert grade(Job(entry, known_sorting, level, seed=3)).cell.state == "fail"
+    assert grade(replace(entry, level=level, seed=3), known_sorting).cell.state == "fail"
 
 
 @pytest.mark.parametrize(

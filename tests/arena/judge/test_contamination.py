@@ -8,7 +8,8 @@ import pytest
 
 from trapline.arena.challenge import load, load_all
 from trapline.arena.judge.contamination import canary, copies, evidence, hidden, leaks_in
-from trapline.arena.runs.field import Entry, find_entries
+from trapline.arena.judge.request import GradeRequest
+from trapline.arena.runs.field import find_entries
 from trapline.arena.runs.field_scan import scan_field, transcript
 
 FIELD = Path(__file__).parents[3] / "examples" / "field"
@@ -118,7 +119,7 @@ def test_a_transcript_is_read_however_deep_its_json_is(field):
 
 def test_attempts_of_one_entrant_are_no_copies():
     folder = FIELD / "textbook" / CHALLENGE
-    entries = [Entry("same", CHALLENGE, number, folder) for number in (1, 2)]
+    entries = [GradeRequest("same", CHALLENGE, number, folder) for number in (1, 2)]
     assert scan_field(entries) == []
 
 

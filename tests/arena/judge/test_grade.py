@@ -1,12 +1,13 @@
 """One submission to one cell: right ones, wrong ones, and everything that goes wrong with them."""
 
 import textwrap
+from dataclasses import replace
 
 import pytest
 
-from trapline.arena.judge.grade import Job, grade
+from trapline.arena.judge.grade import grade
 from trapline.arena.judge.intake import MAX_BYTES
-from trapline.arena.runs.field import Entry
+from trapline.arena.judge.request import GradeRequest
 
 
 @pytest.fixture
@@ -15,15 +16,17 @@ def graded(sorting, level, submission_folder):
 
     def make(source, **others):
         folder = submission_folder(source, **others)
-        entry = Entry("somebody", "sorting", 1, folder)
-        return grade(Job(entry, sorting, level, seed=7)).cell
+        entry = GradeRequest("somebody", "sorting", 1, folder)
+        return grade(replace(entry, level=level, seed=7), sorting).cell
 
     return make
 
 
 @pytest.fixture(scope="module")
 def gold_cell(sorting, level):
-    return grade(Job(Entry("gold", "sorting", 1, sorting.solution), sorting, level, seed=7)).cell
+    return grade(
+        GradeRequest("gold", "sorting", 1, sorting.solution, level=level, seed=7), sorting
+    ).cell
 
 
 def test_the_gold_solution_is_an_a(gold_cell):
@@ -107,7 +110,7 @@ def test_whatever_a_submission_does_is_a_fail_with_its_reason(graded, name):
 
 def test_a_folder_without_solution_is_a_fail(sorting, level, tmp_path):
     (tmp_path / "notes.md").write_text("I could not do it.")
-    cell = grade(Job(Entry("nobody", "sorting", 1, tmp_path), sorting, level, seed=7)).cell
+    cell = grade(GradeRequest("nobody", "sorting", 1, tmp_path, level=level, seed=7), sorting).cell
     assert (cell.state, cell.score) == ("fail", 0.0)
     assert "no solution.py" in cell.reason
 
@@ -115,7 +118,7 @@ def test_a_folder_without_solution_is_a_fail(sorting, level, tmp_path):
 def test_an_oversized_submission_is_a_fail(sorting, level, submission_folder, gold_source):
     folder = submission_folder(gold_source)
     (folder / "weights.bin").write_bytes(bytes(MAX_BYTES + 1))
-    cell = grade(Job(Entry("heavy", "sorting", 1, folder), sorting, level, seed=7)).cell
+    cell = grade(GradeRequest("heavy", "sorting", 1, folder, level=level, seed=7), sorting).cell
     assert cell.state == "fail"
     assert "larger than" in cell.reason
 
@@ -125,7 +128,7 @@ def test_links_lead_nowhere(sorting, level, submission_folder, tmp_path):
     secret.write_text("SECRET = 1\n")
     folder = submission_folder("from secret import SECRET\n")
     (folder / "secret.py").symlink_to(secret)
-    cell = grade(Job(Entry("linker", "sorting", 1, folder), sorting, level, seed=7)).cell
+    cell = grade(GradeRequest("linker", "sorting", 1, folder, level=level, seed=7), sorting).cell
     assert "No module named 'secret'" in cell.reason
 
 
@@ -146,8 +149,8 @@ def test_a_sandbox_that_cannot_start_is_no_failure_of_the_submission(
         raise ArenaError("no sandbox today")
 
     monkeypatch.setattr(session, "launch", broken)
-    entry = Entry("unlucky", "sorting", 1, submission_folder(gold_source))
-    cell = grade(Job(entry, sorting, level, seed=7)).cell
+    entry = GradeRequest("unlucky", "sorting", 1, submission_folder(gold_source))
+    cell = grade(replace(entry, level=level, seed=7), sorting).cell
     assert (cell.state, cell.score, cell.letter) == ("infra_error", None, None)
 
 
@@ -161,11 +164,13 @@ def test_an_allowed_package_that_is_not_here_is_no_failure_of_the_submission(
 
     generous = Generous(sorting.folder, "sorting")
     generous.plan = sorting.plan.model_copy(update={"packages": ["no_such_package"]})
-    entry = Entry("user", "sorting", 1, submission_folder(f"import no_such_package\n{gold_source}"))
-    cell = grade(Job(entry, generous, level, seed=7)).cell
+    entry = GradeRequest(
+        "user", "sorting", 1, submission_folder(f"import no_such_package\n{gold_source}")
+    )
+    cell = grade(replace(entry, level=level, seed=7), generous).cell
     assert (cell.state, "no_such_package" in cell.reason) == ("infra_error", True)
-    honest = Entry("other", "sorting", 1, submission_folder(gold_source))
-    assert grade(Job(honest, generous, level, seed=7)).cell.state == "pass"
+    honest = GradeRequest("other", "sorting", 1, submission_folder(gold_source))
+    assert grade(replace(honest, level=level, seed=7), generous).cell.state == "pass"
 
 
 TESTS = {

@@ -9,7 +9,6 @@ from trapline.arena.errors import SubmissionDied, SubmissionRaised, Violation
 from trapline.arena.judge import expect
 from trapline.arena.process import session
 from trapline.arena.process.proxy import Stub, Submission
-from trapline.arena.process.sandbox_config import rig_for
 
 SOURCE = """
     import os, sys, time
@@ -65,7 +64,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def submission(folder, sorting, level):
-    with Submission(folder, rig_for(sorting, level)) as submission:
+    with Submission(folder, sorting.sandbox_config(level)) as submission:
         yield submission
 
 
@@ -179,7 +178,7 @@ def test_objects_inside_containers_and_object_arrays(submission):
 
 def test_a_flood_of_callbacks_ends_before_it_fills_our_memory(submission, monkeypatch):
     monkeypatch.setattr(session, "MAX_CALLED_BACK", 100 << 20)
-    submission.rig = replace(submission.rig, call_seconds=60.0)
+    submission.config = replace(submission.config, call_seconds=60.0)
     stub = Stub(lambda values: None)
     with pytest.raises(SubmissionDied, match="more than anybody can keep"):
         submission.flood(stub)
@@ -213,7 +212,7 @@ def is_socket(fd):
 def test_a_forged_frame_is_noted_wherever_it_was_sent(submission_folder, sorting, level, when):
     """Also in the processes that a check or a measure asks for."""
     folder = submission_folder(CHANNEL + FORGERS[when])
-    with Submission(folder, rig_for(sorting, level)) as submission:
+    with Submission(folder, sorting.sandbox_config(level)) as submission:
         with pytest.raises(SubmissionDied):
             submission.fresh().f()
         submission.settle()

@@ -5,8 +5,8 @@ from urllib.parse import urlsplit
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 
+from trapline.arena.record import CellKey
 from trapline.arena.report.runview import RunView
-from trapline.arena.runs.store import Planned
 
 SECONDS = 60_000
 KINDS = (
@@ -214,8 +214,8 @@ def test_axe_finds_no_serious_violation(site, open_page, scheme, rules, kinds):
 
 def test_view_follows_a_run_without_a_reload(make_run, serve, open_page):
     run = make_run(["heron", "otter"], ["rows"])
-    planned = Planned("otter", "rows", "cpu", 1, "waiting")
-    now = {"run": RunView(cells=run.cells[:1], waiting=[planned], bundles=run.bundles)}
+    planned = CellKey("otter", "rows", "cpu", 1)
+    now = {"run": RunView(cells=run.cells[:1], waiting={planned: "waiting"}, bundles=run.bundles)}
     server = serve(lambda: now["run"])
     page = open_page()
     page.goto(server.url)
@@ -223,9 +223,7 @@ def test_view_follows_a_run_without_a_reload(make_run, serve, open_page):
     square = page.locator("#square--otter--rows--cpu")
     assert square.get_attribute("data-state") == "waiting"
 
-    now["run"] = RunView(
-        cells=run.cells[:1], waiting=[planned._replace(status="running")], bundles=run.bundles
-    )
+    now["run"] = RunView(cells=run.cells[:1], waiting={planned: "running"}, bundles=run.bundles)
     page.wait_for_selector("#square--otter--rows--cpu[data-state=running]")
     now["run"] = run
     page.wait_for_selector("#square--otter--rows--cpu a[href^='cells/']")

@@ -6,9 +6,9 @@ import json
 import pytest
 
 from trapline.arena.errors import ArenaError
+from trapline.arena.record import CellKey
 from trapline.arena.report.runview import RunView
 from trapline.arena.report.server import LiveRun
-from trapline.arena.runs.store import Planned
 
 
 def get(server, path, host=None):
@@ -59,10 +59,10 @@ def test_listens_on_loopback_only(serve, small_run):
 
 def test_state_follows_the_run(make_run, told):
     run = make_run(["heron", "otter"], ["rows"])
-    planned = Planned("otter", "rows", "cpu", 1, "waiting")
+    planned = CellKey("otter", "rows", "cpu", 1)
     states = [
-        RunView(cells=run.cells[:1], waiting=[planned]),
-        RunView(cells=run.cells[:1], waiting=[planned._replace(status="running")]),
+        RunView(cells=run.cells[:1], waiting={planned: "waiting"}),
+        RunView(cells=run.cells[:1], waiting={planned: "running"}),
         RunView(cells=run.cells),
     ]
     seen, versions = [], []

@@ -7,9 +7,10 @@ from urllib.parse import urldefrag
 import pytest
 
 from trapline.arena.certify.certify import Certificate, Finding
+from trapline.arena.record import CellKey
 from trapline.arena.report.runview import RunView
 from trapline.arena.report.site import MANIFEST, Site, write_site
-from trapline.arena.runs.store import Planned, digest
+from trapline.arena.runs.store import digest
 
 MOST_BYTES = 2_000_000
 
@@ -147,7 +148,7 @@ def test_unknown_path_is_no_page(small_run, told, path):
 
 
 def test_run_without_any_grade_has_a_report(told):
-    planned = [Planned("heron", "rows", "cpu", 1, "waiting")]
+    planned = {CellKey("heron", "rows", "cpu", 1): "waiting"}
     page = Site(RunView(cells=[], waiting=planned), told=told, live=True).render("index.html")
     assert "Nothing was measured, so nothing can be concluded." in page
     assert "waiting" in page

@@ -6,9 +6,10 @@ from pathlib import Path
 
 from trapline.arena import challenge
 from trapline.arena.challenge import Challenge
+from trapline.arena.judge.request import GradeRequest
 from trapline.arena.runs import field, run
 from trapline.arena.runs.cluster import Cluster
-from trapline.arena.runs.executor import Here
+from trapline.arena.runs.executor import LocalExecutor
 from trapline.cli.main import guarded
 
 os.environ.update(RAY_grpc_enable_http_proxy="0", no_proxy="*", NO_PROXY="*")
@@ -24,13 +25,13 @@ def main(packages: str, field_folder: str, run_place: str, address: str = "") ->
     entries = field.find_entries(Path(field_folder), [])
     with run.open_run(run_place) as store:
         store.set_meta(seed=11)
-        place = Cluster(address) if address else Here()
+        place = Cluster(address) if address else LocalExecutor()
         options = run.Options(place.level())
         for cell in run.grade_field(entries, store, options, show, place):
             print("graded", cell.entrant, cell.challenge, flush=True)
 
 
-def show(entry: field.Entry, step: str) -> None:
+def show(entry: GradeRequest, step: str) -> None:
     if step.startswith("on "):
         print(step, entry.entrant, entry.challenge, flush=True)
 

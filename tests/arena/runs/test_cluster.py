@@ -154,7 +154,7 @@ def table(run):
     cells = store.cells()
     assert sorted(cell.key for cell in store.history()) == [cell.key for cell in cells]
     assert all(store.has_bundle(cell.bundle) for cell in cells)
-    assert store.waiting() == []
+    assert store.waiting() == {}
     store.close()
     return [
         (cell.key, cell.state, cell.submission_digest, checks(cell), scores(cell)) for cell in cells

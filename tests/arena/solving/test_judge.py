@@ -3,6 +3,7 @@
 import json
 import re
 import secrets
+from dataclasses import replace
 
 import pytest
 
@@ -20,9 +21,8 @@ from trapline.arena.judge.analysis_judge import (
     verdict,
 )
 from trapline.arena.judge.contamination import canary
-from trapline.arena.judge.grade import Job
+from trapline.arena.judge.request import GradeRequest
 from trapline.arena.record import Dimension
-from trapline.arena.runs.field import Entry
 from trapline.arena.solving.endpoint import Endpoint
 
 CRITERIA = [
@@ -202,8 +202,8 @@ def test_a_graded_cell_is_judged_once_and_keeps_what_was_executed(
 ):
     monkeypatch.setattr(grading, "_measures", lambda challenge: [])
     provider.replies = [Model(4)]
-    entry = Entry("gold", "sorting", 1, ruled.solution)
-    before = grading.grade(Job(entry, ruled, level, seed=3))
+    entry = GradeRequest("gold", "sorting", 1, ruled.solution)
+    before = grading.grade(replace(entry, level=level, seed=3), ruled)
     cell = before.cell.model_copy(update={"bundle": "b"})
     (after,) = judge_cells(judge, [cell], lambda name: ruled, lambda address: before)
     assert after.cell.dimensions["analysis"].score == 100.0

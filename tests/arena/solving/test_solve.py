@@ -9,7 +9,6 @@ import pytest
 
 from trapline.arena.errors import MissingError, UsageError
 from trapline.arena.judge import grade
-from trapline.arena.judge.grade import Job
 from trapline.arena.judge.intake import take_in
 from trapline.arena.runs import field
 from trapline.arena.solving import agents
@@ -64,7 +63,7 @@ def test_an_answer_becomes_files_a_transcript_and_a_record(
     monkeypatch.setattr(field, "load_all", lambda: {"sorting": assignment.challenge})
     (entry,) = field.find_entries(assignment.root, [])
     assert (entry.harness, entry.model, entry.attempt) == ("endpoint", "m", 1)
-    cell = grade.grade(Job(entry, assignment.challenge, level, seed=3)).cell
+    cell = grade.grade(replace(entry, level=level, seed=3), assignment.challenge).cell
     assert (cell.state, cell.harness, cell.model) == ("pass", "endpoint", "m")
 
 
@@ -95,7 +94,7 @@ def test_a_dead_provider_is_no_grade(
     assert not is_done(assignment)
     monkeypatch.setattr(field, "load_all", lambda: {"sorting": assignment.challenge})
     (entry,) = field.find_entries(assignment.root, [])
-    cell = grade.grade(Job(entry, assignment.challenge, level, seed=3)).cell
+    cell = grade.grade(replace(entry, level=level, seed=3), assignment.challenge).cell
     assert (cell.state, cell.score) == ("infra_error", None)
     provider.faults, provider.replies = [], [good_reply]
     (record,) = solve(assignment, EndpointSolver(endpoint, level))

@@ -15,7 +15,6 @@ from trapline.arena.errors import ArenaError
 from trapline.arena.judge.checks import first_failure, run_check, run_checks
 from trapline.arena.judge.traps import Case, Trap
 from trapline.arena.process.proxy import Submission
-from trapline.arena.process.sandbox_config import rig_for
 from trapline.arena.record import Level, Record
 from trapline.arena.runs.executor import run_all
 
@@ -88,7 +87,7 @@ class Certifier:
         return subjects
 
     def _right(self, folder: Path) -> Finding:
-        with Submission(folder, rig_for(self.challenge, self.level)) as submission:
+        with Submission(folder, self.challenge.sandbox_config(self.level)) as submission:
             failed = [
                 result
                 for result in run_checks(self.checks, submission, self.seed)
@@ -104,7 +103,9 @@ class Certifier:
 
     def right_on_cases(self) -> Finding:
         """The gold solution before the contract cases alone: is this machine fit to judge?"""
-        with Submission(self.challenge.solution, rig_for(self.challenge, self.level)) as submission:
+        with Submission(
+            self.challenge.solution, self.challenge.sandbox_config(self.level)
+        ) as submission:
             result = first_failure(self.challenge.cases, submission, self.seed)
         return Finding(
             kind="right",
@@ -159,8 +160,8 @@ class Certifier:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(source)
             Path(folder).chmod(0o755)
-            rig = rig_for(self.challenge, self.level, call_seconds)
-            with Submission(Path(folder), rig) as submission:
+            config = self.challenge.sandbox_config(self.level, call_seconds)
+            with Submission(Path(folder), config) as submission:
                 yield submission
 
 

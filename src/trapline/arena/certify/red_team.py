@@ -32,11 +32,11 @@ from typing import cast, get_args
 
 from trapline.arena.challenge import Challenge
 from trapline.arena.errors import MissingError, UsageError
-from trapline.arena.judge.grade import Job, grade
+from trapline.arena.judge.grade import grade
+from trapline.arena.judge.request import GradeRequest
 from trapline.arena.process.isolation import cgroups
 from trapline.arena.record import Cell, Level, Record, State
 from trapline.arena.runs.executor import run_all
-from trapline.arena.runs.field import Entry
 
 #: The challenge they attack, beside the corpus: small, so that a hundred attacks take minutes.
 CHALLENGE = "ordering"
@@ -259,7 +259,8 @@ def attempt(cheat: Cheat, challenge: Challenge, level: Level, seed: int) -> Atte
 def _grade(
     folder: Path, challenge: Challenge, level: Level, seed: int, name: str = "honest"
 ) -> Cell:
-    return grade(Job(Entry(name, challenge.id, 1, folder), challenge, level, seed)).cell
+    request = GradeRequest(name, challenge.id, 1, folder, level=level, seed=seed)
+    return grade(request, challenge).cell
 
 
 def _gain(cheat: Cheat, cell: Cell) -> str:

@@ -1,27 +1,28 @@
-"""One answer graded outside a run, for whoever called us: Harbor's verifier, Inspect's scorer."""
+"""One answer graded outside a run, for Harbor's verifier and Inspect's scorer."""
 
 import secrets
 from functools import cache
 from pathlib import Path
 
 from trapline.arena.challenge import Challenge, load
-from trapline.arena.judge.grade import Job, grade
+from trapline.arena.judge.grade import grade
+from trapline.arena.judge.request import GradeRequest
 from trapline.arena.record import DIMENSIONS, Bundle, Cell, Level
-from trapline.arena.runs.field import Entry
-from trapline.arena.runs.run import choose_level, examine_rig
+from trapline.arena.runs.run import check_machine, choose_level
 
 
 def grade_folder(challenge: Challenge, folder: Path, entrant: str, *, full: bool = False) -> Bundle:
-    """As `trapline grade` would: refused on a machine that cannot judge, inputs nobody knows."""
+    """As `trapline grade` does: only on a machine that passes its check, on secret inputs."""
     level = choose_level()
     _examine_once(challenge.id, level)
-    entry = Entry(entrant, challenge.id, 1, folder)
-    return grade(Job(entry, challenge, level, secrets.randbits(32), full))
+    seed = secrets.randbits(32)
+    request = GradeRequest(entrant, challenge.id, 1, folder, level=level, seed=seed, full=full)
+    return grade(request, challenge)
 
 
 @cache
 def _examine_once(challenge_id: str, level: Level) -> None:
-    examine_rig(load(challenge_id), level)
+    check_machine(load(challenge_id), level)
 
 
 def dimension_scores(cell: Cell) -> dict[str, float]:

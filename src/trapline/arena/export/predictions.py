@@ -10,7 +10,7 @@ from trapline.arena.challenge import Challenge, load
 from trapline.arena.errors import UsageError
 from trapline.arena.export.patches import make_patch
 from trapline.arena.judge.intake import take_in
-from trapline.arena.runs.field import Entry
+from trapline.arena.judge.request import GradeRequest
 from trapline.arena.solving.deploy import read_starter
 
 
@@ -24,7 +24,7 @@ class Prediction(BaseModel):
     model_patch: str
 
 
-def predict(entry: Entry) -> Prediction:
+def predict(entry: GradeRequest) -> Prediction:
     """An answer as a patch. Several attempts are several lines with the same id."""
     texts, _ = take_in(entry.folder).texts()
     texts.pop("prompt.md", None)
@@ -35,7 +35,7 @@ def predict(entry: Entry) -> Prediction:
     )
 
 
-def write_predictions(entries: Iterable[Entry], path: Path) -> int:
+def write_predictions(entries: Iterable[GradeRequest], path: Path) -> int:
     """Writes the lines and says how many."""
     lines = [predict(entry).model_dump_json() + "\n" for entry in entries]
     path.parent.mkdir(parents=True, exist_ok=True)

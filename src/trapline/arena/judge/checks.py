@@ -57,7 +57,7 @@ def run_checks(
 ) -> list[CheckResult]:
     """All checks in order. A submission that keeps dying is not asked for ever."""
     results: list[CheckResult] = []
-    patience = MAX_HANGS * submission.rig.call_seconds
+    patience = MAX_HANGS * submission.config.call_seconds
     for check in checks:
         if submission.deaths >= MAX_DEATHS or submission.lost_seconds >= patience:
             message = f"not asked: its process had hung or died {submission.deaths} times"

@@ -17,25 +17,13 @@ from trapline.arena.errors import ArenaError, Violation
 from trapline.arena.judge import contamination, measure, rubric
 from trapline.arena.judge.checks import generator, run_checks, unexaminable
 from trapline.arena.judge.inspection import Inspection, code_dimension, forbidden_uses, inspect
-from trapline.arena.judge.intake import Intake, take_in
+from trapline.arena.judge.intake import Intake
 from trapline.arena.judge.own_tests import FULL_MUTANTS, QUICK_MUTANTS, own_tests
+from trapline.arena.judge.request import GradeRequest
 from trapline.arena.process.proxy import Submission
-from trapline.arena.process.sandbox_config import missing_packages, rig_for
-from trapline.arena.record import Bundle, Cell, CheckResult, Dimension, Level, State
-from trapline.arena.runs.field import Entry
+from trapline.arena.record import Bundle, Cell, CheckResult, Dimension, State
 
 OnStep = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class Job:
-    """One answer to grade, and how."""
-
-    entry: Entry
-    challenge: Challenge
-    level: Level
-    seed: int
-    full: bool = False
 
 
 @dataclass
@@ -53,49 +41,50 @@ class Verdict:
         self.state, self.reason = state, reason
 
 
-def grade(job: Job, on_step: OnStep = lambda step: None) -> Bundle:
-    """Never raises for what a submission does; what goes wrong with us becomes `infra_error`."""
-    return grade_intake(job, take_in(job.entry.folder), on_step)
-
-
-def grade_intake(job: Job, intake: Intake, on_step: OnStep = lambda step: None) -> Bundle:
-    """The same for bytes that were taken in already."""
+def grade(
+    request: GradeRequest, challenge: Challenge, on_step: OnStep = lambda step: None
+) -> Bundle:
+    """Never raises for what a submission does; a failure of ours becomes `infra_error`."""
     started, clock = datetime.now(UTC), time.perf_counter()
-    verdict = Verdict()
+    intake, verdict = request.read(), Verdict()
     try:
-        if job.entry.trouble:
-            raise ArenaError(f"there is no answer to grade: {job.entry.trouble}")
+        if request.trouble:
+            raise ArenaError(f"there is no answer to grade: {request.trouble}")
         if intake.refused:
-            _refuse(job.challenge, verdict, intake.refused)
+            _refuse(challenge, verdict, intake.refused)
         else:
-            _examine(job, intake, verdict, on_step)
+            _examine(request, challenge, intake, verdict, on_step)
     except ArenaError as error:
         verdict = Verdict(state="infra_error", reason=str(error))
-    return _bundle(job, intake, verdict, started, time.perf_counter() - clock)
+    return _bundle(request, challenge, intake, verdict, started, time.perf_counter() - clock)
 
 
-def _examine(job: Job, intake: Intake, verdict: Verdict, on_step: OnStep) -> None:
+def _examine(
+    request: GradeRequest, challenge: Challenge, intake: Intake, verdict: Verdict, on_step: OnStep
+) -> None:
     with tempfile.TemporaryDirectory(prefix="trapline-") as name:
         folder = Path(name)
         intake.write(folder)
-        verdict.raw["contamination"] = contamination.evidence(job.challenge, intake.texts()[0])
+        verdict.raw["contamination"] = contamination.evidence(challenge, intake.texts()[0])
         on_step("reading")
-        mutants = FULL_MUTANTS if job.full else QUICK_MUTANTS
-        inspection = inspect(folder, job.level, job.seed, mutants)
-        missing = missing_packages(job.challenge, inspection.code.get("imports", []))
+        mutants = FULL_MUTANTS if request.full else QUICK_MUTANTS
+        inspection = inspect(folder, request.level, request.seed, mutants)
+        missing = challenge.missing_packages(inspection.code.get("imports", []))
         if missing:
             raise ArenaError(f"this machine lacks what the task allows: {', '.join(missing)}")
-        with Submission(folder, rig_for(job.challenge, job.level), full=job.full) as submission:
-            trouble = _import(job.challenge, submission)
+        with Submission(
+            folder, challenge.sandbox_config(request.level), full=request.full
+        ) as submission:
+            trouble = _import(challenge, submission)
             if trouble:
-                _refuse(job.challenge, verdict, trouble)
+                _refuse(challenge, verdict, trouble)
             else:
-                _check(job, submission, verdict, on_step)
-                _measure(job, submission, verdict, on_step)
+                _check(request, challenge, submission, verdict, on_step)
+                _measure(request, challenge, submission, verdict, on_step)
         on_step("own tests")
-        verdict.dimensions["tests"] = own_tests(folder, job.challenge, job.level, inspection)
+        verdict.dimensions["tests"] = own_tests(folder, challenge, request.level, inspection)
         verdict.dimensions["code"] = code_dimension(inspection)
-        _convict(job.challenge, submission, inspection, verdict)
+        _convict(challenge, submission, inspection, verdict)
     verdict.dimensions["analysis"] = Dimension(score=None, reason="no judge was asked")
 
 
@@ -122,16 +111,22 @@ def _unasked(check: str, reason: str) -> CheckResult:
     return CheckResult(id=check, state="fail", message=reason)
 
 
-def _check(job: Job, submission: Submission, verdict: Verdict, on_step: OnStep) -> None:
+def _check(
+    request: GradeRequest,
+    challenge: Challenge,
+    submission: Submission,
+    verdict: Verdict,
+    on_step: OnStep,
+) -> None:
     on_step("cases")
-    verdict.cases = run_checks(job.challenge.cases, submission, job.seed)
+    verdict.cases = run_checks(challenge.cases, submission, request.seed)
     on_step("traps")
-    verdict.traps = run_checks(job.challenge.traps, submission, job.seed)
+    verdict.traps = run_checks(challenge.traps, submission, request.seed)
     failed = [case for case in verdict.cases if case.state == "fail"]
     if failed:
         verdict.fail(f"{failed[0].id}: {failed[0].message}")
     verdict.dimensions["correctness"] = _correctness(verdict.cases, failed)
-    verdict.dimensions["traps"] = _traps(job.challenge, verdict.traps)
+    verdict.dimensions["traps"] = _traps(challenge, verdict.traps)
 
 
 def _correctness(cases: list[CheckResult], failed: list[CheckResult]) -> Dimension:
@@ -155,15 +150,21 @@ def _measures(challenge: Challenge) -> list[str]:
     return [name for name in names if name != "memory" or challenge.plan.memory is not None]
 
 
-def _measure(job: Job, submission: Submission, verdict: Verdict, on_step: OnStep) -> None:
-    for name in _measures(job.challenge):
+def _measure(
+    request: GradeRequest,
+    challenge: Challenge,
+    submission: Submission,
+    verdict: Verdict,
+    on_step: OnStep,
+) -> None:
+    for name in _measures(challenge):
         on_step(name)
         if name == "speed" and verdict.state != "pass":
             reason = "the contract does not hold, so its time means nothing"
             verdict.dimensions[name] = Dimension(score=0.0, reason=reason)
             continue
         try:
-            verdict.dimensions[name] = _MEASURES[name](job, submission, verdict.raw)
+            verdict.dimensions[name] = _MEASURES[name](request, challenge, submission, verdict.raw)
         except ArenaError:
             raise
         except Exception as error:  # a wrong answer, or one of an unforeseen form
@@ -173,24 +174,30 @@ def _measure(job: Job, submission: Submission, verdict: Verdict, on_step: OnStep
             submission.settle()
 
 
-def _precision(job: Job, submission: Submission, _: dict[str, Any]) -> Dimension:
-    return measure.precision(job.challenge, submission, generator(job.seed, "precision"))
+def _precision(
+    request: GradeRequest, challenge: Challenge, submission: Submission, _: dict[str, Any]
+) -> Dimension:
+    return measure.precision(challenge, submission, generator(request.seed, "precision"))
 
 
-def _memory(job: Job, submission: Submission, raw: dict[str, Any]) -> Dimension:
+def _memory(
+    request: GradeRequest, challenge: Challenge, submission: Submission, raw: dict[str, Any]
+) -> Dimension:
     """In a process of its own: what earlier calls left behind is nobody's peak."""
-    rng = generator(job.seed, "memory")
-    with Submission(job.challenge.solution, submission.rig) as reference:
-        dimension, raw["memory"] = measure.memory(job.challenge, submission.fresh(), reference, rng)
+    rng = generator(request.seed, "memory")
+    with Submission(challenge.solution, submission.config) as reference:
+        dimension, raw["memory"] = measure.memory(challenge, submission.fresh(), reference, rng)
     return dimension
 
 
-def _speed(job: Job, submission: Submission, raw: dict[str, Any]) -> Dimension:
+def _speed(
+    request: GradeRequest, challenge: Challenge, submission: Submission, raw: dict[str, Any]
+) -> Dimension:
     rng = np.random.default_rng()
-    rounds = measure.FULL_ROUNDS if job.full else measure.QUICK_ROUNDS
-    with Submission(job.challenge.solution, submission.rig) as reference:
+    rounds = measure.FULL_ROUNDS if request.full else measure.QUICK_ROUNDS
+    with Submission(challenge.solution, submission.config) as reference:
         dimension, raw["speed"] = measure.speed(
-            job.challenge, submission.fresh(), reference, rng, rounds
+            challenge, submission.fresh(), reference, rng, rounds
         )
     return dimension
 
@@ -214,31 +221,34 @@ def _convict(
 
 
 def _bundle(
-    job: Job, intake: Intake, verdict: Verdict, started: datetime, seconds: float
+    request: GradeRequest,
+    challenge: Challenge,
+    intake: Intake,
+    verdict: Verdict,
+    started: datetime,
+    seconds: float,
 ) -> Bundle:
-    critical = {trap.id for trap in job.challenge.traps if trap.severity == "critical"}
+    critical = {trap.id for trap in challenge.traps if trap.severity == "critical"}
     fell = any(result.id in critical for result in verdict.traps if result.state == "fail")
-    score = rubric.score(
-        verdict.state, verdict.dimensions, job.challenge.plan.weights, critical=fell
-    )
+    score = rubric.score(verdict.state, verdict.dimensions, challenge.plan.weights, critical=fell)
     cell = Cell(
-        entrant=job.entry.entrant,
-        challenge=job.challenge.id,
-        attempt=job.entry.attempt,
-        harness=job.entry.harness,
-        model=job.entry.model,
+        entrant=request.entrant,
+        challenge=challenge.id,
+        attempt=request.attempt,
+        harness=request.harness,
+        model=request.model,
         state=verdict.state,
         score=score,
         letter=None if score is None else rubric.letter(score),
         reason=verdict.reason[:2000],
-        isolation=job.level,
+        isolation=request.level,
         dimensions=verdict.dimensions,
         cases=verdict.cases,
         traps=verdict.traps,
         submission_digest=intake.digest,
-        challenge_digest=job.challenge.digest,
-        seed=job.seed,
-        full=job.full,
+        challenge_digest=challenge.digest,
+        seed=request.seed,
+        full=request.full,
         versions=versions(),
         started=started,
         seconds=round(seconds, 2),

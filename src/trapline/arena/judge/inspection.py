@@ -5,7 +5,7 @@ from typing import Any
 
 from trapline.arena.errors import SubmissionDied
 from trapline.arena.process.sandbox import Limits
-from trapline.arena.process.session import Rig, Session
+from trapline.arena.process.session import SandboxConfig, Session
 from trapline.arena.record import Dimension, Level, Record
 
 SECONDS = 90.0
@@ -34,8 +34,8 @@ class Inspection(Record):
 
 def inspect(folder: Path, level: Level, seed: int, mutants: int) -> Inspection:
     """Has the submission read inside a sandbox of its own."""
-    rig = Rig(level, Limits(memory_mb=1024, processes=64), SECONDS, ("ruff",))
-    session = Session(folder, rig, "inspector")
+    config = SandboxConfig(level, Limits(memory_mb=1024, processes=64), SECONDS, ("ruff",))
+    session = Session(folder, config, "inspector")
     question = {"op": "inspect", "config": RUFF, "seed": seed, "mutants": mutants}
     try:
         answer, _ = session.ask(question, (), SECONDS)

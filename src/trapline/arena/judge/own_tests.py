@@ -9,8 +9,7 @@ from trapline.arena.challenge import Challenge
 from trapline.arena.errors import SubmissionDied
 from trapline.arena.judge.inspection import Inspection
 from trapline.arena.process.sandbox import Limits
-from trapline.arena.process.sandbox_config import rig_for
-from trapline.arena.process.session import Rig, Session, printable
+from trapline.arena.process.session import SandboxConfig, Session, printable
 from trapline.arena.record import Dimension, Level
 
 QUICK_MUTANTS, FULL_MUTANTS = 8, 24
@@ -28,8 +27,10 @@ class OwnTests:
 
     def __init__(self, folder: Path, challenge: Challenge, level: Level) -> None:
         limits = Limits(memory_mb=challenge.plan.limits.memory_mb, processes=64)
-        packages = ("pytest", *rig_for(challenge, level).packages)
-        self._session = Session(folder, Rig(level, limits, OWN_SECONDS, packages), "tester")
+        packages = ("pytest", *challenge.sandbox_config(level).packages)
+        self._session = Session(
+            folder, SandboxConfig(level, limits, OWN_SECONDS, packages), "tester"
+        )
 
     def run(self, source: str | None, *, stop_early: bool = True) -> Report:
         """The report on the suite with this text as `solution.py`; None when it gave none."""

@@ -11,7 +11,7 @@ import numpy as np
 
 from trapline.arena.errors import ArenaError, SubmissionDied, Violation
 from trapline.arena.process import wire
-from trapline.arena.process.session import ForgeryError, Header, Rig, Session, printable
+from trapline.arena.process.session import ForgeryError, Header, SandboxConfig, Session, printable
 
 
 class Stub:
@@ -50,8 +50,8 @@ class RemoteObject:
 class Submission:
     """One submission in one worker process, started when first needed and again after it died."""
 
-    def __init__(self, folder: Path, rig: Rig, *, full: bool = False) -> None:
-        self.folder, self.rig = folder, rig
+    def __init__(self, folder: Path, config: SandboxConfig, *, full: bool = False) -> None:
+        self.folder, self.config = folder, config
         #: A full grade takes its time: a check that trains may train longer.
         self.full = full
         self._session: Session | None = None
@@ -78,7 +78,7 @@ class Submission:
     def start(self, entries: Sequence[str]) -> list[str]:
         """Starts a process and imports the submission; returns the entry points that it lacks."""
         self.close()
-        self._session = Session(self.folder, self.rig)
+        self._session = Session(self.folder, self.config)
         try:
             return self._session.load(entries)
         except Violation as violation:
@@ -106,7 +106,7 @@ class Submission:
 
     def fresh(self) -> "Submission":
         """The same submission in another process, which ends when the check does."""
-        other = Submission(self.folder, self.rig, full=self.full)
+        other = Submission(self.folder, self.config, full=self.full)
         other.forgeries = self.forgeries
         self._fresh.append(other)
         return other
@@ -168,7 +168,7 @@ class _Exchange:
         return self.decode(body, reply.get("value")), args
 
     def ask(self) -> tuple[Header, np.ndarray]:
-        seconds = self.submission.rig.call_seconds
+        seconds = self.submission.config.call_seconds
         started = time.monotonic()
         try:
             return self.session.ask(self.header, self.buffers, seconds, self._call_back)

@@ -25,7 +25,7 @@ Callback = Callable[[Header, np.ndarray], tuple[Header, list[Any]]]
 
 
 @dataclass(frozen=True)
-class Rig:
+class SandboxConfig:
     """Where and under which limits a submission runs."""
 
     level: Level
@@ -41,9 +41,9 @@ class ForgeryError(SubmissionDied):
 class Session:
     """A running program inside a sandbox: `worker`, `tester` or `inspector`."""
 
-    def __init__(self, folder: Path, rig: Rig, program: str = "worker") -> None:
-        self.rig = rig
-        self.running, self._channel = _connect(program, folder, rig)
+    def __init__(self, folder: Path, config: SandboxConfig, program: str = "worker") -> None:
+        self.config = config
+        self.running, self._channel = _connect(program, folder, config)
         self.closed = False
         try:
             self._expect_ready()
@@ -157,11 +157,13 @@ class Session:
                 lent.close()
 
 
-def _connect(program: str, folder: Path, rig: Rig) -> tuple[Running, wire.Channel]:
+def _connect(program: str, folder: Path, config: SandboxConfig) -> tuple[Running, wire.Channel]:
     """Starts the program; a worker, which moves large arrays, is lent memory for them."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     with theirs:
-        running = launch(Launch(rig.level, program, folder, theirs, rig.limits, rig.packages))
+        running = launch(
+            Launch(config.level, program, folder, theirs, config.limits, config.packages)
+        )
     if program != "worker":
         return running, wire.Channel(ours)
     give, take = wire.Lender(), wire.Lender()

@@ -4,8 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from trapline.arena.challenge import Challenge, load_all
-from trapline.arena.record import Cell
-from trapline.arena.runs.store import Planned
+from trapline.arena.record import Cell, CellKey
 
 #: Easiest first; what is not in the list comes last.
 DIFFICULTIES = ("medium", "hard", "extra hard", "research")
@@ -41,7 +40,7 @@ class ChallengeInfo:
 
 def describe(
     cells: Iterable[Cell],
-    waiting: Iterable[Planned] = (),
+    waiting: Iterable[CellKey] = (),
     told: Mapping[str, ChallengeInfo] | None = None,
 ) -> dict[str, ChallengeInfo]:
     """All challenges of a run, easiest first; `told` overrides what the package knows."""

@@ -103,10 +103,10 @@ class Field:
     def _pending(self) -> dict[tuple[str, Column], str]:
         """What is still to come; "running" wins where attempts differ."""
         pending: dict[tuple[str, Column], str] = {}
-        for planned in self.run.waiting:
+        for planned, status in self.run.waiting.items():
             key = planned.entrant, Column(planned.challenge, planned.track)
             if pending.get(key) != "running":
-                pending[key] = planned.status
+                pending[key] = status
         return pending
 
     def _square(
@@ -170,7 +170,7 @@ class Field:
     @cached_property
     def progress(self) -> dict[str, int]:
         """How many cells are graded, running and waiting."""
-        statuses = [planned.status for planned in self.run.waiting]
+        statuses = list(self.run.waiting.values())
         return {
             "graded": len(self.run.cells),
             "running": statuses.count("running"),

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from trapline.arena.certify.red_team import RedTeam
-from trapline.arena.record import Bundle, Cell
-from trapline.arena.runs.store import Planned, Store
+from trapline.arena.record import Bundle, Cell, CellKey
+from trapline.arena.runs.store import Store
 from trapline.arena.studies import ReportedField, Row, as_cells, reproduction_table
 
 
@@ -16,7 +16,7 @@ class RunView:
 
     cells: Sequence[Cell]
     bundles: Mapping[str, Bundle] = field(default_factory=dict)
-    waiting: Sequence[Planned] = ()
+    waiting: Mapping[CellKey, str] = field(default_factory=dict)
     meta: Mapping[str, Any] = field(default_factory=dict)
     name: str = "run"
     #: Every grade ever given, replaced ones included.

@@ -77,7 +77,7 @@ class LiveRun:
 
 
 def _same(one: RunView, other: RunView) -> bool:
-    return list(one.cells) == list(other.cells) and list(one.waiting) == list(other.waiting)
+    return list(one.cells) == list(other.cells) and one.waiting == other.waiting
 
 
 class Handler(BaseHTTPRequestHandler):

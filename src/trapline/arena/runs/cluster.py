@@ -1,94 +1,106 @@
-"""Grades on a Ray cluster: each cell where there is room, again elsewhere when a node dies.
+"""Grades on a Ray cluster: each cell on a node with room, and on another when that node dies.
 
-Ray carries the cell to a node and the verdict back; which node is decided here. A cell that takes
-times is given all CPUs of a node, so that no other task of anybody's runs beside it; that needs no
-resources that a cluster would have to be started with. The submission travels with the task, the
-challenges come from the package installed on the node, and only the driver knows the store.
+Ray carries the request to a node and the verdict back; this module chooses the node. A cell that
+takes times gets all CPUs of a node, so that no other task runs beside it; the cluster needs no
+custom resources for this. The submission travels with the task, the challenges come from the
+package installed on the node, and only the driver knows the store.
 """
 
+import importlib
 import logging
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from trapline.arena.challenge import Challenge
 from trapline.arena.errors import ArenaError, InterruptedRunError, MissingError
-from trapline.arena.judge.grade import OnStep, grade_intake
+from trapline.arena.judge.grade import OnStep, grade
+from trapline.arena.judge.request import GradeRequest
 from trapline.arena.process.sandbox import probe
 from trapline.arena.record import LEVELS, Bundle, Level
-from trapline.arena.runs.cluster_slots import Node, Seats
-from trapline.arena.runs.grade_request import Shipment, find_challenge
-from trapline.arena.runs.run import examine_rig
+from trapline.arena.runs.cluster_slots import ClusterSlots, Node
+from trapline.arena.runs.executor import is_weaker, refuse_contradiction
+from trapline.arena.runs.run import check_machine
 from trapline.arena.runs.store import canonical
 
-#: Threads that wait for a seat cost nothing; nodes may join while a run goes on.
+#: Threads that wait for a slot cost nothing; nodes may join during a run.
 MOST_CELLS_AT_ONCE = 256
-#: A cell that loses its worker this often is not graded: it may be what kills them.
+#: A cell that loses its worker this often may be what kills it, and is not graded.
 MOST_LOSSES = 4
-KNOCK_SECONDS = 10.0
+CONNECT_SECONDS = 10.0
 
 
 class LostError(ArenaError):
-    """A node or a worker process ended under a cell; nothing is known of the submission."""
+    """A node or a worker process ended during a grade; says nothing about the submission."""
 
 
 class RefusedError(ArenaError):
-    """A node that cannot judge."""
+    """A node that cannot grade."""
 
 
 class Cluster:
     """An executor that grades on the nodes of a Ray cluster."""
 
-    is_here = False
+    is_local = False
 
     def __init__(self, address: str, workers: int | None = None) -> None:
         self._ray = _connect(address)
-        self._task = self._ray.remote(grade_shipment)
-        self._at_work: set[Any] = set()
+        self._task = self._ray.remote(grade_on_node)
+        self._running: set[Any] = set()
         self.width = workers or MOST_CELLS_AT_ONCE
-        self.seats = Seats(self._nodes)
+        self.slots = ClusterSlots(self._nodes)
 
     def _nodes(self) -> list[Node]:
-        """Nodes without CPUs are there for other things."""
+        """The live nodes that have CPUs."""
         return [
             Node(one["NodeID"], one["NodeManagerAddress"], int(one["Resources"].get("CPU", 0)))
             for one in self._ray.nodes()
             if one["Alive"] and one["Resources"].get("CPU", 0) >= 1
         ]
 
-    def level(self, required: Level | None = None) -> Level:
-        """The strongest level that every node offers; nodes weaker than required do not grade."""
-        ask = self._ray.remote(best_level)
+    def level(self, required: Level | None = None, forced: Level | None = None) -> Level:
+        """The forced level, or the strongest that every node offers. Nodes without the forced
+        level, or weaker than required, do not grade."""
+        refuse_contradiction(required, forced)
+        ask = self._ray.remote(offered_levels)
         offers: list[Level] = []
         for node in self._nodes():
             try:
-                best = self._answer(ask, node, 0)
+                offered = self._answer(ask, node, 0)
             except LostError:
-                self.seats.rest(node)
+                self.slots.rest(node)
                 continue
-            if required is not None and LEVELS.index(best) < LEVELS.index(required):
-                self.seats.refuse(node, f"offers isolation {best!r}, {required!r} was required")
+            if forced is not None and forced not in offered:
+                self.slots.refuse(node, f"does not offer isolation {forced!r}")
+            elif required is not None and is_weaker(offered[0], required):
+                self.slots.refuse(
+                    node, f"offers isolation {offered[0]!r}, {required!r} was required"
+                )
             else:
-                offers.append(best)
+                offers.append(forced or offered[0])
         if not offers:
-            wanted = f" with isolation {required!r}" if required else ""
-            raise MissingError(f"the cluster has no node{wanted} that could grade")
+            wanted = forced or required
+            detail = f" with isolation {wanted!r}" if wanted else ""
+            raise MissingError(f"the cluster has no node{detail} that could grade")
         return min(offers, key=LEVELS.index)
 
     @contextmanager
-    def seat(self, *, alone: bool) -> Iterator["ClusterSeat"]:
-        seat = ClusterSeat(self, alone)
+    def slot(self, *, alone: bool) -> Iterator["ClusterSlot"]:
+        slot = ClusterSlot(self, alone)
         try:
-            yield seat
+            yield slot
         finally:
-            seat.leave()
+            slot.leave()
 
-    def grade(self, node: Node, shipment: Shipment, cpus: int) -> Bundle:
+    def grade(self, node: Node, request: GradeRequest, challenge: Challenge, cpus: int) -> Bundle:
         """Grades on this node, now."""
-        verdict, text = self._answer(self._task, node, cpus, shipment)
+        verdict, text = self._answer(
+            self._task, node, cpus, request, challenge.package, challenge.digest
+        )
         if verdict == "refused":
             raise RefusedError(text)
         return Bundle.model_validate_json(text)
@@ -97,10 +109,10 @@ class Cluster:
         from ray.exceptions import RayError, RayTaskError, TaskCancelledError
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        here = NodeAffinitySchedulingStrategy(node.id, soft=False)
-        options = {"num_cpus": cpus, "max_retries": 0, "scheduling_strategy": here}
+        on_node = NodeAffinitySchedulingStrategy(node.id, soft=False)
+        options = {"num_cpus": cpus, "max_retries": 0, "scheduling_strategy": on_node}
         asked = task.options(**options).remote(*arguments)
-        self._at_work.add(asked)
+        self._running.add(asked)
         try:
             return self._ray.get(asked)
         except TaskCancelledError:
@@ -110,82 +122,93 @@ class Cluster:
         except RayError as error:
             raise LostError(f"{node.name} was lost: {type(error).__name__}") from None
         finally:
-            self._at_work.discard(asked)
+            self._running.discard(asked)
 
     def close(self) -> None:
-        """Nobody waits for what is still at work: its workers end, and so do their sandboxes."""
-        self.seats.close()
-        for asked in list(self._at_work):
+        """Cancels what is still running: its workers end, and so do their sandboxes."""
+        self.slots.close()
+        for asked in list(self._running):
             self._ray.cancel(asked, force=True)
-        if not self._at_work:
+        if not self._running:
             self._ray.shutdown()
 
 
-class ClusterSeat:
-    """A place on a node; on another one after a loss."""
+class ClusterSlot:
+    """A slot on a node, and on another one after a loss."""
 
     def __init__(self, cluster: Cluster, alone: bool) -> None:
         self._cluster, self._alone = cluster, alone
-        self.node = cluster.seats.take(alone=alone)
-        self._seated = True
+        self.node = cluster.slots.take(alone=alone)
+        self._taken = True
 
     def leave(self) -> None:
-        if self._seated:
-            self._cluster.seats.leave(self.node, alone=self._alone)
-        self._seated = False
+        if self._taken:
+            self._cluster.slots.leave(self.node, alone=self._alone)
+        self._taken = False
 
-    def grade(self, shipment: Shipment, challenge: Challenge, on_step: OnStep) -> Bundle:
-        """A verdict, however bad, is never asked for twice; only a loss is made good."""
+    def grade(self, request: GradeRequest, challenge: Challenge, on_step: OnStep) -> Bundle:
+        """Repeats a grade only after a loss, never because of its verdict."""
         losses: list[str] = []
         while len(losses) < MOST_LOSSES:
             on_step(f"on {self.node.name}")
             cpus = self.node.cpus if self._alone else 1
             try:
-                return self._cluster.grade(self.node, shipment, cpus)
+                return self._cluster.grade(self.node, request, challenge, cpus)
             except LostError as error:
                 losses.append(str(error))
-                self._cluster.seats.rest(self.node)
+                self._cluster.slots.rest(self.node)
             except RefusedError as error:
-                self._cluster.seats.refuse(self.node, str(error))
+                self._cluster.slots.refuse(self.node, str(error))
             self._move()
-        return _not_measured(shipment, challenge, f"{len(losses)} times, {losses[-1]}")
+        return _not_measured(request, challenge, f"{len(losses)} times, {losses[-1]}")
 
     def _move(self) -> None:
-        # First up, then down: on the only node nobody else's place will ever become free.
+        # Leave first: on the only node, the slot taken next may be this one.
         self.leave()
-        self.node = self._cluster.seats.take(alone=self._alone)
-        self._seated = True
+        self.node = self._cluster.slots.take(alone=self._alone)
+        self._taken = True
 
 
-def _not_measured(shipment: Shipment, challenge: Challenge, reason: str) -> Bundle:
-    """Nothing is known of the submission, and the cell says why."""
-    entry = replace(shipment.entry, trouble=reason)
-    bundle = grade_intake(replace(shipment, entry=entry).job(challenge), shipment.intake)
+def _not_measured(request: GradeRequest, challenge: Challenge, reason: str) -> Bundle:
+    """An `infra_error` cell that gives the reason."""
+    bundle = grade(replace(request, trouble=reason), challenge)
     return bundle.model_copy(update={"cell": bundle.cell.model_copy(update={"reason": reason})})
 
 
-# What happens on a node
+# What runs on a node
 
 
-def best_level() -> Level:
-    """The strongest level of the machine that this runs on."""
-    return probe()[0]
+def offered_levels() -> tuple[Level, ...]:
+    """The isolation levels of the machine that this runs on, strongest first."""
+    return probe()
 
 
-def grade_shipment(shipment: Shipment) -> tuple[str, str]:
+def grade_on_node(request: GradeRequest, package: str, digest: str) -> tuple[str, str]:
     """`graded` with the bundle's text, or `refused` with the reason why this machine cannot."""
     try:
-        challenge = _admitted(shipment.package, shipment.challenge_digest, shipment.level)
+        challenge = _checked_challenge(package, digest, request.level)
     except ArenaError as error:
         return "refused", str(error)
-    return "graded", canonical(grade_intake(shipment.job(challenge), shipment.intake))
+    return "graded", canonical(grade(request, challenge))
 
 
 @cache
-def _admitted(package: str, digest: str, level: Level) -> Challenge:
-    """The challenge, once this machine has shown that it can tell right from wrong on it."""
+def _checked_challenge(package: str, digest: str, level: Level) -> Challenge:
+    """The challenge, after this machine has passed its check."""
     challenge = find_challenge(package, digest)
-    examine_rig(challenge, level)
+    check_machine(challenge, level)
+    return challenge
+
+
+def find_challenge(package: str, digest: str) -> Challenge:
+    """The challenge that this machine has installed; refused when its digest differs."""
+    try:
+        module = importlib.import_module(package)
+    except ImportError as error:
+        raise ArenaError(f"the challenge {package} cannot be imported: {error}") from None
+    challenge = Challenge(Path(str(module.__file__)).parent, package)
+    if challenge.digest != digest:
+        raise ArenaError(f"another version of the challenge {challenge.id} is installed")
     return challenge
 
 
@@ -197,7 +220,7 @@ def _connect(address: str) -> Any:
         import ray
     except ImportError:
         raise MissingError("a Ray cluster needs ray: pip install 'trapline[ray]'") from None
-    _knock(address, ray)
+    _check_port(address, ray)
     try:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
@@ -205,16 +228,16 @@ def _connect(address: str) -> Any:
     return ray
 
 
-def _knock(address: str, ray: Any) -> None:
-    """Ray itself would wait for minutes where nobody listens."""
+def _check_port(address: str, ray: Any) -> None:
+    """Fails at once where no server listens; Ray itself waits for minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not host or not port.isdigit():
         return
-    # Ray takes loopback for this machine's address in the cluster.
+    # Ray resolves loopback to this machine's address in the cluster.
     local = host in ("localhost", "127.0.0.1") and not address.startswith("ray://")
     where = ray.util.get_node_ip_address() if local else host.strip("[]")
     try:
-        socket.create_connection((where, int(port)), KNOCK_SECONDS).close()
+        socket.create_connection((where, int(port)), CONNECT_SECONDS).close()
     except OSError as error:
         reason = error.strerror or str(error)
         raise MissingError(f"no Ray cluster answers at {address!r}: {reason}") from None

@@ -1,4 +1,4 @@
-"""Who sits where on a cluster: room by CPUs, rest after a loss, no room where nobody can judge."""
+"""Which node of a cluster grades which cell: by free CPUs, and with a pause after a loss."""
 
 import threading
 import time
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from trapline.arena.errors import ArenaError, InterruptedRunError
 
-#: How long a node is left alone after it lost a cell; the cluster learns meanwhile if it is dead.
+#: How long a node pauses after it lost a cell; meanwhile the cluster notices whether it is dead.
 REST_SECONDS = 15.0
 #: How long to wait for a node when none is left.
 NO_NODE_SECONDS = 300.0
@@ -23,11 +23,11 @@ class Node:
     cpus: int
 
 
-class Seats:
-    """Who sits where. A node has a place for each CPU; who must be alone takes them all."""
+class ClusterSlots:
+    """Assigns cells to nodes. A node has a slot for each CPU; `alone` takes all of them."""
 
     def __init__(self, look: Callable[[], list[Node]]) -> None:
-        #: Gives the living nodes.
+        #: Returns the live nodes.
         self._look = look
         self._nodes: list[Node] = []
         self._looked = -LOOK_SECONDS
@@ -38,7 +38,7 @@ class Seats:
         self._changed = threading.Condition()
 
     def take(self, *, alone: bool) -> Node:
-        """Waits for room."""
+        """Waits for a node with room."""
         deadline = time.monotonic() + NO_NODE_SECONDS
         with self._changed:
             while True:
@@ -80,12 +80,12 @@ class Seats:
             self._changed.notify_all()
 
     def rest(self, node: Node) -> None:
-        """Something was lost there."""
+        """Uses this node no more for a while: a cell was lost there."""
         with self._changed:
             self._rests[node.id] = time.monotonic() + REST_SECONDS
 
     def refuse(self, node: Node, reason: str) -> None:
-        """Nothing is graded there any more."""
+        """Grades nothing more on this node."""
         with self._changed:
             self._refused[node.id] = f"{node.name}: {reason}"
 

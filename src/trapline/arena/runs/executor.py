@@ -1,4 +1,4 @@
-"""Where cells are graded: on this machine, side by side, or wherever a seat is offered."""
+"""Where cells are graded: on this machine, or in slots that another executor offers."""
 
 import os
 from collections.abc import Callable, Iterable, Iterator
@@ -7,70 +7,90 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol, TypeVar
 
 from trapline.arena.challenge import Challenge
-from trapline.arena.errors import InterruptedRunError, MissingError
-from trapline.arena.judge.grade import OnStep, grade_intake
-from trapline.arena.process.sandbox import probe
+from trapline.arena.errors import InterruptedRunError, MissingError, UsageError
+from trapline.arena.judge.grade import OnStep, grade
+from trapline.arena.judge.request import GradeRequest
+from trapline.arena.process.sandbox import probe, why_not
 from trapline.arena.record import LEVELS, Bundle, Level
-from trapline.arena.runs.grade_request import Shipment
 
 Work = TypeVar("Work")
 Result = TypeVar("Result")
 
 
-class Seat(Protocol):
+class Slot(Protocol):
     """Room for one cell."""
 
-    def grade(self, shipment: Shipment, challenge: Challenge, on_step: OnStep) -> Bundle: ...
+    def grade(self, request: GradeRequest, challenge: Challenge, on_step: OnStep) -> Bundle: ...
 
 
 class Executor(Protocol):
-    """Offers seats to as many threads as ask."""
+    """Offers slots to any number of threads."""
 
-    #: How many cells may be at work at once.
+    #: The largest number of cells graded at once.
     width: int
-    #: Whether the cells are graded on this very machine.
-    is_here: bool
+    #: Whether the cells are graded on this machine.
+    is_local: bool
 
-    def level(self, required: Level | None = None) -> Level:
-        """The isolation that can be had, refused when it is weaker than required."""
+    def level(self, required: Level | None = None, forced: Level | None = None) -> Level:
+        """The isolation level to grade at; see `choose_level`."""
         ...
 
-    def seat(self, *, alone: bool) -> AbstractContextManager[Seat]:
-        """A seat as soon as one is free; `alone`: on a machine where nobody else is at work."""
+    def slot(self, *, alone: bool) -> AbstractContextManager[Slot]:
+        """Waits for a free slot; `alone`: on a machine that grades nothing else meanwhile."""
         ...
 
     def close(self) -> None:
-        """Lets go of whatever is still at work."""
+        """Abandons what is still running."""
         ...
 
 
-class Here:
-    """This machine. Who takes times here waits for the others who do (`measure.quiet`)."""
+class LocalExecutor:
+    """This machine. `measure.quiet` keeps two timings from overlapping."""
 
-    is_here = True
+    is_local = True
 
     def __init__(self, workers: int | None = None) -> None:
         self.width = workers or cores()
 
-    def level(self, required: Level | None = None) -> Level:
-        return choose_level(required)
+    def level(self, required: Level | None = None, forced: Level | None = None) -> Level:
+        return choose_level(required, forced)
 
-    def seat(self, *, alone: bool) -> AbstractContextManager["Here"]:  # noqa: ARG002
+    def slot(self, *, alone: bool) -> AbstractContextManager["LocalExecutor"]:  # noqa: ARG002
         return nullcontext(self)
 
-    def grade(self, shipment: Shipment, challenge: Challenge, on_step: OnStep) -> Bundle:
-        return grade_intake(shipment.job(challenge), shipment.intake, on_step)
+    def grade(self, request: GradeRequest, challenge: Challenge, on_step: OnStep) -> Bundle:
+        return grade(request, challenge, on_step)
 
     def close(self) -> None:
         """Sandboxes end with the threads that opened them."""
 
 
-def choose_level(required: Level | None = None) -> Level:
-    """The strongest level this machine offers, refused when it is weaker than required."""
+def choose_level(required: Level | None = None, forced: Level | None = None) -> Level:
+    """The `forced` level, or else the strongest that this machine offers.
+
+    A level weaker than `required`, and a forced one that the machine lacks, are refused.
+    """
+    refuse_contradiction(required, forced)
+    if forced is not None:
+        if reason := why_not(forced):
+            raise MissingError(f"this machine does not offer isolation {forced!r}: {reason}")
+        return forced
     best = probe()[0]
-    if required is not None and LEVELS.index(best) < LEVELS.index(required):
+    if required is not None and is_weaker(best, required):
         raise MissingError(f"this machine offers isolation {best!r}, {required!r} was required")
     return best
+
+
+def is_weaker(level: Level, than: Level) -> bool:
+    return LEVELS.index(level) < LEVELS.index(than)
+
+
+def refuse_contradiction(required: Level | None, forced: Level | None) -> None:
+    """Refuses a forced level below the required one."""
+    if required is not None and forced is not None and is_weaker(forced, required):
+        raise UsageError(
+            f"--isolation {forced} is weaker than --require-isolation {required}: give one of them"
+        )
 
 
 def cores() -> int:
@@ -81,8 +101,7 @@ def cores() -> int:
 def run_all(
     work: Callable[[Work], Result], jobs: Iterable[Work], workers: int | None = None
 ) -> Iterator[tuple[Work, Result]]:
-    """Yields each job with its result as it ends. Threads are enough: the work happens in other
-    processes."""
+    """Yields each job with its result as it ends. Threads suffice: other processes do the work."""
     pool = ThreadPoolExecutor(workers or cores())
     pending: dict[Future[Result], Work] = {}
     try:

@@ -2,32 +2,18 @@
 `attempt-2`, …"""
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 
 from trapline.arena.challenge import load, load_all
 from trapline.arena.errors import UsageError
 from trapline.arena.judge.intake import ATTEMPT
+from trapline.arena.judge.request import GradeRequest
 
 #: Written beside an answer by whoever produced it: harness, model, and what else is known.
 RECORD = ".trapline/record.json"
 
 
-@dataclass(frozen=True)
-class Entry:
-    """One answer that waits to be graded."""
-
-    entrant: str
-    challenge: str
-    attempt: int
-    folder: Path
-    harness: str = ""
-    model: str = ""
-    #: Why nobody got to answer (a dead provider); such a cell is never graded.
-    trouble: str = ""
-
-
-def find_entries(field: Path, challenges: list[str]) -> list[Entry]:
+def find_entries(field: Path, challenges: list[str]) -> list[GradeRequest]:
     """Every answer in the field, for these challenges or for all."""
     if not field.exists():
         raise UsageError(f"no such folder: {field}")
@@ -61,7 +47,7 @@ def _refuse_misspelt(field: Path) -> None:
             raise UsageError(f"{folder} is no challenge's folder; there are: {known}")
 
 
-def _entries_of(entrant: Path, challenge: str) -> list[Entry]:
+def _entries_of(entrant: Path, challenge: str) -> list[GradeRequest]:
     folder = entrant / challenge
     if not folder.is_dir():
         return []
@@ -75,7 +61,7 @@ def _entries_of(entrant: Path, challenge: str) -> list[Entry]:
     if not attempts or (folder / "solution.py").is_file():
         attempts[1] = folder
     return [
-        Entry(entrant.name, challenge, number, path, *_origin(path))
+        GradeRequest(entrant.name, challenge, number, path, *_origin(path))
         for number, path in sorted(attempts.items())
     ]
 

@@ -8,8 +8,9 @@ from pathlib import Path
 from trapline.arena.challenge import Challenge, load
 from trapline.arena.judge.contamination import Leak, copies, hidden, joined, leaks_in
 from trapline.arena.judge.intake import take_in
+from trapline.arena.judge.request import GradeRequest
 from trapline.arena.record import Record
-from trapline.arena.runs.field import RECORD, Entry
+from trapline.arena.runs.field import RECORD
 
 TRANSCRIPT = Path(RECORD).with_name("raw.jsonl")
 
@@ -25,7 +26,9 @@ class Suspicion(Record):
     leak: Leak
 
 
-def scan_field(entries: Sequence[Entry], trusted: frozenset[str] = frozenset()) -> list[Suspicion]:
+def scan_field(
+    entries: Sequence[GradeRequest], trusted: frozenset[str] = frozenset()
+) -> list[Suspicion]:
     """Every leak, by challenge and entrant. Trusted entrants may hold the gold answer."""
     found: list[Suspicion] = []
     ordered = sorted(entries, key=lambda entry: (entry.challenge, entry.entrant, entry.attempt))
@@ -82,7 +85,7 @@ def _leaves(value: object) -> Iterator[str]:
             yield from _leaves(inner)
 
 
-def _leaks_of(entry: Entry, challenge: Challenge) -> list[Suspicion]:
+def _leaks_of(entry: GradeRequest, challenge: Challenge) -> list[Suspicion]:
     places = {"submission": _submission(entry), "transcript": transcript(entry.folder)}
     return [
         _suspicion(entry, where, leak)
@@ -91,9 +94,9 @@ def _leaks_of(entry: Entry, challenge: Challenge) -> list[Suspicion]:
     ]
 
 
-def _copies_among(entries: list[Entry], challenge: Challenge) -> list[Suspicion]:
+def _copies_among(entries: list[GradeRequest], challenge: Challenge) -> list[Suspicion]:
     """One entrant's own attempts may be alike; two entrants' may not."""
-    by_name: dict[str, list[Entry]] = {}
+    by_name: dict[str, list[GradeRequest]] = {}
     for entry in entries:
         by_name.setdefault(entry.entrant, []).append(entry)
     texts = {name: "\n".join(map(_submission, own)) for name, own in by_name.items()}
@@ -107,7 +110,7 @@ def _copies_among(entries: list[Entry], challenge: Challenge) -> list[Suspicion]
     return found
 
 
-def _suspicion(entry: Entry, where: str, leak: Leak) -> Suspicion:
+def _suspicion(entry: GradeRequest, where: str, leak: Leak) -> Suspicion:
     return Suspicion(
         entrant=entry.entrant,
         challenge=entry.challenge,
@@ -117,6 +120,6 @@ def _suspicion(entry: Entry, where: str, leak: Leak) -> Suspicion:
     )
 
 
-def _submission(entry: Entry) -> str:
+def _submission(entry: GradeRequest) -> str:
     texts, _ = take_in(entry.folder).texts()
     return joined(texts)

@@ -4,10 +4,10 @@ from pathlib import Path
 
 from trapline.arena.challenge import load
 from trapline.arena.errors import UsageError
-from trapline.arena.judge.grade import Job, grade_intake
+from trapline.arena.judge.grade import grade
 from trapline.arena.judge.intake import from_texts
+from trapline.arena.judge.request import GradeRequest
 from trapline.arena.record import Bundle, Cell, Level, Record
-from trapline.arena.runs.field import Entry
 
 
 class Replay(Record):
@@ -24,11 +24,19 @@ def replay(bundle: Bundle, level: Level) -> Replay:
     challenge = load(before.challenge)
     if challenge.digest != before.challenge_digest:
         raise UsageError(f"{before.challenge} has changed since this bundle was made")
-    entry = Entry(
-        before.entrant, before.challenge, before.attempt, Path(), before.harness, before.model
+    request = GradeRequest(
+        before.entrant,
+        before.challenge,
+        before.attempt,
+        Path(),
+        before.harness,
+        before.model,
+        level=level,
+        seed=before.seed,
+        full=before.full,
+        intake=from_texts(bundle.files, bundle.binary_files),
     )
-    job = Job(entry, challenge, level, before.seed, before.full)
-    after = grade_intake(job, from_texts(bundle.files, bundle.binary_files)).cell
+    after = grade(request, challenge).cell
     return Replay(before=before, after=after, differences=_differences(before, after))
 
 

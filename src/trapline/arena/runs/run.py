@@ -1,4 +1,4 @@
-"""Grades a whole field into a store: resumes, shares the work with other graders, loses nothing."""
+"""Grades a whole field into a store: resumes, and shares the work with other graders."""
 
 import hashlib
 import platform
@@ -6,25 +6,23 @@ import secrets
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trapline.arena.certify import controls
 from trapline.arena.certify.certify import Certifier
 from trapline.arena.challenge import Challenge, load
 from trapline.arena.errors import ArenaError, InterruptedRunError
-from trapline.arena.judge.intake import take_in
+from trapline.arena.judge.request import GradeRequest
 from trapline.arena.record import Cell, Level
-from trapline.arena.runs.executor import Executor, Here, choose_level, run_all
-from trapline.arena.runs.field import Entry
-from trapline.arena.runs.grade_request import Shipment, measures_time
-from trapline.arena.runs.store import Key, Store
+from trapline.arena.runs.executor import Executor, LocalExecutor, choose_level, run_all
+from trapline.arena.runs.store import Store
 
-__all__ = ["Options", "choose_level", "examine_rig", "grade_field", "open_run"]
+__all__ = ["Options", "check_machine", "choose_level", "grade_field", "open_run"]
 
-#: Called with a cell's key and what is being done to it.
-OnStep = Callable[[Entry, str], None]
-#: Between two looks at cells that another grader has.
+#: Called with a request and the step that its grading has reached.
+OnStep = Callable[[GradeRequest, str], None]
+#: Between two looks at cells that another grader has claimed.
 LOOK_SECONDS = 1.0
 
 
@@ -35,51 +33,50 @@ class Options:
     level: Level
     full: bool = False
     workers: int | None = None
+    #: Grades cells again that were graded at another level.
+    only_this_level: bool = False
 
 
 def grade_field(
-    entries: list[Entry],
+    entries: list[GradeRequest],
     store: Store,
     options: Options,
     on_step: OnStep = lambda entry, step: None,
     executor: Executor | None = None,
 ) -> Iterator[Cell]:
-    """Yields each cell as it is saved. Cells that are up to date are not graded again; cells that
-    another grader has are waited for, and taken over when it dies."""
+    """Yields each cell as it is saved. Skips cells that are up to date; waits for cells that
+    another grader has claimed, and takes them over when that grader dies."""
     seed = int(store.agree("seed", secrets.randbits(32)))
     known = {cell.key: cell for cell in store.cells()}
-    outdated = [e for e in entries if not _is_done(e, known.get(_key(e)), store, options)]
-    store.plan(_key(entry) for entry in outdated)
-    with store.grading(), closing(executor or Here(options.workers)) as place:
-        if place.is_here:
-            _check_rig({entry.challenge for entry in outdated}, store, options)
-        jobs = sorted(outdated, key=lambda entry: -_patience(entry))
+    outdated = [e for e in entries if not _is_done(e, known.get(e.key), store, options)]
+    store.plan(entry.key for entry in outdated)
+    with store.grading(), closing(executor or LocalExecutor(options.workers)) as place:
+        if place.is_local:
+            _check_machine(outdated, store, options)
+        # The longest first, so that the run does not end with one of them.
+        jobs = sorted(outdated, key=lambda e: -load(e.challenge).plan.limits.call_seconds)
         yield from _grade_rounds(jobs, _Grader(store, options, seed, on_step, place))
 
 
-def _grade_rounds(jobs: list[Entry], work: "_Grader") -> Iterator[Cell]:
+def _grade_rounds(jobs: list[GradeRequest], work: "_Grader") -> Iterator[Cell]:
     while jobs:
-        refused = []
+        claimed = []
         for entry, cell in run_all(work, jobs, min(work.executor.width, len(jobs))):
             if cell is not None:
                 yield cell
             else:
-                refused.append(entry)
-        jobs = [entry for entry in refused if work.store.is_planned(_key(entry))]
-        for entry in jobs[:1]:
-            work.on_step(entry, "waiting for another grader")
-            _wait_a_while()
-
-
-def _wait_a_while() -> None:
-    try:
-        time.sleep(LOOK_SECONDS)
-    except KeyboardInterrupt:
-        raise InterruptedRunError("interrupted") from None
+                claimed.append(entry)
+        jobs = [entry for entry in claimed if work.store.is_planned(entry.key)]
+        if jobs:
+            work.on_step(jobs[0], "waiting for another grader")
+            try:
+                time.sleep(LOOK_SECONDS)
+            except KeyboardInterrupt:
+                raise InterruptedRunError("interrupted") from None
 
 
 class _Grader:
-    """Grades one entry, unless another grader is at it."""
+    """Grades one entry, unless another grader has claimed it."""
 
     def __init__(
         self, store: Store, options: Options, seed: int, on_step: OnStep, executor: Executor
@@ -87,75 +84,64 @@ class _Grader:
         self.store, self.options, self.seed = store, options, seed
         self.on_step, self.executor = on_step, executor
 
-    def __call__(self, entry: Entry) -> Cell | None:
+    def __call__(self, entry: GradeRequest) -> Cell | None:
         challenge = load(entry.challenge)
-        with self.executor.seat(alone=measures_time(challenge)) as seat:
+        with self.executor.slot(alone=challenge.measures_time) as slot:
             if not self._claim(entry):
                 return None
-            shipment = Shipment(
+            request = replace(
                 entry,
-                challenge.package,
-                challenge.digest,
-                self.options.level,
-                self.seed,
-                self.options.full,
-                take_in(entry.folder),
+                level=self.options.level,
+                seed=self.seed,
+                full=self.options.full,
+                intake=entry.read(),
             )
-            bundle = seat.grade(shipment, challenge, lambda step: self.on_step(entry, step))
+            bundle = slot.grade(request, challenge, lambda step: self.on_step(entry, step))
         return self.store.save(bundle)
 
-    def _claim(self, entry: Entry) -> bool:
-        """Looks again once nobody else can be at it: it may have been graded since we planned."""
-        key = _key(entry)
-        if not self.store.claim(key):
+    def _claim(self, entry: GradeRequest) -> bool:
+        """Checks again after the claim: the cell may have been graded since it was planned."""
+        if not self.store.claim(entry.key):
             return False
-        if _is_done(entry, self.store.newest(key), self.store, self.options):
-            self.store.withdraw(key)
+        if _is_done(entry, self.store.newest(entry.key), self.store, self.options):
+            self.store.withdraw(entry.key)
             return False
         return True
 
 
-def _key(entry: Entry) -> Key:
-    return entry.entrant, entry.challenge, "cpu", entry.attempt
-
-
-def _patience(entry: Entry) -> float:
-    """Long cells first, so that nobody waits for one at the end."""
-    return load(entry.challenge).plan.limits.call_seconds
-
-
-def _is_done(entry: Entry, cell: Cell | None, store: Store, options: Options) -> bool:
+def _is_done(entry: GradeRequest, cell: Cell | None, store: Store, options: Options) -> bool:
     """Graded before, by the same challenge, on the same bytes, and the evidence is whole."""
     return (
         cell is not None
         and cell.state not in ("infra_error", "not_run")
         and cell.full == options.full
+        and (cell.isolation == options.level or not options.only_this_level)
         and cell.challenge_digest == load(entry.challenge).digest
-        and cell.submission_digest == take_in(entry.folder).digest
+        and cell.submission_digest == entry.read().digest
         and store.has_bundle(cell.bundle)
     )
 
 
-def _check_rig(challenges: set[str], store: Store, options: Options) -> None:
-    """A machine on which a right answer fails, or a worthless one passes, does not grade."""
-    name = f"rig {this_machine()}"
-    for challenge in map(load, sorted(challenges)):
+def _check_machine(entries: list[GradeRequest], store: Store, options: Options) -> None:
+    """Checks this machine once for each challenge, and notes it in the store."""
+    name = f"machine {this_machine()}"
+    for challenge in map(load, sorted({entry.challenge for entry in entries})):
         checked: dict[str, str] = store.meta().get(name, {})
         fact = f"{challenge.digest} {options.level}"
         if checked.get(challenge.id) != fact:
-            examine_rig(challenge, options.level)
+            check_machine(challenge, options.level)
             store.set_meta(**{name: {**checked, challenge.id: fact}})
 
 
 def this_machine() -> str:
-    """Tells the machines that share a store apart without naming them."""
+    """Distinguishes the machines that share a store without naming them."""
     path = Path("/etc/machine-id")
     known = path.read_text() if path.is_file() else ""
     return hashlib.sha256(f"{platform.node()} {known}".encode()).hexdigest()[:12]
 
 
-def examine_rig(challenge: Challenge, level: Level) -> None:
-    """The gold solution holds every case here, and zeros do not."""
+def check_machine(challenge: Challenge, level: Level) -> None:
+    """Refuses a machine on which the gold solution fails a case, or zeros pass all of them."""
     certifier = Certifier(challenge, level)
     for finding in (certifier.right_on_cases(), certifier.control(controls.NAMES[0])):
         if finding.problem:
@@ -167,7 +153,7 @@ def examine_rig(challenge: Challenge, level: Level) -> None:
 
 @contextmanager
 def open_run(place: Path | str) -> Iterator[Store]:
-    """A run that is closed again."""
+    """Opens a run, and closes it afterwards."""
     store = Store(place)
     try:
         yield store

@@ -406,7 +406,7 @@ class TestEnd:
     CONTROLLER = """
 import socket, sys, time
 from pathlib import Path
-from trapline.arena import sandbox
+from trapline.arena.process import sandbox
 ours, theirs = socket.socketpair()
 running = sandbox.launch(sandbox.Launch(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]), theirs))
 ours.makefile().readline()

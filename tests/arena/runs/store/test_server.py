@@ -122,7 +122,7 @@ def test_a_server_that_goes_away_is_one_sentence(postgres, make_bundle):
         finally:
             postgres.start()
         # The lock went with the old connection: what this grader had is anybody's now.
-        assert [planned.status for planned in store.waiting()] == ["waiting"]
+        assert list(store.waiting().values()) == ["waiting"]
         with pytest.raises(ArenaError, match="no longer knows this grader"):
             store.claim(("a", "sorting", "cpu", 1))
     store.close()

@@ -101,14 +101,14 @@ def test_claims_are_exclusive_between_living_graders(store, other, make_bundle):
     with store.grading(), other.grading():
         assert store.claim(KEY)
         assert not other.claim(KEY)
-        assert [planned.status for planned in other.waiting()] == ["running"]
+        assert list(other.waiting().values()) == ["running"]
     with other.grading():
-        assert [planned.status for planned in other.waiting()] == ["waiting"]
+        assert list(other.waiting().values()) == ["waiting"]
         assert other.claim(KEY)
         assert other.is_planned(KEY)
         other.save(make_bundle())
         assert not other.claim(KEY)
-    assert other.waiting() == []
+    assert other.waiting() == {}
     assert not other.is_planned(KEY)
 
 

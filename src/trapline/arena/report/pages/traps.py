@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from trapline.arena.record import CellKey
 from trapline.arena.report.reading import Reading
 from trapline.arena.standings.failures import common_failures, silent_bugs
 from trapline.arena.standings.moments import Moment, met_traps
@@ -46,7 +47,7 @@ def _silent(reading: Reading) -> list[tuple[str, str, list[str], str]]:
             bug.entrant,
             field.challenges[bug.challenge].title,
             [*bug.traps, *bug.cases],
-            field.cell_href(cells[bug.entrant, bug.challenge, bug.track, bug.attempt]),
+            field.cell_href(cells[CellKey(bug.entrant, bug.challenge, bug.track, bug.attempt)]),
         )
         for bug in silent_bugs(reading.run.cells)
     ]

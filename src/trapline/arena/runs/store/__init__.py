@@ -3,12 +3,9 @@ PostgreSQL server. Nothing that was finished is ever lost."""
 
 from trapline.arena.runs.store.evidence import canonical, digest, read_bundle, write_durably
 from trapline.arena.runs.store.folder import last_run
-from trapline.arena.runs.store.store import Planned, Store
-from trapline.arena.runs.store.tables import Key
+from trapline.arena.runs.store.store import Store
 
 __all__ = [
-    "Key",
-    "Planned",
     "Store",
     "canonical",
     "digest",

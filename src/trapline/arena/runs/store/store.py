@@ -10,29 +10,19 @@ import secrets
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import sqlalchemy as sa
 from pydantic import ValidationError
 
 from trapline.arena.errors import ArenaError, UsageError
-from trapline.arena.record import Bundle, Cell
+from trapline.arena.record import Bundle, Cell, CellKey
 from trapline.arena.runs.store import address, migrations
 from trapline.arena.runs.store.backend import Backend, reading, told, writing
 from trapline.arena.runs.store.evidence import canonical, digest, opened
 from trapline.arena.runs.store.folder import FolderBackend
 from trapline.arena.runs.store.server import ServerBackend
-from trapline.arena.runs.store.tables import KEY, Key, cells, matches, meta, plan
-
-
-class Planned(NamedTuple):
-    """A cell of the run that has not been graded yet."""
-
-    entrant: str
-    challenge: str
-    track: str
-    attempt: int
-    status: str
+from trapline.arena.runs.store.tables import KEY, cells, matches, meta, plan
 
 
 class Store:
@@ -69,7 +59,7 @@ class Store:
         newest = {cell.key: cell for cell in self._records() if cell is not None}
         return [newest[key] for key in sorted(newest)]
 
-    def newest(self, key: Key) -> Cell | None:
+    def newest(self, key: CellKey) -> Cell | None:
         """The newest record of one cell."""
         found = [cell for cell in self._records(matches(cells, key)) if cell is not None]
         return found[-1] if found else None
@@ -97,18 +87,15 @@ class Store:
             raise UsageError(f"{len(found)} bundles in {self.where} begin with {beginning!r}")
         raise UsageError(f"no bundle in {self.where} begins with {beginning!r}")
 
-    def waiting(self) -> list[Planned]:
-        """What is planned and not graded yet: waiting, or running in a grader that is alive."""
+    def waiting(self) -> dict[CellKey, str]:
+        """Planned cells that are not graded yet → "waiting", or "running" in a live grader."""
         with reading(self._backend) as connection:
             rows = connection.execute(sa.select(plan).order_by(*(plan.c[k] for k in KEY))).all()
             graders = {row.grader for row in rows if row.grader}
             alive = {name for name in graders if self._backend.is_alive(connection, name)}
-        return [
-            Planned(row[0], row[1], row[2], row[3], "running" if row.grader in alive else "waiting")
-            for row in rows
-        ]
+        return {CellKey(*row[:4]): "running" if row.grader in alive else "waiting" for row in rows}
 
-    def is_planned(self, key: Key) -> bool:
+    def is_planned(self, key: CellKey) -> bool:
         """Whether this cell is still to be graded, by whomever."""
         with reading(self._backend) as connection:
             return connection.execute(sa.select(plan).where(matches(plan, key))).first() is not None
@@ -136,7 +123,7 @@ class Store:
                 connection.execute(sa.insert(meta).values(name=name, value=found))
         return json.loads(found)
 
-    def plan(self, keys: Iterable[Key]) -> None:
+    def plan(self, keys: Iterable[CellKey]) -> None:
         """Announces cells that are to be graded."""
         with writing(self._backend) as connection:
             known = {tuple(row[:4]) for row in connection.execute(sa.select(plan))}
@@ -144,12 +131,12 @@ class Store:
             if new:
                 connection.execute(sa.insert(plan), new)
 
-    def withdraw(self, key: Key) -> None:
+    def withdraw(self, key: CellKey) -> None:
         """Takes a cell off the plan that need not be graded after all."""
         with writing(self._backend) as connection:
             connection.execute(sa.delete(plan).where(matches(plan, key)))
 
-    def claim(self, key: Key) -> bool:
+    def claim(self, key: CellKey) -> bool:
         """Takes a planned cell for this grader; False when another living grader has it or it is
         done."""
         with writing(self._backend) as connection:
@@ -182,7 +169,7 @@ class Store:
             )
         return cell
 
-    def _is_ours(self, key: Key) -> sa.ColumnElement[bool]:
+    def _is_ours(self, key: CellKey) -> sa.ColumnElement[bool]:
         found = matches(plan, key)
         return sa.and_(found, plan.c.grader == self._grader) if self._grader else found
 

@@ -4,8 +4,9 @@ from typing import Any
 
 import sqlalchemy as sa
 
-Key = tuple[str, str, str, int]
-KEY = ("entrant", "challenge", "track", "attempt")
+from trapline.arena.record import CellKey
+
+KEY = CellKey._fields
 metadata = sa.MetaData()
 
 
@@ -50,6 +51,6 @@ schema_version = sa.Table(
 )
 
 
-def matches(table: sa.Table, key: Key) -> sa.ColumnElement[bool]:
+def matches(table: sa.Table, key: CellKey) -> sa.ColumnElement[bool]:
     """The row, or the rows, of this cell."""
     return sa.and_(*(table.c[name] == part for name, part in zip(KEY, key, strict=True)))

@@ -1,0 +1,37 @@
+"""One answer to grade: whose it is, where it lies, and how to grade it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from trapline.arena.judge.intake import Intake, take_in
+from trapline.arena.record import CellKey, Level
+
+
+@dataclass(frozen=True)
+class GradeRequest:
+    """Everything that grading needs beside the challenge itself; can be sent to another machine."""
+
+    entrant: str
+    #: The challenge's id.
+    challenge: str
+    attempt: int
+    folder: Path
+    #: How the answer was produced, and by which model; empty where unknown.
+    harness: str = ""
+    model: str = ""
+    #: Why there is no answer (for example, the provider failed); such a cell is `infra_error`.
+    trouble: str = ""
+    level: Level = "process"
+    seed: int = 0
+    full: bool = False
+    #: The submission's bytes; read from `folder` when None.
+    intake: Intake | None = None
+
+    @property
+    def key(self) -> CellKey:
+        """Identifies the cell in a run."""
+        return CellKey(self.entrant, self.challenge, "cpu", self.attempt)
+
+    def read(self) -> Intake:
+        """The submission's bytes."""
+        return take_in(self.folder) if self.intake is None else self.intake
