@@ -1,0 +1,149 @@
+"""Import circles between modules, and the sizes that keep a file readable."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import trapline
+
+PACKAGE = Path(trapline.__file__).parent
+#: Circles that still exist, each as its sorted modules. The list must become empty, and nothing
+#: may be added to it; an entry that has ceased to be a circle fails the test.
+KNOWN_CIRCLES = {
+    ("trapline.gold.tree_decoding.reference", "trapline.gold.tree_decoding.triton.tree"),
+}
+#: Submissions: deployed and graded as they are, not part of the package's module graph.
+SUBMISSIONS = {"solution", "alternates", "starter"}
+LONGEST_FUNCTION = 100
+#: Longer functions that still exist; the same rules as for KNOWN_CIRCLES.
+KNOWN_LONG_FUNCTIONS = {"trapline.gold.beam_search.triton.advance.advance_kernel has 120 lines"}
+#: The aim is 24; the number only ever falls.
+MOST_ATTENTION_FILES = 47
+
+
+def sources(root):
+    """Every module of a package folder: its dotted name and its file."""
+    for file in sorted(root.rglob("*.py")):
+        parts = [root.name, *file.relative_to(root).with_suffix("").parts]
+        if not SUBMISSIONS & set(parts):
+            yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts), file
+
+
+def runtime_nodes(node):
+    """All nodes below this one except those in `if TYPE_CHECKING` blocks."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+            children = child.orelse
+        else:
+            yield child
+            children = [child]
+        for inner in children:
+            yield from runtime_nodes(inner)
+
+
+def imported(tree, modules):
+    """Modules of the package that this module imports, inside functions too."""
+    for node in runtime_nodes(tree):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        # `from a.b import c` imports the module a.b.c if there is one, and otherwise a.b.
+        for name in names:
+            if found := next(
+                (one for one in (name, name.rpartition(".")[0]) if one in modules), ""
+            ):
+                yield found
+
+
+def circles(root):
+    """Groups of modules that import each other, each as a sorted tuple (Tarjan's algorithm)."""
+    modules = dict(sources(root))
+    graph = {
+        name: sorted({*imported(ast.parse(file.read_text()), modules)} - {name})
+        for name, file in modules.items()
+    }
+    index, lowest, stack, found = {}, {}, [], set()
+
+    def visit(name):
+        index[name] = lowest[name] = len(index)
+        stack.append(name)
+        for other in graph[name]:
+            if other not in index:
+                visit(other)
+                lowest[name] = min(lowest[name], lowest[other])
+            elif other in stack:
+                lowest[name] = min(lowest[name], index[other])
+        if lowest[name] == index[name]:
+            group = stack[stack.index(name) :]
+            del stack[stack.index(name) :]
+            if len(group) > 1:
+                found.add(tuple(sorted(group)))
+
+    for name in graph:
+        if name not in index:
+            visit(name)
+    return found
+
+
+def test_modules_do_not_import_each_other_in_circles():
+    found = circles(PACKAGE)
+    assert found - KNOWN_CIRCLES == set(), "new import circles: move what both sides need"
+    assert KNOWN_CIRCLES - found == set(), "no longer circles: remove them from KNOWN_CIRCLES"
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "from planted.a import x",
+        "from planted import a",
+        "import planted.a",
+        "def f():\n    from planted.a import x",
+        "try:\n    import planted.a\nexcept ImportError:\n    pass",
+    ],
+)
+def test_planted_circle_is_found(tmp_path, statement):
+    root = tmp_path / "planted"
+    root.mkdir()
+    (root / "__init__.py").touch()
+    (root / "a.py").write_text("from planted.b import y\nx = 1\n")
+    (root / "b.py").write_text("from planted.c import y\n")
+    (root / "c.py").write_text(f"y = 1\n{statement}\n")
+    assert circles(root) == {("planted.a", "planted.b", "planted.c")}
+
+
+def test_imports_for_type_checking_are_not_circles(tmp_path):
+    root = tmp_path / "planted"
+    root.mkdir()
+    (root / "a.py").write_text("from planted.b import y\nx = 1\n")
+    (root / "b.py").write_text(
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from planted.a import x\ny = 1\n"
+    )
+    assert circles(root) == set()
+
+
+def long_functions(root):
+    """Functions with more than 100 lines, decorators not counted, as sentences."""
+    for name, file in sources(root):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                lines = node.end_lineno - node.lineno + 1
+                if lines > LONGEST_FUNCTION:
+                    yield f"{name}.{node.name} has {lines} lines"
+
+
+def test_functions_have_at_most_100_lines():
+    assert set(long_functions(PACKAGE)) == KNOWN_LONG_FUNCTIONS
+
+
+def test_planted_long_function_is_found(tmp_path):
+    (tmp_path / "a.py").write_text("def f():\n" + "    x = 1\n" * 100)
+    (sentence,) = long_functions(tmp_path)
+    assert sentence.endswith("a.f has 101 lines")
+
+
+def test_attention_has_few_files():
+    assert len(list((PACKAGE / "gold" / "attention").rglob("*.py"))) <= MOST_ATTENTION_FILES
