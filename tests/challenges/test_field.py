@@ -1,28 +1,58 @@
-"""The example field: its gold entrant is the gold solution, byte for byte."""
+"""The example field: entrants of several kinds, and the gold solutions as the arena adds them."""
 
 from pathlib import Path
 
 import pytest
 
 from trapline.arena.challenge import load, load_all
+from trapline.arena.errors import UsageError
+from trapline.arena.runs.field import find_entries
 
 FIELD = Path(__file__).parents[2] / "examples" / "field"
+NAME = "fused_softmax_topk"
 
 
-def contents(folder: Path) -> dict[str, bytes]:
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in folder.rglob("*")
-        if path.is_file() and "__pycache__" not in path.parts
-    }
+@pytest.fixture
+def field(tmp_path):
+    """One entrant with an answer to one challenge."""
+    folder = tmp_path / "somebody" / NAME
+    folder.mkdir(parents=True)
+    (folder / "solution.py").write_text("")
+    return tmp_path
 
 
-@pytest.mark.parametrize("name", load_all())
-def test_the_gold_entrant_is_the_gold_solution(name):
-    assert contents(FIELD / "gold" / name) == contents(load(name).solution)
+def folders(field, gold=None):
+    return {entry.entrant: entry.folder for entry in find_entries(field, [], gold)}
 
 
 @pytest.mark.parametrize("name", load_all())
 def test_every_challenge_has_entrants_of_several_kinds(name):
-    entrants = {path.parent.name for path in FIELD.glob(f"*/{name}")}
-    assert {"gold", "textbook", "hasty", "broken"} <= entrants
+    entries = find_entries(FIELD, [name])
+    assert {"gold", "textbook", "hasty", "broken"} <= {entry.entrant for entry in entries}
+    (gold,) = [entry for entry in entries if entry.entrant == "gold"]
+    assert gold.folder == load(name).solution
+
+
+def test_gold_is_added_where_it_is_asked_for(field):
+    own = {"somebody": field / "somebody" / NAME}
+    with_gold = {"gold": load(NAME).solution, **own}
+    assert folders(field) == own
+    assert folders(field, gold=True) == with_gold
+    (field / "field.toml").write_text("gold = true\n")
+    assert folders(field) == with_gold
+    assert folders(field, gold=False) == own
+
+
+def test_a_field_keeps_its_own_gold_folder(field):
+    (field / "gold" / NAME).mkdir(parents=True)
+    assert folders(field, gold=True)["gold"] == field / "gold" / NAME
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("gold = 1", "may say"), ("golden = true", "may say"), ("gold", "not valid TOML")],
+)
+def test_a_mistake_in_field_toml_is_an_error(field, text, message):
+    (field / "field.toml").write_text(text)
+    with pytest.raises(UsageError, match=message):
+        find_entries(field, [])

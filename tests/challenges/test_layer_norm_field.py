@@ -7,11 +7,13 @@ import pytest
 from trapline.arena.challenge import load
 from trapline.arena.judge.checks import run_checks
 from trapline.arena.process.proxy import Submission
+from trapline.arena.runs.field import find_entries
 from trapline.arena.runs.run import choose_level
 
 FIELD = Path(__file__).parents[2] / "examples" / "field"
 NAME = "layer_norm_backward"
 SEED = 20260
+FOLDERS = {entry.entrant: entry.folder for entry in find_entries(FIELD, [NAME])}
 
 TRAPS = {
     "gold": set(),
@@ -40,7 +42,7 @@ TRAPS = {
 
 def failed(entrant, checks):
     challenge = load(NAME)
-    with Submission(FIELD / entrant / NAME, challenge.sandbox_config(choose_level())) as submission:
+    with Submission(FOLDERS[entrant], challenge.sandbox_config(choose_level())) as submission:
         results = run_checks(checks, submission, SEED)
     return {result.id for result in results if result.state != "pass"}
 
@@ -57,4 +59,4 @@ def test_the_broken_one_breaks_the_contract_and_most_traps():
 
 
 def test_every_entrant_of_this_challenge_is_covered():
-    assert {path.parent.name for path in FIELD.glob(f"*/{NAME}")} == {*TRAPS, "broken"}
+    assert FOLDERS.keys() == {*TRAPS, "broken"}

@@ -65,6 +65,15 @@ def grade(
         typer.Option(help="Let a model judge the analysis: its URL; the key is OPENAI_API_KEY."),
     ] = None,
     judge_model: Annotated[str | None, typer.Option(help="The judging model's name.")] = None,
+    gold: Annotated[
+        bool | None,
+        typer.Option(
+            "--gold/--no-gold",
+            help="Grade the gold solutions too, as the entrant `gold`; if not given, where the "
+            "field's field.toml says so.",
+            show_default=False,
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Grade every answer of a field and print the matrix.
@@ -76,7 +85,7 @@ def grade(
     if address is not None and executor != "ray":
         raise UsageError("--address is the address of a Ray cluster: add --executor ray")
     judge = named(judge_endpoint, judge_model)
-    entries = find_entries(field, challenge or [])
+    entries = find_entries(field, challenge or [], gold)
     with open_run(out or str(Path("runs") / field.resolve().name)) as store:
         place = Cluster(address or "auto", jobs) if executor == "ray" else LocalExecutor(jobs)
         options = Options(place.level(isolation), full, jobs)

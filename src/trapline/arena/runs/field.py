@@ -1,7 +1,11 @@
 """A field of entrants on disk: `<entrant>/<challenge>/solution.py`, further attempts in
-`attempt-2`, …"""
+`attempt-2`, …
+
+A `field.toml` with `gold = true` adds the gold solutions as the entrant `gold`.
+"""
 
 import json
+import tomllib
 from pathlib import Path
 
 from trapline.arena.challenge import load, load_all
@@ -11,10 +15,20 @@ from trapline.arena.judge.request import GradeRequest
 
 #: Written beside an answer by whoever produced it: harness, model, and what else is known.
 RECORD = ".trapline/record.json"
+#: Beside the entrants' folders; may be missing.
+SETTINGS = "field.toml"
+#: The entrant that the arena brings itself.
+GOLD = "gold"
 
 
-def find_entries(field: Path, challenges: list[str]) -> list[GradeRequest]:
-    """Every answer in the field, for these challenges or for all."""
+def find_entries(
+    field: Path, challenges: list[str], gold: bool | None = None
+) -> list[GradeRequest]:
+    """Every answer in the field, for these challenges or for all.
+
+    With `gold`, the gold solutions answer too, as the entrant `gold`, wherever an entrant does; a
+    field with a folder of that name keeps its own. None: as the field's `field.toml` says.
+    """
     if not field.exists():
         raise UsageError(f"no such folder: {field}")
     if not field.is_dir():
@@ -35,7 +49,25 @@ def find_entries(field: Path, challenges: list[str]) -> list[GradeRequest]:
             raise UsageError(f"an entrant's folder has a name that is no text: {entry.entrant!r}")
     if not entries:
         raise UsageError(f"{field} holds no <entrant>/<challenge>/ folder of a challenge to grade")
+    with_gold = _wants_gold(field) if gold is None else gold
+    if with_gold and not (field / GOLD).is_dir():
+        answered = sorted({entry.challenge for entry in entries}, key=wanted.index)
+        entries += [GradeRequest(GOLD, name, 1, load(name).solution) for name in answered]
+        entries.sort(key=lambda entry: entry.entrant)
     return entries
+
+
+def _wants_gold(field: Path) -> bool:
+    path = field / SETTINGS
+    if not path.is_file():
+        return False
+    try:
+        settings = tomllib.loads(path.read_text())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} is not valid TOML: {error}") from None
+    if settings.keys() - {"gold"} or not isinstance(settings.get("gold", False), bool):
+        raise UsageError(f"{path} may say `gold = true` or `gold = false` and nothing else")
+    return bool(settings.get("gold", False))
 
 
 def _refuse_misspelt(field: Path) -> None:
