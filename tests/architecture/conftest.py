@@ -12,6 +12,7 @@ SOURCE = Path(__file__).resolve().parents[2] / "src" / "trapline"
 #: names or prefixes (but never in `api.py` or `oracle.py`), and in the places listed.
 HEAVY_FOLDERS = {"triton", "hopper", "cpu"}
 HEAVY_MODULES = {
+    "c_pointer",
     "device",
     "gluon_compat",
     "no_double_backward",

@@ -101,6 +101,20 @@ def test_a_width_that_does_not_fit_is_refused(path, columns, group):
         fast.packed_linear(torch.ones(1, columns), plane, scales, group)
 
 
+def test_layer_refuses_another_width_of_as_many_bytes():
+    """255 columns fill as many bytes and groups as 256: only the layer can tell them apart."""
+    plane, scales, _ = matrix(8, 256)
+    layer = PackedLinear(plane, scales, 256, 128)
+    with pytest.raises(ShapeError, match="x has 255 columns, this layer takes 256"):
+        layer(torch.ones(1, 255))
+
+
+def test_integer_activations_are_refused():
+    plane, scales, _ = matrix(8, 256)
+    with pytest.raises(DTypeError, match=r"floating-point x .* got torch\.int64"):
+        PackedLinear(plane, scales, 256, 128)(torch.ones(1, 256, dtype=torch.int64))
+
+
 def test_groups_that_the_kernels_cannot_read_are_refused():
     from trapline.gold.ternary.triton import packed_matmul as kernels
 
@@ -144,10 +158,11 @@ def test_several_threads_share_the_rows(monkeypatch):
     if (reason := native.unavailable()) is not None:
         assert reason in fast.backend()
         return
-    monkeypatch.setattr(native, "_WEIGHTS_A_THREAD", 100)
+    monkeypatch.setattr(native, "_WEIGHTS_PER_THREAD", 100)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     plane, scales, weights = matrix(200, 256)
-    x, y = torch.randn(2, 256), torch.full((2, 200), torch.nan)
-    native.product(x, plane, scales, y, 3)
+    x = torch.randn(2, 256)
+    y = native.product(x, plane, scales)
     np.testing.assert_allclose(y.numpy(), x.double().numpy() @ weights.T, rtol=0, atol=1e-4)
 
 

@@ -234,7 +234,7 @@ def _tables(decoder: Network) -> tuple[Tensor | None, Tensor | None]:
     config = decoder.config
     if config.rope is None:
         return None, None
-    everywhere = torch.arange(config.context)
+    everywhere = torch.arange(config.context, device=decoder.device)
     cosine, sine = angles(config.rope, config.head_dim, everywhere, decoder.norm.weight)
     return cosine, sine
 

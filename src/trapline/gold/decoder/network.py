@@ -134,7 +134,7 @@ class Network(nn.Module):
     ) -> Tensor:
         if positions is None:
             spans = [
-                torch.arange(cache.length, cache.length + count)
+                torch.arange(cache.length, cache.length + count, device="cpu")
                 for cache, count in zip(caches, counts, strict=True)
             ]
         else:

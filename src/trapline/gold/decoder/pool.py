@@ -158,8 +158,10 @@ class PooledSequence:
     def slots(self, start: int, end: int) -> Tensor:
         """Where positions lie in the pool, told on the host, which has the table."""
         size = self.pool.page_size
-        at = torch.arange(start, end)
-        return torch.tensor(self.table)[at // size] * size + at % size
+        at = torch.arange(start, end, device="cpu")
+        return (
+            torch.tensor(self.table, dtype=torch.int64, device="cpu")[at // size] * size + at % size
+        )
 
     def reserve(self, count: int) -> None:
         """Room for so many positions in all; or MemoryError, and nothing changed."""

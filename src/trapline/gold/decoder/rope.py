@@ -30,7 +30,7 @@ def angles(rope: RopeConfig, head_dim: int, positions: Tensor, like: Tensor) -> 
 
 def frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
     """(D/2,) radians a position, stretched as the configuration says."""
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device="cpu") / head_dim
     base = 1.0 / rope.theta**exponents
     if rope.kind == "linear":
         return base / rope.factor
@@ -66,7 +66,9 @@ def _yarn(base: Tensor, rope: RopeConfig, head_dim: int) -> Tensor:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, head_dim - 1)
     width = (high - low) or 0.001
-    stretched = ((torch.arange(head_dim // 2, dtype=torch.float32) - low) / width).clamp(0, 1)
+    stretched = (
+        (torch.arange(head_dim // 2, dtype=torch.float32, device=base.device) - low) / width
+    ).clamp(0, 1)
     return base / rope.factor * stretched + base * (1 - stretched)
 
 

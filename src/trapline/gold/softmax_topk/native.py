@@ -9,6 +9,7 @@ import numpy as np
 
 from trapline.gold.arithmetic import LOG2_E, cdiv
 from trapline.gold.c_library import address, load, run_in_threads
+from trapline.gold.errors import ShapeError
 
 SOURCE = Path(__file__).with_name("topk_cpu.c")
 #: What logits may be; the 16-bit ones are given as integers of their bits.
@@ -52,6 +53,16 @@ def ranked(logits: np.ndarray, kind: str, k: int, temperature: np.ndarray, threa
     library = _library()
     assert not isinstance(library, str), library
     rows, width = logits.shape
+    if (
+        logits.itemsize != (4 if kind == "float32" else 2)
+        or (rows and logits.strides[1] != logits.itemsize)
+        or temperature.shape != (rows,)
+        or not 1 <= k <= width
+    ):
+        raise ShapeError(
+            f"compiled C cannot take the {k} largest of {logits.dtype} {logits.shape} as {kind}"
+            f" with strides {logits.strides} and temperatures {temperature.shape}"
+        )
     stride = logits.strides[0] // logits.itemsize
     scales = (LOG2_E / temperature.astype(np.float64)).astype(np.float32)
     values, indices = np.empty((rows, k), np.float32), np.empty((rows, k), np.int64)

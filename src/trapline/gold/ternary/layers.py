@@ -214,7 +214,9 @@ def learn_scales(model: nn.Module) -> None:
         if isinstance(module, _Latent):
             scales = module.ternary()[1]
             # One axis: optimisers and reports take it for what it is, not for a matrix.
-            gain = nn.Parameter(torch.ones(scales.numel(), device=scales.device))
+            gain = nn.Parameter(
+                torch.ones(scales.numel(), dtype=torch.float32, device=scales.device)
+            )
             module.gain = known.setdefault(id(module.weight), gain)
 
 

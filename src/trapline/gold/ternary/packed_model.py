@@ -59,6 +59,8 @@ class PackedLinear(_Packed):
     _seen: tuple[int, ...] | None = None
 
     def forward(self, x: Tensor) -> Tensor:
+        if x.shape[-1] != self.columns:
+            raise ShapeError(f"x has {x.shape[-1]} columns, this layer takes {self.columns}")
         settled = x.is_cuda and self.weights_settled()
         return packed_linear(x, self.codes, self.scales, self.group_size, settled=settled)
 

@@ -45,7 +45,7 @@ class EqualRows:
         self._turns = angles(shape.rope, shape.head_dim, self._places, like)
         self._text = torch.zeros((rows, room), dtype=torch.long, device=like.device)
         self._at = torch.zeros(1, dtype=torch.long, device=like.device)
-        self._heat = torch.zeros((rows, 1), device=like.device)
+        self._heat = torch.zeros((rows, 1), dtype=torch.float32, device=like.device)
         self._luck = torch.Generator(like.device).manual_seed(seed)
         self._replay: Callable[[], object] | None = None
 
@@ -57,8 +57,8 @@ class EqualRows:
         if rows != len(self._text):
             raise RangeError(f"{rows} prompts for {len(self._text)} rows")
         self._text[:, :width] = prompts
-        turns = torch.arange(rows) % len(temperatures)
-        self._heat.copy_(torch.tensor(temperatures)[turns][:, None])
+        turns = [temperatures[row % len(temperatures)] for row in range(rows)]
+        self._heat.copy_(torch.tensor(turns, dtype=torch.float32, device="cpu")[:, None])
         for at in range(0, rows, PREFILL):
             some = self._text[at : at + PREFILL, : width - 1]
             read(self._target, some, keep=partial(self._keep, at))
@@ -107,7 +107,8 @@ class EqualRows:
     def _noise(self, logits: Tensor) -> Tensor:
         """Gumbel's: the largest of logits / T + noise has the law softmax(logits / T)."""
         luck = None if logits.is_cuda else self._luck
-        drawn = torch.rand(logits.shape, device=logits.device, generator=luck)
+        single, device = torch.float32, logits.device
+        drawn = torch.rand(logits.shape, dtype=single, device=device, generator=luck)
         return -torch.log(-torch.log(drawn.clamp(1e-9, 1.0 - 1e-7)))
 
     def _keep(self, first: int, layer: int, k: Tensor, v: Tensor) -> None:

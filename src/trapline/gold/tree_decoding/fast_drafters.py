@@ -59,8 +59,8 @@ class Proposal:
         self.ids = torch.zeros(rows * nodes, dtype=torch.int64, device=device)
         # A chain, until somebody says otherwise.
         self.depths = torch.arange(nodes, device=device).repeat(rows)
-        seen = torch.ones((nodes, nodes), device=device).tril()
-        self.seen = seen.to(torch.int8).repeat(rows, 1, 1).contiguous()
+        seen = torch.ones((nodes, nodes), dtype=torch.int8, device=device).tril()
+        self.seen = seen.repeat(rows, 1, 1).contiguous()
         self.nodes = nodes
 
 

@@ -29,7 +29,8 @@ class PromptLookup:
 
     def draft(self, rows: Sequence[Any]) -> Tensor:
         """One certain token a depth as far as the occurrence goes, −inf everywhere else."""
-        log_q = torch.full((len(rows), self._block, self.vocab), _ELSE, device=self._device)
+        shape = (len(rows), self._block, self.vocab)
+        log_q = torch.full(shape, _ELSE, dtype=torch.float32, device=self._device)
         for number, row in enumerate(rows):
             row.fresh = []
             guess = lookup(row.tokens, self._block, self._longest)

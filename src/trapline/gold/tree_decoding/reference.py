@@ -155,7 +155,7 @@ def ancestors(parents: Tensor) -> Tensor:
     Paths double in every round, so a tree of any depth takes log2 N rounds.
     """
     rows, nodes = parents.shape
-    reach = torch.eye(nodes + 1, device=parents.device).repeat(rows, 1, 1)
+    reach = torch.eye(nodes + 1, dtype=torch.float32, device=parents.device).repeat(rows, 1, 1)
     reach[:, 1:].scatter_(2, (parents + 1)[:, :, None], 1.0)
     for _ in range(max(nodes, 1).bit_length()):
         reach = (reach @ reach).clamp_(max=1.0)

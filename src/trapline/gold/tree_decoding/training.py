@@ -207,7 +207,7 @@ def _gradients(
     """Loss and clipped gradients of a batch that luck decides; on a GPU one graph."""
     device = target.device
     luck = torch.zeros((config.batch, 1 + config.anchors), dtype=torch.float64, device=device)
-    found = torch.zeros((), device=device)
+    found = torch.zeros((), dtype=torch.float32, device=device)
 
     def work() -> None:
         model.zero_grad(set_to_none=True)

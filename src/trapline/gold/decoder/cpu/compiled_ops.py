@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from trapline.gold.c_library import load, run_in_threads
+from trapline.gold.c_pointer import in_cpu_memory, pointer
+from trapline.gold.errors import ShapeError
 
 SOURCE = Path(__file__).with_name("compiled_ops.c")
 #: Fewer products than this a thread are done before another thread has started.
@@ -25,11 +27,11 @@ class _Job(ctypes.Structure):
 
 
 def suits(*given: Tensor | None) -> bool:
-    """Whether all of these are contiguous float32 on a CPU, nobody wants gradients, and C works."""
+    """Whether all are contiguous float32 in CPU memory, without gradients, and C is available."""
     tensors = [one for one in given if one is not None]
     return (
-        all(one.dtype == torch.float32 and one.device.type == "cpu" for one in tensors)
-        and all(one.is_contiguous() for one in tensors)
+        in_cpu_memory(*tensors)
+        and all(one.dtype == torch.float32 and one.is_contiguous() for one in tensors)
         and not (torch.is_grad_enabled() and any(one.requires_grad for one in tensors))
         and unavailable() is None
     )
@@ -44,8 +46,9 @@ def unavailable() -> str | None:
 def add_norm(x: Tensor, delta: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """(RMS norm of x + delta, x + delta), for rows (B, C)."""
     total, y = torch.empty_like(x), torch.empty_like(x)
-    given = (one.data_ptr() for one in (x, delta, weight, total, y))
-    _loaded().add_norm(*given, *x.shape, eps)
+    rows = [pointer(one, torch.float32, x.shape) for one in (x, delta, total, y)]
+    scale = pointer(weight, torch.float32, x.shape[1:])
+    _loaded().add_norm(*rows[:2], scale, *rows[2:], *x.shape, eps)
     return y, total
 
 
@@ -64,9 +67,19 @@ def rope_and_append(
     q = qkv.new_empty((rows, heads, width))
     cosine, sine = angles or (None, None)
     q_norm, k_norm = norms or (None, None)
-    given = (qkv, cosine, sine, q_norm, k_norm, positions, slots, q, *stored)
+    context = 0 if cosine is None else len(cosine)
+    single = torch.float32
     _loaded().rope_and_append(
-        *(None if one is None else one.data_ptr() for one in given), rows, heads, groups, width, eps
+        pointer(qkv, single, (rows, (heads + 2 * groups) * width)),
+        *(
+            one if one is None else pointer(one, single, (context, width // 2))
+            for one in (cosine, sine)
+        ),
+        *(one if one is None else pointer(one, single, (width,)) for one in (q_norm, k_norm)),
+        *(pointer(one, torch.int64, (rows,)) for one in (positions, slots)),
+        pointer(q, single, (rows, heads, width)),
+        *(pointer(one, single, stored[0].shape) for one in stored),
+        *(rows, heads, groups, width, eps),
     )
     return q
 
@@ -85,12 +98,18 @@ def attend(
     if not rows:
         return out
     table, lengths = table.int().contiguous(), lengths.int().contiguous()
-    items = rows * groups
+    items, longest = rows * groups, int(lengths.max())
+    if longest > table.shape[1] * page_size:
+        raise ShapeError(f"{longest} positions do not fit {table.shape[1]} pages of {page_size}")
     job = _Job(
-        *(one.data_ptr() for one in (q, *stored, table, lengths, out)),
+        pointer(q, torch.float32, (rows, heads, width)),
+        *(pointer(one, torch.float32, (len(stored[0]), groups, width)) for one in stored),
+        pointer(table, torch.int32, (rows, table.shape[1])),
+        pointer(lengths, torch.int32, (rows,)),
+        pointer(out, torch.float32, (rows, heads, width)),
         *(table.shape[1], page_size, heads, groups, width, window or 0, items, 0),
     )
-    work = rows * heads * int(lengths.max()) * width // _PRODUCTS_A_THREAD
+    work = rows * heads * longest * width // _PRODUCTS_A_THREAD
     run_in_threads(_loaded().attend, job, min(torch.get_num_threads(), work, items))
     return out
 
@@ -103,10 +122,10 @@ def _loaded() -> ctypes.CDLL:
 
 @cache
 def _library() -> ctypes.CDLL | str:
-    pointer, number, real = ctypes.c_void_p, ctypes.c_long, ctypes.c_double
+    address, number, real = ctypes.c_void_p, ctypes.c_long, ctypes.c_double
     return load(
         SOURCE,
-        add_norm=[pointer] * 5 + [number] * 2 + [real],
-        rope_and_append=[pointer] * 10 + [number] * 4 + [real],
-        attend=[pointer],
+        add_norm=[address] * 5 + [number] * 2 + [real],
+        rope_and_append=[address] * 10 + [number] * 4 + [real],
+        attend=[address],
     )

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from trapline.gold.c_library import load, run_in_threads
+from trapline.gold.c_pointer import in_cpu_memory, pointer
 
 SOURCE = Path(__file__).with_name("linear_few_rows.c")
 #: One row is a vector, which torch reads weights for as fast as memory gives them; and with many
@@ -37,7 +38,12 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     x = x.contiguous()
     y = x.new_empty((rows, outputs))
     work = rows * inputs * outputs // _PRODUCTS_A_THREAD
-    job = _Job(x.data_ptr(), weight.data_ptr(), y.data_ptr(), rows, inputs, outputs, 0)
+    job = _Job(
+        pointer(x, torch.float32, (rows, inputs)),
+        pointer(weight, torch.float32, (outputs, inputs)),
+        pointer(y, torch.float32, (rows, outputs)),
+        *(rows, inputs, outputs, 0),
+    )
     run_in_threads(library.linear_few_rows, job, min(torch.get_num_threads(), work))
     return y
 
@@ -53,7 +59,7 @@ def _suits(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
         x.dim() == 2
         and LEAST <= len(x) <= MOST
         and x.dtype == weight.dtype == torch.float32
-        and x.device.type == "cpu"
+        and in_cpu_memory(x, weight)
         and bias is None
         and weight.is_contiguous()
         and not (torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad))

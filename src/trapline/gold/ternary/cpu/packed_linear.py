@@ -1,4 +1,4 @@
-"""The CPU's packed product: `packed_linear.c`. Without a compiler `fast` takes torch instead."""
+"""Packed ternary products on a CPU: `packed_linear.c`, where a C compiler is available."""
 
 import ctypes
 from functools import cache
@@ -7,16 +7,18 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from trapline.gold.arithmetic import cdiv
 from trapline.gold.c_library import load, run_in_threads
+from trapline.gold.c_pointer import pointer
 
 GROUP = 128
 SOURCE = Path(__file__).with_name("packed_linear.c")
-#: Fewer weights than this a thread are done before another thread has started.
-_WEIGHTS_A_THREAD = 1 << 20
+#: A thread with fewer weights than this finishes before another one has started.
+_WEIGHTS_PER_THREAD = 1 << 20
 
 
 class _Job(ctypes.Structure):
-    """As in the C source."""
+    """`struct job` of the C source."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("x", "plane", "scales", "y")),
@@ -27,26 +29,40 @@ class _Job(ctypes.Structure):
 
 
 def unavailable() -> str | None:
-    """Why there is no compiled product here, or None."""
+    """Why the compiled product is not available, or None."""
     loaded = _library()
     return loaded if isinstance(loaded, str) else None
 
 
-def product(x: Tensor, plane: Tensor, scales: Tensor, y: Tensor, threads: int) -> None:
-    """y (M, N) = x (M, K) Wᵀ in float32; plane (N, ⌈K/4⌉), scales (N, ⌈K/128⌉), all contiguous."""
+def product(x: Tensor, plane: Tensor, scales: Tensor) -> Tensor:
+    """x (M, K) Wᵀ, float32 (M, N); plane (N, ⌈K/4⌉) uint8, scales (N, ⌈K/128⌉) float16.
+
+    All are contiguous and in CPU memory; others are refused before any memory is touched.
+    """
     library = _library()
     assert not isinstance(library, str), library
-    (rows, row_bytes), (count, columns), groups = plane.shape, x.shape, scales.shape[1]
-    # Digits (3 · 128 bytes a group) between four int32 and a float32; a float32 for each row.
+    (count, columns), rows = x.shape, len(plane)
+    row_bytes, groups = cdiv(columns, 4), cdiv(columns, GROUP)
+    y = torch.empty((count, rows), dtype=torch.float32, device="cpu")
+    # Digits (3 · 128 bytes per group) between four int32 and a float32; a float32 for each row.
     parts = count * groups
-    scratch = torch.empty(parts * (16 + 3 * GROUP + 4) + 4 * count, dtype=torch.uint8)
-    less = scratch.data_ptr()
+    size = parts * (16 + 3 * GROUP + 4) + 4 * count
+    scratch = torch.empty(size, dtype=torch.uint8, device="cpu")
+    less = pointer(scratch, torch.uint8, (size,))
     digits, units = less + parts * 16, less + parts * (16 + 3 * GROUP)
-    backs = units + 4 * parts
-    given = (x.data_ptr(), plane.data_ptr(), scales.data_ptr(), y.data_ptr())
-    job = _Job(*given, digits, less, units, backs, count, rows, columns, row_bytes, groups, 0)
+    job = _Job(
+        pointer(x, torch.float32, (count, columns)),
+        pointer(plane, torch.uint8, (rows, row_bytes)),
+        pointer(scales, torch.float16, (rows, groups)),
+        pointer(y, torch.float32, (count, rows)),
+        *(digits, less, units, units + 4 * parts),
+        *(count, rows, columns, row_bytes, groups, 0),
+    )
     library.split(ctypes.byref(job))
-    run_in_threads(library.work, job, min(threads, rows * columns // _WEIGHTS_A_THREAD))
+    run_in_threads(
+        library.work, job, min(torch.get_num_threads(), rows * columns // _WEIGHTS_PER_THREAD)
+    )
+    return y
 
 
 @cache

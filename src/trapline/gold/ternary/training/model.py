@@ -80,7 +80,10 @@ def initialise(decoder: Decoder, seed: int) -> None:
             if name.endswith("head.weight"):
                 # A head that begins small begins close to "every token is equally likely".
                 spread *= 0.2
-            weight.copy_(torch.randn(weight.shape, generator=source) * spread)
+            weight.copy_(
+                torch.randn(weight.shape, generator=source, dtype=torch.float32, device="cpu")
+                * spread
+            )
 
 
 def unit(name: str, parameter: Tensor, *, tied: bool) -> float:
@@ -218,7 +221,7 @@ class TernaryLM(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         """tokens (B, T) → logits (B, T, V)."""
         x = self.embedding(tokens)
-        bias = attention_bias(self.shape.heads, tokens.shape[1])
+        bias = attention_bias(self.shape.heads, tokens.shape[1], tokens.device)
         for block in self.layers:
             x = block(x, bias)
         logits: Tensor = self.head(_norm(x))
@@ -233,10 +236,12 @@ class TernaryLM(nn.Module):
         return found
 
 
-def attention_bias(heads: int, length: int) -> Tensor:
+def attention_bias(heads: int, length: int, device: torch.device) -> Tensor:
     """(H, T, T): minus slope times distance back, minus infinity ahead."""
-    slopes = 2.0 ** (-8.0 * torch.arange(1, heads + 1) / heads)
-    back = torch.arange(length)[:, None] - torch.arange(length)[None, :]
+    numbers = torch.arange(1, heads + 1, dtype=torch.float32, device=device)
+    slopes = 2.0 ** (-8.0 * numbers / heads)
+    places = torch.arange(length, dtype=torch.float32, device=device)
+    back = places[:, None] - places[None, :]
     return torch.where(back >= 0, -slopes[:, None, None] * back, -torch.inf)
 
 

@@ -180,7 +180,8 @@ def make_rates_tensors(optimisers: list[Any]) -> None:
     """A number in a CUDA graph stays as it was; a tensor can be filled anew."""
     for optimiser in optimisers:
         for group in optimiser.param_groups:
-            group["lr"] = torch.zeros((), device=group["params"][0].device)
+            device = group["params"][0].device
+            group["lr"] = torch.zeros((), dtype=torch.float32, device=device)
 
 
 def set_rates(optimisers: list[Any], relative: float) -> None:
