@@ -11,7 +11,12 @@ from typing import Any
 #: Public name → the module that defines it. A component adds its names here, one line each.
 _HOMES = {
     "beam_search": "beam_search.api",
+    "Answer": "decoder.answers",
+    "Beams": "decoder.answers",
     "Decoder": "decoder.api",
+    "Engine": "decoder.engine",
+    "generate": "decoder.generate",
+    "Sampling": "decoder.sampling",
     "build_tree": "tree_decoding.api",
     "tree_mask": "tree_decoding.api",
     "verify_tree": "tree_decoding.api",

@@ -1,4 +1,4 @@
-"""Text that grows with tokens: whole characters, stop strings wherever they lie, tokenisers."""
+"""Streaming text: complete characters, stop strings across tokens, tokenizers."""
 
 import json
 
@@ -35,7 +35,7 @@ def shown(stream, tokens):
     st.lists(st.integers(0, len(WORDS) - 1), max_size=12),
     st.lists(st.sampled_from(["ab", "aba", "END", " x", "bb"]), max_size=2),
 )
-def test_text_ends_before_the_first_stop_string_however_it_is_cut(tokens, stops):
+def test_text_ends_before_the_first_stop_string(tokens, stops):
     whole = by_words(tokens)
     found = [at for stop in stops if (at := whole.find(stop)) >= 0]
     text, count = shown(TextStream(by_words, stops), tokens)
@@ -51,7 +51,7 @@ def test_text_ends_before_the_first_stop_string_however_it_is_cut(tokens, stops)
     assert bool(found) == (expected < len(until) or until[expected:] != "")
 
 
-def test_nothing_of_a_stop_string_is_shown_before_it_is_decided():
+def test_a_possible_stop_string_is_held_back():
     stream = TextStream(by_words, ["END"])
     assert [stream.push(WORDS.index(word)) for word in ("a", "E", "ND")] == ["a", "", ""]
     assert stream.stopped
@@ -60,7 +60,7 @@ def test_nothing_of_a_stop_string_is_shown_before_it_is_decided():
     assert TextStream(by_words, ["END"]).finish() == ""
 
 
-def test_characters_are_shown_whole():
+def test_characters_are_shown_complete():
     stream = TextStream(by_bytes)
     pieces = [stream.push(byte) for byte in "aé€!".encode()]
     assert pieces == ["a", "", "é", "", "", "€", "!"]
@@ -74,15 +74,15 @@ def test_an_empty_stop_string_is_refused():
         TextStream(by_words, [""])
 
 
-def test_a_bare_stop_string_is_told_from_an_empty_one():
+def test_a_bare_stop_string_is_refused():
     for bare in ("abc", ""):
-        with pytest.raises(RangeError, match="stop strings come as a list"):
+        with pytest.raises(RangeError, match="stop strings must be a list"):
             TextStream(by_words, bare)
 
 
 @pytest.fixture
 def spaced(tmp_path):
-    """As SentencePiece has it: a space before every word, taken away at the very beginning."""
+    """Like SentencePiece: a space before every word except the first."""
     made = Rust(models.BPE({"<unk>": 0, "▁Hello": 1, "▁world": 2}, [], unk_token="<unk>"))
     made.add_special_tokens(["<pad>"])
     made.decoder = decoders.Sequence(
@@ -93,11 +93,11 @@ def spaced(tmp_path):
 
 
 @pytest.mark.parametrize("tokens", [[1, 3, 2], [1, 3, 3, 2], [3, 1, 2], [1, 2, 3, 3, 1, 3, 2]])
-def test_a_word_keeps_its_space_after_tokens_that_show_nothing(spaced, tokens):
+def test_a_word_keeps_its_space_after_tokens_without_text(spaced, tokens):
     assert shown(TextStream(spaced.decode), tokens)[0] == spaced.decode(tokens)
 
 
-def test_a_stop_string_is_found_after_a_token_that_shows_nothing(spaced):
+def test_a_stop_string_is_found_after_a_token_without_text(spaced):
     stream = TextStream(spaced.decode, [" world"])
     assert shown(stream, [1, 3, 2]) == ("Hello", 3)
     assert stream.stopped
@@ -105,7 +105,7 @@ def test_a_stop_string_is_found_after_a_token_that_shows_nothing(spaced):
 
 @pytest.fixture
 def folder(tmp_path):
-    """A byte-level tokeniser: every byte a token, and an end."""
+    """A byte-level tokenizer with an end token."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {letter: number for number, letter in enumerate(alphabet)}
     made = Rust(models.BPE(vocab=vocabulary, merges=[]))
@@ -116,7 +116,7 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_a_real_tokeniser_goes_both_ways(folder):
+def test_a_tokenizer_encodes_and_decodes(folder):
     tokenizer = Tokenizer(folder)
     tokens = tokenizer.encode("naïve € text")
     assert tokenizer.decode(tokens) == "naïve € text"
@@ -125,11 +125,11 @@ def test_a_real_tokeniser_goes_both_ways(folder):
     assert shown(stream, tokens)[0] == "naïve € "
     with pytest.raises(RangeError, match="no token '</s>'"):
         tokenizer.find("</s>")
-    with pytest.raises(RangeError, match="no UTF-8"):
+    with pytest.raises(RangeError, match="not valid UTF-8"):
         tokenizer.encode(b"\xff\xfe".decode(errors="surrogateescape"))
 
 
-def test_ends_are_read_where_they_are_named(tmp_path):
+def test_end_ids_prefer_the_generation_config(tmp_path):
     assert end_ids(tmp_path) == []
     (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": 7}))
     assert end_ids(tmp_path) == [7]
@@ -137,16 +137,16 @@ def test_ends_are_read_where_they_are_named(tmp_path):
     assert end_ids(tmp_path) == [3, 4]
     for wrong in ("end", [3, None], 2.5):
         (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": wrong}))
-        with pytest.raises(RangeError, match="is no token"):
+        with pytest.raises(RangeError, match="must be an integer or a list of integers"):
             end_ids(tmp_path)
     (tmp_path / "generation_config.json").write_text("{")
-    with pytest.raises(RangeError, match="no JSON"):
+    with pytest.raises(RangeError, match="not valid JSON"):
         end_ids(tmp_path)
 
 
-def test_missing_and_broken_tokenisers_are_refused(tmp_path):
+def test_missing_and_broken_tokenizers_are_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"no tokenizer\.json"):
         Tokenizer(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(RangeError, match="no tokeniser"):
+    with pytest.raises(RangeError, match="not a tokenizer file"):
         Tokenizer(tmp_path)

@@ -1,22 +1,49 @@
-"""`Decoder`: a checkpoint as a model that reads and writes files and generates."""
+"""`Decoder`: a language model with its checkpoint's tokenizer and end tokens, and generation."""
 
+from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Self
+from typing import Literal, Self, overload
 
 import torch
 
+from trapline.gold import checks
 from trapline.gold.decoder import weights
+from trapline.gold.decoder.answers import (
+    Answer,
+    Beams,
+    Job,
+    Piece,
+    Prompts,
+    prompt_ids,
+    refuse_combination,
+)
+from trapline.gold.decoder.config import DecoderConfig
 from trapline.gold.decoder.network import Network
+from trapline.gold.decoder.sampling import Sampling
+from trapline.gold.decoder.speculator import Speculator
+from trapline.gold.decoder.text import Codec, Tokenizer, end_ids
+from trapline.gold.errors import DTypeError, RangeError
 
 
 class Decoder(Network):
-    """A language model: `decoder(ids)` for whole batches, `decoder.step` for growing sequences."""
+    """A language model: `generate` for answers, `decoder(ids)` for logits.
+
+    `stop_ids` are the tokens that end an answer, by default those that the checkpoint names.
+    """
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__(config)
+        self.stop_ids = list(config.eos_ids)
+        self._codec: Codec | None = None
+        #: A tokenizer.json that is read when text is first needed.
+        self._tokenizer_folder: Path | None = None
 
     @classmethod
     def from_pretrained(
         cls, folder: str | Path, *, dtype: torch.dtype | str | None = None, device: str = "cpu"
     ) -> Self:
-        """Loads a Hugging Face checkpoint: `config.json` and safetensors, sharded or not.
+        """Loads a Hugging Face checkpoint: `config.json`, safetensors, `tokenizer.json`.
 
         The weights keep the checkpoint's dtype unless `dtype` is given.
         """
@@ -26,12 +53,102 @@ class Decoder(Network):
         if weights.quantisation(folder) == "trapline-ternary":
             from trapline.gold.ternary.packed_model import load_packed
 
-            return load_packed(folder, kind, device, model=cls)
-        return weights.load(cls, folder, kind, device)
+            decoder = load_packed(folder, kind, device, model=cls)
+        else:
+            decoder = weights.load(cls, folder, kind, device)
+        decoder.stop_ids = end_ids(folder)
+        if (folder / "tokenizer.json").is_file() and find_spec("tokenizers"):
+            decoder._tokenizer_folder = folder.resolve()
+        return decoder
 
     def save_pretrained(self, folder: str | Path, *, shard_bytes: int = 4 << 30) -> None:
-        """Writes what `from_pretrained` reads; files larger than `shard_bytes` are split.
-
-        Writes weights and `config.json`. Copy a tokeniser and `generation_config.json` yourself.
-        """
+        """Writes what `from_pretrained` reads; files larger than `shard_bytes` are split."""
         weights.save(self, Path(folder), shard_bytes)
+
+    @property
+    def tokenizer(self) -> Codec | None:
+        """Text to token ids and back; assign another object with `encode` and `decode`."""
+        if self._codec is None and self._tokenizer_folder is not None:
+            self._codec = Tokenizer(self._tokenizer_folder)
+        return self._codec
+
+    @tokenizer.setter
+    def tokenizer(self, codec: Codec | None) -> None:
+        self._codec, self._tokenizer_folder = codec, None
+
+    @overload
+    def generate(
+        self,
+        prompts: Prompts,
+        *,
+        max_new_tokens: int,
+        sampling: Sampling | Sequence[Sampling] | None = None,
+        beams: int | Beams | None = None,
+        speculate: Speculator | None = None,
+        stop: str | Sequence[str] = (),
+        stop_ids: Sequence[int] | None = None,
+        stream: Literal[False] = False,
+        batch: int = 32,
+    ) -> list[Answer]: ...
+
+    @overload
+    def generate(
+        self,
+        prompts: Prompts,
+        *,
+        max_new_tokens: int,
+        sampling: Sampling | Sequence[Sampling] | None = None,
+        beams: None = None,
+        speculate: Speculator | None = None,
+        stop: str | Sequence[str] = (),
+        stop_ids: Sequence[int] | None = None,
+        stream: Literal[True],
+        batch: int = 32,
+    ) -> Iterator[Piece]: ...
+
+    def generate(
+        self,
+        prompts: Prompts,
+        *,
+        max_new_tokens: int,
+        sampling: Sampling | Sequence[Sampling] | None = None,
+        beams: int | Beams | None = None,
+        speculate: Speculator | None = None,
+        stop: str | Sequence[str] = (),
+        stop_ids: Sequence[int] | None = None,
+        stream: bool = False,
+        batch: int = 32,
+    ) -> list[Answer] | Iterator[Piece]:
+        """Continues prompts: text or a list of texts, token ids or a list of lists of them.
+
+        Returns one `Answer` a prompt; with `stream=True`, an iterator of `Piece`s as they come.
+        Greedy unless `sampling` is given; one `Sampling` for several prompts draws prompt i with
+        seed + i. An answer ends at `stop_ids` (the checkpoint's own by default), before a text of
+        `stop`, or after `max_new_tokens`. `speculate` drafts tokens ahead and gives the same
+        answers sooner. `beams` searches instead and composes with none of sampling, speculate,
+        stop and stream. At most `batch` prompts run at once. A prompt that fails on the way gives
+        an answer with finish_reason "error" and does not affect the others.
+        """
+        checks.integers(max_new_tokens=max_new_tokens, batch=batch)
+        if max_new_tokens < 1 or batch < 1:
+            raise RangeError("max_new_tokens and batch must be at least 1")
+        stops = (stop,) if isinstance(stop, str) else tuple(stop)
+        refuse_combination(beams, sampling=sampling, speculate=speculate, stop=stops, stream=stream)
+        codec = self.tokenizer
+        if stops and codec is None:
+            raise RangeError("stop strings need a tokenizer: this decoder has none; use stop_ids")
+        job = Job(
+            self,
+            prompt_ids(prompts, codec),
+            codec,
+            max_new_tokens,
+            sampling,
+            stops,
+            tuple(self.stop_ids if stop_ids is None else stop_ids),
+            batch,
+        )
+        if beams is not None:
+            return job.search(beams if isinstance(beams, Beams) else Beams(beams))
+        if speculate is not None and not hasattr(speculate, "stream"):
+            raise DTypeError(f"speculate must be a Speculation, got {speculate!r}")
+        return job.pieces(speculate, with_text=True) if stream else job.answers(speculate)

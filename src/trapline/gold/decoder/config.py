@@ -1,7 +1,7 @@
 """What a checkpoint's `config.json` says, in our words."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -62,6 +62,10 @@ class DecoderConfig:
     qk_norm: bool = False
     attention_bias: bool = False
     mlp_bias: bool = False
+    #: Special tokens that the file names; several may end a text.
+    bos_id: int | None = None
+    eos_ids: tuple[int, ...] = ()
+    pad_id: int | None = None
 
     @property
     def is_gpt2(self) -> bool:
@@ -86,6 +90,7 @@ def from_dict(raw: dict[str, Any]) -> DecoderConfig:
         raise RangeError(f"model_type {family!r} is none of llama, mistral, qwen3, gpt2")
     try:
         config = _gpt2(raw) if family == "gpt2" else _llama_like({**_UNSAID[family], **raw})
+        config = replace(config, **_special_tokens(raw))
     except KeyError as missing:
         raise RangeError(f"the configuration of a {family} has no {missing}") from None
     if config.heads % config.kv_heads:
@@ -94,6 +99,22 @@ def from_dict(raw: dict[str, Any]) -> DecoderConfig:
         # Kernels go through the two halves of a head at once, whether they turn it or not.
         raise RangeError(f"heads of {config.head_dim}: only even widths are served")
     return config
+
+
+def _special_tokens(raw: dict[str, Any]) -> dict[str, Any]:
+    def ids(key: str) -> tuple[int, ...]:
+        found = raw.get(key)
+        several = found if isinstance(found, list) else [] if found is None else [found]
+        if not all(type(one) is int for one in several):
+            raise RangeError(f"{key} must be an integer or a list of integers, got {found!r}")
+        return tuple(several)
+
+    bos, pad = ids("bos_token_id"), ids("pad_token_id")
+    return {
+        "bos_id": bos[0] if bos else None,
+        "eos_ids": ids("eos_token_id"),
+        "pad_id": pad[0] if pad else None,
+    }
 
 
 def _gpt2(raw: dict[str, Any]) -> DecoderConfig:

@@ -5,20 +5,31 @@ runs can run out of room. Until then it waits, first come, first served.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from trapline.gold import checks
+from trapline.gold.decoder.config import DecoderConfig
 from trapline.gold.decoder.graphed_step import ROOM, GraphedStep, StepRow
 from trapline.gold.decoder.network import Network
 from trapline.gold.decoder.pool import Pool, PooledSequence
 from trapline.gold.decoder.sampling import NO_TOKEN, Sampling, TokenSampler
-from trapline.gold.decoder.text import TextStream
+from trapline.gold.decoder.text import Decode, TextStream
 from trapline.gold.errors import RangeError
+
+FinishReason = Literal["stop", "length", "error"]
+
+
+class RequestError(RangeError):
+    """A running request failed; `request` is its number."""
+
+    def __init__(self, request: int, reason: str) -> None:
+        super().__init__(reason)
+        self.request = request
 
 
 class Token(NamedTuple):
@@ -27,8 +38,10 @@ class Token(NamedTuple):
     request: int
     token: int
     last: bool
-    #: What can be shown, for requests that came with a way to decode.
+    #: Text that is final now, for requests with `decode`.
     text: str = ""
+    #: Given with the last token: "stop" at a stop token or stop string, else "length".
+    finish_reason: FinishReason | None = None
 
 
 @dataclass
@@ -47,21 +60,26 @@ class _Request:
         """What it may need; the last token is said, but never read."""
         return len(self.prompt) + self.most - 1
 
-    def say(self, token: int) -> Token:
-        """Takes a token in; refuses where there is none, and where its text cannot be made."""
+    def add_token(self, token: int) -> Token:
+        """Takes a token in; raises where there is none, and where `decode` fails."""
         if token == NO_TOKEN:
-            raise RangeError(f"the logits of request {self.number} are NaN or have no softmax")
+            reason = f"the logits of request {self.number} are NaN or have no softmax"
+            raise RequestError(self.number, reason)
         self.tokens.append(token)
-        last = token in self.stop_ids or len(self.tokens) >= self.most
-        if self.text is None:
-            return Token(self.number, token, last)
-        try:
-            shown = self.text.push(token)
-            last = last or self.text.stopped
-            shown += self.text.finish() if last else ""
-        except Exception as error:  # whatever `decode` may raise: it is the caller's own
-            raise RangeError(f"decoding the text of request {self.number}: {error!r}") from error
-        return Token(self.number, token, last, shown)
+        stopped = token in self.stop_ids
+        last = stopped or len(self.tokens) >= self.most
+        shown = ""
+        if self.text is not None:
+            try:
+                shown = self.text.push(token)
+                last = last or self.text.stopped
+                shown += self.text.finish() if last else ""
+            except Exception as error:  # `decode` is the caller's: it may raise anything
+                reason = f"decoding the text of request {self.number}: {error!r}"
+                raise RequestError(self.number, reason) from error
+            stopped = stopped or self.text.stopped
+        ending: FinishReason = "stop" if stopped else "length"
+        return Token(self.number, token, last, shown, ending if last else None)
 
 
 class _Flight(NamedTuple):
@@ -112,7 +130,7 @@ class Engine:
         self._flight: _Flight | None = None
         self._most_ahead = 1 if decoder.device.type == "cpu" else ROOM
         #: What comes out one step at a time: each request that broke, then what the others said.
-        self._broken: dict[int, RangeError] = {}
+        self._broken: dict[int, RequestError] = {}
         self._undelivered: list[Token] = []
         self._numbers = 0
 
@@ -127,7 +145,7 @@ class Engine:
         max_new_tokens: int,
         stop_ids: Sequence[int] = (),
         sampling: Sampling | None = None,
-        decode: Callable[[list[int]], str] | None = None,
+        decode: Decode | None = None,
         stop_texts: Sequence[str] = (),
     ) -> int:
         """Queues a request and answers its number; refuses what could never run."""
@@ -181,22 +199,11 @@ class Engine:
         return self._settle(said + first)
 
     def _check(self, request: _Request) -> None:
-        config = self.decoder.config
-        if request.most < 1:
-            raise RangeError(f"max_new_tokens must be at least 1, got {request.most}")
-        if not request.prompt:
-            raise RangeError("the prompt is empty")
-        if not all(0 <= token < config.vocab for token in request.prompt):
-            raise RangeError(f"the prompt has a token outside the vocabulary of {config.vocab}")
+        vocabulary = self.decoder.config.vocab
+        check_prompt(self.decoder.config, request.prompt, request.most)
         for stop in sorted(request.stop_ids):
-            if not 0 <= stop < config.vocab:
-                raise RangeError(f"stop token {stop} is outside the vocabulary of {config.vocab}")
-        total = len(request.prompt) + request.most
-        if total > config.context:
-            raise RangeError(
-                f"a prompt of {len(request.prompt)} and {request.most} new tokens need {total}"
-                f" positions, the model has {config.context}"
-            )
+            if not 0 <= stop < vocabulary:
+                raise RangeError(f"stop token {stop} is outside the vocabulary of {vocabulary}")
         needed = self.pool.book.pages_for(request.positions)
         if needed > self.pool.book.num_pages:
             raise MemoryError(
@@ -293,8 +300,8 @@ class Engine:
         events: list[Token] = []
         for request, token in said:
             try:
-                events.append(request.say(token))
-            except RangeError as error:
+                events.append(request.add_token(token))
+            except RequestError as error:
                 self._broken[request.number] = error
         self._leave({event.request for event in events if event.last} | set(self._broken))
         if self._broken:
@@ -315,6 +322,22 @@ class Engine:
     def _choose_for(self, requests: Sequence[_Request]) -> TokenSampler:
         ways = [request.way for request in requests]
         return TokenSampler(ways, self.decoder.config.vocab, self.decoder.device)
+
+
+def check_prompt(config: DecoderConfig, prompt: Sequence[int], most: int) -> None:
+    """Refuses a prompt that cannot be continued by `most` tokens."""
+    if most < 1:
+        raise RangeError(f"max_new_tokens must be at least 1, got {most}")
+    if not prompt:
+        raise RangeError("the prompt is empty")
+    if not all(0 <= token < config.vocab for token in prompt):
+        raise RangeError(f"the prompt has a token outside the vocabulary of {config.vocab}")
+    total = len(prompt) + most
+    if total > config.context:
+        raise RangeError(
+            f"a prompt of {len(prompt)} and {most} new tokens need {total} positions, "
+            f"the model has {config.context}"
+        )
 
 
 def _integers(name: str, given: Iterable[Any]) -> list[int]:

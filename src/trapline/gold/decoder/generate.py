@@ -1,53 +1,20 @@
-"""Generation: batched prompts of different lengths, streamed or whole; finished rows make room."""
+"""Token ids in, token ids out: ragged prompts in one batch, streamed or whole.
 
-from collections.abc import Callable, Iterator, Sequence
+`Decoder.generate` adds text, beams and speculation; both run the same `Engine`.
+"""
+
+from collections.abc import Iterator, Sequence
 
 from trapline.gold import checks
 from trapline.gold.arithmetic import cdiv
 from trapline.gold.decoder.engine import Engine, Token
 from trapline.gold.decoder.network import Network
-from trapline.gold.decoder.sampling import Sampling
+from trapline.gold.decoder.sampling import Sampling, sampling_per_prompt
+from trapline.gold.decoder.text import Decode
 from trapline.gold.errors import DTypeError, RangeError
 
 #: Positions a page.
 PAGE = 16
-
-
-def stream(
-    decoder: Network,
-    prompts: Sequence[Sequence[int]],
-    *,
-    max_new_tokens: int,
-    stop_ids: Sequence[int] = (),
-    sampling: Sampling | Sequence[Sampling] | None = None,
-    batch: int = 32,
-    decode: Callable[[list[int]], str] | None = None,
-    stop_texts: Sequence[str] = (),
-) -> Iterator[Token]:
-    """Yields tokens as they come. At most `batch` prompts run at once; others wait their turn.
-
-    Stop tokens are yielded too. With a `decode` function tokens carry the text that can be shown,
-    which ends before a stop string, wherever in the tokens it lies.
-    """
-    checks.integers(max_new_tokens=max_new_tokens, batch=batch)
-    if max_new_tokens < 1 or batch < 1:
-        raise RangeError("max_new_tokens and batch must be at least 1")
-    ways = _per_prompt(sampling or Sampling(), len(prompts))
-    engine = _engine(decoder, prompts, max_new_tokens, batch)
-    for number, (prompt, way) in enumerate(zip(prompts, ways, strict=True)):
-        try:
-            engine.add(
-                prompt,
-                max_new_tokens=max_new_tokens,
-                stop_ids=stop_ids,
-                sampling=way,
-                decode=decode,
-                stop_texts=stop_texts,
-            )
-        except (RangeError, DTypeError) as error:
-            raise type(error)(f"prompt {number}: {error}") from None
-    while engine.is_busy:
-        yield from engine.step()
 
 
 def generate(
@@ -59,7 +26,11 @@ def generate(
     sampling: Sampling | Sequence[Sampling] | None = None,
     batch: int = 32,
 ) -> list[list[int]]:
-    """The new tokens of each prompt, its stop token included."""
+    """The new tokens of each prompt, including its stop token.
+
+    One `Sampling` for several prompts draws prompt i with seed + i. A prompt whose logits are NaN
+    raises; `Decoder.generate` reports it in that prompt's answer instead.
+    """
     answers: list[list[int]] = [[] for _ in prompts]
     for token in stream(
         decoder,
@@ -73,19 +44,81 @@ def generate(
     return answers
 
 
-def _engine(decoder: Network, prompts: Sequence[Sequence[int]], new: int, batch: int) -> Engine:
-    """As many pages as the longest prompts need that may run together.
+def stream(
+    decoder: Network,
+    prompts: Sequence[Sequence[int]],
+    *,
+    max_new_tokens: int,
+    stop_ids: Sequence[int] = (),
+    sampling: Sampling | Sequence[Sampling] | None = None,
+    batch: int = 32,
+    decode: Decode | None = None,
+    stop_texts: Sequence[str] = (),
+) -> Iterator[Token]:
+    """Yields tokens as they come, stop tokens included; at most `batch` prompts run at once.
 
-    More than the context is refused when a prompt is added: no memory is taken for it before.
+    With `decode`, tokens carry the text that is final so far; it ends before a stop string.
+    """
+    engine = filled_engine(
+        decoder,
+        prompts,
+        max_new_tokens=max_new_tokens,
+        stop_ids=stop_ids,
+        sampling=sampling,
+        batch=batch,
+        decode=decode,
+        stop_texts=stop_texts,
+    )
+    while engine.is_busy:
+        yield from engine.step()
+
+
+def filled_engine(
+    decoder: Network,
+    prompts: Sequence[Sequence[int]],
+    *,
+    max_new_tokens: int,
+    stop_ids: Sequence[int],
+    sampling: Sampling | Sequence[Sampling] | None,
+    batch: int,
+    decode: Decode | None,
+    stop_texts: Sequence[str],
+) -> Engine:
+    """An engine that holds these prompts as requests 0, 1, …; nothing runs yet."""
+    checks.integers(max_new_tokens=max_new_tokens, batch=batch)
+    if max_new_tokens < 1 or batch < 1:
+        raise RangeError("max_new_tokens and batch must be at least 1")
+    for number, prompt in enumerate(prompts):
+        if not hasattr(prompt, "__len__"):
+            raise DTypeError(
+                f"prompt {number} must be a list of token ids, got {prompt!r}; "
+                "write one prompt as [[5, 6]]"
+            )
+    settings = sampling_per_prompt(sampling, len(prompts))
+    engine = Engine(decoder, page_size=PAGE, **_capacity(decoder, prompts, max_new_tokens, batch))
+    for number, (prompt, setting) in enumerate(zip(prompts, settings, strict=True)):
+        try:
+            engine.add(
+                prompt,
+                max_new_tokens=max_new_tokens,
+                stop_ids=stop_ids,
+                sampling=setting,
+                decode=decode,
+                stop_texts=stop_texts,
+            )
+        except (RangeError, DTypeError) as error:
+            raise type(error)(f"prompt {number}: {error}") from None
+    return engine
+
+
+def _capacity(
+    decoder: Network, prompts: Sequence[Sequence[int]], new: int, batch: int
+) -> dict[str, int]:
+    """Rows, and as many pages as the longest prompts need that may run together.
+
+    `Engine.add` refuses prompts beyond the context, so no memory is reserved for them.
     """
     lengths = (min(len(prompt) + new, decoder.config.context) for prompt in prompts)
     pages = sorted((cdiv(length, PAGE) for length in lengths), reverse=True)
     rows = min(batch, max(len(prompts), 1))
-    return Engine(decoder, rows=rows, pages=max(sum(pages[:rows]), 1), page_size=PAGE)
-
-
-def _per_prompt(sampling: Sampling | Sequence[Sampling], count: int) -> list[Sampling]:
-    ways = [sampling] * count if isinstance(sampling, Sampling) else list(sampling)
-    if len(ways) != count:
-        raise RangeError(f"{len(ways)} samplings for {count} prompts")
-    return ways
+    return {"rows": rows, "pages": max(sum(pages[:rows]), 1)}

@@ -6,14 +6,15 @@ batch, nothing is kept between steps, and nothing waits for the device.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from numbers import Real
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from trapline.gold import checks
-from trapline.gold.errors import RangeError
+from trapline.gold.errors import DTypeError, RangeError
 from trapline.gold.softmax_topk.api import TopK, softmax_topk
 
 #: A nucleus almost always lies within so many candidates; where it does not, all are ranked.
@@ -35,11 +36,17 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        for name in ("temperature", "top_p", "min_p"):
+            value = getattr(self, name)
+            if not isinstance(value, Real):
+                raise DTypeError(
+                    f"{name} must be one number, got {value!r}; "
+                    "prompts that differ take a list of Sampling"
+                )
         if not 0.0 <= self.temperature < float("inf"):
             raise RangeError(f"temperature must be 0 or positive, got {self.temperature}")
         if 0.0 < self.temperature < SMALLEST_TEMPERATURE:
             raise RangeError(f"temperature {self.temperature} is too small: 0 is greedy")
-        # What is no integer would be found out in a batch, and cost all who are in it.
         checks.integers(seed=self.seed, top_k=self.top_k or 0)
         if self.top_k is not None and self.top_k < 1:
             raise RangeError(f"top_k must be at least 1, got {self.top_k}")
@@ -51,6 +58,22 @@ class Sampling:
     @property
     def is_greedy(self) -> bool:
         return self.temperature == 0.0
+
+
+def sampling_per_prompt(
+    sampling: Sampling | Sequence[Sampling] | None, count: int
+) -> list[Sampling]:
+    """One setting a prompt; a single one serves all, with seed + i for prompt i."""
+    if sampling is None or isinstance(sampling, Sampling):
+        shared = sampling or Sampling()
+        return [replace(shared, seed=shared.seed + number) for number in range(count)]
+    settings = list(sampling)
+    for one in settings:
+        if not isinstance(one, Sampling):
+            raise DTypeError(f"sampling must be a Sampling or a list of them, got {one!r}")
+    if len(settings) != count:
+        raise RangeError(f"got {len(settings)} samplings for {count} prompts; give one for each")
+    return settings
 
 
 class Ways(NamedTuple):

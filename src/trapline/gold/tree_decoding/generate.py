@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from trapline.gold import checks
-from trapline.gold.decoder.sampling import Sampling
+from trapline.gold.decoder.sampling import Sampling, sampling_per_prompt
 from trapline.gold.errors import RangeError, ShapeError
 from trapline.gold.tree_decoding import fast_verify, reference
 from trapline.gold.tree_decoding.choice import Penalties, penalised, picks
@@ -156,7 +156,7 @@ def stream(
     """
     rules = _Rules(max_new_tokens, frozenset(stop_ids), mode, budget, penalties or Penalties())
     _check(target, drafter, prompts, rules, batch)
-    ways = _per_prompt(sampling or Sampling(), len(prompts))
+    ways = sampling_per_prompt(sampling, len(prompts))
     waiting = [
         Row(number, list(prompt), len(prompt), way)
         for number, (prompt, way) in enumerate(zip(prompts, ways, strict=True))
@@ -275,13 +275,6 @@ def _burst(row: Row, branch: list[int], bonus: int, rules: _Rules) -> Burst:
         tokens = tokens[: stop + 1]
     last = stop is not None or row.made + len(tokens) >= rules.max_new_tokens
     return Burst(row.number, tokens, min(len(branch), len(tokens)), last)
-
-
-def _per_prompt(sampling: Sampling | Sequence[Sampling], count: int) -> list[Sampling]:
-    ways = [sampling] * count if isinstance(sampling, Sampling) else list(sampling)
-    if len(ways) != count:
-        raise RangeError(f"{len(ways)} samplings for {count} prompts")
-    return ways
 
 
 def _check(
