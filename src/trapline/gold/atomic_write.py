@@ -39,6 +39,21 @@ def write_folder(folder: Path, write: Write) -> None:
         _replace(folder, write)
 
 
+def update_folder(folder: Path, write: Write) -> set[str]:
+    """Adds or replaces files of a folder and keeps the others; returns the names written.
+
+    All new files are complete before the first one takes its place, `config.json` last.
+    """
+    folder = folder.resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    with _room(folder, folder) as room:
+        write(room)
+        new = sorted(room.iterdir(), key=lambda path: path.name == "config.json")
+        for path in new:
+            os.replace(path, folder / path.name)
+        return {path.name for path in new}
+
+
 def _fill(folder: Path, write: Write) -> None:
     """File by file, once all are written."""
     with _room(folder, folder) as room:

@@ -8,6 +8,7 @@ from typing import Literal, Self, overload
 import torch
 
 from trapline.gold import checks
+from trapline.gold.atomic_write import update_folder
 from trapline.gold.decoder import weights
 from trapline.gold.decoder.answers import (
     Answer,
@@ -22,7 +23,7 @@ from trapline.gold.decoder.config import DecoderConfig
 from trapline.gold.decoder.network import Network
 from trapline.gold.decoder.sampling import Sampling
 from trapline.gold.decoder.speculator import Speculator
-from trapline.gold.decoder.text import Codec, Tokenizer, end_ids
+from trapline.gold.decoder.text import Codec, Tokenizer, end_ids, save_ends
 from trapline.gold.errors import DTypeError, RangeError
 
 
@@ -62,8 +63,33 @@ class Decoder(Network):
         return decoder
 
     def save_pretrained(self, folder: str | Path, *, shard_bytes: int = 4 << 30) -> None:
-        """Writes what `from_pretrained` reads; files larger than `shard_bytes` are split."""
-        weights.save(self, Path(folder), shard_bytes)
+        """Writes what `from_pretrained` reads; dense weights above `shard_bytes` are split.
+
+        Packed weights are saved packed, ternary ones with latent weights as the dense weights that
+        they stand for. Other files of the folder stay; a tokenizer is not copied. Nothing changes
+        until all new files are complete.
+        """
+        from trapline.gold.ternary.layers import dequantized, latents
+        from trapline.gold.ternary.packed_model import is_packed, save_packed
+
+        folder = Path(folder)
+        if is_packed(self):
+            weights.check_shard_bytes(shard_bytes)
+            files = None
+        else:
+            files = weights.files_of(dequantized(self) if latents(self) else self, shard_bytes)
+
+        def write(place: Path) -> None:
+            if files is None:
+                save_packed(self, place)
+            else:
+                files.write(place)
+            found = folder / "generation_config.json"
+            said = end_ids(folder) if found.is_file() else list(self.config.eos_ids)
+            if self.stop_ids != said:
+                save_ends(place, self.stop_ids)
+
+        weights.remove_stale(folder, update_folder(folder, write))
 
     @property
     def tokenizer(self) -> Codec | None:

@@ -194,30 +194,52 @@ def _shards(folder: Path) -> list[str]:
         raise RangeError(f"{index} is no index of a sharded checkpoint") from None
 
 
-def save(decoder: Network, folder: Path, shard_bytes: int) -> None:
-    """`config.json` and safetensors that transformers reads too, split above `shard_bytes`."""
-    settings = as_dict(decoder.config, decoder.norm.weight.dtype)
+@dataclass(frozen=True)
+class CheckpointFiles:
+    """A dense checkpoint in memory: what `config.json` and each safetensors file will hold."""
+
+    settings: dict[str, Any]
+    tensors: dict[str, Tensor]
+    #: File name → names of its tensors.
+    shards: dict[str, list[str]]
+
+    def write(self, folder: Path) -> None:
+        """Writes all files, for transformers too."""
+        (folder / "config.json").write_text(json.dumps(self.settings, indent=1) + "\n")
+        for name, names in self.shards.items():
+            save_tensors({one: self.tensors[one] for one in names}, folder / name)
+        if len(self.shards) > 1:
+            total = sum(one.numel() * one.element_size() for one in self.tensors.values())
+            where = {one: name for name, names in self.shards.items() for one in names}
+            index = {"metadata": {"total_size": total}, "weight_map": where}
+            (folder / INDEX).write_text(json.dumps(index, indent=1) + "\n")
+
+
+def files_of(decoder: Network, shard_bytes: int) -> CheckpointFiles:
+    """The files of a dense decoder; refuses one whose weights are stored in another form."""
+    check_shard_bytes(shard_bytes)
+    with torch.device("meta"):
+        expected = dict(Network(decoder.config).named_parameters())
     ours = dict(decoder.named_parameters())
+    for name in expected:
+        if name not in ours:
+            raise RangeError(
+                f"{name} is not a dense weight, so it cannot be saved in a dense checkpoint; "
+                "save packed models with save_packed or `trapline pack`"
+            )
     tensors = {pair.theirs: pair.join(ours).cpu() for pair in _pairs(decoder)}
-    shards = _sharded(tensors, shard_bytes)
-    # Nothing is refused from here on: what an earlier save left may be written over.
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(settings, indent=1) + "\n")
-    for name, names in shards.items():
-        part = {one: tensors[one] for one in names}
-        save_tensors(part, folder / name)
-    if len(shards) > 1:
-        total = sum(one.numel() * one.element_size() for one in tensors.values())
-        where = {one: name for name, names in shards.items() for one in names}
-        (folder / INDEX).write_text(
-            json.dumps({"metadata": {"total_size": total}, "weight_map": where}, indent=1) + "\n"
-        )
-    _remove_stale(folder, shards.keys())
+    settings = as_dict(decoder.config, decoder.norm.weight.dtype)
+    return CheckpointFiles(settings, tensors, _sharded(tensors, shard_bytes))
 
 
-def _remove_stale(folder: Path, written: Set[str]) -> None:
-    """Weights of an earlier save: transformers prefers one whole file, we prefer an index."""
-    if len(written) == 1:
+def check_shard_bytes(shard_bytes: int) -> None:
+    if shard_bytes < 1:
+        raise RangeError(f"shard_bytes must be at least 1, got {shard_bytes}")
+
+
+def remove_stale(folder: Path, written: Set[str]) -> None:
+    """Removes weights of an earlier save: a whole file and an index would contradict each other."""
+    if INDEX not in written:
         (folder / INDEX).unlink(missing_ok=True)
     for pattern in ("model.safetensors", "model-?????-of-?????.safetensors"):
         for path in list(folder.glob(pattern)):
@@ -238,8 +260,6 @@ def save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
 
 def _sharded(tensors: dict[str, Tensor], shard_bytes: int) -> dict[str, list[str]]:
     """File names and what goes into each, filled in order."""
-    if shard_bytes < 1:
-        raise RangeError(f"shard_bytes must be at least 1, got {shard_bytes}")
     number, room = 0, shard_bytes
     places: list[tuple[int, str]] = []
     for name, tensor in tensors.items():
@@ -287,8 +307,17 @@ def as_dict(config: DecoderConfig, dtype: torch.dtype) -> dict[str, Any]:
         "vocab_size": config.vocab,
         "tie_word_embeddings": config.tied,
         "dtype": str(dtype).removeprefix("torch."),
+        **_special_dict(config),
         **shape,
     }
+
+
+def _special_dict(config: DecoderConfig) -> dict[str, Any]:
+    written: dict[str, Any] = {"bos_token_id": config.bos_id, "pad_token_id": config.pad_id}
+    if config.eos_ids:
+        several = list(config.eos_ids)
+        written["eos_token_id"] = several if len(several) > 1 else several[0]
+    return {name: value for name, value in written.items() if value is not None}
 
 
 def _gpt2_dict(config: DecoderConfig) -> dict[str, Any]:

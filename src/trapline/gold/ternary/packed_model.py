@@ -109,6 +109,11 @@ def packed_bytes(model: nn.Module) -> int:
     return sum(t.numel() * t.element_size() for t in tensors.values())
 
 
+def is_packed(model: nn.Module) -> bool:
+    """Whether any of the model's matrices is packed."""
+    return any(isinstance(module, _Packed) for module in model.modules())
+
+
 def save_packed(decoder: Network, folder: Path) -> None:
     """`config.json` and one safetensors file of planes, scales and dense norms.
 
@@ -117,6 +122,9 @@ def save_packed(decoder: Network, folder: Path) -> None:
     packed = {n: m for n, m in decoder.named_modules() if isinstance(m, _Packed)}
     if not packed:
         raise RangeError("this decoder has no packed weights: pack_model makes them")
+    dense = [n for n, m in decoder.named_modules() if isinstance(m, nn.Linear | nn.Embedding)]
+    if dense:
+        raise RangeError(f"{dense[0]} is dense; a packed checkpoint has packed matrices only")
     groups = {module.group_size for module in packed.values()}
     if len(groups) > 1:
         raise RangeError(f"one group size a checkpoint, got {sorted(groups)}")
