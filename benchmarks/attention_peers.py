@@ -85,37 +85,40 @@ class Method:
 
 
 def ours() -> list[Method]:
-    """Every tier of the kernels; backward passes repeatable and, where that is faster, not."""
-    from trapline.gold.attention.dense.tiers import OPERATIONS, TIERS
-
+    """Both tiers of the kernels; backward passes repeatable and not."""
     made = []
-    for tier, space in TIERS.items():
-        if tier in OPERATIONS["forward"]:
-            made.append(Method(f"ours {tier}", _our_forward(space)))
-        if tier in OPERATIONS["backward"]:
-            for same, how in ((True, "deterministic"), (False, "not deterministic")):
-                made.append(Method(f"ours {tier}, {how}", backward=_our_backward(space, same)))
+    for tier in ("hopper", "triton"):
+        made.append(Method(f"ours {tier}", _our_forward(tier)))
+        for same, how in ((True, "deterministic"), (False, "not deterministic")):
+            made.append(Method(f"ours {tier}, {how}", backward=_our_backward(tier, same)))
     return made
 
 
-def _our_forward(space: str) -> Callable[..., Call]:
+def _our_problem(problem: Problem, q: Tensor, k: Tensor, v: Tensor, same: bool = True) -> Any:
+    from trapline.gold.attention.dense import dense_problem
+
+    return dense_problem(q, k, v, problem.causal, 0, 0.0, problem.scale, same)
+
+
+def _our_forward(tier: str) -> Callable[..., Call]:
     def forward(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Call:
-        operator = getattr(torch.ops, space).forward
-        return lambda: operator(q, k, v, problem.causal, 0, 0.0, problem.scale)
+        from trapline.gold.attention.dense.registry import forward_operator
+
+        arguments = _our_problem(problem, q, k, v)
+        return lambda: forward_operator(*arguments, tier)
 
     return forward
 
 
-def _our_backward(space: str, repeatable: bool) -> Callable[..., Call]:
+def _our_backward(tier: str, repeatable: bool) -> Callable[..., Call]:
     def backward(problem: Problem, q: Tensor, k: Tensor, v: Tensor, dout: Tensor) -> Call:
-        from trapline.gold.attention.dense.tiers import KERNELS
+        from trapline.gold.attention.dense.registry import backward_operator, forward_operator
 
-        rules = problem.causal, 0, 0.0, problem.scale
-        # Whoever is fastest computes what is saved.
-        out, lse = getattr(torch.ops, KERNELS).forward(q, k, v, *rules)
-        saved = dout, torch.zeros_like(lse), q, k, v, out, lse
-        operator = getattr(torch.ops, space).backward
-        return lambda: operator(*saved, *rules, repeatable)
+        arguments = _our_problem(problem, q, k, v, repeatable)
+        # The fastest tier computes what is saved.
+        out, lse = forward_operator(*arguments, "kernels")
+        saved = dout, torch.zeros_like(lse), out, lse
+        return lambda: backward_operator(*saved, *arguments, tier)
 
     return backward
 

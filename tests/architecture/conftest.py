@@ -18,6 +18,7 @@ HEAVY_MODULES = {
     "no_double_backward",
     "reference",
     "registry",
+    "operators",
     "autograd",
     "huggingface",
 }

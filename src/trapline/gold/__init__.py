@@ -26,6 +26,7 @@ _HOMES = {
     "softmax_topk": "softmax_topk.api",
     "TopK": "softmax_topk.api",
     "flash_attention": "attention.api",
+    "flash_attention_backward": "attention.api",
     "flash_attention_lse": "attention.api",
     "flash_attention_varlen": "attention.api",
     "scaled_dot_product_attention": "attention.dropin",

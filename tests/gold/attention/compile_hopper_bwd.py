@@ -28,18 +28,18 @@ def main(folder: Path) -> None:
 
 def compiled(dtype: str, D: int, causal: bool) -> Iterator[tuple[str, Any]]:
     """Every kernel that serves this configuration."""
-    plan = hopper.PLANS[D]
+    config = hopper.CONFIGS[D]
     tall = described(hopper.ROWS.value, D, dtype)
-    long = described(plan.dq_keys, D, dtype)
+    long = described(config.dq_keys, D, dtype)
     numbers = dict.fromkeys(("scale", "mantissa", "power"), "fp32")
     types = dict.fromkeys(("q", "k", "v", "dout", "dk", "dv", "dq"), tall) | numbers
     lines = {"rows": plain(1, 2 * QUERIES), "sums": plain(QUERIES * D // LINE // 2, LINE)}
     for share in (True, False):
-        fixed = hopper.dkdv_constants(plan, causal, share)
+        fixed = hopper.dkdv_constants(config, causal, share)
         name = "dk, dv and shares of dq" if share else "dk, dv"
         yield name, made(hopper.dkdv_kernel, types | lines | {"sums_start": "*fp32"}, fixed)
     walked = types | {"k": long, "v": long, "rows": "*fp32"}
-    yield "dq", made(hopper.dq_kernel, walked, hopper.dq_constants(plan, causal))
+    yield "dq", made(hopper.dq_kernel, walked, hopper.dq_constants(config, causal))
     pointers = dict.fromkeys(("dout", "out", "dq"), f"*{dtype}")
     pointers |= dict.fromkeys(("lse", "dlse", "rows", "sums"), "*fp32") | numbers
     fixed = {"D": D, "BLOCK": QUERIES}

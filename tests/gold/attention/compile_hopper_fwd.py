@@ -8,7 +8,8 @@ from pathlib import Path
 
 import triton
 
-from trapline.gold.attention.dense.hopper import forward_launch as hopper
+from trapline.gold.attention.dense import hopper
+from trapline.gold.attention.dense.hopper import forward
 from trapline.gold.device import compile_for_hopper
 
 NAMES = {dtype.name: dtype for dtype in hopper.TYPES.values()}
@@ -22,12 +23,12 @@ def main(folder: Path) -> None:
 
 
 def compiled(folder: Path, dtype: str, D: int, causal: bool, T: int) -> dict[str, object]:
-    plan = hopper.plan_for(T, D)
-    tall, long = described(hopper.ROWS.value, D, dtype), described(plan.block_s, D, dtype)
+    config = forward.config_for(T, D)
+    tall, long = described(hopper.ROWS.value, D, dtype), described(config.block_s, D, dtype)
     types = {"q": tall, "k": long, "v": long, "out": tall, "lse": "*fp32", "scale": "fp32"}
-    kernel = hopper.forward_kernel
+    kernel = forward.forward_kernel
     types = {name: types.get(name, "i32") for name in kernel.arg_names}
-    made = compile_for_hopper(kernel, types, hopper.constants(plan, causal))
+    made = compile_for_hopper(kernel, types, forward.constants(config, causal))
     said, code = assembled(folder, made.asm["ptx"])
     return {
         "shared": made.metadata.shared,

@@ -8,8 +8,7 @@ import json
 import sys
 from pathlib import Path
 
-from trapline.gold.attention.dense.triton import backward as kernels_bwd
-from trapline.gold.attention.dense.triton import forward as kernels_fwd
+from trapline.gold.attention.dense.triton import Tile, backward, forward
 from trapline.gold.device import compile_for_hopper
 
 PLAIN = {
@@ -36,20 +35,20 @@ def main(folder: Path) -> None:
 
 
 def every_tile():
-    wanted = {(kernels_fwd.forward_kernel, x[0], tile) for x, tile in kernels_fwd.TILES.items()}
-    for (wide, _), tiles in kernels_bwd.TILES.items():
-        wanted |= {(kernels_bwd.dkdv_kernel, wide, tiles.keys)}
-        wanted |= {(kernels_bwd.dq_kernel, wide, tiles.queries)}
+    wanted = {(forward.forward_kernel, x[0], tile) for x, tile in forward.TILES.items()}
+    for (wide, _), tiles in backward.TILES.items():
+        wanted |= {(backward.dkdv_kernel, wide, tiles.keys)}
+        wanted |= {(backward.dq_kernel, wide, tiles.queries)}
     for kernel, wide, tile in wanted:
         yield compiled(kernel, wide, wide, tile, {})
-    yield compiled(kernels_bwd.rows_kernel, 80, 128, kernels_fwd.Tile(64, 64, 4, 3), {})
+    yield compiled(backward.rows_kernel, 80, 128, Tile(64, 64, 4, 3), {})
 
 
 def with_every_feature():
-    tiles = kernels_bwd.TILES[128, True]
-    yield compiled(kernels_fwd.forward_kernel, 80, 128, kernels_fwd.TILES[128, True], FEATURES)
-    yield compiled(kernels_bwd.dkdv_kernel, 80, 128, tiles.keys, FEATURES)
-    yield compiled(kernels_bwd.dq_kernel, 80, 128, tiles.queries, FEATURES)
+    tiles = backward.TILES[128, True]
+    yield compiled(forward.forward_kernel, 80, 128, forward.TILES[128, True], FEATURES)
+    yield compiled(backward.dkdv_kernel, 80, 128, tiles.keys, FEATURES)
+    yield compiled(backward.dq_kernel, 80, 128, tiles.queries, FEATURES)
 
 
 def compiled(kernel, width, wide, tile, chosen) -> dict[str, object]:

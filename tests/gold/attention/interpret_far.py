@@ -9,9 +9,9 @@ from pathlib import Path
 
 import torch
 
-from trapline.gold.attention.dense import reference as fast
-from trapline.gold.attention.dense.triton import backward as kernels_bwd
-from trapline.gold.attention.dense.triton import forward as kernels_fwd
+from trapline.gold.attention.dense import Problem, reference
+from trapline.gold.attention.dense.triton.backward import backward
+from trapline.gold.attention.dense.triton.forward import forward
 
 STEP = 2**30 + 16
 
@@ -20,12 +20,14 @@ def main(folder: Path) -> None:
     torch.manual_seed(0)
     q, k, v, dout = (apart(torch.randn(3, 1, 16)) for _ in range(4))
     ends = torch.tensor([0, 2, 3]).int()
-    rules = (ends, ends, 2, 2, True, 0, 0.0, 0.25)
-    ours, theirs = kernels_fwd.varlen_forward(q, k, v, *rules), near(fast._varlen_forward, q, k, v)
-    found = [difference(a, b) for a, b in zip(ours, theirs(*rules), strict=True)]
-    given = dout, torch.zeros_like(ours[1]), q, k, v, *ours
-    grads = kernels_bwd.varlen_backward(*given, *rules), near(fast._varlen_backward, *given)(*rules)
-    found += [difference(a, b) for a, b in zip(*grads, strict=True)]
+    options = ends, ends, 2, 2, True, 0, 0.0, 0.25, True
+    far, near = Problem(q, k, v, *options), Problem(*(x.clone() for x in (q, k, v)), *options)
+    out, lse = forward(far)
+    found = [difference(a, b) for a, b in zip((out, lse), reference.forward(near), strict=True)]
+    dlse = torch.zeros_like(lse)
+    grads = backward(far, out, lse, dout, dlse)
+    wanted = reference.backward(near, out.clone(), lse, dout.clone(), dlse)
+    found += [difference(a, b) for a, b in zip(grads, wanted, strict=True)]
     (folder / "far.json").write_text(json.dumps(found))
 
 
@@ -34,10 +36,6 @@ def apart(x: torch.Tensor) -> torch.Tensor:
     room = torch.empty((len(x) - 1) * STEP + 64, dtype=torch.float16)
     far = room.as_strided(x.shape, (STEP, x.shape[2], 1))
     return far.copy_(x)
-
-
-def near(function, *tensors):
-    return lambda *more: function(*(x.clone() for x in tensors), *more)
 
 
 def difference(one: torch.Tensor, other: torch.Tensor) -> float:

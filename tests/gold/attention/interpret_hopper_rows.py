@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from trapline.gold.attention.dense.hopper.backward_prepare import finish_kernel, prepare_kernel
+from trapline.gold.attention.dense.hopper.backward import finish_kernel, prepare_kernel
 
 BLOCK, H, T, D = 64, 2, 100, 64
 MANTISSA = 0.75
@@ -34,9 +34,9 @@ def main(folder: Path) -> None:
 
 
 def in_registers(tiles: torch.Tensor) -> torch.Tensor:
-    """What `kernels_hopper_dkdv.in_register_order` makes of both halves of each tile's columns.
+    """What `backward_dkdv.in_register_order` makes of both halves of each tile's columns.
 
-    Told from the hardware's side. Register e of a thread, in fours: column + 0, + 1, then the same
+    By the hardware's layout: register e of a thread, in fours: column + 0, + 1, then the same
     eight rows below; fours go through the columns by eights. A warp has sixteen rows, a lane two
     columns of one of eight rows.
     """

@@ -8,11 +8,10 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from trapline.gold import flash_attention, flash_attention_lse, flash_attention_varlen  # noqa: E402
-from trapline.gold.attention.dense import reference as fast  # noqa: E402
-from trapline.gold.attention.dense import tiers as kernels  # noqa: E402
-from trapline.gold.attention.dense.triton import backward as kernels_bwd  # noqa: E402
-from trapline.gold.attention.dense.triton import forward as kernels_fwd  # noqa: E402
-from trapline.gold.attention.dense.triton.tiles import dense  # noqa: E402
+from trapline.gold.attention.dense import dense_problem, reference, registry  # noqa: E402
+from trapline.gold.attention.dense.triton.backward import backward  # noqa: E402
+from trapline.gold.attention.dense.triton.forward import TILES as FORWARD_TILES  # noqa: E402
+from trapline.gold.attention.dense.triton.forward import forward  # noqa: E402
 
 pytestmark = [
     pytest.mark.needs_gpu,
@@ -33,12 +32,11 @@ def drawn(B, H, G, T, S, D, dtype, seed=0):
 
 
 def exact(q, k, v, dout, causal=False, window=0, softcap=0.0, scale=None):
-    """out, lse, dq, dk, dv in float64 by the CPU path's operators, which the oracle checks."""
+    """out, lse, dq, dk, dv in float64 by the torch reference."""
     rules = causal, window, softcap, scale or q.shape[-1] ** -0.5
-    wide = [x.double() for x in (q, k, v, dout)]
-    operators = getattr(torch.ops, fast.TORCH)
-    out, lse = operators.forward(*wide[:3], *rules)
-    grads = operators.backward(wide[3], torch.zeros_like(lse), *wide[:3], out, lse, *rules)
+    problem = dense_problem(*(x.double() for x in (q, k, v)), *rules)
+    out, lse = reference.forward(problem)
+    grads = reference.backward(problem, out, lse, dout.double(), torch.zeros_like(lse))
     return dict(zip(("out", "lse", "dq", "dk", "dv"), (out, lse, *grads), strict=True))
 
 
@@ -59,7 +57,7 @@ def close(found, wanted, dtype):
 
 #: Width, dtype, causal, by descriptors: every tile in bfloat16 in all four ways, in float16 in one.
 EDGES = list(itertools.product((True, False), (True, False)))
-WIDTHS = sorted({wide for wide, _ in kernels_fwd.TILES})
+WIDTHS = sorted({wide for wide, _ in FORWARD_TILES})
 TILES = [(wide, torch.bfloat16, *way) for wide in WIDTHS for way in EDGES]
 TILES += [(wide, torch.float16, True, True) for wide in WIDTHS]
 
@@ -69,11 +67,10 @@ def test_every_tile_of_the_tables(wide, dtype, causal, tma):
     """Forward and backward; full attention with and without a last tile of keys that is masked."""
     q, k, v, dout = drawn(1, 4, 2, 672, 736 if causal or not tma else 768, wide, dtype)
     wanted = exact(q, k, v, dout, causal)
-    arguments = dense(q, k), causal, 0, 0.0, wide**-0.5
-    out, lse = kernels_fwd.launch(q, k, v, *arguments, tma=tma)
+    problem = dense_problem(q, k, v, causal, scale=wide**-0.5)
+    out, lse = forward(problem, tma=tma)
     close({"out": out, "lse": lse}, wanted, dtype)
-    saved = dout, torch.zeros_like(lse), q, k, v, out, lse
-    grads = kernels_bwd.launch(*saved, *arguments, tma=tma)
+    grads = backward(problem, out, lse, dout, torch.zeros_like(lse), tma=tma)
     close(dict(zip(("dq", "dk", "dv"), grads, strict=True)), wanted, dtype)
 
 
@@ -148,7 +145,7 @@ def test_packed_sequences():
 
 @pytest.fixture
 def memory_full_of_nan():
-    """What nobody has written to."""
+    """Uninitialised memory is filled with NaN."""
     before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True)
     yield
@@ -157,7 +154,7 @@ def memory_full_of_nan():
 
 @pytest.mark.usefixtures("memory_full_of_nan")
 @pytest.mark.parametrize("ends", [([0, 3, 100], [0, 7, 12]), ([5, 5], [9, 9]), ([0], [0])], ids=str)
-def test_tokens_outside_of_all_sequences_give_zeros(ends):
+def test_tokens_outside_all_sequences_give_zeros(ends):
     """As on a CPU, in the answer and in every gradient."""
     torch.manual_seed(0)
     q, dout = torch.randn(2, 1000, 4, 64).half()
@@ -175,7 +172,7 @@ def test_tokens_outside_of_all_sequences_give_zeros(ends):
 
 @pytest.mark.usefixtures("memory_full_of_nan")
 @pytest.mark.parametrize("missing", ["B", "H", "HG", "T", "S", "D"])
-def test_nothing_of_a_thing(missing):
+def test_empty_axes(missing):
     """Batches, heads, queries, keys, width; shapes and zeros as on a CPU."""
     sizes = {"B": 2, "H": 4, "G": 2, "T": 3, "S": 5, "D": 64} | dict.fromkeys(missing, 0)
     B, H, G, T, S, D = sizes.values()
@@ -204,13 +201,13 @@ def test_any_strides(kind):
         q = torch.randn(B, H, T, D, device="cuda").half()
     wanted = exact(q, q, q, q, causal=True)
     out, lse = flash_attention_lse(q, q, q, causal=True, impl="triton")
-    rules = True, 0, 0.0, D**-0.5
-    grads = kernels_bwd.backward(q, torch.zeros_like(lse), q, q, q, out, lse, *rules)
+    problem = dense_problem(q, q, q, True, scale=D**-0.5)
+    grads = backward(problem, out, lse, q, torch.zeros_like(lse))
     found = zip(("out", "lse", "dq", "dk", "dv"), (out, lse, *grads), strict=True)
     close(dict(found), wanted, torch.float16)
 
 
-def test_a_gradient_that_is_one_number_expanded():
+def test_expanded_gradient():
     q, k, v, _ = drawn(1, 2, 2, 130, 130, 64, torch.float16)
     wanted = exact(q, k, v, torch.ones_like(q))
     for x in (q, k, v):
@@ -223,24 +220,23 @@ def test_a_gradient_that_is_one_number_expanded():
 @pytest.mark.parametrize("D", [64, 128])
 def test_gradients_repeat_bit_for_bit(D, causal):
     q, k, v, dout = drawn(2, 8, 2, 1500, 1500, D, torch.bfloat16)
-    rules = causal, 0, 0.0, D**-0.5
-    out, lse = kernels_fwd.forward(q, k, v, *rules)
-    saved = dout, torch.zeros_like(lse), q, k, v, out, lse
-    first = kernels_bwd.backward(*saved, *rules)
+    problem = dense_problem(q, k, v, causal, scale=D**-0.5)
+    out, lse = forward(problem)
+    saved = problem, out, lse, dout, torch.zeros_like(lse)
+    first = backward(*saved)
     for _ in range(20):
-        again = kernels_bwd.backward(*saved, *rules)
+        again = backward(*saved)
         assert all(torch.equal(one, other) for one, other in zip(first, again, strict=True))
-        assert torch.equal(kernels_fwd.forward(q, k, v, *rules)[0], out)
+        assert torch.equal(forward(problem)[0], out)
 
 
-def test_a_graph_holds_it():
+def test_cuda_graph():
     q, k, v, dout = drawn(1, 4, 4, 512, 512, 128, torch.bfloat16)
-    rules = True, 0, 0.0, 128**-0.5
+    problem = dense_problem(q, k, v, True, scale=128**-0.5)
 
     def step():
-        out, lse = kernels_fwd.forward(q, k, v, *rules)
-        saved = dout, torch.zeros_like(lse), q, k, v, out, lse
-        return out, *kernels_bwd.backward(*saved, *rules)
+        out, lse = forward(problem)
+        return out, *backward(problem, out, lse, dout, torch.zeros_like(lse))
 
     step()
     graph = torch.cuda.CUDAGraph()
@@ -252,15 +248,14 @@ def test_a_graph_holds_it():
         assert torch.equal(got, want)
 
 
-def test_operators_pass_torchs_own_checks():
+def test_operators_pass_opcheck():
     q, k, v, dout = drawn(1, 4, 2, 96, 128, 64, torch.bfloat16)
-    rules = True, 0, 0.0, 0.125
-    for namespace in (kernels.KERNELS, kernels.TIERS["triton"]):
-        operators = getattr(torch.ops, namespace)
-        torch.library.opcheck(operators.forward.default, (q, k, v, *rules))
-        out, lse = operators.forward(q, k, v, *rules)
-        saved = dout, torch.zeros_like(lse), q, k, v, out, lse
-        torch.library.opcheck(operators.backward.default, (*saved, *rules))
+    for impl in ("kernels", "triton"):
+        arguments = *dense_problem(q, k, v, True, scale=0.125), impl
+        torch.library.opcheck(registry.forward_operator, arguments)
+        out, lse = registry.forward_operator(*arguments)
+        saved = dout, torch.zeros_like(lse), out, lse
+        torch.library.opcheck(registry.backward_operator, (*saved, *arguments))
 
 
 def test_compiles_without_graph_breaks():
@@ -293,17 +288,16 @@ def test_offsets_beyond_two_to_the_31(D):
         x.copy_(torch.randn(B, H, T, D, device="cuda"))
     wanted = exact(q, k, v, dout, causal=True)
     for tma in (True, False):
-        arguments = dense(q, k), True, 0, 0.0, D**-0.5
-        out, lse = kernels_fwd.launch(q, k, v, *arguments, tma=tma)
-        saved = dout, torch.zeros_like(lse), q, k, v, out, lse
-        grads = kernels_bwd.launch(*saved, *arguments, tma=tma)
+        problem = dense_problem(q, k, v, True, scale=D**-0.5)
+        out, lse = forward(problem, tma=tma)
+        grads = backward(problem, out, lse, dout, torch.zeros_like(lse), tma=tma)
         found = zip(("out", "lse", "dq", "dk", "dv"), (out, lse, *grads), strict=True)
         close(dict(found), wanted, torch.float16)
 
 
-def test_a_tier_that_cannot_serve_says_so():
+def test_unsupported_tier_is_rejected():
     from trapline.gold.errors import UnsupportedError
 
     q = torch.randn(1, 1, 8, 24, device="cuda")
-    with pytest.raises(UnsupportedError, match="ask for impl='triton'"):
+    with pytest.raises(UnsupportedError, match="use impl='triton'"):
         flash_attention(q, q, q, impl="hopper")

@@ -6,11 +6,12 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from trapline.gold import flash_attention_lse  # noqa: E402
-from trapline.gold.attention.dense import reference as fast  # noqa: E402
-from trapline.gold.attention.dense import tiers as kernels  # noqa: E402
-from trapline.gold.attention.dense.hopper import backward as hopper  # noqa: E402
-from trapline.gold.attention.dense.hopper import forward_launch as kernels_hopper_fwd  # noqa: E402
-from trapline.gold.attention.dense.triton import backward as kernels_bwd  # noqa: E402
+from trapline.gold.attention.dense import dense_problem, reference  # noqa: E402
+from trapline.gold.attention.dense.hopper import WIDTHS  # noqa: E402
+from trapline.gold.attention.dense.hopper.backward import backward as hopper_backward  # noqa: E402
+from trapline.gold.attention.dense.hopper.forward import forward  # noqa: E402
+from trapline.gold.attention.dense.registry import backward_tiers, fastest  # noqa: E402
+from trapline.gold.attention.dense.triton.backward import backward as plain_backward  # noqa: E402
 
 on_hopper = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
 pytestmark = [
@@ -22,23 +23,21 @@ LIMITS = {torch.bfloat16: 6e-3, torch.float16: 1e-3}
 
 
 def exact(q, k, v, dout, dlse, causal):
-    """dq, dk, dv in float64 by the CPU path's operators, which the oracle checks."""
-    rules = causal, 0, 0.0, q.shape[-1] ** -0.5
-    operators = getattr(torch.ops, fast.TORCH)
+    """dq, dk, dv in float64 by the torch reference, which is tested against the oracle."""
     q, k, v, dout, dlse = (x.double() for x in (q, k, v, dout, dlse))
-    out, lse = operators.forward(q, k, v, *rules)
-    return operators.backward(dout, dlse, q, k, v, out, lse, *rules)
+    problem = dense_problem(q, k, v, causal, scale=q.shape[-1] ** -0.5)
+    return reference.backward(problem, *reference.forward(problem), dout, dlse)
 
 
-def gradients(q, k, v, dout, dlse, causal, deterministic=True, backward=hopper.backward):
-    """dq, dk, dv by these kernels, or by others, from what the Hopper forward gives."""
-    rules = causal, 0, 0.0, q.shape[-1] ** -0.5
-    out, lse = kernels_hopper_fwd.forward(q, k, v, *rules)
-    return backward(dout, dlse, q, k, v, out, lse, *rules, deterministic)
+def gradients(q, k, v, dout, dlse, causal, deterministic=True, backward=hopper_backward):
+    """dq, dk, dv by these kernels, or by others, from the results of the Hopper forward pass."""
+    rules = {"scale": q.shape[-1] ** -0.5, "deterministic": deterministic}
+    problem = dense_problem(q, k, v, causal, **rules)
+    return backward(problem, *forward(problem), dout, dlse)
 
 
 @pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("D", sorted(hopper.PLANS))
+@pytest.mark.parametrize("D", WIDTHS)
 @pytest.mark.parametrize("dtype", sorted(LIMITS, key=str))
 def test_both_ways_agree_with_float64(drawn, relative, gpu_shape, dtype, D, causal):
     q, k, v, dout = drawn(*gpu_shape, D, dtype)
@@ -53,11 +52,11 @@ def test_both_ways_agree_with_float64(drawn, relative, gpu_shape, dtype, D, caus
 
 
 @pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("D", sorted(hopper.PLANS))
-def test_both_ways_agree_with_their_twin(drawn, relative, D, causal):
+@pytest.mark.parametrize("D", WIDTHS)
+def test_both_ways_agree_with_the_plain_kernels(drawn, relative, D, causal):
     q, k, v, dout = drawn(3, 10, 5, 1111, 1300, D, torch.bfloat16)
     problem = q, k, v, dout, torch.randn(q.shape[:-1], device="cuda"), causal
-    twins = gradients(*problem, backward=kernels_bwd.backward)
+    twins = gradients(*problem, backward=plain_backward)
     for deterministic in (True, False):
         for got, twin in zip(gradients(*problem, deterministic), twins, strict=True):
             assert relative(got, twin.double()) <= LIMITS[torch.bfloat16]
@@ -95,8 +94,8 @@ def error_ratios(drawn, relative, D, causal, seed, outliers):
 
 
 @pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("D", sorted(hopper.PLANS))
-def test_it_is_as_accurate_as_cudnn(drawn, relative, D, causal):
+@pytest.mark.parametrize("D", WIDTHS)
+def test_is_as_accurate_as_cudnn(drawn, relative, D, causal):
     # 1 %: the same numbers are rounded, but sums come in another order.
     assert (error_ratios(drawn, relative, D, causal, seed=1, outliers=False) <= 1.01).all()
     # Outliers leave the error to a few numbers: one draw says little, for or against.
@@ -104,8 +103,8 @@ def test_it_is_as_accurate_as_cudnn(drawn, relative, D, causal):
     assert (torch.stack(draws).log().mean(0).exp() <= 1.05).all()
 
 
-@pytest.mark.parametrize("D", sorted(hopper.PLANS))
-def test_the_deterministic_way_gives_the_same_bits_again(drawn, D):
+@pytest.mark.parametrize("D", WIDTHS)
+def test_deterministic_gradients_are_bitwise_repeatable(drawn, D):
     q, k, v, dout = drawn(2, 16, 4, 2048, 2048, D, torch.bfloat16, seed=2)
     problem = q, k, v, dout, torch.randn(q.shape[:-1], device="cuda"), True
     first = gradients(*problem)
@@ -136,24 +135,24 @@ def test_neighbours_do_not_leak(drawn, deterministic):
         torch.testing.assert_close(one[:, ::2], other[:, ::2])
 
 
-def test_it_is_the_default_where_it_is_faster(drawn):
-    q, k, v, dout = drawn(1, 8, 8, 4096, 4096, 128, torch.bfloat16)
-    lse = torch.zeros(q.shape[:-1], device="cuda")
-    saved = dout, lse, q, k, v, q, lse
+def test_is_the_default_where_it_is_faster(drawn):
+    q, k, v, _ = drawn(1, 8, 8, 4096, 4096, 128, torch.bfloat16)
     for deterministic in (True, False):
-        assert kernels.chosen("backward", *saved, True, 0, 0.0, 0.1, deterministic) == "hopper"
-        assert kernels.chosen("backward", *saved, True, 5, 0.0, 0.1, deterministic) == "triton"
+        problem = dense_problem(q, k, v, True, deterministic=deterministic)
+        assert fastest(problem, backward_tiers()) == "hopper"
+        assert fastest(problem._replace(window=5), backward_tiers()) == "triton"
 
 
-def test_it_runs_in_a_graph(drawn):
+def test_cuda_graph(drawn):
     q, k, v, dout = drawn(1, 4, 4, 512, 512, 128, torch.bfloat16)
     dlse = torch.zeros(q.shape[:-1], device="cuda")
     out, lse = flash_attention_lse(q, k, v, causal=True)
-    saved = dout, dlse, q, k, v, out, lse, True, 0, 0.0, 0.1
-    _, dk, dv = hopper.backward(*saved, False)
+    problem = dense_problem(q, k, v, True, scale=0.1, deterministic=False)
+    saved = problem, out, lse, dout, dlse
+    _, dk, dv = hopper_backward(*saved)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        _, dk_again, dv_again = hopper.backward(*saved, False)
+        _, dk_again, dv_again = hopper_backward(*saved)
     graph.replay()
     # dk and dv have one owner each; only dq's sums come in any order.
     assert torch.equal(dk, dk_again)

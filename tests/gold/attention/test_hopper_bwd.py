@@ -1,4 +1,4 @@
-"""The Hopper backward without a GPU: what compiles, and what it leaves to the plain kernels."""
+"""The Hopper backward pass without a GPU: compilation, and the choice of tier."""
 
 import itertools
 import json
@@ -10,20 +10,19 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from trapline.gold.attention.dense import tiers as kernels  # noqa: E402
-from trapline.gold.attention.dense.hopper import backward as kernels_hopper_bwd  # noqa: E402
+from trapline.gold.attention.dense import dense_problem, hopper  # noqa: E402
+from trapline.gold.attention.dense.hopper import backward  # noqa: E402
+from trapline.gold.attention.dense.registry import backward_tiers, fastest  # noqa: E402
 
 HERE = Path(__file__).parent
-ALL = list(itertools.product(("bf16", "fp16"), sorted(kernels_hopper_bwd.PLANS), (True, False)))
+ALL = list(itertools.product(("bf16", "fp16"), sorted(backward.CONFIGS), (True, False)))
 #: Of 64 by 64 weights a thread has 32; of 64 by 128 it has 64.
 WEIGHTS = {"dk, dv and shares of dq": 32, "dk, dv": 32, "dq": 64}
 NAMES = [*WEIGHTS, "rows", "order"]
 
 
 @pytest.mark.parametrize("wanted", [pytest.param(ALL, marks=pytest.mark.full, id="all"), ALL[2:3]])
-def test_the_kernels_compile_and_their_products_do_not_wait_for_each_other(
-    tmp_path, run_script, wanted
-):
+def test_kernels_compile_and_their_products_overlap(tmp_path, run_script, wanted):
     (tmp_path / "wanted.json").write_text(json.dumps(wanted))
     run_script(HERE / "compile_hopper_bwd.py", tmp_path, TRITON_INTERPRET="0")
     compiled = json.loads((tmp_path / "compiled.json").read_text())
@@ -36,7 +35,7 @@ def test_the_kernels_compile_and_their_products_do_not_wait_for_each_other(
         # Addresses that stay the same may wait in local memory; a tile of anything would be more.
         assert entry["spilled"] <= 256, entry
         shares, D = entry["name"] == NAMES[0], entry["wanted"][1]
-        copy = kernels_hopper_bwd.PLANS[D].copy
+        copy = backward.CONFIGS[D].copy
         assert entry["copied"] == (shares and copy), entry
         assert entry["reduced_by_fours"] == (shares and not copy), entry
         assert entry["products"] == (entry["name"] in WEIGHTS), entry
@@ -46,7 +45,7 @@ def test_the_kernels_compile_and_their_products_do_not_wait_for_each_other(
         assert len(beside) >= 2 if weights else not beside, entry
 
 
-def test_rows_before_and_order_after(tmp_path, run_script):
+def test_prepare_and_finish_kernels(tmp_path, run_script):
     """lse in base 2, δ times a mantissa, inf where nothing is seen; sums in order of registers."""
     run_script(HERE / "interpret_hopper_rows.py", tmp_path, TRITON_INTERPRET="1")
     with np.load(tmp_path / "rows.npz") as kept:
@@ -67,21 +66,23 @@ def test_rows_before_and_order_after(tmp_path, run_script):
 
 def asked(T=200, S=300, D=128, dtype=torch.bfloat16, deterministic=False, **rules):
     q, k = torch.zeros(1, 2, T, D, dtype=dtype), torch.zeros(1, 1, S, D, dtype=dtype)
-    lse = torch.zeros(1, 2, T)
-    rules = {"causal": True, "window": 0, "softcap": 0.0, "scale": 1.0} | rules
-    return q, lse, q, k, k, q, lse, *rules.values(), deterministic
+    return dense_problem(q, k, k, **{"causal": True} | rules, deterministic=deterministic)
+
+
+def tier(problem):
+    return fastest(problem, backward_tiers())
 
 
 @pytest.mark.parametrize("deterministic", [True, False])
 @pytest.mark.parametrize("causal", [True, False])
-def test_it_is_chosen_where_it_was_faster(deterministic, causal):
+def test_hopper_is_chosen_where_it_is_faster(deterministic, causal):
     """Both ways for wide heads; for narrow ones only causal shares of dq."""
-    for D, dtype in itertools.product(kernels_hopper_bwd.PLANS, (torch.bfloat16, torch.float16)):
+    for D, dtype in itertools.product(backward.CONFIGS, (torch.bfloat16, torch.float16)):
         asking = {"D": D, "dtype": dtype, "deterministic": deterministic, "causal": causal}
         problem = asked(T=4096, S=4096, **asking)
-        assert kernels_hopper_bwd.lacks(*problem) is None
+        assert hopper.supports(problem) is None
         wins = D == 128 or (causal and not deterministic)
-        assert kernels.chosen("backward", *problem) == ("hopper" if wins else "triton")
+        assert tier(problem) == ("hopper" if wins else "triton")
 
 
 @pytest.mark.parametrize(
@@ -94,22 +95,18 @@ def test_it_is_chosen_where_it_was_faster(deterministic, causal):
         ("empty", {"S": 0}),
     ],
 )
-def test_it_says_what_it_lacks(word, changes):
-    assert word in kernels_hopper_bwd.lacks(*asked(**changes))
-    assert kernels.chosen("backward", *asked(**changes)) == "triton"
+def test_unsupported_problems_are_named(word, changes):
+    assert word in hopper.supports(asked(**changes))
+    assert tier(asked(**changes)) == "triton"
 
 
-def test_left_out_arguments_have_their_defaults():
-    assert kernels.chosen("backward", *asked(T=4096, D=64)[:-1]) == "triton"
+def test_few_queries_use_the_plain_kernels():
+    assert hopper.supports(asked(T=64)) is None
+    assert tier(asked(T=64)) == "triton"
 
 
-def test_few_queries_are_left_to_smaller_tiles():
-    assert kernels_hopper_bwd.lacks(*asked(T=64)) is None
-    assert kernels.chosen("backward", *asked(T=64)) == "triton"
-
-
-def test_causal_tiles_of_as_many_groups_as_run_at_once_are_dealt_together():
+def test_causal_tiles_of_concurrent_groups_are_assigned_together():
     q = torch.zeros(1)  # four processors stand in for a GPU's
-    assert kernels_hopper_bwd.bunch(q, 2, causal=True) == 2
-    assert kernels_hopper_bwd.bunch(q, 5, causal=True) == 1
-    assert kernels_hopper_bwd.bunch(q, 1, causal=False) == 1
+    assert backward.bunch(q, 2, causal=True) == 2
+    assert backward.bunch(q, 5, causal=True) == 1
+    assert backward.bunch(q, 1, causal=False) == 1

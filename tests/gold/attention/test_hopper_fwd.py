@@ -1,4 +1,4 @@
-"""The Hopper forward without a GPU: what compiles, and what it leaves to the plain kernels."""
+"""The Hopper forward pass without a GPU: compilation, and the choice of tier."""
 
 import itertools
 import json
@@ -10,15 +10,15 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from trapline.gold.attention.dense import tiers as kernels  # noqa: E402
-from trapline.gold.attention.dense.hopper import forward_launch as hopper  # noqa: E402
-from trapline.gold.attention.dense.hopper import work_partition as order  # noqa: E402
+from trapline.gold.attention.dense import dense_problem, hopper  # noqa: E402
+from trapline.gold.attention.dense.hopper import forward  # noqa: E402
+from trapline.gold.attention.dense.registry import fastest, forward_tiers  # noqa: E402
 
 HERE = Path(__file__).parent
 #: Bytes a thread may keep outside of its registers: three consumers are short of them.
 SPILLED = {2: 0, 3: 256}
 #: Width and number of queries of every plan there is.
-CUTS = [(D, T) for D in sorted(hopper.PLANS) for T in (512, 4096) if (D, T) != (128, 512)]
+CUTS = [(D, T) for D in sorted(forward.CONFIGS) for T in (512, 4096) if (D, T) != (128, 512)]
 ALL = [
     (dtype, D, causal, T)
     for dtype, (D, T), causal in itertools.product(("bf16", "fp16"), CUTS, (True, False))
@@ -27,7 +27,7 @@ QUICK = [("bf16", 128, True, 4096)]
 
 
 @pytest.mark.parametrize("wanted", [pytest.param(ALL, marks=pytest.mark.full, id="all"), QUICK])
-def test_the_kernel_compiles_and_overlaps(tmp_path, run_script, wanted):
+def test_kernel_compiles_and_overlaps(tmp_path, run_script, wanted):
     """Two consumers or three, two loops each: in all of them softmax runs beside a product."""
     (tmp_path / "wanted.json").write_text(json.dumps(wanted))
     run_script(HERE / "compile_hopper_fwd.py", tmp_path, TRITON_INTERPRET="0")
@@ -35,18 +35,18 @@ def test_the_kernel_compiles_and_overlaps(tmp_path, run_script, wanted):
     assert [entry["wanted"] for entry in compiled] == [list(one) for one in wanted]
     for entry in compiled:
         _, D, _, T = entry["wanted"]
-        plan = hopper.plan_for(T, D)
+        config = forward.config_for(T, D)
         assert entry["shared"] <= 232448, entry
-        assert max(entry["spilled"]) <= SPILLED[plan.consumers], entry
+        assert max(entry["spilled"]) <= SPILLED[config.consumers], entry
         assert not entry["serialised"], entry
         # A row's 128 weights lie in four lanes, two rows a lane.
-        whole = [n for n in entry["exponentials_while_waiting"] if n >= plan.block_s // 2]
-        assert len(whole) >= plan.consumers * 2, entry
+        whole = [n for n in entry["exponentials_while_waiting"] if n >= config.block_s // 2]
+        assert len(whole) >= config.consumers * 2, entry
 
 
-def test_few_queries_of_narrow_heads_that_see_everything_are_left_to_smaller_tiles():
+def test_few_queries_of_narrow_heads_use_the_plain_kernel():
     chosen = {
-        (T, D, causal): kernels.chosen("forward", *asked(T=T, S=T, D=D, causal=causal))
+        (T, D, causal): fastest(asked(T=T, S=T, D=D, causal=causal), forward_tiers())
         for T, D, causal in itertools.product((64, 512, 2048), (64, 128), (True, False))
     }
     plain = {case for case, tier in chosen.items() if tier == "triton"}
@@ -54,10 +54,10 @@ def test_few_queries_of_narrow_heads_that_see_everything_are_left_to_smaller_til
     assert plain == few | {(512, 64, False)}
 
 
-def test_few_queries_are_cut_into_lower_tiles():
-    assert hopper.plan_for(1024, 64).consumers == 2
-    assert hopper.plan_for(1025, 64).consumers == 3
-    assert hopper.plan_for(512, 128) == hopper.plan_for(4096, 128)
+def test_few_queries_use_smaller_tiles():
+    assert forward.config_for(1024, 64).consumers == 2
+    assert forward.config_for(1025, 64).consumers == 3
+    assert forward.config_for(512, 128) == forward.config_for(4096, 128)
 
 
 class Program:
@@ -72,15 +72,16 @@ class Program:
     where = staticmethod(lambda condition, a, b: a if condition else b)
 
 
-def dealt(problem, height, causal, programs):
-    """What every program of a grid is told to compute, by the kernel's own functions."""
+def assigned(problem, height, causal, programs):
+    """The tiles of every program of a grid, by the kernel's own functions."""
     T, S, H, groups, group = problem
     tiles = -(-T // height) * groups * group
     sizes = T, S, H, 1, groups, group, tiles
     for number in range(min(programs, tiles)):
         known = {"gl": Program(number, min(programs, tiles))}
         my_tiles, place = (
-            FunctionType(function.fn.__code__, known) for function in (order.my_tiles, order.place)
+            FunctionType(function.fn.__code__, known)
+            for function in (hopper.my_tiles, hopper.place)
         )
         yield [place(turn, sizes, height, 128, causal) for turn in range(my_tiles(sizes[-1]))]
 
@@ -95,9 +96,9 @@ def dealt(problem, height, causal, programs):
         (500, 90, 3, 5, 192),
     ],
 )
-def test_every_tile_is_dealt_once_and_sees_its_keys(T, S, B, H, height, causal):
-    groups = order.together(B * H, -(-T // height), 132)
-    dealings = list(dealt((T, S, H, *groups), height, causal, 132))
+def test_every_tile_is_assigned_once_and_sees_its_keys(T, S, B, H, height, causal):
+    groups = hopper.head_groups(B * H, -(-T // height), 132)
+    dealings = list(assigned((T, S, H, *groups), height, causal, 132))
     found = [tile for tiles in dealings for tile in tiles]
     places = [(b, h, top) for b, h, top, _, _ in found]
     assert sorted(places) == list(itertools.product(range(B), range(H), range(0, T, height)))
@@ -111,9 +112,9 @@ def test_every_tile_is_dealt_once_and_sees_its_keys(T, S, B, H, height, causal):
 
 
 @pytest.mark.parametrize(("heads", "T"), [(16, 16384), (64, 4096), (256, 1024), (32, 8192)])
-def test_causal_work_is_spread_evenly_and_a_group_fits_the_cache(heads, T):
-    groups, group = order.together(heads, T // 128, 132)
-    dealings = dealt((T, T, heads, groups, group), 128, True, 132)
+def test_causal_work_is_balanced_and_a_group_fits_the_cache(heads, T):
+    groups, group = hopper.head_groups(heads, T // 128, 132)
+    dealings = assigned((T, T, heads, groups, group), 128, True, 132)
     work = [sum(count + 1.5 for _, _, _, count, _ in tiles) for tiles in dealings]
     assert max(work) <= 1.04 * sum(work) / len(work)
     assert group * T * 128 * 2 * 2 <= 17 << 20
@@ -121,18 +122,15 @@ def test_causal_work_is_spread_evenly_and_a_group_fits_the_cache(heads, T):
 
 def asked(B=1, H=2, G=1, T=200, S=300, D=128, dtype=torch.bfloat16, **rules):
     q, k = torch.zeros(B, H, T, D, dtype=dtype), torch.zeros(B, G, S, D, dtype=dtype)
-    rules = {"causal": True, "window": 0, "softcap": 0.0, "scale": 1.0} | rules
-    return q, k, k, *rules.values()
+    return dense_problem(q, k, k, **{"causal": True} | rules)
 
 
-def test_it_takes_what_it_was_made_for():
-    for D, dtype in itertools.product(hopper.PLANS, hopper.TYPES):
-        assert hopper.lacks(*asked(D=D, dtype=dtype)) is None
-    q, k, v, *rules = asked()
-    assert (
-        hopper.lacks(*(x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v)), *rules)
-        is None
-    )
+def test_supported_problems():
+    for D, dtype in itertools.product(forward.CONFIGS, hopper.TYPES):
+        assert hopper.supports(asked(D=D, dtype=dtype)) is None
+    problem = asked()
+    q, k, v = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in problem[:3])
+    assert hopper.supports(problem._replace(q=q, k=k, v=v)) is None
 
 
 @pytest.mark.parametrize(
@@ -146,14 +144,15 @@ def test_it_takes_what_it_was_made_for():
         ("empty", {"T": 0}),
     ],
 )
-def test_it_says_what_it_lacks(word, changes):
-    assert word in hopper.lacks(*asked(**changes))
+def test_unsupported_problems_are_named(word, changes):
+    assert word in hopper.supports(asked(**changes))
 
 
-def test_it_leaves_odd_strides_and_addresses_to_the_plain_kernels():
-    q, k, v, *rules = asked(T=300)
+def test_unaligned_strides_and_addresses_are_not_supported():
+    problem = asked(T=300)
+    q = problem.q
     for odd in (
         q.transpose(2, 3).contiguous().transpose(2, 3),
         torch.zeros(1, 2, 300, 129, dtype=q.dtype)[..., 1:],
     ):
-        assert "multiples of 16 bytes" in hopper.lacks(odd, k, v, *rules)
+        assert "multiples of 16 bytes" in hopper.supports(problem._replace(q=odd))

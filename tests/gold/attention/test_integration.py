@@ -19,7 +19,7 @@ def draw(tokens=6, keys=8):
     return q, k, v
 
 
-def test_autograd_keeps_q_k_v_out_and_lse_and_nothing_else():
+def test_autograd_saves_only_q_k_v_out_and_lse():
     q, k, v = draw()
     kept = []
 
@@ -53,7 +53,7 @@ def test_public_functions_compile_into_one_graph(loss):
         torch.testing.assert_close(a, b)
 
 
-def test_a_second_derivative_is_refused():
+def test_second_derivative_is_rejected():
     q, k, v = draw()
     (first,) = torch.autograd.grad(flash_attention(q, k, v).square().sum(), q, create_graph=True)
     with pytest.raises(UnsupportedError, match="attention can be differentiated once, not twice"):
@@ -62,23 +62,23 @@ def test_a_second_derivative_is_refused():
 
 @pytest.mark.needs_gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_the_kernels_compile_into_one_graph_and_pass_torchs_checks():
-    from trapline.gold.attention.dense.tiers import KERNELS
+def test_kernels_compile_into_one_graph_and_pass_opcheck():
+    from trapline.gold.attention.dense import dense_problem, registry
 
     inputs = [x.detach().cuda().requires_grad_() for x in draw(70, 90)]
     want = torch.autograd.grad(dense(*inputs), inputs)
     compiled = torch.compile(dense, fullgraph=True)
     for a, b in zip(torch.autograd.grad(compiled(*inputs), inputs), want, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
-    operators, rules = getattr(torch.ops, KERNELS), (True, 0, 0.0, 0.5)
     plain = [x.detach() for x in inputs]
-    out, lse = operators.forward(*plain, *rules)
-    torch.library.opcheck(operators.forward.default, (*plain, *rules))
-    saved = (torch.randn_like(out), torch.zeros_like(lse), *plain, out, lse)
-    torch.library.opcheck(operators.backward.default, (*saved, *rules))
+    arguments = *dense_problem(*plain, causal=True, scale=0.5), "kernels"
+    out, lse = registry.forward_operator(*arguments)
+    torch.library.opcheck(registry.forward_operator, arguments)
+    saved = torch.randn_like(out), torch.zeros_like(lse), out, lse
+    torch.library.opcheck(registry.backward_operator, (*saved, *arguments))
 
 
-def test_autocast_does_not_reach_into_the_products():
+def test_autocast_does_not_change_the_products():
     """The operands' dtype is the caller's choice: float32 stays float32 all the way."""
     q, k, v = (x.detach() for x in draw(40, 40))
     want = flash_attention(q, k, v, causal=True)

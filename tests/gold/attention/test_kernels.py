@@ -118,6 +118,18 @@ def test_interpreted_kernels_give_zeros_outside_of_all_sequences(interpreted, nu
     assert not out[ends[0][-1] :].any()
 
 
+def test_sequences_longer_than_declared_are_cut_and_the_rest_is_zero(interpreted):
+    """Nothing is left uninitialised, in the result or in a gradient."""
+    with np.load(interpreted / "too long.npz") as kept:
+        found = {name: kept[name] for name in kept.files}
+    for name in ("out", "dq", "dk", "dv"):
+        assert np.isfinite(found[name]).all(), name
+    # Declared maxima: 50 - 7 queries, 60 - 7 keys.
+    assert not found["out"][83:90].any()
+    assert found["out"][40:83].any(axis=(1, 2)).all()
+    assert not found["dk"][53:60].any()
+
+
 @pytest.mark.parametrize("scale", [64**-0.5, 128**-0.5, 0.3, 1.0, 7.0])
 def test_a_scale_in_two_parts(scale):
     """The power of two moves no mantissa, so it may come after rounding."""

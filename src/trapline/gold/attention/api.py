@@ -1,5 +1,6 @@
-"""Attention: what is accepted, and who computes it."""
+"""Attention: the public functions, their checks, and the choice of an implementation."""
 
+import sys
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -14,10 +15,18 @@ _OFFERED: tuple[Impl, ...] = ("oracle", "torch", "kernels", "triton", "hopper")
 
 
 class Attended(NamedTuple):
-    """What attention gives, with the log-sum-exp of each row."""
+    """The result of attention, with the log-sum-exp of each row."""
 
     out: Any  # (B, H, T, D)
     lse: Any  # (B, H, T), natural logarithm, −inf where a query sees no key
+
+
+class AttentionGradients(NamedTuple):
+    """Gradients of the inputs of attention, in their shapes and dtypes."""
+
+    dq: Any
+    dk: Any
+    dv: Any
 
 
 def flash_attention(
@@ -35,24 +44,14 @@ def flash_attention(
     """softmax(scale · q kᵀ) v, exact, without a score matrix: (B,H,T,D) in q's dtype.
 
     q is (B,H,T,D), k and v are (B,G,S,D); query head h reads key/value head h // (H/G). The scale
-    is D^-½ unless given. `causal` hides later keys, aligned at the last query and the last key.
-    With a `window` of w, a query at position p sees the positions closer than w to p. `softcap` c
-    turns a score s into c · tanh(s / c). A query that sees nothing gives 0. Differentiable for
-    tensors; gradients are bitwise repeatable unless `deterministic` is False, which the kernels
-    use for a faster way. `impl` names who computes: see `trapline.gold.impl`; "triton" and "hopper"
-    are the two tiers of the "kernels".
+    defaults to D^-½. `causal` hides later keys; the last query is aligned with the last key. With a
+    `window` of w, a query at position p sees the positions closer than w to p. A `softcap` of c
+    turns a score s into c · tanh(s / c). A query that sees no key gives 0. Tensors are
+    differentiable; gradients are bitwise repeatable unless `deterministic` is False, which lets the
+    kernels use a faster algorithm. `impl` names the implementation, see `trapline.gold.impl`;
+    "triton" and "hopper" are the two tiers of "kernels".
     """
-    return flash_attention_lse(
-        q,
-        k,
-        v,
-        causal=causal,
-        window=window,
-        softcap=softcap,
-        scale=scale,
-        deterministic=deterministic,
-        impl=impl,
-    ).out
+    return _attended(q, k, v, causal, window, softcap, scale, deterministic, impl).out
 
 
 def flash_attention_lse(
@@ -69,19 +68,80 @@ def flash_attention_lse(
 ) -> Attended:
     """`flash_attention` with the log-sum-exp of every row, as needed to merge partial results.
 
-    lse is float64 for float64 inputs and float32 for all others; it is differentiable too.
+    lse is float64 for float64 inputs and float32 for all others. It is differentiable.
     """
+    return _attended(q, k, v, causal, window, softcap, scale, deterministic, impl)
+
+
+def _attended(
+    q: Any,
+    k: Any,
+    v: Any,
+    causal: bool,
+    window: int | None,
+    softcap: float,
+    scale: float | None,
+    deterministic: bool,
+    impl: Impl | None,
+) -> Attended:
     chosen = choose("flash_attention", _OFFERED, impl, q=q, k=k, v=v)
     _check(q, k, v, "B H T D", "B G S D")
-    rules = _rules(q, window, softcap, scale)
+    softcap, scale = _rules(q, window, softcap, scale)
     if chosen == "oracle":
-        out, lse = oracle.attention(q, k, v, causal=causal, window=window, **rules)
+        rules: dict[str, Any] = {"causal": causal, "window": window, "softcap": softcap}
+        out, lse = oracle.attention(q, k, v, **rules, scale=scale)
         return Attended(out.astype(q.dtype), lse.astype(np.promote_types(q.dtype, np.float32)))
-    from trapline.gold.attention.dense import registry as fast_operators
+    from trapline.gold.attention.dense import dense_problem
+    from trapline.gold.attention.dense.registry import attention
 
-    plain = causal, window or 0, rules["softcap"], rules["scale"]
-    way = _operators(chosen), deterministic
-    return Attended(*fast_operators.attention(q, k, v, *plain, *way))
+    problem = dense_problem(q, k, v, causal, window or 0, softcap, scale, deterministic)
+    return Attended(*attention(problem, chosen))
+
+
+def flash_attention_backward(
+    dout: Any,
+    q: Any,
+    k: Any,
+    v: Any,
+    out: Any,
+    lse: Any,
+    *,
+    dlse: Any = None,
+    causal: bool = False,
+    window: int | None = None,
+    softcap: float = 0.0,
+    scale: float | None = None,
+    deterministic: bool = True,
+    impl: Impl | None = None,
+) -> AttentionGradients:
+    """dq, dk, dv of `flash_attention_lse`, from its inputs and its results `out` and `lse`.
+
+    `dout` is the gradient of out, `dlse` that of lse (zeros if omitted). All options must equal
+    those of the forward call. Tensors need no `requires_grad`: this computes gradients, it does not
+    record them.
+    """
+    arrays = {"dout": dout, "q": q, "k": k, "v": v, "out": out, "lse": lse}
+    arrays |= {} if dlse is None else {"dlse": dlse}
+    chosen = choose("flash_attention_backward", _OFFERED, impl, **arrays)
+    _check(q, k, v, "B H T D", "B G S D")
+    checks.floating(*checks.LOW_FLOATS, q=q, out=out, dout=dout)
+    checks.floating("float64" if checks.dtype_name(q) == "float64" else "float32", lse=lse)
+    rows = {name: (arrays[name], "B H T") for name in ("lse", "dlse") if name in arrays}
+    checks.axes(q=(q, "B H T D"), out=(out, "B H T D"), dout=(dout, "B H T D"), **rows)
+    softcap, scale = _rules(q, window, softcap, scale)
+    if chosen == "oracle":
+        rules: dict[str, Any] = {"causal": causal, "window": window, "softcap": softcap}
+        given = 0.0 if dlse is None else dlse
+        grads = oracle.attention_backward_tiled(
+            dout, q, k, v, out, lse, dlse=given, scale=scale, **rules
+        )
+        return AttentionGradients(*(x.astype(q.dtype) for x in grads))
+    from trapline.gold.attention.dense import dense_problem
+    from trapline.gold.attention.dense.registry import backward_operator
+
+    problem = dense_problem(q, k, v, causal, window or 0, softcap, scale, deterministic)
+    dlse = lse.new_zeros(lse.shape) if dlse is None else dlse.to(lse.dtype)
+    return AttentionGradients(*backward_operator(dout, dlse, out, lse, *problem, chosen))
 
 
 def flash_attention_varlen(
@@ -98,51 +158,52 @@ def flash_attention_varlen(
     softcap: float = 0.0,
     scale: float | None = None,
     deterministic: bool = True,
-    check: bool = False,
+    check: bool | None = None,
     impl: Impl | None = None,
 ) -> Any:
-    """`flash_attention` of sequences packed one after the other: q (tokens, H, D), k, v (…, G, D).
+    """`flash_attention` of packed sequences: q (tokens, H, D), k and v (tokens, G, D).
 
-    Sequence i has the queries cu_q[i] … cu_q[i+1] and the keys cu_k[i] … cu_k[i+1] (int32, starting
-    with 0, ending with the number of tokens); max_q and max_k bound their lengths. Tokens that
-    boundaries leave over give 0, and have no gradient. `check=True` verifies the boundaries, which
-    on a GPU means waiting for it.
+    Sequence i has the queries cu_q[i] … cu_q[i+1] and the keys cu_k[i] … cu_k[i+1] (int32); max_q
+    and max_k bound their lengths. Tokens outside all sequences give 0 and have zero gradients.
+
+    `check=True` verifies that the boundaries rise from 0 to the number of tokens and that no
+    sequence exceeds its bound. The default verifies, for NumPy arrays and CPU tensors, that they
+    rise and stay within the tokens and bounds; for CUDA tensors, where reading them waits for the
+    device and cannot be captured in a graph, and under `torch.compile`, it verifies nothing.
+    `check=False` never does. Kernels cut a sequence that exceeds its bound; the rest gives 0.
     """
     chosen = choose("flash_attention_varlen", _OFFERED, impl, q=q, k=k, v=v, cu_q=cu_q, cu_k=cu_k)
     _check(q, k, v, "T H D", "S G D")
     checks.axes(cu_q=(cu_q, "N"), cu_k=(cu_k, "N"))
-    rules = _rules(q, window, softcap, scale)
+    softcap, scale = _rules(q, window, softcap, scale)
     for name, ends in (("cu_q", cu_q), ("cu_k", cu_k)):
         if checks.dtype_name(ends) != "int32":
             raise DTypeError(f"{name} must be int32, got {checks.dtype_name(ends)}")
-    if check:
-        _check_boundaries("cu_q", cu_q.tolist(), q.shape[0], max_q)
-        _check_boundaries("cu_k", cu_k.tolist(), k.shape[0], max_k)
+    if check or (check is None and readable(cu_q)):
+        _check_boundaries("cu_q", cu_q.tolist(), q.shape[0], max_q, complete=bool(check))
+        _check_boundaries("cu_k", cu_k.tolist(), k.shape[0], max_k, complete=bool(check))
     if chosen != "oracle":
-        from trapline.gold.attention.dense import registry as fast_operators
+        from trapline.gold.attention.dense import Problem
+        from trapline.gold.attention.dense.registry import attention
 
-        plain = causal, window or 0, rules["softcap"], rules["scale"]
         packing = cu_q, cu_k, max_q, max_k
-        way = _operators(chosen), deterministic
-        return fast_operators.attention_varlen(q, k, v, *packing, *plain, *way)
+        rules = causal, window or 0, softcap, scale, deterministic
+        return attention(Problem(q, k, v, *packing, *rules), chosen)[0]
     out = np.zeros(q.shape, q.dtype)
+    options: dict[str, Any] = {"causal": causal, "window": window, "softcap": softcap}
     for i in range(len(cu_q) - 1):
         here, there = slice(cu_q[i], cu_q[i + 1]), slice(cu_k[i], cu_k[i + 1])
         one_q, one_k, one_v = (x.swapaxes(0, 1)[None] for x in (q[here], k[there], v[there]))
-        one, _ = oracle.attention(one_q, one_k, one_v, causal=causal, window=window, **rules)
+        one, _ = oracle.attention(one_q, one_k, one_v, scale=scale, **options)
         out[here] = one[0].swapaxes(0, 1)
     return out
 
 
-def _operators(chosen: Impl) -> str:
-    """The namespace of the operators that do the work; importing it registers them."""
-    if chosen == "torch":
-        from trapline.gold.attention.dense.reference import TORCH
-
-        return TORCH
-    from trapline.gold.attention.dense.tiers import KERNELS, TIERS
-
-    return TIERS.get(chosen, KERNELS)
+def readable(array: Any) -> bool:
+    """Whether values can be read at once: NumPy arrays and CPU tensors, unless being compiled."""
+    if isinstance(array, np.ndarray):
+        return True
+    return array.device.type == "cpu" and not sys.modules["torch"].compiler.is_compiling()
 
 
 def _check(q: Any, k: Any, v: Any, q_axes: str, kv_axes: str) -> None:
@@ -150,24 +211,33 @@ def _check(q: Any, k: Any, v: Any, q_axes: str, kv_axes: str) -> None:
     sizes = checks.axes(q=(q, q_axes), k=(k, kv_axes), v=(v, kv_axes))
     if sizes["H"] % sizes["G"] if sizes["G"] else sizes["H"]:
         raise ShapeError(
-            f"{sizes['H']} query heads are no multiple of {sizes['G']} key/value heads"
+            f"the number of query heads must be a multiple of the number of key/value heads, "
+            f"got {sizes['H']} and {sizes['G']}"
         )
 
 
-def _rules(q: Any, window: int | None, softcap: float, scale: float | None) -> dict[str, float]:
+def _rules(q: Any, window: int | None, softcap: float, scale: float | None) -> tuple[float, float]:
+    """Softcap and scale as numbers."""
     if window is not None:
         checks.integer_between(1, 2**31 - 1, window=window)
     if not 0.0 <= softcap < float("inf"):
-        raise RangeError(f"softcap must be 0 (none) or positive, got {softcap}")
+        raise RangeError(f"softcap must be 0 (none) or positive and finite, got {softcap}")
     if scale is None:
         scale = max(q.shape[-1], 1) ** -0.5
     checks.positive(scale=scale)
-    return {"softcap": float(softcap), "scale": float(scale)}
+    return float(softcap), float(scale)
 
 
-def _check_boundaries(name: str, ends: list[int], tokens: int, longest: int) -> None:
+def _check_boundaries(
+    name: str, ends: list[int], tokens: int, longest: int, *, complete: bool
+) -> None:
     lengths = [end - start for start, end in pairwise(ends)]
-    if not ends or ends[0] != 0 or ends[-1] != tokens or min(lengths, default=0) < 0:
-        raise RangeError(f"{name} must rise from 0 to {tokens}, got {ends}")
+    if complete:
+        if not ends or ends[0] != 0 or ends[-1] != tokens or min(lengths, default=0) < 0:
+            raise RangeError(f"{name} must rise from 0 to {tokens}, got {ends}")
+    elif ends and (ends[0] < 0 or ends[-1] > tokens or min(lengths, default=0) < 0):
+        raise RangeError(f"{name} must rise and stay between 0 and {tokens}, got {ends}")
     if max(lengths, default=0) > longest:
-        raise RangeError(f"{name} has a sequence of {max(lengths)}, longer than {longest}")
+        raise RangeError(
+            f"{name} has a sequence of {max(lengths)} tokens, but the maximum given is {longest}"
+        )

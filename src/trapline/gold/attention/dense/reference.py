@@ -1,92 +1,48 @@
-"""Attention in torch, by tiles: memory grows with T + S, gradients come from q, k, v, out and lse.
+"""Dense attention in torch, by tiles: memory grows with T + S, not with T · S.
 
-All heads of all batches go through one tile of scores at a time; the query heads of a group are an
-axis R of their own, so keys and values are never copied per head. 16-bit inputs are computed in
-float32. Derivations: docs/components/attention.md.
-
-Packed sequences (`varlen`) are loops of the same functions over the sequences.
+All heads of all sequences go through one tile of scores at a time. The query heads that share keys
+are an axis R of their own, so keys and values are not copied per head. 16-bit inputs are computed
+in float32. Gradients come from q, k, v, out and lse. Derivations: docs/components/attention.md.
 """
 
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
-from trapline.gold.attention.dense.registry import a_group, computed_in, register
+from trapline.gold.attention.dense import Problem, compute_dtype, heads_per_kv_head
 
-#: Large enough that torch's cost per call disappears, small enough to stay in a core's cache.
+#: Large enough to hide torch's cost per call, small enough for a core's cache.
 TILE = 256
-#: The namespace of the operators in this file; `kernels` registers the same four under others.
-TORCH = "trapline_attention"
 
 
-class Rules(NamedTuple):
-    """Who sees whom, and how a dot product becomes a score. A window of 0 is none."""
-
-    causal: bool
-    window: int
-    softcap: float
-    scale: float
-
-    def hidden(self, rows: range, cols: range, offset: int, device: torch.device) -> Tensor | None:
-        """True where query t, standing at key t + offset, does not see a key; None: sees all."""
-        first, last = rows.start + offset, rows.stop - 1 + offset
-        ahead_of_all = cols.stop - 1 - first
-        behind_all = last - cols.start
-        if (not self.causal or ahead_of_all <= 0) and (
-            not self.window or max(ahead_of_all, behind_all) < self.window
-        ):
-            return None
-        key = torch.arange(cols.start, cols.stop, device=device)
-        ahead = key - torch.arange(first, last + 1, device=device)[:, None]
-        hidden = ahead > 0 if self.causal else torch.zeros_like(ahead, dtype=torch.bool)
-        return hidden | (ahead.abs() >= self.window) if self.window else hidden
-
-    def key_tiles(self, rows: range, keys: int, offset: int) -> Iterator[range]:
-        """Tiles of the keys that any of these queries sees."""
-        first, last = rows.start + offset, rows.stop - 1 + offset
-        begin, end = 0, keys
-        if self.causal:
-            end = min(end, last + 1)
-        if self.window:
-            begin = max(begin, first - self.window + 1)
-            end = min(end, last + self.window)
-        return tiles(begin, end)
-
-
-def tiles(begin: int, end: int) -> Iterator[range]:
-    """[begin, end) in pieces of at most TILE."""
-    for start in range(begin, end, TILE):
-        yield range(start, min(start + TILE, end))
-
-
-def _forward(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool, window: int, softcap: float, scale: float
-) -> tuple[Tensor, Tensor]:
-    rules = Rules(causal, window, softcap, scale)
+def forward(problem: Problem) -> tuple[Tensor, Tensor]:
+    """out like q, and lse (B,H,T) or (H, tokens)."""
+    if problem.packed:
+        return _packed_forward(problem)
+    q, k, v = problem.q, problem.k, problem.v
     (B, H, T, D), (G, S) = q.shape, k.shape[1:3]
-    grouped = q.reshape(B, G, a_group(H, G), T, D)
+    grouped = q.reshape(B, G, heads_per_kv_head(H, G), T, D)
     out = torch.zeros(grouped.shape, dtype=q.dtype, device=q.device)
-    lse = torch.zeros(grouped.shape[:-1], dtype=computed_in(q.dtype), device=q.device)
+    lse = torch.zeros(grouped.shape[:-1], dtype=compute_dtype(q.dtype), device=q.device)
     for rows in tiles(0, T):
         at = slice(rows.start, rows.stop)
-        out[..., at, :], lse[..., at] = _attend(grouped[..., at, :], k, v, rows, S - T, rules)
+        out[..., at, :], lse[..., at] = _attend(problem, grouped[..., at, :], k, v, rows, S - T)
     return out.reshape(B, H, T, D), lse.reshape(B, H, T)
 
 
 def _attend(
-    q: Tensor, k: Tensor, v: Tensor, rows: range, offset: int, rules: Rules
+    problem: Problem, q: Tensor, k: Tensor, v: Tensor, rows: range, offset: int
 ) -> tuple[Tensor, Tensor]:
     """One tile of queries (B,G,R,rows,D) against every key it sees, with the online softmax."""
-    wide = computed_in(q.dtype)
+    wide = compute_dtype(q.dtype)
     peak = torch.full(q.shape[:-1], -torch.inf, dtype=wide, device=q.device)
     total = torch.zeros_like(peak)
     weighted = torch.zeros(q.shape, dtype=wide, device=q.device)
-    for cols in rules.key_tiles(rows, k.shape[2], offset):
-        scores, _ = _scores(q, k, rows, cols, offset, rules)
+    for cols in key_tiles(problem, rows, k.shape[2], offset):
+        scores, _ = _scores(problem, q, k, rows, cols, offset)
         new_peak = torch.maximum(peak, scores.amax(dim=-1))
-        # A row that has seen no key stays at −inf, and −inf − (−inf) is not a number.
+        # A row that has seen no key stays at −inf, and −inf − (−inf) is NaN.
         origin = new_peak.masked_fill(new_peak == -torch.inf, 0.0)
         weights = scores.sub_(origin[..., None]).exp_()
         correction = (peak - origin).exp_()
@@ -101,40 +57,65 @@ def _attend(
 
 
 def _scores(
-    q: Tensor, k: Tensor, rows: range, cols: range, offset: int, rules: Rules
+    problem: Problem, q: Tensor, k: Tensor, rows: range, cols: range, offset: int
 ) -> tuple[Tensor, Tensor | None]:
-    """Masked scores (B,G,R,rows,cols), and tanh of the scaled products where they are capped."""
-    wide = computed_in(q.dtype)
+    """Masked scores (B,G,R,rows,cols), and tanh of the scaled products if they are capped."""
+    wide = compute_dtype(q.dtype)
     keys = k[:, :, None, cols.start : cols.stop].to(wide)
-    scores = (q.to(wide) * rules.scale) @ keys.transpose(-1, -2)
+    scores = (q.to(wide) * problem.scale) @ keys.transpose(-1, -2)
     squashed = None
-    if rules.softcap:
-        squashed = torch.tanh(scores / rules.softcap)
-        scores = squashed * rules.softcap
-    hidden = rules.hidden(rows, cols, offset, q.device)
-    if hidden is not None:
-        scores = scores.masked_fill_(hidden, -torch.inf)
+    if problem.softcap:
+        squashed = torch.tanh(scores / problem.softcap)
+        scores = squashed * problem.softcap
+    mask = hidden(problem, rows, cols, offset)
+    if mask is not None:
+        scores = scores.masked_fill_(mask, -torch.inf)
     return scores, squashed
 
 
-def _backward(
-    dout: Tensor,
-    dlse: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    causal: bool,
-    window: int,
-    softcap: float,
-    scale: float,
-    _deterministic: bool = True,  # it is, always
+def hidden(problem: Problem, rows: range, cols: range, offset: int) -> Tensor | None:
+    """True where query t, at key position t + offset, does not see a key; None if all are seen."""
+    first, last = rows.start + offset, rows.stop - 1 + offset
+    ahead_of_all = cols.stop - 1 - first
+    behind_all = last - cols.start
+    causal, window = problem.causal, problem.window
+    if (not causal or ahead_of_all <= 0) and (not window or max(ahead_of_all, behind_all) < window):
+        return None
+    device = problem.q.device
+    key = torch.arange(cols.start, cols.stop, device=device)
+    ahead = key - torch.arange(first, last + 1, device=device)[:, None]
+    mask = ahead > 0 if causal else torch.zeros_like(ahead, dtype=torch.bool)
+    return mask | (ahead.abs() >= window) if window else mask
+
+
+def key_tiles(problem: Problem, rows: range, keys: int, offset: int) -> Iterator[range]:
+    """Tiles of the keys that at least one of these queries sees."""
+    first, last = rows.start + offset, rows.stop - 1 + offset
+    begin, end = 0, keys
+    if problem.causal:
+        end = min(end, last + 1)
+    if problem.window:
+        begin = max(begin, first - problem.window + 1)
+        end = min(end, last + problem.window)
+    return tiles(begin, end)
+
+
+def tiles(begin: int, end: int) -> Iterator[range]:
+    """[begin, end) in pieces of at most TILE."""
+    for start in range(begin, end, TILE):
+        yield range(start, min(start + TILE, end))
+
+
+def backward(
+    problem: Problem, out: Tensor, lse: Tensor, dout: Tensor, dlse: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    rules = Rules(causal, window, softcap, scale)
+    """dq, dk, dv, always bitwise repeatable."""
+    if problem.packed:
+        return _packed_backward(problem, out, lse, dout, dlse)
+    q, k, v = problem.q, problem.k, problem.v
     (B, H, T, D), (G, S) = q.shape, k.shape[1:3]
-    wide = computed_in(q.dtype)
-    shape = (B, G, a_group(H, G), T, D)
+    wide = compute_dtype(q.dtype)
+    shape = (B, G, heads_per_kv_head(H, G), T, D)
     q_grouped, dout_grouped = q.reshape(shape), dout.reshape(shape)
     finite = lse.masked_fill(lse == -torch.inf, 0.0).reshape(shape[:-1])
     # lse is an output too: d lse / d score is the weight, so its gradient joins the row sum.
@@ -144,16 +125,16 @@ def _backward(
     for rows in tiles(0, T):
         at = slice(rows.start, rows.stop)
         q_rows, dout_rows = q_grouped[..., at, :], dout_grouped[..., at, :].to(wide)
-        for cols in rules.key_tiles(rows, S, S - T):
+        for cols in key_tiles(problem, rows, S, S - T):
             keys, values = (x[:, :, cols.start : cols.stop].to(wide) for x in (k, v))
-            scores, squashed = _scores(q_rows, k, rows, cols, S - T, rules)
+            scores, squashed = _scores(problem, q_rows, k, rows, cols, S - T)
             weights = scores.sub_(finite[..., at, None]).exp_()
             dscores = dout_rows @ values[:, :, None].transpose(-1, -2)
-            dscores = dscores.sub_(delta[..., at, None]).mul_(weights).mul_(scale)
+            dscores = dscores.sub_(delta[..., at, None]).mul_(weights).mul_(problem.scale)
             if squashed is not None:
                 dscores = dscores.mul_(1.0 - squashed.square())
             dq[..., at, :] += dscores @ keys[:, :, None]
-            # Contracting over R and rows together sums over the group.
+            # Contracting over R and rows together sums over the heads that share keys.
             dk[:, :, cols.start : cols.stop] += _over_group(dscores, q_rows.to(wide))
             dv[:, :, cols.start : cols.stop] += _over_group(weights, dout_rows)
     return dq.reshape(B, H, T, D).to(q.dtype), dk.to(k.dtype), dv.to(v.dtype)
@@ -164,97 +145,47 @@ def _over_group(left: Tensor, right: Tensor) -> Tensor:
     return left.flatten(2, 3).transpose(-1, -2) @ right.flatten(2, 3)
 
 
-def _varlen_forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_q: Tensor,
-    cu_k: Tensor,
-    _max_q: int,
-    _max_k: int,
-    causal: bool,
-    window: int,
-    softcap: float,
-    scale: float,
-) -> tuple[Tensor, Tensor]:
+# --- packed sequences: one at a time ------------------------------------------------------------
+
+
+def _packed_forward(problem: Problem) -> tuple[Tensor, Tensor]:
+    q = problem.q
     out = torch.zeros(q.shape, dtype=q.dtype, device=q.device)
-    lse = torch.zeros((q.shape[1], q.shape[0]), dtype=computed_in(q.dtype), device=q.device)
-    for here, there in _sequences(cu_q, cu_k):
-        part_q, part_k, part_v = _unpacked(q, here), _unpacked(k, there), _unpacked(v, there)
-        out_part, lse_part = _forward(part_q, part_k, part_v, causal, window, softcap, scale)
-        out[here], lse[:, here] = out_part[0].transpose(0, 1), lse_part[0]
+    lse = torch.zeros(problem.lse_shape, dtype=compute_dtype(q.dtype), device=q.device)
+    for here, one in _sequences(problem):
+        out_part, lse_part = forward(one)
+        out[here[0]], lse[:, here[0]] = out_part[0].transpose(0, 1), lse_part[0]
     return out, lse
 
 
-def _varlen_backward(
-    dout: Tensor,
-    dlse: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    cu_q: Tensor,
-    cu_k: Tensor,
-    _max_q: int,
-    _max_k: int,
-    causal: bool,
-    window: int,
-    softcap: float,
-    scale: float,
-    _deterministic: bool = True,
+def _packed_backward(
+    problem: Problem, out: Tensor, lse: Tensor, dout: Tensor, dlse: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    dq, dk, dv = (torch.zeros(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
-    for here, there in _sequences(cu_q, cu_k):
-        grads = _backward(
-            _unpacked(dout, here),
-            dlse[None, :, here],
-            _unpacked(q, here),
-            _unpacked(k, there),
-            _unpacked(v, there),
-            _unpacked(out, here),
-            lse[None, :, here],
-            causal,
-            window,
-            softcap,
-            scale,
-        )
+    inputs = problem.q, problem.k, problem.v
+    dq, dk, dv = (torch.zeros(x.shape, dtype=x.dtype, device=x.device) for x in inputs)
+    for (here, there), one in _sequences(problem):
+        saved = _unpacked(out, here), lse[None, :, here]
+        grads = backward(one, *saved, _unpacked(dout, here), dlse[None, :, here])
         for whole, place, part in zip((dq, dk, dv), (here, there, there), grads, strict=True):
             whole[place] = part[0].transpose(0, 1)
     return dq, dk, dv
 
 
-def _sequences(cu_q: Tensor, cu_k: Tensor) -> Iterator[tuple[slice, slice]]:
-    """Where each packed sequence has its queries and its keys."""
-    q_ends, k_ends = cu_q.tolist(), cu_k.tolist()
+def _sequences(problem: Problem) -> Iterator[tuple[tuple[slice, slice], Problem]]:
+    """The slices of queries and keys of each packed sequence, and its dense problem."""
+    assert problem.cu_q is not None
+    assert problem.cu_k is not None
+    q_ends, k_ends = problem.cu_q.tolist(), problem.cu_k.tolist()
     for i in range(len(q_ends) - 1):
-        yield slice(q_ends[i], q_ends[i + 1]), slice(k_ends[i], k_ends[i + 1])
+        here, there = slice(q_ends[i], q_ends[i + 1]), slice(k_ends[i], k_ends[i + 1])
+        parts = (
+            _unpacked(problem.q, here),
+            _unpacked(problem.k, there),
+            _unpacked(problem.v, there),
+        )
+        yield (here, there), Problem(*parts, None, None, 0, 0, *problem[7:])
 
 
 def _unpacked(x: Tensor, place: slice) -> Tensor:
     """(tokens, heads, D) of one sequence as (1, heads, n, D)."""
     return x[place].transpose(0, 1)[None]
-
-
-def _in_its_own_dtype(
-    function: Callable[..., tuple[Tensor, ...]],
-) -> Callable[..., tuple[Tensor, ...]]:
-    """Without autocast, which would round the products in here to 16 bits unasked."""
-
-    def run(first: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-        with torch.autocast(first.device.type, enabled=False):
-            return function(first, *rest)
-
-    return run
-
-
-_LIBRARY = register(
-    TORCH,
-    {
-        "forward": _in_its_own_dtype(_forward),
-        "backward": _in_its_own_dtype(_backward),
-        "varlen_forward": _in_its_own_dtype(_varlen_forward),
-        "varlen_backward": _in_its_own_dtype(_varlen_backward),
-    },
-    "CompositeExplicitAutograd",
-)

@@ -1,165 +1,180 @@
-"""Attention as torch operators: what they are called, what they give, and their gradients.
+"""From an attention problem to the function that computes it: operators, gradients, tiers.
 
-The same four operators are registered once for each way to compute them, under a namespace of its
-own: `fast` in torch, `kernels` on a GPU. Gradients come from q, k, v, out and lse in all of them.
+`attention` is differentiable; it calls `forward_operator` and `backward_operator`, which run the
+torch reference or a tier of kernels. Each tier has `supports(problem)`: None, or the reason why the
+tier cannot compute the problem. impl="kernels" runs the first tier that supports the problem and
+is faster there; "triton" and "hopper" run that tier or raise an error.
 """
 
 from collections.abc import Callable
-from typing import Any
+from contextlib import nullcontext
+from functools import cache
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from trapline.gold.attention.dense import Problem, compute_dtype, reference
+from trapline.gold.errors import DTypeError, RangeError, UnsupportedError
+from trapline.gold.impl import Impl
 from trapline.gold.no_double_backward import differentiated_once
+from trapline.gold.operators import operator
 
-_RULES = "bool causal, int window, float softcap, float scale"
-_PACKED = "Tensor cu_q, Tensor cu_k, int max_q, int max_k"
-_SAVED = "Tensor dout, Tensor dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse"
-_REPEATS = "bool deterministic=True"
-_SCHEMAS = {
-    "forward": f"(Tensor q, Tensor k, Tensor v, {_RULES}) -> (Tensor, Tensor)",
-    "backward": f"({_SAVED}, {_RULES}, {_REPEATS}) -> (Tensor, Tensor, Tensor)",
-    "varlen_forward": f"(Tensor q, Tensor k, Tensor v, {_PACKED}, {_RULES}) -> (Tensor, Tensor)",
-    "varlen_backward": f"({_SAVED}, {_PACKED}, {_RULES}, {_REPEATS}) -> (Tensor, Tensor, Tensor)",
-}
+_PROBLEM = (
+    "Tensor q, Tensor k, Tensor v, Tensor? cu_q, Tensor? cu_k, int max_q, int max_k, "
+    "bool causal, int window, float softcap, float scale, bool deterministic"
+)
+_SAVED = "Tensor dout, Tensor dlse, Tensor out, Tensor lse"
 
 
-def attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    causal: bool,
-    window: int,
-    softcap: float,
-    scale: float,
-    operators: str,
-    deterministic: bool = True,
-) -> tuple[Tensor, Tensor]:
-    """out (B,H,T,D) and lse (B,H,T), differentiable in q, k and v."""
+def attention(problem: Problem, impl: Impl) -> tuple[Tensor, Tensor]:
+    """out like q, and lse (B,H,T) or (H, tokens); both are differentiable in q, k and v."""
     function: Any = _Attention
-    rules = causal, window, softcap, scale
-    out, lse = function.apply(operators, deterministic, q, k, v, *rules)
+    out, lse = function.apply(*problem, impl)
     return out, lse
-
-
-def attention_varlen(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_q: Tensor,
-    cu_k: Tensor,
-    max_q: int,
-    max_k: int,
-    causal: bool,
-    window: int,
-    softcap: float,
-    scale: float,
-    operators: str,
-    deterministic: bool = True,
-) -> Tensor:
-    """out (tokens, H, D) of packed sequences, differentiable in q, k and v."""
-    function: Any = _Varlen
-    numbers = cu_q, cu_k, max_q, max_k, causal, window, softcap, scale
-    out: Tensor = function.apply(operators, deterministic, q, k, v, *numbers)
-    return out
 
 
 class _Attention(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        operators: str,
-        deterministic: bool,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *rules: float,
-    ) -> tuple[Tensor, Tensor]:
-        out, lse = getattr(torch.ops, operators).forward(q, k, v, *rules)
-        ctx.save_for_backward(q, k, v, out, lse)
-        ctx.operators, ctx.rules = operators, (*rules, deterministic)
+    def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
+        out, lse = forward_operator(*arguments)
+        ctx.save_for_backward(*arguments[:5], out, lse)
+        ctx.options = arguments[5:]
         return out, lse
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor, dlse: Tensor) -> tuple[Tensor | None, ...]:
-        operator = getattr(torch.ops, ctx.operators).backward
-        saved = ctx.saved_tensors
-        grads = differentiated_once("attention", operator, dout, dlse, *saved, *ctx.rules)
-        return (None, None, *grads, None, None, None, None)
+        *tensors, out, lse = ctx.saved_tensors
+        arguments = dout, dlse, out, lse, *tensors, *ctx.options
+        grads = differentiated_once("attention", backward_operator, *arguments)
+        return (*grads, *[None] * 10)
 
 
-class _Varlen(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        operators: str,
-        deterministic: bool,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        cu_q: Tensor,
-        cu_k: Tensor,
-        *numbers: float,
-    ) -> Tensor:
-        operator = getattr(torch.ops, operators).varlen_forward
-        out, lse = operator(q, k, v, cu_q, cu_k, *numbers)
-        ctx.save_for_backward(q, k, v, out, lse, cu_q, cu_k)
-        ctx.operators, ctx.numbers = operators, (*numbers, deterministic)
-        return out  # type: ignore[no-any-return]
-
-    @staticmethod
-    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
-        saved = ctx.saved_tensors
-        operator = getattr(torch.ops, ctx.operators).varlen_backward
-        dlse = torch.zeros_like(saved[4])  # of lse
-        grads = differentiated_once("attention", operator, dout, dlse, *saved, *ctx.numbers)
-        return (None, None, *grads, *[None] * 8)
+def _forward_shapes(*arguments: Any) -> tuple[Tensor, Tensor]:
+    problem = Problem(*arguments[:-1])
+    q = problem.q
+    return _empty(q), q.new_empty(problem.lse_shape, dtype=compute_dtype(q.dtype))
 
 
-def a_group(heads: int, groups: int) -> int:
-    """How many query heads share keys and values; none where there are no heads at all."""
-    return heads // max(groups, 1)
-
-
-def computed_in(dtype: torch.dtype) -> torch.dtype:
-    """What a dtype is computed in."""
-    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
-
-
-def _forward_shape(q: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    return _empty(q), q.new_empty(q.shape[:-1], dtype=computed_in(q.dtype))
-
-
-def _varlen_forward_shape(q: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    return _empty(q), q.new_empty((q.shape[1], q.shape[0]), dtype=computed_in(q.dtype))
-
-
-def _backward_shape(*arguments: Any) -> tuple[Tensor, ...]:
-    _, _, q, k, v = arguments[:5]
-    return _empty(q), _empty(k), _empty(v)
+def _backward_shapes(*arguments: Any) -> tuple[Tensor, ...]:
+    return tuple(_empty(x) for x in arguments[4:7])
 
 
 def _empty(x: Tensor) -> Tensor:
-    """Contiguous, whatever the strides of x."""
+    """Contiguous, even if x is not."""
     return x.new_empty(x.shape)
 
 
-_SHAPES = {
-    "forward": _forward_shape,
-    "backward": _backward_shape,
-    "varlen_forward": _varlen_forward_shape,
-    "varlen_backward": _backward_shape,
-}
+@operator(
+    "trapline_attention", f"forward({_PROBLEM}, str impl) -> (Tensor, Tensor)", _forward_shapes
+)
+def forward_operator(*arguments: Any) -> tuple[Tensor, ...]:
+    """out and lse of a problem: the arguments are its fields and the implementation."""
+    *fields, impl = arguments
+    problem = Problem(*fields)
+    if impl == "torch":
+        with _without_autocast(problem):
+            return reference.forward(problem)
+    with _on_its_device(problem):
+        return tier_for(problem, impl, forward_tiers()).run(problem)
 
 
-def register(
-    namespace: str, functions: dict[str, Callable[..., tuple[Tensor, ...]]], device: str
-) -> Any:
-    """The four operators under a namespace, for one device and for tracing."""
-    library: Any = torch.library  # its calls carry no types
-    made = library.Library(namespace, "DEF")
-    for name, function in functions.items():
-        made.define(name + _SCHEMAS[name])
-        made.impl(name, function, device)
-        made.impl(name, _SHAPES[name], "Meta")
-    return made
+@operator(
+    "trapline_attention",
+    f"backward({_SAVED}, {_PROBLEM}, str impl) -> (Tensor, Tensor, Tensor)",
+    _backward_shapes,
+)
+def backward_operator(*arguments: Any) -> tuple[Tensor, ...]:
+    """dq, dk, dv: the arguments are dout, dlse, out, lse, a problem and the implementation."""
+    dout, dlse, out, lse, *fields, impl = arguments
+    problem = Problem(*fields)
+    if impl == "torch":
+        with _without_autocast(problem):
+            return reference.backward(problem, out, lse, dout, dlse)
+    with _on_its_device(problem):
+        return tier_for(problem, impl, backward_tiers()).run(problem, out, lse, dout, dlse)
+
+
+def _without_autocast(problem: Problem) -> Any:
+    """Autocast would round the reference's matrix products to 16 bits."""
+    return torch.autocast(problem.q.device.type, enabled=False)
+
+
+def _on_its_device(problem: Problem) -> Any:
+    """Kernels are launched on the current device, which may be another one."""
+    if not problem.q.is_cuda:
+        return nullcontext()
+    return torch.cuda.device_of(problem.q)  # type: ignore[no-untyped-call]
+
+
+class Tier(NamedTuple):
+    """One implementation of a pass by kernels."""
+
+    run: Callable[..., tuple[Tensor, ...]]
+    #: None, or the reason why it cannot compute the problem.
+    supports: Callable[[Problem], str | None]
+    #: Whether it is the fastest tier for a problem that it supports, by measurement.
+    is_faster: Callable[[Problem], bool]
+
+
+def _always(_problem: Problem) -> bool:
+    return True
+
+
+@cache
+def forward_tiers() -> dict[str, Tier]:
+    """Tiers of the forward pass, fastest first. Triton is imported on the first call."""
+    from trapline.gold.attention.dense import hopper, triton
+    from trapline.gold.attention.dense.hopper import forward as hopper_forward
+    from trapline.gold.attention.dense.triton import forward as triton_forward
+
+    return {
+        "hopper": Tier(hopper_forward.forward, hopper.supports, hopper_forward.is_faster),
+        "triton": Tier(triton_forward.forward, triton.supports, _always),
+    }
+
+
+@cache
+def backward_tiers() -> dict[str, Tier]:
+    """Tiers of the backward pass, fastest first."""
+    from trapline.gold.attention.dense import hopper, triton
+    from trapline.gold.attention.dense.hopper import backward as hopper_backward
+    from trapline.gold.attention.dense.triton import backward as triton_backward
+
+    return {
+        "hopper": Tier(hopper_backward.backward, hopper.supports, hopper_backward.is_faster),
+        "triton": Tier(triton_backward.backward, triton.supports, _always),
+    }
+
+
+def fastest(problem: Problem, tiers: dict[str, Tier]) -> str:
+    """The first tier that supports the problem and is faster there; "triton" if none does."""
+    for name, tier in tiers.items():
+        if tier.supports(problem) is None and tier.is_faster(problem):
+            return name
+    return "triton"
+
+
+def tier_for(problem: Problem, impl: str, tiers: dict[str, Tier]) -> Tier:
+    """The tier that computes the problem; an error if it does not support it."""
+    _require_gpu(problem, impl)
+    name = fastest(problem, tiers) if impl == "kernels" else impl
+    reason = tiers[name].supports(problem)
+    if reason is None:
+        return tiers[name]
+    if name != "triton":
+        raise UnsupportedError(f"impl={name!r} does not support {reason}; use impl='triton'")
+    kind = RangeError if "heads" in reason else DTypeError
+    raise kind(f"the attention kernels do not support {reason}; use impl='torch'")
+
+
+def _require_gpu(problem: Problem, impl: str) -> None:
+    if problem.q.is_cuda:
+        return
+    from triton import knobs
+
+    if not knobs.runtime.interpret:
+        place = problem.q.device
+        raise UnsupportedError(
+            f"impl={impl!r} needs CUDA tensors, got tensors on {place}; use impl='torch'"
+        )

@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
-"""dk and dv for Hopper GPUs, in Gluon, and if wanted shares of dq: five products a tile.
+"""dk and dv for Hopper GPUs, in Gluon, and optionally shares of dq: five products per tile.
 
 A block of threads owns 128 keys and their values: two warpgroups, 64 keys each, and a warp that
 loads (tensor memory accelerator, a ring of query tiles with their dout, lse and δ). Scores and
@@ -7,12 +7,12 @@ their gradients are formed transposed, keys by queries, so that weights and slop
 dv += Pᵀ dout and dk += dSᵀ q straight from registers. A step starts both products with the tile
 (S = K qᵀ, dP = V doutᵀ), computes exponentials while dP runs and slopes while dv runs.
 
-With `SHARE`, slopes go through shared memory once, for dq = dS k: each warpgroup makes half of its
-columns from the slopes of both. dq belongs to queries, which many blocks see: shares are added in
-float32 in device memory while the next products run, by the copy engine (`COPY`) or by the threads,
-in the order in which accumulators lie in registers, so that every access is whole
-(`kernels_hopper_rows.finish_kernel` undoes it). The order of additions changes from run to run.
-Without `SHARE` the warpgroups never wait for each other, and every sum has one owner.
+With `SHARE`, slopes go through shared memory once, for dq = dS k: each warpgroup computes half of
+the columns from the slopes of both. Many blocks see a query, so shares of dq are added in float32
+in device memory while the next products run, by the copy engine (`COPY`) or by the threads, in the
+order of the accumulators' registers, so that every access is whole (`backward.finish_kernel`
+restores the order). The order of additions changes from run to run. Without `SHARE` the warpgroups
+never wait for each other, and every sum has one owner.
 """
 
 from triton.experimental import gluon
@@ -25,13 +25,13 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from trapline.gold.attention.dense.hopper.primitives import ROWS, dealt, exp2
+from trapline.gold.attention.dense.hopper import ROWS, assigned, exp2
 from trapline.gold.device import LOG2_E
 from trapline.gold.gluon_compat import barrier, tma_add, tma_load, tma_store
 
 #: Queries of a tile. More would not fit into the registers beside dk and dv.
 QUERIES = gl.constexpr(64)
-#: The sums of dq as the copy engine sees them: rows of so many numbers.
+#: The sums of dq, as the copy engine sees them, are rows of this many numbers.
 LINE = gl.constexpr(256)
 
 
@@ -39,7 +39,7 @@ LINE = gl.constexpr(256)
 def key_tile(sizes, CAUSAL: gl.constexpr):
     """Batch, group, first key, the first query tile that sees it, query tiles in all."""
     T, S, H, R, groups, bunch = sizes
-    group, tile = dealt(gl.cdiv(S, 2 * ROWS), groups, bunch)
+    group, tile = assigned(gl.cdiv(S, 2 * ROWS), groups, bunch)
     left = tile * (2 * ROWS)
     first = 0
     if CAUSAL:
@@ -53,7 +53,7 @@ def produce(
     descriptors, buffers, gates, sizes,
     STAGES: gl.constexpr, CAUSAL: gl.constexpr, SHARE: gl.constexpr,
 ):  # fmt: skip
-    """Loads keys and values once, then the query tiles of each head of the group in turn."""
+    """Load keys and values once, then the query tiles of each head of the group in turn."""
     q, k, v, dout, rows = descriptors
     queries, upstreams, row_pairs, keys, values, _slopes, _shares = buffers
     kv_full, q_full, dout_full, empty, shared = gates
@@ -70,7 +70,7 @@ def produce(
     for i in range((tiles - first) * R):
         slot = i % STAGES
         if SHARE:
-            # Who has shared slopes has finished the tile before: no other signal is needed.
+            # Sharing the slopes of a tile implies that the tile before is finished.
             after = i - STAGES + 1
             mbarrier.wait(shared.index(after & 1), after >> 1 & 1, pred=after > 0)
         else:
@@ -91,10 +91,10 @@ def produce(
 
 @gluon.jit
 def weigh(s, lse, top, keys_left, scale, CAUSAL: gl.constexpr):
-    """Weights from dot products: keys by queries, of which the first stands at key `top`.
+    """Weights from dot products: keys by queries; the first query is at key position `top`.
 
-    The branch is there for ptxas too: it ends a block of instructions, out of which ptxas would
-    move the exponentials behind the wait for the next product, and nothing would overlap.
+    The branch also ends a block of instructions for ptxas, which would otherwise move the
+    exponentials behind the wait for the next product, and nothing would overlap.
     """
     layout: gl.constexpr = s.type.layout
     p = exp2(s * scale - gl.expand_dims(lse, 0))
@@ -124,10 +124,10 @@ def in_register_order(tile):
 
 @gluon.jit
 def shared_slopes(i, ds, buffers, gates, ME: gl.constexpr, COPY: gl.constexpr):
-    """Puts this warpgroup's slopes where both find them; starts on dq with its own.
+    """Store this warpgroup's slopes for both; start dq with its own.
 
-    Slopes of two tiles have room: whoever shares those of tile i is done with those of tile i − 2,
-    since the other one has shared tile i − 1 after that.
+    There is room for the slopes of two tiles: a warpgroup that shares those of tile i has finished
+    with those of tile i − 2, because the other one shared tile i − 1 after that.
     """
     _queries, _upstreams, _row_pairs, keys, _values, slopes, _shares = buffers
     shared = gates[4].index(i & 1)
@@ -152,7 +152,7 @@ def shared_slopes(i, ds, buffers, gates, ME: gl.constexpr, COPY: gl.constexpr):
 
 @gluon.jit
 def added(dq, line, sums, buffers, ME: gl.constexpr, COPY: gl.constexpr):
-    """Adds this warpgroup's half of dq to the sums from `line` on."""
+    """Add this warpgroup's half of dq to the sums from `line` on."""
     ordered = in_register_order(dq)
     if COPY:
         share = buffers[6].index(ME)
@@ -171,7 +171,7 @@ def step(
     ME: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr, SHARE: gl.constexpr,
     COPY: gl.constexpr,
 ):  # fmt: skip
-    """Adds what query tile i gives to dk and dv, and this warpgroup's half of dq to the sums."""
+    """Add the part of query tile i to dk and dv, and this warpgroup's half of dq to the sums."""
     queries, upstreams, row_pairs, keys, values, _slopes, _shares = buffers
     _kv_full, q_full, dout_full, empty, _shared = gates
     D: gl.constexpr = keys.shape[4]
@@ -218,7 +218,7 @@ def consume(
     ME: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr, SHARE: gl.constexpr,
     COPY: gl.constexpr,
 ):  # fmt: skip
-    """Walks through the query tiles and writes dk and dv of 64 keys: those of consumer `ME`."""
+    """Walk through the query tiles and write dk and dv of the 64 keys of consumer `ME`."""
     dk_out, dv_out = results
     _queries, _upstreams, _row_pairs, keys, values, _slopes, _shares = buffers
     shared = gates[4]
@@ -266,7 +266,7 @@ def dkdv_kernel(
     scale, mantissa, power,
     STAGES: gl.constexpr, CAUSAL: gl.constexpr, SHARE: gl.constexpr, COPY: gl.constexpr,
 ):  # fmt: skip
-    """Sets up shared memory and barriers, then parts into one producer and two consumers."""
+    """Set up shared memory and barriers, then split into one producer and two consumers."""
     D: gl.constexpr = q.block_shape[3]
     dtype: gl.constexpr = q.dtype
     queries = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, QUERIES, D], q.layout)
@@ -306,42 +306,12 @@ def dkdv_kernel(
     scales = scale, mantissa, power
     FIRST: gl.constexpr = 0
     SECOND: gl.constexpr = 1
-    gl.warp_specialize(
-        [
-            (
-                consume,
-                (
-                    results,
-                    summed,
-                    buffers,
-                    gates,
-                    sizes,
-                    scales,
-                    FIRST,
-                    STAGES,
-                    CAUSAL,
-                    SHARE,
-                    COPY,
-                ),
-            ),
-            (
-                consume,
-                (
-                    results,
-                    summed,
-                    buffers,
-                    gates,
-                    sizes,
-                    scales,
-                    SECOND,
-                    STAGES,
-                    CAUSAL,
-                    SHARE,
-                    COPY,
-                ),
-            ),
-            (produce, (loaded, buffers, gates, sizes, STAGES, CAUSAL, SHARE)),
-        ],
-        [4, 1],
-        [240, 24],
-    )
+    gl.warp_specialize([
+        (consume, (
+            results, summed, buffers, gates, sizes, scales, FIRST, STAGES, CAUSAL, SHARE, COPY,
+        )),
+        (consume, (
+            results, summed, buffers, gates, sizes, scales, SECOND, STAGES, CAUSAL, SHARE, COPY,
+        )),
+        (produce, (loaded, buffers, gates, sizes, STAGES, CAUSAL, SHARE)),
+    ], [4, 1], [240, 24])  # fmt: skip

@@ -1,14 +1,20 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
-"""out and lse for Hopper GPUs, in Gluon: tensor cores and exponentials at once.
+"""Attention's forward pass for Hopper GPUs, in Gluon: matrix products and exponentials overlap.
 
 A block of threads has one warp that loads (tensor memory accelerator, a ring of tiles) and two or
 three warpgroups that compute, 64 queries each. A warpgroup starts the product with the next keys
 before the product of its last weights with their values, so that its softmax runs while the tensor
-cores are busy; and the warpgroups take turns at the tensor cores, so that one computes exponentials
-while another multiplies. Weights never leave the registers. The grid has one block a processor,
-which walks through query tiles in an order that gives every processor the same work.
+cores are busy. The warpgroups take turns at the tensor cores, so that one computes exponentials
+while another multiplies. Weights stay in registers. The grid has one block per multiprocessor; it
+walks through tiles of queries in an order that balances the work.
+
+`triton.forward` computes the same recurrence for any shape and option.
 """
 
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -19,11 +25,23 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from trapline.gold.attention.dense.hopper.softmax import ROWS, masked, packed, unpacked, weigh
-from trapline.gold.attention.dense.hopper.work_partition import my_tiles, place
+from trapline.gold.arithmetic import LOG2_E, cdiv
+from trapline.gold.attention.dense import Problem
+from trapline.gold.attention.dense.hopper import (
+    ROWS,
+    descriptor,
+    head_groups,
+    masked,
+    my_tiles,
+    packed,
+    place,
+    unpacked,
+    weigh,
+)
+from trapline.gold.attention.dense.triton import LN_2
+from trapline.gold.device import processors
 from trapline.gold.gluon_compat import tma_load, tma_store
 
-LN_2 = gl.constexpr(0.6931471805599453)
 #: Named barriers from here on pass the turn; Triton uses the first ones itself.
 TURN = gl.constexpr(8)
 
@@ -256,3 +274,70 @@ def forward_kernel(
             (consume, (out, lse, memory, gates, sizes, scale, THREE, CAUSAL)),
             (produce, (q, k, v, memory, gates, sizes, CAUSAL)),
         ], [4, 4, 1], [REGISTERS, REGISTERS, 24])  # fmt: skip
+
+
+class ForwardConfig(NamedTuple):
+    """Tile sizes and resources of the kernel for a head width."""
+
+    #: Warpgroups that compute.
+    consumers: int
+    #: Keys of a tile.
+    block_s: int
+    #: Key tiles in flight.
+    stages: int
+    #: Registers per thread of a consumer; the loading warp has 24 of the block's 65536 / 32.
+    registers: int
+
+
+#: Head width → configuration. Each is checked on a GPU against float64.
+CONFIGS = {64: ForwardConfig(3, 128, 2, 160), 128: ForwardConfig(2, 128, 2, 240)}
+#: Up to this many queries smaller tiles win: those of 192 extend far beyond the diagonal.
+FEW_QUERIES = 1024
+CONFIGS_FOR_FEW = CONFIGS | {64: ForwardConfig(2, 128, 2, 240)}
+
+
+def is_faster(problem: Problem) -> bool:
+    """Whether this kernel beats the plain one, as measured on an H200.
+
+    It does not where most of a tile would stay empty, nor where few queries of narrow heads see all
+    keys: the plain kernel has more blocks to hide the start and end of its tiles.
+    """
+    queries, width = problem.q.shape[2:]
+    one_tile, narrow = queries <= ROWS.value, width <= 64
+    return queries > FEW_QUERIES or not (one_tile or (narrow and not problem.causal))
+
+
+def config_for(T: int, D: int) -> ForwardConfig:
+    return CONFIGS_FOR_FEW[D] if T <= FEW_QUERIES else CONFIGS[D]
+
+
+def constants(config: ForwardConfig, causal: bool) -> dict[str, Any]:
+    """Compile-time arguments."""
+    return {
+        "CONSUMERS": config.consumers,
+        "BLOCK_S": config.block_s,
+        "STAGES": config.stages,
+        "REGISTERS": config.registers,
+        "CAUSAL": causal,
+    }
+
+
+def forward(problem: Problem) -> tuple[Tensor, Tensor]:
+    """out (B,H,T,D), and lse (B,H,T) in float32, of a problem that `supports` accepts."""
+    q, k, v = problem.q, problem.k, problem.v
+    (B, H, T, D), (G, S) = q.shape, k.shape[1:3]
+    config = config_for(T, D)
+    out, lse = q.new_empty(q.shape), q.new_empty((B, H, T), dtype=torch.float32)
+    rows, programs = cdiv(T, config.consumers * ROWS.value), processors(q)
+    groups, group = head_groups(B * H, rows, programs)
+    tiles = B * H * rows
+    forward_kernel[(min(tiles, programs),)](
+        descriptor(q, ROWS.value),
+        descriptor(k, config.block_s),
+        descriptor(v, config.block_s),
+        descriptor(out, ROWS.value),
+        *(lse, T, S, H, H // G, groups, group, tiles, problem.scale * LOG2_E),
+        **constants(config, problem.causal),
+        num_warps=4,
+    )
+    return out, lse

@@ -1,10 +1,10 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
-"""Attention's backward pass in plain Triton: every gradient has one owner, so it is repeatable.
+"""Attention's backward pass in plain Triton: one program owns each gradient, so it is repeatable.
 
-`rows_kernel` makes δ = rowsum(dout · out) − dlse and the log-sum-exp in base 2. `dkdv_kernel` owns
-a tile of keys, `dq_kernel` a tile of queries: seven products a tile instead of the five that a
-kernel needs which adds to dq by atomics, and still faster than that (docs/components). So there is
-nothing to gain here without `deterministic`. Read it beside `oracle.attention_backward_tiled`.
+`rows_kernel` computes δ = rowsum(dout · out) − dlse and the log-sum-exp in base 2. `dkdv_kernel`
+owns a tile of keys, `dq_kernel` a tile of queries: seven products per tile instead of the five of a
+kernel that adds to dq by atomics, and still faster than one (docs/lab/attention.md). The recurrence
+is that of `oracle.attention_backward_tiled`.
 """
 
 import math
@@ -16,21 +16,29 @@ import triton.language as tl
 from torch import Tensor
 
 from trapline.gold.arithmetic import cdiv
-from trapline.gold.attention.dense.triton.backward_dkdv import dkdv_kernel
-from trapline.gold.attention.dense.triton.backward_dq import dq_kernel
-from trapline.gold.attention.dense.triton.tiles import (
-    Layout,
+from trapline.gold.attention.dense import Problem
+from trapline.gold.attention.dense.triton import (
     Tile,
     as_descriptor,
     block_width,
-    dense,
-    described,
-    empty_like,
+    boundaries,
+    can_describe,
+    constants,
     has_tail,
-    packed,
+    head_of,
+    keys_seen,
+    queries_seeing,
     reach,
-    require,
-    rule_flags,
+    rotated,
+    row_sums_of,
+    rows_of,
+    sees,
+    span,
+    strides_of,
+    tokens_of,
+    turn_and_head,
+    weights_and_slopes,
+    zero_unpacked_tokens,
 )
 from trapline.gold.device import LOG2_E
 
@@ -62,77 +70,245 @@ def rows_kernel(
     tl.store(place + row_n, natural * LOG2_E)
 
 
-def backward(
-    dout: Tensor,
-    dlse: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    causal: bool,
-    window: int,
-    softcap: float,
-    scale: float,
-    deterministic: bool = True,  # noqa: ARG001 - it is, and nothing is faster
-) -> tuple[Tensor, Tensor, Tensor]:
-    """dq, dk, dv of `kernels_fwd.forward`, from what it gave."""
-    layout = dense(q, k)
-    rules = causal, window, softcap, scale
-    return launch(dout, dlse, q, k, v, out, lse, layout, *rules)
+@triton.jit
+def dkdv_step(
+    sums, keys, values, q, dout, sums_by_row, b, h, q_start, top, left,
+    T, S, window, scale, mantissa, softcap, q_t, q_d, dout_t, dout_d, row_n, row_b, row_h,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_S: tl.constexpr,
+    CAUSAL: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr, PACKED: tl.constexpr,
+    PRECISION: tl.constexpr, TMA: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """What one tile of queries adds to dk and dv; queries beyond T are rows of zeros and add 0."""
+    sum_k, sum_v = sums
+    t = top + tl.arange(0, BLOCK_T)
+    s = left + tl.arange(0, BLOCK_S)
+    queries = rows_of(q, b, h, top, T, q_t, q_d, D, BLOCK_D, BLOCK_T, TMA)
+    products = tl.dot(keys, tl.trans(queries), input_precision=PRECISION)
+    upstream = rows_of(dout, b, h, top, T, dout_t, dout_d, D, BLOCK_D, BLOCK_T, TMA)
+    dweights = tl.dot(values, tl.trans(upstream), input_precision=PRECISION)
+    row_delta, row_lse = row_sums_of(
+        sums_by_row, b, h, q_start, top, T, row_n, row_b, row_h, BLOCK_T, PACKED
+    )
+    seen = sees(t[None, :], s[:, None], T, S, window, CAUSAL, WINDOWED)
+    weights, slopes = weights_and_slopes(
+        products, dweights, row_lse[None, :], row_delta[None, :], seen, scale, mantissa, softcap,
+        CAPPED, MASKED,
+    )  # fmt: skip
+    sum_v = tl.dot(weights.to(upstream.dtype), upstream, sum_v, input_precision=PRECISION)
+    sum_k = tl.dot(slopes.to(queries.dtype), queries, sum_k, input_precision=PRECISION)
+    return sum_k, sum_v
 
 
-def varlen_backward(
-    dout: Tensor,
-    dlse: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    cu_q: Tensor,
-    cu_k: Tensor,
-    max_q: int,
-    max_k: int,
-    causal: bool,
-    window: int,
-    softcap: float,
-    scale: float,
-    deterministic: bool = True,  # noqa: ARG001 - it is, and nothing is faster
-) -> tuple[Tensor, Tensor, Tensor]:
-    """dq, dk, dv of `kernels_fwd.varlen_forward`, from what it gave."""
-    layout = packed(q, k, cu_q, cu_k, max_q, max_k)
-    rules = causal, window, softcap, scale
-    return launch(dout, dlse, q, k, v, out, lse, layout, *rules)
+@triton.jit(do_not_specialize=["tokens"])
+def dkdv_kernel(
+    q, k, v, dout, sums_by_row, dk, dv, tokens, cu_q, cu_k,
+    T, S, H, R, window, scale, mantissa, power, softcap,
+    q_b, q_h, q_t, q_d,
+    k_b, k_g, k_s, k_d,
+    v_b, v_g, v_s, v_d,
+    dout_b, dout_h, dout_t, dout_d,
+    dk_b, dk_g, dk_s, dk_d,
+    row_n, row_b, row_h,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_S: tl.constexpr,
+    CAUSAL: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr, PACKED: tl.constexpr,
+    PRECISION: tl.constexpr, TMA: tl.constexpr,
+):  # fmt: skip
+    """dk and dv of one tile of keys of one key/value head; the first keys have the most work."""
+    tiles = tl.cdiv(S, BLOCK_S)
+    turn, group = turn_and_head(tiles, CAUSAL)
+    left = turn * BLOCK_S
+    G = H // R
+    b, g = group // G, group % G
+    if PACKED:
+        sequences = tl.num_programs(0) // (tiles * G)
+        place = g * dk_g
+        zero_unpacked_tokens(
+            dk + place, cu_k, b, sequences, tokens, S, turn, tiles, dk_s, dk_d, D, BLOCK_D, BLOCK_S
+        )
+        zero_unpacked_tokens(
+            dv + place, cu_k, b, sequences, tokens, S, turn, tiles, dk_s, dk_d, D, BLOCK_D, BLOCK_S
+        )
+    q_start, T = span(cu_q, b, T, PACKED)
+    k_start, S = span(cu_k, b, S, PACKED)
+    if left >= S:
+        return
+    k = head_of(k, b, g, k_start, k_b, k_g, k_s, TMA)
+    v = head_of(v, b, g, k_start, v_b, v_g, v_s, TMA)
+    keys = rows_of(k, b, g, left, S, k_s, k_d, D, BLOCK_D, BLOCK_S, TMA)
+    values = rows_of(v, b, g, left, S, v_s, v_d, D, BLOCK_D, BLOCK_S, TMA)
+    sums = (
+        tl.zeros([BLOCK_S, BLOCK_D], tl.float32),
+        tl.zeros([BLOCK_S, BLOCK_D], tl.float32),
+    )
+    last = tl.minimum(left + BLOCK_S, S) - 1
+    begin, clear, hidden, end = queries_seeing(
+        left, last, T, S - T, window, CAUSAL, WINDOWED, BLOCK_T
+    )
+    for r in range(R):
+        h = g * R + r
+        q_head = head_of(q, b, h, q_start, q_b, q_h, q_t, TMA)
+        dout_head = head_of(dout, b, h, q_start, dout_b, dout_h, dout_t, TMA)
+        if CAUSAL or WINDOWED:
+            for top in range(begin, clear, BLOCK_T):
+                sums = dkdv_step(
+                    sums, keys, values, q_head, dout_head, sums_by_row, b, h, q_start,
+                    top, left, T, S, window, scale, mantissa, softcap, q_t, q_d, dout_t, dout_d,
+                    row_n, row_b, row_h,
+                    D, BLOCK_D, BLOCK_T, BLOCK_S, CAUSAL, WINDOWED, CAPPED, PACKED,
+                    PRECISION, TMA, MASKED=True,
+                )  # fmt: skip
+        for top in range(clear, hidden, BLOCK_T):
+            sums = dkdv_step(
+                sums, keys, values, q_head, dout_head, sums_by_row, b, h, q_start,
+                top, left, T, S, window, scale, mantissa, softcap, q_t, q_d, dout_t, dout_d,
+                row_n, row_b, row_h,
+                D, BLOCK_D, BLOCK_T, BLOCK_S, CAUSAL, WINDOWED, CAPPED, PACKED,
+                PRECISION, TMA, MASKED=False,
+            )  # fmt: skip
+        if WINDOWED:
+            for top in range(hidden, end, BLOCK_T):
+                sums = dkdv_step(
+                    sums, keys, values, q_head, dout_head, sums_by_row, b, h, q_start,
+                    top, left, T, S, window, scale, mantissa, softcap, q_t, q_d, dout_t, dout_d,
+                    row_n, row_b, row_h,
+                    D, BLOCK_D, BLOCK_T, BLOCK_S, CAUSAL, WINDOWED, CAPPED, PACKED,
+                    PRECISION, TMA, MASKED=True,
+                )  # fmt: skip
+
+    sum_k, sum_v = sums
+    s = left + tl.arange(0, BLOCK_S)
+    d = tl.arange(0, BLOCK_D)
+    places = b * dk_b + g * dk_g + k_start * dk_s
+    places += s[:, None].to(tl.int64) * dk_s + d[None, :] * dk_d
+    inside = (s[:, None] < S) & (d[None, :] < D)
+    tl.store(dk + places, (sum_k * power).to(dk.dtype.element_ty), mask=inside)
+    tl.store(dv + places, sum_v.to(dv.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def dq_step(
+    sum_q, queries, upstream, row_lse, row_delta, k, v, b, g, top, start,
+    T, S, window, scale, mantissa, softcap, k_s, k_d, v_s, v_d,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_S: tl.constexpr,
+    CAUSAL: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr,
+    PRECISION: tl.constexpr, TMA: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """What one tile of keys adds to dq."""
+    keys = rows_of(k, b, g, start, S, k_s, k_d, D, BLOCK_D, BLOCK_S, TMA, not MASKED)
+    products = tl.dot(queries, tl.trans(keys), input_precision=PRECISION)
+    values = rows_of(v, b, g, start, S, v_s, v_d, D, BLOCK_D, BLOCK_S, TMA, not MASKED)
+    dweights = tl.dot(upstream, tl.trans(values), input_precision=PRECISION)
+    t = top + tl.arange(0, BLOCK_T)
+    s = start + tl.arange(0, BLOCK_S)
+    seen = sees(t[:, None], s[None, :], T, S, window, CAUSAL, WINDOWED)
+    _, slopes = weights_and_slopes(
+        products, dweights, row_lse[:, None], row_delta[:, None], seen, scale, mantissa, softcap,
+        CAPPED, MASKED,
+    )  # fmt: skip
+    return tl.dot(slopes.to(keys.dtype), keys, sum_q, input_precision=PRECISION)
+
+
+@triton.jit(do_not_specialize=["tokens"])
+def dq_kernel(
+    q, k, v, dout, sums_by_row, dq, tokens, cu_q, cu_k,
+    T, S, H, R, window, scale, mantissa, power, softcap,
+    q_b, q_h, q_t, q_d,
+    k_b, k_g, k_s, k_d,
+    v_b, v_g, v_s, v_d,
+    dout_b, dout_h, dout_t, dout_d,
+    dq_b, dq_h, dq_t, dq_d,
+    row_n, row_b, row_h,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_S: tl.constexpr,
+    CAUSAL: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr, PACKED: tl.constexpr,
+    PRECISION: tl.constexpr, TMA: tl.constexpr, TAIL: tl.constexpr,
+):  # fmt: skip
+    """dq of one tile of queries of one head; the last queries have the most work."""
+    tiles = tl.cdiv(T, BLOCK_T)
+    turn, head = turn_and_head(tiles, CAUSAL)
+    top = (tiles - 1 - turn) * BLOCK_T
+    b, h = head // H, head % H
+    g = h // R
+    if PACKED:
+        zero_unpacked_tokens(
+            dq + h * dq_h, cu_q, b, tl.num_programs(0) // (tiles * H), tokens, T, turn, tiles,
+            dq_t, dq_d, D, BLOCK_D, BLOCK_T,
+        )  # fmt: skip
+    q_start, T = span(cu_q, b, T, PACKED)
+    k_start, S = span(cu_k, b, S, PACKED)
+    if top >= T:
+        return
+    q = head_of(q, b, h, q_start, q_b, q_h, q_t, TMA)
+    dout = head_of(dout, b, h, q_start, dout_b, dout_h, dout_t, TMA)
+    k = head_of(k, b, g, k_start, k_b, k_g, k_s, TMA)
+    v = head_of(v, b, g, k_start, v_b, v_g, v_s, TMA)
+    dq += b * dq_b + h * dq_h + q_start * dq_t
+
+    t = top + tl.arange(0, BLOCK_T)
+    queries = rows_of(q, b, h, top, T, q_t, q_d, D, BLOCK_D, BLOCK_T, TMA)
+    upstream = rows_of(dout, b, h, top, T, dout_t, dout_d, D, BLOCK_D, BLOCK_T, TMA)
+    row_delta, row_lse = row_sums_of(
+        sums_by_row, b, h, q_start, top, T, row_n, row_b, row_h, BLOCK_T, PACKED
+    )
+    sum_q = tl.zeros([BLOCK_T, BLOCK_D], tl.float32)
+    last = tl.minimum(top + BLOCK_T, T) - 1
+    begin, clear, hidden, end = keys_seen(
+        top + S - T, last + S - T, S, window, CAUSAL, WINDOWED, BLOCK_S
+    )
+    if WINDOWED:
+        for start in range(begin, clear, BLOCK_S):
+            sum_q = dq_step(
+                sum_q, queries, upstream, row_lse, row_delta, k, v, b, g, top, start,
+                T, S, window, scale, mantissa, softcap, k_s, k_d, v_s, v_d,
+                D, BLOCK_D, BLOCK_T, BLOCK_S, CAUSAL, WINDOWED, CAPPED, PRECISION, TMA, MASKED=True,
+            )  # fmt: skip
+    for place in range(clear, hidden, BLOCK_S):
+        start = place if CAUSAL else rotated(place, clear, hidden, turn * BLOCK_S)
+        sum_q = dq_step(
+            sum_q, queries, upstream, row_lse, row_delta, k, v, b, g, top, start,
+            T, S, window, scale, mantissa, softcap, k_s, k_d, v_s, v_d,
+            D, BLOCK_D, BLOCK_T, BLOCK_S, CAUSAL, WINDOWED, CAPPED, PRECISION, TMA, MASKED=False,
+        )  # fmt: skip
+    if TAIL:
+        for start in range(hidden, end, BLOCK_S):
+            sum_q = dq_step(
+                sum_q, queries, upstream, row_lse, row_delta, k, v, b, g, top, start,
+                T, S, window, scale, mantissa, softcap, k_s, k_d, v_s, v_d,
+                D, BLOCK_D, BLOCK_T, BLOCK_S, CAUSAL, WINDOWED, CAPPED, PRECISION, TMA, MASKED=True,
+            )  # fmt: skip
+
+    d = tl.arange(0, BLOCK_D)
+    places = dq + t[:, None].to(tl.int64) * dq_t + d[None, :] * dq_d
+    inside = (t[:, None] < T) & (d[None, :] < D)
+    tl.store(places, (sum_q * power).to(dq.dtype.element_ty), mask=inside)
 
 
 def parts_of(scale: float) -> tuple[float, float]:
     """A scale as its mantissa and a power of two.
 
-    Slopes are rounded to 16 bits on their way into a product. Which numbers are rounded, scaled or
-    unscaled ones, is worth ± 3 % of the error of dq and dk on a given input, and nothing on average
-    (docs/components/flash_attention_backward.md). Scaled ones are what cuDNN rounds; yet the whole
-    scale would push small slopes out of float16's range. Its mantissa gives the same roundings.
+    Slopes are rounded to 16 bits before a product. Rounding them scaled or unscaled changes the
+    error of dq and dk by ± 3 % on a given input and by nothing on average (docs/lab/attention.md).
+    cuDNN rounds scaled ones, but the whole scale would push small slopes out of float16's range;
+    the mantissa alone gives the same roundings.
     """
     mantissa, exponent = math.frexp(scale)
     return mantissa, 2.0**exponent
 
 
-#: No tile has more queries.
-LONGEST = 128
+#: The most queries of a tile.
+MAX_TILE = 128
 
 
 def row_sums(
-    dout: Tensor, out: Tensor, lse: Tensor, dlse: Tensor, mantissa: float, layout: Layout
+    problem: Problem, out: Tensor, lse: Tensor, dout: Tensor, dlse: Tensor, mantissa: float
 ) -> Tensor:
-    """δ times the mantissa, lse in base 2: float32 (2, B, H, T and zeros up to whole tiles)."""
-    *batches, heads, rows = layout.lse_shape
-    found = lse.new_empty((2, *(batches or [1]), heads, cdiv(rows, LONGEST) * LONGEST))
+    """δ times the mantissa, then lse in base 2: float32 (2, B, H, T padded to whole tiles)."""
+    *batches, heads, rows = problem.lse_shape
+    found = lse.new_empty((2, *(batches or [1]), heads, cdiv(rows, MAX_TILE) * MAX_TILE))
     wide = block_width(dout)
-    block = min(LONGEST, 4096 // wide)
+    block = min(MAX_TILE, 4096 // wide)
     rows_kernel[(found.shape[-1] // block * (lse.numel() // rows),)](
         *(dout, out, lse.contiguous(), dlse.contiguous(), found, mantissa, heads, rows),
-        *(*layout.strides(dout), *layout.strides(out), found.stride(0), found.shape[-1]),
+        *(*strides_of(problem, dout), *strides_of(problem, out), found.stride(0), found.shape[-1]),
         D=dout.shape[-1],
         BLOCK_D=wide,
         BLOCK_T=block,
@@ -140,94 +316,88 @@ def row_sums(
     return found
 
 
-class Tiles(NamedTuple):
-    """Of the kernel that owns keys, and of the one that owns queries."""
+class BackwardTiles(NamedTuple):
+    """Tiles of the kernel that owns keys and of the one that owns queries."""
 
     keys: Tile
     queries: Tile
 
 
-#: Width of a tile, whether any is masked → the tiles, for 16-bit inputs, found by measurement
-#: (docs/components/flash_attention_kernels.md).
+#: (width of a tile, whether any tile is masked) → tiles for 16-bit inputs, by measurement
+#: (docs/lab/attention.md).
 TILES = {
-    (64, False): Tiles(keys=Tile(64, 64, 4, 2), queries=Tile(64, 64, 4, 2)),
-    (64, True): Tiles(keys=Tile(128, 64, 4, 2), queries=Tile(64, 64, 4, 2)),
-    (128, False): Tiles(keys=Tile(64, 64, 4, 2), queries=Tile(64, 64, 4, 2)),
-    (128, True): Tiles(keys=Tile(64, 64, 4, 2), queries=Tile(128, 64, 8, 3)),
-    (256, False): Tiles(keys=Tile(64, 64, 8, 1), queries=Tile(64, 32, 4, 2)),
-    (256, True): Tiles(keys=Tile(64, 64, 8, 1), queries=Tile(64, 32, 4, 2)),
+    (64, False): BackwardTiles(keys=Tile(64, 64, 4, 2), queries=Tile(64, 64, 4, 2)),
+    (64, True): BackwardTiles(keys=Tile(128, 64, 4, 2), queries=Tile(64, 64, 4, 2)),
+    (128, False): BackwardTiles(keys=Tile(64, 64, 4, 2), queries=Tile(64, 64, 4, 2)),
+    (128, True): BackwardTiles(keys=Tile(64, 64, 4, 2), queries=Tile(128, 64, 8, 3)),
+    (256, False): BackwardTiles(keys=Tile(64, 64, 8, 1), queries=Tile(64, 32, 4, 2)),
+    (256, True): BackwardTiles(keys=Tile(64, 64, 8, 1), queries=Tile(64, 32, 4, 2)),
 }
 
 
-def tiles_for(q: Tensor, masked: bool) -> Tiles:
-    """float32 takes twice the room and no tensor cores: small tiles."""
+def tiles_for(q: Tensor, masked: bool) -> BackwardTiles:
+    """float32 needs twice the memory and uses no tensor cores: small tiles."""
     if q.dtype == torch.float32:
-        return Tiles(Tile(32, 32, 4, 1), Tile(32, 32, 4, 1))
+        return BackwardTiles(Tile(32, 32, 4, 1), Tile(32, 32, 4, 1))
     return TILES[max(64, block_width(q)), masked]
 
 
-def launch(
-    dout: Tensor,
-    dlse: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
+def backward(
+    problem: Problem,
     out: Tensor,
     lse: Tensor,
-    layout: Layout,
-    causal: bool,
-    window: int,
-    softcap: float,
-    scale: float,
-    tiles: Tiles | None = None,
+    dout: Tensor,
+    dlse: Tensor,
+    tiles: BackwardTiles | None = None,
     tma: bool | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The pass with tiles and a way to read (tensor descriptors or pointers) of one's choice."""
-    require(q)
-    dq, dk, dv = (empty_like(x) for x in (q, k, v))
-    if layout.empty or not q.numel():
+    """dq, dk, dv, bitwise repeatable.
+
+    `tiles`, and `tma` (tensor descriptors or pointers), override the choice by measurement.
+    """
+    q, k, v = problem.q, problem.k, problem.v
+    T, S, heads, group = problem.sizes
+    dq, dk, dv = (x.new_empty(x.shape) for x in (q, k, v))
+    if not (problem.sequences and T and S and heads and group and q.numel()):
         return dq.zero_(), dk.zero_(), dv.zero_()
-    window = reach(layout, window)
-    tiles = tiles or tiles_for(q, causal or window > 0)
+    window = reach(problem)
+    tiles = tiles or tiles_for(q, problem.causal or window > 0)
     if tma is None:
-        tma = described(layout, q, k, v)
-        if tma and not described(layout, dout):  # autograd likes to expand a single number
+        tma = not problem.packed and can_describe(q, k, v)
+        if tma and not can_describe(dout):  # autograd may expand a single number
             dout = dout.contiguous()
     read = q, k, v, dout
-    mantissa, power = parts_of(scale)
-    rows = row_sums(dout, out, lse, dlse, mantissa, layout)
+    mantissa, power = parts_of(problem.scale)
+    rows = row_sums(problem, out, lse, dout, dlse, mantissa)
+    kind, batch, head, _ = rows.stride()
+    row_strides = kind, 0 if problem.packed else batch, head
     numbers = (
-        *(layout.cu_q, layout.cu_k, *layout.sizes, window, scale, mantissa, power, softcap),
-        *(stride for x in read for stride in layout.strides(x)),
+        *(*boundaries(problem), T, S, heads, group, window),
+        *(problem.scale, mantissa, power, problem.softcap),
+        *(stride for x in read for stride in strides_of(problem, x)),
     )
-    flags = rule_flags(q, layout, causal, window, softcap) | {"TMA": tma}
+    flags = constants(problem, window) | {"TMA": tma}
     tile = tiles.keys
-    dkdv_kernel[(cdiv(layout.sizes[1], tile.keys) * layout.batches * layout.groups,)](
-        *(*tiled(read, rows, tile, tma), dk, dv, layout.tokens(k), *numbers),
-        *(*layout.strides(dk), *row_strides(rows, layout)),
+    dkdv_kernel[(cdiv(S, tile.keys) * problem.sequences * (heads // group),)](
+        *(*inputs_for(read, tile, tma), rows, dk, dv, tokens_of(problem, k), *numbers),
+        *(*strides_of(problem, dk), *row_strides),
         **flags,
         **tile.launch(),
     )
     tile = tiles.queries
-    dq_kernel[(cdiv(layout.sizes[0], tile.queries) * layout.batches * layout.sizes[2],)](
-        *(*tiled(read, rows, tile, tma), dq, layout.tokens(q), *numbers),
-        *(*layout.strides(dq), *row_strides(rows, layout)),
+    dq_kernel[(cdiv(T, tile.queries) * problem.sequences * heads,)](
+        *(*inputs_for(read, tile, tma), rows, dq, tokens_of(problem, q), *numbers),
+        *(*strides_of(problem, dq), *row_strides),
         **flags,
-        TAIL=has_tail(layout, tile, causal, window),
+        TAIL=has_tail(problem, tile, window),
         **tile.launch(),
     )
     return dq, dk, dv
 
 
-def tiled(read: tuple[Tensor, ...], rows: Tensor, tile: Tile, tma: bool) -> tuple[Any, ...]:
-    """q, k, v, dout and the row sums as a kernel reads them: a few numbers are best by pointers."""
+def inputs_for(read: tuple[Tensor, ...], tile: Tile, tma: bool) -> tuple[Any, ...]:
+    """q, k, v and dout as descriptors or as they are."""
     if not tma:
-        return *read, rows
+        return read
     sizes = tile.queries, tile.keys, tile.keys, tile.queries
-    return *(as_descriptor(x, n) for x, n in zip(read, sizes, strict=True)), rows
-
-
-def row_strides(rows: Tensor, layout: Layout) -> tuple[int, int, int]:
-    """From δ to lse, from batch to batch (packed sequences have none), from head to head."""
-    kind, batch, head, _ = rows.stride()
-    return kind, 0 if layout.cu_q is not None else batch, head
+    return tuple(as_descriptor(x, n) for x, n in zip(read, sizes, strict=True))

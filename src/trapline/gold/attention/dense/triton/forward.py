@@ -1,9 +1,9 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
-"""Attention's forward pass in plain Triton: one program per query tile, keys streamed by tiles.
+"""Attention's forward pass in plain Triton: one program per tile of queries, keys in tiles.
 
-Read it beside `oracle.attention_tiled`: the same recurrence, in base 2 because the hardware has
-exp2. The keys that every query of the tile sees come in a loop without masks; only the tiles at
-the edges (the diagonal, a window's ends, the last keys) are masked.
+The recurrence is that of `oracle.attention_tiled`, in base 2 because the hardware has exp2. Keys
+that every query of the tile sees are read in a loop without masks; only tiles at the edges (the
+diagonal, the ends of a window, the last keys) are masked.
 """
 
 from typing import Any
@@ -14,30 +14,29 @@ import triton.language as tl
 from torch import Tensor
 
 from trapline.gold.arithmetic import cdiv
-from trapline.gold.attention.dense.triton.tiles import (
+from trapline.gold.attention.dense import Problem
+from trapline.gold.attention.dense.triton import (
     LN_2,
-    Layout,
     Tile,
     as_descriptor,
     block_width,
-    dense,
-    described,
-    empty_like,
+    boundaries,
+    can_describe,
+    constants,
     has_tail,
     head_of,
     keys_seen,
-    packed,
     reach,
-    require,
+    rotated,
     rows_of,
-    rule_flags,
     scored,
     sees,
     span,
+    strides_of,
+    tokens_of,
     turn_and_head,
-    turned,
+    zero_unpacked_tokens,
 )
-from trapline.gold.attention.dense.triton.zero_unpacked_tokens import clear_outside
 from trapline.gold.device import LOG2_E
 
 
@@ -53,7 +52,7 @@ def forward_step(
     peak, total, weighted = state
     keys = rows_of(k, b, g, start, S, k_s, k_d, D, BLOCK_D, BLOCK_S, TMA, not MASKED)
     scores = tl.dot(queries, tl.trans(keys), input_precision=PRECISION)
-    # One multiply-add an element: without a cap, the scale waits for the subtraction of the peak.
+    # One multiply-add per element: without a cap, scale and subtract the peak together.
     factor = scale * LOG2_E
     if CAPPED:
         scores = scored(scores, scale, softcap, CAPPED)
@@ -66,7 +65,7 @@ def forward_step(
     new_peak = tl.maximum(peak, tl.max(scores, 1) * factor)
     origin = new_peak
     if MASKED:
-        # A row that has seen no key stays at −inf, and −inf − (−inf) is not a number.
+        # A row that has seen no key stays at −inf, and −inf − (−inf) is NaN.
         origin = tl.where(new_peak == float("-inf"), 0.0, new_peak)
     weights = tl.exp2(scores * factor - origin[:, None])
     correction = tl.exp2(peak - origin)
@@ -91,15 +90,15 @@ def forward_kernel(
     CAUSAL: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr, PACKED: tl.constexpr,
     PRECISION: tl.constexpr, TMA: tl.constexpr, TAIL: tl.constexpr,
 ):  # fmt: skip
-    """out and lse of one tile of queries of one head; the last queries have the most to do."""
+    """out and lse of one tile of queries of one head; the last queries have the most work."""
     tiles = tl.cdiv(T, BLOCK_T)
     turn, head = turn_and_head(tiles, CAUSAL)
     top = (tiles - 1 - turn) * BLOCK_T
     b, h = head // H, head % H
     g = h // R
     if PACKED:
-        clear_outside(
-            out + h * out_h, cu_q, b, tl.num_programs(0) // (tiles * H), tokens, turn, tiles,
+        zero_unpacked_tokens(
+            out + h * out_h, cu_q, b, tl.num_programs(0) // (tiles * H), tokens, T, turn, tiles,
             out_t, out_d, D, BLOCK_D, BLOCK_T,
         )  # fmt: skip
     q_start, T = span(cu_q, b, T, PACKED)
@@ -130,7 +129,7 @@ def forward_kernel(
                 CAUSAL, WINDOWED, CAPPED, PRECISION, TMA, MASKED=True,
             )  # fmt: skip
     for place in range(clear, hidden, BLOCK_S):
-        start = place if CAUSAL else turned(place, clear, hidden, turn * BLOCK_S)
+        start = place if CAUSAL else rotated(place, clear, hidden, turn * BLOCK_S)
         state = forward_step(
             state, queries, k, v, b, g, top, start, T, S, window, scale, softcap,
             k_s, k_d, v_s, v_d, D, BLOCK_D, BLOCK_T, BLOCK_S,
@@ -157,70 +156,40 @@ def forward_kernel(
 
 
 def forward(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool, window: int, softcap: float, scale: float
+    problem: Problem, tile: Tile | None = None, tma: bool | None = None
 ) -> tuple[Tensor, Tensor]:
-    """out (B,H,T,D) and lse (B,H,T) float32, of q (B,H,T,D) and k, v (B,G,S,D)."""
-    return launch(q, k, v, dense(q, k), causal, window, softcap, scale)
+    """out like q, and lse in float32, (B,H,T) or (H, tokens).
 
-
-def varlen_forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_q: Tensor,
-    cu_k: Tensor,
-    max_q: int,
-    max_k: int,
-    causal: bool,
-    window: int,
-    softcap: float,
-    scale: float,
-) -> tuple[Tensor, Tensor]:
-    """out (tokens,H,D) and lse (H,tokens) float32, of packed q (tokens,H,D) and k, v (…,G,D)."""
-    layout = packed(q, k, cu_q, cu_k, max_q, max_k)
-    return launch(q, k, v, layout, causal, window, softcap, scale)
-
-
-def launch(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    layout: Layout,
-    causal: bool,
-    window: int,
-    softcap: float,
-    scale: float,
-    tile: Tile | None = None,
-    tma: bool | None = None,
-) -> tuple[Tensor, Tensor]:
-    """The pass with a tile and a way to read (tensor descriptors or pointers) of one's choice."""
-    require(q)
-    window = reach(layout, window)
-    out, lse = empty_like(q), q.new_empty(layout.lse_shape, dtype=torch.float32)
-    longest, _, heads, _ = layout.sizes
-    tile = tile or tile_for(q, causal or window > 0)
-    programs = cdiv(longest, tile.queries) * layout.batches * heads
+    `tile`, and `tma` (tensor descriptors or pointers), override the choice by measurement.
+    """
+    q, k, v = problem.q, problem.k, problem.v
+    window = reach(problem)
+    T, S, heads, group = problem.sizes
+    out, lse = q.new_empty(q.shape), q.new_empty(problem.lse_shape, dtype=torch.float32)
+    tile = tile or tile_for(q, problem.causal or window > 0)
+    programs = cdiv(T, tile.queries) * problem.sequences * heads
     if not programs:
         return out.zero_(), lse.zero_()
-    strides = [stride for x in (q, k, v, out) for stride in layout.strides(x)]
-    tma = described(layout, q, k, v) if tma is None else tma
+    tma = not problem.packed and can_describe(q, k, v) if tma is None else tma
     inputs: tuple[Any, ...] = (q, k, v)
     if tma:
         inputs = as_descriptor(q, tile.queries), *(as_descriptor(x, tile.keys) for x in (k, v))
+    rows = lse.shape[-1]
     forward_kernel[(programs,)](
-        *(*inputs, out, lse, layout.cu_q, layout.cu_k, layout.tokens(q)),
-        *(*layout.sizes, window, scale, softcap),
-        *(*strides, *layout.lse_strides),
-        **rule_flags(q, layout, causal, window, softcap),
+        *(*inputs, out, lse, *boundaries(problem), tokens_of(problem, q)),
+        *(T, S, heads, group, window, problem.scale, problem.softcap),
+        *(stride for x in (q, k, v, out) for stride in strides_of(problem, x)),
+        *(0 if problem.packed else heads * rows, rows),
+        **constants(problem, window),
         TMA=tma,
-        TAIL=has_tail(layout, tile, causal, window),
+        TAIL=has_tail(problem, tile, window),
         **tile.launch(),
     )
     return out, lse
 
 
-#: Width of a tile, whether any is masked → the tile, for 16-bit inputs, found by measurement
-#: (docs/components/flash_attention_kernels.md).
+#: (width of a tile, whether any tile is masked) → tile for 16-bit inputs, by measurement
+#: (docs/lab/attention.md).
 TILES = {
     (64, False): Tile(64, 128, 4, 2),
     (64, True): Tile(64, 64, 4, 2),
@@ -232,7 +201,7 @@ TILES = {
 
 
 def tile_for(q: Tensor, masked: bool) -> Tile:
-    """float32 takes twice the room and no tensor cores: small tiles."""
+    """float32 needs twice the memory and uses no tensor cores: small tiles."""
     if q.dtype == torch.float32:
         return Tile(32, 32, 4, 1)
     return TILES[max(64, block_width(q)), masked]

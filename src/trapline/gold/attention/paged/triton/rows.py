@@ -11,7 +11,7 @@ sequence's length is loaded, so whatever lies there cannot leak. Offsets are 64-
 import triton
 import triton.language as tl
 
-from trapline.gold.attention.dense.triton.tiles import scored
+from trapline.gold.attention.dense.triton import scored
 from trapline.gold.attention.paged.triton.codes import INT4, log2_of, pieces_of
 from trapline.gold.attention.paged.triton.mask import first_hidden, seen_by, words_of
 from trapline.gold.device import LOG2_E
