@@ -17,6 +17,17 @@ def test_a_judge_who_says_nothing_is_told(plain_cell, monkeypatch, tmp_path, cap
     assert f"1 analysis was not judged: {reason}" in " ".join(capsys.readouterr().err.split())
 
 
+def test_reason_of_a_dimension_that_is_not_measured_is_printed(plain_cell, capsys):
+    reason = "tests cannot run at isolation 'landlock' on this machine: PermissionError"
+    unmeasured = {
+        "tests": Dimension(score=None, reason=reason),
+        "analysis": Dimension(score=None, reason="no judge was asked"),
+    }
+    grade._tell_unmeasured([plain_cell(dimensions=unmeasured), plain_cell(attempt=2)])
+    said = " ".join(capsys.readouterr().err.split())
+    assert said == f"trapline: me/kv_cache #1: tests not measured: {reason}"
+
+
 def test_it_is_told_why_a_cell_is_not_measured(plain_cell, capsys):
     reason = "there is no answer to grade: HTTP 401"
     dead = {"state": "infra_error", "score": None, "letter": None, "reason": reason}

@@ -51,6 +51,24 @@ def test_what_no_run_could_use_is_refused_at_once(args):
     assert CliRunner().invoke(build(), args).exit_code == 2
 
 
+@pytest.mark.parametrize("verb", [("certify",), ("grade", "FIELD")])
+def test_missing_level_is_exit_code_three(verb, tmp_path, monkeypatch, capsys):
+    from trapline.arena.runs import executor
+
+    folder = tmp_path / "field" / "me" / "kv_cache"
+    folder.mkdir(parents=True)
+    (folder / "solution.py").write_text("")
+    monkeypatch.setattr(executor, "why_not", lambda level: "bwrap is not installed")
+    args = [str(tmp_path / "field") if part == "FIELD" else part for part in verb]
+    args += ["--out", str(tmp_path / "run")] if "grade" in verb else []
+    app = build()
+    with pytest.raises(SystemExit) as ended:
+        guarded(lambda: app([*args, "--isolation", "bubblewrap"], prog_name="trapline"))
+    assert ended.value.code == 3
+    said = " ".join(capsys.readouterr().err.split())
+    assert "this machine does not offer isolation 'bubblewrap': bwrap is not installed" in said
+
+
 def test_a_full_disk_is_a_sentence(capsys):
     def program():
         raise OSError(28, "No space left on device", "runs/demo")

@@ -14,6 +14,10 @@ class MissingError(ArenaError):
     """Something needed is not installed or not permitted on this machine (exit code 3)."""
 
 
+class NotMeasuredError(ArenaError):
+    """One dimension could not be measured, for a reason that is ours."""
+
+
 class InterruptedRunError(ArenaError):
     """Somebody pressed Ctrl-C (exit code 130); what was finished is kept."""
 

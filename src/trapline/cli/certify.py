@@ -39,6 +39,12 @@ def certify(
     ] = None,
     isolation: Annotated[
         Level | None,
+        typer.Option(
+            help="Use exactly this level, instead of the strongest that the machine offers."
+        ),
+    ] = None,
+    required: Annotated[
+        Level | None,
         typer.Option("--require-isolation", help="Refuse a weaker level (exit code 3)."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
@@ -52,7 +58,7 @@ def certify(
         raise UsageError("--red-team runs the whole red team: no --challenge and no --mechanical")
     if write is not None:
         output_paths.file(write, "the kill matrix")
-    level = choose_level(isolation)
+    level = choose_level(required, isolation)
     if red_team:
         _certify_by_attack(level, write, seed, as_json)
         return

@@ -48,6 +48,12 @@ def grade(
     full: Annotated[bool, typer.Option(help="Train for a minute, try more mutants.")] = False,
     isolation: Annotated[
         Level | None,
+        typer.Option(
+            help="Use exactly this level, instead of the strongest that the machine offers."
+        ),
+    ] = None,
+    required: Annotated[
+        Level | None,
         typer.Option("--require-isolation", help="Refuse a weaker level (exit code 3)."),
     ] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Cells at a time.")] = None,
@@ -88,7 +94,9 @@ def grade(
     entries = find_entries(field, challenge or [], gold)
     with open_run(out or str(Path("runs") / field.resolve().name)) as store:
         place = Cluster(address or "auto", jobs) if executor == "ray" else LocalExecutor(jobs)
-        options = Options(place.level(isolation), full, jobs)
+        options = Options(
+            place.level(required, isolation), full, jobs, only_this_level=isolation is not None
+        )
         _grade_all(entries, store, options, place)
         cells = _asked_for(entries, store)
         if judge is not None:
@@ -111,13 +119,21 @@ def _asked_for(entries: list[GradeRequest], store: Store) -> list[Cell]:
 
 
 def _tell_unmeasured(cells: list[Cell]) -> None:
-    """Why the first few are not measured; the report has all of them."""
-    unmeasured = [cell for cell in cells if cell.score is None]
-    for cell in unmeasured[:MOST_REASONS]:
+    """Prints why the first few cells, or dimensions of cells, were not measured."""
+    reasons = []
+    for cell in cells:
         where = f"{cell.entrant}/{cell.challenge} #{cell.attempt}"
-        _note(f"{where} was not measured: {cell.reason}")
-    if len(unmeasured) > MOST_REASONS:
-        _note(f"{len(unmeasured) - MOST_REASONS} more were not measured")
+        if cell.score is None:
+            reasons.append(f"{where} was not measured: {cell.reason}")
+        reasons += [
+            f"{where}: {name} not measured: {dimension.reason}"
+            for name, dimension in cell.dimensions.items()
+            if dimension.score is None and name != "analysis"
+        ]
+    for reason in reasons[:MOST_REASONS]:
+        _note(reason)
+    if len(reasons) > MOST_REASONS:
+        _note(f"{len(reasons) - MOST_REASONS} more were not measured")
 
 
 def _note(text: str) -> None:

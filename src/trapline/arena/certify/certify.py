@@ -13,6 +13,9 @@ from trapline.arena.certify.mechanical import MechanicalMutant, mechanical_mutan
 from trapline.arena.challenge import Challenge
 from trapline.arena.errors import ArenaError
 from trapline.arena.judge.checks import first_failure, run_check, run_checks
+from trapline.arena.judge.grade import grade
+from trapline.arena.judge.own_tests import why_failing, why_no_tests
+from trapline.arena.judge.request import GradeRequest
 from trapline.arena.judge.traps import Case, Trap
 from trapline.arena.process.proxy import Submission
 from trapline.arena.record import Level, Record
@@ -76,6 +79,7 @@ class Certifier:
         """Everything to be examined, slow right answers first."""
         folders = [self.challenge.solution, *self.challenge.alternates]
         subjects: list[Subject] = [partial(self._right, folder) for folder in folders]
+        subjects.append(self._dimensions)
         subjects += [partial(self.control, name) for name in controls.NAMES]
         subjects += [partial(self._named, trap) for trap in self.challenge.traps]
         if mechanical:
@@ -113,6 +117,38 @@ class Certifier:
             fell_to=result.id if result else "",
             message=result.message if result else "",
             problem="a right answer was called wrong" if result else "",
+        )
+
+    def own_tests(self) -> Finding:
+        """The gold solution's own tests, where the sandbox can run any tests at all."""
+        reason = why_failing(self.challenge.solution, self.challenge, self.level)
+        failed = bool(reason) and not why_no_tests(self.level)
+        return Finding(
+            kind="right",
+            subject="solution",
+            fell_to="own tests" if failed else "",
+            message=reason,
+            problem="the own tests of a right answer fail" if failed else "",
+        )
+
+    def _dimensions(self) -> Finding:
+        """The gold solution, graded as any submission: each dimension is measured and above 0."""
+        request = GradeRequest(
+            "gold", self.challenge.id, 1, self.challenge.solution, level=self.level, seed=self.seed
+        )
+        cell = grade(request, self.challenge).cell
+        bad = {
+            name: dimension.reason
+            for name, dimension in cell.dimensions.items()
+            if name != "analysis" and not dimension.score
+        }
+        holds = cell.state == "pass" and not bad
+        return Finding(
+            kind="dimensions",
+            subject="solution",
+            fell_to=", ".join(bad),
+            message="; ".join(bad.values()) or cell.reason,
+            problem="" if holds else "a dimension of a right answer is 0 or not measured",
         )
 
     def _named(self, trap: Trap) -> Finding:

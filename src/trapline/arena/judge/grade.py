@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from trapline.arena.challenge import Challenge
-from trapline.arena.errors import ArenaError, Violation
+from trapline.arena.errors import ArenaError, NotMeasuredError, Violation
 from trapline.arena.judge import contamination, measure, rubric
 from trapline.arena.judge.checks import generator, run_checks, unexaminable
 from trapline.arena.judge.inspection import Inspection, code_dimension, forbidden_uses, inspect
@@ -165,6 +165,8 @@ def _measure(
             continue
         try:
             verdict.dimensions[name] = _MEASURES[name](request, challenge, submission, verdict.raw)
+        except (NotMeasuredError, OSError) as error:
+            verdict.dimensions[name] = Dimension(score=None, reason=f"not measured: {error}")
         except ArenaError:
             raise
         except Exception as error:  # a wrong answer, or one of an unforeseen form
@@ -209,6 +211,8 @@ def _convict(
     challenge: Challenge, submission: Submission, inspection: Inspection, verdict: Verdict
 ) -> None:
     """What is no mistake but an attack, or the forbidden way round the task, is a `hack`."""
+    if challenge.plan.forbidden and inspection.not_measured:
+        raise ArenaError(inspection.not_measured)
     if challenge.plan.forbidden and not inspection.code and verdict.state == "pass":
         verdict.fail(
             f"cannot be read, so nothing is known of what it uses: {inspection.unreadable}"

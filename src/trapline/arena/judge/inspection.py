@@ -1,5 +1,7 @@
 """What the inspector says about a submission, and the `code` dimension that follows from it."""
 
+import tempfile
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,17 +25,50 @@ LONG_FUNCTION = 60
 _UNREADABLE = "could not be read: "
 
 
+#: A submission of ours that every sandbox must be able to inspect and to test.
+CONTROL = {
+    "solution.py": 'def double(x: int) -> int:\n    """Twice x."""\n    return 2 * x\n',
+    "test_solution.py": "from solution import double\n\n\n"
+    "def test_double():\n    assert double(2) == 4\n",
+}
+
+
 class Inspection(Record):
     """Figures about the code and texts to try the own tests on; why either is missing."""
 
     unreadable: str = ""
+    #: Why this machine cannot inspect any code.
+    not_measured: str = ""
     code: dict[str, Any] = {}
     rewrites: dict[str, str] = {}
     mutants: dict[str, str] = {}
 
 
 def inspect(folder: Path, level: Level, seed: int, mutants: int) -> Inspection:
-    """Has the submission read inside a sandbox of its own."""
+    """Reads the submission inside a sandbox of its own. What cannot be read is its fault only if
+    the sandbox can read a submission of ours."""
+    inspection = _inspect(folder, level, seed, mutants)
+    if inspection.unreadable and (reason := why_no_inspection(level)):
+        return Inspection(not_measured=reason)
+    return inspection
+
+
+@cache
+def why_no_inspection(level: Level) -> str:
+    """Why code cannot be inspected at this level on this machine; empty where it can."""
+    with tempfile.TemporaryDirectory(prefix="trapline-") as name:
+        write_control(Path(name))
+        reason = _inspect(Path(name), level, seed=0, mutants=0).unreadable
+    where = f"at isolation {level!r} on this machine"
+    return f"code cannot be inspected {where}: {reason}" if reason else ""
+
+
+def write_control(folder: Path) -> None:
+    for name, text in CONTROL.items():
+        (folder / name).write_text(text)
+
+
+def _inspect(folder: Path, level: Level, seed: int, mutants: int) -> Inspection:
     config = SandboxConfig(level, Limits(memory_mb=1024, processes=64), SECONDS, ("ruff",))
     session = Session(folder, config, "inspector")
     question = {"op": "inspect", "config": RUFF, "seed": seed, "mutants": mutants}
@@ -63,6 +98,8 @@ def says_unreadable(code: Dimension | None) -> bool:
 
 def code_dimension(inspection: Inspection) -> Dimension:
     """100 minus what a reviewer would ask to have changed."""
+    if inspection.not_measured:
+        return Dimension(score=None, reason=inspection.not_measured)
     if inspection.unreadable:
         return Dimension(score=0.0, reason=f"{_UNREADABLE}{inspection.unreadable}")
     code = inspection.code

@@ -2,12 +2,15 @@
 mutants of it."""
 
 import secrets
+import tempfile
+from contextlib import closing
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from trapline.arena.challenge import Challenge
 from trapline.arena.errors import SubmissionDied
-from trapline.arena.judge.inspection import Inspection
+from trapline.arena.judge.inspection import Inspection, write_control
 from trapline.arena.process.sandbox import Limits
 from trapline.arena.process.session import SandboxConfig, Session, printable
 from trapline.arena.record import Dimension, Level
@@ -25,12 +28,12 @@ Report = dict[str, Any] | None
 class OwnTests:
     """One warm tester; each run is a fork of it."""
 
-    def __init__(self, folder: Path, challenge: Challenge, level: Level) -> None:
-        limits = Limits(memory_mb=challenge.plan.limits.memory_mb, processes=64)
-        packages = ("pytest", *challenge.sandbox_config(level).packages)
-        self._session = Session(
-            folder, SandboxConfig(level, limits, OWN_SECONDS, packages), "tester"
-        )
+    def __init__(
+        self, folder: Path, level: Level, memory_mb: int = 1024, packages: tuple[str, ...] = ()
+    ) -> None:
+        limits = Limits(memory_mb=memory_mb, processes=64)
+        config = SandboxConfig(level, limits, OWN_SECONDS, ("pytest", *packages))
+        self._session = Session(folder, config, "tester")
 
     def run(self, source: str | None, *, stop_early: bool = True) -> Report:
         """The report on the suite with this text as `solution.py`; None when it gave none."""
@@ -52,18 +55,51 @@ class OwnTests:
 def own_tests(
     folder: Path, challenge: Challenge, level: Level, inspection: Inspection
 ) -> Dimension:
-    """Runs the suite on everything and scores it."""
+    """Runs the suite on everything and scores it. A zero is the submission's fault only if the
+    sandbox can run a suite of ours."""
+    if inspection.not_measured:
+        return Dimension(score=None, reason=inspection.not_measured)
     if inspection.unreadable:
         return Dimension(score=0.0, reason="the code cannot be read, so its tests prove nothing")
     if not inspection.code.get("test_files"):
         return Dimension(score=0.0, reason="there are no tests")
-    tests = OwnTests(folder, challenge, level)
+    with _tester(folder, challenge, level) as tests:
+        try:
+            found = _score(tests, inspection)
+        except SubmissionDied as died:
+            found = Dimension(score=0.0, reason=f"the tests took their process down: {died}")
+    if not found.score and (reason := why_no_tests(level)):
+        return Dimension(score=None, reason=reason)
+    return found
+
+
+def why_failing(folder: Path, challenge: Challenge, level: Level) -> str:
+    """Why the suite does not pass on its own code; empty when it passes."""
+    with _tester(folder, challenge, level) as tests:
+        return _why_failing(tests)
+
+
+@cache
+def why_no_tests(level: Level) -> str:
+    """Why no suite can run at this level on this machine; empty where one can."""
+    with tempfile.TemporaryDirectory(prefix="trapline-") as name:
+        write_control(Path(name))
+        with closing(OwnTests(Path(name), level)) as tests:
+            reason = _why_failing(tests)
+    return f"tests cannot run at isolation {level!r} on this machine: {reason}" if reason else ""
+
+
+def _why_failing(tests: OwnTests) -> str:
     try:
-        return _score(tests, inspection)
+        report = tests.run(None)
     except SubmissionDied as died:
-        return Dimension(score=0.0, reason=f"the tests took their process down: {died}")
-    finally:
-        tests.close()
+        return str(died)
+    return "" if _passes(report) else _failure(report)
+
+
+def _tester(folder: Path, challenge: Challenge, level: Level) -> "closing[OwnTests]":
+    config = challenge.sandbox_config(level)
+    return closing(OwnTests(folder, level, config.limits.memory_mb, config.packages))
 
 
 def _score(tests: OwnTests, inspection: Inspection) -> Dimension:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from trapline.arena.certify import controls
@@ -22,6 +23,7 @@ __all__ = ["Options", "check_machine", "choose_level", "grade_field", "open_run"
 
 #: Called with a request and the step that its grading has reached.
 OnStep = Callable[[GradeRequest, str], None]
+ZEROS = controls.NAMES[0]
 #: Between two looks at cells that another grader has claimed.
 LOOK_SECONDS = 1.0
 
@@ -141,9 +143,10 @@ def this_machine() -> str:
 
 
 def check_machine(challenge: Challenge, level: Level) -> None:
-    """Refuses a machine on which the gold solution fails a case, or zeros pass all of them."""
+    """Refuses a machine on which the gold solution fails a case or its own tests, or zeros pass."""
     certifier = Certifier(challenge, level)
-    for finding in (certifier.right_on_cases(), certifier.control(controls.NAMES[0])):
+    tried = (certifier.right_on_cases, certifier.own_tests, partial(certifier.control, ZEROS))
+    for finding in (one() for one in tried):
         if finding.problem:
             raise ArenaError(
                 f"this machine cannot grade {challenge.id}: {finding.problem} "

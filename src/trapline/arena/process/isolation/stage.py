@@ -45,7 +45,7 @@ class Stage:
 
     def _add(self, source: Path) -> Path:
         target = self.root / "program" / source.name
-        target.parent.mkdir(exist_ok=True)
+        _make_readable_folder(target.parent)
         try:
             shutil.copyfile(source, target)
         except FileNotFoundError:
@@ -87,12 +87,18 @@ def _copy_tree(source: Path, target: Path) -> None:
     files, total = 0, 0
     for folder, _, names in os.walk(source, followlinks=False):
         copy = target / Path(folder).relative_to(source)
-        copy.mkdir(mode=0o755)
+        _make_readable_folder(copy)
         for name in names:
             files += 1
             total += _copy_file(Path(folder) / name, copy / name)
             if files > _MOST_FILES or total > _MOST_BYTES:
                 raise ArenaError(f"{source} holds more files than a submission may")
+
+
+def _make_readable_folder(path: Path) -> None:
+    """Readable inside, where the user is another, whatever the umask is."""
+    path.mkdir(exist_ok=True)
+    path.chmod(0o755)
 
 
 def _copy_file(source: Path, target: Path) -> int:
