@@ -1,19 +1,19 @@
-"""Speculative decoding against our own graphed autoregressive loop, never an eager one.
+"""Speculative decoding through `Decoder.generate` against our graphed autoregressive loops.
 
     PYTHONPATH=src python benchmarks/bench_dflash.py --pair FOLDER [--device cuda] [--quick]
 
 1. *The trained pair* (made by `scripts/train_dflash_pair.py`) on held-out prompts, batch 1 and 8,
-   temperature 0 and 1: chain, trees of several budgets, prompt lookup. Prompts to which plain
-   decoding answers by repeating itself are left out: they flatter every drafter. Whole answers are
-   timed, prefill excluded, contenders in turn; the figure is committed tokens a second. The
-   baseline is the faster of two graphed loops: the decoder's engine and a round without a drafter.
-   Beside them what a round costs by parts, from graphs of these parts.
+   temperature 0 and 1: chain, trees of several budgets, prompt lookup. Prompts that plain decoding
+   answers by repeating itself are left out, since they flatter every drafter. Whole answers are
+   timed through `Decoder.generate(speculate=…)`, prefill excluded, contenders in turn; the figure
+   is committed tokens per second. The baseline is the faster of two graphed loops: the decoder's
+   engine and rounds without a drafter. The cost of a round is shown by parts.
 2. *A shape of 8 B parameters with random weights*, so that a pass costs what a real model's does:
-   `dflash_shape.py`.
+   `dflash_shape.py`. It needs a GPU.
 3. *Published results of DFlash and DDTree*, of other models on other machines, beside ours.
-4. *In float32*, with `--identical N`: are the ids those of plain decoding for N held-out prompts?
+4. *In float32*, with `--identical N`: do N held-out prompts get the ids of plain decoding?
 
-On a GPU rounds are compact (`FastGenerator`), on a CPU static: a CPU only shows that it runs.
+On a CPU the readable loop serves; it only shows that the benchmark runs.
 """
 
 import argparse
@@ -27,7 +27,17 @@ from typing import Any
 import dflash_shape
 import harness
 import torch
-from dflash_rounds import PLAIN, engine_run, generator, measured, parts, show, static_run
+from dflash_rounds import (
+    PLAIN,
+    engine_run,
+    measured,
+    parts,
+    plain_rounds,
+    rounds_run,
+    show,
+    speculation,
+    speculative_run,
+)
 
 from trapline.gold.decoder.api import Decoder
 from trapline.gold.errors import RangeError
@@ -43,9 +53,9 @@ PUBLISHED = [
     {"task": "MT-Bench", "DFlash": [2.56, 4.28], "DDTree": [4.10, 6.58]},
     {"task": "Alpaca", "DFlash": [2.07, 3.12], "DDTree": [3.36, 5.09]},
 ]
-#: Batches are measured on so many times the prompts that one row alone is.
+#: Batches are measured on this many times the prompts of a single row.
 MORE = 4
-#: Trees that give a pass more lines than this are measured in smaller batches only.
+#: Contenders whose pass has more lines than this are left out.
 MOST_LINES = 512
 
 
@@ -66,8 +76,8 @@ def main() -> None:
             print(f"the pair is left out: {error}")
     if pair and "greedy" in options.parts:
         pair.measure(0.0, clock)
-    if "shape" in options.parts:
-        name = f"{dflash_shape.shape_name(options)}, random weights, replayed acceptance"
+    if "shape" in options.parts and options.device != "cpu":
+        name = "8B shape, random weights, replayed acceptance"
         results[name] = []
         for table in dflash_shape.big_shape(options, pair.traces() if pair else None):
             results[name].append(table)
@@ -81,7 +91,7 @@ def main() -> None:
 
 
 class Clock:
-    """Writes results as they come, with the seconds they took: a run cut off leaves what it has."""
+    """Writes results as they come, with their seconds, so that an aborted run keeps its results."""
 
     def __init__(self, options, results) -> None:
         self._options, self._results, self._started = options, results, time.perf_counter()
@@ -109,7 +119,7 @@ class Pair:
         self._lengths: dict[str, list[int]] = {}
 
     def measure(self, temperature: float, clock: Clock) -> None:
-        """A table a batch. One row alone is slow: it gets some of the prompts, batches get all."""
+        """A table per batch size. A single row gets a part of the prompts, since it is slow."""
         for batch in self._options.batches:
             prompts = self._prompts[: self._options.prompts if batch == 1 else None]
             figures = one_setting(
@@ -139,7 +149,7 @@ def load(options, kind):
 
 
 def all_prompts(options, mask_id) -> list[list[int]]:
-    """Pieces of the held-out documents that begin with a line, in an order of their own."""
+    """Pieces of the held-out documents that begin with a line, shuffled."""
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(options.pair / "tokenizer.json"))
@@ -158,16 +168,19 @@ def all_prompts(options, mask_id) -> list[list[int]]:
 
 
 def held_out_prompts(options, target, mask_id, results) -> list[list[int]]:
-    """Prompts to which plain decoding gives an answer that is no loop."""
+    """Prompts that plain decoding answers without repeating itself."""
     prompts = all_prompts(options, mask_id)
     rows = min(32, len(prompts))
-    plain = generator(target, None, None, rows, 0.0, options)
     kept: list[list[int]] = []
     looked = 0
     for at in range(0, len(prompts) - rows + 1, rows):
         some = prompts[at : at + rows]
-        answers = plain.generate(some, max_new_tokens=options.tokens).tokens
-        kept += [p for p, answer in zip(some, answers, strict=True) if not repeats(answer)]
+        answers = target.generate(some, max_new_tokens=options.tokens, stop_ids=[], batch=rows)
+        kept += [
+            prompt
+            for prompt, answer in zip(some, answers, strict=True)
+            if options.quick or not repeats(answer.tokens)
+        ]
         looked += rows
         if len(kept) >= MORE * options.prompts:
             break
@@ -181,39 +194,39 @@ def held_out_prompts(options, target, mask_id, results) -> list[list[int]]:
 def one_setting(target, model, prompts, batch, temperature, options):
     """All contenders over the same prompts, in turn."""
     depth = model.config.block - 1
-    made = {
-        PLAIN: generator(target, None, None, batch, temperature, options),
-        "prompt lookup": generator(target, model, "lookup", batch, temperature, options, depth),
-        "chain": generator(target, model, "chain", batch, temperature, options, depth),
-    }
+    drafted = {"prompt lookup": ("lookup", depth), "chain": ("chain", depth)}
     for budget in options.budgets:
-        if batch * (budget + 1) > MOST_LINES:
-            continue
-        made[f"tree of {budget}"] = generator(
-            target, model, "tree", batch, temperature, options, budget
-        )
+        if batch * (budget + 1) <= MOST_LINES:
+            drafted[f"tree of {budget}"] = ("tree", budget)
+    made = {name: speculation(model, *how) for name, how in drafted.items()}
     runs: dict[str, Callable] = {
-        name: static_run(one, prompts, batch, options) for name, one in made.items()
+        name: speculative_run(target, one, prompts, batch, temperature, options)
+        for name, one in made.items()
     }
+    plain = None
+    if options.device != "cpu":
+        plain = plain_rounds(target, batch, options, sampled=temperature > 0.0)
+        runs[PLAIN] = rounds_run(plain, prompts, batch, temperature, options.tokens)
     figures = measured(runs, options.rounds)
-    if temperature == 0.0:
+    if temperature == 0.0 or plain is None:
         try:
             engine = engine_run(target, prompts[: 4 * batch], batch, options)
             engine(1)
             figures["decoder's engine"] = engine()
-        except Exception as error:  # a peer that fails is left out, and said
+        except Exception as error:  # a peer that fails is left out, with a message
             print(f"the decoder's engine is left out: {error}")
     bases = [name for name in (PLAIN, "decoder's engine") if name in figures]
     base = max(figures[name]["tokens_per_s"] for name in bases)
     for name, one in figures.items():
         one["speed_up"] = one["tokens_per_s"] / base
-        if name in made and options.device != "cpu" and temperature == 0.0:
-            one["microseconds"] = parts(made[name], prompts[:batch], 50)
+        if plain is not None and temperature == 0.0 and name != "decoder's engine":
+            rounds = plain if name == PLAIN else next(iter(made[name].captured.values()))
+            one["microseconds"] = parts(rounds, prompts[:batch], 50)
     return figures
 
 
 def identical(options) -> dict[str, Any]:
-    """Greedy ids of chain and tree against plain decoding by the engine, all in float32."""
+    """Greedy ids of chain and tree against plain decoding by the engine, in float32."""
     from trapline.gold.decoder.generate import generate
 
     target, model = load(options, torch.float32)
@@ -223,16 +236,15 @@ def identical(options) -> dict[str, Any]:
     wanted = generate(target, prompts, max_new_tokens=options.tokens, batch=rows)
     found: dict[str, Any] = {"prompts": len(prompts), "tokens_each": options.tokens}
     for kind, budget in (("chain", model.config.block - 1), ("tree", options.budgets[0])):
-        one = generator(target, model, kind, rows, 0.0, options, budget)
-        said = [
-            answer
-            for at in range(0, len(prompts), rows)
-            for answer in one.generate(
-                prompts[at : at + rows], max_new_tokens=options.tokens
-            ).tokens
-        ]
-        found[kind] = sum(a == b for a, b in zip(said, wanted, strict=True))
-        print(f"float32, {kind}: {found[kind]} of {len(prompts)} answers are plain decoding's")
+        said = target.generate(
+            prompts,
+            max_new_tokens=options.tokens,
+            speculate=speculation(model, kind, budget),
+            stop_ids=[],
+            batch=rows,
+        )
+        found[kind] = sum(a.tokens == b for a, b in zip(said, wanted, strict=True))
+        print(f"float32, {kind}: {found[kind]} of {len(prompts)} answers equal plain decoding")
     return found
 
 

@@ -1,7 +1,7 @@
 """Rounds that do all of their work and then accept as many nodes as a trace says.
 
-The replay must cost nothing, or a round would be charged with it: a fixed draft is handed on in
-place of the one that was made, and the kernel that picks tokens looks up what the trace wants, too.
+The replay must not add time to a round: a fixed draft replaces the one that was computed, and the
+kernel that chooses tokens also looks up what the trace wants.
 """
 
 from typing import Any
@@ -11,41 +11,15 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from trapline.gold.tree_decoding.drafter_static import StaticDFlash
 from trapline.gold.tree_decoding.fast_drafters import FusedDFlash
 from trapline.gold.tree_decoding.fast_rounds import FusedRounds
-from trapline.gold.tree_decoding.generate_static import StaticRounds
 from trapline.gold.tree_decoding.triton.round import best_of
 
 
-class ReplayedDFlash(StaticDFlash):
-    """Drafts in earnest, then proposes the tree of a fixed, typical draft."""
-
-    profile: torch.Tensor
-
-    def block(self, roots, lengths):
-        super().block(roots, lengths)
-        return self.profile.expand(len(roots), -1, -1)
-
-
-class ReplayedRounds(StaticRounds):
-    """Judges in earnest, then accepts as many nodes as the trace says."""
-
-    trace: torch.Tensor
-
-    def choices(self, logits, trees):
-        super().choices(logits, trees)
-        if trees.tokens.shape[1] == 0:
-            return logits.argmax(dim=-1)
-        return replay(
-            self.trace[self._made * 7919 % len(self.trace)], trees, nothing=logits.shape[-1] - 1
-        )
-
-
 def replay(wanted, trees, *, nothing) -> torch.Tensor:
-    """Choices (R, N + 1) by which as many nodes are accepted as `wanted` (R,).
+    """Choices (R, N + 1) by which `wanted` (R,) nodes are accepted; reference of `replay_kernel`.
 
-    Nobody drafts `nothing`: where the branch ends, so does the walk.
+    `nothing` is a token that no draft contains, so that the walk ends where the branch does.
     """
     # The heaviest node of the wanted depth, or of the deepest there is; its branch is right.
     deepest = torch.where(trees.tokens >= 0, trees.depths[:, 1:], 0).amax(dim=1, keepdim=True)
@@ -61,7 +35,7 @@ def replay(wanted, trees, *, nothing) -> torch.Tensor:
 
 @triton.jit
 def replay_kernel(
-    best, place, picks,  # as of `choose_kernel`: the target's own picks
+    best, place, picks,  # as in `choose_kernel`: the target's own choices
     trace, turns, tokens, parents, depths, seen,
     choices,  # what is accepted instead
     tiles, lines, nodes, length, nothing,
@@ -89,15 +63,15 @@ def replay_kernel(
     tl.store(picks + line, best_of(best, place, line, tiles, lines, BLOCK))
 
 
-class ReplayedCompactDFlash(FusedDFlash):
-    """Drafts and ranks in earnest, then hands on the ranking of a fixed, typical draft."""
+class ReplayedDFlash(FusedDFlash):
+    """Drafts and ranks, then returns the ranking of a fixed, typical draft."""
 
     profile: torch.Tensor
     _fixed: Any = None
 
     def ranking(self):
         values, candidates = super().ranking()
-        if self._fixed is None:  # before a graph is captured: it is no part of a round
+        if self._fixed is None:  # before a graph is captured, so it is not part of a round
             best = self.profile[:, : values.shape[1]].topk(values.shape[2], dim=-1)
             self._fixed = (
                 best.values.to(values.dtype).expand_as(values).contiguous(),
@@ -106,8 +80,8 @@ class ReplayedCompactDFlash(FusedDFlash):
         return self._fixed
 
 
-def compact_rounds(trace: torch.Tensor) -> type[FusedRounds]:
-    """Compact rounds that judge in earnest and then accept what the trace says."""
+def replayed_rounds(trace: torch.Tensor) -> type[FusedRounds]:
+    """Fast rounds that compute the target's choices and then accept what the trace says."""
 
     class Rounds(FusedRounds):
         def __init__(self, target, drafter, config):
@@ -119,14 +93,14 @@ def compact_rounds(trace: torch.Tensor) -> type[FusedRounds]:
                 super().choose(tiles)
                 return
             made, lines = self.proposal, len(self.choices)
-            best, place, tiles = self.verifier.winners(tiles)
+            best, place, tiles = self.verifier.best_tokens(tiles)
             replay_kernel[(lines,)](
                 *(best, place, self.picks, trace, self.turns, made.tokens, made.parents),
                 *(made.depths, made.seen, self.choices, tiles, lines, self.nodes, len(trace)),
                 self.target.config.vocab - 1,
                 BLOCK=triton.next_power_of_2(tiles),
                 BLOCK_M=max(16, triton.next_power_of_2(self.nodes)),
-                **self.verifier.early(1),
+                **self.verifier.launch_options(1),
             )
 
     return Rounds

@@ -1,54 +1,98 @@
-"""Rounds to be timed: compact ones on a GPU, static ones on a CPU; the engine; whole answers."""
+"""Contenders of the DFlash benchmark: speculation through `Decoder.generate`, and plain loops."""
 
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from statistics import median
-from typing import Any
 
 import torch
 
+from trapline.gold import Speculation
 from trapline.gold.decoder.capture import captured
-from trapline.gold.tree_decoding.drafter_static import StaticDFlash, StaticLookup
-from trapline.gold.tree_decoding.generate_graphs import StaticGenerator
-from trapline.gold.tree_decoding.generate_static import StaticConfig
-from trapline.gold.tree_decoding.tree_pass import Trees
+from trapline.gold.decoder.sampling import Sampling
+from trapline.gold.tree_decoding.statistics import Statistics
 
 PLAIN = "round without a drafter"
 
 
-def generator(target, model, kind, rows, temperature, options, budget=0) -> Any:
-    """Plain rounds, prompt lookup, a chain or a tree of `budget` nodes."""
-    room = options.prompt + options.tokens + 2 * max(budget, 16) + 2
-    config = StaticConfig(rows, min(-(-room // 64) * 64, target.config.context), temperature)
-    if target.device.type != "cpu":
-        from trapline.gold.tree_decoding.fast_drafters import FusedDFlash, FusedLookup
-        from trapline.gold.tree_decoding.fast_generate import FastGenerator
+def speculation(model, kind: str, budget: int) -> Speculation:
+    """Prompt lookup, a chain or a tree of `budget` tokens."""
+    mode = "tree" if kind == "tree" else "chain"
+    return Speculation("lookup" if kind == "lookup" else model, mode=mode, budget=budget)
 
-        drafter: Any = None
-        if kind == "lookup":
-            drafter = FusedLookup(block=budget)
-        elif kind is not None:
-            drafter = FusedDFlash(
-                model, target, rows, config.room, budget=budget, chain=kind == "chain"
-            )
-        return FastGenerator(target, drafter, config)
-    if kind == "lookup":
-        drafter = StaticLookup(rows, config.room, block=budget, device=target.device)
-    elif kind is not None:
-        chain = kind == "chain"
-        drafter = StaticDFlash(model, target, rows, config.room, budget=budget, chain=chain)
-    else:
-        drafter = None
-    return StaticGenerator(target, drafter, config)
+
+def plain_rounds(target, rows: int, options, *, sampled: bool = False):
+    """Fast rounds without a drafter: the graphed plain loop, on a GPU."""
+    from trapline.gold.tree_decoding.fast_generate import FastGenerator
+    from trapline.gold.tree_decoding.fast_rounds import RoundsConfig
+
+    room = -(-(options.prompt + options.tokens + 34) // 64) * 64
+    config = RoundsConfig(rows, min(room, target.config.context), sampled)
+    return FastGenerator(target, None, config)
+
+
+def samplings(count: int, temperature: float) -> list[Sampling]:
+    return [Sampling(temperature=temperature, seed=seed) for seed in range(count)]
+
+
+def speculative_run(target, one: Speculation, prompts, batch, temperature, options):
+    """Times `Decoder.generate`, prefill excluded."""
+
+    def run(batches=None) -> dict:
+        some = whole_batches(prompts, batch, batches)
+        started = time.perf_counter()
+        target.generate(
+            some,
+            max_new_tokens=options.tokens,
+            sampling=samplings(len(some), temperature),
+            speculate=one,
+            stop_ids=[],
+            batch=batch,
+        )
+        seconds = time.perf_counter() - started - one.statistics.seconds["prefill"]
+        return rates(one.statistics, seconds)
+
+    return run
+
+
+def rounds_run(one, prompts, batch, temperature, most):
+    """Times a `FastGenerator`, prefill excluded."""
+
+    def run(batches=None) -> dict:
+        some = whole_batches(prompts, batch, batches)
+        ways = samplings(len(some), temperature)
+        done = one.generate(some, max_new_tokens=most, sampling=ways).statistics
+        return rates(done, done.seconds["rounds"])
+
+    return run
+
+
+def whole_batches(prompts: Sequence, batch: int, batches: int | None) -> Sequence:
+    return prompts[: batch * (batches or len(prompts) // batch)]
+
+
+def rates(done: Statistics, seconds: float) -> dict:
+    """Tokens per second while all rows are busy, and to the end; τ of either time."""
+    busy = done.busy_seconds > 0.0
+    return {
+        "tokens_per_s": done.busy_tokens / done.busy_seconds if busy else done.tokens / seconds,
+        "tokens_per_s_to_the_end": done.tokens / seconds,
+        "tau": done.tau,
+        # A rate belongs to the τ of its own time: at the end, answers cut more rounds short.
+        "busy_tau": done.busy_tokens / done.busy_passes if busy else done.tau,
+        "lengths": list(done.accepted_lengths.elements()),
+        "served_by": done.served_by,
+    }
 
 
 def parts(one, prompts, times) -> dict[str, float]:
-    """Microseconds of a round's parts and of all of it, each as a graph; rows rest meanwhile."""
+    """Microseconds of a round's parts and of a whole round, each as a graph; rows are idle."""
+    from trapline.gold.tree_decoding.tree_pass import TreePositions
+
     rounds = one.rounds
     rounds.open([list(prompt) for prompt in prompts], 0)
     state, proposal = rounds.state, rounds.proposal
-    trees = Trees(state.lengths, proposal.depths, proposal.seen)
+    trees = TreePositions(state.lengths, proposal.depths, proposal.seen)
     found = {}
     if rounds.drafter is not None:
         found["draft and tree"] = replayed(lambda: rounds.drafter.propose(state, proposal), times)
@@ -64,7 +108,7 @@ def parts(one, prompts, times) -> dict[str, float]:
 
 @torch.no_grad()
 def replayed(work: Callable[[], object], times: int) -> float:
-    """Microseconds of a graph's replay, best of three bursts: launches are in it."""
+    """Microseconds of a graph's replay with its launch, best of four bursts."""
     graph = captured(work, ())
     found = []
     for _ in range(4):
@@ -77,40 +121,8 @@ def replayed(work: Callable[[], object], times: int) -> float:
     return min(found) * 1e6
 
 
-def static_run(one, prompts, batch, options, most=None):
-    def run(batches=None) -> dict:
-        tokens = passes = 0
-        busy = [0.0, 0.0, 0]  # tokens, seconds and passes while all rows are at work
-        seconds = 0.0
-        lengths: list[int] = []
-        # Compact rounds fill a row that is done with the next prompt; static ones cannot.
-        step = batch if batches or options.device == "cpu" else len(prompts) // batch * batch
-        for at in range(0, len(prompts) - step + 1, step)[:batches]:
-            some = prompts[at : at + step]
-            done = one.generate(some, max_new_tokens=most or options.tokens)
-            tokens += done.statistics.tokens
-            passes += done.statistics.passes
-            seconds += done.statistics.seconds["rounds"]
-            busy[0] += done.statistics.busy_tokens
-            busy[1] += done.statistics.busy_seconds
-            busy[2] += done.statistics.busy_passes
-            lengths += done.statistics.accepted_lengths.elements()
-        whole = tokens / seconds
-        rate = busy[0] / busy[1] if busy[1] else whole
-        return {
-            "tokens_per_s": rate,
-            "tokens_per_s_to_the_end": whole,
-            "tau": tokens / passes,
-            # A rate belongs to the τ of its own time: at the end, answers cut more rounds short.
-            "busy_tau": busy[0] / busy[2] if busy[2] else tokens / passes,
-            "lengths": lengths,
-        }
-
-    return run
-
-
 def engine_run(target, prompts, batch, options, most=None):
-    """The decoder's own continuous batching: time from the first token of a batch to its last."""
+    """The decoder's continuous batching, from the first token of a batch to its last."""
     from trapline.gold.decoder.generate import stream
 
     def run(batches=None) -> dict:
@@ -129,7 +141,7 @@ def engine_run(target, prompts, batch, options, most=None):
 
 
 def measured(runs: dict[str, Callable], rounds: int) -> dict[str, dict]:
-    """Every contender's first batch for warmth, then all in turn; medians of tokens a second."""
+    """Warm up every contender with one batch, then time all in turn; medians of tokens/s."""
     for run in runs.values():
         run(1)
     found: dict[str, list[dict]] = {name: [] for name in runs}

@@ -1,24 +1,24 @@
 """A shape of 8 B parameters with random weights: what speculation costs a real model.
 
-Which tokens such a model accepts means nothing, so the accepted lengths of the trained pair are
-replayed (`dflash_replay`): every part of a round runs, only its picks are others. Speed-up over τ
-is the share of the gain that survives the cost of drafting, tree and wider pass.
+The tokens that such a model accepts are meaningless, so the accepted lengths of the trained pair
+are replayed (`dflash_replay`): every part of a round runs, only its choices differ. Speed-up over τ
+is the share of the gain that remains after the cost of drafting, tree and wider pass. The rounds
+are captured on a GPU, so this part needs one.
 """
 
 import random
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
-from dflash_replay import ReplayedCompactDFlash, ReplayedDFlash, ReplayedRounds, compact_rounds
-from dflash_rounds import PLAIN, engine_run, parts, show, static_run
+from dflash_replay import ReplayedDFlash, replayed_rounds
+from dflash_rounds import PLAIN, engine_run, parts, rounds_run, show
 
 from trapline.gold.decoder.api import Decoder
 from trapline.gold.decoder.config import DecoderConfig, RopeConfig
 from trapline.gold.tree_decoding.drafter import DFlash, drafter_config
 from trapline.gold.tree_decoding.fast_generate import FastGenerator
-from trapline.gold.tree_decoding.generate_graphs import StaticGenerator
-from trapline.gold.tree_decoding.generate_static import StaticConfig
+from trapline.gold.tree_decoding.fast_rounds import RoundsConfig
 
 
 class Traces(NamedTuple):
@@ -48,36 +48,29 @@ def big_shape(options, traces: Traces | None) -> Iterator[dict]:
         for one in figures.values():
             one["speed_up"] = one["tokens_per_s"] / base
             one["speed_up_over_tau"] = one["speed_up"] / one["tau"]
-        show(f"{shape_name(options)}, batch {batch}", figures)
+        show(f"8B shape, batch {batch}", figures)
         yield {"batch": batch, "block": model.config.block, "contenders": figures}
-
-
-def shape_name(options) -> str:
-    """A CPU only shows that the benchmark runs."""
-    return "toy shape" if options.device == "cpu" else "8B shape"
 
 
 def random_models(options, block) -> tuple[Decoder, DFlash]:
     """Qwen3-8B's shape and a drafter of five layers, weights N(0, 0.02)."""
-    tiny = options.device == "cpu"
     config = DecoderConfig(
         family="qwen3",
-        vocab=512 if tiny else 151_936,
-        dim=64 if tiny else 4096,
-        layers=2 if tiny else 36,
-        heads=4 if tiny else 32,
-        kv_heads=2 if tiny else 8,
-        head_dim=16 if tiny else 128,
-        hidden=128 if tiny else 12_288,
+        vocab=151_936,
+        dim=4096,
+        layers=36,
+        heads=32,
+        kv_heads=8,
+        head_dim=128,
+        hidden=12_288,
         context=4096,
         norm_eps=1e-6,
-        tied=tiny,
+        tied=False,
         rope=RopeConfig(theta=1e6),
         qk_norm=True,
     )
-    kind = torch.float32 if tiny else torch.bfloat16
     before = torch.get_default_dtype()
-    torch.set_default_dtype(kind)
+    torch.set_default_dtype(torch.bfloat16)
     try:
         with torch.device(options.device):
             target = Decoder(config)
@@ -95,30 +88,23 @@ def random_models(options, block) -> tuple[Decoder, DFlash]:
 def replayed_run(target, model, kind, budget, batch, trace, options) -> dict:
     room = options.prompt + options.shape_tokens + 2 * max(budget, 16) + 2
     room = min(-(-room // 64) * 64, target.config.context)
-    config, device = StaticConfig(batch, room), target.device
-    profile = typical_draft(model.config.block - 1, target.config.vocab).to(device)
-    trace = torch.tensor(shuffled(trace), device=device)
-    kinds: tuple[Any, Any] = ReplayedDFlash, StaticGenerator
-    ReplayedRounds.trace, rounds = trace, ReplayedRounds
-    if device.type != "cpu":
-        kinds, rounds = (ReplayedCompactDFlash, FastGenerator), compact_rounds(trace)
+    device = target.device
     drafter = None
     if kind is not None:
-        drafter = kinds[0](model, target, batch, room, budget=budget, chain=kind == "chain")
-        drafter.profile = profile
-    one = kinds[1](target, drafter, config, rounds=rounds)
-    # In batches some prompts wait for a free row, as they would in earnest.
+        drafter = ReplayedDFlash(model, target, batch, room, budget=budget, chain=kind == "chain")
+        drafter.profile = typical_draft(model.config.block - 1, target.config.vocab).to(device)
+    rounds = replayed_rounds(torch.tensor(shuffled(trace), device=device))
+    one = FastGenerator(target, drafter, RoundsConfig(batch, room), rounds=rounds)
+    # In batches some prompts wait for a free row, as in real use.
     prompts = [[7] * options.prompt for _ in range(batch if batch == 1 else 3 * batch)]
-    run = static_run(one, prompts, batch, options, options.shape_tokens)
+    run = rounds_run(one, prompts, batch, 0.0, options.shape_tokens)
     run(1)
     ones = [run() for _ in range(options.shape_rounds)]
     # The trace goes on from run to run, so a run's rate belongs to its own τ.
     raw = [[one["tokens_per_s"], one["busy_tau"]] for one in ones]
     rate, tau = sorted(raw, key=lambda one: one[0] / one[1])[len(raw) // 2]
-    found = {"tokens_per_s": rate, "tau": tau, "raw": raw}
-    if device.type != "cpu":
-        found["microseconds"] = parts(one, prompts[:batch], 5)
-    return found
+    microseconds = parts(one, prompts[:batch], 5)
+    return {"tokens_per_s": rate, "tau": tau, "raw": raw, "microseconds": microseconds}
 
 
 def engine_figures(target, batch, options) -> dict:

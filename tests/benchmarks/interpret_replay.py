@@ -10,7 +10,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 from dflash_replay import replay, replay_kernel
 
-from trapline.gold.tree_decoding import fast_verify, reference
+from trapline.gold.tree_decoding import reference
 
 ROWS, DRAFTED, TILES, NOTHING = 3, 9, 2, 99
 
@@ -50,7 +50,7 @@ def replayed(parents) -> list[bool]:
         )
         wanted = trace[(turn * ROWS + torch.arange(ROWS)) % len(trace)]
         said = choices.view(ROWS, -1)
-        judged = fast_verify.accepted_branch(tokens, parents, seen, said, DRAFTED)
+        judged = reference.accepted_branch(tokens, parents, seen, said, DRAFTED)
         good += [
             torch.equal(said, replay(wanted, trees, nothing=NOTHING)),
             torch.equal(judged.length, torch.minimum(wanted, deepest)),

@@ -17,6 +17,7 @@ _HOMES = {
     "Engine": "decoder.engine",
     "generate": "decoder.generate",
     "Sampling": "decoder.sampling",
+    "Speculation": "tree_decoding.speculation",
     "build_tree": "tree_decoding.api",
     "tree_mask": "tree_decoding.api",
     "verify_tree": "tree_decoding.api",

@@ -1,4 +1,4 @@
-"""Compiles the kernels of compact rounds for sm_90; test_fast_rounds.py reads the result."""
+"""Compiles the kernels of fast rounds for sm_90; test_fast_rounds.py reads the result."""
 
 import inspect
 import json
@@ -9,7 +9,6 @@ from pathlib import Path
 from trapline.gold.decoder.hopper import linear_tma
 from trapline.gold.decoder.triton import step_linear
 from trapline.gold.device import compile_for_hopper
-from trapline.gold.tree_decoding.generate_large import large_cut
 from trapline.gold.tree_decoding.hopper import linear_many_rows
 from trapline.gold.tree_decoding.triton import attention as tree_attention
 from trapline.gold.tree_decoding.triton import draft as draft_kernels
@@ -19,7 +18,7 @@ INTEGERS = {
     *("tokens", "ids", "parents", "depths", "choices", "path", "roots", "lengths", "known"),
     *("made", "limits", "text", "log", "rounds", "kept", "anchors", "seeds"),
 }
-SMALL = {"best": "*fp32", "place": "*i32", "logits": "*fp32", "heat": "fp32", "seen": "*i8"}
+SMALL = {"best": "*fp32", "place": "*i32", "logits": "*fp32", "heat": "*fp32", "seen": "*i8"}
 SUMS = {"sums": "*fp32", "squares": "*fp32", "context_sums": "*fp32", "planes": "*fp32"}
 ATTENDED = {
     *("qkv", "keys", "values", "cosine", "sine", "q_norm", "k_norm", "out", "stream"),
@@ -65,27 +64,27 @@ def others():
         yield product("normed_swiglu", step_linear.normed_swiglu_kernel, lines, 256, {"PARTS": 16})
         yield product("normed_linear", step_linear.normed_linear_kernel, lines, 256, {"PARTS": 16})
     for lines in (64, 128):
-        yield large("residual_linear", linear_many_rows.planes_kernel, lines, {})
+        yield large("residual_linear", linear_many_rows.split_k_kernel, lines, {})
     parts = {"PARTS": 16}
-    yield large("normed_swiglu", linear_many_rows.gated_large_kernel, 64, parts)
-    yield large("normed_swiglu", linear_many_rows.gated_whole_kernel, 128, parts)
+    yield large("normed_swiglu", linear_many_rows.swiglu_wide_kernel, 64, parts)
+    yield large("normed_swiglu", linear_many_rows.swiglu_kernel, 128, parts)
     yield large("normed_linear", linear_tma.normed_linear_tma_kernel, 128, {**parts, "AHEAD": 64})
     yield large("normed_linear", step_linear.normed_linear_kernel, 128, {**parts, **THREADS})
 
 
 def large(name: str, kernel, lines: int, fixed: dict) -> tuple:
-    cut = large_cut(name, lines, 4096)
+    cut = linear_many_rows.tile_config(name, lines, 4096)
     known = {"BLOCK_B": cut.block_b, "BLOCK_N": cut.block_n, "BLOCK_K": cut.block_k}
     widths = {"x": cut.block_b, "w": cut.block_n, "half": cut.block_n // 2}
-    boxes = {f"{x}_boxes": f"tensordesc<bf16[{n}, {cut.block_k}]>" for x, n in widths.items()}
-    return kernel, {**known, **fixed}, "bf16", cut.warps, cut.stages, boxes
+    tiles = {f"{x}_boxes": f"tensordesc<bf16[{n}, {cut.block_k}]>" for x, n in widths.items()}
+    return kernel, {**known, **fixed}, "bf16", cut.warps, cut.stages, tiles
 
 
 def product(name: str, kernel, lines: int, inputs: int, fixed: dict, kind: str = "bf16") -> tuple:
     from trapline.gold.decoder.tile_config import tile_config_of, tile_constants
-    from trapline.gold.tree_decoding.tree_pass import small_cut
+    from trapline.gold.tree_decoding.tree_pass import small_tile_config
 
-    cut = small_cut(name, lines, inputs)
+    cut = small_tile_config(name, lines, inputs)
     if kind == "fp32":
         cut = tile_config_of(name, lines, 256, inputs, 4)
     sizes = {"even": True, "outputs": 256, "inputs": inputs, "early": True}
@@ -97,10 +96,10 @@ def product(name: str, kernel, lines: int, inputs: int, fixed: dict, kind: str =
 def attention(
     kind: str, *, width: int, share: int, nodes: int, fresh: bool, alone: bool = True
 ) -> tuple:
-    from trapline.gold.tree_decoding.tree_pass import QUERIES, attend_cut
+    from trapline.gold.tree_decoding.tree_pass import QUERIES, attention_tile_config
 
     chunk = max(1, min(nodes, QUERIES // share))
-    tile, warps = attend_cut(width, 2 if kind == "bf16" else 4, alone=alone)
+    tile, warps = attention_tile_config(width, 2 if kind == "bf16" else 4, alone=alone)
     fixed = {
         "QN": chunk,
         "BLOCK_Q": 1 << (chunk - 1).bit_length(),

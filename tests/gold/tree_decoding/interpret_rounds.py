@@ -7,14 +7,19 @@ from pathlib import Path
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+from trapline.gold.decoder.api import Decoder
 from trapline.gold.decoder.config import DecoderConfig, RopeConfig
+from trapline.gold.decoder.generate import generate
 from trapline.gold.decoder.sampling import uniforms
-from trapline.gold.tree_decoding import fast_verify, reference
-from trapline.gold.tree_decoding.drafter import turned
-from trapline.gold.tree_decoding.drafter_static import StaticLookup
-from trapline.gold.tree_decoding.fast_drafters import FusedLookup, Proposal, State
-from trapline.gold.tree_decoding.generate_large import Large
-from trapline.gold.tree_decoding.tree_pass import Body, Grown, TreePass, Trees
+from trapline.gold.tree_decoding import reference
+from trapline.gold.tree_decoding.drafter import drafter_config, turned
+from trapline.gold.tree_decoding.fast_drafters import FusedDFlash, FusedLookup, Proposal, RoundState
+from trapline.gold.tree_decoding.fast_generate import FastGenerator
+from trapline.gold.tree_decoding.fast_rounds import RoundsConfig
+from trapline.gold.tree_decoding.hopper.linear_many_rows import ManyRowLinear
+from trapline.gold.tree_decoding.prompt_lookup import lookup
+from trapline.gold.tree_decoding.training import fresh
+from trapline.gold.tree_decoding.tree_pass import Body, NewContext, TreePass, TreePositions
 from trapline.gold.tree_decoding.triton.round import (
     choose_kernel,
     draw_kernel,
@@ -35,10 +40,11 @@ def main(folder: Path) -> None:
         "verdict": verdicts(),
         "nothing": nothing_to_pick(),
         "move": moved(),
-        "draw": drawn(),
+        "draw": drawn(greedy=False) and drawn(greedy=True),
         "lookup": looked_up(),
         "attend": [attended(fresh, further) for fresh in (False, True) for further in (0, 130)],
         "begin": begun(),
+        "answers": [answered(kind) for kind in ("chain", "tree", "lookup")],
         "large": max(multiplied(ROWS * NODES), multiplied(70)),
     }
     (folder / "rounds.json").write_text(json.dumps(found))
@@ -105,7 +111,7 @@ def verdicts() -> list[bool]:
         choices = torch.randint(0, 3, (ROWS, NODES))
         seen = reference.ancestors(parents)
         deepest = NODES - 1
-        state = State(ROWS, ROOM, 0, CPU)
+        state = RoundState(ROWS, ROOM, CPU)
         state.lengths.copy_(torch.tensor([3, 5]))
         state.limits.copy_(torch.tensor([9, 9 * (case % 2)]))
         path = torch.zeros((ROWS, deepest + 1), dtype=torch.int64)
@@ -114,11 +120,11 @@ def verdicts() -> list[bool]:
             *(tokens, parents, seen.to(torch.int8), reference.depths(seen).flatten(), choices),
             *(path, state.roots, state.lengths, state.known, state.made, state.limits),
             *(state.text, state.log, state.rounds, state.kept, anchors, 4),
-            *(NODES, deepest, ROOM, state.log.shape[1]),
+            *(NODES, deepest, ROOM),
             BLOCK=16,
             PDL=False,
         )
-        want = fast_verify.accepted_branch(tokens, parents, seen, choices, deepest)
+        want = reference.accepted_branch(tokens, parents, seen, choices, deepest)
         for row, start in ((0, 3), (1, 5)):
             count = int(want.length[row]) + 1 if row == 0 or case % 2 else 0
             nodes = want.path[row, : max(count - 1, 0)]
@@ -143,16 +149,17 @@ def nothing_to_pick() -> bool:
     depths = torch.tensor([0] + [1] * (NODES - 1))
     same = {"BLOCK": 32, "PDL": False}
     draw_kernel[(NODES,)](
-        *(logits, torch.tensor([5]), torch.tensor([0]), depths, choices, 23, NODES, 1.0), **same
+        *(logits, torch.tensor([5]), torch.tensor([0]), depths, choices, 23, NODES, torch.ones(1)),
+        **same,
     )
     best, greedy = torch.tensor([torch.inf, torch.nan]), torch.zeros(2, dtype=torch.int64)
     choose_kernel[(2,)](best, torch.zeros(2, dtype=torch.int64), greedy, 1, 2, **same)
-    state, path = State(1, ROOM, 0, CPU), torch.zeros((1, NODES), dtype=torch.int64)
+    state, path = RoundState(1, ROOM, CPU), torch.zeros((1, NODES), dtype=torch.int64)
     state.limits.fill_(9)
     verdict_kernel[(1,)](
         *(tokens, parents, reference.ancestors(parents).to(torch.int8), depths, choices, path),
         *(state.roots, state.lengths, state.known, state.made, state.limits, state.text),
-        *(state.log, state.rounds, state.kept, None, 4, NODES, 1, ROOM, state.log.shape[1]),
+        *(state.log, state.rounds, state.kept, None, 4, NODES, 1, ROOM),
         **same,
     )
     seen = [choices.max(), greedy.max(), state.kept[0], state.text[0, 1], state.roots[0]]
@@ -183,22 +190,30 @@ def moved() -> bool:
     )
 
 
-def drawn() -> bool:
-    """The same tokens as inverting the softmax, in pieces of the vocabulary and in one."""
+def drawn(*, greedy: bool) -> bool:
+    """The same tokens as inverting the softmax, in blocks of the vocabulary and in one.
+
+    Rows have temperatures of their own; the second row may be greedy (heat 0).
+    """
     vocabulary, lines = 23, ROWS * NODES
     logits = torch.randn((lines, vocabulary)) * 2
     logits[:, 3] = -torch.inf
     seeds, made = torch.tensor([5, 6]), torch.tensor([0, 11])
     depths = torch.arange(NODES).repeat(ROWS)
     numbers = uniforms(seeds[:, None], made[:, None] + depths.view(ROWS, -1))
-    law = torch.softmax(logits.double() / 0.8, dim=-1)
-    wanted = fast_verify.inverted(law, numbers.flatten())
+    temperatures = torch.tensor([0.8, torch.inf if greedy else 1.7])
+    heat = temperatures.repeat_interleave(NODES)[:, None]
+    law = torch.softmax(logits.double() / heat.double(), dim=-1)
+    wanted = reference.inverted(law, numbers.flatten())
+    if greedy:
+        logits[NODES:, 7] = logits[NODES:, 2] = 9.0  # a tie goes to the lower token
+        wanted[NODES:] = 2
     good = True
     for block in (8, 32):
         choices = torch.zeros(lines, dtype=torch.int64)
         draw_kernel[(lines,)](
             *(logits, seeds, made, depths, choices, vocabulary, NODES),
-            1.4426950408889634 / 0.8,
+            1.4426950408889634 / temperatures,
             BLOCK=block,
             PDL=False,
         )
@@ -207,18 +222,16 @@ def drawn() -> bool:
 
 
 def looked_up() -> bool:
-    text = torch.randint(0, 3, (ROWS, ROOM))
-    static, compact = StaticLookup(ROWS, ROOM, block=5, device="cpu"), FusedLookup(block=5)
-    static._text.copy_(text)
-    good = True
+    """The same tokens as `prompt_lookup.lookup`, padded with −1."""
+    text, drafter, good = torch.randint(0, 3, (ROWS, ROOM)), FusedLookup(block=5), True
     for lengths in ([0, 1], [2, 9], [23, 17], [12, 5]):
-        state, into = State(ROWS, ROOM, 0, CPU), Proposal(ROWS, 6, CPU)
+        state, into = RoundState(ROWS, ROOM, CPU), Proposal(ROWS, 6, CPU)
         state.text.copy_(text)
         state.lengths.copy_(torch.tensor(lengths))
-        roots = text[torch.arange(ROWS), torch.tensor(lengths)]
-        wanted, _ = static.propose(roots, state.lengths)
-        compact.propose(state, into)
-        good = good and torch.equal(into.tokens, wanted)
+        drafter.propose(state, into)
+        for row, length in enumerate(lengths):
+            wanted = lookup(text[row, : length + 1].tolist(), 5, 3)
+            good = good and into.tokens[row].tolist() == wanted + [-1] * (5 - len(wanted))
     return good
 
 
@@ -252,13 +265,13 @@ def begun() -> float:
     layer = type("L", (), {"qkv": qkv, "up": torch.zeros(2), "norms": (torch.rand(32), None)})()
     one = small_pass(layer, torch.zeros((2, 1, ROWS, ROOM, 2, 16)), (None, None), nodes=NODES)
     lines, fused = ROWS * 4, torch.randn((32, 96))
-    grown = Grown(
+    new = NewContext(
         *(torch.randn((lines, 96)), fused, gain, torch.randn((64, 32))),
         *(torch.empty((lines, 32)), torch.empty((4, lines)), torch.empty((lines, 64))),
     )
     ids = torch.randint(0, 8, (ROWS * NODES,))
-    trees = Trees(*(torch.zeros(1),) * 3)
-    fresh = one._begin(ids, trees, grown).fresh
+    trees = TreePositions(*(torch.zeros(1),) * 3)
+    fresh = one._begin(ids, trees, new).fresh
 
     def normed(x, weight):
         return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * weight
@@ -267,7 +280,7 @@ def begun() -> float:
     pairs = (
         (one._x, stream),
         (one._qkv, normed(stream, layer.norms[0]) @ qkv.T),
-        (fresh, normed(grown.features @ fused.T, gain) @ grown.rows_of.T),
+        (fresh, normed(new.features @ fused.T, gain) @ new.context_weight.T),
     )
     return max(float((a - b).abs().max()) for a, b in pairs)
 
@@ -277,7 +290,7 @@ def multiplied(lines: int) -> float:
     dim, hidden, gain = 40, 2100, torch.rand(40)
     weights = {"out": (dim, dim), "up": (2 * hidden, dim), "down": (dim, hidden)}
     layer = type("L", (), {name: torch.randn(shape) for name, shape in weights.items()})()
-    large = Large(layer, lines)
+    large = ManyRowLinear(layer, lines)
     stream, inner = torch.randn((lines, dim)), torch.randn((lines, hidden))
     y, squares = torch.empty((lines, dim)), torch.empty((8, lines))
     wanted = stream + inner @ layer.down.T
@@ -311,7 +324,7 @@ def attended(fresh: bool, further: int) -> float:
     qkv, stream = torch.randn((ROWS * NODES, wide + 2 * narrow)), torch.randn((ROWS * NODES, 32))
     rows = torch.randn((ROWS * 4, 2 * narrow)) if fresh else None
     before = store.clone()
-    trees = Trees(lengths, depths, seen.to(torch.int8), known if fresh else None, rows)
+    trees = TreePositions(lengths, depths, seen.to(torch.int8), known if fresh else None, rows)
     one._tree_attend(trees, layer, 0, qkv, stream)
 
     def normed(x, weight):
@@ -348,6 +361,27 @@ def attended(fresh: bool, further: int) -> float:
         got = one._seen[row * NODES : (row + 1) * NODES].view(NODES, 4, 16)
         worst = max(worst, float((got - want).abs().max()))
     return worst
+
+
+def answered(kind: str) -> bool:
+    """Whole answers of three prompts in two rows, against plain decoding on the CPU."""
+    config = DecoderConfig(
+        family="qwen3", vocab=16, dim=32, layers=2, heads=2, kv_heads=1, head_dim=16, hidden=32,
+        context=64, norm_eps=1e-6, tied=True, rope=RopeConfig(), qk_norm=True,
+    )  # fmt: skip
+    target = Decoder(config).eval().requires_grad_(False)
+    for parameter in target.parameters():
+        if parameter.ndim == 2:
+            parameter.copy_(torch.randn(parameter.shape) * 0.4)
+    model = fresh(drafter_config(config, layers=1, block=4, mask_id=15), 0).requires_grad_(False)
+    drafter = FusedLookup(block=3)
+    if kind != "lookup":
+        drafter = FusedDFlash(
+            model, target, 2, 32, budget=2 if kind == "chain" else 5, chain=kind == "chain"
+        )
+    prompts, options = [[1, 2, 1, 2], [3], [4, 5, 4]], {"max_new_tokens": 6, "stop_ids": [7]}
+    host = FastGenerator(target, drafter, RoundsConfig(2, 32))
+    return host.generate(prompts, **options).tokens == generate(target, prompts, **options)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ def main(folder: Path) -> None:
         log_q = -rng.integers(0, int(rng.integers(2, 40)), (2, depths, vocabulary)) / 8.0
         log_q[rng.random(log_q.shape) < 0.2] = -np.inf
         question = torch.tensor(log_q), int(rng.integers(1, 20))
-        answers = tree.heaviest_prefixes(*question), reference.by_levels(*question)
+        answers = tree.heaviest_prefixes(*question), reference.heaviest_prefixes(*question)
         found.append([[part.tolist() for part in answer] for answer in answers])
     (folder / "trees.json").write_text(json.dumps(found))
 

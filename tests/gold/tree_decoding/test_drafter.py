@@ -194,7 +194,7 @@ def test_answers_of_many_rows_are_the_target_s():
     again = regenerate_in_bulk(target, prompts[:5], temperatures=(1.0, 0.0), **options)
     assert len(again) == 3  # two of five fill no batch
     assert again[1] == texts[1]
-    with pytest.raises(RangeError, match="2 prompts for 3 rows"):
+    with pytest.raises(RangeError, match="expected 3 prompts"):
         EqualRows(target, 3, 20).answer(torch.tensor(prompts[:2]), 4, (0.0,))
 
 

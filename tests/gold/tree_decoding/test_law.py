@@ -13,7 +13,7 @@ import torch
 
 from trapline.gold.decoder import sampling as decoder_sampling
 from trapline.gold.decoder.sampling import Sampling
-from trapline.gold.tree_decoding import oracle, verify
+from trapline.gold.tree_decoding import numpy_tree, oracle
 from trapline.gold.tree_decoding.generate import generate
 
 VOCAB = 3
@@ -89,7 +89,7 @@ class SampleAndMatch:
 
     def verify(self, tokens, parents, draft, target, chance):
         choices = np.array([chance.draw(row) for row in target])
-        return verify.accepted_branch(np.array(tokens), np.array(parents), choices)
+        return numpy_tree.accepted_branch(np.array(tokens), np.array(parents), choices)
 
 
 class RedrawnPerChild(SampleAndMatch):

@@ -1,4 +1,4 @@
-"""The tree kernel: the levels' trees in the interpreter, compilable for a Hopper GPU."""
+"""The tree kernel against `reference`, in the interpreter and on a GPU; compiled for Hopper."""
 
 import json
 from pathlib import Path
@@ -7,13 +7,14 @@ import pytest
 import torch
 
 from trapline.gold.tree_decoding import reference
+from trapline.gold.tree_decoding.api import build_tree
 
 pytest.importorskip("triton")
 HERE = Path(__file__).parent
 
 
-def test_the_interpreted_kernel_gives_the_levels_trees(tmp_path, run_script):
-    """Ties, impossible tokens, trees with fewer nodes than asked for, no depth at all."""
+def test_interpreted_kernel_matches_the_reference(tmp_path, run_script):
+    """Ties, impossible tokens, trees with fewer nodes than the budget, drafts without depths."""
     run_script(HERE / "interpret_tree_kernel.py", tmp_path, TRITON_INTERPRET="1")
     found = json.loads((tmp_path / "trees.json").read_text())
     assert len(found) == 40
@@ -21,7 +22,7 @@ def test_the_interpreted_kernel_gives_the_levels_trees(tmp_path, run_script):
         assert kernel == levels
 
 
-def test_the_kernel_compiles_for_hopper(tmp_path, run_script):
+def test_kernel_compiles_for_hopper(tmp_path, run_script):
     run_script(HERE / "compile_tree_kernel.py", tmp_path, TRITON_INTERPRET="0")
     compiled = json.loads((tmp_path / "compiled.json").read_text())
     assert [entry["slots"] for entry in compiled] == [2, 32, 128, 1024, 16, 64]
@@ -31,11 +32,11 @@ def test_the_kernel_compiles_for_hopper(tmp_path, run_script):
 @pytest.mark.needs_gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("budget", [1, 16, 64, 500])
-def test_the_kernel_on_a_gpu_gives_the_levels_trees(budget):
+def test_kernel_on_a_gpu_matches_the_reference(budget):
     logits = torch.randn(4, 15, 5000, generator=torch.Generator().manual_seed(0)) * 3
     log_q = torch.log_softmax(logits, dim=-1)
     rounded = (log_q * 8).round() / 8
     for draft in (log_q, rounded):
-        kernel = reference.heaviest_prefixes(draft.cuda(), budget)
-        levels = reference.by_levels(draft, budget)
+        kernel = build_tree(draft.cuda(), budget)
+        levels = reference.heaviest_prefixes(draft, budget)
         assert all(torch.equal(a.cpu(), b) for a, b in zip(kernel, levels, strict=True))

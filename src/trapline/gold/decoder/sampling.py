@@ -207,10 +207,10 @@ def _as_tensors(ways: Sequence[Sampling], vocabulary: int, device: torch.device)
         tensor([min(way.top_k or vocabulary, vocabulary) for way in ways], torch.int64),
         tensor([way.top_p for way in ways], torch.float64),
         tensor([way.min_p for way in ways], torch.float64),
-        tensor([_signed(way.seed) for way in ways], torch.int64),
+        tensor([signed_seed(way.seed) for way in ways], torch.int64),
     )
 
 
-def _signed(seed: int) -> int:
+def signed_seed(seed: int) -> int:
     """Any integer as a 64-bit one."""
     return (int(seed) + 2**63) % 2**64 - 2**63

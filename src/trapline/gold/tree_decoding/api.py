@@ -1,11 +1,11 @@
-"""Draft trees at the public boundary: what is accepted, and what comes back.
+"""Draft trees: the public functions, their checks, and the choice of an implementation.
 
-Node i of a tree carries `tokens[i]` and hangs below `parents[i]`; −1 is the root, the last
-committed token. Of whatever has N+1 rows, row 0 belongs to the root and row i + 1 to node i.
+Node i of a tree carries `tokens[i]` and is a child of `parents[i]`; −1 is the root, the last
+committed token. In every argument with N+1 rows, row 0 belongs to the root and row i + 1 to node i.
 
-NumPy arrays give NumPy arrays. Torch tensors give tensors of a size that does not depend on their
-values, so that nothing waits for a GPU: trees are padded with nodes of token −1 below the root,
-paths with −1; all of them also come in batches, with one more axis in front.
+NumPy arrays give NumPy arrays. Torch tensors give tensors whose size does not depend on values, so
+nothing waits for the device: trees are padded with nodes of token −1 below the root, paths with −1.
+Tensors may have a batch axis in front.
 """
 
 import sys
@@ -16,7 +16,7 @@ import numpy as np
 
 from trapline.gold import checks
 from trapline.gold.errors import DTypeError, RangeError, ShapeError
-from trapline.gold.tree_decoding import numpy_tree, oracle, verify
+from trapline.gold.tree_decoding import numpy_tree, oracle
 
 _NO_LIMIT = 2**62
 
@@ -29,25 +29,33 @@ class Tree(NamedTuple):
 
 
 class Verified(NamedTuple):
-    """What the target accepts."""
+    """The accepted path and the target's next token."""
 
     path: Any  # node indices from the root downwards; a list, or a tensor padded with -1
     bonus: Any  # the target's own next token
 
 
 def build_tree(log_q: Any, budget: int) -> Tree:
-    """The `budget` ≥ 1 heaviest prefixes of a draft `log_q` (L, V), row d for depth d + 1."""
+    """The `budget` heaviest prefixes of a draft; row d of `log_q` (L, V) is for depth d + 1."""
     checks.integer_between(1, _NO_LIMIT, budget=budget)
     if _is_tensor(log_q):
-        from trapline.gold.tree_decoding import reference
-
         rows = _batch(_draft_tensor(log_q), 3)
-        return Tree(*_like(log_q, 3, reference.heaviest_prefixes(rows, int(budget))))
+        return Tree(*_like(log_q, 3, _heaviest_prefixes(rows, int(budget))))
     return Tree(*numpy_tree.heaviest_prefixes(_draft(log_q), int(budget)))
 
 
+def _heaviest_prefixes(log_q: Any, budget: int) -> tuple[Any, Any]:
+    if log_q.is_cuda:
+        from trapline.gold.tree_decoding.triton import tree
+
+        return tree.heaviest_prefixes(log_q, budget)
+    from trapline.gold.tree_decoding import reference
+
+    return reference.heaviest_prefixes(log_q, budget)
+
+
 def chain_tree(log_q: Any) -> Tree:
-    """The most likely token of every depth as one branch: what chain drafting verifies."""
+    """The most likely token of every depth as a single branch (chain drafting)."""
     if _is_tensor(log_q):
         from trapline.gold.tree_decoding import reference
 
@@ -56,10 +64,10 @@ def chain_tree(log_q: Any) -> Tree:
 
 
 def wide_tree(log_q: Any, widths: Sequence[int]) -> Tree:
-    """Every node of depth d has the `widths[d]` most likely tokens as its children."""
+    """A tree in which each node of depth d has the `widths[d]` most likely tokens as children."""
     shape = log_q.shape if _is_tensor(log_q) else _draft(log_q).shape
     if len(widths) > shape[-2]:
-        raise RangeError(f"{len(widths)} widths for a draft of {shape[-2]} depths")
+        raise RangeError(f"got {len(widths)} widths, but the draft has {shape[-2]} depths")
     for width in widths:
         checks.integer_between(1, int(shape[-1]), width=width)
     if _is_tensor(log_q):
@@ -71,7 +79,7 @@ def wide_tree(log_q: Any, widths: Sequence[int]) -> Tree:
 
 
 def tree_mask(parents: Any, prefix_len: int) -> Any:
-    """Who sees whom, bool (N+1, prefix_len+N+1); columns are prefix, root, nodes."""
+    """The attention mask, bool (N+1, prefix_len+N+1); columns are prefix, root, nodes."""
     checks.integer_between(0, _NO_LIMIT, prefix_len=prefix_len)
     if _is_tensor(parents):
         from trapline.gold.tree_decoding import reference
@@ -84,35 +92,38 @@ def tree_mask(parents: Any, prefix_len: int) -> Any:
 
 
 def verify_tree(tokens: Any, parents: Any, choices: Any) -> Verified:
-    """The branch of which every token is the target's pick; `choices` (N+1,) are its picks."""
+    """The branch on which every token is the target's choice; `choices` (N+1,) are its tokens."""
     if _is_tensor(tokens):
-        from trapline.gold.tree_decoding import fast_verify, reference
+        from trapline.gold.tree_decoding import reference
 
         rows, hang = _batch(tokens, 2), _batch(parents, 2)
         checks.axes(tokens=(rows, "R N"), parents=(hang, "R N"))
         picks = _batch(choices, 2)
         checks.axes(choices=(picks, "R rows"), tokens=(rows, "R N"))
         if picks.shape[1] != rows.shape[1] + 1:
-            raise ShapeError(f"{picks.shape[1]} choices for a root and {rows.shape[1]} nodes")
+            raise ShapeError(
+                f"choices must have one entry for the root and one for each of "
+                f"{rows.shape[1]} nodes, got {picks.shape[1]}"
+            )
         seen = reference.ancestors(hang)
-        done = fast_verify.accepted_branch(rows, hang, seen, picks, int(rows.shape[1]))
+        done = reference.accepted_branch(rows, hang, seen, picks, int(rows.shape[1]))
         return Verified(*_like(tokens, 2, (done.path, done.bonus)))
     parents = _parents(parents)
     tokens = _integers("tokens", tokens, len(parents))
     choices = _integers("choices", choices, len(parents) + 1)
-    return Verified(*verify.accepted_branch(tokens, parents, choices))
+    return Verified(*numpy_tree.accepted_branch(tokens, parents, choices))
 
 
 def verify_sampled(tokens: Any, parents: Any, probs: Any, uniforms: Any) -> Verified:
-    """Verification against one sample a row: probs (N+1, V), uniforms (N+1,) in [0, 1)."""
+    """`verify_tree` against one sample of each row: probs (N+1, V), uniforms (N+1,) in [0, 1)."""
     if _is_tensor(tokens):
-        from trapline.gold.tree_decoding import fast_verify
+        from trapline.gold.tree_decoding import reference
 
         checks.axes(probs=(probs, "... rows V"), uniforms=(uniforms, "... rows"))
-        return verify_tree(tokens, parents, fast_verify.inverted(probs, uniforms))
-    probs, uniforms = _laws(probs=probs), _numbers(uniforms)
+        return verify_tree(tokens, parents, reference.inverted(probs, uniforms))
+    probs, uniforms = _distributions(probs=probs), _numbers(uniforms)
     checks.axes(probs=(probs, "rows V"), uniforms=(uniforms, "rows"))
-    return verify_tree(tokens, parents, verify.inverted(probs, uniforms))
+    return verify_tree(tokens, parents, numpy_tree.inverted(probs, uniforms))
 
 
 def verify_rejection(
@@ -124,18 +135,18 @@ def verify_rejection(
     *,
     replacement: bool = False,
 ) -> Verified:
-    """Lossless verification of a tree that was *drawn* from a drafter: multi-round rejection.
+    """Lossless verification of a tree that was *sampled* from a drafter: multi-round rejection.
 
-    Rows of `draft` and `target` (N+1, V) are the laws after root and nodes; the children of a node
-    must have been drawn from its draft law one after the other, in the order of the arrays, and
-    `replacement` says whether a token could be drawn twice. uniforms (N+1,): row i + 1 decides
-    about node i, row 0 draws the bonus.
+    Rows of `draft` and `target` (N+1, V) are the distributions after root and nodes. The children
+    of a node must have been drawn from its draft distribution one after another, in the order of
+    the arrays; `replacement` says whether a token could be drawn twice. uniforms (N+1,): row i + 1
+    decides node i, row 0 draws the bonus.
     """
     if _is_tensor(tokens):
-        from trapline.gold.tree_decoding import fast_verify
+        from trapline.gold.tree_decoding import reference
 
         rows, hang = _batch(tokens, 2), _batch(parents, 2)
-        done = fast_verify.rejection_branch(
+        done = reference.rejection_branch(
             rows,
             hang,
             _batch(draft, 3),
@@ -147,19 +158,26 @@ def verify_rejection(
         return Verified(*_like(tokens, 2, (done.path, done.bonus)))
     parents = _parents(parents)
     nodes = _integers("tokens", tokens, len(parents))
-    draft, target, uniforms = _laws(draft=draft), _laws(target=target), _numbers(uniforms)
+    draft, target = _distributions(draft=draft), _distributions(target=target)
+    uniforms = _numbers(uniforms)
     checks.axes(draft=(draft, "rows V"), target=(target, "rows V"), uniforms=(uniforms, "rows"))
     if len(uniforms) != len(parents) + 1:
-        raise ShapeError(f"{len(uniforms)} rows for a root and {len(parents)} nodes")
+        raise ShapeError(
+            f"draft, target and uniforms must have {len(parents) + 1} rows, one for the root and "
+            f"one for each node, got {len(uniforms)}"
+        )
     if nodes.size and not 0 <= nodes.min() <= nodes.max() < draft.shape[1]:
-        raise RangeError("a token outside the vocabulary")
+        raise RangeError(
+            f"tokens must lie between 0 and {draft.shape[1] - 1}, "
+            f"got {nodes.min()} to {nodes.max()}"
+        )
     chance = _Uniforms(uniforms)
     both = nodes.tolist(), parents.tolist()
     return Verified(*oracle.verify_rejection(*both, draft, target, chance, replacement=replacement))
 
 
 class _Uniforms:
-    """Luck from one number a row."""
+    """Randomness from one given number per row."""
 
     def __init__(self, uniforms: np.ndarray) -> None:
         self._uniforms = uniforms
@@ -172,7 +190,7 @@ class _Uniforms:
 
 
 def compact(kv: Any, prefix_len: int, path: Sequence[int]) -> Any:
-    """The committed rows of a cache (..., prefix_len+N+1, D): prefix, root, path."""
+    """The committed rows (prefix, root, path) of a cache (..., prefix_len+N+1, D)."""
     checks.arrays(kv=kv)
     if len(kv.shape) < 2:
         raise ShapeError(f"kv must have axes (... rows D), got shape {tuple(kv.shape)}")
@@ -181,7 +199,7 @@ def compact(kv: Any, prefix_len: int, path: Sequence[int]) -> Any:
     drafted = int(kv.shape[-2]) - prefix_len - 1
     for node in nodes:
         checks.integer_between(0, drafted - 1, node=node)
-    return kv[..., verify.committed_rows(int(prefix_len), nodes), :]
+    return kv[..., numpy_tree.committed_rows(int(prefix_len), nodes), :]
 
 
 def _integers(name: str, values: Any, count: int | None = None) -> np.ndarray:
@@ -200,7 +218,9 @@ def _parents(values: Any) -> np.ndarray:
     wrong = np.flatnonzero((parents < -1) | (parents >= np.arange(len(parents))))
     if wrong.size:
         node = int(wrong[0])
-        raise RangeError(f"node {node} hangs below {parents[node]}, which is not before it")
+        raise RangeError(
+            f"the parent of node {node} must be -1 or an earlier node, got {parents[node]}"
+        )
     return parents
 
 
@@ -209,7 +229,7 @@ def _draft(log_q: Any) -> np.ndarray:
     checks.floating(*checks.LOW_FLOATS, log_q=draft)
     checks.axes(log_q=(draft, "L V"))
     if not (draft < np.inf).all():
-        raise RangeError("log_q holds NaN or +inf")
+        raise RangeError("log_q must not contain NaN or +inf")
     return draft
 
 
@@ -220,13 +240,13 @@ def _draft_tensor(log_q: Any) -> Any:
     return log_q
 
 
-def _laws(**argument: Any) -> np.ndarray:
+def _distributions(**argument: Any) -> np.ndarray:
     ((name, values),) = argument.items()
     law: np.ndarray = np.asarray(values)
     checks.floating(*checks.LOW_FLOATS, **{name: law})
     checks.axes(**{name: (law, "rows V")})
     if not (law >= 0.0).all() or not (law > 0.0).any(axis=1).all():
-        raise RangeError(f"every row of {name} must be a law: nothing negative, something positive")
+        raise RangeError(f"rows of {name} must be non-negative with a positive sum")
     return law
 
 
@@ -238,7 +258,7 @@ def _numbers(values: Any) -> np.ndarray:
 
 
 def _is_tensor(value: Any) -> bool:
-    # Whoever holds a tensor has imported torch; we need not.
+    # A caller that holds a tensor has imported torch already.
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)
 
@@ -248,5 +268,5 @@ def _batch(value: Any, axes: int) -> Any:
 
 
 def _like(value: Any, axes: int, answers: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Answers in batches where the question was one."""
+    """The answers without a batch axis if the argument had none."""
     return answers if value.ndim == axes else tuple(answer[0] for answer in answers)

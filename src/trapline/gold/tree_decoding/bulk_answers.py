@@ -1,7 +1,7 @@
-"""A target over many rows of one length: thousands of answers at once, and what its layers say.
+"""Answers and hidden states of a target for many rows of one length, to train a drafter on.
 
-A drafter learns from millions of the target's own tokens. Rows of equal length need no paging, no
-ragged batches and no host in between: a step is one token for all rows, on a GPU one graph.
+A drafter learns from millions of the target's own tokens. Rows of equal length need neither pages
+nor ragged batches: a step is one token for all rows, and on a GPU one graph.
 
 Letters: R rows, P tokens of a prompt, S room for positions, C channels.
 """
@@ -19,26 +19,29 @@ from trapline.gold.decoder.api import Decoder
 from trapline.gold.decoder.capture import captured
 from trapline.gold.decoder.layers import tensor
 from trapline.gold.decoder.rope import angles, rotate
-from trapline.gold.errors import RangeError
-from trapline.gold.tree_decoding.generate_static import StaticConfig, check_shape
+from trapline.gold.errors import RangeError, UnsupportedError
 
 
-class Said(NamedTuple):
-    """What whole rows became."""
+class HiddenStates(NamedTuple):
+    """Outputs of the target for whole rows."""
 
     last: Tensor  # (R, P, C) after the final norm: what the head reads
     features: Tensor  # (R, P, layers · C)
 
 
 class EqualRows:
-    """`rows` prompts of one length and the answers to them, all moved on together."""
+    """`rows` prompts of one length that are answered together, one token per step."""
 
     def __init__(self, target: Decoder, rows: int, room: int, *, seed: int = 0) -> None:
-        check_shape(target, StaticConfig(rows, room))
         shape, like = target.config, target.norm.weight
-        assert shape.rope is not None
+        if shape.is_gpt2 or shape.window is not None or shape.rope is None:
+            raise UnsupportedError(
+                "answers in bulk need a rotary model without a sliding window; use `regenerate`"
+            )
+        checks.integer_between(1, 2**20, rows=rows)
+        checks.integer_between(1, shape.context, room=room)
         self._target, self._share = target, shape.heads // shape.kv_heads
-        # Heads outside of positions: a product over all positions of a head copies nothing.
+        # Heads before positions, so that products over all positions of a head need no copy.
         room_for = (shape.layers, rows, shape.kv_heads, room, shape.head_dim)
         self._keys, self._values = like.new_zeros(room_for), like.new_zeros(room_for)
         self._places = torch.arange(room, device=like.device)
@@ -51,11 +54,11 @@ class EqualRows:
 
     @torch.no_grad()
     def answer(self, prompts: Tensor, count: int, temperatures: Sequence[float]) -> Tensor:
-        """(R, P + count) tokens, the rows' temperatures in turn."""
+        """(R, P + count) tokens; row i has temperature i modulo their number."""
         rows, width = prompts.shape
         checks.integer_between(1, self._text.shape[1] - width, count=count)
         if rows != len(self._text):
-            raise RangeError(f"{rows} prompts for {len(self._text)} rows")
+            raise RangeError(f"expected {len(self._text)} prompts, one per row, got {rows}")
         self._text[:, :width] = prompts
         turns = [temperatures[row % len(temperatures)] for row in range(rows)]
         self._heat.copy_(torch.tensor(turns, dtype=torch.float32, device="cpu")[:, None])
@@ -73,7 +76,7 @@ class EqualRows:
         if self._replay is None:
             self._replay = self._next
             if self._text.is_cuda:
-                # Rehearsals write behind the prompts only, where answers will be written over.
+                # Warm-up runs write behind the prompts only, where answers overwrite them.
                 graph = captured(self._next, (self._at, self._text))
                 self._replay = graph.replay
         return self._replay
@@ -96,7 +99,7 @@ class EqualRows:
         self._text.index_copy_(1, self._at, picks[:, None])
 
     def _attend(self, q: Tensor, keys: Tensor, values: Tensor, behind: Tensor) -> Tensor:
-        """q (R, 1, H, D) over all room, (R, G, S, D), of which what lies behind is hidden."""
+        """q (R, 1, H, D) over (R, G, S, D); positions in `behind` are masked."""
         rows, _, heads, width = q.shape
         # Heads that share a key become rows of one product.
         folded = q.view(rows, heads // self._share, self._share, width)
@@ -105,20 +108,20 @@ class EqualRows:
         return (law @ values).view(q.shape)
 
     def _noise(self, logits: Tensor) -> Tensor:
-        """Gumbel's: the largest of logits / T + noise has the law softmax(logits / T)."""
+        """Gumbel noise: argmax(logits / T + noise) is distributed as softmax(logits / T)."""
         luck = None if logits.is_cuda else self._luck
         single, device = torch.float32, logits.device
         drawn = torch.rand(logits.shape, dtype=single, device=device, generator=luck)
         return -torch.log(-torch.log(drawn.clamp(1e-9, 1.0 - 1e-7)))
 
     def _keep(self, first: int, layer: int, k: Tensor, v: Tensor) -> None:
-        """Keys and values of a prompt's first tokens, for rows from `first` on."""
+        """Store keys and values of the prompts for rows from `first` on."""
         some = slice(first, first + len(k))
         self._keys[layer, some, :, : k.shape[1]] = k.transpose(1, 2)
         self._values[layer, some, :, : v.shape[1]] = v.transpose(1, 2)
 
 
-#: Rows of prompts that are read at once.
+#: Rows of prompts per prefill pass.
 PREFILL = 512
 
 
@@ -129,8 +132,8 @@ def read(
     *,
     seen: Sequence[int] = (),
     keep: Callable[[int, Tensor, Tensor], None] = lambda layer, k, v: None,
-) -> Said:
-    """What (R, P) tokens from position 0 on became; `keep` gets every layer's keys and values."""
+) -> HiddenStates:
+    """Hidden states of (R, P) tokens; `keep` receives the keys and values of every layer."""
     shape = target.config
     if shape.is_gpt2 or shape.window is not None or shape.rope is None:
         return _read_packed(target, ids, seen)
@@ -147,14 +150,14 @@ def read(
         if number in seen:
             kept[number] = x
     features = torch.cat([x[..., :0], *(kept[number] for number in seen)], dim=-1)
-    return Said(tensor(target.norm(x)), features)
+    return HiddenStates(tensor(target.norm(x)), features)
 
 
-def _read_packed(target: Decoder, ids: Tensor, seen: Sequence[int]) -> Said:
-    """The same by the decoder itself, which knows all kinds of models."""
+def _read_packed(target: Decoder, ids: Tensor, seen: Sequence[int]) -> HiddenStates:
+    """The same by the decoder itself, which serves all kinds of models."""
     run = target.run(list(ids), [target.new_cache() for _ in ids], features=tuple(seen))
     features = torch.cat([run.last[:, :0], *run.features], dim=-1)
-    return Said(*(part.view(*ids.shape, -1) for part in (run.last, features)))
+    return HiddenStates(*(part.view(*ids.shape, -1) for part in (run.last, features)))
 
 
 def projected(layer: Any, x: Tensor, turn: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor]:
@@ -171,6 +174,6 @@ def projected(layer: Any, x: Tensor, turn: tuple[Tensor, ...]) -> tuple[Tensor, 
 
 
 def finished(layer: Any, x: Tensor, seen: Tensor) -> Tensor:
-    """What attention saw, and the feed-forward, added to the stream."""
+    """Add the attention output and the feed-forward to the stream."""
     x = x + layer.attention.out(seen.flatten(2))
     return tensor(x + layer.feedforward(layer.feedforward_norm(x)))

@@ -1,4 +1,4 @@
-"""Proposals in a few kernels: DFlash's block or prompt lookup, on buffers that never move."""
+"""Drafters of the fast rounds: a DFlash block or prompt lookup, in buffers of fixed addresses."""
 
 from typing import Protocol
 
@@ -8,96 +8,111 @@ from torch import Tensor
 
 from trapline.gold import checks
 from trapline.gold.arithmetic import cdiv
-from trapline.gold.decoder.api import Decoder
+from trapline.gold.decoder.network import Network
 from trapline.gold.device import may_start_early
 from trapline.gold.softmax_topk.api import softmax_topk
 from trapline.gold.tree_decoding.drafter import DFlash
-from trapline.gold.tree_decoding.drafter_static import Store
 from trapline.gold.tree_decoding.tree_pass import (
     Body,
-    Grown,
+    NewContext,
     TreePass,
-    Trees,
+    TreePositions,
     layer_weights,
+    new_key_values,
 )
 from trapline.gold.tree_decoding.triton.round import chain_kernel, lookup_kernel
 from trapline.gold.tree_decoding.triton.tree import MOST_LAID_OUT, Layout, best_first
 
 
-class State:
-    """What a round reads and moves on: (R,) tensors, and the text by position (R, room)."""
+class RoundState:
+    """Device state of a batch: (R,) tensors that a round reads and updates.
 
-    def __init__(self, rows: int, room: int, seed: int, device: torch.device) -> None:
-        # So far apart that kernels find all of them aligned alike.
-        numbers = torch.zeros((7, cdiv(rows, 16) * 16), dtype=torch.int64, device=device)
-        self.roots, self.lengths, self.known, self.kept = numbers[:4, :rows]
-        # What the host looks at lies together: it is one copy.
-        self._counts = numbers[4:]
-        self.made, self.limits, self.rounds = self._counts[:, :rows]
-        self.seeds = torch.arange(seed, seed + rows, device=device)
-        self.text = torch.zeros((rows, room), dtype=torch.int64, device=device)
-        self.log = torch.zeros((rows, LOG), dtype=torch.int64, device=device)
+    `text` (R, room) holds the tokens by position and `log` (R, room) the tokens of each round.
+    """
+
+    def __init__(self, rows: int, room: int, device: torch.device) -> None:
+        # Rows are padded so that every tensor has the same alignment: one compiled kernel for all.
+        self._padded = cdiv(rows, 16) * 16
+        count = 4 * self._padded
+        buffer = torch.zeros(
+            count + 3 * self._padded + 2 * rows * room, dtype=torch.int64, device=device
+        )
+        self.roots, self.lengths, self.known, self.kept = buffer[:count].view(4, -1)[:, :rows]
+        # Everything that the host reads is contiguous: one copy.
+        self._read = buffer[count:]
+        counts, text, log = self._split(self._read, rows, room)
+        self.made, self.limits, self.rounds = counts
+        self.text, self.log = text, log
+        self.seeds = torch.zeros(rows, dtype=torch.int64, device=device)
+        #: log2(e) / temperature, or 0 for greedy rows.
+        self.heat = torch.zeros(rows, device=device)
         self.rows, self.room = rows, room
 
-    def counts(self) -> list[tuple[int, int, int]]:
-        """Of every row, for the host: tokens said, how many it may say, and rounds."""
-        made, limits, rounds = self._counts.tolist()
-        return list(zip(made, limits, rounds, strict=True))[: self.rows]
+    def _split(self, whole: Tensor, rows: int, room: int) -> tuple[Tensor, Tensor, Tensor]:
+        counts, text, log = whole.split([3 * self._padded, rows * room, rows * room])
+        return counts.view(3, -1)[:, :rows], text.view(rows, room), log.view(rows, room)
 
-
-#: Rounds of which the counts are remembered.
-LOG = 1024
+    def read(self) -> tuple[list[tuple[int, int, int]], Tensor, Tensor]:
+        """Copy to the host: (tokens made, limit, rounds) of every row, and `text` and `log`."""
+        counts, text, log = self._split(self._read.cpu(), self.rows, self.room)
+        made, limits, rounds = counts.tolist()
+        return list(zip(made, limits, rounds, strict=True)), text, log
 
 
 class Proposal:
-    """The trees of a round: filled by a drafter, read by the pass and by the verdict."""
+    """The trees of a round: a drafter fills them, the target's pass and the verdict read them."""
 
     def __init__(self, rows: int, nodes: int, device: torch.device) -> None:
         drafted = nodes - 1
         self.tokens = torch.zeros((rows, drafted), dtype=torch.int64, device=device)
         self.parents = (torch.arange(drafted, device=device) - 1).expand(rows, -1).contiguous()
         self.ids = torch.zeros(rows * nodes, dtype=torch.int64, device=device)
-        # A chain, until somebody says otherwise.
+        # A chain until a drafter writes another tree.
         self.depths = torch.arange(nodes, device=device).repeat(rows)
-        seen = torch.ones((nodes, nodes), dtype=torch.int8, device=device).tril()
-        self.seen = seen.repeat(rows, 1, 1).contiguous()
+        seen = torch.ones((nodes, nodes), device=device).tril()
+        self.seen = seen.to(torch.int8).repeat(rows, 1, 1).contiguous()
         self.nodes = nodes
 
 
 class FusedDrafter(Protocol):
-    """Proposes for all rows, from what the state says."""
+    """Proposes trees for all rows from the state on the device."""
 
+    #: Target layers whose outputs it reads.
     target_layers: tuple[int, ...]
-    #: The deepest node, and how many nodes there are.
+    #: Depth of the deepest node, and number of nodes.
     depth: int
     drafted: int
-    mask_id: int | None
-    #: Whether proposals come with everything a pass reads, as chains do.
+    #: Whether proposals include ids, depths and masks; otherwise `FusedRounds.prepare` adds them.
     prepared: bool
-    #: The drafter's blocks, whose beginnings a verdict writes.
+    #: The drafter's input blocks; the verdict writes the first token of each.
     anchors: Tensor | None
 
-    def open(self, row: int, prompt: list[int], features: Tensor) -> None: ...
-    def listen(self, features: Tensor) -> None: ...
-    def propose(self, state: State, into: Proposal) -> None: ...
+    def open(self, row: int, prompt: list[int], features: Tensor) -> None:
+        """Start a row: features (n − 1, …) of all prompt tokens but the last."""
+
+    def connect(self, features: Tensor) -> None:
+        """`features` is the buffer that holds the features of newly committed tokens."""
+
+    def propose(self, state: RoundState, into: Proposal) -> None:
+        """Write the trees of the next round."""
 
 
 class FusedDFlash:
-    """A DFlash model; `budget` nodes of its heaviest prefixes, or its likeliest chain."""
+    """A DFlash model that drafts its `budget` heaviest prefixes, or a chain of `budget` tokens."""
 
     def __init__(
-        self, model: DFlash, target: Decoder, rows: int, room: int, *, budget: int, chain: bool
+        self, model: DFlash, target: Network, rows: int, room: int, *, budget: int, chain: bool
     ) -> None:
         model.check_fits(target)
         checks.integer_between(1, 1023, budget=budget)
         self.model, self._target, self._rows = model, target, rows
-        self.target_layers, self.mask_id = model.config.target_layers, model.config.mask_id
+        self.target_layers = model.config.target_layers
         block, body, like = model.config.block, model.config.body, model.norm.weight
         self.prepared = chain or budget <= MOST_LAID_OUT
         self._chained = chain
-        self.depth = block - 1 if chain else min(block - 1, budget)
-        self.drafted = block - 1 if chain else budget
-        self._store = Store(body.layers, rows, room, body.kv_heads, body.head_dim, like)
+        self.depth = min(block - 1, budget)
+        self.drafted = self.depth if chain else budget
+        self._keys, self._values = new_key_values(body, rows, room, like)
         ids = torch.full((rows, block), model.config.mask_id, device=like.device)
         self.anchors = ids.flatten()
         cosine, sine = model.angles(torch.arange(body.context, device=like.device))
@@ -105,57 +120,61 @@ class FusedDFlash:
             Body(body, target.embedding, model.norm, target.head),
             [layer_weights(layer, layer, qk_norm=True) for layer in model.layers],
             (cosine[:, 0].contiguous(), sine[:, 0].contiguous()),
-            (self._store.keys, self._store.values),
+            (self._keys, self._values),
             rows=rows,
             nodes=block,
         )
-        self._rows_of = joined_rows(model)
+        # (layers · 2 · G · D, C): one product gives the keys and values of all layers.
+        self._context_weight = torch.cat(
+            [part.weight for layer in model.layers for part in (layer.k, layer.v)]
+        )
         lines = rows * (self.depth + 1)
         self._context = like.new_empty((lines, body.dim))
         self._sums = like.new_empty((cdiv(body.dim, 8), lines), dtype=torch.float32)
-        self._fresh = like.new_empty((lines, len(self._rows_of)))
+        self._fresh = like.new_empty((lines, len(self._context_weight)))
         self._depths = torch.arange(block, device=like.device).repeat(rows)
         self._seen = torch.ones((rows, block, block), dtype=torch.int8, device=like.device)
         self._features: Tensor | None = None
 
-    def listen(self, features: Tensor) -> None:
-        """(R · (depth + 1), layers · C): where the features of committed rows will lie."""
+    def connect(self, features: Tensor) -> None:
+        """`features` (R · (depth + 1), layers · C) will hold those of newly committed tokens."""
         self._features = features
 
     def open(self, row: int, prompt: list[int], features: Tensor) -> None:
-        """Takes in all tokens of a prompt but the last."""
+        """Store keys and values of all prompt tokens but the last."""
         count = len(prompt) - 1
         context = self.model.context(features)
         angles = self.model.angles(torch.arange(count, device=context.device))
         for number, layer in enumerate(self.model.layers):
             k, v = layer.rows(context, angles)
-            self._store.keys[number, row, :count] = k
-            self._store.values[number, row, :count] = v
+            self._keys[number, row, :count] = k
+            self._values[number, row, :count] = v
         self.anchors[row * self.model.config.block] = prompt[-1]
 
-    def propose(self, state: State, into: Proposal) -> None:
+    def propose(self, state: RoundState, into: Proposal) -> None:
         assert self._features is not None
-        grown = Grown(
+        new = NewContext(
             *(self._features, self.model.fuse.weight, self.model.fuse_norm.weight),
-            *(self._rows_of, self._context, self._sums, self._fresh),
+            *(self._context_weight, self._context, self._sums, self._fresh),
         )
-        trees = Trees(state.lengths, self._depths, self._seen, state.known)
-        tiles = self._pass.run(self.anchors, trees, grown)
+        positions = TreePositions(state.lengths, self._depths, self._seen, state.known)
+        tiles = self._pass.run(self.anchors, positions, new)
         if self._chained:
             self._chain(tiles, state, into)
         else:
             self._grow(state, into)
 
-    def _chain(self, tiles: int, state: State, into: Proposal) -> None:
+    def _chain(self, tiles: int, state: RoundState, into: Proposal) -> None:
         lines, nodes = len(self.anchors), into.nodes
-        best, place, tiles = self._pass.winners(tiles)
+        best, place, tiles = self._pass.best_tokens(tiles)
         chain_kernel[(lines,)](
             *(best, place, state.roots, into.tokens, into.ids, tiles, lines, nodes),
+            self.model.config.block,
             BLOCK=triton.next_power_of_2(tiles),
-            **self._pass.early(1),
+            **self._pass.launch_options(1),
         )
 
-    def _grow(self, state: State, into: Proposal) -> None:
+    def _grow(self, state: RoundState, into: Proposal) -> None:
         values, candidates = self.ranking()
         layout = Layout(state.roots, into.ids, into.depths, into.seen)
         best_first(
@@ -165,7 +184,7 @@ class FusedDFlash:
         )
 
     def ranking(self) -> tuple[Tensor, Tensor]:
-        """The best of every depth (R, depth, C): log-probabilities and tokens."""
+        """The best candidates of every depth (R, depth, C): log-probabilities and tokens."""
         most = min(self.drafted, self._target.config.vocab)
         top = softmax_topk(self._pass.lines, most, log_probs=True, check=False)
         values, candidates = (
@@ -176,10 +195,9 @@ class FusedDFlash:
 
 
 class FusedLookup:
-    """Prompt lookup, the baseline."""
+    """Prompt lookup: drafts what followed the latest earlier occurrence of the text's ending."""
 
     target_layers: tuple[int, ...] = ()
-    mask_id = None
     prepared = False
     anchors = None
 
@@ -188,12 +206,12 @@ class FusedLookup:
         self._longest = longest
 
     def open(self, row: int, prompt: list[int], features: Tensor) -> None:
-        """The state has the text."""
+        """Nothing to store: the state holds the text."""
 
-    def listen(self, features: Tensor) -> None:
-        """It looks at words only."""
+    def connect(self, features: Tensor) -> None:
+        """Prompt lookup reads no features."""
 
-    def propose(self, state: State, into: Proposal) -> None:
+    def propose(self, state: RoundState, into: Proposal) -> None:
         early = may_start_early(state.text.device)
         lookup_kernel[(state.rows,)](
             *(state.text, state.lengths, into.tokens, state.room, self.drafted),
@@ -204,8 +222,3 @@ class FusedLookup:
             PDL=early,
             **({"launch_pdl": True} if early else {}),
         )
-
-
-def joined_rows(model: DFlash) -> Tensor:
-    """(layers · 2 · G · D, C): keys and values of the context for every layer, one product."""
-    return torch.cat([part.weight for layer in model.layers for part in (layer.k, layer.v)])

@@ -1,24 +1,31 @@
-"""Rounds of speculation in few kernels, moved on by the device itself: for a GPU.
+"""Rounds of speculation in few kernels, with all state on the device: what a CUDA graph captures.
 
-The rounds of `generate_static`, kernel by kernel: a draft, its tree, a pass of five kernels a
-layer, the picks, and one verdict that commits. Lengths, roots, text and counts are on the device,
-rows that have said all they may rest by themselves, so the host may ask for many rounds at once.
+A round is a draft, its tree, a target pass of five kernels per layer, the target's choices, and one
+verdict that commits the accepted branch. Lengths, roots, text and counts stay on the device and
+rows at their limit stay unchanged, so the host can start many rounds without looking.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import triton
 from torch import Tensor
 
-from trapline.gold.arithmetic import LOG2_E, cdiv
-from trapline.gold.decoder.api import Decoder
+from trapline.gold import checks
+from trapline.gold.arithmetic import cdiv
+from trapline.gold.decoder.fused_step import suits
+from trapline.gold.decoder.network import Network
 from trapline.gold.decoder.rope import angles
 from trapline.gold.errors import UnsupportedError
-from trapline.gold.tree_decoding.drafter_static import Store
-from trapline.gold.tree_decoding.fast_drafters import LOG, FusedDrafter, Proposal, State
-from trapline.gold.tree_decoding.generate_static import PrefillRow, StaticConfig, check_shape
-from trapline.gold.tree_decoding.tree_pass import Body, TreePass, Trees, layer_weights
+from trapline.gold.tree_decoding.fast_drafters import FusedDrafter, Proposal, RoundState
+from trapline.gold.tree_decoding.tree_pass import (
+    Body,
+    TreePass,
+    TreePositions,
+    layer_weights,
+    new_key_values,
+)
 from trapline.gold.tree_decoding.triton.round import (
     choose_kernel,
     draw_kernel,
@@ -27,28 +34,53 @@ from trapline.gold.tree_decoding.triton.round import (
     verdict_kernel,
 )
 
-#: Nodes of a tree, its root included: who continues whom is one tile.
+#: Nodes of a tree with its root: the ancestor mask is one tile.
 MOST_NODES = 128
 
 
-class FusedRounds:
-    """Rows at work; `round()` is what a graph captures. Without a drafter: plain decoding."""
+@dataclass(frozen=True)
+class RoundsConfig:
+    """Everything that a captured round fixes."""
 
-    def __init__(self, target: Decoder, drafter: FusedDrafter | None, config: StaticConfig) -> None:
-        check_shape(target, config)
+    rows: int
+    #: Positions per row: prompt, answer, and one tree behind them.
+    room: int
+    #: Whether rows may have a temperature; otherwise all are greedy.
+    sampled: bool = False
+
+    def __post_init__(self) -> None:
+        checks.integer_between(1, 2**20, rows=self.rows, room=self.room)
+
+
+def supports(target: Network, room: int, nodes: int) -> str | None:
+    """Why fast rounds cannot serve this target, with `nodes` per tree, or None."""
+    if not suits(target) or target.config.window is not None:
+        return (
+            "the fast rounds serve rotary models in float32 or bfloat16 with plain weights and "
+            "without biases or a sliding window"
+        )
+    if nodes > MOST_NODES:
+        return f"the fast rounds draft at most {MOST_NODES - 1} tokens per pass, got {nodes - 1}"
+    if room > target.config.context:
+        return (
+            f"prompt, answer and draft need {room} positions, the model has {target.config.context}"
+        )
+    return None
+
+
+class FusedRounds:
+    """A batch of rows; `round()` is what a graph captures. Without a drafter: plain decoding."""
+
+    def __init__(self, target: Network, drafter: FusedDrafter | None, config: RoundsConfig) -> None:
         self.target, self.drafter, self.config = target, drafter, config
         shape, like = target.config, target.norm.weight
-        if shape.attention_bias or shape.mlp_bias:
-            raise UnsupportedError("compact rounds are for targets without biases")
         self.nodes = 1 if drafter is None else drafter.drafted + 1
         self.deepest = 0 if drafter is None else drafter.depth
-        if self.nodes > MOST_NODES:
-            raise UnsupportedError(f"compact rounds have trees of at most {MOST_NODES - 1} nodes")
-        self.state = State(config.rows, config.room, config.seed, like.device)
+        if reason := supports(target, config.room, self.nodes):
+            raise UnsupportedError(reason)
+        self.state = RoundState(config.rows, config.room, like.device)
         self.proposal = Proposal(config.rows, self.nodes, like.device)
-        self._store = Store(
-            shape.layers, config.rows, config.room, shape.kv_heads, shape.head_dim, like
-        )
+        self._keys, self._values = new_key_values(shape, config.rows, config.room, like)
         assert shape.rope is not None
         everywhere = torch.arange(shape.context, device=like.device)
         cosine, sine = angles(shape.rope, shape.head_dim, everywhere, like)
@@ -57,7 +89,7 @@ class FusedRounds:
             Body(shape, target.embedding, target.norm, target.head),
             [layer_weights(one, one.attention, qk_norm=shape.qk_norm) for one in layers],
             (cosine, sine),
-            (self._store.keys, self._store.values),
+            (self._keys, self._values),
             rows=config.rows,
             nodes=self.nodes,
             taps=self.target_layers,
@@ -66,24 +98,21 @@ class FusedRounds:
         self._path = torch.zeros(
             (config.rows, self.deepest + 1), dtype=torch.int64, device=like.device
         )
-        self._fresh = self._committed_features()
+        # Features of committed tokens. A chain's are left in place by the pass.
+        self._fresh = self.verifier.features
+        if self.nodes > self.deepest + 1:
+            lines = config.rows * (self.deepest + 1)
+            self._fresh = self._fresh.new_zeros((lines, self._fresh.shape[1]))
         if drafter is not None:
-            drafter.listen(self._fresh)
+            drafter.connect(self._fresh)
 
     @property
     def target_layers(self) -> tuple[int, ...]:
         return () if self.drafter is None else self.drafter.target_layers
 
-    def _committed_features(self) -> Tensor:
-        """Where the features of committed rows lie: of a chain, where the pass leaves them."""
-        if self.nodes == self.deepest + 1:
-            return self.verifier.features
-        lines = self.config.rows * (self.deepest + 1)
-        return self.verifier.features.new_zeros((lines, self.verifier.features.shape[1]))
-
     @torch.no_grad()
     def open(self, prompts: list[list[int]], limit: int, rows: list[int] | None = None) -> None:
-        """Rows, all unless told, take in all tokens but the last; each may say `limit`."""
+        """Start `rows` (all by default) with these prompts; each may generate `limit` tokens."""
         rows = list(range(len(prompts))) if rows is None else rows
         state, device = self.state, self.state.lengths.device
         lengths = torch.tensor([len(prompt) - 1 for prompt in prompts], device=device)
@@ -100,13 +129,13 @@ class FusedRounds:
                 self.drafter.open(row, prompt, features[row])
 
     def _prefill(self, prompts: dict[int, list[int]]) -> dict[int, Tensor]:
-        """Takes them in, in one pass; the features of all their tokens, (n, layers · C) each."""
+        """Run the prompts in one pass; returns the features (n, layers · C) of each row."""
         found = dict.fromkeys(prompts, self._fresh.new_zeros((0, self._fresh.shape[1])))
         some = [row for row, prompt in prompts.items() if prompt]
         if some:
             run = self.target.run(
                 [prompts[row] for row in some],
-                [PrefillRow(self._store, row) for row in some],
+                [PrefillCache(self._keys[:, row], self._values[:, row]) for row in some],
                 features=self.target_layers,
             )
             features = torch.cat([run.last[:, :0], *run.features], dim=-1)
@@ -124,42 +153,43 @@ class FusedRounds:
             self.drafter.propose(state, trees)
             if not self.drafter.prepared:
                 self.prepare()
-        tiles = self.verifier.run(trees.ids, Trees(state.lengths, trees.depths, trees.seen))
+        positions = TreePositions(state.lengths, trees.depths, trees.seen)
+        tiles = self.verifier.run(trees.ids, positions)
         self.choose(tiles)
         self.commit()
 
     def prepare(self) -> None:
-        """What a pass reads of the trees that were proposed."""
+        """Ids, depths and ancestor masks of the proposed trees."""
         state, trees = self.state, self.proposal
         prepare_kernel[(state.rows,)](
             *(trees.tokens, trees.parents, state.roots, trees.ids, trees.depths, trees.seen),
             self.nodes,
             BLOCK=max(16, triton.next_power_of_2(self.nodes)),
             ROUNDS=max(1, self.deepest.bit_length()),
-            **self.verifier.early(4),
+            **self.verifier.launch_options(4),
         )
 
     def choose(self, tiles: int) -> None:
-        """The target's pick at every row of its pass."""
+        """The target's next token after root and nodes."""
         state, lines = self.state, len(self.choices)
-        if self.config.temperature == 0.0:
-            best, place, tiles = self.verifier.winners(tiles)
+        if not self.config.sampled:
+            best, place, tiles = self.verifier.best_tokens(tiles)
             choose_kernel[(lines,)](
                 *(best, place, self.choices, tiles, lines),
                 BLOCK=triton.next_power_of_2(tiles),
-                **self.verifier.early(1),
+                **self.verifier.launch_options(1),
             )
             return
         vocabulary = self.target.config.vocab
         draw_kernel[(lines,)](
             *(self.verifier.lines, state.seeds, state.made, self.proposal.depths, self.choices),
-            *(vocabulary, self.nodes, LOG2_E / self.config.temperature),
+            *(vocabulary, self.nodes, state.heat),
             BLOCK=min(2048, triton.next_power_of_2(vocabulary)),
-            **self.verifier.early(4),
+            **self.verifier.launch_options(4),
         )
 
     def commit(self) -> None:
-        """The accepted branch becomes text; of a tree, its rows move behind the root."""
+        """Append the accepted branch to the text; move a tree's cache rows behind the root."""
         self._verdict()
         if self.nodes > self.deepest + 1:
             self._move()
@@ -172,23 +202,41 @@ class FusedRounds:
             *(state.roots, state.lengths, state.known, state.made, state.limits, state.text),
             *(state.log, state.rounds, state.kept, anchors),
             0 if anchors is None else len(anchors) // state.rows,
-            *(self.nodes, self.deepest, state.room, LOG),
+            *(self.nodes, self.deepest, state.room),
             BLOCK=max(16, triton.next_power_of_2(self.nodes)),
-            **self.verifier.early(4),
+            **self.verifier.launch_options(4),
         )
 
     def _move(self) -> None:
-        state, store = self.state, self._store
-        layers, rows, room, heads, width = store.keys.shape
+        state = self.state
+        layers, rows, room, heads, width = self._keys.shape
         wide, seen = heads * width, self._fresh.shape[1]
         block = min(256, triton.next_power_of_2(wide))
         parts = cdiv(wide, block)
         move_kernel[(rows, layers * parts + cdiv(seen, block))](
-            *(store.keys, store.values),
+            *(self._keys, self._values),
             *((self.verifier.features, self._fresh) if seen else (None, None)),
             *(self._path, state.known, state.kept, self.nodes, self.deepest, room, rows, layers),
             *(parts, wide, seen),
             BLOCK_L=triton.next_power_of_2(self.deepest + 1),
             BLOCK=block,
-            **self.verifier.early(4),
+            **self.verifier.launch_options(4),
         )
+
+
+class PrefillCache:
+    """The decoder's cache protocol for one row: keys and values (layers, room, G, D)."""
+
+    def __init__(self, keys: Tensor, values: Tensor) -> None:
+        self._keys, self._values, self.length = keys, values, 0
+
+    def append(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Store after the present length; returns all keys and values of the layer."""
+        end = self.length + len(k)
+        keys, values = self._keys[layer], self._values[layer]
+        keys[self.length : end], values[self.length : end] = k, v
+        return keys[:end], values[:end]
+
+    def advance(self, count: int) -> None:
+        """Count the new positions, after every layer has stored them."""
+        self.length += count

@@ -1,13 +1,13 @@
-"""Speculative generation: draft, verify in one pass, commit the branch that the target agrees with.
+"""Speculative generation, the readable loop: draft, verify in one pass, commit what agrees.
 
-The output is the target's own, greedy or sampled, whatever the drafter says. What a target and a
-drafter must be able to do is written down as two protocols; `decoder_target` has them for the
-library's decoder, `drafter` and `prompt_lookup` for the two ways to draft.
+The output is the target's own, greedy or sampled, for any drafter. A target and a drafter are given
+as two protocols: `decoder_target` implements the target for a `Decoder`, `drafter` and
+`prompt_lookup` the two kinds of drafter. `fast_generate` runs the same rounds as CUDA graphs.
 
 Letters: R rows of a batch, L drafted depths, N nodes, V vocabulary.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol, get_args
 
@@ -16,27 +16,35 @@ from torch import Tensor
 
 from trapline.gold import checks
 from trapline.gold.decoder.sampling import Sampling, sampling_per_prompt
+from trapline.gold.decoder.speculator import Burst
 from trapline.gold.errors import RangeError, ShapeError
-from trapline.gold.tree_decoding import fast_verify, reference
+from trapline.gold.tree_decoding import reference
+from trapline.gold.tree_decoding.api import build_tree
 from trapline.gold.tree_decoding.choice import Penalties, penalised, picks
 from trapline.gold.tree_decoding.statistics import Statistics
 
 Mode = Literal["chain", "tree"]
 _NO_LIMIT = 2**62
+#: Stands for a choice without a softmax; differs from the −1 of padding nodes.
+UNDEFINED_TOKEN = -2
+
+
+#: Why a prompt ends without an answer.
+UNDEFINED = "the model's logits contain NaN or +inf, or only −inf"
 
 
 @dataclass
 class Row:
-    """One prompt at work. The last of `tokens` is the root: known, but not yet in any cache."""
+    """A prompt in progress. The last of `tokens` is the root: known, but not in a cache yet."""
 
     number: int
     tokens: list[int]
     prompt_length: int
     sampling: Sampling = field(default_factory=Sampling)
-    #: What the target keeps of this row, and what the drafter does.
+    #: State of the target and of the drafter for this row.
     target: Any = None
     drafter: Any = None
-    #: (n, …) features of committed tokens that the drafter has not taken in yet.
+    #: (n, …) features of committed tokens that the drafter has not processed yet.
     fresh: list[Tensor] = field(default_factory=list)
 
     @property
@@ -45,58 +53,49 @@ class Row:
 
 
 class Trees(NamedTuple):
-    """What the target is asked about: for every row its root and N drafted nodes."""
+    """Input of the target: the root and N drafted nodes of every row."""
 
     ids: Tensor  # (R, N+1); column 0 is the root; padding carries token 0
     depths: Tensor  # (R, N+1)
-    seen: Tensor  # (R, N+1, N+1), which of root and nodes each of them continues
+    seen: Tensor  # (R, N+1, N+1), ancestors of root and nodes
 
 
 class Target(Protocol):
-    """The model whose words come out."""
+    """The model that decides the output."""
 
     vocab: int
     context: int
 
     def open(self, rows: list[Row]) -> None:
-        """Takes in all tokens of new rows but their last."""
+        """Process all tokens of new rows but the last."""
 
     def verify(self, rows: list[Row], trees: Trees) -> Tensor:
-        """Logits (R, N+1, V) after root and nodes, each after its own branch."""
+        """Logits (R, N+1, V) after root and nodes, each conditioned on its own branch."""
 
     def commit(self, rows: list[Row], paths: list[list[int]]) -> None:
-        """Keeps root and path of each row's last tree, forgets the other nodes."""
+        """Keep root and path of each row's last tree, drop the other nodes."""
 
     def close(self, rows: list[Row]) -> None:
-        """Forgets rows that are done."""
+        """Free the state of rows that are done."""
 
 
 class Drafter(Protocol):
-    """Who proposes."""
+    """The model that proposes tokens."""
 
     vocab: int
 
     def refuses(self, prompt: Sequence[int]) -> str | None:
-        """Why this prompt cannot be continued, if so."""
+        """Why this prompt cannot be continued, or None."""
 
     def draft(self, rows: list[Row]) -> Tensor:
-        """Log-probabilities (R, L, V) of the tokens after each row's root, −inf where it has none.
+        """Log-probabilities (R, L, V) of the tokens after each row's root; consumes `fresh`.
 
-        Consumes `fresh`.
+        −inf for tokens that are not drafted.
         """
 
 
-class Burst(NamedTuple):
-    """What one pass gave one prompt: the first `drafted` tokens were drafted, the rest is bonus."""
-
-    prompt: int
-    tokens: list[int]
-    drafted: int
-    last: bool
-
-
 class Output(NamedTuple):
-    """All answers, without prompts, stop tokens included; and how they came about."""
+    """All answers, without prompts and with stop tokens, and the statistics."""
 
     tokens: list[list[int]]
     statistics: Statistics
@@ -131,6 +130,8 @@ def generate(
         batch=batch,
         statistics=statistics,
     ):
+        if burst.error:
+            raise RangeError(f"prompt {burst.prompt}: {burst.error}")
         answers[burst.prompt] += burst.tokens
     return Output(answers, statistics)
 
@@ -147,15 +148,17 @@ def stream(
     mode: Mode = "tree",
     budget: int = 64,
     batch: int = 32,
+    finished: Callable[[int], bool] = lambda prompt: False,
     statistics: Statistics | None = None,
 ) -> Iterator[Burst]:
-    """Yields bursts as they come; at most `batch` prompts run at once, others wait their turn.
+    """Yield bursts as they come; at most `batch` prompts run at once, the others wait.
 
-    `budget` is the number of drafted nodes a pass: the heaviest prefixes in mode `tree`, the first
-    so many of the most likely chain in mode `chain`.
+    `budget` is the number of drafted nodes per pass: the heaviest prefixes in mode `tree`, the
+    first `budget` tokens of the most likely chain in mode `chain`. `finished(i)` is called after
+    each burst of prompt i; True ends that prompt.
     """
-    rules = _Rules(max_new_tokens, frozenset(stop_ids), mode, budget, penalties or Penalties())
-    _check(target, drafter, prompts, rules, batch)
+    rules = Rules(max_new_tokens, frozenset(stop_ids), mode, budget, penalties or Penalties())
+    check(target, drafter, prompts, rules, batch)
     ways = sampling_per_prompt(sampling, len(prompts))
     waiting = [
         Row(number, list(prompt), len(prompt), way)
@@ -170,16 +173,18 @@ def stream(
                 with statistics.time("prefill"):
                     target.open(entering)
             running += entering
-            bursts = _round(target, drafter, running, rules, statistics)
-            yield from bursts
-            over = [row for row, burst in zip(running, bursts, strict=True) if burst.last]
+            over = []
+            for row, burst in _round(target, drafter, running, rules, statistics):
+                yield burst
+                if burst.last or finished(row.number):
+                    over.append(row)
             target.close(over)
-            running = [row for row, burst in zip(running, bursts, strict=True) if not burst.last]
+            running = [row for row in running if row not in over]
 
 
 @dataclass(frozen=True)
-class _Rules:
-    """What holds for every round."""
+class Rules:
+    """Settings of every round."""
 
     max_new_tokens: int
     stops: frozenset[int]
@@ -189,8 +194,8 @@ class _Rules:
 
 
 def _round(
-    target: Target, drafter: Drafter, rows: list[Row], rules: _Rules, statistics: Statistics
-) -> list[Burst]:
+    target: Target, drafter: Drafter, rows: list[Row], rules: Rules, statistics: Statistics
+) -> list[tuple[Row, Burst]]:
     with statistics.time("draft"):
         log_q = _within_limits(drafter.draft(rows), rows, rules.max_new_tokens)
     with statistics.time("tree"):
@@ -199,31 +204,42 @@ def _round(
     with statistics.time("verify"):
         logits = target.verify(rows, trees)
         choices = _choices(rows, logits, tokens, trees, rules.penalties)
-        accepted = fast_verify.accepted_branch(tokens, parents, trees.seen, choices, log_q.shape[1])
-        # The one place a round waits for the device.
-        refused, drafted = (choices < 0).any().tolist(), tokens.tolist()
+        # An undefined choice must not match the −1 of padding nodes.
+        choices = choices.masked_fill(choices < 0, UNDEFINED_TOKEN)
+        accepted = reference.accepted_branch(tokens, parents, trees.seen, choices, log_q.shape[1])
+        # The only place where a round waits for the device.
+        drafted = tokens.tolist()
         paths, lengths, bonuses = (values.tolist() for values in accepted)
-    if refused:
-        raise RangeError("the model's logits hold NaN or +inf, or nothing but −inf")
     bursts, going, kept = [], [], []
     for row, path, length, bonus, nodes in zip(rows, paths, lengths, bonuses, drafted, strict=True):
         path = path[:length]
-        burst = _burst(row, [nodes[node] for node in path], bonus, rules)
+        said = [*(nodes[node] for node in path), bonus]
+        burst = cut(row.number, said, length, rules.max_new_tokens - row.made, rules.stops)
         statistics.count(length, len(burst.tokens), burst.drafted)
-        bursts.append(burst)
+        bursts.append((row, burst))
         if not burst.last:
             going.append(row)
             kept.append(path)
     with statistics.time("commit"):
         target.commit(going, kept)
-        for row, burst in zip(rows, bursts, strict=True):
+        for row, burst in bursts:
             row.tokens += burst.tokens
     return bursts
 
 
+def cut(prompt: int, tokens: list[int], accepted: int, left: int, stops: frozenset[int]) -> Burst:
+    """Accepted tokens and the bonus as a burst that ends at the limit or with a stop token."""
+    tokens = tokens[:left]
+    end = next((i for i, token in enumerate(tokens) if token < 0 or token in stops), None)
+    if end is not None and tokens[end] < 0:
+        return Burst(prompt, tokens[:end], min(accepted, end), last=True, error=UNDEFINED)
+    tokens = tokens if end is None else tokens[: end + 1]
+    last = end is not None or len(tokens) >= left
+    return Burst(prompt, tokens, min(accepted, len(tokens)), last)
+
+
 def _within_limits(log_q: Tensor, rows: list[Row], max_new_tokens: int) -> Tensor:
-    """Nothing deeper than what may still be said: the last token of an answer is never drafted
-    deeper than where it can be verified together with a bonus behind it."""
+    """Mask depths that an answer cannot reach: the bonus always follows the drafted tokens."""
     useful = [max_new_tokens - row.made - 1 for row in rows]
     log_q = log_q[:, : max(useful)]
     depth = torch.arange(log_q.shape[1], device=log_q.device)
@@ -231,9 +247,9 @@ def _within_limits(log_q: Tensor, rows: list[Row], max_new_tokens: int) -> Tenso
     return log_q.masked_fill(beyond[:, :, None], -torch.inf)
 
 
-def _tree(log_q: Tensor, rules: _Rules) -> tuple[Tensor, Tensor]:
+def _tree(log_q: Tensor, rules: Rules) -> tuple[Tensor, Tensor]:
     if rules.mode == "tree":
-        return reference.heaviest_prefixes(log_q, rules.budget)
+        return build_tree(log_q, rules.budget)
     log_q = log_q[:, : rules.budget]
     tokens, parents = reference.chain(log_q)
     impossible = log_q.amax(dim=-1) == -torch.inf
@@ -267,36 +283,26 @@ def _choices(
     return picks(logits, [row.sampling for row in rows], made)
 
 
-def _burst(row: Row, branch: list[int], bonus: int, rules: _Rules) -> Burst:
-    """The branch and the bonus, cut behind a stop token and at the length limit."""
-    tokens = [*branch, bonus][: rules.max_new_tokens - row.made]
-    stop = next((i for i, token in enumerate(tokens) if token in rules.stops), None)
-    if stop is not None:
-        tokens = tokens[: stop + 1]
-    last = stop is not None or row.made + len(tokens) >= rules.max_new_tokens
-    return Burst(row.number, tokens, min(len(branch), len(tokens)), last)
-
-
-def _check(
+def check(
     target: Target,
     drafter: Drafter,
     prompts: Sequence[Sequence[int]],
-    rules: _Rules,
+    rules: Rules,
     batch: int,
 ) -> None:
-    """Refuses before anything is computed."""
+    """Raise before anything is computed if an argument cannot be served."""
     checks.integer_between(
         1, _NO_LIMIT, budget=rules.budget, max_new_tokens=rules.max_new_tokens, batch=batch
     )
     if rules.mode not in get_args(Mode):
-        raise RangeError(f"mode must be chain or tree, got {rules.mode!r}")
+        raise RangeError(f"mode must be 'chain' or 'tree', got {rules.mode!r}")
     if drafter.vocab != target.vocab:
         raise ShapeError(
             f"the drafter's vocabulary of {drafter.vocab} is not the target's {target.vocab}"
         )
     for stop in rules.stops:
         if not 0 <= stop < target.vocab:
-            raise RangeError(f"stop token {stop} is outside the vocabulary")
+            raise RangeError(f"stop token {stop} is outside the vocabulary of {target.vocab}")
     for number, prompt in enumerate(prompts):
         _check_prompt(target, drafter, number, prompt, rules.max_new_tokens)
 

@@ -1,4 +1,4 @@
-"""Draft trees: the heaviest prefixes of a block draft, and who may look at whom."""
+"""Draft trees in NumPy: building, attention masks, verification, sampling by inversion."""
 
 import heapq
 
@@ -8,9 +8,9 @@ import numpy as np
 def heaviest_prefixes(log_q: np.ndarray, budget: int) -> tuple[np.ndarray, np.ndarray]:
     """The `budget` heaviest possible prefixes of a draft (L, V), best first: (tokens, parents).
 
-    A child is never heavier than its parent nor than its better sibling, and it comes later in the
-    order of ties. So a heap with the next sibling and the first child of everything taken always
-    has the next prefix on top: O(L·V + N log N) instead of V^L.
+    A child is never heavier than its parent or than its better sibling, and ties place it after
+    both. A heap that holds the next sibling and the first child of every prefix taken so far
+    therefore always has the next prefix on top: O(L·V + N log N) instead of V^L.
     """
     ranked = [_ranking(row, budget) for row in log_q.astype(np.float64)]
     tokens: list[int] = []
@@ -20,7 +20,7 @@ def heaviest_prefixes(log_q: np.ndarray, budget: int) -> tuple[np.ndarray, np.nd
     def offer(above: float, depth: int, parent: int, rank: int) -> None:
         if depth < len(ranked) and rank < len(ranked[depth]):
             value, token = ranked[depth][rank]
-            # Ties: lower depth, lower parent, lower token. Rank and parent's weight only travel.
+            # Ties: lower depth, lower parent, lower token. The last two fields are not compared.
             heapq.heappush(heap, (-(above + value), depth, parent, token, rank, above))
 
     offer(0.0, 0, -1, 0)
@@ -77,9 +77,44 @@ def ancestor_mask(parents: np.ndarray, prefix_len: int) -> np.ndarray:
 
 
 def depths(parents: np.ndarray) -> np.ndarray:
-    """The depth of the root (0) and of every node: what position-dependent models add to the root's
-    position."""
+    """Depth of the root (0) and of every node: the offset of its position from the root's."""
     found = np.zeros(len(parents) + 1, dtype=np.int64)
     for node, parent in enumerate(parents.tolist()):
         found[node + 1] = found[parent + 1] + 1
     return found
+
+
+def accepted_branch(
+    tokens: np.ndarray, parents: np.ndarray, choices: np.ndarray
+) -> tuple[list[int], int]:
+    """Walk from the root to the child whose token is the target's choice while there is one.
+
+    Row i + 1 of `choices` is the target's next token after node i. Returns the path and the bonus
+    token. Subtrees of rejected nodes are never entered.
+    """
+    picks: list[int] = choices.tolist()
+    edges = zip(parents.tolist(), tokens.tolist(), strict=True)
+    children = {edge: node for node, edge in reversed(list(enumerate(edges)))}
+    path: list[int] = []
+    node = -1
+    while (node, picks[node + 1]) in children:
+        node = children[node, picks[node + 1]]
+        path.append(node)
+    return path, picks[node + 1]
+
+
+def inverted(probs: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
+    """For each row, the first token whose cumulative probability exceeds the row's number.
+
+    If rounding leaves the total at or below the number, the last token of positive probability.
+    """
+    cumulative = np.cumsum(probs, axis=1, dtype=np.float64)
+    picks = (cumulative <= uniforms[:, None]).sum(axis=1)
+    last = probs.shape[1] - 1 - (probs[:, ::-1] > 0.0).argmax(axis=1)
+    return np.asarray(np.minimum(picks, last))
+
+
+def committed_rows(prefix_len: int, path: list[int]) -> list[int]:
+    """Cache rows of prefix, root and path. The bonus token has no cache row yet."""
+    first = prefix_len + 1
+    return [*range(first), *(first + node for node in path)]

@@ -1,4 +1,4 @@
-"""What a speculative run has to show: tokens a pass, acceptance by depth, where the time went."""
+"""Statistics of a speculative run: tokens per pass, acceptance by depth, time by part."""
 
 import time
 from collections import Counter, defaultdict
@@ -13,28 +13,30 @@ import torch
 
 @dataclass
 class Statistics:
-    """Counts over all rows. A row's share in a pass over a batch counts as one pass.
+    """Counts over all rows. A row's share of a pass over a batch counts as one pass.
 
-    Seconds are those of the host unless `exact`, which waits for the GPU at the end of every part.
+    Seconds are host time, unless `exact` waits for the GPU at the end of every part.
     """
 
     passes: int = 0
     tokens: int = 0
-    #: Drafted tokens among the output.
+    #: Drafted tokens in the output.
     drafted: int = 0
-    #: How many passes accepted exactly so many nodes, before stop tokens and limits cut.
+    #: Number of passes by accepted nodes, before stop tokens and limits cut.
     accepted_lengths: Counter[int] = field(default_factory=Counter)
     seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     exact: bool = False
-    #: Tokens said, in how many passes, and how long it took, while every row of a batch had
-    #: something to say.
+    #: Tokens, passes and seconds while every row of the batch had a prompt.
     busy_tokens: int = 0
     busy_passes: int = 0
     busy_seconds: float = 0.0
+    #: "fast rounds" or "readable loop", and why the fast rounds did not serve.
+    served_by: str = "readable loop"
+    reason: str | None = None
 
     @property
     def tau(self) -> float:
-        """Committed tokens a target pass, the bonus included; the prefill is no such pass."""
+        """Committed tokens per target pass, bonus included; the prefill is not counted."""
         return self.tokens / self.passes if self.passes else 0.0
 
     def acceptance_by_depth(self) -> list[float]:
@@ -47,7 +49,7 @@ class Statistics:
         return [later / earlier for earlier, later in pairwise(reached)]
 
     def count(self, accepted: int, tokens: int, drafted: int) -> None:
-        """One row's result of one pass."""
+        """Add one row's result of one pass."""
         self.passes += 1
         self.tokens += tokens
         self.drafted += drafted
@@ -55,12 +57,23 @@ class Statistics:
 
     @contextmanager
     def time(self, part: str) -> Iterator[None]:
-        """Adds the time inside to a part."""
+        """Add the time inside to a part."""
         started = time.perf_counter()
         yield
         if self.exact and torch.cuda.is_available():
             torch.cuda.synchronize()
         self.seconds[part] += time.perf_counter() - started
+
+    @contextmanager
+    def time_rounds(self, *, all_rows: bool) -> Iterator[None]:
+        """`time("rounds")`; also counted as busy if all rows have a prompt."""
+        tokens, passes, seconds = self.tokens, self.passes, self.seconds["rounds"]
+        with self.time("rounds"):
+            yield
+        if all_rows:
+            self.busy_tokens += self.tokens - tokens
+            self.busy_passes += self.passes - passes
+            self.busy_seconds += self.seconds["rounds"] - seconds
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -71,4 +84,6 @@ class Statistics:
             "drafted": self.drafted,
             "acceptance_by_depth": self.acceptance_by_depth(),
             "seconds": dict(self.seconds),
+            "served_by": self.served_by,
+            "reason": self.reason,
         }

@@ -1,10 +1,10 @@
-"""A pass over trees or drafted blocks in five kernels a layer: the decoder's short step for many.
+"""A pass over trees or drafted blocks: the fused decode step for several tokens per row.
 
-The decoder's products serve any number of rows; only attention is another: nodes see their branch
-(`triton.attention`). Large models with some dozens of lines have products of their own
-(`hopper.linear_many_rows`); with more lines cuBLAS serves, and norms and gates are kernels apart.
+It shares the decode step's kernels for products; only attention differs, since each node sees its
+own branch (`triton.attention`). Large models use `hopper.linear_many_rows` for 17 to 128 lines, and
+cuBLAS with separate norm and SwiGLU kernels above.
 
-Letters: R rows of the batch, M nodes of each with its root, C width.
+Letters: R rows of the batch, M nodes of each row with its root, C width.
 """
 
 from itertools import pairwise
@@ -23,18 +23,19 @@ from trapline.gold.decoder.step_ops import swiglu
 from trapline.gold.decoder.tile_config import TileConfig
 from trapline.gold.decoder.triton.step_linear import embed_kernel
 from trapline.gold.norms.api import rms_norm
-from trapline.gold.tree_decoding.generate_large import FEW, Large, is_large, large_cut, serves
+from trapline.gold.tree_decoding.hopper import linear_many_rows
+from trapline.gold.tree_decoding.hopper.linear_many_rows import FEW, ManyRowLinear
 from trapline.gold.tree_decoding.triton.attention import tree_attend_kernel
 from trapline.gold.tree_decoding.triton.draft import begin_kernel, project_kernel
 
-#: A product of fewer weights than this has them in the cache: they may be read many times.
+#: Products of fewer weights stay in the cache, so that reading them repeatedly is cheap.
 SMALL = 1 << 21
-#: Queries of a program: a tile of the matrix unit.
+#: Queries per program: the rows of one tensor-core tile.
 QUERIES = 16
 
 
 class Body(NamedTuple):
-    """What is passed through: a target, or a drafter with what it borrows of its target."""
+    """The model of a pass: a target, or a drafter with its target's embedding and head."""
 
     config: DecoderConfig
     embedding: nn.Module
@@ -42,34 +43,34 @@ class Body(NamedTuple):
     head: nn.Module
 
 
-class Trees(NamedTuple):
-    """Where the nodes of a pass stand."""
+class TreePositions(NamedTuple):
+    """Positions and ancestors of the nodes of a pass."""
 
     lengths: Tensor  # (R,) committed positions
     depths: Tensor  # (R · M,)
     seen: Tensor  # (R, M, M) int8
-    #: (R,) positions whose keys are stored; the others are those of `fresh`.
+    #: (R,) positions whose keys are stored; those of the remaining positions are in `fresh`.
     known: Tensor | None = None
     #: (R · W, layers · 2 · G · D) projections of the positions committed last.
     fresh: Tensor | None = None
 
 
-class Grown(NamedTuple):
-    """What a drafter's context has grown by, and where its parts go on the way to `fresh`."""
+class NewContext(NamedTuple):
+    """Features of newly committed tokens, and the buffers for their projections, for a drafter."""
 
     features: Tensor  # (lines, F)
     fuse: Tensor  # (C, F)
-    gain: Tensor  # (C,) of the norm behind it
-    rows_of: Tensor  # (layers · 2 · G · D, C): keys and values for every layer
+    gain: Tensor  # (C,) of the norm after it
+    context_weight: Tensor  # (layers · 2 · G · D, C): key and value weights of all layers
     context: Tensor  # (lines, C)
     sums: Tensor  # (C / 8, lines) float32
     fresh: Tensor  # (lines, layers · 2 · G · D)
 
 
 class TreePass(FusedDecodeStep):
-    """Logits, or the best of their tiles, of R · M lines; keys and values lie in rows of `room`.
+    """Logits of R · M lines, or the best of each tile; keys and values have R rows of `room`.
 
-    `taps` are layers whose outputs are copied into `features` (R · M, taps · C).
+    The outputs of the layers `taps` are copied into `features` (R · M, taps · C).
     """
 
     def __init__(
@@ -89,28 +90,34 @@ class TreePass(FusedDecodeStep):
         self._room = keys.shape[2]
         width = body.config.dim
         self.features = self._norm.new_zeros((rows * nodes, len(taps) * width))
-        self._large = Large(layers[0], rows * nodes) if serves(layers[0], rows * nodes) else None
-        self.wide = self._large is None and is_large(layers[0], rows * nodes)
+        self._large = (
+            ManyRowLinear(layers[0], rows * nodes)
+            if linear_many_rows.supports(layers[0], rows * nodes)
+            else None
+        )
+        self.uses_cublas = self._large is None and linear_many_rows.has_large_products(
+            layers[0], rows * nodes
+        )
 
-    def run(self, ids: Tensor, trees: Trees, grown: Grown | None = None) -> int:
-        """Logits of these lines (R · M,) into `lines`; into how many tiles they were cut, or 0.
+    def run(self, ids: Tensor, at: TreePositions, new: NewContext | None = None) -> int:
+        """Write the logits of ids (R · M,) to `lines`; returns their number of tiles, 0 by cuBLAS.
 
-        A drafter's context may have `grown`: its `fresh` rows are made on the way.
+        With `new` context a drafter's `fresh` projections are computed as well.
         """
-        if self.wide:
-            self._run_wide(ids, trees if grown is None else self._fuse_wide(trees, grown))
+        if self.uses_cublas:
+            self._run_cublas(ids, at if new is None else self._fuse_cublas(at, new))
             return 0
         count, tiles = len(ids), 1
         begun = False
-        if grown is not None and self._large is None:
-            trees, begun = self._begin(ids, trees, grown), True
+        if new is not None and self._large is None:
+            at, begun = self._begin(ids, at, new), True
         else:
-            trees = trees if grown is None else self._fuse_wide(trees, grown)
+            at = at if new is None else self._fuse_cublas(at, new)
             self._embed(ids)
         for number, layer in enumerate(self._layers):
             if number > 0 or not begun:
                 self._scaled(self._y, layer.qkv, self._qkv, count, tiles)
-            self._tree_attend(trees, layer, number, self._qkv, self._x)
+            self._tree_attend(at, layer, number, self._qkv, self._x)
             tiles = self._summed(self._seen, layer.out, layer.norms[1], count)
             self._gates(layer.up, count, tiles)
             last = number + 1 == len(self._layers)
@@ -135,51 +142,52 @@ class TreePass(FusedDecodeStep):
         """(R · M, V) float32."""
         return self._logits
 
-    def _begin(self, ids: Tensor, trees: Trees, grown: Grown) -> Trees:
-        """The stream of these ids and its first projections, and those of what has `grown`."""
-        features, weight, first = grown.features, grown.fuse, self._layers[0]
+    def _begin(self, ids: Tensor, at: TreePositions, new: NewContext) -> TreePositions:
+        """Embed the ids, fuse the new context, and project both for the first layer."""
+        features, weight, first = new.features, new.fuse, self._layers[0]
         lines, (outputs, inputs) = len(features), weight.shape
         cut = self.tile_config_for("residual_linear", lines, outputs, inputs)
         tiles = cdiv(outputs, cut.block_n)
         programs = tiles * cdiv(lines, cut.block_b)
         begin_kernel[(programs + len(ids),)](
-            *(features, weight, grown.gain, grown.context, grown.sums),
+            *(features, weight, new.gain, new.context, new.sums),
             *(ids, self._embedding, first.norms[0], self._x, self._y, self._squares),
             *(lines, outputs, inputs, features.stride(0), weight.stride(0), tiles, programs),
             BLOCK=triton.next_power_of_2(outputs),
             **self._cut(cut, "residual_linear", outputs, inputs),
         )
-        self._project(len(ids), grown, tiles)
-        return trees._replace(fresh=grown.fresh)
+        self._project(len(ids), new, tiles)
+        return at._replace(fresh=new.fresh)
 
-    def _project(self, count: int, grown: Grown, parts: int) -> None:
-        (outputs, inputs), lines, qkv = grown.rows_of.shape, len(grown.fresh), self._layers[0].qkv
+    def _project(self, count: int, new: NewContext, parts: int) -> None:
+        lines, qkv = len(new.fresh), self._layers[0].qkv
+        outputs, inputs = new.context_weight.shape
         cut = self.tile_config_for("normed_linear", max(lines, count), *qkv.shape)
         even = inputs % (cut.split * cut.block_k) == 0
         even = even and all(width % cut.block_n == 0 for width in (outputs, len(qkv)))
-        old, new = (cdiv(width, cut.block_n) for width in (len(qkv), outputs))
-        programs = new * cdiv(lines, cut.block_b)
-        project_kernel[(programs + old * cdiv(count, cut.block_b),)](
-            *(grown.context, grown.rows_of, grown.sums, grown.fresh, lines, outputs, new, parts),
-            *(self._y, qkv, self._squares, self._qkv, count, len(qkv), old),
+        own, tiles = (cdiv(width, cut.block_n) for width in (len(qkv), outputs))
+        programs = tiles * cdiv(lines, cut.block_b)
+        project_kernel[(programs + own * cdiv(count, cut.block_b),)](
+            *(new.context, new.context_weight, new.sums, new.fresh, lines, outputs, tiles, parts),
+            *(self._y, qkv, self._squares, self._qkv, count, len(qkv), own),
             *(inputs, programs, self._config.norm_eps),
             PARTS=triton.next_power_of_2(parts),
             **{**self._cut(cut, "normed_linear", len(qkv), inputs), "EVEN": even},
         )
 
-    def _fuse_wide(self, trees: Trees, grown: Grown) -> Trees:
-        fused = functional.linear(grown.features, grown.fuse)
-        normed = tensor(rms_norm(fused, grown.gain, self._config.norm_eps))
-        return trees._replace(fresh=functional.linear(normed, grown.rows_of))
+    def _fuse_cublas(self, at: TreePositions, new: NewContext) -> TreePositions:
+        fused = functional.linear(new.features, new.fuse)
+        normed = tensor(rms_norm(fused, new.gain, self._config.norm_eps))
+        return at._replace(fresh=functional.linear(normed, new.context_weight))
 
     def _summed(self, x: Tensor, w: Tensor, weight: Tensor, rows: int) -> int:
-        """The stream and one more product; into how many squares a row of it is cut."""
+        """Add a product to the stream; returns the number of partial square sums per row."""
         if self._large is None:
             return self._added(x, w, weight, rows)
         return self._large.add(x, w, self._x, weight, self._y, self._squares)
 
     def _gates(self, w: Tensor, rows: int, parts: int) -> None:
-        """The gated product."""
+        """The SwiGLU product."""
         if self._large is None:
             self._gated(w, rows, parts)
         else:
@@ -187,30 +195,30 @@ class TreePass(FusedDecodeStep):
             self._large.gate(self._y, w, self._squares, self._inner, parts, eps)
 
     def tile_config_for(self, kind: str, rows: int, outputs: int, inputs: int) -> TileConfig:
-        """Small products of bfloat16, and large ones of some dozens of lines, have own tables."""
+        """Small bfloat16 products and large products of many lines have tables of their own."""
         if self._large is not None:
-            return large_cut(kind, rows, outputs)
+            return linear_many_rows.tile_config(kind, rows, outputs)
         if outputs * inputs < SMALL and self._norm.element_size() == 2:
-            return small_cut(kind, rows, inputs)
+            return small_tile_config(kind, rows, inputs)
         return super().tile_config_for(kind, rows, outputs, inputs)
 
-    def winners(self, tiles: int) -> tuple[Tensor, Tensor, int]:
-        """The best of every tile and line and their tokens, (tiles, lines), after a `run`."""
+    def best_tokens(self, tiles: int) -> tuple[Tensor, Tensor, int]:
+        """After `run`: the best logit of every tile and line, and its token, (tiles, lines)."""
         if tiles:
             return self._best, self._place, tiles
         best = self._logits.max(dim=-1)
         return best.values[None], best.indices[None].int(), 1
 
-    def early(self, warps: int) -> dict[str, Any]:
-        """How the small kernels of a round are launched."""
+    def launch_options(self, warps: int) -> dict[str, Any]:
+        """Launch options of the small kernels of a round."""
         return {"PDL": self._early, "num_warps": warps, **self._launch()}
 
-    def _run_wide(self, ids: Tensor, trees: Trees) -> None:
+    def _run_cublas(self, ids: Tensor, at: TreePositions) -> None:
         x, delta = tensor(self._body.embedding(ids)), None
         eps = self._config.norm_eps
         for number, layer in enumerate(self._layers):
             h, x = _add_norm(x, delta, layer.norms[0], eps)
-            self._tree_attend(trees, layer, number, functional.linear(h, layer.qkv), x)
+            self._tree_attend(at, layer, number, functional.linear(h, layer.qkv), x)
             delta = functional.linear(self._seen, layer.out)
             h, x = _add_norm(x, delta, layer.norms[1], eps)
             delta = functional.linear(swiglu(functional.linear(h, layer.up)), layer.down)
@@ -219,14 +227,14 @@ class TreePass(FusedDecodeStep):
         self._logits.copy_(functional.linear(h, self._head))
 
     def _tap_last(self, x: Tensor) -> None:
-        """Attention of a layer copies what the layer before left; the last has nobody behind it."""
+        """Attention copies the output of the layer before it; the last layer's is copied here."""
         if len(self._layers) - 1 in self._taps:
             width = self._config.dim
             at = self._taps.index(len(self._layers) - 1) * width
             self.features[:, at : at + width] = x[: len(self.features)]
 
     def _tree_attend(
-        self, trees: Trees, layer: LayerWeights, number: int, qkv: Tensor, stream: Tensor
+        self, at: TreePositions, layer: LayerWeights, number: int, qkv: Tensor, stream: Tensor
     ) -> None:
         config, tapped = self._config, number - 1 in self._taps
         ratio = config.heads // config.kv_heads
@@ -234,8 +242,8 @@ class TreePass(FusedDecodeStep):
         chunk = max(1, min(self._nodes, QUERIES // ratio))
         programs = self._rows * config.kv_heads * cdiv(self._nodes, chunk)
         alone = programs <= self._processors
-        tile, warps = attend_cut(block_d, self._norm.element_size(), alone=alone)
-        fresh, fresh_row, pending = trees.fresh, 0, 1
+        tile, warps = attention_tile_config(block_d, self._norm.element_size(), alone=alone)
+        fresh, fresh_row, pending = at.fresh, 0, 1
         if fresh is not None:
             pending = len(fresh) // self._rows
             fresh_row = fresh.stride(0)
@@ -244,8 +252,8 @@ class TreePass(FusedDecodeStep):
         if tapped:
             features = self.features[:, self._taps.index(number - 1) * config.dim :]
         tree_attend_kernel[(programs,)](
-            *(qkv, self._keys[number], self._values[number], trees.lengths, trees.known),
-            *(trees.depths, trees.seen, *self._angles, layer.q_norm, layer.k_norm, fresh),
+            *(qkv, self._keys[number], self._values[number], at.lengths, at.known),
+            *(at.depths, at.seen, *self._angles, layer.q_norm, layer.k_norm, fresh),
             *(self._seen, stream, features, self._nodes, self._room, config.kv_heads, pending),
             *(qkv.stride(0), fresh_row, self.features.shape[1], config.dim),
             *(config.head_dim**-0.5 * LOG2_E, config.norm_eps, cdiv(self._nodes, chunk)),
@@ -267,13 +275,11 @@ class TreePass(FusedDecodeStep):
         )
 
 
-def small_cut(kind: str, lines: int, inputs: int) -> TileConfig:
-    """Products whose time is that of their steps: docs/components/tree_decoding.md says what
-    was tried.
+def small_tile_config(kind: str, lines: int, inputs: int) -> TileConfig:
+    """Tile sizes of products that are limited by latency; docs/lab/tree_decoding.md lists trials.
 
-    Few lines a program, so that 16 take hardly longer than 8; from 33 lines on the reading of
-    weights by every program counts. Where 256 inputs are all, more stages than two would only ask
-    for what is not there.
+    Programs have few lines, so that 16 lines take little longer than 8. From 33 lines on, reading
+    the weights once per program dominates. With at most 256 inputs, two stages cover all of K.
     """
     one_step, few = inputs <= 256, 8 if lines <= 8 else 16
     if kind == "residual_linear":
@@ -289,11 +295,11 @@ def small_cut(kind: str, lines: int, inputs: int) -> TileConfig:
     return TileConfig(few, 16, 64, 4, 4, 6)
 
 
-def attend_cut(block_d: int, size: int, *, alone: bool) -> tuple[int, int]:
-    """Committed positions at a time, and warps.
+def attention_tile_config(block_d: int, size: int, *, alone: bool) -> tuple[int, int]:
+    """Committed positions per tile, and warps.
 
-    Keys of 32 KB where programs are alone on their processors. Two of these do not fit on one, and
-    would be done one after the other: where there are more programs, 16 KB.
+    A tile of keys has 32 KB where each processor has at most one program, otherwise 16 KB: two
+    programs with 32 KB do not fit on a processor.
     """
     elements = (16384 if alone else 8192) if size == 2 else 2048
     tile = max(16, min(128, elements // block_d))
@@ -308,13 +314,18 @@ def _add_norm(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> tu
     return tensor(normed.y), tensor(normed.residual)
 
 
+def new_key_values(config: DecoderConfig, rows: int, room: int, like: Tensor) -> Tensor:
+    """Keys and values (2, layers, R, room, G, D), zero."""
+    return like.new_zeros((2, config.layers, rows, room, config.kv_heads, config.head_dim))
+
+
 def layer_weights(layer: Any, attention: Any, *, qk_norm: bool) -> LayerWeights:
-    """Weights of a target's or drafter's layer, joined; the parts become views of the whole."""
+    """Weights of a target's or drafter's layer, joined by `join_weights`."""
     feedforward = layer.feedforward
     return LayerWeights(
-        qkv=joined(attention.q, attention.k, attention.v),
+        qkv=join_weights(attention.q, attention.k, attention.v),
         out=tensor(attention.out.weight),
-        up=joined(feedforward.gate, feedforward.up),
+        up=join_weights(feedforward.gate, feedforward.up),
         down=tensor(feedforward.down.weight),
         norms=(layer.attention_norm.weight, layer.feedforward_norm.weight),
         q_norm=attention.q_norm.weight if qk_norm else None,
@@ -323,11 +334,11 @@ def layer_weights(layer: Any, attention: Any, *, qk_norm: bool) -> LayerWeights:
     )
 
 
-def joined(*parts: Any) -> Tensor:
-    """One weight of several; each part's own becomes a view of it, so nothing is kept twice."""
+def join_weights(*parts: Any) -> Tensor:
+    """Concatenate weights; the parts become views of the result, so none is stored twice."""
     weights = [tensor(part.weight).detach() for part in parts]
     first, sizes = weights[0], [len(weight) for weight in weights]
-    if _follow_each_other(weights):
+    if _are_adjacent(weights):
         return first.as_strided((sum(sizes), first.shape[1]), first.stride())
     whole = torch.cat(weights)
     for part, piece in zip(parts, torch.split(whole, sizes), strict=True):
@@ -335,8 +346,8 @@ def joined(*parts: Any) -> Tensor:
     return whole
 
 
-def _follow_each_other(weights: list[Tensor]) -> bool:
-    """Whether they are pieces of one weight already: somebody joined them before."""
+def _are_adjacent(weights: list[Tensor]) -> bool:
+    """Whether the weights are adjacent pieces of one tensor, joined by an earlier call."""
     return all(
         one.is_contiguous()
         and one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()

@@ -1,8 +1,8 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
-"""What lies between the passes of a round: from logits to a tree, from picks to a commit.
+"""Kernels between the passes of a round: from logits to a tree, from choices to a commit.
 
-Each is one small launch. In torch these are a hundred and more, and a round over a small model
-would mostly consist of them. Row 0 of a row's `nodes` is its root, row i + 1 is node i.
+Each step is one small launch; in torch operations they are more than a hundred, which would take
+most of a round of a small model. Row 0 of a row's `nodes` is its root, row i + 1 is node i.
 """
 
 import triton
@@ -11,7 +11,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from trapline.gold.tree_decoding.triton.tree import lay_out
 
-#: Multipliers of splitmix64's finaliser, as `decoder.sampling` has them.
+#: Multipliers of splitmix64's finaliser, the same as in `decoder.sampling`.
 ODD = tl.constexpr(0x9E3779B97F4A7C15 - 2**64)
 FIRST = tl.constexpr(0xBF58476D1CE4E5B9 - 2**64)
 SECOND = tl.constexpr(0x94D049BB133111EB - 2**64)
@@ -19,9 +19,9 @@ SECOND = tl.constexpr(0x94D049BB133111EB - 2**64)
 
 @triton.jit
 def best_of(best, place, line, tiles, lines, BLOCK: tl.constexpr):
-    """The likeliest token of a line, the lower of equals, from the best of its tiles.
+    """The most likely token of a line (ties: the lower one), from the best of each tile.
 
-    −1 where there is no softmax: a tile with a NaN says +inf, torch's maximum of a line says NaN.
+    −1 if the softmax is undefined: a tile that contains NaN reports +inf, torch's maximum NaN.
     """
     tile = tl.arange(0, BLOCK)
     at = tile.to(tl.int64) * lines + line
@@ -33,7 +33,7 @@ def best_of(best, place, line, tiles, lines, BLOCK: tl.constexpr):
 
 @triton.jit
 def choose_kernel(best, place, choices, tiles, lines, BLOCK: tl.constexpr, PDL: tl.constexpr):
-    """choices (lines,): the likeliest token of every line."""
+    """choices (lines,): the most likely token of every line."""
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
@@ -43,23 +43,26 @@ def choose_kernel(best, place, choices, tiles, lines, BLOCK: tl.constexpr, PDL: 
 
 @triton.jit
 def chain_kernel(
-    best, place, roots, tokens, ids, tiles, lines, nodes, BLOCK: tl.constexpr, PDL: tl.constexpr
+    best, place, roots, tokens, ids, tiles, lines, nodes, block,
+    BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """The likeliest token of every slot behind the anchor; slot 0 becomes the root."""
+    """The most likely tokens of a row's `block` slots as a chain of `nodes`; slot 0 is the root."""
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
     line = tl.program_id(0)
-    slot = line % nodes
-    row = line // nodes
+    slot = line % block
+    row = line // block
     found = best_of(best, place, line, tiles, lines, BLOCK)
     root = tl.load(roots + row)
-    tl.store(ids + line, tl.where(slot == 0, root, tl.maximum(found, 0)))
-    tl.store(tokens + row * (nodes - 1) + slot - 1, found, mask=slot > 0)
+    kept = slot < nodes
+    tl.store(ids + row * nodes + slot, tl.where(slot == 0, root, tl.maximum(found, 0)), mask=kept)
+    tl.store(tokens + row * (nodes - 1) + slot - 1, found, mask=kept & (slot > 0))
 
 
 @triton.jit
 def mixed(x):
+    """The finaliser of splitmix64."""
     x = x + ODD
     x = (x ^ ((x >> 30) & ((1 << 34) - 1))) * FIRST
     x = (x ^ ((x >> 27) & ((1 << 37) - 1))) * SECOND
@@ -67,14 +70,22 @@ def mixed(x):
 
 
 @triton.jit
+def weights_of(x, peak, heat):
+    """Unnormalised probabilities in float64; a greedy row (heat 0) has them on its maxima only."""
+    soft = tl.exp2((x - peak) * heat).to(tl.float64)
+    return tl.where(heat > 0.0, soft, (x >= peak).to(tl.float64))
+
+
+@triton.jit
 def draw_kernel(
     logits, seeds, made, depths, choices, V, nodes, heat,
     BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """One sample of every line's law, with the number that belongs to the token's position.
+    """One sample of every line, with the random number that belongs to the token's position.
 
-    Sums are float64: the first token whose cumulative weight exceeds u · total, never an
-    impossible one.
+    The sample is the first token whose cumulative weight exceeds u · total, summed in float64, and
+    never one of weight 0. `heat` (rows,) is log2(e) / temperature; a row of heat 0 is greedy, with
+    ties to the lower token. −1 if the softmax is undefined.
     """
     if PDL:
         gdc_wait()
@@ -82,6 +93,7 @@ def draw_kernel(
     line = tl.program_id(0)
     row = line // nodes
     number = tl.load(made + row) + tl.load(depths + line)
+    warmth = tl.load(heat + row)
     bits = mixed(mixed(tl.load(seeds + row)) + number * ODD)
     u = ((bits >> 11) & ((1 << 53) - 1)).to(tl.float64) * (2.0**-53)
     v = tl.arange(0, BLOCK)
@@ -91,22 +103,26 @@ def draw_kernel(
         high = tl.maximum(high, tl.load(here + start + v, mask=start + v < V, other=float("-inf")))
     peak = tl.max(high, 0)
     mass = tl.zeros([BLOCK], tl.float64)
+    broken = v < 0
     for start in range(0, V, BLOCK):
         x = tl.load(here + start + v, mask=start + v < V, other=float("-inf"))
-        mass += tl.exp2((x - peak) * heat).to(tl.float64)
-    goal = u * tl.sum(mass, 0)
-    before = tl.sum(mass, 0) * 0.0
+        mass += weights_of(x, peak, warmth)
+        broken = broken | (x != x) | (x == float("inf"))
+    total = tl.sum(mass, 0)
+    goal = tl.where(warmth > 0.0, u * total, 0.0)
+    before = total * 0.0
     pick = V
     last = -1
     for start in range(0, V, BLOCK):
         x = tl.load(here + start + v, mask=start + v < V, other=float("-inf"))
-        weight = tl.exp2((x - peak) * heat).to(tl.float64)
+        weight = weights_of(x, peak, warmth)
         reached = before + tl.cumsum(weight, 0)
         passed = (reached > goal) & (weight > 0.0)
         pick = tl.minimum(pick, tl.min(tl.where(passed, start + v, V), 0))
         last = tl.maximum(last, tl.max(tl.where(weight > 0.0, start + v, -1), 0))
         before += tl.sum(weight, 0)
-    tl.store(choices + line, tl.minimum(pick, last).to(tl.int64))
+    undefined = (tl.max(broken.to(tl.int32), 0) > 0) | (peak == float("-inf"))
+    tl.store(choices + line, tl.where(undefined, -1, tl.minimum(pick, last)).to(tl.int64))
 
 
 @triton.jit
@@ -114,7 +130,7 @@ def prepare_kernel(
     tokens, parents, roots, ids, depths, seen, nodes,
     BLOCK: tl.constexpr, ROUNDS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """`lay_out` for trees that somebody else has made."""
+    """`lay_out` for trees that are given by their tokens and parents."""
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
@@ -133,14 +149,15 @@ def verdict_kernel(
     path,  # (rows, deepest + 1): 0 for the root, then accepted nodes as rows of the pass
     roots, lengths, known, made, limits,  # (rows,)
     text,  # (rows, room) tokens by position
-    log, rounds, kept,  # tokens of each round (rows, LOG), how many rounds, tokens of this one
-    anchors, block,  # the drafter's blocks begin with the root
-    nodes, deepest, room, LOG,
+    log, rounds, kept,  # tokens of each round (rows, room), rounds so far, tokens of this round
+    anchors, block,  # the drafter's blocks; each begins with the root
+    nodes, deepest, room,
     BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Accepts the branch whose every token is the target's pick, and commits it.
+    """Accept the branch on which every token is the target's choice, and commit it.
 
-    A node is accepted when nothing on its branch is wrong. Rows that have said all they may rest.
+    A node is accepted when no node of its branch is wrong. Rows that have reached their limit stay
+    as they are.
     """
     if PDL:
         gdc_wait()
@@ -152,7 +169,7 @@ def verdict_kernel(
     token = tl.load(tokens + at, mask=real, other=-1)
     above = tl.load(parents + at, mask=real, other=-1) + 1
     wanted = tl.load(choices + row * nodes + above, mask=real, other=-2)
-    # A pick of −1, of logits without a softmax, must not agree with the −1 of missing nodes.
+    # A choice of −1 (undefined softmax) must not match the −1 of padding nodes.
     wrong = real & ((token != wanted) | (token < 0))
     places = seen + (row * nodes + i)[:, None] * nodes + i[None, :]
     inside = (i < nodes)[:, None] & (i < nodes)[None, :]
@@ -162,7 +179,7 @@ def verdict_kernel(
     depth = tl.load(depths + row * nodes + i, mask=i < nodes, other=0)
     last = tl.max(tl.where(accepted, i, 0), 0)
     bonus = tl.load(choices + row * nodes + last)
-    count = tl.sum(accepted.to(tl.int64), 0)  # the root stands for the bonus
+    count = tl.sum(accepted.to(tl.int64), 0)  # the root counts for the bonus
     said = tl.load(made + row)
     going = said < tl.load(limits + row)
     count = tl.where(going, count, 0)
@@ -178,10 +195,10 @@ def verdict_kernel(
     tl.store(made + row, said + count)
     tl.store(kept + row, count)
     done = tl.load(rounds + row)
-    tl.store(log + row * LOG + done % LOG, count)
+    tl.store(log + row * room + done % room, count)
     tl.store(rounds + row, done + going.to(tl.int64))
     if going:
-        # The text keeps a −1 for the host to see; an embedding has no such row.
+        # The text keeps a −1 for the host to find; the embedding has no row for it.
         root = tl.maximum(bonus, 0)
         tl.store(roots + row, root)
         if anchors is not None:
@@ -195,9 +212,9 @@ def move_kernel(
     path, known, kept, nodes, deepest, room, rows, layers, parts, wide, F,
     BLOCK_L: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Accepted rows of every layer's cache to their places behind the root; features likewise.
+    """Move the accepted rows of every layer's cache, and their features, behind the root.
 
-    Of a row, `parts` programs have each layer's cache, and all others the features.
+    For each row, `parts` programs move a layer's cache; the remaining programs move the features.
     """
     if PDL:
         gdc_wait()
@@ -218,7 +235,7 @@ def move_kernel(
         there = taken[:, None] & (c < wide)[None, :]
         k = tl.load(keys + source, mask=there, other=0.0)
         v = tl.load(values + source, mask=there, other=0.0)
-        # A goal may be somebody's source.
+        # Destination rows of one thread may be source rows of another.
         tl.debug_barrier()
         tl.store(keys + goal, k, mask=there)
         tl.store(values + goal, v, mask=there)
@@ -234,7 +251,7 @@ def lookup_kernel(
     text, lengths, tokens, room, drafted, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
     BLOCK_L: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """What followed the latest occurrence of the longest ending of up to WIDTH tokens."""
+    """The tokens after the latest earlier occurrence of the longest ending, at most WIDTH long."""
     if PDL:
         gdc_wait()
         gdc_launch_dependents()

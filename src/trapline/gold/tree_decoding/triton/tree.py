@@ -1,9 +1,10 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
-"""The tree on a GPU in one launch: best-first by one warp a row, everything in registers.
+"""The heaviest prefixes in one launch: best-first search by one warp per row, in registers.
 
-The levels of `reference` are a dozen small launches a depth; here a program takes N times the best
-of at most N + 1 candidates. Taking the candidate in slot s at step i puts its next sibling into s
-and its first child into slot i + 1, so slots never run out. Same order, same ties, same padding.
+`reference.heaviest_prefixes` takes a dozen small launches per depth. Here a program takes the best
+of at most N + 1 candidates, N times. Taking the candidate of slot s in step i puts its next sibling
+into slot s and its first child into slot i + 1, so N + 1 slots suffice. Order, ties and padding are
+those of the reference.
 """
 
 from typing import NamedTuple
@@ -17,20 +18,20 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from trapline.gold.arithmetic import cdiv
 from trapline.gold.tree_decoding import reference
 
-#: One warp: its reductions need no barrier.
+#: Reductions of one warp need no barrier.
 WARPS = 1
-#: Trees of so many nodes are built level by level.
+#: Trees of this many nodes or more are built by `reference`.
 MOST = 2048
-#: So many nodes and a root are laid out by the warp that took them.
+#: Up to this number of nodes the warp that builds a tree also writes its layout.
 MOST_LAID_OUT = 63
-#: Limits of what a key has of a slot, a token and a parent.
+#: Ranges of slot, token and parent in a key.
 SLOT, TOKEN, PARENT = tl.constexpr(2048), tl.constexpr(1 << 24), tl.constexpr(4096)
 
 
 class Layout(NamedTuple):
-    """What a pass reads of trees of N nodes: M = N + 1 rows of each, its root first."""
+    """Inputs of a pass over trees of N nodes: M = N + 1 rows per tree, the root first."""
 
-    roots: Tensor  # (R,), given
+    roots: Tensor  # (R,), input
     ids: Tensor  # (R · M,)
     depths: Tensor  # (R · M,)
     seen: Tensor  # (R, M, M) int8
@@ -38,7 +39,7 @@ class Layout(NamedTuple):
 
 @triton.jit
 def heavier(weight, order, above, rank, weight_b, order_b, above_b, rank_b):
-    """Of two candidates the one that is taken first."""
+    """The candidate that is taken first."""
     mine = (weight > weight_b) | ((weight == weight_b) & (order < order_b))
     return (
         tl.where(mine, weight, weight_b),
@@ -50,7 +51,7 @@ def heavier(weight, order, above, rank, weight_b, order_b, above_b, rank_b):
 
 @triton.jit
 def near(places):
-    """Asks for the cache lines that hold these pointers, as near as they can be."""
+    """Prefetch the cache lines of these pointers into L1."""
     tl.inline_asm_elementwise(
         "prefetch.global.L1 [$1]; mov.u32 $0, 0;", "=r,l", [places.to(tl.int64)],
         dtype=tl.int32, is_pure=False, pack=1,
@@ -63,11 +64,11 @@ def best_first_kernel(
     candidates,  # (R, L, C) int64, their tokens
     tokens,  # (R, N) int64
     parents,  # (R, N) int64
-    roots, ids, deep, seen,  # what a pass reads of the tree, if it is wanted: see `lay_out`
+    roots, ids, deep, seen,  # outputs of `lay_out`, or None
     depths,
     choices,
     nodes,
-    row_of,  # from row to row of values and candidates
+    row_of,  # row stride of values and candidates
     SLOTS: tl.constexpr, LINES: tl.constexpr, ROUNDS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
@@ -83,13 +84,13 @@ def best_first_kernel(
         line = tl.minimum(tl.arange(0, LINES) * 16, depths * choices - 1)
         near(values + line)
         near(candidates + line)
-    # Of every slot: weight of the candidate and of its parent, depth, rank, parent's number, token.
+    # Of every slot: weights of candidate and parent, rank, and depth, parent and token in `order`.
     weight = tl.where(first, tl.load(values).to(tl.float64), float("-inf"))
     above = tl.where(first, 0.0, 0.0).to(tl.float64)
     rank = tl.where(first, 0, 0)
-    # Ties: lower depth, then lower parent, then lower token; all in one number, with the slot.
+    # Ties: lower depth, then lower parent, then lower token, combined in one number.
     order = key_of(slot * 0, -1, tl.load(candidates), slot)
-    # Of every node taken so far, root first: its token, and the row of its parent.
+    # Token and parent row of every node taken so far, root first.
     said = slot.to(tl.int64) * 0
     hangs = slot.to(tl.int64) * 0
     for node in range(nodes):
@@ -128,10 +129,10 @@ def best_first_kernel(
 def lay_out(
     token, above, root, ids, depths, seen, row, nodes, BLOCK: tl.constexpr, ROUNDS: tl.constexpr
 ):  # fmt: skip
-    """Of a tree what its pass reads, how deep each node is, and what it continues.
+    """Write the ids, depths and ancestor mask of a tree.
 
-    Rows are the root's, then the nodes'; `above` has the row of each one's parent. Paths double in
-    every round: 2^ROUNDS is at least the deepest node.
+    Row 0 is the root, then come the nodes; `above` is the row of each parent. Squaring the
+    reachability matrix doubles path lengths: 2^ROUNDS must be at least the greatest depth.
     """
     i = tl.arange(0, BLOCK)
     real = (i > 0) & (i < nodes)
@@ -150,16 +151,16 @@ def lay_out(
 
 @triton.jit
 def key_of(depth, parent, token, slot):
-    """Depth, parent, token and slot of a candidate as one number, in the order of ties."""
+    """Depth, parent, token and slot of a candidate as one number that sorts like ties."""
     return ((depth.to(tl.int64) * PARENT + parent + 1) * TOKEN + token) * SLOT + slot
 
 
 def heaviest_prefixes(log_q: Tensor, budget: int) -> tuple[Tensor, Tensor]:
-    """`reference.heaviest_prefixes` in one launch behind the row-wise selection."""
+    """`reference.heaviest_prefixes` by top-k of every depth and one launch of the kernel."""
     rows, _, vocabulary = log_q.shape
     nodes = reference.node_count(log_q.shape, budget)
     if nodes >= MOST or vocabulary > TOKEN.value:
-        return reference.by_levels(log_q, budget)
+        return reference.heaviest_prefixes(log_q, budget)
     tokens, parents = torch.empty((2, rows, nodes), dtype=torch.int64, device=log_q.device)
     if nodes and rows:
         values, candidates = reference.ranked(log_q, min(nodes, vocabulary))
@@ -176,10 +177,10 @@ def best_first(
     layout: Layout | None = None,
     early: bool = False,
 ) -> None:
-    """Fills a tree's tokens and parents (R, N) from the best (R, L, C) of each depth.
+    """Write tokens and parents (R, N) of the trees of the best candidates (R, L, C) of each depth.
 
-    Rows may lie apart; within a row depths follow each other. `early`: the launch may begin before
-    the one in front of it is done.
+    Rows may be strided, the values of one row are contiguous. `early` lets the launch begin before
+    the previous one has ended.
     """
     rows, depths, choices = values.shape
     nodes = tokens.shape[1]
