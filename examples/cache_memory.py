@@ -7,7 +7,8 @@ so with a long context no batch makes decoding compute-bound.
     python examples/cache_memory.py
 """
 
-from trapline.gold.kv_cache.memory import ModelShape, Setting, decoding_step, gpus, models
+from trapline.gold.kv_cache.memory import decoding_step
+from trapline.gold.kv_cache.shapes import ModelShape, Setting, gpus, models
 
 CHOSEN = ("llama-2-7b", "llama-3.1-8b", "qwen3-30b-a3b", "gemma-2-9b", "deepseek-v2-lite")
 CONTEXTS = (1024, 8192, 32_768, 131_072)

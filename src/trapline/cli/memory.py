@@ -1,4 +1,4 @@
-"""`trapline memory`: how much context of a model fits on a GPU, with every term of the sum."""
+"""`trapline memory`: how much context of a model fits on a GPU, term by term."""
 
 import json
 from dataclasses import asdict
@@ -13,24 +13,28 @@ from trapline.arena.errors import MissingError, UsageError
 from trapline.cli.asked import is_written
 from trapline.gold.errors import RangeError
 from trapline.gold.kv_cache.memory import (
-    UNITS,
     Answer,
+    context_on,
+    decoding_step,
+    growth,
+    latency,
+    plot_growth,
+    saved,
+)
+from trapline.gold.kv_cache.shapes import (
+    UNITS,
     Gpu,
     ModelShape,
     Setting,
     Unit,
-    context_on,
-    decoding_step,
+    find_model,
     gpus,
-    growth,
-    latency,
     models,
-    saved,
 )
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the verb."""
+    """Adds the command."""
     app.command(
         epilog="Example: trapline memory llama-3.1-8b --gpu h100-80 --gpu rtx-4090 --kv-bits 8",
     )(memory)
@@ -39,17 +43,18 @@ def register(app: typer.Typer) -> None:
 def memory(
     called: typer.Context,
     model: Annotated[
-        str | None, typer.Argument(help="A model's name; leave it out to list models and GPUs.")
+        str | None,
+        typer.Argument(help="For example llama-3-8b or Qwen/Qwen2.5-7B; omit it for a list."),
     ] = None,
     gpu: Annotated[
-        list[str] | None, typer.Option(help="Only this GPU; repeatable. All of them if not given.")
+        list[str] | None, typer.Option(help="Only this GPU; repeatable. Default: all.")
     ] = None,
-    kv_bits: Annotated[float, typer.Option(help="Bits an element of the cache.")] = 16,
-    weight_bits: Annotated[float, typer.Option(help="Bits a weight.")] = 16,
-    utilization: Annotated[float, typer.Option(help="Share of the memory that may be used.")] = 0.9,
+    kv_bits: Annotated[float, typer.Option(help="Bits per element of the cache.")] = 16,
+    weight_bits: Annotated[float, typer.Option(help="Bits per weight.")] = 16,
+    utilization: Annotated[float, typer.Option(help="Usable share of the memory.")] = 0.9,
     reserve_gib: Annotated[float, typer.Option(help="GiB kept for activations.")] = 0.0,
-    unit: Annotated[str, typer.Option(help="How to read a vendor's GB: gib or gb.")] = "gib",
-    block_size: Annotated[int, typer.Option(help="Positions a page.")] = 16,
+    unit: Annotated[str, typer.Option(help="A vendor's GB: gib (2³⁰) or gb (10⁹).")] = "gib",
+    block_size: Annotated[int, typer.Option(help="Positions per page.")] = 16,
     sequences: Annotated[int, typer.Option(help="Sequences that share the memory.")] = 1,
     prompt: Annotated[int, typer.Option(help="Tokens of a prompt, for times and FLOPs.")] = 1024,
     new: Annotated[int, typer.Option(help="New tokens, for times and FLOPs.")] = 100,
@@ -58,14 +63,14 @@ def memory(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Say how many tokens of KV cache fit beside a model's weights."""
+    """Calculate how many tokens of KV cache fit beside a model's weights."""
     if model is None:
         _refuse_unused(called)
         _list(as_json)
         return
-    shape = _find("model", model, models())
-    chosen = [_find("GPU", name, gpus()) for name in gpu or gpus()]
+    chosen = [_find_gpu(name) for name in gpu or gpus()]
     try:
+        shape = find_model(model)
         setting = Setting(
             kv_bits=kv_bits,
             weight_bits=weight_bits,
@@ -90,14 +95,14 @@ def memory(
 
 
 def _refuse_unused(called: typer.Context) -> None:
-    """The list is the same whatever else is asked for."""
+    """Refuses options that do not change the list."""
     for name in called.params:
         if is_written(called, name) and name not in ("model", "as_json"):
             raise UsageError(f"--{name.replace('_', '-')} needs a model: trapline memory MODEL")
 
 
 class _Text(NamedTuple):
-    """The generation that times and FLOPs are given for."""
+    """The lengths for which times and FLOPs are calculated."""
 
     prompt: int
     new: int
@@ -105,8 +110,6 @@ class _Text(NamedTuple):
 
 def _plot(shape: ModelShape, out: Path) -> None:
     try:
-        from trapline.gold.kv_cache.plot import plot_growth
-
         plot_growth(shape, out)
     except ImportError:
         raise MissingError("plots need matplotlib: trapline[report]") from None
@@ -114,10 +117,11 @@ def _plot(shape: ModelShape, out: Path) -> None:
         raise UsageError(f"cannot write {out}: {error}") from None
 
 
-def _find(what: str, name: str, known: dict[str, Any]) -> Any:
-    if name.lower() not in known:
-        raise UsageError(f"no {what} {name!r}; there are: {', '.join(known)}")
-    return known[name.lower()]
+def _find_gpu(name: str) -> Gpu:
+    found = gpus().get(name.lower())
+    if found is None:
+        raise UsageError(f"unknown GPU {name!r}; there are: {', '.join(gpus())}")
+    return found
 
 
 def _list(as_json: bool) -> None:
@@ -128,7 +132,7 @@ def _list(as_json: bool) -> None:
         }
         print(json.dumps(rows))
         return
-    table = Table("model", "parameters", "layers", "bytes a token (16 bit)", "source")
+    table = Table("model", "parameters", "layers", "bytes per token (16 bit)", "source")
     for one in models().values():
         full = one.layers - one.sliding_layers
         layers = f"{full} + {one.sliding_layers} sliding" if one.sliding_layers else str(full)
@@ -142,10 +146,7 @@ def _list(as_json: bool) -> None:
 
 
 def _show(table: Table, *free: str) -> None:
-    """A table with whole cells, however narrow the place; those of `free` columns may break.
-
-    A figure that is cut off is another figure, and such a name cannot be typed in.
-    """
+    """Prints a table without truncating cells; cells of `free` columns may wrap."""
     for column in table.columns:
         if column.header in free:
             column.overflow = "fold"
@@ -177,14 +178,14 @@ def _print(shape: ModelShape, setting: Setting, answers: list[tuple[Gpu, Answer]
     console = Console()
     console.print(
         f"[bold]{shape.name}[/bold] ({shape.source}): tokens = "
-        f"({setting.utilization:g} × memory − weights − reserve) / bytes a token; "
+        f"({setting.utilization:g} × memory − weights − reserve) / bytes per token; "
         f"1 GB = {UNITS[setting.unit]:,} bytes, {setting.weight_bits:g} bit weights, "
         f"{setting.kv_bits:g} bit cache, reserve {setting.reserve_gib:g} GiB, "
         f"{setting.sequences} sequence(s), pages of {setting.block_size}. "
-        "Sizes in GiB; a step is a lower bound, and says what bounds it.",
+        "Sizes in GiB; the time of a step is a lower bound, with what bounds it.",
         highlight=False,
     )
-    table = Table("GPU", "usable", "weights", "cache", "tokens", "in pages", "a step there")
+    table = Table("GPU", "usable", "weights", "cache", "tokens", "in pages", "step at that context")
     for gpu, answer in answers:
         context = min(answer.tokens, shape.context)
         table.add_row(
@@ -211,14 +212,14 @@ def _print(shape: ModelShape, setting: Setting, answers: list[tuple[Gpu, Answer]
 
 
 def _left(budget: float) -> str:
-    """What the weights leave of the memory, or how much they are short of."""
+    """The memory left by the weights, or how much is missing."""
     return _gib(budget) if budget >= 0 else f"{_gib(-budget)} short"
 
 
 def _print_costs(
     shape: ModelShape, setting: Setting, answers: list[tuple[Gpu, Answer]], text: _Text
 ) -> None:
-    """What a cache saves, when reading is the bound, and how long an answer takes at least."""
+    """Prints what a cache saves and lower bounds of the times."""
     console = Console()
     save = saved(shape, *text)
     console.print(
@@ -232,7 +233,7 @@ def _print_costs(
         console.print(beyond, highlight=False)
     table = Table(
         "GPU",
-        "FLOPs a byte",
+        "FLOPs per byte",
         "of the GPU",
         "arithmetic-bound from",
         "prefill",

@@ -9,20 +9,57 @@ from trapline.gold.errors import RangeError
 from trapline.gold.kv_cache import oracle
 from trapline.gold.kv_cache.api import KVCache
 from trapline.gold.kv_cache.memory import (
-    ModelShape,
-    Setting,
     context_on,
     decoding_step,
-    gpus,
     growth,
     latency,
     max_context,
-    models,
     recomputation_saved,
     saved,
 )
+from trapline.gold.kv_cache.shapes import ModelShape, Setting, find_model, gpus, models
 
 SPEC = {"num_layers": 32, "num_kv_heads": 8, "head_dim": 128, "bits": 16}
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        ("llama-3-8b", "llama-3-8b"),
+        ("meta-llama/Meta-Llama-3-8B", "llama-3-8b"),
+        ("Llama-3.1-8B-Instruct", "llama-3.1-8b"),
+        ("meta-llama/Meta-Llama-3.1-70B-Instruct", "llama-3.1-70b"),
+        ("llama3:8b", "llama-3-8b"),
+        ("Qwen/Qwen2.5-7B", "qwen2.5-7b"),
+        ("qwen2.5_14b_instruct", "qwen2.5-14b"),
+        ("mistralai/Mistral-7B-v0.1", "mistral-7b-v0.1"),
+        ("mistralai/Mistral-7B-Instruct-v0.3", "mistral-7b-v0.3"),
+        ("google/gemma-3-27b-it", "gemma-3-27b"),
+        ("allenai/OLMo-2-1124-7B-Instruct", "olmo-2-7b"),
+        ("MIXTRAL-8X7B", "mixtral-8x7b"),
+    ],
+)
+def test_models_are_found_under_common_spellings(given, name):
+    assert find_model(given).name == name
+
+
+def test_every_model_is_found_by_name_and_repository():
+    for name, shape in models().items():
+        assert find_model(name) is shape
+        assert find_model(shape.source) is shape
+
+
+def test_unknown_model_lists_similar_names():
+    with pytest.raises(RangeError, match=r"'llama-4-8b'; similar names: .*llama-3-8b"):
+        find_model("llama-4-8b")
+    with pytest.raises(RangeError, match="there are: gpt2-xl"):
+        find_model("?!")
+
+
+def test_window_in_every_layer_bounds_the_cache():
+    shape, gpu = find_model("mistral-7b-v0.1"), gpus()["h100-80"]
+    assert context_on(shape, gpu, Setting()).tokens == shape.context
+    assert shape.cache_bytes(32768, 16) == shape.cache_bytes(4096, 16)
 
 
 def test_there_are_enough_and_they_are_plausible():
@@ -31,7 +68,8 @@ def test_there_are_enough_and_they_are_plausible():
     for shape in models().values():
         assert shape.source
         assert shape.checked
-        assert 0 <= shape.sliding_layers < shape.layers
+        all_slide = shape.name == "mistral-7b-v0.1"
+        assert 0 <= shape.sliding_layers < shape.layers + all_slide
         assert bool(shape.latent) != bool(shape.kv_heads * shape.head_dim)
         assert (shape.active or 0) < shape.parameters
         if shape.kv_heads:

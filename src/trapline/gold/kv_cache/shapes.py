@@ -1,12 +1,14 @@
-"""Models, GPUs and conventions: what the size and the cost of a cache depend on.
+"""Models, GPUs and settings: what the size and the cost of a KV cache depend on.
 
-A layer of full attention stores 2·G·D elements a token, a sliding one the same for its last W
-tokens only, a latent one its compressed vector. Quantised elements bring a scale of 16 bits a token
+A layer of full attention stores 2·G·D elements per token, a sliding one the same for its last W
+tokens only, a latent one its compressed vector. Quantised elements add a scale of 16 bits per token
 and head.
 """
 
+import re
 import tomllib
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -24,7 +26,7 @@ class ModelShape:
     """What the size of a cache depends on. Parameters in billions."""
 
     name: str
-    #: The repository that is meant, and where its figures were checked.
+    #: The repository on the Hugging Face hub, and where the figures below were checked.
     source: str
     checked: str = ""
     parameters: float
@@ -39,7 +41,7 @@ class ModelShape:
     context: int
 
     def layer_bytes(self, kv_bits: float) -> float:
-        """Bytes a token in one layer."""
+        """Bytes per token in one layer."""
         if self.latent:
             return self.latent * kv_bits / 8
         scales = SCALE_BITS if kv_bits <= 8 else 0
@@ -55,7 +57,7 @@ class ModelShape:
         return self.parameters * 1e9 * bits / 8
 
     def step_flops(self, tokens: int) -> float:
-        """One new token over a context: two a weight, and q·k and p·v over what is cached."""
+        """FLOPs of one new token: two per weight, and q·k and p·v over the cached positions."""
         width = self.latent or self.head_dim
         full = self.layers - self.sliding_layers
         seen = full * tokens + self.sliding_layers * min(tokens, self.window)
@@ -72,13 +74,13 @@ class Gpu:
     tflops: float
 
 
-#: Far beyond what anybody stores or has: numbers behind them end where floats do.
+#: Limits far outside of practice, which keep the arithmetic inside the range of floats.
 _FEWEST_BITS, _MOST_BITS, _MOST_GIB = 0.01, 1024, 1_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """The conventions an answer depends on; every one of them is printed with it."""
+    """The conventions an answer depends on; each is printed with it."""
 
     kv_bits: float = 16
     weight_bits: float = 16
@@ -117,3 +119,29 @@ def models() -> dict[str, ModelShape]:
 def gpus() -> dict[str, Gpu]:
     """The GPUs of `shapes.toml` by name."""
     return {row["name"]: Gpu(**row) for row in _shapes()["gpu"]}
+
+
+#: Words in the name of a repository that say nothing about the shape of the model.
+_NOT_SHAPE = {"meta", "instruct", "chat", "it", "base", "pt", "hf", "bf16"}
+
+
+def find_model(name: str) -> ModelShape:
+    """The model of this name, as `models` or the Hugging Face hub spell it.
+
+    Case, organisation, separators and words such as `-Instruct` do not matter. An unknown name is a
+    RangeError that lists similar ones.
+    """
+    known = {
+        _key(spelling): one for one in models().values() for spelling in (one.source, one.name)
+    }
+    if (found := known.get(_key(name))) is not None:
+        return found
+    near = get_close_matches(name.split("/")[-1].lower(), models(), n=5, cutoff=0.5)
+    listed = f"similar names: {', '.join(near)}" if near else f"there are: {', '.join(models())}"
+    raise RangeError(f"unknown model {name!r}; {listed}")
+
+
+def _key(name: str) -> str:
+    """`meta-llama/Meta-Llama-3-8B-Instruct` and `llama3_8b` → `llama38b`."""
+    words = re.split(r"[-_:\s]+", name.strip().lower().split("/")[-1])
+    return "".join(word for word in words if word not in _NOT_SHAPE)
