@@ -62,7 +62,7 @@ def test_every_verb_explains_itself_with_an_example(verb):
         (("grade", "field", "--challenge", "juggling"), 2, "no challenge 'juggling'"),
         (("certify", "--challenge", "juggling"), 2, "no challenge 'juggling'"),
         (("deploy", "file", "--entrant", "me"), 2, "is a file"),
-        (("deploy", "new", "--entrant", "../me"), 2, "no entrant name"),
+        (("deploy", "new", "--entrant", "../me"), 2, "not an entrant name"),
         (("replay", "nothing.json"), 2, "no bundle"),
         (("replay", "3f", "--run", "postgresql://localhost:1/d"), 3, "cannot be opened"),
         (("rank", "nowhere"), 2, "no run"),
