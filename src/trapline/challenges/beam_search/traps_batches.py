@@ -59,7 +59,7 @@ def batch_ends_with_its_first(submission: Submission, rng: np.random.Generator) 
 @trap(
     catches="the prompts of a batch share one pool of finished hypotheses",
     severity="critical",
-    story="A list made once for the class instead of once a prompt.",
+    story="The list is created once per class instead of once per prompt.",
     mutant=edit(
         ("        self.pool = []\n", ""),
         (
@@ -73,9 +73,9 @@ def pool_shared_by_prompts(submission: Submission, rng: np.random.Generator) -> 
 
 
 @trap(
-    catches="the model's rows are handed out W to a prompt although some have fewer live beams",
+    catches="the model's rows are assigned W to a prompt although some have fewer live beams",
     severity="critical",
-    story="Batch arithmetic that holds only while every prompt has W beams.",
+    story="The batch arithmetic holds only while every prompt has W beams.",
     mutant=edit(
         (
             "        last = first + len(search.beams)\n",
@@ -90,7 +90,7 @@ def rows_cut_by_width(submission: Submission, rng: np.random.Generator) -> None:
 @trap(
     catches="after one prompt has ended the others read their neighbour's rows",
     severity="critical",
-    story="Rows counted over all prompts, prefixes sent for the open ones only.",
+    story="Rows are counted over all prompts, but prefixes are sent for the open ones only.",
     mutant=edit(
         (
             "    for search in open_searches:\n        last = first + len(search.beams)\n"
@@ -107,7 +107,7 @@ def rows_shift_when_a_prompt_ends(submission: Submission, rng: np.random.Generat
 @trap(
     catches="answers come in the order in which prompts finish",
     severity="critical",
-    story="A batch that retires finished prompts must put their answers back in their places.",
+    story="A batch that retires finished prompts must return their answers in the original order.",
     mutant=edit(
         (
             RETURN,
@@ -120,9 +120,9 @@ def answers_out_of_order(submission: Submission, rng: np.random.Generator) -> No
 
 
 @trap(
-    catches="the model is still given rows for prompts that are done",
+    catches="the model is still called with rows for prompts that are finished",
     severity="major",
-    story="A library goes on computing finished rows of a batch and throws the result away.",
+    story="One library computes the finished rows of a batch and discards the result.",
     mutant=edit(
         (
             CALL,
@@ -139,7 +139,7 @@ def ended_prompts_still_asked(submission: Submission, rng: np.random.Generator) 
 @trap(
     catches="the model is called once for every beam",
     severity="major",
-    story="Seen in most entries of one round: W·B calls a step where one is enough.",
+    story="Seen in most entries of one round: W·B calls per step where one is enough.",
     mutant=edit(
         (
             CALL,
@@ -178,7 +178,7 @@ def one_call_a_prompt(submission: Submission, rng: np.random.Generator) -> None:
 @trap(
     catches="an empty list of prompts still calls the model or fails",
     severity="minor",
-    story="A loop that steps first and asks afterwards whether anything is alive.",
+    story="The loop makes a step before it checks whether a beam is alive.",
     mutant=edit(("    while any(", "    step(lm, searches, rules.eos_id)\n    while any(")),
 )
 def empty_batch_asks(submission: Submission, rng: np.random.Generator) -> None:
@@ -192,7 +192,7 @@ def empty_batch_asks(submission: Submission, rng: np.random.Generator) -> None:
 @trap(
     catches="a prompt without tokens fails",
     severity="minor",
-    story="Unconditional generation starts from nothing.",
+    story="Unconditional generation starts from an empty prompt.",
     mutant=edit(
         (
             '    return [whole(token, "a prompt\'s token"',

@@ -22,8 +22,8 @@ _MASK = "        totals[:, self.rules.eos_id] = -np.inf\n"
 @trap(
     catches="a finished hypothesis is thrown away when its beam ends",
     severity="critical",
-    story="The classic of the task: the end at -3.0 loses to a continuation at -5.0 that merely "
-    "had not stopped yet.",
+    story="The best-known bug of beam search: the end at -3.0 loses to a continuation at -5.0 that "
+    "has merely not stopped yet.",
     mutant=edit((_FINISH, "")),
 )
 def eos_beam_dropped(submission: Submission, rng: np.random.Generator) -> None:
@@ -146,8 +146,8 @@ def eos_only_when_ranked(submission: Submission, rng: np.random.Generator) -> No
 @trap(
     catches="finished hypotheses take places from the live beams of later steps",
     severity="major",
-    story="Pooling finished and live beams into the same W slots was praised in one round; with "
-    "a separate pool it silently narrows the search.",
+    story="One published round praised keeping finished and live beams in the same W slots; with a "
+    "separate pool it silently narrows the search.",
     mutant=edit(
         (
             EXPAND,
@@ -209,9 +209,9 @@ def pool_unbounded(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    catches="the hypotheses come in rising instead of falling order",
+    catches="the hypotheses come in ascending instead of descending order",
     severity="critical",
-    story="A heap of the best gives its worst first; read out as it is, it is upside down.",
+    story="A min-heap of the best yields its worst first.",
     mutant=edit((RESULT, RESULT.replace("self.pool", "reversed(self.pool)"))),
 )
 def worst_first(submission: Submission, rng: np.random.Generator) -> None:
@@ -240,7 +240,7 @@ def immediate_end_forbidden(submission: Submission, rng: np.random.Generator) ->
 @trap(
     catches="a prompt that ends with the EOS token counts as finished",
     severity="major",
-    story="Chat prompts end with an end-of-turn token all the time; only generated tokens count.",
+    story="Chat prompts usually end with an end-of-turn token; only generated tokens count.",
     mutant=edit(
         (
             "        self.beams = [[]]\n",

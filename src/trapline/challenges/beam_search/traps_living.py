@@ -23,7 +23,7 @@ from trapline.challenges.beam_search.table import Table
 @trap(
     catches="the search starts with W copies of the prompt",
     severity="critical",
-    story="Without one live beam at the start, W identical hypotheses win.",
+    story="Without exactly one live beam at the start, W identical hypotheses win.",
     mutant=edit(
         (
             "        self.beams = [[]]\n",
@@ -43,7 +43,7 @@ def identical_beams_at_the_start(submission: Submission, rng: np.random.Generato
 @trap(
     catches="every beam is continued by its own best token, without competition between beams",
     severity="critical",
-    story="W greedy searches side by side are no beam search.",
+    story="W greedy searches side by side are not a beam search.",
     mutant=edit(
         (
             EXPAND,
@@ -66,7 +66,7 @@ def each_beam_keeps_its_own_best(submission: Submission, rng: np.random.Generato
 @trap(
     catches="one live beam fewer than W is kept",
     severity="major",
-    story="A width that is one short shows only when the last beam is the one that wins.",
+    story="A width that is one too small shows only when the last beam wins.",
     mutant=edit((EXPAND, EXPAND.replace("beam_width", "beam_width - 1 or 1"))),
 )
 def too_few_live_beams(submission: Submission, rng: np.random.Generator) -> None:
@@ -109,7 +109,7 @@ def zero_probability_lives_on(submission: Submission, rng: np.random.Generator) 
 @trap(
     catches="an EOS continuation of probability 0 enters the pool",
     severity="major",
-    story="A score of -inf fills a place of the pool and lets the search stop.",
+    story="A score of -inf occupies a place in the pool and lets the search stop.",
     mutant=edit(
         (
             "        possible = np.flatnonzero(totals > -np.inf)\n",
@@ -128,7 +128,7 @@ def zero_probability_ends(submission: Submission, rng: np.random.Generator) -> N
 @trap(
     catches="a beam width above the number of continuations fails",
     severity="major",
-    story="The first step has one beam and V tokens; a top-k of W > V is refused by the library.",
+    story="The first step has one beam and V tokens; a library's top-k refuses W > V.",
     mutant=edit(("    if values.size > count:\n", "    if values.size:\n")),
 )
 def width_over_vocabulary(submission: Submission, rng: np.random.Generator) -> None:
@@ -143,7 +143,7 @@ def width_over_vocabulary(submission: Submission, rng: np.random.Generator) -> N
 @trap(
     catches="of two finished hypotheses with equal score the later one is preferred",
     severity="minor",
-    story="A heap or an insertion at the front turns the order of ties around.",
+    story="A heap or an insertion at the front reverses the order of ties.",
     mutant=edit(
         (
             "            self.pool.append(Hypothesis(tokens, score))\n",

@@ -35,7 +35,7 @@ def flat(rows: int) -> np.ndarray:
 @trap(
     catches="beam_width below 1 is accepted",
     severity="minor",
-    story="Zero beams find nothing and look like a model without an answer.",
+    story="Zero beams return nothing, which looks like a model without an answer.",
     mutant=edit(
         ('"beam_width", least=1', '"beam_width", least=-9'),
         (EXPAND, EXPAND.replace("self.rules.beam_width", "max(1, self.rules.beam_width)")),
@@ -58,7 +58,7 @@ def no_new_tokens_accepted(submission: Submission, rng: np.random.Generator) -> 
 
 
 @trap(
-    catches="a width or limit that is no whole number is rounded in silence",
+    catches="a width or limit that is not an integer is rounded silently",
     severity="minor",
     story="int(2.5) hides a configuration mistake.",
     mutant=edit(
@@ -95,9 +95,9 @@ def negative_eos_wraps(submission: Submission, rng: np.random.Generator) -> None
 
 
 @trap(
-    catches="an eos_id that the model does not have is not refused with a ValueError",
+    catches="an eos_id outside the model's vocabulary does not raise ValueError",
     severity="minor",
-    story="Tokenizer and model of different vocabularies.",
+    story="Tokenizer and model can have different vocabularies.",
     mutant=edit(("    if eos_id >= log_probs.shape[1]:\n", "    if eos_id < 0:\n")),
 )
 def eos_outside_the_vocabulary(submission: Submission, rng: np.random.Generator) -> None:
@@ -108,7 +108,7 @@ def eos_outside_the_vocabulary(submission: Submission, rng: np.random.Generator)
 @trap(
     catches="NaN from the model is sorted as if it were a number",
     severity="major",
-    story="A NaN in the logits decides the order of beams by the whim of the sort.",
+    story="With a NaN among the scores the order of beams depends on the sort algorithm.",
     mutant=edit(
         (
             "    if np.isnan(log_probs).any() or np.isposinf(log_probs).any():\n",
@@ -128,9 +128,9 @@ def nan_log_probs_accepted(submission: Submission, rng: np.random.Generator) -> 
 
 
 @trap(
-    catches="a model that answers fewer or more rows than prefixes is not noticed",
+    catches="a model that returns fewer or more rows than prefixes is not noticed",
     severity="major",
-    story="Broadcasting makes one row serve all beams without a word.",
+    story="Broadcasting silently uses one row for all beams.",
     mutant=edit(
         (
             "    if log_probs.ndim != 2 or log_probs.shape[0] != rows:\n",
@@ -147,7 +147,7 @@ def wrong_row_count_accepted(submission: Submission, rng: np.random.Generator) -
 @trap(
     catches="an EOS continuation of probability 1 does not finish",
     severity="major",
-    story="A sum of 0 is taken for a missing one by a test for truth or for less than zero.",
+    story="A sum of 0 is treated as missing by a truth test, or by `< 0`.",
     mutant=edit(
         (
             "        possible = np.flatnonzero(totals > -np.inf)\n",
@@ -165,7 +165,7 @@ def certain_end_lost(submission: Submission, rng: np.random.Generator) -> None:
 @trap(
     catches="many live beams are given to the model in several calls",
     severity="minor",
-    story="A fixed size of model batches, kept from another project.",
+    story="A fixed batch size for model calls, left over from other code.",
     mutant=edit(
         (
             CALL,
@@ -186,7 +186,7 @@ def large_batch_in_pieces(submission: Submission, rng: np.random.Generator) -> N
 @trap(
     catches="with a negative penalty the stop test leaves out the very next token",
     severity="major",
-    story="A length that has been counted up already is counted up once more.",
+    story="A length that already includes the next token is incremented once more.",
     mutant=edit((BOUND, BOUND.replace("length + 1", "length + 2"))),
 )
 def negative_penalty_bound_too_long(submission: Submission, rng: np.random.Generator) -> None:

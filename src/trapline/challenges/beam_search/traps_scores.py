@@ -110,7 +110,7 @@ def eos_not_counted(submission: Submission, rng: np.random.Generator) -> None:
 @trap(
     catches="hypotheses cut off at the maximum length are counted one token too long",
     severity="major",
-    story="Adding one for the end that is yet to come, also where it never comes.",
+    story="One is added for an end token that never comes.",
     mutant=edit(
         (
             _ENTER,
@@ -129,7 +129,7 @@ def unfinished_length_off_by_one(submission: Submission, rng: np.random.Generato
 @trap(
     catches="a length penalty of zero or less is treated as no penalty",
     severity="major",
-    story="`if length_penalty > 0` reads naturally and switches half of the range off.",
+    story="`if length_penalty > 0` reads naturally and disables half of the range.",
     mutant=edit((_SCORE, _SCORE.replace("self.length_penalty", "max(self.length_penalty, 0.0)"))),
 )
 def negative_penalty_ignored(submission: Submission, rng: np.random.Generator) -> None:
@@ -144,7 +144,7 @@ def negative_penalty_ignored(submission: Submission, rng: np.random.Generator) -
 @trap(
     catches="length_penalty=0.0 falls back to the default",
     severity="major",
-    story="`length_penalty or 1.0` takes 0.0 for absent.",
+    story="`length_penalty or 1.0` treats 0.0 as absent.",
     mutant=edit(("        finite(length_penalty,", "        finite(length_penalty or 1.0,")),
 )
 def zero_penalty_as_default(submission: Submission, rng: np.random.Generator) -> None:
@@ -158,7 +158,7 @@ def zero_penalty_as_default(submission: Submission, rng: np.random.Generator) ->
 @trap(
     catches="the sum is multiplied by the length's power instead of divided",
     severity="critical",
-    story="Sums are negative, so the direction of the penalty is easily turned around.",
+    story="Sums are negative, so the direction of the penalty is easily reversed.",
     mutant=edit((_SCORE, _SCORE.replace("/", "*"))),
 )
 def penalty_multiplied(submission: Submission, rng: np.random.Generator) -> None:
@@ -178,7 +178,7 @@ def shifted_length_penalty(submission: Submission, rng: np.random.Generator) -> 
 @trap(
     catches="the reported score is the sum, not the score",
     severity="major",
-    story="Ranking by one figure and printing another made several reports contradict themselves.",
+    story="Ranking by one number and printing another made several reports contradict themselves.",
     mutant=edit(
         (
             RESULT,
@@ -196,8 +196,8 @@ def score_is_the_sum(submission: Submission, rng: np.random.Generator) -> None:
 @trap(
     catches="the model's log-probabilities are put through a softmax again",
     severity="critical",
-    story="An entrant's test fed logits where log-probabilities were meant, printed a score of "
-    "0.0000 and never noticed.",
+    story="An entrant's test passed logits where log-probabilities were meant, printed a score of "
+    "0.0000 and did not notice.",
     mutant=edit(
         (
             "    return log_probs\n",
@@ -320,7 +320,7 @@ def answers_padded(submission: Submission, rng: np.random.Generator) -> None:
 @trap(
     catches="generated tokens are appended to the caller's prompt",
     severity="major",
-    story="`prefix += [token]` on a list that belongs to somebody else.",
+    story="`prefix += [token]` changes a list that belongs to the caller.",
     mutant=edit(
         ("Search(token_list(prompt), rules)", "Search(prompt, rules)"),
         (RESULT, "        self.prompt += self.pool[0].tokens\n" + RESULT),

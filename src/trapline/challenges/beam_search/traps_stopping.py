@@ -57,7 +57,7 @@ def full_pool_stops(submission: Submission, rng: np.random.Generator) -> None:
 @trap(
     catches="the stop test rates live beams at their present length although longer is better",
     severity="critical",
-    story="A heuristic that is no bound when the penalty is positive; reported several times "
+    story="With a positive penalty this heuristic is not a bound; it was reported several times "
     "against the library that has it.",
     mutant=edit((BOUND, "        return self.score(total, length)\n")),
 )
@@ -71,7 +71,7 @@ def bound_at_current_length(submission: Submission, rng: np.random.Generator) ->
 @trap(
     catches="the stop test allows for one more token only although longer is better",
     severity="critical",
-    story="One step of look-ahead is still no bound when the penalty is positive.",
+    story="With a positive penalty one step of look-ahead is not a bound either.",
     mutant=edit((BOUND, "        return self.score(total, length + 1)\n")),
 )
 def bound_at_next_length(submission: Submission, rng: np.random.Generator) -> None:
@@ -118,9 +118,9 @@ def bound_from_the_weakest_beam(submission: Submission, rng: np.random.Generator
 
 
 @trap(
-    catches="the model is asked on although nothing can enter the pool any more",
+    catches="the model is still called although nothing can enter the pool any more",
     severity="major",
-    story="One engine always runs to the maximum length; every step of it is paid for.",
+    story="One engine always runs to the maximum length; every extra step costs a model call.",
     mutant=edit(("        return bound <= self.pool[-1].score\n", "        return False\n")),
 )
 def never_stops_early(submission: Submission, rng: np.random.Generator) -> None:
@@ -145,9 +145,10 @@ def a_tie_does_not_stop(submission: Submission, rng: np.random.Generator) -> Non
 
 
 @trap(
-    catches="with a negative penalty the stop test forgets that one more token is needed",
+    catches="with a negative penalty the stop test ignores that one more token is needed",
     severity="minor",
-    story="A bound at the present length is correct there, but not exact: it asks once too often.",
+    story="A bound at the present length is correct there, but not exact: it makes one call too "
+    "many.",
     mutant=edit((BOUND, BOUND.replace("length + 1", "length"))),
 )
 def loose_bound_below_zero(submission: Submission, rng: np.random.Generator) -> None:
@@ -188,7 +189,8 @@ def cut_off_hypotheses_lost(submission: Submission, rng: np.random.Generator) ->
 @trap(
     catches="beams alive at the maximum length enter only when no hypothesis has finished",
     severity="major",
-    story="A fallback in place of a rule: a weak ending keeps every strong unfinished beam out.",
+    story="A fallback instead of a rule: one weak finished hypothesis excludes every strong "
+    "unfinished beam.",
     mutant=edit(
         (
             "            self._enter(self.beams, self.sums)\n",
@@ -208,7 +210,7 @@ def cut_off_only_when_nothing_ended(submission: Submission, rng: np.random.Gener
 @trap(
     catches="hypotheses grow beyond max_new_tokens",
     severity="critical",
-    story="The limit is tested before the step instead of after it.",
+    story="The limit is checked before the step instead of after it.",
     mutant=edit(
         (
             "        if self.length == self.rules.max_new_tokens:\n",
@@ -227,7 +229,7 @@ def one_token_too_many(submission: Submission, rng: np.random.Generator) -> None
 @trap(
     catches="the last allowed token is never generated",
     severity="major",
-    story="An off-by-one of the limit in the other direction.",
+    story="An off-by-one error of the limit in the other direction.",
     mutant=edit(
         (
             "        if self.length == self.rules.max_new_tokens:\n",

@@ -46,7 +46,7 @@ def cache_rows_off_by_one(submission: Submission, rng: np.random.Generator) -> N
     catches="the root's row is not committed",
     severity="critical",
     story="The last committed token has no keys in the cache before its pass; after it they must "
-    "stay.",
+    "remain.",
     mutant=edit(
         (_ROWS, _ROWS.replace("range(first)", "range(prefix_len)") + "    rows = rows or [0]\n")
     ),
@@ -67,7 +67,7 @@ def row_for_the_bonus(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    catches="the path's rows are put into index order",
+    catches="the path's rows are sorted by index",
     severity="minor",
     story="A path is in the order of its tokens, whatever the indices are.",
     mutant=edit((_ROWS, _ROWS.replace("in nodes", "in sorted(nodes)"))),
@@ -77,7 +77,7 @@ def path_sorted(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    catches="the rows are looked for in a fixed axis, not the last but one",
+    catches="the rows are taken along a fixed axis instead of the last but one",
     severity="major",
     story="Caches come as (rows, D), (heads, rows, D) and (layers, batch, heads, rows, D).",
     mutant=edit((_KEPT, "    return np.take(kv, rows, axis=min(1, kv.ndim - 2))\n")),
@@ -90,8 +90,8 @@ def one_layout_only(submission: Submission, rng: np.random.Generator) -> None:
 @trap(
     catches="a path without nodes fails",
     severity="major",
-    story="np.array([]) is an array of floats, and floats are no index: it fails when every draft "
-    "is rejected.",
+    story="np.array([]) has dtype float64 and is not a valid index: it fails when every draft is "
+    "rejected.",
     mutant=edit(
         (
             _KEPT,

@@ -71,7 +71,7 @@ def mask_of_a_long_branch(submission: Submission, rng: np.random.Generator) -> N
 @trap(
     catches="the target's float64 log-probabilities are compared in float32",
     severity="minor",
-    story="Two tokens that differ in the tenth digit become a tie, and the wrong one is said.",
+    story="Two tokens that differ in the tenth digit become a tie, and the wrong one is picked.",
     mutant=edit(
         (
             "    return log_probs.argmax(axis=1)\n",
@@ -91,7 +91,7 @@ def picks_in_float32(submission: Submission, rng: np.random.Generator) -> None:
 @trap(
     catches="later blocks are cut to the length of the first one",
     severity="major",
-    story="The depth of the tree is read off once, before the drafter has warmed up.",
+    story="The depth of the tree is read once, from the first block.",
     mutant=edit(
         (LOOP, "    depth = None\n" + LOOP),
         (
@@ -115,9 +115,9 @@ def draft_length_remembered(submission: Submission, rng: np.random.Generator) ->
 
 
 @trap(
-    catches="complex or integer arrays are accepted where floating ones are due",
+    catches="complex or integer arrays are accepted where floating-point ones are required",
     severity="minor",
-    story="Complex numbers are ordered and cast with no more than a warning.",
+    story="NumPy orders and casts complex numbers with no more than a warning.",
     mutant=edit(
         (
             '    if probs.dtype.kind != "f":\n',

@@ -46,7 +46,7 @@ def told(
 
 
 @trap(
-    catches="drafted tokens are taken as they come",
+    catches="drafted tokens are accepted without verification",
     severity="critical",
     story="Fast and wrong: the output is the drafter's.",
     mutant=edit(
@@ -86,9 +86,10 @@ def prefix_without_root(submission: Submission, rng: np.random.Generator) -> Non
 
 
 @trap(
-    catches="the drafter is asked about the prompt again, not about what has been generated",
+    catches="the drafter is given the prompt again instead of what has been generated",
     severity="major",
-    story="Accepted tokens that never reach the drafter: output right, acceptance gone.",
+    story="Accepted tokens never reach the drafter: the output is right, and the acceptance rate "
+    "drops.",
     mutant=edit((BLOCK, BLOCK.replace("prefix + output", "prefix"))),
 )
 def drafter_left_behind(submission: Submission, rng: np.random.Generator) -> None:
@@ -99,7 +100,8 @@ def drafter_left_behind(submission: Submission, rng: np.random.Generator) -> Non
 @trap(
     catches="after accepted drafts the target's own next token is not used",
     severity="major",
-    story="It comes back in the next pass: the output is right and a pass is wasted each time.",
+    story="The token is computed again in the next pass: the output is right, and one pass is "
+    "wasted each time.",
     mutant=edit((_FRESH, _FRESH.replace("[*drafted, bonus]", "drafted or [bonus]"))),
 )
 def bonus_thrown_away(submission: Submission, rng: np.random.Generator) -> None:
@@ -149,7 +151,7 @@ def runs_past_the_limit(submission: Submission, rng: np.random.Generator) -> Non
 @trap(
     catches="`accepted` counts drafted tokens that are not in the output",
     severity="major",
-    story="Acceptance figures that include what lay behind the end flatter the drafter.",
+    story="Acceptance figures that include tokens behind the end overstate the drafter.",
     mutant=edit((_COUNT, "        accepted += len(drafted)\n")),
 )
 def accepted_counts_what_was_cut(submission: Submission, rng: np.random.Generator) -> None:
@@ -175,7 +177,7 @@ def accepted_counts_what_was_cut(submission: Submission, rng: np.random.Generato
 @trap(
     catches="`accepted` counts the target's own tokens",
     severity="major",
-    story="Figures with and without the bonus differ by one a pass and are compared all the same.",
+    story="Figures with and without the bonus differ by one per pass and are often compared.",
     mutant=edit((_COUNT, "        accepted += len(fresh)\n")),
 )
 def accepted_counts_the_bonus(submission: Submission, rng: np.random.Generator) -> None:
@@ -185,7 +187,7 @@ def accepted_counts_the_bonus(submission: Submission, rng: np.random.Generator) 
 @trap(
     catches="`target_passes` is not the number of calls of the target",
     severity="minor",
-    story="A pass for a prefill that never happened, or one a token.",
+    story="One pass is added for a prefill that does not happen, or one is counted per token.",
     mutant=edit(("    passes = accepted = 0\n", "    passes, accepted = 1, 0\n")),
 )
 def passes_miscounted(submission: Submission, rng: np.random.Generator) -> None:
@@ -203,7 +205,7 @@ def passes_miscounted(submission: Submission, rng: np.random.Generator) -> None:
 @trap(
     catches="of two equally likely tokens the target's pick is the higher one",
     severity="minor",
-    story="A sort in the place of an argmax.",
+    story="A sort instead of an argmax.",
     mutant=edit(
         (
             "    return log_probs.argmax(axis=1)\n",
@@ -228,7 +230,7 @@ def tie_higher_token_said(submission: Submission, rng: np.random.Generator) -> N
 @trap(
     catches="the EOS token is missing from the output",
     severity="major",
-    story="The contract ends at and includes it.",
+    story="The contract includes the EOS token in the output.",
     mutant=edit((_OUTPUT, "    output = [t for t in output if t != eos_id]\n" + _OUTPUT)),
 )
 def end_left_out(submission: Submission, rng: np.random.Generator) -> None:
@@ -248,7 +250,7 @@ def prompt_in_the_output(submission: Submission, rng: np.random.Generator) -> No
 @trap(
     catches="a prompt that ends with EOS generates nothing",
     severity="major",
-    story="Chat prompts end with an end-of-turn token all the time.",
+    story="Chat prompts usually end with an end-of-turn token.",
     mutant=edit((LOOP, LOOP.replace("output[-1:]", "(prefix + output)[-1:]"))),
 )
 def end_in_the_prompt(submission: Submission, rng: np.random.Generator) -> None:
@@ -284,7 +286,7 @@ def generating_modifies_the_prompt(submission: Submission, rng: np.random.Genera
 @trap(
     catches="a second call continues where the first one ended",
     severity="critical",
-    story="A default argument or a module variable that lives on.",
+    story="State in a mutable default argument or a module variable.",
     mutant=edit(
         ("    output = []\n", "    output = KEPT\n"),
         ("def until_end(", "KEPT = []\n\n\ndef until_end("),
@@ -300,7 +302,7 @@ def text_kept_between_calls(submission: Submission, rng: np.random.Generator) ->
 @trap(
     catches="the target is called again although the output is complete",
     severity="minor",
-    story="The stop test comes one call too late; the extra pass is thrown away and paid for.",
+    story="The stop test comes one call too late; the extra pass costs time and is discarded.",
     mutant=edit(
         (
             _OUTPUT,
@@ -332,7 +334,7 @@ def pass_after_the_end(submission: Submission, rng: np.random.Generator) -> None
 @trap(
     catches="max_new_tokens of 0 generates a token or calls a model",
     severity="minor",
-    story="A loop that tests its condition at the end.",
+    story="The loop tests its condition at the end.",
     mutant=edit(
         (LOOP, LOOP.replace("len(output) < limit", "(not output or len(output) < limit)")),
         (_FRESH, _FRESH.replace("limit - len(output)", "max(limit, 1) - len(output)")),
@@ -345,7 +347,7 @@ def nothing_to_generate(submission: Submission, rng: np.random.Generator) -> Non
 @trap(
     catches="the target is given more nodes than the budget allows",
     severity="major",
-    story="The budget is what the verification costs; a pass with more nodes is a slower pass.",
+    story="The budget bounds the cost of verification; a pass with more nodes is slower.",
     mutant=edit((BLOCK, BLOCK.replace(", budget)", ", budget + 1)"))),
 )
 def budget_ignored_by_generate(submission: Submission, rng: np.random.Generator) -> None:
@@ -367,7 +369,7 @@ def budget_ignored_by_generate(submission: Submission, rng: np.random.Generator)
 @trap(
     catches="a drafter without a proposal ends the generation",
     severity="major",
-    story="No node means one token a pass, not none.",
+    story="A tree without nodes still yields one token per pass.",
     mutant=edit((BLOCK, BLOCK + "        if not len(tokens):\n            break\n")),
 )
 def empty_block_gives_up(submission: Submission, rng: np.random.Generator) -> None:
@@ -384,7 +386,7 @@ def empty_block_gives_up(submission: Submission, rng: np.random.Generator) -> No
 @trap(
     catches="generate verifies the most likely chain instead of the tree",
     severity="critical",
-    story="The tree exists, is tested, and is not used where it counts.",
+    story="The tree is implemented and tested, but generate does not use it.",
     mutant=edit(
         (
             BLOCK,
@@ -422,7 +424,7 @@ def only_the_chain_is_drafted(submission: Submission, rng: np.random.Generator) 
 @trap(
     catches="an empty prompt is accepted although there is no root",
     severity="minor",
-    story="prefix[-1] of nothing fails somewhere else, later, with another error.",
+    story="Indexing an empty prefix fails later, with an unrelated error.",
     mutant=edit(("    if not prefix:\n", "    if prefix is None:\n")),
 )
 def rootless_prompt_accepted(submission: Submission, rng: np.random.Generator) -> None:
@@ -434,9 +436,9 @@ def rootless_prompt_accepted(submission: Submission, rng: np.random.Generator) -
 
 
 @trap(
-    catches="an answer of the target with the wrong rows or with NaN goes unnoticed",
+    catches="an answer of the target with the wrong number of rows or with NaN goes unnoticed",
     severity="major",
-    story="NaN is what argmax likes best.",
+    story="argmax returns the position of a NaN.",
     mutant=edit(("    if np.isnan(log_probs).any():\n", "    if rows < 0:\n")),
 )
 def bad_target_answers_accepted(submission: Submission, rng: np.random.Generator) -> None:

@@ -39,7 +39,7 @@ def mask_causal(submission: Submission, rng: np.random.Generator) -> None:
 @trap(
     catches="a node does not see itself",
     severity="critical",
-    story="Ancestors are not the whole of it: the token must be read as well.",
+    story="Ancestors alone are not enough: a node must also see its own token.",
     mutant=edit(
         (
             _MASK,
@@ -71,7 +71,7 @@ def mask_parent_only(submission: Submission, rng: np.random.Generator) -> None:
 @trap(
     catches="the nodes do not see the root",
     severity="critical",
-    story="The root is in neither the prefix nor the tree's arrays, and falls between them.",
+    story="The root is in neither the prefix nor the arrays of the tree and is easily left out.",
     mutant=edit((_MASK, "    mask[1:, prefix_len] = False\n" + _MASK)),
 )
 def mask_without_root(submission: Submission, rng: np.random.Generator) -> None:
@@ -81,7 +81,7 @@ def mask_without_root(submission: Submission, rng: np.random.Generator) -> None:
 @trap(
     catches="the nodes do not see the committed prefix",
     severity="critical",
-    story="A tree mask put over the whole attention instead of its last columns.",
+    story="A tree mask is applied to the whole attention instead of its last columns.",
     mutant=edit((_MASK, "    mask[1:, :prefix_len] = False\n" + _MASK)),
 )
 def mask_without_prefix(submission: Submission, rng: np.random.Generator) -> None:
@@ -101,7 +101,7 @@ def mask_root_sees_drafts(submission: Submission, rng: np.random.Generator) -> N
 @trap(
     catches="nodes see their descendants instead of their ancestors",
     severity="critical",
-    story="Rows are queries and columns are keys; the other way round nothing is lost in shape.",
+    story="Rows are queries and columns are keys; transposed, the shape is still right.",
     mutant=edit((_MASK, "    mask[:, prefix_len:] = mask[:, prefix_len:].T.copy()\n" + _MASK)),
 )
 def mask_transposed(submission: Submission, rng: np.random.Generator) -> None:
@@ -121,7 +121,7 @@ def mask_prefix_counts_the_root(submission: Submission, rng: np.random.Generator
 @trap(
     catches="the mask is made of numbers",
     severity="minor",
-    story="0 and 1 added to scores mask nothing; 0 and -inf as booleans mask the wrong half.",
+    story="0 and 1 added to scores mask nothing; 0 and -inf read as booleans mask the wrong half.",
     mutant=edit((_MASK, "    return mask.astype(np.float64)\n")),
 )
 def mask_not_boolean(submission: Submission, rng: np.random.Generator) -> None:
@@ -131,7 +131,7 @@ def mask_not_boolean(submission: Submission, rng: np.random.Generator) -> None:
 @trap(
     catches="an empty tree or an empty prefix fails",
     severity="minor",
-    story="The first token after a one-token prompt, and a draft without a node.",
+    story="It happens at the first token after a one-token prompt, and for a draft without nodes.",
     mutant=edit(
         (
             '    prefix_len = whole(prefix_len, "prefix_len", least=0)\n    count',
@@ -149,7 +149,7 @@ def mask_of_nothing(submission: Submission, rng: np.random.Generator) -> None:
 @trap(
     catches="a parent that does not come before its child, or does not exist, is accepted",
     severity="minor",
-    story="A negative index other than -1 reads from the end of the array without a word.",
+    story="A negative index other than -1 silently reads from the end of the array.",
     mutant=edit(("        if not -1 <= parent < node:\n", "        if parent >= len(values):\n")),
 )
 def impossible_parents_accepted(submission: Submission, rng: np.random.Generator) -> None:

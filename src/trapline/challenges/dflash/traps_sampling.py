@@ -38,8 +38,8 @@ def sampled(
 @trap(
     catches="a child is accepted or rejected by a draw of its own instead of the node's one sample",
     severity="critical",
-    story="Drawing anew for each child biases the output by more than a tenth in a small study, "
-    "while looking like rejection sampling.",
+    story="A separate draw for each child biases the output (by more than a tenth in a small "
+    "study) while looking like rejection sampling.",
     mutant=edit(
         (
             _PICKS,
@@ -101,7 +101,7 @@ def numbers_by_depth(submission: Submission, rng: np.random.Generator) -> None:
 @trap(
     catches="the sample is drawn among the children's tokens only",
     severity="critical",
-    story="What the drafter did not think of can then never be said.",
+    story="A token that the drafter did not propose can then never be generated.",
     mutant=edit(
         (
             _PICKS,
@@ -150,7 +150,8 @@ def boundary_belongs_below(submission: Submission, rng: np.random.Generator) -> 
 @trap(
     catches="the number 0 picks a first token of probability 0",
     severity="major",
-    story="A number of exactly 0 comes once in sixteen million draws and says the unsayable.",
+    story="A uniform number of exactly 0 comes once in sixteen million draws and then yields an "
+    "impossible token.",
     mutant=edit(
         (
             _EXCEEDING,
@@ -172,8 +173,8 @@ ALMOST_ONE = float(np.nextafter(1.0, 0.0))
 @trap(
     catches="when rounding leaves the total below the number, an impossible token is picked",
     severity="major",
-    story="Ten times 0.1 is less than 1 in binary; a clipped or wrapped index says an impossible "
-    "token.",
+    story="Ten times 0.1 is less than 1 in binary; a clipped or wrapped index then yields an "
+    "impossible token.",
     mutant=edit((_LAST, "    return len(row) - 1\n")),
 )
 def rounding_falls_off_the_end(submission: Submission, rng: np.random.Generator) -> None:  # noqa: ARG001
@@ -193,7 +194,7 @@ def rounding_starts_again(submission: Submission, rng: np.random.Generator) -> N
 @trap(
     catches="negative or NaN probabilities, or numbers outside [0, 1), are accepted",
     severity="minor",
-    story="A number of exactly 1 comes from rounding to float32, and exceeds every sum.",
+    story="A number of exactly 1 can come from rounding to float32 and exceeds every sum.",
     mutant=edit(
         (
             "    if not ((uniforms >= 0.0) & (uniforms < 1.0)).all():\n",

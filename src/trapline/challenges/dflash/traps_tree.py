@@ -97,7 +97,7 @@ def root_counted_in_the_budget(submission: Submission, rng: np.random.Generator)
 @trap(
     catches="nodes come level by level instead of heaviest first",
     severity="major",
-    story="Whoever cuts such a tree at half its size loses the deep, likely branch.",
+    story="Cutting such a tree at half its size loses the deep, likely branch.",
     mutant=edit(
         (
             _TREE,
@@ -120,7 +120,8 @@ def breadth_first_order(submission: Submission, rng: np.random.Generator) -> Non
 @trap(
     catches="row d of the draft is used for depth d instead of depth d + 1",
     severity="critical",
-    story="In one drafter the first slot is the anchor, no prediction; here every row is one.",
+    story="In one drafter the first slot is the anchor rather than a prediction; here every row is "
+    "a prediction.",
     mutant=edit((_RANKED, _RANKED.replace("in log_q", "in log_q[1:]"))),
 )
 def first_draft_row_skipped(submission: Submission, rng: np.random.Generator) -> None:
@@ -131,7 +132,7 @@ def first_draft_row_skipped(submission: Submission, rng: np.random.Generator) ->
 @trap(
     catches="the root is 0 and nodes count from 1 in `parents`",
     severity="critical",
-    story="Row numbers and node numbers differ by one, and are mixed up all the time.",
+    story="Row numbers and node numbers differ by one and are easily mixed up.",
     mutant=edit(("        parents.append(parent)\n", "        parents.append(parent + 1)\n")),
 )
 def parents_count_from_one(submission: Submission, rng: np.random.Generator) -> None:
@@ -158,7 +159,7 @@ def tie_deeper_first(submission: Submission, rng: np.random.Generator) -> None:
 @trap(
     catches="between equally heavy prefixes of one depth the one below the later node comes first",
     severity="minor",
-    story="The order of ties decides what a smaller budget keeps; it must not be left to chance.",
+    story="The order of ties decides what a smaller budget keeps, so the contract fixes it.",
     mutant=edit(
         (PUSH, PUSH.replace("depth, parent", "depth, -parent")),
         (POP, POP + "        parent = -parent\n"),
@@ -224,7 +225,7 @@ def weights_underflow(submission: Submission, rng: np.random.Generator) -> None:
 @trap(
     catches="weights are summed in float32",
     severity="minor",
-    story="A draft in half or single precision is normal; its sums deserve better.",
+    story="Drafts in half or single precision are normal; their sums need more precision.",
     mutant=edit((PUSH, PUSH.replace("-(above + value)", "-float(np.float32(above + value))"))),
 )
 def weights_in_float32(submission: Submission, rng: np.random.Generator) -> None:
@@ -254,7 +255,7 @@ def draft_normalised(submission: Submission, rng: np.random.Generator) -> None:
 @trap(
     catches="a budget above the number of possible prefixes fails",
     severity="major",
-    story="The heap runs dry, and its next pop is an error.",
+    story="The heap becomes empty, and the next pop raises an error.",
     mutant=edit((_WHILE, _WHILE.replace("heap and ", ""))),
 )
 def budget_over_all_prefixes(submission: Submission, rng: np.random.Generator) -> None:
@@ -267,7 +268,7 @@ def budget_over_all_prefixes(submission: Submission, rng: np.random.Generator) -
 @trap(
     catches="a budget of 0 still gives a node or fails",
     severity="minor",
-    story="Speculation switched off is a setting, and means plain decoding.",
+    story="A budget of 0 switches speculation off and means plain decoding.",
     mutant=edit((_RANKED, "    budget = max(budget, 1)\n" + _RANKED)),
 )
 def budget_zero(submission: Submission, rng: np.random.Generator) -> None:
@@ -278,7 +279,7 @@ def budget_zero(submission: Submission, rng: np.random.Generator) -> None:
 @trap(
     catches="the caller's draft is overwritten",
     severity="major",
-    story="Marking a token as taken by writing -inf into somebody else's array.",
+    story="A token is marked as taken by writing -inf into the caller's array.",
     mutant=edit(
         (
             "    log_q = checked_log_q(log_q)\n",
@@ -295,9 +296,9 @@ def draft_modified(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    catches="NaN, +inf, integers or a wrong rank are taken for a draft",
+    catches="NaN, +inf, integers or a wrong rank are accepted as a draft",
     severity="minor",
-    story="NaN compares false with everything and comes out as the heaviest.",
+    story="NaN compares false with everything and can come out as the heaviest.",
     mutant=edit(
         ("    if np.isnan(log_q).any() or np.isposinf(log_q).any():\n", "    if log_q is None:\n")
     ),
@@ -316,7 +317,7 @@ def bad_drafts_accepted(submission: Submission, rng: np.random.Generator) -> Non
 @trap(
     catches="a negative or fractional budget is accepted",
     severity="minor",
-    story="A slice with a negative end quietly means something else.",
+    story="A slice with a negative end silently means something else.",
     mutant=edit(('    budget = whole(budget, "budget", least=0)\n' + _RANKED, _RANKED)),
 )
 def negative_budget_accepted(submission: Submission, rng: np.random.Generator) -> None:

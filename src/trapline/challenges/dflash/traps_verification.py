@@ -20,10 +20,10 @@ _VERDICT = "    return path, choices[node + 1]\n"
 
 
 @trap(
-    catches="node i is judged by row i, the row of whatever stands before it",
+    catches="node i is judged by row i, the row of the node before it",
     severity="critical",
-    story="The pseudo-code that entrants were given took logits by position; two of five followed "
-    "it, and no test with a chain could show it.",
+    story="The pseudo-code given to the entrants took logits by position; two of five followed it, "
+    "and a test with a chain cannot show it.",
     mutant=edit(
         (
             _WALK,
@@ -60,8 +60,8 @@ def depth_wise_logits(submission: Submission, rng: np.random.Generator) -> None:
 @trap(
     catches="a node is accepted because its own token matches although its parent was rejected",
     severity="critical",
-    story="Subtree invalidation was the point of the exercise; without it a child of a rejected "
-    "node comes through.",
+    story="A child of a rejected node must be rejected too; without invalidating the subtree it "
+    "passes.",
     mutant=edit(
         (
             _WALK,
@@ -170,7 +170,7 @@ def bonus_repeats_the_path(submission: Submission, rng: np.random.Generator) -> 
 @trap(
     catches="at most one drafted token is accepted",
     severity="major",
-    story="The walk stops after its first step, and speculation gains next to nothing.",
+    story="The walk stops after its first step, and speculation gains almost nothing.",
     mutant=edit((_WALK, _WALK + "        break\n")),
 )
 def one_node_a_pass(submission: Submission, rng: np.random.Generator) -> None:
@@ -192,7 +192,7 @@ def path_of_rows(submission: Submission, rng: np.random.Generator) -> None:
 @trap(
     catches="the path lists tokens instead of node indices",
     severity="major",
-    story="Enough to print the text, useless to commit the cache.",
+    story="Tokens are enough to print the text, but not to compact the cache.",
     mutant=edit((_VERDICT, "    return [tokens[n] for n in path], choices[node + 1]\n")),
 )
 def path_of_tokens(submission: Submission, rng: np.random.Generator) -> None:
@@ -203,7 +203,7 @@ def path_of_tokens(submission: Submission, rng: np.random.Generator) -> None:
 @trap(
     catches="a tree without nodes fails",
     severity="minor",
-    story="Then the pass is plain decoding: no path, and the root's pick.",
+    story="The pass is then plain decoding: an empty path, and the pick at the root.",
     mutant=edit(
         (
             _WALK,

@@ -34,9 +34,9 @@ def arguments_survive(submission: Submission, arguments: Saved) -> None:
 
 
 @trap(
-    catches="out serves as scratch for dO·O",
+    catches="out is used as scratch space for dO·O",
     severity="critical",
-    story="out is saved for the caller too; an in-place product saves memory and ruins it.",
+    story="The caller still needs out; an in-place product saves memory and destroys it.",
     mutant=edit(("(dout * out).sum", "np.multiply(dout, out, out=out).sum")),
 )
 def out_overwritten(submission: Submission, rng: np.random.Generator) -> None:
@@ -46,7 +46,7 @@ def out_overwritten(submission: Submission, rng: np.random.Generator) -> None:
 @trap(
     catches="−inf in lse is replaced in place",
     severity="major",
-    story="Cleaning up an argument instead of a copy: the second backward call sees rows that look "
+    story="Modifying an argument instead of a copy: the second backward call sees rows that look "
     "visible.",
     mutant=edit(
         (
@@ -62,7 +62,7 @@ def lse_overwritten(submission: Submission, rng: np.random.Generator) -> None:
 @trap(
     catches="dout is scaled in place",
     severity="critical",
-    story="An upstream gradient feeds other branches as well.",
+    story="The upstream gradient is used by other branches too.",
     mutant=edit(
         (CHECKED, CHECKED + "    dout *= q.shape[3] ** -0.5\n"),
         (DSCORES, "dscores = weights * (dweights - delta[b, h, rows, None])"),
@@ -77,7 +77,7 @@ def dout_scaled_in_place(submission: Submission, rng: np.random.Generator) -> No
 @trap(
     catches="dout is read as if it were contiguous",
     severity="critical",
-    story="The gradient of a transposed view is a transposed view, that of a sum is one number "
+    story="The gradient of a transposed view is a transposed view; that of a sum is one number "
     "with strides of zero.",
     mutant=edit(
         (
@@ -100,7 +100,7 @@ def strides_of_dout_ignored(submission: Submission, rng: np.random.Generator) ->
 @trap(
     catches="float64 gradients pass through float32",
     severity="major",
-    story="Gradients checked against finite differences stop at 1e-7 for no visible reason.",
+    story="Gradients compared with finite differences then agree to 1e-7 only.",
     mutant=edit(
         (
             "dout[b, h, rows] @ v[b, g, cols].T",
@@ -115,7 +115,7 @@ def double_through_single(submission: Submission, rng: np.random.Generator) -> N
 @trap(
     catches="an axis of size one disappears on the way",
     severity="major",
-    story="squeeze() tidies up the axis that was meant, and every other that happens to be one.",
+    story="squeeze() removes the intended axis and every other axis of length one.",
     mutant=edit((SCORES, "scores = np.squeeze(q @ k[cols].T) * D**-0.5")),
 )
 def axes_of_one_squeezed(submission: Submission, rng: np.random.Generator) -> None:
@@ -127,7 +127,7 @@ def axes_of_one_squeezed(submission: Submission, rng: np.random.Generator) -> No
 @trap(
     catches="float32 inputs give float64 gradients",
     severity="minor",
-    story="An allocation without a dtype; the optimiser's state doubles.",
+    story="An allocation without a dtype; the optimiser's state doubles in size.",
     mutant=edit(("(np.zeros(x.shape, x.dtype) for x", "(np.zeros(x.shape) for x")),
 )
 def gradients_in_double(submission: Submission, rng: np.random.Generator) -> None:
@@ -199,7 +199,7 @@ def mask_for_all_pairs(submission: Submission, rng: np.random.Generator) -> None
 @trap(
     catches="S = 0 raises instead of giving zeros and empty arrays",
     severity="major",
-    story="A tile clamped to the number of keys is a step of zero.",
+    story="A tile clamped to the number of keys gives a step of zero.",
     mutant=edit((CHECKED, CHECKED + "    tile = min(tile, k.shape[2])\n")),
 )
 def no_keys(submission: Submission, rng: np.random.Generator) -> None:
@@ -232,9 +232,9 @@ def no_batch(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    catches="H that is no multiple of G is not refused with ValueError",
+    catches="an H that is not a multiple of G does not raise ValueError",
     severity="major",
-    story="Integer division rounds, and a head's gradient lands on the wrong key head.",
+    story="Integer division rounds, and a head's gradient is added to the wrong key head.",
     mutant=edit((" or q.shape[1] % k.shape[1]", "")),
 )
 def uneven_groups_accepted(submission: Submission, rng: np.random.Generator) -> None:
@@ -247,7 +247,7 @@ def uneven_groups_accepted(submission: Submission, rng: np.random.Generator) -> 
 @trap(
     catches="a negative tile makes every loop empty and gives zero gradients",
     severity="minor",
-    story="range(0, T, -3) is legal and empty: a model that quietly does not learn.",
+    story="range(0, T, -3) is legal and empty: the model silently does not learn.",
     mutant=edit(("if tile < 1:", "if tile == 0:")),
 )
 def negative_tile_accepted(submission: Submission, rng: np.random.Generator) -> None:
@@ -277,7 +277,7 @@ def dout_of_other_shape_accepted(submission: Submission, rng: np.random.Generato
 @trap(
     catches="an out that does not fit q is broadcast instead of refused",
     severity="minor",
-    story="A width or a length of 1 broadcasts without a word.",
+    story="A width or a length of 1 is broadcast silently.",
     mutant=edit(("out.shape != q.shape or lse", "lse")),
 )
 def out_of_other_shape_accepted(submission: Submission, rng: np.random.Generator) -> None:
@@ -292,7 +292,7 @@ def out_of_other_shape_accepted(submission: Submission, rng: np.random.Generator
 @trap(
     catches="an lse longer than q is accepted and cut off",
     severity="minor",
-    story="lse padded to a multiple of the tile, as some kernels save it, is another layout.",
+    story="Some kernels save lse padded to a multiple of the tile, which is another layout.",
     mutant=edit((" or lse.shape != q.shape[:3]", "")),
 )
 def lse_of_other_shape_accepted(submission: Submission, rng: np.random.Generator) -> None:

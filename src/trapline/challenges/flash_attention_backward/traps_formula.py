@@ -47,7 +47,7 @@ def dv_of_last_head_only(submission: Submission, rng: np.random.Generator) -> No
 @trap(
     catches="dk is the mean over the group instead of the sum",
     severity="critical",
-    story="Averaging looks like good manners; the learning rate of every key projection drops.",
+    story="Averaging looks plausible; the effective learning rate of every key projection drops.",
     mutant=edit((_RETURN, "    return dq, dk / (H // G), dv\n")),
 )
 def dk_averaged_over_group(submission: Submission, rng: np.random.Generator) -> None:
@@ -77,7 +77,7 @@ def dq_of_last_key_tile_only(submission: Submission, rng: np.random.Generator) -
 @trap(
     catches="dk holds the contribution of the last tile of queries only",
     severity="critical",
-    story="One tile of queries is all that a small test has.",
+    story="A small test has only one tile of queries.",
     mutant=edit(("dk[b, g, cols] += ", "dk[b, g, cols] = ")),
 )
 def dk_of_last_query_tile_only(submission: Submission, rng: np.random.Generator) -> None:
@@ -87,7 +87,7 @@ def dk_of_last_query_tile_only(submission: Submission, rng: np.random.Generator)
 @trap(
     catches="dv holds the contribution of the last tile of queries only",
     severity="critical",
-    story="One tile of queries is all that a small test has.",
+    story="A small test has only one tile of queries.",
     mutant=edit(("dv[b, g, cols] += ", "dv[b, g, cols] = ")),
 )
 def dv_of_last_query_tile_only(submission: Submission, rng: np.random.Generator) -> None:
@@ -100,7 +100,8 @@ def dv_of_last_query_tile_only(submission: Submission, rng: np.random.Generator)
 @trap(
     catches="dS = P·dP without the row sum D = rowsum(dO·O)",
     severity="critical",
-    story="The softmax's Jacobian is diag(p) − ppᵀ; the second half is the one that gets lost.",
+    story="The Jacobian of the softmax is diag(p) − ppᵀ, and its second term is the one that is "
+    "easily lost.",
     mutant=edit((DSCORES, "dscores = weights * dweights * D**-0.5")),
 )
 def delta_missing(submission: Submission, rng: np.random.Generator) -> None:
@@ -120,7 +121,7 @@ def delta_of_first_rows(submission: Submission, rng: np.random.Generator) -> Non
 @trap(
     catches="all heads use the D of the first",
     severity="critical",
-    story="D has one number per row and head; a stride too few and head 0 serves all.",
+    story="D has one number per row and head; with one stride missing, head 0 is used for all.",
     mutant=edit(("delta[b, h, rows, None]", "delta[b, 0, rows, None]")),
 )
 def delta_of_first_head(submission: Submission, rng: np.random.Generator) -> None:
@@ -151,9 +152,9 @@ def delta_over_one_tile_of_keys(submission: Submission, rng: np.random.Generator
 
 
 @trap(
-    catches="dS has the opposite sign, so that dq and dk point uphill",
+    catches="dS has the opposite sign, so that dq and dk have the wrong direction",
     severity="critical",
-    story="dv is right, and a test that looks at dv alone is content.",
+    story="dv is right, and a test that checks only dv passes.",
     mutant=edit(("(dweights - delta[b, h, rows, None])", "(delta[b, h, rows, None] - dweights)")),
 )
 def delta_with_wrong_sign(submission: Submission, rng: np.random.Generator) -> None:
@@ -196,7 +197,7 @@ def dk_without_scale(submission: Submission, rng: np.random.Generator) -> None:
 @trap(
     catches="dk is scaled once through q and once more at the end",
     severity="critical",
-    story="q was scaled on loading, and then the gradient was scaled as the formula says.",
+    story="q is scaled when it is loaded, and the gradient is scaled again as the formula says.",
     mutant=edit(
         (
             "dk[b, g, cols] += dscores.T @ q[b, h, rows]",
@@ -224,7 +225,7 @@ def weights_of_unscaled_scores(submission: Submission, rng: np.random.Generator)
 @trap(
     catches="weights are recomputed with a tile's maximum and without lse",
     severity="critical",
-    story="exp(s − max) looks like the forward pass; without the sum it is no probability.",
+    story="exp(s − max) looks like the forward pass; without the sum it is not a probability.",
     mutant=edit(
         (WEIGHTS, "return np.exp(scores - scores.max(axis=1, keepdims=True, initial=-1e300))")
     ),
@@ -236,7 +237,7 @@ def weights_not_normalised(submission: Submission, rng: np.random.Generator) -> 
 @trap(
     catches="lse is taken for a base-2 logarithm",
     severity="critical",
-    story="Kernels keep lse in base 2 and share it with a backward pass of another author.",
+    story="Kernels keep lse in base 2; a backward pass by another author may expect base e.",
     mutant=edit((WEIGHTS, "return np.exp2(scores - finite[:, None])")),
 )
 def weights_in_base_two(submission: Submission, rng: np.random.Generator) -> None:
@@ -268,8 +269,7 @@ def more_queries_than_keys(submission: Submission, rng: np.random.Generator, til
 @trap(
     catches="rows with lse = −inf turn into NaN gradients",
     severity="critical",
-    story="−inf − (−inf) again, this time from the saved lse; a NaN in one row reaches all of dk "
-    "and dv.",
+    story="−inf − (−inf), this time from the saved lse; a NaN in one row reaches all of dk and dv.",
     mutant=edit(("np.where(lse == -np.inf, 0, lse)", "lse")),
 )
 def empty_rows_nan(submission: Submission, rng: np.random.Generator) -> None:
@@ -280,7 +280,8 @@ def empty_rows_nan(submission: Submission, rng: np.random.Generator) -> None:
 @trap(
     catches="a finite mask minus a very negative lse: exp overflows in empty rows",
     severity="critical",
-    story="exp(s − lse) with lse near −inf is inf; the mask has to win before the subtraction.",
+    story="exp(s − lse) with lse near −inf is inf; the mask must be applied before the "
+    "subtraction.",
     mutant=edit(
         mask("    if causal:\n        scores[_hidden(position, rows, cols)] = -1e9\n"),
         ("np.where(lse == -np.inf, 0, lse)", "np.maximum(lse, -1e10)"),

@@ -28,7 +28,7 @@ _FORWARD_MASK = "position + 1:\n            scores[_hidden(position, rows, cols)
 @trap(
     catches="exp(m_new − m_old) instead of exp(m_old − m_new) in the forward pass",
     severity="critical",
-    story="Said to show only in the backward pass. It shows in out and in lse, with two tiles.",
+    story="Said to show only in the backward pass; with two tiles it shows in out and in lse.",
     mutant=edit(("np.exp(peak - origin)", "np.exp(np.where(peak == -np.inf, 0, origin - peak))")),
 )
 def forward_rescale_direction(submission: Submission, rng: np.random.Generator) -> None:
@@ -39,7 +39,8 @@ def forward_rescale_direction(submission: Submission, rng: np.random.Generator) 
 @trap(
     catches="one maximum for a whole tile of queries, so that rows with low scores underflow",
     severity="critical",
-    story="max() without an axis: one loud query silences its neighbours, and their lse is −inf.",
+    story="max() without an axis: one query with large scores makes the others underflow, and "
+    "their lse is −inf.",
     mutant=edit(("scores.max(axis=1)", "scores.max()")),
 )
 def forward_maximum_shared_by_rows(submission: Submission, rng: np.random.Generator) -> None:
@@ -59,9 +60,9 @@ def forward_empty_rows_nan(submission: Submission, rng: np.random.Generator) -> 
 
 
 @trap(
-    catches="lse lacks the maximum that was taken out",
+    catches="lse lacks the maximum that was subtracted",
     severity="critical",
-    story="out is right, and the backward pass that trusts lse is not.",
+    story="out is right, but a backward pass that uses lse is not.",
     mutant=edit(("peak + np.log(total)", "np.log(total)")),
 )
 def forward_lse_without_maximum(submission: Submission, rng: np.random.Generator) -> None:
@@ -107,8 +108,8 @@ def finite(answer: Any, arguments: Saved) -> None:
 @trap(
     catches="exp(s − lse) overflows where s and lse are rounded apart by more than 88",
     severity="major",
-    story="float32 numbers near 10¹² are 65536 apart; a saved lse one step below a score made "
-    "again in another order turns a probability into inf.",
+    story="float32 numbers near 10¹² are 65536 apart; when the saved lse is one step below a "
+    "recomputed score, a probability becomes inf.",
     mutant=edit((WEIGHTS, "return np.exp(scores - finite[:, None])")),
 )
 def huge_scores_overflow(submission: Submission, rng: np.random.Generator) -> None:
@@ -121,7 +122,7 @@ def huge_scores_overflow(submission: Submission, rng: np.random.Generator) -> No
 @trap(
     catches="dout of a row without keys overflows in a product before its weight 0 is applied",
     severity="major",
-    story="Nobody fills the gradient of a padded row; 0 · inf is NaN, and it reaches all of dk.",
+    story="The gradient of a padded row may hold any value; 0 · inf is NaN and reaches all of dk.",
     mutant=edit(("    dout = _heard(dout, lse)\n", "")),
 )
 def empty_rows_overflow(submission: Submission, rng: np.random.Generator) -> None:
@@ -154,8 +155,8 @@ def scores_below_sentinel(submission: Submission, rng: np.random.Generator) -> N
 @trap(
     catches="a row whose out is 0 is taken for one that sees no key",
     severity="major",
-    story="An empty row has out 0, but so has every row over values that are zero: a layer whose "
-    "value projection starts at zero would never learn.",
+    story="An empty row has out 0, but so has every row whose values are zero: a layer whose value "
+    "projection starts at zero would never learn.",
     mutant=edit(("_heard(dout, lse)", "_heard(dout, np.where(out.any(axis=-1), lse, -np.inf))")),
 )
 def zero_output_taken_for_empty_row(submission: Submission, rng: np.random.Generator) -> None:
@@ -166,7 +167,8 @@ def zero_output_taken_for_empty_row(submission: Submission, rng: np.random.Gener
 @trap(
     catches="weights below 1e-8 are set to 0, also in float64",
     severity="minor",
-    story="A threshold that float32 cannot feel; in float64 it costs half of the digits.",
+    story="The threshold is below float32's rounding error; in float64 it costs half of the "
+    "digits.",
     mutant=edit(
         (
             WEIGHTS,
@@ -181,9 +183,9 @@ def small_weights_dropped(submission: Submission, rng: np.random.Generator) -> N
 
 
 @trap(
-    catches="an integer out or lse is accepted, because only dout is looked at",
+    catches="an integer out or lse is accepted, because only dout is checked",
     severity="minor",
-    story="Saved arrays are trusted as one's own, but they may come from anywhere.",
+    story="Saved arrays are trusted, but the caller may pass any array.",
     mutant=edit(("for x in (dout, out, lse))", "for x in (dout,))")),
 )
 def integers_in_saved_accepted(submission: Submission, rng: np.random.Generator) -> None:

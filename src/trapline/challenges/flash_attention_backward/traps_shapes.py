@@ -26,9 +26,9 @@ def causal_square(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    catches="the backward pass forgets the causal mask",
+    catches="the backward pass omits the causal mask",
     severity="critical",
-    story="Skipping hidden tiles is there, the mask inside the diagonal tile is not.",
+    story="Hidden tiles are skipped, but the mask inside the diagonal tile is missing.",
     mutant=edit(mask("")),
 )
 def mask_missing(submission: Submission, rng: np.random.Generator) -> None:
@@ -38,7 +38,7 @@ def mask_missing(submission: Submission, rng: np.random.Generator) -> None:
 @trap(
     catches="the backward mask hides the diagonal",
     severity="critical",
-    story="≥ for > in one of two masks that must be the same.",
+    story="≥ instead of > in one of two masks that must be the same.",
     mutant=edit(
         mask("    if causal:\n        scores[_hidden(position - 1, rows, cols)] = -np.inf\n")
     ),
@@ -62,7 +62,7 @@ def mask_sees_next_key(submission: Submission, rng: np.random.Generator) -> None
 @trap(
     catches="the backward mask is aligned to the first key, the forward one to the last",
     severity="critical",
-    story="Square training never shows it; training on a cached prefix does.",
+    story="Training with T = S never shows it; training on a cached prefix does.",
     mutant=edit(("position = top + S - T", "position = top")),
 )
 def mask_aligned_top_left(submission: Submission, rng: np.random.Generator) -> None:
@@ -73,7 +73,7 @@ def mask_aligned_top_left(submission: Submission, rng: np.random.Generator) -> N
 @trap(
     catches="hidden scores are set to 0 instead of −inf, so hidden keys get weight exp(−lse)",
     severity="critical",
-    story="Known from kernels' tails: it is the weight that must be zero, not the score.",
+    story="Kernels have this bug in tails: the weight must be zero, not the score.",
     mutant=edit(mask("    if causal:\n        scores[_hidden(position, rows, cols)] = 0\n")),
 )
 def mask_zeroes_scores(submission: Submission, rng: np.random.Generator) -> None:
@@ -95,8 +95,8 @@ def mask_above_real_logits(submission: Submission, rng: np.random.Generator) -> 
 @trap(
     catches="the loop over queries ends at the first hidden tile although later rows see the keys",
     severity="critical",
-    story="Called fragile in the published field: with keys outside and queries inside, the hidden "
-    "tiles come first.",
+    story="Called fragile in the published field: with keys in the outer and queries in the inner "
+    "loop, the hidden tiles come first.",
     mutant=edit(("continue  # these", "break  # these")),
 )
 def break_instead_of_continue(submission: Submission, rng: np.random.Generator) -> None:
@@ -143,7 +143,7 @@ def last_query_tile_dropped(submission: Submission, rng: np.random.Generator) ->
 @trap(
     catches="a tile larger than the sequence is refused or answered wrongly",
     severity="major",
-    story="The default tile of 64 meets five tokens.",
+    story="The default tile of 64 is larger than a sequence of five tokens.",
     mutant=edit(
         (
             CHECKED,
@@ -192,7 +192,7 @@ def groups_by_wrong_divisor(submission: Submission, rng: np.random.Generator) ->
 @trap(
     catches="all rows of a batch read the values of the first",
     severity="critical",
-    story="Tests with B = 1 never notice.",
+    story="Tests with B = 1 cannot show it.",
     mutant=edit(("dout[b, h, rows] @ v[b, g, cols].T", "dout[b, h, rows] @ v[0, g, cols].T")),
 )
 def batch_shares_values(submission: Submission, rng: np.random.Generator) -> None:
@@ -224,7 +224,7 @@ def needs_its_own_forward(submission: Submission, rng: np.random.Generator) -> N
 @trap(
     catches="a buffer kept between calls still holds the last gradients",
     severity="critical",
-    story="A workspace reused to save an allocation, and not cleared.",
+    story="A workspace is reused to save an allocation and is not cleared.",
     mutant=edit(
         (_BUFFERS, _BUFFERS + "\n_SPARE = {}\n"),
         (

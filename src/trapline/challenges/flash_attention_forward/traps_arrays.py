@@ -29,7 +29,8 @@ _CHECKED = "    _check(q, k, v, tile)\n"
 @trap(
     catches="S = 0 raises (maximum of an empty axis) instead of giving zeros and −inf",
     severity="major",
-    story="An empty cache on the first step, a document of no tokens in a packed batch.",
+    story="It happens with an empty cache on the first step, or an empty document in a packed "
+    "batch.",
     mutant=edit((KEY_LOOP, "for start in range(0, max(stop, 1), tile):")),
 )
 def no_keys(submission: Submission, rng: np.random.Generator) -> None:
@@ -40,7 +41,7 @@ def no_keys(submission: Submission, rng: np.random.Generator) -> None:
 @trap(
     catches="T = 0 raises (a tile clamped to zero) instead of giving empty arrays",
     severity="minor",
-    story="A scheduler that hands over a request with nothing new to compute.",
+    story="It happens when a scheduler passes a request with nothing new to compute.",
     mutant=edit((_CHECKED, _CHECKED + "    tile = min(tile, q.shape[2])\n")),
 )
 def no_queries(submission: Submission, rng: np.random.Generator) -> None:
@@ -91,8 +92,8 @@ def strides_ignored(submission: Submission, rng: np.random.Generator) -> None:
 @trap(
     catches="q is scaled in place",
     severity="critical",
-    story="The second call with the same q then answers something else; here the arguments are "
-    "looked at after the call.",
+    story="A second call with the same q then returns another result; the check compares the "
+    "arguments after the call.",
     mutant=edit(("q = q * D**-0.5", "q *= D**-0.5")),
 )
 def inputs_modified(submission: Submission, rng: np.random.Generator) -> None:
@@ -107,7 +108,7 @@ def inputs_modified(submission: Submission, rng: np.random.Generator) -> None:
 @trap(
     catches="float64 inputs pass through float32",
     severity="major",
-    story="The dtype that comes out says double, the digits say single: 1e-8 where 1e-15 is due.",
+    story="The result has dtype float64 but single precision: errors of 1e-8 instead of 1e-15.",
     mutant=edit(("q = q * D**-0.5", "q = (q * D**-0.5).astype(np.float32)")),
 )
 def double_through_single(submission: Submission, rng: np.random.Generator) -> None:
@@ -118,7 +119,7 @@ def double_through_single(submission: Submission, rng: np.random.Generator) -> N
 @trap(
     catches="float32 inputs pass through float16",
     severity="critical",
-    story="What is usual inside a tensor core is not what a caller with float32 asked for.",
+    story="Tensor cores often use half precision inside; a caller with float32 did not ask for it.",
     mutant=edit(
         (
             "scores = q @ k[cols].T",
@@ -136,7 +137,7 @@ def single_through_half(submission: Submission, rng: np.random.Generator) -> Non
 @trap(
     catches="an axis of size one disappears on the way",
     severity="major",
-    story="squeeze() tidies up the axis that was meant, and every other that happens to be one.",
+    story="squeeze() removes the intended axis and every other axis of length one.",
     mutant=edit(("scores = q @ k[cols].T", "scores = np.squeeze(q @ k[cols].T)")),
 )
 def axes_of_one_squeezed(submission: Submission, rng: np.random.Generator) -> None:
@@ -149,7 +150,7 @@ def axes_of_one_squeezed(submission: Submission, rng: np.random.Generator) -> No
 @trap(
     catches="float32 inputs give a float64 output",
     severity="minor",
-    story="1/np.sqrt(D) is a float64 scalar and quietly promotes everything it meets.",
+    story="1/np.sqrt(D) is a float64 scalar and silently promotes what it is multiplied with.",
     mutant=edit(("np.zeros((B, H, T, D), q.dtype)", "np.zeros((B, H, T, D))")),
 )
 def output_in_double(submission: Submission, rng: np.random.Generator) -> None:
@@ -159,7 +160,7 @@ def output_in_double(submission: Submission, rng: np.random.Generator) -> None:
 @trap(
     catches="an answer is kept from an earlier call of the same shape",
     severity="critical",
-    story="A memo keyed by shape makes any benchmark look wonderful.",
+    story="A memo keyed by shape makes any benchmark look fast.",
     mutant=edit(
         ("import numpy as np\n", "import numpy as np\n\n_ANSWERS = {}\n"),
         (
@@ -190,8 +191,8 @@ def memory_rise(submission: Submission, rng: np.random.Generator) -> tuple[int, 
 @trap(
     catches="memory that grows as T·S: the whole score matrix is held",
     severity="critical",
-    story="The one thing flash attention is for. 4608 queries and keys have 81 MiB of scores; half "
-    "of that is far more than tiles and accumulators need.",
+    story="Avoiding this is the purpose of flash attention. 4608 queries and keys have 81 MiB of "
+    "scores; half of that is far more than tiles and accumulators need.",
     mutant=edit((_CHECKED, _CHECKED + "    tile = max(q.shape[2], k.shape[2], 1)\n")),
 )
 def score_matrix_in_memory(submission: Submission, rng: np.random.Generator) -> None:
@@ -223,9 +224,9 @@ def mask_for_all_pairs(submission: Submission, rng: np.random.Generator) -> None
 
 
 @trap(
-    catches="H that is no multiple of G is not refused with ValueError",
+    catches="an H that is not a multiple of G does not raise ValueError",
     severity="major",
-    story="Integer division rounds, the last heads read beyond the end or share silently.",
+    story="Integer division rounds: the last heads read beyond the end or silently share a head.",
     mutant=edit((" or q.shape[1] % k.shape[1]", "")),
 )
 def uneven_groups_accepted(submission: Submission, rng: np.random.Generator) -> None:
@@ -237,7 +238,7 @@ def uneven_groups_accepted(submission: Submission, rng: np.random.Generator) -> 
 @trap(
     catches="a negative tile makes every loop empty and gives zeros",
     severity="minor",
-    story="range(0, T, -3) is legal and empty: no error, no attention.",
+    story="range(0, T, -3) is legal and empty: it returns zeros without an error.",
     mutant=edit(("if tile < 1:", "if tile == 0:")),
 )
 def negative_tile_accepted(submission: Submission, rng: np.random.Generator) -> None:
@@ -271,7 +272,7 @@ def complex_accepted(submission: Submission, rng: np.random.Generator) -> None:
 @trap(
     catches="v may be longer than k, and its tail is ignored",
     severity="minor",
-    story="A cache whose keys and values disagree is a bug upstream; slicing hides it.",
+    story="Keys and values of different length are a bug of the caller; slicing hides it.",
     mutant=edit(("k.shape != v.shape or ", "")),
 )
 def longer_values_accepted(submission: Submission, rng: np.random.Generator) -> None:
@@ -282,7 +283,7 @@ def longer_values_accepted(submission: Submission, rng: np.random.Generator) -> 
 @trap(
     catches="keys of more batch rows than queries are accepted and the rest ignored",
     severity="minor",
-    story="Loops over q's batch never look at what else came along.",
+    story="Loops over q's batch ignore the other rows of k and v.",
     mutant=edit(
         ("(q.shape[0], q.shape[3]) != (k.shape[0], k.shape[3])", "q.shape[3] != k.shape[3]")
     ),
@@ -295,7 +296,7 @@ def larger_batch_of_keys_accepted(submission: Submission, rng: np.random.Generat
 @trap(
     catches="v of width 1 is broadcast over the width of q",
     severity="minor",
-    story="Any other width fails by itself in an addition; one column fits everywhere.",
+    story="Any other width raises an error in an addition; one column is broadcast.",
     mutant=edit(("k.shape != v.shape", "k.shape[:3] != v.shape[:3]")),
 )
 def one_column_of_values_accepted(submission: Submission, rng: np.random.Generator) -> None:
@@ -308,10 +309,10 @@ def one_column_of_values_accepted(submission: Submission, rng: np.random.Generat
 
 
 @trap(
-    catches="only q's dtype is looked at; integer keys or values are promoted silently",
+    catches="only q's dtype is checked; integer keys or values are promoted silently",
     severity="minor",
-    story="Outputs have the dtype of q, so q is the one that gets checked; a quantised cache that "
-    "was never dequantised comes in through k and v.",
+    story="Outputs have the dtype of q, so only q is checked; a quantised cache that was never "
+    "dequantised comes in through k and v.",
     mutant=edit(("for x in (q, k, v))", "for x in (q, k))")),
 )
 def integers_in_one_array_accepted(submission: Submission, rng: np.random.Generator) -> None:
@@ -325,8 +326,8 @@ def integers_in_one_array_accepted(submission: Submission, rng: np.random.Genera
 @trap(
     catches="an early return for empty arrays comes before the checks",
     severity="minor",
-    story="The shortcut is added last and put first; a wrong number of heads then shows up only "
-    "when the first token arrives.",
+    story="The shortcut is added last and placed first; a wrong number of heads is then reported "
+    "only for non-empty input.",
     mutant=edit(
         (
             _CHECKED,

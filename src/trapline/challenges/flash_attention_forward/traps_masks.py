@@ -19,8 +19,8 @@ _STOP = "stop = min(len(k), position + rows) if causal else len(k)"
 @trap(
     catches="a query does not see its own key (≥ instead of > in the mask)",
     severity="critical",
-    story="Row 0 of a square causal problem sees exactly key 0, so its output is v₀: the check one "
-    "entrant of the published field made and the others left out.",
+    story="Row 0 of a square causal problem sees exactly key 0, so its output is v₀: one entrant "
+    "of the published field checked this and the others did not.",
     mutant=edit(
         ("np.arange(cols.start, cols.stop) > np", "np.arange(cols.start, cols.stop) >= np")
     ),
@@ -35,7 +35,8 @@ def causal_row_zero(submission: Submission, rng: np.random.Generator) -> None:
 @trap(
     catches="the mask lets through one key of the future",
     severity="critical",
-    story="triu(k=2) for triu(k=1): training loss falls wonderfully, the answer is visible.",
+    story="triu(k=2) instead of triu(k=1): the training loss falls quickly because the target is "
+    "visible.",
     mutant=edit(
         ("np.arange(position, position + rows)", "np.arange(position + 1, position + 1 + rows)")
     ),
@@ -61,8 +62,8 @@ def causal_aligned_top_left(submission: Submission, rng: np.random.Generator) ->
 @trap(
     catches="a mask from triu(k=1−T), which masks nothing",
     severity="critical",
-    story="Seen in the published field: right for a single decoded token by accident, and no mask "
-    "at all for a prompt.",
+    story="Seen in the published field: right for a single decoded token by accident, and without "
+    "any effect on a prompt.",
     mutant=edit(
         (
             "np.arange(cols.start, cols.stop) > np.arange(position, position + rows)[:, None]",
@@ -96,8 +97,8 @@ def break_instead_of_continue(submission: Submission, rng: np.random.Generator) 
 @trap(
     catches="the bound of the key loop leaves out the last visible key",
     severity="critical",
-    story="Skipping masked tiles saves half the work; an end one short loses the diagonal of the "
-    "last row of each tile.",
+    story="Skipping masked tiles saves half the work; an end that is one too small loses the "
+    "diagonal of the last row of each tile.",
     mutant=edit((_STOP, _STOP.replace("rows)", "rows - 1)"))),
 )
 def diagonal_key_skipped(submission: Submission, rng: np.random.Generator) -> None:
@@ -107,7 +108,7 @@ def diagonal_key_skipped(submission: Submission, rng: np.random.Generator) -> No
 @trap(
     catches="the mask is applied only where query tile and key tile start at the same index",
     severity="critical",
-    story="True of square problems. With T ≠ S the diagonal crosses tiles at any place.",
+    story="This holds for square problems; with T ≠ S the diagonal can cross a tile anywhere.",
     mutant=edit(("cols.stop > position + 1", "cols.start == position")),
 )
 def mask_only_on_aligned_tile(submission: Submission, rng: np.random.Generator) -> None:
@@ -118,7 +119,7 @@ def mask_only_on_aligned_tile(submission: Submission, rng: np.random.Generator) 
 @trap(
     catches="positions start again at zero in every tile of queries",
     severity="critical",
-    story="Every tile after the first sees too little; a test with one tile cannot tell.",
+    story="Every tile after the first sees too few keys; a test with one tile cannot show it.",
     mutant=edit(("start + S - T, causal", "S - T, causal")),
 )
 def query_tile_offset_forgotten(submission: Submission, rng: np.random.Generator) -> None:
@@ -158,7 +159,7 @@ def finite_mask_above_real_logits(submission: Submission, rng: np.random.Generat
 @trap(
     catches="the log-sum-exp of a row without keys is not −inf",
     severity="major",
-    story="A well-known kernel answered +inf; merging such partial results drops the other part.",
+    story="A well-known kernel returned +inf; merging such partial results drops the other part.",
     mutant=edit(("peak + np.log(total), -np.inf)", "peak + np.log(total), np.inf)")),
 )
 def empty_row_lse_plus_infinity(submission: Submission, rng: np.random.Generator) -> None:
@@ -172,7 +173,7 @@ def empty_row_lse_plus_infinity(submission: Submission, rng: np.random.Generator
 @trap(
     catches="0 / 0 in rows that see no key",
     severity="critical",
-    story="More queries than keys under a bottom-right mask leave rows with nothing to normalise.",
+    story="More queries than keys under a bottom-right mask leave rows without any visible key.",
     mutant=edit(("total = np.where(seen, total, 1)", "total = total * 1")),
 )
 def empty_row_divides_by_zero(submission: Submission, rng: np.random.Generator) -> None:

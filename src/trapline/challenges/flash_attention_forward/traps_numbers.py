@@ -34,7 +34,7 @@ def scores_below_sentinel(submission: Submission, rng: np.random.Generator) -> N
     catches="the correction is left out while the maximum rises by less than 1e-6",
     severity="minor",
     story="Skipping needless rescaling is a real speed-up when the old maximum is kept; with the "
-    "new one every skipped step is an error, far above float64's.",
+    "new one every skipped step is an error far above float64's rounding.",
     mutant=edit(
         ("np.exp(peak - origin)", "np.exp(np.where(origin - peak < 1e-6, 0, peak - origin))")
     ),
@@ -46,7 +46,8 @@ def small_rise_not_rescaled(submission: Submission, rng: np.random.Generator) ->
 @trap(
     catches="weights below 1e-8 are set to 0, also in float64",
     severity="minor",
-    story="A threshold that float32 cannot feel; in float64 it costs half of the digits.",
+    story="The threshold is below float32's rounding error; in float64 it costs half of the "
+    "digits.",
     mutant=edit(
         (
             "weights = np.exp(scores - origin[:, None])",

@@ -23,7 +23,7 @@ def lse_is_right(submission: Submission, rng: np.random.Generator, logits: list[
 @trap(
     catches="the log-sum-exp in base 2, as kernels keep it",
     severity="major",
-    story="exp2 is what the hardware has; the conversion back is what the backward pass relies on.",
+    story="The hardware computes exp2; the backward pass relies on the conversion back.",
     mutant=edit((LSE, "peak / np.log(2) + np.log2(total)")),
 )
 def lse_in_base_two(submission: Submission, rng: np.random.Generator) -> None:
@@ -33,7 +33,7 @@ def lse_in_base_two(submission: Submission, rng: np.random.Generator) -> None:
 @trap(
     catches="log of the shifted sum: the maximum is not added back",
     severity="critical",
-    story="The output is right either way, so only whoever uses lse finds out.",
+    story="The output is right either way; only code that uses lse is affected.",
     mutant=edit((LSE, "np.log(total)")),
 )
 def lse_without_maximum(submission: Submission, rng: np.random.Generator) -> None:
@@ -53,7 +53,7 @@ def lse_of_unscaled_scores(submission: Submission, rng: np.random.Generator) -> 
 @trap(
     catches="lse combines the total sum with the maximum of the last tile only",
     severity="critical",
-    story="A local variable of the loop survives it and looks like the running maximum.",
+    story="A local variable of the loop is used after it in place of the running maximum.",
     mutant=edit(
         (
             "        peak = new_peak\n",
@@ -69,7 +69,7 @@ def lse_with_last_tile_maximum(submission: Submission, rng: np.random.Generator)
 @trap(
     catches="lse of float32 inputs comes back in float64",
     severity="minor",
-    story="An allocation without a dtype; downstream, everything that touches it doubles in size.",
+    story="An allocation without a dtype; everything computed from it doubles in size.",
     mutant=edit(("np.zeros((B, H, T), q.dtype)", "np.zeros((B, H, T))")),
 )
 def lse_in_double(submission: Submission, rng: np.random.Generator) -> None:
@@ -84,7 +84,7 @@ def lse_in_double(submission: Submission, rng: np.random.Generator) -> None:
 @trap(
     catches="dot products are not divided by √D",
     severity="critical",
-    story="The softmax is sharper than trained for; outputs look plausible.",
+    story="The softmax is sharper than the model was trained for; outputs look plausible.",
     mutant=edit(("q = q * D**-0.5", "q = q * 1")),
 )
 def scale_missing(submission: Submission, rng: np.random.Generator) -> None:
@@ -104,7 +104,8 @@ def scale_without_root(submission: Submission, rng: np.random.Generator) -> None
 @trap(
     catches="the scale comes from a width padded to a power of two",
     severity="critical",
-    story="Head widths of 80 or 96 are padded to 128 for the hardware, and the scale follows.",
+    story="Head widths of 80 or 96 are padded to 128 for the hardware, and the scale uses the "
+    "padded width.",
     mutant=edit(("q = q * D**-0.5", "q = q * (1 << (D - 1).bit_length()) ** -0.5")),
 )
 def scale_of_padded_width(submission: Submission, rng: np.random.Generator) -> None:
@@ -118,7 +119,8 @@ def scale_of_padded_width(submission: Submission, rng: np.random.Generator) -> N
 @trap(
     catches="query head h reads kv head h mod G instead of h // (H/G)",
     severity="critical",
-    story="np.tile for np.repeat: all shapes fit; a model with grouped heads talks nonsense.",
+    story="np.tile instead of np.repeat: all shapes fit, and a model with grouped heads generates "
+    "nonsense.",
     mutant=edit(("h // (H // G)", "h % G")),
 )
 def groups_by_tiling(submission: Submission, rng: np.random.Generator) -> None:
@@ -139,7 +141,7 @@ def groups_by_wrong_divisor(submission: Submission, rng: np.random.Generator) ->
 @trap(
     catches="keys are taken per group, values from the first head",
     severity="critical",
-    story="Two index expressions, one of them updated when grouped heads were added.",
+    story="Of two index expressions only one is updated for grouped heads.",
     mutant=edit(("v[b, g], start", "v[b, 0], start")),
 )
 def values_of_first_head(submission: Submission, rng: np.random.Generator) -> None:
@@ -149,7 +151,7 @@ def values_of_first_head(submission: Submission, rng: np.random.Generator) -> No
 @trap(
     catches="all rows of a batch read the keys and values of the first",
     severity="critical",
-    story="Tests with B = 1 never notice; in serving, one user sees another's context.",
+    story="Tests with B = 1 cannot show it; in serving, one user sees another's context.",
     mutant=edit(("k[b, g], v[b, g]", "k[0, g], v[0, g]")),
 )
 def batch_shares_keys(submission: Submission, rng: np.random.Generator) -> None:

@@ -15,7 +15,7 @@ from trapline.challenges.flash_attention_forward.solution_lines import KEY_LOOP,
     catches="exp(m_new − m_old) instead of exp(m_old − m_new) when the running maximum grows",
     severity="critical",
     story="A published comparison calls this the most common bug of open implementations and says "
-    "that forward tests cannot see it. They can, as soon as there are two tiles.",
+    "that forward tests cannot see it; with two tiles they can.",
     mutant=edit(("np.exp(peak - origin)", "np.exp(np.where(peak == -np.inf, 0, origin - peak))")),
 )
 def rescale_direction(submission: Submission, rng: np.random.Generator) -> None:
@@ -26,7 +26,7 @@ def rescale_direction(submission: Submission, rng: np.random.Generator) -> None:
 @trap(
     catches="the accumulated output keeps the weight of an outdated maximum",
     severity="critical",
-    story="The sum is corrected and the output next to it is not; with one tile nothing shows.",
+    story="The sum is corrected and the output is not; a test with one tile cannot show it.",
     mutant=edit(
         ("weighted = weighted * correction[:, None] + weights", "weighted = weighted + weights")
     ),
@@ -51,8 +51,8 @@ def sum_not_rescaled(submission: Submission, rng: np.random.Generator) -> None:
 @trap(
     catches="each tile subtracts its own maximum, so a later, lower tile overflows the correction",
     severity="critical",
-    story="Mathematically the same, and right on random data; a strong first key (an attention "
-    "sink) followed by ordinary ones overflows.",
+    story="Mathematically equal and right on random data; a strong first key (an attention sink) "
+    "followed by ordinary ones overflows.",
     mutant=edit(("np.maximum(peak, scores.max(axis=1))", "scores.max(axis=1)")),
 )
 def running_maximum_forgotten(submission: Submission, rng: np.random.Generator) -> None:
@@ -63,8 +63,8 @@ def running_maximum_forgotten(submission: Submission, rng: np.random.Generator) 
 @trap(
     catches="one maximum for a whole tile, so that rows with low scores underflow",
     severity="critical",
-    story="max() without an axis: right while all rows have scores of the same size, then one loud "
-    "query silences its neighbours.",
+    story="max() without an axis: right while all rows have scores of similar size; one query with "
+    "large scores makes the others underflow.",
     mutant=edit(("scores.max(axis=1)", "scores.max()")),
 )
 def maximum_shared_by_rows(submission: Submission, rng: np.random.Generator) -> None:
@@ -74,10 +74,10 @@ def maximum_shared_by_rows(submission: Submission, rng: np.random.Generator) -> 
 
 
 @trap(
-    catches="−inf − (−inf) = NaN for a row whose first tile is masked whole",
+    catches="−inf − (−inf) = NaN for a row whose first tile is fully masked",
     severity="critical",
-    story="The hazard every grader of this task asks about: rows that have seen no key yet share a "
-    "tile with rows that have.",
+    story="A well-known hazard of the task: rows that have seen no key yet share a tile with rows "
+    "that have.",
     mutant=edit((ORIGIN, "new_peak")),
 )
 def fully_masked_tile_nan(submission: Submission, rng: np.random.Generator) -> None:
@@ -89,7 +89,7 @@ def fully_masked_tile_nan(submission: Submission, rng: np.random.Generator) -> N
     catches="exp of raw logits overflows",
     severity="critical",
     story="Logits of ±10⁴ come from untrained or quantised models; a softmax without its maximum "
-    "answers NaN there and is right everywhere else.",
+    "returns NaN there and is right everywhere else.",
     mutant=edit(
         (ORIGIN, "np.zeros_like(new_peak)"),
         ("np.exp(peak - origin)", "np.ones_like(peak)"),
@@ -105,7 +105,7 @@ def exponent_without_maximum(submission: Submission, rng: np.random.Generator) -
     catches="a running maximum that starts at 0 instead of −inf",
     severity="critical",
     story="Zero looks like a harmless start; rows whose logits are all far below it underflow to "
-    "nothing.",
+    "zero.",
     mutant=edit(("peak = np.full(rows, -np.inf, q.dtype)", "peak = np.zeros(rows, q.dtype)")),
 )
 def maximum_starts_at_zero(submission: Submission, rng: np.random.Generator) -> None:
@@ -138,7 +138,7 @@ def tiles_averaged(submission: Submission, rng: np.random.Generator) -> None:
 @trap(
     catches="keys behind the last whole tile are never read",
     severity="critical",
-    story="Lengths in tests are powers of two; 300 keys in tiles of 97 are not.",
+    story="Test lengths are often powers of two; 300 keys in tiles of 97 leave a remainder.",
     mutant=edit((KEY_LOOP, "for start in range(0, stop - stop % tile, tile):")),
 )
 def last_key_tile_dropped(submission: Submission, rng: np.random.Generator) -> None:
@@ -148,7 +148,7 @@ def last_key_tile_dropped(submission: Submission, rng: np.random.Generator) -> N
 @trap(
     catches="queries behind the last whole tile stay zero",
     severity="critical",
-    story="The same off-by-a-tile on the other axis: 300 queries in tiles of 97.",
+    story="The same error on the other axis: 300 queries in tiles of 97.",
     mutant=edit(("for start in range(0, T, tile):", "for start in range(0, T - T % tile, tile):")),
 )
 def last_query_tile_dropped(submission: Submission, rng: np.random.Generator) -> None:
@@ -158,7 +158,7 @@ def last_query_tile_dropped(submission: Submission, rng: np.random.Generator) ->
 @trap(
     catches="a tile larger than the sequence is refused or answered wrongly",
     severity="major",
-    story="A default tile of 64 meets a prompt of five tokens on the first day of use.",
+    story="The default tile of 64 is larger than a prompt of five tokens.",
     mutant=edit(("if tile < 1:", "if tile < 1 or tile > k.shape[2] > 0:")),
 )
 def tile_larger_than_sequence_refused(submission: Submission, rng: np.random.Generator) -> None:
@@ -167,9 +167,9 @@ def tile_larger_than_sequence_refused(submission: Submission, rng: np.random.Gen
 
 
 @trap(
-    catches="tiles that are no power of two are refused",
+    catches="tiles that are not a power of two are refused",
     severity="minor",
-    story="A habit from kernels, where it is a rule, carried into an interface without it.",
+    story="A rule of GPU kernels applied to an interface that does not have it.",
     mutant=edit(("if tile < 1:", "if tile < 1 or tile & (tile - 1):")),
 )
 def tile_must_be_power_of_two(submission: Submission, rng: np.random.Generator) -> None:
@@ -181,8 +181,8 @@ def tile_must_be_power_of_two(submission: Submission, rng: np.random.Generator) 
 @trap(
     catches="the zeros that fill up the last tile take part in the softmax",
     severity="critical",
-    story="A tail is padded with zeros, a zero key has logit 0, and 0 is a large logit in a row "
-    "whose real ones are negative.",
+    story="The tail is padded with zeros; a zero key has logit 0, which is large in a row whose "
+    "real logits are negative.",
     mutant=edit(
         (
             "scores = q @ k[cols].T",

@@ -34,9 +34,9 @@ GROWTH = 2_000_000
 
 
 @trap(
-    catches="NaN ignored, or found only where it happens to be looked at",
+    catches="NaN is ignored, or found only in some positions",
     severity="critical",
-    story="A NaN compares false with everything: heaps skip it, and a broken model goes unnoticed.",
+    story="NaN compares false with everything: heaps skip it, and a broken model goes unnoticed.",
     mutant=edit((_TILE_MAX, "tile_max = np.fmax.reduce(tile)")),
 )
 def nan_passes(submission: Submission, rng: Rng) -> None:
@@ -49,7 +49,7 @@ def nan_passes(submission: Submission, rng: Rng) -> None:
 @trap(
     catches="+inf answered with NaN or with probability 1",
     severity="major",
-    story="An overflow upstream looked like a very sure model.",
+    story="An overflow in an earlier layer then looks like a very confident model.",
     mutant=edit((_NOT_FINITE, "if np.isnan(tile_max):")),
 )
 def plus_infinity_passes(submission: Submission, rng: Rng) -> None:
@@ -60,7 +60,8 @@ def plus_infinity_passes(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    catches="a row of nothing but −inf answered with NaN, zeros or a uniform guess",
+    catches="a row in which every logit is −inf is answered with NaN, zeros or a uniform "
+    "distribution",
     severity="major",
     story="A grammar without a legal continuation must be an error, not token 0.",
     mutant=edit((_ALL_MASKED, "    if False:\n")),
@@ -75,7 +76,7 @@ def all_masked_row_passes(submission: Submission, rng: Rng) -> None:
 @trap(
     catches="k below 1 or above V silently corrected",
     severity="major",
-    story="k = 0 meant 'off' in one caller and 'nothing' in another.",
+    story="k = 0 can mean 'off' to one caller and 'nothing' to another.",
     mutant=edit(
         ("if not 1 <= k <= logits.shape[1]:", "if k is None:"),
         (_CHECKED, _CHECKED + "    k = min(max(k, 1), logits.shape[1])\n"),
@@ -89,9 +90,9 @@ def k_clamped(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    catches="integer or complex logits computed instead of refused",
+    catches="integer or complex logits are computed instead of refused",
     severity="minor",
-    story="Quantised codes were ranked as if they were logits.",
+    story="Quantised codes are then ranked as if they were logits.",
     mutant=edit(
         (
             "if logits.dtype not in (np.float16, np.float32, np.float64):",
@@ -108,7 +109,7 @@ def integers_accepted(submission: Submission, rng: Rng) -> None:
 @trap(
     catches="logits of rank 1 or 3 accepted",
     severity="minor",
-    story="(B, T, V) logits went in, and T became the vocabulary.",
+    story="With (B, T, V) logits, T is taken for the vocabulary.",
     mutant=edit(
         ("if logits.ndim != 2:", "if logits.ndim == 0:"),
         (_CHECKED, _CHECKED + "    logits = logits.reshape(-1, logits.shape[-1])\n"),
@@ -124,9 +125,9 @@ def rank_ignored(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    catches="memory read in its own order whatever the strides",
+    catches="memory is read in its own order whatever the strides",
     severity="critical",
-    story="Logits of the last positions are a strided slice; the kernel read the wrong rows.",
+    story="Logits of the last positions are a strided slice; the wrong rows are read.",
     mutant=edit(
         (_CHECKED, _CHECKED + "    logits = logits.ravel(order='K').reshape(logits.shape)\n")
     ),
@@ -142,7 +143,7 @@ def strided_logits(submission: Submission, rng: Rng) -> None:
 @trap(
     catches="the maximum subtracted, or winners masked, in the caller's array",
     severity="critical",
-    story="Repeated argmax wrote −inf into the logits; the sampler downstream saw the holes.",
+    story="Repeated argmax writes −inf into the logits, which the sampler still needs.",
     mutant=edit(
         (
             TILE,
@@ -183,9 +184,9 @@ def answer_remembered(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    catches="an empty batch that raises or comes back with another shape",
+    catches="an empty batch raises or comes back with another shape",
     severity="major",
-    story="The last shard of a batch was empty and took the server down.",
+    story="The last shard of a batch can be empty.",
     mutant=edit((_RETURN, "    return np.stack(list(probs)), np.stack(list(indices))\n")),
 )
 def no_rows_crash(submission: Submission, rng: Rng) -> None:
@@ -193,9 +194,9 @@ def no_rows_crash(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    catches="an N × V temporary: the very thing the fusion is there to avoid",
+    catches="an N × V temporary, which the fusion is meant to avoid",
     severity="critical",
-    story="Half of the graded answers made the whole softmax first, in one of its passes.",
+    story="Half of the graded answers computed the whole softmax first, in one of their passes.",
     mutant=edit((_CHECKED, _CHECKED + "    logits = logits - np.zeros((), logits.dtype)\n")),
 )
 def matrix_materialised(submission: Submission, rng: Rng) -> None:
@@ -218,7 +219,7 @@ def tile_grows_with_v(submission: Submission, rng: Rng) -> None:
 @trap(
     catches="float16 logits cast to float32 all at once, which is an N × V temporary of its own",
     severity="major",
-    story="The float32 path was fused; the float16 path began with a cast of the whole matrix.",
+    story="The float32 path is fused, and the float16 path begins with a cast of the whole matrix.",
     mutant=edit(
         (PROBS, PROBS + "\n    logits = logits.astype(np.promote_types(logits.dtype, 'f4'))")
     ),
@@ -232,7 +233,7 @@ def half_matrix_widened(submission: Submission, rng: Rng) -> None:
 @trap(
     catches="candidates taken for complete before k of them were seen: wrong once k exceeds a tile",
     severity="major",
-    story="The first tile was assumed to fill the list; a larger k came back short.",
+    story="The first tile is assumed to fill the list; a larger k gives a short answer.",
     mutant=edit((FRESH, FRESH.replace("if best.size == k", "if best.size"))),
 )
 def k_above_a_tile(submission: Submission, rng: Rng) -> None:
@@ -241,9 +242,10 @@ def k_above_a_tile(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    catches="a NaN unseen because all around it is −inf and the tile is skipped",
+    catches="a NaN goes unnoticed because all other logits of its tile are −inf and the tile is "
+    "skipped",
     severity="major",
-    story="Tiles without a finite logit were skipped before they were looked at.",
+    story="Tiles without a finite logit are skipped before they are checked for NaN.",
     mutant=edit(
         (_TILE_MAX, "tile_max = np.fmax.reduce(tile)"),
         (_NOT_FINITE, "if tile_max == np.inf:"),

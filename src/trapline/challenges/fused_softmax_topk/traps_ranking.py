@@ -36,9 +36,9 @@ def k_above_a_register_limit(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    catches="a few candidates kept a tile: too few when all the best stand together",
+    catches="only a few candidates are kept per tile: too few when all the best are in one",
     severity="critical",
-    story="Local lists shorter than k are right on shuffled data; skewed rows lost their best.",
+    story="Local lists shorter than k are right on shuffled data and lose elements of skewed rows.",
     mutant=edit((FRESH, "fresh = np.sort(np.argsort(-tile, kind='stable')[: max(16, k // 4)])")),
 )
 def short_list_per_tile(submission: Submission, rng: Rng) -> None:
@@ -49,9 +49,10 @@ def short_list_per_tile(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    catches="a few candidates kept for every 32nd element: too few when the best share a lane",
+    catches="only a few candidates are kept for every 32nd element: too few when the best share a "
+    "lane",
     severity="critical",
-    story="Each lane of a warp kept its own short list; one lane held all the best.",
+    story="Each lane of a warp keeps its own short list, and one lane can hold all the best.",
     mutant=edit(
         (
             FRESH,
@@ -85,9 +86,9 @@ def rows_of_a_block_merged(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    catches="one maximum for the whole block of rows: quiet rows underflow to 0 / 0",
+    catches="one maximum for a whole block of rows: rows with small logits underflow to 0 / 0",
     severity="critical",
-    story="The maximum was taken over all of the block instead of over each row.",
+    story="The maximum is taken over the block instead of over each row.",
     mutant=edit(
         (_CALL, "probs[row], indices[row] = _one_row(logits[row], k, logits)"),
         ("def _one_row(logits: Floats, k: int)", "def _one_row(logits, k, block)"),
@@ -104,7 +105,7 @@ def maximum_of_another_row(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    catches="equal logits in falling index order",
+    catches="equal logits in descending index order",
     severity="major",
     story="argsort()[::-1] reverses ties as well.",
     mutant=edit((_ORDER, "order = np.argsort(values, kind='stable')[::-1][:k]")),
@@ -117,7 +118,7 @@ def ties_to_the_higher_index(submission: Submission, rng: Rng) -> None:
 @trap(
     catches="a later equal that displaces an earlier one when tiles are merged",
     severity="major",
-    story="Merging with ≥ instead of >: the answer depended on the tile size.",
+    story="Merging with ≥ instead of >: the answer depends on the tile size.",
     mutant=edit(
         (FRESH, _ALL_VALUES),
         (
@@ -136,7 +137,7 @@ def ties_across_tiles(submission: Submission, rng: Rng) -> None:
 @trap(
     catches="an arbitrary choice among equals where k cuts through them",
     severity="major",
-    story="Partitioning returns some of the equals; two runs gave two answers.",
+    story="Partitioning returns any of the equal elements, so the answer depends on the algorithm.",
     mutant=edit(
         (_KEPT, "kept = np.sort(np.argpartition(values, values.size - k)[-k:])"),
         (FRESH, _ALL_VALUES),
@@ -151,7 +152,7 @@ def ties_at_the_cut(submission: Submission, rng: Rng) -> None:
 @trap(
     catches="equal values dropped as duplicates, or taken out together",
     severity="critical",
-    story="Repeated argmax with all equals masked: a flat row had one winner and k − 1 holes.",
+    story="Repeated argmax that masks all equal elements leaves one winner in a flat row.",
     mutant=edit(
         (_KEPT, "kept = np.sort(np.unique(values, return_index=True)[1])"),
         *_ZEROS,
@@ -183,7 +184,7 @@ def signed_zeros(submission: Submission, rng: Rng) -> None:
 @trap(
     catches="ranking after the softmax, where small probabilities are all 0",
     severity="major",
-    story="Underflow makes equals of logits that differ; the order below the top was by index.",
+    story="Underflow makes different logits equal, and the order below the top is by index.",
     mutant=edit(
         (_ORDER, "order = np.argsort(-np.exp(values - np.max(values)), kind='stable')[:k]"),
         ("    if values.size > k:\n", "    if False:\n"),
@@ -213,7 +214,8 @@ def keys_of_fewer_bits(submission: Submission, rng: Rng) -> None:
 @trap(
     catches="fewer than k answers when fewer than k logits are finite",
     severity="major",
-    story="Overflowing candidate lists emitted the index −1, which was read as the last row.",
+    story="Candidate lists that are not full can return the index −1, which reads as the last "
+    "element.",
     mutant=edit(
         (PROBS, "probs = np.zeros((rows, k), logits.dtype)"),
         (_INDICES, "indices = np.full((rows, k), -1)"),
@@ -234,7 +236,7 @@ def minus_infinity_left_out(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    catches="the right k in no order",
+    catches="the right k elements in arbitrary order",
     severity="critical",
     story="The fastest public kernels return the k best unsorted and leave the sort to the caller.",
     mutant=edit(
@@ -250,9 +252,10 @@ def unsorted(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    catches="a threshold taken one rank too high: who would be the k-th in a late tile is missed",
+    catches="a threshold one rank too high: the k-th best is missed when it is in a late tile",
     severity="critical",
-    story="The filter compared with the wrong end of the sorted list, and only ever lost the last.",
+    story="The filter compares with the wrong end of the sorted list and loses only the last "
+    "element.",
     mutant=edit((FRESH, FRESH.replace("best[-1]", "best[-2:][0]"))),
 )
 def late_last_place(submission: Submission, rng: Rng) -> None:
@@ -266,7 +269,7 @@ def late_last_place(submission: Submission, rng: Rng) -> None:
 @trap(
     catches="indices that start again at 0 in every tile",
     severity="critical",
-    story="The tile's offset was forgotten in the second place where an index is made.",
+    story="The tile's offset is added in one of the two places where an index is made.",
     mutant=edit((_PLACES, "places = np.concatenate((places, fresh))")),
 )
 def index_within_the_tile(submission: Submission, rng: Rng) -> None:
@@ -276,9 +279,10 @@ def index_within_the_tile(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    catches="the last, incomplete tile never read",
+    catches="the last, incomplete tile is never read",
     severity="critical",
-    story="V is 50257 and a multiple of nothing: the last 81 tokens could not be generated.",
+    story="V = 50257 is not a multiple of the usual tiles: the last tokens could never be "
+    "generated.",
     mutant=edit(
         (
             "for start in range(0, logits.size, TILE):",
@@ -295,9 +299,9 @@ def tail_dropped(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    catches="a tile filled up with zeros, which beat negative logits",
+    catches="a tile is filled up with zeros, which beat negative logits",
     severity="critical",
-    story="Masked lanes must load −inf; zeros won the top-k and added to the sum.",
+    story="Masked lanes must load −inf; zeros win the top-k and add to the sum.",
     mutant=edit((TILE, TILE + "\n        tile = np.pad(tile, (0, TILE - tile.size))")),
 )
 def tail_padded_with_zeros(submission: Submission, rng: Rng) -> None:
@@ -306,9 +310,9 @@ def tail_padded_with_zeros(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    catches="rows beyond a multiple of the block never written",
+    catches="rows beyond a multiple of the block are never written",
     severity="critical",
-    story="The grid was N // 4 blocks; the last rows held what the memory held before.",
+    story="A grid of N // 4 blocks leaves the last rows uninitialised.",
     mutant=edit((_LOOP, "    for row in range(rows - rows % 2):\n"), *_ZEROS),
 )
 def last_row_dropped(submission: Submission, rng: Rng) -> None:
@@ -319,7 +323,7 @@ def last_row_dropped(submission: Submission, rng: Rng) -> None:
 @trap(
     catches="indices in 16 bits, or an int32 answer",
     severity="major",
-    story="Vocabularies passed 65536; the index type did not.",
+    story="Vocabularies exceed 65536 entries, the range of a 16-bit index.",
     mutant=edit((_CALL, _CALL + "\n        indices[row] %= 65536")),
 )
 def short_indices(submission: Submission, rng: Rng) -> None:

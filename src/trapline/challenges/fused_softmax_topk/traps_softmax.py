@@ -28,7 +28,7 @@ def exp_overflow(submission: Submission, rng: Rng) -> None:
 @trap(
     catches="probabilities divided by the sum of the k kept ones",
     severity="critical",
-    story="Right for sampling among the k, wrong as a probability; both were called 'probs'.",
+    story="It is right for sampling among the k, but it is not the probability under the softmax.",
     mutant=edit(
         (ANSWER, "weights = _weights(best, largest)\n    return weights / weights.sum(), places")
     ),
@@ -40,7 +40,8 @@ def normalised_over_k(submission: Submission, rng: Rng) -> None:
 @trap(
     catches="the running sum multiplied by exp(new − old) when the maximum rises",
     severity="critical",
-    story="Said to be invisible in the output; it is visible as soon as a later tile is larger.",
+    story="Said to be invisible in the output; it shows as soon as a later tile has a larger "
+    "maximum.",
     mutant=edit(
         (
             "total * _weights(largest, new)",
@@ -66,9 +67,9 @@ def rescale_missing(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    catches="−inf − (−inf) = NaN when everything so far is −inf",
+    catches="−inf − (−inf) = NaN when every logit so far is −inf",
     severity="critical",
-    story="Grammar masks forbid the whole beginning of a vocabulary; the row became NaN.",
+    story="Grammar masks can forbid the whole beginning of a vocabulary.",
     mutant=edit((_NOTHING_YET, "if False:")),
 )
 def masked_first_tile(submission: Submission, rng: Rng) -> None:
@@ -81,7 +82,7 @@ def masked_first_tile(submission: Submission, rng: Rng) -> None:
 @trap(
     catches="a tile of −inf after finite ones that spoils the sum",
     severity="major",
-    story="The end of a padded vocabulary is masked; a maximum over the tile alone met −inf.",
+    story="The end of a padded vocabulary is masked, and the maximum of that tile alone is −inf.",
     mutant=edit((_NEW, "new = tile_max"), (_NOTHING_YET, "if largest == tile_max == -np.inf:")),
 )
 def masked_later_tile(submission: Submission, rng: Rng) -> None:
@@ -93,7 +94,7 @@ def masked_later_tile(submission: Submission, rng: Rng) -> None:
 @trap(
     catches="exp(x − (m + log Σ)): the logarithm vanishes beside a large m, the sum is above 1",
     severity="major",
-    story="A log-sum-exp kept as one number has no room for log 2 beside 1e17.",
+    story="A log-sum-exp kept as one number cannot represent log 2 beside 1e17.",
     mutant=edit((ANSWER, "return np.exp(best - (largest + np.log(total))), places")),
 )
 def lse_absorbed(submission: Submission, rng: Rng) -> None:
@@ -121,7 +122,7 @@ def extreme_range(submission: Submission, rng: Rng) -> None:
 @trap(
     catches="float16 sums, which stop growing at 2048 and overflow at 65504",
     severity="critical",
-    story="Half-precision kernels without a wide accumulator: flat rows had probability 1/2048.",
+    story="Half-precision kernels without a wide accumulator give probability 1/2048 in flat rows.",
     mutant=edit((_SUM, _SUM.replace("total *", "np.float16(total *") + ")")),
 )
 def float16_sum(submission: Submission, rng: Rng) -> None:
@@ -148,7 +149,7 @@ def float16_differences(submission: Submission, rng: Rng) -> None:
 @trap(
     catches="float64 probabilities computed in float32",
     severity="major",
-    story="One cast for the kernel, none back: seven digits in a sixteen-digit answer.",
+    story="A cast to the kernel's dtype leaves seven correct digits in a float64 answer.",
     mutant=edit((_EXP, "return np.exp(np.float32(values - largest))")),
 )
 def float64_in_float32(submission: Submission, rng: Rng) -> None:
@@ -158,7 +159,7 @@ def float64_in_float32(submission: Submission, rng: Rng) -> None:
 @trap(
     catches="float32 or float64 probabilities for narrower logits",
     severity="major",
-    story="The accumulator's dtype leaked into the answer and doubled its bytes.",
+    story="The accumulator's dtype is returned and doubles the size of the answer.",
     mutant=edit((PROBS, "probs = np.empty((rows, k))")),
 )
 def dtype_widened(submission: Submission, rng: Rng) -> None:

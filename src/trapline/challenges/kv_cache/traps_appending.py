@@ -40,7 +40,7 @@ def append_one_token_only(submission: Submission, rng: Rng) -> None:
 @trap(
     catches="an append that crosses a page border wraps inside its first page",
     severity="critical",
-    story="The page is looked up once an append instead of once a position.",
+    story="The page is looked up once per append instead of once per position.",
     mutant=edit(("table[positions // self.page_size]", "table[positions[:1] // self.page_size]")),
 )
 def append_across_pages(submission: Submission, rng: Rng) -> None:
@@ -54,7 +54,7 @@ def append_across_pages(submission: Submission, rng: Rng) -> None:
 @trap(
     catches="all layers write to the first one's storage",
     severity="critical",
-    story="A layer index left over from a placeholder.",
+    story="A constant layer index left over from a placeholder.",
     mutant=edit(("pool[layer, pages, slots] =", "pool[0, pages, slots] =")),
 )
 def layers_overwrite_each_other(submission: Submission, rng: Rng) -> None:
@@ -67,7 +67,8 @@ def layers_overwrite_each_other(submission: Submission, rng: Rng) -> None:
 @trap(
     catches="appending to one layer moves the write position of the others",
     severity="critical",
-    story="The length is kept a sequence; the second layer of a step then starts one further.",
+    story="The length is kept per sequence, so the second layer of a step starts one position too "
+    "late.",
     mutant=edit(
         (
             "self.counts[seq][layer] = start + len(k)",
@@ -87,7 +88,7 @@ def one_counter_for_all_layers(submission: Submission, rng: Rng) -> None:
 @trap(
     catches="length() counts positions that some layers do not have yet",
     severity="major",
-    story="Length was read from layer 0, which is always ahead.",
+    story="The length is read from layer 0, which is ahead of the others during a step.",
     mutant=edit(("min(self.counts[seq])", "self.counts[seq][0]")),
 )
 def length_of_the_first_layer(submission: Submission, rng: Rng) -> None:
@@ -103,7 +104,7 @@ def length_of_the_first_layer(submission: Submission, rng: Rng) -> None:
 @trap(
     catches="rows are read in memory order instead of index order",
     severity="critical",
-    story="Keys arrive as a transposed view of (G,n,D) in every real model.",
+    story="Models usually pass keys as a transposed view of (G,n,D).",
     mutant=edit(
         ("self.codec.encode(k) +", 'self.codec.encode(np.ravel(k, order="K").reshape(k.shape)) +')
     ),
@@ -123,7 +124,7 @@ def strided_input(submission: Submission, rng: Rng) -> None:
 @trap(
     catches="an unquantised cache rounds what it stores",
     severity="major",
-    story="The pool is allocated in one dtype, whatever comes.",
+    story="The pool is allocated in one dtype, whatever the input's dtype is.",
     mutant=edit(("        return (x,)\n", "        return (x.astype(np.float32),)\n")),
 )
 def float64_stored_as_float32(submission: Submission, rng: Rng) -> None:
@@ -136,7 +137,7 @@ def float64_stored_as_float32(submission: Submission, rng: Rng) -> None:
 @trap(
     catches="float32 in, float64 out",
     severity="minor",
-    story="A float64 scratch array leaks out and doubles the memory of all that follows.",
+    story="A float64 scratch array is returned and doubles the memory of everything that follows.",
     mutant=edit(("fields[0].astype(dtype)", "fields[0].astype(np.float64)")),
 )
 def float32_comes_back_wider(submission: Submission, rng: Rng) -> None:
@@ -149,7 +150,7 @@ def float32_comes_back_wider(submission: Submission, rng: Rng) -> None:
 @trap(
     catches="rows of the wrong width or head count are broadcast into the cache",
     severity="major",
-    story="Assigning into a pool stretches an axis of one without a word.",
+    story="Assignment into a pool broadcasts an axis of length one without an error.",
     mutant=edit(("if rows.shape[1:] != (self.heads, self.width):", "if False:")),
 )
 def narrow_rows_are_stretched(submission: Submission, rng: Rng) -> None:
@@ -164,7 +165,7 @@ def narrow_rows_are_stretched(submission: Submission, rng: Rng) -> None:
 @trap(
     catches="v with another number of positions than k is accepted",
     severity="major",
-    story="A value of one position is broadcast over all the new keys.",
+    story="A value with one position is broadcast over all the new keys.",
     mutant=edit(("if len(k) != len(v):", "if False:")),
 )
 def one_value_for_many_keys(submission: Submission, rng: Rng) -> None:
@@ -176,9 +177,9 @@ def one_value_for_many_keys(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    catches="integer or complex keys are cast in silence",
+    catches="integer or complex keys are cast silently",
     severity="minor",
-    story="Already quantised codes were appended to a float cache and nobody noticed for weeks.",
+    story="Codes that are already quantised can be appended to a float cache unnoticed.",
     mutant=edit(
         ("if not isinstance(x, np.ndarray) or x.dtype not in FLOATS:", "if False:"),
         ("or (self.dtype is not None and self.dtype != k.dtype)", ""),
@@ -199,7 +200,7 @@ def integer_rows_accepted(submission: Submission, rng: Rng) -> None:
 @trap(
     catches="float32 keys beside float64 values are accepted",
     severity="minor",
-    story="One of the two lost half its digits on the way into a common pool.",
+    story="One of the two loses half its digits when both are stored in a common pool.",
     mutant=edit(("if k.dtype != v.dtype or (self.dtype", "if (self.dtype")),
 )
 def mixed_dtypes_accepted(submission: Submission, rng: Rng) -> None:
@@ -212,9 +213,9 @@ def mixed_dtypes_accepted(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    catches="arrays of another rank fail somewhere deep inside, with another error",
+    catches="arrays of another rank fail later, with an unrelated error",
     severity="minor",
-    story="A single token without its axis: the message was about indices of a tuple.",
+    story="A single token without its position axis fails with a message about tuple indices.",
     mutant=edit(("if x.ndim != 3:", "if False:")),
 )
 def rank_not_checked(submission: Submission, rng: Rng) -> None:
@@ -229,7 +230,7 @@ def rank_not_checked(submission: Submission, rng: Rng) -> None:
 @trap(
     catches="layer −1 means the last layer",
     severity="minor",
-    story="An index error upstream became silent corruption of the last layer.",
+    story="An index error in the caller silently overwrites the last layer.",
     mutant=edit(("not 0 <= layer < self.num_layers", "not layer < self.num_layers")),
 )
 def negative_layer(submission: Submission, rng: Rng) -> None:
@@ -246,7 +247,7 @@ def negative_layer(submission: Submission, rng: Rng) -> None:
 @trap(
     catches="two sequences of different length move each other's end",
     severity="critical",
-    story="Batches where every row has the length of the longest; rows influence each other.",
+    story="Every row of the batch gets the length of the longest, and rows influence each other.",
     mutant=edit(
         ("self._register([0] * self.num_layers)", "self._register(self.zeros)"),
         (
@@ -269,7 +270,7 @@ def sequences_share_a_counter(submission: Submission, rng: Rng) -> None:
 @trap(
     catches="a second cache sees the sequences of the first",
     severity="critical",
-    story="A mutable class attribute or default argument as bookkeeping.",
+    story="Bookkeeping in a mutable class attribute or a mutable default argument.",
     mutant=edit(
         ("self.counts: dict[int, list[int]] = {}", "self.counts = SHARED"),
         ("KINDS = (", "SHARED = {}\nKINDS = ("),
@@ -287,7 +288,7 @@ def two_caches_share_state(submission: Submission, rng: Rng) -> None:
 @trap(
     catches="a freed sequence looks empty instead of unknown",
     severity="major",
-    story="A handle used after free read another request's tokens.",
+    story="A handle used after free can then read another request's tokens.",
     mutant=edit(
         (
             "        self._forget(seq)\n        del self.counts[seq]\n",
@@ -308,7 +309,7 @@ def freed_sequence_answers(submission: Submission, rng: Rng) -> None:
 @trap(
     catches="using a sequence that was never added creates it",
     severity="minor",
-    story="A dictionary with a default factory; a typo becomes a second, empty conversation.",
+    story="A dictionary with a default factory turns a typo into a second, empty sequence.",
     mutant=edit(
         (
             '            raise KeyError(f"no sequence {seq!r}")\n',
@@ -327,7 +328,7 @@ def unknown_sequence_created(submission: Submission, rng: Rng) -> None:
 @trap(
     catches="add() gives out the number of a freed sequence",
     severity="major",
-    story="The stale handle of a finished request then reads a stranger's cache.",
+    story="The stale handle of a finished request then reads another request's cache.",
     mutant=edit(
         (
             "seq, self.next_seq = self.next_seq, self.next_seq + 1",

@@ -16,7 +16,7 @@ from trapline.challenges.kv_cache.situations import BAD
 @trap(
     catches="query head h reads kv head h % G instead of h // (H/G)",
     severity="critical",
-    story="The classic grouped-query slip: repeating the head list instead of each head.",
+    story="A common grouped-query mistake: the list of heads is repeated instead of each head.",
     mutant=edit(
         (
             "q.reshape(n, kv_heads, heads // kv_heads, width).transpose(1, 2, 0, 3)",
@@ -52,7 +52,7 @@ def causal_mask_upper_left(submission: Submission, rng: Rng) -> None:
 @trap(
     catches="several new queries see each other's future",
     severity="critical",
-    story="A decoder tested with one token a step needs no mask; a speculative step does.",
+    story="Decoding one token per step needs no mask; a speculative step with several does.",
     mutant=edit(("np.arange(positions) > last_visible", "np.arange(positions) > positions")),
 )
 def no_causal_mask(submission: Submission, rng: Rng) -> None:
@@ -84,7 +84,7 @@ def query_blind_to_itself(submission: Submission, rng: Rng) -> None:
 @trap(
     catches="scores are not multiplied by D^-½",
     severity="critical",
-    story="Lost when cached attention is rewritten beside the uncached one.",
+    story="The factor is easily lost when cached attention is written beside the uncached one.",
     mutant=edit((" * width**-0.5", "")),
 )
 def scale_missing(submission: Submission, rng: Rng) -> None:
@@ -103,7 +103,7 @@ def scale_missing(submission: Submission, rng: Rng) -> None:
 @trap(
     catches="exp of a score without subtracting the largest",
     severity="critical",
-    story="Works on random tests; real attention sinks have scores of several hundred.",
+    story="Random test data does not show it; attention sinks reach scores of several hundred.",
     mutant=edit(("    scores -= scores.max(axis=-1, keepdims=True)\n", "")),
 )
 def softmax_overflow(submission: Submission, rng: Rng) -> None:
@@ -118,7 +118,7 @@ def softmax_overflow(submission: Submission, rng: Rng) -> None:
 @trap(
     catches="attention reads values as keys",
     severity="critical",
-    story="Two arrays of one shape, returned as a pair and unpacked the other way round.",
+    story="A pair of arrays with the same shape is unpacked in the wrong order.",
     mutant=edit(("*self.view(seq, layer))", "*self.view(seq, layer)[::-1])")),
 )
 def keys_and_values_swapped(submission: Submission, rng: Rng) -> None:
@@ -135,7 +135,7 @@ def keys_and_values_swapped(submission: Submission, rng: Rng) -> None:
 @trap(
     catches="the cache stores positions first, attention reads heads first",
     severity="critical",
-    story="A published entry mixed two conventions; the shapes fitted, the values did not.",
+    story="A published entry mixed the two layouts; the shapes matched and the values did not.",
     mutant=edit(
         (
             "k.transpose(1, 2, 0)[:, None]",
@@ -160,7 +160,7 @@ def layout_disagreement(submission: Submission, rng: Rng) -> None:
 @trap(
     catches="attention of a layer sees only the positions that all layers have",
     severity="critical",
-    story="During a step layer 0 is ahead of the others; the common length is one too small.",
+    story="During a step layer 0 is ahead of the others, so the common length is one too small.",
     mutant=edit(
         (
             "attention(q, *self.view(seq, layer))",
@@ -181,7 +181,7 @@ def attend_uses_the_shortest_layer(submission: Submission, rng: Rng) -> None:
 @trap(
     catches="queries without a position of their own are answered",
     severity="minor",
-    story="The mask leaves nothing to see and the softmax answers NaN instead of an error.",
+    story="The mask hides every key and the softmax returns NaN instead of raising an error.",
     mutant=edit(("if len(q) > self.counts[seq][layer]:", "if False:")),
 )
 def more_queries_than_positions(submission: Submission, rng: Rng) -> None:
@@ -193,7 +193,7 @@ def more_queries_than_positions(submission: Submission, rng: Rng) -> None:
 @trap(
     catches="attention rounds to half precision on the way",
     severity="major",
-    story="A cast that belongs to the storage and was applied to the arithmetic.",
+    story="A cast meant for the stored values is applied to the arithmetic.",
     mutant=edit(
         (
             "weights = np.exp(scores)",

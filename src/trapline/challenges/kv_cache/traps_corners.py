@@ -24,7 +24,7 @@ from trapline.challenges.kv_cache.situations import (
 @trap(
     catches="masked scores are a large negative number that real scores fall below",
     severity="major",
-    story="−1e9 for minus infinity: outlier channels pushed all visible scores under the mask.",
+    story="−1e9 in place of −inf: large outlier channels push visible scores below the mask.",
     mutant=edit(("= -np.inf", "= -1e9")),
 )
 def finite_mask(submission: Submission, rng: Rng) -> None:
@@ -41,7 +41,7 @@ def finite_mask(submission: Submission, rng: Rng) -> None:
 @trap(
     catches="a write that begins at a page's start goes into a page that a fork shares",
     severity="critical",
-    story="The other layer had opened that page before the fork; only half-full pages were copied.",
+    story="Another layer has opened that page before the fork; only half-full pages are copied.",
     mutant=edit(
         (
             "if self.holders[table[i]] > 1]",
@@ -63,7 +63,7 @@ def page_boundary_taken_for_a_new_page(submission: Submission, rng: Rng) -> None
 @trap(
     catches="a refused append has already taken a page for the copy of a shared one",
     severity="major",
-    story="Copy-on-write came first, the count of new pages second: each retry ate a page.",
+    story="Copy-on-write runs before new pages are counted, so each retry loses a page.",
     mutant=edit(
         (
             "        if len(shared) + missing > len(self.free_pages):\n",
@@ -85,9 +85,9 @@ def copies_before_it_counts(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    catches="a fork that finds no room has already been counted",
+    catches="a fork that is refused for lack of room is counted all the same",
     severity="major",
-    story="The child was registered, then its copy failed; its positions were never given back.",
+    story="The child is registered before its copy fails; its positions are never released.",
     mutant=edit(
         (
             "        self._check_fork(seq)\n"
@@ -114,7 +114,7 @@ def refused_fork_takes_room(submission: Submission, rng: Rng) -> None:
 @trap(
     catches="a fork shares the array of a contiguous cache, and both write behind its end",
     severity="critical",
-    story="Arrays that grow have spare rows; parent and child each took the next one for theirs.",
+    story="Growing arrays have spare rows, and parent and child both use the next one.",
     mutant=edit(
         (
             "[tuple(a.copy() for a in fields) for fields in self.rows[seq]]",
@@ -137,7 +137,7 @@ def fork_shares_spare_room(submission: Submission, rng: Rng) -> None:
 @trap(
     catches="keep of all positions in their order returns at once, with a layer still ahead",
     severity="major",
-    story="A short cut for the common case: every token of a draft was accepted.",
+    story="A shortcut for the common case in which every token of a draft is accepted.",
     mutant=edit(
         (
             "        indices = self._check_indices(seq, indices)\n",
@@ -161,7 +161,7 @@ def keep_of_everything_does_nothing(submission: Submission, rng: Rng) -> None:
 @trap(
     catches="a floor under the scale lies above the scale of the smallest rows allowed",
     severity="minor",
-    story="An epsilon of 1e-5 in a configuration file, copied from a layer norm.",
+    story="An epsilon of 1e-5, as used for a layer norm, is too large here.",
     mutant=edit(
         (
             "(largest / self.top).astype(np.float32)",
@@ -181,7 +181,7 @@ def floor_near_the_smallest_row(submission: Submission, rng: Rng) -> None:
 @trap(
     catches="a growing array doubles past what the pool can ever hold",
     severity="minor",
-    story="The last token before the limit doubled a cache that had no more tokens to come.",
+    story="The last token before the limit doubles an array that can never be filled.",
     mutant=edit(
         (
             "min(max(stop, len(held[0]) * 3 // 2), self.page_size * self.num_pages)",
@@ -201,9 +201,9 @@ def spare_rows_beyond_the_pool(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    catches="a prefill of no positions answers for sequences and layers that do not exist",
+    catches="a prefill of no positions succeeds for sequences and layers that do not exist",
     severity="minor",
-    story="The early return for an empty batch came before the checks.",
+    story="The early return for an empty batch comes before the checks.",
     mutant=edit(
         (
             "        self._check_place(seq, layer)\n"
@@ -233,7 +233,7 @@ def prefill_of_nothing_anywhere(submission: Submission, rng: Rng) -> None:
 @trap(
     catches="the answer to an empty float32 batch is float64",
     severity="minor",
-    story="An early return of zeros without a dtype; joining the batches widened all of them.",
+    story="An early return of np.zeros without a dtype widens everything joined with it.",
     mutant=edit(("return np.zeros_like(q)", "return np.zeros(q.shape)")),
 )
 def empty_answers_are_wider(submission: Submission, rng: Rng) -> None:
@@ -249,7 +249,7 @@ def empty_answers_are_wider(submission: Submission, rng: Rng) -> None:
 @trap(
     catches="the largest score is taken over positions that the query does not see",
     severity="critical",
-    story="The maximum was taken before the mask: one loud token ahead, and 0 / 0 came out.",
+    story="With the maximum taken before the mask, a large hidden score leaves 0 / 0.",
     mutant=edit(
         (
             "    scores[..., np.arange(positions) > last_visible] = -np.inf\n"

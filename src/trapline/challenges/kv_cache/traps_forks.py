@@ -13,7 +13,7 @@ from trapline.challenges.kv_cache.cases import (
 @trap(
     catches="two sequences write into the same partly filled page",
     severity="critical",
-    story="Reported twice against one engine: the tail block is shared without a copy.",
+    story="Reported twice against one engine: the last block is shared without a copy.",
     mutant=edit(("shared = [i for i in written if self.holders[table[i]] > 1]", "shared = []")),
 )
 def shared_tail_written_in_place(submission: Submission, rng: Rng) -> None:
@@ -29,7 +29,7 @@ def shared_tail_written_in_place(submission: Submission, rng: Rng) -> None:
 @trap(
     catches="only the fork copies a shared page; the parent still writes in place",
     severity="critical",
-    story="The parent was taken for the owner of the page.",
+    story="The parent is taken for the owner of the page.",
     mutant=edit(
         (
             "if self.holders[table[i]] > 1]",
@@ -53,7 +53,7 @@ def parent_writes_without_copy(submission: Submission, rng: Rng) -> None:
 @trap(
     catches="copy-on-write copies the written layer and loses the others",
     severity="critical",
-    story="The page spans all layers, the copy did not.",
+    story="A page holds all layers, and the copy does not.",
     mutant=edit(("pool[:, copy] = pool[:, page]", "pool[0, copy] = pool[0, page]")),
 )
 def copy_of_one_layer(submission: Submission, rng: Rng) -> None:
@@ -67,9 +67,9 @@ def copy_of_one_layer(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    catches="copy-on-write forgets the values",
+    catches="copy-on-write omits the values",
     severity="critical",
-    story="Two pools, one copied.",
+    story="Keys and values are two pools, and only one of them is copied.",
     mutant=edit(
         (
             "        for pool in self.pools:\n            pool[:, copy]",
@@ -88,7 +88,7 @@ def copy_of_keys_only(submission: Submission, rng: Rng) -> None:
 @trap(
     catches="copy-on-write copies codes but not their scales",
     severity="critical",
-    story="The quantised pool has two parts; reordering once reached only one of them.",
+    story="The quantised pool has two parts, and the copy handles only one of them.",
     mutant=edit(
         (
             "        for pool in self.pools:\n            pool[:, copy]",
@@ -108,7 +108,7 @@ def copy_without_scales(submission: Submission, rng: Rng) -> None:
 @trap(
     catches="parent and child hold the same list of pages",
     severity="critical",
-    story="An assignment where a copy was meant; what one appends, the other owns.",
+    story="An assignment instead of a copy: what one sequence appends, the other sees too.",
     mutant=edit(
         ("self.tables[child] = list(self.tables[seq])", "self.tables[child] = self.tables[seq]")
     ),
@@ -128,7 +128,7 @@ def fork_shares_the_page_table(submission: Submission, rng: Rng) -> None:
 @trap(
     catches="an append to the child lengthens the parent",
     severity="critical",
-    story="The list of lengths is handed over instead of copied.",
+    story="The list of lengths is shared instead of copied.",
     mutant=edit(("self._register(list(self.counts[seq]))", "self._register(self.counts[seq])")),
 )
 def fork_shares_the_length(submission: Submission, rng: Rng) -> None:
@@ -140,9 +140,9 @@ def fork_shares_the_length(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    catches="a fork does not hold its pages; freeing the parent gives them away",
+    catches="a fork does not count as a holder of its pages; freeing the parent releases them",
     severity="critical",
-    story="Reference counts were raised for new pages only.",
+    story="Reference counts are raised for new pages only.",
     mutant=edit(
         (
             "        for page in self.tables[child]:\n            self.holders[page] += 1\n",
@@ -161,9 +161,9 @@ def fork_not_counted(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    catches="freeing a fork gives away pages that its parent still holds",
+    catches="freeing a fork releases pages that its parent still holds",
     severity="critical",
-    story="Found in beam search: dropping one beam corrupted its siblings.",
+    story="In beam search, dropping one beam then corrupts its siblings.",
     mutant=edit(("if self.holders[page] == 0:", "if self.holders[page] >= 0:")),
 )
 def free_takes_shared_pages(submission: Submission, rng: Rng) -> None:
@@ -179,7 +179,7 @@ def free_takes_shared_pages(submission: Submission, rng: Rng) -> None:
 @trap(
     catches="copy-on-write keeps its hold on the page it left",
     severity="major",
-    story="The count of the old page is not lowered; it never becomes free.",
+    story="The reference count of the old page is not lowered, so it never becomes free.",
     mutant=edit(("        self._release(page)\n        return copy\n", "        return copy\n")),
 )
 def copied_page_stays_held(submission: Submission, rng: Rng) -> None:
@@ -197,7 +197,7 @@ def copied_page_stays_held(submission: Submission, rng: Rng) -> None:
 @trap(
     catches="a fork takes pages although it has written nothing",
     severity="major",
-    story="Eight beams over one prompt took eight times its memory.",
+    story="Eight beams over one prompt then take eight times its memory.",
     mutant=edit(
         (
             "        self.tables[child] = list(self.tables[seq])\n"
@@ -221,7 +221,7 @@ def fork_copies_pages(submission: Submission, rng: Rng) -> None:
 @trap(
     catches="pages held by several sequences count several times against the pool",
     severity="major",
-    story="Room was computed from the lengths of all sequences.",
+    story="Free room is computed from the lengths of all sequences.",
     mutant=edit(
         (
             "if len(shared) + missing > len(self.free_pages):",
@@ -242,7 +242,7 @@ def shared_pages_counted_twice(submission: Submission, rng: Rng) -> None:
 @trap(
     catches="the page that a copy-on-write needs is not counted before writing",
     severity="major",
-    story="The last free page decides; the copy failed half-way with another error.",
+    story="With one free page left, the copy fails half-way with another error.",
     mutant=edit(
         ("if len(shared) + missing > len(self.free_pages):", "if missing > len(self.free_pages):")
     ),
@@ -262,7 +262,7 @@ def copy_not_counted(submission: Submission, rng: Rng) -> None:
 @trap(
     catches="a page with one holder is copied before every write",
     severity="major",
-    story="The count includes the writer; comparing with 0 instead of 1 copies always.",
+    story="The count includes the writer; a comparison with 0 instead of 1 always copies.",
     mutant=edit(("if self.holders[table[i]] > 1]", "if self.holders[table[i]] > 0]")),
 )
 def sole_owner_copies(submission: Submission, rng: Rng) -> None:
@@ -276,7 +276,7 @@ def sole_owner_copies(submission: Submission, rng: Rng) -> None:
 @trap(
     catches="a shared page is only copied if it was partly filled when it was shared",
     severity="critical",
-    story="Full blocks are immutable, until a rejected draft is cut off in the middle of one.",
+    story="Full blocks are immutable only until a rejected draft is cut off inside one.",
     mutant=edit(
         (
             "if self.holders[table[i]] > 1]",
@@ -297,9 +297,10 @@ def full_pages_taken_for_immutable(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    catches="only the last page is copied, though a layer that lags behind writes to earlier ones",
+    catches="only the last page is copied, although a layer that lags behind writes to earlier "
+    "ones",
     severity="major",
-    story="A request was forked in the middle of a prefill, layer by layer.",
+    story="A request can be forked in the middle of a layer-by-layer prefill.",
     mutant=edit(
         (
             "shared = [i for i in written if self.holders[table[i]] > 1]",

@@ -16,7 +16,7 @@ from trapline.challenges.kv_cache.situations import BAD
 @trap(
     catches="positions come back in ascending order",
     severity="critical",
-    story="A boolean mask was used where an order was given.",
+    story="A boolean mask is used where an order is given.",
     mutant=edit(("        return indices\n", "        return np.sort(indices)\n")),
 )
 def keep_sorts_its_indices(submission: Submission, rng: Rng) -> None:
@@ -30,7 +30,7 @@ def keep_sorts_its_indices(submission: Submission, rng: Rng) -> None:
 @trap(
     catches="only the first layer is compacted",
     severity="critical",
-    story="Compaction after a tree step was written for one layer and called once.",
+    story="Compaction is written for one layer and called once.",
     mutant=edit(("pool[:, pages, slots] = rows", "pool[0, pages, slots] = rows[0]")),
 )
 def keep_in_one_layer(submission: Submission, rng: Rng) -> None:
@@ -44,7 +44,7 @@ def keep_in_one_layer(submission: Submission, rng: Rng) -> None:
 @trap(
     catches="layers that were ahead are still ahead after keep",
     severity="major",
-    story="Compaction between two layers of a step: one layer kept a token that was rejected.",
+    story="Compaction between two layers of a step keeps a rejected token in one layer.",
     mutant=edit(
         (
             "            self.counts[seq] = [len(indices)] * self.num_layers",
@@ -67,7 +67,7 @@ def keep_leaves_a_layer_ahead(submission: Submission, rng: Rng) -> None:
 @trap(
     catches="rows are moved one by one and read after they were overwritten",
     severity="critical",
-    story="In-place compaction is right for ascending indices and wrong for any other order.",
+    story="In-place compaction is right for ascending indices and wrong for other orders.",
     mutant=edit(
         ("tuple(array[indices] for array", "tuple(moved(array, indices) for array"),
         (
@@ -92,7 +92,7 @@ def keep_overwrites_its_source(submission: Submission, rng: Rng) -> None:
 @trap(
     catches="keep reorders pages that another sequence holds too",
     severity="critical",
-    story="Compacting one branch of a search scrambled the others.",
+    story="Compacting one branch of a search then corrupts the others.",
     mutant=edit(
         (
             "        self._shrink(seq, start)\n"
@@ -140,7 +140,7 @@ def keep_without_scales(submission: Submission, rng: Rng) -> None:
 @trap(
     catches="keep with an empty list fails or keeps everything",
     severity="minor",
-    story="An empty Python list becomes an array of floats, which cannot be an index.",
+    story="np.array([]) has dtype float64 and is not a valid index.",
     mutant=edit(
         ('(indices.size and indices.dtype.kind not in "iu")', 'indices.dtype.kind not in "iu"')
     ),
@@ -156,9 +156,9 @@ def keep_nothing(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    catches="keep gives its pages away and then finds that it has no room for new ones",
+    catches="keep releases its pages and then finds no room for new ones",
     severity="major",
-    story="The sequence was gone, and the MemoryError said to try again later.",
+    story="The sequence is lost, although MemoryError tells the caller to try again later.",
     mutant=edit(
         (
             "        if needed > len(self.free_pages) + own:\n"
@@ -185,7 +185,7 @@ def keep_fails_half_way(submission: Submission, rng: Rng) -> None:
 @trap(
     catches="a position can be kept twice",
     severity="minor",
-    story="The cache grew by compaction, past what the pool had promised.",
+    story="Compaction then makes the cache longer, beyond the positions it had.",
     mutant=edit(("if len(np.unique(indices)) < len(indices):", "if False:")),
 )
 def keep_twice_the_same(submission: Submission, rng: Rng) -> None:
@@ -198,7 +198,8 @@ def keep_twice_the_same(submission: Submission, rng: Rng) -> None:
 @trap(
     catches="negative or too large indices are accepted",
     severity="major",
-    story="Position −1 is the last one of a Python list and the last one of somebody else's page.",
+    story="Index −1 is the last element of a Python list, and in a page table another sequence's "
+    "page.",
     mutant=edit(
         (
             "if indices.size and not 0 <= indices.min() <= indices.max() < self.length(seq):",
@@ -219,7 +220,7 @@ def keep_outside_the_sequence(submission: Submission, rng: Rng) -> None:
 @trap(
     catches="only one layer is cut",
     severity="critical",
-    story="The length went down, and the other layers went on attending to rejected drafts.",
+    story="The length decreases while the other layers still attend to rejected drafts.",
     mutant=edit(
         (
             "self.counts[seq] = [n] * self.num_layers",
@@ -239,7 +240,7 @@ def truncate_in_one_layer(submission: Submission, rng: Rng) -> None:
 @trap(
     catches="truncate(seq, 0) does nothing",
     severity="major",
-    story="Zero is false.",
+    story="`if length:` treats 0 as absent.",
     mutant=edit(
         (
             "        self._shrink(seq, n)\n",
@@ -260,7 +261,8 @@ def truncate_to_nothing(submission: Submission, rng: Rng) -> None:
 @trap(
     catches="cutting to the common length leaves layers that were ahead as they are",
     severity="major",
-    story="A step was aborted between two layers; the retry appended to what the first had kept.",
+    story="After a step aborted between two layers, the retry appends behind what the first layer "
+    "kept.",
     mutant=edit(
         (
             "        self._shrink(seq, n)\n",
@@ -282,7 +284,7 @@ def truncate_leaves_a_layer_ahead(submission: Submission, rng: Rng) -> None:
 @trap(
     catches="a negative length counts from the end",
     severity="minor",
-    story="Python's slice semantics: truncate(−1) dropped the newest token.",
+    story="Python's slice semantics: truncate(−1) drops the newest token.",
     mutant=edit(
         (
             "if not is_int(n) or not 0 <= n <= self.length(seq):",
@@ -298,9 +300,9 @@ def truncate_below_zero(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    catches="truncating to more than there is succeeds",
+    catches="truncating to more positions than there are succeeds",
     severity="minor",
-    story="The rollback point was computed from the wrong sequence, and nothing said so.",
+    story="A rollback point computed from the wrong sequence goes unnoticed.",
     mutant=edit(
         (
             "if not is_int(n) or not 0 <= n <= self.length(seq):",

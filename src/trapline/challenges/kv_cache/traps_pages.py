@@ -16,7 +16,7 @@ from trapline.challenges.kv_cache.situations import BAD
 @trap(
     catches="a sequence's pages are read in physical instead of logical order",
     severity="critical",
-    story="Right as long as the pool is fresh and handed out in order.",
+    story="It is right as long as the pool is fresh and hands out pages in order.",
     mutant=edit(
         (
             "self.tables[seq][: self._pages_for(count)]",
@@ -45,7 +45,7 @@ def pages_read_in_pool_order(submission: Submission, rng: Rng) -> None:
 @trap(
     catches="the slot in a page is found with a bit mask",
     severity="major",
-    story="t & (P − 1) is t mod P for the page sizes that everybody tests with.",
+    story="t & (P − 1) equals t mod P for the usual page sizes, which are powers of two.",
     mutant=edit(("positions % self.page_size", "positions & (self.page_size - 1)")),
 )
 def page_size_taken_for_a_power_of_two(submission: Submission, rng: Rng) -> None:
@@ -59,7 +59,7 @@ def page_size_taken_for_a_power_of_two(submission: Submission, rng: Rng) -> None
 @trap(
     catches="page numbers are kept in eight bits",
     severity="critical",
-    story="Small pools in the tests, large ones in service; page 256 was page 0.",
+    story="Tests use small pools; in a large one page 256 becomes page 0.",
     mutant=edit(
         (
             "table = np.array(self.tables[seq], dtype=np.int64)",
@@ -111,7 +111,7 @@ def reads_beyond_the_end(submission: Submission, rng: Rng) -> None:
 @trap(
     catches="n positions take n // P + 1 pages",
     severity="major",
-    story="Off by one at the page border: every full sequence wastes a page.",
+    story="An off-by-one error at the page boundary: every full sequence wastes a page.",
     mutant=edit(("return -(-n // self.page_size)", "return n // self.page_size + 1")),
 )
 def full_page_takes_another(submission: Submission, rng: Rng) -> None:
@@ -127,7 +127,7 @@ def full_page_takes_another(submission: Submission, rng: Rng) -> None:
 @trap(
     catches="each append starts a fresh page instead of filling the last one",
     severity="major",
-    story="A pool of 16-token pages that is full after 16 tokens of decoding.",
+    story="A pool of 16 pages of 16 tokens is full after 16 decoding steps.",
     mutant=edit(("missing = max(0, needed - len(table))", "missing = self._pages_for(n)")),
 )
 def page_for_every_append(submission: Submission, rng: Rng) -> None:
@@ -142,7 +142,7 @@ def page_for_every_append(submission: Submission, rng: Rng) -> None:
 @trap(
     catches="each layer of a step takes pages of its own from a pool that has room for all layers",
     severity="major",
-    story="num_blocks was divided by the number of layers without anybody saying so.",
+    story="num_blocks is divided among the layers, which the contract does not say.",
     mutant=edit(
         ("missing = max(0, needed - len(table))", "missing = needed - self._pages_for(start)")
     ),
@@ -157,7 +157,8 @@ def page_for_every_layer(submission: Submission, rng: Rng) -> None:
 @trap(
     catches="a dense cache grows beyond the pool",
     severity="major",
-    story="The limit was built for pages only; the dense cache took the machine down.",
+    story="The limit is implemented for the paged cache only, and the dense cache grows without "
+    "bound.",
     mutant=edit(("if n > self._capacity_left(layer):", "if False:")),
 )
 def pool_limit_ignored(submission: Submission, rng: Rng) -> None:
@@ -172,9 +173,9 @@ def pool_limit_ignored(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    catches="an exhausted page pool raises something else than MemoryError",
+    catches="an exhausted page pool raises an error other than MemoryError",
     severity="minor",
-    story="A scheduler that catches MemoryError to preempt a request saw an IndexError and died.",
+    story="A scheduler that catches MemoryError to preempt a request stops on an IndexError.",
     mutant=edit(
         (
             '            raise MemoryError(f"{len(shared) + missing} pages',
@@ -194,7 +195,7 @@ def exhaustion_is_another_error(submission: Submission, rng: Rng) -> None:
 @trap(
     catches="a refused append has already taken the pages that were left",
     severity="major",
-    story="Pages are taken one by one until there are none; those taken are lost.",
+    story="Pages are taken one by one until none is left; those already taken are lost.",
     mutant=edit(
         (
             "if len(shared) + missing > len(self.free_pages):",
@@ -225,7 +226,7 @@ def failed_append_keeps_pages(submission: Submission, rng: Rng) -> None:
 @trap(
     catches="a refused append leaves the positions that still fitted",
     severity="critical",
-    story="Token by token until the pool is full; the retry then stores them twice.",
+    story="Positions are written one by one until the pool is full; the retry stores them twice.",
     mutant=edit(
         (
             "        self._reserve(seq, layer, len(k))\n        self._fix_dtype(k.dtype)\n",
@@ -250,7 +251,7 @@ def failed_append_half_written(submission: Submission, rng: Rng) -> None:
 @trap(
     catches="v is found to be wrong after k was stored",
     severity="major",
-    story="Validation and writing interleaved: the cache kept a key without its value.",
+    story="Validation and writing are interleaved, and the cache keeps a key without its value.",
     mutant=edit(
         (
             "        self._check_rows(k, v)\n        if len(k) == 0:",
@@ -275,7 +276,7 @@ def refused_rows_already_written(submission: Submission, rng: Rng) -> None:
 @trap(
     catches="pages of a freed sequence never come back",
     severity="critical",
-    story="Served well in every demo, and ran out of pages after an hour.",
+    story="Short runs work; a long-running server runs out of pages.",
     mutant=edit(
         (
             "        self._shrink(seq, 0)\n        self._forget(seq)\n",
@@ -294,7 +295,7 @@ def free_leaks_pages(submission: Submission, rng: Rng) -> None:
 @trap(
     catches="pages behind the new end stay taken",
     severity="major",
-    story="Rejected drafts are cut off thousands of times a minute; each cut lost a page.",
+    story="Speculative decoding cuts off rejected drafts all the time; each cut loses a page.",
     mutant=edit(("        self._shrink(seq, n)\n", "")),
 )
 def truncate_leaks_pages(submission: Submission, rng: Rng) -> None:
@@ -307,9 +308,9 @@ def truncate_leaks_pages(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    catches="the page that is cut in the middle is given away",
+    catches="the page that is cut in the middle is released",
     severity="critical",
-    story="n // P pages kept where ⌈n/P⌉ hold data.",
+    story="n // P pages are kept where ⌈n/P⌉ hold data.",
     mutant=edit(("kept = self._pages_for(n)", "kept = n // self.page_size")),
 )
 def truncate_frees_a_page_in_use(submission: Submission, rng: Rng) -> None:
@@ -322,9 +323,9 @@ def truncate_frees_a_page_in_use(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    catches="keep takes new pages and forgets to give the old ones back",
+    catches="keep takes new pages and does not release the old ones",
     severity="major",
-    story="Tree decoding compacts every step; the pool lasted as many steps as it had pages.",
+    story="Tree decoding compacts at every step, so the pool runs empty after a few of them.",
     mutant=edit(("        self._shrink(seq, start)\n", "        del self.tables[seq][fixed:]\n")),
 )
 def keep_leaks_pages(submission: Submission, rng: Rng) -> None:
@@ -346,7 +347,7 @@ def keep_leaks_pages(submission: Submission, rng: Rng) -> None:
 @trap(
     catches="keep in a full pool fails although it frees what it needs",
     severity="major",
-    story="New pages were taken before the old ones were released.",
+    story="New pages are taken before the old ones are released.",
     mutant=edit(("if needed > len(self.free_pages) + own:", "if needed > len(self.free_pages):")),
 )
 def keep_needs_a_second_copy(submission: Submission, rng: Rng) -> None:

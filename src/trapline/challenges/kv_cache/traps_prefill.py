@@ -33,9 +33,9 @@ def prefill_with_made_up_queries(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    catches="all keys are stored first, then every chunk is taken for the last one",
+    catches="all keys are stored first, and every chunk attends as if it were the last",
     severity="critical",
-    story="seqlen_k was the length of the prompt instead of the end of the chunk.",
+    story="The key length is that of the whole prompt instead of the end of the chunk.",
     mutant=edit(
         (
             "            self.append(seq, layer, k[part], v[part])\n",
@@ -51,7 +51,7 @@ def prefill_sees_its_future(submission: Submission, rng: Rng) -> None:
 @trap(
     catches="each chunk attends to itself only",
     severity="critical",
-    story="Every chunk was prefilled as a prompt of its own.",
+    story="Every chunk is prefilled as if it were a prompt of its own.",
     mutant=edit(("self.attend(seq, layer, q[part])", "attention(q[part], k[part], v[part])")),
 )
 def chunks_blind_to_earlier_ones(submission: Submission, rng: Rng) -> None:
@@ -62,7 +62,7 @@ def chunks_blind_to_earlier_ones(submission: Submission, rng: Rng) -> None:
 @trap(
     catches="positions that the sequence already holds are dropped or not attended to",
     severity="critical",
-    story="A prefix hit met an attention that started at position 0.",
+    story="The attention starts at position 0 although a cached prefix is already there.",
     mutant=edit(
         (
             "        out = np.empty(q.shape, q.dtype)\n",
@@ -79,9 +79,9 @@ def prefill_forgets_the_prefix(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    catches="a prompt that is no multiple of the chunk loses its rest",
+    catches="a prompt whose length is not a multiple of the chunk loses its remainder",
     severity="critical",
-    story="T // chunk rounds of work; a chunk larger than the prompt does none at all.",
+    story="T // chunk rounds leave the remainder out; a chunk larger than the prompt does nothing.",
     mutant=edit(("range(0, len(q), chunk)", "range(0, len(q) // chunk * chunk, chunk)")),
 )
 def last_chunk_dropped(submission: Submission, rng: Rng) -> None:
@@ -95,7 +95,7 @@ def last_chunk_dropped(submission: Submission, rng: Rng) -> None:
 @trap(
     catches="the prompt is attended to but not left in the cache",
     severity="critical",
-    story="A scratch cache did the work; decoding then began from nothing.",
+    story="The work is done in a scratch cache, and decoding then starts from an empty one.",
     mutant=edit(
         (
             "        out = np.empty(q.shape, q.dtype)\n",
@@ -121,7 +121,7 @@ def prefill_stores_nothing(submission: Submission, rng: Rng) -> None:
 @trap(
     catches="chunked_prefill writes into a page that another sequence holds",
     severity="critical",
-    story="append copied on write; the fast path of the prefill did not go through it.",
+    story="append copies on write, and a faster path for prefill bypasses it.",
     mutant=edit(
         (
             "        for start in range(0, len(q), chunk):\n",
@@ -149,7 +149,7 @@ def prefill_into_a_shared_page(submission: Submission, rng: Rng) -> None:
 @trap(
     catches="a prompt that does not fit leaves its first chunks behind",
     severity="major",
-    story="The exception came out of the third chunk; the retry stored the first two twice.",
+    story="The error is raised at a later chunk; a retry stores the first chunks twice.",
     mutant=edit(
         (
             "        self._reserve(seq, layer, len(k))\n        for start in",
@@ -172,9 +172,9 @@ def prefill_half_done_when_full(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    catches="wrong queries are found after the first chunk was stored",
+    catches="wrong queries are detected only after the first chunk is stored",
     severity="minor",
-    story="The caller corrected its query and prefilled again, on top of the first chunk.",
+    story="The caller corrects the query and prefills again, behind the first chunk.",
     mutant=edit(
         (
             "        self._check_queries(q)\n        self._check_rows(k, v)\n",
@@ -201,9 +201,9 @@ def prefill_stores_before_it_checks(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    catches="chunked_prefill does not look where it writes",
+    catches="chunked_prefill does not check the sequence and layer that it writes to",
     severity="minor",
-    story="The methods were guarded, the function beside them was not.",
+    story="The methods of the class check them, the function beside the class does not.",
     mutant=edit(
         (
             "        self._check_place(seq, layer)\n"
@@ -225,9 +225,9 @@ def prefill_anywhere(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    catches="a chunk of zero or less does nothing and answers garbage",
+    catches="a chunk of zero or less does nothing and returns garbage",
     severity="minor",
-    story="range(0, T, −1) is empty, and an uninitialised array looks like an answer.",
+    story="range(0, T, −1) is empty, and an uninitialised array is returned.",
     mutant=edit(("if not is_int(chunk) or chunk < 1:", "if not is_int(chunk):")),
 )
 def chunk_below_one(submission: Submission, rng: Rng) -> None:
@@ -245,7 +245,7 @@ def chunk_below_one(submission: Submission, rng: Rng) -> None:
 @trap(
     catches="the caller's queries, keys or values are scaled in place",
     severity="major",
-    story="q *= scale saves an array and breaks the caller's residual stream.",
+    story="`q *= scale` saves an array and changes the caller's data.",
     mutant=edit(
         (
             "    scores = grouped @ k.transpose(1, 2, 0)[:, None] * width**-0.5\n",

@@ -40,9 +40,9 @@ def scales_eat_the_saving(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    catches="4 bit codes are stored one a byte",
+    catches="4-bit codes are stored one per byte",
     severity="major",
-    story="The range is right, the packing was left for later.",
+    story="The range of the codes is right, but they are not packed.",
     mutant=edit(
         ("return (pack_nibbles(codes) if self.bits == 4 else codes), scale", "return codes, scale"),
         ("        if self.bits == 4:\n            codes = unpack_nibbles(codes, self.width)\n", ""),
@@ -56,7 +56,7 @@ def four_bits_in_a_byte(submission: Submission, rng: Rng) -> None:
 @trap(
     catches="nbytes() leaves the scales out",
     severity="major",
-    story="A saving of 4× was reported while 0.4× was stored.",
+    story="The reported saving is then larger than the real one.",
     mutant=edit(
         (
             "sum(pool.nbytes for pool in self.pools)",
@@ -76,7 +76,7 @@ def scales_not_counted(submission: Submission, rng: Rng) -> None:
 @trap(
     catches="nbytes() counts one layer, or keys only",
     severity="minor",
-    story="The number on the dashboard was a factor of 64 too small.",
+    story="The reported size is too small by the number of layers, or by two.",
     mutant=edit(
         ("sum(pool.nbytes for pool in self.pools)", "sum(pool[0].nbytes for pool in self.pools)")
     ),
@@ -92,7 +92,7 @@ def nbytes_of_one_layer(submission: Submission, rng: Rng) -> None:
 @trap(
     catches="one scale for all positions of an append",
     severity="critical",
-    story="One outlier token in a prompt of a thousand erased the others.",
+    story="One outlier token in a long prompt rounds the other tokens to zero.",
     mutant=edit(
         (
             "largest = np.abs(x).max(axis=-1, keepdims=True)",
@@ -113,7 +113,7 @@ def scale_of_the_whole_append(submission: Submission, rng: Rng) -> None:
 @trap(
     catches="one scale for all heads of a position",
     severity="major",
-    story="Heads differ by orders of magnitude; the loudest silenced the rest.",
+    story="Heads differ by orders of magnitude; the largest sets the rounding error of all.",
     mutant=edit(
         (
             "largest = np.abs(x).max(axis=-1, keepdims=True)",
@@ -188,7 +188,7 @@ def whole_cache_requantised(submission: Submission, rng: Rng) -> None:
 @trap(
     catches="a row of zeros divides by its scale of zero",
     severity="critical",
-    story="Padding tokens: a constant group gave NaN in a well-known 2-bit cache.",
+    story="Padding tokens give such rows; a constant group gave NaN in a well-known 2-bit cache.",
     mutant=edit(
         (
             "scale = (largest / self.top).astype(np.float32)",
@@ -208,9 +208,9 @@ def zero_row(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    catches="a floor under the scale that is meant for zeros flattens small rows",
+    catches="a floor under the scale, meant for zero rows, rounds small rows to zero",
     severity="major",
-    story="An epsilon of 1e-3 against division by zero; normalised keys are of that size.",
+    story="An epsilon of 1e-3 against division by zero is as large as normalised keys.",
     mutant=edit(
         (
             "scale = (largest / self.top).astype(np.float32)",
@@ -229,9 +229,9 @@ def small_rows_vanish(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    catches="codes are cut towards zero instead of rounded to the nearest",
+    catches="codes are truncated towards zero instead of rounded to the nearest",
     severity="major",
-    story="A cast to int; twice the error, and all of it in one direction.",
+    story="A cast to int truncates: twice the error, and all of it in one direction.",
     mutant=edit(("np.rint(x / divisor)", "np.trunc(x / divisor)")),
 )
 def codes_cut_not_rounded(submission: Submission, rng: Rng) -> None:
@@ -263,9 +263,9 @@ def largest_element_wraps(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    catches="negative 4 bit codes come back as 8 … 15",
+    catches="negative 4-bit codes come back as 8 … 15",
     severity="critical",
-    story="Unpacking forgets that the fourth bit is a sign.",
+    story="Unpacking does not sign-extend the fourth bit.",
     mutant=edit(
         ("return (nibbles ^ 8).astype(np.int8) - np.int8(8)", "return nibbles.astype(np.int8)")
     ),
@@ -283,7 +283,7 @@ def nibbles_lose_their_sign(submission: Submission, rng: Rng) -> None:
 @trap(
     catches="packing and unpacking disagree on which half of a byte comes first",
     severity="critical",
-    story="Two functions, two conventions, and a round trip that nobody ran.",
+    story="Two functions follow two conventions, and no round-trip test compares them.",
     mutant=edit(("[packed & 15, packed >> 4]", "[packed >> 4, packed & 15]")),
 )
 def nibbles_swapped(submission: Submission, rng: Rng) -> None:
@@ -296,9 +296,9 @@ def nibbles_swapped(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    catches="with an odd head_dim the last 4 bit code is dropped",
+    catches="with an odd head_dim the last 4-bit code is dropped",
     severity="major",
-    story="D // 2 bytes for D codes.",
+    story="D // 2 bytes are allocated for D codes.",
     mutant=edit(
         ("half = -(-codes.shape[-1] // 2)", "half = max(1, codes.shape[-1] // 2)"),
         (

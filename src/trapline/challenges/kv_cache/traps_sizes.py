@@ -21,7 +21,7 @@ def _make(submission: Submission, kind: str = "paged", **changed: Any) -> Any:
 @trap(
     catches="a kind that does not exist falls back to another",
     severity="minor",
-    story="A typo in a configuration file served an unquantised cache for a month.",
+    story="A typo in a configuration file then selects an unquantised cache.",
     mutant=edit(("if kind not in KINDS:", "if False:")),
 )
 def unknown_kind(submission: Submission, _rng: Rng) -> None:
@@ -32,7 +32,7 @@ def unknown_kind(submission: Submission, _rng: Rng) -> None:
 @trap(
     catches="a quantised cache accepts a number of bits it cannot store",
     severity="minor",
-    story="Two bits in a format for four: half of the codes were never used.",
+    story="Two bits stored in a format for four leave most of the codes unused.",
     mutant=edit(("if quantised and (not is_int(bits) or bits not in (4, 8)):", "if False:")),
 )
 def bits_not_checked(submission: Submission, _rng: Rng) -> None:
@@ -44,7 +44,7 @@ def bits_not_checked(submission: Submission, _rng: Rng) -> None:
 @trap(
     catches="a size of zero or less is accepted",
     severity="minor",
-    story="A pool of no pages that fails on the first request instead of at the start.",
+    story="A pool without pages then fails at the first request instead of at the start.",
     mutant=edit(
         (
             "    if not all(is_int(size) and size >= 1 for size in shape):\n"
@@ -64,7 +64,7 @@ SPEC = {"num_layers": 32, "num_kv_heads": 8, "head_dim": 128, "bits": 16}
 
 
 @trap(
-    catches="values are forgotten: twice the context",
+    catches="the values are not counted, so the context is twice too long",
     severity="critical",
     story="The factor two for K and V is lost between bits and bytes.",
     mutant=edit(("2 * math.prod(sizes) / 8", "math.prod(sizes) / 8")),
@@ -74,10 +74,9 @@ def context_of_keys_only(submission: Submission, _rng: Rng) -> None:
 
 
 @trap(
-    catches="a missing entry of the specification is made up, or ends in another error",
+    catches="a missing entry of the specification is guessed, or raises another error",
     severity="minor",
-    story="A model file without a number of kv heads: a guess in one place, a bare KeyError in "
-    "another.",
+    story="Without a number of kv heads, one path guesses and another raises a bare KeyError.",
     mutant=edit(
         (
             "    missing = [name for name in SPEC if name not in spec]\n",
@@ -95,7 +94,7 @@ def specification_not_whole(submission: Submission, _rng: Rng) -> None:
 @trap(
     catches="bits are used as bytes",
     severity="critical",
-    story="A context eight times too short, and nobody bought the smaller machine.",
+    story="The context comes out eight times too short.",
     mutant=edit(("2 * math.prod(sizes) / 8", "2 * math.prod(sizes)")),
 )
 def bits_taken_for_bytes(submission: Submission, _rng: Rng) -> None:
@@ -118,7 +117,7 @@ def four_bit_context(submission: Submission, _rng: Rng) -> None:
 @trap(
     catches="weights that do not fit give a negative context",
     severity="major",
-    story="A scheduler compared −84 000 with the request's length in unsigned arithmetic.",
+    story="A negative context compared in unsigned arithmetic looks very large.",
     mutant=edit(
         ("max(0, math.floor(budget / bytes_per_token))", "math.floor(budget / bytes_per_token)")
     ),
@@ -132,7 +131,7 @@ def negative_context(submission: Submission, _rng: Rng) -> None:
 @trap(
     catches="the number of tokens is rounded to the nearest",
     severity="major",
-    story="The one token too many came last, at two in the morning.",
+    story="Rounding up promises one token more than fits.",
     mutant=edit(("math.floor(budget / bytes_per_token)", "round(budget / bytes_per_token)")),
 )
 def context_rounded_up(submission: Submission, _rng: Rng) -> None:
@@ -160,7 +159,7 @@ def utilization_of_the_rest(submission: Submission, _rng: Rng) -> None:
 @trap(
     catches="the reserve for activations is not subtracted",
     severity="major",
-    story="Everything fitted until the first long prompt needed its activations.",
+    story="A long prompt then has no memory left for its activations.",
     mutant=edit(("- weight_bytes - reserve_bytes", "- weight_bytes")),
 )
 def reserve_ignored(submission: Submission, _rng: Rng) -> None:
@@ -168,9 +167,9 @@ def reserve_ignored(submission: Submission, _rng: Rng) -> None:
 
 
 @trap(
-    catches="a model of no layers, or of −1, gets an answer or a division by zero",
+    catches="a model of 0 or −1 layers gets an answer or a division by zero",
     severity="minor",
-    story="A field missing from a configuration file was read as 0.",
+    story="A field missing from a configuration file is read as 0.",
     mutant=edit(("if not all(is_int(size) and size >= 1 for size in sizes):", "if False:")),
 )
 def specification_not_checked(submission: Submission, _rng: Rng) -> None:
@@ -183,7 +182,7 @@ def specification_not_checked(submission: Submission, _rng: Rng) -> None:
 @trap(
     catches="negative bytes are accepted, and add to the budget",
     severity="minor",
-    story="A difference taken the wrong way round made room for more context than the GPU has.",
+    story="A difference with the wrong sign allows more context than the GPU can hold.",
     mutant=edit(("if min(gpu_bytes, weight_bytes, reserve_bytes) < 0:", "if False:")),
 )
 def negative_bytes(submission: Submission, _rng: Rng) -> None:
@@ -195,7 +194,7 @@ def negative_bytes(submission: Submission, _rng: Rng) -> None:
 @trap(
     catches="a utilisation outside (0, 1] is accepted",
     severity="minor",
-    story="90 instead of 0.9: a context of forty million tokens.",
+    story="90 instead of 0.9 gives a context of many millions of tokens.",
     mutant=edit(("if not 0 < utilization <= 1:", "if False:")),
 )
 def utilization_in_percent(submission: Submission, _rng: Rng) -> None:
@@ -214,9 +213,9 @@ def utilization_in_percent(submission: Submission, _rng: Rng) -> None:
 
 
 @trap(
-    catches="bytes a token are divided as whole numbers",
+    catches="bytes per token are computed by integer division",
     severity="minor",
-    story="Odd widths at 3 bits: the rest of the division was promised as context.",
+    story="At odd widths with 3 bits the discarded remainder becomes context that does not fit.",
     mutant=edit(("2 * math.prod(sizes) / 8", "max(1, 2 * math.prod(sizes) // 8)")),
 )
 def fraction_of_a_byte(submission: Submission, _rng: Rng) -> None:

@@ -68,10 +68,10 @@ def check_blind_to_length(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    catches="a spot check that never looks at most elements",
+    catches="a spot check that never compares most elements",
     severity="critical",
-    story="Spot checks at random places were the usual answer to slow loops; an error elsewhere"
-    " passes.",
+    story="Spot checks at random places were the usual answer to slow loops; an error elsewhere "
+    "passes.",
     mutant=edit((_DIRECTION, _DIRECTION + "\n            direction.flat[4:] = 0.0")),
 )
 def check_of_a_few_elements(submission: Submission, rng: Rng) -> None:
@@ -83,9 +83,9 @@ def check_of_a_few_elements(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    catches="only dx compared; dgamma and dbeta reported as fine",
+    catches="only dx is compared; dgamma and dbeta are reported as right",
     severity="critical",
-    story="The hard formula got the test, the two easy sums had the bug.",
+    story="The difficult formula is tested, and the bug is in one of the two easy sums.",
     mutant=edit(("    return errors\n", "    return {**errors, 'dgamma': 0.0, 'dbeta': 0.0}\n")),
 )
 def check_skips_parameters(submission: Submission, rng: Rng) -> None:
@@ -98,7 +98,7 @@ def check_skips_parameters(submission: Submission, rng: Rng) -> None:
 @trap(
     catches="a check that differentiates and propagates with the submission's own passes",
     severity="critical",
-    story="The functions under test were ignored in favour of the module's own.",
+    story="The functions given as arguments are ignored in favour of the module's own.",
     mutant=edit(
         (
             "gradients = backward(dy, forward(*inputs)[1])",
@@ -117,7 +117,7 @@ def check_of_itself(submission: Submission, rng: Rng) -> None:
 @trap(
     catches="dy replaced by ones in the numerical part",
     severity="major",
-    story="The loss was sum(y): with gamma = 1 its gradient is 0 and everything passes.",
+    story="The loss is sum(y): with gamma = 1 its gradient is 0 and everything passes.",
     mutant=edit(
         ("np.sum(dy * (shifted(1.0) - shifted(-1.0)))", "np.sum(shifted(1.0) - shifted(-1.0))")
     ),
@@ -129,7 +129,7 @@ def check_with_ones(submission: Submission, rng: Rng) -> None:
 @trap(
     catches="an absolute error reported as a relative one",
     severity="major",
-    story="With small upstream gradients every backward pass was 'correct to 1e-9'.",
+    story="With small upstream gradients every backward pass then looks right to 1e-9.",
     mutant=edit((_ERROR, "float(np.linalg.norm(analytic - numeric))")),
 )
 def check_absolute(submission: Submission, rng: Rng) -> None:
@@ -146,7 +146,7 @@ def check_absolute(submission: Submission, rng: Rng) -> None:
 @trap(
     catches="0 / 0 where a gradient vanishes",
     severity="major",
-    story="An upstream gradient of zero is right, and was reported as NaN.",
+    story="An upstream gradient of zero is valid, and the check reports NaN.",
     mutant=edit(
         (
             "max(np.linalg.norm(analytic), np.linalg.norm(numeric), 1e-12)",
@@ -161,9 +161,9 @@ def check_of_zero_gradients(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    catches="a step so large that the difference's own error hides a wrong gradient",
+    catches="a step so large that its own error hides a wrong gradient",
     severity="major",
-    story="With h = 1e-2 every tolerance had to be loosened until wrong gradients fitted in.",
+    story="With h = 1e-2 the tolerance must be so loose that wrong gradients pass.",
     mutant=edit((STEP, "STEP = 0.05")),
 )
 def check_step_too_large(submission: Submission, rng: Rng) -> None:
@@ -171,9 +171,9 @@ def check_step_too_large(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    catches="a step so small that rounding drowns the difference",
+    catches="a step so small that rounding dominates the difference",
     severity="major",
-    story="h = 1e-12 'for accuracy': the quotient is rounding noise.",
+    story="With h = 1e-12 the quotient is rounding noise.",
     mutant=edit((STEP, "STEP = 1e-13")),
 )
 def check_step_too_small(submission: Submission, rng: Rng) -> None:
@@ -201,9 +201,10 @@ def check_modifies_x(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    catches="the backward pass that was given compared with differences of another forward pass",
+    catches="the backward pass is compared with differences of a forward pass other than the one "
+    "given",
     severity="major",
-    story="The forward pass in the argument list was called once, for its cache, and never again.",
+    story="The forward pass given as an argument is called only once, for its cache.",
     mutant=edit(("return forward(*moved)[0]", "return layer_norm_forward(*moved)[0]")),
 )
 def check_of_its_own_forward(submission: Submission, rng: Rng) -> None:
@@ -215,9 +216,9 @@ def check_of_its_own_forward(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    catches="the error divided by the analytic gradient alone: one that is too short looks worse",
+    catches="the error is divided by the analytic gradient alone",
     severity="minor",
-    story="A backward pass that returned zeros was off by 1e12, and the report overflowed.",
+    story="A backward pass that returns zeros is then off by 1e12.",
     mutant=edit(
         (
             "max(np.linalg.norm(analytic), np.linalg.norm(numeric), 1e-12)",
@@ -237,7 +238,8 @@ def check_relative_to_one_side(submission: Submission, rng: Rng) -> None:
 @trap(
     catches="a forward difference where the contract asks for a central one",
     severity="minor",
-    story="Half the calls, and an error of the step's own size: near 1e-5 right and wrong met.",
+    story="Half the calls, and an error as large as the step: right and wrong cannot be told apart "
+    "near 1e-5.",
     mutant=edit(
         (
             "(shifted(1.0) - shifted(-1.0))) / (2.0 * STEP)",
@@ -254,10 +256,9 @@ def check_one_sided(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    catches="fewer than four directions, where not every element is looked at on its own",
+    catches="fewer than four directions, unless every element is checked on its own",
     severity="minor",
-    story="One random direction for a million elements: a wrong one hid behind the luck of the "
-    "draw.",
+    story="One random direction for a million elements can miss a wrong one by chance.",
     mutant=edit(("DIRECTIONS = 6", "DIRECTIONS = 1")),
 )
 def check_of_one_direction(submission: Submission, rng: Rng) -> None:

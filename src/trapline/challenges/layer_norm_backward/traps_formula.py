@@ -76,7 +76,7 @@ def variance_term_sign(submission: Submission, rng: Rng) -> None:
 @trap(
     catches="mean(dy · x_hat) where mean(dy · gamma · x_hat) belongs",
     severity="critical",
-    story="dgamma needs dy · x_hat and dx needs g · x_hat; one product was reused for both.",
+    story="dgamma needs dy · x_hat and dx needs g · x_hat; one product is reused for both.",
     mutant=edit((_MEAN_GX, _MEAN_GX.replace("g * x_hat", "dy * x_hat"))),
 )
 def projection_of_dy(submission: Submission, rng: Rng) -> None:
@@ -130,7 +130,7 @@ def beta_scaled(submission: Submission, rng: Rng) -> None:
 @trap(
     catches="dgamma summed over the batch only",
     severity="critical",
-    story="A two-axis test (N, D) became a three-axis model (B, T, D).",
+    story="Code written for two axes (N, D) is used with three (B, T, D).",
     mutant=edit((_DGAMMA, "dgamma = np.sum(dy * x_hat, axis=0)")),
 )
 def dgamma_over_one_axis(submission: Submission, rng: Rng) -> None:
@@ -150,7 +150,7 @@ def dgamma_averaged(submission: Submission, rng: Rng) -> None:
 @trap(
     catches="dbeta summed over dy · gamma",
     severity="critical",
-    story="The product g = dy · gamma was used for all three gradients.",
+    story="The product g = dy · gamma is used for all three gradients.",
     mutant=edit(("dbeta = np.sum(dy, axis=(0, 1))", "dbeta = np.sum(dy * gamma, axis=(0, 1))")),
 )
 def dbeta_scaled(submission: Submission, rng: Rng) -> None:
@@ -162,7 +162,8 @@ def dbeta_scaled(submission: Submission, rng: Rng) -> None:
 @trap(
     catches="dgamma as Σ dy · y instead of Σ dy · x_hat",
     severity="critical",
-    story="The output was cached instead of the normalised input; equal while gamma = 1, beta = 0.",
+    story="The output is cached instead of the normalised input; both are equal while gamma = 1 "
+    "and beta = 0.",
     mutant=edit(
         (_CACHE, _CACHE.replace(", gamma", ", beta.copy(), gamma")),
         (_UNPACK, "x_hat, rstd, beta, gamma = cache\n"),
@@ -176,7 +177,7 @@ def dgamma_from_output(submission: Submission, rng: Rng) -> None:
 @trap(
     catches="x_hat rebuilt as (y − beta) / gamma, which is 0 / 0 where gamma is 0",
     severity="critical",
-    story="'Memory-efficient' modes rebuild x_hat from y and lose everything where weights vanish.",
+    story="'Memory-efficient' modes rebuild x_hat from y and cannot where a weight is zero.",
     mutant=edit(
         (_CACHE, "(y.astype(x.dtype), rstd.astype(x.dtype), gamma.copy(), beta.copy())"),
         (_UNPACK, "y, rstd, gamma, beta = cache\n    x_hat = (y - beta) / gamma\n"),
@@ -213,7 +214,7 @@ def bloated_cache(submission: Submission, rng: Rng) -> None:
 @trap(
     catches="a float64 x_hat kept for float32 inputs: twice the bytes",
     severity="major",
-    story="Statistics in double are right, activations kept in double are a doubled memory bill.",
+    story="Statistics in float64 are right; activations kept in float64 take twice the memory.",
     mutant=edit((_CACHE, "(x_hat, rstd, gamma.copy())")),
 )
 def cache_in_double(submission: Submission, rng: Rng) -> None:
@@ -244,9 +245,10 @@ def cache_of_row_copies(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    catches="backward that reads what the latest forward left in a global",
+    catches="backward reads what the latest forward left in a global",
     severity="critical",
-    story="A layer object kept its cache as an attribute; the second use of the layer replaced it.",
+    story="A layer object keeps its cache as an attribute; the second use of the layer replaces "
+    "it.",
     mutant=edit(
         (STEP, STEP + "\nLATEST = []"),
         (Y, Y + f"\n    LATEST[:] = {_CACHE}"),
@@ -261,9 +263,9 @@ def last_forward_wins(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    catches="a cache that is a number under which the real one is kept in the process",
+    catches="the cache is a number under which the real one is kept in the process",
     severity="critical",
-    story="Hidden state passes a size limit on the cache, and every test in one process.",
+    story="Hidden state passes a size limit on the cache and every test in one process.",
     mutant=edit(
         (STEP, STEP + "\nKEPT = {}"),
         (Y, Y + f"\n    KEPT[len(KEPT)] = {_CACHE}"),
@@ -279,7 +281,7 @@ def cache_is_a_key(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    catches="a cache that is an instance of a class: it cannot be saved or sent",
+    catches="the cache is an instance of a class: it cannot be saved or sent",
     severity="major",
     story="Activation checkpointing and pipeline stages move caches between processes.",
     mutant=edit(
@@ -296,7 +298,8 @@ def cache_is_an_object(submission: Submission, rng: Rng) -> None:
 @trap(
     catches="containers inside the cache",
     severity="minor",
-    story="A flat cache was asked for; a tuple of tuples broke the code that saved it.",
+    story="The contract asks for a flat cache; code that saves it does not expect a tuple of "
+    "tuples.",
     mutant=edit(
         (_CACHE, "((x_hat.astype(x.dtype), rstd.astype(x.dtype)), gamma.copy())"),
         (_UNPACK, "(x_hat, rstd), gamma = cache\n"),
@@ -309,7 +312,7 @@ def nested_cache(submission: Submission, rng: Rng) -> None:
 @trap(
     catches="y computed in place in the array that the cache keeps as x_hat",
     severity="critical",
-    story="An in-place scale and shift saved one temporary and the wrong activations.",
+    story="Scaling and shifting in place saves one temporary and changes the cached activations.",
     mutant=edit((Y, "y = x_hat\n    y *= gamma\n    y += beta")),
 )
 def output_overwrites_cache(submission: Submission, rng: Rng) -> None:

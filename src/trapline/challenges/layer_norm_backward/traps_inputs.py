@@ -27,7 +27,7 @@ _WIDEN_DY = "    dy = dy.astype(np.float64)\n"
 @trap(
     catches="x centred in place",
     severity="critical",
-    story="The residual branch still needs x; `x -= mean` corrupted it.",
+    story="`x -= mean` changes the array that the residual branch still needs.",
     mutant=edit((_WIDE, "x -= np.mean(x, axis=-1, keepdims=True)\n    " + _WIDE)),
 )
 def x_modified(submission: Submission, rng: Rng) -> None:
@@ -40,7 +40,7 @@ def x_modified(submission: Submission, rng: Rng) -> None:
 @trap(
     catches="dy multiplied by gamma in place",
     severity="critical",
-    story="`dy *= gamma` and dy was still needed by another branch of the graph.",
+    story="`dy *= gamma` changes an array that another branch of the graph still needs.",
     mutant=edit((_WIDEN_DY, ""), (G, "    dy *= gamma\n    g = dy\n")),
 )
 def dy_modified(submission: Submission, rng: Rng) -> None:
@@ -51,9 +51,9 @@ def dy_modified(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    catches="the cache used as a scratch buffer by backward: a second backward differs",
+    catches="backward uses the cache as a scratch buffer: a second backward differs",
     severity="major",
-    story="Retained graphs call backward twice; the second gradient was silently wrong.",
+    story="Retained graphs call backward twice; the second gradient is silently wrong.",
     mutant=edit(
         (DX, "x_hat *= mean_gx.astype(dtype)\n    dx = rstd[..., None] * (g - mean_g - x_hat)")
     ),
@@ -70,7 +70,7 @@ def cache_modified(submission: Submission, rng: Rng) -> None:
 @trap(
     catches="everything cast to float32 on the way in",
     severity="critical",
-    story="A kernel's float32 path served double inputs: gradient checks failed at 1e-3.",
+    story="With a float32 path for float64 inputs, gradient checks fail at 1e-3.",
     mutant=edit((_WIDE, _WIDE.replace("float64", "float32"))),
 )
 def float64_computed_in_float32(submission: Submission, rng: Rng) -> None:
@@ -80,7 +80,7 @@ def float64_computed_in_float32(submission: Submission, rng: Rng) -> None:
 @trap(
     catches="float64 results for float32 inputs",
     severity="major",
-    story="One Python float scalar in the wrong place doubled the memory of everything after it.",
+    story="One float64 scalar doubles the memory of everything after it.",
     mutant=edit(("return y.astype(x.dtype), (", "return y, (")),
 )
 def float32_widened(submission: Submission, rng: Rng) -> None:
@@ -130,9 +130,9 @@ def strided_dy(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    catches="an empty batch that crashes, or whose dgamma is not D zeros",
+    catches="an empty batch crashes, or its dgamma is not D zeros",
     severity="major",
-    story="The last shard of a batch was empty and took the job down.",
+    story="The last shard of a batch can be empty.",
     mutant=edit((_WIDE, _WIDE.replace("x.", "(x / np.max(np.abs(x)))."))),
 )
 def no_rows(submission: Submission, rng: Rng) -> None:
@@ -143,7 +143,7 @@ def no_rows(submission: Submission, rng: Rng) -> None:
 @trap(
     catches="axes of length 1 squeezed away",
     severity="major",
-    story="`squeeze()` after a reduction also removed the batch axis at batch size 1.",
+    story="`squeeze()` after a reduction also removes a batch axis of length 1.",
     mutant=edit((VAR, VAR.replace("axis=-1)", "axis=-1, keepdims=True).squeeze()"))),
 )
 def batch_of_one(submission: Submission, rng: Rng) -> None:
@@ -152,9 +152,9 @@ def batch_of_one(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    catches="a gamma of length 1 accepted for any D",
+    catches="a gamma of length 1 is accepted for any D",
     severity="major",
-    story="A checkpoint of another width loaded without a word.",
+    story="A checkpoint of another width then loads silently.",
     mutant=edit(
         ("gamma.shape != (width,) or beta.shape != (width,)", "gamma.ndim != 1 or beta.ndim != 1")
     ),
@@ -166,9 +166,9 @@ def gamma_broadcast(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    catches="a dy of another shape accepted and broadcast",
+    catches="a dy of another shape is accepted and broadcast",
     severity="major",
-    story="A loss reduced over one axis too many handed back a gradient of shape (1, T, D).",
+    story="A loss reduced over one axis too many returns a gradient of shape (1, T, D).",
     mutant=edit(("if dy.shape != x_hat.shape:", "if dy.ndim > x_hat.ndim:")),
 )
 def dy_broadcast(submission: Submission, rng: Rng) -> None:
@@ -181,7 +181,7 @@ def dy_broadcast(submission: Submission, rng: Rng) -> None:
 @trap(
     catches="x of rank 2 or 4 accepted",
     severity="minor",
-    story="A missing batch axis made D of T.",
+    story="With the batch axis missing, T is taken for D.",
     mutant=edit(("if x.ndim != 3:", "if x.ndim < 1:")),
 )
 def rank_ignored(submission: Submission, rng: Rng) -> None:
@@ -191,9 +191,9 @@ def rank_ignored(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    catches="integer or complex inputs computed instead of refused",
+    catches="integer or complex inputs are computed instead of refused",
     severity="minor",
-    story="Token ids were normalised instead of their embeddings.",
+    story="Token ids are then normalised instead of their embeddings.",
     mutant=edit(("if array.dtype not in (np.float32, np.float64):", "if array.dtype == object:")),
 )
 def integers_accepted(submission: Submission, rng: Rng) -> None:
@@ -206,9 +206,9 @@ def integers_accepted(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    catches="an epsilon of 0, below 0, infinite or NaN accepted",
+    catches="an epsilon of 0, below 0, infinite or NaN is accepted",
     severity="minor",
-    story="A configuration file with a sign error trained for a day on NaN.",
+    story="A sign error in a configuration file makes NaN of every activation.",
     mutant=edit(("if not 0.0 < eps < np.inf:", "if isinstance(eps, str):")),
 )
 def eps_unchecked(submission: Submission, rng: Rng) -> None:

@@ -14,10 +14,10 @@ _RSTD = "rstd = 1.0 / np.sqrt(var + eps)"
 
 
 @trap(
-    catches="variance as E[x²] − E[x]², which cancels when the mean dwarfs the spread",
+    catches="variance as E[x²] − E[x]², which cancels when the mean is much larger than the spread",
     severity="critical",
-    story="Graded answers showed naive variance 0.000 where 2.000 was right; several libraries"
-    " shipped it.",
+    story="Graded answers showed naive variance 0.000 where 2.000 was right; several libraries "
+    "shipped it.",
     mutant=edit((VAR, _NAIVE)),
 )
 def mean_1e8(submission: Submission, rng: Rng) -> None:
@@ -27,7 +27,7 @@ def mean_1e8(submission: Submission, rng: Rng) -> None:
 @trap(
     catches="variance as E[x²] − E[x]² in float32, where an offset of a few thousand is enough",
     severity="critical",
-    story="A normalisation kernel returned NaN for activations with a large common offset.",
+    story="In float32 the cancellation can make the variance negative and the result NaN.",
     mutant=edit((VAR, _NAIVE)),
 )
 def float32_mean_4096(submission: Submission, rng: Rng) -> None:
@@ -35,9 +35,9 @@ def float32_mean_4096(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    catches="a row without spread divided by its deviation of 0",
+    catches="a row without spread is divided by its standard deviation of 0",
     severity="critical",
-    story="Padding positions carry constant rows; a missing epsilon made NaN of a whole batch.",
+    story="Padding positions carry constant rows; without epsilon they become NaN.",
     mutant=edit((_RSTD, "rstd = 1.0 / np.sqrt(var)")),
 )
 def constant_row(submission: Submission, rng: Rng) -> None:
@@ -48,7 +48,7 @@ def constant_row(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    catches="D = 1 treated as a case of its own: normalised it is exactly beta, with dx = 0",
+    catches="D = 1 is treated as a special case: the output is exactly beta, with dx = 0",
     severity="major",
     story="D = 1 was one of the edge cases that only one graded answer tested.",
     mutant=edit((Y, "y = gamma * (x if x.shape[-1] == 1 else x_hat) + beta")),
@@ -60,7 +60,7 @@ def one_feature(submission: Submission, rng: Rng) -> None:
 @trap(
     catches="1 / (√var + eps) instead of 1 / √(var + eps)",
     severity="major",
-    story="Two frameworks place epsilon differently; converted models drifted.",
+    story="Two frameworks place epsilon differently, and converted models drift.",
     mutant=edit((_RSTD, "rstd = 1.0 / (np.sqrt(var) + eps)")),
 )
 def eps_outside_the_root(submission: Submission, rng: Rng) -> None:
@@ -80,7 +80,7 @@ def eps_as_a_floor(submission: Submission, rng: Rng) -> None:
 @trap(
     catches="the default epsilon used whatever the caller passes",
     severity="major",
-    story="Configured epsilons of 1e-12 were lost on the way to a kernel with a constant in it.",
+    story="A configured epsilon of 1e-12 is lost in a kernel with a constant in it.",
     mutant=edit((_RSTD, "rstd = 1.0 / np.sqrt(var + 1e-5)")),
 )
 def eps_ignored(submission: Submission, rng: Rng) -> None:

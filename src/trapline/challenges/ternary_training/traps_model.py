@@ -26,8 +26,8 @@ def _start(
 @trap(
     catches="the embedding is not ternary",
     severity="critical",
-    story="The most common deviation seen: embeddings kept dense, most of the bytes of a small "
-    "model.",
+    story="The most common deviation seen: embeddings are kept dense, although they are most of a "
+    "small model's bytes.",
     mutant=edit(
         (
             "    return {name: ternarize(latent[name], GROUP) for name in tensor_shapes(config)}\n",
@@ -44,7 +44,8 @@ def embedding_left_dense(submission: Submission, rng: np.random.Generator) -> No
 @trap(
     catches="the head is missing or not ternary",
     severity="critical",
-    story="The head was tied to the embedding, or kept in float: either way not what was shipped.",
+    story="The head is tied to the embedding or kept in float; the contract asks for a ternary "
+    "head.",
     mutant=edit(
         (
             "for name in tensor_shapes(config)}\n",
@@ -60,8 +61,7 @@ def head_left_dense(submission: Submission, rng: np.random.Generator) -> None:
 @trap(
     catches="a tensor is called ternary with one scale for every weight",
     severity="critical",
-    story="sign(w) and |w| as codes and scales satisfy every check on codes and save nothing at "
-    "all.",
+    story="sign(w) and |w| as codes and scales pass every check on codes and save nothing.",
     mutant=edit(
         (
             "    return {name: ternarize(latent[name], GROUP) for name in tensor_shapes(config)}\n",
@@ -78,8 +78,7 @@ def scale_for_every_weight(submission: Submission, rng: np.random.Generator) -> 
 @trap(
     catches="tensors are grouped by the model's width instead of by 128",
     severity="major",
-    story="One scale a row is as good as a group while rows have 128 weights; the wide ones "
-    "differ.",
+    story="One scale per row equals one per group while rows have 128 weights; wider rows differ.",
     mutant=edit(
         (
             "    return {name: ternarize(latent[name], GROUP) for name in tensor_shapes(config)}\n",
@@ -96,7 +95,7 @@ def group_of_the_model_width(submission: Submission, rng: np.random.Generator) -
 @trap(
     catches="the number of layers is fixed in the code",
     severity="major",
-    story="The architecture of the example stood in the code; other configurations were ignored.",
+    story="The architecture of the example is in the code, and other configurations are ignored.",
     mutant=edit(
         (
             '    for layer in range(config["layers"]):\n        for name in',
@@ -116,7 +115,7 @@ def layers_fixed(submission: Submission, rng: np.random.Generator) -> None:
 @trap(
     catches="the vocabulary is what occurs in the training text",
     severity="major",
-    story="max(token) + 1 rows: the first rare token after deployment read beyond the embedding.",
+    story="With max(token) + 1 rows, the first rare token reads beyond the embedding.",
     mutant=edit(
         (
             "    chosen, held_out = _hold_out(pieces)\n",
@@ -134,8 +133,7 @@ def vocabulary_from_the_text(submission: Submission, rng: np.random.Generator) -
 @trap(
     catches="every seed starts from the same weights",
     severity="major",
-    story="Three runs with three seeds gave one number three times, reported with an error bar "
-    "of 0.",
+    story="Three runs with three seeds then give the same number, with an error bar of 0.",
     mutant=edit(
         (
             '    rng = np.random.default_rng(config["seed"])\n',
@@ -154,8 +152,7 @@ def seed_ignored(submission: Submission, rng: np.random.Generator) -> None:
 @trap(
     catches="the same seed starts from other weights the next time",
     severity="major",
-    story="Weights drawn from a global generator: the second run of a process was never the "
-    "first again.",
+    story="Weights are drawn from a global generator, so a second run in the process differs.",
     mutant=edit(
         ('    rng = np.random.default_rng(config["seed"])\n', "    rng = np.random\n"),
         file=TRAINING,
@@ -170,9 +167,9 @@ def start_not_repeatable(submission: Submission, rng: np.random.Generator) -> No
 
 
 @trap(
-    catches="a training starts from where the one before ended",
+    catches="a training starts from where the previous one ended",
     severity="major",
-    story="A module-level cache of weights for resuming: the second experiment began trained.",
+    story="A module-level cache of weights makes the second experiment start from a trained model.",
     mutant=edit(
         (
             "    latent = initial_weights(config)\n",
@@ -194,8 +191,8 @@ def training_carries_over(submission: Submission, rng: np.random.Generator) -> N
 @trap(
     catches="token id −1 reads the last row of the embedding",
     severity="major",
-    story="Padding with −1 met an indexing that counts from the end; the last word learned to "
-    "be padding.",
+    story="Padding with −1 indexes from the end, so the last row of the embedding is trained as "
+    "padding.",
     mutant=edit(
         (
             '        if tokens and not 0 <= min(tokens) <= max(tokens) < config["vocab"]:\n',
@@ -213,7 +210,7 @@ def negative_id_wraps(submission: Submission, rng: np.random.Generator) -> None:
 @trap(
     catches="a width that does not divide into the heads is accepted",
     severity="minor",
-    story="dim // heads rounds down; the last columns of every projection were never used.",
+    story="dim // heads rounds down; the last columns of every projection are never used.",
     mutant=edit(
         (
             '    if checked["dim"] % checked["heads"]:\n',
@@ -230,10 +227,9 @@ def heads_unchecked(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    catches="documents in which nothing can be predicted are trained on",
+    catches="documents in which nothing can be predicted are accepted for training",
     severity="minor",
-    story="An empty glob gave no documents; the run ended at once and saved random weights as a "
-    "model.",
+    story="An empty list of files ends the run at once and saves random weights as a model.",
     mutant=edit(
         (
             "    if not pieces:\n",
@@ -251,7 +247,7 @@ def nothing_to_predict(submission: Submission, rng: np.random.Generator) -> None
 @trap(
     catches="training shuffles or cuts the caller's documents",
     severity="major",
-    story="rng.shuffle(documents) works in place: the caller's held-out indices now named "
+    story="rng.shuffle(documents) works in place: the caller's held-out indices then refer to "
     "training text.",
     mutant=edit(
         (

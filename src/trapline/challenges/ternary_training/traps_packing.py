@@ -33,8 +33,7 @@ def groups_spread_evenly(submission: Submission, rng: np.random.Generator) -> No
 @trap(
     catches="dequantised weights stay float16",
     severity="minor",
-    story="codes * scales keeps the scale's dtype; what is added to it later is rounded to 11 "
-    "bits.",
+    story="codes * scales keeps the scale's dtype, so later sums are rounded to 11 bits.",
     mutant=edit(
         (
             "    return codes.astype(np.float32) * scales.astype(np.float32)[..., owner]\n",
@@ -51,8 +50,7 @@ def dequantized_in_half(submission: Submission, rng: np.random.Generator) -> Non
 @trap(
     catches="scales of another shape are broadcast instead of refused",
     severity="major",
-    story="A file with one scale a tensor loaded without complaint into a model with one scale "
-    "a group.",
+    story="A file with one scale per tensor loads silently into a model with one scale per group.",
     mutant=edit(
         (
             "    if scales.dtype != np.float16 or scales.shape != (*codes.shape[:-1], groups):\n",
@@ -73,8 +71,8 @@ def scales_broadcast(submission: Submission, rng: np.random.Generator) -> None:
 @trap(
     catches="the first code of a byte sits in its highest bits",
     severity="critical",
-    story="Writer and reader of a 2-bit format disagreed on the order: finite, plausible, "
-    "scrambled output.",
+    story="Writer and reader of a 2-bit format disagree on the order: the output is finite, "
+    "plausible and wrong.",
     mutant=edit(
         (
             "    return first | second << 2 | third << 4 | fourth << 6\n",
@@ -90,8 +88,8 @@ def first_code_highest(submission: Submission, rng: np.random.Generator) -> None
 @trap(
     catches="neighbours go to different bytes (planes of n / 4) instead of the same one",
     severity="critical",
-    story="A kernel's interleaved layout leaked into the file format; every other reader saw "
-    "noise.",
+    story="A kernel's interleaved layout is used as the file format, which other readers do not "
+    "expect.",
     mutant=edit(
         (
             "(slots[..., place::4] for place in range(4))",
@@ -108,7 +106,7 @@ def codes_interleaved(submission: Submission, rng: np.random.Generator) -> None:
 @trap(
     catches="−1 is stored as two set bits (code & 3) instead of 0",
     severity="critical",
-    story="Masking a signed code gives 3 for −1, which the other side reads as +2.",
+    story="Masking a signed code gives 3 for −1, which a reader decodes as +2.",
     mutant=edit(
         (
             "    slots = np.ones((*codes.shape[:-1],",
@@ -127,9 +125,10 @@ def two_complement_codes(submission: Submission, rng: np.random.Generator) -> No
 
 
 @trap(
-    catches="a row begins in the middle of the byte that ends the row before",
+    catches="a row begins in the middle of the byte that ends the previous row",
     severity="critical",
-    story="Packing the flattened matrix saves three codes a row and makes no row addressable.",
+    story="Packing the flattened matrix saves three codes per row and makes single rows "
+    "inaccessible.",
     mutant=edit(
         (
             "    codes = _ternary_codes(codes)\n    columns = codes.shape[-1]\n",
@@ -145,8 +144,7 @@ def rows_share_bytes(submission: Submission, rng: np.random.Generator) -> None:
 @trap(
     catches="places after a row's end hold 0 bits, which is code −1",
     severity="minor",
-    story="A kernel reads whole bytes; padding that decodes to −1 adds the last activations "
-    "negatively.",
+    story="A kernel reads whole bytes; padding that decodes to −1 subtracts the last activations.",
     mutant=edit(
         (
             "    slots[..., :columns] += codes.view(np.uint8)\n",
@@ -163,8 +161,7 @@ def spare_bits_empty(submission: Submission, rng: np.random.Generator) -> None:
 @trap(
     catches="codes outside −1, 0, 1 are packed",
     severity="major",
-    story="Two bits have room for a fourth code; whoever writes it corrupts its neighbour or "
-    "invents +2.",
+    story="Two bits can hold a fourth code; writing it corrupts a neighbour or decodes as +2.",
     mutant=edit(
         (
             "    if codes.size and (codes.min() < -1 or codes.max() > 1):\n",
@@ -182,7 +179,7 @@ def other_codes_packed(submission: Submission, rng: np.random.Generator) -> None
 @trap(
     catches="two set bits are read as +2",
     severity="major",
-    story="A file in a format of the same name used the fourth code; it was read without a word.",
+    story="A similar format uses the fourth code; it must be refused, not read.",
     mutant=edit(("    if np.any(slots == 3):\n", "    if np.any(slots > 3):\n")),
 )
 def fourth_code_read(submission: Submission, rng: np.random.Generator) -> None:
@@ -192,9 +189,9 @@ def fourth_code_read(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    catches="places after a row's end are judged or returned when unpacking",
+    catches="places after a row's end are checked or returned when unpacking",
     severity="minor",
-    story="A reader returned the padded width, and the bias of the next layer no longer fitted.",
+    story="A reader that returns the padded width no longer fits the bias of the next layer.",
     mutant=edit(
         (
             "    if np.any(slots == 3):\n",
@@ -211,7 +208,7 @@ def spare_bits_judged(submission: Submission, rng: np.random.Generator) -> None:
 @trap(
     catches="unpacked codes are unsigned, so −1 comes out as 255",
     severity="critical",
-    story="uint8 minus 1 wraps around; the weights were 255 times the scale.",
+    story="uint8 minus 1 wraps around, and the weights are 255 times the scale.",
     mutant=edit(
         ("    return slots.astype(np.int8) - np.int8(1)\n", "    return slots - np.uint8(1)\n")
     ),
@@ -223,9 +220,9 @@ def unpack_unsigned(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    catches="bytes that do not belong to the shape are unpacked all the same",
+    catches="bytes that do not match the shape are unpacked all the same",
     severity="major",
-    story="A file written with another block size was read to the end: right length, wrong "
+    story="A file written with another block size has the right length and gives the wrong "
     "weights.",
     mutant=edit(
         (

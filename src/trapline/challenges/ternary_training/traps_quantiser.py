@@ -30,10 +30,9 @@ def _same_alone(submission: Submission, w: np.ndarray, group_size: int) -> None:
 
 
 @trap(
-    catches="a width that is no multiple of the group size is refused",
+    catches="a width that is not a multiple of the group size is refused",
     severity="critical",
-    story="A trainer asserted n % group_size == 0 and fell over with the first model of another "
-    "width.",
+    story="A trainer that asserts n % group_size == 0 fails on the first model of another width.",
     mutant=edit(
         (
             "    columns = w.shape[-1]\n",
@@ -50,7 +49,8 @@ def ragged_width_refused(submission: Submission, rng: np.random.Generator) -> No
 @trap(
     catches="the weights after the last full group come out as zeros",
     severity="critical",
-    story="Reshaping n // group_size groups forgets the rest; the model loses its last columns.",
+    story="Reshaping to n // group_size groups leaves out the rest; the model loses its last "
+    "columns.",
     mutant=edit(
         (
             "    padded[..., :columns] = values\n",
@@ -70,8 +70,8 @@ def tail_dropped(submission: Submission, rng: np.random.Generator) -> None:
 @trap(
     catches="the zeros that fill up the short last group enter its statistics",
     severity="major",
-    story="Padding a ragged width with zeros is the usual cure; averaging over the padding is "
-    "the usual slip.",
+    story="Padding a ragged width with zeros is usual; averaging over the padding is a common "
+    "mistake.",
     mutant=edit(
         ("return np.minimum(columns - starts, group_size)", "return starts * 0 + group_size")
     ),
@@ -113,7 +113,8 @@ def groups_cross_rows(submission: Submission, rng: np.random.Generator) -> None:
 @trap(
     catches="one scale for the whole tensor instead of one a group",
     severity="critical",
-    story="The first ternary recipe had one scale a tensor: one loud row silences all others.",
+    story="The first ternary recipe had one scale per tensor: one row of large weights sets it for "
+    "all others.",
     mutant=edit(
         (
             "    threshold = 0.5 * np.sum(magnitude / sizes[:, None], axis=-1, keepdims=True)\n",
@@ -130,7 +131,7 @@ def one_scale_a_tensor(submission: Submission, rng: np.random.Generator) -> None
 @trap(
     catches="groups run along the first axis",
     severity="critical",
-    story="Weights stored (in, out) in one framework and (out, in) in another: groups on the "
+    story="One framework stores weights (in, out), another (out, in), so groups run along the "
     "wrong axis.",
     mutant=edit(
         (
@@ -192,8 +193,7 @@ def scale_by_largest(submission: Submission, rng: np.random.Generator) -> None:
 @trap(
     catches="a group of zeros divides 0 by 0",
     severity="critical",
-    story="A row that training never touched stays zero; its scale was NaN, and so was every "
-    "logit.",
+    story="A row that training never touches stays zero; a scale of NaN makes every logit NaN.",
     mutant=edit(
         (
             "    counted = np.maximum(np.count_nonzero(counts, axis=-1), 1)\n",
@@ -218,8 +218,7 @@ def zero_group_divides(submission: Submission, rng: np.random.Generator) -> None
 @trap(
     catches="codes are chosen although the scale rounds to 0 in float16",
     severity="major",
-    story="Training saw the float32 scale, the file held its float16 rounding: 0. Codes without "
-    "a scale.",
+    story="Training uses the float32 scale, and the file holds its float16 rounding, which is 0.",
     mutant=edit(("    counts &= scales[..., None] > 0\n", "")),
 )
 def codes_before_rounding(submission: Submission, rng: np.random.Generator) -> None:
@@ -234,8 +233,7 @@ def codes_before_rounding(submission: Submission, rng: np.random.Generator) -> N
 @trap(
     catches="a small guard added to the scale, or a floor under it, swallows small weights",
     severity="minor",
-    story="An epsilon of 1e-5 against division by zero is larger than the weights of a "
-    "well-trained layer.",
+    story="An epsilon of 1e-5 against division by zero can be larger than a layer's weights.",
     mutant=edit(
         (
             "    scales = np.minimum(means, LARGEST_SCALE).astype(np.float16)\n",
@@ -256,8 +254,7 @@ def small_scale_lost(submission: Submission, rng: np.random.Generator) -> None:
 @trap(
     catches="a scale above float16's largest number becomes infinite",
     severity="major",
-    story="A spike in training left one row at 1e5: the exported scale was inf, the first logit "
-    "NaN.",
+    story="A row with weights near 1e5 gets an infinite scale, and the first logit is NaN.",
     mutant=edit(
         ("np.minimum(means, LARGEST_SCALE).astype(np.float16)", "means.astype(np.float16)")
     ),
@@ -276,7 +273,7 @@ def scale_overflows(submission: Submission, rng: np.random.Generator) -> None:
 @trap(
     catches="float64 weights are cast to float32 first and overflow",
     severity="minor",
-    story="A cast at the top of the function, for speed, made infinities of finite numbers.",
+    story="A cast to float32 at the top of the function overflows for large finite numbers.",
     mutant=edit(
         (
             "    w = _finite_floats(w)\n",
@@ -294,7 +291,8 @@ def float64_squeezed(submission: Submission, rng: np.random.Generator) -> None:
 @trap(
     catches="sums of magnitudes in float16 stall or overflow",
     severity="major",
-    story="Casting to the scale's dtype before the mean: 128 weights of 1 000 add up to infinity.",
+    story="With a cast to the scale's dtype before the mean, 128 weights of 1 000 add up to "
+    "infinity.",
     mutant=edit(
         (
             "    means = np.sum(magnitude / counted[..., None], axis=-1, where=counts)\n",
@@ -314,8 +312,8 @@ def sums_in_low_precision(submission: Submission, rng: np.random.Generator) -> N
 @trap(
     catches="a weight on the threshold counts when it is positive and not when it is negative",
     severity="minor",
-    story="floor(w / s + 0.5) rounds halves upwards: a bias towards +1 that no average error "
-    "shows.",
+    story="floor(w / s + 0.5) rounds halves upwards: a bias towards +1 that an average error does "
+    "not show.",
     mutant=edit(
         (
             "    counts = magnitude > threshold\n",
@@ -335,9 +333,9 @@ def ties_lean(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    catches="the group size is 128 whatever was asked for",
+    catches="the group size is always 128, whatever the argument says",
     severity="critical",
-    story="The constant of the paper stood in the code, the argument in the signature.",
+    story="The constant of the paper is in the code, and the argument is unused.",
     mutant=edit(
         (
             '    w = _finite_floats(w)\n    group_size = _positive(group_size, "group_size")\n',
@@ -355,8 +353,7 @@ def group_size_ignored(submission: Submission, rng: np.random.Generator) -> None
 @trap(
     catches="a transposed or strided view is read in memory order",
     severity="major",
-    story="ravel in memory order instead of the array's own: a transposed weight came out "
-    "scrambled.",
+    story="ravel in memory order instead of index order scrambles a transposed weight.",
     mutant=edit(
         (
             "    return w.astype(np.float64)\n",
@@ -381,7 +378,7 @@ def memory_order_read(submission: Submission, rng: np.random.Generator) -> None:
 @trap(
     catches="the caller's weights are modified in place",
     severity="critical",
-    story="abs with out= saves a buffer and turns the latent weights of the training run positive.",
+    story="abs with out= saves a buffer and makes the caller's latent weights positive.",
     mutant=edit(
         (
             "    w = np.asarray(w)\n    if w.dtype not in",
@@ -405,7 +402,8 @@ def weights_overwritten(submission: Submission, rng: np.random.Generator) -> Non
 @trap(
     catches="NaN or infinity among the weights passes silently",
     severity="major",
-    story="A diverged run was exported: NaN compares false with every threshold and became code 0.",
+    story="NaN compares false with every threshold and becomes code 0, so a diverged run exports "
+    "without an error.",
     mutant=edit(("    if not np.isfinite(w).all():\n", "    if w.ndim > 9:\n")),
 )
 def nan_accepted(submission: Submission, rng: np.random.Generator) -> None:
@@ -418,7 +416,7 @@ def nan_accepted(submission: Submission, rng: np.random.Generator) -> None:
 @trap(
     catches="a group size of 0 or below is accepted",
     severity="minor",
-    story="A config file without the key gave 0, and ceil division made a group of it.",
+    story="A configuration file without the key can give 0.",
     mutant=edit(
         (
             "    return _at_least(value, 1, name)\n",

@@ -14,9 +14,9 @@ def _held_out(submission: Submission, documents: list[text.Document], fraction: 
 
 
 @trap(
-    catches="copies of one document land on both sides",
+    catches="copies of one document are assigned to both sides",
     severity="critical",
-    story="A reported perplexity of 319 rested on validation text that had been trained on.",
+    story="A perplexity on validation text that was also trained on is too good.",
     mutant=edit(
         (
             "    sides = [_draw(document) < fraction for document in documents]\n",
@@ -35,8 +35,8 @@ def equal_documents_parted(submission: Submission, rng: np.random.Generator) -> 
 @trap(
     catches="the split changes with every process (a salted hash)",
     severity="critical",
-    story="Python salts the hash of strings: after a restart, yesterday's validation text was "
-    "trained on.",
+    story="Python salts the hash of strings: after a restart, former validation text is trained "
+    "on.",
     mutant=edit(
         (
             "    digest = hashlib.sha256(text.encode()).digest()\n"
@@ -53,9 +53,9 @@ def split_by_process(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    catches="a document's side depends on its place in the list",
+    catches="a document's side depends on its position in the list",
     severity="major",
-    story="A shuffle with a fixed seed is repeatable until somebody adds a file at the front.",
+    story="A shuffle with a fixed seed is repeatable until a file is added at the front.",
     mutant=edit(
         (
             "    sides = [_draw(document) < fraction for document in documents]\n",
@@ -77,7 +77,7 @@ def split_by_place(submission: Submission, rng: np.random.Generator) -> None:
 @trap(
     catches="adding documents moves others to the other side",
     severity="major",
-    story="Ranking by hash and taking the first n per cent: with more text, old validation text "
+    story="Ranking by hash and taking the first n per cent: with more text, former validation text "
     "is trained on.",
     mutant=edit(
         (
@@ -101,7 +101,7 @@ def split_by_company(submission: Submission, rng: np.random.Generator) -> None:
 @trap(
     catches="the fraction is taken as the training share",
     severity="critical",
-    story="split(documents, 0.1) held out nine tenths; the model starved, the loss looked honest.",
+    story="split(documents, 0.1) then holds out nine tenths, and the loss still looks honest.",
     mutant=edit(
         (
             "    sides = [_draw(document) < fraction for document in documents]\n",
@@ -116,9 +116,9 @@ def fraction_upside_down(submission: Submission, rng: np.random.Generator) -> No
 
 
 @trap(
-    catches="documents that begin alike land on one side together",
+    catches="documents with the same beginning are always assigned to the same side",
     severity="major",
-    story="Every file began with the same licence text; hashing the first tokens made them one "
+    story="With the same licence text at the top, hashing the first tokens makes all files one "
     "document.",
     mutant=edit(("for token in document)\n    digest", "for token in document[:16])\n    digest")),
 )
@@ -133,8 +133,7 @@ def only_the_beginning_hashed(submission: Submission, rng: np.random.Generator) 
 @trap(
     catches="token ids above 255 break the split",
     severity="major",
-    story="bytes(document) is a fine digest of byte tokens and an exception with any real "
-    "vocabulary.",
+    story="bytes(document) works for byte tokens and raises an error with any larger vocabulary.",
     mutant=edit(
         (
             "    digest = hashlib.sha256(text.encode()).digest()\n",
@@ -152,8 +151,7 @@ def large_ids_refused(submission: Submission, rng: np.random.Generator) -> None:
 @trap(
     catches="copies of a document are dropped from both sides",
     severity="major",
-    story="Splitting a dict of unique texts forgets the others; a corpus shrank by a third "
-    "unnoticed.",
+    story="Splitting a dict of unique texts drops the copies, and the corpus shrinks unnoticed.",
     mutant=edit(
         (
             "    train = [index for index, held_out in enumerate(sides) if not held_out]\n",
@@ -176,8 +174,7 @@ def copies_vanish(submission: Submission, rng: np.random.Generator) -> None:
 @trap(
     catches="split reorders the caller's documents",
     severity="major",
-    story="Sorting in place for a stable split: the indices returned no longer named the "
-    "caller's documents.",
+    story="After sorting in place the returned indices no longer refer to the caller's documents.",
     mutant=edit(
         (
             "    sides = [_draw(document) < fraction for document in documents]\n",

@@ -29,7 +29,7 @@ from trapline.gold.ternary import oracle, small_lm
 @trap(
     catches="an empty document or one of a single token breaks the training",
     severity="major",
-    story="A trailing newline made an empty document; its batch had length −1.",
+    story="A trailing newline can make an empty document, whose batch has length −1.",
     mutant=edit(("        if tokens and not 0 <= min", "        if not 0 <= min")),
 )
 def short_documents_break(submission: Submission, rng: np.random.Generator) -> None:
@@ -42,7 +42,7 @@ def short_documents_break(submission: Submission, rng: np.random.Generator) -> N
 @trap(
     catches="documents longer than the context are dropped",
     severity="major",
-    story="Filtering by length left a corpus of long articles empty.",
+    story="Filtering by length can leave a corpus of long articles empty.",
     mutant=edit(
         (
             '        for begin in range(0, len(tokens) - 1, config["context"]):\n',
@@ -58,9 +58,9 @@ def long_documents_dropped(submission: Submission, rng: np.random.Generator) -> 
 
 
 @trap(
-    catches="training takes the time it takes",
+    catches="training does not respect the time limit",
     severity="major",
-    story="A fixed number of steps, tuned on a fast machine, ran into every limit on a slow one.",
+    story="A fixed number of steps, tuned on a fast machine, exceeds the limit on a slow one.",
     mutant=edit(
         (
             "        while self.time_left() > 0 and patience:\n",
@@ -79,10 +79,10 @@ def seconds_ignored(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    catches="the model sees the tokens that it is to predict (no causal mask in training)",
+    catches="the model sees the tokens that it must predict (no causal mask in training)",
     severity="critical",
-    story="Training loss fell to 0.02; with the mask that generation needs, the model knew "
-    "nothing.",
+    story="The training loss falls close to zero; with the mask that generation needs, the model "
+    "predicts nothing.",
     mutant=edit(
         (
             "    bias = np.where(back >= 0, -slopes[:, None, None] * back, -np.inf)\n",
@@ -106,8 +106,8 @@ def future_visible(submission: Submission, rng: np.random.Generator) -> None:
 @trap(
     catches="the model is trained to repeat the token it sees (targets not shifted)",
     severity="critical",
-    story="Input and target were the same slice: a loss of zero after ten steps, and an echo "
-    "for a model.",
+    story="Input and target are the same slice: the loss falls to zero and the model repeats its "
+    "input.",
     mutant=edit(
         (
             "    return table[:, :-1], table[:, 1:]\n",
@@ -154,8 +154,8 @@ def trains_until_collapse(submission: Submission, rng: np.random.Generator) -> N
 @trap(
     catches="the documents that decide when to stop are copies of training documents",
     severity="critical",
-    story="Validation by random index over a corpus with copies: the held-out loss fell to the "
-    "end.",
+    story="With validation by random index over a corpus with copies, the held-out loss keeps "
+    "falling.",
     mutant=edit(
         (
             "    draws = [_draw(piece) for piece in pieces]\n",
@@ -193,7 +193,8 @@ def _about_half(submission: Submission, documents: list[list[int]], what: str) -
 @trap(
     catches="the sum of a group's magnitudes overflows before it is divided",
     severity="minor",
-    story="A mean of huge weights was infinite, so none of them exceeded it: the group became 0.",
+    story="The mean of huge weights is infinite, so none exceeds the threshold and the group "
+    "becomes 0.",
     mutant=edit(
         (
             "np.sum(magnitude / sizes[:, None], axis=-1, keepdims=True)",
@@ -210,7 +211,8 @@ def threshold_overflows(submission: Submission, rng: np.random.Generator) -> Non
 @trap(
     catches="an empty document stays on the training side, whatever the fraction",
     severity="minor",
-    story="A guard for empty texts in front of the hash: all documents held out but those.",
+    story="A guard for empty texts before the hash keeps them in training even with a fraction of "
+    "1.",
     mutant=edit(
         ("[_draw(document) < fraction for", "[bool(document) and _draw(document) < fraction for")
     ),
@@ -224,7 +226,7 @@ def empty_document_never_held_out(submission: Submission, rng: np.random.Generat
 @trap(
     catches="only the low bits of a token id decide the side of a document",
     severity="minor",
-    story="Ids were packed as 32-bit words; documents that differed above shared one fate.",
+    story="Ids are packed as 32-bit words, so documents that differ only above them share a side.",
     mutant=edit(("str(operator.index(token))", "str(operator.index(token) & 0xFFFFFFFF)")),
 )
 def ids_cut_to_32_bits(submission: Submission, rng: np.random.Generator) -> None:
@@ -236,7 +238,7 @@ def ids_cut_to_32_bits(submission: Submission, rng: np.random.Generator) -> None
 @trap(
     catches="documents with the same tokens in another order always share a side",
     severity="minor",
-    story="A sum over token hashes: all permutations of a list were one document to the split.",
+    story="With a sum over token hashes all permutations of a document get the same hash.",
     mutant=edit(
         ("for token in document)\n    digest", "for token in sorted(document))\n    digest")
     ),
@@ -249,7 +251,7 @@ def order_of_tokens_ignored(submission: Submission, rng: np.random.Generator) ->
 @trap(
     catches="ids out of range pass in documents that are too short to train on",
     severity="minor",
-    story="Short documents were skipped before anybody looked at their tokens.",
+    story="Short documents are skipped before their tokens are checked.",
     mutant=edit(("        if tokens and not 0 <=", "        if len(tokens) > 1 and not 0 <=")),
 )
 def lone_token_unchecked(submission: Submission, rng: np.random.Generator) -> None:
@@ -261,7 +263,7 @@ def lone_token_unchecked(submission: Submission, rng: np.random.Generator) -> No
 @trap(
     catches="a group size far beyond the width takes memory for weights that do not exist",
     severity="minor",
-    story="One group a row was asked for with a very large number: terabytes of padding.",
+    story="A very large group size, meant as one group per row, allocates terabytes of padding.",
     mutant=edit(("    group_size = min(group_size, columns or 1)\n", "")),
 )
 def group_filled_up(submission: Submission, rng: np.random.Generator) -> None:
@@ -277,7 +279,7 @@ def group_filled_up(submission: Submission, rng: np.random.Generator) -> None:
 @trap(
     catches="a fraction that is not a number passes the check of its range",
     severity="minor",
-    story="0 / 0 documents gave the share; NaN is neither below 0 nor above 1: none was held out.",
+    story="NaN, for example from 0 / 0, is neither below 0 nor above 1, and nothing is held out.",
     mutant=edit(
         (
             "    if not 0.0 <= fraction <= 1.0:\n",
@@ -290,9 +292,9 @@ def no_number_as_fraction(submission: Submission, rng: np.random.Generator) -> N
 
 
 @trap(
-    catches="a missing config value is made up, or ends in another error than the contract's",
+    catches="a missing config value is guessed, or raises an error other than the contract's",
     severity="minor",
-    story="A misspelt key trained with a default for a week; elsewhere it was a bare KeyError.",
+    story="A misspelt key silently selects a default, or raises a bare KeyError.",
     mutant=edit(
         (
             '    missing = [name for name in (*SETTINGS, "seconds") if name not in config]\n',
@@ -307,9 +309,9 @@ def setting_missing(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    catches="seeds of more than 32 bits are refused or fall together",
+    catches="seeds of more than 32 bits are refused or collide",
     severity="minor",
-    story="An older generator takes 32 bits; seeds made of a date and a number did not fit.",
+    story="An older generator takes 32 bits; seeds made of a date and a number do not fit.",
     mutant=edit(
         ('default_rng(config["seed"])', 'default_rng(config["seed"] % 2**32)'), file=TRAINING
     ),
