@@ -27,7 +27,7 @@ import torch
 from harness import Contender, Rules, ceilings, compare, errors, measured_before, show, write
 from torch import Tensor
 
-from trapline.gold.norms.kernels import KERNELS
+from trapline.gold.norms.triton.norm import KERNELS
 
 #: The goals' shapes, and other widths for layer norm in bf16.
 SHAPES = [(16384, 1024), (8192, 4096), (8192, 8192), (4096, 16384), (65536, 768)]

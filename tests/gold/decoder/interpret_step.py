@@ -16,7 +16,7 @@ from trapline.gold.decoder.beams_device import DeviceSearch
 from trapline.gold.decoder.decode_step import DecodeStep, fused_decode_step
 from trapline.gold.decoder.graphed_step import GraphedStep, StepRow
 from trapline.gold.decoder.pool import Pool
-from trapline.gold.softmax_topk import kernels_plans
+from trapline.gold.softmax_topk.triton import work_partition
 
 PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2], [2], [7, 1, 8]]
 WAYS = ("torch", "streamed", "held", "ranked")
@@ -71,7 +71,7 @@ def search(decoder) -> dict[str, object]:
 def use(forward: DecodeStep, way: str) -> None:
     """SplitKLinear ones with parts so small that every product is several of them."""
     split_k_linear.uses_split_k = lambda *_: way == "held"
-    kernels_plans.SHORT = 16 if way == "ranked" else 1 << 14  # candidates from the head's maxima
+    work_partition.SHORT = 16 if way == "ranked" else 1 << 14  # candidates from the head's maxima
     split_k_linear.SPLIT_K_BLOCK_N = split_k_linear.SPLIT_K_BLOCK_K = (
         tile_config.SPLIT_K_BLOCK_K
     ) = split_k_linear.REDUCE_BLOCK = 8

@@ -11,9 +11,8 @@ from pathlib import Path
 import triton
 
 from trapline.gold.device import compile_for_hopper
-from trapline.gold.norms import kernels, kernels_rows, kernels_team, kernels_wide
-from trapline.gold.norms import kernels_backward as backward
-from trapline.gold.norms import kernels_forward as forward
+from trapline.gold.norms.hopper import cooperative_rows
+from trapline.gold.norms.triton import backward, norm, rows, wide_rows
 
 FLOAT32 = {"mean", "rstd", "sums", "dw_parts", "db_parts"}
 SIZES = {"bf16": 2, "fp32": 4}
@@ -27,36 +26,36 @@ def main(folder: Path, dtype: str) -> None:
 
 def configurations(size: int):
     """Kernel, fixed arguments and warps of everything that can be launched."""
-    for width, tile in forward.FORWARD[size].items():
+    for width, tile in norm.FORWARD[size].items():
         fixed = {"D": width, "BLOCK_D": triton.next_power_of_2(width), "ROWS": tile.rows}
         fixed |= {"AHEAD": tile.ahead, "EARLY": tile.early}
-        yield kernels_rows.forward_kernel, fixed, tile.warps
+        yield rows.forward_kernel, fixed, tile.warps
     for width, tile in backward.BACKWARD[size].items():
         block = triton.next_power_of_2(width)
         kept = backward.kept_rows(tile, block, size)
         fixed = {"D": width, "BLOCK_D": block, "ROWS": tile.rows, "STAGES": tile.stages}
-        yield kernels_rows.backward_kernel, fixed | {"KEPT": kept, "EARLY": True}, tile.warps
+        yield rows.backward_kernel, fixed | {"KEPT": kept, "EARLY": True}, tile.warps
     team = backward.TEAM
-    for width in (2 * backward.TEAM_FROM[size], kernels.WIDEST):
+    for width in (2 * backward.TEAM_FROM[size], norm.WIDEST):
         words = width * size // 4
         fixed = {"WIDTH": words, "SHARE": backward.share_of(words), "BLOCK": team.share}
         fixed |= {"TEAM": backward.members(words), "PLACES": team.places, "LAG": team.lag}
         fixed |= {"KIND": KINDS[size], "num_warps": team.warps, "EARLY": True}
-        yield kernels_team.team_backward_kernel, fixed, team.warps
+        yield cooperative_rows.team_backward_kernel, fixed, team.warps
     for kernel, width, cut in (
-        *((kernels_wide.held_forward_kernel, *entry) for entry in forward.HELD[size].items()),
-        (kernels_wide.wide_forward_kernel, kernels.WIDEST, forward.WIDE),
+        *((wide_rows.held_forward_kernel, *entry) for entry in norm.HELD[size].items()),
+        (wide_rows.wide_forward_kernel, norm.WIDEST, norm.WIDE),
     ):
         yield kernel, {"D": width, "CHUNK": cut.size, "EARLY": cut.early}, cut.warps
-    fixed = {"D": kernels.WIDEST, "CHUNK": backward.WIDE_SUMS}
-    for kernel in (kernels_wide.statistics_kernel, kernels_wide.row_sums_kernel):
+    fixed = {"D": norm.WIDEST, "CHUNK": backward.WIDE_SUMS}
+    for kernel in (wide_rows.statistics_kernel, wide_rows.row_sums_kernel):
         yield kernel, fixed, backward.WIDE_WARPS
     tile = backward.WIDE_TILE
-    fixed = {"D": kernels.WIDEST, "CHUNK": backward.WIDE_COLUMNS, "ROWS": tile.rows}
-    yield kernels_wide.columns_kernel, {**fixed, "STAGES": tile.stages}, tile.warps
+    fixed = {"D": norm.WIDEST, "CHUNK": backward.WIDE_COLUMNS, "ROWS": tile.rows}
+    yield wide_rows.columns_kernel, {**fixed, "STAGES": tile.stages}, tile.warps
     parts = {"BLOCK_P": backward.PARTS, "BLOCK_D": backward.PART_COLUMNS, "EARLY": True}
-    yield kernels_rows.add_parts_kernel, parts, backward.PART_WARPS
-    yield kernels_rows.clear_kernel, {"BLOCK": backward.CLEARED, "EARLY": True}, 4
+    yield rows.add_parts_kernel, parts, backward.PART_WARPS
+    yield rows.clear_kernel, {"BLOCK": backward.CLEARED, "EARLY": True}, 4
 
 
 def compiled(kernel, fixed: dict, warps: int, dtype: str) -> dict[str, object]:

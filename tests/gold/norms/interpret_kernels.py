@@ -7,18 +7,16 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from trapline.gold.norms import kernels
-from trapline.gold.norms import kernels_backward as backward
-from trapline.gold.norms import kernels_forward as forward
+from trapline.gold.norms.triton import backward, norm
 
 # The interpreter runs programs one after the other: few, with large pieces. Rows count as wide
 # from 1024 elements on, and as too wide to be held from 2048 on.
 backward.PARTS, backward.PART_COLUMNS, backward.WIDE_PER = 8, 4096, 2
-for table in (*forward.FORWARD.values(), *backward.BACKWARD.values()):
+for table in (*norm.FORWARD.values(), *backward.BACKWARD.values()):
     for width in [width for width in table if width > 1024]:
         del table[width]
-forward.HELD = {size: {2048: forward.Pieces(512, 4)} for size in forward.HELD}
-forward.WIDE = forward.Pieces(1024, 4)
+norm.HELD = {size: {2048: norm.Pieces(512, 4)} for size in norm.HELD}
+norm.WIDE = norm.Pieces(1024, 4)
 backward.WIDE_SUMS, backward.WIDE_WARPS = 1024, 4
 
 
@@ -37,12 +35,12 @@ def solved(dtype, shape, centred, affine, added, saved, only="") -> dict[str, np
     residual, dtotal = torch.randn(2, *shape).to(dtype) if added else (None, None)
     w = torch.randn(shape[-1]).to(dtype) if affine and only != "bias" else None
     b = torch.randn(shape[-1]).to(dtype) if affine and centred and only != "weight" else None
-    y, total, mean, rstd = kernels._forward(x, residual, w, b, 1e-5, centred)
+    y, total, mean, rstd = norm._forward(x, residual, w, b, 1e-5, centred)
     normed = total if added else x
     statistics = (mean if centred else None, rstd) if saved else (None, None)
     options = 1e-5, centred, b is not None
-    dx, dw, db = kernels._backward(dy, dtotal, normed, w, *statistics, *options)
-    again = kernels._backward(dy, dtotal, normed, w, *statistics, *options)
+    dx, dw, db = norm._backward(dy, dtotal, normed, w, *statistics, *options)
+    again = norm._backward(dy, dtotal, normed, w, *statistics, *options)
     assert all(torch.equal(one, other) for one, other in zip((dx, dw, db), again, strict=True))
     named = {"x": x, "dy": dy, "residual": residual, "dtotal": dtotal, "w": w, "b": b, "y": y}
     named |= {"total": total, "dx": dx, "dw": dw, "db": db}

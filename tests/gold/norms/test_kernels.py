@@ -10,7 +10,7 @@ from trapline.gold.norms import oracle
 
 pytest.importorskip("torch")
 pytest.importorskip("triton")
-from trapline.gold.norms import kernels_backward
+from trapline.gold.norms.triton import backward
 
 HERE = Path(__file__).parent
 #: Widths that are and are not powers of two, one feature, no rows, strided rows (odd widths).
@@ -81,9 +81,9 @@ def test_every_configuration_compiles_for_hopper(tmp_path, run_script, dtype):
 
 @pytest.mark.parametrize("words", [4097, 5000, 6144, 8192, 10_000, 32_768, 65_536])
 def test_the_shares_of_a_team_cover_a_row(words):
-    share, members = kernels_backward.share_of(words), kernels_backward.members(words)
+    share, members = backward.share_of(words), backward.members(words)
     assert share % 32 == 0
-    assert share <= kernels_backward.TEAM.share
+    assert share <= backward.TEAM.share
     assert share * (members - 1) < words <= share * members
 
 
@@ -91,7 +91,7 @@ def test_kernels_are_launched_where_their_tensors_are(monkeypatch, entered):
     """Whichever device is current: a launch would go there, and read the other one's addresses."""
     import torch
 
-    from trapline.gold.norms import kernels
+    from trapline.gold.norms.triton import norm as kernels
 
     launched = []
     for name in ("forward", "backward"):

@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 
 from trapline.gold.device import compile_for_hopper
-from trapline.gold.softmax_topk import kernels
-from trapline.gold.softmax_topk import kernels_plans as plans
+from trapline.gold.softmax_topk.triton import topk as kernels
+from trapline.gold.softmax_topk.triton import work_partition as plans
 
 NUMBERS = ("V", "K", "logits_row", "groups", "blocks", "splits", "log")
 TYPES = {"indices": "*i64", "temperature": "fp32"}

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from trapline.gold.softmax_topk import kernels
-from trapline.gold.softmax_topk import kernels_plans as plans
+from trapline.gold.softmax_topk.triton import topk as kernels
+from trapline.gold.softmax_topk.triton import work_partition as plans
 
 
 def main(folder: Path) -> None:

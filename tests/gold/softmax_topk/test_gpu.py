@@ -267,7 +267,7 @@ def test_what_cannot_be_ranked_is_refused():
 
 @pytest.mark.parametrize("V", [600, 30000])
 def test_the_operator_holds_what_it_declares(V):
-    from trapline.gold.softmax_topk import kernels
+    from trapline.gold.softmax_topk.triton import topk as kernels
 
     operator = getattr(torch.ops, kernels.KERNELS).softmax_topk
     x = made("normal", 3, V, torch.float32)

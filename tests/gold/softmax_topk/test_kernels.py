@@ -117,7 +117,7 @@ def test_kernels_wait_for_each_other_only_where_the_gpu_can(monkeypatch, capabil
     import torch
 
     from trapline.gold import device as gold_device
-    from trapline.gold.softmax_topk import kernels
+    from trapline.gold.softmax_topk.triton import topk as kernels
 
     few = SimpleNamespace(device=torch.device("cuda", 0), shape=(1, 1000))
     monkeypatch.setattr(gold_device.torch.cuda, "get_device_capability", lambda _: capability)
@@ -130,7 +130,7 @@ def test_kernels_are_launched_where_their_logits_are(monkeypatch, entered, vocab
     """Whichever device is current: a launch would go there, and read the other one's addresses."""
     import torch
 
-    from trapline.gold.softmax_topk import kernels
+    from trapline.gold.softmax_topk.triton import topk as kernels
 
     launched = []
     for name in ("run_short", "run_many", "run_long"):
@@ -145,10 +145,11 @@ def test_rows_beyond_what_a_program_can_look_at_are_refused():
     import torch
 
     from trapline.gold.errors import RangeError
-    from trapline.gold.softmax_topk import kernels, kernels_plans
+    from trapline.gold.softmax_topk.triton import topk as kernels
+    from trapline.gold.softmax_topk.triton import work_partition
 
     logits = torch.empty((1, kernels.LONGEST + 1), device="meta")
     with pytest.raises(RangeError, match=str(kernels.LONGEST)):
         kernels.require(logits, 3)
     for k in (1, 64, 1024):
-        assert kernels_plans.long_plan(1, kernels.LONGEST, k, kernels.LONGEST, 4, 132).tile > 0
+        assert work_partition.long_plan(1, kernels.LONGEST, k, kernels.LONGEST, 4, 132).tile > 0

@@ -44,8 +44,8 @@ from trapline.gold.decoder.triton.step_linear import (
     residual_linear_kernel,
 )
 from trapline.gold.device import may_start_early, processors
-from trapline.gold.softmax_topk import kernels as topk
 from trapline.gold.softmax_topk.api import TopK
+from trapline.gold.softmax_topk.triton import topk
 
 #: Query heads to a key head that a tile of `triton.step_attention` has room for.
 MOST_HEADS = 16

@@ -68,22 +68,22 @@ def _by_oracle(logits: Any, k: int, temperature: Any, log_probs: bool) -> TopK:
 
 
 def _by_torch(logits: Any, k: int, temperature: Any, log_probs: bool) -> tuple[TopK, Any]:
-    from trapline.gold.softmax_topk import fast
+    from trapline.gold.softmax_topk import reference
 
-    found = fast.softmax_topk(logits, k, temperature)
+    found = reference.softmax_topk(logits, k, temperature)
     values = found.log_probs if log_probs else found.log_probs.exp()
     return TopK(values.to(logits.dtype), found.indices, found.lse), found.row_max
 
 
 def _by_kernels(logits: Any, k: int, temperature: Any, log_probs: bool) -> tuple[TopK, Any]:
-    from trapline.gold.softmax_topk import kernels
+    from trapline.gold.softmax_topk.triton import topk as kernels
 
     found = kernels.softmax_topk(logits, k, temperature, log_probs)
     return TopK(found.values, found.indices, found.lse), found.row_max
 
 
 def _refuse_rows_without_a_softmax(row_max: Any) -> None:
-    from trapline.gold.softmax_topk import fast
+    from trapline.gold.softmax_topk import reference
 
-    if not fast.every_row_has_a_softmax(row_max):
+    if not reference.every_row_has_a_softmax(row_max):
         raise RangeError("a row of logits contains NaN or +inf, or is all -inf")

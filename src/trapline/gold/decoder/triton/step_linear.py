@@ -20,7 +20,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from trapline.gold.device import LOG2_E
-from trapline.gold.softmax_topk.kernels_order import larger, origin_of
+from trapline.gold.softmax_topk.triton.keys import larger, origin_of
 
 
 @triton.jit

@@ -12,7 +12,7 @@ cooperative.
 Everything is done in 32-bit words: a float32, or a pair of 16-bit floats whose two halves become
 float32 with one instruction each. The compiler takes three for two.
 
-The plain-Triton twin, which also takes rows that are not aligned to 16 bytes, is in `kernels_wide`.
+`triton/wide_rows` is the plain-Triton twin; it also takes rows that are not aligned to 16 bytes.
 """
 
 from triton.experimental import gluon

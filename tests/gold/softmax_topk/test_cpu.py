@@ -6,7 +6,8 @@ import pytest
 from trapline.gold.softmax_topk import oracle
 
 torch = pytest.importorskip("torch")
-from trapline.gold.softmax_topk import fast, native  # noqa: E402 - needs torch
+from trapline.gold.softmax_topk import reference  # noqa: E402 - needs torch
+from trapline.gold.softmax_topk.cpu import topk as native  # noqa: E402 - needs torch
 
 needs_compiler = pytest.mark.skipif(native.unavailable() is not None, reason="no C compiler")
 V = 10_007  # two blocks of 4096, and a part of one
@@ -38,7 +39,7 @@ def test_long_rows_agree_with_the_oracle(kind, k):
     logits = torch.stack((rows_of(kind), rows_of("normal")))
     for temperature in (1.0, 0.375):  # exact in float32
         want = oracle.softmax_topk(logits.numpy(), k, temperature)
-        got = fast.softmax_topk(logits, k, temperature)
+        got = reference.softmax_topk(logits, k, temperature)
         assert np.array_equal(got.indices, want.indices)
         # float32 has 24 bits: the answers are rounded once.
         np.testing.assert_allclose(got.lse, want.lse, rtol=1.2e-7, atol=2e-7)
@@ -51,7 +52,7 @@ def test_every_16_bit_number_is_read_as_torch_reads_it(dtype):
     patterns = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int32).to(torch.int16)
     every = patterns.view(dtype)[torch.randperm(1 << 16, generator=torch.manual_seed(0))]
     wide = every.float()
-    bits, kind = fast._plain(every[None])
+    bits, kind = reference._plain(every[None])
     found = native.ranked(bits, kind, 1 << 16, np.ones(1), 1)
     values, places = torch.from_numpy(found.values[0]), torch.from_numpy(found.indices[0])
     assert torch.equal(places.sort().values, torch.arange(1 << 16))
@@ -70,7 +71,7 @@ def test_bad_rows_are_as_torch_has_them():
     logits[3] = -torch.inf
     logits[4] = -torch.inf
     logits[4, 9000] = torch.nan
-    found = fast.softmax_topk(logits, 3, 1.0)
+    found = reference.softmax_topk(logits, 3, 1.0)
     assert found.indices.tolist()[:2] == [[7, 9999, int(found.indices[0, 2])], [4096, 4097, 4098]]
     assert found.indices[2, 0] == 5000
     assert found.indices[3].tolist() == [0, 1, 2]
@@ -92,8 +93,8 @@ def test_rows_may_be_strided_absent_and_shared_by_threads(monkeypatch):
     try:
         for view in views:
             got, want = (
-                fast.softmax_topk(view, 5, 1.0),
-                fast._softmax_topk(view, 5, torch.ones(len(view))),
+                reference.softmax_topk(view, 5, 1.0),
+                reference._softmax_topk(view, 5, torch.ones(len(view))),
             )
             assert torch.equal(got.indices, want[1])
             assert torch.allclose(got.lse, want[2], atol=1e-6)
@@ -104,10 +105,10 @@ def test_rows_may_be_strided_absent_and_shared_by_threads(monkeypatch):
 def test_logits_that_have_gradients_are_read_too():
     torch.manual_seed(0)
     logits = torch.randn(2, V, requires_grad=True)
-    found = fast.softmax_topk(logits, 3, torch.ones(2, requires_grad=True))
+    found = reference.softmax_topk(logits, 3, torch.ones(2, requires_grad=True))
     assert torch.equal(found.indices, logits.detach().topk(3).indices)
 
 
 def test_the_path_is_told(monkeypatch):
     monkeypatch.setattr(native, "unavailable", lambda: "switched off")
-    assert fast.backend() == "torch: switched off"
+    assert reference.backend() == "torch: switched off"

@@ -6,13 +6,13 @@ Forward holds the pieces as they are stored, which takes half the registers of a
 16-bit rows. Of still wider rows it gathers statistics lane by lane (Welford's update, then Chan's
 sum over lanes: nothing is squared before it is centred) and finds the row in the cache for a second
 look. Backward takes two kernels: two sums a row, then blocks of columns that also keep their share
-of dw and db. It is for rows that a team (`kernels_team`) cannot take.
+of dw and db. It is for rows that a team (`hopper/cooperative_rows`) cannot take.
 """
 
 import triton
 import triton.language as tl
 
-from trapline.gold.norms.kernels_rows import let_in
+from trapline.gold.norms.triton.rows import let_in
 
 
 @triton.jit

@@ -10,6 +10,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from trapline.gold.device import LOG2_E
+from trapline.gold.softmax_topk.triton.shared_memory import cell, counted_up, pair, put, set_cell
 
 #: Programmatic dependent launch: when a kernel lets the next one onto the processors. All of them
 #: wait for the one before to be done and visible before they touch memory.
@@ -157,3 +158,76 @@ def emit(
     value = value_of(logit_of(key, SHIFT), peak, total, temperature, log)
     tl.store(values + row * K + place, value, mask=place < K)
     tl.store(indices + row * K + place, column_of(key), mask=place < K)
+
+
+@triton.jit
+def rank(key):
+    """By how many others each is beaten. Which way it is summed only decides who waits for whom:
+
+    up to a warp's width a warp compares one key with all, beyond it a thread does.
+    """
+    if key.numel <= 32:
+        beaten = tl.sum((key[None, :] > key[:, None]).to(tl.int32), 1)
+    else:
+        beaten = tl.sum((key[:, None] > key[None, :]).to(tl.int32), 0)
+    return beaten
+
+
+@triton.jit
+def words(key):
+    """The upper and the lower half of keys."""
+    upper, lower = (key >> 32).to(tl.uint32), key.to(tl.uint32)
+    return upper.to(tl.int32, bitcast=True), lower.to(tl.int32, bitcast=True)
+
+
+@triton.jit
+def joined(upper, lower):
+    upper, lower = upper.to(tl.uint32, bitcast=True), lower.to(tl.uint32, bitcast=True)
+    return (upper.to(tl.uint64) << 32) | lower.to(tl.uint64)
+
+
+@triton.constexpr_function
+def _log2(number):
+    return number.bit_length() - 1
+
+
+@triton.jit
+def bucket_of(key, peak, least, NUMBER: tl.constexpr, SHIFT: tl.constexpr):
+    """Equal steps of the ordered bits from the largest logit down to the least; 0 is the best."""
+    top = order_of(peak, SHIFT)
+    span = (top - order_of(least, SHIFT)).to(tl.float32).to(tl.int32, bitcast=True)
+    bits = (span >> 23) - 126  # of an integer: what its float has as exponent
+    LOG: tl.constexpr = _log2(NUMBER)
+    steps = (top - (key >> 32).to(tl.uint32)) >> tl.maximum(bits - LOG, 0).to(tl.uint32)
+    return tl.minimum(steps, NUMBER - 1).to(tl.int32)
+
+
+@triton.jit
+def rank_in_buckets(
+    room, cells, key, live, peak, least, NUMBER: tl.constexpr, SHIFT: tl.constexpr
+):  # fmt: skip
+    """By how many others each live key is beaten: all in better buckets, and some in its own.
+
+    `cells`, NUMBER of them, are 0, and nobody needs what is in the room. Logits are spread over
+    the buckets, a few in each; many that are equal are compared with each other.
+    """
+    bucket = bucket_of(key, peak, least, NUMBER, SHIFT)
+    within = counted_up(cells, bucket, live)
+    tl.debug_barrier()
+    number = tl.arange(0, NUMBER)
+    held = cell(cells, number)
+    most = tl.max(held, 0)
+    begin = tl.cumsum(held, 0) - held
+    tl.debug_barrier()
+    set_cell(cells, number, begin | (held << 16))
+    tl.debug_barrier()
+    mine = cell(cells, bucket)
+    begin, held = mine & 0xFFFF, mine >> 16
+    upper, lower = words(key)
+    put(room, begin + within, upper, lower, live)
+    tl.debug_barrier()
+    beaten = begin
+    for other in range(most):
+        upper, lower = pair(room, begin + tl.maximum(tl.minimum(other, held - 1), 0))
+        beaten += ((other < held) & (joined(upper, lower) > key)).to(tl.int32)
+    return beaten

@@ -1,4 +1,4 @@
-"""The CPU's softmax and top-k: `topk_cpu.c`. Without a compiler `fast` takes torch instead."""
+"""Softmax and top-k on a CPU: `topk.c`, where a C compiler is available."""
 
 import ctypes
 from functools import cache
@@ -11,7 +11,7 @@ from trapline.gold.arithmetic import LOG2_E, cdiv
 from trapline.gold.c_library import address, load, run_in_threads
 from trapline.gold.errors import ShapeError
 
-SOURCE = Path(__file__).with_name("topk_cpu.c")
+SOURCE = Path(__file__).with_name("topk.c")
 #: What logits may be; the 16-bit ones are given as integers of their bits.
 KINDS = {"float32": 0, "bfloat16": 1, "float16": 2}
 #: Fewer logits than this a thread are done before another thread has started.

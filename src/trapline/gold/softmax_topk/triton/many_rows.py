@@ -10,23 +10,25 @@ import triton
 import triton.language as tl
 
 from trapline.gold.device import LOG2_E
-from trapline.gold.softmax_topk.kernels_long import edge
-from trapline.gold.softmax_topk.kernels_order import (
+from trapline.gold.softmax_topk.triton.keys import (
     emit,
     emit_summary,
     group_maxima,
+    joined,
     key_of,
     larger,
     logit_of,
     next_bit,
     order_of,
     origin_of,
+    rank_in_buckets,
     temperature_of,
     threshold,
     wait,
+    words,
 )
-from trapline.gold.softmax_topk.kernels_rank import joined, rank_in_buckets, words
-from trapline.gold.softmax_topk.kernels_room import (
+from trapline.gold.softmax_topk.triton.long_rows import edge
+from trapline.gold.softmax_topk.triton.shared_memory import (
     add,
     cells_for,
     count_in,

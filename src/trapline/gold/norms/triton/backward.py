@@ -4,7 +4,8 @@ A fixed number of programs walks the rows; each keeps float32 sums of dw and db 
 of partial sums, which a last kernel adds in a fixed order: gradients are bitwise repeatable.
 """
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import NamedTuple, TypeVar
 
 import torch
 import triton
@@ -12,9 +13,8 @@ from torch import Tensor
 
 from trapline.gold.arithmetic import cdiv
 from trapline.gold.device import may_start_early, processors
-from trapline.gold.norms.kernels_rows import add_parts_kernel, backward_kernel, clear_kernel
-from trapline.gold.norms.kernels_shapes import cut_for
-from trapline.gold.norms.kernels_wide import columns_kernel, row_sums_kernel, statistics_kernel
+from trapline.gold.norms.triton.rows import add_parts_kernel, backward_kernel, clear_kernel
+from trapline.gold.norms.triton.wide_rows import columns_kernel, row_sums_kernel, statistics_kernel
 
 KINDS = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
 
@@ -82,6 +82,7 @@ WIDE_COLUMNS, WIDE_TILE, WIDE_PER = 1024, Tile(4, 4, 2, 1), 64
 #: Partial sums are added so many rows and columns at a time.
 PARTS, PART_COLUMNS, PART_WARPS = 128, 16, 4
 Parts = tuple[Tensor | None, Tensor | None]
+Entry = TypeVar("Entry")
 
 
 class Backward(NamedTuple):
@@ -108,9 +109,14 @@ class Backward(NamedTuple):
         return len(self.x), self.dy.stride(0), through, self.x.stride(0)
 
 
+def entry_for(table: Mapping[int, Entry], width: int) -> Entry | None:
+    """The entry for rows of this width; None for wider ones."""
+    return next((entry for widest, entry in table.items() if width <= widest), None)
+
+
 def backward(given: Backward, dw: Tensor | None, db: Tensor | None) -> None:
     """Fills dx, and dw and db where they are wanted."""
-    tile = cut_for(BACKWARD[given.x.element_size()], given.x.shape[1])
+    tile = entry_for(BACKWARD[given.x.element_size()], given.x.shape[1])
     early = may_start_early(given.x.device)
     if teams_fit(given):
         parts = _by_teams(given, early)
@@ -172,7 +178,7 @@ def share_of(words: int) -> int:
 
 
 def _by_teams(given: Backward, early: bool) -> Parts:
-    from trapline.gold.norms.kernels_team import team_backward_kernel
+    from trapline.gold.norms.hopper.cooperative_rows import team_backward_kernel
 
     given = with_statistics(given)
     M, D = given.x.shape

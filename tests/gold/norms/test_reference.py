@@ -6,7 +6,7 @@ from trapline.gold.errors import UnsupportedError
 from trapline.gold.norms import oracle
 
 torch = pytest.importorskip("torch")
-from trapline.gold.norms import fast  # noqa: E402 - needs torch
+from trapline.gold.norms import reference  # noqa: E402 - needs torch
 
 
 def tensors(dtype, *, width=48, offset=0.0, seed=0):
@@ -18,11 +18,11 @@ def tensors(dtype, *, width=48, offset=0.0, seed=0):
 
 
 def layer_norm(x, weight, bias, eps, **options):
-    return fast.norm(x, None, weight, bias, eps, centred=True, **options)[0]
+    return reference.norm(x, None, weight, bias, eps, centred=True, **options)[0]
 
 
 def rms_norm(x, weight, eps, **options):
-    return fast.norm(x, None, weight, None, eps, centred=False, **options)[0]
+    return reference.norm(x, None, weight, None, eps, centred=False, **options)[0]
 
 
 def wide(*values):
@@ -113,7 +113,7 @@ def test_without_weight_and_bias_nothing_is_scaled():
 def test_gradients_come_through_the_norm_and_through_the_sum(unused):
     x, gamma, residual_row, dy = tensors(torch.float64)
     x, residual = x.requires_grad_(), residual_row.expand(x.shape).clone().requires_grad_()
-    y, total = fast.norm(x, residual, gamma, None, 1e-6, centred=False)
+    y, total = reference.norm(x, residual, gamma, None, 1e-6, centred=False)
     parts = {"y": (y * dy).sum(), "total": (total * 3.0).sum()}
     parts.pop(unused, None)
     dx, dresidual = torch.autograd.grad(sum(parts.values()), (x, residual))
@@ -153,7 +153,7 @@ def test_one_graph_under_compile():
 
 def test_second_derivatives_are_refused_not_left_out():
     x = torch.randn(3, 8, requires_grad=True)
-    y, _ = fast.norm(x, None, None, None, 1e-5, centred=True)
+    y, _ = reference.norm(x, None, None, None, 1e-5, centred=True)
     (dx,) = torch.autograd.grad(y.sum(), x, create_graph=True)
     with pytest.raises(UnsupportedError, match="differentiated once"):
         torch.autograd.grad(dx.square().sum(), x)

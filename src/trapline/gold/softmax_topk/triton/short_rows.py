@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 
 from trapline.gold.device import LOG2_E
-from trapline.gold.softmax_topk.kernels_order import (
+from trapline.gold.softmax_topk.triton.keys import (
     emit,
     emit_summary,
     group_maxima,
@@ -14,13 +14,14 @@ from trapline.gold.softmax_topk.kernels_order import (
     larger,
     logit_of,
     origin_of,
+    rank,
+    rank_in_buckets,
     temperature_of,
     threshold,
     value_of,
     wait,
 )
-from trapline.gold.softmax_topk.kernels_rank import rank, rank_in_buckets
-from trapline.gold.softmax_topk.kernels_room import (
+from trapline.gold.softmax_topk.triton.shared_memory import (
     add,
     cells_for,
     count_in,

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from trapline.gold.arithmetic import LOG2_E
-from trapline.gold.softmax_topk import native
+from trapline.gold.softmax_topk.cpu import topk as native
 
 #: Elements of a block of rows: torch's cost per call disappears, temporaries stay small.
 _BLOCK = 1 << 22

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from trapline.gold.device import LOG2_E
-from trapline.gold.softmax_topk.kernels_order import (
+from trapline.gold.softmax_topk.triton.keys import (
     bound,
     emit,
     emit_summary,
@@ -20,12 +20,12 @@ from trapline.gold.softmax_topk.kernels_order import (
     larger,
     next_bit,
     origin_of,
+    rank_in_buckets,
     temperature_of,
     threshold,
     wait,
 )
-from trapline.gold.softmax_topk.kernels_rank import rank_in_buckets
-from trapline.gold.softmax_topk.kernels_room import (
+from trapline.gold.softmax_topk.triton.shared_memory import (
     add,
     cells_for,
     count_in,

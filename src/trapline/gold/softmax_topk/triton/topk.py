@@ -1,14 +1,14 @@
-"""Softmax fused with top-k on a GPU: which kernels serve a shape, and their launch.
+"""Softmax fused with top-k on a GPU: chooses the kernels for a shape and launches them.
 
-A short row is held in registers by one program (`kernels_short`); many of them stay in the cache,
-so that several programs share a processor (`kernels_many`). Longer rows are read once by a first
-kernel, which leaves group maxima, and decided by a second (`kernels_long`); `kernels_plans`
-chooses. Why that is enough, and what was measured: `docs/components/softmax_topk.md`.
+One program keeps a short row in registers (`short_rows`). Of many short rows, each is read again
+from the cache instead, so that several programs fit on a processor (`many_rows`). For long rows a
+first kernel reads the row once and writes group maxima, and a second selects (`long_rows`).
+`work_partition` chooses; docs/components/softmax_topk.md derives why this is exact.
 
-No state between calls and no host synchronisation: capturable in a CUDA graph. Deterministic,
-although threads count in shared memory who comes first: that decides where something is kept, not
-what. A kernel may be launched while the one before still runs, and then waits for it on the device
-(programmatic dependent launch).
+No state between calls and no host synchronisation: calls can be captured in a CUDA graph. Results
+are deterministic: the order in which threads enter shared memory decides where an entry is stored,
+not what is returned. A kernel may be launched while the previous one still runs and then waits for
+it on the device (programmatic dependent launch).
 """
 
 from typing import Any, NamedTuple
@@ -19,12 +19,12 @@ from torch import Tensor
 
 from trapline.gold.device import may_start_early, on_their_device, processors
 from trapline.gold.errors import DTypeError, RangeError
-from trapline.gold.softmax_topk import kernels_plans as plans
-from trapline.gold.softmax_topk.kernels_long import select_kernel, stream_kernel
-from trapline.gold.softmax_topk.kernels_many import many_kernel
-from trapline.gold.softmax_topk.kernels_order import AFTER, EARLY, NOT
-from trapline.gold.softmax_topk.kernels_plans import Long, Many, Short
-from trapline.gold.softmax_topk.kernels_short import best_kernel, short_kernel
+from trapline.gold.softmax_topk.triton import work_partition as plans
+from trapline.gold.softmax_topk.triton.keys import AFTER, EARLY, NOT
+from trapline.gold.softmax_topk.triton.long_rows import select_kernel, stream_kernel
+from trapline.gold.softmax_topk.triton.many_rows import many_kernel
+from trapline.gold.softmax_topk.triton.short_rows import best_kernel, short_kernel
+from trapline.gold.softmax_topk.triton.work_partition import Long, Many, Short
 
 KERNELS = "trapline_topk_kernels"
 MOST = 1024

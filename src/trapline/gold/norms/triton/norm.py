@@ -1,0 +1,217 @@
+"""Layer norm and RMS norm on a GPU: every element is read once and written once.
+
+This file registers the operators and launches forward; `backward` launches backward. Both choose
+kernels and constants by the width of the rows. Rows that fit into registers: `rows`. Wider rows:
+forward keeps pieces or reads them again from the cache (`wide_rows`); backward shares each row
+between programs (`hopper/cooperative_rows`) or runs two kernels (`wide_rows`).
+
+Offsets are 64-bit.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+from trapline.gold.arithmetic import cdiv
+from trapline.gold.device import may_start_early, on_their_device
+from trapline.gold.errors import DTypeError, RangeError
+from trapline.gold.norms import reference
+from trapline.gold.norms.triton.backward import Backward, backward, entry_for
+from trapline.gold.norms.triton.rows import forward_kernel
+from trapline.gold.norms.triton.wide_rows import held_forward_kernel, wide_forward_kernel
+
+WIDEST = 65536
+KERNELS = "trapline_norms_kernels"
+
+
+class Tile(NamedTuple):
+    """Whole rows for one program."""
+
+    rows: int
+    warps: int
+    ahead: bool = False  # weights come before the statistics
+    early: bool = False  # the kernel comes before the one before it is done, on Hopper GPUs
+
+
+class Pieces(NamedTuple):
+    """A wide row for one program, piece by piece."""
+
+    size: int  # elements
+    warps: int
+    early: bool = False
+
+
+#: Rows up to this width, for 2 and for 4 bytes an element: measured on an H200.
+FORWARD = {
+    2: {
+        64: Tile(16, 1),
+        128: Tile(8, 1),
+        256: Tile(4, 1),
+        512: Tile(2, 1),
+        768: Tile(2, 2, early=True),
+        1024: Tile(2, 4, early=True),
+        2048: Tile(1, 4, early=True),
+        4096: Tile(2, 8, early=True),
+        6144: Tile(1, 4),
+    },
+    4: {
+        64: Tile(16, 1),
+        128: Tile(8, 1),
+        256: Tile(4, 1),
+        512: Tile(2, 1),
+        768: Tile(2, 2, early=True),
+        1024: Tile(1, 4, early=True),
+        2048: Tile(1, 8, early=True),
+        4096: Tile(1, 8, ahead=True, early=True),
+        8192: Tile(1, 16, ahead=True, early=True),
+    },
+}
+#: Wider rows are held in registers piece by piece, and beyond that looked at again.
+HELD = {
+    2: {8192: Pieces(2048, 8, early=True), 16384: Pieces(2048, 4, early=True)},
+    4: {16384: Pieces(4096, 16, early=True)},
+}
+WIDE = Pieces(8192, 16)
+
+
+@on_their_device
+def _forward(
+    x: Tensor,
+    residual: Tensor | None,
+    w: Tensor | None,
+    b: Tensor | None,
+    eps: float,
+    centred: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    require(x)
+    answers = forward_shape(x, residual, w, b, eps, centred)
+    forward(x, residual, w, b, eps, centred, answers)
+    return answers
+
+
+@on_their_device
+def _backward(
+    dy: Tensor,
+    dtotal: Tensor | None,
+    x: Tensor,
+    w: Tensor | None,
+    mean: Tensor | None,
+    rstd: Tensor | None,
+    eps: float,
+    centred: bool,
+    biased: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    require(x)
+    answers = backward_shape(dy, dtotal, x, w, mean, rstd, eps, centred, biased)
+    dx, dw, db = answers
+    rows = rows_of(dy), None if dtotal is None else rows_of(dtotal), rows_of(x)
+    given = Backward(*rows, dense(w), mean, rstd, dx, eps, centred, biased)
+    backward(given, dw if w is not None else None, db if biased else None)
+    return answers
+
+
+def require(x: Tensor) -> None:
+    """What the kernels take."""
+    if x.dtype not in (torch.float16, torch.bfloat16, torch.float32):
+        raise DTypeError(f"the kernels take float16, bfloat16 and float32, not {x.dtype}")
+    if not 1 <= x.shape[-1] <= WIDEST:
+        raise RangeError(f"the kernels take rows of 1 to {WIDEST} elements, not {x.shape[-1]}")
+
+
+def forward(
+    x: Tensor,
+    residual: Tensor | None,
+    w: Tensor | None,
+    b: Tensor | None,
+    eps: float,
+    centred: bool,
+    answers: tuple[Tensor, Tensor, Tensor, Tensor],
+) -> None:
+    """Fills the answers: y, total, mean, rstd."""
+    y, total, mean, rstd = answers
+    flat, added = rows_of(x), None if residual is None else rows_of(residual)
+    M, D = flat.shape
+    if not M:
+        return
+    given = (flat, added, dense(w), dense(b), y, None if added is None else total, mean, rstd)
+    strides = flat.stride(0), 0 if added is None else added.stride(0)
+    tile = entry_for(FORWARD[x.element_size()], D)
+    if tile is not None:
+        early = tile.early and may_start_early(x.device)
+        forward_kernel[(cdiv(M, tile.rows),)](
+            *(*given, M, *strides, eps),
+            D=D,
+            BLOCK_D=triton.next_power_of_2(D),
+            ROWS=tile.rows,
+            CENTRED=centred,
+            AHEAD=tile.ahead,
+            EARLY=early,
+            launch_pdl=early,
+            num_warps=tile.warps,
+        )
+        return
+    held = entry_for(HELD[x.element_size()], D)
+    kernel, cut = (wide_forward_kernel, WIDE) if held is None else (held_forward_kernel, held)
+    early = cut.early and may_start_early(x.device)
+    kernel[(M,)](
+        *(*given, *strides, eps),
+        D=D,
+        CHUNK=cut.size,
+        CENTRED=centred,
+        EARLY=early,
+        launch_pdl=early,
+        num_warps=cut.warps,
+    )
+
+
+def rows_of(x: Tensor) -> Tensor:
+    """(rows, D) with neighbours along D beside each other: a view wherever that is possible."""
+    flat = x.reshape(-1, x.shape[-1]) if x.numel() else x.new_empty((0, x.shape[-1]))
+    return flat if flat.stride(-1) == 1 or flat.shape[-1] == 1 else flat.contiguous()
+
+
+def dense(w: Tensor | None) -> Tensor | None:
+    """Weights beside each other."""
+    return None if w is None else w.contiguous()
+
+
+def forward_shape(
+    x: Tensor, residual: Tensor | None, _w: Any, _b: Any, _eps: float, centred: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    one_a_row = (*x.shape[:-1], 1)
+    return (
+        x.new_empty(x.shape),
+        x.new_empty(0 if residual is None else x.shape),
+        x.new_empty(one_a_row if centred else 0, dtype=torch.float32),
+        x.new_empty(one_a_row, dtype=torch.float32),
+    )
+
+
+def backward_shape(
+    _dy: Tensor,
+    _dtotal: Any,
+    x: Tensor,
+    w: Tensor | None,
+    _mean: Any,
+    _rstd: Any,
+    _eps: float,
+    _centred: bool,
+    biased: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    width = x.shape[-1]
+    return (
+        x.new_empty(x.shape),
+        x.new_empty(width if w is not None else 0),
+        x.new_empty(width if biased else 0),
+    )
+
+
+_LIBRARY = reference.define(KERNELS)
+for _name, _kernel, _shape in (
+    ("forward", _forward, forward_shape),
+    ("backward", _backward, backward_shape),
+):
+    _LIBRARY.impl(_name, _kernel, "CUDA")
+    _LIBRARY.impl(_name, _shape, "Meta")
