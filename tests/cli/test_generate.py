@@ -1,4 +1,4 @@
-"""`trapline generate` on a small random checkpoint with a byte-level tokeniser."""
+"""`trapline generate` on a small random checkpoint with a byte-level tokenizer."""
 
 import json
 import os
@@ -37,8 +37,8 @@ def test_the_installed_command_streams_ids(checkpoint):
     assert re.fullmatch(said, done.stderr), done.stderr
 
 
-def test_a_reader_who_has_enough_is_no_misuse(checkpoint):
-    """As `| head` is: over without a word, and not with the code of a wrong command."""
+def test_a_closed_pipe_is_not_a_usage_error(checkpoint):
+    """As with `| head`: no message, and not the exit code of a usage error."""
     folder, *_ = checkpoint
     command = [str(Path(sys.executable).with_name("trapline")), "generate", "1 2 3", "--ids"]
     command += ["--model", str(folder), "--max-new-tokens", "40"]
@@ -50,7 +50,7 @@ def test_a_reader_who_has_enough_is_no_misuse(checkpoint):
     assert (running.returncode, said) == (1, "")
 
 
-def test_a_full_disk_is_no_misuse(checkpoint):
+def test_a_full_disk_is_not_a_usage_error(checkpoint):
     folder, *_ = checkpoint
     command = [str(Path(sys.executable).with_name("trapline")), "generate", "1 2 3", "--ids"]
     command += ["--model", str(folder), "--max-new-tokens", "4"]
@@ -61,7 +61,7 @@ def test_a_full_disk_is_no_misuse(checkpoint):
     assert "Traceback" not in done.stderr
 
 
-def test_text_goes_in_and_comes_out_and_stops(checkpoint, run):
+def test_text_is_continued_up_to_a_stop_string(checkpoint, run):
     folder, decoder, words = checkpoint
     prompt = words.encode("hello").ids
     expected = words.decode(generate(decoder, [prompt], max_new_tokens=12)[0])
@@ -103,18 +103,18 @@ BAD = [
     (("1", "--ids", "--stop", ""), "", "cannot be empty"),
     (("1", "--ids", "--device", "abacus"), "", "is not one of"),
     (("1", "--ids", "--beams", "2", "--temperature", "1"), "", "leave --temperature out"),
-    (("1", "--ids", "--beams", "2", "--seed", "3"), "", "beams are not drawn: leave --seed out"),
-    (("1", "--ids", "--beams", "2", "--top-k", "4"), "", "beams are not drawn: leave --top-k out"),
+    (("1", "--ids", "--beams", "2", "--seed", "3"), "", "does not sample: leave --seed out"),
+    (("1", "--ids", "--beams", "2", "--top-k", "4"), "", "does not sample: leave --top-k out"),
     (("1", "--ids", "--beams", "2", "--stop", "5"), "", "not at --stop"),
     (("1", "--ids", "--policy", "hf"), "", "add --beams"),
     (("1", "--ids", "--length-penalty", "2"), "", "add --beams"),
     (("1", "--ids", "--top-p", "0.5"), "", "add --temperature"),
     (("1", "--ids", "--top-k", "5"), "", "add --temperature"),
-    (("1", "--ids", "--seed", "0"), "", "tokens are drawn by --seed: add --temperature"),
+    (("1", "--ids", "--seed", "0"), "", "--seed need sampling: add --temperature"),
     (("1", "--ids", "--budget", "4"), "", "add --speculate"),
     (("1", "--ids", "--budget", "32"), "", "add --speculate"),
-    (("1", "--ids", "--drafter", "d"), "", "--drafter is for"),
-    (("1", "--ids", "--speculate", "lookup", "--drafter", "d"), "", "--drafter is for"),
+    (("1", "--ids", "--drafter", "d"), "", "--drafter needs --speculate"),
+    (("1", "--ids", "--speculate", "lookup", "--drafter", "d"), "", "--drafter needs --speculate"),
 ]
 
 
@@ -134,7 +134,7 @@ def test_a_broken_checkpoint_is_a_usage_error(run, tmp_path):
     assert "has no 'num_attention_heads'" in err
 
 
-def test_a_device_that_is_not_there_is_missing(checkpoint, run, monkeypatch):
+def test_a_missing_device_is_reported(checkpoint, run, monkeypatch):
     folder, *_ = checkpoint
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     code, _, err = run("1", "--model", folder, "--ids", "--device", "cuda")

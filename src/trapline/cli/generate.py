@@ -1,23 +1,21 @@
-"""`trapline generate`: a checkpoint at work, greedy, sampled or with beams."""
+"""`trapline generate`: continues a prompt through `Decoder.generate`."""
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, Literal
 
 import typer
 
 from trapline.arena.errors import MissingError, UsageError
 from trapline.cli.asked import is_written
-from trapline.cli.speculate import How, Speculation
-from trapline.cli.speculate import speculate as show_speculation
+from trapline.cli.speculate import BONUS, DRAFTED, How, show_statistics, speculation
 from trapline.gold.errors import UnsupportedError
 
-#: What --temperature draws by, and what --beams are ranked by.
+#: Options that only sampling reads, and those that only a beam search reads.
 _DRAWING = ("top_k", "top_p", "min_p", "seed")
 _RANKING = ("policy", "length_penalty")
-#: What is wrong with what was asked. A full disk, or a reader that has enough, misuses nothing.
+#: Errors of the request. A full disk and a closed pipe are not among them.
 _MISUSE = (
     *(ValueError, TypeError, MemoryError, UnsupportedError),
     *(FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError),
@@ -30,26 +28,8 @@ def register(app: typer.Typer) -> None:
     app.command(epilog=f"Example: {example}")(generate)
 
 
-class Words(Protocol):
-    """Between what the user reads and what the model reads."""
-
-    def encode(self, text: str) -> list[int]: ...
-    def decode(self, tokens: list[int]) -> str: ...
-
-
-@dataclass(frozen=True)
-class _Task:
-    """What every way of generating needs."""
-
-    decoder: Any
-    words: Words
-    prompt: list[int]
-    most: int
-    ends: list[int]
-
-
 class _Clock:
-    """How fast an answer came. The first token has the prompt in it, and code that is compiled."""
+    """Measures the speed of an answer. The first token includes the prompt and compilation."""
 
     def __init__(self) -> None:
         self._began, self._first = time.perf_counter(), 0.0
@@ -67,102 +47,100 @@ class _Clock:
 
 def generate(
     called: typer.Context,
-    prompt: Annotated[str, typer.Argument(help="Text; or token ids with --ids.")],
+    prompt: Annotated[str, typer.Argument(help="Text, or token ids with --ids.")],
     model: Annotated[
-        Path | None, typer.Option(help="A checkpoint folder; the demo model if not given.")
+        Path | None, typer.Option(help="A checkpoint folder; by default the demo model.")
     ] = None,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Stop after so many.")] = 64,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Maximum length of the answer.")] = 64,
     temperature: Annotated[float, typer.Option(min=0, help="0 is greedy.")] = 0.0,
-    top_k: Annotated[int | None, typer.Option(min=1, help="Draw from the k likeliest.")] = None,
-    top_p: Annotated[float, typer.Option(help="Draw from the likeliest of this share.")] = 1.0,
-    min_p: Annotated[float, typer.Option(help="Of at least this share of the best.")] = 0.0,
-    seed: Annotated[int, typer.Option(help="The same draws again.")] = 0,
-    stop: Annotated[list[str] | None, typer.Option(help="End before this text. Repeat it.")] = None,
-    beams: Annotated[int, typer.Option(min=1, help="More than 1: beam search.")] = 1,
-    length_penalty: Annotated[float, typer.Option(help="Of the beam search.")] = 1.0,
+    top_k: Annotated[
+        int | None, typer.Option(min=1, help="Sample from the k likeliest tokens.")
+    ] = None,
+    top_p: Annotated[
+        float, typer.Option(help="Sample from the likeliest tokens that make up this share.")
+    ] = 1.0,
+    min_p: Annotated[
+        float, typer.Option(help="Sample from tokens of at least this share of the best.")
+    ] = 0.0,
+    seed: Annotated[int, typer.Option(help="Seed of the samples.")] = 0,
+    stop: Annotated[
+        list[str] | None, typer.Option(help="End before this text; may be repeated.")
+    ] = None,
+    beams: Annotated[int, typer.Option(min=1, help="Width of a beam search, if above 1.")] = 1,
+    length_penalty: Annotated[float, typer.Option(help="Length penalty of the beam search.")] = 1.0,
     policy: Annotated[
-        Literal["canonical", "hf", "vllm"], typer.Option(help="Whose beam search.")
+        Literal["canonical", "hf", "vllm"], typer.Option(help="Rules of the beam search.")
     ] = "canonical",
     eos_id: Annotated[
-        list[int] | None, typer.Option(help="An end; the checkpoint's own if not given. Repeat it.")
+        list[int] | None,
+        typer.Option(help="End token; by default the checkpoint's. May be repeated."),
     ] = None,
     ids: Annotated[bool, typer.Option(help="Prompt and answer are token ids.")] = False,
-    device: Annotated[Literal["cpu", "cuda"], typer.Option(help="Where to compute.")] = "cpu",
+    device: Annotated[Literal["cpu", "cuda"], typer.Option(help="Device.")] = "cpu",
     dtype: Annotated[
         Literal["float32", "bfloat16", "float16"] | None,
-        typer.Option(help="The checkpoint's own if not given."),
+        typer.Option(help="By default the checkpoint's."),
     ] = None,
     speculate: Annotated[
-        How | None, typer.Option(help="Draft ahead; the answer stays the same, only faster.")
+        How | None, typer.Option(help="Draft tokens ahead; same answer, faster.")
     ] = None,
     drafter: Annotated[
-        Path | None, typer.Option(help="Of dflash and ddtree; MODEL/drafter if not given.")
+        Path | None, typer.Option(help="Drafter of dflash and ddtree; by default MODEL/drafter.")
     ] = None,
     budget: Annotated[int, typer.Option(min=1, help="Drafted tokens a pass.")] = 32,
 ) -> None:
-    """Continue a prompt and say how fast."""
+    """Continue a prompt and print the speed."""
     try:
+        from trapline.gold.decoder.answers import Beams
         from trapline.gold.decoder.sampling import Sampling
         from trapline.gold.ternary.demo import demo_model
     except ImportError:
         raise MissingError("generation needs torch: trapline[torch]") from None
     try:
-        way = Sampling(temperature, top_k, top_p, min_p, seed)
+        sampling = Sampling(temperature, top_k, top_p, min_p, seed)
         for sentence in _misunderstandings(called):
             raise UsageError(sentence)
         model = model or demo_model()
-        words: Words = _Ids() if ids else _text(model)
-        task = _Task(
-            _load(model, device, dtype),
-            words,
-            words.encode(prompt),
-            max_new_tokens,
-            _ends(model, eos_id),
-        )
+        codec = _Ids() if ids else _tokenizer(model)
+        decoder = _load(model, device, dtype)
+        decoder.tokenizer = codec
+        drafting = None
+        if speculate is not None:
+            drafting = speculation(speculate, drafter or model / "drafter", budget, decoder)
         clock = _Clock()
+        options = {"max_new_tokens": max_new_tokens, "stop_ids": eos_id or None}
         if beams > 1:
-            count = _beams(task, beams, length_penalty, policy)
-        elif speculate is not None:
-            count = show_speculation(
-                Speculation(speculate, drafter, budget),
-                task.decoder,
-                model,
-                task.prompt,
-                decode=words.decode,
-                max_new_tokens=max_new_tokens,
-                stop_ids=task.ends,
-                stop_texts=stop or [],
-                sampling=way,
-            )
+            count = _search(decoder, prompt, Beams(beams, length_penalty, policy), options)
         else:
-            count = _stream(task, way, stop or [], clock)
+            options |= {"sampling": sampling, "stop": stop or (), "speculate": drafting}
+            count = _stream(decoder.generate(prompt, stream=True, **options), clock, drafting)
     except _MISUSE as error:
         raise UsageError(str(error)) from None
     typer.echo(clock.says(count), err=True)
 
 
 def _misunderstandings(called: typer.Context) -> Iterator[str]:
-    """Options that would change nothing: nobody can have wished for that."""
+    """Options that would have no effect."""
     asked, written = called.params, [name for name in called.params if is_written(called, name)]
     drawing = [name for name in _DRAWING if name in written]
     if asked["beams"] > 1:
         if asked["temperature"] > 0:
             drawing.append("temperature")
         if drawing:
-            yield f"beams are not drawn: leave {_options(drawing)} out"
+            yield f"a beam search does not sample: leave {_options(drawing)} out"
         if asked["stop"]:
-            yield "a beam search ends at --eos-id, not at --stop"
+            yield "a beam search ends at --eos-id, not at --stop: leave --stop out"
         if asked["speculate"] is not None:
-            yield "beams are not drafted: --speculate or --beams"
+            yield "a beam search cannot speculate: give --speculate or --beams"
     else:
         if ranking := [name for name in _RANKING if name in written]:
-            yield f"beams are ranked by {_options(ranking)}: add --beams"
+            yield f"{_options(ranking)} need a beam search: add --beams"
         if drawing and asked["temperature"] == 0:
-            yield f"tokens are drawn by {_options(drawing)}: add --temperature"
+            yield f"{_options(drawing)} need sampling: add --temperature"
     if asked["speculate"] is None and "budget" in written:
-        yield "--budget is for drafted tokens: add --speculate"
+        yield "--budget needs speculation: add --speculate"
     if asked["drafter"] is not None and asked["speculate"] not in ("dflash", "ddtree"):
-        yield "--drafter is for --speculate dflash and ddtree"
+        yield "--drafter needs --speculate dflash or ddtree"
 
 
 def _options(names: list[str]) -> str:
@@ -178,52 +156,35 @@ def _load(folder: Path, device: str, dtype: str | None) -> Any:
         raise MissingError(f"{error}; --device cpu works everywhere") from None
 
 
-def _ends(folder: Path, given: list[int] | None) -> list[int]:
-    from trapline.gold.decoder.text import end_ids
-
-    return given or end_ids(folder)
-
-
-def _stream(task: _Task, way: Any, stops: list[str], clock: _Clock) -> int:
-    """Text as soon as it is certain."""
-    from trapline.gold.decoder.generate import stream
-
+def _stream(pieces: Iterator[Any], clock: _Clock, drafting: Any) -> int:
+    """Prints text as soon as it is final; drafted tokens in one colour, the others in another."""
     count = 0
-    for token in stream(
-        task.decoder,
-        [task.prompt],
-        max_new_tokens=task.most,
-        stop_ids=task.ends,
-        sampling=way,
-        decode=task.words.decode,
-        stop_texts=stops,
-    ):
+    for piece in pieces:
+        if piece.error is not None:
+            raise UsageError(piece.error)
         if not count:
             clock.note_first()
-        typer.echo(token.text, nl=False)
-        count += 1
+        count += piece.token is not None
+        if drafting is None:
+            typer.echo(piece.text, nl=False)
+        else:
+            typer.secho(piece.text, fg=DRAFTED if piece.drafted else BONUS, nl=False)
     typer.echo()
+    if drafting is not None:
+        show_statistics(drafting.statistics)
     return count
 
 
-def _beams(task: _Task, width: int, penalty: float, policy: Any) -> int:
-    """All finished hypotheses, best first, with their scores."""
-    from trapline.gold.decoder import beams
-
-    if not task.ends:
-        raise UsageError("beam search needs an end token: --eos-id")
-    (found,) = beams.search(
-        task.decoder,
-        [task.prompt],
-        beam_width=width,
-        max_new_tokens=task.most,
-        eos_id=task.ends,
-        length_penalty=penalty,
-        policy=policy,
-    )
-    for beam in found:
-        typer.echo(f"{beam.score:9.4f}  {task.words.decode(list(beam.tokens))}")
-    return sum(len(beam.tokens) for beam in found)
+def _search(decoder: Any, prompt: str, beams: Any, options: dict[str, Any]) -> int:
+    """Prints all hypotheses with their scores, best first."""
+    if not (options["stop_ids"] or decoder.stop_ids):
+        raise UsageError("a beam search needs an end token: --eos-id")
+    (answer,) = decoder.generate(prompt, beams=beams, **options)
+    if answer.error is not None:
+        raise UsageError(answer.error)
+    for beam in answer.beams:
+        typer.echo(f"{beam.score:9.4f}  {beam.text}")
+    return sum(len(beam.tokens) for beam in answer.beams)
 
 
 class _Ids:
@@ -239,8 +200,7 @@ class _Ids:
         return "".join(f"{token} " for token in tokens)
 
 
-def _text(folder: Path) -> Words:
-    """The checkpoint's own tokeniser."""
+def _tokenizer(folder: Path) -> Any:
     from trapline.gold.decoder.text import Tokenizer
 
     if not folder.is_dir():
@@ -250,4 +210,4 @@ def _text(folder: Path) -> Words:
     try:
         return Tokenizer(folder)
     except ImportError:
-        raise MissingError("text needs the tokenizers package; --ids works without") from None
+        raise MissingError("text needs the tokenizers package; --ids works without it") from None
