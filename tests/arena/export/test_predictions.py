@@ -79,7 +79,7 @@ def test_a_patch_that_leads_out_writes_nothing_and_is_graded_as_no_answer(
         ("{not json", "line 1: no JSON"),
         ('{"instance_id": "sorting"}', "model_name_or_path"),
         (line("x", challenge="juggling"), "prediction 1: no challenge 'juggling'"),
-        (line("x", model="../up"), "not an entrant name"),
+        (line("x", model="../up"), "no entrant name"),
     ],
 )
 def test_a_bad_file_gets_a_sentence(known_sorting, tmp_path, text, reason):

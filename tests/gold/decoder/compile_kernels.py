@@ -14,18 +14,18 @@ def main(folder: Path) -> None:
     made = [
         compiled(
             step_elementwise.rope_and_append_kernel,
-            {"D": width, "BLOCK": width // 2, "TURNED": turned, "NORMED": normed},
+            {"D": width, "BLOCK": width // 2, "ROTATED": rotated, "NORMED": normed},
             dtype,
         )
         for dtype in ("bf16", "fp16", "fp32")
-        for width, turned, normed in ((128, True, True), (64, True, False), (64, False, False))
+        for width, rotated, normed in ((128, True, True), (64, True, False), (64, False, False))
     ]
     made += [compiled(step_elementwise.swiglu_kernel, {"BLOCK": 1024}, d) for d in ("bf16", "fp32")]
     (folder / "compiled.json").write_text(json.dumps(made))
 
 
 def compiled(kernel, fixed: dict[str, object], dtype: str) -> dict[str, object]:
-    if not fixed.get("TURNED", True):
+    if not fixed.get("ROTATED", True):
         fixed = {**fixed, "cosine": None, "sine": None}
     if not fixed.get("NORMED", True):
         fixed = {**fixed, "q_norm": None, "k_norm": None}

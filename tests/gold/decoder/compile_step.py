@@ -23,7 +23,7 @@ SHAPES = {
     "8B": (4096, 6144, 4096, 14_336, 128_256, 128, 4),
 }
 WIDE = {"squares", "best", "lse", "parts", "planes", "maxima", "peaks", "totals"}
-#: What the last product is told besides where it finds the best of its tiles.
+#: Further arguments of the last product when it finds the best of its tiles.
 NO_GROUPS = {"maxima": None, "peaks": None, "totals": None, "GROUP": 0}
 WHOLE = {"ids", "positions", "made", "tokens", "history"}
 SMALL = {"place", "arrived", "pages", "tails", "prefix"}
@@ -136,7 +136,7 @@ def held(shape, rows) -> list[dict[str, object]]:
 
 
 def single(rows) -> dict[str, int]:
-    """A one among the arguments is no argument any more, but a number of the compiler's."""
+    """Triton turns an argument of value 1 into a compile-time constant."""
     return {"rows": 1} if rows == 1 else {}
 
 

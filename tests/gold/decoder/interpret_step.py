@@ -22,7 +22,7 @@ PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2], [2], [7, 1, 8]]
 WAYS = ("torch", "streamed", "held", "ranked")
 #: Norms of heads, a window that slides, and heads that do not fill their block.
 MODEL = {"head_dim": 18, "num_hidden_layers": 1, "use_sliding_window": True, "sliding_window": 5}
-MODEL |= {"vocab_size": 400}  # so many that candidates lie in groups
+MODEL |= {"vocab_size": 400}  # large enough that candidates lie in groups
 
 
 def main(folder: Path) -> None:
@@ -44,7 +44,7 @@ def step(decoder) -> dict[str, object]:
             rows[-1].reserve(len(prompt) + 4)
         decoder.step(PROMPTS, rows)
         static = GraphedStep(decoder, pool, rows=3, pages=8)
-        use(static._forward, way)
+        use(static._step, way)
         static.load([StepRow(row, 5 + i, 1) for i, row in enumerate(rows)])
         logits = static.logits().clone()
         tokens = [static._greedy().clone()]
@@ -61,7 +61,7 @@ def search(decoder) -> dict[str, object]:
     found = []
     for way in WAYS:
         one = DeviceSearch(decoder, [len(prompt) for prompt in PROMPTS[:2]], rules)
-        use(one._forward, way)
+        use(one._decode, way)
         found.append([beam for beams in one(PROMPTS[:2], count) for beam in beams])
     tokens = [[beam.tokens for beam in one] for one in found]
     far = max(abs(a.score - b.score) for one in found for a, b in zip(one, found[0], strict=True))
@@ -75,7 +75,7 @@ def use(forward: DecodeStep, way: str) -> None:
     split_k_linear.SPLIT_K_BLOCK_N = split_k_linear.SPLIT_K_BLOCK_K = (
         tile_config.SPLIT_K_BLOCK_K
     ) = split_k_linear.REDUCE_BLOCK = 8
-    forward.compact = fused_decode_step(forward, 16) if way != "torch" else None
+    forward.fused = fused_decode_step(forward, 16) if way != "torch" else None
 
 
 if __name__ == "__main__":

@@ -51,16 +51,16 @@ def hold_to_the_host(decoder, policy):
             assert one.score == pytest.approx(another.score, rel=1e-5)
 
 
-def test_a_search_that_stays_on_the_device_finds_the_same(decoder):
+def test_a_search_on_the_device_finds_the_same_beams(decoder):
     hold_to_the_host(decoder, "canonical")
 
 
 @pytest.mark.parametrize("policy", ["hf", "vllm"])
-def test_a_search_that_stays_on_the_device_knows_all_policies(make, policy):
+def test_a_search_on_the_device_serves_all_policies(make, policy):
     hold_to_the_host(make("llama"), policy)
 
 
-def test_a_search_on_the_device_stops_when_all_is_over(make, monkeypatch):
+def test_a_search_on_the_device_stops_early(make, monkeypatch):
     decoder = make("llama")
     decoder.head.weight[4] = 40 * decoder.norm.weight.sign()  # nothing but ends
     rules, _ = checked_rules(2, 60, 4, policy="hf", early_stopping=True)
@@ -80,9 +80,9 @@ def test_bad_input_of_a_search_on_the_device_is_refused(make):
     rules, _ = checked_rules(2, 5, 4)
     with pytest.raises(RangeError, match="empty"):
         DeviceSearch(decoder, [0], rules)([[]], 1)
-    with pytest.raises(RangeError, match="prompts of \\[2\\] tokens, not \\[3\\]"):
+    with pytest.raises(RangeError, match="must have \\[2\\] tokens, got \\[3\\]"):
         DeviceSearch(decoder, [2], rules)([[1, 2, 3]], 1)
-    with pytest.raises(RangeError, match="outside a vocabulary of 23"):
+    with pytest.raises(RangeError, match="outside the vocabulary of 23"):
         DeviceSearch(decoder, [1], checked_rules(2, 5, 23)[0])
     decoder.embedding.weight[9] = float("nan")
     with pytest.raises(RangeError, match="NaN"):
@@ -92,7 +92,7 @@ def test_bad_input_of_a_search_on_the_device_is_refused(make):
 def test_one_beam_is_never_searched_on_the_device(make, monkeypatch):
     """Its step takes a beam's own places for all there is, and would not see the prompt."""
     decoder = make("llama")
-    with pytest.raises(RangeError, match="two beams"):
+    with pytest.raises(RangeError, match="beam_width >= 2"):
         DeviceSearch(decoder, [3], checked_rules(1, 5, 4)[0])
     made = []
     monkeypatch.setattr(beams, "DeviceSearch", lambda *given: made.append("device"))
@@ -135,7 +135,7 @@ def test_wide_beams_find_the_best_of_all(make):
     assert best.score == pytest.approx(scored[winner], rel=1e-5)
 
 
-def test_a_prompts_pages_are_shared_by_its_beams(make):
+def test_beams_share_the_pages_of_their_prompt(make):
     decoder = make("llama")
     model = beams.BeamModel(decoder, PROMPTS[:1], 3, 8, eos_ids=[0])
     model.start(PROMPTS[:1])
@@ -156,14 +156,14 @@ def test_bad_input_is_refused(make):
         beams.search(decoder, [[]], **options)
     with pytest.raises(RangeError, match="beam_width"):
         beams.search(decoder, [[1]], **{**options, "beam_width": 0})
-    with pytest.raises(RangeError, match="outside a vocabulary of 23"):
+    with pytest.raises(RangeError, match="outside the vocabulary of 23"):
         beams.search(decoder, [[1]], **{**options, "eos_id": 23})
     decoder.embedding.weight[9] = float("nan")
     with pytest.raises(RangeError, match="NaN"):
         beams.search(decoder, [[9]], **options)
 
 
-def test_a_searcher_serves_one_batch_after_the_other(make):
+def test_a_searcher_serves_several_batches(make):
     decoder = make("llama")
     options = {"beam_width": 3, "max_new_tokens": 5, "eos_id": [4, 11], "n_best": 2}
     searcher = beams.Searcher(decoder, **options)

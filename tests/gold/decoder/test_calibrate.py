@@ -45,11 +45,11 @@ def check_constants(decoder):
         assert 0.8 < spread.min() <= spread.max() < 1.1
 
 
-def test_rows_are_those_that_the_cache_gets(decoder):
+def test_calibration_reads_the_cached_rows(decoder):
     check_constants(decoder)
 
 
-def test_queries_are_those_that_meet_keys(decoder, monkeypatch):
+def test_calibration_reads_rotated_queries(decoder, monkeypatch):
     """Turning changes no norm, so norms tell which queries were taken."""
     taken, met, attend = [], [], Attention._causal
 
@@ -66,11 +66,11 @@ def test_queries_are_those_that_meet_keys(decoder, monkeypatch):
     np.testing.assert_allclose(taken, met, rtol=1e-5)
 
 
-def test_keys_that_are_stretched(make):
+def test_calibration_with_a_yarn_attention_factor(make):
     check_constants(make("llama", rope_parameters={**YARN, "rope_theta": 10_000.0}))
 
 
-def test_nothing_stays_on_the_decoder(decoder):
+def test_calibration_removes_its_hooks(decoder):
     calibrate(decoder, TEXTS)
     assert not any(part._forward_hooks for part in decoder.modules())
     with pytest.raises(RangeError, match="vocabulary"):
@@ -78,18 +78,18 @@ def test_nothing_stays_on_the_decoder(decoder):
     assert not any(part._forward_hooks for part in decoder.modules())
 
 
-def test_it_needs_a_text(decoder):
+def test_calibration_needs_a_text(decoder):
     with pytest.raises(RangeError, match="at least one text"):
         calibrate(decoder, [])
 
 
-def test_texts_may_be_rows_of_an_array(decoder):
+def test_calibration_accepts_rows_of_an_array(decoder):
     want = calibrate(decoder, TEXTS)
     for texts in (np.array(TEXTS), torch.tensor(TEXTS)):
         np.testing.assert_array_equal(calibrate(decoder, texts).keys.into, want.keys.into)
 
 
-def test_a_decoder_reads_from_such_a_cache(make):
+def test_a_decoder_runs_on_a_calibrated_cache(make):
     """Closer to its own logits than with rotated codes in the same bits."""
     decoder = make("qwen3")
     text = [(5 * i + i // 3) % 23 for i in range(60)]

@@ -42,7 +42,7 @@ def exact(q, stored, table, lengths, window):
     ("heads", "groups", "width", "page"),
     [(1, 1, 1, 1), (6, 3, 64, 16), (4, 4, 17, 4), (22, 2, 40, 32), (5, 1, 131, 3)],
 )
-def test_every_shape_is_attention(heads, groups, width, page, window):
+def test_attention_of_every_shape(heads, groups, width, page, window):
     given = layer(3, heads, groups, width, page)
     found = step_ops.decode_attention(*given, window)
     torch.testing.assert_close(found.double(), exact(*given, window), rtol=2e-5, atol=2e-6)
@@ -58,7 +58,7 @@ def test_large_scores_neither_overflow_nor_vanish():
 
 @needs_compiler
 @pytest.mark.parametrize("first", [0, 64])
-def test_positions_whose_scores_overflow_count_for_nothing(first):
+def test_overflowing_scores_have_no_weight(first):
     """64 of them in a row: one block of what the loop takes at a time. NaN is not hidden so."""
     q, stored, table, lengths = layer(1, 4, 2, 32, 16, columns=9)
     q = q.abs() * 1e20
@@ -109,7 +109,7 @@ def test_a_row_does_not_depend_on_the_others():
 
 
 @needs_compiler
-def test_places_are_read_whatever_integers_name_them_and_however_they_lie():
+def test_positions_and_slots_of_any_integer_dtype_and_layout():
     q, stored, table, lengths = layer(3, 4, 2, 8, 4)
     before = step_ops.decode_attention(q, stored, table, lengths, None)
     wide, apart = table.long(), torch.stack((lengths, lengths), dim=1)[:, 0]
@@ -127,7 +127,7 @@ def test_places_are_read_whatever_integers_name_them_and_however_they_lie():
 
 
 @needs_compiler
-def test_over_nothing_there_are_zeros():
+def test_attention_over_no_keys_is_zero():
     q, stored, table, lengths = layer(2, 4, 2, 8, 4)
     lengths[1] = 0
     found = step_ops.decode_attention(q, stored, table, lengths, None)
@@ -139,7 +139,7 @@ def test_over_nothing_there_are_zeros():
 @needs_compiler
 @pytest.mark.parametrize("normed", [True, False])
 @pytest.mark.parametrize("turned", [True, False])
-def test_queries_and_keys_are_torchs(monkeypatch, normed, turned):
+def test_rope_and_append_matches_torch(monkeypatch, normed, turned):
     torch.manual_seed(0)
     rows, heads, groups, width = 5, 6, 2, 10
     qkv = torch.randn(rows, (heads + 2 * groups) * width)
@@ -165,7 +165,7 @@ def test_queries_and_keys_are_torchs(monkeypatch, normed, turned):
 
 
 @needs_compiler
-def test_a_sum_and_its_norm():
+def test_add_norm_matches_torch():
     torch.manual_seed(0)
     x, delta, weight = torch.randn(7, 33), torch.randn(7, 33), torch.rand(33)
     y, total = compiled_ops.add_norm(x, delta, weight, 1e-5)
@@ -174,7 +174,7 @@ def test_a_sum_and_its_norm():
     torch.testing.assert_close(y.double(), exactly, rtol=1e-6, atol=1e-7)
 
 
-def test_without_a_compiler_torch_does_it(monkeypatch):
+def test_torch_serves_without_a_compiler(monkeypatch):
     given = layer(3, 6, 3, 16, 4)
     monkeypatch.setenv("PATH", "")
     compiled_ops._library.cache_clear()
@@ -186,7 +186,7 @@ def test_without_a_compiler_torch_does_it(monkeypatch):
         compiled_ops._library.cache_clear()
 
 
-def test_others_stay_with_torch():
+def test_torch_serves_other_inputs():
     q, stored, *_ = layer(2, 4, 2, 8, 4)
     assert not compiled_ops.suits(q.half(), stored.keys)
     assert not compiled_ops.suits(q.transpose(0, 1), stored.keys)

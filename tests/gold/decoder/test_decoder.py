@@ -25,7 +25,7 @@ def test_cached_equals_uncached_in_any_cut(decoder, cut):
     assert relative(logits[0], whole) <= 1e-5
 
 
-def test_rows_of_different_lengths_do_not_meet(decoder):
+def test_rows_of_different_lengths_are_independent(decoder):
     rows = [ids(9, 1), ids(1, 2), ids(14, 3)]
     together = decoder.step(rows, [decoder.new_cache() for _ in rows])
     for row, logits in zip(rows, together, strict=True):
@@ -33,7 +33,7 @@ def test_rows_of_different_lengths_do_not_meet(decoder):
         assert relative(logits, alone[0]) <= 1e-5
 
 
-def test_a_fork_goes_its_own_way(make):
+def test_forks_are_independent(make):
     decoder = make("llama")
     cache = decoder.new_cache()
     decoder.step([ids(5)], [cache])
@@ -47,11 +47,11 @@ def test_a_fork_goes_its_own_way(make):
 
 def test_bad_tokens_and_lengths_are_refused(make):
     decoder = make("llama")
-    with pytest.raises(ShapeError, match=r"rows \(B, T\), got \(3,\)"):
+    with pytest.raises(ShapeError, match=r"shape \(B, T\), got \(3,\)"):
         decoder(torch.tensor([1, 2, 3]))
     with pytest.raises(RangeError, match="at least one new token"):
         decoder.step([[]], [decoder.new_cache()])
-    with pytest.raises(RangeError, match="outside the vocabulary of 23"):
+    with pytest.raises(RangeError, match="below the vocabulary of 23"):
         decoder.step([[23]], [decoder.new_cache()])
-    with pytest.raises(RangeError, match="65 positions are more than the model's 64"):
+    with pytest.raises(RangeError, match="the model has 64 positions, got 65"):
         decoder.step([[1] * 65], [decoder.new_cache()])

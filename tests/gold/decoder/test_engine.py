@@ -1,4 +1,4 @@
-"""Continuous batching: whoever comes and goes, each request gets what it gets alone."""
+"""Continuous batching: each request gets the answer that it gets alone."""
 
 import random
 
@@ -34,7 +34,7 @@ def test_greedy_is_the_uncached_argmax(decoder):
     assert generate(decoder, PROMPTS, max_new_tokens=9) == expected
 
 
-def test_rows_never_meet(decoder):
+def test_rows_of_a_batch_are_independent(decoder):
     """A batch of ragged prompts gives each row what it gets alone, however many run at once."""
     alone = [
         generate(decoder, [prompt], max_new_tokens=9, sampling=way)[0]
@@ -66,11 +66,11 @@ def come_and_go(decoder, ahead):
         assert answers[number] == generate(decoder, [prompt], **options)[0]
 
 
-def test_requests_that_come_and_go_get_what_they_get_alone(decoder):
+def test_concurrent_requests_get_the_answers_they_get_alone(decoder):
     come_and_go(decoder, 1)
 
 
-def test_steps_that_run_ahead_of_what_is_read_change_nothing(make):
+def test_running_ahead_changes_nothing(make):
     """As on a GPU."""
     come_and_go(make("llama"), 5)
 
@@ -124,7 +124,7 @@ def test_stop_strings_end_a_row_wherever_they_lie(make):
     assert "".join(token.text for token in whole) == text
 
 
-def test_a_cancelled_request_leaves_its_pages(make):
+def test_a_cancelled_request_frees_its_pages(make):
     decoder = make("llama")
     engine = Engine(decoder, rows=1, pages=4, page_size=8)
     first, second = (engine.add([1, 2], max_new_tokens=9) for _ in range(2))
@@ -167,19 +167,19 @@ BROKEN_NUMBERS = [
 
 
 @pytest.mark.parametrize(("arguments", "sentence"), BROKEN_NUMBERS)
-def test_what_is_no_integer_is_refused_with_a_sentence(make, arguments, sentence):
+def test_non_integers_are_refused_with_a_sentence(make, arguments, sentence):
     with pytest.raises(DTypeError, match=sentence):
         generate(make("llama"), **{"prompts": [[1]], "max_new_tokens": 8, **arguments})
 
 
-def test_what_cannot_run_is_refused_when_it_is_added(make):
+def test_requests_that_can_never_run_are_refused(make):
     decoder = make("llama")
     engine = Engine(decoder, rows=2, pages=2, page_size=4)
     with pytest.raises(MemoryError, match="needs 3 pages, the pool has 2"):
         engine.add([1] * 5, max_new_tokens=5)
     with pytest.raises(RangeError, match="max_new_tokens"):
         engine.add([1], max_new_tokens=0)
-    with pytest.raises(RangeError, match="a way to decode"):
+    with pytest.raises(RangeError, match="stop_texts need decode"):
         engine.add([1], max_new_tokens=1, stop_texts=["x"])
     assert not engine.is_busy
     with pytest.raises(RangeError, match="at least one row"):
@@ -193,7 +193,7 @@ def test_what_cannot_run_is_refused_when_it_is_added(make):
     assert counts == [1] * 15
 
 
-def test_logits_that_are_nan_cost_one_request_only(make):
+def test_nan_logits_fail_one_request_only(make):
     """Token 9 breaks the model; the other rows do not notice."""
     decoder = make("llama")
     decoder.embedding.weight[9] = float("nan")
@@ -238,7 +238,7 @@ def answers(decoder, prompts, **options):
 
 @pytest.mark.parametrize("share", [False, True])
 @pytest.mark.parametrize("bits", BITS)
-def test_a_prompt_that_is_nan_costs_one_request_only(make, bits, share):
+def test_a_nan_prompt_fails_one_request_only(make, bits, share):
     """Whatever pages hold."""
     decoder = make("llama")
     prompts = [[1, 2, 3], [1, 9, 3, 4, 5], [4, 5], [6]]
@@ -251,7 +251,7 @@ def test_a_prompt_that_is_nan_costs_one_request_only(make, bits, share):
 
 @pytest.mark.parametrize("share", [False, True])
 @pytest.mark.parametrize("bits", BITS)
-def test_a_token_that_is_nan_costs_those_who_say_it_only(make, bits, share):
+def test_a_nan_token_fails_only_requests_that_choose_it(make, bits, share):
     decoder = make("llama")
     prompts = [[1, 2, 3], [8, 4, 11], [4, 5]]
     expected, _ = answers(decoder, prompts, bits=bits, share_prefixes=share)
@@ -268,7 +268,7 @@ def test_a_token_that_is_nan_costs_those_who_say_it_only(make, bits, share):
     assert len(sentences) == sum(length < 6 for length in lengths)
 
 
-def test_each_request_that_is_nan_has_a_sentence_of_its_own(make):
+def test_each_failing_request_raises_its_own_error(make):
     decoder = make("llama")
     prompts = [[1, 9], [1, 2, 3], [9]]
     expected, _ = answers(decoder, prompts)
@@ -281,7 +281,7 @@ def test_each_request_that_is_nan_has_a_sentence_of_its_own(make):
     ]
 
 
-def test_a_text_that_cannot_be_decoded_costs_one_request_only(make):
+def test_a_failing_decode_fails_one_request_only(make):
     decoder = make("llama")
     expected, _ = answers(decoder, [[1, 2], [3], [4, 5]])
     unknown = expected[1][1]
@@ -301,7 +301,7 @@ def test_a_text_that_cannot_be_decoded_costs_one_request_only(make):
     assert sentences == [f"decoding the text of request 1: KeyError({unknown})"]
 
 
-def test_nothing_more_is_heard_of_a_cancelled_request(make):
+def test_a_cancelled_request_returns_no_more_tokens(make):
     """Not of what it had said when another broke, and not that it broke itself."""
     decoder = make("llama")
     decoder.embedding.weight[9] = float("nan")
@@ -316,7 +316,7 @@ def test_nothing_more_is_heard_of_a_cancelled_request(make):
 
 
 @pytest.mark.parametrize("bits", BITS)
-def test_pages_in_front_of_what_is_nan_are_not_shared(make, bits):
+def test_pages_of_a_nan_prompt_are_not_shared(make, bits):
     """The page of 1 … 4 is whole, but computed beside NaN."""
     decoder = make("llama")
     decoder.embedding.weight[9] = float("nan")
@@ -344,7 +344,7 @@ class Failing:
 
 @pytest.mark.parametrize("ahead", [1, 5])
 @pytest.mark.parametrize("failing", ["prefill", "decoding"])
-def test_a_step_that_fails_loses_no_request_no_token_and_no_page(make, failing, ahead):
+def test_a_failing_step_loses_nothing(make, failing, ahead):
     """One request runs, two are about to enter, in their order."""
     decoder = make("llama")
     engine = Engine(decoder, rows=3, pages=24, page_size=4)
@@ -381,7 +381,7 @@ NO_INTEGERS = [
 
 
 @pytest.mark.parametrize(("changes", "sentence"), NO_INTEGERS)
-def test_what_is_no_integer_is_refused_when_it_is_added(make, changes, sentence):
+def test_non_integers_are_refused_when_added(make, changes, sentence):
     engine = Engine(make("llama"), rows=2, pages=8, page_size=4)
     with pytest.raises(DTypeError, match=sentence):
         engine.add(**{"prompt": [1, 2], "max_new_tokens": 3, **changes})
@@ -389,7 +389,7 @@ def test_what_is_no_integer_is_refused_when_it_is_added(make, changes, sentence)
 
 
 @pytest.mark.parametrize("made", [np.array, torch.tensor, tuple, lambda x: list(torch.tensor(x))])
-def test_integers_are_taken_from_whoever_made_them(make, made):
+def test_integers_of_any_library_are_accepted(make, made):
     engine = Engine(make("llama"), rows=2, pages=8, page_size=4)
     engine.add(made([1, 2, 3]), max_new_tokens=np.int64(4), stop_ids=made([22]))
     engine.add([1, 2, 3], max_new_tokens=4, stop_ids=[22])

@@ -87,7 +87,7 @@ def one_layer(name, vocabulary=SIZES["vocab_size"]):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_captured_generation_is_the_cpus(family):
+def test_captured_generation_matches_the_cpu(family):
     decoder = random_decoder(FAMILIES[family])
     options = {"max_new_tokens": STEPS, "stop_ids": [5]}
     expected = generate(decoder, PROMPTS, **options)
@@ -96,7 +96,7 @@ def test_captured_generation_is_the_cpus(family):
 
 @pytest.mark.parametrize("policy", ["canonical", "hf", "vllm"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_captured_searches_are_the_cpus(family, policy):
+def test_captured_searches_match_the_cpu(family, policy):
     decoder = random_decoder(FAMILIES[family])
     options = {"beam_width": 4, "max_new_tokens": STEPS, "eos_id": [4, 11], "policy": policy}
     expected = beams.search(decoder, PROMPTS, **options)
@@ -107,7 +107,7 @@ def test_captured_searches_are_the_cpus(family, policy):
             assert one.score == pytest.approx(other.score, rel=1e-5)
 
 
-def test_later_batches_of_a_search_are_captured_from_their_prompts_on(monkeypatch):
+def test_the_prompt_pass_is_captured_from_the_second_batch_on(monkeypatch):
     """The first batch is run, the second recorded, others replayed; long ones are always run."""
     decoder = random_decoder(FAMILIES["llama"])
     rules = {"beam_width": 3, "max_new_tokens": 6, "eos_id": 4}
@@ -128,7 +128,7 @@ def test_later_batches_of_a_search_are_captured_from_their_prompts_on(monkeypatc
         assert len(passes) == ran  # the first, two rehearsals and the recording; or every batch
 
 
-def test_a_search_goes_on_when_tails_are_long():
+def test_a_search_continues_into_long_tails():
     """Steps with long tails are another graph, captured when the first of them comes."""
     decoder = random_decoder(FAMILIES["llama"])
     options = {"beam_width": 3, "max_new_tokens": SHORT_TAIL + 20, "eos_id": 4, "policy": "vllm"}
@@ -140,7 +140,7 @@ def test_a_search_goes_on_when_tails_are_long():
     ]
 
 
-def test_one_beam_sees_its_prompt():
+def test_one_beam_attends_to_its_prompt():
     decoder = random_decoder(FAMILIES["llama"])
     options = {"beam_width": 1, "max_new_tokens": STEPS, "eos_id": 4}
     expected = beams.search(decoder, PROMPTS, **options)
@@ -150,7 +150,7 @@ def test_one_beam_sees_its_prompt():
     ]
 
 
-def test_wide_beams_take_the_way_of_torch():
+def test_wide_beams_run_in_torch():
     """More candidates than one program compares."""
     decoder = random_decoder(FAMILIES["llama"])
     options = {"beam_width": 20, "max_new_tokens": 6, "eos_id": 4}
@@ -241,8 +241,8 @@ def test_the_likeliest_tokens_of_many_rows_and_a_small_vocabulary():
     active = torch.ones(rows, dtype=torch.bool, device=DEVICE)
     given = DecodeBatch(ids, positions, active, table, 16, table, 16, positions)
     expected = forward.logits(given).argmax(dim=-1)
-    forward.compact._place.fill_(-7)
-    forward.compact.pick(given, made, tokens, history)
+    forward.fused._place.fill_(-7)
+    forward.fused.pick(given, made, tokens, history)
     assert torch.equal(tokens, expected)
 
 
@@ -289,7 +289,7 @@ def test_a_layer_of_beams_against_float64(shape, tail, dtype):
 
 
 @pytest.mark.parametrize("rows", [8, 64])
-def test_candidates_from_the_heads_maxima_are_those_of_the_logits(rows):
+def test_candidates_from_group_maxima_match_the_logits(rows):
     """Ties and a row without a softmax too."""
     with torch.device(DEVICE):
         decoder = one_layer("254M", vocabulary=20_004).bfloat16()
@@ -315,7 +315,7 @@ def test_candidates_from_the_heads_maxima_are_those_of_the_logits(rows):
 @pytest.mark.parametrize("family", ["llama", "mistral"])
 @pytest.mark.parametrize("bits", [8, 4, "fp8"])
 @pytest.mark.parametrize("pages", [1, 60])
-def test_a_row_without_a_code_is_nan_for_its_own_sequence_only(pages, bits, family, value, side):
+def test_unquantisable_rows_are_nan_for_their_sequence_only(pages, bits, family, value, side):
     """One number of row 1 of sequence 0 is broken, as a key or as a value; heads of 32 and 24."""
     config = from_dict(FAMILIES[family])
     numbers = torch.Generator(DEVICE).manual_seed(1)
@@ -343,7 +343,7 @@ def test_a_row_without_a_code_is_nan_for_its_own_sequence_only(pages, bits, fami
 
 
 @pytest.mark.parametrize("bits", [None, 8, 4, "fp8"])
-def test_a_prompt_that_is_nan_costs_one_request_only(bits):
+def test_a_nan_prompt_fails_one_request_only(bits):
     decoder = random_decoder(FAMILIES["llama"]).to(DEVICE)
 
     def answers(prompts):

@@ -34,7 +34,7 @@ def plain(decoder, prompt, tokens):
     return decoder(torch.tensor([prompt + tokens]))[0, -1]
 
 
-def test_the_pool_is_a_cache_like_any_other(decoder):
+def test_a_pool_serves_as_a_cache(decoder):
     pool = pool_of(decoder)
     sequence = pool.open()
     for piece in ([3, 1, 4], [1], [5, 9, 2, 6, 5]):
@@ -54,7 +54,7 @@ def test_the_pool_is_a_cache_like_any_other(decoder):
     assert pool.book.free_pages == 24
 
 
-def test_static_logits_are_the_plain_ones(decoder):
+def test_graphed_logits_match_the_readable_path(decoder):
     pool = pool_of(decoder)
     rows = opened(decoder, pool, PROMPTS)
     step = GraphedStep(decoder, pool, rows=4, pages=8)
@@ -70,7 +70,7 @@ def test_static_logits_are_the_plain_ones(decoder):
 
 
 @pytest.mark.parametrize("window", [None, 5])
-def test_one_query_a_row_is_paged_attention(window):
+def test_decode_attention_is_paged_attention(window):
     """Ragged rows, scattered pages, and two rows whose shared beginning is read once."""
     torch.manual_seed(0)
     keys, values = torch.randn(2, 9 * 4, 2, 6)
@@ -85,7 +85,7 @@ def test_one_query_a_row_is_paged_attention(window):
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_shared_beginnings_are_found(monkeypatch):
+def test_shared_prefixes_are_found(monkeypatch):
     monkeypatch.setattr(graphed_step, "WORTH_SHARING", 2)
     tables = [[1, 2, 3, 4], [1, 2, 3, 5], [1, 2, 9, 6], [7, 8], [7, 8], [0]]
     assert _shared_prefixes(tables, [3, 3, 3, 1, 1, 0]) == [SharedPrefix(0, 3, 2)]
@@ -98,7 +98,7 @@ def test_shared_beginnings_are_found(monkeypatch):
     assert _shared_prefixes([], []) == []
 
 
-def test_buffers_move_on_by_themselves(decoder):
+def test_buffers_advance_by_themselves(decoder):
     """Many steps after one load, against a load before every step."""
     pools = [pool_of(decoder) for _ in range(2)]
     both = [opened(decoder, pool, PROMPTS) for pool in pools]
@@ -115,7 +115,7 @@ def test_buffers_move_on_by_themselves(decoder):
             row.advance(1)
 
 
-def test_joined_weights_are_the_decoders_own(make):
+def test_joined_weights_share_memory_with_the_decoder(make):
     """Nothing is kept twice, and the plain path reads the same numbers."""
     decoder = make("qwen3")
     before = decoder(torch.tensor([[1, 2, 3]]))
@@ -127,7 +127,7 @@ def test_joined_weights_are_the_decoders_own(make):
 
 
 @pytest.mark.parametrize(("bits", "most"), [(8, 0.02), (4, 0.3), ("fp8", 0.08)])
-def test_steps_on_codes_stay_near_the_plain_ones(make, bits, most):
+def test_quantised_steps_stay_close_to_dense_ones(make, bits, most):
     """The prompt's pages and the step's own hold codes; forks copy their scales too."""
     decoder = make("llama", head_dim=8)
     pool = Pool(decoder.config, 24, 4, torch.float32, decoder.device, bits)
@@ -144,7 +144,7 @@ def test_steps_on_codes_stay_near_the_plain_ones(make, bits, most):
     assert 0 < error <= most
 
 
-def test_an_engine_serves_from_codes(make):
+def test_an_engine_runs_on_quantised_pages(make):
     decoder = make("qwen3")
     engines = [Engine(decoder, rows=2, pages=16, page_size=4, bits=bits) for bits in (None, 8)]
     said = []
@@ -154,7 +154,7 @@ def test_an_engine_serves_from_codes(make):
         said.append([token[:2] for _ in range(12) if engine.is_busy for token in engine.step()])
     assert len(said[0]) == len(said[1]) == 12
     assert engines[1].pool.nbytes() < engines[0].pool.nbytes()
-    with pytest.raises(RangeError, match="stores 8, 4 or 'fp8' bits"):
+    with pytest.raises(RangeError, match="bits must be 8, 4, 'fp8' or None, got 5"):
         Engine(decoder, bits=5)
 
 
@@ -175,7 +175,7 @@ def test_weights_are_joined_once(make):
         torch.testing.assert_close(step.logits()[0], expected, rtol=1e-4, atol=1e-4)
 
 
-def test_sixteen_bit_steps_stay_near_the_plain_ones(make):
+def test_sixteen_bit_steps_stay_close_to_the_readable_path(make):
     decoder = make("llama").to(torch.bfloat16)
     pool = pool_of(decoder)
     rows = opened(decoder, pool, PROMPTS)
@@ -190,17 +190,17 @@ def test_too_many_rows_or_pages_are_refused(make):
     decoder = make("llama")
     pool = pool_of(decoder)
     rows = opened(decoder, pool, PROMPTS)
-    with pytest.raises(RangeError, match="3 rows are more than 2"):
+    with pytest.raises(RangeError, match="at most 2 rows fit, got 3"):
         GraphedStep(decoder, pool, 2, 8).load([StepRow(row, 1, 0) for row in rows])
-    with pytest.raises(RangeError, match="5 pages, there is room for 2"):
+    with pytest.raises(RangeError, match="at most 2 pages a row fit, got 5"):
         GraphedStep(decoder, pool, 2, 2).load([StepRow(rows[0], 1, 0)])
-    with pytest.raises(RangeError, match="needs pages"):
+    with pytest.raises(RangeError, match="pages and page_size must be"):
         Pool(decoder.config, 0, 4, torch.float32, decoder.device)
 
 
 @pytest.mark.needs_gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_captured_steps_are_the_eager_ones(make):
+def test_captured_steps_match_eager_ones(make):
     """Greedy tokens and sampled ones from a replayed graph, against the CPU."""
     tokens = {}
     for place in ("cpu", "cuda"):

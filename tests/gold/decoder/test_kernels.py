@@ -29,7 +29,7 @@ def test_interpreted_kernels_agree_with_torch(tmp_path, run_script):
             assert entry["untouched"] == 20 - (entry["rows"] - 1), entry
 
 
-def test_the_interpreted_short_step_is_the_fused_one(tmp_path, run_script):
+def test_interpreted_fused_step_matches_torch(tmp_path, run_script):
     run_script(HERE / "interpret_step.py", tmp_path, TRITON_INTERPRET="1")
     found = json.loads((tmp_path / "step.json").read_text())
     assert found["error"] <= 2e-6
@@ -46,7 +46,7 @@ def test_kernels_compile_for_hopper(tmp_path, run_script):
 
 
 @pytest.mark.parametrize("few", [True, pytest.param(False, marks=pytest.mark.full)])
-def test_every_cut_of_the_short_step_compiles_for_hopper(tmp_path, run_script, few):
+def test_every_tile_config_of_the_step_compiles_for_hopper(tmp_path, run_script, few):
     environment = {"FEW": "1"} if few else {}
     run_script(HERE / "compile_step.py", tmp_path, TRITON_INTERPRET="0", **environment)
     compiled = json.loads((tmp_path / "step.json").read_text())
@@ -54,7 +54,7 @@ def test_every_cut_of_the_short_step_compiles_for_hopper(tmp_path, run_script, f
     assert all(entry["shared"] <= 232448 for entry in compiled), compiled
 
 
-def test_the_torch_twin_norms_turns_and_stores():
+def test_rope_and_append_in_torch():
     """Against the norm's oracle and the plain rotation, head by head."""
     torch.manual_seed(0)
     rows, heads, groups, width = 3, 4, 2, 8
@@ -80,7 +80,7 @@ def test_the_torch_twin_norms_turns_and_stores():
     assert not values[1:5].any()
 
 
-def test_more_query_heads_than_a_tile_holds_are_left_to_the_other_path(make):
+def test_more_query_heads_than_a_tile_holds_run_in_torch(make):
     """Heads from the seventeenth on would keep what their memory held before."""
     from trapline.gold.decoder.fused_step import suits
 
@@ -89,7 +89,7 @@ def test_more_query_heads_than_a_tile_holds_are_left_to_the_other_path(make):
     assert not suits(make("llama", num_attention_heads=32, **one_key))
 
 
-def test_the_smallest_matrices_ask_for_a_whole_line_ahead():
+def test_small_matrices_prefetch_a_whole_cache_line():
     from trapline.gold.decoder.tile_config import TileConfig, tile_constants
 
     same = {"even": True, "outputs": 32, "inputs": 32, "precision": "tf32", "early": True}

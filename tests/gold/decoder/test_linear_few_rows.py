@@ -41,7 +41,7 @@ def test_threads_share_the_outputs():
 
 
 @needs_compiler
-def test_rows_do_not_depend_on_their_neighbours():
+def test_rows_are_independent():
     """An answer is the same in every batch that has the compiled product."""
     x, weight = both(8, 43, 70)
     whole = linear_few_rows.linear(x, weight)
@@ -49,7 +49,7 @@ def test_rows_do_not_depend_on_their_neighbours():
         assert torch.equal(linear_few_rows.linear(x[:count], weight), whole[:count])
 
 
-def test_views_are_read_where_they_lie():
+def test_views_are_supported():
     x, weight = both(6, 24, 48)
     assert torch.equal(
         linear_few_rows.linear(x[:, ::2], weight[:12, :24].contiguous()),
@@ -59,7 +59,7 @@ def test_views_are_read_where_they_lie():
     torch.testing.assert_close(linear_few_rows.linear(x, turned), functional.linear(x, weight))
 
 
-def test_torch_does_the_rest():
+def test_torch_serves_other_row_counts_and_dtypes():
     x, weight = both(4, 6, 8)
     bias = torch.arange(6.0)
     assert torch.equal(linear_few_rows.linear(x, weight, bias), functional.linear(x, weight, bias))
@@ -70,7 +70,7 @@ def test_torch_does_the_rest():
     torch.testing.assert_close(weight.grad, x.sum(0).expand(6, 8))
 
 
-def test_without_a_compiler_there_is_torch(monkeypatch):
+def test_torch_serves_without_a_compiler(monkeypatch):
     monkeypatch.setenv("PATH", "")
     linear_few_rows._library.cache_clear()
     try:

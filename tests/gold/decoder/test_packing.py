@@ -31,7 +31,7 @@ def alone(decoder, cache, *texts):
 
 
 @pytest.mark.parametrize("bits", [None, 8])
-def test_sequences_of_several_pools_are_as_if_alone(make, bits):
+def test_sequences_of_several_pools_are_independent(make, bits):
     decoder = make("llama")
     one, other = pool_for(decoder, bits), pool_for(decoder, bits)
     caches = [one.open(), one.open(), other.open(), decoder.new_cache()]
@@ -46,7 +46,7 @@ def test_sequences_of_several_pools_are_as_if_alone(make, bits):
     assert [cache.length for cache in caches] == [6, 3, 3, 2]
 
 
-def test_prompts_of_one_pool_are_stored_all_at_once(make, monkeypatch):
+def test_prompts_of_one_pool_are_stored_together(make, monkeypatch):
     decoder, stored = make("llama"), []
     put = StoredLayer.put
     monkeypatch.setattr(StoredLayer, "put", lambda *given: (stored.append(1), put(*given))[1])
@@ -55,7 +55,7 @@ def test_prompts_of_one_pool_are_stored_all_at_once(make, monkeypatch):
     assert len(stored) == decoder.config.layers
 
 
-def test_a_pool_that_is_full_leaves_every_sequence_as_it_was(make):
+def test_a_full_pool_changes_no_sequence(make):
     decoder = make("llama")
     pool = pool_for(decoder, pages=3)
     caches = [pool.open() for _ in FIRST]
@@ -69,7 +69,7 @@ def test_a_pool_that_is_full_leaves_every_sequence_as_it_was(make):
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_a_pass_that_ends_half_way_leaves_nothing_in_a_cache(make):
+def test_a_failed_pass_leaves_nothing_in_a_cache(make):
     """The second sequence does not fit; the first has rows of one layer then, and goes on."""
     decoder = make("llama")
     cache = cache_for(decoder, "paged")
@@ -82,7 +82,7 @@ def test_a_pass_that_ends_half_way_leaves_nothing_in_a_cache(make):
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_a_pass_after_a_whole_one_cuts_nothing_off(make, monkeypatch):
+def test_a_pass_after_a_complete_one_keeps_everything(make, monkeypatch):
     """To cut is to copy where rows are dense: a step must not pay for all before it."""
     decoder = make("llama")
     cache = cache_for(decoder, "dense")

@@ -16,7 +16,7 @@ def stored(make, bits):
 
 
 @pytest.mark.parametrize("bits", BITS)
-def test_rows_are_stored_as_paged_append_does(make, bits):
+def test_rows_are_stored_as_by_paged_append(make, bits):
     rows = torch.randn(2, 5, 2, 4, generator=torch.Generator().manual_seed(1))
     rows[0, 2, 1] = 0.0
     mine, other = stored(make, bits), stored(make, bits)
@@ -31,7 +31,7 @@ def test_rows_are_stored_as_paged_append_does(make, bits):
 @pytest.mark.parametrize("side", [0, 1])
 @pytest.mark.parametrize("value", BROKEN)
 @pytest.mark.parametrize("bits", BITS)
-def test_a_row_without_a_code_is_nan_for_its_own_sequence_only(make, bits, value, side):
+def test_unquantisable_rows_are_nan_for_their_sequence_only(make, bits, value, side):
     """Row 1 of sequence 0 is broken in one head, as a key or as a value."""
     rows = torch.randn(2, 8, 2, 4, generator=torch.Generator().manual_seed(1))
     whole, broken = stored(make, bits), stored(make, bits)

@@ -39,7 +39,7 @@ WAYS = [
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_draws_follow_the_law(way, monkeypatch):
+def test_samples_follow_the_distribution(way, monkeypatch):
     """20 000 draws: each frequency within 5.5 standard deviations, a false alarm of 1 in 10⁷."""
     monkeypatch.setattr(sampling, "NUCLEUS", 4)
     logits = np.array([1.0, 0.0, -1.0, 2.0, -np.inf, 1.5, 0.3])
@@ -74,7 +74,7 @@ def test_greedy_takes_the_lower_of_equals():
     assert TokenSampler(mixed, 3, logits.device)(logits, torch.zeros(2).long()).tolist() == [1, 0]
 
 
-def test_what_has_no_softmax_gives_no_token():
+def test_rows_without_a_softmax_give_no_token():
     inf = float("inf")
     logits = torch.tensor([[0.0, float("nan")], [0.0, inf], [-inf, -inf], [0.0, -inf]])
     for way, last in ((Sampling(), 0), (Sampling(1.0, seed=3), 0)):
@@ -111,8 +111,8 @@ def test_bad_sampling_is_refused(wrong):
 
 
 @pytest.mark.parametrize("temperature", [5e-324, 1e-39, 9.9e-31])
-def test_a_temperature_that_nothing_can_be_divided_by_is_refused(temperature):
-    with pytest.raises(RangeError, match="is too small: 0 is greedy"):
+def test_tiny_temperatures_are_refused(temperature):
+    with pytest.raises(RangeError, match=r"must be 0 \(greedy\) or at least"):
         Sampling(temperature)
 
 
@@ -123,7 +123,7 @@ def test_the_smallest_temperature_chooses_like_greedy():
 
 
 @pytest.mark.parametrize("wrong", [{"top_k": 2.5}, {"seed": 1.5}, {"seed": None}])
-def test_what_is_no_integer_is_refused_before_a_batch_has_it(wrong):
+def test_non_integer_settings_are_refused(wrong):
     with pytest.raises(DTypeError, match="must be an integer"):
         Sampling(1.0, **wrong)
 
@@ -135,7 +135,7 @@ def test_any_integer_is_a_seed():
     assert len(set(chosen[:3])) == 1
 
 
-def test_integers_may_be_tensors_of_one():
+def test_integers_may_be_scalar_tensors():
     assert Sampling(1.0, top_k=torch.tensor(5), seed=torch.tensor(7)).top_k == 5
     with pytest.raises(DTypeError, match="top_k must be an integer, got Tensor"):
         Sampling(1.0, top_k=torch.tensor(2.5))

@@ -45,7 +45,7 @@ def test_each_node_sees_its_own_branch_only(decoder):
         torch.testing.assert_close(logits[node], alone, rtol=1e-5, atol=1e-5)
 
 
-def test_a_kept_path_continues_as_if_there_had_been_no_tree(decoder):
+def test_a_kept_path_continues_like_a_plain_sequence(decoder):
     cache, _ = through_tree(decoder)
     accepted = path(5)
     cache.keep([*range(len(PREFIX)), *(len(PREFIX) + node for node in accepted)])
@@ -55,7 +55,7 @@ def test_a_kept_path_continues_as_if_there_had_been_no_tree(decoder):
     torch.testing.assert_close(logits[0], decoder(torch.tensor([whole]))[0, -1], atol=1e-5, rtol=0)
 
 
-def test_features_are_the_stream_after_each_layer(decoder):
+def test_features_are_the_outputs_of_layers(decoder):
     """The last layer's, normed, is what the head reads; and they come in the order asked for."""
     last, first = decoder.run([PREFIX], [decoder.new_cache()], features=[1, 0]).features
     hidden = decoder.run([PREFIX], [decoder.new_cache()]).last
@@ -68,11 +68,11 @@ def test_masks_and_positions_that_do_not_fit_are_refused(make):
     cache = decoder.new_cache()
     with pytest.raises(ShapeError, match=r"expected \(2, 2\)"):
         decoder.run([[1, 2]], [cache], masks=[torch.ones(2, 3, dtype=torch.bool)])
-    with pytest.raises(ShapeError, match="one position"):
+    with pytest.raises(ShapeError, match="one entry a new token"):
         decoder.run([[1, 2]], [cache], positions=[[0]])
-    with pytest.raises(RangeError, match="more than the model's 64"):
+    with pytest.raises(RangeError, match="the model has 64 positions"):
         decoder.run([[1, 2]], [cache], positions=[[0, 64]])
-    with pytest.raises(RangeError, match="features are layers"):
+    with pytest.raises(RangeError, match="features must be layers"):
         decoder.run([[1, 2]], [cache], features=[2])
     assert cache.length == 0
     decoder.run([[1, 2, 3]], [cache])

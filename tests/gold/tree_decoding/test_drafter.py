@@ -355,11 +355,11 @@ def test_checkpoints_round_trip_and_name_what_is_wrong(pair, tmp_path):
         with pytest.raises(RangeError, match=name):
             checkpoint.load(tmp_path)
     (tmp_path / "drafter.json").write_text("[]")
-    with pytest.raises(RangeError, match="holds no configuration"):
+    with pytest.raises(RangeError, match="must hold a JSON object"):
         checkpoint.load(tmp_path)
     (tmp_path / "drafter.json").write_text(json.dumps(written))
     (tmp_path / "drafter.safetensors").write_text("junk")
-    with pytest.raises(RangeError, match="is no safetensors file"):
+    with pytest.raises(RangeError, match="is not a safetensors file"):
         checkpoint.load(tmp_path)
     del written["block"]
     (tmp_path / "drafter.json").write_text(json.dumps(written))

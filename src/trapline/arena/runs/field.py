@@ -6,7 +6,6 @@ A `field.toml` with `gold = true` adds the gold solutions as the entrant `gold`.
 
 import json
 import tomllib
-from dataclasses import replace
 from pathlib import Path
 
 from trapline.arena.challenge import load, load_all
@@ -14,7 +13,7 @@ from trapline.arena.errors import UsageError
 from trapline.arena.judge.intake import ATTEMPT
 from trapline.arena.judge.request import GradeRequest
 
-#: Written beside an answer by the tool that produced it: harness, model, and more.
+#: Written beside an answer by whoever produced it: harness, model, and what else is known.
 RECORD = ".trapline/record.json"
 #: Beside the entrants' folders; may be missing.
 SETTINGS = "field.toml"
@@ -45,6 +44,9 @@ def find_entries(
         for challenge in wanted
         for entry in _entries_of(entrant, challenge)
     ]
+    for entry in entries:
+        if not entry.entrant.isprintable():
+            raise UsageError(f"an entrant's folder has a name that is no text: {entry.entrant!r}")
     if not entries:
         raise UsageError(f"{field} holds no <entrant>/<challenge>/ folder of a challenge to grade")
     with_gold = _wants_gold(field) if gold is None else gold
@@ -69,15 +71,12 @@ def _wants_gold(field: Path) -> bool:
 
 
 def _refuse_misspelt(field: Path) -> None:
-    """Refuses an answer to an unknown challenge, which would otherwise be skipped silently."""
+    """An answer to a challenge that does not exist would be passed over in silence."""
     for solution in sorted(field.glob("[!.]*/[!.]*/solution.py")):
         folder = solution.parent
         if folder.name not in load_all():
             known = ", ".join(load_all())
-            raise UsageError(
-                f"{printable_name(str(folder))} does not carry the name of a challenge; "
-                f"the challenges are: {known}"
-            )
+            raise UsageError(f"{folder} is no challenge's folder; there are: {known}")
 
 
 def _entries_of(entrant: Path, challenge: str) -> list[GradeRequest]:
@@ -93,24 +92,14 @@ def _entries_of(entrant: Path, challenge: str) -> list[GradeRequest]:
         raise UsageError(f"{folder} holds two first attempts: solution.py and attempt-1")
     if not attempts or (folder / "solution.py").is_file():
         attempts[1] = folder
-    name = printable_name(entrant.name)
-    entries = [
-        GradeRequest(name, challenge, number, path, *_origin(path))
+    return [
+        GradeRequest(entrant.name, challenge, number, path, *_origin(path))
         for number, path in sorted(attempts.items())
     ]
-    if name == entrant.name:
-        return entries
-    trouble = "the name of the entrant's folder cannot be printed; rename the folder"
-    return [replace(entry, trouble=trouble) for entry in entries]
-
-
-def printable_name(name: str) -> str:
-    """The name with escapes for control characters and for bytes that are not UTF-8."""
-    return name if name.isprintable() else name.encode("unicode_escape").decode()
 
 
 def _origin(folder: Path) -> tuple[str, str, str]:
-    """Harness, model and trouble, as far as the record beside the answer gives them."""
+    """Harness, model and trouble, as far as somebody wrote them down."""
     try:
         record = json.loads((folder / RECORD).read_text())
         trouble = record.get("reason", "") if record.get("status") == "infra_error" else ""

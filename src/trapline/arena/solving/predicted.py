@@ -1,4 +1,4 @@
-"""Fills workspaces from patches: SWE-bench-style predictions."""
+"""Answers that exist already as patches: SWE-bench-style predictions fill workspaces."""
 
 import time
 from dataclasses import dataclass
@@ -20,14 +20,14 @@ class PatchSolver:
     model: str
     patches: dict[tuple[str, int], str]
     harness: str = "predictions"
-    #: The patches cost nothing here.
+    #: Who wrote them was paid elsewhere.
     tells_cost: bool = False
 
     def version(self) -> str:
         return "1"
 
     def solve(self, assignment: Assignment) -> Outcome:
-        """A patch that does not apply or leaves the workspace counts as no answer."""
+        """A patch that does not apply, or leads out of the workspace, is no answer."""
         started = time.monotonic()
         patch = self.patches[assignment.challenge.id, assignment.attempt]
         starter = read_starter(assignment.challenge)
@@ -60,5 +60,5 @@ def assign_predictions(
 
 
 def entrant_of(model: str) -> str:
-    """The folder name of a model: slashes and colons become hyphens."""
+    """A folder's name out of a model's: a slash or a colon becomes a hyphen."""
     return check_entrant(model.replace("/", "-").replace(":", "-"))

@@ -26,7 +26,7 @@ Outcome = tuple[str, str, FinalMetrics, float]
 
 @dataclass(frozen=True)
 class Price:
-    """US dollars per million tokens; with unknown prices the cost is unknown."""
+    """US dollars a million tokens; unknown prices make an unknown cost."""
 
     input_usd: float | None = None
     output_usd: float | None = None
@@ -43,7 +43,7 @@ class Price:
 
 @dataclass(frozen=True)
 class EndpointSolver:
-    """One request, or a bounded loop in which the model sees the results of its own tests."""
+    """One-shot, or a bounded loop in which the model sees how its own tests went."""
 
     endpoint: Endpoint
     level: Level
@@ -101,7 +101,7 @@ class EndpointSolver:
         return reply
 
     def _take(self, reply: Reply, assignment: Assignment, number: int) -> tuple[str, str, str]:
-        """Status, its reason, and the message for the model's next round."""
+        """Status, its reason, and what to tell the model if it may try once more."""
         last = number + 1 == self.rounds
         try:
             write_files(assignment.workspace, parse_files(reply.text))
@@ -120,14 +120,14 @@ class EndpointSolver:
 
 
 def own_test_feedback(workspace: Path, challenge: Challenge, level: Level) -> str:
-    """The message to the model about its own tests; empty if they pass."""
+    """What the model is told about its own tests; empty when they pass."""
     if not list(workspace.glob("test_*.py")):
         return "There are no tests (test_*.py). Add them."
     tests = OwnTests(workspace, challenge, level)
     try:
         report = tests.run(None, stop_early=False)
     except Violation as violation:
-        return f"Your tests ended their process: {violation}"
+        return f"Your tests took their process down: {violation}"
     finally:
         tests.close()
     if report is None:
@@ -157,7 +157,7 @@ class AgentSolver:
         return agents.probe(self.agent)
 
     def solve(self, assignment: Assignment) -> Outcome:
-        """Runs the agent; an answer counts even if the time limit was reached."""
+        """Lets it work; an answer counts even when its time ran out."""
         log = _log(
             assignment, transcript.Agent(name=self.harness, version="", model_name=self.model)
         )
@@ -168,11 +168,11 @@ class AgentSolver:
         log.add("agent", Redactor().hide_secrets(done.output), metrics)
         totals = log.close()
         if _solution(assignment.workspace) != before:
-            reason = "the time limit was reached" if done.timed_out else ""
+            reason = "its time ran out" if done.timed_out else ""
             return "solved", reason, totals, done.seconds
         if done.code and not done.timed_out:
             raise ArenaError(f"the agent ended with code {done.code}: {done.output[-300:]}")
-        reason = "the time limit was reached" if done.timed_out else "the agent changed nothing"
+        reason = "its time ran out" if done.timed_out else "it changed nothing"
         return "no_answer", reason, totals, done.seconds
 
 

@@ -1,4 +1,4 @@
-"""Changes when cells are graded again, and their possible causes."""
+"""What changed when cells were graded again, and what could have changed it."""
 
 from collections import defaultdict
 from collections.abc import Iterable
@@ -7,7 +7,7 @@ from itertools import pairwise
 from trapline.arena.record import Cell, Record
 from trapline.arena.standings.board import age
 
-#: Fields whose change explains a new grade, and their names in reports.
+#: Fields whose change explains a new grade, and what to call them.
 _CAUSES = (
     ("submission_digest", "the submission changed"),
     ("challenge_digest", "the challenge changed"),
@@ -34,20 +34,20 @@ class Regrade(Record):
     letter_after: str | None
     state_before: str
     state_after: str
-    #: Recorded differences between the two besides the verdict.
+    #: What differs between the two besides the verdict; empty when nothing that we know of does.
     causes: list[str]
-    #: Traps whose outcome changed.
+    #: Traps with another outcome than before.
     traps_changed: list[str]
 
     @property
     def changed(self) -> bool:
-        """Whether score or state changed."""
+        """Whether score or state moved."""
         before, after = (self.score_before, self.state_before), (self.score_after, self.state_after)
         return before != after
 
 
 def history(cells: Iterable[Cell]) -> list[Regrade]:
-    """Each pair of consecutive grades of a cell, oldest first; takes `Store.history()`."""
+    """Every step from one grade of a cell to its next, oldest first; give it `Store.history()`."""
     grades: dict[tuple[str, str, str, int], list[Cell]] = defaultdict(list)
     for cell in cells:
         grades[cell.key].append(cell)

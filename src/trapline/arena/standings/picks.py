@@ -1,4 +1,4 @@
-"""If you could only pick one: nine criteria and their rules."""
+"""If you could only pick one: nine criteria, and the rule behind each pick."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,25 +18,25 @@ from trapline.arena.standings.margin import Margin, lead, leaders, margin
 from trapline.arena.standings.trajectory import by_difficulty
 
 HARD = ("extra hard", "research")
-#: An entrant needs this share of the measurements of the most complete entrant to be picked.
+#: Who was measured on less than this share of what the most complete entrant was is not picked.
 LEAST_SHARE = 0.5
 Values = dict[str, float]
 Difficulty = Mapping[str, str]
 
 
 class Pick(Record):
-    """The pick for one purpose."""
+    """Whom to pick for one purpose."""
 
     criterion: str
     rule: str
-    #: Everyone within the tie band of the best; empty if the rule has no data.
+    #: Everyone within the tie band of the best; empty where the rule found nothing to go by.
     winners: list[str]
     margin: Margin | None
-    #: The deciding figure of everyone considered.
+    #: The figure that decided, for everyone who was considered.
     values: dict[str, float]
-    #: The unit of the figure.
+    #: What the figure is.
     unit: str
-    #: Why there is no pick; empty otherwise.
+    #: Why nobody was picked; empty otherwise.
     why_not: str
 
 
@@ -49,9 +49,9 @@ class _Criterion:
     nothing: str
     #: Differences below this are ties.
     band: float = 1.0
-    #: Whether entrants with too few measurements are left out.
+    #: Who took too little of the field is left out.
     needs_share: bool = True
-    #: A pick needs a figure above this.
+    #: Figures up to this earn no pick.
     above: float = -math.inf
 
 
@@ -175,9 +175,9 @@ CRITERIA = (
     _Criterion(
         "most improved as it gets harder",
         "largest gain in score from one difficulty to the next, by least squares",
-        "points per step",
+        "points a step",
         _improvement,
-        "no entrant measured at two difficulties improves",
+        "nobody who was measured at two difficulties gains",
         above=0.0,
     ),
     _Criterion(

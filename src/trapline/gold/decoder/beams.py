@@ -1,4 +1,4 @@
-"""Beam search on a decoder: beams are forks that share pages, and a prompt is computed once."""
+"""Beam search on a decoder: beams share pages, and each prompt is computed once."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -30,7 +30,7 @@ def search(
     eos_id: int | Iterable[int],
     **options: Any,
 ) -> list[list[Beam]]:
-    """`beam_search` with a decoder as its model; options are the same."""
+    """`beam_search` with a decoder as its model, with the same options."""
     searcher = Searcher(
         decoder, beam_width=beam_width, max_new_tokens=max_new_tokens, eos_id=eos_id, **options
     )
@@ -38,10 +38,10 @@ def search(
 
 
 class Searcher:
-    """`search` by the same rules for one batch after the other.
+    """`search` for one batch after another with the same options.
 
-    Pages, buffers and, on a GPU, what a batch captured serve the next ones too, as long as their
-    prompts have the lengths that it had. The decoder stays as it is meanwhile.
+    Batches with the same prompt lengths share pages, buffers and, on a GPU, captured graphs. The
+    decoder's weights must not change between calls.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Searcher:
     def _model(self, prompts: Sequence[Sequence[int]]) -> "BeamModel | DeviceSearch":
         lengths = [len(prompt) for prompt in prompts]
         if self._kept is None or self._kept[0] != lengths:
-            self._kept = None  # its pages are free before others are asked for
+            self._kept = None  # frees its pages before new ones are allocated
             self._kept = lengths, self._made(prompts, lengths)
         return self._kept[1]
 
@@ -90,17 +90,17 @@ class Searcher:
         self, prompts: Sequence[Sequence[int]], lengths: list[int]
     ) -> "BeamModel | DeviceSearch":
         decoder = self._decoder
-        # One beam has nobody to share a prompt with, and what stays on the device is made for that.
+        # The search on the device is built for beams that share a prompt: it needs at least two.
         if decoder.device.type != "cpu" and self._width > 1:
             return DeviceSearch(decoder, lengths, self._rules)
         return BeamModel(decoder, prompts, self._width, self._new, eos_ids=self._ends)
 
 
 class BeamModel:
-    """The decoder as `beam_search` asks a model with a cache (`start`, `follow`).
+    """The decoder as a model with a cache (`start`, `follow`) for `beam_search`.
 
-    It answers with the candidates that a search of this width and these ends can need, chosen where
-    the logits are. It may be used for one search after the other.
+    Returns only the candidates that a search of this width can need, selected on the device. May be
+    used for one search after another.
     """
 
     def __init__(
@@ -115,11 +115,11 @@ class BeamModel:
         self._decoder = decoder
         vocabulary = decoder.config.vocab
         if not all(0 <= end < vocabulary for end in eos_ids):
-            raise RangeError(f"an end of {list(eos_ids)} is outside a vocabulary of {vocabulary}")
+            raise RangeError(f"eos_id {list(eos_ids)} is outside the vocabulary of {vocabulary}")
         self._ends = torch.tensor(sorted(set(eos_ids)), device=decoder.device)
         self._end_ids = np.array(sorted(set(eos_ids)))
         self._kept = min((1 + len(self._ends)) * max(beam_width, 1), vocabulary)
-        # A prompt's pages are shared; what a beam writes is its own, and so is the page it is in.
+        # Beams share the prompt's pages; each has its own pages for the tokens that it adds.
         own = beam_width * (cdiv(max_new_tokens, PAGE) + 1)
         pages = sum(cdiv(len(prompt), PAGE) + own for prompt in prompts)
         longest = max(map(len, prompts), default=1) + max_new_tokens
@@ -131,7 +131,7 @@ class BeamModel:
 
     @torch.no_grad()
     def start(self, prompts: list[list[int]]) -> Candidates:
-        """What may follow each prompt; all in one packed pass."""
+        """Candidates after each prompt, from one packed pass."""
         if not all(prompts):
             raise RangeError("a prompt is empty")
         for row in self._rows:
@@ -141,12 +141,12 @@ class BeamModel:
 
     @torch.no_grad()
     def follow(self, parents: list[int], tokens: list[int]) -> Candidates:
-        """What may come after rows `parents` of the last answer, each continued by its token."""
+        """Candidates after rows `parents` of the last result, each extended by its token."""
         by_number = {row.seq: row for row in self._rows}
         forks = _Forks(by_number)
         numbers = follow(forks, [row.seq for row in self._rows], parents)
         self._rows = [by_number[number] for number in numbers]
-        # All pages that must be copied before a beam writes into them, at once.
+        # Copies all shared pages that beams are about to write to, at once.
         copies = [
             pair for row in self._rows for pair in self.pool.book.reserve(row.seq, row.length, 1)
         ]
@@ -160,7 +160,7 @@ class BeamModel:
         return answer
 
     def _candidates(self, logits: Tensor) -> Candidates:
-        """The best of each row and all ends, in one transfer to the host."""
+        """The best of each row and all end tokens, in one transfer to the host."""
         logits = logits.float()
         top = ranked(logits, self._kept)
         ends = logits[:, self._ends] - top.lse[:, None]
@@ -177,7 +177,7 @@ class BeamModel:
 
 
 class _Forks:
-    """Sequences by their numbers, as `follow` names them."""
+    """Sequences by number, as `follow` expects them."""
 
     def __init__(self, rows: dict[int, PooledSequence]) -> None:
         self._rows = rows

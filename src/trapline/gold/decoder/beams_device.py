@@ -1,10 +1,9 @@
-"""Beam search that stays on the device: logits, candidates, beams, pools and caches.
+"""Beam search that stays on the device: logits, candidates, beams, finished pool and caches.
 
-What the host does a step is to start it, and now and then to ask whether all searches are over,
-without waiting for the answer.
-A prompt's keys and values lie on pages that all its beams read. What a beam writes lies in a place
-of its own for every step, and never moves: a beam's past is a row of places, and to fork is to
-copy that row.
+The host launches steps and checks now and then, without waiting, whether all searches are over.
+All beams of a prompt read its keys and values from the same pages. Each beam writes to a slot of
+its own at every step, and slots never move: a beam's past is a row of slot numbers, and forking
+copies that row.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,18 +28,18 @@ from trapline.gold.errors import RangeError
 from trapline.gold.softmax_topk.api import TopK
 
 PAGE = 16
-#: Steps between two looks at whether all is over.
+#: Steps between two checks whether all searches are over.
 LOOK = 16
 
 
 class _Look(NamedTuple):
-    """What the host asked for: whether logits were broken, and whether a beam is alive."""
+    """A pending check: whether logits were invalid, and whether a beam is alive."""
 
     answers: Tensor
     done: torch.cuda.Event | None
 
     def is_over(self) -> bool:
-        """Whether all searches are; this waits until the device has come so far."""
+        """Whether all searches are over; waits for the device."""
         if self.done is not None:
             self.done.synchronize()
         broken, alive = self.answers.tolist()
@@ -50,21 +49,23 @@ class _Look(NamedTuple):
 
 
 class DeviceSearch:
-    """Searches from prompts of these lengths, one batch after the other, by the same rules.
+    """Searches from prompts of these lengths, one batch after another, with the same rules.
 
-    What is captured for the first batch, and of the pass over prompts for the second, serves all.
+    The step is captured with the first batch and the pass over prompts with the second.
     """
 
     def __init__(self, decoder: Network, lengths: Sequence[int], rules: Rules) -> None:
         self._rules, self._lengths = rules, list(lengths)
         vocabulary, device = decoder.config.vocab, decoder.device
         if rules.beam_width < 2:
-            raise RangeError("a search that stays on the device has at least two beams a prompt")
+            raise RangeError(
+                f"a search on the device needs beam_width >= 2, got {rules.beam_width}"
+            )
         if not all(lengths):
             raise RangeError("a prompt is empty")
         if not all(0 <= end < vocabulary for end in rules.eos_ids):
             raise RangeError(
-                f"an end of {list(rules.eos_ids)} is outside a vocabulary of {vocabulary}"
+                f"eos_id {list(rules.eos_ids)} is outside the vocabulary of {vocabulary}"
             )
         width, steps, count = rules.beam_width, rules.max_new_tokens, len(lengths)
         self._kept = min((1 + len(rules.eos_ids)) * width, vocabulary)
@@ -76,7 +77,7 @@ class DeviceSearch:
         self._prompts = PromptPass(decoder, prompts, self._lengths)
         tails = self._pool.open()
         tails.reserve(count * width * steps)
-        #: (B · W, T): the place that each beam writes to at each step.
+        #: (B · W, T): the slot that each beam writes to at each step.
         places = tails.slots(0, count * width * steps).int().to(device)
         self._own = places.view(count, steps, width).transpose(1, 2).flatten(0, 1).contiguous()
         pages = torch.zeros((count, max(shared)), dtype=torch.int32)
@@ -98,7 +99,7 @@ class DeviceSearch:
         self._column = torch.arange(steps, device=device)
         self._broken = torch.zeros(1, dtype=torch.int32, device=device)
         self._board = BatchedSearch(rules, lengths, device)
-        self._forward = DecodeStep(decoder, self._pool, rows)
+        self._decode = DecodeStep(decoder, self._pool, rows)
         self._replays: dict[bool, Callable[[], Any]] = {}
 
     @torch.no_grad()
@@ -109,8 +110,8 @@ class DeviceSearch:
         for made in range(1, most, LOOK):
             for number in range(made, min(made + LOOK, most)):
                 self._step(number)
-            # The answer of a look is read when the steps after it are under way: the device never
-            # waits for the host, and a search that is over stays as it is.
+            # Reads the result of a check while later steps run, so the device never waits for the
+            # host. Steps after the end of a search do not change it.
             asked = self._look()
             if before is not None and before.is_over():
                 break
@@ -119,10 +120,10 @@ class DeviceSearch:
         return self._board.beams(n_best)
 
     def _begin(self, prompts: Sequence[Sequence[int]]) -> None:
-        """The prompts in one packed pass, and their first continuations."""
+        """Runs the prompts in one packed pass and selects their first beams."""
         lengths = [len(prompt) for prompt in prompts]
         if lengths != self._lengths:
-            raise RangeError(f"the search is for prompts of {self._lengths} tokens, not {lengths}")
+            raise RangeError(f"prompts must have {self._lengths} tokens, got {lengths}")
         self._board.reset()
         self._broken.zero_()
         logits = self._prompts(prompts)
@@ -134,7 +135,7 @@ class DeviceSearch:
         self._move(logits, ranked(logits, self._kept))
 
     def _step(self, number: int) -> None:
-        """The step whose tokens are the `number`-th of their tails: short tails have their own."""
+        """Step `number`; short and long tails have a graph each."""
         rows, is_short = self._rows, number <= SHORT_TAIL
         if is_short:
             rows = rows._replace(tails=rows.tails[:, :SHORT_TAIL])
@@ -147,11 +148,11 @@ class DeviceSearch:
         return None
 
     def _go_on(self, rows: DecodeBatch) -> None:
-        """One token of every beam, and the choice of those that follow."""
-        self._move(*self._forward.ranked(rows, self._kept))
+        """Feeds one token of every beam and selects the next beams."""
+        self._move(*self._decode.ranked(rows, self._kept))
 
     def _move(self, logits: Tensor, top: TopK) -> None:
-        """The searches one step on, and the rows to where their beams come from."""
+        """Advances the searches and reorders the rows by parent beam."""
         board, rows = self._board, self._rows
         if logits.is_cuda:
             from trapline.gold.beam_search.triton import advance
@@ -164,14 +165,14 @@ class DeviceSearch:
         ends = logits.index_select(1, board.ends) - top.lse[:, None]
         parents, tokens = board.advance(Offered(top.values, top.indices, ends))
         past = rows.tails.index_select(0, (self._first_row + parents).flatten())
-        # The last token is still to be fed: its place is the beam's own, as are all after it.
+        # The last token is not fed yet: from its slot on, slots are the beam's own.
         rows.tails.copy_(torch.where(self._column < board.length[:1] - 1, past, self._own))
         rows.ids.copy_(tokens.flatten())
         rows.positions.add_(1)
         return None
 
     def _look(self) -> _Look:
-        """Asks how the searches stand after the steps so far, and waits for nothing."""
+        """Starts a check without waiting for its result."""
         answers = torch.stack((self._broken[0] != 0, self._board.is_alive()))
         if not answers.is_cuda:
             return _Look(answers, None)
@@ -182,7 +183,7 @@ class DeviceSearch:
         return _Look(landed, done)
 
     def _state(self) -> list[Tensor]:
-        """What a step changes, apart from places in the cache that it writes again."""
+        """Tensors that a step changes, except cache slots that it writes again."""
         board, rows = self._board, self._rows
         return [
             *(rows.ids, rows.positions, rows.tails, self._broken, board.length, board.sums),

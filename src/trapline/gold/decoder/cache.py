@@ -1,4 +1,4 @@
-"""Keys and values of sequences that grow at different speeds: dense storage that doubles."""
+"""Keys and values of one growing sequence: dense storage that doubles, or a `KVCache`."""
 
 from collections.abc import Sequence
 
@@ -20,7 +20,7 @@ class SequenceCache:
         self.length = 0
 
     def append(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Stores new rows of one layer; returns all of that layer, old and new."""
+        """Stores new rows of one layer; returns all rows of that layer."""
         end = self.length + len(k)
         if end > self._keys.shape[1]:
             self._grow(max(end, 2 * self._keys.shape[1], 16))
@@ -29,26 +29,26 @@ class SequenceCache:
         return self._keys[layer, :end], self._values[layer, :end]
 
     def advance(self, count: int) -> None:
-        """After every layer has stored its rows."""
+        """Call after every layer has stored its rows."""
         self.length += count
 
     def fork(self) -> "SequenceCache":
-        """A copy that goes its own way."""
+        """An independent copy."""
         twin = object.__new__(SequenceCache)
         twin._keys, twin._values = self._keys.clone(), self._values.clone()
         twin.length = self.length
         return twin
 
     def truncate(self, length: int) -> None:
-        """Forgets what came after."""
+        """Drops all positions from `length` on."""
         self.length = min(self.length, length)
 
     def keep(self, positions: Sequence[int]) -> None:
-        """Keeps these positions in this order: what a verified tree leaves of its branches."""
+        """Keeps only these positions, in this order, for instance the accepted branch of a tree."""
         wanted = [int(position) for position in positions]
         if len(set(wanted)) < len(wanted) or not all(0 <= p < self.length for p in wanted):
             raise RangeError(f"positions to keep must be distinct and below {self.length}")
-        # The prefix mostly stays where it is, and only what moves is copied.
+        # The prefix usually stays where it is; only positions that move are copied.
         fixed = next((i for i, p in enumerate(wanted) if i != p), len(wanted))
         if fixed < len(wanted):
             moved = torch.tensor(wanted[fixed:], device=self._keys.device)
@@ -65,7 +65,7 @@ class SequenceCache:
 
 
 class StoredSequence:
-    """One sequence of a `KVCache` of tensors, of any kind: paged, quantised, with a window."""
+    """One sequence of a `KVCache` of tensors: paged, quantised or with a window."""
 
     def __init__(self, cache: KVCache, seq: int | None = None) -> None:
         self.cache, self.seq = cache, cache.add() if seq is None else seq
@@ -76,10 +76,10 @@ class StoredSequence:
         return self.cache.length(self.seq)
 
     def append(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Stores new rows of one layer; returns all of that layer, as the cache gives them back."""
+        """Stores new rows of one layer; returns all rows of that layer as the cache reads them."""
         if layer == 0:
             if self._under_way:
-                # The pass before ended half way: what it left in some layers was never there.
+                # The previous pass failed half way: drop what it stored in some layers.
                 self.truncate(self.length)
             self._under_way = True
         self.cache.append(self.seq, layer, k, v)
@@ -87,7 +87,7 @@ class StoredSequence:
         return keys, values
 
     def advance(self, count: int) -> None:  # noqa: ARG002
-        """After every layer has stored its rows; the cache has counted them by itself."""
+        """Call after every layer has stored its rows; the cache counts them itself."""
         self._under_way = False
 
     def fork(self) -> "StoredSequence":
@@ -97,9 +97,9 @@ class StoredSequence:
         return twin
 
     def keep(self, positions: Sequence[int]) -> None:
-        """Keeps these positions in this order."""
+        """Keeps only these positions, in this order."""
         self.cache.keep(self.seq, list(positions))
 
     def truncate(self, length: int) -> None:
-        """Forgets what came after."""
+        """Drops all positions from `length` on."""
         self.cache.truncate(self.seq, min(length, self.length))

@@ -1,4 +1,4 @@
-"""A decoder's own rows, as the constants of a 4 bit cache."""
+"""Calibrates a 4-bit KV cache with a decoder's own keys, values and queries."""
 
 from collections.abc import Sequence
 
@@ -15,10 +15,9 @@ from trapline.gold.kv_cache.calibrated_codec import Calibration
 
 @torch.no_grad()
 def calibrate(decoder: Network, texts: Sequence[Sequence[int]]) -> Calibration:
-    """For `KVCache(…, bits=4, calibration=…)`: reads these token ids, a sequence each.
+    """Runs these sequences of token ids; the result is for `KVCache(…, bits=4, calibration=…)`.
 
-    A few thousand tokens of what the model will read are enough; whatever is judged by the cache
-    should not be among them.
+    A few thousand tokens of typical input are enough. Leave out text that evaluates the cache.
     """
     if len(texts) == 0:
         raise RangeError("calibrate needs at least one text")
@@ -41,7 +40,7 @@ def calibrate(decoder: Network, texts: Sequence[Sequence[int]]) -> Calibration:
 
 
 def _parts(decoder: Network) -> list[nn.Module]:
-    """Of every layer the modules whose outputs are queries, keys and values before turning."""
+    """Modules of every layer whose outputs are queries, keys and values before RoPE."""
     names = ("q_norm", "k_norm", "v") if decoder.config.qk_norm else ("q", "k", "v")
     return [layer.get_submodule(f"attention.{name}") for layer in decoder.layers for name in names]
 

@@ -1,4 +1,4 @@
-"""Recording a piece of work as a CUDA graph without leaving a trace of the rehearsals."""
+"""Captures work as a CUDA graph and undoes the effects of its warm-up runs."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 def captured(work: Callable[[], object], changed: Sequence[Tensor]) -> torch.cuda.CUDAGraph:
-    """The work as a graph. The runs before it compile; what they `changed` is put back."""
+    """Captures `work` as a graph; restores the tensors `changed` by the warm-up runs."""
     before = [tensor.clone() for tensor in changed]
     side: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     side.wait_stream(torch.cuda.current_stream())

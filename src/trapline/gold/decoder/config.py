@@ -1,4 +1,4 @@
-"""What a checkpoint's `config.json` says, in our words."""
+"""`config.json` of a Hugging Face checkpoint as a `DecoderConfig`."""
 
 import math
 from dataclasses import dataclass, replace
@@ -10,7 +10,7 @@ from trapline.gold.errors import RangeError
 
 Family = Literal["llama", "mistral", "qwen3", "gpt2"]
 ROPE_KINDS = ("default", "linear", "dynamic", "llama3", "yarn")
-#: What a family has where its file does not say: not what is null there, what is missing.
+#: Defaults of a family for keys that are missing from the file (not for keys that are null).
 _UNSAID: dict[str, dict[str, Any]] = {
     "llama": {},
     "mistral": {"num_key_value_heads": 8, "sliding_window": 4096},
@@ -22,18 +22,18 @@ _UNSAID: dict[str, dict[str, Any]] = {
 class RopeConfig:
     """Rotary positions: the base, and how they are stretched.
 
-    `dynamic` stretches only beyond the model's context, where no sequence of ours goes.
+    `dynamic` stretches only beyond the model's context, which sequences here never exceed.
     """
 
     theta: float = 10_000.0
     kind: str = "default"
     factor: float = 1.0
     original_context: int = 8192
-    #: Of `llama3`: waves this many times in the original context are long, or short.
+    #: Of `llama3`: periods in the original context below which waves are long, above which short.
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
-    #: Of `yarn`: turns in the original context between which stretching sets in; cosine and sine
-    #: are multiplied by `attention_factor`.
+    #: Of `yarn`: rotations in the original context between which stretching ramps up; cosine and
+    #: sine are multiplied by `attention_factor`.
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     attention_factor: float = 1.0
@@ -57,7 +57,7 @@ class DecoderConfig:
     tied: bool
     rope: RopeConfig | None
     window: int | None = None
-    #: Layers that see everything in spite of the window.
+    #: Layers with full attention in spite of `window`.
     full_layers: tuple[int, ...] = ()
     qk_norm: bool = False
     attention_bias: bool = False
@@ -79,25 +79,27 @@ def read_config(folder: Path) -> DecoderConfig:
     """`config.json` of a Hugging Face checkpoint."""
     path = folder / "config.json"
     if not path.is_file():
-        raise FileNotFoundError(f"{folder} is no checkpoint: it has no config.json")
+        raise FileNotFoundError(f"{folder} is not a checkpoint: it has no config.json")
     return from_dict(read_table(path))
 
 
 def from_dict(raw: dict[str, Any]) -> DecoderConfig:
-    """The same from the parsed file."""
+    """The configuration from the parsed file."""
     family = raw.get("model_type")
     if family not in ("llama", "mistral", "qwen3", "gpt2"):
-        raise RangeError(f"model_type {family!r} is none of llama, mistral, qwen3, gpt2")
+        raise RangeError(f"model_type must be llama, mistral, qwen3 or gpt2, got {family!r}")
     try:
         config = _gpt2(raw) if family == "gpt2" else _llama_like({**_UNSAID[family], **raw})
         config = replace(config, **_special_tokens(raw))
     except KeyError as missing:
         raise RangeError(f"the configuration of a {family} has no {missing}") from None
     if config.heads % config.kv_heads:
-        raise RangeError(f"{config.heads} heads do not share {config.kv_heads} key/value heads")
+        raise RangeError(
+            f"heads must be a multiple of key/value heads, got {config.heads} and {config.kv_heads}"
+        )
     if config.head_dim % 2:
-        # Kernels go through the two halves of a head at once, whether they turn it or not.
-        raise RangeError(f"heads of {config.head_dim}: only even widths are served")
+        # Kernels process the two halves of a head together.
+        raise RangeError(f"head_dim must be even, got {config.head_dim}")
     return config
 
 
@@ -124,7 +126,7 @@ def _gpt2(raw: dict[str, Any]) -> DecoderConfig:
     if raw.get("activation_function", "gelu_new") not in ("gelu_new", "gelu_pytorch_tanh"):
         raise RangeError(f"activation {raw['activation_function']!r} is not gelu_new")
     if raw.get("scale_attn_by_inverse_layer_idx") or not raw.get("scale_attn_weights", True):
-        raise RangeError("a GPT-2 that scales its scores otherwise than by 1/√D")
+        raise RangeError("GPT-2 is supported only with scores scaled by 1/√D")
     return DecoderConfig(
         family="gpt2",
         vocab=size(raw, "vocab_size"),
@@ -170,7 +172,7 @@ def _llama_like(raw: dict[str, Any]) -> DecoderConfig:
 
 
 def _window(raw: dict[str, Any]) -> tuple[int | None, tuple[int, ...]]:
-    """The window, and the layers without it: Mistral slides everywhere, Qwen3 where it says so."""
+    """The window and the layers without it: all layers of Mistral slide, of Qwen3 those named."""
     if not raw.get("sliding_window") or raw["model_type"] == "llama":
         return None, ()
     window, layers = size(raw, "sliding_window"), size(raw, "num_hidden_layers")
@@ -187,24 +189,24 @@ def _window(raw: dict[str, Any]) -> tuple[int | None, tuple[int, ...]]:
 
 
 def _after(first: Any, layers: int) -> list[str]:
-    """Qwen's older files: layers from the first one on slide."""
+    """Older Qwen files: layers from `first` on slide."""
     if type(first) is not int:
         raise RangeError(f"max_window_layers must be an integer, got {first!r}")
     return ["sliding_attention" if i >= first else "full_attention" for i in range(layers)]
 
 
 def _rope(raw: dict[str, Any]) -> RopeConfig:
-    """Older files say `rope_theta` and `rope_scaling`, newer ones `rope_parameters`.
+    """Older files have `rope_theta` and `rope_scaling`, newer ones `rope_parameters`.
 
-    Where both are there, `rope_scaling` is what counts for transformers, and so for us.
+    If both are present, `rope_scaling` wins, as in transformers.
     """
     scaling = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
     if not isinstance(scaling, dict):
-        raise RangeError(f"the scaling of rotary positions is no table: {scaling!r}")
-    _refuse_unknown_turns(raw, scaling)
+        raise RangeError(f"rope_scaling must be a JSON object, got {scaling!r}")
+    _refuse_unknown_rope(raw, scaling)
     kind = scaling.get("rope_type") or scaling.get("type") or "default"
     if kind not in ROPE_KINDS:
-        raise RangeError(f"rope_type {kind!r} is none of {', '.join(ROPE_KINDS)}")
+        raise RangeError(f"rope_type must be one of {', '.join(ROPE_KINDS)}, got {kind!r}")
     theta = _theta(raw, scaling)
     if kind == "default":
         return RopeConfig(theta)
@@ -215,14 +217,14 @@ def _rope(raw: dict[str, Any]) -> RopeConfig:
     return RopeConfig(theta, kind, positive(scaling, "factor"))
 
 
-def _refuse_unknown_turns(raw: dict[str, Any], scaling: dict[str, Any]) -> None:
-    """What would be passed over otherwise, and give another model."""
+def _refuse_unknown_rope(raw: dict[str, Any], scaling: dict[str, Any]) -> None:
+    """Settings that, if ignored, would silently give another model."""
     if any(isinstance(value, dict) for value in scaling.values()):
-        raise RangeError("rotary positions that differ by kind of layer are not known here")
+        raise RangeError("rope settings that differ by layer type are not supported")
     for table in (raw, scaling):
         if table.get("partial_rotary_factor") not in (None, 1):
             share = table["partial_rotary_factor"]
-            raise RangeError(f"partial_rotary_factor {share!r}: only whole heads are turned here")
+            raise RangeError(f"partial_rotary_factor must be 1, got {share!r}")
 
 
 def _theta(raw: dict[str, Any], scaling: dict[str, Any]) -> float:
@@ -233,15 +235,15 @@ def _theta(raw: dict[str, Any], scaling: dict[str, Any]) -> float:
     other = raw.get("rope_parameters")
     lost = other.get("rope_theta") if isinstance(other, dict) else None
     if lost not in (None, usual):
-        # transformers takes the usual one here, which is not what the weights were trained with.
+        # transformers takes the default here, which is not what the weights were trained with.
         raise RangeError(
-            f"rope_theta {lost!r} of rope_parameters is lost: write it to rope_scaling"
+            f"rope_theta {lost!r} of rope_parameters is ignored: move it to rope_scaling"
         )
     return usual
 
 
 def _original_context(raw: dict[str, Any], scaling: dict[str, Any]) -> int:
-    """The length before stretching; beside the table it counts more than in it."""
+    """The context before stretching; a top-level value takes precedence."""
     key = "original_max_position_embeddings"
     for table in (raw, scaling):
         if table.get(key) is not None:
@@ -262,12 +264,12 @@ def _llama3(raw: dict[str, Any], scaling: dict[str, Any], theta: float) -> RopeC
 
 def _yarn(raw: dict[str, Any], scaling: dict[str, Any], theta: float) -> RopeConfig:
     if theta == 1.0:
-        raise RangeError("rope_theta of yarn cannot be 1: all elements turn alike")
+        raise RangeError("rope_theta of yarn must not be 1: all frequencies would be equal")
     original = _original_context(raw, scaling)
-    # A factor of null is the ratio of the lengths; one that is not there at all was forgotten.
+    # A null factor means the ratio of the lengths; a missing factor is an error.
     ratio = size(raw, "max_position_embeddings") / original if "factor" in scaling else None
     factor = positive(scaling, "factor", ratio)
-    # Of the others, 0 is as good as nothing.
+    # For the others 0 means the default.
     given = {key: value for key, value in scaling.items() if value != 0}
     return RopeConfig(
         theta,
@@ -282,7 +284,7 @@ def _yarn(raw: dict[str, Any], scaling: dict[str, Any], theta: float) -> RopeCon
 
 
 def _attention_factor(scaling: dict[str, Any], factor: float) -> float:
-    """YaRN sharpens attention with the stretch: 1 + 0.1 · mscale · ln(factor), or as it is told."""
+    """YaRN scales attention by 1 + 0.1 · mscale · ln(factor) unless the file gives a factor."""
 
     def growth(scale: float) -> float:
         return 1.0 + 0.1 * scale * math.log(factor) if factor > 1 else 1.0

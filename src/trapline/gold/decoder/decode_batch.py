@@ -6,11 +6,11 @@ from torch import Tensor
 
 
 class DecodeBatch(NamedTuple):
-    """The rows of a step: (B,) tensors, and where their keys and values lie.
+    """(B,) tensors of one new token a row, and the pages of its keys and values.
 
     Rows come in groups of `beams` that share `prefix` (groups,) positions on `pages` (groups, M) of
-    `page_size`. What else a row has is on its `tails` (B, M), pages of `tail_size`. Rows that share
-    nothing have only tails.
+    `page_size`. A row's other positions lie on its `tails` (B, M), pages of `tail_size`. Rows that
+    share nothing have only tails.
     """
 
     ids: Tensor

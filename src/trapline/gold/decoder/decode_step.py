@@ -1,7 +1,7 @@
-"""One new token for every row, through all layers: what a static step and a beam search repeat.
+"""One new token for every row through all layers; `GraphedStep` and beam search repeat it.
 
-A layer is four matrix products and, between them, four fused operations and attention; or, on a GPU
-and for most models, the five kernels of `compact`.
+On a Hopper GPU most models run `FusedDecodeStep`, five kernels a layer. All others run the same
+step in torch: four matrix products a layer with the fused operations of `step_ops` between them.
 """
 
 from collections.abc import Sequence
@@ -32,28 +32,28 @@ if TYPE_CHECKING:
 class DecodeStep:
     """Logits of up to `rows` rows at a time.
 
-    It joins the decoder's weights: the decoder stays where it is from now on, and as it is.
+    Joins weights of the decoder in memory; they must not change or move afterwards.
     """
 
     def __init__(self, decoder: Network, pool: Pool, rows: int) -> None:
         self.decoder, self.pool = decoder, pool
         cosine, sine = _tables(decoder)
-        self.layers = [_Fused(decoder, layer, cosine, sine) for layer in decoder.layers]
-        self.compact = fused_decode_step(self, rows) if _is_served(decoder, pool) else None
+        self.layers = [_TorchLayer(decoder, layer, cosine, sine) for layer in decoder.layers]
+        self.fused = fused_decode_step(self, rows) if _fused_supports(decoder, pool) else None
 
     @torch.no_grad()
     def logits(self, rows: DecodeBatch, shared: Sequence[step_ops.SharedPrefix] = ()) -> Tensor:
-        """(B, V) after these tokens, whose keys and values are stored.
+        """Stores keys and values of these tokens; returns logits (B, V).
 
-        `shared` are rows that happen to begin alike; only the fused path has a use for it.
+        `shared` are rows with a common prefix; only the torch path on a CPU uses it.
         """
-        if self.compact is not None:
-            return self.compact.logits(rows)
+        if self.fused is not None:
+            return self.fused.logits(rows)
         decoder = self.decoder
         table, size = (rows.tails, rows.tail_size) if rows.beams == 1 else _slots(rows)
         page = table.gather(1, (rows.positions // size)[:, None])[:, 0]
         slots = torch.where(rows.active, page * size + rows.positions % size, -1)
-        # A row that only fills up the batch reads one position of whatever is there.
+        # Padding rows read one position of any page.
         lengths = (rows.positions + 1).int()
         places = _Places(rows.positions, slots, table, lengths, shared)
         x = tensor(decoder.embedding(rows.ids))
@@ -61,7 +61,7 @@ class DecodeStep:
             x = x + decoder.position(rows.positions)
         delta = None
         for number, layer in enumerate(self.layers):
-            # The table may name pages of another size than the pool's: single positions.
+            # The table may hold single positions instead of the pool's pages.
             stored = replace(self.pool.layer(number), page_size=size)
             x, delta = layer(x, delta, places, stored)
         assert delta is not None
@@ -70,15 +70,15 @@ class DecodeStep:
 
     @torch.no_grad()
     def ranked(self, rows: DecodeBatch, count: int) -> tuple[Tensor, TopK]:
-        """Logits in float32, and the `count` likeliest of each row with their log-probabilities."""
-        if self.compact is not None:
-            return self.compact.ranked(rows, count)
+        """Logits in float32, and the `count` likeliest tokens with their log-probabilities."""
+        if self.fused is not None:
+            return self.fused.ranked(rows, count)
         logits = self.logits(rows).float()
         return logits, ranked(logits, count)
 
 
 def _slots(rows: DecodeBatch) -> tuple[Tensor, int]:
-    """Prefix and tail as one table of pages that hold one position each."""
+    """Prefix and tail as one table of pages of one position each."""
     size, device = rows.page_size, rows.pages.device
     room = rows.pages.shape[1] * size
     place = torch.arange(room + rows.tails.shape[1], device=device)
@@ -90,7 +90,7 @@ def _slots(rows: DecodeBatch) -> tuple[Tensor, int]:
 
 
 class _Places(NamedTuple):
-    """Where this step's tokens stand and what they see."""
+    """Positions of the new tokens, their cache slots, and the pages that they attend to."""
 
     positions: Tensor
     slots: Tensor
@@ -99,8 +99,8 @@ class _Places(NamedTuple):
     shared: Sequence[step_ops.SharedPrefix]
 
 
-class _Fused:
-    """A layer's weights, joined where one matrix product can do the work of several."""
+class _TorchLayer:
+    """One layer in torch, with q, k, v and gate, up joined into one product each."""
 
     def __init__(
         self, decoder: Network, layer: nn.Module, cosine: Tensor | None, sine: Tensor | None
@@ -118,7 +118,7 @@ class _Fused:
         q_norm, k_norm = None, None
         if config.qk_norm:
             q_norm, k_norm = attention.q_norm.weight, attention.k_norm.weight
-        self.turn = Rope(cosine, sine, q_norm, k_norm, config.norm_eps)
+        self.rope = Rope(cosine, sine, q_norm, k_norm, config.norm_eps)
 
     def __call__(
         self,
@@ -127,9 +127,9 @@ class _Fused:
         places: _Places,
         stored: StoredLayer,
     ) -> tuple[Tensor, Tensor]:
-        """The stream so far and what is still to be added to it; the same after this layer."""
+        """Takes and returns the residual stream and the term that is still to be added to it."""
         h, x = _add_norm(self.norms[0], delta, x)
-        q = step_ops.rope_and_append(self.qkv(h), self.turn, places.positions, places.slots, stored)
+        q = step_ops.rope_and_append(self.qkv(h), self.rope, places.positions, places.slots, stored)
         seen = step_ops.decode_attention(
             q, stored, places.table, places.lengths, self.window, places.shared
         )
@@ -140,10 +140,10 @@ class _Fused:
 
 
 class _Joined:
-    """Linear layers with one input as one product; others (quantised ones, say) one by one.
+    """Linear layers with one input as one product; quantised ones one by one.
 
-    The weights of the parts become views of the joined one: nothing is kept twice, and whoever
-    joins them again finds them joined.
+    The weights of the parts become views of the joined weight, so nothing is stored twice and
+    joining again copies nothing.
     """
 
     def __init__(self, parts: Sequence[nn.Module]) -> None:
@@ -162,7 +162,7 @@ class _Joined:
 
     @property
     def weight(self) -> Tensor:
-        """The joined one; only plain layers have it."""
+        """The joined weight of plain linear layers."""
         assert self._whole is not None
         return self._whole[0]
 
@@ -173,14 +173,14 @@ class _Joined:
 
 
 def _applied(layer: nn.Module, x: Tensor) -> Tensor:
-    """A layer's product, in the way that suits a few rows where it is a plain one."""
+    """A linear layer, by the product for a few rows if it is a plain one."""
     if type(layer) is nn.Linear:
         return linear(x, layer.weight, layer.bias)
     return tensor(layer(x))
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:
-    """All rows in one tensor: a copy, unless they already follow each other in memory."""
+    """All rows in one tensor; a copy unless they are adjacent in memory already."""
     first, rows = parts[0], sum(map(len, parts))
     places = list(accumulate((part.nbytes for part in parts), initial=first.data_ptr()))
     follow = all(
@@ -195,7 +195,7 @@ def _joined(parts: Sequence[Tensor]) -> Tensor:
 
 
 def fused_decode_step(forward: DecodeStep, rows: int) -> "FusedDecodeStep":
-    """The same in five kernels a layer."""
+    """The step in five kernels a layer, with the joined weights."""
     from trapline.gold.decoder.fused_step import FusedDecodeStep, LayerWeights
 
     weights = [
@@ -205,27 +205,27 @@ def fused_decode_step(forward: DecodeStep, rows: int) -> "FusedDecodeStep":
             up=one.up.weight,
             down=tensor(one.down.weight),
             norms=(one.norms[0].weight, one.norms[1].weight),
-            q_norm=one.turn.q_norm,
-            k_norm=one.turn.k_norm,
+            q_norm=one.rope.q_norm,
+            k_norm=one.rope.k_norm,
             window=one.window,
         )
         for one in forward.layers
     ]
-    cosine, sine = forward.layers[0].turn.cosine, forward.layers[0].turn.sine
+    cosine, sine = forward.layers[0].rope.cosine, forward.layers[0].rope.sine
     assert cosine is not None
     assert sine is not None
     pool = forward.pool
     return FusedDecodeStep(forward.decoder, weights, (cosine, sine), pool.keys, pool.values, rows)
 
 
-def _is_served(decoder: Network, pool: Pool) -> bool:
-    """Whether the kernels are for this device, this model and rows that are stored as they are."""
+def _fused_supports(decoder: Network, pool: Pool) -> bool:
+    """Whether `FusedDecodeStep` serves this device, model and unquantised pool."""
     if decoder.device.type != "cuda" or pool.bits is not None:
         return False
     from trapline.gold.decoder.fused_step import suits
     from trapline.gold.device import may_start_early
 
-    # The tiles are cut for the shared memory of a Hopper GPU.
+    # Tile sizes assume the shared memory of a Hopper GPU.
     return may_start_early(decoder.device) and suits(decoder)
 
 
@@ -250,6 +250,6 @@ def _add_norm(norm: Norm, delta: Tensor | None, x: Tensor) -> tuple[Tensor, Tens
         return compiled_ops.add_norm(x, delta, norm.weight, norm.eps)
     x = x + delta
     if norm.bias is None:
-        # A few rows on a CPU: our own operator takes 0.2 ms a call, most of it on its way there.
+        # For a few rows on a CPU the dispatch of our own operator (0.2 ms) would dominate.
         return functional.rms_norm(x, norm.weight.shape, norm.weight, norm.eps), x
     return tensor(norm(x)), x

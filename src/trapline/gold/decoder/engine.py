@@ -1,7 +1,7 @@
-"""Continuous batching: requests enter when there is room, leave when they are done.
+"""Continuous batching: requests enter when there is room and leave when they are done.
 
-A request's pages are reserved when it enters, for its prompt and all it may say, so nothing that
-runs can run out of room. Until then it waits, first come, first served.
+A request reserves pages for its prompt and its longest answer when it enters, so a running request
+never runs out of memory. Requests wait in order of arrival.
 """
 
 from collections import deque
@@ -50,14 +50,14 @@ class _Request:
     prompt: list[int]
     most: int
     stop_ids: frozenset[int]
-    way: Sampling
+    sampling: Sampling
     text: TextStream | None
     tokens: list[int] = field(default_factory=list)
     sequence: PooledSequence | None = None
 
     @property
     def positions(self) -> int:
-        """What it may need; the last token is said, but never read."""
+        """Positions to reserve; the last token is returned but never fed."""
         return len(self.prompt) + self.most - 1
 
     def add_token(self, token: int) -> Token:
@@ -83,25 +83,25 @@ class _Request:
 
 
 class _Flight(NamedTuple):
-    """Steps that the device was asked for: whose they are, and where their tokens will be."""
+    """Steps under way on the device, their requests, and where their tokens will be."""
 
     requests: list[_Request]
     tokens: Tensor  # (steps, R)
     done: torch.cuda.Event | None
 
     def read(self) -> list[list[tuple[_Request, int]]]:
-        """What each step said; this waits for the device."""
+        """The tokens of each step; waits for the device."""
         if self.done is not None:
             self.done.synchronize()
         return [list(zip(self.requests, row, strict=False)) for row in self.tokens.tolist()]
 
 
 class Engine:
-    """`add` requests at any time; every `step` gives each running one its next token.
+    """`add` requests at any time; every `step` returns the next token of each running one.
 
     At most `rows` requests run at once, in a pool of `pages` pages. With `share_prefixes` a prompt
-    that begins like an earlier one starts from its pages; with `bits` (8, 4 or "fp8") pages hold
-    codes. The decoder stays as it is meanwhile.
+    reuses the pages of an earlier one with the same beginning; with `bits` (8, 4 or "fp8") pages
+    are quantised. The decoder's weights must not change while an engine uses them.
     """
 
     def __init__(
@@ -124,12 +124,12 @@ class Engine:
         self._waiting: deque[_Request] = deque()
         self._running: list[_Request] = []
         self._chooser: TokenSampler | None = None
-        #: What later steps will say: a GPU is asked for several steps at once, and while they are
-        #: read and handed out, for the next ones.
+        #: Tokens of later steps: a GPU runs several steps at once, and the next ones while these
+        #: are handed out.
         self._ahead: deque[list[tuple[_Request, int]]] = deque()
         self._flight: _Flight | None = None
         self._most_ahead = 1 if decoder.device.type == "cpu" else ROOM
-        #: What comes out one step at a time: each request that broke, then what the others said.
+        #: Failed requests, raised one a step, then the tokens of the others.
         self._broken: dict[int, RequestError] = {}
         self._undelivered: list[Token] = []
         self._numbers = 0
@@ -148,9 +148,9 @@ class Engine:
         decode: Decode | None = None,
         stop_texts: Sequence[str] = (),
     ) -> int:
-        """Queues a request and answers its number; refuses what could never run."""
+        """Queues a request and returns its number; refuses one that can never run."""
         if stop_texts and decode is None:
-            raise RangeError("stop strings need a way to decode tokens")
+            raise RangeError("stop_texts need decode, a function from tokens to text")
         (most,) = _integers("max_new_tokens", [max_new_tokens])
         request = _Request(
             self._numbers,
@@ -166,7 +166,7 @@ class Engine:
         return request.number
 
     def cancel(self, number: int) -> None:
-        """Forgets a request, wherever it is."""
+        """Drops a request, waiting or running."""
         self._waiting = deque(one for one in self._waiting if one.number != number)
         self._leave({one.number for one in self._running if one.number == number})
         self._undelivered = [token for token in self._undelivered if token.request != number]
@@ -174,11 +174,11 @@ class Engine:
 
     @torch.no_grad()
     def step(self) -> list[Token]:
-        """One more token of every request that runs, first of those that could enter now.
+        """Lets waiting requests enter, then returns one new token of every running request.
 
-        A request whose logits are NaN, or whose `decode` raises, ends with a `RangeError` that
-        names it, each with one of its own; later steps hand out what the others said. After any
-        other error who was to enter waits again, and the next step makes the same tokens.
+        A request whose logits are NaN, or whose `decode` raises, ends with a `RequestError` of its
+        own; later steps return the tokens of the others. After any other error the entering
+        requests wait again, and the next step makes the same tokens.
         """
         if self._broken:
             raise self._broken.pop(next(iter(self._broken)))
@@ -188,7 +188,7 @@ class Engine:
         entered = [] if self._ahead or self._flight else self._enter()
         try:
             first = self._prefill(entered) if entered else []
-            # Last, because it counts its tokens as said: no error may come after it.
+            # Last, because it counts its tokens as delivered: nothing after it may fail.
             said = self._decode() if self._running else []
         except BaseException:
             self._put_back(entered)
@@ -196,14 +196,14 @@ class Engine:
         if entered:
             self._running += entered
             self._chooser = None
-        return self._settle(said + first)
+        return self._deliver(said + first)
 
     def _check(self, request: _Request) -> None:
         vocabulary = self.decoder.config.vocab
-        check_prompt(self.decoder.config, request.prompt, request.most)
         for stop in sorted(request.stop_ids):
             if not 0 <= stop < vocabulary:
                 raise RangeError(f"stop token {stop} is outside the vocabulary of {vocabulary}")
+        check_prompt(self.decoder.config, request.prompt, request.most)
         needed = self.pool.book.pages_for(request.positions)
         if needed > self.pool.book.num_pages:
             raise MemoryError(
@@ -211,7 +211,7 @@ class Engine:
             )
 
     def _enter(self) -> list[_Request]:
-        """Requests in the order in which they came, as long as there are rows and pages."""
+        """Waiting requests in order of arrival, while there are rows and pages."""
         entered: list[_Request] = []
         while self._waiting and len(self._running) + len(entered) < self.rows:
             request = self._waiting[0]
@@ -228,25 +228,25 @@ class Engine:
         return entered
 
     def _prefill(self, entered: list[_Request]) -> list[tuple[_Request, int]]:
-        """The prompts in one packed pass, and the first token after each."""
+        """Runs the prompts in one packed pass; returns the first token after each."""
         sequences = [_opened(request) for request in entered]
         new = [
             request.prompt[sequence.length :]
             for request, sequence in zip(entered, sequences, strict=True)
         ]
         logits = self.decoder.step(new, sequences)
-        chooser = self._choose_for(entered)
+        chooser = self._sampler_for(entered)
         made = torch.zeros(len(entered), dtype=torch.int64, device=logits.device)
         said = list(zip(entered, chooser(logits, made).tolist(), strict=True))
         if self.share_prefixes:
             for request, token in said:
-                # NaN reaches positions in front of it too: 0 · NaN is NaN under a mask.
+                # NaN also reaches earlier positions: 0 · NaN is NaN under a mask.
                 if token != NO_TOKEN:
                     _opened(request).publish(request.prompt)
         return said
 
     def _put_back(self, entered: list[_Request]) -> None:
-        """They wait in front again, without pages; what the device has done by now is forgotten."""
+        """Returns requests to the front of the queue and discards steps under way."""
         for request in entered:
             _opened(request).free()
             request.sequence = None
@@ -254,7 +254,7 @@ class Engine:
         self._chooser = self._flight = None
 
     def _decode(self) -> list[tuple[_Request, int]]:
-        """One static step of the rows that run already."""
+        """One step of the rows that are running."""
         if not self._ahead:
             self._look_ahead()
         running = {one.number for one in self._running}
@@ -264,9 +264,10 @@ class Engine:
         return said
 
     def _look_ahead(self) -> None:
-        """As many steps as no request can finish before by its length; on a CPU one.
+        """Runs as many steps as no request can end within by its length; one on a CPU.
 
-        Whoever meets a stop token on the way has written to pages of its own, and is not asked.
+        A request that meets a stop token earlier has only written to its own pages; its further
+        tokens are ignored.
         """
         flight = self._flight or self._start(self._left())
         left = self._left() - len(flight.tokens)
@@ -280,9 +281,9 @@ class Engine:
         return min(one.most - len(one.tokens) for one in self._running)
 
     def _start(self, left: int) -> _Flight:
-        """Asks for the next steps, of which there may be `left`."""
+        """Launches the next steps, at most `left`."""
         if self._chooser is None:
-            self._chooser = self._choose_for(self._running)
+            self._chooser = self._sampler_for(self._running)
             self._step.load(
                 [StepRow(_opened(one), one.tokens[-1], len(one.tokens)) for one in self._running]
             )
@@ -295,8 +296,8 @@ class Engine:
         done.record()
         return _Flight(list(self._running), landed, done)
 
-    def _settle(self, said: list[tuple[_Request, int]]) -> list[Token]:
-        """Hands tokens out, lets the finished go. A request that breaks takes nobody with it."""
+    def _deliver(self, said: list[tuple[_Request, int]]) -> list[Token]:
+        """Returns tokens and removes finished requests; a failing one does not affect others."""
         events: list[Token] = []
         for request, token in said:
             try:
@@ -315,12 +316,12 @@ class Engine:
                 _opened(request).free()
                 self._chooser = None
         self._running = [one for one in self._running if one.number not in numbers]
-        if not self._running:  # nobody is left to be told what was made ahead
+        if not self._running:  # drop tokens made ahead for requests that are gone
             self._ahead.clear()
             self._flight = None
 
-    def _choose_for(self, requests: Sequence[_Request]) -> TokenSampler:
-        ways = [request.way for request in requests]
+    def _sampler_for(self, requests: Sequence[_Request]) -> TokenSampler:
+        ways = [request.sampling for request in requests]
         return TokenSampler(ways, self.decoder.config.vocab, self.decoder.device)
 
 
@@ -341,7 +342,7 @@ def check_prompt(config: DecoderConfig, prompt: Sequence[int], most: int) -> Non
 
 
 def _integers(name: str, given: Iterable[Any]) -> list[int]:
-    """As they are, whoever made them; `int` alone would cut 1.7 to 1."""
+    """Integers of any library; refuses 1.7, which `int` would truncate."""
     numbers = list(given)
     for number in numbers:
         if type(number) is not int:  # a prompt may have a hundred thousand that are

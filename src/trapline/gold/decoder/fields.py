@@ -1,4 +1,4 @@
-"""Fields of the JSON tables beside weights, each refused by its name where it is something else."""
+"""Checked fields of a JSON configuration."""
 
 import json
 import math
@@ -12,14 +12,14 @@ def read_table(path: Path) -> dict[str, Any]:
     try:
         raw = json.loads(path.read_text())
     except ValueError as error:
-        raise RangeError(f"{path} is no JSON: {error}") from None
+        raise RangeError(f"{path} is not valid JSON: {error}") from None
     if not isinstance(raw, dict):
-        raise RangeError(f"{path} holds no configuration")
+        raise RangeError(f"{path} must hold a JSON object, got {type(raw).__name__}")
     return raw
 
 
 def size(raw: dict[str, Any], key: str, default: int | None = None) -> int:
-    """A count: what is no positive integer would fail far from here, or not at all."""
+    """A positive integer; null or 0 means the default."""
     found = default if default is not None and not raw.get(key) else raw[key]
     if type(found) is not int or found < 1:
         raise RangeError(f"{key} must be a positive integer, got {found!r}")
@@ -34,7 +34,7 @@ def real(raw: dict[str, Any], key: str, default: float) -> float:
 
 
 def positive(raw: dict[str, Any], key: str, default: float | None = None) -> float:
-    """The same above 0; without a default it has to be there."""
+    """A positive number; required without a default."""
     if default is None and raw.get(key) is None:
         raise KeyError(key)
     found = real(raw, key, default or 0.0)
@@ -44,7 +44,7 @@ def positive(raw: dict[str, Any], key: str, default: float | None = None) -> flo
 
 
 def flag(raw: dict[str, Any], key: str, *, default: bool) -> bool:
-    """Words like "no" would count as true."""
+    """A JSON boolean; other values, such as "no", are refused."""
     found = default if raw.get(key) is None else raw[key]
     if type(found) is not bool:
         raise RangeError(f"{key} must be true or false, got {found!r}")

@@ -1,9 +1,9 @@
-"""The short step of a decoder: its kernels, launched in order on buffers that never move.
+"""`FusedDecodeStep`: a decoding step in five kernels a layer, on buffers that never move.
 
-Five launches a layer: a product behind a norm; attention with everything around it; a product added
-to the stream; the gated product behind a norm; another one added to the stream. The kernels are in
-`triton/` and `hopper/`. Small products of many rows that are added to the stream take two launches
-instead (`split_k_linear`).
+The launches of a layer: norm and qkv product; head norms, RoPE, cache update and attention; output
+product and residual; norm, gate and up products and SwiGLU; down product and residual. The kernels
+are in `triton/` and `hopper/`. Small residual products of many rows take two launches instead
+(`split_k_linear`).
 """
 
 from typing import Any, NamedTuple
@@ -47,12 +47,12 @@ from trapline.gold.device import may_start_early, processors
 from trapline.gold.softmax_topk.api import TopK
 from trapline.gold.softmax_topk.triton import topk
 
-#: Query heads to a key head that a tile of `triton.step_attention` has room for.
+#: Query heads a key head that fit into a tile of `triton.step_attention`.
 MOST_HEADS = 16
 
 
 class LayerWeights(NamedTuple):
-    """One layer."""
+    """Joined weights of one layer."""
 
     qkv: Tensor
     out: Tensor
@@ -65,7 +65,7 @@ class LayerWeights(NamedTuple):
 
 
 def suits(decoder: Network) -> bool:
-    """Whether the kernels serve this model: rotary, gated, RMS norms, plain weights, no bias."""
+    """Whether the kernels serve this model: RoPE, SwiGLU, RMS norms, plain weights, no bias."""
     config = decoder.config
     plain = all(type(part) is nn.Linear for layer in decoder.layers for part in _linears(layer))
     return (
@@ -90,7 +90,7 @@ def _linears(layer: nn.Module) -> list[nn.Module | None]:
 
 
 class FusedDecodeStep:
-    """Logits, or tokens, of up to `rows` rows. `layers` are the joined weights."""
+    """Logits or greedy tokens of up to `rows` rows."""
 
     def __init__(
         self,
@@ -120,20 +120,20 @@ class FusedDecodeStep:
         self._squares = like.new_empty((cdiv(config.dim, 8), rows), dtype=torch.float32)
         self._arrived = like.new_zeros((rows, config.kv_heads), dtype=torch.int32)
         shapes = [(config.dim, wide), (config.dim, config.hidden)]
-        self._held = SplitKLinear(like, shapes, rows, self._precision, early=self._early)
+        self._split_k = SplitKLinear(like, shapes, rows, self._precision, early=self._early)
         tiles = cdiv(config.vocab, 16)
         self._best = like.new_empty((tiles, rows), dtype=torch.float32)
         self._place = like.new_empty((tiles, rows), dtype=torch.int32)
 
     def logits(self, rows: DecodeBatch) -> Tensor:
-        """(B, V) in float32 after this step's tokens, whose keys and values are stored."""
+        """Stores keys and values of these tokens; returns logits (B, V) in float32."""
         self._run(rows)
         return self._logits[: len(rows.ids)]
 
     def ranked(self, rows: DecodeBatch, count: int) -> tuple[Tensor, TopK]:
-        """Logits, and the `count` likeliest of each row with their log-probabilities.
+        """Logits, and the `count` likeliest tokens of each row with their log-probabilities.
 
-        What the first half of top-k looks for in the logits, the last product has seen.
+        The last product leaves the group maxima that the first half of top-k would compute.
         """
         lines, (vocabulary, inputs) = len(rows.ids), self._head.shape
         group = topk.group_of(lines, vocabulary, count, self._logits)
@@ -149,9 +149,9 @@ class FusedDecodeStep:
         return logits, TopK(found.values, found.indices, found.lse)
 
     def pick(self, rows: DecodeBatch, made: Tensor, tokens: Tensor, history: Tensor) -> None:
-        """The likeliest token of every row; ids, positions and `made` move one step on.
+        """The likeliest token of every row; advances ids, positions and `made` by one step.
 
-        `history` (rows, room) has it at made % room. −1 stands where a row has no softmax.
+        Writes it to `history` (rows, room) at made % room; −1 where a row has no softmax.
         """
         tiles = self._run(rows)
         count = len(rows.ids)
@@ -164,10 +164,11 @@ class FusedDecodeStep:
             **self._launch(),
         )
 
-    def _run(self, rows: DecodeBatch, told: dict[str, Any] | None = None) -> int:
-        """Everything up to the logits; into how many tiles their columns were cut.
+    def _run(self, rows: DecodeBatch, extra: dict[str, Any] | None = None) -> int:
+        """Runs everything up to the logits; returns the number of tiles of their columns.
 
-        `told` is what the last product is told besides; without it it finds the best of its tiles.
+        `extra` are further arguments of the last product; without them it finds the best logit of
+        each tile.
         """
         config, count = self._config, len(rows.ids)
         embed_kernel[(count,)](
@@ -182,26 +183,26 @@ class FusedDecodeStep:
         for number, layer in enumerate(self._layers):
             self._scaled(self._y, layer.qkv, self._qkv, count, tiles)
             self._attend(rows, layer, number)
-            tiles = self._grown(self._seen, layer.out, layer.norms[1], count)
+            tiles = self._add_linear(self._seen, layer.out, layer.norms[1], count)
             self._gated(layer.up, count, tiles)
             last = number + 1 == len(self._layers)
             after = self._norm if last else self._layers[number + 1].norms[0]
-            tiles = self._grown(self._inner, layer.down, after, count)
+            tiles = self._add_linear(self._inner, layer.down, after, count)
         head = self._y, self._head, self._logits, count, tiles
-        return self._scaled(*head, best=told is None, told=told)
+        return self._scaled(*head, best=extra is None, extra=extra)
 
-    def _grown(self, x: Tensor, w: Tensor, weight: Tensor, rows: int) -> int:
-        """The stream and one more product."""
-        if not self._held.serves(w, rows):
+    def _add_linear(self, x: Tensor, w: Tensor, weight: Tensor, rows: int) -> int:
+        """Adds a product to the stream; returns the number of square sums a row."""
+        if not self._split_k.serves(w, rows):
             return self._added(x, w, weight, rows)
-        return self._held.add(x, w, self._x, weight, self._y, self._squares, rows)
+        return self._split_k.add(x, w, self._x, weight, self._y, self._squares, rows)
 
     def _launch(self) -> dict[str, bool]:
         return {"launch_pdl": True} if self._early else {}
 
     def _scaled(
         self, x: Tensor, w: Tensor, out: Tensor, rows: int, parts: int, *,
-        best: bool = False, told: dict[str, Any] | None = None,
+        best: bool = False, extra: dict[str, Any] | None = None,
     ) -> int:  # fmt: skip
         outputs, inputs = w.shape
         cut = self.tile_config_for("normed_linear", rows, outputs, inputs)
@@ -216,7 +217,7 @@ class FusedDecodeStep:
             self._config.norm_eps,
             PARTS=triton.next_power_of_2(parts),
             **self._cut(cut, "normed_linear", outputs, inputs),
-            **(told or {}),
+            **(extra or {}),
         )
         return tiles
 
@@ -278,11 +279,11 @@ class FusedDecodeStep:
         return tiles
 
     def tile_config_for(self, kind: str, rows: int, outputs: int, inputs: int) -> TileConfig:
-        """How a product of so many rows is cut."""
+        """Tile sizes of a product."""
         return tile_config_of(kind, rows, outputs, inputs, self._norm.element_size())
 
     def _cut(self, cut: TileConfig, kind: str, outputs: int, inputs: int) -> dict[str, object]:
-        """All that a product is told besides its arguments."""
+        """Keyword arguments of a product's launch."""
         even = outputs % cut.block_n == 0 and inputs % (cut.split * cut.block_k) == 0
         fixed = tile_constants(
             *(cut, kind),
@@ -326,7 +327,7 @@ class FusedDecodeStep:
             PRECISION=self._precision,
             PDL=self._early,
             PARTS=common + splits if at_once else 0,
-            **self._asked(layer.out),
+            **self._prefetch_arguments(layer.out),
             num_warps=cut.warps,
             num_stages=2,
             maxnreg=cut.registers,
@@ -343,15 +344,15 @@ class FusedDecodeStep:
                 **self._launch(),
             )
 
-    def _asked(self, w: Tensor) -> dict[str, object]:
-        """What attention asks for: the next product's weights, if that asks for none itself."""
+    def _prefetch_arguments(self, w: Tensor) -> dict[str, object]:
+        """Weights of the next product for attention to prefetch, if that product does not."""
         fits = w.numel() >= AHEAD and w.nbytes <= AFTER
-        whole = w.is_contiguous() and w.data_ptr() % 16 == 0  # the copy engine fetches 16 bytes
+        whole = w.is_contiguous() and w.data_ptr() % 16 == 0  # bulk copies need 16-byte alignment
         asks = self._early and fits and whole
         return {"after": w, "after_count": w.numel()} if asks else {}
 
     def _splits(self, rows: DecodeBatch, tile: int) -> tuple[int, int]:
-        """Of the common beginning and of the tails: what fills the chip, a tile at least."""
+        """Splits of prefix and tails that fill the GPU, of at least one tile each."""
         heads, count = self._config.kv_heads, len(rows.ids)
         each = 256 if self._norm.element_size() == 4 else max(tile, 64)
         common = 0

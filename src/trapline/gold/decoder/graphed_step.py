@@ -1,8 +1,7 @@
-"""A decoding step on buffers that never move: eager on a CPU, a captured graph on a GPU.
+"""A decoding step on static buffers: eager on a CPU, a captured CUDA graph on a GPU.
 
-One new token for every row. Tokens, positions and page tables are tensors that the step itself
-moves on, so as long as the same rows run nothing goes to the device, and all that comes back is the
-tokens.
+The step itself advances tokens, positions and counters on the device. While the same rows run,
+nothing is copied to the device and only tokens are copied back.
 """
 
 from collections.abc import Sequence
@@ -22,14 +21,14 @@ from trapline.gold.decoder.sampling import NO_TOKEN, TokenSampler, greedy
 from trapline.gold.decoder.step_ops import SharedPrefix
 from trapline.gold.errors import RangeError
 
-#: Pages; a shorter prefix is cheaper to read with the rest.
+#: Pages from which on a shared prefix is read once instead of with each row.
 WORTH_SHARING = 32
-#: Tokens of a row that may wait on the device until somebody reads them.
+#: Tokens of a row that are kept on the device until they are read.
 ROOM = 16
 
 
 class StepRow(NamedTuple):
-    """A row as the step needs it: the token to feed, which is not in its cache yet."""
+    """One running sequence and the token to feed next, which is not in its cache yet."""
 
     sequence: PooledSequence
     token: int
@@ -38,7 +37,7 @@ class StepRow(NamedTuple):
 
 @dataclass
 class _Buffers:
-    """(R,) tensors, the table (R, M), and the last tokens (R, ROOM); all written in place."""
+    """(R,) tensors, page table (R, M), last tokens (R, ROOM); all written in place."""
 
     ids: Tensor
     positions: Tensor
@@ -48,7 +47,7 @@ class _Buffers:
     history: Tensor
 
     def first(self, rows: int, pages: int) -> "_Buffers":
-        """Views of the first rows; they have the buffers' addresses."""
+        """Views of the first rows, at the same addresses."""
         ids, positions, made, active = self.ids, self.positions, self.made, self.active
         return _Buffers(
             *(ids[:rows], positions[:rows], made[:rows], active[:rows]),
@@ -57,7 +56,7 @@ class _Buffers:
         )
 
     def advance(self, tokens: Tensor) -> None:
-        """To the next step; the tokens are remembered by the number that each row made."""
+        """Moves to the next step; stores tokens at made % ROOM."""
         self.history.scatter_(1, (self.made % ROOM)[:, None], tokens[:, None])
         self.ids.copy_(tokens.clamp(min=0))
         self.positions.add_(self.active)
@@ -65,9 +64,9 @@ class _Buffers:
 
 
 class GraphedStep:
-    """The step for up to `rows` rows of at most `pages` pages each.
+    """Steps for up to `rows` rows of at most `pages` pages each.
 
-    It joins the decoder's weights: the decoder stays where it is from now on, and as it is.
+    Joins weights of the decoder in memory; they must not change or move afterwards.
     """
 
     def __init__(self, decoder: Network, pool: Pool, rows: int, pages: int) -> None:
@@ -78,20 +77,20 @@ class GraphedStep:
         table = torch.zeros((rows, pages), dtype=torch.int32, device=device)
         history = torch.zeros((rows, ROOM), dtype=torch.int64, device=device)
         self._buffers = _Buffers(ids, positions, made, active, table, history)
-        self._forward = DecodeStep(decoder, pool, rows)
+        self._step = DecodeStep(decoder, pool, rows)
         self._graphs: dict[tuple[int, int, bool], tuple[torch.cuda.CUDAGraph, Tensor]] = {}
         self._rows = self._pages = 0
         self._shared_prefixes: list[SharedPrefix] = []
 
     def load(self, rows: Sequence[StepRow]) -> None:
-        """Other rows from now on. This is the only way from the host to the device."""
+        """Sets the rows to run. This is the only copy from host to device."""
         ids, positions, made = self._buffers.ids, self._buffers.positions, self._buffers.made
         if len(rows) > len(ids):
-            raise RangeError(f"{len(rows)} rows are more than {len(ids)}")
+            raise RangeError(f"at most {len(ids)} rows fit, got {len(rows)}")
         pages = self._buffers.table.shape[1]
         tables = [row.sequence.table for row in rows]
         if max(map(len, tables), default=0) > pages:
-            raise RangeError(f"a row has {max(map(len, tables))} pages, there is room for {pages}")
+            raise RangeError(f"at most {pages} pages a row fit, got {max(map(len, tables))}")
         self._rows = self._bucket(len(rows), len(ids))
         self._pages = self._bucket(max(map(len, tables), default=0), pages)
         full = [row.sequence.length // self.pool.page_size for row in rows]
@@ -105,13 +104,13 @@ class GraphedStep:
         _fill(self._buffers.table, padded + [[0] * pages for _ in spare])
 
     def logits(self) -> Tensor:
-        """(R, V) after this step's tokens, which go into the cache; the buffers stay."""
+        """Feeds the tokens; returns logits (R, V) and leaves the buffers as they are."""
         if not self._buffers.ids.is_cuda:
             return self._logits()
         return self._replay(choosing=False)
 
     def choose(self, chooser: TokenSampler) -> Tensor:
-        """Next tokens (R,) of all loaded rows; the buffers are ready for the step after."""
+        """Next tokens (R,) of all loaded rows; advances the buffers."""
         if self._buffers.ids.is_cuda and chooser.all_greedy:
             return self._replay(choosing=True)
         logits = self.logits()
@@ -123,7 +122,7 @@ class GraphedStep:
         return tokens
 
     def choose_ahead(self, chooser: TokenSampler, steps: int) -> Tensor:
-        """Next tokens (steps, R) of that many steps, without a look at any of them."""
+        """Next tokens (steps, R) of several steps, without waiting for any of them."""
         for _ in range(steps):
             self.choose(chooser)
         here = self._here()
@@ -131,7 +130,7 @@ class GraphedStep:
         return here.history.gather(1, number % ROOM).T
 
     def _bucket(self, count: int, most: int) -> int:
-        """Graphs are captured for powers of two; without them there is nothing to round up to."""
+        """Graphs are captured for powers of two; without graphs nothing is rounded up."""
         if not self._buffers.ids.is_cuda or count == 0:
             return count
         return min(1 << (count - 1).bit_length(), most)
@@ -140,20 +139,20 @@ class GraphedStep:
         return self._buffers.first(self._rows, self._pages)
 
     def _logits(self) -> Tensor:
-        return self._forward.logits(self._alone(), self._shared_prefixes)
+        return self._step.logits(self._batch(), self._shared_prefixes)
 
     @torch.no_grad()
     def _greedy(self) -> Tensor:
         here = self._here()
-        if self._forward.compact is None:
+        if self._step.fused is None:
             tokens = greedy(self._logits())
             here.advance(tokens)
             return tokens
         tokens = torch.empty_like(here.ids)
-        self._forward.compact.pick(self._alone(), here.made, tokens, here.history)
+        self._step.fused.pick(self._batch(), here.made, tokens, here.history)
         return tokens
 
-    def _alone(self) -> DecodeBatch:
+    def _batch(self) -> DecodeBatch:
         """Rows that share nothing: all their positions are tail."""
         here, size = self._here(), self.pool.page_size
         table, positions = here.table, here.positions
@@ -168,7 +167,7 @@ class GraphedStep:
         return result
 
     def _captured(self, *, choosing: bool) -> tuple[torch.cuda.CUDAGraph, Tensor]:
-        """Records the step once."""
+        """Captures the step."""
         work, here = self._greedy if choosing else self._logits, self._here()
         result: list[Tensor] = []
         graph = captured(lambda: result.append(work()), (here.ids, here.positions, here.made))
@@ -176,7 +175,7 @@ class GraphedStep:
 
 
 def _shared_prefixes(tables: Sequence[list[int]], full: Sequence[int]) -> list[SharedPrefix]:
-    """Neighbours that begin with the same full pages, where it is worth a product of its own."""
+    """Adjacent rows that begin with the same full pages, if enough to read them once."""
     found: list[SharedPrefix] = []
     first = 0
     for last in range(1, len(tables) + 1):

@@ -1,8 +1,7 @@
-"""What a decoder is made of: norms, attention, feed-forward.
+"""The readable transformer layer: norms, attention, feed-forward.
 
-Sequences lie one after the other without padding (`packing.py`), so rows of different lengths
-cannot influence each other. Shape letters: N packed tokens, C channels, H query heads, G key/value
-heads, D width.
+Sequences are packed one after another without padding (`packing.py`). Shape letters: N packed
+tokens, C channels, H query heads, G key/value heads, D head width.
 """
 
 import torch
@@ -17,7 +16,7 @@ from trapline.gold.norms.api import layer_norm, rms_norm
 
 
 class Norm(nn.Module):
-    """RMS norm, or layer norm where there is a bias."""
+    """RMS norm, or layer norm if it has a bias."""
 
     def __init__(self, width: int, eps: float, *, bias: bool) -> None:
         super().__init__()
@@ -32,7 +31,7 @@ class Norm(nn.Module):
 
 
 class Attention(nn.Module):
-    """Projections, rotary positions, cache, attention."""
+    """Projections, RoPE, cache update, attention."""
 
     def __init__(self, config: DecoderConfig, window: int | None) -> None:
         super().__init__()
@@ -58,7 +57,7 @@ class Attention(nn.Module):
         return tensor(self.out(mixed.reshape(len(x), -1)))
 
     def _causal(self, q: Tensor, parts: list[LayerKV], packing: Packing) -> Tensor:
-        """Each sequence's new queries over all it has; the last query sees the last key."""
+        """New queries of each sequence over its whole cache, aligned at the end."""
         rows = joined(parts)
         return tensor(
             flash_attention_varlen(
@@ -75,7 +74,7 @@ class Attention(nn.Module):
         )
 
     def _masked(self, q: Tensor, parts: list[LayerKV], packing: Packing) -> Tensor:
-        """Who sees whom is given, as for the nodes of a tree that share one cache."""
+        """Attention under given masks, as for the nodes of a draft tree."""
         assert packing.masks is not None
         places = torch.split(packing.positions, packing.counts)
         masks = map(self._inside_window, packing.masks, places)
@@ -85,7 +84,7 @@ class Attention(nn.Module):
         return torch.cat([_masked_attention(one, *rows, mask) for one, rows, mask in sequences])
 
     def _inside_window(self, mask: Tensor, place: Tensor) -> Tensor:
-        """Distances count in positions, and a tree has several nodes at one position."""
+        """Applies the window by position: a tree has several nodes at one position."""
         if self.window is None:
             return mask
         before = torch.arange(mask.shape[1] - len(place), device=place.device)
@@ -101,7 +100,7 @@ def _masked_attention(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> 
 
 
 class Feedforward(nn.Module):
-    """SwiGLU, or GPT-2's two layers with GELU between them."""
+    """SwiGLU, or GPT-2's two linear layers with GELU."""
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
@@ -118,7 +117,7 @@ class Feedforward(nn.Module):
 
 
 class Layer(nn.Module):
-    """Attention and feed-forward, each on a norm and added to the stream."""
+    """Pre-norm attention and feed-forward with residuals."""
 
     def __init__(self, config: DecoderConfig, number: int) -> None:
         super().__init__()
@@ -133,6 +132,6 @@ class Layer(nn.Module):
 
 
 def tensor(value: object) -> Tensor:
-    """Modules are untyped: this is where a value becomes a Tensor again."""
+    """Narrows the result of an untyped module to a Tensor."""
     assert isinstance(value, Tensor)
     return value

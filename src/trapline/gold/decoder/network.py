@@ -1,4 +1,4 @@
-"""The decoder: packed tokens in, logits out; attention, norms and caches are this library's own."""
+"""The network of a decoder: packed tokens in, logits out, on this library's own kernels."""
 
 from collections.abc import Sequence
 from itertools import accumulate
@@ -16,14 +16,14 @@ from trapline.gold.errors import RangeError, ShapeError
 
 
 class Hidden(NamedTuple):
-    """What packed tokens became: N tokens of all sequences, C channels."""
+    """Hidden states of N packed tokens with C channels."""
 
-    last: Tensor  # (N, C) after the final norm: what the head reads
-    features: tuple[Tensor, ...]  # (N, C) the stream after each layer that was asked for
+    last: Tensor  # (N, C) after the final norm, the input of the head
+    features: tuple[Tensor, ...]  # (N, C) outputs of the requested layers
 
 
 class Network(nn.Module):
-    """A language model: `decoder(ids)` for whole batches, `decoder.step` for growing sequences."""
+    """`network(ids)` for whole batches, `network.step` for growing sequences."""
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
@@ -41,19 +41,19 @@ class Network(nn.Module):
         return self.norm.weight.device
 
     def new_cache(self) -> SequenceCache:
-        """An empty sequence."""
+        """The cache of an empty sequence."""
         return SequenceCache(self.config, self.norm.weight.dtype, self.device)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Logits (B, T, V) of whole rows (B, T), without anything remembered."""
+        """Logits (B, T, V) of whole rows (B, T); nothing is cached."""
         if ids.ndim != 2:
-            raise ShapeError(f"ids must be rows (B, T), got {tuple(ids.shape)}")
+            raise ShapeError(f"ids must have shape (B, T), got {tuple(ids.shape)}")
         rows, length = ids.shape
         caches = [self.new_cache() for _ in range(rows)]
         return self.logits(self.run(list(ids), caches).last).view(rows, length, -1)
 
     def step(self, new: Sequence[Sequence[int]], caches: Sequence[Cache]) -> Tensor:
-        """Feeds each sequence its new tokens; logits (B, V) after the last of each."""
+        """Feeds each sequence its new tokens; returns logits (B, V) after the last of each."""
         hidden = self.run(new, caches).last
         last = torch.tensor(list(accumulate(map(len, new))), device=self.device) - 1
         return self.logits(hidden[last])
@@ -71,15 +71,17 @@ class Network(nn.Module):
         masks: Sequence[Tensor] | None = None,
         features: Sequence[int] = (),
     ) -> Hidden:
-        """Feeds each sequence its new tokens, and remembers all of them in its cache.
+        """Feeds each sequence its new tokens and adds them to its cache.
 
-        `positions` are where each new token stands, if not simply after the cached ones; `masks`
-        say for each sequence which of its cached and new tokens a new one sees, (new, cached +
-        new) bool, if not all before it and itself. Both together make a tree of branches. A tree
-        leaves all its nodes in the cache: `keep` selects the path that was accepted.
+        `positions` of the new tokens default to those after the cached ones. `masks` (new, cached +
+        new) bool say which tokens each new token sees, by default all up to itself. Both together
+        describe a tree; its nodes all go into the cache, and `keep` selects the accepted path.
+        `features` names layers whose outputs are returned as well.
         """
         if not all(0 <= number < self.config.layers for number in features):
-            raise RangeError(f"features are layers 0 … {self.config.layers - 1}, got {features}")
+            raise RangeError(
+                f"features must be layers 0 to {self.config.layers - 1}, got {features}"
+            )
         ids = self.tokens(new)
         packing = self.pack([len(one) for one in new], caches, positions, masks)
         hidden = self.through(ids, packing, features)
@@ -88,7 +90,7 @@ class Network(nn.Module):
         return hidden
 
     def through(self, ids: Tensor, packing: Packing, features: Sequence[int] = ()) -> Hidden:
-        """All layers once, for packed tokens (N,); with rows of a pool it waits for nothing."""
+        """Runs all layers on packed tokens (N,); with a pool it never synchronises."""
         x = self.embedding(ids)
         if self.position is not None:
             x = x + self.position(packing.positions)
@@ -100,14 +102,14 @@ class Network(nn.Module):
         return Hidden(tensor(self.norm(x)), tuple(kept[number] for number in features))
 
     def tokens(self, new: Sequence[Sequence[int] | Tensor]) -> Tensor:
-        """New tokens of all sequences, (N,), on the device; what the host has is checked there."""
+        """New tokens of all sequences (N,) on the device, checked against the vocabulary."""
         if min(map(len, new), default=0) < 1:
             raise RangeError("every sequence needs at least one new token")
         there = any(isinstance(one, Tensor) for one in new)
         where = self.device if there else torch.device("cpu")
         ids = torch.cat([torch.as_tensor(one, dtype=torch.long, device=where) for one in new])
         if int(ids.min()) < 0 or int(ids.max()) >= self.config.vocab:
-            raise RangeError(f"a token id outside the vocabulary of {self.config.vocab}")
+            raise RangeError(f"token ids must be below the vocabulary of {self.config.vocab}")
         return ids.to(self.device)
 
     def pack(
@@ -117,7 +119,7 @@ class Network(nn.Module):
         positions: Sequence[Sequence[int] | Tensor] | None = None,
         masks: Sequence[Tensor] | None = None,
     ) -> Packing:
-        """Where so many new tokens of each sequence stand, and room for their rows."""
+        """Positions of the new tokens, and cache space for their keys and values."""
         places = self._places(counts, caches, positions)
         if masks is not None:
             for cache, count, mask in zip(caches, counts, masks, strict=True):
@@ -140,11 +142,11 @@ class Network(nn.Module):
         else:
             spans = [torch.as_tensor(one, device=self.device).long() for one in positions]
             if [len(span) for span in spans] != counts:
-                raise ShapeError("every new token needs one position")
+                raise ShapeError(f"positions must have one entry a new token ({counts})")
         places = torch.cat(spans)
         longest = int(places.max()) + 1
         if longest > self.config.context or int(places.min()) < 0:
-            raise RangeError(f"{longest} positions are more than the model's {self.config.context}")
+            raise RangeError(f"the model has {self.config.context} positions, got {longest}")
         return places.to(self.device)
 
     def _angles(self, positions: Tensor) -> tuple[Tensor, ...] | None:

@@ -1,7 +1,7 @@
-"""New tokens of many sequences as one pass: where they stand, and where their rows are kept.
+"""New tokens of many sequences packed into one pass, and the caches of their keys and values.
 
-Sequences lie one after the other without padding. Those of one pool store and read their rows all
-at once: a layer of a pass over eight prompts is two copies to start, not sixteen.
+Sequences lie one after another without padding. Sequences of one pool store and read their rows
+together: a layer of a pass over eight prompts launches two copies, not sixteen.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,7 +16,7 @@ from trapline.gold.decoder.pool import Pool, PooledSequence
 
 
 class Cache(Protocol):
-    """Where one sequence's keys and values are kept."""
+    """Keys and values of one sequence."""
 
     @property
     def length(self) -> int: ...
@@ -24,25 +24,25 @@ class Cache(Protocol):
 
 
 class OwnCache(Cache, Protocol):
-    """One that keeps them apart from all others."""
+    """A cache with storage of its own."""
 
     def append(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]: ...
 
 
 class LayerKV(NamedTuple):
-    """Keys and values of one layer, old and new, (S, G, D) each, and how many each sequence has."""
+    """Keys and values of one layer (S, G, D), and the length of each sequence."""
 
     keys: Tensor
     values: Tensor
     lengths: list[int]
 
     def each(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Keys and values of one sequence after the other; nothing is copied."""
+        """Keys and values of each sequence as views."""
         return zip(*(torch.split(side, self.lengths) for side in self[:2]), strict=True)
 
 
 def joined(parts: Sequence[LayerKV]) -> LayerKV:
-    """All sequences of all stores, one after the other."""
+    """All sequences of all stores, one after another."""
     if len(parts) == 1:
         return parts[0]
     keys, values, lengths = zip(*parts, strict=True)
@@ -50,19 +50,19 @@ def joined(parts: Sequence[LayerKV]) -> LayerKV:
 
 
 class OwnRows:
-    """The rows of a cache of its own."""
+    """New rows for a cache with storage of its own."""
 
     def __init__(self, cache: OwnCache, count: int) -> None:
         self._cache, self.count = cache, count
 
     def append(self, layer: int, k: Tensor, v: Tensor) -> LayerKV:
-        """Stores new rows; all of that layer that the cache still has."""
+        """Stores new rows; returns all rows of that layer."""
         keys, values = self._cache.append(layer, k, v)
         return LayerKV(keys, values, [len(keys)])
 
 
 class PooledRows:
-    """The rows of a pool that a pass fills and reads, of all its sequences there."""
+    """New rows of all sequences that share a pool."""
 
     def __init__(self, sequences: Sequence[PooledSequence], counts: Sequence[int]) -> None:
         self._pool, self.count = sequences[0].pool, sum(counts)
@@ -76,7 +76,7 @@ class PooledRows:
         self._lengths = [end for _, _, end in spans]
 
     def _reserve(self, spans: Sequence[tuple[PooledSequence, int, int]]) -> None:
-        """Room for all of them; or MemoryError, and none has a page more than before."""
+        """Reserves pages for all; on MemoryError none has more than before."""
         before = [len(one.table) for one, _, _ in spans]
         try:
             for one, start, end in spans:
@@ -87,20 +87,20 @@ class PooledRows:
             raise
 
     def append(self, layer: int, k: Tensor, v: Tensor) -> LayerKV:
-        """Stores new rows; all of that layer."""
+        """Stores new rows; returns all rows of that layer."""
         stored = self._pool.layer(layer)
         stored.put(self._new, k, v)
         if len(self._new) == len(self._all) and stored.scales is None:
-            return LayerKV(k, v, self._lengths)  # what would be read back is what was stored
+            return LayerKV(k, v, self._lengths)  # nothing was cached before
         return LayerKV(*stored.get(self._all, k.dtype), self._lengths)
 
 
 @dataclass(frozen=True)
 class Packing:
-    """Where the new tokens of each sequence lie, and where they stand in it."""
+    """New tokens of each sequence: counts, positions, caches."""
 
     counts: list[int]
-    #: Who keeps their rows, in their order.
+    #: Caches of the sequences, in order.
     stores: list[OwnRows | PooledRows]
     positions: Tensor
     #: Cosine and sine of the rotary angles, (N, D/2) each; None for learned positions.
@@ -110,13 +110,13 @@ class Packing:
     _boundaries: dict[tuple[int, ...], Tensor] = field(default_factory=dict)
 
     def append(self, layer: int, k: Tensor, v: Tensor) -> list[LayerKV]:
-        """Stores new rows of one layer; all of that layer, store by store."""
+        """Stores new rows of one layer; returns all rows of that layer, store by store."""
         sizes = [store.count for store in self.stores]
         new = zip(self.stores, torch.split(k, sizes), torch.split(v, sizes), strict=True)
         return [store.append(layer, *rows) for store, *rows in new]
 
     def boundaries(self, lengths: Sequence[int]) -> Tensor:
-        """Where pieces of these lengths begin and end, int32; copied to the device once a pass."""
+        """Cumulative lengths, int32; copied to the device once a pass."""
         key = tuple(lengths)
         if key not in self._boundaries:
             ends, device = [0, *accumulate(key)], self.positions.device
@@ -125,7 +125,7 @@ class Packing:
 
 
 def stores(caches: Sequence[Cache], counts: Sequence[int]) -> Iterator[OwnRows | PooledRows]:
-    """Who keeps the new rows: neighbours of one pool together, every other sequence by itself."""
+    """Groups adjacent sequences of one pool; every other sequence is alone."""
     for pool, members in groupby(zip(caches, counts, strict=True), key=lambda one: _pool(one[0])):
         group = list(members)
         if pool is None:

@@ -1,7 +1,7 @@
-"""One pool of pages for many sequences: storage that never moves, shared by forks.
+"""One pool of pages for many sequences, shared by forks.
 
-Who holds which page is `kv_cache`'s `BlockManager`; here are the rows, as tensors whose addresses a
-captured CUDA graph may rely on.
+`kv_cache`'s `BlockManager` tracks which sequence holds which page. The tensors here never move, so
+captured CUDA graphs may use their addresses.
 """
 
 from collections.abc import Hashable, Sequence
@@ -17,13 +17,13 @@ from trapline.gold.errors import RangeError
 from trapline.gold.kv_cache.block_manager import BlockManager
 from trapline.gold.kv_cache.torch_backend import codec
 
-#: What codes are stored as; four bits are two to a byte.
+#: Storage of quantised codes; 4-bit codes are packed two to a byte.
 _CODES = {8: torch.int8, 4: torch.uint8, "fp8": torch.uint8}
 
 
 @dataclass(frozen=True)
 class StoredLayer:
-    """One layer: rows (slots, G, …) as they are, or codes with a float16 scale a slot and head."""
+    """One layer: rows (slots, G, …), or codes with one float16 scale a slot and head."""
 
     keys: Tensor
     values: Tensor
@@ -33,7 +33,7 @@ class StoredLayer:
     page_size: int
 
     def pages(self) -> dict[str, Any]:
-        """What the paged functions read: (pages, G, P, …) views, and the scales' names."""
+        """Arguments of the paged functions: views (pages, G, P, …) and scales."""
         given = {"k_pages": self.keys, "v_pages": self.values}
         if self.bits == "fp8":
             given = {name: codes.view(torch.float8_e4m3fn) for name, codes in given.items()}
@@ -45,10 +45,10 @@ class StoredLayer:
         }
 
     def put(self, slots: Tensor, k: Tensor, v: Tensor) -> None:
-        """Stores rows (n, G, D), each element quantised once.
+        """Stores rows (n, G, D), quantised if the pool is.
 
-        Rows that no code can stand for, NaN say, come back as NaN: they are one sequence's matter,
-        and an error here would be that of all in the batch.
+        Rows that cannot be quantised, such as NaN, read back as NaN: an error here would affect the
+        whole batch.
         """
         if self.scales is None:
             self.keys.index_copy_(0, slots, k)
@@ -62,15 +62,15 @@ class StoredLayer:
         assert self.scales is not None
         code = codec(self.bits, self.width, fitted=False, refusing=False)
         (keys, k_scale), (values, v_scale) = code.encode(k), code.encode(v)
-        # Paged attention takes scores of NaN for those of a query that sees nothing: a key that is
-        # lost would pass as one nobody looked at, were its value not lost with it.
+        # Paged attention treats NaN scores as those of a query without keys. A NaN key must
+        # therefore make its value NaN too, or the error would go unnoticed.
         v_scale = torch.where(k_scale.isnan(), k_scale, v_scale)
         stored = (self.keys, self.values, *self.scales)
         for rows, new in zip(stored, (keys, values, k_scale[..., 0], v_scale[..., 0]), strict=True):
             rows.index_copy_(0, slots, new)
 
     def get(self, slots: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """The rows as they are read back."""
+        """Rows as they are read back."""
         if self.scales is None:
             return self.keys[slots], self.values[slots]
         code = codec(self.bits, self.width, fitted=False)
@@ -82,7 +82,7 @@ class StoredLayer:
 class Pool:
     """Keys and values of all sequences, (layers, pages · P, G, D) each.
 
-    With `bits` (8, 4 or "fp8") they are codes, and `scales` says what they stand for.
+    With `bits` (8, 4 or "fp8") they are quantised, with `scales`.
     """
 
     def __init__(
@@ -95,9 +95,9 @@ class Pool:
         bits: int | str | None = None,
     ) -> None:
         if bits is not None and bits not in _CODES:
-            raise RangeError(f"a pool stores 8, 4 or 'fp8' bits, or rows as they are, not {bits!r}")
+            raise RangeError(f"bits must be 8, 4, 'fp8' or None, got {bits!r}")
         if pages < 1 or page_size < 1:
-            raise RangeError(f"a pool needs pages and room in them, got {pages} of {page_size}")
+            raise RangeError(f"pages and page_size must be at least 1, got {pages}, {page_size}")
         columns = config.head_dim // 2 if bits == 4 else config.head_dim
         shape = (config.layers, pages * page_size, config.kv_heads, columns)
         kind = dtype if bits is None else _CODES[bits]
@@ -115,11 +115,11 @@ class Pool:
         return self.book.page_size
 
     def nbytes(self) -> int:
-        """Scales included."""
+        """Bytes of storage, including scales."""
         return sum(one.nbytes for one in (self.keys, self.values, *self.scales))
 
     def layer(self, number: int) -> StoredLayer:
-        """One layer's part."""
+        """The storage of one layer."""
         keys, values = self.keys[number], self.values[number]
         scales = (self.scales[0][number], self.scales[1][number]) if self.scales else None
         return StoredLayer(keys, values, scales, self.bits, self._width, self.page_size)
@@ -131,11 +131,11 @@ class Pool:
         return PooledSequence(self, self._opened, 0)
 
     def reserve(self, seq: int, start: int, count: int) -> None:
-        """Makes positions the sequence's own to write; shared pages are copied first."""
+        """Reserves positions for writing; copies shared pages first."""
         self.copy(self.book.reserve(seq, start, count))
 
     def copy(self, pages: Sequence[tuple[int, int]]) -> None:
-        """Copies pages (from, to) in all layers, all at once."""
+        """Copies pages (from, to) in all layers."""
         if not pages:
             return
         sources, targets = torch.tensor(pages, device=self.keys.device).T
@@ -145,7 +145,7 @@ class Pool:
 
 
 class PooledSequence:
-    """One sequence in a pool; has what the decoder asks of a cache."""
+    """One sequence of a pool, as a cache for the network."""
 
     def __init__(self, pool: Pool, seq: int, length: int) -> None:
         self.pool, self.seq, self.length = pool, seq, length
@@ -156,7 +156,7 @@ class PooledSequence:
         return self.pool.book.tables[self.seq]
 
     def slots(self, start: int, end: int) -> Tensor:
-        """Where positions lie in the pool, told on the host, which has the table."""
+        """Slots of positions in the pool, on the host."""
         size = self.pool.page_size
         at = torch.arange(start, end, device="cpu")
         return (
@@ -164,19 +164,19 @@ class PooledSequence:
         )
 
     def reserve(self, count: int) -> None:
-        """Room for so many positions in all; or MemoryError, and nothing changed."""
+        """Reserves `count` positions in all; on MemoryError nothing changes."""
         self.pool.reserve(self.seq, self.length, count - self.length)
 
     def advance(self, count: int) -> None:
-        """After every layer has stored its rows."""
+        """Call after every layer has stored its rows."""
         self.length += count
 
     def keep(self, positions: Sequence[int]) -> None:
-        """Keeps these positions in this order: what a verified tree leaves of its branches."""
+        """Keeps only these positions, in this order, for instance the accepted branch of a tree."""
         wanted = [int(position) for position in positions]
         if len(set(wanted)) < len(wanted) or not all(0 <= p < self.length for p in wanted):
             raise RangeError(f"positions to keep must be distinct and below {self.length}")
-        # The prefix mostly stays where it is, and only what moves is copied.
+        # The prefix usually stays where it is; only positions that move are copied.
         fixed = next((i for i, p in enumerate(wanted) if i != p), len(wanted))
         if fixed < len(wanted):
             self.pool.reserve(self.seq, fixed, len(wanted) - fixed)
@@ -188,21 +188,21 @@ class PooledSequence:
         self.length = len(wanted)
 
     def adopt(self, tokens: Sequence[int], salt: Hashable = None) -> None:
-        """Begins with the pages of others that start with these tokens, as many as there are."""
+        """Starts with the published pages of the longest common prefix of these tokens."""
         self.length = self.pool.book.adopt(self.seq, tokens, salt)
 
     def publish(self, tokens: Sequence[int], salt: Hashable = None) -> None:
-        """Lets others begin with this sequence's whole pages: these are its tokens."""
+        """Publishes this sequence's full pages under its tokens, for others to adopt."""
         self.pool.book.publish(self.seq, tokens, salt)
 
     def fork(self) -> "PooledSequence":
-        """A sequence with the same past; nothing is copied until one of them writes there."""
+        """A sequence with the same past; pages are copied on write."""
         twin = self.pool.open()
         self.pool.book.fork(self.seq, twin.seq)
         twin.length = self.length
         return twin
 
     def free(self) -> None:
-        """Gives its pages back."""
+        """Returns its pages to the pool."""
         self.pool.book.shrink(self.seq, 0)
         del self.pool.book.tables[self.seq]

@@ -1,7 +1,7 @@
-"""Prompts of the same lengths, one batch after the other: their pass, on a GPU captured.
+"""The pass over prompts of fixed lengths, batch after batch, captured on a GPU.
 
-A short pass is over sooner than the host has started its kernels one by one. Captured it is one
-start. Lengths and places in the pool stay, the tokens change.
+A short pass finishes sooner than the host can launch its kernels one by one; captured, it is one
+launch. Lengths and pool pages stay the same, only the tokens change.
 """
 
 from collections.abc import Sequence
@@ -14,14 +14,14 @@ from trapline.gold.decoder.capture import captured
 from trapline.gold.decoder.network import Network
 from trapline.gold.decoder.pool import PooledSequence
 
-#: Longer passes keep a GPU busy while the host goes ahead; a graph would only hold their memory.
+#: Tokens; longer passes keep the GPU busy anyway, and a graph would hold their memory.
 LONGEST = 4096
 
 
 class PromptPass:
-    """Logits (B, V) after prompts that lie in these sequences, empty before and as they were after.
+    """Logits (B, V) after prompts; their keys and values go into the pages of these sequences.
 
-    Their keys and values are in the pool then.
+    The sequences must be empty, and their lengths are not advanced.
     """
 
     def __init__(self, decoder: Network, places: Sequence[PooledSequence], lengths: list[int]):
@@ -34,8 +34,8 @@ class PromptPass:
 
     def __call__(self, prompts: Sequence[Sequence[int]]) -> Tensor:
         self._ids.copy_(self._decoder.tokens(prompts))
-        # The first batch may be the only one: recording it would cost more than it gives. And what
-        # a pass asks the host for, it has asked for before it is recorded.
+        # The first batch may be the only one, so it is not captured. Running it also makes the
+        # host-side tables that a capture cannot make.
         if self._logits is None or not self._ids.is_cuda or len(self._ids) > LONGEST:
             self._remember()
         else:

@@ -1,4 +1,4 @@
-"""Rotary positions, in half-split order: element d turns with element d + D/2."""
+"""Rotary positions in half-split order: element d rotates with element d + D/2."""
 
 import math
 from typing import NamedTuple
@@ -10,26 +10,26 @@ from trapline.gold.decoder.config import RopeConfig
 
 
 class Rope(NamedTuple):
-    """What happens to queries and keys before they are used."""
+    """Head norms and rotation of queries and keys."""
 
     #: (context, D/2) cosine and sine of every position; None for learned positions.
     cosine: Tensor | None
     sine: Tensor | None
-    #: (D,) weights of the norms of queries and keys, for models that have them.
+    #: (D,) weights of the head norms of queries and keys; None without them.
     q_norm: Tensor | None
     k_norm: Tensor | None
     eps: float
 
 
 def angles(rope: RopeConfig, head_dim: int, positions: Tensor, like: Tensor) -> tuple[Tensor, ...]:
-    """Cosine and sine at every position, (n, D/2) each, in the dtype and place of `like`."""
+    """Cosine and sine of every position, (n, D/2) each, in the dtype and device of `like`."""
     turns = frequencies(rope, head_dim).to(like.device)
     turned = positions.to(like.device)[:, None].float() * turns
     return tuple((part * rope.attention_factor).to(like) for part in (turned.cos(), turned.sin()))
 
 
 def frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
-    """(D/2,) radians a position, stretched as the configuration says."""
+    """(D/2,) radians a position, stretched by the configuration."""
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device="cpu") / head_dim
     base = 1.0 / rope.theta**exponents
     if rope.kind == "linear":
@@ -42,7 +42,7 @@ def frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
 
 
 def _llama3(base: Tensor, rope: RopeConfig) -> Tensor:
-    """Short waves stay, long ones are stretched by `factor`, those between are blended."""
+    """Keeps short wavelengths, stretches long ones by `factor`, blends between."""
     wavelengths = 2 * math.pi / base
     longest = rope.original_context / rope.low_freq_factor
     shortest = rope.original_context / rope.high_freq_factor
@@ -54,10 +54,10 @@ def _llama3(base: Tensor, rope: RopeConfig) -> Tensor:
 
 
 def _yarn(base: Tensor, rope: RopeConfig, head_dim: int) -> Tensor:
-    """Elements that turn often stay, those that hardly turn are stretched, with a ramp between."""
+    """Keeps high frequencies, stretches low ones, with a linear ramp between."""
 
     def element(turns: float) -> float:
-        """Which element turns so many times in the original context."""
+        """The element that rotates this often in the original context."""
         wavelength = rope.original_context / (turns * 2 * math.pi)
         return head_dim * math.log(wavelength) / (2 * math.log(rope.theta))
 
@@ -73,7 +73,7 @@ def _yarn(base: Tensor, rope: RopeConfig, head_dim: int) -> Tensor:
 
 
 def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    """x (tokens, heads, D) turned by the angles (tokens, D/2)."""
+    """Rotates x (tokens, heads, D) by angles (tokens, D/2)."""
     left, right = x.chunk(2, dim=-1)
     cosine, sine = cosine[:, None], sine[:, None]
     return torch.cat((left * cosine - right * sine, right * cosine + left * sine), dim=-1)

@@ -1,8 +1,8 @@
-"""Choosing next tokens for a batch: greedy, or drawn with temperature, top-k, top-p and min-p.
+"""Chooses next tokens for a batch: greedy, or sampled with temperature, top-k, top-p and min-p.
 
-Every row has its own settings and its own random numbers: the n-th number of a seed is a hash of
-(seed, n), computed where the logits are. So a row's text does not depend on who else is in the
-batch, nothing is kept between steps, and nothing waits for the device.
+Every row has its own settings and random numbers: the n-th number of a seed is a hash of (seed, n),
+computed on the device. So a row's text does not depend on the rest of the batch, there is no
+generator state, and nothing waits for the device.
 """
 
 from collections.abc import Sequence
@@ -17,9 +17,9 @@ from trapline.gold import checks
 from trapline.gold.errors import DTypeError, RangeError
 from trapline.gold.softmax_topk.api import TopK, softmax_topk
 
-#: A nucleus almost always lies within so many candidates; where it does not, all are ranked.
+#: Candidates that almost always contain the nucleus; where they do not, all are ranked.
 NUCLEUS = 1024
-#: What stands for a token where a row's logits have no softmax.
+#: Returned instead of a token if a row's logits have no softmax.
 NO_TOKEN = -1
 #: Logits of up to 10⁸ can be divided by it in float32.
 SMALLEST_TEMPERATURE = 1e-30
@@ -27,7 +27,7 @@ SMALLEST_TEMPERATURE = 1e-30
 
 @dataclass(frozen=True)
 class Sampling:
-    """How one row is sampled; temperature 0 is greedy, ties to the lower token."""
+    """Settings of one row; temperature 0 is greedy, ties go to the lower token."""
 
     temperature: float = 0.0
     top_k: int | None = None
@@ -46,7 +46,10 @@ class Sampling:
         if not 0.0 <= self.temperature < float("inf"):
             raise RangeError(f"temperature must be 0 or positive, got {self.temperature}")
         if 0.0 < self.temperature < SMALLEST_TEMPERATURE:
-            raise RangeError(f"temperature {self.temperature} is too small: 0 is greedy")
+            raise RangeError(
+                f"temperature must be 0 (greedy) or at least {SMALLEST_TEMPERATURE}, "
+                f"got {self.temperature}"
+            )
         checks.integers(seed=self.seed, top_k=self.top_k or 0)
         if self.top_k is not None and self.top_k < 1:
             raise RangeError(f"top_k must be at least 1, got {self.top_k}")
@@ -76,8 +79,8 @@ def sampling_per_prompt(
     return settings
 
 
-class Ways(NamedTuple):
-    """The settings of a batch as tensors (B,)."""
+class SamplingTensors(NamedTuple):
+    """Settings of a batch as tensors (B,)."""
 
     temperature: Tensor  # 1 where greedy: its candidates are the same
     greedy: Tensor
@@ -88,12 +91,12 @@ class Ways(NamedTuple):
 
 
 class TokenSampler:
-    """Chooses for the rows of one batch, as long as it stays the same batch."""
+    """Chooses tokens for the rows of one fixed batch."""
 
     def __init__(self, ways: Sequence[Sampling], vocabulary: int, device: torch.device) -> None:
         self._vocabulary = vocabulary
         self._candidates = max((self._needed(way) for way in ways), default=1)
-        #: Whether a nucleus might not fit: only then a choice looks at its result.
+        #: Whether a nucleus may exceed the candidates; only then the result is checked.
         self._uncertain = any(
             not way.is_greedy and way.top_k is None and self._needed(way) < vocabulary
             for way in ways
@@ -107,8 +110,7 @@ class TokenSampler:
     def __call__(self, logits: Tensor, made: Tensor) -> Tensor:
         """Next tokens (B,) for logits (B, V), `made` (B,) tokens after the prompt.
 
-        `NO_TOKEN` where a row has NaN or +inf or nothing but −inf: a caller that reads the tokens
-        anyway learns it without a look of its own.
+        `NO_TOKEN` where a row has NaN or +inf or only −inf, so that callers need no extra check.
         """
         if self.all_greedy:
             return greedy(logits)
@@ -118,7 +120,7 @@ class TokenSampler:
         return chosen
 
     def _needed(self, way: Sampling) -> int:
-        """How many candidates decide a row, as far as can be known beforehand."""
+        """Candidates that a row usually needs."""
         if way.is_greedy:
             return 1
         if way.top_k is not None:
@@ -126,7 +128,7 @@ class TokenSampler:
         return self._vocabulary if way.top_p == 1.0 else min(NUCLEUS, self._vocabulary)
 
     def _draw(self, logits: Tensor, made: Tensor, candidates: int) -> tuple[Tensor, Tensor]:
-        """Tokens, and whether each row's nucleus lay within its candidates."""
+        """Tokens, and whether each row's nucleus lies within its candidates."""
         ways = self._ways
         top = ranked(logits, candidates, ways.temperature)
         weights = top.values.double().exp()  # over all V, best first
@@ -141,7 +143,7 @@ class TokenSampler:
         reached = (weights * kept).cumsum(dim=1)
         target = uniforms(ways.seed, made) * reached[:, -1]
         place = (reached <= target[:, None]).sum(dim=1).clamp(max=candidates - 1)
-        # Rounding may carry the target to the very end; the last candidate kept is meant then.
+        # Rounding may move the target past the end: take the last kept candidate.
         place = torch.minimum(place, kept.sum(dim=1) - 1).clamp(min=0)
         place = place.masked_fill(ways.greedy, 0)
         chosen = top.indices.gather(1, place[:, None])[:, 0]
@@ -149,9 +151,9 @@ class TokenSampler:
 
 
 def ranked(logits: Tensor, count: int, temperature: Tensor | float = 1.0) -> TopK:
-    """The `count` likeliest of each row with their log-probabilities; no look at the values.
+    """The `count` likeliest tokens of each row with their log-probabilities, unchecked.
 
-    The kernels rank so many that a nucleus fits; the whole vocabulary is sorted by torch.
+    Kernels rank up to `NUCLEUS` candidates; torch sorts the whole vocabulary.
     """
     return softmax_topk(
         logits,
@@ -164,7 +166,7 @@ def ranked(logits: Tensor, count: int, temperature: Tensor | float = 1.0) -> Top
 
 
 def greedy(logits: Tensor) -> Tensor:
-    """The likeliest token (B,) of each row, the lower of equals; `NO_TOKEN` where there is none."""
+    """The likeliest token (B,) of each row, the lower of equal ones; `NO_TOKEN` if none."""
     best = softmax_topk(logits.float(), 1, check=False)
     return _or_none(best.indices[:, 0], best.lse)
 
@@ -188,7 +190,7 @@ def _mixed(x: Tensor) -> Tensor:
 
 
 def _shifted(x: Tensor, by: int) -> Tensor:
-    """To the right, filling with zeros."""
+    """Logical right shift."""
     rest: int = (1 << (64 - by)) - 1
     return (x >> by) & rest
 
@@ -197,11 +199,11 @@ def _or_none(tokens: Tensor, lse: Tensor) -> Tensor:
     return tokens.masked_fill(~torch.isfinite(lse), NO_TOKEN)
 
 
-def _as_tensors(ways: Sequence[Sampling], vocabulary: int, device: torch.device) -> Ways:
+def _as_tensors(ways: Sequence[Sampling], vocabulary: int, device: torch.device) -> SamplingTensors:
     def tensor(values: list[float], dtype: torch.dtype) -> Tensor:
         return torch.tensor(values, dtype=dtype, device=device)
 
-    return Ways(
+    return SamplingTensors(
         tensor([way.temperature or 1.0 for way in ways], torch.float32),
         tensor([way.is_greedy for way in ways], torch.bool),
         tensor([min(way.top_k or vocabulary, vocabulary) for way in ways], torch.int64),

@@ -16,18 +16,18 @@ from trapline.gold.decoder.triton.split_k_kernels import reduce_split_k_kernel, 
 
 
 class SplitKLinear:
-    """Planes for products of up to `rows` rows; `shapes` are their outputs and inputs."""
+    """Partial sums of products of up to `rows` rows; `shapes` are (outputs, inputs)."""
 
     def __init__(
         self, like: Tensor, shapes: list[tuple[int, int]], rows: int, precision: str, *, early: bool
     ) -> None:
         self._size, self._precision, self._early = like.element_size(), precision, early
-        # What holds its weights with fewer rows does so with more.
+        # A shape that uses split K with fewer rows also does with more.
         most = [n * split_k_parts(k) for n, k in shapes if uses_split_k(rows, n, k, self._size)]
         self._planes = like.new_empty(max(most, default=0) * rows, dtype=torch.float32)
 
     def serves(self, w: Tensor, rows: int) -> bool:
-        """Whether a product of so many rows is for here."""
+        """Whether a product of this many rows uses split K."""
         outputs, inputs = w.shape
         return uses_split_k(rows, outputs, inputs, self._size)
 
@@ -41,7 +41,7 @@ class SplitKLinear:
         return reduce_split_k(self._planes, planes, *after, rows, early=self._early)
 
     def _part(self, x: Tensor, w: Tensor, rows: int) -> int:
-        """Into how many planes a product went."""
+        """Computes the partial sums of a product; returns how many."""
         outputs, inputs = w.shape
         planes, block_b = split_k_parts(inputs), rows_per_program(rows)
         split_k_kernel[(cdiv(outputs, SPLIT_K_BLOCK_N), planes, cdiv(rows, block_b))](
@@ -61,7 +61,7 @@ def reduce_split_k(
     planes: Tensor, count: int, stream: Tensor, weight: Tensor, y: Tensor, squares: Tensor,
     rows: int, *, early: bool,
 ) -> int:  # fmt: skip
-    """Adds `count` planes to the stream; into how many squares a row is cut."""
+    """Adds `count` partial sums to the stream; returns the number of square sums a row."""
     width = stream.shape[1]
     pieces = cdiv(width, REDUCE_BLOCK)
     reduce_split_k_kernel[(rows, pieces)](

@@ -1,7 +1,7 @@
-"""The small operations of a decoding step, fused: kernels for CUDA tensors, torch for others.
+"""Fused operations between the matrix products of a decoding step: Triton, C or torch.
 
-Norms with their residual are `gold.norms`; what is left of a layer between its matrix products is
-here. Shape letters: B rows (one new token each), H query heads, G key/value heads, D width.
+Norms with their residual are in `gold.norms`. Shape letters: B rows (one new token each), H query
+heads, G key/value heads, D head width.
 """
 
 from collections.abc import Sequence
@@ -19,32 +19,32 @@ from trapline.gold.decoder.rope import Rope, rotate
 
 
 def rope_and_append(
-    qkv: Tensor, turn: Rope, positions: Tensor, slots: Tensor, stored: StoredLayer
+    qkv: Tensor, rope: Rope, positions: Tensor, slots: Tensor, stored: StoredLayer
 ) -> Tensor:
-    """Splits (B, (H + 2G) · D), norms and turns queries and keys, stores keys and values.
+    """Splits (B, (H + 2G) · D), applies head norms and RoPE, stores keys and values.
 
-    A slot of −1 stores nothing. Answers the queries (B, H, D).
+    A slot of −1 stores nothing. Returns the queries (B, H, D).
     """
     groups, width = stored.keys.shape[1], stored.width
     if qkv.is_cuda:
         from trapline.gold.decoder.triton import step_elementwise
 
         if stored.scales is None:
-            args = qkv, turn, positions, slots, stored.keys, stored.values
+            args = qkv, rope, positions, slots, stored.keys, stored.values
             return step_elementwise.rope_and_append(*args)
         k, v = qkv.new_empty((2, len(qkv), groups, width))
         here = torch.arange(len(qkv), device=qkv.device)
-        q = step_elementwise.rope_and_append(qkv, turn, positions, here, k, v)
+        q = step_elementwise.rope_and_append(qkv, rope, positions, here, k, v)
         stored.put(slots, k, v)
         return q
-    if stored.scales is None and compiled_ops.suits(qkv, *turn[:4], stored.keys, stored.values):
-        return _compiled_turn(qkv, turn, positions, slots, stored)
+    if stored.scales is None and compiled_ops.suits(qkv, *rope[:4], stored.keys, stored.values):
+        return _compiled_rope_and_append(qkv, rope, positions, slots, stored)
     heads = qkv.shape[1] // width - 2 * groups
     q, k, v = torch.split(qkv.view(len(qkv), -1, width), [heads, groups, groups], dim=1)
-    if turn.q_norm is not None and turn.k_norm is not None:
-        q, k = _normed(q, turn.q_norm, turn.eps), _normed(k, turn.k_norm, turn.eps)
-    if turn.cosine is not None and turn.sine is not None:
-        angles = turn.cosine[positions], turn.sine[positions]
+    if rope.q_norm is not None and rope.k_norm is not None:
+        q, k = _normed(q, rope.q_norm, rope.eps), _normed(k, rope.k_norm, rope.eps)
+    if rope.cosine is not None and rope.sine is not None:
+        angles = rope.cosine[positions], rope.sine[positions]
         q, k = rotate(q, *angles), rotate(k, *angles)
     kept = slots >= 0
     if not bool(kept.all()):
@@ -53,10 +53,10 @@ def rope_and_append(
     return q
 
 
-def _compiled_turn(
-    qkv: Tensor, turn: Rope, positions: Tensor, slots: Tensor, stored: StoredLayer
+def _compiled_rope_and_append(
+    qkv: Tensor, rope: Rope, positions: Tensor, slots: Tensor, stored: StoredLayer
 ) -> Tensor:
-    cosine, sine, q_norm, k_norm, eps = turn
+    cosine, sine, q_norm, k_norm, eps = rope
     return compiled_ops.rope_and_append(
         qkv,
         None if cosine is None or sine is None else (cosine, sine),
@@ -68,7 +68,7 @@ def _compiled_turn(
 
 
 class SharedPrefix(NamedTuple):
-    """Rows `first` … `last` − 1 begin with the same `pages` pages, all full."""
+    """Rows `first` to `last` − 1 begin with the same `pages` full pages."""
 
     first: int
     last: int
@@ -83,12 +83,11 @@ def decode_attention(
     window: int | None,
     shared: Sequence[SharedPrefix] = (),
 ) -> Tensor:
-    """Each row's one query (B, H, D) over its own pages of one layer.
+    """One query a row (B, H, D) over the row's pages of one layer.
 
-    table (B, M) names each row's pages, lengths (B,) how many positions it has, both int32. It is
-    `paged_attention` with one query a row. On a GPU it is that, and where pages hold codes: rows
-    that share pages read them from its cache. On a CPU all rows are computed at once, and shared
-    pages are read once.
+    table (B, M) lists the pages of each row, lengths (B,) its positions, both int32. On a GPU, and
+    for quantised pages, this is `paged_attention`. On a CPU all rows are computed together, and
+    shared pages are read once.
     """
     if q.is_cuda or stored.scales is not None:
         given = stored.pages()
@@ -120,7 +119,7 @@ def _alone(
     page_size: int,
     window: int | None,
 ) -> Tensor:
-    """All rows at once, each over pages of its own."""
+    """All rows at once, each over its own pages."""
     if compiled_ops.suits(q, keys, values):
         return compiled_ops.attend(q, (keys, values), table, lengths, page_size, window)
     k, v = (_gathered(x, table, page_size) for x in (keys, values))
@@ -139,13 +138,13 @@ def _after_prefix(
     page_size: int,
     pages: int,
 ) -> Tensor:
-    """Rows with one prefix: its keys meet all queries in one product, its values all weights."""
+    """Rows with a common prefix, whose keys and values are used in one product for all rows."""
     (rows, heads, width), groups = q.shape, keys.shape[1]
     k, v = (_gathered(x, table[:1, :pages], page_size)[0] for x in (keys, values))  # (G, S, D)
     own_k, own_v = (_gathered(x, table[:, pages:], page_size) for x in (keys, values))
     grouped = q.view(rows, groups, -1, width)
     together = grouped.transpose(0, 1).flatten(1, 2)  # (G, B · R, D)
-    # Turned copies: a product with a transposed view takes ten times as long on some CPUs.
+    # Copies: a product with a transposed view takes ten times as long on some CPUs.
     common = (together @ k.transpose(1, 2).contiguous()).view(groups, rows, -1, k.shape[1])
     common = common.transpose(0, 1)  # (B, G, R, prefix)
     own = grouped @ own_k.transpose(-1, -2).contiguous()  # (B, G, R, tail)
@@ -159,21 +158,21 @@ def _after_prefix(
 
 
 def _gathered(stored: Tensor, table: Tensor, page_size: int) -> Tensor:
-    """(B, G, S, D): whole pages are copied, and read where they then lie."""
+    """(B, G, S, D) copied page by page."""
     groups, width = stored.shape[1:]
     pages = stored.view(-1, page_size * groups * width).index_select(0, table.flatten())
     return pages.view(len(table), -1, groups, width).transpose(1, 2)
 
 
 def _seen(lengths: Tensor, positions: int, window: int | None) -> Tensor:
-    """(B, S): which positions are there, and inside the window of the last."""
+    """(B, S): positions that exist and lie inside the window."""
     position = torch.arange(positions, device=lengths.device)
     seen = position < lengths[:, None]
     return seen if window is None else seen & (position >= lengths[:, None] - window)
 
 
 def swiglu(both: Tensor) -> Tensor:
-    """silu(gate) · up of (B, 2 · hidden), the gates in front."""
+    """silu(gate) · up of (B, 2 · hidden), gates first."""
     if both.is_cuda:
         from trapline.gold.decoder.triton import step_elementwise
 

@@ -1,4 +1,4 @@
-"""How attention and the small products of a short step are cut; docs/components/decoder.md."""
+"""Tile sizes of a decoding step's kernels; docs/lab/decoder.md has the measurements."""
 
 from typing import NamedTuple
 
@@ -6,47 +6,47 @@ from torch import Tensor
 
 from trapline.gold.arithmetic import cdiv
 
-#: Products with fewer weights ask for all of them before they may begin. More would only push out
-#: of the cache, or delay, what the kernel before is still reading.
+#: Products with fewer weights prefetch all of them before they start. More would evict or delay
+#: what the previous kernel still reads.
 AHEAD = 1 << 22
-#: Bytes of weights that attention asks for on behalf of the product behind it, which has more of
-#: them than it asks for itself: so many stay in the cache until they are read.
+#: Bytes of weights that attention prefetches for the product after it: this many stay in the
+#: cache until they are read.
 AFTER = 1 << 26
-#: Outputs and inputs of a program that holds its weights.
+#: Outputs and inputs of a split-K program.
 SPLIT_K_BLOCK_N, SPLIT_K_BLOCK_K = 64, 256
-#: Of a row of planes that one program adds up.
+#: Columns that one program of the split-K reduction adds up.
 REDUCE_BLOCK = 256
 #: Positions of a beam's tail that are one tile.
 SHORT_TAIL = 64
-#: Parts of an answer of attention that the last of their programs merges; more take a kernel.
+#: Partial results of attention that the last program merges; more take a separate kernel.
 MERGE_IN_PLACE = 4
 
 
 class TileConfig(NamedTuple):
-    """How a product is cut."""
+    """Tile sizes of a matrix product."""
 
     block_b: int  # rows of a program
     block_n: int  # outputs of a program
-    block_k: int  # of K at a time and part
+    block_k: int  # of K at a time, for each part
     split: int  # parts of K within a program
     warps: int
     stages: int
 
 
 class AttentionTile(NamedTuple):
-    """How attention is cut."""
+    """Tile sizes of attention."""
 
     tile: int  # positions at a time
     warps: int
-    registers: int | None  # of a thread; None is as many as the compiler likes
+    registers: int | None  # of a thread; None leaves it to the compiler
 
 
 def attention_tile(block_d: int, size: int, beams: int, ratio: int, tail: int) -> AttentionTile:
     """Up to 32 KB of keys in registers, for tails of up to `tail` positions.
 
-    Less where products are slow, where heads are wide, and where beams have short tails. Long ones
-    would be waited for a second time; then threads take so few registers that all programs still
-    run at once, which is enough where the queries of a group are one tile of 16.
+    Less in float32, for wide heads, and for beams with short tails. Beams with long tails take one
+    larger tile and few registers, so that all programs still run at once; this suffices if the
+    queries of a group fit into one tile of 16.
     """
     small = size == 2 and block_d <= 64 and beams * ratio <= 16
     if beams > 1 and tail > SHORT_TAIL and small:
@@ -57,14 +57,14 @@ def attention_tile(block_d: int, size: int, beams: int, ratio: int, tail: int) -
 
 
 def attention_splits(positions: int, programs: int, processors: int, each: int = 256) -> int:
-    """As many as give every processor two programs, of `each` positions or more."""
+    """Splits that give every processor two programs, of at least `each` positions."""
     return max(1, min(cdiv(positions, each), 2 * processors // max(programs, 1), 64))
 
 
 def uses_split_k(rows: int, outputs: int, inputs: int, size: int) -> bool:
-    """Whether all processors together hold a product's weights: small ones of many rows.
+    """Whether a product splits K: small weights with many rows, which fit into shared memory.
 
-    With few rows streaming is as fast, unless K is so long that there are too few programs.
+    With few rows streaming is as fast, unless K is long and there are too few programs.
     """
     if size != 2 or inputs * outputs >= AHEAD:
         return False
@@ -72,7 +72,7 @@ def uses_split_k(rows: int, outputs: int, inputs: int, size: int) -> bool:
 
 
 def split_k_parts(inputs: int) -> int:
-    """Into how many partial sums such a product is cut."""
+    """Number of partial sums of a split-K product."""
     return cdiv(inputs, SPLIT_K_BLOCK_K)
 
 
@@ -82,11 +82,11 @@ def rows_per_program(rows: int) -> int:
 
 
 def tile_config_of(kind: str, rows: int, outputs: int, inputs: int, size: int) -> TileConfig:
-    """Small products are cut fine, so that all processors have a part; docs/components/decoder.md.
+    """Tile sizes of a product of `kind`; docs/lab/decoder.md has the measurements.
 
-    Of larger ones a program takes 64 rows of weights at a time; where that would leave processors
-    without one, 16. The next kernel's programs must find room beside those that still run, or they
-    crowd on the processors that are free first: few stages where every processor has two programs.
+    Small products have small tiles, so that all processors have work. Larger ones take 64 rows of
+    weights a program, or 16 if processors would be idle. Programs of the next kernel must fit
+    beside running ones, so there are few stages where every processor has two programs.
     """
     block_b = rows_per_program(rows)
     if size == 4:
@@ -111,7 +111,7 @@ def tile_config_of(kind: str, rows: int, outputs: int, inputs: int, size: int) -
 
 
 def _for_many(kind: str, block_b: int, outputs: int, inputs: int) -> TileConfig:
-    """The batch is what a program reads most of: it takes a part of it, or more weights."""
+    """Many rows: a program reads mostly activations, so it takes fewer rows or more weights."""
     if outputs > 20_000:
         return TileConfig(block_b, 128, 64, 1, 4, 4)
     if kind == "normed_swiglu":
@@ -126,9 +126,9 @@ def _for_many(kind: str, block_b: int, outputs: int, inputs: int) -> TileConfig:
 
 
 def uses_tma(kind: str, cut: TileConfig, w: Tensor) -> bool:
-    """Whether the copy engine fetches a product behind a norm that is not the head's.
+    """Whether a normed product other than the head loads its operands by TMA.
 
-    Boxes are whole, of the cuts for many rows (of a tree too), and of a long K.
+    For whole tiles, the tile sizes for many rows, and a long K.
     """
     (outputs, inputs), gated = w.shape, kind == "normed_swiglu"
     whole = outputs % ((1 + gated) * cut.block_n) == 0 and inputs % cut.block_k == 0
@@ -156,7 +156,7 @@ def tile_constants(
     precision: str,
     early: bool,
 ) -> dict[str, object]:
-    """What all products know at compile time."""
+    """Compile-time constants of all products."""
     weights = inputs * outputs * (2 if kind == "normed_swiglu" else 1)
     return {
         "BLOCK_B": cut.block_b,

@@ -1,4 +1,4 @@
-"""Hugging Face checkpoints: which of their tensors is which of ours."""
+"""Reads and writes Hugging Face checkpoints; maps their tensor names to ours."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from trapline.gold.decoder.network import Network
 from trapline.gold.errors import DTypeError, RangeError, ShapeError, UnsupportedError
 
 NetworkT = TypeVar("NetworkT", bound=Network)
-#: What says in which file each tensor of a checkpoint of several files is.
+#: The file that maps tensors to the files of a sharded checkpoint.
 INDEX = "model.safetensors.index.json"
 _LLAMA_LAYER = {
     "input_layernorm": "attention_norm",
@@ -55,48 +55,48 @@ _ROPE_EXTRAS: dict[str, tuple[str, ...]] = {
     "llama3": ("low_freq_factor", "high_freq_factor"),
     "yarn": ("beta_fast", "beta_slow", "attention_factor", "truncate"),
 }
-#: What older files keep beside the weights of a layer, and anybody can compute.
+#: Constants that older files store beside the weights of a layer.
 _CONSTANTS = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 @dataclass(frozen=True)
 class _Pair:
-    """One tensor of theirs and the one or, for GPT-2's joined q, k and v, the three of ours."""
+    """One tensor of a checkpoint and its one or (GPT-2's joined q, k, v) three parameters here."""
 
     theirs: str
     ours: tuple[str, ...]
-    #: GPT-2 keeps its matrices with inputs first.
-    turned: bool = False
+    #: GPT-2 stores its matrices transposed.
+    transposed: bool = False
 
     def find(self, tensors: dict[str, Tensor]) -> str:
-        """Its name in this checkpoint: GPT-2's own files leave the prefix out."""
+        """Its name in this checkpoint; GPT-2's original files omit the prefix."""
         for name in (self.theirs, self.theirs.removeprefix("transformer.")):
             if name in tensors:
                 return name
         raise ShapeError(f"the checkpoint has no tensor {self.theirs}")
 
     def split(self, found: Tensor) -> dict[str, Tensor]:
-        """Ours from theirs."""
-        parts = (found.T if self.turned else found).chunk(len(self.ours))
+        """Our parameters from their tensor."""
+        parts = (found.T if self.transposed else found).chunk(len(self.ours))
         return dict(zip(self.ours, parts, strict=True))
 
     def join(self, ours: Mapping[str, Tensor]) -> Tensor:
-        """Theirs from ours."""
+        """Their tensor from our parameters."""
         whole = torch.cat([ours[name].detach() for name in self.ours])
-        return (whole.T if self.turned else whole).contiguous()
+        return (whole.T if self.transposed else whole).contiguous()
 
     def shape(self, ours: Mapping[str, Tensor]) -> tuple[int, ...]:
         first, *rest = ours[self.ours[0]].shape
         whole = (first * len(self.ours), *rest)
-        return whole[::-1] if self.turned else whole
+        return whole[::-1] if self.transposed else whole
 
 
 def checked_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
     """The dtype by its name; refuses what weights cannot have."""
     found = getattr(torch, dtype, dtype) if isinstance(dtype, str) else dtype
     if found is not None and found not in _DTYPES:
-        raise DTypeError(f"weights are floats of 16, 32 or 64 bits, not {found}")
+        raise DTypeError(f"dtype must be a float of 16, 32 or 64 bits, got {found}")
     assert not isinstance(found, str)
     return found
 
@@ -104,11 +104,11 @@ def checked_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
 def check_device(device: str) -> None:
     """Refuses CUDA where there is none."""
     if device.startswith("cuda") and not torch.cuda.is_available():
-        raise UnsupportedError("there is no CUDA device here")
+        raise UnsupportedError("device is 'cuda', but this machine has no CUDA device")
 
 
 def load(model: type[NetworkT], folder: Path, dtype: torch.dtype | None, device: str) -> NetworkT:
-    """A model with the checkpoint's weights; a missing or misshapen tensor is named."""
+    """A model with the checkpoint's weights."""
     return from_tensors(model, read_config(folder), read_tensors(folder), dtype, device)
 
 
@@ -119,7 +119,7 @@ def from_tensors(
     dtype: torch.dtype | None,
     device: str,
 ) -> NetworkT:
-    """A model with these tensors, named as in a checkpoint; what need not be moved is shared."""
+    """A model with these tensors, named as in a checkpoint; shares their memory if possible."""
     with torch.device("meta"):
         decoder = model(config)
     ours = dict(decoder.named_parameters())
@@ -132,11 +132,13 @@ def from_tensors(
             raise ShapeError(f"{pair.theirs} has shape {tuple(tensor.shape)}, expected {expected}")
         if tensor.dtype not in _DTYPES:
             given = str(tensor.dtype).removeprefix("torch.")
-            raise DTypeError(f"{pair.theirs} is {given}: weights are floats of 16, 32 or 64 bits")
+            raise DTypeError(
+                f"{pair.theirs} is {given}; weights must be floats of 16, 32 or 64 bits"
+            )
         found |= pair.split(tensor)
         used.add(name)
-    _refuse_strangers(theirs.keys() - used)
-    # One dtype throughout: checkpoints that keep their norms in another exist.
+    _refuse_unexpected(theirs.keys() - used)
+    # One dtype throughout, although some checkpoints store norms in another.
     kind = dtype or found["embedding.weight"].dtype
     state = {name: one.to(device, kind).contiguous() for name, one in found.items()}
     decoder.load_state_dict(state, strict=False, assign=True)
@@ -145,16 +147,18 @@ def from_tensors(
     return decoder.eval()
 
 
-def _refuse_strangers(names: Set[str]) -> None:
-    """A tensor of a layer that the configuration does not know: without it, another model."""
+def _refuse_unexpected(names: Set[str]) -> None:
+    """Refuses layer tensors that the configuration does not cover: ignoring them is unsafe."""
     for name in sorted(names):
         inside = name.removeprefix("transformer.").startswith(("model.layers.", "h."))
         if inside and not name.endswith(_CONSTANTS):
-            raise ShapeError(f"the checkpoint has {name}, the configuration has no place for it")
+            raise ShapeError(
+                f"the checkpoint has {name}, which its configuration does not describe"
+            )
 
 
 def quantisation(folder: Path) -> str | None:
-    """The name of the packed form that `config.json` declares, if any."""
+    """The `quant_method` that `config.json` declares, if any."""
     path = folder / "config.json"
     try:
         declared = json.loads(path.read_text())["quantization_config"]["quant_method"]
@@ -164,7 +168,7 @@ def quantisation(folder: Path) -> str | None:
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:
-    """All tensors of one safetensors file, or of the shards its index lists."""
+    """All tensors of a checkpoint, sharded or not."""
     tensors: dict[str, Tensor] = {}
     for shard in _shards(folder):
         if not (folder / shard).is_file():
@@ -174,14 +178,14 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:
-    """One safetensors file."""
+    """Tensors of one safetensors file."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     try:
         return load_file(path)
     except SafetensorError as error:
-        raise RangeError(f"{path} is no safetensors file: {error}") from None
+        raise RangeError(f"{path} is not a safetensors file: {error}") from None
 
 
 def _shards(folder: Path) -> list[str]:
@@ -191,7 +195,7 @@ def _shards(folder: Path) -> list[str]:
     try:
         return sorted(set(json.loads(index.read_text())["weight_map"].values()))
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise RangeError(f"{index} is no index of a sharded checkpoint") from None
+        raise RangeError(f"{index} is not the index of a sharded checkpoint") from None
 
 
 @dataclass(frozen=True)
@@ -248,18 +252,18 @@ def remove_stale(folder: Path, written: Set[str]) -> None:
 
 
 def save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
-    """One safetensors file, for whom the umask lets read the files beside it as well."""
+    """Writes one safetensors file with the permissions that the umask gives."""
     from safetensors.torch import save_file
 
     save_file(tensors, path, metadata={"format": "pt"})
-    # The library writes for the owner alone. A umask is read by setting one: for a moment, that.
+    # The library writes for the owner only. Reading the umask requires setting one briefly.
     mask = os.umask(0o077)
     os.umask(mask)
     path.chmod(0o666 & ~mask)
 
 
 def _sharded(tensors: dict[str, Tensor], shard_bytes: int) -> dict[str, list[str]]:
-    """File names and what goes into each, filled in order."""
+    """File names and the tensors of each, filled in order."""
     number, room = 0, shard_bytes
     places: list[tuple[int, str]] = []
     for name, tensor in tensors.items():
@@ -277,7 +281,7 @@ def _sharded(tensors: dict[str, Tensor], shard_bytes: int) -> dict[str, list[str
 
 
 def _pairs(decoder: Network) -> Iterator[_Pair]:
-    """Every tensor of the checkpoint, and what it is here."""
+    """Every tensor of the checkpoint with its parameters here."""
     config = decoder.config
     parameters = {name for name, _ in decoder.named_parameters()}
     for theirs, ours in (_GPT2_REST if config.is_gpt2 else _LLAMA_REST).items():
@@ -293,11 +297,11 @@ def _pairs(decoder: Network) -> Iterator[_Pair]:
 
 
 def _layer_pair(theirs: str, ours: str) -> _Pair:
-    turned = theirs.endswith(".weight") and (".c_" in theirs)
+    transposed = theirs.endswith(".weight") and (".c_" in theirs)
     if ".c_attn." not in theirs:
-        return _Pair(theirs, (ours,), turned)
+        return _Pair(theirs, (ours,), transposed)
     three = tuple(ours.replace("attention.q.", f"attention.{letter}.") for letter in "qkv")
-    return _Pair(theirs, three, turned)
+    return _Pair(theirs, three, transposed)
 
 
 def as_dict(config: DecoderConfig, dtype: torch.dtype) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A step's small operations on a CPU in float32: `compiled_ops.c`, where there is a compiler."""
+"""Operations of a decoding step in C (`compiled_ops.c`): float32 on a CPU with a compiler."""
 
 import ctypes
 from functools import cache
@@ -12,12 +12,12 @@ from trapline.gold.c_pointer import in_cpu_memory, pointer
 from trapline.gold.errors import ShapeError
 
 SOURCE = Path(__file__).with_name("compiled_ops.c")
-#: Fewer products than this a thread are done before another thread has started.
+#: Work a thread, in multiplications, below which another thread does not pay.
 _PRODUCTS_A_THREAD = 1 << 17
 
 
 class _Job(ctypes.Structure):
-    """As in the C source."""
+    """Mirrors the struct in the C source."""
 
     _fields_ = (
         *((n, ctypes.c_void_p) for n in ("q", "keys", "values", "table", "lengths", "out")),
@@ -38,7 +38,7 @@ def suits(*given: Tensor | None) -> bool:
 
 
 def unavailable() -> str | None:
-    """Why there is no compiled step here, or None."""
+    """Why the C code is not available, or None."""
     loaded = _library()
     return loaded if isinstance(loaded, str) else None
 
@@ -60,7 +60,7 @@ def rope_and_append(
     places: tuple[Tensor, Tensor],
     stored: tuple[Tensor, Tensor],
 ) -> Tensor:
-    """As `step_ops.rope_and_append`; `places` are positions and slots, of any kind of integer."""
+    """As `step_ops.rope_and_append`; `places` are positions and slots of any integer dtype."""
     positions, slots = (one.long().contiguous() for one in places)
     (_, groups, width), rows = stored[0].shape, len(qkv)
     heads = qkv.shape[1] // width - 2 * groups
@@ -92,7 +92,7 @@ def attend(
     page_size: int,
     window: int | None,
 ) -> Tensor:
-    """As `step_ops.decode_attention`, for rows that share nothing."""
+    """As `step_ops.decode_attention` without shared prefixes."""
     (rows, heads, width), groups = q.shape, stored[0].shape[1]
     out = torch.empty_like(q)
     if not rows:

@@ -38,7 +38,7 @@ static inline float sum_of(lanes value) {
 }
 
 /* sum + a · b. Compilers tuned for some x86 processors fuse the two in one tile and not in another;
- * asked for by name they are fused in all, and a row is rounded alike whoever its neighbours are. */
+ * asked for by name they are fused in all, and a row is rounded the same whatever its neighbours are. */
 static inline __attribute__((always_inline)) lanes plus(lanes sum, lanes a, lanes b) {
 #if defined(__AVX512F__)
     return (lanes)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)sum);

@@ -1,4 +1,4 @@
-"""A linear layer for a few rows on a CPU: `linear_few_rows.c`, and torch for everything else."""
+"""A linear layer for a few rows on a CPU in C (`linear_few_rows.c`); torch for all others."""
 
 import ctypes
 from functools import cache
@@ -12,15 +12,15 @@ from trapline.gold.c_library import load, run_in_threads
 from trapline.gold.c_pointer import in_cpu_memory, pointer
 
 SOURCE = Path(__file__).with_name("linear_few_rows.c")
-#: One row is a vector, which torch reads weights for as fast as memory gives them; and with many
-#: its packing pays. Both were measured; see docs/components/decoder.md.
+#: Rows served by C. For one row torch is limited by memory already, and for many its packing pays;
+#: docs/lab/decoder.md has the measurements.
 LEAST, MOST = 2, 32
-#: Fewer products than this a thread are done before another thread has started.
+#: Work a thread, in multiplications, below which another thread does not pay.
 _PRODUCTS_A_THREAD = 1 << 20
 
 
 class _Job(ctypes.Structure):
-    """As in the C source."""
+    """Mirrors the struct in the C source."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("x", "w", "y")),
@@ -29,7 +29,7 @@ class _Job(ctypes.Structure):
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x (M, K) times weight (N, K), transposed, in whatever way is the fastest here."""
+    """x (M, K) · weight (N, K)ᵀ by the fastest available way."""
     if not _suits(x, weight, bias):
         return functional.linear(x, weight, bias)
     library = _library()
@@ -49,7 +49,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def unavailable() -> str | None:
-    """Why there is no compiled product here, or None."""
+    """Why the C code is not available, or None."""
     loaded = _library()
     return loaded if isinstance(loaded, str) else None
 

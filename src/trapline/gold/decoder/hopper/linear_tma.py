@@ -1,7 +1,7 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
-"""Products behind a norm for many rows on Hopper: the copy engine fetches boxes of both operands.
+"""Normed products for many rows on Hopper, with both operands loaded by TMA.
 
-What threads would spend on addresses is a part of so short a product that can be measured.
+Address arithmetic in threads would be a measurable part of products this short.
 """
 
 import triton
@@ -19,7 +19,7 @@ def normed_linear_tma_kernel(
     BLOCK_B: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PARTS: tl.constexpr,
     AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """`normed_linear_kernel` in boxes."""
+    """`normed_linear_kernel` with TMA loads."""
     first, top = tl.program_id(0) * BLOCK_N, tl.program_id(1) * BLOCK_B
     n, b = first + tl.arange(0, BLOCK_N), top + tl.arange(0, BLOCK_B)
     prefetch_rows(w, n, N, K, w_row, AHEAD)
@@ -42,10 +42,10 @@ def normed_swiglu_tma_kernel(
     rows, N, K, count, out_row, eps,
     BLOCK_B: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    """`normed_swiglu_kernel` in boxes.
+    """`normed_swiglu_kernel` with TMA loads.
 
-    Rows of the batch are the left operand here. Gates and what they gate are then two products of
-    the same shape, and meet in the same thread: nothing has to be turned and split behind them.
+    Rows of the batch are the left operand. Gate and up are then two products of the same shape that
+    meet in the same thread, so nothing has to be transposed and split afterwards.
     """
     first, top = tl.program_id(0) * BLOCK_N, tl.program_id(1) * BLOCK_B
     n, b = first + tl.arange(0, BLOCK_N), top + tl.arange(0, BLOCK_B)

@@ -1,11 +1,10 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
-"""Products of a short step whose weights wait in shared memory for what they are multiplied with.
+"""Split-K products of a decoding step: weights are in shared memory before activations are ready.
 
-With some dozens of rows a small product is neither the reading of its weights nor arithmetic: it is
-the way of both to the processors, tile after tile, once the kernel before is done. Here a program
-has all of its weights by then. That needs so many programs that what each of them holds is small,
-so K is cut between them: each leaves a partial sum, a plane (rows, N) of float32, and another
-kernel adds the planes up, always in the same order.
+With some dozens of rows a small product is limited by moving operands to the processors, tile after
+tile, after the previous kernel is done. Here each program loads all of its weights before that. To
+fit into shared memory, K is split between programs; each writes a partial sum (rows, N) in float32,
+and a second kernel adds them up, always in the same order.
 """
 
 import triton
@@ -19,7 +18,7 @@ def split_k_kernel(
     BLOCK_B: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """BLOCK_K of K of a product, into a plane of their own."""
+    """The partial sum of BLOCK_K inputs."""
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.program_id(1) * BLOCK_K + tl.arange(0, BLOCK_K)
     b = tl.program_id(2) * BLOCK_B + tl.arange(0, BLOCK_B)
@@ -41,7 +40,7 @@ def reduce_split_k_kernel(
     planes, stream, weight, y, squares, rows, N,
     COUNT: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Adds planes to a piece of one row of the stream, and leaves what the next one reads."""
+    """Adds partial sums to part of one row of the stream; writes the next product's input."""
     row = tl.program_id(0).to(tl.int64)
     n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = n < N

@@ -1,15 +1,15 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
-"""Attention of a short decoding step, from the joined projections to the heads' answers.
+"""Attention of a decoding step, from the joined projections to the output of the heads.
 
-One kernel norms and turns queries and keys, stores the new key and value, and attends. The new
-position is taken from registers, so nobody waits for it to be stored; and what is stored already
-does not depend on this step, so the first tile of it is read before the projections are there.
+One kernel applies head norms and RoPE, stores the new key and value, and attends. The new position
+is used from registers. Cached positions do not depend on this step, so the first tile of them is
+loaded before the projections are ready.
 
-Rows may come in groups of BEAMS that share their first positions (`prefix`): those lie on the pages
-of the group, and one program reads them once for all rows of a group. What a row has alone is its
-tail, on pages of its own. Without groups everything is tail. Each program leaves its part with the
-logarithm of its softmax sum, unless there is only one a row. A few parts are merged by whoever of a
-group's programs comes last, many by a kernel of their own.
+Rows may come in groups of BEAMS that share their first positions (`prefix`) on the pages of the
+group; one program reads these once for all rows of the group. The tail of a row lies on its own
+pages. Without groups everything is tail. Each program writes a partial result with the logarithm of
+its softmax sum, unless it is the only one of a row. Few partial results are merged by the last
+program of a group, many by `merge_kernel`.
 """
 
 import triton
@@ -23,7 +23,7 @@ from trapline.gold.decoder.triton.step_linear import prefetch, prefetch_share
 def apply_rope(
     qkv, at, live, position, cosine, sine, norm, eps, D: tl.constexpr, BLOCK_D: tl.constexpr
 ):  # fmt: skip
-    """Heads that begin at `at`, (M, BLOCK_D), normed, turned, and rounded as when stored."""
+    """Heads that begin at `at` (M, BLOCK_D), with norm and RoPE, rounded as when stored."""
     d = tl.arange(0, BLOCK_D)
     half: tl.constexpr = D // 2
     partner = tl.where(d < half, d + half, d - half)
@@ -48,7 +48,7 @@ def load_kv_tile(
     keys, values, table, start, end, g, G,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_S: tl.constexpr, P: tl.constexpr,
 ):  # fmt: skip
-    """Keys and values (BLOCK_S, BLOCK_D) of positions start … of a page table; zero from `end`."""
+    """Keys and values (BLOCK_S, BLOCK_D) from position `start` on; zero from `end` on."""
     d = tl.arange(0, BLOCK_D)
     s = start + tl.arange(0, BLOCK_S)
     inside = s < end
@@ -81,12 +81,12 @@ def softmax_update(
     q, k, v, start, end, peak, total, weighted, scale,
     BLOCK_S: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One more tile in a softmax that runs; `scale` has log2 e in it."""
+    """Adds one tile to a running softmax; `scale` includes log2 e."""
     inside = start + tl.arange(0, BLOCK_S) < end
     scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
     scores = tl.where(inside[None, :], scores, float("-inf"))
     new_peak = tl.maximum(peak, tl.max(scores, 1))
-    # Nothing seen yet and nothing here: −inf − (−inf) is not a number.
+    # Without any key so far, −inf − (−inf) would be NaN.
     origin = tl.where(new_peak == float("-inf"), 0.0, new_peak)
     weights = tl.exp2(scores - origin[:, None])
     correction = tl.exp2(peak - origin)
@@ -101,7 +101,7 @@ def store_partial(
     out, lse, part, row, head, live, peak, total, weighted, rows, H,
     D: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Writes a part, and the logarithm (to 2) of its sum where parts are still to be merged."""
+    """Writes a partial result, and log2 of its softmax sum if it is to be merged."""
     d = tl.arange(0, BLOCK_D)
     empty = total == 0.0
     answer = weighted / tl.where(empty, 1.0, total)[:, None]
@@ -118,10 +118,10 @@ def merge_by_last_program(
     BEAMS: tl.constexpr, R: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_M: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    """Counts a group's programs for one kv head; the last one weighs the parts of all its rows.
+    """Counts a group's programs for one kv head; the last one merges the results of all its rows.
 
-    The barrier puts all threads' stores before the count, which is a release and an acquire; and
-    what others stored is read past the first cache, which may have seen its lines before.
+    The barrier orders all threads' stores before the count, which releases and acquires. Loads of
+    other programs' stores bypass L1, which may hold stale lines.
     """
     tl.debug_barrier()
     place = arrived + group * G + g
@@ -161,7 +161,7 @@ def attend_prefix(
     BLOCK_M: tl.constexpr, BLOCK_S: tl.constexpr, P: tl.constexpr,
     WINDOWED: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr, after, after_count,
 ):  # fmt: skip
-    """One split of the common beginning of a group, for all its rows and one kv head."""
+    """One split of a group's prefix, for all its rows and one kv head."""
     split = number % common
     g = number // common % G
     group = number // (common * G)
@@ -210,7 +210,7 @@ def attend_tail(
     BLOCK_S: tl.constexpr, P: tl.constexpr,
     WINDOWED: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr, after, after_count,
 ):  # fmt: skip
-    """One split of what one row has alone, for one kv head; the first one has the new position."""
+    """One split of one row's tail for one kv head; the first one has the new position."""
     split = number % splits
     g = number // splits % G
     row = (number // (splits * G)).to(tl.int64)
@@ -282,8 +282,7 @@ def attend_kernel(
 ):  # fmt: skip
     """The first rows / BEAMS · G · common programs read prefixes, the others tails.
 
-    `after` are the weights that the next kernel reads, if it does not ask for them itself: most of
-    the time that attention takes the memory is idle.
+    `after` are weights of the next kernel to prefetch: memory is mostly idle during attention.
     """
     number = tl.program_id(0)
     programs = common + BEAMS * splits
@@ -320,7 +319,7 @@ def merge_kernel(
     parts, lse, out, count, heads,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_PARTS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """One head of one row: its parts weighed by their shares of the softmax sum."""
+    """One head of one row: partial results weighted by their softmax sums."""
     if PDL:
         gdc_wait()
         gdc_launch_dependents()

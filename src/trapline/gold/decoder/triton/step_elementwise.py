@@ -1,8 +1,8 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
 """Two Triton kernels of a decoding step; `step_ops.py` has the same operations in torch.
 
-Arithmetic is in float32; what is loaded and stored has the model's dtype. The head width may be any
-even number: blocks are the next power of two, and what is outside is masked.
+Arithmetic is in float32; loads and stores have the model's dtype. The head width may be any even
+number: blocks are the next power of two and masked.
 """
 
 import torch
@@ -18,9 +18,9 @@ from trapline.gold.decoder.rope import Rope
 def rope_and_append_kernel(
     qkv, q_out, keys, values, positions, slots, cosine, sine, q_norm, k_norm,
     eps, H, G, qkv_stride,
-    D: tl.constexpr, BLOCK: tl.constexpr, TURNED: tl.constexpr, NORMED: tl.constexpr,
+    D: tl.constexpr, BLOCK: tl.constexpr, ROTATED: tl.constexpr, NORMED: tl.constexpr,
 ):  # fmt: skip
-    """One head of one row: heads 0 … H − 1 are queries, then G keys, then G values."""
+    """One head of one row: H query heads, then G keys, then G values."""
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     half: tl.constexpr = D // 2
@@ -33,7 +33,7 @@ def rope_and_append_kernel(
         if NORMED:
             mean_square = (tl.sum(left * left, 0) + tl.sum(right * right, 0)) / D
             scale = 1.0 / tl.sqrt(mean_square + eps)
-            # Rounded to the model's dtype as a norm of its own would: the two paths agree.
+            # Rounded to the model's dtype like a separate norm, so that both paths agree.
             if head < H:
                 weights = tl.load(q_norm + d, mask=inside, other=0.0)
                 others = tl.load(q_norm + half + d, mask=inside, other=0.0)
@@ -42,13 +42,13 @@ def rope_and_append_kernel(
                 others = tl.load(k_norm + half + d, mask=inside, other=0.0)
             left = (left * scale * weights.to(tl.float32)).to(qkv.dtype.element_ty).to(tl.float32)
             right = (right * scale * others.to(tl.float32)).to(qkv.dtype.element_ty).to(tl.float32)
-        if TURNED:
+        if ROTATED:
             angle = tl.load(positions + row) * half + d
             cos = tl.load(cosine + angle, mask=inside, other=0.0).to(tl.float32)
             sin = tl.load(sine + angle, mask=inside, other=0.0).to(tl.float32)
-            turned = left * cos - right * sin
+            rotated = left * cos - right * sin
             right = right * cos + left * sin
-            left = turned
+            left = rotated
     if head < H:
         target = q_out + (row * H + head) * D + d
         stored = inside
@@ -90,7 +90,7 @@ def rope_and_append(
         *(turn.eps, heads, groups, qkv.stride(0)),
         D=width,
         BLOCK=triton.next_power_of_2(width // 2),
-        TURNED=turn.cosine is not None,
+        ROTATED=turn.cosine is not None,
         NORMED=turn.q_norm is not None,
         num_warps=1,
     )

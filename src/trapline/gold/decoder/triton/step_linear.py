@@ -1,18 +1,18 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
-"""The matrix products of a short decoding step, with everything between them taken in.
+"""Matrix products of a decoding step, fused with the operations between them.
 
-With few rows a step is the reading of its weights, and whatever else it does must hide behind that.
-So every product takes its neighbours in: the norm in front of it, as a factor a row; the residual,
-the gate or the argmax behind it. A product that adds to the stream leaves, beside the stream
-itself, what the next one reads: the stream times the next norm's weight, and sums of squares, one
-for each of its programs. The next product adds those up and has its factor.
+With few rows a step is limited by reading weights, and all other work must hide behind that. So
+every product includes its neighbours: the norm before it as a factor a row, the residual, SwiGLU or
+argmax after it. A product that adds to the stream also writes the input of the next one: the
+stream times the next norm's weight, and one sum of squares a program, from which the next product
+computes its factor.
 
-Weights are the left operand, (BLOCK_N, K) as they lie in memory, rows of the batch the right one: a
-matrix instruction takes 16 weights by 8 rows without padding. Within a program K is cut into SPLIT
-parts that different warps add up, so that few outputs keep all of them busy.
+Weights are the left operand (BLOCK_N, K) as they lie in memory, rows of the batch the right one: a
+matrix instruction takes 16 weights by 8 rows without padding. Within a program K is divided into
+SPLIT parts for different warps, so that few outputs keep all of them busy.
 
-A kernel may start while the one before it still runs (programmatic dependent launch): it asks for
-its weights to be brought into the cache, and only then waits for what that one writes.
+A kernel may start while the previous one still runs (programmatic dependent launch): it prefetches
+weights into L2 and then waits for the previous kernel's results.
 """
 
 import triton
@@ -25,7 +25,7 @@ from trapline.gold.softmax_topk.triton.keys import larger, origin_of
 
 @triton.jit
 def prefetch(places):
-    """Asks for the cache lines that hold these pointers."""
+    """Prefetches the cache lines of these pointers into L2."""
     tl.inline_asm_elementwise(
         "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [places.to(tl.int64)],
         dtype=tl.int32, is_pure=False, pack=1,
@@ -34,7 +34,7 @@ def prefetch(places):
 
 @triton.jit
 def prefetch_rows(w, n, N, K, w_row, AHEAD: tl.constexpr):
-    """Asks for the first AHEAD elements of the weights' rows n, a cache line at a time."""
+    """Prefetches the first AHEAD elements of weight rows n, a cache line at a time."""
     line = tl.minimum(tl.arange(0, AHEAD // 64) * 64, K - 1)
     row = tl.minimum(n, N - 1).to(tl.int64)
     prefetch(w + row[:, None] * w_row + line[None, :])
@@ -42,10 +42,9 @@ def prefetch_rows(w, n, N, K, w_row, AHEAD: tl.constexpr):
 
 @triton.jit
 def prefetch_share(w, count):
-    """Asks for this program's share of the `count` elements that the next kernel reads.
+    """Prefetches this program's share of the `count` elements that the next kernel reads.
 
-    One thread does it in one instruction of the copy engine: lines asked for one by one would stand
-    before this kernel's own loads.
+    One thread issues one bulk copy: single lines would delay this kernel's own loads.
     """
     share = tl.cdiv(tl.cdiv(count, tl.num_programs(0)), 64) * 64
     begin = tl.program_id(0) * share
@@ -110,7 +109,7 @@ def matmul_tile(
 def load_square_sums(squares, b, rows, count, PARTS: tl.constexpr):
     """The sums of squares of the rows b, (PARTS, BLOCK_B), `count` of them each.
 
-    They are asked for before a product and used after it: any use, even a conversion, would wait.
+    Loaded before a product and used after it: any use in between, even a cast, would wait.
     """
     part = tl.arange(0, PARTS)
     inside = (part < count)[:, None] & (b < rows)[None, :]
@@ -127,11 +126,11 @@ def rms_factor(sums, width, eps):
 def embed_kernel(
     ids, table, weight, x, y, squares, C, BLOCK: tl.constexpr, PDL: tl.constexpr
 ):  # fmt: skip
-    """The stream of one row at its beginning: an embedding.
+    """Starts the stream of one row with an embedding.
 
-    Like every kernel here it lets the next one start when it has waited itself, so at most two run
-    at a time, and what none of a step's kernels writes (positions, tables, what was stored earlier)
-    may be read by any of them without waiting.
+    Like every kernel here it lets the next one start after its own wait, so at most two run at a
+    time. What no kernel of a step writes (positions, tables, earlier cache entries) may be read
+    before waiting.
     """
     if PDL:
         gdc_wait()
@@ -149,7 +148,7 @@ def embed_kernel(
 
 @triton.jit
 def store_group_maxima(known, maxima, peaks, totals, b, rows, N, GROUP: tl.constexpr):
-    """Of a tile of logits (BLOCK_N, BLOCK_B): maxima of groups, of all, and the softmax sum."""
+    """Writes group maxima, maximum and softmax sum of a tile of logits (BLOCK_N, BLOCK_B)."""
     groups: tl.constexpr = known.shape[0] // GROUP
     highs = tl.reduce(tl.reshape(known, [groups, GROUP, known.shape[1]]), 1, larger)
     group = tl.program_id(0) * groups + tl.arange(0, groups)
@@ -171,10 +170,10 @@ def normed_linear_kernel(
     PARTS: tl.constexpr, EVEN: tl.constexpr, AHEAD: tl.constexpr, PRECISION: tl.constexpr,
     PDL: tl.constexpr, maxima=None, peaks=None, totals=None, GROUP: tl.constexpr = 0,
 ):  # fmt: skip
-    """A product behind a norm. With `best`, also the largest of its columns and where it is.
+    """A product of a normed input. With `best`, also its largest column and the column's index.
 
-    NaN counts as +inf there: a row with either has no softmax, and its maximum says so. With
-    `maxima`, what the second half of top-k asks for; there NaN is NaN.
+    NaN counts as +inf there: a row with either has no softmax, and its maximum shows it. With
+    `maxima`, also the input of the second half of top-k, where NaN stays NaN.
     """
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     b = tl.program_id(1) * BLOCK_B + tl.arange(0, BLOCK_B)
@@ -210,10 +209,10 @@ def normed_swiglu_kernel(
     PARTS: tl.constexpr, EVEN: tl.constexpr, AHEAD: tl.constexpr, PRECISION: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """silu(gate) · up behind a norm; rows n of the weights are gates, rows N + n what they gate."""
+    """silu(gate) · up of a normed input; weight rows n are gates, rows N + n are up."""
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     b = tl.program_id(1) * BLOCK_B + tl.arange(0, BLOCK_B)
-    # Both kinds in one tile, so that one loop has all of their loads under way.
+    # Gate and up in one tile, so that one loop issues all loads.
     pair = tl.arange(0, 2 * BLOCK_N)
     both = tl.program_id(0) * BLOCK_N + pair % BLOCK_N
     both = tl.where(both < N, both + pair // BLOCK_N * N, 2 * N)
@@ -244,7 +243,7 @@ def residual_linear_kernel(
     BLOCK_B: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLIT: tl.constexpr,
     EVEN: tl.constexpr, AHEAD: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """A product that is added to the stream, and what the next one will read of it."""
+    """Adds a product to the stream and writes the next product's input."""
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     b = tl.program_id(1) * BLOCK_B + tl.arange(0, BLOCK_B)
     gain = tl.load(weight + n, mask=n < N, other=0.0)
@@ -252,7 +251,7 @@ def residual_linear_kernel(
         prefetch_rows(w, n, N, K, w_row, AHEAD)
         gdc_wait()
         gdc_launch_dependents()
-    # What the end needs is asked for at the beginning, so that nobody waits for it there.
+    # Loads what the epilogue needs before the product.
     inside = (n < N)[:, None] & (b < rows)[None, :]
     at = b.to(tl.int64)[None, :] * N + n[:, None]
     before = tl.load(stream + at, mask=inside, other=0.0)
@@ -272,7 +271,7 @@ def argmax_kernel(
     best, place, active, tokens, ids, positions, made, history, tiles, rows, room,
     BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """One row's likeliest token, the lower of equals, and everything one step on."""
+    """One row's likeliest token, the lower of equal ones; advances the row by one step."""
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
