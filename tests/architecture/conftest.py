@@ -25,7 +25,6 @@ HEAVY_MODULES = {
 HEAVY_PREFIXES = ("fast", "kernels", "hopper")
 HEAVY_PLACES = (
     "attention/dense/",
-    "attention/paged/completion_counters",
     "attention/dropin",
     "beam_search/batched_search",
     "decoder/",

@@ -28,3 +28,7 @@ def operator(
         return getattr(getattr(torch.ops, namespace), name).default
 
     return register
+
+
+def returns_nothing(*_: Any) -> None:
+    """The shapes of an operator that writes in place."""

@@ -13,10 +13,9 @@ from pathlib import Path
 import torch
 import triton
 
-from trapline.gold.attention.paged.hopper import decode as kernels_paged_hopper
-from trapline.gold.attention.paged.triton import append as kernels_paged_append
-from trapline.gold.attention.paged.triton import attention as kernels_paged
-from trapline.gold.attention.paged.triton import work_partition as kernels_paged_shares
+from trapline.gold.attention.paged import triton as paged_triton
+from trapline.gold.attention.paged.hopper import decode
+from trapline.gold.attention.paged.triton import attention
 from trapline.gold.device import compile_for_hopper
 
 FLOATS = {"scale", "softcap"}
@@ -52,19 +51,17 @@ def every() -> list[tuple]:
 def main(folder: Path, which: str) -> None:
     made = []
     for number, one in enumerate(every() if which == "all" else some()):
-        made.append(attention(*one))
+        made.append(attention_compiled(*one))
         if number < 4 or (which == "all" and one[4] == 4):
             made.append(appended(*one[:4], given=one[5]))
         if PREFIX.issubset(one[5]):
-            made.append(attention(*one, kernel=kernels_paged_shares.prefix_kernel))
+            made.append(attention_compiled(*one, kernel=attention.prefix_kernel))
     made += [decoded(*one) for one in (every_decoding() if which == "all" else SOME_DECODING)]
     (folder / "compiled.json").write_text(json.dumps(made))
 
 
-def attention(
-    dtype, kind, D, page, rows, given, ruled, kernel=kernels_paged_shares.attention_kernel
-):
-    tiles = kernels_paged.tiles_for(rows, D, DTYPES[dtype], kind, many=True)
+def attention_compiled(dtype, kind, D, page, rows, given, ruled, kernel=attention.attention_kernel):
+    tiles = attention.tiles_for(rows, D, DTYPES[dtype], kind, many=True)
     fixed = {"P": page, "D": D, "KIND": kind, "OWN": True, "CAPPED": ruled}
     fixed |= {"WIDE": max(16, triton.next_power_of_2(D if kind == 0 else D // 4))}
     fixed |= {"BLOCK_M": tiles.rows, "BLOCK_S": tiles.positions, "BLOCK_B": 32}
@@ -80,27 +77,27 @@ SOME_DECODING = [("bf16", 0, 128, 16, 4), ("bf16", 2, 128, 16, 8), ("bf16", 3, 1
 
 
 def every_decoding() -> list[tuple]:
-    sizes = itertools.product(("bf16", "fp16"), sorted(kernels_paged_hopper.PLANS), (16, 48, 128))
+    sizes = itertools.product(("bf16", "fp16"), sorted(decode.CONFIGS), (16, 48, 128))
     heads = itertools.cycle((1, 4, 8))
     return [(dtype, *kind_and_width, page, next(heads)) for dtype, kind_and_width, page in sizes]
 
 
 def decoded(dtype, kind, D, page, heads):
-    plan = kernels_paged_hopper.plan_for(kind, D, heads)
-    fixed = kernels_paged_hopper.constants(kind, D, page, heads, 32, plan) | {"NARROW": True}
+    config = decode.config_for(kind, D, heads)
+    fixed = decode.constants(kind, D, page, heads, 32, config) | {"NARROW": True}
     fixed["BY_PAIR"] = page < 128
-    box = kernels_paged_hopper.box_of(kind, D, page, plan.positions)
+    box = decode.box_of(kind, D, page, config.positions)
     bits = 8 if kind else 16
-    layout = kernels_paged_hopper.box_layout(box[3], bits)
+    layout = decode.box_layout(box[3], bits)
     pages = f"tensordesc<{'i8' if kind else dtype}{box},{layout!r}>"
-    kernel = kernels_paged_hopper.decode_kernel
+    kernel = decode.decode_kernel
     return compiled(kernel, dtype, pages, fixed, set(), kind, 1, 1)
 
 
 def appended(dtype, kind, D, page, given):
     fixed = {"P": page, "D": D, "BLOCK_G": 8, "BLOCK_D": triton.next_power_of_2(D // 2)}
     fixed["TOP"] = TOPS[kind]
-    kernel = kernels_paged_append.append_kernel
+    kernel = paged_triton.append_kernel
     turned = {"cosine", "sine"} if given else set()
     return compiled(kernel, dtype, STORED[kind], fixed, turned, kind, 2, 3)
 
@@ -111,7 +108,7 @@ def compiled(kernel, dtype, pages, fixed, given, kind, warps, stages):
     fixed = {name: value for name, value in fixed.items() if name in names}
     fixed |= {name: None for name in names if name in absent}
     types = {name: type_of(name, dtype, pages or dtype) for name in names}
-    loose = kernels_paged_shares.UNFIXED
+    loose = attention.UNFIXED
     aligned = {n for n in names if types[n] == "i32" and "_" in n and n not in loose}
     made = compile_for_hopper(kernel, types, fixed, aligned=aligned, warps=warps, stages=stages)
     # A pipeline of loads that the compiler gave up on would only be slow.

@@ -90,7 +90,8 @@ def registered() -> None:
     torch.library.opcheck(registry.backward_operator, (*saved, *arguments))
 
     def loss(*inputs: torch.Tensor) -> torch.Tensor:
-        return registry.attention(dense_problem(*inputs, *rules), "triton")[0].square().sum()
+        problem = dense_problem(*inputs, *rules)
+        return registry.Attention.apply(*problem, "triton")[0].square().sum()
 
     inputs = [x.clone().requires_grad_() for x in (q, k, v)]
     plain = torch.autograd.grad(loss(*inputs), inputs)

@@ -10,8 +10,9 @@ from pathlib import Path
 import torch
 from triton.runtime.interpreter import interpreter_builder
 
-from trapline.gold.attention.paged import reference as fast_paged
-from trapline.gold.attention.paged.triton import attention as kernels_paged
+from trapline.gold.attention.paged import PagedProblem, reference
+from trapline.gold.attention.paged.triton import append
+from trapline.gold.attention.paged.triton.attention import attention
 
 KINDS = {"plain": None, "int8": torch.int8, "int4": torch.uint8}
 #: lengths, queries of each, H, G, D, P, rules: long and short rows, odd pages, none, trees.
@@ -56,7 +57,7 @@ def main(folder: Path) -> None:
 
 
 def lost(kind: str) -> list[list[bool]]:
-    """Whose scale is NaN, of keys and of values, where every second row has what no code has."""
+    """Which scales are NaN, of keys and of values, if every second row cannot be encoded."""
     tokens, G, D, P = 2 * len(BROKEN), 1, 20, 16
     torch.manual_seed(0)
     rows = torch.randn(2, tokens, G, D)
@@ -65,7 +66,7 @@ def lost(kind: str) -> list[list[bool]]:
     pages = empty_pages(1, G, P, D, kind, torch.float32)
     for scales in pages[2:]:
         scales.zero_()
-    kernels_paged._append(*rows, *pages[:2], torch.arange(tokens), *pages[2:], None, None)
+    append(*rows, *pages[:2], torch.arange(tokens), *pages[2:], None, None)
     return [scales[0, 0, :tokens].isnan().tolist() for scales in pages[2:]]
 
 
@@ -82,8 +83,8 @@ def differences(problem, kind: str, dtype: torch.dtype) -> dict[str, float]:
     angles = torch.rand(tokens, D // 2)
     turn = (angles.cos(), angles.sin()) if "tree" in rules else (None, None)
     ours, theirs = (empty_pages(table.numel(), G, P, D, kind, dtype) for _ in range(2))
-    kernels_paged._append(k, v, *ours[:2], apart(slots), *ours[2:], *turn)
-    fast_paged._append(k, v, *theirs[:2], slots, *theirs[2:], *turn)
+    append(k, v, *ours[:2], apart(slots), *ours[2:], *turn)
+    reference.append(k, v, *theirs[:2], slots, *theirs[2:], *turn)
     appended = max(largest(a, b) for a, b in zip(ours, theirs, strict=True) if a is not None)
     ends = torch.tensor([0, *new]).cumsum(0).int()
     q = torch.randn(int(ends[-1]), H, D).to(dtype)
@@ -101,8 +102,8 @@ def differences(problem, kind: str, dtype: torch.dtype) -> dict[str, float]:
         *hint,
     )
     outs = [torch.full_like(q, 9.0) for _ in range(2)]
-    kernels_paged._attention(*map(apart, given), *map(apart, more), outs[0])
-    fast_paged._attention(*given, *more, outs[1])
+    attention(PagedProblem(*map(apart, given), *map(apart, more), outs[0]))
+    reference.attention(PagedProblem(*given, *more, outs[1]))
     return {"appended": appended, "attended": largest(*outs)}
 
 
@@ -123,7 +124,7 @@ def shared(table: torch.Tensor, pages: list[int]) -> tuple[int, torch.Tensor]:
 
 
 def empty_pages(pages: int, G: int, P: int, D: int, kind: str, dtype: torch.dtype):
-    """Keys, values and their scales. What nobody writes is not a number."""
+    """Keys, values and their scales. Unwritten memory is NaN."""
     if kind == "plain":
         k, v = torch.full((2, pages, G, P, D), torch.nan).to(dtype)
         return k, v, None, None

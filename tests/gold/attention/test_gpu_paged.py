@@ -8,7 +8,8 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from trapline.gold import paged_append, paged_attention  # noqa: E402
-from trapline.gold.attention.paged.hopper import decode as kernels_paged_hopper  # noqa: E402
+from trapline.gold.attention.paged import PagedProblem  # noqa: E402
+from trapline.gold.attention.paged.hopper import decode  # noqa: E402
 
 pytestmark = [
     pytest.mark.needs_gpu,
@@ -24,11 +25,11 @@ LENGTHS = [1000, 0, 77, 640, 1, 2500]
 @pytest.fixture(autouse=True)
 def _few_rows_too(monkeypatch):
     """Hopper's decoding leaves few rows to the other kernel; here it takes all that it can."""
-    monkeypatch.setattr(kernels_paged_hopper, "MOST_PARTS", 1000)
+    monkeypatch.setattr(decode, "MOST_PARTS", 1000)
 
 
 def cache(kind, dtype, G, D, P, lengths, seed=0, tight=False):
-    """Shuffled pages filled by `paged_append`; what nobody writes is not a number.
+    """Shuffled pages filled by `paged_append`; unwritten memory is NaN.
 
     A `tight` cache is (pages, P, G, D) in memory, as a decoder keeps it.
     """
@@ -99,12 +100,14 @@ def test_decoding(kind, D, P, dtype):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_few_rows_are_left_to_the_other_kernel(kind, monkeypatch):
+def test_few_sequences_use_the_plain_kernel(kind, monkeypatch):
     monkeypatch.undo()
     stored = cache(kind, torch.bfloat16, 2, 128, 16, LENGTHS)
-    asked = queries(6, 8, 128, torch.bfloat16), *stored[0], stored[1], KINDS.index(kind)
-    assert not kernels_paged_hopper.takes(*asked)
-    close(asked[0], stored)
+    q = queries(6, 8, 128, torch.bfloat16)
+    options = None, 1, None, None, None, 0, 0.0, 0.1, 0, None
+    problem = PagedProblem(q, *stored[0], *stored[1:3], *options, q)
+    assert "6 sequences" in decode.supports(problem, KINDS.index(kind))
+    close(q, stored)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -146,7 +149,7 @@ def test_scales_and_queries_far_apart(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_not_a_number_stays_in_its_head(kind):
+def test_nan_stays_in_its_head(kind):
     pages, table, lengths, named = cache(kind, torch.bfloat16, 2, 128, 16, LENGTHS)
     q = queries(6, 8, 128, torch.bfloat16)
     want = paged_attention(q, *pages, table, lengths, **named)
@@ -175,7 +178,7 @@ def test_one_key_far_above_all_others(kind):
 
 @pytest.mark.parametrize("kind", ["plain", "int8", "int4"])
 @pytest.mark.parametrize("rules", [{"window": 100}, {"softcap": 5.0, "scale": 0.2}, {"window": 1}])
-def test_rules(kind, rules):
+def test_window_and_softcap(kind, rules):
     stored = cache(kind, torch.bfloat16, 2, 128, 16, LENGTHS)
     close(queries(6, 8, 128, torch.bfloat16), stored, **rules)
 
@@ -230,7 +233,7 @@ def test_a_shared_prefix_is_read_once(kind, new):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_long_rows_among_short_ones(kind):
+def test_long_sequences_among_short_ones(kind):
     lengths = [30000, *[100] * 40, 5000]
     stored = cache(kind, torch.bfloat16, 2, 128, 16, lengths)
     close(queries(len(lengths), 8, 128, torch.bfloat16), stored)
@@ -244,8 +247,8 @@ def test_many_rows(kind, count):
 
 
 @pytest.mark.parametrize("first_in_graph", [True, False])
-def test_a_graph_computes_what_its_inputs_say_when_it_runs(first_in_graph, monkeypatch):
-    from trapline.gold.attention.paged import completion_counters as arrivals
+def test_cuda_graph_reads_its_inputs_at_replay(first_in_graph, monkeypatch):
+    from trapline.gold.attention.paged import triton as paged_triton
 
     pages, table, lengths, named = cache("int8", torch.bfloat16, 2, 128, 16, LENGTHS)
     q, out = queries(6, 8, 128, torch.bfloat16), torch.empty(6, 8, 128, device="cuda").bfloat16()
@@ -256,7 +259,7 @@ def test_a_graph_computes_what_its_inputs_say_when_it_runs(first_in_graph, monke
             paged_attention(q, *pages, table, lengths, **named, out=out)
     torch.cuda.current_stream().wait_stream(side)
     if first_in_graph:
-        monkeypatch.setattr(arrivals, "_made", {})
+        monkeypatch.setattr(paged_triton, "_made", {})
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         paged_attention(q, *pages, table, lengths, **named, out=out)
@@ -271,7 +274,7 @@ def test_a_graph_computes_what_its_inputs_say_when_it_runs(first_in_graph, monke
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_the_kernel_before_changes_is_seen(kind):
+def test_changes_by_the_previous_kernel_are_seen(kind):
     """Launches are let in early and guess; here every launch before another proves it wrong."""
     pages, table, lengths, named = cache(kind, torch.bfloat16, 2, 128, 16, [3000] * 8)
     q = queries(8, 8, 128, torch.bfloat16)
@@ -322,7 +325,7 @@ def test_appending_agrees_with_torch(kind, dtype, turned):
     turn = {"cosine": angles.cos(), "sine": angles.sin()} if turned else {}
     columns = D // 2 if kind == "int4" else D
     made = []
-    # On a CPU torch divides; on a GPU it multiplies by the reciprocal of what is no tensor.
+    # On a CPU torch divides; on a GPU it multiplies by the reciprocal of a Python number.
     for device in ("cuda", "cpu"):
         raw = torch.zeros((2, 5, G, P, columns), device=device, dtype=torch.uint8)
         pages = raw.view(CODES[kind]) if kind in CODES else raw.to(dtype)
@@ -336,7 +339,7 @@ def test_appending_agrees_with_torch(kind, dtype, turned):
             assert torch.equal(ours.cpu().view(torch.uint8), theirs.view(torch.uint8))
 
 
-def test_the_operators_hold_what_they_declare():
+def test_operators_pass_opcheck():
     pages, table, lengths, _ = cache("plain", torch.bfloat16, 2, 64, 16, [50, 70])
     q = queries(2, 4, 64, torch.bfloat16)
     tests = ("test_schema", "test_faketensor")
@@ -349,7 +352,7 @@ def test_the_operators_hold_what_they_declare():
     torch.library.opcheck(operators.append, given, test_utils=tests)
 
 
-def test_a_compiled_function_takes_them_whole():
+def test_torch_compile():
     pages, table, lengths, _ = cache("plain", torch.bfloat16, 2, 64, 16, [50, 70])
     q = queries(2, 4, 64, torch.bfloat16)
 

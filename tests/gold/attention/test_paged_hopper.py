@@ -1,4 +1,4 @@
-"""What Hopper's decoding over pages takes and how it is cut; no GPU is needed."""
+"""Paged decoding for Hopper without a GPU: supported problems, and tile sizes."""
 
 import itertools
 
@@ -7,48 +7,49 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
+from trapline.gold.attention.paged import PagedProblem  # noqa: E402
 from trapline.gold.attention.paged.hopper import decode as hopper  # noqa: E402
 
-#: Of a multiprocessor, in bytes; every program takes another one for itself.
+#: Shared memory of a multiprocessor in bytes, and what each program reserves.
 SHARED, OWN = 228 << 10, 1 << 10
 PLAIN, INT8, FP8, INT4 = range(4)
 
 
-def ring(kind, D, plan):
+def ring(kind, D, config):
     """Bytes of a program's tiles."""
     row = {PLAIN: 2 * D, INT4: D // 2}.get(kind, D)
-    return plan.stages * plan.positions * 2 * row
+    return config.stages * config.positions * 2 * row
 
 
-@pytest.mark.parametrize(("kind", "D"), hopper.PLANS)
-def test_as_many_programs_fit_as_are_planned(kind, D):
+@pytest.mark.parametrize(("kind", "D"), hopper.CONFIGS)
+def test_configured_programs_fit_a_multiprocessor(kind, D):
     for R in (1, 4, 8):
-        plan = hopper.plan_for(kind, D, R)
+        config = hopper.config_for(kind, D, R)
         # Gates, and a few hundred bytes to move scales between lanes.
-        assert plan.programs * (ring(kind, D, plan) + OWN + 1024) <= SHARED
+        assert config.programs * (ring(kind, D, config) + OWN + 1024) <= SHARED
 
 
-@pytest.mark.parametrize(("kind", "D"), hopper.PLANS)
+@pytest.mark.parametrize(("kind", "D"), hopper.CONFIGS)
 @pytest.mark.parametrize("P", [16, 32, 48, 64, 128])
-def test_a_box_is_of_one_page_and_at_most_128_bytes_wide(kind, D, P):
-    plan = hopper.plan_for(kind, D, 4)
-    _, _, positions, columns = hopper.box_of(kind, D, P, plan.positions)
-    assert P % positions == 0 == plan.positions % positions
+def test_boxes_lie_on_one_page_and_are_at_most_128_bytes_wide(kind, D, P):
+    config = hopper.config_for(kind, D, 4)
+    _, _, positions, columns = hopper.box_of(kind, D, P, config.positions)
+    assert P % positions == 0 == config.positions % positions
     assert positions % 8 == 0  # what a swizzle repeats after
     width = columns * (2 if kind == PLAIN else 1)
     assert width <= 128
     assert {PLAIN: 2 * D, INT4: D // 2}.get(kind, D) % width == 0
 
 
-def test_more_heads_than_a_tile_has_columns_are_left_to_the_other_kernel():
-    for kind, D in hopper.PLANS:
-        assert hopper.plan_for(kind, D, 8) is not None
-        assert hopper.plan_for(kind, D, 9) is None
+def test_unsupported_heads_and_widths():
+    for kind, D in hopper.CONFIGS:
+        assert hopper.config_for(kind, D, 8) is not None
+        assert hopper.config_for(kind, D, 9) is None
     for kind, D in [*itertools.product(range(4), (96, 256)), (FP8, 64)]:
-        assert hopper.plan_for(kind, D, 4) is None
+        assert hopper.config_for(kind, D, 4) is None
 
 
-def test_the_copy_engine_wants_steps_of_sixteen_bytes():
+def test_strides_must_be_multiples_of_16_bytes():
     pages = torch.zeros(3, 2, 16, 64, dtype=torch.int8)
     assert hopper.fits(pages)
     assert hopper.fits(pages.transpose(1, 2))
@@ -58,6 +59,11 @@ def test_the_copy_engine_wants_steps_of_sixteen_bytes():
     assert not hopper.fits(pages[:1].expand(3, -1, -1, -1))
 
 
-def test_a_cpu_has_another_way():
+def test_unsupported_problems_are_named():
     q, pages = torch.zeros(32, 32, 128).half(), torch.zeros(64, 8, 16, 128).half()
-    assert not hopper.takes(q, pages, pages, torch.zeros(32, 2).int(), PLAIN)
+    table, lengths = torch.zeros(32, 2).int(), torch.ones(32).int()
+    options = None, 1, None, None, None, 0, 0.0, 0.1, 0, None
+    problem = PagedProblem(q, pages, pages, table, lengths, *options, q)
+    assert "device" in hopper.supports(problem, PLAIN)
+    assert "one query" in hopper.supports(problem._replace(max_q=2), PLAIN)
+    assert "window" in hopper.supports(problem._replace(window=5), PLAIN)

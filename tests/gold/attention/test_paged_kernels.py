@@ -1,4 +1,4 @@
-"""The paged kernels: right in the interpreter, compilable for a Hopper GPU. No GPU is needed."""
+"""The paged kernels without a GPU: in Triton's interpreter, and compiled for Hopper."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from trapline.gold.attention.paged.triton import attention as kernels_paged  # noqa: E402
+from trapline.gold.attention.paged.triton import attention  # noqa: E402
 from trapline.gold.errors import DTypeError, UnsupportedError  # noqa: E402
 
 HERE = Path(__file__).parent
@@ -42,45 +42,46 @@ def test_kernels_compile_for_hopper(which, count, tmp_path, run_script):
         assert entry["copies"] > 0 or entry["kernel"] == "append_kernel", entry
 
 
-@pytest.mark.parametrize("operation", ["_attention", "_append"])
-def test_kernels_are_launched_where_their_tensors_are(operation, monkeypatch, entered):
-    """Whichever device is current: a launch would go there, and read the other one's addresses."""
+@pytest.mark.parametrize("operation", ["attention_operator", "append_operator"])
+def test_kernels_are_launched_on_the_device_of_their_tensors(operation, monkeypatch, entered):
+    """A launch goes to the current device, which may be another one than the tensors'."""
     seen = []
-    monkeypatch.setattr(kernels_paged, "require", lambda *_: seen.append(list(entered)))
+    monkeypatch.setattr(attention, "require", lambda *_: seen.append(list(entered)))
+    monkeypatch.setattr(attention, "require_gpu", lambda _: None)
     first = torch.zeros(0, 2, 4)
     pages = torch.zeros(2, 3, 2, 16, 4)
     empty = torch.zeros(0).long()
     more = {
-        "_attention": (empty, empty, None, 1, *[None] * 3, 0, 0.0, 1.0, 0, None, first),
-        "_append": (empty, *[None] * 4),
+        "attention_operator": (empty, empty, None, 1, *[None] * 3, 0, 0.0, 1.0, 0, None, first),
+        "append_operator": (empty, *[None] * 4),
     }
-    rows = (first, first) if operation == "_append" else (first,)
-    getattr(kernels_paged, operation)(*rows, *pages, *more[operation])
+    rows = (first, first) if operation == "append_operator" else (first,)
+    getattr(attention, operation)(*rows, *pages, *more[operation])
     assert seen
     assert all(len(there) == 1 and there[0] is first for there in seen)
     assert entered == []
 
 
-def test_what_the_kernels_do_not_take_is_named():
-    with pytest.raises(UnsupportedError, match="up to 256 wide, not 320"):
-        kernels_paged.require(torch.zeros(1, 1, 320))
-    with pytest.raises(UnsupportedError, match="beside each other"):
-        kernels_paged.require(torch.zeros(1, 64, 2).transpose(1, 2))
+def test_unsupported_tensors_are_named():
+    with pytest.raises(UnsupportedError, match="heads 320 wide"):
+        attention.require(torch.zeros(1, 1, 320))
+    with pytest.raises(UnsupportedError, match="not adjacent"):
+        attention.require(torch.zeros(1, 64, 2).transpose(1, 2))
     with pytest.raises(UnsupportedError, match="four at a time"):
-        kernels_paged.require(torch.zeros(1, 1, 6), torch.zeros(1, 1, 16, 6, dtype=torch.int8))
+        attention.require(torch.zeros(1, 1, 6), torch.zeros(1, 1, 16, 6, dtype=torch.int8))
     with pytest.raises(DTypeError, match="float64"):
-        kernels_paged.require(torch.zeros(1, 1, 64).double())
+        attention.require(torch.zeros(1, 1, 64).double())
 
 
 @pytest.mark.parametrize("columns", [1, 5, 8, 60, 64, 65])
-def test_a_tree_is_read_in_words_of_eight(columns):
+def test_tree_masks_are_read_in_words_of_eight(columns):
     tree = torch.rand(3, columns, generator=torch.manual_seed(0)) < 0.5
     for given in (
         tree,
         tree.repeat_interleave(2, 1)[:, ::2],
         torch.cat([tree] * 8, 1)[:, :columns],
     ):
-        words = kernels_paged.in_eights(given)
+        words = attention.in_eights(given)
         assert words.dtype == torch.int64
         if columns >= 8:
             assert torch.equal(words.view(torch.bool), tree[:, :8])

@@ -22,11 +22,11 @@ def small_tiles(monkeypatch):
 
 
 def attention(*arguments):
-    return registry.attention(dense_problem(*arguments), "torch")
+    return registry.Attention.apply(*dense_problem(*arguments), "torch")
 
 
 def packed_attention(inputs, ends, longest, rules):
-    return registry.attention(Problem(*inputs, *ends, *longest, *rules, True), "torch")[0]
+    return registry.Attention.apply(*Problem(*inputs, *ends, *longest, *rules, True), "torch")[0]
 
 
 def as_rules(rules, width):

@@ -51,7 +51,14 @@ def flash_attention(
     kernels use a faster algorithm. `impl` names the implementation, see `trapline.gold.impl`;
     "triton" and "hopper" are the two tiers of "kernels".
     """
-    return _attended(q, k, v, causal, window, softcap, scale, deterministic, impl).out
+    chosen, softcap, scale = _prepared(q, k, v, window, softcap, scale, impl)
+    if chosen == "oracle":
+        return _by_oracle(q, k, v, causal, window, softcap, scale).out
+    from trapline.gold.attention.dense import dense_problem
+    from trapline.gold.attention.dense.registry import Attention
+
+    problem = dense_problem(q, k, v, causal, window or 0, softcap, scale, deterministic)
+    return Attention.apply(*problem, chosen)[0]
 
 
 def flash_attention_lse(
@@ -70,32 +77,37 @@ def flash_attention_lse(
 
     lse is float64 for float64 inputs and float32 for all others. It is differentiable.
     """
-    return _attended(q, k, v, causal, window, softcap, scale, deterministic, impl)
+    chosen, softcap, scale = _prepared(q, k, v, window, softcap, scale, impl)
+    if chosen == "oracle":
+        return _by_oracle(q, k, v, causal, window, softcap, scale)
+    from trapline.gold.attention.dense import dense_problem
+    from trapline.gold.attention.dense.registry import Attention
+
+    problem = dense_problem(q, k, v, causal, window or 0, softcap, scale, deterministic)
+    return Attended(*Attention.apply(*problem, chosen))
 
 
-def _attended(
+def _prepared(
     q: Any,
     k: Any,
     v: Any,
-    causal: bool,
     window: int | None,
     softcap: float,
     scale: float | None,
-    deterministic: bool,
     impl: Impl | None,
-) -> Attended:
+) -> tuple[Impl, float, float]:
+    """The implementation, softcap and scale of a dense call whose arguments are valid."""
     chosen = choose("flash_attention", _OFFERED, impl, q=q, k=k, v=v)
     _check(q, k, v, "B H T D", "B G S D")
-    softcap, scale = _rules(q, window, softcap, scale)
-    if chosen == "oracle":
-        rules: dict[str, Any] = {"causal": causal, "window": window, "softcap": softcap}
-        out, lse = oracle.attention(q, k, v, **rules, scale=scale)
-        return Attended(out.astype(q.dtype), lse.astype(np.promote_types(q.dtype, np.float32)))
-    from trapline.gold.attention.dense import dense_problem
-    from trapline.gold.attention.dense.registry import attention
+    return chosen, *_rules(q, window, softcap, scale)
 
-    problem = dense_problem(q, k, v, causal, window or 0, softcap, scale, deterministic)
-    return Attended(*attention(problem, chosen))
+
+def _by_oracle(
+    q: Any, k: Any, v: Any, causal: bool, window: int | None, softcap: float, scale: float
+) -> Attended:
+    rules: dict[str, Any] = {"causal": causal, "window": window, "softcap": softcap}
+    out, lse = oracle.attention(q, k, v, **rules, scale=scale)
+    return Attended(out.astype(q.dtype), lse.astype(np.promote_types(q.dtype, np.float32)))
 
 
 def flash_attention_backward(
@@ -184,11 +196,11 @@ def flash_attention_varlen(
         _check_boundaries("cu_k", cu_k.tolist(), k.shape[0], max_k, complete=bool(check))
     if chosen != "oracle":
         from trapline.gold.attention.dense import Problem
-        from trapline.gold.attention.dense.registry import attention
+        from trapline.gold.attention.dense.registry import Attention
 
         packing = cu_q, cu_k, max_q, max_k
         rules = causal, window or 0, softcap, scale, deterministic
-        return attention(Problem(q, k, v, *packing, *rules), chosen)[0]
+        return Attention.apply(*Problem(q, k, v, *packing, *rules), chosen)[0]
     out = np.zeros(q.shape, q.dtype)
     options: dict[str, Any] = {"causal": causal, "window": window, "softcap": softcap}
     for i in range(len(cu_q) - 1):
@@ -209,10 +221,16 @@ def readable(array: Any) -> bool:
 def _check(q: Any, k: Any, v: Any, q_axes: str, kv_axes: str) -> None:
     checks.floating(*checks.LOW_FLOATS, q=q, k=k, v=v)
     sizes = checks.axes(q=(q, q_axes), k=(k, kv_axes), v=(v, kv_axes))
-    if sizes["H"] % sizes["G"] if sizes["G"] else sizes["H"]:
+    check_heads(sizes["H"], sizes["G"], empty=True)
+
+
+def check_heads(heads: int, kv_heads: int, *, empty: bool) -> None:
+    """Whether query heads can share key/value heads; `empty` permits none of either."""
+    fits = heads % kv_heads == 0 if kv_heads else heads == 0 and empty
+    if not fits:
         raise ShapeError(
-            f"the number of query heads must be a multiple of the number of key/value heads, "
-            f"got {sizes['H']} and {sizes['G']}"
+            "the number of query heads must be a multiple of the number of key/value heads, "
+            f"got {heads} and {kv_heads}"
         )
 
 

@@ -1,9 +1,9 @@
-"""What attention is, in float64 NumPy: the whole score matrix at once, and the same by tiles.
+"""Attention in float64 NumPy: with the whole score matrix, by tiles, and over pages.
 
 Axis letters: B batch, H query heads, G key/value heads, T queries, S keys, D width.
-The two halves share the definition of the mask and nothing else: the untiled functions follow the
-textbook, the tiled ones the recurrences of docs/components/attention.md. The tests hold one against
-the other.
+The untiled and the tiled functions share the definition of the mask and nothing else: the untiled
+ones follow the textbook, the tiled ones the recurrences of docs/components/attention.md. The tests
+compare them.
 """
 
 from collections.abc import Iterator
@@ -14,9 +14,9 @@ import numpy as np
 def visible(
     queries: np.ndarray, keys: np.ndarray, offset: int, causal: bool, window: int | None
 ) -> np.ndarray:
-    """Which keys each query sees, bool (queries, keys). Query t stands at key position t + offset.
+    """Which keys each query sees, bool (queries, keys). Query t is at key position t + offset.
 
-    With offset = S − T the last query stands on the last key (bottom-right alignment).
+    With offset = S − T the last query is at the last key (bottom-right alignment).
     """
     ahead = keys[None, :] - (queries[:, None] + offset)
     seen = np.ones(ahead.shape, dtype=bool)
@@ -118,7 +118,7 @@ def _per_query_head(x: np.ndarray, heads: int) -> np.ndarray:
 
 
 def _sum_over_group(x: np.ndarray, groups: int) -> np.ndarray:
-    """(B,H,S,D) -> (B,G,S,D): what every query head of a group says about its shared keys."""
+    """(B,H,S,D) -> (B,G,S,D): the sum over the query heads that share a key/value head."""
     B, H, S, D = x.shape
     return np.asarray(x.reshape(B, groups, H // max(groups, 1), S, D).sum(axis=2))
 
@@ -158,7 +158,7 @@ class _Online:
     """Softmax-weighted sum over a stream of tiles: running maximum m, sum l and accumulator a.
 
     Invariant after any tiles: l = Σ exp(s − m) and a = Σ exp(s − m) v over the keys so far. A
-    larger maximum multiplies both by exp(m_old − m_new) ≤ 1: every term was computed with m_old.
+    larger maximum multiplies both by exp(m_old − m_new) ≤ 1, because every term used m_old.
     """
 
     def __init__(self, rows: int, width: int) -> None:
@@ -168,7 +168,7 @@ class _Online:
 
     def add(self, scores: np.ndarray, values: np.ndarray) -> None:
         m_new = np.maximum(self.m, scores.max(axis=1))
-        # A row that has seen no key yet has m = −inf, and −inf − (−inf) is not a number.
+        # A row that has seen no key yet has m = −inf, and −inf − (−inf) is NaN.
         origin = np.where(m_new == -np.inf, 0.0, m_new)
         decay = np.exp(self.m - origin)
         p = np.exp(scores - origin[:, None])
@@ -197,10 +197,10 @@ def attention_backward_tiled(
     softcap: float = 0.0,
     scale: float | None = None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """`attention_backward` from what a forward saved: weights are exp(s − lse), tile by tile.
+    """`attention_backward` from the saved out and lse: weights are exp(s − lse), tile by tile.
 
-    Σ_s w_s dw_s over a row equals dout · out, so no row-wise sum over keys is needed. What comes in
-    through lse joins it: both are subtracted from, or added to, every dw of the row alike.
+    Σ_s w_s dw_s over a row equals dout · out, so no row-wise sum over keys is needed. The gradient
+    of lse joins it: it is added to every dw of the row.
     """
     (B, H, T, D), (G, S) = q.shape, k.shape[1:3]
     scale = D**-0.5 if scale is None else scale
@@ -238,3 +238,63 @@ def _capped(logits: np.ndarray, softcap: float) -> np.ndarray:
 
 def _finite(lse: np.ndarray) -> np.ndarray:
     return np.where(np.isneginf(lse), 0.0, lse)
+
+
+# --- paged: P positions per page -----------------------------------------------------------------
+
+
+def paged_attention(
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    block_table: np.ndarray,
+    seq_lens: np.ndarray,
+    starts: np.ndarray,
+    *,
+    tree_mask: np.ndarray | None = None,
+    window: int | None = None,
+    softcap: float = 0.0,
+    scale: float | None = None,
+) -> np.ndarray:
+    """(queries,H,D) of q (queries,H,D) over pages k, v (pages,G,P,D), in float64.
+
+    The queries starts[b] … starts[b+1] are the last positions of sequence b. A query sees itself
+    and all positions before it; with a tree mask it sees, of the new positions, those that the
+    mask names. Keys are looked up one position at a time.
+    """
+    out = np.zeros(q.shape)
+    for b, length in enumerate(seq_lens):
+        rows = slice(int(starts[b]), int(starts[b + 1]))
+        keys, values = (_sequence(pages, block_table[b], int(length)) for pages in (k, v))
+        for row in range(rows.start, rows.stop if length else rows.start):
+            position = int(length) - (rows.stop - row)
+            seen = _seen(position, int(length), rows, row, tree_mask, window)
+            picked = [x[None, :, seen] for x in (keys, values)]
+            one = q[None, row][:, :, None]  # (1,H,1,D)
+            answer, _ = attention(one, *picked, softcap=softcap, scale=scale)
+            out[row] = answer[0, :, 0]
+    return out
+
+
+def _sequence(pages: np.ndarray, table: np.ndarray, length: int) -> np.ndarray:
+    """The rows of one sequence in order, (G, length, D)."""
+    size = pages.shape[2]
+    rows = [pages[table[s // size], :, s % size] for s in range(length)]
+    return np.stack(rows, axis=1) if rows else np.zeros((pages.shape[1], 0, pages.shape[3]))
+
+
+def _seen(
+    position: int,
+    length: int,
+    rows: slice,
+    row: int,
+    tree_mask: np.ndarray | None,
+    window: int | None,
+) -> np.ndarray:
+    """The positions that a query sees."""
+    if tree_mask is None:
+        first = 0 if window is None else max(0, position - window + 1)
+        return np.arange(first, position + 1)
+    fresh = rows.stop - rows.start
+    new = np.flatnonzero(tree_mask[row, :fresh])
+    return np.concatenate((np.arange(length - fresh), length - fresh + new))

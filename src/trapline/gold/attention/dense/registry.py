@@ -1,9 +1,9 @@
 """From an attention problem to the function that computes it: operators, gradients, tiers.
 
-`attention` is differentiable; it calls `forward_operator` and `backward_operator`, which run the
-torch reference or a tier of kernels. Each tier has `supports(problem)`: None, or the reason why the
-tier cannot compute the problem. impl="kernels" runs the first tier that supports the problem and
-is faster there; "triton" and "hopper" run that tier or raise an error.
+`Attention.apply` is differentiable; it calls `forward_operator` and `backward_operator`, which run
+the torch reference or a tier of kernels. The `supports(problem)` of a tier is None, or the reason
+why the tier cannot compute the problem. impl="kernels" runs the first tier that supports the
+problem and is faster there; "triton" and "hopper" run that tier or raise an error.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,6 @@ from torch import Tensor
 
 from trapline.gold.attention.dense import Problem, compute_dtype, reference
 from trapline.gold.errors import DTypeError, RangeError, UnsupportedError
-from trapline.gold.impl import Impl
 from trapline.gold.no_double_backward import differentiated_once
 from trapline.gold.operators import operator
 
@@ -27,14 +26,9 @@ _PROBLEM = (
 _SAVED = "Tensor dout, Tensor dlse, Tensor out, Tensor lse"
 
 
-def attention(problem: Problem, impl: Impl) -> tuple[Tensor, Tensor]:
-    """out like q, and lse (B,H,T) or (H, tokens); both are differentiable in q, k and v."""
-    function: Any = _Attention
-    out, lse = function.apply(*problem, impl)
-    return out, lse
+class Attention(torch.autograd.Function):
+    """apply(*problem, impl): out like q, and lse (B,H,T) or (H, tokens), differentiable."""
 
-
-class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
         out, lse = forward_operator(*arguments)

@@ -1,28 +1,109 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
-"""A tile of queries over a run of keys on pages: the inner loop of the paged kernels.
+"""A tile of queries over a run of keys on pages, and merging parts of the same rows.
 
-A program serves all query heads of a key/value head: row r = query · R + head. The page numbers of
-a tile are loaded one tile ahead, so that the tile's addresses are known when its turn comes in the
-pipeline of loads. Codes (`kernels_paged_codes`) are never multiplied by their scale one by one: the
-key's scale goes to its column of products, the value's to its column of exponents. Nothing beyond a
-sequence's length is loaded, so whatever lies there cannot leak. Offsets are 64-bit.
+A program computes all query heads of a key/value head: row r = query · R + head. The page numbers
+of a tile are loaded one tile ahead, so that its addresses are known when the pipeline of loads
+reaches it. Codes are never multiplied by their scale one by one: the key's scale multiplies its
+column of products, the value's is added to its column of exponents. Positions beyond a sequence's
+length are not loaded. Offsets are 64-bit.
+
+All queries see everything before the first of them, so most tiles need no mask. In the last tiles a
+query sees what came before it, or the new positions that a tree mask names. Each row of queries has
+the 64 positions of a tree mask's tile as the bits of a word.
 """
 
 import triton
 import triton.language as tl
 
 from trapline.gold.attention.dense.triton import scored
-from trapline.gold.attention.paged.triton.codes import INT4, log2_of, pieces_of
-from trapline.gold.attention.paged.triton.mask import first_hidden, seen_by, words_of
+from trapline.gold.attention.paged.triton import INT4, log2_of, pieces_of
 from trapline.gold.device import LOG2_E
 
 #: The smallest float16. A scale of 0 counts as this, so that its logarithm is finite.
 SMALLEST = tl.constexpr(2.0**-24)
 
+# --- which positions a query sees ---------------------------------------------------------------
+
+
+@triton.jit
+def eight_of(tree, word, asked):
+    """Eight bytes of a row, each 0 or 1, as eight bits."""
+    found = tl.load(tree + word, mask=asked, other=0)
+    return (((found & 0x0101010101010101) * 0x0102040810204080) >> 56 & 255).to(tl.uint64)
+
+
+@triton.jit
+def named_by(tree, at_row, live, fresh, count):
+    """Bit j of a row's word: whether its query sees the new position fresh + j, of `count`.
+
+    A word is one number per row: bytes would spread over the lanes as they were loaded, and the
+    scores with them. Bits beyond the count are undefined.
+    """
+    begin = tl.maximum(fresh, 0) // 8
+    more = eight_of(tree, at_row + begin + 8, live & (8 * begin + 64 < count))
+    word = eight_of(tree, at_row + begin, live & (8 * begin < count))
+    for i in tl.static_range(1, 8):
+        asked = live & (8 * (begin + i) < count)
+        word |= eight_of(tree, at_row + begin + i, asked) << 8 * i
+    down = (tl.maximum(fresh, 0) % 8).to(tl.uint64)
+    # In two shifts, because a shift by 64 is undefined.
+    word = (word >> down) | (more << 1 << (63 - down))
+    return word << tl.minimum(tl.maximum(-fresh, 0), 63).to(tl.uint64)
+
+
+@triton.jit
+def words_of(tree, row, tree_row, live, fresh, count, BLOCK_S: tl.constexpr):
+    """The two words of each row for a tile whose first position is the new position `fresh`."""
+    word, later = row, row
+    if tree is not None:
+        word = named_by(tree, row * tree_row, live, fresh, count)
+        later = word
+        if BLOCK_S > 64:
+            later = named_by(tree, row * tree_row, live, fresh + 64, count)
+    return word, later
+
+
+@triton.jit
+def first_hidden(
+    begin, end, first, tree, ALONE: tl.constexpr, WINDOWED: tl.constexpr, BLOCK_S: tl.constexpr
+):  # fmt: skip
+    """Start of the tiles that some query may not see entirely; queries start at `first`."""
+    middle = end
+    if WINDOWED:
+        middle = begin
+    elif tree is not None or not ALONE:
+        middle = tl.minimum(begin + tl.maximum(first - begin, 0) // BLOCK_S * BLOCK_S, end)
+    return middle
+
+
+@triton.jit
+def seen_by(
+    position, s, first, word, later, window, tree, BLOCK_S: tl.constexpr, WINDOWED: tl.constexpr
+):  # fmt: skip
+    """Which positions s each query sees: those before it, or those that the tree's words name.
+
+    Positions beyond the end of the sequence are undefined.
+    """
+    if tree is not None:
+        j = tl.arange(0, BLOCK_S)
+        named = word[:, None]
+        if BLOCK_S > 64:
+            named = tl.where((j < 64)[None, :], named, later[:, None])
+        named = named >> (j % 64).to(tl.uint64)[None, :]
+        seen = (s < first)[None, :] | (named & 1 != 0)
+    else:
+        seen = s[None, :] <= position[:, None]
+    if WINDOWED:
+        seen = seen & (position[:, None] - s[None, :] < window)
+    return seen
+
+
+# --- a tile of queries --------------------------------------------------------------------------
+
 
 @triton.jit
 def rows_from(top, begin_q, new, g, R, BLOCK_M: tl.constexpr, ALONE: tl.constexpr):
-    """Of a tile of rows: queries within the sequence and among all, heads, and which are there."""
+    """Of a tile of rows: queries within the sequence and overall, heads, and which rows exist."""
     r = top + tl.arange(0, BLOCK_M)
     if ALONE:
         t = r * 0
@@ -39,7 +120,7 @@ def rows_from(top, begin_q, new, g, R, BLOCK_M: tl.constexpr, ALONE: tl.constexp
 def query_rows(
     q, row, head, live, q_row, q_head, D: tl.constexpr, WIDE: tl.constexpr, KIND: tl.constexpr
 ):  # fmt: skip
-    """A tile of queries; where pages hold codes, its four pieces as the words order them."""
+    """A tile of queries; if pages hold codes, its four pieces in the order of the words."""
     d = tl.arange(0, WIDE)
     base = q + row[:, None] * q_row + head[:, None] * q_head
     if KIND == 0:
@@ -61,7 +142,7 @@ def query_rows(
 
 @triton.jit
 def in_units(q0, q1, q2, q3, DTYPE: tl.constexpr):
-    """Queries as DTYPE, in units of a power of two near the largest: none overflows float16."""
+    """Queries as DTYPE, in units of a power of two near the largest, so that none overflows."""
     largest = tl.maximum(tl.maximum(tl.abs(q0), tl.abs(q1)), tl.maximum(tl.abs(q2), tl.abs(q3)))
     exponent = tl.max(tl.max(largest, 1), 0).to(tl.float32).to(tl.int32, bitcast=True) & 0x7F800000
     unit = exponent.to(tl.float32, bitcast=True)
@@ -76,7 +157,7 @@ def store_tile(
     base, a0, a1, a2, a3, factor, live, by_row, D: tl.constexpr, WIDE: tl.constexpr,
     KIND: tl.constexpr,
 ):  # fmt: skip
-    """Stores a tile whose rows begin at base + by_row, in the order of elements."""
+    """Store a tile whose rows begin at base + by_row, in the order of elements."""
     d = tl.arange(0, WIDE)
     f = factor[:, None]
     dtype = base.dtype.element_ty
@@ -114,17 +195,17 @@ def products_of(q0, q1, q2, q3, keys, KIND: tl.constexpr, DTYPE: tl.constexpr, O
 def columns_of(
     ks, vs, inside, scale, BLOCK_S: tl.constexpr, KIND: tl.constexpr, OWN: tl.constexpr
 ):  # fmt: skip
-    """What a column of products is multiplied by, and what is added to its exponents.
+    """The factor of a column of products, the addend of its exponents, the inverse of its scale.
 
     A value's scale is a factor of its weight: added as a logarithm it costs nothing, and no weight
-    leaves float16. The third is what takes it out of a weight again, for the sum of weights.
+    leaves float16. The inverse removes it from the weights for their sum.
     """
     factor = tl.full([BLOCK_S], scale, tl.float32)
     column = tl.where(inside, 0.0, float("-inf"))
     unscaled = column
     if KIND > 0:
         factor *= ks.to(tl.float32)
-        # A value that is lost has a scale of NaN, which must not pass for a small one.
+        # A value that could not be encoded has a scale of NaN, which must not become a small one.
         known = tl.maximum(vs.to(tl.float32), SMALLEST, propagate_nan=tl.PropagateNan.ALL)
         logarithm = log2_of(known, OWN)
         column += logarithm
@@ -137,7 +218,7 @@ def scales_at(
     k_scale, v_scale, g, page, place, inside, ks_page, ks_head, ks_place,
     vs_page, vs_head, vs_place, KIND: tl.constexpr,
 ):  # fmt: skip
-    """The scales of keys and values; something else where pages hold no codes."""
+    """The scales of keys and values; placeholders if pages hold no codes."""
     ks, vs = page, page
     if KIND > 0:
         at = g * ks_head + place * ks_place + page * ks_page
@@ -154,14 +235,14 @@ def scores_of(products, factor, column, softcap, CAPPED: tl.constexpr):
         capped = scored(products * factor[None, :], 1.0, softcap, CAPPED)
         scores = capped * LOG2_E + column[None, :]
     else:
-        # Scale and what lies beyond the end are one multiply-add an element.
+        # Scale and mask are one multiply-add per element.
         scores = products * (factor * LOG2_E)[None, :] + column[None, :]
     return scores
 
 
 @triton.jit
 def counted(weights, unscaled, KIND: tl.constexpr, BY_LANE: tl.constexpr):
-    """What weights add to the sums of weights: themselves by column, or summed."""
+    """The weights' contribution to their sums: by column, or summed."""
     if KIND > 0:
         weights = weights * unscaled[None, :]
     if not BY_LANE:
@@ -172,7 +253,7 @@ def counted(weights, unscaled, KIND: tl.constexpr, BY_LANE: tl.constexpr):
 @triton.jit
 def applied(weights, values, a0, a1, a2, a3, c, KIND: tl.constexpr, DTYPE: tl.constexpr,
             OWN: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """What was summed before, times c, and weights times values."""
+    """Earlier sums times c, plus weights times values."""
     rounded = weights.to(DTYPE)
     if KIND == 0:
         a0 = tl.dot(rounded, values, a0 * c, input_precision=PRECISION)
@@ -198,18 +279,18 @@ def attended(
 ):  # fmt: skip
     """A tile of queries over the positions begin … end of one head of one sequence.
 
-    Answers each row's largest exponent (base 2), its sum of weights, and its weighted sum of
-    values, in four pieces where pages hold codes. TWINS: keys and values lie at the same offsets.
+    Returns each row's largest exponent (base 2), its sum of weights, and its weighted sum of
+    values, in four pieces if pages hold codes. TWINS: keys and values have the same offsets.
     """
     q0, q1, q2, q3 = query_rows(q, row, head, live, q_row, q_head, D, WIDE, KIND)
-    # Codes meet queries in float16, which has all of them and more digits than bfloat16.
+    # Codes are multiplied in float16, which represents all of them and is finer than bfloat16.
     DTYPE: tl.constexpr = tl.float16 if KIND > 0 and PRECISION == "tf32" else q.dtype.element_ty
     if KIND > 0:
         q0, q1, q2, q3, unit = in_units(q0, q1, q2, q3, DTYPE)
         scale *= unit
     peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    # Summed over the columns at the end, lanes need not meet for it in every tile; of many rows
-    # that would take too many registers.
+    # Columns are summed at the end, which saves an exchange between lanes per tile; with many rows
+    # it would take too many registers.
     BY_LANE: tl.constexpr = BLOCK_M <= 32
     totals = tl.zeros([BLOCK_M, BLOCK_S if BY_LANE else 1], tl.float32)
     a0 = tl.zeros([BLOCK_M, WIDE], tl.float32)
@@ -218,7 +299,7 @@ def attended(
     wide = (d < (D if KIND == 0 else D // 4))[None, :]
     places = tl.arange(0, BLOCK_S)
     s = begin + places
-    # `begin` is where a page begins: in tiles of whole pages the same rows have the same places.
+    # `begin` is the start of a page: in tiles of whole pages a row's place is constant.
     place = (places if BLOCK_S % P == 0 else s) % P
     k_rows = k_pages + (g * k_head + place * k_place)[:, None] + d[None, :]
     v_rows = v_pages + (g * v_head + place * v_place)[:, None] + d[None, :]
@@ -227,7 +308,7 @@ def attended(
     ks, vs = scales_at(k_scale, v_scale, g, page, place, s < end, *strides, KIND)
     middle = first_hidden(begin, end, first, tree, ALONE, WINDOWED, BLOCK_S)
     word, later = words_of(tree, row, tree_row, live, middle - first, end - first, BLOCK_S)
-    # Twice the same loop: most tiles in the first, those that hide something in the second.
+    # The loop twice: most tiles in the first, those that need a mask in the second.
     ALL_SEEN: tl.constexpr = ALONE and not WINDOWED and tree is None
     for MASKED in tl.static_range(1 if WINDOWED else 0, 1 if ALL_SEEN else 2):
         for start in range(middle if MASKED else begin, end if MASKED else middle, BLOCK_S):
@@ -243,7 +324,7 @@ def attended(
             values = tl.load(v_rows + from_value[:, None], mask=inside[:, None] & wide, other=0)
             ahead = s + BLOCK_S
             page = tl.load(table + ahead // P, mask=ahead < end, other=0).to(tl.int64)
-            # Two bytes are too few for a pipelined copy: the next scales wait in registers.
+            # Two bytes are too few for a pipelined copy: the next scales are kept in registers.
             next_place = place if BLOCK_S % P == 0 else ahead % P
             next_ks, next_vs = scales_at(
                 k_scale, v_scale, g, page, next_place, ahead < end, *strides, KIND
@@ -254,12 +335,12 @@ def attended(
             if MASKED:
                 seen = seen_by(position, s, first, word, later, window, tree, BLOCK_S, WINDOWED)
                 scores = tl.where(seen, scores, float("-inf"))
-                # As pages and scales: loaded a tile ahead, they need no place in the pipeline.
+                # Loaded a tile ahead, as pages and scales, outside the pipeline.
                 word, later = words_of(
                     tree, row, tree_row, live, start + BLOCK_S - first, end - first, BLOCK_S
                 )
             new_peak = tl.maximum(peak, tl.max(scores, 1))
-            # A row that has seen no key stays at −inf, and −inf − (−inf) is not a number.
+            # A row that has seen no key stays at −inf, and −inf − (−inf) is NaN.
             origin = tl.where(new_peak == float("-inf"), 0.0, new_peak)
             weights = tl.exp2(scores - origin[:, None])
             c = tl.exp2(peak - origin)[:, None]
@@ -270,3 +351,75 @@ def attended(
             )
             ks, vs = next_ks, next_vs
     return peak, tl.sum(totals, 1), a0, a1, a2, a3
+
+
+# --- merging the parts of several programs ------------------------------------------------------
+
+
+@triton.jit
+def part_at(parts, stats, slot, mask, D: tl.constexpr, BLOCK_D: tl.constexpr):
+    """The largest scores, sums and weighted sums of a tile of rows, as one program stored them."""
+    d = tl.arange(0, BLOCK_D)
+    # Another multiprocessor wrote them: this one's cache may be stale.
+    peak = tl.load(stats + slot * 2, mask=mask, other=float("-inf"), cache_modifier=".cg")
+    total = tl.load(stats + slot * 2 + 1, mask=mask, other=0.0, cache_modifier=".cg")
+    inside = mask[:, None] & (d < D)[None, :]
+    at = parts + slot[:, None] * D + d[None, :]
+    return peak, total, tl.load(at, mask=inside, other=0.0, cache_modifier=".cg")
+
+
+@triton.jit
+def merge_four(
+    parts, stats, slot, step, left, live, peak, total, acc, D: tl.constexpr, BLOCK_D: tl.constexpr
+):  # fmt: skip
+    """Add up to four parts, `step` apart, of `left` that exist: all loads, then all arithmetic."""
+    m0, n0, x0 = part_at(parts, stats, slot, live, D, BLOCK_D)
+    m1, n1, x1 = part_at(parts, stats, slot + step, live & (left > 1), D, BLOCK_D)
+    m2, n2, x2 = part_at(parts, stats, slot + 2 * step, live & (left > 2), D, BLOCK_D)
+    m3, n3, x3 = part_at(parts, stats, slot + 3 * step, live & (left > 3), D, BLOCK_D)
+    new_peak = tl.maximum(peak, tl.maximum(tl.maximum(m0, m1), tl.maximum(m2, m3)))
+    origin = tl.where(new_peak == float("-inf"), 0.0, new_peak)
+    c = tl.exp2(peak - origin)
+    c0, c1 = tl.exp2(m0 - origin), tl.exp2(m1 - origin)
+    c2, c3 = tl.exp2(m2 - origin), tl.exp2(m3 - origin)
+    total = total * c + n0 * c0 + n1 * c1 + n2 * c2 + n3 * c3
+    acc = acc * c[:, None] + x0 * c0[:, None] + x1 * c1[:, None]
+    acc += x2 * c2[:, None] + x3 * c3[:, None]
+    return new_peak, total, acc
+
+
+@triton.jit
+def merge(
+    parts, stats, prefix_parts, prefix_stats, out, first, last, begin_q, top, count, g, R, H,
+    queries, parts_of_prefix, out_row, out_head,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, ROWS: tl.constexpr,
+    ALONE: tl.constexpr,
+):  # fmt: skip
+    """Merge all parts of `count` rows: those of programs first … last and of a shared prefix.
+
+    The first program ended with these rows and stored them second (slot 2p + 1); the others began
+    with them.
+    """
+    d = tl.arange(0, BLOCK_D)
+    for begin in range(0, count, ROWS):
+        r = begin + tl.arange(0, ROWS)
+        live = r < count
+        _, row, head, _ = rows_from(top + begin, begin_q, 0, g, R, ROWS, ALONE)
+        slot = (2 * first + 1) * BLOCK_M + r.to(tl.int64)
+        peak, total, acc = part_at(parts, stats, slot, live, D, BLOCK_D)
+        for p in range(first + 1, last + 1, 4):
+            slot = 2 * p * BLOCK_M + r.to(tl.int64)
+            peak, total, acc = merge_four(
+                parts, stats, slot, 2 * BLOCK_M, last + 1 - p, live, peak, total, acc, D, BLOCK_D
+            )
+        if prefix_parts is not None:
+            for p in range(0, parts_of_prefix, 4):
+                slot = (p * queries + row) * H + head
+                peak, total, acc = merge_four(
+                    prefix_parts, prefix_stats, slot, queries * H, parts_of_prefix - p, live,
+                    peak, total, acc, D, BLOCK_D,
+                )  # fmt: skip
+        answer = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+        target = out + row[:, None] * out_row + head[:, None] * out_head + d[None, :]
+        inside = live[:, None] & (d < D)[None, :]
+        tl.store(target, answer.to(out.dtype.element_ty), mask=inside)

@@ -1,19 +1,20 @@
-"""Counters of arrivals: nobody who may run at the same time gets the same ones."""
+"""Completion counters: launches that may run at the same time get different ones."""
 
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
 
-from trapline.gold.attention.paged import completion_counters as arrivals  # noqa: E402
+from trapline.gold.attention.paged import triton as paged_triton  # noqa: E402
 
 
 @pytest.fixture
 def counters(monkeypatch):
-    monkeypatch.setattr(arrivals, "RING", 10)
-    monkeypatch.setattr(arrivals, "KEPT", 10)
-    return arrivals.Arrivals(torch.device("cpu"))
+    monkeypatch.setattr(paged_triton, "RING_SIZE", 10)
+    monkeypatch.setattr(paged_triton, "KEPT_SIZE", 10)
+    return paged_triton.CompletionCounters(torch.device("cpu"))
 
 
 def places(*taken):
@@ -27,7 +28,7 @@ def test_launches_take_turns(counters):
     assert counters.take(11, keep=False) is None
 
 
-def test_what_a_graph_has_nobody_gets_again(counters):
+def test_counters_of_a_graph_are_not_reused(counters):
     first, second = (counters.take(4, keep=True) for _ in range(2))
     assert places(first, second) == [0, 4]
     assert counters.take(4, keep=True) is None
@@ -36,10 +37,10 @@ def test_what_a_graph_has_nobody_gets_again(counters):
 
 
 def test_counters_are_made_once_for_a_device(monkeypatch):
-    monkeypatch.setattr(arrivals, "RING", 10)
-    monkeypatch.setattr(arrivals, "_made", {})
+    monkeypatch.setattr(paged_triton, "RING_SIZE", 10)
+    monkeypatch.setattr(paged_triton, "_made", {})
     like = torch.zeros(1)
-    one, other, long = (arrivals.arrivals(count, like) for count in (3, 3, 20))
+    one, other, long = (paged_triton.completion_counters(count, like) for count in (3, 3, 20))
     assert one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
     assert places(one, other) == [0, 3]
     assert len(long) == 20
@@ -48,8 +49,8 @@ def test_counters_are_made_once_for_a_device(monkeypatch):
 
 def test_threads_do_not_get_the_same_counters(monkeypatch):
     """Each counter is handed out once before the ring comes round."""
-    monkeypatch.setattr(arrivals, "RING", 4000)
-    shared = arrivals.Arrivals(torch.device("cpu"))
+    monkeypatch.setattr(paged_triton, "RING_SIZE", 4000)
+    shared = paged_triton.CompletionCounters(torch.device("cpu"))
     with ThreadPoolExecutor(4) as pool:
         taken = pool.map(lambda _: shared.take(2, keep=False), range(2000))
     assert sorted(places(*taken)) == list(range(0, 4000, 2))
