@@ -43,7 +43,7 @@ COMPONENTS = (
     Component("norms", "Norms", "copy", "layer_norm"),
     Component("softmax_topk", "Softmax + top-k", "read", "softmax_topk"),
     Component("paged_attention", "Paged attention", "read", "paged_attention"),
-    Component("attention", "Flash attention", "matmul 8192³", "flash_attention"),
+    Component("attention", "Flash attention", "matmul 8192³", "attention"),
     Component("ternary", "Products with packed ternary weights", "read", "ternary"),
 )
 
