@@ -25,6 +25,7 @@ EXPECTED = {
     "kv_cache_strategies": ["| dense | 32.00 | 0.00% | 0.00% |"],
     "layer_norm_stability": ["centred"],
     "paged_cache": ["dense          2720  True", "4.7 times less"],
+    "ternary_training": ["ternary, packed", "logits of its dense copy: True"],
     "softmax_topk": ["ties go to the lower index: [0, 1, 2]"],
 }
 OUTPUTS = {}

@@ -16,22 +16,22 @@ _LONGEST = 86_400
 Write = Callable[[Path], object]
 
 
-def write_file(path: Path, write: Write) -> None:
+def write_file(path: str | Path, write: Write) -> None:
     """Writes a file beside its place, then moves it: a full disk leaves what was there."""
-    path = path.resolve()
+    path = Path(path).resolve()
     with _room(path, path.parent) as room:
         write(room / path.name)
         os.replace(room / path.name, path)
 
 
-def write_folder(folder: Path, write: Write) -> None:
+def write_folder(folder: str | Path, write: Write) -> None:
     """The same for a folder of files, which is replaced as a whole and keeps its mode.
 
     Whoever is killed between the two moves leaves the old one beside its place, with the ending
     `.trapline.old`; the next writer puts it back. A mount point cannot be moved and an empty folder
     need not be: these are filled.
     """
-    folder = folder.resolve()
+    folder = Path(folder).resolve()
     folder.parent.mkdir(parents=True, exist_ok=True)
     if folder.is_dir() and (os.path.ismount(folder) or not any(folder.iterdir())):
         _fill(folder, write)

@@ -41,7 +41,7 @@ def test_missing_and_empty_text_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RangeError, match="cannot be read"):
         read_documents([tmp_path / "missing.txt"])
     (tmp_path / "archive").write_bytes(b"PK\3\4\0\0 words words")
-    with pytest.raises(RangeError, match="archive is no text: it has zero bytes"):
+    with pytest.raises(RangeError, match="archive is not a text file: it contains zero bytes"):
         read_documents([tmp_path / "archive"])
 
 
@@ -49,7 +49,7 @@ def test_text_that_is_no_utf8_is_refused_with_its_place(tmp_path: Path) -> None:
     """Read with replacement, a model would learn the replacement."""
     file = tmp_path / "latin.txt"
     file.write_bytes(b"word " * 20_000 + "Märkte".encode("latin-1"))
-    with pytest.raises(RangeError, match=r"latin\.txt is no UTF-8 text: byte 100001$"):
+    with pytest.raises(RangeError, match=r"latin\.txt is not valid UTF-8 \(byte 100001\)$"):
         read_documents([file])
 
 

@@ -11,14 +11,16 @@ import torch
 from safetensors import SafetensorError
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
+from trapline.gold.atomic_write import write_file
 from trapline.gold.decoder.api import Decoder
-from trapline.gold.decoder.config import from_dict
+from trapline.gold.decoder.config import from_dict, read_config
 from trapline.gold.decoder.text import end_ids
 from trapline.gold.errors import DTypeError, RangeError, ShapeError, UnsupportedError
 from trapline.gold.ternary import oracle
 from trapline.gold.ternary import packed_linear as fast
 from trapline.gold.ternary.cpu import packed_linear as native
 from trapline.gold.ternary.export import export, packed
+from trapline.gold.ternary.gguf_decoder import to_gguf
 from trapline.gold.ternary.layers import assert_all_ternary, convert, coverage, dequantized
 from trapline.gold.ternary.packed_model import (
     PackedLinear,
@@ -27,6 +29,11 @@ from trapline.gold.ternary.packed_model import (
     packed_bytes,
     save_packed,
 )
+from trapline.gold.ternary.training.data import read_documents
+from trapline.gold.ternary.training.model import DecoderLM, Shape
+from trapline.gold.ternary.training.run import Job
+from trapline.gold.ternary.training.tokenizer import load_tokenizer, save_tokenizer, train_tokenizer
+from trapline.gold.ternary.training.trainer import Recipe, Trainer
 
 IDS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6], [2, 7, 1, 8, 2, 8, 1, 8]])
 
@@ -477,3 +484,28 @@ def test_weights_are_settled_once_a_call_has_seen_them():
     with torch.inference_mode():
         module.codes = plane.clone()
     assert [module.weights_settled() for _ in range(2)] == [False, False]
+
+
+def test_paths_may_be_strings(tmp_path):
+    """Everywhere a file or folder is named, not only in `Decoder.from_pretrained`."""
+    text = tmp_path / "text.txt"
+    text.write_text("a b c d e\n\nf g h i j")
+    documents = read_documents([str(text)])
+    small = pack_model(decoder())
+    save_packed(small, f"{tmp_path}/packed")
+    loaded = load_packed(f"{tmp_path}/packed", model=Decoder)
+    export(small, f"{tmp_path}/again", "packed", source=f"{tmp_path}/packed")
+    to_gguf(small, f"{tmp_path}/model.gguf", "f16")
+    tokenizer = train_tokenizer(documents, 257)
+    save_tokenizer(tokenizer, f"{tmp_path}/packed")
+    assert load_tokenizer(f"{tmp_path}/packed").get_vocab_size() == 257
+    assert end_ids(f"{tmp_path}/packed") == [0]
+    assert read_config(f"{tmp_path}/again") == loaded.config
+    write_file(f"{tmp_path}/note", lambda place: place.write_text("kept"))
+    assert (tmp_path / "note").read_text() == "kept"
+    recipe = Recipe(steps=1, batch=1, evaluate_every=1)
+    windows = np.arange(12).reshape(2, 6)
+    trainer = Trainer(DecoderLM(decoder()), recipe, windows, windows)
+    trainer.save(f"{tmp_path}/last.pt")
+    trainer.load(f"{tmp_path}/last.pt")
+    assert Job((str(text),), str(tmp_path), Shape(257, 8, 1, 1, 4), recipe).out == tmp_path

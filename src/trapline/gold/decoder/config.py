@@ -75,9 +75,9 @@ class DecoderConfig:
         return None if layer in self.full_layers else self.window
 
 
-def read_config(folder: Path) -> DecoderConfig:
+def read_config(folder: str | Path) -> DecoderConfig:
     """`config.json` of a Hugging Face checkpoint."""
-    path = folder / "config.json"
+    path = Path(folder) / "config.json"
     if not path.is_file():
         raise FileNotFoundError(f"{folder} is not a checkpoint: it has no config.json")
     return from_dict(read_table(path))

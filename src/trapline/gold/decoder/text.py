@@ -109,8 +109,9 @@ class Tokenizer:
         return int(number)
 
 
-def end_ids(folder: Path) -> list[int]:
+def end_ids(folder: str | Path) -> list[int]:
     """Stop tokens of a checkpoint: from `generation_config.json`, else from `config.json`."""
+    folder = Path(folder)
     for name in ("generation_config.json", "config.json"):
         said = _json(folder / name).get("eos_token_id")
         if said is not None:
@@ -124,11 +125,11 @@ def end_ids(folder: Path) -> list[int]:
     return []
 
 
-def save_ends(folder: Path, ends: Sequence[int]) -> None:
+def save_ends(folder: str | Path, ends: Sequence[int]) -> None:
     """Writes stop tokens to `generation_config.json`, which `end_ids` reads first."""
     if ends:
         said = json.dumps({"eos_token_id": ends[0] if len(ends) == 1 else list(ends)})
-        (folder / "generation_config.json").write_text(said + "\n")
+        (Path(folder) / "generation_config.json").write_text(said + "\n")
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -241,7 +241,7 @@ def _check(prompt: int, new: int) -> None:
         raise RangeError(f"{prompt} and {new} tokens: costs are added up to {_LONGEST:,} positions")
 
 
-def plot_growth(model: ModelShape, out: Path) -> None:
+def plot_growth(model: ModelShape, out: str | Path) -> None:
     """Plots the bytes of one sequence at 16, 8 and 4 bits beside the weights; needs matplotlib."""
     from matplotlib.figure import Figure
 

@@ -22,16 +22,17 @@ _FILES = {"config.json", "model.safetensors", "tokenizer.json", "generation_conf
 
 def export(
     decoder: Decoder,
-    out: Path,
+    out: str | Path,
     form: str,
     *,
     group_size: int = GROUP,
-    source: Path | None = None,
+    source: str | Path | None = None,
 ) -> None:
     """Writes `decoder`, packed or with dense weights that are ternary already, in one of FORMS.
 
     What lies beside the weights in `source`, its checkpoint, goes along: tokeniser and ends.
     """
+    out, source = Path(out), None if source is None else Path(source)
     if form not in FORMS:
         raise RangeError(f"the format must be one of {', '.join(FORMS)}, got {form!r}")
     if form != "packed":

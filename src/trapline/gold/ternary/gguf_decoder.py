@@ -18,10 +18,10 @@ from trapline.gold.ternary.packed_model import PackedEmbedding, PackedLinear
 
 def to_gguf(
     decoder: Decoder,
-    path: Path,
+    path: str | Path,
     kind: str,
     *,
-    tokenizer: Path | None = None,
+    tokenizer: str | Path | None = None,
     group_size: int = GROUP,
 ) -> None:
     """Writes a packed, a latent or a dense decoder whose weights are ternary already.
@@ -33,7 +33,8 @@ def to_gguf(
         name: _tensor(name, decoder.get_submodule(name), group_size)
         for name in gguf.tensor_names(decoder.config)
     }
-    gguf.write(path, decoder.config, found, kind, tokenizer)
+    text = None if tokenizer is None else Path(tokenizer)
+    gguf.write(Path(path), decoder.config, found, kind, text)
 
 
 def _tensor(name: str, module: Any, group_size: int) -> gguf.Tensor:
@@ -60,9 +61,9 @@ def _dense(name: str, weight: np.ndarray, group_size: int) -> gguf.Tensor:
     return gguf.Tensor(None, codes, scales, group_size)
 
 
-def from_gguf(path: Path) -> Decoder:
+def from_gguf(path: str | Path) -> Decoder:
     """A dense decoder of what the file holds, read by the `gguf` package."""
-    reader = _open(path)
+    reader = _open(Path(path))
     tensors = {one.name: one for one in reader.tensors}
     decoder = Decoder(_config(reader, tensors))
     dequantize = gguf.package().quants.dequantize
@@ -80,7 +81,7 @@ def from_gguf(path: Path) -> Decoder:
 
 def _open(path: Path) -> Any:
     if not path.is_file():
-        raise RangeError(f"{path} is no file")
+        raise RangeError(f"{path} is not a file")
     try:
         return gguf.package().GGUFReader(path)
     except ValueError as error:

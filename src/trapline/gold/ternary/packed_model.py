@@ -114,11 +114,12 @@ def is_packed(model: nn.Module) -> bool:
     return any(isinstance(module, _Packed) for module in model.modules())
 
 
-def save_packed(decoder: Network, folder: Path) -> None:
+def save_packed(decoder: Network, folder: str | Path) -> None:
     """`config.json` and one safetensors file of planes, scales and dense norms.
 
     The decoder is packed or all ternary; what is already there stays until the new files are whole.
     """
+    folder = Path(folder)
     packed = {n: m for n, m in decoder.named_modules() if isinstance(m, _Packed)}
     if not packed:
         raise RangeError("this decoder has no packed weights: pack_model makes them")
@@ -141,12 +142,17 @@ def save_packed(decoder: Network, folder: Path) -> None:
 
 
 def load_packed(
-    folder: Path, dtype: torch.dtype | None = None, device: str = "cpu", *, model: type[NetworkT]
+    folder: str | Path,
+    dtype: torch.dtype | None = None,
+    device: str = "cpu",
+    *,
+    model: type[NetworkT],
 ) -> NetworkT:
     """The opposite of `save_packed`: no dense matrix is made at any time.
 
     `dtype` is that of norms and activations: float32 on a CPU, bfloat16 elsewhere unless given.
     """
+    folder = Path(folder)
     kind = dtype or (torch.float32 if device == "cpu" else torch.bfloat16)
     raw = json.loads((folder / "config.json").read_text())
     group_size = raw["quantization_config"].get("group_size")

@@ -15,9 +15,9 @@ from trapline.gold.tree_decoding.drafter import DFlash, DrafterConfig
 _SIZES = ("vocab", "dim", "layers", "heads", "kv_heads", "head_dim", "hidden", "context")
 
 
-def save(model: DFlash, folder: Path, *, dtype: torch.dtype | None = None) -> None:
+def save(model: DFlash, folder: str | Path, *, dtype: torch.dtype | None = None) -> None:
     """Writes both files; the weights in another dtype if one is given."""
-    config = model.config
+    folder, config = Path(folder), model.config
     written: dict[str, Any] = {
         "model_type": "dflash",
         **{name: getattr(config.body, name) for name in _SIZES},
@@ -37,9 +37,10 @@ def save(model: DFlash, folder: Path, *, dtype: torch.dtype | None = None) -> No
 
 
 def load(
-    folder: Path, *, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
+    folder: str | Path, *, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
 ) -> DFlash:
     """Reads them; a file, a field or a tensor that is missing or does not fit is named."""
+    folder = Path(folder)
     for name in ("drafter.json", "drafter.safetensors"):
         if not (folder / name).is_file():
             raise FileNotFoundError(f"{folder} is no drafter: it has no {name}")

@@ -18,7 +18,7 @@ PARTS = (
 )
 
 
-def write_checkpoint(state: dict[str, Any], path: Path) -> None:
+def write_checkpoint(state: dict[str, Any], path: str | Path) -> None:
     """Whole or not at all: a full disk leaves the old one."""
     try:
         write_file(path, lambda partial: torch.save(state, partial))
@@ -28,9 +28,9 @@ def write_checkpoint(state: dict[str, Any], path: Path) -> None:
         raise OSError(f"{path} could not be written whole: {first}") from None
 
 
-def read_checkpoint(path: Path, mine: dict[str, dict[str, Any]]) -> dict[str, Any]:
+def read_checkpoint(path: str | Path, mine: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """The state, if what it says about shapes, recipe and inputs is what this run has."""
-    state = _state(path)
+    state = _state(Path(path))
     for name, here in mine.items():
         if state[name] != here:
             raise ShapeError(

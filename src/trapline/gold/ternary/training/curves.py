@@ -10,8 +10,8 @@ from trapline.gold.atomic_write import write_file
 COLUMNS = ("step", "train_loss", "valid_loss", "perplexity", "flipped")
 
 
-def write_table(rows: Sequence[Any], path: Path) -> None:
-    """One line an evaluation."""
+def write_table(rows: Sequence[Any], path: str | Path) -> None:
+    """Writes one line per evaluation."""
     write_file(path, lambda place: _write_lines(rows, place))
 
 
@@ -22,7 +22,7 @@ def _write_lines(rows: Sequence[Any], path: Path) -> None:
         writer.writerows([getattr(row, column) for column in COLUMNS] for row in rows)
 
 
-def plot(runs: Mapping[str, Sequence[Any]], path: Path) -> None:
+def plot(runs: Mapping[str, Sequence[Any]], path: str | Path) -> None:
     """Held-out loss (full line), training loss (thin) and code flips of one or several runs.
 
     Raises ImportError where matplotlib is missing (the extra `report` brings it).

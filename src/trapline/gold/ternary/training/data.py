@@ -22,14 +22,14 @@ class Split(NamedTuple):
     valid: list[str]
 
 
-def read_documents(paths: Iterable[Path]) -> list[str]:
+def read_documents(paths: Iterable[str | Path]) -> list[str]:
     """Documents of text files, and of every `.txt` file below a folder.
 
     Form feeds part them where a file has any, blank lines where it has none.
     """
     documents: list[str] = []
     for path in paths:
-        for file in _files(path):
+        for file in _files(Path(path)):
             documents += _documents(_text(file))
     if not documents:
         raise RangeError("there is no text in these files")
@@ -56,11 +56,11 @@ def _text(path: Path) -> str:
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise RangeError(f"{path} is no UTF-8 text: byte {error.start}") from None
+        raise RangeError(f"{path} is not valid UTF-8 (byte {error.start})") from None
     except OSError as error:
         raise RangeError(f"{path} cannot be read: {error.strerror}") from None
     if "\0" in text:
-        raise RangeError(f"{path} is no text: it has zero bytes")
+        raise RangeError(f"{path} is not a text file: it contains zero bytes")
     return text
 
 

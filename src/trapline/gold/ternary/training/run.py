@@ -44,9 +44,9 @@ CHECKPOINT = "last.pt"
 
 @dataclass(frozen=True)
 class Job:
-    """Everything a run is told."""
+    """The settings of one run. Paths may be strings."""
 
-    texts: tuple[Path, ...]
+    texts: tuple[str | Path, ...]
     out: Path
     shape: Shape
     recipe: Recipe
@@ -62,10 +62,13 @@ class Job:
     #: Trains the dense twin instead.
     dense: bool = False
     #: A checkpoint to begin with, and one to learn from; both bring their tokeniser.
-    start: Path | None = None
-    teacher: Path | None = None
+    start: str | Path | None = None
+    teacher: str | Path | None = None
     resume: bool = False
     device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "out", Path(self.out))
 
 
 class Text(NamedTuple):
@@ -280,12 +283,12 @@ def default_device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def vocabulary(folder: Path) -> int:
+def vocabulary(folder: str | Path) -> int:
     """How many tokens a checkpoint has."""
     return read_config(folder).vocab
 
 
-def check_asked(folder: Path, asked: Mapping[str, object]) -> None:
+def check_asked(folder: str | Path, asked: Mapping[str, object]) -> None:
     """Sizes that were asked for and that a checkpoint brings itself must be the same."""
     config = read_config(folder)
     for name, wanted in asked.items():

@@ -43,11 +43,11 @@ def train_tokenizer(documents: Iterable[str], vocab: int) -> Any:
     return tokenizer
 
 
-def load_tokenizer(folder: Path) -> Any:
+def load_tokenizer(folder: str | Path) -> Any:
     """The tokeniser of a checkpoint."""
     from tokenizers import Tokenizer
 
-    path = folder / "tokenizer.json"
+    path = Path(folder) / "tokenizer.json"
     if not path.is_file():
         raise RangeError(f"{folder} has no tokenizer.json")
     try:
@@ -56,16 +56,17 @@ def load_tokenizer(folder: Path) -> Any:
         raise RangeError(f"{path} is no tokeniser: {error}") from None
 
 
-def ends_of(tokenizer: Any, folder: Path | None = None) -> list[int]:
+def ends_of(tokenizer: Any, folder: str | Path | None = None) -> list[int]:
     """The tokens that end a text: those its checkpoint names, or our own; there may be none."""
-    named = [] if folder is None else end_ids(folder)
+    named = [] if folder is None else end_ids(Path(folder))
     own = tokenizer.token_to_id(END)
     return named or ([] if own is None else [own])
 
 
-def save_tokenizer(tokenizer: Any, folder: Path, ends: Sequence[int] | None = None) -> None:
+def save_tokenizer(tokenizer: Any, folder: str | Path, ends: Sequence[int] | None = None) -> None:
     """Beside a checkpoint, with a word on where a text ends."""
     # Not by its own `save`, to which a full disk is no OSError.
+    folder = Path(folder)
     written = tokenizer.to_str(pretty=True)
     (folder / "tokenizer.json").write_text(written, encoding="utf-8")
     save_ends(folder, ends_of(tokenizer) if ends is None else ends)

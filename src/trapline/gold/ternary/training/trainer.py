@@ -330,7 +330,7 @@ class Trainer:
             "processes": _world(),
         }
 
-    def save(self, path: Path) -> None:
+    def save(self, path: str | Path) -> None:
         """Writes a checkpoint beside its place, then moves it: a full disk leaves the old one."""
         state = {
             "shapes": _shapes(self.model),
@@ -346,7 +346,7 @@ class Trainer:
         }
         write_checkpoint(state, path)
 
-    def load(self, path: Path) -> None:
+    def load(self, path: str | Path) -> None:
         """Goes on where a checkpoint ended: the same numbers as without the interruption."""
         mine = {
             "shapes": _shapes(self.model),
