@@ -1,7 +1,7 @@
 # attack: answer with more than fits anywhere
 # defence: lengths are checked before memory is taken
 # expect: fail
-# never-because: no process can hold it: it dies of its own answer, whoever asks
+# never-because: the answer does not fit in any process, so the submission itself runs out of memory
 # uses: inversions
 
 import numpy as np

@@ -1,4 +1,4 @@
-# attack: work only where the environment says that somebody checks
+# attack: work only where the environment shows that a checker runs
 # defence: the environment is a fixed list
 # expect: fail
 # succeeds-without: fixed-environment

@@ -1,5 +1,5 @@
 # attack: end with exit code 0 before anything is asked
-# defence: a pass needs answers, an exit code is none
+# defence: a pass needs answers, and an exit code is not one
 # expect: fail
 # succeeds-without: verdict-outside
 

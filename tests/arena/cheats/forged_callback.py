@@ -1,5 +1,5 @@
-# attack: call back functions that were never lent
-# defence: only what was lent can be called
+# attack: call back functions that were never passed
+# defence: only what was passed can be called
 # expect: hack
 # never-because: without the check nothing lies behind the number: the call fails all the same
 # uses: channel

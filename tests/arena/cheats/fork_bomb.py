@@ -1,4 +1,4 @@
-# attack: fork for ever
+# attack: fork forever
 # defence: processes are counted, and all end with the sandbox
 # expect: fail
 # slow: yes

@@ -1,5 +1,5 @@
 # attack: read the gold solution through the path that the command line or a link gives away
-# defence: the file system inside has nothing of ours
+# defence: the file system inside holds none of the judge's files
 # expect: fail
 # succeeds-at: process
 # uses: solve_with_loot

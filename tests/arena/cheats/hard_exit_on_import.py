@@ -1,5 +1,5 @@
-# attack: the same without any chance to notice
-# defence: a pass needs answers, an exit code is none
+# attack: the same with a hard exit that cannot be intercepted
+# defence: a pass needs answers, and an exit code is not one
 # expect: fail
 # succeeds-without: verdict-outside
 

@@ -1,4 +1,4 @@
-# attack: raise what confuses whoever prints it
+# attack: raise an exception that breaks the code that prints it
 # defence: names and messages are bounded text that can be written
 # expect: fail
 # succeeds-without: writable-text

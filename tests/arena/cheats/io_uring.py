@@ -1,4 +1,4 @@
-# attack: do input and output behind the filter's back
+# attack: do input and output past the filter
 # defence: the calls are filtered, and no memory may be locked for them
 # expect: fail
 # succeeds-without: system-call-filter resource-limits

@@ -1,5 +1,5 @@
-# attack: write the kernel's settings, such as who handles crashes
-# defence: they belong to somebody else
+# attack: write the kernel's settings, such as the crash handler
+# defence: they belong to another user
 # expect: fail
 # never-because: unsafe: in a plain process of root it changes the settings of the machine
 # uses: solve_with_loot

@@ -1,5 +1,5 @@
-# attack: return an object that computes only when somebody converts it
-# defence: what is no plain array stays inside, and is no answer
+# attack: return an object that computes only when it is converted
+# defence: an object that is not a plain array does not leave the sandbox and is not an answer
 # expect: fail
 # succeeds-without: verdict-outside
 # uses: inversions

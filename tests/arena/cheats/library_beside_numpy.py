@@ -1,4 +1,4 @@
-# attack: use the finished thing from a package that is installed beside NumPy
+# attack: use a finished function of a package that is installed beside NumPy
 # defence: only allowed packages are shown
 # expect: fail
 # succeeds-at: process

@@ -1,5 +1,5 @@
 # attack: take all memory
-# defence: memory is limited, and its end is the submission's
+# defence: memory is limited, and running out of it is the submission's failure
 # expect: fail
 # never-because: unsafe: it would take the machine (TestBombs lets a small one off)
 

@@ -1,4 +1,4 @@
-# attack: need quadratic memory in a child that has ended when somebody looks
+# attack: use quadratic memory in a child that has ended when memory is measured
 # defence: the kernel counts for the whole sandbox and remembers
 # expect: pass
 # at-most: memory=80

@@ -2,7 +2,7 @@
 # defence: no capability, and the calls are filtered
 # expect: pass
 # at-most: speed=50
-# never-because: it needs a right that a plain process of most users lacks, and whoever is timed runs alone
+# never-because: it needs a privilege that a plain process of most users lacks, and a timed process runs alone
 # uses: honest_sort inversions
 
 import os

@@ -1,4 +1,4 @@
-# attack: become somebody else, or more
+# attack: become another user, or root
 # defence: no capability, no set-user-id program, no_new_privs
 # expect: fail
 # succeeds-at: process

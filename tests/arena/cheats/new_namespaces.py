@@ -1,4 +1,4 @@
-# attack: become root in a user namespace and mount what one likes
+# attack: become root in a user namespace and mount file systems
 # defence: the calls are filtered
 # expect: fail
 # succeeds-at: process

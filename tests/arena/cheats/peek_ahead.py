@@ -2,7 +2,7 @@
 # defence: the next input is sent only after the last answer
 # expect: pass
 # at-most: speed=50
-# never-because: the next input does not exist before the last answer has come: there is no switch for that
+# never-because: the next input does not exist before the last answer has arrived, so no switch can turn that off
 # uses: honest_sort inversions
 
 import os

@@ -1,4 +1,4 @@
-# attack: print for ever
+# attack: print forever
 # defence: output is drained and only its end is kept
 # expect: fail
 # succeeds-without: bounded-output

@@ -1,5 +1,5 @@
 # attack: read the memory of other processes
-# defence: the calls are filtered, and /proc shows nobody else
+# defence: the calls are filtered, and /proc shows no other process
 # expect: fail
 # succeeds-at: process
 # uses: solve_with_loot

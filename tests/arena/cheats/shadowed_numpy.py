@@ -1,4 +1,4 @@
-# attack: bring a NumPy of one's own that compares as one likes
+# attack: bring a replacement of NumPy with its own comparisons
 # defence: the judge has its own; the worker has imported the real one before
 # expect: fail
 # succeeds-without: verdict-outside

@@ -1,4 +1,4 @@
-# attack: bring the worker's own modules
+# attack: bring replacements of the worker's own modules
 # defence: they are imported before the submission's folder is on the path
 # expect: fail
 # succeeds-without: modules-before-submission

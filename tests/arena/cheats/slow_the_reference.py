@@ -1,5 +1,5 @@
 # attack: keep every core busy while the reference is timed, and only then
-# defence: whoever is not being timed stands still, children included
+# defence: every process that is not being timed is paused, children included
 # expect: pass
 # at-most: speed=50
 # succeeds-without: pausing

@@ -2,7 +2,7 @@
 # defence: it has a process tree of its own
 # expect: pass
 # at-most: speed=50
-# never-because: unsafe in a plain process; and a stopped reference is no measure, which is worth nothing
+# never-because: unsafe in a plain process; and a stopped reference gives no measurement and no points
 # uses: honest_sort inversions
 
 import os

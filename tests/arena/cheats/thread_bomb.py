@@ -1,4 +1,4 @@
-# attack: start threads for ever
+# attack: start threads forever
 # defence: threads are counted like processes
 # expect: fail
 # never-because: unsafe: it would take the machine (TestBombs lets a small one off)

@@ -1,7 +1,7 @@
 # attack: raise what cannot be printed
-# defence: what the message does is no concern of the judge
+# defence: the judge does not depend on the message
 # expect: fail
-# never-because: whatever becomes of the message, the call has failed
+# never-because: the call has failed, whatever the message is
 
 class Broken(Exception):
     def __str__(self):

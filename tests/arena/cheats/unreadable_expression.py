@@ -1,5 +1,5 @@
-# attack: call what the task forbids, beside an expression too deep to be written down again
-# defence: what was read counts, whatever becomes of the rewrites
+# attack: call what the task forbids, beside an expression too deep to be unparsed
+# defence: what was read counts, even where rewrites fail
 # expect: hack
 # succeeds-without: forbidden-names
 # uses: sort inversions

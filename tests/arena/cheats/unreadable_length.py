@@ -1,4 +1,4 @@
-# attack: be longer than anybody will read
+# attack: be longer than the limit of the reader
 # defence: what cannot be read does not pass where something is forbidden
 # expect: fail
 # succeeds-without: readable-code

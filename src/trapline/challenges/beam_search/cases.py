@@ -117,7 +117,7 @@ def one_call_a_step(submission: Submission, rng: np.random.Generator) -> None:
 
 @case
 def width_one_is_greedy(submission: Submission, rng: np.random.Generator) -> None:
-    """Without an end in sight one beam follows the best token; computed without the oracle."""
+    """With EOS out of reach one beam follows the best token; computed without the oracle."""
     for _ in range(2):
         greedy_once(submission, rng)
 

@@ -24,7 +24,7 @@ def rising_tokens(rng: np.random.Generator, count: int) -> list[int]:
 
 
 def prompt_of(rng: np.random.Generator, length: int = 3, first: int = 100) -> lm.Prefix:
-    """A prompt of tokens that the model never says, so that none of them is the end."""
+    """A prompt of tokens that the model never generates, so that none of them is EOS."""
     return (first, *(int(t) for t in rng.integers(200, 300, length - 1)))
 
 

@@ -1,9 +1,9 @@
 """Exact language models on the controller's side, and the comparison of an answer with the oracle.
 
-A trap writes down what it means: `{(): {EOS: -3.0, A: -1.0}}` says that after the prompt the end
+A trap states its model as a table: `{(): {EOS: -3.0, A: -1.0}}` says that after the prompt the end
 has log-probability -3.0. Everything that a table does not mention is noise: possible, at less than
--64 a token, and never worth a look. So that a trap fails for its own bug only, it compares what
-the table mentions and leaves the noise alone.
+-64 per token, and never chosen. So that a trap fails for its own bug only, it compares what the
+table mentions and ignores the noise.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -102,9 +102,9 @@ def ask(
         try:
             values = rows(model, prefixes, dtype)
         except Violation as violation:
-            # Raised in here it would break the conversation off: the submission gets an error.
+            # Raised here it would end the session, so the submission gets an error instead.
             seen.append(violation)
-            raise ValueError("these are no live beams") from violation
+            raise ValueError("these prefixes are not live beams") from violation
         made.append([tuple(int(token) for token in prefix) for prefix in prefixes])
         return values
 
@@ -119,7 +119,7 @@ def ask(
 
 
 def rows(model: Model, prefixes: Any, dtype: Any) -> np.ndarray:
-    """What the stub says: one row a prefix, after a look at the form of the request."""
+    """What the stub answers: one row per prefix, after a check of the request's form."""
     expect.that(type(prefixes) in (list, tuple), "log_probs was not given a list of prefixes")
     expect.that(len(prefixes) > 0, "log_probs was called without any prefix")
     for prefix in prefixes:
@@ -178,7 +178,7 @@ def same_hypotheses(asked: Asked, truth: Sequence[Search], rtol: float = 1e-9) -
 
 
 def same_calls(asked: Asked, truth: Sequence[Search]) -> None:
-    """One call a step, each with exactly the live beams of all prompts, in any order."""
+    """One call per step, each with exactly the live beams of all prompts, in any order."""
     want = calls(truth)
     expect.that(
         len(asked.calls) == len(want),

@@ -1,4 +1,4 @@
-"""The bugs that beam searches have, each in the smallest situation that shows it.
+"""Bugs of beam search, each in the smallest situation that shows it.
 
 E is the end-of-sequence token, A to D are ordinary ones; a table says which continuation has which
 log-probability, and what it leaves out is noise (see `table.py`). All values are multiples of a

@@ -1,4 +1,4 @@
-"""Bugs of which beams live on."""
+"""Bugs of choosing the live beams."""
 
 from typing import Any
 
@@ -79,7 +79,7 @@ def too_few_live_beams(submission: Submission, rng: np.random.Generator) -> None
 
 
 @trap(
-    catches="more than W beams live on",
+    catches="more than W beams stay alive",
     severity="major",
     story="Taking 2W candidates is right only when they are cut to W afterwards.",
     mutant=edit((EXPAND, EXPAND.replace("beam_width", "beam_width * 2"))),

@@ -1,4 +1,4 @@
-"""Bugs of scores, and of what comes back."""
+"""Bugs of scores, and of what is returned."""
 
 from typing import Any
 

@@ -159,7 +159,7 @@ def loose_bound_below_zero(submission: Submission, rng: np.random.Generator) -> 
 
 
 @trap(
-    catches="a step in which no beam lives on breaks the search",
+    catches="a step after which no beam is alive breaks the search",
     severity="major",
     story="The best live beam is looked up in an empty list.",
     mutant=edit((" or not self.beams:\n", ":\n")),

@@ -40,7 +40,7 @@ def cache(rng: np.random.Generator, *shape: int) -> np.ndarray:
 def story_of(
     rng: np.random.Generator, length: int = 12
 ) -> tuple[tuple[int, ...], list[int], int, oracle.Law]:
-    """A prompt, what the target will say after it, an EOS that it does not say, and the target."""
+    """A prompt, the target's continuation, an EOS that it does not generate, and the target."""
     eos = int(rng.integers(VOCABULARY))
     others = [token for token in range(VOCABULARY) if token != eos]
     prompt = tuple(int(rng.choice(others)) for _ in range(3))

@@ -47,7 +47,7 @@ def tree(submission: Submission, log_q: np.ndarray, budget: int) -> tuple[np.nda
 
 def tree_form(tokens: Any, parents: Any) -> tuple[np.ndarray, np.ndarray]:
     """Two int64 arrays of one length, parents before children."""
-    expect.that(isinstance(tokens, np.ndarray) and tokens.ndim == 1, "tokens is no array (N,)")
+    expect.that(isinstance(tokens, np.ndarray) and tokens.ndim == 1, "tokens is not an array (N,)")
     expect.array(tokens, shape=tokens.shape, dtype=np.int64, what="tokens")
     expect.array(parents, shape=tokens.shape, dtype=np.int64, what="parents")
     rising = (parents >= -1) & (parents < np.arange(len(parents)))
@@ -153,7 +153,7 @@ def random_law(seed: int, vocabulary: int, *, eos_id: int, eos_bonus: float = 0.
 
 
 def scripted_law(vocabulary: int, prompt: Prefix, script: Sequence[int]) -> oracle.Law:
-    """A target that continues the prompt with the script, and says something else elsewhere.
+    """A target that continues the prompt with the script, and picks another token elsewhere.
 
     Off the script its pick still depends on the whole prefix, so that a wrong prefix shows.
     """
@@ -179,7 +179,7 @@ def one_hot(tokens: Sequence[int], vocabulary: int) -> np.ndarray:
 
 
 def perfect_draft(law: oracle.Law, depth: int, vocabulary: int) -> oracle.Draft:
-    """A drafter that foresees what the target will say."""
+    """A drafter that proposes exactly what the target picks."""
 
     def draft(prefix: Prefix) -> np.ndarray:
         future: list[int] = []
@@ -232,7 +232,7 @@ def generate(
     dtype: Any = np.float64,
     **settings: Any,
 ) -> Generated:
-    """Runs `generate` on exact models, and looks at the form of everything that is asked."""
+    """Runs `generate` on exact models, and checks the form of every request to them."""
     seen: list[Violation] = []
     nodes: list[int] = []
     asked: list[Prefix] = []
@@ -243,7 +243,7 @@ def generate(
             try:
                 return function(*args, **kwargs)
             except Violation as violation:
-                # Raised in here it would break the conversation off: the submission gets an error.
+                # Raised here it would end the session, so the submission gets an error instead.
                 seen.append(violation)
                 raise ValueError("the model cannot answer this") from violation
 
@@ -300,7 +300,7 @@ def _output(got: Any) -> tuple[list[int], dict[str, Any]]:
     listed = tokens.tolist() if isinstance(tokens, np.ndarray) else tokens
     is_list = isinstance(listed, list | tuple) and all(_is_int(token) for token in listed)
     expect.that(is_list, f"tokens are {tokens!r}, not ints")
-    expect.that(isinstance(stats, dict), "stats is no dict")
+    expect.that(isinstance(stats, dict), "stats is not a dict")
     for name in ("target_passes", "accepted"):
         expect.that(_is_int(stats.get(name)), f"stats[{name!r}] is {stats.get(name)!r}, not an int")
     return [int(token) for token in listed], stats
@@ -316,7 +316,7 @@ def run(
     dtype: Any = np.float64,
     **settings: Any,
 ) -> Generated:
-    """Generates and compares the output with the oracle's, and besides it what is named.
+    """Generates, and compares the output and what `compare` names with the oracle's.
 
     `passes`: the prefix of every pass. `accepted`, `target_passes`: the statistics. `nodes`: the
     budget. A trap names only what it is about, so that it fails for its own bug only.

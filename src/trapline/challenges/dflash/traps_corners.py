@@ -1,4 +1,4 @@
-"""What a careful reader of the contract still gets wrong."""
+"""Bugs in rarely visited parts of the contract."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Bugs of the whole loop."""
+"""Bugs of the generation loop."""
 
 from collections.abc import Callable
 from typing import Any
@@ -450,7 +450,7 @@ def bad_target_answers_accepted(submission: Submission, rng: np.random.Generator
         refused(submission, "generate", target, drafter, [1, 2], **settings)
 
     def one_nan(rows: int) -> np.ndarray:
-        """In the last row, which verification does not come to."""
+        """In the last row, which verification does not reach."""
         values = np.full((rows, VOCABULARY), -2.0)
         values[-1, -1] = np.nan
         return values

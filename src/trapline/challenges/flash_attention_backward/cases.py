@@ -142,7 +142,7 @@ def gradients_are_derivatives(submission: Submission, rng: np.random.Generator) 
 
 @case
 def gradients_of_unequal_lengths(submission: Submission, rng: np.random.Generator) -> None:
-    """T ≠ S both ways; rows that see no key take and give nothing."""
+    """T ≠ S both ways; rows that see no key neither get nor give a gradient."""
     for T, S in ((5, 19), (19, 5), (1, 23), (23, 1)):
         for causal in (False, True):
             arguments = draw(Shape(T=T, S=S), rng, causal)
@@ -151,7 +151,7 @@ def gradients_of_unequal_lengths(submission: Submission, rng: np.random.Generato
 
 @case
 def gradients_of_grouped_heads(submission: Submission, rng: np.random.Generator) -> None:
-    """dk and dv collect what all query heads of a group say."""
+    """dk and dv are summed over all query heads of a group."""
     for H, G in ((6, 3), (8, 2), (5, 1)):
         arguments = draw(Shape(B=2, H=H, G=G, T=7, S=9), rng, True)
         differentiates(submission, arguments, causal=True, tile=4)
@@ -244,7 +244,7 @@ def _untiled(
     lse: np.ndarray,
     causal: bool,
 ) -> Arrays:
-    """The textbook in the inputs' own dtype."""
+    """The textbook formula in the inputs' own dtype."""
     (H, T, D), (G, S) = q.shape[1:], k.shape[1:3]
     wide_k, wide_v = np.repeat(k, H // G, axis=1), np.repeat(v, H // G, axis=1)
     weights = np.exp(q @ wide_k.swapaxes(2, 3) * D**-0.5 - lse[..., None])

@@ -1,4 +1,4 @@
-"""Bugs that the backward pass of tiled attention really gets, each in its smallest situation."""
+"""Bugs of the backward pass of tiled attention, each in its smallest situation."""
 
 from trapline.challenges.flash_attention_backward import (
     traps_arrays,

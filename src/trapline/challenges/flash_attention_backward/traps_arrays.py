@@ -1,4 +1,4 @@
-"""Bugs that arrays bring: layouts, types, empty ones, those to refuse."""
+"""Bugs in the handling of arrays: layouts, dtypes, empty arrays, arrays to refuse."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Bugs of the formula: sums, the derivative of the softmax, scale, weights made again."""
+"""Bugs of the formula: sums, the derivative of the softmax, scale, recomputed weights."""
 
 import numpy as np
 

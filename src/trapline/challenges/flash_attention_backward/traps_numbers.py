@@ -1,4 +1,4 @@
-"""Bugs of the forward pass it rests on and of the ends of the numbers."""
+"""Bugs of the forward pass and of extreme numbers."""
 
 from typing import Any
 
@@ -142,7 +142,7 @@ def empty_rows_overflow(submission: Submission, rng: np.random.Generator) -> Non
     mutant=edit(("np.where(lse == -np.inf, 0, lse)", "np.where(lse < -1e30, 0, lse)")),
 )
 def scores_below_sentinel(submission: Submission, rng: np.random.Generator) -> None:
-    # Every key is hopelessly behind the first, so that it gets all of dout.
+    # The first key has all the weight, so that it gets all of dout.
     arguments = with_logits(rng, [-1e200 * s for s in range(1, 7)], 6, True)
     want = np.zeros((1, 1, 6, 4))
     want[:, :, 0] = arguments[0].sum(axis=2)

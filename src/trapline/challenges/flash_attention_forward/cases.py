@@ -200,7 +200,7 @@ def precision(submission: Submission, rng: np.random.Generator) -> list[Precisio
 def _untiled(
     q: np.ndarray, k: np.ndarray, v: np.ndarray, causal: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The textbook in the inputs' own dtype, with the maximum taken out."""
+    """The textbook formula in the inputs' own dtype, with the maximum subtracted."""
     (H, T, D), (G, S) = q.shape[1:], k.shape[1:3]
     k, v = np.repeat(k, H // G, axis=1), np.repeat(v, H // G, axis=1)
     scores = (q * D**-0.5) @ k.swapaxes(2, 3)

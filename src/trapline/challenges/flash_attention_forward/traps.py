@@ -1,4 +1,4 @@
-"""Bugs that tiled attention really gets, each with the smallest situation that provokes it."""
+"""Bugs of tiled attention, each with the smallest situation that provokes it."""
 
 from trapline.challenges.flash_attention_forward import (
     traps_arrays,

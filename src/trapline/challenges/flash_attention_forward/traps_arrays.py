@@ -1,4 +1,4 @@
-"""Bugs that arrays bring: empty ones, layouts, types, those to refuse."""
+"""Bugs in the handling of arrays: empty arrays, layouts, dtypes, arrays to refuse."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Bugs at the ends of the numbers."""
+"""Bugs with extreme numbers."""
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from trapline.challenges.flash_attention_forward.solution_lines import ORIGIN
 )
 def scores_below_sentinel(submission: Submission, rng: np.random.Generator) -> None:
     for unit, dtype in ((-1e200, np.float64), (-1e36, np.float32)):
-        # Every key is hopelessly behind the first, so its value is the answer without rounding.
+        # The first key has all the weight, so its value is the answer without rounding.
         q, k, v = with_logits(rng, unit * np.arange(1, 7), 6, dtype)
         for tile in (4, 16):
             out, lse = pair(submission.flash_attention(q, k, v, causal=True, tile=tile))

@@ -15,7 +15,7 @@ Rng = np.random.Generator
 Array = np.ndarray
 DTYPES = (np.float16, np.float32, np.float64)
 REFUSAL = (ValueError, TypeError)
-#: Longer than any tile that anybody is likely to choose, and a multiple of nothing.
+#: Longer than any likely tile, and not a multiple of one.
 LONG = 40009
 
 
@@ -34,7 +34,7 @@ def check(answer: Any, logits: Array, k: int) -> None:
     info = np.finfo(logits.dtype)
     slack = _relative_slack(logits, want.indices) * want.probs
     # Below the smallest normal number a probability may be rounded or flushed to 0; float16 is
-    # computed in something wider, where there is no such place.
+    # computed in something wider, where this does not happen.
     flushed = info.smallest_subnormal if logits.dtype == np.float16 else info.smallest_normal
     distance = np.abs(probs.astype(np.float64) - want.probs)
     good = distance <= slack + 2 * float(flushed)
@@ -61,7 +61,7 @@ def _relative_slack(logits: Array, indices: Array) -> Array:
 
 
 def pair(answer: Any) -> tuple[Any, Any]:
-    """What came back is a pair."""
+    """The answer is a pair."""
     expect.that(
         isinstance(answer, tuple | list) and len(answer) == 2,
         "softmax_topk did not return (probs, indices)",
@@ -70,7 +70,7 @@ def pair(answer: Any) -> tuple[Any, Any]:
 
 
 def ask(submission: Submission, logits: Array, k: int) -> None:
-    """The submission answers these logits rightly."""
+    """The submission's answer to these logits is right."""
     check(submission.softmax_topk(logits, k), logits, k)
 
 

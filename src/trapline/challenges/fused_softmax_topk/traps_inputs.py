@@ -1,4 +1,4 @@
-"""Bugs that inputs bring: what is refused, state, memory."""
+"""Bugs in the handling of inputs: refusals, state, memory."""
 
 from functools import partial
 

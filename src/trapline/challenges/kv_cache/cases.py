@@ -163,14 +163,14 @@ class Twin:
         self.check(attend=False)
 
     def _number(self, seq: Any, what: str) -> int:
-        """The number of a new sequence: an int that was never given out before."""
+        """The number of a new sequence: an int that was never used before."""
         expect.that(is_int(seq), f"{what} answered a {type(seq).__name__}, not an int")
         expect.that(seq not in self._given, f"{what} gave out {seq} twice")
         self._given.add(int(seq))
         return int(seq)
 
     def stored(self, seq: int, layer: int) -> tuple[np.ndarray, np.ndarray]:
-        """What view() answers, once it has been found right."""
+        """What view() returns, after a check against what was appended."""
         rows = self.model.rows[seq][layer]
         answer = self.cache.view(seq, layer)
         expect.that(
@@ -204,7 +204,7 @@ class Twin:
         )
 
     def _check_unchanged(self, row: Any, now: bytes, what: str) -> None:
-        """What came back once for a position comes back for ever."""
+        """A position always reads back as it did the first time."""
         _, before = self._seen.setdefault(id(row), (row, now))
         expect.that(before == now, f"{what}: a stored position changed its value later on")
 
@@ -365,21 +365,23 @@ def empty_batches(submission: Submission, rng: Rng) -> None:
     for kind, bits in KINDS:
         twin = Twin(submission, rng, kind, bits)
         seq = twin.add(2)
-        nobody = twin.queries(0)
-        expect.equal(twin.cache.attend(seq, 0, nobody), nobody, "attend without queries")
-        out = submission.chunked_prefill(twin.cache, seq, 0, nobody, twin.rows(0), twin.rows(0), 3)
-        expect.equal(out, nobody, "a prefill of nothing")
+        no_queries = twin.queries(0)
+        expect.equal(twin.cache.attend(seq, 0, no_queries), no_queries, "attend without queries")
+        out = submission.chunked_prefill(
+            twin.cache, seq, 0, no_queries, twin.rows(0), twin.rows(0), 3
+        )
+        expect.equal(out, no_queries, "a prefill of nothing")
         twin.check(attend=False)
         fresh = Twin(submission, rng, kind, bits)
         fresh.check(attend=False)
         seq = fresh.add()
         fresh.check(attend=False)
-        expect.equal(fresh.cache.attend(seq, 0, nobody), nobody, "attend without positions")
+        expect.equal(fresh.cache.attend(seq, 0, no_queries), no_queries, "attend without positions")
     # A prefill of nothing takes nothing, not even a copy of a shared page.
     twin = Twin(submission, rng, "paged", pages=1)
     child = twin.fork(twin.add(2))
-    nobody = twin.queries(0)
-    submission.chunked_prefill(twin.cache, child, 0, nobody, twin.rows(0), twin.rows(0), 3)
+    no_queries = twin.queries(0)
+    submission.chunked_prefill(twin.cache, child, 0, no_queries, twin.rows(0), twin.rows(0), 3)
     twin.check(attend=False)
 
 
@@ -401,7 +403,7 @@ def context(submission: Submission, spec: Any, gpu: int, use: float, *rest: int)
     ):
         expect.that(name in terms, f"terms lacks {name!r}")
         got = terms[name]
-        expect.that(isinstance(got, int | float | np.number), f"terms[{name!r}] is no number")
+        expect.that(isinstance(got, int | float | np.number), f"terms[{name!r}] is not a number")
         expect.that(abs(float(got) - want) <= 1e-9 * abs(want) + 1e-6, f"terms[{name!r}] is {got}")
 
 
@@ -465,7 +467,7 @@ def speed(submission: Submission, rng: Rng) -> Call:
     stops = [1, 400, *(int(stop) for stop in rng.integers(2, 400, 10))]
 
     def check(got: Any) -> None:
-        """In places that nobody knows beforehand: who computes only some rows is found out."""
+        """At random positions, so that computing only some rows does not pass."""
         expect.array(got, shape=q.shape, dtype=q.dtype, what="chunked_prefill")
         keys, values = (np.concatenate(pair) for pair in zip(before, (k, v), strict=True))
         for stop in stops:

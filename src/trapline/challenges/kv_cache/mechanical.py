@@ -1,6 +1,6 @@
 """Mechanical mutants of the gold solution that the checks need not catch, with the reason."""
 
-#: Why nobody who keeps to the prompt can tell these from the original: reason → places.
+#: Why these are right answers by the prompt: reason → places.
 _REASONS: dict[str, tuple[str, ...]] = {
     "0 / 0 becomes code 0, and the scale is 0 too": ("IntCodec.encode/constant/3",),
     "the divisor of a row of zeros does not matter": ("IntCodec.encode/constant/4",),
@@ -24,7 +24,7 @@ _REASONS: dict[str, tuple[str, ...]] = {
         "Cache.fork/drop-statement/2",
         "DenseCache._check_fork/drop-statement/1",
     ),
-    "an empty table without a sequence stays behind; nobody can reach it": (
+    "an empty table without a sequence remains; no call can reach it": (
         "Cache.free/drop-statement/3",
     ),
     "all fields of a row have the same length": (
@@ -33,7 +33,7 @@ _REASONS: dict[str, tuple[str, ...]] = {
         "DenseCache._write/constant/3",
         "PagedCache._write/constant/1",
     ),
-    "how fast an array grows is no part of the contract; it always has room": (
+    "how fast an array grows is not part of the contract; it always has room": (
         "DenseCache._write/compare/1",
         "DenseCache._write/arithmetic/2",
         "DenseCache._write/drop-operand/2",

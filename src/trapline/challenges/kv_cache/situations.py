@@ -9,7 +9,7 @@ BAD = (ValueError, TypeError)
 
 
 def claimed_bytes(twin: Twin) -> int:
-    """What the cache says it takes."""
+    """The bytes that the cache reports."""
     claim = twin.cache.nbytes()
     expect.that(isinstance(claim, int | np.integer), f"nbytes() is a {type(claim).__name__}")
     return int(claim)

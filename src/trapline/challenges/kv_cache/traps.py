@@ -1,4 +1,4 @@
-"""The bugs that caches of keys and values are written with, and the situations that show them."""
+"""Bugs of KV caches, and the situations that show them."""
 
 from trapline.challenges.kv_cache import (
     traps_appending,

@@ -1,4 +1,4 @@
-"""Bugs of appending, and of telling sequences apart."""
+"""Bugs of appending, and of keeping sequences apart."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""What a careful reader of the contract still gets wrong."""
+"""Bugs in rarely visited parts of the contract."""
 
 from functools import partial
 
@@ -239,11 +239,11 @@ def prefill_of_nothing_anywhere(submission: Submission, rng: Rng) -> None:
 def empty_answers_are_wider(submission: Submission, rng: Rng) -> None:
     for kind, bits in KINDS:
         twin = Twin(submission, rng, kind, bits, dtype=np.float32)
-        seq, nobody = twin.add(2), twin.queries(0)
+        seq, no_queries = twin.add(2), twin.queries(0)
         rows = twin.rows(0)
-        out = submission.chunked_prefill(twin.cache, seq, 0, nobody, rows, rows, 3)
-        for got in (twin.cache.attend(seq, 0, nobody), out):
-            expect.array(got, shape=nobody.shape, dtype=np.float32, what="an empty answer")
+        out = submission.chunked_prefill(twin.cache, seq, 0, no_queries, rows, rows, 3)
+        for got in (twin.cache.attend(seq, 0, no_queries), out):
+            expect.array(got, shape=no_queries.shape, dtype=np.float32, what="an empty answer")
 
 
 @trap(

@@ -1,4 +1,4 @@
-"""Bugs of pages: their order, their room, their release."""
+"""Bugs of pages: order, allocation, release."""
 
 import numpy as np
 

@@ -95,7 +95,7 @@ def check_grads(grads: Any, p: Problem, only: tuple[str, ...] = NAMES) -> None:
 
 
 def three(grads: Any) -> tuple[Any, Any, Any]:
-    """What backward returned is a triple."""
+    """The answer of backward is a triple."""
     expect.that(
         isinstance(grads, tuple | list) and len(grads) == 3,
         "layer_norm_backward did not return (dx, dgamma, dbeta)",

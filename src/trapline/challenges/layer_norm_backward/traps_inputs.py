@@ -1,4 +1,4 @@
-"""Bugs that inputs bring."""
+"""Bugs in the handling of inputs."""
 
 from functools import partial
 

@@ -25,7 +25,7 @@ from trapline.gold.ternary import oracle, small_lm
 ERROR_LIMIT = 0.3
 UNIGRAM_SHARE = 0.85
 #: Of the perplexity of word counts, where a rule decides; right answers reach 0.18 and 0.32, and
-#: whoever counts pairs of words 1.0 and 0.58.
+#: counting pairs of words reaches 1.0 and 0.58.
 TWO_BACK_SHARE, RECALL_SHARE = 0.3, 0.45
 
 

@@ -41,7 +41,7 @@ EQUIVALENT: dict[str, str] = {
     place: reason for reason, places in _REASONS.items() for place in places
 }
 
-#: Mechanical mutants that are bugs and live: what they break shows too little in what is trained.
+#: Mechanical mutants that are bugs and survive: their effect on a trained model is too small.
 _LIVE: dict[str, tuple[str, ...]] = {
     "slopes that are off a little: learned with them, a model does nearly as well with the right": (
         "model.py:attention_bias/constant/1",

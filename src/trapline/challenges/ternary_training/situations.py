@@ -2,7 +2,7 @@
 
 Weights whose sums must not depend on the order of summation lie on a coarse binary grid: sums of a
 few hundred of them are exact in float32, so that any right algorithm decides the same for a group
-alone and in company.
+alone and among others.
 """
 
 import time
@@ -39,8 +39,9 @@ def grid(rng: np.random.Generator, *shape: int) -> np.ndarray:
 def clear_cut(rng: np.random.Generator, *shape: int) -> np.ndarray:
     """The same, one in four close to 0 and the others above 2.5: no weight lies on a threshold.
 
-    Where one does, rounding decides, and whoever divides before he compares rounds by how an array
-    lies in memory. So it is with a scale between two of float16: in groups of 12 there is none.
+    Where one does, rounding decides, and for an answer that divides before it compares, rounding
+    depends on the memory layout. The same holds for a scale halfway between two float16 numbers: in
+    groups of 12 there is none.
     """
     large = rng.random(shape) < 0.75
     steps = np.where(large, rng.integers(160, 193, shape), rng.integers(1, 4, shape))
@@ -194,7 +195,7 @@ def trained_on_noise(
     copies: int = 1,
     **changes: Any,
 ) -> OnNoise:
-    """Documents of random tokens: what is learned from them is learned by heart, or by peeking."""
+    """Documents of random tokens: predicting them takes memorising them or seeing the targets."""
     budget = unhurried(NOISE_SECONDS)
     config = config_of(rng, dim=24, layers=1, context=length - 1, seconds=budget, **changes)
     shown = noise(rng, config["vocab"], count, length) * copies

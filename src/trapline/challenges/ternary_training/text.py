@@ -1,8 +1,8 @@
-"""What the model is trained on: a grammar drawn anew for every run, and a small text of our own.
+"""Training data: a grammar drawn anew for every run, and a small text written for this project.
 
 The grammar is a Markov chain over word classes. One class holds names: the first name of a document
-returns wherever a name is due, so that a model gains by looking further back than one token. As the
-grammar is ours, the true probability of every token is known.
+returns wherever a name is due, so that a model gains by looking further back than one token. The
+true probability of every token is known.
 """
 
 from functools import cache

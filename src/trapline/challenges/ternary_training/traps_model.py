@@ -1,4 +1,4 @@
-"""Bugs of the model's tensors that show without training."""
+"""Bugs of the model's tensors that are visible without training."""
 
 import numpy as np
 

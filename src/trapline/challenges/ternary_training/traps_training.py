@@ -92,7 +92,7 @@ def seconds_ignored(submission: Submission, rng: np.random.Generator) -> None:
     ),
 )
 def future_visible(submission: Submission, rng: np.random.Generator) -> None:
-    # Nothing can be learned from what came before, so whoever gains anything has looked ahead.
+    # Nothing can be learned from earlier tokens, so a model that gains has seen later ones.
     run = trained_on_noise(submission, rng, count=400, length=5, vocab=16, heads=1)
     weights = weights_of(run.tensors, run.config)
     masked = small_lm.perplexity(weights, run.unseen, run.config)

@@ -1,7 +1,7 @@
 """One flat pool of slots; a sequence is an array of slot numbers, the same for all layers.
 
 Nothing is counted as it changes: which pages are free or shared is worked out from the slot arrays
-whenever somebody asks. Scales are float16. Attention is two einsums in float64.
+whenever they are needed. Scales are float16. Attention is two einsums in float64.
 """
 
 import math
@@ -218,7 +218,7 @@ def make_cache(kind, *, num_layers, num_kv_heads, head_dim, block_size, num_bloc
     sizes = [num_layers, num_kv_heads, head_dim, block_size, num_blocks]
     for size in sizes:
         if isinstance(size, bool) or not isinstance(size, int) or size <= 0:
-            raise ValueError(f"{size!r} is no size")
+            raise ValueError(f"{size!r} is not a size")
     if quantised and bits not in (4, 8):
         raise ValueError("bits: 4 or 8")
     return SlotCache(paged, bits if quantised else None, sizes)

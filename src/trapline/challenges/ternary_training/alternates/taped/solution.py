@@ -89,7 +89,7 @@ def unpack(packed, shape):
         target = codes[..., place::4]
         digit = digit[..., : target.shape[-1]]
         if (digit > 2).any():
-            raise ValueError("a digit of 3 is no code")
+            raise ValueError("a digit of 3 is not a code")
         target[...] = digit - 1
     return codes
 
