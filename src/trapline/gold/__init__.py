@@ -23,6 +23,7 @@ _HOMES = {
     "verify_tree": "tree_decoding.api",
     "KVCache": "kv_cache.api",
     "layer_norm": "norms.api",
+    "layer_norm_backward": "norms.api",
     "rms_norm": "norms.api",
     "softmax_topk": "softmax_topk.api",
     "TopK": "softmax_topk.api",
@@ -56,8 +57,8 @@ def __dir__() -> list[str]:
 class _Gold(ModuleType):
     """Keeps a public function visible when its folder has the same name (`softmax_topk`).
 
-    Importing a sub-package sets it as an attribute of its parent; for a public name that would
-    hide the function, depending on who imported what first.
+    Importing a sub-package sets it as an attribute of its parent. For a public name that would hide
+    the function, depending on the order of imports.
     """
 
     def __setattr__(self, name: str, value: object) -> None:

@@ -69,11 +69,16 @@ def floating(*allowed: str, **arguments: ArrayLike) -> None:
 
 
 def one_device(**arguments: Any) -> None:
-    """Torch tensors are all on one device; what has no device, a NumPy array, is everywhere."""
+    """Torch tensors are all on one device; NumPy arrays are ignored."""
     places = {name: x.device for name, x in arguments.items() if hasattr(x, "requires_grad")}
     if len(set(places.values())) > 1:
         listed = ", ".join(f"{name} is on {place}" for name, place in places.items())
         raise DTypeError(f"all tensors must be on one device, but {listed}")
+
+
+def reads_values(check: bool | None, array: Any) -> bool:
+    """Whether to check values: as asked, and by default unless that would wait for a GPU."""
+    return not getattr(array, "is_cuda", False) if check is None else check
 
 
 def positive(**arguments: float) -> None:
@@ -84,7 +89,7 @@ def positive(**arguments: float) -> None:
 
 
 def integers(**arguments: Any) -> None:
-    """Every argument is an integer, whoever made it. It looks into tensors, so not for tracing."""
+    """Every argument is an integer of any library. Reads tensors, so not for traced code."""
     for name, value in arguments.items():
         try:
             fits = not isinstance(value, bool) and operator.index(value) == value

@@ -1,4 +1,4 @@
-"""What every kernel needs to know of the device it runs on, and of one that is not here."""
+"""Properties of the GPU, launches on the right device, and compilation for sm_90 without a GPU."""
 
 from collections.abc import Callable, Collection, Mapping
 from functools import wraps
@@ -20,14 +20,14 @@ HOPPER = GPUTarget("cuda", 90, 32)
 
 
 def processors(x: Tensor) -> int:
-    """Multiprocessors of x's device; four stand in for them in Triton's interpreter."""
+    """Number of multiprocessors of x's device; 4 in Triton's interpreter."""
     if not x.is_cuda:
         return 4
     return int(torch.cuda.get_device_properties(x.device).multi_processor_count)
 
 
 def on_their_device(run: Callable[..., Any]) -> Callable[..., Any]:
-    """The same, launched where its first tensor is: launches go to the device that is current."""
+    """Makes the device of the first tensor current: Triton launches on the current device."""
 
     @wraps(run)
     def there(first: Tensor, *others: Any) -> Any:
@@ -38,17 +38,17 @@ def on_their_device(run: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def may_start_early(device: torch.device) -> bool:
-    """Whether a kernel can be let in before the one before it is done: that came with Hopper."""
+    """Whether the GPU has programmatic dependent launch (Hopper and later)."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9
 
 
 def is_hopper(device: torch.device) -> bool:
-    """Later ones have other tensor-core instructions, and some of them less shared memory."""
+    """Whether the GPU is a Hopper: later ones have other tensor-core instructions."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
 
 
 def beside(x: Tensor) -> Tensor:
-    """The same with the elements of a row beside each other, as kernels read small tables."""
+    """x with contiguous rows: x itself, or a copy."""
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
@@ -62,7 +62,7 @@ def compile_for_hopper(
     stages: int = 3,
     registers: int | None = None,
 ) -> Any:
-    """The Triton or Gluon kernel compiled for sm_90 anywhere; `.asm` and `.metadata` tell the rest.
+    """Compiles a Triton or Gluon kernel for sm_90, without a GPU; see its `.asm` and `.metadata`.
 
     `types` names the type of every argument that is not `fixed`. Pointers, and the integers in
     `aligned`, count as multiples of 16, as those of ordinary tensors are.

@@ -1,4 +1,4 @@
-"""What the library refuses, by kind. Each message says what was asked and what is accepted."""
+"""Errors of the library. Each message says what was given and what is accepted."""
 
 
 class ShapeError(ValueError):
@@ -6,12 +6,12 @@ class ShapeError(ValueError):
 
 
 class RangeError(ValueError):
-    """A parameter or a value lies outside what the operation is defined for."""
+    """A parameter or a value is outside the range of the operation."""
 
 
 class DTypeError(TypeError):
-    """An argument is of a type, or an array of a dtype, that the operation does not take."""
+    """The operation does not accept the type of an argument or the dtype of an array."""
 
 
 class UnsupportedError(NotImplementedError):
-    """The operation exists, but not in the implementation that was asked for."""
+    """The requested implementation does not support the operation."""

@@ -1,7 +1,8 @@
-"""Which implementation serves a call. The caller may choose; nothing falls back in silence.
+"""Chooses the implementation for a call. `impl=` overrides; there is no silent fallback.
 
 NumPy arrays go to the `oracle`, torch CPU tensors to `torch`, CUDA tensors to the `kernels`. Where
-kernels come in tiers, `kernels` takes the fastest that serves; `triton` and `hopper` insist.
+kernels come in tiers, `kernels` uses the fastest that supports the call; `triton` and `hopper`
+request one tier.
 """
 
 import sys
@@ -20,7 +21,7 @@ _NATURAL: dict[str, Impl] = {
 
 
 def choose(operation: str, offered: tuple[Impl, ...], impl: Impl | None, **arguments: Any) -> Impl:
-    """The implementation that serves these arguments, or an error that names what there is."""
+    """The implementation for these arguments; an error names the available ones."""
     kind = _kind(arguments)
     if impl is not None and impl not in get_args(Impl):
         raise RangeError(f"impl must be one of {', '.join(get_args(Impl))}, got {impl!r}")
@@ -29,7 +30,7 @@ def choose(operation: str, offered: tuple[Impl, ...], impl: Impl | None, **argum
         raise DTypeError(f"impl={chosen!r} does not take {kind}")
     if chosen not in offered:
         others = " or ".join(repr(name) for name in offered if _takes(name, kind))
-        instead = f"ask for impl={others}" if others else "there is no other for this input"
+        instead = f"use impl={others}" if others else f"no implementation takes {kind}"
         raise UnsupportedError(f"{operation} has no {chosen!r} implementation; {instead}")
     return chosen
 
@@ -41,15 +42,15 @@ def _takes(impl: Impl, kind: str) -> bool:
 def _kind(arguments: dict[str, Any]) -> str:
     kinds = {name: _kind_of(name, value) for name, value in arguments.items()}
     if len(set(kinds.values())) > 1:
-        listed = ", ".join(f"{name} is among {kind}" for name, kind in kinds.items())
-        raise DTypeError(f"all arrays must live in one place, but {listed}")
+        listed = ", ".join(f"{name} is one of the {kind}" for name, kind in kinds.items())
+        raise DTypeError(f"all arrays must be of one kind, but {listed}")
     return next(iter(kinds.values()))
 
 
 def _kind_of(name: str, value: Any) -> str:
     if isinstance(value, np.ndarray):
         return "NumPy arrays"
-    # Whoever holds a tensor has imported torch; we need not.
+    # A tensor can only exist if torch has been imported.
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
         return "CUDA tensors" if value.is_cuda else "CPU tensors"

@@ -1,4 +1,4 @@
-"""Gradients that can be computed, and not differentiated again."""
+"""Backward passes that refuse to be differentiated again."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,12 +9,12 @@ from trapline.gold.errors import UnsupportedError
 
 
 def differentiated_once(name: str, gradients: Callable[..., Any], *arguments: Any) -> Any:
-    """gradients(*arguments), for the backward pass of `name`; their own gradients are refused.
+    """gradients(*arguments) for the backward pass of `name`; second derivatives raise an error.
 
-    torch's `once_differentiable` looks at what comes in from above alone. Below a plain sum that
-    has no gradient, and the terms through what the forward pass saved would silently be left out.
+    torch's `once_differentiable` checks only the incoming gradient. Below a plain sum that requires
+    no gradient, and the terms through saved tensors would silently be missing.
     """
-    # A compiled backward pass has torch's own refusal, and cannot hold ours.
+    # torch itself refuses second derivatives of compiled code, where ours cannot be traced.
     if torch.is_grad_enabled() and not torch.compiler.is_compiling():
         function: Any = _Once
         return function.apply(name, gradients, *arguments)

@@ -1,4 +1,4 @@
-"""How answers are compared: error budgets against float64; gradients along random directions."""
+"""Compares answers: error budgets against float64, gradients along random directions."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 
 import trapline.gold as gold
+from trapline.gold import testing
 from trapline.gold.errors import DTypeError, RangeError, ShapeError
 from trapline.gold.norms import oracle
 
@@ -55,3 +56,49 @@ def test_bad_input_is_refused(arguments, error):
 def test_a_residual_of_another_shape_is_refused():
     with pytest.raises(ShapeError, match="residual"):
         gold.rms_norm(np.zeros((2, 3)), np.zeros(3), residual=np.zeros((1, 3)))
+
+
+@pytest.mark.parametrize("weighted", [True, False])
+def test_layer_norm_backward_matches_differences(weighted):
+    rng = np.random.default_rng(3)
+    x, dy = rng.standard_normal((2, 4, 3, 17))
+    weight, bias = rng.standard_normal((2, 17))
+    if not weighted:
+        weight = np.ones(17)
+    found = gold.layer_norm_backward(dy, x, weight if weighted else None)
+    inputs, gradients = [x, bias], [found.dx, found.dbias]
+    if weighted:
+        inputs.insert(1, weight)
+        gradients.insert(1, found.dweight)
+    else:
+        assert found.dweight is None
+
+    def forward(x, *affine):
+        return gold.layer_norm(x, *(affine if weighted else (None, *affine)))
+
+    assert max(testing.gradient_errors(forward, gradients, inputs, dy)) < 1e-8
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("kind", ["arrays", "tensors"])
+def test_layer_norm_backward_matches_torch(dtype, kind):
+    torch = pytest.importorskip("torch")
+    x, dy = torch.randn(2, 4, 9, dtype=getattr(torch, dtype))
+    weight, bias = torch.randn(2, 9, dtype=getattr(torch, dtype))
+    leaves = [value.clone().requires_grad_() for value in (x, weight, bias)]
+    y = torch.nn.functional.layer_norm(leaves[0], (9,), *leaves[1:])
+    given = [value.numpy() if kind == "arrays" else value for value in (dy, x, weight)]
+    found = gold.layer_norm_backward(*given)
+    for got, want in zip(found, torch.autograd.grad(y, leaves, dy), strict=True):
+        assert isinstance(got, np.ndarray if kind == "arrays" else torch.Tensor)
+        got = torch.as_tensor(got)
+        assert got.dtype == want.dtype
+        assert not got.requires_grad
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+
+
+def test_layer_norm_backward_refuses_other_shapes():
+    with pytest.raises(ShapeError, match="dy has leading axes"):
+        gold.layer_norm_backward(np.zeros((3, 4)), np.zeros((2, 4)))
+    with pytest.raises(ShapeError, match="weight"):
+        gold.layer_norm_backward(np.zeros((2, 4)), np.zeros((2, 4)), np.zeros(3))

@@ -1,8 +1,11 @@
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 
 from trapline.gold import TopK, softmax_topk
 from trapline.gold.errors import DTypeError, RangeError, ShapeError
+from trapline.gold.softmax_topk import api
 
 LOGITS = np.log([[1.0, 4.0, 2.0, 1.0], [8.0, 4.0, 2.0, 2.0]])
 
@@ -81,3 +84,22 @@ def test_temperatures_by_row(where):
         softmax_topk(logits, 2, temperature=make([1.0, 0.0]))
     with pytest.raises(ShapeError, match="temperature"):
         softmax_topk(logits, 2, temperature=make([1.0, 1.0, 1.0]))
+
+
+@pytest.mark.parametrize("temperature", [0.5, "one", "rows"])
+def test_values_on_a_gpu_are_read_on_request_only(monkeypatch, temperature):
+    torch = pytest.importorskip("torch")
+
+    class OnGpu(torch.Tensor):
+        is_cuda = True
+
+    logits = torch.full((2, 5), torch.nan).as_subclass(OnGpu)
+    given = {"one": torch.tensor(-1.0), "rows": torch.full((2,), -1.0)}.get(temperature, 0.5)
+    reads = []
+    monkeypatch.setattr(api, "_by_kernels", lambda logits, *_: (api.TopK(None, None, None), logits))
+    monkeypatch.setattr(api, "_refuse_rows_without_a_softmax", reads.append)
+    api.softmax_topk(logits, 2, temperature=given)
+    assert reads == []
+    with pytest.raises(RangeError) if temperature != 0.5 else nullcontext():
+        api.softmax_topk(logits, 2, temperature=given, check=True)
+    assert len(reads) == (temperature == 0.5)

@@ -1,4 +1,4 @@
-"""Layer norm and RMS norm: what is accepted, and who computes it."""
+"""Layer norm and RMS norm: checks the arguments and calls an implementation."""
 
 from typing import Any, NamedTuple
 
@@ -10,10 +10,18 @@ _OFFERED: tuple[Impl, ...] = ("oracle", "torch", "kernels")
 
 
 class Normed(NamedTuple):
-    """What a residual RMS norm gives."""
+    """Result of an RMS norm with a residual."""
 
     y: Any  # (..., D) the normed sum
     residual: Any  # (..., D) the sum itself, for the next residual
+
+
+class LayerNormGradients(NamedTuple):
+    """Gradients of a layer norm, in x's dtype."""
+
+    dx: Any  # (..., D)
+    dweight: Any  # (D,), or None without a weight
+    dbias: Any  # (D,)
 
 
 def layer_norm(
@@ -28,8 +36,8 @@ def layer_norm(
     """weight · (x − mean) / √(variance + eps) + bias over the last axis, in x's dtype.
 
     x is (..., D), weight and bias (D,) or None. NumPy arrays are computed in float64; torch
-    tensors are differentiable in all three. For backward x is kept, with two numbers a row unless
-    `save_statistics` is False: then they are computed again.
+    tensors are differentiable in all three. Backward keeps x and two numbers per row; with
+    `save_statistics=False` it recomputes the two numbers.
     """
     arrays = _present(x=x, weight=weight, bias=bias)
     chosen = choose("layer_norm", _OFFERED, impl, **arrays)
@@ -49,6 +57,28 @@ def layer_norm(
     return y
 
 
+def layer_norm_backward(
+    dy: Any, x: Any, weight: Any = None, eps: float = 1e-5, *, impl: Impl | None = None
+) -> LayerNormGradients:
+    """Gradients of ⟨dy, layer_norm(x, weight, bias, eps)⟩ with respect to x, weight and bias.
+
+    dy and x are (..., D), weight (D,) or None; the bias does not occur in the gradients. NumPy
+    arrays are computed in float64. Mean and variance are recomputed from x. The result carries no
+    gradients of its own. The derivation: docs/components/layer_norm.md.
+    """
+    arrays = _present(x=x, dy=dy, weight=weight)
+    chosen = choose("layer_norm_backward", _OFFERED, impl, **arrays)
+    _check(eps, arrays)
+    if chosen == "oracle":
+        gradients = oracle.layer_norm_backward(dy, x, 1.0 if weight is None else weight, eps)
+        dx, dweight, dbias = (gradient.astype(x.dtype) for gradient in gradients)
+    else:
+        from trapline.gold.norms import reference
+
+        dx, dweight, dbias = reference.gradients(dy, x, weight, eps, _operators(chosen))
+    return LayerNormGradients(dx, None if weight is None else dweight, dbias)
+
+
 def rms_norm(
     x: Any,
     weight: Any = None,
@@ -60,7 +90,7 @@ def rms_norm(
 ) -> Any:
     """weight · x / √(mean(x²) + eps) over the last axis, in x's dtype.
 
-    With a residual, x + residual is normed, and both come back: `Normed(y, residual)`.
+    With a residual, x + residual is normed, and the sum is returned too: `Normed(y, residual)`.
     """
     arrays = _present(x=x, weight=weight, residual=residual)
     chosen = choose("rms_norm", _OFFERED, impl, **arrays)
@@ -88,7 +118,7 @@ def _present(**arrays: Any) -> dict[str, Any]:
 
 
 def _operators(chosen: Impl) -> str:
-    """The namespace of the operators that do the work; importing it registers them."""
+    """The namespace of the implementation's operators; importing the module registers them."""
     if chosen == "kernels":
         from trapline.gold.norms.triton.norm import KERNELS
 
@@ -100,6 +130,6 @@ def _operators(chosen: Impl) -> str:
 
 def _check(eps: float, arrays: dict[str, Any]) -> None:
     checks.floating(*checks.LOW_FLOATS, **arrays)
-    rows = {"x": "... D", "residual": "... D"}
+    rows = {"x": "... D", "residual": "... D", "dy": "... D"}
     checks.axes(**{name: (array, rows.get(name, "D")) for name, array in arrays.items()})
     checks.positive(eps=eps)

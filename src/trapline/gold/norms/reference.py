@@ -1,4 +1,4 @@
-"""Layer norm and RMS norm in torch, differentiable, saving x and at most two numbers a row.
+"""Layer norm and RMS norm in torch, differentiable; saves x and at most two numbers per row.
 
 RMS norm is layer norm without the mean, so one pair of operators serves both. Sums run in float32
 for 16-bit inputs and in the input's own dtype otherwise. Backward uses the closed form
@@ -22,7 +22,7 @@ _SCHEMAS = {
     "backward": "(Tensor dy, Tensor? dtotal, Tensor x, Tensor? w, Tensor? mean, Tensor? rstd,"
     " float eps, bool centred, bool biased) -> (Tensor dx, Tensor dw, Tensor db)",
 }
-#: The namespace of the operators in this file; `kernels` registers the same two under another.
+#: Namespace of the operators in this file; `triton/norm` registers the same two under another.
 TORCH = "trapline_norms"
 
 
@@ -37,11 +37,21 @@ def norm(
     save_statistics: bool = True,
     operators: str = TORCH,
 ) -> tuple[Tensor, Tensor]:
-    """(y, total) with y = norm(total) · weight + bias and total = x + residual, if there is one."""
+    """(y, total): y = norm(total) · weight + bias, total = x + residual if given."""
     function: Any = _Norm
     options = eps, centred, save_statistics, operators
     y, total = function.apply(x, residual, weight, bias, *options)
     return y, total
+
+
+def gradients(
+    dy: Tensor, x: Tensor, weight: Tensor | None, eps: float, operators: str = TORCH
+) -> tuple[Tensor, Tensor, Tensor]:
+    """dx, dweight and dbias of a layer norm, outside of autograd."""
+    with torch.no_grad():
+        backward = getattr(torch.ops, operators).backward
+        dx, dw, db = backward(dy, None, x, weight, None, None, eps, True, True)
+        return dx, dw, db
 
 
 class _Norm(torch.autograd.Function):
@@ -110,7 +120,7 @@ def _forward(
 
 def _statistics(wide: Tensor, eps: float, centred: bool) -> tuple[Tensor, Tensor]:
     mean = wide.mean(dim=-1, keepdim=True) if centred else wide.new_zeros(())
-    # Centre before squaring: E[x²] − E[x]² loses its digits once the mean dwarfs the spread.
+    # Centre before squaring: E[x²] − E[x]² cancels when the mean is much larger than the spread.
     variance = (wide - mean).square().mean(dim=-1, keepdim=True)
     return mean, torch.rsqrt(variance + eps)
 
@@ -149,7 +159,7 @@ def _rows(values: Tensor) -> Tensor:
 
 
 def define(namespace: str) -> Any:
-    """Both operators under a namespace, still without an implementation."""
+    """Defines both operators in a namespace; the caller registers implementations."""
     library: Any = torch.library  # its calls carry no types
     made = library.Library(namespace, "DEF")
     for name, schema in _SCHEMAS.items():

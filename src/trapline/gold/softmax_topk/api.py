@@ -1,4 +1,4 @@
-"""Softmax fused with top-k: what is accepted, and who computes it."""
+"""Softmax fused with top-k: checks the arguments and calls an implementation."""
 
 from typing import Any, NamedTuple
 
@@ -26,21 +26,25 @@ def softmax_topk(
     *,
     temperature: Any = 1.0,
     log_probs: bool = False,
-    check: bool = True,
+    check: bool | None = None,
     impl: Impl | None = None,
 ) -> TopK:
     """The k most probable of V for each row, best first, ties to the lower index.
 
     logits is (N, V); probabilities are over all V; temperature is a number, or an array (N,) with
-    one for each row. A −inf logit has probability 0. A row with NaN or +inf or nothing but −inf is
-    refused; `check=False` skips that look at the values, which on a GPU would wait for the device:
-    then NaN ranks above everything, as in torch, and such a row's probabilities are NaN. NumPy
-    arrays are always looked at. Nothing is differentiable: what comes back carries no gradient.
+    one for each row. A −inf logit has probability 0. The result carries no gradients.
+
+    `check` reads the values and refuses rows with NaN or +inf, rows that are all −inf, and
+    temperatures that are not positive. By default it is on for NumPy arrays and CPU tensors, and
+    off for CUDA tensors, where it would wait for the device and prevent capture in a CUDA graph.
+    Without it NaN ranks above everything, as in torch, and the probabilities of such a row are NaN.
+    NumPy arrays are always checked.
     """
     chosen = choose("softmax_topk", _OFFERED, impl, logits=logits)
     checks.floating(*checks.LOW_FLOATS, logits=logits)
     vocabulary = checks.axes(logits=(logits, "N V"))["V"]
     checks.integer_between(1, vocabulary, k=k)
+    check = checks.reads_values(check, logits)
     _check_temperature(temperature, logits, check)
     if chosen == "oracle":
         return _by_oracle(logits, int(k), temperature, log_probs)
@@ -52,8 +56,12 @@ def softmax_topk(
 
 
 def _check_temperature(temperature: Any, logits: Any, check: bool) -> None:
-    if not hasattr(temperature, "shape") or temperature.shape == ():
+    if not hasattr(temperature, "shape"):
         checks.positive(temperature=temperature)
+        return
+    if temperature.shape == ():
+        if check:
+            checks.positive(temperature=temperature)
         return
     checks.axes(logits=(logits, "N V"), temperature=(temperature, "N"))
     if check and not bool((temperature > 0.0).all() and (temperature < float("inf")).all()):
