@@ -1,4 +1,4 @@
-"""The search as tensors gives what the search of one prompt at a time gives, ties included."""
+"""`BatchedSearch` equals `Search`, ties included; its kernel equals it bit for bit."""
 
 import json
 import random
@@ -17,7 +17,7 @@ POLICIES = [("canonical", None), ("vllm", None), ("hf", False), ("hf", True), ("
 
 
 class RandomModel:
-    """Log-probabilities that depend on the whole prefix; coarse ones have many equals."""
+    """Log-probabilities that depend on the whole prefix; coarse ones have many ties."""
 
     def __init__(self, seed, vocabulary, spread, *, coarse):
         self.seed, self.vocabulary, self.spread, self.coarse = seed, vocabulary, spread, coarse
@@ -34,17 +34,17 @@ class RandomModel:
         return torch.stack([self.row(prefix) for prefix in prefixes]).double().numpy()
 
 
-def by_board(model, prompts, rules):
-    """The model is asked about all beams, dead ones too, as a captured step would."""
+def by_batched_search(model, prompts, rules):
+    """Queries the model for all beams, dead ones too, as a captured step does."""
     width = rules.beam_width
     kept = min((1 + len(rules.eos_ids)) * width, model.vocabulary)
-    board = BatchedSearch(rules, [len(prompt) for prompt in prompts], torch.device("cpu"))
+    search = BatchedSearch(rules, [len(prompt) for prompt in prompts], torch.device("cpu"))
     paths = [[list(prompt)] * width for prompt in prompts]
     for _ in range(rules.max_new_tokens):
         rows = torch.stack([model.row(path) for group in paths for path in group])
         best = torch.sort(rows, dim=1, descending=True, stable=True)
         ends = rows[:, list(rules.eos_ids)]
-        parents, tokens = board.advance(
+        parents, tokens = search.advance(
             Offered(best.values[:, :kept], best.indices[:, :kept], ends)
         )
         chosen = [[x[b].tolist() for x in (parents, tokens)] for b in range(len(prompts))]
@@ -52,9 +52,9 @@ def by_board(model, prompts, rules):
             [[*paths[b][p], t] for p, t in zip(*chosen[b], strict=True)]
             for b in range(len(prompts))
         ]
-        if not board.is_alive():
+        if not search.is_alive():
             break
-    return board.beams(width)
+    return search.beams(width)
 
 
 def compare_cases(count, seed):
@@ -77,15 +77,15 @@ def compare_cases(count, seed):
             early_stopping=early_stopping,
         )
         rules = Rules(width, steps, ends, float(penalty), named(policy, early_stopping))
-        assert by_board(model, prompts, rules) == expected, (number, rules)
+        assert by_batched_search(model, prompts, rules) == expected, (number, rules)
 
 
-def test_beams_scores_and_ties_are_those_of_the_search():
+def test_beams_scores_and_ties_equal_the_search():
     compare_cases(60, seed=0)
 
 
 @pytest.mark.full
-def test_beams_scores_and_ties_are_those_of_the_search_many_times():
+def test_beams_scores_and_ties_equal_the_search_many_times():
     compare_cases(3000, seed=1)
 
 
@@ -93,16 +93,16 @@ def test_fewer_candidates_than_beams_leave_dead_beams():
     """Two tokens, one of them the end: one beam lives."""
     rules = Rules(3, 2, (1,), 1.0, named("canonical"))
     model = RandomModel(5, 2, 1.0, coarse=False)
-    board = BatchedSearch(rules, [1], torch.device("cpu"))
+    search = BatchedSearch(rules, [1], torch.device("cpu"))
     rows = torch.stack([model.row([0])] * 3)
     best = torch.sort(rows, dim=1, descending=True, stable=True)
-    board.advance(Offered(best.values, best.indices, rows[:, [1]]))
-    assert (board.sums > -torch.inf).tolist() == [[True, False, False]]
-    board.reset()
-    assert board.sums.tolist() == [[0.0, -torch.inf, -torch.inf]]
+    search.advance(Offered(best.values, best.indices, rows[:, [1]]))
+    assert (search.sums > -torch.inf).tolist() == [[True, False, False]]
+    search.reset()
+    assert search.sums.tolist() == [[0.0, -torch.inf, -torch.inf]]
 
 
-def test_the_interpreted_kernel_is_the_board_bit_for_bit(tmp_path, run_script):
+def test_interpreted_kernel_equals_batched_search_bit_for_bit(tmp_path, run_script):
     pytest.importorskip("triton")
     run_script(Path(__file__).parent / "interpret_advance.py", tmp_path, TRITON_INTERPRET="1")
     found = json.loads((tmp_path / "boards.json").read_text())
@@ -110,3 +110,33 @@ def test_the_interpreted_kernel_is_the_board_bit_for_bit(tmp_path, run_script):
     for entry in found:
         assert not entry["wrong"], entry
         assert entry["broken"] == 0
+
+
+def greedy(model, prompt, end, steps):
+    said = []
+    while len(said) < steps and end not in said:
+        said.append(int(model.row([*prompt, *said]).argmax()))
+    return tuple(said)
+
+
+@pytest.mark.parametrize("early_stopping", [False, True, "never"])
+def test_one_beam_without_penalty_is_greedy_under_hf(early_stopping):
+    for seed in range(40):
+        model = RandomModel(seed, 6, 1.0, coarse=False)
+        options = {"beam_width": 1, "max_new_tokens": 8, "eos_id": 2, "length_penalty": 0.0}
+        options |= {"policy": "hf", "early_stopping": early_stopping}
+        ((beam,),) = beam_search(model, [[1, 3]], **options)
+        assert beam.tokens == greedy(model, [1, 3], 2, 8)
+
+
+@pytest.mark.parametrize("policy", ["canonical", "vllm"])
+def test_one_beam_may_end_before_the_greedy_sequence_does(policy):
+    """As the policies' docstring says: a less likely end can have the higher sum."""
+
+    class Ending:
+        def log_probs(self, prefixes):
+            return np.log([[0.45, 0.15, 0.4]] * len(prefixes))  # token 2 is the end
+
+    options = {"beam_width": 1, "max_new_tokens": 4, "eos_id": 2, "length_penalty": 0.0}
+    ((beam,),) = beam_search(Ending(), [[1]], policy=policy, **options)
+    assert beam.tokens == (2,)

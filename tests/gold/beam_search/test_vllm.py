@@ -85,7 +85,7 @@ def test_an_end_below_the_likeliest_of_its_beam_is_not_seen(table_model):
 
 
 def test_an_empty_prompt_has_no_length(random_model):
-    with pytest.raises(ValueError, match="an empty prompt has none"):
+    with pytest.raises(ValueError, match="a prompt must not be empty"):
         beam_search(
             random_model(0, 4), [[]], beam_width=1, max_new_tokens=2, eos_id=0, policy="vllm"
         )

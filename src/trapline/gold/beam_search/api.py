@@ -1,4 +1,4 @@
-"""Batched beam search: what is accepted, and the loop over steps."""
+"""Batched beam search: the public functions, their checks, and the loop over steps."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -12,23 +12,23 @@ from trapline.gold.beam_search.search import Beam, Search
 from trapline.gold.errors import DTypeError, RangeError, ShapeError
 
 _NO_LIMIT = 2**62
-#: Of which lengths are still powers of, where the prompt counts.
+#: Longest prompt whose length to the power of the penalty must be finite, if it counts.
 _LONGEST_PROMPT = 2**20
 _LARGEST_LOG = 700.0
 
 
 class LanguageModel(Protocol):
-    """Anything that knows the log-probabilities of next tokens."""
+    """A model that gives the log-probabilities of next tokens."""
 
     def log_probs(self, prefixes: list[list[int]]) -> Any:
         """Log-probabilities (n, V) of every next token after each of n prefixes."""
 
 
 class CachedModel(Protocol):
-    """A model that remembers the rows of its last answer and is told how they go on.
+    """A model with a cache: it keeps the rows of its last answer, and `follow` continues them.
 
-    With a paged cache a row's continuation is a `fork`, and rows that are not continued are freed
-    (`trapline.gold.kv_cache.reorder.follow`): nothing is copied, and a prompt is read once.
+    With a paged cache, continuing a row is a `fork`, and rows that are not continued are freed:
+    nothing is copied, and a prompt is read once.
     """
 
     def start(self, prompts: list[list[int]]) -> Any:
@@ -39,13 +39,13 @@ class CachedModel(Protocol):
 
 
 class Candidates(NamedTuple):
-    """An answer without the tokens that cannot matter to a search of width W and E ends.
+    """An answer without the tokens that cannot affect a search of width W with E ends.
 
-    Each row needs its (1 + E) · W best and all ends; what a row leaves out is −inf.
+    Each row needs its (1 + E) · W best tokens and all ends; tokens that a row omits are −inf.
     """
 
     log_probs: Any  # (n, U)
-    tokens: Any  # (U,) rising
+    tokens: Any  # (U,) ascending
 
 
 def beam_search(
@@ -62,10 +62,10 @@ def beam_search(
 ) -> list[list[Beam]]:
     """Up to `n_best` (all `beam_width` if not given) continuations of every prompt, best first.
 
-    A beam's score is the sum of its log-probabilities over n^length_penalty, n counting the
-    generated tokens with the end (`vllm` counts otherwise). `eos_id` is one end or several. The
-    model is called once a step for the live beams of all prompts; a prompt that has stopped is not
-    asked about again. `policy` is `canonical`, `hf` (with its `early_stopping`: False, True or
+    A beam's score is the sum of its log-probabilities over n^length_penalty, where n is the number
+    of generated tokens with the end (`vllm` counts differently). `eos_id` is one end or several.
+    The model is called once per step for the live beams of all prompts that have not stopped.
+    `policy` is `canonical`, `hf` (with its `early_stopping`: False, True or
     "never"), `vllm`, or a `Policy`.
     """
     rules, count = checked_rules(
@@ -93,7 +93,7 @@ def checked_rules(
     early_stopping: EarlyStopping | None = None,
     n_best: int | None = None,
 ) -> tuple[Rules, int]:
-    """What a search goes by, and how many beams it gives; or an error that names what is wrong."""
+    """The rules of a search and the number of beams to return; raises if an argument is invalid."""
     checks.integer_between(1, _NO_LIMIT, beam_width=beam_width, max_new_tokens=max_new_tokens)
     count = beam_width if n_best is None else n_best
     checks.integer_between(1, beam_width, n_best=count)
@@ -119,9 +119,9 @@ def rescore(
     length_penalty: float = 1.0,
     policy: Name | Policy = "canonical",
 ) -> float:
-    """The score of any continuation, from its tokens alone: what a search must have given it."""
+    """The score of a continuation, computed from its tokens alone."""
     if not tokens:
-        raise RangeError("a continuation of no tokens has no score")
+        raise RangeError("tokens must not be empty: an empty continuation has no score")
     rules = Rules(len(tokens), len(tokens), _ends(eos_id), float(length_penalty), named(policy))
     prefixes = [[*prompt, *tokens[:n]] for n in range(len(tokens))]
     rows = _checked(lm.log_probs(prefixes), len(prefixes), rules.eos_ids)
@@ -132,7 +132,7 @@ def rescore(
 
 
 def _run(lm: Any, searches: list[Search], rules: Rules) -> None:
-    """Steps until every search is over; each takes as many rows as it has beams."""
+    """Step until every search is over."""
     ask = _Follower(lm) if hasattr(lm, "follow") else _by_prefix(lm)
     while running := [search for search in searches if not search.is_over]:
         sizes = [len(search.nodes) for search in running]
@@ -149,7 +149,7 @@ def _by_prefix(lm: LanguageModel) -> Callable[[list[Search]], Any]:
 
 
 class _Follower:
-    """Tells a model with a cache which of its rows go on; knows the order of its last answer."""
+    """Calls a model with a cache; keeps the order of the rows of its last answer."""
 
     def __init__(self, lm: CachedModel) -> None:
         self._lm = lm
@@ -171,11 +171,11 @@ class _Follower:
 def _checked(answer: Any, rows: int, eos_ids: tuple[int, ...]) -> np.ndarray:
     log_probs = np.asarray(answer, dtype=np.float64)
     if log_probs.ndim != 2 or log_probs.shape[0] != rows:
-        raise ShapeError(f"log_probs gave {log_probs.shape} for {rows} prefixes")
+        raise ShapeError(f"log_probs must return shape ({rows}, V), got {log_probs.shape}")
     if max(eos_ids) >= log_probs.shape[1]:
         raise RangeError(f"eos_id {max(eos_ids)} is outside a vocabulary of {log_probs.shape[1]}")
     if not (log_probs < np.inf).all():
-        raise RangeError("log_probs gave NaN or +inf")
+        raise RangeError("log_probs must not return NaN or +inf")
     return log_probs
 
 
@@ -190,13 +190,13 @@ def _ends(eos_id: int | Iterable[int]) -> tuple[int, ...]:
 
 
 def _refuse_empty(searches: list[Search], rules: Rules) -> None:
-    """The one case that has no length: an end right after nothing, where ends do not count."""
+    """Raise for an end after an empty prompt if ends do not count: its length would be 0."""
     if rules.policy.length == "with-prompt" and not all(search.prompt for search in searches):
-        raise RangeError("this policy's length counts the prompt; an empty prompt has none")
+        raise RangeError("this policy counts the prompt's length, so a prompt must not be empty")
 
 
 def _refuse_overflow(rules: Rules) -> None:
-    """A length to the power of the penalty must be a float, and none that is 0."""
+    """Raise if a length to the power of the penalty overflows or underflows."""
     counted = _LONGEST_PROMPT if rules.policy.length == "with-prompt" else 1
     if abs(rules.length_penalty) * math.log(rules.max_new_tokens + counted) > _LARGEST_LOG:
         longest = rules.max_new_tokens

@@ -1,9 +1,9 @@
-"""The search as tensors: the beams of all prompts, and their finished pools, where the logits are.
+"""The beam search of all prompts as torch tensors, where the logits are.
 
-It is `search.Search` without a loop over prompts and without a look at any value, so a step can be
-captured in a CUDA graph. Sums and scores are float64 as there, powers of lengths come from a table
-made on the host, and equals are ordered as there (earlier, lower parent, lower token): the answers
-are the same. A prompt whose search is over has no live beam left: all its sums are −inf.
+Equivalent to `search.Search` without a loop over prompts and without reading values on the host, so
+a step can be captured in a CUDA graph. Sums and scores are float64, powers of lengths come from a
+table made on the host, and ties are ordered as there (earlier, lower parent, lower token), so that
+the results are equal. A prompt whose search is over has no live beam: all its sums are −inf.
 
 Shape letters: B prompts, W beams, C candidates of a beam, E ends, T steps at most.
 """
@@ -20,7 +20,7 @@ from trapline.gold.beam_search.search import Beam
 
 
 class Offered(NamedTuple):
-    """What may follow the B · W beams: the best of each row, best first, and all ends."""
+    """Continuations of the B · W beams: the best of each row, best first, and all ends."""
 
     log_probs: Tensor  # (B · W, C) float32
     tokens: Tensor  # (B · W, C) int64
@@ -28,10 +28,10 @@ class Offered(NamedTuple):
 
 
 class BatchedSearch:
-    """Tensors that never move; `advance` is one step of all searches."""
+    """State of all searches in tensors of fixed addresses; `advance` is one step."""
 
     def __init__(self, rules: Rules, prompts: Sequence[int], device: torch.device) -> None:
-        """`prompts` are their lengths."""
+        """`prompts` holds the length of each prompt."""
         self.rules = rules
         width, steps, count = rules.beam_width, rules.max_new_tokens, len(prompts)
         self.ends = torch.tensor(rules.eos_ids, device=device)
@@ -43,29 +43,29 @@ class BatchedSearch:
         floats, whole = torch.float64, torch.int64
         self.length = torch.zeros(count, dtype=whole, device=device)
         self.sums = torch.empty((count, width), dtype=floats, device=device)
-        #: Where each live beam comes from, by step: its parent's place, and its last token.
+        #: Parent and last token of each live beam, by step.
         self.parents = torch.zeros((steps, count, width), dtype=whole, device=device)
         self.tokens = torch.zeros((steps, count, width), dtype=whole, device=device)
         self.scores = torch.empty((count, width), dtype=floats, device=device)
         self.totals = torch.empty((count, width), dtype=floats, device=device)
-        #: Of a finished one: its last step, the beam it was there, and the end after it or −1.
+        #: Of a finished hypothesis: its last step, its beam in that step, and its end or −1.
         self.nodes = torch.zeros((count, width, 3), dtype=whole, device=device)
         self.reset()
 
     def reset(self) -> None:
-        """No step taken: one live beam, nothing finished."""
+        """Start over: one live beam, nothing finished."""
         self.length.zero_()
         self.sums.fill_(-torch.inf)
         self.sums[:, 0] = 0.0
         self.scores.fill_(-torch.inf)
 
     def advance(self, offered: Offered) -> tuple[Tensor, Tensor]:
-        """One step: parents and tokens (B, W) of the beams that live on."""
+        """One step; returns parents and tokens (B, W) of the new live beams."""
         count, width = self.sums.shape
         self.length.add_(1)
         shape = (count, width, -1)
         tokens = offered.tokens.view(shape)
-        # An end counts as an end, not as a candidate as well.
+        # Ends are handled separately from other candidates.
         is_end = (tokens[..., None] == self.ends).any(dim=-1)
         totals = self.sums[..., None] + offered.log_probs.view(shape).double()
         totals = totals.masked_fill(is_end, -torch.inf)
@@ -88,7 +88,7 @@ class BatchedSearch:
         return (self.sums > -torch.inf).any()
 
     def beams(self, count: int) -> list[list[Beam]]:
-        """The best finished ones of every prompt."""
+        """The best `count` finished hypotheses of every prompt."""
         parents, tokens = self.parents.cpu().numpy(), self.tokens.cpu().numpy()
         scores, totals, nodes = (x.tolist() for x in (self.scores, self.totals, self.nodes))
         found = []
@@ -108,7 +108,7 @@ class BatchedSearch:
         return found
 
     def _may_finish(self, ends: Tensor, totals: Tensor, tokens: Tensor) -> Tensor:
-        """(B, W, E): which ends enter the pool, by the policy's rule."""
+        """(B, W, E): which ends may enter the pool by the policy's finish rule."""
         alive: Tensor = ends > -torch.inf
         finish = self.rules.policy.finish
         if finish == "every":
@@ -131,7 +131,7 @@ class BatchedSearch:
         return alive & few.view(ends.shape)
 
     def _enter(self, ends: Tensor, sums: Tensor) -> None:
-        """Ends, and at the maximum length what is alive; behind equals that were there before."""
+        """Enter ends, and live beams at the maximum length; ties keep earlier entries in front."""
         width = self.sums.shape[1]
         counted = (self.length + self.offset)[:, None]
         without = 1 if self.rules.policy.length == "with-prompt" else 0
@@ -148,7 +148,7 @@ class BatchedSearch:
         self.nodes.copy_(nodes.gather(1, order[..., None].expand(-1, -1, 3)))
 
     def _new_nodes(self) -> tuple[Tensor, ...]:
-        """Of the ends after each beam, which was alive a step ago; and of the beams alive now."""
+        """Nodes of the ends after the previous live beams, and of the live beams."""
         count, width = self.sums.shape
         beam = torch.arange(width, device=self.sums.device)[:, None]
         now = (self.length[:1] - 1).expand(width, 1)
@@ -158,7 +158,7 @@ class BatchedSearch:
         return tuple(one.flatten(0, 1).expand(count, -1, 3) for one in (ended, alive))
 
     def _is_settled(self, sums: Tensor) -> Tensor:
-        """(B,): whether no live beam is worth going on with; see `Search`."""
+        """(B,): whether the stop rule ends a search; see `Search`."""
         stop, worst = self.rules.policy.stop, self.scores[:, -1]
         full: Tensor = worst > -torch.inf
         if stop == "max-length":
@@ -177,7 +177,7 @@ class BatchedSearch:
 def _path(
     parents: np.ndarray, tokens: np.ndarray, step: int, beam: int, end: int
 ) -> tuple[int, ...]:
-    """The tokens on the way to a beam, and the end after it."""
+    """The tokens of a beam, and the end after it."""
     found = [end] if end >= 0 else []
     for at in range(step, -1, -1):
         found.append(tokens.item(at, beam))

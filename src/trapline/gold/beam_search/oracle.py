@@ -1,7 +1,7 @@
-"""Beam search by the letter of its contract: one prompt, one beam, one token at a time.
+"""Beam search as its contract states it: one prompt, one beam, one token at a time.
 
-Slow on purpose. Nothing here is vectorised and every order is a tuple that sorts, so that each
-sentence of the contract can be found again as a line.
+Slow on purpose. Nothing is vectorised and every order is a tuple that sorts, so that each sentence
+of the contract corresponds to a line.
 """
 
 import math
@@ -22,7 +22,7 @@ class Hypothesis(NamedTuple):
 
 
 class Search(NamedTuple):
-    """What one prompt came to, and which prefixes were asked for at each step."""
+    """The result for one prompt, and the prefixes that each step asked the model about."""
 
     hypotheses: list[Hypothesis]
     asked: list[list[tuple[int, ...]]]
@@ -51,7 +51,7 @@ def score(total: float, length: int, length_penalty: float) -> float:
 def highest_reachable(
     total: float, length: int, max_new_tokens: int, length_penalty: float
 ) -> float:
-    """The best score that any descendant of a live beam could still have: try every length."""
+    """The best score that a descendant of a live beam can reach: the maximum over all lengths."""
     lengths = range(length + 1, max_new_tokens + 1)
     return max(score(total, n, length_penalty) for n in lengths)
 
@@ -92,7 +92,7 @@ def search_one(
 def _step(
     live: list[_Live], rows: list[np.ndarray], length: int, rules: _Rules
 ) -> tuple[list[_Finished], list[_Live]]:
-    """What ends in this step, and what lives on. In the last step the live ones end too."""
+    """The hypotheses that end in this step, and the live beams. In the last step all end."""
     ended: list[_Finished] = []
     others: list[tuple[float, int, int]] = []
     for parent, (beam, row) in enumerate(zip(live, rows, strict=True)):

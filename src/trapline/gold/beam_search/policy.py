@@ -1,7 +1,12 @@
-"""What beam searches disagree about: who finishes, when it is over, and what counts as length.
+"""Policies of beam search: which hypotheses finish, when it stops, and what length means.
 
 With S the sum of log-probabilities, n a length and a the length penalty, every policy rates a
-hypothesis by S / n^a and answers with the best finished ones.
+hypothesis by S / n^a and returns the best finished ones.
+
+With beam width 1 and length penalty 0 the `hf` policies return the greedy sequence. `canonical` and
+`vllm` need not: an end enters their pool even where another token is more likely (`vllm`: among the
+1 + E most likely tokens), and the highest sum of log-probabilities wins. They return the most
+likely of all such ends along the greedy path, which may be shorter than the greedy sequence.
 """
 
 from dataclasses import dataclass
@@ -15,12 +20,12 @@ EarlyStopping = Literal["never"] | bool
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """Three rules.
+    """The three rules of a search.
 
-    finish: `every` end of a live beam enters the pool; or only those `ranked` among the
-        beam_width best continuations of their step; or those `near` the top of their own beam.
+    finish: `every` end of a live beam enters the pool; or those `ranked` among the beam_width
+        best continuations of their step; or those `near` the top of their own beam.
     stop: at the exact `bound`, when no live beam can still enter the pool; by the
-        `current-length` test, which rates live beams as if they ended now and may miss a longer,
+        `current-length` test, which scores live beams as if they ended now and may miss a longer,
         better one; as soon as the pool is `full`; or at `max-length` only.
     length: the `generated` tokens, the end included; or `with-prompt`, the end left out.
     """
@@ -30,13 +35,13 @@ class Policy:
     length: Literal["generated", "with-prompt"] = "generated"
 
 
-#: The contract of the challenge, and the default: nothing that could win is lost.
+#: The contract of the challenge, and the default: no hypothesis that could win is lost.
 CANONICAL = Policy()
 #: Hugging Face's `early_stopping`: "never", False and True.
 NEVER_EARLY = Policy(finish="ranked", stop="bound")
 HEURISTIC = Policy(finish="ranked", stop="current-length")
 FIRST_FULL = Policy(finish="ranked", stop="full")
-#: vLLM's: runs to the end, and its length penalty counts the prompt.
+#: vLLM: runs to the maximum length, and its length penalty counts the prompt.
 VLLM = Policy(finish="near", stop="max-length", length="with-prompt")
 
 
@@ -45,11 +50,11 @@ def named(name: Name | Policy, early_stopping: EarlyStopping | None = None) -> P
     if name == "hf":
         return _hugging_face(early_stopping)
     if early_stopping is not None:
-        raise RangeError("early_stopping belongs to the policy 'hf'")
+        raise RangeError("early_stopping needs the policy 'hf'")
     if isinstance(name, Policy):
         return name
     if name not in get_args(Name):
-        raise RangeError(f"no policy {name!r}; there are {', '.join(get_args(Name))}")
+        raise RangeError(f"policy must be one of {', '.join(get_args(Name))}, got {name!r}")
     return VLLM if name == "vllm" else CANONICAL
 
 
@@ -65,7 +70,7 @@ def _hugging_face(early_stopping: EarlyStopping | None) -> Policy:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """Everything that one search goes by."""
+    """All settings of a search."""
 
     beam_width: int
     max_new_tokens: int
@@ -74,17 +79,17 @@ class Rules:
     policy: Policy
 
     def score(self, total: float, generated: int, prompt: int, *, ended: bool) -> float:
-        """The rating of `generated` tokens whose log-probabilities sum to `total`."""
+        """The score of `generated` tokens whose log-probabilities sum to `total`."""
         length = generated
         if self.policy.length == "with-prompt":
             length += prompt - ended
         return float(total / length**self.length_penalty)
 
     def bound(self, total: float, generated: int) -> float:
-        """What the stop test grants a live beam of this sum and length.
+        """The best score that the stop test assumes for descendants of a live beam.
 
-        `total` is at most 0 and falls, so a descendant's score is monotone in its length: the best
-        is at one of the two lengths that are farthest apart. See docs/components/beam_search.md.
+        `total` is at most 0 and does not grow, so a descendant's score is monotone in its length:
+        the maximum is at the least or the greatest length. See docs/components/beam_search.md.
         """
         if self.policy.stop == "current-length":
             return float(total / generated**self.length_penalty)

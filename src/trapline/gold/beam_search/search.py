@@ -1,4 +1,4 @@
-"""The search itself: one prompt's beams as arrays, tokens in a trie that only grows."""
+"""The search of one prompt: beams as NumPy arrays, tokens in a trie."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,19 +11,19 @@ from trapline.gold.beam_search.policy import Rules
 
 @dataclass(frozen=True, slots=True)
 class Beam:
-    """A hypothesis. Its score follows from its tokens: `rescore` computes it again."""
+    """A hypothesis; `rescore` computes its score from its tokens."""
 
     #: Generated tokens, without the prompt, with the end.
     tokens: tuple[int, ...]
     score: float
     #: The sum of the tokens' log-probabilities.
     total: float
-    #: Whether it came to an end token, or was cut off at the maximum length.
+    #: Whether it has an end token; otherwise it reached the maximum length.
     ended: bool
 
 
 class Trie:
-    """Continuations as (parent node, token); node 0 is the empty one. Appending copies nothing."""
+    """Continuations as (parent node, token); node 0 is the empty continuation."""
 
     def __init__(self) -> None:
         self._parents = [0]
@@ -35,7 +35,7 @@ class Trie:
         return len(self._parents) - 1
 
     def read(self, node: int) -> list[int]:
-        """The tokens on the way to a node."""
+        """The tokens from the root to a node."""
         tokens: list[int] = []
         while node:
             tokens.append(self._tokens[node])
@@ -58,7 +58,7 @@ class Search:
         self.length = 0
         self.nodes = [0]  # trie nodes of the live beams, best first
         self.sums = np.zeros(1)
-        #: Where the live beams come from: their parents' places in the last step, their last token.
+        #: Index in the previous step, and last token, of every live beam.
         self.parents: list[int] = []
         self.tokens: list[int] = []
         self._trie = Trie()
@@ -69,13 +69,13 @@ class Search:
         return not self.nodes
 
     def prefixes(self) -> list[list[int]]:
-        """What the language model must continue next."""
+        """The prefixes that the language model must continue next."""
         return [self.prompt + self._trie.read(node) for node in self.nodes]
 
     def advance(self, log_probs: np.ndarray, columns: np.ndarray | None = None) -> None:
         """One step with the log-probabilities (live beams, V) of all continuations.
 
-        `columns` are the tokens, rising, of a table that has only those that can matter.
+        `columns` are the tokens, ascending, of a table that omits tokens that cannot matter.
         """
         self.length += 1
         totals = self.sums[:, None] + log_probs
@@ -91,14 +91,14 @@ class Search:
             self.nodes = []
 
     def beams(self, count: int) -> list[Beam]:
-        """The best finished ones."""
+        """The best `count` finished hypotheses."""
         return [
             Beam(tuple(self._trie.read(node)), score, total, ended)
             for score, total, node, ended in self._pool[:count]
         ]
 
     def _finish(self, totals: np.ndarray, columns: np.ndarray, ends: np.ndarray) -> None:
-        """The ends of live beams, by parent and token, enter the pool."""
+        """Enter the ends of live beams into the pool, ordered by parent and token."""
         candidates = np.full(totals.shape, False)
         candidates[:, ends] = True
         candidates &= totals > -np.inf
@@ -116,12 +116,12 @@ class Search:
         )
 
     def _near(self, totals: np.ndarray) -> np.ndarray:
-        """The best of each beam by itself: so many that beam_width others are among them."""
+        """The best of each beam: enough that beam_width of them are not ends."""
         kept = (1 + len(self.rules.eos_ids)) * self.rules.beam_width
         return np.stack([_mask(row.shape, largest(row, kept)) for row in totals])
 
     def _enter(self, finished: Iterable[tuple[float, int]], *, ended: bool) -> None:
-        """The sort is stable, so between equal scores the earlier hypothesis stays in front."""
+        """Add hypotheses to the pool. The sort is stable: ties keep the earlier one in front."""
         score, prompt = self.rules.score, len(self.prompt)
         rated = [
             _Finished(score(total, self.length, prompt, ended=ended), total, node, ended)
@@ -131,7 +131,7 @@ class Search:
         del self._pool[self.rules.beam_width :]
 
     def _expand(self, totals: np.ndarray, columns: np.ndarray) -> None:
-        """The best continuations live on; flat order is (parent, token), the order of ties."""
+        """Keep the best continuations; flat order is (parent, token), which decides ties."""
         flat = totals.ravel()
         chosen = largest(flat, self.rules.beam_width)
         parents, places = np.divmod(chosen, totals.shape[1])
@@ -143,7 +143,7 @@ class Search:
         self.sums = flat[chosen]
 
     def _is_settled(self) -> bool:
-        """Whether the search may stop; one that could only tie with the worst comes too late."""
+        """Whether the search may stop; a beam that could only tie with the worst cannot enter."""
         stop = self.rules.policy.stop
         if stop == "max-length" or not self.nodes or len(self._pool) < self.rules.beam_width:
             return False
@@ -153,7 +153,7 @@ class Search:
 
 
 def largest(values: np.ndarray, count: int) -> np.ndarray:
-    """Indices of the `count` largest values above −inf, falling, ties by lower index."""
+    """Indices of the `count` largest values above −inf, descending, ties by lower index."""
     candidates = np.arange(values.size)
     if values.size > count:
         cut = np.partition(values, values.size - count)[values.size - count]

@@ -1,9 +1,9 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
 """One step of all searches in one launch, one program for each prompt.
 
-Nothing is sorted. A candidate's rank is the number of those before it, and with a few hundred of
-them all pairs are compared at once; equals are told apart by their place, so ranks are distinct. To
-be read beside `batched_search.py`: it works on the same tensors and gives the same numbers.
+Nothing is sorted: the rank of a candidate is the number of candidates before it, and one program
+compares all pairs of a few hundred at once. Ties are broken by position, so ranks are distinct.
+Works on the tensors of `batched_search.BatchedSearch` and gives the same numbers, bit for bit.
 """
 
 import triton
@@ -12,9 +12,9 @@ from torch import Tensor
 
 from trapline.gold.beam_search.batched_search import BatchedSearch
 
-#: Candidates of a prompt that one program compares with each other.
+#: Candidates per prompt that one program compares with each other.
 MOST = 256
-#: Finished ones, ends and live beams that compete for the pool.
+#: Finished hypotheses, ends and live beams that compete for the pool.
 MOST_ENTRIES = 128
 FINISH = {"every": 0, "ranked": 1, "near": 2}
 STOP = {"bound": 0, "current-length": 1, "full": 2, "max-length": 3}
@@ -22,7 +22,7 @@ STOP = {"bound": 0, "current-length": 1, "full": 2, "max-length": 3}
 
 @triton.jit
 def ranks(values, keys, others, other_keys):
-    """How many of the others come before each value: larger ones, and equals of a lower key."""
+    """For each value, the number of others that are larger, or equal with a lower key."""
     larger = others[None, :] > values[:, None]
     earlier = (others[None, :] == values[:, None]) & (other_keys[None, :] < keys[:, None])
     return tl.sum((larger | earlier).to(tl.int32), 1)
@@ -30,10 +30,69 @@ def ranks(values, keys, others, other_keys):
 
 @triton.jit
 def is_among(tokens, ends, E: tl.constexpr):
+    """Whether each token is an end."""
     found = tokens < 0
     for e in tl.static_range(E):
         found = found | (tokens == tl.load(ends + e))
     return found
+
+
+@triton.jit
+def ends_that_finish(
+    finished, beam, end, is_end, value, token, i,
+    W: tl.constexpr, C: tl.constexpr, E: tl.constexpr, FINISH: tl.constexpr,
+):  # fmt: skip
+    """Totals of the ends that may enter the pool by the policy's finish rule; −inf elsewhere."""
+    shift: tl.constexpr = 4294967296
+    here, mine = (i // C).to(tl.int64) * shift + token, beam.to(tl.int64) * shift + end
+    if FINISH == 1:
+        first = ranks(finished, mine, value, here) + ranks(finished, mine, finished, mine)
+    else:
+        # Only continuations of the end's own beam count.
+        own_beam = (i // C)[None, :] == beam[:, None]
+        larger = value[None, :] > finished[:, None]
+        equal = (value[None, :] == finished[:, None]) & (here[None, :] < mine[:, None])
+        first = tl.sum((own_beam & (larger | equal)).to(tl.int32), 1)
+        same = (beam[None, :] == beam[:, None]) & is_end[None, :]
+        larger = finished[None, :] > finished[:, None]
+        equal = (finished[None, :] == finished[:, None]) & (mine[None, :] < mine[:, None])
+        first += tl.sum((same & (larger | equal)).to(tl.int32), 1)
+    return tl.where(first < (W if FINISH == 1 else (1 + E) * W), finished, float("-inf"))
+
+
+@triton.jit
+def is_settled(worst, best, now, steps, powers, STOP: tl.constexpr):
+    """Whether a stop rule other than "max-length" ends the search."""
+    settled = worst > float("-inf")  # the pool is full
+    if STOP == 0:
+        after = best / tl.load(powers + now + 1)
+        bound = tl.maximum(after, best / tl.load(powers + steps))
+        settled = settled & (bound <= worst)
+    if STOP == 1:
+        settled = settled & (best / tl.load(powers + now) <= worst)
+    return settled
+
+
+@triton.jit
+def move_rows(
+    b, now, steps, prompts, parents, positions, tails, own,
+    W: tl.constexpr, BEAMS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Advance the positions of live beams and copy each parent's table of pages."""
+    w = tl.arange(0, BEAMS)
+    tl.store(positions + b * W + w, tl.load(positions + b * W + w, mask=w < W) + 1, mask=w < W)
+    parent = tl.load(parents + ((now - 1) * prompts + b) * W + w, mask=w < W, other=0)
+    for start in range(0, steps, COLUMNS):
+        column = start + tl.arange(0, COLUMNS)
+        inside = (w < W)[:, None] & (column < steps)[None, :]
+        target = (b * W + w)[:, None] * steps + column[None, :]
+        past = (b * W + parent)[:, None] * steps + column[None, :]
+        fresh = (column >= now - 1)[None, :]
+        moved = tl.load(tails + past, mask=inside & ~fresh, other=0)
+        moved = tl.where(fresh, tl.load(own + target, mask=inside & fresh, other=0), moved)
+        tl.debug_barrier()
+        tl.store(tails + target, moved, mask=inside)
+        tl.debug_barrier()
 
 
 @triton.jit
@@ -46,7 +105,7 @@ def advance_kernel(
     BLOCK: tl.constexpr, ENTRIES: tl.constexpr, BEAMS: tl.constexpr, COLUMNS: tl.constexpr,
     FINISH: tl.constexpr, STOP: tl.constexpr, COUNTED: tl.constexpr,
 ):  # fmt: skip
-    """One prompt. An entry of the pool's contest is a finished one, an end, or a live beam."""
+    """One prompt. Entries compete for the pool: finished hypotheses, ends, and live beams."""
     b = tl.program_id(0).to(tl.int64)
     now = tl.load(length + b) + 1
     none = float("-inf")
@@ -72,21 +131,7 @@ def advance_kernel(
     bad = is_end & alive & ((norm != norm) | (tl.abs(norm) == float("inf")))
     tl.store(broken + t * 0, t * 0 + 1, mask=bad)
     if FINISH > 0:
-        shift: tl.constexpr = 4294967296
-        here, mine = (i // C).to(tl.int64) * shift + token, beam.to(tl.int64) * shift + end
-        if FINISH == 1:
-            first = ranks(finished, mine, value, here) + ranks(finished, mine, finished, mine)
-        else:
-            # Of its own beam only: what belongs to others counts as nothing.
-            own_beam = (i // C)[None, :] == beam[:, None]
-            larger = value[None, :] > finished[:, None]
-            equal = (value[None, :] == finished[:, None]) & (here[None, :] < mine[:, None])
-            first = tl.sum((own_beam & (larger | equal)).to(tl.int32), 1)
-            same = (beam[None, :] == beam[:, None]) & is_end[None, :]
-            larger = finished[None, :] > finished[:, None]
-            equal = (finished[None, :] == finished[:, None]) & (mine[None, :] < mine[:, None])
-            first += tl.sum((same & (larger | equal)).to(tl.int32), 1)
-        finished = tl.where(first < (W if FINISH == 1 else (1 + E) * W), finished, none)
+        finished = ends_that_finish(finished, beam, end, is_end, value, token, i, W, C, E, FINISH)
 
     place = t - W - W * E
     is_live = (place >= 0) & (place < W)
@@ -115,7 +160,7 @@ def advance_kernel(
     competes = t < 2 * W + W * E
     score = tl.where(competes, score, none)
     order = ranks(score, t, score, t)
-    tl.debug_barrier()  # everybody has read what is overwritten now
+    tl.debug_barrier()  # all threads have read what is overwritten below
     stays = competes & (order < W)
     to = b * W + order
     tl.store(scores + to, score, mask=stays)
@@ -127,14 +172,8 @@ def advance_kernel(
     worst = tl.max(tl.where(stays & (order == W - 1), score, none), 0)
     best = tl.max(tl.where(is_live & (place == 0), total, none), 0)
     over = at_last
-    if STOP == 0:
-        after = best / tl.load(powers + now + 1)
-        bound = tl.maximum(after, best / tl.load(powers + steps))
-        over = over | ((worst > none) & (bound <= worst))
-    if STOP == 1:
-        over = over | ((worst > none) & (best / tl.load(powers + now) <= worst))
-    if STOP == 2:
-        over = over | (worst > none)
+    if STOP < 3:
+        over = over | is_settled(worst, best, now, steps, powers, STOP)
     tl.store(sums + b * W + place, tl.where(over, none, total), mask=is_live)
     here_now = ((now - 1) * prompts + b) * W + place
     tl.store(parents + here_now, (source // C).to(tl.int64), mask=is_live)
@@ -142,31 +181,17 @@ def advance_kernel(
     tl.store(ids + b * W + place, next_token, mask=is_live)
     tl.store(length + b, now)
     tl.debug_barrier()
-
-    w = tl.arange(0, BEAMS)
-    tl.store(positions + b * W + w, tl.load(positions + b * W + w, mask=w < W) + 1, mask=w < W)
-    parent = tl.load(parents + ((now - 1) * prompts + b) * W + w, mask=w < W, other=0)
-    for start in range(0, steps, COLUMNS):
-        column = start + tl.arange(0, COLUMNS)
-        inside = (w < W)[:, None] & (column < steps)[None, :]
-        target = (b * W + w)[:, None] * steps + column[None, :]
-        past = (b * W + parent)[:, None] * steps + column[None, :]
-        fresh = (column >= now - 1)[None, :]
-        moved = tl.load(tails + past, mask=inside & ~fresh, other=0)
-        moved = tl.where(fresh, tl.load(own + target, mask=inside & fresh, other=0), moved)
-        tl.debug_barrier()
-        tl.store(tails + target, moved, mask=inside)
-        tl.debug_barrier()
+    move_rows(b, now, steps, prompts, parents, positions, tails, own, W, BEAMS, COLUMNS)
 
 
-def fits(board: BatchedSearch, candidates: int) -> bool:
-    """Whether one program can compare all that competes."""
-    width, ends = board.rules.beam_width, len(board.rules.eos_ids)
+def fits(search: BatchedSearch, candidates: int) -> bool:
+    """Whether one program can compare all candidates of a prompt."""
+    width, ends = search.rules.beam_width, len(search.rules.eos_ids)
     return width * candidates <= MOST and width * (2 + ends) <= MOST_ENTRIES
 
 
 def advance(
-    board: BatchedSearch,
+    search: BatchedSearch,
     logits: Tensor,
     lse: Tensor,
     top: Tensor,
@@ -177,17 +202,17 @@ def advance(
     tails: Tensor,
     own: Tensor,
 ) -> None:
-    """One step of all searches, and of the rows that follow them; see `DeviceSearch`.
+    """One step of all searches and of their rows in the decoder; see `DeviceSearch`.
 
-    `broken` (1,) int32 becomes 1 where a live beam's logits have no softmax.
+    `broken` (1,) int32 becomes 1 if the softmax of a live beam is undefined.
     """
-    rules = board.rules
-    count, width = board.sums.shape
+    rules = search.rules
+    count, width = search.sums.shape
     candidates, ends = top.shape[1], len(rules.eos_ids)
     advance_kernel[(count,)](
-        *(logits, lse, top, indices, board.ends, board.powers, board.offset),
-        *(board.length, board.sums, board.parents, board.tokens),
-        *(board.scores, board.totals, board.nodes, broken, ids, positions, tails, own),
+        *(logits, lse, top, indices, search.ends, search.powers, search.offset),
+        *(search.length, search.sums, search.parents, search.tokens),
+        *(search.scores, search.totals, search.nodes, broken, ids, positions, tails, own),
         *(logits.stride(0), rules.max_new_tokens, count),
         W=width,
         C=candidates,
@@ -199,5 +224,5 @@ def advance(
         FINISH=FINISH[rules.policy.finish],
         STOP=STOP[rules.policy.stop],
         COUNTED=int(rules.policy.length == "with-prompt"),
-        num_warps=16,  # its time is the reading of its code, and more threads make that shorter
+        num_warps=16,  # limited by instruction fetches, which more threads hide
     )
