@@ -68,7 +68,11 @@ def test_every_verb_explains_itself_with_an_example(verb):
         (("rank", "nowhere"), 2, "no run"),
         (("report", "nowhere"), 2, "no run"),
         (("grade", "field", "--track", "gpu"), 3, "no challenge has a gpu track yet"),
-        (("report", "published", "--format", "csv", "--certificates", "x"), 2, "the site's"),
+        (
+            ("report", "published", "--format", "csv", "--certificates", "x"),
+            2,
+            "needs --format html",
+        ),
         (("grade", "misspelt"), 2, "misspelt/me/kvcache is no challenge's"),
         (("grade", "field", "--address", "host:6379"), 2, "add --executor ray"),
         (("grade", "field", "--store", "mysql://me:secret@host/d"), 2, "a postgresql:// URL"),

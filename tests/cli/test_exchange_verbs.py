@@ -48,16 +48,16 @@ def test_every_verb_explains_itself_with_an_example(trapline, verb):
 @pytest.mark.parametrize(
     ("args", "code", "sentence"),
     [
-        (("solve", "f"), 2, "name one of --endpoint"),
-        (("solve", "f", "--endpoint", "http://x", "--agent", "pi"), 2, "name one of"),
-        (("solve", "f", "--endpoint", "http://x"), 2, "--model names the model"),
+        (("solve", "f"), 2, "exactly one of --endpoint"),
+        (("solve", "f", "--endpoint", "http://x", "--agent", "pi"), 2, "exactly one of"),
+        (("solve", "f", "--endpoint", "http://x"), 2, "--model is missing"),
         (("solve", "f", "--agent", "nobody", "--model", "m"), 2, "no agent 'nobody'"),
         (("solve", "f", "--agent-cmd", "no-such-program-x", "--model", "m"), 3, "not installed"),
         (("solve", "f", "--from-predictions", "absent.jsonl"), 2, "cannot be read"),
         (("solve", "f", "--from-predictions", "p", "--model", "m"), 2, "names its models itself"),
         (("solve", "f", "--from-predictions", "p", "--entrant", "e"), 2, "names its models itself"),
-        (("solve", "f", "--agent", "pi", "--model", "m", "--rounds", "3"), 2, "an endpoint's"),
-        (("solve", "f", "--agent", "pi", "--model", "m", "--input-usd", "3"), 2, "an endpoint's"),
+        (("solve", "f", "--agent", "pi", "--model", "m", "--rounds", "3"), 2, "need --endpoint"),
+        (("solve", "f", "--agent", "pi", "--model", "m", "--input-usd", "3"), 2, "need --endpoint"),
         (
             ("solve", "f", "--endpoint", "u", "--model", "m", "--budget-usd", "-1"),
             2,
@@ -65,7 +65,7 @@ def test_every_verb_explains_itself_with_an_example(trapline, verb):
         ),
         (("certify", "--red-team", "--challenge", CHALLENGE), 2, "the whole red team"),
         (("certify", "--red-team", "--mechanical"), 2, "the whole red team"),
-        (("export", "somewhere", "--format", "harbor"), 2, "takes no run"),
+        (("export", "somewhere", "--format", "harbor"), 2, "remove the run or field"),
         (("export", "--format", "predictions"), 2, "needs the field"),
         (("export", "nowhere", "--format", "eval"), 2, "no run"),
         (("export", "--format", "inspect", "--challenge", "juggling"), 2, "no challenge"),
@@ -133,11 +133,11 @@ def test_names_of_files_are_published_too(trapline, tmp_path):
 def test_what_is_no_text_cannot_be_scanned_and_is_not_published(trapline, tmp_path, content):
     (tmp_path / "raw").write_bytes(content)
     done = trapline("redact", "raw", "--out", "public")
-    assert (done.returncode, "raw: no text" in done.stdout) == (4, True)
+    assert (done.returncode, "raw: not a text file" in done.stdout) == (4, True)
     assert not (tmp_path / "public").exists()
 
 
 def test_a_folder_without_transcripts_is_not_called_safe(trapline, tmp_path):
     (tmp_path / "raw").mkdir()
     done = trapline("redact", "raw")
-    assert (done.returncode, "raw holds no file" in done.stderr) == (2, True)
+    assert (done.returncode, "raw contains no files" in done.stderr) == (2, True)

@@ -12,7 +12,7 @@ from trapline.cli.main import FAILURE, build, guarded
     [
         (("report", "published", "--out", "file"), "file is a file; a site is a folder"),
         (("report", "published", "--format", "markdown", "--out", "file"), "is a file"),
-        (("report", "published", "--format", "csv", "--out", "file"), "does not end in .csv"),
+        (("report", "published", "--format", "csv", "--out", "file"), "without the ending .csv"),
         (("certify", "--write", "nowhere/kills.md"), "there is no folder nowhere"),
         (("certify", "--write", "folder"), "folder is a folder; the kill matrix is a file"),
         (("redact", "folder", "--out", "file"), "file is a file"),
@@ -107,5 +107,5 @@ def test_a_file_that_holds_something_else_is_one_sentence(tmp_path, option, text
     args = ("report", "published", option, str(tmp_path / "other.json"))
     error = CliRunner().invoke(build(), args).exception
     assert isinstance(error, UsageError)
-    assert "other.json holds no" in str(error)
+    assert "other.json does not contain" in str(error)
     assert "\n" not in str(error)

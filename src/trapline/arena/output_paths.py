@@ -1,4 +1,4 @@
-"""Where results may go: asked before the work, so that none of it is lost to a wrong path."""
+"""Checks of output paths, made before the work so that a wrong path loses nothing."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ from trapline.arena.errors import UsageError
 
 
 def folder(path: Path, what: str) -> Path:
-    """The path, which is a folder or becomes one."""
+    """Returns the path if it is or can become a folder."""
     if path.exists() and not path.is_dir():
         raise UsageError(f"{path} is a file; {what} is a folder")
     for above in path.parents:
@@ -16,9 +16,9 @@ def folder(path: Path, what: str) -> Path:
 
 
 def file(path: Path, what: str) -> Path:
-    """The path, which is a file or becomes one, in a folder that is there."""
+    """Returns the path if it is or can become a file in an existing folder."""
     if path.is_dir():
         raise UsageError(f"{path} is a folder; {what} is a file")
-    if not folder(path.parent, f"what holds {path.name}").exists():
+    if not folder(path.parent, f"the parent of {path.name}").exists():
         raise UsageError(f"cannot write {path}: there is no folder {path.parent}")
     return path

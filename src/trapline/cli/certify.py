@@ -1,4 +1,4 @@
-"""`trapline certify`: do the traps themselves work?"""
+"""`trapline certify`: checks that the traps themselves work."""
 
 import json
 from pathlib import Path
@@ -18,7 +18,7 @@ from trapline.arena.record import Level
 from trapline.arena.runs.run import choose_level
 from trapline.cli.exit_codes import NOT_HELD
 
-#: At least this share of the mechanical mutants that are not equivalent must fall.
+#: At least this share of the mechanical mutants that are not equivalent must be killed.
 MECHANICAL_GOAL = 0.9
 
 
@@ -29,13 +29,17 @@ def register(app: typer.Typer) -> None:
 
 def certify(
     challenge: Annotated[list[str] | None, typer.Option(help="Only this one; repeatable.")] = None,
-    red_team: Annotated[bool, typer.Option(help="Run the hostile submissions instead.")] = False,
-    mechanical: Annotated[bool, typer.Option(help="Also mutate the gold mechanically.")] = False,
+    red_team: Annotated[
+        bool, typer.Option(help="Run the hostile submissions instead of the traps.")
+    ] = False,
+    mechanical: Annotated[
+        bool, typer.Option(help="Also test mechanical mutants of the gold solutions.")
+    ] = False,
     write: Annotated[
-        Path | None, typer.Option(help="Write what was found to this Markdown file.")
+        Path | None, typer.Option(help="Write the results to this Markdown file.")
     ] = None,
     seed: Annotated[
-        int | None, typer.Option(min=0, help="Inputs to repeat; drawn if not given.")
+        int | None, typer.Option(min=0, help="Seed of the inputs; random by default.")
     ] = None,
     isolation: Annotated[
         Level | None,
@@ -51,11 +55,11 @@ def certify(
 ) -> None:
     """Run right answers, mutants and controls through every case and trap.
 
-    Exit code 0: right answers pass, every named mutant falls to its own trap, controls fail.
-    Exit code 4: something does not hold; it is named.
+    Exit code 0: right answers pass, every trap kills its mutant, controls fail.
+    Exit code 4: something of this does not hold; the output names it.
     """
     if red_team and (challenge or mechanical):
-        raise UsageError("--red-team runs the whole red team: no --challenge and no --mechanical")
+        raise UsageError("--red-team runs the whole red team: remove --challenge and --mechanical")
     if write is not None:
         output_paths.file(write, "the kill matrix")
     level = choose_level(required, isolation)
@@ -78,7 +82,7 @@ def certify(
 
 
 def _certify_by_attack(level: Level, write: Path | None, seed: int | None, as_json: bool) -> None:
-    """The attack success rate; anything above zero does not hold."""
+    """Runs the attacks; a success rate above zero does not hold."""
     with Progress(console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("red team", total=len(read_corpus(find_corpus())))
         team = run_red_team(level, seed=seed, on_attempt=lambda _: progress.advance(task))

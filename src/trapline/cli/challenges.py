@@ -38,7 +38,7 @@ def challenges(
 def summaries() -> list[tuple[str, str, str, str, str]]:
     """A row of the table per challenge, from the text of its files.
 
-    Importing eight challenges to count their traps would take longer than all the rest.
+    Importing the challenges to count their traps would take longer than everything else.
     """
     (root,) = trapline.challenges.__path__
     rows = []

@@ -1,4 +1,4 @@
-"""`trapline deploy`: fresh workspaces."""
+"""`trapline deploy`: makes fresh workspaces."""
 
 from pathlib import Path
 from typing import Annotated
@@ -16,12 +16,14 @@ def register(app: typer.Typer) -> None:
 
 
 def deploy(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where the field lies.")],
-    entrant: Annotated[str, typer.Option(help="Who is going to solve it.")],
-    challenge: Annotated[list[str] | None, typer.Option(help="All if none is named.")] = None,
-    attempt: Annotated[int | None, typer.Option(min=1, help="Make a numbered attempt.")] = None,
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The field's folder.")],
+    entrant: Annotated[str, typer.Option(help="The entrant that will solve it.")],
+    challenge: Annotated[
+        list[str] | None, typer.Option(help="Only this one; repeatable. Default: all.")
+    ] = None,
+    attempt: Annotated[int | None, typer.Option(min=1, help="The number of the attempt.")] = None,
 ) -> None:
-    """Make workspaces that hold the prompt and the starter, and nothing else."""
+    """Make workspaces that hold only the prompt and the starter."""
     chosen = [load(name) for name in challenge or load_all()]
     for one in chosen:
         free_workspace(folder, one, entrant, attempt)

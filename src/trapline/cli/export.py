@@ -32,7 +32,7 @@ def register(app: typer.Typer) -> None:
 def export(
     source: Annotated[
         str | None,
-        typer.Argument(help="eval: a run, the last one if not given. predictions: a field."),
+        typer.Argument(help="For eval: a run (default: the last). For predictions: a field."),
     ] = None,
     form: Annotated[
         Format,
@@ -41,12 +41,12 @@ def export(
             help="Task folders; a package for `inspect eval`; a run's .eval logs; JSON lines.",
         ),
     ] = "harbor",
-    out: Annotated[Path | None, typer.Option(help="A folder, or the JSON lines' file.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The folder, or the JSON-lines file.")] = None,
     challenge: Annotated[list[str] | None, typer.Option(help="Only this one; repeatable.")] = None,
 ) -> None:
-    """Write what other tools read.
+    """Write files for other tools.
 
-    harbor: one task folder a challenge, whose verifier is our grader in a container of its own.
+    harbor: one task folder per challenge; the verifier is our grader in its own container.
     inspect: a folder for `inspect eval`, with our grader as the scorer.
     eval: a run as logs for `inspect view`.
     predictions: a field as patches against the starters; `solve --from-predictions` reads them.
@@ -55,11 +55,11 @@ def export(
     if form == "predictions":
         output_paths.file(target, "a list of predictions")
     else:
-        output_paths.folder(target, "what is exported")
+        output_paths.folder(target, "an export")
     names = challenge or []
     if form in ("harbor", "inspect"):
         if source is not None:
-            raise UsageError(f"--format {form} exports challenges; it takes no run and no field")
+            raise UsageError(f"--format {form} exports challenges; remove the run or field")
         chosen = [load(one) for one in names or load_all()]
         write = write_tasks if form == "harbor" else write_package
         for path in write(chosen, target):

@@ -1,4 +1,4 @@
-"""`trapline grade`: every answer of a field, graded, resumable."""
+"""`trapline grade`: grades every answer of a field; resumes."""
 
 import json
 from pathlib import Path
@@ -21,7 +21,7 @@ from trapline.arena.runs.store import Store
 from trapline.cli.exit_codes import INCOMPLETE
 from trapline.cli.matrix import matrix
 
-#: Cells whose trouble is told in the terminal.
+#: How many reasons the terminal shows.
 MOST_REASONS = 5
 
 
@@ -45,7 +45,9 @@ def grade(
             "postgresql://user@host/database?run=name.",
         ),
     ] = None,
-    full: Annotated[bool, typer.Option(help="Train for a minute, try more mutants.")] = False,
+    full: Annotated[
+        bool, typer.Option(help="Grade longer: train for a minute, try more mutants.")
+    ] = False,
     isolation: Annotated[
         Level | None,
         typer.Option(
@@ -62,15 +64,13 @@ def grade(
     ] = "local",
     address: Annotated[
         str | None,
-        typer.Option(
-            help="Of the Ray cluster: host:port or ray://…; the one at hand if not given."
-        ),
+        typer.Option(help="Address of the Ray cluster: host:port or ray://…; found if not given."),
     ] = None,
     judge_endpoint: Annotated[
         str | None,
-        typer.Option(help="Let a model judge the analysis: its URL; the key is OPENAI_API_KEY."),
+        typer.Option(help="URL of a model that judges the analysis; the key is OPENAI_API_KEY."),
     ] = None,
-    judge_model: Annotated[str | None, typer.Option(help="The judging model's name.")] = None,
+    judge_model: Annotated[str | None, typer.Option(help="Name of the judging model.")] = None,
     gold: Annotated[
         bool | None,
         typer.Option(
@@ -84,12 +84,12 @@ def grade(
 ) -> None:
     """Grade every answer of a field and print the matrix.
 
-    The same command goes on where it was interrupted; what is up to date is not graded again.
+    The same command resumes an interrupted run; cells that are up to date are kept.
     """
     if track == "gpu":
         raise MissingError("no challenge has a gpu track yet")
     if address is not None and executor != "ray":
-        raise UsageError("--address is the address of a Ray cluster: add --executor ray")
+        raise UsageError("--address needs a Ray cluster: add --executor ray")
     judge = named(judge_endpoint, judge_model)
     entries = find_entries(field, challenge or [], gold)
     with open_run(out or str(Path("runs") / field.resolve().name)) as store:
@@ -141,7 +141,7 @@ def _note(text: str) -> None:
 
 
 def _judge_all(judge: Judge, cells: list[Cell], store: Store) -> None:
-    """A judge who says nothing leaves the grades as they are, and is not passed over in silence."""
+    """Judges the analyses; a failed judgement leaves the grade and is reported."""
     silent = []
     for bundle in judge_cells(judge, cells, load, store.bundle):
         store.save(bundle)

@@ -1,4 +1,4 @@
-"""`trapline lint`: do a report's numbers agree with each other?"""
+"""`trapline lint`: checks that the numbers of a report agree with each other."""
 
 import json
 from collections.abc import Sequence
@@ -28,9 +28,9 @@ def lint(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """List the contradictions in a run's, or the published field's, numbers.
+    """List the contradictions between the numbers of a run or of the published field.
 
-    Exit code 0: none. Exit code 4: there are some.
+    Exit code 0: no contradictions. Exit code 4: contradictions.
     """
     found = contradictions(published()) if run == PUBLISHED else _lint(run)
     if as_json:

@@ -15,7 +15,7 @@ _COLOURS = {"A": "green", "B": "cyan", "C": "yellow", "D": "magenta", "F": "red"
 
 
 def matrix(cells: Sequence[Cell]) -> Table:
-    """Entrants down, challenges across; attempts are taken together as the report does."""
+    """Entrants down, challenges across; attempts are averaged as in the report."""
     field = Field(RunView(cells), describe(cells))
     table = Table(padding=(0, 0), collapse_padding=True)
     table.add_column("entrant", overflow="fold", max_width=16)
@@ -27,7 +27,7 @@ def matrix(cells: Sequence[Cell]) -> Table:
 
 
 def _abbreviated(name: str) -> str:
-    """Seven letters a word at most, one word a line: eight columns fit a terminal."""
+    """At most seven letters per word, one word per line: eight columns fit a terminal."""
     return "\n".join(word[:7] for word in name.split("_")[:3])
 
 
@@ -42,5 +42,5 @@ def _show(square: Square) -> str:
 
 
 def whole(score: float) -> int:
-    """Points cut off, not rounded: a 90 beside a B+ would contradict it."""
+    """Rounds down: 89.6 shown as 90 would contradict its B+."""
     return math.floor(round(score, 1))

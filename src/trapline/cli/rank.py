@@ -1,4 +1,4 @@
-"""`trapline rank`: the standings, with what is uncertain about them."""
+"""`trapline rank`: the standings with their uncertainty."""
 
 from typing import Annotated
 
@@ -23,9 +23,11 @@ def rank(
         str | None,
         typer.Argument(help=RUN_HELP),
     ] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Fields to resample.")] = 1000,
-    seed: Annotated[int, typer.Option(min=0, help="Of the resampling.")] = 0,
-    picks: Annotated[bool, typer.Option(help="Also say whom to pick for what.")] = False,
+    rounds: Annotated[int, typer.Option(min=1, help="Number of resampled fields.")] = 1000,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the resampling.")] = 0,
+    picks: Annotated[
+        bool, typer.Option(help="Also print the best entrant for each purpose.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Rank the entrants of a run, with 95 % intervals from resampling it."""

@@ -1,4 +1,4 @@
-"""What the reading verbs share: a run by name, the last one, or the published field."""
+"""Shared by the verbs that read a run: by name, the last one, or the published field."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -40,5 +40,5 @@ def difficulties() -> dict[str, str]:
 
 
 def trap_weights() -> dict[str, float]:
-    """What share of a score hangs on the traps, by challenge."""
+    """The share of a score that the traps decide, by challenge."""
     return {name: one.plan.weights.get("traps", 0.0) for name, one in load_all().items()}

@@ -1,4 +1,4 @@
-"""`trapline redact`: transcripts made safe."""
+"""`trapline redact`: makes transcripts safe to publish."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,12 +21,12 @@ def register(app: typer.Typer) -> None:
 def redact(
     source: Annotated[Path, typer.Argument(help="A transcript, or a folder of them.")],
     out: Annotated[
-        Path | None, typer.Option(help="Where the safe copies go; only scan if not given.")
+        Path | None, typer.Option(help="Folder for the safe copies; without it, only scan.")
     ] = None,
 ) -> None:
-    """Remove this machine's names, home paths, addresses, keys; exit code 4 if a scan finds any."""
+    """Remove names, home paths, addresses and keys; exit code 4 if a scan finds any."""
     if out is not None:
-        output_paths.folder(out, "what is made safe")
+        output_paths.folder(out, "the output")
     redactor = Redactor()
     left = 0
     for path, name in _files(source):
@@ -42,20 +42,20 @@ def redact(
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(text.encode())
     if left:
-        print(f"{left} findings; nothing with a finding is published")
+        print(f"{left} findings; files with findings are not written")
         raise typer.Exit(NOT_HELD)
 
 
 def _told_by(name: Path, text: str, redactor: Redactor) -> Iterator[str]:
-    """What should not be published: in the text, in the file's own name, or where nobody can see.
+    """Findings in the text and in the path; binary files cannot be scanned.
 
-    A session's number looks random and stands in many a name: it is nobody's secret.
+    Session ids in paths look random but are not secret.
     """
     for one in redactor.scan(str(name)):
         if one.kind != "random":
             yield f"{name}: {one.kind} {one.hint} in the path"
     if "\0" in text:
-        yield f"{name}: no text, so it cannot be scanned"
+        yield f"{name}: not a text file, so it cannot be scanned"
         return
     for one in scan_document(text, redactor):
         yield f"{name}:{one.line}: {one.kind} {one.hint}"
@@ -68,5 +68,5 @@ def _files(source: Path) -> list[tuple[Path, Path]]:
         raise UsageError(f"no such file or folder: {source}")
     found = [path for path in sorted(source.rglob("*")) if path.is_file()]
     if not found:
-        raise UsageError(f"{source} holds no file to look through")
+        raise UsageError(f"{source} contains no files")
     return [(path, path.relative_to(source)) for path in found]

@@ -1,4 +1,4 @@
-"""`trapline replay`: one verdict again."""
+"""`trapline replay`: grades one bundle again."""
 
 from pathlib import Path
 from typing import Annotated
@@ -25,10 +25,13 @@ def register(app: typer.Typer) -> None:
 def replay(
     bundle: Annotated[
         str,
-        typer.Argument(help="An evidence bundle's file; with --run its digest, or how it begins."),
+        typer.Argument(
+            help="File of an evidence bundle; with --run, its digest or a prefix of it."
+        ),
     ],
     run: Annotated[
-        str | None, typer.Option(help="The folder or postgresql:// URL of the run that holds it.")
+        str | None,
+        typer.Option(help="Folder or postgresql:// URL of the run that holds the bundle."),
     ] = None,
 ) -> None:
     """Grade an evidence bundle again; exit code 4 when it was changed or the verdicts differ."""
@@ -45,7 +48,7 @@ def replay(
         print(f"  differs: {difference}")
     if result.differences:
         raise typer.Exit(NOT_HELD)
-    print("the same verdicts as before")
+    print("all verdicts are the same as before")
 
 
 def _read(bundle: str, run: str | None) -> Bundle:

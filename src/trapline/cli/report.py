@@ -35,23 +35,23 @@ def report(
         typer.Argument(help=RUN_HELP),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Where to; RUN/report or NAME-report if not given.")
+        Path | None, typer.Option(help="Output path; default: RUN/report or NAME-report.")
     ] = None,
     form: Annotated[
         Format, typer.Option("--format", help="A site, Markdown documents, or a table.")
     ] = "html",
     certificates: Annotated[
         Path | None,
-        typer.Option(help="What `trapline certify --json` printed: fills the kill matrix."),
+        typer.Option(help="Output of `trapline certify --json`, for the kill matrix."),
     ] = None,
     red_team: Annotated[
         Path | None,
-        typer.Option(help="What `trapline certify --red-team --json` printed."),
+        typer.Option(help="Output of `trapline certify --red-team --json`."),
     ] = None,
 ) -> None:
-    """Write a report that needs nothing else: open its first page from the disk."""
+    """Write a self-contained report; open its first page in a browser."""
     if certificates is not None and form != "html":
-        raise UsageError("certificates fill the site's kill matrix: they need --format html")
+        raise UsageError("--certificates needs --format html: only the site has a kill matrix")
     known, team = read_certificates(certificates), read_red_team(red_team)
     with viewed(run) as (found, folder):
         view = found.attacked(team)
@@ -62,16 +62,16 @@ def report(
             for path in write_markdown(view, output_paths.folder(target, "a set of documents")):
                 print(path)
         elif target.suffix == f".{form}":
-            output_paths.folder(target.parent, "what holds a table")
+            output_paths.folder(target.parent, "the folder of a table")
             print(write_table(view.cells, target, form))
         else:
-            inside = output_paths.folder(target, f"what does not end in .{form}")
+            inside = output_paths.folder(target, f"an output without the ending .{form}")
             print(write_table(view.cells, inside / f"cells.{form}", form))
 
 
 @contextmanager
 def viewed(run: str | None) -> Iterator[tuple[RunView, Path]]:
-    """What is to be reported, and where its report goes by default."""
+    """The view of the run, and the default path of its report."""
     if run == PUBLISHED:
         yield RunView.of_report(published(), PUBLISHED), Path("published-report")
         return
@@ -88,7 +88,7 @@ def read_certificates(path: Path | None) -> list[Certificate]:
         found = json.loads(path.read_text())["certificates"]
         return TypeAdapter(list[Certificate]).validate_python(found)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"{path} holds no certificates: {_sentence(error)}") from None
+        raise UsageError(f"{path} does not contain certificates: {_sentence(error)}") from None
 
 
 def read_red_team(path: Path | None) -> RedTeam | None:
@@ -98,11 +98,13 @@ def read_red_team(path: Path | None) -> RedTeam | None:
     try:
         return RedTeam.model_validate_json(path.read_text())
     except (OSError, ValueError) as error:
-        raise UsageError(f"{path} holds no red-team campaign: {_sentence(error)}") from None
+        raise UsageError(
+            f"{path} does not contain a red-team campaign: {_sentence(error)}"
+        ) from None
 
 
 def _sentence(error: Exception) -> str:
-    """The first of what pydantic found, in one line; other errors speak for themselves."""
+    """One line for an error; of a validation error, its first part."""
     if not isinstance(error, ValidationError):
         return str(error)
     first = error.errors()[0]

@@ -1,4 +1,4 @@
-"""`trapline scan`: did somebody see what only the judge has, or copy another entrant?"""
+"""`trapline scan`: searches answers for leaked judge files and for copies."""
 
 import json
 from pathlib import Path
@@ -27,9 +27,11 @@ def scan(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Look through answers and transcripts for canaries, trap names, gold text and copies.
+    """Search answers and transcripts for canaries, trap names, gold text and copies.
 
-    A finding is a question to ask, not a verdict. Exit code 0: none. Exit code 4: there are some.
+    A finding is a reason to look closer, not a verdict.
+
+    Exit code 0: no findings. Exit code 4: findings.
     """
     found = scan_field(find_entries(field, challenge or []), frozenset(trust or []))
     if as_json:

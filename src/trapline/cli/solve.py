@@ -24,7 +24,7 @@ def register(app: typer.Typer) -> None:
 
 
 def solve(
-    field: Annotated[Path, typer.Argument(help="Where the field lies or will lie.")],
+    field: Annotated[Path, typer.Argument(help="The field's folder; made if needed.")],
     model: Annotated[str | None, typer.Option(help="The model's name at its provider.")] = None,
     endpoint: Annotated[
         str | None, typer.Option(help="OpenAI-compatible URL; the key is OPENAI_API_KEY.")
@@ -36,44 +36,48 @@ def solve(
     from_predictions: Annotated[
         Path | None, typer.Option(help="SWE-bench-style JSON lines: patches against the starters.")
     ] = None,
-    entrant: Annotated[str | None, typer.Option(help="The model's name if not given.")] = None,
+    entrant: Annotated[
+        str | None, typer.Option(help="Entrant's name; default: the model's.")
+    ] = None,
     challenge: Annotated[list[str] | None, typer.Option(help="Only this one; repeatable.")] = None,
-    attempts: Annotated[int, typer.Option(min=1, help="Attempts a cell.")] = 1,
+    attempts: Annotated[int, typer.Option(min=1, help="Attempts per cell.")] = 1,
     rounds: Annotated[
-        int, typer.Option(min=1, help="How often an endpoint may see its own tests fail.")
+        int, typer.Option(min=1, help="Rounds in which an endpoint sees the results of its tests.")
     ] = 1,
     jobs: Annotated[int, typer.Option(min=1, help="Cells at a time.")] = 4,
-    per_minute: Annotated[float | None, typer.Option(min=0.01, help="Request limit.")] = None,
+    per_minute: Annotated[float | None, typer.Option(min=0.01, help="Requests per minute.")] = None,
     seconds: Annotated[
         float, typer.Option(min=1, help="Time limit of an agent or request.")
     ] = 3600,
     input_usd: Annotated[
-        float | None, typer.Option(min=0, help="Price of a million tokens in.")
+        float | None, typer.Option(min=0, help="Price of a million input tokens.")
     ] = None,
     output_usd: Annotated[
-        float | None, typer.Option(min=0, help="Price of a million tokens out.")
+        float | None, typer.Option(min=0, help="Price of a million output tokens.")
     ] = None,
     budget_usd: Annotated[
-        float | None, typer.Option(min=0, help="Stop when this is spent.")
+        float | None, typer.Option(min=0, help="Stop when this amount is spent.")
     ] = None,
 ) -> None:
-    """Fill workspaces of a field; the same command goes on where it stopped.
+    """Fill workspaces of a field; the same command resumes where it stopped.
 
-    A cell whose provider was dead is no answer: it is tried again next time and never graded.
+    A cell whose provider fails is not graded; the next run tries it again.
     """
     if [endpoint, agent, agent_cmd, from_predictions].count(None) != 3:
-        raise UsageError("name one of --endpoint, --agent, --agent-cmd and --from-predictions")
+        raise UsageError(
+            "give exactly one of --endpoint, --agent, --agent-cmd and --from-predictions"
+        )
     if from_predictions is not None and (model or entrant):
-        raise UsageError("--from-predictions names its models itself: no --model and no --entrant")
+        raise UsageError("--from-predictions names its models itself: remove --model and --entrant")
     price = Price(input_usd, output_usd)
     if endpoint is None and (rounds > 1 or per_minute is not None or price != Price()):
-        raise UsageError("--rounds, --per-minute and prices are an endpoint's")
+        raise UsageError("--rounds, --per-minute and prices need --endpoint")
     wanted = [load(one).id for one in challenge or []]
     if from_predictions is not None:
         work = assign_predictions(from_predictions, field, wanted)
     else:
         if model is None:
-            raise UsageError("--model names the model that is asked")
+            raise UsageError("--model is missing: give the model's name")
         solver: Solver
         if endpoint is not None:
             remote = Endpoint(endpoint, model, timeout=seconds, rate=RateLimit(per_minute))

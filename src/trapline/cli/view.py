@@ -1,4 +1,4 @@
-"""`trapline view`: the report on loopback, changing while the run goes on."""
+"""`trapline view`: serves the report on loopback, live during a run."""
 
 import contextlib
 import webbrowser
@@ -24,10 +24,10 @@ def view(
         str | None,
         typer.Argument(help=RUN_HELP),
     ] = None,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 0,
-    browser: Annotated[bool, typer.Option(help="Open the first page.")] = True,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 chooses a free port.")] = 0,
+    browser: Annotated[bool, typer.Option(help="Open the first page in a browser.")] = True,
     certificates: Annotated[
-        Path | None, typer.Option(help="What `trapline certify --json` printed.")
+        Path | None, typer.Option(help="Output of `trapline certify --json`.")
     ] = None,
 ) -> None:
     """Serve the report of a run, finished or not, until interrupted."""
@@ -49,6 +49,6 @@ def _serve(live: LiveRun, port: int, browser: bool) -> None:
         print(server.url, flush=True)
         if browser:
             webbrowser.open(server.url)
-        # Interrupting is how one stops looking, not a failure.
+        # Ctrl-C is the normal way to stop.
         with contextlib.suppress(KeyboardInterrupt):
             server.serve_forever(poll_interval=0.2)

@@ -62,7 +62,7 @@ def test_certificates_must_be_certificates(run_folder, tmp_path):
     path.write_text("[]")
     result = invoke("report", run_folder, "--certificates", path)
     assert result.exit_code != 0
-    assert "holds no certificates" in str(result.exception)
+    assert "does not contain certificates" in str(result.exception)
 
 
 def test_success_rate_of_the_red_team_is_shown(run_folder, tmp_path):
@@ -77,7 +77,7 @@ def test_success_rate_of_the_red_team_is_shown(run_folder, tmp_path):
     assert "1 of 2 cheats got through" in page
     path.write_text("{}")
     result = invoke("report", run_folder, "--red-team", path)
-    assert "holds no red-team campaign" in str(result.exception)
+    assert "does not contain a red-team campaign" in str(result.exception)
 
 
 def test_view_serves_until_it_is_stopped(run_folder):
