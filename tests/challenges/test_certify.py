@@ -1,4 +1,4 @@
-"""Every challenge that ships is certified: right answers pass, every bug falls to its own trap."""
+"""Every challenge that ships is certified: right answers pass, each trap catches its bug."""
 
 import pytest
 
@@ -17,21 +17,21 @@ def test_right_answers_pass_and_mutants_and_controls_fail(name):
     assert len(certificate.of("control")) == 4
 
 
-def test_there_are_eight_with_more_than_a_hundred_traps():
+def test_eight_challenges_with_more_than_a_hundred_traps():
     assert len(load_all()) == 8
     assert sum(len(challenge.traps) for challenge in load_all().values()) >= 100
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", load_all())
-def test_mechanical_mutants_fall(name):
+def test_mechanical_mutants_are_caught(name):
     certificate = Certifier(load(name), choose_level()).certify(mechanical=True)
     survivors = [f.subject for f in certificate.of("mechanical") if not f.fell_to]
     assert kill_rate(certificate) >= 0.9, survivors
 
 
 @pytest.mark.parametrize("name", load_all())
-def test_a_challenge_is_whole(name):
+def test_challenge_has_all_its_parts(name):
     challenge = load(name)
     assert challenge.id == challenge.folder.name
     assert sum(challenge.plan.weights.values()) == pytest.approx(1.0)
@@ -50,7 +50,7 @@ def test_a_challenge_is_whole(name):
 
 
 @pytest.mark.parametrize("name", load_all())
-def test_a_prompt_does_not_give_its_traps_away(name):
+def test_prompt_does_not_name_its_traps(name):
     challenge = load(name)
     for trap in challenge.traps:
         assert trap.id not in challenge.prompt
@@ -58,7 +58,7 @@ def test_a_prompt_does_not_give_its_traps_away(name):
 
 
 @pytest.mark.parametrize("name", load_all())
-def test_mechanical_mutants_are_excused_one_by_one(name):
+def test_excused_mechanical_mutants_exist_and_have_reasons(name):
     """Each by its own id, which exists, with a reason; at most a tenth are known to survive."""
     challenge = load(name)
     known = {mutant.id for mutant in mechanical_mutants(challenge.solution_files())}

@@ -1,4 +1,4 @@
-"""The example entrants of layer_norm_backward fall into the traps of their bugs, and no others."""
+"""Each example entrant of layer_norm_backward is caught by the traps of its bugs alone."""
 
 from pathlib import Path
 
@@ -48,11 +48,11 @@ def failed(entrant, checks):
 
 
 @pytest.mark.parametrize("entrant", TRAPS)
-def test_an_entrant_falls_into_the_traps_of_its_bug(entrant):
+def test_entrant_is_caught_by_the_traps_of_its_bug(entrant):
     assert failed(entrant, load(NAME).traps) == TRAPS[entrant]
 
 
-def test_the_broken_one_breaks_the_contract_and_most_traps():
+def test_broken_entrant_fails_most_cases_and_traps():
     challenge = load(NAME)
     assert len(failed("broken", challenge.cases)) > len(challenge.cases) / 2
     assert len(failed("broken", challenge.traps)) > len(challenge.traps) / 2

@@ -1,4 +1,4 @@
-"""Weights of the checks: whoever sums them in whatever order decides alike."""
+"""Weights of the checks: their sums are the same in every order of summation."""
 
 import numpy as np
 import pytest

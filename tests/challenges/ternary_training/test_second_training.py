@@ -13,14 +13,14 @@ def by_rule(*shares):
     return len(shares) - len(left)
 
 
-def test_one_unlucky_training_is_forgiven():
+def test_second_training_may_pass_after_a_failure():
     assert by_rule(0.45, 0.2) == 2
 
 
-def test_a_training_that_suffices_is_the_only_one():
+def test_no_second_training_after_a_pass():
     assert by_rule(0.2, 0.1) == 1
 
 
-def test_two_failures_are_one_and_the_better_is_told():
+def test_after_two_failures_the_better_one_is_reported():
     with pytest.raises(Violation, match=r"the rule: perplexity 0\.44"):
         by_rule(0.45, 0.44)

@@ -55,7 +55,7 @@ def test_noise_is_level() -> None:
     assert np.all(np.abs(counts - 500) < 6 * np.sqrt(500))
 
 
-def test_prose_begins_where_it_is_told_to() -> None:
+def test_prose_starts_at_the_given_token_id() -> None:
     documents, letters = prose(first=VOCAB)
     found = np.concatenate(documents)
     assert found.min() == VOCAB

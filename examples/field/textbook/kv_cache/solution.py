@@ -1,7 +1,7 @@
 """KV caches, written for reading.
 
 Every sequence keeps its own rows, layer by layer. Room is a separate matter: a sequence holds page
-numbers, forks hold the same ones, and whoever writes to a page that others hold takes a new number.
+numbers, forks hold the same ones, and a write to a page that others hold takes a new number.
 """
 
 import math

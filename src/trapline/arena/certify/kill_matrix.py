@@ -1,4 +1,4 @@
-"""The kill matrix as Markdown: which mutant fell to which trap. Written by `trapline certify
+"""The kill matrix as Markdown: which trap catches which mutant. Written by `trapline certify
 --write`."""
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ def kill_matrix(certificates: Sequence[Certificate]) -> str:
         "# Kill matrix",
         "",
         "Written by `trapline certify --write docs/kill-matrix.md`; do not edit.",
-        "A named mutant is the bug itself, put into the gold; it must fall to its own trap.",
+        "A named mutant is the gold solution with one bug; its own trap must catch it.",
         "",
         "| challenge | right answers | named killed | controls failed | mechanical killed |",
         "|---|---|---|---|---|",

@@ -13,7 +13,7 @@ from trapline.arena.errors import UsageError
 from trapline.arena.judge.intake import ATTEMPT
 from trapline.arena.judge.request import GradeRequest
 
-#: Written beside an answer by whoever produced it: harness, model, and what else is known.
+#: Written beside an answer by the harness that produced it: harness, model, status.
 RECORD = ".trapline/record.json"
 #: Beside the entrants' folders; may be missing.
 SETTINGS = "field.toml"
@@ -76,7 +76,7 @@ def _refuse_misspelt(field: Path) -> None:
         folder = solution.parent
         if folder.name not in load_all():
             known = ", ".join(load_all())
-            raise UsageError(f"{folder} is no challenge's folder; there are: {known}")
+            raise UsageError(f"{folder} does not name a challenge; the challenges are: {known}")
 
 
 def _entries_of(entrant: Path, challenge: str) -> list[GradeRequest]:
