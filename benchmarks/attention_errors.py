@@ -3,8 +3,8 @@
     PYTHONPATH=src python benchmarks/attention_errors.py [--draws 16]
 
 One draw says little. Under a causal mask the first few rows hold most of a gradient's norm, and
-with outliers a few numbers do: how those happen to round moves an error by some percent, whoever
-computes. So: the ratio of each error to cuDNN's on the same inputs, its geometric mean over draws,
+with outliers a few numbers do: how those happen to round moves any error by some percent.
+So: the ratio of each error to cuDNN's on the same inputs, its geometric mean over draws,
 and by how much that mean is uncertain (one standard error).
 """
 

@@ -213,7 +213,7 @@ def flex_backward(problem: Problem, q: Tensor, k: Tensor, v: Tensor, dout: Tenso
 
 
 def _capture_stream() -> torch.cuda.Stream:
-    """What `torch.cuda.graph` captures on unless told otherwise."""
+    """The stream on which `torch.cuda.graph` captures by default."""
     if torch.cuda.graph.default_capture_stream is None:
         torch.cuda.graph.default_capture_stream = torch.cuda.Stream()
     return torch.cuda.graph.default_capture_stream
@@ -303,7 +303,9 @@ class _Context:
 
 def _loaded(file: Path) -> ModuleType:
     if importlib.util.find_spec("pytest") is None:
-        sys.modules["pytest"] = MagicMock()  # the tutorial imports it for tests that nobody runs
+        sys.modules["pytest"] = (
+            MagicMock()
+        )  # the tutorial imports it for tests that are not run here
     spec = importlib.util.spec_from_file_location("triton_tutorial_attention", file)
     if spec is None or spec.loader is None:
         raise FileNotFoundError(file)

@@ -11,7 +11,7 @@
 FOLDER may hold Triton's tutorial 06 as `triton_tutorial_attention.py` (it is fp16 only and runs
 on the same values in fp16). Everybody else computes in bfloat16 on N(0, 1): H·D = 2048 and 16 384
 tokens in all (32 768 at the longest). TFLOP/s count 4·B·H·T²·D a forward pass, half of it if
-causal, and 2.5 times as much a backward pass, whoever computes more or less than that. Errors are
+causal, and 2.5 times as much a backward pass, whatever is really computed. Errors are
 against float64 on the first key/value head of the very tensors that are timed; `outliers` are
 problems of their own. Calls are long and the GPU is at its power limit: `harness.SteadyClock`.
 """

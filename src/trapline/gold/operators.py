@@ -19,7 +19,7 @@ def operator(
     """
 
     def register(function: Callable[..., Any]) -> Any:
-        library: Any = torch.library.Library(namespace, "FRAGMENT")
+        library: Any = torch.library.Library(namespace, "FRAGMENT")  # type: ignore[no-untyped-call]
         name = schema.partition("(")[0]
         library.define(schema)
         library.impl(name, function, "CompositeExplicitAutograd")

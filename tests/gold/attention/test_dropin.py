@@ -36,7 +36,7 @@ def draw(q_shape, kv_shape):
         ((1, 2, 3, 0), (1, 2, 5, 0)),
     ],
 )
-def test_it_is_torchs_function_forward_and_backward(q_shape, kv_shape, is_causal):
+def test_agrees_with_torch_forward_and_backward(q_shape, kv_shape, is_causal):
     inputs = draw(q_shape, kv_shape)
     ours = scaled_dot_product_attention(*inputs, is_causal=is_causal)
     theirs = torchs(*inputs, is_causal=is_causal)
@@ -59,7 +59,7 @@ def test_grouped_heads_and_scale(queries, keys, is_causal):
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-13)
 
 
-def test_the_arguments_stand_where_torch_has_them():
+def test_argument_order_is_that_of_torch():
     q, k, v = draw((1, 2, 5, 4), (1, 1, 5, 4))
     arguments = (q, k, v, None, 0.0, True)
     ours = scaled_dot_product_attention(*arguments, scale=None, enable_gqa=True)
@@ -72,7 +72,7 @@ def test_unsupported_arguments_are_named():
         scaled_dot_product_attention(q, k, v, torch.ones(5, 5, dtype=torch.bool))
     with pytest.raises(UnsupportedError, match=r"dropout_p must be 0, got 0\.1"):
         scaled_dot_product_attention(q, k, v, dropout_p=0.1)
-    with pytest.raises(UnsupportedError, match="equally wide"):
+    with pytest.raises(UnsupportedError, match="same width"):
         scaled_dot_product_attention(q, k, v[..., :2])
     with pytest.raises(ShapeError, match="enable_gqa=True"):
         scaled_dot_product_attention(q, k[:, :1], v[:, :1])
@@ -97,7 +97,7 @@ def test_autocast_casts_as_torch_does():
     torch.testing.assert_close(untouched, scaled_dot_product_attention(q, k, v))
 
 
-def test_it_compiles_without_graph_breaks():
+def test_compiles_without_graph_breaks():
     inputs = draw((1, 2, 5, 4), (1, 2, 8, 4))
 
     def loss(q, k, v):
@@ -112,7 +112,7 @@ def test_it_compiles_without_graph_breaks():
 @pytest.mark.needs_gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize(("queries", "keys"), [(500, 500), (300, 700), (700, 300)])
-def test_in_16_bits_on_a_gpu_it_is_no_further_from_float64_than_torch(queries, keys):
+def test_16_bit_error_on_a_gpu_is_at_most_that_of_torch(queries, keys):
     torch.manual_seed(1)
     wide = [
         torch.randn(2, heads, length, 128, dtype=torch.float64, device="cuda")

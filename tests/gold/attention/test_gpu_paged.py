@@ -196,7 +196,7 @@ def test_several_queries(kind, new):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("nodes", [1, 8, 60, 65, 130])
 def test_draft_trees(kind, nodes):
-    """Words of a tree that begin and end within tiles; rows of the mask that are no whole words."""
+    """Words of a tree that begin and end within tiles; mask rows that are not whole words."""
     stored = cache(kind, torch.bfloat16, 2, 128, 16, [1000, nodes, nodes + 17])
     numbers = torch.Generator("cuda").manual_seed(5)
     tree = torch.rand(3 * nodes, nodes, generator=numbers, device="cuda") < 0.5

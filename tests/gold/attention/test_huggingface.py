@@ -120,7 +120,7 @@ def test_generate_with_a_padded_batch_and_with_beams(pair):
 
 
 @torch.no_grad()
-def test_a_cache_with_room_to_spare(pair):
+def test_static_cache(pair):
     ids = draw(2, 11)
     want = pair[0](ids).logits
     past = transformers.StaticCache(config=pair[1].config, max_cache_len=20)
@@ -128,7 +128,7 @@ def test_a_cache_with_room_to_spare(pair):
     torch.testing.assert_close(torch.cat(got, dim=1), want, **CLOSE)
 
 
-def test_packed_sequences_that_say_where_they_begin(pair):
+def test_packed_sequences_with_boundaries(pair):
     lengths = [5, 1, 8]
     ids = draw(1, sum(lengths))
     places = torch.cat([torch.arange(n) for n in lengths])[None]
@@ -144,7 +144,7 @@ def test_packed_sequences_that_say_where_they_begin(pair):
         pair[1](ids.expand(2, -1), position_ids=places, use_cache=False, **packing)
 
 
-def test_mask_and_attention_compile_and_the_graph_holds_the_mask_to_its_word():
+def test_mask_and_attention_compile_and_the_graph_asserts_the_mask():
     from transformers.masking_utils import and_masks, packed_sequence_mask_function
     from transformers.masking_utils import sliding_window_causal_mask_function as sliding
 
@@ -196,18 +196,18 @@ def llama():
     return make_pair("Llama")
 
 
-def test_other_masks_are_refused(llama):
+def test_other_masks_are_rejected(llama):
     ids = draw(1, 6)
     custom = torch.ones(1, 1, 6, 6, dtype=torch.bool)
     with pytest.raises(UnsupportedError, match=r"a mask of shape \(1, 1, 6, 6\)"):
         llama[1](ids, attention_mask=custom)
 
 
-def test_holes_in_a_window_are_refused():
+def test_holes_in_a_window_are_rejected():
     _, ours = make_pair("Mistral")
     mask = torch.ones(1, 12, dtype=torch.long)
     mask[0, 5] = 0
-    with pytest.raises(UnsupportedError, match="padding inside of a sequence"):
+    with pytest.raises(UnsupportedError, match="padding inside a sequence"):
         ours(draw(1, 12), attention_mask=mask)
 
 
@@ -229,7 +229,7 @@ def test_holes_without_a_window_are_not_seen(llama):
         ({"is_causal": False, "sliding_window": 3}, "a sliding window without causality"),
     ],
 )
-def test_what_a_layer_asks_for_in_vain_is_named(asked, named):
+def test_unsupported_arguments_are_named(asked, named):
     q = torch.zeros(1, 2, 3, 4)
     with pytest.raises(UnsupportedError, match=named):
         huggingface.attention(torch.nn.Module(), q, q, q, None, **asked)
@@ -256,7 +256,7 @@ def bert():
 
 @pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.full)])
 @pytest.mark.parametrize("make", [gpt2, bert, lambda: make_pair("Llama")[1]])
-def test_weights_are_refused_whichever_way_a_model_asks(make, compiled):
+def test_attention_weights_are_rejected(make, compiled):
     """GPT-2 tells its layers nothing: what collects their weights would come back empty."""
     model = make()
     model.set_attn_implementation("trapline")
@@ -266,7 +266,7 @@ def test_weights_are_refused_whichever_way_a_model_asks(make, compiled):
     assert len(call(draw(1, 6), output_hidden_states=True).hidden_states) == 3
 
 
-def test_who_asked_for_weights_once_may_ask_for_less_later():
+def test_a_rejected_request_does_not_affect_later_calls():
     """Code made for a call that is refused serves calls that are not."""
     collector = huggingface._collector
     collects = torch.compile(huggingface._weights_collected, backend="eager")
@@ -276,7 +276,7 @@ def test_who_asked_for_weights_once_may_ask_for_less_later():
         collector.reset(token)
 
 
-def test_an_encoder_sees_both_ways_and_pads():
+def test_encoder_with_padding():
     torch.manual_seed(0)
     plain = bert()
     ours = copy.deepcopy(plain)
@@ -290,7 +290,7 @@ def test_an_encoder_sees_both_ways_and_pads():
         torch.testing.assert_close(b[kept], a[kept], **CLOSE)
 
 
-def test_a_window_like_pattern_that_is_none_is_not_taken_for_one():
+def test_chunked_pattern_is_not_mistaken_for_a_window():
     """Chunks: a query sees back to the start of its chunk, which no window does."""
     from transformers.masking_utils import causal_mask_function, chunked_causal_mask_function
 
@@ -310,20 +310,20 @@ def test_a_window_like_pattern_that_is_none_is_not_taken_for_one():
     claimed = huggingface.token_mask(**sizes, mask_function=without_a_window, local_size=4)
     assert claimed.ndim == 1
     assert huggingface.token_mask(**sizes, mask_function=causal_mask_function) is None
-    # Somebody's own function is refused whatever it says: it may differ where nobody looks.
+    # A custom function is rejected whatever it returns: it may differ where it is not evaluated.
     assert huggingface.token_mask(**sizes, mask_function=without_a_window, use_vmap=True).ndim == 1
 
 
-def test_a_window_to_both_sides_is_refused_though_the_layer_keep_silent_about_it():
+def test_two_sided_window_is_rejected():
     from transformers.masking_utils import sliding_window_bidirectional_mask_function as sliding
 
     sizes = {"batch_size": 1, "q_length": 8, "kv_length": 8, "allow_is_bidirectional_skip": True}
     made = huggingface.token_mask(**sizes, mask_function=sliding(3), local_size=3)
-    with pytest.raises(UnsupportedError, match="does not take this mask"):
+    with pytest.raises(UnsupportedError, match="does not support this mask"):
         huggingface.attention(torch.nn.Module(), *torch.zeros(3, 1, 2, 8, 4), made, is_causal=False)
 
 
-def test_a_mask_of_the_new_tokens_alone_is_refused(llama):
+def test_mask_of_new_tokens_alone_is_rejected(llama):
     """transformers' own would hide everything behind the mask's end: surely not what is meant."""
     ids = draw(1, 9)
     past = llama[1](ids[:, :6], use_cache=True).past_key_values
@@ -347,7 +347,7 @@ def test_queries_on_the_padded_keys_of_another_sequence():
 @pytest.mark.needs_gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("name", MODELS)
-def test_in_16_bits_on_a_gpu_it_is_as_close_to_float32_as_transformers(name):
+def test_16_bit_error_on_a_gpu_is_that_of_transformers(name):
     plain, ours = (model.cuda() for model in make_pair(name))
     ids, mask = draw(3, 90).cuda(), torch.ones(3, 90, dtype=torch.long, device="cuda")
     mask[1, :20], mask[2, 70:] = 0, 0

@@ -31,7 +31,7 @@ def by_hand(q, k, v, causal, window, softcap):
     return out, lse
 
 
-def test_untiled_forward_is_the_definition(problem, rules):
+def test_untiled_forward_agrees_with_the_definition(problem, rules):
     q, k, v, _ = problem
     out, lse = oracle.attention(q, k, v, **rules)
     want_out, want_lse = by_hand(q, k, v, *rules.values())
@@ -65,7 +65,7 @@ def test_tiled_backward_agrees(problem, rules, tile):
         np.testing.assert_allclose(tiled, whole, atol=1e-12)
 
 
-def test_backward_agrees_with_small_steps(rules):
+def test_backward_agrees_with_finite_differences(rules):
     rng = np.random.default_rng(0)
     q, dout = rng.standard_normal((2, 1, 4, 6, 3))
     k, v = rng.standard_normal((2, 1, 2, 5, 3))
@@ -76,7 +76,7 @@ def test_backward_agrees_with_small_steps(rules):
     assert max(errors) < 1e-8
 
 
-def test_gradients_through_the_log_sum_exp_agree_with_small_steps(rules):
+def test_gradients_through_the_log_sum_exp_agree_with_finite_differences(rules):
     rng = np.random.default_rng(6)
     q, dout = rng.standard_normal((2, 1, 4, 6, 3))
     # As many keys as queries: no row is empty, so every lse is finite.
@@ -107,7 +107,7 @@ def test_scale_replaces_the_default():
         assert np.abs(default[0] - other[0]).max() > 1e-3, name
 
 
-def test_rows_without_keys_give_and_take_nothing():
+def test_rows_without_keys_give_zeros():
     rng = np.random.default_rng(2)
     q, dout = rng.standard_normal((2, 1, 1, 5, 3))
     k, v = rng.standard_normal((2, 1, 1, 2, 3))

@@ -58,7 +58,7 @@ def flash_attention(
     from trapline.gold.attention.dense.registry import Attention
 
     problem = dense_problem(q, k, v, causal, window or 0, softcap, scale, deterministic)
-    return Attention.apply(*problem, chosen)[0]
+    return Attention.apply(*problem, chosen)[0]  # type: ignore[no-untyped-call]
 
 
 def flash_attention_lse(
@@ -84,7 +84,7 @@ def flash_attention_lse(
     from trapline.gold.attention.dense.registry import Attention
 
     problem = dense_problem(q, k, v, causal, window or 0, softcap, scale, deterministic)
-    return Attended(*Attention.apply(*problem, chosen))
+    return Attended(*Attention.apply(*problem, chosen))  # type: ignore[no-untyped-call]
 
 
 def _prepared(
@@ -195,12 +195,13 @@ def flash_attention_varlen(
         _check_boundaries("cu_q", cu_q.tolist(), q.shape[0], max_q, complete=bool(check))
         _check_boundaries("cu_k", cu_k.tolist(), k.shape[0], max_k, complete=bool(check))
     if chosen != "oracle":
-        from trapline.gold.attention.dense import Problem
+        from trapline.gold.attention.dense import dense_problem
         from trapline.gold.attention.dense.registry import Attention
 
-        packing = cu_q, cu_k, max_q, max_k
+        sizes = {"cu_q": cu_q, "cu_k": cu_k, "max_q": max_q, "max_k": max_k}
         rules = causal, window or 0, softcap, scale, deterministic
-        return Attention.apply(*Problem(q, k, v, *packing, *rules), chosen)[0]
+        problem = dense_problem(q, k, v, *rules)._replace(**sizes)
+        return Attention.apply(*problem, chosen)[0]  # type: ignore[no-untyped-call]
     out = np.zeros(q.shape, q.dtype)
     options: dict[str, Any] = {"causal": causal, "window": window, "softcap": softcap}
     for i in range(len(cu_q) - 1):

@@ -21,7 +21,7 @@ def scaled_dot_product_attention(
 
     query is (…, T, D), key and value are (…, S, D). `is_causal` is torch's: query t sees the keys
     up to t, counted from the *first* key, which differs from `flash_attention` when T ≠ S. Masks
-    and dropout are refused. Under autocast the operands are cast, as torch does it.
+    and dropout are rejected. Under autocast the operands are cast, as in torch.
     """
     _require_tensors(query=query, key=key, value=value)
     _refuse(attn_mask, dropout_p)
@@ -33,7 +33,7 @@ def scaled_dot_product_attention(
 
 
 def autocast(*operands: Tensor) -> tuple[Tensor, ...]:
-    """The operands in autocast's dtype where it is on; torch leaves float64 alone."""
+    """The operands in autocast's dtype if it is enabled; float64 is unchanged, as in torch."""
     kind = operands[0].device.type
     if not torch.is_autocast_enabled(kind):
         return operands
@@ -42,10 +42,10 @@ def autocast(*operands: Tensor) -> tuple[Tensor, ...]:
 
 
 def _from_the_first(q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> Tensor:
-    """Causal from the first key on, by a rule that counts from the last: equal on a square."""
+    """Causal counted from the first key: equal to counting from the last if T = S."""
     T, S = q.shape[2], k.shape[2]
     square = min(T, S)
-    # Keys after the last query are seen by none; queries after the last key see all.
+    # No query sees the keys after the last query; queries after the last key see all keys.
     out: Tensor = flash_attention(
         q[:, :, :square], k[:, :, :square], v[:, :, :square], causal=True, scale=scale
     )
@@ -76,7 +76,7 @@ def _check(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> None:
     if min(map(len, shapes)) < 2 or len({*map(len, shapes)}) > 1:
         raise ShapeError(f"query, key and value must have axes (…, T, D), got {listed}")
     if shapes[0][-1] != shapes[2][-1]:
-        raise UnsupportedError(f"queries and values must be equally wide, got {listed}")
+        raise UnsupportedError(f"queries and values must have the same width, got {listed}")
     leading = {shape[:-3] if enable_gqa else shape[:-2] for shape in shapes}
     if len(leading) > 1:
         hint = "" if enable_gqa else " (heads that share keys need enable_gqa=True)"
@@ -84,7 +84,7 @@ def _check(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> None:
 
 
 def _as_four_axes(x: Tensor) -> Tensor:
-    """(…, heads, T, D) as (B, heads, T, D); what is missing has the size 1."""
+    """(…, heads, T, D) as (B, heads, T, D); missing axes have size 1."""
     if x.ndim < 4:
         return x[(None,) * (4 - x.ndim)]
     return x if x.ndim == 4 else x.flatten(0, -4)

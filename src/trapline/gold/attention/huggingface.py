@@ -1,4 +1,4 @@
-"""Hugging Face models that compute their attention here: `attn_implementation="trapline"`.
+"""Attention for Hugging Face models: `attn_implementation="trapline"`.
 
     from trapline.gold.attention.huggingface import register
 
@@ -6,17 +6,17 @@
     model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="trapline")
 
 Causal and full attention, sliding windows, soft caps, grouped heads, caches, training; padding at
-either end of a sequence, and packed sequences with `cu_seq_lens_q` and its kin, go through
-`flash_attention_varlen`. Dropout, attention weights, sinks, biases and masks of any other form are
-refused: nothing is computed with another mask than the model asked for.
+either end of a sequence, and packed sequences given by `cu_seq_lens_q` and related arguments, go
+through `flash_attention_varlen`. Dropout, attention weights, sinks, biases and other masks are
+rejected: nothing is computed with another mask than the model asked for.
 
-transformers asks twice: once a forward pass for a mask (`token_mask`), then in every layer for
-attention under that mask (`attention`). A mask is here
+transformers calls `token_mask` once per forward pass and `attention` in every layer, with that
+mask. A mask is
 
     None              every key that causality and the window allow is a token
     bool (B, W)       which of the first W keys are tokens; keys after them are not filled yet
     (0, W)            the first W keys, all of them tokens
-    (0,)              some other pattern: refused unless the layer says where sequences begin
+    (0,)              some other pattern: rejected unless the layer gives sequence boundaries
 """
 
 from collections.abc import Callable
@@ -36,11 +36,13 @@ try:
     from transformers.masking_utils import causal_mask_function
 except ImportError as error:
     raise ImportError("this adapter needs the package `transformers`") from error
-_collector: Any = None  # the first releases of transformers 5 have none: they tell every layer
+_collector: Any = (
+    None  # missing in the first releases of transformers 5, which pass it to every layer
+)
 with suppress(ImportError):
     from transformers.utils.output_capturing import _active_collector as _collector
 
-#: What a layer may pass that attention cannot do, and what it means.
+#: Arguments of a layer that are not supported, and their meaning.
 _REFUSED = {
     "output_attentions": "attention weights (output_attentions)",
     "s_aux": "attention sinks (s_aux)",
@@ -51,7 +53,7 @@ _REFUSED = {
 
 
 def register(name: str = "trapline") -> None:
-    """Makes `attn_implementation=name` known to transformers. May be called again."""
+    """Make `attn_implementation=name` known to transformers. May be called again."""
     AttentionInterface.register(name, attention)
     AttentionMaskInterface.register(name, token_mask)
 
@@ -72,7 +74,7 @@ def attention(
     is_causal: bool | None = None,
     **more: Any,
 ) -> tuple[Tensor, None]:
-    """(B,T,H,D) of query (B,H,T,D) and key, value (B,G,S,D), as a layer asks for it."""
+    """(B,T,H,D) of query (B,H,T,D) and key, value (B,G,S,D), as layers call it."""
     causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
     _refuse(dropout, sliding_window is not None and not causal, more)
     rules: dict[str, Any] = {"causal": causal, "window": sliding_window, "scale": scaling}
@@ -101,17 +103,19 @@ def _refuse(dropout: float, window_on_both_sides: bool, more: dict[str, Any]) ->
     if window_on_both_sides:
         asked.append("a sliding window without causality")
     if asked:
-        raise UnsupportedError(f"attn_implementation='trapline' does not have {', '.join(asked)}")
+        raise UnsupportedError(
+            f"attn_implementation='trapline' does not support {', '.join(asked)}"
+        )
 
 
 def _weights_collected() -> bool:
-    """Whether hooks wait for a layer's weights: GPT-2 does not tell its layers that they do."""
+    """Whether hooks collect attention weights: GPT-2 does not pass that to its layers."""
     if _collector is None:
         return False
     if not torch.compiler.is_compiling():
         return _are_weights(_collector.get())
-    # Compiled code can read the collector where compiled code has put it, and nowhere else. One
-    # that was there before is looked for once, when the code is made, and if found in every call.
+    # Compiled code can only read a collector that compiled code has set. An earlier one is looked
+    # up once at compile time and, if found, in every call.
     return _are_weights(_collector.global_var) or (_collected_first() and _collected_now())
 
 
@@ -132,8 +136,8 @@ def _are_weights(wanted: Any) -> bool:
 def _other_pattern(mask: Tensor) -> str:
     shape = f"a mask of shape {tuple(mask.shape)}" if mask.ndim > 1 else "this mask"
     return (
-        f"attn_implementation='trapline' does not take {shape}: it has causal and full attention, "
-        "sliding windows and padding at the ends of sequences; packed sequences need "
+        f"attn_implementation='trapline' does not support {shape}: it has causal and full "
+        "attention, sliding windows and padding at the ends of sequences; packed sequences need "
         "cu_seq_lens_q, cu_seq_lens_k, max_length_q and max_length_k, as given by "
         "DataCollatorWithFlattening(return_flash_attn_kwargs=True)"
     )
@@ -153,7 +157,7 @@ def _packed(
 
 
 class _Packing(NamedTuple):
-    """Where the tokens of a padded batch lie among its B·T queries and B·W keys."""
+    """Indices of the tokens of a padded batch among its B·T queries and B·W keys."""
 
     queries: Tensor
     keys: Tensor
@@ -161,14 +165,14 @@ class _Packing(NamedTuple):
     cu_k: Tensor
 
 
-#: All layers of a forward pass get the same mask, and each packing makes the host wait.
+#: All layers of a forward pass get the same mask, and computing a packing waits for the device.
 _PACKINGS: Any = WeakTensorKeyDictionary()
 
 
 def _padded(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor, rules: dict[str, Any]
 ) -> Tensor:
-    """Only tokens are computed; the rows of padding are 0."""
+    """Compute tokens only; rows of padding are 0."""
     B, H, T, D = query.shape
     known = _PACKINGS.setdefault(mask, {})
     wanted = T, rules["causal"]
@@ -187,8 +191,8 @@ def _padded(
 
 
 def _packing(mask: Tensor, T: int, causal: bool) -> _Packing:
-    # Under causality the queries are the last T positions, padded as their keys are; otherwise the
-    # mask speaks of keys alone, and every query is computed.
+    # With a causal mask the queries are the last T positions, padded like their keys; otherwise the
+    # mask applies to keys alone, and every query is computed.
     queries = mask[:, mask.shape[1] - T :] if causal else mask.new_ones(mask.shape[0], T)
     places = [x.flatten().nonzero()[:, 0] for x in (queries, mask)]
     ends = [
@@ -214,10 +218,10 @@ def token_mask(
     device: Any = "cpu",
     **_more: Any,
 ) -> Tensor | None:
-    """Which keys are tokens: see the top of this file. Query t stands at position q_offset + t.
+    """Which keys are tokens: see the top of this file. Query t is at position q_offset + t.
 
-    Keys are the positions from kv_offset on. transformers describes everything else in
-    `mask_function`; what it describes is asked for at the edges of what `attention` will compute.
+    Keys are the positions from kv_offset on. `mask_function` describes everything else; it is
+    evaluated at the edges of what `attention` will compute.
     """
     bidirectional = allow_is_bidirectional_skip is not None
     filled = kv_length if bidirectional else int(q_offset) + q_length - kv_offset
@@ -231,8 +235,10 @@ def token_mask(
             return other
     if attention_mask is not None:
         if attention_mask.shape[1] < kv_offset + filled:
-            told = f"attention_mask is {attention_mask.shape[1]} long"
-            raise ShapeError(f"{told}, the keys are {kv_offset + filled}: it must speak of each")
+            raise ShapeError(
+                f"attention_mask must cover all {kv_offset + filled} keys, "
+                f"got {attention_mask.shape[1]} columns"
+            )
         tokens = attention_mask[:, kv_offset : kv_offset + filled]
         if not bool(tokens.all()):
             _refuse_holes(tokens, local_size)
@@ -247,7 +253,7 @@ def _is_a_band(
     keys: range,
     window: int | None,
 ) -> Tensor:
-    """Whether each of the last queries sees itself and as far back as it should, and no further."""
+    """Whether each of the last queries sees exactly itself and the window before it."""
     places = torch.arange(keys.stop - queries, keys.stop, device=rows.device)
     head, last = places.new_zeros(1), keys.stop - 1
 
@@ -262,7 +268,7 @@ def _is_a_band(
 
 
 def _holds(band: Tensor) -> bool:
-    """Asked at once where that is possible; otherwise the compiled graph asserts it."""
+    """The value at once if it can be read; otherwise the compiled graph asserts it."""
     if torch.compiler.is_compiling():
         torch._assert_async(band, "attn_implementation='trapline' was compiled for a causal mask")
         return True
@@ -276,6 +282,6 @@ def _refuse_holes(tokens: Tensor, window: int | None) -> None:
     starts = tokens.int().diff(dim=1, prepend=tokens.new_zeros(len(tokens), 1).int()) > 0
     if bool((starts.sum(1) > 1).any()):
         raise UnsupportedError(
-            "attn_implementation='trapline' does not have padding inside of a sequence together "
+            "attn_implementation='trapline' does not support padding inside a sequence together "
             "with a sliding window"
         )

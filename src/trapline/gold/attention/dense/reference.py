@@ -183,7 +183,9 @@ def _sequences(problem: Problem) -> Iterator[tuple[tuple[slice, slice], Problem]
             _unpacked(problem.k, there),
             _unpacked(problem.v, there),
         )
-        yield (here, there), Problem(*parts, None, None, 0, 0, *problem[7:])
+        q, k, v = parts
+        one = problem._replace(q=q, k=k, v=v, cu_q=None, cu_k=None, max_q=0, max_k=0)
+        yield (here, there), one
 
 
 def _unpacked(x: Tensor, place: slice) -> Tensor:

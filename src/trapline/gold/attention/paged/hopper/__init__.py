@@ -1,4 +1,5 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
+# mypy: disable-error-code="assignment"
 """Paged decoding for Hopper GPUs, in Gluon: operands made of codes, and a ring of tiles.
 
 Integer codes are multiplied as integers: a tile has 16 rows and at most 8 queries, so rows 0 … 7

@@ -1,4 +1,5 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
+# mypy: disable-error-code="assignment"
 """Decoding over pages on Hopper GPUs, in Gluon: programs of one warp, fed by the copy engine.
 
 The work is shared as in `triton.attention`, with the same recurrence, for the common case: one

@@ -163,7 +163,7 @@ def nearest(x):
 
 @triton.jit
 def scale_above(exact):
-    """The smallest float16 that is no smaller, so that no code clips; NaN where there is none."""
+    """The smallest float16 not below `exact`, so that no code clips; NaN if there is none."""
     half = exact.to(tl.float16)
     above = (half.to(tl.int16, bitcast=True) + 1).to(tl.float16, bitcast=True)
     rounded = tl.where(half.to(tl.float32) < exact, above, half)
@@ -258,7 +258,7 @@ def append(
     cosine: Tensor | None,
     sine: Tensor | None,
 ) -> None:
-    """Launches the kernel; nothing where there are no tokens."""
+    """Launch the kernel, unless there are no tokens."""
     tokens, G, D = k.shape
     if not tokens:
         return
