@@ -47,7 +47,7 @@ def refused(*args):
 def test_what_is_no_regular_file_is_not_replaced(checkpoints, tmp_path):
     pipe = tmp_path / "pipe.gguf"
     os.mkfifo(pipe)
-    assert "no regular file" in refused(checkpoints / "packed", pipe, "--format", "f16")
+    assert "not a regular file" in refused(checkpoints / "packed", pipe, "--format", "f16")
     assert stat.S_ISFIFO(pipe.stat().st_mode)
 
 
@@ -79,12 +79,12 @@ def test_a_file_of_the_checkpoint_is_no_gguf_file(checkpoints, tmp_path):
     config = tmp_path / "mine" / "config.json"
     before = config.read_text()
     said = refused(tmp_path / "mine", config, "--format", "f16")
-    assert said == f"{config} is no name of a GGUF file: one ends in .gguf"
+    assert said == f"{config} is not the name of a GGUF file: it must end in .gguf"
     assert config.read_text() == before
 
 
 def test_words_that_are_none_are_a_sentence(checkpoints, tmp_path):
     (checkpoints / "dense" / "tokenizer.json").write_text("[]")
     given = (checkpoints / "dense", tmp_path / "m.gguf", "--format", "f16", "--group-size", 16)
-    assert "is no byte-level BPE tokeniser" in refused(*given)
+    assert "is not a byte-level BPE tokeniser" in refused(*given)
     assert not list(tmp_path.iterdir())

@@ -83,7 +83,7 @@ def test_bad_input_is_one_sentence(text, tmp_path, arguments, sentence):
     assert "Traceback" not in done.stderr
 
 
-def test_whoever_interrupts_a_run_hears_how_to_go_on(text, tmp_path):
+def test_interrupted_run_says_how_to_continue(text, tmp_path):
     out = tmp_path / "run"
     endless = ["train", text, "--out", out, *SIZES, *SHORT, "--steps", 100_000, "--patience", 0]
     program = str(Path(sys.executable).with_name("trapline"))
@@ -100,7 +100,7 @@ def test_whoever_interrupts_a_run_hears_how_to_go_on(text, tmp_path):
     assert "the same command with --resume goes on" in " ".join(said.split())
 
 
-def test_whoever_interrupts_before_anything_was_saved_begins_anew(text, tmp_path, monkeypatch):
+def test_run_interrupted_before_its_first_checkpoint_starts_over(text, tmp_path, monkeypatch):
     def interrupted(*rest):
         raise KeyboardInterrupt
 

@@ -11,7 +11,7 @@ from trapline.arena.errors import ArenaError, MissingError, UsageError
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the verb."""
+    """Adds the command."""
     example = "trapline pack runs/book/model book.gguf --format q8_0"
     app.command(epilog=f"Example: {example}")(pack)
 
@@ -26,7 +26,7 @@ def pack(
         int | None, typer.Option(min=1, help="Weights a scale of a dense checkpoint, else 128.")
     ] = None,
 ) -> None:
-    """Write a ternary checkpoint with 2 bits a weight, or as GGUF. Nothing is rounded."""
+    """Write a ternary checkpoint with 2 bits a weight, or as GGUF. Weights are stored exactly."""
     if form == "packed":
         output_paths.folder(out, "what is packed")
     else:
@@ -55,9 +55,9 @@ def pack(
 
 
 def _check_regular(out: Path) -> None:
-    """What is written takes the place of what was there: of a pipe or a device, too."""
+    """Refuses to replace a pipe or a device."""
     if out.exists() and not out.is_file():
-        raise UsageError(f"{out} is no regular file; GGUF is one")
+        raise UsageError(f"{out} is not a regular file, which a GGUF file must be")
 
 
 def _written(

@@ -20,15 +20,15 @@ Schedule = Literal["cosine", "linear", "trapezoid", "constant"]
 Precision = Literal["fp32", "bf16"]
 Method = Literal["absmean", "threshold", "lstsq"]
 Device = Literal["auto", "cpu", "cuda"]
-#: What a checkpoint to begin with says itself; a teacher says the first.
+#: Sizes that --start takes from its checkpoint; --teacher takes the first.
 _BROUGHT = ("vocab", "dim", "layers", "heads", "kv_heads", "hidden", "tied")
-#: What a dense twin has no use for.
+#: Options without effect on a dense model.
 _OF_TERNARY = ("group_size", "method", "soft", "learn_scales", "latent_decay")
 _TEXTS = "Text files, or folders of .txt files; form feeds or else blank lines part documents."
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the verb."""
+    """Adds the command."""
     example = "trapline train book.txt --out runs/book --vocab 1024 --dim 128 --layers 4"
     app.command(epilog=f"Example: {example}; several GPUs: torchrun --no-python {example}")(train)
 
@@ -125,7 +125,7 @@ def train(
 
 
 def _refuse_unused(called: typer.Context, *, dense: bool, taught: bool, falls: bool) -> None:
-    """An option that would change nothing is a misunderstanding, not a wish."""
+    """Refuses options that have no effect in this combination."""
     for name in _OF_TERNARY if dense else ():
         if is_written(called, name):
             option = name.replace("_", "-")
@@ -143,7 +143,7 @@ def _is_begun(run: Any, out: Path) -> bool:
 
 
 def _check_asked(run: Any, called: typer.Context, start: Path | None, teacher: Path | None) -> None:
-    """What a checkpoint brings, and what is asked for on the command line, must not differ."""
+    """Sizes on the command line must equal those of the checkpoint."""
     for folder, names in ((start, _BROUGHT), (teacher, _BROUGHT[:1])):
         if folder is not None:
             written = [name for name in names if is_written(called, name)]
@@ -163,7 +163,7 @@ def _training() -> Any:
 def _device(run: Any, asked: Device) -> str:
     found: str = run.default_device()
     if asked == "cuda" != found:
-        raise MissingError("there is no CUDA device here; --device cpu works everywhere")
+        raise MissingError("no CUDA device was found; use --device cpu")
     return found if asked == "auto" else asked
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-#: Seconds. What is unfinished for longer was left by a process that was killed.
+#: Seconds after which an unfinished write is considered abandoned.
 _LONGEST = 86_400
 Write = Callable[[Path], object]
 
@@ -27,8 +27,8 @@ def write_file(path: str | Path, write: Write) -> None:
 def write_folder(folder: str | Path, write: Write) -> None:
     """The same for a folder of files, which is replaced as a whole and keeps its mode.
 
-    Whoever is killed between the two moves leaves the old one beside its place, with the ending
-    `.trapline.old`; the next writer puts it back. A mount point cannot be moved and an empty folder
+    A process killed between the two moves leaves the old folder beside its place, with the suffix
+    `.trapline.old`; the next writer restores it. A mount point cannot be moved and an empty folder
     need not be: these are filled.
     """
     folder = Path(folder).resolve()
@@ -58,7 +58,7 @@ def _fill(folder: Path, write: Write) -> None:
     """File by file, once all are written."""
     with _room(folder, folder) as room:
         write(room)
-        # A folder without its configuration is no model: first away, last back.
+        # config.json is removed first and restored last: without it the folder is not a model.
         for path in sorted(folder.iterdir(), key=lambda path: path.name != "config.json"):
             if not path.is_dir():
                 path.unlink()
@@ -86,7 +86,7 @@ def _replace(folder: Path, write: Write) -> None:
 
 
 def _take_back(folder: Path, old: Path) -> None:
-    """Whoever ended between the two moves left no folder at all."""
+    """Restores the old folder after a process ended between the two moves."""
     if old.exists() and not folder.exists():
         os.replace(old, folder)
 

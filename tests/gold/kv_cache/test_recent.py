@@ -299,8 +299,8 @@ def test_half_precision(rng, dtype):
         ({"recent": -1}, RangeError, "recent"),
         ({"recent": 1.5}, DTypeError, "recent"),
         ({"recent": True}, DTypeError, "recent"),
-        ({"kind": "dense", "bits": None}, RangeError, "no recent rows to refine"),
-        ({"kind": "paged", "bits": None}, RangeError, "no recent rows to refine"),
+        ({"kind": "dense", "bits": None}, RangeError, "recent needs a quantised kind"),
+        ({"kind": "paged", "bits": None}, RangeError, "recent needs a quantised kind"),
     ],
 )
 def test_options_that_make_no_sense(options, error, says):

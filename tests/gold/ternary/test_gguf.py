@@ -126,7 +126,7 @@ def test_only_a_gguf_file_is_written(tmp_path, name):
     """A link is what it leads to: a file of the checkpoint, perhaps."""
     (tmp_path / "model.safetensors").write_text("kept")
     (tmp_path / "link.gguf").symlink_to("model.safetensors")
-    with pytest.raises(RangeError, match=r"ends in \.gguf"):
+    with pytest.raises(RangeError, match=r"must end in \.gguf"):
         to_gguf(decoder(), tmp_path / name, "f16")
     assert (tmp_path / "model.safetensors").read_text() == "kept"
     assert len(list(tmp_path.iterdir())) == 2
@@ -147,7 +147,7 @@ def test_a_dense_model_is_refused(tmp_path):
         to_gguf(dense, tmp_path / "m.gguf", "f16")
     with pytest.raises(RangeError, match="one of f16"):
         to_gguf(decoder(), tmp_path / "m.gguf", "q4_0")
-    with pytest.raises(RangeError, match="is no file"):
+    with pytest.raises(RangeError, match="is not a file"):
         from_gguf(tmp_path / "m.gguf")
     (tmp_path / "bad.gguf").write_bytes(b"GGML" + bytes(100))
     with pytest.raises(RangeError, match="cannot be read"):
@@ -214,7 +214,7 @@ def test_tokenisers_that_the_file_cannot_hold_are_said(tmp_path):
     model, file = decoder("qwen3", tied=True, vocab=300), tmp_path / "m.gguf"
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}
     for other in ({"pre_tokenizer": {"type": "Metaspace"}}, {"pre_tokenizer": None}, {"model": {}}):
-        with pytest.raises(RangeError, match="no byte-level BPE"):
+        with pytest.raises(RangeError, match="not a byte-level BPE"):
             to_gguf(model, file, "f16", tokenizer=words(tmp_path, **other))
     for splits in (byte_level, {"type": "Sequence", "pretokenizers": [{}, byte_level]}):
         with pytest.warns(UserWarning, match="splits text otherwise"):
@@ -248,6 +248,6 @@ def test_tokenisers_that_change_a_text_first_are_said(tmp_path, change):
 def test_a_file_that_is_no_tokeniser_is_a_sentence(tmp_path, text):
     (tmp_path / "tokenizer.json").write_text(text)
     model, file = decoder("qwen3", tied=True), tmp_path / "m.gguf"
-    with pytest.raises(RangeError, match=r"tokenizer\.json is no byte-level BPE tokeniser"):
+    with pytest.raises(RangeError, match=r"tokenizer\.json is not a byte-level BPE tokeniser"):
         to_gguf(model, file, "f16", tokenizer=tmp_path / "tokenizer.json")
     assert not file.exists()

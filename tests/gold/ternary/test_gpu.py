@@ -98,16 +98,16 @@ def test_the_benchmarks_matrices(N, K, dtype):
 
 #: Width, rows of x, how: each kind of plan, more tiles than programs and fewer.
 PLANS = [
-    (2560, 1, kernels.Plan(2, 5, 2)),
-    (2560, 2, kernels.Plan(4, 5, stay=2)),
-    (1152, 8, kernels.Plan(4, 3, stay=1, registers=168)),
-    (4096, 1, kernels.Plan(4, 8, stay=1, stages=3)),
-    (8192, 1, kernels.Plan(8, 8, stay=1, stages=3)),
-    (8192, 1, kernels.Plan(8, 8, stay=1, stages=2)),
-    (8192, 2, kernels.Plan(8, 8, stay=1, stages=3)),
-    (16384, 2, kernels.Plan(16, 8, stay=1, stages=3)),
-    (13824, 8, kernels.Plan(4, 9, 3)),
-    (28672, 1, kernels.Plan(8, 7, 4)),
+    (2560, 1, kernels.FewRowsPlan(2, 5, 2)),
+    (2560, 2, kernels.FewRowsPlan(4, 5, stay=2)),
+    (1152, 8, kernels.FewRowsPlan(4, 3, stay=1, registers=168)),
+    (4096, 1, kernels.FewRowsPlan(4, 8, stay=1, stages=3)),
+    (8192, 1, kernels.FewRowsPlan(8, 8, stay=1, stages=3)),
+    (8192, 1, kernels.FewRowsPlan(8, 8, stay=1, stages=2)),
+    (8192, 2, kernels.FewRowsPlan(8, 8, stay=1, stages=3)),
+    (16384, 2, kernels.FewRowsPlan(16, 8, stay=1, stages=3)),
+    (13824, 8, kernels.FewRowsPlan(4, 9, 3)),
+    (28672, 1, kernels.FewRowsPlan(8, 7, 4)),
 ]
 
 

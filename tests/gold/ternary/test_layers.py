@@ -111,7 +111,7 @@ def test_conversion_keeps_a_shared_weight_shared() -> None:
 
 
 def test_conversion_refuses_what_has_no_dense_weight_left() -> None:
-    with pytest.raises(RangeError, match="no dense weight to make ternary"):
+    with pytest.raises(RangeError, match="no dense weights to make ternary"):
         convert(nn.Sequential(nn.LayerNorm(4), nn.ReLU()))
 
 

@@ -40,7 +40,7 @@ def test_every_byte_is_read_or_refused() -> None:
         digits = [(byte >> shift) & 3 for shift in (0, 2, 4, 6)]
         packed = np.array([byte], dtype=np.uint8)
         if 3 in digits:
-            with pytest.raises(ValueError, match="no code"):
+            with pytest.raises(ValueError, match="not packed ternary codes"):
                 unpack(packed, (4,))
         else:
             assert unpack(packed, (4,)).tolist() == [digit - 1 for digit in digits]

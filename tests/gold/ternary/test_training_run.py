@@ -312,7 +312,7 @@ def test_a_checkpoint_of_another_shape_is_refused(job):
     with pytest.raises(ShapeError, match="the teacher has 280 tokens"):
         train_run.run(taught)
     (job.out / train_run.CHECKPOINT).write_bytes(b"not a checkpoint")
-    with pytest.raises(RangeError, match="is no checkpoint"):
+    with pytest.raises(RangeError, match="is not the checkpoint"):
         train_run.run(replace(job, resume=True))
 
 
@@ -373,14 +373,14 @@ def test_what_is_no_checkpoint_is_said_to_be_none(job, left):
         path.write_bytes(left)
     else:
         torch.save(left, path)
-    with pytest.raises(RangeError, match="is no checkpoint of a run: it "):
+    with pytest.raises(RangeError, match="is not the checkpoint of a run: it "):
         train_run.run(replace(job, resume=True))
 
 
 def test_a_broken_tokeniser_is_named(job):
     train_run.run(replace(job, recipe=replace(RECIPE, steps=1, evaluate_every=1)))
     (job.out / "model" / "tokenizer.json").write_text("[]")
-    with pytest.raises(RangeError, match="is no tokeniser"):
+    with pytest.raises(RangeError, match="is not a tokeniser"):
         train_run.run(replace(job, out=job.out / "x", start=job.out / "model"))
 
 

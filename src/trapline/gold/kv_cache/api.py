@@ -316,7 +316,7 @@ class KVCache:
         if not isinstance(self._storage, PagedStorage):
             raise UnsupportedError(f"a {self.kind} cache has no pages")
         if self._backend is None:
-            raise RangeError("there are no pages yet: give `like`, or append first")
+            raise RangeError("pages are not allocated yet: pass `like`, or append first")
         return self._storage
 
     def _checked(self, calibration: Calibration | None) -> Calibration | None:
@@ -377,7 +377,7 @@ def _check_kind(
                 f"{kind} stores rows as they are: it takes no bits, rotation or calibration"
             )
         if recent:
-            raise RangeError(f"{kind} stores rows as they are: there are no recent rows to refine")
+            raise RangeError(f"recent needs a quantised kind: {kind} stores rows exactly")
         return
     if isinstance(bits, bool) or bits not in get_args(Bits):
         raise RangeError(f"bits must be 8, 4 or 'fp8', got {bits!r}")

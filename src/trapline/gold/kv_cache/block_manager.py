@@ -1,8 +1,8 @@
-"""Who holds which page: tables, holder counts, free pages, prefixes that can be found again.
+"""Assigns pages to sequences: page tables, reference counts, free pages, cached prefixes.
 
-Nothing here sees an array. A page is *held* (it stands in tables), *cached* (nobody holds it, but
-its tokens are known and it can be found again) or *free*. Cached pages are given up, the one unused
-for longest first, when no free one is left.
+No arrays are involved. A page is *held* (it is in a table), *cached* (no sequence holds it, but its
+tokens are known and it can be found again) or *free*. When no free page is left, the least recently
+used cached page is evicted.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -64,7 +64,7 @@ class BlockManager:
 
     @property
     def free_pages(self) -> int:
-        """Pages that nobody holds; some of them may still be found again."""
+        """Pages without a holder; some may still be found as cached prefixes."""
         return len(self._free) + len(self._cached)
 
     def pages_for(self, n: int) -> int:

@@ -3,7 +3,7 @@
 A codec is a pure function of a row: a row is encoded once, when it arrives, and no later token can
 change its error. The layout is that of the paged kernels: one float16 scale a position and head,
 value = code · scale, and a byte of 4 bit codes holds elements d and d + ⌈D/2⌉. The codecs for
-tensors, with the same codes, are in `fast.py`.
+tensors, with the same codes, are in `torch_backend.py`.
 """
 
 from typing import Any, Protocol

@@ -145,7 +145,8 @@ class Fp8Codec:
 def codec(bits: Any, width: int, *, fitted: bool, refusing: bool = True) -> Codec:
     """The codec of these bits; None stores rows as they are.
 
-    What has no scale is refused; or it gets NaN for one, and nobody looks at the values.
+    Rows without a finite scale are refused; with `refusing=False` their scale is NaN instead, and
+    no values are read back from the device.
     """
     if bits is None:
         return PlainCodec()

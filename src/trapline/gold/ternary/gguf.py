@@ -132,7 +132,7 @@ def write(
     """A GGUF file of a decoder's tensors by our names; nothing is left behind when it fails."""
     # What a link leads to is replaced: that may be a file of the checkpoint.
     if path.resolve().suffix.lower() != ".gguf":
-        raise RangeError(f"{path} is no name of a GGUF file: one ends in .gguf")
+        raise RangeError(f"{path} is not the name of a GGUF file: it must end in .gguf")
     if kind not in FORMATS:
         raise RangeError(f"the format must be one of {', '.join(FORMATS)}, got {kind!r}")
     if kind == "q2_0":
@@ -262,7 +262,7 @@ def _add_tokenizer(writer: Any, path: Path, vocab: int) -> None:
     ends = end_ids(path.parent) or [special[one] for one in ("</s>",) if one in special]
     if ends:
         writer.add_eos_token_id(ends[0])
-        # There is no token that begins a text; readers ask for one nevertheless.
+        # Readers require a token that begins a text, although the model has none.
         writer.add_bos_token_id(ends[0])
         writer.add_add_bos_token(False)
 
@@ -276,7 +276,7 @@ class _Words(NamedTuple):
 
 
 def _read_tokenizer(path: Path) -> _Words:
-    """What is no byte-level BPE would be read as another: refused, whatever else it is."""
+    """Refuses every tokeniser that is not byte-level BPE: readers would take it for one."""
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
         parts = _splits(raw)
@@ -285,10 +285,10 @@ def _read_tokenizer(path: Path) -> _Words:
         merges = [m if isinstance(m, str) else " ".join(m) for m in raw["model"]["merges"]]
         is_bpe = raw["model"]["type"] == "BPE"
     except (ValueError, TypeError, KeyError, AttributeError):  # other JSON, or none
-        raise RangeError(f"{path} is no byte-level BPE tokeniser") from None
+        raise RangeError(f"{path} is not a byte-level BPE tokeniser") from None
     byte_level = [part for part in parts if part.get("type") == "ByteLevel"]
     if not is_bpe or not byte_level:
-        raise RangeError(f"{path} is no byte-level BPE tokeniser")
+        raise RangeError(f"{path} is not a byte-level BPE tokeniser")
     _warn_of_differences(path, parts, byte_level[0], raw.get("normalizer"))
     return _Words({number: word for word, number in numbers.items()}, special, merges)
 

@@ -213,7 +213,7 @@ def learn_scales(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, _Latent):
             scales = module.ternary()[1]
-            # One axis: optimisers and reports take it for what it is, not for a matrix.
+            # One axis, so that optimisers and reports do not treat it as a matrix.
             gain = nn.Parameter(
                 torch.ones(scales.numel(), dtype=torch.float32, device=scales.device)
             )
@@ -243,9 +243,9 @@ def convert(model: nn.Module, group_size: int = GROUP, method: str = "absmean") 
 
 
 def check_trainable(model: nn.Module) -> None:
-    """Packed weights are no parameters: nothing would move."""
+    """Refuses models without trainable matrices: packed weights are not parameters."""
     if not latents(model) and not any(_replaceable(model)):
-        raise RangeError("there is no dense weight to make ternary: packed ones have no latent")
+        raise RangeError("no dense weights to make ternary; packed weights cannot be trained")
 
 
 def coverage(model: nn.Module) -> list[Share]:

@@ -25,11 +25,11 @@ def pack(codes: np.ndarray) -> np.ndarray:
 
 
 def unpack(packed: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """The codes of this shape. Two set bits are no code and are refused."""
+    """The codes of this shape. Two set bits are not a code and are refused."""
     slots = (packed[..., None] >> _PLACES) & 3
     slots = slots.reshape(*packed.shape[:-1], 4 * packed.shape[-1])[..., : shape[-1]]
     if np.any(slots == 3):
-        raise ValueError("two set bits stand for no code: these bytes are not packed ternary codes")
+        raise ValueError("these bytes are not packed ternary codes: two set bits are not a code")
     codes: np.ndarray = slots.astype(np.int8) - np.int8(1)
     return codes
 
@@ -47,10 +47,10 @@ def to_blocks(codes: np.ndarray, scales: np.ndarray) -> np.ndarray:
 
 
 def from_blocks(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """codes and scales of `to_blocks`; a row that is no whole number of blocks is refused."""
+    """codes and scales of `to_blocks`; a row must be a whole number of blocks."""
     rows, size = blocks.shape
     if size % BLOCK_BYTES:
-        raise ValueError(f"a row of {size} bytes is no whole number of {BLOCK_BYTES}-byte blocks")
+        raise ValueError(f"a row of {size} bytes does not divide into {BLOCK_BYTES}-byte blocks")
     parts = blocks.reshape(rows, size // BLOCK_BYTES, BLOCK_BYTES)
     scales = np.ascontiguousarray(parts[..., :2]).view("<f2")[..., 0].astype(np.float16)
     plane = np.ascontiguousarray(parts[..., 2:]).reshape(rows, -1)

@@ -67,7 +67,7 @@ class PackedLinear(_Packed):
     def weights_settled(self) -> bool:
         """Whether they are what they were at the last call: then nothing on its way writes them."""
         if self.codes.is_inference() or self.scales.is_inference():
-            return False  # nobody counts what is written to these
+            return False  # inference tensors have no version counter
         both = (self.codes, self.scales)
         now = tuple(number for one in both for number in (one.data_ptr(), one._version))
         before, self._seen = self._seen, now

@@ -1,7 +1,6 @@
 """The quantiser for NumPy arrays, all groups at once. The definition is in `oracle.py`.
 
-The scale is rounded to float16 inside, before the codes are final, so that whoever trains with
-these weights trains with what is stored.
+The scale is rounded to float16 before the codes are final, so that training uses the stored values.
 """
 
 from collections.abc import Callable

@@ -95,7 +95,7 @@ def places(planes, scales, tile, first, lane, N, GROUPS: gl.constexpr, EACH: gl.
 
 @gluon.jit
 def load_words(place, OFFSET: gl.constexpr):
-    """Two words of a group, as far from a place as it says. Nobody writes them meanwhile."""
+    """Two words of a group at an offset; read-only for the whole kernel (`ld.global.nc`)."""
     return gl.inline_asm_elementwise(
         f"ld.global.nc.v2.b32 {{$0, $1}}, [$2+{OFFSET}];", "=r,=r,l",
         [place], dtype=(gl.int32,) * 2, is_pure=False, pack=1,

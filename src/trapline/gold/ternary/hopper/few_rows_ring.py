@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
-"""The product of `kernels_mma` for wide matrices: tiles come through a ring in shared memory.
+"""The product of `few_rows` for wide matrices: tiles come through a ring in shared memory.
 
 A wide row keeps a program's registers busy for long, and a load that waits for a register comes
 late. Here whole tiles are copied to shared memory, STAGES − 1 ahead, without any register: 16 bytes
@@ -103,7 +103,7 @@ def trivially(tensor, LANE: gl.constexpr):
 
 @gluon.jit
 def read_words(words, LANE: gl.constexpr, WARPS: gl.constexpr):
-    """As `kernels_mma` holds them: of each group two words of row g, two of row g + 8."""
+    """As `few_rows` holds them: of each group two words of row g, two of row g + 8."""
     layout: gl.constexpr = word_layout(WARPS, 8)
     tensor = gl.reshape(words.load(layout), [2, 8, WARPS, 8, 4, 2])
     tensor = gl.permute(tensor, [2, 1, 4, 3, 0, 5])
@@ -112,7 +112,7 @@ def read_words(words, LANE: gl.constexpr, WARPS: gl.constexpr):
 
 @gluon.jit
 def read_scales(factors, LANE: gl.constexpr, M: gl.constexpr, WARPS: gl.constexpr):
-    """As `kernels_mma` holds them: of each set, for both columns, row g and row g + 8."""
+    """As `few_rows` holds them: of each set, for both columns, row g and row g + 8."""
     layout: gl.constexpr = scale_layout(WARPS, M)
     tensor = factors.load(layout)
     if M == 1:

@@ -2,12 +2,12 @@
 """W2A16 for nine rows of x and more on a Hopper GPU: codes become 16-bit numbers once a tile.
 
 A program has BLOCK_N rows of the matrix and BLOCK_M of x. Group by group it turns a tile of codes
-into −¼, 0, ¼ by a few instructions for two of them (`kernels_mma_text.unpack`), multiplies it on
+into −¼, 0, ¼ by a few instructions for two of them (`ptx.unpack`), multiplies it on
 the tensor cores (the matrix is their first operand: 64 rows of it, but as few as 16 of x) and adds
 the sums up, times the group's scales. Words and activations are copied ahead to shared memory.
 
 Where a matrix has few rows, several programs share the groups of a row (SPLIT), and a second kernel
-adds up what they have. From 65 rows on `kernels_many_wide` serves.
+adds up what they have. From 65 rows on `many_rows_wide` serves.
 Shape letters: M rows of x, N rows of the matrix, K columns.
 """
 
@@ -119,8 +119,8 @@ def add_parts_kernel(parts_ptr, y_ptr, size, SPLIT: tl.constexpr, BLOCK: tl.cons
     tl.store(y_ptr + at, total.to(y_ptr.dtype.element_ty), mask=here)
 
 
-class Cut(NamedTuple):
-    """How a product is cut into programs."""
+class ManyRowsTiles(NamedTuple):
+    """How a product is divided into programs."""
 
     rows_of_x: int
     rows: int
@@ -136,16 +136,16 @@ class Cut(NamedTuple):
         return self.rows_of_x > 64
 
 
-def cut(M: int, N: int, groups: int, multiprocessors: int) -> Cut:
+def cut(M: int, N: int, groups: int, multiprocessors: int) -> ManyRowsTiles:
     """What was fastest on an H200, of some 170 variants."""
     if M > 128:
         programs = cdiv(N, 128) * cdiv(M, 256)
-        return Cut(256, 128, 8, 2, _shared(groups, programs, multiprocessors))
+        return ManyRowsTiles(256, 128, 8, 2, _shared(groups, programs, multiprocessors))
     if M > 64:
-        return Cut(128, 64, 4, 2, _shared(groups, cdiv(N, 64), 2 * multiprocessors))
+        return ManyRowsTiles(128, 64, 4, 2, _shared(groups, cdiv(N, 64), 2 * multiprocessors))
     bm = max(16, triton.next_power_of_2(M))
     split = _shared(groups, cdiv(N, 64), 2 * multiprocessors)
-    return Cut(bm, 64, 4, 4, split, bm <= 32 and groups // split % 2 == 0)
+    return ManyRowsTiles(bm, 64, 4, 4, split, bm <= 32 and groups // split % 2 == 0)
 
 
 def _shared(groups: int, programs: int, room: int) -> int:
@@ -162,7 +162,7 @@ def many_rows(
     y: Tensor,
     *,
     settled: bool = False,
-    how: Cut | None = None,
+    how: ManyRowsTiles | None = None,
 ) -> None:
     """Fills y for 16-bit rows of x; contiguous, K in whole groups of 128; Hopper.
 

@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
-"""The product of `kernels_many` for 65 rows of x and more: tiles of 128 or 256 of them, in Gluon.
+"""The product of `many_rows` for 65 rows of x and more: tiles of 128 or 256 of them, in Gluon.
 
 While the tensor cores are at the tile of one group, the codes of the next one become 16-bit numbers
 in shared memory; x comes by the copy engine. There is one set of sums, in units of the scale of the

@@ -1,4 +1,4 @@
-"""The state of a run as a file: written whole or not at all, read only if it is of the same run."""
+"""Checkpoints of training runs: written atomically, read only by the same run."""
 
 import hashlib
 from collections.abc import Iterable
@@ -46,13 +46,13 @@ def _state(path: Path) -> dict[str, Any]:
         raise
     except Exception as error:  # whatever torch makes of bytes that are something else
         said = f"it cannot be read ({type(error).__name__})"
-        raise RangeError(f"{path} is no checkpoint of a run: {said}") from None
+        raise RangeError(f"{path} is not the checkpoint of a run: {said}") from None
     found = dict(state) if isinstance(state, dict) else {}
     lacking = [name for name in PARTS if name not in found]
     if lacking:
         # What every version of ours has written.
         ours = {"model", "recipe", "progress"} <= found.keys()
-        said = "was written by an earlier version" if ours else "is no checkpoint of a run"
+        said = "was written by an earlier version" if ours else "is not the checkpoint of a run"
         raise RangeError(f"{path} {said}: it has no {lacking[0]}")
     return found
 

@@ -32,7 +32,7 @@ def read_documents(paths: Iterable[str | Path]) -> list[str]:
         for file in _files(Path(path)):
             documents += _documents(_text(file))
     if not documents:
-        raise RangeError("there is no text in these files")
+        raise RangeError("the files contain no text")
     return documents
 
 

@@ -33,7 +33,7 @@ class Recipe:
     optimiser: str = "adamw"
     peak_rate: float = 0.05
     final_rate: float = 0.005
-    #: How many times as fast the matrices between embedding and head move as everything else.
+    #: Learning rate of the matrices between embedding and head, relative to all others.
     matrices: float = 1.0
     warm_up: int = 10
     schedule: str = "cosine"
@@ -126,7 +126,7 @@ def rate(recipe: Recipe, step: int) -> float:
 
 
 def softness(recipe: Recipe, step: int) -> float:
-    """How much of the latent weights is still used after so many steps."""
+    """The share of the latent weights in the forward pass at this step."""
     if not recipe.soft:
         return 0.0
     begin, end = recipe.own_teacher * recipe.steps, recipe.soft * recipe.steps
@@ -134,12 +134,12 @@ def softness(recipe: Recipe, step: int) -> float:
 
 
 def handed_over(recipe: Recipe, step: int) -> bool:
-    """Whether, after so many steps, a teacher that the run makes itself should be there."""
+    """Whether the run's own teacher exists at this step."""
     return step >= recipe.own_teacher * recipe.steps
 
 
 def teachers_share(recipe: Recipe, step: int) -> float:
-    """The teacher's share of the loss after so many steps."""
+    """The teacher's share of the loss at this step."""
     if not handed_over(recipe, step):
         return 0.0
     if not recipe.distill_falls:
@@ -157,7 +157,7 @@ def make_optimisers(model: nn.Module, recipe: Recipe) -> list[Any]:
     muon: dict[tuple[float, float], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
         decay = 0.0
-        # An embedding that is no head would fade row by row: most of its rows are in no batch.
+        # Decay would shrink an untied embedding: most of its rows do not occur in a batch.
         if parameter.ndim > 1 and (tied or "embedding" not in name):
             decay = recipe.latent_decay if id(parameter) in latent else recipe.weight_decay
         inner = parameter.ndim == 2 and "embedding" not in name and "head" not in name

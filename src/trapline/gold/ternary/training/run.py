@@ -117,8 +117,8 @@ def prepare(job: Job) -> Text:
     return Text(train, valid, tokenizer, len(found), len(split.train) - len(clean.train), ends)
 
 
-def _check_alike(start: Path, teacher: Path) -> None:
-    """A teacher speaks in tokens: they must mean the same text."""
+def _check_alike(start: str | Path, teacher: str | Path) -> None:
+    """Student and teacher must have the same tokeniser."""
     one, other = (load_tokenizer(folder).get_vocab() for folder in (start, teacher))
     if one != other:
         raise RangeError(f"{start} and {teacher} have different tokenisers")

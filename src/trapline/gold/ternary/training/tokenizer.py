@@ -18,7 +18,7 @@ _BATCH = 1000
 def train_tokenizer(documents: Iterable[str], vocab: int) -> Any:
     """A `tokenizers.Tokenizer` with exactly `vocab` tokens, token 0 the end of a document.
 
-    A text that has too few different pieces for so many tokens is refused: the rest of the
+    A text with too few different pieces for this vocabulary is refused: the rest of the
     embedding would never be trained.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -53,7 +53,7 @@ def load_tokenizer(folder: str | Path) -> Any:
     try:
         return Tokenizer.from_file(str(path))
     except Exception as error:  # the library has no other kind
-        raise RangeError(f"{path} is no tokeniser: {error}") from None
+        raise RangeError(f"{path} is not a tokeniser: {error}") from None
 
 
 def ends_of(tokenizer: Any, folder: str | Path | None = None) -> list[int]:
@@ -65,7 +65,7 @@ def ends_of(tokenizer: Any, folder: str | Path | None = None) -> list[int]:
 
 def save_tokenizer(tokenizer: Any, folder: str | Path, ends: Sequence[int] | None = None) -> None:
     """Beside a checkpoint, with a word on where a text ends."""
-    # Not by its own `save`, to which a full disk is no OSError.
+    # The library's own `save` does not raise OSError on a full disk.
     folder = Path(folder)
     written = tokenizer.to_str(pretty=True)
     (folder / "tokenizer.json").write_text(written, encoding="utf-8")

@@ -1,7 +1,7 @@
 """Training an all-ternary language model: schedule, early stopping, exact resumption.
 
 The best model on held-out windows is what a run returns, not the last one. A model is anything that
-turns tokens (B, T) into logits (B, T, V); `train_model` has two.
+turns tokens (B, T) into logits (B, T, V); `training.model` has two.
 """
 
 import copy
@@ -320,7 +320,7 @@ class Trainer:
         return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.int8)
 
     def _named_inputs(self) -> dict[str, Any]:
-        """What whoever goes on must have as well, beside shapes and recipe."""
+        """What a resumed run must share beside shapes and recipe."""
         taught = [] if self.teacher is None else [fingerprint(self.teacher.state_dict().values())]
         return {
             "quantiser": sorted({f"{m.method} of {m.group_size}" for m in latents(self.model)}),

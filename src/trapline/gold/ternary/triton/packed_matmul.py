@@ -1,10 +1,10 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
 """W2A16 in Triton: products that read four codes a byte and accumulate in float32.
 
-On a Hopper GPU up to eight 16-bit rows of x go to `kernels_mma` and `kernels_mma_ring`, more than
-that to `kernels_many`.
+On a Hopper GPU up to eight 16-bit rows of x go to `hopper.few_rows` and `few_rows_ring`, more than
+that to `hopper.many_rows`.
 
-`gemv_kernel` serves few rows elsewhere, and widths that are no whole groups. A code needs one
+`gemv_kernel` serves few rows elsewhere, and widths that are not whole groups. A code needs one
 logical and one multiply-add instruction: its two bits are left where they stand inside a byte and
 become the mantissa of a float, ½ + code / f, with f = 256, 64, 16, 4 by place. What the ½ adds
 depends on x alone and is taken off once a word; it costs 7 of float32's 24 bits, which 16-bit
@@ -124,8 +124,8 @@ def gemm_kernel(
     tl.store(y_ptr + out, total.to(y_ptr.dtype.element_ty), mask=kept)
 
 
-class Plan(NamedTuple):
-    """How a matrix is gone through for few rows of x."""
+class FewRowsPlan(NamedTuple):
+    """How programs divide a matrix for few rows of x."""
 
     warps: int
     #: Groups of 128 a warp and pass.
@@ -140,17 +140,17 @@ class Plan(NamedTuple):
 
 #: By groups a row and the rows of x the kernel makes room for: 1, 2, 4 or 8.
 _WIDE = {
-    (64, 1): Plan(8, 8, stay=2, stages=2),
-    (64, 2): Plan(8, 8, stay=2, stages=3, registers=128),
-    (64, 4): Plan(8, 8, stay=1),
-    (64, 8): Plan(8, 8, stay=1),
-    (128, 1): Plan(16, 8, stay=1, stages=3),
-    (128, 2): Plan(16, 8, stay=1, stages=3),
+    (64, 1): FewRowsPlan(8, 8, stay=2, stages=2),
+    (64, 2): FewRowsPlan(8, 8, stay=2, stages=3, registers=128),
+    (64, 4): FewRowsPlan(8, 8, stay=1),
+    (64, 8): FewRowsPlan(8, 8, stay=1),
+    (128, 1): FewRowsPlan(16, 8, stay=1, stages=3),
+    (128, 2): FewRowsPlan(16, 8, stay=1, stages=3),
 }
 
 
-def planned(groups: int, rows: int) -> Plan:
-    """What was fastest on an H200 for a row of so many groups and so many rows of x."""
+def planned(groups: int, rows: int) -> FewRowsPlan:
+    """The fastest plan on an H200 for this number of groups per row and rows of x."""
     room: int = triton.next_power_of_2(rows)
     if (groups, room) in _WIDE:
         return _WIDE[groups, room]
@@ -159,10 +159,14 @@ def planned(groups: int, rows: int) -> Plan:
     passes = 1 if groups <= 8 * warps else cdiv(groups, 9 * warps)
     each = cdiv(groups, warps * passes)
     if passes > 1 or each > 5:
-        return Plan(warps, each, passes)
+        return FewRowsPlan(warps, each, passes)
     if room == 1:
-        return Plan(warps, each, registers=72)  # seven programs a multiprocessor, not six
-    return Plan(warps, each, stay=3, registers=168) if room <= 4 else Plan(warps, each, stay=2)
+        return FewRowsPlan(warps, each, registers=72)  # seven programs a multiprocessor, not six
+    return (
+        FewRowsPlan(warps, each, stay=3, registers=168)
+        if room <= 4
+        else FewRowsPlan(warps, each, stay=2)
+    )
 
 
 def packed_matmul(
@@ -172,7 +176,7 @@ def packed_matmul(
     group_size: int = GROUP,
     *,
     settled: bool = False,
-    plan: Plan | None = None,
+    plan: FewRowsPlan | None = None,
 ) -> Tensor:
     """x (M, K) times the transposed packed matrix: (M, N) in x's dtype.
 
@@ -195,7 +199,7 @@ def packed_matmul(
 
 @on_their_device
 def _launch(
-    x: Tensor, plane: Tensor, scales: Tensor, y: Tensor, settled: bool, plan: Plan | None
+    x: Tensor, plane: Tensor, scales: Tensor, y: Tensor, settled: bool, plan: FewRowsPlan | None
 ) -> None:
     columns = x.shape[1]
     low = x.dtype != torch.float32 and columns > 0
@@ -217,7 +221,7 @@ def few_rows(
     y: Tensor,
     *,
     settled: bool = False,
-    plan: Plan | None = None,
+    plan: FewRowsPlan | None = None,
 ) -> None:
     """Fills y for up to eight 16-bit rows of x; contiguous, K in whole groups of 128; Hopper."""
     N, groups = scales.shape
