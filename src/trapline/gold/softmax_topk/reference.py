@@ -1,10 +1,10 @@
 """Softmax fused with top-k: blocks of rows, never an (N, V) temporary.
 
-Long rows on a CPU are read once by compiled C (`native`); everything else is done in torch, where
-the winners are found by group maxima. Cut a row into groups of G neighbours and order the groups by
-their largest element, ties to the lower group. The k best elements lie in the k best groups: each
-of these holds an element that beats everything in a group that was left out. So one read finds the
-maxima, and k·G elements are looked at again instead of V.
+Compiled C (`cpu/topk`) reads long rows on a CPU once; torch does everything else by group maxima.
+Divide a row into groups of G neighbours and order the groups by their largest element, ties to the
+lower group. The k best elements lie in the k best groups: each of these holds an element that beats
+everything in the other groups. So one pass finds the maxima, and k·G elements are read again
+instead of V.
 
 Order (larger first, NaN largest, ties to the lower index) is one integer: the float's bits, made
 monotone, above the complement of the index. No two are equal, so any selection is deterministic.
@@ -20,12 +20,12 @@ from torch import Tensor
 from trapline.gold.arithmetic import LOG2_E
 from trapline.gold.softmax_topk.cpu import topk as native
 
-#: Elements of a block of rows: torch's cost per call disappears, temporaries stay small.
+#: Elements of a block of rows: large enough to amortise calls, small enough for temporaries.
 _BLOCK = 1 << 22
-#: Columns at a time under the exponential: a tile of them stays in a core's cache.
+#: Columns per exponential: a tile of them stays in a core's cache.
 _TILE = 16384
-#: Shorter rows are done before a compiler has started. A row's length alone decides, so that
-#: its answer does not depend on the rows beside it.
+#: Shorter rows are left to torch. Only the length of a row decides, so that its answer does not
+#: depend on the other rows.
 _LEAST_COMPILED = 4096
 _LOW_WORD = (1 << 32) - 1
 _WORST = -(1 << 63)
@@ -33,12 +33,12 @@ _WORST = -(1 << 63)
 _SCHEMA = (
     "softmax_topk(Tensor logits, int k, Tensor temperature) -> (Tensor, Tensor, Tensor, Tensor)"
 )
-#: The namespace of the operator in this file; `kernels` registers the same under another.
+#: Namespace of the operator in this file; `triton/topk` registers its own under another.
 TORCH = "trapline_topk"
 
 
 class Streamed(NamedTuple):
-    """What one pass over the logits leaves; floats are float32, or float64 for float64 logits."""
+    """Results of one pass; floats are float32, or float64 for float64 logits."""
 
     log_probs: Tensor  # (N, K)
     indices: Tensor  # (N, K)
@@ -54,7 +54,7 @@ def softmax_topk(
     The temperature is one number, or one for each row (N,).
     """
     wide = _wide(logits.dtype)
-    if not isinstance(temperature, Tensor):  # filled in there: a copy could not be captured
+    if not isinstance(temperature, Tensor):  # filled on the device: a copy cannot be captured
         temperature = torch.full((), float(temperature), dtype=wide, device=logits.device)
     each = temperature.to(logits.device, wide).expand(logits.shape[0])
     return Streamed(*getattr(torch.ops, operators).softmax_topk(logits, k, each))
@@ -66,7 +66,7 @@ def every_row_has_a_softmax(row_max: Tensor) -> bool:
 
 
 def backend() -> str:
-    """Which CPU path serves long rows, and why not the faster one."""
+    """The CPU path for long rows, and why the faster one is not available."""
     reason = native.unavailable()
     return "compiled C" if reason is None else f"torch: {reason}"
 
@@ -85,7 +85,7 @@ def _on_cpu(logits: Tensor, k: int, temperature: Tensor) -> tuple[Tensor, Tensor
 
 
 def _plain(logits: Tensor) -> tuple[np.ndarray, str]:
-    """The logits as NumPy has them (16-bit floats as their bits), and what they are."""
+    """The logits as a NumPy array (16-bit floats as their bits), and the name of their dtype."""
     rows = (logits if logits.stride(1) == 1 else logits.contiguous()).detach()
     bits = rows if rows.dtype == torch.float32 else rows.view(torch.int16)
     return bits.numpy(), str(logits.dtype).removeprefix("torch.")
@@ -116,7 +116,7 @@ def _softmax_topk(
 
 
 def _sum_of_exponentials(block: Tensor, row_max: Tensor, temperature: Tensor) -> Tensor:
-    # A row of nothing but −inf has no maximum to subtract: −inf − (−inf) would be NaN.
+    # A row that is all −inf has no finite maximum to subtract: −inf − (−inf) would be NaN.
     origin = torch.where(row_max == -torch.inf, torch.zeros_like(row_max), row_max)
     total = torch.zeros_like(row_max)
     room = torch.empty_like(block[:, :_TILE])
@@ -131,7 +131,7 @@ def _sum_of_exponentials(block: Tensor, row_max: Tensor, temperature: Tensor) ->
 
 def _ranked(block: Tensor, k: int) -> Tensor:
     """(R, k) indices of each row's k largest, best first, ties to the lower index."""
-    if block.dtype == torch.float64:  # its bits leave no room for an index
+    if block.dtype == torch.float64:  # 64 bits leave no space for an index
         return torch.sort(block, dim=1, descending=True, stable=True).indices[:, :k]
     places = _contenders(block, k)
     keys = _keys(block.gather(1, places.clamp_max(block.shape[1] - 1)), places)
@@ -140,7 +140,7 @@ def _ranked(block: Tensor, k: int) -> Tensor:
 
 
 def _contenders(block: Tensor, k: int) -> Tensor:
-    """(R, C) indices among which the k largest are. Those beyond the row are no elements."""
+    """(R, C) indices that include the k largest; some may be beyond the end of the row."""
     rows, vocabulary = block.shape
     group = _group_size(vocabulary, k)
     if 2 * k * group > vocabulary:
@@ -156,12 +156,12 @@ def _contenders(block: Tensor, k: int) -> Tensor:
 
 
 def _group_size(vocabulary: int, k: int) -> int:
-    """A power of two near √(V/k), where the maxima and the second look are about as many."""
+    """A power of two near √(V/k), which balances the maxima and the second pass."""
     return 1 << min(6, max(3, round(math.log2(vocabulary / k) / 2)))
 
 
 def _keys(values: Tensor, places: Tensor) -> Tensor:
-    """One integer each, in the order of the values, ties to the lower place."""
+    """An integer per value in the order of the values, ties to the lower place."""
     bits = (values + 0.0).view(torch.int32)  # −0 becomes +0
     bits = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
     bits = torch.where(values.isnan(), torch.full_like(bits, 0x7FFFFFFF), bits)
@@ -173,7 +173,7 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
 
 
 def define(namespace: str) -> Any:
-    """The operator under a namespace, still without an implementation."""
+    """Defines the operator in a namespace; the caller registers implementations."""
     library: Any = torch.library  # its calls carry no types
     made = library.Library(namespace, "DEF")
     made.define(_SCHEMA)

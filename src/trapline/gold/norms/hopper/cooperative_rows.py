@@ -2,15 +2,14 @@
 # mypy: disable-error-code="assignment, attr-defined, union-attr"
 """Backward of wide rows for Hopper GPUs, in Gluon: a team of programs shares every row.
 
-dw and db of 16 384 columns fill half of a processor's registers. So each member of a team keeps a
-share of the columns, and dx needs two sums over all of them. Members post theirs on a board in
-global memory and go on with the next row; only then do they finish the last one, whose sums have
-long been there. Rows stream through a ring in shared memory and are looked at twice: for the sums,
-dw and db, and LAG rows later for dx. All programs must run at the same time: the launch is
-cooperative.
+dw and db of 16 384 columns fill half of a processor's registers. So each program of a team keeps a
+share of the columns, and dx needs two sums over all shares. The programs write their sums to a
+board in global memory and continue with the next row; they finish a row LAG rows later, when the
+other sums have arrived. Rows pass through a ring in shared memory and are read twice: for the sums,
+dw and db, and later for dx. All programs must run at the same time: the launch is cooperative.
 
 Everything is done in 32-bit words: a float32, or a pair of 16-bit floats whose two halves become
-float32 with one instruction each. The compiler takes three for two.
+float32 with one instruction each (the compiler would use three for two).
 
 `triton/wide_rows` is the plain-Triton twin; it also takes rows that are not aligned to 16 bytes.
 """
@@ -27,7 +26,7 @@ MINUS_ZERO = gl.constexpr(-(1 << 31))
 
 @gluon.jit
 def let_in():
-    """Waits for the kernel before, and lets the next one in when all programs of this are there."""
+    """Waits for the previous kernel and lets the next one start (programmatic dependent launch)."""
     gl.inline_asm_elementwise(
         "griddepcontrol.wait; griddepcontrol.launch_dependents; mov.b32 $0, 0;",
         "=r,r",
@@ -83,7 +82,7 @@ def words_of(halves, KIND: gl.constexpr):
 
 @gluon.jit
 def post(spot, along, level):
-    """Two sums as one 64-bit word. Never 0, which means that nothing is there yet."""
+    """Writes two sums as one 64-bit word; never 0, which marks an empty spot."""
     bits = level.to(gl.int32, bitcast=True)
     bits = gl.where(bits == 0, MINUS_ZERO, bits)
     low = along.to(gl.int32, bitcast=True).to(gl.int64) & 0xFFFFFFFF
@@ -92,7 +91,7 @@ def post(spot, along, level):
 
 @gluon.jit
 def seen(spots):
-    """What is on these spots now."""
+    """The current words of these spots."""
     return gl.inline_asm_elementwise(
         "ld.relaxed.gpu.global.b64 $0, [$1];",
         "=l,l",
@@ -105,7 +104,7 @@ def seen(spots):
 
 @gluon.jit
 def posted(spots, word, wanted):
-    """The sums in these words; where one is wanted and was not there when seen, waits for it."""
+    """The sums in these words; waits for those that are wanted and still 0."""
     return gl.inline_asm_elementwise(
         """{
         .reg .pred p;
@@ -161,7 +160,7 @@ def row_at(
 
 @gluon.jit
 def weights_of(w, at, mine, KIND: gl.constexpr):
-    """The weights of these columns, in float32; None if there are none."""
+    """The weights of these columns in float32, or None."""
     wide = None
     if w is not None:
         wide = halves_of(gl.load(w + at, mask=mine, other=0), KIND)
@@ -187,7 +186,7 @@ def no_sums(HALVES: gl.constexpr, BLOCK: gl.constexpr, layout: gl.constexpr):
 
 @gluon.jit
 def store_parts(parts, sums, row, at, mine, WIDTH: gl.constexpr, HALVES: gl.constexpr):
-    """A row of partial sums, if they are wanted."""
+    """Stores a row of partial sums, unless parts is None."""
     if parts is not None:
         here = parts + row.to(gl.int64) * (WIDTH * HALVES) + at * HALVES
         for h in gl.static_range(HALVES):
@@ -281,7 +280,7 @@ def team_backward_kernel(
         )
         if each < M:
             post(board + each.to(gl.int64) * TEAM + member, along, level)
-        # The row to be finished; in the first LAG rounds there is none.
+        # The row to finish; the first LAG rounds have none.
         old = gl.maximum(each - LAG * by, 0).to(gl.int64)
         started = each >= LAG * by
         alongs, levels = posted(board + old * TEAM + mates, word, started.to(gl.int32))
@@ -297,7 +296,7 @@ def team_backward_kernel(
             values, grads, wide, through, row_mean, row_rstd, along, level, WIDTH, HALVES
         )
         gl.store(dx + old * WIDTH + at, words_of(steps, KIND), mask=mine & started)
-        # What the next round waits for is asked before the rows, or it would come after them.
+        # Loads for the next round are issued before the copies of rows, or they would arrive later.
         following = gl.maximum(each + (1 - LAG) * by, 0).to(gl.int64)
         word = seen(board + gl.minimum(following, M - 1) * TEAM + mates)
         more = through_of(dtotal, following, dtotal_row, at, mine & (following < M))

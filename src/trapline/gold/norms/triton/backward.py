@@ -1,4 +1,4 @@
-"""Backward on a GPU: which kernels take rows of which width, and with what constants.
+"""Launches backward on a GPU: chooses kernels and constants by the width of the rows.
 
 A fixed number of programs walks the rows; each keeps float32 sums of dw and db and writes one row
 of partial sums, which a last kernel adds in a fixed order: gradients are bitwise repeatable.
@@ -19,74 +19,74 @@ from trapline.gold.norms.triton.wide_rows import columns_kernel, row_sums_kernel
 KINDS = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
 
 
-#: Which norms' kernels come before the one before is done, on Hopper GPUs: not centred, centred.
-#: Where it was measured to gain.
+#: Programmatic dependent launch on Hopper GPUs, for (RMS norm, layer norm), where it was measured
+#: to gain.
 NEITHER, CENTRED, BOTH = (False, False), (False, True), (True, True)
 
 
-class Tile(NamedTuple):
-    """Whole rows for one program, tile after tile."""
+class BackwardTile(NamedTuple):
+    """Constants of `backward_kernel`: a program takes tiles of whole rows."""
 
     rows: int
     warps: int
-    stages: int  # of loads on their way
-    programs: int  # a processor
+    stages: int  # of the pipeline of loads
+    programs: int  # per processor
     early: tuple[bool, bool] = NEITHER
 
 
 #: Rows up to this width, for 2 and for 4 bytes an element: measured on an H200.
 BACKWARD = {
     2: {
-        64: Tile(16, 1, 3, 8),
-        128: Tile(8, 1, 3, 8),
-        256: Tile(4, 1, 3, 8),
-        512: Tile(4, 2, 3, 6),
-        768: Tile(4, 4, 3, 3, CENTRED),
-        1024: Tile(4, 4, 3, 2, CENTRED),
-        2048: Tile(2, 4, 3, 2),
-        4096: Tile(1, 8, 3, 2, BOTH),
-        6144: Tile(1, 8, 4, 1),
-        8192: Tile(1, 8, 3, 1, BOTH),
+        64: BackwardTile(16, 1, 3, 8),
+        128: BackwardTile(8, 1, 3, 8),
+        256: BackwardTile(4, 1, 3, 8),
+        512: BackwardTile(4, 2, 3, 6),
+        768: BackwardTile(4, 4, 3, 3, CENTRED),
+        1024: BackwardTile(4, 4, 3, 2, CENTRED),
+        2048: BackwardTile(2, 4, 3, 2),
+        4096: BackwardTile(1, 8, 3, 2, BOTH),
+        6144: BackwardTile(1, 8, 4, 1),
+        8192: BackwardTile(1, 8, 3, 1, BOTH),
     },
     4: {
-        64: Tile(16, 1, 3, 4),
-        128: Tile(8, 1, 3, 8),
-        512: Tile(8, 2, 3, 4),
-        # With four warps RMS norm's registers are spilt, and come back behind the next rows.
-        768: Tile(8, 8, 3, 1, BOTH),
-        1024: Tile(8, 4, 3, 1, BOTH),
-        2048: Tile(2, 8, 2, 2),
-        4096: Tile(1, 8, 3, 1),
-        8192: Tile(1, 16, 3, 1),
+        64: BackwardTile(16, 1, 3, 4),
+        128: BackwardTile(8, 1, 3, 8),
+        512: BackwardTile(8, 2, 3, 4),
+        # With four warps RMS norm spills registers and reloads them behind the next copies.
+        768: BackwardTile(8, 8, 3, 1, BOTH),
+        1024: BackwardTile(8, 4, 3, 1, BOTH),
+        2048: BackwardTile(2, 8, 2, 2),
+        4096: BackwardTile(1, 8, 3, 1),
+        8192: BackwardTile(1, 16, 3, 1),
     },
 }
 
 
 class Team(NamedTuple):
-    """How programs share a wide row, on Hopper GPUs."""
+    """Constants of `hopper/cooperative_rows`: several programs share a wide row."""
 
-    share: int  # words of a row for each
+    share: int  # 32-bit words of a row per program
     warps: int
-    places: int  # for rows in shared memory
-    lag: int  # rows between the sums of one and its dx
-    programs: int  # a processor
+    places: int  # rows in the shared-memory ring
+    lag: int  # rows between the sums of a row and its dx
+    programs: int  # per processor
 
 
-#: For rows wider than so many elements of 2 or 4 bytes.
+#: For rows with more elements than this, of 2 or 4 bytes.
 TEAM, TEAM_FROM = Team(1024, 2, 6, 2, 4), {2: 8192, 4: 4096}
-#: Words of a team's board that one program clears.
+#: Words of the board that one program of `clear_kernel` clears.
 CLEARED = 1024
-#: Rows that no team takes: two sums a row, then columns; a program keeps the sums of WIDE_PER rows.
+#: Other wide rows: two sums per row, then blocks of columns; a program takes WIDE_PER rows.
 WIDE_SUMS, WIDE_WARPS = 4096, 8
-WIDE_COLUMNS, WIDE_TILE, WIDE_PER = 1024, Tile(4, 4, 2, 1), 64
-#: Partial sums are added so many rows and columns at a time.
+WIDE_COLUMNS, WIDE_TILE, WIDE_PER = 1024, BackwardTile(4, 4, 2, 1), 64
+#: Rows and columns of partial sums that one step of `add_parts_kernel` adds.
 PARTS, PART_COLUMNS, PART_WARPS = 128, 16, 4
 Parts = tuple[Tensor | None, Tensor | None]
 Entry = TypeVar("Entry")
 
 
 class Backward(NamedTuple):
-    """One backward pass: what is given and what is wanted, as rows."""
+    """One backward problem as matrices of rows: inputs, dx and options."""
 
     dy: Tensor
     dtotal: Tensor | None
@@ -100,7 +100,7 @@ class Backward(NamedTuple):
     biased: bool
 
     def parts(self, programs: int) -> Parts:
-        """Space for each program's share of dw and of db."""
+        """Memory for the partial sums of dw and db, one row per program."""
         made = self.x.new_empty((2, programs, self.x.shape[1]), dtype=torch.float32)
         return made[0] if self.w is not None else None, made[1] if self.biased else None
 
@@ -110,15 +110,15 @@ class Backward(NamedTuple):
 
 
 def entry_for(table: Mapping[int, Entry], width: int) -> Entry | None:
-    """The entry for rows of this width; None for wider ones."""
+    """The table entry for rows of this width, or None if they are too wide."""
     return next((entry for widest, entry in table.items() if width <= widest), None)
 
 
 def backward(given: Backward, dw: Tensor | None, db: Tensor | None) -> None:
-    """Fills dx, and dw and db where they are wanted."""
+    """Fills dx, and dw and db unless they are None."""
     tile = entry_for(BACKWARD[given.x.element_size()], given.x.shape[1])
     early = may_start_early(given.x.device)
-    if teams_fit(given):
+    if supports_teams(given):
         parts = _by_teams(given, early)
     elif tile is not None:
         early &= tile.early[given.centred]
@@ -128,7 +128,7 @@ def backward(given: Backward, dw: Tensor | None, db: Tensor | None) -> None:
     _add_parts(*parts, dw, db, early)
 
 
-def _by_tiles(given: Backward, tile: Tile, early: bool) -> Parts:
+def _by_tiles(given: Backward, tile: BackwardTile, early: bool) -> Parts:
     M, D = given.x.shape
     programs = evenly(cdiv(M, tile.rows), tile.programs * processors(given.x))
     parts = given.parts(programs)
@@ -148,19 +148,19 @@ def _by_tiles(given: Backward, tile: Tile, early: bool) -> Parts:
     return parts
 
 
-def kept_rows(tile: Tile, block: int, itemsize: int) -> int:
-    """Rows of sums a program keeps: one unless several warps share columns."""
+def kept_rows(tile: BackwardTile, block: int, itemsize: int) -> int:
+    """Rows of sums that a program keeps: one unless several warps share columns."""
     return 1 if tile.warps * 32 * (16 // itemsize) <= block else tile.rows
 
 
 def evenly(tiles: int, most: int) -> int:
-    """At most `most` programs, and so many that all have as many tiles, or one less."""
+    """Number of programs, at most `most`, so that tiles per program differ by at most one."""
     rounds = max(1, cdiv(tiles, most))
     return max(1, cdiv(tiles, rounds))
 
 
-def teams_fit(given: Backward) -> bool:
-    """Whether teams are of use for these rows, and possible."""
+def supports_teams(given: Backward) -> bool:
+    """Whether `hopper/cooperative_rows` supports these rows and is the faster way."""
     size, width = given.x.element_size(), given.x.shape[1]
     if width <= TEAM_FROM[size] or not streams(given):
         return False
@@ -168,12 +168,12 @@ def teams_fit(given: Backward) -> bool:
 
 
 def members(words: int) -> int:
-    """How many share a row of so many words."""
+    """Number of programs that share a row of this many words."""
     return int(triton.next_power_of_2(cdiv(words, TEAM.share)))
 
 
 def share_of(words: int) -> int:
-    """Words of a row for each member: whole lines of the cache."""
+    """Words of a row per program: whole cache lines."""
     return cdiv(words, 32 * members(words)) * 32
 
 
@@ -206,18 +206,18 @@ def _by_teams(given: Backward, early: bool) -> Parts:
         EARLY=early,
         launch_pdl=early,
         num_warps=TEAM.warps,
-        launch_cooperative_grid=True,  # members wait for each other
+        launch_cooperative_grid=True,  # programs wait for each other
     )
     return parts
 
 
 def as_words(x: Tensor | None) -> Tensor | None:
-    """The same memory in 32-bit words."""
+    """The same memory as 32-bit words."""
     return x if x is None or x.element_size() == 4 else x.view(torch.int32)
 
 
 def streams(given: Backward) -> bool:
-    """Whether rows can be copied to shared memory 16 bytes at a time, on a GPU that has enough."""
+    """Whether rows are aligned for copies of 16 bytes, on a Hopper GPU."""
     x, size = given.x, given.x.element_size()
     if not on_hopper(x) or not len(x):
         return False
@@ -228,7 +228,7 @@ def streams(given: Backward) -> bool:
 
 
 def on_hopper(x: Tensor) -> bool:
-    """Whether x's processors have the shared memory that stages and rings were made for."""
+    """Whether x is on a Hopper GPU, whose shared memory the stages and rings are sized for."""
     return x.is_cuda and torch.cuda.get_device_capability(x.device)[0] == 9
 
 
@@ -261,7 +261,7 @@ def _by_columns(given: Backward) -> Parts:
 
 
 def with_statistics(given: Backward) -> Backward:
-    """The same with mean and rstd, computed again where they were not saved."""
+    """The same problem with mean and rstd, recomputed if they were not saved."""
     M, D = given.x.shape
     if given.rstd is not None or not M:
         return given

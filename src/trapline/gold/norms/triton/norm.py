@@ -26,17 +26,17 @@ WIDEST = 65536
 KERNELS = "trapline_norms_kernels"
 
 
-class Tile(NamedTuple):
-    """Whole rows for one program."""
+class ForwardTile(NamedTuple):
+    """Constants of `forward_kernel`: whole rows per program."""
 
     rows: int
     warps: int
-    ahead: bool = False  # weights come before the statistics
-    early: bool = False  # the kernel comes before the one before it is done, on Hopper GPUs
+    ahead: bool = False  # load weights before computing the statistics
+    early: bool = False  # programmatic dependent launch, on Hopper GPUs
 
 
 class Pieces(NamedTuple):
-    """A wide row for one program, piece by piece."""
+    """Constants for a wide row, which one program takes piece by piece."""
 
     size: int  # elements
     warps: int
@@ -46,29 +46,29 @@ class Pieces(NamedTuple):
 #: Rows up to this width, for 2 and for 4 bytes an element: measured on an H200.
 FORWARD = {
     2: {
-        64: Tile(16, 1),
-        128: Tile(8, 1),
-        256: Tile(4, 1),
-        512: Tile(2, 1),
-        768: Tile(2, 2, early=True),
-        1024: Tile(2, 4, early=True),
-        2048: Tile(1, 4, early=True),
-        4096: Tile(2, 8, early=True),
-        6144: Tile(1, 4),
+        64: ForwardTile(16, 1),
+        128: ForwardTile(8, 1),
+        256: ForwardTile(4, 1),
+        512: ForwardTile(2, 1),
+        768: ForwardTile(2, 2, early=True),
+        1024: ForwardTile(2, 4, early=True),
+        2048: ForwardTile(1, 4, early=True),
+        4096: ForwardTile(2, 8, early=True),
+        6144: ForwardTile(1, 4),
     },
     4: {
-        64: Tile(16, 1),
-        128: Tile(8, 1),
-        256: Tile(4, 1),
-        512: Tile(2, 1),
-        768: Tile(2, 2, early=True),
-        1024: Tile(1, 4, early=True),
-        2048: Tile(1, 8, early=True),
-        4096: Tile(1, 8, ahead=True, early=True),
-        8192: Tile(1, 16, ahead=True, early=True),
+        64: ForwardTile(16, 1),
+        128: ForwardTile(8, 1),
+        256: ForwardTile(4, 1),
+        512: ForwardTile(2, 1),
+        768: ForwardTile(2, 2, early=True),
+        1024: ForwardTile(1, 4, early=True),
+        2048: ForwardTile(1, 8, early=True),
+        4096: ForwardTile(1, 8, ahead=True, early=True),
+        8192: ForwardTile(1, 16, ahead=True, early=True),
     },
 }
-#: Wider rows are held in registers piece by piece, and beyond that looked at again.
+#: Wider rows are kept in registers piece by piece; still wider ones are read twice.
 HELD = {
     2: {8192: Pieces(2048, 8, early=True), 16384: Pieces(2048, 4, early=True)},
     4: {16384: Pieces(4096, 16, early=True)},
@@ -113,11 +113,11 @@ def _backward(
 
 
 def require(x: Tensor) -> None:
-    """What the kernels take."""
+    """Raises unless the kernels support x."""
     if x.dtype not in (torch.float16, torch.bfloat16, torch.float32):
-        raise DTypeError(f"the kernels take float16, bfloat16 and float32, not {x.dtype}")
+        raise DTypeError(f"the kernels take float16, bfloat16 and float32, got {x.dtype}")
     if not 1 <= x.shape[-1] <= WIDEST:
-        raise RangeError(f"the kernels take rows of 1 to {WIDEST} elements, not {x.shape[-1]}")
+        raise RangeError(f"the kernels take rows of 1 to {WIDEST} elements, got {x.shape[-1]}")
 
 
 def forward(
@@ -129,7 +129,7 @@ def forward(
     centred: bool,
     answers: tuple[Tensor, Tensor, Tensor, Tensor],
 ) -> None:
-    """Fills the answers: y, total, mean, rstd."""
+    """Fills the results y, total, mean and rstd."""
     y, total, mean, rstd = answers
     flat, added = rows_of(x), None if residual is None else rows_of(residual)
     M, D = flat.shape
@@ -167,13 +167,13 @@ def forward(
 
 
 def rows_of(x: Tensor) -> Tensor:
-    """(rows, D) with neighbours along D beside each other: a view wherever that is possible."""
+    """x as (rows, D) with contiguous rows: a view where possible."""
     flat = x.reshape(-1, x.shape[-1]) if x.numel() else x.new_empty((0, x.shape[-1]))
     return flat if flat.stride(-1) == 1 or flat.shape[-1] == 1 else flat.contiguous()
 
 
 def dense(w: Tensor | None) -> Tensor | None:
-    """Weights beside each other."""
+    """Contiguous weights."""
     return None if w is None else w.contiguous()
 
 

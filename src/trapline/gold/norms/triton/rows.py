@@ -1,8 +1,8 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
 """Norms of rows that fit the registers of one program, in Triton.
 
-A tile holds whole rows, so the variance is a second look at registers, not at memory, and never
-E[x²] − E[x]². An absent tensor is None.
+A tile holds whole rows, so the variance needs a second pass over registers, not over memory, and
+is never E[x²] − E[x]². An absent tensor is None.
 """
 
 import triton
@@ -18,7 +18,7 @@ def pair_sum(a, b, c, d):
 
 @triton.jit
 def let_in(EARLY: tl.constexpr):
-    """Lets the next kernel in before this one is done, and waits for the one before."""
+    """Waits for the previous kernel and lets the next one start (programmatic dependent launch)."""
     if EARLY:
         gdc_wait()
         gdc_launch_dependents()
@@ -32,7 +32,7 @@ def tile_of(base, row, stride, d, inside):
 
 @triton.jit
 def along_row(w, d, D: tl.constexpr):
-    """Weights of every column; None if there are none."""
+    """Weights of every column, or None."""
     found = None
     if w is not None:
         found = tl.load(w + d, mask=d < D, other=0.0)
@@ -96,7 +96,7 @@ def forward_kernel(
 def centred_rows(
     values, mean, rstd, row, inside, M, eps, D: tl.constexpr, CENTRED: tl.constexpr
 ):  # fmt: skip
-    """Rows without their means, and their 1/√(variance + eps): saved, or found here."""
+    """Rows minus their means, and 1/√(variance + eps): saved, or computed here."""
     if rstd is None:
         values, _, row_rstd = statistics(values, inside, eps, D, CENTRED)
     else:
@@ -113,10 +113,10 @@ def backward_kernel(
     D: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr, CENTRED: tl.constexpr,
     STAGES: tl.constexpr, KEPT: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """dx of every ROWS·programs-th tile of rows, and this program's share of dw and db.
+    """dx of this program's tiles of rows, and its partial sums of dw and db.
 
-    Rows are on their way while others are worked on (STAGES). A program keeps KEPT rows of sums:
-    one where no two warps share columns, else ROWS, added up at the end.
+    Loads are pipelined in STAGES. A program keeps KEPT rows of sums: one where no two warps share
+    columns, else ROWS, which are added at the end.
     """
     let_in(EARLY)
     d = tl.arange(0, BLOCK_D)[None, :]
@@ -163,7 +163,7 @@ def add_parts_kernel(
     dw_parts, db_parts, dw, db, P, D,
     BLOCK_P: tl.constexpr, BLOCK_D: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Σ over P partial rows of BLOCK_D columns, always in the same order: dw's and db's."""
+    """Adds P partial rows of dw and of db, always in the same order."""
     let_in(EARLY)
     d = tl.program_id(0) * BLOCK_D + tl.arange(0, BLOCK_D)
     if tl.program_id(1) == 0:
@@ -183,7 +183,7 @@ def add_parts_kernel(
 
 @triton.jit
 def clear_kernel(words, N, BLOCK: tl.constexpr, EARLY: tl.constexpr):
-    """N words of 0."""
+    """Sets N words to 0."""
     let_in(EARLY)
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.store(words + at, at * 0, mask=at < N)

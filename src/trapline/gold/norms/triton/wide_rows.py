@@ -3,10 +3,10 @@
 """Norms of rows too wide for a tile in one program's registers, in Triton: piece by piece.
 
 Forward holds the pieces as they are stored, which takes half the registers of a float32 tile of
-16-bit rows. Of still wider rows it gathers statistics lane by lane (Welford's update, then Chan's
-sum over lanes: nothing is squared before it is centred) and finds the row in the cache for a second
-look. Backward takes two kernels: two sums a row, then blocks of columns that also keep their share
-of dw and db. It is for rows that a team (`hopper/cooperative_rows`) cannot take.
+16-bit rows. For still wider rows it computes statistics per lane (Welford's update, then Chan's
+sum over lanes: nothing is squared before it is centred) and reads the row again from the cache.
+Backward runs two kernels: two sums per row, then blocks of columns that also keep partial sums of
+dw and db. It serves rows that `hopper/cooperative_rows` does not support.
 """
 
 import triton
@@ -144,7 +144,7 @@ def row_sums_kernel(
     M, dy_row, x_row,
     D: tl.constexpr, CHUNK: tl.constexpr, CENTRED: tl.constexpr,
 ):  # fmt: skip
-    """Of each row mean(g · x_hat) · rstd and mean(g)."""
+    """mean(g · x_hat) · rstd and mean(g) of each row."""
     row = tl.program_id(0).to(tl.int64)
     row_rstd = tl.load(rstd + row)
     row_mean = 0.0
@@ -172,7 +172,7 @@ def columns_kernel(
     D: tl.constexpr, CHUNK: tl.constexpr, ROWS: tl.constexpr, CENTRED: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
-    """dx of PER rows of a block of columns, and their share of dw and db."""
+    """dx of PER rows of a block of columns, and their partial sums of dw and db."""
     d = (tl.program_id(0) * CHUNK + tl.arange(0, CHUNK))[None, :]
     if w is not None:
         weight = tl.load(w + d, mask=d < D, other=0.0)

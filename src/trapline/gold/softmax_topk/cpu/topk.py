@@ -12,18 +12,18 @@ from trapline.gold.c_library import address, load, run_in_threads
 from trapline.gold.errors import ShapeError
 
 SOURCE = Path(__file__).with_name("topk.c")
-#: What logits may be; the 16-bit ones are given as integers of their bits.
+#: Supported dtypes; 16-bit logits are passed as integers of the same bits.
 KINDS = {"float32": 0, "bfloat16": 1, "float16": 2}
-#: Fewer logits than this a thread are done before another thread has started.
+#: A thread with fewer logits than this finishes before another one has started.
 _LOGITS_A_THREAD = 1 << 15
-#: Keys of elements that may be among the best: when there is space for no more, all but k go.
+#: Least number of candidate keys; when the list is full, all but the k best are dropped.
 _LEAST_ROOM = 128
-#: Logits of a group, of which the maximum is kept, and of a block, as in the C file.
+#: Logits per group, of which the maximum is kept, and per block, as in the C file.
 _GROUP, _BLOCK = 64, 4096
 
 
 class _Job(ctypes.Structure):
-    """As in the C source."""
+    """`struct job` of the C source."""
 
     _fields_ = (
         *((n, ctypes.c_void_p) for n in ("logits", "scales", "keys", "groups")),
@@ -40,7 +40,7 @@ class Ranked(NamedTuple):
 
 
 def unavailable() -> str | None:
-    """Why there is no compiled top-k here, or None."""
+    """Why the compiled top-k is not available, or None."""
     loaded = _library()
     return loaded if isinstance(loaded, str) else None
 
@@ -48,7 +48,7 @@ def unavailable() -> str | None:
 def ranked(logits: np.ndarray, kind: str, k: int, temperature: np.ndarray, threads: int) -> Ranked:
     """The k largest of each row of (N, V), ties to the lower index, and the sums behind softmax.
 
-    A row's elements lie beside each other; rows may lie apart. V is below 2³².
+    Rows are contiguous; the stride between them is free. V is below 2³².
     """
     library = _library()
     assert not isinstance(library, str), library

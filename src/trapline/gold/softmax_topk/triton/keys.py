@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
-"""What the top-k kernels share: keys in the order of the answer, thresholds, compaction, output.
+"""Shared by the top-k kernels: keys in the order of the answer, thresholds, ranks, output.
 
 A logit and its column make one unsigned 64-bit key: larger logit first, NaN first of all, ties to
 the lower column. No two are equal, so a set of keys has one order, whatever order it is found in.
@@ -12,8 +12,8 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from trapline.gold.device import LOG2_E
 from trapline.gold.softmax_topk.triton.shared_memory import cell, counted_up, pair, put, set_cell
 
-#: Programmatic dependent launch: when a kernel lets the next one onto the processors. All of them
-#: wait for the one before to be done and visible before they touch memory.
+#: Programmatic dependent launch: when a kernel lets the next one start. Every kernel waits until
+#: the results of the previous one are visible before it accesses memory.
 NOT, EARLY, AFTER = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 LN_2 = tl.constexpr(0.6931471805599453)
 
@@ -35,7 +35,7 @@ def larger(a, b):
 
 @triton.jit
 def origin_of(peak):
-    """What is subtracted: 0 for nothing but −inf, where −inf − (−inf) would be NaN."""
+    """What is subtracted: 0 for rows that are all −inf, where −inf − (−inf) would be NaN."""
     return tl.where(peak == float("-inf"), 0.0, peak)
 
 
@@ -43,7 +43,7 @@ def origin_of(peak):
 def order_of(x, SHIFT: tl.constexpr):
     """Unsigned integers in the order of the floats, 0 below all; −0 is +0, NaN largest.
 
-    The low SHIFT bits say nothing in a 16-bit float and are left out.
+    The low SHIFT bits carry no information in a 16-bit float and are dropped.
     """
     bits = (x + 0.0).to(tl.int32, bitcast=True)
     bits = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
@@ -79,8 +79,8 @@ def group_maxima(each, GROUPS: tl.constexpr):
 def threshold(maxima, K):
     """At least K of the groups with these maxima hold a logit that is not below it.
 
-    Their K-th largest: who is beaten by fewer than K stays. NaN beats nobody here and is beaten by
-    nobody, so it can only lower the threshold.
+    It is the K-th largest maximum: those beaten by fewer than K others stay. NaN compares false
+    with everything here, so it can only lower the threshold.
     """
     beaten = tl.sum((maxima[None, :] > maxima[:, None]).to(tl.int32), 1)
     return tl.min(tl.where(beaten < K, maxima, float("inf")), 0)
@@ -105,14 +105,14 @@ def bound(best, here, K, ROOM):
 
 @triton.jit
 def next_bit(bit, SHIFT: tl.constexpr):
-    """Down from the top; the bits that are the same in all keys are jumped over."""
+    """The next lower bit; bits that are equal in all keys are skipped."""
     one = bit >> 1
     return tl.where(one == (1 << (31 + SHIFT)), 1 << 31, one)
 
 
 @triton.jit
 def kth_of(keys, K, SHIFT: tl.constexpr):
-    """A number that exactly K of the keys reach, by bisection on the bits."""
+    """A number that exactly K keys are not below, by bisection on the bits."""
     kth = (tl.program_id(0) * 0).to(tl.uint64)
     bit = kth + (1 << 63)
     found = tl.program_id(0) * 0
@@ -145,7 +145,7 @@ def emit_summary(lse, row_max, row, peak, total, temperature):
 
 @triton.jit
 def value_of(x, peak, total, temperature, log):
-    """Subtracted before divided: scaled logits may overflow, their differences only underflow."""
+    """Subtract before dividing: scaled logits may overflow, their differences only underflow."""
     log_prob = (x - peak) / temperature - tl.log2(total) * LN_2
     return tl.where(log != 0, log_prob, tl.exp2((x - peak) * (LOG2_E / temperature)) / total)
 
@@ -162,9 +162,10 @@ def emit(
 
 @triton.jit
 def rank(key):
-    """By how many others each is beaten. Which way it is summed only decides who waits for whom:
+    """How many other keys are larger than each key.
 
-    up to a warp's width a warp compares one key with all, beyond it a thread does.
+    The axis of the sum affects speed only: up to a warp's width a warp compares one key with all,
+    beyond it a thread does.
     """
     if key.numel <= 32:
         beaten = tl.sum((key[None, :] > key[:, None]).to(tl.int32), 1)
@@ -206,10 +207,10 @@ def bucket_of(key, peak, least, NUMBER: tl.constexpr, SHIFT: tl.constexpr):
 def rank_in_buckets(
     room, cells, key, live, peak, least, NUMBER: tl.constexpr, SHIFT: tl.constexpr
 ):  # fmt: skip
-    """By how many others each live key is beaten: all in better buckets, and some in its own.
+    """How many live keys are larger than each: all in better buckets, and some in its own.
 
-    `cells`, NUMBER of them, are 0, and nobody needs what is in the room. Logits are spread over
-    the buckets, a few in each; many that are equal are compared with each other.
+    `cells`, NUMBER of them, are 0, and the contents of the room are overwritten. Logits spread over
+    the buckets, a few in each; equal ones share a bucket and are compared with each other.
     """
     bucket = bucket_of(key, peak, least, NUMBER, SHIFT)
     within = counted_up(cells, bucket, live)

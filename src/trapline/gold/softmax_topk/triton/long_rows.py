@@ -1,6 +1,6 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
-"""Top-k of long rows: one read leaves the maximum of every group of G neighbours; the K best groups
-are looked at again.
+"""Top-k of long rows: one pass gives the maximum of every group of G neighbours, and a second
+kernel reads the K best groups again.
 
 Positions count from the last multiple of 16 bytes at or before the row's first logit, so that
 loads are 16 bytes wide whatever V is: column = position − skip.
@@ -40,7 +40,7 @@ def edge(base, position, skip, end, WIDTH: tl.constexpr):
     """Logits from `skip` to `end`, −inf around them.
 
     `base` and every position a thread begins with are multiples of WIDTH logits, 16 bytes. What
-    lies around is read with its 16 bytes, or the loads would be narrow; it is never used.
+    lies around the row is loaded too, to keep loads 16 bytes wide, but never used.
     """
     x = tl.load(base + position, mask=position < tl.cdiv(end, WIDTH) * WIDTH, other=0.0)
     inside = (position >= skip) & (position < end)
@@ -52,7 +52,7 @@ def streamed(
     x, maxima, start, peak, total, scale,
     G: tl.constexpr, BLOCK: tl.constexpr, THREADS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Takes one tile in. Every thread has its own maximum and sum: no barrier in the loop."""
+    """Adds one tile. Every thread has its own maximum and sum: no barrier in the loop."""
     held = tl.reshape(x, [BLOCK // (THREADS * WIDTH), THREADS, WIDTH])
     wide = tl.reduce(held, 2, larger)
     best = tl.reduce(tl.reshape(wide, [BLOCK // G, G // WIDTH]), 1, larger)
@@ -71,7 +71,7 @@ def stream_kernel(
     G: tl.constexpr, BLOCK: tl.constexpr, THREADS: tl.constexpr, WIDTH: tl.constexpr,
     PER_ROW: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """The group maxima of one split of a row, and its share of the softmax sum."""
+    """The group maxima of one split of a row, and its part of the softmax sum."""
     row = (tl.program_id(0) // splits).to(tl.int64)
     split = tl.program_id(0) % splits
     wait(PDL)
@@ -104,7 +104,7 @@ def stream_kernel(
 
 @triton.jit
 def group_best(maxima, V, skip, G: tl.constexpr, GROUPS_BLOCK: tl.constexpr):
-    """All group maxima of a row, and which of them there are."""
+    """All group maxima of a row, and a mask of those that exist."""
     number = tl.arange(0, GROUPS_BLOCK)
     here = number < tl.cdiv(V + skip, G)
     return tl.load(maxima + number, mask=here, other=float("-inf")), here
@@ -125,9 +125,9 @@ def list_groups(
     THREADS: tl.constexpr, SUPER: tl.constexpr, LIST: tl.constexpr, SHIFT: tl.constexpr,
     RANKED: tl.constexpr,
 ):  # fmt: skip
-    """Lists groups among which the K best logits are; a bound for those logits.
+    """Lists groups that contain the K best logits; returns a lower bound for those logits.
 
-    What lies beyond the row may be listed too, as groups of nothing.
+    Empty groups beyond the row may be listed too.
     """
     number = tl.arange(0, best.numel)
     if RANKED:
@@ -165,7 +165,7 @@ def kth_in_groups(
     logits, listed, count, skip, V, K,
     G: tl.constexpr, TILE: tl.constexpr, SHIFT: tl.constexpr,
 ):  # fmt: skip
-    """`kth_of` for more keys than registers hold: every round reads the groups again."""
+    """`kth_of` for more keys than fit into registers: every round reads the groups again."""
     kth = (count * 0).to(tl.uint64)
     bit = kth + (1 << 63)
     found = count * 0
@@ -186,7 +186,7 @@ def keep_best(
     G: tl.constexpr, THREADS: tl.constexpr, TILE: tl.constexpr, CAP: tl.constexpr,
     SHIFT: tl.constexpr,
 ):  # fmt: skip
-    """Looks at the listed groups again, and keeps what may be among the K best; how many."""
+    """Reads the listed groups again and keeps candidates for the K best; returns their number."""
     count = count_in(listed)
     for first in range(0, count, TILE):
         x, column = group_logits(logits, listed, first, count, skip, V, G, TILE)

@@ -1,9 +1,9 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
-"""Top-k of many short rows: one program a row, which finds it in the cache when it looks again.
+"""Top-k of many short rows: one program per row, which reads the row again from the cache.
 
-A row in registers leaves place for one program on a processor, whose waiting nobody fills. Here a
-program holds a tile at a time, and four or more share a processor. The first look leaves every
-thread's maximum and sum, further ones find a threshold (for large K) and what reaches it.
+With a row in registers only one program fits on a processor, and its waits are idle time. Here a
+program holds a tile at a time, and four or more share a processor. The first pass gives each
+thread's maximum and sum; further passes find a threshold (for large K) and what reaches it.
 """
 
 import triton
@@ -38,7 +38,7 @@ from trapline.gold.softmax_topk.triton.shared_memory import (
     room_for,
 )
 
-#: Rounds that halve values.
+#: Rounds of bisection on values, before bisection on bits.
 HALVED = tl.constexpr(8)
 
 
@@ -79,10 +79,10 @@ def first_look(
 def bound_again(
     base, skip, end, low, peak, K, ROOM, TILE: tl.constexpr, WIDTH: tl.constexpr
 ):  # fmt: skip
-    """Not below it are K to ROOM logits, or more where the K-th has many equals.
+    """A bound that K to ROOM logits reach, or more where the K-th has many equals.
 
-    Every round looks at the row again. The first halve the values, which takes three or four for
-    ordinary logits; then the bits are halved, which ends for certain. Nothing is bounded by NaN.
+    Every round reads the row again. The first rounds bisect values, which takes three or four
+    for ordinary logits; later ones bisect the bits, which always terminates. With NaN it is −inf.
     """
     least, most = order_of(low, 0), order_of(peak, 0)
     found = tl.program_id(0) * 0
@@ -111,7 +111,7 @@ def keep_reached(
     room, base, skip, end, least, TILE: tl.constexpr, CAP: tl.constexpr, THREADS: tl.constexpr,
     WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Keeps what is not below `least`. What is beyond the row loses every tie, as −inf there."""
+    """Keeps logits that are not below `least`; −inf beyond the row loses every tie."""
     for start in range(0, end, TILE):
         x = tile_at(base, start, skip, end, TILE, WIDTH)
         add(room, x, start + tl.arange(0, TILE) - skip, least, CAP, THREADS)
@@ -123,7 +123,7 @@ def keep_exactly_again(
     TILE: tl.constexpr, CAP: tl.constexpr, THREADS: tl.constexpr, WIDTH: tl.constexpr,
     SHIFT: tl.constexpr,
 ):  # fmt: skip
-    """Leaves the K best of all in the room; the least of them, or less."""
+    """Leaves exactly the K best in the room; returns a lower bound of them."""
     kth = kth_again(base, skip, end, K, TILE, WIDTH, SHIFT)
     emptied(room)
     for start in range(0, end, TILE):
@@ -137,7 +137,7 @@ def keep_exactly_again(
 
 @triton.jit
 def in_order(room, key, place, K, ANSWERS: tl.constexpr):
-    """The keys by their places, so that neighbours write neighbours; a whole sector at once."""
+    """Sorts keys by their places, so that adjacent threads write adjacent results."""
     tl.debug_barrier()
     upper, lower = words(key)
     put(room, place, upper, lower, place < K)

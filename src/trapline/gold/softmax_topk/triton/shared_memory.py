@@ -1,13 +1,12 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
-"""Rooms and cells: what the threads of a program write for each other at addresses they compute.
+"""Lists ("rooms") and counters ("cells") in shared memory, for the threads of one program.
 
-A room is a counter and a list of pairs that threads add to; cells are numbers that they count up.
-Both lie in shared memory: a pair is there a few clocks after it was added, while a round trip
-through global memory takes as long as all else that a short row needs. Triton cannot scatter into
-shared memory, so these accesses are PTX. The interpreter has none: there they lie in `memory`,
-which is global, and None on a GPU.
+A room is a counter and a list of pairs that threads append to; cells are counters. In shared memory
+a pair is visible after a few clocks, while a round trip through global memory takes as long as all
+other work on a short row. Triton cannot scatter into shared memory, so these accesses are PTX. The
+interpreter has no shared memory and uses `memory`, which is global there and None on a GPU.
 
-Who comes first in a room or a cell is left to the hardware: answers must not depend on it.
+The order of entries in a room is up to the hardware; results must not depend on it.
 """
 
 import triton
@@ -21,7 +20,7 @@ def _declared(size):
 
 @triton.constexpr_function
 def _added(entries, pack):
-    """PTX for `pack` elements at once. Few are added: most of the time one branch is all.
+    """PTX for `pack` elements at once. Few are added, so that usually only one branch runs.
 
     Operands: the numbers, their columns, the bound and the room's address, `pack` of each.
     """
@@ -64,7 +63,7 @@ def space(memory, at, BYTES: tl.constexpr):
 
 @triton.jit
 def room_for(memory, at, ENTRIES: tl.constexpr):
-    """A room that is empty for everybody after the next barrier."""
+    """A room that is empty after the next barrier."""
     room = space(memory, at, 8 * ENTRIES + 8)
     clear(room)
     return room
@@ -83,7 +82,7 @@ def clear(room):
 
 @triton.jit
 def emptied(room):
-    """Nobody reads the old entries any more, and nobody adds before it is empty."""
+    """Empties a room between two barriers: after all reads, before the next additions."""
     tl.debug_barrier()
     clear(room)
     tl.debug_barrier()
@@ -91,7 +90,7 @@ def emptied(room):
 
 @triton.jit
 def count_in(room):
-    """How many were added, also those that there was no room for. After a barrier."""
+    """Number of additions, including those that did not fit. Call it after a barrier."""
     if room.dtype.is_ptr():
         count = tl.load(room)
     else:
@@ -138,7 +137,7 @@ def put(room, slot, first, second, chosen):
 
 @triton.jit
 def pair(room, slot):
-    """What the slots of a room hold, int32 both. After a barrier."""
+    """The pairs in these slots of a room, both int32. Call it after a barrier."""
     if room.dtype.is_ptr():
         first, second = tl.load(room + 2 * slot + 2), tl.load(room + 2 * slot + 3)
     else:
@@ -152,7 +151,7 @@ def pair(room, slot):
 
 @triton.jit
 def cells_for(memory, at, NUMBER: tl.constexpr):
-    """Cells that are 0 for everybody after the next barrier."""
+    """Cells that are 0 after the next barrier."""
     cells = space(memory, at, 4 * NUMBER)
     set_cell(cells, tl.arange(0, NUMBER), 0)
     return cells
@@ -183,7 +182,7 @@ def cell(cells, number):
 
 @triton.jit
 def counted_up(cells, number, chosen):
-    """Adds one to the cell of each that is chosen; how many came before it. None is held twice."""
+    """Adds one to the cell of each chosen element and returns the previous counts."""
     if cells.dtype.is_ptr():
         before = tl.atomic_add(cells + number, 1, mask=chosen)
     else:

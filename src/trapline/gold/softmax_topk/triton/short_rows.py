@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
-"""Top-k of rows that fit into registers: one program a row, one launch."""
+"""Top-k of rows that fit into registers: one program per row, one launch."""
 
 import triton
 import triton.language as tl
@@ -33,7 +33,7 @@ from trapline.gold.softmax_topk.triton.shared_memory import (
 
 @triton.jit
 def whole_row(logits, column, V, EVEN: tl.constexpr):
-    """−inf beyond the end: at a higher column than any logit, so it loses every tie."""
+    """The row, and −inf beyond its end: at higher columns, so it loses every tie."""
     if EVEN:
         x = tl.load(logits + column)
     else:
@@ -53,7 +53,7 @@ def best_kernel(
     BLOCK: tl.constexpr, THREADS: tl.constexpr, WIDTH: tl.constexpr, EVEN: tl.constexpr,
     PER_ROW: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """K = 1. All that can be is done within threads; two sums over them are left."""
+    """K = 1: most of the work stays within threads; two reductions over threads remain."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     wait(PDL)
@@ -80,7 +80,7 @@ def best_kernel(
 def keep_exactly(
     room, x, column, K, CAP: tl.constexpr, THREADS: tl.constexpr, SHIFT: tl.constexpr
 ):  # fmt: skip
-    """Leaves the K best of all in the room; the least of them, or less."""
+    """Leaves exactly the K best in the room; returns a lower bound of them."""
     key = key_of(x, column, SHIFT)
     kth = kth_of(key, K, SHIFT)
     emptied(room)
@@ -97,10 +97,10 @@ def short_kernel(
     SHIFT: tl.constexpr, RANKED: tl.constexpr, EVEN: tl.constexpr,
     PER_ROW: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Whatever is not below a threshold is kept, and ranked.
+    """Keeps the logits that are not below a threshold, and ranks them.
 
-    The threshold comes from the maxima of GROUPS groups of threads: of 2K groups about 1.4 K
-    logits remain, with a spread of a tenth of that. Where ties let too many remain, bisection.
+    The threshold comes from the maxima of GROUPS groups of threads: with 2K groups about 1.4 K
+    logits remain, give or take a tenth. If ties leave too many, bisection selects exactly.
     """
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
@@ -119,7 +119,7 @@ def short_kernel(
     if RANKED:
         least = threshold(maxima, K)
         add(room, x, column, least, CAP, THREADS)
-    # The sum of exponentials fills the time that others take to add theirs.
+    # The sum of exponentials overlaps with other threads' additions to the room.
     share = tl.sum(tl.exp2((held - origin_of(each)[None, :]) * scale), 0)
     peak = tl.reduce(maxima, 0, larger)
     total = tl.sum(share * tl.exp2((each - origin_of(peak)) * scale), 0)

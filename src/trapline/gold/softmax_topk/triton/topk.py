@@ -28,7 +28,7 @@ from trapline.gold.softmax_topk.triton.work_partition import Long, Many, Short
 
 KERNELS = "trapline_topk_kernels"
 MOST = 1024
-#: A group of a longer row would be more than a program looks at at once.
+#: A group of a longer row would exceed what a program reads at once.
 LONGEST = 1 << 26
 _SHIFT = {torch.float32: 0, torch.float16: 13, torch.bfloat16: 16}
 _SCHEMA = (
@@ -37,11 +37,11 @@ _SCHEMA = (
 )
 _Answers = tuple[Tensor, Tensor, Tensor, Tensor]
 _Parts = tuple[Tensor, Tensor, Tensor]
-_Warm = tuple[Tensor, float]  # a temperature for each row, or one
+_Temps = tuple[Tensor, float]  # one per row, or one for all
 
 
 class Found(NamedTuple):
-    """What the kernels write."""
+    """Results of the kernels."""
 
     values: Tensor  # (N, K) probabilities or their logarithms in the logits' dtype
     indices: Tensor  # (N, K)
@@ -52,7 +52,7 @@ class Found(NamedTuple):
 def softmax_topk(
     logits: Tensor, k: int, temperature: float | Tensor, log_probs: bool = False
 ) -> Found:
-    """The k largest logits of each row, best first. The temperature may be one for each row."""
+    """The k largest logits of each row, best first; one temperature, or one per row."""
     operator: Any = getattr(torch.ops, KERNELS).softmax_topk
     if isinstance(temperature, Tensor):
         each = temperature.expand(logits.shape[0])
@@ -68,8 +68,8 @@ def _softmax_topk(
     require(logits, k)
     answers = _shapes(logits, k, temperature, temperatures, log_probs)
     x = logits if logits.stride(1) == 1 or vocabulary == 1 else logits.contiguous()
-    # Loads of 16 bytes touch what lies around a row: from an odd place on, the last row's would
-    # leave the memory that was allocated.
+    # Loads of 16 bytes reach beyond a row: from an unaligned start, those of the last row would
+    # leave the allocated memory.
     x = x if x.data_ptr() % 16 == 0 else x.clone()
     warm = (temperatures.float().contiguous() if temperatures is not None else x, temperature)
     launch = launch_of(x)
@@ -87,14 +87,20 @@ def _softmax_topk(
 
 
 def launch_of(x: Tensor) -> int:
-    """When the next kernel is let in: rows in registers leave it no room before they are read."""
+    """When the next kernel may start: after the loads, if rows fill the registers."""
     if not may_start_early(x.device):
         return int(NOT)
     return int(AFTER if x.shape[1] <= plans.SHORT else EARLY)
 
 
 def run_short(
-    x: Tensor, k: int, warm: _Warm, answers: _Answers, log: bool, plan: Short, same: dict[str, Any]
+    x: Tensor,
+    k: int,
+    warm: _Temps,
+    answers: _Answers,
+    log: bool,
+    plan: Short,
+    same: dict[str, Any],
 ) -> None:
     rows, vocabulary = x.shape
     kernel, launch = short_launch(plan, k, width_of(x), _SHIFT[x.dtype])
@@ -104,7 +110,7 @@ def run_short(
 
 
 def short_launch(plan: Short, k: int, width: int, shift: int) -> tuple[Any, dict[str, Any]]:
-    """The kernel for rows in registers, and what it is compiled with."""
+    """The kernel for rows in registers, and its compile-time arguments."""
     if k == 1:
         warps = 8 if plan.block > 4096 else 4
         sizes = {"BLOCK": plan.block, "THREADS": 32 * warps, "WIDTH": width, "EVEN": plan.even}
@@ -122,7 +128,13 @@ def short_launch(plan: Short, k: int, width: int, shift: int) -> tuple[Any, dict
 
 
 def run_many(
-    x: Tensor, k: int, warm: _Warm, answers: _Answers, log: bool, plan: Many, same: dict[str, Any]
+    x: Tensor,
+    k: int,
+    warm: _Temps,
+    answers: _Answers,
+    log: bool,
+    plan: Many,
+    same: dict[str, Any],
 ) -> None:
     rows, vocabulary = x.shape
     many_kernel[(rows,)](
@@ -149,14 +161,20 @@ def many_launch(plan: Many, width: int, shift: int) -> dict[str, Any]:
 
 
 def run_long(
-    x: Tensor, k: int, warm: _Warm, answers: _Answers, log: bool, plan: Long, same: dict[str, Any]
+    x: Tensor,
+    k: int,
+    warm: _Temps,
+    answers: _Answers,
+    log: bool,
+    plan: Long,
+    same: dict[str, Any],
 ) -> None:
     parts = stream(x, warm, plan, same)
     select(x, k, warm, parts, answers, log, plan, same)
 
 
 def group_of(rows: int, vocabulary: int, k: int, x: Tensor) -> int | None:
-    """Neighbours whose maxima `decided` wants; None where rows are not cut into groups."""
+    """Size of the groups whose maxima `decided` expects; None if rows are not divided."""
     if vocabulary <= plans.SHORT or vocabulary % width_of(x) or k > plans.RANKED:
         return None
     return plans.long_plan(rows, vocabulary, k, vocabulary, width_of(x), processors(x)).group
@@ -164,10 +182,10 @@ def group_of(rows: int, vocabulary: int, k: int, x: Tensor) -> int | None:
 
 @on_their_device
 def decided(logits: Tensor, k: int, maxima: Tensor, peaks: Tensor, totals: Tensor) -> Found:
-    """The second half alone, for whoever left the first half's numbers when it made the logits.
+    """The second kernel alone, when the kernel that made the logits wrote the inputs it needs.
 
-    Those are the maxima (N, V / group) of groups of neighbours, and the maximum and the sum of
-    exp(logit − maximum) of every split, (N, splits). What comes back has logarithms.
+    These are the maxima (N, V / group) of groups of neighbours, and the maximum and the sum of
+    exp(logit − maximum) of every split, (N, splits). Values are logarithms.
     """
     rows, vocabulary = logits.shape
     answers = _shapes(logits, k, 1.0, None, True)
@@ -179,8 +197,8 @@ def decided(logits: Tensor, k: int, maxima: Tensor, peaks: Tensor, totals: Tenso
     return Found(*answers)
 
 
-def stream(x: Tensor, warm: _Warm, plan: Long, same: dict[str, Any]) -> _Parts:
-    """Group maxima, and the maximum and the sum of every split."""
+def stream(x: Tensor, warm: _Temps, plan: Long, same: dict[str, Any]) -> _Parts:
+    """Group maxima, and the maximum and the sum of exponentials of every split."""
     rows, vocabulary = x.shape
     maxima = x.new_empty((rows, plan.groups), dtype=torch.float32)
     peaks, totals = x.new_empty((2, rows, plan.splits), dtype=torch.float32)
@@ -206,7 +224,7 @@ def stream_launch(plan: Long, width: int) -> dict[str, Any]:
 def select(
     x: Tensor,
     k: int,
-    warm: _Warm,
+    warm: _Temps,
     parts: _Parts,
     answers: _Answers,
     log: bool,
@@ -247,18 +265,18 @@ def width_of(x: Tensor) -> int:
 
 
 def rooms(x: Tensor, size: int) -> Tensor | None:
-    """Global memory for every row's rooms, in the interpreter; a GPU has them in shared memory."""
+    """Memory for the lists of every row in the interpreter; a GPU keeps them in shared memory."""
     return None if x.is_cuda else x.new_empty((x.shape[0], size), dtype=torch.int32)
 
 
 def require(logits: Tensor, k: int) -> None:
-    """What the kernels take."""
+    """Raises unless the kernels support these arguments."""
     if logits.dtype not in _SHIFT:
-        raise DTypeError(f"the kernels take float16, bfloat16 and float32, not {logits.dtype}")
+        raise DTypeError(f"the kernels take float16, bfloat16 and float32, got {logits.dtype}")
     if k > MOST:
-        raise RangeError(f"the kernels take k up to {MOST}, not {k}")
+        raise RangeError(f"the kernels take k up to {MOST}, got {k}")
     if logits.shape[1] > LONGEST:
-        raise RangeError(f"the kernels take rows of up to {LONGEST} logits, not {logits.shape[1]}")
+        raise RangeError(f"the kernels take rows of up to {LONGEST} logits, got {logits.shape[1]}")
 
 
 def _shapes(

@@ -1,6 +1,6 @@
-"""How top-k of a shape is laid out on a GPU: which rows are held, cut or looked at again, by whom.
+"""Divides top-k of a shape between programs: which kernel runs, and with which sizes.
 
-Numbers only; `kernels` launches what they say. All constants are as measured on an H200.
+Numbers only; `topk` launches. All constants were measured on an H200.
 """
 
 import math
@@ -10,28 +10,28 @@ import triton
 
 from trapline.gold.arithmetic import cdiv
 
-#: A row of at most this many logits is held by one program.
+#: One program holds a row of at most this many logits in registers.
 SHORT = 16384
-#: Of more than this many, where processors are fewer than rows, it stays in the cache.
+#: With more rows than processors, longer rows than this are read again from the cache.
 IN_REGISTERS = 2048
 #: The most programs that share a row.
 SPLITS = 128
 #: The most group maxima that one program holds.
 HELD = 16384
-#: Up to this k the threshold comes from counting; the keys of more are bisected and sorted.
+#: Up to this k counting gives the threshold; for larger k bisection does.
 RANKED = 64
 
 
 def stays_in_cache(rows: int, vocabulary: int, k: int, processors: int) -> bool:
-    """Whether one row in a processor's registers would leave it waiting."""
+    """Whether `many_rows` is faster than one row in the registers of each processor."""
     return rows > processors and k > 1 and IN_REGISTERS < vocabulary <= SHORT
 
 
 class Short(NamedTuple):
-    """How a row is held in registers."""
+    """Sizes for a row in registers (`short_rows`)."""
 
     block: int  # logits, a power of two
-    even: bool  # as many as the row has
+    even: bool  # the row has exactly that many
     warps: int
     groups: int  # maxima that the threshold is taken from
     cap: int  # logits that may remain
@@ -51,11 +51,11 @@ def short_plan(vocabulary: int, k: int) -> Short:
 
 
 class Many(NamedTuple):
-    """How a row is looked at again and again in the cache."""
+    """Sizes for a row that is read several times from the cache (`many_rows`)."""
 
     tile: int  # logits at a time
     warps: int
-    registers: int  # of a thread: so that four or six programs share a processor
+    registers: int  # per thread, so that four or six programs fit on a processor
     groups: int  # maxima that the threshold is taken from
     cap: int  # logits that may remain
     answers: int
@@ -66,7 +66,7 @@ MANY_TILE, MANY_WARPS, MANY_REGISTERS = 2048, 8, {True: 40, False: 64}
 
 
 def many_plan(k: int) -> Many:
-    """Four times as many groups as winners, or twice; the same space for what is left by them."""
+    """Two to four times as many groups as winners, and as much space for the candidates."""
     k_block = max(2, triton.next_power_of_2(k))
     ranked, threads = k <= RANKED, 32 * MANY_WARPS
     return Many(
@@ -81,14 +81,14 @@ def many_plan(k: int) -> Many:
 
 
 class Select(NamedTuple):
-    """How the second kernel is laid out."""
+    """Sizes of the second kernel of `long_rows`."""
 
     warps: int
     group: int  # neighbours whose maximum is kept
-    tile: int  # groups that are looked at again at a time
+    tile: int  # groups read again at a time
 
 
-#: All as measured. For few rows, where one program's way counts; for many; and beyond RANKED.
+#: For few rows, where the latency of one program counts; for many rows; and for k beyond RANKED.
 SELECT = {
     "few": Select(16, 32, 128),
     "many": Select(8, 32, 128),
@@ -96,28 +96,28 @@ SELECT = {
     "more": Select(16, 16, 256),
 }
 HUNDREDS = 256
-#: Of a thread of the second kernel: so that four programs of 8 warps share a processor; and the
-#: maxima, or logits, that it then has space for.
+#: Registers per thread of the second kernel, so that four programs of 8 warps fit on a processor,
+#: and the maxima or logits that they can hold.
 REGISTERS, HELD_EACH = 64, 16
-#: What a program of the first kernel has in flight, and its warps, where little is to be read:
-#: then everybody starts at once; and where much is, with so many programs that they end together.
+#: Logits in flight and warps of a program of the first kernel: for little data, where all programs
+#: start at once; and for much data, with enough programs to finish at about the same time.
 LITTLE, LITTLE_STREAM = 1 << 21, (1024, 4)
 STREAM, PROGRAMS = (8192, 8), 2048
 
 
 class Long(NamedTuple):
-    """How a long row is cut."""
+    """Sizes for a long row (`long_rows`)."""
 
     group: int  # neighbours whose maximum is kept
     block: int  # logits that a program has in flight
     warps: int
     blocks: int  # of a split
     splits: int
-    groups: int  # maxima in a row, those of the last block's empty end too
+    groups: int  # maxima per row, including the empty end of the last block
     groups_block: int
     select_warps: int
     supers: int  # groups of groups that the threshold is taken from
-    listed: int  # groups that may be looked at again
+    listed: int  # groups that may be read again
     tile: int  # of them at a time
     cap: int  # logits that may remain
     ranked: bool
@@ -126,7 +126,7 @@ class Long(NamedTuple):
 def long_plan(rows: int, vocabulary: int, k: int, stride: int, width: int, processors: int) -> Long:
     """Few rows are split until every processor has work.
 
-    Rows that do not begin at multiples of `width` logits, 16 bytes, are read from one on.
+    Rows that do not start at a multiple of `width` logits (16 bytes) start at the previous one.
     """
     slack = 0 if stride % width == 0 else width - 1
     select = select_plan(k, few=rows <= processors // 2)
@@ -170,7 +170,7 @@ def select_plan(k: int, few: bool) -> Select:
 
 
 def group_size(vocabulary: int, k: int, near: int) -> int:
-    """So small that k groups exist twice over, and so large that one program holds all maxima."""
+    """Small enough for 2k groups, and large enough for one program to hold all maxima."""
     most = max(16, 1 << int(math.log2(max(1, vocabulary // (2 * k)))))
     least = triton.next_power_of_2(cdiv(vocabulary + 8 + STREAM[0], HELD))
     return max(min(near, most), int(least))
