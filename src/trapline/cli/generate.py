@@ -108,7 +108,7 @@ def generate(
         if speculate is not None:
             drafting = speculation(speculate, drafter or model / "drafter", budget, decoder)
         clock = _Clock()
-        options = {"max_new_tokens": max_new_tokens, "stop_ids": eos_id or None}
+        options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "stop_ids": eos_id or None}
         if beams > 1:
             count = _search(decoder, prompt, Beams(beams, length_penalty, policy), options)
         else:

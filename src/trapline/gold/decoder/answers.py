@@ -8,8 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from trapline.gold.beam_search.api import Name, Policy
-from trapline.gold.beam_search.policy import EarlyStopping
+from trapline.gold.beam_search.policy import EarlyStopping, Name, Policy
 from trapline.gold.beam_search.search import Beam
 from trapline.gold.decoder.beams import Searcher
 from trapline.gold.decoder.engine import FinishReason, RequestError, check_prompt

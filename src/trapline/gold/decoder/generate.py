@@ -95,7 +95,8 @@ def filled_engine(
                 "write one prompt as [[5, 6]]"
             )
     settings = sampling_per_prompt(sampling, len(prompts))
-    engine = Engine(decoder, page_size=PAGE, **_capacity(decoder, prompts, max_new_tokens, batch))
+    rows, pages = _capacity(decoder, prompts, max_new_tokens, batch)
+    engine = Engine(decoder, rows=rows, pages=pages, page_size=PAGE)
     for number, (prompt, setting) in enumerate(zip(prompts, settings, strict=True)):
         try:
             engine.add(
@@ -113,7 +114,7 @@ def filled_engine(
 
 def _capacity(
     decoder: Network, prompts: Sequence[Sequence[int]], new: int, batch: int
-) -> dict[str, int]:
+) -> tuple[int, int]:
     """Rows, and as many pages as the longest prompts need that may run together.
 
     `Engine.add` refuses prompts beyond the context, so no memory is reserved for them.
@@ -121,4 +122,4 @@ def _capacity(
     lengths = (min(len(prompt) + new, decoder.config.context) for prompt in prompts)
     pages = sorted((cdiv(length, PAGE) for length in lengths), reverse=True)
     rows = min(batch, max(len(prompts), 1))
-    return {"rows": rows, "pages": max(sum(pages[:rows]), 1)}
+    return rows, max(sum(pages[:rows]), 1)

@@ -6,7 +6,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from trapline.gold.decoder.api import Decoder
+from trapline.gold.decoder.network import Network
 from trapline.gold.decoder.packing import Cache
 from trapline.gold.tree_decoding.generate import Row, Trees
 
@@ -25,7 +25,7 @@ class DecoderTarget:
 
     def __init__(
         self,
-        decoder: Decoder,
+        decoder: Network,
         target_layers: Sequence[int] = (),
         *,
         new_cache: Callable[[], KeepingCache] | None = None,

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from trapline.gold import checks
-from trapline.gold.decoder.api import Decoder
 from trapline.gold.decoder.cache import SequenceCache
 from trapline.gold.decoder.config import DecoderConfig, RopeConfig
 from trapline.gold.decoder.layers import Feedforward, Norm, tensor
+from trapline.gold.decoder.network import Network
 from trapline.gold.decoder.rope import frequencies
 from trapline.gold.errors import RangeError, ShapeError
 
@@ -143,7 +143,7 @@ class DFlash(nn.Module):
     def layers(self) -> list[DraftLayer]:
         return [layer for layer in self.stack if isinstance(layer, DraftLayer)]
 
-    def check_fits(self, target: Decoder) -> None:
+    def check_fits(self, target: Network) -> None:
         """Drafter and target must speak of the same tokens in vectors of the same width."""
         body, theirs = self.config.body, target.config
         if body.vocab != theirs.vocab:
@@ -290,7 +290,7 @@ def turned(x: Tensor, angles: Angles) -> Tensor:
 class DFlashDrafter:
     """`generate.Drafter` by a DFlash model and the target it was trained for."""
 
-    def __init__(self, model: DFlash, target: Decoder) -> None:
+    def __init__(self, model: DFlash, target: Network) -> None:
         model.check_fits(target)
         self.model, self._decoder = model, target
         self.vocab = target.config.vocab
