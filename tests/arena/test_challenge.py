@@ -4,9 +4,9 @@ import sys
 
 import pytest
 
-from trapline.arena import judge_dependencies as borrowing
+from trapline.arena import judge_dependencies as dependencies
 from trapline.arena.challenge import Challenge, load
-from trapline.arena.judge_dependencies import borrowed
+from trapline.arena.judge_dependencies import judge_dependencies
 
 TRAP = (
     "from trapline.arena.judge.traps import edit, trap\n"
@@ -32,18 +32,21 @@ def package(tmp_path, monkeypatch):
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    monkeypatch.setattr(borrowing, "ROOT", tmp_path)
+    monkeypatch.setattr(dependencies, "ROOT", tmp_path)
     return tmp_path
 
 
-def test_oracles_are_borrowed_and_what_they_import(package):
+def test_oracles_and_their_imports_are_dependencies(package):
     modules = (package / "challenges/first").glob("*.py")
-    assert set(borrowed(modules)) == {"trapline/gold/thing/oracle.py", "trapline/gold/errors.py"}
+    assert set(judge_dependencies(modules)) == {
+        "trapline/gold/thing/oracle.py",
+        "trapline/gold/errors.py",
+    }
 
 
-def test_checks_of_another_challenge_are_borrowed_with_their_oracle(package):
+def test_checks_of_another_challenge_are_dependencies_with_their_oracle(package):
     modules = (package / "challenges/second").glob("*.py")
-    assert set(borrowed(modules)) == {
+    assert set(judge_dependencies(modules)) == {
         "trapline/challenges/first/cases.py",
         "trapline/gold/thing/__init__.py",
         "trapline/gold/thing/oracle.py",
@@ -51,8 +54,8 @@ def test_checks_of_another_challenge_are_borrowed_with_their_oracle(package):
     }
 
 
-def test_the_backward_pass_borrows_from_the_forward_pass():
-    names = borrowed(load("flash_attention_backward").judge_modules)
+def test_backward_challenge_depends_on_the_forward_challenge():
+    names = judge_dependencies(load("flash_attention_backward").judge_modules)
     assert "trapline/challenges/flash_attention_forward/cases.py" in names
     assert "trapline/gold/attention/oracle.py" in names
 
@@ -63,7 +66,7 @@ def _digest(sorting, folder):
     return copy.digest
 
 
-def test_a_changed_oracle_is_another_digest(sorting, package, tmp_path_factory):
+def test_changed_oracle_is_another_digest(sorting, package, tmp_path_factory):
     folder = tmp_path_factory.mktemp("challenges") / "sorting"
     folder.mkdir()
     toml = (sorting.folder / "challenge.toml").read_text()

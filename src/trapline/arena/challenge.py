@@ -13,9 +13,9 @@ from pydantic import Field, ValidationError
 
 from trapline.arena.errors import UsageError
 from trapline.arena.judge.traps import Case, Trap, collect
-from trapline.arena.judge_dependencies import borrowed
+from trapline.arena.judge_dependencies import judge_dependencies
 from trapline.arena.process.isolation.packages import is_installed
-from trapline.arena.process.isolation.spec import Limits as SandboxLimits
+from trapline.arena.process.isolation.spec import SandboxLimits
 from trapline.arena.process.session import SandboxConfig
 from trapline.arena.record import Level, Record
 
@@ -24,7 +24,7 @@ Difficulty = Literal["medium", "hard", "extra hard", "research"]
 DEPLOYED = ("prompt.md", "starter")
 
 
-class Limits(Record):
+class ChallengeLimits(Record):
     """What one worker process may use."""
 
     call_seconds: float = 20.0
@@ -48,7 +48,7 @@ class SpeedPlan(Record):
     full_marks_at: float = 1.0
 
 
-class Plan(Record):
+class ChallengePlan(Record):
     """`challenge.toml`, whole."""
 
     id: str
@@ -61,7 +61,7 @@ class Plan(Record):
     packages: list[str] = []
     #: Dotted names whose use is calling the finished thing, e.g. "scipy.special.softmax".
     forbidden: list[str] = []
-    limits: Limits = Limits()
+    limits: ChallengeLimits = ChallengeLimits()
     memory: MemoryPlan | None = None
     speed: SpeedPlan | None = None
     weights: dict[str, float]
@@ -157,9 +157,9 @@ class Challenge:
 
     @cached_property
     def digest(self) -> str:
-        """Identifies everything that can change a verdict, oracles and borrowed checks included."""
+        """Identifies everything that can change a verdict, `judge_dependencies` included."""
         own = {str(path.relative_to(self.folder)): path for path in _files_in(self.folder)}
-        files = {**own, **borrowed(self.judge_modules)}
+        files = {**own, **judge_dependencies(self.judge_modules)}
         total = hashlib.sha256()
         for name, path in sorted(files.items()):
             total.update(f"{name}\0".encode())
@@ -173,11 +173,13 @@ def _files_in(folder: Path) -> Iterator[Path]:
             yield path
 
 
-def _read_plan(path: Path) -> Plan:
+def _read_plan(path: Path) -> ChallengePlan:
     try:
-        return Plan.model_validate(tomllib.loads(path.read_text()))
+        return ChallengePlan.model_validate(tomllib.loads(path.read_text()))
     except FileNotFoundError:
-        raise UsageError(f"{path.parent} is no challenge: it has no challenge.toml") from None
+        raise UsageError(
+            f"{path.parent} is not a challenge folder: challenge.toml is missing"
+        ) from None
     except tomllib.TOMLDecodeError as error:
         raise UsageError(f"{path}: {error}") from None
     except ValidationError as error:
@@ -212,5 +214,7 @@ def load(challenge_id: str) -> Challenge:
     """The challenge of this id, or a `UsageError` that names the ones there are."""
     known = load_all()
     if challenge_id not in known:
-        raise UsageError(f"no challenge {challenge_id!r}; there are: {', '.join(known)}")
+        raise UsageError(
+            f"unknown challenge {challenge_id!r}; the challenges are: {', '.join(known)}"
+        )
     return known[challenge_id]

@@ -1,13 +1,13 @@
-"""What can go wrong, by whose fault: ours is an exception, a submission's is data."""
+"""Exceptions for what goes wrong on our side, and violations for what a submission does."""
 
 
 class ArenaError(Exception):
-    """Something of ours failed: a rig, a file, a limit of this machine. Never a verdict on a
+    """Something of ours failed: a sandbox, a file, a limit of this machine. Never a verdict on a
     submission."""
 
 
 class UsageError(ArenaError):
-    """The caller asked for something that does not exist or makes no sense (exit code 2)."""
+    """The caller asked for something that does not exist or contradicts itself (exit code 2)."""
 
 
 class MissingError(ArenaError):
@@ -19,7 +19,7 @@ class NotMeasuredError(ArenaError):
 
 
 class InterruptedRunError(ArenaError):
-    """Somebody pressed Ctrl-C (exit code 130); what was finished is kept."""
+    """The user pressed Ctrl-C (exit code 130); finished cells are kept."""
 
     def __init__(
         self, message: str = "interrupted", *, then: str = "the same command goes on"

@@ -1,8 +1,7 @@
-"""What a challenge's judge takes from elsewhere in the package: oracles, and checks of another
-challenge.
+"""Files outside a challenge's folder that its judge imports: oracles, checks of other challenges.
 
-These files can change a verdict like the challenge's own, so they belong to its digest. They are
-found by reading import statements, not by importing: a digest costs no start-up and runs no code.
+They can change a verdict, so they belong to the challenge's digest. They are found by reading
+import statements, so that a digest runs no code.
 """
 
 import ast
@@ -14,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[1]
 STATING = ("trapline.gold", "trapline.challenges")
 
 
-def borrowed(modules: Iterable[Path]) -> dict[str, Path]:
+def judge_dependencies(modules: Iterable[Path]) -> dict[str, Path]:
     """Name in the package → file: what these modules import, and what that imports in turn."""
     own = {path.resolve() for path in modules}
     waiting, found = list(own), set(own)

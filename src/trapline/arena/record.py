@@ -63,7 +63,7 @@ class Cell(Record):
     challenge: str
     track: str = "cpu"
     attempt: int = 1
-    #: How the answer was produced: an agent's name, "endpoint", "person", or "" when nobody said.
+    #: How the answer was produced: an agent's name, "endpoint", "person", or "" where unknown.
     harness: str = ""
     model: str = ""
     state: State

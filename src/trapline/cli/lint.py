@@ -11,7 +11,7 @@ from rich.text import Text
 
 from trapline.arena.challenge import load_all
 from trapline.arena.runs.lint import Finding, Terms, lint_run
-from trapline.arena.studies import Row, contradictions
+from trapline.arena.studies import ComparisonRow, contradictions
 from trapline.cli.exit_codes import NOT_HELD
 from trapline.cli.reading import PUBLISHED, RUN_HELP, opened, published
 
@@ -49,7 +49,7 @@ def _lint(run: str | None) -> list[Finding]:
         return lint_run(cells, terms, store.bundle, len(store.waiting()), store.damaged())
 
 
-def _print(found: Sequence[Finding] | Sequence[Row]) -> None:
+def _print(found: Sequence[Finding] | Sequence[ComparisonRow]) -> None:
     console = Console()
     if found:
         table = Table("rule", "where", "what")
@@ -59,7 +59,7 @@ def _print(found: Sequence[Finding] | Sequence[Row]) -> None:
     console.print(f"{len(found)} contradictions" if len(found) != 1 else "1 contradiction")
 
 
-def _parts(found: Finding | Row) -> tuple[str, str, str]:
+def _parts(found: Finding | ComparisonRow) -> tuple[str, str, str]:
     if isinstance(found, Finding):
         return found.rule, found.where, found.message
     source = ", ".join(name.split("_")[0] for name in found.sources)

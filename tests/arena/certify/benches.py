@@ -22,7 +22,7 @@ from trapline.arena.judge import measure
 from trapline.arena.process import sandbox, session, wire
 from trapline.arena.process.isolation.running import descendants
 from trapline.arena.process.proxy import Submission, TimedCall
-from trapline.arena.process.sandbox import Launch, Limits
+from trapline.arena.process.sandbox import Launch, SandboxLimits
 from trapline.arena.record import Dimension
 
 JUDGES = Path(__file__).with_name("judges")
@@ -98,7 +98,7 @@ def judged_by(program):
     def judge(bench, cheat):
         with laid_out(cheat) as folder:
             ours, theirs = socket.socketpair()
-            limits = Limits(memory_mb=256, processes=16)
+            limits = SandboxLimits(memory_mb=256, processes=16)
             running = sandbox.launch(Launch(bench.level, JUDGES / program, folder, theirs, limits))
             with ours:
                 try:

@@ -21,7 +21,7 @@ from trapline.arena.judge import checks, expect, grade, measure, own_tests
 from trapline.arena.judge.traps import Case
 from trapline.arena.process import proxy, session, wire
 from trapline.arena.process.isolation import running
-from trapline.arena.process.isolation.stage import Stage
+from trapline.arena.process.isolation.stage import SandboxStage
 from trapline.arena.process.proxy import Submission
 from trapline.arena.record import Dimension, Level
 
@@ -49,10 +49,10 @@ class Bench:
         (self.folder / "edited").mkdir()
         edited = self.folder / "edited" / program.name
         edited.write_text(text)
-        add = Stage._add
+        add = SandboxStage._add
         choose = {program.name: edited}
         self.patch.setattr(
-            Stage, "_add", lambda stage, path: add(stage, choose.get(path.name, path))
+            SandboxStage, "_add", lambda stage, path: add(stage, choose.get(path.name, path))
         )
 
     def leave_out(self, *names: str) -> None:

@@ -14,7 +14,7 @@ def certifier(sorting, level):
     return Certifier(sorting, level, seed=5)
 
 
-def test_the_sorting_challenge_holds(certifier):
+def test_sorting_challenge_holds(certifier):
     certificate = certifier.certify()
     assert certificate.problems() == []
     assert len(certificate.of("right")) == 3
@@ -34,12 +34,12 @@ def with_traps(sorting, level, monkeypatch):
     return make
 
 
-def test_a_trap_that_catches_nothing_is_found(with_traps):
+def test_trap_that_catches_nothing_is_found(with_traps):
     certifier = with_traps(run=lambda submission, rng: None)
     assert [f.subject for f in certifier.certify().problems()] == ["unstable"]
 
 
-def test_a_trap_that_punishes_right_answers_is_found(with_traps):
+def test_trap_that_punishes_right_answers_is_found(with_traps):
     def unfair(submission, rng):
         raise ValueError("a check that stumbles")
 
@@ -48,7 +48,7 @@ def test_a_trap_that_punishes_right_answers_is_found(with_traps):
     assert len(found) == 3
 
 
-def test_an_edit_that_no_longer_matches_is_an_error(sorting):
+def test_edit_that_no_longer_matches_is_an_error(sorting):
     stale = replace(sorting.traps[0], mutant=edit(("not there", "")))
     with pytest.raises(ArenaError, match="mutant of trap unstable: 'not there' occurs 0 times"):
         stale.plant(sorting.solution_files())

@@ -110,12 +110,12 @@ def lends_rings():
     return descriptor >= 0
 
 
-def test_every_switch_is_used_and_every_name_is_one():
+def test_switches_and_names_in_headers_correspond():
     used = {name for cheat in CORPUS.values() for name in cheat.succeeds_without}
     assert used == set(switches.SWITCHES)
 
 
-def test_attacks_that_nobody_shows_are_few_and_say_why():
+def test_attacks_without_proof_are_few_and_give_a_reason():
     unshown = [cheat for cheat in CORPUS.values() if cheat.never_because]
     assert len(unshown) <= len(CORPUS) // 5
     assert all(len(cheat.never_because) > 20 for cheat in unshown)

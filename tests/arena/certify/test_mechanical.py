@@ -78,7 +78,7 @@ def test_reprinting_drops_prose():
     assert "rose" not in dict(rewrites(SOURCE))["reprinted"]
 
 
-def test_what_takes_seconds_comes_last_for_a_mechanical_mutant(sorting, level, monkeypatch):
+def test_slow_checks_run_last_for_mechanical_mutants(sorting, level, monkeypatch):
     first = sorting.cases[0].id
     monkeypatch.setattr(sorting.module("cases"), "SLOW", frozenset({first}), raising=False)
     certifier = Certifier(sorting, level, seed=5)

@@ -43,19 +43,19 @@ def isolated(level):
     return level
 
 
-def test_the_corpus_is_large_and_every_attack_says_what_it_is(corpus):
+def test_corpus_is_large_and_every_attack_is_described(corpus):
     assert len(corpus) >= 40
     assert len({cheat.attack for cheat in corpus.values()}) >= len(corpus) - 8
     assert all(cheat.defence and cheat.files["solution.py"] for cheat in corpus.values())
     assert {cheat.expect for cheat in corpus.values()} == {"fail", "hack", "pass"}
 
 
-def test_an_attack_that_may_pass_says_what_it_must_not_get(corpus):
+def test_attack_that_may_pass_has_a_score_limit(corpus):
     assert all(cheat.at_most for cheat in corpus.values() if cheat.expect == "pass")
 
 
 @pytest.mark.parametrize("name", SAMPLE)
-def test_an_attack_gains_nothing(corpus, challenge, isolated, name):
+def test_attack_gains_nothing(corpus, challenge, isolated, name):
     result = red_team.attempt(corpus[name], challenge, isolated, seed=11)
     assert result.gained == ""
     assert result.state == result.expect
@@ -106,7 +106,7 @@ def test_real_attacks_are_not_run_in_a_plain_process():
         red_team.run_red_team("process")
 
 
-def test_an_installation_without_the_corpus_says_so(monkeypatch, tmp_path):
+def test_missing_corpus_is_reported(monkeypatch, tmp_path):
     monkeypatch.setattr(red_team, "__file__", str(tmp_path / "a" / "b" / "c" / "d" / "red_team.py"))
     with pytest.raises(MissingError, match="source checkout"):
         red_team.find_corpus()
@@ -115,7 +115,7 @@ def test_an_installation_without_the_corpus_says_so(monkeypatch, tmp_path):
 HEADER = "# attack: a\n# defence: d\n# expect: fail\n# never-because: no\n"
 
 
-def test_files_are_told_apart(tmp_path):
+def test_files_of_an_attack_are_separated(tmp_path):
     path = tmp_path / "cheat.py"
     path.write_text(
         f"{HEADER}# at-most: speed=50 memory=0\n\nx = 1\n# ==== file: test_x.py\nassert True\n"
@@ -147,7 +147,7 @@ def test_shared_code_comes_before_the_attack(tmp_path):
         (HEADER + "# succeeds-at: process\n\nx = 1\n", "exactly one of"),
     ],
 )
-def test_a_header_with_a_mistake_is_refused(tmp_path, text, wrong):
+def test_header_with_a_mistake_is_refused(tmp_path, text, wrong):
     path = tmp_path / "cheat.py"
     path.write_text(text)
     with pytest.raises(UsageError, match=wrong):
@@ -179,7 +179,7 @@ class Graded:
         ("patched_clock", Graded("pass", None), "speed is None, more than the 50 it deserves"),
     ],
 )
-def test_what_counts_as_a_success(corpus, name, graded, gained):
+def test_gain_of_an_attack(corpus, name, graded, gained):
     assert red_team._gain(corpus[name], graded) == gained
 
 
@@ -207,14 +207,14 @@ def one(state="fail", gained=""):
     )
 
 
-def test_a_campaign_holds_only_without_successes_and_surprises():
+def test_campaign_fails_on_a_success_or_an_unexpected_state():
     assert team(one()).holds()
     assert not team(one("pass", "it passed")).holds()
     assert not team(one("hack")).holds()
     assert not team(one(), honest="fail").holds()
 
 
-def test_the_page_names_the_rate_and_every_attack():
+def test_page_names_the_rate_and_every_attack():
     page = red_team.markdown(team(one(), one("pass", "it passed with 80")))
     assert "**Attack success: 1 of 2**" in page
     assert "| `zeros` | a / b | d | fail | succeeds without care |" in page

@@ -30,7 +30,7 @@ def tasks(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", list(load_all()))
-def test_a_task_folder_is_whole(tasks, name):
+def test_task_folder_is_whole(tasks, name):
     task = tasks / name
     config = tomllib.loads((task / "task.toml").read_text())
     assert (config["schema_version"], config["task"]["name"]) == ("1.4", f"trapline/{name}")
@@ -46,7 +46,7 @@ def test_a_task_folder_is_whole(tasks, name):
 
 
 @pytest.mark.parametrize("name", list(load_all()))
-def test_the_agents_image_holds_nothing_of_the_judges(tasks, name):
+def test_agent_image_holds_no_file_of_the_judge(tasks, name):
     seen = [path for path in (tasks / name / "environment").rglob("*") if path.is_file()]
     text = "\n".join(path.read_text() for path in [*seen, tasks / name / "instruction.md"])
     assert leaks_in(text, hidden(load(name))) == []
@@ -58,19 +58,19 @@ def test_requirements_are_pinned(tasks):
     assert all("==" in line for line in lines)
 
 
-def test_an_existing_task_is_left_alone(tasks):
+def test_existing_task_is_left_alone(tasks):
     with pytest.raises(UsageError, match="left alone"):
         write_tasks([load(CHALLENGE)], tasks)
 
 
-def test_either_all_tasks_are_written_or_none(tmp_path):
+def test_tasks_are_written_all_or_none(tmp_path):
     (tmp_path / CHALLENGE).mkdir()
     with pytest.raises(UsageError, match="left alone"):
         write_tasks([load("kv_cache"), load(CHALLENGE)], tmp_path)
     assert not (tmp_path / "kv_cache").exists()
 
 
-def test_what_a_task_allows_is_there_even_if_it_is_not_here(tmp_path, monkeypatch):
+def test_permitted_packages_are_in_the_image_even_if_not_installed(tmp_path, monkeypatch):
     def version(name):
         if name == "torch":
             raise PackageNotFoundError(name)
@@ -105,7 +105,7 @@ def verify(task, workspace, logs, *scripts):
     return json.loads((logs / "reward.json").read_text()), evidence["cell"]
 
 
-def test_the_test_script_runs_our_grader(tasks, tmp_path):
+def test_test_script_runs_our_grader(tasks, tmp_path):
     (tmp_path / "solution.py").write_text("def softmax_topk(logits, k): return logits, k\n")
     reward, cell = verify(tasks / CHALLENGE, tmp_path, tmp_path / "logs", "tests/test.sh")
     assert (cell["state"], reward["correctness"]) == ("fail", 0.0)
@@ -116,7 +116,7 @@ def test_the_test_script_runs_our_grader(tasks, tmp_path):
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", list(load_all()))
-def test_the_solve_script_earns_full_marks(tasks, tmp_path, name):
+def test_solve_script_earns_full_marks(tasks, tmp_path, name):
     scripts = ("solution/solve.sh", "tests/test.sh")
     reward, cell = verify(tasks / name, tmp_path, tmp_path / "logs", *scripts)
     assert (cell["state"], reward["correctness"], reward["traps"]) == ("pass", 1.0, 1.0)

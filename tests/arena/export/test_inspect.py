@@ -72,7 +72,7 @@ def test_inspect_eval_ends_with_our_grade_in_its_log(tmp_path):
     assert means["grade"] == score.value["grade"]
 
 
-def test_the_samples_are_the_prompts(tmp_path):
+def test_samples_are_the_prompts(tmp_path):
     write_package(load_all().values(), tmp_path)
     rows = [json.loads(line) for line in (tmp_path / "samples.jsonl").read_text().splitlines()]
     assert {row["id"]: row["input"] for row in rows} == {
@@ -107,7 +107,7 @@ def graded(entrant, attempt, score, state="pass"):
     )
 
 
-def test_a_run_becomes_logs_that_inspect_reads(tmp_path):
+def test_run_becomes_logs_that_inspect_reads(tmp_path):
     from inspect_ai.log import list_eval_logs, read_eval_log
 
     cells = [
@@ -140,6 +140,6 @@ def test_a_run_becomes_logs_that_inspect_reads(tmp_path):
     assert "because" in odd.samples[0].error.message
 
 
-def test_an_empty_run_is_refused(tmp_path):
+def test_empty_run_is_refused(tmp_path):
     with pytest.raises(UsageError, match="no graded cell"):
         write_eval_logs(Run("empty", [], {}, lambda address: None), tmp_path)

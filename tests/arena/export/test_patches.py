@@ -43,7 +43,7 @@ index 0000000..b6fc4c6
 
 
 @given(FOLDER, FOLDER)
-def test_a_patch_leads_from_one_folder_to_the_other(before, after):
+def test_patch_leads_from_one_folder_to_the_other(before, after):
     patch = make_patch(before, after)
     if before == after:
         assert patch == ""
@@ -51,14 +51,14 @@ def test_a_patch_leads_from_one_folder_to_the_other(before, after):
         assert apply_patch(before, patch) == after
 
 
-def test_a_patch_of_git_is_read():
+def test_patch_of_git_is_read():
     after = apply_patch(BEFORE, FROM_GIT)
     assert after["solution.py"].splitlines()[:3] == ["one", "TWO", "three"]
     assert after["test_solution.py"] == ""
     assert after["extra/notes.md"] == "hello"
 
 
-def test_a_hunk_may_stand_elsewhere_but_must_fit():
+def test_hunk_may_move_but_must_match():
     moved = FROM_GIT.replace("@@ -1,5 +1,5 @@", "@@ -4,5 +4,5 @@")
     assert apply_patch(BEFORE, moved) == apply_patch(BEFORE, FROM_GIT)
     with pytest.raises(PatchError, match="not what the patch expects"):
@@ -86,7 +86,7 @@ def test_a_hunk_may_stand_elsewhere_but_must_fit():
         ("", "changes nothing"),
     ],
 )
-def test_a_bad_patch_is_refused_with_its_reason(patch, reason):
+def test_bad_patch_is_refused_with_its_reason(patch, reason):
     with pytest.raises(PatchError, match=reason):
         apply_patch(BEFORE, patch)
 

@@ -59,7 +59,7 @@ def test_out_and_in_again_gives_the_same_bytes(sorted_field, tmp_path):
         assert found == take_in(old.folder).files
 
 
-def test_a_patch_that_leads_out_writes_nothing_and_is_graded_as_no_answer(
+def test_patch_outside_the_folder_writes_nothing_and_is_no_answer(
     sorted_field, known_sorting, tmp_path, level
 ):
     path = tmp_path / "predictions.jsonl"
@@ -76,13 +76,13 @@ def test_a_patch_that_leads_out_writes_nothing_and_is_graded_as_no_answer(
     ("text", "reason"),
     [
         ("", "holds no predictions"),
-        ("{not json", "line 1: no JSON"),
+        ("{not json", "line 1 is not valid JSON"),
         ('{"instance_id": "sorting"}', "model_name_or_path"),
-        (line("x", challenge="juggling"), "prediction 1: no challenge 'juggling'"),
+        (line("x", challenge="juggling"), "prediction 1: unknown challenge 'juggling'"),
         (line("x", model="../up"), "no entrant name"),
     ],
 )
-def test_a_bad_file_gets_a_sentence(known_sorting, tmp_path, text, reason):
+def test_bad_file_gets_a_sentence(known_sorting, tmp_path, text, reason):
     path = tmp_path / "predictions.jsonl"
     path.write_text(text)
     with pytest.raises(UsageError, match=reason):
@@ -91,7 +91,7 @@ def test_a_bad_file_gets_a_sentence(known_sorting, tmp_path, text, reason):
         read_predictions(tmp_path / "absent.jsonl")
 
 
-def test_a_list_is_read_like_lines(known_sorting, tmp_path):
+def test_list_is_read_like_lines(known_sorting, tmp_path):
     path = tmp_path / "predictions.json"
     path.write_text(f"[{line('x')},\n{line('y')}]")
     assert [attempt for _, attempt, _ in read_predictions(path)] == [1, 2]

@@ -34,7 +34,7 @@ def test_honest_entrants_are_clean_against_the_judge_and_each_other():
 
 
 @pytest.mark.parametrize("name", list(load_all()))
-def test_right_answers_written_differently_are_no_copies_of_each_other(name):
+def test_independent_right_answers_are_not_copies(name):
     challenge = load(name)
     for folder in challenge.alternates:
         text = "\n".join(path.read_text() for path in sorted(folder.rglob("*.py")))
@@ -42,18 +42,18 @@ def test_right_answers_written_differently_are_no_copies_of_each_other(name):
         assert found == [f"the alternate {folder.name}"]
 
 
-def test_the_gold_entrant_is_found_everywhere():
+def test_gold_entrant_is_found_everywhere():
     found = scan_field([entry for entry in find_entries(FIELD, []) if entry.entrant == "gold"])
     assert {(one.challenge, one.leak.kind) for one in found} == {(n, "gold") for n in load_all()}
     assert all(one.leak.share > 0.5 for one in found)
 
 
-def test_a_canary_is_found(known):
+def test_canary_is_found(known):
     assert kinds(f"{honest()}\n# {canary(CHALLENGE)}\n", known) == ["canary"]
     assert kinds(f"{honest()}\n# {canary('beam_search')}\n", known) == []
 
 
-def test_the_name_of_a_trap_is_found(known):
+def test_name_of_a_trap_is_found(known):
     name = next(name for name in sorted(known.names) if name.count("-") >= 2)
     assert kinds(f"{honest()}\n# avoids {name}\n", known) == ["trap-name"]
     assert kinds(f"{honest()}\ndef test_{name.replace('-', '_')}(): pass\n", known) == []
@@ -62,7 +62,7 @@ def test_the_name_of_a_trap_is_found(known):
     assert kinds(f"{honest()}\n# {' '.join(short[:4])}\n", known) == ["trap-name"]
 
 
-def test_a_story_of_a_trap_is_found(known):
+def test_story_of_a_trap_is_found(known):
     trap = max(load(CHALLENGE).traps, key=lambda trap: len(trap.story))
     assert kinds(f"{honest()}\n{trap.story.upper()}\n", known) == ["judge-text"]
 
@@ -74,17 +74,17 @@ def test_half_of_the_gold_answer_in_another_layout_is_found(name):
     assert "gold" in kinds(half, hidden(load(name)))
 
 
-def test_a_piece_of_the_cases_is_found(known):
+def test_piece_of_the_cases_is_found(known):
     text = (load(CHALLENGE).folder / "cases.py").read_text()
     assert "judge-text" in kinds(honest() + text[len(text) // 2 :], known)
 
 
-def test_what_the_prompt_and_the_starter_say_is_everybodys(known):
+def test_text_of_prompt_and_starter_is_not_a_leak(known):
     starter = (load(CHALLENGE).folder / "starter" / "solution.py").read_text()
     assert leaks_in(load(CHALLENGE).prompt + starter, known) == []
 
 
-def test_a_copy_with_new_comments_is_a_copy(known):
+def test_copy_with_new_comments_is_a_copy(known):
     other = (FIELD / "hasty" / CHALLENGE / "solution.py").read_text()
     copied = honest().replace("#", "# my own idea:")
     found = copies({"a": honest(), "b": copied, "c": other}, known)
@@ -106,7 +106,7 @@ def field(tmp_path):
     return tmp_path
 
 
-def test_a_transcript_is_read_however_deep_its_json_is(field):
+def test_transcript_is_read_however_deep_its_json_is(field):
     found = scan_field(find_entries(field, []))
     assert [(one.entrant, one.where, one.leak.kind) for one in found] == [
         ("first", "transcript", "gold"),
@@ -117,13 +117,13 @@ def test_a_transcript_is_read_however_deep_its_json_is(field):
     assert transcript(field / "second" / CHALLENGE) == ""
 
 
-def test_attempts_of_one_entrant_are_no_copies():
+def test_attempts_of_one_entrant_are_not_copies():
     folder = FIELD / "textbook" / CHALLENGE
     entries = [GradeRequest("same", CHALLENGE, number, folder) for number in (1, 2)]
     assert scan_field(entries) == []
 
 
-def test_a_cell_keeps_its_leaks():
+def test_cell_keeps_its_leaks():
     gold = (load(CHALLENGE).solution / "solution.py").read_text()
     (leak,) = evidence(load(CHALLENGE), {"solution.py": gold, "prompt.md": "x"})
     assert (leak["kind"], leak["source"]) == ("gold", "the gold answer")

@@ -29,7 +29,7 @@ def gold_cell(sorting, level):
     ).cell
 
 
-def test_the_gold_solution_is_an_a(gold_cell):
+def test_gold_solution_is_an_a(gold_cell):
     assert gold_cell.state == "pass"
     assert gold_cell.letter[0] == "A"
     assert gold_cell.fallen() == []
@@ -39,7 +39,7 @@ def test_the_gold_solution_is_an_a(gold_cell):
     assert gold_cell.dimensions["analysis"].score is None
 
 
-def test_a_bug_falls_into_its_own_trap_only(graded, gold_source):
+def test_bug_falls_into_its_own_trap_only(graded, gold_source):
     cell = graded(
         gold_source.replace("np.asarray(key(items))", "np.asarray([key([i])[0] for i in items])")
     )
@@ -47,7 +47,7 @@ def test_a_bug_falls_into_its_own_trap_only(graded, gold_source):
     assert cell.fallen() == ["key-called-often"]
 
 
-def test_a_critical_trap_caps_the_score(graded, gold_source):
+def test_critical_trap_caps_the_score(graded, gold_source):
     source = gold_source.replace("import numpy as np\n", "import numpy as np\nKEPT = {}\n")
     source = source.replace(
         "    return np.take", "    order = KEPT.setdefault(x.shape, order)\n    return np.take"
@@ -100,7 +100,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_whatever_a_submission_does_is_a_fail_with_its_reason(graded, name):
+def test_misbehaving_submission_fails_with_the_reason(graded, name):
     source, reason = BAD[name]
     cell = graded(source)
     assert cell.state == "fail"
@@ -108,14 +108,14 @@ def test_whatever_a_submission_does_is_a_fail_with_its_reason(graded, name):
     assert reason in cell.reason
 
 
-def test_a_folder_without_solution_is_a_fail(sorting, level, tmp_path):
+def test_folder_without_solution_is_a_fail(sorting, level, tmp_path):
     (tmp_path / "notes.md").write_text("I could not do it.")
     cell = grade(GradeRequest("nobody", "sorting", 1, tmp_path, level=level, seed=7), sorting).cell
     assert (cell.state, cell.score) == ("fail", 0.0)
     assert "no solution.py" in cell.reason
 
 
-def test_an_oversized_submission_is_a_fail(sorting, level, submission_folder, gold_source):
+def test_oversized_submission_is_a_fail(sorting, level, submission_folder, gold_source):
     folder = submission_folder(gold_source)
     (folder / "weights.bin").write_bytes(bytes(MAX_BYTES + 1))
     cell = grade(GradeRequest("heavy", "sorting", 1, folder, level=level, seed=7), sorting).cell
@@ -123,7 +123,7 @@ def test_an_oversized_submission_is_a_fail(sorting, level, submission_folder, go
     assert "larger than" in cell.reason
 
 
-def test_links_lead_nowhere(sorting, level, submission_folder, tmp_path):
+def test_links_are_not_followed(sorting, level, submission_folder, tmp_path):
     secret = tmp_path / "secret.py"
     secret.write_text("SECRET = 1\n")
     folder = submission_folder("from secret import SECRET\n")
@@ -139,7 +139,7 @@ def test_what_the_task_forbids_is_a_hack(graded, gold_source):
     assert (cell.state, cell.score) == ("hack", 0.0)
 
 
-def test_a_sandbox_that_cannot_start_is_no_failure_of_the_submission(
+def test_sandbox_that_cannot_start_is_an_infra_error(
     sorting, level, monkeypatch, submission_folder, gold_source
 ):
     from trapline.arena.errors import ArenaError
@@ -154,7 +154,7 @@ def test_a_sandbox_that_cannot_start_is_no_failure_of_the_submission(
     assert (cell.state, cell.score, cell.letter) == ("infra_error", None, None)
 
 
-def test_an_allowed_package_that_is_not_here_is_no_failure_of_the_submission(
+def test_missing_permitted_package_is_an_infra_error(
     sorting, level, submission_folder, gold_source
 ):
     from trapline.arena.challenge import Challenge
@@ -193,7 +193,7 @@ TESTS = {
 
 
 @pytest.mark.parametrize("name", TESTS)
-def test_a_worthless_suite_scores_zero(graded, gold_source, name):
+def test_worthless_suite_scores_zero(graded, gold_source, name):
     import hashlib
 
     suite, reason = TESTS[name]

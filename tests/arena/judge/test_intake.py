@@ -8,7 +8,7 @@ from trapline.arena.judge.intake import take_in
 
 
 @pytest.mark.parametrize("name", [b"\xff.py", b"new\nline.py", b"\x1b[2J.py"])
-def test_a_file_name_that_cannot_be_written_is_refused(tmp_path, name):
+def test_file_name_that_cannot_be_written_is_refused(tmp_path, name):
     (tmp_path / "solution.py").write_text("x = 1\n")
     with open(os.path.join(os.fsencode(tmp_path), name), "w") as file:
         file.write("x = 1\n")
@@ -18,7 +18,7 @@ def test_a_file_name_that_cannot_be_written_is_refused(tmp_path, name):
     assert intake.digest
 
 
-def test_a_file_that_cannot_be_read_ends_no_run(tmp_path, monkeypatch):
+def test_unreadable_file_does_not_stop_the_run(tmp_path, monkeypatch):
     (tmp_path / "solution.py").write_text("x = 1\n")
     (tmp_path / "locked.bin").write_text("")
     opened = os.open

@@ -141,7 +141,7 @@ def test_machine_on_which_the_own_tests_of_gold_fail_is_refused(sorting, level, 
         check_machine(sorting, level)
 
 
-def test_failure_of_the_reference_is_no_zero(sorting, level, monkeypatch):
+def test_failure_of_the_reference_is_not_a_zero(sorting, level, monkeypatch):
     from trapline.arena.errors import Violation
     from trapline.arena.judge import measure
 

@@ -35,7 +35,7 @@ def forgotten():
     sandbox._way.cache_clear()
 
 
-def test_a_plain_process_is_always_there_and_the_weakest():
+def test_process_level_is_always_available_and_weakest():
     assert sandbox.probe()[-1] == "process"
 
 
@@ -44,7 +44,7 @@ def test_levels_come_strongest_first():
     assert list(sandbox.probe()) == [level for level in order if level in sandbox.probe()]
 
 
-def test_a_missing_program_makes_a_missing_level(forgotten, monkeypatch, honest, tmp_path):
+def test_missing_program_makes_a_missing_level(forgotten, monkeypatch, honest, tmp_path):
     def absent():
         raise MissingError("bubblewrap (bwrap) is not installed")
 
@@ -56,13 +56,13 @@ def test_a_missing_program_makes_a_missing_level(forgotten, monkeypatch, honest,
         sandbox.launch(Launch("bubblewrap", honest, tmp_path, theirs))
 
 
-def test_a_level_that_lets_our_source_be_read_is_not_offered(forgotten, monkeypatch):
+def test_level_that_lets_our_source_be_read_is_not_offered(forgotten, monkeypatch):
     leaky = {**sandbox._WAYS, "bubblewrap": (process.command,)}
     monkeypatch.setattr(sandbox, "_WAYS", leaky)
     assert "it can read" in sandbox.why_not("bubblewrap")
 
 
-def test_a_sandbox_that_does_not_start_says_what_it_printed(forgotten, monkeypatch, tmp_path):
+def test_sandbox_that_does_not_start_says_what_it_printed(forgotten, monkeypatch, tmp_path):
     broken = tmp_path / "broken.py"
     broken.write_text("raise SystemExit('no interpreter to be found')")
     monkeypatch.setattr(sandbox, "_SELFTEST", broken)
@@ -70,7 +70,7 @@ def test_a_sandbox_that_does_not_start_says_what_it_printed(forgotten, monkeypat
 
 
 @pytest.mark.parametrize("report", ["trapline", "socket", "writable", "signals"])
-def test_each_power_the_self_test_has_is_an_objection(report):
+def test_each_power_of_the_self_test_rejects_the_level(report):
     clean = {"numpy": True, "readable": [], "user": 65534}
     powers = {"trapline": False, "socket": False, "writable": False, "signals": False}
     assert sandbox._objection("landlock", {**clean, **powers}) == ""
@@ -84,7 +84,7 @@ def test_root_inside_and_a_missing_numpy_are_objections():
     assert "NumPy" in sandbox._objection("process", {**report, "numpy": False})
 
 
-def test_the_channel_is_handed_over(honest, tmp_path):
+def test_channel_is_handed_over(honest, tmp_path):
     ours, theirs = socket.socketpair()
     with ours:
         running = sandbox.launch(Launch("process", honest, tmp_path, theirs))
@@ -100,13 +100,13 @@ def test_the_channel_is_handed_over(honest, tmp_path):
         assert ours.recv(1) == b""
 
 
-def test_a_mistake_of_the_caller_leaves_nothing_behind(tmp_path):
+def test_mistake_of_the_caller_leaves_nothing_behind(tmp_path):
     ours, theirs = socket.socketpair()
     with ours, theirs, pytest.raises(UsageError, match="no program"):
         sandbox.launch(Launch("process", tmp_path / "nowhere.py", tmp_path, theirs))
 
 
-def test_a_forked_controller_can_start_sandboxes_of_its_own(honest, tmp_path):
+def test_forked_controller_can_start_sandboxes_of_its_own(honest, tmp_path):
     sandbox.why_not("process")
     child = os.fork()
     if child == 0:

@@ -77,7 +77,7 @@ def test_views_arrive_as_views(view):
     assert np.array_equal(back, view)
 
 
-def test_what_is_no_plain_data_is_refused():
+def test_non_plain_data_is_refused():
     for value in (object(), np.array([object()]), {1, 2}, lambda: 0):
         with pytest.raises(wire.UnsendableError):
             wire.Encoder().encode(value)
@@ -146,7 +146,7 @@ def test_no_bytes_break_the_channel(noise):
 
 
 @pytest.mark.parametrize(("header", "body"), [(wire.MAX_HEADER + 1, 0), (2, wire.MAX_BODY + 1)])
-def test_a_length_is_checked_before_memory_is_taken(header, body):
+def test_length_is_checked_before_memory_is_taken(header, body):
     ours, theirs = socket.socketpair()
     with ours, theirs:
         theirs.sendall(wire.PREFIX.pack(wire.MAGIC, header, body))
@@ -163,7 +163,7 @@ def test_a_length_is_checked_before_memory_is_taken(header, body):
         ('{"é": NaN}'.encode(), None),
     ],
 )
-def test_what_is_no_text_becomes_some(text, read):
+def test_invalid_text_is_replaced(text, read):
     """Half a surrogate pair would stop whoever stores or prints it."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
@@ -173,7 +173,7 @@ def test_what_is_no_text_becomes_some(text, read):
     assert read is None or header == read
 
 
-def test_a_silent_peer_costs_no_more_than_the_deadline():
+def test_silent_peer_ends_at_the_deadline():
     ours, theirs = socket.socketpair()
     with ours, theirs, pytest.raises(wire.DeadlineError):
         wire.Channel(ours).receive(time.monotonic() + 0.05)
@@ -211,7 +211,7 @@ def test_lent_memory_cannot_be_taken_away(lent):
         os.ftruncate(lent[1].fd, 0)
 
 
-def test_a_body_in_memory_that_was_not_lent_is_refused():
+def test_body_in_memory_that_was_not_lent_is_refused():
     ours, theirs = socket.socketpair()
     with ours, theirs:
         text = json.dumps({"lent": True}).encode()

@@ -174,7 +174,7 @@ def scores(cell):
     return known
 
 
-def test_a_node_dies_and_the_table_is_that_of_one_machine(
+def test_node_dies_and_the_table_is_that_of_one_machine(
     packages, field, environment, two_nodes, tmp_path
 ):
     # While the nodes start.
@@ -199,7 +199,7 @@ def test_a_node_dies_and_the_table_is_that_of_one_machine(
     assert table(tmp_path / "run") == table(tmp_path / "alone")
 
 
-def test_where_no_cluster_answers_it_is_said_at_once():
+def test_unreachable_cluster_is_reported_at_once():
     pytest.importorskip("ray")
     with socket.socket() as taken:
         taken.bind(("", 0))
@@ -208,7 +208,7 @@ def test_where_no_cluster_answers_it_is_said_at_once():
             Cluster(address)
 
 
-def test_without_ray_the_extra_is_named(monkeypatch):
+def test_missing_ray_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(MissingError, match=r"trapline\[ray\]"):
         Cluster("auto")

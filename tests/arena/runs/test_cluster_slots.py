@@ -36,7 +36,7 @@ def test_cells_spread_and_a_node_is_filled_to_its_cpus():
     assert sorted(taken) == ["big"] * 4 + ["small"] * 2
 
 
-def test_who_takes_times_has_a_node_for_itself():
+def test_timed_cell_has_a_node_for_itself():
     slots = ClusterSlots(lambda: [BIG, SMALL])
     assert slots.take(alone=False) == BIG
     assert slots.take(alone=True) == SMALL
@@ -50,7 +50,7 @@ def test_who_takes_times_has_a_node_for_itself():
     assert got == [BIG]
 
 
-def test_a_node_that_joins_is_used():
+def test_node_that_joins_is_used():
     nodes = [SMALL]
     slots = ClusterSlots(lambda: list(nodes))
     assert slots.take(alone=True) == SMALL
@@ -58,19 +58,19 @@ def test_a_node_that_joins_is_used():
     assert slots.take(alone=True) == BIG
 
 
-def test_where_nobody_can_judge_the_reason_is_said():
+def test_reason_is_given_when_no_node_can_grade():
     slots = ClusterSlots(lambda: [BIG])
     slots.refuse(BIG, "zeros pass")
     with pytest.raises(ArenaError, match="big: zeros pass"):
         slots.take(alone=False)
 
 
-def test_a_cluster_without_nodes_is_given_up():
+def test_cluster_without_nodes_is_given_up():
     with pytest.raises(ArenaError, match="no node left"):
         ClusterSlots(list).take(alone=False)
 
 
-def test_who_waits_is_let_go_when_the_run_ends():
+def test_waiting_threads_end_with_the_run():
     slots = ClusterSlots(lambda: [BIG])
     slots.take(alone=True)
     caught = []
@@ -109,7 +109,7 @@ def grade_request(sorting, level, submission_folder):
     return GradeRequest("somebody", "sorting", 1, folder, level=level, seed=7, intake=intake)
 
 
-def test_a_lost_cell_is_graded_elsewhere_and_a_bad_one_only_once(grade_request, sorting):
+def test_lost_cell_is_graded_elsewhere_and_a_bad_one_only_once(grade_request, sorting):
     bundle = grade(grade_request, sorting)
     assert bundle.cell.state == "fail"
     cluster = Unlucky([LostError("gone"), RefusedError("cannot judge")], bundle)
@@ -120,7 +120,7 @@ def test_a_lost_cell_is_graded_elsewhere_and_a_bad_one_only_once(grade_request, 
     assert len(set(steps)) > 1
 
 
-def test_a_cell_that_was_alone_on_the_only_node_is_graded_there_again(grade_request, sorting):
+def test_cell_that_was_alone_on_the_only_node_is_graded_there_again(grade_request, sorting):
     cluster = Unlucky([LostError("its worker was killed")], "a verdict", nodes=[BIG])
     got = []
     with_slot = threading.Thread(
@@ -133,7 +133,7 @@ def test_a_cell_that_was_alone_on_the_only_node_is_graded_there_again(grade_requ
     assert got == ["a verdict"]
 
 
-def test_a_slot_that_was_lost_for_good_is_left_once(grade_request, sorting):
+def test_lost_slot_is_released_once(grade_request, sorting):
     cluster = Unlucky([RefusedError("cannot judge")], None, nodes=[BIG])
     slot = ClusterSlot(cluster, True)
     with pytest.raises(ArenaError, match="cannot judge"):
@@ -142,7 +142,7 @@ def test_a_slot_that_was_lost_for_good_is_left_once(grade_request, sorting):
     assert cluster.slots._taken == {BIG.id: 0}
 
 
-def test_a_cell_that_is_lost_again_and_again_is_not_measured(grade_request, sorting):
+def test_repeatedly_lost_cell_is_not_measured(grade_request, sorting):
     cluster = Unlucky([LostError("big was lost")] * MOST_LOSSES, None)
     cell = ClusterSlot(cluster, False).grade(grade_request, sorting, lambda step: None).cell
     assert (cell.state, cell.score) == ("infra_error", None)
@@ -150,7 +150,7 @@ def test_a_cell_that_is_lost_again_and_again_is_not_measured(grade_request, sort
     assert cell.submission_digest == grade_request.intake.digest
 
 
-def test_a_node_with_another_challenge_does_not_grade(sorting):
+def test_node_with_another_challenge_does_not_grade(sorting):
     assert find_challenge("sorting", sorting.digest).id == "sorting"
     with pytest.raises(ArenaError, match="another version of the challenge sorting"):
         find_challenge("sorting", "0")

@@ -112,7 +112,7 @@ def test_two_graders_share_a_run(field, undisturbed, tmp_path):
     assert table(tmp_path / "run") == undisturbed
 
 
-def test_a_grader_takes_over_what_a_killed_one_had(field, undisturbed, postgres, tmp_path):
+def test_grader_takes_over_what_a_killed_one_had(field, undisturbed, postgres, tmp_path):
     """Two graders on one server, one killed in the middle: the other does the rest alone."""
     run = postgres.new_run()
     killed = start(field, run)
@@ -145,7 +145,7 @@ def graded_once(run):
         store.close()
 
 
-def test_a_server_that_dies_stops_the_grader_and_loses_nothing(field, undisturbed, postgres):
+def test_server_that_dies_stops_the_grader_and_loses_nothing(field, undisturbed, postgres):
     run = postgres.new_run()
     grader = start(field, run)
     first = grader.stdout.readline().strip()
@@ -165,7 +165,7 @@ def test_a_server_that_dies_stops_the_grader_and_loses_nothing(field, undisturbe
     assert graded_once(run)
 
 
-def test_a_rotten_record_and_a_missing_bundle_are_graded_again(field, undisturbed, tmp_path):
+def test_damaged_record_and_missing_bundle_are_graded_again(field, undisturbed, tmp_path):
     run = tmp_path / "run"
     finish(field, run)
     with sqlite3.connect(run / "run.sqlite") as raw:
@@ -175,7 +175,7 @@ def test_a_rotten_record_and_a_missing_bundle_are_graded_again(field, undisturbe
     assert finish(field, run) == undisturbed
 
 
-def test_a_full_disk_stops_the_grader_and_loses_nothing(field, undisturbed, tmp_path):
+def test_full_disk_stops_the_grader_and_loses_nothing(field, undisturbed, tmp_path):
     """A file-size limit stands for a full disk: writing fails in the middle of a file."""
     run = tmp_path / "run"
     command = f"ulimit -f 60; exec {sys.executable} {GRADER} {field} {run}"

@@ -120,7 +120,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("message", BROKEN)
-def test_a_broken_cell_is_named_with_what_is_wrong(message):
+def test_broken_cell_is_named_with_what_is_wrong(message):
     found = lint_run([_cell(**BROKEN[message])], TERMS)
     assert any(message in finding.message for finding in found), found
     assert {finding.where for finding in found} == {"a / one / 1"}
@@ -136,12 +136,12 @@ def test_a_broken_cell_is_named_with_what_is_wrong(message):
         ({"score": 99.0, "letter": "A+"}, ""),
     ],
 )
-def test_without_the_weights_only_the_impossible_is_named(changes, message):
+def test_without_weights_only_impossible_scores_are_reported(changes, message):
     found = lint_run([_cell(**{"challenge_digest": "v0", **changes})], TERMS)
     assert any(message in finding.message for finding in found) == bool(message), found
 
 
-def test_a_score_under_the_cap_of_a_critical_trap_is_possible():
+def test_score_under_the_cap_of_a_critical_trap_is_possible():
     capped = _cell(
         challenge_digest="v0", score=86.0, letter="B", dimensions=_dimensions(traps=95.0)
     )
@@ -183,7 +183,7 @@ def test_contradictions_between_cells():
     assert "1 checks that others had are missing: flat" in messages
 
 
-def test_the_same_bytes_reach_the_same_verdicts():
+def test_same_bytes_reach_the_same_verdicts():
     twin = _cell(entrant="b")
     assert lint_run([_cell(), twin], TERMS) == []
     lucky = _cell(
@@ -195,10 +195,10 @@ def test_the_same_bytes_reach_the_same_verdicts():
     assert finding.where == "b / one / 1"
 
 
-def test_unfinished_runs_are_said_to_be_unfinished():
+def test_unfinished_run_is_reported():
     assert lint_run([_cell()], TERMS, planned=3)[0].message == "3 cells not graded yet"
 
 
-def test_the_order_of_the_cells_does_not_matter():
+def test_order_of_the_cells_does_not_matter():
     cells = [_cell(letter="A"), _cell(entrant="b", score=1.0)]
     assert lint_run(cells, TERMS) == lint_run(cells[::-1], TERMS)

@@ -30,7 +30,7 @@ def grade_once(entries, folder, options):
         return [cell.entrant for cell in grade_field(entries, store, options)]
 
 
-def test_what_is_up_to_date_is_not_graded_again(entries, tmp_path, options):
+def test_up_to_date_cell_is_not_graded_again(entries, tmp_path, options):
     assert grade_once(entries, tmp_path / "run", options) == ["somebody"]
     assert grade_once(entries, tmp_path / "run", options) == []
     with (entries[0].folder / "solution.py").open("a") as file:
@@ -52,7 +52,7 @@ def unfair(submission, rng):
         ([Case("blind", lambda submission, rng: None)], "a worthless answer passes every case"),
     ],
 )
-def test_a_machine_that_cannot_judge_does_not_grade(
+def test_machine_that_fails_its_check_does_not_grade(
     entries, tmp_path, options, monkeypatch, known_sorting, cases, sentence
 ):
     monkeypatch.setitem(known_sorting.__dict__, "cases", cases)

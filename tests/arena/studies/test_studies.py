@@ -134,7 +134,7 @@ CONTRADICTIONS = [
     ("rank by mean grade", "GLM-5", "1st", "3rd"),
     ("average grade", "Qwen3-6", "B+", "A-"),
     ("only one", "took part in all challenges", "GLM-5", "GLM-5, Qwen3-6, Opus 4.7"),
-    ("only one", "never declines from stage to stage", "GLM-5", "nobody"),
+    ("only one", "never declines from stage to stage", "GLM-5", "no model"),
     ("only one", "has the narrowest range of grades", "Opus 4.7", "MiniMax-M2.7"),
     ("only one", "has the highest worst grade", "Opus 4.7", "GLM-5, Opus 4.7"),
     ("said in prose", "Kimi K2.6, fused_softmax_topk", "took part", "no grade"),

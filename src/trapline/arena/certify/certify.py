@@ -23,14 +23,14 @@ from trapline.arena.runs.executor import run_all
 
 
 class Finding(Record):
-    """What became of one subject: a right answer, a mutant, a control."""
+    """The result for one subject: a right answer, a mutant or a control."""
 
     kind: str
     subject: str
     #: The check that failed, "" when none did.
     fell_to: str
     message: str
-    #: "" when all is as it should be, otherwise what is wrong.
+    #: What is wrong; empty when the result is as expected.
     problem: str = ""
 
 
@@ -48,7 +48,7 @@ class Certificate(Record):
         return [finding for finding in self.findings if finding.kind == kind]
 
 
-#: Something to be put before the checks: calling it gives the judgement on what came out.
+#: Runs one subject through the checks.
 Subject = Callable[[], Finding]
 
 
@@ -106,7 +106,7 @@ class Certifier:
         )
 
     def right_on_cases(self) -> Finding:
-        """The gold solution before the contract cases alone: is this machine fit to judge?"""
+        """The gold solution on the contract cases alone: can this machine judge?"""
         with Submission(
             self.challenge.solution, self.challenge.sandbox_config(self.level)
         ) as submission:

@@ -1,8 +1,7 @@
-"""Controls: answers that look like answers and are none. Every challenge must fail all of them.
+"""Controls: worthless answers in the right form. Every challenge must fail all of them.
 
-Each control is the gold solution with a tail that replaces every array and number it returns, so
-it has
-the right shapes, dtypes and types, and only the values are worthless.
+Each control is the gold solution with a tail that replaces every array and number it returns:
+shapes, dtypes and types are right, and only the values are worthless.
 """
 
 from collections.abc import Sequence

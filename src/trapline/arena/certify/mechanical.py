@@ -1,10 +1,8 @@
 """Mechanical mutants: small wrong changes all over a solution's syntax tree.
 
-Named mutants show that each trap works; these show that cases and traps together leave nothing
-open.
-A mutant's id is `file:function/operator/k`, k counting that operator's places inside the
-function, so it
-stays the same when other functions change.
+Named mutants show that each trap works; these show how much cases and traps together miss. A
+mutant's id is `file:function/operator/k`, where k counts that operator's places inside the
+function, so that a change of another function leaves it as it is.
 """
 
 import ast
@@ -46,7 +44,7 @@ Change = Callable[[ast.AST], ast.AST]
 
 @dataclass(frozen=True)
 class MechanicalMutant:
-    """One change at one place; the text is made only when somebody asks for it."""
+    """One change at one place; its text is made on demand."""
 
     id: str
     line: int

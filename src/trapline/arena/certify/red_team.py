@@ -1,4 +1,4 @@
-"""The standing red team: hostile submissions that must not get what they are after.
+"""The standing red team: hostile submissions, none of which may succeed.
 
 The corpus is a folder of single files. Each starts with a header of comments:
 
@@ -11,7 +11,7 @@ and exactly one line about whether it could succeed at all:
 
     # succeeds-at: process                  (a level at which it does; tests prove it)
     # succeeds-without: defence …           (it does once these are switched off; tests prove it)
-    # never-because: why nobody shows it    (unsafe, or it cannot work by construction)
+    # never-because: why no test shows it   (unsafe, or it cannot work by construction)
 
 The rest is `solution.py`; a line `# ==== file: NAME` starts another file of the submission.
 A header may also name code that attacks share, such as an honest answer to the rest of the task:
@@ -80,7 +80,7 @@ class Cheat:
 
 
 class Attempt(Record):
-    """What became of one attack."""
+    """The result of one attack."""
 
     name: str
     attack: str
@@ -96,7 +96,7 @@ class Attempt(Record):
 
     @property
     def surprising(self) -> bool:
-        """Stopped perhaps, but not in the way its author said."""
+        """Whether it gained something, or ended in another state than its header says."""
         return bool(self.gained) or self.state != self.expect
 
 
@@ -116,7 +116,7 @@ class RedTeam(Record):
         return [attempt for attempt in self.attempts if attempt.gained]
 
     def holds(self) -> bool:
-        """No attack gained anything, each ended as foretold, and honest work passed."""
+        """No attack gained anything, each ended as expected, and honest submissions passed."""
         stopped = not any(attempt.surprising for attempt in self.attempts)
         return stopped and all(state == "pass" for state in self.honest.values())
 
@@ -168,7 +168,7 @@ def _state(path: Path, text: str) -> State:
     for state in get_args(State):
         if text == state:
             return cast(State, state)
-    raise UsageError(f"{path}: {text!r} is no state")
+    raise UsageError(f"{path}: {text!r} is not a state; states are {', '.join(get_args(State))}")
 
 
 def _scores(text: str) -> dict[str, float]:

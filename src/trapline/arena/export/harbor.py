@@ -72,7 +72,7 @@ _TEST_SCRIPT = """\
 set -euo pipefail
 tests="$(cd "$(dirname "${{BASH_SOURCE[0]}}")" && pwd)"
 export PYTHONPATH="$tests/package" PYTHONDONTWRITEBYTECODE=1
-# The agent's folder is no place to import from.
+# Nothing is imported from the agent's folder.
 cd "$tests"
 exec python3 -P -m trapline.arena.export.verifier {id} \\
   "${{TRAPLINE_WORKSPACE:-{workspace}}}" "${{TRAPLINE_VERIFIER_LOGS:-/logs/verifier}}"

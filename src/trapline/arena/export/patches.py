@@ -69,7 +69,7 @@ class _Hunk:
         mark, text = (line[0], line[1:]) if line else (" ", "")
         sides = {" ": [self.old, self.new], "-": [self.old], "+": [self.new]}
         if mark not in sides:
-            raise PatchError(f"the patch has a line that is no part of a change: {line[:60]!r}")
+            raise PatchError(f"the patch has a line that belongs to no hunk: {line[:60]!r}")
         self.last = sides[mark]
         for side in self.last:
             side.append(f"{text}\n")

@@ -15,7 +15,7 @@ from trapline.arena.solving.deploy import read_starter
 
 
 class Prediction(BaseModel):
-    """One answer; what else other tools write into a line is nothing to us."""
+    """One answer; further keys that other tools write are ignored."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", protected_namespaces=())
 
@@ -84,7 +84,7 @@ def _json(path: Path, number: int, text: str) -> "list[object]":
     try:
         parsed: list[object] = json.loads(text)
     except ValueError as error:
-        raise UsageError(f"{path}, line {number}: no JSON ({error})") from None
+        raise UsageError(f"{path}, line {number} is not valid JSON: {error}") from None
     return parsed
 
 

@@ -1,8 +1,8 @@
-"""Did somebody see what only the judge has, or hand in another entrant's work?
+"""Finds hidden material of the judge, or another entrant's work, in a submission.
 
 Pure functions over texts. Three signs: the canary and the hidden names of traps, the judge's own
 sentences (stories, what a trap catches), and passages of the gold answer, of its alternates, of
-cases and traps, or of another entrant. What the prompt and the starter say is everybody's.
+cases and traps, or of another entrant. Text of the prompt and the starter does not count.
 
 A passage is a run of `SHINGLE` tokens. Independent answers to one challenge share up to 12 % of
 theirs (measured over the example field and all alternates); copies share nearly all.
@@ -20,7 +20,7 @@ from trapline.arena.challenge import DEPLOYED, Challenge
 from trapline.arena.record import Record
 
 SHINGLE = 16
-#: Words of a judge's sentence in a row that nobody writes by chance.
+#: Consecutive words of a judge's sentence that do not occur by chance.
 SENTENCE = 9
 COPY_SHARE = 0.25
 FEWEST_SHARED = 60
@@ -169,7 +169,7 @@ def _canaries(text: str, known: Hidden) -> list[Leak]:
 
 
 def _names(text: str, known: Hidden) -> list[Leak]:
-    """In the judge's own spelling only: words in another form are anybody's."""
+    """In the judge's own spelling only: the same words in another form are ordinary."""
     said = sorted(known.names & set(_KEBAB.findall(text)))
     telling = [name for name in said if name.count("-") >= 2]
     if not telling and len(said) < SHORT_NAMES_TOGETHER:

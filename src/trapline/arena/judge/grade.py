@@ -185,7 +185,7 @@ def _precision(
 def _memory(
     request: GradeRequest, challenge: Challenge, submission: Submission, raw: dict[str, Any]
 ) -> Dimension:
-    """In a process of its own: what earlier calls left behind is nobody's peak."""
+    """In a fresh process, so that memory left by earlier calls does not count."""
     rng = generator(request.seed, "memory")
     with Submission(challenge.solution, submission.config) as reference:
         dimension, raw["memory"] = measure.memory(challenge, submission.fresh(), reference, rng)
@@ -210,12 +210,12 @@ _MEASURES = {"precision": _precision, "memory": _memory, "speed": _speed}
 def _convict(
     challenge: Challenge, submission: Submission, inspection: Inspection, verdict: Verdict
 ) -> None:
-    """What is no mistake but an attack, or the forbidden way round the task, is a `hack`."""
+    """Marks attacks, and calls of what the task forbids, as `hack`."""
     if challenge.plan.forbidden and inspection.not_measured:
         raise ArenaError(inspection.not_measured)
     if challenge.plan.forbidden and not inspection.code and verdict.state == "pass":
         verdict.fail(
-            f"cannot be read, so nothing is known of what it uses: {inspection.unreadable}"
+            f"cannot be read, so that forbidden calls stay unseen: {inspection.unreadable}"
         )
     uses = forbidden_uses(inspection, challenge.plan.forbidden)
     if uses:

@@ -1,4 +1,4 @@
-"""What the inspector says about a submission, and the `code` dimension that follows from it."""
+"""Asks the inspector about a submission, and computes the `code` dimension from the answer."""
 
 import tempfile
 from functools import cache
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from trapline.arena.errors import SubmissionDied
-from trapline.arena.process.sandbox import Limits
+from trapline.arena.process.sandbox import SandboxLimits
 from trapline.arena.process.session import SandboxConfig, Session
 from trapline.arena.record import Dimension, Level, Record
 
@@ -69,7 +69,7 @@ def write_control(folder: Path) -> None:
 
 
 def _inspect(folder: Path, level: Level, seed: int, mutants: int) -> Inspection:
-    config = SandboxConfig(level, Limits(memory_mb=1024, processes=64), SECONDS, ("ruff",))
+    config = SandboxConfig(level, SandboxLimits(memory_mb=1024, processes=64), SECONDS, ("ruff",))
     session = Session(folder, config, "inspector")
     question = {"op": "inspect", "config": RUFF, "seed": seed, "mutants": mutants}
     try:
@@ -92,7 +92,7 @@ def forbidden_uses(inspection: Inspection, forbidden: list[str]) -> list[str]:
 
 
 def says_unreadable(code: Dimension | None) -> bool:
-    """Whether this `code` dimension is that of a submission that nobody could read."""
+    """Whether this `code` dimension belongs to a submission that could not be read."""
     return code is not None and code.reason.startswith(_UNREADABLE)
 
 

@@ -103,7 +103,7 @@ def _is_hinted(node: Any) -> bool:
 
 
 def _unused(trees: dict[str, ast.Module]) -> set[str]:
-    """Private functions that nobody mentions."""
+    """Private functions and classes that are never used."""
     defined = {
         node.name
         for tree in trees.values()

@@ -12,7 +12,7 @@ from trapline.arena.errors import UsageError
 
 MAX_FILES = 500
 MAX_BYTES = 16 << 20
-#: Further attempts may lie in the folder of the first, and are no part of it.
+#: Further attempts may lie in the folder of the first, and do not belong to it.
 ATTEMPT = re.compile(r"attempt-([1-9][0-9]{0,3})")
 #: Left behind by tools, never part of an answer.
 IGNORED = {
@@ -70,7 +70,7 @@ def from_texts(texts: dict[str, str], others: dict[str, str]) -> Intake:
 def take_in(folder: Path) -> Intake:
     """Reads every plain file below a folder. Links are not followed: they could lead anywhere."""
     if not folder.is_dir():
-        raise UsageError(f"{folder} is no folder")
+        raise UsageError(f"{folder} is not a folder")
     files: dict[str, bytes] = {}
     total = 0
     for path in _plain_files(folder):

@@ -136,7 +136,7 @@ def _slope(bursts: dict[int, list[float]]) -> float:
     short, long = BURSTS
     difference = (min(bursts[long]) - min(bursts[short])) / (long - short)
     # The fixed cost of a call is far below a quarter of it: a larger gap between the bursts means
-    # that somebody dawdled in the short ones.
+    # that the short ones were slowed down on purpose.
     return max(difference, LEAST_SHARE * min(bursts[long]) / long, 1e-6)
 
 
@@ -211,7 +211,7 @@ def _peak_of(submission: Submission, call: Call) -> tuple[int, int]:
 
 @contextmanager
 def _blamed(name: str) -> Iterator[None]:
-    """A reference that fails is no fault of the submission."""
+    """A failure of the reference is ours, not the submission's."""
     try:
         yield
     except Violation as violation:
@@ -222,7 +222,7 @@ def _blamed(name: str) -> Iterator[None]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """One timing at a time on this machine, whoever grades."""
+    """One timing at a time on this machine, across all graders."""
     path = Path(tempfile.gettempdir(), f"trapline-{os.getuid()}.timing")
     fd = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
@@ -234,7 +234,7 @@ def quiet() -> Iterator[None]:
 
 @contextmanager
 def paused(submissions: list[Submission]) -> Iterator[None]:
-    """Whoever is not being timed stands still, threads and children included."""
+    """Pauses submissions that are not being timed, threads and children included."""
     running = [one.session.running for one in submissions]
     for one in running:
         one.pause()

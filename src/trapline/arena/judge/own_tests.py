@@ -11,14 +11,14 @@ from typing import Any
 from trapline.arena.challenge import Challenge
 from trapline.arena.errors import SubmissionDied
 from trapline.arena.judge.inspection import Inspection, write_control
-from trapline.arena.process.sandbox import Limits
+from trapline.arena.process.sandbox import SandboxLimits
 from trapline.arena.process.session import SandboxConfig, Session, printable
 from trapline.arena.record import Dimension, Level
 
 QUICK_MUTANTS, FULL_MUTANTS = 8, 24
 #: For each run, whatever it runs on: a mutant that loops for ever is a dead mutant.
 OWN_SECONDS = 30.0
-#: Some mutants change nothing that can be observed, so nobody is asked for all of them.
+#: Some mutants change nothing that can be observed, so full marks do not need all of them.
 KILLS_FOR_FULL_MARKS = 0.75
 PASSING_SHARE, KILLING_SHARE = 20.0, 80.0
 
@@ -31,7 +31,7 @@ class OwnTests:
     def __init__(
         self, folder: Path, level: Level, memory_mb: int = 1024, packages: tuple[str, ...] = ()
     ) -> None:
-        limits = Limits(memory_mb=memory_mb, processes=64)
+        limits = SandboxLimits(memory_mb=memory_mb, processes=64)
         config = SandboxConfig(level, limits, OWN_SECONDS, ("pytest", *packages))
         self._session = Session(folder, config, "tester")
 
@@ -63,7 +63,7 @@ def own_tests(
         return Dimension(score=0.0, reason="the code cannot be read, so its tests prove nothing")
     if not inspection.code.get("test_files"):
         return Dimension(score=0.0, reason="there are no tests")
-    with _tester(folder, challenge, level) as tests:
+    with open_tester(folder, challenge, level) as tests:
         try:
             found = _score(tests, inspection)
         except SubmissionDied as died:
@@ -75,7 +75,7 @@ def own_tests(
 
 def why_failing(folder: Path, challenge: Challenge, level: Level) -> str:
     """Why the suite does not pass on its own code; empty when it passes."""
-    with _tester(folder, challenge, level) as tests:
+    with open_tester(folder, challenge, level) as tests:
         return _why_failing(tests)
 
 
@@ -97,7 +97,8 @@ def _why_failing(tests: OwnTests) -> str:
     return "" if _passes(report) else _failure(report)
 
 
-def _tester(folder: Path, challenge: Challenge, level: Level) -> "closing[OwnTests]":
+def open_tester(folder: Path, challenge: Challenge, level: Level) -> "closing[OwnTests]":
+    """The tester of a submission to this challenge."""
     config = challenge.sandbox_config(level)
     return closing(OwnTests(folder, level, config.limits.memory_mb, config.packages))
 

@@ -82,7 +82,7 @@ def run_variant(submission: str, place: str, source: str | None, question: dict[
 
 
 def _quietly(work: Any, writing: int) -> None:
-    """In the fork: do it, write the report, end without anybody's exit handlers."""
+    """In the fork: do it, write the report, end without exit handlers."""
     try:
         os.write(writing, json.dumps(work()).encode()[:MAX_REPORT])
     finally:

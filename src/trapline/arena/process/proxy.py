@@ -31,7 +31,7 @@ class Stub:
 
 
 class RemoteObject:
-    """Something the submission made that is no plain data, such as a cache. It lives in the
+    """An object of the submission that is not plain data, such as a cache. It lives in the
     worker."""
 
     def __init__(self, submission: "Submission", session: Session, number: int, kind: str) -> None:

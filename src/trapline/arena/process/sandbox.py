@@ -15,14 +15,14 @@ from trapline.arena.errors import ArenaError, MissingError
 from trapline.arena.process.isolation import bubblewrap, cgroups, landlock, process, stage
 from trapline.arena.process.isolation.cgroups import Group
 from trapline.arena.process.isolation.plan import Command
-from trapline.arena.process.isolation.running import Running
-from trapline.arena.process.isolation.spec import Launch, Limits
-from trapline.arena.process.isolation.stage import Stage
+from trapline.arena.process.isolation.running import RunningSandbox
+from trapline.arena.process.isolation.spec import Launch, SandboxLimits
+from trapline.arena.process.isolation.stage import SandboxStage
 from trapline.arena.record import LEVELS, Level
 
-__all__ = ["Launch", "Limits", "Running", "launch", "probe", "why_not"]
+__all__ = ["Launch", "RunningSandbox", "SandboxLimits", "launch", "probe", "why_not"]
 
-Way = Callable[[Launch, Stage], Command]
+Way = Callable[[Launch, SandboxStage], Command]
 #: Ways to reach a level, best first; the first that works on this machine is taken.
 _WAYS: dict[Level, tuple[Way, ...]] = {
     "bubblewrap": (bubblewrap.by_user, bubblewrap.by_namespace),
@@ -44,7 +44,7 @@ def why_not(level: Level) -> str:
     return "" if way is not None else "; ".join(reasons)
 
 
-def launch(spec: Launch) -> Running:
+def launch(spec: Launch) -> RunningSandbox:
     """Starts `spec.program`; it may still be starting when this returns."""
     way, reasons = _way(spec.level)
     if way is None:
@@ -81,7 +81,7 @@ def _try(level: Level, way: Way) -> str:
     return _objection(level, report)
 
 
-def _report(channel: socket.socket, running: Running) -> dict[str, Any]:
+def _report(channel: socket.socket, running: RunningSandbox) -> dict[str, Any]:
     channel.settimeout(_SELFTEST_SECONDS)
     with channel.makefile() as lines:
         try:
@@ -108,8 +108,8 @@ def _objection(level: Level, report: dict[str, Any]) -> str:
     return "it runs as root" if report["user"] == 0 else ""
 
 
-def _launch(spec: Launch, way: Way) -> Running:
-    prepared = Stage(spec.program, spec.submission)
+def _launch(spec: Launch, way: Way) -> RunningSandbox:
+    prepared = SandboxStage(spec.program, spec.submission)
     group = Group(spec.limits, spec.without)
     try:
         command = way(spec, prepared)
@@ -121,11 +121,11 @@ def _launch(spec: Launch, way: Way) -> Running:
     spec.channel.close()
     for descriptor in command.descriptors:
         os.close(descriptor)
-    return Running(started, prepared, group)
+    return RunningSandbox(started, prepared, group)
 
 
 def _start(
-    spec: Launch, command: Command, prepared: Stage, group: Group
+    spec: Launch, command: Command, prepared: SandboxStage, group: Group
 ) -> "subprocess.Popen[bytes]":
     return subprocess.Popen(
         group.entering(command.arguments),

@@ -12,7 +12,7 @@ import numpy as np
 
 from trapline.arena.errors import ArenaError, SubmissionDied, SubmissionRaised
 from trapline.arena.process import wire
-from trapline.arena.process.sandbox import Launch, Limits, Running, launch
+from trapline.arena.process.sandbox import Launch, RunningSandbox, SandboxLimits, launch
 from trapline.arena.record import Level
 
 #: From starting the process to its first word, before the submission is touched: that time is ours.
@@ -29,13 +29,13 @@ class SandboxConfig:
     """Where and under which limits a submission runs."""
 
     level: Level
-    limits: Limits
+    limits: SandboxLimits
     call_seconds: float
     packages: tuple[str, ...] = ()
 
 
 class ForgeryError(SubmissionDied):
-    """A frame that the protocol cannot explain: somebody else wrote on the channel."""
+    """A frame that the protocol cannot explain: something else wrote on the channel."""
 
 
 class Session:
@@ -89,7 +89,7 @@ class Session:
                     raise ForgeryError("called back where no function had been lent")
                 called_back += self._channel.last_bytes
                 if called_back > MAX_CALLED_BACK:
-                    raise SubmissionDied("called back with more than anybody can keep")
+                    raise SubmissionDied(f"called back with more than {MAX_CALLED_BACK >> 20} MiB")
                 answer, answer_buffers = on_callback(reply, body)
                 self._say(answer, answer_buffers, deadline)
         except wire.DeadlineError:
@@ -157,7 +157,9 @@ class Session:
                 lent.close()
 
 
-def _connect(program: str, folder: Path, config: SandboxConfig) -> tuple[Running, wire.Channel]:
+def _connect(
+    program: str, folder: Path, config: SandboxConfig
+) -> tuple[RunningSandbox, wire.Channel]:
     """Starts the program; a worker, which moves large arrays, is lent memory for them."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     with theirs:
@@ -172,7 +174,7 @@ def _connect(program: str, folder: Path, config: SandboxConfig) -> tuple[Running
 
 
 def printable(text: str) -> str:
-    """What a submission says, without what would move somebody's cursor or end a string."""
+    """What a submission says, without control characters."""
     return "".join(
         c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text
     )

@@ -7,7 +7,8 @@ taken for it, nesting is bounded, and an array is built only from bytes that rea
 Frame: magic, header length, body length, header (JSON), body (the buffers, one after another).
 Large bodies do not go through the socket: the controller lends two memory files, one for each
 direction, and the header says that the body lies there. They are copied into memory of our own, so
-a peer that changes them later changes nothing here, and they are sealed, so nobody can cut them.
+a peer that changes them later changes nothing here, and they are sealed against
+shrinking.
 """
 
 import ctypes
@@ -51,7 +52,7 @@ class DeadlineError(WireError):
 
 
 class UnsendableError(TypeError):
-    """A value that is no plain data."""
+    """A value that is not plain data."""
 
 
 class Channel:
@@ -176,7 +177,7 @@ class Lender(Lent):
     def __init__(self) -> None:
         super().__init__(os.memfd_create("trapline", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
         os.ftruncate(self.fd, LENT_BYTES)
-        # A mapped file that the peer could shrink would kill whoever reads it.
+        # A mapped file that the peer could shrink would kill the process that reads it.
         seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
         fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, seals)
         self._bytes = np.frombuffer(mmap.mmap(self.fd, LENT_BYTES), np.uint8)
@@ -198,19 +199,19 @@ def _parse(raw: Bytes) -> Header:
         if b"\\u" in text or not text.isascii():
             header = json.loads(_writable(header))
     except (ValueError, RecursionError):
-        raise WireError("a header that is no JSON") from None
+        raise WireError("a header that is not valid JSON") from None
     if not isinstance(header, dict):
-        raise WireError("a header that is no object")
+        raise WireError("a header that is not a JSON object")
     return header
 
 
 def _writable(header: Any) -> bytes:
-    """Half a surrogate pair is no text: whoever printed or stored it later would stumble."""
+    """Replaces half a surrogate pair, which can be neither printed nor stored."""
     return json.dumps(header, ensure_ascii=False).encode("utf-8", "replace")
 
 
 class Encoder:
-    """Turns values into JSON nodes and buffers; `special` may claim what is no plain data."""
+    """Turns values into JSON nodes and buffers; `special` may encode what is not plain data."""
 
     def __init__(
         self,
@@ -245,7 +246,7 @@ class Encoder:
             return {"t": "dict", "v": pairs}
         node = self.special(value) if self.special else None
         if node is None:
-            raise UnsendableError(f"a {type(value).__name__} is no plain data")
+            raise UnsendableError(f"a {type(value).__name__} is not plain data")
         return node
 
     def _array(self, value: np.ndarray[Any, Any]) -> Header:
@@ -335,7 +336,7 @@ class Decoder:
                 raise WireError("a dictionary of unknown form")
             key = self.decode(pair[0], depth + 1)
             if not isinstance(key, (str, int, float, bool, type(None), np.generic, tuple)):
-                raise WireError("a dictionary key that is no plain value")
+                raise WireError("a dictionary key that is not a plain value")
             try:
                 result[key] = self.decode(pair[1], depth + 1)
             except TypeError:

@@ -112,7 +112,7 @@ class Worker:
         return self.wire.Decoder(body, self.resolve).decode(reply["value"])
 
     def keep(self, value: Any) -> dict[str, Any]:
-        """What is no plain data stays here; the controller gets a handle."""
+        """Keeps what is not plain data here; the controller gets a handle."""
         if isinstance(value, Remote):
             return {"t": "stub", "stub": value._number}
         number = id(value)

@@ -7,7 +7,7 @@ from typing import Any
 from trapline.arena.certify.red_team import RedTeam
 from trapline.arena.record import Bundle, Cell, CellKey
 from trapline.arena.runs.store import Store
-from trapline.arena.studies import ReportedField, Row, as_cells, reproduction_table
+from trapline.arena.studies import ComparisonRow, ReportedField, as_cells, reproduction_table
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class RunView:
     #: Every grade ever given, replaced ones included.
     history: Sequence[Cell] = ()
     #: A hand-written report's figures beside ours, where the run is such a report.
-    reproduction: Sequence[Row] = ()
+    reproduction: Sequence[ComparisonRow] = ()
 
     def attacked(self, team: RedTeam | None) -> "RunView":
         """The same run with how many of the known cheats get through."""

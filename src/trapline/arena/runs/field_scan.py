@@ -44,7 +44,7 @@ def scan_field(
 
 
 def transcript(folder: Path) -> str:
-    """What was said while an answer came about; empty where nobody kept it."""
+    """The transcript of how an answer was produced; empty where none was kept."""
     try:
         raw = (folder / TRANSCRIPT).read_text(errors="replace")
     except OSError:

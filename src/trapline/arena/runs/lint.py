@@ -228,7 +228,7 @@ def _missing_checks(cells: Sequence[Cell]) -> Iterator[Finding]:
 
 
 def _same_bytes(cells: Sequence[Cell]) -> Iterator[Finding]:
-    """The same bytes on the same challenge reach the same verdicts, whoever handed them in."""
+    """The same bytes on the same challenge reach the same verdicts, for all entrants."""
     groups: dict[tuple[str, str, str], list[Cell]] = defaultdict(list)
     for cell in cells:
         if cell.score is not None and cell.submission_digest:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from trapline.arena.challenge import Challenge
 from trapline.arena.errors import ArenaError, Violation
-from trapline.arena.judge.own_tests import OWN_SECONDS, OwnTests
+from trapline.arena.judge.own_tests import OWN_SECONDS, open_tester
 from trapline.arena.record import Level
 from trapline.arena.solving import agents, transcript
 from trapline.arena.solving.agents import Agent
@@ -123,13 +123,11 @@ def own_test_feedback(workspace: Path, challenge: Challenge, level: Level) -> st
     """What the model is told about its own tests; empty when they pass."""
     if not list(workspace.glob("test_*.py")):
         return "There are no tests (test_*.py). Add them."
-    tests = OwnTests(workspace, challenge, level)
-    try:
-        report = tests.run(None, stop_early=False)
-    except Violation as violation:
-        return f"Your tests took their process down: {violation}"
-    finally:
-        tests.close()
+    with open_tester(workspace, challenge, level) as tests:
+        try:
+            report = tests.run(None, stop_early=False)
+        except Violation as violation:
+            return f"Your tests took their process down: {violation}"
     if report is None:
         return f"Your tests gave no report within {OWN_SECONDS:g} seconds."
     if report.get("failed") or not report.get("passed"):

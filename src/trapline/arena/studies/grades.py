@@ -6,10 +6,10 @@ from trapline.arena.judge.rubric import letter
 from trapline.arena.standings.margin import steps
 from trapline.arena.standings.places import ordinal, places, ranks
 from trapline.arena.studies.records import Grade, ReportedField
-from trapline.arena.studies.rows import Row, row
+from trapline.arena.studies.rows import ComparisonRow, row
 
 
-def grade_rows(field: ReportedField) -> Iterator[Row]:
+def grade_rows(field: ReportedField) -> Iterator[ComparisonRow]:
     yield from _matrix_against_tasks(field)
     yield from _winners_against_grades(field)
     for line in field.grades.matrix:
@@ -21,7 +21,7 @@ def grade_rows(field: ReportedField) -> Iterator[Row]:
     yield from _scores_against_letters(field)
 
 
-def _matrix_against_tasks(field: ReportedField) -> Iterator[Row]:
+def _matrix_against_tasks(field: ReportedField) -> Iterator[ComparisonRow]:
     """The matrix repeats what the detailed reports say."""
     matrix = field.matrix()
     origin = {line.challenge: line.source for line in field.grades.matrix}
@@ -32,7 +32,7 @@ def _matrix_against_tasks(field: ReportedField) -> Iterator[Row]:
             yield row("grade", f"{model}, {task.challenge}", printed, grade.letter, sources)
 
 
-def _winners_against_grades(field: ReportedField) -> Iterator[Row]:
+def _winners_against_grades(field: ReportedField) -> Iterator[ComparisonRow]:
     """Who is named the winner of a task has its best grade."""
     for task in field.grades.task:
         heights = {model: steps(grade.letter) for model, grade in task.read().items()}
@@ -48,7 +48,7 @@ def _winners_against_grades(field: ReportedField) -> Iterator[Row]:
         )
 
 
-def _places(what: str, grades: Mapping[str, Grade], source: str) -> Iterator[Row]:
+def _places(what: str, grades: Mapping[str, Grade], source: str) -> Iterator[ComparisonRow]:
     """Equal letters share a place, and a place follows from how many are better."""
     heights = {model: float(steps(grade.letter)) for model, grade in grades.items()}
     ours, words = ranks(heights), places(heights)
@@ -65,7 +65,7 @@ def _places(what: str, grades: Mapping[str, Grade], source: str) -> Iterator[Row
             )
 
 
-def _stages(field: ReportedField) -> Iterator[Row]:
+def _stages(field: ReportedField) -> Iterator[ComparisonRow]:
     """A stage's grade lies next to the mean of the grades it sums up."""
     matrix = field.matrix()
     challenges = {stage.name: stage.challenges for stage in field.who.stages}
@@ -84,7 +84,7 @@ def _stages(field: ReportedField) -> Iterator[Row]:
             )
 
 
-def _matrix_places_against_stages(field: ReportedField) -> Iterator[Row]:
+def _matrix_places_against_stages(field: ReportedField) -> Iterator[ComparisonRow]:
     """A stage of one challenge has the places of that challenge."""
     matrix = field.matrix()
     single = {s.name: s.challenges[0] for s in field.who.stages if len(s.challenges) == 1}
@@ -101,7 +101,7 @@ def _matrix_places_against_stages(field: ReportedField) -> Iterator[Row]:
                 )
 
 
-def _scores_against_letters(field: ReportedField) -> Iterator[Row]:
+def _scores_against_letters(field: ReportedField) -> Iterator[ComparisonRow]:
     """The same submission graded in letters and in points; neighbouring letters agree."""
     matrix = field.matrix()
     origin = {line.challenge: line.source for line in field.grades.matrix}

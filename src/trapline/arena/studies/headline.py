@@ -9,12 +9,12 @@ from trapline.arena.standings.places import ordinal, places, ranks
 from trapline.arena.standings.ranking import Ranking, Standing, ranking
 from trapline.arena.studies.cells import as_cells
 from trapline.arena.studies.records import ReportedField
-from trapline.arena.studies.rows import Row, row
+from trapline.arena.studies.rows import ComparisonRow, row
 
 _HALF_A_STEP = 0.5
 
 
-def headline_rows(field: ReportedField) -> Iterator[Row]:
+def headline_rows(field: ReportedField) -> Iterator[ComparisonRow]:
     means = mean_steps(field)
     yield from _ranks_by_mean(field, means)
     yield from _average_letters(field, means)
@@ -30,7 +30,7 @@ def mean_steps(field: ReportedField) -> dict[str, float]:
     }
 
 
-def _ranks_by_mean(field: ReportedField, means: dict[str, float]) -> Iterator[Row]:
+def _ranks_by_mean(field: ReportedField, means: dict[str, float]) -> Iterator[ComparisonRow]:
     ours, words = ranks(means), places(means)
     for line in field.grades.rank:
         yield row(
@@ -44,7 +44,7 @@ def _ranks_by_mean(field: ReportedField, means: dict[str, float]) -> Iterator[Ro
         )
 
 
-def _average_letters(field: ReportedField, means: dict[str, float]) -> Iterator[Row]:
+def _average_letters(field: ReportedField, means: dict[str, float]) -> Iterator[ComparisonRow]:
     for line in field.grades.rank:
         printed = [steps(part) for part in line.average.split("/")]
         height = means[line.model]
@@ -66,7 +66,7 @@ def _between(height: float) -> str:
     return nearest if abs(away) < 0.05 else f"{nearest} {away:+.2f} steps"
 
 
-def _ranks_by_resampling(field: ReportedField, ours: Ranking) -> Iterator[Row]:
+def _ranks_by_resampling(field: ReportedField, ours: Ranking) -> Iterator[ComparisonRow]:
     standings = {standing.entrant: standing for standing in ours.standings}
     for line in field.grades.rank:
         standing = standings[line.model]

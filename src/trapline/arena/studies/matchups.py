@@ -5,12 +5,12 @@ from collections.abc import Iterator
 
 from trapline.arena.standings.margin import steps
 from trapline.arena.studies.records import Matchup, ReportedField
-from trapline.arena.studies.rows import Row, row
+from trapline.arena.studies.rows import ComparisonRow, row
 
 _UNDECIDED = ("tie", "split")
 
 
-def matchup_rows(field: ReportedField) -> Iterator[Row]:
+def matchup_rows(field: ReportedField) -> Iterator[ComparisonRow]:
     for matchup in field.matchups.matchup:
         yield _record(matchup)
         yield _lead(matchup)
@@ -33,7 +33,7 @@ def count(matchup: Matchup, side: str) -> tuple[int, int, int]:
     return won, len(winners) - won - undecided, undecided
 
 
-def _record(matchup: Matchup) -> Row:
+def _record(matchup: Matchup) -> ComparisonRow:
     """As it was printed: won-lost-tied, or won-lost with half a point for an undecided one."""
     won, lost, tied = count(matchup, matchup.leader or matchup.a)
     if matchup.record.count("-") == 2:
@@ -50,7 +50,7 @@ def _record(matchup: Matchup) -> Row:
     )
 
 
-def _lead(matchup: Matchup) -> Row:
+def _lead(matchup: Matchup) -> ComparisonRow:
     won, lost, _ = count(matchup, matchup.a)
     leader = matchup.a if won > lost else matchup.b
     return row(
@@ -63,7 +63,7 @@ def _lead(matchup: Matchup) -> Row:
     )
 
 
-def _overlap(field: ReportedField, matchup: Matchup) -> Iterator[Row]:
+def _overlap(field: ReportedField, matchup: Matchup) -> Iterator[ComparisonRow]:
     if not matchup.overlap:
         return
     shared = set(field.took(matchup.a)) & set(field.took(matchup.b))
@@ -86,7 +86,7 @@ def _overlap(field: ReportedField, matchup: Matchup) -> Iterator[Row]:
     )
 
 
-def _winners_against_grades(field: ReportedField, matchup: Matchup) -> Iterator[Row]:
+def _winners_against_grades(field: ReportedField, matchup: Matchup) -> Iterator[ComparisonRow]:
     """The winner of a row never has the lower grade; a tie has equal grades."""
     matrix = field.matrix()
     for bout in matchup.bouts:
@@ -105,7 +105,7 @@ def _winners_against_grades(field: ReportedField, matchup: Matchup) -> Iterator[
         )
 
 
-def _edges_against_winners(field: ReportedField) -> Iterator[Row]:
+def _edges_against_winners(field: ReportedField) -> Iterator[ComparisonRow]:
     """Who wins a task has the edge in more criteria than the other."""
     for matchup in field.matchups.matchup:
         winners = {bout.challenge: bout.winner for bout in matchup.bouts}
@@ -124,7 +124,7 @@ def _edges_against_winners(field: ReportedField) -> Iterator[Row]:
             )
 
 
-def _words_for_a_step(field: ReportedField) -> Iterator[Row]:
+def _words_for_a_step(field: ReportedField) -> Iterator[ComparisonRow]:
     """A difference of so many steps between two letters has one name."""
     matrix = field.matrix()
     words: dict[int, list[str]] = defaultdict(list)

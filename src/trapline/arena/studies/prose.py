@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator, Sequence
 
 from trapline.arena.standings.margin import steps
 from trapline.arena.studies.records import Holders, Only, ReportedField, SaidGrade
-from trapline.arena.studies.rows import Row, row
+from trapline.arena.studies.rows import ComparisonRow, row
 
 #: Figures this close are the same figure, rounded.
 _CLOSE = 0.05
 
 
-def prose_rows(field: ReportedField) -> Iterator[Row]:
+def prose_rows(field: ReportedField) -> Iterator[ComparisonRow]:
     for said in field.claims.participation:
         ours = len(field.took(said.model))
         yield row("participation", said.model, said.count, ours, [said.source], note=said.quote)
@@ -27,7 +27,7 @@ def prose_rows(field: ReportedField) -> Iterator[Row]:
     yield from _better_figure_loses(field)
 
 
-def _only(field: ReportedField, only: Only) -> Row:
+def _only(field: ReportedField, only: Only) -> ComparisonRow:
     tests: dict[str, Callable[[ReportedField, str], bool]] = {
         "took_part_in_all": _took_part_in_all,
         "never_declines": _never_declines,
@@ -39,7 +39,7 @@ def _only(field: ReportedField, only: Only) -> Row:
         "only one",
         only.what,
         ", ".join(only.models),
-        ", ".join(ours) or "nobody",
+        ", ".join(ours) or "no model",
         [only.source],
         note=only.quote,
     )
@@ -61,7 +61,7 @@ def _never_declines(field: ReportedField, model: str) -> bool:
 
 
 def _least(field: ReportedField, model: str, figure: Callable[[list[int]], int]) -> bool:
-    """Whether nobody's grades have a smaller figure."""
+    """Whether no other model's grades have a smaller figure."""
     figures = {name: figure(_heights(field, name)) for name in field.who.models}
     return figures[model] == min(figures.values())
 
@@ -75,7 +75,7 @@ def _range(heights: list[int]) -> int:
     return max(heights) - min(heights)
 
 
-def _said_grade(field: ReportedField, said: SaidGrade) -> Row:
+def _said_grade(field: ReportedField, said: SaidGrade) -> ComparisonRow:
     grade = field.matrix().get((said.model, said.challenge))
     ours = grade.letter if grade else "no grade"
     return row(
@@ -89,7 +89,7 @@ def _said_grade(field: ReportedField, said: SaidGrade) -> Row:
     )
 
 
-def _holders(field: ReportedField) -> Iterator[Row]:
+def _holders(field: ReportedField) -> Iterator[ComparisonRow]:
     """What is said to be the complete list includes everyone whom any other place names."""
     by_property: dict[str, list[Holders]] = defaultdict(list)
     for holders in field.claims.holders:
@@ -108,7 +108,7 @@ def _holders(field: ReportedField) -> Iterator[Row]:
                 )
 
 
-def _arithmetic(field: ReportedField) -> Iterator[Row]:
+def _arithmetic(field: ReportedField) -> Iterator[ComparisonRow]:
     for said in field.claims.arithmetic:
         ours = said.part / said.whole
         yield row(
@@ -122,7 +122,7 @@ def _arithmetic(field: ReportedField) -> Iterator[Row]:
         )
 
 
-def _sweeps(field: ReportedField) -> Iterator[Row]:
+def _sweeps(field: ReportedField) -> Iterator[ComparisonRow]:
     for said in field.claims.sweep:
         for matchup in field.matchups.matchup:
             edges = matchup.edges.get(said.challenge, {})
@@ -138,8 +138,8 @@ def _sweeps(field: ReportedField) -> Iterator[Row]:
                 )
 
 
-def _facts(field: ReportedField) -> Iterator[Row]:
-    """What is told more than once is told the same way."""
+def _facts(field: ReportedField) -> Iterator[ComparisonRow]:
+    """A figure that is given more than once has one value."""
     told: dict[tuple[str, str, str], list[tuple[float | str, str, str]]] = defaultdict(list)
     for fact in field.facts.fact:
         for model, value in fact.values.items():
@@ -168,7 +168,7 @@ def _agree(a: float | str, b: float | str) -> bool:
     return math.isclose(a, b, rel_tol=_CLOSE)
 
 
-def _better_figure_loses(field: ReportedField) -> Iterator[Row]:
+def _better_figure_loses(field: ReportedField) -> Iterator[ComparisonRow]:
     """Where a challenge is about one figure, the better figure wins."""
     for fact in field.facts.fact:
         if not fact.lower_wins:
@@ -183,7 +183,7 @@ def _better_figure_loses(field: ReportedField) -> Iterator[Row]:
 
 def _by_figure(
     quantity: str, figures: dict[str, float], sides: Sequence[str], winner: str, source: str
-) -> Row:
+) -> ComparisonRow:
     better = min(sides, key=lambda side: figures[side])
     return row(
         f"winner by {quantity}",

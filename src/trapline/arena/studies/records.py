@@ -25,12 +25,12 @@ class Grade(Record):
         """
         match = _GRADE.fullmatch(text)
         if match is None:
-            raise ValueError(f"{text!r} is no grade")
+            raise ValueError(f"{text!r} is not a grade")
         letter, rank, _ = match.groups()
         return cls(letter=letter, rank=int(rank) if rank else (1 if "(tie)" in text else None))
 
 
-class Stage(Record):
+class ComparisonStage(Record):
     """Challenges that were set together."""
 
     name: str
@@ -52,7 +52,7 @@ class Who(Record):
     models: list[str]
     aliases: dict[str, str]
     difficulty: dict[str, str]
-    stages: list[Stage]
+    stages: list[ComparisonStage]
     harness: list[Harness] = []
 
 
@@ -201,7 +201,7 @@ class Only(Quoted):
 
 
 class Holders(Quoted):
-    """Models said to have a property; complete where nobody else is said to have it."""
+    """Models said to have a property; complete where no other model is said to have it."""
 
     property: str
     models: list[str]
@@ -225,7 +225,7 @@ class Arithmetic(Quoted):
 
 
 class Sweep(Quoted):
-    """Somebody said to be better by every criterion."""
+    """A model said to be better by every criterion."""
 
     winner: str
     loser: str

@@ -8,7 +8,7 @@ from trapline.arena.record import Record
 Verdict = Literal["equal", "contradiction"]
 
 
-class Row(Record):
+class ComparisonRow(Record):
     """A figure of the report beside ours."""
 
     #: What is compared: record, lead, overlap, grade, place, average, margin, rank, fact, claim …
@@ -31,10 +31,10 @@ def row(
     *,
     holds: bool | None = None,
     note: str = "",
-) -> Row:
+) -> ComparisonRow:
     """Equal where both print the same, unless the caller knows better."""
     same = str(reported) == str(ours) if holds is None else holds
-    return Row(
+    return ComparisonRow(
         kind=kind,
         what=what,
         reported=str(reported),

@@ -4,19 +4,19 @@ from collections.abc import Iterator
 
 from trapline.arena.standings.board import mean
 from trapline.arena.studies.records import ReportedField
-from trapline.arena.studies.rows import Row, row
+from trapline.arena.studies.rows import ComparisonRow, row
 
 #: An overall score this close to the plain mean of its dimensions is its rounding.
 _ROUNDING = 1.0
 
 
-def score_rows(field: ReportedField) -> Iterator[Row]:
+def score_rows(field: ReportedField) -> Iterator[ComparisonRow]:
     yield from _overall(field)
     yield from _margins(field)
     yield from _averages(field)
 
 
-def _overall(field: ReportedField) -> Iterator[Row]:
+def _overall(field: ReportedField) -> Iterator[ComparisonRow]:
     for card in field.scores.card:
         ours = mean(list(card.dimensions.values()))
         yield row(
@@ -30,7 +30,7 @@ def _overall(field: ReportedField) -> Iterator[Row]:
         )
 
 
-def _margins(field: ReportedField) -> Iterator[Row]:
+def _margins(field: ReportedField) -> Iterator[ComparisonRow]:
     for margin in field.scores.margin:
         scores = {c.model: c.overall for c in field.scores.card if c.challenge == margin.challenge}
         best, *rest = sorted(scores, key=lambda model: -scores[model])
@@ -43,7 +43,7 @@ def _margins(field: ReportedField) -> Iterator[Row]:
         )
 
 
-def _averages(field: ReportedField) -> Iterator[Row]:
+def _averages(field: ReportedField) -> Iterator[ComparisonRow]:
     average = field.scores.average
     exact = {
         model: mean([card.overall for card in field.scores.card if card.model == model])

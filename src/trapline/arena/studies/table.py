@@ -5,11 +5,11 @@ from trapline.arena.studies.headline import headline_rows
 from trapline.arena.studies.matchups import matchup_rows
 from trapline.arena.studies.prose import prose_rows
 from trapline.arena.studies.records import ReportedField
-from trapline.arena.studies.rows import Row
+from trapline.arena.studies.rows import ComparisonRow
 from trapline.arena.studies.scorecards import score_rows
 
 
-def reproduction_table(field: ReportedField) -> list[Row]:
+def reproduction_table(field: ReportedField) -> list[ComparisonRow]:
     """The report's figure, ours from the same data, and whether they agree; duels first."""
     return [
         *matchup_rows(field),
@@ -20,6 +20,6 @@ def reproduction_table(field: ReportedField) -> list[Row]:
     ]
 
 
-def contradictions(field: ReportedField) -> list[Row]:
+def contradictions(field: ReportedField) -> list[ComparisonRow]:
     """Where the report disagrees with itself."""
     return [row for row in reproduction_table(field) if row.verdict == "contradiction"]

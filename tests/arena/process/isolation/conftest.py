@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from trapline.arena.process import sandbox
-from trapline.arena.process.sandbox import Launch, Limits, Running
+from trapline.arena.process.sandbox import Launch, RunningSandbox, SandboxLimits
 
 ATTACKER = Path(__file__).with_name("attacker.py")
 
@@ -21,7 +21,7 @@ ATTACKER = Path(__file__).with_name("attacker.py")
 class Attack:
     """A started attack; `outcome` waits for its report."""
 
-    running: Running
+    running: RunningSandbox
     channel: socket.socket
 
     def outcome(self) -> dict[str, Any]:
@@ -46,7 +46,7 @@ def start(tmp_path):
                 ATTACKER,
                 tmp_path,
                 theirs,
-                limits or Limits(),
+                limits or SandboxLimits(),
                 without=frozenset(without),
                 **others,
             )

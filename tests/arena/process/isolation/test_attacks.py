@@ -14,7 +14,7 @@ import trapline.arena
 from trapline.arena.process import sandbox
 from trapline.arena.process.isolation import cgroups, stage
 from trapline.arena.process.isolation.running import descendants
-from trapline.arena.process.sandbox import Limits
+from trapline.arena.process.sandbox import SandboxLimits
 
 STRONG = pytest.mark.parametrize("level", ["bubblewrap", "landlock"])
 EVERY = pytest.mark.parametrize("level", ["bubblewrap", "landlock", "process"])
@@ -29,14 +29,14 @@ class TestFiles:
     """
 
     @STRONG
-    def test_our_source_is_not_there(self, attack, level):
+    def test_source_is_not_readable(self, attack, level):
         assert attack(level, self.READ_SOURCE)["error"] in ("FileNotFoundError", "PermissionError")
 
     @pytest.mark.parametrize(
         ("level", "without"),
         [("bubblewrap", ["files"]), ("landlock", ["landlock"]), ("process", [])],
     )
-    def test_without_file_rules_it_is(self, attack, level, without):
+    def test_source_is_readable_without_file_rules(self, attack, level, without):
         assert attack(level, self.READ_SOURCE, without) == {"got": len(SOURCE.read_text())}
 
     @EVERY
@@ -120,7 +120,7 @@ class TestNetwork:
         assert attack(level, self.CONNECT.format(port=server))["error"] == "PermissionError"
 
     @STRONG
-    def test_the_namespace_alone_keeps_it_in(self, attack, server, level):
+    def test_network_namespace_alone_prevents_connections(self, attack, server, level):
         outcome = attack(level, self.CONNECT.format(port=server), ["seccomp"])
         assert outcome["error"] in ("OSError", "ConnectionRefusedError", "PermissionError")
 
@@ -132,7 +132,7 @@ class TestNetwork:
             ("process", []),
         ],
     )
-    def test_without_both_it_connects(self, attack, server, level, without):
+    def test_connection_works_without_namespace_and_filter(self, attack, server, level, without):
         assert attack(level, self.CONNECT.format(port=server), without) == {"got": "connected"}
 
     @STRONG
@@ -155,11 +155,11 @@ class TestNetwork:
 
 class TestProcesses:
     @STRONG
-    def test_the_controller_cannot_be_signalled(self, attack, level):
+    def test_controller_cannot_be_signalled(self, attack, level):
         code = f"import os\ndef attempt(): os.kill({os.getpid()}, 0)"
         assert attack(level, code)["error"] in ("ProcessLookupError", "PermissionError")
 
-    def test_a_plain_process_could(self, attack):
+    def test_plain_process_can_signal_the_controller(self, attack):
         code = f"import os\ndef attempt(): os.kill({os.getpid()}, 0)"
         assert attack("process", code) == {"got": None}
 
@@ -175,7 +175,7 @@ class TestProcesses:
     def test_landlock_shows_no_proc(self, attack):
         assert attack("landlock", self.LIST)["error"] == "PermissionError"
 
-    def test_a_plain_process_sees_the_controller(self, attack):
+    def test_plain_process_sees_the_controller(self, attack):
         assert os.getpid() in attack("process", self.LIST)["got"]
 
     TRACE = """
@@ -210,7 +210,7 @@ class TestProcesses:
         got = attack("bubblewrap", code)["got"]
         assert got == [0, 0, 0, 0, 0, 1, 2, True, True]
 
-    def test_root_becomes_somebody_else_also_outside(self, start):
+    def test_root_becomes_another_user_outside_too(self, start):
         if os.getuid() != 0:
             pytest.skip("only root has another user to become")
         attack = start("bubblewrap", "def attempt(): return 1")
@@ -219,7 +219,7 @@ class TestProcesses:
         assert any(user >= 61184 for user in users)
 
     @STRONG
-    def test_nobody_becomes_root(self, attack, level):
+    def test_no_process_becomes_root(self, attack, level):
         assert attack(level, "import os\ndef attempt(): os.setuid(0)")["error"] == "PermissionError"
 
 
@@ -231,7 +231,7 @@ class TestSurroundings:
     """
 
     @EVERY
-    def test_the_environment_is_a_fixed_list(self, attack, level, monkeypatch):
+    def test_environment_is_a_fixed_list(self, attack, level, monkeypatch):
         monkeypatch.setenv("SOME_API_KEY", "secret")
         got = attack(level, self.SECRETS)["got"]
         known = {"HOME", "TMPDIR", "PATH", "LANG", "PWD", "LC_CTYPE", "OLDPWD"}
@@ -257,7 +257,7 @@ class TestSurroundings:
             assert attack(level, self.DESCRIPTORS) == {"got": []}
 
     @EVERY
-    def test_the_import_path_holds_neither_submission_nor_working_folder(self, attack, level):
+    def test_import_path_holds_neither_submission_nor_working_folder(self, attack, level):
         code = """
         import os, sys
         def attempt():
@@ -266,7 +266,7 @@ class TestSurroundings:
         assert attack(level, code) == {"got": False}
 
     @EVERY
-    def test_the_scratch_folder_is_empty_and_private(self, attack, level):
+    def test_scratch_folder_is_empty_and_private(self, attack, level):
         code = "import os\ndef attempt(): return os.listdir()"
         assert attack(level, code) == {"got": []}
 
@@ -274,14 +274,14 @@ class TestSurroundings:
 class TestBombs:
     """Every bomb is small enough to be harmless where the defence is left out."""
 
-    SMALL = Limits(memory_mb=128, processes=16, file_mb=4, cpu_seconds=600)
+    SMALL = SandboxLimits(memory_mb=128, processes=16, file_mb=4, cpu_seconds=600)
     ALLOCATE = f"""
         def attempt():
             return len(bytearray({1500 * MEGABYTE}))
     """
 
     @EVERY
-    def test_address_space_ends(self, attack, level):
+    def test_address_space_is_limited(self, attack, level):
         assert attack(level, self.ALLOCATE, limits=self.SMALL)["error"] in ("MemoryError", "died")
 
     FORK = """
@@ -301,13 +301,13 @@ class TestBombs:
     """
 
     @STRONG
-    def test_forking_ends(self, attack, level):
+    def test_forks_are_limited(self, attack, level):
         if level == "landlock" and os.getuid() == 0 and not cgroups.counts_memory():
             pytest.skip("rlimits do not bind root, and this machine lends no control group")
         assert attack(level, self.FORK, limits=self.SMALL)["got"] < 30
 
     @STRONG
-    def test_without_limits_it_goes_on(self, attack, level):
+    def test_forks_continue_without_limits(self, attack, level):
         assert attack(level, self.FORK, ["rlimits", "cgroup"], self.SMALL) == {"got": 60}
 
     THREADS = """
@@ -324,7 +324,7 @@ class TestBombs:
             return len(made)
     """
 
-    def test_threads_end_too(self, attack):
+    def test_threads_are_limited(self, attack):
         assert attack("bubblewrap", self.THREADS, limits=self.SMALL)["got"] < 30
 
     WRITE = f"""
@@ -336,11 +336,11 @@ class TestBombs:
     """
 
     @EVERY
-    def test_a_file_ends(self, attack, level):
+    def test_file_size_is_limited(self, attack, level):
         assert attack(level, self.WRITE, limits=self.SMALL)["error"] == "OSError"
 
     @EVERY
-    def test_without_rlimits_it_goes_on(self, attack, level):
+    def test_file_grows_without_rlimits(self, attack, level):
         assert attack(level, self.WRITE, ["rlimits"], self.SMALL) == {"got": "written"}
 
     MANY = f"""
@@ -352,7 +352,7 @@ class TestBombs:
     """
 
     @STRONG
-    def test_many_files_end_with_the_scratch_folder(self, attack, level):
+    def test_scratch_folder_is_limited(self, attack, level):
         assert attack(level, self.MANY, scratch_mb=8)["error"] == "OSError"
         assert attack(level, self.MANY, scratch_mb=64) == {"got": "written"}
 
@@ -362,7 +362,7 @@ class TestBombs:
             return len(kept)
     """
 
-    def test_memory_together_ends(self, start):
+    def test_memory_of_all_processes_is_limited(self, start):
         if not cgroups.counts_memory():
             pytest.skip("this machine lends no control group for memory")
         attack = start("bubblewrap", self.TOUCH, limits=self.SMALL)
@@ -371,8 +371,8 @@ class TestBombs:
         assert attack.running.reason() == "ended by the kernel: it used more memory than allowed"
 
     @pytest.mark.parametrize("level", ["process"])
-    def test_processor_time_ends(self, start, level):
-        limits = Limits(cpu_seconds=1)
+    def test_processor_time_is_limited(self, start, level):
+        limits = SandboxLimits(cpu_seconds=1)
         attack = start(level, "def attempt():\n    while True: pass", limits=limits)
         assert attack.outcome()["error"] == "died"
         wait_until(lambda: not attack.running.alive())
@@ -394,7 +394,7 @@ class TestEnd:
     """
 
     @EVERY
-    def test_killing_leaves_nothing_not_even_grandchildren_in_their_own_session(self, start, level):
+    def test_kill_ends_grandchildren_in_other_sessions(self, start, level):
         attack = start(level, self.DAEMON)
         assert attack.outcome() == {"got": "spread"}
         inside = descendants(attack.running.pid)
@@ -415,7 +415,7 @@ time.sleep(600)
     """
 
     @STRONG
-    def test_a_killed_controller_takes_everything_with_it(self, start, level, tmp_path):
+    def test_everything_ends_with_a_killed_controller(self, start, level, tmp_path):
         first = start(level, self.DAEMON)
         first.running.kill()
         attacker = str(Path(__file__).with_name("attacker.py"))
@@ -427,7 +427,7 @@ time.sleep(600)
         wait_until(lambda: not any(alive(pid) for pid in inside))
         stage.remove_leftovers()
 
-    def test_it_outlives_the_thread_that_asked_for_it(self, start):
+    def test_sandbox_outlives_the_thread_that_started_it(self, start):
         started = []
         code = "def attempt(): return 1"
         thread = threading.Thread(target=lambda: started.append(start("bubblewrap", code)))
@@ -438,7 +438,7 @@ time.sleep(600)
         assert started[0].running.alive()
 
     @EVERY
-    def test_an_exit_is_told_apart_from_a_signal(self, start, level):
+    def test_exit_and_signal_have_different_reasons(self, start, level):
         exits = start(level, "import os\ndef attempt(): os._exit(7)")
         exits.outcome()
         wait_until(lambda: not exits.running.alive())
@@ -449,7 +449,7 @@ time.sleep(600)
         assert dies.running.reason().startswith("ended by SIGABRT")
 
     @EVERY
-    def test_printing_a_flood_neither_blocks_nor_grows_us(self, start, level):
+    def test_large_output_neither_blocks_nor_uses_memory(self, start, level):
         code = """
         import sys
         def attempt():
@@ -480,7 +480,7 @@ class TestPause:
     """
 
     @EVERY
-    def test_even_a_process_that_forks_away_all_the_time_stands_still(self, start, level):
+    def test_constantly_forking_process_can_be_paused(self, start, level):
         if not cgroups.can_freeze():
             pytest.skip("without a freezer such a process can only be chased")
         attack = start(level, self.HOPPING)
@@ -489,7 +489,7 @@ class TestPause:
         assert stands_still(attack.running) or not attack.running.alive()
         attack.running.resume()
 
-    def test_what_was_paused_goes_on(self, start):
+    def test_paused_process_can_resume(self, start):
         code = """
         import sys
         def attempt():
@@ -503,7 +503,7 @@ class TestPause:
         assert attack.outcome() == {"got": "awake"}
 
     @EVERY
-    def test_what_is_paused_can_be_ended(self, start, level):
+    def test_paused_process_can_be_killed(self, start, level):
         attack = start(level, "def attempt(): return 1")
         attack.outcome()
         inside = descendants(attack.running.pid)
@@ -523,7 +523,7 @@ class TestMemory:
     """
 
     @EVERY
-    def test_a_peak_is_seen_after_it_has_passed_and_can_be_reset(self, start, level):
+    def test_peak_is_seen_after_it_has_passed_and_can_be_reset(self, start, level):
         attack = start(level, self.GROW)
         before = attack.running.peak_bytes()
         attack.channel.sendall(b"x")

@@ -14,14 +14,14 @@ def test_what_a_package_requires_comes_along():
     assert {"pytest", "_pytest", "pluggy", "iniconfig"} <= set(packages.entries(("pytest",)))
 
 
-def test_a_compiled_program_of_a_package_comes_along():
+def test_compiled_program_of_a_package_comes_along():
     assert packages.entries(("ruff",))["bin/ruff"].is_file()
 
 
-def test_ourselves_are_never_shown():
+def test_trapline_is_never_shown():
     assert packages.entries(("trapline",)) == {}
 
 
-def test_a_package_that_is_not_installed_is_named():
+def test_package_that_is_not_installed_is_named():
     with pytest.raises(MissingError, match="no-such-thing"):
         packages.entries(("no_such.thing",))

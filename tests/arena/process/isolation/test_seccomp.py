@@ -60,12 +60,12 @@ ELSEWHERE = ("ptrace", "socket", "unshare", "mount", "setuid", "process_vm_readv
 
 @MACHINES
 @pytest.mark.parametrize("name", [*ELSEWHERE, "io_uring_setup", "bpf", "perf_event_open", "sync"])
-def test_what_reaches_beyond_the_process_is_refused(machine, name):
+def test_calls_that_reach_other_processes_are_refused(machine, name):
     assert run(machine, name) == EPERM
 
 
 @MACHINES
-def test_a_call_of_another_architecture_ends_the_process(machine):
+def test_call_of_another_architecture_ends_the_process(machine):
     assert run(machine, "read", architecture=0x40000003) == KILL
 
 
@@ -76,22 +76,22 @@ def test_threads_may_be_made_but_no_namespaces(machine):
 
 
 @MACHINES
-def test_clone3_claims_not_to_exist(machine):
+def test_clone3_returns_enosys(machine):
     assert run(machine, "clone3") == ENOSYS
 
 
 @MACHINES
-def test_socket_pairs_stay_in_the_family(machine):
+def test_socketpair_is_unix_only(machine):
     assert run(machine, "socketpair", 1) == ALLOW
     assert run(machine, "socketpair", 16) == EPERM
 
 
 @MACHINES
-def test_no_typing_into_a_terminal(machine):
+def test_terminal_input_is_refused(machine):
     assert run(machine, "ioctl", 3, 0x5401) == ALLOW
     assert run(machine, "ioctl", 3, 0x5412) == EPERM
 
 
-def test_an_unknown_machine_is_said_to_be_missing():
+def test_unknown_machine_is_missing():
     with pytest.raises(MissingError, match="riscv64"):
         seccomp.program("riscv64")

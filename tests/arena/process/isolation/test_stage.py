@@ -8,7 +8,7 @@ import pytest
 
 from trapline.arena.errors import ArenaError, UsageError
 from trapline.arena.process.isolation import stage
-from trapline.arena.process.isolation.stage import Stage
+from trapline.arena.process.isolation.stage import SandboxStage
 
 PROGRAM = Path(__file__).with_name("attacker.py")
 
@@ -27,7 +27,7 @@ def staged(submission):
     made = []
 
     def make():
-        made.append(Stage(PROGRAM, submission))
+        made.append(SandboxStage(PROGRAM, submission))
         return made[-1]
 
     yield make
@@ -41,7 +41,7 @@ def test_plain_files_and_folders_are_copied(staged):
     assert (copy / "deep" / "more.py").read_text() == "y = 2\n"
 
 
-def test_links_and_pipes_of_a_submission_lead_nowhere(staged, submission):
+def test_links_and_pipes_are_not_copied(staged, submission):
     (submission / "secret").symlink_to("/etc/passwd")
     (submission / "folder").symlink_to("/etc")
     os.mkfifo(submission / "pipe")
@@ -49,21 +49,21 @@ def test_links_and_pipes_of_a_submission_lead_nowhere(staged, submission):
     assert sorted(path.name for path in copy.iterdir()) == ["deep", "solution.py"]
 
 
-def test_a_flood_of_files_is_refused(staged, submission, monkeypatch):
+def test_too_many_files_are_refused(staged, submission, monkeypatch):
     monkeypatch.setattr(stage, "_MOST_FILES", 1)
     with pytest.raises(ArenaError, match="more files"):
         staged()
 
 
-def test_a_missing_submission_is_the_callers_mistake(tmp_path):
+def test_missing_submission_is_a_usage_error(tmp_path):
     before = set(Path(tempfile.gettempdir()).glob(f"trapline-sandbox-{os.getpid()}-*"))
     with pytest.raises(UsageError, match="no submission folder"):
-        Stage(PROGRAM, tmp_path / "nowhere")
+        SandboxStage(PROGRAM, tmp_path / "nowhere")
     after = set(Path(tempfile.gettempdir()).glob(f"trapline-sandbox-{os.getpid()}-*"))
     assert after == before
 
 
-def test_nothing_stays_even_if_the_scratch_folder_was_locked(staged):
+def test_locked_scratch_folder_is_removed(staged):
     made = staged()
     locked = made.scratch / "locked" / "deep"
     locked.mkdir(parents=True)

@@ -9,7 +9,7 @@ SECRET = "hunter2"
 
 
 @pytest.mark.parametrize("scheme", ["postgresql", "postgres", "postgresql+psycopg"])
-def test_what_a_url_names(scheme):
+def test_url_is_parsed(scheme):
     address = parse(f"{scheme}://team:{SECRET}@db.example:5433/evals?run=may&sslmode=require")
     assert address.url.drivername == "postgresql+psycopg"
     assert address.url.password == SECRET
@@ -18,7 +18,7 @@ def test_what_a_url_names(scheme):
     assert address.where == "postgresql://team@db.example:5433/evals?run=may&sslmode=require"
 
 
-def test_a_database_has_a_run_of_its_own():
+def test_database_has_a_run_of_its_own():
     address = parse("postgresql://db.example/evals")
     assert (address.schema, address.name) == ("trapline", "evals")
     assert address.where == "postgresql://db.example/evals"
@@ -33,7 +33,7 @@ def test_a_database_has_a_run_of_its_own():
         f"postgresql://team@db.example/evals?sslpassword={SECRET}&sslkey={SECRET}",
     ],
 )
-def test_what_is_shown_of_a_url_is_not_secret(url):
+def test_displayed_url_holds_no_secret(url):
     address = parse(url)
     assert SECRET not in address.where
     assert SECRET not in repr(address)

@@ -114,7 +114,7 @@ def test_migrations_end_in_the_tables_of_today(old_place, tmp_path):
     today.dispose()
 
 
-def test_a_new_run_has_the_same_tables_as_a_migrated_one(old_place, postgres, tmp_path):
+def test_new_run_has_the_same_tables_as_a_migrated_one(old_place, postgres, tmp_path):
     new = Store(postgres.new_run() if "://" in old_place else tmp_path / "new")
     migrated = Store(old_place)
     assert shape(new) == shape(migrated)
@@ -122,7 +122,7 @@ def test_a_new_run_has_the_same_tables_as_a_migrated_one(old_place, postgres, tm
         store.close()
 
 
-def test_a_migration_that_fails_leaves_the_old_tables(old_place, raw, monkeypatch):
+def test_migration_that_fails_leaves_the_old_tables(old_place, raw, monkeypatch):
     from trapline.arena.runs.store import migrations
 
     def fails(connection):
@@ -138,7 +138,7 @@ def test_a_migration_that_fails_leaves_the_old_tables(old_place, raw, monkeypatc
     store.close()
 
 
-def test_a_store_from_the_future_is_refused_in_one_sentence(place, raw):
+def test_newer_store_is_refused(place, raw):
     store = Store(place)
     raw(store, f"UPDATE @schema_version SET version = {NEWEST + 1}")
     store.close()

@@ -34,7 +34,7 @@ def unreachable():
         yield f"postgresql://team:hunter2@127.0.0.1:{taken.getsockname()[1]}/evals"
 
 
-def test_what_keeps_us_from_a_server_is_one_sentence(postgres, unreachable):
+def test_unreachable_server_is_one_sentence(postgres, unreachable):
     bad = {
         postgres.url(password="hunter2"): "password authentication failed",
         postgres.url(password=None): "password",
@@ -53,7 +53,7 @@ def test_what_keeps_us_from_a_server_is_one_sentence(postgres, unreachable):
         assert "\n" not in message
 
 
-def test_a_verb_says_it_too(postgres, unreachable, call, tmp_path):
+def test_verb_reports_an_unreachable_server(postgres, unreachable, call, tmp_path):
     for args, kind, words in [
         (("rank", unreachable), MissingError, "cannot be opened"),
         (("rank", postgres.new_run()), UsageError, "holds no run"),
@@ -68,7 +68,7 @@ def test_a_verb_says_it_too(postgres, unreachable, call, tmp_path):
         assert list(tmp_path.iterdir()) == []
 
 
-def test_the_program_ends_with_a_sentence_and_a_code(unreachable, tmp_path):
+def test_program_ends_with_a_sentence_and_a_code(unreachable, tmp_path):
     program = Path(sys.executable).with_name("trapline")
     command = [str(program), "rank", unreachable]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=600)
@@ -87,7 +87,7 @@ def test_every_reading_verb_needs_nothing_but_the_url(postgres, call, tmp_path, 
     assert "tie" in call("duel", "one", "two", "--run", url).output
     assert call("lint", url, "--json").exit_code == 4
     replayed = call("replay", saved[0].bundle[:10], "--run", url)
-    assert "no challenge 'sorting'" in str(replayed.exception)
+    assert "unknown challenge 'sorting'" in str(replayed.exception)
     assert call("report", url, "--out", "site").exit_code == 0
     assert (tmp_path / "site" / "bundles" / f"{saved[0].bundle}.json").exists()
     assert call("report", url, "--format", "csv").exit_code == 0
@@ -106,7 +106,7 @@ def _assert_secret_nowhere(postgres, url, folder):
     assert not any(word in text for word in spellings for text in tables)
 
 
-def test_a_server_that_goes_away_is_one_sentence(postgres, make_bundle):
+def test_server_that_goes_away_is_one_sentence(postgres, make_bundle):
     url = postgres.new_run()
     store = Store(url)
     store.plan([("a", "sorting", "cpu", 1)])
@@ -136,7 +136,7 @@ def test_runs_of_one_database_do_not_see_each_other(postgres, make_bundle):
         store.close()
 
 
-def test_without_the_driver_the_extra_is_named(monkeypatch):
+def test_missing_driver_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "psycopg", None)
     with pytest.raises(MissingError, match=r"trapline\[postgres\]"):
         Store("postgresql://host.invalid/evals")

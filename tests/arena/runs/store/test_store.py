@@ -29,7 +29,7 @@ def other(place, store):
     other.close()
 
 
-def test_what_was_saved_is_there_again(store, other, make_bundle):
+def test_saved_cell_can_be_read(store, other, make_bundle):
     saved = store.save(make_bundle())
     assert other.cells() == [saved]
     assert other.newest(saved.key) == saved
@@ -37,7 +37,7 @@ def test_what_was_saved_is_there_again(store, other, make_bundle):
     assert other.bundle(saved.bundle).files == {"solution.py": "x = 'ü\0'\n"}
 
 
-def test_a_second_grade_replaces_the_cell_and_keeps_the_history(store, make_bundle):
+def test_second_grade_replaces_the_cell_and_keeps_the_history(store, make_bundle):
     store.save(make_bundle(score=50.0))
     store.save(make_bundle(score=60.0))
     assert [cell.score for cell in store.cells()] == [60.0]
@@ -54,7 +54,7 @@ def test_evidence_is_found_by_how_its_digest_begins(store, make_bundle):
         store.find_bundle("%")
 
 
-def test_a_changed_bundle_is_refused_and_repaired(store, raw, make_bundle):
+def test_changed_bundle_is_refused_and_repaired(store, raw, make_bundle):
     saved = store.save(make_bundle())
     _change_evidence(store, saved.bundle, raw)
     with pytest.raises(ArenaError, match="was changed"):
@@ -86,7 +86,7 @@ def test_every_byte_of_a_bundle_counts(tmp_path, make_bundle):
             read_bundle(path)
 
 
-def test_a_damaged_record_is_not_believed_but_counted(store, raw, make_bundle):
+def test_damaged_record_is_left_out_and_counted(store, raw, make_bundle):
     store.save(make_bundle("a", score=10.0))
     store.save(make_bundle("b", score=20.0))
     assert store.damaged() == 0
@@ -112,7 +112,7 @@ def test_claims_are_exclusive_between_living_graders(store, other, make_bundle):
     assert not other.is_planned(KEY)
 
 
-def test_a_cell_that_somebody_else_took_over_is_not_saved_twice(store, other, raw, make_bundle):
+def test_cell_taken_over_by_another_grader_is_not_saved_twice(store, other, raw, make_bundle):
     """A grader that was cut off from the store, taken for dead, and comes back."""
     store.plan([KEY])
     with store.grading():
@@ -126,7 +126,7 @@ def test_a_cell_that_somebody_else_took_over_is_not_saved_twice(store, other, ra
     assert [cell.score for cell in store.history()] == [2.0]
 
 
-def test_whoever_is_no_grader_claims_nothing(store):
+def test_claim_needs_a_live_grader(store):
     store.plan([KEY])
     with pytest.raises(ArenaError, match="no longer knows this grader"):
         store.claim(KEY)
@@ -171,25 +171,25 @@ def test_facts_about_the_run(store, other):
     assert other.meta() == {"seed": 4, "rig": {"a": "b"}}
 
 
-def test_everybody_agrees_on_the_first_value(store, other):
+def test_all_graders_agree_on_the_first_value(store, other):
     with ThreadPoolExecutor(8) as pool:
         agreed = list(pool.map(lambda n: (store, other)[n % 2].agree("seed", n), range(16)))
     assert len(set(agreed)) == 1
 
 
-def test_a_run_is_opened_by_many_at_the_same_moment(place):
+def test_run_is_opened_by_many_at_the_same_moment(place):
     with ThreadPoolExecutor(6) as pool:
         for store in pool.map(lambda _: Store(place), range(6)):
             assert store.cells() == []
             store.close()
 
 
-def test_where_nothing_was_graded_there_is_no_run(place):
+def test_empty_place_is_not_a_run(place):
     with pytest.raises(UsageError, match="holds no run"):
         Store(place, create=False)
 
 
-def test_what_is_no_run_is_said(tmp_path):
+def test_folder_without_a_run_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="is a file"):
         Store(tmp_path / "file")
@@ -197,7 +197,7 @@ def test_what_is_no_run_is_said(tmp_path):
         last_run(tmp_path)
 
 
-def test_a_folder_may_be_called_anything(tmp_path, make_bundle):
+def test_folder_may_be_called_anything(tmp_path, make_bundle):
     for name in ("a?b=c", "a", "100 %41 #1"):
         with closing(Store(tmp_path / name)) as store:
             store.save(make_bundle(entrant=name))
@@ -206,7 +206,7 @@ def test_a_folder_may_be_called_anything(tmp_path, make_bundle):
             assert [cell.entrant for cell in store.cells()] == [name]
 
 
-def test_a_run_that_is_being_written_is_the_last_one(tmp_path, make_bundle):
+def test_run_that_is_being_written_is_the_last_one(tmp_path, make_bundle):
     with closing(Store(tmp_path / "going")) as going:
         going.save(make_bundle())
         Store(tmp_path / "finished").close()
@@ -216,7 +216,7 @@ def test_a_run_that_is_being_written_is_the_last_one(tmp_path, make_bundle):
         assert last_run(tmp_path) == tmp_path / "going"
 
 
-def test_a_run_that_is_only_read_is_not_the_last_one(tmp_path, make_bundle):
+def test_run_that_is_only_read_is_not_the_last_one(tmp_path, make_bundle):
     for name, stamp in (("old", 1_700_000_000), ("new", 1_700_000_100)):
         with closing(Store(tmp_path / name)) as store:
             store.save(make_bundle())
@@ -226,7 +226,7 @@ def test_a_run_that_is_only_read_is_not_the_last_one(tmp_path, make_bundle):
         assert last_run(tmp_path) == tmp_path / "new"
 
 
-def test_the_last_run_is_the_one_written_to_last(tmp_path):
+def test_last_run_is_the_one_written_to_last(tmp_path):
     for age, name in ((100, "old"), (0, "new")):
         Store(tmp_path / name).close()
         stamp = 1_800_000_000 - age

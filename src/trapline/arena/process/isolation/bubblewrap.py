@@ -11,9 +11,9 @@ from trapline.arena.errors import MissingError
 from trapline.arena.process.isolation import interpreter, packages
 from trapline.arena.process.isolation.inside import NOBODY
 from trapline.arena.process.isolation.limits import environment
-from trapline.arena.process.isolation.plan import Command, Plan, common, start_inside
+from trapline.arena.process.isolation.plan import Command, SandboxPlan, common, start_inside
 from trapline.arena.process.isolation.spec import MEGABYTE, Launch
-from trapline.arena.process.isolation.stage import Stage
+from trapline.arena.process.isolation.stage import SandboxStage
 
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 _SCRATCH, _SITE, _PROGRAM, _SUBMISSION = "/tmp", "/site", "/program", "/submission"  # noqa: S108
@@ -24,7 +24,7 @@ _launches = count()
 _ARENA = Path(__file__).resolve().parents[2]
 
 
-def by_user(launch: Launch, stage: Stage) -> Command:
+def by_user(launch: Launch, stage: SandboxStage) -> Command:
     """For root: build the file system as root, then become a user that owns nothing anywhere."""
     user = _FIRST_USER + (os.getpid() * 97 + next(_launches)) % _USERS
     unshared = ["ipc", "pid", "net", "uts", "cgroup-try"]
@@ -33,20 +33,22 @@ def by_user(launch: Launch, stage: Stage) -> Command:
     return _command(launch, stage, unshared, options, user)
 
 
-def by_namespace(launch: Launch, stage: Stage) -> Command:
-    """For anybody: a user namespace in which nobody has any power, and no further ones."""
+def by_namespace(launch: Launch, stage: SandboxStage) -> Command:
+    """Without root: a user namespace without capabilities, in which no other can be made."""
     unshared = ["user", "ipc", "pid", "net", "uts", "cgroup-try"]
     options = ["--uid", str(NOBODY), "--gid", str(NOBODY), "--cap-drop", "ALL"]
     return _command(launch, stage, unshared, [*options, "--disable-userns"], None)
 
 
 def _command(
-    launch: Launch, stage: Stage, unshared: list[str], options: list[str], user: int | None
+    launch: Launch, stage: SandboxStage, unshared: list[str], options: list[str], user: int | None
 ) -> Command:
     unshared = [name for name in unshared if name not in launch.without]
     lines = [f"--unshare-{name}" for name in unshared]
     lines += ["--die-with-parent", *options, *_files(launch, stage), "--chdir", _SCRATCH]
-    plan = Plan(program=f"{_PROGRAM}/{stage.program.name}", site=_SITE, user=user, **common(launch))
+    plan = SandboxPlan(
+        program=f"{_PROGRAM}/{stage.program.name}", site=_SITE, user=user, **common(launch)
+    )
     started = start_inside(plan, f"{_PROGRAM}/{stage.inside.name}", launch, _SUBMISSION)
     described = _pipe_of(lines)
     return Command(
@@ -56,7 +58,7 @@ def _command(
     )
 
 
-def _files(launch: Launch, stage: Stage) -> list[str]:
+def _files(launch: Launch, stage: SandboxStage) -> list[str]:
     lines = [*_writable(launch), "--proc", "/proc"]
     for device in _DEVICES:
         lines += ["--dev-bind", device, device]
@@ -73,7 +75,7 @@ def _files(launch: Launch, stage: Stage) -> list[str]:
 
 
 def _writable(launch: Launch) -> list[str]:
-    """Two small folders in memory; what is written there counts against nobody's disk."""
+    """Two small folders in memory; nothing written there reaches a disk."""
     size = ["--size", str(launch.scratch_mb * MEGABYTE), "--perms", "1777"]
     return ["--tmpfs", "/dev", *size, "--tmpfs", "/dev/shm", *size, "--tmpfs", _SCRATCH]  # noqa: S108
 
@@ -96,7 +98,7 @@ def _each(option: str, values: Iterable[str]) -> list[str]:
 
 
 def _pipe_of(lines: list[str]) -> int:
-    """Options travel beside the command line, which everybody inside can read in /proc."""
+    """Options travel beside the command line, which every process inside can read in /proc."""
     descriptor = os.memfd_create("bubblewrap")
     with open(descriptor, "wb", closefd=False) as file:
         file.write(b"\0".join(line.encode() for line in lines) + b"\0")

@@ -1,4 +1,4 @@
-"""Limits on everything inside together, where this machine lets us have a control group."""
+"""SandboxLimits on everything inside together, where this machine lets us have a control group."""
 
 import contextlib
 import os
@@ -7,7 +7,7 @@ from functools import cache
 from itertools import count
 from pathlib import Path
 
-from trapline.arena.process.isolation.spec import MEGABYTE, Limits
+from trapline.arena.process.isolation.spec import MEGABYTE, SandboxLimits
 
 _PREFIX = "trapline-"
 _MOUNTS = Path("/proc/self/mountinfo")
@@ -21,7 +21,7 @@ _groups = count()
 class Group:
     """One folder in each hierarchy that can be had; empty where there is none."""
 
-    def __init__(self, limits: Limits, without: frozenset[str] = frozenset()) -> None:
+    def __init__(self, limits: SandboxLimits, without: frozenset[str] = frozenset()) -> None:
         name = f"{_PREFIX}{os.getpid()}-{next(_groups)}"
         self._memory: Path | None = None
         self._processes: Path | None = None
@@ -32,7 +32,7 @@ class Group:
             with contextlib.suppress(OSError):
                 self._add(parent / name, limits)
 
-    def _add(self, folder: Path, limits: Limits) -> None:
+    def _add(self, folder: Path, limits: SandboxLimits) -> None:
         folder.mkdir()
         self._folders.append(folder)
         if _write_first(folder, _MEMORY_LIMITS, limits.memory_mb * MEGABYTE):
@@ -53,7 +53,7 @@ class Group:
         return ["/bin/sh", "-c", script, "sh", *joined, *command]
 
     def members(self) -> list[int]:
-        """Everybody inside, whoever their parents are."""
+        """All processes inside, whatever their parents are."""
         found: set[int] = set()
         for folder in self._folders:
             with contextlib.suppress(OSError):
@@ -61,7 +61,7 @@ class Group:
         return sorted(found)
 
     def peak_bytes(self) -> int | None:
-        """The most memory used together, those included that have ended; None if nobody counts."""
+        """The most memory used together, ended processes included; None where it is not counted."""
         return None if self._peak is None else int(os.pread(self._peak, 32, 0))
 
     def reset_peak(self) -> None:
@@ -78,12 +78,12 @@ class Group:
         return False
 
     def forbid_forks(self) -> None:
-        """Before the end: who cannot fork cannot run away."""
+        """Before the end: a process that cannot fork cannot escape."""
         if self._processes is not None:
             _write_first(self._processes, ("pids.max",), 0)
 
     def freeze(self) -> bool:
-        """Stops everybody at once; False where the kernel lends no freezer."""
+        """Stops all processes at once; False where the kernel offers no freezer."""
         if self._freezer is None or not _write_first(self._freezer, _FREEZERS, *_FROZEN):
             return False
         deadline = time.monotonic() + _FREEZE_SECONDS
@@ -93,11 +93,11 @@ class Group:
         return False
 
     def thaw(self) -> bool:
-        """The opposite; False where nobody was frozen."""
+        """The opposite; False where nothing was frozen."""
         return self._freezer is not None and _write_first(self._freezer, _FREEZERS, *_THAWED)
 
     def remove(self) -> None:
-        """A folder lets itself be removed only when the last member has quite gone."""
+        """A folder can be removed only after its last member has ended."""
         deadline = time.monotonic() + _REMOVE_SECONDS
         for folder in self._folders:
             while folder.exists() and time.monotonic() < deadline:
@@ -209,7 +209,7 @@ def _is_frozen(folder: Path) -> bool:
 @cache
 def counts_memory() -> bool:
     """Whether groups here count memory, and a peak can be reset."""
-    group = Group(Limits())
+    group = Group(SandboxLimits())
     try:
         return group.peak_bytes() is not None
     finally:
@@ -218,8 +218,8 @@ def counts_memory() -> bool:
 
 @cache
 def can_freeze() -> bool:
-    """Whether everybody in a group can be stopped at once."""
-    group = Group(Limits())
+    """Whether all processes of a group can be stopped at once."""
+    group = Group(SandboxLimits())
     try:
         return group.freeze() and group.thaw()
     finally:

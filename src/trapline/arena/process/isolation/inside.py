@@ -75,7 +75,7 @@ def become(program: str, site: str) -> None:
 
 
 def die_with_parent() -> None:
-    """No judge, no submission: it ends when whoever started it ends."""
+    """Ends this process when its parent ends."""
     check(_libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "die with parent")
 
 
@@ -99,7 +99,7 @@ def supervise(channel: int) -> None:
 
 
 def enter_namespaces(channel: int, plan: dict[str, Any]) -> None:
-    """A user, network, process tree … of its own; a full scratch folder fills nobody's disk."""
+    """A user, network, process tree … of its own; a full scratch folder fills no disk."""
     try:
         new_user_namespace(NOBODY, CLONE_EVERYTHING_ELSE)
     except OSError:
@@ -131,7 +131,7 @@ def change_user(user: int) -> None:
     os.setgroups([])
     os.setresgid(user, user, user)
     os.setresuid(user, user, user)
-    # The change made /proc/self root's; whoever becomes unprivileged may well see himself.
+    # The change made /proc/self root's; an unprivileged process may read its own.
     check(_libc.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0), "dumpable")
     with contextlib.suppress(OSError):
         new_user_namespace(user)

@@ -5,16 +5,16 @@ from pathlib import Path
 
 from trapline.arena.process.isolation import interpreter, packages
 from trapline.arena.process.isolation.limits import environment
-from trapline.arena.process.isolation.plan import Command, Plan, common, start_inside
+from trapline.arena.process.isolation.plan import Command, SandboxPlan, common, start_inside
 from trapline.arena.process.isolation.spec import Launch
-from trapline.arena.process.isolation.stage import Stage
+from trapline.arena.process.isolation.stage import SandboxStage
 
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 
 
-def command(launch: Launch, stage: Stage) -> Command:
+def command(launch: Launch, stage: SandboxStage) -> Command:
     site = stage.site(launch.packages)
-    plan = Plan(
+    plan = SandboxPlan(
         program=str(stage.program),
         site=str(site),
         supervise=True,
@@ -28,7 +28,7 @@ def command(launch: Launch, stage: Stage) -> Command:
     return Command(arguments, environment(str(stage.scratch)))
 
 
-def _rules(launch: Launch, stage: Stage, site: Path) -> dict[str, list[str]]:
+def _rules(launch: Launch, stage: SandboxStage, site: Path) -> dict[str, list[str]]:
     """Rules only ever add, so a folder with something to hide in it is shown entry by entry."""
     read = [stage.program.parent, stage.submission, site]
     read += packages.entries(("numpy", *launch.packages)).values()

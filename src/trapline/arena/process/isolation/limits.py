@@ -1,13 +1,13 @@
-"""Limits of the kernel that need no privilege: rlimits and the environment."""
+"""SandboxLimits of the kernel that need no privilege: rlimits and the environment."""
 
-from trapline.arena.process.isolation.spec import MEGABYTE, Limits
+from trapline.arena.process.isolation.spec import MEGABYTE, SandboxLimits
 
-#: Code, stacks and reserved arenas count as address space, though nobody uses that memory.
+#: Code, stacks and reserved arenas count as address space, though that memory is not used.
 _ADDRESS_SPACE_HEADROOM = 1024 * MEGABYTE
 _OPEN_FILES = 256
 
 
-def rlimits(limits: Limits) -> dict[str, int]:
+def rlimits(limits: SandboxLimits) -> dict[str, int]:
     """By the names of the module `resource`. One process each, but for RLIMIT_NPROC."""
     return {
         "RLIMIT_AS": limits.memory_mb * MEGABYTE + _ADDRESS_SPACE_HEADROOM,

@@ -8,7 +8,7 @@ from pathlib import Path
 from trapline.arena.errors import ArenaError, MissingError
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-#: Never shown to a submission, whoever depends on it.
+#: Never shown to a submission, whatever depends on it.
 _OURSELVES = "trapline"
 
 

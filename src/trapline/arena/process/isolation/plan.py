@@ -1,4 +1,4 @@
-"""What `inside.py` is told to give up, and the command that starts it."""
+"""The privileges that `inside.py` gives up, and the command that starts it."""
 
 import json
 import platform
@@ -12,7 +12,7 @@ from trapline.arena.process.isolation.spec import Launch
 
 
 @dataclass(frozen=True)
-class Plan:
+class SandboxPlan:
     """Paths are those seen inside."""
 
     program: str
@@ -24,7 +24,7 @@ class Plan:
     namespaces: bool = False
     scratch: str = ""
     scratch_mb: int = 0
-    #: Real user to become; None to stay who we are.
+    #: Real user to become; None to keep the present one.
     user: int | None = None
     #: Arguments of `inside.restrict_files`.
     landlock: dict[str, list[str]] | None = None
@@ -43,7 +43,7 @@ class Command:
     descriptors: tuple[int, ...] = ()
 
 
-def start_inside(plan: Plan, inside: str, launch: Launch, submission: str) -> list[str]:
+def start_inside(plan: SandboxPlan, inside: str, launch: Launch, submission: str) -> list[str]:
     """The interpreter, and in it `inside.py` with this plan."""
     return [PYTHON, *FLAGS, inside, json.dumps(asdict(plan)), *_rest(launch, submission)]
 

@@ -1,13 +1,13 @@
 """Level `process`: a child with rlimits and a clean environment; it can read what we can."""
 
 from trapline.arena.process.isolation.limits import environment, rlimits
-from trapline.arena.process.isolation.plan import Command, Plan, start_inside
+from trapline.arena.process.isolation.plan import Command, SandboxPlan, start_inside
 from trapline.arena.process.isolation.spec import Launch
-from trapline.arena.process.isolation.stage import Stage
+from trapline.arena.process.isolation.stage import SandboxStage
 
 
-def command(launch: Launch, stage: Stage) -> Command:
-    plan = Plan(
+def command(launch: Launch, stage: SandboxStage) -> Command:
+    plan = SandboxPlan(
         program=str(stage.program),
         site=str(stage.site(launch.packages)),
         rlimits={} if "rlimits" in launch.without else rlimits(launch.limits),

@@ -12,7 +12,7 @@ from typing import IO
 
 from trapline.arena.errors import ArenaError
 from trapline.arena.process.isolation.cgroups import Group
-from trapline.arena.process.isolation.stage import Stage
+from trapline.arena.process.isolation.stage import SandboxStage
 
 _KEPT_OUTPUT = 16 << 10
 _GONE_SECONDS = 20.0
@@ -21,10 +21,10 @@ _CALM_LOOKS = 4
 _RESET_PEAK = "5"
 
 
-class Running:
+class RunningSandbox:
     """One sandbox and everything in it."""
 
-    def __init__(self, process: subprocess.Popen[bytes], stage: Stage, group: Group) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], stage: SandboxStage, group: Group) -> None:
         self.pid = process.pid
         self._process = process
         self._group = group
@@ -50,7 +50,7 @@ class Running:
         self.kill()
 
     def _stop_all(self) -> bool:
-        """Without a freezer: stop whoever is seen, until nobody new has appeared for a while."""
+        """Without a freezer: stop all processes seen, until no new one has appeared for a while."""
         stopped: set[int] = set()
         deadline, calm = time.monotonic() + _STILL_SECONDS, 0
         while calm < _CALM_LOOKS:
@@ -131,7 +131,7 @@ class _Tail:
             return self._kept.decode(errors="replace")
 
 
-def _end(process: subprocess.Popen[bytes], stage: Stage, group: Group) -> None:
+def _end(process: subprocess.Popen[bytes], stage: SandboxStage, group: Group) -> None:
     """With the first process of a namespace the kernel ends all the others at once."""
     group.thaw()
     group.forbid_forks()

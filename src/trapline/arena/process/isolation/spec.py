@@ -10,7 +10,7 @@ MEGABYTE = 1 << 20
 
 
 @dataclass(frozen=True)
-class Limits:
+class SandboxLimits:
     """What everything inside one sandbox may use together."""
 
     memory_mb: int = 2048
@@ -38,7 +38,7 @@ class Launch:
     submission: Path
     #: The far end of a socket pair; closed here once the program has it.
     channel: socket.socket
-    limits: Limits = Limits()
+    limits: SandboxLimits = SandboxLimits()
     packages: tuple[str, ...] = ()
     scratch_mb: int = 64
     #: Defences left out, by name: only a test that proves a defence does that.

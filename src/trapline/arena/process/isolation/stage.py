@@ -21,7 +21,7 @@ _MOST_FILES = 4096
 _MOST_BYTES = 256 << 20
 
 
-class Stage:
+class SandboxStage:
     """Private to one launch; gone when that ends."""
 
     def __init__(self, program: str | Path, submission: Path) -> None:

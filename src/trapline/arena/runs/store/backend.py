@@ -46,7 +46,7 @@ class Backend(Protocol):
         ...
 
     def is_alive(self, _: sa.Connection, grader: str, /) -> bool:
-        """Whether somebody holds `living` for this grader."""
+        """Whether `living` is held for this grader."""
         ...
 
 
@@ -77,7 +77,7 @@ def reading(backend: Backend) -> Iterator[sa.Connection]:
 
 @contextmanager
 def writing(backend: Backend) -> Iterator[sa.Connection]:
-    """Writers of a run take turns: what one reads here, nobody changes before it has written."""
+    """Writers of a run take turns: what is read here does not change before it is written."""
     with (
         told(backend.where),
         backend.engine.connect().execution_options(**WRITING) as connection,

@@ -52,7 +52,7 @@ def opened(text: str, address: str, name: str) -> Bundle:
     try:
         return Bundle.model_validate_json(text)
     except ValidationError as error:
-        raise ArenaError(f"{name} is no bundle: {error.errors()[0]['msg']}") from None
+        raise ArenaError(f"{name} is not an evidence bundle: {error.errors()[0]['msg']}") from None
 
 
 def read_bundle(path: Path) -> Bundle:

@@ -96,7 +96,7 @@ class Store:
         return {CellKey(*row[:4]): "running" if row.grader in alive else "waiting" for row in rows}
 
     def is_planned(self, key: CellKey) -> bool:
-        """Whether this cell is still to be graded, by whomever."""
+        """Whether this cell is still to be graded, by any grader."""
         with reading(self._backend) as connection:
             return connection.execute(sa.select(plan).where(matches(plan, key))).first() is not None
 
@@ -114,7 +114,7 @@ class Store:
                 connection.execute(sa.insert(meta).values(name=name, value=json.dumps(value)))
 
     def agree(self, name: str, value: Any) -> Any:
-        """Sets a fact that nobody has set yet; returns what holds for everybody."""
+        """Sets a fact that is not set yet; returns the value that holds for all graders."""
         with writing(self._backend) as connection:
             asked = sa.select(meta.c.value).where(meta.c.name == name)
             found = connection.execute(asked).scalar_one_or_none()
@@ -156,7 +156,7 @@ class Store:
 
     def save(self, bundle: Bundle) -> Cell | None:
         """Keeps evidence and cell, in this order, and takes the cell off the plan; None when this
-        grader was taken for dead meanwhile and somebody else has the cell."""
+        grader was taken for dead meanwhile and another grader has the cell."""
         cell = self._save_bundle(bundle)
         record = cell.model_dump_json()
         with writing(self._backend) as connection:
