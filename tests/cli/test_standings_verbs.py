@@ -174,7 +174,7 @@ def test_lint_published_lists_the_contradictions(call):
 
 
 def test_rank_and_duel_know_the_published_field(call):
-    assert "cannot be told apart" in call("rank", "published", "--rounds", "200").output
+    assert "cannot be distinguished" in call("rank", "published", "--rounds", "200").output
     assert call("duel", "GLM-5", "Qwen3-6", "--run", "published").exit_code == 0
 
 

@@ -299,6 +299,12 @@ def obey_comments(bench):
     bench.edit(ARENA / "judge" / "inspector.py", ('        "--ignore-noqa",\n', ""))
 
 
+@switch("code-from-data")
+def trust_what_is_shown(bench):
+    program = ARENA / "judge" / "code_from_data.py"
+    bench.edit(program, ("    return found + sorted(_files(folder))", "    return []"))
+
+
 @switch("forbidden-names")
 def forbid_nothing(bench):
     bench.patch.setattr(grade, "forbidden_uses", lambda inspection, forbidden: [])

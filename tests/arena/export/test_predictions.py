@@ -79,7 +79,7 @@ def test_patch_outside_the_folder_writes_nothing_and_is_no_answer(
         ("{not json", "line 1 is not valid JSON"),
         ('{"instance_id": "sorting"}', "model_name_or_path"),
         (line("x", challenge="juggling"), "prediction 1: unknown challenge 'juggling'"),
-        (line("x", model="../up"), "no entrant name"),
+        (line("x", model="../up"), "not an entrant name"),
     ],
 )
 def test_bad_file_gets_a_sentence(known_sorting, tmp_path, text, reason):

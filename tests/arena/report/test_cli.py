@@ -34,7 +34,7 @@ def test_site_is_written_beside_the_run(run_folder):
     assert result.stdout.strip().endswith("index.html")
     page = (run_folder / "report" / "index.html").read_text()
     assert "heron" in page
-    assert "still to come: 1 cell" in page
+    assert "not graded yet: 1 cell" in page
     assert len(list((run_folder / "report" / "bundles").iterdir())) == 4
 
 
@@ -74,7 +74,7 @@ def test_success_rate_of_the_red_team_is_shown(run_folder, tmp_path):
     path.write_text(json.dumps(team))
     assert invoke("report", run_folder, "--red-team", path).exit_code == 0
     page = (run_folder / "report" / "index.html").read_text()
-    assert "1 of 2 cheats got through" in page
+    assert "1 of 2 attacks succeeded" in page
     path.write_text("{}")
     result = invoke("report", run_folder, "--red-team", path)
     assert "does not contain a red-team campaign" in str(result.exception)

@@ -95,4 +95,4 @@ def test_reproduction_puts_contradictions_first(published):
 
 
 def test_published_report_does_not_call_a_leader(published):
-    assert "cannot be told apart at the top of 6" in published[1]["comprehensive.md"]
+    assert "cannot be distinguished at the top of 6" in published[1]["comprehensive.md"]

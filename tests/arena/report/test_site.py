@@ -97,7 +97,7 @@ def test_files_stay_inside_and_have_safe_names(site):
 
 def test_answer_with_its_caveat_comes_before_the_matrix(site):
     text = (site / "index.html").read_text()
-    places = [text.index(part) for part in ("TL;DR", "Ranking:", "Caveat:", "Who did what")]
+    places = [text.index(part) for part in ("TL;DR", "Ranking:", "Caveat:", ">Grades<")]
     assert places == sorted(places)
 
 
@@ -106,8 +106,8 @@ def test_rubric_isolation_and_red_team_are_on_the_first_page(site):
     for part in (
         ">Rubric<",
         "bubblewrap",
-        "0 of 40 cheats got through",
-        "No language model judged",
+        "0 of 40 attacks succeeded",
+        "No language model took part",
     ):
         assert part in text
 
@@ -137,8 +137,8 @@ def test_kill_matrix_lists_mutants_and_what_they_fell_to(small_run, told):
     certificate = Certificate(challenge="rows", seed=1, findings=findings)
     page = Site(small_run, told=told, certificates=[certificate]).render("kills.html")
     assert (
-        "1 of 1 named mutants fell; 1 of 1 right answers pass; 0 of 1 mechanical mutants fell"
-        in page
+        "1 of 1 named mutants were killed; 1 of 1 right answers pass; "
+        "0 of 1 mechanical mutants were killed" in page
     )
 
 

@@ -1,9 +1,12 @@
 """A run as a whole: what is done is not done again, and a machine that cannot judge does not."""
 
+import os
+
 import pytest
 
 from trapline.arena.errors import ArenaError, Violation
 from trapline.arena.judge.traps import Case
+from trapline.arena.process.sandbox import why_not
 from trapline.arena.runs import field, run
 from trapline.arena.runs.run import Options, grade_field, open_run
 
@@ -39,6 +42,36 @@ def test_up_to_date_cell_is_not_graded_again(entries, tmp_path, options):
     with open_run(tmp_path / "run") as store:
         assert len(store.history()) == 2
         assert len(store.cells()) == 1
+
+
+@pytest.mark.parametrize("name", [b"two\nlines", b"\x1b[2Jclear", b"\xff\xfe"])
+def test_entrant_with_an_unprintable_name_does_not_stop_the_others(
+    entries, tmp_path, options, name
+):
+    source = entries[0].folder / "solution.py"
+    odd = tmp_path / "field" / os.fsdecode(name) / "sorting"
+    odd.mkdir(parents=True)
+    (odd / "solution.py").write_text(source.read_text())
+    found = field.find_entries(tmp_path / "field", [])
+    with open_run(tmp_path / "run") as store:
+        cells = {cell.entrant: cell for cell in grade_field(found, store, options)}
+    good = cells.pop("somebody")
+    assert good.state == "pass"
+    ((shown, bad),) = cells.items()
+    assert shown.isprintable()
+    assert (bad.state, bad.score) == ("infra_error", None)
+    assert bad.reason.endswith("cannot be printed; rename the folder")
+
+
+def test_cells_of_another_level_are_graded_again_when_a_level_is_forced(entries, tmp_path):
+    place = tmp_path / "run"
+    assert grade_once(entries, place, Options("process", workers=1)) == ["somebody"]
+    assert grade_once(entries, place, Options("landlock", workers=1)) == []
+    forced = Options("landlock", workers=1, only_this_level=True)
+    if reason := why_not("landlock"):
+        pytest.skip(reason)
+    assert grade_once(entries, place, forced) == ["somebody"]
+    assert grade_once(entries, place, forced) == []
 
 
 def unfair(submission, rng):

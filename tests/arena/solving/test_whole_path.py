@@ -27,7 +27,7 @@ RECOVERED = {
 DEAD = {"down": ["broken"] * 20, "shut": ["forbidden"]}
 #: What the model says instead of an answer, and what is said about it.
 UNANSWERED = {
-    "refuses": ("I cannot help with that.", "no solution.py"),
+    "refuses": ("I cannot help with that.", "does not contain solution.py"),
     "climbs": ("```python ../../evil.py\nx = 1\n```\n", "leads out"),
     "climbs-too": ("```python solution.py\nx\n```\n```python /tmp/evil.py\nx\n```\n", "leads out"),
 }
@@ -99,7 +99,7 @@ def test_every_fault_ends_right_from_the_prompt_to_the_report(solved, tmp_path, 
     for name in cells:
         assert any(name in text for text in pages.values())
     assert any("no answer to grade" in text and "HTTP 500" in text for text in pages.values())
-    assert any("Text that is not its own" in text for text in pages.values()), "gold is gold"
+    assert any("Text found in hidden files" in text for text in pages.values()), "gold is gold"
     assert not list(tmp_path.rglob("evil.py"))
     holding = [path for path in tmp_path.rglob("*") if path.is_file() and holds_the_key(path)]
     assert holding == []

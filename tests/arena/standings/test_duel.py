@@ -100,7 +100,7 @@ def test_several_attempts_are_averaged(cell):
 
 def test_wrong_names_are_told_the_right_ones(field):
     cells = field(a=[1], b=[2])
-    with pytest.raises(UsageError, match="no entrant 'z' in this run; there are: a, b"):
+    with pytest.raises(UsageError, match="no entrant 'z' in this run; its entrants: a, b"):
         duel(cells, ["a", "z"])
     for entrants in (["a"], ["a", "a"]):
         with pytest.raises(UsageError, match="two or more different"):

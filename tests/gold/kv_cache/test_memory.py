@@ -106,7 +106,7 @@ def test_decimal_gigabytes_hold_less():
 
 @pytest.mark.parametrize("name", list(models()))
 @pytest.mark.parametrize("kv_bits", [16, 8, 4])
-def test_the_answer_fits_and_one_more_does_not(name, kv_bits):
+def test_answer_fits_and_one_token_more_does_not(name, kv_bits):
     model = models()[name]
     for gpu in gpus().values():
         for sequences in (1, 7):
@@ -114,6 +114,8 @@ def test_the_answer_fits_and_one_more_does_not(name, kv_bits):
             answer = context_on(model, gpu, setting)
             budget = max(0, answer.budget_bytes + 1) / sequences
             assert model.cache_bytes(answer.tokens, kv_bits) <= budget
+            if model.sliding_layers == model.layers and answer.tokens == model.context:
+                continue  # a cache that no longer grows is bounded by the model's context
             assert model.cache_bytes(answer.tokens + 1, kv_bits) > (budget - 1) / 1.000001
 
 

@@ -22,6 +22,8 @@ RUFF = "\n".join(
     )
 )
 LONG_FUNCTION = 60
+#: Places named in the reason where code is made from data.
+MOST_NAMED = 5
 _UNREADABLE = "could not be read: "
 
 
@@ -113,8 +115,15 @@ def code_dimension(inspection: Inspection) -> Dimension:
         "unused functions": min(10.0, 5.0 * len(code["unused"])),
         "duplicated lines": min(10.0, 2.0 * code["duplicated_lines"] / hundreds),
     }
+    hidden = code["code_from_data"]
+    if hidden:
+        # The figures describe what was read, and that is not what runs.
+        deductions["code from data"] = 100.0
     worst = [name for name, value in sorted(deductions.items(), key=lambda d: -d[1]) if value >= 1]
     reason = f"deductions: {', '.join(worst)}" if worst else "nothing to ask for"
+    if hidden:
+        more = f" and {len(hidden) - MOST_NAMED} more" if len(hidden) > MOST_NAMED else ""
+        reason += f"; runs code that cannot be read: {', '.join(hidden[:MOST_NAMED])}{more}"
     facts = {key: value for key, value in code.items() if key not in ("names", "imports")}
     evidence = {"deductions": {k: round(v, 1) for k, v in deductions.items()}, **facts}
     score = max(0.0, 100.0 - sum(deductions.values()))

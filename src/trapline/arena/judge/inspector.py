@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tokenize
 from collections import Counter
+from functools import partial
 from typing import Any
 
 SOLUTION = "solution.py"
@@ -47,8 +48,10 @@ def _source(path: str) -> str | None:
         return None
 
 
-def inspect_code(sources: dict[str, str], folder: str, config: str) -> dict[str, Any]:
-    """Figures about the code, its own tests left out."""
+def inspect_code(
+    sources: dict[str, str], folder: str, config: str, code_from_data: Any
+) -> dict[str, Any]:
+    """Figures about the code without its own tests; `code_from_data` is the module."""
     tests = _tests(sources)
     code = {name: text for name, text in sources.items() if name not in tests}
     trees = {name: ast.parse(text) for name, text in code.items()}
@@ -66,12 +69,17 @@ def inspect_code(sources: dict[str, str], folder: str, config: str) -> dict[str,
         "documented": sum(ast.get_docstring(node) is not None for node in functions),
         "unused": sorted(_unused(trees)),
         "duplicated_lines": _duplicated(code),
-        "imports": sorted({name for tree in trees.values() for name in _imports(tree)}),
-        "names": sorted({name for tree in trees.values() for name in _dotted_names(tree)}),
+        "imports": sorted(_union(_imports, trees) | _union(code_from_data.plain_imports, trees)),
+        "names": sorted(_union(partial(_dotted_names, code_from_data=code_from_data), trees)),
+        "code_from_data": code_from_data.findings(trees, folder),
         "ruff": _ruff(folder, list(code), config),
         "test_files": sorted(tests),
         "test_lines": sum(_lines(sources[name]) for name in tests),
     }
+
+
+def _union(names: Any, trees: dict[str, ast.Module]) -> set[str]:
+    return {name for tree in trees.values() for name in names(tree)}
 
 
 def _tests(sources: dict[str, str]) -> set[str]:
@@ -138,32 +146,12 @@ def _imports(tree: ast.Module) -> set[str]:
     return names
 
 
-def _dotted_names(tree: ast.Module) -> set[str]:
+def _dotted_names(tree: ast.Module, code_from_data: Any) -> set[str]:
     """Every `a.b.c` with `a` replaced by what was imported under that name."""
-    aliases: dict[str, str] = {}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            aliases |= {
-                (a.asname or a.name.split(".")[0]): (a.name if a.asname else a.name.split(".")[0])
-                for a in node.names
-            }
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            aliases |= {(a.asname or a.name): f"{node.module}.{a.name}" for a in node.names}
-    chains = (_chain(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute))
-    dotted = {
-        ".".join([aliases[chain[0]], *chain[1:]])
-        for chain in chains
-        if chain and chain[0] in aliases
-    }
+    aliases: dict[str, str] = code_from_data.imported_names(tree)
+    attributes = (node for node in ast.walk(tree) if isinstance(node, ast.Attribute))
+    dotted = {code_from_data.dotted_name(node, aliases) for node in attributes} - {""}
     return dotted | set(aliases.values())
-
-
-def _chain(node: ast.AST) -> list[str]:
-    parts: list[str] = []
-    while isinstance(node, ast.Attribute):
-        parts.append(node.attr)
-        node = node.value
-    return [node.id, *reversed(parts)] if isinstance(node, ast.Name) else []
 
 
 def _ruff(folder: str, names: list[str], config: str) -> dict[str, int]:
@@ -200,6 +188,7 @@ def variants(source: str, seed: int, count: int, mechanical: Any, rewrite: Any) 
 
 def main() -> None:
     """`inspector.py FD SUBMISSION_FOLDER`: one question, one answer."""
+    import code_from_data
     import mechanical
     import rewrite
     import wire
@@ -210,7 +199,7 @@ def main() -> None:
     answer: dict[str, Any] = {"op": "inspected", "nonce": question["nonce"]}
     try:
         sources = read_sources(sys.argv[2])
-        answer["code"] = inspect_code(sources, sys.argv[2], question["config"])
+        answer["code"] = inspect_code(sources, sys.argv[2], question["config"], code_from_data)
         answer["variants"] = variants(
             sources[SOLUTION], question["seed"], question["mutants"], mechanical, rewrite
         )

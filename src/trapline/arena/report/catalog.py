@@ -1,4 +1,4 @@
-"""What a report says about challenges: from their folders, or else from the cells."""
+"""Descriptions of challenges for a report: from their folders, or else from the cells."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -6,13 +6,13 @@ from dataclasses import dataclass, field, replace
 from trapline.arena.challenge import Challenge, load_all
 from trapline.arena.record import Cell, CellKey
 
-#: Easiest first; what is not in the list comes last.
+#: Easiest first; unknown difficulties come last.
 DIFFICULTIES = ("medium", "hard", "extra hard", "research")
 
 
 @dataclass(frozen=True)
 class TrapInfo:
-    """One trap, as told to a reader."""
+    """One trap, described for a reader."""
 
     id: str
     catches: str = ""
@@ -22,7 +22,7 @@ class TrapInfo:
 
 @dataclass(frozen=True)
 class ChallengeInfo:
-    """One challenge, as told to a reader."""
+    """One challenge, described for a reader."""
 
     id: str
     title: str
@@ -70,7 +70,7 @@ def _hardness(info: ChallengeInfo) -> int:
 
 
 def _from_folder(challenge: Challenge, *, told_only: bool) -> ChallengeInfo:
-    """Prompt, weights and traps are left out where the grades were given by somebody else's."""
+    """Prompt, weights and traps are left out where other graders gave the grades."""
     plan = challenge.plan
     basics = ChallengeInfo(plan.id, plan.title, plan.difficulty, plan.summary)
     if told_only:

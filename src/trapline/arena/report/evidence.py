@@ -1,4 +1,4 @@
-"""Evidence as lines of text: whatever figures a dimension rests on, flattened and cut to size."""
+"""Evidence as lines of text: the figures behind a dimension, flattened and shortened."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,7 +10,7 @@ MOST_CHARACTERS = 600
 
 
 def rows(evidence: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """(label, text) for each figure; nested ones carry the path to them."""
+    """(label, text) for each figure; the label of a nested one is its path."""
     found = list(_flatten("", evidence)) if evidence else []
     if len(found) > MOST_ROWS:
         rest = len(found) - MOST_ROWS
@@ -43,7 +43,7 @@ def text(value: Any) -> str:
 
 
 def number(value: float) -> str:
-    """Four significant digits, never in exponent form where a plain number reads better."""
+    """Four significant digits; integers below 1e15 in full."""
     if not math.isfinite(value):
         return str(value)
     if value == int(value) and abs(value) < 1e15:

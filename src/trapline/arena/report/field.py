@@ -1,4 +1,4 @@
-"""A run arranged for reading: who, what, and one square for each pair of them."""
+"""A run arranged for reading: entrants, challenges, and one square for each pair."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from trapline.arena.report import slugs
 from trapline.arena.report.catalog import ChallengeInfo
 from trapline.arena.report.runview import RunView
 
-#: Shown as a word in the matrix where there is no letter.
+#: The word that the matrix shows where there is no letter.
 WORDS = {
     "hack": "hack",
     "infra_error": "error",
@@ -45,12 +45,12 @@ class Square:
 
     @property
     def shown(self) -> str:
-        """What stands in the square."""
+        """The text of the square."""
         return self.letter if self.letter and self.state != "hack" else WORDS[self.state]
 
     @property
     def heat(self) -> str:
-        """The CSS class that colours it."""
+        """The CSS class for its colour."""
         if self.letter and self.state != "hack":
             return letter_class(self.letter)
         return "s-" + self.state.replace("_", "-")
@@ -86,7 +86,7 @@ class Field:
 
     @cached_property
     def squares(self) -> dict[tuple[str, Column], Square]:
-        """Every square there is, absent ones included."""
+        """All squares, absent ones included."""
         attempts: dict[tuple[str, Column], list[Cell]] = {}
         for cell in self.run.cells:
             column = Column(cell.challenge, cell.track)
@@ -101,7 +101,7 @@ class Field:
         }
 
     def _pending(self) -> dict[tuple[str, Column], str]:
-        """What is still to come; "running" wins where attempts differ."""
+        """Cells without a grade yet; "running" wins where attempts differ."""
         pending: dict[tuple[str, Column], str] = {}
         for planned, status in self.run.waiting.items():
             key = planned.entrant, Column(planned.challenge, planned.track)
@@ -178,7 +178,7 @@ class Field:
         }
 
     def live(self) -> dict[str, Any]:
-        """What the page of a running run asks for: the state of every square."""
+        """The state of every square, for the page of a run in progress."""
         return {
             "progress": self.progress,
             "squares": {
@@ -206,7 +206,7 @@ class Field:
 
 
 def _joint_state(attempts: Sequence[Cell]) -> str:
-    """The worst that happened in any graded attempt; what could not be measured counts last."""
+    """The worst state of any graded attempt; unmeasured attempts count last."""
     states = {cell.state for cell in attempts}
     worst = ("hack", "fail", "pass", "infra_error", "not_run")
     return next(state for state in worst if state in states)

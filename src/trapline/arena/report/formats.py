@@ -1,4 +1,4 @@
-"""How figures are written: the filters that templates and Markdown share."""
+"""Formats of figures: the filters that templates and Markdown share."""
 
 from collections.abc import Sequence
 
@@ -24,7 +24,7 @@ def percent(value: float) -> str:
 
 
 def chance(value: float) -> str:
-    """A probability from resampling: never written as certain."""
+    """A probability from resampling; 0 and 1 only where they are exact."""
     if 0 < value < 0.005:
         return "<0.01"
     if 0.995 <= value < 1:
@@ -33,7 +33,7 @@ def chance(value: float) -> str:
 
 
 def rank_set(standing: Standing) -> str:
-    """1–3, or 2 where it never moved."""
+    """For example 1–3, or 2 where all ranks are equal."""
     if standing.rank_low == standing.rank_high:
         return f"{standing.rank_low}"
     return f"{standing.rank_low}–{standing.rank_high}"
@@ -42,6 +42,6 @@ def rank_set(standing: Standing) -> str:
 def named(names: Sequence[str], most: int = 5) -> str:
     """a, b, c and 3 more."""
     if not names:
-        return "nobody"
+        return "none"
     shown = ", ".join(names[:most])
     return shown if len(names) <= most else f"{shown} and {len(names) - most} more"

@@ -49,7 +49,7 @@ _STYLE = {
 #: Inches.
 WIDTH, BELOW, ABOVE = 5.8, 0.55, 0.12
 MOST_NAMED_LINES = 12
-#: Beyond this many rows, labels would be a wall of text: the table beside the plot has the names.
+#: Beyond this many rows, labels are left out: the table beside the plot has the names.
 MOST_LABELS = 40
 
 
@@ -64,7 +64,7 @@ class Interval:
 
 
 def _matplotlib() -> Any:
-    """Loaded when the first plot is drawn: it takes a second, and Markdown does without."""
+    """Imports matplotlib when the first plot is drawn: it takes a second."""
     try:
         import matplotlib
         import matplotlib.collections
@@ -91,10 +91,10 @@ def _labelled(svg: str, label: str) -> Markup:
 
 
 def _svg(fig: Any, scope: str) -> str:
-    """The figure's SVG, stripped of what a page does not need; its ids begin with the scope."""
+    """The figure's SVG without what a page does not need; its ids begin with the scope."""
     buffer = io.StringIO()
     with _context(), warnings.catch_warnings():
-        # The reader's browser has the letters that matplotlib's own font lacks.
+        # The browser has the glyphs that matplotlib's font lacks.
         warnings.filterwarnings("ignore", message="Glyph .* missing")
         fig.savefig(buffer, format="svg", metadata={"Date": None})
     svg = buffer.getvalue()
@@ -127,7 +127,7 @@ def _label_width(labels: Sequence[str]) -> float:
 
 
 def _finish_axes(axes: Any, grid: str, *logarithmic: Any) -> None:
-    """Quiet axes; logarithmic ones with figures as people write them."""
+    """Plain axes; logarithmic ones get decimal labels."""
     for scale in logarithmic:
         low, high = sorted(scale.get_view_interval())
         subs = (1, 2, 5) if high < 60 * low else (1,)
@@ -143,7 +143,7 @@ def _context() -> Any:
 
 
 def plain(text: str) -> str:
-    """Text that matplotlib shows as it is: no mathematics between dollars, nothing unprintable."""
+    """Text that matplotlib draws literally: no math mode, no unprintable characters."""
     shown = "".join(char if char.isprintable() else "�" for char in text).replace("$", r"\$")
     return shown if len(shown) <= 28 else shown[:27] + "…"
 
@@ -169,7 +169,7 @@ def forest(rows: Sequence[Interval], xlabel: str, label: str) -> Markup:
 def dots(
     values: Mapping[str, float], xlabel: str, label: str, *, line_at: float | None = None
 ) -> Markup:
-    """One dot a name on a logarithmic axis, largest first, with a line at a reference."""
+    """One dot per name on a logarithmic axis, largest first, with a reference line."""
     ordered = sorted(values.items(), key=lambda item: -item[1])
     many = len(ordered) > MOST_LABELS
     with _context():
@@ -212,7 +212,7 @@ def _named_lines(axes: Any, series: Mapping[str, Sequence[tuple[float, float]]])
 def growth(
     series: Mapping[str, Sequence[tuple[float, float]]], xlabel: str, ylabel: str, label: str
 ) -> Markup:
-    """Lines on two logarithmic axes, each named at its end while there are few."""
+    """Lines on two logarithmic axes, labelled at their ends if there are few."""
     with _context():
         faint = len(series) > MOST_NAMED_LINES
         fig, axes = _draw(3.6, 0.8, 0.2 if faint else _label_width([plain(n) for n in series]))
@@ -229,7 +229,7 @@ def growth(
 
 
 def win_rates(names: Sequence[str], chances: Sequence[Sequence[float]], label: str) -> Markup:
-    """The chance that the row beats the column, as a picture for fields too large for a table."""
+    """P(row beats column) as a heat map, for fields too large for a table."""
     with _context():
         fig, axes = _draw(4.6, 0.8)
         last = len(names) + 0.5
@@ -243,7 +243,7 @@ def win_rates(names: Sequence[str], chances: Sequence[Sequence[float]], label: s
         axes.set_xlabel("the column's place in the standings")
         axes.set_ylabel("the row's place in the standings")
         bar = fig.colorbar(image, ax=axes, shrink=0.7)
-        bar.set_label("chance that the row is better", color=SOFT)
+        bar.set_label("probability that the row is better", color=SOFT)
         axes.tick_params(length=0)
         return _finish(fig, f"{label} ({len(names)} entrants)")
 
@@ -309,7 +309,7 @@ class EntrantPlot:
         scores: Sequence[tuple[int, float]],
         label: str,
     ) -> Markup:
-        """The picture of one entrant: a value a dimension, a mean a stage, a dot a cell."""
+        """The plot of one entrant: a value per dimension, a mean per stage, a dot per cell."""
         closed = np.append(shape, shape[:1])
         around = np.append(self._spokes, self._spokes[:1])
         self._shape.set_xy(np.column_stack([around, closed]))

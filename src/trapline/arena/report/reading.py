@@ -1,4 +1,4 @@
-"""Everything that several pages need of one run, computed once."""
+"""Results of one run that several pages need, computed once."""
 
 import hashlib
 from collections.abc import Mapping
@@ -39,7 +39,7 @@ class Reading:
 
     @cached_property
     def order(self) -> list[str]:
-        """Entrants as the standings have them; those without a place last."""
+        """Entrants in the order of the standings; those without a place last."""
         placed = list(self.standing)
         return placed + [name for name in self.field.entrants if name not in self.standing]
 
@@ -75,7 +75,7 @@ class Reading:
 
     @cached_property
     def measured_dimensions(self) -> list[str]:
-        """Dimensions that some cell of the run has a figure for."""
+        """Dimensions that at least one cell has a figure for."""
         return [name for name in DIMENSIONS if self.dimension_medians[name] is not None]
 
     @cached_property
@@ -117,7 +117,7 @@ class Reading:
 
     @cached_property
     def version(self) -> str:
-        """Changes whenever a grade came in."""
+        """Changes with every new grade."""
         total = hashlib.sha256()
         for cell in self.run.cells:
             total.update(repr((cell.key, cell.state, cell.score, cell.bundle)).encode())
@@ -125,12 +125,12 @@ class Reading:
 
     @cached_property
     def executed(self) -> bool:
-        """Whether anything was, or is to be, run; a hand-written report has letters only."""
+        """Whether anything was or will be executed; a hand-written report has letters only."""
         return bool(self.run.waiting) or any(cell.cases or cell.traps for cell in self.run.cells)
 
     @cached_property
     def judges(self) -> list[str]:
-        """The models that judged a dimension, where any did."""
+        """The models that judged a dimension, if any."""
         found = set()
         for cell in self.run.cells:
             for dimension in cell.dimensions.values():
@@ -143,7 +143,7 @@ class Reading:
     def isolation(self) -> str:
         levels = self.field.isolation
         if not levels:
-            return "nothing was run"
+            return "nothing was executed"
         if len(levels) == 1:
             return levels[0]
         return f"{levels[0]} at the weakest ({', '.join(levels)})"
@@ -154,11 +154,11 @@ class Reading:
             return str(self.run.meta["judged_by"])
         if self.judges:
             return f"A language model judged the analysis: {', '.join(self.judges)}."
-        return "No language model judged anything."
+        return "No language model took part in the grading."
 
     @cached_property
     def shared(self) -> dict[str, Any]:
-        """What the frame of every page shows."""
+        """Values for the frame of every page."""
         started = [cell.started for cell in self.run.cells]
         return {
             "run_name": self.run.name,

@@ -1,4 +1,4 @@
-"""What a report needs to know of a run, whether it comes from a store, from data or from a test."""
+"""The view of a run that a report needs, from a store, from published data or from a test."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,20 +12,20 @@ from trapline.arena.studies import ComparisonRow, ReportedField, as_cells, repro
 
 @dataclass(frozen=True)
 class RunView:
-    """A run as it stands: graded cells, the evidence behind them, and what is still to come."""
+    """The present state of a run: graded cells, their evidence, and cells not graded yet."""
 
     cells: Sequence[Cell]
     bundles: Mapping[str, Bundle] = field(default_factory=dict)
     waiting: Mapping[CellKey, str] = field(default_factory=dict)
     meta: Mapping[str, Any] = field(default_factory=dict)
     name: str = "run"
-    #: Every grade ever given, replaced ones included.
+    #: All grades, replaced ones included.
     history: Sequence[Cell] = ()
-    #: A hand-written report's figures beside ours, where the run is such a report.
+    #: The figures of a hand-written report beside ours, if the run is such a report.
     reproduction: Sequence[ComparisonRow] = ()
 
     def attacked(self, team: RedTeam | None) -> "RunView":
-        """The same run with how many of the known cheats get through."""
+        """The same run with the result of the red team."""
         if team is None:
             return self
         fact = {"attacks": len(team.attempts), "successes": len(team.succeeded)}
@@ -33,12 +33,12 @@ class RunView:
 
     @classmethod
     def of_report(cls, field: ReportedField, name: str) -> "RunView":
-        """A report that people wrote, by its grade matrix."""
+        """A report written by people, from its grade matrix."""
         meta = {
             "title": "The published field, recomputed",
             "caveat": "the letters are those of the published reports, each scored with the least "
             "that earns it; nothing was executed here",
-            "judged_by": "The grades are the reports' authors', not ours.",
+            "judged_by": "The grades come from the reports' authors, not from us.",
         }
         return cls(
             cells=as_cells(field), meta=meta, name=name, reproduction=reproduction_table(field)
@@ -59,7 +59,7 @@ class RunView:
 
 
 class StoredBundles(Mapping[str, Bundle]):
-    """A store's bundles by digest, read one at a time: all together need not fit in memory."""
+    """A store's bundles by digest, read one at a time to save memory."""
 
     def __init__(self, store: Store, digests: Sequence[str]) -> None:
         self._store = store

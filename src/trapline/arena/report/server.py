@@ -1,4 +1,4 @@
-"""The report on loopback while the run goes on: pages are rendered when asked for."""
+"""The report on loopback during a run: pages are rendered on request."""
 
 import json
 import sys
@@ -17,9 +17,9 @@ from trapline.arena.report.runview import RunView
 from trapline.arena.report.site import Site, content_security_policy
 
 HOST = "127.0.0.1"
-#: The run is read again at most this often, however many pages ask,
+#: The run is read again at most this often, for any number of requests,
 FRESH_SECONDS = 0.3
-#: and a large one, slow to read, not before this many times as long has passed.
+#: and not before this multiple of the time that reading it took.
 SHARE = 5.0
 KINDS = {
     "html": "text/html; charset=utf-8",
@@ -29,7 +29,7 @@ KINDS = {
 
 
 class LiveRun:
-    """The latest state of a run, read when somebody looks at it."""
+    """The latest state of a run, read on request."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class LiveRun:
         self._next_read = 0.0
 
     def site(self) -> Site:
-        """The site of the run as it is now; kept while no cell has changed."""
+        """The site of the run's present state; kept while no cell changes."""
         with self._lock:
             started = time.monotonic()
             if self._site is None or started >= self._next_read:
@@ -65,13 +65,13 @@ class LiveRun:
         return Site(run, told=self._told, certificates=self._certificates, live=True)
 
     def render(self, path: str) -> str | None:
-        """A page or file of the run as it is now."""
+        """A page or file of the run's present state."""
         site = self.site()
         with self._drawing:
             return site.render(path)
 
     def state(self) -> dict[str, Any]:
-        """What the page polls for."""
+        """The JSON that the page polls."""
         reading = self.site().reading
         return reading.field.live() | {"version": reading.version}
 
@@ -81,13 +81,13 @@ def _same(one: RunView, other: RunView) -> bool:
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers GET for pages, files and the live state; nothing else."""
+    """Answers GET requests for pages, files and the live state."""
 
     protocol_version = "HTTP/1.1"
     live: LiveRun
 
     def do_GET(self) -> None:
-        """Renders what was asked for."""
+        """Renders the requested page."""
         if not self._is_local():
             self._answer(HTTPStatus.FORBIDDEN, "txt", "This server answers to its own name only.")
             return
@@ -106,7 +106,7 @@ class Handler(BaseHTTPRequestHandler):
             self._answer(HTTPStatus.OK, path.rsplit(".", 1)[-1], body)
 
     def _is_local(self) -> bool:
-        """A page elsewhere that points its own name at loopback must not read the run."""
+        """Refuses foreign host names: a DNS-rebinding page must not read the run."""
         name = (self.headers.get("Host") or "").rsplit(":", 1)[0]
         return name in (HOST, "localhost")
 
@@ -123,7 +123,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name
-        """Silence: the terminal belongs to whoever started the view."""
+        """Prints nothing: the terminal belongs to the user."""
 
 
 class ViewServer(ThreadingHTTPServer):
@@ -136,7 +136,7 @@ class ViewServer(ThreadingHTTPServer):
         super().__init__((HOST, port), handler)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A reader who leaves in the middle of a page is no error."""
+        """A connection that the browser closes early is not an error."""
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)
 

@@ -1,4 +1,4 @@
-"""The report as a set of pages: which there are, and each one rendered when it is asked for."""
+"""The report as a set of pages, each rendered on request."""
 
 import base64
 import hashlib
@@ -77,19 +77,19 @@ def _environment() -> Environment:
 
 
 def tags(checks: Sequence[CheckResult], kind: str = "") -> Markup:
-    """Ids as a row of tags: one string, because a large field has a hundred thousand of them."""
+    """Ids as a row of tags, as one string: a large field has a hundred thousand."""
     return Markup(" ").join(
         Markup('<span class="tag {}">{}</span>').format(kind, check.id) for check in checks
     )
 
 
 def _own(name: str) -> Markup:
-    """A file of ours, put into pages as it is."""
+    """The text of a static file, inlined into pages."""
     return Markup((_STATIC / name).read_text())  # noqa: S704 - nothing of a submission is in it
 
 
 def content_security_policy() -> str:
-    """Only our two scripts run, and nothing is ever loaded from elsewhere."""
+    """Allows only our two scripts and loads nothing from other hosts."""
     hashes = " ".join(
         f"'sha256-{base64.b64encode(hashlib.sha256(_own(name).encode()).digest()).decode()}'"
         for name in ("theme.js", "site.js")
@@ -117,7 +117,7 @@ class Site:
 
     @cached_property
     def pages(self) -> dict[str, tuple[str, Page]]:
-        """Path → template and what fills it."""
+        """Path → template and the function that gives its context."""
         reading, field = self.reading, self.reading.field
         found: dict[str, tuple[str, Page]] = {
             "index.html": ("overview.html", partial(overview.context, reading)),
@@ -153,7 +153,7 @@ class Site:
 
     @cached_property
     def files(self) -> dict[str, Callable[[], str]]:
-        """What is no page: tables and bundles to download."""
+        """Files to download: tables and bundles."""
         run = self.reading.run
         found: dict[str, Callable[[], str]] = {
             "cells.csv": lambda: tables.as_csv(run.cells),
@@ -167,7 +167,7 @@ class Site:
         return canonical(self.reading.run.bundles[digest])
 
     def render(self, path: str) -> str | None:
-        """The page or file at this path, or None where there is none."""
+        """The page or file at this path, or None."""
         if path in self.pages:
             template, fill = self.pages[path]
             return self._render(path, template, fill())
@@ -210,14 +210,14 @@ def write_site(
 
 
 def _forget_pages(out: Path, paths: Sequence[str]) -> None:
-    """Removes what only an earlier report wrote here, and notes what this one writes."""
+    """Removes files that only an earlier report wrote, and lists those of this one."""
     manifest = out / MANIFEST
     try:
         earlier = set(manifest.read_text().splitlines())
     except FileNotFoundError:
         earlier = set()
     for path in earlier - set(paths):
-        # Whoever edits the list can make us remove files of a report, nothing else.
+        # An edited list must not make us remove files outside the report.
         if (out / path).resolve().is_relative_to(out.resolve()):
             (out / path).unlink(missing_ok=True)
     out.mkdir(parents=True, exist_ok=True)

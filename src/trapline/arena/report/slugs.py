@@ -1,4 +1,4 @@
-"""File names for pages, made from names that a submission chose."""
+"""File names for pages, from names that a submission chose."""
 
 import hashlib
 import re
@@ -10,10 +10,10 @@ _LONGEST = 48
 
 
 def slug(text: str) -> str:
-    """A file name without surprises; the text itself where that is one already.
+    """A safe file name; the text itself if it is one already.
 
-    Whatever had to be changed gets a digest of the original, so that two names never share a file.
-    Runs of separators never occur inside, so "--" can join slugs.
+    A changed name gets a digest of the original, so that two names never share a file.
+    Two separators never follow each other inside, so "--" can join slugs.
     """
     if len(text) <= _LONGEST and _SAFE.fullmatch(text):
         return text
@@ -24,7 +24,7 @@ def slug(text: str) -> str:
 
 
 def assign(names: Iterable[str]) -> dict[str, str]:
-    """One slug a name, all different, even if a name was chosen to look like another's slug."""
+    """One slug per name, all different, even if a name imitates another's slug."""
     taken: set[str] = set()
     chosen = {}
     for name in sorted(set(names)):

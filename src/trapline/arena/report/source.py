@@ -1,4 +1,4 @@
-"""Source with highlighting, cheap enough for thousands of files."""
+"""Highlighted source, fast enough for thousands of files."""
 
 import builtins
 import keyword
@@ -20,7 +20,7 @@ from pygments.token import (  # type: ignore[import-untyped]
     _TokenType,
 )
 
-#: Longer files are shown from the beginning to here; the bundle has them whole.
+#: Longer files are cut here; the bundle has them whole.
 LONGEST = 60_000
 _STRING = (
     r"[rbfuRBFU]{0,2}(?:"

@@ -1,4 +1,4 @@
-"""The table behind the report: one row a cell, as CSV, JSON or Parquet."""
+"""The table behind the report: one row per cell, as CSV, JSON or Parquet."""
 
 import csv
 import io
@@ -20,7 +20,7 @@ COLUMNS = (
 
 
 def row(cell: Cell) -> dict[str, Any]:
-    """A cell as one flat row; what was not measured is None."""
+    """A cell as one flat row; None for what was not measured."""
     asked = [trap for trap in cell.traps if trap.state != "not_run"]
     flat = {name: getattr(cell, name) for name in COLUMNS if name in Cell.model_fields}
     flat |= {

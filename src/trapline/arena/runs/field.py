@@ -6,6 +6,7 @@ A `field.toml` with `gold = true` adds the gold solutions as the entrant `gold`.
 
 import json
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 from trapline.arena.challenge import load, load_all
@@ -44,9 +45,6 @@ def find_entries(
         for challenge in wanted
         for entry in _entries_of(entrant, challenge)
     ]
-    for entry in entries:
-        if not entry.entrant.isprintable():
-            raise UsageError(f"an entrant's folder has a name that is no text: {entry.entrant!r}")
     if not entries:
         raise UsageError(f"{field} holds no <entrant>/<challenge>/ folder of a challenge to grade")
     with_gold = _wants_gold(field) if gold is None else gold
@@ -71,12 +69,13 @@ def _wants_gold(field: Path) -> bool:
 
 
 def _refuse_misspelt(field: Path) -> None:
-    """An answer to a challenge that does not exist would be passed over in silence."""
+    """Refuses an answer to an unknown challenge, which would otherwise be skipped silently."""
     for solution in sorted(field.glob("[!.]*/[!.]*/solution.py")):
         folder = solution.parent
         if folder.name not in load_all():
             known = ", ".join(load_all())
-            raise UsageError(f"{folder} does not name a challenge; the challenges are: {known}")
+            shown = printable_name(str(folder))
+            raise UsageError(f"{shown} does not name a challenge; the challenges are: {known}")
 
 
 def _entries_of(entrant: Path, challenge: str) -> list[GradeRequest]:
@@ -92,14 +91,24 @@ def _entries_of(entrant: Path, challenge: str) -> list[GradeRequest]:
         raise UsageError(f"{folder} holds two first attempts: solution.py and attempt-1")
     if not attempts or (folder / "solution.py").is_file():
         attempts[1] = folder
-    return [
-        GradeRequest(entrant.name, challenge, number, path, *_origin(path))
+    name = printable_name(entrant.name)
+    entries = [
+        GradeRequest(name, challenge, number, path, *_origin(path))
         for number, path in sorted(attempts.items())
     ]
+    if name == entrant.name:
+        return entries
+    trouble = "the name of the entrant's folder cannot be printed; rename the folder"
+    return [replace(entry, trouble=trouble) for entry in entries]
+
+
+def printable_name(name: str) -> str:
+    """The name with escapes for control characters and for bytes that are not UTF-8."""
+    return name if name.isprintable() else name.encode("unicode_escape").decode()
 
 
 def _origin(folder: Path) -> tuple[str, str, str]:
-    """Harness, model and trouble, as far as somebody wrote them down."""
+    """Harness, model and trouble, as far as the record beside the answer gives them."""
     try:
         record = json.loads((folder / RECORD).read_text())
         trouble = record.get("reason", "") if record.get("status") == "infra_error" else ""

@@ -1,1 +1,1 @@
-"""From a prompt to an answer without hands: endpoints, agents, and what they said on the way."""
+"""From a prompt to an answer: endpoints, agents and their transcripts."""

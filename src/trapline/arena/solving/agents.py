@@ -28,7 +28,7 @@ _MOST_OUTPUT = 64 << 20
 
 
 class Usage(Record):
-    """Where an agent's stream says what was spent: an event's type, and paths into that event."""
+    """Where an agent's stream reports usage: an event type, and paths into that event."""
 
     event: str
     input: str
@@ -37,10 +37,10 @@ class Usage(Record):
 
 
 class Agent(Record):
-    """How one agent is called."""
+    """The command line of one agent."""
 
     package: str = ""
-    #: The newest version whose flags were found in its own help.
+    #: The newest version whose --help lists all flags below.
     tested: str = ""
     version: list[str] = []
     command: list[str]
@@ -53,7 +53,7 @@ class Agent(Record):
 
 @dataclass(frozen=True)
 class AgentRun:
-    """What an agent printed, and how it ended."""
+    """An agent's output and how it ended."""
 
     output: str
     code: int
@@ -63,7 +63,7 @@ class AgentRun:
 
 @cache
 def table() -> dict[str, Agent]:
-    """The agents we know."""
+    """The known agents by name."""
     text = Path(__file__).with_name("agents.toml").read_text()
     return {name: Agent.model_validate(entry) for name, entry in tomllib.loads(text).items()}
 
@@ -71,20 +71,20 @@ def table() -> dict[str, Agent]:
 def find(name: str) -> Agent:
     """An agent by its name."""
     if name not in table():
-        raise UsageError(f"no agent {name!r}; there are: {', '.join(table())}")
+        raise UsageError(f"no agent {name!r}; known agents: {', '.join(table())}")
     return table()[name]
 
 
 def from_template(template: str) -> Agent:
-    """Any other program: a command line with {prompt} and, if it likes, {model}."""
+    """Any other program: a command line with {prompt} and, optionally, {model}."""
     command = shlex.split(template)
     if not command:
-        raise UsageError("an agent command needs a program")
+        raise UsageError("the agent command is empty: give a program and its arguments")
     return Agent(command=command, stdin=not any("{prompt}" in part for part in command))
 
 
 def probe(agent: Agent) -> str:
-    """The installed version; refused when the program is not there."""
+    """The installed version; raises `MissingError` if the program is not installed."""
     program = agent.command[0]
     if shutil.which(program) is None:
         hint = f" (npm install -g {agent.package})" if agent.package else ""
@@ -98,7 +98,7 @@ def probe(agent: Agent) -> str:
 
 
 def run(agent: Agent, workspace: Path, model: str, seconds: float) -> AgentRun:
-    """Lets the agent work in the workspace, in a process group that ends with its time."""
+    """Runs the agent in the workspace, in a process group that ends at the time limit."""
     fill = {"{prompt}": INSTRUCTION, "{model}": model}
     command = [_filled(part, fill) for part in agent.command]
     started = time.monotonic()
@@ -125,7 +125,7 @@ def run(agent: Agent, workspace: Path, model: str, seconds: float) -> AgentRun:
 
 
 def spent(agent: Agent, output: str) -> Metrics | None:
-    """Tokens and dollars over all events that tell them; None when no event does."""
+    """Tokens and dollars, summed over all events that report them; None if none does."""
     if agent.usage is None:
         return None
     events = [event for event in _events(output) if event.get("type") == agent.usage.event]
@@ -151,7 +151,7 @@ def _events(output: str) -> Iterator[dict[str, Any]]:
 
 
 def _number(event: dict[str, Any], path: str) -> float | None:
-    """The figure at a dotted path, None when there is none."""
+    """The number at a dotted path, or None."""
     found: Any = event
     for name in path.split("."):
         found = found.get(name) if isinstance(found, dict) else None

@@ -14,25 +14,25 @@ _FENCE = re.compile(r"^(`{3,}|~{3,})(.*)$")
 
 
 class AnswerError(ValueError):
-    """The reply holds no usable files; the message says why."""
+    """The reply has no usable files; the message gives the reason."""
 
 
 def parse_files(reply: str) -> dict[str, str]:
-    """Path → content of every file; one nameless block alone is `solution.py`."""
+    """Path → content of every file; a single nameless block is `solution.py`."""
     blocks = list(_blocks(reply))
     files = {_safe(name): text for name, text in blocks if name}
     nameless = [text for name, text in blocks if not name]
     if "solution.py" not in files and len(nameless) == 1:
         files["solution.py"] = nameless[0]
     if "solution.py" not in files:
-        raise AnswerError("the reply holds no solution.py")
+        raise AnswerError("the reply does not contain solution.py")
     if len(files) > MAX_FILES:
-        raise AnswerError(f"the reply holds {len(files)} files, more than {MAX_FILES}")
+        raise AnswerError(f"the reply has {len(files)} files; at most {MAX_FILES} are accepted")
     return files
 
 
 def write_files(workspace: Path, files: dict[str, str]) -> None:
-    """Puts the files of an answer into a workspace, over what is there."""
+    """Writes the files of an answer into a workspace; existing ones are overwritten."""
     for name, text in files.items():
         path = workspace / name
         try:
@@ -43,7 +43,7 @@ def write_files(workspace: Path, files: dict[str, str]) -> None:
 
 
 def _blocks(reply: str) -> list[tuple[str, str]]:
-    """Name ("" if none is given) and text of each fenced block; an unclosed one does not count."""
+    """Name ("" if none is given) and text of each fenced block; unclosed blocks are ignored."""
     found: list[tuple[str, str]] = []
     lines: list[str] = []
     fence, name, before = "", "", ""
@@ -71,7 +71,7 @@ def _name(info: str, before: str) -> str:
 
 
 def _safe(name: str) -> str:
-    """A plain relative path; anything that could leave the workspace is refused."""
+    """A plain relative path; a path that could leave the workspace is refused."""
     path = PurePosixPath(name.replace("\\", "/"))
     if path.is_absolute() or ".." in path.parts or any(part.startswith(".") for part in path.parts):
         raise AnswerError(f"the file name {name!r} leads out of the workspace")

@@ -1,4 +1,4 @@
-"""A fresh workspace for whoever solves a challenge: prompt and starter, nothing of the judge's."""
+"""Fresh workspaces: the prompt and the starter of a challenge, none of the judge's files."""
 
 import re
 from pathlib import Path
@@ -12,9 +12,9 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
 
 
 def check_entrant(name: str) -> str:
-    """An entrant's name is a folder's name."""
+    """Returns the name if it can be a folder's name."""
     if not _NAME.fullmatch(name):
-        raise UsageError(f"{name!r} is no entrant name: letters, digits, '.', '_' and '-' only")
+        raise UsageError(f"{name!r} is not an entrant name: use letters, digits, '.', '_', '-'")
     return name
 
 
@@ -28,20 +28,20 @@ def deploy(root: Path, challenge: Challenge, entrant: str, attempt: int | None =
 def free_workspace(
     root: Path, challenge: Challenge, entrant: str, attempt: int | None = None
 ) -> Path:
-    """Where it would be made; refused where something is already."""
+    """The path of a new workspace; raises `UsageError` if it is not empty."""
     output_paths.folder(root, "what workspaces are deployed into")
     workspace = root / check_entrant(entrant) / challenge.id
     if attempt == 1 and (workspace / "solution.py").is_file():
-        raise UsageError(f"{workspace} holds attempt 1 already and is left alone")
+        raise UsageError(f"{workspace} already holds attempt 1; nothing was written")
     if attempt is not None:
         workspace /= f"attempt-{attempt}"
     if workspace.exists() and any(workspace.iterdir()):
-        raise UsageError(f"{workspace} exists already and is left alone")
+        raise UsageError(f"{workspace} already exists; nothing was written")
     return workspace
 
 
 def copy_workspace(challenge: Challenge, workspace: Path) -> None:
-    """Prompt and starter, and nothing else, into a folder."""
+    """Writes prompt and starter into a folder."""
     workspace.mkdir(parents=True, exist_ok=True)
     (workspace / PROMPT).write_text(challenge.prompt)
     for name, text in read_starter(challenge).items():

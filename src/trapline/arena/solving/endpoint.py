@@ -19,12 +19,12 @@ Message = dict[str, str]
 
 
 class ProviderError(ArenaError):
-    """The provider gave no answer: not the model's fault, never a grade."""
+    """The provider gave no answer. This says nothing about the model, so there is no grade."""
 
 
 @dataclass(frozen=True)
 class Reply:
-    """What a model said, and what it cost."""
+    """A model's reply and its cost."""
 
     text: str
     input_tokens: int
@@ -36,7 +36,7 @@ class Reply:
 
 @dataclass
 class RateLimit:
-    """At most so many requests a minute, over all threads."""
+    """Limits the requests per minute over all threads."""
 
     per_minute: float | None = None
     _next: float = 0.0
@@ -54,7 +54,7 @@ class RateLimit:
 
 @dataclass(frozen=True)
 class Endpoint:
-    """One model. The key comes from the environment and goes nowhere else."""
+    """One model. The key is read from the environment and written nowhere."""
 
     url: str
     model: str
@@ -64,7 +64,7 @@ class Endpoint:
     sleep: Callable[[float], None] = time.sleep
 
     def ask(self, messages: list[Message]) -> Reply:
-        """One reply; waits and tries again while the provider is busy or broken."""
+        """One reply; retries with growing waits while the provider is busy or broken."""
         started = time.monotonic()
         failures: list[str] = []
         for attempt in range(self.attempts):
@@ -103,13 +103,13 @@ class Endpoint:
 
 
 def _hidden(text: str) -> str:
-    """A provider may repeat the key; nothing of ours writes it down."""
+    """Removes the key, which a provider may repeat in its messages."""
     key = os.environ.get(KEY_VARIABLE, "")
     return text.replace(key, "<key>") if len(key) >= _SHORTEST_KEY else text
 
 
 def _gather(stream: Iterator[Any]) -> tuple[str, str, tuple[int, int]]:
-    """All of a stream; one that ends without saying why it ended was cut off."""
+    """The whole stream; without a finish reason it was cut off."""
     parts: list[str] = []
     finish, usage = "", (0, 0)
     for chunk in stream:
@@ -124,7 +124,7 @@ def _gather(stream: Iterator[Any]) -> tuple[str, str, tuple[int, int]]:
 
 
 class _Again(Exception):
-    """Worth another try, after a wait if the provider named one."""
+    """A failure that is retried, after the wait that the provider asks for."""
 
     def __init__(self, reason: str, wait: float | None = None) -> None:
         super().__init__(reason)
@@ -132,7 +132,7 @@ class _Again(Exception):
 
 
 def _judge(error: Any) -> Exception:
-    """Busy or broken: again. Refused for good (a bad key, an unknown model): not."""
+    """Retries a busy or broken provider, not a refusal (a bad key, an unknown model)."""
     reason = f"HTTP {error.status_code}"
     if error.status_code in _RETRIED or error.status_code >= 500:
         return _Again(reason, _retry_after(error.response.headers.get("retry-after")))
@@ -147,15 +147,15 @@ def _retry_after(value: str | None) -> float | None:
 
 
 def backoff(attempt: int) -> float:
-    """Doubles, with a random half, so that many clients do not come back together."""
+    """Doubles, with a random half, so that clients do not retry in step."""
     wait = min(LONGEST_WAIT, FIRST_WAIT * 2.0**attempt)
     return wait * random.uniform(0.5, 1.0)
 
 
 def sdk() -> Any:
-    """The package that speaks to endpoints."""
+    """The openai package."""
     try:
         import openai
     except ImportError:
-        raise MissingError("endpoints need the openai package: trapline[models]") from None
+        raise MissingError("endpoints need openai: pip install 'trapline[models]'") from None
     return openai

@@ -1,4 +1,4 @@
-"""Answers that exist already as patches: SWE-bench-style predictions fill workspaces."""
+"""Fills workspaces from patches: SWE-bench-style predictions."""
 
 import time
 from dataclasses import dataclass
@@ -20,14 +20,14 @@ class PatchSolver:
     model: str
     patches: dict[tuple[str, int], str]
     harness: str = "predictions"
-    #: Who wrote them was paid elsewhere.
+    #: The patches cost nothing here.
     tells_cost: bool = False
 
     def version(self) -> str:
         return "1"
 
     def solve(self, assignment: Assignment) -> Outcome:
-        """A patch that does not apply, or leads out of the workspace, is no answer."""
+        """A patch that does not apply or leaves the workspace counts as no answer."""
         started = time.monotonic()
         patch = self.patches[assignment.challenge.id, assignment.attempt]
         starter = read_starter(assignment.challenge)
@@ -60,5 +60,5 @@ def assign_predictions(
 
 
 def entrant_of(model: str) -> str:
-    """A folder's name out of a model's: a slash or a colon becomes a hyphen."""
+    """The folder name of a model: slashes and colons become hyphens."""
     return check_entrant(model.replace("/", "-").replace(":", "-"))

@@ -1,4 +1,4 @@
-"""Makes transcripts safe to publish: who, where and with which keys are removed.
+"""Makes transcripts safe to publish: removes names, places and keys.
 
 Four sources of what to hide: patterns of well-known keys and identities, the actual values in this
 environment, words that stand after a telling name (`password: …`), and long strings too random to
@@ -19,11 +19,11 @@ from functools import cached_property
 
 from trapline.arena.record import Record
 
-#: Environment variables whose value is a secret, whatever it looks like.
+#: Environment variables whose value is always a secret.
 _SECRET_NAME = re.compile(r"(KEY|TOKEN|SECRET|PASSW|CREDENTIAL|AUTH|COOKIE|DSN)", re.IGNORECASE)
 _SHORTEST_VALUE = 6
 _SHORTEST_RANDOM = 24
-#: Bits a character: prose has about 4, base64 of noise nearly 6, hexadecimal noise nearly 4.
+#: Bits per character: prose has about 4, base64 of noise nearly 6, hexadecimal noise nearly 4.
 _RANDOM_BITS, _RANDOM_HEX_BITS = 4.3, 3.0
 
 
@@ -78,7 +78,10 @@ _DIGEST = re.compile(r"[0-9a-f]{32}|[0-9a-f]{40}|[0-9a-f]{64}")
 
 @dataclass(frozen=True)
 class Redactor:
-    """Knows what to hide on this machine. `environment` and `names` can be given for a test."""
+    """Hides what identifies this machine and its user.
+
+    Tests give `environment` and `names`.
+    """
 
     environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     names: tuple[str, ...] = field(default_factory=lambda: machine_names())
@@ -103,13 +106,13 @@ class Redactor:
         return sorted(found, key=lambda value: (-len(value), value))
 
     def hide_secrets(self, text: str) -> str:
-        """Only the environment's secrets go: a raw transcript stays raw, but no key is in it."""
+        """Removes only the environment's secrets: a raw transcript stays raw without keys."""
         for value in self._secrets:
             text = text.replace(value, "<key>")
         return text
 
     def redact(self, text: str) -> str:
-        """The text with everything hidden that should not be published."""
+        """The text without anything that should not be published."""
         for value, kind in self._values:
             text = _literal(value).sub(f"<{kind}>", text)
         for kind, pattern in _RULES:
@@ -118,7 +121,7 @@ class Redactor:
         return _CANDIDATE.sub(lambda match: _mark_if_random(match.group()), text)
 
     def scan(self, text: str) -> list[Found]:
-        """What is still there; empty for a text that was redacted."""
+        """Findings that remain; empty for a redacted text."""
         found = [
             Found(kind=kind, line=_line(text, match.start()), hint=match.group()[:4] + "…")
             for kind, pattern in (
@@ -143,13 +146,13 @@ def machine_names() -> tuple[str, ...]:
     """The user's and the machine's names."""
     host = socket.gethostname()
     found = {host, host.split(".")[0]}
-    with contextlib.suppress(OSError, KeyError):  # a user without a name has none to hide
+    with contextlib.suppress(OSError, KeyError):  # a user without a name
         found.add(getpass.getuser())
     return tuple(sorted(found - {"root", "localhost"}))
 
 
 def is_random(text: str) -> bool:
-    """Too many different characters in no order: a key, not a word. Digests of content stay."""
+    """Whether the characters look random, like a key. Digests of content are kept."""
     if _DIGEST.fullmatch(text):
         return False
     has_digit = any(c.isdigit() for c in text)

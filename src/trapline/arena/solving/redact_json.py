@@ -28,7 +28,7 @@ def redact_document(text: str, redactor: Redactor) -> str:
 
 
 def scan_document(text: str, redactor: Redactor) -> list[Found]:
-    """What is left in a transcript; lines are those of the file."""
+    """Findings that remain in a transcript, with the line numbers of the file."""
     whole = _container(text)
     if whole is not None:
         return [found for string in _strings(whole) for found in scan_document(string, redactor)]
@@ -52,7 +52,7 @@ def _is_json(line: str) -> bool:
 
 
 def _container(text: str) -> Any:
-    """The object or list that a text is, None when it is neither."""
+    """The JSON object or list in a text, or None."""
     if not text.lstrip().startswith(("{", "[")):
         return None
     try:
@@ -81,7 +81,7 @@ def _mapped(value: Any, change: Callable[[str], str]) -> Any:
 
 
 def _complete(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """All of them: a name that stands twice is marked, so that no value hides behind another."""
+    """All pairs: repeated names are marked, so that no value hides behind another."""
     found: dict[str, Any] = {}
     for name, value in pairs:
         while name in found:

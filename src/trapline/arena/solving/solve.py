@@ -1,4 +1,4 @@
-"""Fills workspaces: asks a model or starts an agent, keeps what was said, resumes at the cell."""
+"""Fills workspaces: asks a model or runs an agent, keeps transcripts, resumes per cell."""
 
 import shutil
 from collections.abc import Callable, Iterator
@@ -20,12 +20,12 @@ from trapline.arena.solving.transcript import FinalMetrics
 
 
 class SolveRecord(Record):
-    """What is known about how an answer came about; lies beside it and is never graded."""
+    """How an answer was made; stored beside it and never graded."""
 
     harness: str
     model: str
     harness_version: str = ""
-    #: solved, no_answer (the model gave none) or infra_error (it never got to speak).
+    #: solved, no_answer (the model gave none) or infra_error (the provider failed).
     status: str
     reason: str = ""
     input_tokens: int = 0
@@ -49,7 +49,7 @@ class Assignment:
 
 
 class Solver(Protocol):
-    """Whatever can fill a workspace: an endpoint, an agent."""
+    """Anything that fills a workspace: an endpoint, an agent."""
 
     @property
     def harness(self) -> str: ...
@@ -59,7 +59,7 @@ class Solver(Protocol):
 
     @property
     def tells_cost(self) -> bool:
-        """Whether it is known what its answers cost."""
+        """Whether the cost of its answers is known."""
         ...
 
     def version(self) -> str: ...
@@ -76,11 +76,11 @@ def solve_all(
     budget_usd: float | None = None,
     on_done: Callable[[Assignment, SolveRecord], None] = lambda a, r: None,
 ) -> Iterator[tuple[Assignment, SolveRecord]]:
-    """Every assignment that has no answer yet, several at a time, while the money lasts."""
+    """Solves all assignments without an answer, several at a time, within the budget."""
     if budget_usd is not None and not solver.tells_cost:
         raise UsageError(
-            "a budget cannot be kept where nothing says what an answer costs: an endpoint needs "
-            "--input-usd and --output-usd, an agent must tell it"
+            "--budget-usd needs the cost of an answer: give --input-usd and --output-usd for an "
+            "endpoint, or use an agent that reports its cost"
         )
     spent = [read_record(a).cost_usd or 0.0 for a in assignments if is_done(a)]
     version = solver.version()
@@ -99,10 +99,10 @@ def solve_all(
 
 
 def solve_one(assignment: Assignment, solver: Solver, version: str) -> SolveRecord:
-    """A fresh workspace, filled; what came of it is on disk when this returns."""
+    """Makes and fills a workspace; its record is on disk when this returns."""
     workspace = assignment.workspace
     path = workspace / RECORD
-    # Begun by us and never finished; what anybody else put there is left alone by `deploy`.
+    # Begun by us and not finished; `deploy` does not touch a workspace that others filled.
     if path.parent.is_dir():
         shutil.rmtree(workspace, ignore_errors=True)
     deploy(assignment.root, assignment.challenge, assignment.entrant, assignment.attempt)
@@ -118,7 +118,7 @@ def solve_one(assignment: Assignment, solver: Solver, version: str) -> SolveReco
 
 
 def is_done(assignment: Assignment) -> bool:
-    """Whether the model has had its say; a dead provider's cell is tried again."""
+    """Whether the model has answered; a cell whose provider failed is tried again."""
     path = assignment.workspace / RECORD
     return path.is_file() and read_record(assignment).status != "infra_error"
 
@@ -130,7 +130,7 @@ def read_record(assignment: Assignment) -> SolveRecord:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
-        raise UsageError(f"{path} is no record of an answer: {where} {first['msg']}") from None
+        raise UsageError(f"{path} is not a record of an answer: {where} {first['msg']}") from None
 
 
 def _record(
@@ -147,7 +147,7 @@ def _record(
         model=solver.model,
         harness_version=version,
         status=status,
-        # It travels into cells and reports, and may quote what a provider or an agent printed.
+        # It goes into cells and reports, and may quote output of a provider or an agent.
         reason=Redactor().redact(reason)[:500],
         input_tokens=cost.total_prompt_tokens,
         output_tokens=cost.total_completion_tokens,

@@ -26,7 +26,7 @@ Outcome = tuple[str, str, FinalMetrics, float]
 
 @dataclass(frozen=True)
 class Price:
-    """US dollars a million tokens; unknown prices make an unknown cost."""
+    """US dollars per million tokens; with unknown prices the cost is unknown."""
 
     input_usd: float | None = None
     output_usd: float | None = None
@@ -43,7 +43,7 @@ class Price:
 
 @dataclass(frozen=True)
 class EndpointSolver:
-    """One-shot, or a bounded loop in which the model sees how its own tests went."""
+    """One request, or a bounded loop in which the model sees the results of its own tests."""
 
     endpoint: Endpoint
     level: Level
@@ -101,7 +101,7 @@ class EndpointSolver:
         return reply
 
     def _take(self, reply: Reply, assignment: Assignment, number: int) -> tuple[str, str, str]:
-        """Status, its reason, and what to tell the model if it may try once more."""
+        """Status, its reason, and the message for the model's next round."""
         last = number + 1 == self.rounds
         try:
             write_files(assignment.workspace, parse_files(reply.text))
@@ -120,14 +120,14 @@ class EndpointSolver:
 
 
 def own_test_feedback(workspace: Path, challenge: Challenge, level: Level) -> str:
-    """What the model is told about its own tests; empty when they pass."""
+    """The message to the model about its own tests; empty if they pass."""
     if not list(workspace.glob("test_*.py")):
         return "There are no tests (test_*.py). Add them."
     with open_tester(workspace, challenge, level) as tests:
         try:
             report = tests.run(None, stop_early=False)
         except Violation as violation:
-            return f"Your tests took their process down: {violation}"
+            return f"Your tests ended their process: {violation}"
     if report is None:
         return f"Your tests gave no report within {OWN_SECONDS:g} seconds."
     if report.get("failed") or not report.get("passed"):
@@ -155,7 +155,7 @@ class AgentSolver:
         return agents.probe(self.agent)
 
     def solve(self, assignment: Assignment) -> Outcome:
-        """Lets it work; an answer counts even when its time ran out."""
+        """Runs the agent; an answer counts even if the time limit was reached."""
         log = _log(
             assignment, transcript.Agent(name=self.harness, version="", model_name=self.model)
         )
@@ -166,11 +166,11 @@ class AgentSolver:
         log.add("agent", Redactor().hide_secrets(done.output), metrics)
         totals = log.close()
         if _solution(assignment.workspace) != before:
-            reason = "its time ran out" if done.timed_out else ""
+            reason = "the time limit was reached" if done.timed_out else ""
             return "solved", reason, totals, done.seconds
         if done.code and not done.timed_out:
             raise ArenaError(f"the agent ended with code {done.code}: {done.output[-300:]}")
-        reason = "its time ran out" if done.timed_out else "it changed nothing"
+        reason = "the time limit was reached" if done.timed_out else "the agent changed nothing"
         return "no_answer", reason, totals, done.seconds
 
 

@@ -1,4 +1,4 @@
-"""Transcripts: the raw one stays private; a common form (ATIF) lies beside it."""
+"""Transcripts: a private raw one, and one in a common format (ATIF)."""
 
 import json
 from datetime import UTC, datetime
@@ -14,7 +14,7 @@ Source = Literal["system", "user", "agent"]
 
 
 class Metrics(Record):
-    """What one step cost."""
+    """The cost of one step."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -40,7 +40,7 @@ class Agent(Record):
 
 
 class FinalMetrics(Record):
-    """What the whole conversation cost."""
+    """The cost of the whole conversation."""
 
     total_prompt_tokens: int = 0
     total_completion_tokens: int = 0
@@ -68,7 +68,7 @@ class Transcript:
         (folder / "raw.jsonl").write_text("")
 
     def add(self, source: Source, message: str, metrics: Metrics | None = None) -> None:
-        """One more step, on disk at once."""
+        """Adds a step and writes it to disk at once."""
         now = datetime.now(UTC).isoformat()
         step = Step(
             step_id=len(self._steps) + 1,
@@ -82,7 +82,7 @@ class Transcript:
             file.write(step.model_dump_json() + "\n")
 
     def totals(self) -> FinalMetrics:
-        """What it cost so far; a cost is known only when every step's is."""
+        """The cost so far; None unless the cost of every step is known."""
         measured = [step.metrics for step in self._steps if step.metrics is not None]
         costs = [metrics.cost_usd for metrics in measured]
         known = [cost for cost in costs if cost is not None]
@@ -94,7 +94,7 @@ class Transcript:
         )
 
     def close(self) -> FinalMetrics:
-        """Writes the common form."""
+        """Writes the ATIF file."""
         totals = self.totals()
         trajectory = Trajectory(
             session_id=self._session, agent=self._agent, steps=self._steps, final_metrics=totals
@@ -105,7 +105,7 @@ class Transcript:
 
 
 def _without_nothing(value: Any) -> Any:
-    """ATIF leaves out what is not known."""
+    """Leaves out unknown values, as ATIF asks."""
     if isinstance(value, dict):
         return {key: _without_nothing(item) for key, item in value.items() if item is not None}
     if isinstance(value, list):

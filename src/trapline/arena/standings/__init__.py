@@ -1,1 +1,1 @@
-"""Standings: from graded cells to who is ahead, where, by how much and how surely."""
+"""Standings: from graded cells to ranks, differences and their uncertainty."""

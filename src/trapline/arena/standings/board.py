@@ -1,4 +1,4 @@
-"""What every standing starts from: the latest grade of each cell, in an order that never varies."""
+"""The input of all standings: the latest grade of each cell, in a fixed order."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -8,14 +8,14 @@ from trapline.arena.record import Cell
 
 
 class Item(NamedTuple):
-    """What entrants are compared on: a challenge in one of its tracks."""
+    """One unit of comparison: a challenge in one of its tracks."""
 
     challenge: str
     track: str
 
     @property
     def label(self) -> str:
-        """The challenge, with its track where that is not the usual one."""
+        """The challenge, with its track unless that is the default."""
         return self.challenge if self.track == "cpu" else f"{self.challenge} ({self.track})"
 
 
@@ -24,7 +24,7 @@ def item_of(cell: Cell) -> Item:
 
 
 def age(cell: Cell) -> tuple[float, str, str, int, float]:
-    """Older grades sort first; what follows the time only settles grades of the same instant."""
+    """Older grades sort first; the rest breaks ties between equal times."""
     score = -1.0 if cell.score is None else cell.score
     return (
         cell.started.timestamp(),
@@ -46,7 +46,7 @@ def latest(cells: Iterable[Cell]) -> list[Cell]:
 
 
 def measured(cells: Iterable[Cell]) -> list[Cell]:
-    """The newest grades that say something of the entrant; `infra_error` and `not_run` do not."""
+    """The newest grades with a score, so without `infra_error` and `not_run`."""
     return [cell for cell in latest(cells) if cell.score is not None]
 
 

@@ -1,9 +1,9 @@
 """Strengths from pairwise results: Bradley–Terry, ties as half wins, kept finite by a ridge.
 
-Entrant i beats j with probability 1 / (1 + exp(θj − θi)). Without the ridge, one who never wins
-has θ = −∞; with it the log-likelihood is strictly concave, every strength is finite, and one who
-met nobody stays at 0. Adding a loss lowers its entrant against everybody else, because the
-Hessian is a graph's Laplacian plus the ridge: the potential it answers with is lowest at the loser.
+Entrant i beats j with probability 1 / (1 + exp(θj − θi)). Without the ridge, an entrant that never
+wins has θ = −∞; with it the log-likelihood is strictly concave, every strength is finite, and an
+entrant without opponents stays at 0. Adding a loss lowers its entrant relative to all others: the
+Hessian is a graph Laplacian plus the ridge, so the response to the loss is lowest at the loser.
 """
 
 import numpy as np

@@ -1,8 +1,8 @@
-"""The sentence that every report begins with: what can and what cannot be concluded."""
+"""The sentence that begins every report: what the data support and what they do not."""
 
 from collections.abc import Sequence
 
-#: With fewer challenges, resampling them sees too little of what could have been.
+#: With fewer challenges, resampling them underestimates the uncertainty.
 _FEW = 5
 _NAMED = 4
 _WHOLE_SCALE = 100.0
@@ -16,17 +16,18 @@ def conclude(
     islands: Sequence[Sequence[str]],
     smallest_visible: float | None,
 ) -> str:
-    """One sentence, or two where the field itself limits what can be said."""
+    """One sentence, or two if the field itself limits the conclusion."""
     if entrants == 0:
         return "Nothing was measured, so nothing can be concluded."
     if entrants == 1:
-        return f"Only {first} was measured; there is nobody to compare it with."
+        return f"Only {first} was measured; there is no other entrant to compare it with."
     if len(islands) > 1:
         return _apart(islands)
     sentence = _leading(could_lead, first, entrants, challenges) + _limit(smallest_visible)
     if challenges < _FEW:
         sentence += (
-            f" {_count(challenges)} cannot carry a ranking: read the intervals as too narrow."
+            f" A ranking over {_count(challenges).lower()} is not reliable: "
+            "the true intervals are wider."
         )
     return sentence
 
@@ -34,8 +35,8 @@ def conclude(
 def _leading(could_lead: Sequence[str], first: str, entrants: int, challenges: int) -> str:
     if not could_lead:
         return (
-            f"Nobody stands out: over {_count(challenges).lower()}, none of {entrants} is first in "
-            f"2.5 % of the resampled fields, although {first} has the highest strength"
+            f"No entrant stands out: over {_count(challenges).lower()}, none of {entrants} is "
+            f"first in 2.5 % of the resampled fields, although {first} has the highest strength"
         )
     if len(could_lead) == 1:
         return (
@@ -43,7 +44,7 @@ def _leading(could_lead: Sequence[str], first: str, entrants: int, challenges: i
             f"{_count(challenges).lower()} agree"
         )
     return (
-        f"{names(could_lead)} cannot be told apart at the top of {entrants}: over "
+        f"{names(could_lead)} cannot be distinguished at the top of {entrants}: over "
         f"{_count(challenges).lower()}, each of them could be first"
         + (f", although {first} has the highest strength" if first in could_lead else "")
     )
@@ -53,14 +54,14 @@ def _limit(smallest_visible: float | None) -> str:
     if smallest_visible is None:
         return "."
     if smallest_visible >= _WHOLE_SCALE:
-        return "; no mean difference at all could have been seen."
-    return f"; a mean difference under {smallest_visible:.1f} points could not have been seen."
+        return "; no mean difference was detectable."
+    return f"; mean differences under {smallest_visible:.1f} points were not detectable."
 
 
 def _apart(islands: Sequence[Sequence[str]]) -> str:
     return (
-        f"No challenge joins {names(islands[0])} to {names(islands[1])}: "
-        "places across such groups mean nothing."
+        f"No challenge connects {names(islands[0])} with {names(islands[1])}: "
+        "places across these groups cannot be compared."
     )
 
 

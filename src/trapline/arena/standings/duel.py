@@ -1,4 +1,4 @@
-"""Two or more entrants side by side: each challenge, each criterion, the numbers behind an edge."""
+"""Two or more entrants side by side: each challenge and criterion with its numbers."""
 
 from collections.abc import Iterable, Sequence
 from itertools import combinations
@@ -17,21 +17,21 @@ CRITERIA = (*DIMENSIONS, "traps avoided")
 
 
 class Edge(Record):
-    """Who is better by one criterion."""
+    """The comparison by one criterion."""
 
     criterion: str
-    #: None where it was not measured for an entrant.
+    #: None if it was not measured for an entrant.
     values: dict[str, float | None]
     #: Everyone within a point of the best, so all of them in a tie; empty where fewer than two
     #: were measured.
     winners: list[str]
     margin: Margin | None
-    #: In words, what each entrant's value rests on.
+    #: In words, the reason for each entrant's value.
     behind: dict[str, str]
 
 
 class Bout(Record):
-    """One challenge, in one track, that at least two of them have a score in."""
+    """One challenge, in one track, in which at least two of the entrants have a score."""
 
     challenge: str
     track: str
@@ -54,17 +54,17 @@ class Tally(Record):
     tied: int
     #: Mean score of a minus that of b over what both have, None where they share nothing.
     difference: float | None
-    #: The smallest mean difference that this many shared challenges would have shown.
+    #: The smallest mean difference detectable with this many shared challenges.
     smallest_visible: float | None
 
     @property
     def text(self) -> str:
-        """As people write it: 4-3-1."""
+        """Won-lost-tied, for example 4-3-1."""
         return f"{self.won}-{self.lost}-{self.tied}"
 
     @property
     def sentence(self) -> str:
-        """The record in words; who leads is who won more."""
+        """The record in words; the entrant with more wins leads."""
         if self.won == self.lost:
             return f"{self.a} and {self.b} are level, {self.text}"
         ahead, record = (self.a, self.text) if self.won > self.lost else (self.b, self._other_side)
@@ -83,7 +83,7 @@ class Duel(Record):
     #: Over all bouts: the mean of each criterion over what all who have it share.
     edges: list[Edge]
     records: list[Tally]
-    #: Challenges that fewer than two of them have a score in.
+    #: Challenges in which fewer than two of the entrants have a score.
     not_compared: list[str]
     verdict: str
 
@@ -98,7 +98,7 @@ class Duel(Record):
 
 
 def duel(cells: Iterable[Cell], entrants: Sequence[str]) -> Duel:
-    """The entrants in the order asked for, over every challenge that at least two of them took."""
+    """Compares the entrants, in the given order, over all challenges that two of them took."""
     everything = list(cells)
     _check(everything, entrants)
     tries = attempts(cell for cell in everything if cell.entrant in entrants)
@@ -122,7 +122,7 @@ def _check(cells: Sequence[Cell], entrants: Sequence[str]) -> None:
     known = entrants_of(cells)
     for name in entrants:
         if name not in known:
-            raise UsageError(f"no entrant {name!r} in this run; there are: {', '.join(known)}")
+            raise UsageError(f"no entrant {name!r} in this run; its entrants: {', '.join(known)}")
     if len(set(entrants)) < max(2, len(entrants)):
         raise UsageError("a duel needs two or more different entrants")
 
@@ -201,7 +201,7 @@ def _overall(criterion: str, bouts: Sequence[Bout], entrants: Sequence[str]) -> 
     values: dict[str, float | None] = dict.fromkeys(entrants)
     if shared:
         values |= {name: mean([edge.values[name] or 0.0 for edge in shared]) for name in having}
-    count = f"mean of {len(shared)} challenges" if shared else "no challenge that all have measured"
+    count = f"mean of {len(shared)} challenges" if shared else "no challenge measured for all"
     return _judged(criterion, values, dict.fromkeys(having, count))
 
 
@@ -238,7 +238,7 @@ def _turned(tally: Tally) -> Tally:
 
 def _verdict(bouts: Sequence[Bout], records: Sequence[Tally], entrants: Sequence[str]) -> str:
     if not bouts:
-        return f"{names(list(entrants))} share no challenge, so they cannot be compared."
+        return f"{names(list(entrants))} share no challenge and cannot be compared."
     if len(records) == 1:
         return _two_way(records[0])
     outright = {name: sum(bout.winners == [name] for bout in bouts) for name in entrants}
@@ -254,4 +254,4 @@ def _two_way(tally: Tally) -> str:
     if visible is None:
         return f"{sentence}, on one challenge only."
     seen = "more" if abs(difference) >= visible else "less"
-    return f"{sentence}, {seen} than the {visible:.1f} that could have been seen."
+    return f"{sentence}, {seen} than the {visible:.1f} that this comparison can detect."

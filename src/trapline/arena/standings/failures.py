@@ -1,4 +1,4 @@
-"""Where the field goes wrong: traps that most fall into, bugs that an entrant's own tests miss."""
+"""Common failures: traps that most entrants fall into, bugs that their own tests miss."""
 
 from collections.abc import Iterable
 
@@ -6,12 +6,12 @@ from trapline.arena.record import Cell, Record
 from trapline.arena.standings.board import latest
 from trapline.arena.standings.moments import Moment, met_traps
 
-#: From this share of the entrants on, falling is what one does.
+#: A failure is common if at least this share of the entrants has it.
 COMMON_FROM = 0.5
 
 
 class SilentBug(Record):
-    """A submission whose own tests pass and which fails ours."""
+    """A submission that passes its own tests and fails ours."""
 
     entrant: str
     challenge: str
@@ -20,7 +20,7 @@ class SilentBug(Record):
     #: How many of its own tests passed.
     own_tests: int
     traps: list[str]
-    #: Contract cases that do not hold: worse than a trap, and just as unnoticed.
+    #: Contract cases that fail.
     cases: list[str]
 
 
@@ -31,7 +31,7 @@ def common_failures(cells: Iterable[Cell], least: float = COMMON_FROM) -> list[M
 
 
 def silent_bugs(cells: Iterable[Cell]) -> list[SilentBug]:
-    """Cells in which the entrant's own tests say all is well although a check of ours failed."""
+    """Cells in which the entrant's own tests pass although one of our checks fails."""
     found = []
     for cell in latest(cells):
         passed = own_tests_passed(cell)

@@ -1,4 +1,4 @@
-"""What the harness does to an answer: its size, files, tests, verbosity and grades, by harness."""
+"""The effect of the harness: size, files, tests, verbosity and grades by harness."""
 
 import re
 from collections import Counter, defaultdict
@@ -15,7 +15,7 @@ _TEST = re.compile(r"^\s*(?:async\s+)?def test_", re.MULTILINE)
 
 
 class Anatomy(Record):
-    """What a submission is made of."""
+    """Sizes of the parts of a submission."""
 
     files: int
     #: Lines of Python that are neither empty nor comments, tests included.
@@ -28,7 +28,7 @@ class Anatomy(Record):
 
 
 class HarnessRow(Record):
-    """All measured cells of one harness; means over cells, None where no submission was given."""
+    """All measured cells of one harness; means over cells, None without submissions."""
 
     harness: str
     cells: int
@@ -56,7 +56,7 @@ class HarnessPair(Record):
 
 
 class HarnessEffect(Record):
-    """The table by harness, and the differences that a shared model allows to see."""
+    """The table by harness, and the differences for models that ran in two harnesses."""
 
     rows: list[HarnessRow]
     pairs: list[HarnessPair]
@@ -113,7 +113,7 @@ def _row(harness: str, cells: Sequence[Cell], bundles: Mapping[str, Bundle]) -> 
 
 
 def _model(cell: Cell) -> str:
-    """Where nobody named the model, the entrant is all there is."""
+    """The model, or the entrant if no model is named."""
     return cell.model or cell.entrant
 
 

@@ -1,4 +1,4 @@
-"""What changed when cells were graded again, and what could have changed it."""
+"""Changes when cells are graded again, and their possible causes."""
 
 from collections import defaultdict
 from collections.abc import Iterable
@@ -7,7 +7,7 @@ from itertools import pairwise
 from trapline.arena.record import Cell, Record
 from trapline.arena.standings.board import age
 
-#: Fields whose change explains a new grade, and what to call them.
+#: Fields whose change explains a new grade, and their names in reports.
 _CAUSES = (
     ("submission_digest", "the submission changed"),
     ("challenge_digest", "the challenge changed"),
@@ -34,20 +34,20 @@ class Regrade(Record):
     letter_after: str | None
     state_before: str
     state_after: str
-    #: What differs between the two besides the verdict; empty when nothing that we know of does.
+    #: Recorded differences between the two besides the verdict.
     causes: list[str]
-    #: Traps with another outcome than before.
+    #: Traps whose outcome changed.
     traps_changed: list[str]
 
     @property
     def changed(self) -> bool:
-        """Whether score or state moved."""
+        """Whether score or state changed."""
         before, after = (self.score_before, self.state_before), (self.score_after, self.state_after)
         return before != after
 
 
 def history(cells: Iterable[Cell]) -> list[Regrade]:
-    """Every step from one grade of a cell to its next, oldest first; give it `Store.history()`."""
+    """Each pair of consecutive grades of a cell, oldest first; takes `Store.history()`."""
     grades: dict[tuple[str, str, str, int], list[Cell]] = defaultdict(list)
     for cell in cells:
         grades[cell.key].append(cell)

@@ -1,4 +1,4 @@
-"""Which entrants are joined by shared challenges: only those can be compared at all."""
+"""Groups of entrants connected by shared challenges: only these can be compared."""
 
 from collections.abc import Iterable, Sequence
 
@@ -6,7 +6,7 @@ from trapline.arena.standings.board import Item
 
 
 def islands(entrants: Sequence[str], taken: Iterable[tuple[str, Item]]) -> list[list[str]]:
-    """Groups joined by chains of shared items, largest first, then by name."""
+    """Groups connected by chains of shared items, largest first, then by name."""
     groups: list[tuple[set[str], set[Item]]] = []
     by_entrant: dict[str, set[Item]] = {name: set() for name in entrants}
     for name, item in taken:

@@ -1,4 +1,4 @@
-"""How big a difference is, in one word: the one rule that every table uses.
+"""The word for a difference: the rule that every table uses.
 
 Less than a point is a tie. Up to five points, about one step of the letters (A to A-), is narrow;
 up to ten is moderate; ten points, a whole letter, or more is decisive.
@@ -23,7 +23,7 @@ RULE = (
 
 
 def margin(difference: float) -> Margin:
-    """The word for a difference in points, whoever it favours."""
+    """The word for a difference in points, of either sign."""
     size = round(abs(difference), _DECIMALS)
     if size < TIE_BAND:
         return "tie"
@@ -33,7 +33,7 @@ def margin(difference: float) -> Margin:
 
 
 def steps(letter: str) -> int:
-    """The letter's height on the ladder of the rubric; F is 0."""
+    """The letter's rank in the rubric; F is 0."""
     return _STEPS[letter]
 
 
@@ -46,6 +46,6 @@ def leaders(values: dict[str, float], band: float = TIE_BAND) -> list[str]:
 
 
 def lead(values: dict[str, float]) -> float:
-    """How far the best stands before the next; 0 where there is no next one."""
+    """How far the best is ahead of the next; 0 if there is no next one."""
     ordered = sorted(values.values(), reverse=True)
     return ordered[0] - ordered[1] if len(ordered) > 1 else 0.0

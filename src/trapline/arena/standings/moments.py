@@ -1,4 +1,4 @@
-"""The moments that told entrants apart: traps that split the field, challenges that spread it."""
+"""What distinguishes entrants: traps that split the field, challenges that spread it."""
 
 from collections import defaultdict
 from collections.abc import Iterable
@@ -10,21 +10,21 @@ from trapline.arena.standings.board import Item, item_of, latest, scores
 
 
 class Moment(Record):
-    """One trap and how the field met it; an entrant fell if any of its attempts did."""
+    """One trap and its outcomes; an entrant fell if any of its attempts did."""
 
     challenge: str
     track: str
     trap: str
     fell: list[str]
     held: list[str]
-    #: 1 when half the field fell, 0 when all or nobody did.
+    #: 1 if half the field fell, 0 if all or none did.
     split: float
     #: Share of the entrants that fell.
     share: float
 
 
 class Spread(Record):
-    """How far one challenge drew the field apart."""
+    """How far the scores of one challenge spread."""
 
     challenge: str
     track: str
@@ -69,7 +69,7 @@ def moments(cells: Iterable[Cell], limit: int | None = 10) -> list[Moment]:
 
 
 def spreads(cells: Iterable[Cell]) -> list[Spread]:
-    """Challenges by how much they tell entrants apart, the most telling first."""
+    """Challenges by the spread of their scores, widest first."""
     table = scores(cells)
     found = []
     for item in sorted({item for _, item in table}):

@@ -1,4 +1,4 @@
-"""If you could only pick one: nine criteria, and the rule behind each pick."""
+"""If you could only pick one: nine criteria and their rules."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,25 +18,25 @@ from trapline.arena.standings.margin import Margin, lead, leaders, margin
 from trapline.arena.standings.trajectory import by_difficulty
 
 HARD = ("extra hard", "research")
-#: Who was measured on less than this share of what the most complete entrant was is not picked.
+#: An entrant needs this share of the measurements of the most complete entrant to be picked.
 LEAST_SHARE = 0.5
 Values = dict[str, float]
 Difficulty = Mapping[str, str]
 
 
 class Pick(Record):
-    """Whom to pick for one purpose."""
+    """The pick for one purpose."""
 
     criterion: str
     rule: str
-    #: Everyone within the tie band of the best; empty where the rule found nothing to go by.
+    #: Everyone within the tie band of the best; empty if the rule has no data.
     winners: list[str]
     margin: Margin | None
-    #: The figure that decided, for everyone who was considered.
+    #: The deciding figure of everyone considered.
     values: dict[str, float]
-    #: What the figure is.
+    #: The unit of the figure.
     unit: str
-    #: Why nobody was picked; empty otherwise.
+    #: Why there is no pick; empty otherwise.
     why_not: str
 
 
@@ -49,9 +49,9 @@ class _Criterion:
     nothing: str
     #: Differences below this are ties.
     band: float = 1.0
-    #: Who took too little of the field is left out.
+    #: Whether entrants with too few measurements are left out.
     needs_share: bool = True
-    #: Figures up to this earn no pick.
+    #: A pick needs a figure above this.
     above: float = -math.inf
 
 
@@ -175,9 +175,9 @@ CRITERIA = (
     _Criterion(
         "most improved as it gets harder",
         "largest gain in score from one difficulty to the next, by least squares",
-        "points a step",
+        "points per step",
         _improvement,
-        "nobody who was measured at two difficulties gains",
+        "no entrant measured at two difficulties improves",
         above=0.0,
     ),
     _Criterion(

@@ -1,4 +1,4 @@
-"""Places as people write them: "1st", "2nd=", and after two that share the second the "4th"."""
+"""Places as text: "1st", "2nd=", "2nd=", "4th"."""
 
 from collections.abc import Mapping
 
@@ -11,7 +11,7 @@ def ordinal(rank: int) -> str:
 
 
 def ranks(values: Mapping[str, float], tolerance: float = 0.0) -> dict[str, int]:
-    """1 + how many are better by more than the tolerance; higher values are better."""
+    """1 + the number of values better by more than the tolerance; higher is better."""
     return {
         name: 1 + sum(other > value + tolerance for other in values.values())
         for name, value in values.items()
@@ -19,12 +19,12 @@ def ranks(values: Mapping[str, float], tolerance: float = 0.0) -> dict[str, int]
 
 
 def places(values: Mapping[str, float], tolerance: float = 0.0) -> dict[str, str]:
-    """The place of each name; a place that several share carries a "="."""
+    """The place of each name; shared places end in "="."""
     return label(ranks(values, tolerance))
 
 
 def label(ranks_by_name: Mapping[str, int]) -> dict[str, str]:
-    """Ranks in words, "=" where a rank occurs more than once."""
+    """Ranks as text, with "=" for ranks that occur more than once."""
     counts: dict[int, int] = {}
     for rank in ranks_by_name.values():
         counts[rank] = counts.get(rank, 0) + 1

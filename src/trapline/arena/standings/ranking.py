@@ -1,4 +1,4 @@
-"""Who is better, and how sure that is: strengths, ranks, and what resampling makes of them."""
+"""The ranking: strengths, ranks, and their uncertainty by resampling."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
@@ -16,9 +16,9 @@ from trapline.arena.standings.margin import TIE_BAND
 from trapline.arena.standings.places import label
 from trapline.arena.standings.resample import Draws, Table, as_graded, draw
 
-#: Pairs worked on at once: what they need stays in the processor's cache.
+#: Pairs per block: their data fit the processor's cache.
 _CHUNK = 100_000
-#: Power of the smallest difference that could have been seen, at the usual 5 % level.
+#: Power of the smallest detectable difference, at the 5 % level.
 _POWER = 0.8
 #: Scores have one decimal; their differences have rounding errors.
 _ROUNDING = 1e-6
@@ -26,11 +26,11 @@ _BELOW, _ABOVE = 0.025, 0.975
 
 
 class Standing(Record):
-    """One entrant's place, and how far it could move."""
+    """One entrant's place and its uncertainty."""
 
     entrant: str
     rank: int
-    #: The rank in words, with "=" where it is shared.
+    #: The rank as text, with "=" if it is shared.
     place: str
     #: Bradley–Terry strength in log-odds; the field's mean is near 0.
     strength: float
@@ -54,20 +54,20 @@ class Pair(Record):
 
     a: str
     b: str
-    #: How often a is stronger than b in the resampled fields; None where nothing joins the two.
+    #: How often a is stronger than b in the resampled fields; None if nothing connects the two.
     p: float | None
-    #: Challenges (and tracks) that both have a score in.
+    #: Challenges (and tracks) in which both have a score.
     shared: int
     #: Mean score of a minus that of b over what they share.
     difference: float | None
-    #: The smallest mean difference that this many shared challenges would have shown.
+    #: The smallest mean difference detectable with this many shared challenges.
     smallest_visible: float | None
 
 
 class Ranking(Record):
     """The standings of a field."""
 
-    #: One sentence: what can and what cannot be concluded.
+    #: One sentence: what the data support and what they do not.
     conclusion: str
     standings: list[Standing]
     pairs: list[Pair]
@@ -164,8 +164,8 @@ def _points(draws: Draws, tie_band: float) -> Floats:
         score = draws.scores[:, :, item]
         ahead = score[:, :, None] - score[:, None, :]
         half = 0.5 * draws.weights[:, item, None, None]
-        # Half a point for not losing, half for winning. NaN compares false: who has no score
-        # neither takes nor gives a point.
+        # Half a point for not losing, half for winning. NaN compares false: an entrant without
+        # a score neither takes nor gives a point.
         total += half * (ahead > -band)
         total += half * (ahead >= band)
     return total
@@ -230,7 +230,7 @@ def _expected(theta: Floats, row: int) -> float:
 
 
 def _score_intervals(drawn: Draws, means: Floats) -> tuple[Floats, Floats]:
-    """95 % of the resampled mean scores; a round with none of one's challenges says nothing."""
+    """The 95 % interval of the resampled mean scores; rounds without a score are left out."""
     weight = drawn.weights[:, None, :] * ~np.isnan(drawn.scores)
     total = weight.sum(axis=2)
     summed = np.nansum(drawn.scores * weight, axis=2)

@@ -1,6 +1,6 @@
-"""A field that might have been: challenges, their traps and the attempts drawn anew.
+"""Resampled fields: challenges, their traps and attempts drawn with replacement.
 
-The draws hang on what is drawn, never on names or on the order of the input: the same field under
+The draws depend on what is drawn, not on names or the order of the input: the same field under
 other names gives the same numbers, and a clone of an entrant gets the draws of its original.
 """
 
@@ -15,7 +15,7 @@ from trapline.arena.record import Cell
 from trapline.arena.standings.board import Item, attempts, entrants_of, item_of, items_of
 from trapline.arena.standings.bradley_terry import Floats
 
-#: How much of a score hangs on its traps where a challenge's weights are not given.
+#: The share of a score that its traps decide, for challenges without known weights.
 TRAP_WEIGHT = 0.3
 
 
@@ -42,14 +42,14 @@ class Table:
 
 @dataclass(frozen=True)
 class Draws:
-    """R drawn fields: scores (R, E, I), NaN where there is none, and how often each item came."""
+    """R drawn fields: scores (R, E, I), NaN for none, and how often each item was drawn."""
 
     scores: Floats
     weights: Floats
 
 
 def as_graded(table: Table) -> Draws:
-    """The field as it is: one round, everything once."""
+    """The field as graded: one round, every item once."""
     shape = (1, len(table.entrants), len(table.items))
     scores = np.full(shape, np.nan)
     for (row, column), cells in _by_position(table):
@@ -97,7 +97,7 @@ def _even(count: int) -> Floats:
 def _trap_shifts(
     table: Table, item: Item, rounds: int, seed: int
 ) -> dict[tuple[str, str, str, int], Floats]:
-    """By how much each attempt's score moves when other traps of the same kind had been set."""
+    """How far each attempt's score moves with the drawn traps."""
     cells = [cell for group in table.tries.values() for cell in group if item_of(cell) == item]
     ids = sorted({trap.id for cell in cells for trap in cell.traps if trap.state != "not_run"})
     if not ids:
@@ -142,7 +142,7 @@ def _mean_of_drawn(drawn: Floats, cells: Sequence[Cell], seed: int) -> Floats:
     rounds, count = drawn.shape
     if count == 1:
         return drawn[:, 0]
-    # By content, so that a clone draws what its original draws and other entrants draw apart.
+    # By content: a clone gets the draws of its original, other entrants get their own.
     content = [(cell.challenge, cell.score, cell.state, cell.fallen()) for cell in cells]
     generator = _generator(seed, "attempts", content)
     chosen = generator.integers(count, size=(rounds, count))

@@ -1,4 +1,4 @@
-"""The shape of an entrant: what it is good and bad at beside the field, with the evidence."""
+"""The shape of an entrant: strengths and weaknesses against the field, with evidence."""
 
 from collections.abc import Iterable, Sequence
 from typing import Literal
@@ -9,7 +9,7 @@ from trapline.arena.standings.moments import Moment, met_traps
 
 #: Points above or below the rest of the field that make a strength or a weakness.
 NOTABLE = 5.0
-#: A trap says something about an entrant when at most this share of the others did as it did.
+#: A trap characterises an entrant if at most this share of the others had the same outcome.
 RARE = 1.0 / 3.0
 #: One dimension's values by item and entrant.
 Table = dict[Item, dict[str, float]]
@@ -29,7 +29,7 @@ class Trait(Record):
 
 
 class Shape(Record):
-    """One entrant, by what sets it apart; the most telling first."""
+    """One entrant's distinguishing traits, largest first."""
 
     entrant: str
     strengths: list[Trait]
@@ -49,7 +49,7 @@ def shapes(cells: Iterable[Cell], limit: int = 6) -> list[Shape]:
 
 
 def _table(tries: dict[tuple[str, Item], list[Cell]], name: str) -> Table:
-    """One dimension: by item, what each entrant has."""
+    """The values of one dimension by item and entrant."""
     table: Table = {}
     for (entrant, item), cells in sorted(tries.items()):
         value = dimension(cells, name)
@@ -79,7 +79,7 @@ def _shape(
 
 
 def _dimension_trait(entrant: str, name: str, table: Table) -> tuple[bool, Trait | None]:
-    """Against the others on the same challenges, so that easy ones make nobody look good."""
+    """Compares with the others on the same challenges, to correct for their difficulty."""
     mine, others, where = [], [], []
     for item, values in table.items():
         if entrant in values and len(values) > 1:

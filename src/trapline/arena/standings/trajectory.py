@@ -1,4 +1,4 @@
-"""How an entrant fares as the work gets harder, or from one round to the next."""
+"""An entrant's scores by growing difficulty, or from one stage to the next."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
@@ -10,7 +10,7 @@ from trapline.arena.record import Cell, Record
 from trapline.arena.standings.board import entrants_of, mean, measured
 
 Trend = Literal["rising", "flat", "falling", "unknown"]
-#: A trend needs this many points a stage; less is flat.
+#: A trend needs this many points per stage; less is flat.
 TREND_FROM = 2.0
 DIFFICULTIES = ("medium", "hard", "extra hard", "research")
 
@@ -32,7 +32,7 @@ class Trajectory(Record):
     #: Points gained from one stage to the next, by least squares over the stages that have a score.
     slope: float | None
     trend: Trend
-    #: Never scored lower by a point or more than in the stage before.
+    #: Whether no stage scores a point or more below the one before.
     never_declines: bool | None
 
 
@@ -49,7 +49,7 @@ def by_difficulty(cells: Iterable[Cell], difficulty: Mapping[str, str]) -> list[
 def over_stages(
     cells: Iterable[Cell], stages: Sequence[tuple[str, Sequence[str]]]
 ) -> list[Trajectory]:
-    """Over any grouping of the challenges: the name of each stage and what belongs to it."""
+    """Over any grouping of challenges: the name of each stage and its challenges."""
     counted = measured(cells)
     return [
         _trajectory(

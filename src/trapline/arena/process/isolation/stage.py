@@ -15,7 +15,10 @@ _ARENA = Path(__file__).resolve().parents[2]
 _PROGRAMS = {
     "worker": ("process/worker", "process/wire"),
     "tester": ("judge/tester", "process/wire"),
-    "inspector": ("judge/inspector", "process/wire", "certify/mechanical", "judge/rewrite"),
+    "inspector": (
+        *("judge/inspector", "process/wire"),
+        *("certify/mechanical", "judge/rewrite", "judge/code_from_data"),
+    ),
 }
 _MOST_FILES = 4096
 _MOST_BYTES = 256 << 20

@@ -1,4 +1,4 @@
-"""The report as Markdown, in the form of comparisons that people write by hand."""
+"""The report as Markdown documents."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -17,7 +17,7 @@ from trapline.arena.standings.moments import moments
 from trapline.arena.standings.picks import picks
 from trapline.arena.standings.places import places
 
-#: Head-to-heads among the best so many.
+#: Head-to-heads between this many of the best entrants.
 MOST_PAIRED = 6
 MOST_LISTED = 12
 
@@ -129,7 +129,7 @@ def _moments(reading: Reading) -> list[str]:
     found = [moment_row(reading, moment) for moment in moments(reading.run.cells, 3)]
     if not found:
         return []
-    lines = ["## The most differentiating moments"]
+    lines = ["## The traps that split the field"]
     for number, row in enumerate(found, start=1):
         lines += ["", f"### {number}. {text(row['trap'])} ({text(row['challenge'])})", ""]
         if row["catches"]:
@@ -152,7 +152,11 @@ def _failures(reading: Reading) -> list[str]:
             f"{bug.entrant}, {bug.challenge}: {named([*bug.traps, *bug.cases])}"
             for bug in silent[:MOST_LISTED]
         ]
-        lines += ["## Silent bugs: own tests pass, a check of ours does not", "", *bullets(told)]
+        lines += [
+            "## Silent bugs: own tests pass, one of our checks fails",
+            "",
+            *bullets(told),
+        ]
         if len(silent) > MOST_LISTED:
             lines += [f"- and {len(silent) - MOST_LISTED} more"]
     return lines

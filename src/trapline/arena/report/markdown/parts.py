@@ -1,4 +1,4 @@
-"""What several documents share: the answer first, the rubric last."""
+"""Parts that several documents share: the summary and the rubric."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ PODIUM = 6
 
 
 def summary(reading: Reading) -> list[str]:
-    """TL;DR: the ranking with its caveat, before anything else."""
+    """TL;DR: the ranking with its caveat."""
     standings = reading.ranking.standings[:PODIUM]
     places = ", ".join(f"{s.place} {text(s.entrant)} (rank {rank_set(s)})" for s in standings)
     lines = [f"**TL;DR.** {text(reading.ranking.conclusion)}"]
@@ -28,7 +28,7 @@ def summary(reading: Reading) -> list[str]:
 
 
 def rubric_table() -> list[str]:
-    """The one table that every report prints."""
+    """The table of letters and caps that every report prints."""
     letters = [letter for letter, _ in rubric.LETTERS]
     least = [f"{least:g}" for _, least in rubric.LETTERS]
     return [
@@ -47,7 +47,7 @@ def title_of(reading: Reading, challenge: str, track: str) -> str:
 
 
 def winner(winners: Sequence[str], everyone: Sequence[str], margin: str | None) -> Raw:
-    """The edge of one row, in bold where there is one."""
+    """The winner of one row, in bold if there is one."""
     if not winners:
         return Raw("not both measured")
     if len(winners) == len(everyone) or margin in (None, "tie"):
@@ -56,7 +56,7 @@ def winner(winners: Sequence[str], everyone: Sequence[str], margin: str | None) 
 
 
 def value(edge: Edge, name: str) -> str:
-    """A figure with what it rests on."""
+    """A figure with its reason."""
     number = edge.values[name]
     if number is None:
         return "–"
@@ -81,6 +81,6 @@ def criteria(duel: Duel, edges: Sequence[Edge]) -> list[str]:
 
 
 def odds(reading: Reading, a: str, b: str) -> str:
-    """How sure it is that a is the stronger."""
+    """The probability that a is the stronger."""
     p = reading.ranking.odds(a, b)
     return "" if p is None else f"P({text(a)} is the stronger) = {chance(p)}."

@@ -1,4 +1,4 @@
-"""The reproduction table: the report's figure, ours, equal or contradiction."""
+"""The reproduction table: the printed figure, ours, and whether they agree."""
 
 from trapline.arena.report.markdown.syntax import bold, join, table
 from trapline.arena.report.pages.reproduction import context
@@ -8,7 +8,7 @@ from trapline.arena.report.reading import Reading
 def document(reading: Reading) -> str:
     page = context(reading)
     return join(
-        "# What was printed, and what follows from it",
+        "# Printed figures and our recomputation",
         str(page["lede"]),
         table(
             ["Kind", "What", "Printed", "Ours", "Verdict", "Note", "Source"],

@@ -1,4 +1,4 @@
-"""Markdown that stays what it is, whatever names and messages contain."""
+"""Markdown in which names and messages are escaped."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -7,7 +7,7 @@ _ACTIVE = re.compile(r"([\\`*_\[\]|~#])")
 
 
 def text(value: object) -> str:
-    """One line of plain text: nothing in it is markup, a tag or a new cell."""
+    """One line of plain text; markup, tags and cell borders in it are escaped."""
     line = " ".join(str(value).split())
     return _ACTIVE.sub(r"\\\1", line).replace("&", "&amp;").replace("<", "&lt;")
 
@@ -19,7 +19,7 @@ def table(heads: Sequence[object], rows: Iterable[Sequence[object]]) -> list[str
 
 
 class Raw(str):
-    """Markdown of ours."""
+    """Text that is Markdown already."""
 
     __slots__ = ()
 
@@ -38,6 +38,6 @@ def bullets(items: Iterable[object]) -> list[str]:
 
 
 def join(*blocks: Sequence[str] | str) -> str:
-    """Blocks apart from each other by one empty line."""
+    """The blocks, separated by empty lines."""
     parts = ["\n".join([block] if isinstance(block, str) else block) for block in blocks]
     return "\n\n".join(part for part in parts if part) + "\n"

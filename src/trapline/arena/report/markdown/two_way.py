@@ -14,7 +14,7 @@ from trapline.arena.report.markdown.syntax import join, table, text
 from trapline.arena.report.reading import Reading
 from trapline.arena.standings.duel import Duel
 
-#: Pairs of the best so many entrants; all pairs of a hundred would fill a book.
+#: Pairs of this many of the best entrants; all pairs of a hundred would be 4,950.
 MOST_ENTRANTS = 8
 
 

@@ -1,1 +1,1 @@
-"""One module a kind of page: what stands on it. How it looks is in the templates."""
+"""One module per kind of page: its content. The templates hold its layout."""

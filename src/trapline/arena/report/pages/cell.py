@@ -49,7 +49,7 @@ def state_class(state: str) -> str:
 
 
 def files(bundle: Bundle) -> tuple[list[tuple[str, Markup, str]], int]:
-    """The submitted text files, the solution first, as far as a page can carry them."""
+    """The submitted text files, the solution first, up to the limits of a page."""
     ordered = sorted(bundle.files.items(), key=lambda item: (_rank(item[0]), item[0]))
     shown: list[tuple[str, Markup, str]] = []
     room = MOST_SOURCE

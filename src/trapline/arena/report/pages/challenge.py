@@ -1,4 +1,4 @@
-"""One challenge: who did how well, which traps bit, and the measures side by side."""
+"""One challenge: grades, traps and measures of all entrants."""
 
 import math
 from collections import Counter
@@ -30,7 +30,7 @@ def context(reading: Reading, challenge_id: str) -> dict[str, Any]:
 
 
 def trap_rows(reading: Reading, challenge_id: str, cells: list[Cell]) -> list[tuple[Any, Any, int]]:
-    """Each trap with the cells that fell and how many were asked, the deadliest first."""
+    """Each trap with the cells that fell and how many ran it, most falls first."""
     fell: dict[str, list[Cell]] = {}
     asked: Counter[str] = Counter()
     for cell in cells:
@@ -58,7 +58,7 @@ def _evidence(cell: Cell, dimension: str) -> dict[str, Any]:
 
 
 def _positive(value: object) -> float | None:
-    """A finite figure above zero: all that a logarithmic axis can show."""
+    """The value if it is finite and above zero: a logarithmic axis shows no other."""
     usable = isinstance(value, (int, float)) and math.isfinite(value) and value > 0
     return float(value) if usable and isinstance(value, (int, float)) else None
 
@@ -73,8 +73,8 @@ def _precision(cells: list[Cell]) -> tuple[str, str, Markup] | None:
     if not worst:
         return None
     note = (
-        "Largest error against float64, in units of a careful implementation in the same dtype. "
-        "The dashed line is as good as careful."
+        "Largest error against float64, divided by that of a careful implementation in the same "
+        "dtype. The dashed line marks equal errors."
     )
     best, last = min(worst.values()), max(worst.values())
     label = f"Precision of {len(worst)} cells; best {best:.2g}, worst {last:.2g}"

@@ -1,4 +1,4 @@
-"""Head to head: one page for all pairs, and a page for each pair while the field is small."""
+"""Head to head: one page for all pairs, and one per pair in a small field."""
 
 from itertools import combinations
 from typing import Any
@@ -11,7 +11,7 @@ from trapline.arena.report.field import Square
 from trapline.arena.report.reading import Reading
 from trapline.arena.standings import margin
 
-#: Up to this many entrants each pair has a page of its own; a hundred would need five thousand.
+#: Up to this many entrants, each pair has a page; a hundred entrants would need 4,950 pages.
 MOST_WITH_PAGES = 12
 
 
@@ -32,7 +32,7 @@ def pairs(reading: Reading) -> list[tuple[str, str]]:
 
 
 def href(reading: Reading, a: str, b: str) -> str:
-    """The same address whoever is ahead, so that links last while a run goes on."""
+    """The address does not depend on who leads, so links stay valid during a run."""
     slugs = reading.field.entrant_slugs
     return f"duels/{'--'.join(sorted((slugs[a], slugs[b])))}.html"
 

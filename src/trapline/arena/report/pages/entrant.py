@@ -35,7 +35,7 @@ def context(reading: Reading, entrant: str) -> dict[str, Any]:
 
 
 def _falls(reading: Reading, cell: Cell) -> dict[str, Any]:
-    """One cell's fallen traps, the gravest first, cut to what a reader takes in."""
+    """One cell's fallen traps, most severe first, up to a limit."""
     challenge = reading.field.challenges[cell.challenge]
     fallen = [(trap, challenge.trap(trap.id)) for trap in cell.traps if trap.state == "fail"]
     fallen.sort(key=lambda pair: GRAVITY.get(pair[1].severity, len(GRAVITY)))
@@ -59,7 +59,7 @@ def shape(reading: Reading, entrant: str) -> list[tuple[str, list[str]]]:
 
 
 def trait_text(trait: Trait) -> str:
-    """A trait's evidence, with the challenge where it is about one."""
+    """A trait's evidence, with the challenge if it concerns one."""
     where = f" ({', '.join(trait.challenges)})" if trait.kind == "trap" else ""
     return trait.evidence + where
 

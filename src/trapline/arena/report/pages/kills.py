@@ -1,4 +1,4 @@
-"""The kill matrix: which mutant fell to which trap."""
+"""The kill matrix: which trap kills which mutant."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -37,8 +37,9 @@ def _summary(certificate: Certificate, mechanical: int, survivors: int) -> str:
     right = certificate.of("right")
     passed = sum(1 for finding in right if not finding.problem)
     text = (
-        f"{killed} of {len(named)} named mutants fell; {passed} of {len(right)} right answers pass"
+        f"{killed} of {len(named)} named mutants were killed; "
+        f"{passed} of {len(right)} right answers pass"
     )
     if mechanical:
-        text += f"; {mechanical - survivors} of {mechanical} mechanical mutants fell"
+        text += f"; {mechanical - survivors} of {mechanical} mechanical mutants were killed"
     return f"{text}. Seed {certificate.seed}."

@@ -1,4 +1,4 @@
-"""How the figures were made, in words."""
+"""How the figures are computed, in words."""
 
 from typing import Any
 
@@ -10,27 +10,30 @@ from trapline.arena.standings import margin
 STATES = (
     ("pass", "every part of the contract holds"),
     ("fail", "some part of the contract does not hold"),
-    ("hack", "it reached for the judge instead of the task; worth nothing"),
+    ("hack", "it attacked the judge instead of solving the task; the score is 0"),
     (
         "infra_error",
-        "something of ours failed; says nothing about the entrant and counts for nobody",
+        "the grader or the machine failed; no score, and left out of every comparison",
     ),
-    ("not_run", "it could not be run here, for instance without the hardware it needs"),
+    ("not_run", "it could not run on this machine, for example for lack of hardware"),
 )
 DIMENSION_TEXTS = (
-    ("correctness", "the share of the contract's cases that hold"),
-    ("traps", "named bugs it did not have, weighted by severity"),
-    ("precision", "error against a float64 oracle, in units of a careful implementation's error"),
-    ("memory", "growth of the kernel's peak figure with the size of the problem"),
+    ("correctness", "the share of the contract's cases that pass"),
+    ("traps", "the share of traps avoided, weighted by severity"),
+    (
+        "precision",
+        "error against float64, divided by the error of a careful implementation",
+    ),
+    ("memory", "growth of the kernel's peak-memory figure with the problem size"),
     ("speed", "time against the reference, interleaved in the same run, on the judge's clock"),
-    ("tests", "its own tests: on its code, on harmless rewrites of it, on mutants"),
+    ("tests", "its own tests, run on its code, on equivalent rewrites, and on mutants"),
     ("code", "static measures: lint, complexity, duplication, type hints"),
-    ("analysis", "its written analysis; a language model judges it if one was named, never alone"),
+    ("analysis", "its written analysis; a language model judges it if one was configured"),
 )
 LEVEL_TEXTS = (
-    ("bubblewrap", "own namespaces: no network, no files but its own, no other processes in sight"),
-    ("landlock", "kernel rules on files and system calls, and limits, in our namespaces"),
-    ("process", "a separate process with limits only"),
+    ("bubblewrap", "own namespaces: no network, only its own files, no other processes visible"),
+    ("landlock", "Landlock and seccomp rules on files and system calls, and resource limits"),
+    ("process", "a separate process with resource limits only"),
 )
 
 

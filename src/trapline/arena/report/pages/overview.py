@@ -1,4 +1,4 @@
-"""The first page: what can be concluded, the matrix, the standings."""
+"""The first page: conclusion, matrix, standings."""
 
 from typing import Any
 
@@ -31,20 +31,20 @@ def context(reading: Reading) -> dict[str, Any]:
 
 
 def caveat(reading: Reading) -> str:
-    """What the reader must know before quoting the ranking."""
+    """Limits of the run that a reader must know before quoting the ranking."""
     attempts = max((len(s.attempts) for s in reading.field.squares.values()), default=0)
     tries = "one attempt" if attempts <= 1 else f"up to {attempts} attempts"
     noun = "challenge" if len(reading.field.tracks) <= 1 else "challenge and track"
     parts = [f"{tries} a cell over {formats.count(len(reading.field.columns), noun)}"]
     missing = sum(1 for cell in reading.run.cells if cell.state in ("infra_error", "not_run"))
     if missing:
-        parts.append(f"not measured, hence counting for nobody: {formats.count(missing, 'cell')}")
+        parts.append(f"not measured and left out: {formats.count(missing, 'cell')}")
     if "caveat" in reading.run.meta:
         parts.insert(0, str(reading.run.meta["caveat"]))
     if reading.run.waiting:
-        parts.append(f"still to come: {formats.count(len(reading.run.waiting), 'cell')}")
+        parts.append(f"not graded yet: {formats.count(len(reading.run.waiting), 'cell')}")
     if "process" in reading.field.isolation:
-        parts.append("isolation was a plain process with limits: trust it with friends only")
+        parts.append("isolation was a plain process: not safe for untrusted submissions")
     return "Caveat: " + "; ".join(parts) + ". " + reading.judged_by
 
 
@@ -61,7 +61,7 @@ def facts(reading: Reading) -> list[tuple[str, str, str]]:
         asked = sum(1 for cell in cells for trap in cell.traps if trap.state != "not_run")
         level = field.isolation[0] if field.isolation else "–"
         found += [
-            ("Cells graded", str(len(cells)), f"{passed} hold the whole contract"),
+            ("Cells graded", str(len(cells)), f"{passed} fulfil the whole contract"),
             ("Traps sprung", str(fallen), f"of {asked} set"),
             ("Isolation", level, isolation_note(reading)),
         ]
@@ -78,20 +78,20 @@ def isolation_note(reading: Reading) -> str:
 
 
 def red_team_fact(reading: Reading) -> tuple[str, str, str] | None:
-    """How many of the known cheats got through, where the run says so."""
+    """How many of the known attacks succeeded, if the run records it."""
     red_team = reading.run.meta.get("red_team")
     if not isinstance(red_team, dict) or not red_team.get("attacks"):
         return None
     attacks, won = int(red_team["attacks"]), int(red_team.get("successes", 0))
-    return "Red team", f"{100 * won / attacks:.0f} %", f"{won} of {attacks} cheats got through"
+    return "Red team", f"{100 * won / attacks:.0f} %", f"{won} of {attacks} attacks succeeded"
 
 
 def pick_row(pick: Pick) -> dict[str, Any]:
-    """A pick with the figure that decided it."""
+    """A pick with its deciding figure."""
     best = max((pick.values[name] for name in pick.winners), default=None)
     why = pick.why_not or f"{best:.1f} {pick.unit}"
     if pick.margin and len(pick.winners) == 1:
-        why += f", {pick.margin} before the next"
+        why += f", {pick.margin} ahead of the next"
     elif len(pick.winners) > 1:
         why += ", a tie"
     return {"title": pick.criterion, "entrants": pick.winners, "why": why, "rule": pick.rule}

@@ -1,4 +1,4 @@
-"""A hand-written report's figures beside ours, contradictions first."""
+"""The figures of a hand-written report beside ours, contradictions first."""
 
 from typing import Any
 

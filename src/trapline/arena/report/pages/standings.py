@@ -1,4 +1,4 @@
-"""The standings in detail: chances of every pair, and what else moves them."""
+"""The standings in detail: probabilities of every pair, and other influences."""
 
 from typing import Any
 
@@ -28,11 +28,11 @@ def context(reading: Reading) -> dict[str, Any]:
 
 def _plot(names: list[str], matrix: list[list[float | None]]) -> Any:
     filled = [[0.5 if value is None else value for value in row] for row in matrix]
-    return plots.win_rates(names, filled, "Chance that the row is better than the column")
+    return plots.win_rates(names, filled, "Probability that the row is better than the column")
 
 
 def detail_tables(reading: Reading) -> list[dict[str, Any]]:
-    """What the challenges, the harness and grading again do to the standings."""
+    """Influence of challenges, harnesses and re-grading on the standings."""
     found = (_spreads(reading), _harness(reading), _history(reading))
     return [table for table in found if table["rows"]]
 
@@ -40,7 +40,7 @@ def detail_tables(reading: Reading) -> list[dict[str, Any]]:
 def _spreads(reading: Reading) -> dict[str, Any]:
     return {
         "title": "Which challenges tell entrants apart",
-        "note": "The wider the scores, the more a challenge says about who is better.",
+        "note": "The wider the scores spread, the more a challenge tells about who is better.",
         "heads": ["Challenge", "Entrants", "Best", "Worst", "Standard deviation"],
         "rows": [
             (
@@ -60,7 +60,7 @@ def _harness(reading: Reading) -> dict[str, Any]:
         return {"rows": []}
     effect = harness_effect(reading.run.cells, reading.run.bundles)
     return {
-        "title": "What the harness does",
+        "title": "Effect of the harness",
         "note": harness_note(effect),
         "heads": ["Harness", "Cells", "Mean score", "Pass", "Files", "Lines", "Tests", "Words"],
         "rows": [
@@ -77,9 +77,9 @@ def _harness(reading: Reading) -> dict[str, Any]:
 
 
 def harness_note(effect: HarnessEffect) -> str:
-    """Only the same model in two harnesses says anything about the harness."""
+    """Only the same model in two harnesses isolates the harness's effect."""
     if not effect.pairs:
-        return "No model was run in two harnesses, so differences may be the models' own."
+        return "No model ran in two harnesses, so differences may come from the models."
     told = [
         f"{pair.a or 'not said'} against {pair.b or 'not said'} {pair.difference:+.1f} points "
         f"over {pair.shared} shared cells"
@@ -95,14 +95,14 @@ def _maybe(value: float | None) -> str:
 def _history(reading: Reading) -> dict[str, Any]:
     return {
         "title": "Graded again",
-        "note": "Cells whose verdict moved when they were graded again, and what could explain it.",
+        "note": "Cells whose verdict changed when they were graded again, and possible reasons.",
         "heads": ["Cell", "Before", "After", "What changed"],
         "rows": [
             (
                 f"{each.entrant}, {each.challenge}",
                 each.letter_before or each.state_before,
                 each.letter_after or each.state_after,
-                "; ".join(each.causes) or "nothing that is recorded",
+                "; ".join(each.causes) or "nothing recorded",
             )
             for each in history(reading.run.history)
             if each.changed

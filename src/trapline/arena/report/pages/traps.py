@@ -1,4 +1,4 @@
-"""All traps of the run: which bite, and which bugs their authors could not have noticed."""
+"""All traps of the run, and the bugs that entrants' own tests miss."""
 
 from typing import Any
 
@@ -12,8 +12,8 @@ def context(reading: Reading) -> dict[str, Any]:
     met = sorted(met_traps(reading.run.cells), key=lambda moment: (-moment.share, moment.trap))
     caught = sum(1 for moment in met if moment.fell)
     common = common_failures(reading.run.cells)
-    lede = f"{len(met)} traps were set; {caught} of them caught somebody"
-    lede += f", and {len(common)} caught at least half of those who met them." if common else "."
+    lede = f"{len(met)} traps were set; {caught} of them caught at least one entrant"
+    lede += f", and {len(common)} caught at least half of those that met them." if common else "."
     return {
         "title": "Traps",
         "lede": lede,
@@ -23,7 +23,7 @@ def context(reading: Reading) -> dict[str, Any]:
 
 
 def moment_row(reading: Reading, moment: Moment) -> dict[str, Any]:
-    """A trap, what it catches, who fell and where to read more."""
+    """A trap, what it catches, who fell, and a link."""
     challenge = reading.field.challenges[moment.challenge]
     info = challenge.trap(moment.trap)
     return {
@@ -39,7 +39,7 @@ def moment_row(reading: Reading, moment: Moment) -> dict[str, Any]:
 
 
 def _silent(reading: Reading) -> list[tuple[str, str, list[str], str]]:
-    """Who did not notice, where, what, and the page that shows it."""
+    """Entrant, challenge, failed checks, and the page that shows them."""
     field = reading.field
     cells = {cell.key: cell for cell in reading.run.cells}
     return [

@@ -127,7 +127,7 @@ function record(pair, columns, rule) {
 }
 
 function verdict({ won, lost, tied }, names) {
-  if (won + lost + tied === 0) return "They share no graded challenge: nothing can be said.";
+  if (won + lost + tied === 0) return "They share no graded challenge and cannot be compared.";
   const score = `${Math.max(won, lost)}–${Math.min(won, lost)}–${tied}`;
   if (won === lost) return `${names[0]} and ${names[1]} are level, ${score} (won–lost–tied).`;
   return `${won > lost ? names[0] : names[1]} leads ${score} (won–lost–tied).`;

@@ -1,0 +1,95 @@
+"""Code that the inspector does not read is found and costs the `code` score."""
+
+import ast
+
+import numpy as np
+import pytest
+
+from trapline.arena.judge import code_from_data
+from trapline.arena.judge.inspection import code_dimension, inspect
+
+HIDDEN = {
+    "exec(open('x').read())": "exec",
+    "run = eval\nrun('1')": "eval",
+    "f = compile('1', 'x', 'eval')": "compile",
+    "import marshal\nmarshal.loads(b'')": "marshal",
+    "from pickle import loads": "pickle.loads",
+    "import numpy as np\nnp.load('x.npy', allow_pickle=True)": "allow_pickle",
+    "import numpy as np\nnp.load('x.npy', None, True)": "allow_pickle",
+    "import numpy as np\nnp.load('x.npy', **{'allow_' + 'pickle': True})": "computed arguments",
+    "import numpy as np\nnp.ctypeslib.load_library('x', '.')": "ctypeslib",
+    "import ctypes\nctypes.CDLL('./x.so')": "ctypes",
+    "import importlib.util": "importlib.util",
+    "import importlib\nimportlib.import_module('a' + 'b')": "importlib",
+    "__import__('o' + 's')": "__import__",
+    "import builtins\ngetattr(builtins, 'ex' + 'ec')('1')": "builtins",
+    "import numpy as np\ngetattr(np, 'lo' + 'ad')('x')": "computed name of numpy",
+    "globals()['__builtins__']": "__builtins__",
+    "().__class__.__base__.__subclasses__()": "__subclasses__",
+    "import runpy\nrunpy.run_path('data.txt')": "runpy",
+    "import types\ntypes.FunctionType(c, {})": "types.FunctionType",
+    "(lambda: 0).__code__": "__code__",
+}
+INNOCENT = [
+    "import re\nre.compile('x')",
+    "from re import compile\ncompile('x')",
+    "import ast\nast.literal_eval('[1]')",
+    "import numpy as np\nnp.load('x.npy')",
+    "import numpy as np\nnp.load('x.npy', allow_pickle=False)",
+    "model.eval()",
+    "def compile(x):\n    return x\ncompile(1)",
+    "getattr(self, name)",
+    "import numpy as np\ngetattr(np, 'float32')",
+    "from importlib.metadata import version",
+    "import types\ntypes.SimpleNamespace()",
+]
+
+
+def findings(source, folder):
+    return code_from_data.findings({"solution.py": ast.parse(source)}, str(folder))
+
+
+@pytest.mark.parametrize("source", HIDDEN)
+def test_code_from_data_is_found_and_named(source, tmp_path):
+    found = findings(source, tmp_path)
+    assert found
+    assert any(HIDDEN[source] in one for one in found)
+    assert all(one.startswith("solution.py:") for one in found)
+
+
+@pytest.mark.parametrize("source", INNOCENT)
+def test_innocent_use_is_not_a_finding(source, tmp_path):
+    assert findings(source, tmp_path) == []
+
+
+def test_files_that_hold_code_are_found(tmp_path):
+    for name in ("a.so", "b.pyc", "c.pkl", "d.so.1"):
+        (tmp_path / name).write_bytes(b"")
+    np.save(tmp_path / "numbers.npy", np.zeros(3))
+    np.save(tmp_path / "objects.npy", np.array(["x"], object), allow_pickle=True)
+    (tmp_path / "text.npy").write_text("Vprint(1)\np0\n.")
+    found = {one.split()[0] for one in findings("", tmp_path)}
+    assert found == {"a.so", "b.pyc", "c.pkl", "d.so.1", "objects.npy", "text.npy"}
+
+
+def test_own_module_called_code_is_not_a_finding(tmp_path):
+    trees = {"solution.py": ast.parse("import code\ncode.sort(1)"), "code.py": ast.parse("")}
+    assert code_from_data.findings(trees, str(tmp_path)) == []
+
+
+def test_code_from_data_costs_the_code_score(submission_folder, level):
+    source = """\
+        def answer() -> int:
+            \'\'\'Forty-two.\'\'\'
+            return int(eval("6 * 7"))
+    """
+    found = code_dimension(inspect(submission_folder(source), level, 1, 0))
+    assert found.score == 0
+    assert "runs code that cannot be read: solution.py:3 eval" in found.reason
+    honest = submission_folder(source.replace('eval("6 * 7")', "6 * 7"))
+    assert code_dimension(inspect(honest, level, 1, 0)).score == 100
+
+
+def test_import_by_a_written_name_counts_as_an_import(submission_folder, level):
+    source = "import importlib\n\nSOFTMAX = importlib.import_module('scipy.special').softmax\n"
+    assert "scipy.special" in inspect(submission_folder(source), level, 1, 0).code["imports"]
