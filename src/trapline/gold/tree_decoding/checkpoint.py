@@ -16,7 +16,7 @@ _SIZES = ("vocab", "dim", "layers", "heads", "kv_heads", "head_dim", "hidden", "
 
 
 def save(model: DFlash, folder: str | Path, *, dtype: torch.dtype | None = None) -> None:
-    """Writes both files; the weights in another dtype if one is given."""
+    """Write both files; the weights in `dtype` if given."""
     folder, config = Path(folder), model.config
     written: dict[str, Any] = {
         "model_type": "dflash",
@@ -39,16 +39,16 @@ def save(model: DFlash, folder: str | Path, *, dtype: torch.dtype | None = None)
 def load(
     folder: str | Path, *, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
 ) -> DFlash:
-    """Reads them; a file, a field or a tensor that is missing or does not fit is named."""
+    """Read both files; raises for a missing or unfitting file, field or tensor."""
     folder = Path(folder)
     for name in ("drafter.json", "drafter.safetensors"):
         if not (folder / name).is_file():
-            raise FileNotFoundError(f"{folder} is no drafter: it has no {name}")
+            raise FileNotFoundError(f"{folder} is not a drafter: it has no {name}")
     model = DFlash(_config(read_table(folder / "drafter.json")))
     tensors = load_tensors(folder / "drafter.safetensors")
     for name, parameter in model.named_parameters():
         if name not in tensors:
-            raise ShapeError(f"the drafter has no tensor {name}")
+            raise ShapeError(f"drafter.safetensors has no tensor {name}")
         if tensors[name].shape != parameter.shape:
             shapes = tuple(tensors[name].shape), tuple(parameter.shape)
             raise ShapeError(f"{name} has shape {shapes[0]}, expected {shapes[1]}")
@@ -69,7 +69,9 @@ def _config(raw: dict[str, Any]) -> DrafterConfig:
         )
         layers, mask = raw["target_layers"], raw["mask_id"]
         if not isinstance(layers, list) or not all(type(one) is int for one in [*layers, mask]):
-            raise RangeError(f"target_layers and mask_id are integers, got {layers!r}, {mask!r}")
+            raise RangeError(
+                f"target_layers and mask_id must be integers, got {layers!r}, {mask!r}"
+            )
         return DrafterConfig(body, tuple(layers), size(raw, "block"), mask)
     except KeyError as error:
         raise RangeError(f"drafter.json has no {error}") from None

@@ -1,4 +1,4 @@
-"""The target's pick at every node of a tree: each node is judged with its own history.
+"""The target's choice at every node of a tree, each with its own history.
 
 Row i of a tree's logits says what follows node i, after the text from the prompt down to that node.
 So penalties count the tokens of exactly that text. And the random number of a pick belongs to the
@@ -19,7 +19,7 @@ from trapline.gold.errors import RangeError
 
 @dataclass(frozen=True)
 class Penalties:
-    """What makes a token less likely because it was said before.
+    """Penalties for tokens that occurred before.
 
     `repetition` divides positive logits and multiplies negative ones of all tokens of prompt and
     answer; `presence` is taken from the logit of every token of the answer, `frequency` once for
@@ -42,7 +42,7 @@ class Penalties:
 def picks(logits: Tensor, ways: Sequence[Sampling], made: Tensor) -> Tensor:
     """(R, N+1) tokens for logits (R, N+1, V); `made` (R, N+1) tokens of the answer come before.
 
-    Negative where logits have no softmax.
+    Negative where the softmax is undefined.
     """
     rows, nodes, vocabulary = logits.shape
     choose = TokenSampler([way for way in ways for _ in range(nodes)], vocabulary, logits.device)

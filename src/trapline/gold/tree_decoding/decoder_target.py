@@ -12,13 +12,13 @@ from trapline.gold.tree_decoding.generate import Row, Trees
 
 
 class KeepingCache(Cache, Protocol):
-    """A cache that can forget all but some positions."""
+    """A cache that can drop all but some positions."""
 
     def keep(self, positions: Sequence[int]) -> None: ...
 
 
 class DecoderTarget:
-    """`generate.Target` by a decoder. `target_layers` are those whose outputs the drafter sees.
+    """`generate.Target` of a decoder; the drafter reads the outputs of `target_layers`.
 
     `new_cache` makes the cache of one row; the decoder's own by default.
     """
@@ -55,7 +55,7 @@ class DecoderTarget:
             torch.cat((own.new_ones((len(own), cache.length)), own), dim=1)
             for own, cache in zip(trees.seen, caches, strict=True)
         ]
-        # Padding may lie deeper than the model reaches; nobody reads what comes of it.
+        # Padding may exceed the context; its outputs are not used.
         positions = [
             (own + cache.length).clamp(max=self.context - 1)
             for own, cache in zip(trees.depths, caches, strict=True)
@@ -82,7 +82,7 @@ class DecoderTarget:
 
     def close(self, rows: list[Row]) -> None:
         for row in rows:
-            # A sequence of a pool gives its pages back; one with storage of its own just goes.
+            # A sequence of a pool returns its pages; other caches need nothing.
             if hasattr(row.target, "free"):
                 row.target.free()
             row.target = None

@@ -33,11 +33,11 @@ class DrafterConfig:
     """The shape of a drafter. `body` has the target's vocabulary and width, and its own depth."""
 
     body: DecoderConfig
-    #: Target layers, counted from 0, whose outputs it sees.
+    #: Target layers, counted from 0, whose outputs it reads.
     target_layers: tuple[int, ...]
-    #: Slots of a block, the anchor included: it drafts one fewer.
+    #: Slots of a block with its anchor; it drafts one token fewer.
     block: int
-    #: The token that stands for "not known yet"; it may not be in a prompt.
+    #: The token of undrafted slots; a prompt must not contain it.
     mask_id: int
 
     def __post_init__(self) -> None:
@@ -56,7 +56,7 @@ def drafter_config(
     seen: int | None = None,
     hidden: int | None = None,
 ) -> DrafterConfig:
-    """A drafter for this target: heads and widths of the target, fewer layers.
+    """The config of a drafter for this target: its heads and widths, fewer layers.
 
     `seen` target layers are looked at, by default as many as it has itself; `hidden` is the inner
     width of its feed-forward, by default the target's.
@@ -87,9 +87,9 @@ def spread_layers(depth: int, count: int) -> tuple[int, ...]:
 
 
 class DraftLayer(nn.Module):
-    """One layer: queries of the block over context and block, then feed-forward.
+    """One layer: attention of the block over context and block, then feed-forward.
 
-    Keys and values of the context come from the fused features by the block's own projections.
+    The projections of the block also give keys and values of the context's fused features.
     """
 
     def __init__(self, body: DecoderConfig) -> None:
@@ -116,7 +116,7 @@ class DraftLayer(nn.Module):
         return turned(keys, angles), self._heads(self.v(x))
 
     def finish(self, x: Tensor, seen: Tensor) -> Tensor:
-        """What attention saw, (…, H, D), and the feed-forward, added to the stream."""
+        """Add the attention output (…, H, D) and the feed-forward to the stream."""
         x = x + self.out(seen.flatten(-2))
         return tensor(x + self.feedforward(normed(self.feedforward_norm, x)))
 
@@ -125,7 +125,7 @@ class DraftLayer(nn.Module):
 
 
 class DFlash(nn.Module):
-    """The drafter's own weights; what it borrows of the target comes as an argument."""
+    """The drafter's own weights; embedding and head are the target's and are passed in."""
 
     def __init__(self, config: DrafterConfig) -> None:
         super().__init__()
@@ -135,7 +135,7 @@ class DFlash(nn.Module):
         self.fuse_norm = Norm(body.dim, body.norm_eps, bias=False)
         self.stack = nn.ModuleList(DraftLayer(body) for _ in range(body.layers))
         self.norm = Norm(body.dim, body.norm_eps, bias=False)
-        #: Radians a position, by device. No buffer: a model in 16 bits still needs them in 32.
+        #: Radians per position, by device. Not a buffer: they stay float32 in a 16-bit model.
         self._turns: dict[torch.device, Tensor] = {}
         self._train_layer: Callable[..., Tensor] = train_layer
 
@@ -144,7 +144,7 @@ class DFlash(nn.Module):
         return [layer for layer in self.stack if isinstance(layer, DraftLayer)]
 
     def check_fits(self, target: Network) -> None:
-        """Drafter and target must speak of the same tokens in vectors of the same width."""
+        """Raise unless the target has the same vocabulary and width and enough layers."""
         body, theirs = self.config.body, target.config
         if body.vocab != theirs.vocab:
             raise ShapeError(
@@ -178,7 +178,7 @@ class DFlash(nn.Module):
         return SequenceCache(self.config.body, weight.dtype, weight.device)
 
     def remember(self, features: Sequence[Tensor], caches: Sequence[SequenceCache]) -> None:
-        """Takes in newly committed tokens: (n, layers · C) features for each cache, n ≥ 1."""
+        """Append newly committed tokens: features (n, layers · C), n ≥ 1, for each cache."""
         counts = [len(one) for one in features]
         context = self.context(torch.cat(list(features)))
         spans = [
@@ -194,14 +194,14 @@ class DFlash(nn.Module):
             cache.advance(count)
 
     def hidden(self, blocks: Tensor, caches: Sequence[SequenceCache]) -> Tensor:
-        """(R, K, C) for embedded blocks (R, K, C). The caches stay as they are."""
+        """Hidden states (R, K, C) of embedded blocks (R, K, C); the caches keep their length."""
         starts = torch.tensor([cache.length for cache in caches], device=blocks.device)
         angles = self.angles(starts[:, None] + torch.arange(blocks.shape[1], device=blocks.device))
         x = blocks
         for number, layer in enumerate(self.layers):
             rows = normed(layer.attention_norm, x)
             q, (k, v) = layer.queries(rows, angles), layer.rows(rows, angles)
-            # Appended without advancing: the next round writes over the block.
+            # Appended without advancing: the next round overwrites the block.
             stored = [cache.append(number, k[i], v[i]) for i, cache in enumerate(caches)]
             seen = [
                 attend(one[None], keys[None], values[None])
@@ -211,7 +211,7 @@ class DFlash(nn.Module):
         return normed(self.norm, x)
 
     def train_hidden(self, features: Tensor, blocks: Tensor, anchors: Tensor) -> Tensor:
-        """What `hidden` says for many anchors of whole rows at once, differentiable.
+        """`hidden` for many anchors of whole rows at once, differentiable.
 
         features (R, T, layers · C), blocks (R, A, K, C) embedded, anchors (R, A) positions; the
         answer is (R, A, K, C). A block sees the context strictly before its anchor, and itself.
@@ -245,7 +245,7 @@ def attend_blocks(
 ) -> Tensor:
     """q (R, A, K, H, D) over the context (R, T, G, D) where it is early, and their own blocks.
 
-    No block is ever compared with another one. Heads that share a key are rows of one product.
+    Blocks do not see each other. Heads that share a key are rows of one product.
     """
     rows, count, slots, heads, width = q.shape
     (keys, values), (near_keys, near_values) = old, own
@@ -273,7 +273,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def normed(norm: Norm, x: Tensor) -> Tensor:
-    """Where gradients may be wanted in a form that a compiler fuses with its neighbours."""
+    """RMS norm; with gradients enabled, in a form that a compiler can fuse."""
     if torch.is_grad_enabled():
         weight = norm.weight.float()
         return functional.rms_norm(x.float(), weight.shape, weight, norm.eps).to(x.dtype)
@@ -281,14 +281,14 @@ def normed(norm: Norm, x: Tensor) -> Tensor:
 
 
 def turned(x: Tensor, angles: Angles) -> Tensor:
-    """x (…, heads, D) turned by its rows' angles."""
+    """Apply rotary angles to x (…, heads, D)."""
     left, right = x.chunk(2, dim=-1)
     cosine, sine = angles
     return torch.cat((left * cosine - right * sine, right * cosine + left * sine), dim=-1)
 
 
 class DFlashDrafter:
-    """`generate.Drafter` by a DFlash model and the target it was trained for."""
+    """`generate.Drafter` of a DFlash model and the target it was trained for."""
 
     def __init__(self, model: DFlash, target: Network) -> None:
         model.check_fits(target)
@@ -297,18 +297,18 @@ class DFlashDrafter:
         self.target_layers = model.config.target_layers
 
     def refuses(self, prompt: Sequence[int]) -> str | None:
-        """The mask means "not known yet" and would be read as such."""
+        """Prompts must not contain the mask id, which stands for undrafted tokens."""
         mask = self.model.config.mask_id
         return f"it contains the drafter's mask id {mask}" if mask in prompt else None
 
     def draft(self, rows: Sequence[Any]) -> Tensor:
-        """Log-probabilities (R, K − 1, V) of what follows each row's root."""
+        """Log-probabilities (R, K − 1, V) of the tokens after each row's root."""
         self._take_in(rows)
         ids = torch.full((len(rows), self.model.config.block), self.model.config.mask_id)
         ids[:, 0] = torch.tensor([row.tokens[-1] for row in rows])
         blocks = tensor(self._decoder.embedding(ids.to(self._decoder.device)))
         hidden = self.model.hidden(blocks, [row.drafter for row in rows])
-        # Slot 0 holds the anchor itself: it predicts nothing.
+        # Slot 0 is the anchor and predicts nothing.
         return torch.log_softmax(self._decoder.logits(hidden[:, 1:]).float(), dim=-1)
 
     def _take_in(self, rows: Sequence[Any]) -> None:

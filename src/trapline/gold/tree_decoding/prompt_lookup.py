@@ -1,4 +1,4 @@
-"""Prompt lookup: what followed the last time that the text said this. The drafter to beat."""
+"""Prompt lookup: drafts what followed the latest earlier occurrence of the text's ending."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from trapline.gold import checks
 
-#: The log-probability of a guess, and of everything that was not guessed.
+#: Log-probabilities of drafted tokens and of all others.
 _SURE, _ELSE = 0.0, -torch.inf
 
 
@@ -23,12 +23,12 @@ class PromptLookup:
         checks.integer_between(1, 4096, block=block, longest=longest)
         self.vocab, self._block, self._longest, self._device = vocab, block, longest, device
 
-    def refuses(self, prompt: Sequence[int]) -> str | None:  # noqa: ARG002 - it takes any
-        """Nothing."""
+    def refuses(self, prompt: Sequence[int]) -> str | None:  # noqa: ARG002 - any prompt is accepted
+        """None: any prompt can be continued."""
         return None
 
     def draft(self, rows: Sequence[Any]) -> Tensor:
-        """One certain token a depth as far as the occurrence goes, −inf everywhere else."""
+        """One certain token per depth as far as the occurrence goes, −inf elsewhere."""
         shape = (len(rows), self._block, self.vocab)
         log_q = torch.full(shape, _ELSE, dtype=torch.float32, device=self._device)
         for number, row in enumerate(rows):

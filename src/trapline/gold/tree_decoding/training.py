@@ -1,9 +1,9 @@
-"""Training a drafter on what its target says.
+"""Training of a drafter on the answers of its target.
 
-The target first answers prompts itself (a drafter learns one speaker, not the language). Then, in
-every step, blocks are put behind random anchors of these texts; a block sees the target's hidden
-states strictly before its anchor, and its slots are judged against the text with weights that fall
-exponentially: what comes behind a wrong token is thrown away anyway.
+The target first answers prompts itself, since the drafter must predict this model and not the
+language. Each step then places blocks at random anchors of these texts. A block sees the target's
+hidden states strictly before its anchor; the weights of its slots in the loss fall exponentially,
+since tokens behind a wrong one are rejected anyway.
 """
 
 import math
@@ -31,8 +31,7 @@ from trapline.gold.tree_decoding.drafter import DFlash, DrafterConfig
 class TrainingConfig:
     """How a drafter is trained. `decay` is γ of the weights exp(−(k − 1) / γ).
 
-    With `seconds` the clock decides: the rate falls to zero when they are over, preparations
-    included, whatever the number of steps.
+    With `seconds` the schedule follows the clock, preparations included, instead of `steps`.
     """
 
     steps: int = 300
@@ -46,13 +45,13 @@ class TrainingConfig:
     seconds: float | None = None
     #: "adamw", or "muon" with rates relative to a matrix's typical weight.
     optimiser: str = "adamw"
-    #: How much the target's whole law counts beside the token that it said.
+    #: Weight of the target's distribution beside its token in the loss.
     soft: float = 0.0
-    #: Whether a GPU's code is compiled: worth its half minute for long training.
+    #: Whether to compile on a GPU; it takes half a minute.
     compile: bool = False
-    #: Whether a GPU gets a step's loss and gradients as one graph.
+    #: Whether a GPU captures loss and gradients of a step as one graph.
     capture: bool = True
-    #: Steps between looks at the loss: each waits for the device.
+    #: Steps between reading the loss, which waits for the device.
     look: int = 1
 
     def __post_init__(self) -> None:
@@ -63,7 +62,7 @@ class TrainingConfig:
 
 @dataclass(frozen=True)
 class Text:
-    """What the target said: `tokens` with the prompt, supervised from `start` on."""
+    """An answer of the target: `tokens` with the prompt, supervised from `start` on."""
 
     tokens: list[int]
     start: int
@@ -86,7 +85,7 @@ def regenerate(
     seed: int = 0,
     batch: int = 64,
 ) -> list[Text]:
-    """The target's own answers, the temperatures in turn."""
+    """The target's answers; prompt i has temperature i modulo their number."""
     ways = [
         Sampling(temperature=temperatures[number % len(temperatures)], seed=seed + number)
         for number in range(len(prompts))
@@ -134,15 +133,15 @@ def _texts(prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]]) -
 
 
 def repeats(answer: Sequence[int], width: int = 8) -> bool:
-    """Whether less than seven tenths of its eight-grams are different: it is caught in a loop."""
+    """Whether less than 70 % of its eight-grams are distinct: the answer loops."""
     grams = [tuple(answer[at : at + width]) for at in range(len(answer) - width + 1)]
     return bool(grams) and len(set(grams)) < 0.7 * len(grams)
 
 
 def before_loops(text: Text, width: int = 8) -> Text:
-    """The text up to where its answer first says eight tokens that it said before.
+    """The text up to the first repetition of eight tokens in its answer.
 
-    Small targets end in loops. A drafter that learns loops learns nothing else.
+    Small targets end in loops, and a drafter trained on loops learns little else.
     """
     answer, seen = text.tokens[text.start :], set[tuple[int, ...]]()
     for at in range(len(answer) - width + 1):
@@ -160,13 +159,13 @@ def train(
     config: TrainingConfig,
     report: Callable[[int, float], None] = lambda step, loss: None,
 ) -> list[float]:
-    """Trains in place; the losses that were looked at, every `look`th."""
+    """Train in place; returns every `look`th loss."""
     begun = time.perf_counter()
     model.check_fits(target)
-    # An anchor needs one token behind it that the target said.
+    # An anchor needs a token of the answer after it.
     usable = [text for text in texts if len(text.tokens) - text.start >= 2]
     if not usable:
-        raise RangeError("no text has two tokens of the target's own")
+        raise RangeError("at least one text must have two tokens of the target's answer")
     target.requires_grad_(False)
     model.train()
     lesson = Lesson(usable, target, model.config.target_layers)
@@ -204,14 +203,14 @@ def _optimisers(model: DFlash, config: TrainingConfig) -> list[Any]:
 def _gradients(
     model: DFlash, target: Decoder, lesson: "Lesson", config: TrainingConfig
 ) -> Callable[[Tensor], Tensor]:
-    """Loss and clipped gradients of a batch that luck decides; on a GPU one graph."""
+    """Loss and clipped gradients of a random batch; on a GPU one graph."""
     device = target.device
     luck = torch.zeros((config.batch, 1 + config.anchors), dtype=torch.float64, device=device)
     found = torch.zeros((), dtype=torch.float32, device=device)
 
     def work() -> None:
         model.zero_grad(set_to_none=True)
-        # A cache of rounded weights would outlive the graph that made it.
+        # A cache of cast weights would outlive the graph that made it.
         with torch.autocast("cuda", torch.bfloat16, enabled=luck.is_cuda, cache_enabled=False):
             loss = block_loss(model, target, lesson.draw(luck, model.config.block), config)
         torch.autograd.backward(loss)
@@ -233,7 +232,7 @@ def _gradients(
 
 
 def _gone(step: int, started: float, end: float | None, config: TrainingConfig) -> float:
-    """How much of the training is over, from 0 to 1. One step is always made."""
+    """Progress of the training from 0 to 1; at least one step is made."""
     if end is None:
         return step / config.steps
     now = time.perf_counter()
@@ -241,7 +240,7 @@ def _gone(step: int, started: float, end: float | None, config: TrainingConfig) 
 
 
 def schedule(gone: float, config: TrainingConfig) -> float:
-    """Linear warm-up, then a cosine down to zero."""
+    """Linear warm-up, then cosine decay to zero."""
     if gone < config.warm_up:
         return (gone + 1.0 / config.steps) / (config.warm_up + 1.0 / config.steps)
     left = max(1e-9, 1.0 - config.warm_up)
@@ -260,10 +259,7 @@ class Blocks:
 
 
 class Lesson:
-    """All texts as tensors beside the target, and what its layers say of them.
-
-    The features of all texts are computed once: a text is drawn many times.
-    """
+    """All texts as tensors, with the target's features, which are computed once."""
 
     def __init__(self, texts: Sequence[Text], target: Decoder, layers: Sequence[int]) -> None:
         device = target.device

@@ -1,13 +1,13 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
 """Attention of a tree's nodes, or of a drafted block, in one launch a layer.
 
-A program has one kv head of one row and a few of its nodes. From the joined projections it norms
-and turns queries and keys, stores the tree's keys and values behind the committed ones, and attends
-over what is committed and over those nodes that each node continues. The tree's keys are made by
-every program anew: they are few, and nobody waits for somebody else's.
+A program serves one kv head of one row and a few of its nodes. From the joined projections it norms
+and rotates queries and keys, stores the tree's keys and values behind the committed ones, and
+attends over the committed positions and the ancestors of each node. Every program computes the
+tree's few keys itself, so that programs do not wait for each other.
 
-A drafter's context grows by what the round before committed. Those rows come as another projection
-(`fresh`), are turned, used and stored on the way, between the context and the block.
+A drafter's context grows by the tokens of the previous round. Their projections (`fresh`) are
+rotated, used and stored between context and block.
 """
 
 import triton
@@ -22,7 +22,7 @@ def committed(
     keys, values, first, start, end, g, G, D: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_S: tl.constexpr,
 ):  # fmt: skip
-    """Keys and values (BLOCK_S, BLOCK_D) of a row's positions start …; zero from `end`."""
+    """Keys and values (BLOCK_S, BLOCK_D) of a row from position `start`; zero from `end` on."""
     d = tl.arange(0, BLOCK_D)
     s = start + tl.arange(0, BLOCK_S)
     at = ((first + s) * G + g)[:, None] * D + d[None, :]
@@ -36,7 +36,7 @@ def committed(
 def absorb_seen(
     q, k, v, shown, peak, total, weighted, scale, PRECISION: tl.constexpr
 ):  # fmt: skip
-    """A tile of which each query sees what `shown` (M, T) says."""
+    """Online softmax over a tile; `shown` (M, T) is the mask."""
     scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
     scores = tl.where(shown, scores, float("-inf"))
     new_peak = tl.maximum(peak, tl.max(scores, 1))
@@ -81,7 +81,7 @@ def tree_attend_kernel(
     live = (m < QN * R) & (node < nodes)
     t = tl.arange(0, BLOCK_T)
     there = t < nodes
-    # What was committed is written by none of the kernels nearby: it may be read at once.
+    # No kernel in flight writes committed positions, so they may be read before the wait.
     k, v = committed(keys, values, first, 0, stored, g, G, D, BLOCK_D, BLOCK_S)
     place = tl.load(depths + row * nodes + node, mask=live, other=0) + length
     place_t = tl.load(depths + row * nodes + t, mask=there, other=0) + length
@@ -137,7 +137,7 @@ def tree_attend_kernel(
     goal = ((row * nodes + node) * (G * R) + head)[:, None] * D + d[None, :]
     tl.store(out + goal, answer.to(out.dtype.element_ty), mask=live[:, None] & (d < D)[None, :])
     if features is not None:
-        # The heads share the copying: each takes its part of the channels.
+        # Each head copies its part of the channels.
         c = g * BLOCK_C + tl.arange(0, BLOCK_C)
         one = chunk * QN + tl.arange(0, BLOCK_Q)
         line = row * nodes + one

@@ -1,9 +1,9 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
-"""How a draft begins: new context and the block go the first two steps side by side.
+"""The first two steps of a draft: new context and block side by side.
 
-What the round before committed has to be fused and projected before the drafter's first attention,
-and so has the block; neither needs the other. Apart these are four launches, each of which waits
-for the one before it. Here some programs of a launch do the one and some the other.
+Both the tokens committed last and the block must be fused or embedded and then projected before the
+drafter's first attention, independently of each other. Separately these are four dependent
+launches; here some programs of a launch serve the context and the others the block.
 """
 
 import triton
@@ -27,7 +27,7 @@ def begin_kernel(
     EVEN: tl.constexpr, AHEAD: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The first `programs` fuse features, with what the norm behind needs; the others embed."""
+    """The first `programs` fuse features and their square sums; the others embed the block."""
     number = tl.program_id(0)
     if number < programs:
         tile = number % tiles
@@ -70,7 +70,7 @@ def normed_product(
     PARTS: tl.constexpr, EVEN: tl.constexpr, AHEAD: tl.constexpr, PRECISION: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """Part `number` of a product behind a norm; rows of x, w and out lie close."""
+    """Tile `number` of a product of normed x; rows of x, w and out are contiguous."""
     n = number % tiles * BLOCK_N + tl.arange(0, BLOCK_N)
     b = number // tiles * BLOCK_B + tl.arange(0, BLOCK_B)
     if PDL:
@@ -96,7 +96,7 @@ def project_kernel(
     PARTS: tl.constexpr, EVEN: tl.constexpr, AHEAD: tl.constexpr, PRECISION: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """Keys and values of new context for all layers, and the block's projections for the first."""
+    """Keys and values of new context for all layers; q, k, v of the block for the first."""
     number = tl.program_id(0)
     if number < programs:
         normed_product(
