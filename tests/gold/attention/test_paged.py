@@ -173,7 +173,7 @@ def broken(**changes):
         ({"seq_lens": np.array([5, -1], np.int32), "check": True}, ShapeError, "got -1"),
         ({"block_table": np.full((2, 2), 99, np.int32)}, RangeError, "99"),
         ({"out": np.zeros((1, 4, 8))}, ShapeError, "like q"),
-        ({"out": torch.zeros(2, 4, 8)}, DTypeError, "one place"),
+        ({"out": torch.zeros(2, 4, 8)}, DTypeError, "one kind"),
         ({"prefix_rows": 2}, RangeError, "both"),
         ({"prefix_rows": -1}, RangeError, "prefix_rows"),
         ({"prefix_rows": 2, "prefix_pages": np.zeros(2, np.int32)}, ShapeError, "group of 2"),
