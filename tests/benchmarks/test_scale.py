@@ -65,5 +65,5 @@ def test_the_sums(scale, result):
     assert "busy" not in page
 
 
-def test_a_busy_machine_is_admitted(scale, result):
+def test_busy_machine_is_reported(scale, result):
     assert "The machine was busy" in scale.page({**result, "load_before": 5.0})

@@ -32,21 +32,21 @@ def trapline(*args, cwd=None, timeout=600):
     return subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=timeout)
 
 
-def test_no_verb_is_without_an_example():
+def test_every_verb_has_an_example():
     commands = {command.name or command.callback.__name__: command for command in verbs()}
     assert commands.keys() >= {*VERBS}
     for name, command in commands.items():
         assert (command.epilog or "").startswith(f"Example: trapline {name}")
 
 
-def test_the_program_says_which_version_it_is():
+def test_version_is_printed():
     done = trapline("--version")
     assert done.returncode == 0
     assert done.stdout == f"trapline {version('trapline')}\n"
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_every_verb_explains_itself_with_an_example(verb):
+def test_help_of_every_verb_has_an_example(verb):
     done = trapline(verb, "--help")
     assert done.returncode == 0
     assert f"trapline {verb}" in done.stdout
@@ -111,7 +111,7 @@ def test_a_workspace_holds_prompt_and_starter_only(tmp_path):
     assert again.returncode == 2
 
 
-def test_either_all_workspaces_are_made_or_none(tmp_path):
+def test_deploy_makes_all_workspaces_or_none(tmp_path):
     last = list(load_all())[-1]
     trapline("deploy", tmp_path, "--challenge", last, "--entrant", "me")
     done = trapline("deploy", tmp_path, "--entrant", "me")
@@ -145,7 +145,7 @@ def test_the_grade_object(graded):
         assert {"isolation", "dimensions", "traps"} <= set(cell)
 
 
-def test_the_same_command_again_grades_nothing_again(graded):
+def test_second_grade_grades_nothing(graded):
     root, _ = graded
     done = trapline("grade", "field", "--challenge", CHALLENGE, "--out", "run", cwd=root)
     assert done.returncode == 0
@@ -173,7 +173,7 @@ def wait_for_a_running_cell(run, deadline):
         time.sleep(0.1)
 
 
-def test_an_interrupted_grade_goes_on(tmp_path):
+def test_interrupted_grade_resumes(tmp_path):
     shutil.copytree(load(CHALLENGE).solution, tmp_path / "field" / "gold" / CHALLENGE)
     program = Path(sys.executable).with_name("trapline")
     command = [str(program), "grade", "field", "--challenge", CHALLENGE, "--out", "run"]
@@ -197,7 +197,7 @@ def test_a_misspelt_key_is_named(tmp_path):
         Challenge(tmp_path, "nothing")
 
 
-def test_isolation_that_is_not_there_is_refused(monkeypatch):
+def test_missing_isolation_level_is_refused(monkeypatch):
     from trapline.arena.errors import MissingError
     from trapline.arena.runs import executor
 

@@ -40,7 +40,7 @@ def trapline(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("verb", ["solve", "export", "scan", "redact"])
-def test_every_verb_explains_itself_with_an_example(trapline, verb):
+def test_help_of_every_verb_has_an_example(trapline, verb):
     done = trapline(verb, "--help")
     assert (done.returncode, "Example" in done.stdout) == (0, True)
 
@@ -116,7 +116,7 @@ def test_a_transcript_is_published_without_its_secrets(trapline, tmp_path):
     assert json.loads((tmp_path / "public/raw.jsonl").read_text()) == {"message": "mail\n<email>"}
 
 
-def test_names_of_files_are_published_too(trapline, tmp_path):
+def test_file_names_are_scanned_too(trapline, tmp_path):
     named = tmp_path / "raw" / "kim@mail.example.com" / "session.jsonl"
     named.parent.mkdir(parents=True)
     named.write_text("nothing to hide\n")
@@ -130,14 +130,14 @@ def test_names_of_files_are_published_too(trapline, tmp_path):
     [gzip.compress(SECRET.encode()), SECRET.encode("utf-16")],
     ids=["compressed", "wide"],
 )
-def test_what_is_no_text_cannot_be_scanned_and_is_not_published(trapline, tmp_path, content):
+def test_binary_files_are_not_published(trapline, tmp_path, content):
     (tmp_path / "raw").write_bytes(content)
     done = trapline("redact", "raw", "--out", "public")
     assert (done.returncode, "raw: not a text file" in done.stdout) == (4, True)
     assert not (tmp_path / "public").exists()
 
 
-def test_a_folder_without_transcripts_is_not_called_safe(trapline, tmp_path):
+def test_empty_folder_is_refused(trapline, tmp_path):
     (tmp_path / "raw").mkdir()
     done = trapline("redact", "raw")
     assert (done.returncode, "raw contains no files" in done.stderr) == (2, True)

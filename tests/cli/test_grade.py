@@ -7,7 +7,7 @@ from trapline.arena.runs.store import Store
 from trapline.cli import grade
 
 
-def test_a_judge_who_says_nothing_is_told(plain_cell, monkeypatch, tmp_path, capsys):
+def test_failed_judgement_is_reported(plain_cell, monkeypatch, tmp_path, capsys):
     reason = "the judge gave no answer: HTTP 401"
     cell = plain_cell(dimensions={"analysis": Dimension(score=None, reason=reason)})
     monkeypatch.setattr(grade, "judge_cells", lambda *_: [Bundle(cell=cell, files={})])
@@ -28,7 +28,7 @@ def test_reason_of_a_dimension_that_is_not_measured_is_printed(plain_cell, capsy
     assert said == f"trapline: me/kv_cache #1: tests not measured: {reason}"
 
 
-def test_it_is_told_why_a_cell_is_not_measured(plain_cell, capsys):
+def test_reason_of_an_unmeasured_cell_is_printed(plain_cell, capsys):
     reason = "there is no answer to grade: HTTP 401"
     dead = {"state": "infra_error", "score": None, "letter": None, "reason": reason}
     grade._tell_unmeasured([plain_cell(), *(plain_cell(attempt=n, **dead) for n in range(1, 8))])

@@ -110,7 +110,7 @@ def test_duel_as_json(call, run_folder):
     assert told["records"][0]["won"] == 2
 
 
-def test_a_stranger_in_a_duel_is_a_usage_error(call, run_folder):
+def test_unknown_entrant_in_a_duel_is_a_usage_error(call, run_folder):
     result = call("duel", "steady", "stranger", "--run", run_folder)
     assert isinstance(result.exception, UsageError)
 
@@ -121,7 +121,7 @@ def test_a_folder_without_a_run_is_a_usage_error(call, tmp_path):
     assert not (tmp_path / "nothing").exists()
 
 
-def test_the_last_run_is_meant_where_none_is_named(call, run_folder, tmp_path, monkeypatch):
+def test_last_run_is_the_default(call, run_folder, tmp_path, monkeypatch):
     (tmp_path / "runs").mkdir()
     (tmp_path / "run").rename(tmp_path / "runs" / "latest")
     monkeypatch.chdir(tmp_path)

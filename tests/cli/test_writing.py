@@ -33,7 +33,7 @@ from trapline.cli.main import FAILURE, build, guarded
         (("pack", "folder", "file/m.gguf", "--format", "f16"), "file is a file"),
     ],
 )
-def test_a_wrong_place_is_named(tmp_path, monkeypatch, args, sentence):
+def test_wrong_output_path_is_refused(tmp_path, monkeypatch, args, sentence):
     (tmp_path / "file").write_text("kept")
     (tmp_path / "folder").mkdir()
     (tmp_path / "field" / "me" / "kv_cache").mkdir(parents=True)
@@ -47,7 +47,7 @@ def test_a_wrong_place_is_named(tmp_path, monkeypatch, args, sentence):
 @pytest.mark.parametrize(
     "args", [("certify", "--require-isolation", "steel"), ("certify", "--seed", "-1")]
 )
-def test_what_no_run_could_use_is_refused_at_once(args):
+def test_invalid_option_values_are_refused(args):
     assert CliRunner().invoke(build(), args).exit_code == 2
 
 
@@ -69,7 +69,7 @@ def test_missing_level_is_exit_code_three(verb, tmp_path, monkeypatch, capsys):
     assert "this machine does not offer isolation 'bubblewrap': bwrap is not installed" in said
 
 
-def test_a_full_disk_is_a_sentence(capsys):
+def test_full_disk_is_reported_in_one_sentence(capsys):
     def program():
         raise OSError(28, "No space left on device", "runs/demo")
 
@@ -82,7 +82,7 @@ def test_a_full_disk_is_a_sentence(capsys):
 @pytest.mark.parametrize(
     "error", [MemoryError(), RuntimeError("DefaultCPUAllocator: not enough memory: you tried")]
 )
-def test_too_little_memory_is_a_sentence(capsys, error):
+def test_lack_of_memory_is_reported_in_one_sentence(capsys, error):
     def program():
         raise error
 
@@ -92,7 +92,7 @@ def test_too_little_memory_is_a_sentence(capsys, error):
     assert "does not have enough memory" in " ".join(capsys.readouterr().err.split())
 
 
-def test_what_else_goes_wrong_is_not_hidden():
+def test_unexpected_errors_are_not_hidden():
     def program():
         raise RuntimeError("a defect of ours")
 
@@ -102,7 +102,7 @@ def test_what_else_goes_wrong_is_not_hidden():
 
 @pytest.mark.parametrize("option", ["--certificates", "--red-team"])
 @pytest.mark.parametrize("text", ["x", "{}", '{"certificates": [{}]}'])
-def test_a_file_that_holds_something_else_is_one_sentence(tmp_path, option, text):
+def test_wrong_file_content_is_reported_in_one_sentence(tmp_path, option, text):
     (tmp_path / "other.json").write_text(text)
     args = ("report", "published", option, str(tmp_path / "other.json"))
     error = CliRunner().invoke(build(), args).exception

@@ -66,7 +66,7 @@ def test_two_entrants_give_no_three_way(make_run, told):
     assert list(documents(run, told)) == ["comprehensive.md", "2-way.md"]
 
 
-def test_nobody_measured_still_gives_a_document(told):
+def test_run_without_measured_cells_gives_a_document(told):
     assert "Nothing was measured" in documents(RunView(cells=[]), told)["comprehensive.md"]
 
 

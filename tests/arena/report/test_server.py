@@ -76,7 +76,7 @@ def test_state_follows_the_run(make_run, told):
     json.dumps(now, allow_nan=False)
 
 
-def test_an_error_of_ours_is_said(serve):
+def test_internal_error_is_reported(serve):
     def broken():
         raise ArenaError("the run cannot be read")
 

@@ -143,7 +143,7 @@ def test_kill_matrix_lists_mutants_and_what_they_fell_to(small_run, told):
 
 
 @pytest.mark.parametrize("path", ["../secret", "cells/../../x", "nothing.html", ""])
-def test_unknown_path_is_no_page(small_run, told, path):
+def test_unknown_path_has_no_page(small_run, told, path):
     assert Site(small_run, told=told).render(path) is None
 
 
@@ -169,7 +169,7 @@ def test_tracks_have_columns_of_their_own(make_run, told):
     assert "Layer norm backward (gpu)" in page
 
 
-def test_a_hundred_entrants_make_pages_of_bounded_size(make_run, told):
+def test_pages_of_a_hundred_entrants_have_bounded_size(make_run, told):
     run = make_run([f"entrant-{n:03d}" for n in range(100)], ["rows", "tiles"])
     made = Site(run, told=told)
     assert not [path for path in made.pages if path.startswith("duels/")]
@@ -197,7 +197,7 @@ def test_pages_of_an_earlier_report_do_not_stay(make_run, told, tmp_path):
     assert (tmp_path.parent / "outside.html").exists()
 
 
-def test_a_list_that_no_report_wrote_removes_nothing(make_run, told, tmp_path):
+def test_foreign_manifest_removes_nothing(make_run, told, tmp_path):
     (tmp_path / "manifest.txt").write_text("data.csv\n")
     (tmp_path / "data.csv").write_text("kept")
     for _ in range(2):

@@ -21,12 +21,12 @@ def test_hostile_name_becomes_a_safe_file_name(name):
     assert len(slug(name)) <= 60
 
 
-def test_names_that_differ_in_case_only_get_different_files():
+def test_names_differing_in_case_get_different_files():
     assert slug("Heron") != slug("heron")
     assert slug("Heron").lower() == slug("Heron")
 
 
-def test_a_name_chosen_to_be_another_ones_slug_gets_a_file_of_its_own():
+def test_name_equal_to_another_slug_gets_its_own_file():
     stolen = slug("Heron")
     assert len(set(assign(["Heron", stolen]).values())) == 2
 

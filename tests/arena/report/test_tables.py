@@ -11,7 +11,7 @@ import pytest
 from trapline.arena.report import tables
 
 
-def test_csv_has_a_row_a_cell(small_run):
+def test_csv_has_one_row_per_cell(small_run):
     rows = list(csv.DictReader(io.StringIO(tables.as_csv(small_run.cells))))
     assert len(rows) == len(small_run.cells)
     assert tuple(rows[0]) == tables.COLUMNS
@@ -21,7 +21,7 @@ def test_csv_has_a_row_a_cell(small_run):
 
 
 @pytest.mark.parametrize("name", ["=1+1", "-1+1", "+1", "@SUM(A1)"])
-def test_a_name_that_is_a_formula_stays_text(cell_maker, name):
+def test_formula_in_a_name_stays_text(cell_maker, name):
     cell = cell_maker(name, "rows", 0.9, np.random.default_rng(0))
     row = next(csv.DictReader(io.StringIO(tables.as_csv([cell]))))
     assert row["entrant"] == f"'{name}"

@@ -28,7 +28,7 @@ def transcripts():
 
 
 @pytest.mark.parametrize("text", [t for _, t in transcripts()], ids=[n for n, _ in transcripts()])
-def test_what_stands_behind_escapes_is_removed_and_json_stays_json(redactor, text):
+def test_escaped_secrets_are_removed_and_json_stays_valid(redactor, text):
     assert scan_document(text, redactor)
     safe = redact_document(text, redactor)
     decoded = safe.encode().decode("unicode_escape", errors="replace")
@@ -41,14 +41,14 @@ def test_what_stands_behind_escapes_is_removed_and_json_stays_json(redactor, tex
             assert json.loads(after).keys() == json.loads(before).keys()
 
 
-def test_line_by_line_redaction_would_have_missed_it(redactor):
+def test_redaction_of_raw_lines_misses_escaped_names(redactor):
     """Why the strings are read first: the plain rules see `nkimberley`."""
     line = json.dumps({"message": "x\nkimberley"})
     assert "kimberley" in redactor.redact(line)
     assert "kimberley" not in redact_document(line, redactor)
 
 
-def test_a_clean_transcript_stays_byte_for_byte(redactor):
+def test_clean_transcript_is_unchanged(redactor):
     text = '{"a":1,  "b":"caf\\u00e9"}\nnot json {\n[1,2\n'
     assert redact_document(text, redactor) == text
 
@@ -58,7 +58,7 @@ def test_findings_name_the_line_of_the_file(redactor):
     assert [one.line for one in scan_document(text, redactor)] == [3, 4]
 
 
-def test_a_name_that_stands_twice_hides_nothing(redactor):
+def test_repeated_json_name_hides_nothing(redactor):
     twice = f'{{"key": "{KEY}", "key": "fine", "/home/kim": 1, "/home/lee": 2}}\n'
     assert [found.kind for found in scan_document(twice, redactor)] == ["key", "home", "home"]
     safe = redact_document(twice, redactor)

@@ -85,7 +85,7 @@ def test_a_time_out_is_tried_again(provider, endpoint, assignment, good_reply, l
 
 
 @pytest.mark.parametrize("fault", ["busy", "broken", "truncated", "forbidden"])
-def test_a_dead_provider_is_no_grade(
+def test_failed_provider_gives_no_grade(
     provider, endpoint, assignment, good_reply, level, fault, monkeypatch
 ):
     provider.faults = [fault] * 3
@@ -111,9 +111,7 @@ def test_a_dead_provider_is_no_grade(
         ("```python solution.py\nx = 1\n", "does not contain solution.py"),
     ],
 )
-def test_a_reply_without_an_answer_is_the_models_own(
-    provider, endpoint, assignment, level, reply, reason
-):
+def test_reply_without_files_is_no_answer(provider, endpoint, assignment, level, reply, reason):
     provider.replies = [reply]
     (record,) = solve(assignment, EndpointSolver(endpoint, level))
     assert (record.status, reason in record.reason) == ("no_answer", True)
@@ -140,7 +138,7 @@ def test_a_model_may_see_its_own_tests_fail(provider, endpoint, assignment, good
     assert len(first["messages"]) == 2
 
 
-def test_an_answer_stays_one_when_the_model_only_talks_afterwards(
+def test_answer_is_kept_when_later_replies_have_no_files(
     provider, endpoint, assignment, level, gold_source
 ):
     """Its first answer brought no tests; the second brings no files."""
@@ -154,7 +152,7 @@ def test_an_answer_stays_one_when_the_model_only_talks_afterwards(
     assert record.status == "no_answer"
 
 
-def test_what_is_solved_is_not_asked_again_and_the_budget_holds(
+def test_solved_cells_are_skipped_and_the_budget_holds(
     provider, endpoint, known_sorting, tmp_path, good_reply, level
 ):
     provider.replies = [good_reply]
@@ -183,7 +181,7 @@ def test_the_rate_is_limited(monkeypatch):
     assert slept == [0.0, 1.0, 2.0]
 
 
-def test_a_provider_that_refuses_for_good_is_not_asked_again(provider, endpoint):
+def test_permanent_refusal_is_not_retried(provider, endpoint):
     provider.faults = ["forbidden"] * 3
     with pytest.raises(ProviderError, match="401"):
         endpoint.ask([{"role": "user", "content": "x"}])
@@ -233,14 +231,14 @@ def test_an_agent_fills_a_workspace(assignment, stand_in, by_stdin, gold_source)
     assert read_record(assignment) == record
 
 
-def test_an_agent_that_dies_is_no_grade_and_one_that_does_nothing_is(assignment, stand_in):
+def test_crashed_agent_gives_no_grade_and_idle_agent_no_answer(assignment, stand_in):
     (record,) = solve(assignment, stand_in("dies"))
     assert (record.status, "code 7" in record.reason) == ("infra_error", True)
     (record,) = solve(assignment, stand_in("idles"))
     assert (record.status, record.reason) == ("no_answer", "the agent changed nothing")
 
 
-def test_an_agent_is_ended_with_its_time(assignment, stand_in):
+def test_agent_is_stopped_at_its_time_limit(assignment, stand_in):
     (record,) = solve(assignment, stand_in("hangs", seconds=8.0))
     assert (record.status, record.reason) == ("solved", "the time limit was reached")
     assert record.seconds < 50
@@ -274,7 +272,7 @@ STREAMS = {
 
 
 @pytest.mark.parametrize("name", list(agents.table()))
-def test_an_agents_stream_tells_what_was_spent(name):
+def test_usage_is_read_from_an_agents_stream(name):
     agent = agents.find(name)
     noise = ["no json", "{broken", "[1]", '{"type": 1}']
     output = "\n".join([*noise, *map(json.dumps, STREAMS[name])])
@@ -292,9 +290,7 @@ def test_unknown_and_missing_agents_are_named():
         agents.probe(from_template("no-such-program-here {prompt}"))
 
 
-def test_a_missing_package_is_named_before_any_cell_is_begun(
-    endpoint, assignment, level, monkeypatch
-):
+def test_missing_package_is_named_before_the_first_cell(endpoint, assignment, level, monkeypatch):
     monkeypatch.setitem(sys.modules, "openai", None)
     with pytest.raises(MissingError, match=r"trapline\[models\]"):
         solve(assignment, EndpointSolver(endpoint, level))
@@ -307,7 +303,7 @@ def test_a_deployed_workspace_is_not_overwritten(assignment):
         deploy(assignment.root, assignment.challenge, "somebody", 1)
 
 
-def test_what_a_person_wrote_is_not_thrown_away(provider, endpoint, assignment, good_reply, level):
+def test_workspace_filled_by_a_person_is_kept(provider, endpoint, assignment, good_reply, level):
     deploy(assignment.root, assignment.challenge, "somebody", 1)
     (assignment.workspace / "solution.py").write_text("# by hand\n")
     provider.replies = [good_reply]
@@ -326,7 +322,7 @@ def test_an_answer_beside_further_attempts_is_the_first(assignment, monkeypatch)
     assert take_in(first).digest == alone
 
 
-def test_there_is_one_first_attempt(assignment, monkeypatch):
+def test_second_first_attempt_is_refused(assignment, monkeypatch):
     monkeypatch.setattr(field, "load_all", lambda: {"sorting": assignment.challenge})
     first = deploy(assignment.root, assignment.challenge, "somebody")
     with pytest.raises(UsageError, match="already holds attempt 1"):
@@ -336,7 +332,7 @@ def test_there_is_one_first_attempt(assignment, monkeypatch):
         field.find_entries(assignment.root, [])
 
 
-def test_a_record_that_is_none_gets_a_sentence(assignment, endpoint, level):
+def test_invalid_record_is_refused(assignment, endpoint, level):
     deploy(assignment.root, assignment.challenge, "somebody", 1)
     record = assignment.workspace / field.RECORD
     record.parent.mkdir()
@@ -354,7 +350,7 @@ def test_a_record_that_is_none_gets_a_sentence(assignment, endpoint, level):
         lambda endpoint, level: AgentSolver("agent-cmd", "m", from_template("true {prompt}")),
     ],
 )
-def test_a_budget_that_nothing_counts_against_is_refused(endpoint, assignment, level, solver):
+def test_budget_without_known_costs_is_refused(endpoint, assignment, level, solver):
     with pytest.raises(UsageError, match="--budget-usd needs the cost of an answer"):
         list(solve_all([assignment], solver(endpoint, level), 1, budget_usd=5.0))
     assert not assignment.workspace.exists()

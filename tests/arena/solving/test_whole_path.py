@@ -78,7 +78,7 @@ def solved(known, provider, tmp_path, level):
     return root, records, slept
 
 
-def test_every_fault_ends_right_from_the_prompt_to_the_report(solved, tmp_path, level):
+def test_every_fault_is_handled_from_prompt_to_report(solved, tmp_path, level):
     root, records, slept = solved
     run, site = tmp_path / "run", tmp_path / "site"
     with open_run(run) as store:

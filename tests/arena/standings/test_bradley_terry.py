@@ -15,7 +15,7 @@ def _by_a_general_optimiser(points):
 
 
 @pytest.mark.parametrize("entrants", [2, 3, 7])
-def test_the_fit_is_the_summit_of_the_likelihood(entrants):
+def test_fit_maximises_the_likelihood(entrants):
     rng = np.random.default_rng(entrants)
     points = rng.integers(0, 5, (4, entrants, entrants)) / 2.0
     points[:, range(entrants), range(entrants)] = 0.0
@@ -23,7 +23,7 @@ def test_the_fit_is_the_summit_of_the_likelihood(entrants):
     np.testing.assert_allclose(fit(points), expected, atol=1e-5)
 
 
-def test_one_who_never_wins_and_one_who_never_loses_have_finite_strengths():
+def test_strengths_are_finite_without_wins_or_losses():
     points = np.array([[[0.0, 8, 8], [0, 0, 4], [0, 4, 0]]])
     theta = fit(points)[0]
     assert np.all(np.isfinite(theta))
@@ -31,12 +31,12 @@ def test_one_who_never_wins_and_one_who_never_loses_have_finite_strengths():
     assert theta[1] == pytest.approx(theta[2])
 
 
-def test_one_who_met_nobody_stays_in_the_middle():
+def test_entrant_without_opponents_has_strength_zero():
     points = np.array([[[0.0, 3, 0], [1, 0, 0], [0, 0, 0]]])
     assert fit(points)[0, 2] == pytest.approx(0.0, abs=1e-9)
 
 
-def test_points_taken_from_oneself_change_nothing():
+def test_diagonal_points_change_nothing():
     points = np.array([[[0.0, 3, 1], [1, 0, 2], [2, 2, 0]]])
     assert fit(points + 5 * np.eye(3)) == pytest.approx(fit(points), abs=1e-7)
 

@@ -4,7 +4,7 @@ from trapline.arena.errors import UsageError
 from trapline.arena.standings.duel import duel
 
 
-def test_a_record_is_counted_and_a_level_one_is_no_lead(field):
+def test_record_is_counted_and_a_level_record_has_no_leader(field):
     result = duel(field(a=[90, 80, 70, 60], b=[80, 90, 70, 60.5]), ["a", "b"])
     tally = result.records[0]
     assert (tally.won, tally.lost, tally.tied) == (1, 1, 2)
@@ -49,7 +49,7 @@ def test_only_shared_challenges_are_compared(field):
     assert "cannot be compared" in apart.verdict
 
 
-def test_what_was_not_measured_decides_nothing(cell):
+def test_unmeasured_criteria_decide_nothing(cell):
     cells = [cell("a", "one", 90.0), cell("b", "one", None), cell("b", "two", 10.0)]
     assert duel(cells, ["a", "b"]).records[0].text == "0-0-0"
 
@@ -98,7 +98,7 @@ def test_several_attempts_are_averaged(cell):
     assert bout.winners == ["b"]
 
 
-def test_wrong_names_are_told_the_right_ones(field):
+def test_unknown_entrant_lists_the_known_ones(field):
     cells = field(a=[1], b=[2])
     with pytest.raises(UsageError, match="no entrant 'z' in this run; its entrants: a, b"):
         duel(cells, ["a", "z"])
@@ -107,7 +107,7 @@ def test_wrong_names_are_told_the_right_ones(field):
             duel(cells, entrants)
 
 
-def test_a_difference_that_could_not_have_been_seen_is_said_to_be_small(field):
+def test_undetectable_difference_is_called_small(field):
     small = duel(field(a=[90, 50, 70, 85], b=[80, 60, 72, 70]), ["a", "b"])
     assert "less than the" in small.verdict
     large = duel(field(a=[90, 91, 92], b=[50, 51, 53]), ["a", "b"])

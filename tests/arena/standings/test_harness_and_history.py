@@ -61,5 +61,5 @@ def test_a_regrade_without_a_cause_says_so(cell):
     assert not change.changed
 
 
-def test_other_attempts_are_no_regrades(cell):
+def test_other_attempts_are_not_regrades(cell):
     assert history([cell("a", "one", 95.0), cell("a", "one", 90.0, attempt=2)]) == []

@@ -49,7 +49,7 @@ def test_the_first_attempt_is_the_quick_one(cell):
     assert pick.values == {"first": 100.0, "later": 0.0}
 
 
-def test_what_was_not_measured_picks_nobody(field):
+def test_unmeasured_criteria_have_no_pick(field):
     found = _by_criterion(field(a=[80, 90]), {})
     for name in ("best tests", "solve a hard algorithmic problem", "best documentation"):
         assert found[name].winners == []
@@ -63,14 +63,14 @@ def test_one_good_cell_does_not_beat_a_whole_field(field):
     assert pick.winners == ["steady"]
 
 
-def test_one_who_loses_least_has_not_improved(field):
+def test_smallest_decline_is_not_an_improvement(field):
     pick = _by_criterion(field(a=[90, 80], b=[90, 50]))["most improved as it gets harder"]
     assert pick.winners == []
     assert pick.values == {"a": -10.0, "b": -40.0}
     assert "improves" in pick.why_not
 
 
-def test_close_ones_share_a_pick(field):
+def test_entrants_within_the_tie_band_share_a_pick(field):
     pick = _by_criterion(field(a=[80, 90.0], b=[80, 89.5]))["solve a hard algorithmic problem"]
     assert pick.winners == ["a", "b"]
     assert pick.margin == "tie"

@@ -20,7 +20,7 @@ def _by_name(table):
     return {each.entrant: each for each in table.standings}
 
 
-def test_a_leader_without_a_lead_is_said_to_have_none(field):
+def test_unclear_lead_is_stated(field):
     table = ranking(field(**LETTERS))
     found = _by_name(table)
     assert [each.entrant for each in table.standings][-1] == "last"
@@ -35,7 +35,7 @@ def test_a_leader_without_a_lead_is_said_to_have_none(field):
     assert max(each.p_first for each in table.standings) < 0.6
 
 
-def test_a_clear_leader_is_said_to_be_first(field):
+def test_clear_leader_is_named(field):
     table = ranking(field(best=[95] * 8, other=[60] * 8, third=[50] * 8))
     assert table.standings[0].entrant == "best"
     assert (table.standings[0].rank_low, table.standings[0].rank_high) == (1, 1)
@@ -62,7 +62,7 @@ def test_a_difference_of_exactly_the_band_decides_despite_rounding(field):
     assert [each.place for each in table.standings] == ["1st", "2nd"]
 
 
-def test_what_was_not_measured_is_no_zero(cell):
+def test_unmeasured_cells_do_not_count_as_zero(cell):
     cells = [
         cell("a", "one", 80.0),
         cell("b", "one", 70.0),
@@ -185,18 +185,18 @@ def test_nothing_and_one_entrant(cell):
     assert "no other entrant to compare it with" in alone.conclusion
 
 
-def test_a_field_that_shows_nothing_says_so(field):
+def test_field_without_detectable_differences_says_so(field):
     table = ranking(field(a=[90, 10], b=[20, 80]))
     assert "no mean difference was detectable" in table.conclusion
 
 
-def test_few_challenges_cannot_carry_a_ranking(field):
+def test_ranking_over_few_challenges_is_called_unreliable(field):
     assert (
         "A ranking over one challenge is not reliable" in ranking(field(a=[90], b=[50])).conclusion
     )
 
 
-def test_a_crowd_in_which_nobody_leads_has_a_conclusion():
+def test_large_field_without_a_leader_has_a_conclusion():
     """Where firsts are spread over very many, nobody's 95 % of ranks reach the first."""
     said = conclude([], "e7", 500, 8, [["e7", "e8"]], 3.0)
     assert "none of 500 is first in 2.5 % of the resampled fields" in said

@@ -29,7 +29,7 @@ def test_a_missing_stage_leaves_a_gap(field):
     assert one.slope == pytest.approx(5.0)
 
 
-def test_one_stage_is_no_trend(field):
+def test_one_stage_gives_no_trend(field):
     [one] = by_difficulty(field(a=[80]), DIFFICULTY)
     assert (one.slope, one.trend, one.never_declines) == (None, "unknown", None)
 
@@ -40,6 +40,6 @@ def test_over_any_stages(cell):
     assert [stage.cells for stage in staged.stages] == [2, 0]
 
 
-def test_an_unheard_of_difficulty_comes_last(field):
+def test_unknown_difficulty_comes_last(field):
     [one] = by_difficulty(field(a=[1, 2]), {"c0": "impossible", "c1": "hard"})
     assert [stage.name for stage in one.stages] == ["hard", "impossible"]

@@ -90,7 +90,7 @@ def test_a_shape_has_evidence_for_every_trait(cell):
     assert a.dimensions["speed"] is None
 
 
-def test_one_who_alone_fell_has_a_weakness(cell):
+def test_only_entrant_that_fell_has_a_weakness(cell):
     cells = [cell("a", "one", 80.0, fell=["t"])]
     cells += [cell(name, "one", 90.0, held=["t"]) for name in "bcd"]
     assert shapes(cells)[0].weaknesses[0].evidence == "fell into t where 3 of 3 others held"
