@@ -69,13 +69,15 @@ def layer_norm_backward(
     arrays = _present(x=x, dy=dy, weight=weight)
     chosen = choose("layer_norm_backward", _OFFERED, impl, **arrays)
     _check(eps, arrays)
+    found: tuple[Any, ...]
     if chosen == "oracle":
-        gradients = oracle.layer_norm_backward(dy, x, 1.0 if weight is None else weight, eps)
-        dx, dweight, dbias = (gradient.astype(x.dtype) for gradient in gradients)
+        exact = oracle.layer_norm_backward(dy, x, 1.0 if weight is None else weight, eps)
+        found = tuple(gradient.astype(x.dtype) for gradient in exact)
     else:
         from trapline.gold.norms import reference
 
-        dx, dweight, dbias = reference.gradients(dy, x, weight, eps, _operators(chosen))
+        found = reference.gradients(dy, x, weight, eps, _operators(chosen))
+    dx, dweight, dbias = found
     return LayerNormGradients(dx, None if weight is None else dweight, dbias)
 
 
