@@ -49,7 +49,7 @@ class RoundState:
         self.rows, self.room = rows, room
 
     def _split(self, whole: Tensor, rows: int, room: int) -> tuple[Tensor, Tensor, Tensor]:
-        counts, text, log = whole.split([3 * self._padded, rows * room, rows * room])
+        counts, text, log = torch.split(whole, [3 * self._padded, rows * room, rows * room])
         return counts.view(3, -1)[:, :rows], text.view(rows, room), log.view(rows, room)
 
     def read(self) -> tuple[list[tuple[int, int, int]], Tensor, Tensor]:
@@ -84,8 +84,10 @@ class FusedDrafter(Protocol):
     drafted: int
     #: Whether proposals include ids, depths and masks; otherwise `FusedRounds.prepare` adds them.
     prepared: bool
-    #: The drafter's input blocks; the verdict writes the first token of each.
-    anchors: Tensor | None
+
+    @property
+    def anchors(self) -> Tensor | None:
+        """The drafter's input blocks; the verdict writes the first token of each."""
 
     def open(self, row: int, prompt: list[int], features: Tensor) -> None:
         """Start a row: features (n − 1, …) of all prompt tokens but the last."""
