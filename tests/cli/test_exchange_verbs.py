@@ -68,7 +68,7 @@ def test_help_of_every_verb_has_an_example(trapline, verb):
         (("export", "somewhere", "--format", "harbor"), 2, "remove the run or field"),
         (("export", "--format", "predictions"), 2, "needs the field"),
         (("export", "nowhere", "--format", "eval"), 2, "no run"),
-        (("export", "--format", "inspect", "--challenge", "juggling"), 2, "no challenge"),
+        (("export", "--format", "inspect", "--challenge", "juggling"), 2, "unknown challenge"),
         (("scan", "nowhere"), 2, "no such folder"),
         (("redact", "nowhere"), 2, "no such file"),
         (("grade", FIELD, "--judge-model", "m"), 2, "both --judge-endpoint"),
