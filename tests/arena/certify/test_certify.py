@@ -49,7 +49,7 @@ def test_trap_that_punishes_right_answers_is_found(with_traps):
 
 
 def test_edit_that_no_longer_matches_is_an_error(sorting):
-    stale = replace(sorting.traps[0], mutant=edit(("not there", "")))
+    stale = replace(sorting.traps[0], mutant=edit("not there", ""))
     with pytest.raises(ArenaError, match="mutant of trap unstable: 'not there' occurs 0 times"):
         stale.plant(sorting.solution_files())
 

@@ -4,7 +4,7 @@ import numpy as np
 
 from sorting.cases import check
 from trapline.arena.judge import expect
-from trapline.arena.judge.traps import edit, trap
+from trapline.arena.judge.traps import edit, edits, trap
 from trapline.arena.process.proxy import Stub, Submission
 
 # Lines of the gold solution that several mutants edit.
@@ -15,7 +15,7 @@ ANSWER = "    return np.take_along_axis(x, order, axis=1), order"
     catches="equal elements in any order",
     severity="critical",
     story="Quicksort is the default and keeps no order.",
-    mutant=edit(
+    mutant=edits(
         ("keys = -x if descending else x", "keys = -x if descending else x[:, ::-1]"),
         (ANSWER, f"    order = order if descending else x.shape[1] - 1 - order\n{ANSWER}"),
     ),
@@ -29,7 +29,7 @@ def unstable(submission: Submission, rng: np.random.Generator) -> None:
     catches="descending by turning the ascending order round",
     severity="major",
     story="Turning round also turns equal elements round.",
-    mutant=edit(
+    mutant=edits(
         ("keys = -x if descending else x", "keys = x"),
         (".astype(np.int64)", ".astype(np.int64)[:, :: -1 if descending else 1]"),
     ),
@@ -43,7 +43,7 @@ def reversed_descending(submission: Submission, rng: np.random.Generator) -> Non
     catches="sorting in place",
     severity="major",
     story="An in-place sort is shorter and destroys what it was given.",
-    mutant=edit((ANSWER, "    x[:] = np.sort(x, axis=1)\n    return x, order")),
+    mutant=edit(ANSWER, "    x[:] = np.sort(x, axis=1)\n    return x, order"),
 )
 def modifies_input(submission: Submission, rng: np.random.Generator) -> None:
     x = rng.standard_normal((2, 30))
@@ -55,7 +55,7 @@ def modifies_input(submission: Submission, rng: np.random.Generator) -> None:
     catches="one call of the key for each item",
     severity="minor",
     story="A call a comparison costs more than the sort.",
-    mutant=edit(("np.asarray(key(items))", "np.asarray([key([item])[0] for item in items])")),
+    mutant=edit("np.asarray(key(items))", "np.asarray([key([item])[0] for item in items])"),
 )
 def key_called_often(submission: Submission, rng: np.random.Generator) -> None:
     key = Stub(lambda items: np.asarray(items))
@@ -67,7 +67,7 @@ def key_called_often(submission: Submission, rng: np.random.Generator) -> None:
     catches="an order kept from an earlier call of the same shape",
     severity="critical",
     story="A memo keyed by shape answers the second question with the first answer.",
-    mutant=edit(
+    mutant=edits(
         ("import numpy as np\n", "import numpy as np\n\nKEPT = {}\n"),
         (ANSWER, f"    order = KEPT.setdefault((x.shape, descending), order)\n{ANSWER}"),
     ),

@@ -61,9 +61,14 @@ class Trap:
         return {**solution, self.mutant.file: source}
 
 
-def edit(*edits: tuple[str, str], file: str = "solution.py") -> Mutant:
-    """A mutant: replace each old text, which occurs exactly once, by the new one."""
-    return Mutant(edits, file)
+def edit(old: str, new: str, file: str = "solution.py") -> Mutant:
+    """A mutant: replace the old text, which occurs exactly once, by the new one."""
+    return Mutant(((old, new),), file)
+
+
+def edits(*pairs: tuple[str, str], file: str = "solution.py") -> Mutant:
+    """A mutant of several edits (old, new), applied in their order."""
+    return Mutant(pairs, file)
 
 
 def case(run: Check) -> Case:

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from trapline.arena.judge import expect
-from trapline.arena.judge.traps import edit, trap
+from trapline.arena.judge.traps import edit, edits, trap
 from trapline.arena.process.proxy import Stub, Submission
 from trapline.challenges.beam_search import table as lm
 from trapline.challenges.beam_search.situations import (
@@ -50,7 +50,7 @@ def alone_and_together(submission: Submission, rng: np.random.Generator) -> None
     catches="all prompts stop when the first one is done",
     severity="critical",
     story="A stop test over the whole batch coupled prompts that do not belong together.",
-    mutant=edit(("    while any(", "    while searches and all(")),
+    mutant=edit("    while any(", "    while searches and all("),
 )
 def batch_ends_with_its_first(submission: Submission, rng: np.random.Generator) -> None:
     alone_and_together(submission, rng)
@@ -60,12 +60,9 @@ def batch_ends_with_its_first(submission: Submission, rng: np.random.Generator) 
     catches="the prompts of a batch share one pool of finished hypotheses",
     severity="critical",
     story="The list is created once per class instead of once per prompt.",
-    mutant=edit(
+    mutant=edits(
         ("        self.pool = []\n", ""),
-        (
-            "    def __init__(self, prompt",
-            "    pool = []\n\n    def __init__(self, prompt",
-        ),
+        ("    def __init__(self, prompt", "    pool = []\n\n    def __init__(self, prompt"),
     ),
 )
 def pool_shared_by_prompts(submission: Submission, rng: np.random.Generator) -> None:
@@ -77,10 +74,8 @@ def pool_shared_by_prompts(submission: Submission, rng: np.random.Generator) -> 
     severity="critical",
     story="The batch arithmetic holds only while every prompt has W beams.",
     mutant=edit(
-        (
-            "        last = first + len(search.beams)\n",
-            "        last = first + search.rules.beam_width\n",
-        )
+        "        last = first + len(search.beams)\n",
+        "        last = first + search.rules.beam_width\n",
     ),
 )
 def rows_cut_by_width(submission: Submission, rng: np.random.Generator) -> None:
@@ -92,12 +87,10 @@ def rows_cut_by_width(submission: Submission, rng: np.random.Generator) -> None:
     severity="critical",
     story="Rows are counted over all prompts, but prefixes are sent for the open ones only.",
     mutant=edit(
-        (
-            "    for search in open_searches:\n        last = first + len(search.beams)\n"
-            "        search.advance(log_probs[first:last])\n",
-            "    for search in searches:\n        last = first + max(1, len(search.beams))\n"
-            "        if search.beams:\n            search.advance(log_probs[first:last])\n",
-        )
+        "    for search in open_searches:\n        last = first + len(search.beams)\n"
+        "        search.advance(log_probs[first:last])\n",
+        "    for search in searches:\n        last = first + max(1, len(search.beams))\n"
+        "        if search.beams:\n            search.advance(log_probs[first:last])\n",
     ),
 )
 def rows_shift_when_a_prompt_ends(submission: Submission, rng: np.random.Generator) -> None:
@@ -108,12 +101,7 @@ def rows_shift_when_a_prompt_ends(submission: Submission, rng: np.random.Generat
     catches="answers come in the order in which prompts finish",
     severity="critical",
     story="A batch that retires finished prompts must return their answers in the original order.",
-    mutant=edit(
-        (
-            RETURN,
-            "    searches.sort(key=lambda search: search.length)\n" + RETURN,
-        )
-    ),
+    mutant=edit(RETURN, "    searches.sort(key=lambda search: search.length)\n" + RETURN),
 )
 def answers_out_of_order(submission: Submission, rng: np.random.Generator) -> None:
     alone_and_together(submission, rng)
@@ -124,10 +112,7 @@ def answers_out_of_order(submission: Submission, rng: np.random.Generator) -> No
     severity="major",
     story="One library computes the finished rows of a batch and discards the result.",
     mutant=edit(
-        (
-            CALL,
-            "    prefixes += [search.prompt for search in searches if not search.beams]\n" + CALL,
-        )
+        CALL, "    prefixes += [search.prompt for search in searches if not search.beams]\n" + CALL
     ),
 )
 def ended_prompts_still_asked(submission: Submission, rng: np.random.Generator) -> None:
@@ -141,10 +126,7 @@ def ended_prompts_still_asked(submission: Submission, rng: np.random.Generator) 
     severity="major",
     story="Seen in most entries of one round: W·B calls per step where one is enough.",
     mutant=edit(
-        (
-            CALL,
-            CALL.replace("lm.log_probs(prefixes)", "[lm.log_probs([p])[0] for p in prefixes]"),
-        )
+        CALL, CALL.replace("lm.log_probs(prefixes)", "[lm.log_probs([p])[0] for p in prefixes]")
     ),
 )
 def one_call_a_beam(submission: Submission, rng: np.random.Generator) -> None:
@@ -158,13 +140,11 @@ def one_call_a_beam(submission: Submission, rng: np.random.Generator) -> None:
     severity="major",
     story="`for prompt in prompts` around a whole search: batched in name only.",
     mutant=edit(
-        (
-            CALL,
-            CALL.replace(
-                "lm.log_probs(prefixes)",
-                "np.concatenate([lm.log_probs(s.prefixes()) for s in open_searches])",
-            ),
-        )
+        CALL,
+        CALL.replace(
+            "lm.log_probs(prefixes)",
+            "np.concatenate([lm.log_probs(s.prefixes()) for s in open_searches])",
+        ),
     ),
 )
 def one_call_a_prompt(submission: Submission, rng: np.random.Generator) -> None:
@@ -179,7 +159,7 @@ def one_call_a_prompt(submission: Submission, rng: np.random.Generator) -> None:
     catches="an empty list of prompts still calls the model or fails",
     severity="minor",
     story="The loop makes a step before it checks whether a beam is alive.",
-    mutant=edit(("    while any(", "    step(lm, searches, rules.eos_id)\n    while any(")),
+    mutant=edit("    while any(", "    step(lm, searches, rules.eos_id)\n    while any("),
 )
 def empty_batch_asks(submission: Submission, rng: np.random.Generator) -> None:
     stub = Stub(log_probs=lambda prefixes: np.zeros((len(prefixes), VOCABULARY)))
@@ -194,11 +174,9 @@ def empty_batch_asks(submission: Submission, rng: np.random.Generator) -> None:
     severity="minor",
     story="Unconditional generation starts from an empty prompt.",
     mutant=edit(
-        (
-            '    return [whole(token, "a prompt\'s token"',
-            "    if not prompt:\n        raise ValueError('no tokens')\n"
-            '    return [whole(token, "a prompt\'s token"',
-        )
+        '    return [whole(token, "a prompt\'s token"',
+        "    if not prompt:\n        raise ValueError('no tokens')\n"
+        '    return [whole(token, "a prompt\'s token"',
     ),
 )
 def empty_prompt_refused(submission: Submission, rng: np.random.Generator) -> None:

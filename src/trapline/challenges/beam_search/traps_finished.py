@@ -3,7 +3,7 @@
 import numpy as np
 
 from trapline.arena.judge import expect
-from trapline.arena.judge.traps import edit, trap
+from trapline.arena.judge.traps import edit, edits, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.beam_search.situations import (
     best,
@@ -24,7 +24,7 @@ _MASK = "        totals[:, self.rules.eos_id] = -np.inf\n"
     severity="critical",
     story="The best-known bug of beam search: the end at -3.0 loses to a continuation at -5.0 that "
     "has merely not stopped yet.",
-    mutant=edit((_FINISH, "")),
+    mutant=edit(_FINISH, ""),
 )
 def eos_beam_dropped(submission: Submission, rng: np.random.Generator) -> None:
     E, A, B = tokens(rng, 3)
@@ -40,7 +40,7 @@ def eos_beam_dropped(submission: Submission, rng: np.random.Generator) -> None:
     severity="critical",
     story="An entrant moved finished beams to a list that the next step rebuilt from the "
     "expanding beams alone.",
-    mutant=edit((_FINISH, "        self.pool = []\n" + _FINISH)),
+    mutant=edit(_FINISH, "        self.pool = []\n" + _FINISH),
 )
 def pool_forgets_earlier_steps(submission: Submission, rng: np.random.Generator) -> None:
     E, A, B = tokens(rng, 3)
@@ -56,7 +56,7 @@ def pool_forgets_earlier_steps(submission: Submission, rng: np.random.Generator)
     severity="critical",
     story="Several open decoders emitted tokens behind the end because a finished beam kept its "
     "slot among the live ones.",
-    mutant=edit((_MASK, "")),
+    mutant=edit(_MASK, ""),
 )
 def finished_beam_expanded(submission: Submission, rng: np.random.Generator) -> None:
     E, A, B = tokens(rng, 3)
@@ -75,7 +75,7 @@ def finished_beam_expanded(submission: Submission, rng: np.random.Generator) -> 
     severity="critical",
     story="Taking the W best of all continuations and then moving the ended ones out leaves fewer "
     "than W beams alive; big libraries take 2W candidates for this reason.",
-    mutant=edit(
+    mutant=edits(
         (_MASK, ""),
         (
             "        self._expand(totals)\n",
@@ -100,12 +100,10 @@ def eos_takes_a_slot(submission: Submission, rng: np.random.Generator) -> None:
     severity="major",
     story="A top-k of width W per beam looks sufficient; with the end among the W it is one short.",
     mutant=edit(
-        (
-            _MASK,
-            "        width = min(self.rules.beam_width, totals.shape[1])\n"
-            "        floors = -np.partition(-totals, width - 1, axis=1)[:, width - 1 : width]\n"
-            "        totals[totals < floors] = -np.inf\n" + _MASK,
-        )
+        _MASK,
+        "        width = min(self.rules.beam_width, totals.shape[1])\n"
+        "        floors = -np.partition(-totals, width - 1, axis=1)[:, width - 1 : width]\n"
+        "        totals[totals < floors] = -np.inf\n" + _MASK,
     ),
 )
 def eos_fills_the_row(submission: Submission, rng: np.random.Generator) -> None:
@@ -122,7 +120,7 @@ def eos_fills_the_row(submission: Submission, rng: np.random.Generator) -> None:
     severity="major",
     story="One widely used library finishes a beam only at rank < W; this contract lets every "
     "EOS continuation into the pool.",
-    mutant=edit(
+    mutant=edits(
         (
             "        possible = np.flatnonzero(totals > -np.inf)\n",
             "        possible = np.flatnonzero(totals >= self.cut)\n",
@@ -149,11 +147,9 @@ def eos_only_when_ranked(submission: Submission, rng: np.random.Generator) -> No
     story="One published round praised keeping finished and live beams in the same W slots; with a "
     "separate pool it silently narrows the search.",
     mutant=edit(
-        (
-            EXPAND,
-            "        width = max(1, self.rules.beam_width - len(self.pool))\n"
-            "        chosen = largest(totals.ravel(), width)\n",
-        )
+        EXPAND,
+        "        width = max(1, self.rules.beam_width - len(self.pool))\n"
+        "        chosen = largest(totals.ravel(), width)\n",
     ),
 )
 def finished_use_up_the_width(submission: Submission, rng: np.random.Generator) -> None:
@@ -177,11 +173,9 @@ def finished_use_up_the_width(submission: Submission, rng: np.random.Generator) 
     story="Several toolkits returned the W shortest outputs: the pool was full and nothing "
     "replaced its worst.",
     mutant=edit(
-        (
-            "            self.pool.append(Hypothesis(tokens, score))\n",
-            "            if len(self.pool) < self.rules.beam_width:\n"
-            "                self.pool.append(Hypothesis(tokens, score))\n",
-        )
+        "            self.pool.append(Hypothesis(tokens, score))\n",
+        "            if len(self.pool) < self.rules.beam_width:\n"
+        "                self.pool.append(Hypothesis(tokens, score))\n",
     ),
 )
 def pool_keeps_the_first(submission: Submission, rng: np.random.Generator) -> None:
@@ -197,7 +191,7 @@ def pool_keeps_the_first(submission: Submission, rng: np.random.Generator) -> No
     catches="more than W hypotheses are returned",
     severity="major",
     story="One serving engine keeps a list of completed beams without a bound.",
-    mutant=edit(("        del self.pool[self.rules.beam_width :]\n", "")),
+    mutant=edit("        del self.pool[self.rules.beam_width :]\n", ""),
 )
 def pool_unbounded(submission: Submission, rng: np.random.Generator) -> None:
     E, A, B = tokens(rng, 3)
@@ -212,7 +206,7 @@ def pool_unbounded(submission: Submission, rng: np.random.Generator) -> None:
     catches="the hypotheses come in ascending instead of descending order",
     severity="critical",
     story="A min-heap of the best yields its worst first.",
-    mutant=edit((RESULT, RESULT.replace("self.pool", "reversed(self.pool)"))),
+    mutant=edit(RESULT, RESULT.replace("self.pool", "reversed(self.pool)")),
 )
 def worst_first(submission: Submission, rng: np.random.Generator) -> None:
     E, A, B = tokens(rng, 3)
@@ -228,7 +222,7 @@ def worst_first(submission: Submission, rng: np.random.Generator) -> None:
     catches="EOS as the very first token is not taken",
     severity="major",
     story="The end at the first step is the situation that tests of beam search are built on.",
-    mutant=edit((_FINISH, "        if self.length > 1:\n    " + _FINISH)),
+    mutant=edit(_FINISH, "        if self.length > 1:\n    " + _FINISH),
 )
 def immediate_end_forbidden(submission: Submission, rng: np.random.Generator) -> None:
     E, A = tokens(rng, 2)
@@ -242,10 +236,8 @@ def immediate_end_forbidden(submission: Submission, rng: np.random.Generator) ->
     severity="major",
     story="Chat prompts usually end with an end-of-turn token; only generated tokens count.",
     mutant=edit(
-        (
-            "        self.beams = [[]]\n",
-            "        self.beams = [] if prompt[-1:] == [rules.eos_id] else [[]]\n",
-        )
+        "        self.beams = [[]]\n",
+        "        self.beams = [] if prompt[-1:] == [rules.eos_id] else [[]]\n",
     ),
 )
 def eos_in_the_prompt(submission: Submission, rng: np.random.Generator) -> None:

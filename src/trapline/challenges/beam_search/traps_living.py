@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from trapline.arena.judge import expect
-from trapline.arena.judge.traps import edit, trap
+from trapline.arena.judge.traps import edit, edits, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.beam_search import table as lm
 from trapline.challenges.beam_search.situations import (
@@ -24,7 +24,7 @@ from trapline.challenges.beam_search.table import Table
     catches="the search starts with W copies of the prompt",
     severity="critical",
     story="Without exactly one live beam at the start, W identical hypotheses win.",
-    mutant=edit(
+    mutant=edits(
         (
             "        self.beams = [[]]\n",
             "        self.beams = [[] for _ in range(rules.beam_width)]\n",
@@ -45,12 +45,10 @@ def identical_beams_at_the_start(submission: Submission, rng: np.random.Generato
     severity="critical",
     story="W greedy searches side by side are not a beam search.",
     mutant=edit(
-        (
-            EXPAND,
-            EXPAND + "        if self.length > 1:\n"
-            "            tops = totals.argmax(axis=1)\n"
-            "            chosen = np.arange(len(totals)) * totals.shape[1] + tops\n",
-        )
+        EXPAND,
+        EXPAND + "        if self.length > 1:\n"
+        "            tops = totals.argmax(axis=1)\n"
+        "            chosen = np.arange(len(totals)) * totals.shape[1] + tops\n",
     ),
 )
 def each_beam_keeps_its_own_best(submission: Submission, rng: np.random.Generator) -> None:
@@ -67,7 +65,7 @@ def each_beam_keeps_its_own_best(submission: Submission, rng: np.random.Generato
     catches="one live beam fewer than W is kept",
     severity="major",
     story="A width that is one too small shows only when the last beam wins.",
-    mutant=edit((EXPAND, EXPAND.replace("beam_width", "beam_width - 1 or 1"))),
+    mutant=edit(EXPAND, EXPAND.replace("beam_width", "beam_width - 1 or 1")),
 )
 def too_few_live_beams(submission: Submission, rng: np.random.Generator) -> None:
     E, A, B, C = tokens(rng, 4)
@@ -82,7 +80,7 @@ def too_few_live_beams(submission: Submission, rng: np.random.Generator) -> None
     catches="more than W beams stay alive",
     severity="major",
     story="Taking 2W candidates is right only when they are cut to W afterwards.",
-    mutant=edit((EXPAND, EXPAND.replace("beam_width", "beam_width * 2"))),
+    mutant=edit(EXPAND, EXPAND.replace("beam_width", "beam_width * 2")),
 )
 def too_many_live_beams(submission: Submission, rng: np.random.Generator) -> None:
     E, A, B, C = tokens(rng, 4)
@@ -97,7 +95,7 @@ def too_many_live_beams(submission: Submission, rng: np.random.Generator) -> Non
     catches="a continuation of probability 0 becomes a beam",
     severity="major",
     story="With fewer possible tokens than W, the top W fill up with impossible ones.",
-    mutant=edit(("    candidates = candidates[values[candidates] > -np.inf]\n", "")),
+    mutant=edit("    candidates = candidates[values[candidates] > -np.inf]\n", ""),
 )
 def zero_probability_lives_on(submission: Submission, rng: np.random.Generator) -> None:
     E, A = tokens(rng, 2)
@@ -111,10 +109,8 @@ def zero_probability_lives_on(submission: Submission, rng: np.random.Generator) 
     severity="major",
     story="A score of -inf occupies a place in the pool and lets the search stop.",
     mutant=edit(
-        (
-            "        possible = np.flatnonzero(totals > -np.inf)\n",
-            "        possible = np.arange(len(totals))\n",
-        )
+        "        possible = np.flatnonzero(totals > -np.inf)\n",
+        "        possible = np.arange(len(totals))\n",
     ),
 )
 def zero_probability_ends(submission: Submission, rng: np.random.Generator) -> None:
@@ -129,7 +125,7 @@ def zero_probability_ends(submission: Submission, rng: np.random.Generator) -> N
     catches="a beam width above the number of continuations fails",
     severity="major",
     story="The first step has one beam and V tokens; a library's top-k refuses W > V.",
-    mutant=edit(("    if values.size > count:\n", "    if values.size:\n")),
+    mutant=edit("    if values.size > count:\n", "    if values.size:\n"),
 )
 def width_over_vocabulary(submission: Submission, rng: np.random.Generator) -> None:
     E, A, B = (int(t) for t in rng.permutation(3))
@@ -145,10 +141,8 @@ def width_over_vocabulary(submission: Submission, rng: np.random.Generator) -> N
     severity="minor",
     story="A heap or an insertion at the front reverses the order of ties.",
     mutant=edit(
-        (
-            "            self.pool.append(Hypothesis(tokens, score))\n",
-            "            self.pool.insert(0, Hypothesis(tokens, score))\n",
-        )
+        "            self.pool.append(Hypothesis(tokens, score))\n",
+        "            self.pool.insert(0, Hypothesis(tokens, score))\n",
     ),
 )
 def tie_later_hypothesis_wins(submission: Submission, rng: np.random.Generator) -> None:
@@ -172,10 +166,8 @@ def tie_later_hypothesis_wins(submission: Submission, rng: np.random.Generator) 
     severity="minor",
     story="Ties decide which of two equal answers a user sees; they must not depend on the device.",
     mutant=edit(
-        (
-            "        possible = np.flatnonzero(totals > -np.inf)\n",
-            "        possible = np.flatnonzero(totals > -np.inf)[::-1]\n",
-        )
+        "        possible = np.flatnonzero(totals > -np.inf)\n",
+        "        possible = np.flatnonzero(totals > -np.inf)[::-1]\n",
     ),
 )
 def tie_higher_parent_ends_first(submission: Submission, rng: np.random.Generator) -> None:
@@ -189,7 +181,7 @@ def tie_higher_parent_ends_first(submission: Submission, rng: np.random.Generato
     catches="between equal continuations the lower token is preferred before the lower parent",
     severity="minor",
     story="Flattening tokens by beams instead of beams by tokens swaps the two rules.",
-    mutant=edit(
+    mutant=edits(
         (EXPAND, EXPAND.replace("totals.ravel()", "totals.T.ravel()")),
         (
             "        parents, tokens = np.divmod(chosen, totals.shape[1])\n",
@@ -211,10 +203,8 @@ def tie_token_before_parent(submission: Submission, rng: np.random.Generator) ->
     severity="minor",
     story="A reversed ascending sort reverses the ties with it.",
     mutant=edit(
-        (
-            "    candidates = candidates[values[candidates] > -np.inf]\n",
-            "    candidates = candidates[values[candidates] > -np.inf][::-1]\n",
-        )
+        "    candidates = candidates[values[candidates] > -np.inf]\n",
+        "    candidates = candidates[values[candidates] > -np.inf][::-1]\n",
     ),
 )
 def tie_higher_token_wins(submission: Submission, rng: np.random.Generator) -> None:

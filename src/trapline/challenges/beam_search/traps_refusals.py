@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from trapline.arena.judge import expect
-from trapline.arena.judge.traps import edit, trap
+from trapline.arena.judge.traps import edit, edits, trap
 from trapline.arena.process.proxy import Stub, Submission
 from trapline.challenges.beam_search import table as lm
 from trapline.challenges.beam_search.situations import (
@@ -36,7 +36,7 @@ def flat(rows: int) -> np.ndarray:
     catches="beam_width below 1 is accepted",
     severity="minor",
     story="Zero beams return nothing, which looks like a model without an answer.",
-    mutant=edit(
+    mutant=edits(
         ('"beam_width", least=1', '"beam_width", least=-9'),
         (EXPAND, EXPAND.replace("self.rules.beam_width", "max(1, self.rules.beam_width)")),
     ),
@@ -50,7 +50,7 @@ def width_zero_accepted(submission: Submission, rng: np.random.Generator) -> Non
     catches="max_new_tokens below 1 is accepted",
     severity="minor",
     story="A hypothesis of no tokens has no score: 0 / 0.",
-    mutant=edit(('"max_new_tokens", least=1', '"max_new_tokens", least=-9')),
+    mutant=edit('"max_new_tokens", least=1', '"max_new_tokens", least=-9'),
 )
 def no_new_tokens_accepted(submission: Submission, rng: np.random.Generator) -> None:
     for limit in (0, -int(rng.integers(1, 5))):
@@ -62,10 +62,8 @@ def no_new_tokens_accepted(submission: Submission, rng: np.random.Generator) -> 
     severity="minor",
     story="int(2.5) hides a configuration mistake.",
     mutant=edit(
-        (
-            "    if isinstance(value, bool) or not isinstance(value, Integral):\n",
-            "    if value is None:\n",
-        )
+        "    if isinstance(value, bool) or not isinstance(value, Integral):\n",
+        "    if value is None:\n",
     ),
 )
 def fractional_width_accepted(submission: Submission, rng: np.random.Generator) -> None:
@@ -77,7 +75,7 @@ def fractional_width_accepted(submission: Submission, rng: np.random.Generator) 
     catches="a length penalty that is NaN or infinite is accepted",
     severity="minor",
     story="Every comparison with NaN is false, so the search neither ranks nor stops.",
-    mutant=edit(("    if not math.isfinite(value):\n", "    if value is None:\n")),
+    mutant=edit("    if not math.isfinite(value):\n", "    if value is None:\n"),
 )
 def nan_penalty_accepted(submission: Submission, rng: np.random.Generator) -> None:
     for penalty in (float("nan"), float("inf"), float("-inf")):
@@ -88,7 +86,7 @@ def nan_penalty_accepted(submission: Submission, rng: np.random.Generator) -> No
     catches="a negative eos_id is taken as an index from the end",
     severity="minor",
     story="An unset id of -1 makes the last token of the vocabulary the end.",
-    mutant=edit(('"eos_id", least=0', '"eos_id", least=-9')),
+    mutant=edit('"eos_id", least=0', '"eos_id", least=-9'),
 )
 def negative_eos_wraps(submission: Submission, rng: np.random.Generator) -> None:
     refused(submission, rng, flat, eos_id=-int(rng.integers(1, 4)))
@@ -98,7 +96,7 @@ def negative_eos_wraps(submission: Submission, rng: np.random.Generator) -> None
     catches="an eos_id outside the model's vocabulary does not raise ValueError",
     severity="minor",
     story="Tokenizer and model can have different vocabularies.",
-    mutant=edit(("    if eos_id >= log_probs.shape[1]:\n", "    if eos_id < 0:\n")),
+    mutant=edit("    if eos_id >= log_probs.shape[1]:\n", "    if eos_id < 0:\n"),
 )
 def eos_outside_the_vocabulary(submission: Submission, rng: np.random.Generator) -> None:
     for outside in (4, 5 + int(rng.integers(9))):
@@ -110,10 +108,7 @@ def eos_outside_the_vocabulary(submission: Submission, rng: np.random.Generator)
     severity="major",
     story="With a NaN among the scores the order of beams depends on the sort algorithm.",
     mutant=edit(
-        (
-            "    if np.isnan(log_probs).any() or np.isposinf(log_probs).any():\n",
-            "    if rows < 0:\n",
-        )
+        "    if np.isnan(log_probs).any() or np.isposinf(log_probs).any():\n", "    if rows < 0:\n"
     ),
 )
 def nan_log_probs_accepted(submission: Submission, rng: np.random.Generator) -> None:
@@ -132,10 +127,8 @@ def nan_log_probs_accepted(submission: Submission, rng: np.random.Generator) -> 
     severity="major",
     story="Broadcasting silently uses one row for all beams.",
     mutant=edit(
-        (
-            "    if log_probs.ndim != 2 or log_probs.shape[0] != rows:\n",
-            "    if log_probs.ndim != 2:\n",
-        )
+        "    if log_probs.ndim != 2 or log_probs.shape[0] != rows:\n",
+        "    if log_probs.ndim != 2:\n",
     ),
 )
 def wrong_row_count_accepted(submission: Submission, rng: np.random.Generator) -> None:
@@ -149,10 +142,8 @@ def wrong_row_count_accepted(submission: Submission, rng: np.random.Generator) -
     severity="major",
     story="A sum of 0 is treated as missing by a truth test, or by `< 0`.",
     mutant=edit(
-        (
-            "        possible = np.flatnonzero(totals > -np.inf)\n",
-            "        possible = np.flatnonzero((totals < 0.0) & (totals > -np.inf))\n",
-        )
+        "        possible = np.flatnonzero(totals > -np.inf)\n",
+        "        possible = np.flatnonzero((totals < 0.0) & (totals > -np.inf))\n",
     ),
 )
 def certain_end_lost(submission: Submission, rng: np.random.Generator) -> None:
@@ -167,12 +158,10 @@ def certain_end_lost(submission: Submission, rng: np.random.Generator) -> None:
     severity="minor",
     story="A fixed batch size for model calls, left over from other code.",
     mutant=edit(
-        (
-            CALL,
-            "    pieces = [prefixes[i : i + 128] for i in range(0, len(prefixes), 128)]\n"
-            "    answers = np.concatenate([lm.log_probs(piece) for piece in pieces])\n"
-            "    log_probs = checked(answers, len(prefixes), eos_id)\n",
-        )
+        CALL,
+        "    pieces = [prefixes[i : i + 128] for i in range(0, len(prefixes), 128)]\n"
+        "    answers = np.concatenate([lm.log_probs(piece) for piece in pieces])\n"
+        "    log_probs = checked(answers, len(prefixes), eos_id)\n",
     ),
 )
 def large_batch_in_pieces(submission: Submission, rng: np.random.Generator) -> None:
@@ -187,7 +176,7 @@ def large_batch_in_pieces(submission: Submission, rng: np.random.Generator) -> N
     catches="with a negative penalty the stop test leaves out the very next token",
     severity="major",
     story="A length that already includes the next token is incremented once more.",
-    mutant=edit((BOUND, BOUND.replace("length + 1", "length + 2"))),
+    mutant=edit(BOUND, BOUND.replace("length + 1", "length + 2")),
 )
 def negative_penalty_bound_too_long(submission: Submission, rng: np.random.Generator) -> None:
     E, A = tokens(rng, 2)
@@ -203,10 +192,8 @@ def negative_penalty_bound_too_long(submission: Submission, rng: np.random.Gener
     severity="minor",
     story="A comparison with a small tolerance stops a search that a live beam could still win.",
     mutant=edit(
-        (
-            "        return bound <= self.pool[-1].score\n",
-            "        return bound <= self.pool[-1].score + 1e-9\n",
-        )
+        "        return bound <= self.pool[-1].score\n",
+        "        return bound <= self.pool[-1].score + 1e-9\n",
     ),
 )
 def almost_a_tie(submission: Submission, rng: np.random.Generator) -> None:
@@ -224,10 +211,8 @@ def almost_a_tie(submission: Submission, rng: np.random.Generator) -> None:
     severity="major",
     story="-inf is replaced by a large negative number where several beams are ranked together.",
     mutant=edit(
-        (
-            "    return log_probs\n",
-            "    return np.maximum(log_probs, -1e9) if rows > 1 else log_probs\n",
-        )
+        "    return log_probs\n",
+        "    return np.maximum(log_probs, -1e9) if rows > 1 else log_probs\n",
     ),
 )
 def late_zero_probability_lives_on(submission: Submission, rng: np.random.Generator) -> None:

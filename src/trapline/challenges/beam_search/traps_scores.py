@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from trapline.arena.judge import expect
-from trapline.arena.judge.traps import edit, trap
+from trapline.arena.judge.traps import edit, edits, trap
 from trapline.arena.process.proxy import Stub, Submission
 from trapline.challenges.beam_search import table as lm
 from trapline.challenges.beam_search.situations import (
@@ -29,10 +29,8 @@ _ENTER = "            score = self.rules.score(float(total), self.length)\n"
     story="A beam that carries its penalised score compounds the penalty at every step; the "
     "winning design kept the sum and the score apart.",
     mutant=edit(
-        (
-            "        self.sums = totals.ravel()[chosen]\n",
-            "        self.sums = self.rules.score(totals.ravel()[chosen], self.length)\n",
-        )
+        "        self.sums = totals.ravel()[chosen]\n",
+        "        self.sums = self.rules.score(totals.ravel()[chosen], self.length)\n",
     ),
 )
 def penalty_on_running_sum(submission: Submission, rng: np.random.Generator) -> None:
@@ -67,10 +65,8 @@ def the_longer_end_wins(submission: Submission, rng: np.random.Generator) -> Non
     story="Two EOS beams of different length under a penalty: the test that most entrants did not "
     "write.",
     mutant=edit(
-        (
-            "key=lambda hypothesis: -hypothesis.score)",
-            "key=lambda h: -h.score * len(h.tokens) ** self.rules.length_penalty)",
-        )
+        "key=lambda hypothesis: -hypothesis.score)",
+        "key=lambda h: -h.score * len(h.tokens) ** self.rules.length_penalty)",
     ),
 )
 def ranked_by_sum(submission: Submission, rng: np.random.Generator) -> None:
@@ -82,7 +78,7 @@ def ranked_by_sum(submission: Submission, rng: np.random.Generator) -> None:
     severity="critical",
     story="Reported against a serving engine in 2024 and still there: with a long prompt the "
     "penalty has almost no effect; it changes the winner in a third to a half of the cases.",
-    mutant=edit((_ENTER, _ENTER.replace("self.length", "self.length + len(self.prompt)"))),
+    mutant=edit(_ENTER, _ENTER.replace("self.length", "self.length + len(self.prompt)")),
 )
 def prompt_counted_in_length(submission: Submission, rng: np.random.Generator) -> None:
     E, A, table = two_ends_of_different_length(rng)
@@ -96,11 +92,9 @@ def prompt_counted_in_length(submission: Submission, rng: np.random.Generator) -
     severity="major",
     story="A well-known library changed this between releases; older ones divided by one less.",
     mutant=edit(
-        (
-            _ENTER,
-            "            n = self.length - (tokens[-1] == self.rules.eos_id)\n"
-            "            score = self.rules.score(float(total), max(n, 1))\n",
-        )
+        _ENTER,
+        "            n = self.length - (tokens[-1] == self.rules.eos_id)\n"
+        "            score = self.rules.score(float(total), max(n, 1))\n",
     ),
 )
 def eos_not_counted(submission: Submission, rng: np.random.Generator) -> None:
@@ -112,11 +106,9 @@ def eos_not_counted(submission: Submission, rng: np.random.Generator) -> None:
     severity="major",
     story="One is added for an end token that never comes.",
     mutant=edit(
-        (
-            _ENTER,
-            "            n = self.length + (tokens[-1] != self.rules.eos_id)\n"
-            "            score = self.rules.score(float(total), n)\n",
-        )
+        _ENTER,
+        "            n = self.length + (tokens[-1] != self.rules.eos_id)\n"
+        "            score = self.rules.score(float(total), n)\n",
     ),
 )
 def unfinished_length_off_by_one(submission: Submission, rng: np.random.Generator) -> None:
@@ -130,7 +122,7 @@ def unfinished_length_off_by_one(submission: Submission, rng: np.random.Generato
     catches="a length penalty of zero or less is treated as no penalty",
     severity="major",
     story="`if length_penalty > 0` reads naturally and disables half of the range.",
-    mutant=edit((_SCORE, _SCORE.replace("self.length_penalty", "max(self.length_penalty, 0.0)"))),
+    mutant=edit(_SCORE, _SCORE.replace("self.length_penalty", "max(self.length_penalty, 0.0)")),
 )
 def negative_penalty_ignored(submission: Submission, rng: np.random.Generator) -> None:
     E, A = tokens(rng, 2)
@@ -145,7 +137,7 @@ def negative_penalty_ignored(submission: Submission, rng: np.random.Generator) -
     catches="length_penalty=0.0 falls back to the default",
     severity="major",
     story="`length_penalty or 1.0` treats 0.0 as absent.",
-    mutant=edit(("        finite(length_penalty,", "        finite(length_penalty or 1.0,")),
+    mutant=edit("        finite(length_penalty,", "        finite(length_penalty or 1.0,"),
 )
 def zero_penalty_as_default(submission: Submission, rng: np.random.Generator) -> None:
     E, _, table = two_ends_of_different_length(rng)
@@ -159,7 +151,7 @@ def zero_penalty_as_default(submission: Submission, rng: np.random.Generator) ->
     catches="the sum is multiplied by the length's power instead of divided",
     severity="critical",
     story="Sums are negative, so the direction of the penalty is easily reversed.",
-    mutant=edit((_SCORE, _SCORE.replace("/", "*"))),
+    mutant=edit(_SCORE, _SCORE.replace("/", "*")),
 )
 def penalty_multiplied(submission: Submission, rng: np.random.Generator) -> None:
     the_longer_end_wins(submission, rng)
@@ -169,7 +161,7 @@ def penalty_multiplied(submission: Submission, rng: np.random.Generator) -> None
     catches="the ((5 + n) / 6)^a form of a translation paper is used instead of n^a",
     severity="major",
     story="The best-known formula is not the one that the contract states.",
-    mutant=edit((_SCORE, _SCORE.replace("length**", "((5 + length) / 6) ** "))),
+    mutant=edit(_SCORE, _SCORE.replace("length**", "((5 + length) / 6) ** ")),
 )
 def shifted_length_penalty(submission: Submission, rng: np.random.Generator) -> None:
     the_longer_end_wins(submission, rng)
@@ -180,13 +172,11 @@ def shifted_length_penalty(submission: Submission, rng: np.random.Generator) -> 
     severity="major",
     story="Ranking by one number and printing another made several reports contradict themselves.",
     mutant=edit(
-        (
-            RESULT,
-            RESULT.replace(
-                "hypothesis.score)",
-                "hypothesis.score * len(hypothesis.tokens) ** self.rules.length_penalty)",
-            ),
-        )
+        RESULT,
+        RESULT.replace(
+            "hypothesis.score)",
+            "hypothesis.score * len(hypothesis.tokens) ** self.rules.length_penalty)",
+        ),
     ),
 )
 def score_is_the_sum(submission: Submission, rng: np.random.Generator) -> None:
@@ -199,10 +189,8 @@ def score_is_the_sum(submission: Submission, rng: np.random.Generator) -> None:
     story="An entrant's test passed logits where log-probabilities were meant, printed a score of "
     "0.0000 and did not notice.",
     mutant=edit(
-        (
-            "    return log_probs\n",
-            "    return log_probs - np.log(np.exp(log_probs).sum(axis=1, keepdims=True))\n",
-        )
+        "    return log_probs\n",
+        "    return log_probs - np.log(np.exp(log_probs).sum(axis=1, keepdims=True))\n",
     ),
 )
 def log_probabilities_as_logits(submission: Submission, rng: np.random.Generator) -> None:
@@ -219,11 +207,9 @@ def log_probabilities_as_logits(submission: Submission, rng: np.random.Generator
     severity="major",
     story="exp(-800) is 0 in float64; a few hundred tokens of ordinary text are enough.",
     mutant=edit(
-        (
-            "        totals = self.sums[:, None] + log_probs\n",
-            "        with np.errstate(divide='ignore'):\n"
-            "            totals = np.log(np.exp(self.sums)[:, None] * np.exp(log_probs))\n",
-        )
+        "        totals = self.sums[:, None] + log_probs\n",
+        "        with np.errstate(divide='ignore'):\n"
+        "            totals = np.log(np.exp(self.sums)[:, None] * np.exp(log_probs))\n",
     ),
 )
 def probabilities_underflow(submission: Submission, rng: np.random.Generator) -> None:
@@ -245,10 +231,8 @@ def probabilities_underflow(submission: Submission, rng: np.random.Generator) ->
     severity="major",
     story="In low precision the later tokens of a long hypothesis stop making a difference.",
     mutant=edit(
-        (
-            "        totals = self.sums[:, None] + log_probs\n",
-            "        totals = (self.sums[:, None] + log_probs).astype(np.float32)\n",
-        )
+        "        totals = self.sums[:, None] + log_probs\n",
+        "        totals = (self.sums[:, None] + log_probs).astype(np.float32)\n",
     ),
 )
 def sums_in_float32(submission: Submission, rng: np.random.Generator) -> None:
@@ -266,7 +250,7 @@ def sums_in_float32(submission: Submission, rng: np.random.Generator) -> None:
     catches="the returned tokens begin with the prompt",
     severity="major",
     story="Generation interfaces differ in this; the contract says without.",
-    mutant=edit((RESULT, RESULT.replace("(hypothesis.tokens", "(self.prompt + hypothesis.tokens"))),
+    mutant=edit(RESULT, RESULT.replace("(hypothesis.tokens", "(self.prompt + hypothesis.tokens")),
 )
 def prompt_in_the_answer(submission: Submission, rng: np.random.Generator) -> None:
     the_longer_end_wins(submission, rng)
@@ -277,13 +261,11 @@ def prompt_in_the_answer(submission: Submission, rng: np.random.Generator) -> No
     severity="major",
     story="Without it a caller cannot tell a finished hypothesis from one cut off.",
     mutant=edit(
-        (
-            RESULT,
-            RESULT.replace(
-                "(hypothesis.tokens",
-                "([t for t in hypothesis.tokens if t != self.rules.eos_id]",
-            ),
-        )
+        RESULT,
+        RESULT.replace(
+            "(hypothesis.tokens",
+            "([t for t in hypothesis.tokens if t != self.rules.eos_id]",
+        ),
     ),
 )
 def eos_stripped(submission: Submission, rng: np.random.Generator) -> None:
@@ -295,14 +277,12 @@ def eos_stripped(submission: Submission, rng: np.random.Generator) -> None:
     severity="major",
     story="Rows of a finished prompt went on producing fake tokens until the whole batch was done.",
     mutant=edit(
-        (
-            RESULT,
-            RESULT.replace(
-                "(hypothesis.tokens",
-                "(hypothesis.tokens + [self.rules.eos_id]"
-                " * (self.rules.max_new_tokens - len(hypothesis.tokens))",
-            ),
-        )
+        RESULT,
+        RESULT.replace(
+            "(hypothesis.tokens",
+            "(hypothesis.tokens + [self.rules.eos_id]"
+            " * (self.rules.max_new_tokens - len(hypothesis.tokens))",
+        ),
     ),
 )
 def answers_padded(submission: Submission, rng: np.random.Generator) -> None:
@@ -321,7 +301,7 @@ def answers_padded(submission: Submission, rng: np.random.Generator) -> None:
     catches="generated tokens are appended to the caller's prompt",
     severity="major",
     story="`prefix += [token]` changes a list that belongs to the caller.",
-    mutant=edit(
+    mutant=edits(
         ("Search(token_list(prompt), rules)", "Search(prompt, rules)"),
         (RESULT, "        self.prompt += self.pool[0].tokens\n" + RESULT),
     ),
@@ -341,12 +321,10 @@ def prompts_modified(submission: Submission, rng: np.random.Generator) -> None:
     severity="critical",
     story="A module-level cache keyed by the prompt survives from one call to the next.",
     mutant=edit(
-        (
-            RETURN,
-            "    return [\n"
-            "        REMEMBERED.setdefault(tuple(s.prompt), s.results()) for s in searches\n"
-            "    ]\n\n\nREMEMBERED = {}\n",
-        )
+        RETURN,
+        "    return [\n"
+        "        REMEMBERED.setdefault(tuple(s.prompt), s.results()) for s in searches\n"
+        "    ]\n\n\nREMEMBERED = {}\n",
     ),
 )
 def answers_remembered(submission: Submission, rng: np.random.Generator) -> None:

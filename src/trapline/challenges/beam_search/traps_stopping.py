@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from trapline.arena.judge import expect
-from trapline.arena.judge.traps import edit, trap
+from trapline.arena.judge.traps import edit, edits, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.beam_search.situations import (
     best,
@@ -19,11 +19,8 @@ from trapline.challenges.beam_search.solution_lines import BOUND
     catches="the search stops at the first finished hypothesis",
     severity="critical",
     story="Stopping when the top beam ends lost the better, longer output in several toolkits.",
-    mutant=edit(
-        (
-            "        return bound <= self.pool[-1].score\n",
-            "        return True\n",
-        ),
+    mutant=edits(
+        ("        return bound <= self.pool[-1].score\n", "        return True\n"),
         (
             "        if len(self.pool) < self.rules.beam_width or not self.beams:\n",
             "        if not self.pool or not self.beams:\n",
@@ -43,7 +40,7 @@ def first_end_stops(submission: Submission, rng: np.random.Generator) -> None:
     catches="the search stops as soon as W hypotheses are finished",
     severity="critical",
     story="The default of one library for years: W finished is not the W best.",
-    mutant=edit(("        return bound <= self.pool[-1].score\n", "        return True\n")),
+    mutant=edit("        return bound <= self.pool[-1].score\n", "        return True\n"),
 )
 def full_pool_stops(submission: Submission, rng: np.random.Generator) -> None:
     E, A = tokens(rng, 2)
@@ -59,7 +56,7 @@ def full_pool_stops(submission: Submission, rng: np.random.Generator) -> None:
     severity="critical",
     story="With a positive penalty this heuristic is not a bound; it was reported several times "
     "against the library that has it.",
-    mutant=edit((BOUND, "        return self.score(total, length)\n")),
+    mutant=edit(BOUND, "        return self.score(total, length)\n"),
 )
 def bound_at_current_length(submission: Submission, rng: np.random.Generator) -> None:
     E, A, B = tokens(rng, 3)
@@ -72,7 +69,7 @@ def bound_at_current_length(submission: Submission, rng: np.random.Generator) ->
     catches="the stop test allows for one more token only although longer is better",
     severity="critical",
     story="With a positive penalty one step of look-ahead is not a bound either.",
-    mutant=edit((BOUND, "        return self.score(total, length + 1)\n")),
+    mutant=edit(BOUND, "        return self.score(total, length + 1)\n"),
 )
 def bound_at_next_length(submission: Submission, rng: np.random.Generator) -> None:
     E, A, B = tokens(rng, 3)
@@ -85,7 +82,7 @@ def bound_at_next_length(submission: Submission, rng: np.random.Generator) -> No
     catches="the stop test uses the maximum length also where shorter is better",
     severity="critical",
     story="The bound for a positive penalty stops a search with a negative one far too early.",
-    mutant=edit((BOUND, "        return self.score(total, self.max_new_tokens)\n")),
+    mutant=edit(BOUND, "        return self.score(total, self.max_new_tokens)\n"),
 )
 def negative_penalty_bound(submission: Submission, rng: np.random.Generator) -> None:
     E, A = tokens(rng, 2)
@@ -100,7 +97,7 @@ def negative_penalty_bound(submission: Submission, rng: np.random.Generator) -> 
     catches="the stop test looks at the worst live beam instead of the best",
     severity="critical",
     story="Taking the last of a sorted list for its first.",
-    mutant=edit(("float(self.sums[0])", "float(self.sums[-1])")),
+    mutant=edit("float(self.sums[0])", "float(self.sums[-1])"),
 )
 def bound_from_the_weakest_beam(submission: Submission, rng: np.random.Generator) -> None:
     E, A, B, C, D = tokens(rng, 5)
@@ -121,7 +118,7 @@ def bound_from_the_weakest_beam(submission: Submission, rng: np.random.Generator
     catches="the model is still called although nothing can enter the pool any more",
     severity="major",
     story="One engine always runs to the maximum length; every extra step costs a model call.",
-    mutant=edit(("        return bound <= self.pool[-1].score\n", "        return False\n")),
+    mutant=edit("        return bound <= self.pool[-1].score\n", "        return False\n"),
 )
 def never_stops_early(submission: Submission, rng: np.random.Generator) -> None:
     E, A = tokens(rng, 2)
@@ -135,7 +132,7 @@ def never_stops_early(submission: Submission, rng: np.random.Generator) -> None:
     catches="a live beam that can only tie with the pool's worst keeps the search going",
     severity="minor",
     story="On a tie the earlier hypothesis wins, so equality is enough to stop.",
-    mutant=edit(("bound <= self.pool[-1].score", "bound < self.pool[-1].score")),
+    mutant=edit("bound <= self.pool[-1].score", "bound < self.pool[-1].score"),
 )
 def a_tie_does_not_stop(submission: Submission, rng: np.random.Generator) -> None:
     E, A = tokens(rng, 2)
@@ -149,7 +146,7 @@ def a_tie_does_not_stop(submission: Submission, rng: np.random.Generator) -> Non
     severity="minor",
     story="A bound at the present length is correct there, but not exact: it makes one call too "
     "many.",
-    mutant=edit((BOUND, BOUND.replace("length + 1", "length"))),
+    mutant=edit(BOUND, BOUND.replace("length + 1", "length")),
 )
 def loose_bound_below_zero(submission: Submission, rng: np.random.Generator) -> None:
     E, A = tokens(rng, 2)
@@ -162,7 +159,7 @@ def loose_bound_below_zero(submission: Submission, rng: np.random.Generator) -> 
     catches="a step after which no beam is alive breaks the search",
     severity="major",
     story="The best live beam is looked up in an empty list.",
-    mutant=edit((" or not self.beams:\n", ":\n")),
+    mutant=edit(" or not self.beams:\n", ":\n"),
 )
 def everything_ends(submission: Submission, rng: np.random.Generator) -> None:
     E, A = tokens(rng, 2)
@@ -177,7 +174,7 @@ def everything_ends(submission: Submission, rng: np.random.Generator) -> None:
     catches="beams still alive at the maximum length are not returned",
     severity="critical",
     story="A model that does not end within the limit gets an empty answer.",
-    mutant=edit(("            self._enter(self.beams, self.sums)\n", "")),
+    mutant=edit("            self._enter(self.beams, self.sums)\n", ""),
 )
 def cut_off_hypotheses_lost(submission: Submission, rng: np.random.Generator) -> None:
     E, A, B = tokens(rng, 3)
@@ -192,10 +189,8 @@ def cut_off_hypotheses_lost(submission: Submission, rng: np.random.Generator) ->
     story="A fallback instead of a rule: one weak finished hypothesis excludes every strong "
     "unfinished beam.",
     mutant=edit(
-        (
-            "            self._enter(self.beams, self.sums)\n",
-            "            if not self.pool:\n                self._enter(self.beams, self.sums)\n",
-        )
+        "            self._enter(self.beams, self.sums)\n",
+        "            if not self.pool:\n                self._enter(self.beams, self.sums)\n",
     ),
 )
 def cut_off_only_when_nothing_ended(submission: Submission, rng: np.random.Generator) -> None:
@@ -212,10 +207,8 @@ def cut_off_only_when_nothing_ended(submission: Submission, rng: np.random.Gener
     severity="critical",
     story="The limit is checked before the step instead of after it.",
     mutant=edit(
-        (
-            "        if self.length == self.rules.max_new_tokens:\n",
-            "        if self.length > self.rules.max_new_tokens:\n",
-        )
+        "        if self.length == self.rules.max_new_tokens:\n",
+        "        if self.length > self.rules.max_new_tokens:\n",
     ),
 )
 def one_token_too_many(submission: Submission, rng: np.random.Generator) -> None:
@@ -231,10 +224,8 @@ def one_token_too_many(submission: Submission, rng: np.random.Generator) -> None
     severity="major",
     story="An off-by-one error of the limit in the other direction.",
     mutant=edit(
-        (
-            "        if self.length == self.rules.max_new_tokens:\n",
-            "        if self.length >= self.rules.max_new_tokens - 1:\n",
-        )
+        "        if self.length == self.rules.max_new_tokens:\n",
+        "        if self.length >= self.rules.max_new_tokens - 1:\n",
     ),
 )
 def one_token_short(submission: Submission, rng: np.random.Generator) -> None:

@@ -26,7 +26,7 @@ def same_rows(submission: Submission, kv: np.ndarray, prefix_len: int, path: lis
     severity="critical",
     story="Cropping to the right length keeps a rejected sibling's keys; rounds later the text is "
     "gibberish.",
-    mutant=edit((_ROWS, "    rows = [*range(first + len(nodes))]\n")),
+    mutant=edit(_ROWS, "    rows = [*range(first + len(nodes))]\n"),
 )
 def cache_not_compacted(submission: Submission, rng: np.random.Generator) -> None:
     same_rows(submission, cache(rng, 2, 3, 4 + 1 + 6, 5), 4, [1, 3, 5])
@@ -36,7 +36,7 @@ def cache_not_compacted(submission: Submission, rng: np.random.Generator) -> Non
     catches="node i is read from the row of node i - 1",
     severity="critical",
     story="The root has a row of its own between prefix and nodes.",
-    mutant=edit((_ROWS, _ROWS.replace("first + node", "first - 1 + node"))),
+    mutant=edit(_ROWS, _ROWS.replace("first + node", "first - 1 + node")),
 )
 def cache_rows_off_by_one(submission: Submission, rng: np.random.Generator) -> None:
     same_rows(submission, cache(rng, 2, 3, 4 + 1 + 6, 5), 4, [0, 2])
@@ -48,7 +48,7 @@ def cache_rows_off_by_one(submission: Submission, rng: np.random.Generator) -> N
     story="The last committed token has no keys in the cache before its pass; after it they must "
     "remain.",
     mutant=edit(
-        (_ROWS, _ROWS.replace("range(first)", "range(prefix_len)") + "    rows = rows or [0]\n")
+        _ROWS, _ROWS.replace("range(first)", "range(prefix_len)") + "    rows = rows or [0]\n"
     ),
 )
 def root_row_lost(submission: Submission, rng: np.random.Generator) -> None:
@@ -60,7 +60,7 @@ def root_row_lost(submission: Submission, rng: np.random.Generator) -> None:
     catches="a row is kept for the bonus token, which has none yet",
     severity="major",
     story="The bonus is the next root: its keys are computed in the next pass.",
-    mutant=edit((_KEPT, "    return kv[..., [*rows, min(max(rows) + 1, kv.shape[-2] - 1)], :]\n")),
+    mutant=edit(_KEPT, "    return kv[..., [*rows, min(max(rows) + 1, kv.shape[-2] - 1)], :]\n"),
 )
 def row_for_the_bonus(submission: Submission, rng: np.random.Generator) -> None:
     same_rows(submission, cache(rng, 3, 2 + 1 + 5, 2), 2, [0, 2])
@@ -70,7 +70,7 @@ def row_for_the_bonus(submission: Submission, rng: np.random.Generator) -> None:
     catches="the path's rows are sorted by index",
     severity="minor",
     story="A path is in the order of its tokens, whatever the indices are.",
-    mutant=edit((_ROWS, _ROWS.replace("in nodes", "in sorted(nodes)"))),
+    mutant=edit(_ROWS, _ROWS.replace("in nodes", "in sorted(nodes)")),
 )
 def path_sorted(submission: Submission, rng: np.random.Generator) -> None:
     same_rows(submission, cache(rng, 3, 2 + 1 + 5, 2), 2, [4, 1, 3])
@@ -80,7 +80,7 @@ def path_sorted(submission: Submission, rng: np.random.Generator) -> None:
     catches="the rows are taken along a fixed axis instead of the last but one",
     severity="major",
     story="Caches come as (rows, D), (heads, rows, D) and (layers, batch, heads, rows, D).",
-    mutant=edit((_KEPT, "    return np.take(kv, rows, axis=min(1, kv.ndim - 2))\n")),
+    mutant=edit(_KEPT, "    return np.take(kv, rows, axis=min(1, kv.ndim - 2))\n"),
 )
 def one_layout_only(submission: Submission, rng: np.random.Generator) -> None:
     for lead in ((), (7,), (2, 7, 7), (7, 1, 2, 3)):
@@ -93,11 +93,9 @@ def one_layout_only(submission: Submission, rng: np.random.Generator) -> None:
     story="np.array([]) has dtype float64 and is not a valid index: it fails when every draft is "
     "rejected.",
     mutant=edit(
-        (
-            _KEPT,
-            "    below = kv[..., np.array(nodes) + first, :]\n"
-            "    return np.concatenate([kv[..., :first, :], below], axis=-2)\n",
-        )
+        _KEPT,
+        "    below = kv[..., np.array(nodes) + first, :]\n"
+        "    return np.concatenate([kv[..., :first, :], below], axis=-2)\n",
     ),
 )
 def empty_path_fails(submission: Submission, rng: np.random.Generator) -> None:
@@ -110,10 +108,8 @@ def empty_path_fails(submission: Submission, rng: np.random.Generator) -> None:
     severity="major",
     story="A gather in place overwrites rows that are still to be read, and the caller's data.",
     mutant=edit(
-        (
-            _KEPT,
-            "    kv[..., : len(rows), :] = kv[..., rows, :]\n    return kv[..., : len(rows), :]\n",
-        )
+        _KEPT,
+        "    kv[..., : len(rows), :] = kv[..., rows, :]\n    return kv[..., : len(rows), :]\n",
     ),
 )
 def cache_moved_in_place(submission: Submission, rng: np.random.Generator) -> None:
@@ -127,7 +123,7 @@ def cache_moved_in_place(submission: Submission, rng: np.random.Generator) -> No
     catches="the committed cache has another dtype",
     severity="minor",
     story="float64 in a float32 cache doubles its size.",
-    mutant=edit((_KEPT, "    return kv[..., rows, :].astype(np.float64)\n")),
+    mutant=edit(_KEPT, "    return kv[..., rows, :].astype(np.float64)\n"),
 )
 def cache_dtype_changed(submission: Submission, rng: np.random.Generator) -> None:
     for dtype in (np.float32, np.float16):
@@ -138,7 +134,7 @@ def cache_dtype_changed(submission: Submission, rng: np.random.Generator) -> Non
     catches="a node that does not exist is taken from the wrong end of the cache",
     severity="minor",
     story="A negative index is valid Python.",
-    mutant=edit(('"a node of the path", least=0', '"a node of the path", least=-9')),
+    mutant=edit('"a node of the path", least=0', '"a node of the path", least=-9'),
 )
 def path_outside_the_cache(submission: Submission, rng: np.random.Generator) -> None:
     kv = cache(rng, 2, 2 + 1 + 3, 2)

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from trapline.arena.judge import expect
-from trapline.arena.judge.traps import edit, trap
+from trapline.arena.judge.traps import edit, edits, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.dflash import table
 from trapline.challenges.dflash.situations import (
@@ -25,7 +25,7 @@ from trapline.challenges.dflash.solution_lines import BLOCK, INHERIT, LOOP, POP,
     severity="minor",
     story="A heap of (weight, parent, token): nodes are numbered by weight, so a low number can "
     "be deep.",
-    mutant=edit(
+    mutant=edits(
         (PUSH, PUSH.replace("depth, parent, token,", "parent, token, depth,")),
         (POP, POP.replace("depth, parent, token,", "parent, token, depth,")),
     ),
@@ -43,14 +43,12 @@ def tie_parent_before_depth(submission: Submission, rng: np.random.Generator) ->
     story="A fixed number of doublings follows ancestors only so far; a narrow integer for row "
     "numbers does the same.",
     mutant=edit(
-        (
-            INHERIT,
-            "        mask[node + 1, : prefix_len + 1] = True\n"
-            "        for _ in range(64):\n"
-            "            if parent >= 0:\n"
-            "                mask[node + 1, prefix_len + 1 + parent] = True\n"
-            "                parent = parents[parent]\n",
-        )
+        INHERIT,
+        "        mask[node + 1, : prefix_len + 1] = True\n"
+        "        for _ in range(64):\n"
+        "            if parent >= 0:\n"
+        "                mask[node + 1, prefix_len + 1 + parent] = True\n"
+        "                parent = parents[parent]\n",
     ),
 )
 def mask_of_a_long_branch(submission: Submission, rng: np.random.Generator) -> None:
@@ -73,10 +71,8 @@ def mask_of_a_long_branch(submission: Submission, rng: np.random.Generator) -> N
     severity="minor",
     story="Two tokens that differ in the tenth digit become a tie, and the wrong one is picked.",
     mutant=edit(
-        (
-            "    return log_probs.argmax(axis=1)\n",
-            "    return log_probs.astype(np.float32).argmax(axis=1)\n",
-        )
+        "    return log_probs.argmax(axis=1)\n",
+        "    return log_probs.astype(np.float32).argmax(axis=1)\n",
     ),
 )
 def picks_in_float32(submission: Submission, rng: np.random.Generator) -> None:
@@ -92,7 +88,7 @@ def picks_in_float32(submission: Submission, rng: np.random.Generator) -> None:
     catches="later blocks are cut to the length of the first one",
     severity="major",
     story="The depth of the tree is read once, from the first block.",
-    mutant=edit(
+    mutant=edits(
         (LOOP, "    depth = None\n" + LOOP),
         (
             BLOCK,
@@ -118,12 +114,7 @@ def draft_length_remembered(submission: Submission, rng: np.random.Generator) ->
     catches="complex or integer arrays are accepted where floating-point ones are required",
     severity="minor",
     story="NumPy orders and casts complex numbers with no more than a warning.",
-    mutant=edit(
-        (
-            '    if probs.dtype.kind != "f":\n',
-            '    if probs.dtype.kind not in "fc":\n',
-        )
-    ),
+    mutant=edit('    if probs.dtype.kind != "f":\n', '    if probs.dtype.kind not in "fc":\n'),
 )
 def complex_arrays_accepted(submission: Submission, rng: np.random.Generator) -> None:
     tokens, parents = np.array([1]), np.array([-1])

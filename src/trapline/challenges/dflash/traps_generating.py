@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from trapline.arena.judge import expect
-from trapline.arena.judge.traps import edit, trap
+from trapline.arena.judge.traps import edit, edits, trap
 from trapline.arena.process.proxy import Stub, Submission
 from trapline.challenges.dflash import table
 from trapline.challenges.dflash.situations import (
@@ -49,12 +49,7 @@ def told(
     catches="drafted tokens are accepted without verification",
     severity="critical",
     story="Fast and wrong: the output is the drafter's.",
-    mutant=edit(
-        (
-            _JUDGED,
-            _JUDGED + "        path = [] if not len(tokens) else [0]\n",
-        )
-    ),
+    mutant=edit(_JUDGED, _JUDGED + "        path = [] if not len(tokens) else [0]\n"),
 )
 def drafts_not_verified(submission: Submission, rng: np.random.Generator) -> None:
     told(submission, rng, table.hopeless_draft, 3, max_new_tokens=6, budget=4)
@@ -64,7 +59,7 @@ def drafts_not_verified(submission: Submission, rng: np.random.Generator) -> Non
     catches="the next pass continues from the bonus without the accepted tokens before it",
     severity="critical",
     story="Cache and text drift apart after the first accepted draft.",
-    mutant=edit(
+    mutant=edits(
         (_ASKED, _ASKED.replace("prefix + output", "prefix + bonuses")),
         (BLOCK, BLOCK.replace("prefix + output", "prefix + bonuses")),
         ("    passes = accepted = 0\n", "    passes = accepted = 0\n    bonuses = []\n"),
@@ -79,7 +74,7 @@ def committed_prefix_wrong(submission: Submission, rng: np.random.Generator) -> 
     catches="the target is given the prefix without its last token",
     severity="critical",
     story="The root belongs to the prefix that the target sees, and not to the tree.",
-    mutant=edit((_ASKED, _ASKED.replace("prefix + output", "(prefix + output)[:-1]"))),
+    mutant=edit(_ASKED, _ASKED.replace("prefix + output", "(prefix + output)[:-1]")),
 )
 def prefix_without_root(submission: Submission, rng: np.random.Generator) -> None:
     told(submission, rng, table.perfect_draft, 2, compare=["passes"], max_new_tokens=4, budget=2)
@@ -90,7 +85,7 @@ def prefix_without_root(submission: Submission, rng: np.random.Generator) -> Non
     severity="major",
     story="Accepted tokens never reach the drafter: the output is right, and the acceptance rate "
     "drops.",
-    mutant=edit((BLOCK, BLOCK.replace("prefix + output", "prefix"))),
+    mutant=edit(BLOCK, BLOCK.replace("prefix + output", "prefix")),
 )
 def drafter_left_behind(submission: Submission, rng: np.random.Generator) -> None:
     got = told(submission, rng, table.perfect_draft, 2, max_new_tokens=9, budget=2)
@@ -102,7 +97,7 @@ def drafter_left_behind(submission: Submission, rng: np.random.Generator) -> Non
     severity="major",
     story="The token is computed again in the next pass: the output is right, and one pass is "
     "wasted each time.",
-    mutant=edit((_FRESH, _FRESH.replace("[*drafted, bonus]", "drafted or [bonus]"))),
+    mutant=edit(_FRESH, _FRESH.replace("[*drafted, bonus]", "drafted or [bonus]")),
 )
 def bonus_thrown_away(submission: Submission, rng: np.random.Generator) -> None:
     told(submission, rng, table.perfect_draft, 2, compare=["passes"], max_new_tokens=9, budget=2)
@@ -112,7 +107,7 @@ def bonus_thrown_away(submission: Submission, rng: np.random.Generator) -> None:
     catches="tokens after an EOS in the middle of an accepted branch are kept",
     severity="critical",
     story="Only the last token of a round was compared with EOS.",
-    mutant=edit((_FRESH, "        fresh = [*drafted, bonus][: limit - len(output)]\n")),
+    mutant=edit(_FRESH, "        fresh = [*drafted, bonus][: limit - len(output)]\n"),
 )
 def end_inside_a_branch(submission: Submission, rng: np.random.Generator) -> None:
     told(submission, rng, table.perfect_draft, 3, end=1, max_new_tokens=10, budget=4)
@@ -122,7 +117,7 @@ def end_inside_a_branch(submission: Submission, rng: np.random.Generator) -> Non
     catches="an EOS as the very first token does not end the generation",
     severity="critical",
     story="A stop test that begins at the second token.",
-    mutant=edit((LOOP, LOOP.replace("output[-1:]", "output[1:]"))),
+    mutant=edit(LOOP, LOOP.replace("output[-1:]", "output[1:]")),
 )
 def end_at_once(submission: Submission, rng: np.random.Generator) -> None:
     prompt, script, eos, _ = story_of(rng)
@@ -139,7 +134,7 @@ def end_at_once(submission: Submission, rng: np.random.Generator) -> None:
     catches="more than max_new_tokens come back",
     severity="critical",
     story="A whole branch is appended before the length is tested.",
-    mutant=edit((_FRESH, "        fresh = until_end([*drafted, bonus], eos_id)\n")),
+    mutant=edit(_FRESH, "        fresh = until_end([*drafted, bonus], eos_id)\n"),
 )
 def runs_past_the_limit(submission: Submission, rng: np.random.Generator) -> None:
     prompt, _, eos, law = story_of(rng)
@@ -152,7 +147,7 @@ def runs_past_the_limit(submission: Submission, rng: np.random.Generator) -> Non
     catches="`accepted` counts drafted tokens that are not in the output",
     severity="major",
     story="Acceptance figures that include tokens behind the end overstate the drafter.",
-    mutant=edit((_COUNT, "        accepted += len(drafted)\n")),
+    mutant=edit(_COUNT, "        accepted += len(drafted)\n"),
 )
 def accepted_counts_what_was_cut(submission: Submission, rng: np.random.Generator) -> None:
     prompt, script, eos, _ = story_of(rng)
@@ -178,7 +173,7 @@ def accepted_counts_what_was_cut(submission: Submission, rng: np.random.Generato
     catches="`accepted` counts the target's own tokens",
     severity="major",
     story="Figures with and without the bonus differ by one per pass and are often compared.",
-    mutant=edit((_COUNT, "        accepted += len(fresh)\n")),
+    mutant=edit(_COUNT, "        accepted += len(fresh)\n"),
 )
 def accepted_counts_the_bonus(submission: Submission, rng: np.random.Generator) -> None:
     told(submission, rng, table.hopeless_draft, 2, compare=["accepted"], max_new_tokens=4, budget=3)
@@ -188,7 +183,7 @@ def accepted_counts_the_bonus(submission: Submission, rng: np.random.Generator) 
     catches="`target_passes` is not the number of calls of the target",
     severity="minor",
     story="One pass is added for a prefill that does not happen, or one is counted per token.",
-    mutant=edit(("    passes = accepted = 0\n", "    passes, accepted = 1, 0\n")),
+    mutant=edit("    passes = accepted = 0\n", "    passes, accepted = 1, 0\n"),
 )
 def passes_miscounted(submission: Submission, rng: np.random.Generator) -> None:
     told(
@@ -207,10 +202,8 @@ def passes_miscounted(submission: Submission, rng: np.random.Generator) -> None:
     severity="minor",
     story="A sort instead of an argmax.",
     mutant=edit(
-        (
-            "    return log_probs.argmax(axis=1)\n",
-            "    return log_probs.shape[1] - 1 - log_probs[:, ::-1].argmax(axis=1)\n",
-        )
+        "    return log_probs.argmax(axis=1)\n",
+        "    return log_probs.shape[1] - 1 - log_probs[:, ::-1].argmax(axis=1)\n",
     ),
 )
 def tie_higher_token_said(submission: Submission, rng: np.random.Generator) -> None:
@@ -231,7 +224,7 @@ def tie_higher_token_said(submission: Submission, rng: np.random.Generator) -> N
     catches="the EOS token is missing from the output",
     severity="major",
     story="The contract includes the EOS token in the output.",
-    mutant=edit((_OUTPUT, "    output = [t for t in output if t != eos_id]\n" + _OUTPUT)),
+    mutant=edit(_OUTPUT, "    output = [t for t in output if t != eos_id]\n" + _OUTPUT),
 )
 def end_left_out(submission: Submission, rng: np.random.Generator) -> None:
     told(submission, rng, table.perfect_draft, 2, end=3, max_new_tokens=10, budget=2)
@@ -241,7 +234,7 @@ def end_left_out(submission: Submission, rng: np.random.Generator) -> None:
     catches="the output begins with the prompt",
     severity="major",
     story="Generation interfaces differ in this; the contract says without.",
-    mutant=edit((_OUTPUT, "    return prefix + output, {")),
+    mutant=edit(_OUTPUT, "    return prefix + output, {"),
 )
 def prompt_in_the_output(submission: Submission, rng: np.random.Generator) -> None:
     told(submission, rng, table.perfect_draft, 2, max_new_tokens=4, budget=2)
@@ -251,7 +244,7 @@ def prompt_in_the_output(submission: Submission, rng: np.random.Generator) -> No
     catches="a prompt that ends with EOS generates nothing",
     severity="major",
     story="Chat prompts usually end with an end-of-turn token.",
-    mutant=edit((LOOP, LOOP.replace("output[-1:]", "(prefix + output)[-1:]"))),
+    mutant=edit(LOOP, LOOP.replace("output[-1:]", "(prefix + output)[-1:]")),
 )
 def end_in_the_prompt(submission: Submission, rng: np.random.Generator) -> None:
     prompt, script, eos, _ = story_of(rng)
@@ -265,7 +258,7 @@ def end_in_the_prompt(submission: Submission, rng: np.random.Generator) -> None:
     catches="generated tokens are appended to the caller's prompt",
     severity="major",
     story="`prefix = prompt` is a second name, not a copy.",
-    mutant=edit((_OUTPUT, "    prompt.extend(output)\n" + _OUTPUT)),
+    mutant=edit(_OUTPUT, "    prompt.extend(output)\n" + _OUTPUT),
 )
 def generating_modifies_the_prompt(submission: Submission, rng: np.random.Generator) -> None:
     prompt, _, eos, law = story_of(rng)
@@ -287,7 +280,7 @@ def generating_modifies_the_prompt(submission: Submission, rng: np.random.Genera
     catches="a second call continues where the first one ended",
     severity="critical",
     story="State in a mutable default argument or a module variable.",
-    mutant=edit(
+    mutant=edits(
         ("    output = []\n", "    output = KEPT\n"),
         ("def until_end(", "KEPT = []\n\n\ndef until_end("),
     ),
@@ -304,11 +297,8 @@ def text_kept_between_calls(submission: Submission, rng: np.random.Generator) ->
     severity="minor",
     story="The stop test comes one call too late; the extra pass costs time and is discarded.",
     mutant=edit(
-        (
-            _OUTPUT,
-            "    target.tree_log_probs(prefix + output, tokens, parents)\n    passes += 1\n"
-            + _OUTPUT,
-        )
+        _OUTPUT,
+        "    target.tree_log_probs(prefix + output, tokens, parents)\n    passes += 1\n" + _OUTPUT,
     ),
 )
 def pass_after_the_end(submission: Submission, rng: np.random.Generator) -> None:
@@ -335,7 +325,7 @@ def pass_after_the_end(submission: Submission, rng: np.random.Generator) -> None
     catches="max_new_tokens of 0 generates a token or calls a model",
     severity="minor",
     story="The loop tests its condition at the end.",
-    mutant=edit(
+    mutant=edits(
         (LOOP, LOOP.replace("len(output) < limit", "(not output or len(output) < limit)")),
         (_FRESH, _FRESH.replace("limit - len(output)", "max(limit, 1) - len(output)")),
     ),
@@ -348,7 +338,7 @@ def nothing_to_generate(submission: Submission, rng: np.random.Generator) -> Non
     catches="the target is given more nodes than the budget allows",
     severity="major",
     story="The budget bounds the cost of verification; a pass with more nodes is slower.",
-    mutant=edit((BLOCK, BLOCK.replace(", budget)", ", budget + 1)"))),
+    mutant=edit(BLOCK, BLOCK.replace(", budget)", ", budget + 1)")),
 )
 def budget_ignored_by_generate(submission: Submission, rng: np.random.Generator) -> None:
     prompt, _, eos, law = story_of(rng)
@@ -370,7 +360,7 @@ def budget_ignored_by_generate(submission: Submission, rng: np.random.Generator)
     catches="a drafter without a proposal ends the generation",
     severity="major",
     story="A tree without nodes still yields one token per pass.",
-    mutant=edit((BLOCK, BLOCK + "        if not len(tokens):\n            break\n")),
+    mutant=edit(BLOCK, BLOCK + "        if not len(tokens):\n            break\n"),
 )
 def empty_block_gives_up(submission: Submission, rng: np.random.Generator) -> None:
     prompt, _, eos, law = story_of(rng)
@@ -388,12 +378,10 @@ def empty_block_gives_up(submission: Submission, rng: np.random.Generator) -> No
     severity="critical",
     story="The tree is implemented and tested, but generate does not use it.",
     mutant=edit(
-        (
-            BLOCK,
-            "        block = drafter.block(prefix + output)[:budget]\n"
-            "        tokens = block.argmax(axis=1)\n"
-            "        parents = np.arange(len(tokens)) - 1\n",
-        )
+        BLOCK,
+        "        block = drafter.block(prefix + output)[:budget]\n"
+        "        tokens = block.argmax(axis=1)\n"
+        "        parents = np.arange(len(tokens)) - 1\n",
     ),
 )
 def only_the_chain_is_drafted(submission: Submission, rng: np.random.Generator) -> None:
@@ -425,7 +413,7 @@ def only_the_chain_is_drafted(submission: Submission, rng: np.random.Generator) 
     catches="an empty prompt is accepted although there is no root",
     severity="minor",
     story="Indexing an empty prefix fails later, with an unrelated error.",
-    mutant=edit(("    if not prefix:\n", "    if prefix is None:\n")),
+    mutant=edit("    if not prefix:\n", "    if prefix is None:\n"),
 )
 def rootless_prompt_accepted(submission: Submission, rng: np.random.Generator) -> None:
     eos = int(rng.integers(VOCABULARY))
@@ -439,7 +427,7 @@ def rootless_prompt_accepted(submission: Submission, rng: np.random.Generator) -
     catches="an answer of the target with the wrong number of rows or with NaN goes unnoticed",
     severity="major",
     story="argmax returns the position of a NaN.",
-    mutant=edit(("    if np.isnan(log_probs).any():\n", "    if rows < 0:\n")),
+    mutant=edit("    if np.isnan(log_probs).any():\n", "    if rows < 0:\n"),
 )
 def bad_target_answers_accepted(submission: Submission, rng: np.random.Generator) -> None:
     settings = {"max_new_tokens": 3, "eos_id": int(rng.integers(VOCABULARY)), "budget": 2}

@@ -30,7 +30,7 @@ def family_mask(submission: Submission, rng: np.random.Generator) -> None:
     catches="every node sees all nodes before it, its siblings among them",
     severity="critical",
     story="A triangle instead of ancestors: logits of a node then depend on its rejected siblings.",
-    mutant=edit((INHERIT, "        mask[node + 1] = mask[node]\n")),
+    mutant=edit(INHERIT, "        mask[node + 1] = mask[node]\n"),
 )
 def mask_causal(submission: Submission, rng: np.random.Generator) -> None:
     family_mask(submission, rng)
@@ -41,11 +41,8 @@ def mask_causal(submission: Submission, rng: np.random.Generator) -> None:
     severity="critical",
     story="Ancestors alone are not enough: a node must also see its own token.",
     mutant=edit(
-        (
-            _MASK,
-            "    mask[np.arange(1, count + 1), prefix_len + np.arange(1, count + 1)] = False\n"
-            + _MASK,
-        )
+        _MASK,
+        "    mask[np.arange(1, count + 1), prefix_len + np.arange(1, count + 1)] = False\n" + _MASK,
     ),
 )
 def mask_without_self(submission: Submission, rng: np.random.Generator) -> None:
@@ -57,11 +54,9 @@ def mask_without_self(submission: Submission, rng: np.random.Generator) -> None:
     severity="critical",
     story="One step up the tree looks right at depth 2 and is wrong from depth 3 on.",
     mutant=edit(
-        (
-            INHERIT,
-            "        mask[node + 1, : prefix_len + 1] = True\n"
-            "        mask[node + 1, prefix_len + 1 + parent] = True\n",
-        )
+        INHERIT,
+        "        mask[node + 1, : prefix_len + 1] = True\n"
+        "        mask[node + 1, prefix_len + 1 + parent] = True\n",
     ),
 )
 def mask_parent_only(submission: Submission, rng: np.random.Generator) -> None:
@@ -72,7 +67,7 @@ def mask_parent_only(submission: Submission, rng: np.random.Generator) -> None:
     catches="the nodes do not see the root",
     severity="critical",
     story="The root is in neither the prefix nor the arrays of the tree and is easily left out.",
-    mutant=edit((_MASK, "    mask[1:, prefix_len] = False\n" + _MASK)),
+    mutant=edit(_MASK, "    mask[1:, prefix_len] = False\n" + _MASK),
 )
 def mask_without_root(submission: Submission, rng: np.random.Generator) -> None:
     family_mask(submission, rng)
@@ -82,7 +77,7 @@ def mask_without_root(submission: Submission, rng: np.random.Generator) -> None:
     catches="the nodes do not see the committed prefix",
     severity="critical",
     story="A tree mask is applied to the whole attention instead of its last columns.",
-    mutant=edit((_MASK, "    mask[1:, :prefix_len] = False\n" + _MASK)),
+    mutant=edit(_MASK, "    mask[1:, :prefix_len] = False\n" + _MASK),
 )
 def mask_without_prefix(submission: Submission, rng: np.random.Generator) -> None:
     family_mask(submission, rng)
@@ -92,7 +87,7 @@ def mask_without_prefix(submission: Submission, rng: np.random.Generator) -> Non
     catches="the root sees the drafted nodes",
     severity="critical",
     story="The root's own logits then depend on guesses about what follows it.",
-    mutant=edit((_MASK, "    mask[0] = True\n" + _MASK)),
+    mutant=edit(_MASK, "    mask[0] = True\n" + _MASK),
 )
 def mask_root_sees_drafts(submission: Submission, rng: np.random.Generator) -> None:
     family_mask(submission, rng)
@@ -102,7 +97,7 @@ def mask_root_sees_drafts(submission: Submission, rng: np.random.Generator) -> N
     catches="nodes see their descendants instead of their ancestors",
     severity="critical",
     story="Rows are queries and columns are keys; transposed, the shape is still right.",
-    mutant=edit((_MASK, "    mask[:, prefix_len:] = mask[:, prefix_len:].T.copy()\n" + _MASK)),
+    mutant=edit(_MASK, "    mask[:, prefix_len:] = mask[:, prefix_len:].T.copy()\n" + _MASK),
 )
 def mask_transposed(submission: Submission, rng: np.random.Generator) -> None:
     family_mask(submission, rng)
@@ -112,7 +107,7 @@ def mask_transposed(submission: Submission, rng: np.random.Generator) -> None:
     catches="prefix_len is taken to include the root, so a column is missing",
     severity="major",
     story="Two conventions for the length of the committed part differ by exactly the root.",
-    mutant=edit((_MASK, "    return mask[:, 1:]\n")),
+    mutant=edit(_MASK, "    return mask[:, 1:]\n"),
 )
 def mask_prefix_counts_the_root(submission: Submission, rng: np.random.Generator) -> None:
     family_mask(submission, rng)
@@ -122,7 +117,7 @@ def mask_prefix_counts_the_root(submission: Submission, rng: np.random.Generator
     catches="the mask is made of numbers",
     severity="minor",
     story="0 and 1 added to scores mask nothing; 0 and -inf read as booleans mask the wrong half.",
-    mutant=edit((_MASK, "    return mask.astype(np.float64)\n")),
+    mutant=edit(_MASK, "    return mask.astype(np.float64)\n"),
 )
 def mask_not_boolean(submission: Submission, rng: np.random.Generator) -> None:
     family_mask(submission, rng)
@@ -133,10 +128,8 @@ def mask_not_boolean(submission: Submission, rng: np.random.Generator) -> None:
     severity="minor",
     story="It happens at the first token after a one-token prompt, and for a draft without nodes.",
     mutant=edit(
-        (
-            '    prefix_len = whole(prefix_len, "prefix_len", least=0)\n    count',
-            '    prefix_len = whole(prefix_len, "prefix_len", least=1)\n    count',
-        )
+        '    prefix_len = whole(prefix_len, "prefix_len", least=0)\n    count',
+        '    prefix_len = whole(prefix_len, "prefix_len", least=1)\n    count',
     ),
 )
 def mask_of_nothing(submission: Submission, rng: np.random.Generator) -> None:
@@ -150,7 +143,7 @@ def mask_of_nothing(submission: Submission, rng: np.random.Generator) -> None:
     catches="a parent that does not come before its child, or does not exist, is accepted",
     severity="minor",
     story="A negative index other than -1 silently reads from the end of the array.",
-    mutant=edit(("        if not -1 <= parent < node:\n", "        if parent >= len(values):\n")),
+    mutant=edit("        if not -1 <= parent < node:\n", "        if parent >= len(values):\n"),
 )
 def impossible_parents_accepted(submission: Submission, rng: np.random.Generator) -> None:
     place = int(rng.integers(1, 6))

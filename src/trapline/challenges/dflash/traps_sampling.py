@@ -41,13 +41,10 @@ def sampled(
     story="A separate draw for each child biases the output (by more than a tenth in a small "
     "study) while looking like rejection sampling.",
     mutant=edit(
-        (
-            _PICKS,
-            _PICKS
-            + "    for node, (parent, token) in enumerate(zip(parents, tokens, strict=True)):\n"
-            "        if uniforms[node + 1] < probs[parent + 1, token]:\n"
-            "            choices[parent + 1] = int(token)\n",
-        )
+        _PICKS,
+        _PICKS + "    for node, (parent, token) in enumerate(zip(parents, tokens, strict=True)):\n"
+        "        if uniforms[node + 1] < probs[parent + 1, token]:\n"
+        "            choices[parent + 1] = int(token)\n",
     ),
 )
 def biased_by_redrawing(submission: Submission, rng: np.random.Generator) -> None:
@@ -61,7 +58,7 @@ def biased_by_redrawing(submission: Submission, rng: np.random.Generator) -> Non
     catches="the pick is the most likely token, not the sample",
     severity="critical",
     story="Argmax matching at a temperature above 0: output that looks greedy.",
-    mutant=edit((_PICKS, "    choices = probs.argmax(axis=1).tolist()\n")),
+    mutant=edit(_PICKS, "    choices = probs.argmax(axis=1).tolist()\n"),
 )
 def greedy_instead_of_sampled(submission: Submission, rng: np.random.Generator) -> None:
     law = [[0.25, 0.5, 0.25], [0.25, 0.25, 0.5]]
@@ -72,7 +69,7 @@ def greedy_instead_of_sampled(submission: Submission, rng: np.random.Generator) 
     catches="the root's number decides at every node",
     severity="critical",
     story="Then the samples along a path are not independent.",
-    mutant=edit((_PICKS, _PICKS.replace("pick(row, uniform)", "pick(row, uniforms[0])"))),
+    mutant=edit(_PICKS, _PICKS.replace("pick(row, uniform)", "pick(row, uniforms[0])")),
 )
 def one_number_for_all(submission: Submission, rng: np.random.Generator) -> None:
     law = [[0.5, 0.5], [0.5, 0.5]]
@@ -84,13 +81,11 @@ def one_number_for_all(submission: Submission, rng: np.random.Generator) -> None
     severity="critical",
     story="The walk counts its steps and uses the count as an index.",
     mutant=edit(
-        (
-            _PICKS,
-            "    depths = [0]\n    for parent in parents:\n"
-            "        depths.append(depths[parent + 1] + 1)\n"
-            "    numbers = [uniforms[depth] for depth in depths]\n"
-            "    choices = [pick(row, u) for row, u in zip(probs, numbers, strict=True)]\n",
-        )
+        _PICKS,
+        "    depths = [0]\n    for parent in parents:\n"
+        "        depths.append(depths[parent + 1] + 1)\n"
+        "    numbers = [uniforms[depth] for depth in depths]\n"
+        "    choices = [pick(row, u) for row, u in zip(probs, numbers, strict=True)]\n",
     ),
 )
 def numbers_by_depth(submission: Submission, rng: np.random.Generator) -> None:
@@ -103,15 +98,13 @@ def numbers_by_depth(submission: Submission, rng: np.random.Generator) -> None:
     severity="critical",
     story="A token that the drafter did not propose can then never be generated.",
     mutant=edit(
-        (
-            _PICKS,
-            "    for row in range(len(probs)):\n"
-            "        below = [t for t, p in zip(tokens, parents, strict=True) if p + 1 == row]\n"
-            "        if below:\n"
-            "            kept = probs[row, below]\n"
-            "            probs[row] = 0.0\n"
-            "            probs[row, below] = kept / kept.sum()\n" + _PICKS,
-        )
+        _PICKS,
+        "    for row in range(len(probs)):\n"
+        "        below = [t for t, p in zip(tokens, parents, strict=True) if p + 1 == row]\n"
+        "        if below:\n"
+        "            kept = probs[row, below]\n"
+        "            probs[row] = 0.0\n"
+        "            probs[row, below] = kept / kept.sum()\n" + _PICKS,
     ),
 )
 def only_children_sampled(submission: Submission, rng: np.random.Generator) -> None:
@@ -124,11 +117,9 @@ def only_children_sampled(submission: Submission, rng: np.random.Generator) -> N
     severity="major",
     story="How top-p is written; the contract goes by token order.",
     mutant=edit(
-        (
-            _EXCEEDING,
-            "    order = np.argsort(-row, kind='stable')\n"
-            "    exceeding = order[np.cumsum(row[order]) > uniform]\n",
-        )
+        _EXCEEDING,
+        "    order = np.argsort(-row, kind='stable')\n"
+        "    exceeding = order[np.cumsum(row[order]) > uniform]\n",
     ),
 )
 def sorted_by_probability(submission: Submission, rng: np.random.Generator) -> None:
@@ -140,7 +131,7 @@ def sorted_by_probability(submission: Submission, rng: np.random.Generator) -> N
     catches="a number equal to a cumulative probability picks the token below it",
     severity="minor",
     story="`searchsorted` from the left: reaching is not exceeding.",
-    mutant=edit((_EXCEEDING, _EXCEEDING.replace("> uniform", ">= uniform"))),
+    mutant=edit(_EXCEEDING, _EXCEEDING.replace("> uniform", ">= uniform")),
 )
 def boundary_belongs_below(submission: Submission, rng: np.random.Generator) -> None:
     law = [[0.25, 0.25, 0.5], [0.5, 0.5, 0.0]]
@@ -153,12 +144,8 @@ def boundary_belongs_below(submission: Submission, rng: np.random.Generator) -> 
     story="A uniform number of exactly 0 comes once in sixteen million draws and then yields an "
     "impossible token.",
     mutant=edit(
-        (
-            _EXCEEDING,
-            _EXCEEDING.replace(
-                "> uniform", ">= uniform if not uniform else np.cumsum(row) > uniform"
-            ),
-        )
+        _EXCEEDING,
+        _EXCEEDING.replace("> uniform", ">= uniform if not uniform else np.cumsum(row) > uniform"),
     ),
 )
 def impossible_token_at_zero(submission: Submission, rng: np.random.Generator) -> None:
@@ -175,7 +162,7 @@ ALMOST_ONE = float(np.nextafter(1.0, 0.0))
     severity="major",
     story="Ten times 0.1 is less than 1 in binary; a clipped or wrapped index then yields an "
     "impossible token.",
-    mutant=edit((_LAST, "    return len(row) - 1\n")),
+    mutant=edit(_LAST, "    return len(row) - 1\n"),
 )
 def rounding_falls_off_the_end(submission: Submission, rng: np.random.Generator) -> None:  # noqa: ARG001
     sampled(submission, [], [], [TENTHS], [ALMOST_ONE], ([], 9))
@@ -185,7 +172,7 @@ def rounding_falls_off_the_end(submission: Submission, rng: np.random.Generator)
     catches="when rounding leaves the total below the number, the first token is picked",
     severity="major",
     story="argmax over an all-false array is 0.",
-    mutant=edit((_LAST, "    return 0\n")),
+    mutant=edit(_LAST, "    return 0\n"),
 )
 def rounding_starts_again(submission: Submission, rng: np.random.Generator) -> None:  # noqa: ARG001
     sampled(submission, [9], [-1], [TENTHS, TENTHS], [ALMOST_ONE, 0.0], ([0], 0))
@@ -196,10 +183,7 @@ def rounding_starts_again(submission: Submission, rng: np.random.Generator) -> N
     severity="minor",
     story="A number of exactly 1 can come from rounding to float32 and exceeds every sum.",
     mutant=edit(
-        (
-            "    if not ((uniforms >= 0.0) & (uniforms < 1.0)).all():\n",
-            "    if uniforms is None:\n",
-        )
+        "    if not ((uniforms >= 0.0) & (uniforms < 1.0)).all():\n", "    if uniforms is None:\n"
     ),
 )
 def bad_laws_accepted(submission: Submission, rng: np.random.Generator) -> None:

@@ -3,7 +3,7 @@
 import numpy as np
 
 from trapline.arena.judge import expect
-from trapline.arena.judge.traps import edit, trap
+from trapline.arena.judge.traps import edit, edits, trap
 from trapline.arena.process.proxy import Stub, Submission
 from trapline.challenges.dflash import table
 from trapline.challenges.dflash.situations import (
@@ -34,7 +34,7 @@ def two_good_roots(rng: np.random.Generator) -> tuple[np.ndarray, list[int], lis
     catches="the tree is the chain of most likely tokens",
     severity="critical",
     story="A single chain is the original scheme; the task asks for the heaviest prefixes.",
-    mutant=edit((_SIBLING, "")),
+    mutant=edit(_SIBLING, ""),
 )
 def chain_instead_of_tree(submission: Submission, rng: np.random.Generator) -> None:
     log_q, tokens, parents = two_good_roots(rng)
@@ -46,7 +46,7 @@ def chain_instead_of_tree(submission: Submission, rng: np.random.Generator) -> N
     catches="below the first level only the best token of a depth is used",
     severity="critical",
     story="Siblings at the root and single chains below them: most of the tree is missing.",
-    mutant=edit((_SIBLING, "        if not depth:\n    " + _SIBLING)),
+    mutant=edit(_SIBLING, "        if not depth:\n    " + _SIBLING),
 )
 def only_one_branch_grows(submission: Submission, rng: np.random.Generator) -> None:
     log_q, tokens, parents = two_good_roots(rng)
@@ -58,7 +58,7 @@ def only_one_branch_grows(submission: Submission, rng: np.random.Generator) -> N
     severity="critical",
     story="A fixed top-k at each depth spends the budget on prefixes that will never be reached.",
     mutant=edit(
-        (_RANKED, "    ranked = [ranking(row, max(1, budget // len(log_q))) for row in log_q]\n")
+        _RANKED, "    ranked = [ranking(row, max(1, budget // len(log_q))) for row in log_q]\n"
     ),
 )
 def fixed_width_levels(submission: Submission, rng: np.random.Generator) -> None:
@@ -72,7 +72,7 @@ def fixed_width_levels(submission: Submission, rng: np.random.Generator) -> None
     catches="a depth offers only a handful of its tokens, however flat it is",
     severity="major",
     story="A top-k of fixed size before the search: enough for peaked rows, wrong for flat ones.",
-    mutant=edit((_RANKED, _RANKED.replace("budget", "min(budget, 16)"))),
+    mutant=edit(_RANKED, _RANKED.replace("budget", "min(budget, 16)")),
 )
 def siblings_cut_short(submission: Submission, rng: np.random.Generator) -> None:
     vocabulary = 40
@@ -86,7 +86,7 @@ def siblings_cut_short(submission: Submission, rng: np.random.Generator) -> None
     catches="the tree has one node fewer than the budget",
     severity="major",
     story="The root is the last committed token; it is verified for free and is not a node.",
-    mutant=edit((_WHILE, _WHILE.replace("< budget", "< budget - 1"))),
+    mutant=edit(_WHILE, _WHILE.replace("< budget", "< budget - 1")),
 )
 def root_counted_in_the_budget(submission: Submission, rng: np.random.Generator) -> None:
     log_q, tokens, parents = two_good_roots(rng)
@@ -99,16 +99,14 @@ def root_counted_in_the_budget(submission: Submission, rng: np.random.Generator)
     severity="major",
     story="Cutting such a tree at half its size loses the deep, likely branch.",
     mutant=edit(
-        (
-            _TREE,
-            "    depths = []\n"
-            "    for parent in parents:\n"
-            "        depths.append(depths[parent] + 1 if parent >= 0 else 0)\n"
-            "    order = np.argsort(depths, kind='stable').tolist()\n"
-            "    places = {-1: -1, **{node: place for place, node in enumerate(order)}}\n"
-            "    tokens = [tokens[node] for node in order]\n"
-            "    parents = [places[parents[node]] for node in order]\n" + _TREE,
-        )
+        _TREE,
+        "    depths = []\n"
+        "    for parent in parents:\n"
+        "        depths.append(depths[parent] + 1 if parent >= 0 else 0)\n"
+        "    order = np.argsort(depths, kind='stable').tolist()\n"
+        "    places = {-1: -1, **{node: place for place, node in enumerate(order)}}\n"
+        "    tokens = [tokens[node] for node in order]\n"
+        "    parents = [places[parents[node]] for node in order]\n" + _TREE,
     ),
 )
 def breadth_first_order(submission: Submission, rng: np.random.Generator) -> None:
@@ -122,7 +120,7 @@ def breadth_first_order(submission: Submission, rng: np.random.Generator) -> Non
     severity="critical",
     story="In one drafter the first slot is the anchor rather than a prediction; here every row is "
     "a prediction.",
-    mutant=edit((_RANKED, _RANKED.replace("in log_q", "in log_q[1:]"))),
+    mutant=edit(_RANKED, _RANKED.replace("in log_q", "in log_q[1:]")),
 )
 def first_draft_row_skipped(submission: Submission, rng: np.random.Generator) -> None:
     log_q, tokens, parents = two_good_roots(rng)
@@ -133,7 +131,7 @@ def first_draft_row_skipped(submission: Submission, rng: np.random.Generator) ->
     catches="the root is 0 and nodes count from 1 in `parents`",
     severity="critical",
     story="Row numbers and node numbers differ by one and are easily mixed up.",
-    mutant=edit(("        parents.append(parent)\n", "        parents.append(parent + 1)\n")),
+    mutant=edit("        parents.append(parent)\n", "        parents.append(parent + 1)\n"),
 )
 def parents_count_from_one(submission: Submission, rng: np.random.Generator) -> None:
     log_q, tokens, parents = two_good_roots(rng)
@@ -144,7 +142,7 @@ def parents_count_from_one(submission: Submission, rng: np.random.Generator) -> 
     catches="between equally heavy prefixes the deeper one comes first",
     severity="minor",
     story="A sure token (log-probability 0) makes a child as heavy as its parent.",
-    mutant=edit(
+    mutant=edits(
         (PUSH, PUSH.replace(", depth, parent", ", -depth, parent")),
         (POP, POP + "        depth = -depth\n"),
     ),
@@ -160,7 +158,7 @@ def tie_deeper_first(submission: Submission, rng: np.random.Generator) -> None:
     catches="between equally heavy prefixes of one depth the one below the later node comes first",
     severity="minor",
     story="The order of ties decides what a smaller budget keeps, so the contract fixes it.",
-    mutant=edit(
+    mutant=edits(
         (PUSH, PUSH.replace("depth, parent", "depth, -parent")),
         (POP, POP + "        parent = -parent\n"),
     ),
@@ -176,7 +174,7 @@ def tie_higher_parent_first(submission: Submission, rng: np.random.Generator) ->
     catches="between equally heavy siblings the higher token comes first",
     severity="minor",
     story="A reversed ascending sort reverses the ties with it.",
-    mutant=edit((_BEST, "    candidates = candidates[::-1]\n" + _BEST)),
+    mutant=edit(_BEST, "    candidates = candidates[::-1]\n" + _BEST),
 )
 def tie_higher_token_first(submission: Submission, rng: np.random.Generator) -> None:
     a, b, c, d = rising(rng, 4)
@@ -190,7 +188,7 @@ def tie_higher_token_first(submission: Submission, rng: np.random.Generator) -> 
     catches="between equally heavy prefixes of one depth the lower token decides before the parent",
     severity="minor",
     story="The rule says lower parent first, and only then lower token.",
-    mutant=edit(
+    mutant=edits(
         (PUSH, PUSH.replace("parent, token", "token, parent")),
         (POP, POP.replace("parent, token", "token, parent")),
     ),
@@ -209,7 +207,7 @@ def token_before_parent_in_ties(submission: Submission, rng: np.random.Generator
     catches="weights are products of probabilities, which become 0 for unlikely prefixes",
     severity="major",
     story="exp(-800) is 0 in float64: from there on all prefixes look alike.",
-    mutant=edit(
+    mutant=edits(
         (PUSH, PUSH.replace("-(above + value)", "-(above * np.exp(value))")),
         ("    offer(0.0, 0, -1, 0)\n", "    offer(1.0, 0, -1, 0)\n"),
     ),
@@ -226,7 +224,7 @@ def weights_underflow(submission: Submission, rng: np.random.Generator) -> None:
     catches="weights are summed in float32",
     severity="minor",
     story="Drafts in half or single precision are normal; their sums need more precision.",
-    mutant=edit((PUSH, PUSH.replace("-(above + value)", "-float(np.float32(above + value))"))),
+    mutant=edit(PUSH, PUSH.replace("-(above + value)", "-float(np.float32(above + value))")),
 )
 def weights_in_float32(submission: Submission, rng: np.random.Generator) -> None:
     a, b, c = distinct(rng, 3)
@@ -240,10 +238,7 @@ def weights_in_float32(submission: Submission, rng: np.random.Generator) -> None
     severity="major",
     story="Log-probabilities taken for logits: rows with mass missing change weight by depth.",
     mutant=edit(
-        (
-            _RANKED,
-            "    log_q = log_q - np.log(np.exp(log_q).sum(axis=1, keepdims=True))\n" + _RANKED,
-        )
+        _RANKED, "    log_q = log_q - np.log(np.exp(log_q).sum(axis=1, keepdims=True))\n" + _RANKED
     ),
 )
 def draft_normalised(submission: Submission, rng: np.random.Generator) -> None:
@@ -256,7 +251,7 @@ def draft_normalised(submission: Submission, rng: np.random.Generator) -> None:
     catches="a budget above the number of possible prefixes fails",
     severity="major",
     story="The heap becomes empty, and the next pop raises an error.",
-    mutant=edit((_WHILE, _WHILE.replace("heap and ", ""))),
+    mutant=edit(_WHILE, _WHILE.replace("heap and ", "")),
 )
 def budget_over_all_prefixes(submission: Submission, rng: np.random.Generator) -> None:
     log_q, tokens, parents = two_good_roots(rng)
@@ -269,7 +264,7 @@ def budget_over_all_prefixes(submission: Submission, rng: np.random.Generator) -
     catches="a budget of 0 still gives a node or fails",
     severity="minor",
     story="A budget of 0 switches speculation off and means plain decoding.",
-    mutant=edit((_RANKED, "    budget = max(budget, 1)\n" + _RANKED)),
+    mutant=edit(_RANKED, "    budget = max(budget, 1)\n" + _RANKED),
 )
 def budget_zero(submission: Submission, rng: np.random.Generator) -> None:
     log_q, _, _ = two_good_roots(rng)
@@ -281,10 +276,8 @@ def budget_zero(submission: Submission, rng: np.random.Generator) -> None:
     severity="major",
     story="A token is marked as taken by writing -inf into the caller's array.",
     mutant=edit(
-        (
-            "    log_q = checked_log_q(log_q)\n",
-            "    given, log_q = log_q, checked_log_q(log_q)\n    given -= given.max()\n",
-        )
+        "    log_q = checked_log_q(log_q)\n",
+        "    given, log_q = log_q, checked_log_q(log_q)\n    given -= given.max()\n",
     ),
 )
 def draft_modified(submission: Submission, rng: np.random.Generator) -> None:
@@ -300,7 +293,7 @@ def draft_modified(submission: Submission, rng: np.random.Generator) -> None:
     severity="minor",
     story="NaN compares false with everything and can come out as the heaviest.",
     mutant=edit(
-        ("    if np.isnan(log_q).any() or np.isposinf(log_q).any():\n", "    if log_q is None:\n")
+        "    if np.isnan(log_q).any() or np.isposinf(log_q).any():\n", "    if log_q is None:\n"
     ),
 )
 def bad_drafts_accepted(submission: Submission, rng: np.random.Generator) -> None:
@@ -318,7 +311,7 @@ def bad_drafts_accepted(submission: Submission, rng: np.random.Generator) -> Non
     catches="a negative or fractional budget is accepted",
     severity="minor",
     story="A slice with a negative end silently means something else.",
-    mutant=edit(('    budget = whole(budget, "budget", least=0)\n' + _RANKED, _RANKED)),
+    mutant=edit('    budget = whole(budget, "budget", least=0)\n' + _RANKED, _RANKED),
 )
 def negative_budget_accepted(submission: Submission, rng: np.random.Generator) -> None:
     log_q, _, _ = two_good_roots(rng)

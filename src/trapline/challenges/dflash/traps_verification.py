@@ -25,12 +25,10 @@ _VERDICT = "    return path, choices[node + 1]\n"
     story="The pseudo-code given to the entrants took logits by position; two of five followed it, "
     "and a test with a chain cannot show it.",
     mutant=edit(
-        (
-            _WALK,
-            "    path = []\n    node = -1\n    for number, token in enumerate(tokens):\n"
-            "        if parents[number] == node and token == choices[number]:\n"
-            "            node = number\n            path.append(number)\n",
-        )
+        _WALK,
+        "    path = []\n    node = -1\n    for number, token in enumerate(tokens):\n"
+        "        if parents[number] == node and token == choices[number]:\n"
+        "            node = number\n            path.append(number)\n",
     ),
 )
 def positional_logits(submission: Submission, rng: np.random.Generator) -> None:
@@ -44,11 +42,9 @@ def positional_logits(submission: Submission, rng: np.random.Generator) -> None:
     severity="critical",
     story="One entrant indexed the logits by depth: siblings' children shared a verdict.",
     mutant=edit(
-        (
-            _WALK,
-            "    path = []\n    node = -1\n    while (node, choices[len(path)]) in children:\n"
-            "        node = children[node, choices[len(path)]]\n        path.append(node)\n",
-        )
+        _WALK,
+        "    path = []\n    node = -1\n    while (node, choices[len(path)]) in children:\n"
+        "        node = children[node, choices[len(path)]]\n        path.append(node)\n",
     ),
 )
 def depth_wise_logits(submission: Submission, rng: np.random.Generator) -> None:
@@ -63,12 +59,10 @@ def depth_wise_logits(submission: Submission, rng: np.random.Generator) -> None:
     story="A child of a rejected node must be rejected too; without invalidating the subtree it "
     "passes.",
     mutant=edit(
-        (
-            _WALK,
-            "    path = [\n        number\n        for number, token in enumerate(tokens)\n"
-            "        if token == choices[parents[number] + 1]\n    ]\n"
-            "    node = path[-1] if path else -1\n",
-        )
+        _WALK,
+        "    path = [\n        number\n        for number, token in enumerate(tokens)\n"
+        "        if token == choices[parents[number] + 1]\n    ]\n"
+        "    node = path[-1] if path else -1\n",
     ),
 )
 def orphan_accepted(submission: Submission, rng: np.random.Generator) -> None:
@@ -83,12 +77,10 @@ def orphan_accepted(submission: Submission, rng: np.random.Generator) -> None:
     severity="critical",
     story="Verification that is right for chains and blind to branches.",
     mutant=edit(
-        (
-            _WALK,
-            "    path = []\n    node = -1\n"
-            "    while node + 1 < len(tokens) and tokens[node + 1] == choices[node + 1]:\n"
-            "        node += 1\n        path.append(node)\n",
-        )
+        _WALK,
+        "    path = []\n    node = -1\n"
+        "    while node + 1 < len(tokens) and tokens[node + 1] == choices[node + 1]:\n"
+        "        node += 1\n        path.append(node)\n",
     ),
 )
 def chain_only_verification(submission: Submission, rng: np.random.Generator) -> None:
@@ -102,11 +94,9 @@ def chain_only_verification(submission: Submission, rng: np.random.Generator) ->
     severity="critical",
     story="The loop over children ends at the first that does not match.",
     mutant=edit(
-        (
-            "        children.setdefault((parent, token), node)\n",
-            "        if parent not in [above for above, _ in children]:\n"
-            "            children[parent, token] = node\n",
-        )
+        "        children.setdefault((parent, token), node)\n",
+        "        if parent not in [above for above, _ in children]:\n"
+        "            children[parent, token] = node\n",
     ),
 )
 def second_sibling_never_tried(submission: Submission, rng: np.random.Generator) -> None:
@@ -119,12 +109,10 @@ def second_sibling_never_tried(submission: Submission, rng: np.random.Generator)
     severity="critical",
     story="Row i + 1 says what follows node i; it says nothing about node i.",
     mutant=edit(
-        (
-            _WALK,
-            "    path = []\n    node = -1\n    for number, token in enumerate(tokens):\n"
-            "        if parents[number] == node and token == choices[number + 1]:\n"
-            "            node = number\n            path.append(number)\n",
-        )
+        _WALK,
+        "    path = []\n    node = -1\n    for number, token in enumerate(tokens):\n"
+        "        if parents[number] == node and token == choices[number + 1]:\n"
+        "            node = number\n            path.append(number)\n",
     ),
 )
 def child_judged_by_itself(submission: Submission, rng: np.random.Generator) -> None:
@@ -138,7 +126,7 @@ def child_judged_by_itself(submission: Submission, rng: np.random.Generator) -> 
     catches="the bonus is always the target's pick at the root",
     severity="critical",
     story="Right exactly when every draft is rejected.",
-    mutant=edit((_VERDICT, "    return path, choices[0]\n")),
+    mutant=edit(_VERDICT, "    return path, choices[0]\n"),
 )
 def bonus_of_the_root(submission: Submission, rng: np.random.Generator) -> None:
     a, b, x = distinct(rng, 3)
@@ -149,7 +137,7 @@ def bonus_of_the_root(submission: Submission, rng: np.random.Generator) -> None:
     catches="the bonus is the pick at the last node of the tree",
     severity="critical",
     story="Right exactly when the last node is the last accepted one.",
-    mutant=edit((_VERDICT, "    return path, choices[-1]\n")),
+    mutant=edit(_VERDICT, "    return path, choices[-1]\n"),
 )
 def bonus_of_the_last_row(submission: Submission, rng: np.random.Generator) -> None:
     a, b, c, x = distinct(rng, 4)
@@ -160,7 +148,7 @@ def bonus_of_the_last_row(submission: Submission, rng: np.random.Generator) -> N
     catches="the bonus is the last accepted token once more",
     severity="critical",
     story="The pick that led to the last node instead of the pick at it.",
-    mutant=edit((_VERDICT, "    return path, tokens[node] if path else choices[0]\n")),
+    mutant=edit(_VERDICT, "    return path, tokens[node] if path else choices[0]\n"),
 )
 def bonus_repeats_the_path(submission: Submission, rng: np.random.Generator) -> None:
     a, b, x = distinct(rng, 3)
@@ -171,7 +159,7 @@ def bonus_repeats_the_path(submission: Submission, rng: np.random.Generator) -> 
     catches="at most one drafted token is accepted",
     severity="major",
     story="The walk stops after its first step, and speculation gains almost nothing.",
-    mutant=edit((_WALK, _WALK + "        break\n")),
+    mutant=edit(_WALK, _WALK + "        break\n"),
 )
 def one_node_a_pass(submission: Submission, rng: np.random.Generator) -> None:
     a, b, c, x = distinct(rng, 4)
@@ -182,7 +170,7 @@ def one_node_a_pass(submission: Submission, rng: np.random.Generator) -> None:
     catches="the path lists rows (node + 1) instead of nodes",
     severity="major",
     story="Off by the root: the compaction that follows takes the wrong rows.",
-    mutant=edit((_VERDICT, "    return [n + 1 for n in path], choices[node + 1]\n")),
+    mutant=edit(_VERDICT, "    return [n + 1 for n in path], choices[node + 1]\n"),
 )
 def path_of_rows(submission: Submission, rng: np.random.Generator) -> None:
     a, b, x = distinct(rng, 3)
@@ -193,7 +181,7 @@ def path_of_rows(submission: Submission, rng: np.random.Generator) -> None:
     catches="the path lists tokens instead of node indices",
     severity="major",
     story="Tokens are enough to print the text, but not to compact the cache.",
-    mutant=edit((_VERDICT, "    return [tokens[n] for n in path], choices[node + 1]\n")),
+    mutant=edit(_VERDICT, "    return [tokens[n] for n in path], choices[node + 1]\n"),
 )
 def path_of_tokens(submission: Submission, rng: np.random.Generator) -> None:
     a, b, x = (3 + token for token in distinct(rng, 3))
@@ -205,10 +193,7 @@ def path_of_tokens(submission: Submission, rng: np.random.Generator) -> None:
     severity="minor",
     story="The pass is then plain decoding: an empty path, and the pick at the root.",
     mutant=edit(
-        (
-            _WALK,
-            "    if not max(tokens) >= 0:\n        raise ValueError('negative tokens')\n" + _WALK,
-        )
+        _WALK, "    if not max(tokens) >= 0:\n        raise ValueError('negative tokens')\n" + _WALK
     ),
 )
 def nothing_drafted(submission: Submission, rng: np.random.Generator) -> None:
@@ -221,7 +206,7 @@ def nothing_drafted(submission: Submission, rng: np.random.Generator) -> None:
     severity="minor",
     story="N rows for N nodes is the sign of positional logits.",
     mutant=edit(
-        ("array.ndim != 1 or (count is not None and array.size != count)", "array.ndim != 1")
+        "array.ndim != 1 or (count is not None and array.size != count)", "array.ndim != 1"
     ),
 )
 def wrong_choice_count_accepted(submission: Submission, rng: np.random.Generator) -> None:

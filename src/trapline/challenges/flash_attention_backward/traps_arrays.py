@@ -3,7 +3,7 @@
 import numpy as np
 
 from trapline.arena.judge import expect
-from trapline.arena.judge.traps import edit, trap
+from trapline.arena.judge.traps import edit, edits, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.flash_attention_backward.cases import (
     NAMES,
@@ -37,7 +37,7 @@ def arguments_survive(submission: Submission, arguments: Saved) -> None:
     catches="out is used as scratch space for dO·O",
     severity="critical",
     story="The caller still needs out; an in-place product saves memory and destroys it.",
-    mutant=edit(("(dout * out).sum", "np.multiply(dout, out, out=out).sum")),
+    mutant=edit("(dout * out).sum", "np.multiply(dout, out, out=out).sum"),
 )
 def out_overwritten(submission: Submission, rng: np.random.Generator) -> None:
     arguments_survive(submission, draw(Shape(H=2, G=1, T=6, S=6), rng, True))
@@ -49,10 +49,8 @@ def out_overwritten(submission: Submission, rng: np.random.Generator) -> None:
     story="Modifying an argument instead of a copy: the second backward call sees rows that look "
     "visible.",
     mutant=edit(
-        (
-            "    finite = np.where(lse == -np.inf, 0, lse)\n",
-            "    lse[lse == -np.inf] = 0\n    finite = lse\n",
-        )
+        "    finite = np.where(lse == -np.inf, 0, lse)\n",
+        "    lse[lse == -np.inf] = 0\n    finite = lse\n",
     ),
 )
 def lse_overwritten(submission: Submission, rng: np.random.Generator) -> None:
@@ -63,7 +61,7 @@ def lse_overwritten(submission: Submission, rng: np.random.Generator) -> None:
     catches="dout is scaled in place",
     severity="critical",
     story="The upstream gradient is used by other branches too.",
-    mutant=edit(
+    mutant=edits(
         (CHECKED, CHECKED + "    dout *= q.shape[3] ** -0.5\n"),
         (DSCORES, "dscores = weights * (dweights - delta[b, h, rows, None])"),
         ("weights.T @ dout[b, h, rows]", "weights.T @ dout[b, h, rows] * D**0.5"),
@@ -80,11 +78,9 @@ def dout_scaled_in_place(submission: Submission, rng: np.random.Generator) -> No
     story="The gradient of a transposed view is a transposed view; that of a sum is one number "
     "with strides of zero.",
     mutant=edit(
-        (
-            CHECKED,
-            CHECKED + "    packed = np.empty(dout.shape, dout.dtype).strides\n"
-            "    dout = np.lib.stride_tricks.as_strided(dout, strides=packed)\n",
-        )
+        CHECKED,
+        CHECKED + "    packed = np.empty(dout.shape, dout.dtype).strides\n"
+        "    dout = np.lib.stride_tricks.as_strided(dout, strides=packed)\n",
     ),
 )
 def strides_of_dout_ignored(submission: Submission, rng: np.random.Generator) -> None:
@@ -102,10 +98,8 @@ def strides_of_dout_ignored(submission: Submission, rng: np.random.Generator) ->
     severity="major",
     story="Gradients compared with finite differences then agree to 1e-7 only.",
     mutant=edit(
-        (
-            "dout[b, h, rows] @ v[b, g, cols].T",
-            "(dout[b, h, rows] @ v[b, g, cols].T).astype(np.float32)",
-        )
+        "dout[b, h, rows] @ v[b, g, cols].T",
+        "(dout[b, h, rows] @ v[b, g, cols].T).astype(np.float32)",
     ),
 )
 def double_through_single(submission: Submission, rng: np.random.Generator) -> None:
@@ -116,7 +110,7 @@ def double_through_single(submission: Submission, rng: np.random.Generator) -> N
     catches="an axis of size one disappears on the way",
     severity="major",
     story="squeeze() removes the intended axis and every other axis of length one.",
-    mutant=edit((SCORES, "scores = np.squeeze(q @ k[cols].T) * D**-0.5")),
+    mutant=edit(SCORES, "scores = np.squeeze(q @ k[cols].T) * D**-0.5"),
 )
 def axes_of_one_squeezed(submission: Submission, rng: np.random.Generator) -> None:
     for causal in (False, True):
@@ -128,7 +122,7 @@ def axes_of_one_squeezed(submission: Submission, rng: np.random.Generator) -> No
     catches="float32 inputs give float64 gradients",
     severity="minor",
     story="An allocation without a dtype; the optimiser's state doubles in size.",
-    mutant=edit(("(np.zeros(x.shape, x.dtype) for x", "(np.zeros(x.shape) for x")),
+    mutant=edit("(np.zeros(x.shape, x.dtype) for x", "(np.zeros(x.shape) for x"),
 )
 def gradients_in_double(submission: Submission, rng: np.random.Generator) -> None:
     differentiates(submission, draw(Shape(T=5, S=5), rng, False, np.float32), tile=4)
@@ -167,7 +161,7 @@ def blockwise(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, 
     severity="critical",
     story="4608 queries and keys have 81 MiB of weights; half of that is far more than tiles and "
     "gradients need.",
-    mutant=edit((CHECKED, CHECKED + "    tile = max(q.shape[2], k.shape[2], 1)\n")),
+    mutant=edit(CHECKED, CHECKED + "    tile = max(q.shape[2], k.shape[2], 1)\n"),
 )
 def score_matrix_in_memory(submission: Submission, rng: np.random.Generator) -> None:
     holds_no_matrix(*memory_rise(submission, rng), "weights")
@@ -177,16 +171,13 @@ def score_matrix_in_memory(submission: Submission, rng: np.random.Generator) -> 
     catches="the weights are tiled, but the causal mask is made for all T·S pairs at once",
     severity="major",
     story="One byte a pair is still quadratic: at 128k tokens the mask alone has 16 GiB.",
-    mutant=edit(
+    mutant=edits(
         (
             "    # The sum over keys of weight",
             "    pairs = np.arange(S) > np.arange(T)[:, None] + S - T\n"
             "    # The sum over keys of weight",
         ),
-        (
-            "weights = _weights(",
-            "weights = ~(causal & pairs[rows, cols]) * _weights(",
-        ),
+        ("weights = _weights(", "weights = ~(causal & pairs[rows, cols]) * _weights("),
     ),
 )
 def mask_for_all_pairs(submission: Submission, rng: np.random.Generator) -> None:
@@ -200,7 +191,7 @@ def mask_for_all_pairs(submission: Submission, rng: np.random.Generator) -> None
     catches="S = 0 raises instead of giving zeros and empty arrays",
     severity="major",
     story="A tile clamped to the number of keys gives a step of zero.",
-    mutant=edit((CHECKED, CHECKED + "    tile = min(tile, k.shape[2])\n")),
+    mutant=edit(CHECKED, CHECKED + "    tile = min(tile, k.shape[2])\n"),
 )
 def no_keys(submission: Submission, rng: np.random.Generator) -> None:
     for causal in (False, True):
@@ -211,7 +202,7 @@ def no_keys(submission: Submission, rng: np.random.Generator) -> None:
     catches="T = 0 raises or gives NaN instead of zeros for dk and dv",
     severity="major",
     story="A well-known kernel gave NaN for zero queries.",
-    mutant=edit((ROW_LOOP, "            for top in range(0, T, min(tile, T)):\n")),
+    mutant=edit(ROW_LOOP, "            for top in range(0, T, min(tile, T)):\n"),
 )
 def no_queries(submission: Submission, rng: np.random.Generator) -> None:
     for causal in (False, True):
@@ -222,7 +213,7 @@ def no_queries(submission: Submission, rng: np.random.Generator) -> None:
     catches="B = 0 raises (stacking nothing) instead of giving empty arrays",
     severity="minor",
     story="The last rank of a sharded run gets an empty batch.",
-    mutant=edit((CHECKED, CHECKED + "    dout = np.stack(list(dout))\n")),
+    mutant=edit(CHECKED, CHECKED + "    dout = np.stack(list(dout))\n"),
 )
 def no_batch(submission: Submission, rng: np.random.Generator) -> None:
     differentiates(submission, draw(Shape(B=0, H=2, G=2), rng, False), tile=4)
@@ -235,7 +226,7 @@ def no_batch(submission: Submission, rng: np.random.Generator) -> None:
     catches="an H that is not a multiple of G does not raise ValueError",
     severity="major",
     story="Integer division rounds, and a head's gradient is added to the wrong key head.",
-    mutant=edit((" or q.shape[1] % k.shape[1]", "")),
+    mutant=edit(" or q.shape[1] % k.shape[1]", ""),
 )
 def uneven_groups_accepted(submission: Submission, rng: np.random.Generator) -> None:
     dout, q, _, _, out, lse = draw(Shape(H=3, G=3), rng, False)
@@ -248,7 +239,7 @@ def uneven_groups_accepted(submission: Submission, rng: np.random.Generator) -> 
     catches="a negative tile makes every loop empty and gives zero gradients",
     severity="minor",
     story="range(0, T, -3) is legal and empty: the model silently does not learn.",
-    mutant=edit(("if tile < 1:", "if tile == 0:")),
+    mutant=edit("if tile < 1:", "if tile == 0:"),
 )
 def negative_tile_accepted(submission: Submission, rng: np.random.Generator) -> None:
     arguments = draw(Shape(), rng, False)
@@ -263,7 +254,7 @@ def negative_tile_accepted(submission: Submission, rng: np.random.Generator) -> 
     catches="a dout that does not fit q is broadcast or cut off instead of refused",
     severity="minor",
     story="Padded gradients against unpadded inputs: slicing hides the mismatch.",
-    mutant=edit(("dout.shape != q.shape or ", "")),
+    mutant=edit("dout.shape != q.shape or ", ""),
 )
 def dout_of_other_shape_accepted(submission: Submission, rng: np.random.Generator) -> None:
     dout, q, k, v, out, lse = draw(Shape(B=2, T=6, S=6), rng, False)
@@ -278,7 +269,7 @@ def dout_of_other_shape_accepted(submission: Submission, rng: np.random.Generato
     catches="an out that does not fit q is broadcast instead of refused",
     severity="minor",
     story="A width or a length of 1 is broadcast silently.",
-    mutant=edit(("out.shape != q.shape or lse", "lse")),
+    mutant=edit("out.shape != q.shape or lse", "lse"),
 )
 def out_of_other_shape_accepted(submission: Submission, rng: np.random.Generator) -> None:
     dout, q, k, v, out, lse = draw(Shape(T=6, S=6), rng, False)
@@ -293,7 +284,7 @@ def out_of_other_shape_accepted(submission: Submission, rng: np.random.Generator
     catches="an lse longer than q is accepted and cut off",
     severity="minor",
     story="Some kernels save lse padded to a multiple of the tile, which is another layout.",
-    mutant=edit((" or lse.shape != q.shape[:3]", "")),
+    mutant=edit(" or lse.shape != q.shape[:3]", ""),
 )
 def lse_of_other_shape_accepted(submission: Submission, rng: np.random.Generator) -> None:
     dout, q, k, v, out, lse = draw(Shape(H=2, G=2, T=6, S=6), rng, False)
@@ -309,7 +300,7 @@ def lse_of_other_shape_accepted(submission: Submission, rng: np.random.Generator
     catches="integer gradients are accepted",
     severity="minor",
     story="np.ones with an integer dtype as upstream gradient passes every multiplication.",
-    mutant=edit(('kind == "f" for x in (dout', 'kind in "fiu" for x in (dout')),
+    mutant=edit('kind == "f" for x in (dout', 'kind in "fiu" for x in (dout'),
 )
 def integers_accepted(submission: Submission, rng: np.random.Generator) -> None:
     _, q, k, v, out, lse = draw(Shape(), rng, False)

@@ -3,7 +3,7 @@
 import numpy as np
 
 from trapline.arena.judge import expect
-from trapline.arena.judge.traps import edit, trap
+from trapline.arena.judge.traps import edit, edits, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.flash_attention_backward.cases import agrees, differentiates, draw, triple
 from trapline.challenges.flash_attention_backward.situations import grouped, with_logits
@@ -27,7 +27,7 @@ _RETURN = "    return dq, dk, dv\n"
     severity="critical",
     story="Key heads are shared in the forward pass, so their gradient is a sum; an assignment per "
     "head overwrites it, and tests with H = G never see it.",
-    mutant=edit((ROW_LOOP, "            dk[b, g, cols] = 0\n" + ROW_LOOP)),
+    mutant=edit(ROW_LOOP, "            dk[b, g, cols] = 0\n" + ROW_LOOP),
 )
 def dk_of_last_head_only(submission: Submission, rng: np.random.Generator) -> None:
     grouped(submission, rng)
@@ -38,7 +38,7 @@ def dk_of_last_head_only(submission: Submission, rng: np.random.Generator) -> No
     severity="critical",
     story="The same overwrite on the values' side; some tests of the published field looked at a "
     "few elements of dv only.",
-    mutant=edit((ROW_LOOP, "            dv[b, g, cols] = 0\n" + ROW_LOOP)),
+    mutant=edit(ROW_LOOP, "            dv[b, g, cols] = 0\n" + ROW_LOOP),
 )
 def dv_of_last_head_only(submission: Submission, rng: np.random.Generator) -> None:
     grouped(submission, rng)
@@ -48,7 +48,7 @@ def dv_of_last_head_only(submission: Submission, rng: np.random.Generator) -> No
     catches="dk is the mean over the group instead of the sum",
     severity="critical",
     story="Averaging looks plausible; the effective learning rate of every key projection drops.",
-    mutant=edit((_RETURN, "    return dq, dk / (H // G), dv\n")),
+    mutant=edit(_RETURN, "    return dq, dk / (H // G), dv\n"),
 )
 def dk_averaged_over_group(submission: Submission, rng: np.random.Generator) -> None:
     grouped(submission, rng)
@@ -58,7 +58,7 @@ def dk_averaged_over_group(submission: Submission, rng: np.random.Generator) -> 
     catches="dv is the mean over the group instead of the sum",
     severity="critical",
     story="As for dk: the forward pass copied the head, so the backward pass must add.",
-    mutant=edit((_RETURN, "    return dq, dk, dv / (H // G)\n")),
+    mutant=edit(_RETURN, "    return dq, dk, dv / (H // G)\n"),
 )
 def dv_averaged_over_group(submission: Submission, rng: np.random.Generator) -> None:
     grouped(submission, rng)
@@ -68,7 +68,7 @@ def dv_averaged_over_group(submission: Submission, rng: np.random.Generator) -> 
     catches="dq holds the contribution of the last tile of keys only",
     severity="critical",
     story="With keys in the outer loop dq is touched once per key tile and must accumulate.",
-    mutant=edit(("dq[b, h, rows] += ", "dq[b, h, rows] = ")),
+    mutant=edit("dq[b, h, rows] += ", "dq[b, h, rows] = "),
 )
 def dq_of_last_key_tile_only(submission: Submission, rng: np.random.Generator) -> None:
     differentiates(submission, draw(Shape(T=4, S=8), rng, False), tile=4)
@@ -78,7 +78,7 @@ def dq_of_last_key_tile_only(submission: Submission, rng: np.random.Generator) -
     catches="dk holds the contribution of the last tile of queries only",
     severity="critical",
     story="A small test has only one tile of queries.",
-    mutant=edit(("dk[b, g, cols] += ", "dk[b, g, cols] = ")),
+    mutant=edit("dk[b, g, cols] += ", "dk[b, g, cols] = "),
 )
 def dk_of_last_query_tile_only(submission: Submission, rng: np.random.Generator) -> None:
     differentiates(submission, draw(Shape(T=8, S=4), rng, False), tile=4)
@@ -88,7 +88,7 @@ def dk_of_last_query_tile_only(submission: Submission, rng: np.random.Generator)
     catches="dv holds the contribution of the last tile of queries only",
     severity="critical",
     story="A small test has only one tile of queries.",
-    mutant=edit(("dv[b, g, cols] += ", "dv[b, g, cols] = ")),
+    mutant=edit("dv[b, g, cols] += ", "dv[b, g, cols] = "),
 )
 def dv_of_last_query_tile_only(submission: Submission, rng: np.random.Generator) -> None:
     differentiates(submission, draw(Shape(T=8, S=4), rng, False), tile=4)
@@ -102,7 +102,7 @@ def dv_of_last_query_tile_only(submission: Submission, rng: np.random.Generator)
     severity="critical",
     story="The Jacobian of the softmax is diag(p) − ppᵀ, and its second term is the one that is "
     "easily lost.",
-    mutant=edit((DSCORES, "dscores = weights * dweights * D**-0.5")),
+    mutant=edit(DSCORES, "dscores = weights * dweights * D**-0.5"),
 )
 def delta_missing(submission: Submission, rng: np.random.Generator) -> None:
     differentiates(submission, draw(Shape(T=4, S=5), rng, False))
@@ -112,7 +112,7 @@ def delta_missing(submission: Submission, rng: np.random.Generator) -> None:
     catches="every tile of queries uses the D of the first rows",
     severity="critical",
     story="A vector indexed by the row inside the tile instead of the row in the sequence.",
-    mutant=edit(("delta[b, h, rows, None]", "delta[b, h, : rows.stop - rows.start, None]")),
+    mutant=edit("delta[b, h, rows, None]", "delta[b, h, : rows.stop - rows.start, None]"),
 )
 def delta_of_first_rows(submission: Submission, rng: np.random.Generator) -> None:
     differentiates(submission, draw(Shape(T=8, S=4), rng, False), tile=4)
@@ -122,7 +122,7 @@ def delta_of_first_rows(submission: Submission, rng: np.random.Generator) -> Non
     catches="all heads use the D of the first",
     severity="critical",
     story="D has one number per row and head; with one stride missing, head 0 is used for all.",
-    mutant=edit(("delta[b, h, rows, None]", "delta[b, 0, rows, None]")),
+    mutant=edit("delta[b, h, rows, None]", "delta[b, 0, rows, None]"),
 )
 def delta_of_first_head(submission: Submission, rng: np.random.Generator) -> None:
     differentiates(submission, draw(Shape(H=3, G=3, T=4, S=4), rng, True), causal=True)
@@ -132,7 +132,7 @@ def delta_of_first_head(submission: Submission, rng: np.random.Generator) -> Non
     catches="D is the mean over the width instead of the sum",
     severity="critical",
     story="mean for sum in a one-line reduction; D = 1 hides it.",
-    mutant=edit(("(dout * out).sum(axis=-1)", "(dout * out).mean(axis=-1)")),
+    mutant=edit("(dout * out).sum(axis=-1)", "(dout * out).mean(axis=-1)"),
 )
 def delta_averaged(submission: Submission, rng: np.random.Generator) -> None:
     differentiates(submission, draw(Shape(T=4, S=4, D=6), rng, False))
@@ -143,7 +143,7 @@ def delta_averaged(submission: Submission, rng: np.random.Generator) -> None:
     severity="critical",
     story="Σ p·dp over all keys is what the formula says; inside a tiled loop it becomes a sum "
     "over the tile, right whenever one tile holds all keys.",
-    mutant=edit(("delta[b, h, rows, None]", "(weights * dweights).sum(axis=1, keepdims=True)")),
+    mutant=edit("delta[b, h, rows, None]", "(weights * dweights).sum(axis=1, keepdims=True)"),
 )
 def delta_over_one_tile_of_keys(submission: Submission, rng: np.random.Generator) -> None:
     arguments = draw(Shape(T=5, S=9), rng, False)
@@ -155,7 +155,7 @@ def delta_over_one_tile_of_keys(submission: Submission, rng: np.random.Generator
     catches="dS has the opposite sign, so that dq and dk have the wrong direction",
     severity="critical",
     story="dv is right, and a test that checks only dv passes.",
-    mutant=edit(("(dweights - delta[b, h, rows, None])", "(delta[b, h, rows, None] - dweights)")),
+    mutant=edit("(dweights - delta[b, h, rows, None])", "(delta[b, h, rows, None] - dweights)"),
 )
 def delta_with_wrong_sign(submission: Submission, rng: np.random.Generator) -> None:
     differentiates(submission, draw(Shape(T=4, S=4), rng, True), causal=True)
@@ -169,10 +169,8 @@ def delta_with_wrong_sign(submission: Submission, rng: np.random.Generator) -> N
     severity="critical",
     story="The scale enters the scores, so it leaves through both dq and dk.",
     mutant=edit(
-        (
-            "dq[b, h, rows] += dscores @ k[b, g, cols]",
-            "dq[b, h, rows] += dscores @ k[b, g, cols] * D**0.5",
-        )
+        "dq[b, h, rows] += dscores @ k[b, g, cols]",
+        "dq[b, h, rows] += dscores @ k[b, g, cols] * D**0.5",
     ),
 )
 def dq_without_scale(submission: Submission, rng: np.random.Generator) -> None:
@@ -184,10 +182,8 @@ def dq_without_scale(submission: Submission, rng: np.random.Generator) -> None:
     severity="critical",
     story="Kernels that keep a scaled q get dk right by luck and lose it when q is loaded afresh.",
     mutant=edit(
-        (
-            "dk[b, g, cols] += dscores.T @ q[b, h, rows]",
-            "dk[b, g, cols] += dscores.T @ q[b, h, rows] * D**0.5",
-        )
+        "dk[b, g, cols] += dscores.T @ q[b, h, rows]",
+        "dk[b, g, cols] += dscores.T @ q[b, h, rows] * D**0.5",
     ),
 )
 def dk_without_scale(submission: Submission, rng: np.random.Generator) -> None:
@@ -199,10 +195,8 @@ def dk_without_scale(submission: Submission, rng: np.random.Generator) -> None:
     severity="critical",
     story="q is scaled when it is loaded, and the gradient is scaled again as the formula says.",
     mutant=edit(
-        (
-            "dk[b, g, cols] += dscores.T @ q[b, h, rows]",
-            "dk[b, g, cols] += dscores.T @ q[b, h, rows] * D**-0.5",
-        )
+        "dk[b, g, cols] += dscores.T @ q[b, h, rows]",
+        "dk[b, g, cols] += dscores.T @ q[b, h, rows] * D**-0.5",
     ),
 )
 def dk_scaled_twice(submission: Submission, rng: np.random.Generator) -> None:
@@ -213,7 +207,7 @@ def dk_scaled_twice(submission: Submission, rng: np.random.Generator) -> None:
     catches="the weights are recomputed from unscaled scores",
     severity="critical",
     story="Forward and backward must take the same path to a score, or probabilities exceed one.",
-    mutant=edit((SCORES, "scores = q @ k[cols].T")),
+    mutant=edit(SCORES, "scores = q @ k[cols].T"),
 )
 def weights_of_unscaled_scores(submission: Submission, rng: np.random.Generator) -> None:
     differentiates(submission, draw(Shape(T=4, S=6, D=16), rng, False))
@@ -227,7 +221,7 @@ def weights_of_unscaled_scores(submission: Submission, rng: np.random.Generator)
     severity="critical",
     story="exp(s − max) looks like the forward pass; without the sum it is not a probability.",
     mutant=edit(
-        (WEIGHTS, "return np.exp(scores - scores.max(axis=1, keepdims=True, initial=-1e300))")
+        WEIGHTS, "return np.exp(scores - scores.max(axis=1, keepdims=True, initial=-1e300))"
     ),
 )
 def weights_not_normalised(submission: Submission, rng: np.random.Generator) -> None:
@@ -238,7 +232,7 @@ def weights_not_normalised(submission: Submission, rng: np.random.Generator) -> 
     catches="lse is taken for a base-2 logarithm",
     severity="critical",
     story="Kernels keep lse in base 2; a backward pass by another author may expect base e.",
-    mutant=edit((WEIGHTS, "return np.exp2(scores - finite[:, None])")),
+    mutant=edit(WEIGHTS, "return np.exp2(scores - finite[:, None])"),
 )
 def weights_in_base_two(submission: Submission, rng: np.random.Generator) -> None:
     differentiates(submission, draw(Shape(T=4, S=6), rng, False))
@@ -248,7 +242,7 @@ def weights_in_base_two(submission: Submission, rng: np.random.Generator) -> Non
     catches="exp(s) / exp(lse) overflows where exp(s − lse) does not",
     severity="critical",
     story="The same number on paper; with scores of a thousand it is inf / inf.",
-    mutant=edit((WEIGHTS, "return np.exp(scores) / np.exp(finite)[:, None]")),
+    mutant=edit(WEIGHTS, "return np.exp(scores) / np.exp(finite)[:, None]"),
 )
 def weights_by_division(submission: Submission, rng: np.random.Generator) -> None:
     for shift in (3000.0, -3000.0):
@@ -270,7 +264,7 @@ def more_queries_than_keys(submission: Submission, rng: np.random.Generator, til
     catches="rows with lse = −inf turn into NaN gradients",
     severity="critical",
     story="−inf − (−inf), this time from the saved lse; a NaN in one row reaches all of dk and dv.",
-    mutant=edit(("np.where(lse == -np.inf, 0, lse)", "lse")),
+    mutant=edit("np.where(lse == -np.inf, 0, lse)", "lse"),
 )
 def empty_rows_nan(submission: Submission, rng: np.random.Generator) -> None:
     for tile in (3, 16):
@@ -282,7 +276,7 @@ def empty_rows_nan(submission: Submission, rng: np.random.Generator) -> None:
     severity="critical",
     story="exp(s − lse) with lse near −inf is inf; the mask must be applied before the "
     "subtraction.",
-    mutant=edit(
+    mutant=edits(
         mask("    if causal:\n        scores[_hidden(position, rows, cols)] = -1e9\n"),
         ("np.where(lse == -np.inf, 0, lse)", "np.maximum(lse, -1e10)"),
         (WEIGHTS, "return np.exp(scores - finite[:, None])"),

@@ -29,7 +29,7 @@ _FORWARD_MASK = "position + 1:\n            scores[_hidden(position, rows, cols)
     catches="exp(m_new − m_old) instead of exp(m_old − m_new) in the forward pass",
     severity="critical",
     story="Said to show only in the backward pass; with two tiles it shows in out and in lse.",
-    mutant=edit(("np.exp(peak - origin)", "np.exp(np.where(peak == -np.inf, 0, origin - peak))")),
+    mutant=edit("np.exp(peak - origin)", "np.exp(np.where(peak == -np.inf, 0, origin - peak))"),
 )
 def forward_rescale_direction(submission: Submission, rng: np.random.Generator) -> None:
     _, q, k, v, _, _ = with_logits(rng, [0.0, 0.0, 1.0, 1.0, 3.0, 3.0], 3, False)
@@ -41,7 +41,7 @@ def forward_rescale_direction(submission: Submission, rng: np.random.Generator) 
     severity="critical",
     story="max() without an axis: one query with large scores makes the others underflow, and "
     "their lse is −inf.",
-    mutant=edit(("scores.max(axis=1)", "scores.max()")),
+    mutant=edit("scores.max(axis=1)", "scores.max()"),
 )
 def forward_maximum_shared_by_rows(submission: Submission, rng: np.random.Generator) -> None:
     _, q, k, v, _, _ = with_logits(rng, [2000.0, 1999.0, 2001.0], 3, False)
@@ -53,7 +53,7 @@ def forward_maximum_shared_by_rows(submission: Submission, rng: np.random.Genera
     catches="NaN in out or lse of rows that see no key",
     severity="critical",
     story="−inf − (−inf) where empty and other rows share a tile; the backward pass inherits it.",
-    mutant=edit(("np.where(new_peak == -np.inf, 0, new_peak)", "new_peak")),
+    mutant=edit("np.where(new_peak == -np.inf, 0, new_peak)", "new_peak"),
 )
 def forward_empty_rows_nan(submission: Submission, rng: np.random.Generator) -> None:
     attends(submission, *Shape(T=9, S=4).draw(rng), causal=True, tile=8)
@@ -63,7 +63,7 @@ def forward_empty_rows_nan(submission: Submission, rng: np.random.Generator) -> 
     catches="lse lacks the maximum that was subtracted",
     severity="critical",
     story="out is right, but a backward pass that uses lse is not.",
-    mutant=edit(("peak + np.log(total)", "np.log(total)")),
+    mutant=edit("peak + np.log(total)", "np.log(total)"),
 )
 def forward_lse_without_maximum(submission: Submission, rng: np.random.Generator) -> None:
     _, q, k, v, _, _ = with_logits(rng, [5.0, 4.0, 5.0, 3.0], 2, False)
@@ -74,7 +74,7 @@ def forward_lse_without_maximum(submission: Submission, rng: np.random.Generator
     catches="the forward mask is aligned to the first key",
     severity="critical",
     story="Two queries on six keys: query 0 must see five.",
-    mutant=edit(("start + S - T, causal", "start, causal")),
+    mutant=edit("start + S - T, causal", "start, causal"),
 )
 def forward_mask_aligned_top_left(submission: Submission, rng: np.random.Generator) -> None:
     attends(submission, *Shape(T=2, S=6).draw(rng), causal=True, tile=4)
@@ -84,7 +84,7 @@ def forward_mask_aligned_top_left(submission: Submission, rng: np.random.Generat
     catches="−1e9 as mask: a row without keys becomes the mean of all values",
     severity="critical",
     story="A finite sentinel minus itself is 0, so a fully masked row gets equal weights.",
-    mutant=edit((_FORWARD_MASK, _FORWARD_MASK.replace("-np.inf", "-1e9"))),
+    mutant=edit(_FORWARD_MASK, _FORWARD_MASK.replace("-np.inf", "-1e9")),
 )
 def forward_finite_mask(submission: Submission, rng: np.random.Generator) -> None:
     q, k, v = Shape(T=7, S=4).draw(rng)
@@ -110,7 +110,7 @@ def finite(answer: Any, arguments: Saved) -> None:
     severity="major",
     story="float32 numbers near 10¹² are 65536 apart; when the saved lse is one step below a "
     "recomputed score, a probability becomes inf.",
-    mutant=edit((WEIGHTS, "return np.exp(scores - finite[:, None])")),
+    mutant=edit(WEIGHTS, "return np.exp(scores - finite[:, None])"),
 )
 def huge_scores_overflow(submission: Submission, rng: np.random.Generator) -> None:
     q, k, v = Shape(T=128, S=8, D=3).draw(rng, np.float32)
@@ -123,7 +123,7 @@ def huge_scores_overflow(submission: Submission, rng: np.random.Generator) -> No
     catches="dout of a row without keys overflows in a product before its weight 0 is applied",
     severity="major",
     story="The gradient of a padded row may hold any value; 0 · inf is NaN and reaches all of dk.",
-    mutant=edit(("    dout = _heard(dout, lse)\n", "")),
+    mutant=edit("    dout = _heard(dout, lse)\n", ""),
 )
 def empty_rows_overflow(submission: Submission, rng: np.random.Generator) -> None:
     q, k, v = Shape(H=2, G=1, T=7, S=4).draw(rng, np.float32)
@@ -139,7 +139,7 @@ def empty_rows_overflow(submission: Submission, rng: np.random.Generator) -> Non
     severity="major",
     story="lse < −1e30 is a common test for an empty row; the constant comes from another dtype's "
     "range.",
-    mutant=edit(("np.where(lse == -np.inf, 0, lse)", "np.where(lse < -1e30, 0, lse)")),
+    mutant=edit("np.where(lse == -np.inf, 0, lse)", "np.where(lse < -1e30, 0, lse)"),
 )
 def scores_below_sentinel(submission: Submission, rng: np.random.Generator) -> None:
     # The first key has all the weight, so that it gets all of dout.
@@ -157,7 +157,7 @@ def scores_below_sentinel(submission: Submission, rng: np.random.Generator) -> N
     severity="major",
     story="An empty row has out 0, but so has every row whose values are zero: a layer whose value "
     "projection starts at zero would never learn.",
-    mutant=edit(("_heard(dout, lse)", "_heard(dout, np.where(out.any(axis=-1), lse, -np.inf))")),
+    mutant=edit("_heard(dout, lse)", "_heard(dout, np.where(out.any(axis=-1), lse, -np.inf))"),
 )
 def zero_output_taken_for_empty_row(submission: Submission, rng: np.random.Generator) -> None:
     dout, q, k, v, _, _ = draw(Shape(H=2, G=1, T=6, S=6), rng, True)
@@ -170,11 +170,9 @@ def zero_output_taken_for_empty_row(submission: Submission, rng: np.random.Gener
     story="The threshold is below float32's rounding error; in float64 it costs half of the "
     "digits.",
     mutant=edit(
-        (
-            WEIGHTS,
-            WEIGHTS.replace("return", "weights =")
-            + "\n    return np.where(weights < 1e-8, 0, weights)",
-        )
+        WEIGHTS,
+        WEIGHTS.replace("return", "weights =")
+        + "\n    return np.where(weights < 1e-8, 0, weights)",
     ),
 )
 def small_weights_dropped(submission: Submission, rng: np.random.Generator) -> None:
@@ -186,7 +184,7 @@ def small_weights_dropped(submission: Submission, rng: np.random.Generator) -> N
     catches="an integer out or lse is accepted, because only dout is checked",
     severity="minor",
     story="Saved arrays are trusted, but the caller may pass any array.",
-    mutant=edit(("for x in (dout, out, lse))", "for x in (dout,))")),
+    mutant=edit("for x in (dout, out, lse))", "for x in (dout,))"),
 )
 def integers_in_saved_accepted(submission: Submission, rng: np.random.Generator) -> None:
     *inputs, out, lse = draw(Shape(), rng, False)

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from trapline.arena.judge.traps import edit, trap
+from trapline.arena.judge.traps import edit, edits, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.flash_attention_backward.cases import differentiates, draw
 from trapline.challenges.flash_attention_backward.situations import grouped, with_logits
@@ -29,7 +29,7 @@ def causal_square(submission: Submission, rng: np.random.Generator) -> None:
     catches="the backward pass omits the causal mask",
     severity="critical",
     story="Hidden tiles are skipped, but the mask inside the diagonal tile is missing.",
-    mutant=edit(mask("")),
+    mutant=edits(mask("")),
 )
 def mask_missing(submission: Submission, rng: np.random.Generator) -> None:
     causal_square(submission, rng)
@@ -39,7 +39,7 @@ def mask_missing(submission: Submission, rng: np.random.Generator) -> None:
     catches="the backward mask hides the diagonal",
     severity="critical",
     story="≥ instead of > in one of two masks that must be the same.",
-    mutant=edit(
+    mutant=edits(
         mask("    if causal:\n        scores[_hidden(position - 1, rows, cols)] = -np.inf\n")
     ),
 )
@@ -51,7 +51,7 @@ def mask_hides_own_key(submission: Submission, rng: np.random.Generator) -> None
     catches="the backward mask shows one key of the future",
     severity="critical",
     story="Gradients flow into a key that the forward pass never used.",
-    mutant=edit(
+    mutant=edits(
         mask("    if causal:\n        scores[_hidden(position + 1, rows, cols)] = -np.inf\n")
     ),
 )
@@ -63,7 +63,7 @@ def mask_sees_next_key(submission: Submission, rng: np.random.Generator) -> None
     catches="the backward mask is aligned to the first key, the forward one to the last",
     severity="critical",
     story="Training with T = S never shows it; training on a cached prefix does.",
-    mutant=edit(("position = top + S - T", "position = top")),
+    mutant=edit("position = top + S - T", "position = top"),
 )
 def mask_aligned_top_left(submission: Submission, rng: np.random.Generator) -> None:
     for T, S in ((2, 6), (3, 8), (6, 2)):
@@ -74,7 +74,7 @@ def mask_aligned_top_left(submission: Submission, rng: np.random.Generator) -> N
     catches="hidden scores are set to 0 instead of −inf, so hidden keys get weight exp(−lse)",
     severity="critical",
     story="Kernels have this bug in tails: the weight must be zero, not the score.",
-    mutant=edit(mask("    if causal:\n        scores[_hidden(position, rows, cols)] = 0\n")),
+    mutant=edits(mask("    if causal:\n        scores[_hidden(position, rows, cols)] = 0\n")),
 )
 def mask_zeroes_scores(submission: Submission, rng: np.random.Generator) -> None:
     causal_square(submission, rng)
@@ -84,7 +84,7 @@ def mask_zeroes_scores(submission: Submission, rng: np.random.Generator) -> None
     catches="a finite mask that is larger than real logits gives hidden keys huge weights",
     severity="critical",
     story="With all real logits at −3·10⁴, a mask of −10⁴ becomes exp(2·10⁴).",
-    mutant=edit(mask("    if causal:\n        scores[_hidden(position, rows, cols)] = -1e4\n")),
+    mutant=edits(mask("    if causal:\n        scores[_hidden(position, rows, cols)] = -1e4\n")),
 )
 def mask_above_real_logits(submission: Submission, rng: np.random.Generator) -> None:
     for low in (-3e4, -3e9):
@@ -97,7 +97,7 @@ def mask_above_real_logits(submission: Submission, rng: np.random.Generator) -> 
     severity="critical",
     story="Called fragile in the published field: with keys in the outer and queries in the inner "
     "loop, the hidden tiles come first.",
-    mutant=edit(("continue  # these", "break  # these")),
+    mutant=edit("continue  # these", "break  # these"),
 )
 def break_instead_of_continue(submission: Submission, rng: np.random.Generator) -> None:
     differentiates(submission, draw(Shape(T=12, S=12), rng, True), causal=True, tile=4)
@@ -107,7 +107,7 @@ def break_instead_of_continue(submission: Submission, rng: np.random.Generator) 
     catches="a tile in which only the last row sees only the first key is skipped",
     severity="critical",
     story="An off-by-one in the skip condition that aligned square problems never touch.",
-    mutant=edit(("<= start:\n", "<= start + 1:\n")),
+    mutant=edit("<= start:\n", "<= start + 1:\n"),
 )
 def diagonal_tile_skipped(submission: Submission, rng: np.random.Generator) -> None:
     for T, S in ((8, 9), (7, 8), (8, 8)):
@@ -122,9 +122,7 @@ def diagonal_tile_skipped(submission: Submission, rng: np.random.Generator) -> N
     catches="keys behind the last whole tile get no gradient",
     severity="critical",
     story="300 keys in tiles of 97 leave nine.",
-    mutant=edit(
-        (_BACKWARD_HEAD, _BACKWARD_HEAD.replace("range(0, S, ", "range(0, S - S % tile, "))
-    ),
+    mutant=edit(_BACKWARD_HEAD, _BACKWARD_HEAD.replace("range(0, S, ", "range(0, S - S % tile, ")),
 )
 def last_key_tile_dropped(submission: Submission, rng: np.random.Generator) -> None:
     differentiates(submission, draw(Shape(T=3, S=300), rng, False), tile=97)
@@ -134,7 +132,7 @@ def last_key_tile_dropped(submission: Submission, rng: np.random.Generator) -> N
     catches="queries behind the last whole tile neither get nor give gradients",
     severity="critical",
     story="300 queries in tiles of 97 leave nine.",
-    mutant=edit((ROW_LOOP, "            for top in range(0, T - T % tile, tile):\n")),
+    mutant=edit(ROW_LOOP, "            for top in range(0, T - T % tile, tile):\n"),
 )
 def last_query_tile_dropped(submission: Submission, rng: np.random.Generator) -> None:
     differentiates(submission, draw(Shape(T=300, S=3), rng, False), tile=97)
@@ -145,10 +143,7 @@ def last_query_tile_dropped(submission: Submission, rng: np.random.Generator) ->
     severity="major",
     story="The default tile of 64 is larger than a sequence of five tokens.",
     mutant=edit(
-        (
-            CHECKED,
-            CHECKED + "    if tile > max(k.shape[2], 1):\n        raise ValueError(tile)\n",
-        )
+        CHECKED, CHECKED + "    if tile > max(k.shape[2], 1):\n        raise ValueError(tile)\n"
     ),
 )
 def tile_larger_than_sequence_refused(submission: Submission, rng: np.random.Generator) -> None:
@@ -160,7 +155,7 @@ def tile_larger_than_sequence_refused(submission: Submission, rng: np.random.Gen
     catches="keys beyond the number of queries get no gradient",
     severity="critical",
     story="Self-attention tests have T = S; cross-attention does not.",
-    mutant=edit((_BACKWARD_HEAD, _BACKWARD_HEAD.replace("range(0, S, ", "range(0, min(S, T), "))),
+    mutant=edit(_BACKWARD_HEAD, _BACKWARD_HEAD.replace("range(0, S, ", "range(0, min(S, T), ")),
 )
 def as_many_keys_as_queries(submission: Submission, rng: np.random.Generator) -> None:
     differentiates(submission, draw(Shape(T=3, S=10), rng, False), tile=2)
@@ -173,7 +168,7 @@ def as_many_keys_as_queries(submission: Submission, rng: np.random.Generator) ->
     catches="the backward pass pairs query head h with kv head h mod G",
     severity="critical",
     story="np.tile for np.repeat, in one of two places.",
-    mutant=edit((_BACKWARD_HEAD, _BACKWARD_HEAD.replace("h // (H // G)", "h % G"))),
+    mutant=edit(_BACKWARD_HEAD, _BACKWARD_HEAD.replace("h // (H // G)", "h % G")),
 )
 def groups_by_tiling(submission: Submission, rng: np.random.Generator) -> None:
     grouped(submission, rng)
@@ -183,7 +178,7 @@ def groups_by_tiling(submission: Submission, rng: np.random.Generator) -> None:
     catches="the backward pass pairs query head h with kv head h // G",
     severity="critical",
     story="H = 4, G = 2 hides it, because there H/G = G.",
-    mutant=edit((_BACKWARD_HEAD, _BACKWARD_HEAD.replace("h // (H // G)", "h // G"))),
+    mutant=edit(_BACKWARD_HEAD, _BACKWARD_HEAD.replace("h // (H // G)", "h // G")),
 )
 def groups_by_wrong_divisor(submission: Submission, rng: np.random.Generator) -> None:
     differentiates(submission, draw(Shape(H=6, G=3, T=4, S=4), rng, False), tile=3)
@@ -193,7 +188,7 @@ def groups_by_wrong_divisor(submission: Submission, rng: np.random.Generator) ->
     catches="all rows of a batch read the values of the first",
     severity="critical",
     story="Tests with B = 1 cannot show it.",
-    mutant=edit(("dout[b, h, rows] @ v[b, g, cols].T", "dout[b, h, rows] @ v[0, g, cols].T")),
+    mutant=edit("dout[b, h, rows] @ v[b, g, cols].T", "dout[b, h, rows] @ v[0, g, cols].T"),
 )
 def batch_shares_values(submission: Submission, rng: np.random.Generator) -> None:
     differentiates(submission, draw(Shape(B=3, T=4, S=4), rng, True), causal=True)
@@ -207,7 +202,7 @@ def batch_shares_values(submission: Submission, rng: np.random.Generator) -> Non
     severity="critical",
     story="Fine in a script that calls one after the other; wrong with two layers, with activation "
     "checkpoints, or when out and lse come from another implementation.",
-    mutant=edit(
+    mutant=edits(
         (_BUFFERS, _BUFFERS + "\n_SAVED = {}\n"),
         ("    return out, lse\n", '    _SAVED["lse"] = lse\n    return out, lse\n'),
         (CHECKED, CHECKED + '    lse = _SAVED["lse"]\n'),
@@ -225,7 +220,7 @@ def needs_its_own_forward(submission: Submission, rng: np.random.Generator) -> N
     catches="a buffer kept between calls still holds the last gradients",
     severity="critical",
     story="A workspace is reused to save an allocation and is not cleared.",
-    mutant=edit(
+    mutant=edits(
         (_BUFFERS, _BUFFERS + "\n_SPARE = {}\n"),
         (
             "    # The sum over keys of weight",

@@ -3,7 +3,7 @@
 import numpy as np
 
 from trapline.arena.judge import expect
-from trapline.arena.judge.traps import edit, trap
+from trapline.arena.judge.traps import edit, edits, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.flash_attention_forward.cases import (
     REFUSALS,
@@ -31,7 +31,7 @@ _CHECKED = "    _check(q, k, v, tile)\n"
     severity="major",
     story="It happens with an empty cache on the first step, or an empty document in a packed "
     "batch.",
-    mutant=edit((KEY_LOOP, "for start in range(0, max(stop, 1), tile):")),
+    mutant=edit(KEY_LOOP, "for start in range(0, max(stop, 1), tile):"),
 )
 def no_keys(submission: Submission, rng: np.random.Generator) -> None:
     for causal in (False, True):
@@ -42,7 +42,7 @@ def no_keys(submission: Submission, rng: np.random.Generator) -> None:
     catches="T = 0 raises (a tile clamped to zero) instead of giving empty arrays",
     severity="minor",
     story="It happens when a scheduler passes a request with nothing new to compute.",
-    mutant=edit((_CHECKED, _CHECKED + "    tile = min(tile, q.shape[2])\n")),
+    mutant=edit(_CHECKED, _CHECKED + "    tile = min(tile, q.shape[2])\n"),
 )
 def no_queries(submission: Submission, rng: np.random.Generator) -> None:
     for causal in (False, True):
@@ -54,10 +54,8 @@ def no_queries(submission: Submission, rng: np.random.Generator) -> None:
     severity="minor",
     story="The last rank of a sharded evaluation gets an empty batch.",
     mutant=edit(
-        (
-            "out = np.zeros((B, H, T, D), q.dtype)",
-            "out = np.stack([np.zeros((H, T, D), q.dtype) for _ in range(B)])",
-        )
+        "out = np.zeros((B, H, T, D), q.dtype)",
+        "out = np.stack([np.zeros((H, T, D), q.dtype) for _ in range(B)])",
     ),
 )
 def no_batch(submission: Submission, rng: np.random.Generator) -> None:
@@ -73,11 +71,9 @@ def no_batch(submission: Submission, rng: np.random.Generator) -> None:
     story="Projections come out as (B,T,H,D) and are viewed as (B,H,T,D): a transposed view, not a "
     "copy.",
     mutant=edit(
-        (
-            _CHECKED,
-            _CHECKED + "    packed = np.empty(q.shape, q.dtype).strides\n"
-            "    q = np.lib.stride_tricks.as_strided(q, strides=packed)\n",
-        )
+        _CHECKED,
+        _CHECKED + "    packed = np.empty(q.shape, q.dtype).strides\n"
+        "    q = np.lib.stride_tricks.as_strided(q, strides=packed)\n",
     ),
 )
 def strides_ignored(submission: Submission, rng: np.random.Generator) -> None:
@@ -94,7 +90,7 @@ def strides_ignored(submission: Submission, rng: np.random.Generator) -> None:
     severity="critical",
     story="A second call with the same q then returns another result; the check compares the "
     "arguments after the call.",
-    mutant=edit(("q = q * D**-0.5", "q *= D**-0.5")),
+    mutant=edit("q = q * D**-0.5", "q *= D**-0.5"),
 )
 def inputs_modified(submission: Submission, rng: np.random.Generator) -> None:
     # Width 3: dividing by its scale again does not give back every number.
@@ -109,7 +105,7 @@ def inputs_modified(submission: Submission, rng: np.random.Generator) -> None:
     catches="float64 inputs pass through float32",
     severity="major",
     story="The result has dtype float64 but single precision: errors of 1e-8 instead of 1e-15.",
-    mutant=edit(("q = q * D**-0.5", "q = (q * D**-0.5).astype(np.float32)")),
+    mutant=edit("q = q * D**-0.5", "q = (q * D**-0.5).astype(np.float32)"),
 )
 def double_through_single(submission: Submission, rng: np.random.Generator) -> None:
     q, k, v = Shape(T=8, S=8, D=8).draw(rng)
@@ -121,10 +117,7 @@ def double_through_single(submission: Submission, rng: np.random.Generator) -> N
     severity="critical",
     story="Tensor cores often use half precision inside; a caller with float32 did not ask for it.",
     mutant=edit(
-        (
-            "scores = q @ k[cols].T",
-            "scores = (q @ k[cols].T.astype(np.float16)).astype(q.dtype)",
-        )
+        "scores = q @ k[cols].T", "scores = (q @ k[cols].T.astype(np.float16)).astype(q.dtype)"
     ),
 )
 def single_through_half(submission: Submission, rng: np.random.Generator) -> None:
@@ -138,7 +131,7 @@ def single_through_half(submission: Submission, rng: np.random.Generator) -> Non
     catches="an axis of size one disappears on the way",
     severity="major",
     story="squeeze() removes the intended axis and every other axis of length one.",
-    mutant=edit(("scores = q @ k[cols].T", "scores = np.squeeze(q @ k[cols].T)")),
+    mutant=edit("scores = q @ k[cols].T", "scores = np.squeeze(q @ k[cols].T)"),
 )
 def axes_of_one_squeezed(submission: Submission, rng: np.random.Generator) -> None:
     for causal in (False, True):
@@ -151,7 +144,7 @@ def axes_of_one_squeezed(submission: Submission, rng: np.random.Generator) -> No
     catches="float32 inputs give a float64 output",
     severity="minor",
     story="1/np.sqrt(D) is a float64 scalar and silently promotes what it is multiplied with.",
-    mutant=edit(("np.zeros((B, H, T, D), q.dtype)", "np.zeros((B, H, T, D))")),
+    mutant=edit("np.zeros((B, H, T, D), q.dtype)", "np.zeros((B, H, T, D))"),
 )
 def output_in_double(submission: Submission, rng: np.random.Generator) -> None:
     attends(submission, *Shape(T=5, S=5).draw(rng, np.float32), tile=4)
@@ -161,7 +154,7 @@ def output_in_double(submission: Submission, rng: np.random.Generator) -> None:
     catches="an answer is kept from an earlier call of the same shape",
     severity="critical",
     story="A memo keyed by shape makes any benchmark look fast.",
-    mutant=edit(
+    mutant=edits(
         ("import numpy as np\n", "import numpy as np\n\n_ANSWERS = {}\n"),
         (
             _CHECKED,
@@ -193,7 +186,7 @@ def memory_rise(submission: Submission, rng: np.random.Generator) -> tuple[int, 
     severity="critical",
     story="Avoiding this is the purpose of flash attention. 4608 queries and keys have 81 MiB of "
     "scores; half of that is far more than tiles and accumulators need.",
-    mutant=edit((_CHECKED, _CHECKED + "    tile = max(q.shape[2], k.shape[2], 1)\n")),
+    mutant=edit(_CHECKED, _CHECKED + "    tile = max(q.shape[2], k.shape[2], 1)\n"),
 )
 def score_matrix_in_memory(submission: Submission, rng: np.random.Generator) -> None:
     holds_no_matrix(*memory_rise(submission, rng), "scores")
@@ -203,7 +196,7 @@ def score_matrix_in_memory(submission: Submission, rng: np.random.Generator) -> 
     catches="the scores are tiled, but the causal mask is made for all T·S pairs at once",
     severity="major",
     story="One byte a pair is still quadratic: at 128k tokens the mask alone has 16 GiB.",
-    mutant=edit(
+    mutant=edits(
         (
             "    rows, D = q.shape\n    q = q * ",
             "    rows, D = q.shape\n"
@@ -227,7 +220,7 @@ def mask_for_all_pairs(submission: Submission, rng: np.random.Generator) -> None
     catches="an H that is not a multiple of G does not raise ValueError",
     severity="major",
     story="Integer division rounds: the last heads read beyond the end or silently share a head.",
-    mutant=edit((" or q.shape[1] % k.shape[1]", "")),
+    mutant=edit(" or q.shape[1] % k.shape[1]", ""),
 )
 def uneven_groups_accepted(submission: Submission, rng: np.random.Generator) -> None:
     for H, G in ((5, 2), (2, 4), (3, 2)):
@@ -239,7 +232,7 @@ def uneven_groups_accepted(submission: Submission, rng: np.random.Generator) -> 
     catches="a negative tile makes every loop empty and gives zeros",
     severity="minor",
     story="range(0, T, -3) is legal and empty: it returns zeros without an error.",
-    mutant=edit(("if tile < 1:", "if tile == 0:")),
+    mutant=edit("if tile < 1:", "if tile == 0:"),
 )
 def negative_tile_accepted(submission: Submission, rng: np.random.Generator) -> None:
     inputs = Shape().draw(rng)
@@ -251,7 +244,7 @@ def negative_tile_accepted(submission: Submission, rng: np.random.Generator) -> 
     catches="integer arrays are accepted, and the answer is rounded to integers",
     severity="minor",
     story="Outputs allocated in the input's dtype turn every weight into 0.",
-    mutant=edit(('x.dtype.kind == "f"', 'x.dtype.kind in "fiu"')),
+    mutant=edit('x.dtype.kind == "f"', 'x.dtype.kind in "fiu"'),
 )
 def integers_accepted(submission: Submission, rng: np.random.Generator) -> None:
     q, k, v = (np.rint(4 * x).astype(np.int64) for x in Shape().draw(rng))
@@ -262,7 +255,7 @@ def integers_accepted(submission: Submission, rng: np.random.Generator) -> None:
     catches="complex arrays are accepted, although their softmax has no meaning here",
     severity="minor",
     story="NumPy orders complex numbers, so the maximum works and so does everything after it.",
-    mutant=edit(('x.dtype.kind == "f"', 'x.dtype.kind in "fc"')),
+    mutant=edit('x.dtype.kind == "f"', 'x.dtype.kind in "fc"'),
 )
 def complex_accepted(submission: Submission, rng: np.random.Generator) -> None:
     q, k, v = (x.astype(np.complex128) for x in Shape().draw(rng))
@@ -273,7 +266,7 @@ def complex_accepted(submission: Submission, rng: np.random.Generator) -> None:
     catches="v may be longer than k, and its tail is ignored",
     severity="minor",
     story="Keys and values of different length are a bug of the caller; slicing hides it.",
-    mutant=edit(("k.shape != v.shape or ", "")),
+    mutant=edit("k.shape != v.shape or ", ""),
 )
 def longer_values_accepted(submission: Submission, rng: np.random.Generator) -> None:
     q, k, v = Shape(T=4, S=6).draw(rng)
@@ -284,9 +277,7 @@ def longer_values_accepted(submission: Submission, rng: np.random.Generator) -> 
     catches="keys of more batch rows than queries are accepted and the rest ignored",
     severity="minor",
     story="Loops over q's batch ignore the other rows of k and v.",
-    mutant=edit(
-        ("(q.shape[0], q.shape[3]) != (k.shape[0], k.shape[3])", "q.shape[3] != k.shape[3]")
-    ),
+    mutant=edit("(q.shape[0], q.shape[3]) != (k.shape[0], k.shape[3])", "q.shape[3] != k.shape[3]"),
 )
 def larger_batch_of_keys_accepted(submission: Submission, rng: np.random.Generator) -> None:
     q, k, v = Shape(B=3, T=4, S=6).draw(rng)
@@ -297,7 +288,7 @@ def larger_batch_of_keys_accepted(submission: Submission, rng: np.random.Generat
     catches="v of width 1 is broadcast over the width of q",
     severity="minor",
     story="Any other width raises an error in an addition; one column is broadcast.",
-    mutant=edit(("k.shape != v.shape", "k.shape[:3] != v.shape[:3]")),
+    mutant=edit("k.shape != v.shape", "k.shape[:3] != v.shape[:3]"),
 )
 def one_column_of_values_accepted(submission: Submission, rng: np.random.Generator) -> None:
     q, k, v = Shape(T=4, S=6).draw(rng)
@@ -313,7 +304,7 @@ def one_column_of_values_accepted(submission: Submission, rng: np.random.Generat
     severity="minor",
     story="Outputs have the dtype of q, so only q is checked; a quantised cache that was never "
     "dequantised comes in through k and v.",
-    mutant=edit(("for x in (q, k, v))", "for x in (q, k))")),
+    mutant=edit("for x in (q, k, v))", "for x in (q, k))"),
 )
 def integers_in_one_array_accepted(submission: Submission, rng: np.random.Generator) -> None:
     inputs = Shape(T=4, S=6).draw(rng)
@@ -329,12 +320,10 @@ def integers_in_one_array_accepted(submission: Submission, rng: np.random.Genera
     story="The shortcut is added last and placed first; a wrong number of heads is then reported "
     "only for non-empty input.",
     mutant=edit(
-        (
-            _CHECKED,
-            "    if q.size == 0 or k.size == 0:\n"
-            "        return np.zeros(q.shape, q.dtype), np.full(q.shape[:3], -np.inf, q.dtype)\n"
-            + _CHECKED,
-        )
+        _CHECKED,
+        "    if q.size == 0 or k.size == 0:\n"
+        "        return np.zeros(q.shape, q.dtype), np.full(q.shape[:3], -np.inf, q.dtype)\n"
+        + _CHECKED,
     ),
 )
 def empty_problem_unchecked(submission: Submission, rng: np.random.Generator) -> None:

@@ -3,7 +3,7 @@
 import numpy as np
 
 from trapline.arena.judge import expect
-from trapline.arena.judge.traps import edit, trap
+from trapline.arena.judge.traps import edit, edits, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.flash_attention_forward.cases import Shape, attends, pair
 from trapline.challenges.flash_attention_forward.situations import with_logits
@@ -21,9 +21,7 @@ _STOP = "stop = min(len(k), position + rows) if causal else len(k)"
     severity="critical",
     story="Row 0 of a square causal problem sees exactly key 0, so its output is v₀: one entrant "
     "of the published field checked this and the others did not.",
-    mutant=edit(
-        ("np.arange(cols.start, cols.stop) > np", "np.arange(cols.start, cols.stop) >= np")
-    ),
+    mutant=edit("np.arange(cols.start, cols.stop) > np", "np.arange(cols.start, cols.stop) >= np"),
 )
 def causal_row_zero(submission: Submission, rng: np.random.Generator) -> None:
     q, k, v = Shape(B=2, H=2, G=2, T=6, S=6).draw(rng)
@@ -38,7 +36,7 @@ def causal_row_zero(submission: Submission, rng: np.random.Generator) -> None:
     story="triu(k=2) instead of triu(k=1): the training loss falls quickly because the target is "
     "visible.",
     mutant=edit(
-        ("np.arange(position, position + rows)", "np.arange(position + 1, position + 1 + rows)")
+        "np.arange(position, position + rows)", "np.arange(position + 1, position + 1 + rows)"
     ),
 )
 def causal_sees_next_key(submission: Submission, rng: np.random.Generator) -> None:
@@ -52,7 +50,7 @@ def causal_sees_next_key(submission: Submission, rng: np.random.Generator) -> No
     severity="critical",
     story="With two new queries on six cached keys, query 0 must see five keys; several serving "
     "projects had a second prefill chunk that could not see the first.",
-    mutant=edit(("start + S - T, causal", "start, causal")),
+    mutant=edit("start + S - T, causal", "start, causal"),
 )
 def causal_aligned_top_left(submission: Submission, rng: np.random.Generator) -> None:
     for T, S in ((2, 6), (1, 9), (6, 2)):
@@ -65,10 +63,8 @@ def causal_aligned_top_left(submission: Submission, rng: np.random.Generator) ->
     story="Seen in the published field: right for a single decoded token by accident, and without "
     "any effect on a prompt.",
     mutant=edit(
-        (
-            "np.arange(cols.start, cols.stop) > np.arange(position, position + rows)[:, None]",
-            "~np.triu(np.ones((rows, cols.stop - cols.start), dtype=bool), k=1 - rows)",
-        )
+        "np.arange(cols.start, cols.stop) > np.arange(position, position + rows)[:, None]",
+        "~np.triu(np.ones((rows, cols.stop - cols.start), dtype=bool), k=1 - rows)",
     ),
 )
 def causal_mask_by_triu(submission: Submission, rng: np.random.Generator) -> None:
@@ -80,7 +76,7 @@ def causal_mask_by_triu(submission: Submission, rng: np.random.Generator) -> Non
     catches="the loop ends at the first masked tile although later ones are visible",
     severity="critical",
     story="Called fragile in the published field: the early exit holds for one loop order only.",
-    mutant=edit(
+    mutant=edits(
         (_STOP, "stop = len(k)"),
         (
             KEY_LOOP,
@@ -99,7 +95,7 @@ def break_instead_of_continue(submission: Submission, rng: np.random.Generator) 
     severity="critical",
     story="Skipping masked tiles saves half the work; an end that is one too small loses the "
     "diagonal of the last row of each tile.",
-    mutant=edit((_STOP, _STOP.replace("rows)", "rows - 1)"))),
+    mutant=edit(_STOP, _STOP.replace("rows)", "rows - 1)")),
 )
 def diagonal_key_skipped(submission: Submission, rng: np.random.Generator) -> None:
     attends(submission, *Shape(T=8, S=8).draw(rng), causal=True, tile=4)
@@ -109,7 +105,7 @@ def diagonal_key_skipped(submission: Submission, rng: np.random.Generator) -> No
     catches="the mask is applied only where query tile and key tile start at the same index",
     severity="critical",
     story="This holds for square problems; with T ≠ S the diagonal can cross a tile anywhere.",
-    mutant=edit(("cols.stop > position + 1", "cols.start == position")),
+    mutant=edit("cols.stop > position + 1", "cols.start == position"),
 )
 def mask_only_on_aligned_tile(submission: Submission, rng: np.random.Generator) -> None:
     for T, S in ((6, 11), (11, 13)):
@@ -120,7 +116,7 @@ def mask_only_on_aligned_tile(submission: Submission, rng: np.random.Generator) 
     catches="positions start again at zero in every tile of queries",
     severity="critical",
     story="Every tile after the first sees too few keys; a test with one tile cannot show it.",
-    mutant=edit(("start + S - T, causal", "S - T, causal")),
+    mutant=edit("start + S - T, causal", "S - T, causal"),
 )
 def query_tile_offset_forgotten(submission: Submission, rng: np.random.Generator) -> None:
     attends(submission, *Shape(T=10, S=10).draw(rng), causal=True, tile=5)
@@ -134,7 +130,7 @@ def query_tile_offset_forgotten(submission: Submission, rng: np.random.Generator
     severity="critical",
     story="A finite sentinel minus itself is 0, so a fully masked row gets equal weights, "
     "not none.",
-    mutant=edit((_MASK, _MASK.replace("-np.inf", "-1e9"))),
+    mutant=edit(_MASK, _MASK.replace("-np.inf", "-1e9")),
 )
 def finite_mask_averages_empty_rows(submission: Submission, rng: np.random.Generator) -> None:
     q, k, v = Shape(T=7, S=4).draw(rng, np.float32)
@@ -148,7 +144,7 @@ def finite_mask_averages_empty_rows(submission: Submission, rng: np.random.Gener
     catches="a finite sentinel that is larger than real logits, so that masked keys win",
     severity="critical",
     story="A widely used kernel library masked with −5·10⁴; valid logits below it vanished.",
-    mutant=edit((_MASK, _MASK.replace("-np.inf", "-1e4"))),
+    mutant=edit(_MASK, _MASK.replace("-np.inf", "-1e4")),
 )
 def finite_mask_above_real_logits(submission: Submission, rng: np.random.Generator) -> None:
     for low in (-3e4, -3e10):
@@ -160,7 +156,7 @@ def finite_mask_above_real_logits(submission: Submission, rng: np.random.Generat
     catches="the log-sum-exp of a row without keys is not −inf",
     severity="major",
     story="A well-known kernel returned +inf; merging such partial results drops the other part.",
-    mutant=edit(("peak + np.log(total), -np.inf)", "peak + np.log(total), np.inf)")),
+    mutant=edit("peak + np.log(total), -np.inf)", "peak + np.log(total), np.inf)"),
 )
 def empty_row_lse_plus_infinity(submission: Submission, rng: np.random.Generator) -> None:
     q, k, v = Shape(T=9, S=2).draw(rng)
@@ -174,7 +170,7 @@ def empty_row_lse_plus_infinity(submission: Submission, rng: np.random.Generator
     catches="0 / 0 in rows that see no key",
     severity="critical",
     story="More queries than keys under a bottom-right mask leave rows without any visible key.",
-    mutant=edit(("total = np.where(seen, total, 1)", "total = total * 1")),
+    mutant=edit("total = np.where(seen, total, 1)", "total = total * 1"),
 )
 def empty_row_divides_by_zero(submission: Submission, rng: np.random.Generator) -> None:
     for tile in (3, 16):

@@ -15,7 +15,7 @@ from trapline.challenges.flash_attention_forward.solution_lines import ORIGIN
     severity="major",
     story="A floor under the running maximum saves a branch; the constant comes from another "
     "dtype's range.",
-    mutant=edit((ORIGIN, "np.maximum(new_peak, q.dtype.type(-1e30))")),
+    mutant=edit(ORIGIN, "np.maximum(new_peak, q.dtype.type(-1e30))"),
 )
 def scores_below_sentinel(submission: Submission, rng: np.random.Generator) -> None:
     for unit, dtype in ((-1e200, np.float64), (-1e36, np.float32)):
@@ -36,7 +36,7 @@ def scores_below_sentinel(submission: Submission, rng: np.random.Generator) -> N
     story="Skipping needless rescaling is a real speed-up when the old maximum is kept; with the "
     "new one every skipped step is an error far above float64's rounding.",
     mutant=edit(
-        ("np.exp(peak - origin)", "np.exp(np.where(origin - peak < 1e-6, 0, peak - origin))")
+        "np.exp(peak - origin)", "np.exp(np.where(origin - peak < 1e-6, 0, peak - origin))"
     ),
 )
 def small_rise_not_rescaled(submission: Submission, rng: np.random.Generator) -> None:
@@ -49,11 +49,9 @@ def small_rise_not_rescaled(submission: Submission, rng: np.random.Generator) ->
     story="The threshold is below float32's rounding error; in float64 it costs half of the "
     "digits.",
     mutant=edit(
-        (
-            "weights = np.exp(scores - origin[:, None])",
-            "weights = np.exp(scores - origin[:, None])\n"
-            "        weights = np.where(weights < 1e-8, 0, weights)",
-        )
+        "weights = np.exp(scores - origin[:, None])",
+        "weights = np.exp(scores - origin[:, None])\n"
+        "        weights = np.where(weights < 1e-8, 0, weights)",
     ),
 )
 def small_weights_dropped(submission: Submission, rng: np.random.Generator) -> None:

@@ -3,7 +3,7 @@
 import numpy as np
 
 from trapline.arena.judge import expect
-from trapline.arena.judge.traps import edit, trap
+from trapline.arena.judge.traps import edit, edits, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.flash_attention_forward.cases import Shape, attends, pair
 from trapline.challenges.flash_attention_forward.situations import with_logits
@@ -24,7 +24,7 @@ def lse_is_right(submission: Submission, rng: np.random.Generator, logits: list[
     catches="the log-sum-exp in base 2, as kernels keep it",
     severity="major",
     story="The hardware computes exp2; the backward pass relies on the conversion back.",
-    mutant=edit((LSE, "peak / np.log(2) + np.log2(total)")),
+    mutant=edit(LSE, "peak / np.log(2) + np.log2(total)"),
 )
 def lse_in_base_two(submission: Submission, rng: np.random.Generator) -> None:
     lse_is_right(submission, rng, [0.0, 0.0, 0.0])
@@ -34,7 +34,7 @@ def lse_in_base_two(submission: Submission, rng: np.random.Generator) -> None:
     catches="log of the shifted sum: the maximum is not added back",
     severity="critical",
     story="The output is right either way; only code that uses lse is affected.",
-    mutant=edit((LSE, "np.log(total)")),
+    mutant=edit(LSE, "np.log(total)"),
 )
 def lse_without_maximum(submission: Submission, rng: np.random.Generator) -> None:
     lse_is_right(submission, rng, [5.0, 4.0, 5.0, 3.0])
@@ -44,7 +44,7 @@ def lse_without_maximum(submission: Submission, rng: np.random.Generator) -> Non
     catches="the maximum in lse is that of the unscaled dot products",
     severity="critical",
     story="Kernels fold the scale into the exponent and forget it where the maximum is stored.",
-    mutant=edit((LSE, "peak * D**0.5 + np.log(total)")),
+    mutant=edit(LSE, "peak * D**0.5 + np.log(total)"),
 )
 def lse_of_unscaled_scores(submission: Submission, rng: np.random.Generator) -> None:
     lse_is_right(submission, rng, [-3.0, -3.0, -2.0])
@@ -54,7 +54,7 @@ def lse_of_unscaled_scores(submission: Submission, rng: np.random.Generator) -> 
     catches="lse combines the total sum with the maximum of the last tile only",
     severity="critical",
     story="A local variable of the loop is used after it in place of the running maximum.",
-    mutant=edit(
+    mutant=edits(
         (
             "        peak = new_peak\n",
             "        peak = new_peak\n        last = scores.max(axis=1)\n",
@@ -70,7 +70,7 @@ def lse_with_last_tile_maximum(submission: Submission, rng: np.random.Generator)
     catches="lse of float32 inputs comes back in float64",
     severity="minor",
     story="An allocation without a dtype; everything computed from it doubles in size.",
-    mutant=edit(("np.zeros((B, H, T), q.dtype)", "np.zeros((B, H, T))")),
+    mutant=edit("np.zeros((B, H, T), q.dtype)", "np.zeros((B, H, T))"),
 )
 def lse_in_double(submission: Submission, rng: np.random.Generator) -> None:
     q, k, v = Shape(T=5, S=5).draw(rng, np.float32)
@@ -85,7 +85,7 @@ def lse_in_double(submission: Submission, rng: np.random.Generator) -> None:
     catches="dot products are not divided by √D",
     severity="critical",
     story="The softmax is sharper than the model was trained for; outputs look plausible.",
-    mutant=edit(("q = q * D**-0.5", "q = q * 1")),
+    mutant=edit("q = q * D**-0.5", "q = q * 1"),
 )
 def scale_missing(submission: Submission, rng: np.random.Generator) -> None:
     attends(submission, *Shape(T=6, S=6, D=16).draw(rng), tile=4)
@@ -95,7 +95,7 @@ def scale_missing(submission: Submission, rng: np.random.Generator) -> None:
     catches="dot products are divided by D instead of √D",
     severity="critical",
     story="Invisible for D = 1 and easy to overlook for tiny widths.",
-    mutant=edit(("q = q * D**-0.5", "q = q * D**-1.0")),
+    mutant=edit("q = q * D**-0.5", "q = q * D**-1.0"),
 )
 def scale_without_root(submission: Submission, rng: np.random.Generator) -> None:
     attends(submission, *Shape(T=6, S=6, D=9).draw(rng), tile=4)
@@ -106,7 +106,7 @@ def scale_without_root(submission: Submission, rng: np.random.Generator) -> None
     severity="critical",
     story="Head widths of 80 or 96 are padded to 128 for the hardware, and the scale uses the "
     "padded width.",
-    mutant=edit(("q = q * D**-0.5", "q = q * (1 << (D - 1).bit_length()) ** -0.5")),
+    mutant=edit("q = q * D**-0.5", "q = q * (1 << (D - 1).bit_length()) ** -0.5"),
 )
 def scale_of_padded_width(submission: Submission, rng: np.random.Generator) -> None:
     for D in (5, 20):
@@ -121,7 +121,7 @@ def scale_of_padded_width(submission: Submission, rng: np.random.Generator) -> N
     severity="critical",
     story="np.tile instead of np.repeat: all shapes fit, and a model with grouped heads generates "
     "nonsense.",
-    mutant=edit(("h // (H // G)", "h % G")),
+    mutant=edit("h // (H // G)", "h % G"),
 )
 def groups_by_tiling(submission: Submission, rng: np.random.Generator) -> None:
     attends(submission, *Shape(H=4, G=2, T=4, S=5).draw(rng), tile=4)
@@ -131,7 +131,7 @@ def groups_by_tiling(submission: Submission, rng: np.random.Generator) -> None:
     catches="query head h reads kv head h // G",
     severity="critical",
     story="H = 4, G = 2 hides it, because there H/G = G.",
-    mutant=edit(("h // (H // G)", "h // G")),
+    mutant=edit("h // (H // G)", "h // G"),
 )
 def groups_by_wrong_divisor(submission: Submission, rng: np.random.Generator) -> None:
     attends(submission, *Shape(H=6, G=3, T=4, S=5).draw(rng), tile=4)
@@ -142,7 +142,7 @@ def groups_by_wrong_divisor(submission: Submission, rng: np.random.Generator) ->
     catches="keys are taken per group, values from the first head",
     severity="critical",
     story="Of two index expressions only one is updated for grouped heads.",
-    mutant=edit(("v[b, g], start", "v[b, 0], start")),
+    mutant=edit("v[b, g], start", "v[b, 0], start"),
 )
 def values_of_first_head(submission: Submission, rng: np.random.Generator) -> None:
     attends(submission, *Shape(H=4, G=2, T=3, S=4).draw(rng), tile=4)
@@ -152,7 +152,7 @@ def values_of_first_head(submission: Submission, rng: np.random.Generator) -> No
     catches="all rows of a batch read the keys and values of the first",
     severity="critical",
     story="Tests with B = 1 cannot show it; in serving, one user sees another's context.",
-    mutant=edit(("k[b, g], v[b, g]", "k[0, g], v[0, g]")),
+    mutant=edit("k[b, g], v[b, g]", "k[0, g], v[0, g]"),
 )
 def batch_shares_keys(submission: Submission, rng: np.random.Generator) -> None:
     attends(submission, *Shape(B=3, T=4, S=4).draw(rng), causal=True, tile=4)
@@ -162,7 +162,7 @@ def batch_shares_keys(submission: Submission, rng: np.random.Generator) -> None:
     catches="the number of keys is taken from the queries",
     severity="critical",
     story="Self-attention tests have T = S; cross-attention and decoding do not.",
-    mutant=edit(("k[b, g], v[b, g]", "k[b, g, :T], v[b, g, :T]")),
+    mutant=edit("k[b, g], v[b, g]", "k[b, g, :T], v[b, g, :T]"),
 )
 def as_many_keys_as_queries(submission: Submission, rng: np.random.Generator) -> None:
     for T, S in ((3, 10), (1, 5)):

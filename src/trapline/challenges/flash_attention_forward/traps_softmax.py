@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from trapline.arena.judge.traps import edit, trap
+from trapline.arena.judge.traps import edit, edits, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.flash_attention_forward.cases import Shape, attends
 from trapline.challenges.flash_attention_forward.situations import with_logits
@@ -16,7 +16,7 @@ from trapline.challenges.flash_attention_forward.solution_lines import KEY_LOOP,
     severity="critical",
     story="A published comparison calls this the most common bug of open implementations and says "
     "that forward tests cannot see it; with two tiles they can.",
-    mutant=edit(("np.exp(peak - origin)", "np.exp(np.where(peak == -np.inf, 0, origin - peak))")),
+    mutant=edit("np.exp(peak - origin)", "np.exp(np.where(peak == -np.inf, 0, origin - peak))"),
 )
 def rescale_direction(submission: Submission, rng: np.random.Generator) -> None:
     inputs = with_logits(rng, np.repeat([0.0, 1.0, 3.0], 4), 5, np.float64)
@@ -28,7 +28,7 @@ def rescale_direction(submission: Submission, rng: np.random.Generator) -> None:
     severity="critical",
     story="The sum is corrected and the output is not; a test with one tile cannot show it.",
     mutant=edit(
-        ("weighted = weighted * correction[:, None] + weights", "weighted = weighted + weights")
+        "weighted = weighted * correction[:, None] + weights", "weighted = weighted + weights"
     ),
 )
 def output_not_rescaled(submission: Submission, rng: np.random.Generator) -> None:
@@ -40,7 +40,7 @@ def output_not_rescaled(submission: Submission, rng: np.random.Generator) -> Non
     catches="the running sum keeps the weight of an outdated maximum",
     severity="critical",
     story="The output is corrected and the denominator is not: rows no longer sum to one.",
-    mutant=edit(("total = total * correction + weights", "total = total + weights")),
+    mutant=edit("total = total * correction + weights", "total = total + weights"),
 )
 def sum_not_rescaled(submission: Submission, rng: np.random.Generator) -> None:
     inputs = with_logits(rng, np.repeat([-2.0, 2.0], 4), 3, np.float64)
@@ -53,7 +53,7 @@ def sum_not_rescaled(submission: Submission, rng: np.random.Generator) -> None:
     severity="critical",
     story="Mathematically equal and right on random data; a strong first key (an attention sink) "
     "followed by ordinary ones overflows.",
-    mutant=edit(("np.maximum(peak, scores.max(axis=1))", "scores.max(axis=1)")),
+    mutant=edit("np.maximum(peak, scores.max(axis=1))", "scores.max(axis=1)"),
 )
 def running_maximum_forgotten(submission: Submission, rng: np.random.Generator) -> None:
     inputs = with_logits(rng, np.repeat([2000.0, 0.0], 4), 3, np.float64)
@@ -65,7 +65,7 @@ def running_maximum_forgotten(submission: Submission, rng: np.random.Generator) 
     severity="critical",
     story="max() without an axis: right while all rows have scores of similar size; one query with "
     "large scores makes the others underflow.",
-    mutant=edit(("scores.max(axis=1)", "scores.max()")),
+    mutant=edit("scores.max(axis=1)", "scores.max()"),
 )
 def maximum_shared_by_rows(submission: Submission, rng: np.random.Generator) -> None:
     q, k, v = with_logits(rng, np.array([2000.0, 1999.0, 2001.0, 2000.0]), 3, np.float64)
@@ -78,7 +78,7 @@ def maximum_shared_by_rows(submission: Submission, rng: np.random.Generator) -> 
     severity="critical",
     story="A well-known hazard of the task: rows that have seen no key yet share a tile with rows "
     "that have.",
-    mutant=edit((ORIGIN, "new_peak")),
+    mutant=edit(ORIGIN, "new_peak"),
 )
 def fully_masked_tile_nan(submission: Submission, rng: np.random.Generator) -> None:
     for T, S, tile in ((12, 5, 8), (9, 3, 4), (6, 6, 2)):
@@ -90,7 +90,7 @@ def fully_masked_tile_nan(submission: Submission, rng: np.random.Generator) -> N
     severity="critical",
     story="Logits of ±10⁴ come from untrained or quantised models; a softmax without its maximum "
     "returns NaN there and is right everywhere else.",
-    mutant=edit(
+    mutant=edits(
         (ORIGIN, "np.zeros_like(new_peak)"),
         ("np.exp(peak - origin)", "np.ones_like(peak)"),
         (LSE, "np.log(total)"),
@@ -106,7 +106,7 @@ def exponent_without_maximum(submission: Submission, rng: np.random.Generator) -
     severity="critical",
     story="Zero looks like a harmless start; rows whose logits are all far below it underflow to "
     "zero.",
-    mutant=edit(("peak = np.full(rows, -np.inf, q.dtype)", "peak = np.zeros(rows, q.dtype)")),
+    mutant=edit("peak = np.full(rows, -np.inf, q.dtype)", "peak = np.zeros(rows, q.dtype)"),
 )
 def maximum_starts_at_zero(submission: Submission, rng: np.random.Generator) -> None:
     inputs = with_logits(rng, np.array([-1e4, -1e4 - 1, -1e4 + 1, -1e4, -1e4 - 2]), 3, np.float32)
@@ -118,7 +118,7 @@ def maximum_starts_at_zero(submission: Submission, rng: np.random.Generator) -> 
     severity="critical",
     story="The tile size becomes part of the result: right only when all keys fit in one tile, as "
     "they do in small tests.",
-    mutant=edit(
+    mutant=edits(
         (
             "total = total * correction + weights.sum(axis=1)",
             "weights /= weights.sum(axis=1, keepdims=True)\n        total = total + 1",
@@ -139,7 +139,7 @@ def tiles_averaged(submission: Submission, rng: np.random.Generator) -> None:
     catches="keys behind the last whole tile are never read",
     severity="critical",
     story="Test lengths are often powers of two; 300 keys in tiles of 97 leave a remainder.",
-    mutant=edit((KEY_LOOP, "for start in range(0, stop - stop % tile, tile):")),
+    mutant=edit(KEY_LOOP, "for start in range(0, stop - stop % tile, tile):"),
 )
 def last_key_tile_dropped(submission: Submission, rng: np.random.Generator) -> None:
     attends(submission, *Shape(T=3, S=300).draw(rng), tile=97)
@@ -149,7 +149,7 @@ def last_key_tile_dropped(submission: Submission, rng: np.random.Generator) -> N
     catches="queries behind the last whole tile stay zero",
     severity="critical",
     story="The same error on the other axis: 300 queries in tiles of 97.",
-    mutant=edit(("for start in range(0, T, tile):", "for start in range(0, T - T % tile, tile):")),
+    mutant=edit("for start in range(0, T, tile):", "for start in range(0, T - T % tile, tile):"),
 )
 def last_query_tile_dropped(submission: Submission, rng: np.random.Generator) -> None:
     attends(submission, *Shape(T=300, S=3).draw(rng), tile=97)
@@ -159,7 +159,7 @@ def last_query_tile_dropped(submission: Submission, rng: np.random.Generator) ->
     catches="a tile larger than the sequence is refused or answered wrongly",
     severity="major",
     story="The default tile of 64 is larger than a prompt of five tokens.",
-    mutant=edit(("if tile < 1:", "if tile < 1 or tile > k.shape[2] > 0:")),
+    mutant=edit("if tile < 1:", "if tile < 1 or tile > k.shape[2] > 0:"),
 )
 def tile_larger_than_sequence_refused(submission: Submission, rng: np.random.Generator) -> None:
     for causal in (False, True):
@@ -170,7 +170,7 @@ def tile_larger_than_sequence_refused(submission: Submission, rng: np.random.Gen
     catches="tiles that are not a power of two are refused",
     severity="minor",
     story="A rule of GPU kernels applied to an interface that does not have it.",
-    mutant=edit(("if tile < 1:", "if tile < 1 or tile & (tile - 1):")),
+    mutant=edit("if tile < 1:", "if tile < 1 or tile & (tile - 1):"),
 )
 def tile_must_be_power_of_two(submission: Submission, rng: np.random.Generator) -> None:
     inputs = Shape(T=11, S=11).draw(rng)
@@ -183,7 +183,7 @@ def tile_must_be_power_of_two(submission: Submission, rng: np.random.Generator) 
     severity="critical",
     story="The tail is padded with zeros; a zero key has logit 0, which is large in a row whose "
     "real logits are negative.",
-    mutant=edit(
+    mutant=edits(
         (
             "scores = q @ k[cols].T",
             "scores = np.zeros((rows, tile), q.dtype)\n"

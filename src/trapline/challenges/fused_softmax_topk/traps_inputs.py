@@ -5,7 +5,7 @@ from functools import partial
 import numpy as np
 
 from trapline.arena.judge import expect
-from trapline.arena.judge.traps import edit, trap
+from trapline.arena.judge.traps import edit, edits, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.fused_softmax_topk.cases import (
     DTYPES,
@@ -37,7 +37,7 @@ GROWTH = 2_000_000
     catches="NaN is ignored, or found only in some positions",
     severity="critical",
     story="NaN compares false with everything: heaps skip it, and a broken model goes unnoticed.",
-    mutant=edit((_TILE_MAX, "tile_max = np.fmax.reduce(tile)")),
+    mutant=edit(_TILE_MAX, "tile_max = np.fmax.reduce(tile)"),
 )
 def nan_passes(submission: Submission, rng: Rng) -> None:
     for place in (0, 1, LONG // 2, LONG - 1):
@@ -50,7 +50,7 @@ def nan_passes(submission: Submission, rng: Rng) -> None:
     catches="+inf answered with NaN or with probability 1",
     severity="major",
     story="An overflow in an earlier layer then looks like a very confident model.",
-    mutant=edit((_NOT_FINITE, "if np.isnan(tile_max):")),
+    mutant=edit(_NOT_FINITE, "if np.isnan(tile_max):"),
 )
 def plus_infinity_passes(submission: Submission, rng: Rng) -> None:
     for place in (0, LONG - 1):
@@ -64,7 +64,7 @@ def plus_infinity_passes(submission: Submission, rng: Rng) -> None:
     "distribution",
     severity="major",
     story="A grammar without a legal continuation must be an error, not token 0.",
-    mutant=edit((_ALL_MASKED, "    if False:\n")),
+    mutant=edit(_ALL_MASKED, "    if False:\n"),
 )
 def all_masked_row_passes(submission: Submission, rng: Rng) -> None:
     for dtype in DTYPES:
@@ -77,7 +77,7 @@ def all_masked_row_passes(submission: Submission, rng: Rng) -> None:
     catches="k below 1 or above V silently corrected",
     severity="major",
     story="k = 0 can mean 'off' to one caller and 'nothing' to another.",
-    mutant=edit(
+    mutant=edits(
         ("if not 1 <= k <= logits.shape[1]:", "if k is None:"),
         (_CHECKED, _CHECKED + "    k = min(max(k, 1), logits.shape[1])\n"),
     ),
@@ -94,10 +94,7 @@ def k_clamped(submission: Submission, rng: Rng) -> None:
     severity="minor",
     story="Quantised codes are then ranked as if they were logits.",
     mutant=edit(
-        (
-            "if logits.dtype not in (np.float16, np.float32, np.float64):",
-            "if logits.dtype == object:",
-        )
+        "if logits.dtype not in (np.float16, np.float32, np.float64):", "if logits.dtype == object:"
     ),
 )
 def integers_accepted(submission: Submission, rng: Rng) -> None:
@@ -110,7 +107,7 @@ def integers_accepted(submission: Submission, rng: Rng) -> None:
     catches="logits of rank 1 or 3 accepted",
     severity="minor",
     story="With (B, T, V) logits, T is taken for the vocabulary.",
-    mutant=edit(
+    mutant=edits(
         ("if logits.ndim != 2:", "if logits.ndim == 0:"),
         (_CHECKED, _CHECKED + "    logits = logits.reshape(-1, logits.shape[-1])\n"),
     ),
@@ -129,7 +126,7 @@ def rank_ignored(submission: Submission, rng: Rng) -> None:
     severity="critical",
     story="Logits of the last positions are a strided slice; the wrong rows are read.",
     mutant=edit(
-        (_CHECKED, _CHECKED + "    logits = logits.ravel(order='K').reshape(logits.shape)\n")
+        _CHECKED, _CHECKED + "    logits = logits.ravel(order='K').reshape(logits.shape)\n"
     ),
 )
 def strided_logits(submission: Submission, rng: Rng) -> None:
@@ -145,11 +142,9 @@ def strided_logits(submission: Submission, rng: Rng) -> None:
     severity="critical",
     story="Repeated argmax writes −inf into the logits, which the sampler still needs.",
     mutant=edit(
-        (
-            TILE,
-            "tile = logits[start : start + TILE]\n"
-            "        tile -= tile.max() if np.isfinite(tile.max()) else 0",
-        )
+        TILE,
+        "tile = logits[start : start + TILE]\n"
+        "        tile -= tile.max() if np.isfinite(tile.max()) else 0",
     ),
 )
 def logits_modified(submission: Submission, rng: Rng) -> None:
@@ -163,7 +158,7 @@ def logits_modified(submission: Submission, rng: Rng) -> None:
     catches="an answer kept from an earlier call of the same shape",
     severity="critical",
     story="A cache keyed by shape and by a few of the values.",
-    mutant=edit(
+    mutant=edits(
         (_TILE_DEF, _TILE_DEF + "\nSEEN = {}"),
         (
             _CHECKED,
@@ -187,7 +182,7 @@ def answer_remembered(submission: Submission, rng: Rng) -> None:
     catches="an empty batch raises or comes back with another shape",
     severity="major",
     story="The last shard of a batch can be empty.",
-    mutant=edit((_RETURN, "    return np.stack(list(probs)), np.stack(list(indices))\n")),
+    mutant=edit(_RETURN, "    return np.stack(list(probs)), np.stack(list(indices))\n"),
 )
 def no_rows_crash(submission: Submission, rng: Rng) -> None:
     ask(submission, logits_of(rng, (0, 11), np.float16), 4)
@@ -197,7 +192,7 @@ def no_rows_crash(submission: Submission, rng: Rng) -> None:
     catches="an N × V temporary, which the fusion is meant to avoid",
     severity="critical",
     story="Half of the graded answers computed the whole softmax first, in one of their passes.",
-    mutant=edit((_CHECKED, _CHECKED + "    logits = logits - np.zeros((), logits.dtype)\n")),
+    mutant=edit(_CHECKED, _CHECKED + "    logits = logits - np.zeros((), logits.dtype)\n"),
 )
 def matrix_materialised(submission: Submission, rng: Rng) -> None:
     """Half a million logits, then four million: even a mask of one byte each shows."""
@@ -208,7 +203,7 @@ def matrix_materialised(submission: Submission, rng: Rng) -> None:
     catches="a whole row copied, widened or sorted at once",
     severity="major",
     story="Memory O(V) a row is O(V · rows in flight) on a GPU.",
-    mutant=edit((_TILE_DEF, "TILE = 1 << 30")),
+    mutant=edit(_TILE_DEF, "TILE = 1 << 30"),
 )
 def tile_grows_with_v(submission: Submission, rng: Rng) -> None:
     """A row of a million equal logits, which take four bytes to hold."""
@@ -221,7 +216,7 @@ def tile_grows_with_v(submission: Submission, rng: Rng) -> None:
     severity="major",
     story="The float32 path is fused, and the float16 path begins with a cast of the whole matrix.",
     mutant=edit(
-        (PROBS, PROBS + "\n    logits = logits.astype(np.promote_types(logits.dtype, 'f4'))")
+        PROBS, PROBS + "\n    logits = logits.astype(np.promote_types(logits.dtype, 'f4'))"
     ),
 )
 def half_matrix_widened(submission: Submission, rng: Rng) -> None:
@@ -234,7 +229,7 @@ def half_matrix_widened(submission: Submission, rng: Rng) -> None:
     catches="candidates taken for complete before k of them were seen: wrong once k exceeds a tile",
     severity="major",
     story="The first tile is assumed to fill the list; a larger k gives a short answer.",
-    mutant=edit((FRESH, FRESH.replace("if best.size == k", "if best.size"))),
+    mutant=edit(FRESH, FRESH.replace("if best.size == k", "if best.size")),
 )
 def k_above_a_tile(submission: Submission, rng: Rng) -> None:
     falling = -np.sort(-logits_of(rng, (1, LONG), np.float32))
@@ -246,7 +241,7 @@ def k_above_a_tile(submission: Submission, rng: Rng) -> None:
     "skipped",
     severity="major",
     story="Tiles without a finite logit are skipped before they are checked for NaN.",
-    mutant=edit(
+    mutant=edits(
         (_TILE_MAX, "tile_max = np.fmax.reduce(tile)"),
         (_NOT_FINITE, "if tile_max == np.inf:"),
         (_ALL_MASKED, "    if np.isnan(total) or largest == -np.inf:\n"),

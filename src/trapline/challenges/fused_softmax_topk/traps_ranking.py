@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from trapline.arena.judge.traps import edit, trap
+from trapline.arena.judge.traps import edit, edits, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.fused_softmax_topk.cases import DTYPES, LONG, Rng, ask, logits_of
 from trapline.challenges.fused_softmax_topk.solution_lines import ANSWER, FRESH, PROBS, TILE
@@ -26,8 +26,9 @@ _ZEROS = (
     catches="a fixed list of 32 candidates whatever k is",
     severity="critical",
     story="A graded kernel held its heap in registers and supported k ≤ 32; nothing said so.",
-    mutant=edit(
-        *_ZEROS, (_CALL, "probs[row, :32], indices[row, :32] = _one_row(logits[row], min(k, 32))")
+    mutant=edits(
+        *_ZEROS,
+        (_CALL, "probs[row, :32], indices[row, :32] = _one_row(logits[row], min(k, 32))"),
     ),
 )
 def k_above_a_register_limit(submission: Submission, rng: Rng) -> None:
@@ -39,7 +40,7 @@ def k_above_a_register_limit(submission: Submission, rng: Rng) -> None:
     catches="only a few candidates are kept per tile: too few when all the best are in one",
     severity="critical",
     story="Local lists shorter than k are right on shuffled data and lose elements of skewed rows.",
-    mutant=edit((FRESH, "fresh = np.sort(np.argsort(-tile, kind='stable')[: max(16, k // 4)])")),
+    mutant=edit(FRESH, "fresh = np.sort(np.argsort(-tile, kind='stable')[: max(16, k // 4)])"),
 )
 def short_list_per_tile(submission: Submission, rng: Rng) -> None:
     logits = logits_of(rng, (2, LONG), np.float32)
@@ -54,12 +55,10 @@ def short_list_per_tile(submission: Submission, rng: Rng) -> None:
     severity="critical",
     story="Each lane of a warp keeps its own short list, and one lane can hold all the best.",
     mutant=edit(
-        (
-            FRESH,
-            "lanes = [np.arange(i, tile.size, 32) for i in range(32)]\n"
-            "    short = [lane[np.argsort(-tile[lane], kind='stable')[:8]] for lane in lanes]\n"
-            "    fresh = np.sort(np.concatenate(short))",
-        )
+        FRESH,
+        "lanes = [np.arange(i, tile.size, 32) for i in range(32)]\n"
+        "    short = [lane[np.argsort(-tile[lane], kind='stable')[:8]] for lane in lanes]\n"
+        "    fresh = np.sort(np.concatenate(short))",
     ),
 )
 def short_list_per_lane(submission: Submission, rng: Rng) -> None:
@@ -72,7 +71,7 @@ def short_list_per_lane(submission: Submission, rng: Rng) -> None:
     catches="candidates of one row kept when the next begins",
     severity="critical",
     story="A graded kernel merged the heaps of all warps of a block, though each had another row.",
-    mutant=edit(
+    mutant=edits(
         (_LOOP, "    kept = np.empty(0), np.empty(0, np.int64)\n    for row in range(rows):\n"),
         (_CALL, "probs[row], indices[row], kept = _one_row(logits[row], k, kept)"),
         ("def _one_row(logits: Floats, k: int)", "def _one_row(logits, k, kept)"),
@@ -89,7 +88,7 @@ def rows_of_a_block_merged(submission: Submission, rng: Rng) -> None:
     catches="one maximum for a whole block of rows: rows with small logits underflow to 0 / 0",
     severity="critical",
     story="The maximum is taken over the block instead of over each row.",
-    mutant=edit(
+    mutant=edits(
         (_CALL, "probs[row], indices[row] = _one_row(logits[row], k, logits)"),
         ("def _one_row(logits: Floats, k: int)", "def _one_row(logits, k, block)"),
         (
@@ -108,7 +107,7 @@ def maximum_of_another_row(submission: Submission, rng: Rng) -> None:
     catches="equal logits in descending index order",
     severity="major",
     story="argsort()[::-1] reverses ties as well.",
-    mutant=edit((_ORDER, "order = np.argsort(values, kind='stable')[::-1][:k]")),
+    mutant=edit(_ORDER, "order = np.argsort(values, kind='stable')[::-1][:k]"),
 )
 def ties_to_the_higher_index(submission: Submission, rng: Rng) -> None:
     logits = np.repeat(rng.permutation(10).astype(np.float64), 3)[None]
@@ -119,7 +118,7 @@ def ties_to_the_higher_index(submission: Submission, rng: Rng) -> None:
     catches="a later equal that displaces an earlier one when tiles are merged",
     severity="major",
     story="Merging with ≥ instead of >: the answer depends on the tile size.",
-    mutant=edit(
+    mutant=edits(
         (FRESH, _ALL_VALUES),
         (
             "values = np.concatenate((best, tile[fresh]))",
@@ -138,7 +137,7 @@ def ties_across_tiles(submission: Submission, rng: Rng) -> None:
     catches="an arbitrary choice among equals where k cuts through them",
     severity="major",
     story="Partitioning returns any of the equal elements, so the answer depends on the algorithm.",
-    mutant=edit(
+    mutant=edits(
         (_KEPT, "kept = np.sort(np.argpartition(values, values.size - k)[-k:])"),
         (FRESH, _ALL_VALUES),
     ),
@@ -153,7 +152,7 @@ def ties_at_the_cut(submission: Submission, rng: Rng) -> None:
     catches="equal values dropped as duplicates, or taken out together",
     severity="critical",
     story="Repeated argmax that masks all equal elements leaves one winner in a flat row.",
-    mutant=edit(
+    mutant=edits(
         (_KEPT, "kept = np.sort(np.unique(values, return_index=True)[1])"),
         *_ZEROS,
         (
@@ -172,7 +171,7 @@ def all_equal(submission: Submission, rng: Rng) -> None:
     catches="−0 ranked below +0",
     severity="minor",
     story="Sorting by float bits needs −0 made +0 first.",
-    mutant=edit((_ORDER, "order = np.lexsort((np.signbit(values), -values))[:k]")),
+    mutant=edit(_ORDER, "order = np.lexsort((np.signbit(values), -values))[:k]"),
 )
 def signed_zeros(submission: Submission, rng: Rng) -> None:
     for dtype in DTYPES:
@@ -185,7 +184,7 @@ def signed_zeros(submission: Submission, rng: Rng) -> None:
     catches="ranking after the softmax, where small probabilities are all 0",
     severity="major",
     story="Underflow makes different logits equal, and the order below the top is by index.",
-    mutant=edit(
+    mutant=edits(
         (_ORDER, "order = np.argsort(-np.exp(values - np.max(values)), kind='stable')[:k]"),
         ("    if values.size > k:\n", "    if False:\n"),
         (FRESH, _ALL_VALUES),
@@ -202,7 +201,7 @@ def ranked_by_probability(submission: Submission, rng: Rng) -> None:
     catches="ranking by logits rounded to fewer bits",
     severity="major",
     story="Packing an index into the low bits of the key picks wrong elements near the boundary.",
-    mutant=edit((_ORDER, "order = np.argsort(-np.float16(values), kind='stable')[:k]")),
+    mutant=edit(_ORDER, "order = np.argsort(-np.float16(values), kind='stable')[:k]"),
 )
 def keys_of_fewer_bits(submission: Submission, rng: Rng) -> None:
     for dtype in (np.float32, np.float64):
@@ -216,7 +215,7 @@ def keys_of_fewer_bits(submission: Submission, rng: Rng) -> None:
     severity="major",
     story="Candidate lists that are not full can return the index −1, which reads as the last "
     "element.",
-    mutant=edit(
+    mutant=edits(
         (PROBS, "probs = np.zeros((rows, k), logits.dtype)"),
         (_INDICES, "indices = np.full((rows, k), -1)"),
         (
@@ -240,11 +239,9 @@ def minus_infinity_left_out(submission: Submission, rng: Rng) -> None:
     severity="critical",
     story="The fastest public kernels return the k best unsorted and leave the sort to the caller.",
     mutant=edit(
-        (
-            ANSWER,
-            "order = np.argsort(places)\n"
-            "    return _weights(best[order], largest) / total, places[order]",
-        )
+        ANSWER,
+        "order = np.argsort(places)\n"
+        "    return _weights(best[order], largest) / total, places[order]",
     ),
 )
 def unsorted(submission: Submission, rng: Rng) -> None:
@@ -256,7 +253,7 @@ def unsorted(submission: Submission, rng: Rng) -> None:
     severity="critical",
     story="The filter compares with the wrong end of the sorted list and loses only the last "
     "element.",
-    mutant=edit((FRESH, FRESH.replace("best[-1]", "best[-2:][0]"))),
+    mutant=edit(FRESH, FRESH.replace("best[-1]", "best[-2:][0]")),
 )
 def late_last_place(submission: Submission, rng: Rng) -> None:
     for k in (1, 2, 6):
@@ -270,7 +267,7 @@ def late_last_place(submission: Submission, rng: Rng) -> None:
     catches="indices that start again at 0 in every tile",
     severity="critical",
     story="The tile's offset is added in one of the two places where an index is made.",
-    mutant=edit((_PLACES, "places = np.concatenate((places, fresh))")),
+    mutant=edit(_PLACES, "places = np.concatenate((places, fresh))"),
 )
 def index_within_the_tile(submission: Submission, rng: Rng) -> None:
     logits = logits_of(rng, (2, LONG), np.float32)
@@ -283,7 +280,7 @@ def index_within_the_tile(submission: Submission, rng: Rng) -> None:
     severity="critical",
     story="V = 50257 is not a multiple of the usual tiles: the last tokens could never be "
     "generated.",
-    mutant=edit(
+    mutant=edits(
         (
             "for start in range(0, logits.size, TILE):",
             "for start in range(0, max(logits.size - logits.size % 32, 1), 32):",
@@ -302,7 +299,7 @@ def tail_dropped(submission: Submission, rng: Rng) -> None:
     catches="a tile is filled up with zeros, which beat negative logits",
     severity="critical",
     story="Masked lanes must load −inf; zeros win the top-k and add to the sum.",
-    mutant=edit((TILE, TILE + "\n        tile = np.pad(tile, (0, TILE - tile.size))")),
+    mutant=edit(TILE, TILE + "\n        tile = np.pad(tile, (0, TILE - tile.size))"),
 )
 def tail_padded_with_zeros(submission: Submission, rng: Rng) -> None:
     for vocabulary in (5, 33, 1025, LONG):
@@ -313,7 +310,10 @@ def tail_padded_with_zeros(submission: Submission, rng: Rng) -> None:
     catches="rows beyond a multiple of the block are never written",
     severity="critical",
     story="A grid of N // 4 blocks leaves the last rows uninitialised.",
-    mutant=edit((_LOOP, "    for row in range(rows - rows % 2):\n"), *_ZEROS),
+    mutant=edits(
+        (_LOOP, "    for row in range(rows - rows % 2):\n"),
+        *_ZEROS,
+    ),
 )
 def last_row_dropped(submission: Submission, rng: Rng) -> None:
     for rows in (1, 3, 17, 33):
@@ -324,7 +324,7 @@ def last_row_dropped(submission: Submission, rng: Rng) -> None:
     catches="indices in 16 bits, or an int32 answer",
     severity="major",
     story="Vocabularies exceed 65536 entries, the range of a 16-bit index.",
-    mutant=edit((_CALL, _CALL + "\n        indices[row] %= 65536")),
+    mutant=edit(_CALL, _CALL + "\n        indices[row] %= 65536"),
 )
 def short_indices(submission: Submission, rng: Rng) -> None:
     logits = logits_of(rng, (1, 70001), np.float32)
@@ -336,7 +336,7 @@ def short_indices(submission: Submission, rng: Rng) -> None:
     catches="indices of another dtype than int64",
     severity="minor",
     story="An int32 index tensor is refused by the gather that comes next.",
-    mutant=edit((_INDICES, "indices = np.empty((rows, k), np.int32)")),
+    mutant=edit(_INDICES, "indices = np.empty((rows, k), np.int32)"),
 )
 def index_dtype(submission: Submission, rng: Rng) -> None:
     ask(submission, logits_of(rng, (2, 9), np.float32), 3)
@@ -346,7 +346,7 @@ def index_dtype(submission: Submission, rng: Rng) -> None:
     catches="k = V refused, or one element short",
     severity="major",
     story="argpartition(−k − 1) is out of bounds exactly when k is V.",
-    mutant=edit(("if not 1 <= k <= logits.shape[1]:", "if not 1 <= k < logits.shape[1]:")),
+    mutant=edit("if not 1 <= k <= logits.shape[1]:", "if not 1 <= k < logits.shape[1]:"),
 )
 def k_equals_v(submission: Submission, rng: Rng) -> None:
     for vocabulary in (1, 2, 31, 9000):

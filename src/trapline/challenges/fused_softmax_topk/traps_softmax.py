@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from trapline.arena.judge.traps import edit, trap
+from trapline.arena.judge.traps import edit, edits, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.fused_softmax_topk.cases import DTYPES, LONG, Rng, ask, logits_of
 from trapline.challenges.fused_softmax_topk.solution_lines import ANSWER, PROBS
@@ -18,7 +18,7 @@ _EXP = "return np.exp(values - largest)"
     catches="exp of the raw logits: inf / inf from a logit of 89 on in float32",
     severity="critical",
     story="The textbook formula without the maximum; logits of untrained heads reach hundreds.",
-    mutant=edit((_NEW, "new = 0.0")),
+    mutant=edit(_NEW, "new = 0.0"),
 )
 def exp_overflow(submission: Submission, rng: Rng) -> None:
     for dtype, offset in ((np.float16, 2e4), (np.float32, 1e4), (np.float64, 1e4)):
@@ -30,7 +30,7 @@ def exp_overflow(submission: Submission, rng: Rng) -> None:
     severity="critical",
     story="It is right for sampling among the k, but it is not the probability under the softmax.",
     mutant=edit(
-        (ANSWER, "weights = _weights(best, largest)\n    return weights / weights.sum(), places")
+        ANSWER, "weights = _weights(best, largest)\n    return weights / weights.sum(), places"
     ),
 )
 def normalised_over_k(submission: Submission, rng: Rng) -> None:
@@ -43,10 +43,7 @@ def normalised_over_k(submission: Submission, rng: Rng) -> None:
     story="Said to be invisible in the output; it shows as soon as a later tile has a larger "
     "maximum.",
     mutant=edit(
-        (
-            "total * _weights(largest, new)",
-            "(total * np.exp(new - largest) if total else 0.0)",
-        )
+        "total * _weights(largest, new)", "(total * np.exp(new - largest) if total else 0.0)"
     ),
 )
 def rescale_direction(submission: Submission, rng: Rng) -> None:
@@ -58,7 +55,7 @@ def rescale_direction(submission: Submission, rng: Rng) -> None:
     catches="the running sum kept as it is when the maximum rises",
     severity="critical",
     story="Works on rows whose maximum is in the first tile, as in sorted test data.",
-    mutant=edit(("total * _weights(largest, new)", "total")),
+    mutant=edit("total * _weights(largest, new)", "total"),
 )
 def rescale_missing(submission: Submission, rng: Rng) -> None:
     logits = logits_of(rng, (1, LONG), np.float32)
@@ -70,7 +67,7 @@ def rescale_missing(submission: Submission, rng: Rng) -> None:
     catches="−inf − (−inf) = NaN when every logit so far is −inf",
     severity="critical",
     story="Grammar masks can forbid the whole beginning of a vocabulary.",
-    mutant=edit((_NOTHING_YET, "if False:")),
+    mutant=edit(_NOTHING_YET, "if False:"),
 )
 def masked_first_tile(submission: Submission, rng: Rng) -> None:
     for dtype in DTYPES:
@@ -83,7 +80,10 @@ def masked_first_tile(submission: Submission, rng: Rng) -> None:
     catches="a tile of −inf after finite ones that spoils the sum",
     severity="major",
     story="The end of a padded vocabulary is masked, and the maximum of that tile alone is −inf.",
-    mutant=edit((_NEW, "new = tile_max"), (_NOTHING_YET, "if largest == tile_max == -np.inf:")),
+    mutant=edits(
+        (_NEW, "new = tile_max"),
+        (_NOTHING_YET, "if largest == tile_max == -np.inf:"),
+    ),
 )
 def masked_later_tile(submission: Submission, rng: Rng) -> None:
     logits = logits_of(rng, (2, LONG), np.float32)
@@ -95,7 +95,7 @@ def masked_later_tile(submission: Submission, rng: Rng) -> None:
     catches="exp(x − (m + log Σ)): the logarithm vanishes beside a large m, the sum is above 1",
     severity="major",
     story="A log-sum-exp kept as one number cannot represent log 2 beside 1e17.",
-    mutant=edit((ANSWER, "return np.exp(best - (largest + np.log(total))), places")),
+    mutant=edit(ANSWER, "return np.exp(best - (largest + np.log(total))), places"),
 )
 def lse_absorbed(submission: Submission, rng: Rng) -> None:
     for dtype, size in ((np.float64, 1e17), (np.float32, 1e17)):
@@ -109,7 +109,7 @@ def lse_absorbed(submission: Submission, rng: Rng) -> None:
     catches="differences of finite logits that leave the range and become NaN",
     severity="major",
     story="Finite masks (the lowest number of a dtype) instead of −inf.",
-    mutant=edit((_EXP, "return np.exp(values * 2.0 - largest * 2.0) ** 0.5")),
+    mutant=edit(_EXP, "return np.exp(values * 2.0 - largest * 2.0) ** 0.5"),
 )
 def extreme_range(submission: Submission, rng: Rng) -> None:
     for dtype in DTYPES:
@@ -123,7 +123,7 @@ def extreme_range(submission: Submission, rng: Rng) -> None:
     catches="float16 sums, which stop growing at 2048 and overflow at 65504",
     severity="critical",
     story="Half-precision kernels without a wide accumulator give probability 1/2048 in flat rows.",
-    mutant=edit((_SUM, _SUM.replace("total *", "np.float16(total *") + ")")),
+    mutant=edit(_SUM, _SUM.replace("total *", "np.float16(total *") + ")"),
 )
 def float16_sum(submission: Submission, rng: Rng) -> None:
     logits = np.full((1, 70001), rng.integers(-4, 5), np.float16)
@@ -134,7 +134,7 @@ def float16_sum(submission: Submission, rng: Rng) -> None:
     catches="x − m and its exponential rounded to float16",
     severity="major",
     story="One rounding to 11 bits before the exponential costs a percent after it.",
-    mutant=edit((_EXP, "return np.exp(np.float64(np.float16(values - largest)))")),
+    mutant=edit(_EXP, "return np.exp(np.float64(np.float16(values - largest)))"),
 )
 def float16_differences(submission: Submission, rng: Rng) -> None:
     logits = np.linspace(-9.0, 9.0, 300).astype(np.float16)[None]
@@ -150,7 +150,7 @@ def float16_differences(submission: Submission, rng: Rng) -> None:
     catches="float64 probabilities computed in float32",
     severity="major",
     story="A cast to the kernel's dtype leaves seven correct digits in a float64 answer.",
-    mutant=edit((_EXP, "return np.exp(np.float32(values - largest))")),
+    mutant=edit(_EXP, "return np.exp(np.float32(values - largest))"),
 )
 def float64_in_float32(submission: Submission, rng: Rng) -> None:
     ask(submission, logits_of(rng, (2, 50)), 10)
@@ -160,7 +160,7 @@ def float64_in_float32(submission: Submission, rng: Rng) -> None:
     catches="float32 or float64 probabilities for narrower logits",
     severity="major",
     story="The accumulator's dtype is returned and doubles the size of the answer.",
-    mutant=edit((PROBS, "probs = np.empty((rows, k))")),
+    mutant=edit(PROBS, "probs = np.empty((rows, k))"),
 )
 def dtype_widened(submission: Submission, rng: Rng) -> None:
     for dtype in (np.float16, np.float32):

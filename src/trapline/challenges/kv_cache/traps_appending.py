@@ -3,7 +3,7 @@
 import numpy as np
 
 from trapline.arena.judge import expect
-from trapline.arena.judge.traps import edit, trap
+from trapline.arena.judge.traps import edit, edits, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.kv_cache.cases import (
     KINDS,
@@ -20,7 +20,7 @@ from trapline.challenges.kv_cache.situations import BAD
     catches="an append of several positions stores the first one only",
     severity="critical",
     story="A winning entry stored keys[:, :, 0, :]: right for decoding, wrong for a prompt.",
-    mutant=edit(
+    mutant=edits(
         ("self.codec.encode(k) + self.codec.encode(v)", "self._first(k) + self._first(v)"),
         (
             "    def _register(",
@@ -41,7 +41,7 @@ def append_one_token_only(submission: Submission, rng: Rng) -> None:
     catches="an append that crosses a page border wraps inside its first page",
     severity="critical",
     story="The page is looked up once per append instead of once per position.",
-    mutant=edit(("table[positions // self.page_size]", "table[positions[:1] // self.page_size]")),
+    mutant=edit("table[positions // self.page_size]", "table[positions[:1] // self.page_size]"),
 )
 def append_across_pages(submission: Submission, rng: Rng) -> None:
     for kind, bits in PAGED:
@@ -55,7 +55,7 @@ def append_across_pages(submission: Submission, rng: Rng) -> None:
     catches="all layers write to the first one's storage",
     severity="critical",
     story="A constant layer index left over from a placeholder.",
-    mutant=edit(("pool[layer, pages, slots] =", "pool[0, pages, slots] =")),
+    mutant=edit("pool[layer, pages, slots] =", "pool[0, pages, slots] ="),
 )
 def layers_overwrite_each_other(submission: Submission, rng: Rng) -> None:
     for kind, bits in PAGED:
@@ -70,10 +70,8 @@ def layers_overwrite_each_other(submission: Submission, rng: Rng) -> None:
     story="The length is kept per sequence, so the second layer of a step starts one position too "
     "late.",
     mutant=edit(
-        (
-            "self.counts[seq][layer] = start + len(k)",
-            "self.counts[seq] = [start + len(k)] * self.num_layers",
-        )
+        "self.counts[seq][layer] = start + len(k)",
+        "self.counts[seq] = [start + len(k)] * self.num_layers",
     ),
 )
 def one_counter_for_all_layers(submission: Submission, rng: Rng) -> None:
@@ -89,7 +87,7 @@ def one_counter_for_all_layers(submission: Submission, rng: Rng) -> None:
     catches="length() counts positions that some layers do not have yet",
     severity="major",
     story="The length is read from layer 0, which is ahead of the others during a step.",
-    mutant=edit(("min(self.counts[seq])", "self.counts[seq][0]")),
+    mutant=edit("min(self.counts[seq])", "self.counts[seq][0]"),
 )
 def length_of_the_first_layer(submission: Submission, rng: Rng) -> None:
     for kind, bits in (("dense", None), ("paged", None)):
@@ -106,7 +104,7 @@ def length_of_the_first_layer(submission: Submission, rng: Rng) -> None:
     severity="critical",
     story="Models usually pass keys as a transposed view of (G,n,D).",
     mutant=edit(
-        ("self.codec.encode(k) +", 'self.codec.encode(np.ravel(k, order="K").reshape(k.shape)) +')
+        "self.codec.encode(k) +", 'self.codec.encode(np.ravel(k, order="K").reshape(k.shape)) +'
     ),
 )
 def strided_input(submission: Submission, rng: Rng) -> None:
@@ -125,7 +123,7 @@ def strided_input(submission: Submission, rng: Rng) -> None:
     catches="an unquantised cache rounds what it stores",
     severity="major",
     story="The pool is allocated in one dtype, whatever the input's dtype is.",
-    mutant=edit(("        return (x,)\n", "        return (x.astype(np.float32),)\n")),
+    mutant=edit("        return (x,)\n", "        return (x.astype(np.float32),)\n"),
 )
 def float64_stored_as_float32(submission: Submission, rng: Rng) -> None:
     for kind, bits in (("dense", None), ("paged", None)):
@@ -138,7 +136,7 @@ def float64_stored_as_float32(submission: Submission, rng: Rng) -> None:
     catches="float32 in, float64 out",
     severity="minor",
     story="A float64 scratch array is returned and doubles the memory of everything that follows.",
-    mutant=edit(("fields[0].astype(dtype)", "fields[0].astype(np.float64)")),
+    mutant=edit("fields[0].astype(dtype)", "fields[0].astype(np.float64)"),
 )
 def float32_comes_back_wider(submission: Submission, rng: Rng) -> None:
     for kind, bits in KINDS:
@@ -151,7 +149,7 @@ def float32_comes_back_wider(submission: Submission, rng: Rng) -> None:
     catches="rows of the wrong width or head count are broadcast into the cache",
     severity="major",
     story="Assignment into a pool broadcasts an axis of length one without an error.",
-    mutant=edit(("if rows.shape[1:] != (self.heads, self.width):", "if False:")),
+    mutant=edit("if rows.shape[1:] != (self.heads, self.width):", "if False:"),
 )
 def narrow_rows_are_stretched(submission: Submission, rng: Rng) -> None:
     for kind, bits in KINDS:
@@ -166,7 +164,7 @@ def narrow_rows_are_stretched(submission: Submission, rng: Rng) -> None:
     catches="v with another number of positions than k is accepted",
     severity="major",
     story="A value with one position is broadcast over all the new keys.",
-    mutant=edit(("if len(k) != len(v):", "if False:")),
+    mutant=edit("if len(k) != len(v):", "if False:"),
 )
 def one_value_for_many_keys(submission: Submission, rng: Rng) -> None:
     for kind, bits in KINDS:
@@ -180,7 +178,7 @@ def one_value_for_many_keys(submission: Submission, rng: Rng) -> None:
     catches="integer or complex keys are cast silently",
     severity="minor",
     story="Codes that are already quantised can be appended to a float cache unnoticed.",
-    mutant=edit(
+    mutant=edits(
         ("if not isinstance(x, np.ndarray) or x.dtype not in FLOATS:", "if False:"),
         ("or (self.dtype is not None and self.dtype != k.dtype)", ""),
     ),
@@ -201,7 +199,7 @@ def integer_rows_accepted(submission: Submission, rng: Rng) -> None:
     catches="float32 keys beside float64 values are accepted",
     severity="minor",
     story="One of the two loses half its digits when both are stored in a common pool.",
-    mutant=edit(("if k.dtype != v.dtype or (self.dtype", "if (self.dtype")),
+    mutant=edit("if k.dtype != v.dtype or (self.dtype", "if (self.dtype"),
 )
 def mixed_dtypes_accepted(submission: Submission, rng: Rng) -> None:
     for kind, bits in (("dense", None), ("paged", None)):
@@ -216,7 +214,7 @@ def mixed_dtypes_accepted(submission: Submission, rng: Rng) -> None:
     catches="arrays of another rank fail later, with an unrelated error",
     severity="minor",
     story="A single token without its position axis fails with a message about tuple indices.",
-    mutant=edit(("if x.ndim != 3:", "if False:")),
+    mutant=edit("if x.ndim != 3:", "if False:"),
 )
 def rank_not_checked(submission: Submission, rng: Rng) -> None:
     for kind, bits in (("dense", None), ("paged", None)):
@@ -231,7 +229,7 @@ def rank_not_checked(submission: Submission, rng: Rng) -> None:
     catches="layer −1 means the last layer",
     severity="minor",
     story="An index error in the caller silently overwrites the last layer.",
-    mutant=edit(("not 0 <= layer < self.num_layers", "not layer < self.num_layers")),
+    mutant=edit("not 0 <= layer < self.num_layers", "not layer < self.num_layers"),
 )
 def negative_layer(submission: Submission, rng: Rng) -> None:
     for kind, bits in (("dense", None), ("paged", None)):
@@ -248,7 +246,7 @@ def negative_layer(submission: Submission, rng: Rng) -> None:
     catches="two sequences of different length move each other's end",
     severity="critical",
     story="Every row of the batch gets the length of the longest, and rows influence each other.",
-    mutant=edit(
+    mutant=edits(
         ("self._register([0] * self.num_layers)", "self._register(self.zeros)"),
         (
             "        self.counts: dict[int, list[int]] = {}\n",
@@ -271,7 +269,7 @@ def sequences_share_a_counter(submission: Submission, rng: Rng) -> None:
     catches="a second cache sees the sequences of the first",
     severity="critical",
     story="Bookkeeping in a mutable class attribute or a mutable default argument.",
-    mutant=edit(
+    mutant=edits(
         ("self.counts: dict[int, list[int]] = {}", "self.counts = SHARED"),
         ("KINDS = (", "SHARED = {}\nKINDS = ("),
     ),
@@ -290,10 +288,8 @@ def two_caches_share_state(submission: Submission, rng: Rng) -> None:
     severity="major",
     story="A handle used after free can then read another request's tokens.",
     mutant=edit(
-        (
-            "        self._forget(seq)\n        del self.counts[seq]\n",
-            "        self.counts[seq] = [0] * self.num_layers\n",
-        )
+        "        self._forget(seq)\n        del self.counts[seq]\n",
+        "        self.counts[seq] = [0] * self.num_layers\n",
     ),
 )
 def freed_sequence_answers(submission: Submission, rng: Rng) -> None:
@@ -311,10 +307,8 @@ def freed_sequence_answers(submission: Submission, rng: Rng) -> None:
     severity="minor",
     story="A dictionary with a default factory turns a typo into a second, empty sequence.",
     mutant=edit(
-        (
-            '            raise KeyError(f"no sequence {seq!r}")\n',
-            "            self.counts[seq] = [0] * self.num_layers\n            self._open(seq)\n",
-        )
+        '            raise KeyError(f"no sequence {seq!r}")\n',
+        "            self.counts[seq] = [0] * self.num_layers\n            self._open(seq)\n",
     ),
 )
 def unknown_sequence_created(submission: Submission, rng: Rng) -> None:
@@ -330,10 +324,8 @@ def unknown_sequence_created(submission: Submission, rng: Rng) -> None:
     severity="major",
     story="The stale handle of a finished request then reads another request's cache.",
     mutant=edit(
-        (
-            "seq, self.next_seq = self.next_seq, self.next_seq + 1",
-            "seq = next(i for i in range(len(self.counts) + 1) if i not in self.counts)",
-        )
+        "seq, self.next_seq = self.next_seq, self.next_seq + 1",
+        "seq = next(i for i in range(len(self.counts) + 1) if i not in self.counts)",
     ),
 )
 def sequence_number_reused(submission: Submission, rng: Rng) -> None:

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from trapline.arena.judge.traps import edit, trap
+from trapline.arena.judge.traps import edit, edits, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.kv_cache.cases import (
     KINDS,
@@ -17,7 +17,7 @@ from trapline.challenges.kv_cache.situations import BAD
     catches="query head h reads kv head h % G instead of h // (H/G)",
     severity="critical",
     story="A common grouped-query mistake: the list of heads is repeated instead of each head.",
-    mutant=edit(
+    mutant=edits(
         (
             "q.reshape(n, kv_heads, heads // kv_heads, width).transpose(1, 2, 0, 3)",
             "q.reshape(n, heads // kv_heads, kv_heads, width).transpose(2, 1, 0, 3)",
@@ -39,7 +39,7 @@ def gqa_by_tiling(submission: Submission, rng: Rng) -> None:
     catches="new queries are masked as if the sequence began with them",
     severity="critical",
     story="Reported against at least four inference engines: chunk two cannot see chunk one.",
-    mutant=edit(("np.arange(n)[:, None] + (positions - n)", "np.arange(n)[:, None]")),
+    mutant=edit("np.arange(n)[:, None] + (positions - n)", "np.arange(n)[:, None]"),
 )
 def causal_mask_upper_left(submission: Submission, rng: Rng) -> None:
     twin = Twin(submission, rng, "dense")
@@ -53,7 +53,7 @@ def causal_mask_upper_left(submission: Submission, rng: Rng) -> None:
     catches="several new queries see each other's future",
     severity="critical",
     story="Decoding one token per step needs no mask; a speculative step with several does.",
-    mutant=edit(("np.arange(positions) > last_visible", "np.arange(positions) > positions")),
+    mutant=edit("np.arange(positions) > last_visible", "np.arange(positions) > positions"),
 )
 def no_causal_mask(submission: Submission, rng: Rng) -> None:
     twin = Twin(submission, rng)
@@ -70,7 +70,7 @@ def no_causal_mask(submission: Submission, rng: Rng) -> None:
     catches="a query does not see its own position",
     severity="critical",
     story="A strict comparison in the mask; position 0 sees nothing and turns into NaN.",
-    mutant=edit(("np.arange(positions) > last", "np.arange(positions) >= last")),
+    mutant=edit("np.arange(positions) > last", "np.arange(positions) >= last"),
 )
 def query_blind_to_itself(submission: Submission, rng: Rng) -> None:
     twin = Twin(submission, rng, "dense")
@@ -85,7 +85,7 @@ def query_blind_to_itself(submission: Submission, rng: Rng) -> None:
     catches="scores are not multiplied by D^-½",
     severity="critical",
     story="The factor is easily lost when cached attention is written beside the uncached one.",
-    mutant=edit((" * width**-0.5", "")),
+    mutant=edit(" * width**-0.5", ""),
 )
 def scale_missing(submission: Submission, rng: Rng) -> None:
     twin = Twin(submission, rng, width=16)
@@ -104,7 +104,7 @@ def scale_missing(submission: Submission, rng: Rng) -> None:
     catches="exp of a score without subtracting the largest",
     severity="critical",
     story="Random test data does not show it; attention sinks reach scores of several hundred.",
-    mutant=edit(("    scores -= scores.max(axis=-1, keepdims=True)\n", "")),
+    mutant=edit("    scores -= scores.max(axis=-1, keepdims=True)\n", ""),
 )
 def softmax_overflow(submission: Submission, rng: Rng) -> None:
     twin = Twin(submission, rng, "dense")
@@ -119,7 +119,7 @@ def softmax_overflow(submission: Submission, rng: Rng) -> None:
     catches="attention reads values as keys",
     severity="critical",
     story="A pair of arrays with the same shape is unpacked in the wrong order.",
-    mutant=edit(("*self.view(seq, layer))", "*self.view(seq, layer)[::-1])")),
+    mutant=edit("*self.view(seq, layer))", "*self.view(seq, layer)[::-1])"),
 )
 def keys_and_values_swapped(submission: Submission, rng: Rng) -> None:
     for kind, bits in (("dense", None), ("paged_quantized", 8)):
@@ -136,7 +136,7 @@ def keys_and_values_swapped(submission: Submission, rng: Rng) -> None:
     catches="the cache stores positions first, attention reads heads first",
     severity="critical",
     story="A published entry mixed the two layouts; the shapes matched and the values did not.",
-    mutant=edit(
+    mutant=edits(
         (
             "k.transpose(1, 2, 0)[:, None]",
             "k.reshape(kv_heads, positions, -1).swapaxes(1, 2)[:, None]",
@@ -162,10 +162,8 @@ def layout_disagreement(submission: Submission, rng: Rng) -> None:
     severity="critical",
     story="During a step layer 0 is ahead of the others, so the common length is one too small.",
     mutant=edit(
-        (
-            "attention(q, *self.view(seq, layer))",
-            "attention(q, *(x[: self.length(seq)] for x in self.view(seq, layer)))",
-        )
+        "attention(q, *self.view(seq, layer))",
+        "attention(q, *(x[: self.length(seq)] for x in self.view(seq, layer)))",
     ),
 )
 def attend_uses_the_shortest_layer(submission: Submission, rng: Rng) -> None:
@@ -182,7 +180,7 @@ def attend_uses_the_shortest_layer(submission: Submission, rng: Rng) -> None:
     catches="queries without a position of their own are answered",
     severity="minor",
     story="The mask hides every key and the softmax returns NaN instead of raising an error.",
-    mutant=edit(("if len(q) > self.counts[seq][layer]:", "if False:")),
+    mutant=edit("if len(q) > self.counts[seq][layer]:", "if False:"),
 )
 def more_queries_than_positions(submission: Submission, rng: Rng) -> None:
     twin = Twin(submission, rng)
@@ -195,10 +193,8 @@ def more_queries_than_positions(submission: Submission, rng: Rng) -> None:
     severity="major",
     story="A cast meant for the stored values is applied to the arithmetic.",
     mutant=edit(
-        (
-            "weights = np.exp(scores)",
-            "weights = np.exp(scores.astype(np.float16)).astype(scores.dtype)",
-        )
+        "weights = np.exp(scores)",
+        "weights = np.exp(scores.astype(np.float16)).astype(scores.dtype)",
     ),
 )
 def attend_in_half_precision(submission: Submission, rng: Rng) -> None:

@@ -25,7 +25,7 @@ from trapline.challenges.kv_cache.situations import (
     catches="masked scores are a large negative number that real scores fall below",
     severity="major",
     story="−1e9 in place of −inf: large outlier channels push visible scores below the mask.",
-    mutant=edit(("= -np.inf", "= -1e9")),
+    mutant=edit("= -np.inf", "= -1e9"),
 )
 def finite_mask(submission: Submission, rng: Rng) -> None:
     for size in (300.0, 1e5):
@@ -43,10 +43,8 @@ def finite_mask(submission: Submission, rng: Rng) -> None:
     severity="critical",
     story="Another layer has opened that page before the fork; only half-full pages are copied.",
     mutant=edit(
-        (
-            "if self.holders[table[i]] > 1]",
-            "if self.holders[table[i]] > 1 and start % self.page_size]",
-        )
+        "if self.holders[table[i]] > 1]",
+        "if self.holders[table[i]] > 1 and start % self.page_size]",
     ),
 )
 def page_boundary_taken_for_a_new_page(submission: Submission, rng: Rng) -> None:
@@ -65,13 +63,11 @@ def page_boundary_taken_for_a_new_page(submission: Submission, rng: Rng) -> None
     severity="major",
     story="Copy-on-write runs before new pages are counted, so each retry loses a page.",
     mutant=edit(
-        (
-            "        if len(shared) + missing > len(self.free_pages):\n",
-            "        for i in shared[: len(self.free_pages)]:\n"
-            "            table[i] = self._own_copy(table[i])\n"
-            "        shared = [i for i in shared if self.holders[table[i]] > 1]\n"
-            "        if len(shared) + missing > len(self.free_pages):\n",
-        )
+        "        if len(shared) + missing > len(self.free_pages):\n",
+        "        for i in shared[: len(self.free_pages)]:\n"
+        "            table[i] = self._own_copy(table[i])\n"
+        "        shared = [i for i in shared if self.holders[table[i]] > 1]\n"
+        "        if len(shared) + missing > len(self.free_pages):\n",
     ),
 )
 def copies_before_it_counts(submission: Submission, rng: Rng) -> None:
@@ -89,12 +85,8 @@ def copies_before_it_counts(submission: Submission, rng: Rng) -> None:
     severity="major",
     story="The child is registered before its copy fails; its positions are never released.",
     mutant=edit(
-        (
-            "        self._check_fork(seq)\n"
-            "        child = self._register(list(self.counts[seq]))\n",
-            "        child = self._register(list(self.counts[seq]))\n"
-            "        self._check_fork(seq)\n",
-        )
+        "        self._check_fork(seq)\n        child = self._register(list(self.counts[seq]))\n",
+        "        child = self._register(list(self.counts[seq]))\n        self._check_fork(seq)\n",
     ),
 )
 def refused_fork_takes_room(submission: Submission, rng: Rng) -> None:
@@ -116,10 +108,7 @@ def refused_fork_takes_room(submission: Submission, rng: Rng) -> None:
     severity="critical",
     story="Growing arrays have spare rows, and parent and child both use the next one.",
     mutant=edit(
-        (
-            "[tuple(a.copy() for a in fields) for fields in self.rows[seq]]",
-            "list(self.rows[seq])",
-        )
+        "[tuple(a.copy() for a in fields) for fields in self.rows[seq]]", "list(self.rows[seq])"
     ),
 )
 def fork_shares_spare_room(submission: Submission, rng: Rng) -> None:
@@ -139,12 +128,10 @@ def fork_shares_spare_room(submission: Submission, rng: Rng) -> None:
     severity="major",
     story="A shortcut for the common case in which every token of a draft is accepted.",
     mutant=edit(
-        (
-            "        indices = self._check_indices(seq, indices)\n",
-            "        indices = self._check_indices(seq, indices)\n"
-            "        if np.array_equal(indices, np.arange(self.length(seq))):\n"
-            "            return\n",
-        )
+        "        indices = self._check_indices(seq, indices)\n",
+        "        indices = self._check_indices(seq, indices)\n"
+        "        if np.array_equal(indices, np.arange(self.length(seq))):\n"
+        "            return\n",
     ),
 )
 def keep_of_everything_does_nothing(submission: Submission, rng: Rng) -> None:
@@ -163,10 +150,8 @@ def keep_of_everything_does_nothing(submission: Submission, rng: Rng) -> None:
     severity="minor",
     story="An epsilon of 1e-5, as used for a layer norm, is too large here.",
     mutant=edit(
-        (
-            "(largest / self.top).astype(np.float32)",
-            "np.maximum(largest / self.top, 1e-5 * (largest > 0)).astype(np.float32)",
-        )
+        "(largest / self.top).astype(np.float32)",
+        "np.maximum(largest / self.top, 1e-5 * (largest > 0)).astype(np.float32)",
     ),
 )
 def floor_near_the_smallest_row(submission: Submission, rng: Rng) -> None:
@@ -183,10 +168,8 @@ def floor_near_the_smallest_row(submission: Submission, rng: Rng) -> None:
     severity="minor",
     story="The last token before the limit doubles an array that can never be filled.",
     mutant=edit(
-        (
-            "min(max(stop, len(held[0]) * 3 // 2), self.page_size * self.num_pages)",
-            "max(stop, len(held[0]) * 2)",
-        )
+        "min(max(stop, len(held[0]) * 3 // 2), self.page_size * self.num_pages)",
+        "max(stop, len(held[0]) * 2)",
     ),
 )
 def spare_rows_beyond_the_pool(submission: Submission, rng: Rng) -> None:
@@ -205,18 +188,16 @@ def spare_rows_beyond_the_pool(submission: Submission, rng: Rng) -> None:
     severity="minor",
     story="The early return for an empty batch comes before the checks.",
     mutant=edit(
-        (
-            "        self._check_place(seq, layer)\n"
-            "        self._check_queries(q)\n"
-            "        self._check_rows(k, v)\n"
-            "        if len(q) != len(k):",
-            "        if len(q) == 0 == len(k):\n"
-            "            return np.empty(q.shape, q.dtype)\n"
-            "        self._check_place(seq, layer)\n"
-            "        self._check_queries(q)\n"
-            "        self._check_rows(k, v)\n"
-            "        if len(q) != len(k):",
-        )
+        "        self._check_place(seq, layer)\n"
+        "        self._check_queries(q)\n"
+        "        self._check_rows(k, v)\n"
+        "        if len(q) != len(k):",
+        "        if len(q) == 0 == len(k):\n"
+        "            return np.empty(q.shape, q.dtype)\n"
+        "        self._check_place(seq, layer)\n"
+        "        self._check_queries(q)\n"
+        "        self._check_rows(k, v)\n"
+        "        if len(q) != len(k):",
     ),
 )
 def prefill_of_nothing_anywhere(submission: Submission, rng: Rng) -> None:
@@ -234,7 +215,7 @@ def prefill_of_nothing_anywhere(submission: Submission, rng: Rng) -> None:
     catches="the answer to an empty float32 batch is float64",
     severity="minor",
     story="An early return of np.zeros without a dtype widens everything joined with it.",
-    mutant=edit(("return np.zeros_like(q)", "return np.zeros(q.shape)")),
+    mutant=edit("return np.zeros_like(q)", "return np.zeros(q.shape)"),
 )
 def empty_answers_are_wider(submission: Submission, rng: Rng) -> None:
     for kind, bits in KINDS:
@@ -251,12 +232,10 @@ def empty_answers_are_wider(submission: Submission, rng: Rng) -> None:
     severity="critical",
     story="With the maximum taken before the mask, a large hidden score leaves 0 / 0.",
     mutant=edit(
-        (
-            "    scores[..., np.arange(positions) > last_visible] = -np.inf\n"
-            "    scores -= scores.max(axis=-1, keepdims=True)\n",
-            "    scores -= scores.max(axis=-1, keepdims=True)\n"
-            "    scores[..., np.arange(positions) > last_visible] = -np.inf\n",
-        )
+        "    scores[..., np.arange(positions) > last_visible] = -np.inf\n"
+        "    scores -= scores.max(axis=-1, keepdims=True)\n",
+        "    scores -= scores.max(axis=-1, keepdims=True)\n"
+        "    scores[..., np.arange(positions) > last_visible] = -np.inf\n",
     ),
 )
 def softmax_underflow(submission: Submission, rng: Rng) -> None:

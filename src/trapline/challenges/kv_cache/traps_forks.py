@@ -14,7 +14,7 @@ from trapline.challenges.kv_cache.cases import (
     catches="two sequences write into the same partly filled page",
     severity="critical",
     story="Reported twice against one engine: the last block is shared without a copy.",
-    mutant=edit(("shared = [i for i in written if self.holders[table[i]] > 1]", "shared = []")),
+    mutant=edit("shared = [i for i in written if self.holders[table[i]] > 1]", "shared = []"),
 )
 def shared_tail_written_in_place(submission: Submission, rng: Rng) -> None:
     for kind, bits in PAGED:
@@ -31,11 +31,9 @@ def shared_tail_written_in_place(submission: Submission, rng: Rng) -> None:
     severity="critical",
     story="The parent is taken for the owner of the page.",
     mutant=edit(
-        (
-            "if self.holders[table[i]] > 1]",
-            "if self.holders[table[i]] > 1\n"
-            "            and seq != min(s for s, t in self.tables.items() if table[i] in t)]",
-        )
+        "if self.holders[table[i]] > 1]",
+        "if self.holders[table[i]] > 1\n"
+        "            and seq != min(s for s, t in self.tables.items() if table[i] in t)]",
     ),
 )
 def parent_writes_without_copy(submission: Submission, rng: Rng) -> None:
@@ -54,7 +52,7 @@ def parent_writes_without_copy(submission: Submission, rng: Rng) -> None:
     catches="copy-on-write copies the written layer and loses the others",
     severity="critical",
     story="A page holds all layers, and the copy does not.",
-    mutant=edit(("pool[:, copy] = pool[:, page]", "pool[0, copy] = pool[0, page]")),
+    mutant=edit("pool[:, copy] = pool[:, page]", "pool[0, copy] = pool[0, page]"),
 )
 def copy_of_one_layer(submission: Submission, rng: Rng) -> None:
     for kind, bits in PAGED:
@@ -71,10 +69,8 @@ def copy_of_one_layer(submission: Submission, rng: Rng) -> None:
     severity="critical",
     story="Keys and values are two pools, and only one of them is copied.",
     mutant=edit(
-        (
-            "        for pool in self.pools:\n            pool[:, copy]",
-            "        for pool in self.pools[: len(self.pools) // 2]:\n            pool[:, copy]",
-        )
+        "        for pool in self.pools:\n            pool[:, copy]",
+        "        for pool in self.pools[: len(self.pools) // 2]:\n            pool[:, copy]",
     ),
 )
 def copy_of_keys_only(submission: Submission, rng: Rng) -> None:
@@ -90,11 +86,9 @@ def copy_of_keys_only(submission: Submission, rng: Rng) -> None:
     severity="critical",
     story="The quantised pool has two parts, and the copy handles only one of them.",
     mutant=edit(
-        (
-            "        for pool in self.pools:\n            pool[:, copy]",
-            "        for pool in self.pools[:: max(1, len(self.pools) // 2)]:\n"
-            "            pool[:, copy]",
-        )
+        "        for pool in self.pools:\n            pool[:, copy]",
+        "        for pool in self.pools[:: max(1, len(self.pools) // 2)]:\n"
+        "            pool[:, copy]",
     ),
 )
 def copy_without_scales(submission: Submission, rng: Rng) -> None:
@@ -110,7 +104,7 @@ def copy_without_scales(submission: Submission, rng: Rng) -> None:
     severity="critical",
     story="An assignment instead of a copy: what one sequence appends, the other sees too.",
     mutant=edit(
-        ("self.tables[child] = list(self.tables[seq])", "self.tables[child] = self.tables[seq]")
+        "self.tables[child] = list(self.tables[seq])", "self.tables[child] = self.tables[seq]"
     ),
 )
 def fork_shares_the_page_table(submission: Submission, rng: Rng) -> None:
@@ -129,7 +123,7 @@ def fork_shares_the_page_table(submission: Submission, rng: Rng) -> None:
     catches="an append to the child lengthens the parent",
     severity="critical",
     story="The list of lengths is shared instead of copied.",
-    mutant=edit(("self._register(list(self.counts[seq]))", "self._register(self.counts[seq])")),
+    mutant=edit("self._register(list(self.counts[seq]))", "self._register(self.counts[seq])"),
 )
 def fork_shares_the_length(submission: Submission, rng: Rng) -> None:
     for kind, bits in KINDS:
@@ -144,10 +138,7 @@ def fork_shares_the_length(submission: Submission, rng: Rng) -> None:
     severity="critical",
     story="Reference counts are raised for new pages only.",
     mutant=edit(
-        (
-            "        for page in self.tables[child]:\n            self.holders[page] += 1\n",
-            "",
-        )
+        "        for page in self.tables[child]:\n            self.holders[page] += 1\n", ""
     ),
 )
 def fork_not_counted(submission: Submission, rng: Rng) -> None:
@@ -164,7 +155,7 @@ def fork_not_counted(submission: Submission, rng: Rng) -> None:
     catches="freeing a fork releases pages that its parent still holds",
     severity="critical",
     story="In beam search, dropping one beam then corrupts its siblings.",
-    mutant=edit(("if self.holders[page] == 0:", "if self.holders[page] >= 0:")),
+    mutant=edit("if self.holders[page] == 0:", "if self.holders[page] >= 0:"),
 )
 def free_takes_shared_pages(submission: Submission, rng: Rng) -> None:
     for kind, bits in PAGED:
@@ -180,7 +171,7 @@ def free_takes_shared_pages(submission: Submission, rng: Rng) -> None:
     catches="copy-on-write keeps its hold on the page it left",
     severity="major",
     story="The reference count of the old page is not lowered, so it never becomes free.",
-    mutant=edit(("        self._release(page)\n        return copy\n", "        return copy\n")),
+    mutant=edit("        self._release(page)\n        return copy\n", "        return copy\n"),
 )
 def copied_page_stays_held(submission: Submission, rng: Rng) -> None:
     for kind, bits in PAGED:
@@ -199,14 +190,12 @@ def copied_page_stays_held(submission: Submission, rng: Rng) -> None:
     severity="major",
     story="Eight beams over one prompt then take eight times its memory.",
     mutant=edit(
-        (
-            "        self.tables[child] = list(self.tables[seq])\n"
-            "        for page in self.tables[child]:\n            self.holders[page] += 1\n",
-            "        if len(self.tables[seq]) > len(self.free_pages):\n"
-            "            raise MemoryError\n"
-            "        for page in self.tables[seq]:\n            self.holders[page] += 1\n"
-            "        self.tables[child] = [self._own_copy(page) for page in self.tables[seq]]\n",
-        )
+        "        self.tables[child] = list(self.tables[seq])\n"
+        "        for page in self.tables[child]:\n            self.holders[page] += 1\n",
+        "        if len(self.tables[seq]) > len(self.free_pages):\n"
+        "            raise MemoryError\n"
+        "        for page in self.tables[seq]:\n            self.holders[page] += 1\n"
+        "        self.tables[child] = [self._own_copy(page) for page in self.tables[seq]]\n",
     ),
 )
 def fork_copies_pages(submission: Submission, rng: Rng) -> None:
@@ -223,10 +212,8 @@ def fork_copies_pages(submission: Submission, rng: Rng) -> None:
     severity="major",
     story="Free room is computed from the lengths of all sequences.",
     mutant=edit(
-        (
-            "if len(shared) + missing > len(self.free_pages):",
-            "if len(shared) + missing > self.num_pages - sum(map(len, self.tables.values())):",
-        )
+        "if len(shared) + missing > len(self.free_pages):",
+        "if len(shared) + missing > self.num_pages - sum(map(len, self.tables.values())):",
     ),
 )
 def shared_pages_counted_twice(submission: Submission, rng: Rng) -> None:
@@ -244,7 +231,7 @@ def shared_pages_counted_twice(submission: Submission, rng: Rng) -> None:
     severity="major",
     story="With one free page left, the copy fails half-way with another error.",
     mutant=edit(
-        ("if len(shared) + missing > len(self.free_pages):", "if missing > len(self.free_pages):")
+        "if len(shared) + missing > len(self.free_pages):", "if missing > len(self.free_pages):"
     ),
 )
 def copy_not_counted(submission: Submission, rng: Rng) -> None:
@@ -263,7 +250,7 @@ def copy_not_counted(submission: Submission, rng: Rng) -> None:
     catches="a page with one holder is copied before every write",
     severity="major",
     story="The count includes the writer; a comparison with 0 instead of 1 always copies.",
-    mutant=edit(("if self.holders[table[i]] > 1]", "if self.holders[table[i]] > 0]")),
+    mutant=edit("if self.holders[table[i]] > 1]", "if self.holders[table[i]] > 0]"),
 )
 def sole_owner_copies(submission: Submission, rng: Rng) -> None:
     for kind, bits in PAGED:
@@ -278,12 +265,10 @@ def sole_owner_copies(submission: Submission, rng: Rng) -> None:
     severity="critical",
     story="Full blocks are immutable only until a rejected draft is cut off inside one.",
     mutant=edit(
-        (
-            "if self.holders[table[i]] > 1]",
-            "if self.holders[table[i]] > 1\n"
-            "            and all(self.counts[s][layer] < (i + 1) * self.page_size\n"
-            "            for s, t in self.tables.items() if table[i] in t)]",
-        )
+        "if self.holders[table[i]] > 1]",
+        "if self.holders[table[i]] > 1\n"
+        "            and all(self.counts[s][layer] < (i + 1) * self.page_size\n"
+        "            for s, t in self.tables.items() if table[i] in t)]",
     ),
 )
 def full_pages_taken_for_immutable(submission: Submission, rng: Rng) -> None:
@@ -302,10 +287,8 @@ def full_pages_taken_for_immutable(submission: Submission, rng: Rng) -> None:
     severity="major",
     story="A request can be forked in the middle of a layer-by-layer prefill.",
     mutant=edit(
-        (
-            "shared = [i for i in written if self.holders[table[i]] > 1]",
-            "shared = [i for i in written[-1:] if self.holders[table[i]] > 1]",
-        )
+        "shared = [i for i in written if self.holders[table[i]] > 1]",
+        "shared = [i for i in written[-1:] if self.holders[table[i]] > 1]",
     ),
 )
 def fork_between_layers(submission: Submission, rng: Rng) -> None:

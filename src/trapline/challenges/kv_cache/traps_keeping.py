@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from trapline.arena.judge.traps import edit, trap
+from trapline.arena.judge.traps import edit, edits, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.kv_cache.cases import (
     KINDS,
@@ -17,7 +17,7 @@ from trapline.challenges.kv_cache.situations import BAD
     catches="positions come back in ascending order",
     severity="critical",
     story="A boolean mask is used where an order is given.",
-    mutant=edit(("        return indices\n", "        return np.sort(indices)\n")),
+    mutant=edit("        return indices\n", "        return np.sort(indices)\n"),
 )
 def keep_sorts_its_indices(submission: Submission, rng: Rng) -> None:
     for kind, bits in KINDS:
@@ -31,7 +31,7 @@ def keep_sorts_its_indices(submission: Submission, rng: Rng) -> None:
     catches="only the first layer is compacted",
     severity="critical",
     story="Compaction is written for one layer and called once.",
-    mutant=edit(("pool[:, pages, slots] = rows", "pool[0, pages, slots] = rows[0]")),
+    mutant=edit("pool[:, pages, slots] = rows", "pool[0, pages, slots] = rows[0]"),
 )
 def keep_in_one_layer(submission: Submission, rng: Rng) -> None:
     for kind, bits in KINDS:
@@ -46,11 +46,9 @@ def keep_in_one_layer(submission: Submission, rng: Rng) -> None:
     severity="major",
     story="Compaction between two layers of a step keeps a rejected token in one layer.",
     mutant=edit(
-        (
-            "            self.counts[seq] = [len(indices)] * self.num_layers",
-            "            ahead = [count - self.length(seq) for count in self.counts[seq]]\n"
-            "            self.counts[seq] = [len(indices) + more for more in ahead]",
-        )
+        "            self.counts[seq] = [len(indices)] * self.num_layers",
+        "            ahead = [count - self.length(seq) for count in self.counts[seq]]\n"
+        "            self.counts[seq] = [len(indices) + more for more in ahead]",
     ),
 )
 def keep_leaves_a_layer_ahead(submission: Submission, rng: Rng) -> None:
@@ -68,7 +66,7 @@ def keep_leaves_a_layer_ahead(submission: Submission, rng: Rng) -> None:
     catches="rows are moved one by one and read after they were overwritten",
     severity="critical",
     story="In-place compaction is right for ascending indices and wrong for other orders.",
-    mutant=edit(
+    mutant=edits(
         ("tuple(array[indices] for array", "tuple(moved(array, indices) for array"),
         (
             "def grown(",
@@ -94,11 +92,9 @@ def keep_overwrites_its_source(submission: Submission, rng: Rng) -> None:
     severity="critical",
     story="Compacting one branch of a search then corrupts the others.",
     mutant=edit(
-        (
-            "        self._shrink(seq, start)\n"
-            "        self.tables[seq].extend(self._take() for _ in range(needed))\n",
-            "        self._shrink(seq, len(indices))\n",
-        )
+        "        self._shrink(seq, start)\n"
+        "        self.tables[seq].extend(self._take() for _ in range(needed))\n",
+        "        self._shrink(seq, len(indices))\n",
     ),
 )
 def keep_writes_shared_pages(submission: Submission, rng: Rng) -> None:
@@ -118,11 +114,9 @@ def keep_writes_shared_pages(submission: Submission, rng: Rng) -> None:
     severity="critical",
     story="A beam reorder reached the residual part of a quantised cache and not the packed one.",
     mutant=edit(
-        (
-            "        for pool, rows in zip(self.pools, kept, strict=True):\n",
-            "        half = max(1, len(kept) // 2)\n"
-            "        for pool, rows in zip(self.pools[::half], kept[::half], strict=True):\n",
-        )
+        "        for pool, rows in zip(self.pools, kept, strict=True):\n",
+        "        half = max(1, len(kept) // 2)\n"
+        "        for pool, rows in zip(self.pools[::half], kept[::half], strict=True):\n",
     ),
 )
 def keep_without_scales(submission: Submission, rng: Rng) -> None:
@@ -142,7 +136,7 @@ def keep_without_scales(submission: Submission, rng: Rng) -> None:
     severity="minor",
     story="np.array([]) has dtype float64 and is not a valid index.",
     mutant=edit(
-        ('(indices.size and indices.dtype.kind not in "iu")', 'indices.dtype.kind not in "iu"')
+        '(indices.size and indices.dtype.kind not in "iu")', 'indices.dtype.kind not in "iu"'
     ),
 )
 def keep_nothing(submission: Submission, rng: Rng) -> None:
@@ -159,7 +153,7 @@ def keep_nothing(submission: Submission, rng: Rng) -> None:
     catches="keep releases its pages and then finds no room for new ones",
     severity="major",
     story="The sequence is lost, although MemoryError tells the caller to try again later.",
-    mutant=edit(
+    mutant=edits(
         (
             "        if needed > len(self.free_pages) + own:\n"
             '            raise MemoryError(f"{needed} pages needed, '
@@ -186,7 +180,7 @@ def keep_fails_half_way(submission: Submission, rng: Rng) -> None:
     catches="a position can be kept twice",
     severity="minor",
     story="Compaction then makes the cache longer, beyond the positions it had.",
-    mutant=edit(("if len(np.unique(indices)) < len(indices):", "if False:")),
+    mutant=edit("if len(np.unique(indices)) < len(indices):", "if False:"),
 )
 def keep_twice_the_same(submission: Submission, rng: Rng) -> None:
     for kind, bits in KINDS:
@@ -201,10 +195,8 @@ def keep_twice_the_same(submission: Submission, rng: Rng) -> None:
     story="Index −1 is the last element of a Python list, and in a page table another sequence's "
     "page.",
     mutant=edit(
-        (
-            "if indices.size and not 0 <= indices.min() <= indices.max() < self.length(seq):",
-            "if False:",
-        )
+        "if indices.size and not 0 <= indices.min() <= indices.max() < self.length(seq):",
+        "if False:",
     ),
 )
 def keep_outside_the_sequence(submission: Submission, rng: Rng) -> None:
@@ -222,10 +214,7 @@ def keep_outside_the_sequence(submission: Submission, rng: Rng) -> None:
     severity="critical",
     story="The length decreases while the other layers still attend to rejected drafts.",
     mutant=edit(
-        (
-            "self.counts[seq] = [n] * self.num_layers",
-            "self.counts[seq] = [n, *self.counts[seq][1:]]",
-        )
+        "self.counts[seq] = [n] * self.num_layers", "self.counts[seq] = [n, *self.counts[seq][1:]]"
     ),
 )
 def truncate_in_one_layer(submission: Submission, rng: Rng) -> None:
@@ -242,10 +231,8 @@ def truncate_in_one_layer(submission: Submission, rng: Rng) -> None:
     severity="major",
     story="`if length:` treats 0 as absent.",
     mutant=edit(
-        (
-            "        self._shrink(seq, n)\n",
-            "        n = n or self.length(seq)\n        self._shrink(seq, n)\n",
-        )
+        "        self._shrink(seq, n)\n",
+        "        n = n or self.length(seq)\n        self._shrink(seq, n)\n",
     ),
 )
 def truncate_to_nothing(submission: Submission, rng: Rng) -> None:
@@ -264,10 +251,8 @@ def truncate_to_nothing(submission: Submission, rng: Rng) -> None:
     story="After a step aborted between two layers, the retry appends behind what the first layer "
     "kept.",
     mutant=edit(
-        (
-            "        self._shrink(seq, n)\n",
-            "        if n == self.length(seq):\n            return\n        self._shrink(seq, n)\n",
-        )
+        "        self._shrink(seq, n)\n",
+        "        if n == self.length(seq):\n            return\n        self._shrink(seq, n)\n",
     ),
 )
 def truncate_leaves_a_layer_ahead(submission: Submission, rng: Rng) -> None:
@@ -286,10 +271,8 @@ def truncate_leaves_a_layer_ahead(submission: Submission, rng: Rng) -> None:
     severity="minor",
     story="Python's slice semantics: truncate(−1) drops the newest token.",
     mutant=edit(
-        (
-            "if not is_int(n) or not 0 <= n <= self.length(seq):",
-            "n = n if n >= 0 else self.length(seq) + n\n        if n > self.length(seq):",
-        )
+        "if not is_int(n) or not 0 <= n <= self.length(seq):",
+        "n = n if n >= 0 else self.length(seq) + n\n        if n > self.length(seq):",
     ),
 )
 def truncate_below_zero(submission: Submission, rng: Rng) -> None:
@@ -304,10 +287,8 @@ def truncate_below_zero(submission: Submission, rng: Rng) -> None:
     severity="minor",
     story="A rollback point computed from the wrong sequence goes unnoticed.",
     mutant=edit(
-        (
-            "if not is_int(n) or not 0 <= n <= self.length(seq):",
-            "n = min(n, self.length(seq))\n        if n < 0:",
-        )
+        "if not is_int(n) or not 0 <= n <= self.length(seq):",
+        "n = min(n, self.length(seq))\n        if n < 0:",
     ),
 )
 def truncate_beyond_the_end(submission: Submission, rng: Rng) -> None:

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from trapline.arena.judge.traps import edit, trap
+from trapline.arena.judge.traps import edit, edits, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.kv_cache.cases import (
     KINDS,
@@ -18,10 +18,8 @@ from trapline.challenges.kv_cache.situations import BAD
     severity="critical",
     story="It is right as long as the pool is fresh and hands out pages in order.",
     mutant=edit(
-        (
-            "self.tables[seq][: self._pages_for(count)]",
-            "sorted(self.tables[seq][: self._pages_for(count)])",
-        )
+        "self.tables[seq][: self._pages_for(count)]",
+        "sorted(self.tables[seq][: self._pages_for(count)])",
     ),
 )
 def pages_read_in_pool_order(submission: Submission, rng: Rng) -> None:
@@ -46,7 +44,7 @@ def pages_read_in_pool_order(submission: Submission, rng: Rng) -> None:
     catches="the slot in a page is found with a bit mask",
     severity="major",
     story="t & (P − 1) equals t mod P for the usual page sizes, which are powers of two.",
-    mutant=edit(("positions % self.page_size", "positions & (self.page_size - 1)")),
+    mutant=edit("positions % self.page_size", "positions & (self.page_size - 1)"),
 )
 def page_size_taken_for_a_power_of_two(submission: Submission, rng: Rng) -> None:
     for kind, bits in PAGED:
@@ -61,10 +59,8 @@ def page_size_taken_for_a_power_of_two(submission: Submission, rng: Rng) -> None
     severity="critical",
     story="Tests use small pools; in a large one page 256 becomes page 0.",
     mutant=edit(
-        (
-            "table = np.array(self.tables[seq], dtype=np.int64)",
-            "table = np.array(self.tables[seq], dtype=np.int64).astype(np.uint8)",
-        )
+        "table = np.array(self.tables[seq], dtype=np.int64)",
+        "table = np.array(self.tables[seq], dtype=np.int64).astype(np.uint8)",
     ),
 )
 def page_numbers_wrap(submission: Submission, rng: Rng) -> None:
@@ -79,7 +75,7 @@ def page_numbers_wrap(submission: Submission, rng: Rng) -> None:
     catches="attention reads whole pages, the unwritten rest included",
     severity="critical",
     story="An engine let its first chunk read unwritten slots; old requests showed through.",
-    mutant=edit(
+    mutant=edits(
         (
             "attention(q, *self.view(seq, layer))",
             "attention(q, *(self.view(seq, layer) if isinstance(self, DenseCache) "
@@ -112,7 +108,7 @@ def reads_beyond_the_end(submission: Submission, rng: Rng) -> None:
     catches="n positions take n // P + 1 pages",
     severity="major",
     story="An off-by-one error at the page boundary: every full sequence wastes a page.",
-    mutant=edit(("return -(-n // self.page_size)", "return n // self.page_size + 1")),
+    mutant=edit("return -(-n // self.page_size)", "return n // self.page_size + 1"),
 )
 def full_page_takes_another(submission: Submission, rng: Rng) -> None:
     for kind, bits in PAGED:
@@ -128,7 +124,7 @@ def full_page_takes_another(submission: Submission, rng: Rng) -> None:
     catches="each append starts a fresh page instead of filling the last one",
     severity="major",
     story="A pool of 16 pages of 16 tokens is full after 16 decoding steps.",
-    mutant=edit(("missing = max(0, needed - len(table))", "missing = self._pages_for(n)")),
+    mutant=edit("missing = max(0, needed - len(table))", "missing = self._pages_for(n)"),
 )
 def page_for_every_append(submission: Submission, rng: Rng) -> None:
     for kind, bits in PAGED:
@@ -144,7 +140,7 @@ def page_for_every_append(submission: Submission, rng: Rng) -> None:
     severity="major",
     story="num_blocks is divided among the layers, which the contract does not say.",
     mutant=edit(
-        ("missing = max(0, needed - len(table))", "missing = needed - self._pages_for(start)")
+        "missing = max(0, needed - len(table))", "missing = needed - self._pages_for(start)"
     ),
 )
 def page_for_every_layer(submission: Submission, rng: Rng) -> None:
@@ -159,7 +155,7 @@ def page_for_every_layer(submission: Submission, rng: Rng) -> None:
     severity="major",
     story="The limit is implemented for the paged cache only, and the dense cache grows without "
     "bound.",
-    mutant=edit(("if n > self._capacity_left(layer):", "if False:")),
+    mutant=edit("if n > self._capacity_left(layer):", "if False:"),
 )
 def pool_limit_ignored(submission: Submission, rng: Rng) -> None:
     for kind, bits in (("dense", None), ("quantized", 8)):
@@ -177,10 +173,8 @@ def pool_limit_ignored(submission: Submission, rng: Rng) -> None:
     severity="minor",
     story="A scheduler that catches MemoryError to preempt a request stops on an IndexError.",
     mutant=edit(
-        (
-            '            raise MemoryError(f"{len(shared) + missing} pages',
-            '            raise IndexError(f"{len(shared) + missing} pages',
-        )
+        '            raise MemoryError(f"{len(shared) + missing} pages',
+        '            raise IndexError(f"{len(shared) + missing} pages',
     ),
 )
 def exhaustion_is_another_error(submission: Submission, rng: Rng) -> None:
@@ -196,7 +190,7 @@ def exhaustion_is_another_error(submission: Submission, rng: Rng) -> None:
     catches="a refused append has already taken the pages that were left",
     severity="major",
     story="Pages are taken one by one until none is left; those already taken are lost.",
-    mutant=edit(
+    mutant=edits(
         (
             "if len(shared) + missing > len(self.free_pages):",
             "if len(shared) > len(self.free_pages):",
@@ -228,14 +222,12 @@ def failed_append_keeps_pages(submission: Submission, rng: Rng) -> None:
     severity="critical",
     story="Positions are written one by one until the pool is full; the retry stores them twice.",
     mutant=edit(
-        (
-            "        self._reserve(seq, layer, len(k))\n        self._fix_dtype(k.dtype)\n",
-            "        if len(k) > 1:\n"
-            "            for i in range(len(k)):\n"
-            "                self.append(seq, layer, k[i : i + 1], v[i : i + 1])\n"
-            "            return\n"
-            "        self._reserve(seq, layer, len(k))\n        self._fix_dtype(k.dtype)\n",
-        )
+        "        self._reserve(seq, layer, len(k))\n        self._fix_dtype(k.dtype)\n",
+        "        if len(k) > 1:\n"
+        "            for i in range(len(k)):\n"
+        "                self.append(seq, layer, k[i : i + 1], v[i : i + 1])\n"
+        "            return\n"
+        "        self._reserve(seq, layer, len(k))\n        self._fix_dtype(k.dtype)\n",
     ),
 )
 def failed_append_half_written(submission: Submission, rng: Rng) -> None:
@@ -253,15 +245,13 @@ def failed_append_half_written(submission: Submission, rng: Rng) -> None:
     severity="major",
     story="Validation and writing are interleaved, and the cache keeps a key without its value.",
     mutant=edit(
-        (
-            "        self._check_rows(k, v)\n        if len(k) == 0:",
-            "        self._check_rows(k, k)\n"
-            "        self._reserve(seq, layer, len(k))\n"
-            "        self.counts[seq][layer] += len(k)\n"
-            "        self._check_rows(k, v)\n"
-            "        self.counts[seq][layer] -= len(k)\n"
-            "        if len(k) == 0:",
-        )
+        "        self._check_rows(k, v)\n        if len(k) == 0:",
+        "        self._check_rows(k, k)\n"
+        "        self._reserve(seq, layer, len(k))\n"
+        "        self.counts[seq][layer] += len(k)\n"
+        "        self._check_rows(k, v)\n"
+        "        self.counts[seq][layer] -= len(k)\n"
+        "        if len(k) == 0:",
     ),
 )
 def refused_rows_already_written(submission: Submission, rng: Rng) -> None:
@@ -278,10 +268,7 @@ def refused_rows_already_written(submission: Submission, rng: Rng) -> None:
     severity="critical",
     story="Short runs work; a long-running server runs out of pages.",
     mutant=edit(
-        (
-            "        self._shrink(seq, 0)\n        self._forget(seq)\n",
-            "        self._forget(seq)\n",
-        )
+        "        self._shrink(seq, 0)\n        self._forget(seq)\n", "        self._forget(seq)\n"
     ),
 )
 def free_leaks_pages(submission: Submission, rng: Rng) -> None:
@@ -296,7 +283,7 @@ def free_leaks_pages(submission: Submission, rng: Rng) -> None:
     catches="pages behind the new end stay taken",
     severity="major",
     story="Speculative decoding cuts off rejected drafts all the time; each cut loses a page.",
-    mutant=edit(("        self._shrink(seq, n)\n", "")),
+    mutant=edit("        self._shrink(seq, n)\n", ""),
 )
 def truncate_leaks_pages(submission: Submission, rng: Rng) -> None:
     for kind, bits in KINDS:
@@ -311,7 +298,7 @@ def truncate_leaks_pages(submission: Submission, rng: Rng) -> None:
     catches="the page that is cut in the middle is released",
     severity="critical",
     story="n // P pages are kept where ⌈n/P⌉ hold data.",
-    mutant=edit(("kept = self._pages_for(n)", "kept = n // self.page_size")),
+    mutant=edit("kept = self._pages_for(n)", "kept = n // self.page_size"),
 )
 def truncate_frees_a_page_in_use(submission: Submission, rng: Rng) -> None:
     for kind, bits in PAGED:
@@ -326,7 +313,7 @@ def truncate_frees_a_page_in_use(submission: Submission, rng: Rng) -> None:
     catches="keep takes new pages and does not release the old ones",
     severity="major",
     story="Tree decoding compacts at every step, so the pool runs empty after a few of them.",
-    mutant=edit(("        self._shrink(seq, start)\n", "        del self.tables[seq][fixed:]\n")),
+    mutant=edit("        self._shrink(seq, start)\n", "        del self.tables[seq][fixed:]\n"),
 )
 def keep_leaks_pages(submission: Submission, rng: Rng) -> None:
     for kind, bits in PAGED:
@@ -348,7 +335,7 @@ def keep_leaks_pages(submission: Submission, rng: Rng) -> None:
     catches="keep in a full pool fails although it frees what it needs",
     severity="major",
     story="New pages are taken before the old ones are released.",
-    mutant=edit(("if needed > len(self.free_pages) + own:", "if needed > len(self.free_pages):")),
+    mutant=edit("if needed > len(self.free_pages) + own:", "if needed > len(self.free_pages):"),
 )
 def keep_needs_a_second_copy(submission: Submission, rng: Rng) -> None:
     for kind, bits in KINDS:

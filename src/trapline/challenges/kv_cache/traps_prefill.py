@@ -4,7 +4,7 @@ from functools import partial
 from typing import Any
 
 from trapline.arena.judge import expect
-from trapline.arena.judge.traps import edit, trap
+from trapline.arena.judge.traps import edit, edits, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.kv_cache.cases import (
     KINDS,
@@ -21,10 +21,8 @@ from trapline.challenges.kv_cache.situations import BAD
     severity="critical",
     story="A published entry drew its queries from a random generator; shapes and tests were fine.",
     mutant=edit(
-        (
-            "self.attend(seq, layer, q[part])",
-            "self.attend(seq, layer, np.random.standard_normal(q[part].shape))",
-        )
+        "self.attend(seq, layer, q[part])",
+        "self.attend(seq, layer, np.random.standard_normal(q[part].shape))",
     ),
 )
 def prefill_with_made_up_queries(submission: Submission, rng: Rng) -> None:
@@ -37,10 +35,8 @@ def prefill_with_made_up_queries(submission: Submission, rng: Rng) -> None:
     severity="critical",
     story="The key length is that of the whole prompt instead of the end of the chunk.",
     mutant=edit(
-        (
-            "            self.append(seq, layer, k[part], v[part])\n",
-            "            if start == 0:\n                self.append(seq, layer, k, v)\n",
-        )
+        "            self.append(seq, layer, k[part], v[part])\n",
+        "            if start == 0:\n                self.append(seq, layer, k, v)\n",
     ),
 )
 def prefill_sees_its_future(submission: Submission, rng: Rng) -> None:
@@ -52,7 +48,7 @@ def prefill_sees_its_future(submission: Submission, rng: Rng) -> None:
     catches="each chunk attends to itself only",
     severity="critical",
     story="Every chunk is prefilled as if it were a prompt of its own.",
-    mutant=edit(("self.attend(seq, layer, q[part])", "attention(q[part], k[part], v[part])")),
+    mutant=edit("self.attend(seq, layer, q[part])", "attention(q[part], k[part], v[part])"),
 )
 def chunks_blind_to_earlier_ones(submission: Submission, rng: Rng) -> None:
     twin = Twin(submission, rng)
@@ -64,10 +60,8 @@ def chunks_blind_to_earlier_ones(submission: Submission, rng: Rng) -> None:
     severity="critical",
     story="The attention starts at position 0 although a cached prefix is already there.",
     mutant=edit(
-        (
-            "        out = np.empty(q.shape, q.dtype)\n",
-            "        out = np.empty(q.shape, q.dtype)\n        self.truncate(seq, 0)\n",
-        )
+        "        out = np.empty(q.shape, q.dtype)\n",
+        "        out = np.empty(q.shape, q.dtype)\n        self.truncate(seq, 0)\n",
     ),
 )
 def prefill_forgets_the_prefix(submission: Submission, rng: Rng) -> None:
@@ -82,7 +76,7 @@ def prefill_forgets_the_prefix(submission: Submission, rng: Rng) -> None:
     catches="a prompt whose length is not a multiple of the chunk loses its remainder",
     severity="critical",
     story="T // chunk rounds leave the remainder out; a chunk larger than the prompt does nothing.",
-    mutant=edit(("range(0, len(q), chunk)", "range(0, len(q) // chunk * chunk, chunk)")),
+    mutant=edit("range(0, len(q), chunk)", "range(0, len(q) // chunk * chunk, chunk)"),
 )
 def last_chunk_dropped(submission: Submission, rng: Rng) -> None:
     for total, chunk in ((7, 3), (5, 64), (4, 4), (1, 2)):
@@ -96,7 +90,7 @@ def last_chunk_dropped(submission: Submission, rng: Rng) -> None:
     catches="the prompt is attended to but not left in the cache",
     severity="critical",
     story="The work is done in a scratch cache, and decoding then starts from an empty one.",
-    mutant=edit(
+    mutant=edits(
         (
             "        out = np.empty(q.shape, q.dtype)\n",
             "        out = np.empty(q.shape, q.dtype)\n        seq = self.fork(seq)\n",
@@ -122,7 +116,7 @@ def prefill_stores_nothing(submission: Submission, rng: Rng) -> None:
     catches="chunked_prefill writes into a page that another sequence holds",
     severity="critical",
     story="append copies on write, and a faster path for prefill bypasses it.",
-    mutant=edit(
+    mutant=edits(
         (
             "        for start in range(0, len(q), chunk):\n",
             "        if isinstance(self, PagedCache):\n"
@@ -151,10 +145,7 @@ def prefill_into_a_shared_page(submission: Submission, rng: Rng) -> None:
     severity="major",
     story="The error is raised at a later chunk; a retry stores the first chunks twice.",
     mutant=edit(
-        (
-            "        self._reserve(seq, layer, len(k))\n        for start in",
-            "        for start in",
-        )
+        "        self._reserve(seq, layer, len(k))\n        for start in", "        for start in"
     ),
 )
 def prefill_half_done_when_full(submission: Submission, rng: Rng) -> None:
@@ -176,10 +167,8 @@ def prefill_half_done_when_full(submission: Submission, rng: Rng) -> None:
     severity="minor",
     story="The caller corrects the query and prefills again, behind the first chunk.",
     mutant=edit(
-        (
-            "        self._check_queries(q)\n        self._check_rows(k, v)\n",
-            "        self._check_rows(k, v)\n",
-        )
+        "        self._check_queries(q)\n        self._check_rows(k, v)\n",
+        "        self._check_rows(k, v)\n",
     ),
 )
 def prefill_stores_before_it_checks(submission: Submission, rng: Rng) -> None:
@@ -205,11 +194,9 @@ def prefill_stores_before_it_checks(submission: Submission, rng: Rng) -> None:
     severity="minor",
     story="The methods of the class check them, the function beside the class does not.",
     mutant=edit(
-        (
-            "        self._check_place(seq, layer)\n"
-            "        self._check_queries(q)\n        self._check_rows",
-            "        self._check_queries(q)\n        self._check_rows",
-        )
+        "        self._check_place(seq, layer)\n"
+        "        self._check_queries(q)\n        self._check_rows",
+        "        self._check_queries(q)\n        self._check_rows",
     ),
 )
 def prefill_anywhere(submission: Submission, rng: Rng) -> None:
@@ -228,7 +215,7 @@ def prefill_anywhere(submission: Submission, rng: Rng) -> None:
     catches="a chunk of zero or less does nothing and returns garbage",
     severity="minor",
     story="range(0, T, −1) is empty, and an uninitialised array is returned.",
-    mutant=edit(("if not is_int(chunk) or chunk < 1:", "if not is_int(chunk):")),
+    mutant=edit("if not is_int(chunk) or chunk < 1:", "if not is_int(chunk):"),
 )
 def chunk_below_one(submission: Submission, rng: Rng) -> None:
     twin = Twin(submission, rng)
@@ -247,10 +234,8 @@ def chunk_below_one(submission: Submission, rng: Rng) -> None:
     severity="major",
     story="`q *= scale` saves an array and changes the caller's data.",
     mutant=edit(
-        (
-            "    scores = grouped @ k.transpose(1, 2, 0)[:, None] * width**-0.5\n",
-            "    grouped *= width**-0.5\n    scores = grouped @ k.transpose(1, 2, 0)[:, None]\n",
-        )
+        "    scores = grouped @ k.transpose(1, 2, 0)[:, None] * width**-0.5\n",
+        "    grouped *= width**-0.5\n    scores = grouped @ k.transpose(1, 2, 0)[:, None]\n",
     ),
 )
 def queries_modified(submission: Submission, rng: Rng) -> None:

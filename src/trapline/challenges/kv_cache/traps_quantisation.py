@@ -3,7 +3,7 @@
 import numpy as np
 
 from trapline.arena.judge import expect
-from trapline.arena.judge.traps import edit, trap
+from trapline.arena.judge.traps import edit, edits, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.kv_cache.cases import (
     QUANTISED,
@@ -32,7 +32,7 @@ def _at_most(submission: Submission, rng: Rng, kind: str, bits: int) -> None:
     catches="a scale for every element: the quantised cache is larger than the plain one",
     severity="critical",
     story="Two published entries stored a scale per element; one reported a saving of −125 %.",
-    mutant=edit(("largest = np.abs(x).max(axis=-1, keepdims=True)", "largest = np.abs(x)")),
+    mutant=edit("largest = np.abs(x).max(axis=-1, keepdims=True)", "largest = np.abs(x)"),
 )
 def scales_eat_the_saving(submission: Submission, rng: Rng) -> None:
     for kind, bits in QUANTISED:
@@ -43,7 +43,7 @@ def scales_eat_the_saving(submission: Submission, rng: Rng) -> None:
     catches="4-bit codes are stored one per byte",
     severity="major",
     story="The range of the codes is right, but they are not packed.",
-    mutant=edit(
+    mutant=edits(
         ("return (pack_nibbles(codes) if self.bits == 4 else codes), scale", "return codes, scale"),
         ("        if self.bits == 4:\n            codes = unpack_nibbles(codes, self.width)\n", ""),
     ),
@@ -58,10 +58,8 @@ def four_bits_in_a_byte(submission: Submission, rng: Rng) -> None:
     severity="major",
     story="The reported saving is then larger than the real one.",
     mutant=edit(
-        (
-            "sum(pool.nbytes for pool in self.pools)",
-            "sum(pool.nbytes for pool in self.pools[:: max(1, len(self.pools) // 2)])",
-        )
+        "sum(pool.nbytes for pool in self.pools)",
+        "sum(pool.nbytes for pool in self.pools[:: max(1, len(self.pools) // 2)])",
     ),
 )
 def scales_not_counted(submission: Submission, rng: Rng) -> None:
@@ -78,7 +76,7 @@ def scales_not_counted(submission: Submission, rng: Rng) -> None:
     severity="minor",
     story="The reported size is too small by the number of layers, or by two.",
     mutant=edit(
-        ("sum(pool.nbytes for pool in self.pools)", "sum(pool[0].nbytes for pool in self.pools)")
+        "sum(pool.nbytes for pool in self.pools)", "sum(pool[0].nbytes for pool in self.pools)"
     ),
 )
 def nbytes_of_one_layer(submission: Submission, rng: Rng) -> None:
@@ -94,10 +92,8 @@ def nbytes_of_one_layer(submission: Submission, rng: Rng) -> None:
     severity="critical",
     story="One outlier token in a long prompt rounds the other tokens to zero.",
     mutant=edit(
-        (
-            "largest = np.abs(x).max(axis=-1, keepdims=True)",
-            "largest = np.abs(x).max(axis=(0, 2), keepdims=True, initial=0).repeat(len(x), 0)",
-        )
+        "largest = np.abs(x).max(axis=-1, keepdims=True)",
+        "largest = np.abs(x).max(axis=(0, 2), keepdims=True, initial=0).repeat(len(x), 0)",
     ),
 )
 def scale_of_the_whole_append(submission: Submission, rng: Rng) -> None:
@@ -115,10 +111,8 @@ def scale_of_the_whole_append(submission: Submission, rng: Rng) -> None:
     severity="major",
     story="Heads differ by orders of magnitude; the largest sets the rounding error of all.",
     mutant=edit(
-        (
-            "largest = np.abs(x).max(axis=-1, keepdims=True)",
-            "largest = np.abs(x).max(axis=(-2, -1), keepdims=True).repeat(x.shape[1], axis=1)",
-        )
+        "largest = np.abs(x).max(axis=-1, keepdims=True)",
+        "largest = np.abs(x).max(axis=(-2, -1), keepdims=True).repeat(x.shape[1], axis=1)",
     ),
 )
 def scale_shared_by_heads(submission: Submission, rng: Rng) -> None:
@@ -136,13 +130,11 @@ def scale_shared_by_heads(submission: Submission, rng: Rng) -> None:
     severity="critical",
     story="Several engines froze scales on warm-up text; later tokens saturated.",
     mutant=edit(
-        (
-            "largest = np.abs(x).max(axis=-1, keepdims=True)\n",
-            "largest = np.abs(x).max(axis=-1, keepdims=True)\n"
-            "        if x.size:\n"
-            '            self.first = getattr(self, "first", largest.max())\n'
-            "            largest = np.full_like(largest, self.first)\n",
-        )
+        "largest = np.abs(x).max(axis=-1, keepdims=True)\n",
+        "largest = np.abs(x).max(axis=-1, keepdims=True)\n"
+        "        if x.size:\n"
+        '            self.first = getattr(self, "first", largest.max())\n'
+        "            largest = np.full_like(largest, self.first)\n",
     ),
 )
 def scale_frozen_at_the_start(submission: Submission, rng: Rng) -> None:
@@ -159,7 +151,7 @@ def scale_frozen_at_the_start(submission: Submission, rng: Rng) -> None:
     catches="stored positions are decoded and encoded again when others arrive",
     severity="critical",
     story="A popular library rebuilds its cache every few tokens; the oldest error tripled.",
-    mutant=edit(
+    mutant=edits(
         (
             "largest = np.abs(x).max(axis=-1, keepdims=True)",
             "largest = np.abs(x).max(axis=(0, 2), keepdims=True, initial=0).repeat(len(x), 0)",
@@ -190,11 +182,9 @@ def whole_cache_requantised(submission: Submission, rng: Rng) -> None:
     severity="critical",
     story="Padding tokens give such rows; a constant group gave NaN in a well-known 2-bit cache.",
     mutant=edit(
-        (
-            "scale = (largest / self.top).astype(np.float32)",
-            "unit = np.abs(x / largest).max(axis=-1, keepdims=True)\n"
-            "        scale = (unit * largest / self.top).astype(np.float32)",
-        )
+        "scale = (largest / self.top).astype(np.float32)",
+        "unit = np.abs(x / largest).max(axis=-1, keepdims=True)\n"
+        "        scale = (unit * largest / self.top).astype(np.float32)",
     ),
 )
 def zero_row(submission: Submission, rng: Rng) -> None:
@@ -212,10 +202,8 @@ def zero_row(submission: Submission, rng: Rng) -> None:
     severity="major",
     story="An epsilon of 1e-3 against division by zero is as large as normalised keys.",
     mutant=edit(
-        (
-            "scale = (largest / self.top).astype(np.float32)",
-            "scale = np.maximum(largest / self.top, 1e-3).astype(np.float32)",
-        )
+        "scale = (largest / self.top).astype(np.float32)",
+        "scale = np.maximum(largest / self.top, 1e-3).astype(np.float32)",
     ),
 )
 def small_rows_vanish(submission: Submission, rng: Rng) -> None:
@@ -232,7 +220,7 @@ def small_rows_vanish(submission: Submission, rng: Rng) -> None:
     catches="codes are truncated towards zero instead of rounded to the nearest",
     severity="major",
     story="A cast to int truncates: twice the error, and all of it in one direction.",
-    mutant=edit(("np.rint(x / divisor)", "np.trunc(x / divisor)")),
+    mutant=edit("np.rint(x / divisor)", "np.trunc(x / divisor)"),
 )
 def codes_cut_not_rounded(submission: Submission, rng: Rng) -> None:
     for kind, bits in QUANTISED:
@@ -250,7 +238,7 @@ def codes_cut_not_rounded(submission: Submission, rng: Rng) -> None:
     catches="the largest positive element becomes the most negative code",
     severity="critical",
     story="128 does not fit into eight signed bits.",
-    mutant=edit(("self.top = 2 ** (bits - 1) - 1", "self.top = 2 ** (bits - 1)")),
+    mutant=edit("self.top = 2 ** (bits - 1) - 1", "self.top = 2 ** (bits - 1)"),
 )
 def largest_element_wraps(submission: Submission, rng: Rng) -> None:
     for kind, bits in QUANTISED:
@@ -267,7 +255,7 @@ def largest_element_wraps(submission: Submission, rng: Rng) -> None:
     severity="critical",
     story="Unpacking does not sign-extend the fourth bit.",
     mutant=edit(
-        ("return (nibbles ^ 8).astype(np.int8) - np.int8(8)", "return nibbles.astype(np.int8)")
+        "return (nibbles ^ 8).astype(np.int8) - np.int8(8)", "return nibbles.astype(np.int8)"
     ),
 )
 def nibbles_lose_their_sign(submission: Submission, rng: Rng) -> None:
@@ -284,7 +272,7 @@ def nibbles_lose_their_sign(submission: Submission, rng: Rng) -> None:
     catches="packing and unpacking disagree on which half of a byte comes first",
     severity="critical",
     story="Two functions follow two conventions, and no round-trip test compares them.",
-    mutant=edit(("[packed & 15, packed >> 4]", "[packed >> 4, packed & 15]")),
+    mutant=edit("[packed & 15, packed >> 4]", "[packed >> 4, packed & 15]"),
 )
 def nibbles_swapped(submission: Submission, rng: Rng) -> None:
     for kind in ("quantized", "paged_quantized"):
@@ -299,7 +287,7 @@ def nibbles_swapped(submission: Submission, rng: Rng) -> None:
     catches="with an odd head_dim the last 4-bit code is dropped",
     severity="major",
     story="D // 2 bytes are allocated for D codes.",
-    mutant=edit(
+    mutant=edits(
         ("half = -(-codes.shape[-1] // 2)", "half = max(1, codes.shape[-1] // 2)"),
         (
             "high[..., : codes.shape[-1] - half] = codes[..., half:].view(np.uint8)",

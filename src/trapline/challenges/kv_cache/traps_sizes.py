@@ -22,7 +22,7 @@ def _make(submission: Submission, kind: str = "paged", **changed: Any) -> Any:
     catches="a kind that does not exist falls back to another",
     severity="minor",
     story="A typo in a configuration file then selects an unquantised cache.",
-    mutant=edit(("if kind not in KINDS:", "if False:")),
+    mutant=edit("if kind not in KINDS:", "if False:"),
 )
 def unknown_kind(submission: Submission, _rng: Rng) -> None:
     for kind in ("paged-quantized", "DENSE", "", "quantised"):
@@ -33,7 +33,7 @@ def unknown_kind(submission: Submission, _rng: Rng) -> None:
     catches="a quantised cache accepts a number of bits it cannot store",
     severity="minor",
     story="Two bits stored in a format for four leave most of the codes unused.",
-    mutant=edit(("if quantised and (not is_int(bits) or bits not in (4, 8)):", "if False:")),
+    mutant=edit("if quantised and (not is_int(bits) or bits not in (4, 8)):", "if False:"),
 )
 def bits_not_checked(submission: Submission, _rng: Rng) -> None:
     for kind in ("quantized", "paged_quantized"):
@@ -46,11 +46,9 @@ def bits_not_checked(submission: Submission, _rng: Rng) -> None:
     severity="minor",
     story="A pool without pages then fails at the first request instead of at the start.",
     mutant=edit(
-        (
-            "    if not all(is_int(size) and size >= 1 for size in shape):\n"
-            '        raise ValueError(f"sizes must be ints ≥ 1: {shape}")\n',
-            "",
-        )
+        "    if not all(is_int(size) and size >= 1 for size in shape):\n"
+        '        raise ValueError(f"sizes must be ints ≥ 1: {shape}")\n',
+        "",
     ),
 )
 def sizes_not_checked(submission: Submission, _rng: Rng) -> None:
@@ -67,7 +65,7 @@ SPEC = {"num_layers": 32, "num_kv_heads": 8, "head_dim": 128, "bits": 16}
     catches="the values are not counted, so the context is twice too long",
     severity="critical",
     story="The factor two for K and V is lost between bits and bytes.",
-    mutant=edit(("2 * math.prod(sizes) / 8", "math.prod(sizes) / 8")),
+    mutant=edit("2 * math.prod(sizes) / 8", "math.prod(sizes) / 8"),
 )
 def context_of_keys_only(submission: Submission, _rng: Rng) -> None:
     context(submission, SPEC, 2**36, 1.0, 0, 0)
@@ -78,10 +76,8 @@ def context_of_keys_only(submission: Submission, _rng: Rng) -> None:
     severity="minor",
     story="Without a number of kv heads, one path guesses and another raises a bare KeyError.",
     mutant=edit(
-        (
-            "    missing = [name for name in SPEC if name not in spec]\n",
-            '    spec = {"bits": 16, "num_kv_heads": 8, **spec}\n    missing = []\n',
-        )
+        "    missing = [name for name in SPEC if name not in spec]\n",
+        '    spec = {"bits": 16, "num_kv_heads": 8, **spec}\n    missing = []\n',
     ),
 )
 def specification_not_whole(submission: Submission, _rng: Rng) -> None:
@@ -95,7 +91,7 @@ def specification_not_whole(submission: Submission, _rng: Rng) -> None:
     catches="bits are used as bytes",
     severity="critical",
     story="The context comes out eight times too short.",
-    mutant=edit(("2 * math.prod(sizes) / 8", "2 * math.prod(sizes)")),
+    mutant=edit("2 * math.prod(sizes) / 8", "2 * math.prod(sizes)"),
 )
 def bits_taken_for_bytes(submission: Submission, _rng: Rng) -> None:
     context(submission, SPEC, 2**36, 0.5, 2**34, 2**30)
@@ -105,7 +101,7 @@ def bits_taken_for_bytes(submission: Submission, _rng: Rng) -> None:
     catches="4 bits are rounded to a whole number of bytes",
     severity="major",
     story="bits // 8 is 0 for four bits.",
-    mutant=edit(("2 * math.prod(sizes) / 8", "2 * math.prod(sizes[:3]) * max(1, sizes[3] // 8)")),
+    mutant=edit("2 * math.prod(sizes) / 8", "2 * math.prod(sizes[:3]) * max(1, sizes[3] // 8)"),
 )
 def four_bit_context(submission: Submission, _rng: Rng) -> None:
     context(submission, {**SPEC, "bits": 4}, 2**35, 1.0, 2**33, 0)
@@ -119,7 +115,7 @@ def four_bit_context(submission: Submission, _rng: Rng) -> None:
     severity="major",
     story="A negative context compared in unsigned arithmetic looks very large.",
     mutant=edit(
-        ("max(0, math.floor(budget / bytes_per_token))", "math.floor(budget / bytes_per_token)")
+        "max(0, math.floor(budget / bytes_per_token))", "math.floor(budget / bytes_per_token)"
     ),
 )
 def negative_context(submission: Submission, _rng: Rng) -> None:
@@ -132,7 +128,7 @@ def negative_context(submission: Submission, _rng: Rng) -> None:
     catches="the number of tokens is rounded to the nearest",
     severity="major",
     story="Rounding up promises one token more than fits.",
-    mutant=edit(("math.floor(budget / bytes_per_token)", "round(budget / bytes_per_token)")),
+    mutant=edit("math.floor(budget / bytes_per_token)", "round(budget / bytes_per_token)"),
 )
 def context_rounded_up(submission: Submission, _rng: Rng) -> None:
     a_token = 2 * 32 * 8 * 128 * 2
@@ -146,10 +142,8 @@ def context_rounded_up(submission: Submission, _rng: Rng) -> None:
     severity="major",
     story="The share of memory that a server may use includes its weights.",
     mutant=edit(
-        (
-            "utilization * gpu_bytes - weight_bytes - reserve_bytes",
-            "utilization * (gpu_bytes - weight_bytes - reserve_bytes)",
-        )
+        "utilization * gpu_bytes - weight_bytes - reserve_bytes",
+        "utilization * (gpu_bytes - weight_bytes - reserve_bytes)",
     ),
 )
 def utilization_of_the_rest(submission: Submission, _rng: Rng) -> None:
@@ -160,7 +154,7 @@ def utilization_of_the_rest(submission: Submission, _rng: Rng) -> None:
     catches="the reserve for activations is not subtracted",
     severity="major",
     story="A long prompt then has no memory left for its activations.",
-    mutant=edit(("- weight_bytes - reserve_bytes", "- weight_bytes")),
+    mutant=edit("- weight_bytes - reserve_bytes", "- weight_bytes"),
 )
 def reserve_ignored(submission: Submission, _rng: Rng) -> None:
     context(submission, SPEC, 2**36, 1.0, 0, 2**33)
@@ -170,7 +164,7 @@ def reserve_ignored(submission: Submission, _rng: Rng) -> None:
     catches="a model of 0 or −1 layers gets an answer or a division by zero",
     severity="minor",
     story="A field missing from a configuration file is read as 0.",
-    mutant=edit(("if not all(is_int(size) and size >= 1 for size in sizes):", "if False:")),
+    mutant=edit("if not all(is_int(size) and size >= 1 for size in sizes):", "if False:"),
 )
 def specification_not_checked(submission: Submission, _rng: Rng) -> None:
     for name in SPEC:
@@ -183,7 +177,7 @@ def specification_not_checked(submission: Submission, _rng: Rng) -> None:
     catches="negative bytes are accepted, and add to the budget",
     severity="minor",
     story="A difference with the wrong sign allows more context than the GPU can hold.",
-    mutant=edit(("if min(gpu_bytes, weight_bytes, reserve_bytes) < 0:", "if False:")),
+    mutant=edit("if min(gpu_bytes, weight_bytes, reserve_bytes) < 0:", "if False:"),
 )
 def negative_bytes(submission: Submission, _rng: Rng) -> None:
     for gpu, weights, reserve in ((-1, 0, 0), (2**30, -1, 0), (2**30, 0, -1)):
@@ -195,7 +189,7 @@ def negative_bytes(submission: Submission, _rng: Rng) -> None:
     catches="a utilisation outside (0, 1] is accepted",
     severity="minor",
     story="90 instead of 0.9 gives a context of many millions of tokens.",
-    mutant=edit(("if not 0 < utilization <= 1:", "if False:")),
+    mutant=edit("if not 0 < utilization <= 1:", "if False:"),
 )
 def utilization_in_percent(submission: Submission, _rng: Rng) -> None:
     for use in (90.0, 1.5, 0.0, -0.5):
@@ -216,7 +210,7 @@ def utilization_in_percent(submission: Submission, _rng: Rng) -> None:
     catches="bytes per token are computed by integer division",
     severity="minor",
     story="At odd widths with 3 bits the discarded remainder becomes context that does not fit.",
-    mutant=edit(("2 * math.prod(sizes) / 8", "max(1, 2 * math.prod(sizes) // 8)")),
+    mutant=edit("2 * math.prod(sizes) / 8", "max(1, 2 * math.prod(sizes) // 8)"),
 )
 def fraction_of_a_byte(submission: Submission, _rng: Rng) -> None:
     for layers, width, bits in ((3, 5, 3), (1, 1, 1), (1, 7, 3)):

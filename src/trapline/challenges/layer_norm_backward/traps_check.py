@@ -5,7 +5,7 @@ from functools import partial
 import numpy as np
 
 from trapline.arena.judge import expect
-from trapline.arena.judge.traps import edit, trap
+from trapline.arena.judge.traps import edit, edits, trap
 from trapline.arena.process.proxy import Stub, Submission
 from trapline.challenges.layer_norm_backward.cases import (
     NAMES,
@@ -31,7 +31,7 @@ _ERROR = "float(np.linalg.norm(analytic - numeric) / scale)"
     catches="one pair of forward calls for every element of x",
     severity="major",
     story="Every graded answer looped over elements in Python and timed out at D = 1024.",
-    mutant=edit(
+    mutant=edits(
         ("for _ in range(DIRECTIONS):", "for element in range(inputs[place].size):"),
         (
             _DIRECTION,
@@ -52,7 +52,7 @@ def check_needs_every_element(submission: Submission, rng: Rng) -> None:
     catches="a check by cosine or sign: gradients of the wrong length pass",
     severity="critical",
     story="A missing factor 1/D leaves the direction of the gradient right.",
-    mutant=edit(
+    mutant=edits(
         (
             "max(np.linalg.norm(analytic), np.linalg.norm(numeric), 1e-12)",
             "np.sqrt(np.linalg.norm(analytic) * np.linalg.norm(numeric))",
@@ -72,7 +72,7 @@ def check_blind_to_length(submission: Submission, rng: Rng) -> None:
     severity="critical",
     story="Spot checks at random places were the usual answer to slow loops; an error elsewhere "
     "passes.",
-    mutant=edit((_DIRECTION, _DIRECTION + "\n            direction.flat[4:] = 0.0")),
+    mutant=edit(_DIRECTION, _DIRECTION + "\n            direction.flat[4:] = 0.0"),
 )
 def check_of_a_few_elements(submission: Submission, rng: Rng) -> None:
     p = problem(rng, (3, 4, 6))
@@ -86,7 +86,7 @@ def check_of_a_few_elements(submission: Submission, rng: Rng) -> None:
     catches="only dx is compared; dgamma and dbeta are reported as right",
     severity="critical",
     story="The difficult formula is tested, and the bug is in one of the two easy sums.",
-    mutant=edit(("    return errors\n", "    return {**errors, 'dgamma': 0.0, 'dbeta': 0.0}\n")),
+    mutant=edit("    return errors\n", "    return {**errors, 'dgamma': 0.0, 'dbeta': 0.0}\n"),
 )
 def check_skips_parameters(submission: Submission, rng: Rng) -> None:
     p = problem(rng, (2, 3, 5))
@@ -100,10 +100,8 @@ def check_skips_parameters(submission: Submission, rng: Rng) -> None:
     severity="critical",
     story="The functions given as arguments are ignored in favour of the module's own.",
     mutant=edit(
-        (
-            "gradients = backward(dy, forward(*inputs)[1])",
-            "gradients = layer_norm_backward(dy, layer_norm_forward(*inputs)[1])",
-        )
+        "gradients = backward(dy, forward(*inputs)[1])",
+        "gradients = layer_norm_backward(dy, layer_norm_forward(*inputs)[1])",
     ),
 )
 def check_of_itself(submission: Submission, rng: Rng) -> None:
@@ -119,7 +117,7 @@ def check_of_itself(submission: Submission, rng: Rng) -> None:
     severity="major",
     story="The loss is sum(y): with gamma = 1 its gradient is 0 and everything passes.",
     mutant=edit(
-        ("np.sum(dy * (shifted(1.0) - shifted(-1.0)))", "np.sum(shifted(1.0) - shifted(-1.0))")
+        "np.sum(dy * (shifted(1.0) - shifted(-1.0)))", "np.sum(shifted(1.0) - shifted(-1.0))"
     ),
 )
 def check_with_ones(submission: Submission, rng: Rng) -> None:
@@ -130,7 +128,7 @@ def check_with_ones(submission: Submission, rng: Rng) -> None:
     catches="an absolute error reported as a relative one",
     severity="major",
     story="With small upstream gradients every backward pass then looks right to 1e-9.",
-    mutant=edit((_ERROR, "float(np.linalg.norm(analytic - numeric))")),
+    mutant=edit(_ERROR, "float(np.linalg.norm(analytic - numeric))"),
 )
 def check_absolute(submission: Submission, rng: Rng) -> None:
     p = problem(rng, (2, 3, 6))
@@ -148,10 +146,7 @@ def check_absolute(submission: Submission, rng: Rng) -> None:
     severity="major",
     story="An upstream gradient of zero is valid, and the check reports NaN.",
     mutant=edit(
-        (
-            "max(np.linalg.norm(analytic), np.linalg.norm(numeric), 1e-12)",
-            "np.linalg.norm(numeric)",
-        )
+        "max(np.linalg.norm(analytic), np.linalg.norm(numeric), 1e-12)", "np.linalg.norm(numeric)"
     ),
 )
 def check_of_zero_gradients(submission: Submission, rng: Rng) -> None:
@@ -164,7 +159,7 @@ def check_of_zero_gradients(submission: Submission, rng: Rng) -> None:
     catches="a step so large that its own error hides a wrong gradient",
     severity="major",
     story="With h = 1e-2 the tolerance must be so loose that wrong gradients pass.",
-    mutant=edit((STEP, "STEP = 0.05")),
+    mutant=edit(STEP, "STEP = 0.05"),
 )
 def check_step_too_large(submission: Submission, rng: Rng) -> None:
     check_errors(gradient_errors(submission, passes(), problem(rng, (2, 3, 6))), None)
@@ -174,7 +169,7 @@ def check_step_too_large(submission: Submission, rng: Rng) -> None:
     catches="a step so small that rounding dominates the difference",
     severity="major",
     story="With h = 1e-12 the quotient is rounding noise.",
-    mutant=edit((STEP, "STEP = 1e-13")),
+    mutant=edit(STEP, "STEP = 1e-13"),
 )
 def check_step_too_small(submission: Submission, rng: Rng) -> None:
     check_errors(gradient_errors(submission, passes(), problem(rng, (2, 3, 6))), None)
@@ -185,10 +180,8 @@ def check_step_too_small(submission: Submission, rng: Rng) -> None:
     severity="major",
     story="`x[i] += h` inside the check; one answer was praised for working on copies.",
     mutant=edit(
-        (
-            "value + sign * STEP * direction if i == place",
-            "value.__iadd__(min(sign, 2 * sign) * STEP * direction) if i == place",
-        )
+        "value + sign * STEP * direction if i == place",
+        "value.__iadd__(min(sign, 2 * sign) * STEP * direction) if i == place",
     ),
 )
 def check_modifies_x(submission: Submission, rng: Rng) -> None:
@@ -205,7 +198,7 @@ def check_modifies_x(submission: Submission, rng: Rng) -> None:
     "given",
     severity="major",
     story="The forward pass given as an argument is called only once, for its cache.",
-    mutant=edit(("return forward(*moved)[0]", "return layer_norm_forward(*moved)[0]")),
+    mutant=edit("return forward(*moved)[0]", "return layer_norm_forward(*moved)[0]"),
 )
 def check_of_its_own_forward(submission: Submission, rng: Rng) -> None:
     """A forward pass three times too large: its differences are, and no gradient is right."""
@@ -220,10 +213,8 @@ def check_of_its_own_forward(submission: Submission, rng: Rng) -> None:
     severity="minor",
     story="A backward pass that returns zeros is then off by 1e12.",
     mutant=edit(
-        (
-            "max(np.linalg.norm(analytic), np.linalg.norm(numeric), 1e-12)",
-            "max(np.linalg.norm(analytic), 1e-12)",
-        )
+        "max(np.linalg.norm(analytic), np.linalg.norm(numeric), 1e-12)",
+        "max(np.linalg.norm(analytic), 1e-12)",
     ),
 )
 def check_relative_to_one_side(submission: Submission, rng: Rng) -> None:
@@ -241,10 +232,8 @@ def check_relative_to_one_side(submission: Submission, rng: Rng) -> None:
     story="Half the calls, and an error as large as the step: right and wrong cannot be told apart "
     "near 1e-5.",
     mutant=edit(
-        (
-            "(shifted(1.0) - shifted(-1.0))) / (2.0 * STEP)",
-            "(shifted(0.01) - shifted(0.0))) / (0.01 * STEP)",
-        )
+        "(shifted(1.0) - shifted(-1.0))) / (2.0 * STEP)",
+        "(shifted(0.01) - shifted(0.0))) / (0.01 * STEP)",
     ),
 )
 def check_one_sided(submission: Submission, rng: Rng) -> None:
@@ -259,7 +248,7 @@ def check_one_sided(submission: Submission, rng: Rng) -> None:
     catches="fewer than four directions, unless every element is checked on its own",
     severity="minor",
     story="One random direction for a million elements can miss a wrong one by chance.",
-    mutant=edit(("DIRECTIONS = 6", "DIRECTIONS = 1")),
+    mutant=edit("DIRECTIONS = 6", "DIRECTIONS = 1"),
 )
 def check_of_one_direction(submission: Submission, rng: Rng) -> None:
     for name, moves in _moves(submission, rng).items():

@@ -5,7 +5,7 @@ from functools import partial
 import numpy as np
 
 from trapline.arena.judge import expect
-from trapline.arena.judge.traps import edit, trap
+from trapline.arena.judge.traps import edit, edits, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.layer_norm_backward.cases import (
     REFUSAL,
@@ -28,7 +28,7 @@ _WIDEN_DY = "    dy = dy.astype(np.float64)\n"
     catches="x centred in place",
     severity="critical",
     story="`x -= mean` changes the array that the residual branch still needs.",
-    mutant=edit((_WIDE, "x -= np.mean(x, axis=-1, keepdims=True)\n    " + _WIDE)),
+    mutant=edit(_WIDE, "x -= np.mean(x, axis=-1, keepdims=True)\n    " + _WIDE),
 )
 def x_modified(submission: Submission, rng: Rng) -> None:
     p = problem(rng, offset=2.0)
@@ -41,7 +41,10 @@ def x_modified(submission: Submission, rng: Rng) -> None:
     catches="dy multiplied by gamma in place",
     severity="critical",
     story="`dy *= gamma` changes an array that another branch of the graph still needs.",
-    mutant=edit((_WIDEN_DY, ""), (G, "    dy *= gamma\n    g = dy\n")),
+    mutant=edits(
+        (_WIDEN_DY, ""),
+        (G, "    dy *= gamma\n    g = dy\n"),
+    ),
 )
 def dy_modified(submission: Submission, rng: Rng) -> None:
     p = problem(rng)
@@ -55,7 +58,7 @@ def dy_modified(submission: Submission, rng: Rng) -> None:
     severity="major",
     story="Retained graphs call backward twice; the second gradient is silently wrong.",
     mutant=edit(
-        (DX, "x_hat *= mean_gx.astype(dtype)\n    dx = rstd[..., None] * (g - mean_g - x_hat)")
+        DX, "x_hat *= mean_gx.astype(dtype)\n    dx = rstd[..., None] * (g - mean_g - x_hat)"
     ),
 )
 def cache_modified(submission: Submission, rng: Rng) -> None:
@@ -71,7 +74,7 @@ def cache_modified(submission: Submission, rng: Rng) -> None:
     catches="everything cast to float32 on the way in",
     severity="critical",
     story="With a float32 path for float64 inputs, gradient checks fail at 1e-3.",
-    mutant=edit((_WIDE, _WIDE.replace("float64", "float32"))),
+    mutant=edit(_WIDE, _WIDE.replace("float64", "float32")),
 )
 def float64_computed_in_float32(submission: Submission, rng: Rng) -> None:
     check_both(submission, plain(rng, (2, 3, 16)))
@@ -81,7 +84,7 @@ def float64_computed_in_float32(submission: Submission, rng: Rng) -> None:
     catches="float64 results for float32 inputs",
     severity="major",
     story="One float64 scalar doubles the memory of everything after it.",
-    mutant=edit(("return y.astype(x.dtype), (", "return y, (")),
+    mutant=edit("return y.astype(x.dtype), (", "return y, ("),
 )
 def float32_widened(submission: Submission, rng: Rng) -> None:
     check_both(submission, plain(rng, (2, 3, 8), np.float32))
@@ -91,7 +94,7 @@ def float32_widened(submission: Submission, rng: Rng) -> None:
     catches="squares of float32 values around 1e25 overflow: y is 0",
     severity="major",
     story="Reported against two frameworks: large activations normalised to zeros.",
-    mutant=edit((_WIDE, "wide = x")),
+    mutant=edit(_WIDE, "wide = x"),
 )
 def huge_float32(submission: Submission, rng: Rng) -> None:
     check_both(submission, plain(rng, (2, 3, 8), np.float32, spread=1e25))
@@ -101,7 +104,7 @@ def huge_float32(submission: Submission, rng: Rng) -> None:
     catches="the buffer of x read in memory order whatever its strides",
     severity="critical",
     story="Kernels that take a pointer and a width read a transposed view as if it were packed.",
-    mutant=edit((_WIDE, _WIDE.replace("x.", "x.ravel(order='K').reshape(x.shape)."))),
+    mutant=edit(_WIDE, _WIDE.replace("x.", "x.ravel(order='K').reshape(x.shape).")),
 )
 def strided_x(submission: Submission, rng: Rng) -> None:
     p = plain(rng, (3, 4, 6))
@@ -116,7 +119,7 @@ def strided_x(submission: Submission, rng: Rng) -> None:
     catches="the buffer of dy read in memory order whatever its strides",
     severity="critical",
     story="The gradient of a sum arrives as a broadcast view with stride 0.",
-    mutant=edit((_WIDEN_DY, "    dy = dy.ravel(order='K').reshape(dy.shape).astype(np.float64)\n")),
+    mutant=edit(_WIDEN_DY, "    dy = dy.ravel(order='K').reshape(dy.shape).astype(np.float64)\n"),
 )
 def strided_dy(submission: Submission, rng: Rng) -> None:
     p = plain(rng, (3, 4, 6))
@@ -133,7 +136,7 @@ def strided_dy(submission: Submission, rng: Rng) -> None:
     catches="an empty batch crashes, or its dgamma is not D zeros",
     severity="major",
     story="The last shard of a batch can be empty.",
-    mutant=edit((_WIDE, _WIDE.replace("x.", "(x / np.max(np.abs(x)))."))),
+    mutant=edit(_WIDE, _WIDE.replace("x.", "(x / np.max(np.abs(x))).")),
 )
 def no_rows(submission: Submission, rng: Rng) -> None:
     for shape in ((0, 2, 5), (2, 0, 5)):
@@ -144,7 +147,7 @@ def no_rows(submission: Submission, rng: Rng) -> None:
     catches="axes of length 1 squeezed away",
     severity="major",
     story="`squeeze()` after a reduction also removes a batch axis of length 1.",
-    mutant=edit((VAR, VAR.replace("axis=-1)", "axis=-1, keepdims=True).squeeze()"))),
+    mutant=edit(VAR, VAR.replace("axis=-1)", "axis=-1, keepdims=True).squeeze()")),
 )
 def batch_of_one(submission: Submission, rng: Rng) -> None:
     for shape in ((1, 3, 4), (3, 1, 4), (1, 1, 4)):
@@ -156,7 +159,7 @@ def batch_of_one(submission: Submission, rng: Rng) -> None:
     severity="major",
     story="A checkpoint of another width then loads silently.",
     mutant=edit(
-        ("gamma.shape != (width,) or beta.shape != (width,)", "gamma.ndim != 1 or beta.ndim != 1")
+        "gamma.shape != (width,) or beta.shape != (width,)", "gamma.ndim != 1 or beta.ndim != 1"
     ),
 )
 def gamma_broadcast(submission: Submission, rng: Rng) -> None:
@@ -169,7 +172,7 @@ def gamma_broadcast(submission: Submission, rng: Rng) -> None:
     catches="a dy of another shape is accepted and broadcast",
     severity="major",
     story="A loss reduced over one axis too many returns a gradient of shape (1, T, D).",
-    mutant=edit(("if dy.shape != x_hat.shape:", "if dy.ndim > x_hat.ndim:")),
+    mutant=edit("if dy.shape != x_hat.shape:", "if dy.ndim > x_hat.ndim:"),
 )
 def dy_broadcast(submission: Submission, rng: Rng) -> None:
     p = plain(rng)
@@ -182,7 +185,7 @@ def dy_broadcast(submission: Submission, rng: Rng) -> None:
     catches="x of rank 2 or 4 accepted",
     severity="minor",
     story="With the batch axis missing, T is taken for D.",
-    mutant=edit(("if x.ndim != 3:", "if x.ndim < 1:")),
+    mutant=edit("if x.ndim != 3:", "if x.ndim < 1:"),
 )
 def rank_ignored(submission: Submission, rng: Rng) -> None:
     p = problem(rng)
@@ -194,7 +197,7 @@ def rank_ignored(submission: Submission, rng: Rng) -> None:
     catches="integer or complex inputs are computed instead of refused",
     severity="minor",
     story="Token ids are then normalised instead of their embeddings.",
-    mutant=edit(("if array.dtype not in (np.float32, np.float64):", "if array.dtype == object:")),
+    mutant=edit("if array.dtype not in (np.float32, np.float64):", "if array.dtype == object:"),
 )
 def integers_accepted(submission: Submission, rng: Rng) -> None:
     p = problem(rng)
@@ -209,7 +212,7 @@ def integers_accepted(submission: Submission, rng: Rng) -> None:
     catches="an epsilon of 0, below 0, infinite or NaN is accepted",
     severity="minor",
     story="A sign error in a configuration file makes NaN of every activation.",
-    mutant=edit(("if not 0.0 < eps < np.inf:", "if isinstance(eps, str):")),
+    mutant=edit("if not 0.0 < eps < np.inf:", "if isinstance(eps, str):"),
 )
 def eps_unchecked(submission: Submission, rng: Rng) -> None:
     p = problem(rng)

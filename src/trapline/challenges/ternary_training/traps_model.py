@@ -3,7 +3,7 @@
 import numpy as np
 
 from trapline.arena.judge import expect
-from trapline.arena.judge.traps import edit, trap
+from trapline.arena.judge.traps import edit, edits, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.ternary_training import text
 from trapline.challenges.ternary_training.situations import (
@@ -29,11 +29,9 @@ def _start(
     story="The most common deviation seen: embeddings are kept dense, although they are most of a "
     "small model's bytes.",
     mutant=edit(
-        (
-            "    return {name: ternarize(latent[name], GROUP) for name in tensor_shapes(config)}\n",
-            "    tensors = {name: ternarize(w, GROUP) for name, w in latent.items()}\n"
-            '    return {**tensors, "embedding": (latent["embedding"], np.ones(1, np.float16))}\n',
-        )
+        "    return {name: ternarize(latent[name], GROUP) for name in tensor_shapes(config)}\n",
+        "    tensors = {name: ternarize(w, GROUP) for name, w in latent.items()}\n"
+        '    return {**tensors, "embedding": (latent["embedding"], np.ones(1, np.float16))}\n',
     ),
 )
 def embedding_left_dense(submission: Submission, rng: np.random.Generator) -> None:
@@ -47,10 +45,8 @@ def embedding_left_dense(submission: Submission, rng: np.random.Generator) -> No
     story="The head is tied to the embedding or kept in float; the contract asks for a ternary "
     "head.",
     mutant=edit(
-        (
-            "for name in tensor_shapes(config)}\n",
-            'for name in tensor_shapes(config) if name != "head"}\n',
-        )
+        "for name in tensor_shapes(config)}\n",
+        'for name in tensor_shapes(config) if name != "head"}\n',
     ),
 )
 def head_left_dense(submission: Submission, rng: np.random.Generator) -> None:
@@ -63,10 +59,8 @@ def head_left_dense(submission: Submission, rng: np.random.Generator) -> None:
     severity="critical",
     story="sign(w) and |w| as codes and scales pass every check on codes and save nothing.",
     mutant=edit(
-        (
-            "    return {name: ternarize(latent[name], GROUP) for name in tensor_shapes(config)}\n",
-            "    return {name: ternarize(latent[name], 1) for name in tensor_shapes(config)}\n",
-        )
+        "    return {name: ternarize(latent[name], GROUP) for name in tensor_shapes(config)}\n",
+        "    return {name: ternarize(latent[name], 1) for name in tensor_shapes(config)}\n",
     ),
 )
 def scale_for_every_weight(submission: Submission, rng: np.random.Generator) -> None:
@@ -80,11 +74,9 @@ def scale_for_every_weight(submission: Submission, rng: np.random.Generator) -> 
     severity="major",
     story="One scale per row equals one per group while rows have 128 weights; wider rows differ.",
     mutant=edit(
-        (
-            "    return {name: ternarize(latent[name], GROUP) for name in tensor_shapes(config)}\n",
-            '    width = config["dim"]\n'
-            "    return {name: ternarize(latent[name], width) for name in tensor_shapes(config)}\n",
-        )
+        "    return {name: ternarize(latent[name], GROUP) for name in tensor_shapes(config)}\n",
+        '    width = config["dim"]\n'
+        "    return {name: ternarize(latent[name], width) for name in tensor_shapes(config)}\n",
     ),
 )
 def group_of_the_model_width(submission: Submission, rng: np.random.Generator) -> None:
@@ -97,10 +89,8 @@ def group_of_the_model_width(submission: Submission, rng: np.random.Generator) -
     severity="major",
     story="The architecture of the example is in the code, and other configurations are ignored.",
     mutant=edit(
-        (
-            '    for layer in range(config["layers"]):\n        for name in',
-            "    for layer in range(2):\n        for name in",
-        ),
+        '    for layer in range(config["layers"]):\n        for name in',
+        "    for layer in range(2):\n        for name in",
         file=MODEL,
     ),
 )
@@ -117,11 +107,9 @@ def layers_fixed(submission: Submission, rng: np.random.Generator) -> None:
     severity="major",
     story="With max(token) + 1 rows, the first rare token reads beyond the embedding.",
     mutant=edit(
-        (
-            "    chosen, held_out = _hold_out(pieces)\n",
-            '    config["vocab"] = 1 + max(int(piece.max()) for piece in pieces)\n'
-            "    chosen, held_out = _hold_out(pieces)\n",
-        )
+        "    chosen, held_out = _hold_out(pieces)\n",
+        '    config["vocab"] = 1 + max(int(piece.max()) for piece in pieces)\n'
+        "    chosen, held_out = _hold_out(pieces)\n",
     ),
 )
 def vocabulary_from_the_text(submission: Submission, rng: np.random.Generator) -> None:
@@ -135,10 +123,8 @@ def vocabulary_from_the_text(submission: Submission, rng: np.random.Generator) -
     severity="major",
     story="Three runs with three seeds then give the same number, with an error bar of 0.",
     mutant=edit(
-        (
-            '    rng = np.random.default_rng(config["seed"])\n',
-            "    rng = np.random.default_rng(0)\n",
-        ),
+        '    rng = np.random.default_rng(config["seed"])\n',
+        "    rng = np.random.default_rng(0)\n",
         file=TRAINING,
     ),
 )
@@ -154,8 +140,7 @@ def seed_ignored(submission: Submission, rng: np.random.Generator) -> None:
     severity="major",
     story="Weights are drawn from a global generator, so a second run in the process differs.",
     mutant=edit(
-        ('    rng = np.random.default_rng(config["seed"])\n', "    rng = np.random\n"),
-        file=TRAINING,
+        '    rng = np.random.default_rng(config["seed"])\n', "    rng = np.random\n", file=TRAINING
     ),
 )
 def start_not_repeatable(submission: Submission, rng: np.random.Generator) -> None:
@@ -170,7 +155,7 @@ def start_not_repeatable(submission: Submission, rng: np.random.Generator) -> No
     catches="a training starts from where the previous one ended",
     severity="major",
     story="A module-level cache of weights makes the second experiment start from a trained model.",
-    mutant=edit(
+    mutant=edits(
         (
             "    latent = initial_weights(config)\n",
             '    latent = RESUME.setdefault(config["seed"], initial_weights(config))\n',
@@ -194,10 +179,8 @@ def training_carries_over(submission: Submission, rng: np.random.Generator) -> N
     story="Padding with −1 indexes from the end, so the last row of the embedding is trained as "
     "padding.",
     mutant=edit(
-        (
-            '        if tokens and not 0 <= min(tokens) <= max(tokens) < config["vocab"]:\n',
-            '        if tokens and max(tokens) >= config["vocab"]:\n',
-        )
+        '        if tokens and not 0 <= min(tokens) <= max(tokens) < config["vocab"]:\n',
+        '        if tokens and max(tokens) >= config["vocab"]:\n',
     ),
 )
 def negative_id_wraps(submission: Submission, rng: np.random.Generator) -> None:
@@ -212,10 +195,7 @@ def negative_id_wraps(submission: Submission, rng: np.random.Generator) -> None:
     severity="minor",
     story="dim // heads rounds down; the last columns of every projection are never used.",
     mutant=edit(
-        (
-            '    if checked["dim"] % checked["heads"]:\n',
-            '    if checked["heads"] > checked["dim"]:\n',
-        )
+        '    if checked["dim"] % checked["heads"]:\n', '    if checked["heads"] > checked["dim"]:\n'
     ),
 )
 def heads_unchecked(submission: Submission, rng: np.random.Generator) -> None:
@@ -231,10 +211,8 @@ def heads_unchecked(submission: Submission, rng: np.random.Generator) -> None:
     severity="minor",
     story="An empty list of files ends the run at once and saves random weights as a model.",
     mutant=edit(
-        (
-            "    if not pieces:\n",
-            "    if not pieces:\n        return [np.zeros(2, dtype=int)]\n    if not pieces:\n",
-        )
+        "    if not pieces:\n",
+        "    if not pieces:\n        return [np.zeros(2, dtype=int)]\n    if not pieces:\n",
     ),
 )
 def nothing_to_predict(submission: Submission, rng: np.random.Generator) -> None:
@@ -250,11 +228,9 @@ def nothing_to_predict(submission: Submission, rng: np.random.Generator) -> None
     story="rng.shuffle(documents) works in place: the caller's held-out indices then refer to "
     "training text.",
     mutant=edit(
-        (
-            "    config = _checked_config(config)\n    pieces",
-            "    config = _checked_config(config)\n"
-            '    np.random.default_rng(config["seed"]).shuffle(documents)\n    pieces',
-        )
+        "    config = _checked_config(config)\n    pieces",
+        "    config = _checked_config(config)\n"
+        '    np.random.default_rng(config["seed"]).shuffle(documents)\n    pieces',
     ),
 )
 def documents_shuffled(submission: Submission, rng: np.random.Generator) -> None:

@@ -3,7 +3,7 @@
 import numpy as np
 
 from trapline.arena.judge import expect
-from trapline.arena.judge.traps import edit, trap
+from trapline.arena.judge.traps import edit, edits, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.ternary_training.situations import GROUP, grid, refuses, ternary_codes
 from trapline.gold.ternary import oracle
@@ -16,10 +16,8 @@ from trapline.gold.ternary import oracle
     severity="critical",
     story="Repeating each scale n / groups times is the same thing until the last group is short.",
     mutant=edit(
-        (
-            "    owner = np.arange(codes.shape[-1]) // group_size\n",
-            "    owner = np.arange(codes.shape[-1]) * groups // max(codes.shape[-1], 1)\n",
-        )
+        "    owner = np.arange(codes.shape[-1]) // group_size\n",
+        "    owner = np.arange(codes.shape[-1]) * groups // max(codes.shape[-1], 1)\n",
     ),
 )
 def groups_spread_evenly(submission: Submission, rng: np.random.Generator) -> None:
@@ -35,10 +33,8 @@ def groups_spread_evenly(submission: Submission, rng: np.random.Generator) -> No
     severity="minor",
     story="codes * scales keeps the scale's dtype, so later sums are rounded to 11 bits.",
     mutant=edit(
-        (
-            "    return codes.astype(np.float32) * scales.astype(np.float32)[..., owner]\n",
-            "    return codes * scales[..., owner]\n",
-        )
+        "    return codes.astype(np.float32) * scales.astype(np.float32)[..., owner]\n",
+        "    return codes * scales[..., owner]\n",
     ),
 )
 def dequantized_in_half(submission: Submission, rng: np.random.Generator) -> None:
@@ -52,11 +48,9 @@ def dequantized_in_half(submission: Submission, rng: np.random.Generator) -> Non
     severity="major",
     story="A file with one scale per tensor loads silently into a model with one scale per group.",
     mutant=edit(
-        (
-            "    if scales.dtype != np.float16 or scales.shape != (*codes.shape[:-1], groups):\n",
-            "    scales = np.broadcast_to(scales[..., :groups], (*codes.shape[:-1], groups))\n"
-            "    if scales.dtype != np.float16:\n",
-        )
+        "    if scales.dtype != np.float16 or scales.shape != (*codes.shape[:-1], groups):\n",
+        "    scales = np.broadcast_to(scales[..., :groups], (*codes.shape[:-1], groups))\n"
+        "    if scales.dtype != np.float16:\n",
     ),
 )
 def scales_broadcast(submission: Submission, rng: np.random.Generator) -> None:
@@ -74,10 +68,8 @@ def scales_broadcast(submission: Submission, rng: np.random.Generator) -> None:
     story="Writer and reader of a 2-bit format disagree on the order: the output is finite, "
     "plausible and wrong.",
     mutant=edit(
-        (
-            "    return first | second << 2 | third << 4 | fourth << 6\n",
-            "    return fourth | third << 2 | second << 4 | first << 6\n",
-        )
+        "    return first | second << 2 | third << 4 | fourth << 6\n",
+        "    return fourth | third << 2 | second << 4 | first << 6\n",
     ),
 )
 def first_code_highest(submission: Submission, rng: np.random.Generator) -> None:
@@ -90,12 +82,7 @@ def first_code_highest(submission: Submission, rng: np.random.Generator) -> None
     severity="critical",
     story="A kernel's interleaved layout is used as the file format, which other readers do not "
     "expect.",
-    mutant=edit(
-        (
-            "(slots[..., place::4] for place in range(4))",
-            "np.split(slots, 4, axis=-1)",
-        )
-    ),
+    mutant=edit("(slots[..., place::4] for place in range(4))", "np.split(slots, 4, axis=-1)"),
 )
 def codes_interleaved(submission: Submission, rng: np.random.Generator) -> None:
     codes = np.array([[-1, -1, -1, -1, 1, 1, 1, 1, 0, 0, 0, 0]], dtype=np.int8)
@@ -107,11 +94,8 @@ def codes_interleaved(submission: Submission, rng: np.random.Generator) -> None:
     catches="−1 is stored as two set bits (code & 3) instead of 0",
     severity="critical",
     story="Masking a signed code gives 3 for −1, which a reader decodes as +2.",
-    mutant=edit(
-        (
-            "    slots = np.ones((*codes.shape[:-1],",
-            "    slots = np.zeros((*codes.shape[:-1],",
-        ),
+    mutant=edits(
+        ("    slots = np.ones((*codes.shape[:-1],", "    slots = np.zeros((*codes.shape[:-1],"),
         (
             "    slots[..., :columns] += codes.view(np.uint8)\n",
             "    slots[..., :columns] += codes.view(np.uint8) & 3\n",
@@ -130,10 +114,8 @@ def two_complement_codes(submission: Submission, rng: np.random.Generator) -> No
     story="Packing the flattened matrix saves three codes per row and makes single rows "
     "inaccessible.",
     mutant=edit(
-        (
-            "    codes = _ternary_codes(codes)\n    columns = codes.shape[-1]\n",
-            "    codes = _ternary_codes(codes).reshape(1, -1)\n    columns = codes.shape[-1]\n",
-        )
+        "    codes = _ternary_codes(codes)\n    columns = codes.shape[-1]\n",
+        "    codes = _ternary_codes(codes).reshape(1, -1)\n    columns = codes.shape[-1]\n",
     ),
 )
 def rows_share_bytes(submission: Submission, rng: np.random.Generator) -> None:
@@ -146,10 +128,8 @@ def rows_share_bytes(submission: Submission, rng: np.random.Generator) -> None:
     severity="minor",
     story="A kernel reads whole bytes; padding that decodes to −1 subtracts the last activations.",
     mutant=edit(
-        (
-            "    slots[..., :columns] += codes.view(np.uint8)\n",
-            "    slots[..., :columns] += codes.view(np.uint8)\n    slots[..., columns:] = 0\n",
-        )
+        "    slots[..., :columns] += codes.view(np.uint8)\n",
+        "    slots[..., :columns] += codes.view(np.uint8)\n    slots[..., columns:] = 0\n",
     ),
 )
 def spare_bits_empty(submission: Submission, rng: np.random.Generator) -> None:
@@ -163,10 +143,7 @@ def spare_bits_empty(submission: Submission, rng: np.random.Generator) -> None:
     severity="major",
     story="Two bits can hold a fourth code; writing it corrupts a neighbour or decodes as +2.",
     mutant=edit(
-        (
-            "    if codes.size and (codes.min() < -1 or codes.max() > 1):\n",
-            "    if codes.ndim > 9:\n",
-        )
+        "    if codes.size and (codes.min() < -1 or codes.max() > 1):\n", "    if codes.ndim > 9:\n"
     ),
 )
 def other_codes_packed(submission: Submission, rng: np.random.Generator) -> None:
@@ -180,7 +157,7 @@ def other_codes_packed(submission: Submission, rng: np.random.Generator) -> None
     catches="two set bits are read as +2",
     severity="major",
     story="A similar format uses the fourth code; it must be refused, not read.",
-    mutant=edit(("    if np.any(slots == 3):\n", "    if np.any(slots > 3):\n")),
+    mutant=edit("    if np.any(slots == 3):\n", "    if np.any(slots > 3):\n"),
 )
 def fourth_code_read(submission: Submission, rng: np.random.Generator) -> None:
     packed = oracle.pack(ternary_codes(rng, 3, 8))
@@ -193,10 +170,8 @@ def fourth_code_read(submission: Submission, rng: np.random.Generator) -> None:
     severity="minor",
     story="A reader that returns the padded width no longer fits the bias of the next layer.",
     mutant=edit(
-        (
-            "    if np.any(slots == 3):\n",
-            "    if np.any((packed & (packed >> 1) & 0b01010101) > 0):\n",
-        )
+        "    if np.any(slots == 3):\n",
+        "    if np.any((packed & (packed >> 1) & 0b01010101) > 0):\n",
     ),
 )
 def spare_bits_judged(submission: Submission, rng: np.random.Generator) -> None:
@@ -210,7 +185,7 @@ def spare_bits_judged(submission: Submission, rng: np.random.Generator) -> None:
     severity="critical",
     story="uint8 minus 1 wraps around, and the weights are 255 times the scale.",
     mutant=edit(
-        ("    return slots.astype(np.int8) - np.int8(1)\n", "    return slots - np.uint8(1)\n")
+        "    return slots.astype(np.int8) - np.int8(1)\n", "    return slots - np.uint8(1)\n"
     ),
 )
 def unpack_unsigned(submission: Submission, rng: np.random.Generator) -> None:
@@ -225,13 +200,11 @@ def unpack_unsigned(submission: Submission, rng: np.random.Generator) -> None:
     story="A file written with another block size has the right length and gives the wrong "
     "weights.",
     mutant=edit(
-        (
-            "    if not shape or min(shape) < 0 or packed.shape != "
-            "(*shape[:-1], _groups_in(shape[-1], 4)):\n",
-            "    wanted = (*shape[:-1], _groups_in(shape[-1], 4))\n"
-            "    packed = np.resize(packed, wanted)\n"
-            "    if not shape:\n",
-        )
+        "    if not shape or min(shape) < 0 or packed.shape != "
+        "(*shape[:-1], _groups_in(shape[-1], 4)):\n",
+        "    wanted = (*shape[:-1], _groups_in(shape[-1], 4))\n"
+        "    packed = np.resize(packed, wanted)\n"
+        "    if not shape:\n",
     ),
 )
 def wrong_shape_unpacked(submission: Submission, rng: np.random.Generator) -> None:

@@ -3,7 +3,7 @@
 import numpy as np
 
 from trapline.arena.judge import expect
-from trapline.arena.judge.traps import edit, trap
+from trapline.arena.judge.traps import edit, edits, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.ternary_training.cases import ERROR_LIMIT
 from trapline.challenges.ternary_training.situations import (
@@ -34,11 +34,9 @@ def _same_alone(submission: Submission, w: np.ndarray, group_size: int) -> None:
     severity="critical",
     story="A trainer that asserts n % group_size == 0 fails on the first model of another width.",
     mutant=edit(
-        (
-            "    columns = w.shape[-1]\n",
-            "    columns = w.shape[-1]\n    if columns % group_size:\n"
-            "        raise ValueError('n % group_size must be 0')\n",
-        )
+        "    columns = w.shape[-1]\n",
+        "    columns = w.shape[-1]\n    if columns % group_size:\n"
+        "        raise ValueError('n % group_size must be 0')\n",
     ),
 )
 def ragged_width_refused(submission: Submission, rng: np.random.Generator) -> None:
@@ -52,11 +50,9 @@ def ragged_width_refused(submission: Submission, rng: np.random.Generator) -> No
     story="Reshaping to n // group_size groups leaves out the rest; the model loses its last "
     "columns.",
     mutant=edit(
-        (
-            "    padded[..., :columns] = values\n",
-            "    full = columns // group_size * group_size\n"
-            "    padded[..., :full] = values[..., :full]\n",
-        )
+        "    padded[..., :columns] = values\n",
+        "    full = columns // group_size * group_size\n"
+        "    padded[..., :full] = values[..., :full]\n",
     ),
 )
 def tail_dropped(submission: Submission, rng: np.random.Generator) -> None:
@@ -73,7 +69,7 @@ def tail_dropped(submission: Submission, rng: np.random.Generator) -> None:
     story="Padding a ragged width with zeros is usual; averaging over the padding is a common "
     "mistake.",
     mutant=edit(
-        ("return np.minimum(columns - starts, group_size)", "return starts * 0 + group_size")
+        "return np.minimum(columns - starts, group_size)", "return starts * 0 + group_size"
     ),
 )
 def padding_counted(submission: Submission, rng: np.random.Generator) -> None:
@@ -92,16 +88,14 @@ def padding_counted(submission: Submission, rng: np.random.Generator) -> None:
     story="Flattening before grouping works as long as every width is a multiple of the group "
     "size.",
     mutant=edit(
-        (
-            "    w = _finite_floats(w)\n",
-            "    w = _finite_floats(w)\n"
-            "    if w.ndim > 1:\n"
-            "        codes, scales = ternarize(w.ravel(), group_size)\n"
-            "        owner = np.arange(w.size) // group_size\n"
-            "        shape = (*w.shape[:-1], _groups_in(w.shape[-1], group_size))\n"
-            "        picked = scales[owner].reshape(w.shape)[..., ::group_size]\n"
-            "        return codes.reshape(w.shape), picked.reshape(shape)\n",
-        )
+        "    w = _finite_floats(w)\n",
+        "    w = _finite_floats(w)\n"
+        "    if w.ndim > 1:\n"
+        "        codes, scales = ternarize(w.ravel(), group_size)\n"
+        "        owner = np.arange(w.size) // group_size\n"
+        "        shape = (*w.shape[:-1], _groups_in(w.shape[-1], group_size))\n"
+        "        picked = scales[owner].reshape(w.shape)[..., ::group_size]\n"
+        "        return codes.reshape(w.shape), picked.reshape(shape)\n",
     ),
 )
 def groups_cross_rows(submission: Submission, rng: np.random.Generator) -> None:
@@ -116,10 +110,8 @@ def groups_cross_rows(submission: Submission, rng: np.random.Generator) -> None:
     story="The first ternary recipe had one scale per tensor: one row of large weights sets it for "
     "all others.",
     mutant=edit(
-        (
-            "    threshold = 0.5 * np.sum(magnitude / sizes[:, None], axis=-1, keepdims=True)\n",
-            "    threshold = 0.5 * np.sum(magnitude / max(w.size, 1), keepdims=True)\n",
-        )
+        "    threshold = 0.5 * np.sum(magnitude / sizes[:, None], axis=-1, keepdims=True)\n",
+        "    threshold = 0.5 * np.sum(magnitude / max(w.size, 1), keepdims=True)\n",
     ),
 )
 def one_scale_a_tensor(submission: Submission, rng: np.random.Generator) -> None:
@@ -134,13 +126,11 @@ def one_scale_a_tensor(submission: Submission, rng: np.random.Generator) -> None
     story="One framework stores weights (in, out), another (out, in), so groups run along the "
     "wrong axis.",
     mutant=edit(
-        (
-            "    magnitude = _grouped(np.abs(w), group_size)\n",
-            "    magnitude = _grouped(np.abs(w), group_size)\n"
-            "    if w.ndim == 2 and w.shape[0] == w.shape[1]:\n"
-            "        codes, scales = ternarize(w.T[None], group_size)\n"
-            "        return codes[0].T.copy(), scales[0]\n",
-        )
+        "    magnitude = _grouped(np.abs(w), group_size)\n",
+        "    magnitude = _grouped(np.abs(w), group_size)\n"
+        "    if w.ndim == 2 and w.shape[0] == w.shape[1]:\n"
+        "        codes, scales = ternarize(w.T[None], group_size)\n"
+        "        return codes[0].T.copy(), scales[0]\n",
     ),
 )
 def groups_down_columns(submission: Submission, rng: np.random.Generator) -> None:
@@ -155,10 +145,8 @@ def groups_down_columns(submission: Submission, rng: np.random.Generator) -> Non
     story="A scale of mean|w| falls from 0.050 to 0.033 when a checkpoint that is ternary "
     "already is saved again.",
     mutant=edit(
-        (
-            "    means = np.sum(magnitude / counted[..., None], axis=-1, where=counts)\n",
-            "    means = np.sum(magnitude / sizes[:, None], axis=-1)\n",
-        )
+        "    means = np.sum(magnitude / counted[..., None], axis=-1, where=counts)\n",
+        "    means = np.sum(magnitude / sizes[:, None], axis=-1)\n",
     ),
 )
 def scale_shrinks(submission: Submission, rng: np.random.Generator) -> None:
@@ -177,10 +165,8 @@ def scale_shrinks(submission: Submission, rng: np.random.Generator) -> None:
     story="A converter meant for ternary files used the largest magnitude on latent weights: 83 "
     "% zeros.",
     mutant=edit(
-        (
-            "    threshold = 0.5 * np.sum(magnitude / sizes[:, None], axis=-1, keepdims=True)\n",
-            "    threshold = 0.5 * np.max(magnitude, axis=-1, keepdims=True, initial=0.0)\n",
-        )
+        "    threshold = 0.5 * np.sum(magnitude / sizes[:, None], axis=-1, keepdims=True)\n",
+        "    threshold = 0.5 * np.max(magnitude, axis=-1, keepdims=True, initial=0.0)\n",
     ),
 )
 def scale_by_largest(submission: Submission, rng: np.random.Generator) -> None:
@@ -194,7 +180,7 @@ def scale_by_largest(submission: Submission, rng: np.random.Generator) -> None:
     catches="a group of zeros divides 0 by 0",
     severity="critical",
     story="A row that training never touches stays zero; a scale of NaN makes every logit NaN.",
-    mutant=edit(
+    mutant=edits(
         (
             "    counted = np.maximum(np.count_nonzero(counts, axis=-1), 1)\n",
             "    counted = np.count_nonzero(counts, axis=-1)\n",
@@ -219,7 +205,7 @@ def zero_group_divides(submission: Submission, rng: np.random.Generator) -> None
     catches="codes are chosen although the scale rounds to 0 in float16",
     severity="major",
     story="Training uses the float32 scale, and the file holds its float16 rounding, which is 0.",
-    mutant=edit(("    counts &= scales[..., None] > 0\n", "")),
+    mutant=edit("    counts &= scales[..., None] > 0\n", ""),
 )
 def codes_before_rounding(submission: Submission, rng: np.random.Generator) -> None:
     w = grid(rng, 2, 200) * np.float32(2.0**-40)
@@ -235,10 +221,8 @@ def codes_before_rounding(submission: Submission, rng: np.random.Generator) -> N
     severity="minor",
     story="An epsilon of 1e-5 against division by zero can be larger than a layer's weights.",
     mutant=edit(
-        (
-            "    scales = np.minimum(means, LARGEST_SCALE).astype(np.float16)\n",
-            "    scales = np.clip(means, 1e-5, LARGEST_SCALE).astype(np.float16)\n",
-        )
+        "    scales = np.minimum(means, LARGEST_SCALE).astype(np.float16)\n",
+        "    scales = np.clip(means, 1e-5, LARGEST_SCALE).astype(np.float16)\n",
     ),
 )
 def small_scale_lost(submission: Submission, rng: np.random.Generator) -> None:
@@ -255,9 +239,7 @@ def small_scale_lost(submission: Submission, rng: np.random.Generator) -> None:
     catches="a scale above float16's largest number becomes infinite",
     severity="major",
     story="A row with weights near 1e5 gets an infinite scale, and the first logit is NaN.",
-    mutant=edit(
-        ("np.minimum(means, LARGEST_SCALE).astype(np.float16)", "means.astype(np.float16)")
-    ),
+    mutant=edit("np.minimum(means, LARGEST_SCALE).astype(np.float16)", "means.astype(np.float16)"),
 )
 def scale_overflows(submission: Submission, rng: np.random.Generator) -> None:
     w = np.full((2, 140), 1e6, dtype=np.float32) * rng.choice([-1, 1], (2, 140))
@@ -275,10 +257,8 @@ def scale_overflows(submission: Submission, rng: np.random.Generator) -> None:
     severity="minor",
     story="A cast to float32 at the top of the function overflows for large finite numbers.",
     mutant=edit(
-        (
-            "    w = _finite_floats(w)\n",
-            "    w = _finite_floats(w).astype(np.float32).astype(np.float64)\n",
-        )
+        "    w = _finite_floats(w)\n",
+        "    w = _finite_floats(w).astype(np.float32).astype(np.float64)\n",
     ),
 )
 def float64_squeezed(submission: Submission, rng: np.random.Generator) -> None:
@@ -294,11 +274,9 @@ def float64_squeezed(submission: Submission, rng: np.random.Generator) -> None:
     story="With a cast to the scale's dtype before the mean, 128 weights of 1 000 add up to "
     "infinity.",
     mutant=edit(
-        (
-            "    means = np.sum(magnitude / counted[..., None], axis=-1, where=counts)\n",
-            "    half = magnitude.astype(np.float16)\n"
-            "    means = np.sum(half, axis=-1, where=counts, dtype=np.float16) / counted\n",
-        )
+        "    means = np.sum(magnitude / counted[..., None], axis=-1, where=counts)\n",
+        "    half = magnitude.astype(np.float16)\n"
+        "    means = np.sum(half, axis=-1, where=counts, dtype=np.float16) / counted\n",
     ),
 )
 def sums_in_low_precision(submission: Submission, rng: np.random.Generator) -> None:
@@ -315,11 +293,9 @@ def sums_in_low_precision(submission: Submission, rng: np.random.Generator) -> N
     story="floor(w / s + 0.5) rounds halves upwards: a bias towards +1 that an average error does "
     "not show.",
     mutant=edit(
-        (
-            "    counts = magnitude > threshold\n",
-            "    signed = _grouped(w, group_size)\n"
-            "    counts = ((signed >= threshold) & (signed > 0)) | (signed < -threshold)\n",
-        )
+        "    counts = magnitude > threshold\n",
+        "    signed = _grouped(w, group_size)\n"
+        "    counts = ((signed >= threshold) & (signed > 0)) | (signed < -threshold)\n",
     ),
 )
 def ties_lean(submission: Submission, rng: np.random.Generator) -> None:
@@ -337,11 +313,9 @@ def ties_lean(submission: Submission, rng: np.random.Generator) -> None:
     severity="critical",
     story="The constant of the paper is in the code, and the argument is unused.",
     mutant=edit(
-        (
-            '    w = _finite_floats(w)\n    group_size = _positive(group_size, "group_size")\n',
-            '    w = _finite_floats(w)\n    _positive(group_size, "group_size")\n'
-            "    group_size = GROUP\n",
-        )
+        '    w = _finite_floats(w)\n    group_size = _positive(group_size, "group_size")\n',
+        '    w = _finite_floats(w)\n    _positive(group_size, "group_size")\n'
+        "    group_size = GROUP\n",
     ),
 )
 def group_size_ignored(submission: Submission, rng: np.random.Generator) -> None:
@@ -355,10 +329,8 @@ def group_size_ignored(submission: Submission, rng: np.random.Generator) -> None
     severity="major",
     story="ravel in memory order instead of index order scrambles a transposed weight.",
     mutant=edit(
-        (
-            "    return w.astype(np.float64)\n",
-            '    return np.ravel(w, order="K").reshape(w.shape).astype(np.float64)\n',
-        )
+        "    return w.astype(np.float64)\n",
+        '    return np.ravel(w, order="K").reshape(w.shape).astype(np.float64)\n',
     ),
 )
 def memory_order_read(submission: Submission, rng: np.random.Generator) -> None:
@@ -379,7 +351,7 @@ def memory_order_read(submission: Submission, rng: np.random.Generator) -> None:
     catches="the caller's weights are modified in place",
     severity="critical",
     story="abs with out= saves a buffer and makes the caller's latent weights positive.",
-    mutant=edit(
+    mutant=edits(
         (
             "    w = np.asarray(w)\n    if w.dtype not in",
             "    original = w\n    w = np.asarray(w)\n    if w.dtype not in",
@@ -404,7 +376,7 @@ def weights_overwritten(submission: Submission, rng: np.random.Generator) -> Non
     severity="major",
     story="NaN compares false with every threshold and becomes code 0, so a diverged run exports "
     "without an error.",
-    mutant=edit(("    if not np.isfinite(w).all():\n", "    if w.ndim > 9:\n")),
+    mutant=edit("    if not np.isfinite(w).all():\n", "    if w.ndim > 9:\n"),
 )
 def nan_accepted(submission: Submission, rng: np.random.Generator) -> None:
     for bad in (np.nan, np.inf, -np.inf):
@@ -418,10 +390,7 @@ def nan_accepted(submission: Submission, rng: np.random.Generator) -> None:
     severity="minor",
     story="A configuration file without the key can give 0.",
     mutant=edit(
-        (
-            "    return _at_least(value, 1, name)\n",
-            "    return max(1, abs(operator.index(value)))\n",
-        )
+        "    return _at_least(value, 1, name)\n", "    return max(1, abs(operator.index(value)))\n"
     ),
 )
 def group_size_unchecked(submission: Submission, rng: np.random.Generator) -> None:

@@ -3,7 +3,7 @@
 import numpy as np
 
 from trapline.arena.judge import expect
-from trapline.arena.judge.traps import edit, trap
+from trapline.arena.judge.traps import edit, edits, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.ternary_training import text
 
@@ -18,10 +18,8 @@ def _held_out(submission: Submission, documents: list[text.Document], fraction: 
     severity="critical",
     story="A perplexity on validation text that was also trained on is too good.",
     mutant=edit(
-        (
-            "    sides = [_draw(document) < fraction for document in documents]\n",
-            "    sides = [_draw([index]) < fraction for index, _ in enumerate(documents)]\n",
-        )
+        "    sides = [_draw(document) < fraction for document in documents]\n",
+        "    sides = [_draw([index]) < fraction for index, _ in enumerate(documents)]\n",
     ),
 )
 def equal_documents_parted(submission: Submission, rng: np.random.Generator) -> None:
@@ -38,11 +36,9 @@ def equal_documents_parted(submission: Submission, rng: np.random.Generator) -> 
     story="Python salts the hash of strings: after a restart, former validation text is trained "
     "on.",
     mutant=edit(
-        (
-            "    digest = hashlib.sha256(text.encode()).digest()\n"
-            '    return int.from_bytes(digest[:6], "big") / 2.0**48\n',
-            "    return (hash(text) % 2**48) / 2.0**48\n",
-        )
+        "    digest = hashlib.sha256(text.encode()).digest()\n"
+        '    return int.from_bytes(digest[:6], "big") / 2.0**48\n',
+        "    return (hash(text) % 2**48) / 2.0**48\n",
     ),
 )
 def split_by_process(submission: Submission, rng: np.random.Generator) -> None:
@@ -57,13 +53,11 @@ def split_by_process(submission: Submission, rng: np.random.Generator) -> None:
     severity="major",
     story="A shuffle with a fixed seed is repeatable until a file is added at the front.",
     mutant=edit(
-        (
-            "    sides = [_draw(document) < fraction for document in documents]\n",
-            "    first = {}\n"
-            "    for index, document in enumerate(documents):\n"
-            "        first.setdefault(tuple(document), index)\n"
-            "    sides = [_draw([first[tuple(document)]]) < fraction for document in documents]\n",
-        )
+        "    sides = [_draw(document) < fraction for document in documents]\n",
+        "    first = {}\n"
+        "    for index, document in enumerate(documents):\n"
+        "        first.setdefault(tuple(document), index)\n"
+        "    sides = [_draw([first[tuple(document)]]) < fraction for document in documents]\n",
     ),
 )
 def split_by_place(submission: Submission, rng: np.random.Generator) -> None:
@@ -80,13 +74,11 @@ def split_by_place(submission: Submission, rng: np.random.Generator) -> None:
     story="Ranking by hash and taking the first n per cent: with more text, former validation text "
     "is trained on.",
     mutant=edit(
-        (
-            "    sides = [_draw(document) < fraction for document in documents]\n",
-            "    draws = [_draw(document) for document in documents]\n"
-            "    ranked = sorted(set(draws))\n"
-            "    held = set(ranked[: round(fraction * len(ranked))])\n"
-            "    sides = [draw in held for draw in draws]\n",
-        )
+        "    sides = [_draw(document) < fraction for document in documents]\n",
+        "    draws = [_draw(document) for document in documents]\n"
+        "    ranked = sorted(set(draws))\n"
+        "    held = set(ranked[: round(fraction * len(ranked))])\n"
+        "    sides = [draw in held for draw in draws]\n",
     ),
 )
 def split_by_company(submission: Submission, rng: np.random.Generator) -> None:
@@ -103,10 +95,8 @@ def split_by_company(submission: Submission, rng: np.random.Generator) -> None:
     severity="critical",
     story="split(documents, 0.1) then holds out nine tenths, and the loss still looks honest.",
     mutant=edit(
-        (
-            "    sides = [_draw(document) < fraction for document in documents]\n",
-            "    sides = [_draw(document) >= fraction for document in documents]\n",
-        )
+        "    sides = [_draw(document) < fraction for document in documents]\n",
+        "    sides = [_draw(document) >= fraction for document in documents]\n",
     ),
 )
 def fraction_upside_down(submission: Submission, rng: np.random.Generator) -> None:
@@ -120,7 +110,7 @@ def fraction_upside_down(submission: Submission, rng: np.random.Generator) -> No
     severity="major",
     story="With the same licence text at the top, hashing the first tokens makes all files one "
     "document.",
-    mutant=edit(("for token in document)\n    digest", "for token in document[:16])\n    digest")),
+    mutant=edit("for token in document)\n    digest", "for token in document[:16])\n    digest"),
 )
 def only_the_beginning_hashed(submission: Submission, rng: np.random.Generator) -> None:
     opening = text.noise(rng, 50, 1, 200)[0]
@@ -135,10 +125,8 @@ def only_the_beginning_hashed(submission: Submission, rng: np.random.Generator) 
     severity="major",
     story="bytes(document) works for byte tokens and raises an error with any larger vocabulary.",
     mutant=edit(
-        (
-            "    digest = hashlib.sha256(text.encode()).digest()\n",
-            "    digest = hashlib.sha256(bytes(list(document)) + text.encode()).digest()\n",
-        )
+        "    digest = hashlib.sha256(text.encode()).digest()\n",
+        "    digest = hashlib.sha256(bytes(list(document)) + text.encode()).digest()\n",
     ),
 )
 def large_ids_refused(submission: Submission, rng: np.random.Generator) -> None:
@@ -152,7 +140,7 @@ def large_ids_refused(submission: Submission, rng: np.random.Generator) -> None:
     catches="copies of a document are dropped from both sides",
     severity="major",
     story="Splitting a dict of unique texts drops the copies, and the corpus shrinks unnoticed.",
-    mutant=edit(
+    mutant=edits(
         (
             "    train = [index for index, held_out in enumerate(sides) if not held_out]\n",
             "    first = {tuple(document): index for index, document in enumerate(documents)}\n"
@@ -176,11 +164,9 @@ def copies_vanish(submission: Submission, rng: np.random.Generator) -> None:
     severity="major",
     story="After sorting in place the returned indices no longer refer to the caller's documents.",
     mutant=edit(
-        (
-            "    sides = [_draw(document) < fraction for document in documents]\n",
-            "    documents.sort()\n"
-            "    sides = [_draw(document) < fraction for document in documents]\n",
-        )
+        "    sides = [_draw(document) < fraction for document in documents]\n",
+        "    documents.sort()\n"
+        "    sides = [_draw(document) < fraction for document in documents]\n",
     ),
 )
 def documents_sorted(submission: Submission, rng: np.random.Generator) -> None:

@@ -5,7 +5,7 @@ import time
 import numpy as np
 
 from trapline.arena.judge import expect
-from trapline.arena.judge.traps import edit, trap
+from trapline.arena.judge.traps import edit, edits, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.ternary_training import text
 from trapline.challenges.ternary_training.cases import weights_of
@@ -30,7 +30,7 @@ from trapline.gold.ternary import oracle, small_lm
     catches="an empty document or one of a single token breaks the training",
     severity="major",
     story="A trailing newline can make an empty document, whose batch has length −1.",
-    mutant=edit(("        if tokens and not 0 <= min", "        if not 0 <= min")),
+    mutant=edit("        if tokens and not 0 <= min", "        if not 0 <= min"),
 )
 def short_documents_break(submission: Submission, rng: np.random.Generator) -> None:
     config = config_of(rng, dim=16, layers=1, seconds=0.3)
@@ -44,11 +44,9 @@ def short_documents_break(submission: Submission, rng: np.random.Generator) -> N
     severity="major",
     story="Filtering by length can leave a corpus of long articles empty.",
     mutant=edit(
-        (
-            '        for begin in range(0, len(tokens) - 1, config["context"]):\n',
-            "        if len(tokens) > length:\n            continue\n"
-            '        for begin in range(0, len(tokens) - 1, config["context"]):\n',
-        )
+        '        for begin in range(0, len(tokens) - 1, config["context"]):\n',
+        "        if len(tokens) > length:\n            continue\n"
+        '        for begin in range(0, len(tokens) - 1, config["context"]):\n',
     ),
 )
 def long_documents_dropped(submission: Submission, rng: np.random.Generator) -> None:
@@ -62,10 +60,8 @@ def long_documents_dropped(submission: Submission, rng: np.random.Generator) -> 
     severity="major",
     story="A fixed number of steps, tuned on a fast machine, exceeds the limit on a slow one.",
     mutant=edit(
-        (
-            "        while self.time_left() > 0 and patience:\n",
-            "        while time.monotonic() - self.start < 8.0:\n",
-        ),
+        "        while self.time_left() > 0 and patience:\n",
+        "        while time.monotonic() - self.start < 8.0:\n",
         file=TRAINING,
     ),
 )
@@ -84,10 +80,8 @@ def seconds_ignored(submission: Submission, rng: np.random.Generator) -> None:
     story="The training loss falls close to zero; with the mask that generation needs, the model "
     "predicts nothing.",
     mutant=edit(
-        (
-            "    bias = np.where(back >= 0, -slopes[:, None, None] * back, -np.inf)\n",
-            "    bias = -slopes[:, None, None] * np.abs(back)\n",
-        ),
+        "    bias = np.where(back >= 0, -slopes[:, None, None] * back, -np.inf)\n",
+        "    bias = -slopes[:, None, None] * np.abs(back)\n",
         file=MODEL,
     ),
 )
@@ -109,10 +103,8 @@ def future_visible(submission: Submission, rng: np.random.Generator) -> None:
     story="Input and target are the same slice: the loss falls to zero and the model repeats its "
     "input.",
     mutant=edit(
-        (
-            "    return table[:, :-1], table[:, 1:]\n",
-            "    return table[:, :-1], table[:, :-1]\n",
-        ),
+        "    return table[:, :-1], table[:, 1:]\n",
+        "    return table[:, :-1], table[:, :-1]\n",
         file=TRAINING,
     ),
 )
@@ -137,7 +129,7 @@ def predicts_the_present(submission: Submission, rng: np.random.Generator) -> No
     severity="critical",
     story="1 500 steps on 48 000 tokens: training loss 0.18, perplexity 30 731 on text not seen "
     "before.",
-    mutant=edit(
+    mutant=edits(
         (
             "        while self.time_left() > 0 and patience:\n",
             "        while self.time_left() > 0:\n",
@@ -157,10 +149,8 @@ def trains_until_collapse(submission: Submission, rng: np.random.Generator) -> N
     story="With validation by random index over a corpus with copies, the held-out loss keeps "
     "falling.",
     mutant=edit(
-        (
-            "    draws = [_draw(piece) for piece in pieces]\n",
-            "    draws = [_draw([index]) for index, _ in enumerate(pieces)]\n",
-        )
+        "    draws = [_draw(piece) for piece in pieces]\n",
+        "    draws = [_draw([index]) for index, _ in enumerate(pieces)]\n",
     ),
 )
 def leaky_early_stopping(submission: Submission, rng: np.random.Generator) -> None:
@@ -196,10 +186,8 @@ def _about_half(submission: Submission, documents: list[list[int]], what: str) -
     story="The mean of huge weights is infinite, so none exceeds the threshold and the group "
     "becomes 0.",
     mutant=edit(
-        (
-            "np.sum(magnitude / sizes[:, None], axis=-1, keepdims=True)",
-            "np.sum(magnitude, axis=-1, keepdims=True) / sizes[:, None]",
-        )
+        "np.sum(magnitude / sizes[:, None], axis=-1, keepdims=True)",
+        "np.sum(magnitude, axis=-1, keepdims=True) / sizes[:, None]",
     ),
 )
 def threshold_overflows(submission: Submission, rng: np.random.Generator) -> None:
@@ -214,7 +202,7 @@ def threshold_overflows(submission: Submission, rng: np.random.Generator) -> Non
     story="A guard for empty texts before the hash keeps them in training even with a fraction of "
     "1.",
     mutant=edit(
-        ("[_draw(document) < fraction for", "[bool(document) and _draw(document) < fraction for")
+        "[_draw(document) < fraction for", "[bool(document) and _draw(document) < fraction for"
     ),
 )
 def empty_document_never_held_out(submission: Submission, rng: np.random.Generator) -> None:
@@ -227,7 +215,7 @@ def empty_document_never_held_out(submission: Submission, rng: np.random.Generat
     catches="only the low bits of a token id decide the side of a document",
     severity="minor",
     story="Ids are packed as 32-bit words, so documents that differ only above them share a side.",
-    mutant=edit(("str(operator.index(token))", "str(operator.index(token) & 0xFFFFFFFF)")),
+    mutant=edit("str(operator.index(token))", "str(operator.index(token) & 0xFFFFFFFF)"),
 )
 def ids_cut_to_32_bits(submission: Submission, rng: np.random.Generator) -> None:
     token = int(rng.integers(1000))
@@ -239,9 +227,7 @@ def ids_cut_to_32_bits(submission: Submission, rng: np.random.Generator) -> None
     catches="documents with the same tokens in another order always share a side",
     severity="minor",
     story="With a sum over token hashes all permutations of a document get the same hash.",
-    mutant=edit(
-        ("for token in document)\n    digest", "for token in sorted(document))\n    digest")
-    ),
+    mutant=edit("for token in document)\n    digest", "for token in sorted(document))\n    digest"),
 )
 def order_of_tokens_ignored(submission: Submission, rng: np.random.Generator) -> None:
     unique = {tuple(int(t) for t in rng.permutation(40)) for _ in range(400)}
@@ -252,7 +238,7 @@ def order_of_tokens_ignored(submission: Submission, rng: np.random.Generator) ->
     catches="ids out of range pass in documents that are too short to train on",
     severity="minor",
     story="Short documents are skipped before their tokens are checked.",
-    mutant=edit(("        if tokens and not 0 <=", "        if len(tokens) > 1 and not 0 <=")),
+    mutant=edit("        if tokens and not 0 <=", "        if len(tokens) > 1 and not 0 <="),
 )
 def lone_token_unchecked(submission: Submission, rng: np.random.Generator) -> None:
     config = config_of(rng, dim=16, layers=1)
@@ -264,7 +250,7 @@ def lone_token_unchecked(submission: Submission, rng: np.random.Generator) -> No
     catches="a group size far beyond the width takes memory for weights that do not exist",
     severity="minor",
     story="A very large group size, meant as one group per row, allocates terabytes of padding.",
-    mutant=edit(("    group_size = min(group_size, columns or 1)\n", "")),
+    mutant=edit("    group_size = min(group_size, columns or 1)\n", ""),
 )
 def group_filled_up(submission: Submission, rng: np.random.Generator) -> None:
     w, huge = grid(rng, 2, 24), 2**40
@@ -281,10 +267,7 @@ def group_filled_up(submission: Submission, rng: np.random.Generator) -> None:
     severity="minor",
     story="NaN, for example from 0 / 0, is neither below 0 nor above 1, and nothing is held out.",
     mutant=edit(
-        (
-            "    if not 0.0 <= fraction <= 1.0:\n",
-            "    if fraction < 0.0 or fraction > 1.0:\n",
-        )
+        "    if not 0.0 <= fraction <= 1.0:\n", "    if fraction < 0.0 or fraction > 1.0:\n"
     ),
 )
 def no_number_as_fraction(submission: Submission, rng: np.random.Generator) -> None:
@@ -296,10 +279,8 @@ def no_number_as_fraction(submission: Submission, rng: np.random.Generator) -> N
     severity="minor",
     story="A misspelt key silently selects a default, or raises a bare KeyError.",
     mutant=edit(
-        (
-            '    missing = [name for name in (*SETTINGS, "seconds") if name not in config]\n',
-            '    config = {"seed": 0, "seconds": 0, **config}\n    missing = []\n',
-        )
+        '    missing = [name for name in (*SETTINGS, "seconds") if name not in config]\n',
+        '    config = {"seed": 0, "seconds": 0, **config}\n    missing = []\n',
     ),
 )
 def setting_missing(submission: Submission, rng: np.random.Generator) -> None:
@@ -313,7 +294,7 @@ def setting_missing(submission: Submission, rng: np.random.Generator) -> None:
     severity="minor",
     story="An older generator takes 32 bits; seeds made of a date and a number do not fit.",
     mutant=edit(
-        ('default_rng(config["seed"])', 'default_rng(config["seed"] % 2**32)'), file=TRAINING
+        'default_rng(config["seed"])', 'default_rng(config["seed"] % 2**32)', file=TRAINING
     ),
 )
 def seed_cut_to_32_bits(submission: Submission, rng: np.random.Generator) -> None:
