@@ -27,7 +27,7 @@ import torch
 from harness import Contender, Rules, ceilings, compare, errors, measured_before, show, write
 from torch import Tensor
 
-from trapline.gold.norms.triton.norm import KERNELS
+from trapline.gold.norms.registry import backward_operator, forward_operator
 
 #: The goals' shapes, and other widths for layer norm in bf16.
 SHAPES = [(16384, 1024), (8192, 4096), (8192, 8192), (4096, 16384), (65536, 768)]
@@ -109,13 +109,13 @@ def statistics(x: Tensor, centred: bool) -> tuple[Tensor, Tensor]:
 
 
 def ours(problem: Problem, data: Data) -> Call:
-    operators = getattr(torch.ops, KERNELS)
     b = data.b if problem.centred else None
     if problem.forward:
-        return lambda: operators.forward(data.x, data.residual, data.w, b, EPS, problem.centred)
+        given = data.x, data.residual, data.w, b, EPS, problem.centred, "kernels"
+        return lambda: forward_operator(*given)
     mean = data.mean if problem.centred else None
-    rest = data.w, mean, data.rstd, EPS, problem.centred, problem.centred
-    return lambda: operators.backward(data.dy, data.dtotal, data.x, *rest)
+    rest = data.w, mean, data.rstd, EPS, problem.centred, problem.centred, "kernels"
+    return lambda: backward_operator(data.dy, data.dtotal, data.x, *rest)
 
 
 def eager(problem: Problem, data: Data) -> Call:

@@ -16,10 +16,9 @@ from typing import NamedTuple
 import torch
 
 from trapline.gold import layer_norm, rms_norm
-from trapline.gold.norms.triton import norm as kernels
+from trapline.gold.norms.registry import backward_operator, forward_operator
 
 EPS = 1e-5
-OPERATORS = getattr(torch.ops, kernels.KERNELS)
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 #: One width for each configuration, and widths that fill none; the widest first.
 WIDTHS = (65536, 50257, 32768, 20000, 16384, 12289, 8192, 5000, 4096, 2048)
@@ -99,11 +98,11 @@ def data_of(case: Case) -> Data:
 
 def solved(case: Case, data: Data) -> dict[str, torch.Tensor]:
     x, dy, residual, dtotal, w, b = data
-    y, total, mean, rstd = OPERATORS.forward(x, residual, w, b, EPS, case.centred)
+    y, total, mean, rstd = forward_operator(x, residual, w, b, EPS, case.centred, "kernels")
     normed = total if case.added else x
     saved = ((mean if case.centred else None), rstd) if case.saved else (None, None)
-    options = EPS, case.centred, b is not None
-    dx, dw, db = OPERATORS.backward(dy, dtotal, normed, w, *saved, *options)
+    options = EPS, case.centred, b is not None, "kernels"
+    dx, dw, db = backward_operator(dy, dtotal, normed, w, *saved, *options)
     found = {"y": y, "dx": dx, "dw": dw, "db": db, "total": total}
     absent = {"dw": w, "db": b, "total": residual}
     return {name: part for name, part in found.items() if absent.get(name, x) is not None}
@@ -237,13 +236,13 @@ def large() -> list[str]:
         x = torch.empty(rows, width, device="cuda", dtype=torch.bfloat16).normal_()
         w = torch.randn(width, device="cuda").bfloat16()
         case = Case(5, width, x.dtype, *CHOICES[0])
-        y, _, mean, rstd = OPERATORS.forward(x, None, w, w, EPS, True)
+        y, _, mean, rstd = forward_operator(x, None, w, w, EPS, True, "kernels")
         tail = Data(x[-5:], x[-5:], None, None, w, w)
         wanted = exact(case, tail, None)
         if off(y[-5:], wanted["y"]) > allowed(case):
             wrong.append(f"forward of {rows} × {width}")
         del y
-        dx, _, db = OPERATORS.backward(x, None, x, w, mean, rstd, EPS, True, True)
+        dx, _, db = backward_operator(x, None, x, w, mean, rstd, EPS, True, True, "kernels")
         if off(dx[-5:], wanted["dx"]) > allowed(case):
             wrong.append(f"backward of {rows} × {width}")
         total = sum(part.double().sum(0) for part in x.split(1 << 14))
@@ -272,11 +271,11 @@ def public() -> list[str]:
     if off(x.grad, exact(case, data._replace(dtotal=None), None)["dx"]) > allowed(case):
         wrong.append("autograd of layer_norm")
     w = data.w
-    forward = data.x, data.residual, w, None, EPS, False
-    backward = data.dy, data.dtotal, data.x, w, None, None, EPS, True, True
-    for operator, given in ((OPERATORS.forward, forward), (OPERATORS.backward, backward)):
+    forward = data.x, data.residual, w, None, EPS, False, "kernels"
+    backward = data.dy, data.dtotal, data.x, w, None, None, EPS, True, True, "kernels"
+    for operator, given in ((forward_operator, forward), (backward_operator, backward)):
         tests = ("test_schema", "test_faketensor")
-        torch.library.opcheck(operator.default, given, test_utils=tests)
+        torch.library.opcheck(operator, given, test_utils=tests)
     return wrong
 
 

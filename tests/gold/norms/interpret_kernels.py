@@ -35,12 +35,12 @@ def solved(dtype, shape, centred, affine, added, saved, only="") -> dict[str, np
     residual, dtotal = torch.randn(2, *shape).to(dtype) if added else (None, None)
     w = torch.randn(shape[-1]).to(dtype) if affine and only != "bias" else None
     b = torch.randn(shape[-1]).to(dtype) if affine and centred and only != "weight" else None
-    y, total, mean, rstd = norm._forward(x, residual, w, b, 1e-5, centred)
+    y, total, mean, rstd = norm.norm_forward(x, residual, w, b, 1e-5, centred)
     normed = total if added else x
     statistics = (mean if centred else None, rstd) if saved else (None, None)
     options = 1e-5, centred, b is not None
-    dx, dw, db = norm._backward(dy, dtotal, normed, w, *statistics, *options)
-    again = norm._backward(dy, dtotal, normed, w, *statistics, *options)
+    dx, dw, db = norm.norm_backward(dy, dtotal, normed, w, *statistics, *options)
+    again = norm.norm_backward(dy, dtotal, normed, w, *statistics, *options)
     assert all(torch.equal(one, other) for one, other in zip((dx, dw, db), again, strict=True))
     named = {"x": x, "dy": dy, "residual": residual, "dtotal": dtotal, "w": w, "b": b, "y": y}
     named |= {"total": total, "dx": dx, "dw": dw, "db": db}

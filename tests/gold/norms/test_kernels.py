@@ -97,7 +97,7 @@ def test_kernels_are_launched_where_their_tensors_are(monkeypatch, entered):
     for name in ("forward", "backward"):
         monkeypatch.setattr(kernels, name, lambda *_: launched.append(list(entered)))
     x, dy = torch.zeros(2, 3, 8)
-    kernels._forward(x, None, None, None, 1e-5, True)
-    kernels._backward(dy, None, x, None, None, None, 1e-5, True, False)
+    kernels.norm_forward(x, None, None, None, 1e-5, True)
+    kernels.norm_backward(dy, None, x, None, None, None, 1e-5, True, False)
     assert [one[0] is tensor for one, tensor in zip(launched, (x, dy), strict=True)] == [True] * 2
     assert entered == []

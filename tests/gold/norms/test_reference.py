@@ -6,7 +6,11 @@ from trapline.gold.errors import UnsupportedError
 from trapline.gold.norms import oracle
 
 torch = pytest.importorskip("torch")
-from trapline.gold.norms import reference  # noqa: E402 - needs torch
+from trapline.gold.norms.registry import (  # noqa: E402 - needs torch
+    backward_operator,
+    forward_operator,
+    norm,
+)
 
 
 def tensors(dtype, *, width=48, offset=0.0, seed=0):
@@ -18,11 +22,11 @@ def tensors(dtype, *, width=48, offset=0.0, seed=0):
 
 
 def layer_norm(x, weight, bias, eps, **options):
-    return reference.norm(x, None, weight, bias, eps, centred=True, **options)[0]
+    return norm(x, None, weight, bias, eps, "torch", centred=True, **options)[0]
 
 
 def rms_norm(x, weight, eps, **options):
-    return reference.norm(x, None, weight, None, eps, centred=False, **options)[0]
+    return norm(x, None, weight, None, eps, "torch", centred=False, **options)[0]
 
 
 def wide(*values):
@@ -75,12 +79,11 @@ def test_autograd_agrees_with_differences():
 def test_registered_operators_hold_what_they_declare(rows, centred, bare):
     x, residual = torch.randn(2, rows, 6)
     w, b = (None, None) if bare else torch.randn(2, 6)
-    ops = torch.ops.trapline_norms
-    forward = (x, None if bare else residual, w, b, 1e-5, centred)
-    y, _, mean, rstd = ops.forward(*forward)
+    forward = (x, None if bare else residual, w, b, 1e-5, centred, "torch")
+    y, _, mean, rstd = forward_operator(*forward)
     saved = (None, None) if bare else (mean if centred else None, rstd)
-    backward = (y, None if bare else x, x, w, *saved, 1e-5, centred, b is not None)
-    for op, args in ((ops.forward, forward), (ops.backward, backward)):
+    backward = (y, None if bare else x, x, w, *saved, 1e-5, centred, b is not None, "torch")
+    for op, args in ((forward_operator, forward), (backward_operator, backward)):
         torch.library.opcheck(op, args, test_utils=("test_schema", "test_faketensor"))
 
 
@@ -113,7 +116,7 @@ def test_without_weight_and_bias_nothing_is_scaled():
 def test_gradients_come_through_the_norm_and_through_the_sum(unused):
     x, gamma, residual_row, dy = tensors(torch.float64)
     x, residual = x.requires_grad_(), residual_row.expand(x.shape).clone().requires_grad_()
-    y, total = reference.norm(x, residual, gamma, None, 1e-6, centred=False)
+    y, total = norm(x, residual, gamma, None, 1e-6, "torch", centred=False)
     parts = {"y": (y * dy).sum(), "total": (total * 3.0).sum()}
     parts.pop(unused, None)
     dx, dresidual = torch.autograd.grad(sum(parts.values()), (x, residual))
@@ -153,7 +156,7 @@ def test_one_graph_under_compile():
 
 def test_second_derivatives_are_refused_not_left_out():
     x = torch.randn(3, 8, requires_grad=True)
-    y, _ = reference.norm(x, None, None, None, 1e-5, centred=True)
+    y, _ = norm(x, None, None, None, 1e-5, "torch", centred=True)
     (dx,) = torch.autograd.grad(y.sum(), x, create_graph=True)
     with pytest.raises(UnsupportedError, match="differentiated once"):
         torch.autograd.grad(dx.square().sum(), x)

@@ -46,13 +46,10 @@ def layer_norm(
         gamma = 1.0 if weight is None else weight
         beta = 0.0 if bias is None else bias
         return oracle.layer_norm(x, gamma, beta, eps).astype(x.dtype)
-    from trapline.gold.norms import reference
+    from trapline.gold.norms import registry
 
-    y, _ = reference.norm(
-        *(x, None, weight, bias, eps),
-        centred=True,
-        save_statistics=save_statistics,
-        operators=_operators(chosen),
+    y, _ = registry.norm(
+        *(x, None, weight, bias, eps, chosen), centred=True, save_statistics=save_statistics
     )
     return y
 
@@ -74,9 +71,9 @@ def layer_norm_backward(
         exact = oracle.layer_norm_backward(dy, x, 1.0 if weight is None else weight, eps)
         found = tuple(gradient.astype(x.dtype) for gradient in exact)
     else:
-        from trapline.gold.norms import reference
+        from trapline.gold.norms import registry
 
-        found = reference.gradients(dy, x, weight, eps, _operators(chosen))
+        found = registry.gradients(dy, x, weight, eps, chosen)
     dx, dweight, dbias = found
     return LayerNormGradients(dx, None if weight is None else dweight, dbias)
 
@@ -104,30 +101,18 @@ def rms_norm(
         gamma = 1.0 if weight is None else weight
         y = oracle.rms_norm(total, gamma, eps).astype(x.dtype)
     else:
-        from trapline.gold.norms import reference
+        from trapline.gold.norms import registry
 
-        y, total = reference.norm(
-            *(x, residual, weight, None, eps),
+        y, total = registry.norm(
+            *(x, residual, weight, None, eps, chosen),
             centred=False,
             save_statistics=save_statistics,
-            operators=_operators(chosen),
         )
     return y if residual is None else Normed(y, total)
 
 
 def _present(**arrays: Any) -> dict[str, Any]:
     return {name: array for name, array in arrays.items() if array is not None or name == "x"}
-
-
-def _operators(chosen: Impl) -> str:
-    """The namespace of the implementation's operators; importing the module registers them."""
-    if chosen == "kernels":
-        from trapline.gold.norms.triton.norm import KERNELS
-
-        return KERNELS
-    from trapline.gold.norms.reference import TORCH
-
-    return TORCH
 
 
 def _check(eps: float, arrays: dict[str, Any]) -> None:

@@ -1,6 +1,6 @@
-"""Layer norm and RMS norm in torch, differentiable; saves x and at most two numbers per row.
+"""Layer norm and RMS norm in torch, forward and backward.
 
-RMS norm is layer norm without the mean, so one pair of operators serves both. Sums run in float32
+RMS norm is layer norm without the mean, so one pair of functions serves both. Sums run in float32
 for 16-bit inputs and in the input's own dtype otherwise. Backward uses the closed form
 (docs/components/layer_norm.md), with g = dy · weight:
 
@@ -13,89 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trapline.gold.no_double_backward import differentiated_once
 
-#: An absent result (total without a residual, mean of an RMS norm, …) is a tensor without elements.
-_SCHEMAS = {
-    "forward": "(Tensor x, Tensor? residual, Tensor? w, Tensor? b, float eps, bool centred)"
-    " -> (Tensor y, Tensor total, Tensor mean, Tensor rstd)",
-    "backward": "(Tensor dy, Tensor? dtotal, Tensor x, Tensor? w, Tensor? mean, Tensor? rstd,"
-    " float eps, bool centred, bool biased) -> (Tensor dx, Tensor dw, Tensor db)",
-}
-#: Namespace of the operators in this file; `triton/norm` registers the same two under another.
-TORCH = "trapline_norms"
-
-
-def norm(
-    x: Tensor,
-    residual: Tensor | None,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    eps: float,
-    *,
-    centred: bool,
-    save_statistics: bool = True,
-    operators: str = TORCH,
-) -> tuple[Tensor, Tensor]:
-    """(y, total): y = norm(total) · weight + bias, total = x + residual if given."""
-    function: Any = _Norm
-    options = eps, centred, save_statistics, operators
-    y, total = function.apply(x, residual, weight, bias, *options)
-    return y, total
-
-
-def gradients(
-    dy: Tensor, x: Tensor, weight: Tensor | None, eps: float, operators: str = TORCH
-) -> tuple[Tensor, Tensor, Tensor]:
-    """dx, dweight and dbias of a layer norm, outside of autograd."""
-    with torch.no_grad():
-        backward = getattr(torch.ops, operators).backward
-        dx, dw, db = backward(dy, None, x, weight, None, None, eps, True, True)
-        return dx, dw, db
-
-
-class _Norm(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        residual: Tensor | None,
-        weight: Tensor | None,
-        bias: Tensor | None,
-        eps: float,
-        centred: bool,
-        save_statistics: bool,
-        operators: str,
-    ) -> tuple[Tensor, Tensor]:
-        forward = getattr(torch.ops, operators).forward
-        y, total, mean, rstd = forward(x, residual, weight, bias, eps, centred)
-        normed = x if residual is None else total
-        mean = mean if save_statistics and centred else None
-        ctx.save_for_backward(normed, weight, mean, rstd if save_statistics else None)
-        ctx.added, ctx.options = residual is not None, (eps, centred, bias is not None)
-        ctx.operators = operators
-        ctx.set_materialize_grads(False)  # an unused total costs no tensor of zeros
-        return y, total
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor | None, dtotal: Tensor | None) -> tuple[Tensor | None, ...]:
-        x, weight, mean, rstd = ctx.saved_tensors
-        dy = torch.zeros_like(x) if dy is None else dy
-        operator = getattr(torch.ops, ctx.operators).backward
-        through = dtotal if ctx.added else None
-        saved = x, weight, mean, rstd
-        dx, dw, db = differentiated_once("norm", operator, dy, through, *saved, *ctx.options)
-        biased = ctx.options[-1]
-        return (
-            dx,
-            dx if ctx.added else None,
-            dw if weight is not None else None,
-            db if biased else None,
-            *(None,) * 4,
-        )
-
-
-def _forward(
+def forward(
     x: Tensor,
     residual: Tensor | None,
     w: Tensor | None,
@@ -125,7 +44,7 @@ def _statistics(wide: Tensor, eps: float, centred: bool) -> tuple[Tensor, Tensor
     return mean, torch.rsqrt(variance + eps)
 
 
-def _backward(
+def backward(
     dy: Tensor,
     dtotal: Tensor | None,
     x: Tensor,
@@ -158,16 +77,26 @@ def _rows(values: Tensor) -> Tensor:
     return values.reshape(-1, values.shape[-1]).sum(dim=0)
 
 
-def define(namespace: str) -> Any:
-    """Defines both operators in a namespace; the caller registers implementations."""
-    library: Any = torch.library  # its calls carry no types
-    made = library.Library(namespace, "DEF")
-    for name, schema in _SCHEMAS.items():
-        made.define(name + schema)
-    return made
+def forward_shapes(
+    x: Tensor, residual: Tensor | None, _w: Any, _b: Any, _eps: float, centred: bool, *_: Any
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """y, total, mean, rstd; an absent result is a tensor without elements."""
+    per_row = (*x.shape[:-1], 1)
+    wide = torch.promote_types(x.dtype, torch.float32)
+    return (
+        x.new_empty(x.shape),
+        x.new_empty(0 if residual is None else x.shape),
+        x.new_empty(per_row if centred else 0, dtype=wide),
+        x.new_empty(per_row, dtype=wide),
+    )
 
 
-# Composed of torch operators, so one implementation serves every device, and tracing too.
-_LIBRARY = define(TORCH)
-_LIBRARY.impl("forward", _forward, "CompositeExplicitAutograd")
-_LIBRARY.impl("backward", _backward, "CompositeExplicitAutograd")
+def backward_shapes(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """dx, dw, db; an absent result is a tensor without elements."""
+    x, w, biased = arguments[2], arguments[3], arguments[8]
+    width = x.shape[-1]
+    return (
+        x.new_empty(x.shape),
+        x.new_empty(width if w is not None else 0),
+        x.new_empty(width if biased else 0),
+    )

@@ -11,13 +11,14 @@ monotone, above the complement of the index. No two are equal, so any selection 
 """
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from trapline.gold.arithmetic import LOG2_E
+from trapline.gold.operators import operator
 from trapline.gold.softmax_topk.cpu import topk as native
 
 #: Elements of a block of rows: large enough to amortise calls, small enough for temporaries.
@@ -33,8 +34,6 @@ _WORST = -(1 << 63)
 _SCHEMA = (
     "softmax_topk(Tensor logits, int k, Tensor temperature) -> (Tensor, Tensor, Tensor, Tensor)"
 )
-#: Namespace of the operator in this file; `triton/topk` registers its own under another.
-TORCH = "trapline_topk"
 
 
 class Streamed(NamedTuple):
@@ -46,9 +45,7 @@ class Streamed(NamedTuple):
     row_max: Tensor  # (N,)
 
 
-def softmax_topk(
-    logits: Tensor, k: int, temperature: float | Tensor, operators: str = TORCH
-) -> Streamed:
+def softmax_topk(logits: Tensor, k: int, temperature: float | Tensor) -> Streamed:
     """The k largest logits of each row as log-probabilities, best first. Not differentiable.
 
     The temperature is one number, or one for each row (N,).
@@ -57,7 +54,7 @@ def softmax_topk(
     if not isinstance(temperature, Tensor):  # filled on the device: a copy cannot be captured
         temperature = torch.full((), float(temperature), dtype=wide, device=logits.device)
     each = temperature.to(logits.device, wide).expand(logits.shape[0])
-    return Streamed(*getattr(torch.ops, operators).softmax_topk(logits, k, each))
+    return Streamed(*topk_operator(logits, k, each))
 
 
 def every_row_has_a_softmax(row_max: Tensor) -> bool:
@@ -71,9 +68,11 @@ def backend() -> str:
     return "compiled C" if reason is None else f"torch: {reason}"
 
 
-def _on_cpu(logits: Tensor, k: int, temperature: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _compiled_or_torch(
+    logits: Tensor, k: int, temperature: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     long = logits.shape[1] >= _LEAST_COMPILED and logits.dtype != torch.float64
-    if not long or native.unavailable() is not None:
+    if logits.device.type != "cpu" or not long or native.unavailable() is not None:
         return _softmax_topk(logits, k, temperature)
     found = native.ranked(*_plain(logits), k, temperature.detach().numpy(), torch.get_num_threads())
     best, indices, totals = (torch.from_numpy(part) for part in found)
@@ -172,15 +171,5 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def define(namespace: str) -> Any:
-    """Defines the operator in a namespace; the caller registers implementations."""
-    library: Any = torch.library  # its calls carry no types
-    made = library.Library(namespace, "DEF")
-    made.define(_SCHEMA)
-    return made
-
-
-# Composed of torch operators, so one implementation serves every device, and tracing too.
-_LIBRARY = define(TORCH)
-_LIBRARY.impl("softmax_topk", _softmax_topk, "CompositeExplicitAutograd")
-_LIBRARY.impl("softmax_topk", _on_cpu, "CPU")
+# The torch path is composed of torch operators, so that it gives the shapes as well.
+topk_operator = operator("trapline_topk", _SCHEMA, _softmax_topk)(_compiled_or_torch)

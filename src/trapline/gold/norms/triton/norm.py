@@ -1,6 +1,6 @@
 """Layer norm and RMS norm on a GPU: every element is read once and written once.
 
-This file registers the operators and launches forward; `backward` launches backward. Both choose
+This file has both passes and launches forward; `backward` launches backward. Both choose
 kernels and constants by the width of the rows. Rows that fit into registers: `rows`. Wider rows:
 forward keeps pieces or reads them again from the cache (`wide_rows`); backward shares each row
 between programs (`hopper/cooperative_rows`) or runs two kernels (`wide_rows`).
@@ -8,7 +8,7 @@ between programs (`hopper/cooperative_rows`) or runs two kernels (`wide_rows`).
 Offsets are 64-bit.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
@@ -23,7 +23,6 @@ from trapline.gold.norms.triton.rows import forward_kernel
 from trapline.gold.norms.triton.wide_rows import held_forward_kernel, wide_forward_kernel
 
 WIDEST = 65536
-KERNELS = "trapline_norms_kernels"
 
 
 class ForwardTile(NamedTuple):
@@ -77,7 +76,7 @@ WIDE = Pieces(8192, 16)
 
 
 @on_their_device
-def _forward(
+def norm_forward(
     x: Tensor,
     residual: Tensor | None,
     w: Tensor | None,
@@ -86,13 +85,13 @@ def _forward(
     centred: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     require(x)
-    answers = forward_shape(x, residual, w, b, eps, centred)
+    answers = reference.forward_shapes(x, residual, w, b, eps, centred)
     forward(x, residual, w, b, eps, centred, answers)
     return answers
 
 
 @on_their_device
-def _backward(
+def norm_backward(
     dy: Tensor,
     dtotal: Tensor | None,
     x: Tensor,
@@ -104,7 +103,7 @@ def _backward(
     biased: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     require(x)
-    answers = backward_shape(dy, dtotal, x, w, mean, rstd, eps, centred, biased)
+    answers = reference.backward_shapes(dy, dtotal, x, w, mean, rstd, eps, centred, biased)
     dx, dw, db = answers
     rows = rows_of(dy), None if dtotal is None else rows_of(dtotal), rows_of(x)
     given = Backward(*rows, dense(w), mean, rstd, dx, eps, centred, biased)
@@ -175,43 +174,3 @@ def rows_of(x: Tensor) -> Tensor:
 def dense(w: Tensor | None) -> Tensor | None:
     """Contiguous weights."""
     return None if w is None else w.contiguous()
-
-
-def forward_shape(
-    x: Tensor, residual: Tensor | None, _w: Any, _b: Any, _eps: float, centred: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    one_a_row = (*x.shape[:-1], 1)
-    return (
-        x.new_empty(x.shape),
-        x.new_empty(0 if residual is None else x.shape),
-        x.new_empty(one_a_row if centred else 0, dtype=torch.float32),
-        x.new_empty(one_a_row, dtype=torch.float32),
-    )
-
-
-def backward_shape(
-    _dy: Tensor,
-    _dtotal: Any,
-    x: Tensor,
-    w: Tensor | None,
-    _mean: Any,
-    _rstd: Any,
-    _eps: float,
-    _centred: bool,
-    biased: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    width = x.shape[-1]
-    return (
-        x.new_empty(x.shape),
-        x.new_empty(width if w is not None else 0),
-        x.new_empty(width if biased else 0),
-    )
-
-
-_LIBRARY = reference.define(KERNELS)
-for _name, _kernel, _shape in (
-    ("forward", _forward, forward_shape),
-    ("backward", _backward, backward_shape),
-):
-    _LIBRARY.impl(_name, _kernel, "CUDA")
-    _LIBRARY.impl(_name, _shape, "Meta")

@@ -18,7 +18,8 @@ import triton
 from torch import Tensor
 
 from trapline.gold.device import may_start_early, on_their_device, processors
-from trapline.gold.errors import DTypeError, RangeError
+from trapline.gold.errors import DTypeError, RangeError, UnsupportedError
+from trapline.gold.operators import operator
 from trapline.gold.softmax_topk.triton import work_partition as plans
 from trapline.gold.softmax_topk.triton.keys import AFTER, EARLY, NOT
 from trapline.gold.softmax_topk.triton.long_rows import select_kernel, stream_kernel
@@ -26,13 +27,12 @@ from trapline.gold.softmax_topk.triton.many_rows import many_kernel
 from trapline.gold.softmax_topk.triton.short_rows import best_kernel, short_kernel
 from trapline.gold.softmax_topk.triton.work_partition import Long, Many, Short
 
-KERNELS = "trapline_topk_kernels"
 MOST = 1024
 #: A group of a longer row would exceed what a program reads at once.
 LONGEST = 1 << 26
 _SHIFT = {torch.float32: 0, torch.float16: 13, torch.bfloat16: 16}
 _SCHEMA = (
-    "softmax_topk(Tensor logits, int k, float temperature, Tensor? temperatures, bool log_probs)"
+    "kernels(Tensor logits, int k, float temperature, Tensor? temperatures, bool log_probs)"
     " -> (Tensor, Tensor, Tensor, Tensor)"
 )
 _Answers = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -53,11 +53,12 @@ def softmax_topk(
     logits: Tensor, k: int, temperature: float | Tensor, log_probs: bool = False
 ) -> Found:
     """The k largest logits of each row, best first; one temperature, or one per row."""
-    operator: Any = getattr(torch.ops, KERNELS).softmax_topk
+    if not logits.is_cuda:
+        raise UnsupportedError("impl='kernels' needs CUDA tensors; use impl='torch'")
     if isinstance(temperature, Tensor):
         each = temperature.expand(logits.shape[0])
-        return Found(*operator(logits, k, 1.0, each, log_probs))
-    return Found(*operator(logits, k, float(temperature), None, log_probs))
+        return Found(*topk_operator(logits, k, 1.0, each, log_probs))
+    return Found(*topk_operator(logits, k, float(temperature), None, log_probs))
 
 
 @on_their_device
@@ -291,8 +292,4 @@ def _shapes(
     )
 
 
-_library: Any = torch.library  # its calls carry no types
-_LIBRARY = _library.Library(KERNELS, "DEF")
-_LIBRARY.define(_SCHEMA)
-_LIBRARY.impl("softmax_topk", _softmax_topk, "CUDA")
-_LIBRARY.impl("softmax_topk", _shapes, "Meta")
+topk_operator = operator("trapline_topk", _SCHEMA, _shapes)(_softmax_topk)

@@ -1,0 +1,117 @@
+"""From norm arguments to the functions that compute them: operators and gradients.
+
+`norm` is differentiable and saves x and at most two numbers per row; it calls `forward_operator`
+and `backward_operator`, which run the torch reference or the kernels.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trapline.gold.errors import UnsupportedError
+from trapline.gold.impl import Impl
+from trapline.gold.no_double_backward import differentiated_once
+from trapline.gold.norms import reference
+from trapline.gold.operators import operator
+
+
+def norm(
+    x: Tensor,
+    residual: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    impl: Impl,
+    *,
+    centred: bool,
+    save_statistics: bool = True,
+) -> tuple[Tensor, Tensor]:
+    """(y, total): y = norm(total) · weight + bias, total = x + residual if given."""
+    function: Any = _Norm
+    y, total = function.apply(x, residual, weight, bias, eps, centred, save_statistics, impl)
+    return y, total
+
+
+def gradients(
+    dy: Tensor, x: Tensor, weight: Tensor | None, eps: float, impl: Impl
+) -> tuple[Tensor, Tensor, Tensor]:
+    """dx, dweight and dbias of a layer norm, outside of autograd."""
+    with torch.no_grad():
+        dx, dw, db = backward_operator(dy, None, x, weight, None, None, eps, True, True, impl)
+        return dx, dw, db
+
+
+class _Norm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        residual: Tensor | None,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        eps: float,
+        centred: bool,
+        save_statistics: bool,
+        impl: Impl,
+    ) -> tuple[Tensor, Tensor]:
+        y, total, mean, rstd = forward_operator(x, residual, weight, bias, eps, centred, impl)
+        normed = x if residual is None else total
+        mean = mean if save_statistics and centred else None
+        ctx.save_for_backward(normed, weight, mean, rstd if save_statistics else None)
+        ctx.added, ctx.biased = residual is not None, bias is not None
+        ctx.options = eps, centred, ctx.biased, impl
+        ctx.set_materialize_grads(False)  # an unused total costs no tensor of zeros
+        return y, total
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor | None, dtotal: Tensor | None) -> tuple[Tensor | None, ...]:
+        x, weight, mean, rstd = ctx.saved_tensors
+        dy = torch.zeros_like(x) if dy is None else dy
+        given = dy, dtotal if ctx.added else None, x, weight, mean, rstd
+        dx, dw, db = differentiated_once("norm", backward_operator, *given, *ctx.options)
+        return (
+            dx,
+            dx if ctx.added else None,
+            dw if weight is not None else None,
+            db if ctx.biased else None,
+            *(None,) * 4,
+        )
+
+
+@operator(
+    "trapline_norms",
+    "forward(Tensor x, Tensor? residual, Tensor? w, Tensor? b, float eps, bool centred, str impl)"
+    " -> (Tensor y, Tensor total, Tensor mean, Tensor rstd)",
+    reference.forward_shapes,
+)
+def forward_operator(*arguments: Any) -> tuple[Tensor, ...]:
+    """y, total, mean and rstd; the last argument is the implementation."""
+    *given, impl = arguments
+    if impl == "torch":
+        return reference.forward(*given)
+    return _kernels(given[0])[0](*given)
+
+
+@operator(
+    "trapline_norms",
+    "backward(Tensor dy, Tensor? dtotal, Tensor x, Tensor? w, Tensor? mean, Tensor? rstd,"
+    " float eps, bool centred, bool biased, str impl) -> (Tensor dx, Tensor dw, Tensor db)",
+    reference.backward_shapes,
+)
+def backward_operator(*arguments: Any) -> tuple[Tensor, ...]:
+    """dx, dw and db; the last argument is the implementation."""
+    *given, impl = arguments
+    if impl == "torch":
+        return reference.backward(*given)
+    return _kernels(given[0])[1](*given)
+
+
+def _kernels(x: Tensor) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Forward and backward by kernels. Triton is imported on the first call."""
+    if not x.is_cuda:
+        raise UnsupportedError("impl='kernels' needs CUDA tensors; use impl='torch'")
+    from trapline.gold.norms.triton import norm as kernels
+
+    return kernels.norm_forward, kernels.norm_backward
