@@ -6,27 +6,19 @@ import subprocess
 import sys
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
 from trapline.arena.errors import UsageError
-from trapline.cli import memory as verb
+from trapline.cli.main import build
 from trapline.gold.kv_cache.shapes import models
 
 
-@pytest.fixture
-def app():
-    app = typer.Typer()
-    verb.register(app)
-    return app
+def run(*args, columns=200):
+    return CliRunner().invoke(build("memory"), ["memory", *args], env={"COLUMNS": str(columns)})
 
 
-def run(app, *args, columns=200):
-    return CliRunner().invoke(app, args, env={"COLUMNS": str(columns)})
-
-
-def test_one_json_object(app):
-    result = run(app, "llama-2-7b", "--gpu", "H100-80", "--json")
+def test_one_json_object():
+    result = run("llama-2-7b", "--gpu", "H100-80", "--json")
     assert result.exit_code == 0
     answer = json.loads(result.stdout)
     assert answer["setting"]["utilization"] == 0.9
@@ -34,52 +26,52 @@ def test_one_json_object(app):
     assert 121_000 < answer["answers"][0]["tokens"] < 122_000
 
 
-def test_the_table_names_every_convention(app):
-    result = run(app, "gemma-3-27b", "--gpu", "t4", "--gpu", "h200", "--unit", "gb")
+def test_the_table_names_every_convention():
+    result = run("gemma-3-27b", "--gpu", "t4", "--gpu", "h200", "--unit", "gb")
     assert result.exit_code == 0
     for words in ("1 GB = 1,000,000,000", "reserve 0 GiB", "pages of 16", "for full windows"):
         assert words in result.stdout
 
 
-def test_weights_that_do_not_fit_say_how_much_is_missing(app):
-    result = run(app, "llama-3.1-405b", "--gpu", "h200")
+def test_weights_that_do_not_fit_say_how_much_is_missing():
+    result = run("llama-3.1-405b", "--gpu", "h200")
     assert result.exit_code == 0
     assert "629.06 short" in result.stdout
 
 
-def test_without_a_model_it_lists(app):
-    result = run(app)
+def test_without_a_model_it_lists():
+    result = run()
     assert result.exit_code == 0
     assert "deepseek-v3" in result.stdout
     assert "rtx-4090" in result.stdout
-    listed = json.loads(run(app, "--json").stdout)
+    listed = json.loads(run("--json").stdout)
     assert len(listed["models"]) >= 20
     assert len(listed["gpus"]) >= 12
 
 
-def test_names_are_whole_on_a_narrow_terminal(app):
-    listed = run(app, columns=80).stdout
+def test_names_are_whole_on_a_narrow_terminal():
+    listed = run(columns=80).stdout
     for name in models():
         assert name in listed, name
 
 
-def test_figures_are_whole_in_a_narrow_place(app):
+def test_figures_are_whole_in_a_narrow_place():
     asked = ("llama-3.1-8b", "--prompt", "90000", "--new", "10000", "--sequences", "16")
     for gpus in (("--gpu", "a100-80", "--gpu", "h200"), ()):
-        narrow, wide = (run(app, *asked, *gpus, columns=n).stdout for n in (50, 300))
+        narrow, wide = (run(*asked, *gpus, columns=n).stdout for n in (50, 300))
         assert "…" not in narrow
         cells = [cell for line in wide.splitlines() if line[:1] == "│" for cell in line.split("│")]
         assert len(cells) > 10
         for cell in cells:
             assert cell.strip() in narrow
-    assert "…" not in run(app, columns=50).stdout
+    assert "…" not in run(columns=50).stdout
 
 
-def test_tokens_beyond_the_context_are_named(app):
+def test_tokens_beyond_the_context_are_named():
     asked = ("gpt2-xl", "--gpu", "h100-80", "--prompt")
     said = "5,005 tokens are beyond the model's context of 1,024."
-    assert said in run(app, *asked, "5000", "--new", "5").stdout.splitlines()
-    assert "beyond" not in run(app, *asked, "1019", "--new", "5").stdout
+    assert said in run(*asked, "5000", "--new", "5").stdout.splitlines()
+    assert "beyond" not in run(*asked, "1019", "--new", "5").stdout
 
 
 @pytest.mark.parametrize(
@@ -107,31 +99,31 @@ def test_tokens_beyond_the_context_are_named(app):
         (("llama-2-7b", "--plot", "no-such-folder/plot.png"), "cannot write"),
     ],
 )
-def test_what_makes_no_sense_is_refused(app, args, says):
-    result = run(app, *args)
+def test_what_makes_no_sense_is_refused(args, says):
+    result = run(*args)
     assert isinstance(result.exception, UsageError)
     assert says in str(result.exception)
 
 
-def test_what_a_cache_saves_and_how_long_an_answer_takes(app):
-    result = run(app, "llama-2-7b", "--gpu", "h100-80", "--gpu", "t4")
+def test_what_a_cache_saves_and_how_long_an_answer_takes():
+    result = run("llama-2-7b", "--gpu", "h100-80", "--gpu", "t4")
     assert "109.3 × if every step is charged at the final length" in result.stdout
     assert "arithmetic-bound from" in result.stdout
-    answer = json.loads(run(app, "llama-2-7b", "--gpu", "h100-80", "--json").stdout)
+    answer = json.loads(run("llama-2-7b", "--gpu", "h100-80", "--json").stdout)
     assert round(answer["saved"]["scores_at_final_length"]) == 109
     (found,) = answer["answers"]
     assert found["latency"]["decode_milliseconds"] > found["latency"]["prefill_milliseconds"]
     assert found["step"]["memory_bound"]
 
 
-def test_growth_can_be_plotted(app, tmp_path):
+def test_growth_can_be_plotted(tmp_path):
     out = tmp_path / "growth.png"
-    assert run(app, "gemma-3-27b", "--gpu", "h200", "--plot", str(out)).exit_code == 0
+    assert run("gemma-3-27b", "--gpu", "h200", "--plot", str(out)).exit_code == 0
     assert out.read_bytes().startswith(b"\x89PNG")
 
 
-def test_help_has_an_example(app):
-    assert "Example: trapline memory" in run(app, "--help").stdout
+def test_help_has_an_example():
+    assert "Example: trapline memory" in run("--help").stdout
 
 
 def test_a_terminal_without_our_signs_gets_question_marks():

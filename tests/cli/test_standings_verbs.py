@@ -5,14 +5,13 @@ import sqlite3
 from datetime import UTC, datetime
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
 from trapline.arena.errors import UsageError
 from trapline.arena.judge.rubric import letter
 from trapline.arena.record import Bundle, Cell, CheckResult, Dimension
 from trapline.arena.runs.store import Store
-from trapline.cli import duel, lint, rank
+from trapline.cli.main import build
 
 HOSTILE = "[red]an entrant with a very long name that wants to be bold[/red]"
 
@@ -20,13 +19,10 @@ HOSTILE = "[red]an entrant with a very long name that wants to be bold[/red]"
 @pytest.fixture
 def call():
     """Runs one verb in a terminal of 80 columns."""
-    app = typer.Typer()
-    for verb in (duel, lint, rank):
-        verb.register(app)
 
     def run(*arguments):
         return CliRunner(env={"COLUMNS": "80", "NO_COLOR": "1", "TERM": "dumb"}).invoke(
-            app, list(arguments)
+            build(), list(arguments)
         )
 
     return run

@@ -68,8 +68,6 @@ class ChallengePlan(Record):
 
 
 class Challenge:
-    """One challenge folder, loaded."""
-
     def __init__(self, folder: Path, package: str) -> None:
         self.folder = folder
         self.package = package
@@ -137,7 +135,6 @@ class Challenge:
 
     @property
     def measures_time(self) -> bool:
-        """Whether grading takes times, which no other work on the machine may disturb."""
         return hasattr(self.module("cases"), "speed")
 
     def sandbox_config(self, level: Level, call_seconds: float | None = None) -> SandboxConfig:

@@ -23,8 +23,6 @@ DIMENSIONS = (
 
 
 class CellKey(NamedTuple):
-    """Identifies a cell in a run."""
-
     entrant: str
     challenge: str
     track: str
@@ -38,8 +36,6 @@ class Record(BaseModel):
 
 
 class CheckResult(Record):
-    """How one case or trap went."""
-
     id: str
     state: CheckState
     #: Why it failed, in the words of `expect`; empty when it passed.
@@ -88,11 +84,9 @@ class Cell(Record):
 
     @property
     def key(self) -> CellKey:
-        """Identifies the cell in a run."""
         return CellKey(self.entrant, self.challenge, self.track, self.attempt)
 
     def fallen(self) -> list[str]:
-        """The traps it fell into."""
         return [trap.id for trap in self.traps if trap.state == "fail"]
 
 

@@ -18,13 +18,9 @@ from trapline.arena.record import Level
 from trapline.arena.runs.run import choose_level
 from trapline.cli.exit_codes import NOT_HELD
 
+EXAMPLE = "trapline certify --challenge layer_norm_backward"
 #: At least this share of the mechanical mutants that are not equivalent must be killed.
 MECHANICAL_GOAL = 0.9
-
-
-def register(app: typer.Typer) -> None:
-    """Adds the verb."""
-    app.command(epilog="Example: trapline certify --challenge layer_norm_backward")(certify)
 
 
 def certify(

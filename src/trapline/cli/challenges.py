@@ -11,12 +11,8 @@ from rich.table import Table
 
 import trapline.challenges
 
+EXAMPLE = "trapline challenges --json"
 _DIFFICULTIES = ("medium", "hard", "extra hard", "research")
-
-
-def register(app: typer.Typer) -> None:
-    """Adds the verb."""
-    app.command(epilog="Example: trapline challenges --json")(challenges)
 
 
 def challenges(

@@ -9,10 +9,7 @@ from trapline.arena.challenge import load, load_all
 from trapline.arena.solving.deploy import deploy as make_workspace
 from trapline.arena.solving.deploy import free_workspace
 
-
-def register(app: typer.Typer) -> None:
-    """Adds the verb."""
-    app.command(epilog="Example: trapline deploy field --challenge kv_cache --entrant me")(deploy)
+EXAMPLE = "trapline deploy field --challenge kv_cache --entrant me"
 
 
 def deploy(

@@ -11,10 +11,7 @@ from trapline.arena.standings.duel import Duel, Edge
 from trapline.arena.standings.duel import duel as compare
 from trapline.cli.reading import RUN_HELP, cells_of
 
-
-def register(app: typer.Typer) -> None:
-    """Adds the verb."""
-    app.command(epilog="Example: trapline duel gold hasty --run runs/demo")(duel)
+EXAMPLE = "trapline duel gold hasty --run runs/demo"
 
 
 def duel(

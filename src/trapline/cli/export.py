@@ -15,6 +15,7 @@ from trapline.arena.export.predictions import write_predictions
 from trapline.arena.runs.field import find_entries
 from trapline.cli.reading import opened
 
+EXAMPLE = "trapline export --format harbor --challenge kv_cache"
 Format = Literal["harbor", "inspect", "eval", "predictions"]
 _DEFAULT_OUT = {
     "harbor": "harbor-tasks",
@@ -22,11 +23,6 @@ _DEFAULT_OUT = {
     "eval": "logs",
     "predictions": "predictions.jsonl",
 }
-
-
-def register(app: typer.Typer) -> None:
-    """Adds the verb."""
-    app.command(epilog="Example: trapline export --format harbor --challenge kv_cache")(export)
 
 
 def export(

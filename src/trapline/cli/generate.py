@@ -12,6 +12,7 @@ from trapline.cli.asked import is_written
 from trapline.cli.speculate import BONUS, DRAFTED, How, show_statistics, speculation
 from trapline.gold.errors import UnsupportedError
 
+EXAMPLE = 'trapline generate "The kernel" --temperature 0.7 --top-p 0.9'
 #: Options that only sampling reads, and those that only a beam search reads.
 _DRAWING = ("top_k", "top_p", "min_p", "seed")
 _RANKING = ("policy", "length_penalty")
@@ -20,12 +21,6 @@ _MISUSE = (
     *(ValueError, TypeError, MemoryError, UnsupportedError),
     *(FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError),
 )
-
-
-def register(app: typer.Typer) -> None:
-    """Adds the verb."""
-    example = 'trapline generate "The kernel" --temperature 0.7 --top-p 0.9'
-    app.command(epilog=f"Example: {example}")(generate)
 
 
 class _Clock:

@@ -21,13 +21,9 @@ from trapline.arena.runs.store import Store
 from trapline.cli.exit_codes import INCOMPLETE
 from trapline.cli.matrix import matrix
 
+EXAMPLE = "trapline grade examples/field --challenge kv_cache"
 #: How many reasons the terminal shows.
 MOST_REASONS = 5
-
-
-def register(app: typer.Typer) -> None:
-    """Adds the verb."""
-    app.command(epilog="Example: trapline grade examples/field --challenge kv_cache")(grade)
 
 
 def grade(

@@ -15,10 +15,7 @@ from trapline.arena.studies import ComparisonRow, contradictions
 from trapline.cli.exit_codes import NOT_HELD
 from trapline.cli.reading import PUBLISHED, RUN_HELP, opened, published
 
-
-def register(app: typer.Typer) -> None:
-    """Adds the verb."""
-    app.command(epilog="Example: trapline lint published")(lint)
+EXAMPLE = "trapline lint published"
 
 
 def lint(

@@ -13,7 +13,7 @@ from trapline.arena.errors import ArenaError, InterruptedRunError, MissingError,
 from trapline.cli.exit_codes import FAILURE, INTERRUPTED, MISSING, USAGE
 
 #: The verbs, in the order of `--help`, with the line that it shows. `trapline.cli.<verb>` holds the
-#: command; it is imported only when it runs, so that `--help` starts fast.
+#: command, a function of the same name, and an EXAMPLE; only the verb that runs is imported.
 VERBS = {
     "challenges": "List the challenges and count their cases and traps.",
     "deploy": "Make workspaces that hold a prompt and a starter.",
@@ -47,7 +47,8 @@ def build(only: str | None = None) -> typer.Typer:
     app.callback()(root)
     for verb, summary in VERBS.items():
         if only is None or verb == only:
-            importlib.import_module(f"trapline.cli.{verb}").register(app)
+            module = importlib.import_module(f"trapline.cli.{verb}")
+            app.command(epilog=f"Example: {module.EXAMPLE}")(getattr(module, verb))
         else:
             app.command(verb, short_help=summary)(_not_imported)
     return app
@@ -95,7 +96,10 @@ def guarded(program: Callable[[], None]) -> None:
     try:
         program()
     except InterruptedRunError as error:
-        _leave_at_once(error.then)
+        # Does not wait for cells in progress: their sandboxes end with us, the store is safe.
+        _print_error(f"interrupted; what was finished is kept, {error.then}")
+        sys.stdout.flush()
+        os._exit(INTERRUPTED)
     except UsageError as error:
         _stop(error, USAGE)
     except MissingError as error:
@@ -123,10 +127,3 @@ def _print_error(text: str, style: str | None = None) -> None:
 def _stop(error: Exception | str, code: int) -> NoReturn:
     _print_error(str(error), "red")
     sys.exit(code)
-
-
-def _leave_at_once(then: str) -> NoReturn:
-    """Does not wait for cells in progress: their sandboxes end with us, the store is safe."""
-    _print_error(f"interrupted; what was finished is kept, {then}")
-    sys.stdout.flush()
-    os._exit(INTERRUPTED)

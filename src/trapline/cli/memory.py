@@ -32,12 +32,7 @@ from trapline.gold.kv_cache.shapes import (
     models,
 )
 
-
-def register(app: typer.Typer) -> None:
-    """Adds the command."""
-    app.command(
-        epilog="Example: trapline memory llama-3.1-8b --gpu h100-80 --gpu rtx-4090 --kv-bits 8",
-    )(memory)
+EXAMPLE = "trapline memory llama-3.1-8b --gpu h100-80 --gpu rtx-4090 --kv-bits 8"
 
 
 def memory(

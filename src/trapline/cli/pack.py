@@ -9,11 +9,7 @@ import typer
 from trapline.arena import output_paths
 from trapline.arena.errors import ArenaError, MissingError, UsageError
 
-
-def register(app: typer.Typer) -> None:
-    """Adds the command."""
-    example = "trapline pack runs/book/model book.gguf --format q8_0"
-    app.command(epilog=f"Example: {example}")(pack)
+EXAMPLE = "trapline pack runs/book/model book.gguf --format q8_0"
 
 
 def pack(

@@ -12,10 +12,7 @@ from trapline.arena.standings.picks import picks as pick_all
 from trapline.arena.standings.ranking import Ranking, ranking
 from trapline.cli.reading import RUN_HELP, cells_of, difficulties, trap_weights
 
-
-def register(app: typer.Typer) -> None:
-    """Adds the verb."""
-    app.command(epilog="Example: trapline rank runs/demo --picks")(rank)
+EXAMPLE = "trapline rank runs/demo --picks"
 
 
 def rank(

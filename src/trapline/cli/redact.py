@@ -12,10 +12,7 @@ from trapline.arena.solving.redact import Redactor
 from trapline.arena.solving.redact_json import redact_document, scan_document
 from trapline.cli.exit_codes import NOT_HELD
 
-
-def register(app: typer.Typer) -> None:
-    """Adds the verb."""
-    app.command(epilog="Example: trapline redact transcripts/raw --out transcripts/public")(redact)
+EXAMPLE = "trapline redact transcripts/raw --out transcripts/public"
 
 
 def redact(

@@ -13,13 +13,10 @@ from trapline.arena.runs.store import read_bundle
 from trapline.cli.exit_codes import NOT_HELD
 from trapline.cli.reading import opened
 
-
-def register(app: typer.Typer) -> None:
-    """Adds the verb."""
-    app.command(
-        epilog="Example: trapline replay runs/demo/bundles/3f2a….json; "
-        "trapline replay 3f2a --run postgresql://host/database"
-    )(replay)
+EXAMPLE = (
+    "trapline replay runs/demo/bundles/3f2a….json; "
+    "trapline replay 3f2a --run postgresql://host/database"
+)
 
 
 def replay(

@@ -21,12 +21,8 @@ from trapline.arena.report.site import write_site
 from trapline.arena.report.tables import write_table
 from trapline.cli.reading import PUBLISHED, RUN_HELP, opened, published
 
+EXAMPLE = "trapline report runs/demo --format markdown"
 Format = Literal["html", "markdown", "csv", "parquet", "json"]
-
-
-def register(app: typer.Typer) -> None:
-    """Adds the verb."""
-    app.command(epilog="Example: trapline report runs/demo --format markdown")(report)
 
 
 def report(

@@ -13,10 +13,7 @@ from trapline.arena.runs.field import find_entries
 from trapline.arena.runs.field_scan import Suspicion, scan_field
 from trapline.cli.exit_codes import NOT_HELD
 
-
-def register(app: typer.Typer) -> None:
-    """Adds the verb."""
-    app.command(epilog="Example: trapline scan examples/field --trust gold")(scan)
+EXAMPLE = "trapline scan examples/field --trust gold"
 
 
 def scan(

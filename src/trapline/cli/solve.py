@@ -16,11 +16,7 @@ from trapline.arena.solving.solve import Assignment, Solver, solve_all
 from trapline.arena.solving.solvers import AgentSolver, EndpointSolver, Price
 from trapline.cli.exit_codes import INCOMPLETE
 
-
-def register(app: typer.Typer) -> None:
-    """Adds the verb."""
-    example = "trapline solve field --endpoint http://localhost:8000/v1 --model my-model"
-    app.command(epilog=f"Example: {example}")(solve)
+EXAMPLE = "trapline solve field --endpoint http://localhost:8000/v1 --model my-model"
 
 
 def solve(

@@ -13,6 +13,8 @@ from trapline.arena import output_paths
 from trapline.arena.errors import ArenaError, InterruptedRunError, MissingError, UsageError
 from trapline.cli.asked import is_written
 
+_COMMAND = "trapline train book.txt --out runs/book --vocab 1024 --dim 128 --layers 4"
+EXAMPLE = f"{_COMMAND}; several GPUs: torchrun --no-python {_COMMAND}"
 _CONSOLE = Console(stderr=True)
 
 Optimiser = Literal["adamw", "muon"]
@@ -25,12 +27,6 @@ _BROUGHT = ("vocab", "dim", "layers", "heads", "kv_heads", "hidden", "tied")
 #: Options without effect on a dense model.
 _OF_TERNARY = ("group_size", "method", "soft", "learn_scales", "latent_decay")
 _TEXTS = "Text files, or folders of .txt files; form feeds or else blank lines part documents."
-
-
-def register(app: typer.Typer) -> None:
-    """Adds the command."""
-    example = "trapline train book.txt --out runs/book --vocab 1024 --dim 128 --layers 4"
-    app.command(epilog=f"Example: {example}; several GPUs: torchrun --no-python {example}")(train)
 
 
 def train(
@@ -90,14 +86,21 @@ def train(
     """
     output_paths.folder(out, "a run")
     run = _training()
-    place = _device(run, device)
+    found: str = run.default_device()
+    if device == "cuda" != found:
+        raise MissingError("no CUDA device was found; use --device cpu")
+    place = found if device == "auto" else device
     _refuse_unused(called, dense=dense, taught=teacher is not None, falls=schedule != "constant")
     peak_end = rate / 10 if final_rate is None else final_rate
     try:
         place = run.join_processes(place)
         source = start or teacher
         size = run.vocabulary(source) if source else vocab
-        _check_asked(run, called, start, teacher)
+        # Sizes on the command line must equal those of the checkpoint.
+        for folder, names in ((start, _BROUGHT), (teacher, _BROUGHT[:1])):
+            if folder is not None:
+                written = [name for name in names if is_written(called, name)]
+                run.check_asked(folder, {name: called.params[name] for name in written})
         recipe = run.Recipe(
             steps=steps, batch=batch, accumulate=accumulate, optimiser=optimiser, peak_rate=rate,
             final_rate=peak_end, warm_up=warm_up, schedule=schedule, clip=clip,
@@ -142,14 +145,6 @@ def _is_begun(run: Any, out: Path) -> bool:
     return Path(out / run.CHECKPOINT).exists()
 
 
-def _check_asked(run: Any, called: typer.Context, start: Path | None, teacher: Path | None) -> None:
-    """Sizes on the command line must equal those of the checkpoint."""
-    for folder, names in ((start, _BROUGHT), (teacher, _BROUGHT[:1])):
-        if folder is not None:
-            written = [name for name in names if is_written(called, name)]
-            run.check_asked(folder, {name: called.params[name] for name in written})
-
-
 def _training() -> Any:
     try:
         import tokenizers  # noqa: F401
@@ -158,13 +153,6 @@ def _training() -> Any:
     except ImportError:
         raise MissingError("training needs torch and tokenizers: trapline[torch]") from None
     return train_run
-
-
-def _device(run: Any, asked: Device) -> str:
-    found: str = run.default_device()
-    if asked == "cuda" != found:
-        raise MissingError("no CUDA device was found; use --device cpu")
-    return found if asked == "auto" else asked
 
 
 def _run(run: Any, job: Any) -> Any:

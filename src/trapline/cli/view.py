@@ -13,10 +13,7 @@ from trapline.arena.report.server import LiveRun, ViewServer
 from trapline.cli.reading import PUBLISHED, RUN_HELP, opened, published
 from trapline.cli.report import read_certificates
 
-
-def register(app: typer.Typer) -> None:
-    """Adds the verb."""
-    app.command(epilog="Example: trapline view runs/demo --port 8100")(view)
+EXAMPLE = "trapline view runs/demo --port 8100"
 
 
 def view(

@@ -35,8 +35,6 @@ class Finding(Record):
 
 
 class Certificate(Record):
-    """All findings about one challenge."""
-
     challenge: str
     seed: int
     findings: list[Finding]
@@ -53,8 +51,6 @@ Subject = Callable[[], Finding]
 
 
 class Certifier:
-    """Makes the subjects of one challenge and examines them."""
-
     def __init__(self, challenge: Challenge, level: Level, seed: int | None = None) -> None:
         self.challenge, self.level = challenge, level
         self.seed = secrets.randbits(32) if seed is None else seed
@@ -67,7 +63,6 @@ class Certifier:
     def certify(
         self, *, mechanical: bool = False, on_finding: Callable[[Finding], None] = lambda f: None
     ) -> Certificate:
-        """The whole matrix."""
         findings = []
         for _, finding in run_all(lambda subject: subject(), self.subjects(mechanical)):
             findings.append(finding)
@@ -202,7 +197,6 @@ class Certifier:
 
 
 def kill_rate(certificate: Certificate) -> float:
-    """The share of mechanical mutants that fell."""
     mutants = certificate.of("mechanical")
     if not mutants:
         raise ArenaError("no mechanical mutants were run")

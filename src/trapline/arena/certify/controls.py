@@ -82,7 +82,6 @@ _KINDS = {
 
 
 def make(name: str, files: dict[str, str], entry_points: Sequence[str]) -> dict[str, str]:
-    """The files of one control, made from the gold solution's."""
     kind, number_is_zero, previous = _KINDS[name]
     tail = _TAIL.format(
         kind=kind,

@@ -56,7 +56,6 @@ class MechanicalMutant:
 
     @property
     def files(self) -> dict[str, str]:
-        """The solution's files with this change in."""
         tree = copy.deepcopy(self._tree)
         _replace(tree, self._path, self._change(_at(tree, self._path)))
         return {**self._origin, self._name: ast.unparse(ast.fix_missing_locations(tree))}
@@ -125,7 +124,6 @@ def _replace(tree: ast.AST, path: Path, new: ast.AST) -> None:
 
 
 def _changes(node: ast.AST) -> Iterator[tuple[str, Change]]:
-    """The operators that apply to a node."""
     if isinstance(node, ast.Compare) and type(node.ops[0]) in COMPARE:
         yield "compare", _swap_compare
     elif isinstance(node, ast.BinOp | ast.AugAssign) and type(node.op) in ARITHMETIC:

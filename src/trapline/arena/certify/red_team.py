@@ -52,8 +52,6 @@ _KNOWN = {*_NEEDED, *_PROOFS, "at-most", "needs", "slow", "uses"}
 
 @dataclass(frozen=True)
 class Cheat:
-    """One hostile submission."""
-
     name: str
     attack: str
     defence: str
@@ -80,8 +78,6 @@ class Cheat:
 
 
 class Attempt(Record):
-    """The result of one attack."""
-
     name: str
     attack: str
     defence: str
@@ -101,8 +97,6 @@ class Attempt(Record):
 
 
 class RedTeam(Record):
-    """A whole campaign."""
-
     level: Level
     seed: int
     attempts: list[Attempt]
@@ -133,7 +127,6 @@ def find_corpus() -> Path:
 
 
 def read_corpus(folder: Path) -> list[Cheat]:
-    """All attacks, by name."""
     return [read_cheat(path) for path in sorted(folder.glob("*.py"))]
 
 
@@ -287,7 +280,6 @@ def _why_left_out(cheat: Cheat) -> str:
 
 
 def markdown(team: RedTeam) -> str:
-    """The campaign as a page."""
     lines = [
         "# Red team",
         "",

@@ -32,7 +32,6 @@ def trapline(challenge: str = "", full: bool = False) -> Task:
 
 
 def write_package(challenges: Iterable[Challenge], out: Path) -> list[Path]:
-    """The task file and its samples."""
     paths = [out / TASK_FILE, out / SAMPLES_FILE]
     for path in paths:
         if path.exists():

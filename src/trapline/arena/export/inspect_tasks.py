@@ -24,7 +24,6 @@ from trapline.arena.solving.solvers import FORMAT
 
 
 def challenges_task(samples: Path, challenge: str = "", *, full: bool = False) -> Task:
-    """The challenges of a samples file, or one of them."""
     dataset = json_dataset(str(samples))
     if challenge:
         wanted = load(challenge).id

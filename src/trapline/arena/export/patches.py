@@ -87,7 +87,6 @@ class _Change:
 
 
 def apply_patch(files: Mapping[str, str], patch: str) -> dict[str, str]:
-    """The files after the patch."""
     result = dict(files)
     for change in _Parser(patch).changes:
         if change.source != _NOTHING and change.source not in result:
@@ -127,8 +126,6 @@ def _place(lines: list[str], hunk: _Hunk, first: int) -> int | None:
 
 
 class _Parser:
-    """Reads a patch line by line into changes."""
-
     def __init__(self, patch: str) -> None:
         self.changes: list[_Change] = []
         self._lines = iter(patch.split("\n"))

@@ -36,7 +36,6 @@ def predict(entry: GradeRequest) -> Prediction:
 
 
 def write_predictions(entries: Iterable[GradeRequest], path: Path) -> int:
-    """Writes the lines and says how many."""
     lines = [predict(entry).model_dump_json() + "\n" for entry in entries]
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(lines))

@@ -52,15 +52,11 @@ Name every criterion once."""
 
 
 class Criterion(Record):
-    """One question to the judge."""
-
     name: str
     text: str
 
 
 class Note(Record):
-    """The judge's answer to it."""
-
     score: int
     why: str = ""
 
@@ -70,7 +66,6 @@ class UnusableAnswer(Exception):
 
 
 def read_rubric(challenge: Challenge) -> list[Criterion]:
-    """The criteria in a challenge's `judge.md`."""
     path = challenge.folder / RUBRIC
     if not path.is_file():
         raise UsageError(f"{challenge.id} has no {RUBRIC}, so its analysis cannot be judged")
@@ -117,7 +112,6 @@ class Judge:
 
 
 def named(url: str | None, model: str | None) -> Judge | None:
-    """The judge of these names; None where neither is given."""
     if (url is None) != (model is None):
         raise UsageError("a judge needs both --judge-endpoint and --judge-model")
     return Judge(Endpoint(url, model)) if url is not None and model is not None else None
@@ -173,7 +167,6 @@ def _note(name: str, scores: dict[str, Any]) -> Note:
 
 
 def _objects(text: str) -> Iterator[dict[str, Any]]:
-    """Every JSON object in a text, outermost only."""
     decoder, place = json.JSONDecoder(), 0
     while (place := text.find("{", place)) >= 0:
         try:

@@ -72,7 +72,6 @@ def run_checks(
 def first_failure(
     checks: Iterable[Case | Trap], submission: Submission, seed: int
 ) -> CheckResult | None:
-    """The first check that fails, or None when all hold."""
     for check in checks:
         result = run_check(check, submission, seed)
         if result.state == "fail":

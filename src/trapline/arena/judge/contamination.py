@@ -130,7 +130,6 @@ def _without_mutants(source: str) -> str:
 
 @cache
 def hidden(challenge: Challenge) -> Hidden:
-    """The fingerprints of a challenge, computed once."""
     return Hidden(challenge)
 
 

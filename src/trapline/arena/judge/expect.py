@@ -9,7 +9,6 @@ from trapline.arena.errors import SubmissionRaised, Violation
 
 
 def that(condition: bool, message: str) -> None:
-    """The condition holds."""
     if not condition:
         raise Violation(message)
 

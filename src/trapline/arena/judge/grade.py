@@ -28,8 +28,6 @@ OnStep = Callable[[str], None]
 
 @dataclass
 class Verdict:
-    """What was found so far."""
-
     state: State = "pass"
     reason: str = "every contract case holds"
     cases: list[CheckResult] = field(default_factory=list)
@@ -126,21 +124,17 @@ def _check(
     if failed:
         verdict.fail(f"{failed[0].id}: {failed[0].message}")
     verdict.dimensions["correctness"] = _correctness(verdict.cases, failed)
-    verdict.dimensions["traps"] = _traps(challenge, verdict.traps)
+    weight = {trap.id: rubric.SEVERITY_WEIGHT[trap.severity] for trap in challenge.traps}
+    avoided = [result.id for result in verdict.traps if result.state == "pass"]
+    score = 100.0 * sum(weight[name] for name in avoided) / sum(weight.values())
+    reason = f"{len(avoided)} of {len(verdict.traps)} traps avoided"
+    verdict.dimensions["traps"] = Dimension(score=round(score, 1), reason=reason)
 
 
 def _correctness(cases: list[CheckResult], failed: list[CheckResult]) -> Dimension:
     held = len(cases) - len(failed)
     score = round(100.0 * held / len(cases), 1)
     return Dimension(score=score, reason=f"{held} of {len(cases)} contract cases hold")
-
-
-def _traps(challenge: Challenge, results: list[CheckResult]) -> Dimension:
-    weight = {trap.id: rubric.SEVERITY_WEIGHT[trap.severity] for trap in challenge.traps}
-    avoided = [result.id for result in results if result.state == "pass"]
-    score = 100.0 * sum(weight[name] for name in avoided) / sum(weight.values())
-    reason = f"{len(avoided)} of {len(results)} traps avoided"
-    return Dimension(score=round(score, 1), reason=reason)
 
 
 def _measures(challenge: Challenge) -> list[str]:

@@ -42,7 +42,6 @@ class Intake:
         return total.hexdigest()
 
     def write(self, folder: Path) -> None:
-        """Lays the files out for execution."""
         for name, content in self.files.items():
             path = folder / name
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -112,7 +112,6 @@ class Burst:
     digests: list[str]
 
     def check(self) -> None:
-        """Every answer is right."""
         for call, timed in zip(self.calls, self.timed, strict=True):
             call.check(timed.answer())
 
@@ -146,8 +145,6 @@ def _milliseconds(slopes: dict[str, float]) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Growth:
-    """How peak memory grows with the size of the problem."""
-
     sizes: list[int]
     extra_bytes: list[int]
     #: What was in use before each call.

@@ -98,7 +98,6 @@ def _why_failing(tests: OwnTests) -> str:
 
 
 def open_tester(folder: Path, challenge: Challenge, level: Level) -> "closing[OwnTests]":
-    """The tester of a submission to this challenge."""
     config = challenge.sandbox_config(level)
     return closing(OwnTests(folder, level, config.limits.memory_mb, config.packages))
 

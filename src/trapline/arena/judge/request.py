@@ -33,5 +33,4 @@ class GradeRequest:
         return CellKey(self.entrant, self.challenge, "cpu", self.attempt)
 
     def read(self) -> Intake:
-        """The submission's bytes."""
         return take_in(self.folder) if self.intake is None else self.intake

@@ -99,7 +99,6 @@ def _reads_its_scope(function: ast.FunctionDef) -> bool:
 
 
 def _passed(statement: ast.AST) -> list[ast.AST]:
-    """`return x` by way of a variable."""
     if not isinstance(statement, ast.Return) or statement.value is None:
         return [statement]
     store = ast.Name("passed_on_", ast.Store())

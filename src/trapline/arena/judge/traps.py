@@ -23,8 +23,6 @@ Check = Callable[[Submission, np.random.Generator], None]
 
 @dataclass(frozen=True)
 class Case:
-    """One part of the contract."""
-
     id: str
     run: Check
 
@@ -39,8 +37,6 @@ class Mutant:
 
 @dataclass(frozen=True)
 class Trap:
-    """One named bug and the situation that provokes it."""
-
     id: str
     catches: str
     severity: Severity
@@ -72,14 +68,12 @@ def edits(*pairs: tuple[str, str], file: str = "solution.py") -> Mutant:
 
 
 def case(run: Check) -> Case:
-    """Makes a contract case of a function."""
     return Case(_id_of(run), run)
 
 
 def trap(
     *, catches: str, severity: Severity, story: str, mutant: Mutant
 ) -> Callable[[Check], Trap]:
-    """Makes a trap of a function."""
     return lambda run: Trap(_id_of(run), catches, severity, story, mutant, run)
 
 

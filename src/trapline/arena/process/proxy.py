@@ -117,7 +117,6 @@ class Submission:
             self._fresh.pop().close()
 
     def close(self) -> None:
-        """Ends every process of this submission."""
         self.settle()
         if self._session is not None:
             self._session.close()

@@ -146,7 +146,6 @@ class Session:
         return self.running.peak_bytes() + self._channel.take.in_use()
 
     def close(self) -> None:
-        """Ends the process and everything in it."""
         if self.closed:
             return
         self.closed = True

@@ -144,7 +144,6 @@ class Lent:
         self.fd = fd
 
     def write(self, views: Iterable[memoryview]) -> None:
-        """Puts buffers one after another."""
         offset = 0
         for view in views:
             done = 0
@@ -153,7 +152,6 @@ class Lent:
             offset += view.nbytes
 
     def read(self, size: int) -> Bytes:
-        """A copy of the first bytes."""
         body = np.empty(size, np.uint8)
         view, done = body.data, 0
         while done < size:
@@ -164,7 +162,6 @@ class Lent:
         return body
 
     def in_use(self) -> int:
-        """Bytes of it that really exist."""
         return os.fstat(self.fd).st_blocks * 512
 
     def close(self) -> None:

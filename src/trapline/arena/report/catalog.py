@@ -12,8 +12,6 @@ DIFFICULTIES = ("medium", "hard", "extra hard", "research")
 
 @dataclass(frozen=True)
 class TrapInfo:
-    """One trap, described for a reader."""
-
     id: str
     catches: str = ""
     severity: str = ""
@@ -22,8 +20,6 @@ class TrapInfo:
 
 @dataclass(frozen=True)
 class ChallengeInfo:
-    """One challenge, described for a reader."""
-
     id: str
     title: str
     difficulty: str = ""

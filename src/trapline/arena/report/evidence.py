@@ -30,7 +30,6 @@ def _flatten(path: str, value: Any) -> Iterator[tuple[str, str]]:
 
 
 def text(value: Any) -> str:
-    """One figure, short."""
     if isinstance(value, float):
         return number(value)
     if isinstance(value, Sequence) and not isinstance(value, str):

@@ -24,8 +24,6 @@ WORDS = {
 
 
 class Column(NamedTuple):
-    """One column of the matrix."""
-
     challenge: str
     track: str
 
@@ -45,12 +43,10 @@ class Square:
 
     @property
     def shown(self) -> str:
-        """The text of the square."""
         return self.letter if self.letter and self.state != "hack" else WORDS[self.state]
 
     @property
     def heat(self) -> str:
-        """The CSS class for its colour."""
         if self.letter and self.state != "hack":
             return letter_class(self.letter)
         return "s-" + self.state.replace("_", "-")
@@ -86,7 +82,6 @@ class Field:
 
     @cached_property
     def squares(self) -> dict[tuple[str, Column], Square]:
-        """All squares, absent ones included."""
         attempts: dict[tuple[str, Column], list[Cell]] = {}
         for cell in self.run.cells:
             column = Column(cell.challenge, cell.track)
@@ -169,7 +164,6 @@ class Field:
 
     @cached_property
     def progress(self) -> dict[str, int]:
-        """How many cells are graded, running and waiting."""
         statuses = list(self.run.waiting.values())
         return {
             "graded": len(self.run.cells),
@@ -194,7 +188,6 @@ class Field:
         }
 
     def square_id(self, entrant: str, column: Column) -> str:
-        """The HTML id of a square."""
         return "--".join(
             (
                 "square",

@@ -15,7 +15,6 @@ def figure0(value: float) -> str:
 
 
 def count(number: int, noun: str) -> str:
-    """1 cell, 2 cells."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
@@ -40,7 +39,6 @@ def rank_set(standing: Standing) -> str:
 
 
 def named(names: Sequence[str], most: int = 5) -> str:
-    """a, b, c and 3 more."""
     if not names:
         return "none"
     shown = ", ".join(names[:most])

@@ -55,8 +55,6 @@ MOST_LABELS = 40
 
 @dataclass(frozen=True)
 class Interval:
-    """One row of a forest plot."""
-
     label: str
     low: float
     middle: float
@@ -193,14 +191,6 @@ def dots(
         return _finish(fig, label)
 
 
-def _many_lines(axes: Any, lines: Sequence[Sequence[tuple[float, float]]]) -> None:
-    collection = _matplotlib().collections.LineCollection(
-        lines, colors=ACCENT, linewidths=1.4, alpha=0.3
-    )
-    axes.add_collection(collection)
-    axes.autoscale_view()
-
-
 def _named_lines(axes: Any, series: Mapping[str, Sequence[tuple[float, float]]]) -> None:
     for name, points in series.items():
         x, y = zip(*points, strict=True)
@@ -219,7 +209,11 @@ def growth(
         axes.set_xscale("log")
         axes.set_yscale("log")
         if faint:
-            _many_lines(axes, list(series.values()))
+            collection = _matplotlib().collections.LineCollection(
+                list(series.values()), colors=ACCENT, linewidths=1.4, alpha=0.3
+            )
+            axes.add_collection(collection)
+            axes.autoscale_view()
         else:
             _named_lines(axes, series)
         axes.set_xlabel(xlabel)
@@ -263,12 +257,23 @@ class EntrantPlot:
             left = self._figure.add_axes((0.07, 0.11, 0.32, 0.77), projection="polar")
             right = self._figure.add_axes((0.53, 0.12, 0.45, 0.82))
             median = self._draw_shape_frame(left, dimensions, field)
-            self._draw_trajectory_frame(right, stages)
+            right.set_xticks(np.arange(len(stages)), stages)
+            right.set_xlim(-0.4, max(len(stages) - 0.6, 0.6))
+            right.set_ylim(0, 104)
+            right.set_ylabel("score")
+            right.grid(axis="y")
+            right.tick_params(length=0)
+            right.spines[["left", "bottom"]].set_visible(False)
             self._frame = _svg(self._figure, "frame").removesuffix("</svg>")
             median.set_visible(False)
             left.set_axis_off()
             right.set_axis_off()
-            self._add_artists(left, right, len(stages))
+            nothing = np.zeros(len(self._spokes) + 1)
+            (self._shape,) = left.fill(nothing, nothing, linewidth=1.8, edgecolor=ACCENT)
+            self._shape.set_facecolor((ACCENT, 0.25))
+            self._places = np.arange(len(stages))
+            (self._line,) = right.plot(self._places, self._places, "-o", color=ACCENT, linewidth=2)
+            (self._points,) = right.plot([], [], "o", color=SOFT, markersize=4, alpha=0.55)
 
     def _draw_shape_frame(
         self, axes: Any, dimensions: Sequence[str], field: Sequence[float]
@@ -284,23 +289,6 @@ class EntrantPlot:
         closed = np.append(field, field[:1])
         (median,) = axes.plot(around, closed, color=SOFT, linewidth=1.2, linestyle=(0, (3, 3)))
         return median
-
-    def _draw_trajectory_frame(self, axes: Any, stages: Sequence[str]) -> None:
-        axes.set_xticks(np.arange(len(stages)), stages)
-        axes.set_xlim(-0.4, max(len(stages) - 0.6, 0.6))
-        axes.set_ylim(0, 104)
-        axes.set_ylabel("score")
-        axes.grid(axis="y")
-        axes.tick_params(length=0)
-        axes.spines[["left", "bottom"]].set_visible(False)
-
-    def _add_artists(self, left: Any, right: Any, stages: int) -> None:
-        nothing = np.zeros(len(self._spokes) + 1)
-        (self._shape,) = left.fill(nothing, nothing, linewidth=1.8, edgecolor=ACCENT)
-        self._shape.set_facecolor((ACCENT, 0.25))
-        self._places = np.arange(stages)
-        (self._line,) = right.plot(self._places, self._places, "-o", color=ACCENT, linewidth=2)
-        (self._points,) = right.plot([], [], "o", color=SOFT, markersize=4, alpha=0.55)
 
     def render(
         self,

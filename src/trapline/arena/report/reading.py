@@ -18,8 +18,6 @@ from trapline.arena.standings.trajectory import Trajectory, by_difficulty
 
 
 class Reading:
-    """A run, its field and its standings."""
-
     def __init__(self, run: RunView, told: Mapping[str, ChallengeInfo] | None = None) -> None:
         self.run = run
         self.field = Field(run, describe(run.cells, run.waiting, told))
@@ -80,7 +78,6 @@ class Reading:
 
     @cached_property
     def difficulty(self) -> dict[str, str]:
-        """Difficulty by challenge, where it is known."""
         return {
             info.id: info.difficulty for info in self.field.challenges.values() if info.difficulty
         }
@@ -96,7 +93,6 @@ class Reading:
 
     @cached_property
     def stages(self) -> list[str]:
-        """The run's difficulties, easiest first."""
         return list(dict.fromkeys(info.difficulty for info in self.field.challenges.values()))
 
     def stage_of(self, challenge: str) -> int:

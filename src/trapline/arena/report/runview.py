@@ -25,7 +25,6 @@ class RunView:
     reproduction: Sequence[ComparisonRow] = ()
 
     def attacked(self, team: RedTeam | None) -> "RunView":
-        """The same run with the result of the red team."""
         if team is None:
             return self
         fact = {"attacks": len(team.attempts), "successes": len(team.succeeded)}

@@ -65,7 +65,6 @@ class LiveRun:
         return Site(run, told=self._told, certificates=self._certificates, live=True)
 
     def render(self, path: str) -> str | None:
-        """A page or file of the run's present state."""
         site = self.site()
         with self._drawing:
             return site.render(path)
@@ -87,7 +86,6 @@ class Handler(BaseHTTPRequestHandler):
     live: LiveRun
 
     def do_GET(self) -> None:
-        """Renders the requested page."""
         if not self._is_local():
             self._answer(HTTPStatus.FORBIDDEN, "txt", "This server answers to its own name only.")
             return
@@ -127,8 +125,6 @@ class Handler(BaseHTTPRequestHandler):
 
 
 class ViewServer(ThreadingHTTPServer):
-    """Serves one run on loopback."""
-
     daemon_threads = True
 
     def __init__(self, live: LiveRun, port: int = 0) -> None:

@@ -84,7 +84,6 @@ def tags(checks: Sequence[CheckResult], kind: str = "") -> Markup:
 
 
 def _own(name: str) -> Markup:
-    """The text of a static file, inlined into pages."""
     return Markup((_STATIC / name).read_text())  # noqa: S704 - nothing of a submission is in it
 
 
@@ -101,8 +100,6 @@ def content_security_policy() -> str:
 
 
 class Site:
-    """All pages of one run."""
-
     def __init__(
         self,
         run: RunView,
@@ -167,7 +164,6 @@ class Site:
         return canonical(self.reading.run.bundles[digest])
 
     def render(self, path: str) -> str | None:
-        """The page or file at this path, or None."""
         if path in self.pages:
             template, fill = self.pages[path]
             return self._render(path, template, fill())

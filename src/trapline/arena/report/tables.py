@@ -64,7 +64,6 @@ def _finite(value: Any) -> Any:
 
 
 def write_parquet(cells: Sequence[Cell], path: Path) -> None:
-    """The same table with types."""
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq

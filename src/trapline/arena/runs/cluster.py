@@ -43,8 +43,6 @@ class RefusedError(ArenaError):
 
 
 class Cluster:
-    """An executor that grades on the nodes of a Ray cluster."""
-
     is_local = False
 
     def __init__(self, address: str, workers: int | None = None) -> None:
@@ -97,7 +95,6 @@ class Cluster:
             slot.leave()
 
     def grade(self, node: Node, request: GradeRequest, challenge: Challenge, cpus: int) -> Bundle:
-        """Grades on this node, now."""
         verdict, text = self._answer(
             self._task, node, cpus, request, challenge.package, challenge.digest
         )
@@ -134,8 +131,6 @@ class Cluster:
 
 
 class ClusterSlot:
-    """A slot on a node, and on another one after a loss."""
-
     def __init__(self, cluster: Cluster, alone: bool) -> None:
         self._cluster, self._alone = cluster, alone
         self.node = cluster.slots.take(alone=alone)
@@ -160,19 +155,15 @@ class ClusterSlot:
             except RefusedError as error:
                 self._cluster.slots.refuse(self.node, str(error))
             self._move()
-        return _not_measured(request, challenge, f"{len(losses)} times, {losses[-1]}")
+        reason = f"{len(losses)} times, {losses[-1]}"
+        bundle = grade(replace(request, trouble=reason), challenge)
+        return bundle.model_copy(update={"cell": bundle.cell.model_copy(update={"reason": reason})})
 
     def _move(self) -> None:
         # Leave first: on the only node, the slot taken next may be this one.
         self.leave()
         self.node = self._cluster.slots.take(alone=self._alone)
         self._taken = True
-
-
-def _not_measured(request: GradeRequest, challenge: Challenge, reason: str) -> Bundle:
-    """An `infra_error` cell that gives the reason."""
-    bundle = grade(replace(request, trouble=reason), challenge)
-    return bundle.model_copy(update={"cell": bundle.cell.model_copy(update={"reason": reason})})
 
 
 # What runs on a node

@@ -16,8 +16,6 @@ LOOK_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class Node:
-    """A machine of the cluster."""
-
     id: str
     name: str
     cpus: int
@@ -38,7 +36,6 @@ class ClusterSlots:
         self._changed = threading.Condition()
 
     def take(self, *, alone: bool) -> Node:
-        """Waits for a node with room."""
         deadline = time.monotonic() + NO_NODE_SECONDS
         with self._changed:
             while True:
@@ -52,7 +49,10 @@ class ClusterSlots:
                         return node
                 if usable:
                     deadline = time.monotonic() + NO_NODE_SECONDS
-                self._give_up_after(deadline)
+                if self._nodes and all(node.id in self._refused for node in self._nodes):
+                    raise ArenaError(self._refused[self._nodes[0].id])
+                if time.monotonic() > deadline:
+                    raise ArenaError("the cluster has no node left that could grade")
                 self._changed.wait(LOOK_SECONDS)
 
     def _usable(self) -> list[Node]:
@@ -68,12 +68,6 @@ class ClusterSlots:
     def _load(self, node: Node) -> tuple[float, str]:
         return self._taken.get(node.id, 0) / node.cpus, node.id
 
-    def _give_up_after(self, deadline: float) -> None:
-        if self._nodes and all(node.id in self._refused for node in self._nodes):
-            raise ArenaError(self._refused[self._nodes[0].id])
-        if time.monotonic() > deadline:
-            raise ArenaError("the cluster has no node left that could grade")
-
     def leave(self, node: Node, *, alone: bool) -> None:
         with self._changed:
             self._taken[node.id] -= node.cpus if alone else 1
@@ -85,7 +79,6 @@ class ClusterSlots:
             self._rests[node.id] = time.monotonic() + REST_SECONDS
 
     def refuse(self, node: Node, reason: str) -> None:
-        """Grades nothing more on this node."""
         with self._changed:
             self._refused[node.id] = f"{node.name}: {reason}"
 

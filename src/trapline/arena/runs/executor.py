@@ -18,8 +18,6 @@ Result = TypeVar("Result")
 
 
 class Slot(Protocol):
-    """Room for one cell."""
-
     def grade(self, request: GradeRequest, challenge: Challenge, on_step: OnStep) -> Bundle: ...
 
 
@@ -86,7 +84,6 @@ def is_weaker(level: Level, than: Level) -> bool:
 
 
 def refuse_contradiction(required: Level | None, forced: Level | None) -> None:
-    """Refuses a forced level below the required one."""
     if required is not None and forced is not None and is_weaker(forced, required):
         raise UsageError(
             f"--isolation {forced} is weaker than --require-isolation {required}: give one of them"
@@ -94,7 +91,6 @@ def refuse_contradiction(required: Level | None, forced: Level | None) -> None:
 
 
 def cores() -> int:
-    """The cores this process may use."""
     return len(os.sched_getaffinity(0))
 
 

@@ -36,7 +36,13 @@ def find_entries(
         raise UsageError(
             f"{field} is a file; a field is a folder <entrant>/<challenge>/solution.py"
         )
-    _refuse_misspelt(field)
+    # Refuses an answer to an unknown challenge, which would otherwise be skipped silently.
+    for solution in sorted(field.glob("[!.]*/[!.]*/solution.py")):
+        folder = solution.parent
+        if folder.name not in load_all():
+            known = ", ".join(load_all())
+            shown = printable_name(str(folder))
+            raise UsageError(f"{shown} does not name a challenge; the challenges are: {known}")
     wanted = [load(name).id for name in challenges] or list(load_all())
     entries = [
         entry
@@ -66,16 +72,6 @@ def _wants_gold(field: Path) -> bool:
     if settings.keys() - {"gold"} or not isinstance(settings.get("gold", False), bool):
         raise UsageError(f"{path} may say `gold = true` or `gold = false` and nothing else")
     return bool(settings.get("gold", False))
-
-
-def _refuse_misspelt(field: Path) -> None:
-    """Refuses an answer to an unknown challenge, which would otherwise be skipped silently."""
-    for solution in sorted(field.glob("[!.]*/[!.]*/solution.py")):
-        folder = solution.parent
-        if folder.name not in load_all():
-            known = ", ".join(load_all())
-            shown = printable_name(str(folder))
-            raise UsageError(f"{shown} does not name a challenge; the challenges are: {known}")
 
 
 def _entries_of(entrant: Path, challenge: str) -> list[GradeRequest]:

@@ -16,8 +16,6 @@ TRANSCRIPT = Path(RECORD).with_name("raw.jsonl")
 
 
 class Suspicion(Record):
-    """One leak and where it was seen."""
-
     entrant: str
     challenge: str
     attempt: int
@@ -36,7 +34,12 @@ def scan_field(
         challenge, asked = load(name), list(group)
         for entry in asked:
             if entry.entrant not in trusted:
-                found += _leaks_of(entry, challenge)
+                places = {"submission": _submission(entry), "transcript": transcript(entry.folder)}
+                found += [
+                    _suspicion(entry, where, leak)
+                    for where, text in places.items()
+                    for leak in leaks_in(text, hidden(challenge))
+                ]
         found += _copies_among(
             [entry for entry in asked if entry.entrant not in trusted], challenge
         )
@@ -83,15 +86,6 @@ def _leaves(value: object) -> Iterator[str]:
     elif isinstance(value, list):
         for inner in value:
             yield from _leaves(inner)
-
-
-def _leaks_of(entry: GradeRequest, challenge: Challenge) -> list[Suspicion]:
-    places = {"submission": _submission(entry), "transcript": transcript(entry.folder)}
-    return [
-        _suspicion(entry, where, leak)
-        for where, text in places.items()
-        for leak in leaks_in(text, hidden(challenge))
-    ]
 
 
 def _copies_among(entries: list[GradeRequest], challenge: Challenge) -> list[Suspicion]:

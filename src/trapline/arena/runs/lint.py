@@ -15,8 +15,6 @@ _ROUNDING = 0.051
 
 
 class Finding(Record):
-    """One contradiction."""
-
     rule: str
     #: entrant / challenge / attempt, or the part of the run.
     where: str

@@ -30,8 +30,6 @@ LOOK_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class Options:
-    """How a field is graded."""
-
     level: Level
     full: bool = False
     workers: int | None = None
@@ -54,7 +52,14 @@ def grade_field(
     store.plan(entry.key for entry in outdated)
     with store.grading(), closing(executor or LocalExecutor(options.workers)) as place:
         if place.is_local:
-            _check_machine(outdated, store, options)
+            # Checks this machine once for each challenge, and notes it in the store.
+            name = f"machine {this_machine()}"
+            for challenge in map(load, sorted({entry.challenge for entry in outdated})):
+                checked: dict[str, str] = store.meta().get(name, {})
+                fact = f"{challenge.digest} {options.level}"
+                if checked.get(challenge.id) != fact:
+                    check_machine(challenge, options.level)
+                    store.set_meta(**{name: {**checked, challenge.id: fact}})
         # The longest first, so that the run does not end with one of them.
         jobs = sorted(outdated, key=lambda e: -load(e.challenge).plan.limits.call_seconds)
         yield from _grade_rounds(jobs, _Grader(store, options, seed, on_step, place))
@@ -124,17 +129,6 @@ def _is_done(entry: GradeRequest, cell: Cell | None, store: Store, options: Opti
     )
 
 
-def _check_machine(entries: list[GradeRequest], store: Store, options: Options) -> None:
-    """Checks this machine once for each challenge, and notes it in the store."""
-    name = f"machine {this_machine()}"
-    for challenge in map(load, sorted({entry.challenge for entry in entries})):
-        checked: dict[str, str] = store.meta().get(name, {})
-        fact = f"{challenge.digest} {options.level}"
-        if checked.get(challenge.id) != fact:
-            check_machine(challenge, options.level)
-            store.set_meta(**{name: {**checked, challenge.id: fact}})
-
-
 def this_machine() -> str:
     """Distinguishes the machines that share a store without naming them."""
     path = Path("/etc/machine-id")
@@ -156,7 +150,6 @@ def check_machine(challenge: Challenge, level: Level) -> None:
 
 @contextmanager
 def open_run(place: Path | str) -> Iterator[Store]:
-    """Opens a run, and closes it afterwards."""
     store = Store(place)
     try:
         yield store

@@ -37,8 +37,6 @@ class Usage(Record):
 
 
 class Agent(Record):
-    """The command line of one agent."""
-
     package: str = ""
     #: The newest version whose --help lists all flags below.
     tested: str = ""
@@ -53,8 +51,6 @@ class Agent(Record):
 
 @dataclass(frozen=True)
 class AgentRun:
-    """An agent's output and how it ended."""
-
     output: str
     code: int
     seconds: float
@@ -63,13 +59,11 @@ class AgentRun:
 
 @cache
 def table() -> dict[str, Agent]:
-    """The known agents by name."""
     text = Path(__file__).with_name("agents.toml").read_text()
     return {name: Agent.model_validate(entry) for name, entry in tomllib.loads(text).items()}
 
 
 def find(name: str) -> Agent:
-    """An agent by its name."""
     if name not in table():
         raise UsageError(f"no agent {name!r}; known agents: {', '.join(table())}")
     return table()[name]

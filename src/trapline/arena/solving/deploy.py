@@ -41,7 +41,6 @@ def free_workspace(
 
 
 def copy_workspace(challenge: Challenge, workspace: Path) -> None:
-    """Writes prompt and starter into a folder."""
     workspace.mkdir(parents=True, exist_ok=True)
     (workspace / PROMPT).write_text(challenge.prompt)
     for name, text in read_starter(challenge).items():
@@ -51,7 +50,6 @@ def copy_workspace(challenge: Challenge, workspace: Path) -> None:
 
 
 def read_starter(challenge: Challenge) -> dict[str, str]:
-    """The starter's files, path → text."""
     folder = challenge.folder / STARTER
     return {
         str(path.relative_to(folder)): path.read_text() for path in sorted(folder.rglob("*.py"))

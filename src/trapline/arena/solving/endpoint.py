@@ -24,8 +24,6 @@ class ProviderError(ArenaError):
 
 @dataclass(frozen=True)
 class Reply:
-    """A model's reply and its cost."""
-
     text: str
     input_tokens: int
     output_tokens: int
@@ -36,8 +34,6 @@ class Reply:
 
 @dataclass
 class RateLimit:
-    """Limits the requests per minute over all threads."""
-
     per_minute: float | None = None
     _next: float = 0.0
     _lock: threading.Lock = field(default_factory=threading.Lock)

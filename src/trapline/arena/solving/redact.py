@@ -28,8 +28,6 @@ _RANDOM_BITS, _RANDOM_HEX_BITS = 4.3, 3.0
 
 
 class Found(Record):
-    """One thing that should not be published."""
-
     kind: str
     line: int
     #: Its first characters only: a finding must not repeat the secret.
@@ -112,7 +110,6 @@ class Redactor:
         return text
 
     def redact(self, text: str) -> str:
-        """The text without anything that should not be published."""
         for value, kind in self._values:
             text = _literal(value).sub(f"<{kind}>", text)
         for kind, pattern in _RULES:
@@ -143,7 +140,6 @@ class Redactor:
 
 
 def machine_names() -> tuple[str, ...]:
-    """The user's and the machine's names."""
     host = socket.gethostname()
     found = {host, host.split(".")[0]}
     with contextlib.suppress(OSError, KeyError):  # a user without a name

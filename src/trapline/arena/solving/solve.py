@@ -36,8 +36,6 @@ class SolveRecord(Record):
 
 @dataclass(frozen=True)
 class Assignment:
-    """One workspace to fill."""
-
     entrant: str
     challenge: Challenge
     attempt: int
@@ -58,9 +56,7 @@ class Solver(Protocol):
     def model(self) -> str: ...
 
     @property
-    def tells_cost(self) -> bool:
-        """Whether the cost of its answers is known."""
-        ...
+    def tells_cost(self) -> bool: ...
 
     def version(self) -> str: ...
 

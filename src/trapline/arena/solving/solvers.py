@@ -140,8 +140,6 @@ def own_test_feedback(workspace: Path, challenge: Challenge, level: Level) -> st
 
 @dataclass(frozen=True)
 class AgentSolver:
-    """A coding agent on the command line."""
-
     harness: str
     model: str
     agent: Agent

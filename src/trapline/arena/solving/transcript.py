@@ -14,16 +14,12 @@ Source = Literal["system", "user", "agent"]
 
 
 class Metrics(Record):
-    """The cost of one step."""
-
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cost_usd: float | None = None
 
 
 class Step(Record):
-    """One message of the conversation."""
-
     step_id: int
     timestamp: str
     source: Source
@@ -32,16 +28,12 @@ class Step(Record):
 
 
 class Agent(Record):
-    """Who spoke."""
-
     name: str
     version: str
     model_name: str = ""
 
 
 class FinalMetrics(Record):
-    """The cost of the whole conversation."""
-
     total_prompt_tokens: int = 0
     total_completion_tokens: int = 0
     total_cost_usd: float | None = None
@@ -94,7 +86,6 @@ class Transcript:
         )
 
     def close(self) -> FinalMetrics:
-        """Writes the ATIF file."""
         totals = self.totals()
         trajectory = Trajectory(
             session_id=self._session, agent=self._agent, steps=self._steps, final_metrics=totals

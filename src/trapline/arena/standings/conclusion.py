@@ -22,7 +22,10 @@ def conclude(
     if entrants == 1:
         return f"Only {first} was measured; there is no other entrant to compare it with."
     if len(islands) > 1:
-        return _apart(islands)
+        return (
+            f"No challenge connects {names(islands[0])} with {names(islands[1])}: "
+            "places across these groups cannot be compared."
+        )
     sentence = _leading(could_lead, first, entrants, challenges) + _limit(smallest_visible)
     if challenges < _FEW:
         sentence += (
@@ -56,13 +59,6 @@ def _limit(smallest_visible: float | None) -> str:
     if smallest_visible >= _WHOLE_SCALE:
         return "; no mean difference was detectable."
     return f"; mean differences under {smallest_visible:.1f} points were not detectable."
-
-
-def _apart(islands: Sequence[Sequence[str]]) -> str:
-    return (
-        f"No challenge connects {names(islands[0])} with {names(islands[1])}: "
-        "places across these groups cannot be compared."
-    )
 
 
 def _count(challenges: int) -> str:

@@ -17,8 +17,6 @@ CRITERIA = (*DIMENSIONS, "traps avoided")
 
 
 class Edge(Record):
-    """The comparison by one criterion."""
-
     criterion: str
     #: None if it was not measured for an entrant.
     values: dict[str, float | None]
@@ -76,8 +74,6 @@ class Tally(Record):
 
 
 class Duel(Record):
-    """A comparison of two or more entrants."""
-
     entrants: list[str]
     bouts: list[Bout]
     #: Over all bouts: the mean of each criterion over what all who have it share.
@@ -88,7 +84,6 @@ class Duel(Record):
     verdict: str
 
     def record(self, a: str, b: str) -> Tally:
-        """The record from a's side."""
         for tally in self.records:
             if (tally.a, tally.b) == (a, b):
                 return tally

@@ -15,8 +15,6 @@ _TEST = re.compile(r"^\s*(?:async\s+)?def test_", re.MULTILINE)
 
 
 class Anatomy(Record):
-    """Sizes of the parts of a submission."""
-
     files: int
     #: Lines of Python that are neither empty nor comments, tests included.
     lines: int
@@ -44,8 +42,6 @@ class HarnessRow(Record):
 
 
 class HarnessPair(Record):
-    """The same models on the same challenges in two harnesses."""
-
     a: str
     b: str
     #: Pairs of (model, challenge) that both harnesses have.

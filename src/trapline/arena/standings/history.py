@@ -41,7 +41,6 @@ class Regrade(Record):
 
     @property
     def changed(self) -> bool:
-        """Whether score or state changed."""
         before, after = (self.score_before, self.state_before), (self.score_after, self.state_after)
         return before != after
 

@@ -25,8 +25,6 @@ Difficulty = Mapping[str, str]
 
 
 class Pick(Record):
-    """The pick for one purpose."""
-
     criterion: str
     rule: str
     #: Everyone within the tie band of the best; empty if the rule has no data.
@@ -58,7 +56,9 @@ class _Criterion:
 def picks(cells: Iterable[Cell], difficulty: Difficulty | None = None) -> list[Pick]:
     """One pick for each of the nine criteria; `difficulty` by challenge."""
     counted = measured(cells)
-    eligible = _eligible(counted)
+    taken = _participation(counted, {})
+    most = max(taken.values(), default=0.0)
+    eligible = {name for name, count in taken.items() if count >= LEAST_SHARE * most}
     return [_pick(criterion, counted, difficulty or {}, eligible) for criterion in CRITERIA]
 
 
@@ -78,12 +78,6 @@ def _pick(
         unit=criterion.unit,
         why_not="" if earned else criterion.nothing,
     )
-
-
-def _eligible(cells: Sequence[Cell]) -> set[str]:
-    taken = _participation(cells, {})
-    most = max(taken.values(), default=0.0)
-    return {name for name, count in taken.items() if count >= LEAST_SHARE * most}
 
 
 def _participation(cells: Sequence[Cell], _: Difficulty) -> Values:

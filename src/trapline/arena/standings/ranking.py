@@ -26,8 +26,6 @@ _BELOW, _ABOVE = 0.025, 0.975
 
 
 class Standing(Record):
-    """One entrant's place and its uncertainty."""
-
     entrant: str
     rank: int
     #: The rank as text, with "=" if it is shared.
@@ -65,8 +63,6 @@ class Pair(Record):
 
 
 class Ranking(Record):
-    """The standings of a field."""
-
     #: One sentence: what the data support and what they do not.
     conclusion: str
     standings: list[Standing]
@@ -84,7 +80,6 @@ class Ranking(Record):
     tie_band: float
 
     def odds(self, a: str, b: str) -> float | None:
-        """P(a is stronger than b)."""
         for pair in self.pairs:
             if (pair.a, pair.b) == (a, b):
                 return pair.p

@@ -16,8 +16,6 @@ Table = dict[Item, dict[str, float]]
 
 
 class Trait(Record):
-    """One strength or weakness."""
-
     kind: Literal["dimension", "trap"]
     #: The dimension or the trap.
     name: str

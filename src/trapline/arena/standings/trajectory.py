@@ -25,8 +25,6 @@ class Stage(Record):
 
 
 class Trajectory(Record):
-    """One entrant along the axis."""
-
     entrant: str
     stages: list[Stage]
     #: Points gained from one stage to the next, by least squares over the stages that have a score.

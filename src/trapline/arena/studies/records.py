@@ -38,8 +38,6 @@ class ComparisonStage(Record):
 
 
 class Harness(Record):
-    """What some models ran in during a stage."""
-
     name: str
     stage: str
     models: list[str]
@@ -57,8 +55,6 @@ class Who(Record):
 
 
 class GradeRow(Record):
-    """One challenge's row of the grade matrix."""
-
     challenge: str
     source: str
     grades: dict[str, str]
@@ -68,15 +64,11 @@ class GradeRow(Record):
 
 
 class Task(GradeRow):
-    """One challenge in a detailed report."""
-
     winner: str
     margin: str = ""
 
 
 class StageRow(Record):
-    """Grades over one stage."""
-
     stage: str
     source: str
     grades: dict[str, str]
@@ -96,8 +88,6 @@ class RankRow(Record):
 
 
 class Grades(Record):
-    """Everything that was said in letters."""
-
     matrix: list[GradeRow]
     task: list[Task]
     overall: list[StageRow]
@@ -135,8 +125,6 @@ class Average(Record):
 
 
 class Scores(Record):
-    """Everything that was said in points."""
-
     card: list[Card]
     margin: list[PointMargin]
     average: Average
@@ -151,8 +139,6 @@ class Bout(Record):
 
 
 class Matchup(Record):
-    """A head-to-head."""
-
     a: str
     b: str
     source: str
@@ -168,8 +154,6 @@ class Matchup(Record):
 
 
 class Fact(Record):
-    """One quantity, by model."""
-
     challenge: str
     quantity: str
     source: str
@@ -181,8 +165,6 @@ class Fact(Record):
 
 
 class Quoted(Record):
-    """Something said in prose."""
-
     source: str
     quote: str
 
@@ -237,8 +219,6 @@ class ClearFirst(Quoted):
 
 
 class Claims(Record):
-    """Everything that was said in words."""
-
     participation: list[Participation]
     only: list[Only]
     holders: list[Holders]
@@ -257,8 +237,6 @@ class _Facts(Record):
 
 
 class ReportedField(Record):
-    """A whole comparison."""
-
     who: Who = Field(alias="field")
     grades: Grades
     scores: Scores

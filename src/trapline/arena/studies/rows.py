@@ -9,8 +9,6 @@ Verdict = Literal["equal", "contradiction"]
 
 
 class ComparisonRow(Record):
-    """A figure of the report beside ours."""
-
     #: What is compared: record, lead, overlap, grade, place, average, margin, rank, fact, claim …
     kind: str
     what: str

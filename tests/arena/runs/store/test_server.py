@@ -8,22 +8,18 @@ import sys
 from pathlib import Path
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
 from trapline.arena.errors import ArenaError, MissingError, UsageError
 from trapline.arena.runs.store import Store
-from trapline.cli import duel, lint, rank, replay, report
+from trapline.cli.main import build
 
 
 @pytest.fixture
 def call(tmp_path, monkeypatch):
     """Runs a reading verb in an empty folder."""
-    app = typer.Typer()
-    for verb in (duel, lint, rank, replay, report):
-        verb.register(app)
     monkeypatch.chdir(tmp_path)
-    return lambda *args: CliRunner().invoke(app, list(args))
+    return lambda *args: CliRunner().invoke(build(), list(args))
 
 
 @pytest.fixture

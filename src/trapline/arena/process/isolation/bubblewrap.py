@@ -50,7 +50,11 @@ def _command(
         program=f"{_PROGRAM}/{stage.program.name}", site=_SITE, user=user, **common(launch)
     )
     started = start_inside(plan, f"{_PROGRAM}/{stage.inside.name}", launch, _SUBMISSION)
-    described = _pipe_of(lines)
+    # Options travel beside the command line, which every process inside can read in /proc.
+    described = os.memfd_create("bubblewrap")
+    with open(described, "wb", closefd=False) as file:
+        file.write(b"\0".join(line.encode() for line in lines) + b"\0")
+    os.lseek(described, 0, os.SEEK_SET)
     return Command(
         [_executable(), "--args", str(described), "--", *started],
         environment(_SCRATCH),
@@ -95,15 +99,6 @@ def _shown(places: dict[str, Path]) -> list[str]:
 
 def _each(option: str, values: Iterable[str]) -> list[str]:
     return [word for value in values for word in (option, value)]
-
-
-def _pipe_of(lines: list[str]) -> int:
-    """Options travel beside the command line, which every process inside can read in /proc."""
-    descriptor = os.memfd_create("bubblewrap")
-    with open(descriptor, "wb", closefd=False) as file:
-        file.write(b"\0".join(line.encode() for line in lines) + b"\0")
-    os.lseek(descriptor, 0, os.SEEK_SET)
-    return descriptor
 
 
 @cache

@@ -69,7 +69,6 @@ class Group:
             os.pwrite(self._peak, b"0", 0)
 
     def ran_out_of_memory(self) -> bool:
-        """Whether the kernel ended something inside for its memory."""
         for name in ("memory.oom_control", "memory.events"):
             if self._memory is not None:
                 with contextlib.suppress(OSError):
@@ -93,7 +92,6 @@ class Group:
         return False
 
     def thaw(self) -> bool:
-        """The opposite; False where nothing was frozen."""
         return self._freezer is not None and _write_first(self._freezer, _FREEZERS, *_THAWED)
 
     def remove(self) -> None:
@@ -218,7 +216,6 @@ def counts_memory() -> bool:
 
 @cache
 def can_freeze() -> bool:
-    """Whether all processes of a group can be stopped at once."""
     group = Group(SandboxLimits())
     try:
         return group.freeze() and group.thaw()

@@ -75,7 +75,6 @@ def become(program: str, site: str) -> None:
 
 
 def die_with_parent() -> None:
-    """Ends this process when its parent ends."""
     check(_libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "die with parent")
 
 
@@ -149,7 +148,6 @@ def limit_resources(limits: dict[str, int]) -> None:
 
 
 def drop_capabilities() -> None:
-    """The bounding set and every set of this process."""
     with contextlib.suppress(OSError):
         drop_bounding_set()
     header = struct.pack("=Ii", CAPABILITY_VERSION_3, 0)

@@ -32,19 +32,15 @@ def _closure(packages: tuple[str, ...]) -> set[str]:
         if name in reached or name == _OURSELVES or not is_installed(name):
             continue
         reached.add(name)
-        waiting += _requirements(distribution(name))
+        # Names it requires; those of an extra are left out, those for other systems do no harm.
+        names = []
+        for line in distribution(name).requires or []:
+            _, _, marker = line.partition(";")
+            match = _NAME.match(line)
+            if match and "extra" not in marker:
+                names.append(_normal(match.group()))
+        waiting += names
     return reached
-
-
-def _requirements(found: Distribution) -> list[str]:
-    """Names it requires; those of an extra are left out, those for other systems do no harm."""
-    names = []
-    for line in found.requires or []:
-        _, _, marker = line.partition(";")
-        match = _NAME.match(line)
-        if match and "extra" not in marker:
-            names.append(_normal(match.group()))
-    return names
 
 
 def _entries_of(found: Distribution) -> dict[str, Path]:
@@ -71,7 +67,6 @@ def _script(name: str, path: Path) -> dict[str, Path]:
 
 
 def is_installed(name: str) -> bool:
-    """Whether a distribution of this name is there to be shown."""
     try:
         distribution(name)
     except PackageNotFoundError:

@@ -35,8 +35,6 @@ class SandboxPlan:
 
 @dataclass(frozen=True)
 class Command:
-    """Ready to execute."""
-
     arguments: list[str]
     environment: dict[str, str]
     #: Descriptors it inherits beside the channel; closed here once it has them.

@@ -22,8 +22,6 @@ _RESET_PEAK = "5"
 
 
 class RunningSandbox:
-    """One sandbox and everything in it."""
-
     def __init__(self, process: subprocess.Popen[bytes], stage: SandboxStage, group: Group) -> None:
         self.pid = process.pid
         self._process = process
@@ -63,7 +61,6 @@ class RunningSandbox:
         return True
 
     def resume(self) -> None:
-        """The opposite of `pause`."""
         if not self._group.thaw():
             _signal({self.pid, *_others(self.pid, self._group)}, signal.SIGCONT)
 
@@ -87,7 +84,6 @@ class RunningSandbox:
                 Path(f"/proc/{pid}/clear_refs").write_text(_RESET_PEAK)
 
     def reason(self) -> str:
-        """Why it ended, in one sentence."""
         code = self._process.poll()
         if self._reason or code is None:
             return self._reason or "it is still running"

@@ -12,7 +12,6 @@ __all__ = ["documents", "write_markdown"]
 
 
 def documents(run: RunView, told: Mapping[str, ChallengeInfo] | None = None) -> dict[str, str]:
-    """File name → text."""
     reading = Reading(run, told)
     found = {"comprehensive.md": comprehensive.document(reading)}
     ranked = len(reading.ranking.standings)

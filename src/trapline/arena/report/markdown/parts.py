@@ -47,7 +47,6 @@ def title_of(reading: Reading, challenge: str, track: str) -> str:
 
 
 def winner(winners: Sequence[str], everyone: Sequence[str], margin: str | None) -> Raw:
-    """The winner of one row, in bold if there is one."""
     if not winners:
         return Raw("not both measured")
     if len(winners) == len(everyone) or margin in (None, "tie"):
@@ -56,7 +55,6 @@ def winner(winners: Sequence[str], everyone: Sequence[str], margin: str | None) 
 
 
 def value(edge: Edge, name: str) -> str:
-    """A figure with its reason."""
     number = edge.values[name]
     if number is None:
         return "–"
@@ -81,6 +79,5 @@ def criteria(duel: Duel, edges: Sequence[Edge]) -> list[str]:
 
 
 def odds(reading: Reading, a: str, b: str) -> str:
-    """The probability that a is the stronger."""
     p = reading.ranking.odds(a, b)
     return "" if p is None else f"P({text(a)} is the stronger) = {chance(p)}."

@@ -19,8 +19,6 @@ def table(heads: Sequence[object], rows: Iterable[Sequence[object]]) -> list[str
 
 
 class Raw(str):
-    """Text that is Markdown already."""
-
     __slots__ = ()
 
 

@@ -16,7 +16,7 @@ def document(reading: Reading) -> str:
         summary(reading),
         _executive(reading, result),
         *(_task(reading, result, number, bout) for number, bout in enumerate(result.bouts, 1)),
-        _records(result),
+        ["## Records", "", *bullets(f"{tally.sentence}." for tally in result.records)],
         rubric_table(),
     )
 
@@ -68,7 +68,3 @@ def _entrant(cell: Cell) -> list[str]:
         if items:
             lines += ["", heading, "", *bullets(items)]
     return lines
-
-
-def _records(result: Duel) -> list[str]:
-    return ["## Records", "", *bullets(f"{tally.sentence}." for tally in result.records)]

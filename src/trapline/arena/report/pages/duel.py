@@ -50,7 +50,6 @@ def records(reading: Reading) -> list[tuple[str, list[tuple[str, str]]]]:
 
 
 def pair(reading: Reading, a: str, b: str) -> dict[str, Any]:
-    """The page of two entrants."""
     return {
         "title": f"{a} against {b}",
         "duel": reading.duel(a, b),

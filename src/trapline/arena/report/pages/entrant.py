@@ -48,7 +48,6 @@ def _falls(reading: Reading, cell: Cell) -> dict[str, Any]:
 
 
 def shape(reading: Reading, entrant: str) -> list[tuple[str, list[str]]]:
-    """Strengths and weaknesses, each with its evidence."""
     found = reading.shapes.get(entrant)
     if found is None:
         return []

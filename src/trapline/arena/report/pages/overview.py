@@ -87,7 +87,6 @@ def red_team_fact(reading: Reading) -> tuple[str, str, str] | None:
 
 
 def pick_row(pick: Pick) -> dict[str, Any]:
-    """A pick with its deciding figure."""
     best = max((pick.values[name] for name in pick.winners), default=None)
     why = pick.why_not or f"{best:.1f} {pick.unit}"
     if pick.margin and len(pick.winners) == 1:

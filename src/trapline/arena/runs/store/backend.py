@@ -15,8 +15,6 @@ WRITING = {"trapline_writing": True}
 
 
 class Backend(Protocol):
-    """A place where a run is kept."""
-
     #: For messages; a password is never part of it.
     where: str
     #: For titles.

@@ -14,8 +14,6 @@ from trapline.arena.record import Bundle
 
 
 class Evidence(Protocol):
-    """Where the texts of bundles are kept."""
-
     def text(self, address: str) -> str:
         """What is kept at this address, changed or not; `UsageError` where nothing is."""
         ...
@@ -28,13 +26,10 @@ class Evidence(Protocol):
         """Is only over when the text would survive a power cut."""
         ...
 
-    def addresses(self, beginning: str) -> list[str]:
-        """The addresses that begin like this."""
-        ...
+    def addresses(self, beginning: str) -> list[str]: ...
 
 
 def digest(text: str) -> str:
-    """The address of a content."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 

@@ -35,7 +35,12 @@ class ServerBackend:
     folder: Path | None = None
 
     def __init__(self, address: Address, *, create: bool) -> None:
-        _need_psycopg()
+        try:
+            import psycopg  # noqa: F401
+        except ImportError:
+            raise MissingError(
+                "a PostgreSQL store needs psycopg: pip install 'trapline[postgres]'"
+            ) from None
         self.where, self.name, self.schema = address.where, address.name, address.schema
         url = address.url
         self.engine = sa.create_engine(
@@ -101,8 +106,6 @@ class ServerBackend:
 
 
 class EvidenceTable:
-    """A row for each bundle."""
-
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
 
@@ -133,12 +136,3 @@ class EvidenceTable:
         )
         with reading(self._backend) as connection:
             return sorted(connection.execute(asked).scalars())
-
-
-def _need_psycopg() -> None:
-    try:
-        import psycopg  # noqa: F401
-    except ImportError:
-        raise MissingError(
-            "a PostgreSQL store needs psycopg: pip install 'trapline[postgres]'"
-        ) from None

@@ -51,7 +51,6 @@ class Store:
         return [cell for cell in self._records() if cell is not None]
 
     def damaged(self) -> int:
-        """How many records were left out."""
         return sum(cell is None for cell in self._records())
 
     def cells(self) -> list[Cell]:
@@ -60,7 +59,6 @@ class Store:
         return [newest[key] for key in sorted(newest)]
 
     def newest(self, key: CellKey) -> Cell | None:
-        """The newest record of one cell."""
         found = [cell for cell in self._records(matches(cells, key)) if cell is not None]
         return found[-1] if found else None
 
@@ -79,7 +77,6 @@ class Store:
         return self._backend.evidence.is_whole(address)
 
     def find_bundle(self, beginning: str) -> str:
-        """The one address that begins like this."""
         found = self._backend.evidence.addresses(beginning.removesuffix(".json"))
         if len(found) == 1:
             return found[0]
@@ -157,7 +154,11 @@ class Store:
     def save(self, bundle: Bundle) -> Cell | None:
         """Keeps evidence and cell, in this order, and takes the cell off the plan; None when this
         grader was taken for dead meanwhile and another grader has the cell."""
-        cell = self._save_bundle(bundle)
+        text = canonical(bundle)
+        address = digest(text)
+        if not self.has_bundle(address):
+            self._backend.evidence.keep(address, text)
+        cell = bundle.cell.model_copy(update={"bundle": address})
         record = cell.model_dump_json()
         with writing(self._backend) as connection:
             done = connection.execute(sa.delete(plan).where(self._is_ours(cell.key)))
@@ -172,13 +173,6 @@ class Store:
     def _is_ours(self, key: CellKey) -> sa.ColumnElement[bool]:
         found = matches(plan, key)
         return sa.and_(found, plan.c.grader == self._grader) if self._grader else found
-
-    def _save_bundle(self, bundle: Bundle) -> Cell:
-        text = canonical(bundle)
-        address = digest(text)
-        if not self.has_bundle(address):
-            self._backend.evidence.keep(address, text)
-        return bundle.cell.model_copy(update={"bundle": address})
 
     # Graders
 
