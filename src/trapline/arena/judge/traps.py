@@ -62,6 +62,16 @@ def edit(old: str, new: str, file: str = "solution.py") -> Mutant:
     return Mutant(((old, new),), file)
 
 
+def insert_after(old: str, added: str, file: str = "solution.py") -> Mutant:
+    """A mutant: add a text right after the old one, which occurs exactly once."""
+    return edit(old, old + added, file)
+
+
+def insert_before(old: str, added: str, file: str = "solution.py") -> Mutant:
+    """A mutant: add a text right before the old one, which occurs exactly once."""
+    return edit(old, added + old, file)
+
+
 def edits(*pairs: tuple[str, str], file: str = "solution.py") -> Mutant:
     """A mutant of several edits (old, new), applied in their order."""
     return Mutant(pairs, file)

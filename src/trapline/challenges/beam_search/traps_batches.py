@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from trapline.arena.judge import expect
-from trapline.arena.judge.traps import edit, edits, trap
+from trapline.arena.judge.traps import edit, edits, insert_before, trap
 from trapline.arena.process.proxy import Stub, Submission
 from trapline.challenges.beam_search import table as lm
 from trapline.challenges.beam_search.situations import (
@@ -73,10 +73,7 @@ def pool_shared_by_prompts(submission: Submission, rng: np.random.Generator) -> 
     catches="the model's rows are assigned W to a prompt although some have fewer live beams",
     severity="critical",
     story="The batch arithmetic holds only while every prompt has W beams.",
-    mutant=edit(
-        "        last = first + len(search.beams)\n",
-        "        last = first + search.rules.beam_width\n",
-    ),
+    mutant=edit("last = first + len(search.beams)\n", "last = first + search.rules.beam_width\n"),
 )
 def rows_cut_by_width(submission: Submission, rng: np.random.Generator) -> None:
     alone_and_together(submission, rng)
@@ -101,7 +98,7 @@ def rows_shift_when_a_prompt_ends(submission: Submission, rng: np.random.Generat
     catches="answers come in the order in which prompts finish",
     severity="critical",
     story="A batch that retires finished prompts must return their answers in the original order.",
-    mutant=edit(RETURN, "    searches.sort(key=lambda search: search.length)\n" + RETURN),
+    mutant=insert_before(RETURN, "    searches.sort(key=lambda search: search.length)\n"),
 )
 def answers_out_of_order(submission: Submission, rng: np.random.Generator) -> None:
     alone_and_together(submission, rng)
@@ -111,8 +108,8 @@ def answers_out_of_order(submission: Submission, rng: np.random.Generator) -> No
     catches="the model is still called with rows for prompts that are finished",
     severity="major",
     story="One library computes the finished rows of a batch and discards the result.",
-    mutant=edit(
-        CALL, "    prefixes += [search.prompt for search in searches if not search.beams]\n" + CALL
+    mutant=insert_before(
+        CALL, "    prefixes += [search.prompt for search in searches if not search.beams]\n"
     ),
 )
 def ended_prompts_still_asked(submission: Submission, rng: np.random.Generator) -> None:
@@ -173,10 +170,9 @@ def empty_batch_asks(submission: Submission, rng: np.random.Generator) -> None:
     catches="a prompt without tokens fails",
     severity="minor",
     story="Unconditional generation starts from an empty prompt.",
-    mutant=edit(
+    mutant=insert_before(
         '    return [whole(token, "a prompt\'s token"',
-        "    if not prompt:\n        raise ValueError('no tokens')\n"
-        '    return [whole(token, "a prompt\'s token"',
+        "    if not prompt:\n        raise ValueError('no tokens')\n",
     ),
 )
 def empty_prompt_refused(submission: Submission, rng: np.random.Generator) -> None:

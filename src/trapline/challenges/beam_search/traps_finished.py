@@ -3,7 +3,7 @@
 import numpy as np
 
 from trapline.arena.judge import expect
-from trapline.arena.judge.traps import edit, edits, trap
+from trapline.arena.judge.traps import edit, edits, insert_before, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.beam_search.situations import (
     best,
@@ -40,7 +40,7 @@ def eos_beam_dropped(submission: Submission, rng: np.random.Generator) -> None:
     severity="critical",
     story="An entrant moved finished beams to a list that the next step rebuilt from the "
     "expanding beams alone.",
-    mutant=edit(_FINISH, "        self.pool = []\n" + _FINISH),
+    mutant=insert_before(_FINISH, "        self.pool = []\n"),
 )
 def pool_forgets_earlier_steps(submission: Submission, rng: np.random.Generator) -> None:
     E, A, B = tokens(rng, 3)
@@ -99,11 +99,11 @@ def eos_takes_a_slot(submission: Submission, rng: np.random.Generator) -> None:
     catches="each beam offers only its W best tokens, EOS among them, so W - 1 are left",
     severity="major",
     story="A top-k of width W per beam looks sufficient; with the end among the W it is one short.",
-    mutant=edit(
+    mutant=insert_before(
         _MASK,
         "        width = min(self.rules.beam_width, totals.shape[1])\n"
         "        floors = -np.partition(-totals, width - 1, axis=1)[:, width - 1 : width]\n"
-        "        totals[totals < floors] = -np.inf\n" + _MASK,
+        "        totals[totals < floors] = -np.inf\n",
     ),
 )
 def eos_fills_the_row(submission: Submission, rng: np.random.Generator) -> None:
@@ -172,10 +172,9 @@ def finished_use_up_the_width(submission: Submission, rng: np.random.Generator) 
     severity="critical",
     story="Several toolkits returned the W shortest outputs: the pool was full and nothing "
     "replaced its worst.",
-    mutant=edit(
+    mutant=insert_before(
         "            self.pool.append(Hypothesis(tokens, score))\n",
-        "            if len(self.pool) < self.rules.beam_width:\n"
-        "                self.pool.append(Hypothesis(tokens, score))\n",
+        "            if len(self.pool) < self.rules.beam_width:\n    ",
     ),
 )
 def pool_keeps_the_first(submission: Submission, rng: np.random.Generator) -> None:
@@ -222,7 +221,7 @@ def worst_first(submission: Submission, rng: np.random.Generator) -> None:
     catches="EOS as the very first token is not taken",
     severity="major",
     story="The end at the first step is the situation that tests of beam search are built on.",
-    mutant=edit(_FINISH, "        if self.length > 1:\n    " + _FINISH),
+    mutant=insert_before(_FINISH, "        if self.length > 1:\n    "),
 )
 def immediate_end_forbidden(submission: Submission, rng: np.random.Generator) -> None:
     E, A = tokens(rng, 2)
@@ -235,10 +234,7 @@ def immediate_end_forbidden(submission: Submission, rng: np.random.Generator) ->
     catches="a prompt that ends with the EOS token counts as finished",
     severity="major",
     story="Chat prompts usually end with an end-of-turn token; only generated tokens count.",
-    mutant=edit(
-        "        self.beams = [[]]\n",
-        "        self.beams = [] if prompt[-1:] == [rules.eos_id] else [[]]\n",
-    ),
+    mutant=edit("self.beams = [[]]", "self.beams = [] if prompt[-1:] == [rules.eos_id] else [[]]"),
 )
 def eos_in_the_prompt(submission: Submission, rng: np.random.Generator) -> None:
     E, A = tokens(rng, 2)

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from trapline.arena.judge import expect
-from trapline.arena.judge.traps import edit, edits, trap
+from trapline.arena.judge.traps import edit, edits, insert_after, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.beam_search import table as lm
 from trapline.challenges.beam_search.situations import (
@@ -44,9 +44,9 @@ def identical_beams_at_the_start(submission: Submission, rng: np.random.Generato
     catches="every beam is continued by its own best token, without competition between beams",
     severity="critical",
     story="W greedy searches side by side are not a beam search.",
-    mutant=edit(
+    mutant=insert_after(
         EXPAND,
-        EXPAND + "        if self.length > 1:\n"
+        "        if self.length > 1:\n"
         "            tops = totals.argmax(axis=1)\n"
         "            chosen = np.arange(len(totals)) * totals.shape[1] + tops\n",
     ),
@@ -108,10 +108,7 @@ def zero_probability_lives_on(submission: Submission, rng: np.random.Generator) 
     catches="an EOS continuation of probability 0 enters the pool",
     severity="major",
     story="A score of -inf occupies a place in the pool and lets the search stop.",
-    mutant=edit(
-        "        possible = np.flatnonzero(totals > -np.inf)\n",
-        "        possible = np.arange(len(totals))\n",
-    ),
+    mutant=edit("possible = np.flatnonzero(totals > -np.inf)", "possible = np.arange(len(totals))"),
 )
 def zero_probability_ends(submission: Submission, rng: np.random.Generator) -> None:
     E, A = tokens(rng, 2)
@@ -165,10 +162,7 @@ def tie_later_hypothesis_wins(submission: Submission, rng: np.random.Generator) 
     catches="of two equal hypotheses that end in one step the one of the higher parent wins",
     severity="minor",
     story="Ties decide which of two equal answers a user sees; they must not depend on the device.",
-    mutant=edit(
-        "        possible = np.flatnonzero(totals > -np.inf)\n",
-        "        possible = np.flatnonzero(totals > -np.inf)[::-1]\n",
-    ),
+    mutant=edit("= np.flatnonzero(totals > -np.inf)", "= np.flatnonzero(totals > -np.inf)[::-1]"),
 )
 def tie_higher_parent_ends_first(submission: Submission, rng: np.random.Generator) -> None:
     E, A, B = tokens(rng, 3)

@@ -28,10 +28,7 @@ _ENTER = "            score = self.rules.score(float(total), self.length)\n"
     severity="critical",
     story="A beam that carries its penalised score compounds the penalty at every step; the "
     "winning design kept the sum and the score apart.",
-    mutant=edit(
-        "        self.sums = totals.ravel()[chosen]\n",
-        "        self.sums = self.rules.score(totals.ravel()[chosen], self.length)\n",
-    ),
+    mutant=edit("totals.ravel()[chosen]", "self.rules.score(totals.ravel()[chosen], self.length)"),
 )
 def penalty_on_running_sum(submission: Submission, rng: np.random.Generator) -> None:
     E, A, B, C = tokens(rng, 4)

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from trapline.arena.judge import expect
-from trapline.arena.judge.traps import edit, edits, trap
+from trapline.arena.judge.traps import edit, edits, insert_before, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.beam_search.situations import (
     best,
@@ -188,9 +188,8 @@ def cut_off_hypotheses_lost(submission: Submission, rng: np.random.Generator) ->
     severity="major",
     story="A fallback instead of a rule: one weak finished hypothesis excludes every strong "
     "unfinished beam.",
-    mutant=edit(
-        "            self._enter(self.beams, self.sums)\n",
-        "            if not self.pool:\n                self._enter(self.beams, self.sums)\n",
+    mutant=insert_before(
+        "            self._enter(self.beams, self.sums)\n", "            if not self.pool:\n    "
     ),
 )
 def cut_off_only_when_nothing_ended(submission: Submission, rng: np.random.Generator) -> None:
@@ -206,10 +205,7 @@ def cut_off_only_when_nothing_ended(submission: Submission, rng: np.random.Gener
     catches="hypotheses grow beyond max_new_tokens",
     severity="critical",
     story="The limit is checked before the step instead of after it.",
-    mutant=edit(
-        "        if self.length == self.rules.max_new_tokens:\n",
-        "        if self.length > self.rules.max_new_tokens:\n",
-    ),
+    mutant=edit("        if self.length == self.rules", "        if self.length > self.rules"),
 )
 def one_token_too_many(submission: Submission, rng: np.random.Generator) -> None:
     E, A = tokens(rng, 2)
@@ -223,10 +219,7 @@ def one_token_too_many(submission: Submission, rng: np.random.Generator) -> None
     catches="the last allowed token is never generated",
     severity="major",
     story="An off-by-one error of the limit in the other direction.",
-    mutant=edit(
-        "        if self.length == self.rules.max_new_tokens:\n",
-        "        if self.length >= self.rules.max_new_tokens - 1:\n",
-    ),
+    mutant=edit("== self.rules.max_new_tokens:\n", ">= self.rules.max_new_tokens - 1:\n"),
 )
 def one_token_short(submission: Submission, rng: np.random.Generator) -> None:
     E, A = tokens(rng, 2)

@@ -70,10 +70,7 @@ def mask_of_a_long_branch(submission: Submission, rng: np.random.Generator) -> N
     catches="the target's float64 log-probabilities are compared in float32",
     severity="minor",
     story="Two tokens that differ in the tenth digit become a tie, and the wrong one is picked.",
-    mutant=edit(
-        "    return log_probs.argmax(axis=1)\n",
-        "    return log_probs.astype(np.float32).argmax(axis=1)\n",
-    ),
+    mutant=edit("    return log_probs.argmax", "    return log_probs.astype(np.float32).argmax"),
 )
 def picks_in_float32(submission: Submission, rng: np.random.Generator) -> None:
     low, high, eos = (*rising(rng, 2), VOCABULARY)

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from trapline.arena.judge import expect
-from trapline.arena.judge.traps import edit, edits, trap
+from trapline.arena.judge.traps import edit, edits, insert_after, insert_before, trap
 from trapline.arena.process.proxy import Stub, Submission
 from trapline.challenges.dflash import table
 from trapline.challenges.dflash.situations import (
@@ -49,7 +49,7 @@ def told(
     catches="drafted tokens are accepted without verification",
     severity="critical",
     story="Fast and wrong: the output is the drafter's.",
-    mutant=edit(_JUDGED, _JUDGED + "        path = [] if not len(tokens) else [0]\n"),
+    mutant=insert_after(_JUDGED, "        path = [] if not len(tokens) else [0]\n"),
 )
 def drafts_not_verified(submission: Submission, rng: np.random.Generator) -> None:
     told(submission, rng, table.hopeless_draft, 3, max_new_tokens=6, budget=4)
@@ -201,10 +201,7 @@ def passes_miscounted(submission: Submission, rng: np.random.Generator) -> None:
     catches="of two equally likely tokens the target's pick is the higher one",
     severity="minor",
     story="A sort instead of an argmax.",
-    mutant=edit(
-        "    return log_probs.argmax(axis=1)\n",
-        "    return log_probs.shape[1] - 1 - log_probs[:, ::-1].argmax(axis=1)\n",
-    ),
+    mutant=edit("log_probs.argmax", "log_probs.shape[1] - 1 - log_probs[:, ::-1].argmax"),
 )
 def tie_higher_token_said(submission: Submission, rng: np.random.Generator) -> None:
     low, high = rising(rng, 2)
@@ -224,7 +221,7 @@ def tie_higher_token_said(submission: Submission, rng: np.random.Generator) -> N
     catches="the EOS token is missing from the output",
     severity="major",
     story="The contract includes the EOS token in the output.",
-    mutant=edit(_OUTPUT, "    output = [t for t in output if t != eos_id]\n" + _OUTPUT),
+    mutant=insert_before(_OUTPUT, "    output = [t for t in output if t != eos_id]\n"),
 )
 def end_left_out(submission: Submission, rng: np.random.Generator) -> None:
     told(submission, rng, table.perfect_draft, 2, end=3, max_new_tokens=10, budget=2)
@@ -258,7 +255,7 @@ def end_in_the_prompt(submission: Submission, rng: np.random.Generator) -> None:
     catches="generated tokens are appended to the caller's prompt",
     severity="major",
     story="`prefix = prompt` is a second name, not a copy.",
-    mutant=edit(_OUTPUT, "    prompt.extend(output)\n" + _OUTPUT),
+    mutant=insert_before(_OUTPUT, "    prompt.extend(output)\n"),
 )
 def generating_modifies_the_prompt(submission: Submission, rng: np.random.Generator) -> None:
     prompt, _, eos, law = story_of(rng)
@@ -296,9 +293,8 @@ def text_kept_between_calls(submission: Submission, rng: np.random.Generator) ->
     catches="the target is called again although the output is complete",
     severity="minor",
     story="The stop test comes one call too late; the extra pass costs time and is discarded.",
-    mutant=edit(
-        _OUTPUT,
-        "    target.tree_log_probs(prefix + output, tokens, parents)\n    passes += 1\n" + _OUTPUT,
+    mutant=insert_before(
+        _OUTPUT, "    target.tree_log_probs(prefix + output, tokens, parents)\n    passes += 1\n"
     ),
 )
 def pass_after_the_end(submission: Submission, rng: np.random.Generator) -> None:
@@ -360,7 +356,7 @@ def budget_ignored_by_generate(submission: Submission, rng: np.random.Generator)
     catches="a drafter without a proposal ends the generation",
     severity="major",
     story="A tree without nodes still yields one token per pass.",
-    mutant=edit(BLOCK, BLOCK + "        if not len(tokens):\n            break\n"),
+    mutant=insert_after(BLOCK, "        if not len(tokens):\n            break\n"),
 )
 def empty_block_gives_up(submission: Submission, rng: np.random.Generator) -> None:
     prompt, _, eos, law = story_of(rng)

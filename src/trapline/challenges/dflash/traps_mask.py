@@ -3,7 +3,7 @@
 import numpy as np
 
 from trapline.arena.judge import expect
-from trapline.arena.judge.traps import edit, trap
+from trapline.arena.judge.traps import edit, insert_before, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.dflash.situations import refused
 from trapline.challenges.dflash.solution_lines import INHERIT
@@ -40,9 +40,8 @@ def mask_causal(submission: Submission, rng: np.random.Generator) -> None:
     catches="a node does not see itself",
     severity="critical",
     story="Ancestors alone are not enough: a node must also see its own token.",
-    mutant=edit(
-        _MASK,
-        "    mask[np.arange(1, count + 1), prefix_len + np.arange(1, count + 1)] = False\n" + _MASK,
+    mutant=insert_before(
+        _MASK, "    mask[np.arange(1, count + 1), prefix_len + np.arange(1, count + 1)] = False\n"
     ),
 )
 def mask_without_self(submission: Submission, rng: np.random.Generator) -> None:
@@ -67,7 +66,7 @@ def mask_parent_only(submission: Submission, rng: np.random.Generator) -> None:
     catches="the nodes do not see the root",
     severity="critical",
     story="The root is in neither the prefix nor the arrays of the tree and is easily left out.",
-    mutant=edit(_MASK, "    mask[1:, prefix_len] = False\n" + _MASK),
+    mutant=insert_before(_MASK, "    mask[1:, prefix_len] = False\n"),
 )
 def mask_without_root(submission: Submission, rng: np.random.Generator) -> None:
     family_mask(submission, rng)
@@ -77,7 +76,7 @@ def mask_without_root(submission: Submission, rng: np.random.Generator) -> None:
     catches="the nodes do not see the committed prefix",
     severity="critical",
     story="A tree mask is applied to the whole attention instead of its last columns.",
-    mutant=edit(_MASK, "    mask[1:, :prefix_len] = False\n" + _MASK),
+    mutant=insert_before(_MASK, "    mask[1:, :prefix_len] = False\n"),
 )
 def mask_without_prefix(submission: Submission, rng: np.random.Generator) -> None:
     family_mask(submission, rng)
@@ -87,7 +86,7 @@ def mask_without_prefix(submission: Submission, rng: np.random.Generator) -> Non
     catches="the root sees the drafted nodes",
     severity="critical",
     story="The root's own logits then depend on guesses about what follows it.",
-    mutant=edit(_MASK, "    mask[0] = True\n" + _MASK),
+    mutant=insert_before(_MASK, "    mask[0] = True\n"),
 )
 def mask_root_sees_drafts(submission: Submission, rng: np.random.Generator) -> None:
     family_mask(submission, rng)
@@ -97,7 +96,7 @@ def mask_root_sees_drafts(submission: Submission, rng: np.random.Generator) -> N
     catches="nodes see their descendants instead of their ancestors",
     severity="critical",
     story="Rows are queries and columns are keys; transposed, the shape is still right.",
-    mutant=edit(_MASK, "    mask[:, prefix_len:] = mask[:, prefix_len:].T.copy()\n" + _MASK),
+    mutant=insert_before(_MASK, "    mask[:, prefix_len:] = mask[:, prefix_len:].T.copy()\n"),
 )
 def mask_transposed(submission: Submission, rng: np.random.Generator) -> None:
     family_mask(submission, rng)

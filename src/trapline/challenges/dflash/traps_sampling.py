@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from trapline.arena.judge.traps import edit, trap
+from trapline.arena.judge.traps import edit, insert_after, insert_before, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.dflash import table
 from trapline.challenges.dflash.situations import (
@@ -40,9 +40,9 @@ def sampled(
     severity="critical",
     story="A separate draw for each child biases the output (by more than a tenth in a small "
     "study) while looking like rejection sampling.",
-    mutant=edit(
+    mutant=insert_after(
         _PICKS,
-        _PICKS + "    for node, (parent, token) in enumerate(zip(parents, tokens, strict=True)):\n"
+        "    for node, (parent, token) in enumerate(zip(parents, tokens, strict=True)):\n"
         "        if uniforms[node + 1] < probs[parent + 1, token]:\n"
         "            choices[parent + 1] = int(token)\n",
     ),
@@ -97,14 +97,14 @@ def numbers_by_depth(submission: Submission, rng: np.random.Generator) -> None:
     catches="the sample is drawn among the children's tokens only",
     severity="critical",
     story="A token that the drafter did not propose can then never be generated.",
-    mutant=edit(
+    mutant=insert_before(
         _PICKS,
         "    for row in range(len(probs)):\n"
         "        below = [t for t, p in zip(tokens, parents, strict=True) if p + 1 == row]\n"
         "        if below:\n"
         "            kept = probs[row, below]\n"
         "            probs[row] = 0.0\n"
-        "            probs[row, below] = kept / kept.sum()\n" + _PICKS,
+        "            probs[row, below] = kept / kept.sum()\n",
     ),
 )
 def only_children_sampled(submission: Submission, rng: np.random.Generator) -> None:
@@ -182,9 +182,7 @@ def rounding_starts_again(submission: Submission, rng: np.random.Generator) -> N
     catches="negative or NaN probabilities, or numbers outside [0, 1), are accepted",
     severity="minor",
     story="A number of exactly 1 can come from rounding to float32 and exceeds every sum.",
-    mutant=edit(
-        "    if not ((uniforms >= 0.0) & (uniforms < 1.0)).all():\n", "    if uniforms is None:\n"
-    ),
+    mutant=edit("if not ((uniforms >= 0.0) & (uniforms < 1.0)).all():\n", "if uniforms is None:\n"),
 )
 def bad_laws_accepted(submission: Submission, rng: np.random.Generator) -> None:
     tokens, parents = np.array([1]), np.array([-1])

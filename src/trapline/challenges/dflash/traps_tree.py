@@ -3,7 +3,7 @@
 import numpy as np
 
 from trapline.arena.judge import expect
-from trapline.arena.judge.traps import edit, edits, trap
+from trapline.arena.judge.traps import edit, edits, insert_before, trap
 from trapline.arena.process.proxy import Stub, Submission
 from trapline.challenges.dflash import table
 from trapline.challenges.dflash.situations import (
@@ -46,7 +46,7 @@ def chain_instead_of_tree(submission: Submission, rng: np.random.Generator) -> N
     catches="below the first level only the best token of a depth is used",
     severity="critical",
     story="Siblings at the root and single chains below them: most of the tree is missing.",
-    mutant=edit(_SIBLING, "        if not depth:\n    " + _SIBLING),
+    mutant=insert_before(_SIBLING, "        if not depth:\n    "),
 )
 def only_one_branch_grows(submission: Submission, rng: np.random.Generator) -> None:
     log_q, tokens, parents = two_good_roots(rng)
@@ -98,7 +98,7 @@ def root_counted_in_the_budget(submission: Submission, rng: np.random.Generator)
     catches="nodes come level by level instead of heaviest first",
     severity="major",
     story="Cutting such a tree at half its size loses the deep, likely branch.",
-    mutant=edit(
+    mutant=insert_before(
         _TREE,
         "    depths = []\n"
         "    for parent in parents:\n"
@@ -106,7 +106,7 @@ def root_counted_in_the_budget(submission: Submission, rng: np.random.Generator)
         "    order = np.argsort(depths, kind='stable').tolist()\n"
         "    places = {-1: -1, **{node: place for place, node in enumerate(order)}}\n"
         "    tokens = [tokens[node] for node in order]\n"
-        "    parents = [places[parents[node]] for node in order]\n" + _TREE,
+        "    parents = [places[parents[node]] for node in order]\n",
     ),
 )
 def breadth_first_order(submission: Submission, rng: np.random.Generator) -> None:
@@ -174,7 +174,7 @@ def tie_higher_parent_first(submission: Submission, rng: np.random.Generator) ->
     catches="between equally heavy siblings the higher token comes first",
     severity="minor",
     story="A reversed ascending sort reverses the ties with it.",
-    mutant=edit(_BEST, "    candidates = candidates[::-1]\n" + _BEST),
+    mutant=insert_before(_BEST, "    candidates = candidates[::-1]\n"),
 )
 def tie_higher_token_first(submission: Submission, rng: np.random.Generator) -> None:
     a, b, c, d = rising(rng, 4)
@@ -237,8 +237,8 @@ def weights_in_float32(submission: Submission, rng: np.random.Generator) -> None
     catches="the rows of the draft are put through a softmax again",
     severity="major",
     story="Log-probabilities taken for logits: rows with mass missing change weight by depth.",
-    mutant=edit(
-        _RANKED, "    log_q = log_q - np.log(np.exp(log_q).sum(axis=1, keepdims=True))\n" + _RANKED
+    mutant=insert_before(
+        _RANKED, "    log_q = log_q - np.log(np.exp(log_q).sum(axis=1, keepdims=True))\n"
     ),
 )
 def draft_normalised(submission: Submission, rng: np.random.Generator) -> None:
@@ -264,7 +264,7 @@ def budget_over_all_prefixes(submission: Submission, rng: np.random.Generator) -
     catches="a budget of 0 still gives a node or fails",
     severity="minor",
     story="A budget of 0 switches speculation off and means plain decoding.",
-    mutant=edit(_RANKED, "    budget = max(budget, 1)\n" + _RANKED),
+    mutant=insert_before(_RANKED, "    budget = max(budget, 1)\n"),
 )
 def budget_zero(submission: Submission, rng: np.random.Generator) -> None:
     log_q, _, _ = two_good_roots(rng)
@@ -292,9 +292,7 @@ def draft_modified(submission: Submission, rng: np.random.Generator) -> None:
     catches="NaN, +inf, integers or a wrong rank are accepted as a draft",
     severity="minor",
     story="NaN compares false with everything and can come out as the heaviest.",
-    mutant=edit(
-        "    if np.isnan(log_q).any() or np.isposinf(log_q).any():\n", "    if log_q is None:\n"
-    ),
+    mutant=edit("    if np.isnan(log_q).any() or np.isposinf(log_q).any()", "    if log_q is None"),
 )
 def bad_drafts_accepted(submission: Submission, rng: np.random.Generator) -> None:
     log_q, _, _ = two_good_roots(rng)

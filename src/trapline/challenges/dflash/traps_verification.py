@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from trapline.arena.judge.traps import edit, trap
+from trapline.arena.judge.traps import edit, insert_after, insert_before, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.dflash import table
 from trapline.challenges.dflash.situations import (
@@ -159,7 +159,7 @@ def bonus_repeats_the_path(submission: Submission, rng: np.random.Generator) -> 
     catches="at most one drafted token is accepted",
     severity="major",
     story="The walk stops after its first step, and speculation gains almost nothing.",
-    mutant=edit(_WALK, _WALK + "        break\n"),
+    mutant=insert_after(_WALK, "        break\n"),
 )
 def one_node_a_pass(submission: Submission, rng: np.random.Generator) -> None:
     a, b, c, x = distinct(rng, 4)
@@ -192,8 +192,8 @@ def path_of_tokens(submission: Submission, rng: np.random.Generator) -> None:
     catches="a tree without nodes fails",
     severity="minor",
     story="The pass is then plain decoding: an empty path, and the pick at the root.",
-    mutant=edit(
-        _WALK, "    if not max(tokens) >= 0:\n        raise ValueError('negative tokens')\n" + _WALK
+    mutant=insert_before(
+        _WALK, "    if not max(tokens) >= 0:\n        raise ValueError('negative tokens')\n"
     ),
 )
 def nothing_drafted(submission: Submission, rng: np.random.Generator) -> None:
@@ -205,9 +205,7 @@ def nothing_drafted(submission: Submission, rng: np.random.Generator) -> None:
     catches="choices without a row for the root, or with one too many, are accepted",
     severity="minor",
     story="N rows for N nodes is the sign of positional logits.",
-    mutant=edit(
-        "array.ndim != 1 or (count is not None and array.size != count)", "array.ndim != 1"
-    ),
+    mutant=edit("!= 1 or (count is not None and array.size != count)", "!= 1"),
 )
 def wrong_choice_count_accepted(submission: Submission, rng: np.random.Generator) -> None:
     tokens, parents = np.array([5, 6, 5]), np.array([-1, -1, 1])

@@ -3,7 +3,7 @@
 import numpy as np
 
 from trapline.arena.judge import expect
-from trapline.arena.judge.traps import edit, edits, trap
+from trapline.arena.judge.traps import edit, edits, insert_after, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.flash_attention_backward.cases import (
     NAMES,
@@ -77,9 +77,9 @@ def dout_scaled_in_place(submission: Submission, rng: np.random.Generator) -> No
     severity="critical",
     story="The gradient of a transposed view is a transposed view; that of a sum is one number "
     "with strides of zero.",
-    mutant=edit(
+    mutant=insert_after(
         CHECKED,
-        CHECKED + "    packed = np.empty(dout.shape, dout.dtype).strides\n"
+        "    packed = np.empty(dout.shape, dout.dtype).strides\n"
         "    dout = np.lib.stride_tricks.as_strided(dout, strides=packed)\n",
     ),
 )
@@ -161,7 +161,7 @@ def blockwise(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, 
     severity="critical",
     story="4608 queries and keys have 81 MiB of weights; half of that is far more than tiles and "
     "gradients need.",
-    mutant=edit(CHECKED, CHECKED + "    tile = max(q.shape[2], k.shape[2], 1)\n"),
+    mutant=insert_after(CHECKED, "    tile = max(q.shape[2], k.shape[2], 1)\n"),
 )
 def score_matrix_in_memory(submission: Submission, rng: np.random.Generator) -> None:
     holds_no_matrix(*memory_rise(submission, rng), "weights")
@@ -191,7 +191,7 @@ def mask_for_all_pairs(submission: Submission, rng: np.random.Generator) -> None
     catches="S = 0 raises instead of giving zeros and empty arrays",
     severity="major",
     story="A tile clamped to the number of keys gives a step of zero.",
-    mutant=edit(CHECKED, CHECKED + "    tile = min(tile, k.shape[2])\n"),
+    mutant=insert_after(CHECKED, "    tile = min(tile, k.shape[2])\n"),
 )
 def no_keys(submission: Submission, rng: np.random.Generator) -> None:
     for causal in (False, True):
@@ -213,7 +213,7 @@ def no_queries(submission: Submission, rng: np.random.Generator) -> None:
     catches="B = 0 raises (stacking nothing) instead of giving empty arrays",
     severity="minor",
     story="The last rank of a sharded run gets an empty batch.",
-    mutant=edit(CHECKED, CHECKED + "    dout = np.stack(list(dout))\n"),
+    mutant=insert_after(CHECKED, "    dout = np.stack(list(dout))\n"),
 )
 def no_batch(submission: Submission, rng: np.random.Generator) -> None:
     differentiates(submission, draw(Shape(B=0, H=2, G=2), rng, False), tile=4)

@@ -3,7 +3,7 @@
 import numpy as np
 
 from trapline.arena.judge import expect
-from trapline.arena.judge.traps import edit, edits, trap
+from trapline.arena.judge.traps import edit, edits, insert_after, insert_before, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.flash_attention_backward.cases import agrees, differentiates, draw, triple
 from trapline.challenges.flash_attention_backward.situations import grouped, with_logits
@@ -27,7 +27,7 @@ _RETURN = "    return dq, dk, dv\n"
     severity="critical",
     story="Key heads are shared in the forward pass, so their gradient is a sum; an assignment per "
     "head overwrites it, and tests with H = G never see it.",
-    mutant=edit(ROW_LOOP, "            dk[b, g, cols] = 0\n" + ROW_LOOP),
+    mutant=insert_before(ROW_LOOP, "            dk[b, g, cols] = 0\n"),
 )
 def dk_of_last_head_only(submission: Submission, rng: np.random.Generator) -> None:
     grouped(submission, rng)
@@ -38,7 +38,7 @@ def dk_of_last_head_only(submission: Submission, rng: np.random.Generator) -> No
     severity="critical",
     story="The same overwrite on the values' side; some tests of the published field looked at a "
     "few elements of dv only.",
-    mutant=edit(ROW_LOOP, "            dv[b, g, cols] = 0\n" + ROW_LOOP),
+    mutant=insert_before(ROW_LOOP, "            dv[b, g, cols] = 0\n"),
 )
 def dv_of_last_head_only(submission: Submission, rng: np.random.Generator) -> None:
     grouped(submission, rng)
@@ -168,10 +168,7 @@ def delta_with_wrong_sign(submission: Submission, rng: np.random.Generator) -> N
     catches="dq lacks the factor D^-½",
     severity="critical",
     story="The scale enters the scores, so it leaves through both dq and dk.",
-    mutant=edit(
-        "dq[b, h, rows] += dscores @ k[b, g, cols]",
-        "dq[b, h, rows] += dscores @ k[b, g, cols] * D**0.5",
-    ),
+    mutant=insert_after("dq[b, h, rows] += dscores @ k[b, g, cols]", " * D**0.5"),
 )
 def dq_without_scale(submission: Submission, rng: np.random.Generator) -> None:
     differentiates(submission, draw(Shape(T=4, S=4, D=9), rng, False))
@@ -181,10 +178,7 @@ def dq_without_scale(submission: Submission, rng: np.random.Generator) -> None:
     catches="dk lacks the factor D^-½",
     severity="critical",
     story="Kernels that keep a scaled q get dk right by luck and lose it when q is loaded afresh.",
-    mutant=edit(
-        "dk[b, g, cols] += dscores.T @ q[b, h, rows]",
-        "dk[b, g, cols] += dscores.T @ q[b, h, rows] * D**0.5",
-    ),
+    mutant=insert_after("dk[b, g, cols] += dscores.T @ q[b, h, rows]", " * D**0.5"),
 )
 def dk_without_scale(submission: Submission, rng: np.random.Generator) -> None:
     differentiates(submission, draw(Shape(T=4, S=4, D=9), rng, False))
@@ -194,10 +188,7 @@ def dk_without_scale(submission: Submission, rng: np.random.Generator) -> None:
     catches="dk is scaled once through q and once more at the end",
     severity="critical",
     story="q is scaled when it is loaded, and the gradient is scaled again as the formula says.",
-    mutant=edit(
-        "dk[b, g, cols] += dscores.T @ q[b, h, rows]",
-        "dk[b, g, cols] += dscores.T @ q[b, h, rows] * D**-0.5",
-    ),
+    mutant=insert_after("dk[b, g, cols] += dscores.T @ q[b, h, rows]", " * D**-0.5"),
 )
 def dk_scaled_twice(submission: Submission, rng: np.random.Generator) -> None:
     differentiates(submission, draw(Shape(T=4, S=4, D=9), rng, False))

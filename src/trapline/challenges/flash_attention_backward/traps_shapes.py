@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from trapline.arena.judge.traps import edit, edits, trap
+from trapline.arena.judge.traps import edit, edits, insert_after, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.flash_attention_backward.cases import differentiates, draw
 from trapline.challenges.flash_attention_backward.situations import grouped, with_logits
@@ -142,8 +142,8 @@ def last_query_tile_dropped(submission: Submission, rng: np.random.Generator) ->
     catches="a tile larger than the sequence is refused or answered wrongly",
     severity="major",
     story="The default tile of 64 is larger than a sequence of five tokens.",
-    mutant=edit(
-        CHECKED, CHECKED + "    if tile > max(k.shape[2], 1):\n        raise ValueError(tile)\n"
+    mutant=insert_after(
+        CHECKED, "    if tile > max(k.shape[2], 1):\n        raise ValueError(tile)\n"
     ),
 )
 def tile_larger_than_sequence_refused(submission: Submission, rng: np.random.Generator) -> None:

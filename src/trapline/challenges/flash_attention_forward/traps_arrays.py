@@ -3,7 +3,7 @@
 import numpy as np
 
 from trapline.arena.judge import expect
-from trapline.arena.judge.traps import edit, edits, trap
+from trapline.arena.judge.traps import edit, edits, insert_after, insert_before, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.flash_attention_forward.cases import (
     REFUSALS,
@@ -42,7 +42,7 @@ def no_keys(submission: Submission, rng: np.random.Generator) -> None:
     catches="T = 0 raises (a tile clamped to zero) instead of giving empty arrays",
     severity="minor",
     story="It happens when a scheduler passes a request with nothing new to compute.",
-    mutant=edit(_CHECKED, _CHECKED + "    tile = min(tile, q.shape[2])\n"),
+    mutant=insert_after(_CHECKED, "    tile = min(tile, q.shape[2])\n"),
 )
 def no_queries(submission: Submission, rng: np.random.Generator) -> None:
     for causal in (False, True):
@@ -70,9 +70,9 @@ def no_batch(submission: Submission, rng: np.random.Generator) -> None:
     severity="critical",
     story="Projections come out as (B,T,H,D) and are viewed as (B,H,T,D): a transposed view, not a "
     "copy.",
-    mutant=edit(
+    mutant=insert_after(
         _CHECKED,
-        _CHECKED + "    packed = np.empty(q.shape, q.dtype).strides\n"
+        "    packed = np.empty(q.shape, q.dtype).strides\n"
         "    q = np.lib.stride_tricks.as_strided(q, strides=packed)\n",
     ),
 )
@@ -116,9 +116,7 @@ def double_through_single(submission: Submission, rng: np.random.Generator) -> N
     catches="float32 inputs pass through float16",
     severity="critical",
     story="Tensor cores often use half precision inside; a caller with float32 did not ask for it.",
-    mutant=edit(
-        "scores = q @ k[cols].T", "scores = (q @ k[cols].T.astype(np.float16)).astype(q.dtype)"
-    ),
+    mutant=edit("= q @ k[cols].T", "= (q @ k[cols].T.astype(np.float16)).astype(q.dtype)"),
 )
 def single_through_half(submission: Submission, rng: np.random.Generator) -> None:
     # 5 + 2⁻⁹ lies halfway between two numbers of float16, and is exact in float32.
@@ -186,7 +184,7 @@ def memory_rise(submission: Submission, rng: np.random.Generator) -> tuple[int, 
     severity="critical",
     story="Avoiding this is the purpose of flash attention. 4608 queries and keys have 81 MiB of "
     "scores; half of that is far more than tiles and accumulators need.",
-    mutant=edit(_CHECKED, _CHECKED + "    tile = max(q.shape[2], k.shape[2], 1)\n"),
+    mutant=insert_after(_CHECKED, "    tile = max(q.shape[2], k.shape[2], 1)\n"),
 )
 def score_matrix_in_memory(submission: Submission, rng: np.random.Generator) -> None:
     holds_no_matrix(*memory_rise(submission, rng), "scores")
@@ -319,11 +317,10 @@ def integers_in_one_array_accepted(submission: Submission, rng: np.random.Genera
     severity="minor",
     story="The shortcut is added last and placed first; a wrong number of heads is then reported "
     "only for non-empty input.",
-    mutant=edit(
+    mutant=insert_before(
         _CHECKED,
         "    if q.size == 0 or k.size == 0:\n"
-        "        return np.zeros(q.shape, q.dtype), np.full(q.shape[:3], -np.inf, q.dtype)\n"
-        + _CHECKED,
+        "        return np.zeros(q.shape, q.dtype), np.full(q.shape[:3], -np.inf, q.dtype)\n",
     ),
 )
 def empty_problem_unchecked(submission: Submission, rng: np.random.Generator) -> None:

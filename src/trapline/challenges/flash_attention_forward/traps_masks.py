@@ -35,9 +35,7 @@ def causal_row_zero(submission: Submission, rng: np.random.Generator) -> None:
     severity="critical",
     story="triu(k=2) instead of triu(k=1): the training loss falls quickly because the target is "
     "visible.",
-    mutant=edit(
-        "np.arange(position, position + rows)", "np.arange(position + 1, position + 1 + rows)"
-    ),
+    mutant=edit("position, position + rows", "position + 1, position + 1 + rows"),
 )
 def causal_sees_next_key(submission: Submission, rng: np.random.Generator) -> None:
     q, k, v = Shape(T=6, S=6).draw(rng)

@@ -3,7 +3,7 @@
 import numpy as np
 
 from trapline.arena.judge import expect
-from trapline.arena.judge.traps import edit, trap
+from trapline.arena.judge.traps import edit, insert_after, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.flash_attention_forward.cases import attends, pair
 from trapline.challenges.flash_attention_forward.situations import with_logits
@@ -35,9 +35,7 @@ def scores_below_sentinel(submission: Submission, rng: np.random.Generator) -> N
     severity="minor",
     story="Skipping needless rescaling is a real speed-up when the old maximum is kept; with the "
     "new one every skipped step is an error far above float64's rounding.",
-    mutant=edit(
-        "np.exp(peak - origin)", "np.exp(np.where(origin - peak < 1e-6, 0, peak - origin))"
-    ),
+    mutant=edit("peak - origin", "np.where(origin - peak < 1e-6, 0, peak - origin)"),
 )
 def small_rise_not_rescaled(submission: Submission, rng: np.random.Generator) -> None:
     attends(submission, *with_logits(rng, 5e-7 * np.arange(12), 3, np.float64), tile=2)
@@ -48,10 +46,9 @@ def small_rise_not_rescaled(submission: Submission, rng: np.random.Generator) ->
     severity="minor",
     story="The threshold is below float32's rounding error; in float64 it costs half of the "
     "digits.",
-    mutant=edit(
+    mutant=insert_after(
         "weights = np.exp(scores - origin[:, None])",
-        "weights = np.exp(scores - origin[:, None])\n"
-        "        weights = np.where(weights < 1e-8, 0, weights)",
+        "\n        weights = np.where(weights < 1e-8, 0, weights)",
     ),
 )
 def small_weights_dropped(submission: Submission, rng: np.random.Generator) -> None:

@@ -27,9 +27,7 @@ def rescale_direction(submission: Submission, rng: np.random.Generator) -> None:
     catches="the accumulated output keeps the weight of an outdated maximum",
     severity="critical",
     story="The sum is corrected and the output is not; a test with one tile cannot show it.",
-    mutant=edit(
-        "weighted = weighted * correction[:, None] + weights", "weighted = weighted + weights"
-    ),
+    mutant=edit("= weighted * correction[:, None] + weights", "= weighted + weights"),
 )
 def output_not_rescaled(submission: Submission, rng: np.random.Generator) -> None:
     inputs = with_logits(rng, np.repeat([-1.0, 2.0], 4), 3, np.float64)

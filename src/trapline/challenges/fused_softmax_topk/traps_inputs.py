@@ -5,7 +5,7 @@ from functools import partial
 import numpy as np
 
 from trapline.arena.judge import expect
-from trapline.arena.judge.traps import edit, edits, trap
+from trapline.arena.judge.traps import edit, edits, insert_after, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.fused_softmax_topk.cases import (
     DTYPES,
@@ -93,9 +93,7 @@ def k_clamped(submission: Submission, rng: Rng) -> None:
     catches="integer or complex logits are computed instead of refused",
     severity="minor",
     story="Quantised codes are then ranked as if they were logits.",
-    mutant=edit(
-        "if logits.dtype not in (np.float16, np.float32, np.float64):", "if logits.dtype == object:"
-    ),
+    mutant=edit("not in (np.float16, np.float32, np.float64):", "== object:"),
 )
 def integers_accepted(submission: Submission, rng: Rng) -> None:
     for dtype in (np.int32, np.complex64):
@@ -125,9 +123,7 @@ def rank_ignored(submission: Submission, rng: Rng) -> None:
     catches="memory is read in its own order whatever the strides",
     severity="critical",
     story="Logits of the last positions are a strided slice; the wrong rows are read.",
-    mutant=edit(
-        _CHECKED, _CHECKED + "    logits = logits.ravel(order='K').reshape(logits.shape)\n"
-    ),
+    mutant=insert_after(_CHECKED, "    logits = logits.ravel(order='K').reshape(logits.shape)\n"),
 )
 def strided_logits(submission: Submission, rng: Rng) -> None:
     wide = logits_of(rng, (12, 40), np.float32)
@@ -192,7 +188,7 @@ def no_rows_crash(submission: Submission, rng: Rng) -> None:
     catches="an N × V temporary, which the fusion is meant to avoid",
     severity="critical",
     story="Half of the graded answers computed the whole softmax first, in one of their passes.",
-    mutant=edit(_CHECKED, _CHECKED + "    logits = logits - np.zeros((), logits.dtype)\n"),
+    mutant=insert_after(_CHECKED, "    logits = logits - np.zeros((), logits.dtype)\n"),
 )
 def matrix_materialised(submission: Submission, rng: Rng) -> None:
     """Half a million logits, then four million: even a mask of one byte each shows."""
@@ -215,8 +211,8 @@ def tile_grows_with_v(submission: Submission, rng: Rng) -> None:
     catches="float16 logits cast to float32 all at once, which is an N × V temporary of its own",
     severity="major",
     story="The float32 path is fused, and the float16 path begins with a cast of the whole matrix.",
-    mutant=edit(
-        PROBS, PROBS + "\n    logits = logits.astype(np.promote_types(logits.dtype, 'f4'))"
+    mutant=insert_after(
+        PROBS, "\n    logits = logits.astype(np.promote_types(logits.dtype, 'f4'))"
     ),
 )
 def half_matrix_widened(submission: Submission, rng: Rng) -> None:

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from trapline.arena.judge.traps import edit, edits, trap
+from trapline.arena.judge.traps import edit, edits, insert_after, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.fused_softmax_topk.cases import DTYPES, LONG, Rng, ask, logits_of
 from trapline.challenges.fused_softmax_topk.solution_lines import ANSWER, FRESH, PROBS, TILE
@@ -299,7 +299,7 @@ def tail_dropped(submission: Submission, rng: Rng) -> None:
     catches="a tile is filled up with zeros, which beat negative logits",
     severity="critical",
     story="Masked lanes must load −inf; zeros win the top-k and add to the sum.",
-    mutant=edit(TILE, TILE + "\n        tile = np.pad(tile, (0, TILE - tile.size))"),
+    mutant=insert_after(TILE, "\n        tile = np.pad(tile, (0, TILE - tile.size))"),
 )
 def tail_padded_with_zeros(submission: Submission, rng: Rng) -> None:
     for vocabulary in (5, 33, 1025, LONG):
@@ -324,7 +324,7 @@ def last_row_dropped(submission: Submission, rng: Rng) -> None:
     catches="indices in 16 bits, or an int32 answer",
     severity="major",
     story="Vocabularies exceed 65536 entries, the range of a 16-bit index.",
-    mutant=edit(_CALL, _CALL + "\n        indices[row] %= 65536"),
+    mutant=insert_after(_CALL, "\n        indices[row] %= 65536"),
 )
 def short_indices(submission: Submission, rng: Rng) -> None:
     logits = logits_of(rng, (1, 70001), np.float32)

@@ -192,10 +192,7 @@ def more_queries_than_positions(submission: Submission, rng: Rng) -> None:
     catches="attention rounds to half precision on the way",
     severity="major",
     story="A cast meant for the stored values is applied to the arithmetic.",
-    mutant=edit(
-        "weights = np.exp(scores)",
-        "weights = np.exp(scores.astype(np.float16)).astype(scores.dtype)",
-    ),
+    mutant=edit("= np.exp(scores)", "= np.exp(scores.astype(np.float16)).astype(scores.dtype)"),
 )
 def attend_in_half_precision(submission: Submission, rng: Rng) -> None:
     for dtype in (np.float32, np.float64):

@@ -6,7 +6,7 @@ import numpy as np
 
 from trapline.arena.errors import SubmissionRaised
 from trapline.arena.judge import expect
-from trapline.arena.judge.traps import edit, trap
+from trapline.arena.judge.traps import edit, insert_after, insert_before, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.kv_cache.cases import (
     KINDS,
@@ -62,12 +62,11 @@ def page_boundary_taken_for_a_new_page(submission: Submission, rng: Rng) -> None
     catches="a refused append has already taken a page for the copy of a shared one",
     severity="major",
     story="Copy-on-write runs before new pages are counted, so each retry loses a page.",
-    mutant=edit(
+    mutant=insert_before(
         "        if len(shared) + missing > len(self.free_pages):\n",
         "        for i in shared[: len(self.free_pages)]:\n"
         "            table[i] = self._own_copy(table[i])\n"
-        "        shared = [i for i in shared if self.holders[table[i]] > 1]\n"
-        "        if len(shared) + missing > len(self.free_pages):\n",
+        "        shared = [i for i in shared if self.holders[table[i]] > 1]\n",
     ),
 )
 def copies_before_it_counts(submission: Submission, rng: Rng) -> None:
@@ -127,11 +126,9 @@ def fork_shares_spare_room(submission: Submission, rng: Rng) -> None:
     catches="keep of all positions in their order returns at once, with a layer still ahead",
     severity="major",
     story="A shortcut for the common case in which every token of a draft is accepted.",
-    mutant=edit(
+    mutant=insert_after(
         "        indices = self._check_indices(seq, indices)\n",
-        "        indices = self._check_indices(seq, indices)\n"
-        "        if np.array_equal(indices, np.arange(self.length(seq))):\n"
-        "            return\n",
+        "        if np.array_equal(indices, np.arange(self.length(seq))):\n            return\n",
     ),
 )
 def keep_of_everything_does_nothing(submission: Submission, rng: Rng) -> None:
@@ -149,10 +146,7 @@ def keep_of_everything_does_nothing(submission: Submission, rng: Rng) -> None:
     catches="a floor under the scale lies above the scale of the smallest rows allowed",
     severity="minor",
     story="An epsilon of 1e-5, as used for a layer norm, is too large here.",
-    mutant=edit(
-        "(largest / self.top).astype(np.float32)",
-        "np.maximum(largest / self.top, 1e-5 * (largest > 0)).astype(np.float32)",
-    ),
+    mutant=edit("(largest / self.top)", "np.maximum(largest / self.top, 1e-5 * (largest > 0))"),
 )
 def floor_near_the_smallest_row(submission: Submission, rng: Rng) -> None:
     for kind in ("quantized", "paged_quantized"):

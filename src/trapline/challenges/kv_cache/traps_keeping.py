@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from trapline.arena.judge.traps import edit, edits, trap
+from trapline.arena.judge.traps import edit, edits, insert_before, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.kv_cache.cases import (
     KINDS,
@@ -213,9 +213,7 @@ def keep_outside_the_sequence(submission: Submission, rng: Rng) -> None:
     catches="only one layer is cut",
     severity="critical",
     story="The length decreases while the other layers still attend to rejected drafts.",
-    mutant=edit(
-        "self.counts[seq] = [n] * self.num_layers", "self.counts[seq] = [n, *self.counts[seq][1:]]"
-    ),
+    mutant=edit("= [n] * self.num_layers", "= [n, *self.counts[seq][1:]]"),
 )
 def truncate_in_one_layer(submission: Submission, rng: Rng) -> None:
     for kind, bits in KINDS:
@@ -230,10 +228,7 @@ def truncate_in_one_layer(submission: Submission, rng: Rng) -> None:
     catches="truncate(seq, 0) does nothing",
     severity="major",
     story="`if length:` treats 0 as absent.",
-    mutant=edit(
-        "        self._shrink(seq, n)\n",
-        "        n = n or self.length(seq)\n        self._shrink(seq, n)\n",
-    ),
+    mutant=insert_before("        self._shrink(seq, n)\n", "        n = n or self.length(seq)\n"),
 )
 def truncate_to_nothing(submission: Submission, rng: Rng) -> None:
     for kind, bits in KINDS:
@@ -250,9 +245,8 @@ def truncate_to_nothing(submission: Submission, rng: Rng) -> None:
     severity="major",
     story="After a step aborted between two layers, the retry appends behind what the first layer "
     "kept.",
-    mutant=edit(
-        "        self._shrink(seq, n)\n",
-        "        if n == self.length(seq):\n            return\n        self._shrink(seq, n)\n",
+    mutant=insert_before(
+        "        self._shrink(seq, n)\n", "        if n == self.length(seq):\n            return\n"
     ),
 )
 def truncate_leaves_a_layer_ahead(submission: Submission, rng: Rng) -> None:

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from trapline.arena.judge.traps import edit, edits, trap
+from trapline.arena.judge.traps import edit, edits, insert_after, insert_before, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.kv_cache.cases import (
     KINDS,
@@ -58,10 +58,7 @@ def page_size_taken_for_a_power_of_two(submission: Submission, rng: Rng) -> None
     catches="page numbers are kept in eight bits",
     severity="critical",
     story="Tests use small pools; in a large one page 256 becomes page 0.",
-    mutant=edit(
-        "table = np.array(self.tables[seq], dtype=np.int64)",
-        "table = np.array(self.tables[seq], dtype=np.int64).astype(np.uint8)",
-    ),
+    mutant=insert_after("table = np.array(self.tables[seq], dtype=np.int64)", ".astype(np.uint8)"),
 )
 def page_numbers_wrap(submission: Submission, rng: Rng) -> None:
     for kind, bits in PAGED:
@@ -139,9 +136,7 @@ def page_for_every_append(submission: Submission, rng: Rng) -> None:
     catches="each layer of a step takes pages of its own from a pool that has room for all layers",
     severity="major",
     story="num_blocks is divided among the layers, which the contract does not say.",
-    mutant=edit(
-        "missing = max(0, needed - len(table))", "missing = needed - self._pages_for(start)"
-    ),
+    mutant=edit("= max(0, needed - len(table))", "= needed - self._pages_for(start)"),
 )
 def page_for_every_layer(submission: Submission, rng: Rng) -> None:
     for kind, bits in PAGED:
@@ -221,13 +216,12 @@ def failed_append_keeps_pages(submission: Submission, rng: Rng) -> None:
     catches="a refused append leaves the positions that still fitted",
     severity="critical",
     story="Positions are written one by one until the pool is full; the retry stores them twice.",
-    mutant=edit(
+    mutant=insert_before(
         "        self._reserve(seq, layer, len(k))\n        self._fix_dtype(k.dtype)\n",
         "        if len(k) > 1:\n"
         "            for i in range(len(k)):\n"
         "                self.append(seq, layer, k[i : i + 1], v[i : i + 1])\n"
-        "            return\n"
-        "        self._reserve(seq, layer, len(k))\n        self._fix_dtype(k.dtype)\n",
+        "            return\n",
     ),
 )
 def failed_append_half_written(submission: Submission, rng: Rng) -> None:
@@ -267,9 +261,7 @@ def refused_rows_already_written(submission: Submission, rng: Rng) -> None:
     catches="pages of a freed sequence never come back",
     severity="critical",
     story="Short runs work; a long-running server runs out of pages.",
-    mutant=edit(
-        "        self._shrink(seq, 0)\n        self._forget(seq)\n", "        self._forget(seq)\n"
-    ),
+    mutant=edit("        self._shrink(seq, 0)\n        self._forget", "        self._forget"),
 )
 def free_leaks_pages(submission: Submission, rng: Rng) -> None:
     for kind, bits in KINDS:

@@ -4,7 +4,7 @@ from functools import partial
 from typing import Any
 
 from trapline.arena.judge import expect
-from trapline.arena.judge.traps import edit, edits, trap
+from trapline.arena.judge.traps import edit, edits, insert_after, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.kv_cache.cases import (
     KINDS,
@@ -20,10 +20,7 @@ from trapline.challenges.kv_cache.situations import BAD
     catches="chunks attend with random queries instead of the prompt's",
     severity="critical",
     story="A published entry drew its queries from a random generator; shapes and tests were fine.",
-    mutant=edit(
-        "self.attend(seq, layer, q[part])",
-        "self.attend(seq, layer, np.random.standard_normal(q[part].shape))",
-    ),
+    mutant=edit("seq, layer, q[part]", "seq, layer, np.random.standard_normal(q[part].shape)"),
 )
 def prefill_with_made_up_queries(submission: Submission, rng: Rng) -> None:
     twin = Twin(submission, rng)
@@ -59,9 +56,8 @@ def chunks_blind_to_earlier_ones(submission: Submission, rng: Rng) -> None:
     catches="positions that the sequence already holds are dropped or not attended to",
     severity="critical",
     story="The attention starts at position 0 although a cached prefix is already there.",
-    mutant=edit(
-        "        out = np.empty(q.shape, q.dtype)\n",
-        "        out = np.empty(q.shape, q.dtype)\n        self.truncate(seq, 0)\n",
+    mutant=insert_after(
+        "        out = np.empty(q.shape, q.dtype)\n", "        self.truncate(seq, 0)\n"
     ),
 )
 def prefill_forgets_the_prefix(submission: Submission, rng: Rng) -> None:
@@ -144,9 +140,7 @@ def prefill_into_a_shared_page(submission: Submission, rng: Rng) -> None:
     catches="a prompt that does not fit leaves its first chunks behind",
     severity="major",
     story="The error is raised at a later chunk; a retry stores the first chunks twice.",
-    mutant=edit(
-        "        self._reserve(seq, layer, len(k))\n        for start in", "        for start in"
-    ),
+    mutant=edit("self._reserve(seq, layer, len(k))\n        for start in", "for start in"),
 )
 def prefill_half_done_when_full(submission: Submission, rng: Rng) -> None:
     for kind, bits in KINDS:
@@ -166,10 +160,7 @@ def prefill_half_done_when_full(submission: Submission, rng: Rng) -> None:
     catches="wrong queries are detected only after the first chunk is stored",
     severity="minor",
     story="The caller corrects the query and prefills again, behind the first chunk.",
-    mutant=edit(
-        "        self._check_queries(q)\n        self._check_rows(k, v)\n",
-        "        self._check_rows(k, v)\n",
-    ),
+    mutant=edit("self._check_queries(q)\n        self._check_rows(k, v)", "self._check_rows(k, v)"),
 )
 def prefill_stores_before_it_checks(submission: Submission, rng: Rng) -> None:
     for kind, bits in KINDS:

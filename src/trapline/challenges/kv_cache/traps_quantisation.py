@@ -3,7 +3,7 @@
 import numpy as np
 
 from trapline.arena.judge import expect
-from trapline.arena.judge.traps import edit, edits, trap
+from trapline.arena.judge.traps import edit, edits, insert_after, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.kv_cache.cases import (
     QUANTISED,
@@ -75,9 +75,7 @@ def scales_not_counted(submission: Submission, rng: Rng) -> None:
     catches="nbytes() counts one layer, or keys only",
     severity="minor",
     story="The reported size is too small by the number of layers, or by two.",
-    mutant=edit(
-        "sum(pool.nbytes for pool in self.pools)", "sum(pool[0].nbytes for pool in self.pools)"
-    ),
+    mutant=edit("pool.nbytes for pool in self.pools", "pool[0].nbytes for pool in self.pools"),
 )
 def nbytes_of_one_layer(submission: Submission, rng: Rng) -> None:
     for kind in ("dense", "paged"):
@@ -129,9 +127,8 @@ def scale_shared_by_heads(submission: Submission, rng: Rng) -> None:
     catches="the scale of the first tokens is used for all that follow",
     severity="critical",
     story="Several engines froze scales on warm-up text; later tokens saturated.",
-    mutant=edit(
+    mutant=insert_after(
         "largest = np.abs(x).max(axis=-1, keepdims=True)\n",
-        "largest = np.abs(x).max(axis=-1, keepdims=True)\n"
         "        if x.size:\n"
         '            self.first = getattr(self, "first", largest.max())\n'
         "            largest = np.full_like(largest, self.first)\n",
@@ -201,10 +198,7 @@ def zero_row(submission: Submission, rng: Rng) -> None:
     catches="a floor under the scale, meant for zero rows, rounds small rows to zero",
     severity="major",
     story="An epsilon of 1e-3 against division by zero is as large as normalised keys.",
-    mutant=edit(
-        "scale = (largest / self.top).astype(np.float32)",
-        "scale = np.maximum(largest / self.top, 1e-3).astype(np.float32)",
-    ),
+    mutant=edit("= (largest / self.top).astype", "= np.maximum(largest / self.top, 1e-3).astype"),
 )
 def small_rows_vanish(submission: Submission, rng: Rng) -> None:
     for kind, bits in QUANTISED:
@@ -254,9 +248,7 @@ def largest_element_wraps(submission: Submission, rng: Rng) -> None:
     catches="negative 4-bit codes come back as 8 … 15",
     severity="critical",
     story="Unpacking does not sign-extend the fourth bit.",
-    mutant=edit(
-        "return (nibbles ^ 8).astype(np.int8) - np.int8(8)", "return nibbles.astype(np.int8)"
-    ),
+    mutant=edit("(nibbles ^ 8).astype(np.int8) - np.int8(8)", "nibbles.astype(np.int8)"),
 )
 def nibbles_lose_their_sign(submission: Submission, rng: Rng) -> None:
     for kind in ("quantized", "paged_quantized"):

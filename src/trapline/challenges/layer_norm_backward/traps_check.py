@@ -5,7 +5,7 @@ from functools import partial
 import numpy as np
 
 from trapline.arena.judge import expect
-from trapline.arena.judge.traps import edit, edits, trap
+from trapline.arena.judge.traps import edit, edits, insert_after, trap
 from trapline.arena.process.proxy import Stub, Submission
 from trapline.challenges.layer_norm_backward.cases import (
     NAMES,
@@ -72,7 +72,7 @@ def check_blind_to_length(submission: Submission, rng: Rng) -> None:
     severity="critical",
     story="Spot checks at random places were the usual answer to slow loops; an error elsewhere "
     "passes.",
-    mutant=edit(_DIRECTION, _DIRECTION + "\n            direction.flat[4:] = 0.0"),
+    mutant=insert_after(_DIRECTION, "\n            direction.flat[4:] = 0.0"),
 )
 def check_of_a_few_elements(submission: Submission, rng: Rng) -> None:
     p = problem(rng, (3, 4, 6))
@@ -116,9 +116,7 @@ def check_of_itself(submission: Submission, rng: Rng) -> None:
     catches="dy replaced by ones in the numerical part",
     severity="major",
     story="The loss is sum(y): with gamma = 1 its gradient is 0 and everything passes.",
-    mutant=edit(
-        "np.sum(dy * (shifted(1.0) - shifted(-1.0)))", "np.sum(shifted(1.0) - shifted(-1.0))"
-    ),
+    mutant=edit("dy * (shifted(1.0) - shifted(-1.0))", "shifted(1.0) - shifted(-1.0)"),
 )
 def check_with_ones(submission: Submission, rng: Rng) -> None:
     check_errors(gradient_errors(submission, passes(), problem(rng, (2, 3, 6))), None)
@@ -212,10 +210,7 @@ def check_of_its_own_forward(submission: Submission, rng: Rng) -> None:
     catches="the error is divided by the analytic gradient alone",
     severity="minor",
     story="A backward pass that returns zeros is then off by 1e12.",
-    mutant=edit(
-        "max(np.linalg.norm(analytic), np.linalg.norm(numeric), 1e-12)",
-        "max(np.linalg.norm(analytic), 1e-12)",
-    ),
+    mutant=edit("np.linalg.norm(numeric), 1e-12", "1e-12"),
 )
 def check_relative_to_one_side(submission: Submission, rng: Rng) -> None:
     p = problem(rng, (2, 3, 5))

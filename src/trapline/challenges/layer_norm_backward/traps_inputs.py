@@ -5,7 +5,7 @@ from functools import partial
 import numpy as np
 
 from trapline.arena.judge import expect
-from trapline.arena.judge.traps import edit, edits, trap
+from trapline.arena.judge.traps import edit, edits, insert_before, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.layer_norm_backward.cases import (
     REFUSAL,
@@ -28,7 +28,7 @@ _WIDEN_DY = "    dy = dy.astype(np.float64)\n"
     catches="x centred in place",
     severity="critical",
     story="`x -= mean` changes the array that the residual branch still needs.",
-    mutant=edit(_WIDE, "x -= np.mean(x, axis=-1, keepdims=True)\n    " + _WIDE),
+    mutant=insert_before(_WIDE, "x -= np.mean(x, axis=-1, keepdims=True)\n    "),
 )
 def x_modified(submission: Submission, rng: Rng) -> None:
     p = problem(rng, offset=2.0)

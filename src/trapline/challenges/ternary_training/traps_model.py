@@ -3,7 +3,7 @@
 import numpy as np
 
 from trapline.arena.judge import expect
-from trapline.arena.judge.traps import edit, edits, trap
+from trapline.arena.judge.traps import edit, edits, insert_after, insert_before, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.ternary_training import text
 from trapline.challenges.ternary_training.situations import (
@@ -44,10 +44,7 @@ def embedding_left_dense(submission: Submission, rng: np.random.Generator) -> No
     severity="critical",
     story="The head is tied to the embedding or kept in float; the contract asks for a ternary "
     "head.",
-    mutant=edit(
-        "for name in tensor_shapes(config)}\n",
-        'for name in tensor_shapes(config) if name != "head"}\n',
-    ),
+    mutant=edit("name in tensor_shapes(config)", 'name in tensor_shapes(config) if name != "head"'),
 )
 def head_left_dense(submission: Submission, rng: np.random.Generator) -> None:
     answer, config = _start(submission, rng)
@@ -58,10 +55,7 @@ def head_left_dense(submission: Submission, rng: np.random.Generator) -> None:
     catches="a tensor is called ternary with one scale for every weight",
     severity="critical",
     story="sign(w) and |w| as codes and scales pass every check on codes and save nothing.",
-    mutant=edit(
-        "    return {name: ternarize(latent[name], GROUP) for name in tensor_shapes(config)}\n",
-        "    return {name: ternarize(latent[name], 1) for name in tensor_shapes(config)}\n",
-    ),
+    mutant=edit("ternarize(latent[name], GROUP) for name", "ternarize(latent[name], 1) for name"),
 )
 def scale_for_every_weight(submission: Submission, rng: np.random.Generator) -> None:
     answer, config = _start(submission, rng, dim=48)
@@ -106,10 +100,9 @@ def layers_fixed(submission: Submission, rng: np.random.Generator) -> None:
     catches="the vocabulary is what occurs in the training text",
     severity="major",
     story="With max(token) + 1 rows, the first rare token reads beyond the embedding.",
-    mutant=edit(
+    mutant=insert_before(
         "    chosen, held_out = _hold_out(pieces)\n",
-        '    config["vocab"] = 1 + max(int(piece.max()) for piece in pieces)\n'
-        "    chosen, held_out = _hold_out(pieces)\n",
+        '    config["vocab"] = 1 + max(int(piece.max()) for piece in pieces)\n',
     ),
 )
 def vocabulary_from_the_text(submission: Submission, rng: np.random.Generator) -> None:
@@ -178,10 +171,7 @@ def training_carries_over(submission: Submission, rng: np.random.Generator) -> N
     severity="major",
     story="Padding with −1 indexes from the end, so the last row of the embedding is trained as "
     "padding.",
-    mutant=edit(
-        '        if tokens and not 0 <= min(tokens) <= max(tokens) < config["vocab"]:\n',
-        '        if tokens and max(tokens) >= config["vocab"]:\n',
-    ),
+    mutant=edit("and not 0 <= min(tokens) <= max(tokens) < config", "and max(tokens) >= config"),
 )
 def negative_id_wraps(submission: Submission, rng: np.random.Generator) -> None:
     config = config_of(rng, dim=16, layers=1)
@@ -194,9 +184,7 @@ def negative_id_wraps(submission: Submission, rng: np.random.Generator) -> None:
     catches="a width that does not divide into the heads is accepted",
     severity="minor",
     story="dim // heads rounds down; the last columns of every projection are never used.",
-    mutant=edit(
-        '    if checked["dim"] % checked["heads"]:\n', '    if checked["heads"] > checked["dim"]:\n'
-    ),
+    mutant=edit('if checked["dim"] % checked["heads"]:', 'if checked["heads"] > checked["dim"]:'),
 )
 def heads_unchecked(submission: Submission, rng: np.random.Generator) -> None:
     documents = text.noise(rng, 8, 3, 8)
@@ -210,9 +198,8 @@ def heads_unchecked(submission: Submission, rng: np.random.Generator) -> None:
     catches="documents in which nothing can be predicted are accepted for training",
     severity="minor",
     story="An empty list of files ends the run at once and saves random weights as a model.",
-    mutant=edit(
-        "    if not pieces:\n",
-        "    if not pieces:\n        return [np.zeros(2, dtype=int)]\n    if not pieces:\n",
+    mutant=insert_after(
+        "    if not pieces:\n", "        return [np.zeros(2, dtype=int)]\n    if not pieces:\n"
     ),
 )
 def nothing_to_predict(submission: Submission, rng: np.random.Generator) -> None:

@@ -3,7 +3,7 @@
 import numpy as np
 
 from trapline.arena.judge import expect
-from trapline.arena.judge.traps import edit, edits, trap
+from trapline.arena.judge.traps import edit, edits, insert_after, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.ternary_training.situations import GROUP, grid, refuses, ternary_codes
 from trapline.gold.ternary import oracle
@@ -15,10 +15,7 @@ from trapline.gold.ternary import oracle
     catches="scales are spread evenly over a row instead of one per group_size weights",
     severity="critical",
     story="Repeating each scale n / groups times is the same thing until the last group is short.",
-    mutant=edit(
-        "    owner = np.arange(codes.shape[-1]) // group_size\n",
-        "    owner = np.arange(codes.shape[-1]) * groups // max(codes.shape[-1], 1)\n",
-    ),
+    mutant=edit("// group_size\n", "* groups // max(codes.shape[-1], 1)\n"),
 )
 def groups_spread_evenly(submission: Submission, rng: np.random.Generator) -> None:
     codes = np.ones((2, 300), dtype=np.int8)
@@ -32,10 +29,7 @@ def groups_spread_evenly(submission: Submission, rng: np.random.Generator) -> No
     catches="dequantised weights stay float16",
     severity="minor",
     story="codes * scales keeps the scale's dtype, so later sums are rounded to 11 bits.",
-    mutant=edit(
-        "    return codes.astype(np.float32) * scales.astype(np.float32)[..., owner]\n",
-        "    return codes * scales[..., owner]\n",
-    ),
+    mutant=edit("codes.astype(np.float32) * scales.astype(np.float32)", "codes * scales"),
 )
 def dequantized_in_half(submission: Submission, rng: np.random.Generator) -> None:
     codes, scales = oracle.ternarize(grid(rng, 3, 40), 16)
@@ -127,9 +121,8 @@ def rows_share_bytes(submission: Submission, rng: np.random.Generator) -> None:
     catches="places after a row's end hold 0 bits, which is code −1",
     severity="minor",
     story="A kernel reads whole bytes; padding that decodes to −1 subtracts the last activations.",
-    mutant=edit(
-        "    slots[..., :columns] += codes.view(np.uint8)\n",
-        "    slots[..., :columns] += codes.view(np.uint8)\n    slots[..., columns:] = 0\n",
+    mutant=insert_after(
+        "    slots[..., :columns] += codes.view(np.uint8)\n", "    slots[..., columns:] = 0\n"
     ),
 )
 def spare_bits_empty(submission: Submission, rng: np.random.Generator) -> None:
@@ -142,9 +135,7 @@ def spare_bits_empty(submission: Submission, rng: np.random.Generator) -> None:
     catches="codes outside −1, 0, 1 are packed",
     severity="major",
     story="Two bits can hold a fourth code; writing it corrupts a neighbour or decodes as +2.",
-    mutant=edit(
-        "    if codes.size and (codes.min() < -1 or codes.max() > 1):\n", "    if codes.ndim > 9:\n"
-    ),
+    mutant=edit("if codes.size and (codes.min() < -1 or codes.max() > 1):", "if codes.ndim > 9:"),
 )
 def other_codes_packed(submission: Submission, rng: np.random.Generator) -> None:
     for bad in (2, -2, 3, 127, -128):
@@ -169,10 +160,7 @@ def fourth_code_read(submission: Submission, rng: np.random.Generator) -> None:
     catches="places after a row's end are checked or returned when unpacking",
     severity="minor",
     story="A reader that returns the padded width no longer fits the bias of the next layer.",
-    mutant=edit(
-        "    if np.any(slots == 3):\n",
-        "    if np.any((packed & (packed >> 1) & 0b01010101) > 0):\n",
-    ),
+    mutant=edit("if np.any(slots == 3):", "if np.any((packed & (packed >> 1) & 0b01010101) > 0):"),
 )
 def spare_bits_judged(submission: Submission, rng: np.random.Generator) -> None:
     codes = ternary_codes(rng, 3, 5)
@@ -184,9 +172,7 @@ def spare_bits_judged(submission: Submission, rng: np.random.Generator) -> None:
     catches="unpacked codes are unsigned, so −1 comes out as 255",
     severity="critical",
     story="uint8 minus 1 wraps around, and the weights are 255 times the scale.",
-    mutant=edit(
-        "    return slots.astype(np.int8) - np.int8(1)\n", "    return slots - np.uint8(1)\n"
-    ),
+    mutant=edit("    return slots.astype(np.int8) - np.int8(1)", "    return slots - np.uint8(1)"),
 )
 def unpack_unsigned(submission: Submission, rng: np.random.Generator) -> None:
     codes = ternary_codes(rng, 2, 8)

@@ -3,7 +3,7 @@
 import numpy as np
 
 from trapline.arena.judge import expect
-from trapline.arena.judge.traps import edit, edits, trap
+from trapline.arena.judge.traps import edit, edits, insert_after, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.ternary_training.cases import ERROR_LIMIT
 from trapline.challenges.ternary_training.situations import (
@@ -33,10 +33,9 @@ def _same_alone(submission: Submission, w: np.ndarray, group_size: int) -> None:
     catches="a width that is not a multiple of the group size is refused",
     severity="critical",
     story="A trainer that asserts n % group_size == 0 fails on the first model of another width.",
-    mutant=edit(
+    mutant=insert_after(
         "    columns = w.shape[-1]\n",
-        "    columns = w.shape[-1]\n    if columns % group_size:\n"
-        "        raise ValueError('n % group_size must be 0')\n",
+        "    if columns % group_size:\n        raise ValueError('n % group_size must be 0')\n",
     ),
 )
 def ragged_width_refused(submission: Submission, rng: np.random.Generator) -> None:
@@ -68,9 +67,7 @@ def tail_dropped(submission: Submission, rng: np.random.Generator) -> None:
     severity="major",
     story="Padding a ragged width with zeros is usual; averaging over the padding is a common "
     "mistake.",
-    mutant=edit(
-        "return np.minimum(columns - starts, group_size)", "return starts * 0 + group_size"
-    ),
+    mutant=edit("np.minimum(columns - starts, group_size)", "starts * 0 + group_size"),
 )
 def padding_counted(submission: Submission, rng: np.random.Generator) -> None:
     # 20 real weights in a place for 128: a mean over 128 lets the small ones pass.
@@ -87,9 +84,8 @@ def padding_counted(submission: Submission, rng: np.random.Generator) -> None:
     severity="critical",
     story="Flattening before grouping works as long as every width is a multiple of the group "
     "size.",
-    mutant=edit(
+    mutant=insert_after(
         "    w = _finite_floats(w)\n",
-        "    w = _finite_floats(w)\n"
         "    if w.ndim > 1:\n"
         "        codes, scales = ternarize(w.ravel(), group_size)\n"
         "        owner = np.arange(w.size) // group_size\n"
@@ -109,10 +105,7 @@ def groups_cross_rows(submission: Submission, rng: np.random.Generator) -> None:
     severity="critical",
     story="The first ternary recipe had one scale per tensor: one row of large weights sets it for "
     "all others.",
-    mutant=edit(
-        "    threshold = 0.5 * np.sum(magnitude / sizes[:, None], axis=-1, keepdims=True)\n",
-        "    threshold = 0.5 * np.sum(magnitude / max(w.size, 1), keepdims=True)\n",
-    ),
+    mutant=edit("/ sizes[:, None], axis=-1, keepdims=True", "/ max(w.size, 1), keepdims=True"),
 )
 def one_scale_a_tensor(submission: Submission, rng: np.random.Generator) -> None:
     w = grid(rng, 4, 32)
@@ -125,9 +118,8 @@ def one_scale_a_tensor(submission: Submission, rng: np.random.Generator) -> None
     severity="critical",
     story="One framework stores weights (in, out), another (out, in), so groups run along the "
     "wrong axis.",
-    mutant=edit(
+    mutant=insert_after(
         "    magnitude = _grouped(np.abs(w), group_size)\n",
-        "    magnitude = _grouped(np.abs(w), group_size)\n"
         "    if w.ndim == 2 and w.shape[0] == w.shape[1]:\n"
         "        codes, scales = ternarize(w.T[None], group_size)\n"
         "        return codes[0].T.copy(), scales[0]\n",
@@ -144,10 +136,7 @@ def groups_down_columns(submission: Submission, rng: np.random.Generator) -> Non
     severity="critical",
     story="A scale of mean|w| falls from 0.050 to 0.033 when a checkpoint that is ternary "
     "already is saved again.",
-    mutant=edit(
-        "    means = np.sum(magnitude / counted[..., None], axis=-1, where=counts)\n",
-        "    means = np.sum(magnitude / sizes[:, None], axis=-1)\n",
-    ),
+    mutant=edit("/ counted[..., None], axis=-1, where=counts", "/ sizes[:, None], axis=-1"),
 )
 def scale_shrinks(submission: Submission, rng: np.random.Generator) -> None:
     codes = ternary_codes(rng, 4, 300)
@@ -220,10 +209,7 @@ def codes_before_rounding(submission: Submission, rng: np.random.Generator) -> N
     catches="a small guard added to the scale, or a floor under it, swallows small weights",
     severity="minor",
     story="An epsilon of 1e-5 against division by zero can be larger than a layer's weights.",
-    mutant=edit(
-        "    scales = np.minimum(means, LARGEST_SCALE).astype(np.float16)\n",
-        "    scales = np.clip(means, 1e-5, LARGEST_SCALE).astype(np.float16)\n",
-    ),
+    mutant=edit("= np.minimum(means, LARGEST_SCALE)", "= np.clip(means, 1e-5, LARGEST_SCALE)"),
 )
 def small_scale_lost(submission: Submission, rng: np.random.Generator) -> None:
     smallest = float(np.finfo(np.float16).smallest_subnormal)
@@ -256,10 +242,7 @@ def scale_overflows(submission: Submission, rng: np.random.Generator) -> None:
     catches="float64 weights are cast to float32 first and overflow",
     severity="minor",
     story="A cast to float32 at the top of the function overflows for large finite numbers.",
-    mutant=edit(
-        "    w = _finite_floats(w)\n",
-        "    w = _finite_floats(w).astype(np.float32).astype(np.float64)\n",
-    ),
+    mutant=edit("= _finite_floats(w)", "= _finite_floats(w).astype(np.float32).astype(np.float64)"),
 )
 def float64_squeezed(submission: Submission, rng: np.random.Generator) -> None:
     w = rng.choice([-1.0, 1.0], (2, 40)) * 1e60
@@ -328,10 +311,7 @@ def group_size_ignored(submission: Submission, rng: np.random.Generator) -> None
     catches="a transposed or strided view is read in memory order",
     severity="major",
     story="ravel in memory order instead of index order scrambles a transposed weight.",
-    mutant=edit(
-        "    return w.astype(np.float64)\n",
-        '    return np.ravel(w, order="K").reshape(w.shape).astype(np.float64)\n',
-    ),
+    mutant=edit("    return w.astype", '    return np.ravel(w, order="K").reshape(w.shape).astype'),
 )
 def memory_order_read(submission: Submission, rng: np.random.Generator) -> None:
     base = clear_cut(rng, 48, 48)
@@ -389,9 +369,7 @@ def nan_accepted(submission: Submission, rng: np.random.Generator) -> None:
     catches="a group size of 0 or below is accepted",
     severity="minor",
     story="A configuration file without the key can give 0.",
-    mutant=edit(
-        "    return _at_least(value, 1, name)\n", "    return max(1, abs(operator.index(value)))\n"
-    ),
+    mutant=edit("return _at_least(value, 1, name)", "return max(1, abs(operator.index(value)))"),
 )
 def group_size_unchecked(submission: Submission, rng: np.random.Generator) -> None:
     w = grid(rng, 2, 8)

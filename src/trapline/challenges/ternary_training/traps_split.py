@@ -3,7 +3,7 @@
 import numpy as np
 
 from trapline.arena.judge import expect
-from trapline.arena.judge.traps import edit, edits, trap
+from trapline.arena.judge.traps import edit, edits, insert_before, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.ternary_training import text
 
@@ -94,10 +94,7 @@ def split_by_company(submission: Submission, rng: np.random.Generator) -> None:
     catches="the fraction is taken as the training share",
     severity="critical",
     story="split(documents, 0.1) then holds out nine tenths, and the loss still looks honest.",
-    mutant=edit(
-        "    sides = [_draw(document) < fraction for document in documents]\n",
-        "    sides = [_draw(document) >= fraction for document in documents]\n",
-    ),
+    mutant=edit("< fraction for document in documents", ">= fraction for document in documents"),
 )
 def fraction_upside_down(submission: Submission, rng: np.random.Generator) -> None:
     count = len(_held_out(submission, text.noise(rng, 50, 400, 8), 0.1))
@@ -124,10 +121,7 @@ def only_the_beginning_hashed(submission: Submission, rng: np.random.Generator) 
     catches="token ids above 255 break the split",
     severity="major",
     story="bytes(document) works for byte tokens and raises an error with any larger vocabulary.",
-    mutant=edit(
-        "    digest = hashlib.sha256(text.encode()).digest()\n",
-        "    digest = hashlib.sha256(bytes(list(document)) + text.encode()).digest()\n",
-    ),
+    mutant=edit("text.encode()", "bytes(list(document)) + text.encode()"),
 )
 def large_ids_refused(submission: Submission, rng: np.random.Generator) -> None:
     documents = [[int(t) for t in row] for row in rng.integers(256, 200_000, (20, 6))]
@@ -163,10 +157,9 @@ def copies_vanish(submission: Submission, rng: np.random.Generator) -> None:
     catches="split reorders the caller's documents",
     severity="major",
     story="After sorting in place the returned indices no longer refer to the caller's documents.",
-    mutant=edit(
+    mutant=insert_before(
         "    sides = [_draw(document) < fraction for document in documents]\n",
-        "    documents.sort()\n"
-        "    sides = [_draw(document) < fraction for document in documents]\n",
+        "    documents.sort()\n",
     ),
 )
 def documents_sorted(submission: Submission, rng: np.random.Generator) -> None:

@@ -5,7 +5,7 @@ import time
 import numpy as np
 
 from trapline.arena.judge import expect
-from trapline.arena.judge.traps import edit, edits, trap
+from trapline.arena.judge.traps import edit, edits, insert_before, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.ternary_training import text
 from trapline.challenges.ternary_training.cases import weights_of
@@ -43,10 +43,9 @@ def short_documents_break(submission: Submission, rng: np.random.Generator) -> N
     catches="documents longer than the context are dropped",
     severity="major",
     story="Filtering by length can leave a corpus of long articles empty.",
-    mutant=edit(
+    mutant=insert_before(
         '        for begin in range(0, len(tokens) - 1, config["context"]):\n',
-        "        if len(tokens) > length:\n            continue\n"
-        '        for begin in range(0, len(tokens) - 1, config["context"]):\n',
+        "        if len(tokens) > length:\n            continue\n",
     ),
 )
 def long_documents_dropped(submission: Submission, rng: np.random.Generator) -> None:
@@ -201,9 +200,7 @@ def threshold_overflows(submission: Submission, rng: np.random.Generator) -> Non
     severity="minor",
     story="A guard for empty texts before the hash keeps them in training even with a fraction of "
     "1.",
-    mutant=edit(
-        "[_draw(document) < fraction for", "[bool(document) and _draw(document) < fraction for"
-    ),
+    mutant=edit("_draw(document) < fraction", "bool(document) and _draw(document) < fraction"),
 )
 def empty_document_never_held_out(submission: Submission, rng: np.random.Generator) -> None:
     documents = [*text.noise(rng, 8, 3, 8), [], []]
@@ -266,9 +263,7 @@ def group_filled_up(submission: Submission, rng: np.random.Generator) -> None:
     catches="a fraction that is not a number passes the check of its range",
     severity="minor",
     story="NaN, for example from 0 / 0, is neither below 0 nor above 1, and nothing is held out.",
-    mutant=edit(
-        "    if not 0.0 <= fraction <= 1.0:\n", "    if fraction < 0.0 or fraction > 1.0:\n"
-    ),
+    mutant=edit("    if not 0.0 <= fraction <= 1.0:", "    if fraction < 0.0 or fraction > 1.0:"),
 )
 def no_number_as_fraction(submission: Submission, rng: np.random.Generator) -> None:
     refuses(submission, "split", text.noise(rng, 8, 3, 8), float("nan"))
