@@ -9,7 +9,7 @@ chunks: the largest score matrix shrinks with the chunk, the result stays.
 import numpy as np
 
 from trapline.gold import KVCache, flash_attention
-from trapline.gold.kv_cache.prefill import chunked_prefill
+from trapline.gold.kv_cache.api import chunked_prefill
 
 TOKENS, HEADS, KV_HEADS, WIDTH = 64, 4, 2, 16
 SIZES = {"num_layers": 1, "num_kv_heads": KV_HEADS, "head_dim": WIDTH}

@@ -5,9 +5,8 @@ import pytest
 
 import trapline.gold
 from trapline.gold.errors import DTypeError, RangeError, ShapeError
-from trapline.gold.kv_cache.api import KVCache, make_cache
+from trapline.gold.kv_cache.api import KVCache, chunked_prefill, make_cache
 from trapline.gold.kv_cache.oracle import attention
-from trapline.gold.kv_cache.prefill import chunked_prefill
 
 KINDS = [
     ("dense", None),

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from trapline.gold.errors import RangeError, ShapeError, UnsupportedError
-from trapline.gold.kv_cache.api import KVCache
+from trapline.gold.kv_cache.api import KVCache, chunked_prefill
 from trapline.gold.kv_cache.calibrate import NEAR, _metric, calibrate, water_filled
 from trapline.gold.kv_cache.calibrated_codec import (
     MOST_BITS,
@@ -17,7 +17,6 @@ from trapline.gold.kv_cache.calibrated_codec import (
     distortion,
     levels,
 )
-from trapline.gold.kv_cache.prefill import chunked_prefill
 from trapline.gold.kv_cache.torch_backend import TensorArithmetic
 
 LAYERS, HEADS, WIDTH = 2, 2, 32

@@ -5,10 +5,9 @@ import pytest
 import torch
 
 from trapline.gold.errors import DTypeError, RangeError, UnsupportedError
-from trapline.gold.kv_cache.api import KVCache
+from trapline.gold.kv_cache.api import KVCache, chunked_prefill
 from trapline.gold.kv_cache.calibrate import calibrate
 from trapline.gold.kv_cache.oracle import attention
-from trapline.gold.kv_cache.prefill import chunked_prefill
 
 LAYERS, HEADS, WIDTH, RECENT = 2, 2, 8, 5
 SIZES = {

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from trapline.gold.kv_cache.api import KVCache
-from trapline.gold.kv_cache.oracle import attention, quantization_step
-from trapline.gold.kv_cache.oracle_recent import RecentRows
+from trapline.gold.kv_cache.oracle import RecentRows, attention, quantization_step
 from trapline.gold.kv_cache.paged import PagedStorage
 
 LAYERS, HEADS, WIDTH, PAGE, PAGES = 2, 2, 3, 3, 12

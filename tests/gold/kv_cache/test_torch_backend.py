@@ -8,9 +8,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from trapline.gold.errors import RangeError, ShapeError, UnsupportedError
 from trapline.gold.kv_cache import codecs as quantized
 from trapline.gold.kv_cache import torch_backend as fast
-from trapline.gold.kv_cache.api import KVCache
+from trapline.gold.kv_cache.api import KVCache, chunked_prefill
 from trapline.gold.kv_cache.oracle import attention
-from trapline.gold.kv_cache.prefill import chunked_prefill
 from trapline.gold.kv_cache.reorder import follow
 
 SIZES = {"num_layers": 2, "num_kv_heads": 2, "head_dim": 8, "block_size": 4, "num_blocks": 16}
@@ -160,7 +159,7 @@ def test_a_kernel_can_write_and_read_the_pages_itself(rng, bits):
 def test_pages_are_for_paged_kinds_with_storage():
     with pytest.raises(UnsupportedError, match="dense cache has no pages"):
         KVCache("dense", **SIZES).pages(0)
-    with pytest.raises(RangeError, match="no pages yet"):
+    with pytest.raises(RangeError, match="pages are not allocated yet"):
         KVCache("paged", **SIZES).pages(0)
     cache = KVCache("paged", like=np.zeros(1), **SIZES)
     seq = cache.add()

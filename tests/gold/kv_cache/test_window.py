@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 
 from trapline.gold.errors import RangeError
-from trapline.gold.kv_cache.api import KVCache
+from trapline.gold.kv_cache.api import KVCache, chunked_prefill
 from trapline.gold.kv_cache.oracle import attention
-from trapline.gold.kv_cache.prefill import chunked_prefill
 
 WINDOW, PAGE = 7, 4
 KINDS = [("dense", None), ("paged", None), ("quantized", 8), ("paged_quantized", 8)]

@@ -1,7 +1,7 @@
-"""`KVCache`: the keys and values of many sequences, in four kinds with one behaviour.
+"""`KVCache` stores the keys and values of many sequences; its four kinds share one interface.
 
 Axis letters: n new positions, S positions of a sequence, H query heads, G kv heads, D head width,
-P positions a page.
+P positions per page.
 """
 
 from collections.abc import Hashable, Sequence
@@ -30,7 +30,7 @@ _MANY = 2**31
 
 
 class Storage(Protocol):
-    """Where encoded rows lie. Every method either does its work or refuses with nothing changed."""
+    """Stores encoded rows. A method that raises changes nothing."""
 
     def allocate(self, empty: Fields, rows: Rows) -> None: ...
     def open(self, seq: int) -> None: ...
@@ -48,7 +48,7 @@ class Storage(Protocol):
 
 
 class Pages(NamedTuple):
-    """One layer in the layout of `paged_attention`: views of the storage, never copies.
+    """Views of one layer's storage in the layout of `paged_attention`.
 
     Pages are (pages, G, P, D), or (pages, G, P, D/2) for 4 bits; scales (pages, G, P) or None.
     """
@@ -60,21 +60,20 @@ class Pages(NamedTuple):
 
 
 class KVCache:
-    """A pool of num_blocks · block_size positions in every layer, of NumPy arrays or of tensors.
+    """A pool of num_blocks · block_size positions per layer, in NumPy arrays or torch tensors.
 
-    Unquantised kinds give back exactly what was appended; quantised ones (`bits` 8, 4 or "fp8")
-    give it back within half a step of each row's own scale, the same for ever. The newest `recent`
-    rows of a sequence come back with about a tenth of the error (of fp8, and with outliers, more):
-    a second code of 4 bits lies beside the pool, where no kernel sees it. `rotate` spreads
-    outlying channels over a row before it is quantised; a `calibration` of the model (bits 4)
-    gives more of them to directions in which its rows vary most, in codes that no kernel reads, and
-    takes a row's number at its arrival for the position it was turned to. Both fit a row's scale to
-    the least squared error, and may clip an element further. Paged kinds share pages
-    between forks, copy on write, and find the pages of a known prefix again. With a `window` a
-    position sees that many, itself included, and paged kinds give the pages behind it back. An
-    unknown sequence is a KeyError, an exhausted pool a MemoryError; a call that raises changes
-    nothing. With `like`, an array or tensor, storage is allocated at once
-    for its dtype and device; otherwise by the first append. It never moves in paged kinds.
+    Unquantised kinds return exactly what was appended. Quantised kinds (`bits` 8, 4 or "fp8")
+    return it within half a step of each row's scale, and a row never changes later. `recent`: the
+    newest rows of a sequence get a second 4 bit code outside the pool, which reduces their error to
+    about a tenth (less for fp8 and outliers); kernels do not read it. `rotate` spreads outlier
+    channels over the row before quantisation. A `calibration` of the model (bits 4) assigns more
+    bits to directions of high variance, in codes that no kernel reads; it takes the index at which
+    a row arrives as its rotary position. Both choose the scale of least squared error, which may
+    clip elements. Paged kinds share pages between forks, copy on write, and reuse the pages of a
+    published prefix. With a `window` each position sees that many, itself included, and paged kinds
+    free the pages behind it. An unknown sequence raises KeyError, an exhausted pool MemoryError; a
+    call that raises changes nothing. `like`, an array or tensor, allocates the storage at once for
+    its dtype and device; otherwise the first append does. The storage of paged kinds never moves.
     """
 
     def __init__(
@@ -107,7 +106,10 @@ class KVCache:
         _check_kind(kind, bits, rotate, calibration, recent, head_dim)
         self.kind, self.bits, self.rotate, self.window = kind, bits, rotate, window
         self.num_layers, self.num_kv_heads, self.head_dim = num_layers, num_kv_heads, head_dim
-        self._calibration = self._checked(calibration)
+        shape = (num_layers, num_kv_heads, head_dim)
+        if calibration is not None and calibration.shape != shape:
+            raise ShapeError(f"the calibration is of {calibration.shape}, the cache of {shape}")
+        self._calibration = calibration
         self._storage: Storage = (
             PagedStorage(num_layers, num_blocks, block_size)
             if kind in ("paged", "paged_quantized")
@@ -122,11 +124,11 @@ class KVCache:
             self._settle(self._backend_for(row), row)
 
     def add(self, tokens: Sequence[int] | None = None, *, salt: Hashable = None) -> int:
-        """A new sequence. Numbers are never given out twice.
+        """Creates a sequence and returns its number, which is never reused.
 
-        It is empty; or, given the tokens of a prompt, it begins with the pages of the longest
-        published prefix of the same `salt`, whole pages and never the last token: `length` says how
-        much is there, and the rest is to be computed.
+        Given the tokens of a prompt, the sequence begins with the whole pages of the longest
+        published prefix with the same `salt`, never with the last token; `length` says how many
+        positions that is, and the caller computes the rest.
         """
         seq = self._new_number()
         self._storage.open(seq)
@@ -135,22 +137,22 @@ class KVCache:
         if tokens is not None:
             try:
                 known = self._storage.adopt(seq, tokens, salt)
-            except TypeError:  # tokens or a salt that nothing can be found by
+            except TypeError:  # tokens or salt cannot be hashed
                 self.free(seq)
                 raise
             self._counts[seq] = [known] * self.num_layers
         return seq
 
     def publish(self, seq: int, tokens: Sequence[int], *, salt: Hashable = None) -> None:
-        """Lets later prompts find this sequence's whole pages: its positions hold these tokens.
+        """Makes this sequence's whole pages available to later prompts with the same tokens.
 
-        `salt` is whatever else the rows depend on (an adapter, a tenant). Tokens that have no
-        position yet are ignored.
+        `salt` identifies what else the rows depend on (an adapter, a tenant). Tokens without a
+        position are ignored.
         """
         self._storage.publish(seq, list(tokens)[: self.length(seq)], salt)
 
     def append(self, seq: int, layer: int, k: Any, v: Any) -> None:
-        """Adds n ≥ 1 positions, k and v (n,G,D), at the end of one layer."""
+        """Appends n ≥ 1 positions, k and v (n,G,D), to one layer."""
         self.check_rows(k, v)
         if len(k) == 0:
             raise RangeError("append needs at least one position")
@@ -187,7 +189,7 @@ class KVCache:
         return k, v
 
     def fork(self, seq: int) -> int:
-        """A new sequence with the same positions. Paged kinds share them and take no pages."""
+        """Creates a sequence with the same positions. Paged kinds share the pages."""
         counts = list(self._known(seq))
         child = self._next_seq
         self._storage.fork(seq, child)
@@ -214,7 +216,7 @@ class KVCache:
         self._counts[seq] = [int(n)] * self.num_layers
 
     def free(self, seq: int) -> None:
-        """Forgets the sequence and gives its room back."""
+        """Deletes the sequence and frees its storage."""
         self._known(seq)
         self._storage.close(seq)
         self._recent.close(seq)
@@ -230,20 +232,20 @@ class KVCache:
         return self._storage.first(seq)
 
     def nbytes(self) -> int:
-        """Bytes of all rows and scales that are allocated, of constants and of the bookkeeping."""
+        """Allocated bytes: rows, scales, constants and bookkeeping."""
         constants = 0 if self._calibration is None else self._calibration.nbytes
         rows = self._storage.nbytes() + self._recent.nbytes()
         return rows + constants + 8 * self.num_layers * len(self._counts)
 
     def reserve(self, seq: int, layer: int, n: int) -> None:
-        """Takes room for n further positions of a layer; or MemoryError, and nothing changed."""
+        """Allocates n further positions of a layer, or raises MemoryError and changes nothing."""
         count = self._count(seq, layer)
         self._storage.reserve(seq, layer, count, n, self._behind(self.length(seq)))
 
     def extend(self, seq: int, n: int) -> np.ndarray:
-        """Takes n positions in every layer and answers their slots, page · P + place (int64).
+        """Allocates n positions in every layer and returns their slots, page · P + offset (int64).
 
-        For kernels that write rows themselves, into `pages`; until they have, the rows are stale.
+        For kernels that write the rows into `pages` themselves; until then the rows are stale.
         """
         storage, count = self._for_kernels(), self.length(seq)
         checks.integer_between(1, _MANY, n=n)
@@ -254,7 +256,7 @@ class KVCache:
         return storage.book.slots(seq, np.arange(count, count + n))
 
     def pages(self, layer: int) -> Pages:
-        """The pools of a layer, as `paged_attention` takes them. Their addresses never change."""
+        """The pools of a layer for `paged_attention`. Their addresses never change."""
         storage = self._for_kernels()
         checks.integer_between(0, self.num_layers - 1, layer=layer)
         pools = [pool[layer].swapaxes(1, 2) for pool in storage.pools]
@@ -264,7 +266,7 @@ class KVCache:
         return Pages(k, v, k_scale[..., 0], v_scale[..., 0])
 
     def block_table(self, seqs: Sequence[int]) -> np.ndarray:
-        """The pages of several sequences, int32, one row each, filled up with 0."""
+        """The pages of several sequences, int32, one row each, padded with 0."""
         tables = [self._paged().book.tables[seq] for seq in seqs if self._known(seq) is not None]
         table = np.zeros((len(tables), max(map(len, tables), default=0)), np.int32)
         for row, pages in zip(table, tables, strict=True):
@@ -272,7 +274,7 @@ class KVCache:
         return table
 
     def check_rows(self, k: Any, v: Any) -> None:
-        """k and v are two arrays (n,G,D) of the cache's dtype."""
+        """Raises unless k and v are arrays (n,G,D) of the cache's dtype."""
         checks.arrays(k=k, v=v)
         sizes = checks.axes(k=(k, "n G D"), v=(v, "n G D"))
         checks.floating(*floats(k), k=k, v=v)
@@ -283,7 +285,7 @@ class KVCache:
             raise ShapeError(f"k is {k.dtype}, but the cache holds {self._backend.dtype}")
 
     def check_queries(self, q: Any) -> None:
-        """q is an array (n,H,D), H a multiple of G."""
+        """Raises unless q is an array (n,H,D) with H a multiple of G."""
         checks.arrays(q=q)
         sizes = checks.axes(q=(q, "n H D"))
         checks.floating(*floats(q), q=q)
@@ -319,14 +321,8 @@ class KVCache:
             raise RangeError("pages are not allocated yet: pass `like`, or append first")
         return self._storage
 
-    def _checked(self, calibration: Calibration | None) -> Calibration | None:
-        shape = (self.num_layers, self.num_kv_heads, self.head_dim)
-        if calibration is not None and calibration.shape != shape:
-            raise ShapeError(f"the calibration is of {calibration.shape}, the cache of {shape}")
-        return calibration
-
     def _behind(self, position: int) -> int:
-        """How many positions a query here, and every later one, cannot see."""
+        """The number of positions that no query from this position on can see."""
         return 0 if self.window is None else max(0, position - self.window + 1)
 
     def _require_window(self, seq: int, position: int) -> None:
@@ -362,8 +358,32 @@ class KVCache:
 
 
 def make_cache(kind: Kind, **sizes: Any) -> KVCache:
-    """The challenge's name for `KVCache(kind, …)`."""
+    """`KVCache(kind, …)` under the name that the challenge asks for."""
     return KVCache(kind, **sizes)
+
+
+def chunked_prefill(
+    cache: KVCache, seq: int, layer: int, q: Any, k: Any, v: Any, chunk: int
+) -> Any:
+    """Appends k, v (T,G,D) to a sequence chunk by chunk and returns the attention of q (T,H,D).
+
+    Every chunk size gives the result of one append and one attend, with chunk·S·H scores in memory
+    instead of T·S·H. (With `recent` rows smaller chunks are more accurate.) A prompt that does not
+    fit raises MemoryError and changes nothing.
+    """
+    checks.integer_between(1, 2**62, chunk=chunk)
+    cache.check_rows(k, v)
+    cache.check_queries(q)
+    if len(q) != len(k):
+        raise ShapeError(f"q has {len(q)} positions, k has {len(k)}")
+    out = np.empty_like(q) if isinstance(q, np.ndarray) else q.new_empty(q.shape)
+    if len(q) > 0:
+        cache.reserve(seq, layer, len(k))
+    for start in range(0, len(q), chunk):
+        part = slice(start, start + chunk)
+        cache.append(seq, layer, k[part], v[part])
+        out[part] = cache.attend(seq, layer, q[part])
+    return out
 
 
 def _check_kind(

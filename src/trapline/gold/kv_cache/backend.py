@@ -1,4 +1,4 @@
-"""Arrays or tensors: the codec, the rows and the attention that a cache of either works with."""
+"""Selects codec, pools and attention for NumPy arrays or torch tensors."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,10 +29,10 @@ Bits = Literal[4, 8, "fp8"]
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """What a cache works with; settled by the first rows that it sees."""
+    """The array-specific parts of a cache, chosen by the first rows it receives."""
 
     codec: PairCodec
-    #: Of what `codec` misses, see `recent.py`.
+    #: Encodes the error of `codec`; see `recent.py`.
     second: PairCodec
     rows: Rows
     attention: Callable[..., Any]
@@ -42,7 +42,6 @@ class Backend:
 def backend_for(
     rows: Any, bits: Bits | None, width: int, *, rotate: bool, calibration: Calibration | None
 ) -> Backend:
-    """The parts that fit these rows."""
     math: Arithmetic = NumpyArithmetic()
     if isinstance(rows, np.ndarray):
         codec, second = _codec(bits, width, fitted=rotate), _codec(4, width, fitted=False)
@@ -77,7 +76,7 @@ def cached_attention(
 
 
 def floats(array: Any) -> tuple[str, ...]:
-    """Half precision is for tensors; the arrays of the reference are float32 or float64."""
+    """Accepted dtypes: float32 and float64 for arrays, half precision too for tensors."""
     return checks.FLOATS if isinstance(array, np.ndarray) else checks.LOW_FLOATS
 
 

@@ -13,15 +13,16 @@ import numpy as np
 from trapline.gold.arithmetic import cdiv
 from trapline.gold.errors import RangeError
 
-#: The table entry of a page that lay behind the window and was given back.
+#: The table entry of a page behind the window, which was freed.
 GONE = -1
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class CachedBlock:
-    """What a full page holds: these tokens, after those of its parent. Found by key, then compared.
+    """The content of a full page: these tokens, after those of its parent.
 
-    Seals are compared by identity: a parent that was given up and stored again is another one.
+    Blocks are looked up by key, then compared. Parents are compared by identity: a parent that was
+    evicted and stored again counts as a different block.
     """
 
     parent: "CachedBlock | None"
@@ -35,16 +36,16 @@ class CachedBlock:
 
 
 def chained_key(parent: int, salt: Hashable, tokens: tuple[int, ...]) -> int:
-    """A key of the tokens and of everything before them."""
+    """The key of these tokens and of everything before them."""
     return hash((parent, salt, tokens))
 
 
 class BlockManager:
-    """Page tables, holder counts, free and cached pages.
+    """Page tables, reference counts, free and cached pages.
 
-    At all times free_pages + the distinct pages in tables = all pages, and a page's count is the
-    number of tables it stands in. A page with more than one holder is copied before it is written;
-    a sealed page that is written loses its seal.
+    Invariants: free_pages + distinct pages in tables = all pages, and the count of a page is the
+    number of tables that contain it. A page with several holders is copied before it is written; a
+    cached page that is written is no longer found.
     """
 
     def __init__(
@@ -60,11 +61,11 @@ class BlockManager:
         self._free = list(range(num_pages))
         self._seals: dict[int, CachedBlock] = {}  # by page
         self._found: dict[int, CachedBlock] = {}  # by key
-        self._cached: dict[int, None] = {}  # in the order in which they were let go
+        self._cached: dict[int, None] = {}  # least recently used first
 
     @property
     def free_pages(self) -> int:
-        """Pages without a holder; some may still be found as cached prefixes."""
+        """Pages without a holder, cached prefixes included."""
         return len(self._free) + len(self._cached)
 
     def pages_for(self, n: int) -> int:
@@ -72,10 +73,10 @@ class BlockManager:
         return cdiv(n, self.page_size)
 
     def reserve(self, seq: int, start: int, n: int, behind: int = 0) -> list[tuple[int, int]]:
-        """Makes the pages of positions start … start + n − 1 the sequence's own.
+        """Gives the sequence writable pages for positions start … start + n − 1.
 
-        The pages in front of position `behind` are forgotten on the way, so that they can serve.
-        Answers which pages are to be copied, (from, to). Refuses before anything changes.
+        Frees the pages before position `behind` first. Returns the pages to copy as (from, to).
+        Raises MemoryError before anything changes.
         """
         table = self.tables[seq]
         needed = self.pages_for(start + n)
@@ -96,14 +97,14 @@ class BlockManager:
         return copies
 
     def fork(self, seq: int, child: int) -> None:
-        """The child holds the same pages. None are taken."""
+        """The child holds the same pages; no new page is allocated."""
         self.tables[child] = list(self.tables[seq])
         for page in self.tables[child]:
             if page != GONE:
                 self._hold(page)
 
     def shrink(self, seq: int, n: int) -> None:
-        """Releases the pages behind position n; the last first, so that it is the first to go."""
+        """Releases the pages after position n, the last first: it is then evicted first."""
         table = self.tables[seq]
         kept = self.pages_for(n)
         for page in reversed(table[kept:]):
@@ -112,7 +113,7 @@ class BlockManager:
         del table[kept:]
 
     def forget(self, seq: int, n: int) -> None:
-        """Gives back the whole pages in front of position n. Positions keep their numbers."""
+        """Frees the whole pages before position n. Positions keep their numbers."""
         table = self.tables[seq]
         for i in reversed(range(min(n // self.page_size, len(table)))):
             if table[i] == GONE:
@@ -121,13 +122,13 @@ class BlockManager:
             table[i] = GONE
 
     def first(self, seq: int) -> int:
-        """The first position that is still there."""
+        """The first position that is still stored."""
         table = self.tables[seq]
         gone = next((i for i, page in enumerate(table) if page != GONE), len(table))
         return gone * self.page_size
 
     def replace(self, seq: int, first: int, pages: int) -> None:
-        """Exchanges the table from entry `first` on for `pages` pages of the sequence's own."""
+        """Replaces the table from entry `first` on with `pages` newly allocated pages."""
         tail = self.tables[seq][first:]
         own = sum(page != GONE and self._holders[page] == 1 for page in tail)
         self._require(pages, self.free_pages + own)
@@ -135,9 +136,9 @@ class BlockManager:
         self.tables[seq].extend(self._take() for _ in range(pages))
 
     def adopt(self, seq: int, tokens: Sequence[int], salt: Hashable = None) -> int:
-        """Begins an empty sequence with stored pages of these tokens; how many positions that is.
+        """Starts an empty sequence with cached pages of these tokens; returns the positions found.
 
-        At least one token is left over: someone must compute what comes after the last.
+        At least one token is left over, because its logits have to be computed.
         """
         parent: CachedBlock | None = None
         for start in range(0, len(tokens) - self.page_size, self.page_size):
@@ -150,7 +151,7 @@ class BlockManager:
         return len(self.tables[seq]) * self.page_size
 
     def publish(self, seq: int, tokens: Sequence[int], salt: Hashable = None) -> None:
-        """Lets the whole pages of a sequence be found: these are the tokens of its positions."""
+        """Caches the whole pages of a sequence whose positions hold these tokens."""
         parent: CachedBlock | None = None
         for i in range(len(tokens) // self.page_size):
             piece = tuple(tokens[i * self.page_size : (i + 1) * self.page_size])
@@ -159,8 +160,8 @@ class BlockManager:
             if seal is not None and (seal.tokens, seal.salt) != (piece, salt):
                 raise RangeError(f"page {i} of the sequence is known to hold other tokens")
             if seal is None or seal.parent is not parent:
-                # Its parent may have been a twin that is gone; then it is sealed anew. A page of
-                # the same content may be known already; then this one stays private.
+                # If its parent was an equal page that is gone, the page is cached again. If a page
+                # of equal content is cached already, this one is not.
                 self._unseal(page)
                 seal = self._find(parent, salt, piece) or self._seal(parent, salt, piece, page)
             if seal is None:
@@ -168,20 +169,20 @@ class BlockManager:
             parent = seal
 
     def slots(self, seq: int, positions: np.ndarray) -> np.ndarray:
-        """Where positions lie: page · P + place in the page."""
+        """The slots of positions: page · P + offset in the page."""
         table = np.array(self.tables[seq], dtype=np.int64)
         pages = table[positions // self.page_size]
         return np.asarray(pages * self.page_size + positions % self.page_size)
 
     def entries(self) -> int:
-        """How many numbers the book keeps."""
+        """The number of integers stored here, for `nbytes`."""
         tables = sum(map(len, self.tables.values()))
         return tables + 2 * self.num_pages + len(self._seals) * (self.page_size + 3)
 
     def _find(
         self, parent: CachedBlock | None, salt: Hashable, tokens: tuple[int, ...]
     ) -> CachedBlock | None:
-        """A key that fits proves nothing: the tokens and the parent must be the same too."""
+        """The cached block of these tokens; keys may collide, so tokens and parent are compared."""
         seal = self._found.get(self._key(parent.key if parent else 0, salt, tokens))
         return seal if seal is not None and seal.is_of(parent, salt, tokens) else None
 

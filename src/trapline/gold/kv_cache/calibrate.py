@@ -1,8 +1,8 @@
-"""The constants of `calibrated.py`, from rows of a model on any text.
+"""Computes the constants of `calibrated_codec.py` from rows of a model on any text.
 
-Scores are q·k, so an error of a key counts by the queries that meet it: keys are measured in
-W^½ k, W the mean of q qᵀ, where every direction counts alike. The eigenvectors of their covariance
-there, and of that of values as they are, are the bases; the eigenvalues say who gets the bits.
+Scores are q·k, so the error of a key matters in proportion to the queries that see it: keys are
+measured as W^½ k with W the mean of q qᵀ. The bases are the eigenvectors of their covariance, and
+of the plain covariance of the values; the eigenvalues determine the bits of each direction.
 """
 
 from collections.abc import Sequence
@@ -20,9 +20,9 @@ from trapline.gold.kv_cache.calibrated_codec import (
     distortion,
 )
 
-#: A query meets keys up to so far behind it, those at distance d with weight 1 / (1 + d).
+#: Queries are averaged over distances d to their keys below this, with weight 1 / (1 + d).
 NEAR = 64
-#: Added to every variance, as a share of their mean: other texts vary in other directions too.
+#: Added to every variance, as a fraction of their mean: other texts vary in other directions.
 _UNSEEN = 0.01
 
 
@@ -33,10 +33,10 @@ def calibrate(
     *,
     turns: np.ndarray | None = None,
 ) -> Calibration:
-    """Of every layer queries (n,H,D), keys and values (n,G,D), before they are turned.
+    """Calibrates with queries (n,H,D), keys and values (n,G,D) of every layer, before rotation.
 
-    `turns` (D/2,) are the radians a position by which queries and keys are turned later. A key
-    and a value share 8⅛ bits an element, rounded down: who has more structure needs fewer.
+    `turns` (D/2,) are the rotary frequencies, in radians per position. A key and a value together
+    take 8⅛ bits per element, rounded down; the one with more structure gets fewer.
     """
     if not len(queries) == len(keys) == len(values) > 0:
         counts = (len(queries), len(keys), len(values))
@@ -72,7 +72,7 @@ def _check(layer: int, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> None:
 
 
 def _metric(q: np.ndarray, heads: int, turns: np.ndarray | None) -> np.ndarray:
-    """The mean of q qᵀ over the queries of each kv head, (G,D,D), at their distances from keys."""
+    """The mean of q qᵀ over the queries of each kv head and their distances to keys, (G,D,D)."""
     n, _, width = q.shape
     grouped = q.astype(np.float64).reshape(n, heads, -1, width).transpose(1, 0, 2, 3)
     flat = grouped.reshape(heads, -1, width)
@@ -85,13 +85,13 @@ def _metric(q: np.ndarray, heads: int, turns: np.ndarray | None) -> np.ndarray:
 
 
 def _turn(angles: np.ndarray) -> np.ndarray:
-    """The matrix (D,D) that turns columns by these angles."""
+    """The matrix (D,D) that rotates columns by these angles."""
     cosine, sine = np.diag(np.cos(angles)), np.diag(np.sin(angles))
     return np.block([[cosine, -sine], [sine, cosine]])
 
 
 class _Directions(NamedTuple):
-    """Of one layer; variances fall, and add up to 1 where rows and metric are white."""
+    """The basis of one layer; variances descend, with sum 1 if rows and metric are white."""
 
     center: np.ndarray
     into: np.ndarray
@@ -107,12 +107,11 @@ def _basis(layers: Sequence[_Directions], widths: tuple[int, ...]) -> Basis:
 
 
 def _spectrum(layers: Sequence[_Directions]) -> np.ndarray:
-    """The mean over all layers and heads."""
     return np.asarray(np.mean([layer.spectra for layer in layers], axis=(0, 1)))
 
 
 def _shared(keys: np.ndarray, values: np.ndarray) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Bits of the directions of both, together as large as said above, each in whole bytes."""
+    """The bits of each direction of keys and values, each side in whole bytes."""
     width = len(keys)
     size = 2 * cdiv(width, 2) + width // 64
     most = MOST_BITS * width // 8
@@ -122,7 +121,7 @@ def _shared(keys: np.ndarray, values: np.ndarray) -> tuple[tuple[int, ...], tupl
 
 
 def _directions(rows: np.ndarray, metric: np.ndarray) -> _Directions:
-    """Of rows (n,G,D), errors measured by metric (G,D,D)."""
+    """The basis of rows (n,G,D) with errors measured by metric (G,D,D)."""
     rows = rows.astype(np.float64)
     center = rows.mean(0)
     apart = (rows - center).swapaxes(0, 1)
@@ -155,7 +154,7 @@ def _eigen(matrices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def water_filled(variances: np.ndarray, bits: int) -> tuple[int, ...]:
-    """Bits one by one, each where it takes most of the error away; of equals the first."""
+    """Assigns bits one by one where each reduces the error most; ties go to the first."""
     gains = np.array([distortion(b) - distortion(b + 1) for b in range(MOST_BITS)] + [0.0])
     widths = np.zeros(len(variances), int)
     for _ in range(bits):

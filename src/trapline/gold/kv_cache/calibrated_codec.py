@@ -1,10 +1,9 @@
-"""Four bits an element, spent where the rows of a model vary: its constants, and their codec.
+"""The calibrated 4 bit codec: more bits for the directions in which a model's rows vary most.
 
-Rows of trained models are far from white. In the basis of their covariance the leading directions
-get up to seven bits and the last ones one or none (reverse water-filling), each with the levels
-that a normal distribution wants, and a row one float16 scale. Keys are turned back to position 0
-first, because turning by position hides most of their structure; the position that a row was given
-when it arrived is stored beside it. So a row is still encoded once, whatever comes later.
+In the basis of their covariance the leading directions of a row get up to seven bits and the last
+ones one or none (reverse water-filling), with the Lloyd-Max levels of a normal distribution and one
+float16 scale per row. Keys are rotated back to position 0 first, because rotary embedding hides
+most of their structure; the position at arrival is stored beside the row.
 """
 
 from collections.abc import Sequence
@@ -20,7 +19,7 @@ from trapline.gold.errors import RangeError, ShapeError
 from trapline.gold.kv_cache.codecs import Fields
 
 MOST_BITS = 7
-#: Scales that are tried, as shares of the root mean square of a row in units of its basis.
+#: Candidate scales, relative to the root mean square of a row in its basis.
 SHARES = tuple(2 ** (i / 8) for i in range(-3, 5))
 _HALF_LARGEST = 65504.0
 _NORMAL = NormalDist()
@@ -28,9 +27,9 @@ _NORMAL = NormalDist()
 
 @dataclass(frozen=True, eq=False)
 class Basis:
-    """Row r of layer l and head g is (r − center[l,g]) @ into[l,g], elements of variance about 1.
+    """Maps row r of layer l and head g to (r − center[l,g]) @ into[l,g], of variance about 1.
 
-    `back` undoes `into`. `widths` are the bits of the directions, falling, alike for all heads.
+    `back` inverts `into`. `widths` are the bits of the directions, descending, equal for all heads.
     Arrays are float16: center (layers,G,D), maps (layers,G,D,D).
     """
 
@@ -63,9 +62,10 @@ class Basis:
 
 @dataclass(frozen=True, eq=False)
 class Calibration:
-    """What `calibrate` found out about a model: constants, for all its sequences.
+    """The constants of a model, computed by `calibrate`.
 
-    By `turns` (D/2,) radians a position elements d and d + D/2 of a key are turned; None: by none.
+    `turns` (D/2,) are the rotary frequencies of elements d and d + D/2 of a key in radians per
+    position; None: keys are not rotated.
     """
 
     keys: Basis
@@ -91,7 +91,7 @@ class Calibration:
 
 
 def check_turns(turns: np.ndarray, width: int) -> None:
-    """Float64, because angles of far positions need it."""
+    """Raises unless `turns` is a finite float64 vector: large positions need the precision."""
     if turns.dtype != np.float64 or turns.ndim != 1 or 2 * len(turns) != width:
         got = f"{turns.dtype} {turns.shape}"
         raise ShapeError(f"turns must be float64 ({width / 2:g},), got {got}")
@@ -100,7 +100,7 @@ def check_turns(turns: np.ndarray, width: int) -> None:
 
 
 class Arithmetic(Protocol):
-    """What arrays and tensors spell differently."""
+    """Operations that NumPy and torch spell differently."""
 
     half: Any
     code: Any
@@ -150,7 +150,7 @@ class NumpyArithmetic:
 
 
 class CalibratedPair:
-    """Keys and values of a layer: the position if keys are turned, codes and scales of both."""
+    """Encodes keys and values of a layer, with the positions if keys are rotated."""
 
     def __init__(self, calibration: Calibration, math: Arithmetic) -> None:
         self._math = math
@@ -189,8 +189,8 @@ class CalibratedPair:
 class BasisCodec:
     """Rows (n,G,D) of a layer as bytes (n,G,bits/8) and scales (n,G,1).
 
-    Bit p of the directions that have more than p bits makes a plane; directions are sorted, so
-    these are the first ones. The planes lie one after the other.
+    Bit p of all directions with more than p bits forms a plane; these directions come first because
+    widths descend. The planes are stored one after the other.
     """
 
     def __init__(self, basis: Basis, math: Arithmetic) -> None:
@@ -202,16 +202,15 @@ class BasisCodec:
         self._planes = [int((widths > p).sum()) for p in range(widths[0])]
         starts = [basis.widths.index(w) for w in dict.fromkeys(basis.widths)]
         self._groups = [
-            (slice(start, stop), math.hold(edges(basis.widths[start])))
+            (slice(start, stop), math.hold(edges(levels(basis.widths[start]))))
             for start, stop in pairwise([*starts, len(widths)])
         ]
         self._levels = math.hold(np.concatenate([levels(w) for w in range(MOST_BITS + 1)]))
         self._first = math.hold(2**widths - 1)
-        # Bits are given so that errors are about equal: w of them mean a deviation of about 2^w.
+        # Bits are assigned for equal errors: w bits mean a deviation of about 2^w.
         self._weights = math.hold(np.where(widths > 0, 4.0**widths, 0))
 
     def encode(self, layer: int, rows: Any) -> Fields:
-        """Rows in a wide dtype."""
         center, into = (self._math.cast(c[layer], rows.dtype) for c in (self._center, self._into))
         codes, scales = self._fitted(_mapped(rows - center, into))
         return self._packed(codes), scales
@@ -223,7 +222,7 @@ class BasisCodec:
         return _mapped(unit, back) + center
 
     def _fitted(self, unit: Any) -> tuple[Any, Any]:
-        """Codes and scales of the least error among the shares."""
+        """Codes and scales with the least error among the candidate scales."""
         size = (unit[..., : self._planes[0]] ** 2).mean(-1)[..., None] ** 0.5
         if not bool((size * SHARES[-1] <= _HALF_LARGEST).all()):
             raise RangeError("rows are too far from those that the cache was calibrated with")
@@ -273,9 +272,9 @@ class BasisCodec:
 
 @cache
 def levels(bits: int) -> np.ndarray:
-    """The 2^bits values with the least squared error of a normal number (Lloyd, Max)."""
+    """The 2^bits levels of least squared error for a normal distribution (Lloyd-Max)."""
     count = 2**bits
-    # A cube root of the density is the best one for many levels; the rounds are for few.
+    # Quantiles of the density's cube root are optimal for many levels; iterations help few.
     wide = NormalDist(0, 3**0.5)
     found = np.array([wide.inv_cdf((i + 0.5) / count) for i in range(count)])
     for _ in range(100):
@@ -286,28 +285,24 @@ def levels(bits: int) -> np.ndarray:
 
 @cache
 def distortion(bits: int) -> float:
-    """The mean squared error of a normal number that these levels leave."""
+    """The mean squared error of these levels for a normal distribution."""
     weights, moments = _cells(levels(bits))
     return float(1 + (levels(bits) * (weights * levels(bits) - 2 * moments)).sum())
 
 
-def edges(bits: int) -> np.ndarray:
-    """Between the levels."""
-    return _between(levels(bits))
-
-
-def _between(found: np.ndarray) -> np.ndarray:
+def edges(found: np.ndarray) -> np.ndarray:
+    """The midpoints between neighbouring levels."""
     return np.asarray((found[1:] + found[:-1]) / 2)
 
 
 def _cells(found: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """How often a normal number is nearest to each level, and its mean there times that."""
-    cuts = _between(found)
+    """The probability of each level's cell under a normal distribution, and its first moment."""
+    cuts = edges(found)
     below = np.array([0, *map(_NORMAL.cdf, cuts), 1])
     height = np.array([0, *map(_NORMAL.pdf, cuts), 0])
     return np.diff(below), -np.diff(height)
 
 
 def _mapped(rows: Any, maps: Any) -> Any:
-    """Each head (n,D) of rows (n,G,D) by its own map (D,D)."""
+    """Multiplies each head (n,D) of rows (n,G,D) by its own map (D,D)."""
     return (rows.swapaxes(0, 1) @ maps).swapaxes(0, 1)

@@ -1,9 +1,8 @@
-"""How rows of keys and values are stored: as they are, or as 8 or 4 bit codes with a scale.
+"""Codecs for rows of keys and values: unchanged, or 8 or 4 bit codes with a scale.
 
-A codec is a pure function of a row: a row is encoded once, when it arrives, and no later token can
-change its error. The layout is that of the paged kernels: one float16 scale a position and head,
-value = code · scale, and a byte of 4 bit codes holds elements d and d + ⌈D/2⌉. The codecs for
-tensors, with the same codes, are in `torch_backend.py`.
+A row is encoded once, when it arrives, so later tokens cannot change its error. The layout is that
+of the paged kernels: one float16 scale per position and head, value = code · scale, and a byte of
+4 bit codes holds elements d and d + ⌈D/2⌉. `torch_backend.py` has the same codecs for tensors.
 """
 
 from typing import Any, Protocol
@@ -13,16 +12,16 @@ import numpy as np
 from trapline.gold.arithmetic import cdiv
 from trapline.gold.errors import RangeError
 
-#: What a row is stored as: arrays whose first axis is the position.
+#: An encoded row: arrays whose first axis is the position.
 Fields = tuple[Any, ...]
 
-#: Scales that are tried, as shares of the one that just reaches the largest element.
+#: Candidate scales, as fractions of the one that represents the largest element.
 FITTED_SHARES = tuple(1 - 0.025 * i for i in range(1, 13))
 FP8_LARGEST = 448.0
 
 
 class Codec(Protocol):
-    """Rows (n,G,D) to fields and back."""
+    """Encodes rows (n,G,D) and decodes them."""
 
     def encode(self, rows: Any) -> Fields: ...
 
@@ -30,7 +29,7 @@ class Codec(Protocol):
 
 
 class PairCodec(Protocol):
-    """New keys and values (n,G,D) of a layer, the first at position `start`, to fields and back."""
+    """Encodes new keys and values (n,G,D) of a layer, the first at position `start`."""
 
     def encode(self, layer: int, start: int, k: Any, v: Any) -> Fields: ...
 
@@ -38,7 +37,7 @@ class PairCodec(Protocol):
 
 
 class Alike:
-    """Keys and values by the same codec, in every layer."""
+    """Applies one codec to keys and values of every layer."""
 
     def __init__(self, codec: Codec) -> None:
         self._codec = codec
@@ -54,7 +53,7 @@ class Alike:
 
 
 class PlainCodec:
-    """Rows as they come."""
+    """Stores rows unchanged."""
 
     def encode(self, rows: np.ndarray) -> Fields:
         return (rows,)
@@ -66,8 +65,8 @@ class PlainCodec:
 class IntCodec:
     """Symmetric integers: −127 … 127 or −7 … 7 times the scale of their position and head.
 
-    The scale reaches the largest element; or, `fitted`, it is the one of a dozen smaller shares of
-    it with the least squared error: a few elements are clipped so that the others gain.
+    The scale represents the largest element exactly; with `fitted` it is the candidate of least
+    squared error, which may clip a few elements.
     """
 
     def __init__(self, bits: int, width: int, *, fitted: bool = False) -> None:
@@ -84,7 +83,6 @@ class IntCodec:
         return (pack_nibbles(codes) if self.bits == 4 else codes), scales
 
     def decode(self, fields: Fields, dtype: np.dtype[np.floating]) -> np.ndarray:
-        """code · scale."""
         codes, scales = fields
         if self.bits == 4:
             codes = unpack_nibbles(codes, self.width)
@@ -111,7 +109,7 @@ class IntCodec:
 class Fp8Codec:
     """8 bit floats (E4M3: 4 bits of exponent, 3 of mantissa) times the scale of their row.
 
-    The grid is finer near zero: better than int8 for rows with a few large elements.
+    The grid is finer near zero, which suits rows with a few large elements.
     """
 
     def encode(self, rows: np.ndarray) -> Fields:
@@ -126,10 +124,10 @@ class Fp8Codec:
 
 
 class RotatedCodec:
-    """Rows turned by a Hadamard matrix before they are encoded, and back after they are decoded.
+    """Rotates rows by a Hadamard matrix before encoding and back after decoding.
 
-    It spreads the few large channels of a row over all of them, so that one scale fits the row. The
-    matrix is symmetric and its own inverse; D must be a power of two.
+    This spreads a few large channels over the whole row, so that one scale fits it. The matrix is
+    symmetric and its own inverse; D must be a power of two.
     """
 
     def __init__(self, inner: Codec, width: int) -> None:
@@ -137,12 +135,12 @@ class RotatedCodec:
         self._matrix = hadamard(width)
 
     def encode(self, rows: Any) -> Fields:
-        return self._inner.encode(self._turned(rows))
+        return self._inner.encode(self._rotated(rows))
 
     def decode(self, fields: Fields, dtype: Any) -> Any:
-        return self._turned(self._inner.decode(fields, dtype))
+        return self._rotated(self._inner.decode(fields, dtype))
 
-    def _turned(self, rows: Any) -> Any:
+    def _rotated(self, rows: Any) -> Any:
         if isinstance(rows, np.ndarray):
             return rows @ self._matrix.astype(rows.dtype)
         return rows @ rows.new_tensor(self._matrix)
@@ -161,7 +159,7 @@ def hadamard(width: int) -> np.ndarray:
 
 
 def scales_above(exact: np.ndarray, top: float) -> np.ndarray:
-    """In float16 before any code is computed, and rounded up: the largest code never clips."""
+    """Scales rounded up to float16, so that the largest code never clips."""
     if not np.all(exact <= np.finfo(np.float16).max):
         limit = top * float(np.finfo(np.float16).max)
         raise RangeError(f"values must be finite and at most {limit:.3g} to be quantised")
@@ -171,7 +169,7 @@ def scales_above(exact: np.ndarray, top: float) -> np.ndarray:
 
 
 def pack_nibbles(codes: np.ndarray) -> np.ndarray:
-    """Codes −8 … 7 (…,D) as bytes (…,⌈D/2⌉); the last high half of an odd D is zero."""
+    """Codes −8 … 7 (…,D) as bytes (…,⌈D/2⌉); an odd D leaves the last high half zero."""
     width = codes.shape[-1]
     half = cdiv(width, 2)
     low = codes[..., :half].view(np.uint8) & 15
@@ -181,7 +179,7 @@ def pack_nibbles(codes: np.ndarray) -> np.ndarray:
 
 
 def unpack_nibbles(packed: np.ndarray, width: int) -> np.ndarray:
-    """The inverse: (…,⌈D/2⌉) to int8 (…,D). A nibble of 8 or more stands for a negative code."""
+    """The inverse: (…,⌈D/2⌉) to int8 (…,D). Nibbles of 8 or more are negative codes."""
     nibbles = np.concatenate([packed & 15, packed >> 4], axis=-1)[..., :width]
     return (nibbles ^ 8).astype(np.int8) - np.int8(8)
 
@@ -198,7 +196,7 @@ _FP8_BETWEEN = (_FP8_GRID[:-1] + _FP8_GRID[1:]) / 2
 
 
 def to_fp8(values: np.ndarray) -> np.ndarray:
-    """E4M3 codes of values up to ±448, rounded to the nearest, halves to even."""
+    """E4M3 codes of values up to ±448, rounded to nearest, ties to even."""
     size = np.minimum(np.abs(values), FP8_LARGEST)
     below = np.searchsorted(_FP8_BETWEEN, size, side="left")
     above = np.searchsorted(_FP8_BETWEEN, size, side="right")

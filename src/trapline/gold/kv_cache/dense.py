@@ -1,4 +1,4 @@
-"""Contiguous storage: for every sequence and layer one array a field, grown as rows arrive."""
+"""Contiguous storage: one growing array per sequence, layer and field."""
 
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
@@ -9,7 +9,7 @@ from trapline.gold.kv_cache.codecs import Fields
 
 
 class DenseStorage:
-    """Room is counted in positions, a fork is a copy. The plain way, to compare the others with."""
+    """The simplest storage, as a baseline: capacity counts positions, a fork is a copy."""
 
     def __init__(self, num_layers: int, capacity: int) -> None:
         self.num_layers, self.capacity = num_layers, capacity
@@ -17,8 +17,7 @@ class DenseStorage:
         self._used: dict[int, list[int]] = {}
 
     def allocate(self, empty: Fields, rows: Any) -> None:
-        """`empty` are the fields of no rows: what is stored a position."""
-        del rows  # slices serve arrays and tensors alike
+        del rows  # slices work for arrays and tensors
         self._empty = empty
 
     def open(self, seq: int) -> None:
@@ -29,15 +28,15 @@ class DenseStorage:
         del self._rows[seq], self._used[seq]
 
     def adopt(self, seq: int, tokens: Sequence[int], salt: Hashable) -> int:
-        """Nothing is shared here."""
+        """Dense sequences share nothing."""
         del seq, tokens, salt
         return 0
 
     def publish(self, seq: int, tokens: Sequence[int], salt: Hashable) -> None:
-        """Nothing is shared here."""
+        """Dense sequences share nothing."""
 
     def reserve(self, seq: int, layer: int, start: int, n: int, behind: int = 0) -> None:
-        """MemoryError unless n rows more fit into the layer. Rows behind a window stay."""
+        """Raises MemoryError unless n more rows fit. Rows behind a window stay stored."""
         del behind
         others = sum(used[layer] for name, used in self._used.items() if name != seq)
         if others + start + n > self.capacity:
@@ -48,7 +47,7 @@ class DenseStorage:
         stop = start + len(fields[0])
         held = self._rows[seq][layer] or self._empty
         if stop > len(held[0]):
-            # Half as much again keeps appending one by one linear in time.
+            # Growing by half keeps appending one by one linear in time.
             room = min(max(stop, len(held[0]) * 3 // 2), self.capacity)
             held = tuple(grown(array, start, room) for array in held)
         for array, field in zip(held, fields, strict=True):
@@ -87,7 +86,7 @@ class DenseStorage:
 
 
 def grown(array: Any, used: int, room: int) -> Any:
-    """The first `used` rows in a new array with `room` rows; NumPy's or torch's."""
+    """A new array or tensor of `room` rows with the first `used` rows copied."""
     shape = (room, *array.shape[1:])
     new = np.zeros(shape, array.dtype) if isinstance(array, np.ndarray) else array.new_zeros(shape)
     new[:used] = array[:used]

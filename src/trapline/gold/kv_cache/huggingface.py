@@ -1,15 +1,13 @@
-"""The cache inside Hugging Face `generate`: paged, quantised, or both.
+"""`PooledCache`: this cache for `generate` of Hugging Face transformers, paged and quantised.
 
     from trapline.gold.kv_cache.huggingface import PooledCache
 
     cache = PooledCache(model.config, positions=4096, bits=8)
     model.generate(ids, num_beams=4, past_key_values=cache)
 
-Beams that continue the same beam fork its pages; `generate`'s own cache copies every row of every
-layer at each step.
+Beams with the same parent share its pages; the cache of transformers copies all rows at each step.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -28,7 +26,7 @@ except ImportError as error:
 
 
 class _Pool:
-    """The sequences of a batch in one `KVCache`, made when the first rows show their shape."""
+    """The sequences of a batch in one `KVCache`, created with the first rows."""
 
     def __init__(self, layers: int, positions: int, block_size: int, **options: Any) -> None:
         self.layers, self.block_size = layers, block_size
@@ -58,22 +56,23 @@ class _Pool:
         return self.cache
 
     def append(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Stores the new rows (B,G,n,D) of a layer; all of that layer, (B,G,S,D) each."""
+        """Stores new rows (B,G,n,D) of a layer and returns all of its keys and values (B,G,S,D)."""
         cache = self.begin(k)
         for seq, new_k, new_v in zip(self.seqs, k, v, strict=True):
             cache.append(seq, layer, new_k.transpose(0, 1), new_v.transpose(0, 1))
         self.counts[layer] += k.shape[2]
         keys, values = zip(*(cache.view(seq, layer) for seq in self.seqs), strict=True)
-        # Contiguous, like the rows of their own cache: the same kernels, the same rounding.
-        return _heads_first(keys), _heads_first(values)
+        # Contiguous, as in transformers' cache: the same kernels, the same rounding.
+        k, v = (torch.stack(rows).transpose(1, 2).contiguous() for rows in (keys, values))
+        return k, v
 
     def select(self, rows: list[int]) -> None:
-        """The batch becomes these rows of itself, in this order, some of them more than once."""
+        """Replaces the batch by these of its rows; a row may occur more than once."""
         if self.cache is not None and self.seqs:
             self.seqs = follow(self.cache, self.seqs, rows)
 
     def crop(self, count: int) -> None:
-        """Takes the last positions away."""
+        """Removes the last `count` positions."""
         for seq in self.seqs:
             assert self.cache is not None
             self.cache.truncate(seq, self.cache.length(seq) - count)
@@ -88,7 +87,7 @@ class _Pool:
 
 
 class PooledLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
-    """One layer's window on the pool."""
+    """One layer of the pool, as transformers expects it."""
 
     is_sliding = False
     is_croppable = True
@@ -122,10 +121,10 @@ class PooledLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
 
 
 class PooledCache(Cache):
-    """A `transformers` cache of `positions` positions in all, over the rows of a batch.
+    """A transformers cache of `positions` positions, shared by the rows of a batch.
 
-    Rows are stored as they are, or with `bits` 8, 4 or "fp8", `rotate` and `recent` as in
-    `KVCache`. Pages are shared between beams. A pool that is too small is a MemoryError.
+    `bits`, `rotate` and `recent` are those of `KVCache`. Beams share pages. A pool that is too
+    small raises MemoryError.
     """
 
     def __init__(
@@ -147,7 +146,7 @@ class PooledCache(Cache):
 
     @property
     def storage(self) -> KVCache | None:
-        """The cache below, once there are rows."""
+        """The underlying cache, or None before the first rows."""
         return self._pool.cache
 
     def nbytes(self) -> int:
@@ -171,8 +170,3 @@ class PooledCache(Cache):
 
     def reset(self) -> None:
         self._pool.clear()
-
-
-def _heads_first(rows: Sequence[Tensor]) -> Tensor:
-    """B tensors (S,G,D) as one (B,G,S,D)."""
-    return torch.stack(list(rows)).transpose(1, 2).contiguous()

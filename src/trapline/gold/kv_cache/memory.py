@@ -155,7 +155,7 @@ class Saved:
 
 
 def decoding_step(model: ModelShape, gpu: Gpu, setting: Setting, context: int) -> Step:
-    """Weights once for the batch, each sequence's cache once; all FLOPs of the batch."""
+    """Reads the weights once per batch and the cache once per sequence."""
     cached = model.cache_bytes(context, setting.kv_bits)
     weights = _active(model) * setting.weight_bits / 8
     flops = model.step_flops(context)
@@ -205,7 +205,7 @@ def recomputation_saved(prompt: int, new: int) -> float:
 
 
 def saved(model: ModelShape, prompt: int, new: int) -> Saved:
-    """What a cache saves: the prompt goes through once, and each new token but the last once."""
+    """The work saved by a cache, which computes each position once."""
     _check(prompt, new)
     lengths = np.arange(prompt, prompt + new, dtype=np.float64)
     final = float(prompt + new)

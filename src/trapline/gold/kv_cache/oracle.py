@@ -1,4 +1,4 @@
-"""What a KV cache must answer: lists of rows, and attention written out in float64.
+"""The reference KV cache: lists of rows, and attention in float64.
 
 Axis letters: n new positions, S positions of a sequence, H query heads, G kv heads, D head width.
 """
@@ -14,34 +14,29 @@ Row = tuple[np.ndarray, np.ndarray]
 
 
 class ListCache:
-    """A cache without limits: a list of rows for each sequence and layer. Nothing is clever."""
+    """An unlimited cache: one list of rows for each sequence and layer."""
 
     def __init__(self, num_layers: int) -> None:
         self.num_layers = num_layers
         self.rows: dict[int, list[list[Row]]] = {}
 
     def add(self, seq: int) -> None:
-        """An empty sequence of this number."""
         self.rows[seq] = [[] for _ in range(self.num_layers)]
 
     def append(self, seq: int, layer: int, k: np.ndarray, v: np.ndarray) -> None:
-        """Adds the positions of k, v (n,G,D)."""
         self.rows[seq][layer].extend((np.array(a), np.array(b)) for a, b in zip(k, v, strict=True))
 
     def fork(self, seq: int, child: int) -> None:
-        """The child starts with the parent's rows."""
         self.rows[child] = [list(layer) for layer in self.rows[seq]]
 
     def keep(self, seq: int, indices: Sequence[int]) -> None:
-        """These positions, in this order, in every layer."""
+        """Keeps these positions, in this order, in every layer."""
         self.rows[seq] = [[layer[i] for i in indices] for layer in self.rows[seq]]
 
     def truncate(self, seq: int, n: int) -> None:
-        """The first n positions of every layer."""
         self.keep(seq, range(n))
 
     def free(self, seq: int) -> None:
-        """The sequence is gone."""
         del self.rows[seq]
 
     def length(self, seq: int) -> int:
@@ -52,6 +47,42 @@ class ListCache:
         """Keys and values (S,G,D) of a layer that holds at least one position."""
         keys, values = zip(*self.rows[seq][layer], strict=True)
         return np.stack(keys), np.stack(values)
+
+
+class RecentRows(ListCache):
+    """A `ListCache` that marks the rows a cache with `recent` must store with a second code.
+
+    A row is marked while it has stayed among the newest `recent` rows of its sequence and layer,
+    and while every later row is marked.
+    """
+
+    def __init__(self, num_layers: int, recent: int) -> None:
+        super().__init__(num_layers)
+        self.recent = recent
+        self.marks: dict[int, list[list[bool]]] = {}
+
+    def add(self, seq: int) -> None:
+        super().add(seq)
+        self.marks[seq] = [[] for _ in range(self.num_layers)]
+
+    def append(self, seq: int, layer: int, k: np.ndarray, v: np.ndarray) -> None:
+        super().append(seq, layer, k, v)
+        marks = [*self.marks[seq][layer], *(True for _ in k)]
+        behind = len(marks) - self.recent
+        self.marks[seq][layer] = [mark and i >= behind for i, mark in enumerate(marks)]
+
+    def fork(self, seq: int, child: int) -> None:
+        super().fork(seq, child)
+        self.marks[child] = [list(marks) for marks in self.marks[seq]]
+
+    def keep(self, seq: int, indices: Sequence[int]) -> None:
+        super().keep(seq, indices)
+        kept = [[marks[i] for i in indices] for marks in self.marks[seq]]
+        self.marks[seq] = [[all(marks[i:]) for i in range(len(marks))] for marks in kept]
+
+    def free(self, seq: int) -> None:
+        super().free(seq)
+        del self.marks[seq]
 
 
 def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, window: int | None = None) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Paged storage: a pool of pages of P positions over all layers; sequences hold and share them.
+"""Paged storage: a pool of pages of P positions, across all layers, shared between sequences.
 
 `BlockManager` assigns pages to sequences; `PagedStorage` keeps the rows.
 """
@@ -14,12 +14,10 @@ from trapline.gold.kv_cache.codecs import Fields
 
 
 class Rows(Protocol):
-    """What a pool of rows is made of, and how rows get in and out of one layer of it."""
+    """Allocates a pool of rows, and writes and reads rows of one layer."""
 
     def zeros(self, shape: tuple[int, ...], like: Any) -> Any: ...
-
     def put(self, flat: Any, slots: np.ndarray, rows: Any) -> None: ...
-
     def get(self, flat: Any, slots: np.ndarray) -> Any: ...
 
 
@@ -37,7 +35,7 @@ class NumpyRows:
 
 
 class PagedStorage:
-    """One array a field, (layers, pages, P, …), allocated once; its address never changes."""
+    """One array (layers, pages, P, …) per field, allocated once; its address never changes."""
 
     def __init__(self, num_layers: int, num_pages: int, page_size: int) -> None:
         self.num_layers = num_layers
@@ -45,7 +43,7 @@ class PagedStorage:
         self.pools: Fields = ()
 
     def allocate(self, empty: Fields, rows: Rows) -> None:
-        """`empty` are the fields of no rows: what is stored a position."""
+        """Allocates pools with the dtypes and shapes of `empty`, the fields of zero rows."""
         self._rows = rows
         place = (self.num_layers, self.book.num_pages, self.book.page_size)
         self.pools = tuple(rows.zeros(place + tuple(e.shape[1:]), e) for e in empty)
@@ -64,7 +62,7 @@ class PagedStorage:
         self.book.publish(seq, tokens, salt)
 
     def reserve(self, seq: int, layer: int, start: int, n: int, behind: int = 0) -> None:
-        """Room for n rows from `start` on, the same pages for every layer; or MemoryError."""
+        """Allocates n rows from `start` on, in every layer, or raises MemoryError."""
         del layer  # a page spans all layers
         for source, copy in self.book.reserve(seq, start, n, behind):
             for pool in self.pools:
@@ -76,7 +74,7 @@ class PagedStorage:
             self._rows.put(self._flat(pool)[layer], slots, field)
 
     def read(self, seq: int, layer: int, count: int) -> Fields:
-        """The rows from the first that is still there up to `count`."""
+        """The stored rows up to position `count`."""
         slots = self.book.slots(seq, np.arange(self.book.first(seq), count))
         return tuple(self._rows.get(self._flat(pool)[layer], slots) for pool in self.pools)
 
@@ -84,14 +82,14 @@ class PagedStorage:
         self.book.fork(seq, child)
 
     def gather(self, seq: int, indices: np.ndarray) -> None:
-        """Pages in front that stay as they are stay shared; the rest is written afresh."""
+        """Leading pages that do not change stay shared; the rest is rewritten."""
         moved = np.flatnonzero(indices != np.arange(len(indices)))
         fixed = int(moved[0]) // self.book.page_size
         start = fixed * self.book.page_size
         if indices[start:].min() < self.book.first(seq):
             raise RangeError("positions behind the window are gone and cannot be moved")
         slots = self.book.slots(seq, indices[start:])
-        kept = [self._each_layer(pool, slots) for pool in self.pools]
+        kept = [[self._rows.get(flat, slots) for flat in self._flat(pool)] for pool in self.pools]
         self.book.replace(seq, fixed, self.book.pages_for(len(indices)) - fixed)
         slots = self.book.slots(seq, np.arange(start, len(indices)))
         for pool, layers in zip(self.pools, kept, strict=True):
@@ -110,6 +108,3 @@ class PagedStorage:
     def _flat(self, pool: Any) -> Any:
         """(layers, pages · P, …), the same memory."""
         return pool.reshape(self.num_layers, -1, *pool.shape[3:])
-
-    def _each_layer(self, pool: Any, slots: np.ndarray) -> list[Any]:
-        return [self._rows.get(flat, slots) for flat in self._flat(pool)]

@@ -1,8 +1,8 @@
-"""The newest rows of a sequence more exactly: a second code, of what the first one missed.
+"""Second codes for the newest rows of a sequence, which encode the error of the first code.
 
-Attention looks at what is near, so bits are worth most there. The first code of a row is stored as
-ever and never changes; the second, 4 bits an element, lies beside the pool and is dropped when
-enough newer rows have come. Stored arrays are replaced and never written: forks share them.
+Attention weights near positions most, so bits are worth most there. The first code of a row never
+changes; the second, 4 bits per element, is stored outside the pool and dropped once enough newer
+rows have arrived. Stored arrays are replaced, never written, so that forks can share them.
 """
 
 from typing import Any
@@ -15,7 +15,7 @@ from trapline.gold.kv_cache.dense import grown
 
 
 class Recent:
-    """Second codes of at most `most` rows, the last ones, of each sequence and layer."""
+    """Second codes of the last `most` rows of each sequence and layer."""
 
     def __init__(self, num_layers: int, most: int) -> None:
         self.num_layers, self.most = num_layers, most
@@ -28,7 +28,7 @@ class Recent:
         del self._held[seq]
 
     def encode(self, backend: Backend, layer: int, fields: Fields, k: Any, v: Any) -> Fields:
-        """Of new rows (n,G,D) and their first codes the second ones, of the last rows only."""
+        """The second codes of the last of these new rows (n,G,D), given their first codes."""
         if self.most == 0:
             return ()
         newest = slice(max(0, len(k) - self.most), None)
@@ -37,7 +37,7 @@ class Recent:
         return backend.second.encode(layer, 0, k[newest] - near_k, v[newest] - near_v)
 
     def append(self, seq: int, layer: int, new: Fields) -> None:
-        """Behind those that are held; the oldest of them make room."""
+        """Appends codes and drops the oldest beyond `most`."""
         held = self._held[seq][layer] or tuple(field[:0] for field in new)
         self._held[seq][layer] = tuple(
             _joined(old[max(0, len(old) + len(added) - self.most) :], added)
@@ -45,26 +45,26 @@ class Recent:
         )
 
     def refine(self, backend: Backend, seq: int, layer: int, k: Any, v: Any) -> None:
-        """Adds to the last of these decoded rows, in place, what their first codes missed."""
+        """Adds the decoded second codes to the last of these rows, in place."""
         held = self._held[seq][layer]
         if held:
             missed = backend.second.decode(layer, held, k.dtype)
             for rows, more in zip((k, v), missed, strict=True):
-                n = min(len(rows), len(more))  # a window may be shorter than what is held
+                n = min(len(rows), len(more))  # a window may be shorter
                 rows[len(rows) - n :] += more[len(more) - n :]
 
     def fork(self, seq: int, child: int) -> None:
         self._held[child] = list(self._held[seq])
 
     def keep(self, seq: int, indices: np.ndarray, counts: list[int]) -> None:
-        """Of the layers' `counts` positions these stay: held are the last ones without a gap."""
+        """Keeps the codes of these of the layers' `counts` positions, up to the last gap."""
         self._held[seq] = [
             _gathered(held, indices, count)
             for held, count in zip(self._held[seq], counts, strict=True)
         ]
 
     def nbytes(self) -> int:
-        """What forks share counts once."""
+        """Bytes of all codes; arrays that forks share count once."""
         stored = {id(a): a for layers in self._held.values() for held in layers for a in held}
         return sum(int(array.nbytes) for array in stored.values())
 
@@ -76,7 +76,7 @@ def _joined(old: Any, new: Any) -> Any:
 
 
 def _gathered(held: Fields, indices: np.ndarray, count: int) -> Fields:
-    """`held` belongs to the last of `count` positions."""
+    """Selects codes; `held` belongs to the last of `count` positions."""
     if not held:
         return ()
     places = indices - (count - len(held[0]))

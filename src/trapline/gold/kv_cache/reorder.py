@@ -1,22 +1,21 @@
-"""Rows of a batch that go on from one another, as in beam search: forks instead of copies."""
+"""Reorders the rows of a batch, as beam search does, with forks instead of copies."""
 
 from collections.abc import Sequence
 from typing import Protocol
 
 
 class Forking(Protocol):
-    """The two verbs that are needed of a cache."""
+    """The methods that `follow` calls."""
 
     def fork(self, seq: int) -> int: ...
-
     def free(self, seq: int) -> None: ...
 
 
 def follow(cache: Forking, seqs: Sequence[int], parents: Sequence[int]) -> list[int]:
     """The sequences of the next step, where row i continues row parents[i] of this one.
 
-    A row's first successor takes its sequence over, further ones are forks, and a row without a
-    successor is freed. Forks come before frees, so a cache that cannot fork changes nothing.
+    A row's first successor reuses its sequence, further ones are forks, and a row without a
+    successor is freed. Forks precede frees, so a failed fork changes nothing.
     """
     taken: set[int] = set()
     following: list[int] = []

@@ -1,4 +1,4 @@
-"""Models, GPUs and settings: what the size and the cost of a KV cache depend on.
+"""Models, GPUs and settings that determine the size and cost of a KV cache.
 
 A layer of full attention stores 2·G·D elements per token, a sliding one the same for its last W
 tokens only, a latent one its compressed vector. Quantised elements add a scale of 16 bits per token
@@ -23,7 +23,7 @@ SCALE_BITS = 16
 
 @dataclass(frozen=True, kw_only=True)
 class ModelShape:
-    """What the size of a cache depends on. Parameters in billions."""
+    """The shape of a model. Parameters in billions."""
 
     name: str
     #: The repository on the Hugging Face hub, and where the figures below were checked.
@@ -80,7 +80,7 @@ _FEWEST_BITS, _MOST_BITS, _MOST_GIB = 0.01, 1024, 1_000_000
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """The conventions an answer depends on; each is printed with it."""
+    """The assumptions of a calculation, printed with its result."""
 
     kv_bits: float = 16
     weight_bits: float = 16
@@ -121,7 +121,7 @@ def gpus() -> dict[str, Gpu]:
     return {row["name"]: Gpu(**row) for row in _shapes()["gpu"]}
 
 
-#: Words in the name of a repository that say nothing about the shape of the model.
+#: Words in a repository name that do not affect the shape of the model.
 _NOT_SHAPE = {"meta", "instruct", "chat", "it", "base", "pt", "hf", "bf16"}
 
 

@@ -1,7 +1,7 @@
-"""The cache on tensors: pools that are allocated once and written in place, and their codecs.
+"""Pools and codecs for tensors. Pools are allocated once and written in place.
 
-`index_copy_` into a pool keeps its address, so a captured CUDA graph can go on writing to it. Codes
-and scales are those of `quantized.py`, bit for bit.
+`index_copy_` keeps the address of a pool, so that a captured CUDA graph stays valid. Codes and
+scales equal those of `codecs.py` bit for bit.
 """
 
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ class TensorRows:
 
 
 class TensorArithmetic:
-    """For tensors of one device: what the calibrated codec needs."""
+    """The arithmetic of the calibrated codec for tensors of one device."""
 
     half, code = torch.float16, torch.uint8
 
@@ -70,7 +70,7 @@ class TensorArithmetic:
 
 
 class PlainCodec:
-    """Rows as they come."""
+    """Stores rows unchanged."""
 
     def encode(self, rows: Tensor) -> Fields:
         return (rows,)
@@ -80,7 +80,7 @@ class PlainCodec:
 
 
 class IntCodec:
-    """Symmetric integers with one float16 scale a position and head."""
+    """Symmetric integers with one float16 scale per position and head."""
 
     def __init__(self, bits: int, width: int, *, fitted: bool, refusing: bool = True) -> None:
         self.bits, self.width, self.fitted, self.refusing = bits, width, fitted, refusing
@@ -123,7 +123,7 @@ class IntCodec:
 
 
 class Fp8Codec:
-    """E4M3 floats, stored as bytes, with one float16 scale a position and head."""
+    """E4M3 floats, stored as bytes, with one float16 scale per position and head."""
 
     def __init__(self, *, refusing: bool = True) -> None:
         self.refusing = refusing
@@ -133,7 +133,7 @@ class Fp8Codec:
         exact = _divided(_largest(rows), FP8_LARGEST)
         scales = _scales_above(exact, FP8_LARGEST, self.refusing)
         divisors = torch.where(scales == 0, 1, scales).to(rows.dtype)
-        # Twice rounded float64 could differ from the oracle's; float32 is the widest here.
+        # Converted from float32: float64 would be rounded twice and could differ from the oracle.
         codes = (rows / divisors).float().clamp(-FP8_LARGEST, FP8_LARGEST)
         return codes.to(torch.float8_e4m3fn).view(torch.uint8), scales
 
@@ -143,10 +143,10 @@ class Fp8Codec:
 
 
 def codec(bits: Any, width: int, *, fitted: bool, refusing: bool = True) -> Codec:
-    """The codec of these bits; None stores rows as they are.
+    """The codec of these bits; None stores rows unchanged.
 
-    Rows without a finite scale are refused; with `refusing=False` their scale is NaN instead, and
-    no values are read back from the device.
+    Rows without a finite scale raise RangeError; with `refusing=False` their scale is NaN instead,
+    and no values are read back from the device.
     """
     if bits is None:
         return PlainCodec()
@@ -163,7 +163,6 @@ def cached_attention(q: Tensor, k: Tensor, v: Tensor, *, window: int | None = No
 
 
 def _wide(rows: Tensor) -> Tensor:
-    """Half precision is divided in float32."""
     return rows if rows.dtype in (torch.float32, torch.float64) else rows.float()
 
 
@@ -172,21 +171,19 @@ def _largest(rows: Tensor) -> Tensor:
 
 
 def _divided(rows: Tensor, number: float) -> Tensor:
-    """rows / number, rounded once. By a number of Python's a GPU multiplies with its inverse, which
-    rounds twice: where a scale is exact, that may end in the next one.
-    """
+    """rows / number, rounded once: a GPU multiplies by the inverse of a Python number instead."""
     return rows / rows.new_full((), number)
 
 
 def _scales_above(exact: Tensor, top: float, refusing: bool) -> Tensor:
-    """In float16, rounded up. Refusing needs a look at the values, so it waits for the device."""
+    """Scales rounded up to float16. `refusing` synchronises with the device."""
     fits = exact <= _HALF_LARGEST
     if refusing and not bool(fits.all()):
         raise RangeError(
             f"values must be finite and at most {top * _HALF_LARGEST:.3g} to be quantised"
         )
     scales = exact.to(torch.float16)
-    # The next float16 above a number that is not negative has the next bit pattern.
+    # The next larger non-negative float16 has the next bit pattern.
     above = (scales.view(torch.int16) + 1).view(torch.float16)
     rounded = torch.where(scales.to(exact.dtype) < exact, above, scales)
     return rounded if refusing else rounded.masked_fill(~fits, torch.nan)
