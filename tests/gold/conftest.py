@@ -1,5 +1,6 @@
 """What the tests of every component may use."""
 
+import json
 import os
 import subprocess
 import sys
@@ -23,6 +24,28 @@ def run_script():
         assert done.returncode == 0, done.stderr[-4000:]
 
     return run
+
+
+@pytest.fixture
+def compiled(run_script, tmp_path):
+    """Compiles kernels for sm_90: what a script found of each; all fit into shared memory."""
+
+    def compile_by(script: Path, wanted: object = None, **environment: str) -> list:
+        (tmp_path / "wanted.json").write_text(json.dumps(wanted))
+        run_script(script, tmp_path, TRITON_INTERPRET="0", **environment)
+        found = json.loads((tmp_path / "compiled.json").read_text())
+        assert all(entry["shared"] <= 232448 for entry in found), found
+        return found
+
+    return compile_by
+
+
+def pytest_runtest_setup(item):
+    """Tests marked `needs_gpu` run only where there is a GPU."""
+    if item.get_closest_marker("needs_gpu"):
+        torch = pytest.importorskip("torch")
+        if not torch.cuda.is_available():
+            pytest.skip("needs a CUDA device")
 
 
 @pytest.fixture

@@ -45,7 +45,10 @@ def axes(**arguments: tuple[ArrayLike, str]) -> dict[str, int]:
         named = letters.split()
         if named[0] == "...":
             named = named[1:]
-            lead, shape = _split(name, shape, letters, len(named))
+            if len(shape) < len(named):
+                raise ShapeError(f"{name} must have axes ({letters}), got shape {shape}")
+            cut = len(shape) - len(named)
+            lead, shape = shape[:cut], shape[cut:]
             if leading is not None and leading[1] != lead:
                 raise ShapeError(
                     f"{name} has leading axes {lead}, but {leading[0]} has {leading[1]}"
@@ -53,7 +56,11 @@ def axes(**arguments: tuple[ArrayLike, str]) -> dict[str, int]:
             leading = (name, lead)
         elif len(shape) != len(named):
             raise ShapeError(f"{name} must have axes ({letters}), got shape {shape}")
-        _agree(name, shape, named, sizes)
+        for letter, size in zip(named, shape, strict=True):
+            if sizes.setdefault(letter, size) != size:
+                raise ShapeError(
+                    f"{name} has {letter} = {size}, but an earlier argument has {sizes[letter]}"
+                )
     return sizes
 
 
@@ -106,23 +113,6 @@ def integer_between(low: int, high: int, **arguments: Any) -> None:
             raise DTypeError(f"{name} must be an integer, got {type(value).__name__}")
         if not low <= value <= high:
             raise RangeError(f"{name} must be between {low} and {high}, got {value}")
-
-
-def _split(
-    name: str, shape: tuple[int, ...], letters: str, named: int
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    if len(shape) < named:
-        raise ShapeError(f"{name} must have axes ({letters}), got shape {shape}")
-    cut = len(shape) - named
-    return shape[:cut], shape[cut:]
-
-
-def _agree(name: str, shape: tuple[int, ...], named: list[str], sizes: dict[str, int]) -> None:
-    for letter, size in zip(named, shape, strict=True):
-        if sizes.setdefault(letter, size) != size:
-            raise ShapeError(
-                f"{name} has {letter} = {size}, but an earlier argument has {sizes[letter]}"
-            )
 
 
 def _either(names: Collection[str]) -> str:

@@ -26,17 +26,14 @@ def choose(operation: str, offered: tuple[Impl, ...], impl: Impl | None, **argum
     if impl is not None and impl not in get_args(Impl):
         raise RangeError(f"impl must be one of {', '.join(get_args(Impl))}, got {impl!r}")
     chosen = impl or _NATURAL[kind]
-    if (chosen == "oracle") != (kind == "NumPy arrays"):
+    numpy = kind == "NumPy arrays"
+    if (chosen == "oracle") != numpy:
         raise DTypeError(f"impl={chosen!r} does not take {kind}")
     if chosen not in offered:
-        others = " or ".join(repr(name) for name in offered if _takes(name, kind))
+        others = " or ".join(repr(name) for name in offered if (name == "oracle") == numpy)
         instead = f"use impl={others}" if others else f"no implementation takes {kind}"
         raise UnsupportedError(f"{operation} has no {chosen!r} implementation; {instead}")
     return chosen
-
-
-def _takes(impl: Impl, kind: str) -> bool:
-    return (impl == "oracle") == (kind == "NumPy arrays")
 
 
 def _kind(arguments: dict[str, Any]) -> str:

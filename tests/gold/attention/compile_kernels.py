@@ -1,7 +1,7 @@
 """Compiles the kernels for sm_90 without a GPU; test_kernels.py starts it and reads the result.
 
-Every tile of the tables, read by descriptors; or, in a folder called `features`, one of each kernel
-with every feature compiled in, read by pointers.
+Every tile of the tables, read by descriptors; or, if `features` are wanted, one of each kernel with
+every feature compiled in, read by pointers.
 """
 
 import json
@@ -30,7 +30,8 @@ TENSORS = {"q", "k", "v", "out", "dout", "dq", "dk", "dv"}
 
 
 def main(folder: Path) -> None:
-    done = with_every_feature() if folder.name == "features" else every_tile()
+    wanted = json.loads((folder / "wanted.json").read_text())
+    done = with_every_feature() if wanted == "features" else every_tile()
     (folder / "compiled.json").write_text(json.dumps(list(done)))
 
 

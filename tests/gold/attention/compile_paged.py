@@ -1,12 +1,11 @@
 """Compiles the paged kernels for sm_90 without a GPU; test_paged_kernels.py reads the result.
 
-The environment's PAGED_CONFIGURATIONS says which: `some` is one configuration of every kind of page
-and every feature; `all` is every one that `tiles_for` can answer for 16-bit and 32-bit queries.
+`some` are wanted: one configuration of every kind of page and every feature; or `all`: every one
+that `tiles_for` can answer for 16-bit and 32-bit queries.
 """
 
 import itertools
 import json
-import os
 import sys
 from pathlib import Path
 
@@ -48,7 +47,8 @@ def every() -> list[tuple]:
     return [(*one, *more) for one, more in zip(sizes, itertools.cycle(given), strict=False)]
 
 
-def main(folder: Path, which: str) -> None:
+def main(folder: Path) -> None:
+    which = json.loads((folder / "wanted.json").read_text())
     made = []
     for number, one in enumerate(every() if which == "all" else some()):
         made.append(attention_compiled(*one))
@@ -129,4 +129,4 @@ def type_of(name: str, dtype: str, pages: str) -> str:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), os.environ.get("PAGED_CONFIGURATIONS", "some"))
+    main(Path(sys.argv[1]))

@@ -1,4 +1,4 @@
-"""Runs what surrounds the Hopper backward in Triton's interpreter; test_hopper_bwd.py checks it."""
+"""Runs what surrounds the Hopper backward in Triton's interpreter; test_hopper.py checks it."""
 
 import sys
 from pathlib import Path

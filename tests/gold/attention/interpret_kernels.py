@@ -7,16 +7,19 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from trapline.gold.attention.dense import Problem, dense_problem, registry
+from trapline.gold.attention.dense import Problem, dense_problem, reference, registry
 from trapline.gold.attention.dense.triton import Tile, can_describe
 from trapline.gold.attention.dense.triton.backward import BackwardTiles, backward
 from trapline.gold.attention.dense.triton.forward import forward
 
 #: Small and uneven, so that a small problem has tiles with and without masks.
 TILE = Tile(queries=16, keys=32, warps=4, stages=1)
+#: Elements between packed tokens so far apart that offsets leave 32 bits.
+STEP = 2**30 + 16
 
 
 def main(folder: Path) -> None:
+    (folder / "far.json").write_text(json.dumps(far_apart()))
     torch.use_deterministic_algorithms(True)  # uninitialised memory is full of NaN
     for number, (shape, rules, dtype) in enumerate(
         json.loads((folder / "problems.json").read_text())
@@ -77,6 +80,29 @@ def with_tokens_outside(
     named = {"q": q, "k": k, "v": v, "dout": dout, "out": out}
     named |= {f"d{name}": grad for name, grad in zip("qkv", grads, strict=True)}
     return {name: value.numpy() for name, value in named.items()}
+
+
+def far_apart() -> list[float]:
+    """Differences from the torch path, for views into memory that is never touched in between."""
+    torch.manual_seed(0)
+    q, k, v, dout = (apart(torch.randn(3, 1, 16)) for _ in range(4))
+    ends = torch.tensor([0, 2, 3]).int()
+    options = ends, ends, 2, 2, True, 0, 0.0, 0.25, True
+    far, near = Problem(q, k, v, *options), Problem(*(x.clone() for x in (q, k, v)), *options)
+    found = out, lse = forward(far)
+    dlse = torch.zeros_like(lse)
+    found += backward(far, out, lse, dout, dlse)
+    wanted = reference.forward(near)
+    wanted += reference.backward(near, out.clone(), lse, dout.clone(), dlse)
+    pairs = zip(found, wanted, strict=True)
+    return [float((one.double() - other.double()).abs().max()) for one, other in pairs]
+
+
+def apart(x: torch.Tensor) -> torch.Tensor:
+    """The same, a row every STEP elements."""
+    room = torch.empty((len(x) - 1) * STEP + 64, dtype=torch.float16)
+    far = room.as_strided(x.shape, (STEP, x.shape[2], 1))
+    return far.copy_(x)
 
 
 def registered() -> None:

@@ -110,7 +110,6 @@ def test_compiles_without_graph_breaks():
 
 
 @pytest.mark.needs_gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize(("queries", "keys"), [(500, 500), (300, 700), (700, 300)])
 def test_16_bit_error_on_a_gpu_is_at_most_that_of_torch(queries, keys):
     torch.manual_seed(1)

@@ -13,10 +13,7 @@ from trapline.gold.attention.dense.triton.backward import backward  # noqa: E402
 from trapline.gold.attention.dense.triton.forward import TILES as FORWARD_TILES  # noqa: E402
 from trapline.gold.attention.dense.triton.forward import forward  # noqa: E402
 
-pytestmark = [
-    pytest.mark.needs_gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = pytest.mark.needs_gpu
 #: Relative to float64, in the 2-norm. What rounding inputs and weights to the dtype costs.
 LIMITS = {torch.bfloat16: 8e-3, torch.float16: 1e-3, torch.float32: 2e-6}
 LOW = (torch.bfloat16, torch.float16)

@@ -11,10 +11,7 @@ from trapline.gold import paged_append, paged_attention  # noqa: E402
 from trapline.gold.attention.paged import PagedProblem  # noqa: E402
 from trapline.gold.attention.paged.hopper import decode  # noqa: E402
 
-pytestmark = [
-    pytest.mark.needs_gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = pytest.mark.needs_gpu
 CODES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn, "int4": torch.uint8}
 KINDS = ("plain", *CODES)
 #: Relative to float64 on the stored values, in the 2-norm: what rounding weights and answer costs.

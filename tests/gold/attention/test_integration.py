@@ -61,7 +61,6 @@ def test_second_derivative_is_rejected():
 
 
 @pytest.mark.needs_gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_kernels_compile_into_one_graph_and_pass_opcheck():
     from trapline.gold.attention.dense import dense_problem, registry
 

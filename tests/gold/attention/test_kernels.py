@@ -97,9 +97,8 @@ def test_interpreted_kernels_take_packed_sequences_and_strides(interpreted):
             np.testing.assert_allclose(got, want[0], atol=1e-4, err_msg=f"d{name}")
 
 
-def test_packed_tokens_may_lie_more_than_2_to_the_31_elements_apart(tmp_path, run_script):
-    run_script(HERE / "interpret_far.py", tmp_path, TRITON_INTERPRET="1")
-    assert max(json.loads((tmp_path / "far.json").read_text())) < 2e-3
+def test_packed_tokens_may_lie_more_than_2_to_the_31_elements_apart(interpreted):
+    assert max(json.loads((interpreted / "far.json").read_text())) < 2e-3
 
 
 @pytest.mark.parametrize("number", range(len(PACKINGS)))
@@ -140,24 +139,12 @@ def test_a_scale_in_two_parts(scale):
     assert math.frexp(power)[0] == 0.5
 
 
-def test_every_tile_compiles_for_hopper(tmp_path, run_script):
+@pytest.mark.parametrize("which", ["tiles", pytest.param("features", marks=pytest.mark.full)])
+def test_every_tile_and_every_feature_compiles_for_hopper(compiled, which):
     """For sm_90, within its shared memory, on its tensor cores."""
-    run_script(HERE / "compile_kernels.py", tmp_path, TRITON_INTERPRET="0")
-    compiled = json.loads((tmp_path / "compiled.json").read_text())
-    names = {"forward_kernel", "dkdv_kernel", "dq_kernel", "rows_kernel"}
-    assert {entry["kernel"] for entry in compiled} == names
-    for entry in compiled:
-        assert entry["shared"] <= 232448, entry
+    found = compiled(HERE / "compile_kernels.py", which)
+    names = {"forward_kernel", "dkdv_kernel", "dq_kernel"}
+    names |= {"rows_kernel"} if which == "tiles" else set()
+    assert {entry["kernel"] for entry in found} == names
+    for entry in found:
         assert entry["tensor_cores"] == (entry["kernel"] != "rows_kernel"), entry
-
-
-@pytest.mark.full
-def test_every_feature_compiles_for_hopper(tmp_path, run_script):
-    folder = tmp_path / "features"
-    folder.mkdir()
-    run_script(HERE / "compile_kernels.py", folder, TRITON_INTERPRET="0")
-    compiled = json.loads((folder / "compiled.json").read_text())
-    assert len(compiled) == 3
-    for entry in compiled:
-        assert entry["shared"] <= 232448, entry
-        assert entry["tensor_cores"], entry

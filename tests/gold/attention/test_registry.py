@@ -11,30 +11,11 @@ from trapline.gold.attention.dense import dense_problem, registry  # noqa: E402
 from trapline.gold.errors import DTypeError, RangeError, UnsupportedError  # noqa: E402
 
 
-@pytest.fixture
-def current(monkeypatch):
-    """Records whose device is current, as a stand-in for a second GPU."""
-    entered = []
-
-    class DeviceOf:
-        def __init__(self, tensor):
-            self.tensor = tensor
-
-        def __enter__(self):
-            entered.append(self.tensor)
-
-        def __exit__(self, *_):
-            entered.pop()
-
-    monkeypatch.setattr(torch.cuda, "device_of", DeviceOf)
-    return entered
-
-
 @pytest.mark.parametrize("impl", ["kernels", "triton"])
-def test_kernels_are_launched_on_the_device_of_their_tensors(monkeypatch, current, impl):
+def test_kernels_are_launched_on_the_device_of_their_tensors(monkeypatch, entered, impl):
     """A launch goes to the current device, which may be another one than the tensors'."""
     seen = []
-    tier = registry.Tier(lambda *_: seen.append(list(current)), lambda _: None, lambda _: True)
+    tier = registry.Tier(lambda *_: seen.append(list(entered)), lambda _: None, lambda _: True)
     q = MagicMock(is_cuda=True)
     problem = dense_problem(q, q, q)
     for tiers in ("forward_tiers", "backward_tiers"):
@@ -42,7 +23,7 @@ def test_kernels_are_launched_on_the_device_of_their_tensors(monkeypatch, curren
     with registry._on_its_device(problem):
         registry.tier_for(problem, impl, registry.forward_tiers()).run(problem)
     assert seen == [[q]]
-    assert current == []
+    assert entered == []
 
 
 def test_unsupported_problems_are_rejected_with_the_reason(monkeypatch):

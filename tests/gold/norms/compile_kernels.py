@@ -1,10 +1,9 @@
 """Compiles the kernels for sm_90 without a GPU; test_kernels.py starts it and reads the result.
 
-Every configuration is compiled, for the dtype that $DTYPE names.
+Every configuration is compiled, for the dtype that is wanted.
 """
 
 import json
-import os
 import sys
 from pathlib import Path
 
@@ -19,7 +18,8 @@ SIZES = {"bf16": 2, "fp32": 4}
 KINDS = {2: "bf16", 4: "f32"}
 
 
-def main(folder: Path, dtype: str) -> None:
+def main(folder: Path) -> None:
+    dtype = json.loads((folder / "wanted.json").read_text())
     made = [compiled(*one, dtype) for one in configurations(SIZES[dtype])]
     (folder / "compiled.json").write_text(json.dumps(made))
 
@@ -82,4 +82,4 @@ def type_of(name: str, dtype: str) -> str:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), os.environ["DTYPE"])
+    main(Path(sys.argv[1]))

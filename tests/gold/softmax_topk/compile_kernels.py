@@ -16,7 +16,7 @@ PROCESSORS = 132
 
 
 def main(folder: Path) -> None:
-    problems = json.loads((folder / "problems.json").read_text())
+    problems = json.loads((folder / "wanted.json").read_text())
     made = [one for problem in problems for one in launches(*problem)]
     (folder / "compiled.json").write_text(json.dumps(made))
 

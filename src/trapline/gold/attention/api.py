@@ -51,14 +51,9 @@ def flash_attention(
     kernels use a faster algorithm. `impl` names the implementation, see `trapline.gold.impl`;
     "triton" and "hopper" are the two tiers of "kernels".
     """
-    chosen, softcap, scale = _prepared(q, k, v, window, softcap, scale, impl)
-    if chosen == "oracle":
-        return _by_oracle(q, k, v, causal, window, softcap, scale).out
-    from trapline.gold.attention.dense import dense_problem
-    from trapline.gold.attention.dense.registry import Attention
-
-    problem = dense_problem(q, k, v, causal, window or 0, softcap, scale, deterministic)
-    return Attention.apply(*problem, chosen)[0]  # type: ignore[no-untyped-call]
+    rules: dict[str, Any] = {"causal": causal, "window": window, "softcap": softcap}
+    rules |= {"scale": scale, "deterministic": deterministic}
+    return flash_attention_lse(q, k, v, **rules, impl=impl).out
 
 
 def flash_attention_lse(
@@ -77,37 +72,18 @@ def flash_attention_lse(
 
     lse is float64 for float64 inputs and float32 for all others. It is differentiable.
     """
-    chosen, softcap, scale = _prepared(q, k, v, window, softcap, scale, impl)
+    chosen = choose("flash_attention", _OFFERED, impl, q=q, k=k, v=v)
+    _check(q, k, v, "B H T D", "B G S D")
+    softcap, scale = checked_rules(q, window, softcap, scale)
     if chosen == "oracle":
-        return _by_oracle(q, k, v, causal, window, softcap, scale)
+        rules: dict[str, Any] = {"causal": causal, "window": window, "softcap": softcap}
+        out, lse = oracle.attention(q, k, v, **rules, scale=scale)
+        return Attended(out.astype(q.dtype), lse.astype(np.promote_types(q.dtype, np.float32)))
     from trapline.gold.attention.dense import dense_problem
     from trapline.gold.attention.dense.registry import Attention
 
     problem = dense_problem(q, k, v, causal, window or 0, softcap, scale, deterministic)
     return Attended(*Attention.apply(*problem, chosen))  # type: ignore[no-untyped-call]
-
-
-def _prepared(
-    q: Any,
-    k: Any,
-    v: Any,
-    window: int | None,
-    softcap: float,
-    scale: float | None,
-    impl: Impl | None,
-) -> tuple[Impl, float, float]:
-    """The implementation, softcap and scale of a dense call whose arguments are valid."""
-    chosen = choose("flash_attention", _OFFERED, impl, q=q, k=k, v=v)
-    _check(q, k, v, "B H T D", "B G S D")
-    return chosen, *_rules(q, window, softcap, scale)
-
-
-def _by_oracle(
-    q: Any, k: Any, v: Any, causal: bool, window: int | None, softcap: float, scale: float
-) -> Attended:
-    rules: dict[str, Any] = {"causal": causal, "window": window, "softcap": softcap}
-    out, lse = oracle.attention(q, k, v, **rules, scale=scale)
-    return Attended(out.astype(q.dtype), lse.astype(np.promote_types(q.dtype, np.float32)))
 
 
 def flash_attention_backward(
@@ -140,7 +116,7 @@ def flash_attention_backward(
     checks.floating("float64" if checks.dtype_name(q) == "float64" else "float32", lse=lse)
     rows = {name: (arrays[name], "B H T") for name in ("lse", "dlse") if name in arrays}
     checks.axes(q=(q, "B H T D"), out=(out, "B H T D"), dout=(dout, "B H T D"), **rows)
-    softcap, scale = _rules(q, window, softcap, scale)
+    softcap, scale = checked_rules(q, window, softcap, scale)
     if chosen == "oracle":
         rules: dict[str, Any] = {"causal": causal, "window": window, "softcap": softcap}
         given = 0.0 if dlse is None else dlse
@@ -187,7 +163,7 @@ def flash_attention_varlen(
     chosen = choose("flash_attention_varlen", _OFFERED, impl, q=q, k=k, v=v, cu_q=cu_q, cu_k=cu_k)
     _check(q, k, v, "T H D", "S G D")
     checks.axes(cu_q=(cu_q, "N"), cu_k=(cu_k, "N"))
-    softcap, scale = _rules(q, window, softcap, scale)
+    softcap, scale = checked_rules(q, window, softcap, scale)
     for name, ends in (("cu_q", cu_q), ("cu_k", cu_k)):
         if checks.dtype_name(ends) != "int32":
             raise DTypeError(f"{name} must be int32, got {checks.dtype_name(ends)}")
@@ -235,7 +211,9 @@ def check_heads(heads: int, kv_heads: int, *, empty: bool) -> None:
         )
 
 
-def _rules(q: Any, window: int | None, softcap: float, scale: float | None) -> tuple[float, float]:
+def checked_rules(
+    q: Any, window: int | None, softcap: float, scale: float | None
+) -> tuple[float, float]:
     """Softcap and scale as numbers."""
     if window is not None:
         checks.integer_between(1, 2**31 - 1, window=window)

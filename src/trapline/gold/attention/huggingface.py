@@ -36,9 +36,8 @@ try:
     from transformers.masking_utils import causal_mask_function
 except ImportError as error:
     raise ImportError("this adapter needs the package `transformers`") from error
-_collector: Any = (
-    None  # missing in the first releases of transformers 5, which pass it to every layer
-)
+# Missing in the first releases of transformers 5, which pass it to every layer.
+_collector: Any = None
 with suppress(ImportError):
     from transformers.utils.output_capturing import _active_collector as _collector
 

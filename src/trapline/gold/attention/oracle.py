@@ -207,15 +207,16 @@ def attention_backward_tiled(
     dout, q, k, v, out, lse = (x.astype(np.float64) for x in (dout, q, k, v, out, lse))
     dq, dk, dv = (np.zeros(x.shape) for x in (q, k, v))
     dot = np.sum(dout * out, axis=-1) - dlse
+    # An empty row sees no key, so its log-sum-exp of −inf is never used.
+    lse = np.where(np.isneginf(lse), 0.0, lse)
     for b, h in np.ndindex(B, H):
         g = h * G // H
         for cols in _spans(S, tile):
             for rows in _spans(T, tile):
                 logits = q[b, h, rows] * scale @ k[b, g, cols].T
                 capped = _capped(logits, softcap)
-                # An empty row sees no key, so its −inf is never used.
                 seen = visible(rows, cols, S - T, causal, window)
-                w = np.exp(np.where(seen, capped - _finite(lse[b, h, rows])[:, None], -np.inf))
+                w = np.exp(np.where(seen, capped - lse[b, h, rows, None], -np.inf))
                 dw = dout[b, h, rows] @ v[b, g, cols].T
                 ds = w * (dw - dot[b, h, rows, None]) * scale
                 if softcap:
@@ -234,10 +235,6 @@ def _spans(length: int, tile: int) -> Iterator[np.ndarray]:
 
 def _capped(logits: np.ndarray, softcap: float) -> np.ndarray:
     return softcap * np.tanh(logits / softcap) if softcap else logits
-
-
-def _finite(lse: np.ndarray) -> np.ndarray:
-    return np.where(np.isneginf(lse), 0.0, lse)
 
 
 # --- paged: P positions per page -----------------------------------------------------------------

@@ -178,12 +178,8 @@ def _sequences(problem: Problem) -> Iterator[tuple[tuple[slice, slice], Problem]
     q_ends, k_ends = problem.cu_q.tolist(), problem.cu_k.tolist()
     for i in range(len(q_ends) - 1):
         here, there = slice(q_ends[i], q_ends[i + 1]), slice(k_ends[i], k_ends[i + 1])
-        parts = (
-            _unpacked(problem.q, here),
-            _unpacked(problem.k, there),
-            _unpacked(problem.v, there),
-        )
-        q, k, v = parts
+        q = _unpacked(problem.q, here)
+        k, v = (_unpacked(x, there) for x in (problem.k, problem.v))
         one = problem._replace(q=q, k=k, v=v, cu_q=None, cu_k=None, max_q=0, max_k=0)
         yield (here, there), one
 

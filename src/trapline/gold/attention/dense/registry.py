@@ -47,16 +47,12 @@ class Attention(torch.autograd.Function):
 def _forward_shapes(*arguments: Any) -> tuple[Tensor, Tensor]:
     problem = Problem(*arguments[:-1])
     q = problem.q
-    return _empty(q), q.new_empty(problem.lse_shape, dtype=compute_dtype(q.dtype))
+    lse = q.new_empty(problem.lse_shape, dtype=compute_dtype(q.dtype))
+    return q.new_empty(q.shape), lse  # contiguous, even if q is not
 
 
 def _backward_shapes(*arguments: Any) -> tuple[Tensor, ...]:
-    return tuple(_empty(x) for x in arguments[4:7])
-
-
-def _empty(x: Tensor) -> Tensor:
-    """Contiguous, even if x is not."""
-    return x.new_empty(x.shape)
+    return tuple(x.new_empty(x.shape) for x in arguments[4:7])
 
 
 @operator(
@@ -111,10 +107,6 @@ class Tier(NamedTuple):
     is_faster: Callable[[Problem], bool]
 
 
-def _always(_problem: Problem) -> bool:
-    return True
-
-
 @cache
 def forward_tiers() -> dict[str, Tier]:
     """Tiers of the forward pass, fastest first. Triton is imported on the first call."""
@@ -124,7 +116,7 @@ def forward_tiers() -> dict[str, Tier]:
 
     return {
         "hopper": Tier(hopper_forward.forward, hopper.supports, hopper_forward.is_faster),
-        "triton": Tier(triton_forward.forward, triton.supports, _always),
+        "triton": Tier(triton_forward.forward, triton.supports, lambda _: True),
     }
 
 
@@ -137,7 +129,7 @@ def backward_tiers() -> dict[str, Tier]:
 
     return {
         "hopper": Tier(hopper_backward.backward, hopper.supports, hopper_backward.is_faster),
-        "triton": Tier(triton_backward.backward, triton.supports, _always),
+        "triton": Tier(triton_backward.backward, triton.supports, lambda _: True),
     }
 
 

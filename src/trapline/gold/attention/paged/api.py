@@ -12,7 +12,7 @@ import numpy as np
 from trapline.gold import checks
 from trapline.gold.arithmetic import cdiv
 from trapline.gold.attention import oracle
-from trapline.gold.attention.api import check_heads, readable
+from trapline.gold.attention.api import check_heads, checked_rules, readable
 from trapline.gold.attention.paged import PagedProblem
 from trapline.gold.errors import DTypeError, RangeError, ShapeError
 from trapline.gold.impl import Impl, choose
@@ -68,11 +68,13 @@ def paged_attention(
     everything = arrays if out is None else {**arrays, "out": out}
     chosen = choose("paged_attention", _OFFERED, impl, **everything)
     checks.one_device(**everything)
-    _check(arrays, max_q, window, softcap, scale, out)
+    _check(arrays, max_q, out)
+    softcap, scale = checked_rules(q, window, softcap, scale)
+    if window is not None and tree_mask is not None:
+        raise RangeError("tree_mask and window exclude each other: give one of them")
     _check_prefix(arrays, prefix_rows)
     if check or (check is None and readable(seq_lens)):
         _check_values(arrays, max_q, prefix_rows)
-    scale = float(q.shape[-1]) ** -0.5 if scale is None else float(scale)
     if chosen == "oracle":
         found = _by_oracle(arrays, max_q, window, softcap, scale)
         if out is None:
@@ -82,7 +84,7 @@ def paged_attention(
     result = q.new_empty(q.shape) if out is None else out
     problem = PagedProblem(
         *(q, k_pages, v_pages, block_table, seq_lens, cu_q, max_q, k_scale, v_scale, tree_mask),
-        *(window or 0, float(softcap), scale, prefix_rows, prefix_pages, result),
+        *(window or 0, softcap, scale, prefix_rows, prefix_pages, result),
     )
     if chosen == "kernels":
         from trapline.gold.attention.paged.triton.attention import attention_operator
@@ -148,14 +150,7 @@ def _width(arrays: dict[str, Any]) -> int:
     return 2 * columns if checks.dtype_name(arrays["k_pages"]) == "uint8" else columns
 
 
-def _check(
-    arrays: dict[str, Any],
-    max_q: int,
-    window: int | None,
-    softcap: float,
-    scale: float | None,
-    out: Any,
-) -> None:
+def _check(arrays: dict[str, Any], max_q: int, out: Any) -> None:
     q, k_pages, v_pages = (arrays[name] for name in ("q", "k_pages", "v_pages"))
     checks.floating(*checks.LOW_FLOATS, q=q)
     sizes = checks.axes(
@@ -175,7 +170,6 @@ def _check(
             _check_dtype(name, arrays[name], "int32")
     _check_scales(arrays)
     _check_queries(arrays, sizes, max_q)
-    _check_rules(arrays, window, softcap, scale)
     if out is not None and (tuple(out.shape) != tuple(q.shape) or out.dtype != q.dtype):
         raise ShapeError(f"out must be like q, {tuple(q.shape)} of {q.dtype}")
 
@@ -194,19 +188,6 @@ def _check_queries(arrays: dict[str, Any], sizes: dict[str, int], max_q: int) ->
         _check_dtype("tree_mask", mask, "bool")
         if tuple(mask.shape) != (queries, max_q):
             raise ShapeError(f"tree_mask must be ({queries}, {max_q}), got {tuple(mask.shape)}")
-
-
-def _check_rules(
-    arrays: dict[str, Any], window: int | None, softcap: float, scale: float | None
-) -> None:
-    if window is not None:
-        checks.integer_between(1, 2**31 - 1, window=window)
-        if "tree_mask" in arrays:
-            raise RangeError("tree_mask and window exclude each other: give one of them")
-    if not 0.0 <= softcap < float("inf"):
-        raise RangeError(f"softcap must be 0 (none) or positive and finite, got {softcap}")
-    if scale is not None:
-        checks.positive(scale=scale)
 
 
 def _check_prefix(arrays: dict[str, Any], prefix_rows: int) -> None:

@@ -86,23 +86,9 @@ def _attended(
     return torch.einsum("ngrs,gsd->ngrd", weights, values).reshape(n, H, D)
 
 
-@operator("trapline_paged", APPEND_SCHEMA, returns_nothing)
-def append_operator(*arguments: Any) -> None:
-    append(*arguments)
-
-
-def append(
-    k: Tensor,
-    v: Tensor,
-    k_pages: Tensor,
-    v_pages: Tensor,
-    slots: Tensor,
-    k_scale: Tensor | None,
-    v_scale: Tensor | None,
-    cosine: Tensor | None,
-    sine: Tensor | None,
-) -> None:
-    """Write tokens to their slots, in place."""
+def append(*arguments: Any) -> None:
+    """Write tokens to their slots, in place. The arguments are those of the schema."""
+    k, v, k_pages, v_pages, slots, k_scale, v_scale, cosine, sine = arguments
     if cosine is not None and sine is not None:
         k = _rotated(k, cosine, sine)
     kept = slots >= 0
@@ -118,6 +104,9 @@ def append(
         stored = pages.view(torch.uint8) if pages.dtype == torch.float8_e4m3fn else pages
         stored[page, :, place] = codes
         scales[page, :, place] = own[..., 0]
+
+
+append_operator = operator("trapline_paged", APPEND_SCHEMA, returns_nothing)(append)
 
 
 def _rotated(k: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ import triton
 from torch import Tensor
 
 from trapline.gold.arithmetic import cdiv
-from trapline.gold.device import may_start_early, processors
+from trapline.gold.device import is_hopper, may_start_early, processors
 from trapline.gold.norms.triton.rows import add_parts_kernel, backward_kernel, clear_kernel
 from trapline.gold.norms.triton.wide_rows import columns_kernel, row_sums_kernel, statistics_kernel
 
@@ -139,7 +139,7 @@ def _by_tiles(given: Backward, tile: BackwardTile, early: bool) -> Parts:
         BLOCK_D=block,
         ROWS=tile.rows,
         CENTRED=given.centred,
-        STAGES=tile.stages if on_hopper(given.x) else 1,
+        STAGES=tile.stages if is_hopper(given.x.device) else 1,
         KEPT=kept_rows(tile, block, given.x.element_size()),
         EARLY=early,
         launch_pdl=early,
@@ -219,17 +219,12 @@ def as_words(x: Tensor | None) -> Tensor | None:
 def streams(given: Backward) -> bool:
     """Whether rows are aligned for copies of 16 bytes, on a Hopper GPU."""
     x, size = given.x, given.x.element_size()
-    if not on_hopper(x) or not len(x):
+    if not is_hopper(x.device) or not len(x):
         return False
     tensors = [part for part in (x, given.dy, given.dtotal, given.w) if part is not None]
     places = [part.data_ptr() for part in tensors]
     places += [part.stride(0) * size for part in tensors if part.ndim == 2] + [x.shape[1] * size]
     return all(place % 16 == 0 for place in places)
-
-
-def on_hopper(x: Tensor) -> bool:
-    """Whether x is on a Hopper GPU, whose shared memory the stages and rings are sized for."""
-    return x.is_cuda and torch.cuda.get_device_capability(x.device)[0] == 9
 
 
 def _by_columns(given: Backward) -> Parts:

@@ -36,8 +36,9 @@ _SCHEMA = (
     " -> (Tensor, Tensor, Tensor, Tensor)"
 )
 _Answers = tuple[Tensor, Tensor, Tensor, Tensor]
-_Parts = tuple[Tensor, Tensor, Tensor]
 _Temps = tuple[Tensor, float]  # one per row, or one for all
+#: Logits, k, temperatures, results, whether logarithms are wanted, launch options.
+_Call = tuple[Tensor, int, _Temps, _Answers, bool, dict[str, Any]]
 
 
 class Found(NamedTuple):
@@ -77,13 +78,14 @@ def _softmax_topk(
     same = {"PER_ROW": temperatures is not None, "PDL": launch, "launch_pdl": launch > 0}
     if rows == 0:
         return answers
+    call = x, k, warm, answers, log_probs, same
     if plans.stays_in_cache(rows, vocabulary, k, processors(x)):
-        run_many(x, k, warm, answers, log_probs, plans.many_plan(k), same)
+        run_many(call, plans.many_plan(k))
     elif vocabulary <= plans.SHORT:
-        run_short(x, k, warm, answers, log_probs, plans.short_plan(vocabulary, k), same)
+        run_short(call, plans.short_plan(vocabulary, k))
     else:
         plan = plans.long_plan(rows, vocabulary, k, x.stride(0), width_of(x), processors(x))
-        run_long(x, k, warm, answers, log_probs, plan, same)
+        run_long(call, plan)
     return answers
 
 
@@ -94,15 +96,8 @@ def launch_of(x: Tensor) -> int:
     return int(AFTER if x.shape[1] <= plans.SHORT else EARLY)
 
 
-def run_short(
-    x: Tensor,
-    k: int,
-    warm: _Temps,
-    answers: _Answers,
-    log: bool,
-    plan: Short,
-    same: dict[str, Any],
-) -> None:
+def run_short(call: _Call, plan: Short) -> None:
+    x, k, warm, answers, log, same = call
     rows, vocabulary = x.shape
     kernel, launch = short_launch(plan, k, width_of(x), _SHIFT[x.dtype])
     room = () if k == 1 else (rooms(x, 3 * plan.cap + 2),)
@@ -128,15 +123,8 @@ def short_launch(plan: Short, k: int, width: int, shift: int) -> tuple[Any, dict
     }
 
 
-def run_many(
-    x: Tensor,
-    k: int,
-    warm: _Temps,
-    answers: _Answers,
-    log: bool,
-    plan: Many,
-    same: dict[str, Any],
-) -> None:
+def run_many(call: _Call, plan: Many) -> None:
+    x, k, warm, answers, log, same = call
     rows, vocabulary = x.shape
     many_kernel[(rows,)](
         *(x, *warm, rooms(x, 3 * plan.cap + 2), *answers),
@@ -161,19 +149,6 @@ def many_launch(plan: Many, width: int, shift: int) -> dict[str, Any]:
     }
 
 
-def run_long(
-    x: Tensor,
-    k: int,
-    warm: _Temps,
-    answers: _Answers,
-    log: bool,
-    plan: Long,
-    same: dict[str, Any],
-) -> None:
-    parts = stream(x, warm, plan, same)
-    select(x, k, warm, parts, answers, log, plan, same)
-
-
 def group_of(rows: int, vocabulary: int, k: int, x: Tensor) -> int | None:
     """Size of the groups whose maxima `decided` expects; None if rows are not divided."""
     if vocabulary <= plans.SHORT or vocabulary % width_of(x) or k > plans.RANKED:
@@ -194,12 +169,13 @@ def decided(logits: Tensor, k: int, maxima: Tensor, peaks: Tensor, totals: Tenso
     plan = plan._replace(groups=maxima.shape[1], splits=peaks.shape[1])
     launch = launch_of(logits)
     same = {"PER_ROW": False, "PDL": launch, "launch_pdl": launch > 0}
-    select(logits, k, (logits, 1.0), (maxima, peaks, totals), answers, True, plan, same)
+    select((logits, k, (logits, 1.0), answers, True, same), (maxima, peaks, totals), plan)
     return Found(*answers)
 
 
-def stream(x: Tensor, warm: _Temps, plan: Long, same: dict[str, Any]) -> _Parts:
-    """Group maxima, and the maximum and the sum of exponentials of every split."""
+def run_long(call: _Call, plan: Long) -> None:
+    """The first kernel: group maxima, the maximum and the sum of every split. Then the second."""
+    x, _, warm, _, _, same = call
     rows, vocabulary = x.shape
     maxima = x.new_empty((rows, plan.groups), dtype=torch.float32)
     peaks, totals = x.new_empty((2, rows, plan.splits), dtype=torch.float32)
@@ -209,7 +185,7 @@ def stream(x: Tensor, warm: _Temps, plan: Long, same: dict[str, Any]) -> _Parts:
         **stream_launch(plan, width_of(x)),
         **same,
     )
-    return maxima, peaks, totals
+    select(call, (maxima, peaks, totals), plan)
 
 
 def stream_launch(plan: Long, width: int) -> dict[str, Any]:
@@ -222,16 +198,8 @@ def stream_launch(plan: Long, width: int) -> dict[str, Any]:
     }
 
 
-def select(
-    x: Tensor,
-    k: int,
-    warm: _Temps,
-    parts: _Parts,
-    answers: _Answers,
-    log: bool,
-    plan: Long,
-    same: dict[str, Any],
-) -> None:
+def select(call: _Call, parts: tuple[Tensor, Tensor, Tensor], plan: Long) -> None:
+    x, k, warm, answers, log, same = call
     rows, vocabulary = x.shape
     room = rooms(x, 2 * plan.listed + 3 * plan.cap + 4)
     select_kernel[(rows,)](

@@ -285,8 +285,7 @@ def backward(
     problem: Problem, out: Tensor, lse: Tensor, dout: Tensor, dlse: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dq, dk, dv of a problem that `supports` accepts."""
-    q, k, v = problem.q, problem.k, problem.v
-    causal, scale, share = problem.causal, problem.scale, not problem.deterministic
+    q, share = problem.q, not problem.deterministic
     if not can_describe(dout):
         dout = dout.contiguous()
     tiles = q.shape[0] * q.shape[1] * cdiv(q.shape[2], QUERIES.value)
@@ -294,57 +293,31 @@ def backward(
     # Without shares no sums are needed, but the kernel needs an address.
     lines = tiles * QUERIES.value * q.shape[3] // LINE.value if share else 0
     sums = q.new_empty((max(lines, 1), LINE.value), dtype=torch.float32)
-    mantissa, power = parts_of(scale)
-    prepare(dout, dlse, out, lse, rows, sums, mantissa, share=share)
-    dq, dk, dv = (x.new_empty(x.shape) for x in (q, k, v))
-    along_keys(q, k, v, dout, rows, dk, dv, sums, causal, scale, share=share)
-    if share:
-        sizes = {"D": q.shape[3], "BLOCK": QUERIES.value}
-        finish_kernel[(tiles,)](sums, dq, q.shape[2], power, **sizes)
-    else:
-        along_queries(q, k, v, dout, rows, dq, causal, scale)
-    return dq, dk, dv
-
-
-def prepare(
-    dout: Tensor,
-    dlse: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    rows: Tensor,
-    sums: Tensor,
-    mantissa: float,
-    *,
-    share: bool,
-) -> None:
-    """lse and δ by tiles of queries; with `share` also sums of 0."""
+    mantissa, power = parts_of(problem.scale)
     if out.stride(-1) != 1:
         out = out.contiguous()
-    _, H, T, D = dout.shape
-    prepare_kernel[(rows.shape[0],)](
+    _, H, T, D = q.shape
+    prepare_kernel[(tiles,)](
         *(dout, out, lse.contiguous(), dlse.contiguous(), rows, sums, mantissa, T, H),
         *(*dout.stride()[:3], *out.stride()[:3]),
         D=D,
         BLOCK=QUERIES.value,
         SHARE=share,
     )
+    dq, dk, dv = (x.new_empty(x.shape) for x in problem[:3])
+    along_keys(problem, dout, rows, dk, dv, sums)
+    if share:
+        finish_kernel[(tiles,)](sums, dq, T, power, D=D, BLOCK=QUERIES.value)
+    else:
+        along_queries(problem, dout, rows, dq)
+    return dq, dk, dv
 
 
 def along_keys(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    dout: Tensor,
-    rows: Tensor,
-    dk: Tensor,
-    dv: Tensor,
-    sums: Tensor,
-    causal: bool,
-    scale: float,
-    *,
-    share: bool,
+    problem: Problem, dout: Tensor, rows: Tensor, dk: Tensor, dv: Tensor, sums: Tensor
 ) -> None:
-    """dk and dv; with `share` also all shares of dq."""
+    """dk and dv; unless gradients must be repeatable, also all shares of dq."""
+    q, k, v, causal, scale = *problem[:3], problem.causal, problem.scale
     (B, H, T, D), (G, S) = q.shape, k.shape[1:3]
     tiles = cdiv(S, 2 * ROWS.value)
     lines = QUERIES.value * D // LINE.value // 2
@@ -354,22 +327,14 @@ def along_keys(
         *(descriptor(x, ROWS.value) for x in (dk, dv)),
         TensorDescriptor.from_tensor(sums, [lines, LINE.value], PLAIN),
         *(sums, T, S, H, H // G, B * G, bunch(q, tiles, causal), scale, *parts_of(scale)),
-        **dkdv_constants(CONFIGS[D], causal, share),
+        **dkdv_constants(CONFIGS[D], causal, not problem.deterministic),
         num_warps=4,
     )
 
 
-def along_queries(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    dout: Tensor,
-    rows: Tensor,
-    dq: Tensor,
-    causal: bool,
-    scale: float,
-) -> None:
+def along_queries(problem: Problem, dout: Tensor, rows: Tensor, dq: Tensor) -> None:
     """dq, each row by one owner."""
+    q, k, v, causal, scale = *problem[:3], problem.causal, problem.scale
     (B, H, T, D), (G, S) = q.shape, k.shape[1:3]
     tiles, config = cdiv(T, 2 * ROWS.value), CONFIGS[D]
     dq_kernel[(tiles * B * H,)](

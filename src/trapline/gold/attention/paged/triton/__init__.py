@@ -14,6 +14,7 @@ shifted: it counts sixteen times, and the subtraction is a multiply-add.
 """
 
 from threading import Lock
+from typing import Any
 
 import torch
 import triton
@@ -247,18 +248,9 @@ def append_kernel(
         )  # fmt: skip
 
 
-def append(
-    k: Tensor,
-    v: Tensor,
-    k_pages: Tensor,
-    v_pages: Tensor,
-    slots: Tensor,
-    k_scale: Tensor | None,
-    v_scale: Tensor | None,
-    cosine: Tensor | None,
-    sine: Tensor | None,
-) -> None:
-    """Launch the kernel, unless there are no tokens."""
+def append(*arguments: Any) -> None:
+    """Launch the kernel, unless there are no tokens. The arguments are those of the schema."""
+    k, v, k_pages, v_pages, slots, k_scale, v_scale, cosine, sine = arguments
     tokens, G, D = k.shape
     if not tokens:
         return
