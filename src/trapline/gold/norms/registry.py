@@ -45,17 +45,8 @@ def gradients(
 
 class _Norm(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        residual: Tensor | None,
-        weight: Tensor | None,
-        bias: Tensor | None,
-        eps: float,
-        centred: bool,
-        save_statistics: bool,
-        impl: Impl,
-    ) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
+        x, residual, weight, bias, eps, centred, save_statistics, impl = arguments
         y, total, mean, rstd = forward_operator(x, residual, weight, bias, eps, centred, impl)
         normed = x if residual is None else total
         mean = mean if save_statistics and centred else None
@@ -71,13 +62,8 @@ class _Norm(torch.autograd.Function):
         dy = torch.zeros_like(x) if dy is None else dy
         given = dy, dtotal if ctx.added else None, x, weight, mean, rstd
         dx, dw, db = differentiated_once("norm", backward_operator, *given, *ctx.options)
-        return (
-            dx,
-            dx if ctx.added else None,
-            dw if weight is not None else None,
-            db if ctx.biased else None,
-            *(None,) * 4,
-        )
+        dw, db = dw if weight is not None else None, db if ctx.biased else None
+        return (dx, dx if ctx.added else None, dw, db, *(None,) * 4)
 
 
 @operator(

@@ -8,7 +8,7 @@ between programs (`hopper/cooperative_rows`) or runs two kernels (`wide_rows`).
 Offsets are 64-bit.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -76,34 +76,20 @@ WIDE = Pieces(8192, 16)
 
 
 @on_their_device
-def norm_forward(
-    x: Tensor,
-    residual: Tensor | None,
-    w: Tensor | None,
-    b: Tensor | None,
-    eps: float,
-    centred: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    require(x)
-    answers = reference.forward_shapes(x, residual, w, b, eps, centred)
-    forward(x, residual, w, b, eps, centred, answers)
+def norm_forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """y, total, mean and rstd; the arguments are those of `registry.forward_operator`."""
+    require(arguments[0])
+    answers = reference.forward_shapes(*arguments)
+    forward(answers, *arguments)
     return answers
 
 
 @on_their_device
-def norm_backward(
-    dy: Tensor,
-    dtotal: Tensor | None,
-    x: Tensor,
-    w: Tensor | None,
-    mean: Tensor | None,
-    rstd: Tensor | None,
-    eps: float,
-    centred: bool,
-    biased: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
+def norm_backward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """dx, dw and db; the arguments are those of `registry.backward_operator`."""
+    dy, dtotal, x, w, mean, rstd, eps, centred, biased = arguments
     require(x)
-    answers = reference.backward_shapes(dy, dtotal, x, w, mean, rstd, eps, centred, biased)
+    answers = reference.backward_shapes(*arguments)
     dx, dw, db = answers
     rows = rows_of(dy), None if dtotal is None else rows_of(dtotal), rows_of(x)
     given = Backward(*rows, dense(w), mean, rstd, dx, eps, centred, biased)
@@ -119,16 +105,9 @@ def require(x: Tensor) -> None:
         raise RangeError(f"the kernels take rows of 1 to {WIDEST} elements, got {x.shape[-1]}")
 
 
-def forward(
-    x: Tensor,
-    residual: Tensor | None,
-    w: Tensor | None,
-    b: Tensor | None,
-    eps: float,
-    centred: bool,
-    answers: tuple[Tensor, Tensor, Tensor, Tensor],
-) -> None:
-    """Fills the results y, total, mean and rstd."""
+def forward(answers: tuple[Tensor, Tensor, Tensor, Tensor], *arguments: Any) -> None:
+    """Fills the results y, total, mean and rstd of the operator's arguments."""
+    x, residual, w, b, eps, centred = arguments
     y, total, mean, rstd = answers
     flat, added = rows_of(x), None if residual is None else rows_of(residual)
     M, D = flat.shape
