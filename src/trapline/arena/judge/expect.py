@@ -50,12 +50,17 @@ def close(
         raise Violation(f"{what} is off in {_where(~good, got, want)}")
 
 
-def raises(kinds: type[Exception] | tuple[type[Exception], ...], call: Callable[[], Any]) -> None:
-    """The call is refused with one of these exceptions (or one derived from them)."""
+def raises(
+    kinds: type[Exception] | tuple[type[Exception], ...],
+    call: Callable[..., Any],
+    *args: Any,
+    **kwargs: Any,
+) -> None:
+    """The call with these arguments raises one of these exceptions (or one derived from them)."""
     kinds = kinds if isinstance(kinds, tuple) else (kinds,)
     names = " or ".join(kind.__name__ for kind in kinds)
     try:
-        answer = call()
+        answer = call(*args, **kwargs)
     except SubmissionRaised as raised:
         if not {kind.__name__ for kind in kinds} & {raised.kind, *raised.bases}:
             raise Violation(f"{raised} where {names} was due") from None

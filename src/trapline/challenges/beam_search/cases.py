@@ -241,9 +241,7 @@ def bad_input(submission: Submission, rng: np.random.Generator) -> None:
         settings = {"beam_width": 2, "max_new_tokens": 2, "eos_id": int(rng.integers(4)), **changes}
         rows = answer or (lambda n: np.full((n, 4), -2.0))
         stub = Stub(log_probs=lambda prefixes: rows(len(prefixes)))
-        expect.raises(
-            (ValueError, TypeError), lambda: submission.beam_search(stub, prompts, **settings)
-        )
+        expect.raises((ValueError, TypeError), submission.beam_search, stub, prompts, **settings)
 
     call([[1, 2]], beam_width=0)
     call([[1, 2]], max_new_tokens=0)

@@ -25,7 +25,7 @@ def refused(submission: Submission, rng: np.random.Generator, answer: Any, **cha
     settings = {"beam_width": 2, "max_new_tokens": 3, "eos_id": int(rng.integers(4)), **changes}
     stub = Stub(log_probs=lambda prefixes: answer(len(prefixes)))
     prompts = [[1, 2], [3]]
-    expect.raises(BAD, lambda: submission.beam_search(stub, prompts, **settings))
+    expect.raises(BAD, submission.beam_search, stub, prompts, **settings)
 
 
 def flat(rows: int) -> np.ndarray:

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from fractions import Fraction
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -159,7 +158,7 @@ class Twin:
 
     def refuses(self, kinds: Any, method: str, *args: Any) -> None:
         """The call raises, and leaves everything as it was."""
-        expect.raises(kinds, lambda: getattr(self.cache, method)(*args))
+        expect.raises(kinds, getattr(self.cache, method), *args)
         self.check(attend=False)
 
     def _number(self, seq: Any, what: str) -> int:
@@ -347,7 +346,7 @@ def unknown_sequences_are_refused(submission: Submission, rng: Rng) -> None:
             for stranger in (seq + 77, -77):
                 twin.refuses(KeyError, method, stranger, *args)
         prompt = (0, twin.queries(2), twin.rows(2), twin.rows(2), 1)
-        expect.raises(KeyError, partial(submission.chunked_prefill, twin.cache, seq + 77, *prompt))
+        expect.raises(KeyError, submission.chunked_prefill, twin.cache, seq + 77, *prompt)
 
 
 @case

@@ -201,8 +201,8 @@ def prefill_of_nothing_anywhere(submission: Submission, rng: Rng) -> None:
         twin.free(gone)
         nothing = (twin.queries(0), twin.rows(0), twin.rows(0), 2)
         call = partial(submission.chunked_prefill, twin.cache)
-        expect.raises(KeyError, partial(call, gone, 0, *nothing))
-        expect.raises(BAD, partial(call, seq, 2, *nothing))
+        expect.raises(KeyError, call, gone, 0, *nothing)
+        expect.raises(BAD, call, seq, 2, *nothing)
 
 
 @trap(

@@ -1,6 +1,5 @@
 """Bugs of chunked prefill."""
 
-from functools import partial
 from typing import Any
 
 from trapline.arena.judge import expect
@@ -147,10 +146,7 @@ def prefill_half_done_when_full(submission: Submission, rng: Rng) -> None:
         twin = Twin(submission, rng, kind, bits, pages=3)
         seq = twin.add(2)
         args = (0, twin.queries(11), twin.rows(11), twin.rows(11), 3)
-        expect.raises(
-            MemoryError,
-            partial(submission.chunked_prefill, twin.cache, seq, *args),
-        )
+        expect.raises(MemoryError, submission.chunked_prefill, twin.cache, seq, *args)
         twin.check(attend=False)
         twin.append(seq, 10)
         twin.check(attend=False)
@@ -173,10 +169,7 @@ def prefill_stores_before_it_checks(submission: Submission, rng: Rng) -> None:
             (twin.queries(4), rows, twin.rows(3), 2),
         ]
         for args in bad:
-            expect.raises(
-                BAD,
-                partial(submission.chunked_prefill, twin.cache, seq, 0, *args),
-            )
+            expect.raises(BAD, submission.chunked_prefill, twin.cache, seq, 0, *args)
             twin.check(attend=False)
 
 
@@ -196,7 +189,7 @@ def prefill_anywhere(submission: Submission, rng: Rng) -> None:
         seq = twin.add(1)
         prompt = (twin.queries(5), twin.rows(5), twin.rows(5), 2)
         for layer in (2, -1):
-            expect.raises(BAD, partial(submission.chunked_prefill, twin.cache, seq, layer, *prompt))
+            expect.raises(BAD, submission.chunked_prefill, twin.cache, seq, layer, *prompt)
             twin.check(attend=False)
         twin.add(4)
         twin.check(attend=False)
@@ -213,10 +206,7 @@ def chunk_below_one(submission: Submission, rng: Rng) -> None:
     seq = twin.add(1)
     q, k, v = twin.queries(3), twin.rows(3), twin.rows(3)
     for chunk in (0, -1):
-        expect.raises(
-            BAD,
-            partial(submission.chunked_prefill, twin.cache, seq, 0, q, k, v, chunk),
-        )
+        expect.raises(BAD, submission.chunked_prefill, twin.cache, seq, 0, q, k, v, chunk)
         twin.check(attend=False)
 
 

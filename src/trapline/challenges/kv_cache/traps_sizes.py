@@ -26,7 +26,7 @@ def _make(submission: Submission, kind: str = "paged", **changed: Any) -> Any:
 )
 def unknown_kind(submission: Submission, _rng: Rng) -> None:
     for kind in ("paged-quantized", "DENSE", "", "quantised"):
-        expect.raises(BAD, partial(_make, submission, kind, bits=8))
+        expect.raises(BAD, _make, submission, kind, bits=8)
 
 
 @trap(
@@ -38,7 +38,7 @@ def unknown_kind(submission: Submission, _rng: Rng) -> None:
 def bits_not_checked(submission: Submission, _rng: Rng) -> None:
     for kind in ("quantized", "paged_quantized"):
         for bits in (None, 0, 2, 3, 16):
-            expect.raises(BAD, partial(_make, submission, kind, bits=bits))
+            expect.raises(BAD, _make, submission, kind, bits=bits)
 
 
 @trap(
@@ -55,7 +55,7 @@ def sizes_not_checked(submission: Submission, _rng: Rng) -> None:
     for name in ("num_layers", "num_kv_heads", "head_dim", "block_size", "num_blocks"):
         for size in (0, -1, 2.5):
             changed: dict[str, Any] = {name: size}
-            expect.raises(BAD, partial(_make, submission, **changed))
+            expect.raises(BAD, _make, submission, **changed)
 
 
 SPEC = {"num_layers": 32, "num_kv_heads": 8, "head_dim": 128, "bits": 16}
@@ -84,7 +84,7 @@ def specification_not_whole(submission: Submission, _rng: Rng) -> None:
     room = {"utilization": 1.0, "weight_bytes": 0, "reserve_bytes": 0}
     for name in SPEC:
         rest = {key: value for key, value in SPEC.items() if key != name}
-        expect.raises(BAD, partial(submission.max_context, rest, 2**36, **room))
+        expect.raises(BAD, submission.max_context, rest, 2**36, **room)
 
 
 @trap(
@@ -170,7 +170,7 @@ def specification_not_checked(submission: Submission, _rng: Rng) -> None:
     for name in SPEC:
         for size in (0, -1):
             call = partial(submission.max_context, {**SPEC, name: size}, 2**36)
-            expect.raises(BAD, partial(call, utilization=1.0, weight_bytes=0, reserve_bytes=0))
+            expect.raises(BAD, call, utilization=1.0, weight_bytes=0, reserve_bytes=0)
 
 
 @trap(
@@ -182,7 +182,7 @@ def specification_not_checked(submission: Submission, _rng: Rng) -> None:
 def negative_bytes(submission: Submission, _rng: Rng) -> None:
     for gpu, weights, reserve in ((-1, 0, 0), (2**30, -1, 0), (2**30, 0, -1)):
         call = partial(submission.max_context, SPEC, gpu, utilization=1.0)
-        expect.raises(BAD, partial(call, weight_bytes=weights, reserve_bytes=reserve))
+        expect.raises(BAD, call, weight_bytes=weights, reserve_bytes=reserve)
 
 
 @trap(
@@ -195,14 +195,12 @@ def utilization_in_percent(submission: Submission, _rng: Rng) -> None:
     for use in (90.0, 1.5, 0.0, -0.5):
         expect.raises(
             BAD,
-            partial(
-                submission.max_context,
-                SPEC,
-                2**36,
-                utilization=use,
-                weight_bytes=0,
-                reserve_bytes=0,
-            ),
+            submission.max_context,
+            SPEC,
+            2**36,
+            utilization=use,
+            weight_bytes=0,
+            reserve_bytes=0,
         )
 
 

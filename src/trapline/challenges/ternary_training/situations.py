@@ -81,7 +81,7 @@ def well_formed(
 
 def refuses(submission: Submission, entry: str, *args: Any) -> None:
     """The submission answers these arguments with `ValueError` or `TypeError`."""
-    expect.raises((ValueError, TypeError), lambda: submission.call(entry, args, {}))
+    expect.raises((ValueError, TypeError), submission.call, entry, args, {})
 
 
 def config_of(rng: np.random.Generator, **changes: Any) -> Config:
