@@ -1,6 +1,6 @@
 """The contract of the KV cache, and what is measured beside it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -208,6 +208,14 @@ class Twin:
         expect.that(before == now, f"{what}: a stored position changed its value later on")
 
 
+def twins(
+    submission: Submission, rng: Rng, kinds: Iterable[tuple[str, int | None]], **sizes: Any
+) -> Iterator[Twin]:
+    """A new cache beside its list of arrays, for one kind after the other."""
+    for kind, bits in kinds:
+        yield Twin(submission, rng, kind, bits, **sizes)
+
+
 def prefill(
     submission: Submission, twin: Twin, seq: int, total: int, chunk: int, layer: int = 0
 ) -> None:
@@ -265,8 +273,7 @@ def paged_quantized_follows_a_list_of_arrays(submission: Submission, rng: Rng) -
 
 @case
 def append_and_view(submission: Submission, rng: Rng) -> None:
-    for kind, bits in KINDS:
-        twin = Twin(submission, rng, kind, bits)
+    for twin in twins(submission, rng, KINDS):
         seq = twin.add()
         for n in (1, 5, 2):
             twin.append(seq, n)
@@ -275,8 +282,7 @@ def append_and_view(submission: Submission, rng: Rng) -> None:
 
 @case
 def attend_decodes_and_verifies(submission: Submission, rng: Rng) -> None:
-    for kind, bits in KINDS:
-        twin = Twin(submission, rng, kind, bits)
+    for twin in twins(submission, rng, KINDS):
         seq = twin.add(9)
         k, v = twin.stored(seq, 1)
         for n in (1, 4, 9):
@@ -294,8 +300,7 @@ def every_number_of_query_heads(submission: Submission, rng: Rng) -> None:
 
 @case
 def float32_in_float32_out(submission: Submission, rng: Rng) -> None:
-    for kind, bits in KINDS:
-        twin = Twin(submission, rng, kind, bits, dtype=np.float32)
+    for twin in twins(submission, rng, KINDS, dtype=np.float32):
         seq = twin.add(5)
         twin.check()
         prefill(submission, twin, seq, 4, 3)
@@ -303,8 +308,7 @@ def float32_in_float32_out(submission: Submission, rng: Rng) -> None:
 
 @case
 def fork_goes_its_own_way(submission: Submission, rng: Rng) -> None:
-    for kind, bits in KINDS:
-        twin = Twin(submission, rng, kind, bits)
+    for twin in twins(submission, rng, KINDS):
         seq = twin.add(6)
         child = twin.fork(seq)
         twin.append(child, 3)
@@ -314,8 +318,7 @@ def fork_goes_its_own_way(submission: Submission, rng: Rng) -> None:
 
 @case
 def keep_and_truncate(submission: Submission, rng: Rng) -> None:
-    for kind, bits in KINDS:
-        twin = Twin(submission, rng, kind, bits)
+    for twin in twins(submission, rng, KINDS):
         seq = twin.add(10)
         twin.keep(seq, [0, 1, 2, 3, 4, 7, 5])
         twin.check(attend=False)
@@ -326,8 +329,7 @@ def keep_and_truncate(submission: Submission, rng: Rng) -> None:
 
 @case
 def the_pool_holds_what_it_promises(submission: Submission, rng: Rng) -> None:
-    for kind, bits in KINDS:
-        twin = Twin(submission, rng, kind, bits, page=3, pages=4)
+    for twin in twins(submission, rng, KINDS, page=3, pages=4):
         seq = twin.add(12)
         twin.check(attend=False)
         rows = twin.rows(1)
@@ -338,8 +340,7 @@ def the_pool_holds_what_it_promises(submission: Submission, rng: Rng) -> None:
 
 @case
 def unknown_sequences_are_refused(submission: Submission, rng: Rng) -> None:
-    for kind, bits in KINDS:
-        twin = Twin(submission, rng, kind, bits)
+    for twin in twins(submission, rng, KINDS):
         seq = twin.add(3)
         twin.free(twin.add(2))
         for method, args in METHODS:

@@ -12,6 +12,7 @@ from trapline.challenges.kv_cache.cases import (
     Rng,
     Twin,
     check_attention,
+    twins,
 )
 from trapline.challenges.kv_cache.situations import BAD
 
@@ -31,8 +32,7 @@ from trapline.challenges.kv_cache.situations import BAD
     ),
 )
 def append_one_token_only(submission: Submission, rng: Rng) -> None:
-    for kind, bits in KINDS:
-        twin = Twin(submission, rng, kind, bits)
+    for twin in twins(submission, rng, KINDS):
         twin.add(3)
         twin.check(attend=False)
 
@@ -44,8 +44,7 @@ def append_one_token_only(submission: Submission, rng: Rng) -> None:
     mutant=edit("table[positions // self.page_size]", "table[positions[:1] // self.page_size]"),
 )
 def append_across_pages(submission: Submission, rng: Rng) -> None:
-    for kind, bits in PAGED:
-        twin = Twin(submission, rng, kind, bits)
+    for twin in twins(submission, rng, PAGED):
         seq = twin.add(3)
         twin.append(seq, 7)
         twin.check()
@@ -58,8 +57,7 @@ def append_across_pages(submission: Submission, rng: Rng) -> None:
     mutant=edit("pool[layer, pages, slots] =", "pool[0, pages, slots] ="),
 )
 def layers_overwrite_each_other(submission: Submission, rng: Rng) -> None:
-    for kind, bits in PAGED:
-        twin = Twin(submission, rng, kind, bits, layers=3)
+    for twin in twins(submission, rng, PAGED, layers=3):
         twin.add(5)
         twin.check()
 
@@ -75,8 +73,7 @@ def layers_overwrite_each_other(submission: Submission, rng: Rng) -> None:
     ),
 )
 def one_counter_for_all_layers(submission: Submission, rng: Rng) -> None:
-    for kind, bits in (("dense", None), ("paged", None)):
-        twin = Twin(submission, rng, kind, bits, layers=3)
+    for twin in twins(submission, rng, (("dense", None), ("paged", None)), layers=3):
         seq = twin.add()
         for layer in (2, 0, 1):
             twin.append(seq, 2, [layer])
@@ -108,8 +105,7 @@ def length_of_the_first_layer(submission: Submission, rng: Rng) -> None:
     ),
 )
 def strided_input(submission: Submission, rng: Rng) -> None:
-    for kind, bits in (("dense", None), ("paged", None)):
-        twin = Twin(submission, rng, kind, bits)
+    for twin in twins(submission, rng, (("dense", None), ("paged", None))):
         seq = twin.add()
         k = twin.normal(2, 5, 4).transpose(1, 0, 2)
         v = twin.normal(4, 2, 10).transpose(2, 1, 0)[::2]
@@ -126,8 +122,7 @@ def strided_input(submission: Submission, rng: Rng) -> None:
     mutant=edit("        return (x,)\n", "        return (x.astype(np.float32),)\n"),
 )
 def float64_stored_as_float32(submission: Submission, rng: Rng) -> None:
-    for kind, bits in (("dense", None), ("paged", None)):
-        twin = Twin(submission, rng, kind, bits)
+    for twin in twins(submission, rng, (("dense", None), ("paged", None))):
         twin.add(3)
         twin.check(attend=False)
 
@@ -139,8 +134,7 @@ def float64_stored_as_float32(submission: Submission, rng: Rng) -> None:
     mutant=edit("fields[0].astype(dtype)", "fields[0].astype(np.float64)"),
 )
 def float32_comes_back_wider(submission: Submission, rng: Rng) -> None:
-    for kind, bits in KINDS:
-        twin = Twin(submission, rng, kind, bits, dtype=np.float32)
+    for twin in twins(submission, rng, KINDS, dtype=np.float32):
         twin.add(3)
         twin.check()
 
@@ -152,8 +146,7 @@ def float32_comes_back_wider(submission: Submission, rng: Rng) -> None:
     mutant=edit("if rows.shape[1:] != (self.heads, self.width):", "if False:"),
 )
 def narrow_rows_are_stretched(submission: Submission, rng: Rng) -> None:
-    for kind, bits in KINDS:
-        twin = Twin(submission, rng, kind, bits)
+    for twin in twins(submission, rng, KINDS):
         seq = twin.add(2)
         for shape in ((3, 2, 1), (3, 1, 4), (3, 2, 5), (3, 4), (1, 3, 2, 4)):
             rows = twin.normal(*shape)
@@ -167,8 +160,7 @@ def narrow_rows_are_stretched(submission: Submission, rng: Rng) -> None:
     mutant=edit("if len(k) != len(v):", "if False:"),
 )
 def one_value_for_many_keys(submission: Submission, rng: Rng) -> None:
-    for kind, bits in KINDS:
-        twin = Twin(submission, rng, kind, bits)
+    for twin in twins(submission, rng, KINDS):
         seq = twin.add(2)
         twin.refuses(BAD, "append", seq, 0, twin.rows(3), twin.rows(1))
         twin.refuses(BAD, "append", seq, 0, twin.rows(1), twin.rows(3))
@@ -184,8 +176,7 @@ def one_value_for_many_keys(submission: Submission, rng: Rng) -> None:
     ),
 )
 def integer_rows_accepted(submission: Submission, rng: Rng) -> None:
-    for kind, bits in (("dense", None), ("paged", None), ("paged_quantized", 8)):
-        twin = Twin(submission, rng, kind, bits)
+    for twin in twins(submission, rng, (("dense", None), ("paged", None), ("paged_quantized", 8))):
         # Before the first rows, when the cache knows no dtype yet, and after them.
         for positions in (0, 2):
             seq = twin.add(positions)
@@ -202,8 +193,7 @@ def integer_rows_accepted(submission: Submission, rng: Rng) -> None:
     mutant=edit("if k.dtype != v.dtype or (self.dtype", "if (self.dtype"),
 )
 def mixed_dtypes_accepted(submission: Submission, rng: Rng) -> None:
-    for kind, bits in (("dense", None), ("paged", None)):
-        twin = Twin(submission, rng, kind, bits)
+    for twin in twins(submission, rng, (("dense", None), ("paged", None))):
         seq = twin.add(2)
         rows = twin.rows(1)
         twin.refuses(BAD, "append", seq, 0, rows.astype(np.float32), rows)
@@ -217,8 +207,7 @@ def mixed_dtypes_accepted(submission: Submission, rng: Rng) -> None:
     mutant=edit("if x.ndim != 3:", "if False:"),
 )
 def rank_not_checked(submission: Submission, rng: Rng) -> None:
-    for kind, bits in (("dense", None), ("paged", None)):
-        twin = Twin(submission, rng, kind, bits)
+    for twin in twins(submission, rng, (("dense", None), ("paged", None))):
         seq = twin.add(2)
         for shape in ((4,), (4, 4), (1, 1, 4, 4)):
             twin.refuses(BAD, "attend", seq, 0, twin.normal(*shape))
@@ -232,8 +221,7 @@ def rank_not_checked(submission: Submission, rng: Rng) -> None:
     mutant=edit("not 0 <= layer < self.num_layers", "not layer < self.num_layers"),
 )
 def negative_layer(submission: Submission, rng: Rng) -> None:
-    for kind, bits in (("dense", None), ("paged", None)):
-        twin = Twin(submission, rng, kind, bits)
+    for twin in twins(submission, rng, (("dense", None), ("paged", None))):
         seq = twin.add(2)
         rows = twin.rows(1)
         for layer in (-1, 2):
@@ -256,8 +244,7 @@ def negative_layer(submission: Submission, rng: Rng) -> None:
     ),
 )
 def sequences_share_a_counter(submission: Submission, rng: Rng) -> None:
-    for kind, bits in (("dense", None), ("paged", None)):
-        twin = Twin(submission, rng, kind, bits)
+    for twin in twins(submission, rng, (("dense", None), ("paged", None))):
         a, b = twin.add(), twin.add()
         twin.append(a, 3)
         twin.append(b, 1)
@@ -293,8 +280,7 @@ def two_caches_share_state(submission: Submission, rng: Rng) -> None:
     ),
 )
 def freed_sequence_answers(submission: Submission, rng: Rng) -> None:
-    for kind, bits in (("dense", None), ("paged", None)):
-        twin = Twin(submission, rng, kind, bits)
+    for twin in twins(submission, rng, (("dense", None), ("paged", None))):
         twin.add(2)
         gone = twin.add(2)
         twin.free(gone)
@@ -329,8 +315,7 @@ def unknown_sequence_created(submission: Submission, rng: Rng) -> None:
     ),
 )
 def sequence_number_reused(submission: Submission, rng: Rng) -> None:
-    for kind, bits in (("dense", None), ("paged", None)):
-        twin = Twin(submission, rng, kind, bits)
+    for twin in twins(submission, rng, (("dense", None), ("paged", None))):
         first, second = twin.add(1), twin.add(1)
         twin.free(first)
         twin.add(1)

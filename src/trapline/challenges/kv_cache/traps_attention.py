@@ -9,6 +9,7 @@ from trapline.challenges.kv_cache.cases import (
     Rng,
     Twin,
     check_attention,
+    twins,
 )
 from trapline.challenges.kv_cache.situations import BAD
 
@@ -122,8 +123,7 @@ def softmax_overflow(submission: Submission, rng: Rng) -> None:
     mutant=edit("*self.view(seq, layer))", "*self.view(seq, layer)[::-1])"),
 )
 def keys_and_values_swapped(submission: Submission, rng: Rng) -> None:
-    for kind, bits in (("dense", None), ("paged_quantized", 8)):
-        twin = Twin(submission, rng, kind, bits)
+    for twin in twins(submission, rng, (("dense", None), ("paged_quantized", 8))):
         seq = twin.add()
         k, v = twin.rows(3), 10.0 + twin.rows(3)
         twin.put(seq, 0, k, v)
@@ -146,8 +146,7 @@ def keys_and_values_swapped(submission: Submission, rng: Rng) -> None:
 )
 def layout_disagreement(submission: Submission, rng: Rng) -> None:
     # As many positions as heads: a reshape in place of a transposition keeps every shape.
-    for kind, bits in (("dense", None), ("paged", None)):
-        twin = Twin(submission, rng, kind, bits, heads=4, group=1)
+    for twin in twins(submission, rng, (("dense", None), ("paged", None)), heads=4, group=1):
         seq = twin.add()
         k, v = twin.rows(4), twin.rows(4)
         k[:, 0], v[:, 0] = 3.0, -50.0
@@ -167,8 +166,7 @@ def layout_disagreement(submission: Submission, rng: Rng) -> None:
     ),
 )
 def attend_uses_the_shortest_layer(submission: Submission, rng: Rng) -> None:
-    for kind, bits in KINDS:
-        twin = Twin(submission, rng, kind, bits)
+    for twin in twins(submission, rng, KINDS):
         seq = twin.add(3)
         twin.append(seq, 1, [0])
         k, v = twin.stored(seq, 0)

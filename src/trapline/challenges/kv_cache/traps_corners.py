@@ -14,6 +14,7 @@ from trapline.challenges.kv_cache.cases import (
     Rng,
     Twin,
     check_attention,
+    twins,
 )
 from trapline.challenges.kv_cache.situations import (
     BAD,
@@ -48,8 +49,7 @@ def finite_mask(submission: Submission, rng: Rng) -> None:
     ),
 )
 def page_boundary_taken_for_a_new_page(submission: Submission, rng: Rng) -> None:
-    for kind, bits in KINDS:
-        twin = Twin(submission, rng, kind, bits)
+    for twin in twins(submission, rng, KINDS):
         seq = twin.add(4)
         twin.append(seq, 3, [0])
         child = twin.fork(seq)
@@ -70,8 +70,7 @@ def page_boundary_taken_for_a_new_page(submission: Submission, rng: Rng) -> None
     ),
 )
 def copies_before_it_counts(submission: Submission, rng: Rng) -> None:
-    for kind, bits in PAGED:
-        twin = Twin(submission, rng, kind, bits, pages=3)
+    for twin in twins(submission, rng, PAGED, pages=3):
         child = twin.fork(twin.add(6))
         rows = twin.rows(7)
         twin.refuses(MemoryError, "append", child, 0, rows, rows)
@@ -89,8 +88,7 @@ def copies_before_it_counts(submission: Submission, rng: Rng) -> None:
     ),
 )
 def refused_fork_takes_room(submission: Submission, rng: Rng) -> None:
-    for kind, bits in (("dense", None), ("quantized", 8)):
-        twin = Twin(submission, rng, kind, bits, pages=2)
+    for twin in twins(submission, rng, (("dense", None), ("quantized", 8)), pages=2):
         seq = twin.add(5)
         try:
             child = twin.cache.fork(seq)
@@ -111,8 +109,7 @@ def refused_fork_takes_room(submission: Submission, rng: Rng) -> None:
     ),
 )
 def fork_shares_spare_room(submission: Submission, rng: Rng) -> None:
-    for kind, bits in KINDS:
-        twin = Twin(submission, rng, kind, bits)
+    for twin in twins(submission, rng, KINDS):
         seq = twin.add(4)
         for _ in range(2):
             twin.append(seq, 1)
@@ -132,8 +129,7 @@ def fork_shares_spare_room(submission: Submission, rng: Rng) -> None:
     ),
 )
 def keep_of_everything_does_nothing(submission: Submission, rng: Rng) -> None:
-    for kind, bits in KINDS:
-        twin = Twin(submission, rng, kind, bits)
+    for twin in twins(submission, rng, KINDS):
         seq = twin.add(4)
         twin.append(seq, 2, [0])
         twin.keep(seq, range(4))
@@ -195,8 +191,7 @@ def spare_rows_beyond_the_pool(submission: Submission, rng: Rng) -> None:
     ),
 )
 def prefill_of_nothing_anywhere(submission: Submission, rng: Rng) -> None:
-    for kind, bits in KINDS:
-        twin = Twin(submission, rng, kind, bits)
+    for twin in twins(submission, rng, KINDS):
         seq, gone = twin.add(1), twin.add(1)
         twin.free(gone)
         nothing = (twin.queries(0), twin.rows(0), twin.rows(0), 2)
@@ -212,8 +207,7 @@ def prefill_of_nothing_anywhere(submission: Submission, rng: Rng) -> None:
     mutant=edit("return np.zeros_like(q)", "return np.zeros(q.shape)"),
 )
 def empty_answers_are_wider(submission: Submission, rng: Rng) -> None:
-    for kind, bits in KINDS:
-        twin = Twin(submission, rng, kind, bits, dtype=np.float32)
+    for twin in twins(submission, rng, KINDS, dtype=np.float32):
         seq, no_queries = twin.add(2), twin.queries(0)
         rows = twin.rows(0)
         out = submission.chunked_prefill(twin.cache, seq, 0, no_queries, rows, rows, 3)

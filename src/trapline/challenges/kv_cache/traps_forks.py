@@ -7,6 +7,7 @@ from trapline.challenges.kv_cache.cases import (
     PAGED,
     Rng,
     Twin,
+    twins,
 )
 
 
@@ -17,8 +18,7 @@ from trapline.challenges.kv_cache.cases import (
     mutant=edit("shared = [i for i in written if self.holders[table[i]] > 1]", "shared = []"),
 )
 def shared_tail_written_in_place(submission: Submission, rng: Rng) -> None:
-    for kind, bits in PAGED:
-        twin = Twin(submission, rng, kind, bits)
+    for twin in twins(submission, rng, PAGED):
         seq = twin.add(5)
         child = twin.fork(seq)
         twin.append(child, 2)
@@ -55,8 +55,7 @@ def parent_writes_without_copy(submission: Submission, rng: Rng) -> None:
     mutant=edit("pool[:, copy] = pool[:, page]", "pool[0, copy] = pool[0, page]"),
 )
 def copy_of_one_layer(submission: Submission, rng: Rng) -> None:
-    for kind, bits in PAGED:
-        twin = Twin(submission, rng, kind, bits, layers=3)
+    for twin in twins(submission, rng, PAGED, layers=3):
         seq = twin.add(5)
         child = twin.fork(seq)
         for layer in (1, 0, 2):
@@ -71,8 +70,7 @@ def copy_of_one_layer(submission: Submission, rng: Rng) -> None:
     mutant=edit("for pool in self.pools:", "for pool in self.pools[: len(self.pools) // 2]:"),
 )
 def copy_of_keys_only(submission: Submission, rng: Rng) -> None:
-    for kind, bits in PAGED:
-        twin = Twin(submission, rng, kind, bits)
+    for twin in twins(submission, rng, PAGED):
         child = twin.fork(twin.add(3))
         twin.append(child, 1)
         twin.check()
@@ -99,8 +97,7 @@ def copy_without_scales(submission: Submission, rng: Rng) -> None:
     mutant=edit("= list(self.tables[seq])", "= self.tables[seq]"),
 )
 def fork_shares_the_page_table(submission: Submission, rng: Rng) -> None:
-    for kind, bits in PAGED:
-        twin = Twin(submission, rng, kind, bits)
+    for twin in twins(submission, rng, PAGED):
         seq = twin.add(4)
         child = twin.fork(seq)
         twin.append(child, 3)
@@ -117,8 +114,7 @@ def fork_shares_the_page_table(submission: Submission, rng: Rng) -> None:
     mutant=edit("self._register(list(self.counts[seq]))", "self._register(self.counts[seq])"),
 )
 def fork_shares_the_length(submission: Submission, rng: Rng) -> None:
-    for kind, bits in KINDS:
-        twin = Twin(submission, rng, kind, bits)
+    for twin in twins(submission, rng, KINDS):
         child = twin.fork(twin.add(4))
         twin.append(child, 1)
         twin.check(attend=False)
@@ -133,8 +129,7 @@ def fork_shares_the_length(submission: Submission, rng: Rng) -> None:
     ),
 )
 def fork_not_counted(submission: Submission, rng: Rng) -> None:
-    for kind, bits in PAGED:
-        twin = Twin(submission, rng, kind, bits, pages=4)
+    for twin in twins(submission, rng, PAGED, pages=4):
         seq = twin.add(8)
         twin.fork(seq)
         twin.free(seq)
@@ -149,8 +144,7 @@ def fork_not_counted(submission: Submission, rng: Rng) -> None:
     mutant=edit("if self.holders[page] == 0:", "if self.holders[page] >= 0:"),
 )
 def free_takes_shared_pages(submission: Submission, rng: Rng) -> None:
-    for kind, bits in PAGED:
-        twin = Twin(submission, rng, kind, bits, pages=4)
+    for twin in twins(submission, rng, PAGED, pages=4):
         seq = twin.add(8)
         child = twin.fork(twin.fork(seq))
         twin.free(child)
@@ -165,8 +159,7 @@ def free_takes_shared_pages(submission: Submission, rng: Rng) -> None:
     mutant=edit("        self._release(page)\n        return copy\n", "        return copy\n"),
 )
 def copied_page_stays_held(submission: Submission, rng: Rng) -> None:
-    for kind, bits in PAGED:
-        twin = Twin(submission, rng, kind, bits, pages=4)
+    for twin in twins(submission, rng, PAGED, pages=4):
         for _ in range(2):
             seq = twin.add(6)
             child = twin.fork(seq)
@@ -190,8 +183,7 @@ def copied_page_stays_held(submission: Submission, rng: Rng) -> None:
     ),
 )
 def fork_copies_pages(submission: Submission, rng: Rng) -> None:
-    for kind, bits in PAGED:
-        twin = Twin(submission, rng, kind, bits, pages=3)
+    for twin in twins(submission, rng, PAGED, pages=3):
         seq = twin.add(12)
         for _ in range(3):
             twin.fork(seq)
@@ -205,8 +197,7 @@ def fork_copies_pages(submission: Submission, rng: Rng) -> None:
     mutant=edit("len(self.free_pages):", "self.num_pages - sum(map(len, self.tables.values())):"),
 )
 def shared_pages_counted_twice(submission: Submission, rng: Rng) -> None:
-    for kind, bits in PAGED:
-        twin = Twin(submission, rng, kind, bits, pages=5)
+    for twin in twins(submission, rng, PAGED, pages=5):
         seq = twin.add(12)
         child = twin.fork(seq)
         twin.append(child, 4)
@@ -221,8 +212,7 @@ def shared_pages_counted_twice(submission: Submission, rng: Rng) -> None:
     mutant=edit("len(shared) + missing > len(self.free_pages):", "missing > len(self.free_pages):"),
 )
 def copy_not_counted(submission: Submission, rng: Rng) -> None:
-    for kind, bits in PAGED:
-        twin = Twin(submission, rng, kind, bits, pages=2)
+    for twin in twins(submission, rng, PAGED, pages=2):
         seq = twin.add(7)
         child = twin.fork(seq)
         rows = twin.rows(1)
@@ -239,8 +229,7 @@ def copy_not_counted(submission: Submission, rng: Rng) -> None:
     mutant=edit("if self.holders[table[i]] > 1]", "if self.holders[table[i]] > 0]"),
 )
 def sole_owner_copies(submission: Submission, rng: Rng) -> None:
-    for kind, bits in PAGED:
-        twin = Twin(submission, rng, kind, bits, pages=2)
+    for twin in twins(submission, rng, PAGED, pages=2):
         seq = twin.add(6)
         twin.append(seq, 2)
         twin.check(attend=False)
@@ -258,8 +247,7 @@ def sole_owner_copies(submission: Submission, rng: Rng) -> None:
     ),
 )
 def full_pages_taken_for_immutable(submission: Submission, rng: Rng) -> None:
-    for kind, bits in PAGED:
-        twin = Twin(submission, rng, kind, bits)
+    for twin in twins(submission, rng, PAGED):
         seq = twin.add(8)
         child = twin.fork(seq)
         twin.truncate(child, 6)
@@ -275,8 +263,7 @@ def full_pages_taken_for_immutable(submission: Submission, rng: Rng) -> None:
     mutant=edit("i for i in written if self.holders", "i for i in written[-1:] if self.holders"),
 )
 def fork_between_layers(submission: Submission, rng: Rng) -> None:
-    for kind, bits in PAGED:
-        twin = Twin(submission, rng, kind, bits)
+    for twin in twins(submission, rng, PAGED):
         seq = twin.add(1)
         twin.append(seq, 9, [0])
         child = twin.fork(seq)

@@ -9,6 +9,7 @@ from trapline.challenges.kv_cache.cases import (
     PAGED,
     Rng,
     Twin,
+    twins,
 )
 from trapline.challenges.kv_cache.situations import BAD
 
@@ -20,8 +21,7 @@ from trapline.challenges.kv_cache.situations import BAD
     mutant=edit("        return indices\n", "        return np.sort(indices)\n"),
 )
 def keep_sorts_its_indices(submission: Submission, rng: Rng) -> None:
-    for kind, bits in KINDS:
-        twin = Twin(submission, rng, kind, bits)
+    for twin in twins(submission, rng, KINDS):
         seq = twin.add(9)
         twin.keep(seq, [0, 1, 8, 3, 5])
         twin.check(attend=False)
@@ -34,8 +34,7 @@ def keep_sorts_its_indices(submission: Submission, rng: Rng) -> None:
     mutant=edit("pool[:, pages, slots] = rows", "pool[0, pages, slots] = rows[0]"),
 )
 def keep_in_one_layer(submission: Submission, rng: Rng) -> None:
-    for kind, bits in KINDS:
-        twin = Twin(submission, rng, kind, bits, layers=3)
+    for twin in twins(submission, rng, KINDS, layers=3):
         seq = twin.add(6)
         twin.keep(seq, [4, 0, 2])
         twin.check(attend=False)
@@ -52,8 +51,7 @@ def keep_in_one_layer(submission: Submission, rng: Rng) -> None:
     ),
 )
 def keep_leaves_a_layer_ahead(submission: Submission, rng: Rng) -> None:
-    for kind, bits in KINDS:
-        twin = Twin(submission, rng, kind, bits)
+    for twin in twins(submission, rng, KINDS):
         seq = twin.add(4)
         twin.append(seq, 2, [0])
         twin.keep(seq, [3, 0, 1])
@@ -80,8 +78,7 @@ def keep_leaves_a_layer_ahead(submission: Submission, rng: Rng) -> None:
     ),
 )
 def keep_overwrites_its_source(submission: Submission, rng: Rng) -> None:
-    for kind, bits in KINDS:
-        twin = Twin(submission, rng, kind, bits)
+    for twin in twins(submission, rng, KINDS):
         seq = twin.add(5)
         twin.keep(seq, [1, 0, 4, 2])
         twin.check(attend=False)
@@ -98,8 +95,7 @@ def keep_overwrites_its_source(submission: Submission, rng: Rng) -> None:
     ),
 )
 def keep_writes_shared_pages(submission: Submission, rng: Rng) -> None:
-    for kind, bits in PAGED:
-        twin = Twin(submission, rng, kind, bits)
+    for twin in twins(submission, rng, PAGED):
         seq = twin.add(7)
         child = twin.fork(seq)
         twin.keep(child, [0, 1, 2, 6, 5])
@@ -140,8 +136,7 @@ def keep_without_scales(submission: Submission, rng: Rng) -> None:
     ),
 )
 def keep_nothing(submission: Submission, rng: Rng) -> None:
-    for kind, bits in KINDS:
-        twin = Twin(submission, rng, kind, bits)
+    for twin in twins(submission, rng, KINDS):
         seq = twin.add(3)
         twin.keep(seq, [])
         twin.check(attend=False)
@@ -168,8 +163,7 @@ def keep_nothing(submission: Submission, rng: Rng) -> None:
     ),
 )
 def keep_fails_half_way(submission: Submission, rng: Rng) -> None:
-    for kind, bits in PAGED:
-        twin = Twin(submission, rng, kind, bits, pages=3)
+    for twin in twins(submission, rng, PAGED, pages=3):
         child = twin.fork(twin.add(12))
         # All pages are shared and none is free: there is nowhere to put another order.
         twin.refuses(MemoryError, "keep", child, list(range(11, -1, -1)))
@@ -183,8 +177,7 @@ def keep_fails_half_way(submission: Submission, rng: Rng) -> None:
     mutant=edit("if len(np.unique(indices)) < len(indices):", "if False:"),
 )
 def keep_twice_the_same(submission: Submission, rng: Rng) -> None:
-    for kind, bits in KINDS:
-        twin = Twin(submission, rng, kind, bits)
+    for twin in twins(submission, rng, KINDS):
         seq = twin.add(4)
         twin.refuses(BAD, "keep", seq, [0, 2, 2])
 
@@ -200,8 +193,7 @@ def keep_twice_the_same(submission: Submission, rng: Rng) -> None:
     ),
 )
 def keep_outside_the_sequence(submission: Submission, rng: Rng) -> None:
-    for kind, bits in KINDS:
-        twin = Twin(submission, rng, kind, bits)
+    for twin in twins(submission, rng, KINDS):
         seq = twin.add(6)
         # Layer 0 is ahead: position 6 exists there, but not in every layer.
         twin.append(seq, 1, [0])
@@ -216,8 +208,7 @@ def keep_outside_the_sequence(submission: Submission, rng: Rng) -> None:
     mutant=edit("= [n] * self.num_layers", "= [n, *self.counts[seq][1:]]"),
 )
 def truncate_in_one_layer(submission: Submission, rng: Rng) -> None:
-    for kind, bits in KINDS:
-        twin = Twin(submission, rng, kind, bits, layers=3)
+    for twin in twins(submission, rng, KINDS, layers=3):
         seq = twin.add(7)
         twin.truncate(seq, 5)
         twin.append(seq, 2)
@@ -231,8 +222,7 @@ def truncate_in_one_layer(submission: Submission, rng: Rng) -> None:
     mutant=insert_before("        self._shrink(seq, n)\n", "        n = n or self.length(seq)\n"),
 )
 def truncate_to_nothing(submission: Submission, rng: Rng) -> None:
-    for kind, bits in KINDS:
-        twin = Twin(submission, rng, kind, bits)
+    for twin in twins(submission, rng, KINDS):
         seq = twin.add(6)
         twin.truncate(seq, 0)
         twin.check(attend=False)
@@ -250,8 +240,7 @@ def truncate_to_nothing(submission: Submission, rng: Rng) -> None:
     ),
 )
 def truncate_leaves_a_layer_ahead(submission: Submission, rng: Rng) -> None:
-    for kind, bits in KINDS:
-        twin = Twin(submission, rng, kind, bits)
+    for twin in twins(submission, rng, KINDS):
         seq = twin.add(3)
         twin.append(seq, 2, [0])
         twin.truncate(seq, 3)
@@ -270,8 +259,7 @@ def truncate_leaves_a_layer_ahead(submission: Submission, rng: Rng) -> None:
     ),
 )
 def truncate_below_zero(submission: Submission, rng: Rng) -> None:
-    for kind, bits in KINDS:
-        twin = Twin(submission, rng, kind, bits)
+    for twin in twins(submission, rng, KINDS):
         seq = twin.add(6)
         twin.refuses(BAD, "truncate", seq, -1)
 
@@ -286,8 +274,7 @@ def truncate_below_zero(submission: Submission, rng: Rng) -> None:
     ),
 )
 def truncate_beyond_the_end(submission: Submission, rng: Rng) -> None:
-    for kind, bits in KINDS:
-        twin = Twin(submission, rng, kind, bits)
+    for twin in twins(submission, rng, KINDS):
         seq = twin.add(3)
         twin.append(seq, 2, [0])
         for n in (4, 6):

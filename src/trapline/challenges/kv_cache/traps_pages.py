@@ -9,6 +9,7 @@ from trapline.challenges.kv_cache.cases import (
     PAGED,
     Rng,
     Twin,
+    twins,
 )
 from trapline.challenges.kv_cache.situations import BAD
 
@@ -23,8 +24,7 @@ from trapline.challenges.kv_cache.situations import BAD
     ),
 )
 def pages_read_in_pool_order(submission: Submission, rng: Rng) -> None:
-    for kind, bits in PAGED:
-        twin = Twin(submission, rng, kind, bits, pages=6)
+    for twin in twins(submission, rng, PAGED, pages=6):
         # Whatever order the pool hands pages out in, one of these sequences gets them out of order.
         first = twin.add(16)
         twin.check(attend=False)
@@ -61,8 +61,7 @@ def page_size_taken_for_a_power_of_two(submission: Submission, rng: Rng) -> None
     mutant=insert_after("table = np.array(self.tables[seq], dtype=np.int64)", ".astype(np.uint8)"),
 )
 def page_numbers_wrap(submission: Submission, rng: Rng) -> None:
-    for kind, bits in PAGED:
-        twin = Twin(submission, rng, kind, bits, layers=1, heads=1, width=2, page=1, pages=400)
+    for twin in twins(submission, rng, PAGED, layers=1, heads=1, width=2, page=1, pages=400):
         seq = twin.add(300)
         twin.append(seq, 90)
         twin.check()
@@ -91,8 +90,7 @@ def page_numbers_wrap(submission: Submission, rng: Rng) -> None:
     ),
 )
 def reads_beyond_the_end(submission: Submission, rng: Rng) -> None:
-    for kind, bits in PAGED:
-        twin = Twin(submission, rng, kind, bits, pages=2)
+    for twin in twins(submission, rng, PAGED, pages=2):
         old = twin.add()
         for layer in range(2):
             twin.put(old, layer, 50 * np.ones((8, 2, 4)), 1e3 * np.ones((8, 2, 4)))
@@ -108,8 +106,7 @@ def reads_beyond_the_end(submission: Submission, rng: Rng) -> None:
     mutant=edit("return -(-n // self.page_size)", "return n // self.page_size + 1"),
 )
 def full_page_takes_another(submission: Submission, rng: Rng) -> None:
-    for kind, bits in PAGED:
-        twin = Twin(submission, rng, kind, bits, pages=2)
+    for twin in twins(submission, rng, PAGED, pages=2):
         seq = twin.add(4)
         twin.add(4)
         twin.check(attend=False)
@@ -124,8 +121,7 @@ def full_page_takes_another(submission: Submission, rng: Rng) -> None:
     mutant=edit("missing = max(0, needed - len(table))", "missing = self._pages_for(n)"),
 )
 def page_for_every_append(submission: Submission, rng: Rng) -> None:
-    for kind, bits in PAGED:
-        twin = Twin(submission, rng, kind, bits, pages=2)
+    for twin in twins(submission, rng, PAGED, pages=2):
         seq = twin.add()
         for n in (1, 2, 1, 3, 1):
             twin.append(seq, n)
@@ -139,8 +135,7 @@ def page_for_every_append(submission: Submission, rng: Rng) -> None:
     mutant=edit("= max(0, needed - len(table))", "= needed - self._pages_for(start)"),
 )
 def page_for_every_layer(submission: Submission, rng: Rng) -> None:
-    for kind, bits in PAGED:
-        twin = Twin(submission, rng, kind, bits, layers=3, pages=3)
+    for twin in twins(submission, rng, PAGED, layers=3, pages=3):
         twin.add(12)
         twin.check(attend=False)
 
@@ -153,8 +148,7 @@ def page_for_every_layer(submission: Submission, rng: Rng) -> None:
     mutant=edit("if n > self._capacity_left(layer):", "if False:"),
 )
 def pool_limit_ignored(submission: Submission, rng: Rng) -> None:
-    for kind, bits in (("dense", None), ("quantized", 8)):
-        twin = Twin(submission, rng, kind, bits, page=3, pages=3)
+    for twin in twins(submission, rng, (("dense", None), ("quantized", 8)), page=3, pages=3):
         seq = twin.add(9)
         rows = twin.rows(1)
         for layer in range(2):
@@ -173,8 +167,7 @@ def pool_limit_ignored(submission: Submission, rng: Rng) -> None:
     ),
 )
 def exhaustion_is_another_error(submission: Submission, rng: Rng) -> None:
-    for kind, bits in PAGED:
-        twin = Twin(submission, rng, kind, bits, pages=2)
+    for twin in twins(submission, rng, PAGED, pages=2):
         twin.add(5)
         other = twin.add()
         rows = twin.rows(1)
@@ -202,8 +195,7 @@ def exhaustion_is_another_error(submission: Submission, rng: Rng) -> None:
     ),
 )
 def failed_append_keeps_pages(submission: Submission, rng: Rng) -> None:
-    for kind, bits in PAGED:
-        twin = Twin(submission, rng, kind, bits, pages=4)
+    for twin in twins(submission, rng, PAGED, pages=4):
         seq = twin.add(7)
         rows = twin.rows(10)
         twin.refuses(MemoryError, "append", seq, 0, rows, rows)
@@ -225,8 +217,7 @@ def failed_append_keeps_pages(submission: Submission, rng: Rng) -> None:
     ),
 )
 def failed_append_half_written(submission: Submission, rng: Rng) -> None:
-    for kind, bits in KINDS:
-        twin = Twin(submission, rng, kind, bits, pages=2)
+    for twin in twins(submission, rng, KINDS, pages=2):
         seq = twin.add(5)
         rows = twin.rows(4)
         twin.refuses(MemoryError, "append", seq, 0, rows, rows)
@@ -249,8 +240,7 @@ def failed_append_half_written(submission: Submission, rng: Rng) -> None:
     ),
 )
 def refused_rows_already_written(submission: Submission, rng: Rng) -> None:
-    for kind, bits in KINDS:
-        twin = Twin(submission, rng, kind, bits, pages=2)
+    for twin in twins(submission, rng, KINDS, pages=2):
         seq = twin.add(2)
         twin.refuses(BAD, "append", seq, 1, twin.rows(2), twin.normal(2, 2, 3))
         twin.append(seq, 6)
@@ -264,8 +254,7 @@ def refused_rows_already_written(submission: Submission, rng: Rng) -> None:
     mutant=edit("        self._shrink(seq, 0)\n        self._forget", "        self._forget"),
 )
 def free_leaks_pages(submission: Submission, rng: Rng) -> None:
-    for kind, bits in KINDS:
-        twin = Twin(submission, rng, kind, bits, pages=3)
+    for twin in twins(submission, rng, KINDS, pages=3):
         for n in (12, 9, 12):
             twin.free(twin.add(n))
         twin.add(12)
@@ -278,8 +267,7 @@ def free_leaks_pages(submission: Submission, rng: Rng) -> None:
     mutant=edit("        self._shrink(seq, n)\n", ""),
 )
 def truncate_leaks_pages(submission: Submission, rng: Rng) -> None:
-    for kind, bits in KINDS:
-        twin = Twin(submission, rng, kind, bits, pages=4)
+    for twin in twins(submission, rng, KINDS, pages=4):
         seq = twin.add(16)
         twin.truncate(seq, 4)
         twin.add(12)
@@ -293,8 +281,7 @@ def truncate_leaks_pages(submission: Submission, rng: Rng) -> None:
     mutant=edit("kept = self._pages_for(n)", "kept = n // self.page_size"),
 )
 def truncate_frees_a_page_in_use(submission: Submission, rng: Rng) -> None:
-    for kind, bits in PAGED:
-        twin = Twin(submission, rng, kind, bits, pages=4)
+    for twin in twins(submission, rng, PAGED, pages=4):
         seq = twin.add(12)
         twin.truncate(seq, 6)
         twin.add(8)
@@ -330,8 +317,7 @@ def keep_leaks_pages(submission: Submission, rng: Rng) -> None:
     mutant=edit("if needed > len(self.free_pages) + own:", "if needed > len(self.free_pages):"),
 )
 def keep_needs_a_second_copy(submission: Submission, rng: Rng) -> None:
-    for kind, bits in KINDS:
-        twin = Twin(submission, rng, kind, bits, pages=3)
+    for twin in twins(submission, rng, KINDS, pages=3):
         seq = twin.add(12)
         twin.keep(seq, range(11, -1, -1))
         twin.check(attend=False)

@@ -11,6 +11,7 @@ from trapline.challenges.kv_cache.cases import (
     Rng,
     Twin,
     prefill,
+    twins,
 )
 from trapline.challenges.kv_cache.situations import BAD
 
@@ -60,8 +61,7 @@ def chunks_blind_to_earlier_ones(submission: Submission, rng: Rng) -> None:
     ),
 )
 def prefill_forgets_the_prefix(submission: Submission, rng: Rng) -> None:
-    for kind, bits in KINDS:
-        twin = Twin(submission, rng, kind, bits)
+    for twin in twins(submission, rng, KINDS):
         seq = twin.add(5)
         prefill(submission, twin, seq, 6, 4)
         twin.check(attend=False)
@@ -98,8 +98,7 @@ def last_chunk_dropped(submission: Submission, rng: Rng) -> None:
     ),
 )
 def prefill_stores_nothing(submission: Submission, rng: Rng) -> None:
-    for kind, bits in KINDS:
-        twin = Twin(submission, rng, kind, bits)
+    for twin in twins(submission, rng, KINDS):
         seq = twin.add()
         for layer in range(2):
             prefill(submission, twin, seq, 5, 2, layer)
@@ -125,8 +124,7 @@ def prefill_stores_nothing(submission: Submission, rng: Rng) -> None:
     ),
 )
 def prefill_into_a_shared_page(submission: Submission, rng: Rng) -> None:
-    for kind, bits in PAGED:
-        twin = Twin(submission, rng, kind, bits)
+    for twin in twins(submission, rng, PAGED):
         seq = twin.add(6)
         child = twin.fork(seq)
         twin.truncate(child, 5)
@@ -142,8 +140,7 @@ def prefill_into_a_shared_page(submission: Submission, rng: Rng) -> None:
     mutant=edit("self._reserve(seq, layer, len(k))\n        for start in", "for start in"),
 )
 def prefill_half_done_when_full(submission: Submission, rng: Rng) -> None:
-    for kind, bits in KINDS:
-        twin = Twin(submission, rng, kind, bits, pages=3)
+    for twin in twins(submission, rng, KINDS, pages=3):
         seq = twin.add(2)
         args = (0, twin.queries(11), twin.rows(11), twin.rows(11), 3)
         expect.raises(MemoryError, submission.chunked_prefill, twin.cache, seq, *args)
@@ -159,8 +156,7 @@ def prefill_half_done_when_full(submission: Submission, rng: Rng) -> None:
     mutant=edit("self._check_queries(q)\n        self._check_rows(k, v)", "self._check_rows(k, v)"),
 )
 def prefill_stores_before_it_checks(submission: Submission, rng: Rng) -> None:
-    for kind, bits in KINDS:
-        twin = Twin(submission, rng, kind, bits)
+    for twin in twins(submission, rng, KINDS):
         seq = twin.add(2)
         rows = twin.rows(4)
         bad: list[Any] = [
@@ -184,8 +180,7 @@ def prefill_stores_before_it_checks(submission: Submission, rng: Rng) -> None:
     ),
 )
 def prefill_anywhere(submission: Submission, rng: Rng) -> None:
-    for kind, bits in PAGED:
-        twin = Twin(submission, rng, kind, bits, pages=2)
+    for twin in twins(submission, rng, PAGED, pages=2):
         seq = twin.add(1)
         prompt = (twin.queries(5), twin.rows(5), twin.rows(5), 2)
         for layer in (2, -1):
@@ -220,8 +215,7 @@ def chunk_below_one(submission: Submission, rng: Rng) -> None:
     ),
 )
 def queries_modified(submission: Submission, rng: Rng) -> None:
-    for kind, bits in (("dense", None), ("paged", None), ("paged_quantized", 8)):
-        twin = Twin(submission, rng, kind, bits)
+    for twin in twins(submission, rng, (("dense", None), ("paged", None), ("paged_quantized", 8))):
         seq = twin.add(2)
         given = (twin.queries(5), twin.rows(5), twin.rows(5))
         _, left = submission.observe("chunked_prefill", twin.cache, seq, 0, *given, 2)

@@ -5,11 +5,7 @@ import numpy as np
 from trapline.arena.judge import expect
 from trapline.arena.judge.traps import edit, edits, insert_after, trap
 from trapline.arena.process.proxy import Submission
-from trapline.challenges.kv_cache.cases import (
-    QUANTISED,
-    Rng,
-    Twin,
-)
+from trapline.challenges.kv_cache.cases import QUANTISED, Rng, Twin, twins
 from trapline.challenges.kv_cache.situations import claimed_bytes
 from trapline.gold.kv_cache.oracle import quantization_step
 
@@ -95,8 +91,7 @@ def nbytes_of_one_layer(submission: Submission, rng: Rng) -> None:
     ),
 )
 def scale_of_the_whole_append(submission: Submission, rng: Rng) -> None:
-    for kind, bits in QUANTISED:
-        twin = Twin(submission, rng, kind, bits)
+    for twin in twins(submission, rng, QUANTISED):
         seq = twin.add()
         k, v = twin.rows(4), twin.rows(4)
         k[1], v[2] = 1000 * k[1], 1000 * v[2]
@@ -114,8 +109,7 @@ def scale_of_the_whole_append(submission: Submission, rng: Rng) -> None:
     ),
 )
 def scale_shared_by_heads(submission: Submission, rng: Rng) -> None:
-    for kind, bits in QUANTISED:
-        twin = Twin(submission, rng, kind, bits)
+    for twin in twins(submission, rng, QUANTISED):
         seq = twin.add()
         k, v = twin.rows(2), twin.rows(2)
         k[:, 1], v[:, 0] = 1000 * k[:, 1], 1000 * v[:, 0]
@@ -135,8 +129,7 @@ def scale_shared_by_heads(submission: Submission, rng: Rng) -> None:
     ),
 )
 def scale_frozen_at_the_start(submission: Submission, rng: Rng) -> None:
-    for kind, bits in QUANTISED:
-        twin = Twin(submission, rng, kind, bits)
+    for twin in twins(submission, rng, QUANTISED):
         seq = twin.add()
         for size in (1.0, 50.0, 0.02):
             rows = size * rng.uniform(0.5, 1.0, (2, 2, 4))
@@ -164,8 +157,7 @@ def scale_frozen_at_the_start(submission: Submission, rng: Rng) -> None:
     ),
 )
 def whole_cache_requantised(submission: Submission, rng: Rng) -> None:
-    for kind, bits in QUANTISED:
-        twin = Twin(submission, rng, kind, bits)
+    for twin in twins(submission, rng, QUANTISED):
         seq = twin.add(2)
         twin.check(attend=False)
         for size in (3.0, 30.0, 300.0):
@@ -185,8 +177,7 @@ def whole_cache_requantised(submission: Submission, rng: Rng) -> None:
     ),
 )
 def zero_row(submission: Submission, rng: Rng) -> None:
-    for kind, bits in QUANTISED:
-        twin = Twin(submission, rng, kind, bits)
+    for twin in twins(submission, rng, QUANTISED):
         seq = twin.add()
         rows = twin.rows(3)
         rows[1] = 0.0
@@ -201,8 +192,7 @@ def zero_row(submission: Submission, rng: Rng) -> None:
     mutant=edit("= (largest / self.top).astype", "= np.maximum(largest / self.top, 1e-3).astype"),
 )
 def small_rows_vanish(submission: Submission, rng: Rng) -> None:
-    for kind, bits in QUANTISED:
-        twin = Twin(submission, rng, kind, bits)
+    for twin in twins(submission, rng, QUANTISED):
         seq = twin.add()
         rows = rng.uniform(0.002, 0.004, (3, 2, 4)) * rng.choice([-1.0, 1.0], (3, 2, 4))
         rows[..., 0] = 0.001
@@ -235,8 +225,7 @@ def codes_cut_not_rounded(submission: Submission, rng: Rng) -> None:
     mutant=edit("self.top = 2 ** (bits - 1) - 1", "self.top = 2 ** (bits - 1)"),
 )
 def largest_element_wraps(submission: Submission, rng: Rng) -> None:
-    for kind, bits in QUANTISED:
-        twin = Twin(submission, rng, kind, bits)
+    for twin in twins(submission, rng, QUANTISED):
         seq = twin.add()
         k, v = twin.rows(3), twin.rows(3)
         k[..., 1], v[..., 2] = 7.0, 7.0
