@@ -13,7 +13,7 @@ import torch
 
 from trapline.gold.decoder import tile_config
 from trapline.gold.decoder.hopper import linear_tma
-from trapline.gold.decoder.triton import split_k_kernels, step_attention, step_linear
+from trapline.gold.decoder.triton import split_k_linear, step_attention, step_linear
 from trapline.gold.device import compile_for_hopper
 
 #: Width, joined projections, query heads times width, hidden, vocabulary, head width, ratio.
@@ -128,9 +128,9 @@ def held(shape, rows) -> list[dict[str, object]]:
                 "BLOCK": tile_config.REDUCE_BLOCK,
                 "PDL": True,
             }
-            made.append(compiled("split_k_kernel", split_k_kernels, fixed, 4, 1))
+            made.append(compiled("split_k_kernel", split_k_linear, fixed, 4, 1))
             made.append(
-                compiled("reduce_split_k_kernel", split_k_kernels, after | single(rows), 1, 1)
+                compiled("reduce_split_k_kernel", split_k_linear, after | single(rows), 1, 1)
             )
     return made
 

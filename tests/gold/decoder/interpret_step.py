@@ -11,11 +11,12 @@ import torch
 from conftest import random_decoder
 
 from trapline.gold.beam_search.api import checked_rules
-from trapline.gold.decoder import beams_device, fused_step, split_k_linear, tile_config
+from trapline.gold.decoder import beams_device, fused_step, tile_config
 from trapline.gold.decoder.beams_device import DeviceSearch
 from trapline.gold.decoder.decode_step import DecodeStep, fused_decode_step
 from trapline.gold.decoder.graphed_step import GraphedStep, StepRow
 from trapline.gold.decoder.pool import Pool
+from trapline.gold.decoder.triton import split_k_linear
 from trapline.gold.softmax_topk.triton import work_partition
 
 PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2], [2], [7, 1, 8]]

@@ -10,16 +10,16 @@ import torch
 from torch.nn import functional
 
 from trapline.gold import paged_attention
-from trapline.gold.decoder import beams, fused_step, prompt_pass
+from trapline.gold.decoder import beams, beams_device, fused_step
 from trapline.gold.decoder.api import Decoder
 from trapline.gold.decoder.config import from_dict
-from trapline.gold.decoder.decode_batch import DecodeBatch
 from trapline.gold.decoder.decode_step import DecodeStep
 from trapline.gold.decoder.engine import Engine
 from trapline.gold.decoder.generate import generate
 from trapline.gold.decoder.pool import Pool
 from trapline.gold.decoder.rope import angles, rotate
 from trapline.gold.decoder.sampling import ranked
+from trapline.gold.decoder.step_ops import DecodeBatch
 from trapline.gold.decoder.tile_config import SHORT_TAIL
 from trapline.gold.errors import RangeError
 
@@ -114,12 +114,12 @@ def test_the_prompt_pass_is_captured_from_the_second_batch_on(monkeypatch):
     batches = [[[token + more for token in one] for one in PROMPTS] for more in range(5)]
     expected = [beams.search(decoder, batch, **rules) for batch in batches]
     passes = []
-    through = prompt_pass.PromptPass._through
+    through = beams_device.PromptPass._through
     monkeypatch.setattr(
-        prompt_pass.PromptPass, "_through", lambda one: (passes.append(1), through(one))[1]
+        beams_device.PromptPass, "_through", lambda one: (passes.append(1), through(one))[1]
     )
-    for longest, ran in ((prompt_pass.LONGEST, 4), (1, 5)):
-        monkeypatch.setattr(prompt_pass, "LONGEST", longest)
+    for longest, ran in ((beams_device.LONGEST, 4), (1, 5)):
+        monkeypatch.setattr(beams_device, "LONGEST", longest)
         search, passes[:] = beams.Searcher(decoder.to("cuda"), **rules), []
         for batch, wanted in zip(batches, expected, strict=True):
             found = search(batch)

@@ -57,7 +57,7 @@ def test_kernels_compile_for_hopper(tmp_path, run_script, which, count):
 
 
 def test_weights_are_joined_once():
-    from trapline.gold.tree_decoding.tree_pass import join_weights
+    from trapline.gold.decoder.layers import join_weights
 
     parts = [torch.nn.Linear(4, size, bias=False) for size in (3, 2, 5)]
     wanted = torch.cat([part.weight.detach() for part in parts])

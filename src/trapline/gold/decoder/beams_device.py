@@ -7,6 +7,7 @@ copies that row.
 """
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
@@ -17,12 +18,11 @@ from trapline.gold.beam_search.batched_search import BatchedSearch, Offered
 from trapline.gold.beam_search.policy import Rules
 from trapline.gold.beam_search.search import Beam
 from trapline.gold.decoder.capture import captured
-from trapline.gold.decoder.decode_batch import DecodeBatch
 from trapline.gold.decoder.decode_step import DecodeStep
 from trapline.gold.decoder.network import Network
-from trapline.gold.decoder.pool import Pool
-from trapline.gold.decoder.prompt_pass import PromptPass
+from trapline.gold.decoder.pool import Pool, PooledSequence
 from trapline.gold.decoder.sampling import ranked
+from trapline.gold.decoder.step_ops import DecodeBatch
 from trapline.gold.decoder.tile_config import SHORT_TAIL
 from trapline.gold.errors import RangeError
 from trapline.gold.softmax_topk.api import TopK
@@ -30,6 +30,44 @@ from trapline.gold.softmax_topk.api import TopK
 PAGE = 16
 #: Steps between two checks whether all searches are over.
 LOOK = 16
+#: Tokens of a prompt pass that is captured; longer ones keep the GPU busy anyway, and a graph
+#: would hold their memory.
+LONGEST = 4096
+
+
+class PromptPass:
+    """Logits (B, V) after prompts of fixed lengths, batch after batch, captured on a GPU.
+
+    A short pass finishes sooner than the host can launch its kernels one by one. Keys and values go
+    into the pages of these sequences, which must be empty; their lengths are not advanced.
+    """
+
+    def __init__(self, decoder: Network, places: Sequence[PooledSequence], lengths: list[int]):
+        self._decoder = decoder
+        self._packing = decoder.pack(lengths, places)
+        self._ids = torch.zeros(sum(lengths), dtype=torch.long, device=decoder.device)
+        self._last = torch.tensor(list(accumulate(lengths)), device=decoder.device) - 1
+        self._logits: Tensor | None = None
+        self._graph: torch.cuda.CUDAGraph | None = None
+
+    def __call__(self, prompts: Sequence[Sequence[int]]) -> Tensor:
+        self._ids.copy_(self._decoder.tokens(prompts))
+        # The first batch may be the only one, so it is not captured. Running it also makes the
+        # host-side tables that a capture cannot make.
+        if self._logits is None or not self._ids.is_cuda or len(self._ids) > LONGEST:
+            self._remember()
+        else:
+            self._graph = self._graph or captured(self._remember, [])
+            self._graph.replay()
+        assert self._logits is not None
+        return self._logits
+
+    def _remember(self) -> None:
+        self._logits = self._through()
+
+    def _through(self) -> Tensor:
+        hidden = self._decoder.through(self._ids, self._packing).last
+        return self._decoder.logits(hidden[self._last])
 
 
 class _Look(NamedTuple):

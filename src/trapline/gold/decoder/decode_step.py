@@ -6,7 +6,6 @@ step in torch: four matrix products a layer with the fused operations of `step_o
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -16,12 +15,12 @@ from torch.nn import functional
 from trapline.gold.decoder import step_ops
 from trapline.gold.decoder.cpu import compiled_ops
 from trapline.gold.decoder.cpu.linear_few_rows import linear
-from trapline.gold.decoder.decode_batch import DecodeBatch
-from trapline.gold.decoder.layers import Layer, Norm, tensor
+from trapline.gold.decoder.layers import Layer, Norm, join_weights, tensor
 from trapline.gold.decoder.network import Network
 from trapline.gold.decoder.pool import Pool, StoredLayer
 from trapline.gold.decoder.rope import Rope, angles
 from trapline.gold.decoder.sampling import ranked
+from trapline.gold.decoder.step_ops import DecodeBatch
 from trapline.gold.norms.api import rms_norm
 from trapline.gold.softmax_topk.api import TopK
 
@@ -37,7 +36,10 @@ class DecodeStep:
 
     def __init__(self, decoder: Network, pool: Pool, rows: int) -> None:
         self.decoder, self.pool = decoder, pool
-        cosine, sine = _tables(decoder)
+        config, cosine, sine = decoder.config, None, None
+        if config.rope is not None:
+            everywhere = torch.arange(config.context, device=decoder.device)
+            cosine, sine = angles(config.rope, config.head_dim, everywhere, decoder.norm.weight)
         self.layers = [_TorchLayer(decoder, layer, cosine, sine) for layer in decoder.layers]
         self.fused = fused_decode_step(self, rows) if _fused_supports(decoder, pool) else None
 
@@ -140,31 +142,17 @@ class _TorchLayer:
 
 
 class _Joined:
-    """Linear layers with one input as one product; quantised ones one by one.
-
-    The weights of the parts become views of the joined weight, so nothing is stored twice and
-    joining again copies nothing.
-    """
+    """Linear layers with one input as one product; quantised ones one by one."""
 
     def __init__(self, parts: Sequence[nn.Module]) -> None:
         self._parts = list(parts)
         self._whole: tuple[Tensor, Tensor | None] | None = None
         linears = [part for part in parts if type(part) is nn.Linear]
         if len(linears) == len(self._parts):
-            weight = _joined([linear.weight.detach() for linear in linears])
-            bias = None
+            weight, bias = join_weights(*linears), None
             if linears[0].bias is not None:
                 bias = torch.cat([linear.bias.detach() for linear in linears])
-            sizes = [linear.out_features for linear in linears]
-            for linear, piece in zip(linears, torch.split(weight, sizes), strict=True):
-                linear.weight.data = piece
             self._whole = weight, bias
-
-    @property
-    def weight(self) -> Tensor:
-        """The joined weight of plain linear layers."""
-        assert self._whole is not None
-        return self._whole[0]
 
     def __call__(self, x: Tensor) -> Tensor:
         if self._whole is not None:
@@ -179,43 +167,24 @@ def _applied(layer: nn.Module, x: Tensor) -> Tensor:
     return tensor(layer(x))
 
 
-def _joined(parts: Sequence[Tensor]) -> Tensor:
-    """All rows in one tensor; a copy unless they are adjacent in memory already."""
-    first, rows = parts[0], sum(map(len, parts))
-    places = list(accumulate((part.nbytes for part in parts), initial=first.data_ptr()))
-    follow = all(
-        part.is_contiguous() and part.data_ptr() == place
-        for part, place in zip(parts, places, strict=False)
-    )
-    storage = first.untyped_storage()
-    one = all(part.untyped_storage().data_ptr() == storage.data_ptr() for part in parts)
-    if follow and one:
-        return first.as_strided((rows, *first.shape[1:]), first.stride())
-    return torch.cat(list(parts))
-
-
 def fused_decode_step(forward: DecodeStep, rows: int) -> "FusedDecodeStep":
     """The step in five kernels a layer, with the joined weights."""
-    from trapline.gold.decoder.fused_step import FusedDecodeStep, LayerWeights
+    from trapline.gold.decoder.fused_step import FusedDecodeStep, layer_weights
 
+    decoder, pool = forward.decoder, forward.pool
     weights = [
-        LayerWeights(
-            qkv=one.qkv.weight,
-            out=tensor(one.out.weight),
-            up=one.up.weight,
-            down=tensor(one.down.weight),
-            norms=(one.norms[0].weight, one.norms[1].weight),
-            q_norm=one.rope.q_norm,
-            k_norm=one.rope.k_norm,
-            window=one.window,
+        layer_weights(
+            layer,
+            layer.attention,
+            qk_norm=decoder.config.qk_norm,
+            window=decoder.config.window_of(number),
         )
-        for one in forward.layers
+        for number, layer in enumerate(decoder.layers)
     ]
     cosine, sine = forward.layers[0].rope.cosine, forward.layers[0].rope.sine
     assert cosine is not None
     assert sine is not None
-    pool = forward.pool
-    return FusedDecodeStep(forward.decoder, weights, (cosine, sine), pool.keys, pool.values, rows)
+    return FusedDecodeStep(decoder, weights, (cosine, sine), pool.keys, pool.values, rows)
 
 
 def _fused_supports(decoder: Network, pool: Pool) -> bool:
@@ -227,16 +196,6 @@ def _fused_supports(decoder: Network, pool: Pool) -> bool:
 
     # Tile sizes assume the shared memory of a Hopper GPU.
     return may_start_early(decoder.device) and suits(decoder)
-
-
-def _tables(decoder: Network) -> tuple[Tensor | None, Tensor | None]:
-    """Cosine and sine of every position of the context."""
-    config = decoder.config
-    if config.rope is None:
-        return None, None
-    everywhere = torch.arange(config.context, device=decoder.device)
-    cosine, sine = angles(config.rope, config.head_dim, everywhere, decoder.norm.weight)
-    return cosine, sine
 
 
 def _add_norm(norm: Norm, delta: Tensor | None, x: Tensor) -> tuple[Tensor, Tensor]:

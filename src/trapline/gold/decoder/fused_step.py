@@ -3,7 +3,7 @@
 The launches of a layer: norm and qkv product; head norms, RoPE, cache update and attention; output
 product and residual; norm, gate and up products and SwiGLU; down product and residual. The kernels
 are in `triton/` and `hopper/`. Small residual products of many rows take two launches instead
-(`split_k_linear`).
+(`triton/split_k_linear`).
 """
 
 from typing import Any, NamedTuple
@@ -14,15 +14,14 @@ from torch import Tensor, nn
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from trapline.gold.arithmetic import LOG2_E, cdiv
-from trapline.gold.decoder.decode_batch import DecodeBatch
 from trapline.gold.decoder.hopper.linear_tma import (
     normed_linear_tma_kernel,
     normed_swiglu_tma_kernel,
 )
-from trapline.gold.decoder.layers import Layer
+from trapline.gold.decoder.layers import Layer, join_weights, tensor
 from trapline.gold.decoder.network import Network
 from trapline.gold.decoder.sampling import ranked
-from trapline.gold.decoder.split_k_linear import SplitKLinear
+from trapline.gold.decoder.step_ops import DecodeBatch
 from trapline.gold.decoder.tile_config import (
     AFTER,
     AHEAD,
@@ -35,6 +34,7 @@ from trapline.gold.decoder.tile_config import (
     tma_constants,
     uses_tma,
 )
+from trapline.gold.decoder.triton.split_k_linear import SplitKLinear
 from trapline.gold.decoder.triton.step_attention import attend_kernel, merge_kernel
 from trapline.gold.decoder.triton.step_linear import (
     argmax_kernel,
@@ -64,10 +64,32 @@ class LayerWeights(NamedTuple):
     window: int | None
 
 
+def layer_weights(
+    layer: Any, attention: Any, *, qk_norm: bool, window: int | None = None
+) -> LayerWeights:
+    """Weights of a layer; a drafter's layer is its own `attention`."""
+    feedforward = layer.feedforward
+    return LayerWeights(
+        qkv=join_weights(attention.q, attention.k, attention.v),
+        out=tensor(attention.out.weight),
+        up=join_weights(feedforward.gate, feedforward.up),
+        down=tensor(feedforward.down.weight),
+        norms=(layer.attention_norm.weight, layer.feedforward_norm.weight),
+        q_norm=attention.q_norm.weight if qk_norm else None,
+        k_norm=attention.k_norm.weight if qk_norm else None,
+        window=window,
+    )
+
+
 def suits(decoder: Network) -> bool:
     """Whether the kernels serve this model: RoPE, SwiGLU, RMS norms, plain weights, no bias."""
     config = decoder.config
-    plain = all(type(part) is nn.Linear for layer in decoder.layers for part in _linears(layer))
+    linears: list[object] = [decoder.head]
+    for layer in decoder.layers:
+        assert isinstance(layer, Layer)
+        attention, feedforward = layer.attention, layer.feedforward
+        linears += [attention.q, attention.k, attention.v, attention.out]
+        linears += [feedforward.gate, feedforward.up, feedforward.down]
     return (
         decoder.norm.weight.dtype in (torch.bfloat16, torch.float32)
         and not (config.is_gpt2 or config.attention_bias or config.mlp_bias)
@@ -75,18 +97,8 @@ def suits(decoder: Network) -> bool:
         and 16 <= config.head_dim <= 256
         and config.head_dim % 2 == 0
         and config.heads <= MOST_HEADS * config.kv_heads
-        and plain
-        and type(decoder.head) is nn.Linear
+        and all(type(part) is nn.Linear for part in linears)
     )
-
-
-def _linears(layer: nn.Module) -> list[nn.Module | None]:
-    assert isinstance(layer, Layer)
-    attention, feedforward = layer.attention, layer.feedforward
-    return [
-        *(attention.q, attention.k, attention.v, attention.out),
-        *(feedforward.gate, feedforward.up, feedforward.down),
-    ]
 
 
 class FusedDecodeStep:
@@ -208,7 +220,17 @@ class FusedDecodeStep:
         cut = self.tile_config_for("normed_linear", rows, outputs, inputs)
         tiles = cdiv(outputs, cut.block_n)
         if self._early and out is self._qkv and uses_tma("normed_linear", cut, w):
-            self._boxed(cut, x, w, out, rows, parts)
+            normed_linear_tma_kernel[(outputs // cut.block_n, cdiv(rows, cut.block_b))](
+                TensorDescriptor.from_tensor(x[:rows], [cut.block_b, cut.block_k]),
+                TensorDescriptor.from_tensor(w, [cut.block_n, cut.block_k]),
+                *(w, self._squares, out, rows, outputs, inputs, parts, w.stride(0), out.stride(0)),
+                self._config.norm_eps,
+                PARTS=triton.next_power_of_2(parts),
+                **tma_constants(cut, outputs, inputs),
+                num_warps=cut.warps,
+                num_stages=cut.stages,
+                launch_pdl=True,
+            )
             return tiles
         normed_linear_kernel[(tiles, cdiv(rows, cut.block_b))](
             *(x, w, self._squares, out),
@@ -221,50 +243,29 @@ class FusedDecodeStep:
         )
         return tiles
 
-    def _boxed(
-        self, cut: TileConfig, x: Tensor, w: Tensor, out: Tensor, rows: int, parts: int
-    ) -> None:
-        outputs, inputs = w.shape
-        known = tma_constants(cut, outputs, inputs)
-        normed_linear_tma_kernel[(outputs // cut.block_n, cdiv(rows, cut.block_b))](
-            TensorDescriptor.from_tensor(x[:rows], [cut.block_b, cut.block_k]),
-            TensorDescriptor.from_tensor(w, [cut.block_n, cut.block_k]),
-            *(w, self._squares, out, rows, outputs, inputs, parts, w.stride(0), out.stride(0)),
-            self._config.norm_eps,
-            PARTS=triton.next_power_of_2(parts),
-            **known,
-            num_warps=cut.warps,
-            num_stages=cut.stages,
-            launch_pdl=True,
-        )
-
     def _gated(self, w: Tensor, rows: int, parts: int) -> None:
         outputs, inputs = w.shape[0] // 2, w.shape[1]
         cut = self.tile_config_for("normed_swiglu", rows, outputs, inputs)
         if self._early and uses_tma("normed_swiglu", cut, w):
-            return self._boxed_gated(cut, w, rows, parts)
+            normed_swiglu_tma_kernel[(outputs // cut.block_n, cdiv(rows, cut.block_b))](
+                TensorDescriptor.from_tensor(self._y[:rows], [cut.block_b, cut.block_k]),
+                TensorDescriptor.from_tensor(w, [cut.block_n, cut.block_k]),
+                *(self._squares, self._inner, rows, outputs, inputs, parts, self._inner.stride(0)),
+                self._config.norm_eps,
+                BLOCK_B=cut.block_b,
+                BLOCK_N=cut.block_n,
+                BLOCK_K=cut.block_k,
+                PARTS=triton.next_power_of_2(parts),
+                num_warps=cut.warps,
+                num_stages=cut.stages,
+                launch_pdl=True,
+            )
+            return
         normed_swiglu_kernel[(cdiv(outputs, cut.block_n), cdiv(rows, cut.block_b))](
             *(self._y, w, self._squares, self._inner, rows, outputs, inputs, parts),
             *(self._y.stride(0), w.stride(0), self._inner.stride(0), self._config.norm_eps),
             PARTS=triton.next_power_of_2(parts),
             **self._cut(cut, "normed_swiglu", outputs, inputs),
-        )
-        return None
-
-    def _boxed_gated(self, cut: TileConfig, w: Tensor, rows: int, parts: int) -> None:
-        outputs, inputs = w.shape[0] // 2, w.shape[1]
-        normed_swiglu_tma_kernel[(outputs // cut.block_n, cdiv(rows, cut.block_b))](
-            TensorDescriptor.from_tensor(self._y[:rows], [cut.block_b, cut.block_k]),
-            TensorDescriptor.from_tensor(w, [cut.block_n, cut.block_k]),
-            *(self._squares, self._inner, rows, outputs, inputs, parts, self._inner.stride(0)),
-            self._config.norm_eps,
-            BLOCK_B=cut.block_b,
-            BLOCK_N=cut.block_n,
-            BLOCK_K=cut.block_k,
-            PARTS=triton.next_power_of_2(parts),
-            num_warps=cut.warps,
-            num_stages=cut.stages,
-            launch_pdl=True,
         )
 
     def _added(self, x: Tensor, w: Tensor, weight: Tensor, rows: int) -> int:

@@ -13,12 +13,11 @@ import torch
 from torch import Tensor
 
 from trapline.gold.decoder.capture import captured
-from trapline.gold.decoder.decode_batch import DecodeBatch
 from trapline.gold.decoder.decode_step import DecodeStep
 from trapline.gold.decoder.network import Network
 from trapline.gold.decoder.pool import Pool, PooledSequence
 from trapline.gold.decoder.sampling import NO_TOKEN, TokenSampler, greedy
-from trapline.gold.decoder.step_ops import SharedPrefix
+from trapline.gold.decoder.step_ops import DecodeBatch, SharedPrefix
 from trapline.gold.errors import RangeError
 
 #: Pages from which on a shared prefix is read once instead of with each row.

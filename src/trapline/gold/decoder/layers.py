@@ -4,6 +4,9 @@ Sequences are packed one after another without padding (`packing.py`). Shape let
 tokens, C channels, H query heads, G key/value heads, D head width.
 """
 
+from itertools import pairwise
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -135,3 +138,25 @@ def tensor(value: object) -> Tensor:
     """Narrows the result of an untyped module to a Tensor."""
     assert isinstance(value, Tensor)
     return value
+
+
+def join_weights(*parts: Any) -> Tensor:
+    """Concatenate weights; the parts become views of the result, so none is stored twice."""
+    weights = [tensor(part.weight).detach() for part in parts]
+    first, sizes = weights[0], [len(weight) for weight in weights]
+    if _are_adjacent(weights):
+        return first.as_strided((sum(sizes), first.shape[1]), first.stride())
+    whole = torch.cat(weights)
+    for part, piece in zip(parts, torch.split(whole, sizes), strict=True):
+        part.weight.data = piece
+    return whole
+
+
+def _are_adjacent(weights: list[Tensor]) -> bool:
+    """Whether the weights are adjacent pieces of one tensor, joined by an earlier call."""
+    return all(
+        one.is_contiguous()
+        and one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
+        and one.storage_offset() + one.numel() == other.storage_offset()
+        for one, other in pairwise(weights)
+    )

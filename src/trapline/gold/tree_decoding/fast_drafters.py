@@ -8,6 +8,7 @@ from torch import Tensor
 
 from trapline.gold import checks
 from trapline.gold.arithmetic import cdiv
+from trapline.gold.decoder.fused_step import layer_weights
 from trapline.gold.decoder.network import Network
 from trapline.gold.device import may_start_early
 from trapline.gold.softmax_topk.api import softmax_topk
@@ -17,7 +18,6 @@ from trapline.gold.tree_decoding.tree_pass import (
     NewContext,
     TreePass,
     TreePositions,
-    layer_weights,
     new_key_values,
 )
 from trapline.gold.tree_decoding.triton.round import chain_kernel, lookup_kernel

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from trapline.gold import checks
 from trapline.gold.arithmetic import cdiv
-from trapline.gold.decoder.fused_step import suits
+from trapline.gold.decoder.fused_step import layer_weights, suits
 from trapline.gold.decoder.network import Network
 from trapline.gold.decoder.rope import angles
 from trapline.gold.errors import UnsupportedError
@@ -23,7 +23,6 @@ from trapline.gold.tree_decoding.tree_pass import (
     Body,
     TreePass,
     TreePositions,
-    layer_weights,
     new_key_values,
 )
 from trapline.gold.tree_decoding.triton.round import (

@@ -7,10 +7,8 @@ cuBLAS with separate norm and SwiGLU kernels above.
 Letters: R rows of the batch, M nodes of each row with its root, C width.
 """
 
-from itertools import pairwise
 from typing import Any, NamedTuple
 
-import torch
 import triton
 from torch import Tensor, nn
 from torch.nn import functional
@@ -317,40 +315,3 @@ def _add_norm(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> tu
 def new_key_values(config: DecoderConfig, rows: int, room: int, like: Tensor) -> Tensor:
     """Keys and values (2, layers, R, room, G, D), zero."""
     return like.new_zeros((2, config.layers, rows, room, config.kv_heads, config.head_dim))
-
-
-def layer_weights(layer: Any, attention: Any, *, qk_norm: bool) -> LayerWeights:
-    """Weights of a target's or drafter's layer, joined by `join_weights`."""
-    feedforward = layer.feedforward
-    return LayerWeights(
-        qkv=join_weights(attention.q, attention.k, attention.v),
-        out=tensor(attention.out.weight),
-        up=join_weights(feedforward.gate, feedforward.up),
-        down=tensor(feedforward.down.weight),
-        norms=(layer.attention_norm.weight, layer.feedforward_norm.weight),
-        q_norm=attention.q_norm.weight if qk_norm else None,
-        k_norm=attention.k_norm.weight if qk_norm else None,
-        window=None,
-    )
-
-
-def join_weights(*parts: Any) -> Tensor:
-    """Concatenate weights; the parts become views of the result, so none is stored twice."""
-    weights = [tensor(part.weight).detach() for part in parts]
-    first, sizes = weights[0], [len(weight) for weight in weights]
-    if _are_adjacent(weights):
-        return first.as_strided((sum(sizes), first.shape[1]), first.stride())
-    whole = torch.cat(weights)
-    for part, piece in zip(parts, torch.split(whole, sizes), strict=True):
-        part.weight.data = piece
-    return whole
-
-
-def _are_adjacent(weights: list[Tensor]) -> bool:
-    """Whether the weights are adjacent pieces of one tensor, joined by an earlier call."""
-    return all(
-        one.is_contiguous()
-        and one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
-        and one.storage_offset() + one.numel() == other.storage_offset()
-        for one, other in pairwise(weights)
-    )

@@ -18,8 +18,8 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from trapline.gold.arithmetic import cdiv
 from trapline.gold.decoder.fused_step import LayerWeights
-from trapline.gold.decoder.split_k_linear import reduce_split_k
 from trapline.gold.decoder.tile_config import TileConfig
+from trapline.gold.decoder.triton.split_k_linear import reduce_split_k
 from trapline.gold.decoder.triton.step_linear import load_square_sums, prefetch_rows
 from trapline.gold.device import LOG2_E, is_hopper, may_start_early, processors
 
