@@ -100,7 +100,7 @@ def test_one_beam_is_never_searched_on_the_device(make, monkeypatch):
     monkeypatch.setattr(type(decoder), "device", torch.device("cuda"))
     for width in (1, 2):
         search = beams.Searcher(decoder, beam_width=width, max_new_tokens=5, eos_id=4)
-        search._made([[1, 2, 3]], [3])
+        search._model([[1, 2, 3]])
     assert made == ["host", "device"]
 
 

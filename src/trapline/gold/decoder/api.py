@@ -19,7 +19,7 @@ from trapline.gold.decoder.answers import (
     prompt_ids,
     refuse_combination,
 )
-from trapline.gold.decoder.config import DecoderConfig
+from trapline.gold.decoder.config import DecoderConfig, read_config
 from trapline.gold.decoder.network import Network
 from trapline.gold.decoder.sampling import Sampling
 from trapline.gold.decoder.speculator import Speculator
@@ -56,7 +56,8 @@ class Decoder(Network):
 
             decoder = load_packed(folder, kind, device, model=cls)
         else:
-            decoder = weights.load(cls, folder, kind, device)
+            config, tensors = read_config(folder), weights.read_tensors(folder)
+            decoder = weights.from_tensors(cls, config, tensors, kind, device)
         decoder.stop_ids = end_ids(folder)
         if (folder / "tokenizer.json").is_file() and find_spec("tokenizers"):
             decoder._tokenizer_folder = folder.resolve()

@@ -83,17 +83,15 @@ class Searcher:
         lengths = [len(prompt) for prompt in prompts]
         if self._kept is None or self._kept[0] != lengths:
             self._kept = None  # frees its pages before new ones are allocated
-            self._kept = lengths, self._made(prompts, lengths)
+            made: BeamModel | DeviceSearch
+            # The search on the device is built for beams that share a prompt: at least two.
+            if self._decoder.device.type != "cpu" and self._width > 1:
+                made = DeviceSearch(self._decoder, lengths, self._rules)
+            else:
+                given = prompts, self._width, self._new
+                made = BeamModel(self._decoder, *given, eos_ids=self._ends)
+            self._kept = lengths, made
         return self._kept[1]
-
-    def _made(
-        self, prompts: Sequence[Sequence[int]], lengths: list[int]
-    ) -> "BeamModel | DeviceSearch":
-        decoder = self._decoder
-        # The search on the device is built for beams that share a prompt: it needs at least two.
-        if decoder.device.type != "cpu" and self._width > 1:
-            return DeviceSearch(decoder, lengths, self._rules)
-        return BeamModel(decoder, prompts, self._width, self._new, eos_ids=self._ends)
 
 
 class BeamModel:

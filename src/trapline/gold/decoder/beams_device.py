@@ -8,7 +8,7 @@ copies that row.
 
 from collections.abc import Callable, Sequence
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from trapline.gold.arithmetic import cdiv
 from trapline.gold.beam_search.batched_search import BatchedSearch, Offered
 from trapline.gold.beam_search.policy import Rules
 from trapline.gold.beam_search.search import Beam
-from trapline.gold.decoder.capture import captured
+from trapline.gold.decoder.capture import HostCopy, captured, host_copy
 from trapline.gold.decoder.decode_step import DecodeStep
 from trapline.gold.decoder.network import Network
 from trapline.gold.decoder.pool import Pool, PooledSequence
@@ -68,22 +68,6 @@ class PromptPass:
     def _through(self) -> Tensor:
         hidden = self._decoder.through(self._ids, self._packing).last
         return self._decoder.logits(hidden[self._last])
-
-
-class _Look(NamedTuple):
-    """A pending check: whether logits were invalid, and whether a beam is alive."""
-
-    answers: Tensor
-    done: torch.cuda.Event | None
-
-    def is_over(self) -> bool:
-        """Whether all searches are over; waits for the device."""
-        if self.done is not None:
-            self.done.synchronize()
-        broken, alive = self.answers.tolist()
-        if broken:
-            raise RangeError("log_probs gave NaN or +inf")
-        return not alive
 
 
 class DeviceSearch:
@@ -151,10 +135,10 @@ class DeviceSearch:
             # Reads the result of a check while later steps run, so the device never waits for the
             # host. Steps after the end of a search do not change it.
             asked = self._look()
-            if before is not None and before.is_over():
+            if before is not None and _is_over(before):
                 break
             before = asked
-        self._look().is_over()
+        _is_over(self._look())
         return self._board.beams(n_best)
 
     def _begin(self, prompts: Sequence[Sequence[int]]) -> None:
@@ -209,16 +193,9 @@ class DeviceSearch:
         rows.positions.add_(1)
         return None
 
-    def _look(self) -> _Look:
-        """Starts a check without waiting for its result."""
-        answers = torch.stack((self._broken[0] != 0, self._board.is_alive()))
-        if not answers.is_cuda:
-            return _Look(answers, None)
-        landed = torch.empty(answers.shape, dtype=answers.dtype, pin_memory=True)
-        landed.copy_(answers, non_blocking=True)
-        done: torch.cuda.Event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        done.record()
-        return _Look(landed, done)
+    def _look(self) -> HostCopy:
+        """Starts a check whether logits were invalid, and whether a beam is alive."""
+        return host_copy(torch.stack((self._broken[0] != 0, self._board.is_alive())))
 
     def _state(self) -> list[Tensor]:
         """Tensors that a step changes, except cache slots that it writes again."""
@@ -227,3 +204,11 @@ class DeviceSearch:
             *(rows.ids, rows.positions, rows.tails, self._broken, board.length, board.sums),
             *(board.parents, board.tokens, board.scores, board.totals, board.nodes),
         ]
+
+
+def _is_over(look: HostCopy) -> bool:
+    """Whether all searches are over; waits for the device."""
+    broken, alive = look.read()
+    if broken:
+        raise RangeError("log_probs gave NaN or +inf")
+    return not alive

@@ -1,7 +1,7 @@
-"""Captures work as a CUDA graph and undoes the effects of its warm-up runs."""
+"""CUDA graphs without the effects of their warm-up runs, and copies that nothing waits for."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,3 +22,27 @@ def captured(work: Callable[[], object], changed: Sequence[Tensor]) -> torch.cud
     with torch.cuda.graph(graph):
         work()
     return graph
+
+
+class HostCopy(NamedTuple):
+    """Values on their way to the host."""
+
+    values: Tensor
+    done: torch.cuda.Event | None
+
+    def read(self) -> list[Any]:
+        """The values; waits for the device."""
+        if self.done is not None:
+            self.done.synchronize()
+        return list(self.values.tolist())
+
+
+def host_copy(values: Tensor) -> HostCopy:
+    """Starts a copy to the host."""
+    if not values.is_cuda:
+        return HostCopy(values, None)
+    landed = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+    landed.copy_(values, non_blocking=True)
+    done: torch.cuda.Event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    done.record()
+    return HostCopy(landed, done)

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from trapline.gold.errors import RangeError
 
 Family = Literal["llama", "mistral", "qwen3", "gpt2"]
+_SLIDING = "sliding_attention"
 ROPE_KINDS = ("default", "linear", "dynamic", "llama3", "yarn")
 #: Defaults of a family for keys that are missing from the file (not for keys that are null).
 _UNSAID: dict[str, dict[str, Any]] = {
@@ -180,19 +181,15 @@ def _window(raw: dict[str, Any]) -> tuple[int | None, tuple[int, ...]]:
     if raw["model_type"] == "qwen3":
         if not flag(raw, "use_sliding_window", default=False):
             return None, ()
-        kinds = kinds or _after(raw.get("max_window_layers", 28), layers)
-    kinds = kinds or ["sliding_attention"] * layers
+        first = raw.get("max_window_layers", 28)  # older files: layers from this one on slide
+        if not kinds and type(first) is not int:
+            raise RangeError(f"max_window_layers must be an integer, got {first!r}")
+        kinds = kinds or ["full_attention" if i < first else _SLIDING for i in range(layers)]
+    kinds = kinds or [_SLIDING] * layers
     if len(kinds) != layers:
         raise RangeError(f"layer_types names {len(kinds)} layers, there are {layers}")
-    full = tuple(i for i, kind in enumerate(kinds) if kind != "sliding_attention")
+    full = tuple(i for i, kind in enumerate(kinds) if kind != _SLIDING)
     return (None, ()) if len(full) == layers else (window, full)
-
-
-def _after(first: Any, layers: int) -> list[str]:
-    """Older Qwen files: layers from `first` on slide."""
-    if type(first) is not int:
-        raise RangeError(f"max_window_layers must be an integer, got {first!r}")
-    return ["sliding_attention" if i >= first else "full_attention" for i in range(layers)]
 
 
 def _rope(raw: dict[str, Any]) -> RopeConfig:
@@ -211,7 +208,14 @@ def _rope(raw: dict[str, Any]) -> RopeConfig:
     if kind == "default":
         return RopeConfig(theta)
     if kind == "llama3":
-        return _llama3(raw, scaling, theta)
+        return RopeConfig(
+            theta,
+            "llama3",
+            positive(scaling, "factor"),
+            _original_context(raw, scaling),
+            low_freq_factor=positive(scaling, "low_freq_factor"),
+            high_freq_factor=positive(scaling, "high_freq_factor"),
+        )
     if kind == "yarn":
         return _yarn(raw, scaling, theta)
     return RopeConfig(theta, kind, positive(scaling, "factor"))
@@ -249,17 +253,6 @@ def _original_context(raw: dict[str, Any], scaling: dict[str, Any]) -> int:
         if table.get(key) is not None:
             return size(table, key)
     return size(raw, "max_position_embeddings")
-
-
-def _llama3(raw: dict[str, Any], scaling: dict[str, Any], theta: float) -> RopeConfig:
-    return RopeConfig(
-        theta,
-        "llama3",
-        positive(scaling, "factor"),
-        _original_context(raw, scaling),
-        low_freq_factor=positive(scaling, "low_freq_factor"),
-        high_freq_factor=positive(scaling, "high_freq_factor"),
-    )
 
 
 def _yarn(raw: dict[str, Any], scaling: dict[str, Any], theta: float) -> RopeConfig:

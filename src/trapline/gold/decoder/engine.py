@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import torch
-from torch import Tensor
 
 from trapline.gold import checks
+from trapline.gold.decoder.capture import HostCopy, host_copy
 from trapline.gold.decoder.config import DecoderConfig
 from trapline.gold.decoder.graphed_step import ROOM, GraphedStep, StepRow
 from trapline.gold.decoder.network import Network
@@ -83,17 +83,15 @@ class _Request:
 
 
 class _Flight(NamedTuple):
-    """Steps under way on the device, their requests, and where their tokens will be."""
+    """Steps under way on the device, and their requests."""
 
     requests: list[_Request]
-    tokens: Tensor  # (steps, R)
-    done: torch.cuda.Event | None
+    steps: int
+    tokens: HostCopy  # (steps, R)
 
     def read(self) -> list[list[tuple[_Request, int]]]:
         """The tokens of each step; waits for the device."""
-        if self.done is not None:
-            self.done.synchronize()
-        return [list(zip(self.requests, row, strict=False)) for row in self.tokens.tolist()]
+        return [list(zip(self.requests, row, strict=False)) for row in self.tokens.read()]
 
 
 class Engine:
@@ -270,7 +268,7 @@ class Engine:
         tokens are ignored.
         """
         flight = self._flight or self._start(self._left())
-        left = self._left() - len(flight.tokens)
+        left = self._left() - flight.steps
         self._flight = None
         follows = self._most_ahead > 1 and left > 0 and self._chooser is not None
         if follows and not self._waiting:
@@ -288,13 +286,7 @@ class Engine:
                 [StepRow(_opened(one), one.tokens[-1], len(one.tokens)) for one in self._running]
             )
         tokens = self._step.choose_ahead(self._chooser, min(self._most_ahead, left))
-        if not tokens.is_cuda:
-            return _Flight(list(self._running), tokens, None)
-        landed = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)
-        landed.copy_(tokens, non_blocking=True)
-        done: torch.cuda.Event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        done.record()
-        return _Flight(list(self._running), landed, done)
+        return _Flight(list(self._running), len(tokens), host_copy(tokens))
 
     def _deliver(self, said: list[tuple[_Request, int]]) -> list[Token]:
         """Returns tokens and removes finished requests; a failing one does not affect others."""

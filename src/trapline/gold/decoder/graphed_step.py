@@ -160,17 +160,13 @@ class GraphedStep:
     def _replay(self, *, choosing: bool) -> Tensor:
         key = (self._rows, self._pages, choosing)
         if key not in self._graphs:
-            self._graphs[key] = self._captured(choosing=choosing)
+            work, here = self._greedy if choosing else self._logits, self._here()
+            made: list[Tensor] = []
+            graph = captured(lambda: made.append(work()), (here.ids, here.positions, here.made))
+            self._graphs[key] = graph, made[-1]
         graph, result = self._graphs[key]
         graph.replay()
         return result
-
-    def _captured(self, *, choosing: bool) -> tuple[torch.cuda.CUDAGraph, Tensor]:
-        """Captures the step."""
-        work, here = self._greedy if choosing else self._logits, self._here()
-        result: list[Tensor] = []
-        graph = captured(lambda: result.append(work()), (here.ids, here.positions, here.made))
-        return graph, result[-1]
 
 
 def _shared_prefixes(tables: Sequence[list[int]], full: Sequence[int]) -> list[SharedPrefix]:

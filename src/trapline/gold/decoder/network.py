@@ -126,7 +126,10 @@ class Network(nn.Module):
                 if tuple(mask.shape) != (count, cache.length + count):
                     want = (count, cache.length + count)
                     raise ShapeError(f"a mask has shape {tuple(mask.shape)}, expected {want}")
-        return Packing(counts, list(stores(caches, counts)), places, self._angles(places), masks)
+        rope, turn = self.config.rope, None
+        if rope is not None:
+            turn = angles(rope, self.config.head_dim, places, self.norm.weight)
+        return Packing(counts, list(stores(caches, counts)), places, turn, masks)
 
     def _places(
         self,
@@ -148,8 +151,3 @@ class Network(nn.Module):
         if longest > self.config.context or int(places.min()) < 0:
             raise RangeError(f"the model has {self.config.context} positions, got {longest}")
         return places.to(self.device)
-
-    def _angles(self, positions: Tensor) -> tuple[Tensor, ...] | None:
-        if self.config.rope is None:
-            return None
-        return angles(self.config.rope, self.config.head_dim, positions, self.norm.weight)

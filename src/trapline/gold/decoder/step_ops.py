@@ -57,7 +57,8 @@ def rope_and_append(
         stored.put(slots, k, v)
         return q
     if stored.scales is None and compiled_ops.suits(qkv, *rope[:4], stored.keys, stored.values):
-        return _compiled_rope_and_append(qkv, rope, positions, slots, stored)
+        args = qkv, rope, positions, slots, stored.keys, stored.values
+        return compiled_ops.rope_and_append(*args)
     heads = qkv.shape[1] // width - 2 * groups
     q, k, v = torch.split(qkv.view(len(qkv), -1, width), [heads, groups, groups], dim=1)
     if rope.q_norm is not None and rope.k_norm is not None:
@@ -70,20 +71,6 @@ def rope_and_append(
         slots, k, v = slots[kept], k[kept], v[kept]
     stored.put(slots, k, v)
     return q
-
-
-def _compiled_rope_and_append(
-    qkv: Tensor, rope: Rope, positions: Tensor, slots: Tensor, stored: StoredLayer
-) -> Tensor:
-    cosine, sine, q_norm, k_norm, eps = rope
-    return compiled_ops.rope_and_append(
-        qkv,
-        None if cosine is None or sine is None else (cosine, sine),
-        None if q_norm is None or k_norm is None else (q_norm, k_norm),
-        eps,
-        (positions, slots),
-        (stored.keys, stored.values),
-    )
 
 
 class SharedPrefix(NamedTuple):
@@ -113,35 +100,27 @@ def decode_attention(
         return tensor(
             paged_attention(q, block_table=table, seq_lens=lengths, window=window, **given)
         )
-    keys, values, page_size = stored.keys, stored.values, stored.page_size
     if window is not None or not shared:
-        return _alone(q, keys, values, table, lengths, page_size, window)
+        return _alone(q, stored, table, lengths, window)
     out = torch.empty_like(q)
     alone = torch.ones(len(q), dtype=torch.bool)
     for first, last, pages in shared:
         rows = slice(first, last)
         alone[rows] = False
-        out[rows] = _after_prefix(
-            q[rows], keys, values, table[rows], lengths[rows], page_size, pages
-        )
+        out[rows] = _after_prefix(q[rows], stored, table[rows], lengths[rows], pages)
     if bool(alone.any()):
-        out[alone] = _alone(q[alone], keys, values, table[alone], lengths[alone], page_size, window)
+        out[alone] = _alone(q[alone], stored, table[alone], lengths[alone], window)
     return out
 
 
 def _alone(
-    q: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    table: Tensor,
-    lengths: Tensor,
-    page_size: int,
-    window: int | None,
+    q: Tensor, stored: StoredLayer, table: Tensor, lengths: Tensor, window: int | None
 ) -> Tensor:
     """All rows at once, each over its own pages."""
-    if compiled_ops.suits(q, keys, values):
-        return compiled_ops.attend(q, (keys, values), table, lengths, page_size, window)
-    k, v = (_gathered(x, table, page_size) for x in (keys, values))
+    rows, size = (stored.keys, stored.values), stored.page_size
+    if compiled_ops.suits(q, *rows):
+        return compiled_ops.attend(q, rows, table, lengths, size, window)
+    k, v = (_gathered(x, table, size) for x in rows)
     seen = _seen(lengths, k.shape[2], window)
     grouped = q.reshape(len(k), k.shape[1], -1, q.shape[-1])
     found = functional.scaled_dot_product_attention(grouped, k, v, seen[:, None, None])
@@ -149,25 +128,20 @@ def _alone(
 
 
 def _after_prefix(
-    q: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    table: Tensor,
-    lengths: Tensor,
-    page_size: int,
-    pages: int,
+    q: Tensor, stored: StoredLayer, table: Tensor, lengths: Tensor, pages: int
 ) -> Tensor:
     """Rows with a common prefix, whose keys and values are used in one product for all rows."""
-    (rows, heads, width), groups = q.shape, keys.shape[1]
-    k, v = (_gathered(x, table[:1, :pages], page_size)[0] for x in (keys, values))  # (G, S, D)
-    own_k, own_v = (_gathered(x, table[:, pages:], page_size) for x in (keys, values))
+    (rows, heads, width), groups, size = q.shape, stored.keys.shape[1], stored.page_size
+    both = stored.keys, stored.values
+    k, v = (_gathered(x, table[:1, :pages], size)[0] for x in both)  # (G, S, D)
+    own_k, own_v = (_gathered(x, table[:, pages:], size) for x in both)
     grouped = q.view(rows, groups, -1, width)
     together = grouped.transpose(0, 1).flatten(1, 2)  # (G, B · R, D)
     # Copies: a product with a transposed view takes ten times as long on some CPUs.
     common = (together @ k.transpose(1, 2).contiguous()).view(groups, rows, -1, k.shape[1])
     common = common.transpose(0, 1)  # (B, G, R, prefix)
     own = grouped @ own_k.transpose(-1, -2).contiguous()  # (B, G, R, tail)
-    seen = _seen(lengths - pages * page_size, own_k.shape[2], None)
+    seen = _seen(lengths - pages * size, own_k.shape[2], None)
     own = own.masked_fill(~seen[:, None, None], -torch.inf)
     scores = torch.cat((common, own), dim=-1).float() * width**-0.5
     weights = torch.softmax(scores, dim=-1).to(v.dtype)

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from trapline.gold.decoder.config import DecoderConfig, RopeConfig, read_config
+from trapline.gold.decoder.config import DecoderConfig, RopeConfig
 from trapline.gold.decoder.network import Network
 from trapline.gold.errors import DTypeError, RangeError, ShapeError, UnsupportedError
 
@@ -105,11 +105,6 @@ def check_device(device: str) -> None:
     """Refuses CUDA where there is none."""
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise UnsupportedError("device is 'cuda', but this machine has no CUDA device")
-
-
-def load(model: type[NetworkT], folder: Path, dtype: torch.dtype | None, device: str) -> NetworkT:
-    """A model with the checkpoint's weights."""
-    return from_tensors(model, read_config(folder), read_tensors(folder), dtype, device)
 
 
 def from_tensors(

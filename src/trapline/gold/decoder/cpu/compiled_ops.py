@@ -9,6 +9,7 @@ from torch import Tensor
 
 from trapline.gold.c_library import load, run_in_threads
 from trapline.gold.c_pointer import in_cpu_memory, pointer
+from trapline.gold.decoder.rope import Rope
 from trapline.gold.errors import ShapeError
 
 SOURCE = Path(__file__).with_name("compiled_ops.c")
@@ -53,20 +54,14 @@ def add_norm(x: Tensor, delta: Tensor, weight: Tensor, eps: float) -> tuple[Tens
 
 
 def rope_and_append(
-    qkv: Tensor,
-    angles: tuple[Tensor, Tensor] | None,
-    norms: tuple[Tensor, Tensor] | None,
-    eps: float,
-    places: tuple[Tensor, Tensor],
-    stored: tuple[Tensor, Tensor],
+    qkv: Tensor, rope: Rope, positions: Tensor, slots: Tensor, keys: Tensor, values: Tensor
 ) -> Tensor:
-    """As `step_ops.rope_and_append`; `places` are positions and slots of any integer dtype."""
-    positions, slots = (one.long().contiguous() for one in places)
-    (_, groups, width), rows = stored[0].shape, len(qkv)
+    """As `step_ops.rope_and_append`; positions and slots have any integer dtype."""
+    positions, slots = (one.long().contiguous() for one in (positions, slots))
+    (_, groups, width), rows = keys.shape, len(qkv)
     heads = qkv.shape[1] // width - 2 * groups
     q = qkv.new_empty((rows, heads, width))
-    cosine, sine = angles or (None, None)
-    q_norm, k_norm = norms or (None, None)
+    cosine, sine, q_norm, k_norm, eps = rope
     context = 0 if cosine is None else len(cosine)
     single = torch.float32
     _loaded().rope_and_append(
@@ -78,7 +73,7 @@ def rope_and_append(
         *(one if one is None else pointer(one, single, (width,)) for one in (q_norm, k_norm)),
         *(pointer(one, torch.int64, (rows,)) for one in (positions, slots)),
         pointer(q, single, (rows, heads, width)),
-        *(pointer(one, single, stored[0].shape) for one in stored),
+        *(pointer(one, single, keys.shape) for one in (keys, values)),
         *(rows, heads, groups, width, eps),
     )
     return q
