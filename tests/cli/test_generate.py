@@ -25,11 +25,16 @@ def checkpoint(saved_decoder):
     return folder, decoder, made
 
 
+def installed(folder, count):
+    """The installed command that continues the ids 1 2 3."""
+    program = str(Path(sys.executable).with_name("trapline"))
+    options = ["--model", str(folder), "--ids", "--max-new-tokens", str(count)]
+    return [program, "generate", "1 2 3", *options]
+
+
 def test_the_installed_command_streams_ids(checkpoint):
     folder, decoder, _ = checkpoint
-    program = Path(sys.executable).with_name("trapline")
-    command = [str(program), "generate", "1 2 3", "--model", str(folder), "--ids"]
-    command += ["--max-new-tokens", "5"]
+    command = installed(folder, 5)
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, env={**os.environ})
     expected = generate(decoder, [[1, 2, 3]], max_new_tokens=5)[0]
     assert done.stdout.split() == [str(token) for token in expected]
@@ -40,8 +45,7 @@ def test_the_installed_command_streams_ids(checkpoint):
 def test_a_closed_pipe_is_not_a_usage_error(checkpoint):
     """As with `| head`: no message, and not the exit code of a usage error."""
     folder, *_ = checkpoint
-    command = [str(Path(sys.executable).with_name("trapline")), "generate", "1 2 3", "--ids"]
-    command += ["--model", str(folder), "--max-new-tokens", "40"]
+    command = installed(folder, 40)
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as running:
@@ -52,8 +56,7 @@ def test_a_closed_pipe_is_not_a_usage_error(checkpoint):
 
 def test_a_full_disk_is_not_a_usage_error(checkpoint):
     folder, *_ = checkpoint
-    command = [str(Path(sys.executable).with_name("trapline")), "generate", "1 2 3", "--ids"]
-    command += ["--model", str(folder), "--max-new-tokens", "4"]
+    command = installed(folder, 4)
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert done.returncode == 1

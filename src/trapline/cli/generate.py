@@ -87,6 +87,7 @@ def generate(
     """Continue a prompt and print the speed."""
     try:
         from trapline.gold.decoder.answers import Beams
+        from trapline.gold.decoder.api import Decoder
         from trapline.gold.decoder.sampling import Sampling
         from trapline.gold.ternary.demo import demo_model
     except ImportError:
@@ -97,7 +98,10 @@ def generate(
             raise UsageError(sentence)
         model = model or demo_model()
         codec = _Ids() if ids else _tokenizer(model)
-        decoder = _load(model, device, dtype)
+        try:
+            decoder = Decoder.from_pretrained(model, dtype=dtype, device=device)
+        except UnsupportedError as error:
+            raise MissingError(f"{error}; --device cpu works everywhere") from None
         decoder.tokenizer = codec
         drafting = None
         if speculate is not None:
@@ -140,15 +144,6 @@ def _misunderstandings(called: typer.Context) -> Iterator[str]:
 
 def _options(names: list[str]) -> str:
     return ", ".join(f"--{name.replace('_', '-')}" for name in names)
-
-
-def _load(folder: Path, device: str, dtype: str | None) -> Any:
-    from trapline.gold.decoder.api import Decoder
-
-    try:
-        return Decoder.from_pretrained(folder, dtype=dtype, device=device)
-    except UnsupportedError as error:
-        raise MissingError(f"{error}; --device cpu works everywhere") from None
 
 
 def _stream(pieces: Iterator[Any], clock: _Clock, drafting: Any) -> int:

@@ -1,4 +1,4 @@
-"""Compiles the short step's kernels for sm_90 without a GPU; test_kernels.py reads the result.
+"""Compiles the kernels for sm_90 without a GPU; test_kernels.py reads the result.
 
 Every way that the benchmark's shapes are cut, for the rows of a batch and of a batch of beams.
 With FEW in the environment only the smallest shape at eight rows is compiled.
@@ -13,7 +13,12 @@ import torch
 
 from trapline.gold.decoder import tile_config
 from trapline.gold.decoder.hopper import linear_tma
-from trapline.gold.decoder.triton import split_k_linear, step_attention, step_linear
+from trapline.gold.decoder.triton import (
+    split_k_linear,
+    step_attention,
+    step_elementwise,
+    step_linear,
+)
 from trapline.gold.device import compile_for_hopper
 
 #: Width, joined projections, query heads times width, hidden, vocabulary, head width, ratio.
@@ -25,10 +30,10 @@ SHAPES = {
 WIDE = {"squares", "best", "lse", "parts", "planes", "maxima", "peaks", "totals"}
 #: Further arguments of the last product when it finds the best of its tiles.
 NO_GROUPS = {"maxima": None, "peaks": None, "totals": None, "GROUP": 0}
-WHOLE = {"ids", "positions", "made", "tokens", "history"}
+WHOLE = {"ids", "positions", "slots", "made", "tokens", "history"}
 SMALL = {"place", "arrived", "pages", "tails", "prefix"}
 ROWS = {"x", "w", "out", "stream", "weight", "y", "table", "qkv", "keys", "values"}
-ROWS |= {"cosine", "sine", "q_norm", "k_norm", "merged", "after"}
+ROWS |= {"cosine", "sine", "q_norm", "k_norm", "merged", "after", "q_out", "both"}
 #: Those of the cut that is compiled.
 BOXES = {"x_boxes": [0, 0], "w_boxes": [0, 0]}
 ALIGNED = {"after_count", "N", "K", "x_row", "w_row", "out_row", "qkv_row", "width", "C"}
@@ -47,6 +52,7 @@ def main(folder: Path, few: bool) -> None:
         made[-1]["shape"] = name
     made += [small("embed_kernel", {"BLOCK": 1024}), small("argmax_kernel", {"BLOCK": 512})]
     (folder / "step.json").write_text(json.dumps(made))
+    (folder / "elementwise.json").write_text(json.dumps(elementwise()))
 
 
 def products(shape, rows):
@@ -169,22 +175,39 @@ def small(name, fixed) -> dict[str, object]:
     return compiled(name, step_linear, {**fixed, "PDL": True}, 4, 2)
 
 
-def compiled(name, module, fixed, warps, stages, registers=None) -> dict[str, object]:
+def elementwise() -> list[dict[str, object]]:
+    """The kernels between products of the step in torch."""
+    made = []
+    for dtype in ("bf16", "fp16", "fp32"):
+        for width, rotated, normed in ((128, True, True), (64, True, False), (64, False, False)):
+            fixed = {"D": width, "BLOCK": width // 2, "ROTATED": rotated, "NORMED": normed}
+            fixed |= {} if rotated else {"cosine": None, "sine": None}
+            fixed |= {} if normed else {"q_norm": None, "k_norm": None}
+            made.append(compiled("rope_and_append_kernel", step_elementwise, fixed, 1, dtype=dtype))
+    return made + [
+        compiled("swiglu_kernel", step_elementwise, {"BLOCK": 1024}, 1, dtype=dtype)
+        for dtype in ("bf16", "fp32")
+    ]
+
+
+def compiled(
+    name, module, fixed, warps, stages=3, registers=None, dtype="bf16"
+) -> dict[str, object]:
     kernel = getattr(module, name)
-    types = {argument: type_of(argument) for argument in kernel.arg_names}
+    types = {argument: type_of(argument, dtype) for argument in kernel.arg_names}
     limits = {"warps": warps, "stages": stages, "registers": registers}
     made = compile_for_hopper(kernel, types, fixed, aligned=ALIGNED, **limits)
     return {"kernel": name, "shared": made.metadata.shared}
 
 
-def type_of(name: str) -> str:
+def type_of(name: str, dtype: str) -> str:
     if name in BOXES:
         return f"tensordesc<bf16{BOXES[name]}>"
     if name in ("eps", "scale"):
         return "fp32"
     if name == "active":
         return "*i1"
-    for names, kind in ((WIDE, "fp32"), (WHOLE, "i64"), (SMALL, "i32"), (ROWS, "bf16")):
+    for names, kind in ((WIDE, "fp32"), (WHOLE, "i64"), (SMALL, "i32"), (ROWS, dtype)):
         if name in names:
             return f"*{kind}"
     return "i32"

@@ -5,6 +5,7 @@ import torch
 
 from trapline.gold.decoder.api import Decoder
 from trapline.gold.decoder.config import from_dict
+from trapline.gold.errors import RangeError
 
 SIZES = {
     "vocab_size": 23,
@@ -43,3 +44,37 @@ def make():
 def decoder(request):
     """One of each family."""
     return random_decoder(request.param)
+
+
+@pytest.fixture
+def same_beams():
+    """Checks that two searches find the same tokens, with scores that are close."""
+
+    def check(found, expected):
+        for ours, theirs in zip(found, expected, strict=True):
+            assert [beam.tokens for beam in ours] == [beam.tokens for beam in theirs]
+            for one, other in zip(ours, theirs, strict=True):
+                assert one.score == pytest.approx(other.score, rel=1e-5)
+
+    return check
+
+
+@pytest.fixture
+def to_the_end():
+    """Runs an engine: the tokens of each request, and the errors that steps raised."""
+
+    def run(engine, steps=40):
+        said, sentences = {}, []
+        for _ in range(steps):
+            if not engine.is_busy:
+                break
+            try:
+                for token in engine.step():
+                    said.setdefault(token.request, []).append(token.token)
+            except RangeError as error:
+                sentences.append(str(error))
+        assert not engine.is_busy
+        assert engine.pool.book.free_pages == engine.pool.book.num_pages
+        return said, sentences
+
+    return run

@@ -1,6 +1,7 @@
-"""Runs the short step in Triton's interpreter; test_kernels.py starts it and reads what it writes.
+"""Runs kernels in Triton's interpreter; test_kernels.py starts it and reads what it writes.
 
-Logits, tokens and what is stored of a step, and whole beam searches, against the fused path.
+Logits, tokens and what is stored of a fused step, whole beam searches, and the small kernels of the
+step in torch, against torch.
 """
 
 import json
@@ -11,12 +12,14 @@ import torch
 from conftest import random_decoder
 
 from trapline.gold.beam_search.api import checked_rules
-from trapline.gold.decoder import beams_device, fused_step, tile_config
+from trapline.gold.decoder import beams_device, fused_step, step_ops, tile_config
 from trapline.gold.decoder.beams_device import DeviceSearch
+from trapline.gold.decoder.config import RopeConfig
 from trapline.gold.decoder.decode_step import DecodeStep, fused_decode_step
 from trapline.gold.decoder.graphed_step import GraphedStep, StepRow
-from trapline.gold.decoder.pool import Pool
-from trapline.gold.decoder.triton import split_k_linear
+from trapline.gold.decoder.pool import Pool, StoredLayer
+from trapline.gold.decoder.rope import Rope, angles
+from trapline.gold.decoder.triton import split_k_linear, step_elementwise
 from trapline.gold.softmax_topk.triton import work_partition
 
 PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2], [2], [7, 1, 8]]
@@ -24,6 +27,9 @@ WAYS = ("torch", "streamed", "held", "ranked")
 #: Norms of heads, a window that slides, and heads that do not fill their block.
 MODEL = {"head_dim": 18, "num_hidden_layers": 1, "use_sliding_window": True, "sliding_window": 5}
 MODEL |= {"vocab_size": 400}  # large enough that candidates lie in groups
+#: Rows, query heads, key heads, width, whether queries and keys are normed and turned.
+PROBLEMS = [(3, 4, 2, 16, False, True), (2, 3, 1, 6, True, True), (4, 2, 2, 10, False, False)]
+DTYPES = (torch.float32, torch.float16)
 
 
 def main(folder: Path) -> None:
@@ -32,6 +38,9 @@ def main(folder: Path) -> None:
     assert decoder.config.window == 5
     found = {**step(decoder), **search(decoder)}
     (folder / "step.json").write_text(json.dumps(found))
+    errors = [turned(dtype, *problem) for dtype in DTYPES for problem in PROBLEMS]
+    errors += [gated(dtype, *shape) for dtype in DTYPES for shape in ((3, 40), (2, 1500), (0, 8))]
+    (folder / "errors.json").write_text(json.dumps(errors))
 
 
 def step(decoder) -> dict[str, object]:
@@ -77,6 +86,36 @@ def use(forward: DecodeStep, way: str) -> None:
         tile_config.SPLIT_K_BLOCK_K
     ) = split_k_linear.REDUCE_BLOCK = 8
     forward.fused = fused_decode_step(forward, 16) if way != "torch" else None
+
+
+def turned(dtype, rows, heads, groups, width, normed, rotated) -> dict[str, object]:
+    torch.manual_seed(rows)
+    # Rows of a wider matrix, as a slice of something larger would be.
+    qkv = torch.randn(rows, (heads + 2 * groups) * width + 5).to(dtype)[:, :-5]
+    cosine, sine = angles(RopeConfig(theta=100.0), width, torch.arange(50), qkv)
+    weights = torch.randn(2, width).to(dtype) if normed else (None, None)
+    turn = Rope(*((cosine, sine) if rotated else (None, None)), *weights, 1e-5)
+    positions = torch.randint(0, 50, (rows,))
+    slots = torch.randperm(20)[:rows]
+    slots[0] = -1
+    pools = [torch.full((20, groups, width), 7.0, dtype=dtype) for _ in range(4)]
+    ours = step_elementwise.rope_and_append(qkv, turn, positions, slots, *pools[:2])
+    stored = StoredLayer(*pools[2:], scales=None, bits=None, width=width, page_size=4)
+    theirs = step_ops.rope_and_append(qkv, turn, positions, slots, stored)
+    pairs = [(ours, theirs), (pools[0], pools[2]), (pools[1], pools[3])]
+    untouched = int((pools[0] == 7.0).all(dim=(1, 2)).sum())
+    return entry("rope_and_append", dtype, pairs) | {"untouched": untouched, "rows": rows}
+
+
+def gated(dtype, rows, hidden) -> dict[str, object]:
+    torch.manual_seed(1)
+    both = torch.randn(rows, 2 * hidden + 3).to(dtype)[:, :-3]
+    return entry("swiglu", dtype, [(step_elementwise.swiglu(both), step_ops.swiglu(both))])
+
+
+def entry(kernel, dtype, pairs) -> dict[str, object]:
+    worst = max(float((a - b).abs().max()) if a.numel() else 0.0 for a, b in pairs)
+    return {"kernel": kernel, "dtype": str(dtype), "error": worst}
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from trapline.gold.decoder.generate import generate
 from trapline.gold.errors import RangeError
 
 PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2], [2], [7, 1, 8]]
+FAMILIES = ["llama", "mistral", "qwen3", "gpt2"]
 
 
 class Uncached:
@@ -26,38 +27,27 @@ class Uncached:
 
 
 @pytest.mark.parametrize("policy", ["canonical", "hf", "vllm"])
-def test_beams_are_those_of_the_uncached_model(decoder, policy, monkeypatch):
+def test_beams_are_those_of_the_uncached_model(decoder, policy, monkeypatch, same_beams):
     monkeypatch.setattr(graphed_step, "WORTH_SHARING", 1)  # the prompt's one full page is read once
     options = {"beam_width": 3, "max_new_tokens": 8, "eos_id": [4, 11], "policy": policy}
     expected = beam_search(Uncached(decoder), PROMPTS, **options)
-    found = beams.search(decoder, PROMPTS, **options)
-    for ours, theirs in zip(found, expected, strict=True):
-        assert [beam.tokens for beam in ours] == [beam.tokens for beam in theirs]
-        for one, other in zip(ours, theirs, strict=True):
-            assert one.score == pytest.approx(other.score, rel=1e-5)
+    same_beams(beams.search(decoder, PROMPTS, **options), expected)
 
 
-def hold_to_the_host(decoder, policy):
-    """What a GPU captures, run on the CPU, twice: what one search leaves hurts no other."""
+@pytest.mark.parametrize(
+    ("family", "policy"),
+    [*((family, "canonical") for family in FAMILIES), ("llama", "hf"), ("llama", "vllm")],
+)
+def test_a_search_on_the_device_finds_the_same_beams(make, family, policy, same_beams):
+    """What a GPU captures, run on the CPU, twice: one search does not affect the next."""
+    decoder = make(family)
     options = {"beam_width": 3, "max_new_tokens": 8, "eos_id": [4, 11], "policy": policy}
     expected = beams.search(decoder, PROMPTS, **options)
     rules, count = checked_rules(3, 8, [4, 11], policy=policy)
     search = DeviceSearch(decoder, [len(prompt) for prompt in PROMPTS], rules)
     other = [[(token + 1) % 23 for token in prompt] for prompt in PROMPTS]
     assert search(other, 1) != [best[:1] for best in expected]
-    for ours, theirs in zip(search(PROMPTS, count), expected, strict=True):
-        assert [beam.tokens for beam in ours] == [beam.tokens for beam in theirs]
-        for one, another in zip(ours, theirs, strict=True):
-            assert one.score == pytest.approx(another.score, rel=1e-5)
-
-
-def test_a_search_on_the_device_finds_the_same_beams(decoder):
-    hold_to_the_host(decoder, "canonical")
-
-
-@pytest.mark.parametrize("policy", ["hf", "vllm"])
-def test_a_search_on_the_device_serves_all_policies(make, policy):
-    hold_to_the_host(make("llama"), policy)
+    same_beams(search(PROMPTS, count), expected)
 
 
 def test_a_search_on_the_device_stops_early(make, monkeypatch):

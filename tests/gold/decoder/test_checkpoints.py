@@ -246,49 +246,48 @@ def folder(request, make, tmp_path):
     return tmp_path
 
 
+def store(folder, tensors):
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def check_refused(folder, tensors, kind, sentence):
+    store(folder, tensors)
+    with pytest.raises(kind, match=sentence):
+        Decoder.from_pretrained(folder)
+
+
 def test_missing_and_misshapen_tensors_are_named(folder):
     tensors = load_file(folder / "model.safetensors")
     for name in tensors:
         if tensors[name].ndim < 2:
             continue
         rest = {k: v for k, v in tensors.items() if k != name}
-        save_file(rest, folder / "model.safetensors", metadata={"format": "pt"})
-        with pytest.raises(ShapeError, match=f"no tensor {name}"):
-            Decoder.from_pretrained(folder)
+        check_refused(folder, rest, ShapeError, f"no tensor {name}")
         wrong = tensors[name][:-1].contiguous()
-        save_file({**rest, name: wrong}, folder / "model.safetensors", metadata={"format": "pt"})
         expected = rf"{name} has shape \({wrong.shape[0]}, .*expected \({len(wrong) + 1}, "
-        with pytest.raises(ShapeError, match=expected):
-            Decoder.from_pretrained(folder)
+        check_refused(folder, {**rest, name: wrong}, ShapeError, expected)
 
 
 def test_unexpected_tensor_is_rejected(folder):
     """Biases that the configuration denies, layers that it does not count: another model."""
-    place = folder / "model.safetensors"
-    tensors = load_file(place)
+    tensors = load_file(folder / "model.safetensors")
     gpt2 = any(name.startswith("transformer.") for name in tensors)
     layers = "transformer.h" if gpt2 else "model.layers"
     for name in (f"{layers}.0.extra.bias", f"{layers}.2.mlp.weight"):
-        save_file({**tensors, name: torch.zeros(16)}, place, metadata={"format": "pt"})
-        with pytest.raises(
-            ShapeError, match=f"has {name}, which its configuration does not describe"
-        ):
-            Decoder.from_pretrained(folder)
+        sentence = f"has {name}, which its configuration does not describe"
+        check_refused(folder, {**tensors, name: torch.zeros(16)}, ShapeError, sentence)
     # Constants of older files are not weights.
     old = "transformer.h.0.attn.bias" if gpt2 else "model.layers.0.self_attn.rotary_emb.inv_freq"
-    save_file({**tensors, old: torch.zeros(4)}, place, metadata={"format": "pt"})
+    store(folder, {**tensors, old: torch.zeros(4)})
     Decoder.from_pretrained(folder)
 
 
 def test_integer_weights_are_rejected(folder):
-    place = folder / "model.safetensors"
-    tensors = load_file(place)
+    tensors = load_file(folder / "model.safetensors")
     name = next(iter(tensors))
     for dtype in (torch.int32, torch.float8_e4m3fn):
-        wrong = {**tensors, name: tensors[name].to(dtype)}
-        save_file(wrong, place, metadata={"format": "pt"})
-        with pytest.raises(DTypeError, match=f"{name} is {str(dtype).removeprefix('torch.')}"):
-            Decoder.from_pretrained(folder)
+        sentence = f"{name} is {str(dtype).removeprefix('torch.')}"
+        check_refused(folder, {**tensors, name: tensors[name].to(dtype)}, DTypeError, sentence)
 
 
 @pytest.mark.parametrize("wrong", ["nope", "int32", torch.int8])
@@ -436,13 +435,18 @@ def test_a_refused_save_changes_nothing(tmp_path):
 def test_missing_configuration_keys_are_named():
     with pytest.raises(RangeError, match="a llama has no 'vocab_size'"):
         from_dict({key: value for key, value in LLAMA.items() if key != "vocab_size"})
-    gpt2 = {"vocab_size": 5, "n_embd": 4, "n_layer": 1, "n_head": 1, "n_positions": 8}
-    with pytest.raises(RangeError, match="n_head must be a positive integer"):
-        from_dict({**gpt2, "model_type": "gpt2", "n_head": 0})
-    with pytest.raises(RangeError, match="15 does not divide into 4 heads"):
-        from_dict({**gpt2, "model_type": "gpt2", "n_embd": 15, "n_head": 4})
-    with pytest.raises(RangeError, match="head_dim must be even, got 5"):
-        from_dict({**gpt2, "model_type": "gpt2", "n_embd": 15, "n_head": 3})
-    with pytest.raises(RangeError, match="scores scaled by 1/√D"):
-        from_dict({**gpt2, "model_type": "gpt2", "scale_attn_weights": False})
     assert dataclasses.replace(from_dict(LLAMA), layers=3).layers == 3
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ({"n_head": 0}, "n_head must be a positive integer"),
+        ({"n_embd": 15, "n_head": 4}, "15 does not divide into 4 heads"),
+        ({"n_embd": 15, "n_head": 3}, "head_dim must be even, got 5"),
+        ({"scale_attn_weights": False}, "scores scaled by 1/√D"),
+    ],
+)
+def test_unsupported_gpt2_configurations_are_refused(make, wrong, sentence):
+    with pytest.raises(RangeError, match=sentence):
+        make("gpt2", **wrong)

@@ -1,14 +1,40 @@
-"""A step's small operations in C, against float64 and against torch where torch takes over."""
+"""A step's operations in C, against float64 and against torch where torch takes over."""
 
 import pytest
 import torch
+from torch.nn import functional
 
 from trapline.gold.decoder import step_ops
-from trapline.gold.decoder.cpu import compiled_ops
+from trapline.gold.decoder.cpu import compiled_ops, linear_few_rows
 from trapline.gold.decoder.pool import StoredLayer
 from trapline.gold.decoder.rope import Rope
 
 needs_compiler = pytest.mark.skipif(compiled_ops.unavailable() is not None, reason="no C compiler")
+
+
+@pytest.fixture
+def in_threads():
+    """Calls a function with this number of threads."""
+    before = torch.get_num_threads()
+
+    def call(threads, work, *given):
+        torch.set_num_threads(threads)
+        return work(*given)
+
+    yield call
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def no_compiler(monkeypatch):
+    """A machine without a C compiler."""
+    monkeypatch.setenv("PATH", "")
+    for module in (compiled_ops, linear_few_rows):
+        module._library.cache_clear()
+        assert "no C compiler" in module.unavailable()
+    yield
+    for module in (compiled_ops, linear_few_rows):
+        module._library.cache_clear()
 
 
 def layer(rows, heads, groups, width, page, pages=9, columns=5, seed=0):
@@ -85,16 +111,9 @@ def test_nothing_past_a_length_is_read():
 
 
 @needs_compiler
-def test_threads_share_the_rows():
+def test_threads_share_the_rows(in_threads):
     given = layer(8, 16, 8, 64, 16, columns=9)
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(1)
-        alone = step_ops.decode_attention(*given, None)
-        torch.set_num_threads(3)
-        shared = step_ops.decode_attention(*given, None)
-    finally:
-        torch.set_num_threads(before)
+    alone, shared = (in_threads(n, step_ops.decode_attention, *given, None) for n in (1, 3))
     assert torch.equal(alone, shared)
 
 
@@ -174,16 +193,13 @@ def test_add_norm_matches_torch():
     torch.testing.assert_close(y.double(), exactly, rtol=1e-6, atol=1e-7)
 
 
-def test_torch_serves_without_a_compiler(monkeypatch):
+@pytest.mark.usefixtures("no_compiler")
+def test_torch_serves_without_a_compiler():
     given = layer(3, 6, 3, 16, 4)
-    monkeypatch.setenv("PATH", "")
-    compiled_ops._library.cache_clear()
-    try:
-        assert "no C compiler" in compiled_ops.unavailable()
-        found = step_ops.decode_attention(*given, 5)
-        torch.testing.assert_close(found.double(), exact(*given, 5), rtol=2e-5, atol=2e-6)
-    finally:
-        compiled_ops._library.cache_clear()
+    found = step_ops.decode_attention(*given, 5)
+    torch.testing.assert_close(found.double(), exact(*given, 5), rtol=2e-5, atol=2e-6)
+    x, weight = both(4, 6, 8)
+    assert torch.equal(linear_few_rows.linear(x, weight), functional.linear(x, weight))
 
 
 def test_torch_serves_other_inputs():
@@ -191,3 +207,55 @@ def test_torch_serves_other_inputs():
     assert not compiled_ops.suits(q.half(), stored.keys)
     assert not compiled_ops.suits(q.transpose(0, 1), stored.keys)
     assert not compiled_ops.suits(q.clone().requires_grad_(), stored.keys)
+
+
+def both(rows, outputs, inputs, seed=0):
+    torch.manual_seed(seed)
+    return torch.randn(rows, inputs), torch.randn(outputs, inputs)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 7, 8, 11, 15, 32, 33])
+@pytest.mark.parametrize(("outputs", "inputs"), [(1, 1), (5, 3), (16, 64), (37, 131), (3, 400)])
+def test_every_count_of_rows_outputs_and_inputs(rows, outputs, inputs):
+    x, weight = both(rows, outputs, inputs)
+    exact = x.double() @ weight.double().T
+    found = linear_few_rows.linear(x, weight)
+    assert found.shape == (rows, outputs)
+    assert (found - exact).norm() <= 1e-6 * exact.norm()
+
+
+@needs_compiler
+def test_threads_share_the_outputs(in_threads):
+    given = both(8, 1500, 384)
+    alone, shared = (in_threads(n, linear_few_rows.linear, *given) for n in (1, 3))
+    assert torch.equal(alone, shared)
+
+
+@needs_compiler
+def test_rows_of_a_product_are_independent():
+    """An answer is the same in every batch that has the compiled product."""
+    x, weight = both(8, 43, 70)
+    whole = linear_few_rows.linear(x, weight)
+    for count in range(2, 8):
+        assert torch.equal(linear_few_rows.linear(x[:count], weight), whole[:count])
+
+
+def test_products_of_views():
+    x, weight = both(6, 24, 48)
+    assert torch.equal(
+        linear_few_rows.linear(x[:, ::2], weight[:12, :24].contiguous()),
+        linear_few_rows.linear(x[:, ::2].contiguous(), weight[:12, :24].contiguous()),
+    )
+    turned = weight.T.contiguous().T
+    torch.testing.assert_close(linear_few_rows.linear(x, turned), functional.linear(x, weight))
+
+
+def test_torch_serves_other_products():
+    x, weight = both(4, 6, 8)
+    bias = torch.arange(6.0)
+    assert torch.equal(linear_few_rows.linear(x, weight, bias), functional.linear(x, weight, bias))
+    half = x.bfloat16(), weight.bfloat16()
+    assert torch.equal(linear_few_rows.linear(*half), functional.linear(*half))
+    weight.requires_grad_()
+    linear_few_rows.linear(x, weight).sum().backward()
+    torch.testing.assert_close(weight.grad, x.sum(0).expand(6, 8))

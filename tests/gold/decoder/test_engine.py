@@ -139,36 +139,30 @@ def test_a_cancelled_request_frees_its_pages(make):
 
 
 BAD = [
-    ({"prompts": [[1], []]}, "prompt 1: the prompt is empty"),
-    ({"prompts": [[1] * 60]}, "60 and 8 new tokens need 68 positions, the model has 64"),
+    (RangeError, {"prompts": [[1], []]}, "prompt 1: the prompt is empty"),
+    (
+        RangeError,
+        {"prompts": [[1] * 60]},
+        "60 and 8 new tokens need 68 positions, the model has 64",
+    ),
     # Before memory is taken for them.
-    ({"prompts": [[1]], "max_new_tokens": 10**12}, "positions, the model has 64"),
-    ({"prompts": [[99]]}, "outside the vocabulary of 23"),
-    ({"prompts": [[-1]]}, "outside the vocabulary of 23"),
-    ({"prompts": [[1]], "stop_ids": [77]}, "stop token 77"),
-    ({"prompts": [[1]], "max_new_tokens": 0}, "at least 1"),
-    ({"prompts": [[1]], "batch": 0}, "at least 1"),
-    ({"prompts": [[1], [2]], "sampling": [Sampling()]}, "1 samplings for 2"),
+    (RangeError, {"prompts": [[1]], "max_new_tokens": 10**12}, "positions, the model has 64"),
+    (RangeError, {"prompts": [[99]]}, "outside the vocabulary of 23"),
+    (RangeError, {"prompts": [[-1]]}, "outside the vocabulary of 23"),
+    (RangeError, {"prompts": [[1]], "stop_ids": [77]}, "stop token 77"),
+    (RangeError, {"prompts": [[1]], "max_new_tokens": 0}, "at least 1"),
+    (RangeError, {"prompts": [[1]], "batch": 0}, "at least 1"),
+    (RangeError, {"prompts": [[1], [2]], "sampling": [Sampling()]}, "1 samplings for 2"),
+    (DTypeError, {"max_new_tokens": 2.5}, "max_new_tokens must be an integer, got float"),
+    (DTypeError, {"batch": 2.5}, "batch must be an integer, got float"),
+    (DTypeError, {"stop_ids": [1.5]}, "prompt 0: a stop token must be an integer"),
+    (DTypeError, {"prompts": [[1], [1.5]]}, "prompt 1: a token of the prompt must be an integer"),
 ]
 
 
-@pytest.mark.parametrize(("arguments", "sentence"), BAD)
-def test_bad_input_is_refused_with_a_sentence(make, arguments, sentence):
-    with pytest.raises(RangeError, match=sentence):
-        generate(make("llama"), **{"max_new_tokens": 8, **arguments})
-
-
-BROKEN_NUMBERS = [
-    ({"max_new_tokens": 2.5}, "max_new_tokens must be an integer, got float"),
-    ({"batch": 2.5}, "batch must be an integer, got float"),
-    ({"stop_ids": [1.5]}, "prompt 0: a stop token must be an integer"),
-    ({"prompts": [[1], [1.5]]}, "prompt 1: a token of the prompt must be an integer"),
-]
-
-
-@pytest.mark.parametrize(("arguments", "sentence"), BROKEN_NUMBERS)
-def test_non_integers_are_refused_with_a_sentence(make, arguments, sentence):
-    with pytest.raises(DTypeError, match=sentence):
+@pytest.mark.parametrize(("kind", "arguments", "sentence"), BAD)
+def test_bad_input_is_refused_with_a_sentence(make, kind, arguments, sentence):
+    with pytest.raises(kind, match=sentence):
         generate(make("llama"), **{"prompts": [[1]], "max_new_tokens": 8, **arguments})
 
 
@@ -213,32 +207,20 @@ def test_nan_logits_fail_one_request_only(make):
 BITS = [None, 8, 4, "fp8"]
 
 
-def to_the_end(engine):
-    """What each request says, and the sentences of the steps that raised."""
-    said, sentences = {}, []
-    for _ in range(40):
-        if not engine.is_busy:
-            break
-        try:
-            for token in engine.step():
-                said.setdefault(token.request, []).append(token.token)
-        except RangeError as error:
-            sentences.append(str(error))
-    assert not engine.is_busy
-    assert engine.pool.book.free_pages == engine.pool.book.num_pages
-    return said, sentences
+@pytest.fixture
+def answers(to_the_end):
+    def run(decoder, prompts, **options):
+        engine = Engine(decoder, rows=3, pages=24, page_size=4, **options)
+        for prompt in prompts:
+            engine.add(prompt, max_new_tokens=6)
+        return to_the_end(engine)
 
-
-def answers(decoder, prompts, **options):
-    engine = Engine(decoder, rows=3, pages=24, page_size=4, **options)
-    for prompt in prompts:
-        engine.add(prompt, max_new_tokens=6)
-    return to_the_end(engine)
+    return run
 
 
 @pytest.mark.parametrize("share", [False, True])
 @pytest.mark.parametrize("bits", BITS)
-def test_a_nan_prompt_fails_one_request_only(make, bits, share):
+def test_a_nan_prompt_fails_one_request_only(make, bits, share, answers):
     """Whatever pages hold."""
     decoder = make("llama")
     prompts = [[1, 2, 3], [1, 9, 3, 4, 5], [4, 5], [6]]
@@ -251,7 +233,7 @@ def test_a_nan_prompt_fails_one_request_only(make, bits, share):
 
 @pytest.mark.parametrize("share", [False, True])
 @pytest.mark.parametrize("bits", BITS)
-def test_a_nan_token_fails_only_requests_that_choose_it(make, bits, share):
+def test_a_nan_token_fails_only_requests_that_choose_it(make, bits, share, answers):
     decoder = make("llama")
     prompts = [[1, 2, 3], [8, 4, 11], [4, 5]]
     expected, _ = answers(decoder, prompts, bits=bits, share_prefixes=share)
@@ -268,7 +250,7 @@ def test_a_nan_token_fails_only_requests_that_choose_it(make, bits, share):
     assert len(sentences) == sum(length < 6 for length in lengths)
 
 
-def test_each_failing_request_raises_its_own_error(make):
+def test_each_failing_request_raises_its_own_error(make, answers):
     decoder = make("llama")
     prompts = [[1, 9], [1, 2, 3], [9]]
     expected, _ = answers(decoder, prompts)
@@ -281,7 +263,7 @@ def test_each_failing_request_raises_its_own_error(make):
     ]
 
 
-def test_a_failing_decode_fails_one_request_only(make):
+def test_a_failing_decode_fails_one_request_only(make, answers, to_the_end):
     decoder = make("llama")
     expected, _ = answers(decoder, [[1, 2], [3], [4, 5]])
     unknown = expected[1][1]
@@ -316,7 +298,7 @@ def test_a_cancelled_request_returns_no_more_tokens(make):
 
 
 @pytest.mark.parametrize("bits", BITS)
-def test_pages_of_a_nan_prompt_are_not_shared(make, bits):
+def test_pages_of_a_nan_prompt_are_not_shared(make, bits, answers, to_the_end):
     """The page of 1 … 4 is whole, but computed beside NaN."""
     decoder = make("llama")
     decoder.embedding.weight[9] = float("nan")
@@ -344,7 +326,7 @@ class Failing:
 
 @pytest.mark.parametrize("ahead", [1, 5])
 @pytest.mark.parametrize("failing", ["prefill", "decoding"])
-def test_a_failing_step_loses_nothing(make, failing, ahead):
+def test_a_failing_step_loses_nothing(make, failing, ahead, to_the_end):
     """One request runs, two are about to enter, in their order."""
     decoder = make("llama")
     engine = Engine(decoder, rows=3, pages=24, page_size=4)
@@ -389,7 +371,7 @@ def test_non_integers_are_refused_when_added(make, changes, sentence):
 
 
 @pytest.mark.parametrize("made", [np.array, torch.tensor, tuple, lambda x: list(torch.tensor(x))])
-def test_integers_of_any_library_are_accepted(make, made):
+def test_integers_of_any_library_are_accepted(make, made, to_the_end):
     engine = Engine(make("llama"), rows=2, pages=8, page_size=4)
     engine.add(made([1, 2, 3]), max_new_tokens=np.int64(4), stop_ids=made([22]))
     engine.add([1, 2, 3], max_new_tokens=4, stop_ids=[22])

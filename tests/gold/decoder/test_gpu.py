@@ -21,7 +21,6 @@ from trapline.gold.decoder.rope import angles, rotate
 from trapline.gold.decoder.sampling import ranked
 from trapline.gold.decoder.step_ops import DecodeBatch
 from trapline.gold.decoder.tile_config import SHORT_TAIL
-from trapline.gold.errors import RangeError
 
 pytestmark = [
     pytest.mark.needs_gpu,
@@ -94,17 +93,22 @@ def test_captured_generation_matches_the_cpu(family):
     assert generate(decoder.to("cuda"), PROMPTS, **options) == expected
 
 
+def searched(family, **options):
+    """What a search finds on the CPU and on the GPU."""
+    decoder = random_decoder(FAMILIES[family])
+    expected = beams.search(decoder, PROMPTS, **options)
+    return expected, beams.search(decoder.to("cuda"), PROMPTS, **options)
+
+
+def tokens_of(found):
+    return [[beam.tokens for beam in one] for one in found]
+
+
 @pytest.mark.parametrize("policy", ["canonical", "hf", "vllm"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_captured_searches_match_the_cpu(family, policy):
-    decoder = random_decoder(FAMILIES[family])
+def test_captured_searches_match_the_cpu(family, policy, same_beams):
     options = {"beam_width": 4, "max_new_tokens": STEPS, "eos_id": [4, 11], "policy": policy}
-    expected = beams.search(decoder, PROMPTS, **options)
-    found = beams.search(decoder.to("cuda"), PROMPTS, **options)
-    for ours, theirs in zip(found, expected, strict=True):
-        assert [beam.tokens for beam in ours] == [beam.tokens for beam in theirs]
-        for one, other in zip(ours, theirs, strict=True):
-            assert one.score == pytest.approx(other.score, rel=1e-5)
+    same_beams(*searched(family, **options))
 
 
 def test_the_prompt_pass_is_captured_from_the_second_batch_on(monkeypatch):
@@ -114,51 +118,31 @@ def test_the_prompt_pass_is_captured_from_the_second_batch_on(monkeypatch):
     batches = [[[token + more for token in one] for one in PROMPTS] for more in range(5)]
     expected = [beams.search(decoder, batch, **rules) for batch in batches]
     passes = []
-    through = beams_device.PromptPass._through
+    run = beams_device.PromptPass._remember
     monkeypatch.setattr(
-        beams_device.PromptPass, "_through", lambda one: (passes.append(1), through(one))[1]
+        beams_device.PromptPass, "_remember", lambda one: (passes.append(1), run(one))[1]
     )
     for longest, ran in ((beams_device.LONGEST, 4), (1, 5)):
         monkeypatch.setattr(beams_device, "LONGEST", longest)
         search, passes[:] = beams.Searcher(decoder.to("cuda"), **rules), []
         for batch, wanted in zip(batches, expected, strict=True):
-            found = search(batch)
-            tokens = [[beam.tokens for beam in one] for one in found]
-            assert tokens == [[beam.tokens for beam in one] for one in wanted]
+            assert tokens_of(search(batch)) == tokens_of(wanted)
         assert len(passes) == ran  # the first, two rehearsals and the recording; or every batch
 
 
 def test_a_search_continues_into_long_tails():
     """Steps with long tails are another graph, captured when the first of them comes."""
-    decoder = random_decoder(FAMILIES["llama"])
-    options = {"beam_width": 3, "max_new_tokens": SHORT_TAIL + 20, "eos_id": 4, "policy": "vllm"}
-    expected = beams.search(decoder, PROMPTS, **options)
-    found = beams.search(decoder.to("cuda"), PROMPTS, **options)
+    options = {"max_new_tokens": SHORT_TAIL + 20, "eos_id": 4, "policy": "vllm"}
+    expected, found = searched("llama", beam_width=3, **options)
     assert max(len(beam.tokens) for one in expected for beam in one) > SHORT_TAIL + 10
-    assert [[beam.tokens for beam in one] for one in found] == [
-        [beam.tokens for beam in one] for one in expected
-    ]
+    assert tokens_of(found) == tokens_of(expected)
 
 
-def test_one_beam_attends_to_its_prompt():
-    decoder = random_decoder(FAMILIES["llama"])
-    options = {"beam_width": 1, "max_new_tokens": STEPS, "eos_id": 4}
-    expected = beams.search(decoder, PROMPTS, **options)
-    found = beams.search(decoder.to("cuda"), PROMPTS, **options)
-    assert [[beam.tokens for beam in one] for one in found] == [
-        [beam.tokens for beam in one] for one in expected
-    ]
-
-
-def test_wide_beams_run_in_torch():
-    """More candidates than one program compares."""
-    decoder = random_decoder(FAMILIES["llama"])
-    options = {"beam_width": 20, "max_new_tokens": 6, "eos_id": 4}
-    expected = beams.search(decoder, PROMPTS, **options)
-    found = beams.search(decoder.to("cuda"), PROMPTS, **options)
-    assert [[beam.tokens for beam in one] for one in found] == [
-        [beam.tokens for beam in one] for one in expected
-    ]
+@pytest.mark.parametrize(("width", "steps"), [(1, STEPS), (20, 6)])
+def test_one_beam_and_wide_beams_match_the_cpu(width, steps):
+    """One beam attends to its prompt; 20 have more candidates than one program compares."""
+    expected, found = searched("llama", beam_width=width, max_new_tokens=steps, eos_id=4)
+    assert tokens_of(found) == tokens_of(expected)
 
 
 def exact_logits(decoder, texts):
@@ -197,6 +181,11 @@ def exact_logits(decoder, texts):
     return times(normed(x + times(gated, feedforward.down), decoder.norm), decoder.head)
 
 
+def check_error(found, expected, dtype):
+    error = ((found - expected).norm() / expected.norm()).item()
+    assert error <= (1e-5 if dtype == torch.float32 else 2e-2), error
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bf16", "fp32"])
 @pytest.mark.parametrize("name", LAYERS)
 @pytest.mark.parametrize("rows", [8, 64, 1, 16, 40, 100])
@@ -221,8 +210,15 @@ def test_a_layer_against_float64(name, rows, dtype):
     ).double()
     whole = [[*text, int(token)] for text, token in zip(texts, ids, strict=True)]
     expected = exact_logits(decoder, whole)
-    error = ((found - expected).norm() / expected.norm()).item()
-    assert error <= (1e-5 if dtype == torch.float32 else 2e-2), error
+    check_error(found, expected, dtype)
+
+
+def first_tokens(rows):
+    """Row i feeds token i as its first; it has one page."""
+    ids = torch.arange(rows, device=DEVICE)
+    active, positions = torch.ones(rows, dtype=torch.bool, device=DEVICE), torch.zeros_like(ids)
+    table = ids.int()[:, None]
+    return DecodeBatch(ids, positions, active, table, 16, table, 16, positions)
 
 
 def test_the_likeliest_tokens_of_many_rows_and_a_small_vocabulary():
@@ -232,14 +228,9 @@ def test_the_likeliest_tokens_of_many_rows_and_a_small_vocabulary():
     rows = 40
     pool = Pool(decoder.config, rows, 16, torch.bfloat16, decoder.device)
     forward = DecodeStep(decoder, pool, rows)
-    table = torch.arange(rows, dtype=torch.int32, device=DEVICE)[:, None]
-    ids, made = (
-        torch.arange(rows, device=DEVICE),
-        torch.zeros(rows, dtype=torch.int64, device=DEVICE),
-    )
-    positions, tokens, history = torch.zeros_like(ids), torch.zeros_like(ids), made[:, None].clone()
-    active = torch.ones(rows, dtype=torch.bool, device=DEVICE)
-    given = DecodeBatch(ids, positions, active, table, 16, table, 16, positions)
+    given = first_tokens(rows)
+    made, tokens = torch.zeros((2, rows), dtype=torch.int64, device=DEVICE)
+    history = made[:, None].clone()
     expected = forward.logits(given).argmax(dim=-1)
     forward.fused._place.fill_(-7)
     forward.fused.pick(given, made, tokens, history)
@@ -284,8 +275,7 @@ def test_a_layer_of_beams_against_float64(shape, tail, dtype):
     )
     found = forward.logits(given).double()
     expected = exact_logits(decoder, [[*text, row] for row, text in enumerate(texts)])
-    error = ((found - expected).norm() / expected.norm()).item()
-    assert error <= (1e-5 if dtype == torch.float32 else 2e-2), error
+    check_error(found, expected, dtype)
 
 
 @pytest.mark.parametrize("rows", [8, 64])
@@ -297,10 +287,7 @@ def test_candidates_from_group_maxima_match_the_logits(rows):
         decoder.embedding.weight[rows - 1] = float("nan")
     pool = Pool(decoder.config, rows, 16, torch.bfloat16, decoder.device)
     forward = DecodeStep(decoder, pool, rows)
-    table = torch.arange(rows, dtype=torch.int32, device=DEVICE)[:, None]
-    ids = torch.arange(rows, device=DEVICE)
-    active, positions = torch.ones(rows, dtype=torch.bool, device=DEVICE), torch.zeros_like(ids)
-    given = DecodeBatch(ids, positions, active, table, 16, table, 16, positions)
+    given = first_tokens(rows)
     logits, found = forward.ranked(given, 16)
     expected = ranked(logits, 16)
     assert torch.equal(found.indices, expected.indices)
@@ -343,22 +330,14 @@ def test_unquantisable_rows_are_nan_for_their_sequence_only(pages, bits, family,
 
 
 @pytest.mark.parametrize("bits", [None, 8, 4, "fp8"])
-def test_a_nan_prompt_fails_one_request_only(bits):
+def test_a_nan_prompt_fails_one_request_only(bits, to_the_end):
     decoder = random_decoder(FAMILIES["llama"]).to(DEVICE)
 
     def answers(prompts):
         engine = Engine(decoder, rows=3, pages=64, page_size=16, bits=bits)
         for prompt in prompts:
             engine.add(prompt, max_new_tokens=40)
-        said, sentences = {}, []
-        while engine.is_busy:
-            try:
-                for token in engine.step():
-                    said.setdefault(token.request, []).append(token.token)
-            except RangeError as error:
-                sentences.append(str(error))
-        assert engine.pool.book.free_pages == 64
-        return said, sentences
+        return to_the_end(engine, 200)
 
     expected, _ = answers([[1, 2, 3], [4, 5], [6]])
     broken = next(token for token in range(7, 523) if token not in chain(*expected.values()))

@@ -20,38 +20,29 @@ TOLERANCES = {"torch.float32": 2e-6, "torch.float16": 8e-3}
 
 
 def test_interpreted_kernels_agree_with_torch(tmp_path, run_script):
-    run_script(HERE / "interpret_kernels.py", tmp_path, TRITON_INTERPRET="1")
-    found = json.loads((tmp_path / "errors.json").read_text())
-    assert len(found) == 12
-    for entry in found:
+    run_script(HERE / "interpret_step.py", tmp_path, TRITON_INTERPRET="1")
+    errors, found = (json.loads((tmp_path / f"{n}.json").read_text()) for n in ("errors", "step"))
+    assert len(errors) == 12
+    for entry in errors:
         assert entry["error"] <= TOLERANCES[entry["dtype"]], entry
         if "untouched" in entry:  # a slot of −1 stores nothing, every other one row
             assert entry["untouched"] == 20 - (entry["rows"] - 1), entry
-
-
-def test_interpreted_fused_step_matches_torch(tmp_path, run_script):
-    run_script(HERE / "interpret_step.py", tmp_path, TRITON_INTERPRET="1")
-    found = json.loads((tmp_path / "step.json").read_text())
     assert found["error"] <= 2e-6
     assert found["same_tokens"]
     assert found["same_beams"]
     assert found["score_error"] <= 2e-5
 
 
-def test_kernels_compile_for_hopper(tmp_path, run_script):
-    run_script(HERE / "compile_kernels.py", tmp_path, TRITON_INTERPRET="0")
-    compiled = json.loads((tmp_path / "compiled.json").read_text())
-    assert len(compiled) == 11
-    assert all(entry["shared"] <= 232448 for entry in compiled), compiled
-
-
 @pytest.mark.parametrize("few", [True, pytest.param(False, marks=pytest.mark.full)])
-def test_every_tile_config_of_the_step_compiles_for_hopper(tmp_path, run_script, few):
+def test_kernels_compile_for_hopper_with_every_tile_config(tmp_path, run_script, few):
     environment = {"FEW": "1"} if few else {}
     run_script(HERE / "compile_step.py", tmp_path, TRITON_INTERPRET="0", **environment)
-    compiled = json.loads((tmp_path / "step.json").read_text())
+    compiled, others = (
+        json.loads((tmp_path / f"{name}.json").read_text()) for name in ("step", "elementwise")
+    )
     assert len(compiled) >= (8 if few else 30)
-    assert all(entry["shared"] <= 232448 for entry in compiled), compiled
+    assert len(others) == 11
+    assert all(entry["shared"] <= 232448 for entry in compiled + others), compiled + others
 
 
 def test_rope_and_append_in_torch():

@@ -63,11 +63,8 @@ class PromptPass:
         return self._logits
 
     def _remember(self) -> None:
-        self._logits = self._through()
-
-    def _through(self) -> Tensor:
         hidden = self._decoder.through(self._ids, self._packing).last
-        return self._decoder.logits(hidden[self._last])
+        self._logits = self._decoder.logits(hidden[self._last])
 
 
 class DeviceSearch:

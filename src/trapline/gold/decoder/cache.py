@@ -23,7 +23,12 @@ class SequenceCache:
         """Stores new rows of one layer; returns all rows of that layer."""
         end = self.length + len(k)
         if end > self._keys.shape[1]:
-            self._grow(max(end, 2 * self._keys.shape[1], 16))
+            capacity = max(end, 2 * self._keys.shape[1], 16)
+            for name in ("_keys", "_values"):
+                old = getattr(self, name)
+                new = old.new_empty((old.shape[0], capacity, *old.shape[2:]))
+                new[:, : self.length] = old[:, : self.length]
+                setattr(self, name, new)
         self._keys[layer, self.length : end] = k
         self._values[layer, self.length : end] = v
         return self._keys[layer, :end], self._values[layer, :end]
@@ -55,13 +60,6 @@ class SequenceCache:
             for stored in (self._keys, self._values):
                 stored[:, fixed : len(wanted)] = stored[:, moved]
         self.length = len(wanted)
-
-    def _grow(self, capacity: int) -> None:
-        for name in ("_keys", "_values"):
-            old = getattr(self, name)
-            new = old.new_empty((old.shape[0], capacity, *old.shape[2:]))
-            new[:, : self.length] = old[:, : self.length]
-            setattr(self, name, new)
 
 
 class StoredSequence:

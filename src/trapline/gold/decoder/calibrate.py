@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -21,7 +20,11 @@ def calibrate(decoder: Network, texts: Sequence[Sequence[int]]) -> Calibration:
     """
     if len(texts) == 0:
         raise RangeError("calibrate needs at least one text")
-    seen: dict[nn.Module, list[Tensor]] = {part: [] for part in _parts(decoder)}
+    # Modules whose outputs are queries, keys and values before RoPE.
+    names = ("q_norm", "k_norm", "v") if decoder.config.qk_norm else ("q", "k", "v")
+    seen: dict[nn.Module, list[Tensor]] = {
+        layer.get_submodule(f"attention.{name}"): [] for layer in decoder.layers for name in names
+    }
     hooks = [
         part.register_forward_hook(lambda part, _, out: seen[part].append(out)) for part in seen
     ]
@@ -32,20 +35,11 @@ def calibrate(decoder: Network, texts: Sequence[Sequence[int]]) -> Calibration:
         for hook in hooks:
             hook.remove()
     config, rope = decoder.config, decoder.config.rope
-    rows = [_heads(found, config.head_dim) for found in seen.values()]
+    rows = []  # (positions, heads, width) of all texts
+    for found in seen.values():
+        outputs = torch.cat([out.reshape(len(out), -1, config.head_dim) for out in found])
+        rows.append(outputs.float().cpu().numpy())
     stretch = 1.0 if rope is None else rope.attention_factor
     turns = None if rope is None else frequencies(rope, config.head_dim).double().numpy()
     queries, keys = ([stretch * x for x in rows[i::3]] for i in (0, 1))
     return calibrate_rows(queries, keys, rows[2::3], turns=turns)
-
-
-def _parts(decoder: Network) -> list[nn.Module]:
-    """Modules of every layer whose outputs are queries, keys and values before RoPE."""
-    names = ("q_norm", "k_norm", "v") if decoder.config.qk_norm else ("q", "k", "v")
-    return [layer.get_submodule(f"attention.{name}") for layer in decoder.layers for name in names]
-
-
-def _heads(found: list[Tensor], width: int) -> np.ndarray:
-    """(positions, heads, width), of all texts."""
-    rows = torch.cat([out.reshape(out.shape[0], -1, width) for out in found])
-    return rows.float().cpu().numpy()

@@ -95,8 +95,12 @@ def filled_engine(
                 "write one prompt as [[5, 6]]"
             )
     settings = sampling_per_prompt(sampling, len(prompts))
-    rows, pages = _capacity(decoder, prompts, max_new_tokens, batch)
-    engine = Engine(decoder, rows=rows, pages=pages, page_size=PAGE)
+    # As many pages as the longest prompts need that may run together. `Engine.add` refuses prompts
+    # beyond the context, so no memory is reserved for them.
+    context, rows = decoder.config.context, min(batch, max(len(prompts), 1))
+    lengths = (min(len(prompt) + max_new_tokens, context) for prompt in prompts)
+    pages = sorted((cdiv(length, PAGE) for length in lengths), reverse=True)
+    engine = Engine(decoder, rows=rows, pages=max(sum(pages[:rows]), 1), page_size=PAGE)
     for number, (prompt, setting) in enumerate(zip(prompts, settings, strict=True)):
         try:
             engine.add(
@@ -110,16 +114,3 @@ def filled_engine(
         except (RangeError, DTypeError) as error:
             raise type(error)(f"prompt {number}: {error}") from None
     return engine
-
-
-def _capacity(
-    decoder: Network, prompts: Sequence[Sequence[int]], new: int, batch: int
-) -> tuple[int, int]:
-    """Rows, and as many pages as the longest prompts need that may run together.
-
-    `Engine.add` refuses prompts beyond the context, so no memory is reserved for them.
-    """
-    lengths = (min(len(prompt) + new, decoder.config.context) for prompt in prompts)
-    pages = sorted((cdiv(length, PAGE) for length in lengths), reverse=True)
-    rows = min(batch, max(len(prompts), 1))
-    return rows, max(sum(pages[:rows]), 1)

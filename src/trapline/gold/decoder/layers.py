@@ -141,22 +141,17 @@ def tensor(value: object) -> Tensor:
 
 
 def join_weights(*parts: Any) -> Tensor:
-    """Concatenate weights; the parts become views of the result, so none is stored twice."""
+    """Concatenates weights; the parts become views of the result, so none is stored twice."""
     weights = [tensor(part.weight).detach() for part in parts]
     first, sizes = weights[0], [len(weight) for weight in weights]
-    if _are_adjacent(weights):
+    adjacent = all(weight.is_contiguous() for weight in weights) and all(
+        one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
+        and one.storage_offset() + one.numel() == other.storage_offset()
+        for one, other in pairwise(weights)
+    )
+    if adjacent:  # joined by an earlier call
         return first.as_strided((sum(sizes), first.shape[1]), first.stride())
     whole = torch.cat(weights)
     for part, piece in zip(parts, torch.split(whole, sizes), strict=True):
         part.weight.data = piece
     return whole
-
-
-def _are_adjacent(weights: list[Tensor]) -> bool:
-    """Whether the weights are adjacent pieces of one tensor, joined by an earlier call."""
-    return all(
-        one.is_contiguous()
-        and one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
-        and one.storage_offset() + one.numel() == other.storage_offset()
-        for one, other in pairwise(weights)
-    )

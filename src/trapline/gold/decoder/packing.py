@@ -69,22 +69,18 @@ class PooledRows:
         spans = [
             (one, one.length, one.length + n) for one, n in zip(sequences, counts, strict=True)
         ]
-        self._reserve(spans)
+        before = [len(one.table) for one in sequences]
+        try:
+            for one, start, end in spans:
+                self._pool.reserve(one.seq, start, end - start)
+        except MemoryError:  # none keeps more than before
+            for one, pages in zip(sequences, before, strict=True):
+                self._pool.book.shrink(one.seq, pages * self._pool.page_size)
+            raise
         device = self._pool.keys.device
         self._new = torch.cat([one.slots(start, end) for one, start, end in spans]).to(device)
         self._all = torch.cat([one.slots(0, end) for one, _, end in spans]).to(device)
         self._lengths = [end for _, _, end in spans]
-
-    def _reserve(self, spans: Sequence[tuple[PooledSequence, int, int]]) -> None:
-        """Reserves pages for all; on MemoryError none has more than before."""
-        before = [len(one.table) for one, _, _ in spans]
-        try:
-            for one, start, end in spans:
-                self._pool.reserve(one.seq, start, end - start)
-        except MemoryError:
-            for (one, _, _), pages in zip(spans, before, strict=True):
-                self._pool.book.shrink(one.seq, pages * self._pool.page_size)
-            raise
 
     def append(self, layer: int, k: Tensor, v: Tensor) -> LayerKV:
         """Stores new rows; returns all rows of that layer."""

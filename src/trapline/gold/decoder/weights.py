@@ -301,22 +301,20 @@ def _layer_pair(theirs: str, ours: str) -> _Pair:
 
 def as_dict(config: DecoderConfig, dtype: torch.dtype) -> dict[str, Any]:
     shape = _gpt2_dict(config) if config.is_gpt2 else _llama_dict(config)
+    ends = list(config.eos_ids)
+    special = {
+        "bos_token_id": config.bos_id,
+        "pad_token_id": config.pad_id,
+        "eos_token_id": (ends if len(ends) > 1 else ends[0]) if ends else None,
+    }
     return {
         "model_type": config.family,
         "vocab_size": config.vocab,
         "tie_word_embeddings": config.tied,
         "dtype": str(dtype).removeprefix("torch."),
-        **_special_dict(config),
+        **{name: value for name, value in special.items() if value is not None},
         **shape,
     }
-
-
-def _special_dict(config: DecoderConfig) -> dict[str, Any]:
-    written: dict[str, Any] = {"bos_token_id": config.bos_id, "pad_token_id": config.pad_id}
-    if config.eos_ids:
-        several = list(config.eos_ids)
-        written["eos_token_id"] = several if len(several) > 1 else several[0]
-    return {name: value for name, value in written.items() if value is not None}
 
 
 def _gpt2_dict(config: DecoderConfig) -> dict[str, Any]:
