@@ -10,7 +10,7 @@ from trapline.arena.judge_dependencies import judge_dependencies
 
 TRAP = (
     "from trapline.arena.judge.traps import edit, trap\n"
-    "@trap(catches='c', severity='minor', story='s', mutant=edit())\n"
+    "@trap(catches='c', severity='minor', story='s', mutant=edit('a', 'b'))\n"
     "def {0}(submission, rng): pass\n"
 )
 

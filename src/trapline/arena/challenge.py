@@ -86,7 +86,6 @@ class Challenge:
         return self.folder / "solution"
 
     def solution_files(self) -> dict[str, str]:
-        """The Python files of the gold solution, path → source."""
         return {
             str(path.relative_to(self.solution)): path.read_text()
             for path in sorted(self.solution.rglob("*.py"))
@@ -98,7 +97,6 @@ class Challenge:
         return sorted(p for p in (self.folder / "alternates").iterdir() if p.is_dir())
 
     def module(self, name: str) -> ModuleType:
-        """`cases`, `traps` or `mechanical` of this challenge."""
         return importlib.import_module(f"{self.package}.{name}")
 
     @cached_property

@@ -2,8 +2,7 @@
 
 
 class ArenaError(Exception):
-    """Something of ours failed: a sandbox, a file, a limit of this machine. Never a verdict on a
-    submission."""
+    """Something of ours failed: a sandbox, a file, a limit. Never a verdict on a submission."""
 
 
 class UsageError(ArenaError):

@@ -17,6 +17,7 @@ from trapline.arena.errors import UsageError
 from trapline.arena.record import Level
 from trapline.arena.runs.run import choose_level
 from trapline.cli.exit_codes import NOT_HELD
+from trapline.cli.isolation import Isolation, Required
 
 EXAMPLE = "trapline certify --challenge layer_norm_backward"
 #: At least this share of the mechanical mutants that are not equivalent must be killed.
@@ -37,16 +38,8 @@ def certify(
     seed: Annotated[
         int | None, typer.Option(min=0, help="Seed of the inputs; random by default.")
     ] = None,
-    isolation: Annotated[
-        Level | None,
-        typer.Option(
-            help="Use exactly this level, instead of the strongest that the machine offers."
-        ),
-    ] = None,
-    required: Annotated[
-        Level | None,
-        typer.Option("--require-isolation", help="Refuse a weaker level (exit code 3)."),
-    ] = None,
+    isolation: Isolation = None,
+    required: Required = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Run right answers, mutants and controls through every case and trap.

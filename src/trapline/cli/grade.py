@@ -12,13 +12,14 @@ from trapline.arena.challenge import load
 from trapline.arena.errors import MissingError, UsageError
 from trapline.arena.judge.analysis_judge import Judge, judge_cells, named
 from trapline.arena.judge.request import GradeRequest
-from trapline.arena.record import Cell, Level
+from trapline.arena.record import Cell
 from trapline.arena.runs.cluster import Cluster
 from trapline.arena.runs.executor import Executor, LocalExecutor
 from trapline.arena.runs.field import find_entries
 from trapline.arena.runs.run import Options, grade_field, open_run
 from trapline.arena.runs.store import Store
 from trapline.cli.exit_codes import INCOMPLETE
+from trapline.cli.isolation import Isolation, Required
 from trapline.cli.matrix import matrix
 
 EXAMPLE = "trapline grade examples/field --challenge kv_cache"
@@ -44,16 +45,8 @@ def grade(
     full: Annotated[
         bool, typer.Option(help="Grade longer: train for a minute, try more mutants.")
     ] = False,
-    isolation: Annotated[
-        Level | None,
-        typer.Option(
-            help="Use exactly this level, instead of the strongest that the machine offers."
-        ),
-    ] = None,
-    required: Annotated[
-        Level | None,
-        typer.Option("--require-isolation", help="Refuse a weaker level (exit code 3)."),
-    ] = None,
+    isolation: Isolation = None,
+    required: Required = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Cells at a time.")] = None,
     executor: Annotated[
         Literal["local", "ray"], typer.Option(help="This machine, or the nodes of a Ray cluster.")

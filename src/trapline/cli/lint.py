@@ -13,16 +13,13 @@ from trapline.arena.challenge import load_all
 from trapline.arena.runs.lint import Finding, Terms, lint_run
 from trapline.arena.studies import ComparisonRow, contradictions
 from trapline.cli.exit_codes import NOT_HELD
-from trapline.cli.reading import PUBLISHED, RUN_HELP, opened, published
+from trapline.cli.reading import PUBLISHED, Run, opened, published
 
 EXAMPLE = "trapline lint published"
 
 
 def lint(
-    run: Annotated[
-        str | None,
-        typer.Argument(help=RUN_HELP),
-    ] = None,
+    run: Run = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """List the contradictions between the numbers of a run or of the published field.

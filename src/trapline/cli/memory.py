@@ -97,8 +97,6 @@ def _refuse_unused(called: typer.Context) -> None:
 
 
 class _Text(NamedTuple):
-    """The lengths for which times and FLOPs are calculated."""
-
     prompt: int
     new: int
 

@@ -10,16 +10,13 @@ from rich.text import Text
 from trapline.arena.standings.picks import Pick
 from trapline.arena.standings.picks import picks as pick_all
 from trapline.arena.standings.ranking import Ranking, ranking
-from trapline.cli.reading import RUN_HELP, cells_of, difficulties, trap_weights
+from trapline.cli.reading import Run, cells_of, difficulties, trap_weights
 
 EXAMPLE = "trapline rank runs/demo --picks"
 
 
 def rank(
-    run: Annotated[
-        str | None,
-        typer.Argument(help=RUN_HELP),
-    ] = None,
+    run: Run = None,
     rounds: Annotated[int, typer.Option(min=1, help="Number of resampled fields.")] = 1000,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the resampling.")] = 0,
     picks: Annotated[

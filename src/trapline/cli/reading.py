@@ -2,6 +2,9 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Annotated
+
+import typer
 
 from trapline.arena.challenge import load_all
 from trapline.arena.record import Cell
@@ -11,11 +14,12 @@ from trapline.arena.studies.published import load
 
 PUBLISHED = "published"
 RUN_HELP = "A run's folder or postgresql:// URL, or 'published'; the last run if not given."
+#: The argument of verbs that read a run.
+Run = Annotated[str | None, typer.Argument(help=RUN_HELP)]
 
 
 @contextmanager
 def opened(run: str | None) -> Iterator[Store]:
-    """The store of this run, or of the last one."""
     store = Store(run or last_run(), create=False)
     try:
         yield store

@@ -19,17 +19,14 @@ from trapline.arena.report.markdown import write_markdown
 from trapline.arena.report.runview import RunView
 from trapline.arena.report.site import write_site
 from trapline.arena.report.tables import write_table
-from trapline.cli.reading import PUBLISHED, RUN_HELP, opened, published
+from trapline.cli.reading import PUBLISHED, Run, opened, published
 
 EXAMPLE = "trapline report runs/demo --format markdown"
 Format = Literal["html", "markdown", "csv", "parquet", "json"]
 
 
 def report(
-    run: Annotated[
-        str | None,
-        typer.Argument(help=RUN_HELP),
-    ] = None,
+    run: Run = None,
     out: Annotated[
         Path | None, typer.Option(help="Output path; default: RUN/report or NAME-report.")
     ] = None,

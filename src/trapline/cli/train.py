@@ -170,7 +170,13 @@ def _run(run: Any, job: Any) -> Any:
 
         def on_start(text: Any, trainer: Any) -> None:
             clock.tokens_a_step = trainer.tokens_a_step
-            bar.console.print(_opening(text, trainer), highlight=False, markup=False)
+            count = sum(p.numel() for p in trainer.model.parameters())
+            sizes = f"{text.train.size:,} tokens to learn from, {text.valid.size:,} held out"
+            said = f"{count:,} weights; {sizes}"
+            if text.leaks:
+                dropped = f"{text.dropped} training documents dropped"
+                said += f"; {text.leaks} lines stood on both sides: {dropped}"
+            bar.console.print(said, highlight=False, markup=False)
             bar.update(task, completed=trainer.progress.step)
 
         def on_step(step: int, loss: float) -> None:
@@ -197,16 +203,6 @@ class _Clock:
             return ""
         steps, seconds = step - self._began[0], now - self._began[1]
         return f"{steps * self.tokens_a_step / max(seconds, 1e-9):,.0f} tokens/s"
-
-
-def _opening(text: Any, trainer: Any) -> str:
-    count = sum(p.numel() for p in trainer.model.parameters())
-    sizes = f"{text.train.size:,} tokens to learn from, {text.valid.size:,} held out"
-    said = f"{count:,} weights; {sizes}"
-    if text.leaks:
-        dropped = f"{text.dropped} training documents dropped"
-        said += f"; {text.leaks} lines stood on both sides: {dropped}"
-    return said
 
 
 def _show(result: Any, out: Path) -> None:

@@ -10,17 +10,14 @@ import typer
 from trapline.arena.errors import UsageError
 from trapline.arena.report.runview import RunView
 from trapline.arena.report.server import LiveRun, ViewServer
-from trapline.cli.reading import PUBLISHED, RUN_HELP, opened, published
+from trapline.cli.reading import PUBLISHED, Run, opened, published
 from trapline.cli.report import read_certificates
 
 EXAMPLE = "trapline view runs/demo --port 8100"
 
 
 def view(
-    run: Annotated[
-        str | None,
-        typer.Argument(help=RUN_HELP),
-    ] = None,
+    run: Run = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 chooses a free port.")] = 0,
     browser: Annotated[bool, typer.Option(help="Open the first page in a browser.")] = True,
     certificates: Annotated[

@@ -77,7 +77,8 @@ def test_without_its_defence_the_attack_succeeds(bench, name):
     cheat = CORPUS[name]
     only_what_counts(bench, cheat)
     switch_off(bench, cheat)
-    assert bool(bench.judge(bench, cheat)) == possible_here(name)
+    # Everything, but for what the machine itself may forbid everybody.
+    assert bool(bench.judge(bench, cheat)) == (name != "io_uring" or lends_rings())
 
 
 #: Their real speed is a matter of the machine, and the whole red team looks at it.
@@ -91,11 +92,6 @@ def test_with_all_defences_the_same_attack_gains_nothing(bench, name):
         pytest.skip("this machine lends no control group that counts memory")
     only_what_counts(bench, cheat)
     assert bench.judge(bench, cheat) == ""
-
-
-def possible_here(name):
-    """Everything, but for what the machine itself may forbid everybody."""
-    return name != "io_uring" or lends_rings()
 
 
 def lends_rings():

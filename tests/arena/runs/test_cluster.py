@@ -113,11 +113,6 @@ class TwoNodes:
         pytest.fail(self.log.read_text())
         return None
 
-    def kill_the_second(self):
-        self.process.stdin.write("kill\n")
-        self.process.stdin.flush()
-        assert self.process.stdout.readline() == "killed\n"
-
     def end(self):
         self.process.stdin.close()
         self.process.wait(LONG)
@@ -192,7 +187,9 @@ def test_node_dies_and_the_table_is_that_of_one_machine(
 
     grader = start(packages, field, tmp_path / "run", environment, two_nodes.address)
     until_both_nodes_are_at_work(grader)
-    two_nodes.kill_the_second()
+    two_nodes.process.stdin.write("kill\n")
+    two_nodes.process.stdin.flush()
+    assert two_nodes.process.stdout.readline() == "killed\n"
     _, errors = grader.communicate(timeout=LONG)
     assert grader.returncode == 0, errors
     assert len(table(tmp_path / "run")) == 5

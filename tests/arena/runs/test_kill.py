@@ -116,7 +116,12 @@ def test_grader_takes_over_what_a_killed_one_had(field, undisturbed, postgres, t
     """Two graders on one server, one killed in the middle: the other does the rest alone."""
     run = postgres.new_run()
     killed = start(field, run)
-    wait_for_a_claim(run)
+    deadline = time.monotonic() + 300
+    store = Store(run)
+    while not (store.cells() or "running" in store.waiting().values()):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    store.close()
     other = start(field, run)
     # It had claimed something before the other came, so there is a line to wait for.
     assert killed.stdout.readline().strip() in {entrant for entrant, *_ in undisturbed}
@@ -126,15 +131,6 @@ def test_grader_takes_over_what_a_killed_one_had(field, undisturbed, postgres, t
     assert other.returncode == 0, errors
     assert table(run) == undisturbed
     assert graded_once(run)
-
-
-def wait_for_a_claim(run):
-    deadline = time.monotonic() + 300
-    store = Store(run)
-    while not (store.cells() or "running" in store.waiting().values()):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    store.close()
 
 
 def graded_once(run):

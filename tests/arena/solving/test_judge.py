@@ -42,7 +42,8 @@ class Model:
     def __call__(self, body):
         rules, asked = (message["content"] for message in body["messages"])
         mark = re.search(r'"mark": "([0-9a-f]+)"', rules)[1]
-        outside, inside = self._split(asked, mark)
+        parts = re.split(rf"^===== data (?:begins|ends) {mark} =====$", asked, flags=re.MULTILINE)
+        outside, inside = parts[0] + "".join(parts[2:]), parts[1]
         self.seen.append((mark, ORDER.findall(outside), inside))
         score = self.scores.pop(0) if len(self.scores) > 1 else self.scores[0]
         if "ignore all previous" in outside.lower():
@@ -50,10 +51,6 @@ class Model:
         scores = {name: {"score": score, "why": "so"} for name in ORDER.findall(outside)}
         answer = json.dumps({"mark": mark, "scores": scores})
         return f"{self.before}{answer}{self.after}"
-
-    def _split(self, asked, mark):
-        parts = re.split(rf"^===== data (?:begins|ends) {mark} =====$", asked, flags=re.MULTILINE)
-        return parts[0] + "".join(parts[2:]), parts[1]
 
 
 @pytest.fixture

@@ -85,16 +85,6 @@ def check_clone(cells):
     assert (record.won, record.lost) == (0, 0)
 
 
-def check_loss(cells, cell, loser, winners):
-    winners = [name for name in winners if name != loser]
-    lost = [cell(loser, "new", 40.0), *(cell(name, "new", 60.0) for name in winners)]
-    before, after = ranking(cells, rounds=1), ranking([*cells, *lost], rounds=1)
-    ranks_before = {each.entrant: each.rank for each in before.standings}
-    ranks_after = {each.entrant: each.rank for each in after.standings}
-    if loser in ranks_before and set(winners) <= set(ranks_before):
-        assert ranks_after[loser] >= ranks_before[loser]
-
-
 def check_order_and_seed(cells, shuffled, seed):
     told = ranking(cells, rounds=20, seed=seed)
     assert ranking(shuffled, rounds=20, seed=seed) == told
@@ -113,7 +103,13 @@ def _loss(cell):
     some = st.lists(st.sampled_from(NAMES), min_size=1, max_size=4, unique=True)
 
     def check(cells, loser, winners):
-        check_loss(cells, cell, loser, winners)
+        winners = [name for name in winners if name != loser]
+        lost = [cell(loser, "new", 40.0), *(cell(name, "new", 60.0) for name in winners)]
+        before, after = ranking(cells, rounds=1), ranking([*cells, *lost], rounds=1)
+        ranks_before = {each.entrant: each.rank for each in before.standings}
+        ranks_after = {each.entrant: each.rank for each in after.standings}
+        if loser in ranks_before and set(winners) <= set(ranks_before):
+            assert ranks_after[loser] >= ranks_before[loser]
 
     return given(fields(cell), st.sampled_from(NAMES), some)(check)
 

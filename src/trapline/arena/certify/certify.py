@@ -1,5 +1,4 @@
-"""Certification: do the traps of a challenge work? Right answers pass, mutants and controls
-fail."""
+"""Certification: right answers to a challenge pass, mutants and controls fail."""
 
 import secrets
 import tempfile

@@ -1,5 +1,4 @@
-"""The kill matrix as Markdown: which trap catches which mutant. Written by `trapline certify
---write`."""
+"""The kill matrix as Markdown: which trap catches which mutant."""
 
 from collections.abc import Sequence
 

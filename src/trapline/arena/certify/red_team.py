@@ -69,7 +69,6 @@ class Cheat:
 
     @property
     def proof(self) -> str:
-        """What shows that it is a real attack, in a few words."""
         if self.succeeds_at:
             return f"succeeds at level {', '.join(self.succeeds_at)}"
         if self.succeeds_without:
@@ -138,12 +137,13 @@ def read_cheat(path: Path) -> Cheat:
         raise UsageError(f"{path}: its header lacks or misspells {', '.join(sorted(wrong))}")
     if len(_PROOFS & set(fields)) != 1:
         raise UsageError(f"{path}: its header needs exactly one of {', '.join(sorted(_PROOFS))}")
+    pairs = [pair.split("=") for pair in fields.get("at-most", "").split()]
     return Cheat(
         name=path.stem,
         attack=fields["attack"],
         defence=fields["defence"],
         expect=_state(path, fields["expect"]),
-        at_most=_scores(fields.get("at-most", "")),
+        at_most={name: float(value) for name, value in pairs},
         succeeds_at=tuple(fields.get("succeeds-at", "").split()),
         succeeds_without=tuple(fields.get("succeeds-without", "").split()),
         never_because=fields.get("never-because", ""),
@@ -162,11 +162,6 @@ def _state(path: Path, text: str) -> State:
         if text == state:
             return cast(State, state)
     raise UsageError(f"{path}: {text!r} is not a state; states are {', '.join(get_args(State))}")
-
-
-def _scores(text: str) -> dict[str, float]:
-    pairs = [pair.split("=") for pair in text.split()]
-    return {name: float(value) for name, value in pairs}
 
 
 def _fragments(path: Path, names: str) -> str:
@@ -192,7 +187,6 @@ def _files(text: str, fragments: str) -> dict[str, str]:
 
 
 def load_challenge(corpus: Path) -> Challenge:
-    """The attacked challenge, which lies beside the corpus."""
     parent = str(corpus.resolve().parent)
     if parent not in sys.path:
         sys.path.append(parent)

@@ -10,8 +10,7 @@ from typing import Any
 
 from trapline.arena.challenge import Challenge
 from trapline.arena.errors import MissingError, UsageError
-from trapline.arena.export.grading import dimension_scores, trap_states
-from trapline.arena.export.inspect_scores import score_values
+from trapline.arena.export.grading import dimension_scores, score_values, trap_states
 from trapline.arena.record import DIMENSIONS, Bundle, Cell
 from trapline.arena.report.slugs import assign
 
@@ -134,7 +133,6 @@ def _error(log: Any, cell: Cell) -> Any:
 
 
 def _answer(bundle: Bundle) -> str:
-    """The files in the form that a model would have given them in."""
     return "\n".join(
         f"````python {name}\n{text}````\n" if text.endswith("\n") else f"````{name}\n{text}\n````\n"
         for name, text in bundle.files.items()

@@ -1,5 +1,6 @@
 """One answer graded outside a run, for Harbor's verifier and Inspect's scorer."""
 
+import math
 import secrets
 from functools import cache
 from pathlib import Path
@@ -26,7 +27,6 @@ def _examine_once(challenge_id: str, level: Level) -> None:
 
 
 def dimension_scores(cell: Cell) -> dict[str, float]:
-    """The dimensions that were measured, in the order every report has them."""
     return {
         name: score
         for name in DIMENSIONS
@@ -36,3 +36,12 @@ def dimension_scores(cell: Cell) -> dict[str, float]:
 
 def trap_states(cell: Cell) -> dict[str, str]:
     return {trap.id: trap.state for trap in cell.traps}
+
+
+def score_values(cell: Cell) -> dict[str, float]:
+    """The same names for every cell, so that means exist; NaN is Inspect's "not scored"."""
+    measured = dimension_scores(cell)
+    return {
+        "grade": math.nan if cell.score is None else cell.score,
+        **{name: measured.get(name, math.nan) for name in DIMENSIONS},
+    }

@@ -15,8 +15,7 @@ from inspect_ai.util import concurrency
 
 from trapline.arena.challenge import Challenge, load
 from trapline.arena.errors import ArenaError
-from trapline.arena.export.grading import grade_folder, trap_states
-from trapline.arena.export.inspect_scores import score_values
+from trapline.arena.export.grading import grade_folder, score_values, trap_states
 from trapline.arena.record import Cell
 from trapline.arena.solving.answers import AnswerError, parse_files, write_files
 from trapline.arena.solving.deploy import copy_workspace

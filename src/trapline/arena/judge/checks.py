@@ -11,8 +11,7 @@ from trapline.arena.judge.traps import Case, Trap
 from trapline.arena.process.proxy import Submission
 from trapline.arena.record import CheckResult
 
-#: After this many deaths of its process a submission gets no further chances: it would only cost
-#: time.
+#: After this many deaths of its process a submission gets no further chances.
 MAX_DEATHS = 12
 MAX_HANGS = 3
 

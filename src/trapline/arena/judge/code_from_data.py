@@ -96,8 +96,7 @@ def dotted_name(node: ast.AST, aliases: dict[str, str]) -> str:
 
 
 def plain_imports(tree: ast.Module) -> set[str]:
-    """What `import_module("name")` and `__import__("name")` import, where the name is written
-    out."""
+    """What `import_module("name")` and `__import__("name")` import, by a literal name."""
     aliases = imported_names(tree)
     calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
     return {name for call in calls if (name := _plain_import(call, aliases))}

@@ -36,8 +36,6 @@ Shingles = frozenset[int]
 
 
 class Leak(Record):
-    """One sign that a text knows what it should not."""
-
     #: canary, trap-name, judge-text, gold, or copy.
     kind: str
     #: Where the same thing stands: a hidden file, an alternate, another entrant.
@@ -93,7 +91,6 @@ class Hidden:
 
     @cached_property
     def answers(self) -> dict[str, Shingles]:
-        """The gold answer and its alternates."""
         gold = {"the gold answer": self._challenge.solution}
         others = {f"the alternate {path.name}": path for path in self._challenge.alternates}
         return {name: self._own(_texts(path)) for name, path in (gold | others).items()}
@@ -134,7 +131,6 @@ def hidden(challenge: Challenge) -> Hidden:
 
 
 def leaks_in(text: str, known: Hidden) -> list[Leak]:
-    """Every sign of the judge's knowledge in a submission or a transcript."""
     found = [*_canaries(text, known), *_names(text, known), *_sentences(text, known)]
     own = known.less_public(text)
     for source, passages in known.answers.items():

@@ -22,8 +22,7 @@ def array(got: Any, *, shape: tuple[int, ...], dtype: Any, what: str = "the answ
 
 
 def equal(got: Any, want: Any, what: str = "the answer") -> None:
-    """Arrays: same shape, dtype and values (NaN equals NaN); everything else: `==` of the same
-    kind."""
+    """Arrays: same shape, dtype and values (NaN equals NaN); else `==` and the same kind."""
     if isinstance(want, np.ndarray):
         got = array(got, shape=want.shape, dtype=want.dtype, what=what)
         same = (got == want) | ((got != got) & (want != want))
@@ -39,8 +38,7 @@ def equal(got: Any, want: Any, what: str = "the answer") -> None:
 def close(
     got: Any, want: Any, *, rtol: float = 0.0, atol: float = 0.0, what: str = "the answer"
 ) -> None:
-    """Same shape, and |got − want| ≤ atol + rtol·|want| everywhere; infinities and NaN must
-    coincide."""
+    """Same shape, |got − want| ≤ atol + rtol·|want|, infinities and NaN at the same places."""
     want = np.asarray(want)
     got = array(got, shape=want.shape, dtype=getattr(got, "dtype", None), what=what)
     that(got.dtype.kind == want.dtype.kind, f"{what} has dtype {got.dtype}, expected {want.dtype}")

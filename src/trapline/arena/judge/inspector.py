@@ -1,5 +1,4 @@
-"""The program that reads a submission inside a sandbox: it parses, measures and mutates, and
-executes nothing of it."""
+"""Parses, measures and mutates a submission inside a sandbox, and executes nothing of it."""
 
 import ast
 import io

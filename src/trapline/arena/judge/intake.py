@@ -60,7 +60,6 @@ class Intake:
 
 
 def from_texts(texts: dict[str, str], others: dict[str, str]) -> Intake:
-    """The opposite of `texts`: a submission out of its evidence bundle."""
     files = {name: text.encode() for name, text in texts.items()}
     files |= {name: base64.b64decode(text) for name, text in others.items()}
     return Intake(files)

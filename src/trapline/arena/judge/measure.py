@@ -24,8 +24,7 @@ BURSTS = (1, 4)
 LEAST_SHARE = 0.75
 QUICK_ROUNDS = 3
 FULL_ROUNDS = 7
-#: Errors up to twice a careful implementation's are as good as its own; a thousand times is
-#: worthless.
+#: Errors up to twice a careful implementation's score 100; a thousand times its error, 0.
 PRECISE_RATIO, USELESS_RATIO = 2.0, 1000.0
 #: Growth this much faster than allowed is worth nothing.
 EXPONENT_MARGIN = 0.8
@@ -37,8 +36,7 @@ MEMORY_FLOOR = 256 << 10
 
 
 def precision(challenge: Challenge, submission: Submission, rng: np.random.Generator) -> Dimension:
-    """The largest error against float64, in units of a careful implementation's in the same
-    dtype."""
+    """The largest error against float64, in units of a careful implementation's."""
     samples: list[Precision] = challenge.module("cases").precision(submission, rng)
     ratios = [_error_ratio(sample) for sample in samples]
     worst = max(ratios)
@@ -179,8 +177,7 @@ def memory(
 def memory_growth(
     challenge: Challenge, submission: Submission, rng: np.random.Generator, plan: MemoryPlan
 ) -> Growth:
-    """Peak memory above what the process held before the call, for each size, and the fitted
-    exponent."""
+    """Peak memory above that before the call, for each size, and the fitted exponent."""
     prepare = challenge.module("cases").memory
     # Small, because what an allocator keeps of it hides as much of the first measure.
     warm_up = prepare(submission, rng, max(1, plan.sizes[0] // 8))

@@ -1,5 +1,4 @@
-"""The `tests` dimension: a submission's own tests on its own code, on rewrites of it and on
-mutants of it."""
+"""The `tests` dimension: a submission's own tests on its code, on rewrites and on mutants."""
 
 import secrets
 import tempfile

@@ -92,7 +92,6 @@ def _id_of(run: Check) -> str:
 
 
 def collect(module: ModuleType, kind: type[T]) -> list[T]:
-    """The cases or traps of a module, in the order of their definition."""
     return [value for value in vars(module).values() if isinstance(value, kind)]
 
 

@@ -15,8 +15,7 @@ from trapline.arena.process.session import ForgeryError, Header, SandboxConfig, 
 
 
 class Stub:
-    """A function, or an object with methods, that stays with the controller; the submission may
-    call it."""
+    """A function or object that stays with the controller; the submission may call it."""
 
     def __init__(self, function: Callable[..., Any] | None = None, **methods: Callable[..., Any]):
         self.functions = {**methods, **({"": function} if function else {})}
@@ -31,8 +30,7 @@ class Stub:
 
 
 class RemoteObject:
-    """An object of the submission that is not plain data, such as a cache. It lives in the
-    worker."""
+    """An object of the submission, such as a cache, that lives in the worker."""
 
     def __init__(self, submission: "Submission", session: Session, number: int, kind: str) -> None:
         self._submission, self._session = submission, session
@@ -97,7 +95,6 @@ class Submission:
         kwargs: dict[str, Any],
         on: RemoteObject | None = None,
     ) -> Any:
-        """One call of an entry point or of a remote object's method."""
         return _Exchange(self, entry, tuple(args), kwargs, on).answer()
 
     def observe(self, entry: str, *args: Any, **kwargs: Any) -> tuple[Any, tuple[Any, ...]]:
@@ -229,8 +226,7 @@ class _Exchange:
 
 
 class TimedCall:
-    """A call whose inputs are encoded before the clock starts and whose answer is read after it
-    stops."""
+    """A call that is encoded before the clock starts and decoded after it stops."""
 
     def __init__(
         self,

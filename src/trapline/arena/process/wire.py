@@ -93,7 +93,6 @@ class Channel:
             raise WireError(f"the channel closed ({error.strerror})") from None
 
     def receive(self, deadline: float | None = None) -> tuple[Header, Bytes]:
-        """The next frame: its header and its body as one array of bytes."""
         magic, header_size, body_size = PREFIX.unpack(self._read(PREFIX.size, deadline).data)
         if magic != MAGIC:
             raise WireError("something else wrote on the channel")

@@ -30,8 +30,6 @@ class Column(NamedTuple):
 
 @dataclass(frozen=True)
 class Square:
-    """One square of the matrix: all attempts of one entrant at one challenge."""
-
     entrant: str
     column: Column
     attempts: Sequence[Cell]
@@ -120,11 +118,14 @@ class Field:
         letter = rubric.letter(score) if score is not None else None
         if len(attempts) == 1:
             letter = attempts[0].letter
+        # The worst state of any graded attempt; unmeasured attempts count last.
+        states = {cell.state for cell in attempts}
+        worst = ("hack", "fail", "pass", "infra_error", "not_run")
         return Square(
             entrant,
             column,
             attempts,
-            _joint_state(attempts),
+            next(state for state in worst if state in states),
             score,
             letter,
             self.cell_href(attempts[0]),
@@ -157,7 +158,6 @@ class Field:
 
     @cached_property
     def isolation(self) -> list[str]:
-        """The isolation levels seen, weakest first."""
         seen = {cell.isolation for cell in self.run.cells if cell.isolation}
         known: list[str] = [level for level in LEVELS if level in seen]
         return known + sorted(seen - set(LEVELS))
@@ -172,7 +172,6 @@ class Field:
         }
 
     def live(self) -> dict[str, Any]:
-        """The state of every square, for the page of a run in progress."""
         return {
             "progress": self.progress,
             "squares": {
@@ -196,10 +195,3 @@ class Field:
                 self.track_slugs[column.track],
             )
         )
-
-
-def _joint_state(attempts: Sequence[Cell]) -> str:
-    """The worst state of any graded attempt; unmeasured attempts count last."""
-    states = {cell.state for cell in attempts}
-    worst = ("hack", "fail", "pass", "infra_error", "not_run")
-    return next(state for state in worst if state in states)

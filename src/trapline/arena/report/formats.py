@@ -6,7 +6,6 @@ from trapline.arena.standings.ranking import Standing
 
 
 def figure(value: float) -> str:
-    """One decimal, as in every table."""
     return f"{value:.1f}"
 
 

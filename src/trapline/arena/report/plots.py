@@ -120,7 +120,6 @@ def _draw(height: float, left: float, right: float = 0.15) -> tuple[Any, Any]:
 
 
 def _label_width(labels: Sequence[str]) -> float:
-    """Inches that the longest label takes, roughly."""
     return 0.25 + 0.082 * max((len(label) for label in labels), default=0)
 
 
@@ -147,7 +146,6 @@ def plain(text: str) -> str:
 
 
 def forest(rows: Sequence[Interval], xlabel: str, label: str) -> Markup:
-    """Intervals with their middles, first row on top."""
     with _context():
         labels = [plain(row.label) for row in rows]
         fig, axes = _draw(ABOVE + BELOW + 0.27 * len(rows), _label_width(labels))
@@ -202,7 +200,6 @@ def _named_lines(axes: Any, series: Mapping[str, Sequence[tuple[float, float]]])
 def growth(
     series: Mapping[str, Sequence[tuple[float, float]]], xlabel: str, ylabel: str, label: str
 ) -> Markup:
-    """Lines on two logarithmic axes, labelled at their ends if there are few."""
     with _context():
         faint = len(series) > MOST_NAMED_LINES
         fig, axes = _draw(3.6, 0.8, 0.2 if faint else _label_width([plain(n) for n in series]))

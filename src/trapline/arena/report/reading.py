@@ -60,7 +60,6 @@ class Reading:
 
     @cached_property
     def dimension_medians(self) -> dict[str, float | None]:
-        """The median entrant in each dimension."""
         found: dict[str, float | None] = {}
         for dimension in DIMENSIONS:
             values = [
@@ -73,7 +72,6 @@ class Reading:
 
     @cached_property
     def measured_dimensions(self) -> list[str]:
-        """Dimensions that at least one cell has a figure for."""
         return [name for name in DIMENSIONS if self.dimension_medians[name] is not None]
 
     @cached_property
@@ -126,7 +124,6 @@ class Reading:
 
     @cached_property
     def judges(self) -> list[str]:
-        """The models that judged a dimension, if any."""
         found = set()
         for cell in self.run.cells:
             for dimension in cell.dimensions.values():

@@ -12,8 +12,6 @@ from trapline.arena.studies import ComparisonRow, ReportedField, as_cells, repro
 
 @dataclass(frozen=True)
 class RunView:
-    """The present state of a run: graded cells, their evidence, and cells not graded yet."""
-
     cells: Sequence[Cell]
     bundles: Mapping[str, Bundle] = field(default_factory=dict)
     waiting: Mapping[CellKey, str] = field(default_factory=dict)
@@ -32,7 +30,6 @@ class RunView:
 
     @classmethod
     def of_report(cls, field: ReportedField, name: str) -> "RunView":
-        """A report written by people, from its grade matrix."""
         meta = {
             "title": "The published field, recomputed",
             "caveat": "the letters are those of the published reports, each scored with the least "

@@ -29,8 +29,6 @@ KINDS = {
 
 
 class LiveRun:
-    """The latest state of a run, read on request."""
-
     def __init__(
         self,
         read: Callable[[], RunView],
@@ -70,7 +68,6 @@ class LiveRun:
             return site.render(path)
 
     def state(self) -> dict[str, Any]:
-        """The JSON that the page polls."""
         reading = self.site().reading
         return reading.field.live() | {"version": reading.version}
 
@@ -80,8 +77,6 @@ def _same(one: RunView, other: RunView) -> bool:
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers GET requests for pages, files and the live state."""
-
     protocol_version = "HTTP/1.1"
     live: LiveRun
 

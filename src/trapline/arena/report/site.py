@@ -150,7 +150,6 @@ class Site:
 
     @cached_property
     def files(self) -> dict[str, Callable[[], str]]:
-        """Files to download: tables and bundles."""
         run = self.reading.run
         found: dict[str, Callable[[], str]] = {
             "cells.csv": lambda: tables.as_csv(run.cells),

@@ -79,7 +79,6 @@ def write_parquet(cells: Sequence[Cell], path: Path) -> None:
 
 
 def write_table(cells: Sequence[Cell], path: Path, form: str) -> Path:
-    """Writes `cells.<form>`; forms are csv, json and parquet."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if form == "parquet":
         write_parquet(cells, path)

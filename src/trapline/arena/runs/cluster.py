@@ -53,7 +53,6 @@ class Cluster:
         self.slots = ClusterSlots(self._nodes)
 
     def _nodes(self) -> list[Node]:
-        """The live nodes that have CPUs."""
         return [
             Node(one["NodeID"], one["NodeManagerAddress"], int(one["Resources"].get("CPU", 0)))
             for one in self._ray.nodes()

@@ -19,7 +19,6 @@ class Replay(Record):
 
 
 def replay(bundle: Bundle, level: Level) -> Replay:
-    """Runs the bundle's submission on the bundle's seed."""
     before = bundle.cell
     challenge = load(before.challenge)
     if challenge.digest != before.challenge_digest:

@@ -78,7 +78,6 @@ def from_template(template: str) -> Agent:
 
 
 def probe(agent: Agent) -> str:
-    """The installed version; raises `MissingError` if the program is not installed."""
     program = agent.command[0]
     if shutil.which(program) is None:
         hint = f" (npm install -g {agent.package})" if agent.package else ""
@@ -145,7 +144,6 @@ def _events(output: str) -> Iterator[dict[str, Any]]:
 
 
 def _number(event: dict[str, Any], path: str) -> float | None:
-    """The number at a dotted path, or None."""
     found: Any = event
     for name in path.split("."):
         found = found.get(name) if isinstance(found, dict) else None

@@ -32,7 +32,6 @@ def parse_files(reply: str) -> dict[str, str]:
 
 
 def write_files(workspace: Path, files: dict[str, str]) -> None:
-    """Writes the files of an answer into a workspace; existing ones are overwritten."""
     for name, text in files.items():
         path = workspace / name
         try:

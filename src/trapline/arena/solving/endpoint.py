@@ -149,7 +149,6 @@ def backoff(attempt: int) -> float:
 
 
 def sdk() -> Any:
-    """The openai package."""
     try:
         import openai
     except ImportError:

@@ -76,10 +76,7 @@ _DIGEST = re.compile(r"[0-9a-f]{32}|[0-9a-f]{40}|[0-9a-f]{64}")
 
 @dataclass(frozen=True)
 class Redactor:
-    """Hides what identifies this machine and its user.
-
-    Tests give `environment` and `names`.
-    """
+    """Hides what identifies this machine and its user."""
 
     environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     names: tuple[str, ...] = field(default_factory=lambda: machine_names())
@@ -95,7 +92,6 @@ class Redactor:
 
     @cached_property
     def _secrets(self) -> list[str]:
-        """The environment's secrets, longest first."""
         found = {
             value
             for name, value in self.environment.items()

@@ -47,8 +47,6 @@ class Assignment:
 
 
 class Solver(Protocol):
-    """Anything that fills a workspace: an endpoint, an agent."""
-
     @property
     def harness(self) -> str: ...
 

@@ -41,8 +41,6 @@ class FinalMetrics(Record):
 
 
 class Trajectory(Record):
-    """One attempt in ATIF."""
-
     schema_version: str = SCHEMA
     session_id: str
     agent: Agent
@@ -60,7 +58,6 @@ class Transcript:
         (folder / "raw.jsonl").write_text("")
 
     def add(self, source: Source, message: str, metrics: Metrics | None = None) -> None:
-        """Adds a step and writes it to disk at once."""
         now = datetime.now(UTC).isoformat()
         step = Step(
             step_id=len(self._steps) + 1,

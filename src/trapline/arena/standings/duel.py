@@ -20,8 +20,7 @@ class Edge(Record):
     criterion: str
     #: None if it was not measured for an entrant.
     values: dict[str, float | None]
-    #: Everyone within a point of the best, so all of them in a tie; empty where fewer than two
-    #: were measured.
+    #: Everyone within a point of the best; empty where fewer than two were measured.
     winners: list[str]
     margin: Margin | None
     #: In words, the reason for each entrant's value.
@@ -43,8 +42,6 @@ class Bout(Record):
 
 
 class Tally(Record):
-    """Won, lost and tied, from a's side."""
-
     a: str
     b: str
     won: int

@@ -31,7 +31,6 @@ def common_failures(cells: Iterable[Cell], least: float = COMMON_FROM) -> list[M
 
 
 def silent_bugs(cells: Iterable[Cell]) -> list[SilentBug]:
-    """Cells in which the entrant's own tests pass although one of our checks fails."""
     found = []
     for cell in latest(cells):
         passed = own_tests_passed(cell)

@@ -52,8 +52,6 @@ class HarnessPair(Record):
 
 
 class HarnessEffect(Record):
-    """The table by harness, and the differences for models that ran in two harnesses."""
-
     rows: list[HarnessRow]
     pairs: list[HarnessPair]
 
@@ -73,7 +71,6 @@ def harness_effect(
 
 
 def anatomy(files: Mapping[str, str]) -> Anatomy:
-    """Of a submission's text files, path → content."""
     code = [text for path, text in files.items() if path.endswith(".py")]
     lines = [line.strip() for text in code for line in text.splitlines() if line.strip()]
     comments = sum(line.startswith("#") for line in lines)

@@ -46,6 +46,5 @@ def leaders(values: dict[str, float], band: float = TIE_BAND) -> list[str]:
 
 
 def lead(values: dict[str, float]) -> float:
-    """How far the best is ahead of the next; 0 if there is no next one."""
     ordered = sorted(values.values(), reverse=True)
     return ordered[0] - ordered[1] if len(ordered) > 1 else 0.0

@@ -24,8 +24,6 @@ class Moment(Record):
 
 
 class Spread(Record):
-    """How far the scores of one challenge spread."""
-
     challenge: str
     track: str
     entrants: int

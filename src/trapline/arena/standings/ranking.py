@@ -8,10 +8,9 @@ import numpy as np
 from scipy.special import expit, stdtrit
 
 from trapline.arena.record import Cell, Record
-from trapline.arena.standings.board import entrants_of
+from trapline.arena.standings.board import Item, entrants_of
 from trapline.arena.standings.bradley_terry import EQUAL, RIDGE, Floats, fit
 from trapline.arena.standings.conclusion import conclude
-from trapline.arena.standings.islands import islands
 from trapline.arena.standings.margin import TIE_BAND
 from trapline.arena.standings.places import label
 from trapline.arena.standings.resample import Draws, Table, as_graded, draw
@@ -48,8 +47,6 @@ class Standing(Record):
 
 
 class Pair(Record):
-    """Two entrants, the one with the better rank first."""
-
     a: str
     b: str
     #: How often a is stronger than b in the resampled fields; None if nothing connects the two.
@@ -272,3 +269,17 @@ def smallest_visible(differences: Floats) -> float | None:
         return None
     error = float(np.std(differences, ddof=1)) / differences.size**0.5
     return float(_reach(differences.size) * error)
+
+
+def islands(entrants: Sequence[str], taken: Iterable[tuple[str, Item]]) -> list[list[str]]:
+    """Groups connected by chains of shared items, largest first: only these can be compared."""
+    groups: list[tuple[set[str], set[Item]]] = []
+    by_entrant: dict[str, set[Item]] = {name: set() for name in entrants}
+    for name, item in taken:
+        by_entrant[name].add(item)
+    for name, items in by_entrant.items():
+        joined = [group for group in groups if group[1] & items]
+        names = {name}.union(*(group[0] for group in joined))
+        reach = items.union(*(group[1] for group in joined))
+        groups = [group for group in groups if group not in joined] + [(names, reach)]
+    return sorted((sorted(names) for names, _ in groups), key=lambda names: (-len(names), names))

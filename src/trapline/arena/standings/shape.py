@@ -27,8 +27,6 @@ class Trait(Record):
 
 
 class Shape(Record):
-    """One entrant's distinguishing traits, largest first."""
-
     entrant: str
     strengths: list[Trait]
     weaknesses: list[Trait]
@@ -37,7 +35,6 @@ class Shape(Record):
 
 
 def shapes(cells: Iterable[Cell], limit: int = 6) -> list[Shape]:
-    """One shape for every measured entrant, by name."""
     everything = list(cells)
     tries = attempts(everything)
     met = met_traps(everything)

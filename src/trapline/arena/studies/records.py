@@ -78,8 +78,6 @@ class StageRow(Record):
 
 
 class RankRow(Record):
-    """One line of the headline ranking."""
-
     model: str
     rank: int
     #: One letter, or two with a slash.
@@ -95,8 +93,6 @@ class Grades(Record):
 
 
 class Card(Record):
-    """One model's scores by dimension in one challenge."""
-
     challenge: str
     model: str
     source: str
@@ -105,8 +101,6 @@ class Card(Record):
 
 
 class PointMargin(Record):
-    """A winner and by how many points."""
-
     challenge: str
     winner: str
     points: int
@@ -114,8 +108,6 @@ class PointMargin(Record):
 
 
 class Average(Record):
-    """Means over the scored challenges, and what was made of them."""
-
     source: str
     scores: dict[str, int]
     winner: str
@@ -250,7 +242,6 @@ class ReportedField(Record):
         return cls.model_validate(dict(data))
 
     def matrix(self) -> dict[tuple[str, str], Grade]:
-        """The grade matrix by model and challenge."""
         return {
             (model, row.challenge): grade
             for row in self.grades.matrix

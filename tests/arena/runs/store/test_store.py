@@ -56,7 +56,11 @@ def test_evidence_is_found_by_how_its_digest_begins(store, make_bundle):
 
 def test_changed_bundle_is_refused_and_repaired(store, raw, make_bundle):
     saved = store.save(make_bundle())
-    _change_evidence(store, saved.bundle, raw)
+    if store.folder is None:
+        raw(store, "UPDATE @bundles SET content = replace(content, '90.0', '91.0')")
+    else:
+        path = store.folder / "bundles" / f"{saved.bundle}.json"
+        path.write_text(path.read_text().replace("90.0", "91.0"))
     with pytest.raises(ArenaError, match="was changed"):
         store.bundle(saved.bundle)
     assert not store.has_bundle(saved.bundle)
@@ -65,14 +69,6 @@ def test_changed_bundle_is_refused_and_repaired(store, raw, make_bundle):
     assert not store.has_bundle("0" * 64)
     with pytest.raises(UsageError, match="no bundle"):
         store.bundle("0" * 64)
-
-
-def _change_evidence(store, address, raw):
-    if store.folder is None:
-        raw(store, "UPDATE @bundles SET content = replace(content, '90.0', '91.0')")
-    else:
-        path = store.folder / "bundles" / f"{address}.json"
-        path.write_text(path.read_text().replace("90.0", "91.0"))
 
 
 def test_every_byte_of_a_bundle_counts(tmp_path, make_bundle):

@@ -53,7 +53,6 @@ class Group:
         return ["/bin/sh", "-c", script, "sh", *joined, *command]
 
     def members(self) -> list[int]:
-        """All processes inside, whatever their parents are."""
         found: set[int] = set()
         for folder in self._folders:
             with contextlib.suppress(OSError):

@@ -163,7 +163,6 @@ def drop_bounding_set() -> None:
 
 
 def filter_system_calls(code: bytes) -> None:
-    """From here on only what the filter allows."""
     kept = ctypes.create_string_buffer(code, len(code))
     # struct sock_fprog: a length, padding, a pointer.
     program = struct.pack("@HP", len(code) // 8, ctypes.addressof(kept))

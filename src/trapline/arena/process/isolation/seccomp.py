@@ -70,7 +70,6 @@ _TERMINAL_INPUT = (0x5412, 0x541C)
 
 
 def program(machine: str) -> bytes:
-    """The filter as an array of `struct sock_filter`."""
     if machine not in _MACHINES:
         raise MissingError(f"no seccomp filter has been written for {machine!r}")
     column, architecture = _MACHINES[machine]

@@ -27,7 +27,6 @@ def documents(run: RunView, told: Mapping[str, ChallengeInfo] | None = None) -> 
 def write_markdown(
     run: RunView, out: Path, told: Mapping[str, ChallengeInfo] | None = None
 ) -> list[Path]:
-    """Writes the documents into a folder; the comprehensive one first."""
     out.mkdir(parents=True, exist_ok=True)
     paths = []
     for name, text in documents(run, told).items():

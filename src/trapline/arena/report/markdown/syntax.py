@@ -36,6 +36,5 @@ def bullets(items: Iterable[object]) -> list[str]:
 
 
 def join(*blocks: Sequence[str] | str) -> str:
-    """The blocks, separated by empty lines."""
     parts = ["\n".join([block] if isinstance(block, str) else block) for block in blocks]
     return "\n\n".join(part for part in parts if part) + "\n"

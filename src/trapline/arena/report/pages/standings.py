@@ -32,7 +32,6 @@ def _plot(names: list[str], matrix: list[list[float | None]]) -> Any:
 
 
 def detail_tables(reading: Reading) -> list[dict[str, Any]]:
-    """Influence of challenges, harnesses and re-grading on the standings."""
     found = (_spreads(reading), _harness(reading), _history(reading))
     return [table for table in found if table["rows"]]
 

@@ -1,5 +1,4 @@
-"""A run as it is kept: every graded cell with the evidence it rests on, in a folder or on a
-PostgreSQL server. Nothing that was finished is ever lost."""
+"""A stored run: graded cells and their evidence, in a folder or on a PostgreSQL server."""
 
 from trapline.arena.runs.store.evidence import canonical, digest, read_bundle, write_durably
 from trapline.arena.runs.store.folder import last_run

@@ -65,8 +65,6 @@ def _read(path: Path) -> str:
 
 
 class EvidenceFiles:
-    """A folder with a file for each bundle."""
-
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 

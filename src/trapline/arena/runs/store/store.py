@@ -26,8 +26,7 @@ from trapline.arena.runs.store.tables import KEY, cells, matches, meta, plan
 
 
 class Store:
-    """A run by its folder or by the URL of its server. Several graders and readers may have it
-    open at once."""
+    """A run, by folder or URL; several graders and readers may have it open at once."""
 
     def __init__(self, place: Path | str, *, create: bool = True) -> None:
         self._backend = backend = _backend(place, create=create)
@@ -54,7 +53,6 @@ class Store:
         return sum(cell is None for cell in self._records())
 
     def cells(self) -> list[Cell]:
-        """The newest record of each cell, by entrant and challenge."""
         newest = {cell.key: cell for cell in self._records() if cell is not None}
         return [newest[key] for key in sorted(newest)]
 
@@ -73,7 +71,6 @@ class Store:
         return opened(self._backend.evidence.text(address), address, f"{address}.json")
 
     def has_bundle(self, address: str) -> bool:
-        """Whether the evidence is there and whole."""
         return self._backend.evidence.is_whole(address)
 
     def find_bundle(self, beginning: str) -> str:
@@ -98,7 +95,6 @@ class Store:
             return connection.execute(sa.select(plan).where(matches(plan, key))).first() is not None
 
     def meta(self) -> dict[str, Any]:
-        """Facts about the run as a whole."""
         with reading(self._backend) as connection:
             return {row.name: json.loads(row.value) for row in connection.execute(sa.select(meta))}
 
@@ -121,7 +117,6 @@ class Store:
         return json.loads(found)
 
     def plan(self, keys: Iterable[CellKey]) -> None:
-        """Announces cells that are to be graded."""
         with writing(self._backend) as connection:
             known = {tuple(row[:4]) for row in connection.execute(sa.select(plan))}
             new = [dict(zip(KEY, key, strict=True)) for key in keys if key not in known]
@@ -134,8 +129,7 @@ class Store:
             connection.execute(sa.delete(plan).where(matches(plan, key)))
 
     def claim(self, key: CellKey) -> bool:
-        """Takes a planned cell for this grader; False when another living grader has it or it is
-        done."""
+        """Takes a planned cell; False when it is done or another living grader has it."""
         with writing(self._backend) as connection:
             if not (self._grader and self._backend.is_alive(connection, self._grader)):
                 raise ArenaError(f"the store {self.where} no longer knows this grader")

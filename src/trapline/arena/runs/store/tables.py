@@ -52,5 +52,4 @@ schema_version = sa.Table(
 
 
 def matches(table: sa.Table, key: CellKey) -> sa.ColumnElement[bool]:
-    """The row, or the rows, of this cell."""
     return sa.and_(*(table.c[name] == part for name, part in zip(KEY, key, strict=True)))
