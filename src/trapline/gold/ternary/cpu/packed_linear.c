@@ -3,7 +3,7 @@
  * Activations are split, group by group of 128, into whole numbers of a unit, each off by at most
  * 2^-21.5 of the group's largest, and these into three int8 digits. What remains are sums of int8
  * products, which CPUs have instructions for. Rows of x below 1 are made larger first, by a power of
- * two that is taken back at the end: units that are no normal numbers would lose digits.
+ * two that is taken back at the end: subnormal units would lose digits.
  *
  * Of a byte with the codes a, b, c, d, from its lowest bits on, fields are multiplied that are cut
  * out more cheaply than codes:
