@@ -31,8 +31,8 @@ def pack(
         from trapline.gold.decoder.api import Decoder
         from trapline.gold.decoder.weights import quantisation
         from trapline.gold.ternary import export
-        from trapline.gold.ternary.layers import GROUP
         from trapline.gold.ternary.packed_model import METHOD
+        from trapline.gold.ternary.quantize import GROUP
     except ImportError:
         raise MissingError("packing needs torch: trapline[torch]") from None
     if group_size is not None and quantisation(model) == METHOD:

@@ -58,7 +58,7 @@ def draw(outliers):
 
 
 @pytest.mark.parametrize("outliers", [False, True])
-def test_eight_bits_against_their_float8(outliers):
+def test_int8_error_beats_transformers_float8(outliers):
     """Both take 8 bits an element; ours has a scale for each row, theirs one for the first call."""
     (q, k, v), _ = draw(outliers)
     (rows,), bits = ours([(k, v)], bits=8)
@@ -66,14 +66,14 @@ def test_eight_bits_against_their_float8(outliers):
     assert error(q, rows, k, v) <= 0.6 * error(q, theirs(Fp8QuantizedLayer(), k, v), k, v)
 
 
-def test_four_bits_against_theirs_on_keys_with_outlying_channels():
+def test_calibrated_int4_beats_transformers_with_outlier_channels():
     (q, k, v), other = draw(outliers=True)
     (rows,), bits = ours([(k, v)], bits=4, calibration=calibrate(*other), pool=POOL)
     assert bits <= 4.5  # what theirs takes without its residual window
     assert error(q, rows, k, v) <= 0.6 * error(q, theirs(FourBitLayer(), k, v), k, v)
 
 
-def test_on_normal_rows_their_finer_groups_win_a_little():
+def test_transformers_int4_is_slightly_better_on_normal_rows():
     """Said in the docs, and held here so that it stays true: 4.15 bits against their 4.5."""
     (q, k, v), _ = draw(outliers=False)
     (rows,), bits = ours([(k, v)], bits=4, rotate=True)
@@ -105,16 +105,16 @@ def ratio(caches, mine, peer):
     return caches[mine]["error"] / caches[peer]["error"]
 
 
-def test_eight_bits_on_rows_of_a_trained_model(caches):
+def test_int8_on_rows_of_a_trained_model(caches):
     assert ratio(caches, "int8", "theirs, 8") <= 0.3
 
 
-def test_four_bits_on_rows_of_a_trained_model(caches):
+def test_calibrated_int4_on_rows_of_a_trained_model(caches):
     assert caches["int4, calibrated"]["bits"] <= caches["theirs, 4"]["bits"] == 4.5
     assert ratio(caches, "int4, calibrated", "theirs, 4") <= 0.6
 
 
-def test_four_bits_without_a_calibration_are_no_better_than_theirs(caches):
+def test_uncalibrated_int4_does_not_beat_transformers(caches):
     """Said in the docs, and held here so that it stays true.
 
     Nothing stands out in these rows; and what is attended to is near, in the window of 96
@@ -134,12 +134,12 @@ def beside_their_window(caches, name):
 
 
 @pytest.mark.parametrize("case", RECORDED)
-def test_four_bits_and_recent_rows_beside_their_cache_as_it_is(case):
+def test_int4_with_recent_rows_beats_transformers_with_its_window(case):
     assert beside_their_window(RECORDED[case]["over a cycle"], "int4, calibrated") <= 0.6
 
 
 @pytest.mark.full
-def test_the_record_is_what_is_measured(trained):
+def test_recorded_errors_match_a_new_measurement(trained):
     rows, chosen = trained
     found = over_a_cycle(rows, {"int4, calibrated": chosen["int4, calibrated"]})
     for name, at in found.items():
@@ -147,7 +147,7 @@ def test_the_record_is_what_is_measured(trained):
 
 
 @pytest.mark.parametrize(("outliers", "low", "high"), [(True, 0.3, 0.6), (False, 0.9, 1.1)])
-def test_recent_rows_where_no_position_is_nearer_than_another(outliers, low, high):
+def test_recent_rows_gain_little_under_uniform_attention(outliers, low, high):
     """Said in the docs, and held here so that it stays true: they win little there."""
     (_, k, v), other = draw(outliers)
     q = np.random.default_rng(7).standard_normal((CYCLE, 2 * KV_HEADS, WIDTH))
@@ -156,7 +156,7 @@ def test_recent_rows_where_no_position_is_nearer_than_another(outliers, low, hig
     assert low < beside_their_window(found, "int4, calibrated") <= high
 
 
-def test_rows_that_stand_elsewhere_lose_what_the_calibration_won(trained, caches):
+def test_wrong_positions_lose_the_gain_of_the_calibration(trained, caches):
     """Said in the docs, and held here so that it stays true."""
     rows, chosen = trained
     codec = CalibratedPair(chosen["int4, calibrated"]["calibration"], NumpyArithmetic())
@@ -175,7 +175,7 @@ def test_rows_that_stand_elsewhere_lose_what_the_calibration_won(trained, caches
 
 
 @pytest.mark.parametrize(("bits", "limit"), [(8, 8.5), ("fp8", 8.5), (4, 4.6)])
-def test_bits_an_element_all_in(bits, limit):
+def test_bits_per_element_with_all_overhead(bits, limit):
     (_, k, v), _ = draw(outliers=False)
     assert ours([(k, v)], bits=bits)[1] <= limit
     assert ours([(k, v)], bits=bits, rotate=True)[1] <= limit
@@ -185,7 +185,7 @@ def test_bits_an_element_all_in(bits, limit):
     "options",
     [{"bits": 8}, {"bits": 4, "rotate": True}, {"bits": 4, "calibration": True}, {"bits": "fp8"}],
 )
-def test_the_oldest_token_is_the_same_after_ten_and_three_thousand_steps(options):
+def test_oldest_row_never_changes(options):
     rng = np.random.default_rng(6)
     if "calibration" in options:
         other = [rng.standard_normal((1, 100, 1, 16)) for _ in range(3)]

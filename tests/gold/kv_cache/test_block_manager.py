@@ -26,7 +26,7 @@ def begin(book, seq, tokens, salt=None):
     return book.adopt(seq, tokens, salt)
 
 
-def test_a_known_prefix_is_found_in_whole_pages_but_never_the_last_token():
+def test_cached_prefix_is_found_in_whole_pages_without_the_last_token():
     book = BlockManager(8, 4)
     filled(book, 0, AAAA_BBBB)
     assert begin(book, 1, [*AAAA_BBBB, 5]) == 8
@@ -37,14 +37,14 @@ def test_a_known_prefix_is_found_in_whole_pages_but_never_the_last_token():
     assert begin(book, 5, [1, 1, 1, 3, 2, 2, 2, 2, 9]) == 0
 
 
-def test_the_same_page_after_another_prefix_is_another_page():
+def test_equal_page_after_another_prefix_is_not_found():
     book = BlockManager(8, 4)
     filled(book, 0, AAAA_BBBB)
     assert begin(book, 1, [3] * 4 + [2] * 4 + [9]) == 0
     assert begin(book, 2, [2] * 4 + [9]) == 0
 
 
-def test_colliding_keys_are_told_apart_by_their_tokens():
+def test_colliding_keys_are_distinguished_by_tokens():
     book = BlockManager(8, 4, key=lambda parent, salt, tokens: 7)
     filled(book, 0, AAAA_BBBB)
     assert begin(book, 1, [3] * 4 + [9]) == 0
@@ -53,7 +53,7 @@ def test_colliding_keys_are_told_apart_by_their_tokens():
     assert begin(book, 4, [1] * 4 + [9]) == 4
 
 
-def test_a_salt_keeps_tenants_apart():
+def test_salt_separates_tenants():
     book = BlockManager(8, 4)
     book.tables[0] = []
     book.reserve(0, 0, 4)
@@ -62,7 +62,7 @@ def test_a_salt_keeps_tenants_apart():
     assert begin(book, 2, [1] * 5, "adapter") == 4
 
 
-def test_freed_pages_are_found_until_they_are_needed_the_oldest_first():
+def test_freed_pages_are_evicted_least_recently_used_first():
     book = BlockManager(4, 4)
     filled(book, 0, [1] * 4)
     filled(book, 1, [2] * 4)
@@ -77,7 +77,7 @@ def test_freed_pages_are_found_until_they_are_needed_the_oldest_first():
     assert begin(book, 5, [1] * 5) == 4
 
 
-def test_the_end_of_a_prefix_goes_before_its_beginning():
+def test_end_of_a_prefix_is_evicted_before_its_start():
     book = BlockManager(2, 4)
     filled(book, 0, AAAA_BBBB)
     book.shrink(0, 0)
@@ -86,7 +86,7 @@ def test_the_end_of_a_prefix_goes_before_its_beginning():
     assert begin(book, 2, [*AAAA_BBBB, 9]) == 4
 
 
-def test_churn_leaves_nothing_stale():
+def test_reused_pages_are_not_found():
     """After others used the whole pool the first prompt must miss."""
     book = BlockManager(3, 4)
     filled(book, 0, [1] * 4)
@@ -97,7 +97,7 @@ def test_churn_leaves_nothing_stale():
     assert begin(book, 2, [1] * 5) == 0
 
 
-def test_a_page_that_is_written_again_is_not_found():
+def test_overwritten_page_is_not_found():
     book = BlockManager(4, 4)
     filled(book, 0, [1] * 4)
     book.shrink(0, 2)
@@ -107,7 +107,7 @@ def test_a_page_that_is_written_again_is_not_found():
     assert begin(book, 2, [1, 1, 5, 5, 9]) == 4
 
 
-def test_twins_stay_private_and_lies_are_refused():
+def test_equal_pages_stay_private_and_wrong_tokens_raise():
     book = BlockManager(4, 4)
     filled(book, 0, [1] * 4)
     filled(book, 1, [1] * 4)
@@ -117,7 +117,7 @@ def test_twins_stay_private_and_lies_are_refused():
         book.publish(0, [3] * 4)
 
 
-def test_a_page_whose_parent_is_gone_is_sealed_anew():
+def test_page_with_a_lost_parent_is_cached_again():
     """Its parent was the twin of the page in front of it; the twin is overwritten."""
     book = BlockManager(6, 4)
     filled(book, 0, [1] * 4)
@@ -130,7 +130,7 @@ def test_a_page_whose_parent_is_gone_is_sealed_anew():
     assert book.tables[3] == book.tables[1]
 
 
-def test_a_full_pool_refuses_and_changes_nothing():
+def test_full_pool_raises_and_changes_nothing():
     book = BlockManager(2, 4)
     filled(book, 0, [1] * 8)
     book.fork(0, 1)
@@ -140,7 +140,7 @@ def test_a_full_pool_refuses_and_changes_nothing():
     assert (book.tables, book._holders) == before
 
 
-def test_pages_behind_a_window_come_back():
+def test_pages_behind_a_window_are_freed():
     book = BlockManager(4, 2)
     filled(book, 0, [1] * 8)
     book.fork(0, 1)
@@ -286,17 +286,17 @@ def run_machine(examples, least):
     assert machine.operations >= least
 
 
-def test_five_thousand_operations_keep_the_balance():
+def test_invariants_hold_over_5000_operations():
     run_machine(examples=75, least=5_000)
 
 
 @pytest.mark.full
-def test_a_hundred_thousand_operations_keep_the_balance():
+def test_invariants_hold_over_100000_operations():
     run_machine(examples=1500, least=100_000)
 
 
 @pytest.mark.parametrize("kind", ["paged", "paged_quantized"])
-def test_a_second_prompt_begins_where_the_first_is_known(kind):
+def test_second_prompt_reuses_the_published_prefix(kind):
     cache = KVCache(
         kind, num_layers=2, num_kv_heads=1, head_dim=4, block_size=4, num_blocks=8,
         bits=None if kind == "paged" else 8,
@@ -319,7 +319,7 @@ def test_a_second_prompt_begins_where_the_first_is_known(kind):
     assert cache.length(cache.add(prompt, salt="other")) == 0
 
 
-def test_half_written_pages_are_not_published():
+def test_incomplete_pages_are_not_published():
     cache = KVCache("paged", num_layers=2, num_kv_heads=1, head_dim=4, block_size=4, num_blocks=8)
     seq = cache.add()
     cache.append(seq, 0, np.ones((8, 1, 4)), np.ones((8, 1, 4)))
@@ -327,7 +327,7 @@ def test_half_written_pages_are_not_published():
     assert cache.length(cache.add(list(range(9)))) == 0
 
 
-def test_dense_kinds_share_nothing():
+def test_dense_kinds_share_no_prefix():
     cache = KVCache("dense", num_layers=1, num_kv_heads=1, head_dim=4, block_size=4, num_blocks=8)
     seq = cache.add()
     cache.append(seq, 0, np.ones((8, 1, 4)), np.ones((8, 1, 4)))

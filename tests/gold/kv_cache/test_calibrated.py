@@ -63,7 +63,7 @@ def relative(got, want):
     return np.linalg.norm(np.asarray(got) - want) / np.linalg.norm(want)
 
 
-def test_levels_are_those_of_lloyd_and_max():
+def test_levels_are_lloyd_max():
     np.testing.assert_allclose(levels(0), [0])
     np.testing.assert_allclose(levels(1), [-0.7979, 0.7979], atol=1e-4)
     np.testing.assert_allclose(levels(2), [-1.510, -0.4528, 0.4528, 1.510], atol=1e-3)
@@ -71,7 +71,7 @@ def test_levels_are_those_of_lloyd_and_max():
         assert distortion(bits) == pytest.approx(known, rel=4e-3)
 
 
-def test_bits_go_where_rows_vary():
+def test_bits_follow_the_variances():
     assert water_filled(np.ones(6), 24) == (4,) * 6
     assert water_filled(np.array([16.0, 1.0]), 8) == (5, 3)
     assert water_filled(np.array([1e9, 1.0, 1e-9]), 8) == (MOST_BITS, 1, 0)
@@ -79,7 +79,7 @@ def test_bits_go_where_rows_vary():
 
 @pytest.mark.parametrize("width", [2, 5, 32])
 @pytest.mark.parametrize("way", WAYS)
-def test_every_code_comes_back_from_the_planes(rng, way, width):
+def test_bit_planes_round_trip_every_code(rng, way, width):
     x = [rng.standard_normal((100, 1, width)) * 0.7 ** np.arange(width)]
     basis = calibrate(x, x, x).keys
     math = NumpyArithmetic() if way == "arrays" else TensorArithmetic(torch.device("cpu"))
@@ -92,7 +92,7 @@ def test_every_code_comes_back_from_the_planes(rng, way, width):
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", ["quantized", "paged_quantized"])
-def test_half_the_error_of_rotated_codes_in_the_same_bytes(draw, calibration, kind, way):
+def test_calibration_halves_the_error_of_rotation(draw, calibration, kind, way):
     _, k, v = draw(200)
     keys = turned(k, np.arange(200))
     errors = []
@@ -110,7 +110,7 @@ def test_half_the_error_of_rotated_codes_in_the_same_bytes(draw, calibration, ki
     assert sum(widths) == 2 * 4 * WIDTH
 
 
-def test_keys_that_are_turned_are_turned_back_first(draw, calibration):
+def test_rotary_keys_are_rotated_back_first(draw, calibration):
     """With turns that are not theirs keys lose what the basis knows."""
     _, k, v = draw(200)
     keys = turned(k, np.arange(200))
@@ -124,7 +124,7 @@ def test_keys_that_are_turned_are_turned_back_first(draw, calibration):
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", ["quantized", "paged_quantized"])
-def test_rows_that_move_stay_as_they_were(draw, calibration, kind, way):
+def test_moved_rows_decode_unchanged(draw, calibration, kind, way):
     """A row is turned by the position at which it came, wherever it lies now."""
     _, k, v = draw(20)
     cache = cache_of(calibration, kind)
@@ -141,7 +141,7 @@ def test_rows_that_move_stay_as_they_were(draw, calibration, kind, way):
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_every_chunking_of_a_prompt_is_the_same(draw, calibration, way):
+def test_chunk_size_does_not_change_the_result(draw, calibration, way):
     q, k, v = draw(37)
     rows = [WAYS[way](x) for x in (turned(q, np.arange(37)), turned(k, np.arange(37)), v)]
     outs = []
@@ -151,7 +151,7 @@ def test_every_chunking_of_a_prompt_is_the_same(draw, calibration, way):
         assert np.abs(outs[-1] - outs[0]).max() <= 1e-5
 
 
-def test_tensors_have_the_codes_of_arrays(draw, calibration):
+def test_tensors_and_arrays_give_equal_codes(draw, calibration):
     _, k, v = draw(100)
     views = []
     for way in WAYS.values():
@@ -169,7 +169,7 @@ def with_silent_directions(calibration):
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_directions_without_bits_are_as_in_the_mean_row(draw, calibration, way):
+def test_directions_without_bits_decode_to_the_mean(draw, calibration, way):
     silent = replace(with_silent_directions(calibration), turns=None)
     _, k, v = draw(100)
     cache = cache_of(silent)
@@ -181,7 +181,7 @@ def test_directions_without_bits_are_as_in_the_mean_row(draw, calibration, way):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_is_computed_in_float32(draw, calibration, dtype):
+def test_half_precision_is_encoded_in_float32(draw, calibration, dtype):
     _, k, v = (torch.from_numpy(x).to(dtype) for x in draw(50))
     cache, same = cache_of(calibration), cache_of(calibration)
     cache.append(seq := cache.add(), 0, k, v)
@@ -191,7 +191,7 @@ def test_half_precision_is_computed_in_float32(draw, calibration, dtype):
         assert torch.equal(got, want.to(dtype))
 
 
-def test_keys_with_more_structure_leave_bits_to_values(rng):
+def test_structured_keys_leave_bits_to_values(rng):
     white = rng.standard_normal((2000, 1, 64))
     steep = white * 0.9 ** np.arange(64)
     for k, v, few, many in ((white, white, 32, 33), (steep, white, 15, 25), (white, steep, 40, 50)):
@@ -278,12 +278,12 @@ def test_queries_count_as_they_meet_keys_behind_them(rng):
         ({"kind": "paged", "bits": None}, "takes no bits, rotation or calibration"),
     ],
 )
-def test_a_cache_that_does_not_fit(calibration, options, says):
+def test_cache_options_that_contradict_the_calibration_raise(calibration, options, says):
     with pytest.raises((RangeError, ShapeError), match=says):
         KVCache(**{"kind": "quantized", "bits": 4, "calibration": calibration, **SIZES, **options})
 
 
-def test_kernels_have_no_way_to_such_pages(calibration):
+def test_calibrated_pages_are_not_available_to_kernels(calibration):
     cache = cache_of(calibration, like=np.zeros(1))
     with pytest.raises(UnsupportedError, match="calibrated"):
         cache.pages(0)
@@ -306,12 +306,12 @@ def test_kernels_have_no_way_to_such_pages(calibration):
         (lambda b: {"widths": (MOST_BITS,) + (0,) * (WIDTH - 1)}, "fill bytes"),
     ],
 )
-def test_a_basis_that_is_none(calibration, changed, says):
+def test_invalid_basis_raises(calibration, changed, says):
     with pytest.raises((RangeError, ShapeError), match=says):
         replace(calibration.keys, **changed(calibration.keys))
 
 
-def test_a_calibration_of_parts_that_do_not_fit(calibration):
+def test_calibration_with_mismatched_shapes_raises(calibration):
     v = calibration.values
     fewer = replace(v, center=v.center[:1], into=v.into[:1], back=v.back[:1])
     with pytest.raises(ShapeError, match="but values"):
@@ -322,18 +322,18 @@ BAD_TURNS = [TURNS[1:], TURNS * np.nan, TURNS[:, None] * np.ones(3), TURNS[0]]
 
 
 @pytest.mark.parametrize("bad", [*BAD_TURNS, TURNS.astype(np.float32)])
-def test_turns_that_do_not_fit(calibration, bad):
+def test_invalid_turns_raise(calibration, bad):
     with pytest.raises((RangeError, ShapeError), match="turns"):
         replace(calibration, turns=bad)
 
 
 @pytest.mark.parametrize("bad", BAD_TURNS)
-def test_turns_that_cannot_be_calibrated_with(draw, bad):
+def test_calibrate_rejects_invalid_turns(draw, bad):
     with pytest.raises((RangeError, ShapeError), match="turns"):
         calibrate(*([part] for part in draw(100)), turns=bad)
 
 
-def test_a_calibration_is_stored_and_read_again(draw, calibration):
+def test_calibration_can_be_pickled(draw, calibration):
     again = pickle.loads(pickle.dumps(calibration))
     assert again != calibration  # compared as one thing: arrays have no truth value
     _, k, v = draw(10)
@@ -360,7 +360,7 @@ def test_a_calibration_is_stored_and_read_again(draw, calibration):
         (lambda q, k, v: tuple([x[..., :1] for x in part] for part in (q, k, v)), "one element"),
     ],
 )
-def test_rows_that_cannot_be_calibrated_with(draw, spoil, says):
+def test_calibrate_rejects_invalid_rows(draw, spoil, says):
     q, k, v = ([part] * LAYERS for part in draw(100))
     with pytest.raises((RangeError, ShapeError), match=says):
         calibrate(*spoil(q, k, v))
@@ -369,7 +369,7 @@ def test_rows_that_cannot_be_calibrated_with(draw, spoil, says):
 @pytest.mark.needs_gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("kind", ["quantized", "paged_quantized"])
-def test_codes_on_a_gpu_are_those_of_the_reference(draw, calibration, kind):
+def test_gpu_codes_match_the_cpu(draw, calibration, kind):
     """In float64, where no sum comes near enough to an edge to fall on its other side."""
     _, k, v = (torch.from_numpy(part) for part in draw(100))
     views = []

@@ -19,7 +19,7 @@ FLOAT64 = np.dtype(np.float64)
 
 @pytest.mark.parametrize("width", [1, 2, 7, 64])
 @pytest.mark.parametrize("bits", [8, 4])
-def test_error_is_half_a_step_at_every_size(rng, bits, width):
+def test_error_is_at_most_half_a_step(rng, bits, width):
     codec = IntCodec(bits, width)
     for size in (1e-3, 1.0, 1e4):
         rows = size * (0.5 + rng.random((20, 3, width))) * rng.choice([-1, 1], (20, 3, width))
@@ -28,7 +28,7 @@ def test_error_is_half_a_step_at_every_size(rng, bits, width):
 
 
 @pytest.mark.parametrize("bits", [8, 4])
-def test_zeros_and_the_smallest(bits):
+def test_zero_and_tiny_rows(bits):
     codec = IntCodec(bits, 4)
     rows = np.zeros((2, 1, 4))
     rows[1] = 1e-12
@@ -38,12 +38,12 @@ def test_zeros_and_the_smallest(bits):
 
 
 @pytest.mark.parametrize("value", [1e9, np.inf, np.nan])
-def test_what_has_no_scale_is_refused(value):
+def test_rows_without_a_finite_scale_raise(value):
     with pytest.raises(RangeError, match="at most"):
         IntCodec(8, 2).encode(np.full((1, 1, 2), value))
 
 
-def test_every_nibble_comes_back():
+def test_nibbles_round_trip():
     codes = np.arange(-8, 8, dtype=np.int8)
     for width in range(1, 17):
         packed = pack_nibbles(codes[:width])
@@ -51,7 +51,7 @@ def test_every_nibble_comes_back():
         np.testing.assert_array_equal(unpack_nibbles(packed, width), codes[:width])
 
 
-def test_a_byte_holds_d_and_d_plus_half():
+def test_byte_holds_elements_d_and_d_plus_half():
     packed = pack_nibbles(np.array([1, 2, 3, -4], np.int8))
     np.testing.assert_array_equal(packed, [1 | 3 << 4, 2 | 12 << 4])
 
@@ -66,13 +66,13 @@ def test_typical_error_of_normal_rows(rng):
 
 
 @pytest.mark.parametrize("width", [1, 2, 16, 128])
-def test_a_hadamard_matrix_is_its_own_inverse(width):
+def test_hadamard_matrix_is_its_own_inverse(width):
     matrix = hadamard(width)
     np.testing.assert_array_equal(matrix, matrix.T)
     np.testing.assert_allclose(matrix @ matrix, np.eye(width), atol=1e-12)
 
 
-def test_a_rotation_spreads_one_large_channel(rng):
+def test_rotation_spreads_a_large_channel(rng):
     rows = rng.standard_normal((50, 2, 64))
     rows[:, :, 5] = 40
     plain, rotated = IntCodec(4, 64), RotatedCodec(IntCodec(4, 64, fitted=True), 64)
@@ -83,7 +83,7 @@ def test_a_rotation_spreads_one_large_channel(rng):
     assert errors[1] < 0.5 * errors[0]
 
 
-def test_a_fitted_scale_is_never_worse(rng):
+def test_fitted_scale_never_increases_the_error(rng):
     rows = rng.standard_normal((200, 2, 32)) * rng.gamma(1, 2, (200, 2, 32))
     for bits in (4, 8):
         errors = []
@@ -103,7 +103,7 @@ def test_a_fitted_scale_is_never_worse(rng):
         ({"kind": "quantized", "bits": "int8"}, "bits must be 8, 4 or 'fp8'"),
     ],
 )
-def test_options_that_make_no_sense(options, says):
+def test_contradictory_options_raise(options, says):
     sizes = {"num_layers": 1, "num_kv_heads": 1, "head_dim": 6, "block_size": 1, "num_blocks": 1}
     with pytest.raises((RangeError, ShapeError), match=says):
         KVCache(**options, **sizes)

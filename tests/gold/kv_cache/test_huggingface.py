@@ -54,13 +54,13 @@ def continued(model, cache, beams):
 
 @pytest.mark.parametrize("block_size", [1, 4, 16])
 @pytest.mark.parametrize("beams", [1, 4])
-def test_paged_ids_are_those_of_the_dynamic_cache(model, beams, block_size):
+def test_paged_ids_equal_the_dynamic_cache(model, beams, block_size):
     want = continued(model, transformers.DynamicCache(config=model.config), beams)
     cache = PooledCache(model.config, positions=400, block_size=block_size)
     assert torch.equal(continued(model, cache, beams), want)
 
 
-def test_beams_share_their_pages(model):
+def test_beams_share_pages(model):
     cache = PooledCache(model.config, positions=400, block_size=2)
     continued(model, cache, 4)
     book = cache.storage._storage.book
@@ -89,7 +89,7 @@ def test_logits_are_close_when_quantised(model, bits, rotate, limit):
     assert float((got - want).norm() / want.norm()) <= limit
 
 
-def test_recent_rows_bring_logits_nearer(model):
+def test_recent_rows_reduce_the_logit_error(model):
     want = teacher_forced(model, transformers.DynamicCache(config=model.config))
     errors = []
     for recent in (0, 12, 40):
@@ -101,7 +101,7 @@ def test_recent_rows_bring_logits_nearer(model):
     assert continued(model, beams, 3).shape[0] == 6
 
 
-def test_a_quantised_cache_runs_with_beams_and_is_small(model):
+def test_quantised_cache_with_beams_saves_memory(model):
     small = PooledCache(model.config, positions=400, bits=8)
     whole = PooledCache(model.config, positions=400)
     for cache in (small, whole):
@@ -110,7 +110,7 @@ def test_a_quantised_cache_runs_with_beams_and_is_small(model):
     assert small.nbytes() < 0.45 * whole.nbytes()
 
 
-def test_it_can_be_used_again_after_a_reset(model):
+def test_reset_cache_can_be_reused(model):
     cache = PooledCache(model.config, positions=400)
     first = continued(model, cache, 2)
     cache.reset()
@@ -118,7 +118,7 @@ def test_it_can_be_used_again_after_a_reset(model):
     assert torch.equal(continued(model, cache, 2), first)
 
 
-def test_rows_are_repeated_selected_and_cropped(model):
+def test_repeat_select_and_crop(model):
     cache = PooledCache(model.config, positions=400, block_size=4)
     with torch.no_grad():
         model(PROMPTS, past_key_values=cache)
@@ -133,7 +133,7 @@ def test_rows_are_repeated_selected_and_cropped(model):
         cache.crop(3)
 
 
-def test_a_pool_that_is_too_small_says_so(model):
+def test_small_pool_raises_memory_error(model):
     cache = PooledCache(model.config, positions=16, block_size=4)
     with pytest.raises(MemoryError, match="pages needed"):
         continued(model, cache, 1)
@@ -141,7 +141,7 @@ def test_a_pool_that_is_too_small_says_so(model):
         PooledCache(model.config, positions=0)
 
 
-def test_another_batch_needs_another_cache(model):
+def test_another_batch_size_raises(model):
     cache = PooledCache(model.config, positions=64)
     with torch.no_grad():
         model(PROMPTS, past_key_values=cache)

@@ -62,7 +62,7 @@ def test_window_in_every_layer_bounds_the_cache():
     assert shape.cache_bytes(32768, 16) == shape.cache_bytes(4096, 16)
 
 
-def test_there_are_enough_and_they_are_plausible():
+def test_tables_are_large_and_plausible():
     assert len(models()) >= 20
     assert len(gpus()) >= 12
     for shape in models().values():
@@ -78,7 +78,7 @@ def test_there_are_enough_and_they_are_plausible():
     assert any(shape.sliding_layers for shape in models().values())
 
 
-def test_the_well_known_121_thousand():
+def test_llama_2_7b_on_an_h100_holds_121_thousand_tokens():
     answer = context_on(models()["llama-2-7b"], gpus()["h100-80"], Setting())
     assert 121_000 < answer.tokens < 122_000
     assert answer.bytes_per_token == 524_288
@@ -131,7 +131,7 @@ def test_latent_layers_store_one_vector():
 
 
 @pytest.mark.parametrize("bits", [8, 4])
-def test_bytes_a_token_are_those_of_a_real_cache(bits):
+def test_bytes_per_token_match_a_real_cache(bits):
     shape = ModelShape(
         name="small", source="here", parameters=1, layers=2, query_heads=4, kv_heads=2,
         head_dim=16, context=64,
@@ -149,7 +149,7 @@ def test_bytes_a_token_are_those_of_a_real_cache(bits):
     assert cache.nbytes() - before - tables == shape.cache_bytes(64, bits)
 
 
-def test_max_context_is_the_oracles():
+def test_max_context_matches_the_oracle():
     rng = np.random.default_rng(3)
     for bits in (4, 8, 16):
         for _ in range(20):
@@ -164,7 +164,7 @@ def test_max_context_is_the_oracles():
             assert terms["budget_bytes"] == use * 2**35 - weights - reserve
 
 
-def test_max_context_refuses():
+def test_max_context_rejects_invalid_arguments():
     free = {"weight_bytes": 0, "reserve_bytes": 0}
     for use in (0, 1.1, -1):
         with pytest.raises(RangeError):
@@ -188,7 +188,7 @@ def test_max_context_refuses():
         {"sequences": 0},
     ],
 )
-def test_settings_are_checked(bad):
+def test_invalid_settings_raise(bad):
     with pytest.raises(RangeError):
         Setting(**bad)
 
@@ -202,7 +202,7 @@ def test_decoding_is_memory_bound_until_the_batch_is_large():
     assert one.milliseconds == pytest.approx(16.06e9 / 3350e9 * 1e3, rel=0.01)
 
 
-def test_the_batch_at_which_arithmetic_takes_over():
+def test_compute_bound_batch_size():
     model, gpu = models()["llama-3.1-8b"], gpus()["h100-80"]
     enough = decoding_step(model, gpu, Setting(), 128).compute_bound_from
     assert enough is not None
@@ -226,7 +226,7 @@ def test_latency_is_the_sum_of_its_steps():
     assert times.tokens_per_second == pytest.approx(12e3 / total)
 
 
-def test_the_well_known_109_times():
+def test_the_often_quoted_109_times():
     save = saved(models()["llama-2-7b"], 1024, 100)
     assert save.scores_at_final_length == pytest.approx(109.3, abs=0.05)
     assert save.tokens == recomputation_saved(1024, 100)
@@ -234,7 +234,7 @@ def test_the_well_known_109_times():
     assert 91 < save.flops < save.tokens < save.scores < 101
 
 
-def test_flops_saved_by_counting_them_one_by_one():
+def test_saved_flops_match_a_direct_count():
     model = models()["gemma-2-9b"]
     without = sum(model.step_flops(j) for n in range(5, 9) for j in range(1, n + 1))
     once = sum(model.step_flops(j) for j in range(1, 9))

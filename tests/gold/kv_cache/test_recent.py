@@ -88,7 +88,7 @@ def test_the_newest_rows_have_a_second_code(draw, kind, n):
         ({"bits": 4, "calibration": True}, 0.2),
     ],
 )
-def test_every_codec_is_refined(draw, options, limit):
+def test_second_codes_refine_every_codec(draw, options, limit):
     if "calibration" in options:
         seen = [[np.asarray(draw(300))] * LAYERS for _ in range(3)]
         options = {**options, "calibration": calibrate(*seen, turns=0.5 ** np.arange(WIDTH // 2))}
@@ -102,7 +102,7 @@ def test_every_codec_is_refined(draw, options, limit):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_rows_that_are_cut_off_leave_fewer(draw, kind):
+def test_truncation_drops_second_codes(draw, kind):
     twins, rows = Twins(kind), draw(20)
     seq = twins.add()
     twins.append(seq, rows[:12], -rows[:12])
@@ -131,7 +131,7 @@ def test_rows_that_are_cut_off_leave_fewer(draw, kind):
         ([], []),
     ],
 )
-def test_rows_that_move_take_their_second_code_along(draw, kind, order, refined):
+def test_moved_rows_keep_their_second_codes(draw, kind, order, refined):
     twins, rows = Twins(kind), draw(22)
     seq = twins.add()
     twins.append(seq, rows[:20], -rows[:20])
@@ -144,7 +144,7 @@ def test_rows_that_move_take_their_second_code_along(draw, kind, order, refined)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_forks_go_their_own_way(draw, kind):
+def test_forks_are_independent(draw, kind):
     twins, rows = Twins(kind), draw(30)
     seq = twins.add()
     twins.append(seq, rows[:10], -rows[:10])
@@ -159,7 +159,7 @@ def test_forks_go_their_own_way(draw, kind):
     assert twins.refined(child, rows[[*range(10), 20]]) == [6, 7, 8, 9, 10]
 
 
-def test_a_known_prefix_has_first_codes_only(draw):
+def test_reused_prefix_has_first_codes_only(draw):
     twins, rows, tokens = Twins(), draw(11), list(range(11))
     seq = twins.add()
     twins.append(seq, rows, -rows)
@@ -173,7 +173,7 @@ def test_a_known_prefix_has_first_codes_only(draw):
 
 
 @pytest.mark.parametrize("recent", [3, 9, 30])
-def test_behind_a_sliding_window_nothing_is_read(draw, recent):
+def test_second_codes_behind_a_window_are_ignored(draw, recent):
     twins, rows = Twins(window=7, recent=recent, num_blocks=5), draw(40)
     seq = twins.add()
     for step in range(40):
@@ -197,7 +197,7 @@ def test_layers_of_different_lengths(draw):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_its_bytes_are_counted_and_nothing_else_is_held(draw, kind):
+def test_nbytes_counts_second_codes(draw, kind):
     twins, rows = Twins(kind), draw(30)
     seq = twins.add()
     for at, held in ((3, 3), (30, RECENT)):
@@ -220,7 +220,7 @@ def _allocated(field):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_append_that_is_refused_changes_nothing(draw, kind):
+def test_failed_append_changes_nothing(draw, kind):
     twins, rows = Twins(kind, num_blocks=3), draw(13)
     seq = twins.add()
     twins.append(seq, rows[:10], -rows[:10])
@@ -230,7 +230,7 @@ def test_an_append_that_is_refused_changes_nothing(draw, kind):
     assert twins.refined(seq, rows[:10]) == [5, 6, 7, 8, 9]
 
 
-def test_a_fork_that_does_not_fit_leaves_nothing(draw):
+def test_failed_fork_leaves_no_second_codes(draw):
     twins, rows = Twins("quantized", num_blocks=3), draw(10)
     seq = twins.add()
     twins.append(seq, rows, -rows)
@@ -240,7 +240,7 @@ def test_a_fork_that_does_not_fit_leaves_nothing(draw):
     assert twins.extra() == 0
 
 
-def test_a_compaction_that_does_not_fit_changes_nothing(draw):
+def test_failed_keep_changes_nothing(draw):
     twins, rows = Twins(num_blocks=3), draw(10)
     seq = twins.add()
     twins.append(seq, rows, -rows)
@@ -250,7 +250,7 @@ def test_a_compaction_that_does_not_fit_changes_nothing(draw):
     assert twins.refined(seq, rows) == [5, 6, 7, 8, 9]
 
 
-def test_what_has_no_second_scale_is_refused_too(draw):
+def test_rows_without_a_finite_second_scale_raise(draw):
     """Of a float8 row the first code may miss more than 7 times the largest float16."""
     row = draw(1)
     row[...] = 448 * 6e4 / 1.055
@@ -264,7 +264,7 @@ def test_what_has_no_second_scale_is_refused_too(draw):
     assert len(cache._storage.pools) == 0
 
 
-def test_attention_sees_the_rows_as_they_are_now(draw):
+def test_attention_uses_the_current_second_codes(draw):
     """What is recent is so for every query of a call; chunks of a prompt differ by design."""
     q, k, v = draw(20, 2 * HEADS), draw(20), draw(20)
     outs = []
@@ -302,19 +302,19 @@ def test_half_precision(rng, dtype):
         ({"kind": "paged", "bits": None}, RangeError, "recent needs a quantised kind"),
     ],
 )
-def test_options_that_make_no_sense(options, error, says):
+def test_invalid_recent_options_raise(options, error, says):
     with pytest.raises(error, match=says):
         KVCache(**{"kind": "quantized", "bits": 4, "recent": 2, **SIZES, **options})
 
 
-def test_without_it_nothing_is_encoded_twice(draw):
+def test_recent_0_stores_no_second_codes(draw):
     twins, rows = Twins(), draw(3)
     seq = twins.add()
     twins.append(seq, rows, rows)
     assert twins.coarse._recent._held[seq] == [()] * LAYERS
 
 
-def test_kernels_would_not_see_second_codes():
+def test_pages_require_recent_0():
     cache = KVCache("paged_quantized", bits=8, recent=2, like=np.zeros(1), **SIZES)
     with pytest.raises(UnsupportedError, match="recent"):
         cache.pages(0)
@@ -325,7 +325,7 @@ def test_kernels_would_not_see_second_codes():
 @pytest.mark.needs_gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("kind", KINDS)
-def test_on_a_gpu_rows_are_those_of_the_reference(rng, kind):
+def test_gpu_rows_match_the_cpu(rng, kind):
     rows = torch.from_numpy(rng.standard_normal((30, HEADS, WIDTH)))
     views = []
     for device in ("cpu", "cuda"):

@@ -17,7 +17,7 @@ SIZES = {"num_layers": 2, "num_kv_heads": 2, "head_dim": 8, "block_size": 4, "nu
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize(("bits", "fitted"), [(8, False), (4, False), (8, True), (4, True)])
-def test_integer_codes_are_the_references_bit_for_bit(rng, bits, fitted, dtype):
+def test_integer_codes_equal_the_numpy_codec(rng, bits, fitted, dtype):
     for width in (1, 7, 64):
         rows = (
             rng.standard_normal((30, 2, width)) * 10.0 ** rng.integers(-6, 4, (30, 2, 1))
@@ -36,7 +36,7 @@ def test_integer_codes_are_the_references_bit_for_bit(rng, bits, fitted, dtype):
         )
 
 
-def test_fp8_codes_are_torchs(rng):
+def test_fp8_codes_equal_torch(rng):
     grid = np.arange(0, 450, 0.0078125, dtype=np.float32)  # holds every halfway point above 1/8
     values = np.concatenate([grid[grid <= 448], rng.standard_normal(2000).astype(np.float32) / 64])
     values = np.concatenate([values, -values])
@@ -63,7 +63,7 @@ class LikeAGpu(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("bits", [8, 4, "fp8"])
-def test_scales_are_rounded_alike_where_division_by_a_number_is_not(rng, bits):
+def test_scales_are_rounded_once_on_a_gpu(rng, bits):
     """Rows whose largest element is an exact float16 times the largest code."""
     scales = rng.integers(2**10, 2**11, (2000, 1, 1)) / 2.0**14
     rows = np.float32(scales * {8: 127, 4: 7, "fp8": 448}[bits])
@@ -74,7 +74,7 @@ def test_scales_are_rounded_alike_where_division_by_a_number_is_not(rng, bits):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("bits", [None, 8, 4, "fp8"])
-def test_it_attends_like_the_reference(rng, bits, dtype):
+def test_attention_matches_the_oracle(rng, bits, dtype):
     kind = "paged" if bits is None else "paged_quantized"
     cache = KVCache(kind, bits=bits, **SIZES)
     seq = cache.add()
@@ -93,7 +93,7 @@ def test_it_attends_like_the_reference(rng, bits, dtype):
 
 
 @pytest.mark.parametrize("bits", [None, 8])
-def test_every_chunking_of_a_prompt_is_the_same(rng, bits):
+def test_chunk_size_does_not_change_the_result(rng, bits):
     q, k, v = (torch.from_numpy(rng.standard_normal((37, h, 8))).float() for h in (4, 2, 2))
     whole = None
     for chunk in (37, 1, 2, 3, 5, 8, 16, 36):
@@ -124,7 +124,7 @@ def test_storage_never_moves(rng, bits):
 
 
 @pytest.mark.parametrize("bits", [None, 8, 4])
-def test_a_kernel_can_write_and_read_the_pages_itself(rng, bits):
+def test_kernels_can_write_pages(rng, bits):
     """`extend` gives slots; what is written there through `pages` is what `view` reads."""
     cache = KVCache(
         "paged" if bits is None else "paged_quantized", bits=bits, like=torch.zeros(1), **SIZES
@@ -156,7 +156,7 @@ def test_a_kernel_can_write_and_read_the_pages_itself(rng, bits):
     assert pages.k[int(table[0, 1]), :, 3].equal(codes[0][-1])
 
 
-def test_pages_are_for_paged_kinds_with_storage():
+def test_pages_require_an_allocated_paged_cache():
     with pytest.raises(UnsupportedError, match="dense cache has no pages"):
         KVCache("dense", **SIZES).pages(0)
     with pytest.raises(RangeError, match="pages are not allocated yet"):
@@ -172,7 +172,7 @@ def test_pages_are_for_paged_kinds_with_storage():
         cache.append(seq, 0, torch.ones(1, 2, 8), torch.ones(1, 2, 8))
 
 
-def test_values_without_a_scale_are_refused():
+def test_values_without_a_finite_scale_raise():
     cache = KVCache("quantized", bits=8, **SIZES)
     seq = cache.add()
     for bad in (float("nan"), float("inf"), 1e9):
@@ -181,7 +181,7 @@ def test_values_without_a_scale_are_refused():
     assert cache.nbytes() < 100  # nothing was allocated either
 
 
-def test_rows_that_follow_fork_once_for_every_further_child():
+def test_follow_forks_once_per_further_child():
     cache = KVCache("paged", **SIZES)
     seqs = [cache.add() for _ in range(3)]
     cache.append(seqs[1], 0, np.ones((5, 2, 8)), np.ones((5, 2, 8)))

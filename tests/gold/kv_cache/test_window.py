@@ -19,7 +19,7 @@ def build(kind, bits=None, num_blocks=20):
 
 
 @pytest.mark.parametrize(("kind", "bits"), KINDS)
-def test_a_position_sees_its_window_and_no_more(rng, kind, bits):
+def test_attention_sees_only_the_window(rng, kind, bits):
     whole = KVCache(
         kind, num_layers=1, num_kv_heads=2, head_dim=4, block_size=64, num_blocks=1, bits=bits
     )
@@ -39,7 +39,7 @@ def test_a_position_sees_its_window_and_no_more(rng, kind, bits):
     assert cache.length(seq) == at
 
 
-def test_pages_behind_the_window_are_given_back(rng):
+def test_pages_behind_the_window_are_freed(rng):
     cache = build("paged", num_blocks=4)
     seq = cache.add()
     rows = rng.standard_normal((100, 2, 4))
@@ -53,7 +53,7 @@ def test_pages_behind_the_window_are_given_back(rng):
     np.testing.assert_array_equal(cache.view(seq, 1)[0], rows[first:])
 
 
-def test_forks_go_their_own_way_behind_a_window(rng):
+def test_forks_with_a_window_are_independent(rng):
     cache = build("paged")
     seq = cache.add()
     rows = rng.standard_normal((30, 2, 4))
@@ -70,7 +70,7 @@ def test_forks_go_their_own_way_behind_a_window(rng):
     assert cache._storage.book.free_pages == 20
 
 
-def test_rejected_drafts_can_be_cut_off_but_not_what_the_window_lost(rng):
+def test_truncation_beyond_the_stored_window_raises(rng):
     cache = build("paged")
     seq = cache.add()
     rows = rng.standard_normal((40, 2, 4))
@@ -87,7 +87,7 @@ def test_rejected_drafts_can_be_cut_off_but_not_what_the_window_lost(rng):
     assert cache.length(seq) == 36
 
 
-def test_an_append_that_is_refused_forgets_nothing(rng):
+def test_failed_append_frees_no_page(rng):
     cache = build("paged", num_blocks=4)
     seq = cache.add()
     rows = rng.standard_normal((14, 2, 4))
@@ -101,7 +101,7 @@ def test_an_append_that_is_refused_forgets_nothing(rng):
     assert cache.first(seq) == 8
 
 
-def test_a_keep_that_is_refused_loses_nothing(rng):
+def test_failed_keep_changes_nothing(rng):
     """A page that is gone does not come back, however often the last page of the pool is held."""
     cache = KVCache(
         "paged", num_layers=1, num_kv_heads=2, head_dim=4, block_size=4, num_blocks=6, window=4
@@ -121,7 +121,7 @@ def test_a_keep_that_is_refused_loses_nothing(rng):
     assert cache.length(seq) == 14
 
 
-def test_queries_whose_window_is_gone_are_refused(rng):
+def test_queries_beyond_the_stored_window_raise(rng):
     cache = build("paged")
     seq = cache.add()
     rows = rng.standard_normal((30, 2, 4))
@@ -134,14 +134,14 @@ def test_queries_whose_window_is_gone_are_refused(rng):
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 8, 50])
-def test_chunks_with_a_window(rng, chunk):
+def test_chunked_prefill_with_a_window(rng, chunk):
     q, k, v = (rng.standard_normal((50, heads, 4)) for heads in (4, 2, 2))
     cache = build("paged")
     out = chunked_prefill(cache, cache.add(), 0, q, k, v, chunk)
     np.testing.assert_allclose(out, attention(q, k, v, window=WINDOW), atol=1e-12)
 
 
-def test_a_window_is_at_least_one():
+def test_window_below_one_raises():
     with pytest.raises(RangeError):
         KVCache(
             "paged", num_layers=1, num_kv_heads=1, head_dim=1, block_size=1, num_blocks=1, window=0

@@ -28,12 +28,12 @@ def test_paragraphs_are_documents(tmp_path: Path) -> None:
     assert read_documents([file]) == ["one\nstill one", "two"]
 
 
-def test_lines_may_end_as_elsewhere(tmp_path: Path) -> None:
+def test_windows_line_endings_are_read(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_bytes(b"one\r\nstill one\r\n\r\ntwo\r\n")
     assert read_documents([tmp_path / "text.txt"]) == ["one\nstill one", "two"]
 
 
-def test_missing_and_empty_text_is_refused(tmp_path: Path) -> None:
+def test_missing_or_empty_text_raises(tmp_path: Path) -> None:
     empty = tmp_path / "empty.txt"
     empty.write_text("\n\n")
     with pytest.raises(RangeError, match="no text"):
@@ -45,7 +45,7 @@ def test_missing_and_empty_text_is_refused(tmp_path: Path) -> None:
         read_documents([tmp_path / "archive"])
 
 
-def test_text_that_is_no_utf8_is_refused_with_its_place(tmp_path: Path) -> None:
+def test_invalid_utf8_raises_with_its_position(tmp_path: Path) -> None:
     """Read with replacement, a model would learn the replacement."""
     file = tmp_path / "latin.txt"
     file.write_bytes(b"word " * 20_000 + "Märkte".encode("latin-1"))
@@ -53,7 +53,7 @@ def test_text_that_is_no_utf8_is_refused_with_its_place(tmp_path: Path) -> None:
         read_documents([file])
 
 
-def test_a_subfolder_that_cannot_be_read_is_not_skipped(tmp_path: Path, monkeypatch) -> None:
+def test_unreadable_subfolder_raises(tmp_path: Path, monkeypatch) -> None:
     """Faked: root may read every folder."""
     (tmp_path / "open.txt").write_text("one")
     (tmp_path / "locked").mkdir()
@@ -69,7 +69,7 @@ def test_a_subfolder_that_cannot_be_read_is_not_skipped(tmp_path: Path, monkeypa
         read_documents([tmp_path])
 
 
-def test_a_folder_may_be_named_like_a_file(tmp_path: Path) -> None:
+def test_folder_named_like_a_text_file(tmp_path: Path) -> None:
     (tmp_path / "b.txt").mkdir()
     (tmp_path / "b.txt" / "inner.txt").write_text("two")
     (tmp_path / "b.txt" / "notes.md").write_text("no text")
@@ -78,14 +78,14 @@ def test_a_folder_may_be_named_like_a_file(tmp_path: Path) -> None:
     assert read_documents([tmp_path]) == ["one", "two", "three"]
 
 
-def test_a_broken_link_is_not_skipped(tmp_path: Path) -> None:
+def test_broken_link_raises(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("one")
     (tmp_path / "gone.txt").symlink_to(tmp_path / "nowhere")
     with pytest.raises(RangeError, match=r"gone\.txt cannot be read"):
         read_documents([tmp_path])
 
 
-def test_split_goes_by_content() -> None:
+def test_split_depends_on_content_only() -> None:
     train, valid = split_documents(DOCUMENTS, 0.2)
     assert sorted(train + valid) == sorted(DOCUMENTS)
     assert len(valid) == 10
@@ -95,25 +95,25 @@ def test_split_goes_by_content() -> None:
 
 
 @pytest.mark.parametrize("documents", [DOCUMENTS, DOCUMENTS[:2]])
-def test_one_document_at_least_is_left_to_train_on(documents: list[str]) -> None:
+def test_at_least_one_training_document(documents: list[str]) -> None:
     split = split_documents(documents, 0.9999)
     assert len(split.train) == 1
     assert split_documents(documents[::-1], 0.9999).train == split.train
 
 
 @pytest.mark.parametrize("documents", [["one"], ["same", "same"]])
-def test_one_document_cannot_be_split(documents: list[str]) -> None:
+def test_single_document_raises(documents: list[str]) -> None:
     with pytest.raises(RangeError, match="two different"):
         split_documents(documents, 0.5)
 
 
 @pytest.mark.parametrize("fraction", [0.0, 1.0, -0.5])
-def test_a_side_must_not_be_empty(fraction: float) -> None:
+def test_invalid_fraction_raises(fraction: float) -> None:
     with pytest.raises(RangeError, match="fraction"):
         split_documents(DOCUMENTS, fraction)
 
 
-def test_a_planted_leak_is_found_and_removed() -> None:
+def test_leaks_are_found_and_removed() -> None:
     clean = split_documents(DOCUMENTS, 0.2)
     assert leaks(clean) == []
     planted = Split([*clean.train, f"before\n{SHARED}"], [*clean.valid, f"{SHARED}  \nafter"])
@@ -123,7 +123,7 @@ def test_a_planted_leak_is_found_and_removed() -> None:
         without_leaks(Split([SHARED], [SHARED]))
 
 
-def test_windows_cover_the_text() -> None:
+def test_windows_contain_the_text() -> None:
     assert tokens("aé").tolist() == [97, 195, 169]
     found = windows(["abc", "def"], 3)
     assert found.shape == (2, 4)

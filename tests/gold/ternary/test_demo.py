@@ -34,7 +34,7 @@ def model() -> tuple[Decoder, Tokenizer]:
     return Decoder.from_pretrained(folder), Tokenizer(folder)
 
 
-def test_it_is_packed_and_small(model):
+def test_demo_model_is_packed_and_small(model):
     decoder, _ = model
     files = list(demo.FOLDER.iterdir())
     assert sum(file.stat().st_size for file in files) <= 8_000_000
@@ -47,7 +47,7 @@ def test_it_is_packed_and_small(model):
     assert end_ids(demo.FOLDER) == [0]
 
 
-def test_it_expects_text_of_its_domain(model):
+def test_demo_model_predicts_text_of_its_domain(model):
     decoder, words = model
     ids = torch.tensor([words.encode(UNSEEN)])
     with torch.no_grad():
@@ -59,7 +59,7 @@ def test_it_expects_text_of_its_domain(model):
     assert float(loss) < float(disordered) - 2.0
 
 
-def test_it_writes_words(model):
+def test_demo_model_generates_words(model):
     decoder, words = model
     known = set((HERE / "demo_words.txt").read_text().split())
     prompts = [words.encode(text) for text in ("The kernel", "The people of the")]
@@ -69,7 +69,7 @@ def test_it_writes_words(model):
         assert sum(word in known for word in found) >= 0.8 * len(found), found
 
 
-def test_an_installation_without_it_says_so(tmp_path, monkeypatch):
+def test_missing_demo_model_raises(tmp_path, monkeypatch):
     monkeypatch.setattr(demo, "FOLDER", tmp_path)
     with pytest.raises(RangeError, match="without the demo model"):
         demo.demo_model()

@@ -40,7 +40,7 @@ def decoder(family="llama", tied=False, group_size=128, dim=128, vocab=20):
 
 @pytest.mark.parametrize("kind", ["f16", "q8_0"])
 @pytest.mark.parametrize(("family", "tied"), [("llama", False), ("qwen3", True)])
-def test_what_is_written_comes_back(tmp_path, family, tied, kind):
+def test_files_round_trip(tmp_path, family, tied, kind):
     model = decoder(family, tied)
     to_gguf(pack_model(decoder(family, tied)), tmp_path / "m.gguf", kind)
     again = from_gguf(tmp_path / "m.gguf")
@@ -62,15 +62,15 @@ def test_tq2_0_holds_groups_of_256(tmp_path):
     assert kinds == {"TQ2_0", "F32"}
 
 
-def test_tq2_0_refuses_two_scales_in_a_block(tmp_path):
+def test_tq2_0_rejects_blocks_with_two_scales(tmp_path):
     with pytest.raises(RangeError, match=r"different scales.*f16 or q8_0"):
         to_gguf(decoder(dim=256), tmp_path / "m.gguf", "tq2_0")
-    with pytest.raises(RangeError, match=r"no multiple of 256: write f16 or q8_0, which lose"):
+    with pytest.raises(RangeError, match=r"not a multiple of 256: write f16 or q8_0, which lose"):
         to_gguf(decoder(), tmp_path / "m.gguf", "tq2_0")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_tq2_0_takes_groups_of_128_that_agree():
+def test_tq2_0_accepts_equal_neighbouring_scales():
     """Equal scales, or a neighbour without codes, fit one block; the package reads the same."""
     codes = np.random.default_rng(1).integers(-1, 2, (3, 512)).astype(np.int8)
     scales = np.full((3, 4), 0.5, dtype=np.float16)
@@ -84,7 +84,7 @@ def test_tq2_0_takes_groups_of_128_that_agree():
         gguf.encode("w", given, "tq2_0")
 
 
-def test_a_negative_scale_beside_a_group_without_codes_is_the_blocks():
+def test_negative_scale_beside_an_empty_group():
     codes = np.ones((2, 256), dtype=np.int8)
     codes[0, :128] = codes[1, 128:] = 0
     given = gguf.Tensor(None, codes, np.array([[0.5, -0.25], [-0.25, 0.5]], dtype=np.float16))
@@ -94,14 +94,14 @@ def test_a_negative_scale_beside_a_group_without_codes_is_the_blocks():
 
 
 @pytest.mark.parametrize("kind", ["q8_0", "tq2_0", "q2_0"])
-def test_groups_of_16_are_told_what_holds_them(kind):
+def test_error_for_groups_of_16_suggests_f16(kind):
     codes = np.ones((1, 256), dtype=np.int8)
     scales = np.arange(1, 17, dtype=np.float16)[None]
     with pytest.raises(RangeError, match=r"write f16, which loses nothing$"):
         gguf.encode("w", gguf.Tensor(None, codes, scales, 16), kind)
 
 
-def test_a_group_wider_than_the_row_fits_any_block():
+def test_group_wider_than_the_row():
     """Neither memory for the whole group nor a refusal: the row has one scale."""
     codes = np.ones((2, 256), dtype=np.int8)
     given = gguf.Tensor(None, codes, np.array([[0.5], [0.25]], dtype=np.float16), 10**12 + 1)
@@ -110,7 +110,7 @@ def test_a_group_wider_than_the_row_fits_any_block():
     assert np.array_equal(read, codes * np.array([[0.5], [0.25]]))
 
 
-def test_the_forks_q2_0_comes_with_a_warning(tmp_path):
+def test_q2_0_warns(tmp_path):
     model = decoder()
     with pytest.warns(UserWarning, match="blocks of 64"):
         to_gguf(model, tmp_path / "m.gguf", "q2_0")
@@ -122,7 +122,7 @@ def test_the_forks_q2_0_comes_with_a_warning(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["m.safetensors", "m", "gguf", "link.gguf"])
-def test_only_a_gguf_file_is_written(tmp_path, name):
+def test_other_file_names_raise(tmp_path, name):
     """A link is what it leads to: a file of the checkpoint, perhaps."""
     (tmp_path / "model.safetensors").write_text("kept")
     (tmp_path / "link.gguf").symlink_to("model.safetensors")
@@ -132,7 +132,7 @@ def test_only_a_gguf_file_is_written(tmp_path, name):
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_a_link_to_a_gguf_file_stays_one(tmp_path):
+def test_link_to_a_gguf_file_stays_a_link(tmp_path):
     (tmp_path / "disk").mkdir()
     (tmp_path / "latest").symlink_to("disk/m.gguf")
     to_gguf(decoder(), tmp_path / "latest", "f16")
@@ -141,7 +141,7 @@ def test_a_link_to_a_gguf_file_stays_one(tmp_path):
     assert [path.name for path in (tmp_path / "disk").iterdir()] == ["m.gguf"]
 
 
-def test_a_dense_model_is_refused(tmp_path):
+def test_dense_models_and_invalid_files_raise(tmp_path):
     dense = Decoder(decoder().config)
     with pytest.raises(RangeError, match="is not ternary"):
         to_gguf(dense, tmp_path / "m.gguf", "f16")
@@ -157,7 +157,7 @@ def test_a_dense_model_is_refused(tmp_path):
 @pytest.mark.full
 @pytest.mark.parametrize("kind", ["f16", "q8_0", "tq2_0"])
 @pytest.mark.parametrize(("family", "tied"), [("llama", False), ("qwen3", True)])
-def test_llama_cpp_says_the_same(tmp_path, family, tied, kind):
+def test_llama_cpp_generates_the_same_tokens(tmp_path, family, tied, kind):
     """Where llama-cpp-python is installed, it continues a prompt with our tokens."""
     llama_cpp = pytest.importorskip("llama_cpp")
     documents = [f"the river number {number} runs to the sea" for number in range(200)]
@@ -178,7 +178,7 @@ def test_llama_cpp_says_the_same(tmp_path, family, tied, kind):
     assert found == generate(dequantized(model), [prompt], max_new_tokens=8)[0]
 
 
-def test_the_tokeniser_travels_along(tmp_path):
+def test_tokeniser_is_written(tmp_path):
     documents = [f"the river number {number} runs to the sea" for number in range(200)]
     tokenizer = train_tokenizer(documents, 300)
     tokenizer.save(str(tmp_path / "tokenizer.json"))
@@ -202,7 +202,7 @@ def words(tmp_path, **changes):
     return place
 
 
-def test_the_end_is_the_one_that_the_checkpoint_names(tmp_path):
+def test_end_token_of_the_checkpoint_is_written(tmp_path):
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [7, 8]}')
     model = decoder("qwen3", tied=True, vocab=300)
     to_gguf(model, tmp_path / "m.gguf", "f16", tokenizer=words(tmp_path))
@@ -210,7 +210,7 @@ def test_the_end_is_the_one_that_the_checkpoint_names(tmp_path):
     assert end.parts[end.data[0]][0] == 7
 
 
-def test_tokenisers_that_the_file_cannot_hold_are_said(tmp_path):
+def test_unsupported_tokenisers_raise_or_warn(tmp_path):
     model, file = decoder("qwen3", tied=True, vocab=300), tmp_path / "m.gguf"
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}
     for other in ({"pre_tokenizer": {"type": "Metaspace"}}, {"pre_tokenizer": None}, {"model": {}}):
@@ -228,7 +228,7 @@ def test_tokenisers_that_the_file_cannot_hold_are_said(tmp_path):
         {"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": True}},
     ],
 )
-def test_tokenisers_that_change_a_text_first_are_said(tmp_path, change):
+def test_normalising_tokenisers_warn(tmp_path, change):
     model, file = decoder("qwen3", tied=True, vocab=300), tmp_path / "m.gguf"
     with pytest.warns(UserWarning, match="changes text before"):
         to_gguf(model, file, "f16", tokenizer=words(tmp_path, **change))
@@ -245,7 +245,7 @@ def test_tokenisers_that_change_a_text_first_are_said(tmp_path, change):
         '{"pre_tokenizer": {"type": "Sequence", "pretokenizers": [3]}, "model": {"type": "BPE"}}',
     ],
 )
-def test_a_file_that_is_no_tokeniser_is_a_sentence(tmp_path, text):
+def test_invalid_tokeniser_file_raises(tmp_path, text):
     (tmp_path / "tokenizer.json").write_text(text)
     model, file = decoder("qwen3", tied=True), tmp_path / "m.gguf"
     with pytest.raises(RangeError, match=r"tokenizer\.json is not a byte-level BPE tokeniser"):

@@ -78,7 +78,7 @@ def test_many_rows(rows, K, dtype):
 
 @pytest.mark.parametrize("dtype", LOW)
 @pytest.mark.parametrize("rows", [1, 8, 16, 64, 100, 256])
-def test_any_rows_with_groups_of_nothing(rows, dtype):
+def test_zero_and_extreme_scales(rows, dtype):
     """A group whose scale is 0 counts for nothing, wherever it lies; others may differ by 2^20."""
     x, plane, scales = drawn(rows, 200, 1280, dtype)
     scales[:50, 0] = 0
@@ -91,7 +91,7 @@ def test_any_rows_with_groups_of_nothing(rows, dtype):
 
 @pytest.mark.parametrize("dtype", LOW)
 @pytest.mark.parametrize(("N", "K"), [(13824, 2560), (28672, 8192)])
-def test_the_benchmarks_matrices(N, K, dtype):
+def test_benchmark_matrices(N, K, dtype):
     x, plane, scales = drawn(1, N, K, dtype)
     agree(fast.packed_linear(x, plane, scales), x, plane, scales)
 
@@ -131,7 +131,7 @@ def test_wider_groups(dtype):
 
 
 @pytest.mark.parametrize("dtype", LOW)
-def test_each_group_alone(dtype):
+def test_groups_do_not_affect_each_other(dtype):
     """One activation at a time: nothing leaks from a group to another, whatever its scale."""
     _, plane, scales = drawn(1, 40, 1152, dtype)
     weights = fast.unpacked(plane, scales, 1152, 128)
@@ -150,7 +150,7 @@ def test_small_and_large_activations(dtype, size):
     agree(fast.packed_linear(x, plane, (scales * 0.01).half()), x, plane, (scales * 0.01).half())
 
 
-def test_what_is_not_finite_stays_so():
+def test_infinite_activations_stay_infinite():
     x, plane, scales = drawn(2, 50, 512, torch.bfloat16)
     x[0, 300] = torch.inf
     y = fast.packed_linear(x, plane, scales)
@@ -159,7 +159,7 @@ def test_what_is_not_finite_stays_so():
 
 
 @pytest.mark.parametrize("rows", [1, 16, 100])
-def test_gradients_pass_through_packed_weights(rows):
+def test_gradients_of_packed_products(rows):
     x, plane, scales = drawn(rows, 333, 640, torch.float32)
     y = fast.packed_linear(x.requires_grad_(), plane, scales)
     given = torch.randn(rows, 333, device="cuda")
@@ -171,7 +171,7 @@ def test_gradients_pass_through_packed_weights(rows):
 
 
 @pytest.mark.parametrize(("rows", "K"), [(1, 2560), (4, 2560), (8, 2560), (1, 8192), (2, 8192)])
-def test_a_chain_that_feeds_itself(rows, K):
+def test_early_started_kernels_read_finished_inputs(rows, K):
     """Kernels start before the one before is done: two buffers in turn show a read too early."""
     N = K
     stored = [drawn(rows, N, K, torch.bfloat16, seed)[1:] for seed in range(8)]
@@ -204,7 +204,7 @@ def test_a_chain_that_feeds_itself(rows, K):
         assert torch.equal(buffers[0], wanted)
 
 
-def test_weights_written_just_before():
+def test_weights_written_by_the_previous_kernel():
     """The kernel before may have made the weights, not only x."""
     x, plane, scales = drawn(1, 4096, 2560, torch.bfloat16)
     others = [drawn(1, 4096, 2560, torch.bfloat16, seed)[1:] for seed in range(1, 30)]

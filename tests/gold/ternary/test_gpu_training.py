@@ -38,7 +38,7 @@ def trainer(recipe):
         {"compile": True, "capture": True, **OWN_TEACHER},
     ],
 )
-def test_a_captured_step_trains_as_a_plain_one(how):
+def test_captured_steps_train_like_plain_steps(how):
     plain, other = trainer(PLAIN), trainer(replace(PLAIN, **how))
     for run in (plain, other):
         run.run()
@@ -56,7 +56,7 @@ def test_scales_are_rounded_once(compiled):
     assert np.array_equal(made(near.cuda())[1].cpu().numpy(), wanted)
 
 
-def test_captured_steps_go_on_from_a_checkpoint(tmp_path):
+def test_captured_run_resumes_from_a_checkpoint(tmp_path):
     recipe = replace(PLAIN, capture=True)
     first, second = trainer(recipe), trainer(recipe)
     first.run(stop_at=12)

@@ -44,21 +44,24 @@ def test_interpreted_kernels_agree_with_the_oracle(interpreted, number, dtype):
     np.testing.assert_allclose(y, wanted, rtol=0, atol=TOLERANCES[dtype] * largest)
 
 
+def compiled(which, problems, folder, run_script):
+    (folder / "problems.json").write_text(json.dumps([which, problems]))
+    run_script(HERE / "compile_kernels.py", folder, TRITON_INTERPRET="0")
+    return json.loads((folder / "compiled.json").read_text())
+
+
 def test_kernels_compile_for_hopper(tmp_path, run_script):
     """Few rows: no barrier but those of the last sum. Many: tensor cores."""
-    run_script(HERE / "compile_kernels.py", tmp_path, TRITON_INTERPRET="0")
-    few, many = json.loads((tmp_path / "compiled.json").read_text())
-    assert few["kernel"] == "gemv_kernel"
+    names = [["gemv_kernel"], ["gemm_kernel"]]
+    few, many = compiled("other", names, tmp_path, run_script)
     assert few["barriers"] <= 8, few
     assert many["tensor_cores"], many
     assert max(few["shared"], many["shared"]) <= 232448
 
 
 def compiled_as_planned(problems, folder, run_script):
-    """Tensor cores, shared memory for all that stay, weights before x where they may be."""
-    (folder / "problems.json").write_text(json.dumps(problems))
-    run_script(HERE / "compile_few_rows.py", folder, TRITON_INTERPRET="0")
-    found = json.loads((folder / "compiled.json").read_text())
+    """Checks tensor cores, shared memory, and that settled weights are loaded before x."""
+    found = compiled("few", problems, folder, run_script)
     for (groups, rows, _, settled), made in zip(problems, found, strict=True):
         assert made["products"] >= 8 * -(-groups // 64), (groups, rows, made)
         assert made["programs"] * (made["shared"] + 1024) <= 228 * 1024, (groups, rows, made)
@@ -80,9 +83,7 @@ def test_every_plan_compiles_for_hopper(tmp_path, run_script):
 
 
 def compiled_as_cut(problems, folder, run_script):
-    (folder / "problems.json").write_text(json.dumps(problems))
-    run_script(HERE / "compile_many_rows.py", folder, TRITON_INTERPRET="0")
-    found = json.loads((folder / "compiled.json").read_text())
+    found = compiled("many", problems, folder, run_script)
     for made in found:
         assert made["products"] >= 8, made
         assert made["shared"] <= 227 * 1024, made

@@ -43,7 +43,7 @@ def test_forward_uses_the_stored_weight() -> None:
     assert torch.equal(layer(x), nn.functional.linear(x, dense))
 
 
-def test_the_gradient_goes_straight_through() -> None:
+def test_straight_through_gradient() -> None:
     latent = torch.randn(5, 300, requires_grad=True)
     factor = torch.randn(5, 300)
     (straight_through(latent) * factor).sum().backward()
@@ -51,7 +51,7 @@ def test_the_gradient_goes_straight_through() -> None:
     assert torch.equal(latent.grad, factor)
 
 
-def test_compiled_code_has_the_gradient_and_the_value() -> None:
+def test_compiled_gradient_and_value() -> None:
     """The graph is traced and differentiated as for a GPU, without generating code for it."""
     latent = torch.randn(5, 300, requires_grad=True)
     factor = torch.randn(5, 300)
@@ -76,7 +76,7 @@ def test_training_moves_the_codes() -> None:
     assert not torch.equal(layer.ternary()[0], before)
 
 
-def test_a_tied_head_is_the_embedding() -> None:
+def test_tied_head_uses_the_embedding() -> None:
     embedding = TernaryEmbedding(11, 300)
     head = TiedHead(embedding)
     x = torch.randn(2, 300)
@@ -110,12 +110,12 @@ def test_conversion_keeps_a_shared_weight_shared() -> None:
     assert len([s for s in coverage(model) if s.ternary]) == 2
 
 
-def test_conversion_refuses_what_has_no_dense_weight_left() -> None:
+def test_conversion_without_dense_weights_raises() -> None:
     with pytest.raises(RangeError, match="no dense weights to make ternary"):
         convert(nn.Sequential(nn.LayerNorm(4), nn.ReLU()))
 
 
-def test_conversion_refuses_a_bias() -> None:
+def test_conversion_of_a_bias_raises() -> None:
     with pytest.raises(RangeError, match="bias"):
         convert(Tiny(bias=True))
 

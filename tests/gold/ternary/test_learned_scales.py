@@ -28,12 +28,6 @@ WINDOWS = (np.arange(24)[:, None] % 12 + 5 * np.arange(12)[None, :]) % 12
 RECIPE = Recipe(steps=8, batch=4, evaluate_every=4, warm_up=2, peak_rate=0.2, optimiser="muon")
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Two test processes share the machine."""
-    torch.set_num_threads(1)
-
-
 @pytest.fixture
 def layer():
     torch.manual_seed(0)
@@ -59,7 +53,7 @@ def test_gains_of_one_change_nothing():
     assert torch.equal(plain.ternary_weight(), before)
 
 
-def test_the_weight_is_the_stored_one(layer):
+def test_forward_weight_equals_the_stored_weight(layer):
     codes, scales = layer.ternary()
     assert scales.dtype == torch.float16
     assert not torch.equal(scales, ternarize(layer.weight)[1])
@@ -82,14 +76,14 @@ def test_gradients_of_latents_and_gains(layer, compiled):
     torch.testing.assert_close(layer.gain.grad, (groups * scales.float()).flatten())
 
 
-def test_a_scale_stays_a_finite_float16(layer):
+def test_scales_stay_finite(layer):
     with torch.no_grad():
         layer.weight.mul_(1e6)
         layer.gain.fill_(1e9)
     assert layer.ternary()[1].isfinite().all()
 
 
-def test_a_group_without_a_scale_has_no_codes(layer):
+def test_group_of_scale_0_has_no_codes(layer):
     with torch.no_grad():
         layer.gain[4] = 1e-9
     codes, scales = layer.ternary()
@@ -101,7 +95,7 @@ def test_a_group_without_a_scale_has_no_codes(layer):
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_everything_is_ternary_and_shared_tables_share(tied):
+def test_all_matrices_are_ternary_and_tied_tables_share_gains(tied):
     made = model(tied)
     assert_all_ternary(made)
     dense = [share.name for share in coverage(made) if not share.ternary]
@@ -110,7 +104,7 @@ def test_everything_is_ternary_and_shared_tables_share(tied):
     assert ("decoder.head.gain" in names) != tied
 
 
-def test_what_is_packed_is_what_was_trained():
+def test_packed_weights_equal_trained_weights():
     trainer = Trainer(model(), replace(RECIPE, soft=0.5), WINDOWS, WINDOWS)
     best = trainer.run()
     gains = [p for name, p in best.named_parameters() if name.endswith("gain")]
@@ -125,7 +119,7 @@ def test_what_is_packed_is_what_was_trained():
         assert torch.equal(packed.get_submodule(name).scales, scales)
 
 
-def test_a_run_goes_on_exactly(tmp_path):
+def test_resumed_run_is_exact(tmp_path):
     whole, first, second = (Trainer(model(), RECIPE, WINDOWS, WINDOWS) for _ in range(3))
     wanted = whole.run().state_dict()
     first.run(stop_at=5)

@@ -8,7 +8,7 @@ from trapline.gold.ternary.training.optimizers import SCHEDULES, Muon, Recipe, o
 SHAPES = ((8, 8), (12, 8), (8, 12), (8, 8))
 
 
-def test_batched_matrices_step_as_single_ones():
+def test_batched_muon_matches_torch():
     source = torch.Generator().manual_seed(0)
     start = [torch.randn(shape, generator=source) for shape in SHAPES]
     ours, theirs = ([torch.nn.Parameter(w.clone()) for w in start] for _ in range(2))
@@ -28,14 +28,14 @@ def test_batched_matrices_step_as_single_ones():
 
 
 @pytest.mark.parametrize("shape", [(2, 6, 6), (1, 5, 9), (3, 9, 5)])
-def test_singular_values_come_close_to_one(shape):
+def test_singular_values_are_near_one(shape):
     found = orthogonal(torch.randn(shape, generator=torch.Generator().manual_seed(1)))
     values = torch.linalg.svdvals(found)
     assert values.min() > 0.2
     assert values.max() < 1.4
 
 
-def test_no_gradient_no_step():
+def test_zero_gradient_changes_nothing():
     weight = torch.nn.Parameter(torch.ones(4, 4))
     weight.grad = torch.zeros(4, 4)
     optimiser = Muon([{"params": [weight], "weight_decay": 0.0}])
@@ -45,7 +45,7 @@ def test_no_gradient_no_step():
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_rates_rise_then_fall_to_the_last(schedule):
+def test_rates_rise_then_fall(schedule):
     recipe = Recipe(steps=100, warm_up=10, peak_rate=0.2, final_rate=0.02, schedule=schedule)
     found = [rate(recipe, step) for step in range(101)]
     assert found[0] == 0.0
@@ -54,6 +54,6 @@ def test_rates_rise_then_fall_to_the_last(schedule):
     assert found[100] == pytest.approx(0.2 if schedule == "constant" else 0.02)
 
 
-def test_a_trapezoid_holds_its_rate_for_half_of_the_steps():
+def test_trapezoid_holds_its_rate_for_half_of_the_steps():
     recipe = Recipe(steps=100, warm_up=10, peak_rate=0.2, final_rate=0.0, schedule="trapezoid")
     assert [rate(recipe, step) for step in (10, 50, 75)] == pytest.approx([0.2, 0.2, 0.1])

@@ -21,12 +21,6 @@ RECIPE = Recipe(
 )  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Two test processes share the machine."""
-    torch.set_num_threads(1)
-
-
 def trainer(recipe, *, dense=False, teacher=None):
     decoder = Decoder(decoder_config(SHAPE))
     initialise(decoder, 0)
@@ -43,7 +37,7 @@ def same(left, right):
     return all(torch.equal(a, b) for a, b in zip(left, right, strict=True))
 
 
-def test_before_the_hand_over_it_is_the_dense_run():
+def test_first_phase_equals_a_dense_run():
     plain = replace(RECIPE, own_teacher=0.0, soft=0.0, distill=0.0)
     mine, dense = trainer(RECIPE), trainer(plain, dense=True)
     for run in (mine, dense):
@@ -51,7 +45,7 @@ def test_before_the_hand_over_it_is_the_dense_run():
     assert same(weights(mine), weights(dense))
 
 
-def test_without_the_teachers_word_and_wholly_soft_it_stays_the_dense_run(monkeypatch):
+def test_soft_run_without_distillation_equals_a_dense_run(monkeypatch):
     plain = replace(RECIPE, own_teacher=0.0, soft=0.0, distill=0.0)
     mine, dense = trainer(replace(RECIPE, distill=0.0)), trainer(plain, dense=True)
     monkeypatch.setattr("trapline.gold.ternary.training.trainer.softness", lambda recipe, step: 1.0)
@@ -61,7 +55,7 @@ def test_without_the_teachers_word_and_wholly_soft_it_stays_the_dense_run(monkey
     assert same(weights(mine), weights(dense))
 
 
-def test_the_teacher_is_the_dense_average_and_stays():
+def test_teacher_is_the_frozen_average():
     run = trainer(RECIPE)
     seen = []
     for step in range(1, 11):
@@ -86,7 +80,7 @@ def test_the_teacher_is_the_dense_average_and_stays():
         assert torch.equal(module.forward_weight(), module.weight)
 
 
-def test_the_teachers_word_counts():
+def test_distillation_changes_the_weights():
     mine, silent = trainer(RECIPE), trainer(replace(RECIPE, distill=0.0))
     for run in (mine, silent):
         run.run(stop_at=12)
@@ -94,7 +88,7 @@ def test_the_teachers_word_counts():
 
 
 @pytest.mark.parametrize("stop", [7, 10, 12, 17])
-def test_resuming_is_bit_exact(tmp_path, stop):
+def test_resumed_run_is_exact(tmp_path, stop):
     """In the dense part, at the hand-over, with the teacher, and after it was last asked."""
     whole = trainer(RECIPE)
     whole.run()
@@ -108,7 +102,7 @@ def test_resuming_is_bit_exact(tmp_path, stop):
     assert whole.progress == second.progress
 
 
-def test_the_plan_of_softness_and_share():
+def test_schedules_of_softness_and_distillation():
     steps = range(0, 21, 2)
     assert [round(softness(RECIPE, s), 3) for s in steps] == [
         1, 1, 1, 1, 1, 1, 0.667, 0.333, 0, 0, 0
@@ -122,7 +116,7 @@ def test_the_plan_of_softness_and_share():
     assert teachers_share(replace(given, distill_falls=False), 19) == 0.5
 
 
-def test_refusals():
+def test_invalid_recipes_raise():
     for change in (
         {"own_teacher": 0.8},
         {"own_teacher": 0.7},

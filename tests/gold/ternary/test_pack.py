@@ -22,7 +22,7 @@ def codes(*shape: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("shape", [(1,), (6,), (3, 4), (2, 3, 19), (0, 5), (3, 0)])
-def test_the_plane_is_the_oracles_and_comes_back(shape: tuple[int, ...]) -> None:
+def test_packing_matches_the_oracle_and_round_trips(shape: tuple[int, ...]) -> None:
     given = codes(*shape)
     packed = pack(given)
     assert packed.dtype == np.uint8
@@ -31,11 +31,11 @@ def test_the_plane_is_the_oracles_and_comes_back(shape: tuple[int, ...]) -> None
     assert np.array_equal(oracle.unpack(packed, shape), given)
 
 
-def test_a_byte_by_hand() -> None:
+def test_packed_bytes_of_a_known_example() -> None:
     assert pack(np.array([-1, 0, 1, 1, -1], dtype=np.int8)).tolist() == [0b10100100, 0b01010100]
 
 
-def test_every_byte_is_read_or_refused() -> None:
+def test_every_byte_unpacks_or_raises() -> None:
     for byte in range(256):
         digits = [(byte >> shift) & 3 for shift in (0, 2, 4, 6)]
         packed = np.array([byte], dtype=np.uint8)
@@ -57,7 +57,7 @@ def test_blocks_are_34_bytes_of_128() -> None:
     assert np.array_equal(again[1], scales)
 
 
-def test_blocks_refuse_other_sizes() -> None:
+def test_blocks_of_other_sizes_raise() -> None:
     with pytest.raises(ValueError, match="multiple of 128"):
         to_blocks(codes(2, 300), np.ones((2, 3), dtype=np.float16))
     with pytest.raises(ValueError, match="34-byte"):
@@ -65,7 +65,7 @@ def test_blocks_refuse_other_sizes() -> None:
 
 
 @pytest.mark.parametrize("shape", [(5,), (3, 10), (2, 3, 128), (4, 1), (3, 0)])
-def test_base_three_comes_back(shape: tuple[int, ...]) -> None:
+def test_base_three_round_trips(shape: tuple[int, ...]) -> None:
     given = codes(*shape)
     stored = to_base3(given)
     assert stored.shape == (*shape[:-1], -(-shape[-1] // 5))
@@ -89,7 +89,7 @@ def test_base_three_holds_every_five_codes() -> None:
         (DTypeError, lambda: unpack(np.zeros((4, 2), dtype=np.int16), (4, 8))),
     ],
 )
-def test_refusals(error: type[Exception], call: object) -> None:
+def test_invalid_arguments_raise(error: type[Exception], call: object) -> None:
     assert callable(call)
     with pytest.raises(error):
         call()

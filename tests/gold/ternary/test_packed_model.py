@@ -38,12 +38,6 @@ from trapline.gold.ternary.training.trainer import Recipe, Trainer
 IDS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6], [2, 7, 1, 8, 2, 8, 1, 8]])
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-
-
 def decoder(tied=True):
     torch.manual_seed(5)
     sizes = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}
@@ -93,7 +87,7 @@ def test_products_agree_with_the_oracle(path, shape, rows):
 
 
 @pytest.mark.parametrize("group", [32, 256])
-def test_other_groups_agree_too(path, group):
+def test_other_group_sizes_agree_with_the_oracle(path, group):
     plane, scales, weights = matrix(11, 512, group)
     x = torch.randn(1, 512)
     y = fast.packed_linear(x, plane, scales, group)
@@ -101,14 +95,14 @@ def test_other_groups_agree_too(path, group):
 
 
 @pytest.mark.parametrize(("columns", "group"), [(252, 128), (384, 128), (256, 64)])
-def test_a_width_that_does_not_fit_is_refused(path, columns, group):
+def test_mismatched_width_raises(path, columns, group):
     """Memory beyond a matrix is never read."""
     plane, scales, _ = matrix(8, 256)
     with pytest.raises(ShapeError, match="do not fit"):
         fast.packed_linear(torch.ones(1, columns), plane, scales, group)
 
 
-def test_layer_refuses_another_width_of_as_many_bytes():
+def test_layer_rejects_another_width_of_equal_bytes():
     """255 columns fill as many bytes and groups as 256: only the layer can tell them apart."""
     plane, scales, _ = matrix(8, 256)
     layer = PackedLinear(plane, scales, 256, 128)
@@ -116,13 +110,13 @@ def test_layer_refuses_another_width_of_as_many_bytes():
         layer(torch.ones(1, 255))
 
 
-def test_integer_activations_are_refused():
+def test_integer_activations_raise():
     plane, scales, _ = matrix(8, 256)
     with pytest.raises(DTypeError, match=r"floating-point x .* got torch\.int64"):
         PackedLinear(plane, scales, 256, 128)(torch.ones(1, 256, dtype=torch.int64))
 
 
-def test_groups_that_the_kernels_cannot_read_are_refused():
+def test_kernels_reject_unsupported_groups():
     from trapline.gold.ternary.triton import packed_matmul as kernels
 
     plane, scales, _ = matrix(8, 256, 32)
@@ -131,7 +125,7 @@ def test_groups_that_the_kernels_cannot_read_are_refused():
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.int8])
-def test_activations_that_the_kernels_cannot_read_are_refused(dtype):
+def test_kernels_reject_unsupported_dtypes(dtype):
     from trapline.gold.ternary.triton import packed_matmul as kernels
 
     plane, scales, _ = matrix(8, 256)
@@ -139,7 +133,16 @@ def test_activations_that_the_kernels_cannot_read_are_refused(dtype):
         kernels.packed_matmul(torch.ones(1, 256, dtype=dtype), plane, scales)
 
 
-def test_kernels_are_launched_where_their_tensors_are(entered, monkeypatch):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_kernels_reject_scales_other_than_float16(dtype):
+    from trapline.gold.ternary.triton import packed_matmul as kernels
+
+    plane, scales, _ = matrix(8, 256)
+    with pytest.raises(DTypeError, match="float16 scales"):
+        kernels.packed_matmul(torch.ones(1, 256), plane, scales.to(dtype))
+
+
+def test_kernels_launch_on_the_device_of_their_tensors(entered, monkeypatch):
     from trapline.gold.ternary.triton import packed_matmul as kernels
 
     plane, scales, _ = matrix(8, 256)
@@ -149,7 +152,7 @@ def test_kernels_are_launched_where_their_tensors_are(entered, monkeypatch):
     assert where == [[True]]
 
 
-def test_a_compiler_that_fails_is_quoted(monkeypatch, tmp_path):
+def test_failed_compilation_is_reported(monkeypatch, tmp_path):
     monkeypatch.setattr(native, "SOURCE", tmp_path / "absent.c")
     native._library.cache_clear()
     try:
@@ -187,7 +190,7 @@ def test_extreme_activations(path):
         assert not torch.isfinite(fast.packed_linear(x, plane, scales)).any()
 
 
-def test_scales_keep_their_sign_and_what_is_not_finite(path):
+def test_negative_and_non_finite_scales(path):
     """Every kind of float16: a file of others may hold negative scales, a damaged one worse."""
     plane, _, _ = matrix(1, 128)
     plane = plane.expand(8, -1).contiguous()
@@ -201,7 +204,7 @@ def test_scales_keep_their_sign_and_what_is_not_finite(path):
 
 
 @pytest.mark.parametrize("largest", [1e-33, 1e-37, 1e-41])
-def test_tiny_activations_keep_their_digits(path, largest):
+def test_tiny_activations_keep_precision(path, largest):
     """As far as the result has any; rows beside them are as they were."""
     plane, scales, weights = matrix(8, 384)
     scales, weights = (scales * 64).half(), weights * 64
@@ -215,7 +218,7 @@ def test_tiny_activations_keep_their_digits(path, largest):
 
 
 @pytest.mark.parametrize("rows", [2, 100])
-def test_gradients_pass_through_packed_weights(path, rows):
+def test_gradients_of_packed_products(path, rows):
     plane, scales, weights = matrix(37, 300)
     x = torch.randn(3, rows, 300, requires_grad=True)
     y = fast.packed_linear(x, plane, scales)
@@ -226,13 +229,13 @@ def test_gradients_pass_through_packed_weights(path, rows):
         assert torch.equal(fast.packed_linear(x, plane, scales), y)
 
 
-def test_packed_scales_are_not_trained(path):
+def test_training_packed_scales_raises(path):
     plane, scales, _ = matrix(4, 128)
     with pytest.raises(UnsupportedError, match="TernaryLinear"):
         fast.packed_linear(torch.ones(1, 128), plane, scales.float().requires_grad_())
 
 
-def test_a_machine_without_a_compiler_says_so(monkeypatch):
+def test_missing_compiler_is_reported(monkeypatch):
     monkeypatch.setattr("trapline.gold.c_library.shutil.which", lambda name: None)
     native._library.cache_clear()
     try:
@@ -245,7 +248,7 @@ def test_a_machine_without_a_compiler_says_so(monkeypatch):
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_a_decoder_gives_the_same_logits_packed(path, tied, tmp_path):
+def test_packed_decoder_gives_the_same_logits(path, tied, tmp_path):
     latent = decoder(tied)
     dense = dequantized(latent)
     small = pack_model(decoder(tied))
@@ -266,7 +269,7 @@ def test_a_decoder_gives_the_same_logits_packed(path, tied, tmp_path):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_scales_stay_what_they_are_in_a_model_of_another_dtype(dtype):
+def test_casting_a_model_keeps_its_scales(dtype):
     small = pack_model(decoder())
     before = {name: value.clone() for name, value in small.named_buffers() if "scales" in name}
     small = small.to(dtype)
@@ -278,7 +281,7 @@ def test_scales_stay_what_they_are_in_a_model_of_another_dtype(dtype):
         assert small(IDS).dtype == dtype
 
 
-def test_packing_what_is_not_ternary_is_refused(tmp_path):
+def test_packing_dense_weights_raises(tmp_path):
     with pytest.raises(RangeError, match="train it first"):
         packed(Decoder(decoder().config))
     with pytest.raises(RangeError, match="no packed weights"):
@@ -291,7 +294,7 @@ def test_packing_what_is_not_ternary_is_refused(tmp_path):
     assert torch.allclose(got, want, atol=1e-4)
 
 
-def test_the_checkpoint_that_is_packed_stays_as_it_is(tmp_path):
+def test_export_over_its_source_raises(tmp_path):
     """Packed onto itself it would be gone, and a folder of shards would still be read as such."""
     dense = dequantized(decoder())
     dense.save_pretrained(tmp_path / "model")
@@ -305,7 +308,7 @@ def test_the_checkpoint_that_is_packed_stays_as_it_is(tmp_path):
 
 
 @pytest.mark.parametrize("ends", [3, [3, 4]])
-def test_a_packed_model_ends_where_the_other_did(tmp_path, ends):
+def test_packed_model_keeps_the_end_tokens(tmp_path, ends):
     dense = dequantized(decoder())
     dense.save_pretrained(tmp_path / "model")
     config = tmp_path / "model" / "config.json"
@@ -324,7 +327,7 @@ def other(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def test_a_full_disk_leaves_the_other_model_whole(tmp_path, monkeypatch):
+def test_full_disk_leaves_the_previous_model(tmp_path, monkeypatch):
     """Not its words beside our weights."""
     dense, before = dequantized(decoder()), other(tmp_path / "small")
     dense.save_pretrained(tmp_path / "model")
@@ -341,7 +344,7 @@ def test_a_full_disk_leaves_the_other_model_whole(tmp_path, monkeypatch):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "small"]
 
 
-def test_no_words_of_the_other_model_stay(tmp_path):
+def test_export_removes_the_previous_tokeniser(tmp_path):
     dense = dequantized(decoder())
     dense.save_pretrained(tmp_path / "model")
     other(tmp_path / "small")
@@ -352,7 +355,7 @@ def test_no_words_of_the_other_model_stay(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "model", "small"]
 
 
-def test_a_folder_with_something_else_in_it_is_not_replaced(tmp_path, monkeypatch):
+def test_folder_with_other_files_is_not_replaced(tmp_path, monkeypatch):
     """What takes its place would take its notes away as well."""
     other(tmp_path / "small")
     (tmp_path / "small" / "notes.txt").write_text("kept")
@@ -365,7 +368,7 @@ def test_a_folder_with_something_else_in_it_is_not_replaced(tmp_path, monkeypatc
         export(dequantized(decoder()), Path(), "packed")
 
 
-def test_a_model_that_is_not_packed_is_not_replaced(tmp_path):
+def test_dense_model_is_not_replaced(tmp_path):
     """Its files have the names that a packed one's have."""
     dense = dequantized(decoder())
     dense.save_pretrained(tmp_path / "dense")
@@ -381,7 +384,7 @@ def test_a_model_that_is_not_packed_is_not_replaced(tmp_path):
     export(dense, tmp_path / "empty", "packed")
 
 
-def test_a_move_that_fails_is_taken_back(tmp_path, monkeypatch):
+def test_failed_move_is_rolled_back(tmp_path, monkeypatch):
     """Also when nobody could take it back then; folders that others call old are theirs."""
     before, moved = other(tmp_path / "small"), os.replace
     (tmp_path / "small.old").mkdir()
@@ -402,7 +405,7 @@ def test_a_move_that_fails_is_taken_back(tmp_path, monkeypatch):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["small", "small.old"]
 
 
-def test_all_files_are_for_those_whom_the_umask_lets(tmp_path):
+def test_files_respect_the_umask(tmp_path):
     before = os.umask(0o027)
     try:
         save_packed(pack_model(decoder()), tmp_path / "packed")
@@ -414,7 +417,7 @@ def test_all_files_are_for_those_whom_the_umask_lets(tmp_path):
     assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {0o640}
 
 
-def test_a_full_disk_is_an_error_of_the_disk(tmp_path, monkeypatch):
+def test_full_disk_raises_os_error(tmp_path, monkeypatch):
     small = pack_model(decoder())
     save_packed(small, tmp_path)
     before = (tmp_path / "model.safetensors").read_bytes()
@@ -429,7 +432,7 @@ def test_a_full_disk_is_an_error_of_the_disk(tmp_path, monkeypatch):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "model.safetensors"]
 
 
-def test_a_damaged_packed_checkpoint_is_named(tmp_path):
+def test_damaged_packed_checkpoint_raises(tmp_path):
     save_packed(pack_model(decoder()), tmp_path)
     config = tmp_path / "config.json"
     good = config.read_text()
@@ -456,7 +459,7 @@ SIZES = {
 @pytest.mark.parametrize(
     "family", [(LlamaConfig, LlamaForCausalLM), (Qwen3Config, Qwen3ForCausalLM)]
 )
-def test_a_hugging_face_model_becomes_all_ternary(family, tied):
+def test_hugging_face_models_convert(family, tied):
     config, kind = family
     torch.manual_seed(0)
     model = kind(config(**SIZES, tie_word_embeddings=tied, attn_implementation="eager")).eval()
@@ -472,7 +475,7 @@ def test_a_hugging_face_model_becomes_all_ternary(family, tied):
         assert torch.allclose(pack_model(model)(IDS).logits, wanted, atol=1e-4)
 
 
-def test_weights_are_settled_once_a_call_has_seen_them():
+def test_weights_are_settled_after_an_unchanged_call():
     """What was written, or put in their place, since the last call may still be on its way."""
     plane, scales, _ = matrix(4, 128)
     module = PackedLinear(plane, scales, 128, 128)

@@ -96,7 +96,7 @@ def product(first, second, kind):
 
 
 @pytest.mark.parametrize("kind", ["bf16", "f16"])
-def test_words_times_activations(kind):
+def test_multiplication_of_words_and_activations(kind):
     """Lane (g, c) has word c of rows g and g + 8; column n of x is the same 64 places of row n."""
     rng = np.random.default_rng(0)
     codes = rng.integers(0, 3, (16, 4, 16), dtype=np.uint32)
@@ -126,7 +126,7 @@ def test_words_times_activations(kind):
 
 
 @pytest.mark.parametrize("kind", ["bf16", "f16"])
-def test_codes_become_numbers_in_order(kind):
+def test_unpacked_codes_are_in_order(kind):
     rng = np.random.default_rng(1)
     codes = rng.integers(0, 3, (32, 16), dtype=np.uint32)
     words = np.bitwise_or.reduce(codes << 2 * np.arange(16, dtype=np.uint32), axis=1)

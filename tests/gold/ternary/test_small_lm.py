@@ -17,7 +17,7 @@ def weights() -> dict[str, np.ndarray]:
     return small_lm.dense(tensors)
 
 
-def test_no_token_sees_what_follows() -> None:
+def test_attention_is_causal() -> None:
     model = weights()
     first = small_lm.logits(model, [1, 2, 3, 4], CONFIG)
     second = small_lm.logits(model, [1, 2, 8, 8], CONFIG)
@@ -27,12 +27,12 @@ def test_no_token_sees_what_follows() -> None:
     assert not np.allclose(first[:2], peeking[:2])
 
 
-def test_a_silent_model_knows_nothing() -> None:
+def test_zero_weights_give_uniform_predictions() -> None:
     silent = {name: np.zeros(shape) for name, shape in small_lm.tensor_shapes(CONFIG).items()}
     assert np.isclose(small_lm.perplexity(silent, [[1, 2, 3], [4, 5]], CONFIG), CONFIG["vocab"])
 
 
-def test_without_layers_logits_are_head_times_normed_embedding() -> None:
+def test_logits_without_layers() -> None:
     config = {**CONFIG, "layers": 0}
     model = weights()
     row = model["embedding"][5]
@@ -40,7 +40,7 @@ def test_without_layers_logits_are_head_times_normed_embedding() -> None:
     assert np.allclose(small_lm.logits(model, [5], config)[0], want)
 
 
-def test_attention_prefers_what_is_near() -> None:
+def test_attention_decays_with_distance() -> None:
     """Equal keys: head 0 weighs tokens by 2^(−4 · distance) in base e."""
     config = {"vocab": 3, "dim": 2, "layers": 1, "heads": 2}
     shapes = small_lm.tensor_shapes(config)

@@ -38,13 +38,7 @@ def small(shape: Shape = SHAPE) -> TernaryLM:
     return TernaryLM(shape)
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    """Two test processes share the machine."""
-    torch.set_num_threads(1)
-
-
-def test_learns_a_rule_with_every_tensor_ternary() -> None:
+def test_all_ternary_model_learns_a_rule() -> None:
     trainer = Trainer(small(), RECIPE, ruled(24), ruled(12))
     model = trainer.run()
     assert_all_ternary(model)
@@ -54,10 +48,9 @@ def test_learns_a_rule_with_every_tensor_ternary() -> None:
     assert 0.0 < max(row.flipped for row in trainer.progress.rows) < 1.0
 
 
-def test_the_judge_sees_what_was_trained() -> None:
+def test_oracle_reproduces_the_trained_logits() -> None:
     """Codes and scales, through the float64 oracle, give the logits of the torch model."""
-    torch.manual_seed(0)
-    model = TernaryLM(SHAPE)
+    model = small()
     weights = small_lm.dense(model.ternaries())
     assert weights.keys() == small_lm.tensor_shapes(CONFIG).keys()
     document = noise(1)[0]
@@ -66,7 +59,7 @@ def test_the_judge_sees_what_was_trained() -> None:
     assert np.allclose(got, small_lm.logits(weights, document, CONFIG), atol=1e-4)
 
 
-def test_resuming_is_exact(tmp_path: Path) -> None:
+def test_resumed_run_is_exact(tmp_path: Path) -> None:
     recipe = replace(RECIPE, steps=20)
     whole = Trainer(small(), recipe, ruled(24), noise(6))
     expected = whole.run().state_dict()
@@ -81,7 +74,7 @@ def test_resuming_is_exact(tmp_path: Path) -> None:
         assert torch.equal(value, got[name])
 
 
-def test_early_stopping_comes_before_the_collapse() -> None:
+def test_early_stopping_prevents_overfitting() -> None:
     train, valid = noise(12), noise(24, seed=4)
     recipe = replace(RECIPE, steps=120, patience=4, peak_rate=0.1)
     stopped = Trainer(small(), recipe, train, valid)
@@ -95,7 +88,7 @@ def test_early_stopping_comes_before_the_collapse() -> None:
     assert driven.progress.rows[-1].perplexity > 2 * 12
 
 
-def test_a_spike_is_skipped_and_slows_the_run() -> None:
+def test_loss_spikes_are_skipped_and_halve_the_rate() -> None:
     trainer = Trainer(small(), replace(RECIPE, steps=2), ruled(24), ruled(12))
     before = {name: value.clone() for name, value in trainer.model.state_dict().items()}
     trainer.loss = lambda windows: trainer.model(windows[:, :-1]).sum() * float("nan")  # type: ignore[method-assign]
@@ -106,7 +99,7 @@ def test_a_spike_is_skipped_and_slows_the_run() -> None:
         assert torch.equal(value, before[name])
 
 
-def test_a_failed_save_leaves_the_last_checkpoint(
+def test_failed_save_keeps_the_last_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer = Trainer(small(), RECIPE, ruled(24), ruled(12))
@@ -125,7 +118,7 @@ def test_a_failed_save_leaves_the_last_checkpoint(
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_refusals(tmp_path: Path) -> None:
+def test_invalid_arguments_raise(tmp_path: Path) -> None:
     with pytest.raises(RangeError, match="heads"):
         Shape(vocab=12, dim=10, layers=1, heads=3, context=4)
     with pytest.raises(ShapeError, match="train must be"):

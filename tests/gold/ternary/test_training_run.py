@@ -36,12 +36,6 @@ def sentence(number):
     return f"the {first} saw the {second} and counted to {number}."
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-
-
 @pytest.fixture
 def job(tmp_path):
     text = tmp_path / "text.txt"
@@ -49,7 +43,7 @@ def job(tmp_path):
     return train_run.Job((text,), tmp_path / "run", SHAPE, RECIPE, held_out=0.2)
 
 
-def test_a_run_leaves_a_model_that_generates(job):
+def test_run_writes_models_that_generate(job):
     rows = []
     result = train_run.run(job, on_row=rows.append)
     assert rows[-1].valid_loss < rows[0].valid_loss
@@ -72,7 +66,7 @@ def test_a_run_leaves_a_model_that_generates(job):
     assert (job.out / "curves.png").stat().st_size > 1000
 
 
-def test_what_is_left_is_what_was_judged(job):
+def test_written_models_have_the_best_loss(job):
     """The held-out loss of the files is that of the best step: nothing is lost on the way out."""
     result = train_run.run(job)
     text = train_run.prepare(job)
@@ -86,7 +80,7 @@ def test_what_is_left_is_what_was_judged(job):
 
 
 @pytest.mark.parametrize("optimiser", ["adamw", "muon"])
-def test_resuming_is_bit_exact(job, tmp_path, optimiser):
+def test_resumed_run_is_exact(job, tmp_path, optimiser):
     job = replace(job, recipe=replace(RECIPE, optimiser=optimiser, accumulate=2, batch=2))
     whole = train_run.make_trainer(job, train_run.prepare(job))
     expected = whole.run().state_dict()
@@ -101,7 +95,7 @@ def test_resuming_is_bit_exact(job, tmp_path, optimiser):
         assert torch.equal(value, got[name]), name
 
 
-def test_the_training_forward_is_the_decoders():
+def test_training_forward_matches_the_decoder():
     decoder = Decoder(decoder_config(SHAPE, kv_heads=1))
     initialise(decoder, 3)
     convert(decoder)
@@ -124,7 +118,7 @@ def test_latent_weights_do_not_decay():
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_an_embedding_decays_only_where_it_is_the_head(tied):
+def test_embedding_decays_only_if_tied(tied):
     decoder = Decoder(decoder_config(SHAPE, tied=tied))
     recipe = replace(RECIPE, weight_decay=0.1)
     decays = {
@@ -139,7 +133,7 @@ def test_an_embedding_decays_only_where_it_is_the_head(tied):
 
 
 @pytest.mark.parametrize("optimiser", ["adamw", "muon"])
-def test_matrices_between_the_tables_have_a_rate_of_their_own(optimiser):
+def test_inner_matrices_have_their_own_rate(optimiser):
     decoder = Decoder(decoder_config(SHAPE, tied=False))
 
     def units(matrices):
@@ -156,7 +150,7 @@ def test_matrices_between_the_tables_have_a_rate_of_their_own(optimiser):
         replace(RECIPE, matrices=0.0)
 
 
-def test_weights_harden_bit_by_bit_and_are_ternary_in_the_end(job):
+def test_weights_harden_gradually_to_ternary(job):
     recipe = replace(RECIPE, soft=0.5)
     trainer = train_run.make_trainer(replace(job, recipe=recipe), train_run.prepare(job))
     tokens = trainer.train[:2, :-1].long()
@@ -197,7 +191,7 @@ def test_a_planted_leak_is_caught(job, tmp_path):
     assert found.dropped > 0
 
 
-def test_early_stopping_comes_before_the_collapse(job):
+def test_early_stopping_prevents_overfitting(job):
     """Noise has nothing to teach: what is learned from it is learned by heart."""
     rng = np.random.default_rng(0)
     train, valid = rng.integers(0, 12, (8, 13)), rng.integers(0, 12, (16, 13))
@@ -219,7 +213,7 @@ def test_early_stopping_comes_before_the_collapse(job):
     assert driven.rows[-1].perplexity > 2 * np.exp(stopped.best_loss)
 
 
-def test_distillation_pulls_towards_the_teacher(job, tmp_path):
+def test_distillation_approaches_the_teacher(job, tmp_path):
     teacher_job = replace(
         job, out=tmp_path / "teacher", dense=True, recipe=replace(RECIPE, steps=16)
     )
@@ -240,7 +234,7 @@ def test_distillation_pulls_towards_the_teacher(job, tmp_path):
     assert_all_ternary(trainer.model)
 
 
-def test_a_spike_is_left_out_reported_and_recovered_from():
+def test_loss_spikes_are_skipped_reported_and_recovered_from():
     decoder = Decoder(decoder_config(SHAPE))
     windows = np.zeros((2, 13), dtype=np.int64)
     recipe = replace(RECIPE, steps=40, recovery=5, patience=None)
@@ -263,7 +257,7 @@ def test_bf16_trains(job):
     assert np.isfinite(result.best_loss)
 
 
-def test_the_tokeniser_ends_documents_and_keeps_every_byte():
+def test_tokeniser_ends_documents_and_keeps_every_byte():
     tokenizer = train_tokenizer([sentence(number) for number in range(40)], 270)
     text = "a river — naïve\n"
     assert tokenizer.decode(tokenizer.encode(text).ids) == text
@@ -276,7 +270,7 @@ def test_the_tokeniser_ends_documents_and_keeps_every_byte():
     assert stream[-1] == 0
 
 
-def test_form_feeds_part_documents(tmp_path):
+def test_form_feeds_separate_documents(tmp_path):
     (tmp_path / "a.txt").write_text("one\n\nstill one\n\ftwo\n")
     (tmp_path / "b.txt").write_text("three\n\nfour")
     assert data.read_documents([tmp_path]) == ["one\n\nstill one", "two", "three", "four"]
@@ -294,12 +288,12 @@ def test_form_feeds_part_documents(tmp_path):
         ({"texts": ()}, "no text"),
     ],
 )
-def test_bad_input_is_a_clear_error(job, change, sentence_part):
+def test_invalid_jobs_raise(job, change, sentence_part):
     with pytest.raises(RangeError, match=sentence_part):
         train_run.run(replace(job, **change))
 
 
-def test_a_checkpoint_of_another_shape_is_refused(job):
+def test_checkpoint_of_another_shape_raises(job):
     train_run.run(replace(job, recipe=replace(RECIPE, steps=2, evaluate_every=1)))
     with pytest.raises(RangeError, match="holds a run already"):
         train_run.run(job)
@@ -326,7 +320,7 @@ def test_a_checkpoint_of_another_shape_is_refused(job):
         ({"shape": replace(SHAPE, context=8)}, "other inputs: training text"),
     ],
 )
-def test_who_goes_on_has_the_same_text_and_the_same_weights(job, change, sentence_part):
+def test_resuming_with_other_inputs_raises(job, change, sentence_part):
     train_run.run(job)
     good = (job.out / "model" / "model.safetensors").read_bytes()
     with pytest.raises(ShapeError, match=sentence_part):
@@ -337,7 +331,7 @@ def test_who_goes_on_has_the_same_text_and_the_same_weights(job, change, sentenc
     assert (job.out / "model" / "model.safetensors").read_bytes() == good
 
 
-def test_who_goes_on_has_the_same_teacher(job, tmp_path):
+def test_resuming_with_another_teacher_raises(job, tmp_path):
     short = replace(RECIPE, steps=2, evaluate_every=1)
     for seed in (0, 1):
         twin = replace(job, out=tmp_path / str(seed), dense=True, recipe=replace(short, seed=seed))
@@ -348,7 +342,7 @@ def test_who_goes_on_has_the_same_teacher(job, tmp_path):
         train_run.run(replace(taught, resume=True, teacher=tmp_path / "1" / "model"))
 
 
-def test_a_teacher_speaks_the_tokens_of_the_checkpoint_to_begin_with(job, tmp_path):
+def test_teacher_with_another_tokeniser_raises(job, tmp_path):
     short = replace(job, dense=True, recipe=replace(RECIPE, steps=1, evaluate_every=1))
     train_run.run(short)
     other = tmp_path / "other.txt"
@@ -366,7 +360,7 @@ def test_a_teacher_speaks_the_tokens_of_the_checkpoint_to_begin_with(job, tmp_pa
     [b"", b"hello", bytes(100), {"a": 1}, {"model": {}}, [1], torch.zeros(2)],
     ids=lambda left: type(left),
 )
-def test_what_is_no_checkpoint_is_said_to_be_none(job, left):
+def test_invalid_checkpoint_raises(job, left):
     job.out.mkdir()
     path = job.out / train_run.CHECKPOINT
     if isinstance(left, bytes):
@@ -377,14 +371,14 @@ def test_what_is_no_checkpoint_is_said_to_be_none(job, left):
         train_run.run(replace(job, resume=True))
 
 
-def test_a_broken_tokeniser_is_named(job):
+def test_broken_tokeniser_raises(job):
     train_run.run(replace(job, recipe=replace(RECIPE, steps=1, evaluate_every=1)))
     (job.out / "model" / "tokenizer.json").write_text("[]")
     with pytest.raises(RangeError, match="is not a tokeniser"):
         train_run.run(replace(job, out=job.out / "x", start=job.out / "model"))
 
 
-def test_a_run_that_learned_nothing_leaves_no_model(job):
+def test_diverged_run_writes_no_model(job):
     with pytest.raises(RangeError, match="nothing was learned"):
         train_run.run(replace(job, recipe=replace(RECIPE, peak_rate=1e30, final_rate=1e30)))
     assert not (job.out / "model").exists()
@@ -405,17 +399,17 @@ def test_a_run_that_learned_nothing_leaves_no_model(job):
         ("seed", (10**30,)),
     ],
 )
-def test_numbers_of_a_recipe_are_checked(name, values):
+def test_invalid_recipes_raise(name, values):
     for value in values:
         with pytest.raises(RangeError, match=rf"\b{name}\b|own teacher"):
             replace(RECIPE, **{name: value})
 
 
-def test_gradients_need_not_be_clipped():
+def test_infinite_clip_disables_clipping():
     assert replace(RECIPE, clip=INF).clip == INF
 
 
-def test_packed_weights_are_no_beginning(job, tmp_path):
+def test_starting_from_packed_weights_raises(job, tmp_path):
     train_run.run(replace(job, recipe=replace(RECIPE, steps=1, evaluate_every=1)))
     for dense in (False, True):
         again = replace(job, out=tmp_path / "again", start=job.out / "packed", dense=dense)
@@ -423,7 +417,7 @@ def test_packed_weights_are_no_beginning(job, tmp_path):
             train_run.run(again)
 
 
-def test_a_checkpoint_of_an_earlier_version_is_said_to_be_one(job):
+def test_checkpoint_of_an_earlier_version_raises(job):
     train_run.run(replace(job, recipe=replace(RECIPE, steps=1, evaluate_every=1)))
     path = job.out / train_run.CHECKPOINT
     state = torch.load(path, weights_only=True)
@@ -434,7 +428,7 @@ def test_a_checkpoint_of_an_earlier_version_is_said_to_be_one(job):
 
 
 @pytest.mark.parametrize("name", ["run.json", "curves.csv", "curves.png"])
-def test_what_a_run_says_is_whole_or_as_it_was(job, name, monkeypatch):
+def test_reports_are_written_atomically(job, name, monkeypatch):
     """No disk takes more than the first bytes of it."""
     train_run.run(job)
     good = (job.out / name).read_bytes()
@@ -453,7 +447,7 @@ def test_what_a_run_says_is_whole_or_as_it_was(job, name, monkeypatch):
     assert not list(job.out.glob("*partial*"))
 
 
-def test_links_in_the_folder_of_a_run_stay_links(job, tmp_path):
+def test_links_in_the_run_folder_are_kept(job, tmp_path):
     job.out.mkdir()
     for name in ("model", "packed", "curves.csv", "run.json"):
         (job.out / name).symlink_to(tmp_path / f"real {name}")
@@ -466,7 +460,7 @@ def test_links_in_the_folder_of_a_run_stay_links(job, tmp_path):
     assert not [*job.out.glob("*.trapline.*"), *tmp_path.glob("*.trapline.*")]
 
 
-def test_a_full_disk_leaves_the_last_good_model(job, monkeypatch):
+def test_full_disk_keeps_the_last_model(job, monkeypatch):
     train_run.run(job)
     good = (job.out / "model" / "model.safetensors").read_bytes()
     state = (job.out / train_run.CHECKPOINT).read_bytes()
@@ -483,7 +477,7 @@ def test_a_full_disk_leaves_the_last_good_model(job, monkeypatch):
     assert not list(job.out.glob("*partial*"))
 
 
-def test_a_write_that_the_system_refuses_is_a_clear_error(job, monkeypatch):
+def test_failed_writes_raise_os_error(job, monkeypatch):
     """No file may grow beyond some bytes: neither the state nor the model can be saved."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     trainer = train_run.make_trainer(job, train_run.prepare(job))
@@ -505,7 +499,7 @@ def test_a_write_that_the_system_refuses_is_a_clear_error(job, monkeypatch):
 
 
 @pytest.mark.full
-def test_two_processes_train_what_one_does(job, tmp_path):
+def test_two_processes_match_one(job, tmp_path):
     """torchrun with gloo: half the batch each, the same model as one process with all of it."""
     one = replace(job, recipe=replace(RECIPE, batch=8))
     train_run.run(one)
@@ -526,7 +520,7 @@ def test_two_processes_train_what_one_does(job, tmp_path):
 
 
 @pytest.mark.full
-def test_compiled_training_is_the_same(job):
+def test_compiled_training_matches_plain(job):
     plain = train_run.make_trainer(job, train_run.prepare(job))
     plain.run()
     fused = replace(job, recipe=replace(RECIPE, compile=True))

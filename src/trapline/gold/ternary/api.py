@@ -1,4 +1,4 @@
-"""Ternary weights: what is accepted, and who computes it."""
+"""Public functions of ternary weights: they check arguments and choose an implementation."""
 
 from typing import Any, NamedTuple
 
@@ -10,13 +10,13 @@ from trapline.gold.errors import DTypeError, RangeError, ShapeError
 from trapline.gold.impl import Impl, choose
 from trapline.gold.ternary import pack as storage
 from trapline.gold.ternary import quantize
+from trapline.gold.ternary.quantize import GROUP
 
-GROUP = 128
 _OFFERED: tuple[Impl, ...] = ("oracle", "torch")
 
 
 class Ternary(NamedTuple):
-    """A tensor as codes and scales: a weight is code · scale of its group."""
+    """Codes and scales: a weight is code · scale of its group."""
 
     codes: Any  # int8 (..., n), −1, 0 or 1
     scales: Any  # float16 (..., ceil(n / group_size))
@@ -25,11 +25,10 @@ class Ternary(NamedTuple):
 def ternarize(
     w: Any, group_size: int = GROUP, method: str = "absmean", *, impl: Impl | None = None
 ) -> Ternary:
-    """Codes and float16 scales of w (..., n), one scale for `group_size` neighbours of a row.
+    """Codes and float16 scales of w (..., n), one scale per `group_size` neighbours of a row.
 
     Methods: `absmean` (threshold at half the mean magnitude), `threshold` (at 0.775 of it),
-    `lstsq` (least squared error). All are idempotent: what was dequantised
-    keeps its codes and scales.
+    `lstsq` (least squared error). All are idempotent on dequantised weights.
     """
     chosen = choose("ternarize", _OFFERED, impl, w=w)
     checks.floating(*checks.FLOATS, w=w)

@@ -1,4 +1,4 @@
-"""The model that comes with the package: all ternary, trained on the text recipe."""
+"""The demo model of the package: all ternary, trained with the text recipe."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ FOLDER = Path(__file__).parent / "demo_model"
 
 
 def demo_model() -> Path:
-    """Its checkpoint folder: packed weights, tokeniser, where a text ends."""
+    """The checkpoint folder: packed weights, tokeniser and end tokens."""
     if not (FOLDER / "model.safetensors").is_file():
         raise RangeError("this installation came without the demo model: name a checkpoint folder")
     return FOLDER

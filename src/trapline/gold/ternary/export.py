@@ -1,4 +1,4 @@
-"""One door to every file form of a ternary decoder."""
+"""Writes a ternary decoder in any of its file formats."""
 
 import shutil
 from pathlib import Path
@@ -12,11 +12,12 @@ from trapline.gold.decoder.weights import INDEX, quantisation
 from trapline.gold.errors import RangeError
 from trapline.gold.ternary import gguf
 from trapline.gold.ternary.gguf_decoder import to_gguf
-from trapline.gold.ternary.layers import GROUP, convert, dequantized
+from trapline.gold.ternary.layers import convert, dequantized
 from trapline.gold.ternary.packed_model import METHOD, PackedEmbedding, pack_model, save_packed
+from trapline.gold.ternary.quantize import GROUP
 
 FORMS = ("packed", *gguf.FORMATS)
-#: All that a packed model may consist of.
+#: The files of a packed model.
 _FILES = {"config.json", "model.safetensors", "tokenizer.json", "generation_config.json"}
 
 
@@ -30,7 +31,7 @@ def export(
 ) -> None:
     """Writes `decoder`, packed or with dense weights that are ternary already, in one of FORMS.
 
-    What lies beside the weights in `source`, its checkpoint, goes along: tokeniser and ends.
+    The tokeniser and end tokens of `source`, its checkpoint, are written too.
     """
     out, source = Path(out), None if source is None else Path(source)
     if form not in FORMS:
@@ -40,11 +41,19 @@ def export(
         return
     _check_replaceable(out, source)
     small = packed(decoder, group_size)
-    write_folder(out, lambda partial: _save(small, source, partial))
+
+    def save(folder: Path) -> None:
+        save_packed(small, folder)
+        if source is not None:
+            if (tokenizer := _tokenizer(source)) is not None:
+                shutil.copyfile(tokenizer, folder / "tokenizer.json")
+            save_ends(folder, end_ids(source))
+
+    write_folder(out, save)
 
 
 def _check_replaceable(out: Path, source: Path | None) -> None:
-    """A folder is replaced as a whole: only one that holds a packed model may be."""
+    """Raises unless `out` is new or a packed model: the folder is replaced as a whole."""
     if source is not None and out.resolve() == source.resolve():
         raise RangeError(f"{out} is the checkpoint itself: choose another folder")
     if out.resolve() == Path.cwd():
@@ -57,15 +66,9 @@ def _check_replaceable(out: Path, source: Path | None) -> None:
     strange = [name for name in found if name not in _FILES]
     if strange:
         raise RangeError(f"{out} holds {strange[0]}, no packed model alone: choose another folder")
-    # A dense model has files of the same names.
+    # A dense model has the same file names.
     if found and quantisation(out) != METHOD:
         raise RangeError(f"{out} holds no packed model: choose another folder")
-
-
-def _save(small: Decoder, source: Path | None, folder: Path) -> None:
-    save_packed(small, folder)
-    if source is not None:
-        _save_words(source, folder)
 
 
 def _tokenizer(source: Path | None) -> Path | None:
@@ -73,16 +76,8 @@ def _tokenizer(source: Path | None) -> Path | None:
     return place if place is not None and place.is_file() else None
 
 
-def _save_words(source: Path, out: Path) -> None:
-    """Without its ends a model would not stop where it stopped before."""
-    tokenizer, ends = _tokenizer(source), end_ids(source)
-    if tokenizer is not None:
-        shutil.copyfile(tokenizer, out / "tokenizer.json")
-    save_ends(out, ends)
-
-
 def packed(decoder: Decoder, group_size: int = GROUP) -> Decoder:
-    """A dense decoder with ternary weights on packed ones; refused where that would round."""
+    """Packs a dense decoder; raises RangeError where its weights are not exactly ternary."""
     if isinstance(decoder.embedding, PackedEmbedding):
         return decoder
     before = {name: value.clone() for name, value in decoder.named_parameters()}

@@ -1,13 +1,13 @@
-"""GGUF files: a ternary decoder for llama.cpp and its relatives, and back again.
+"""GGUF files of ternary decoders, for llama.cpp and other readers.
 
 | type | what it holds | exact |
 |---|---|---|
-| F16 | code · scale as it is | always: a scale is a float16 |
+| F16 | code · scale | always: a scale is a float16 |
 | Q8_0 | blocks of 32: the scale, and the codes as 8-bit numbers | groups of 32, 64, 96 … |
-| TQ2_0 | blocks of 256 with one scale, 2 bits a code | where both groups of a block share a scale |
-| Q2_0 | blocks of 128 with one scale, 2 bits a code | groups of 128; two meanings of the name |
+| TQ2_0 | blocks of 256 with one scale, 2 bits per code | if both groups of a block share a scale |
+| Q2_0 | blocks of 128 with one scale, 2 bits per code | groups of 128; two meanings of the name |
 
-Rows of whole blocks in all but F16.
+All types but F16 need rows of whole blocks.
 """
 
 import json
@@ -26,11 +26,11 @@ from trapline.gold.ternary import quantize
 from trapline.gold.ternary.pack import to_blocks
 
 FORMATS = ("f16", "q8_0", "tq2_0", "q2_0")
-#: In the fork that shipped group-128 ternary models; later llama.cpp gave the same number and name
-#: to blocks of 64.
+#: The type number in the fork that ships group-128 ternary models; llama.cpp later gave this number
+#: and name to blocks of 64.
 FORK_Q2_0 = 42
 _EIGHT, _LARGE = 32, 256
-#: By the file's names: shape, bytes, and the number of their type.
+#: Shape, bytes and type number by the names in the file.
 _Encoded = dict[str, tuple[tuple[int, ...], np.ndarray, Any]]
 
 
@@ -51,7 +51,7 @@ class Tensor(NamedTuple):
 
 
 def encode(name: str, tensor: Tensor, kind: str) -> tuple[np.ndarray, int]:
-    """The bytes of a matrix as the file keeps them, and the number of their type."""
+    """The bytes of a matrix in the file, and their type number."""
     if tensor.codes is None:
         raise RangeError(f"{name} is not ternary")
     return {"f16": _f16, "q8_0": _q8_0, "tq2_0": _tq2_0, "q2_0": _q2_0}[kind](name, tensor)
@@ -62,8 +62,8 @@ def _f16(name: str, tensor: Tensor) -> tuple[np.ndarray, int]:  # noqa: ARG001
 
 
 def _q8_0(name: str, tensor: Tensor) -> tuple[np.ndarray, int]:
-    """The block's factor is the scale itself: codes of ±1 instead of ±127 lose nothing."""
-    codes, scales = _fine(name, tensor, _EIGHT)
+    """Stores the scale as the block's factor, with codes of ±1: lossless."""
+    codes, scales = _blocks(name, tensor, _EIGHT)
     rows, columns = codes.shape
     blocks = np.empty((rows, columns // _EIGHT, 2 + _EIGHT), dtype=np.uint8)
     blocks[..., :2] = scales.astype("<f2")[..., None].view(np.uint8)
@@ -72,7 +72,7 @@ def _q8_0(name: str, tensor: Tensor) -> tuple[np.ndarray, int]:
 
 
 def _tq2_0(name: str, tensor: Tensor) -> tuple[np.ndarray, int]:
-    codes, scales = _fine(name, tensor, _LARGE)
+    codes, scales = _blocks(name, tensor, _LARGE)
     rows, columns = codes.shape
     stored = (codes + 1).astype(np.uint8).reshape(rows, columns // _LARGE, 2, 4, 32)
     bytes_ = np.zeros((rows, columns // _LARGE, 2, 32), dtype=np.uint8)
@@ -85,18 +85,18 @@ def _tq2_0(name: str, tensor: Tensor) -> tuple[np.ndarray, int]:
 
 
 def _q2_0(name: str, tensor: Tensor) -> tuple[np.ndarray, int]:
-    codes, scales = _fine(name, tensor, 128)
+    codes, scales = _blocks(name, tensor, 128)
     return to_blocks(codes, scales), FORK_Q2_0
 
 
-def _fine(name: str, tensor: Tensor, block: int) -> tuple[np.ndarray, np.ndarray]:
-    """Codes, and the one scale of each block; refused where a block would need two."""
+def _blocks(name: str, tensor: Tensor, block: int) -> tuple[np.ndarray, np.ndarray]:
+    """Codes and the scale of each block; raises RangeError where a block would need two."""
     assert tensor.codes is not None
     assert tensor.scales is not None
     columns = tensor.codes.shape[1]
     group = min(tensor.group_size, columns)
     if columns % block:
-        said = f"{name} has {columns} columns, no multiple of {block}"
+        said = f"{name} has {columns} columns, not a multiple of {block}"
         raise RangeError(f"{said}: {_advice(columns, group)}")
     if group % block and block % group:
         said = f"{name}: groups of {group} do not fit blocks of {block}"
@@ -106,7 +106,7 @@ def _fine(name: str, tensor: Tensor, block: int) -> tuple[np.ndarray, np.ndarray
     parts = (len(fine), columns // block, block // step)
     used = tensor.codes.reshape(*parts, step).any(axis=3)
     scales = np.where(used, fine.reshape(parts), 0)
-    # A part without codes takes any scale: that of the first that has some.
+    # A part without codes takes the scale of the first part with codes.
     shared = np.take_along_axis(scales, used.argmax(axis=2)[..., None], axis=2)
     if np.any((scales != shared) & used):
         said = f"{name} has neighbouring groups with different scales, a block of {block} has one"
@@ -115,7 +115,7 @@ def _fine(name: str, tensor: Tensor, block: int) -> tuple[np.ndarray, np.ndarray
 
 
 def _advice(columns: int, group: int) -> str:
-    """q8_0 has blocks too: it holds what f16 holds where they lie within groups."""
+    """Formats without loss: f16, and q8_0 where its blocks lie within groups."""
     if columns % _EIGHT or group % _EIGHT:
         return "write f16, which loses nothing"
     larger = "" if columns % _LARGE else f", or train with groups of {_LARGE} for tq2_0"
@@ -129,8 +129,8 @@ def write(
     kind: str,
     tokenizer: Path | None = None,
 ) -> None:
-    """A GGUF file of a decoder's tensors by our names; nothing is left behind when it fails."""
-    # What a link leads to is replaced: that may be a file of the checkpoint.
+    """Writes the tensors of a decoder, by our names; a failure leaves no file."""
+    # The target of a link is replaced, which may be a file of the checkpoint.
     if path.resolve().suffix.lower() != ".gguf":
         raise RangeError(f"{path} is not the name of a GGUF file: it must end in .gguf")
     if kind not in FORMATS:
@@ -146,7 +146,7 @@ def write(
 
 
 def _write(path: Path, config: Any, encoded: _Encoded, tokenizer: Path | None) -> None:
-    writer = package().GGUFWriter(path, _architecture(config))
+    writer = package().GGUFWriter(path, str(config.family))
     _describe(writer, config)
     if tokenizer is not None:
         _add_tokenizer(writer, tokenizer, config.vocab)
@@ -181,9 +181,9 @@ def _encoded(config: Any, tensors: Mapping[str, Tensor], kind: str) -> _Encoded:
 
 
 def _turned(name: str, tensor: Tensor, config: Any) -> Tensor:
-    """llama.cpp turns neighbouring elements of a Llama's heads, we turn halves: rows change places.
+    """Reorders rows for Llama: llama.cpp rotates neighbouring elements of a head, we rotate halves.
 
-    Rows keep their groups, so nothing is lost. Qwen3's order is ours.
+    Rows keep their groups, so this is lossless. Qwen3 files have our order.
     """
     heads = {"attention.q": config.heads, "attention.k": config.kv_heads}
     part = next((heads[end] for end in heads if name.endswith(end)), None)
@@ -196,7 +196,7 @@ def _turned(name: str, tensor: Tensor, config: Any) -> Tensor:
 
 
 def interleaved(heads: int, width: int) -> np.ndarray:
-    """Row numbers that bring each head's two halves together, pair by pair."""
+    """Row numbers that interleave the two halves of each head."""
     return np.arange(heads * width).reshape(heads, 2, width // 2).swapaxes(1, 2).ravel()
 
 
@@ -227,10 +227,6 @@ def tensor_names(config: Any) -> dict[str, str]:
     return names
 
 
-def _architecture(config: Any) -> str:
-    return str(config.family)
-
-
 def _describe(writer: Any, config: Any) -> None:
     writer.add_name("trapline ternary")
     writer.add_context_length(config.context)
@@ -250,7 +246,7 @@ def _describe(writer: Any, config: Any) -> None:
 
 
 def _add_tokenizer(writer: Any, path: Path, vocab: int) -> None:
-    """A byte-level BPE tokeniser, with the pre-tokeniser that GPT-2 had."""
+    """Adds a byte-level BPE tokeniser with GPT-2's pre-tokeniser."""
     words, special, merges = _read_tokenizer(path)
     tokens = [words.get(number, f"[unused{number}]") for number in range(vocab)]
     kinds = package().TokenType
@@ -262,13 +258,13 @@ def _add_tokenizer(writer: Any, path: Path, vocab: int) -> None:
     ends = end_ids(path.parent) or [special[one] for one in ("</s>",) if one in special]
     if ends:
         writer.add_eos_token_id(ends[0])
-        # Readers require a token that begins a text, although the model has none.
+        # Readers require a start token, although the model has none.
         writer.add_bos_token_id(ends[0])
         writer.add_add_bos_token(False)
 
 
 class _Words(NamedTuple):
-    """What a file keeps of a tokeniser."""
+    """The parts of a tokeniser that a file stores."""
 
     words: dict[int, str]
     special: dict[str, int]
@@ -276,10 +272,11 @@ class _Words(NamedTuple):
 
 
 def _read_tokenizer(path: Path) -> _Words:
-    """Refuses every tokeniser that is not byte-level BPE: readers would take it for one."""
+    """Raises RangeError unless it is byte-level BPE, which readers assume."""
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
-        parts = _splits(raw)
+        splits = raw.get("pre_tokenizer") or {}
+        parts = [dict(part) for part in splits.get("pretokenizers", [splits])]
         special = {one["content"]: one["id"] for one in raw.get("added_tokens", [])}
         numbers = dict(raw["model"]["vocab"]) | special
         merges = [m if isinstance(m, str) else " ".join(m) for m in raw["model"]["merges"]]
@@ -293,16 +290,10 @@ def _read_tokenizer(path: Path) -> _Words:
     return _Words({number: word for word, number in numbers.items()}, special, merges)
 
 
-def _splits(raw: Any) -> list[dict[str, Any]]:
-    """The steps of the pre-tokeniser."""
-    splits = raw.get("pre_tokenizer") or {}
-    return [dict(part) for part in splits.get("pretokenizers", [splits])]
-
-
 def _warn_of_differences(
     path: Path, parts: list[dict[str, Any]], byte_level: dict[str, Any], normaliser: Any
 ) -> None:
-    """A file has room for one pre-tokeniser's name and for no normaliser."""
+    """Warns where the file cannot describe the pre-tokeniser or normaliser."""
     said = []
     if len(parts) > 1 or not byte_level.get("use_regex", True):
         said.append("splits text otherwise than")

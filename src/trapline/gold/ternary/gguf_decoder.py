@@ -1,4 +1,4 @@
-"""Decoders to GGUF files and back: torch's side of `gguf`."""
+"""Writes torch decoders to GGUF files and reads them back."""
 
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,9 @@ from trapline.gold.decoder.config import DecoderConfig, RopeConfig
 from trapline.gold.errors import RangeError
 from trapline.gold.ternary import gguf, quantize
 from trapline.gold.ternary import pack as storage
-from trapline.gold.ternary.layers import GROUP, TernaryEmbedding, TernaryLinear
+from trapline.gold.ternary.layers import TernaryEmbedding, TernaryLinear
 from trapline.gold.ternary.packed_model import PackedEmbedding, PackedLinear
+from trapline.gold.ternary.quantize import GROUP
 
 
 def to_gguf(
@@ -24,10 +25,10 @@ def to_gguf(
     tokenizer: str | Path | None = None,
     group_size: int = GROUP,
 ) -> None:
-    """Writes a packed, a latent or a dense decoder whose weights are ternary already.
+    """Writes a packed, latent or dense decoder whose weights are ternary.
 
-    `group_size` says how a dense one's weights are grouped; others know it. A decoder that is not
-    ternary is refused: rounding it would be no ternary model but a broken one.
+    `group_size` applies to dense weights only. Weights that are not ternary raise RangeError:
+    rounding them would break the model.
     """
     found = {
         name: _tensor(name, decoder.get_submodule(name), group_size)
@@ -62,7 +63,7 @@ def _dense(name: str, weight: np.ndarray, group_size: int) -> gguf.Tensor:
 
 
 def from_gguf(path: str | Path) -> Decoder:
-    """A dense decoder of what the file holds, read by the `gguf` package."""
+    """Reads a file as a dense decoder, with the `gguf` package."""
     reader = _open(Path(path))
     tensors = {one.name: one for one in reader.tensors}
     decoder = Decoder(_config(reader, tensors))
@@ -110,7 +111,7 @@ def _config(reader: Any, tensors: dict[str, Any]) -> DecoderConfig:
         head_dim=number("attention.key_length"),
         hidden=number("feed_forward_length"),
         context=number("context_length"),
-        # Written as float32: back to the number that was meant.
+        # Stored as float32: rounded back to the original decimal.
         norm_eps=float(f"{number('attention.layer_norm_rms_epsilon'):.6g}"),
         tied="output.weight" not in tensors,
         rope=RopeConfig(theta=number("rope.freq_base")),

@@ -14,12 +14,7 @@ from torch.nn import functional
 
 from trapline.gold.arithmetic import cdiv
 from trapline.gold.errors import RangeError
-
-GROUP = 128
-LARGEST_SCALE = float(torch.finfo(torch.float16).max)
-THRESHOLDS = {"absmean": 0.5, "threshold": 0.775}
-#: As in `quantize`: a power of two that keeps every sum of finite weights finite.
-ROOM = 2.0**-64
+from trapline.gold.ternary.quantize import GROUP, LARGEST_SCALE, ROOM, THRESHOLDS
 
 
 def ternarize(w: Tensor, group_size: int = GROUP, method: str = "absmean") -> tuple[Tensor, Tensor]:
@@ -41,9 +36,9 @@ def ternarize(w: Tensor, group_size: int = GROUP, method: str = "absmean") -> tu
 
 
 def _half(x: Tensor) -> Tensor:
-    """float64 to float16, rounded once: many a device goes by way of float32 and rounds twice.
+    """float64 to float16, rounded once; many devices convert via float32 and round twice.
 
-    What float32 has no room for becomes its last bit, so that no number looks like a tie.
+    The bits that float32 cannot hold are folded into its last bit, so that no false tie arises.
     """
     bits = x.view(torch.int64)
     lost = bits & ((1 << 29) - 1)
@@ -59,14 +54,14 @@ def dequantize(codes: Tensor, scales: Tensor, group_size: int = GROUP) -> Tensor
 
 
 def _within(group_size: int, columns: int) -> int:
-    """A group wider than the row is the row: filling it up would take memory for nothing."""
+    """Cuts a group wider than the row to the row: padding it would waste memory."""
     return min(group_size, max(1, columns))
 
 
 def _chosen(magnitude: Tensor, sizes: Tensor, method: str) -> Tensor:
     if method == "lstsq":
         return _least_squares(magnitude)
-    # Sums are compared, not means: a mean is rounded, and that would decide ties.
+    # Sums instead of means, whose rounding would decide ties.
     return magnitude * sizes[:, None] > THRESHOLDS[method] * magnitude.sum(-1, keepdim=True)
 
 
@@ -86,26 +81,26 @@ def _least_squares(magnitude: Tensor) -> Tensor:
 def straight_through(
     w: Tensor, group_size: int = GROUP, method: str = "absmean", gain: Tensor | None = None
 ) -> Tensor:
-    """The ternary weight of a latent one, differentiable as if nothing had happened to it.
+    """The ternary weight of a latent one, with the identity as its gradient.
 
-    w − w is exactly 0 and its derivative by the first w is 1. An `autograd.Function` would say the
-    same, but torch 2.11 compiles one around `ternarize` to a gradient of zero.
+    w − w is exactly 0 with derivative 1. An `autograd.Function` would do the same, but torch 2.11
+    compiles one around `ternarize` to a gradient of zero.
     """
     return _hard(w, group_size, method, gain) + (w - w.detach())
 
 
 def _hard(w: Tensor, group_size: int, method: str, gain: Tensor | None) -> Tensor:
-    """The ternary weight, differentiable by the gains alone."""
+    """The ternary weight, differentiable with respect to the gains only."""
     codes, scales = ternarize(w, group_size, method)
     if gain is not None:
-        # g − g is exactly 0: the value is the stored one, the derivative that of the product.
+        # g − g is exactly 0: the stored value with the derivative of the product.
         free = (gain - gain.detach()).view(scales.shape)
         scales = _times(scales, gain).float() + scales.float() * free
     return dequantize(codes, scales, group_size).to(w.dtype)
 
 
 def _times(scales: Tensor, gain: Tensor) -> Tensor:
-    """Scales as they are stored: multiplied, within float16, rounded to it."""
+    """The stored scales: multiplied by the gains, clamped and rounded to float16."""
     product = scales.float() * gain.detach().view(scales.shape)
     return product.clamp(-LARGEST_SCALE, LARGEST_SCALE).half()
 
@@ -114,9 +109,9 @@ class _Latent(nn.Module):
     """A latent weight and how it becomes ternary."""
 
     weight: nn.Parameter
-    #: How much of the latent weight itself is still in the forward pass; None: nothing, ever.
+    #: The fraction of the latent weight in the forward pass; None: always 0.
     softness: Tensor | None = None
-    #: What the scale of each group is multiplied by, learned; None: the scale follows the latents.
+    #: Learned factors of the group scales; None: the latent weights determine the scales.
     gain: nn.Parameter | None
 
     def __init__(self, weight: Tensor, group_size: int, method: str) -> None:
@@ -126,11 +121,11 @@ class _Latent(nn.Module):
         self.group_size, self.method = group_size, method
 
     def ternary_weight(self) -> Tensor:
-        """The weight that is shipped."""
+        """The ternary weight, as exported."""
         return straight_through(self.weight, self.group_size, self.method, self.gain)
 
     def forward_weight(self) -> Tensor:
-        """The weight of the forward pass: the ternary one, unless it is still hardening."""
+        """The weight of the forward pass: ternary, mixed with the latent one by `softness`."""
         if self.softness is None:
             return self.ternary_weight()
         latent = self.weight.detach()
@@ -139,12 +134,12 @@ class _Latent(nn.Module):
         return torch.lerp(hard, latent, self.softness) + (self.weight - latent)
 
     def ternary(self) -> tuple[Tensor, Tensor]:
-        """What is stored: codes and scales."""
+        """The stored codes and scales."""
         codes, scales = ternarize(self.weight, self.group_size, self.method)
         if self.gain is None:
             return codes, scales
         scales = _times(scales, self.gain)
-        # A group whose scale has become 0 has no codes either, as where the quantiser says so.
+        # A group of scale 0 has no codes, as in the quantiser.
         return codes * (dequantize(codes, scales, self.group_size) != 0), scales
 
     def extra_repr(self) -> str:
@@ -178,7 +173,7 @@ class TernaryEmbedding(_Latent):
 
 
 class TiedHead(nn.Module):
-    """Logits from an embedding's own ternary table: the same codes, the same scales."""
+    """Logits from the ternary table of an embedding."""
 
     def __init__(self, embedding: TernaryEmbedding) -> None:
         super().__init__()
@@ -189,7 +184,7 @@ class TiedHead(nn.Module):
 
 
 def latents(model: nn.Module) -> list[_Latent]:
-    """The ternary modules of a model, those that share a weight once."""
+    """The ternary modules of a model, one for each shared weight."""
     found: dict[int, _Latent] = {}
     for module in model.modules():
         if isinstance(module, _Latent):
@@ -198,16 +193,16 @@ def latents(model: nn.Module) -> list[_Latent]:
 
 
 def soften(model: nn.Module, softness: Tensor) -> None:
-    """Lets every ternary module read how soft it is from one number, which a trainer changes."""
+    """Makes every ternary module read its softness from one tensor, which a trainer updates."""
     for module in model.modules():
         if isinstance(module, _Latent):
             module.softness = softness
 
 
 def learn_scales(model: nn.Module) -> None:
-    """Gives every group's scale a factor to learn, 1 at first; tables that are shared share it.
+    """Adds a learnable factor, initially 1, to every group's scale; shared tables share it.
 
-    Without it a scale moves only as far as its latent weights move together.
+    Without it a scale changes only when its latent weights change together.
     """
     known: dict[int, nn.Parameter] = {}
     for module in model.modules():
@@ -232,8 +227,8 @@ class Share(NamedTuple):
 def convert(model: nn.Module, group_size: int = GROUP, method: str = "absmean") -> list[Share]:
     """Replaces every `nn.Linear` and `nn.Embedding` inside, in place, and reports the coverage.
 
-    Weights are taken over as latent weights. Modules that share a weight share it afterwards too. A
-    linear layer with a bias is refused: its bias would stay dense.
+    The weights become latent weights; shared weights stay shared. A linear layer with a bias raises
+    RangeError, because the bias would stay dense.
     """
     check_trainable(model)
     known: dict[int, _Latent] = {}
@@ -266,10 +261,7 @@ def assert_all_ternary(model: nn.Module) -> None:
 
 
 def dequantized(model: Any) -> Any:
-    """A dense copy of a model whose matrices hold what its ternary ones stand for, value by value.
-
-    Plain `nn.Linear` and `nn.Embedding` again, so that anything reads it; a dense model is copied.
-    """
+    """A copy of a model with plain `nn.Linear` and `nn.Embedding` that hold the ternary values."""
     twin = copy.deepcopy(model)
     shared: dict[int, nn.Parameter] = {}
     for parent in list(twin.modules()):

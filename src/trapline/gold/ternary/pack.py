@@ -1,7 +1,7 @@
-"""Storage of codes: the runtime plane of four a byte, 34-byte blocks, and five trits a byte.
+"""Storage of codes: the runtime plane (four per byte), 34-byte blocks, and five trits per byte.
 
-The plane is what kernels read: row by row, codes 4i … 4i+3 in byte i, the first lowest. The blocks
-(a float16 scale and 128 codes) and the base-3 form are for files.
+Kernels read the plane: row by row, codes 4i … 4i+3 in byte i, the first lowest. Blocks (a float16
+scale and 128 codes) and base 3 are file formats.
 """
 
 import numpy as np
@@ -25,7 +25,7 @@ def pack(codes: np.ndarray) -> np.ndarray:
 
 
 def unpack(packed: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """The codes of this shape. Two set bits are not a code and are refused."""
+    """The codes of this shape. Two set bits are not a code and raise ValueError."""
     slots = (packed[..., None] >> _PLACES) & 3
     slots = slots.reshape(*packed.shape[:-1], 4 * packed.shape[-1])[..., : shape[-1]]
     if np.any(slots == 3):
@@ -58,10 +58,10 @@ def from_blocks(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def to_base3(codes: np.ndarray) -> np.ndarray:
-    """Five trits a byte, the first the most significant: 1.6 bits a code; spare ones hold code 0.
+    """Five trits per byte, most significant first: 1.6 bits per code; padding holds code 0.
 
-    A byte b of 3⁵ = 243 values is stored as ⌈b · 256 / 243⌉, so that a reader gets each digit as
-    the carry of a multiplication by 3.
+    A value b below 3⁵ = 243 is stored as ⌈b · 256 / 243⌉, so that each digit is the carry of a
+    multiplication by 3.
     """
     columns = codes.shape[-1]
     trits = np.ones((*codes.shape[:-1], cdiv(columns, 5) * 5), dtype=np.uint16)

@@ -1,4 +1,4 @@
-"""A model on packed weights: modules that keep codes and scales and never the dense matrix."""
+"""Modules with packed weights, which never hold the dense matrix, and their checkpoints."""
 
 import json
 from collections.abc import Callable
@@ -23,7 +23,7 @@ _FILE = "model.safetensors"
 
 
 class _Packed(nn.Module):
-    """A matrix (N, K) as the runtime plane and its scales."""
+    """A matrix (N, K) stored as runtime plane and scales."""
 
     codes: Tensor
     scales: Tensor
@@ -42,7 +42,7 @@ class _Packed(nn.Module):
         self.register_buffer("scales", scales)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """A model of another dtype has other activations; scales are what they were stored as."""
+        """Casting a model changes the dtype of activations, not of scales."""
         scales = self.scales
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self.scales = scales.to(self.scales.device)
@@ -65,7 +65,7 @@ class PackedLinear(_Packed):
         return packed_linear(x, self.codes, self.scales, self.group_size, settled=settled)
 
     def weights_settled(self) -> bool:
-        """Whether they are what they were at the last call: then nothing on its way writes them."""
+        """Whether the weights are unchanged since the last call: no pending kernel writes them."""
         if self.codes.is_inference() or self.scales.is_inference():
             return False  # inference tensors have no version counter
         both = (self.codes, self.scales)
@@ -83,28 +83,24 @@ class PackedEmbedding(_Packed):
 
 
 def pack_model(model: nn.Module) -> nn.Module:
-    """Replaces every ternary module inside by its packed twin, in place; shared ones share."""
+    """Replaces every ternary module by a packed one, in place; shared weights stay shared."""
     planes: dict[int, tuple[Tensor, Tensor]] = {}
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if isinstance(child, TernaryLinear | TernaryEmbedding):
                 kind = PackedLinear if isinstance(child, TernaryLinear) else PackedEmbedding
                 if id(child.weight) not in planes:
-                    planes[id(child.weight)] = _planes(child)
+                    codes, scales = child.ternary()
+                    plane = torch.from_numpy(storage.pack(codes.cpu().numpy()))
+                    planes[id(child.weight)] = plane.to(codes.device), scales
                 columns = child.weight.shape[1]
                 twin = kind(*planes[id(child.weight)], columns, child.group_size)
                 setattr(parent, name, twin)
     return model.requires_grad_(False)
 
 
-def _planes(child: TernaryLinear | TernaryEmbedding) -> tuple[Tensor, Tensor]:
-    codes, scales = child.ternary()
-    plane = torch.from_numpy(storage.pack(codes.cpu().numpy()))
-    return plane.to(codes.device), scales
-
-
 def packed_bytes(model: nn.Module) -> int:
-    """What the model's tensors occupy, those that are shared once."""
+    """Bytes of the model's tensors; shared tensors count once."""
     tensors = {t.data_ptr(): t for t in [*model.parameters(), *model.buffers()] if t.numel()}
     return sum(t.numel() * t.element_size() for t in tensors.values())
 
@@ -115,9 +111,9 @@ def is_packed(model: nn.Module) -> bool:
 
 
 def save_packed(decoder: Network, folder: str | Path) -> None:
-    """`config.json` and one safetensors file of planes, scales and dense norms.
+    """Writes `config.json` and one safetensors file of planes, scales and dense norms.
 
-    The decoder is packed or all ternary; what is already there stays until the new files are whole.
+    Existing files stay until the new ones are complete.
     """
     folder = Path(folder)
     packed = {n: m for n, m in decoder.named_modules() if isinstance(m, _Packed)}
@@ -148,9 +144,9 @@ def load_packed(
     *,
     model: type[NetworkT],
 ) -> NetworkT:
-    """The opposite of `save_packed`: no dense matrix is made at any time.
+    """Reads what `save_packed` wrote, without ever creating a dense matrix.
 
-    `dtype` is that of norms and activations: float32 on a CPU, bfloat16 elsewhere unless given.
+    `dtype` is that of norms and activations; default: float32 on a CPU, bfloat16 elsewhere.
     """
     folder = Path(folder)
     kind = dtype or (torch.float32 if device == "cpu" else torch.bfloat16)

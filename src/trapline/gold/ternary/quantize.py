@@ -3,32 +3,32 @@
 The scale is rounded to float16 before the codes are final, so that training uses the stored values.
 """
 
-from collections.abc import Callable
-
 import numpy as np
 
+#: Weights that share a scale, by default.
+GROUP = 128
 LARGEST_SCALE = float(np.finfo(np.float16).max)
-#: Of the mean magnitude; the second is best for weights from a normal distribution.
+#: Thresholds relative to the mean magnitude; 0.775 is best for normally distributed weights.
 THRESHOLDS = {"absmean": 0.5, "threshold": 0.775}
 METHODS = (*THRESHOLDS, "lstsq")
-#: Magnitudes are multiplied by it, so that no finite weight makes a sum overflow. A power of two
-#: changes no digit, and what becomes too small for one is in a group whose scale is 0, or far
-#: below its threshold.
+#: Magnitudes are multiplied by this power of two, so that sums of finite weights stay finite. It
+#: changes no digit; values that underflow are far below the threshold or in a group of scale 0.
 ROOM = 2.0**-64
 
 
 def ternarize(w: np.ndarray, group_size: int, method: str) -> tuple[np.ndarray, np.ndarray]:
     """codes int8 like w, scales float16 (…, ceil(n / group_size))."""
     columns = w.shape[-1]
-    # A group wider than the row is the row: filling it up would take memory for nothing.
+    # A group wider than the row is cut to the row: padding it would waste memory.
     group_size = min(group_size, max(1, columns))
     magnitude = grouped(np.abs(w.astype(np.float64)) * ROOM, group_size)
     sizes = group_sizes(columns, group_size)
-    counts = _choose(method)(magnitude, sizes)
+    least = method == "lstsq"
+    counts = _least_squares(magnitude, sizes) if least else _above(method, magnitude, sizes)
     number = np.maximum(np.count_nonzero(counts, axis=-1), 1)
     means = np.sum(magnitude, axis=-1, where=counts) / number
     scales = (np.minimum(means, LARGEST_SCALE * ROOM) / ROOM).astype(np.float16)
-    # A scale that rounds to zero leaves nothing to tell codes apart by.
+    # A group whose scale rounds to zero has no codes.
     counts &= scales[..., None] > 0
     flags = counts.reshape(*w.shape[:-1], sizes.size * group_size)[..., :columns]
     return np.where(flags, np.sign(w), 0.0).astype(np.int8), scales
@@ -42,13 +42,13 @@ def dequantize(codes: np.ndarray, scales: np.ndarray, group_size: int) -> np.nda
 
 
 def group_sizes(columns: int, group_size: int) -> np.ndarray:
-    """How many weights each group of a row has: all full but perhaps the last."""
+    """The number of weights in each group of a row; the last may be smaller."""
     starts = np.arange(0, columns, group_size)
     return np.minimum(columns - starts, group_size)
 
 
 def grouped(values: np.ndarray, group_size: int) -> np.ndarray:
-    """(…, n) → (…, groups, group_size), the last group filled up with zeros."""
+    """(…, n) → (…, groups, group_size), the last group padded with zeros."""
     columns = values.shape[-1]
     groups = group_sizes(columns, group_size).size
     padded = np.zeros((*values.shape[:-1], groups * group_size))
@@ -56,27 +56,17 @@ def grouped(values: np.ndarray, group_size: int) -> np.ndarray:
     return padded.reshape(*values.shape[:-1], groups, group_size)
 
 
-Choice = Callable[[np.ndarray, np.ndarray], np.ndarray]
-
-
-def _choose(method: str) -> Choice:
-    if method == "lstsq":
-        return _least_squares
-    factor = THRESHOLDS[method]
-    return lambda magnitude, sizes: _above(factor, magnitude, sizes)
-
-
-def _above(factor: float, magnitude: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """Sums are compared, not means: a mean is rounded, and that would decide ties."""
+def _above(method: str, magnitude: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """Compares with sums instead of means, whose rounding would decide ties."""
     sums = np.sum(magnitude, axis=-1, keepdims=True)
-    flags: np.ndarray = magnitude * sizes[:, None] > factor * sums
+    flags: np.ndarray = magnitude * sizes[:, None] > THRESHOLDS[method] * sums
     return flags
 
 
 def _least_squares(magnitude: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """Keeping the k largest gains (their sum)² / k of the squared norm: keep the k that gains most.
+    """Keeps the k largest magnitudes for the k that maximises (their sum)² / k.
 
-    Filled-up places are zeros: they come last and gain nothing.
+    Padding is zero: it comes last and gains nothing.
     """
     order = np.argsort(-magnitude, axis=-1, kind="stable")
     largest = np.maximum(magnitude.max(axis=-1, keepdims=True, initial=0.0), np.finfo(float).tiny)

@@ -1,7 +1,7 @@
-"""The small ternary language model in float64: what a set of (codes, scales) says about a document.
+"""The small ternary language model in float64, computed from codes and scales.
 
-Shapes: T tokens, D width, H heads, V vocabulary. Norms have no weights of their own, positions
-enter as a distance penalty on the attention scores, so ternary tensors are all there is:
+Shapes: T tokens, D width, H heads, V vocabulary. Norms have no weights and positions enter as a
+distance penalty on the attention scores, so all tensors are ternary:
 embedding (V, D); layers.i.{q, k, v, o} (D, D); layers.i.up (4D, D); layers.i.down (D, 4D);
 head (V, D).
 """
@@ -19,7 +19,6 @@ Ternaries = Mapping[str, tuple[np.ndarray, np.ndarray]]
 
 
 def tensor_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
-    """Every tensor of the model and its shape."""
     vocab, dim = config["vocab"], config["dim"]
     shapes = {"embedding": (vocab, dim), "head": (vocab, dim)}
     for layer in range(config["layers"]):
@@ -29,7 +28,7 @@ def tensor_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
 
 
 def dense(tensors: Ternaries) -> dict[str, np.ndarray]:
-    """The weights that the codes and scales stand for, float64."""
+    """The dequantised weights, float64."""
     return {
         name: dequantize(codes, scales, GROUP).astype(np.float64)
         for name, (codes, scales) in tensors.items()

@@ -11,7 +11,7 @@ from torch import Tensor
 from trapline.gold.atomic_write import write_file
 from trapline.gold.errors import RangeError, ShapeError
 
-#: What a state has.
+#: The keys of a checkpoint.
 PARTS = (
     *("shapes", "recipe", "inputs", "model", "best"),
     *("optimisers", "rng", "codes", "own_teacher", "progress"),
@@ -19,17 +19,17 @@ PARTS = (
 
 
 def write_checkpoint(state: dict[str, Any], path: str | Path) -> None:
-    """Whole or not at all: a full disk leaves the old one."""
+    """Writes atomically: a full disk leaves the old file."""
     try:
         write_file(path, lambda partial: torch.save(state, partial))
     except RuntimeError as error:
-        # What torch makes of a write that the disk refused.
+        # torch raises RuntimeError when a write fails.
         first = str(error).splitlines()[0]
         raise OSError(f"{path} could not be written whole: {first}") from None
 
 
 def read_checkpoint(path: str | Path, mine: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """The state, if what it says about shapes, recipe and inputs is what this run has."""
+    """The state, if its shapes, recipe and inputs are those of this run."""
     state = _state(Path(path))
     for name, here in mine.items():
         if state[name] != here:
@@ -44,13 +44,13 @@ def _state(path: Path) -> dict[str, Any]:
         state = torch.load(path, weights_only=True, map_location="cpu")
     except OSError:
         raise
-    except Exception as error:  # whatever torch makes of bytes that are something else
+    except Exception as error:  # torch raises many kinds
         said = f"it cannot be read ({type(error).__name__})"
         raise RangeError(f"{path} is not the checkpoint of a run: {said}") from None
     found = dict(state) if isinstance(state, dict) else {}
     lacking = [name for name in PARTS if name not in found]
     if lacking:
-        # What every version of ours has written.
+        # Keys that every version has written.
         ours = {"model", "recipe", "progress"} <= found.keys()
         said = "was written by an earlier version" if ours else "is not the checkpoint of a run"
         raise RangeError(f"{path} {said}: it has no {lacking[0]}")
@@ -58,7 +58,7 @@ def _state(path: Path) -> dict[str, Any]:
 
 
 def fingerprint(tensors: Iterable[Tensor]) -> str:
-    """A short name for values: others have another one."""
+    """A short hash of tensors."""
     digest = hashlib.blake2b(digest_size=6)
     for one in tensors:
         digest.update(f"{one.dtype} {tuple(one.shape)}".encode())

@@ -1,7 +1,7 @@
-"""A training step as two CUDA graphs, a launch each instead of some hundred.
+"""A training step as two CUDA graphs, with one launch each instead of hundreds.
 
-The first makes loss and gradients, the second moves the weights. The host looks at the loss in
-between, so that a step can still be left out.
+The first computes loss and gradients, the second updates the weights. The host reads the loss in
+between, so that a step can be skipped.
 """
 
 from collections.abc import Callable, Iterable
@@ -14,10 +14,9 @@ _WARM_UP = 3
 
 
 class CapturedGradients:
-    """Calls `loss`, its backward pass and the clipping for windows of one shape.
+    """Captures `loss`, its backward pass and gradient clipping for windows of one shape.
 
-    The gradients are the parameters' own `.grad`, written anew by each call in the same memory: an
-    optimiser reads them, and nothing may replace them in between.
+    Each call rewrites the parameters' `.grad` in the same memory; nothing else may replace them.
     """
 
     def __init__(
@@ -41,7 +40,7 @@ class CapturedGradients:
             self._found = self._both(loss, clip)
 
     def __call__(self, windows: Tensor) -> Tensor:
-        """Loss and norm of the gradients before they were clipped."""
+        """The loss, and the norm of the gradients before clipping."""
         self._windows.copy_(windows)
         self._graph.replay()
         return self._found
@@ -59,7 +58,7 @@ class CapturedGradients:
 
 
 class CapturedMove:
-    """Steps all optimisers. Their rates must be tensors: a graph remembers plain numbers."""
+    """Captures the steps of all optimisers. Rates must be tensors: a graph freezes numbers."""
 
     def __init__(self, optimisers: list[Any]) -> None:
         self._optimisers = optimisers
@@ -68,7 +67,7 @@ class CapturedMove:
 
     def __call__(self) -> None:
         if self._plain_steps < _WARM_UP:
-            # An optimiser makes its state in the first step: not in a graph's memory.
+            # An optimiser allocates its state in the first step, outside the graph's memory.
             self._plain_steps += 1
             self._all()
             return

@@ -1,4 +1,4 @@
-"""Text for training: documents from files, split by content, checked for leaks, cut in windows."""
+"""Training text: reads documents, splits them by content, removes leaks, cuts windows."""
 
 import hashlib
 import os
@@ -16,7 +16,7 @@ LEAK_LENGTH = 40
 
 
 class Split(NamedTuple):
-    """Documents to learn from and documents to judge by."""
+    """Training and validation documents."""
 
     train: list[str]
     valid: list[str]
@@ -25,7 +25,7 @@ class Split(NamedTuple):
 def read_documents(paths: Iterable[str | Path]) -> list[str]:
     """Documents of text files, and of every `.txt` file below a folder.
 
-    Form feeds part them where a file has any, blank lines where it has none.
+    Form feeds separate documents; in files without form feeds blank lines do.
     """
     documents: list[str] = []
     for path in paths:
@@ -39,7 +39,7 @@ def read_documents(paths: Iterable[str | Path]) -> list[str]:
 def _files(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
-    # Not `rglob`: it passes over folders that it may not read.
+    # Not `rglob`, which silently skips unreadable folders.
     walk = os.walk(path, onerror=_refuse)
     files = (Path(at, name) for at, _, names in walk for name in names)
     found = sorted(file for file in files if file.name.endswith(".txt"))
@@ -70,7 +70,7 @@ def _documents(text: str) -> list[str]:
 
 
 def split_documents(documents: Sequence[str], fraction: float) -> Split:
-    """A document's content alone decides its side; equal documents stay together."""
+    """Splits by a hash of the content; equal documents stay together."""
     if not 0.0 < fraction < 1.0:
         raise RangeError(f"fraction must lie between 0 and 1, got {fraction}")
     if len(set(documents)) < 2:
@@ -86,13 +86,13 @@ def split_documents(documents: Sequence[str], fraction: float) -> Split:
 
 
 def leaks(split: Split) -> list[str]:
-    """Long lines that stand on both sides."""
+    """Long lines that occur on both sides."""
     seen = {line for document in split.train for line in _long_lines(document)}
     return sorted({line for document in split.valid for line in _long_lines(document)} & seen)
 
 
 def without_leaks(split: Split) -> Split:
-    """The split less the training documents that share a long line with a judged one."""
+    """The split without training documents that share a long line with a validation document."""
     shared = set(leaks(split))
     kept = [d for d in split.train if not shared.intersection(_long_lines(d))]
     if not kept:
@@ -101,17 +101,17 @@ def without_leaks(split: Split) -> Split:
 
 
 def tokens(document: str) -> np.ndarray:
-    """UTF-8 bytes: 256 tokens that every text has."""
+    """The UTF-8 bytes of a document as tokens."""
     return np.frombuffer(document.encode(), dtype=np.uint8).astype(np.int64)
 
 
 def windows(documents: Sequence[str], context: int) -> np.ndarray:
-    """(N, context + 1) byte windows; documents follow each other, parted by a blank line."""
+    """(N, context + 1) byte windows of the documents, joined by blank lines."""
     return cut(tokens("\n\n".join(documents)), context)
 
 
 def cut(stream: np.ndarray, context: int) -> np.ndarray:
-    """(N, context + 1) windows of a token stream; what does not fill the last one is left out."""
+    """(N, context + 1) windows of a token stream; an incomplete last window is dropped."""
     step = context + 1
     count = len(stream) // step
     if not count:

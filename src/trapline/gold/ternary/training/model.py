@@ -17,7 +17,8 @@ from trapline.gold.decoder.api import Decoder
 from trapline.gold.decoder.config import DecoderConfig, RopeConfig
 from trapline.gold.decoder.rope import frequencies
 from trapline.gold.errors import RangeError
-from trapline.gold.ternary.layers import GROUP, TernaryEmbedding, TernaryLinear, ternarize
+from trapline.gold.ternary.layers import TernaryEmbedding, TernaryLinear, ternarize
+from trapline.gold.ternary.quantize import GROUP
 
 EPS = 1e-6
 

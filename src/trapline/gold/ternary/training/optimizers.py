@@ -1,4 +1,4 @@
-"""How a run steps: the recipe, its schedule, and which optimiser moves which weight."""
+"""The recipe of a run, its schedules, and its optimisers."""
 
 import math
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from trapline.gold.ternary.training.model import unit
 OPTIMISERS = ("adamw", "muon")
 SCHEDULES = ("cosine", "linear", "trapezoid", "constant")
 PRECISIONS = ("fp32", "bf16")
-#: Numbers of a recipe by the least that they may be, and those that must be larger than 0.
+#: Fields of a recipe by their minimum, and fields that must be positive.
 _LEAST = {
     1: ("steps", "batch", "accumulate", "evaluate_every", "patience", "average", "recovery"),
     0: ("peak_rate", "final_rate", "warm_up", "weight_decay", "latent_decay", "distill", "spike"),
@@ -38,12 +38,12 @@ class Recipe:
     warm_up: int = 10
     schedule: str = "cosine"
     clip: float = 1.0
-    #: Of dense matrices.
+    #: Weight decay of dense matrices.
     weight_decay: float = 0.0
-    #: Of latent ternary weights, which it drags over the quantiser's thresholds without a reason in
-    #: the data: it costs where there is little text, and gains as on dense ones with plenty.
+    #: Weight decay of latent ternary weights. It moves them over the quantiser's thresholds: it
+    #: hurts with little text and helps, as for dense weights, with plenty.
     latent_decay: float = 0.0
-    #: Share of the steps in which latent weights harden into ternary ones, bit by bit; 0: at once.
+    #: Fraction of the steps during which weights gradually become ternary; 0: at once.
     soft: float = 0.0
     evaluate_every: int = 10
     #: Evaluations without a new best before the run ends; None: never.
@@ -53,18 +53,18 @@ class Recipe:
     compile: bool = False
     #: Whether loss and gradients are one CUDA graph (one GPU, one micro-batch a step).
     capture: bool = False
-    #: The teacher's share of the loss, and the temperature of both sides.
+    #: The teacher's fraction of the loss.
     distill: float = 0.0
-    #: Whether that share falls to nothing by the end, for a student that overtakes its teacher.
+    #: Whether that fraction falls to 0, for a student that overtakes its teacher.
     distill_falls: bool = False
-    #: Share of the steps by which it has fallen; from then on the teacher is not asked any more.
+    #: Fraction of the steps after which the teacher is no longer used.
     distill_until: float = 1.0
-    #: Share of the steps after which the run's own weights, dense up to then, become the teacher.
+    #: Fraction of the steps after which the run's own dense weights become the teacher.
     own_teacher: float = 0.0
     #: Over how many steps those weights are averaged.
     average: int = 50
     temperature: float = 1.0
-    #: A loss this far (in nats) above the usual one is a spike: the step is left out.
+    #: A loss this far (in nats) above the moving average is a spike: the step is skipped.
     spike: float = 3.0
     #: Good steps in a row after which a halved rate is doubled again.
     recovery: int = 50
@@ -86,7 +86,7 @@ class Recipe:
 
     def _check_finite(self) -> None:
         for name, value in vars(self).items():
-            # A norm that no gradient has is a way not to clip any.
+            # An infinite norm disables clipping.
             unlimited = name == "clip" and value == math.inf
             if isinstance(value, float) and not (math.isfinite(value) or unlimited):
                 raise RangeError(f"{name} must be finite, got {value}")
@@ -113,7 +113,7 @@ class Recipe:
 
 
 def rate(recipe: Recipe, step: int) -> float:
-    """A straight warm-up, then down as scheduled."""
+    """The learning rate: linear warm-up, then the schedule."""
     warm = min(1.0, step / max(1, recipe.warm_up))
     gone = min(1.0, step / recipe.steps)
     left = {
@@ -152,7 +152,7 @@ def make_optimisers(model: nn.Module, recipe: Recipe) -> list[Any]:
     """AdamW for everything, or Muon for the matrices between embedding and head."""
     latent = {id(module.weight) for module in latents(model)}
     tied = bool(getattr(model, "tied", False))
-    # Parameters that move alike share a group: an optimiser steps through a group at once.
+    # Parameters with equal settings share a group, which an optimiser updates at once.
     adam: dict[tuple[float, float], list[nn.Parameter]] = {}
     muon: dict[tuple[float, float], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
@@ -177,7 +177,7 @@ def make_optimisers(model: nn.Module, recipe: Recipe) -> list[Any]:
 
 
 def make_rates_tensors(optimisers: list[Any]) -> None:
-    """A number in a CUDA graph stays as it was; a tensor can be filled anew."""
+    """Replaces rates by tensors, which can change between replays of a CUDA graph."""
     for optimiser in optimisers:
         for group in optimiser.param_groups:
             device = group["params"][0].device
@@ -197,9 +197,8 @@ def set_rates(optimisers: list[Any], relative: float) -> None:
 class Muon(torch.optim.Optimizer):
     """Steps in the direction of the orthogonal matrix nearest to the momentum.
 
-    As `torch.optim.Muon` with updates scaled to AdamW's typical size, so that one rate serves both,
-    but matrices of one shape go through the iteration together: fifty small matrices one by one
-    are two thousand launches a step.
+    Equals `torch.optim.Muon` with updates scaled to AdamW's typical size, but batches matrices of
+    one shape: fifty small matrices one by one take two thousand launches per step.
     """
 
     MOMENTUM = 0.95

@@ -1,8 +1,8 @@
-"""A run that becomes its own teacher: dense at first, then a ternary student of what it was.
+"""Self-distillation: a run trains dense weights first, then a ternary student of their average.
 
-Up to `Recipe.own_teacher` of the steps the weights are wholly soft, and averaged. Then the average
-is frozen as teacher, and the run goes on from where it is: same weights, same optimisers, same plan
-of rates, while the weights harden.
+For the fraction `Recipe.own_teacher` of the steps the weights are soft and averaged. Then the
+average is frozen as the teacher, and the run continues with the same weights, optimisers and
+schedule while the weights harden.
 """
 
 import copy
@@ -15,7 +15,7 @@ from trapline.gold.ternary.training.optimizers import Recipe, handed_over
 
 
 class OwnTeacher:
-    """The average of a run's weights, and from the hand-over on the teacher made of it."""
+    """The average of a run's weights, and later the teacher made from it."""
 
     def __init__(self, recipe: Recipe) -> None:
         self._recipe = recipe
@@ -24,21 +24,21 @@ class OwnTeacher:
 
     @torch.no_grad()
     def note(self, model: nn.Module, step: int) -> None:
-        """After `step` steps: takes the weights into the average, until it has become teacher."""
+        """Adds the weights after `step` steps to the average, until the teacher exists."""
         if not self._recipe.own_teacher or self.model is not None:
             return
         weights = [parameter.detach() for parameter in model.parameters()]
         if not self._average:
             self._average = [weight.clone() for weight in weights]
-        # A plain mean first: the start must not weigh more than any other step.
+        # A plain mean first, so that the start has no extra weight.
         torch._foreach_lerp_(self._average, weights, 1.0 / min(step, self._recipe.average))
 
     def due(self, step: int) -> bool:
-        """Whether the teacher has to be made before the next step."""
+        """Whether the teacher must be created before the next step."""
         return bool(self._average) and self.model is None and handed_over(self._recipe, step)
 
     def make(self, model: nn.Module) -> nn.Module:
-        """A frozen copy of the model with the averaged weights, as they are: wholly soft."""
+        """A frozen dense copy of the model with the averaged weights."""
         teacher = copy.deepcopy(model).requires_grad_(False)
         with torch.no_grad():
             torch._foreach_copy_(list(teacher.parameters()), self._average)
@@ -47,11 +47,11 @@ class OwnTeacher:
         return teacher
 
     def state(self) -> list[Tensor]:
-        """What a checkpoint needs: the average so far, or what became of it."""
+        """The average so far, or the teacher's weights, for a checkpoint."""
         made = [] if self.model is None else [p.detach() for p in self.model.parameters()]
         return made or self._average
 
     def restore(self, state: list[Tensor], device: torch.device) -> None:
-        """Goes on from a checkpoint. A teacher that was there is due again, and made as it was."""
+        """Restores a checkpoint; a teacher that existed is created again before the next step."""
         self._average = [weight.to(device) for weight in state]
         self.model = None

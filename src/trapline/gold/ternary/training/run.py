@@ -18,7 +18,6 @@ from trapline.gold.decoder.api import Decoder
 from trapline.gold.decoder.config import read_config
 from trapline.gold.errors import RangeError, ShapeError
 from trapline.gold.ternary.layers import (
-    GROUP,
     Share,
     assert_all_ternary,
     check_trainable,
@@ -28,6 +27,7 @@ from trapline.gold.ternary.layers import (
     learn_scales,
 )
 from trapline.gold.ternary.packed_model import pack_model, packed_bytes, save_packed
+from trapline.gold.ternary.quantize import GROUP
 from trapline.gold.ternary.training import curves, data
 from trapline.gold.ternary.training.model import DecoderLM, Shape, decoder_config, initialise
 from trapline.gold.ternary.training.tokenizer import (
@@ -53,15 +53,15 @@ class Job:
     kv_heads: int | None = None
     hidden: int | None = None
     tied: bool = True
-    #: Share of the documents that judge.
+    #: Fraction of the documents held out for validation.
     held_out: float = 0.05
     group_size: int = GROUP
     method: str = "absmean"
-    #: Whether the scale of each group is learned as well, instead of following its weights.
+    #: Whether to learn the scale of each group.
     learn_scales: bool = False
-    #: Trains the dense twin instead.
+    #: Trains a dense model instead.
     dense: bool = False
-    #: A checkpoint to begin with, and one to learn from; both bring their tokeniser.
+    #: A checkpoint to start from, and one to distil from; both include a tokeniser.
     start: str | Path | None = None
     teacher: str | Path | None = None
     resume: bool = False
@@ -72,20 +72,20 @@ class Job:
 
 
 class Text(NamedTuple):
-    """Both sides as token windows, and what was found on the way."""
+    """Training and validation windows, and the number of leaks."""
 
     train: np.ndarray
     valid: np.ndarray
     tokenizer: Any
     leaks: int
     dropped: int
-    #: What ends a text, the first of them every document; None: as the tokeniser has it.
+    #: The end tokens; the first ends every document; None: those of the tokeniser.
     ends: list[int] | None = None
 
 
 @dataclass
 class Result:
-    """What a run made."""
+    """The result of a run."""
 
     best_loss: float
     best_step: int
@@ -107,7 +107,7 @@ def prepare(job: Job) -> Text:
     found = data.leaks(split)
     clean = data.without_leaks(split) if found else split
     source = job.start or job.teacher
-    # Only the training side: the judged text must not shape the vocabulary either.
+    # From training text only: held-out text must not affect the vocabulary.
     tokenizer = load_tokenizer(source) if source else train_tokenizer(clean.train, job.shape.vocab)
     if job.start and job.teacher:
         _check_alike(job.start, job.teacher)
@@ -125,7 +125,7 @@ def _check_alike(start: str | Path, teacher: str | Path) -> None:
 
 
 def build(job: Job) -> Decoder:
-    """The model to train, with latent weights unless it is the dense twin."""
+    """The model to train, with latent weights unless `job.dense`."""
     if job.start is not None:
         decoder = Decoder.from_pretrained(job.start).float()
     else:
@@ -151,7 +151,7 @@ def _check_sizes(decoder: Decoder, job: Job, what: str) -> None:
 
 
 def make_trainer(job: Job, text: Text) -> Trainer:
-    """The model, its optimiser and its teacher, ready to run or to go on."""
+    """The trainer with model and teacher, resumed if asked for."""
     teacher = None
     if job.teacher is not None:
         dense = Decoder.from_pretrained(job.teacher).float()
@@ -171,7 +171,7 @@ def run(
     on_row: Callable[[Row], None] = lambda row: None,
     on_step: Callable[[int, float], None] = lambda step, loss: None,
 ) -> Result:
-    """Trains and leaves in `job.out`: `model/`, `packed/`, the curves, the state to go on from."""
+    """Trains and writes `model/`, `packed/`, curves and a checkpoint to `job.out`."""
     _check_folder(job)
     text = prepare(job)
     trainer = make_trainer(job, text)
@@ -199,7 +199,7 @@ def _check_folder(job: Job) -> None:
     if known and not job.resume:
         raise RangeError(f"{job.out} holds a run already: resume it or choose another folder")
     job.out.mkdir(parents=True, exist_ok=True)
-    # A folder that cannot be written to is found now, not at the first evaluation.
+    # Fails now, not at the first evaluation, if the folder is not writable.
     with tempfile.TemporaryFile(dir=job.out):
         pass
 
@@ -256,7 +256,7 @@ def _save_packed(decoder: Any, text: Text, folder: Path) -> None:
 
 
 def join_processes(device: str) -> str:
-    """Under torchrun: joins the group; the device of this process."""
+    """Joins the process group under torchrun and returns the device of this process."""
     if int(os.environ.get("WORLD_SIZE", "1")) < 2:
         return device
     if device.startswith("cuda"):
@@ -268,28 +268,26 @@ def join_processes(device: str) -> str:
 
 
 def leave_processes() -> None:
-    """Ends what `join_processes` began."""
     if dist.is_available() and dist.is_initialized():
         dist.destroy_process_group()
 
 
 def is_first() -> bool:
-    """Whether this process writes and speaks."""
+    """Whether this process writes files and output."""
     return not (dist.is_available() and dist.is_initialized()) or dist.get_rank() == 0
 
 
 def default_device() -> str:
-    """The GPU if there is one."""
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def vocabulary(folder: str | Path) -> int:
-    """How many tokens a checkpoint has."""
+    """The vocabulary size of a checkpoint."""
     return read_config(folder).vocab
 
 
 def check_asked(folder: str | Path, asked: Mapping[str, object]) -> None:
-    """Sizes that were asked for and that a checkpoint brings itself must be the same."""
+    """Raises ShapeError if a requested size differs from that of the checkpoint."""
     config = read_config(folder)
     for name, wanted in asked.items():
         found = getattr(config, name)

@@ -1,4 +1,4 @@
-"""A byte-level BPE tokeniser, trained on the spot: every text has tokens, no text is changed."""
+"""Trains, loads and saves byte-level BPE tokenisers, which encode every text losslessly."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -18,8 +18,8 @@ _BATCH = 1000
 def train_tokenizer(documents: Iterable[str], vocab: int) -> Any:
     """A `tokenizers.Tokenizer` with exactly `vocab` tokens, token 0 the end of a document.
 
-    A text with too few different pieces for this vocabulary is refused: the rest of the
-    embedding would never be trained.
+    A text too small for this vocabulary raises RangeError: the rest of the embedding would never
+    be trained.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -52,19 +52,19 @@ def load_tokenizer(folder: str | Path) -> Any:
         raise RangeError(f"{folder} has no tokenizer.json")
     try:
         return Tokenizer.from_file(str(path))
-    except Exception as error:  # the library has no other kind
+    except Exception as error:  # the library raises nothing more specific
         raise RangeError(f"{path} is not a tokeniser: {error}") from None
 
 
 def ends_of(tokenizer: Any, folder: str | Path | None = None) -> list[int]:
-    """The tokens that end a text: those its checkpoint names, or our own; there may be none."""
+    """The end tokens: those of the checkpoint, or our own; possibly none."""
     named = [] if folder is None else end_ids(Path(folder))
     own = tokenizer.token_to_id(END)
     return named or ([] if own is None else [own])
 
 
 def save_tokenizer(tokenizer: Any, folder: str | Path, ends: Sequence[int] | None = None) -> None:
-    """Beside a checkpoint, with a word on where a text ends."""
+    """Writes tokeniser and end tokens to a checkpoint folder."""
     # The library's own `save` does not raise OSError on a full disk.
     folder = Path(folder)
     written = tokenizer.to_str(pretty=True)
@@ -75,7 +75,7 @@ def save_tokenizer(tokenizer: Any, folder: str | Path, ends: Sequence[int] | Non
 def encode(
     tokenizer: Any, documents: Sequence[str], ends: Sequence[int] | None = None
 ) -> np.ndarray:
-    """All documents as one stream of int32 tokens, each ended by the first end if there is one."""
+    """All documents as one int32 stream, each followed by the first end token if there is one."""
     ending = list(ends_of(tokenizer) if ends is None else ends)[:1]
     parts = []
     for at in range(0, len(documents), _BATCH):

@@ -1,7 +1,7 @@
 """Training an all-ternary language model: schedule, early stopping, exact resumption.
 
-The best model on held-out windows is what a run returns, not the last one. A model is anything that
-turns tokens (B, T) into logits (B, T, V); `training.model` has two.
+A run returns the model with the best held-out loss. A model is anything that maps tokens (B, T) to
+logits (B, T, V); `training.model` has two.
 """
 
 import copy
@@ -44,12 +44,12 @@ _EVALUATED_AT_ONCE = 64
 
 @dataclass
 class Row:
-    """One evaluation: a line of the table that a run leaves."""
+    """One evaluation, a line of `curves.csv`."""
 
     step: int
     train_loss: float
     valid_loss: float
-    flipped: float  # share of codes that changed since the evaluation before
+    flipped: float  # fraction of codes changed since the last evaluation
 
     @property
     def perplexity(self) -> float:
@@ -58,20 +58,20 @@ class Row:
 
 @dataclass
 class Progress:
-    """Everything that changes during a run and must survive an interruption."""
+    """The state of a run that checkpoints store."""
 
     step: int = 0
     best_loss: float = math.inf
     best_step: int = 0
     stale: int = 0
     skipped: int = 0
-    #: Halved whenever a step had to be skipped, doubled again after a stretch of good ones.
+    #: Halved by each skipped step, doubled after `Recipe.recovery` good ones.
     rate_factor: float = 1.0
     good_steps: int = 0
-    #: What the loss usually is: a moving average over steps that were taken.
+    #: A moving average of the loss over steps that were taken.
     usual_loss: float = math.inf
     rows: list[Row] = field(default_factory=list)
-    #: What went wrong and what was done about it, one sentence each.
+    #: Skipped steps, one sentence each.
     events: list[str] = field(default_factory=list)
 
 
@@ -116,7 +116,7 @@ class Trainer:
         self._captured_move: CapturedMove | None = None
         self._own_teacher = OwnTeacher(recipe)
         self._asks_teacher = False
-        # Numbers that change from step to step, where compiled code can read them.
+        # Tensors, so that compiled code reads values that change from step to step.
         self._softness = torch.zeros((), device=self.device)
         self._share = torch.full((), recipe.distill, device=self.device)
         if recipe.soft:
@@ -142,7 +142,7 @@ class Trainer:
         return model
 
     def stalled(self) -> bool:
-        """Whether the held-out loss has not fallen for as long as patience lasts."""
+        """Whether the held-out loss has not improved for `patience` evaluations."""
         return self.recipe.patience is not None and self.progress.stale >= self.recipe.patience
 
     @property
@@ -165,7 +165,7 @@ class Trainer:
         return forward
 
     def _step(self) -> float:
-        """One optimiser step, or one that is left out because something exploded."""
+        """One optimiser step, skipped if the loss is a spike or not finite."""
         loss, norm = self._gradients()
         self.progress.step += 1
         if reason := self._alarm(loss, norm):
@@ -180,9 +180,9 @@ class Trainer:
         return loss
 
     def _gradients(self) -> tuple[float, float]:
-        """Adds up the gradients of all micro-batches, then clips them.
+        """Accumulates and clips the gradients of all micro-batches.
 
-        Their mean loss over all processes, and their norm before.
+        Returns the mean loss over all processes, and the norm before clipping.
         """
         recipe = self.recipe
         self._prepare()
@@ -203,7 +203,7 @@ class Trainer:
         return float(_mean_over_processes(total)), float(size)
 
     def _prepare(self) -> None:
-        """What changes from step to step: softness, the teacher and its share."""
+        """Updates softness, the teacher and its share for the next step."""
         recipe, step = self.recipe, self.progress.step
         self._softness.fill_(softness(recipe, step))
         if self._own_teacher.due(step):
@@ -211,7 +211,7 @@ class Trainer:
         share = teachers_share(recipe, step)
         self._share.fill_(share)
         if (share > 0.0) != self._asks_teacher:
-            # Graphs hold the old way of computing a loss.
+            # Captured graphs compute the loss in the old way.
             self._asks_teacher = share > 0.0
             self._captured = self._captured_move = None
 
@@ -232,7 +232,7 @@ class Trainer:
         self._captured_move()
 
     def _held_back(self, held: bool) -> AbstractContextManager[Any]:
-        """Gradients cross the processes once a step, with the last micro-batch."""
+        """Synchronises gradients between processes only with the last micro-batch."""
         if held and isinstance(self._forward, nn.parallel.DistributedDataParallel):
             return self._forward.no_sync()
         return nullcontext()
@@ -246,7 +246,7 @@ class Trainer:
         return None
 
     def _skip(self, reason: str) -> None:
-        """A spike is answered by leaving the step out and going on more slowly."""
+        """Skips the step and halves the rate."""
         progress = self.progress
         progress.skipped += 1
         progress.good_steps = 0
@@ -277,12 +277,12 @@ class Trainer:
         return self._criterion(logits, targets, wanted, self._share, self.recipe.temperature)
 
     def valid_loss(self) -> float:
-        """Mean cross-entropy on the held-out windows: the teacher has no part in it."""
+        """Mean cross-entropy on the held-out windows, without the teacher."""
         mine = self.valid[_rank() :: _world()]
         self._softness.zero_()
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         with torch.no_grad(), self._precision():
-            # Compiled code is made for one size of batch.
+            # Compiled code is specialised for one batch size.
             step = self.recipe.batch if self.recipe.compile else _EVALUATED_AT_ONCE
             for windows in torch.split(mine.long(), step):
                 logits = self.model(windows[:, :-1]).flatten(0, 1).float()
@@ -295,7 +295,7 @@ class Trainer:
 
     def _precision(self) -> AbstractContextManager[Any]:
         if self.recipe.precision == "bf16":
-            # A cache of rounded weights would outlive the graph that made it.
+            # A cache of rounded weights would outlive its graph.
             cached = not self.recipe.capture
             return torch.autocast(self.device.type, torch.bfloat16, cache_enabled=cached)
         return nullcontext()
@@ -307,7 +307,7 @@ class Trainer:
         self._codes = codes
         row = Row(progress.step, train_loss, self.valid_loss(), flipped)
         progress.rows.append(row)
-        # A model that is still hardening is not judged by what it would be as ternary.
+        # Patience does not count while the weights are still soft.
         progress.stale = 0 if softness(self.recipe, progress.step) else progress.stale + 1
         if row.valid_loss < progress.best_loss:
             progress.best_loss, progress.best_step, progress.stale = row.valid_loss, row.step, 0
@@ -320,7 +320,7 @@ class Trainer:
         return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.int8)
 
     def _named_inputs(self) -> dict[str, Any]:
-        """What a resumed run must share beside shapes and recipe."""
+        """Inputs that a resumed run must share, besides shapes and recipe."""
         taught = [] if self.teacher is None else [fingerprint(self.teacher.state_dict().values())]
         return {
             "quantiser": sorted({f"{m.method} of {m.group_size}" for m in latents(self.model)}),
@@ -331,7 +331,7 @@ class Trainer:
         }
 
     def save(self, path: str | Path) -> None:
-        """Writes a checkpoint beside its place, then moves it: a full disk leaves the old one."""
+        """Writes a checkpoint atomically."""
         state = {
             "shapes": _shapes(self.model),
             "recipe": asdict(self.recipe),
@@ -347,7 +347,7 @@ class Trainer:
         write_checkpoint(state, path)
 
     def load(self, path: str | Path) -> None:
-        """Goes on where a checkpoint ended: the same numbers as without the interruption."""
+        """Resumes from a checkpoint, with the results of an uninterrupted run."""
         mine = {
             "shapes": _shapes(self.model),
             "recipe": asdict(self.recipe),
@@ -359,7 +359,7 @@ class Trainer:
         for optimiser, saved in zip(self.optimisers, state["optimisers"], strict=True):
             optimiser.load_state_dict(saved)
         if self.recipe.capture:
-            # What was read lies in the host's memory.
+            # Loaded rates are in host memory.
             make_rates_tensors(self.optimisers)
         self.rng.set_state(state["rng"])
         self._codes = state["codes"].to(self.device)
@@ -421,7 +421,7 @@ def _rank() -> int:
 
 
 def check_vocabulary(windows: Sequence[np.ndarray], vocab: int) -> None:
-    """Every token has a row of the embedding."""
+    """Raises RangeError unless every token is below `vocab`."""
     largest = max(int(part.max()) for part in windows)
     if largest >= vocab:
         raise RangeError(f"the text holds token {largest}, outside 0..{vocab - 1}")

@@ -187,6 +187,8 @@ def packed_matmul(
         raise DTypeError(
             f"packed weights are multiplied with 16 or 32 bits on a GPU, not {x.dtype}"
         )
+    if scales.dtype != torch.float16:
+        raise DTypeError(f"the kernels read float16 scales, not {scales.dtype}")
     given = plane, scales
     scales = _by_groups_of_128(scales, x.shape[1], group_size)
     x, plane, scales = (_whole(tensor) for tensor in (x, plane, scales))
