@@ -71,6 +71,36 @@ def drawn():
 
 
 @pytest.fixture
+def compiles_into_one_graph():
+    """A loss has the same gradients when compiled, without graph breaks."""
+    torch = pytest.importorskip("torch")
+
+    def check(loss, inputs):
+        want = torch.autograd.grad(loss(*inputs), inputs)
+        compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
+        for a, b in zip(torch.autograd.grad(compiled(*inputs), inputs), want, strict=True):
+            torch.testing.assert_close(a, b)
+
+    return check
+
+
+@pytest.fixture
+def pass_opcheck():
+    """Both operators are what they declare, for a problem and a gradient of its result."""
+    torch = pytest.importorskip("torch")
+    from trapline.gold.attention.dense import registry
+
+    def check(problem, dout, impl):
+        arguments = *problem, impl
+        torch.library.opcheck(registry.forward_operator, arguments)
+        out, lse = registry.forward_operator(*arguments)
+        saved = dout, torch.zeros_like(lse), out, lse
+        torch.library.opcheck(registry.backward_operator, (*saved, *arguments))
+
+    return check
+
+
+@pytest.fixture
 def relative():
     """The distance of an answer from the truth, relative in the 2-norm."""
     return lambda got, want: float((got.double() - want).norm() / want.norm().clamp_min(1e-30))

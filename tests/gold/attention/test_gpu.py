@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from trapline.gold import flash_attention, flash_attention_lse, flash_attention_varlen  # noqa: E402
-from trapline.gold.attention.dense import dense_problem, reference, registry  # noqa: E402
+from trapline.gold.attention.dense import dense_problem, reference  # noqa: E402
 from trapline.gold.attention.dense.triton.backward import backward  # noqa: E402
 from trapline.gold.attention.dense.triton.forward import TILES as FORWARD_TILES  # noqa: E402
 from trapline.gold.attention.dense.triton.forward import forward  # noqa: E402
@@ -19,22 +19,17 @@ LIMITS = {torch.bfloat16: 8e-3, torch.float16: 1e-3, torch.float32: 2e-6}
 LOW = (torch.bfloat16, torch.float16)
 
 
-def drawn(B, H, G, T, S, D, dtype, seed=0):
-    """q, k, v, dout as projections give them: (B,T,H,D) viewed as (B,H,T,D)."""
-    numbers = torch.Generator("cuda").manual_seed(seed)
-    make = {"device": "cuda", "generator": numbers}
-    q, dout = torch.randn(2, B, T, H, D, **make).to(dtype).transpose(2, 3)
-    k, v = torch.randn(2, B, S, G, D, **make).to(dtype).transpose(2, 3)
-    return q, k, v, dout
-
-
 def exact(q, k, v, dout, causal=False, window=0, softcap=0.0, scale=None):
     """out, lse, dq, dk, dv in float64 by the torch reference."""
     rules = causal, window, softcap, scale or q.shape[-1] ** -0.5
     problem = dense_problem(*(x.double() for x in (q, k, v)), *rules)
     out, lse = reference.forward(problem)
     grads = reference.backward(problem, out, lse, dout.double(), torch.zeros_like(lse))
-    return dict(zip(("out", "lse", "dq", "dk", "dv"), (out, lse, *grads), strict=True))
+    return named(out, lse, *grads)
+
+
+def named(*results):
+    return dict(zip(("out", "lse", "dq", "dk", "dv"), results, strict=True))
 
 
 def far(got, want):
@@ -60,15 +55,14 @@ TILES += [(wide, torch.float16, True, True) for wide in WIDTHS]
 
 
 @pytest.mark.parametrize(("wide", "dtype", "causal", "tma"), TILES, ids=str)
-def test_every_tile_of_the_tables(wide, dtype, causal, tma):
+def test_every_tile_of_the_tables(drawn, wide, dtype, causal, tma):
     """Forward and backward; full attention with and without a last tile of keys that is masked."""
     q, k, v, dout = drawn(1, 4, 2, 672, 736 if causal or not tma else 768, wide, dtype)
     wanted = exact(q, k, v, dout, causal)
     problem = dense_problem(q, k, v, causal, scale=wide**-0.5)
     out, lse = forward(problem, tma=tma)
-    close({"out": out, "lse": lse}, wanted, dtype)
     grads = backward(problem, out, lse, dout, torch.zeros_like(lse), tma=tma)
-    close(dict(zip(("dq", "dk", "dv"), grads, strict=True)), wanted, dtype)
+    close(named(out, lse, *grads), wanted, dtype)
 
 
 #: B, H, G, T, S, D and rules: groups, one query, empty rows, narrow and wide windows, caps, widths.
@@ -92,7 +86,7 @@ DTYPES += [(number, torch.float32) for number in (0, 2, 3, 6)]
 
 
 @pytest.mark.parametrize(("number", "dtype"), DTYPES, ids=str)
-def test_every_feature(number, dtype):
+def test_every_feature(drawn, number, dtype):
     shape, rules = FEATURES[number]
     q, k, v, dout = drawn(*shape, dtype)
     wanted = exact(q, k, v, dout, **rules)
@@ -100,8 +94,7 @@ def test_every_feature(number, dtype):
         x.requires_grad_()
     out, lse = flash_attention_lse(q, k, v, **rules, impl="triton")
     grads = torch.autograd.grad(out, (q, k, v), dout)
-    found = zip(("out", "lse", "dq", "dk", "dv"), (out, lse, *grads), strict=True)
-    close({name: x.detach() for name, x in found}, wanted, dtype)
+    close(named(out.detach(), lse.detach(), *grads), wanted, dtype)
 
 
 def test_packed_sequences():
@@ -200,11 +193,10 @@ def test_any_strides(kind):
     out, lse = flash_attention_lse(q, q, q, causal=True, impl="triton")
     problem = dense_problem(q, q, q, True, scale=D**-0.5)
     grads = backward(problem, out, lse, q, torch.zeros_like(lse))
-    found = zip(("out", "lse", "dq", "dk", "dv"), (out, lse, *grads), strict=True)
-    close(dict(found), wanted, torch.float16)
+    close(named(out, lse, *grads), wanted, torch.float16)
 
 
-def test_expanded_gradient():
+def test_expanded_gradient(drawn):
     q, k, v, _ = drawn(1, 2, 2, 130, 130, 64, torch.float16)
     wanted = exact(q, k, v, torch.ones_like(q))
     for x in (q, k, v):
@@ -215,7 +207,7 @@ def test_expanded_gradient():
 
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("D", [64, 128])
-def test_gradients_repeat_bit_for_bit(D, causal):
+def test_gradients_repeat_bit_for_bit(drawn, D, causal):
     q, k, v, dout = drawn(2, 8, 2, 1500, 1500, D, torch.bfloat16)
     problem = dense_problem(q, k, v, causal, scale=D**-0.5)
     out, lse = forward(problem)
@@ -227,7 +219,7 @@ def test_gradients_repeat_bit_for_bit(D, causal):
         assert torch.equal(forward(problem)[0], out)
 
 
-def test_cuda_graph():
+def test_cuda_graph(drawn):
     q, k, v, dout = drawn(1, 4, 4, 512, 512, 128, torch.bfloat16)
     problem = dense_problem(q, k, v, True, scale=128**-0.5)
 
@@ -245,17 +237,13 @@ def test_cuda_graph():
         assert torch.equal(got, want)
 
 
-def test_operators_pass_opcheck():
+def test_operators_pass_opcheck(drawn, pass_opcheck):
     q, k, v, dout = drawn(1, 4, 2, 96, 128, 64, torch.bfloat16)
     for impl in ("kernels", "triton"):
-        arguments = *dense_problem(q, k, v, True, scale=0.125), impl
-        torch.library.opcheck(registry.forward_operator, arguments)
-        out, lse = registry.forward_operator(*arguments)
-        saved = dout, torch.zeros_like(lse), out, lse
-        torch.library.opcheck(registry.backward_operator, (*saved, *arguments))
+        pass_opcheck(dense_problem(q, k, v, True, scale=0.125), dout, impl)
 
 
-def test_compiles_without_graph_breaks():
+def test_compiles_without_graph_breaks(drawn):
     def loss(q, k, v):
         return flash_attention(q * 1.5, k, v, causal=True, impl="triton").float().square().sum()
 
@@ -288,8 +276,7 @@ def test_offsets_beyond_two_to_the_31(D):
         problem = dense_problem(q, k, v, True, scale=D**-0.5)
         out, lse = forward(problem, tma=tma)
         grads = backward(problem, out, lse, dout, torch.zeros_like(lse), tma=tma)
-        found = zip(("out", "lse", "dq", "dk", "dv"), (out, lse, *grads), strict=True)
-        close(dict(found), wanted, torch.float16)
+        close(named(out, lse, *grads), wanted, torch.float16)
 
 
 def test_unsupported_tier_is_rejected():

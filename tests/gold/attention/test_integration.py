@@ -45,12 +45,8 @@ def packed(q, k, v):
 
 
 @pytest.mark.parametrize("loss", [dense, packed])
-def test_public_functions_compile_into_one_graph(loss):
-    inputs = draw()
-    want = torch.autograd.grad(loss(*inputs), inputs)
-    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
-    for a, b in zip(torch.autograd.grad(compiled(*inputs), inputs), want, strict=True):
-        torch.testing.assert_close(a, b)
+def test_public_functions_compile_into_one_graph(compiles_into_one_graph, loss):
+    compiles_into_one_graph(loss, draw())
 
 
 def test_second_derivative_is_rejected():
@@ -61,8 +57,8 @@ def test_second_derivative_is_rejected():
 
 
 @pytest.mark.needs_gpu
-def test_kernels_compile_into_one_graph_and_pass_opcheck():
-    from trapline.gold.attention.dense import dense_problem, registry
+def test_kernels_compile_into_one_graph_and_pass_opcheck(pass_opcheck):
+    from trapline.gold.attention.dense import dense_problem
 
     inputs = [x.detach().cuda().requires_grad_() for x in draw(70, 90)]
     want = torch.autograd.grad(dense(*inputs), inputs)
@@ -70,11 +66,8 @@ def test_kernels_compile_into_one_graph_and_pass_opcheck():
     for a, b in zip(torch.autograd.grad(compiled(*inputs), inputs), want, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
     plain = [x.detach() for x in inputs]
-    arguments = *dense_problem(*plain, causal=True, scale=0.5), "kernels"
-    out, lse = registry.forward_operator(*arguments)
-    torch.library.opcheck(registry.forward_operator, arguments)
-    saved = torch.randn_like(out), torch.zeros_like(lse), out, lse
-    torch.library.opcheck(registry.backward_operator, (*saved, *arguments))
+    problem = dense_problem(*plain, causal=True, scale=0.5)
+    pass_opcheck(problem, torch.randn_like(plain[0]), "kernels")
 
 
 def test_autocast_does_not_change_the_products():

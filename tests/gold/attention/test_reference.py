@@ -153,37 +153,25 @@ def test_packed_sequences_do_not_see_each_other(causal):
             torch.testing.assert_close(whole[place], part[0].transpose(0, 1))
 
 
-def test_operators_pass_opcheck():
+def test_operators_pass_opcheck(pass_opcheck):
     torch.manual_seed(4)
     q = torch.randn(1, 2, 5, 3)
     k, v = torch.randn(2, 1, 1, 6, 3)
     inputs, dout, ends = packed([2, 3], [4, 1], torch.float32)
     flat = [x.detach() for x in inputs]
     rules = True, 0, 0.0, 0.5, True
-    problems = [
-        (dense_problem(q, k, v, *rules), torch.randn_like(q)),
-        (Problem(*flat, *ends, 3, 4, *rules), dout),
-    ]
-    for problem, upstream in problems:
-        arguments = *problem, "torch"
-        torch.library.opcheck(registry.forward_operator, arguments)
-        out, lse = registry.forward_operator(*arguments)
-        saved = upstream, torch.zeros_like(lse), out, lse
-        torch.library.opcheck(registry.backward_operator, (*saved, *arguments))
+    pass_opcheck(dense_problem(q, k, v, *rules), torch.randn_like(q), "torch")
+    pass_opcheck(Problem(*flat, *ends, 3, 4, *rules), dout, "torch")
 
 
-def test_compiles_without_graph_breaks():
+def test_compiles_without_graph_breaks(compiles_into_one_graph):
     torch.manual_seed(5)
     q, k, v = (torch.randn(1, 1, 6, 4, requires_grad=True) for _ in range(3))
 
     def loss(q, k, v):
         return attention(q, k, v, True, 0, 0.0, 0.5)[0].square().sum()
 
-    want = torch.autograd.grad(loss(q, k, v), (q, k, v))
-    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
-    got = torch.autograd.grad(compiled(q, k, v), (q, k, v))
-    for a, b in zip(got, want, strict=True):
-        torch.testing.assert_close(a, b)
+    compiles_into_one_graph(loss, (q, k, v))
 
 
 def test_memory_grows_with_the_length_not_its_square(monkeypatch):
