@@ -16,6 +16,8 @@ from trapline.gold.no_double_backward import differentiated_once
 from trapline.gold.norms import reference
 from trapline.gold.operators import operator
 
+_Kernels = Callable[..., tuple[Tensor, ...]]
+
 
 def norm(
     x: Tensor,
@@ -94,7 +96,7 @@ def backward_operator(*arguments: Any) -> tuple[Tensor, ...]:
     return _kernels(given[0])[1](*given)
 
 
-def _kernels(x: Tensor) -> tuple[Callable[..., Any], Callable[..., Any]]:
+def _kernels(x: Tensor) -> tuple[_Kernels, _Kernels]:
     """Forward and backward by kernels. Triton is imported on the first call."""
     if not x.is_cuda:
         raise UnsupportedError("impl='kernels' needs CUDA tensors; use impl='torch'")
