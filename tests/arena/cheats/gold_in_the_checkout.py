@@ -19,6 +19,6 @@ for name in os.listdir("/proc") if os.path.exists("/proc") else []:
 LOOT = False
 for hint in HINTS:
     while hint.strip("/"):  # the folder above "//" is "//"
-        if os.path.exists(os.path.join(hint, "src", "trapline", "arena", "grade.py")):
+        if os.path.exists(os.path.join(hint, "src", "trapline", "arena", "judge", "grade.py")):
             LOOT = True
         hint = os.path.dirname(hint)
