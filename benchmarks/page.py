@@ -313,8 +313,8 @@ def page() -> str:
             f"What Triton compiled for the main shapes (`{resident['command']}`; "
             f"{resident['machine']['device']}, Triton {resident['machine']['versions']['triton']}):"
             " blocks that fit on a multiprocessor, which resource ends first, and the share of its "
-            "threads they fill. Few threads are no fault where a block keeps the memory busy by "
-            "itself.",
+            "threads they fill. A low share is fine where one block already keeps the "
+            "memory busy.",
             "",
             *occupancy_table(resident["results"]),
             "",

@@ -413,7 +413,7 @@ def test_starting_from_packed_weights_raises(job, tmp_path):
     train_run.run(replace(job, recipe=replace(RECIPE, steps=1, evaluate_every=1)))
     for dense in (False, True):
         again = replace(job, out=tmp_path / "again", start=job.out / "packed", dense=dense)
-        with pytest.raises(RangeError, match="packed ones have no latent"):
+        with pytest.raises(RangeError, match="packed weights cannot be trained"):
             train_run.run(again)
 
 
