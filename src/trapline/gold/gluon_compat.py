@@ -1,7 +1,8 @@
 # mypy: allow-untyped-defs, allow-untyped-calls, allow-untyped-decorators
 """Gluon functions under one name for every supported Triton release (3.6 to 3.9).
 
-Triton 3.7 renamed the thread barrier, 3.8 the asynchronous copies; 3.9 removed the old names.
+Triton 3.7 renamed the thread barrier, 3.8 the asynchronous copies, 3.9 the reinterpretation of
+shared memory; 3.9 removed the old names.
 """
 
 from triton._C.libtriton import ir
@@ -18,6 +19,10 @@ async_load = getattr(async_copy, "async_load", None) or async_copy.async_copy_gl
 tma_load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
 #: Copy of a tile back to device memory: (descriptor, coordinates, shared).
 tma_store = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
+#: Shared memory as another dtype, shape and layout: (shared, dtype, shape, layout).
+reinterpret = getattr(gl.shared_memory_descriptor, "reinterpret", None) or (
+    gl.shared_memory_descriptor._reinterpret
+)
 
 
 @builtin

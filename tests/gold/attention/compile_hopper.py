@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import triton
+from triton.backends.nvidia.compiler import get_ptxas
 
 from trapline.gold.attention.dense import hopper
 from trapline.gold.attention.dense.hopper import backward, forward
@@ -77,10 +78,10 @@ def looked_at(folder: Path, made: Any) -> dict[str, object]:
     """What ptxas says (spilled bytes, warnings that products wait for each other) and makes."""
     source, cubin = folder / "kernel.ptx", folder / "kernel.cubin"
     source.write_text(made.asm["ptx"])
-    tools = triton.knobs.nvidia
-    command = [tools.ptxas.path, "-v", "--gpu-name=sm_90a", str(source), "-o", str(cubin)]
+    assembler = get_ptxas(90).path  # a package of Triton's has two of different age
+    command = [assembler, "-v", "--gpu-name=sm_90a", str(source), "-o", str(cubin)]
     said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
-    shown = [tools.cuobjdump.path, "-sass", str(cubin)]
+    shown = [triton.knobs.nvidia.cuobjdump.path, "-sass", str(cubin)]
     code = subprocess.run(shown, capture_output=True, text=True, check=True).stdout
     return {
         "shared": made.metadata.shared,

@@ -27,7 +27,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from trapline.gold.attention.dense.hopper import ROWS, assigned, exp2
 from trapline.gold.device import LOG2_E
-from trapline.gold.gluon_compat import barrier, tma_add, tma_load, tma_store
+from trapline.gold.gluon_compat import barrier, reinterpret, tma_add, tma_load, tma_store
 
 #: Queries of a tile. More would not fit into the registers beside dk and dv.
 QUERIES = gl.constexpr(64)
@@ -182,7 +182,7 @@ def step(
     columns: gl.constexpr = gl.SliceLayout(0, by_query)
     nothing = gl.zeros([ROWS, QUERIES], gl.float32, by_query)
     line_layout: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
-    pairs = row_pairs._reinterpret(gl.float32, [2 * STAGES, QUERIES], line_layout)
+    pairs = reinterpret(row_pairs, gl.float32, [2 * STAGES, QUERIES], line_layout)
     slot = i % STAGES
     phase = i // STAGES & 1
     q = queries.index(slot).reshape([QUERIES, D])

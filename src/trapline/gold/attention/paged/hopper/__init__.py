@@ -21,7 +21,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from trapline.gold.attention.paged.triton import INT4, INT8
-from trapline.gold.gluon_compat import tma_load
+from trapline.gold.gluon_compat import reinterpret, tma_load
 
 #: The tensor cores of one warp: 16 rows, 8 columns.
 MMA = gl.constexpr(gl.NVMMADistributedLayout([2, 0], [1, 1], [16, 8]))
@@ -284,7 +284,7 @@ def as_tiles(boxes, dtype: gl.constexpr, S: gl.constexpr, C: gl.constexpr):
     bits: gl.constexpr = dtype.primitive_bitwidth
     tiles: gl.constexpr = boxes.shape[0] * boxes.shape[3] // S
     layout: gl.constexpr = gl.NVMMASharedLayout(C * bits // 8, bits, 2)
-    return boxes._reinterpret(dtype, [tiles, S, C], layout)
+    return reinterpret(boxes, dtype, [tiles, S, C], layout)
 
 
 @gluon.jit

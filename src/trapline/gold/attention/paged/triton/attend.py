@@ -22,6 +22,13 @@ from trapline.gold.device import LOG2_E
 #: The smallest float16. A scale of 0 counts as this, so that its logarithm is finite.
 SMALLEST = tl.constexpr(2.0**-24)
 
+
+@triton.jit
+def for_each_row(number, live):
+    """The number once per row: the interpreter of Triton 3.9 rejects masks made from scalars."""
+    return tl.full(live.shape, number, tl.int32)
+
+
 # --- which positions a query sees ---------------------------------------------------------------
 
 
@@ -39,7 +46,7 @@ def named_by(tree, at_row, live, fresh, count):
     A word is one number per row: bytes would spread over the lanes as they were loaded, and the
     scores with them. Bits beyond the count are undefined.
     """
-    begin = tl.maximum(fresh, 0) // 8
+    begin, count = tl.maximum(fresh, 0) // 8, for_each_row(count, live)
     more = eight_of(tree, at_row + begin + 8, live & (8 * begin + 64 < count))
     word = eight_of(tree, at_row + begin, live & (8 * begin < count))
     for i in tl.static_range(1, 8):
@@ -373,6 +380,7 @@ def merge_four(
     parts, stats, slot, step, left, live, peak, total, acc, D: tl.constexpr, BLOCK_D: tl.constexpr
 ):  # fmt: skip
     """Add up to four parts, `step` apart, of `left` that exist: all loads, then all arithmetic."""
+    left = for_each_row(left, live)
     m0, n0, x0 = part_at(parts, stats, slot, live, D, BLOCK_D)
     m1, n1, x1 = part_at(parts, stats, slot + step, live & (left > 1), D, BLOCK_D)
     m2, n2, x2 = part_at(parts, stats, slot + 2 * step, live & (left > 2), D, BLOCK_D)
