@@ -10,13 +10,26 @@ from torch import Tensor
 from triton import language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from triton.experimental.gluon._runtime import GluonASTSource
 
 from trapline.gold import arithmetic
 
 #: log2(e) inside kernels.
 LOG2_E = tl.constexpr(arithmetic.LOG2_E)
 HOPPER = GPUTarget("cuda", 90, 32)
+
+
+def launched(kernel: Any) -> Any:
+    """Decorates a kernel that is launched: products and sums are fused into one operation.
+
+    This has been Triton's default and changes with 3.10; a launch may still turn it off.
+    """
+    run = kernel.run
+
+    def fused(*arguments: Any, enable_fp_fusion: bool = True, **options: Any) -> Any:
+        return run(*arguments, enable_fp_fusion=enable_fp_fusion, **options)
+
+    kernel.run = fused
+    return kernel
 
 
 def processors(x: Tensor) -> int:
@@ -67,6 +80,8 @@ def compile_for_hopper(
     `types` names the type of every argument that is not `fixed`. Pointers, and the integers in
     `aligned`, count as multiples of 16, as those of ordinary tensors are.
     """
+    from triton.experimental.gluon._runtime import GluonASTSource
+
     names = kernel.arg_names
     signature = {name: "constexpr" if name in fixed else types[name] for name in names}
     known = [["tt.divisibility", 16]]
@@ -81,4 +96,5 @@ def compile_for_hopper(
         },
     )
     options = {"num_warps": warps, "num_stages": stages, "maxnreg": registers}
+    options |= {"enable_fp_fusion": True}
     return triton.compile(source, target=HOPPER, options=options)

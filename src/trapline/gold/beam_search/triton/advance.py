@@ -11,6 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from trapline.gold.beam_search.batched_search import BatchedSearch
+from trapline.gold.device import launched
 
 #: Candidates per prompt that one program compares with each other.
 MOST = 256
@@ -95,6 +96,7 @@ def move_rows(
         tl.debug_barrier()
 
 
+@launched
 @triton.jit
 def advance_kernel(
     logits, lse, top, indices, ends, powers, offset,

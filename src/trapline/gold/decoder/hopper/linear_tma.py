@@ -9,9 +9,10 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from trapline.gold.decoder.triton.step_linear import load_square_sums, prefetch_rows, rms_factor
-from trapline.gold.device import LOG2_E
+from trapline.gold.device import LOG2_E, launched
 
 
+@launched
 @triton.jit
 def normed_linear_tma_kernel(
     x_boxes, w_boxes, w, squares, out,
@@ -36,6 +37,7 @@ def normed_linear_tma_kernel(
     tl.store(places, total.to(out.dtype.element_ty), mask=inside)
 
 
+@launched
 @triton.jit
 def normed_swiglu_tma_kernel(
     x_boxes, w_boxes, squares, out,

@@ -22,8 +22,10 @@ from trapline.gold.decoder.tile_config import (
     split_k_parts,
     uses_split_k,
 )
+from trapline.gold.device import launched
 
 
+@launched
 @triton.jit
 def split_k_kernel(
     x, w, planes, rows, N, K, x_row, w_row,
@@ -47,6 +49,7 @@ def split_k_kernel(
     tl.store(planes + row[None, :] * N + n[:, None], total, mask=inside)
 
 
+@launched
 @triton.jit
 def reduce_split_k_kernel(
     planes, stream, weight, y, squares, rows, N,

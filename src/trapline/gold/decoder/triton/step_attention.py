@@ -17,6 +17,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from trapline.gold.decoder.triton.step_linear import prefetch, prefetch_share
+from trapline.gold.device import launched
 
 
 @triton.jit
@@ -270,6 +271,7 @@ def attend_tail(
     )
 
 
+@launched
 @triton.jit
 def attend_kernel(
     qkv, keys, values, pages, tails, prefix, positions, active, cosine, sine, q_norm, k_norm,
@@ -314,6 +316,7 @@ def attend_kernel(
         )  # fmt: skip
 
 
+@launched
 @triton.jit
 def merge_kernel(
     parts, lse, out, count, heads,

@@ -12,8 +12,10 @@ from torch import Tensor
 
 from trapline.gold.arithmetic import cdiv
 from trapline.gold.decoder.rope import Rope
+from trapline.gold.device import launched
 
 
+@launched
 @triton.jit
 def rope_and_append_kernel(
     qkv, q_out, keys, values, positions, slots, cosine, sine, q_norm, k_norm,
@@ -63,6 +65,7 @@ def rope_and_append_kernel(
     tl.store(target + half, right.to(q_out.dtype.element_ty), mask=stored)
 
 
+@launched
 @triton.jit
 def swiglu_kernel(both, out, hidden, both_stride, BLOCK: tl.constexpr):
     """A block of one row of silu(gate) · up."""

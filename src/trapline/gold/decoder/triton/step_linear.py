@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from trapline.gold.device import LOG2_E
+from trapline.gold.device import LOG2_E, launched
 from trapline.gold.softmax_topk.triton.keys import larger, origin_of
 
 
@@ -122,6 +122,7 @@ def rms_factor(sums, width, eps):
     return tl.rsqrt(tl.sum(sums, 0) / width + eps)[None, :]
 
 
+@launched
 @triton.jit
 def embed_kernel(
     ids, table, weight, x, y, squares, C, BLOCK: tl.constexpr, PDL: tl.constexpr
@@ -162,6 +163,7 @@ def store_group_maxima(known, maxima, peaks, totals, b, rows, N, GROUP: tl.const
     tl.store(totals + at, share, mask=b < rows)
 
 
+@launched
 @triton.jit
 def normed_linear_kernel(
     x, w, squares, out, best, place,
@@ -201,6 +203,7 @@ def normed_linear_kernel(
         store_group_maxima(known, maxima, peaks, totals, b, rows, N, GROUP)
 
 
+@launched
 @triton.jit
 def normed_swiglu_kernel(
     x, w, squares, out,
@@ -236,6 +239,7 @@ def normed_swiglu_kernel(
     )
 
 
+@launched
 @triton.jit
 def residual_linear_kernel(
     x, w, stream, weight, y, squares,
@@ -266,6 +270,7 @@ def residual_linear_kernel(
     tl.store(squares + tl.program_id(0) * rows + b, tl.sum(wide * wide, 0), mask=b < rows)
 
 
+@launched
 @triton.jit
 def argmax_kernel(
     best, place, active, tokens, ids, positions, made, history, tiles, rows, room,

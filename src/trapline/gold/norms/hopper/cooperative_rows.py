@@ -18,6 +18,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
+from trapline.gold.device import launched
 from trapline.gold.gluon_compat import async_load
 
 #: The bits of −0.0, which adds nothing, as 0.0 does. Written as a float it would lose its sign.
@@ -229,6 +230,7 @@ def second_look(
     return steps
 
 
+@launched
 @gluon.jit
 def team_backward_kernel(
     dy, dtotal, x, w, mean, rstd, dx, dw_parts, db_parts, board,

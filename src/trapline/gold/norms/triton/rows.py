@@ -9,6 +9,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from trapline.gold.device import launched
+
 
 @triton.jit
 def pair_sum(a, b, c, d):
@@ -50,6 +52,7 @@ def statistics(values, inside, eps, D: tl.constexpr, CENTRED: tl.constexpr):
     return values, mean, rstd
 
 
+@launched
 @triton.jit
 def forward_kernel(
     x, residual, w, b, y, total, mean, rstd,
@@ -106,6 +109,7 @@ def centred_rows(
     return values, row_rstd
 
 
+@launched
 @triton.jit
 def backward_kernel(
     dy, dtotal, x, w, mean, rstd, dx, dw_parts, db_parts,
@@ -158,6 +162,7 @@ def backward_kernel(
         tl.store(db_parts + part, tl.sum(db, 0, keep_dims=True), mask=d < D)
 
 
+@launched
 @triton.jit
 def add_parts_kernel(
     dw_parts, db_parts, dw, db, P, D,
@@ -181,6 +186,7 @@ def add_parts_kernel(
         )
 
 
+@launched
 @triton.jit
 def clear_kernel(words, N, BLOCK: tl.constexpr, EARLY: tl.constexpr):
     """Sets N words to 0."""

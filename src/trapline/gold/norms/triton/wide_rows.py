@@ -12,6 +12,7 @@ dw and db. It serves rows that `hopper/cooperative_rows` does not support.
 import triton
 import triton.language as tl
 
+from trapline.gold.device import launched
 from trapline.gold.norms.triton.rows import let_in
 
 
@@ -67,6 +68,7 @@ def store_normed(y, w, b, values, row_mean, row_rstd, row, at, D: tl.constexpr):
     tl.store(y + row * D + at, normed.to(y.dtype.element_ty), mask=inside)
 
 
+@launched
 @triton.jit
 def held_forward_kernel(
     x, residual, w, b, y, total, mean, rstd,
@@ -104,6 +106,7 @@ def held_forward_kernel(
     tl.store(rstd + row, row_rstd)
 
 
+@launched
 @triton.jit
 def wide_forward_kernel(
     x, residual, w, b, y, total, mean, rstd,
@@ -126,6 +129,7 @@ def wide_forward_kernel(
     tl.store(rstd + row, row_rstd)
 
 
+@launched
 @triton.jit
 def statistics_kernel(
     x, mean, rstd, x_row, eps, D: tl.constexpr, CHUNK: tl.constexpr, CENTRED: tl.constexpr
@@ -138,6 +142,7 @@ def statistics_kernel(
     tl.store(rstd + row, row_rstd)
 
 
+@launched
 @triton.jit
 def row_sums_kernel(
     dy, x, w, mean, rstd, sums,
@@ -165,6 +170,7 @@ def row_sums_kernel(
     tl.store(sums + M + row, tl.sum(level, 0) / D)
 
 
+@launched
 @triton.jit
 def columns_kernel(
     dy, dtotal, x, w, mean, rstd, sums, dx, dw_parts, db_parts,

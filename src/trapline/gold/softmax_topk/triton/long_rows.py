@@ -9,7 +9,7 @@ loads are 16 bytes wide whatever V is: column = position − skip.
 import triton
 import triton.language as tl
 
-from trapline.gold.device import LOG2_E
+from trapline.gold.device import LOG2_E, launched
 from trapline.gold.softmax_topk.triton.keys import (
     bound,
     emit,
@@ -64,6 +64,7 @@ def streamed(
     return new, total
 
 
+@launched
 @triton.jit(do_not_specialize=["V", "logits_row", "groups", "blocks", "splits"])
 def stream_kernel(
     logits, temperatures, temperature, maxima, peaks, totals,
@@ -205,6 +206,7 @@ def keep_best(
     return kept
 
 
+@launched
 @triton.jit(do_not_specialize=["V", "K", "logits_row", "groups", "splits", "log"])
 def select_kernel(
     logits, temperatures, temperature, maxima, peaks, totals, rooms,

@@ -9,7 +9,7 @@ thread's maximum and sum; further passes find a threshold (for large K) and what
 import triton
 import triton.language as tl
 
-from trapline.gold.device import LOG2_E
+from trapline.gold.device import LOG2_E, launched
 from trapline.gold.softmax_topk.triton.keys import (
     emit,
     emit_summary,
@@ -167,6 +167,7 @@ def kth_again(
     return kth
 
 
+@launched
 @triton.jit(do_not_specialize=["V", "K", "logits_row", "log"])
 def many_kernel(
     logits, temperatures, temperature, rooms, values, indices, lse, row_max,

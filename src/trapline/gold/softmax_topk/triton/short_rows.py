@@ -4,7 +4,7 @@
 import triton
 import triton.language as tl
 
-from trapline.gold.device import LOG2_E
+from trapline.gold.device import LOG2_E, launched
 from trapline.gold.softmax_topk.triton.keys import (
     emit,
     emit_summary,
@@ -46,6 +46,7 @@ def sum_and_first(a, i, b, j):
     return a + b, tl.minimum(i, j)
 
 
+@launched
 @triton.jit(do_not_specialize=["log"])
 def best_kernel(
     logits, temperatures, temperature, values, indices, lse, row_max,
@@ -89,6 +90,7 @@ def keep_exactly(
     return logit_of(kth, SHIFT)
 
 
+@launched
 @triton.jit(do_not_specialize=["V", "K", "logits_row", "log"])
 def short_kernel(
     logits, temperatures, temperature, rooms, values, indices, lse, row_max,

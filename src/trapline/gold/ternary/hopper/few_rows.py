@@ -19,6 +19,7 @@ Shape letters: M rows of x (a power of two), N rows of the matrix, K columns.
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from trapline.gold.device import launched
 from trapline.gold.ternary.hopper import ptx as text
 
 _LOAD_X = gl.constexpr(text.load_x(4))
@@ -242,6 +243,7 @@ def store(y, totals, tile, given, N, M: gl.constexpr, WARPS: gl.constexpr):
     gl.store(at + 8, (high * _UNITS).to(y.dtype.element_ty), mask=(row + 8 < N) & (m < given))
 
 
+@launched
 @gluon.jit(do_not_specialize=["given", "N", "blocks"])
 def few_rows_kernel(
     x, planes, scales, y, given, N, blocks,

@@ -14,6 +14,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
+from trapline.gold.device import launched
 from trapline.gold.gluon_compat import async_load
 from trapline.gold.ternary.hopper.few_rows import (
     add_products,
@@ -125,6 +126,7 @@ def read_scales(factors, LANE: gl.constexpr, M: gl.constexpr, WARPS: gl.constexp
     return found
 
 
+@launched
 @gluon.jit(do_not_specialize=["given", "N", "blocks"])
 def ring_kernel(
     x, planes, scales, y, given, N, blocks,

@@ -20,7 +20,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from trapline.gold.arithmetic import cdiv
-from trapline.gold.device import processors
+from trapline.gold.device import launched, processors
 from trapline.gold.ternary.hopper import ptx as text
 from trapline.gold.ternary.hopper.many_rows_wide import launch_wide
 
@@ -58,6 +58,7 @@ def _scaled(sums, scale):
     return sums * (scale.to(tl.float32) * _UNITS)[:, None]
 
 
+@launched
 @triton.jit(do_not_specialize=["M"])
 def many_rows_kernel(
     x_ptr, words_ptr, scales_ptr, y_ptr, M, N,
@@ -106,6 +107,7 @@ def many_rows_kernel(
     tl.store(out, total.to(y_ptr.dtype.element_ty), mask=(m < M)[None, :] & (row < N)[:, None])
 
 
+@launched
 @triton.jit(do_not_specialize=["size"])
 def add_parts_kernel(parts_ptr, y_ptr, size, SPLIT: tl.constexpr, BLOCK: tl.constexpr):
     """y (size) from parts (SPLIT, size) in float32."""

@@ -22,6 +22,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from trapline.gold.device import launched
 from trapline.gold.gluon_compat import tma_load
 from trapline.gold.ternary.hopper import ptx as text
 from trapline.gold.ternary.hopper.few_rows import wait_for_the_kernel_before
@@ -108,6 +109,7 @@ def store(
     gl.store(at, out, mask=(n < N) & (m < M))
 
 
+@launched
 @gluon.jit(do_not_specialize=["M"])
 def wide_kernel(
     x, planes, scales, y, M, N,

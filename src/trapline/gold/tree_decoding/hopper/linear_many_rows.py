@@ -21,7 +21,7 @@ from trapline.gold.decoder.fused_step import LayerWeights
 from trapline.gold.decoder.tile_config import TileConfig
 from trapline.gold.decoder.triton.split_k_linear import reduce_split_k
 from trapline.gold.decoder.triton.step_linear import load_square_sums, prefetch_rows
-from trapline.gold.device import LOG2_E, is_hopper, may_start_early, processors
+from trapline.gold.device import LOG2_E, is_hopper, launched, may_start_early, processors
 
 #: These kernels serve models with more than LARGE weights in the SwiGLU product and passes of more
 #: than FEW and at most MANY lines. The decode step serves fewer lines, cuBLAS more.
@@ -32,6 +32,7 @@ GROUP = 64
 PLANE_N, PLANE_K = 64, 1024
 
 
+@launched
 @triton.jit
 def split_k_kernel(
     x_boxes, w_boxes, w, planes, rows, N, K, each, w_row,
@@ -64,6 +65,7 @@ def store_gated(gate, up, factor, b, n, out, rows, N, out_row):
     tl.store(places, inner.to(out.dtype.element_ty), mask=inside)
 
 
+@launched
 @triton.jit
 def swiglu_wide_kernel(
     x_boxes, w_boxes, half_boxes, w, squares, out,
@@ -103,6 +105,7 @@ def swiglu_wide_kernel(
     store_gated(half_gate, half_up, factor, b, m, out, rows, N, out_row)
 
 
+@launched
 @triton.jit
 def swiglu_kernel(
     x_boxes, w_boxes, w, squares, out,

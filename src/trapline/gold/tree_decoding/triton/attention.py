@@ -15,6 +15,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from trapline.gold.decoder.triton.step_attention import apply_rope, softmax_update
+from trapline.gold.device import launched
 
 
 @triton.jit
@@ -49,6 +50,7 @@ def absorb_seen(
     return new_peak, total, weighted
 
 
+@launched
 @triton.jit
 def tree_attend_kernel(
     qkv,  # (rows · nodes, (H + 2G) · D)

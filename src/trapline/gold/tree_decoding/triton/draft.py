@@ -16,8 +16,10 @@ from trapline.gold.decoder.triton.step_linear import (
     prefetch_rows,
     rms_factor,
 )
+from trapline.gold.device import launched
 
 
+@launched
 @triton.jit
 def begin_kernel(
     features, w, gain, context, sums,  # (lines, K) times (N, K) gives context (lines, N)
@@ -87,6 +89,7 @@ def normed_product(
     tl.store(places, total.to(out.dtype.element_ty), mask=inside)
 
 
+@launched
 @triton.jit
 def project_kernel(
     context, context_w, context_sums, fresh, fresh_lines, fresh_N, fresh_tiles, count,

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from trapline.gold.device import launched
 from trapline.gold.tree_decoding.triton.tree import lay_out
 
 #: Multipliers of splitmix64's finaliser, the same as in `decoder.sampling`.
@@ -31,6 +32,7 @@ def best_of(best, place, line, tiles, lines, BLOCK: tl.constexpr):
     return tl.where(tl.abs(high) < float("inf"), found, -1)
 
 
+@launched
 @triton.jit
 def choose_kernel(best, place, choices, tiles, lines, BLOCK: tl.constexpr, PDL: tl.constexpr):
     """choices (lines,): the most likely token of every line."""
@@ -41,6 +43,7 @@ def choose_kernel(best, place, choices, tiles, lines, BLOCK: tl.constexpr, PDL: 
     tl.store(choices + line, best_of(best, place, line, tiles, lines, BLOCK))
 
 
+@launched
 @triton.jit
 def chain_kernel(
     best, place, roots, tokens, ids, tiles, lines, nodes, block,
@@ -76,6 +79,7 @@ def weights_of(x, peak, heat):
     return tl.where(heat > 0.0, soft, (x >= peak).to(tl.float64))
 
 
+@launched
 @triton.jit
 def draw_kernel(
     logits, seeds, made, depths, choices, V, nodes, heat,
@@ -125,6 +129,7 @@ def draw_kernel(
     tl.store(choices + line, tl.where(undefined, -1, tl.minimum(pick, last)).to(tl.int64))
 
 
+@launched
 @triton.jit
 def prepare_kernel(
     tokens, parents, roots, ids, depths, seen, nodes,
@@ -143,6 +148,7 @@ def prepare_kernel(
     lay_out(token, above, tl.load(roots + row), ids, depths, seen, row, nodes, BLOCK, ROUNDS)
 
 
+@launched
 @triton.jit
 def verdict_kernel(
     tokens, parents, seen, depths, choices,
@@ -205,6 +211,7 @@ def verdict_kernel(
             tl.store(anchors + row * block, root)
 
 
+@launched
 @triton.jit
 def move_kernel(
     keys, values,  # (layers, rows · room, G · D)
@@ -246,6 +253,7 @@ def move_kernel(
         tl.store(kept_here, tl.load(left, mask=inside, other=0.0), mask=inside)
 
 
+@launched
 @triton.jit
 def lookup_kernel(
     text, lengths, tokens, room, drafted, WIDTH: tl.constexpr, BLOCK: tl.constexpr,

@@ -16,6 +16,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from trapline.gold.arithmetic import cdiv
+from trapline.gold.device import launched
 from trapline.gold.tree_decoding import reference
 
 #: Reductions of one warp need no barrier.
@@ -58,6 +59,7 @@ def near(places):
     )  # fmt: skip
 
 
+@launched
 @triton.jit
 def best_first_kernel(
     values,  # (R, L, C), the C best of each depth, descending

@@ -32,7 +32,7 @@ from trapline.gold.attention.dense.hopper import ROWS, assigned, descriptor, exp
 from trapline.gold.attention.dense.hopper.backward_dkdv import LINE, QUERIES, dkdv_kernel
 from trapline.gold.attention.dense.triton import can_describe
 from trapline.gold.attention.dense.triton.backward import parts_of
-from trapline.gold.device import LOG2_E, processors
+from trapline.gold.device import LOG2_E, launched, processors
 from trapline.gold.gluon_compat import barrier, tma_load, tma_store
 
 #: The layout of single numbers in shared memory.
@@ -159,6 +159,7 @@ def consume(
     tma.store_wait(0)
 
 
+@launched
 @gluon.jit(do_not_specialize=["T", "S", "H", "R", "heads", "bunch"])
 def dq_kernel(
     q, k, v, dout, rows, dq, T, S, H, R, heads, bunch, scale, mantissa, power,
@@ -204,6 +205,7 @@ def dq_kernel(
 # --- before and after, in plain Triton ----------------------------------------------------------
 
 
+@launched
 @triton.jit(do_not_specialize=["T", "H"])
 def prepare_kernel(
     dout, out, lse, dlse, rows, sums, mantissa, T, H,
@@ -237,6 +239,7 @@ def prepare_kernel(
         tl.store(sums + block * (BLOCK * D) + places, tl.zeros([BLOCK, D], tl.float32))
 
 
+@launched
 @triton.jit(do_not_specialize=["T"])
 def finish_kernel(sums, dq, T, power, D: tl.constexpr, BLOCK: tl.constexpr):
     """dq (B,H,T,D) from its sums: two halves of each tile, each `in_register_order`."""

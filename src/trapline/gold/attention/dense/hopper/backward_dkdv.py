@@ -26,7 +26,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from trapline.gold.attention.dense.hopper import ROWS, assigned, exp2
-from trapline.gold.device import LOG2_E
+from trapline.gold.device import LOG2_E, launched
 from trapline.gold.gluon_compat import barrier, reinterpret, tma_add, tma_load, tma_store
 
 #: Queries of a tile. More would not fit into the registers beside dk and dv.
@@ -260,6 +260,7 @@ def consume(
     tma.store_wait(0)
 
 
+@launched
 @gluon.jit(do_not_specialize=["T", "S", "H", "R", "groups", "bunch"])
 def dkdv_kernel(
     q, k, v, dout, rows, dk, dv, sums, sums_start, T, S, H, R, groups, bunch,

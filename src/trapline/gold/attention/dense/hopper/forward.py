@@ -39,7 +39,7 @@ from trapline.gold.attention.dense.hopper import (
     weigh,
 )
 from trapline.gold.attention.dense.triton import LN_2
-from trapline.gold.device import processors
+from trapline.gold.device import launched, processors
 from trapline.gold.gluon_compat import tma_load, tma_store
 
 #: Named barriers from here on pass the turn; Triton uses the first ones itself.
@@ -226,6 +226,7 @@ def consume(out, lse, memory, gates, sizes, scale, ME: gl.constexpr, CAUSAL: gl.
     tma.store_wait(0)
 
 
+@launched
 @gluon.jit(do_not_specialize=["T", "S", "H", "R", "groups", "group", "tiles"])
 def forward_kernel(
     q, k, v, out, lse, T, S, H, R, groups, group, tiles, scale,

@@ -40,9 +40,10 @@ from trapline.gold.attention.dense.triton import (
     weights_and_slopes,
     zero_unpacked_tokens,
 )
-from trapline.gold.device import LOG2_E
+from trapline.gold.device import LOG2_E, launched
 
 
+@launched
 @triton.jit
 def rows_kernel(
     dout, out, lse, dlse, sums_by_row, mantissa, H, T,
@@ -99,6 +100,7 @@ def dkdv_step(
     return sum_k, sum_v
 
 
+@launched
 @triton.jit(do_not_specialize=["tokens"])
 def dkdv_kernel(
     q, k, v, dout, sums_by_row, dk, dv, tokens, cu_q, cu_k,
@@ -208,6 +210,7 @@ def dq_step(
     return tl.dot(slopes.to(keys.dtype), keys, sum_q, input_precision=PRECISION)
 
 
+@launched
 @triton.jit(do_not_specialize=["tokens"])
 def dq_kernel(
     q, k, v, dout, sums_by_row, dq, tokens, cu_q, cu_k,

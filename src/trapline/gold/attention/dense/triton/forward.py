@@ -37,7 +37,7 @@ from trapline.gold.attention.dense.triton import (
     turn_and_head,
     zero_unpacked_tokens,
 )
-from trapline.gold.device import LOG2_E
+from trapline.gold.device import LOG2_E, launched
 
 
 @triton.jit
@@ -77,6 +77,7 @@ def forward_step(
     return new_peak, total, weighted
 
 
+@launched
 @triton.jit(do_not_specialize=["tokens"])
 def forward_kernel(
     q, k, v, out, lse, cu_q, cu_k, tokens,

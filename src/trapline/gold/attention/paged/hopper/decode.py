@@ -46,7 +46,7 @@ from trapline.gold.attention.paged.triton import (
     share_before,
     strides_of,
 )
-from trapline.gold.device import processors
+from trapline.gold.device import launched, processors
 
 #: Sizes that change from call to call and must not trigger a compilation.
 UNFIXED = ["B", "G", "R", "table_row", "width"]
@@ -254,6 +254,7 @@ def store_rows(
         store_piece(base, a3, factor, live, row, STEP, 1 + SECOND)
 
 
+@launched
 @gluon.jit(do_not_specialize=UNFIXED)
 def decode_kernel(
     k_pages, v_pages, keys, values, q, k_scale, v_scale, block_table, seq_lens, out, parts, stats,

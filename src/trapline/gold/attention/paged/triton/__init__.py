@@ -22,7 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from trapline.gold.arithmetic import cdiv
-from trapline.gold.device import beside
+from trapline.gold.device import beside, launched
 
 #: Kinds of pages, by dtype; all others are kind 0, numbers as they are.
 KINDS = {torch.int8: 1, torch.float8_e4m3fn: 2, torch.uint8: 3}
@@ -221,6 +221,7 @@ def store_rows(
             tl.store(target, codes.to(tl.uint8), mask=here)
 
 
+@launched
 @triton.jit
 def append_kernel(
     k, v, k_pages, v_pages, k_scale, v_scale, slots, cosine, sine, G,
