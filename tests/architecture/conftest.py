@@ -19,6 +19,7 @@ HEAVY_MODULES = {
     "reference",
     "registry",
     "operators",
+    "fallback",
     "autograd",
     "huggingface",
 }

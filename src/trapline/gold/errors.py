@@ -15,3 +15,7 @@ class DTypeError(TypeError):
 
 class UnsupportedError(NotImplementedError):
     """The requested implementation does not support the operation."""
+
+
+class FallbackWarning(RuntimeWarning):
+    """A slower implementation serves, because the kernels of a faster one do not compile."""

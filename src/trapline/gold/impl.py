@@ -2,7 +2,7 @@
 
 NumPy arrays go to the `oracle`, torch CPU tensors to `torch`, CUDA tensors to the `kernels`. Where
 kernels come in tiers, `kernels` uses the fastest that supports the call; `triton` and `hopper`
-request one tier.
+request one tier. If the kernels of a tier do not compile, the next one serves with a warning.
 """
 
 import sys

@@ -21,7 +21,7 @@ def test_kernels_are_launched_on_the_device_of_their_tensors(monkeypatch, entere
     for tiers in ("forward_tiers", "backward_tiers"):
         monkeypatch.setattr(registry, tiers, lambda: {"triton": tier})
     with registry._on_its_device(problem):
-        registry.tier_for(problem, impl, registry.forward_tiers()).run(problem)
+        registry.tier_for(problem, impl, registry.forward_tiers())[1].run(problem)
     assert seen == [[q]]
     assert entered == []
 

@@ -14,6 +14,8 @@ import triton
 from trapline.gold.device import compile_for_hopper
 from trapline.gold.ternary.hopper import many_rows as kernels_many
 from trapline.gold.ternary.hopper import many_rows_wide as kernels_many_wide
+from trapline.gold.ternary.hopper.few_rows import few_rows_kernel
+from trapline.gold.ternary.hopper.few_rows_ring import ring_kernel
 from trapline.gold.ternary.triton import packed_matmul as kernels
 
 KINDS = {str(dtype): dtype for dtype in kernels_many_wide.TYPES.values()}
@@ -30,10 +32,10 @@ def few(groups, rows, kind, settled) -> dict[str, object]:
     fixed = {"GROUPS": groups, "M": triton.next_power_of_2(rows), "WARPS": plan.warps}
     fixed["SETTLED"] = settled
     if plan.stages:
-        kernel, planes = kernels.ring_kernel, "*i32"
+        kernel, planes = ring_kernel, "*i32"
         fixed |= {"STAGES": plan.stages}
     else:
-        kernel, planes = kernels.few_rows_kernel, "*u8"
+        kernel, planes = few_rows_kernel, "*u8"
         fixed |= {"EACH": plan.each, "PASSES": plan.passes, "STAYS": plan.stay > 0}
     types = {"scales": "*fp16", "given": "i32", "N": "i32", "blocks": "i32"}
     types |= {"x": f"*{kind}", "y": f"*{kind}", "planes": planes}

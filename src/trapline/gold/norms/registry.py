@@ -5,12 +5,14 @@ and `backward_operator`, which run the torch reference or the kernels.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from trapline.gold.errors import UnsupportedError
+from trapline.gold.fallback import first_that_compiles
 from trapline.gold.impl import Impl
 from trapline.gold.no_double_backward import differentiated_once
 from trapline.gold.norms import reference
@@ -79,7 +81,9 @@ def forward_operator(*arguments: Any) -> tuple[Tensor, ...]:
     *given, impl = arguments
     if impl == "torch":
         return reference.forward(*given)
-    return _kernels(given[0])[0](*given)
+    run = _kernels(given[0])[0]
+    tiers = {"triton": partial(run, *given), "torch": partial(reference.forward, *given)}
+    return first_that_compiles("norms", tiers)
 
 
 @operator(
@@ -93,7 +97,9 @@ def backward_operator(*arguments: Any) -> tuple[Tensor, ...]:
     *given, impl = arguments
     if impl == "torch":
         return reference.backward(*given)
-    return _kernels(given[0])[1](*given)
+    run = _kernels(given[0])[1]
+    tiers = {"triton": partial(run, *given), "torch": partial(reference.backward, *given)}
+    return first_that_compiles("norms' gradients", tiers)
 
 
 def _kernels(x: Tensor) -> tuple[_Kernels, _Kernels]:

@@ -5,7 +5,7 @@ Shape letters: M rows of x, N rows of the matrix, K columns.
 """
 
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from torch.nn import functional
 from trapline.gold.arithmetic import cdiv
 from trapline.gold.c_pointer import in_cpu_memory
 from trapline.gold.errors import DTypeError, ShapeError, UnsupportedError
+from trapline.gold.fallback import first_that_compiles
 from trapline.gold.ternary.cpu import packed_linear as compiled
 
 #: From this many rows of x on, unpacking a tile once for all of them is cheaper.
@@ -58,7 +59,12 @@ def _product(rows: Tensor, plane: Tensor, scales: Tensor, group_size: int, settl
     if rows.is_cuda:
         from trapline.gold.ternary.triton import packed_matmul
 
-        return packed_matmul.packed_matmul(rows, plane, scales, group_size, settled=settled)
+        product = packed_matmul.packed_matmul
+        tiers = {
+            "triton": partial(product, rows, plane, scales, group_size, settled=settled),
+            "torch": partial(_by_tiles, rows, plane, scales, group_size),
+        }
+        return first_that_compiles("packed products", tiers)
     if not rows.device == plane.device == scales.device:
         raise UnsupportedError(
             f"x is on {rows.device}, the packed weights are on {plane.device} and {scales.device}:"
@@ -66,6 +72,11 @@ def _product(rows: Tensor, plane: Tensor, scales: Tensor, group_size: int, settl
         )
     if _runs_compiled(rows, plane, scales, group_size):
         return _compiled_product(rows, plane, scales, group_size)
+    return _by_tiles(rows, plane, scales, group_size)
+
+
+def _by_tiles(rows: Tensor, plane: Tensor, scales: Tensor, group_size: int) -> Tensor:
+    """In torch, with a part of the matrix unpacked at a time."""
     parts = [
         functional.linear(rows, weights.to(rows.dtype))
         for _, weights in _unpacked_tiles(plane, scales, rows.shape[1], group_size)

@@ -3,12 +3,13 @@
 `Attention.apply` is differentiable; it calls `forward_operator` and `backward_operator`, which run
 the torch reference or a tier of kernels. The `supports(problem)` of a tier is None, or the reason
 why the tier cannot compute the problem. impl="kernels" runs the first tier that supports the
-problem and is faster there; "triton" and "hopper" run that tier or raise an error.
+problem and is faster there, or the next one if it does not compile; "triton" and "hopper" run that
+tier or raise an error.
 """
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from trapline.gold.attention.dense import Problem, compute_dtype, reference
 from trapline.gold.errors import DTypeError, RangeError, UnsupportedError
+from trapline.gold.fallback import first_that_compiles, gluon_is_tested, untested_release
 from trapline.gold.no_double_backward import differentiated_once
 from trapline.gold.operators import operator
 
@@ -63,10 +65,9 @@ def forward_operator(*arguments: Any) -> tuple[Tensor, ...]:
     *fields, impl = arguments
     problem = Problem(*fields)
     if impl == "torch":
-        with _without_autocast(problem):
-            return reference.forward(problem)
-    with _on_its_device(problem):
-        return tier_for(problem, impl, forward_tiers()).run(problem)
+        return _by_reference(reference.forward, problem)
+    tiers = forward_tiers()
+    return _by_kernels("attention", problem, impl, tiers, (), reference.forward)
 
 
 @operator(
@@ -79,15 +80,36 @@ def backward_operator(*arguments: Any) -> tuple[Tensor, ...]:
     dout, dlse, out, lse, *fields, impl = arguments
     problem = Problem(*fields)
     if impl == "torch":
-        with _without_autocast(problem):
-            return reference.backward(problem, out, lse, dout, dlse)
+        return _by_reference(reference.backward, problem, out, lse, dout, dlse)
+    saved, tiers = (out, lse, dout, dlse), backward_tiers()
+    return _by_kernels("attention's gradient", problem, impl, tiers, saved, reference.backward)
+
+
+def _by_kernels(
+    operation: str,
+    problem: Problem,
+    impl: str,
+    tiers: dict[str, "Tier"],
+    saved: tuple[Tensor, ...],
+    in_torch: Callable[..., tuple[Tensor, ...]],
+) -> tuple[Tensor, ...]:
+    """The answer of a tier; with impl="kernels" the next one serves if it does not compile."""
     with _on_its_device(problem):
-        return tier_for(problem, impl, backward_tiers()).run(problem, out, lse, dout, dlse)
+        name, tier = tier_for(problem, impl, tiers)
+        if impl != "kernels":
+            return tier.run(problem, *saved)
+        chain = {name: tier, "triton": tiers["triton"]}
+        runs = {name: partial(tier.run, problem, *saved) for name, tier in chain.items()}
+        runs["torch"] = partial(_by_reference, in_torch, problem, *saved)
+        return first_that_compiles(operation, runs)
 
 
-def _without_autocast(problem: Problem) -> Any:
-    """Autocast would round the reference's matrix products to 16 bits."""
-    return torch.autocast(problem.q.device.type, enabled=False)
+def _by_reference(
+    run: Callable[..., tuple[Tensor, ...]], problem: Problem, *saved: Tensor
+) -> tuple[Tensor, ...]:
+    """Without autocast, which would round the reference's matrix products to 16 bits."""
+    with torch.autocast(problem.q.device.type, enabled=False):
+        return run(problem, *saved)
 
 
 def _on_its_device(problem: Problem) -> Any:
@@ -110,26 +132,36 @@ class Tier(NamedTuple):
 @cache
 def forward_tiers() -> dict[str, Tier]:
     """Tiers of the forward pass, fastest first. Triton is imported on the first call."""
-    from trapline.gold.attention.dense import hopper, triton
-    from trapline.gold.attention.dense.hopper import forward as hopper_forward
+    from trapline.gold.attention.dense import triton
     from trapline.gold.attention.dense.triton import forward as triton_forward
+
+    tiers = {"triton": Tier(triton_forward.forward, triton.supports, lambda _: True)}
+    if not gluon_is_tested():
+        return tiers
+    from trapline.gold.attention.dense import hopper
+    from trapline.gold.attention.dense.hopper import forward as hopper_forward
 
     return {
         "hopper": Tier(hopper_forward.forward, hopper.supports, hopper_forward.is_faster),
-        "triton": Tier(triton_forward.forward, triton.supports, lambda _: True),
+        **tiers,
     }
 
 
 @cache
 def backward_tiers() -> dict[str, Tier]:
     """Tiers of the backward pass, fastest first."""
-    from trapline.gold.attention.dense import hopper, triton
-    from trapline.gold.attention.dense.hopper import backward as hopper_backward
+    from trapline.gold.attention.dense import triton
     from trapline.gold.attention.dense.triton import backward as triton_backward
+
+    tiers = {"triton": Tier(triton_backward.backward, triton.supports, lambda _: True)}
+    if not gluon_is_tested():
+        return tiers
+    from trapline.gold.attention.dense import hopper
+    from trapline.gold.attention.dense.hopper import backward as hopper_backward
 
     return {
         "hopper": Tier(hopper_backward.backward, hopper.supports, hopper_backward.is_faster),
-        "triton": Tier(triton_backward.backward, triton.supports, lambda _: True),
+        **tiers,
     }
 
 
@@ -141,13 +173,15 @@ def fastest(problem: Problem, tiers: dict[str, Tier]) -> str:
     return "triton"
 
 
-def tier_for(problem: Problem, impl: str, tiers: dict[str, Tier]) -> Tier:
-    """The tier that computes the problem; an error if it does not support it."""
+def tier_for(problem: Problem, impl: str, tiers: dict[str, Tier]) -> tuple[str, Tier]:
+    """The tier that computes the problem, and its name; an error if it does not support it."""
     _require_gpu(problem, impl)
     name = fastest(problem, tiers) if impl == "kernels" else impl
+    if name not in tiers:
+        raise UnsupportedError(f"impl={name!r} is off: {untested_release()}; use impl='triton'")
     reason = tiers[name].supports(problem)
     if reason is None:
-        return tiers[name]
+        return name, tiers[name]
     if name != "triton":
         raise UnsupportedError(f"impl={name!r} does not support {reason}; use impl='triton'")
     kind = RangeError if "heads" in reason else DTypeError

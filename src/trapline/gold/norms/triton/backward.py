@@ -5,6 +5,7 @@ of partial sums, which a last kernel adds in a fixed order: gradients are bitwis
 """
 
 from collections.abc import Mapping
+from functools import partial
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from trapline.gold.arithmetic import cdiv
 from trapline.gold.device import is_hopper, may_start_early, processors
+from trapline.gold.fallback import first_that_compiles, gluon_is_tested
 from trapline.gold.norms.triton.rows import add_parts_kernel, backward_kernel, clear_kernel
 from trapline.gold.norms.triton.wide_rows import columns_kernel, row_sums_kernel, statistics_kernel
 
@@ -118,14 +120,14 @@ def backward(given: Backward, dw: Tensor | None, db: Tensor | None) -> None:
     """Fills dx, and dw and db unless they are None."""
     tile = entry_for(BACKWARD[given.x.element_size()], given.x.shape[1])
     early = may_start_early(given.x.device)
-    if supports_teams(given):
-        parts = _by_teams(given, early)
-    elif tile is not None:
+    tiers = {"triton": partial(_by_columns, given)}
+    if tile is not None:
         early &= tile.early[given.centred]
-        parts = _by_tiles(given, tile, early)
-    else:
-        parts = _by_columns(given)
-    _add_parts(*parts, dw, db, early)
+        tiers = {"triton": partial(_by_tiles, given, tile, early)}
+    if supports_teams(given) and gluon_is_tested():
+        early = may_start_early(given.x.device)
+        tiers = {"hopper": partial(_by_teams, given, early), **tiers}
+    _add_parts(*first_that_compiles("norms' gradients", tiers), dw, db, early)
 
 
 def _by_tiles(given: Backward, tile: BackwardTile, early: bool) -> Parts:

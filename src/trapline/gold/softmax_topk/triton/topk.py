@@ -11,6 +11,7 @@ not what is returned. A kernel may be launched while the previous one still runs
 it on the device (programmatic dependent launch).
 """
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -19,7 +20,9 @@ from torch import Tensor
 
 from trapline.gold.device import may_start_early, on_their_device, processors
 from trapline.gold.errors import DTypeError, RangeError, UnsupportedError
+from trapline.gold.fallback import first_that_compiles
 from trapline.gold.operators import operator
+from trapline.gold.softmax_topk import reference
 from trapline.gold.softmax_topk.triton import work_partition as plans
 from trapline.gold.softmax_topk.triton.keys import AFTER, EARLY, NOT
 from trapline.gold.softmax_topk.triton.long_rows import select_kernel, stream_kernel
@@ -64,6 +67,23 @@ def softmax_topk(
 
 @on_their_device
 def _softmax_topk(
+    logits: Tensor, k: int, temperature: float, temperatures: Tensor | None, log_probs: bool
+) -> _Answers:
+    given = logits, k, temperature, temperatures, log_probs
+    tiers = {"triton": partial(_by_kernels, *given), "torch": partial(_by_torch, *given)}
+    return first_that_compiles("softmax_topk", tiers)
+
+
+def _by_torch(
+    logits: Tensor, k: int, temperature: float, temperatures: Tensor | None, log_probs: bool
+) -> _Answers:
+    warm = temperature if temperatures is None else temperatures
+    found = reference.softmax_topk(logits, k, warm)
+    values = found.log_probs if log_probs else found.log_probs.exp()
+    return values.to(logits.dtype), found.indices, found.lse, found.row_max
+
+
+def _by_kernels(
     logits: Tensor, k: int, temperature: float, temperatures: Tensor | None, log_probs: bool
 ) -> _Answers:
     rows, vocabulary = logits.shape

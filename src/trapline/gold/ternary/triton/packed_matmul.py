@@ -13,6 +13,7 @@ unpacks a tile for the tensor cores.
 Shape letters: M rows of x, N rows of the matrix, K columns.
 """
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -21,11 +22,9 @@ import triton.language as tl
 from torch import Tensor
 
 from trapline.gold.arithmetic import cdiv
-from trapline.gold.device import is_hopper, may_start_early, on_their_device, processors
+from trapline.gold.device import is_hopper, launched, may_start_early, on_their_device, processors
 from trapline.gold.errors import DTypeError, UnsupportedError
-from trapline.gold.ternary.hopper.few_rows import few_rows_kernel
-from trapline.gold.ternary.hopper.few_rows_ring import ring_kernel
-from trapline.gold.ternary.hopper.many_rows import many_rows
+from trapline.gold.fallback import first_that_compiles, gluon_is_tested
 
 GROUP = 128
 #: Rows of x the tensor-core kernel for few rows takes.
@@ -66,6 +65,7 @@ def _word_sums(
 
 # Were the width known to divide by 16, four words would go to each thread, and x, loaded in another
 # layout, would cross shared memory with a barrier for each of its 16 parts.
+@launched
 @triton.jit(do_not_specialize=["width", "half"])
 def gemv_kernel(
     x_ptr, words_ptr, scales_ptr, y_ptr, N, width, groups, half,
@@ -92,6 +92,7 @@ def gemv_kernel(
         tl.store(y_ptr + m * N + rows, y.to(y_ptr.dtype.element_ty), mask=here)
 
 
+@launched
 @triton.jit
 def gemm_kernel(
     x_ptr, plane_ptr, scales_ptr, y_ptr, M, N, K, row_bytes, groups,
@@ -206,14 +207,21 @@ def _launch(
     columns = x.shape[1]
     low = x.dtype != torch.float32 and columns > 0
     whole = low and columns % GROUP == 0
-    if whole and len(x) <= FEW_ROWS and may_start_early(x.device):
-        few_rows(x, plane, scales, y, settled=settled, plan=plan)
-    elif whole and len(x) > FEW_ROWS and is_hopper(x.device):
-        many_rows(x, plane, scales, y, settled=settled)
-    elif low and len(x) <= GEMV_ROWS and columns % 16 == 0:
-        gemv(x, plane, scales, y, GEMV_BLOCK)
-    else:
-        _gemm(x, plane, scales, y, GEMM_BLOCK)
+    given = x, plane, scales, y
+    tiers = {"triton": partial(_gemm, *given, GEMM_BLOCK)}
+    if low and len(x) <= GEMV_ROWS and columns % 16 == 0:
+        tiers = {"triton": partial(gemv, *given, GEMV_BLOCK)}
+    few = len(x) <= FEW_ROWS
+    if whole and (may_start_early if few else is_hopper)(x.device) and gluon_is_tested():
+        by_hopper = partial(few_rows, plan=plan) if few else _many_rows
+        tiers = {"hopper": partial(by_hopper, *given, settled=settled), **tiers}
+    first_that_compiles("packed products", tiers)
+
+
+def _many_rows(x: Tensor, plane: Tensor, scales: Tensor, y: Tensor, *, settled: bool) -> None:
+    from trapline.gold.ternary.hopper.many_rows import many_rows
+
+    many_rows(x, plane, scales, y, settled=settled)
 
 
 def few_rows(
@@ -236,6 +244,9 @@ def few_rows(
     }  # fmt: skip
     if chosen.registers:
         same["maxnreg"] = chosen.registers
+    from trapline.gold.ternary.hopper.few_rows import few_rows_kernel
+    from trapline.gold.ternary.hopper.few_rows_ring import ring_kernel
+
     launch: Any = (ring_kernel if chosen.stages else few_rows_kernel)[(blocks,)]
     if chosen.stages:
         words = plane.view(torch.int32)

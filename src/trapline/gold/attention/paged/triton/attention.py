@@ -8,6 +8,7 @@ of a sequence; then its part is stored, and the last program to finish a part of
 merges them all, always in the same order.
 """
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -16,8 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from trapline.gold.arithmetic import cdiv
-from trapline.gold.attention.paged import APPEND_SCHEMA, ATTENTION_SCHEMA, PagedProblem
-from trapline.gold.attention.paged.hopper import decode
+from trapline.gold.attention.paged import APPEND_SCHEMA, ATTENTION_SCHEMA, PagedProblem, reference
 from trapline.gold.attention.paged.triton import (
     KINDS,
     append,
@@ -28,8 +28,9 @@ from trapline.gold.attention.paged.triton import (
     strides_of,
 )
 from trapline.gold.attention.paged.triton.attend import attended, merge, rows_from, store_tile
-from trapline.gold.device import beside, on_their_device, processors
+from trapline.gold.device import beside, launched, on_their_device, processors
 from trapline.gold.errors import DTypeError, UnsupportedError
+from trapline.gold.fallback import first_that_compiles, gluon_is_tested
 from trapline.gold.operators import operator, returns_nothing
 
 MAX_WIDTH = 256
@@ -62,6 +63,7 @@ def sequence(
     return length, begin_q, new, begin
 
 
+@launched
 @triton.jit(do_not_specialize=UNFIXED)
 def attention_kernel(
     q, k_pages, v_pages, k_scale, v_scale, block_table, seq_lens, cu_q, tree, prefix_pages, out,
@@ -161,6 +163,7 @@ def attention_kernel(
         at += run
 
 
+@launched
 @triton.jit(do_not_specialize=UNFIXED)
 def prefix_kernel(
     q, k_pages, v_pages, k_scale, v_scale, block_table, cu_q, prefix_pages, parts, stats,
@@ -310,7 +313,10 @@ def attention_operator(*arguments: Any) -> None:
 
 
 def attention(problem: PagedProblem) -> None:
-    """Launch the Hopper kernel if it supports the problem, and these kernels otherwise."""
+    """Launch the Hopper kernel if it supports the problem, and these kernels otherwise.
+
+    The next tier serves if the kernels of one do not compile.
+    """
     q, k_pages, v_pages, out = problem.q, problem.k_pages, problem.v_pages, problem.out
     require(q, k_pages, v_pages)
     require(out)
@@ -320,9 +326,18 @@ def attention(problem: PagedProblem) -> None:
     if block_table is not problem.block_table or seq_lens is not problem.seq_lens:
         problem = problem._replace(block_table=block_table, seq_lens=seq_lens)
     kind = KINDS.get(k_pages.dtype, 0)
-    if decode.supports(problem, kind) is None:
-        decode.decode(problem, kind)
-        return
+    tiers = {"triton": partial(_by_triton, problem, kind)}
+    if gluon_is_tested():
+        from trapline.gold.attention.paged.hopper import decode
+
+        if decode.supports(problem, kind) is None:
+            tiers = {"hopper": partial(decode.decode, problem, kind), **tiers}
+    tiers["torch"] = partial(reference.attention, problem)
+    first_that_compiles("paged attention", tiers)
+
+
+def _by_triton(problem: PagedProblem, kind: int) -> None:
+    q, k_pages, v_pages = problem.q, problem.k_pages, problem.v_pages
     cu_q, prefix_pages = (
         x if x is None else beside(x) for x in (problem.cu_q, problem.prefix_pages)
     )
@@ -457,7 +472,9 @@ def append_operator(k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor, *oth
                 f"the paged kernels need pages whose rows are contiguous, got strides "
                 f"{pages.stride()}; use impl='torch'"
             )
-    append(k, v, k_pages, v_pages, *others)
+    given = k, v, k_pages, v_pages, *others
+    tiers = {"triton": partial(append, *given), "torch": partial(reference.append, *given)}
+    first_that_compiles("paged append", tiers)
 
 
 def require_gpu(x: Tensor) -> None:
