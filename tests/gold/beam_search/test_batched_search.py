@@ -112,6 +112,12 @@ def test_interpreted_kernel_equals_batched_search_bit_for_bit(tmp_path, run_scri
         assert entry["broken"] == 0
 
 
+def test_kernel_compiles_for_hopper(compiled):
+    """Every rule that ends hypotheses, and every rule that stops a search."""
+    pytest.importorskip("triton")
+    assert len(compiled(Path(__file__).parent / "compile_advance.py")) == 6
+
+
 def greedy(model, prompt, end, steps):
     said = []
     while len(said) < steps and end not in said:
