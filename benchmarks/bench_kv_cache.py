@@ -5,7 +5,7 @@
         --positions 1024 --calibrate 8
 
 Rows are those of a trained model: without options of the one that comes with the package, reading
-LICENSE. The first positions of the text are judged, those after them calibrate. The error is that
+LICENSE. The first positions of the text are measured, those after them calibrate. The error is that
 of attention of the last queries against float64 on the rows as they were, root mean square over the
 layers. Runs with several names add up in one results file.
 
@@ -18,8 +18,8 @@ Their float8 cache is run as it is. Their 4 bit cache leaves the arithmetic to a
 among our dependencies (optimum-quanto); here its published scheme stands in for that package, below
 transformers' own residual window: groups of 64 consecutive elements, scale (max − min) / 15, shift
 min, codes 0 … 15, scale and shift in the model's 16 bit type: 4.5 bits an element. Scales, shifts
-and codes were compared by hand with optimum-quanto 0.2.7 on random rows; its unpacking, which wants
-a C++ compiler, was read only.
+and codes were compared by hand with optimum-quanto 0.2.7 on random rows; its unpacking, which needs
+a C++ compiler, was read but not run.
 """
 
 import argparse
@@ -36,7 +36,7 @@ from transformers.cache_utils import Fp8QuantizedLayer, QuantizedLayer
 
 from trapline.gold.decoder.api import Decoder
 from trapline.gold.decoder.calibrate import calibrate
-from trapline.gold.decoder.layers import Attention
+from trapline.gold.decoder.packing import Packing
 from trapline.gold.decoder.text import Tokenizer
 from trapline.gold.kv_cache.api import KVCache
 from trapline.gold.kv_cache.oracle import attention
@@ -48,9 +48,9 @@ Rows = Sequence[Sequence[np.ndarray]]
 #: Positions of a pool over which the constants of a calibration are spread: they are the model's.
 POOL = 65_536
 QUERIES = 16
-#: Positions after which their window is emptied.
+#: Positions after which their window is quantised.
 CYCLE = 128
-#: Of a text, to be tokenised.
+#: Characters of a text that are tokenised.
 LETTERS = 200_000
 #: Bits of their 4 bit codes, with scale and shift of a group.
 CODES = 4.5
@@ -213,13 +213,13 @@ def _our_cycle(rows: Rows, **options: Any) -> tuple[float, int]:
 @torch.no_grad()
 def rows_of(model: Decoder, ids: list[int]) -> Rows:
     """(q, k, v) of every layer, as the cache gets them: normed and turned; q of a cycle."""
-    found, attend = [], Attention._causal
+    found, attend = [], Packing._causal
 
-    def seen(self, q, rows, packing):
+    def seen(self, window, q, rows):
         found.append([x.numpy().copy() for x in (q, rows[0].keys, rows[0].values)])
-        return attend(self, q, rows, packing)
+        return attend(self, window, q, rows)
 
-    with patch.object(Attention, "_causal", seen):
+    with patch.object(Packing, "_causal", seen):
         model.run([ids], [model.new_cache()])
     return [[q[-CYCLE:], k, v] for q, k, v in found]
 

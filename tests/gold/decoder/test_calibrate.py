@@ -6,7 +6,7 @@ import torch
 
 from trapline.gold.decoder.cache import StoredSequence
 from trapline.gold.decoder.calibrate import calibrate
-from trapline.gold.decoder.layers import Attention
+from trapline.gold.decoder.packing import Packing
 from trapline.gold.errors import RangeError
 from trapline.gold.kv_cache.api import KVCache
 
@@ -51,17 +51,17 @@ def test_calibration_reads_the_cached_rows(decoder):
 
 def test_calibration_reads_rotated_queries(decoder, monkeypatch):
     """Turning changes no norm, so norms tell which queries were taken."""
-    taken, met, attend = [], [], Attention._causal
+    taken, met, attend = [], [], Packing._causal
 
     def keeping(queries, keys, values, *, turns):
         taken.extend(np.linalg.norm(q, axis=-1) for q in queries)
 
-    def seen(self, q, stored, packing):
+    def seen(self, window, q, stored):
         met.append(np.linalg.norm(q.numpy(), axis=-1))
-        return attend(self, q, stored, packing)
+        return attend(self, window, q, stored)
 
     monkeypatch.setattr("trapline.gold.decoder.calibrate.calibrate_rows", keeping)
-    monkeypatch.setattr(Attention, "_causal", seen)
+    monkeypatch.setattr(Packing, "_causal", seen)
     calibrate(decoder, TEXTS[:1])
     np.testing.assert_allclose(taken, met, rtol=1e-5)
 

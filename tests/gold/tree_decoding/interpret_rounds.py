@@ -3,6 +3,7 @@
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
@@ -254,7 +255,7 @@ def small_pass(layer, store, angles, *, nodes, taps=()) -> TreePass:
     norm = type("N", (), {"weight": torch.ones(32)})()
     table = type("T", (), {"weight": torch.randn((8, 32))})()
     return TreePass(
-        Body(config, table, norm, table), [layer], angles, (store[0], store[1]),
+        Body(config, table, norm, table), [SimpleNamespace(weights=lambda: layer)], angles, store,
         rows=ROWS, nodes=nodes, taps=taps,
     )  # fmt: skip
 
@@ -325,7 +326,7 @@ def attended(fresh: bool, further: int) -> float:
     rows = torch.randn((ROWS * 4, 2 * narrow)) if fresh else None
     before = store.clone()
     trees = TreePositions(lengths, depths, seen.to(torch.int8), known if fresh else None, rows)
-    one._tree_attend(trees, layer, 0, qkv, stream)
+    one._tree_attend(trees, 0, layer, qkv, stream)
 
     def normed(x, weight):
         return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * weight

@@ -22,10 +22,7 @@ from trapline.gold.tree_decoding.training import fresh, regenerate_in_bulk
 pytest.importorskip("triton")
 HERE = Path(__file__).parent
 FULL = pytest.mark.full
-on_a_gpu = [
-    pytest.mark.needs_gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+on_a_gpu = pytest.mark.needs_gpu
 
 
 def gpu(*cases):
@@ -57,7 +54,7 @@ def test_kernels_compile_for_hopper(tmp_path, run_script, which, count):
 
 
 def test_weights_are_joined_once():
-    from trapline.gold.decoder.layers import join_weights
+    from trapline.gold.decoder.joined_layer import join_weights
 
     parts = [torch.nn.Linear(4, size, bias=False) for size in (3, 2, 5)]
     wanted = torch.cat([part.weight.detach() for part in parts])

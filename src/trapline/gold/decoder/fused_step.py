@@ -6,7 +6,8 @@ are in `triton/` and `hopper/`. Small residual products of many rows take two la
 (`triton/split_k_linear`).
 """
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import triton
@@ -18,7 +19,8 @@ from trapline.gold.decoder.hopper.linear_tma import (
     normed_linear_tma_kernel,
     normed_swiglu_tma_kernel,
 )
-from trapline.gold.decoder.layers import Layer, join_weights, tensor
+from trapline.gold.decoder.joined_layer import LayerWeights
+from trapline.gold.decoder.layers import Layer
 from trapline.gold.decoder.network import Network
 from trapline.gold.decoder.sampling import ranked
 from trapline.gold.decoder.step_ops import DecodeBatch
@@ -49,36 +51,6 @@ from trapline.gold.softmax_topk.triton import topk
 
 #: Query heads a key head that fit into a tile of `triton.step_attention`.
 MOST_HEADS = 16
-
-
-class LayerWeights(NamedTuple):
-    """Joined weights of one layer."""
-
-    qkv: Tensor
-    out: Tensor
-    up: Tensor
-    down: Tensor
-    norms: tuple[Tensor, Tensor]
-    q_norm: Tensor | None
-    k_norm: Tensor | None
-    window: int | None
-
-
-def layer_weights(
-    layer: Any, attention: Any, *, qk_norm: bool, window: int | None = None
-) -> LayerWeights:
-    """Weights of a layer; a drafter's layer is its own `attention`."""
-    feedforward = layer.feedforward
-    return LayerWeights(
-        qkv=join_weights(attention.q, attention.k, attention.v),
-        out=tensor(attention.out.weight),
-        up=join_weights(feedforward.gate, feedforward.up),
-        down=tensor(feedforward.down.weight),
-        norms=(layer.attention_norm.weight, layer.feedforward_norm.weight),
-        q_norm=attention.q_norm.weight if qk_norm else None,
-        k_norm=attention.k_norm.weight if qk_norm else None,
-        window=window,
-    )
 
 
 def suits(decoder: Network) -> bool:
@@ -182,26 +154,46 @@ class FusedDecodeStep:
         `extra` are further arguments of the last product; without them it finds the best logit of
         each tile.
         """
-        config, count = self._config, len(rows.ids)
-        embed_kernel[(count,)](
-            *(rows.ids, self._embedding, self._layers[0].norms[0], self._x, self._y),
-            *(self._squares, config.dim),
-            BLOCK=triton.next_power_of_2(config.dim),
+        count = len(rows.ids)
+        self._embed(rows.ids)
+        tiles = self._through(count, lambda *layer: self._attend(rows, *layer))
+        head = self._y, self._head, self._logits, count, tiles
+        return self._scaled(*head, best=extra is None, extra=extra)
+
+    def _embed(self, ids: Tensor) -> None:
+        """Starts the residual stream, and its norm for the first layer."""
+        width = self._config.dim
+        embed_kernel[(len(ids),)](
+            *(ids, self._embedding, self._layers[0].norms[0], self._x, self._y),
+            *(self._squares, width),
+            BLOCK=triton.next_power_of_2(width),
             PDL=self._early,
             num_warps=4,
             **self._launch(),
         )
+
+    def _through(
+        self,
+        count: int,
+        attend: Callable[[int, LayerWeights], object],
+        *,
+        projected: bool = False,
+    ) -> int:
+        """Runs all layers on embedded rows; returns the number of square sums a row.
+
+        `attend` maps `_qkv` to `_seen`. `projected`: `_qkv` of the first layer is there already.
+        """
         tiles = 1
         for number, layer in enumerate(self._layers):
-            self._scaled(self._y, layer.qkv, self._qkv, count, tiles)
-            self._attend(rows, layer, number)
+            if number > 0 or not projected:
+                self._scaled(self._y, layer.qkv, self._qkv, count, tiles)
+            attend(number, layer)
             tiles = self._add_linear(self._seen, layer.out, layer.norms[1], count)
             self._gated(layer.up, count, tiles)
             last = number + 1 == len(self._layers)
             after = self._norm if last else self._layers[number + 1].norms[0]
             tiles = self._add_linear(self._inner, layer.down, after, count)
-        head = self._y, self._head, self._logits, count, tiles
-        return self._scaled(*head, best=extra is None, extra=extra)
+        return tiles
 
     def _add_linear(self, x: Tensor, w: Tensor, weight: Tensor, rows: int) -> int:
         """Adds a product to the stream; returns the number of square sums a row."""
@@ -296,7 +288,7 @@ class FusedDecodeStep:
         )
         return {**fixed, "num_warps": cut.warps, "num_stages": cut.stages, **self._launch()}
 
-    def _attend(self, rows: DecodeBatch, layer: LayerWeights, number: int) -> None:
+    def _attend(self, rows: DecodeBatch, number: int, layer: LayerWeights) -> None:
         config, count = self._config, len(rows.ids)
         ratio, groups = config.heads // config.kv_heads, count // rows.beams
         block_d = triton.next_power_of_2(config.head_dim)

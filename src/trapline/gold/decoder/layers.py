@@ -1,20 +1,18 @@
-"""The readable transformer layer: norms, attention, feed-forward.
+"""The transformer layer: norms, attention, feed-forward.
 
-Sequences are packed one after another without padding (`packing.py`). Shape letters: N packed
-tokens, C channels, H query heads, G key/value heads, D head width.
+A layer is given its attention: over the caches of packed sequences (`packing.py`), over rows of one
+length (`tree_decoding.bulk_answers`), or over training windows (`ternary.training.model`). Decoding
+steps run `joined_layer.py` instead; docs/decisions/0011-transformer-layers.md says why. Shape
+letters: C channels, H query heads, G key/value heads, D head width.
 """
 
-from itertools import pairwise
-from typing import Any
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from trapline.gold.attention.api import flash_attention_varlen
 from trapline.gold.decoder.config import DecoderConfig
-from trapline.gold.decoder.packing import LayerKV, Packing, joined
-from trapline.gold.decoder.rope import rotate
 from trapline.gold.norms.api import layer_norm, rms_norm
 
 
@@ -33,8 +31,14 @@ class Norm(nn.Module):
         return tensor(layer_norm(x, self.weight, self.bias, self.eps))
 
 
+#: Mixes values: normed queries (…, H, D), keys and values (…, G, D), not yet rotated, to (…, H, D).
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+#: Applies a norm.
+ApplyNorm = Callable[[Norm, Tensor], Tensor]
+
+
 class Attention(nn.Module):
-    """Projections, RoPE, cache update, attention."""
+    """Projections and head norms around `attend`, which rotates, caches and mixes."""
 
     def __init__(self, config: DecoderConfig, window: int | None) -> None:
         super().__init__()
@@ -48,58 +52,12 @@ class Attention(nn.Module):
             self.q_norm = Norm(config.head_dim, config.norm_eps, bias=False)
             self.k_norm = Norm(config.head_dim, config.norm_eps, bias=False)
 
-    def forward(self, x: Tensor, packing: Packing, layer: int) -> Tensor:
-        shape = (len(x), -1, self.config.head_dim)
-        q, k, v = (linear(x).view(shape) for linear in (self.q, self.k, self.v))
+    def forward(self, x: Tensor, attend: Attend, norm: ApplyNorm) -> Tensor:
+        heads = (-1, self.config.head_dim)
+        q, k, v = (linear(x).unflatten(-1, heads) for linear in (self.q, self.k, self.v))
         if self.config.qk_norm:
-            q, k = self.q_norm(q), self.k_norm(k)
-        if packing.angles is not None:
-            q, k = rotate(q, *packing.angles), rotate(k, *packing.angles)
-        attend = self._causal if packing.masks is None else self._masked
-        mixed = attend(q, packing.append(layer, k, v), packing)
-        return tensor(self.out(mixed.reshape(len(x), -1)))
-
-    def _causal(self, q: Tensor, parts: list[LayerKV], packing: Packing) -> Tensor:
-        """New queries of each sequence over its whole cache, aligned at the end."""
-        rows = joined(parts)
-        return tensor(
-            flash_attention_varlen(
-                q,
-                rows.keys,
-                rows.values,
-                packing.boundaries(packing.counts),
-                packing.boundaries(rows.lengths),
-                max(packing.counts),
-                max(rows.lengths),
-                causal=True,
-                window=self.window,
-            )
-        )
-
-    def _masked(self, q: Tensor, parts: list[LayerKV], packing: Packing) -> Tensor:
-        """Attention under given masks, as for the nodes of a draft tree."""
-        assert packing.masks is not None
-        places = torch.split(packing.positions, packing.counts)
-        masks = map(self._inside_window, packing.masks, places)
-        stored = (one for part in parts for one in part.each())
-        queries = torch.split(q, packing.counts)
-        sequences = zip(queries, stored, masks, strict=True)
-        return torch.cat([_masked_attention(one, *rows, mask) for one, rows, mask in sequences])
-
-    def _inside_window(self, mask: Tensor, place: Tensor) -> Tensor:
-        """Applies the window by position: a tree has several nodes at one position."""
-        if self.window is None:
-            return mask
-        before = torch.arange(mask.shape[1] - len(place), device=place.device)
-        distance = place[:, None] - torch.cat((before, place))
-        return mask & (distance < self.window)
-
-
-def _masked_attention(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
-    """q (n, H, D) over keys and values (S, G, D) where mask (n, S) is True."""
-    q, keys, values = (x.transpose(0, 1)[None] for x in (q, keys, values))
-    seen = functional.scaled_dot_product_attention(q, keys, values, mask, enable_gqa=True)
-    return seen[0].transpose(0, 1)
+            q, k = norm(self.q_norm, q), norm(self.k_norm, k)
+        return tensor(self.out(attend(q, k, v).flatten(-2)))
 
 
 class Feedforward(nn.Module):
@@ -129,29 +87,12 @@ class Layer(nn.Module):
         self.feedforward_norm = Norm(config.dim, config.norm_eps, bias=config.is_gpt2)
         self.feedforward = Feedforward(config)
 
-    def forward(self, x: Tensor, packing: Packing, number: int) -> Tensor:
-        x = x + self.attention(self.attention_norm(x), packing, number)
-        return tensor(x + self.feedforward(self.feedforward_norm(x)))
+    def forward(self, x: Tensor, attend: Attend, norm: ApplyNorm = Norm.__call__) -> Tensor:
+        x = x + self.attention(norm(self.attention_norm, x), attend, norm)
+        return tensor(x + self.feedforward(norm(self.feedforward_norm, x)))
 
 
 def tensor(value: object) -> Tensor:
     """Narrows the result of an untyped module to a Tensor."""
     assert isinstance(value, Tensor)
     return value
-
-
-def join_weights(*parts: Any) -> Tensor:
-    """Concatenates weights; the parts become views of the result, so none is stored twice."""
-    weights = [tensor(part.weight).detach() for part in parts]
-    first, sizes = weights[0], [len(weight) for weight in weights]
-    adjacent = all(weight.is_contiguous() for weight in weights) and all(
-        one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
-        and one.storage_offset() + one.numel() == other.storage_offset()
-        for one, other in pairwise(weights)
-    )
-    if adjacent:  # joined by an earlier call
-        return first.as_strided((sum(sizes), first.shape[1]), first.stride())
-    whole = torch.cat(weights)
-    for part, piece in zip(parts, torch.split(whole, sizes), strict=True):
-        part.weight.data = piece
-    return whole

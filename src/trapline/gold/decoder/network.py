@@ -1,6 +1,7 @@
 """The network of a decoder: packed tokens in, logits out, on this library's own kernels."""
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -96,7 +97,7 @@ class Network(nn.Module):
             x = x + self.position(packing.positions)
         kept: dict[int, Tensor] = {}
         for number, layer in enumerate(self.layers):
-            x = layer(x, packing, number)
+            x = layer(x, partial(packing.attend, number, self.config.window_of(number)))
             if number in features:
                 kept[number] = x
         return Hidden(tensor(self.norm(x)), tuple(kept[number] for number in features))

@@ -1,4 +1,4 @@
-"""New tokens of many sequences packed into one pass, and the caches of their keys and values.
+"""New tokens of many sequences packed into one pass: their caches, and attention to these.
 
 Sequences lie one after another without padding. Sequences of one pool store and read their rows
 together: a layer of a pass over eight prompts launches two copies, not sixteen.
@@ -11,8 +11,11 @@ from typing import NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
+from trapline.gold.attention.api import flash_attention_varlen
 from trapline.gold.decoder.pool import Pool, PooledSequence
+from trapline.gold.decoder.rope import rotate
 
 
 class Cache(Protocol):
@@ -105,11 +108,40 @@ class Packing:
     masks: Sequence[Tensor] | None = None
     _boundaries: dict[tuple[int, ...], Tensor] = field(default_factory=dict)
 
-    def append(self, layer: int, k: Tensor, v: Tensor) -> list[LayerKV]:
+    def attend(self, layer: int, window: int | None, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Rotates queries and keys (N, heads, D), stores the new rows, attends to all of them."""
+        if self.angles is not None:
+            q, k = rotate(q, *self.angles), rotate(k, *self.angles)
+        attend = self._causal if self.masks is None else self._masked
+        return attend(window, q, self._append(layer, k, v))
+
+    def _append(self, layer: int, k: Tensor, v: Tensor) -> list[LayerKV]:
         """Stores new rows of one layer; returns all rows of that layer, store by store."""
         sizes = [store.count for store in self.stores]
         new = zip(self.stores, torch.split(k, sizes), torch.split(v, sizes), strict=True)
         return [store.append(layer, *rows) for store, *rows in new]
+
+    def _causal(self, window: int | None, q: Tensor, parts: list[LayerKV]) -> Tensor:
+        """New queries of each sequence over its whole cache, aligned at the end."""
+        rows = joined(parts)
+        mixed = flash_attention_varlen(
+            *(q, rows.keys, rows.values),
+            *(self.boundaries(self.counts), self.boundaries(rows.lengths)),
+            *(max(self.counts), max(rows.lengths)),
+            causal=True,
+            window=window,
+        )
+        assert isinstance(mixed, Tensor)
+        return mixed
+
+    def _masked(self, window: int | None, q: Tensor, parts: list[LayerKV]) -> Tensor:
+        """Attention under given masks, as for the nodes of a draft tree."""
+        assert self.masks is not None
+        places = torch.split(self.positions, self.counts)
+        masks = [_inside(window, *one) for one in zip(self.masks, places, strict=True)]
+        stored = (one for part in parts for one in part.each())
+        sequences = zip(torch.split(q, self.counts), stored, masks, strict=True)
+        return torch.cat([_masked_attention(one, *rows, mask) for one, rows, mask in sequences])
 
     def boundaries(self, lengths: Sequence[int]) -> Tensor:
         """Cumulative lengths, int32; copied to the device once a pass."""
@@ -118,6 +150,22 @@ class Packing:
             ends, device = [0, *accumulate(key)], self.positions.device
             self._boundaries[key] = torch.tensor(ends, dtype=torch.int32, device=device)
         return self._boundaries[key]
+
+
+def _inside(window: int | None, mask: Tensor, place: Tensor) -> Tensor:
+    """Applies a window to a mask by position: a tree has several nodes at one position."""
+    if window is None:
+        return mask
+    before = torch.arange(mask.shape[1] - len(place), device=place.device)
+    distance = place[:, None] - torch.cat((before, place))
+    return mask & (distance < window)
+
+
+def _masked_attention(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
+    """q (n, H, D) over keys and values (S, G, D) where mask (n, S) is True."""
+    q, keys, values = (x.transpose(0, 1)[None] for x in (q, keys, values))
+    seen = functional.scaled_dot_product_attention(q, keys, values, mask, enable_gqa=True)
+    return seen[0].transpose(0, 1)
 
 
 def stores(caches: Sequence[Cache], counts: Sequence[int]) -> Iterator[OwnRows | PooledRows]:

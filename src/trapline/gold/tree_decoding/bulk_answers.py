@@ -87,12 +87,14 @@ class EqualRows:
         turn = self._turns[0][self._at], self._turns[1][self._at]
         behind = self._places > self._at
         layers: Any = self._target.layers
-        for number, layer in enumerate(layers):
-            q, k, v = projected(layer, x, turn)
-            keys, values = self._keys[number], self._values[number]
-            keys.index_copy_(2, self._at, k.transpose(1, 2))
+
+        def attend(keys: Tensor, values: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            keys.index_copy_(2, self._at, rotate(k, *turn).transpose(1, 2))
             values.index_copy_(2, self._at, v.transpose(1, 2))
-            x = finished(layer, x, self._attend(q, keys, values, behind))
+            return self._attend(rotate(q, *turn), keys, values, behind)
+
+        for layer, *stored in zip(layers, self._keys, self._values, strict=True):
+            x = layer(x, partial(attend, *stored))
         logits = self._target.logits(tensor(self._target.norm(x[:, 0]))).float()
         picks = (logits + self._heat * self._noise(logits)).argmax(dim=-1)
         self._at += 1
@@ -141,12 +143,16 @@ def read(
     places = torch.arange(ids.shape[1], device=ids.device)
     turn = angles(shape.rope, shape.head_dim, places, target.norm.weight)
     kept: dict[int, Tensor] = {}
-    for number, layer in enumerate(target.layers):
-        q, k, v = projected(layer, x, turn)
+
+    def attend(number: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q, k = rotate(q, *turn), rotate(k, *turn)
         keep(number, k, v)
         q, k, v = (side.transpose(1, 2) for side in (q, k, v))
         mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-        x = finished(layer, x, mixed.transpose(1, 2))
+        return mixed.transpose(1, 2)
+
+    for number, layer in enumerate(target.layers):
+        x = layer(x, partial(attend, number))
         if number in seen:
             kept[number] = x
     features = torch.cat([x[..., :0], *(kept[number] for number in seen)], dim=-1)
@@ -158,22 +164,3 @@ def _read_packed(target: Decoder, ids: Tensor, seen: Sequence[int]) -> HiddenSta
     run = target.run(list(ids), [target.new_cache() for _ in ids], features=tuple(seen))
     features = torch.cat([run.last[:, :0], *run.features], dim=-1)
     return HiddenStates(*(part.view(*ids.shape, -1) for part in (run.last, features)))
-
-
-def projected(layer: Any, x: Tensor, turn: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries (R, n, H, D), keys and values (R, n, G, D) of a stream (R, n, C)."""
-    part, rows = layer.attention, tensor(layer.attention_norm(x))
-    q, k, v = (
-        linear(rows).unflatten(-1, (-1, part.config.head_dim))
-        for linear in (part.q, part.k, part.v)
-    )
-    if part.config.qk_norm:
-        q, k = part.q_norm(q), part.k_norm(k)
-    cosine, sine = turn
-    return rotate(q, cosine, sine), rotate(k, cosine, sine), v
-
-
-def finished(layer: Any, x: Tensor, seen: Tensor) -> Tensor:
-    """Add the attention output and the feed-forward to the stream."""
-    x = x + layer.attention.out(seen.flatten(2))
-    return tensor(x + layer.feedforward(layer.feedforward_norm(x)))

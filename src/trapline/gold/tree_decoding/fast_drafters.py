@@ -8,7 +8,7 @@ from torch import Tensor
 
 from trapline.gold import checks
 from trapline.gold.arithmetic import cdiv
-from trapline.gold.decoder.fused_step import layer_weights
+from trapline.gold.decoder.joined_layer import JoinedLayer
 from trapline.gold.decoder.network import Network
 from trapline.gold.device import may_start_early
 from trapline.gold.softmax_topk.api import softmax_topk
@@ -120,7 +120,7 @@ class FusedDFlash:
         cosine, sine = model.angles(torch.arange(body.context, device=like.device))
         self._pass = TreePass(
             Body(body, target.embedding, model.norm, target.head),
-            [layer_weights(layer, layer, qk_norm=True) for layer in model.layers],
+            [JoinedLayer(layer) for layer in model.layers],
             (cosine[:, 0].contiguous(), sine[:, 0].contiguous()),
             (self._keys, self._values),
             rows=rows,

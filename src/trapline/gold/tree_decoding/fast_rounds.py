@@ -6,7 +6,6 @@ rows at their limit stay unchanged, so the host can start many rounds without lo
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import triton
@@ -14,7 +13,8 @@ from torch import Tensor
 
 from trapline.gold import checks
 from trapline.gold.arithmetic import cdiv
-from trapline.gold.decoder.fused_step import layer_weights, suits
+from trapline.gold.decoder.fused_step import suits
+from trapline.gold.decoder.joined_layer import JoinedLayer
 from trapline.gold.decoder.network import Network
 from trapline.gold.decoder.rope import angles
 from trapline.gold.errors import UnsupportedError
@@ -83,10 +83,9 @@ class FusedRounds:
         assert shape.rope is not None
         everywhere = torch.arange(shape.context, device=like.device)
         cosine, sine = angles(shape.rope, shape.head_dim, everywhere, like)
-        layers: list[Any] = list(target.layers)
         self.verifier = TreePass(
             Body(shape, target.embedding, target.norm, target.head),
-            [layer_weights(one, one.attention, qk_norm=shape.qk_norm) for one in layers],
+            [JoinedLayer(layer) for layer in target.layers],
             (cosine, sine),
             (self._keys, self._values),
             rows=config.rows,

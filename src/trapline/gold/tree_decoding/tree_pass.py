@@ -7,6 +7,7 @@ cuBLAS with separate norm and SwiGLU kernels above.
 Letters: R rows of the batch, M nodes of each row with its root, C width.
 """
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import triton
@@ -15,11 +16,10 @@ from torch.nn import functional
 
 from trapline.gold.arithmetic import LOG2_E, cdiv
 from trapline.gold.decoder.config import DecoderConfig
-from trapline.gold.decoder.fused_step import FusedDecodeStep, LayerWeights
-from trapline.gold.decoder.layers import tensor
-from trapline.gold.decoder.step_ops import swiglu
+from trapline.gold.decoder.fused_step import FusedDecodeStep
+from trapline.gold.decoder.joined_layer import JoinedLayer, LayerWeights, add_norm
+from trapline.gold.decoder.layers import Norm, tensor
 from trapline.gold.decoder.tile_config import TileConfig
-from trapline.gold.decoder.triton.step_linear import embed_kernel
 from trapline.gold.norms.api import rms_norm
 from trapline.gold.tree_decoding.hopper import linear_many_rows
 from trapline.gold.tree_decoding.hopper.linear_many_rows import FEW, ManyRowLinear
@@ -37,7 +37,7 @@ class Body(NamedTuple):
 
     config: DecoderConfig
     embedding: nn.Module
-    norm: nn.Module
+    norm: Norm
     head: nn.Module
 
 
@@ -74,7 +74,7 @@ class TreePass(FusedDecodeStep):
     def __init__(
         self,
         body: Body,
-        layers: list[LayerWeights],
+        layers: list[JoinedLayer],
         angles: tuple[Tensor, Tensor],
         store: tuple[Tensor, Tensor],
         *,
@@ -83,18 +83,20 @@ class TreePass(FusedDecodeStep):
         taps: tuple[int, ...] = (),
     ) -> None:
         keys, values = store  # (layers, R, room, G, D)
-        super().__init__(body, layers, angles, keys, values, rows * nodes)  # type: ignore[arg-type]
-        self._body, self._taps, self._rows, self._nodes = body, taps, rows, nodes
+        weights = [layer.weights() for layer in layers]
+        super().__init__(body, weights, angles, keys, values, rows * nodes)  # type: ignore[arg-type]
+        self._body, self._joined = body, layers
+        self._taps, self._rows, self._nodes = taps, rows, nodes
         self._room = keys.shape[2]
         width = body.config.dim
         self.features = self._norm.new_zeros((rows * nodes, len(taps) * width))
         self._large = (
-            ManyRowLinear(layers[0], rows * nodes)
-            if linear_many_rows.supports(layers[0], rows * nodes)
+            ManyRowLinear(weights[0], rows * nodes)
+            if linear_many_rows.supports(weights[0], rows * nodes)
             else None
         )
         self.uses_cublas = self._large is None and linear_many_rows.has_large_products(
-            layers[0], rows * nodes
+            weights[0], rows * nodes
         )
 
     def run(self, ids: Tensor, at: TreePositions, new: NewContext | None = None) -> int:
@@ -105,35 +107,18 @@ class TreePass(FusedDecodeStep):
         if self.uses_cublas:
             self._run_cublas(ids, at if new is None else self._fuse_cublas(at, new))
             return 0
-        count, tiles = len(ids), 1
-        begun = False
-        if new is not None and self._large is None:
-            at, begun = self._begin(ids, at, new), True
-        else:
-            at = at if new is None else self._fuse_cublas(at, new)
+        begun = new is not None and self._large is None
+        if new is not None:
+            at = self._begin(ids, at, new) if begun else self._fuse_cublas(at, new)
+        if not begun:
             self._embed(ids)
-        for number, layer in enumerate(self._layers):
-            if number > 0 or not begun:
-                self._scaled(self._y, layer.qkv, self._qkv, count, tiles)
-            self._tree_attend(at, layer, number, self._qkv, self._x)
-            tiles = self._summed(self._seen, layer.out, layer.norms[1], count)
-            self._gates(layer.up, count, tiles)
-            last = number + 1 == len(self._layers)
-            after = self._norm if last else self._layers[number + 1].norms[0]
-            tiles = self._summed(self._inner, layer.down, after, count)
-        self._tap_last(self._x)
-        return self._scaled(self._y, self._head, self._logits, count, tiles, best=True)
-
-    def _embed(self, ids: Tensor) -> None:
-        width = self._config.dim
-        embed_kernel[(len(ids),)](
-            *(ids, self._embedding, self._layers[0].norms[0], self._x, self._y),
-            *(self._squares, width),
-            BLOCK=triton.next_power_of_2(width),
-            PDL=self._early,
-            num_warps=4,
-            **self._launch(),
+        tiles = self._through(
+            len(ids),
+            lambda *layer: self._tree_attend(at, *layer, self._qkv, self._x),
+            projected=begun,
         )
+        self._tap_last(self._x)
+        return self._scaled(self._y, self._head, self._logits, len(ids), tiles, best=True)
 
     @property
     def lines(self) -> Tensor:
@@ -178,16 +163,16 @@ class TreePass(FusedDecodeStep):
         normed = tensor(rms_norm(fused, new.gain, self._config.norm_eps))
         return at._replace(fresh=functional.linear(normed, new.context_weight))
 
-    def _summed(self, x: Tensor, w: Tensor, weight: Tensor, rows: int) -> int:
+    def _add_linear(self, x: Tensor, w: Tensor, weight: Tensor, rows: int) -> int:
         """Add a product to the stream; returns the number of partial square sums per row."""
         if self._large is None:
             return self._added(x, w, weight, rows)
         return self._large.add(x, w, self._x, weight, self._y, self._squares)
 
-    def _gates(self, w: Tensor, rows: int, parts: int) -> None:
+    def _gated(self, w: Tensor, rows: int, parts: int) -> None:
         """The SwiGLU product."""
         if self._large is None:
-            self._gated(w, rows, parts)
+            super()._gated(w, rows, parts)
         else:
             eps = self._config.norm_eps
             self._large.gate(self._y, w, self._squares, self._inner, parts, eps)
@@ -213,14 +198,9 @@ class TreePass(FusedDecodeStep):
 
     def _run_cublas(self, ids: Tensor, at: TreePositions) -> None:
         x, delta = tensor(self._body.embedding(ids)), None
-        eps = self._config.norm_eps
-        for number, layer in enumerate(self._layers):
-            h, x = _add_norm(x, delta, layer.norms[0], eps)
-            self._tree_attend(at, layer, number, functional.linear(h, layer.qkv), x)
-            delta = functional.linear(self._seen, layer.out)
-            h, x = _add_norm(x, delta, layer.norms[1], eps)
-            delta = functional.linear(swiglu(functional.linear(h, layer.up)), layer.down)
-        h, x = _add_norm(x, delta, self._norm, eps)
+        for number, layer in enumerate(self._joined):
+            x, delta = layer(x, delta, partial(self._tree_attend, at, number, self._layers[number]))
+        h, x = add_norm(self._body.norm, delta, x)
         self._tap_last(x)
         self._logits.copy_(functional.linear(h, self._head))
 
@@ -232,8 +212,8 @@ class TreePass(FusedDecodeStep):
             self.features[:, at : at + width] = x[: len(self.features)]
 
     def _tree_attend(
-        self, at: TreePositions, layer: LayerWeights, number: int, qkv: Tensor, stream: Tensor
-    ) -> None:
+        self, at: TreePositions, number: int, layer: LayerWeights, qkv: Tensor, stream: Tensor
+    ) -> Tensor:
         config, tapped = self._config, number - 1 in self._taps
         ratio = config.heads // config.kv_heads
         block_d = triton.next_power_of_2(config.head_dim)
@@ -271,6 +251,7 @@ class TreePass(FusedDecodeStep):
             num_stages=2,
             **self._launch(),
         )
+        return self._seen
 
 
 def small_tile_config(kind: str, lines: int, inputs: int) -> TileConfig:
@@ -302,14 +283,6 @@ def attention_tile_config(block_d: int, size: int, *, alone: bool) -> tuple[int,
     elements = (16384 if alone else 8192) if size == 2 else 2048
     tile = max(16, min(128, elements // block_d))
     return tile, 8 if tile * block_d > 8192 else 4
-
-
-def _add_norm(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """(norm of x + delta, x + delta)."""
-    if delta is None:
-        return tensor(rms_norm(x, weight, eps)), x
-    normed = rms_norm(delta, weight, eps, residual=x)
-    return tensor(normed.y), tensor(normed.residual)
 
 
 def new_key_values(config: DecoderConfig, rows: int, room: int, like: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from torch.nn import functional
 from trapline.gold.arithmetic import cdiv
 from trapline.gold.decoder.api import Decoder
 from trapline.gold.decoder.config import DecoderConfig, RopeConfig
+from trapline.gold.decoder.layers import Norm
 from trapline.gold.decoder.rope import frequencies
 from trapline.gold.errors import RangeError
 from trapline.gold.ternary.layers import TernaryEmbedding, TernaryLinear, ternarize
@@ -49,6 +50,7 @@ def decoder_config(
         raise RangeError(f"{shape.heads} heads do not share {groups} key/value heads evenly")
     if shape.dim // shape.heads % 2:
         raise RangeError("rotary positions need an even head width")
+    step = GROUP if shape.dim >= GROUP else 8
     return DecoderConfig(
         family="qwen3",
         vocab=shape.vocab,
@@ -57,7 +59,7 @@ def decoder_config(
         heads=shape.heads,
         kv_heads=groups,
         head_dim=shape.dim // shape.heads,
-        hidden=hidden or _round_up(8 * shape.dim // 3, GROUP if shape.dim >= GROUP else 8),
+        hidden=hidden or cdiv(8 * shape.dim // 3, step) * step,
         context=shape.context,
         norm_eps=EPS,
         tied=tied,
@@ -147,8 +149,16 @@ def _embed(embedding: Any, tokens: Tensor) -> Tensor:
 
 
 def _layer(layer: Any, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    x = x + _attention(layer.attention, _rms(layer.attention_norm, x), cosine, sine)
-    out: Tensor = x + layer.feedforward(_rms(layer.feedforward_norm, x))
+    config = layer.attention.config
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q, k = (_rotate(side, cosine, sine).to(v.dtype).transpose(1, 2) for side in (q, k))
+        mixed = functional.scaled_dot_product_attention(
+            q, k, v.transpose(1, 2), is_causal=True, enable_gqa=config.heads != config.kv_heads
+        )
+        return mixed.transpose(1, 2)
+
+    out: Tensor = layer(x, attend, _rms)
     return out
 
 
@@ -157,28 +167,14 @@ def _head(norm: Any, head: Any, x: Tensor) -> Tensor:
     return logits
 
 
-def _attention(part: Any, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    config = part.config
-    q, k, v = (
-        linear(x).unflatten(-1, (-1, config.head_dim)) for linear in (part.q, part.k, part.v)
-    )
-    if config.qk_norm:
-        q, k = _rms(part.q_norm, q), _rms(part.k_norm, k)
-    q, k = (_rotate(side, cosine, sine).to(v.dtype).transpose(1, 2) for side in (q, k))
-    mixed = functional.scaled_dot_product_attention(
-        q, k, v.transpose(1, 2), is_causal=True, enable_gqa=config.heads != config.kv_heads
-    )
-    out: Tensor = part.out(mixed.transpose(1, 2).flatten(2))
-    return out
-
-
 def _rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     """x (B, T, heads, D) turned by angles (T, D), each written twice."""
     left, right = x.chunk(2, dim=-1)
     return x * cosine[:, None] + torch.cat((-right, left), dim=-1) * sine[:, None]
 
 
-def _rms(norm: Any, x: Tensor) -> Tensor:
+def _rms(norm: Norm, x: Tensor) -> Tensor:
+    """RMS norm in float32, in a form that a compiler fuses with its neighbours."""
     return functional.rms_norm(x.float(), norm.weight.shape, norm.weight, norm.eps)
 
 
@@ -248,7 +244,3 @@ def attention_bias(heads: int, length: int, device: torch.device) -> Tensor:
 
 def _norm(x: Tensor) -> Tensor:
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + EPS)
-
-
-def _round_up(value: int, step: int) -> int:
-    return cdiv(value, step) * step

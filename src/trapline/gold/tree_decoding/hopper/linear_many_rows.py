@@ -17,7 +17,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from trapline.gold.arithmetic import cdiv
-from trapline.gold.decoder.fused_step import LayerWeights
+from trapline.gold.decoder.joined_layer import LayerWeights
 from trapline.gold.decoder.tile_config import TileConfig
 from trapline.gold.decoder.triton.split_k_linear import reduce_split_k
 from trapline.gold.decoder.triton.step_linear import load_square_sums, prefetch_rows
