@@ -11,7 +11,7 @@ import triton
 
 from trapline.gold.device import compile_for_hopper
 from trapline.gold.norms.hopper import cooperative_rows
-from trapline.gold.norms.triton import backward, norm, rows, wide_rows
+from trapline.gold.norms.triton import backward, kernels, norm
 
 FLOAT32 = {"mean", "rstd", "sums", "dw_parts", "db_parts"}
 SIZES = {"bf16": 2, "fp32": 4}
@@ -29,12 +29,12 @@ def configurations(size: int):
     for width, tile in norm.FORWARD[size].items():
         fixed = {"D": width, "BLOCK_D": triton.next_power_of_2(width), "ROWS": tile.rows}
         fixed |= {"AHEAD": tile.ahead, "EARLY": tile.early}
-        yield rows.forward_kernel, fixed, tile.warps
+        yield kernels.forward_kernel, fixed, tile.warps
     for width, tile in backward.BACKWARD[size].items():
         block = triton.next_power_of_2(width)
         kept = backward.kept_rows(tile, block, size)
         fixed = {"D": width, "BLOCK_D": block, "ROWS": tile.rows, "STAGES": tile.stages}
-        yield rows.backward_kernel, fixed | {"KEPT": kept, "EARLY": True}, tile.warps
+        yield kernels.backward_kernel, fixed | {"KEPT": kept, "EARLY": True}, tile.warps
     team = backward.TEAM
     for width in (2 * backward.TEAM_FROM[size], norm.WIDEST):
         words = width * size // 4
@@ -43,19 +43,19 @@ def configurations(size: int):
         fixed |= {"KIND": KINDS[size], "num_warps": team.warps, "EARLY": True}
         yield cooperative_rows.team_backward_kernel, fixed, team.warps
     for kernel, width, cut in (
-        *((wide_rows.held_forward_kernel, *entry) for entry in norm.HELD[size].items()),
-        (wide_rows.wide_forward_kernel, norm.WIDEST, norm.WIDE),
+        *((kernels.held_forward_kernel, *entry) for entry in norm.HELD[size].items()),
+        (kernels.wide_forward_kernel, norm.WIDEST, norm.WIDE),
     ):
         yield kernel, {"D": width, "CHUNK": cut.size, "EARLY": cut.early}, cut.warps
     fixed = {"D": norm.WIDEST, "CHUNK": backward.WIDE_SUMS}
-    for kernel in (wide_rows.statistics_kernel, wide_rows.row_sums_kernel):
+    for kernel in (kernels.statistics_kernel, kernels.row_sums_kernel):
         yield kernel, fixed, backward.WIDE_WARPS
     tile = backward.WIDE_TILE
     fixed = {"D": norm.WIDEST, "CHUNK": backward.WIDE_COLUMNS, "ROWS": tile.rows}
-    yield wide_rows.columns_kernel, {**fixed, "STAGES": tile.stages}, tile.warps
+    yield kernels.columns_kernel, {**fixed, "STAGES": tile.stages}, tile.warps
     parts = {"BLOCK_P": backward.PARTS, "BLOCK_D": backward.PART_COLUMNS, "EARLY": True}
-    yield rows.add_parts_kernel, parts, backward.PART_WARPS
-    yield rows.clear_kernel, {"BLOCK": backward.CLEARED, "EARLY": True}, 4
+    yield kernels.add_parts_kernel, parts, backward.PART_WARPS
+    yield kernels.clear_kernel, {"BLOCK": backward.CLEARED, "EARLY": True}, 4
 
 
 def compiled(kernel, fixed: dict, warps: int, dtype: str) -> dict[str, object]:

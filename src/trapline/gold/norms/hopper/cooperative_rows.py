@@ -11,7 +11,7 @@ dw and db, and later for dx. All programs must run at the same time: the launch 
 Everything is done in 32-bit words: a float32, or a pair of 16-bit floats whose two halves become
 float32 with one instruction each (the compiler would use three for two).
 
-`triton/wide_rows` is the plain-Triton twin; it also takes rows that are not aligned to 16 bytes.
+`triton/kernels` has the plain-Triton twin; it also takes rows that are not aligned to 16 bytes.
 """
 
 from triton.experimental import gluon

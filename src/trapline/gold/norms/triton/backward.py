@@ -15,8 +15,14 @@ from torch import Tensor
 from trapline.gold.arithmetic import cdiv
 from trapline.gold.device import is_hopper, may_start_early, processors
 from trapline.gold.fallback import first_that_compiles, gluon_is_tested
-from trapline.gold.norms.triton.rows import add_parts_kernel, backward_kernel, clear_kernel
-from trapline.gold.norms.triton.wide_rows import columns_kernel, row_sums_kernel, statistics_kernel
+from trapline.gold.norms.triton.kernels import (
+    add_parts_kernel,
+    backward_kernel,
+    clear_kernel,
+    columns_kernel,
+    row_sums_kernel,
+    statistics_kernel,
+)
 
 KINDS = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
 
@@ -124,7 +130,7 @@ def backward(given: Backward, dw: Tensor | None, db: Tensor | None) -> None:
     if tile is not None:
         early &= tile.early[given.centred]
         tiers = {"triton": partial(_by_tiles, given, tile, early)}
-    if supports_teams(given) and gluon_is_tested():
+    if uses_teams(given) and gluon_is_tested():
         early = may_start_early(given.x.device)
         tiers = {"hopper": partial(_by_teams, given, early), **tiers}
     _add_parts(*first_that_compiles("norms' gradients", tiers), dw, db, early)
@@ -161,12 +167,16 @@ def evenly(tiles: int, most: int) -> int:
     return max(1, cdiv(tiles, rounds))
 
 
-def supports_teams(given: Backward) -> bool:
-    """Whether `hopper/cooperative_rows` supports these rows and is the faster way."""
-    size, width = given.x.element_size(), given.x.shape[1]
-    if width <= TEAM_FROM[size] or not streams(given):
+def uses_teams(given: Backward) -> bool:
+    """Whether wide rows are shared: on a Hopper GPU, aligned for copies of 16 bytes."""
+    x, size, width = given.x, given.x.element_size(), given.x.shape[1]
+    if width <= TEAM_FROM[size] or not len(x) or not is_hopper(x.device):
         return False
-    return members(width * size // 4) <= TEAM.programs * processors(given.x)
+    tensors = [part for part in (x, given.dy, given.dtotal, given.w) if part is not None]
+    places = [part.data_ptr() for part in tensors]
+    places += [part.stride(0) * size for part in tensors if part.ndim == 2] + [width * size]
+    aligned = all(place % 16 == 0 for place in places)
+    return aligned and members(width * size // 4) <= TEAM.programs * processors(x)
 
 
 def members(words: int) -> int:
@@ -216,17 +226,6 @@ def _by_teams(given: Backward, early: bool) -> Parts:
 def as_words(x: Tensor | None) -> Tensor | None:
     """The same memory as 32-bit words."""
     return x if x is None or x.element_size() == 4 else x.view(torch.int32)
-
-
-def streams(given: Backward) -> bool:
-    """Whether rows are aligned for copies of 16 bytes, on a Hopper GPU."""
-    x, size = given.x, given.x.element_size()
-    if not is_hopper(x.device) or not len(x):
-        return False
-    tensors = [part for part in (x, given.dy, given.dtotal, given.w) if part is not None]
-    places = [part.data_ptr() for part in tensors]
-    places += [part.stride(0) * size for part in tensors if part.ndim == 2] + [x.shape[1] * size]
-    return all(place % 16 == 0 for place in places)
 
 
 def _by_columns(given: Backward) -> Parts:

@@ -1,11 +1,8 @@
 """Layer norm and RMS norm on a GPU: every element is read once and written once.
 
 This file has both passes and launches forward; `backward` launches backward. Both choose
-kernels and constants by the width of the rows. Rows that fit into registers: `rows`. Wider rows:
-forward keeps pieces or reads them again from the cache (`wide_rows`); backward shares each row
-between programs (`hopper/cooperative_rows`) or runs two kernels (`wide_rows`).
-
-Offsets are 64-bit.
+kernels and constants by the width of the rows. The kernels are in `kernels`; backward of wide rows
+shares each row between programs where `hopper/cooperative_rows` supports it. Offsets are 64-bit.
 """
 
 from typing import Any, NamedTuple
@@ -19,8 +16,11 @@ from trapline.gold.device import may_start_early, on_their_device
 from trapline.gold.errors import DTypeError, RangeError
 from trapline.gold.norms import reference
 from trapline.gold.norms.triton.backward import Backward, backward, entry_for
-from trapline.gold.norms.triton.rows import forward_kernel
-from trapline.gold.norms.triton.wide_rows import held_forward_kernel, wide_forward_kernel
+from trapline.gold.norms.triton.kernels import (
+    forward_kernel,
+    held_forward_kernel,
+    wide_forward_kernel,
+)
 
 WIDEST = 65536
 
@@ -78,7 +78,8 @@ WIDE = Pieces(8192, 16)
 @on_their_device
 def norm_forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """y, total, mean and rstd; the arguments are those of `registry.forward_operator`."""
-    require(arguments[0])
+    if problem := supports(arguments[0]):
+        raise problem
     answers = reference.forward_shapes(*arguments)
     forward(answers, *arguments)
     return answers
@@ -88,7 +89,8 @@ def norm_forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 def norm_backward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     """dx, dw and db; the arguments are those of `registry.backward_operator`."""
     dy, dtotal, x, w, mean, rstd, eps, centred, biased = arguments
-    require(x)
+    if problem := supports(x):
+        raise problem
     answers = reference.backward_shapes(*arguments)
     dx, dw, db = answers
     rows = rows_of(dy), None if dtotal is None else rows_of(dtotal), rows_of(x)
@@ -97,12 +99,13 @@ def norm_backward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     return answers
 
 
-def require(x: Tensor) -> None:
-    """Raises unless the kernels support x."""
+def supports(x: Tensor) -> DTypeError | RangeError | None:
+    """Why the kernels do not support x, or None."""
     if x.dtype not in (torch.float16, torch.bfloat16, torch.float32):
-        raise DTypeError(f"the kernels take float16, bfloat16 and float32, got {x.dtype}")
+        return DTypeError(f"the kernels take float16, bfloat16 and float32, got {x.dtype}")
     if not 1 <= x.shape[-1] <= WIDEST:
-        raise RangeError(f"the kernels take rows of 1 to {WIDEST} elements, got {x.shape[-1]}")
+        return RangeError(f"the kernels take rows of 1 to {WIDEST} elements, got {x.shape[-1]}")
+    return None
 
 
 def forward(answers: tuple[Tensor, Tensor, Tensor, Tensor], *arguments: Any) -> None:
