@@ -11,8 +11,8 @@ from typing import Any
 import triton
 from triton.backends.nvidia.compiler import get_ptxas
 
-from trapline.gold.attention.dense import hopper
 from trapline.gold.attention.dense.hopper import backward, forward
+from trapline.gold.attention.dense.hopper import tiles as hopper
 from trapline.gold.device import compile_for_hopper
 
 NAMES = {dtype.name: dtype for dtype in hopper.TYPES.values()}

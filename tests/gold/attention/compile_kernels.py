@@ -8,7 +8,8 @@ import json
 import sys
 from pathlib import Path
 
-from trapline.gold.attention.dense.triton import Tile, backward, forward
+from trapline.gold.attention.dense.triton import backward, forward
+from trapline.gold.attention.dense.triton.tiles import Tile
 from trapline.gold.device import compile_for_hopper
 
 PLAIN = {

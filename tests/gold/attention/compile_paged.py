@@ -12,9 +12,8 @@ from pathlib import Path
 import torch
 import triton
 
-from trapline.gold.attention.paged import triton as paged_triton
 from trapline.gold.attention.paged.hopper import decode
-from trapline.gold.attention.paged.triton import attention
+from trapline.gold.attention.paged.triton import attention, pages
 from trapline.gold.device import compile_for_hopper
 
 FLOATS = {"scale", "softcap"}
@@ -97,7 +96,7 @@ def decoded(dtype, kind, D, page, heads):
 def appended(dtype, kind, D, page, given):
     fixed = {"P": page, "D": D, "BLOCK_G": 8, "BLOCK_D": triton.next_power_of_2(D // 2)}
     fixed["TOP"] = TOPS[kind]
-    kernel = paged_triton.append_kernel
+    kernel = pages.append_kernel
     turned = {"cosine", "sine"} if given else set()
     return compiled(kernel, dtype, STORED[kind], fixed, turned, kind, 2, 3)
 

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 
 from trapline.gold.attention.dense import Problem, dense_problem, reference, registry
-from trapline.gold.attention.dense.triton import Tile, can_describe
 from trapline.gold.attention.dense.triton.backward import BackwardTiles, backward
 from trapline.gold.attention.dense.triton.forward import forward
+from trapline.gold.attention.dense.triton.tiles import Tile, can_describe
 
 #: Small and uneven, so that a small problem has tiles with and without masks.
 TILE = Tile(queries=16, keys=32, warps=4, stages=1)

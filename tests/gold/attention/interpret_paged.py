@@ -11,8 +11,8 @@ import torch
 from triton.runtime.interpreter import interpreter_builder
 
 from trapline.gold.attention.paged import PagedProblem, reference
-from trapline.gold.attention.paged.triton import append
 from trapline.gold.attention.paged.triton.attention import attention
+from trapline.gold.attention.paged.triton.pages import append
 
 KINDS = {"plain": None, "int8": torch.int8, "int4": torch.uint8}
 #: lengths, queries of each, H, G, D, P, rules: long and short rows, odd pages, none, trees.

@@ -10,7 +10,8 @@ pytest.importorskip("triton")
 from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
 
 from trapline.gold import flash_attention, flash_attention_lse  # noqa: E402
-from trapline.gold.attention.dense import dense_problem, hopper, reference  # noqa: E402
+from trapline.gold.attention.dense import dense_problem, reference  # noqa: E402
+from trapline.gold.attention.dense.hopper import tiles as hopper  # noqa: E402
 from trapline.gold.attention.dense.hopper.backward import backward as hopper_backward  # noqa: E402
 from trapline.gold.attention.dense.hopper.forward import forward  # noqa: E402
 from trapline.gold.attention.dense.registry import (  # noqa: E402

@@ -245,7 +245,7 @@ def test_many_rows(kind, count):
 
 @pytest.mark.parametrize("first_in_graph", [True, False])
 def test_cuda_graph_reads_its_inputs_at_replay(first_in_graph, monkeypatch):
-    from trapline.gold.attention.paged import triton as paged_triton
+    from trapline.gold import completion_counters
 
     pages, table, lengths, named = cache("int8", torch.bfloat16, 2, 128, 16, LENGTHS)
     q, out = queries(6, 8, 128, torch.bfloat16), torch.empty(6, 8, 128, device="cuda").bfloat16()
@@ -256,7 +256,7 @@ def test_cuda_graph_reads_its_inputs_at_replay(first_in_graph, monkeypatch):
             paged_attention(q, *pages, table, lengths, **named, out=out)
     torch.cuda.current_stream().wait_stream(side)
     if first_in_graph:
-        monkeypatch.setattr(paged_triton, "_made", {})
+        monkeypatch.setattr(completion_counters, "_made", {})
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         paged_attention(q, *pages, table, lengths, **named, out=out)

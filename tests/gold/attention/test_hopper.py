@@ -10,8 +10,9 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from trapline.gold.attention.dense import dense_problem, hopper  # noqa: E402
+from trapline.gold.attention.dense import dense_problem  # noqa: E402
 from trapline.gold.attention.dense.hopper import backward, forward  # noqa: E402
+from trapline.gold.attention.dense.hopper import tiles as hopper  # noqa: E402
 from trapline.gold.attention.dense.registry import (  # noqa: E402
     backward_tiers,
     fastest,

@@ -10,10 +10,10 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
+from trapline.gold import completion_counters  # noqa: E402
 from trapline.gold.attention.paged import PagedProblem  # noqa: E402
-from trapline.gold.attention.paged import triton as paged_triton  # noqa: E402
 from trapline.gold.attention.paged.hopper import decode as hopper  # noqa: E402
-from trapline.gold.attention.paged.triton import attention  # noqa: E402
+from trapline.gold.attention.paged.triton import attention, pages  # noqa: E402
 from trapline.gold.errors import DTypeError, UnsupportedError  # noqa: E402
 
 HERE = Path(__file__).parent
@@ -46,18 +46,18 @@ def test_kernels_compile_for_hopper(which, count, compiled):
 @pytest.mark.parametrize("operation", ["attention_operator", "append_operator"])
 def test_kernels_are_launched_on_the_device_of_their_tensors(operation, monkeypatch, entered):
     """A launch goes to the current device, which may be another one than the tensors'."""
-    seen = []
-    monkeypatch.setattr(attention, "require", lambda *_: seen.append(list(entered)))
-    monkeypatch.setattr(attention, "require_gpu", lambda _: None)
+    seen, module = [], pages if operation == "append_operator" else attention
+    monkeypatch.setattr(module, "require", lambda *_: seen.append(list(entered)))
+    monkeypatch.setattr(module, "require_gpu", lambda _: None)
     first = torch.zeros(0, 2, 4)
-    pages = torch.zeros(2, 3, 2, 16, 4)
+    stored = torch.zeros(2, 3, 2, 16, 4)
     empty = torch.zeros(0).long()
     more = {
         "attention_operator": (empty, empty, None, 1, *[None] * 3, 0, 0.0, 1.0, 0, None, first),
         "append_operator": (empty, *[None] * 4),
     }
     rows = (first, first) if operation == "append_operator" else (first,)
-    getattr(attention, operation)(*rows, *pages, *more[operation])
+    getattr(module, operation)(*rows, *stored, *more[operation])
     assert seen
     assert all(len(there) == 1 and there[0] is first for there in seen)
     assert entered == []
@@ -65,13 +65,13 @@ def test_kernels_are_launched_on_the_device_of_their_tensors(operation, monkeypa
 
 def test_unsupported_tensors_are_named():
     with pytest.raises(UnsupportedError, match="heads 320 wide"):
-        attention.require(torch.zeros(1, 1, 320))
+        pages.require(torch.zeros(1, 1, 320))
     with pytest.raises(UnsupportedError, match="not adjacent"):
-        attention.require(torch.zeros(1, 64, 2).transpose(1, 2))
+        pages.require(torch.zeros(1, 64, 2).transpose(1, 2))
     with pytest.raises(UnsupportedError, match="four at a time"):
-        attention.require(torch.zeros(1, 1, 6), torch.zeros(1, 1, 16, 6, dtype=torch.int8))
+        pages.require(torch.zeros(1, 1, 6), torch.zeros(1, 1, 16, 6, dtype=torch.int8))
     with pytest.raises(DTypeError, match="float64"):
-        attention.require(torch.zeros(1, 1, 64).double())
+        pages.require(torch.zeros(1, 1, 64).double())
 
 
 @pytest.mark.parametrize("columns", [1, 5, 8, 60, 64, 65])
@@ -82,7 +82,7 @@ def test_tree_masks_are_read_in_words_of_eight(columns):
         tree.repeat_interleave(2, 1)[:, ::2],
         torch.cat([tree] * 8, 1)[:, :columns],
     ):
-        words = attention.in_eights(given)
+        words = pages.in_eights(given)
         assert words.dtype == torch.int64
         if columns >= 8:
             assert torch.equal(words.view(torch.bool), tree[:, :8])
@@ -156,9 +156,9 @@ def test_unsupported_problems_of_hopper_are_named():
 
 @pytest.fixture
 def counters(monkeypatch):
-    monkeypatch.setattr(paged_triton, "RING_SIZE", 10)
-    monkeypatch.setattr(paged_triton, "KEPT_SIZE", 10)
-    return paged_triton.CompletionCounters(torch.device("cpu"))
+    monkeypatch.setattr(completion_counters, "RING_SIZE", 10)
+    monkeypatch.setattr(completion_counters, "KEPT_SIZE", 10)
+    return completion_counters.CompletionCounters(torch.device("cpu"))
 
 
 def places(*taken):
@@ -181,10 +181,12 @@ def test_counters_of_a_graph_are_not_reused(counters):
 
 
 def test_counters_are_made_once_for_a_device(monkeypatch):
-    monkeypatch.setattr(paged_triton, "RING_SIZE", 10)
-    monkeypatch.setattr(paged_triton, "_made", {})
+    monkeypatch.setattr(completion_counters, "RING_SIZE", 10)
+    monkeypatch.setattr(completion_counters, "_made", {})
     like = torch.zeros(1)
-    one, other, long = (paged_triton.completion_counters(count, like) for count in (3, 3, 20))
+    one, other, long = (
+        completion_counters.completion_counters(count, like) for count in (3, 3, 20)
+    )
     assert one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
     assert places(one, other) == [0, 3]
     assert len(long) == 20
@@ -193,8 +195,8 @@ def test_counters_are_made_once_for_a_device(monkeypatch):
 
 def test_threads_do_not_get_the_same_counters(monkeypatch):
     """Each counter is handed out once before the ring comes round."""
-    monkeypatch.setattr(paged_triton, "RING_SIZE", 4000)
-    shared = paged_triton.CompletionCounters(torch.device("cpu"))
+    monkeypatch.setattr(completion_counters, "RING_SIZE", 4000)
+    shared = completion_counters.CompletionCounters(torch.device("cpu"))
     with ThreadPoolExecutor(4) as pool:
         taken = pool.map(lambda _: shared.take(2, keep=False), range(2000))
     assert sorted(places(*taken)) == list(range(0, 4000, 2))

@@ -132,14 +132,14 @@ class Tier(NamedTuple):
 @cache
 def forward_tiers() -> dict[str, Tier]:
     """Tiers of the forward pass, fastest first. Triton is imported on the first call."""
-    from trapline.gold.attention.dense import triton
     from trapline.gold.attention.dense.triton import forward as triton_forward
+    from trapline.gold.attention.dense.triton import tiles as triton
 
     tiers = {"triton": Tier(triton_forward.forward, triton.supports, lambda _: True)}
     if not gluon_is_tested():
         return tiers
-    from trapline.gold.attention.dense import hopper
     from trapline.gold.attention.dense.hopper import forward as hopper_forward
+    from trapline.gold.attention.dense.hopper import tiles as hopper
 
     return {
         "hopper": Tier(hopper_forward.forward, hopper.supports, hopper_forward.is_faster),
@@ -150,14 +150,14 @@ def forward_tiers() -> dict[str, Tier]:
 @cache
 def backward_tiers() -> dict[str, Tier]:
     """Tiers of the backward pass, fastest first."""
-    from trapline.gold.attention.dense import triton
     from trapline.gold.attention.dense.triton import backward as triton_backward
+    from trapline.gold.attention.dense.triton import tiles as triton
 
     tiers = {"triton": Tier(triton_backward.backward, triton.supports, lambda _: True)}
     if not gluon_is_tested():
         return tiers
-    from trapline.gold.attention.dense import hopper
     from trapline.gold.attention.dense.hopper import backward as hopper_backward
+    from trapline.gold.attention.dense.hopper import tiles as hopper
 
     return {
         "hopper": Tier(hopper_backward.backward, hopper.supports, hopper_backward.is_faster),

@@ -138,7 +138,7 @@ def paged_append(
     if check or (check is None and readable(slots)):
         _check_slots(slots, sizes["M"] * sizes["P"])
     if chosen == "kernels":
-        from trapline.gold.attention.paged.triton.attention import append_operator
+        from trapline.gold.attention.paged.triton.pages import append_operator
     else:
         from trapline.gold.attention.paged.reference import append_operator
     append_operator(k, v, k_pages, v_pages, slots, k_scale, v_scale, cosine, sine)

@@ -28,10 +28,10 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from trapline.gold.arithmetic import cdiv
 from trapline.gold.attention.dense import Problem
-from trapline.gold.attention.dense.hopper import ROWS, assigned, descriptor, exp2
 from trapline.gold.attention.dense.hopper.backward_dkdv import LINE, QUERIES, dkdv_kernel
-from trapline.gold.attention.dense.triton import can_describe
+from trapline.gold.attention.dense.hopper.tiles import ROWS, assigned, descriptor, exp2
 from trapline.gold.attention.dense.triton.backward import parts_of
+from trapline.gold.attention.dense.triton.tiles import can_describe
 from trapline.gold.device import LOG2_E, launched, processors
 from trapline.gold.gluon_compat import barrier, tma_load, tma_store
 

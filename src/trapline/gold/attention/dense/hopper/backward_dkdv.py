@@ -25,7 +25,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from trapline.gold.attention.dense.hopper import ROWS, assigned, exp2
+from trapline.gold.attention.dense.hopper.tiles import ROWS, assigned, exp2
 from trapline.gold.device import LOG2_E, launched
 from trapline.gold.gluon_compat import barrier, reinterpret, tma_add, tma_load, tma_store
 

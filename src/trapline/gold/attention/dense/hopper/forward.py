@@ -27,7 +27,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from trapline.gold.arithmetic import LOG2_E, cdiv
 from trapline.gold.attention.dense import Problem
-from trapline.gold.attention.dense.hopper import (
+from trapline.gold.attention.dense.hopper.tiles import (
     ROWS,
     descriptor,
     head_groups,
@@ -38,7 +38,7 @@ from trapline.gold.attention.dense.hopper import (
     unpacked,
     weigh,
 )
-from trapline.gold.attention.dense.triton import LN_2
+from trapline.gold.attention.dense.triton.tiles import LN_2
 from trapline.gold.device import launched, processors
 from trapline.gold.gluon_compat import tma_load, tma_store
 

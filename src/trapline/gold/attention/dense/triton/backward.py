@@ -17,7 +17,7 @@ from torch import Tensor
 
 from trapline.gold.arithmetic import cdiv
 from trapline.gold.attention.dense import Problem
-from trapline.gold.attention.dense.triton import (
+from trapline.gold.attention.dense.triton.tiles import (
     Tile,
     as_descriptor,
     block_width,

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from trapline.gold.arithmetic import cdiv
 from trapline.gold.attention.dense import Problem
-from trapline.gold.attention.dense.triton import (
+from trapline.gold.attention.dense.triton.tiles import (
     LN_2,
     Tile,
     as_descriptor,

@@ -18,7 +18,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from trapline.gold.attention.paged.hopper import (
+from trapline.gold.attention.paged.hopper.pages import (
     LARGEST,
     MMA,
     as_tiles,
@@ -40,7 +40,7 @@ from trapline.gold.attention.paged.hopper import (
     values_in_floats,
     weights_in_bytes,
 )
-from trapline.gold.attention.paged.triton import FP8, INT4, INT8
+from trapline.gold.attention.paged.triton.pages import FP8, INT4, INT8
 from trapline.gold.device import LOG2_E
 
 # --- integer codes: heads are rows --------------------------------------------------------------

@@ -15,8 +15,8 @@ the 64 positions of a tree mask's tile as the bits of a word.
 import triton
 import triton.language as tl
 
-from trapline.gold.attention.dense.triton import scored
-from trapline.gold.attention.paged.triton import INT4, log2_of, pieces_of
+from trapline.gold.attention.dense.triton.tiles import scored
+from trapline.gold.attention.paged.triton.pages import INT4, log2_of, pieces_of
 from trapline.gold.device import LOG2_E
 
 #: The smallest float16. A scale of 0 counts as this, so that its logarithm is finite.

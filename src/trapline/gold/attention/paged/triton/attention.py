@@ -17,23 +17,24 @@ import triton.language as tl
 from torch import Tensor
 
 from trapline.gold.arithmetic import cdiv
-from trapline.gold.attention.paged import APPEND_SCHEMA, ATTENTION_SCHEMA, PagedProblem, reference
-from trapline.gold.attention.paged.triton import (
+from trapline.gold.attention.paged import ATTENTION_SCHEMA, PagedProblem, reference
+from trapline.gold.attention.paged.triton.attend import attended, merge, rows_from, store_tile
+from trapline.gold.attention.paged.triton.pages import (
     KINDS,
-    append,
-    completion_counters,
+    in_eights,
+    in_words,
     owner_of,
     programs_for,
+    require,
+    require_gpu,
     share_before,
     strides_of,
 )
-from trapline.gold.attention.paged.triton.attend import attended, merge, rows_from, store_tile
+from trapline.gold.completion_counters import completion_counters
 from trapline.gold.device import beside, launched, on_their_device, processors
-from trapline.gold.errors import DTypeError, UnsupportedError
 from trapline.gold.fallback import first_that_compiles, gluon_is_tested
 from trapline.gold.operators import operator, returns_nothing
 
-MAX_WIDTH = 256
 #: The most rows that one program merges of a tile of several queries, all parts together.
 MOST_MERGED = 1024
 
@@ -247,27 +248,6 @@ def tiles_for(
     return PagedTiles(block_m, 64, programs=4, registers=128)
 
 
-def in_words(pages: Tensor, kind: int) -> Tensor:
-    """Pages of codes as words of four; others unchanged."""
-    if not kind:
-        return pages
-    word = torch.int16 if kind == 3 else torch.int32
-    return pages.view(torch.uint8).view(word)
-
-
-def in_eights(tree: Tensor) -> Tensor:
-    """A mask of bytes as words of eight: the first word of every row.
-
-    The kernel ignores what it reads beyond the mask in the last word of a row.
-    """
-    rows, columns = tree.shape
-    if columns < 8 or tree.stride(1) != 1 or tree.stride(0) % 8 or tree.data_ptr() % 8:
-        room = tree.new_empty((rows, cdiv(columns, 8) * 8))
-        room[:, :columns] = tree
-        tree = room
-    return tree[:, :8].view(torch.int64)
-
-
 class KernelInputs(NamedTuple):
     """Tensors that both kernels read, and their strides."""
 
@@ -413,7 +393,8 @@ def over_prefix(
     rows = R * max_q * prefix_rows
     tiles = tiles_for(rows, D, q.dtype, fixed["KIND"])
     grid = len(prefix_pages) * G, cdiv(rows, tiles.rows)
-    count = parts_for(grid[0] * grid[1], processors(q) * tiles.programs)
+    programs = max(grid[0] * grid[1], 1)
+    count = max(1, min(processors(q) * tiles.programs // programs, 32))
     parts = q.new_empty((count, queries, H, D), dtype=torch.float32)
     stats = q.new_empty((count, queries, H, 2), dtype=torch.float32)
     prefix_kernel[(*grid, count)](
@@ -427,58 +408,3 @@ def over_prefix(
         **fixed,
     )
     return parts, stats
-
-
-def parts_for(programs: int, room: int) -> int:
-    """Number of parts of a shared prefix: enough to fill `room` with `programs` each."""
-    return max(1, min(room // max(programs, 1), 32))
-
-
-def supports(q: Tensor, *pages: Tensor) -> str | None:
-    """None, or the reason why the kernels cannot read these tensors."""
-    if q.dtype not in (torch.float16, torch.bfloat16, torch.float32):
-        return f"{q.dtype} (float16, bfloat16 and float32 are supported)"
-    if not 1 <= q.shape[-1] <= MAX_WIDTH:
-        return f"heads {q.shape[-1]} wide (1 to {MAX_WIDTH} are supported)"
-    if any(x.stride(-1) != 1 for x in (q, *pages)):
-        return "heads whose elements are not adjacent in memory"
-    for x in pages:
-        size = {torch.uint8: 2}.get(x.dtype, 4)
-        if x.dtype in KINDS and any(n % size for n in (x.shape[-1], *x.stride()[:-1])):
-            return (
-                f"rows of {q.shape[-1]} codes with strides {x.stride()}: codes are read four at a "
-                f"time, so both must be multiples of {size} bytes"
-            )
-    return None
-
-
-def require(q: Tensor, *pages: Tensor) -> None:
-    """An error if the kernels cannot read these tensors."""
-    reason = supports(q, *pages)
-    if reason is not None:
-        kind = DTypeError if reason.startswith("torch.") else UnsupportedError
-        raise kind(f"the paged kernels do not support {reason}; use impl='torch'")
-
-
-@operator("trapline_paged_kernels", APPEND_SCHEMA, returns_nothing)
-@on_their_device
-def append_operator(k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor, *others: Any) -> None:
-    """Write tokens to their slots, in place."""
-    require_gpu(k)
-    for rows, pages in ((k, k_pages), (v, v_pages)):
-        require(rows)
-        if pages.stride(-1) != 1:
-            raise UnsupportedError(
-                f"the paged kernels need pages whose rows are contiguous, got strides "
-                f"{pages.stride()}; use impl='torch'"
-            )
-    given = k, v, k_pages, v_pages, *others
-    tiers = {"triton": partial(append, *given), "torch": partial(reference.append, *given)}
-    first_that_compiles("paged append", tiers)
-
-
-def require_gpu(x: Tensor) -> None:
-    if not (x.is_cuda or triton.knobs.runtime.interpret):
-        raise UnsupportedError(
-            f"impl='kernels' needs CUDA tensors, got tensors on {x.device}; use impl='torch'"
-        )

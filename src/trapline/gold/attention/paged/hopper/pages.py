@@ -20,7 +20,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from trapline.gold.attention.paged.triton import INT4, INT8
+from trapline.gold.attention.paged.triton.pages import INT4, INT8
 from trapline.gold.gluon_compat import reinterpret, tma_load
 
 #: The tensor cores of one warp: 16 rows, 8 columns.
@@ -310,3 +310,88 @@ def clear_beyond(keys, values, slot, left, HALVES: gl.constexpr):
             clear_from(keys.index(slot * HALVES + h), left)
             clear_from(values.index(slot * HALVES + h), left)
         together()
+
+
+# --- storing rows, and merging the parts of several programs --------------------------------------
+
+
+@gluon.jit
+def merge(
+    parts, stats, out, first, last, row, R, out_head,
+    D: gl.constexpr, M: gl.constexpr, ROWS: gl.constexpr,
+):  # fmt: skip
+    """Merge the parts of programs first … last, in order, into the R heads from `out + row` on.
+
+    The first program ended with these rows and stored them second (slot 2p + 1); the others began
+    with them. ROWS: at least R.
+    """
+    # Few rows per lane: every lane of a row loads the row's two statistics.
+    TALL: gl.constexpr = ROWS if ROWS < 8 else 8
+    layout: gl.constexpr = gl.BlockedLayout([1, 4], [TALL, 32 // TALL], [1, 1], [1, 0])
+    by_row: gl.constexpr = gl.SliceLayout(1, layout)
+    # As many as 128 registers hold, but no more parts than a small launch has of a row.
+    TOGETHER: gl.constexpr = 4096 // (ROWS * D) if ROWS * D > 256 else 16
+    r = gl.arange(0, ROWS, layout=by_row)
+    d = gl.arange(0, D, layout=gl.SliceLayout(0, layout))
+    live = r < R
+    peak = gl.full([ROWS], float("-inf"), gl.float32, by_row)
+    total = gl.zeros([ROWS], gl.float32, by_row)
+    acc = gl.zeros([ROWS, D], gl.float32, layout)
+    for p in range(first, last + 1, TOGETHER):
+        peaks = ()
+        totals = ()
+        sums = ()
+        new_peak = peak
+        for j in gl.static_range(TOGETHER):
+            there = live & (p + j <= last)
+            slot = (2 * (p + j) + gl.where(p + j == first, 1, 0)).to(gl.int64) * M + r
+            # Another multiprocessor wrote them: this one's cache may be stale.
+            at = stats + slot * 2
+            m = gl.load(at, mask=there, other=float("-inf"), cache_modifier=".cg")
+            peaks += (m,)
+            totals += (gl.load(at + 1, mask=there, other=0.0, cache_modifier=".cg"),)
+            inside = gl.expand_dims(there, 1)
+            at = parts + gl.expand_dims(slot, 1) * D + gl.expand_dims(d, 0)
+            sums += (gl.load(at, mask=inside, other=0.0, cache_modifier=".cg"),)
+        for j in gl.static_range(TOGETHER):
+            new_peak = gl.maximum(new_peak, peaks[j])
+        origin = gl.where(new_peak == float("-inf"), 0.0, new_peak)
+        c = power_of_two(peak - origin)
+        total *= c
+        acc *= gl.expand_dims(c, 1)
+        for j in gl.static_range(TOGETHER):
+            c = power_of_two(peaks[j] - origin)
+            total += totals[j] * c
+            acc += sums[j] * gl.expand_dims(c, 1)
+        peak = new_peak
+    answer = acc * gl.expand_dims(1.0 / gl.where(total == 0.0, 1.0, total), 1)
+    at = out + row + gl.expand_dims(r.to(gl.int64) * out_head, 1) + gl.expand_dims(d, 0)
+    gl.store(at, answer.to(out.dtype.element_ty), mask=gl.expand_dims(live, 1))
+
+
+@gluon.jit
+def store_piece(base, a, factor, live, row, STEP: gl.constexpr, FROM: gl.constexpr):
+    """Every STEP-th element from FROM on of rows that begin at base + row."""
+    layout: gl.constexpr = a.type.layout
+    by_row: gl.constexpr = gl.SliceLayout(1, layout)
+    d = gl.arange(0, a.shape[1], layout=gl.SliceLayout(0, layout)) * STEP + FROM
+    factor = gl.expand_dims(gl.convert_layout(factor, by_row), 1)
+    at = base + gl.expand_dims(gl.convert_layout(row, by_row), 1) + gl.expand_dims(d, 0)
+    mask = gl.expand_dims(gl.convert_layout(live, by_row), 1)
+    gl.store(at, (a * factor).to(base.dtype.element_ty), mask=mask)
+
+
+@gluon.jit
+def store_rows(
+    base, sums, factor, live, row, D: gl.constexpr, KIND: gl.constexpr, HALVES: gl.constexpr
+):  # fmt: skip
+    """Store all pieces at the places of their elements."""
+    a0, a1, a2, a3 = sums
+    STEP: gl.constexpr = 1 if KIND == 0 else 2
+    SECOND: gl.constexpr = D // 2 if KIND == 0 or KIND == INT4 else 1
+    store_piece(base, a0, factor, live, row, STEP, 0)
+    if KIND > 0 or HALVES == 2:
+        store_piece(base, a1, factor, live, row, STEP, SECOND)
+    if KIND == INT4:
+        store_piece(base, a2, factor, live, row, STEP, 1)
+        store_piece(base, a3, factor, live, row, STEP, 1 + SECOND)

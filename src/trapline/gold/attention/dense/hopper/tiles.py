@@ -15,7 +15,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from trapline.gold.attention.dense import Problem
-from trapline.gold.attention.dense.triton import can_describe, description
+from trapline.gold.attention.dense.triton.tiles import can_describe, description
 
 #: Queries, or keys, of one warpgroup: the height of a tensor-core instruction.
 ROWS = gl.constexpr(64)

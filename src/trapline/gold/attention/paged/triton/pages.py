@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
-"""Paged attention in plain Triton: codes on pages, appending to pages, and completion counters.
+"""Paged attention in plain Triton: what kernels can read, codes on pages, appending to pages.
 
 A tile of codes is loaded as words: four 8-bit codes in 32 bits, four 4-bit codes in 16 bits. Word w
 of a row holds elements 4w … 4w + 3, or for 4 bits (2w, 2w + D/2, 2w + 1, 2w + 1 + D/2). Piece j of
@@ -13,7 +13,7 @@ flipped, which adds 8 or 128, and the constant is subtracted. The upper code of 
 shifted: it counts sixteen times, and the subtraction is a multiply-add.
 """
 
-from threading import Lock
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,7 +22,13 @@ import triton.language as tl
 from torch import Tensor
 
 from trapline.gold.arithmetic import cdiv
-from trapline.gold.device import beside, launched
+from trapline.gold.attention.paged import APPEND_SCHEMA, reference
+from trapline.gold.device import beside, launched, on_their_device
+from trapline.gold.errors import DTypeError, UnsupportedError
+from trapline.gold.fallback import first_that_compiles
+from trapline.gold.operators import operator, returns_nothing
+
+MAX_WIDTH = 256
 
 #: Kinds of pages, by dtype; all others are kind 0, numbers as they are.
 KINDS = {torch.int8: 1, torch.float8_e4m3fn: 2, torch.uint8: 3}
@@ -276,6 +282,27 @@ def append(*arguments: Any) -> None:
     )
 
 
+def in_words(pages: Tensor, kind: int) -> Tensor:
+    """Pages of codes as words of four; others unchanged."""
+    if not kind:
+        return pages
+    word = torch.int16 if kind == 3 else torch.int32
+    return pages.view(torch.uint8).view(word)
+
+
+def in_eights(tree: Tensor) -> Tensor:
+    """A mask of bytes as words of eight: the first word of every row.
+
+    The kernel ignores what it reads beyond the mask in the last word of a row.
+    """
+    rows, columns = tree.shape
+    if columns < 8 or tree.stride(1) != 1 or tree.stride(0) % 8 or tree.data_ptr() % 8:
+        room = tree.new_empty((rows, cdiv(columns, 8) * 8))
+        room[:, :columns] = tree
+        tree = room
+    return tree[:, :8].view(torch.int64)
+
+
 def largest_code(dtype: torch.dtype) -> int:
     """Of pages that hold codes; 0 of others."""
     return {torch.int8: 127, torch.uint8: 7, torch.float8_e4m3fn: 448}.get(dtype, 0)
@@ -285,52 +312,51 @@ def strides_of(scales: Tensor | None) -> tuple[int, ...]:
     return (0, 0, 0) if scales is None else scales.stride()
 
 
-# --- counters for kernels whose last program finishes the work of the others --------------------
-#
-# A program that is done adds one. The program that finds all others done does the rest and sets the
-# counter back to 0, so counters are 0 between launches: one launch instead of two or three.
-#
-# Two launches that may run at the same time must not share counters. Launches outside graphs take
-# turns through a ring far longer than what a device has in flight. A captured launch keeps its
-# counters, because it runs again whenever its graph does.
-
-#: Number of int32 counters; a launch takes one per group of programs, a few hundred.
-RING_SIZE = 1 << 20
-KEPT_SIZE = 1 << 20
-_made: dict[torch.device, "CompletionCounters"] = {}
-
-
-class CompletionCounters:
-    """The counters of one device."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._ring = torch.zeros(RING_SIZE, dtype=torch.int32, device=device)
-        self._kept = torch.zeros(KEPT_SIZE, dtype=torch.int32, device=device)
-        self._at = self._kept_at = 0
-        self._lock = Lock()
-        if self._ring.is_cuda:
-            # The next launch may come on another stream.
-            torch.cuda.current_stream(device).synchronize()
-
-    def take(self, count: int, *, keep: bool) -> Tensor | None:
-        """`count` counters, all 0, or None if there are not enough left."""
-        with self._lock:
-            if keep:
-                begin, self._kept_at = self._kept_at, self._kept_at + count
-                return self._kept[begin : begin + count] if begin + count <= KEPT_SIZE else None
-            if count > RING_SIZE:
-                return None
-            begin = self._at if self._at + count <= RING_SIZE else 0
-            self._at = begin + count
-            return self._ring[begin : begin + count]
+def supports(q: Tensor, *pages: Tensor) -> str | None:
+    """None, or the reason why the kernels cannot read these tensors."""
+    if q.dtype not in (torch.float16, torch.bfloat16, torch.float32):
+        return f"{q.dtype} (float16, bfloat16 and float32 are supported)"
+    if not 1 <= q.shape[-1] <= MAX_WIDTH:
+        return f"heads {q.shape[-1]} wide (1 to {MAX_WIDTH} are supported)"
+    if any(x.stride(-1) != 1 for x in (q, *pages)):
+        return "heads whose elements are not adjacent in memory"
+    for x in pages:
+        size = {torch.uint8: 2}.get(x.dtype, 4)
+        if x.dtype in KINDS and any(n % size for n in (x.shape[-1], *x.stride()[:-1])):
+            return (
+                f"rows of {q.shape[-1]} codes with strides {x.stride()}: codes are read four at a "
+                f"time, so both must be multiples of {size} bytes"
+            )
+    return None
 
 
-def completion_counters(count: int, like: Tensor) -> Tensor:
-    """Counters on `like`'s device for one launch, also while a graph is captured."""
-    capturing = like.is_cuda and torch.cuda.is_current_stream_capturing()
-    device = like.device
-    if device not in _made and not capturing:
-        _made[device] = CompletionCounters(device)
-    found = _made[device].take(count, keep=capturing) if device in _made else None
-    # Inside a capture this also records clearing them at every replay.
-    return torch.zeros(count, dtype=torch.int32, device=device) if found is None else found
+def require(q: Tensor, *pages: Tensor) -> None:
+    """An error if the kernels cannot read these tensors."""
+    reason = supports(q, *pages)
+    if reason is not None:
+        kind = DTypeError if reason.startswith("torch.") else UnsupportedError
+        raise kind(f"the paged kernels do not support {reason}; use impl='torch'")
+
+
+@operator("trapline_paged_kernels", APPEND_SCHEMA, returns_nothing)
+@on_their_device
+def append_operator(k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor, *others: Any) -> None:
+    """Write tokens to their slots, in place."""
+    require_gpu(k)
+    for rows, pages in ((k, k_pages), (v, v_pages)):
+        require(rows)
+        if pages.stride(-1) != 1:
+            raise UnsupportedError(
+                f"the paged kernels need pages whose rows are contiguous, got strides "
+                f"{pages.stride()}; use impl='torch'"
+            )
+    given = k, v, k_pages, v_pages, *others
+    tiers = {"triton": partial(append, *given), "torch": partial(reference.append, *given)}
+    first_that_compiles("paged append", tiers)
+
+
+def require_gpu(x: Tensor) -> None:
+    if not (x.is_cuda or triton.knobs.runtime.interpret):
+        raise UnsupportedError(
+            f"impl='kernels' needs CUDA tensors, got tensors on {x.device}; use impl='torch'"
+        )
