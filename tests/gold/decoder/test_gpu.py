@@ -22,10 +22,7 @@ from trapline.gold.decoder.sampling import ranked
 from trapline.gold.decoder.step_ops import DecodeBatch
 from trapline.gold.decoder.tile_config import SHORT_TAIL
 
-pytestmark = [
-    pytest.mark.needs_gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = pytest.mark.needs_gpu
 SIZES = {"num_hidden_layers": 2, "max_position_embeddings": 512, "vocab_size": 523}
 SMALL = {
     **SIZES,

@@ -199,7 +199,6 @@ def test_too_many_rows_or_pages_are_refused(make):
 
 
 @pytest.mark.needs_gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_captured_steps_match_eager_ones(make):
     """Greedy tokens and sampled ones from a replayed graph, against the CPU."""
     tokens = {}

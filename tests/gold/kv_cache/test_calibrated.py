@@ -367,7 +367,6 @@ def test_calibrate_rejects_invalid_rows(draw, spoil, says):
 
 
 @pytest.mark.needs_gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("kind", ["quantized", "paged_quantized"])
 def test_gpu_codes_match_the_cpu(draw, calibration, kind):
     """In float64, where no sum comes near enough to an edge to fall on its other side."""

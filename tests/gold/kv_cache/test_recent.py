@@ -323,7 +323,6 @@ def test_pages_require_recent_0():
 
 
 @pytest.mark.needs_gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("kind", KINDS)
 def test_gpu_rows_match_the_cpu(rng, kind):
     rows = torch.from_numpy(rng.standard_normal((30, HEADS, WIDTH)))

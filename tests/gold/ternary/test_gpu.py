@@ -8,10 +8,7 @@ pytest.importorskip("triton")
 from trapline.gold.ternary import packed_linear as fast  # noqa: E402
 from trapline.gold.ternary.triton import packed_matmul as kernels  # noqa: E402
 
-pytestmark = [
-    pytest.mark.needs_gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = pytest.mark.needs_gpu
 #: Of the largest result: rounding it to the dtype, and a little for the sum in float32.
 LIMITS = {torch.bfloat16: 2**-8, torch.float16: 2**-11 * 1.2, torch.float32: 3e-6}
 LOW = (torch.bfloat16, torch.float16)

@@ -11,10 +11,7 @@ from trapline.gold.ternary.layers import convert, ternarize
 from trapline.gold.ternary.training.model import DecoderLM, Shape, decoder_config, initialise
 from trapline.gold.ternary.training.trainer import Recipe, Trainer
 
-pytestmark = [
-    pytest.mark.needs_gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = pytest.mark.needs_gpu
 PLAIN = Recipe(
     steps=24, batch=8, evaluate_every=8, warm_up=2, peak_rate=0.1, soft=0.5, optimiser="muon"
 )

@@ -30,10 +30,7 @@ FAMILIES = {
     "qwen3": {**SIZES, "model_type": "qwen3", "head_dim": 8, "tie_word_embeddings": True},
     "gpt2": {**GPT2, "model_type": "gpt2"},
 }
-ON_A_GPU = [
-    pytest.mark.needs_gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+ON_A_GPU = pytest.mark.needs_gpu
 
 
 def random_decoder(family):

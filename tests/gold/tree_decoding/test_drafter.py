@@ -283,7 +283,6 @@ def test_a_trained_drafter_drafts_and_the_answers_stay_the_target_s(pair):
 
 
 @pytest.mark.needs_gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("compiled", [False, True])
 def test_a_captured_step_on_a_gpu_learns_as_one_on_a_cpu(compiled):
     """In 16 bits, from the same luck: the same losses up to rounding, all the way down."""

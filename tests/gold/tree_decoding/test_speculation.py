@@ -26,10 +26,7 @@ SIZES = {
     "max_position_embeddings": 96,
 }
 PROMPTS = [[1], [4, 2, 9, 3, 0, 7], [5, 5, 8]]
-ON_A_GPU = [
-    pytest.mark.needs_gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+ON_A_GPU = pytest.mark.needs_gpu
 
 
 def random_pair(family="llama", device="cpu", **changes):
@@ -158,7 +155,6 @@ def test_bad_input_is_rejected_before_anything_runs():
 
 
 @pytest.mark.needs_gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("batch", [1, 8])
 def test_generate_reaches_the_speed_of_the_rounds(batch):
     """Through `Decoder.generate` within 5 % of the generator alone; the second call is steady."""
