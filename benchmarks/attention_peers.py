@@ -318,7 +318,7 @@ def _loaded(file: Path) -> ModuleType:
 
 
 def methods(folder: Path | None) -> list[Method]:
-    """cuDNN first: it is what everybody is compared with."""
+    """cuDNN first: all others are compared with it."""
     made = [
         Method("cuDNN", cudnn_forward, cudnn_backward),
         *ours(),

@@ -1,4 +1,4 @@
-"""What the arena costs and how honest its clock is, beside a process-per-test checker.
+"""Cost of the arena and accuracy of its timing, beside a checker with one process per test.
 
     python benchmarks/bench_arena.py [--evalplus FOLDER] [--rounds 40] [--out benchmarks/results]
 

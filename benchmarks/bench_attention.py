@@ -9,11 +9,11 @@
     … --compile D128-causal         compiles what a part of the cases needs, and times nothing
 
 FOLDER may hold Triton's tutorial 06 as `triton_tutorial_attention.py` (it is fp16 only and runs
-on the same values in fp16). Everybody else computes in bfloat16 on N(0, 1): H·D = 2048 and 16 384
+on the same values in fp16). All others compute in bfloat16 on N(0, 1): H·D = 2048 and 16 384
 tokens in all (32 768 at the longest). TFLOP/s count 4·B·H·T²·D a forward pass, half of it if
-causal, and 2.5 times as much a backward pass, whatever is really computed. Errors are
-against float64 on the first key/value head of the very tensors that are timed; `outliers` are
-problems of their own. Calls are long and the GPU is at its power limit: `harness.SteadyClock`.
+causal, and 2.5 times as much a backward pass, by definition. Errors are against float64 on the
+first key/value head of the tensors that are timed; `outliers` are problems of their own. Calls
+are long and the GPU is at its power limit: `harness.SteadyClock`.
 """
 
 import argparse
@@ -86,8 +86,8 @@ def measured(case: Case, found: Sequence[Method], quick: bool) -> dict[str, Any]
         times = compare(contenders, DEVICE, rules, clock=clock())
     eager = {}
     if case.problem.name in EAGER and not quick:
-        told = [m for m in taking if m.name.startswith(("ours", "cuDNN"))]
-        eager = {m.name: eager_seconds(case.call(m, 0), DEVICE) for m in told}
+        listed = [m for m in taking if m.name.startswith(("ours", "cuDNN"))]
+        eager = {m.name: eager_seconds(case.call(m, 0), DEVICE) for m in listed}
     found_again = {}
     if case.problem.name in REPEATED and case.way == "backward":
         found_again = {m.name: repeats(case.call(m, 0)) for m in taking}
@@ -110,7 +110,7 @@ def _unsteady(times: Sequence[Timing]) -> bool:
 
 
 def repeats(call: Call, times: int = 20) -> int:
-    """How many of so many answers have the bits of the first."""
+    """How many of `times` answers are bitwise equal to the first."""
     first = [part.clone() for part in call()]
     equal = 1
     for _ in range(times - 1):
@@ -242,8 +242,8 @@ def earlier(folder: Path) -> dict[str, Any]:
 def sweep(found: Sequence[Method], given: argparse.Namespace, started: float) -> None:
     """All cases until the time is up; what is there is written as it comes.
 
-    A case is measured in one go, everybody in turn. A second run may add cases (`--more`); each
-    says in which run it was measured.
+    All contenders of a case are measured in one go, in turn. A second run may add cases
+    (`--more`); each says in which run it was measured.
     """
     results = earlier(given.folder) if given.more else {}
     run = 1 + max((one.get("run", 0) for one in results.values()), default=0)

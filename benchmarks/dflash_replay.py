@@ -1,7 +1,7 @@
-"""Rounds that do all of their work and then accept as many nodes as a trace says.
+"""Rounds that do all of their work and then accept the number of nodes that a trace gives.
 
 The replay must not add time to a round: a fixed draft replaces the one that was computed, and the
-kernel that chooses tokens also looks up what the trace wants.
+kernel that chooses tokens also looks up the number in the trace.
 """
 
 from typing import Any

@@ -17,7 +17,7 @@ from trapline.gold.decoder.sampling import Sampling, TokenSampler
 from trapline.gold.decoder.weights import from_tensors
 
 PAGE = 16
-#: Their generation, of any length up to the job's, or ours: so many new tokens of every prompt.
+#: Generates this many new tokens for every prompt, by their library or ours.
 Run = Callable[[int], list[list[int]]]
 
 

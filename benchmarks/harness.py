@@ -139,7 +139,7 @@ def _warm_up(timers: Sequence[Callable[[], float]], seconds: float) -> None:
 def _round(
     timers: Sequence[Callable[[], float]], order: random.Random
 ) -> tuple[list[float], float]:
-    """One turn of everybody, the first contender before and after; and by how much it moved."""
+    """Times every contender once, the first before and after the others; and its change."""
     places = list(range(1, len(timers)))
     order.shuffle(places)
     taken = [0.0] * len(timers)

@@ -171,7 +171,7 @@ def generation(results: dict[str, Any]) -> list[str]:
 
 
 def _held(case: str, found: dict[str, Any]) -> Iterator[str]:
-    """What a case says besides its times."""
+    """The figures of a case other than its times."""
     if "ratio" in found:
         reading = f"the {found['reading_seconds'] * 1e3:.3f} ms to read weights and cache"
         yield f"- {case}: a step takes {found['ratio']:.3f} times {reading}, {_replayed(found)}."

@@ -82,7 +82,7 @@ ONE = Case(1, 32, 8, 128, 32768)
 #: One long row among many short ones.
 RAGGED = replace(GOAL, length=32768, lengths=(32768, *(1024,) * 15, *(3000,) * 16))
 CASCADE = replace(GOAL, length=4096 + 256, shared=4096)
-#: Draft trees of so many nodes: many sequences, one, behind long contexts and short ones.
+#: Draft trees and their number of nodes: many sequences or one, with long and short contexts.
 TREES = [(replace(GOAL, batch=8), nodes) for nodes in (64, 32, 16)]
 TREES += [(replace(GOAL, batch=1, length=length), 64) for length in (8192, 576, 192)]
 TREES += [(replace(GOAL, batch=1, length=length), 16) for length in (8192, 512)]
@@ -151,7 +151,7 @@ def in_float64(cache: Cache) -> Cache:
 
 
 def with_queries(case: Case, seed: int, count: int) -> Cache:
-    """So many queries a sequence instead of one."""
+    """The case with `count` queries per sequence instead of one."""
     numbers = torch.Generator(DEVICE).manual_seed(seed + 1)
     return drawn(case, seed)._replace(
         q=normal((case.batch * count, case.heads, case.width), numbers)

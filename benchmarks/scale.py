@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "scale.md"
 #: The field that is calculated.
 ENTRANTS, ATTEMPTS = 1000, 5
-#: Assumptions, named on the page; prices are for somebody to replace.
+#: Assumptions, named on the page; replace the prices by your own.
 MACHINE_PRICE, STORAGE_PRICE, UTILISATION = 0.10, 0.10, 0.8
 FLEETS = (1, 10, 50, 100)
 BLOCK = 4096
@@ -252,7 +252,7 @@ def _assumptions(result: dict) -> list[str]:
 
 
 def main() -> None:
-    """Measures, unless told not to, and writes."""
+    """Measures, unless the options say otherwise, and writes the page."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--entrant", action="append", default=[])
     parser.add_argument("--full", action="store_true", help="full grades instead of quick ones")

@@ -28,7 +28,7 @@ def refuse_others(file: Path, asked: dict[str, Any]) -> None:
     kept = json.loads(file.read_text())
     for name, now in asked.items():
         before = kept.get(name)
-        # The text that the folder has is read again: nobody need name it.
+        # Without `texts`, the text in the folder is read again.
         if now != before and (name != "texts" or now):
             option = name if name == "texts" else f"--{name.replace('_', '-')}"
             raise SystemExit(

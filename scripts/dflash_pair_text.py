@@ -95,8 +95,8 @@ def wheel_sources(package: str, sources: list[dict]) -> list[str]:
 
 
 def pieces_of(windows: np.ndarray, count: int, width: int, seed: int) -> list[list[int]]:
-    """Pieces of so many tokens from all over the windows of a text, the same for the same seed."""
-    luck = np.random.default_rng(seed)
-    rows = luck.integers(0, len(windows), count)
-    begins = luck.integers(0, windows.shape[1] - width + 1, count)
+    """`count` pieces of `width` tokens from random places of the windows, by seed."""
+    random = np.random.default_rng(seed)
+    rows = random.integers(0, len(windows), count)
+    begins = random.integers(0, windows.shape[1] - width + 1, count)
     return windows[rows[:, None], begins[:, None] + np.arange(width)].tolist()

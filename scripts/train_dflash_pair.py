@@ -188,7 +188,7 @@ def train_target(trainer: Trainer, seconds: float | None) -> DecoderLM:
     started = time.perf_counter()
     if seconds is None:
         return trainer.run(report)
-    trainer.run(report, stop_at=WARM_STEPS)  # compiles, and is no measure of speed
+    trainer.run(report, stop_at=WARM_STEPS)  # compiles, so its speed is not measured
     recipe, before, begun = trainer.recipe, trainer.progress.step, time.perf_counter()
     while (gone := time.perf_counter() - started) < seconds:
         made = trainer.progress.step - before

@@ -1,7 +1,7 @@
-/* What a decoding step does between its products, for rows of one new token each, in float32.
+/* The operations of a decoding step between its matrix products, one new token a row, in float32.
  *
- * In torch this is a dozen operations a layer, each of which moves a few kilobytes: their starts cost
- * more than their work, and pages are copied before they are read. Here they are read where they lie.
+ * In torch these are a dozen operations a layer of a few kilobytes each: dispatch costs more than the
+ * work, and pages are copied before they are read. Here they are read in place.
  */
 #include <math.h>
 #include <string.h>
@@ -45,7 +45,7 @@ void add_norm(
     }
 }
 
-/* Element d turns with element d + width / 2. */
+/* RoPE: element d rotates with element d + width / 2. */
 static void turned(float *x, const float *cosine, const float *sine, long width) {
     long half = width / 2;
     for (long d = 0; d < half; d++) {
@@ -55,7 +55,7 @@ static void turned(float *x, const float *cosine, const float *sine, long width)
     }
 }
 
-/* Copies heads, norms them where there are weights for it and turns them where there are angles. */
+/* Copies heads, normed if there are weights and rotated if there are angles. */
 static void taken(
     const float *from, float *to, const float *norm, const float *cosine, const float *sine, long heads,
     long width, double eps) {
@@ -113,12 +113,12 @@ static void add_rows(
         for (long e = 0; e < width; e++) out[e] += weights[i] * rows[places[i] + e];
 }
 
-/* A softmax that is not finished: what `out` is scaled by, and what it will be divided by. */
+/* A running softmax: the maximum that `out` is scaled by, and the sum to divide by at the end. */
 struct sofar {
     float highest, total;
 };
 
-/* One query meets some more positions. */
+/* Adds more positions to the running softmax of one query. */
 static void meet(
     const float *q, const struct pages *at, const long *places, long count, struct sofar *sofar,
     float *out) {
@@ -128,7 +128,7 @@ static void meet(
         weights[i] = dot(q, at->keys + places[i], at->width) * scale;
         highest = weights[i] > highest ? weights[i] : highest;
     }
-    /* Before any score that has not overflowed, nothing is taken off: infinities have no difference. */
+    /* Until a score is finite nothing is subtracted: inf - inf is NaN. */
     float base = highest > -INFINITY ? highest : 0.0f, shrunk = expf(sofar->highest - base);
     sofar->highest = highest;
     sofar->total *= shrunk;
@@ -137,8 +137,8 @@ static void meet(
     add_rows(out, at->values, places, weights, count, at->width);
 }
 
-/* Queries of one row that share a head of keys, over positions `from` to `to` - 1: a block of these is
- * near when the next query comes. */
+/* Queries of one row that share a head of keys, over positions `from` to `to` - 1, block by block: a
+ * block stays in the cache for all of these queries. */
 static void attend_group(
     const float *q, const struct pages *at, const int *table, long group, long queries, long from,
     long to, float *out) {
@@ -152,7 +152,7 @@ static void attend_group(
         for (long i = 0; i < queries; i++)
             meet(q + i * width, at, places, count, sofar + i, out + i * width);
     }
-    if (from == to) return; /* over nothing: zeros */
+    if (from == to) return; /* empty range: zeros */
     for (long i = 0; i < queries; i++)
         for (long d = 0; d < width; d++) out[i * width + d] /= sofar[i].total;
 }
@@ -162,8 +162,8 @@ struct job {
     const int *table, *lengths;
     float *out;
     long columns, page, heads, groups, width;
-    long window;      /* over the last so many positions of a row, or over all where it is 0 */
-    long items, next; /* groups of all rows; the first that no thread has taken */
+    long window;      /* number of last positions to attend to; 0: all */
+    long items, next; /* groups of all rows; the next one to take */
 };
 
 static void attend_item(const struct job *job, long item) {
@@ -179,7 +179,7 @@ static void attend_item(const struct job *job, long item) {
     }
 }
 
-/* Groups of rows until none is left; any number of threads may do so at once. */
+/* Takes groups of rows until none is left; any number of threads may run this at once. */
 void attend(struct job *job) {
     for (;;) {
         long item = __atomic_fetch_add(&job->next, 1, __ATOMIC_RELAXED);

@@ -1,15 +1,15 @@
-/* A few rows times a matrix of weights, which is what a step of several sequences does all the time.
+/* A few rows times a matrix of weights: the products of a decoding step of several sequences.
  *
  * A library's product packs its operands first, and with eight rows packing the weights costs more
- * than the product. Here weights are read once, as they lie: a tile is a few of their rows and a few
- * of x, and its sums stay in registers over the whole of K.
+ * than the product. Here weights are read once, in place: a tile is a few of their rows and a few
+ * of x, and its sums stay in registers over all of K.
  */
 #include <string.h>
 #if defined(__FMA__)
 #include <immintrin.h>
 #endif
 
-/* A vector register's floats. A tile's sums take sixteen registers, or eight where there are few. */
+/* Floats of a vector register. The sums of a tile take sixteen registers, or eight on CPUs with few. */
 #if defined(__AVX512F__)
 enum { LANES = 16, SUMS = 16 };
 #elif defined(__AVX__)
@@ -22,7 +22,7 @@ enum { WIDEST = 8, TAKEN = 64 };
 
 typedef float lanes __attribute__((vector_size(4 * LANES)));
 
-/* `count` floats, zeros behind them. */
+/* `count` floats, padded with zeros. */
 static inline __attribute__((always_inline)) lanes loaded(const float *from, long count) {
     lanes value = {0};
     memcpy(&value, from, count * sizeof *from);
@@ -38,7 +38,7 @@ static inline float sum_of(lanes value) {
 }
 
 /* sum + a · b. Compilers tuned for some x86 processors fuse the two in one tile and not in another;
- * asked for by name they are fused in all, and a row is rounded the same whatever its neighbours are. */
+ * with intrinsics they are fused in all, and rounding of a row does not depend on the other rows. */
 static inline __attribute__((always_inline)) lanes plus(lanes sum, lanes a, lanes b) {
 #if defined(__AVX512F__)
     return (lanes)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)sum);
@@ -49,8 +49,8 @@ static inline __attribute__((always_inline)) lanes plus(lanes sum, lanes a, lane
 #endif
 }
 
-/* Adds what `count` numbers from k on give to each sum. The last few go the way of all others, so
- * that a product is rounded alike in every tile. */
+/* Adds the products of `count` numbers from k on to each sum. The last few take the same path as all
+ * others, so that rounding is the same in every tile. */
 static inline __attribute__((always_inline)) void add(
     lanes *sums, const float *x, const float *w, long inputs, long k, long count, int tall, int wide) {
     lanes given[WIDEST];
@@ -66,7 +66,7 @@ static inline __attribute__((always_inline)) void add(
     }
 }
 
-/* y[r][t] = x[r] . w[t] for `wide` rows of x and `tall` rows of weights, both known when compiled. */
+/* y[r][t] = x[r] . w[t] for `wide` rows of x and `tall` rows of weights, both constant. */
 static inline __attribute__((always_inline)) void tile(
     const float *x, const float *w, float *y, long inputs, long outputs, int tall, int wide) {
     lanes sums[SUMS];
@@ -91,7 +91,7 @@ struct job {
     const float *x, *w; /* (rows, inputs), (outputs, inputs) */
     float *y;           /* (rows, outputs) */
     long rows, inputs, outputs;
-    long next; /* the first row of weights that no thread has taken */
+    long next; /* the next row of weights to take */
 };
 
 /* `count` rows of weights from n on for all rows of x. */
@@ -117,8 +117,8 @@ static void some(const struct job *job, long n, long count) {
     }
 }
 
-/* Rows of weights until none is left; any number of threads may do so at once. Some weights at a time
- * meet all rows of x, so that they are still in the nearest cache when the next of these come. */
+/* Takes rows of weights until none is left; any number of threads may run this at once. A block of
+ * weights is multiplied by all rows of x while it is in the first-level cache. */
 void linear_few_rows(struct job *job) {
     for (;;) {
         long first = __atomic_fetch_add(&job->next, TAKEN, __ATOMIC_RELAXED);

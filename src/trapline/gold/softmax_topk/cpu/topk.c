@@ -1,5 +1,5 @@
 /* One pass over a row of logits: the sum of exponentials behind a softmax, and the maximum of every
- * group of neighbours. The k best groups hold the k best elements; only these are looked at again.
+ * group of neighbours. The k best groups hold the k best elements; only these are read again.
  *
  * A row is read in blocks that stay in the first-level cache. A block's maximum moves the running
  * maximum (the sum so far is rescaled), and its exponentials are added.
@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A vector register's floats: wider vectors would be translated into several, and badly. */
+/* Floats of a vector register: compilers split wider vectors, and badly. */
 #if defined(__AVX512F__)
 enum { LANES = 16 };
 #elif defined(__AVX__)
@@ -35,7 +35,7 @@ struct source {
     long at, width;
 };
 
-/* What is known of a row after some of its blocks. */
+/* State of a row after some of its blocks. */
 struct row {
     float largest;          /* among the elements that are numbers */
     double total;           /* sum of 2^(scale * (x - largest)) */
@@ -45,9 +45,9 @@ struct row {
 /* Elements that may be among the k best, as keys in the order of their indices. */
 struct kept {
     uint64_t *keys;
-    long count, k, room;    /* held, wanted, and how many there is space for */
-    float threshold;        /* what is below it is not among the k best */
-    int full;               /* k are there: what equals the threshold comes too late */
+    long count, k, room;    /* held, requested, and capacity */
+    float threshold;        /* elements below it are not among the k best */
+    int full;               /* k are held: an element equal to the threshold comes too late */
 };
 
 static inline float float_of(uint32_t bits) {
@@ -83,7 +83,7 @@ static inline lanes larger(lanes a, lanes b) {
 
 /* 2^y for y <= 100, to 1.2 ulp; 0 below 2^-126. The polynomial is 2^f on [-1/2, 1/2] to 2e-9. */
 static inline lanes power_of_two(lanes y) {
-    lanes bounded = larger((lanes){0} - 127.0f, y); /* this way round NaN stays NaN */
+    lanes bounded = larger((lanes){0} - 127.0f, y); /* in this order NaN stays NaN */
     lanes shifted = bounded + 0x1.8p23f; /* the nearest integer is in its lowest bits */
     lanes f = bounded - (shifted - 0x1.8p23f);
     /* In pairs, so that no multiplication waits for five others. */
@@ -94,7 +94,7 @@ static inline lanes power_of_two(lanes y) {
     return p * (lanes)(((lane_bits)shifted + 127u) << 23);
 }
 
-/* Orders as the values do, NaN above all, equal values by the lower index first. */
+/* A key that orders by value, NaN above all, equal values by the lower index first. */
 static inline uint64_t key_of(float value, long index) {
     uint32_t bits = bits_of(value + 0.0f); /* -0 becomes +0 */
     bits = bits >> 31 ? ~bits : bits | 0x80000000u;
@@ -107,8 +107,8 @@ static inline float value_of(uint64_t key) {
     return float_of(bits >> 31 ? bits & 0x7fffffffu : ~bits);
 }
 
-/* A number that exactly k of the keys reach: bins are counted from above, and the one in which the
- * k-th lies is divided again, until nothing of a bin is left out. No two keys are equal. */
+/* The k-th largest key: keys are counted into bins from above, and the bin with the k-th is divided
+ * again, until all of its keys are taken. No two keys are equal. */
 static uint64_t reached_by(long k, const uint64_t *keys, long count) {
     uint64_t low = UINT64_MAX, high = 0;
     for (long i = 0; i < count; i++) {
@@ -151,7 +151,7 @@ static inline void keep(struct kept *kept, float value, long index) {
     if (kept->count == kept->room) prune(kept);
 }
 
-/* Sorts the k keys by value, best first, a byte at a time; there is room for as many behind them.
+/* Sorts the k keys by value, best first, a byte at a time; there is space for k more behind them.
  * They come in the order of their indices, and equal values stay in it. */
 static void sort_best(uint64_t *keys, long k) {
     uint64_t *from = keys, *to = keys + k;
@@ -170,7 +170,7 @@ static void sort_best(uint64_t *keys, long k) {
     }
 }
 
-/* One look at a block: maxima of its groups (NaN is passed over), and the sum of its powers. */
+/* One pass over a block: maxima of its groups (NaN is ignored), and the sum of its powers. */
 static double look(const float *x, float origin, float scale, float *maxima) {
     const lanes lowest = (lanes){0} - INFINITY;
     wide_lanes sums = {0};
@@ -214,14 +214,14 @@ static inline int any(lane_mask mask) {
     return all != 0;
 }
 
-/* Powers above this are not trusted to float32. */
+/* With larger exponents a float32 sum could overflow. */
 static const float HIGHEST = 100.0f;
 
 /* A block of BLOCK elements, filled up with -inf, from `start` of the row on. */
 static void take(struct row *row, const float *x, long start, float scale) {
     float maxima[BLOCK / GROUP];
     float origin = row->largest > -INFINITY ? row->largest : largest_of(x, BLOCK);
-    /* With the maximum so far as origin, most blocks are looked at once. */
+    /* With the maximum so far as origin, most blocks are read once. */
     double sum = origin > -INFINITY ? look(x, origin, scale, maxima) : 0.0;
     float largest = origin > -INFINITY ? largest_of(maxima, BLOCK / GROUP) : -INFINITY;
     if ((largest - origin) * scale > HIGHEST) {
@@ -303,7 +303,7 @@ struct job {
     long kind, stride, width;
     long room, group_room; /* keys a thread: at least 2 k; whole blocks of groups */
     long k, rows;
-    long next, threads; /* the first row that no thread has taken; threads that have come */
+    long next, threads; /* the next row to take; threads that have started */
 };
 
 /* Row n, in a thread's keys of elements and of groups. */
@@ -326,7 +326,7 @@ static void one_row(const struct job *job, long n, uint64_t *keys, uint64_t *gro
     job->totals[n] = row.total;
 }
 
-/* Rows until none is left; as many threads may do so at once as there are keys for. */
+/* Takes rows until none is left; at most as many threads at once as there are key buffers. */
 void softmax_topk(struct job *job) {
     long me = __atomic_fetch_add(&job->threads, 1, __ATOMIC_RELAXED);
     for (;;) {

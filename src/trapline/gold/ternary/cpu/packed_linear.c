@@ -1,9 +1,9 @@
 /* y = x Wᵀ for packed ternary weights, read as they are stored.
  *
  * Activations are split, group by group of 128, into whole numbers of a unit, each off by at most
- * 2^-21.5 of the group's largest, and these into three int8 digits. What remains are sums of int8
- * products, which CPUs have instructions for. Rows of x below 1 are made larger first, by a power of
- * two that is taken back at the end: subnormal units would lose digits.
+ * 2^-21.5 of the group's largest, and these into three int8 digits. The rest are sums of int8
+ * products, for which CPUs have instructions. Rows of x below 1 are first multiplied by a power of
+ * two, and their sums divided by it at the end: subnormal units would lose digits.
  *
  * Of a byte with the codes a, b, c, d, from its lowest bits on, fields are multiplied that are cut
  * out more cheaply than codes:
@@ -17,7 +17,7 @@
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
-/* -DPLAIN: as on a CPU for which there is nothing of its own here. */
+/* -DPLAIN: as on a CPU without special instructions here. */
 #if defined(__ARM_FEATURE_DOTPROD) && !defined(PLAIN)
 #include <arm_neon.h>
 #define DOT_PRODUCTS
@@ -26,7 +26,7 @@
 enum { GROUP = 128, BYTES = GROUP / 4, HALF = BYTES / 2, DIGITS = 3, LANES = 4 };
 /* Rows of the matrix a thread takes at a time; groups whose scales are converted at a time. */
 enum { TAKEN = 64, AT_ONCE = 64, ALL_DIGITS = DIGITS * GROUP };
-/* Five times it, the largest 4 A - B, is just what three digits of base 256 hold. */
+/* Five times it, the largest 4 A - B, is the largest number of three digits in base 256. */
 static const float LARGEST = 1671142.0f;
 
 #ifdef DOT_PRODUCTS
@@ -55,9 +55,9 @@ typedef struct {
     int8_t *digits;         /* (count, groups, 3 digits, 2 halves, 4 fields, 16 bytes) */
     int32_t *less;          /* (count, groups, 4 lanes): stored codes are one too large */
     float *units;           /* (count, groups) */
-    float *backs;           /* (count): what makes sums of a row small again */
+    float *backs;           /* (count): inverse of the power of two of a row */
     long count, rows, columns, row_bytes, groups;
-    long next; /* the first row of the matrix that no thread has taken */
+    long next; /* the next row of the matrix to take */
 } Job;
 
 /* NaN where a value is not finite. */
@@ -72,7 +72,7 @@ static float largest_of(const float *x, long count) {
     return finite ? largest : NAN;
 }
 
-/* A power of two: with it the largest lies between a half and 1, or as near to that as can be. */
+/* The power of two that brings the largest between a half and 1, or as near as possible. */
 static float lift_of(float largest) {
     int exponent;
     if (!(largest > 0.0f && largest < 0.5f)) return 1.0f;
@@ -86,7 +86,7 @@ static void split_group(const float *x, long count, float lift, int8_t *digits, 
     int32_t whole[4][BYTES] = {{0}};
     float least = *unit * lift / LARGEST;
     *unit = least < FLT_MIN ? FLT_MIN : least;
-    if (!isnan(*unit)) /* where it is, zeros do: zero times NaN is NaN */
+    if (!isnan(*unit)) /* with a NaN unit, zeros suffice: zero times NaN is NaN */
         for (long i = 0; i < count; i++)
             whole[i & 3][i >> 2] = (int32_t)rintf(x[i] * lift / *unit);
     memset(less, 0, LANES * sizeof *less);
@@ -140,7 +140,7 @@ static inline void add_field(Parts *sums, int8x16_t cut, const int8_t *digits) {
     sums->low = vdotq_s32(sums->low, cut, vld1q_s8(digits));
     sums->middle = vdotq_s32(sums->middle, cut, vld1q_s8(digits + GROUP));
     sums->high = vdotq_s32(sums->high, cut, vld1q_s8(digits + 2 * GROUP));
-    /* Compilers would compute one sum after the other; then each step waits for the one before. */
+    /* Compilers would compute the sums one after the other, each waiting for the one before. */
     __asm__ volatile("" : "+w"(sums->low), "+w"(sums->middle), "+w"(sums->high));
 }
 
@@ -170,7 +170,7 @@ static inline __attribute__((always_inline)) void add_group(
 }
 #else
 typedef float Sum;
-/* Where there are products of bytes, their first factor has no sign. */
+/* The first factor of the byte products is unsigned. */
 #if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
 typedef uint8_t Field;
 #else
@@ -180,7 +180,7 @@ typedef int8_t Field;
 static inline Sum nothing(void) { return 0.0f; }
 static inline float total_of(Sum sum) { return sum; }
 
-/* In loops that compilers turn into their CPU's products of bytes. */
+/* Loops that compilers translate into byte products of the CPU. */
 static int32_t whole_product(const uint8_t *restrict bytes, const int8_t *restrict digits,
                              const int32_t *restrict less) {
     Field fields[GROUP];
@@ -277,7 +277,7 @@ static void multiply_rows(const Job *job, long n, long last) {
         for (long m = 0; m < job->count; m++) one_by_one(job, n, m);
 }
 
-/* Rows of the matrix until none is left; any number of threads may do so at once. */
+/* Takes rows of the matrix until none is left; any number of threads may run this at once. */
 void work(Job *job) {
     for (;;) {
         long first = __atomic_fetch_add(&job->next, TAKEN, __ATOMIC_RELAXED);
