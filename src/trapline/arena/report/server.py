@@ -57,9 +57,10 @@ class LiveRun:
 
     def _refreshed(self) -> Site:
         run = self._read()
-        old = self._site
-        if old is not None and _same(old.reading.run, run):
-            return old
+        if (old := self._site) is not None:
+            seen = old.reading.run
+            if list(seen.cells) == list(run.cells) and seen.waiting == run.waiting:
+                return old
         return Site(run, told=self._told, certificates=self._certificates, live=True)
 
     def render(self, path: str) -> str | None:
@@ -70,10 +71,6 @@ class LiveRun:
     def state(self) -> dict[str, Any]:
         reading = self.site().reading
         return reading.field.live() | {"version": reading.version}
-
-
-def _same(one: RunView, other: RunView) -> bool:
-    return list(one.cells) == list(other.cells) and one.waiting == other.waiting
 
 
 class Handler(BaseHTTPRequestHandler):

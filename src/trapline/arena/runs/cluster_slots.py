@@ -42,7 +42,8 @@ class ClusterSlots:
                 if self._closed:
                     raise InterruptedRunError("interrupted")
                 usable = self._usable()
-                for node in sorted(usable, key=self._load):
+                load = [(self._taken.get(node.id, 0) / node.cpus, node.id, node) for node in usable]
+                for *_, node in sorted(load, key=lambda one: one[:2]):
                     need = node.cpus if alone else 1
                     if self._taken.get(node.id, 0) + need <= node.cpus:
                         self._taken[node.id] = self._taken.get(node.id, 0) + need
@@ -64,9 +65,6 @@ class ClusterSlots:
             for node in self._nodes
             if node.id not in self._refused and self._rests.get(node.id, 0.0) <= now
         ]
-
-    def _load(self, node: Node) -> tuple[float, str]:
-        return self._taken.get(node.id, 0) / node.cpus, node.id
 
     def leave(self, node: Node, *, alone: bool) -> None:
         with self._changed:

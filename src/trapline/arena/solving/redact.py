@@ -111,7 +111,7 @@ class Redactor:
         for kind, pattern in _RULES:
             text = pattern.sub(f"<{kind}>", text)
         text = _NAMED_SECRET.sub(lambda match: f"{match['name']}<secret>", text)
-        return _CANDIDATE.sub(lambda match: _mark_if_random(match.group()), text)
+        return _CANDIDATE.sub(lambda m: "<random>" if is_random(m[0]) else m[0], text)
 
     def scan(self, text: str) -> list[Found]:
         """Findings that remain; empty for a redacted text."""
@@ -152,10 +152,6 @@ def is_random(text: str) -> bool:
         return has_digit and _entropy(text) >= _RANDOM_HEX_BITS
     mixed = has_digit and any(c.isupper() for c in text) and any(c.islower() for c in text)
     return mixed and _entropy(text) >= _RANDOM_BITS
-
-
-def _mark_if_random(text: str) -> str:
-    return "<random>" if is_random(text) else text
 
 
 def _entropy(text: str) -> float:

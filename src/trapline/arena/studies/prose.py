@@ -29,9 +29,9 @@ def prose_rows(field: ReportedField) -> Iterator[ComparisonRow]:
 
 def _only(field: ReportedField, only: Only) -> ComparisonRow:
     tests: dict[str, Callable[[ReportedField, str], bool]] = {
-        "took_part_in_all": _took_part_in_all,
+        "took_part_in_all": lambda each, model: len(each.took(model)) == len(each.grades.matrix),
         "never_declines": _never_declines,
-        "narrowest_range": lambda each, model: _least(each, model, _range),
+        "narrowest_range": lambda each, model: _least(each, model, lambda h: max(h) - min(h)),
         "highest_floor": lambda each, model: _least(each, model, lambda heights: -min(heights)),
     }
     ours = [model for model in field.who.models if tests[only.test](field, model)]
@@ -43,10 +43,6 @@ def _only(field: ReportedField, only: Only) -> ComparisonRow:
         [only.source],
         note=only.quote,
     )
-
-
-def _took_part_in_all(field: ReportedField, model: str) -> bool:
-    return len(field.took(model)) == len(field.grades.matrix)
 
 
 def _never_declines(field: ReportedField, model: str) -> bool:
@@ -69,10 +65,6 @@ def _least(field: ReportedField, model: str, figure: Callable[[list[int]], int])
 def _heights(field: ReportedField, model: str) -> list[int]:
     matrix = field.matrix()
     return [steps(matrix[model, challenge].letter) for challenge in field.took(model)]
-
-
-def _range(heights: list[int]) -> int:
-    return max(heights) - min(heights)
 
 
 def _said_grade(field: ReportedField, said: SaidGrade) -> ComparisonRow:

@@ -1,7 +1,7 @@
 """Batched beam search: the public functions, their checks, and the loop over steps."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -133,7 +133,11 @@ def rescore(
 
 def _run(lm: Any, searches: list[Search], rules: Rules) -> None:
     """Step until every search is over."""
-    ask = _Follower(lm) if hasattr(lm, "follow") else _by_prefix(lm)
+
+    def by_prefix(running: list[Search]) -> Any:
+        return lm.log_probs([p for search in running for p in search.prefixes()])
+
+    ask = _Follower(lm) if hasattr(lm, "follow") else by_prefix
     while running := [search for search in searches if not search.is_over]:
         sizes = [len(search.nodes) for search in running]
         answer, columns = ask(running), None
@@ -142,10 +146,6 @@ def _run(lm: Any, searches: list[Search], rules: Rules) -> None:
         rows = _checked(answer, sum(sizes), rules.eos_ids if columns is None else (0,))
         for search, part in zip(running, np.split(rows, np.cumsum(sizes)[:-1]), strict=True):
             search.advance(part, columns)
-
-
-def _by_prefix(lm: LanguageModel) -> Callable[[list[Search]], Any]:
-    return lambda running: lm.log_probs([p for search in running for p in search.prefixes()])
 
 
 class _Follower:

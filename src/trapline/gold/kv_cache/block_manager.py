@@ -31,9 +31,6 @@ class CachedBlock:
     key: int
     page: int
 
-    def is_of(self, parent: "CachedBlock | None", salt: Hashable, tokens: tuple[int, ...]) -> bool:
-        return self.parent is parent and self.tokens == tokens and self.salt == salt
-
 
 def chained_key(parent: int, salt: Hashable, tokens: tuple[int, ...]) -> int:
     """The key of these tokens and of everything before them."""
@@ -184,7 +181,9 @@ class BlockManager:
     ) -> CachedBlock | None:
         """The cached block of these tokens; keys may collide, so tokens and parent are compared."""
         seal = self._found.get(self._key(parent.key if parent else 0, salt, tokens))
-        return seal if seal is not None and seal.is_of(parent, salt, tokens) else None
+        if seal is None or seal.parent is not parent:
+            return None
+        return seal if seal.tokens == tokens and seal.salt == salt else None
 
     def _seal(
         self, parent: CachedBlock | None, salt: Hashable, tokens: tuple[int, ...], page: int

@@ -141,7 +141,8 @@ def _ranked(block: Tensor, k: int) -> Tensor:
 def _contenders(block: Tensor, k: int) -> Tensor:
     """(R, C) indices that include the k largest; some may be beyond the end of the row."""
     rows, vocabulary = block.shape
-    group = _group_size(vocabulary, k)
+    # A power of two near √(V/k), which balances the maxima and the second pass.
+    group = 1 << min(6, max(3, round(math.log2(vocabulary / k) / 2)))
     if 2 * k * group > vocabulary:
         return torch.arange(vocabulary, device=block.device).expand(rows, -1)
     whole = vocabulary // group * group
@@ -152,11 +153,6 @@ def _contenders(block: Tensor, k: int) -> Tensor:
     chosen = _keys(maxima, number).topk(k, dim=1).indices
     inside = torch.arange(group, device=block.device)
     return (chosen[:, :, None] * group + inside).flatten(1)
-
-
-def _group_size(vocabulary: int, k: int) -> int:
-    """A power of two near √(V/k), which balances the maxima and the second pass."""
-    return 1 << min(6, max(3, round(math.log2(vocabulary / k) / 2)))
 
 
 def _keys(values: Tensor, places: Tensor) -> Tensor:

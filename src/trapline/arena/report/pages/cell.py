@@ -20,13 +20,14 @@ def context(reading: Reading, cell: Cell) -> dict[str, Any]:
     bundle = reading.run.bundles.get(cell.bundle)
     shown, left_out = files(bundle) if bundle else ([], 0)
     graded = cell.letter and cell.state != "hack"
+    state_class = "s-" + cell.state.replace("_", "-")
     return {
         "title": f"{cell.entrant}: {challenge.title}",
         "cell": cell,
         "challenge": challenge,
         "siblings": square.attempts,
         "shown": cell.letter if graded else WORDS.get(cell.state, cell.state),
-        "heat": letter_class(cell.letter) if graded and cell.letter else state_class(cell.state),
+        "heat": letter_class(cell.letter) if graded and cell.letter else state_class,
         "fallen": [(t, challenge.trap(t.id)) for t in cell.traps if t.state == "fail"],
         "held": [trap for trap in cell.traps if trap.state == "pass"],
         "failed_cases": [case for case in cell.cases if case.state == "fail"],
@@ -42,10 +43,6 @@ def context(reading: Reading, cell: Cell) -> dict[str, Any]:
         "left_out": left_out,
         "bundle_href": f"bundles/{cell.bundle}.json" if bundle else "",
     }
-
-
-def state_class(state: str) -> str:
-    return "s-" + state.replace("_", "-")
 
 
 def files(bundle: Bundle) -> tuple[list[tuple[str, Markup, str]], int]:

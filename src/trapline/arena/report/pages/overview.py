@@ -63,7 +63,7 @@ def facts(reading: Reading) -> list[tuple[str, str, str]]:
         found += [
             ("Cells graded", str(len(cells)), f"{passed} fulfil the whole contract"),
             ("Traps sprung", str(fallen), f"of {asked} set"),
-            ("Isolation", level, isolation_note(reading)),
+            ("Isolation", level, "the weakest of several" if len(field.isolation) > 1 else ""),
         ]
     if reading.run.reproduction:
         wrong = sum(row.verdict == "contradiction" for row in reading.run.reproduction)
@@ -71,10 +71,6 @@ def facts(reading: Reading) -> list[tuple[str, str, str]]:
         found += [("Grades", str(len(cells)), ""), ("Contradictions", str(wrong), printed)]
     red_team = red_team_fact(reading)
     return [*found, red_team] if red_team else found
-
-
-def isolation_note(reading: Reading) -> str:
-    return "the weakest of several" if len(reading.field.isolation) > 1 else ""
 
 
 def red_team_fact(reading: Reading) -> tuple[str, str, str] | None:
