@@ -98,7 +98,7 @@ def test_a_text_may_be_left_out_but_not_replaced(study, tmp_path):
         study(*QUICK, text=other)
 
 
-def test_a_text_that_cannot_be_read_binds_nobody(study, tmp_path):
+def test_unreadable_text_is_not_recorded(study, tmp_path):
     with pytest.raises(RangeError, match="cannot be read"):
         study(*QUICK, text=tmp_path / "mistyped.txt")
     said, _ = study(*QUICK)

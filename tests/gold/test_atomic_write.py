@@ -52,7 +52,7 @@ def test_an_error_leaves_nothing_behind(tmp_path):
 
 
 @pytest.mark.parametrize("days", [0, 2])
-def test_what_a_killed_writer_left_is_taken_away_in_time(tmp_path, days):
+def test_leftovers_of_a_killed_writer_are_removed(tmp_path, days):
     """Not at once: it might be alive."""
     place = tmp_path / "model[1]"
     left = []
@@ -69,7 +69,7 @@ def test_what_a_killed_writer_left_is_taken_away_in_time(tmp_path, days):
     assert names(tmp_path) == sorted(["model[1]", *([] if days else left)])
 
 
-def test_whoever_was_killed_between_two_moves_is_recovered(tmp_path):
+def test_interrupted_replacement_is_recovered(tmp_path):
     """The old one was away and the new one not yet there: the next writer puts it back."""
     place, old = tmp_path / "model", tmp_path / "model.trapline.old"
     old.mkdir()
@@ -92,7 +92,7 @@ def test_a_link_stays_one(tmp_path):
     assert names(tmp_path / "disk") == ["model"]
 
 
-def test_a_link_that_is_left_over_is_taken_away(tmp_path):
+def test_leftover_link_is_removed(tmp_path):
     """Earlier versions moved links."""
     place, old = tmp_path / "model", tmp_path / "model.trapline.old"
     write_folder(place, model("good"))
@@ -143,7 +143,7 @@ def test_a_mount_point_is_filled(mounted):
     assert (mounted / "config.json").read_text() == "better"
 
 
-def test_a_mount_point_is_no_model_until_it_is_one(mounted, monkeypatch):
+def test_mount_point_is_not_a_model_until_it_is_filled(mounted, monkeypatch):
     """Whoever reads meanwhile finds no configuration."""
     write_folder(mounted, model("good"))
     move, seen = os.replace, []
@@ -167,7 +167,7 @@ def test_an_empty_folder_needs_nothing_beside_it(mounted, monkeypatch):
     assert names(mounted) == ["config.json"]
 
 
-def test_a_file_is_written_where_its_link_leads(tmp_path):
+def test_file_is_written_through_its_link(tmp_path):
     (tmp_path / "disk").mkdir()
     (tmp_path / "table.csv").symlink_to("disk/table.csv")
     for words in ("good", "better"):

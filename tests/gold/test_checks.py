@@ -30,7 +30,7 @@ def test_a_shape_that_does_not_fit_is_named(shape, letters, sentence):
         checks.axes(x=(np.zeros(shape), letters))
 
 
-def test_floating_wants_one_dtype_of_the_allowed():
+def test_floating_requires_one_allowed_dtype():
     checks.floating("float32", "float64", x=np.zeros(2), y=np.zeros(3))
     with pytest.raises(DTypeError, match="x must be float32 or float64, got int64"):
         checks.floating("float32", "float64", x=np.zeros(2, int))

@@ -8,7 +8,7 @@ import trapline.gold as gold
 
 
 @pytest.mark.parametrize("name", gold.__all__)
-def test_a_public_name_is_what_its_home_defines(name):
+def test_public_names_are_defined_in_their_modules(name):
     home = importlib.import_module(f"trapline.gold.{gold._HOMES[name]}")
     assert getattr(gold, name) is getattr(home, name)
     assert name in dir(gold)

@@ -39,7 +39,7 @@ def test_batches_equal_the_oracle_token_for_token_and_call_for_call(random_model
         assert [sorted(c) for c in model.calls] == [sorted(c) for c in oracle.calls(want)]
 
 
-def test_a_prompt_gets_in_a_batch_what_it_gets_alone(random_model):
+def test_batching_does_not_change_results(random_model):
     settings = {"beam_width": 3, "max_new_tokens": 5, "eos_id": 1}
     prompts = [[0], [1, 2], [], [3, 3, 3]]
     together = beam_search(random_model(4, 4), prompts, **settings)
@@ -59,7 +59,7 @@ def test_policies_differ_where_they_should(table_model):
     assert best[HEURISTIC] == best[FIRST_FULL] == ([0], -2.0)
 
 
-def test_only_the_canonical_policy_lets_a_low_ranked_end_in(table_model):
+def test_only_the_canonical_policy_accepts_low_ranked_ends(table_model):
     entries = {(): {1: -1.0, 0: -2.0}, (1,): {2: -4.0}}
     settings = {"beam_width": 1, "max_new_tokens": 2, "eos_id": 0, "length_penalty": 0.0}
     got = {
@@ -70,7 +70,7 @@ def test_only_the_canonical_policy_lets_a_low_ranked_end_in(table_model):
     assert got[NEVER_EARLY] == [([1, 2], -5.0)]
 
 
-def test_a_full_pool_stops_only_the_impatient(table_model):
+def test_full_pool_stops_only_early_stopping(table_model):
     entries = {(): {0: -1.0, 1: -1.25}, (1,): {0: -0.25}}
     settings = {"beam_width": 1, "max_new_tokens": 3, "eos_id": 0}
     impatient = beam_search(table_model(entries), [[9]], policy=FIRST_FULL, **settings)
@@ -141,7 +141,7 @@ def test_the_n_best_are_the_first_of_all(random_model):
     assert some == everything[:2]
 
 
-def test_several_ends_are_one_end_of_the_summed_kind(random_model):
+def test_several_end_tokens_act_as_one(random_model):
     """With two ends a search must find what one whose ends are merged by hand would find."""
     law = random_model(7, 5).law
     (found,) = beam_search(
@@ -167,11 +167,11 @@ def test_names_of_policies():
     ]  # fmt: skip
 
 
-def test_an_empty_batch_asks_nothing():
+def test_empty_batch_does_not_call_the_model():
     assert beam_search(None, [], beam_width=1, max_new_tokens=1, eos_id=0) == []
 
 
-def test_prompts_are_left_alone(random_model):
+def test_prompts_are_not_modified(random_model):
     prompts = [[1, 2], [3]]
     beam_search(random_model(0, 4), prompts, beam_width=2, max_new_tokens=3, eos_id=0)
     assert prompts == [[1, 2], [3]]
@@ -215,7 +215,7 @@ def test_bad_prompts_are_refused(random_model, prompts):
 @pytest.mark.parametrize(
     "answer", [np.zeros((2, 4)), np.zeros(4), np.full((1, 4), np.nan), np.full((1, 4), np.inf)]
 )
-def test_a_broken_model_is_noticed(answer):
+def test_invalid_model_outputs_are_rejected(answer):
     model = SimpleNamespace(log_probs=lambda prefixes: answer)
     with pytest.raises(ValueError, match="log_probs"):
         beam_search(model, [[1]], beam_width=1, max_new_tokens=1, eos_id=0)

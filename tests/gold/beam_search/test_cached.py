@@ -75,7 +75,7 @@ PROMPTS = [[1, 2, 3, 4, 5, 6, 0, 1, 2], [3], [5, 5, 5, 2]]
 
 @pytest.mark.parametrize("policy", ["canonical", "hf", "vllm"])
 @pytest.mark.parametrize("seed", range(6))
-def test_cached_is_uncached(seed, policy):
+def test_cached_search_equals_uncached_search(seed, policy):
     settings = {
         "beam_width": 4, "max_new_tokens": 7, "eos_id": [0, 6], "length_penalty": 0.7,
         "policy": policy,
@@ -96,7 +96,7 @@ def test_a_prompt_is_stored_once_for_all_its_beams():
     assert model.computed <= 40 + 6 * 4
 
 
-def test_prompts_that_are_over_give_their_pages_back():
+def test_finished_prompts_free_their_pages():
     model = WithCache(2)
     beam_search(model, PROMPTS, beam_width=3, max_new_tokens=6, eos_id=[0, 1, 2, 3, 4])
     assert set(model.cache._counts) == set(model.seqs)  # rows of the last step, and no others

@@ -35,7 +35,7 @@ def slow(law, prompt, width, longest, eos, penalty):
 
 
 @pytest.mark.parametrize("penalty", [-1.0, 0.0, 0.7, 1.0, 2.0])
-def test_it_is_the_slow_oracle(random_model, penalty):
+def test_search_equals_the_slow_oracle(random_model, penalty):
     for seed in range(25):
         rng = np.random.default_rng([seed, 5])
         vocabulary, width, longest = (int(rng.integers(a, b)) for a, b in ((4, 9), (1, 4), (1, 6)))
@@ -64,7 +64,7 @@ def test_the_prompt_counts_in_the_length(table_model):
     assert [(beam.tokens, beam.score) for beam in found] == [((1, 0), -1.5), ((0,), -2.0)]
 
 
-def test_a_long_prompt_drowns_the_penalty(table_model):
+def test_long_prompt_weakens_the_penalty(table_model):
     """After 100 more tokens the same two are −2/101 and −3/102: the order turns."""
     entries = {(9,) * 100 + key: value for key, value in SHORT_OR_LONG.items()}
     settings = {"beam_width": 2, "max_new_tokens": 3, "eos_id": 0}

@@ -17,7 +17,7 @@ def test_arrays_go_through_float64_and_keep_their_dtype(dtype):
     assert gold.rms_norm(x, w).dtype == dtype
 
 
-def test_a_residual_is_added_and_handed_on():
+def test_residual_is_added_and_returned():
     rng = np.random.default_rng(0)
     x, residual = rng.standard_normal((2, 3, 8))
     y, total = gold.rms_norm(x, np.ones(8), residual=residual)

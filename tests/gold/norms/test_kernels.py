@@ -78,14 +78,14 @@ def test_every_configuration_compiles_for_hopper(compiled, dtype):
 
 
 @pytest.mark.parametrize("words", [4097, 5000, 6144, 8192, 10_000, 32_768, 65_536])
-def test_the_shares_of_a_team_cover_a_row(words):
+def test_shares_of_a_team_cover_a_row(words):
     share, members = backward.share_of(words), backward.members(words)
     assert share % 32 == 0
     assert share <= backward.TEAM.share
     assert share * (members - 1) < words <= share * members
 
 
-def test_kernels_are_launched_where_their_tensors_are(monkeypatch, entered):
+def test_kernels_launch_on_the_device_of_their_tensors(monkeypatch, entered):
     """Whichever device is current: a launch would go there, and read the other one's addresses."""
     import torch
 

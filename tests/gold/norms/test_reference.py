@@ -76,7 +76,7 @@ def test_autograd_agrees_with_differences():
 @pytest.mark.parametrize("rows", [0, 1, 4])
 @pytest.mark.parametrize("centred", [True, False])
 @pytest.mark.parametrize("bare", [True, False], ids=["bare", "affine"])
-def test_registered_operators_hold_what_they_declare(rows, centred, bare):
+def test_registered_operators_pass_opcheck(rows, centred, bare):
     x, residual = torch.randn(2, rows, 6)
     w, b = (None, None) if bare else torch.randn(2, 6)
     forward = (x, None if bare else residual, w, b, 1e-5, centred, "torch")
@@ -113,7 +113,7 @@ def test_without_weight_and_bias_nothing_is_scaled():
 
 
 @pytest.mark.parametrize("unused", ["y", "total", None])
-def test_gradients_come_through_the_norm_and_through_the_sum(unused):
+def test_gradients_flow_through_norm_and_sum(unused):
     x, gamma, residual_row, dy = tensors(torch.float64)
     x, residual = x.requires_grad_(), residual_row.expand(x.shape).clone().requires_grad_()
     y, total = norm(x, residual, gamma, None, 1e-6, "torch", centred=False)
@@ -154,7 +154,7 @@ def test_one_graph_under_compile():
         assert torch.equal(one, other)
 
 
-def test_second_derivatives_are_refused_not_left_out():
+def test_second_derivatives_raise():
     x = torch.randn(3, 8, requires_grad=True)
     y, _ = norm(x, None, None, None, 1e-5, "torch", centred=True)
     (dx,) = torch.autograd.grad(y.sum(), x, create_graph=True)

@@ -35,7 +35,7 @@ def test_tensors_agree_with_arrays():
 
 
 @pytest.mark.parametrize("vocabulary", [50, 5000])
-def test_logits_that_want_a_gradient_are_ranked_and_get_none(vocabulary):
+def test_logits_that_require_grad_get_no_gradient(vocabulary):
     torch = pytest.importorskip("torch")
     logits = torch.randn(2, vocabulary, generator=torch.manual_seed(0))
     want = softmax_topk(logits, 3)
@@ -44,7 +44,7 @@ def test_logits_that_want_a_gradient_are_ranked_and_get_none(vocabulary):
     assert all(torch.equal(one, other) for one, other in zip(got, want, strict=True))
 
 
-def test_bad_rows_are_refused_unless_the_caller_vouches_for_them():
+def test_bad_rows_are_rejected_unless_checks_are_off():
     torch = pytest.importorskip("torch")
     logits = torch.tensor([[0.0, torch.nan]])
     with pytest.raises(RangeError, match="NaN or"):

@@ -63,7 +63,7 @@ def test_every_16_bit_number_is_read_as_torch_reads_it(dtype):
 
 
 @needs_compiler
-def test_bad_rows_are_as_torch_has_them():
+def test_bad_rows_match_the_torch_path():
     logits = torch.randn(5, V, generator=torch.manual_seed(1))
     logits[0, [9999, 7]] = torch.nan
     logits[1, 4096:8192] = torch.nan
@@ -84,7 +84,7 @@ def test_bad_rows_are_as_torch_has_them():
 
 
 @needs_compiler
-def test_rows_may_be_strided_absent_and_shared_by_threads(monkeypatch):
+def test_strided_rows_no_rows_and_several_threads(monkeypatch):
     monkeypatch.setattr(native, "_LOGITS_A_THREAD", 1)
     wide = torch.randn(11, 2 * V, generator=torch.manual_seed(2))
     views = [wide[:, 3 : V + 3], wide[::2, :V], wide.T[:V].T, wide[:0, :V], wide[1:2, ::2]]
@@ -109,6 +109,6 @@ def test_logits_that_have_gradients_are_read_too():
     assert torch.equal(found.indices, logits.detach().topk(3).indices)
 
 
-def test_the_path_is_told(monkeypatch):
+def test_backend_is_reported(monkeypatch):
     monkeypatch.setattr(native, "unavailable", lambda: "switched off")
     assert reference.backend() == "torch: switched off"

@@ -136,7 +136,7 @@ def test_every_long_plan(k, rows):
 
 
 @pytest.mark.parametrize("k", [1, 64, 256, 1024])
-def test_a_million_and_beyond(k):
+def test_more_than_a_million_logits(k):
     for V in (500000, 1000000, 1000003, 3000001, 20000003):
         taking_turns(2, V, [k])
 
@@ -148,7 +148,7 @@ def test_every_batch(rows, V):
 
 
 @pytest.mark.parametrize("V", [1, 97, 1000])
-def test_all_of_a_row(V):
+def test_k_equal_to_the_row_length(V):
     for dtype in DTYPES:
         check(made("coarse", 4, V, dtype), V)
 
@@ -182,7 +182,7 @@ def test_strided_rows(V, dtype):
     check(made("normal", V, 6, dtype).T, 9)  # columns far apart
 
 
-def test_an_odd_beginning_at_the_end_of_memory():
+def test_unaligned_row_at_the_end_of_memory():
     """The last row ends with its storage, and no load of 16 bytes may go beyond."""
     check(made("normal", 16, 131072, torch.float16)[:, 1:], 20)
 
@@ -248,7 +248,7 @@ def test_two_streams_do_not_disturb_each_other():
             assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
-def test_what_cannot_be_ranked_is_refused():
+def test_unrankable_rows_are_rejected():
     x = torch.zeros(2, 5000, device="cuda")
     for k in (0, 5001):
         with pytest.raises(RangeError, match="k"):
@@ -263,7 +263,7 @@ def test_what_cannot_be_ranked_is_refused():
 
 
 @pytest.mark.parametrize("V", [600, 30000])
-def test_the_operator_holds_what_it_declares(V):
+def test_operator_passes_opcheck(V):
     from trapline.gold.softmax_topk.triton import topk as kernels
 
     operator = getattr(torch.ops, kernels.KERNELS).softmax_topk

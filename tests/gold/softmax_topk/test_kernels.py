@@ -122,7 +122,7 @@ def test_kernels_wait_for_each_other_only_where_the_gpu_can(monkeypatch, capabil
 
 
 @pytest.mark.parametrize("vocabulary", [100, 20000])
-def test_kernels_are_launched_where_their_logits_are(monkeypatch, entered, vocabulary):
+def test_kernels_launch_on_the_device_of_their_logits(monkeypatch, entered, vocabulary):
     """Whichever device is current: a launch would go there, and read the other one's addresses."""
     import torch
 
@@ -137,7 +137,7 @@ def test_kernels_are_launched_where_their_logits_are(monkeypatch, entered, vocab
     assert entered == []
 
 
-def test_rows_beyond_what_a_program_can_look_at_are_refused():
+def test_too_long_rows_are_rejected():
     import torch
 
     from trapline.gold.errors import RangeError

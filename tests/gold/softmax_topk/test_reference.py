@@ -29,7 +29,7 @@ def small_tiles(monkeypatch):
     ("vocabulary", "k"),
     [(1, 1), (16, 16), (17, 3), (100, 40), (61, 61), (1000, 1), (997, 5), (5000, 7), (4096, 16)],
 )
-def test_tiles_never_show(small_tiles, dtype, vocabulary, k):
+def test_results_do_not_depend_on_tiles(small_tiles, dtype, vocabulary, k):
     rng = np.random.default_rng(vocabulary)
     logits = np.round(rng.standard_normal((5, vocabulary)) * 4, 1).astype(dtype)  # many ties
     want = oracle.softmax_topk(logits, k, 0.7)
@@ -98,7 +98,7 @@ def test_strided_logits(small_tiles):
     assert np.allclose(got.log_probs, want.log_probs)
 
 
-def test_the_operator_holds_what_it_declares():
+def test_operator_passes_opcheck():
     torch.library.opcheck(
         reference.topk_operator,
         (torch.randn(3, 20), 4, torch.ones(3)),
@@ -116,7 +116,7 @@ def test_the_operator_holds_what_it_declares():
         ([-torch.inf, -torch.inf], False),
     ],
 )
-def test_the_row_maximum_tells_bad_rows(row, fine):
+def test_row_maximum_reveals_bad_rows(row, fine):
     found = reference.softmax_topk(torch.tensor([row]), 1, 1e-30)
     assert reference.every_row_has_a_softmax(found.row_max) is fine
 

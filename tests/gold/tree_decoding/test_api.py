@@ -30,7 +30,7 @@ def test_trees_equal_the_oracle(seed, levels):
         np.testing.assert_array_equal(got.parents, want[1])
 
 
-def test_a_large_tree_leaves_nothing_heavier_out():
+def test_large_tree_contains_the_heaviest_nodes():
     log_q = np.log(np.random.default_rng(0).dirichlet(np.full(200, 0.1), size=6) + 1e-12)
     tokens, parents = build_tree(log_q, 300)
     depth = numpy_tree.depths(parents)
@@ -65,7 +65,7 @@ def test_masks_verdicts_and_caches_equal_the_oracle(seed):
     np.testing.assert_array_equal(kept, oracle.compact(kv, seed, verdict.path))
 
 
-def test_rounding_never_says_the_impossible():
+def test_rounding_never_emits_impossible_tokens():
     law = np.array([[0.1] * 10 + [0.0, 0.0]])
     assert verify_sampled([], [], law, np.array([np.nextafter(1.0, 0.0)])).bonus == 9
 

@@ -67,7 +67,7 @@ def ask(target, rows, tokens, parents):
 
 @torch.no_grad()
 @pytest.mark.parametrize("family", FAMILIES)
-def test_each_node_s_logits_are_those_of_a_plain_forward_over_its_path(family):
+def test_node_logits_match_a_plain_forward_over_the_path(family):
     decoder = random_decoder(family)
     rng = np.random.default_rng(0)
     prompts = [[4], [7, 2, 9, 1, 0, 3, 3, 8], [5, 6, 1]]
@@ -85,7 +85,7 @@ def test_each_node_s_logits_are_those_of_a_plain_forward_over_its_path(family):
 @torch.no_grad()
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("seed", range(3))
-def test_after_a_commit_the_next_logits_are_those_of_a_fresh_prefill(family, seed):
+def test_logits_after_a_commit_match_a_fresh_prefill(family, seed):
     """Random trees, random branches of them, three rounds in a row."""
     decoder = random_decoder(family)
     rng = np.random.default_rng(seed)
@@ -108,7 +108,7 @@ def test_after_a_commit_the_next_logits_are_those_of_a_fresh_prefill(family, see
         torch.testing.assert_close(fresh, torch.cat(run.features, dim=-1), atol=1e-5, rtol=1e-5)
 
 
-def test_features_are_the_outputs_of_the_layers_named():
+def test_features_are_outputs_of_the_named_layers():
     """Counted from 0, without the embedding: a hook on the layer sees the same."""
     decoder = random_decoder("llama")
     heard = []
@@ -120,7 +120,7 @@ def test_features_are_the_outputs_of_the_layers_named():
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=ON_A_GPU)])
 @pytest.mark.parametrize("mode", ["chain", "tree"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_answers_are_those_of_plain_decoding(family, mode, device):
+def test_answers_equal_plain_decoding(family, mode, device):
     """Of a CPU. Each row has a cache of its own, and a tree's mask reads it as it lies."""
     decoder = random_decoder(family)
     rng = np.random.default_rng(5)
@@ -139,7 +139,7 @@ def test_answers_are_those_of_plain_decoding(family, mode, device):
     assert done.tokens == want
 
 
-def test_pages_of_a_pool_do_as_well_and_come_back():
+def test_pages_of_a_pool_work_and_are_freed():
     decoder = random_decoder("llama")
     pool = Pool(decoder.config, 40, 4, torch.float32, torch.device("cpu"))
     rng = np.random.default_rng(6)
@@ -157,7 +157,7 @@ def test_pages_of_a_pool_do_as_well_and_come_back():
 
 
 @torch.no_grad()
-def test_keeping_a_path_in_a_pool_copies_what_others_share():
+def test_keeping_a_path_copies_shared_pages():
     decoder = random_decoder("llama")
     pool = Pool(decoder.config, 12, 4, torch.float32, torch.device("cpu"))
     first = pool.open()
@@ -175,7 +175,7 @@ def test_keeping_a_path_in_a_pool_copies_what_others_share():
     assert pool.book.free_pages == 12
 
 
-def test_an_answer_may_fill_the_context_to_the_last_position():
+def test_answer_may_fill_the_context():
     decoder = random_decoder("llama")
     done = generate(DecoderTarget(decoder), PromptLookup(19), [[1] * 50], max_new_tokens=14)
     assert done.tokens == plain(decoder, [[1] * 50], max_new_tokens=14)

@@ -110,7 +110,7 @@ def test_a_block_sees_nothing_at_or_behind_its_anchor():
 
 
 @torch.no_grad()
-def test_the_anchor_s_own_slot_predicts_nothing():
+def test_slot_of_the_anchor_predicts_nothing():
     """Row k of a draft is slot k + 1 of the block: what training judges by token k + 1."""
     target = random_target()
     model = fresh(drafter_config(target.config, layers=2, block=4, mask_id=MASK), 1)
@@ -133,7 +133,7 @@ def test_positions_keep_their_precision_in_sixteen_bits():
 
 
 @torch.no_grad()
-def test_blocks_attend_as_one_masked_softmax_would():
+def test_block_attention_equals_masked_softmax():
     """Anchors 1 and 3 of four context rows, blocks of two: the mask written out by hand."""
     luck = torch.Generator().manual_seed(0)
     q = torch.randn(1, 2, 2, 4, 8, generator=luck)
@@ -155,7 +155,7 @@ def test_blocks_attend_as_one_masked_softmax_would():
     torch.testing.assert_close(found.flatten(1, 2), want.transpose(1, 2))
 
 
-def test_anchors_stand_where_something_of_the_target_follows():
+def test_anchors_are_followed_by_target_tokens():
     texts = [Text([1, 2, 3, 4, 5], 2), Text([6, 7, 8], 1)]
     lesson = Lesson(texts, random_target(), (0,))
     luck = torch.rand((2, 201), generator=torch.Generator().manual_seed(0))
@@ -170,7 +170,7 @@ def test_anchors_stand_where_something_of_the_target_follows():
 
 @torch.no_grad()
 @pytest.mark.parametrize("window", [None, 3])
-def test_a_lesson_holds_what_the_target_s_layers_and_head_say(window):
+def test_lesson_holds_features_and_logits_of_the_target(window):
     target, texts = random_target(window=window), [Text([1, 2, 3, 4, 5], 2), Text([6, 7, 8], 1)]
     lesson = Lesson(texts, target, (0, 2))
     for number, text in enumerate(texts):
@@ -186,7 +186,7 @@ def test_a_lesson_holds_what_the_target_s_layers_and_head_say(window):
     torch.testing.assert_close(said[1], want[2:4])
 
 
-def test_answers_of_many_rows_are_the_target_s():
+def test_bulk_answers_equal_those_of_the_target():
     target, prompts = random_target(), random_prompts(6, 5)
     options = {"max_new_tokens": 12, "batch": 3}
     texts = regenerate_in_bulk(target, prompts, temperatures=(0.0,), **options)
@@ -199,7 +199,7 @@ def test_answers_of_many_rows_are_the_target_s():
 
 
 @torch.no_grad()
-def test_sampled_answers_of_many_rows_have_the_target_s_law():
+def test_sampled_bulk_answers_follow_the_target_distribution():
     target = random_target()
     rows = 4000
     said = EqualRows(target, rows, 5, seed=3).answer(torch.tensor([[3, 1, 4]] * rows), 1, (0.7,))
@@ -209,7 +209,7 @@ def test_sampled_answers_of_many_rows_have_the_target_s_law():
     assert bool(((found - law).abs() <= 5 * (law * (1 - law) / rows).sqrt() + 1e-3).all())
 
 
-def test_soft_labels_weigh_the_target_s_law():
+def test_soft_labels_use_the_target_distribution():
     """With labels that are the law's own surest tokens, soft and hard losses differ by the rest."""
     target = random_target()
     model = fresh(drafter_config(target.config, layers=1, block=4, mask_id=MASK), 1)
@@ -236,7 +236,7 @@ def test_both_optimisers_learn(optimiser):
     assert last < 0.95 * first
 
 
-def test_what_comes_before_a_loop_is_kept():
+def test_text_before_a_loop_is_kept():
     loop = Text([1, 2, *range(3, 20), *range(3, 20)], 2)
     assert before_loops(loop) == Text([1, 2, *range(3, 20), *range(3, 10)], 2)
     straight = Text([1, 1, 1, *range(30)], 1)
@@ -259,7 +259,7 @@ def test_layers_are_spread_over_the_target():
     assert spread_layers(4, 1) == (3,)
 
 
-def test_a_trained_drafter_drafts_and_the_answers_stay_the_target_s(pair):
+def test_trained_drafter_keeps_the_answers_of_the_target(pair):
     target, model, losses = pair
     assert losses[-1] < 0.7 * losses[0]
     prompts = random_prompts(12, 2)
@@ -311,7 +311,7 @@ def test_500_prompts_of_the_trained_pair_have_the_ids_of_plain_decoding(pair, mo
 
 
 @torch.no_grad()
-def test_what_was_rejected_leaves_no_trace_in_the_next_draft(pair):
+def test_rejected_tokens_do_not_affect_the_next_draft(pair):
     """The draft after some rounds equals the draft of a drafter that starts with that text."""
     target, model, _ = pair
     drafter = DFlashDrafter(model, target)
@@ -369,7 +369,7 @@ def test_checkpoints_round_trip_and_name_what_is_wrong(pair, tmp_path):
         checkpoint.load(tmp_path)
 
 
-def test_what_does_not_fit_together_is_refused_by_name():
+def test_mismatched_models_are_rejected():
     target = random_target()
     other = drafter_config(random_target(vocab=30).config, mask_id=29)
     with pytest.raises(ShapeError, match="vocabulary of 30 is not the target's 24"):

@@ -146,7 +146,7 @@ def test_busy_rate_and_busy_tau_cover_the_same_time(monkeypatch):
     assert done.busy_tokens / done.busy_passes > 1.005 * done.tau
 
 
-def test_plain_decoding_needs_one_look():
+def test_plain_decoding_reads_the_device_once():
     kind = type("Plain", (CountedRounds,), {"lengths": [[1] * TOKENS] * 3, "deepest": 0})
     host = CountedGenerator(CPU_TARGET, None, RoundsConfig(3, 256), rounds=kind)
     host.generate([[0], [1], [2]], max_new_tokens=TOKENS)

@@ -382,7 +382,7 @@ def test_which_products_the_hopper_kernels_serve(change, served, monkeypatch):
 
 
 @pytest.mark.parametrize("temperature", gpu((0.0,), (1.0,)))
-def test_bulk_answers_are_the_target_s(temperature):
+def test_bulk_answers_equal_plain_decoding(temperature):
     target, _ = models(torch.float32, layers=2)
     prompts = [[3, 4, 5 + number] for number in range(6)]
     texts = regenerate_in_bulk(

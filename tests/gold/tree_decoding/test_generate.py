@@ -63,7 +63,7 @@ def test_10_000_prompts_have_the_ids_of_plain_decoding(tables, name, mode):
     equal_to_plain(tables, name, mode, 10_000, 2)
 
 
-def test_a_right_drafter_needs_as_few_passes_as_there_can_be(tables):
+def test_perfect_drafter_needs_the_fewest_passes(tables):
     target = table_target(tables)
     drafter = make_drafter(tables, "right", target)
     done = generate(target, drafter, [[1, 2]], max_new_tokens=13, mode="chain", budget=5)
@@ -91,7 +91,7 @@ def test_a_stop_token_inside_a_block_ends_the_answer_there(tables):
     assert [burst.last for burst in bursts] == [False] * (len(bursts) - 1) + [True]
 
 
-def test_rows_that_wait_their_turn_answer_as_if_alone(tables):
+def test_waiting_rows_answer_as_if_alone(tables):
     target = table_target(tables, 4)
     drafter = make_drafter(tables, "random", target)
     prompts = random_prompts(7, 5)
@@ -101,7 +101,7 @@ def test_rows_that_wait_their_turn_answer_as_if_alone(tables):
 
 
 @pytest.mark.parametrize("mode", ["chain", "tree"])
-def test_penalties_count_each_node_s_own_history(tables, mode):
+def test_penalties_use_the_history_of_each_node(tables, mode):
     """Against a loop that knows nothing of trees: the penalty of the text so far."""
     target = table_target(tables, 6)
     rule = Penalties(repetition=1.3, presence=0.7, frequency=0.4)
@@ -131,7 +131,7 @@ def test_penalties_count_each_node_s_own_history(tables, mode):
 
 @pytest.mark.parametrize("mode", ["chain", "tree"])
 @pytest.mark.parametrize("name", ["right", "random"])
-def test_the_same_seed_gives_the_same_text_however_it_was_drafted(tables, name, mode):
+def test_seed_determines_the_text_for_any_drafter(tables, name, mode):
     target = table_target(tables, 8)
     prompts = random_prompts(30, 9)
     ways = [Sampling(temperature=1.2, top_p=0.9, seed=number) for number in range(30)]

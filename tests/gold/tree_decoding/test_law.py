@@ -160,7 +160,7 @@ class StaleResidual(Drawn):
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("verifier", [SampleAndMatch(), Drawn(True), Drawn(False)])
-def test_the_output_s_law_is_the_target_s(verifier, seed):
+def test_output_follows_the_target_distribution(verifier, seed):
     assert distance(verifier, seed) < 1e-12
 
 
@@ -180,7 +180,7 @@ def eighths(tables):
 
 @pytest.mark.parametrize("mode", ["chain", "tree"])
 @pytest.mark.parametrize("name", ["right", "random", "repeating"])
-def test_generation_over_all_numbers_of_a_grid_has_the_exact_law(tables, monkeypatch, name, mode):
+def test_generation_over_a_grid_has_the_exact_distribution(tables, monkeypatch, name, mode):
     """Laws of eighths, three tokens, one number of eight in each position: 512 answers."""
     laws, target = eighths(tables)
     numbers = (torch.tensor(list(itertools.product(range(8), repeat=3))) + 0.5) / 8
@@ -221,7 +221,7 @@ def interval(logits, token, temperature, top_k=VOCAB, top_p=1.0):
     [{"temperature": 0.5}, {"temperature": 1.5, "top_p": 0.8}, {"temperature": 1.0, "top_k": 2}],
 )
 @pytest.mark.parametrize("mode", ["chain", "tree"])
-def test_every_answer_owns_the_numbers_of_its_probability(tables, monkeypatch, mode, way):
+def test_grid_numbers_per_answer_match_its_probability(tables, monkeypatch, mode, way):
     """Both ends and the middle of every interval of the inverted law, for every answer."""
     target = tables.Target(np.random.default_rng(2).standard_normal((tables.size, VOCAB)))
     cases = []

@@ -64,7 +64,7 @@ def test_verification_follows_parents():
     assert oracle.verify_tree([], [], [3]) == ([], 3)
 
 
-def test_samples_over_an_even_grid_follow_the_law():
+def test_samples_over_an_even_grid_follow_the_distribution():
     law = np.array([3, 0, 1, 4]) / 8
     picks = [oracle.pick(law, (step + 0.5) / 8) for step in range(8)]
     assert np.bincount(picks, minlength=4).tolist() == [3, 0, 1, 4]
@@ -77,7 +77,7 @@ def test_compaction():
 
 
 @pytest.mark.parametrize("budget", [0, 1, 4, 40])
-def test_generation_is_greedy_whatever_the_drafter_says(budget):
+def test_generation_is_greedy_with_any_drafter(budget):
     def law(prefix):
         return np.random.default_rng([5, *prefix]).random(4)
 

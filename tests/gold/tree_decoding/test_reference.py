@@ -34,25 +34,25 @@ def same_as_the_heap(log_q, budget, dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("seed", range(60))
-def test_levels_give_the_heap_s_tree_ties_included(seed, dtype):
+def test_levels_equal_the_heap_with_ties(seed, dtype):
     rng = np.random.default_rng(seed)
     same_as_the_heap(random_draft(rng), int(rng.integers(1, 70)), dtype)
 
 
 @pytest.mark.full
-def test_levels_give_the_heap_s_tree_many_times():
+def test_levels_equal_the_heap_many_times():
     rng = np.random.default_rng(1)
     for _ in range(5_000):
         same_as_the_heap(random_draft(rng), int(rng.integers(1, 70)), torch.float64)
 
 
-def test_a_large_draft_gives_the_heap_s_tree():
+def test_levels_equal_the_heap_for_a_large_draft():
     logits = torch.randn(2, 15, 1000, generator=torch.Generator().manual_seed(0)) * 3
     log_q = torch.log_softmax(logits, dim=-1)
     same_as_the_heap(log_q.numpy(), 256, torch.float32)
 
 
-def test_equal_values_are_ranked_by_token_whatever_their_sign_of_zero():
+def test_signed_zeros_are_ranked_by_token():
     log_q = torch.tensor([[[-0.0, 0.0, -1.0, -torch.inf, -1.0]]])
     _, order = reference.ranked(log_q, 5)
     assert order[0, 0].tolist() == [0, 1, 2, 4, 3]
@@ -124,7 +124,7 @@ def test_rejection_equals_the_oracle(seed, replacement):
     assert (unpadded(path), int(bonus)) == want
 
 
-def test_the_tensors_of_a_batch_do_not_disturb_each_other():
+def test_rows_of_a_batch_are_independent():
     rng = np.random.default_rng(3)
     log_q = torch.tensor(-rng.integers(1, 30, (4, 3, 5)) / 8.0)
     together = build_tree(log_q, 9)
@@ -134,7 +134,7 @@ def test_the_tensors_of_a_batch_do_not_disturb_each_other():
         assert torch.equal(together.parents[row], alone.parents)
 
 
-def test_the_oracle_s_rejection_with_equal_laws_accepts_everything():
+def test_rejection_with_equal_distributions_accepts_everything():
     class Sure:
         def coin(self, node, probability):
             return probability >= 1.0
