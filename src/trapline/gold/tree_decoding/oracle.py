@@ -1,7 +1,7 @@
-"""Tree decoding by the letter of its contract, for reading: every prefix is written out.
+"""Tree decoding in its most literal form: every prefix is enumerated.
 
 L depths, V vocabulary, N nodes. Node i of a tree is `tokens[i]` below node `parents[i]`; −1 is the
-root, the last committed token. Of whatever is indexed by nodes, row 0 belongs to the root and row
+root, the last committed token. In arrays with one row per node, row 0 belongs to the root and row
 i + 1 to node i.
 """
 
@@ -28,7 +28,7 @@ class Decoded(NamedTuple):
 
 
 def all_prefixes(log_q: np.ndarray) -> dict[tuple[int, ...], float]:
-    """Every sequence of possible tokens of every depth, with the sum of its log-probabilities."""
+    """Every prefix of non-zero probability of every depth, with its log-probability."""
     weights: dict[tuple[int, ...], float] = {}
     depths, vocabulary = log_q.shape
     for depth in range(1, depths + 1):
@@ -42,10 +42,10 @@ def all_prefixes(log_q: np.ndarray) -> dict[tuple[int, ...], float]:
 
 
 def build_tree(log_q: np.ndarray, budget: int) -> tuple[np.ndarray, np.ndarray]:
-    """The `budget` heaviest prefixes of non-zero probability, one after the other.
+    """The `budget` likeliest prefixes, added one after the other.
 
-    A prefix is never heavier than its parent, so the heaviest that is left always has its parent
-    in the tree already. Ties: lower depth, lower parent, lower token.
+    A prefix is never likelier than its parent, so the likeliest remaining one has its parent in
+    the tree already. Ties: lower depth, lower parent, lower token.
     """
     return _heaviest(all_prefixes(log_q), budget)
 
@@ -66,7 +66,7 @@ def _heaviest(weights: dict[tuple[int, ...], float], budget: int) -> tuple[np.nd
 
 
 def ancestors(parents: Sequence[int], node: int) -> list[int]:
-    """The nodes from just below the root down to `node` itself."""
+    """The nodes on the path from the root (excluded) to `node` (included)."""
     path: list[int] = []
     while node != -1:
         path.append(node)
@@ -75,7 +75,7 @@ def ancestors(parents: Sequence[int], node: int) -> list[int]:
 
 
 def tree_mask(parents: Sequence[int], prefix_len: int) -> np.ndarray:
-    """Who may look at whom: (N+1, prefix_len+N+1), columns prefix, root, nodes."""
+    """(N+1, prefix_len+N+1), True where a row sees a column; columns are prefix, root, nodes."""
     count = len(parents)
     mask = np.zeros((count + 1, prefix_len + count + 1), dtype=bool)
     mask[0, : prefix_len + 1] = True
@@ -89,7 +89,7 @@ def tree_mask(parents: Sequence[int], prefix_len: int) -> np.ndarray:
 def verify_tree(
     tokens: Sequence[int], parents: Sequence[int], choices: Sequence[int]
 ) -> tuple[list[int], int]:
-    """A node is accepted when every step from the root to it is what the target picked there."""
+    """Accepts a node if every token on its path is the target's choice; path and bonus token."""
     accepted = [
         node
         for node in range(len(tokens))
@@ -101,7 +101,7 @@ def verify_tree(
 
 
 def pick(probabilities: np.ndarray, uniform: float) -> int:
-    """The first token whose cumulative probability exceeds the number; never an impossible one."""
+    """The first token whose cumulative probability exceeds `uniform`; never an impossible one."""
     cumulative = 0.0
     possible = [token for token, p in enumerate(probabilities.tolist()) if p > 0.0]
     for token in possible:
@@ -114,20 +114,20 @@ def pick(probabilities: np.ndarray, uniform: float) -> int:
 def verify_sampled(
     tokens: Sequence[int], parents: Sequence[int], probs: np.ndarray, uniforms: Sequence[float]
 ) -> tuple[list[int], int]:
-    """Verification against one sample of the target at every row."""
+    """Verification against one sample of the target per row."""
     choices = [pick(row, float(u)) for row, u in zip(probs, uniforms, strict=True)]
     return verify_tree(tokens, parents, choices)
 
 
 def compact(kv: np.ndarray, prefix_len: int, path: Sequence[int]) -> np.ndarray:
-    """The rows that stay: prefix, root, and the path's nodes in its order."""
+    """The rows to keep: prefix, root, and the nodes of the path in order."""
     rows = [kv[..., row, :] for row in range(prefix_len + 1)]
     rows += [kv[..., prefix_len + 1 + node, :] for node in path]
     return np.stack(rows, axis=-2)
 
 
 def greedy(law: Law, prompt: Sequence[int], max_new_tokens: int, eos_id: int) -> list[int]:
-    """What the target says alone, one token a pass; a tie goes to the lower token."""
+    """Plain decoding of the target, one token a pass; a tie goes to the lower token."""
     tokens: list[int] = []
     while len(tokens) < max_new_tokens and eos_id not in tokens:
         tokens.append(int(np.argmax(law((*prompt, *tokens)))))
@@ -143,7 +143,7 @@ def generate(
     eos_id: int,
     budget: int,
 ) -> Decoded:
-    """Round by round: the output is the target's own; the drafts only decide how fast it comes."""
+    """Round by round: the output is that of the target; drafts only change the number of passes."""
     output = greedy(law, prompt, max_new_tokens, eos_id)
     done = accepted = 0
     prefixes: list[tuple[int, ...]] = []
@@ -153,13 +153,13 @@ def generate(
         tokens, parents = build_tree(draft(prefix), budget)
         drafted = _longest_branch(tokens, parents, output[done:])
         accepted += drafted
-        # Beside the drafted tokens each pass gives one more: the target's pick at the last node.
+        # Each pass also gives the target's choice at the last accepted node.
         done = min(done + drafted + 1, len(output))
     return Decoded(output, len(prefixes), accepted, prefixes)
 
 
 def _longest_branch(tokens: np.ndarray, parents: np.ndarray, continuation: list[int]) -> int:
-    """How much of the continuation is a branch of the tree."""
+    """Number of tokens of the continuation that are a branch of the tree."""
     branches = {
         tuple(int(tokens[n]) for n in ancestors(parents.tolist(), node))
         for node in range(len(tokens))
@@ -169,13 +169,13 @@ def _longest_branch(tokens: np.ndarray, parents: np.ndarray, continuation: list[
 
 
 class Chance(Protocol):
-    """Where a verifier's luck comes from: a test enumerates it, a program draws it."""
+    """The source of randomness of a verifier: a test enumerates it, a program draws it."""
 
     def coin(self, node: int, probability: float) -> bool:
-        """Is this node accepted? True with this probability."""
+        """Whether this node is accepted: True with this probability."""
 
     def draw(self, law: np.ndarray) -> int:
-        """A token of this law."""
+        """A token drawn from this distribution."""
 
 
 def verify_rejection(
@@ -189,11 +189,11 @@ def verify_rejection(
 ) -> tuple[list[int], int]:
     """Lossless verification of a tree whose nodes were *drawn*: multi-round rejection.
 
-    Row 0 of `draft` and `target` (N+1, V) belongs to the root: the law from which its children
-    were drawn, in the order of the arrays, and the target's law. A child x is accepted with
-    probability min(1, p(x) / q(x)); after a refusal what is left to say is (p − q)⁺, scaled to 1.
-    Children drawn without replacement have the law q without their elder siblings. The bonus is
-    drawn from what is left where the walk ends.
+    Row 0 of `draft` and `target` (N+1, V) belongs to the root: the distribution q from which its
+    children were drawn, in the order of the arrays, and the target's distribution p. A child x is
+    accepted with probability min(1, p(x) / q(x)); after a rejection p becomes (p − q)⁺, normalised.
+    Without replacement, q excludes the earlier siblings. The bonus token is drawn from the p of
+    the last accepted node.
     """
     path: list[int] = []
     node = -1
@@ -216,6 +216,6 @@ def verify_rejection(
 
 
 def _scaled(law: np.ndarray, otherwise: np.ndarray) -> np.ndarray:
-    """The law scaled to 1; where rounding left nothing of it, the one before."""
+    """Normalised; `otherwise` if rounding left only zeros."""
     total = float(law.sum())
     return np.asarray(law / total) if total > 0.0 else otherwise

@@ -2,8 +2,8 @@
 
     python -m trapline.gold.tree_decoding.train --target ./model --text ./prompts --out ./drafter
 
-The target answers prompts cut from the text, the drafter learns from these answers. A tiny model
-takes less than a minute on a CPU, one of 30 M parameters some minutes on one GPU.
+The target answers prompts taken from the text, and the drafter learns from these answers. A tiny
+model takes less than a minute on a CPU, one of 30 M parameters some minutes on one GPU.
 """
 
 import argparse
@@ -14,7 +14,7 @@ from typing import Any
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The command; 0, or 2 with one sentence about what was wrong."""
+    """Runs the command; returns 0, or 2 after printing one sentence about the error."""
     options = _parser().parse_args(arguments)
     try:
         run(options)
@@ -25,7 +25,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Loads, regenerates, trains, saves; says how far it is."""
+    """Loads the target, generates answers, trains, saves; prints its progress."""
     from trapline.gold.decoder.api import Decoder
     from trapline.gold.tree_decoding import checkpoint, training
     from trapline.gold.tree_decoding.drafter import drafter_config
@@ -55,7 +55,7 @@ def run(options: argparse.Namespace) -> None:
         seed=options.seed,
     )
     said = sum(len(text.tokens) - text.start for text in texts)
-    _say(f"the target said {said} tokens in {time.perf_counter() - started:.1f} s")
+    _say(f"the target generated {said} tokens in {time.perf_counter() - started:.1f} s")
     model = training.fresh(shape, options.seed).to(options.device)
     losses = training.train(model, target, texts, how, _progress(how.steps))
     checkpoint.save(model, options.out)
@@ -64,13 +64,13 @@ def run(options: argparse.Namespace) -> None:
 
 
 def _prompts(options: argparse.Namespace, mask_id: int) -> list[list[int]]:
-    """Beginnings of the text's documents, as many tokens each as asked for."""
+    """The first `--prompt` tokens of each document of the text."""
     from trapline.gold.errors import RangeError
     from trapline.gold.ternary.training.data import read_documents
 
     file = options.target / "tokenizer.json"
     if not file.is_file():
-        raise RangeError(f"{options.target} has no tokenizer.json")
+        raise RangeError(f"{options.target} has no tokenizer.json; --target must be a checkpoint")
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(file))
@@ -82,7 +82,10 @@ def _prompts(options: argparse.Namespace, mask_id: int) -> list[list[int]]:
         if len(prompts) == options.prompts:
             break
     if not prompts:
-        raise RangeError("the text gives no prompt")
+        raise RangeError(
+            f"no document of {options.text} gives a prompt without the mask id {mask_id}; "
+            "give more text or another --mask-id"
+        )
     return prompts
 
 
@@ -105,19 +108,19 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--target", type=Path, required=True, help="checkpoint folder, with tokenizer.json")
     add("--text", type=Path, nargs="+", required=True, help="text files or folders for prompts")
-    add("--out", type=Path, required=True, help="where the drafter goes")
-    add("--layers", type=int, default=2, help="of the drafter")
+    add("--out", type=Path, required=True, help="folder for the drafter")
+    add("--layers", type=int, default=2, help="layers of the drafter")
     add("--block", type=int, default=8, help="slots of a block, the anchor included")
-    add("--mask-id", type=int, default=None, help="a token no prompt has; the last one by default")
-    add("--prompts", type=int, default=256, help="how many answers to learn from")
+    add("--mask-id", type=int, default=None, help="a token that no prompt has; default: the last")
+    add("--prompts", type=int, default=256, help="number of answers to learn from")
     add("--prompt", type=int, default=16, help="tokens of a prompt")
     add("--answer", type=int, default=64, help="tokens of an answer")
     add("--temperature", type=float, nargs="+", default=[0.0], help="of the answers, in turn")
     add("--steps", type=int, default=300)
-    add("--batch", type=int, default=8, help="texts a step")
-    add("--anchors", type=int, default=16, help="blocks a text")
+    add("--batch", type=int, default=8, help="texts per step")
+    add("--anchors", type=int, default=16, help="blocks per text")
     add("--learning-rate", type=float, default=6e-4)
-    add("--decay", type=float, default=4.0, help="γ of the slots' weights")
+    add("--decay", type=float, default=4.0, help="γ: slot k has the weight exp(−(k − 1)/γ)")
     add("--seed", type=int, default=0)
     add("--device", default="cpu", help="cpu or cuda")
     return parser
