@@ -82,8 +82,9 @@ def _prompts(options: argparse.Namespace, mask_id: int) -> list[list[int]]:
         if len(prompts) == options.prompts:
             break
     if not prompts:
+        names = ", ".join(map(str, options.text))
         raise RangeError(
-            f"no document of {options.text} gives a prompt without the mask id {mask_id}; "
+            f"no document of {names} gives a prompt without the mask id {mask_id}; "
             "give more text or another --mask-id"
         )
     return prompts

@@ -21,7 +21,7 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from trapline.gold.device import launched
 from trapline.gold.gluon_compat import async_load
 
-#: The bits of −0.0, which adds nothing, as 0.0 does. Written as a float it would lose its sign.
+#: The bits of −0.0, which adds nothing, as 0.0 does. A float literal would lose the sign.
 MINUS_ZERO = gl.constexpr(-(1 << 31))
 
 
@@ -133,7 +133,7 @@ def ask(
     x, dy, mean, rstd, x_ring, dy_ring, mean_ring, rstd_ring, place, row, x_row, dy_row, at, mine,
     M, only: gl.constexpr,
 ):  # fmt: skip
-    """A member's share of a row and its statistics into their place; zeros beyond the rows."""
+    """Starts copying a program's share of a row, and its statistics, into a slot of the ring."""
     inside = mine & (row < M)
     async_load(x_ring.index(place), x + row * x_row + at, mask=inside)
     here = dy + row * dy_row + at
@@ -150,7 +150,7 @@ def row_at(
     x_ring, dy_ring, mean_ring, rstd_ring, place, layout: gl.constexpr, only: gl.constexpr,
     KIND: gl.constexpr, CENTRED: gl.constexpr,
 ):  # fmt: skip
-    """What is in a place: x and dy in float32, mean and 1/√(variance + eps)."""
+    """The row in a slot of the ring: x and dy in float32, mean and 1/√(variance + eps)."""
     values = halves_of(x_ring.index(place).load(layout), KIND)
     grads = halves_of(dy_ring.index(place).load(layout), KIND)
     row_mean = 0.0
@@ -170,7 +170,7 @@ def weights_of(w, at, mine, KIND: gl.constexpr):
 
 @gluon.jit
 def through_of(dtotal, row, dtotal_row, at, inside):
-    """The words of a gradient that comes through the sum, if there is one."""
+    """The words of the gradient of the sum x + residual, if there is one."""
     words = ()
     if dtotal is not None:
         words += (gl.load(dtotal + row * dtotal_row + at, mask=inside, other=0),)
@@ -219,7 +219,7 @@ def second_look(
     values, grads, wide, through, row_mean, row_rstd, along, level,
     WIDTH: gl.constexpr, HALVES: gl.constexpr,
 ):  # fmt: skip
-    """dx = rstd · (g − mean(g) − centred · rstd² · mean(g · centred)), and what came through."""
+    """dx = rstd · (g − mean(g) − centred · rstd² · mean(g · centred)) + gradient of the sum."""
     scale = along * row_rstd * row_rstd * row_rstd / (WIDTH * HALVES)
     shift = level * row_rstd / (WIDTH * HALVES)
     steps = ()

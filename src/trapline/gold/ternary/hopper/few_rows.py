@@ -58,7 +58,7 @@ def zero_codes(x, sums, BF16: gl.constexpr):
 
 @gluon.jit
 def wait_for_the_kernel_before():
-    """What it wrote can be read from here on; and the kernel after this one may come in."""
+    """Waits for the results of the previous kernel and lets the next one start."""
     gl.inline_asm_elementwise(
         "griddepcontrol.wait; griddepcontrol.launch_dependents; mov.b32 $0, 0;",
         "=r", [], dtype=gl.int32, is_pure=False, pack=1,
@@ -79,7 +79,7 @@ def lanes(WARPS: gl.constexpr):
 
 @gluon.jit
 def places(planes, scales, tile, first, lane, N, GROUPS: gl.constexpr, EACH: gl.constexpr):
-    """Where the lane's words and scales from group `first` on are, of both rows.
+    """Addresses of the lane's words and scales from group `first` on, for both rows.
 
     Where the matrix ends before, the last row is read again; the last groups are read by two warps
     where they cannot be dealt evenly, and count for the one with activations for them.
@@ -119,7 +119,7 @@ def load_both(low, high):
 
 @gluon.jit
 def load_scales(at, c, GROUPS: gl.constexpr, M: gl.constexpr, EACH: gl.constexpr):
-    """Of the lane's two columns of each set, for both rows."""
+    """Scales of the lane's two columns of each set, for both rows."""
     factors = ()
     for s in gl.static_range((EACH * M + 7) // 8):
         for column in gl.static_range(2):
@@ -130,7 +130,7 @@ def load_scales(at, c, GROUPS: gl.constexpr, M: gl.constexpr, EACH: gl.constexpr
 
 @gluon.jit
 def load_x(x, first, lane, given, GROUPS: gl.constexpr, M: gl.constexpr, EACH: gl.constexpr):
-    """16 registers a set of 8 columns; column g is a group and a row of x. Zeros where is none."""
+    """16 registers a set of 8 columns; column g is a group and a row of x, zeros beyond them."""
     begin = gl.minimum(first, GROUPS - EACH)
     m = lane[1] % M
     loaded = ()
@@ -156,7 +156,7 @@ def load_x(x, first, lane, given, GROUPS: gl.constexpr, M: gl.constexpr, EACH: g
 
 @gluon.jit
 def offset(x, none, S: gl.constexpr, BF16: gl.constexpr):
-    """What codes of 0 give in the lane's two columns of set S."""
+    """The product of codes of 0 in the lane's two columns of set S."""
     even = zero_codes(x[16 * S : 16 * S + 8], none, BF16)
     odd = zero_codes(x[16 * S + 8 : 16 * S + 16], none, BF16)
     return even[0] + odd[0], even[1] + odd[1]
@@ -183,7 +183,7 @@ def group_sums(words, x, none, G: gl.constexpr, S: gl.constexpr, BF16: gl.conste
 def kept_sums(
     words, x, lane, S: gl.constexpr, M: gl.constexpr, EACH: gl.constexpr, BF16: gl.constexpr
 ):
-    """Of each column of set S the sum of its own group."""
+    """For each column of set S, the sum of its own group."""
     _, _, c, zero = lane
     none = (zero, zero, zero, zero)
     kept = none
@@ -205,7 +205,7 @@ def add_products(
     totals, words, factors, x, taken_off, lane,
     M: gl.constexpr, EACH: gl.constexpr, BF16: gl.constexpr,
 ):  # fmt: skip
-    """Totals of rows g and g + 8 in the lane's two columns, with EACH groups more."""
+    """Adds EACH more groups to the totals of rows g and g + 8 in the lane's two columns."""
     for s in gl.static_range((EACH * M + 7) // 8):
         kept = kept_sums(words, x, lane, s, M, EACH, BF16)
         left, right = taken_off[2 * s], taken_off[2 * s + 1]
@@ -231,7 +231,7 @@ def by_row_of_x(left, right, M: gl.constexpr, WARPS: gl.constexpr):
 
 @gluon.jit
 def store(y, totals, tile, given, N, M: gl.constexpr, WARPS: gl.constexpr):
-    """16 rows of y, with what the other warps have."""
+    """Stores 16 rows of y, summed over all warps."""
     low = by_row_of_x(totals[0], totals[1], M, WARPS)
     high = by_row_of_x(totals[2], totals[3], M, WARPS)
     low, high = gl.reduce((low, high), 0, add_both)

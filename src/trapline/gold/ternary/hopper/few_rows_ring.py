@@ -56,7 +56,7 @@ def scale_layout(warps, rows):
 
 @gluon.constexpr_function
 def mirrored(number, length):
-    """The same bits, the lowest one highest: the order `halves` comes out in."""
+    """The bits in reverse order, as `halves` returns them."""
     return sum((number >> bit & 1) << (length - 1 - bit) for bit in range(length))
 
 
@@ -90,7 +90,7 @@ def halves(tensor, LENGTH: gl.constexpr):
 
 @gluon.jit
 def in_order(parts, LENGTH: gl.constexpr, LANE: gl.constexpr):
-    """The same by the order of the axes; nothing moves between lanes."""
+    """The same in the order of the axes; nothing moves between lanes."""
     found = ()
     for i in gl.static_range(2**LENGTH):
         found = found + trivially(parts[mirrored(i, LENGTH)], LANE)

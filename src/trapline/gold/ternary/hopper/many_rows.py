@@ -89,7 +89,7 @@ def many_rows_kernel(
         for g in tl.range(0, EACH, 2, num_stages=STAGES):
             words, x = tl.load(word_at + g * 8), tl.load(x_at + g * 128)
             others, other_x = tl.load(word_at + g * 8 + 8), tl.load(x_at + g * 128 + 128)
-            # Scales are asked for a step ahead: the pipeline sees to what products need only.
+            # Scales are loaded a step ahead: the compiler pipelines operands of products only.
             after = tl.minimum(g + 2, EACH - 2)
             later, other_later = tl.load(scale_at + after), tl.load(scale_at + after + 1)
             tile, other_tile = _unpacked(words, BF16, BLOCK_N), _unpacked(others, BF16, BLOCK_N)
@@ -139,7 +139,7 @@ class ManyRowsTiles(NamedTuple):
 
 
 def cut(M: int, N: int, groups: int, multiprocessors: int) -> ManyRowsTiles:
-    """What was fastest on an H200, of some 170 variants."""
+    """The fastest of some 170 variants on an H200."""
     if M > 128:
         programs = cdiv(N, 128) * cdiv(M, 256)
         return ManyRowsTiles(256, 128, 8, 2, _shared(groups, programs, multiprocessors))
@@ -151,7 +151,7 @@ def cut(M: int, N: int, groups: int, multiprocessors: int) -> ManyRowsTiles:
 
 
 def _shared(groups: int, programs: int, room: int) -> int:
-    """Into how many parts rows are divided, where there is room for more programs than that."""
+    """Number of parts that rows are divided into when the GPU has room for more programs."""
     if 2 * programs > room:
         return 1
     return max(part for part in range(1, min(groups, room // programs) + 1) if groups % part == 0)
