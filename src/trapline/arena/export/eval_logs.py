@@ -36,15 +36,12 @@ def write_eval_logs(run: Run, out: Path) -> list[Path]:
     out.mkdir(parents=True, exist_ok=True)
     files = assign(cell.entrant for cell in run.cells)
     written = []
-    for entrant, group in groupby(sorted(run.cells, key=_key), key=lambda cell: cell.entrant):
+    cells = sorted(run.cells, key=lambda cell: cell.key)
+    for entrant, group in groupby(cells, key=lambda cell: cell.entrant):
         path = out / f"{files[entrant]}.eval"
         inspect.log.write_eval_log(_log(inspect, run, list(group)), str(path), format="eval")
         written.append(path)
     return written
-
-
-def _key(cell: Cell) -> tuple[str, str, str, int]:
-    return cell.key
 
 
 def _log(inspect: Any, run: Run, cells: list[Cell]) -> Any:

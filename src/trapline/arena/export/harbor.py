@@ -100,9 +100,11 @@ def _write_task(challenge: Challenge, folder: Path) -> Path:
     folder.mkdir(parents=True)
     (folder / "task.toml").write_text(_TASK.format(**facts))
     (folder / "instruction.md").write_text(challenge.prompt)
-    _write_environment(challenge, folder / "environment", facts)
+    copy_workspace(challenge, folder / "environment" / "workspace")
+    (folder / "environment" / "Dockerfile").write_text(_AGENT_IMAGE.format(**facts))
     _write_tests(challenge, folder / "tests", facts)
-    _write_solution(challenge, folder / "solution", facts)
+    shutil.copytree(challenge.solution, folder / "solution" / "answer", ignore=_no_leftovers)
+    _write_script(folder / "solution" / "solve.sh", _SOLVE_SCRIPT.format(**facts))
     return folder
 
 
@@ -125,11 +127,6 @@ def _facts(challenge: Challenge) -> dict[str, object]:
     }
 
 
-def _write_environment(challenge: Challenge, folder: Path, facts: dict[str, object]) -> None:
-    copy_workspace(challenge, folder / "workspace")
-    (folder / "Dockerfile").write_text(_AGENT_IMAGE.format(**facts))
-
-
 def _write_tests(challenge: Challenge, folder: Path, facts: dict[str, object]) -> None:
     folder.mkdir()
     _copy_package(folder / "package")
@@ -137,11 +134,6 @@ def _write_tests(challenge: Challenge, folder: Path, facts: dict[str, object]) -
     (folder / "requirements.txt").write_text("".join(f"{line}\n" for line in needed))
     (folder / "Dockerfile").write_text(_VERIFIER_IMAGE.format(**facts))
     _write_script(folder / "test.sh", _TEST_SCRIPT.format(**facts))
-
-
-def _write_solution(challenge: Challenge, folder: Path, facts: dict[str, object]) -> None:
-    shutil.copytree(challenge.solution, folder / "answer", ignore=_no_leftovers)
-    _write_script(folder / "solve.sh", _SOLVE_SCRIPT.format(**facts))
 
 
 def _write_script(path: Path, text: str) -> None:

@@ -63,7 +63,7 @@ class Cluster:
         """The forced level, or the strongest that every node offers. Nodes without the forced
         level, or weaker than required, do not grade."""
         refuse_contradiction(required, forced)
-        ask = self._ray.remote(offered_levels)
+        ask = self._ray.remote(probe)
         offers: list[Level] = []
         for node in self._nodes():
             try:
@@ -114,7 +114,7 @@ class Cluster:
         except TaskCancelledError:
             raise InterruptedRunError("interrupted") from None
         except RayTaskError as error:
-            raise ArenaError(f"grading on {node.name} failed: {_last_line(error)}") from None
+            raise ArenaError(f"grading on {node.name} failed: {_lines(error)[-1]}") from None
         except RayError as error:
             raise LostError(f"{node.name} was lost: {type(error).__name__}") from None
         finally:
@@ -168,11 +168,6 @@ class ClusterSlot:
 # What runs on a node
 
 
-def offered_levels() -> tuple[Level, ...]:
-    """The isolation levels of the machine that this runs on, strongest first."""
-    return probe()
-
-
 def grade_on_node(request: GradeRequest, package: str, digest: str) -> tuple[str, str]:
     """`graded` with the bundle's text, or `refused` with the reason why this machine cannot."""
     try:
@@ -214,7 +209,7 @@ def _connect(address: str) -> Any:
     try:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
-        raise MissingError(f"no Ray cluster answers at {address!r}: {_first_line(error)}") from None
+        raise MissingError(f"no Ray cluster answers at {address!r}: {_lines(error)[0]}") from None
     return ray
 
 
@@ -233,9 +228,5 @@ def _check_port(address: str, ray: Any) -> None:
         raise MissingError(f"no Ray cluster answers at {address!r}: {reason}") from None
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
-
-
-def _last_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[-1]
+def _lines(error: Exception) -> list[str]:
+    return str(error).strip().splitlines() or [type(error).__name__]

@@ -112,7 +112,9 @@ def _shapes() -> dict[str, Any]:
 @cache
 def models() -> dict[str, ModelShape]:
     """The models of `shapes.toml` by name."""
-    return {row["name"]: ModelShape(**row) for row in _shapes()["model"]}
+    shapes = _shapes()
+    rows = ({"checked": shapes["checked"], **row} for row in shapes["model"])
+    return {row["name"]: ModelShape(**row) for row in rows}
 
 
 @cache
