@@ -7,6 +7,7 @@ are in `triton/` and `hopper/`. Small residual products of many rows take two la
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -156,7 +157,7 @@ class FusedDecodeStep:
         """
         count = len(rows.ids)
         self._embed(rows.ids)
-        tiles = self._through(count, lambda *layer: self._attend(rows, *layer))
+        tiles = self._through(count, partial(self._attend, rows))
         head = self._y, self._head, self._logits, count, tiles
         return self._scaled(*head, best=extra is None, extra=extra)
 

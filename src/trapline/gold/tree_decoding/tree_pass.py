@@ -114,7 +114,7 @@ class TreePass(FusedDecodeStep):
             self._embed(ids)
         tiles = self._through(
             len(ids),
-            lambda *layer: self._tree_attend(at, *layer, self._qkv, self._x),
+            lambda number, layer: self._tree_attend(at, number, layer, self._qkv, self._x),
             projected=begun,
         )
         self._tap_last(self._x)
