@@ -13,6 +13,7 @@ SOURCE = Path(__file__).resolve().parents[2] / "src" / "trapline"
 HEAVY_FOLDERS = {"triton", "hopper", "cpu"}
 HEAVY_MODULES = {
     "c_pointer",
+    "completion_counters",
     "device",
     "gluon_compat",
     "no_double_backward",
