@@ -34,7 +34,8 @@ def families() -> dict[str, Iterator[object]]:
 
 
 def attention() -> Iterator[object]:
-    from trapline.gold.attention.dense.triton import Tile, forward
+    from trapline.gold.attention.dense.triton import forward
+    from trapline.gold.attention.dense.triton.tiles import Tile
 
     # Three Gluon kernels are too long for an ordinary run; this one has what all of them use.
     yield from script("attention", "compile_hopper").forward_compiled("bf16", 64, False, 512)

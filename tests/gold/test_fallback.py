@@ -166,17 +166,18 @@ def test_softmax_topk_falls_back(monkeypatch, entered):
 
 def test_paged_attention_and_append_fall_back(monkeypatch, entered):
     from trapline.gold.attention.paged import reference
-    from trapline.gold.attention.paged.triton import attention
+    from trapline.gold.attention.paged.triton import attention, pages
 
-    for name in ("_by_triton", "append"):
-        monkeypatch.setattr(attention, name, broken)
-    monkeypatch.setattr(attention, "require_gpu", lambda _: None)
+    monkeypatch.setattr(attention, "_by_triton", broken)
+    monkeypatch.setattr(pages, "append", broken)
+    for module in (attention, pages):
+        monkeypatch.setattr(module, "require_gpu", lambda _: None)
     torch.manual_seed(0)
     rows, slots = torch.randn(2, 3, 2, 16), torch.tensor([0, 1, 17])
     kept = [torch.zeros(2, 2, 2, 16, 16) for _ in range(2)]
     reference.append(*rows, *kept[0], slots, *[None] * 4)
     with pytest.warns(FallbackWarning, match="paged append"):
-        attention.append_operator(*rows, *kept[1], slots, *[None] * 4)
+        pages.append_operator(*rows, *kept[1], slots, *[None] * 4)
     assert torch.equal(*kept)
     q, table = torch.randn(1, 4, 16), torch.tensor([[0, 1]], dtype=torch.int32)
     lengths = torch.tensor([18], dtype=torch.int32)
