@@ -2,6 +2,7 @@
 
 import hashlib
 import importlib
+import json
 import tomllib
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache, cached_property
@@ -109,6 +110,15 @@ class Challenge:
         whole = self.module("traps")
         parts: Sequence[ModuleType] = getattr(whole, "PARTS", (whole,))
         return [trap for part in parts for trap in collect(part, Trap)]
+
+    @cached_property
+    def fault_dictionary(self) -> dict[str, frozenset[str]]:
+        """Trap id → the checks that its mutant fails, by `trapline certify --dictionary`."""
+        path = self.folder / "fault_dictionary.json"
+        if not path.is_file():
+            return {}
+        fails: dict[str, list[str]] = json.loads(path.read_text())["fails"]
+        return {trap: frozenset(checks) for trap, checks in fails.items()}
 
     @property
     def equivalent(self) -> dict[str, str]:

@@ -34,11 +34,13 @@ class Violation(Exception):
 class SubmissionRaised(Violation):
     """The submission raised an exception where the contract asks for an answer."""
 
-    def __init__(self, kind: str, bases: tuple[str, ...], message: str) -> None:
+    def __init__(self, kind: str, bases: tuple[str, ...], message: str, where: str = "") -> None:
         super().__init__(f"raised {kind}: {message}" if message else f"raised {kind}")
         self.kind = kind
         self.bases = bases
         self.message = message
+        #: File, line and function of the submission, as `solution.py:12 in f`; "" when unknown.
+        self.where = where
 
 
 class SubmissionDied(Violation):

@@ -5,14 +5,21 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
-State = Literal["pass", "fail", "hack", "infra_error", "not_run"]
-CheckState = Literal["pass", "fail", "not_run"]
+State = Literal["pass", "fail", "no_answer", "hack", "infra_error", "not_run"]
+#: A case passes or fails. A trap is `sprung` when its bug is a finding, `hidden` when it fails for
+#: another reason, `crashed` when no answer came.
+CheckState = Literal["pass", "fail", "sprung", "hidden", "crashed", "not_asked", "not_run"]
+Severity = Literal["critical", "major", "minor"]
+Certainty = Literal["confirmed", "likely"]
+FindingDimension = Literal["traps", "robustness"]
+CaseDimension = Literal["correctness", "robustness"]
 Level = Literal["bubblewrap", "landlock", "process"]
 #: Weakest first.
 LEVELS: tuple[Level, ...] = ("process", "landlock", "bubblewrap")
 DIMENSIONS = (
     "correctness",
     "traps",
+    "robustness",
     "precision",
     "memory",
     "speed",
@@ -38,9 +45,44 @@ class Record(BaseModel):
 class CheckResult(Record):
     id: str
     state: CheckState
+    #: The dimension that it counts for.
+    dimension: Literal["correctness", "traps", "robustness"] = "correctness"
     #: Why it failed, in the words of `expect`; empty when it passed.
     message: str = ""
+    #: Of a hidden trap: the cause behind which it is hidden.
+    behind: str = ""
     seconds: float = 0.0
+
+    @property
+    def was_asked(self) -> bool:
+        return self.state not in ("not_run", "not_asked")
+
+    @property
+    def accuses(self) -> bool:
+        """Cells graded before findings existed have `fail` for `sprung`."""
+        return self.state in ("sprung", "fail")
+
+
+class Finding(Record):
+    """One root cause of failures."""
+
+    #: The id of the trap whose bug it is, or `unnamed`.
+    cause: str
+    #: `confirmed`: the wrong answers equal those of the trap's mutant. `likely`: the pattern of
+    #: failures is that of the bug.
+    certainty: Certainty
+    severity: Severity
+    sentence: str
+    #: The failing checks that this cause explains, the clearest one first.
+    explains: list[str]
+    #: Points that it costs in its dimension.
+    penalty: float = 0.0
+    #: The failing call in words.
+    call: str = ""
+    #: Where the submission raised, as `solution.py:12 in f`; empty when it answered.
+    where: str = ""
+    #: Which dimension this finding lowers.
+    dimension: FindingDimension = "traps"
 
 
 class Dimension(Record):
@@ -71,6 +113,8 @@ class Cell(Record):
     dimensions: dict[str, Dimension]
     cases: list[CheckResult]
     traps: list[CheckResult]
+    #: Root causes of the failures, the most certain first.
+    findings: list[Finding] = Field(default_factory=list)
     submission_digest: str
     challenge_digest: str
     seed: int
@@ -87,7 +131,8 @@ class Cell(Record):
         return CellKey(self.entrant, self.challenge, self.track, self.attempt)
 
     def fallen(self) -> list[str]:
-        return [trap.id for trap in self.traps if trap.state == "fail"]
+        """The traps whose bugs are findings."""
+        return [trap.id for trap in self.traps if trap.accuses]
 
 
 class Bundle(Record):

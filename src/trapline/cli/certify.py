@@ -1,6 +1,7 @@
 """`trapline certify`: checks that the traps themselves work."""
 
 import json
+import secrets
 from pathlib import Path
 from typing import Annotated
 
@@ -9,7 +10,13 @@ from rich.console import Console
 from rich.progress import Progress
 
 from trapline.arena import output_paths
-from trapline.arena.certify.certify import Certificate, Certifier, Finding, kill_rate
+from trapline.arena.certify.certify import Certificate, Certifier, Outcome, kill_rate
+from trapline.arena.certify.diagnosis import (
+    SEEDS,
+    DiagnosisCertificate,
+    DiagnosisCertifier,
+    write_dictionary,
+)
 from trapline.arena.certify.kill_matrix import kill_matrix
 from trapline.arena.certify.red_team import find_corpus, markdown, read_corpus, run_red_team
 from trapline.arena.challenge import Challenge, load, load_all
@@ -32,6 +39,17 @@ def certify(
     mechanical: Annotated[
         bool, typer.Option(help="Also test mechanical mutants of the gold solutions.")
     ] = False,
+    diagnosis: Annotated[
+        bool,
+        typer.Option(help="Check instead that each bug, alone and in pairs, is found by name."),
+    ] = False,
+    dictionary: Annotated[
+        bool,
+        typer.Option(help="Write down again which checks each mutant fails, for the diagnosis."),
+    ] = False,
+    pairs: Annotated[
+        int, typer.Option(min=0, help="With --diagnosis: pairs of bugs a challenge.")
+    ] = 25,
     write: Annotated[
         Path | None, typer.Option(help="Write the results to this Markdown file.")
     ] = None,
@@ -56,8 +74,12 @@ def certify(
         _certify_by_attack(level, write, seed, as_json)
         return
     chosen = [load(name) for name in challenge or []] or list(load_all().values())
-    if not chosen:
-        raise UsageError("there are no challenges")
+    if dictionary:
+        _write_dictionaries(chosen, seed or 0)
+        return
+    if diagnosis:
+        _certify_diagnosis(chosen, seed, pairs, as_json)
+        return
     certificates = [_certify(one, level, seed, mechanical) for one in chosen]
     if write is not None:
         write.write_text(kill_matrix(certificates))
@@ -91,13 +113,55 @@ def _certify_by_attack(level: Level, write: Path | None, seed: int | None, as_js
         raise typer.Exit(NOT_HELD)
 
 
+def _write_dictionaries(chosen: list[Challenge], seed: int) -> None:
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        for challenge in chosen:
+            task = progress.add_task(challenge.id, total=len(SEEDS) * len(challenge.traps))
+            with DiagnosisCertifier(challenge, seed) as certifier:
+                fails = certifier.dictionary(lambda task=task: progress.advance(task))  # type: ignore[misc]
+            print(f"wrote {write_dictionary(challenge, fails)}")
+
+
+def _certify_diagnosis(
+    chosen: list[Challenge], seed: int | None, pairs: int, as_json: bool
+) -> None:
+    """Every named bug must lead with its own finding, and right answers have none."""
+    certificates = []
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        for challenge in chosen:
+            drawn = secrets.randbits(32) if seed is None else seed
+            total = 1 + len(challenge.alternates) + len(challenge.traps) + pairs
+            task = progress.add_task(challenge.id, total=total)
+            with DiagnosisCertifier(challenge, drawn) as certifier:
+                certificates.append(
+                    certifier.certify(pairs, lambda _, task=task: progress.advance(task))  # type: ignore[misc]
+                )
+            if not as_json:
+                _print_diagnosis(certificates[-1])
+    if as_json:
+        print(json.dumps({"certificates": [c.model_dump(mode="json") for c in certificates]}))
+    if not all(certificate.holds() for certificate in certificates):
+        raise typer.Exit(NOT_HELD)
+
+
+def _print_diagnosis(certificate: DiagnosisCertificate) -> None:
+    summary = certificate.summary()
+    print(f"{certificate.challenge} (seed {certificate.seed})")
+    for name, value in summary.items():
+        print(f"  {name.replace('_', ' ')}: {value:g}")
+    for diagnosed in [*certificate.mutants, *certificate.pairs, *certificate.right]:
+        if not (diagnosed.leads and diagnosed.named) or diagnosed.accused:
+            found = ", ".join(f"{f.cause} ({f.certainty})" for f in diagnosed.findings)
+            print(f"  {diagnosed.subject}: {found or 'no finding'}")
+
+
 def _certify(challenge: Challenge, level: Level, seed: int | None, mechanical: bool) -> Certificate:
     certifier = Certifier(challenge, level, seed)
     with Progress(console=Console(stderr=True), transient=True) as progress:
         total = len(certifier.subjects(mechanical))
         task = progress.add_task(challenge.id, total=total)
 
-        def advance(_: Finding) -> None:
+        def advance(_: Outcome) -> None:
             progress.advance(task)
 
         return certifier.certify(mechanical=mechanical, on_finding=advance)

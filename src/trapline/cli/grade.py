@@ -176,5 +176,9 @@ def _brief(cell: Cell) -> dict[str, object]:
         "reason": cell.reason,
         "bundle": cell.bundle,
         "dimensions": {name: dimension.score for name, dimension in cell.dimensions.items()},
+        "findings": [
+            finding.model_dump(include={"cause", "certainty", "severity", "sentence", "explains"})
+            for finding in cell.findings
+        ],
         "traps": {trap.id: trap.state for trap in cell.traps},
     }

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from trapline.arena.challenge import load_all
-from trapline.arena.runs.lint import Finding, Terms, lint_run
+from trapline.arena.runs.lint import Contradiction, Terms, lint_run
 from trapline.arena.studies import ComparisonRow, contradictions
 from trapline.cli.exit_codes import NOT_HELD
 from trapline.cli.reading import PUBLISHED, Run, opened, published
@@ -35,7 +35,7 @@ def lint(
         raise typer.Exit(NOT_HELD)
 
 
-def _lint(run: str | None) -> list[Finding]:
+def _lint(run: str | None) -> list[Contradiction]:
     with opened(run) as store:
         cells = store.cells()
         asked = {cell.challenge for cell in cells}
@@ -43,7 +43,7 @@ def _lint(run: str | None) -> list[Finding]:
         return lint_run(cells, terms, store.bundle, len(store.waiting()), store.damaged())
 
 
-def _print(found: Sequence[Finding] | Sequence[ComparisonRow]) -> None:
+def _print(found: Sequence[Contradiction] | Sequence[ComparisonRow]) -> None:
     console = Console()
     if found:
         table = Table("rule", "where", "what")
@@ -53,8 +53,8 @@ def _print(found: Sequence[Finding] | Sequence[ComparisonRow]) -> None:
     console.print(f"{len(found)} contradictions" if len(found) != 1 else "1 contradiction")
 
 
-def _parts(found: Finding | ComparisonRow) -> tuple[str, str, str]:
-    if isinstance(found, Finding):
+def _parts(found: Contradiction | ComparisonRow) -> tuple[str, str, str]:
+    if isinstance(found, Contradiction):
         return found.rule, found.where, found.message
     source = ", ".join(name.split("_")[0] for name in found.sources)
     note = f" ({found.note})" if found.note else ""

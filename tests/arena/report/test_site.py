@@ -6,7 +6,7 @@ from urllib.parse import urldefrag
 
 import pytest
 
-from trapline.arena.certify.certify import Certificate, Finding
+from trapline.arena.certify.certify import Certificate, Outcome
 from trapline.arena.record import CellKey
 from trapline.arena.report.runview import RunView
 from trapline.arena.report.site import MANIFEST, Site, write_site
@@ -130,9 +130,9 @@ def test_judge_is_named_where_one_was_used(small_run, told):
 
 def test_kill_matrix_lists_mutants_and_what_they_fell_to(small_run, told):
     findings = [
-        Finding(kind="right", subject="solution", fell_to="", message=""),
-        Finding(kind="named", subject="offset-cancels", fell_to="offset-cancels", message="got 0"),
-        Finding(kind="mechanical", subject="solution.py:9:swap", fell_to="", message="survives"),
+        Outcome(kind="right", subject="solution", fell_to="", message=""),
+        Outcome(kind="named", subject="offset-cancels", fell_to="offset-cancels", message="got 0"),
+        Outcome(kind="mechanical", subject="solution.py:9:swap", fell_to="", message="survives"),
     ]
     certificate = Certificate(challenge="rows", seed=1, findings=findings)
     page = Site(small_run, told=told, certificates=[certificate]).render("kills.html")

@@ -21,7 +21,7 @@ from trapline.arena.record import Level, Record
 from trapline.arena.runs.executor import run_all
 
 
-class Finding(Record):
+class Outcome(Record):
     """The result for one subject: a right answer, a mutant or a control."""
 
     kind: str
@@ -36,17 +36,17 @@ class Finding(Record):
 class Certificate(Record):
     challenge: str
     seed: int
-    findings: list[Finding]
+    findings: list[Outcome]
 
-    def problems(self) -> list[Finding]:
+    def problems(self) -> list[Outcome]:
         return [finding for finding in self.findings if finding.problem]
 
-    def of(self, kind: str) -> list[Finding]:
+    def of(self, kind: str) -> list[Outcome]:
         return [finding for finding in self.findings if finding.kind == kind]
 
 
 #: Runs one subject through the checks.
-Subject = Callable[[], Finding]
+Subject = Callable[[], Outcome]
 
 
 class Certifier:
@@ -60,7 +60,7 @@ class Certifier:
         self.gold = challenge.solution_files()
 
     def certify(
-        self, *, mechanical: bool = False, on_finding: Callable[[Finding], None] = lambda f: None
+        self, *, mechanical: bool = False, on_finding: Callable[[Outcome], None] = lambda f: None
     ) -> Certificate:
         findings = []
         for _, finding in run_all(lambda subject: subject(), self.subjects(mechanical)):
@@ -84,14 +84,14 @@ class Certifier:
             ]
         return subjects
 
-    def _right(self, folder: Path) -> Finding:
+    def _right(self, folder: Path) -> Outcome:
         with Submission(folder, self.challenge.sandbox_config(self.level)) as submission:
             failed = [
                 result
                 for result in run_checks(self.checks, submission, self.seed)
                 if result.state == "fail"
             ]
-        return Finding(
+        return Outcome(
             kind="right",
             subject=folder.name,
             fell_to=", ".join(result.id for result in failed),
@@ -99,13 +99,13 @@ class Certifier:
             problem="a right answer was called wrong" if failed else "",
         )
 
-    def right_on_cases(self) -> Finding:
+    def right_on_cases(self) -> Outcome:
         """The gold solution on the contract cases alone: can this machine judge?"""
         with Submission(
             self.challenge.solution, self.challenge.sandbox_config(self.level)
         ) as submission:
             result = first_failure(self.challenge.cases, submission, self.seed)
-        return Finding(
+        return Outcome(
             kind="right",
             subject="solution",
             fell_to=result.id if result else "",
@@ -113,11 +113,11 @@ class Certifier:
             problem="a right answer was called wrong" if result else "",
         )
 
-    def own_tests(self) -> Finding:
+    def own_tests(self) -> Outcome:
         """The gold solution's own tests, where the sandbox can run any tests at all."""
         reason = why_failing(self.challenge.solution, self.challenge, self.level)
         failed = bool(reason) and not why_no_tests(self.level)
-        return Finding(
+        return Outcome(
             kind="right",
             subject="solution",
             fell_to="own tests" if failed else "",
@@ -125,7 +125,7 @@ class Certifier:
             problem="the own tests of a right answer fail" if failed else "",
         )
 
-    def _dimensions(self) -> Finding:
+    def _dimensions(self) -> Outcome:
         """The gold solution, graded as any submission: each dimension is measured and above 0."""
         request = GradeRequest(
             "gold", self.challenge.id, 1, self.challenge.solution, level=self.level, seed=self.seed
@@ -137,7 +137,7 @@ class Certifier:
             if name != "analysis" and not dimension.score
         }
         holds = cell.state == "pass" and not bad
-        return Finding(
+        return Outcome(
             kind="dimensions",
             subject="solution",
             fell_to=", ".join(bad),
@@ -145,11 +145,11 @@ class Certifier:
             problem="" if holds else "a dimension of a right answer is 0 or not measured",
         )
 
-    def _named(self, trap: Trap) -> Finding:
+    def _named(self, trap: Trap) -> Outcome:
         with self._submission(trap.plant(self.gold)) as submission:
             result = run_check(trap, submission, self.seed)
         survived = result.state != "fail"
-        return Finding(
+        return Outcome(
             kind="named",
             subject=trap.id,
             fell_to="" if survived else trap.id,
@@ -157,11 +157,11 @@ class Certifier:
             problem=f"survives its own trap {trap.id}" if survived else "",
         )
 
-    def control(self, name: str) -> Finding:
+    def control(self, name: str) -> Outcome:
         files = controls.make(name, self.gold, self.challenge.plan.entry_points)
         with self._submission(files) as submission:
             result = first_failure(self.challenge.cases, submission, self.seed)
-        return Finding(
+        return Outcome(
             kind="control",
             subject=name,
             fell_to=result.id if result else "",
@@ -169,11 +169,11 @@ class Certifier:
             problem="" if result else "a worthless answer passes every case",
         )
 
-    def _mechanical(self, mutant: MechanicalMutant) -> Finding:
+    def _mechanical(self, mutant: MechanicalMutant) -> Outcome:
         patience = self.challenge.plan.limits.mutant_seconds
         with self._submission(mutant.files, patience) as submission:
             result = first_failure(self.quick_first, submission, self.seed)
-        return Finding(
+        return Outcome(
             kind="mechanical",
             subject=mutant.id,
             fell_to=result.id if result else "",

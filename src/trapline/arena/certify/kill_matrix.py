@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from trapline.arena.certify.certify import Certificate, Finding
+from trapline.arena.certify.certify import Certificate, Outcome
 from trapline.arena.challenge import load
 
 
@@ -30,7 +30,7 @@ def _summary(certificate: Certificate) -> str:
     return f"| {certificate.challenge} | {passed}/{len(right)} | {' | '.join(shares)} |"
 
 
-def _share(findings: Sequence[Finding]) -> str:
+def _share(findings: Sequence[Outcome]) -> str:
     if not findings:
         return "not run"
     return f"{sum(1 for finding in findings if finding.fell_to)}/{len(findings)}"

@@ -15,7 +15,7 @@ def rewards(cell: Cell) -> dict[str, float]:
     """Flat and numeric, as Harbor wants it: the grade, each dimension and each trap, all 0 to 1."""
     found = {"reward": (cell.score or 0.0) / 100.0}
     found |= {name: score / 100.0 for name, score in dimension_scores(cell).items()}
-    found |= {f"trap-{trap.id}": float(trap.state == "pass") for trap in cell.traps}
+    found |= {f"trap-{trap.id}": float(not trap.accuses) for trap in cell.traps}
     return {name: round(value, 4) for name, value in found.items()}
 
 

@@ -211,13 +211,12 @@ def verdict(
 def with_analysis(bundle: Bundle, challenge: Challenge, analysis: Dimension) -> Bundle:
     """The same evidence with the judged dimension, and the score that follows from it."""
     cell = bundle.cell
-    critical = {trap.id for trap in challenge.traps if trap.severity == "critical"}
     dimensions = {**cell.dimensions, "analysis": analysis}
     score = rubric.score(
         cell.state,
         dimensions,
         challenge.plan.weights,
-        critical=any(name in critical for name in cell.fallen()),
+        critical=any(finding.severity == "critical" for finding in cell.findings),
     )
     change = {
         "dimensions": dimensions,

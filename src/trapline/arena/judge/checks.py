@@ -9,6 +9,7 @@ import numpy as np
 from trapline.arena.errors import ArenaError, Violation
 from trapline.arena.judge.traps import Case, Trap
 from trapline.arena.process.proxy import Submission
+from trapline.arena.process.transcript import Transcript
 from trapline.arena.record import CheckResult
 
 #: After this many deaths of its process a submission gets no further chances.
@@ -30,6 +31,7 @@ def run_check(check: Case | Trap, submission: Submission, seed: int) -> CheckRes
     """One check; whatever the submission does becomes data."""
     started = time.perf_counter()
     message = ""
+    submission.transcript.exchanges.clear()
     try:
         check.run(submission, generator(seed, check.id))
     except Violation as violation:
@@ -43,6 +45,7 @@ def run_check(check: Case | Trap, submission: Submission, seed: int) -> CheckRes
     return CheckResult(
         id=check.id,
         state="fail" if message else "pass",
+        dimension=check.dimension,
         message=message[:2000],
         seconds=round(time.perf_counter() - started, 4),
     )
@@ -52,7 +55,7 @@ def run_checks(
     checks: Iterable[Case | Trap],
     submission: Submission,
     seed: int,
-    on_result: Callable[[CheckResult], None] = lambda result: None,
+    on_failure: Callable[[CheckResult, Transcript], None] = lambda result, transcript: None,
 ) -> list[CheckResult]:
     """All checks in order. A submission that keeps dying is not asked for ever."""
     results: list[CheckResult] = []
@@ -61,10 +64,12 @@ def run_checks(
         if submission.deaths >= MAX_DEATHS or submission.lost_seconds >= patience:
             message = f"not asked: its process had hung or died {submission.deaths} times"
             result = CheckResult(id=check.id, state="fail", message=message)
+            submission.transcript.exchanges.clear()
         else:
             result = run_check(check, submission, seed)
         results.append(result)
-        on_result(result)
+        if result.state == "fail":
+            on_failure(result, Transcript(list(submission.transcript.exchanges)))
     return results
 
 

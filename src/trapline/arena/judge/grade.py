@@ -16,12 +16,15 @@ from trapline.arena.challenge import Challenge
 from trapline.arena.errors import ArenaError, NotMeasuredError, Violation
 from trapline.arena.judge import contamination, measure, rubric
 from trapline.arena.judge.checks import generator, run_checks, unexaminable
+from trapline.arena.judge.diagnosis import Diagnosis, diagnose
 from trapline.arena.judge.inspection import Inspection, code_dimension, forbidden_uses, inspect
 from trapline.arena.judge.intake import Intake
 from trapline.arena.judge.own_tests import FULL_MUTANTS, QUICK_MUTANTS, own_tests
+from trapline.arena.judge.reproduction import recorded
 from trapline.arena.judge.request import GradeRequest
 from trapline.arena.process.proxy import Submission
-from trapline.arena.record import Bundle, Cell, CheckResult, Dimension, State
+from trapline.arena.process.transcript import Transcript
+from trapline.arena.record import Bundle, Cell, CheckResult, Dimension, Finding, State
 
 OnStep = Callable[[str], None]
 
@@ -32,6 +35,7 @@ class Verdict:
     reason: str = "every contract case holds"
     cases: list[CheckResult] = field(default_factory=list)
     traps: list[CheckResult] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
     dimensions: dict[str, Dimension] = field(default_factory=dict)
     raw: dict[str, Any] = field(default_factory=dict)
 
@@ -48,7 +52,10 @@ def grade(
     try:
         if request.trouble:
             raise ArenaError(f"there is no answer to grade: {request.trouble}")
-        if intake.refused:
+        if intake.is_empty:
+            _refuse(challenge, verdict, intake.refused)
+            verdict.state = "no_answer"
+        elif intake.refused:
             _refuse(challenge, verdict, intake.refused)
         else:
             _examine(request, challenge, intake, verdict, on_step)
@@ -96,17 +103,18 @@ def _import(challenge: Challenge, submission: Submission) -> str:
 
 
 def _refuse(challenge: Challenge, verdict: Verdict, reason: str) -> None:
-    """Nothing could be asked: every case and trap counts as failed, every measure as zero."""
+    """Nothing could be asked: every measure is zero, and no bug is named."""
     verdict.fail(reason)
     verdict.cases = [_unasked(case.id, reason) for case in challenge.cases]
     verdict.traps = [_unasked(trap.id, reason) for trap in challenge.traps]
-    for name in ("correctness", "traps", *_measures(challenge), "tests", "code"):
+    names = ("correctness", "traps", "robustness", *_measures(challenge), "tests", "code")
+    for name in names:
         verdict.dimensions[name] = Dimension(score=0.0, reason=reason)
     verdict.dimensions["analysis"] = Dimension(score=None, reason="no judge was asked")
 
 
 def _unasked(check: str, reason: str) -> CheckResult:
-    return CheckResult(id=check, state="fail", message=reason)
+    return CheckResult(id=check, state="not_asked", message=reason)
 
 
 def _check(
@@ -116,19 +124,61 @@ def _check(
     verdict: Verdict,
     on_step: OnStep,
 ) -> None:
+    failures: list[tuple[CheckResult, Transcript]] = []
+
+    def keep(result: CheckResult, transcript: Transcript) -> None:
+        failures.append((result, transcript))
+
     on_step("cases")
-    verdict.cases = run_checks(challenge.cases, submission, request.seed)
+    verdict.cases = run_checks(challenge.cases, submission, request.seed, keep)
     on_step("traps")
-    verdict.traps = run_checks(challenge.traps, submission, request.seed)
-    failed = [case for case in verdict.cases if case.state == "fail"]
+    verdict.traps = run_checks(challenge.traps, submission, request.seed, keep)
+    on_step("diagnosis")
+    found = diagnose(challenge, failures, submission, request.seed)
+    verdict.findings = found.findings
+    verdict.traps = [_with_state(result, found) for result in verdict.traps]
+    transcripts = {result.id: transcript for result, transcript in failures}
+    verdict.raw["calls"] = {
+        finding.explains[0]: recorded(transcripts[finding.explains[0]])
+        for finding in found.findings
+    }
+    _score_checks(verdict)
+
+
+def _with_state(result: CheckResult, found: Diagnosis) -> CheckResult:
+    if result.state != "fail":
+        return result
+    state, behind = found.states[result.id], found.behind[result.id]
+    return result.model_copy(update={"state": state, "behind": behind})
+
+
+def _score_checks(verdict: Verdict) -> None:
+    cases = [case for case in verdict.cases if case.dimension == "correctness"]
+    refusals = [case for case in verdict.cases if case.dimension == "robustness"]
+    failed = [case for case in cases if case.state == "fail"]
     if failed:
         verdict.fail(f"{failed[0].id}: {failed[0].message}")
-    verdict.dimensions["correctness"] = _correctness(verdict.cases, failed)
-    weight = {trap.id: rubric.SEVERITY_WEIGHT[trap.severity] for trap in challenge.traps}
-    avoided = [result.id for result in verdict.traps if result.state == "pass"]
-    score = 100.0 * sum(weight[name] for name in avoided) / sum(weight.values())
-    reason = f"{len(avoided)} of {len(verdict.traps)} traps avoided"
-    verdict.dimensions["traps"] = Dimension(score=round(score, 1), reason=reason)
+    verdict.dimensions["correctness"] = _correctness(cases, failed)
+    score = rubric.penalised(verdict.findings, "traps")
+    verdict.dimensions["traps"] = Dimension(score=round(score, 1), reason=_counted(verdict))
+    verdict.dimensions["robustness"] = _robustness(verdict, refusals)
+
+
+def _counted(verdict: Verdict) -> str:
+    count = len(verdict.findings)
+    if not count:
+        return f"no finding in {len(verdict.traps)} traps"
+    named = ", ".join(finding.cause for finding in verdict.findings)
+    return f"{count} finding{'s' if count > 1 else ''}: {named}"
+
+
+def _robustness(verdict: Verdict, refusals: list[CheckResult]) -> Dimension:
+    """Half for the contract's own refusals, half for what the traps found."""
+    found = rubric.penalised(verdict.findings, "robustness")
+    refused = sum(1 for case in refusals if case.state == "pass")
+    share = 100.0 * refused / len(refusals) if refusals else found
+    reason = f"{refused} of {len(refusals)} kinds of bad input are refused"
+    return Dimension(score=round((share + found) / 2, 1), reason=reason)
 
 
 def _correctness(cases: list[CheckResult], failed: list[CheckResult]) -> Dimension:
@@ -226,8 +276,7 @@ def _bundle(
     started: datetime,
     seconds: float,
 ) -> Bundle:
-    critical = {trap.id for trap in challenge.traps if trap.severity == "critical"}
-    fell = any(result.id in critical for result in verdict.traps if result.state == "fail")
+    fell = any(finding.severity == "critical" for finding in verdict.findings)
     score = rubric.score(verdict.state, verdict.dimensions, challenge.plan.weights, critical=fell)
     cell = Cell(
         entrant=request.entrant,
@@ -243,6 +292,7 @@ def _bundle(
         dimensions=verdict.dimensions,
         cases=verdict.cases,
         traps=verdict.traps,
+        findings=verdict.findings,
         submission_digest=intake.digest,
         challenge_digest=challenge.digest,
         seed=request.seed,

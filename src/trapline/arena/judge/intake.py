@@ -12,6 +12,7 @@ from trapline.arena.errors import UsageError
 
 MAX_FILES = 500
 MAX_BYTES = 16 << 20
+NO_SOLUTION = "there is no solution.py"
 #: Further attempts may lie in the folder of the first, and do not belong to it.
 ATTEMPT = re.compile(r"attempt-([1-9][0-9]{0,3})")
 #: Left behind by tools, never part of an answer.
@@ -32,6 +33,11 @@ class Intake:
 
     files: dict[str, bytes]
     refused: str = ""
+
+    @property
+    def is_empty(self) -> bool:
+        """No file at all: there is no answer to judge."""
+        return not self.files and self.refused == NO_SOLUTION
 
     @property
     def digest(self) -> str:
@@ -84,7 +90,7 @@ def take_in(folder: Path) -> Intake:
             limit = f"{MAX_FILES} files or {MAX_BYTES >> 20} MiB"
             return Intake({}, f"the submission is larger than {limit}")
     if "solution.py" not in files:
-        return Intake(files, "there is no solution.py")
+        return Intake(files, NO_SOLUTION)
     return Intake(files)
 
 

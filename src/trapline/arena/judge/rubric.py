@@ -1,8 +1,8 @@
 """From dimensions to a score and a letter: the one table that every report prints."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from trapline.arena.record import Dimension, State
+from trapline.arena.record import Dimension, Finding, FindingDimension, State
 
 LETTERS: tuple[tuple[str, float], ...] = (
     ("A+", 97),
@@ -19,8 +19,11 @@ LETTERS: tuple[tuple[str, float], ...] = (
 )
 FAIL_CAP = 69.0
 CRITICAL_CAP = 86.0
-#: How much one trap weighs in the `traps` dimension.
-SEVERITY_WEIGHT = {"critical": 4.0, "major": 2.0, "minor": 1.0}
+#: Points that one finding costs in its dimension.
+PENALTY = {"critical": 50.0, "major": 25.0, "minor": 10.0}
+#: A constructed bug, which was seen nowhere, costs this share; all of them together at most this.
+CONSTRUCTED_SHARE = 0.4
+CONSTRUCTED_MOST = 20.0
 UNGRADED: tuple[State, ...] = ("infra_error", "not_run")
 
 
@@ -28,6 +31,11 @@ def letter(score: float) -> str:
     """The letter of a score, by its rounded tenth: 96.96 prints as 97.0 and is an A+."""
     rounded = round(score, 1)
     return next(name for name, least in LETTERS if rounded >= least)
+
+
+def penalised(findings: Sequence[Finding], dimension: FindingDimension) -> float:
+    """100 points less the penalties of this dimension's findings."""
+    return max(0.0, 100.0 - sum(f.penalty for f in findings if f.dimension == dimension))
 
 
 def score(
@@ -44,7 +52,7 @@ def score(
     """
     if state in UNGRADED:
         return None
-    if state == "hack":
+    if state in ("hack", "no_answer"):
         return 0.0
     measured = {
         name: (dimension.score, weights.get(name, 0.0))

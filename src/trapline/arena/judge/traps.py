@@ -9,14 +9,14 @@ seed is drawn per run; their ids are the functions' names with hyphens.
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from trapline.arena.errors import ArenaError
 from trapline.arena.process.proxy import Submission
+from trapline.arena.record import CaseDimension, FindingDimension, Severity
 
-Severity = Literal["critical", "major", "minor"]
 T = TypeVar("T")
 Check = Callable[[Submission, np.random.Generator], None]
 
@@ -25,6 +25,8 @@ Check = Callable[[Submission, np.random.Generator], None]
 class Case:
     id: str
     run: Check
+    #: `robustness` for refusing bad input, which the contract's state does not depend on.
+    dimension: CaseDimension = "correctness"
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,12 @@ class Trap:
     story: str
     mutant: Mutant
     run: Check
+    #: What a finding of this trap lowers: `robustness` when the bug is accepting bad input.
+    dimension: FindingDimension = "traps"
+    #: Where the bug was seen, such as a published answer or a public issue; "" when constructed.
+    seen: str = ""
+    #: The nearest situation without the bug's trigger: the trap accuses only if this passes.
+    control: Check | None = None
 
     def plant(self, solution: dict[str, str]) -> dict[str, str]:
         """The solution's files with the bug in them. Each edited text must occur exactly once."""
@@ -78,13 +86,28 @@ def edits(*pairs: tuple[str, str], file: str = "solution.py") -> Mutant:
 
 
 def case(run: Check) -> Case:
+    """A part of the contract: a submission that breaks it fails."""
     return Case(_id_of(run), run)
 
 
+def robustness(run: Check) -> Case:
+    """Bad input that the prompt asks to refuse."""
+    return Case(_id_of(run), run, "robustness")
+
+
 def trap(
-    *, catches: str, severity: Severity, story: str, mutant: Mutant
+    *,
+    catches: str,
+    severity: Severity,
+    story: str,
+    mutant: Mutant,
+    dimension: FindingDimension = "traps",
+    seen: str = "",
+    control: Check | None = None,
 ) -> Callable[[Check], Trap]:
-    return lambda run: Trap(_id_of(run), catches, severity, story, mutant, run)
+    return lambda run: Trap(
+        _id_of(run), catches, severity, story, mutant, run, dimension, seen, control
+    )
 
 
 def _id_of(run: Check) -> str:

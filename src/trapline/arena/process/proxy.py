@@ -3,15 +3,17 @@
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from trapline.arena.errors import ArenaError, SubmissionDied, Violation
+from trapline.arena.errors import ArenaError, SubmissionDied, SubmissionRaised, Violation
 from trapline.arena.process import wire
 from trapline.arena.process.session import ForgeryError, Header, SandboxConfig, Session, printable
+from trapline.arena.process.transcript import Exchange, Transcript
 
 
 class Stub:
@@ -58,6 +60,8 @@ class Submission:
         self.lost_seconds = 0.0
         #: Frames that no honest worker sends, in words.
         self.forgeries: list[str] = []
+        #: The calls of the current check and their answers.
+        self.transcript = Transcript()
         self._fresh: list[Submission] = []
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
@@ -95,16 +99,47 @@ class Submission:
         kwargs: dict[str, Any],
         on: RemoteObject | None = None,
     ) -> Any:
-        return _Exchange(self, entry, tuple(args), kwargs, on).answer()
+        args = tuple(args)
+        with self._recording(entry, args, kwargs, on) as exchange:
+            exchange.answer = self._ask(entry, args, kwargs, on)
+        return exchange.answer
 
     def observe(self, entry: str, *args: Any, **kwargs: Any) -> tuple[Any, tuple[Any, ...]]:
         """The answer, and the positional arguments as the submission left them."""
+        with self._recording(entry, args, kwargs, None) as exchange:
+            exchange.answer = self._ask_and_observe(entry, args, kwargs)
+        return exchange.answer
+
+    def _ask(
+        self, entry: str, args: tuple[Any, ...], kwargs: dict[str, Any], on: RemoteObject | None
+    ) -> Any:
+        return _Exchange(self, entry, args, kwargs, on).answer()
+
+    def _ask_and_observe(
+        self, entry: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, tuple[Any, ...]]:
         return _Exchange(self, entry, args, kwargs, None, observe=True).answer_and_args()
+
+    @contextmanager
+    def _recording(
+        self, entry: str, args: tuple[Any, ...], kwargs: dict[str, Any], on: RemoteObject | None
+    ) -> Iterator[Exchange]:
+        exchange = Exchange(entry, args, kwargs, on)
+        self.transcript.exchanges.append(exchange)
+        try:
+            yield exchange
+        except SubmissionRaised as raised:
+            exchange.raised, exchange.message = raised.kind, raised.message
+            exchange.where = raised.where
+            raise
+        except SubmissionDied as death:
+            exchange.died = str(death)
+            raise
 
     def fresh(self) -> "Submission":
         """The same submission in another process, which ends when the check does."""
         other = Submission(self.folder, self.config, full=self.full)
-        other.forgeries = self.forgeries
+        other.forgeries, other.transcript = self.forgeries, self.transcript
         self._fresh.append(other)
         return other
 

@@ -182,6 +182,9 @@ def printable(text: str) -> str:
 def _unless_raised(reply: Header) -> Header:
     if reply["op"] != "raised":
         return reply
-    kind, bases, message = (reply.get(key) for key in ("kind", "bases", "message"))
+    bases = reply.get("bases")
     names = tuple(str(base) for base in bases) if isinstance(bases, list) else ()
-    raise SubmissionRaised(printable(str(kind)[:2000]), names[:64], printable(str(message)[:2000]))
+    kind, message, where = (
+        printable(str(reply.get(key, ""))[:2000]) for key in ("kind", "message", "where")
+    )
+    raise SubmissionRaised(kind, names[:64], message, where[:200])

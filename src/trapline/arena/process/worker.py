@@ -70,7 +70,7 @@ class Worker:
                 self.objects.pop(header["object"], None)
                 self.send({"op": "dropped"})
         except BaseException as error:  # the submission may raise anything, SystemExit too
-            self.send(_describe(error))
+            self.send(_describe(error, self.folder))
 
     def load(self) -> None:
         sys.path.insert(0, self.folder)
@@ -128,13 +128,26 @@ class Worker:
         self.channel.send({**header, "nonce": self.nonce}, buffers)
 
 
-def _describe(error: BaseException) -> dict[str, Any]:
+def _describe(error: BaseException, folder: str) -> dict[str, Any]:
     bases = [kind.__name__ for kind in type(error).__mro__]
     try:
         message = str(error)[:2000]
     except Exception:
         message = "(its message could not be read)"
-    return {"op": "raised", "kind": bases[0], "bases": bases, "message": message}
+    where = _place(error, folder)
+    return {"op": "raised", "kind": bases[0], "bases": bases, "message": message, "where": where}
+
+
+def _place(error: BaseException, folder: str) -> str:
+    """The innermost line of the submission in the traceback, as `solution.py:12 in f`."""
+    place, traceback = "", error.__traceback__
+    while traceback is not None:
+        code = traceback.tb_frame.f_code
+        if code.co_filename.startswith(folder):
+            name = os.path.relpath(code.co_filename, folder)
+            place = f"{name}:{traceback.tb_lineno} in {code.co_name}"[:200]
+        traceback = traceback.tb_next
+    return place
 
 
 def _exception(name: str) -> type[Exception]:

@@ -21,7 +21,7 @@ COLUMNS = (
 
 def row(cell: Cell) -> dict[str, Any]:
     """A cell as one flat row; None for what was not measured."""
-    asked = [trap for trap in cell.traps if trap.state != "not_run"]
+    asked = [trap for trap in cell.traps if trap.was_asked]
     flat = {name: getattr(cell, name) for name in COLUMNS if name in Cell.model_fields}
     flat |= {
         name: cell.dimensions[name].score if name in cell.dimensions else None

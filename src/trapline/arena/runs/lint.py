@@ -14,7 +14,7 @@ from trapline.arena.record import DIMENSIONS, Bundle, Cell, CheckResult, Record
 _ROUNDING = 0.051
 
 
-class Finding(Record):
+class Contradiction(Record):
     rule: str
     #: entrant / challenge / attempt, or the part of the run.
     where: str
@@ -26,15 +26,12 @@ class Terms(Record):
 
     digest: str
     weights: dict[str, float]
-    #: By trap.
-    severity: dict[str, str]
 
     @classmethod
     def of(cls, challenge: Challenge) -> "Terms":
         return cls(
             digest=challenge.digest,
             weights=challenge.plan.weights,
-            severity={trap.id: trap.severity for trap in challenge.traps},
         )
 
 
@@ -44,7 +41,7 @@ def lint_run(
     bundle_of: Callable[[str], Bundle] | None = None,
     planned: int = 0,
     damaged: int = 0,
-) -> list[Finding]:
+) -> list[Contradiction]:
     """All contradictions, by place.
 
     Scores are added up again where `terms` has the very challenge that a cell was graded with;
@@ -57,25 +54,26 @@ def lint_run(
         found += [finding for cell in everything for finding in _evidence(cell, bundle_of)]
     found += [*_run(everything), *_same_bytes(everything)]
     if planned:
-        found.append(Finding(rule="counts", where="run", message=f"{planned} cells not graded yet"))
+        message = f"{planned} cells not graded yet"
+        found.append(Contradiction(rule="counts", where="run", message=message))
     if damaged:
         noun = "1 damaged record was" if damaged == 1 else f"{damaged} damaged records were"
-        found.append(Finding(rule="store", where="run", message=f"{noun} left out"))
+        found.append(Contradiction(rule="store", where="run", message=f"{noun} left out"))
     return sorted(found, key=lambda finding: (finding.where, finding.rule, finding.message))
 
 
-def _cell(cell: Cell, terms: Mapping[str, Terms]) -> Iterator[Finding]:
+def _cell(cell: Cell, terms: Mapping[str, Terms]) -> Iterator[Contradiction]:
     known = terms.get(cell.challenge)
     current = known if known is not None and known.digest == cell.challenge_digest else None
     messages = [
         *(("state", text) for text in _state(cell)),
         *(("letter", text) for text in _letter(cell)),
         *(("dimension", text) for text in _dimensions(cell)),
-        *(("counts", text) for text in _counts(cell, current)),
+        *(("counts", text) for text in _counts(cell)),
         *(("score", text) for text in _score(cell, current)),
     ]
     for rule, message in messages:
-        yield Finding(rule=rule, where=_where(cell), message=message)
+        yield Contradiction(rule=rule, where=_where(cell), message=message)
 
 
 def _where(cell: Cell) -> str:
@@ -84,7 +82,9 @@ def _where(cell: Cell) -> str:
 
 
 def _failed(checks: Iterable[CheckResult]) -> list[str]:
-    return [check.id for check in checks if check.state == "fail"]
+    return [
+        check.id for check in checks if check.state == "fail" and check.dimension == "correctness"
+    ]
 
 
 def _state(cell: Cell) -> Iterator[str]:
@@ -120,32 +120,39 @@ def _dimensions(cell: Cell) -> Iterator[str]:
             yield f"{name} was not measured, and nothing says why"
 
 
-def _counts(cell: Cell, terms: Terms | None) -> Iterator[str]:
+def _counts(cell: Cell) -> Iterator[str]:
     for kind, checks in (("case", cell.cases), ("trap", cell.traps)):
         for name, times in Counter(check.id for check in checks).items():
             if times > 1:
                 yield f"{kind} {name} is counted {times} times"
-    yield from _share(cell, "correctness", cell.cases, {})
-    yield from _share(cell, "traps", cell.traps, terms.severity if terms else None)
+    yield from _correctness(cell)
+    yield from _traps(cell)
 
 
-def _share(
-    cell: Cell, name: str, checks: Sequence[CheckResult], severity: Mapping[str, str] | None
-) -> Iterator[str]:
-    """A dimension that counts checks says what the checks say; None: their weights are unknown."""
-    dimension = cell.dimensions.get(name)
+def _correctness(cell: Cell) -> Iterator[str]:
+    checks = [case for case in cell.cases if case.dimension == "correctness"]
+    dimension = cell.dimensions.get("correctness")
     if dimension is None or dimension.score is None or not checks:
         return
-    failed = _failed(checks)
-    if severity is None:
-        if (dimension.score == 100.0) == bool(failed):
-            yield f"{name} {dimension.score} with {len(failed)} of {len(checks)} failed"
-        return
-    weight = {c.id: rubric.SEVERITY_WEIGHT.get(severity.get(c.id, ""), 1.0) for c in checks}
-    held = sum(weight[check.id] for check in checks if check.state == "pass")
-    expected = 100.0 * held / sum(weight[check.id] for check in checks)
+    held = sum(1 for check in checks if check.state == "pass")
+    expected = 100.0 * held / len(checks)
     if abs(expected - dimension.score) > _ROUNDING:
-        yield f"{name} {dimension.score}, but its checks give {expected:.1f}"
+        yield f"correctness {dimension.score}, but its checks give {expected:.1f}"
+
+
+def _traps(cell: Cell) -> Iterator[str]:
+    """The dimension is what the findings leave, and a sprung trap is a finding."""
+    dimension = cell.dimensions.get("traps")
+    if dimension is None or dimension.score is None or not any(t.was_asked for t in cell.traps):
+        return
+    if not cell.findings and any(trap.state == "fail" for trap in cell.traps):
+        return  # graded before findings existed
+    expected = rubric.penalised(cell.findings, "traps")
+    if abs(expected - dimension.score) > _ROUNDING:
+        yield f"traps {dimension.score}, but its findings give {expected:.1f}"
+    named = {finding.cause for finding in cell.findings} - {"unnamed"}
+    if named != set(cell.fallen()):
+        yield f"the findings name {len(named)} traps, but {len(cell.fallen())} are sprung"
 
 
 def _score(cell: Cell, terms: Terms | None) -> Iterator[str]:
@@ -162,7 +169,7 @@ def _score(cell: Cell, terms: Terms | None) -> Iterator[str]:
 
 
 def _added_up(cell: Cell, score: float, terms: Terms) -> Iterator[str]:
-    critical = any(terms.severity.get(trap) == "critical" for trap in cell.fallen())
+    critical = any(finding.severity == "critical" for finding in cell.findings)
     expected = rubric.score(cell.state, cell.dimensions, terms.weights, critical=critical)
     if expected is None or abs(expected - score) > _ROUNDING:
         yield f"score {score}, but its dimensions and caps give {expected}"
@@ -176,10 +183,10 @@ def _in_range(cell: Cell, score: float) -> Iterator[str]:
         yield f"score {score} is below its worst dimension, {min(values)}"
 
 
-def _evidence(cell: Cell, bundle_of: Callable[[str], Bundle]) -> Iterator[Finding]:
+def _evidence(cell: Cell, bundle_of: Callable[[str], Bundle]) -> Iterator[Contradiction]:
     message = _evidence_problem(cell, bundle_of)
     if message:
-        yield Finding(rule="evidence", where=_where(cell), message=message)
+        yield Contradiction(rule="evidence", where=_where(cell), message=message)
 
 
 def _evidence_problem(cell: Cell, bundle_of: Callable[[str], Bundle]) -> str:
@@ -195,11 +202,11 @@ def _evidence_problem(cell: Cell, bundle_of: Callable[[str], Bundle]) -> str:
     return f"differs from its evidence in {', '.join(differing)}" if differing else ""
 
 
-def _run(cells: Sequence[Cell]) -> Iterator[Finding]:
+def _run(cells: Sequence[Cell]) -> Iterator[Contradiction]:
     levels = sorted({cell.isolation for cell in cells if cell.isolation and cell.score is not None})
     if len(levels) > 1:
         message = f"graded at different isolation levels: {', '.join(levels)}"
-        yield Finding(rule="isolation", where="run", message=message)
+        yield Contradiction(rule="isolation", where="run", message=message)
     by_challenge: dict[str, list[Cell]] = defaultdict(list)
     for cell in cells:
         if cell.score is not None:
@@ -208,11 +215,11 @@ def _run(cells: Sequence[Cell]) -> Iterator[Finding]:
         versions = {cell.challenge_digest for cell in graded}
         if len(versions) > 1:
             message = f"cells were graded with {len(versions)} versions of the challenge"
-            yield Finding(rule="challenge", where=challenge, message=message)
+            yield Contradiction(rule="challenge", where=challenge, message=message)
         yield from _missing_checks(graded)
 
 
-def _missing_checks(cells: Sequence[Cell]) -> Iterator[Finding]:
+def _missing_checks(cells: Sequence[Cell]) -> Iterator[Contradiction]:
     """Cells of one version of a challenge were asked the same questions."""
     asked: dict[str, set[str]] = defaultdict(set)
     for cell in cells:
@@ -222,10 +229,10 @@ def _missing_checks(cells: Sequence[Cell]) -> Iterator[Finding]:
         missing = sorted(asked[cell.challenge_digest] - mine)
         if missing:
             message = f"{len(missing)} checks that others had are missing: {missing[0]}"
-            yield Finding(rule="counts", where=_where(cell), message=message)
+            yield Contradiction(rule="counts", where=_where(cell), message=message)
 
 
-def _same_bytes(cells: Sequence[Cell]) -> Iterator[Finding]:
+def _same_bytes(cells: Sequence[Cell]) -> Iterator[Contradiction]:
     """The same bytes on the same challenge reach the same verdicts, for all entrants."""
     groups: dict[tuple[str, str, str], list[Cell]] = defaultdict(list)
     for cell in cells:
@@ -236,7 +243,7 @@ def _same_bytes(cells: Sequence[Cell]) -> Iterator[Finding]:
         for other in others:
             if _verdicts(first) != _verdicts(other):
                 message = f"the same submission as {_where(first)}, with other verdicts"
-                yield Finding(rule="same bytes", where=_where(other), message=message)
+                yield Contradiction(rule="same bytes", where=_where(other), message=message)
 
 
 def _verdicts(cell: Cell) -> tuple[str, dict[str, str]]:

@@ -172,8 +172,8 @@ def _value(criterion: str, cells: Sequence[Cell]) -> float | None:
 
 
 def _traps(cells: Sequence[Cell]) -> tuple[int, int]:
-    states = [trap.state for cell in cells for trap in cell.traps if trap.state != "not_run"]
-    return states.count("pass"), len(states)
+    asked = [trap for cell in cells for trap in cell.traps if trap.was_asked]
+    return sum(1 for trap in asked if not trap.accuses), len(asked)
 
 
 def _behind(criterion: str, cells: Sequence[Cell]) -> str:

@@ -38,10 +38,10 @@ def met_traps(cells: Iterable[Cell]) -> list[Moment]:
     met: dict[tuple[Item, str], dict[str, bool]] = defaultdict(dict)
     for cell in latest(cells):
         for trap in cell.traps:
-            if trap.state != "not_run":
+            if trap.was_asked:
                 key = item_of(cell), trap.id
                 fell_before = met[key].get(cell.entrant, False)
-                met[key][cell.entrant] = fell_before or trap.state == "fail"
+                met[key][cell.entrant] = fell_before or trap.accuses
     return [_moment(item, trap, met[item, trap]) for item, trap in sorted(met)]
 
 

@@ -99,33 +99,28 @@ def _trap_shifts(
 ) -> dict[tuple[str, str, str, int], Floats]:
     """How far each attempt's score moves with the drawn traps."""
     cells = [cell for group in table.tries.values() for cell in group if item_of(cell) == item]
-    ids = sorted({trap.id for cell in cells for trap in cell.traps if trap.state != "not_run"})
+    ids = sorted({trap.id for cell in cells for trap in cell.traps if trap.was_asked})
     if not ids:
         return {cell.key: np.zeros(rounds) for cell in cells}
-    held, asked = _trap_tables(cells, ids)
+    costs = _costs(cells, ids)
     generator = _generator(seed, "traps", item.challenge, item.track, ids)
     counts = generator.multinomial(len(ids), _even(len(ids)), size=rounds).astype(np.float64)
-    weight = 100.0 * table.trap_weight.get(item.challenge, TRAP_WEIGHT)
-    usual = _share(held.sum(axis=1), asked.sum(axis=1))
-    drawn = _share(held @ counts.T, asked @ counts.T)
-    shifts = weight * (np.where(np.isnan(drawn), usual[:, None], drawn) - usual[:, None])
-    return {cell.key: np.nan_to_num(shift) for cell, shift in zip(cells, shifts, strict=True)}
+    weight = table.trap_weight.get(item.challenge, TRAP_WEIGHT)
+    usual = np.clip(100.0 - costs.sum(axis=1), 0.0, 100.0)
+    drawn = np.clip(100.0 - costs @ counts.T, 0.0, 100.0)
+    shifts = weight * (drawn - usual[:, None])
+    return {cell.key: shift for cell, shift in zip(cells, shifts, strict=True)}
 
 
-def _trap_tables(cells: Sequence[Cell], ids: Sequence[str]) -> tuple[Floats, Floats]:
+def _costs(cells: Sequence[Cell], ids: Sequence[str]) -> Floats:
+    """(cells, traps): the points that each sprung trap costs."""
     place = {name: column for column, name in enumerate(ids)}
-    held, asked = np.zeros((len(cells), len(ids))), np.zeros((len(cells), len(ids)))
+    costs = np.zeros((len(cells), len(ids)))
     for row, cell in enumerate(cells):
-        for trap in cell.traps:
-            if trap.state != "not_run":
-                asked[row, place[trap.id]] = 1.0
-                held[row, place[trap.id]] = float(trap.state == "pass")
-    return held, asked
-
-
-def _share(part: Floats, whole: Floats) -> Floats:
-    share: Floats = np.divide(part, whole, out=np.full(whole.shape, np.nan), where=whole > 0)
-    return share
+        penalties = {finding.cause: finding.penalty for finding in cell.findings}
+        for name in cell.fallen():
+            costs[row, place[name]] = penalties.get(name, 100.0 / len(ids))
+    return costs
 
 
 def _shifted(cell: Cell, shift: Floats) -> Floats:

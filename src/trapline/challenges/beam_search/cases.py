@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from trapline.arena.judge import expect
-from trapline.arena.judge.traps import Call, case
+from trapline.arena.judge.traps import Call, case, robustness
 from trapline.arena.process.proxy import Stub, Submission
 from trapline.challenges.beam_search import table as lm
 
@@ -235,7 +235,7 @@ def empty_batch(submission: Submission, rng: np.random.Generator) -> None:
     expect.that(not stub.calls, "the model was called for an empty batch")
 
 
-@case
+@robustness
 def bad_input(submission: Submission, rng: np.random.Generator) -> None:
     def call(prompts: Any, answer: Any = None, **changes: Any) -> None:
         settings = {"beam_width": 2, "max_new_tokens": 2, "eos_id": int(rng.integers(4)), **changes}

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from trapline.arena.judge import expect
-from trapline.arena.judge.traps import Call, case
+from trapline.arena.judge.traps import Call, case, robustness
 from trapline.arena.process.proxy import Stub, Submission
 from trapline.challenges.dflash import table
 from trapline.gold.tree_decoding import oracle
@@ -271,7 +271,7 @@ def float32_models(submission: Submission, rng: np.random.Generator) -> None:
     )
 
 
-@case
+@robustness
 def bad_input(submission: Submission, rng: np.random.Generator) -> None:
     bad = (ValueError, TypeError)
     log_q = exact_draft(rng, 2, 4)

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from trapline.arena.judge import expect
-from trapline.arena.judge.traps import Call, Precision, case
+from trapline.arena.judge.traps import Call, Precision, case, robustness
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.flash_attention_forward.cases import (
     REFUSALS,
@@ -184,7 +184,7 @@ def empty_inputs(submission: Submission, rng: np.random.Generator) -> None:
             differentiates(submission, arguments, causal=causal, tile=4)
 
 
-@case
+@robustness
 def bad_input_is_refused(submission: Submission, rng: np.random.Generator) -> None:
     """Ranks, shapes and dtypes that do not fit are refused, forward and backward."""
     dout, q, k, v, out, lse = draw(Shape(B=2, H=4, G=2, T=5, S=6, D=4), rng, False)

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from trapline.arena.judge import expect
-from trapline.arena.judge.traps import Call, Precision, case
+from trapline.arena.judge.traps import Call, Precision, case, robustness
 from trapline.arena.process.proxy import Submission
 from trapline.gold.attention import oracle
 
@@ -151,7 +151,7 @@ def empty_inputs(submission: Submission, rng: np.random.Generator) -> None:
             attends(submission, *shape.draw(rng, np.float32), causal=causal, tile=4)
 
 
-@case
+@robustness
 def bad_input_is_refused(submission: Submission, rng: np.random.Generator) -> None:
     """Ranks and shapes that do not fit are refused."""
     q, k, v = Shape(B=2, H=4, G=2, T=5, S=6, D=4).draw(rng)

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from trapline.arena.judge import expect
-from trapline.arena.judge.traps import Call, Precision, case
+from trapline.arena.judge.traps import Call, Precision, case, robustness
 from trapline.arena.process.proxy import Submission
 from trapline.gold.softmax_topk import oracle
 
@@ -137,7 +137,7 @@ def no_rows(submission: Submission, rng: Rng) -> None:
         ask(submission, logits_of(rng, (0, 7), dtype), 3)
 
 
-@case
+@robustness
 def bad_input_is_refused(submission: Submission, rng: Rng) -> None:
     logits = logits_of(rng, (3, 6))
     for k in (0, -1, 7):

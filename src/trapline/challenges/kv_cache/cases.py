@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from trapline.arena.judge import expect
-from trapline.arena.judge.traps import Call, Precision, case
+from trapline.arena.judge.traps import Call, Precision, case, robustness
 from trapline.arena.process.proxy import Submission
 from trapline.gold.kv_cache.oracle import ListCache, attention, max_context, quantization_step
 
@@ -338,7 +338,7 @@ def the_pool_holds_what_it_promises(submission: Submission, rng: Rng) -> None:
         twin.add(12)
 
 
-@case
+@robustness
 def unknown_sequences_are_refused(submission: Submission, rng: Rng) -> None:
     for twin in twins(submission, rng, KINDS):
         seq = twin.add(3)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from trapline.arena.judge import expect
-from trapline.arena.judge.traps import Call, Precision, case
+from trapline.arena.judge.traps import Call, Precision, case, robustness
 from trapline.arena.process.proxy import RemoteObject, Stub, Submission
 from trapline.gold.norms import oracle
 
@@ -314,7 +314,7 @@ def empty_batches_work(submission: Submission, rng: Rng) -> None:
         check_both(submission, problem(rng, shape, np.float32))
 
 
-@case
+@robustness
 def bad_input_is_refused(submission: Submission, rng: Rng) -> None:
     p = problem(rng, (2, 3, 4))
     for wrong in (

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 
 from trapline.arena.judge import expect
-from trapline.arena.judge.traps import Call, Precision, case
+from trapline.arena.judge.traps import Call, Precision, case, robustness
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.ternary_training import text
 from trapline.challenges.ternary_training.situations import (
@@ -116,7 +116,7 @@ def splits_documents(submission: Submission, rng: np.random.Generator) -> None:
     expect.equal(_sides(submission, [], 0.5), ([], []), "the split of nothing")
 
 
-@case
+@robustness
 def refuses_bad_arrays(submission: Submission, rng: np.random.Generator) -> None:
     w = grid(rng, 2, 8)
     for bad in (w.astype(np.complex64), w.astype(np.int64), np.float32(1.0)):

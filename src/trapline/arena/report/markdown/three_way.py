@@ -61,7 +61,7 @@ def _entrant(cell: Cell) -> list[str]:
     }
     good = [f"{n}: {d.reason} ({d.score:.0f})" for n, d in measured.items() if (d.score or 0) >= 90]
     bad = [f"{n}: {d.reason} ({d.score:.0f})" for n, d in measured.items() if (d.score or 0) < 70]
-    bad += [f"fell into {trap.id}: {trap.message}" for trap in cell.traps if trap.state == "fail"]
+    bad += [f"fell into {trap.id}: {trap.message}" for trap in cell.traps if trap.accuses]
     score = "" if cell.score is None else f" ({cell.score:.1f})"
     lines = [f"### {text(cell.entrant)}", "", f"Grade: **{cell.letter or cell.state}**{score}"]
     for heading, items in (("Strengths:", good), ("Weaknesses:", bad)):

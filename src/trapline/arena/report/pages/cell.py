@@ -28,11 +28,12 @@ def context(reading: Reading, cell: Cell) -> dict[str, Any]:
         "siblings": square.attempts,
         "shown": cell.letter if graded else WORDS.get(cell.state, cell.state),
         "heat": letter_class(cell.letter) if graded and cell.letter else state_class,
-        "fallen": [(t, challenge.trap(t.id)) for t in cell.traps if t.state == "fail"],
+        "fallen": [(t, challenge.trap(t.id)) for t in cell.traps if t.accuses],
+        "other": [t for t in cell.traps if t.state in ("hidden", "crashed")],
         "held": [trap for trap in cell.traps if trap.state == "pass"],
         "failed_cases": [case for case in cell.cases if case.state == "fail"],
         "passed_cases": [case for case in cell.cases if case.state == "pass"],
-        "unasked": [c for c in [*cell.cases, *cell.traps] if c.state == "not_run"],
+        "unasked": [c for c in [*cell.cases, *cell.traps] if not c.was_asked],
         "dimensions": [
             (name, cell.dimensions[name], evidence.rows(cell.dimensions[name].evidence))
             for name in DIMENSIONS

@@ -35,8 +35,8 @@ def trap_rows(reading: Reading, challenge_id: str, cells: list[Cell]) -> list[tu
     asked: Counter[str] = Counter()
     for cell in cells:
         for check in cell.traps:
-            asked[check.id] += check.state != "not_run"
-            if check.state == "fail":
+            asked[check.id] += check.was_asked
+            if check.accuses:
                 fell.setdefault(check.id, []).append(cell)
     traps = reading.field.challenges[challenge_id].traps
     rows = [(trap, fell.get(trap.id, []), asked[trap.id]) for trap in traps]

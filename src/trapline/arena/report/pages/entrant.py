@@ -37,7 +37,7 @@ def context(reading: Reading, entrant: str) -> dict[str, Any]:
 def _falls(reading: Reading, cell: Cell) -> dict[str, Any]:
     """One cell's fallen traps, most severe first, up to a limit."""
     challenge = reading.field.challenges[cell.challenge]
-    fallen = [(trap, challenge.trap(trap.id)) for trap in cell.traps if trap.state == "fail"]
+    fallen = [(trap, challenge.trap(trap.id)) for trap in cell.traps if trap.accuses]
     fallen.sort(key=lambda pair: GRAVITY.get(pair[1].severity, len(GRAVITY)))
     return {
         "cell": cell,

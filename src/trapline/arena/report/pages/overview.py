@@ -58,7 +58,7 @@ def facts(reading: Reading) -> list[tuple[str, str, str]]:
     if reading.executed:
         passed = sum(1 for cell in cells if cell.state == "pass")
         fallen = sum(len(cell.fallen()) for cell in cells)
-        asked = sum(1 for cell in cells for trap in cell.traps if trap.state != "not_run")
+        asked = sum(1 for cell in cells for trap in cell.traps if trap.was_asked)
         level = field.isolation[0] if field.isolation else "–"
         found += [
             ("Cells graded", str(len(cells)), f"{passed} fulfil the whole contract"),

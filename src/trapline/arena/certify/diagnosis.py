@@ -1,0 +1,201 @@
+"""Certifies the diagnosis: each named bug is found under its own name, and nothing else is."""
+
+import json
+import random
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from trapline.arena.challenge import Challenge
+from trapline.arena.errors import ArenaError
+from trapline.arena.judge.diagnosis import Diagnoser, Failure, failure_of
+from trapline.arena.judge.mutants import MutantHost, Run
+from trapline.arena.record import CheckResult, Finding, Record
+from trapline.arena.runs.executor import run_all
+
+DICTIONARY = "fault_dictionary.json"
+#: Situations are drawn at random: a check counts when it fails for each of these seeds.
+SEEDS = (1, 2)
+
+LEAST_LEADING = 0.97
+MOST_ACCUSED = 0.1
+LEAST_PAIRS = 0.8
+
+
+class Diagnosed(Record):
+    """One subject: the bugs that it carries and the findings."""
+
+    subject: str
+    carries: list[str]
+    findings: list[Finding]
+
+    @property
+    def causes(self) -> list[str]:
+        return [finding.cause for finding in self.findings if finding.cause != "unnamed"]
+
+    @property
+    def leads(self) -> bool:
+        """The first finding is the bug that it carries, confirmed."""
+        if not self.findings or not self.carries:
+            return not self.findings and not self.carries
+        first = self.findings[0]
+        return first.cause in self.carries and first.certainty == "confirmed"
+
+    @property
+    def named(self) -> bool:
+        return set(self.carries) <= set(self.causes)
+
+    @property
+    def accused(self) -> list[Finding]:
+        """Findings that name a bug which it does not carry."""
+        return [f for f in self.findings if f.cause not in (*self.carries, "unnamed")]
+
+
+class DiagnosisCertificate(Record):
+    challenge: str
+    seed: int
+    mutants: list[Diagnosed]
+    pairs: list[Diagnosed]
+    right: list[Diagnosed]
+
+    def summary(self) -> dict[str, float]:
+        """The shares and means that the goals are about."""
+        return {
+            "mutants": len(self.mutants),
+            "lead_with_their_own_finding": _share([d.leads for d in self.mutants]),
+            "accusations_of_others_a_mutant": _mean([len(d.accused) for d in self.mutants]),
+            "critical_accusations_of_others": sum(
+                finding.severity == "critical" for d in self.mutants for finding in d.accused
+            ),
+            "pairs": len(self.pairs),
+            "pairs_with_both_named": _share([d.named for d in self.pairs]),
+            "pairs_with_a_third_accused": _share([bool(d.accused) for d in self.pairs]),
+            "right_answers": len(self.right),
+            "right_answers_with_findings": sum(bool(d.findings) for d in self.right),
+        }
+
+    def holds(self) -> bool:
+        """The goals: 97 % lead, no critical accusation of another bug, no finding in right ones."""
+        found = self.summary()
+        return (
+            found["lead_with_their_own_finding"] >= LEAST_LEADING
+            and found["accusations_of_others_a_mutant"] <= MOST_ACCUSED
+            and not found["critical_accusations_of_others"]
+            and not found["right_answers_with_findings"]
+            and (not self.pairs or found["pairs_with_both_named"] >= LEAST_PAIRS)
+        )
+
+
+def _share(values: Sequence[bool]) -> float:
+    return round(sum(values) / len(values), 4) if values else 0.0
+
+
+def _mean(values: Sequence[int]) -> float:
+    return round(sum(values) / len(values), 4) if values else 0.0
+
+
+class DiagnosisCertifier:
+    """Runs subjects of ours in mutant hosts, one host a thread."""
+
+    def __init__(self, challenge: Challenge, seed: int) -> None:
+        self.challenge, self.seed = challenge, seed
+        self.gold = challenge.solution_files()
+        self.checks = [check.id for check in [*challenge.cases, *challenge.traps]]
+        self.slow: frozenset[str] = getattr(challenge.module("cases"), "SLOW", frozenset())
+        self._local = threading.local()
+        self._hosts: list[MutantHost] = []
+
+    def __enter__(self) -> "DiagnosisCertifier":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for host in self._hosts:
+            host.close()
+
+    def host(self, seed: int) -> MutantHost:
+        hosts: dict[int, MutantHost] = self._local.__dict__.setdefault("hosts", {})
+        if seed not in hosts:
+            hosts[seed] = MutantHost(self.challenge, seed)
+            self._hosts.append(hosts[seed])
+        return hosts[seed]
+
+    def certify(
+        self, pairs: int, on_result: Callable[[Diagnosed], None] = lambda _: None
+    ) -> DiagnosisCertificate:
+        found: dict[str, list[Diagnosed]] = {"mutants": [], "pairs": [], "right": []}
+        for (kind, *_), diagnosed in run_all(self._diagnose, list(self.subjects(pairs))):
+            found[kind].append(diagnosed)
+            on_result(diagnosed)
+        for results in found.values():
+            results.sort(key=lambda diagnosed: diagnosed.subject)
+        return DiagnosisCertificate(challenge=self.challenge.id, seed=self.seed, **found)
+
+    def subjects(self, pairs: int) -> Iterator[tuple[str, str, list[str], dict[str, str]]]:
+        """Kind, name, bugs and files."""
+        for folder in [self.challenge.solution, *self.challenge.alternates]:
+            files = {
+                str(path.relative_to(folder)): path.read_text()
+                for path in sorted(folder.rglob("*.py"))
+            }
+            yield "right", folder.name, [], files
+        for trap in self.challenge.traps:
+            yield "mutants", trap.id, [trap.id], trap.plant(self.gold)
+        draw = random.Random(self.seed)
+        made = 0
+        while made < pairs:
+            one, other = draw.sample(self.challenge.traps, 2)
+            try:
+                files = other.plant(one.plant(self.gold))
+            except ArenaError:
+                continue  # the two edits touch the same text
+            made += 1
+            yield "pairs", f"{one.id} + {other.id}", [one.id, other.id], files
+
+    def _diagnose(self, subject: tuple[str, str, list[str], dict[str, str]]) -> Diagnosed:
+        _, name, carries, files = subject
+        host = self.host(self.seed)
+        failures = list(self.failures(host, files, carries))
+        found = Diagnoser(self.challenge, host, failures).diagnose()
+        return Diagnosed(subject=name, carries=carries, findings=found.findings)
+
+    def failures(
+        self, host: MutantHost, files: dict[str, str], carries: Sequence[str]
+    ) -> Iterator[Failure]:
+        for check in self.checks:
+            if check in self.slow and check not in carries:
+                continue
+            run = host.run_files(files, check)
+            if run.failed:
+                yield _failure(check, run)
+
+    def dictionary(self, on_result: Callable[[], None] = lambda: None) -> dict[str, list[str]]:
+        """Trap id → the checks that its mutant fails for every seed."""
+        jobs = [(trap.id, seed) for trap in self.challenge.traps for seed in SEEDS]
+        fails: dict[str, set[str]] = {}
+        for (trap, _), failed in run_all(lambda job: self._fails(*job), jobs):
+            fails[trap] = fails[trap] & failed if trap in fails else failed
+            on_result()
+        survivors = [trap for trap, failed in fails.items() if trap not in failed]
+        if survivors:
+            raise ArenaError(f"mutants that survive their own trap: {', '.join(survivors)}")
+        order = {check: place for place, check in enumerate(self.checks)}
+        return {
+            trap.id: sorted(fails[trap.id], key=order.__getitem__) for trap in self.challenge.traps
+        }
+
+    def _fails(self, trap: str, seed: int) -> set[str]:
+        host = self.host(seed)
+        asked = [check for check in self.checks if check not in self.slow or check == trap]
+        return {check for check in asked if host.run(trap, check).failed}
+
+
+def _failure(check: str, run: Run) -> Failure:
+    result = CheckResult(id=check, state="fail", message=run.message)
+    return failure_of(result, run.transcript)
+
+
+def write_dictionary(challenge: Challenge, fails: dict[str, list[str]]) -> Path:
+    path = challenge.folder / DICTIONARY
+    lines = [f"  {json.dumps(trap)}: {json.dumps(checks)}" for trap, checks in fails.items()]
+    path.write_text('{"fails": {\n' + ",\n".join(lines) + "\n}}\n")
+    return path

@@ -1,0 +1,200 @@
+"""Whether a submission and a mutant gave the same wrong answers to the same calls."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from trapline.arena.process.proxy import RemoteObject, Stub
+from trapline.arena.process.transcript import Exchange, Transcript
+
+#: Two right computations of the same formula differ by less than this share of the largest value,
+#: by the width of the numbers in bytes.
+_ROUNDING = {2: 4e-3, 4: 1e-4, 8: 1e-8, 16: 1e-8}
+#: Of the distance to the right answer: what two forms of the same bug may differ by.
+_SAME_ERROR = 0.02
+Mask = np.ndarray
+#: Where the submission is wrong, where the mutant is wrong, where the two agree.
+Masks = tuple[Mask, Mask, Mask]
+
+
+class Opaque:
+    """Stands for an object that stays in its own process."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Element by element: where the submission is wrong, where the mutant is, where they agree."""
+
+    wrong: Mask
+    mutant_wrong: Mask
+    same: Mask
+    #: Both checks ended after the same number of calls.
+    same_end: bool
+
+    @property
+    def is_same(self) -> bool:
+        """The same wrong answers throughout."""
+        return self.same_end and bool(np.all(self.same)) and bool(np.any(self.wrong))
+
+    @property
+    def contains_mutant(self) -> bool:
+        """The submission has every wrong element of the mutant, and perhaps others."""
+        return bool(np.any(self.mutant_wrong)) and bool(np.all(self.same[self.mutant_wrong]))
+
+    @property
+    def is_right(self) -> bool:
+        """Neither has a wrong answer: the check failed for what it saw beside the answers."""
+        return self.same_end and not np.any(self.wrong) and not np.any(self.mutant_wrong)
+
+    @property
+    def explained(self) -> Mask:
+        """The submission's wrong elements that the mutant has, too."""
+        return self.wrong & self.mutant_wrong & self.same
+
+    def unexplained(self, others: Mask) -> bool:
+        """This mutant explains wrong elements that the others leave open."""
+        length = min(len(others), len(self.wrong))
+        return bool(np.any(self.explained[:length] & ~others[:length]))
+
+
+def compare(got: Transcript, mutant: Transcript, right: Transcript) -> Comparison:
+    """Answers to the calls that all three were asked."""
+    masks: list[Masks] = []
+    exchanges = zip(got.exchanges, mutant.exchanges, right.exchanges, strict=False)
+    for mine, theirs, gold in exchanges:
+        masks += _exchange(mine, theirs, gold)
+        if mine.entry != theirs.entry:
+            break
+    wrong, mutant_wrong, same = (
+        np.concatenate(parts) if parts else np.zeros(0, bool)
+        for parts in ([m[i] for m in masks] for i in range(3))
+    )
+    return Comparison(wrong, mutant_wrong, same, len(got.exchanges) == len(mutant.exchanges))
+
+
+def _exchange(mine: Exchange, theirs: Exchange, gold: Exchange) -> Iterator[Masks]:
+    if mine.returned and theirs.returned and gold.returned:
+        yield from _values(mine.answer, theirs.answer, gold.answer)
+    elif mine.returned and theirs.returned:
+        # Both accept what the contract refuses; what they then answer is arbitrary.
+        yield _one(True, True, True)
+    else:
+        outcomes = [_outcome(exchange) for exchange in (mine, theirs, gold)]
+        same = outcomes[0] == outcomes[1] and mine.entry == theirs.entry
+        yield _one(outcomes[0] != outcomes[2], outcomes[1] != outcomes[2], same)
+
+
+def _outcome(exchange: Exchange) -> str:
+    return exchange.raised or ("died" if exchange.died else "returned")
+
+
+def _one(wrong: bool, mutant_wrong: bool, same: bool) -> Masks:
+    return np.array([wrong]), np.array([mutant_wrong]), np.array([same])
+
+
+def _values(mine: Any, theirs: Any, right: Any) -> Iterator[Masks]:
+    kinds = {_kind(value) for value in (mine, theirs, right)}
+    if len(kinds) == 1 and isinstance(mine, list | tuple):
+        for items in zip(mine, theirs, right, strict=True):
+            yield from _values(*items)
+    elif len(kinds) == 1 and isinstance(mine, dict):
+        for key, value in mine.items():
+            yield from _values(value, theirs[key], right[key])
+    elif len(kinds) == 1 and isinstance(mine, np.ndarray):
+        yield from _arrays(mine, theirs, right)
+    else:
+        agree = equal_values(mine, theirs)
+        yield _one(not equal_values(mine, right), not equal_values(theirs, right), agree)
+
+
+def _kind(value: Any) -> Any:
+    """Values of the same kind are compared part by part."""
+    if isinstance(value, np.ndarray):
+        return "array", value.shape, value.dtype
+    if isinstance(value, list | tuple):
+        return "sequence", len(value)
+    if isinstance(value, dict):
+        return "dict", frozenset(value)
+    return "value"
+
+
+def _arrays(mine: Mask, theirs: Mask, right: Mask) -> Iterator[Masks]:
+    if mine.dtype.kind not in "fc":
+        yield (mine != right).ravel(), (theirs != right).ravel(), (mine == theirs).ravel()
+        return
+    a, b, exact = (value.astype(np.complex128).ravel() for value in (mine, theirs, right))
+    real = mine.real.dtype
+    rounding, eps = _ROUNDING[real.itemsize], float(np.finfo(real).eps)
+    with np.errstate(all="ignore"):
+        scale = _largest(exact) or _largest(a)
+        error = _finite(np.abs(a - exact))
+        largest = float(np.max(error, initial=0.0))
+        is_rounding = largest < 10 * rounding * scale and bool(np.all(_both_finite(a, exact)))
+        if is_rounding:  # an error of rounding must be the same one
+            allowed = np.full(a.shape, 32 * eps * scale)
+        else:
+            allowed = np.maximum(rounding * scale, _SAME_ERROR * error)
+            allowed = np.minimum(allowed, max(0.1 * largest, 32 * eps * scale))
+        wrong, mutant_wrong = ~_close(a, exact, allowed), ~_close(b, exact, allowed)
+        yield wrong, mutant_wrong, _close(a, b, allowed)
+
+
+def _finite(values: Mask) -> Mask:
+    return np.where(np.isfinite(values), values, 0.0)
+
+
+def _both_finite(a: Mask, b: Mask) -> Mask:
+    return np.isfinite(a) == np.isfinite(b)
+
+
+def _largest(values: Mask) -> float:
+    return float(np.max(_finite(np.abs(values)), initial=0.0))
+
+
+def _close(a: Mask, b: Mask, allowed: Mask) -> Mask:
+    close = np.abs(a - b) <= allowed
+    return np.asarray(close | (a == b) | (np.isnan(a) & np.isnan(b)))
+
+
+def equal_values(mine: Any, theirs: Any) -> bool:
+    """Within rounding, and of the same form."""
+    if _is_opaque(mine) or _is_opaque(theirs):
+        return _is_opaque(mine) and _is_opaque(theirs)
+    if isinstance(mine, list | tuple) and isinstance(theirs, list | tuple):
+        return len(mine) == len(theirs) and all(map(equal_values, mine, theirs))
+    if isinstance(mine, dict) and isinstance(theirs, dict):
+        return mine.keys() == theirs.keys() and all(
+            equal_values(value, theirs[key]) for key, value in mine.items()
+        )
+    if _is_number(mine) and _is_number(theirs):
+        return _equal_numbers(np.asarray(mine), np.asarray(theirs))
+    return type(mine) is type(theirs) and bool(mine == theirs)
+
+
+def _is_opaque(value: Any) -> bool:
+    return isinstance(value, RemoteObject | Stub | Opaque)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, np.ndarray | np.generic | int | float | complex)
+
+
+def _equal_numbers(a: np.ndarray, b: np.ndarray) -> bool:
+    if a.shape != b.shape or a.dtype.kind != b.dtype.kind:
+        return False
+    if a.dtype.kind not in "fc":
+        return bool(np.array_equal(a, b))
+    if a.dtype != b.dtype:
+        return False
+    with np.errstate(all="ignore"):
+        rounding = _ROUNDING[a.real.dtype.itemsize]
+        wide_a, wide_b = a.astype(np.complex128), b.astype(np.complex128)
+        allowed = np.full(a.shape, rounding * max(_largest(wide_a), _largest(wide_b)))
+        return bool(np.all(_close(wide_a, wide_b, allowed)))
+
+
+def without_numbers(message: str) -> str:
+    return re.sub(r"[-+]?[\d.]+(e[-+]?\d+)?", "#", message)

@@ -1,0 +1,399 @@
+"""From failed checks to root causes.
+
+Each challenge knows what every named bug does: its fault dictionary lists the checks that the bug's
+mutant fails. A cause is chosen in two steps. First by the pattern: a bug whose mutant fails checks
+that the submission passes is not its bug. Then by the answers: the mutant is run on the failing
+checks, and where it gives the same wrong answers the cause is confirmed. What a chosen cause
+explains is set aside, and the search goes on with the rest.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from trapline.arena.challenge import Challenge
+from trapline.arena.judge import rubric
+from trapline.arena.judge.checks import run_check
+from trapline.arena.judge.comparison import Comparison, compare, without_numbers
+from trapline.arena.judge.mutants import GOLD, MutantHost
+from trapline.arena.judge.reproduction import call_in_words, call_size
+from trapline.arena.judge.traps import Case, Trap
+from trapline.arena.process.proxy import Submission
+from trapline.arena.process.transcript import Transcript
+from trapline.arena.record import CheckResult, CheckState, Finding
+
+#: So many candidates are compared by their answers, and on so many checks each.
+MOST_CANDIDATES = 16
+MOST_CHECKS = 12
+#: Of these, the best by pattern, the first whose control passes is likely.
+MOST_LIKELY = 3
+#: A likely cause fails mostly what the submission fails, and explains a fair part of it.
+LEAST_PRECISION = 0.8
+LEAST_FIT = 0.4
+#: Of two bugs at once, each shows in most of the checks that its mutant fails.
+LEAST_CONTAINED = 0.6
+#: Failures that no cause explains, as a share of all, that are still taken for echoes of one.
+ECHO = 0.25
+
+
+@dataclass(frozen=True)
+class Failure:
+    """One failed check with what was said in it."""
+
+    id: str
+    message: str
+    transcript: Transcript
+    #: Why no answer came, as (exception, place, message without numbers); empty if one did.
+    crash: tuple[str, str, str] = ("", "", "")
+    #: What the submission does not offer, in words; empty when the check could be asked.
+    not_offered: str = ""
+
+    @property
+    def crashed(self) -> bool:
+        return bool(self.crash[0])
+
+
+@dataclass
+class Diagnosis:
+    findings: list[Finding] = field(default_factory=list)
+    #: Of every trap that failed.
+    states: dict[str, CheckState] = field(default_factory=dict)
+    #: Of every trap that failed and is not sprung: behind what it is hidden.
+    behind: dict[str, str] = field(default_factory=dict)
+
+
+class Diagnoser:
+    """Explains one submission's failures."""
+
+    def __init__(
+        self,
+        challenge: Challenge,
+        host: MutantHost,
+        failures: Sequence[Failure],
+        control_passes: Callable[[Trap], bool] = lambda trap: True,
+    ) -> None:
+        self.challenge, self.host = challenge, host
+        self.control_passes = control_passes
+        self.asked = {f.id: f for f in failures if not f.not_offered}
+        self.failures = {f.id: f for f in failures}
+        self.traps = {trap.id: trap for trap in challenge.traps}
+        self.rest = set(self.asked)
+        self.causes: dict[str, set[str]] = {}
+        self.confirmed: set[str] = set()
+        self._same: dict[tuple[str, str], bool] = {}
+        self._comparisons: dict[tuple[str, str], Comparison] = {}
+
+    @cached_property
+    def dictionary(self) -> Mapping[str, frozenset[str]]:
+        return self.challenge.fault_dictionary
+
+    def diagnose(self) -> Diagnosis:
+        while self.rest:
+            cause = self._confirmed_cause() or self._contained_cause() or self._likely_cause()
+            if cause is None:
+                break
+            self._set_aside(cause)
+        return self._report()
+
+    # -- choosing a cause -------------------------------------------------------------------------
+
+    def _confirmed_cause(self) -> str | None:
+        """The bug whose mutant gives the same wrong answers to the most failing checks."""
+        candidates = [
+            trap
+            for trap in self._by_fit()[:MOST_CANDIDATES]
+            if self._precision(trap) >= 0.5 and self._same_answers(trap, trap)
+        ]
+        if not candidates:
+            return None
+        checks = self._deciding(candidates)
+        best = max(candidates, key=lambda trap: (self._agreement(trap, checks), self._fit(trap)))
+        self.confirmed.add(best)
+        return best
+
+    def _contained_cause(self) -> str | None:
+        """With two bugs at once: one whose wrong elements are all there, among others."""
+        candidates = [
+            trap
+            for trap in self._by_fit()[:MOST_CANDIDATES]
+            if self._precision(trap) == 1.0
+            and self._comparison(trap, trap).contains_mutant
+            and self._adds(trap, trap)
+        ]
+        if not candidates:
+            return None
+        checks = self._deciding(candidates)
+        contained = {
+            trap: sum(
+                self._comparison(trap, check).contains_mutant
+                for check in checks
+                if check in self._fails(trap)
+            )
+            / sum(1 for check in checks if check in self._fails(trap))
+            for trap in candidates
+        }
+        best = max(candidates, key=lambda trap: (contained[trap], self._fit(trap)))
+        return best if contained[best] >= LEAST_CONTAINED else None
+
+    def _likely_cause(self) -> str | None:
+        if self.causes and len(self.rest) <= ECHO * len(self.asked):
+            return None
+        for trap in self._by_fit()[:MOST_LIKELY]:
+            if self._fit(trap) < LEAST_FIT:
+                return None
+            if self._precision(trap) >= LEAST_PRECISION and self.control_passes(self.traps[trap]):
+                return trap
+        return None
+
+    def _by_fit(self) -> list[str]:
+        """Traps that failed and are not explained yet, by how well their bug's pattern fits."""
+        candidates = [c for c in self.rest if c in self.traps and c not in self.causes]
+        return sorted(candidates, key=lambda trap: (-self._fit(trap), -self._precision(trap), trap))
+
+    def _fails(self, trap: str) -> frozenset[str]:
+        return self.dictionary.get(trap, frozenset({trap}))
+
+    def _fit(self, trap: str) -> float:
+        """Overlap of what the mutant fails with what is left to explain, over their union."""
+        fails = self._fails(trap)
+        unexplained = fails - (self.asked.keys() - self.rest)
+        return len(unexplained & self.rest) / len(unexplained | self.rest)
+
+    def _precision(self, trap: str) -> float:
+        """The share of the checks that the mutant fails which the submission fails, too."""
+        fails = self._fails(trap)
+        return len(fails & self.failures.keys()) / len(fails)
+
+    def _deciding(self, candidates: Sequence[str]) -> list[str]:
+        """The checks on which the candidates are compared: their own traps come first."""
+        own = [trap for trap in candidates if trap in self.rest]
+        others = sorted(self.rest.difference(own))
+        return [*own, *others][: max(MOST_CHECKS, len(own))]
+
+    def _agreement(self, trap: str, checks: Sequence[str]) -> int:
+        """On how many of these checks the mutant answers as the submission does."""
+        fails = self._fails(trap)
+        same = sum(1 for check in checks if check in fails and self._same_answers(trap, check))
+        return same - len(fails - self.failures.keys())
+
+    def _comparison(self, trap: str, check: str) -> Comparison:
+        key = trap, check
+        if key not in self._comparisons:
+            mutant, right = self.host.run(trap, check), self.host.run(GOLD, check)
+            got = self.failures[check].transcript
+            self._comparisons[key] = compare(got, mutant.transcript, right.transcript)
+        return self._comparisons[key]
+
+    def _same_answers(self, trap: str, check: str) -> bool:
+        key = trap, check
+        if key not in self._same:
+            self._same[key] = self._is_same(trap, check)
+        return self._same[key]
+
+    def _is_same(self, trap: str, check: str) -> bool:
+        mutant = self.host.run(trap, check)
+        if not mutant.failed:
+            return False
+        found = self._comparison(trap, check)
+        if found.is_same:
+            return True
+        same_reason = without_numbers(self.failures[check].message) == without_numbers(
+            mutant.message
+        )
+        return same_reason and (found.is_right or self._varies(trap, check))
+
+    def _varies(self, trap: str, check: str) -> bool:
+        """The mutant's own answers differ from run to run, so that only the reason can be equal."""
+        first, right = self.host.run(trap, check), self.host.run(GOLD, check)
+        again = self.host.run_again(trap, check)
+        return not compare(first.transcript, again.transcript, right.transcript).is_same
+
+    # -- what a cause explains --------------------------------------------------------------------
+
+    def _set_aside(self, cause: str) -> None:
+        """Removes what this cause explains, but not what another bug explains better."""
+        explained = {cause}
+        self.causes[cause] = explained
+        for check in sorted(self.rest & self._fails(cause)):
+            if not self._has_own_cause(cause, check):
+                explained.add(check)
+        self.rest -= explained
+
+    def _has_own_cause(self, cause: str, check: str) -> bool:
+        """This trap's own bug explains what the causes so far leave open."""
+        if check not in self.traps or check == cause or self._same_answers(cause, check):
+            return False
+        if cause not in self.confirmed and self._comparison(cause, cause).contains_mutant is False:
+            return False
+        if self._same_answers(check, check):
+            return True
+        own = self._comparison(check, check)
+        return self._precision(check) == 1.0 and own.contains_mutant and self._adds(check, check)
+
+    def _adds(self, trap: str, check: str) -> bool:
+        """The mutant explains wrong elements of this check that the causes so far do not."""
+        covered = np.zeros(len(self._comparison(trap, check).wrong), bool)
+        for cause in self.causes:
+            explained = self._comparison(cause, check).explained
+            length = min(len(covered), len(explained))
+            covered[:length] |= explained[:length]
+        return self._comparison(trap, check).unexplained(covered)
+
+    # -- findings ---------------------------------------------------------------------------------
+
+    def _report(self) -> Diagnosis:
+        diagnosis = Diagnosis()
+        order = sorted(
+            self.causes, key=lambda c: (c not in self.confirmed, -len(self.causes[c]), c)
+        )
+        diagnosis.findings = [self._named(cause) for cause in order]
+        echoes = len(self.rest) <= ECHO * len(self.asked) and bool(order)
+        if not echoes:
+            diagnosis.findings += self._unnamed()
+        diagnosis.findings += self._not_offered()
+        diagnosis.findings = _with_penalties(diagnosis.findings, self.traps)
+        for check in self.failures:
+            if check in self.traps:
+                state, behind = self._state(check, diagnosis.findings)
+                diagnosis.states[check] = state
+                diagnosis.behind[check] = behind
+        return diagnosis
+
+    def _named(self, cause: str) -> Finding:
+        trap = self.traps[cause]
+        failure = self.failures[cause]
+        explains = [cause, *sorted(self.causes[cause] - {cause})]
+        return Finding(
+            cause=cause,
+            certainty="confirmed" if cause in self.confirmed else "likely",
+            severity=trap.severity,
+            sentence=_sentence(trap.catches),
+            explains=explains,
+            call=call_in_words(failure.transcript),
+            where=failure.crash[1],
+            dimension=trap.dimension,
+        )
+
+    def _unnamed(self) -> list[Finding]:
+        """One finding for each place that raises, and one for all other wrong answers."""
+        groups: dict[tuple[str, str, str], list[Failure]] = {}
+        for check in self.asked:
+            if check in self.rest:
+                groups.setdefault(self.failures[check].crash, []).append(self.failures[check])
+        ordered = sorted(groups.items(), key=lambda item: -len(item[1]))
+        return [self._unnamed_finding(crash, failures) for crash, failures in ordered]
+
+    def _unnamed_finding(self, crash: tuple[str, str, str], failures: list[Failure]) -> Finding:
+        smallest = min(failures, key=lambda failure: (call_size(failure.transcript), failure.id))
+        is_contract = any(failure.id not in self.traps for failure in failures)
+        severe = is_contract or any(
+            self.traps[failure.id].severity == "critical" for failure in failures
+        )
+        return Finding(
+            cause="unnamed",
+            certainty="likely",
+            severity="major" if severe else "minor",
+            sentence=_crash_sentence(crash) if crash[0] else _sentence(smallest.message),
+            explains=[smallest.id, *(f.id for f in failures if f is not smallest)],
+            call=call_in_words(smallest.transcript),
+            where=crash[1],
+        )
+
+    def _not_offered(self) -> list[Finding]:
+        groups: dict[str, list[str]] = {}
+        for failure in self.failures.values():
+            if failure.not_offered:
+                groups.setdefault(failure.not_offered, []).append(failure.id)
+        return [
+            Finding(
+                cause="unnamed",
+                certainty="confirmed",
+                severity="major",
+                sentence=_sentence(f"{what} is not offered"),
+                explains=checks,
+                call=call_in_words(self.failures[checks[0]].transcript),
+            )
+            for what, checks in groups.items()
+        ]
+
+    def _state(self, check: str, findings: Sequence[Finding]) -> tuple[CheckState, str]:
+        failure = self.failures[check]
+        if failure.not_offered:
+            return "not_asked", f"{failure.not_offered} is not offered"
+        if check in self.causes:
+            return "sprung", ""
+        for finding in findings:
+            if check in finding.explains and finding.cause != "unnamed":
+                return "hidden", finding.cause
+        if failure.crashed:
+            return "crashed", failure.message
+        return "hidden", findings[0].cause if findings else "unnamed"
+
+
+def _with_penalties(findings: Sequence[Finding], traps: Mapping[str, Trap]) -> list[Finding]:
+    """Each finding with what it costs; constructed bugs cost little."""
+    left, priced = rubric.CONSTRUCTED_MOST, []
+    for finding in findings:
+        penalty = rubric.PENALTY[finding.severity]
+        trap = traps.get(finding.cause)
+        if trap is not None and not trap.seen:
+            penalty = min(left, rubric.CONSTRUCTED_SHARE * penalty)
+            left -= penalty
+        priced.append(finding.model_copy(update={"penalty": penalty}))
+    return priced
+
+
+def _sentence(text: str) -> str:
+    text = text.strip()
+    return text if text.endswith((".", "!", "?")) else text + "."
+
+
+def _crash_sentence(crash: tuple[str, str, str]) -> str:
+    kind, where, message = crash
+    place = f" at {where}" if where else ""
+    return _sentence(f"{kind}{place}: {message}" if message else f"{kind}{place}")
+
+
+def failure_of(result: CheckResult, transcript: Transcript, not_offered: str = "") -> Failure:
+    """A failed check, with the crash that ended it, if one did."""
+    last = transcript.exchanges[-1] if transcript.exchanges else None
+    crash = ("", "", "")
+    if last is not None and last.died and result.message.startswith(last.died[:40]):
+        crash = ("its process ends", "", without_numbers(last.died)[:200])
+    elif last is not None and last.raised and result.message.startswith(f"raised {last.raised}"):
+        if " was due" not in result.message:
+            crash = (f"raises {last.raised}", last.where, without_numbers(last.message)[:200])
+    elif result.message.startswith("not asked"):
+        crash = ("its process ends", "", "hangs or dies again and again")
+    return Failure(result.id, result.message, transcript, crash, not_offered)
+
+
+def diagnose(
+    challenge: Challenge,
+    failures: Sequence[tuple[CheckResult, Transcript]],
+    submission: Submission,
+    seed: int,
+) -> Diagnosis:
+    """The root causes of these failures; our mutants run on the same calls for comparison."""
+    if not failures:
+        return Diagnosis()
+    offered = getattr(challenge.module("cases"), "not_offered", _not_implemented)
+    found = [
+        failure_of(result, transcript, offered(transcript) if transcript.exchanges else "")
+        for result, transcript in failures
+    ]
+
+    def control_passes(trap: Trap) -> bool:
+        if trap.control is None:
+            return True
+        return run_check(Case(trap.id, trap.control), submission, seed).state == "pass"
+
+    with MutantHost(challenge, seed, submission.full) as host:
+        return Diagnoser(challenge, host, found, control_passes).diagnose()
+
+
+def _not_implemented(transcript: Transcript) -> str:
+    last = transcript.exchanges[-1]
+    return f"{last.entry} as asked for here" if last.raised == "NotImplementedError" else ""

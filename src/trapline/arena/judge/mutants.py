@@ -1,0 +1,217 @@
+"""Runs the gold solution and its mutants on single checks, in a process of their own.
+
+A wrong answer is compared with what each known bug would have answered to the same calls. That
+code is ours, so it needs no sandbox, only a process that may hang or die: `serve` answers requests
+on its standard input, `MutantHost` is the other end.
+"""
+
+import pickle
+import resource
+import struct
+import subprocess
+import sys
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from selectors import EVENT_READ, DefaultSelector
+from tempfile import TemporaryDirectory
+from typing import IO, Any
+
+from trapline.arena.challenge import Challenge, load
+from trapline.arena.errors import ArenaError
+from trapline.arena.judge.checks import run_check
+from trapline.arena.judge.comparison import Opaque
+from trapline.arena.process.local import LocalSubmission
+from trapline.arena.process.proxy import RemoteObject, Stub, Submission
+from trapline.arena.process.transcript import Exchange, Transcript
+
+GOLD = "gold"
+#: A mutant that takes longer over one check is taken for one that hangs.
+SECONDS = 60.0
+_LENGTH = struct.Struct("!Q")
+
+
+@dataclass(frozen=True)
+class Run:
+    """One check of one subject: whether it failed, why, and what was said."""
+
+    failed: bool
+    message: str
+    transcript: Transcript
+
+
+HUNG = Run(True, "no answer", Transcript())
+
+
+class MutantHost:
+    """The process that runs our code; started when first asked, and again after it died."""
+
+    def __init__(self, challenge: Challenge, seed: int, full: bool = False) -> None:
+        self.challenge, self.seed, self.full = challenge, seed, full
+        self._process: subprocess.Popen[bytes] | None = None
+        self._seen: dict[tuple[str, str], Run] = {}
+
+    def run(self, subject: str, check: str) -> Run:
+        """`subject` is a trap's id, for its mutant, or GOLD."""
+        key = subject, check
+        if key not in self._seen:
+            self._seen[key] = self._ask(subject, check)
+        return self._seen[key]
+
+    def run_again(self, subject: str, check: str) -> Run:
+        """Loaded anew, for code whose answers may vary."""
+        return self._ask(subject, check, again=True)
+
+    def run_files(self, files: dict[str, str], check: str) -> Run:
+        """Any files of ours, for example two mutants at once."""
+        return self._ask(files, check)
+
+    def _ask(self, subject: str | dict[str, str], check: str, again: bool = False) -> Run:
+        process = self._running()
+        request = (self.challenge.id, subject, check, self.seed, self.full, again)
+        assert process.stdin is not None
+        assert process.stdout is not None
+        _write(process.stdin, request)
+        with DefaultSelector() as ready:
+            ready.register(process.stdout, EVENT_READ)
+            answered = ready.select(SECONDS)
+        run = _read(process.stdout) if answered else None
+        if run is None:
+            self.close()
+            return HUNG
+        if isinstance(run, str):
+            raise ArenaError(run)
+        assert isinstance(run, Run)
+        return run
+
+    def _running(self) -> "subprocess.Popen[bytes]":
+        if self._process is None:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", f"from {__name__} import serve; serve()"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+            )
+        return self._process
+
+    def close(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()
+            self._process = None
+
+    def __enter__(self) -> "MutantHost":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _write(stream: IO[bytes], value: Any) -> None:
+    data = pickle.dumps(value)
+    try:
+        stream.write(_LENGTH.pack(len(data)) + data)
+        stream.flush()
+    except BrokenPipeError:
+        return  # the reader sees the end of the stream
+
+
+def _read(stream: IO[bytes]) -> Any:
+    """The next value, or None at the end of the stream."""
+    head = stream.read(_LENGTH.size)
+    if len(head) < _LENGTH.size:
+        return None
+    (length,) = _LENGTH.unpack(head)
+    data = stream.read(length)
+    # Both ends are this module: nothing that a submission made is ever read here.
+    return pickle.loads(data) if len(data) == length else None  # noqa: S301
+
+
+def _opaque(value: Any) -> Any:
+    """The same value, with a marker for each object that stays in this process."""
+    if isinstance(value, RemoteObject | Stub):
+        return Opaque()
+    if isinstance(value, list | tuple):
+        return type(value)(_opaque(item) for item in value)
+    if isinstance(value, dict):
+        return {key: _opaque(item) for key, item in value.items()}
+    return value
+
+
+def sendable(transcript: Transcript) -> Transcript:
+    """The answers without the arguments, which the other end knows."""
+    return Transcript([_sendable(exchange) for exchange in transcript.exchanges])
+
+
+def _sendable(exchange: Exchange) -> Exchange:
+    return replace(exchange, args=(), kwargs={}, on=None, answer=_opaque(exchange.answer))
+
+
+class _Server:
+    """Keeps the subjects that it has loaded: the same few are asked about many checks."""
+
+    def __init__(self) -> None:
+        self.loaded: dict[str, Submission] = {}
+        self.folders = ExitStack()
+
+    def serve(self) -> None:
+        requests, answers = sys.stdin.buffer, sys.stdout.buffer
+        sys.stdout = sys.stderr
+        with self.folders:
+            while (request := _read(requests)) is not None:
+                try:
+                    answer: Any = self.run(*request)
+                except ArenaError as error:
+                    answer = str(error)
+                _write(answers, answer)
+
+    def run(
+        self,
+        name: str,
+        subject: str | dict[str, str],
+        check_id: str,
+        seed: int,
+        full: bool,
+        again: bool,
+    ) -> Run:
+        challenge = load(name)
+        if not self.loaded:
+            _limit_memory(challenge)
+        check = next(c for c in [*challenge.cases, *challenge.traps] if c.id == check_id)
+        key = subject if isinstance(subject, str) else str(sorted(subject.items()))
+        if again or key not in self.loaded:
+            try:
+                self.loaded[key] = self.load(challenge, subject, full)
+            except Exception as error:  # a mutant that cannot be imported fails everything
+                return Run(True, f"cannot be imported: {error}", Transcript())
+        submission = self.loaded[key]
+        result = run_check(check, submission, seed)
+        return Run(result.state == "fail", result.message, sendable(submission.transcript))
+
+    def load(self, challenge: Challenge, subject: str | dict[str, str], full: bool) -> Submission:
+        folder = Path(self.folders.enter_context(TemporaryDirectory(prefix="trapline-")))
+        for path, source in _files(challenge, subject).items():
+            (folder / path).write_text(source)
+        config = challenge.sandbox_config("process", challenge.plan.limits.mutant_seconds)
+        return LocalSubmission(folder, config, full=full)
+
+
+def _files(challenge: Challenge, subject: str | dict[str, str]) -> dict[str, str]:
+    gold = challenge.solution_files()
+    if isinstance(subject, dict):
+        return subject
+    if subject == GOLD:
+        return gold
+    return next(trap for trap in challenge.traps if trap.id == subject).plant(gold)
+
+
+def _limit_memory(challenge: Challenge) -> None:
+    """As in the sandbox: what does not fit raises MemoryError."""
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    most = used + (challenge.plan.limits.memory_mb << 20)
+    resource.setrlimit(resource.RLIMIT_AS, (most, hard))
+
+
+def serve() -> None:
+    _Server().serve()

@@ -1,0 +1,172 @@
+"""Our own code, run in this process through the same doors as a submission.
+
+For the gold solution and its mutants only: there is no sandbox here. What goes in and out is copied
+by the same encoder as over the channel, so that a check cannot tell the two apart.
+"""
+
+import importlib.util
+import signal
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trapline.arena.errors import SubmissionDied, SubmissionRaised
+from trapline.arena.process import wire
+from trapline.arena.process.proxy import RemoteObject, Stub, Submission
+from trapline.arena.process.session import SandboxConfig
+from trapline.arena.process.worker import SUBMISSION
+
+
+class _TooLongError(BaseException):
+    """The call ran past its time; not an Exception, so that the code under test lets it pass."""
+
+
+class LocalSubmission(Submission):
+    """Files of ours, imported here. One at a time in a process: all are called `solution`."""
+
+    def __init__(self, folder: Path, config: SandboxConfig, *, full: bool = False) -> None:
+        super().__init__(folder, config, full=full)
+        self._module = _load(folder)
+        self._objects: dict[int, Any] = {}
+
+    def fresh(self) -> "LocalSubmission":
+        other = LocalSubmission(self.folder, self.config, full=self.full)
+        other.transcript = self.transcript
+        return other
+
+    def close(self) -> None:
+        self._objects.clear()
+
+    def _ask(
+        self, entry: str, args: tuple[Any, ...], kwargs: dict[str, Any], on: RemoteObject | None
+    ) -> Any:
+        return self._run(entry, args, kwargs, on)[0]
+
+    def _ask_and_observe(
+        self, entry: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, tuple[Any, ...]]:
+        return self._run(entry, args, kwargs, None)
+
+    def _run(
+        self, entry: str, args: tuple[Any, ...], kwargs: dict[str, Any], on: RemoteObject | None
+    ) -> tuple[Any, tuple[Any, ...]]:
+        owner = self._module if on is None else self._objects[on._number]
+        given, named = self._copy_in(args), self._copy_in(kwargs)
+        with _limited(self.config.call_seconds), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                value = getattr(owner, entry)(*given, **named)
+            except _TooLongError:
+                raise SubmissionDied(f"no answer within {self.config.call_seconds:g} s") from None
+            except BaseException as error:  # ours, but a bug was put into it
+                bases = tuple(kind.__name__ for kind in type(error).__mro__)
+                raise SubmissionRaised(bases[0], bases, str(error)[:2000]) from None
+        return self._copy_out(value), self._copy_out(given)
+
+    def _copy_in(self, value: Any) -> Any:
+        held: list[Any] = []
+        return _copied(value, lambda v: _hold(held, v), lambda node: self._arrive(held, node), True)
+
+    def _arrive(self, held: list[Any], node: dict[str, Any]) -> Any:
+        value = held[node["held"]]
+        if isinstance(value, RemoteObject):
+            return self._objects[value._number]
+        if isinstance(value, Stub):
+            return _Lent(self, value)
+        raise wire.WireError(f"a {type(value).__name__} is not plain data")
+
+    def _copy_out(self, value: Any) -> Any:
+        held: list[Any] = []
+
+        def leave(node: dict[str, Any]) -> Any:
+            kept = held[node["held"]]
+            if isinstance(kept, _Lent):
+                return kept._stub
+            self._objects[id(kept)] = kept
+            return RemoteObject(self, None, id(kept), type(kept).__name__)  # type: ignore[arg-type]
+
+        try:
+            return _copied(value, lambda v: _hold(held, v), leave, False)
+        except wire.WireError as error:
+            raise SubmissionDied(f"its answer could not be read: {error}") from None
+
+
+class _Lent:
+    """A stub as the code under test sees it."""
+
+    def __init__(self, owner: LocalSubmission, stub: Stub) -> None:
+        self._owner, self._stub = owner, stub
+        for name in stub.functions:
+            if name:
+                setattr(self, name, self._method(name))
+
+    def _method(self, name: str) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            owner = self._owner
+            answer = self._stub.run(name, owner._copy_out(args), owner._copy_out(kwargs))
+            return owner._copy_in(answer)
+
+        return call
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if "" not in self._stub.functions:
+            raise TypeError("this object cannot be called")
+        return self._method("")(*args, **kwargs)
+
+
+def _hold(held: list[Any], value: Any) -> dict[str, Any]:
+    held.append(value)
+    return {"t": "held", "held": len(held) - 1}
+
+
+def _copied(
+    value: Any,
+    special: Callable[[Any], dict[str, Any]],
+    resolve: Callable[[dict[str, Any]], Any],
+    keep_strides: bool,
+) -> Any:
+    encoder = wire.Encoder(special, keep_strides=keep_strides)
+    node = encoder.encode(value)
+    parts = [np.frombuffer(memoryview(b).cast("B"), np.uint8) for b in encoder.buffers if len(b)]
+    body = np.concatenate(parts) if parts else np.empty(0, np.uint8)
+    return wire.Decoder(body, resolve).decode(node)
+
+
+def _load(folder: Path) -> Any:
+    names = {path.stem for path in folder.glob("*.py")}
+    for name in names:
+        sys.modules.pop(name, None)
+    sys.path.insert(0, str(folder))
+    sys.dont_write_bytecode = True
+    try:
+        spec = importlib.util.spec_from_file_location(SUBMISSION, folder / f"{SUBMISSION}.py")
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[SUBMISSION] = module
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.remove(str(folder))
+        importlib.invalidate_caches()
+    return module
+
+
+@contextmanager
+def _limited(seconds: float) -> Iterator[None]:
+    """Interrupts Python code after this time. Nested calls share the outermost limit."""
+
+    def interrupt(*_: object) -> None:
+        raise _TooLongError
+
+    previous = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
