@@ -196,5 +196,16 @@ def _equal_numbers(a: np.ndarray, b: np.ndarray) -> bool:
         return bool(np.all(_close(wide_a, wide_b, allowed)))
 
 
+def same_magnitude(got: Transcript, mutant: Transcript) -> bool:
+    """The last answers, where they are single numbers, differ by less than a factor of 4."""
+    if not got.exchanges or not mutant.exchanges:
+        return False
+    last = got.exchanges[-1].answer, mutant.exchanges[-1].answer
+    if not all(isinstance(value, float | np.floating) for value in last):
+        return True
+    small, large = sorted(abs(float(value)) for value in last)
+    return large <= 4.0 * small
+
+
 def without_numbers(message: str) -> str:
     return re.sub(r"[-+]?[\d.]+(e[-+]?\d+)?", "#", message)

@@ -8,7 +8,7 @@ explains is set aside, and the search goes on with the rest.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -16,7 +16,12 @@ import numpy as np
 from trapline.arena.challenge import Challenge
 from trapline.arena.judge import rubric
 from trapline.arena.judge.checks import run_check
-from trapline.arena.judge.comparison import Comparison, compare, without_numbers
+from trapline.arena.judge.comparison import (
+    Comparison,
+    compare,
+    same_magnitude,
+    without_numbers,
+)
 from trapline.arena.judge.mutants import GOLD, MutantHost
 from trapline.arena.judge.reproduction import call_in_words, call_size
 from trapline.arena.judge.traps import Case, Trap
@@ -27,11 +32,12 @@ from trapline.arena.record import CheckResult, CheckState, Finding
 #: So many candidates are compared by their answers, and on so many checks each.
 MOST_CANDIDATES = 16
 MOST_CHECKS = 12
-#: Of these, the best by pattern, the first whose control passes is likely.
-MOST_LIKELY = 3
-#: A likely cause fails mostly what the submission fails, and explains a fair part of it.
+#: A pattern alone makes a cause likely only if it says something: the bug's mutant fails a small
+#: part of the checks, nearly all of them fail here, and no other bug fits as well.
 LEAST_PRECISION = 0.8
-LEAST_FIT = 0.4
+LEAST_FIT = 0.5
+MOST_NARROW = 0.2
+MARGIN = 0.1
 #: Of two bugs at once, each shows in most of the checks that its mutant fails.
 LEAST_CONTAINED = 0.6
 #: Failures that no cause explains, as a share of all, that are still taken for echoes of one.
@@ -79,6 +85,7 @@ class Diagnoser:
         self.asked = {f.id: f for f in failures if not f.not_offered}
         self.failures = {f.id: f for f in failures}
         self.traps = {trap.id: trap for trap in challenge.traps}
+        self._checks = len(challenge.cases) + len(challenge.traps)
         self.rest = set(self.asked)
         self.causes: dict[str, set[str]] = {}
         self.confirmed: set[str] = set()
@@ -140,12 +147,16 @@ class Diagnoser:
     def _likely_cause(self) -> str | None:
         if self.causes and len(self.rest) <= ECHO * len(self.asked):
             return None
-        for trap in self._by_fit()[:MOST_LIKELY]:
-            if self._fit(trap) < LEAST_FIT:
-                return None
-            if self._precision(trap) >= LEAST_PRECISION and self.control_passes(self.traps[trap]):
-                return trap
-        return None
+        ordered = self._by_fit()[:2]
+        if not ordered or self._fit(ordered[0]) < LEAST_FIT:
+            return None
+        best = ordered[0]
+        runner_up = self._fit(ordered[1]) if len(ordered) > 1 else 0.0
+        is_narrow = len(self._fails(best)) <= MOST_NARROW * self._checks
+        is_alone = self._fit(best) - runner_up >= MARGIN
+        if not (is_narrow and is_alone and self._precision(best) >= LEAST_PRECISION):
+            return None
+        return best if self.control_passes(self.traps[best]) else None
 
     def _by_fit(self) -> list[str]:
         """Traps that failed and are not explained yet, by how well their bug's pattern fits."""
@@ -183,7 +194,7 @@ class Diagnoser:
         if key not in self._comparisons:
             mutant, right = self.host.run(trap, check), self.host.run(GOLD, check)
             got = self.failures[check].transcript
-            self._comparisons[key] = compare(got, mutant.transcript, right.transcript)
+            self._comparisons[key] = self._compare(got, mutant.transcript, right.transcript)
         return self._comparisons[key]
 
     def _same_answers(self, trap: str, check: str) -> bool:
@@ -202,13 +213,28 @@ class Diagnoser:
         same_reason = without_numbers(self.failures[check].message) == without_numbers(
             mutant.message
         )
-        return same_reason and (found.is_right or self._varies(trap, check))
+        if not same_reason or found.is_right:
+            return same_reason
+        got = self.failures[check].transcript
+        return same_magnitude(got, mutant.transcript) and self._varies(trap, check)
 
     def _varies(self, trap: str, check: str) -> bool:
         """The mutant's own answers differ from run to run, so that only the reason can be equal."""
         first, right = self.host.run(trap, check), self.host.run(GOLD, check)
         again = self.host.run_again(trap, check)
-        return not compare(first.transcript, again.transcript, right.transcript).is_same
+        return not self._compare(first.transcript, again.transcript, right.transcript).is_same
+
+    def _compare(self, got: Transcript, mutant: Transcript, right: Transcript) -> Comparison:
+        return compare(*map(self._judged, (got, mutant, right)))
+
+    def _judged(self, transcript: Transcript) -> Transcript:
+        """Only the parts of the answers whose form the contract fixes."""
+        judged = getattr(self.challenge.module("cases"), "judged", None)
+        if judged is None:
+            return transcript
+        return Transcript(
+            [replace(e, answer=judged(e.entry, e.answer)) for e in transcript.exchanges]
+        )
 
     # -- what a cause explains --------------------------------------------------------------------
 

@@ -189,6 +189,13 @@ def scaled(place: int, by: float, grads: Grads) -> Grads:
     return wrong[0], wrong[1], wrong[2]
 
 
+def judged(entry: str, answer: Any) -> Any:
+    """What two answers are compared by: the form of the cache is free."""
+    if entry == "layer_norm_forward" and isinstance(answer, tuple | list):
+        return answer[:1]
+    return answer
+
+
 @case
 def forward_matches_float64(submission: Submission, rng: Rng) -> None:
     for dtype in (np.float32, np.float64):
