@@ -23,6 +23,7 @@ VERBS = {
     "duel": "Compare entrants challenge by challenge.",
     "report": "Write a run as a site, as Markdown or as a table.",
     "view": "Serve the report of a run, live while it is graded.",
+    "reproduce": "Write the failing call of a finding as a script of its own.",
     "replay": "Grade an evidence bundle again and compare the verdicts.",
     "lint": "List the contradictions between the numbers of a run.",
     "scan": "Search answers for leaked judge files and for copies.",

@@ -33,22 +33,25 @@ def replay(
 ) -> None:
     """Grade an evidence bundle again; exit code 4 when it was changed or the verdicts differ."""
     try:
-        result = grade_again(_read(bundle, run), choose_level())
+        result = grade_again(read_evidence(bundle, run), choose_level())
     except (UsageError, MissingError, InterruptedRunError):
         raise
     except ArenaError as error:
         typer.echo(f"refused: {error}", err=True)
         raise typer.Exit(NOT_HELD) from None
-    cell = result.after
-    print(f"{cell.entrant} / {cell.challenge}: {cell.state}, {cell.score} ({cell.letter})")
+    before, after = result.before, result.after
+    print(f"{after.entrant} / {after.challenge}: {after.state}")
+    print(f"  before: {before.score} ({before.letter}) at isolation {before.isolation}")
+    print(f"  now: {after.score} ({after.letter}) at isolation {after.isolation}")
     for difference in result.differences:
         print(f"  differs: {difference}")
     if result.differences:
         raise typer.Exit(NOT_HELD)
-    print("all verdicts are the same as before")
+    print("same verdicts")
 
 
-def _read(bundle: str, run: str | None) -> Bundle:
+def read_evidence(bundle: str, run: str | None) -> Bundle:
+    """A bundle by its file, or by the digest that it has in a run."""
     if run is None:
         return read_bundle(Path(bundle))
     with opened(run) as store:

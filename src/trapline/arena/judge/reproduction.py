@@ -1,15 +1,19 @@
 """The failing call of a finding: in words, as data, and as a short program."""
 
 import base64
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from trapline.arena.process.proxy import RemoteObject, Stub
 from trapline.arena.process.transcript import Transcript
 
 _MOST_SHOWN = 6
 #: A larger argument is not kept: the check's seed makes it again.
 _MOST_BYTES = 1 << 16
+_MOST_ANSWERS = 64
 
 
 def call_in_words(transcript: Transcript) -> str:
@@ -50,41 +54,128 @@ def _range(value: np.ndarray) -> tuple[str, str]:
 
 def recorded(transcript: Transcript) -> list[dict[str, Any]]:
     """The calls of a check as plain data; empty where they cannot be written down."""
+    produced: dict[int, int] = {}
+    calls = []
     try:
-        return [
-            {
-                "entry": exchange.entry,
-                "method": exchange.on is not None,
-                "args": [_plain(value) for value in exchange.args],
-                "kwargs": {name: _plain(value) for name, value in exchange.kwargs.items()},
-            }
-            for exchange in transcript.exchanges
-        ]
-    except _NotPlainError:
+        for place, exchange in enumerate(transcript.exchanges):
+            on = exchange.on
+            calls.append(
+                {
+                    "entry": exchange.entry,
+                    "on": None if on is None else produced[on._number],
+                    "args": [_plain(value, produced) for value in exchange.args],
+                    "kwargs": {k: _plain(value, produced) for k, value in exchange.kwargs.items()},
+                }
+            )
+            if isinstance(exchange.answer, RemoteObject):
+                produced.setdefault(exchange.answer._number, place)
+    except (_NotPlainError, KeyError):
         return []
+    return calls
 
 
 class _NotPlainError(Exception):
-    """A function, an object, or more data than a bundle should hold."""
+    """An object of unknown kind, or more data than a bundle should hold."""
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any, produced: dict[int, int]) -> Any:
     if isinstance(value, np.ndarray):
         if value.nbytes > _MOST_BYTES:
             raise _NotPlainError
         data = base64.b64encode(np.ascontiguousarray(value).tobytes()).decode()
         return {"array": data, "dtype": value.dtype.str, "shape": list(value.shape)}
     if isinstance(value, np.generic):
-        return {"scalar": _plain(np.asarray(value))}
+        return {"scalar": _plain(np.asarray(value), produced)}
     if isinstance(value, list | tuple):
-        return {type(value).__name__: [_plain(item) for item in value]}
+        return {type(value).__name__: [_plain(item, produced) for item in value]}
     if isinstance(value, dict):
-        return {"dict": [[_plain(k), _plain(v)] for k, v in value.items()]}
-    if value is None or isinstance(value, bool | int | str):
-        return value
+        return {"dict": [[_plain(k, produced), _plain(v, produced)] for k, v in value.items()]}
+    if isinstance(value, RemoteObject):
+        return {"result": produced[value._number]}
+    if isinstance(value, Stub):
+        return {"stub": _stub(value, produced)}
     if isinstance(value, float):
         return {"float": repr(value)}
+    if value is None or isinstance(value, bool | int | str):
+        return value
     raise _NotPlainError
+
+
+def _stub(stub: Stub, produced: dict[int, int]) -> list[Any]:
+    """What a lent function was asked and what it answered, in order."""
+    if len(stub.answers) > _MOST_ANSWERS:
+        raise _NotPlainError
+    return [
+        [method, _plain(list(args), produced), _plain(answer, produced)]
+        for (method, args), answer in zip(stub.calls, stub.answers, strict=False)
+    ]
+
+
+#: What a script needs to play a lent function's answers back.
+_PLAYER = '''
+class Player:
+    """Answers as the grader's function did, by its arguments."""
+
+    def __init__(self, answers):
+        self.answers = {repr((m, a)): answer for m, a, answer in answers}
+
+    def __call__(self, *args):
+        return self.answers[repr(("", list(args)))]
+
+    def __getattr__(self, name):
+        return lambda *args: self.answers[repr((name, list(args)))]
+'''
+
+
+def write_script(folder: Path, title: str, calls: Sequence[dict[str, Any]]) -> Path:
+    """`calls.npz` and `reproduce.py`, which runs the calls on the `solution.py` beside it."""
+    arrays: dict[str, np.ndarray] = {}
+    lines = [_call_line(place, call, arrays) for place, call in enumerate(calls)]
+    player = _PLAYER if any("Player(" in line for line in lines) else ""
+    np.savez(folder / "calls.npz", **arrays)  # type: ignore[arg-type]
+    script = folder / "reproduce.py"
+    script.write_text(
+        f'"""{title}"""\n\nimport numpy as np\nimport solution\n{player}\n'
+        'data = np.load("calls.npz")\n' + "\n".join(lines) + f"\nprint(answer_{len(calls) - 1})\n"
+    )
+    return script
+
+
+def _call_line(place: int, call: dict[str, Any], arrays: dict[str, np.ndarray]) -> str:
+    owner = "solution" if call["on"] is None else f"answer_{call['on']}"
+    args = [_source(node, arrays) for node in call["args"]]
+    args += [f"{name}={_source(node, arrays)}" for name, node in call["kwargs"].items()]
+    return f"answer_{place} = {owner}.{call['entry']}({', '.join(args)})"
+
+
+def _source(node: Any, arrays: dict[str, np.ndarray]) -> str:
+    """A Python expression for a recorded value; arrays come from the data file."""
+    if not isinstance(node, dict):
+        return repr(node)
+    ((kind, content),) = [(k, v) for k, v in node.items() if k not in ("dtype", "shape")]
+    if kind == "array":
+        name = f"array_{len(arrays)}"
+        raw = np.frombuffer(base64.b64decode(content), node["dtype"])
+        arrays[name] = raw.reshape(node["shape"])
+        return f'data["{name}"]'
+    if kind == "scalar":
+        return f"{_source(content, arrays)}[()]"
+    if kind == "float":
+        return str(content) if content[-1].isdigit() else f'float("{content}")'
+    if kind == "result":
+        return f"answer_{content}"
+    if kind == "stub":
+        return f"Player({_sequence(content, arrays)})"
+    if kind == "dict":
+        pairs = [f"{_source(k, arrays)}: {_source(v, arrays)}" for k, v in content]
+        return "{" + ", ".join(pairs) + "}"
+    items = ", ".join(_source(item, arrays) for item in content)
+    return f"[{items}]" if kind == "list" else f"({items}{',' if len(content) == 1 else ''})"
+
+
+def _sequence(answers: Sequence[Any], arrays: dict[str, np.ndarray]) -> str:
+    parts = [f"({m!r}, {_source(a, arrays)}, {_source(v, arrays)})" for m, a, v in answers]
+    return f"[{', '.join(parts)}]"
 
 
 def call_size(transcript: Transcript) -> int:

@@ -23,12 +23,15 @@ class Stub:
         self.functions = {**methods, **({"": function} if function else {})}
         #: Every call so far: method name ("" for the function itself) and positional arguments.
         self.calls: list[tuple[str, tuple[Any, ...]]] = []
+        self.answers: list[Any] = []
 
     def run(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if method not in self.functions:
             raise AttributeError(f"no method {method!r}")
         self.calls.append((method, args))
-        return self.functions[method](*args, **kwargs)
+        answer = self.functions[method](*args, **kwargs)
+        self.answers.append(answer)
+        return answer
 
 
 class RemoteObject:

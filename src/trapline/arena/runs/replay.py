@@ -46,6 +46,8 @@ def _differences(before: Cell, after: Cell) -> list[str]:
         found.append("the submission's bytes differ")
     if before.state != after.state:
         found.append(f"state: {before.state} before, {after.state} now ({after.reason})")
+    if _causes(before) != _causes(after):
+        found.append(f"findings: {_causes(before)} before, {_causes(after)} now")
     for kind in ("cases", "traps"):
         now = {check.id: check.state for check in getattr(after, kind)}
         found += [
@@ -54,3 +56,7 @@ def _differences(before: Cell, after: Cell) -> list[str]:
             if now.get(check.id) != check.state
         ]
     return found
+
+
+def _causes(cell: Cell) -> str:
+    return ", ".join(finding.cause for finding in cell.findings) or "none"

@@ -4,8 +4,9 @@ from typing import Any
 
 from markupsafe import Markup
 
-from trapline.arena.record import DIMENSIONS, Bundle, Cell
+from trapline.arena.record import DIMENSIONS, Bundle, Cell, Finding
 from trapline.arena.report import evidence, source
+from trapline.arena.report.catalog import ChallengeInfo, TrapInfo
 from trapline.arena.report.field import WORDS, Column, letter_class
 from trapline.arena.report.reading import Reading
 
@@ -28,6 +29,7 @@ def context(reading: Reading, cell: Cell) -> dict[str, Any]:
         "siblings": square.attempts,
         "shown": cell.letter if graded else WORDS.get(cell.state, cell.state),
         "heat": letter_class(cell.letter) if graded and cell.letter else state_class,
+        "findings": _findings(cell, challenge),
         "fallen": [(t, challenge.trap(t.id)) for t in cell.traps if t.accuses],
         "other": [t for t in cell.traps if t.state in ("hidden", "crashed")],
         "held": [trap for trap in cell.traps if trap.state == "pass"],
@@ -44,6 +46,15 @@ def context(reading: Reading, cell: Cell) -> dict[str, Any]:
         "left_out": left_out,
         "bundle_href": f"bundles/{cell.bundle}.json" if bundle else "",
     }
+
+
+def _findings(cell: Cell, challenge: ChallengeInfo) -> list[tuple[Finding, TrapInfo, str]]:
+    """Each finding with its trap and the message of the check that shows it best."""
+    messages = {check.id: check.message for check in [*cell.cases, *cell.traps]}
+    return [
+        (finding, challenge.trap(finding.cause), messages.get(finding.explains[0], ""))
+        for finding in cell.findings
+    ]
 
 
 def files(bundle: Bundle) -> tuple[list[tuple[str, Markup, str]], int]:

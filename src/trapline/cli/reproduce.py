@@ -1,0 +1,61 @@
+"""`trapline reproduce`: writes the failing call of a finding as a program of its own."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from trapline.arena import output_paths
+from trapline.arena.errors import UsageError
+from trapline.arena.judge.intake import from_texts
+from trapline.arena.judge.reproduction import write_script
+from trapline.arena.record import Bundle, Finding
+from trapline.cli.replay import read_evidence
+
+EXAMPLE = "trapline reproduce 3f2a 1 --run runs/demo --out bug"
+
+
+def reproduce(
+    cell: Annotated[
+        str, typer.Argument(help="File of an evidence bundle; with --run, its digest or a prefix.")
+    ],
+    finding: Annotated[
+        str, typer.Argument(help="Number of the finding, from 1, or its cause.")
+    ] = "1",
+    run: Annotated[
+        str | None,
+        typer.Option(help="Folder or postgresql:// URL of the run that holds the bundle."),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder to write; it must be new or empty.")] = Path(
+        "reproduction"
+    ),
+) -> None:
+    """Write the answer, its failing call and a short script that runs without the grader."""
+    bundle = read_evidence(cell, run)
+    chosen = _chosen(bundle, finding)
+    calls = bundle.raw.get("calls", {}).get(chosen.explains[0], [])
+    if not calls:
+        raise UsageError(
+            f"the calls of {chosen.explains[0]} are too large to keep or hold an object of the "
+            f"grader; `trapline replay` runs them again: {chosen.call}"
+        )
+    if output_paths.folder(out, "the reproduction").is_dir() and any(out.iterdir()):
+        raise UsageError(f"{out} is not empty; --out names a new folder")
+    out.mkdir(parents=True, exist_ok=True)
+    from_texts(bundle.files, bundle.binary_files).write(out)
+    write_script(out, f"{chosen.cause}: {chosen.sentence}", calls)
+    print(f"{chosen.cause} ({chosen.certainty}): {chosen.sentence}")
+    print(f"run it: cd {out} && python reproduce.py")
+
+
+def _chosen(bundle: Bundle, wanted: str) -> Finding:
+    findings = bundle.cell.findings
+    if not findings:
+        raise UsageError("this cell has no findings")
+    if wanted.isdigit() and 1 <= int(wanted) <= len(findings):
+        return findings[int(wanted) - 1]
+    for finding in findings:
+        if finding.cause == wanted:
+            return finding
+    known = ", ".join(f"{n} ({f.cause})" for n, f in enumerate(findings, 1))
+    raise UsageError(f"unknown finding {wanted!r}; the findings of this cell are: {known}")
