@@ -164,7 +164,7 @@ class Diagnoser:
         return sorted(candidates, key=lambda trap: (-self._fit(trap), -self._precision(trap), trap))
 
     def _fails(self, trap: str) -> frozenset[str]:
-        return self.dictionary.get(trap, frozenset({trap}))
+        return self.dictionary.get(trap, frozenset()) | {trap}
 
     def _fit(self, trap: str) -> float:
         """Overlap of what the mutant fails with what is left to explain, over their union."""
