@@ -5,6 +5,7 @@ code is ours, so it needs no sandbox, only a process that may hang or die: `serv
 on its standard input, `MutantHost` is the other end.
 """
 
+import os
 import pickle
 import resource
 import struct
@@ -12,12 +13,13 @@ import subprocess
 import sys
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from selectors import EVENT_READ, DefaultSelector
 from tempfile import TemporaryDirectory
 from typing import IO, Any
 
-from trapline.arena.challenge import Challenge, load
+from trapline.arena.challenge import Challenge
 from trapline.arena.errors import ArenaError
 from trapline.arena.judge.checks import run_check
 from trapline.arena.judge.comparison import Opaque
@@ -68,7 +70,8 @@ class MutantHost:
 
     def _ask(self, subject: str | dict[str, str], check: str, again: bool = False) -> Run:
         process = self._running()
-        request = (self.challenge.id, subject, check, self.seed, self.full, again)
+        where = self.challenge.folder, self.challenge.package
+        request = (where, subject, check, self.seed, self.full, again)
         assert process.stdin is not None
         assert process.stdout is not None
         _write(process.stdin, request)
@@ -91,6 +94,7 @@ class MutantHost:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             )
         return self._process
 
@@ -154,6 +158,11 @@ class _Server:
         self.loaded: dict[str, Submission] = {}
         self.folders = ExitStack()
 
+    @staticmethod
+    @cache
+    def challenge(folder: Path, package: str) -> Challenge:
+        return Challenge(folder, package)
+
     def serve(self) -> None:
         requests, answers = sys.stdin.buffer, sys.stdout.buffer
         sys.stdout = sys.stderr
@@ -167,14 +176,14 @@ class _Server:
 
     def run(
         self,
-        name: str,
+        where: tuple[Path, str],
         subject: str | dict[str, str],
         check_id: str,
         seed: int,
         full: bool,
         again: bool,
     ) -> Run:
-        challenge = load(name)
+        challenge = self.challenge(*where)
         if not self.loaded:
             _limit_memory(challenge)
         check = next(c for c in [*challenge.cases, *challenge.traps] if c.id == check_id)
