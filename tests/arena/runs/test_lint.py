@@ -6,14 +6,13 @@ import pytest
 
 from trapline.arena.errors import ArenaError
 from trapline.arena.judge.inspection import Inspection, code_dimension
-from trapline.arena.record import Bundle, Cell, CheckResult, Dimension
+from trapline.arena.record import Bundle, Cell, CheckResult, Dimension, Finding
 from trapline.arena.runs.lint import Terms, lint_run
 
 TERMS = {
     "one": Terms(
         digest="v1",
         weights={"correctness": 0.5, "traps": 0.5},
-        severity={"deep": "critical", "flat": "minor"},
     )
 }
 
@@ -30,7 +29,8 @@ def _cell(**changes):
             "isolation": "landlock",
             "dimensions": _dimensions(traps=80.0),
             "cases": _checks(c1="pass", c2="pass"),
-            "traps": _checks(deep="pass", flat="fail"),
+            "traps": _checks(deep="pass", flat="sprung"),
+            "findings": [_finding("flat", "minor", 20.0)],
             "submission_digest": "s1",
             "challenge_digest": "v1",
             "seed": 1,
@@ -45,6 +45,17 @@ def _cell(**changes):
 def _dimensions(**scores):
     found = {"correctness": 100.0, "traps": 100.0, **scores}
     return {name: Dimension(score=score, reason="seen") for name, score in found.items()}
+
+
+def _finding(cause, severity, penalty):
+    return Finding(
+        cause=cause,
+        certainty="confirmed",
+        severity=severity,
+        sentence="A bug.",
+        explains=[cause],
+        penalty=penalty,
+    )
 
 
 def _checks(**states):
@@ -72,12 +83,19 @@ SOUND = {
     "a critical trap under its cap": _cell(
         score=60.0,
         letter="D",
-        traps=_checks(deep="fail", flat="pass"),
+        traps=_checks(deep="sprung", flat="pass"),
+        findings=[_finding("deep", "critical", 80.0)],
         dimensions=_dimensions(traps=20.0),
     ),
     "a hack": _cell(state="hack", score=0.0, letter="F"),
     "nothing measured": _cell(
-        state="infra_error", score=None, letter=None, dimensions={}, cases=[], traps=[]
+        state="infra_error",
+        score=None,
+        letter=None,
+        dimensions={},
+        cases=[],
+        traps=[],
+        findings=[],
     ),
     "an older version of the challenge": _cell(challenge_digest="v0", score=95.0, letter="A"),
 }
@@ -103,14 +121,19 @@ BROKEN = {
     },
     "a hack with a score of 90.0": {"state": "hack"},
     "infra_error with a score of 90.0": {"state": "infra_error"},
-    "traps 80.0, but its checks give 100.0": {"traps": _checks(deep="pass", flat="pass")},
+    "traps 80.0, but its findings give 100.0": {
+        "traps": _checks(deep="pass", flat="pass"),
+        "findings": [],
+    },
+    "the findings name 1 traps, but 0 are sprung": {"traps": _checks(deep="pass", flat="hidden")},
     "score 100.0, but its dimensions and caps give 86.0": {
-        "traps": _checks(deep="fail", flat="pass"),
+        "traps": _checks(deep="sprung", flat="pass"),
+        "findings": [_finding("deep", "critical", 0.0)],
         "dimensions": _dimensions(),
         "score": 100.0,
         "letter": "A+",
     },
-    "trap flat is counted 2 times": {"traps": [*_checks(flat="fail"), *_checks(flat="fail")]},
+    "trap flat is counted 2 times": {"traps": [*_checks(flat="sprung"), *_checks(flat="sprung")]},
     "unknown dimension charm": {"dimensions": _dimensions(traps=80.0, charm=50.0)},
     "traps of 180.0 is not between 0 and 100": {"dimensions": _dimensions(traps=180.0)},
     "speed was not measured, and nothing says why": {
@@ -131,8 +154,7 @@ def test_broken_cell_is_named_with_what_is_wrong(message):
     [
         ({"score": 100.5}, "above its best dimension"),
         ({"score": 79.0, "letter": "C+"}, "below its worst dimension"),
-        ({"dimensions": _dimensions()}, "traps 100.0 with 1 of 2 failed"),
-        ({"traps": _checks(deep="pass", flat="pass")}, "traps 80.0 with 0 of 2 failed"),
+        ({"dimensions": _dimensions()}, "traps 100.0, but its findings give 80.0"),
         ({"score": 99.0, "letter": "A+"}, ""),
     ],
 )
@@ -143,7 +165,11 @@ def test_without_weights_only_impossible_scores_are_reported(changes, message):
 
 def test_score_under_the_cap_of_a_critical_trap_is_possible():
     capped = _cell(
-        challenge_digest="v0", score=86.0, letter="B", dimensions=_dimensions(traps=95.0)
+        challenge_digest="v0",
+        score=86.0,
+        letter="B",
+        findings=[_finding("flat", "critical", 5.0)],
+        dimensions=_dimensions(traps=95.0),
     )
     assert lint_run([capped]) == []
 
@@ -187,7 +213,11 @@ def test_same_bytes_reach_the_same_verdicts():
     twin = _cell(entrant="b")
     assert lint_run([_cell(), twin], TERMS) == []
     lucky = _cell(
-        entrant="b", traps=_checks(deep="pass", flat="pass"), dimensions=_dimensions(), score=100.0
+        entrant="b",
+        traps=_checks(deep="pass", flat="pass"),
+        findings=[],
+        dimensions=_dimensions(),
+        score=100.0,
     )
     lucky = lucky.model_copy(update={"letter": "A+"})
     [finding] = lint_run([_cell(), lucky], TERMS)
