@@ -1,0 +1,72 @@
+"""Two wrong answers are the same when they are much closer to each other than to the right one."""
+
+import numpy as np
+import pytest
+
+from trapline.arena.judge.comparison import compare, same_magnitude, without_numbers
+from trapline.arena.process.transcript import Exchange, Transcript
+
+
+def said(*answers):
+    return Transcript([Exchange("f", (), {}, answer=answer) for answer in answers])
+
+
+def raising(kind):
+    return Transcript([Exchange("f", (), {}, raised=kind)])
+
+
+RIGHT = np.arange(6.0)
+
+
+@pytest.mark.parametrize("noise", [0.0, 1e-12])
+def test_same_wrong_answer_within_rounding(noise):
+    wrong = RIGHT * 1.5
+    assert compare(said(wrong + noise), said(wrong), said(RIGHT)).is_same
+
+
+def test_different_wrong_answers_are_not_the_same():
+    assert not compare(said(RIGHT * 1.5), said(RIGHT * 1.4), said(RIGHT)).is_same
+
+
+def test_right_answers_are_no_match():
+    found = compare(said(RIGHT), said(RIGHT * 1.5), said(RIGHT))
+    assert not found.is_same
+    assert not found.contains_mutant
+
+
+def test_an_error_of_rounding_must_be_the_same_error():
+    small = RIGHT.astype(np.float32) * np.float32(1 + 3e-5)
+    other = RIGHT.astype(np.float32) * np.float32(1 - 3e-5)
+    right = RIGHT.astype(np.float32)
+    assert not compare(said(small), said(other), said(right)).is_same
+
+
+def test_second_bug_in_another_output_contains_the_first():
+    first, second = RIGHT * 2, RIGHT * 3
+    found = compare(said((first, second)), said((first, RIGHT)), said((RIGHT, RIGHT)))
+    assert not found.is_same
+    assert found.contains_mutant
+
+
+def test_exceptions_are_compared_by_kind():
+    assert compare(raising("ValueError"), raising("ValueError"), said(RIGHT)).is_same
+    assert not compare(raising("ValueError"), raising("KeyError"), said(RIGHT)).is_same
+    assert not compare(said(RIGHT), raising("KeyError"), said(RIGHT)).is_same
+
+
+def test_accepting_what_must_be_refused_is_the_same_whatever_is_answered():
+    assert compare(said(RIGHT), said(RIGHT * 7), raising("ValueError")).is_same
+
+
+def test_number_of_calls_counts():
+    found = compare(said(RIGHT * 2), said(RIGHT * 2, RIGHT), said(RIGHT, RIGHT))
+    assert not found.is_same
+
+
+@pytest.mark.parametrize(("a", "b", "same"), [(1e-3, 2e-3, True), (1e-3, 1.0, False)])
+def test_varying_numbers_are_compared_by_magnitude(a, b, same):
+    assert same_magnitude(said(a), said(b)) is same
+
+
+def test_messages_without_numbers():
+    assert without_numbers("y[3] is 1.5e-3") == without_numbers("y[12] is -7")
