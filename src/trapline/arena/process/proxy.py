@@ -110,8 +110,8 @@ class Submission:
     def observe(self, entry: str, *args: Any, **kwargs: Any) -> tuple[Any, tuple[Any, ...]]:
         """The answer, and the positional arguments as the submission left them."""
         with self._recording(entry, args, kwargs, None) as exchange:
-            exchange.answer = self._ask_and_observe(entry, args, kwargs)
-        return exchange.answer
+            exchange.answer = answer = self._ask_and_observe(entry, args, kwargs)
+        return answer
 
     def _ask(
         self, entry: str, args: tuple[Any, ...], kwargs: dict[str, Any], on: RemoteObject | None
