@@ -5,19 +5,22 @@ import numpy as np
 from trapline.arena.judge.traps import edit, edits, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.kv_cache.cases import (
-    KINDS,
+    EACH,
+    PLAIN,
     Rng,
     Twin,
     check_attention,
     twins,
 )
-from trapline.challenges.kv_cache.situations import BAD
+from trapline.challenges.kv_cache.situations import BAD, as_many_heads, layers_in_step
 
 
 @trap(
     catches="query head h reads kv head h % G instead of h // (H/G)",
     severity="critical",
     story="A common grouped-query mistake: the list of heads is repeated instead of each head.",
+    seen="an answer written from this prompt alone",
+    control=as_many_heads,
     mutant=edits(
         (
             "q.reshape(n, kv_heads, heads // kv_heads, width).transpose(1, 2, 0, 3)",
@@ -40,13 +43,14 @@ def gqa_by_tiling(submission: Submission, rng: Rng) -> None:
     catches="new queries are masked as if the sequence began with them",
     severity="critical",
     story="Reported against at least four inference engines: chunk two cannot see chunk one.",
+    seen="an answer written from this prompt alone",
     mutant=edit("np.arange(n)[:, None] + (positions - n)", "np.arange(n)[:, None]"),
 )
 def causal_mask_upper_left(submission: Submission, rng: Rng) -> None:
-    twin = Twin(submission, rng, "dense")
+    twin = Twin(submission, rng, "dense", layers=1)
     seq = twin.add(6)
     k, v = twin.model.view(seq, 0)
-    q = twin.queries(2)
+    q = twin.queries(3)
     check_attention(twin.cache.attend(seq, 0, q), q, k, v)
 
 
@@ -54,10 +58,11 @@ def causal_mask_upper_left(submission: Submission, rng: Rng) -> None:
     catches="several new queries see each other's future",
     severity="critical",
     story="Decoding one token per step needs no mask; a speculative step with several does.",
+    seen="an answer written from this prompt alone",
     mutant=edit("np.arange(positions) > last_visible", "np.arange(positions) > positions"),
 )
 def no_causal_mask(submission: Submission, rng: Rng) -> None:
-    twin = Twin(submission, rng)
+    twin = Twin(submission, rng, "dense", layers=1)
     seq = twin.add(5)
     k, v = twin.rows(3), np.zeros((3, 2, 4))
     v[2] = 1e3
@@ -71,6 +76,7 @@ def no_causal_mask(submission: Submission, rng: Rng) -> None:
     catches="a query does not see its own position",
     severity="critical",
     story="A strict comparison in the mask; position 0 sees nothing and turns into NaN.",
+    seen="an answer written from this prompt alone",
     mutant=edit("np.arange(positions) > last", "np.arange(positions) >= last"),
 )
 def query_blind_to_itself(submission: Submission, rng: Rng) -> None:
@@ -84,7 +90,7 @@ def query_blind_to_itself(submission: Submission, rng: Rng) -> None:
 
 @trap(
     catches="scores are not multiplied by D^-½",
-    severity="critical",
+    severity="major",
     story="The factor is easily lost when cached attention is written beside the uncached one.",
     mutant=edit(" * width**-0.5", ""),
 )
@@ -92,12 +98,8 @@ def scale_missing(submission: Submission, rng: Rng) -> None:
     twin = Twin(submission, rng, width=16)
     seq = twin.add()
     k, v = twin.rows(4), twin.rows(4)
-    k[0] = 2.0
-    k[1:] = -2.0
-    v[0] = 5.0
-    v[1:] = -5.0
     twin.put(seq, 0, k, v)
-    q = np.full((1, 4, 16), 0.1)
+    q = twin.queries(1) / 2
     check_attention(twin.cache.attend(seq, 0, q), q, k, v)
 
 
@@ -105,6 +107,7 @@ def scale_missing(submission: Submission, rng: Rng) -> None:
     catches="exp of a score without subtracting the largest",
     severity="critical",
     story="Random test data does not show it; attention sinks reach scores of several hundred.",
+    seen="an answer written from this prompt alone",
     mutant=edit("    scores -= scores.max(axis=-1, keepdims=True)\n", ""),
 )
 def softmax_overflow(submission: Submission, rng: Rng) -> None:
@@ -118,7 +121,7 @@ def softmax_overflow(submission: Submission, rng: Rng) -> None:
 
 @trap(
     catches="attention reads values as keys",
-    severity="critical",
+    severity="major",
     story="A pair of arrays with the same shape is unpacked in the wrong order.",
     mutant=edit("*self.view(seq, layer))", "*self.view(seq, layer)[::-1])"),
 )
@@ -133,9 +136,9 @@ def keys_and_values_swapped(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    catches="the cache stores positions first, attention reads heads first",
-    severity="critical",
-    story="A published entry mixed the two layouts; the shapes matched and the values did not.",
+    catches="keys are reshaped where they must be transposed: positions and heads get mixed",
+    severity="major",
+    story="With as many positions as heads the shapes match and the values do not.",
     mutant=edits(
         (
             "k.transpose(1, 2, 0)[:, None]",
@@ -146,7 +149,7 @@ def keys_and_values_swapped(submission: Submission, rng: Rng) -> None:
 )
 def layout_disagreement(submission: Submission, rng: Rng) -> None:
     # As many positions as heads: a reshape in place of a transposition keeps every shape.
-    for twin in twins(submission, rng, (("dense", None), ("paged", None)), heads=4, group=1):
+    for twin in twins(submission, rng, PLAIN, heads=4):
         seq = twin.add()
         k, v = twin.rows(4), twin.rows(4)
         k[:, 0], v[:, 0] = 3.0, -50.0
@@ -158,15 +161,16 @@ def layout_disagreement(submission: Submission, rng: Rng) -> None:
 
 @trap(
     catches="attention of a layer sees only the positions that all layers have",
-    severity="critical",
+    severity="major",
     story="During a step layer 0 is ahead of the others, so the common length is one too small.",
+    control=layers_in_step,
     mutant=edit(
         "attention(q, *self.view(seq, layer))",
         "attention(q, *(x[: self.length(seq)] for x in self.view(seq, layer)))",
     ),
 )
 def attend_uses_the_shortest_layer(submission: Submission, rng: Rng) -> None:
-    for twin in twins(submission, rng, KINDS):
+    for twin in twins(submission, rng, EACH):
         seq = twin.add(3)
         twin.append(seq, 1, [0])
         k, v = twin.stored(seq, 0)
@@ -178,6 +182,7 @@ def attend_uses_the_shortest_layer(submission: Submission, rng: Rng) -> None:
     catches="queries without a position of their own are answered",
     severity="minor",
     story="The mask hides every key and the softmax returns NaN instead of raising an error.",
+    dimension="robustness",
     mutant=edit("if len(q) > self.counts[seq][layer]:", "if False:"),
 )
 def more_queries_than_positions(submission: Submission, rng: Rng) -> None:

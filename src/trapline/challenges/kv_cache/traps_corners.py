@@ -9,17 +9,14 @@ from trapline.arena.judge import expect
 from trapline.arena.judge.traps import edit, insert_after, insert_before, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.kv_cache.cases import (
-    KINDS,
+    EACH,
     PAGED,
     Rng,
     Twin,
     check_attention,
     twins,
 )
-from trapline.challenges.kv_cache.situations import (
-    BAD,
-    claimed_bytes,
-)
+from trapline.challenges.kv_cache.situations import BAD, claimed_bytes, layers_in_step, never_forked
 
 
 @trap(
@@ -35,27 +32,28 @@ def finite_mask(submission: Submission, rng: Rng) -> None:
         k, v = np.full((3, 2, 4), size), twin.rows(3)
         v[2] = 100.0
         twin.put(seq, 0, k, v)
-        q = np.full((3, 4, 4), -size)
+        q = np.full((3, 2, 4), -size)
         check_attention(twin.cache.attend(seq, 0, q), q, k, v)
 
 
 @trap(
     catches="a write that begins at a page's start goes into a page that a fork shares",
-    severity="critical",
+    severity="major",
     story="Another layer has opened that page before the fork; only half-full pages are copied.",
+    control=never_forked,
     mutant=edit(
         "if self.holders[table[i]] > 1]",
         "if self.holders[table[i]] > 1 and start % self.page_size]",
     ),
 )
 def page_boundary_taken_for_a_new_page(submission: Submission, rng: Rng) -> None:
-    for twin in twins(submission, rng, KINDS):
+    for twin in twins(submission, rng, EACH):
         seq = twin.add(4)
         twin.append(seq, 3, [0])
         child = twin.fork(seq)
         twin.append(child, 2, [1])
         twin.append(seq, 2, [1])
-        twin.check(attend=False)
+        twin.check()
 
 
 @trap(
@@ -75,7 +73,7 @@ def copies_before_it_counts(submission: Submission, rng: Rng) -> None:
         rows = twin.rows(7)
         twin.refuses(MemoryError, "append", child, 0, rows, rows)
         twin.add(4)
-        twin.check(attend=False)
+        twin.check()
 
 
 @trap(
@@ -97,45 +95,46 @@ def refused_fork_takes_room(submission: Submission, rng: Rng) -> None:
         else:
             twin.cache.free(child)
         twin.append(seq, 3)
-        twin.check(attend=False)
+        twin.check()
 
 
 @trap(
     catches="a fork shares the array of a contiguous cache, and both write behind its end",
-    severity="critical",
+    severity="major",
     story="Growing arrays have spare rows, and parent and child both use the next one.",
     mutant=edit(
         "[tuple(a.copy() for a in fields) for fields in self.rows[seq]]", "list(self.rows[seq])"
     ),
 )
 def fork_shares_spare_room(submission: Submission, rng: Rng) -> None:
-    for twin in twins(submission, rng, KINDS):
+    for twin in twins(submission, rng, EACH):
         seq = twin.add(4)
         for _ in range(2):
             twin.append(seq, 1)
             child = twin.fork(seq)
             twin.append(child, 1)
             twin.append(seq, 1)
-        twin.check(attend=False)
+        twin.check()
 
 
 @trap(
     catches="keep of all positions in their order returns at once, with a layer still ahead",
     severity="major",
     story="A shortcut for the common case in which every token of a draft is accepted.",
+    control=layers_in_step,
     mutant=insert_after(
         "        indices = self._check_indices(seq, indices)\n",
         "        if np.array_equal(indices, np.arange(self.length(seq))):\n            return\n",
     ),
 )
 def keep_of_everything_does_nothing(submission: Submission, rng: Rng) -> None:
-    for twin in twins(submission, rng, KINDS):
+    for twin in twins(submission, rng, EACH):
         seq = twin.add(4)
         twin.append(seq, 2, [0])
         twin.keep(seq, range(4))
-        twin.check(attend=False)
+        twin.check()
         twin.append(seq, 1)
-        twin.check(attend=False)
+        twin.check()
 
 
 @trap(
@@ -150,7 +149,7 @@ def floor_near_the_smallest_row(submission: Submission, rng: Rng) -> None:
         rows = rng.uniform(-1e-3, 1e-3, (2, 2, 256))
         rows[..., 7] = 1.001e-3
         twin.put(twin.add(), 0, rows, -rows)
-        twin.check(attend=False)
+        twin.check()
 
 
 @trap(
@@ -163,7 +162,7 @@ def floor_near_the_smallest_row(submission: Submission, rng: Rng) -> None:
     ),
 )
 def spare_rows_beyond_the_pool(submission: Submission, rng: Rng) -> None:
-    for kind, bits in KINDS:
+    for kind, bits in EACH:
         twin = Twin(submission, rng, kind, bits, width=64, page=3, pages=43, dtype=np.float32)
         twin.append(twin.add(128), 1)
         rows = 129 * 2 * 2 * 2
@@ -177,6 +176,7 @@ def spare_rows_beyond_the_pool(submission: Submission, rng: Rng) -> None:
     catches="a prefill of no positions succeeds for sequences and layers that do not exist",
     severity="minor",
     story="The early return for an empty batch comes before the checks.",
+    dimension="robustness",
     mutant=edit(
         "        self._check_place(seq, layer)\n"
         "        self._check_queries(q)\n"
@@ -191,7 +191,7 @@ def spare_rows_beyond_the_pool(submission: Submission, rng: Rng) -> None:
     ),
 )
 def prefill_of_nothing_anywhere(submission: Submission, rng: Rng) -> None:
-    for twin in twins(submission, rng, KINDS):
+    for twin in twins(submission, rng, EACH):
         seq, gone = twin.add(1), twin.add(1)
         twin.free(gone)
         nothing = (twin.queries(0), twin.rows(0), twin.rows(0), 2)
@@ -207,7 +207,7 @@ def prefill_of_nothing_anywhere(submission: Submission, rng: Rng) -> None:
     mutant=edit("return np.zeros_like(q)", "return np.zeros(q.shape)"),
 )
 def empty_answers_are_wider(submission: Submission, rng: Rng) -> None:
-    for twin in twins(submission, rng, KINDS, dtype=np.float32):
+    for twin in twins(submission, rng, EACH, dtype=np.float32):
         seq, no_queries = twin.add(2), twin.queries(0)
         rows = twin.rows(0)
         out = submission.chunked_prefill(twin.cache, seq, 0, no_queries, rows, rows, 3)
@@ -217,7 +217,7 @@ def empty_answers_are_wider(submission: Submission, rng: Rng) -> None:
 
 @trap(
     catches="the largest score is taken over positions that the query does not see",
-    severity="critical",
+    severity="major",
     story="With the maximum taken before the mask, a large hidden score leaves 0 / 0.",
     mutant=edit(
         "    scores[..., np.arange(positions) > last_visible] = -np.inf\n"
@@ -232,5 +232,5 @@ def softmax_underflow(submission: Submission, rng: Rng) -> None:
     k, v = np.zeros((3, 2, 4)), twin.rows(3)
     k[2] = 1000.0
     twin.put(seq, 0, k, v)
-    q = np.ones((3, 4, 4))
+    q = np.ones((3, 2, 4))
     check_attention(twin.cache.attend(seq, 0, q), q, k, v)

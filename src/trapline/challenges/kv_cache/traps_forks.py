@@ -3,18 +3,28 @@
 from trapline.arena.judge.traps import edit, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.kv_cache.cases import (
-    KINDS,
+    EACH,
     PAGED,
     Rng,
     Twin,
     twins,
 )
+from trapline.challenges.kv_cache.situations import never_forked
+
+
+def _no_room_for(twin: Twin, n: int) -> None:
+    """A new sequence finds no page."""
+    other = twin.add()
+    rows = twin.rows(n)
+    twin.refuses(MemoryError, "append", other, 0, rows, rows)
 
 
 @trap(
     catches="two sequences write into the same partly filled page",
     severity="critical",
     story="Reported twice against one engine: the last block is shared without a copy.",
+    seen="an answer written from this prompt alone",
+    control=never_forked,
     mutant=edit("shared = [i for i in written if self.holders[table[i]] > 1]", "shared = []"),
 )
 def shared_tail_written_in_place(submission: Submission, rng: Rng) -> None:
@@ -28,8 +38,9 @@ def shared_tail_written_in_place(submission: Submission, rng: Rng) -> None:
 
 @trap(
     catches="only the fork copies a shared page; the parent still writes in place",
-    severity="critical",
+    severity="major",
     story="The parent is taken for the owner of the page.",
+    control=never_forked,
     mutant=edit(
         "if self.holders[table[i]] > 1]",
         "if self.holders[table[i]] > 1\n"
@@ -45,13 +56,14 @@ def parent_writes_without_copy(submission: Submission, rng: Rng) -> None:
             # Cut into the shared page, then write where the other still reads.
             twin.truncate(pair[writer], 5)
             twin.append(pair[writer], 2)
-            twin.check(attend=False)
+            twin.check()
 
 
 @trap(
     catches="copy-on-write copies the written layer and loses the others",
-    severity="critical",
+    severity="major",
     story="A page holds all layers, and the copy does not.",
+    control=never_forked,
     mutant=edit("pool[:, copy] = pool[:, page]", "pool[0, copy] = pool[0, page]"),
 )
 def copy_of_one_layer(submission: Submission, rng: Rng) -> None:
@@ -60,13 +72,14 @@ def copy_of_one_layer(submission: Submission, rng: Rng) -> None:
         child = twin.fork(seq)
         for layer in (1, 0, 2):
             twin.append(child, 1, [layer])
-            twin.check(attend=False)
+            twin.check()
 
 
 @trap(
     catches="copy-on-write omits the values",
-    severity="critical",
+    severity="major",
     story="Keys and values are two pools, and only one of them is copied.",
+    control=never_forked,
     mutant=edit("for pool in self.pools:", "for pool in self.pools[: len(self.pools) // 2]:"),
 )
 def copy_of_keys_only(submission: Submission, rng: Rng) -> None:
@@ -80,6 +93,8 @@ def copy_of_keys_only(submission: Submission, rng: Rng) -> None:
     catches="copy-on-write copies codes but not their scales",
     severity="critical",
     story="The quantised pool has two parts, and the copy handles only one of them.",
+    seen="an answer written from this prompt alone",
+    control=never_forked,
     mutant=edit("pool in self.pools:", "pool in self.pools[:: max(1, len(self.pools) // 2)]:"),
 )
 def copy_without_scales(submission: Submission, rng: Rng) -> None:
@@ -87,13 +102,15 @@ def copy_without_scales(submission: Submission, rng: Rng) -> None:
         twin = Twin(submission, rng, "paged_quantized", bits)
         child = twin.fork(twin.add(3))
         twin.append(child, 2)
-        twin.check(attend=False)
+        twin.check()
 
 
 @trap(
     catches="parent and child hold the same list of pages",
     severity="critical",
     story="An assignment instead of a copy: what one sequence appends, the other sees too.",
+    seen="an answer written from this prompt alone",
+    control=never_forked,
     mutant=edit("= list(self.tables[seq])", "= self.tables[seq]"),
 )
 def fork_shares_the_page_table(submission: Submission, rng: Rng) -> None:
@@ -104,58 +121,61 @@ def fork_shares_the_page_table(submission: Submission, rng: Rng) -> None:
         twin.append(seq, 6)
         twin.check()
         twin.truncate(child, 2)
-        twin.check(attend=False)
+        twin.check()
 
 
 @trap(
     catches="an append to the child lengthens the parent",
-    severity="critical",
+    severity="major",
     story="The list of lengths is shared instead of copied.",
+    control=never_forked,
     mutant=edit("self._register(list(self.counts[seq]))", "self._register(self.counts[seq])"),
 )
 def fork_shares_the_length(submission: Submission, rng: Rng) -> None:
-    for twin in twins(submission, rng, KINDS):
+    for twin in twins(submission, rng, EACH):
         child = twin.fork(twin.add(4))
         twin.append(child, 1)
-        twin.check(attend=False)
+        twin.check()
 
 
 @trap(
     catches="a fork does not count as a holder of its pages; freeing the parent releases them",
     severity="critical",
     story="Reference counts are raised for new pages only.",
+    seen="an answer written from this prompt alone",
+    control=never_forked,
     mutant=edit(
         "        for page in self.tables[child]:\n            self.holders[page] += 1\n", ""
     ),
 )
 def fork_not_counted(submission: Submission, rng: Rng) -> None:
-    for twin in twins(submission, rng, PAGED, pages=4):
+    # All pages are held by one of the two, whatever the order in which a pool hands them out.
+    for twin in twins(submission, rng, PAGED, pages=2):
         seq = twin.add(8)
         twin.fork(seq)
         twin.free(seq)
-        twin.add(8)
-        twin.check()
+        _no_room_for(twin, 4)
 
 
 @trap(
     catches="freeing a fork releases pages that its parent still holds",
-    severity="critical",
+    severity="major",
     story="In beam search, dropping one beam then corrupts its siblings.",
+    control=never_forked,
     mutant=edit("if self.holders[page] == 0:", "if self.holders[page] >= 0:"),
 )
 def free_takes_shared_pages(submission: Submission, rng: Rng) -> None:
-    for twin in twins(submission, rng, PAGED, pages=4):
+    for twin in twins(submission, rng, PAGED, pages=2):
         seq = twin.add(8)
-        child = twin.fork(twin.fork(seq))
-        twin.free(child)
-        twin.add(8)
-        twin.check()
+        twin.free(twin.fork(seq))
+        _no_room_for(twin, 4)
 
 
 @trap(
     catches="copy-on-write keeps its hold on the page it left",
     severity="major",
     story="The reference count of the old page is not lowered, so it never becomes free.",
+    control=never_forked,
     mutant=edit("        self._release(page)\n        return copy\n", "        return copy\n"),
 )
 def copied_page_stays_held(submission: Submission, rng: Rng) -> None:
@@ -173,6 +193,7 @@ def copied_page_stays_held(submission: Submission, rng: Rng) -> None:
     catches="a fork takes pages although it has written nothing",
     severity="major",
     story="Eight beams over one prompt then take eight times its memory.",
+    control=never_forked,
     mutant=edit(
         "        self.tables[child] = list(self.tables[seq])\n"
         "        for page in self.tables[child]:\n            self.holders[page] += 1\n",
@@ -187,13 +208,14 @@ def fork_copies_pages(submission: Submission, rng: Rng) -> None:
         seq = twin.add(12)
         for _ in range(3):
             twin.fork(seq)
-        twin.check(attend=False)
+        twin.check()
 
 
 @trap(
     catches="pages held by several sequences count several times against the pool",
     severity="major",
     story="Free room is computed from the lengths of all sequences.",
+    control=never_forked,
     mutant=edit("len(self.free_pages):", "self.num_pages - sum(map(len, self.tables.values())):"),
 )
 def shared_pages_counted_twice(submission: Submission, rng: Rng) -> None:
@@ -202,13 +224,14 @@ def shared_pages_counted_twice(submission: Submission, rng: Rng) -> None:
         child = twin.fork(seq)
         twin.append(child, 4)
         twin.append(seq, 4)
-        twin.check(attend=False)
+        twin.check()
 
 
 @trap(
     catches="the page that a copy-on-write needs is not counted before writing",
     severity="major",
     story="With one free page left, the copy fails half-way with another error.",
+    control=never_forked,
     mutant=edit("len(shared) + missing > len(self.free_pages):", "missing > len(self.free_pages):"),
 )
 def copy_not_counted(submission: Submission, rng: Rng) -> None:
@@ -219,7 +242,7 @@ def copy_not_counted(submission: Submission, rng: Rng) -> None:
         twin.refuses(MemoryError, "append", child, 0, rows, rows)
         twin.free(seq)
         twin.append(child, 1)
-        twin.check(attend=False)
+        twin.check()
 
 
 @trap(
@@ -232,13 +255,14 @@ def sole_owner_copies(submission: Submission, rng: Rng) -> None:
     for twin in twins(submission, rng, PAGED, pages=2):
         seq = twin.add(6)
         twin.append(seq, 2)
-        twin.check(attend=False)
+        twin.check()
 
 
 @trap(
     catches="a shared page is only copied if it was partly filled when it was shared",
-    severity="critical",
+    severity="major",
     story="Full blocks are immutable only until a rejected draft is cut off inside one.",
+    control=never_forked,
     mutant=edit(
         "if self.holders[table[i]] > 1]",
         "if self.holders[table[i]] > 1\n"
@@ -260,6 +284,7 @@ def full_pages_taken_for_immutable(submission: Submission, rng: Rng) -> None:
     "ones",
     severity="major",
     story="A request can be forked in the middle of a layer-by-layer prefill.",
+    control=never_forked,
     mutant=edit("i for i in written if self.holders", "i for i in written[-1:] if self.holders"),
 )
 def fork_between_layers(submission: Submission, rng: Rng) -> None:
@@ -269,4 +294,4 @@ def fork_between_layers(submission: Submission, rng: Rng) -> None:
         child = twin.fork(seq)
         twin.append(child, 9, [1])
         twin.append(seq, 9, [1])
-        twin.check(attend=False)
+        twin.check()

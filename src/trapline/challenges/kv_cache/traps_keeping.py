@@ -5,45 +5,50 @@ import numpy as np
 from trapline.arena.judge.traps import edit, edits, insert_before, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.kv_cache.cases import (
-    KINDS,
+    CONTIGUOUS,
+    EACH,
     PAGED,
     Rng,
     Twin,
     twins,
 )
-from trapline.challenges.kv_cache.situations import BAD
+from trapline.challenges.kv_cache.situations import BAD, kept_in_order, layers_in_step
 
 
 @trap(
     catches="positions come back in ascending order",
     severity="critical",
     story="A boolean mask is used where an order is given.",
+    seen="an answer written from this prompt alone",
+    control=kept_in_order,
     mutant=edit("        return indices\n", "        return np.sort(indices)\n"),
 )
 def keep_sorts_its_indices(submission: Submission, rng: Rng) -> None:
-    for twin in twins(submission, rng, KINDS):
+    for twin in twins(submission, rng, EACH):
         seq = twin.add(9)
         twin.keep(seq, [0, 1, 8, 3, 5])
-        twin.check(attend=False)
+        twin.check()
 
 
 @trap(
     catches="only the first layer is compacted",
-    severity="critical",
+    severity="major",
     story="Compaction is written for one layer and called once.",
+    control=kept_in_order,
     mutant=edit("pool[:, pages, slots] = rows", "pool[0, pages, slots] = rows[0]"),
 )
 def keep_in_one_layer(submission: Submission, rng: Rng) -> None:
-    for twin in twins(submission, rng, KINDS, layers=3):
+    for twin in twins(submission, rng, PAGED, layers=3):
         seq = twin.add(6)
         twin.keep(seq, [4, 0, 2])
-        twin.check(attend=False)
+        twin.check()
 
 
 @trap(
     catches="layers that were ahead are still ahead after keep",
     severity="major",
     story="Compaction between two layers of a step keeps a rejected token in one layer.",
+    control=layers_in_step,
     mutant=edit(
         "            self.counts[seq] = [len(indices)] * self.num_layers",
         "            ahead = [count - self.length(seq) for count in self.counts[seq]]\n"
@@ -51,19 +56,20 @@ def keep_in_one_layer(submission: Submission, rng: Rng) -> None:
     ),
 )
 def keep_leaves_a_layer_ahead(submission: Submission, rng: Rng) -> None:
-    for twin in twins(submission, rng, KINDS):
+    for twin in twins(submission, rng, EACH):
         seq = twin.add(4)
         twin.append(seq, 2, [0])
         twin.keep(seq, [3, 0, 1])
-        twin.check(attend=False)
+        twin.check()
         twin.append(seq, 1)
-        twin.check(attend=False)
+        twin.check()
 
 
 @trap(
     catches="rows are moved one by one and read after they were overwritten",
-    severity="critical",
+    severity="major",
     story="In-place compaction is right for ascending indices and wrong for other orders.",
+    control=kept_in_order,
     mutant=edits(
         ("tuple(array[indices] for array", "tuple(moved(array, indices) for array"),
         (
@@ -78,15 +84,15 @@ def keep_leaves_a_layer_ahead(submission: Submission, rng: Rng) -> None:
     ),
 )
 def keep_overwrites_its_source(submission: Submission, rng: Rng) -> None:
-    for twin in twins(submission, rng, KINDS):
+    for twin in twins(submission, rng, CONTIGUOUS):
         seq = twin.add(5)
         twin.keep(seq, [1, 0, 4, 2])
-        twin.check(attend=False)
+        twin.check()
 
 
 @trap(
     catches="keep reorders pages that another sequence holds too",
-    severity="critical",
+    severity="major",
     story="Compacting one branch of a search then corrupts the others.",
     mutant=edit(
         "        self._shrink(seq, start)\n"
@@ -99,7 +105,7 @@ def keep_writes_shared_pages(submission: Submission, rng: Rng) -> None:
         seq = twin.add(7)
         child = twin.fork(seq)
         twin.keep(child, [0, 1, 2, 6, 5])
-        twin.check(attend=False)
+        twin.check()
         twin.append(child, 4)
         twin.append(seq, 2)
         twin.check()
@@ -107,8 +113,9 @@ def keep_writes_shared_pages(submission: Submission, rng: Rng) -> None:
 
 @trap(
     catches="keep moves codes but leaves their scales where they were",
-    severity="critical",
+    severity="major",
     story="A beam reorder reached the residual part of a quantised cache and not the packed one.",
+    control=kept_in_order,
     mutant=edit(
         "        for pool, rows in zip(self.pools, kept, strict=True):\n",
         "        half = max(1, len(kept) // 2)\n"
@@ -124,7 +131,7 @@ def keep_without_scales(submission: Submission, rng: Rng) -> None:
         for layer in range(2):
             twin.put(seq, layer, k * sizes, v * sizes)
         twin.keep(seq, [2, 0, 4])
-        twin.check(attend=False)
+        twin.check()
 
 
 @trap(
@@ -136,12 +143,12 @@ def keep_without_scales(submission: Submission, rng: Rng) -> None:
     ),
 )
 def keep_nothing(submission: Submission, rng: Rng) -> None:
-    for twin in twins(submission, rng, KINDS):
+    for twin in twins(submission, rng, EACH):
         seq = twin.add(3)
         twin.keep(seq, [])
-        twin.check(attend=False)
+        twin.check()
         twin.append(seq, 2)
-        twin.check(attend=False)
+        twin.check()
 
 
 @trap(
@@ -174,10 +181,11 @@ def keep_fails_half_way(submission: Submission, rng: Rng) -> None:
     catches="a position can be kept twice",
     severity="minor",
     story="Compaction then makes the cache longer, beyond the positions it had.",
+    dimension="robustness",
     mutant=edit("if len(np.unique(indices)) < len(indices):", "if False:"),
 )
 def keep_twice_the_same(submission: Submission, rng: Rng) -> None:
-    for twin in twins(submission, rng, KINDS):
+    for twin in twins(submission, rng, EACH):
         seq = twin.add(4)
         twin.refuses(BAD, "keep", seq, [0, 2, 2])
 
@@ -187,13 +195,14 @@ def keep_twice_the_same(submission: Submission, rng: Rng) -> None:
     severity="major",
     story="Index −1 is the last element of a Python list, and in a page table another sequence's "
     "page.",
+    dimension="robustness",
     mutant=edit(
         "if indices.size and not 0 <= indices.min() <= indices.max() < self.length(seq):",
         "if False:",
     ),
 )
 def keep_outside_the_sequence(submission: Submission, rng: Rng) -> None:
-    for twin in twins(submission, rng, KINDS):
+    for twin in twins(submission, rng, EACH):
         seq = twin.add(6)
         # Layer 0 is ahead: position 6 exists there, but not in every layer.
         twin.append(seq, 1, [0])
@@ -203,12 +212,12 @@ def keep_outside_the_sequence(submission: Submission, rng: Rng) -> None:
 
 @trap(
     catches="only one layer is cut",
-    severity="critical",
+    severity="major",
     story="The length decreases while the other layers still attend to rejected drafts.",
     mutant=edit("= [n] * self.num_layers", "= [n, *self.counts[seq][1:]]"),
 )
 def truncate_in_one_layer(submission: Submission, rng: Rng) -> None:
-    for twin in twins(submission, rng, KINDS, layers=3):
+    for twin in twins(submission, rng, EACH, layers=3):
         seq = twin.add(7)
         twin.truncate(seq, 5)
         twin.append(seq, 2)
@@ -222,10 +231,10 @@ def truncate_in_one_layer(submission: Submission, rng: Rng) -> None:
     mutant=insert_before("        self._shrink(seq, n)\n", "        n = n or self.length(seq)\n"),
 )
 def truncate_to_nothing(submission: Submission, rng: Rng) -> None:
-    for twin in twins(submission, rng, KINDS):
+    for twin in twins(submission, rng, EACH):
         seq = twin.add(6)
         twin.truncate(seq, 0)
-        twin.check(attend=False)
+        twin.check()
         twin.append(seq, 2)
         twin.check()
 
@@ -235,31 +244,34 @@ def truncate_to_nothing(submission: Submission, rng: Rng) -> None:
     severity="major",
     story="After a step aborted between two layers, the retry appends behind what the first layer "
     "kept.",
+    seen="an answer written from this prompt alone",
+    control=layers_in_step,
     mutant=insert_before(
         "        self._shrink(seq, n)\n", "        if n == self.length(seq):\n            return\n"
     ),
 )
 def truncate_leaves_a_layer_ahead(submission: Submission, rng: Rng) -> None:
-    for twin in twins(submission, rng, KINDS):
+    for twin in twins(submission, rng, EACH):
         seq = twin.add(3)
         twin.append(seq, 2, [0])
         twin.truncate(seq, 3)
-        twin.check(attend=False)
+        twin.check()
         twin.append(seq, 1)
-        twin.check(attend=False)
+        twin.check()
 
 
 @trap(
     catches="a negative length counts from the end",
     severity="minor",
     story="Python's slice semantics: truncate(−1) drops the newest token.",
+    dimension="robustness",
     mutant=edit(
         "if not is_int(n) or not 0 <= n <= self.length(seq):",
         "n = n if n >= 0 else self.length(seq) + n\n        if n > self.length(seq):",
     ),
 )
 def truncate_below_zero(submission: Submission, rng: Rng) -> None:
-    for twin in twins(submission, rng, KINDS):
+    for twin in twins(submission, rng, EACH):
         seq = twin.add(6)
         twin.refuses(BAD, "truncate", seq, -1)
 
@@ -268,13 +280,14 @@ def truncate_below_zero(submission: Submission, rng: Rng) -> None:
     catches="truncating to more positions than there are succeeds",
     severity="minor",
     story="A rollback point computed from the wrong sequence goes unnoticed.",
+    dimension="robustness",
     mutant=edit(
         "if not is_int(n) or not 0 <= n <= self.length(seq):",
         "n = min(n, self.length(seq))\n        if n < 0:",
     ),
 )
 def truncate_beyond_the_end(submission: Submission, rng: Rng) -> None:
-    for twin in twins(submission, rng, KINDS):
+    for twin in twins(submission, rng, EACH):
         seq = twin.add(3)
         twin.append(seq, 2, [0])
         for n in (4, 6):

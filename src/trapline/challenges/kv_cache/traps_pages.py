@@ -5,18 +5,18 @@ import numpy as np
 from trapline.arena.judge.traps import edit, edits, insert_after, insert_before, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.kv_cache.cases import (
-    KINDS,
+    EACH,
     PAGED,
     Rng,
     Twin,
     twins,
 )
-from trapline.challenges.kv_cache.situations import BAD
+from trapline.challenges.kv_cache.situations import BAD, cut_between_pages
 
 
 @trap(
     catches="a sequence's pages are read in physical instead of logical order",
-    severity="critical",
+    severity="major",
     story="It is right as long as the pool is fresh and hands out pages in order.",
     mutant=edit(
         "self.tables[seq][: self._pages_for(count)]",
@@ -24,20 +24,32 @@ from trapline.challenges.kv_cache.situations import BAD
     ),
 )
 def pages_read_in_pool_order(submission: Submission, rng: Rng) -> None:
-    for twin in twins(submission, rng, PAGED, pages=6):
-        # Whatever order the pool hands pages out in, one of these sequences gets them out of order.
-        first = twin.add(16)
-        twin.check(attend=False)
+    # Two pages: the second sequence leaves, and the first gets its page behind its own.
+    for twin in twins(submission, rng, PAGED, layers=1, pages=2):
+        first, second = twin.add(4), twin.add(4)
+        twin.free(second)
+        twin.append(first, 4)
+        twin.check()
+
+
+@trap(
+    catches="a sequence's pages are read in the order of their numbers, not in its own order",
+    severity="major",
+    story="It is right until a freed page of a lower number is used again.",
+    mutant=edits(
+        (
+            "self.tables[seq][: self._pages_for(count)]",
+            "sorted(self.tables[seq][: self._pages_for(count)])",
+        ),
+        ("= list(range(self.num_pages))", "= list(range(self.num_pages))[::-1]"),
+    ),
+)
+def reused_page_read_too_early(submission: Submission, rng: Rng) -> None:
+    for twin in twins(submission, rng, PAGED, layers=1, pages=2):
+        first, second = twin.add(4), twin.add(4)
         twin.free(first)
-        parts = [twin.add(4) for _ in range(6)]
-        for seq in (parts[4], parts[1], parts[3]):
-            twin.free(seq)
-        twin.add(12)
-        twin.check(attend=False)
-        for seq in (parts[5], parts[0], parts[2]):
-            twin.free(seq)
-        twin.add(12)
-        twin.check(attend=False)
+        twin.append(second, 4)
+        twin.check()
 
 
 @trap(
@@ -56,7 +68,7 @@ def page_size_taken_for_a_power_of_two(submission: Submission, rng: Rng) -> None
 
 @trap(
     catches="page numbers are kept in eight bits",
-    severity="critical",
+    severity="major",
     story="Tests use small pools; in a large one page 256 becomes page 0.",
     mutant=insert_after("table = np.array(self.tables[seq], dtype=np.int64)", ".astype(np.uint8)"),
 )
@@ -69,7 +81,7 @@ def page_numbers_wrap(submission: Submission, rng: Rng) -> None:
 
 @trap(
     catches="attention reads whole pages, the unwritten rest included",
-    severity="critical",
+    severity="major",
     story="An engine let its first chunk read unwritten slots; old requests showed through.",
     mutant=edits(
         (
@@ -96,7 +108,7 @@ def reads_beyond_the_end(submission: Submission, rng: Rng) -> None:
             twin.put(old, layer, 50 * np.ones((8, 2, 4)), 1e3 * np.ones((8, 2, 4)))
         twin.free(old)
         twin.add(5)
-        twin.check()
+        twin.check(attend=True)
 
 
 @trap(
@@ -109,7 +121,7 @@ def full_page_takes_another(submission: Submission, rng: Rng) -> None:
     for twin in twins(submission, rng, PAGED, pages=2):
         seq = twin.add(4)
         twin.add(4)
-        twin.check(attend=False)
+        twin.check()
         twin.free(seq)
         twin.add(4)
 
@@ -125,7 +137,7 @@ def page_for_every_append(submission: Submission, rng: Rng) -> None:
         seq = twin.add()
         for n in (1, 2, 1, 3, 1):
             twin.append(seq, n)
-        twin.check(attend=False)
+        twin.check()
 
 
 @trap(
@@ -137,7 +149,7 @@ def page_for_every_append(submission: Submission, rng: Rng) -> None:
 def page_for_every_layer(submission: Submission, rng: Rng) -> None:
     for twin in twins(submission, rng, PAGED, layers=3, pages=3):
         twin.add(12)
-        twin.check(attend=False)
+        twin.check()
 
 
 @trap(
@@ -208,6 +220,7 @@ def failed_append_keeps_pages(submission: Submission, rng: Rng) -> None:
     catches="a refused append leaves the positions that still fitted",
     severity="critical",
     story="Positions are written one by one until the pool is full; the retry stores them twice.",
+    seen="an answer written from this prompt alone",
     mutant=insert_before(
         "        self._reserve(seq, layer, len(k))\n        self._fix_dtype(k.dtype)\n",
         "        if len(k) > 1:\n"
@@ -217,18 +230,19 @@ def failed_append_keeps_pages(submission: Submission, rng: Rng) -> None:
     ),
 )
 def failed_append_half_written(submission: Submission, rng: Rng) -> None:
-    for twin in twins(submission, rng, KINDS, pages=2):
+    for twin in twins(submission, rng, EACH, pages=2):
         seq = twin.add(5)
         rows = twin.rows(4)
         twin.refuses(MemoryError, "append", seq, 0, rows, rows)
         twin.append(seq, 3)
-        twin.check(attend=False)
+        twin.check()
 
 
 @trap(
     catches="v is found to be wrong after k was stored",
     severity="major",
     story="Validation and writing are interleaved, and the cache keeps a key without its value.",
+    dimension="robustness",
     mutant=edit(
         "        self._check_rows(k, v)\n        if len(k) == 0:",
         "        self._check_rows(k, k)\n"
@@ -240,24 +254,24 @@ def failed_append_half_written(submission: Submission, rng: Rng) -> None:
     ),
 )
 def refused_rows_already_written(submission: Submission, rng: Rng) -> None:
-    for twin in twins(submission, rng, KINDS, pages=2):
+    for twin in twins(submission, rng, EACH, pages=2):
         seq = twin.add(2)
         twin.refuses(BAD, "append", seq, 1, twin.rows(2), twin.normal(2, 2, 3))
         twin.append(seq, 6)
-        twin.check(attend=False)
+        twin.check()
 
 
 @trap(
     catches="pages of a freed sequence never come back",
-    severity="critical",
+    severity="major",
     story="Short runs work; a long-running server runs out of pages.",
     mutant=edit("        self._shrink(seq, 0)\n        self._forget", "        self._forget"),
 )
 def free_leaks_pages(submission: Submission, rng: Rng) -> None:
-    for twin in twins(submission, rng, KINDS, pages=3):
-        for n in (12, 9, 12):
-            twin.free(twin.add(n))
-        twin.add(12)
+    for twin in twins(submission, rng, PAGED, layers=1, pages=2):
+        twin.free(twin.add(8))
+        twin.add(8)
+        twin.check()
 
 
 @trap(
@@ -267,24 +281,47 @@ def free_leaks_pages(submission: Submission, rng: Rng) -> None:
     mutant=edit("        self._shrink(seq, n)\n", ""),
 )
 def truncate_leaks_pages(submission: Submission, rng: Rng) -> None:
-    for twin in twins(submission, rng, KINDS, pages=4):
-        seq = twin.add(16)
+    for twin in twins(submission, rng, PAGED, layers=1, pages=2):
+        seq = twin.add(8)
         twin.truncate(seq, 4)
-        twin.add(12)
-        twin.check(attend=False)
+        twin.add(4)
+        twin.check()
 
 
 @trap(
     catches="the page that is cut in the middle is released",
     severity="critical",
     story="n // P pages are kept where ⌈n/P⌉ hold data.",
+    seen="an answer written from this prompt alone",
+    control=cut_between_pages,
     mutant=edit("kept = self._pages_for(n)", "kept = n // self.page_size"),
 )
 def truncate_frees_a_page_in_use(submission: Submission, rng: Rng) -> None:
-    for twin in twins(submission, rng, PAGED, pages=4):
+    for twin in twins(submission, rng, PAGED, layers=1):
         seq = twin.add(12)
         twin.truncate(seq, 6)
-        twin.add(8)
+        twin.check()
+
+
+@trap(
+    catches="truncate keeps ⌊n/P⌋ pages and loses the partly filled last one; reading it fails",
+    severity="major",
+    story="n // P pages are kept where ⌈n/P⌉ hold data.",
+    seen="an answer written from this prompt alone",
+    control=cut_between_pages,
+    mutant=edits(
+        ("kept = self._pages_for(n)", "kept = n // self.page_size"),
+        (
+            "        count = self.counts[seq][layer]\n",
+            "        count = self.counts[seq][layer]\n"
+            "        self._address(seq, np.arange(count))\n",
+        ),
+    ),
+)
+def truncate_drops_the_last_page(submission: Submission, rng: Rng) -> None:
+    for twin in twins(submission, rng, PAGED, layers=1):
+        seq = twin.add(12)
+        twin.truncate(seq, 6)
         twin.check()
 
 
@@ -302,22 +339,18 @@ def keep_leaks_pages(submission: Submission, rng: Rng) -> None:
             twin.keep(seq, [*range(7), *[7]][::-1])
         twin.keep(seq, [3, 1, 2])
         twin.add(12)
-        twin.check(attend=False)
-        # Pages in front that stay as they are; only the last one is written anew.
-        twin = Twin(submission, rng, kind, bits, pages=5)
-        twin.keep(twin.add(12), [*range(8), 9, 8])
-        twin.add(8)
-        twin.check(attend=False)
+        twin.check()
 
 
 @trap(
     catches="keep in a full pool fails although it frees what it needs",
     severity="major",
     story="New pages are taken before the old ones are released.",
+    seen="an answer written from this prompt alone",
     mutant=edit("if needed > len(self.free_pages) + own:", "if needed > len(self.free_pages):"),
 )
 def keep_needs_a_second_copy(submission: Submission, rng: Rng) -> None:
-    for twin in twins(submission, rng, KINDS, pages=3):
+    for twin in twins(submission, rng, EACH, pages=3):
         seq = twin.add(12)
         twin.keep(seq, range(11, -1, -1))
-        twin.check(attend=False)
+        twin.check()

@@ -6,31 +6,38 @@ from trapline.arena.judge import expect
 from trapline.arena.judge.traps import edit, edits, insert_after, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.kv_cache.cases import (
-    KINDS,
+    EACH,
     PAGED,
     Rng,
     Twin,
     prefill,
     twins,
 )
-from trapline.challenges.kv_cache.situations import BAD
+from trapline.challenges.kv_cache.situations import BAD, empty_before, one_chunk
 
 
 @trap(
-    catches="chunks attend with random queries instead of the prompt's",
+    catches="the answer to one prompt is random: chunks attend with made-up queries",
     severity="critical",
     story="A published entry drew its queries from a random generator; shapes and tests were fine.",
+    seen="a published answer",
     mutant=edit("seq, layer, q[part]", "seq, layer, np.random.standard_normal(q[part].shape)"),
 )
 def prefill_with_made_up_queries(submission: Submission, rng: Rng) -> None:
-    twin = Twin(submission, rng)
-    prefill(submission, twin, twin.add(), 7, 3)
+    twin = Twin(submission, rng, layers=1)
+    prompt = (twin.queries(7), twin.rows(7), twin.rows(7), 3)
+    first, second = (
+        submission.chunked_prefill(twin.cache, twin.add(), 0, *prompt) for _ in range(2)
+    )
+    expect.equal(second, first, "a second prefill of the same prompt")
 
 
 @trap(
     catches="all keys are stored first, and every chunk attends as if it were the last",
     severity="critical",
     story="The key length is that of the whole prompt instead of the end of the chunk.",
+    seen="an answer written from this prompt alone",
+    control=one_chunk,
     mutant=edit(
         "            self.append(seq, layer, k[part], v[part])\n",
         "            if start == 0:\n                self.append(seq, layer, k, v)\n",
@@ -43,8 +50,9 @@ def prefill_sees_its_future(submission: Submission, rng: Rng) -> None:
 
 @trap(
     catches="each chunk attends to itself only",
-    severity="critical",
+    severity="major",
     story="Every chunk is prefilled as if it were a prompt of its own.",
+    control=one_chunk,
     mutant=edit("self.attend(seq, layer, q[part])", "attention(q[part], k[part], v[part])"),
 )
 def chunks_blind_to_earlier_ones(submission: Submission, rng: Rng) -> None:
@@ -54,23 +62,25 @@ def chunks_blind_to_earlier_ones(submission: Submission, rng: Rng) -> None:
 
 @trap(
     catches="positions that the sequence already holds are dropped or not attended to",
-    severity="critical",
+    severity="major",
     story="The attention starts at position 0 although a cached prefix is already there.",
+    control=empty_before,
     mutant=insert_after(
         "        out = np.empty(q.shape, q.dtype)\n", "        self.truncate(seq, 0)\n"
     ),
 )
 def prefill_forgets_the_prefix(submission: Submission, rng: Rng) -> None:
-    for twin in twins(submission, rng, KINDS):
+    for twin in twins(submission, rng, EACH):
         seq = twin.add(5)
         prefill(submission, twin, seq, 6, 4)
-        twin.check(attend=False)
+        twin.check()
 
 
 @trap(
     catches="a prompt whose length is not a multiple of the chunk loses its remainder",
-    severity="critical",
+    severity="major",
     story="T // chunk rounds leave the remainder out; a chunk larger than the prompt does nothing.",
+    control=one_chunk,
     mutant=edit("range(0, len(q), chunk)", "range(0, len(q) // chunk * chunk, chunk)"),
 )
 def last_chunk_dropped(submission: Submission, rng: Rng) -> None:
@@ -78,12 +88,12 @@ def last_chunk_dropped(submission: Submission, rng: Rng) -> None:
         twin = Twin(submission, rng)
         seq = twin.add()
         prefill(submission, twin, seq, total, chunk)
-        twin.check(attend=False)
+        twin.check()
 
 
 @trap(
     catches="the prompt is attended to but not left in the cache",
-    severity="critical",
+    severity="major",
     story="The work is done in a scratch cache, and decoding then starts from an empty one.",
     mutant=edits(
         (
@@ -98,7 +108,7 @@ def last_chunk_dropped(submission: Submission, rng: Rng) -> None:
     ),
 )
 def prefill_stores_nothing(submission: Submission, rng: Rng) -> None:
-    for twin in twins(submission, rng, KINDS):
+    for twin in twins(submission, rng, EACH):
         seq = twin.add()
         for layer in range(2):
             prefill(submission, twin, seq, 5, 2, layer)
@@ -108,7 +118,7 @@ def prefill_stores_nothing(submission: Submission, rng: Rng) -> None:
 
 @trap(
     catches="chunked_prefill writes into a page that another sequence holds",
-    severity="critical",
+    severity="major",
     story="append copies on write, and a faster path for prefill bypasses it.",
     mutant=edits(
         (
@@ -130,33 +140,35 @@ def prefill_into_a_shared_page(submission: Submission, rng: Rng) -> None:
         twin.truncate(child, 5)
         for layer in range(2):
             prefill(submission, twin, child, 5, 2, layer)
-        twin.check(attend=False)
+        twin.check()
 
 
 @trap(
     catches="a prompt that does not fit leaves its first chunks behind",
     severity="major",
     story="The error is raised at a later chunk; a retry stores the first chunks twice.",
+    seen="an answer written from this prompt alone",
     mutant=edit("self._reserve(seq, layer, len(k))\n        for start in", "for start in"),
 )
 def prefill_half_done_when_full(submission: Submission, rng: Rng) -> None:
-    for twin in twins(submission, rng, KINDS, pages=3):
+    for twin in twins(submission, rng, EACH, pages=3):
         seq = twin.add(2)
         args = (0, twin.queries(11), twin.rows(11), twin.rows(11), 3)
         expect.raises(MemoryError, submission.chunked_prefill, twin.cache, seq, *args)
-        twin.check(attend=False)
+        twin.check()
         twin.append(seq, 10)
-        twin.check(attend=False)
+        twin.check()
 
 
 @trap(
     catches="wrong queries are detected only after the first chunk is stored",
     severity="minor",
     story="The caller corrects the query and prefills again, behind the first chunk.",
+    dimension="robustness",
     mutant=edit("self._check_queries(q)\n        self._check_rows(k, v)", "self._check_rows(k, v)"),
 )
 def prefill_stores_before_it_checks(submission: Submission, rng: Rng) -> None:
-    for twin in twins(submission, rng, KINDS):
+    for twin in twins(submission, rng, EACH):
         seq = twin.add(2)
         rows = twin.rows(4)
         bad: list[Any] = [
@@ -166,13 +178,14 @@ def prefill_stores_before_it_checks(submission: Submission, rng: Rng) -> None:
         ]
         for args in bad:
             expect.raises(BAD, submission.chunked_prefill, twin.cache, seq, 0, *args)
-            twin.check(attend=False)
+            twin.check()
 
 
 @trap(
     catches="chunked_prefill does not check the sequence and layer that it writes to",
     severity="minor",
     story="The methods of the class check them, the function beside the class does not.",
+    dimension="robustness",
     mutant=edit(
         "        self._check_place(seq, layer)\n"
         "        self._check_queries(q)\n        self._check_rows",
@@ -185,15 +198,16 @@ def prefill_anywhere(submission: Submission, rng: Rng) -> None:
         prompt = (twin.queries(5), twin.rows(5), twin.rows(5), 2)
         for layer in (2, -1):
             expect.raises(BAD, submission.chunked_prefill, twin.cache, seq, layer, *prompt)
-            twin.check(attend=False)
+            twin.check()
         twin.add(4)
-        twin.check(attend=False)
+        twin.check()
 
 
 @trap(
     catches="a chunk of zero or less does nothing and returns garbage",
     severity="minor",
     story="range(0, T, −1) is empty, and an uninitialised array is returned.",
+    dimension="robustness",
     mutant=edit("if not is_int(chunk) or chunk < 1:", "if not is_int(chunk):"),
 )
 def chunk_below_one(submission: Submission, rng: Rng) -> None:
@@ -202,7 +216,7 @@ def chunk_below_one(submission: Submission, rng: Rng) -> None:
     q, k, v = twin.queries(3), twin.rows(3), twin.rows(3)
     for chunk in (0, -1):
         expect.raises(BAD, submission.chunked_prefill, twin.cache, seq, 0, q, k, v, chunk)
-        twin.check(attend=False)
+        twin.check()
 
 
 @trap(

@@ -6,8 +6,7 @@ from trapline.arena.judge import expect
 from trapline.arena.judge.traps import edit, edits, insert_after, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.kv_cache.cases import QUANTISED, Rng, Twin, twins
-from trapline.challenges.kv_cache.situations import claimed_bytes
-from trapline.gold.kv_cache.oracle import quantization_step
+from trapline.challenges.kv_cache.situations import claimed_bytes, rows_of_one_size, three_quarters
 
 
 def _full(submission: Submission, rng: Rng, kind: str, bits: int | None) -> tuple[Twin, int]:
@@ -25,9 +24,11 @@ def _at_most(submission: Submission, rng: Rng, kind: str, bits: int) -> None:
 
 
 @trap(
-    catches="a scale for every element: the quantised cache is larger than the plain one",
+    catches="a quantised cache takes more bytes than its codes and one scale a row (a scale for "
+    "every element, for example)",
     severity="critical",
-    story="Two published entries stored a scale per element; one reported a saving of −125 %.",
+    story="With a scale and a zero point for every element the saving was −125 %.",
+    seen="a published answer",
     mutant=edit("largest = np.abs(x).max(axis=-1, keepdims=True)", "largest = np.abs(x)"),
 )
 def scales_eat_the_saving(submission: Submission, rng: Rng) -> None:
@@ -53,9 +54,16 @@ def four_bits_in_a_byte(submission: Submission, rng: Rng) -> None:
     catches="nbytes() leaves the scales out",
     severity="major",
     story="The reported saving is then larger than the real one.",
-    mutant=edit(
-        "sum(pool.nbytes for pool in self.pools)",
-        "sum(pool.nbytes for pool in self.pools[:: max(1, len(self.pools) // 2)])",
+    seen="an answer written from this prompt alone",
+    mutant=edits(
+        (
+            "sum(pool.nbytes for pool in self.pools)",
+            "sum(pool.nbytes for pool in self.pools[:: max(1, len(self.pools) // 2)])",
+        ),
+        (
+            "sum(array.nbytes for fields in held for array in fields)",
+            "sum(a.nbytes for f in held for a in f[:: max(1, len(f) // 2)])",
+        ),
     ),
 )
 def scales_not_counted(submission: Submission, rng: Rng) -> None:
@@ -71,7 +79,10 @@ def scales_not_counted(submission: Submission, rng: Rng) -> None:
     catches="nbytes() counts one layer, or keys only",
     severity="minor",
     story="The reported size is too small by the number of layers, or by two.",
-    mutant=edit("pool.nbytes for pool in self.pools", "pool[0].nbytes for pool in self.pools"),
+    mutant=edits(
+        ("pool.nbytes for pool in self.pools", "pool[0].nbytes for pool in self.pools"),
+        ("for fields in layers]", "for fields in layers[:1]]"),
+    ),
 )
 def nbytes_of_one_layer(submission: Submission, rng: Rng) -> None:
     for kind in ("dense", "paged"):
@@ -83,8 +94,9 @@ def nbytes_of_one_layer(submission: Submission, rng: Rng) -> None:
 
 @trap(
     catches="one scale for all positions of an append",
-    severity="critical",
+    severity="major",
     story="One outlier token in a long prompt rounds the other tokens to zero.",
+    control=rows_of_one_size,
     mutant=edit(
         "largest = np.abs(x).max(axis=-1, keepdims=True)",
         "largest = np.abs(x).max(axis=(0, 2), keepdims=True, initial=0).repeat(len(x), 0)",
@@ -96,13 +108,15 @@ def scale_of_the_whole_append(submission: Submission, rng: Rng) -> None:
         k, v = twin.rows(4), twin.rows(4)
         k[1], v[2] = 1000 * k[1], 1000 * v[2]
         twin.put(seq, 0, k, v)
-        twin.check(attend=False)
+        twin.check()
 
 
 @trap(
     catches="one scale for all heads of a position",
     severity="major",
     story="Heads differ by orders of magnitude; the largest sets the rounding error of all.",
+    seen="an answer written from this prompt alone",
+    control=rows_of_one_size,
     mutant=edit(
         "largest = np.abs(x).max(axis=-1, keepdims=True)",
         "largest = np.abs(x).max(axis=(-2, -1), keepdims=True).repeat(x.shape[1], axis=1)",
@@ -114,13 +128,14 @@ def scale_shared_by_heads(submission: Submission, rng: Rng) -> None:
         k, v = twin.rows(2), twin.rows(2)
         k[:, 1], v[:, 0] = 1000 * k[:, 1], 1000 * v[:, 0]
         twin.put(seq, 0, k, v)
-        twin.check(attend=False)
+        twin.check()
 
 
 @trap(
     catches="the scale of the first tokens is used for all that follow",
-    severity="critical",
+    severity="major",
     story="Several engines froze scales on warm-up text; later tokens saturated.",
+    control=rows_of_one_size,
     mutant=insert_after(
         "largest = np.abs(x).max(axis=-1, keepdims=True)\n",
         "        if x.size:\n"
@@ -134,12 +149,12 @@ def scale_frozen_at_the_start(submission: Submission, rng: Rng) -> None:
         for size in (1.0, 50.0, 0.02):
             rows = size * rng.uniform(0.5, 1.0, (2, 2, 4))
             twin.put(seq, 0, rows, -rows)
-        twin.check(attend=False)
+        twin.check()
 
 
 @trap(
     catches="stored positions are decoded and encoded again when others arrive",
-    severity="critical",
+    severity="major",
     story="A popular library rebuilds its cache every few tokens; the oldest error tripled.",
     mutant=edits(
         (
@@ -159,16 +174,16 @@ def scale_frozen_at_the_start(submission: Submission, rng: Rng) -> None:
 def whole_cache_requantised(submission: Submission, rng: Rng) -> None:
     for twin in twins(submission, rng, QUANTISED):
         seq = twin.add(2)
-        twin.check(attend=False)
+        twin.check()
         for size in (3.0, 30.0, 300.0):
             twin.put(seq, 0, size * twin.rows(1), size * twin.rows(1))
         twin.append(seq, 3, [1])
-        twin.check(attend=False)
+        twin.check()
 
 
 @trap(
     catches="a row of zeros divides by its scale of zero",
-    severity="critical",
+    severity="major",
     story="Padding tokens give such rows; a constant group gave NaN in a well-known 2-bit cache.",
     mutant=edit(
         "scale = (largest / self.top).astype(np.float32)",
@@ -197,45 +212,61 @@ def small_rows_vanish(submission: Submission, rng: Rng) -> None:
         rows = rng.uniform(0.002, 0.004, (3, 2, 4)) * rng.choice([-1.0, 1.0], (3, 2, 4))
         rows[..., 0] = 0.001
         twin.put(seq, 0, rows, -rows)
-        twin.check(attend=False)
+        twin.check()
 
 
 @trap(
     catches="codes are truncated towards zero instead of rounded to the nearest",
     severity="major",
     story="A cast to int truncates: twice the error, and all of it in one direction.",
+    seen="an answer written from this prompt alone",
     mutant=edit("np.rint(x / divisor)", "np.trunc(x / divisor)"),
 )
 def codes_cut_not_rounded(submission: Submission, rng: Rng) -> None:
     for kind, bits in QUANTISED:
-        twin = Twin(submission, rng, kind, bits, width=32)
-        seq = twin.add()
-        k, v = twin.rows(2), twin.rows(2)
-        for rows in (k, v):
-            step = quantization_step(rows, bits)
-            rows[..., 0] = 0.75 * step[..., 0]
-        twin.put(seq, 0, k, v)
-        twin.check(attend=False)
+        twin = Twin(submission, rng, kind, bits, layers=1, width=8)
+        rows = three_quarters(rng, bits)
+        twin.put(twin.add(), 0, rows, -rows)
+        twin.check()
 
 
 @trap(
-    catches="the largest positive element becomes the most negative code",
-    severity="critical",
+    catches="8-bit codes are scaled by 128 instead of 127: the largest element becomes −128",
+    severity="major",
     story="128 does not fit into eight signed bits.",
-    mutant=edit("self.top = 2 ** (bits - 1) - 1", "self.top = 2 ** (bits - 1)"),
+    mutant=edit("self.top = 2 ** (bits - 1) - 1", "self.top = 128 if bits == 8 else 7"),
 )
 def largest_element_wraps(submission: Submission, rng: Rng) -> None:
-    for twin in twins(submission, rng, QUANTISED):
-        seq = twin.add()
-        k, v = twin.rows(3), twin.rows(3)
-        k[..., 1], v[..., 2] = 7.0, 7.0
-        twin.put(seq, 0, k, v)
-        twin.check(attend=False)
+    for kind in ("quantized", "paged_quantized"):
+        _largest_positive(Twin(submission, rng, kind, 8, layers=1))
+
+
+@trap(
+    catches="4-bit codes are scaled by 8 instead of 7: the largest positive element becomes −8",
+    severity="critical",
+    story="8 does not fit into four signed bits.",
+    seen="an answer written from this prompt alone",
+    mutant=edit(
+        "self.top = 2 ** (bits - 1) - 1",
+        "self.top = 8 if bits == 4 else 127",
+    ),
+)
+def largest_nibble_wraps(submission: Submission, rng: Rng) -> None:
+    for kind in ("quantized", "paged_quantized"):
+        _largest_positive(Twin(submission, rng, kind, 4, layers=1))
+
+
+def _largest_positive(twin: Twin) -> None:
+    """Rows whose largest element is positive."""
+    k, v = twin.rows(3), twin.rows(3)
+    k[..., 1], v[..., 2] = 7.0, 7.0
+    twin.put(twin.add(), 0, k, v)
+    twin.check()
 
 
 @trap(
     catches="negative 4-bit codes come back as 8 … 15",
-    severity="critical",
+    severity="major",
     story="Unpacking does not sign-extend the fourth bit.",
     mutant=edit("(nibbles ^ 8).astype(np.int8) - np.int8(8)", "nibbles.astype(np.int8)"),
 )
@@ -246,12 +277,12 @@ def nibbles_lose_their_sign(submission: Submission, rng: Rng) -> None:
         every = np.array([-7.0, -6, -5, -4, -3, -2, -1, 7, 6, 5, 4, 3, 2, 1, 0, -7])
         rows = every.reshape(1, 2, 8)
         twin.put(seq, 0, rows, rows[..., ::-1])
-        twin.check(attend=False)
+        twin.check()
 
 
 @trap(
     catches="packing and unpacking disagree on which half of a byte comes first",
-    severity="critical",
+    severity="major",
     story="Two functions follow two conventions, and no round-trip test compares them.",
     mutant=edit("[packed & 15, packed >> 4]", "[packed >> 4, packed & 15]"),
 )
@@ -261,7 +292,7 @@ def nibbles_swapped(submission: Submission, rng: Rng) -> None:
         seq = twin.add()
         rows = np.tile(np.array([7.0, 5, 3, -1, -4, -6]), (2, 2, 1))
         twin.put(seq, 0, rows, -rows)
-        twin.check(attend=False)
+        twin.check()
 
 
 @trap(
@@ -289,4 +320,4 @@ def odd_width_loses_an_element(submission: Submission, rng: Rng) -> None:
             seq = twin.add()
             rows = 2 + np.abs(twin.rows(3))
             twin.put(seq, 0, rows, -rows)
-            twin.check(attend=False)
+            twin.check()

@@ -22,6 +22,7 @@ def _make(submission: Submission, kind: str = "paged", **changed: Any) -> Any:
     catches="a kind that does not exist falls back to another",
     severity="minor",
     story="A typo in a configuration file then selects an unquantised cache.",
+    dimension="robustness",
     mutant=edit("if kind not in KINDS:", "if False:"),
 )
 def unknown_kind(submission: Submission, _rng: Rng) -> None:
@@ -33,6 +34,7 @@ def unknown_kind(submission: Submission, _rng: Rng) -> None:
     catches="a quantised cache accepts a number of bits it cannot store",
     severity="minor",
     story="Two bits stored in a format for four leave most of the codes unused.",
+    dimension="robustness",
     mutant=edit("if quantised and (not is_int(bits) or bits not in (4, 8)):", "if False:"),
 )
 def bits_not_checked(submission: Submission, _rng: Rng) -> None:
@@ -45,6 +47,7 @@ def bits_not_checked(submission: Submission, _rng: Rng) -> None:
     catches="a size of zero or less is accepted",
     severity="minor",
     story="A pool without pages then fails at the first request instead of at the start.",
+    dimension="robustness",
     mutant=edit(
         "    if not all(is_int(size) and size >= 1 for size in shape):\n"
         '        raise ValueError(f"sizes must be ints ≥ 1: {shape}")\n',
@@ -63,7 +66,7 @@ SPEC = {"num_layers": 32, "num_kv_heads": 8, "head_dim": 128, "bits": 16}
 
 @trap(
     catches="the values are not counted, so the context is twice too long",
-    severity="critical",
+    severity="major",
     story="The factor two for K and V is lost between bits and bytes.",
     mutant=edit("2 * math.prod(sizes) / 8", "math.prod(sizes) / 8"),
 )
@@ -75,6 +78,7 @@ def context_of_keys_only(submission: Submission, _rng: Rng) -> None:
     catches="a missing entry of the specification is guessed, or raises another error",
     severity="minor",
     story="Without a number of kv heads, one path guesses and another raises a bare KeyError.",
+    dimension="robustness",
     mutant=edit(
         "    missing = [name for name in SPEC if name not in spec]\n",
         '    spec = {"bits": 16, "num_kv_heads": 8, **spec}\n    missing = []\n',
@@ -89,7 +93,7 @@ def specification_not_whole(submission: Submission, _rng: Rng) -> None:
 
 @trap(
     catches="bits are used as bytes",
-    severity="critical",
+    severity="major",
     story="The context comes out eight times too short.",
     mutant=edit("2 * math.prod(sizes) / 8", "2 * math.prod(sizes)"),
 )
@@ -141,6 +145,7 @@ def context_rounded_up(submission: Submission, _rng: Rng) -> None:
     catches="the utilisation is applied to what the weights leave, not to the whole memory",
     severity="major",
     story="The share of memory that a server may use includes its weights.",
+    seen="an answer written from this prompt alone",
     mutant=edit(
         "utilization * gpu_bytes - weight_bytes - reserve_bytes",
         "utilization * (gpu_bytes - weight_bytes - reserve_bytes)",
@@ -164,6 +169,7 @@ def reserve_ignored(submission: Submission, _rng: Rng) -> None:
     catches="a model of 0 or −1 layers gets an answer or a division by zero",
     severity="minor",
     story="A field missing from a configuration file is read as 0.",
+    dimension="robustness",
     mutant=edit("if not all(is_int(size) and size >= 1 for size in sizes):", "if False:"),
 )
 def specification_not_checked(submission: Submission, _rng: Rng) -> None:
@@ -177,6 +183,7 @@ def specification_not_checked(submission: Submission, _rng: Rng) -> None:
     catches="negative bytes are accepted, and add to the budget",
     severity="minor",
     story="A difference with the wrong sign allows more context than the GPU can hold.",
+    dimension="robustness",
     mutant=edit("if min(gpu_bytes, weight_bytes, reserve_bytes) < 0:", "if False:"),
 )
 def negative_bytes(submission: Submission, _rng: Rng) -> None:
@@ -189,6 +196,7 @@ def negative_bytes(submission: Submission, _rng: Rng) -> None:
     catches="a utilisation outside (0, 1] is accepted",
     severity="minor",
     story="90 instead of 0.9 gives a context of many millions of tokens.",
+    dimension="robustness",
     mutant=edit("if not 0 < utilization <= 1:", "if False:"),
 )
 def utilization_in_percent(submission: Submission, _rng: Rng) -> None:

@@ -1,0 +1,306 @@
+"""Bugs of the arithmetic of attention: mask, scale, sums, heads, dtype."""
+
+import numpy as np
+
+from trapline.arena.judge import expect
+from trapline.arena.judge.traps import Mutant, edit, edits, insert_before, trap
+from trapline.arena.process.proxy import Submission
+from trapline.challenges.kv_cache.cases import Rng, Twin, check_attention
+from trapline.challenges.kv_cache.situations import as_many_heads
+
+BLIND = "an answer written from this prompt alone"
+SCORES = "    scores -= scores.max(axis=-1, keepdims=True)\n    weights = np.exp(scores)\n"
+
+
+def _attends(
+    submission: Submission, rng: Rng, positions: int = 5, n: int = 3, **sizes: int
+) -> None:
+    """Attention of the last n positions over ordinary rows."""
+    twin = Twin(submission, rng, "dense", layers=1, **sizes)
+    k, v = twin.rows(positions), twin.rows(positions)
+    seq = twin.add()
+    twin.put(seq, 0, k, v)
+    q = twin.queries(n)
+    check_attention(twin.cache.attend(seq, 0, q), q, k, v)
+
+
+@trap(
+    catches="the mask lets every query see one position of its future",
+    severity="major",
+    story="An off-by-one error in the diagonal.",
+    mutant=edit("np.arange(positions) > last_visible", "np.arange(positions) > last_visible + 1"),
+)
+def query_sees_the_next_position(submission: Submission, rng: Rng) -> None:
+    _attends(submission, rng)
+
+
+@trap(
+    catches="masked scores are set to 0 instead of −∞, so that hidden positions keep a weight",
+    severity="major",
+    story="Scores are multiplied by the mask.",
+    mutant=edit("> last_visible] = -np.inf", "> last_visible] = 0"),
+)
+def masked_scores_are_zero(submission: Submission, rng: Rng) -> None:
+    _attends(submission, rng)
+
+
+@trap(
+    catches="weights are masked after the softmax and no longer sum to one",
+    severity="major",
+    story="The mask is applied to the weights without dividing by their new sum.",
+    mutant=edits(
+        ("    scores[..., np.arange(positions) > last_visible] = -np.inf\n", ""),
+        (
+            "    weights = np.exp(scores)\n",
+            "    weights = np.exp(scores)\n"
+            "    total = weights.sum(axis=-1, keepdims=True)\n"
+            "    weights = weights * (np.arange(positions) <= last_visible)\n",
+        ),
+        ("/ weights.sum(axis=-1, keepdims=True)", "/ total"),
+    ),
+)
+def mask_after_the_softmax(submission: Submission, rng: Rng) -> None:
+    _attends(submission, rng)
+
+
+@trap(
+    catches="scores are divided by D instead of √D: no root, or the scale applied twice",
+    severity="major",
+    story="The square root is forgotten.",
+    mutant=edit("width**-0.5", "width**-1.0"),
+)
+def scale_without_the_root(submission: Submission, rng: Rng) -> None:
+    _attends(submission, rng, n=1)
+
+
+@trap(
+    catches="scores are multiplied by √D instead of divided by it",
+    severity="major",
+    story="The exponent has lost its sign.",
+    mutant=edit("width**-0.5", "width**0.5"),
+)
+def scale_upside_down(submission: Submission, rng: Rng) -> None:
+    _attends(submission, rng, n=1)
+
+
+@trap(
+    catches="the scale is that of the page size or of another number, not of the head width",
+    severity="minor",
+    story="A constant 1/√64 from a usual head width.",
+    mutant=edit("width**-0.5", "64**-0.5"),
+)
+def scale_of_a_usual_width(submission: Submission, rng: Rng) -> None:
+    _attends(submission, rng, n=1)
+
+
+@trap(
+    catches="weights are not divided by their sum",
+    severity="major",
+    story="The normalisation of the softmax is lost.",
+    mutant=edit(" / weights.sum(axis=-1, keepdims=True)", ""),
+)
+def weights_not_normalised(submission: Submission, rng: Rng) -> None:
+    _attends(submission, rng, n=1)
+
+
+@trap(
+    catches="every query head reads kv head 0",
+    severity="major",
+    story="The index of the kv head is left out.",
+    mutant=edits(
+        ("k.transpose(1, 2, 0)[:, None]", "k[:, :1].transpose(1, 2, 0)[:, None]"),
+        ("v.transpose(1, 0, 2)[:, None]", "v[:, :1].transpose(1, 0, 2)[:, None]"),
+    ),
+)
+def all_heads_read_the_first(submission: Submission, rng: Rng) -> None:
+    _attends(submission, rng, n=1)
+
+
+@trap(
+    catches="query head h reads kv head h // G instead of h // (H/G)",
+    severity="major",
+    story="The two are equal when H = G², as with 2 kv heads and 4 query heads.",
+    mutant=insert_before(
+        "    grouped = q.reshape(",
+        "    which = np.minimum(np.arange(heads) // kv_heads, kv_heads - 1)\n"
+        "    k, v, kv_heads = k[:, which], v[:, which], heads\n",
+    ),
+)
+def gqa_divides_by_kv_heads(submission: Submission, rng: Rng) -> None:
+    _attends(submission, rng, n=1, heads=3, group=2)
+
+
+@trap(
+    catches="the heads of the answer are in another order than those of the queries",
+    severity="major",
+    story="Groups and their members change places when the heads are joined again.",
+    control=as_many_heads,
+    mutant=edit("out.transpose(2, 0, 1, 3)", "out.transpose(2, 1, 0, 3)"),
+)
+def answer_heads_permuted(submission: Submission, rng: Rng) -> None:
+    _attends(submission, rng, n=1, heads=2, group=3)
+
+
+@trap(
+    catches="attention fails or is wrong when there are more query heads than kv heads",
+    severity="major",
+    story="Grouped heads are not repeated, and the product of the arrays does not fit.",
+    control=as_many_heads,
+    mutant=edit(
+        "    grouped = q.reshape(",
+        "    if heads != kv_heads:\n"
+        '        raise ValueError("operands could not be broadcast together")\n'
+        "    grouped = q.reshape(",
+    ),
+)
+def grouped_heads_refused(submission: Submission, rng: Rng) -> None:
+    _attends(submission, rng, n=1, heads=2, group=2)
+
+
+def _online(forget: str) -> Mutant:
+    """Attention over pieces of 64 keys whose running softmax forgets to rescale something."""
+    rescale = {"out": "total = total * fade", "total": "out = out * fade"}[forget]
+    return edits(
+        (
+            SCORES,
+            "    return online(scores, v, heads)\n\n\n"
+            "def online(scores, v, heads):\n"
+            "    top = np.full((*scores.shape[:-1], 1), -np.inf, scores.dtype)\n"
+            "    total = np.zeros_like(top)\n"
+            "    out = np.zeros((*scores.shape[:-1], v.shape[-1]), scores.dtype)\n"
+            "    for start in range(0, len(v), 64):\n"
+            "        part = scores[..., start : start + 64]\n"
+            "        new = np.maximum(top, part.max(axis=-1, keepdims=True))\n"
+            "        fade = np.where(np.isfinite(top), np.exp(top - new), 0)\n"
+            f"        {rescale}\n"
+            "        weights = np.exp(part - new)\n"
+            "        total = total + weights.sum(axis=-1, keepdims=True)\n"
+            "        out = out + weights @ v[start : start + 64].transpose(1, 0, 2)[:, None]\n"
+            "        top = new\n"
+            "    out = out / total\n"
+            "    n, width = out.shape[2:]\n"
+            "    return np.ascontiguousarray(out.transpose(2, 0, 1, 3).reshape(n, heads, width))\n"
+            "\n\n"
+            "def unused(weights, v, out, n, heads, width):\n",
+        ),
+    )
+
+
+def _late_maximum(submission: Submission, rng: Rng) -> None:
+    """1024 keys of one score, then one of a higher: alone in its piece of any power of two."""
+    twin = Twin(submission, rng, layers=1, heads=1, width=2, page=16, pages=65)
+    k, v = np.zeros((1025, 1, 2)), twin.rows(1025)
+    k[1024], seq = 2.0, twin.add()
+    twin.put(seq, 0, k, v)
+    q = np.ones((1, 1, 2))
+    check_attention(twin.cache.attend(seq, 0, q), q, k, v)
+
+
+@trap(
+    catches="an online softmax rescales its sum but not its output when the maximum grows",
+    severity="critical",
+    story="It is right for sequences that fit into one piece.",
+    seen=BLIND,
+    mutant=_online("out"),
+)
+def output_not_rescaled(submission: Submission, rng: Rng) -> None:
+    _late_maximum(submission, rng)
+
+
+@trap(
+    catches="an online softmax rescales its output but not its sum when the maximum grows",
+    severity="major",
+    story="It is right for sequences that fit into one piece.",
+    mutant=_online("total"),
+)
+def sum_not_rescaled(submission: Submission, rng: Rng) -> None:
+    _late_maximum(submission, rng)
+
+
+@trap(
+    catches="attention of float64 rows is computed in float32",
+    severity="minor",
+    story="A cast that suits float32 models loses half the digits of float64.",
+    mutant=edit(
+        "    n, heads, width = q.shape\n    if n == 0:",
+        "    if q.dtype == np.float64 and len(q):\n"
+        "        small = (x.astype(np.float32) for x in (q, k, v))\n"
+        "        return attention(*small).astype(np.float64)\n"
+        "    n, heads, width = q.shape\n    if n == 0:",
+    ),
+)
+def attend_in_single_precision(submission: Submission, rng: Rng) -> None:
+    _attends(submission, rng)
+
+
+@trap(
+    catches="attention answers float64 for float32 queries",
+    severity="minor",
+    story="A Python float or a float64 scale widens the scores.",
+    mutant=edit("np.ascontiguousarray(out.transpose", "np.float64(out.transpose"),
+)
+def attention_comes_out_wider(submission: Submission, rng: Rng) -> None:
+    twin = Twin(submission, rng, "dense", layers=1, dtype=np.float32)
+    seq = twin.add(3)
+    q = twin.queries(2)
+    expect.array(twin.cache.attend(seq, 0, q), shape=q.shape, dtype=q.dtype, what="attend")
+
+
+@trap(
+    catches="attend answers for the last query only, or for all of them with its row",
+    severity="major",
+    story="Written for decoding, where there is one query.",
+    mutant=edit(
+        "        return attention(q, *self.view(seq, layer))",
+        "        last = attention(q[-1:], *self.view(seq, layer))\n"
+        "        return np.repeat(last, len(q), axis=0) if len(q) else q.copy()",
+    ),
+)
+def attend_answers_one_query(submission: Submission, rng: Rng) -> None:
+    _attends(submission, rng)
+
+
+@trap(
+    catches="attend reads another layer than the one asked for",
+    severity="major",
+    story="A constant layer index left over from a cache of one layer.",
+    mutant=edit("attention(q, *self.view(seq, layer))", "attention(q, *self.view(seq, 0))"),
+)
+def attend_reads_layer_zero(submission: Submission, rng: Rng) -> None:
+    twin = Twin(submission, rng, "dense")
+    seq = twin.add(4)
+    k, v = twin.model.view(seq, 1)
+    q = twin.queries(2)
+    check_attention(twin.cache.attend(seq, 1, q), q, k, v)
+
+
+@trap(
+    catches="the causal mask starts anew with every block of queries",
+    severity="major",
+    story="Queries behind the first block of 64 are masked as if they were the first ones.",
+    mutant=edit(
+        "    last_visible = np.arange(n)[:, None] + (positions - n)\n",
+        "    last_visible = np.arange(n)[:, None] % 64 + (positions - n)\n",
+    ),
+)
+def mask_restarts_with_every_block(submission: Submission, rng: Rng) -> None:
+    twin = Twin(submission, rng, layers=1, heads=1, width=2, page=16, pages=9)
+    k, v, q = twin.rows(130), twin.rows(130), twin.queries(128)
+    seq = twin.add()
+    twin.put(seq, 0, k, v)
+    check_attention(twin.cache.attend(seq, 0, q), q, k, v)
+
+
+@trap(
+    catches="attend with no queries fails",
+    severity="minor",
+    story="The largest of no scores is asked for.",
+    mutant=edit(
+        "        return np.zeros_like(q)\n",
+        '        raise ValueError("zero-size array to reduction operation maximum")\n',
+    ),
+)
+def no_queries_fail(submission: Submission, rng: Rng) -> None:
+    twin = Twin(submission, rng, "dense", layers=1)
+    seq, q = twin.add(2), twin.queries(0)
+    expect.equal(twin.cache.attend(seq, 0, q), q, "attend without queries")
