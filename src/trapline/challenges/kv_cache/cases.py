@@ -467,7 +467,8 @@ def _recomputed(tokens: np.ndarray, weights: np.ndarray) -> np.ndarray:
     """Every layer over the whole sequence, without a cache."""
     x = tokens
     for layer in weights:
-        mixed = attention(*_projected(x, layer))
+        q, k, v = _projected(x, layer)
+        mixed = attention(q, k, v)
         x = x + np.tanh(mixed.reshape(x.shape) @ layer[3])
     return x
 

@@ -339,3 +339,29 @@ def sequence_number_reused(submission: Submission, rng: Rng) -> None:
         twin.free(second)
         twin.fork(twin.add(1))
         twin.refuses(KeyError, "length", first)
+
+
+@trap(
+    catches="a layer beyond the last raises an error other than ValueError or TypeError",
+    severity="minor",
+    story="Nothing checks the upper bound, and a list raises its IndexError.",
+    dimension="robustness",
+    mutant=edit("not 0 <= layer < self.num_layers", "not 0 <= layer"),
+)
+def layer_beyond_the_last(submission: Submission, rng: Rng) -> None:
+    for twin in twins(submission, rng, PLAIN):
+        twin.refuses(BAD, "view", twin.add(2), 2)
+
+
+@trap(
+    catches="an unknown sequence raises an error other than KeyError",
+    severity="minor",
+    story="The caller cannot tell a stale handle from bad rows.",
+    dimension="robustness",
+    mutant=edit(
+        'raise KeyError(f"no sequence {seq!r}")', 'raise ValueError(f"no sequence {seq!r}")'
+    ),
+)
+def unknown_sequence_is_another_error(submission: Submission, rng: Rng) -> None:
+    for twin in twins(submission, rng, PLAIN, layers=1):
+        twin.refuses(KeyError, "length", twin.add(2) + 1000)

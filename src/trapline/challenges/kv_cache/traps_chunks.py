@@ -203,3 +203,26 @@ def prefill_of_nothing_fails(submission: Submission, rng: Rng) -> None:
     seq, q = twin.add(2), twin.queries(0)
     out = submission.chunked_prefill(twin.cache, seq, 0, q, twin.rows(0), twin.rows(0), 2)
     expect.equal(out, q, "a prefill of nothing")
+
+
+@trap(
+    catches="every chunk is placed where the prompt begins",
+    severity="major",
+    story="The offset of the chunk is left out: its queries see the beginning of the prompt only.",
+    control=one_chunk,
+    mutant=edits(
+        (
+            "        out = np.empty(q.shape, q.dtype)\n",
+            "        out = np.empty(q.shape, q.dtype)\n        begin = self.counts[seq][layer]\n",
+        ),
+        (
+            ATTEND,
+            "attention(\n"
+            "                q[part], *(x[: begin + len(q[part])] for x in self.view(seq, layer))\n"
+            "            )",
+        ),
+    ),
+)
+def chunks_placed_at_the_start(submission: Submission, rng: Rng) -> None:
+    for twin in twins(submission, rng, PLAIN, layers=1):
+        prefill(submission, twin, twin.add(2), 6, 3)

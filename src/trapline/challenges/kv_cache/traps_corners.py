@@ -47,7 +47,7 @@ def finite_mask(submission: Submission, rng: Rng) -> None:
     ),
 )
 def page_boundary_taken_for_a_new_page(submission: Submission, rng: Rng) -> None:
-    for twin in twins(submission, rng, EACH):
+    for twin in twins(submission, rng, PAGED):
         seq = twin.add(4)
         twin.append(seq, 3, [0])
         child = twin.fork(seq)

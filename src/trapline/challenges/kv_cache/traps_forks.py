@@ -68,7 +68,7 @@ def parent_writes_without_copy(submission: Submission, rng: Rng) -> None:
 )
 def copy_of_one_layer(submission: Submission, rng: Rng) -> None:
     for twin in twins(submission, rng, PAGED, layers=3):
-        seq = twin.add(5)
+        seq = twin.add(7)
         child = twin.fork(seq)
         for layer in (1, 0, 2):
             twin.append(child, 1, [layer])

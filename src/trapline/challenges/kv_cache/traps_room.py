@@ -100,7 +100,7 @@ def dense_keep_needs_a_second_copy(submission: Submission, rng: Rng) -> None:
 )
 def last_page_never_used(submission: Submission, rng: Rng) -> None:
     for twin in twins(submission, rng, PAGED, layers=1, pages=2):
-        twin.add(8)
+        twin.append(twin.add(4), 4)
         twin.check()
 
 
@@ -112,7 +112,7 @@ def last_page_never_used(submission: Submission, rng: Rng) -> None:
 )
 def last_position_never_used(submission: Submission, rng: Rng) -> None:
     for twin in twins(submission, rng, CONTIGUOUS, layers=1, pages=2):
-        twin.add(8)
+        twin.append(twin.add(7), 1)
         twin.check()
 
 
@@ -316,3 +316,26 @@ def pages_of_a_layer_ahead_leak(submission: Submission, rng: Rng) -> None:
         twin.truncate(seq, 4)
         twin.add(8)
         twin.check()
+
+
+@trap(
+    catches="pages that truncate gave back are given back once more when the sequence is freed",
+    severity="major",
+    story="They stay in the sequence's table; then two sequences get the same page.",
+    mutant=edits(
+        (
+            "            self._release(page)\n        del table[kept:]\n",
+            "            self._release(page)\n",
+        ),
+        ("        if self.holders[page] == 0:\n", "        if self.holders[page] <= 0:\n"),
+    ),
+)
+def pages_given_back_twice(submission: Submission, rng: Rng) -> None:
+    for twin in twins(submission, rng, PAGED, layers=1, pages=2):
+        seq = twin.add(8)
+        twin.truncate(seq, 4)
+        twin.free(seq)
+        twin.add(8)
+        other = twin.add()
+        rows = twin.rows(4)
+        twin.refuses(MemoryError, "append", other, 0, rows, rows)

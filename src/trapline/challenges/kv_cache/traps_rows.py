@@ -537,3 +537,33 @@ def only_the_first_page_copied(submission: Submission, rng: Rng) -> None:
         twin.append(child, 9, [1])
         twin.append(seq, 9, [1])
         twin.check()
+
+
+@trap(
+    catches="keep of no positions keeps all of them",
+    severity="major",
+    story="`if not indices: return` takes an empty list for nothing to do.",
+    mutant=insert_after(
+        "        indices = self._check_indices(seq, indices)\n",
+        "        if not len(indices):\n            return\n",
+    ),
+)
+def keep_of_nothing_keeps_all(submission: Submission, rng: Rng) -> None:
+    for twin in twins(submission, rng, PLAIN, layers=1):
+        twin.keep(twin.add(3), [])
+        twin.check()
+
+
+@trap(
+    catches="fork answers the number of its parent",
+    severity="major",
+    story="The new sequence is made, and the old number returned.",
+    mutant=edit(
+        "        self._share(seq, child)\n        return child\n",
+        "        self._share(seq, child)\n        return seq\n",
+    ),
+)
+def fork_answers_its_parent(submission: Submission, rng: Rng) -> None:
+    for twin in twins(submission, rng, PLAIN, layers=1):
+        twin.fork(twin.add(2))
+        twin.check()
