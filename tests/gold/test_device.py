@@ -10,11 +10,13 @@ pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from trapline import gold
+from trapline.gold import device
 from trapline.gold.device import launched
 
 
-def test_launches_fuse_products_and_sums_unless_they_say_otherwise():
+def test_launches_fuse_products_and_sums_unless_they_say_otherwise(monkeypatch):
     seen = []
+    monkeypatch.setattr(device, "fusion_is_default", lambda: False)
     kernel = launched(SimpleNamespace(run=lambda *given, **options: seen.append((given, options))))
     kernel.run(1, grid=(2,), num_warps=4)
     kernel.run(1, grid=(2,), enable_fp_fusion=False)
@@ -22,6 +24,12 @@ def test_launches_fuse_products_and_sums_unless_they_say_otherwise():
         ((1,), {"grid": (2,), "num_warps": 4, "enable_fp_fusion": True}),
         ((1,), {"grid": (2,), "enable_fp_fusion": False}),
     ]
+
+
+def test_launch_is_left_alone_where_fusion_is_the_default(monkeypatch):
+    monkeypatch.setattr(device, "fusion_is_default", lambda: True)
+    kernel = SimpleNamespace(run=print)
+    assert launched(kernel).run is print
 
 
 def launches_of(tree):

@@ -1,7 +1,7 @@
 """Properties of the GPU, launches on the right device, and compilation for sm_90 without a GPU."""
 
 from collections.abc import Callable, Collection, Mapping
-from functools import wraps
+from functools import cache, wraps
 from typing import Any
 
 import torch
@@ -18,11 +18,21 @@ LOG2_E = tl.constexpr(arithmetic.LOG2_E)
 HOPPER = GPUTarget("cuda", 90, 32)
 
 
+@cache
+def fusion_is_default() -> bool:
+    """Whether this Triton fuses products and sums unless it is told not to."""
+    major, minor = triton.__version__.split(".")[:2]
+    return (int(major), int(minor)) < (3, 10)
+
+
 def launched(kernel: Any) -> Any:
     """Decorates a kernel that is launched: products and sums are fused into one operation.
 
-    This has been Triton's default and changes with 3.10; a launch may still turn it off.
+    This is Triton's default up to 3.9, where an option more would only cost time at each launch; a
+    launch may still turn it off.
     """
+    if fusion_is_default():
+        return kernel
     run = kernel.run
 
     def fused(*arguments: Any, enable_fp_fusion: bool = True, **options: Any) -> Any:
