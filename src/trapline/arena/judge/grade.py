@@ -6,12 +6,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+import trapline
 from trapline.arena.challenge import Challenge
 from trapline.arena.errors import ArenaError, NotMeasuredError, Violation
 from trapline.arena.judge import contamination, measure, rubric
@@ -309,7 +309,7 @@ def _bundle(
 def versions() -> dict[str, str]:
     """What a verdict was reached with."""
     return {
-        "trapline": version("trapline"),
+        "trapline": trapline.__version__,
         "python": platform.python_version(),
         "numpy": np.__version__,
         "system": f"{platform.system()} {platform.machine()}",
