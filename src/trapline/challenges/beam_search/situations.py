@@ -11,6 +11,8 @@ from trapline.challenges.beam_search.table import Asked, Table
 
 VOCABULARY = 9
 BAD = (ValueError, TypeError)
+#: Where the bugs of the blind corpus were seen.
+BLIND = "an answer written from this prompt alone"
 
 
 def tokens(rng: np.random.Generator, count: int) -> list[int]:

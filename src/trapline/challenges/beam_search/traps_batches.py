@@ -5,10 +5,11 @@ from typing import Any
 import numpy as np
 
 from trapline.arena.judge import expect
-from trapline.arena.judge.traps import edit, edits, insert_before, trap
+from trapline.arena.judge.traps import edit, edits, insert_after, insert_before, trap
 from trapline.arena.process.proxy import Stub, Submission
 from trapline.challenges.beam_search import table as lm
 from trapline.challenges.beam_search.situations import (
+    BLIND,
     VOCABULARY,
     best,
     one,
@@ -17,6 +18,9 @@ from trapline.challenges.beam_search.situations import (
 )
 from trapline.challenges.beam_search.solution_lines import CALL, RETURN
 from trapline.challenges.beam_search.table import Table
+
+# Parts of the gold solution that several mutants edit.
+_PREFIXES = "        return [self.prompt + tokens for tokens in self.beams]\n"
 
 
 def unlike_neighbours(rng: np.random.Generator) -> tuple[int, dict[lm.Prefix, Table]]:
@@ -51,6 +55,7 @@ def alone_and_together(submission: Submission, rng: np.random.Generator) -> None
     severity="critical",
     story="A stop test over the whole batch coupled prompts that do not belong together.",
     mutant=edit("    while any(", "    while searches and all("),
+    seen="a public issue: huggingface/transformers#38778",
 )
 def batch_ends_with_its_first(submission: Submission, rng: np.random.Generator) -> None:
     alone_and_together(submission, rng)
@@ -58,11 +63,16 @@ def batch_ends_with_its_first(submission: Submission, rng: np.random.Generator) 
 
 @trap(
     catches="the prompts of a batch share one pool of finished hypotheses",
-    severity="critical",
-    story="The list is created once per class instead of once per prompt.",
+    severity="major",
+    story="The list is created once per call instead of once per prompt.",
     mutant=edits(
-        ("        self.pool = []\n", ""),
-        ("    def __init__(self, prompt", "    pool = []\n\n    def __init__(self, prompt"),
+        ("        self.pool = []\n", "        self.pool = pool\n"),
+        ("prompt: list[int], rules: Rules) -> None:", "prompt, rules, pool) -> None:"),
+        (
+            "    searches = [Search(token_list(prompt), rules) for prompt in prompts]\n",
+            "    pool = []\n"
+            "    searches = [Search(token_list(prompt), rules, pool) for prompt in prompts]\n",
+        ),
     ),
 )
 def pool_shared_by_prompts(submission: Submission, rng: np.random.Generator) -> None:
@@ -71,7 +81,7 @@ def pool_shared_by_prompts(submission: Submission, rng: np.random.Generator) -> 
 
 @trap(
     catches="the model's rows are assigned W to a prompt although some have fewer live beams",
-    severity="critical",
+    severity="major",
     story="The batch arithmetic holds only while every prompt has W beams.",
     mutant=edit("last = first + len(search.beams)\n", "last = first + search.rules.beam_width\n"),
 )
@@ -81,7 +91,7 @@ def rows_cut_by_width(submission: Submission, rng: np.random.Generator) -> None:
 
 @trap(
     catches="after one prompt has ended the others read their neighbour's rows",
-    severity="critical",
+    severity="major",
     story="Rows are counted over all prompts, but prefixes are sent for the open ones only.",
     mutant=edit(
         "    for search in open_searches:\n        last = first + len(search.beams)\n"
@@ -96,7 +106,7 @@ def rows_shift_when_a_prompt_ends(submission: Submission, rng: np.random.Generat
 
 @trap(
     catches="answers come in the order in which prompts finish",
-    severity="critical",
+    severity="major",
     story="A batch that retires finished prompts must return their answers in the original order.",
     mutant=insert_before(RETURN, "    searches.sort(key=lambda search: search.length)\n"),
 )
@@ -111,6 +121,7 @@ def answers_out_of_order(submission: Submission, rng: np.random.Generator) -> No
     mutant=insert_before(
         CALL, "    prefixes += [search.prompt for search in searches if not search.beams]\n"
     ),
+    seen=BLIND,
 )
 def ended_prompts_still_asked(submission: Submission, rng: np.random.Generator) -> None:
     E, tables = unlike_neighbours(rng)
@@ -180,3 +191,139 @@ def empty_prompt_refused(submission: Submission, rng: np.random.Generator) -> No
     table = {(): {A: -1.0}, (A,): {E: -1.0}}
     asked = one(submission, rng, table, prompt=(), beam_width=2, max_new_tokens=2, eos_id=E)
     best(asked, [A, E], -1.0)
+
+
+@trap(
+    catches="hypotheses of an earlier call are still in the pool",
+    severity="critical",
+    story="A mutable default argument or a list of the class is created once for all calls.",
+    seen=BLIND,
+    mutant=edits(
+        ("        self.pool = []\n", ""),
+        ("    def __init__(self, prompt", "    pool = []\n\n    def __init__(self, prompt"),
+    ),
+)
+def pool_kept_between_calls(submission: Submission, rng: np.random.Generator) -> None:
+    E, A, B = tokens(rng, 3)
+    clean, prompt = submission.fresh(), prompt_of(rng)
+    settings: dict[str, Any] = {"beam_width": 2, "max_new_tokens": 1, "eos_id": E}
+    asked = one(clean, rng, {(): {E: -0.5, A: -3.0}}, prompt=prompt, **settings)
+    best(asked, [E], -0.5)
+    asked = one(clean, rng, {(): {E: -1.0, B: -2.0}}, prompt=prompt, **settings)
+    best(asked, [E], -1.0)
+
+
+@trap(
+    catches="the W best continuations are chosen among all prompts together",
+    severity="critical",
+    story="A cut over the whole batch: prompts with low sums lose their beams to the others.",
+    seen=BLIND,
+    mutant=insert_after(
+        CALL,
+        "    sums = np.concatenate([s.sums for s in open_searches])[:, None] + log_probs\n"
+        "    sums[:, eos_id] = -np.inf\n"
+        "    width = min(open_searches[0].rules.beam_width, sums.size)\n"
+        "    lost = sums < np.partition(sums, -width, axis=None)[-width]\n"
+        "    lost[:, eos_id] = False\n"
+        "    log_probs = np.where(lost, -np.inf, log_probs)\n",
+    ),
+)
+def best_of_the_whole_batch(submission: Submission, rng: np.random.Generator) -> None:
+    E, A, B = tokens(rng, 3)
+    high, low = prompt_of(rng, first=100), prompt_of(rng, first=101)
+    tables: dict[lm.Prefix, Table] = {
+        high: {(): {A: -1.0, B: -2.0}},
+        low: {(): {A: -8.0, B: -9.0}},
+    }
+    settings: dict[str, Any] = {"beam_width": 2, "max_new_tokens": 1, "eos_id": E}
+    lm.run_tables(submission, VOCABULARY, tables, **settings)
+
+
+def prefixes_matter(
+    submission: Submission, rng: np.random.Generator, prompts: list[lm.Prefix], **settings: Any
+) -> None:
+    """A model that answers any prefix, each one differently."""
+    E = int(rng.integers(VOCABULARY))
+    model = lm.random_model(int(rng.integers(2**31)), VOCABULARY, eos_id=E)
+    lm.run(submission, model, prompts, beam_width=2, max_new_tokens=3, eos_id=E, **settings)
+
+
+@trap(
+    catches="the model is given the generated tokens without the prompt",
+    severity="critical",
+    story="The prefixes are rebuilt from the beams alone.",
+    seen=BLIND,
+    mutant=edit(_PREFIXES, "        return [list(tokens) for tokens in self.beams]\n"),
+)
+def prefix_without_its_prompt(submission: Submission, rng: np.random.Generator) -> None:
+    prefixes_matter(submission, rng, [prompt_of(rng)])
+
+
+@trap(
+    catches="the model is given only the last token of each beam",
+    severity="major",
+    story="The habit of decoders with a cache; this model keeps no state.",
+    mutant=edit(
+        _PREFIXES, "        return [(self.prompt + tokens)[-1:] for tokens in self.beams]\n"
+    ),
+)
+def prefix_of_one_token(submission: Submission, rng: np.random.Generator) -> None:
+    prefixes_matter(submission, rng, [prompt_of(rng)])
+
+
+@trap(
+    catches="each prefix extends the caller's prompt in place, so beams see each other's tokens",
+    severity="critical",
+    story="extend() on the prompt instead of a new list.",
+    seen=BLIND,
+    mutant=edits(
+        ("Search(token_list(prompt), rules)", "Search(prompt, rules)"),
+        (
+            _PREFIXES,
+            "        for tokens in self.beams:\n"
+            "            self.prompt.extend(tokens)\n"
+            "        return [self.prompt] * len(self.beams)\n",
+        ),
+    ),
+)
+def prefix_grows_the_prompt(submission: Submission, rng: np.random.Generator) -> None:
+    prefixes_matter(submission, rng, [prompt_of(rng)])
+
+
+@trap(
+    catches="prefixes of different length are padded to the longest",
+    severity="major",
+    story="The model takes lists of any lengths; what pads them becomes part of the text.",
+    mutant=insert_before(
+        CALL,
+        "    longest = max(map(len, prefixes))\n"
+        "    prefixes = [[0] * (longest - len(p)) + p for p in prefixes]\n",
+    ),
+)
+def prefixes_padded(submission: Submission, rng: np.random.Generator) -> None:
+    prefixes_matter(submission, rng, [prompt_of(rng, n + 1, 100 + n) for n in range(3)])
+
+
+@trap(
+    catches="prefixes are tuples or arrays instead of lists",
+    severity="minor",
+    story="The model is promised lists of ints.",
+    mutant=insert_before(CALL, "    prefixes = [tuple(prefix) for prefix in prefixes]\n"),
+)
+def prefixes_are_tuples(submission: Submission, rng: np.random.Generator) -> None:
+    prefixes_matter(submission, rng, [prompt_of(rng)])
+
+
+@trap(
+    catches="a prompt that occurs twice is answered once",
+    severity="major",
+    story="A dictionary by prompt merges equal ones.",
+    mutant=edit(
+        RETURN,
+        "    found = {tuple(search.prompt): search.results() for search in searches}\n"
+        "    return list(found.values())\n",
+    ),
+)
+def equal_prompts_answered_once(submission: Submission, rng: np.random.Generator) -> None:
+    prompt = prompt_of(rng)
+    prefixes_matter(submission, rng, [prompt, prompt_of(rng, first=101), prompt])

@@ -1,14 +1,18 @@
 """Bugs of finished hypotheses."""
 
+from typing import Any
+
 import numpy as np
 
 from trapline.arena.judge import expect
 from trapline.arena.judge.traps import edit, edits, insert_before, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.beam_search.situations import (
+    BLIND,
     best,
     one,
     prompt_of,
+    rising_tokens,
     tokens,
 )
 from trapline.challenges.beam_search.solution_lines import EXPAND, RESULT
@@ -17,6 +21,10 @@ from trapline.challenges.beam_search.table import Table
 # Parts of the gold solution that several mutants edit.
 _FINISH = "        self._finish(totals[:, self.rules.eos_id])\n"
 _MASK = "        totals[:, self.rules.eos_id] = -np.inf\n"
+_SORT = "        self.pool.sort(key=lambda hypothesis: -hypothesis.score)\n"
+_CUT = "        del self.pool[self.rules.beam_width :]\n"
+_POOLED = "            self.pool.append(Hypothesis(tokens, score))\n"
+_LIMIT = "            self._enter(self.beams, self.sums)\n"
 
 
 @trap(
@@ -25,6 +33,7 @@ _MASK = "        totals[:, self.rules.eos_id] = -np.inf\n"
     story="The best-known bug of beam search: the end at -3.0 loses to a continuation at -5.0 that "
     "has merely not stopped yet.",
     mutant=edit(_FINISH, ""),
+    seen="a published answer",
 )
 def eos_beam_dropped(submission: Submission, rng: np.random.Generator) -> None:
     E, A, B = tokens(rng, 3)
@@ -37,7 +46,7 @@ def eos_beam_dropped(submission: Submission, rng: np.random.Generator) -> None:
 
 @trap(
     catches="only the hypotheses that finished in the latest step are remembered",
-    severity="critical",
+    severity="major",
     story="An entrant moved finished beams to a list that the next step rebuilt from the "
     "expanding beams alone.",
     mutant=insert_before(_FINISH, "        self.pool = []\n"),
@@ -57,6 +66,7 @@ def pool_forgets_earlier_steps(submission: Submission, rng: np.random.Generator)
     story="Several open decoders emitted tokens behind the end because a finished beam kept its "
     "slot among the live ones.",
     mutant=edit(_MASK, ""),
+    seen="a public issue: facebookresearch/ParlAI#2058",
 )
 def finished_beam_expanded(submission: Submission, rng: np.random.Generator) -> None:
     E, A, B = tokens(rng, 3)
@@ -85,6 +95,7 @@ def finished_beam_expanded(submission: Submission, rng: np.random.Generator) -> 
             "        self.sums = self.sums[alive]\n",
         ),
     ),
+    seen=BLIND,
 )
 def eos_takes_a_slot(submission: Submission, rng: np.random.Generator) -> None:
     E, A, B, C = tokens(rng, 4)
@@ -169,7 +180,7 @@ def finished_use_up_the_width(submission: Submission, rng: np.random.Generator) 
 
 @trap(
     catches="the pool keeps the first W hypotheses instead of the W best",
-    severity="critical",
+    severity="major",
     story="Several toolkits returned the W shortest outputs: the pool was full and nothing "
     "replaced its worst.",
     mutant=insert_before(
@@ -190,7 +201,7 @@ def pool_keeps_the_first(submission: Submission, rng: np.random.Generator) -> No
     catches="more than W hypotheses are returned",
     severity="major",
     story="One serving engine keeps a list of completed beams without a bound.",
-    mutant=edit("        del self.pool[self.rules.beam_width :]\n", ""),
+    mutant=edit(_CUT, ""),
 )
 def pool_unbounded(submission: Submission, rng: np.random.Generator) -> None:
     E, A, B = tokens(rng, 3)
@@ -203,7 +214,7 @@ def pool_unbounded(submission: Submission, rng: np.random.Generator) -> None:
 
 @trap(
     catches="the hypotheses come in ascending instead of descending order",
-    severity="critical",
+    severity="major",
     story="A min-heap of the best yields its worst first.",
     mutant=edit(RESULT, RESULT.replace("self.pool", "reversed(self.pool)")),
 )
@@ -235,6 +246,7 @@ def immediate_end_forbidden(submission: Submission, rng: np.random.Generator) ->
     severity="major",
     story="Chat prompts usually end with an end-of-turn token; only generated tokens count.",
     mutant=edit("self.beams = [[]]", "self.beams = [] if prompt[-1:] == [rules.eos_id] else [[]]"),
+    seen=BLIND,
 )
 def eos_in_the_prompt(submission: Submission, rng: np.random.Generator) -> None:
     E, A = tokens(rng, 2)
@@ -242,3 +254,213 @@ def eos_in_the_prompt(submission: Submission, rng: np.random.Generator) -> None:
     prompt = (*prompt_of(rng), E)
     asked = one(submission, rng, table, prompt=prompt, beam_width=2, max_new_tokens=3, eos_id=E)
     best(asked, [A, E], -1.0)
+
+
+def three_ends(submission: Submission, rng: np.random.Generator) -> None:
+    """W = 3: [E], [A, E] and [B, E] enter in this order with -4.0, -2.0 and -2.5."""
+    E, A, B = tokens(rng, 3)
+    table = {(): {E: -4.0, A: -1.0, B: -1.5}, (A,): {E: -1.0}, (B,): {E: -1.0}}
+    asked = one(
+        submission, rng, table, beam_width=3, max_new_tokens=3, eos_id=E, length_penalty=0.0
+    )
+    scores = [score for _, score in asked.hypotheses[0]]
+    expect.that(scores == [-2.0, -2.5, -4.0], f"scores are {scores}")
+
+
+@trap(
+    catches="the pool's heap is returned in its internal order, which is not best first",
+    severity="critical",
+    story="A heap sorts only what is popped from it.",
+    seen=BLIND,
+    mutant=edit(
+        RESULT,
+        "        import heapq\n\n"
+        "        heap = []\n"
+        "        for h in sorted(self.pool, key=lambda h: len(h.tokens)):\n"
+        "            heapq.heappush(heap, (h.score, h.tokens))\n"
+        "        return [(tokens, score) for score, tokens in heap]\n",
+    ),
+)
+def pool_in_heap_order(submission: Submission, rng: np.random.Generator) -> None:
+    three_ends(submission, rng)
+
+
+@trap(
+    catches="the hypotheses come in the order in which they finished",
+    severity="major",
+    story="The pool is a list that nobody sorts.",
+    mutant=edit(
+        RESULT, RESULT.replace("self.pool", "sorted(self.pool, key=lambda h: len(h.tokens))")
+    ),
+)
+def pool_in_order_of_entry(submission: Submission, rng: np.random.Generator) -> None:
+    three_ends(submission, rng)
+
+
+@trap(
+    catches="hypotheses that finish in one step are merged into the pool in the order of beams",
+    severity="major",
+    story="heapq.merge needs sorted inputs; the beams' order is not that of their ends.",
+    seen=BLIND,
+    mutant=edits(
+        (_POOLED, "            new.append(Hypothesis(tokens, score))\n"),
+        (
+            _SORT,
+            "        import heapq\n\n"
+            "        self.pool = list(heapq.merge(self.pool, new, key=lambda h: -h.score))\n",
+        ),
+        (
+            "        for tokens, total in zip(candidates, totals, strict=True):\n",
+            "        new = []\n"
+            "        for tokens, total in zip(candidates, totals, strict=True):\n",
+        ),
+    ),
+)
+def newcomers_merged_unsorted(submission: Submission, rng: np.random.Generator) -> None:
+    E, A, B = tokens(rng, 3)
+    table = {(): {A: -1.0, B: -2.0}, (A,): {E: -5.0}, (B,): {E: -0.5}}
+    asked = one(
+        submission, rng, table, beam_width=2, max_new_tokens=2, eos_id=E, length_penalty=0.0
+    )
+    best(asked, [B, E], -2.5)
+
+
+@trap(
+    catches="only the EOS continuation of the best beam enters the pool",
+    severity="major",
+    story="The end is looked for in the first row of the step.",
+    mutant=edit(
+        "        possible = np.flatnonzero(totals > -np.inf)\n",
+        "        possible = np.flatnonzero(totals > -np.inf)[:1]\n",
+    ),
+)
+def only_the_best_beam_ends(submission: Submission, rng: np.random.Generator) -> None:
+    E, A, B, C = tokens(rng, 4)
+    table = {(): {A: -1.0, B: -2.0}, (A,): {C: -4.0, E: -9.0}, (B,): {E: -0.5}}
+    asked = one(
+        submission, rng, table, beam_width=2, max_new_tokens=2, eos_id=E, length_penalty=0.0
+    )
+    best(asked, [B, E], -2.5)
+
+
+@trap(
+    catches="of equal scores the latest is listed first, and the earliest is pushed out",
+    severity="minor",
+    story="The sequence number that breaks ties in a heap has the wrong sign.",
+    seen=BLIND,
+    mutant=edits(
+        (
+            _POOLED,
+            "            worst = self.pool[-1].score if self.pool else 0.0\n"
+            "            if len(self.pool) < self.rules.beam_width or score > worst:\n"
+            "                self.pool.insert(0, Hypothesis(tokens, score))\n"
+            "                self.pool.sort(key=lambda hypothesis: -hypothesis.score)\n"
+            "                del self.pool[self.rules.beam_width :]\n",
+        ),
+    ),
+)
+def tie_latest_listed_first(submission: Submission, rng: np.random.Generator) -> None:
+    E, A = tokens(rng, 2)
+    table = {(): {E: -2.0, A: -1.0}, (A,): {E: -1.0}}
+    settings: dict[str, Any] = {"max_new_tokens": 2, "eos_id": E, "length_penalty": 0.0}
+    asked = one(submission, rng, table, beam_width=1, **settings)
+    best(asked, [E], -2.0)
+    asked = one(submission, rng, table, beam_width=2, **settings)
+    best(asked, [E], -2.0)
+
+
+@trap(
+    catches="a hypothesis that only ties with the worst of a full pool takes its place",
+    severity="minor",
+    story=">= where > is meant; what entered first is lost.",
+    mutant=edits(
+        (
+            _POOLED,
+            "            full = len(self.pool) == self.rules.beam_width\n"
+            "            if full and score >= self.pool[-1].score:\n"
+            "                self.pool.pop()\n"
+            "            if len(self.pool) < self.rules.beam_width:\n"
+            "                self.pool.append(Hypothesis(tokens, score))\n"
+            "                self.pool.sort(key=lambda hypothesis: -hypothesis.score)\n",
+        ),
+    ),
+)
+def tie_enters_a_full_pool(submission: Submission, rng: np.random.Generator) -> None:
+    E, A, B = tokens(rng, 3)
+    table = {(): {E: -3.0, A: -1.0, B: -2.0}, (A,): {E: -1.0}, (B,): {E: -1.0}}
+    asked = one(
+        submission, rng, table, beam_width=2, max_new_tokens=2, eos_id=E, length_penalty=0.0
+    )
+    found = [hypothesis for hypothesis, _ in asked.hypotheses[0]]
+    expect.that(found == [[A, E], [E]], f"the hypotheses are {found}")
+
+
+@trap(
+    catches="in the last step live beams come before finished hypotheses of the same score",
+    severity="minor",
+    story="The live beams are put in front of the pool before the sort.",
+    seen=BLIND,
+    mutant=edit(
+        _LIMIT,
+        "            earlier, self.pool = self.pool, []\n"
+        + _LIMIT
+        + "            self.pool += earlier\n"
+        "            self.pool.sort(key=lambda hypothesis: -hypothesis.score)\n"
+        "            del self.pool[self.rules.beam_width :]\n",
+    ),
+)
+def tie_live_beam_before_an_end(submission: Submission, rng: np.random.Generator) -> None:
+    E, A, B = tokens(rng, 3)
+    table = {(): {A: -1.0}, (A,): {E: -1.0, B: -1.0}}
+    asked = one(
+        submission, rng, table, beam_width=2, max_new_tokens=2, eos_id=E, length_penalty=0.0
+    )
+    best(asked, [A, E], -2.0)
+
+
+@trap(
+    catches="equal scores are ordered by their tokens instead of by who entered first",
+    severity="minor",
+    story="Sorting pairs of score and tokens compares the tokens when the scores are equal.",
+    mutant=edit(_SORT, "        self.pool.sort(key=lambda h: (-h.score, h.tokens))\n"),
+)
+def tie_ordered_by_tokens(submission: Submission, rng: np.random.Generator) -> None:
+    A, E = rising_tokens(rng, 2)
+    table = {(): {E: -2.0, A: -1.0}, (A,): {E: -1.0}}
+    asked = one(
+        submission, rng, table, beam_width=3, max_new_tokens=2, eos_id=E, length_penalty=0.0
+    )
+    best(asked, [E], -2.0)
+
+
+@trap(
+    catches="equal scores are ordered by their tokens, the higher ones first",
+    severity="minor",
+    story="A reversed sort of pairs of score and tokens reverses the tokens, too.",
+    mutant=edit(_SORT, "        self.pool.sort(key=lambda h: (h.score, h.tokens), reverse=True)\n"),
+)
+def tie_ordered_by_higher_tokens(submission: Submission, rng: np.random.Generator) -> None:
+    E, A = rising_tokens(rng, 2)
+    table = {(): {E: -2.0, A: -1.0}, (A,): {E: -1.0}}
+    asked = one(
+        submission, rng, table, beam_width=3, max_new_tokens=2, eos_id=E, length_penalty=0.0
+    )
+    best(asked, [E], -2.0)
+
+
+@trap(
+    catches="live beams enter the pool also when a search stops before the limit",
+    severity="major",
+    story="One function closes a search, whether it has reached the limit or not.",
+    mutant=edit(
+        "        elif self._is_settled():\n",
+        "        elif self._is_settled():\n" + _LIMIT,
+    ),
+)
+def early_stop_returns_live_beams(submission: Submission, rng: np.random.Generator) -> None:
+    E, A = tokens(rng, 2)
+    table = {(): {E: -3.0, A: -2.0}, (A,): {E: -1.0}}
+    asked = one(
+        submission, rng, table, beam_width=1, max_new_tokens=3, eos_id=E, length_penalty=-1.0
+    )
+    best(asked, [E], -3.0)

@@ -9,6 +9,7 @@ from trapline.arena.judge.traps import edit, edits, insert_after, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.beam_search import table as lm
 from trapline.challenges.beam_search.situations import (
+    BLIND,
     VOCABULARY,
     best,
     one,
@@ -19,10 +20,18 @@ from trapline.challenges.beam_search.situations import (
 from trapline.challenges.beam_search.solution_lines import EXPAND
 from trapline.challenges.beam_search.table import Table
 
+# Parts of the gold solution that several mutants edit.
+_CHOSEN = "    return candidates[order[:count]]\n"
+_SUMS = "        self.sums = totals.ravel()[chosen]\n"
+_GROWN = (
+    "            self.beams[parent] + [token]\n"
+    "            for parent, token in zip(parents.tolist(), tokens.tolist(), strict=True)\n"
+)
+
 
 @trap(
     catches="the search starts with W copies of the prompt",
-    severity="critical",
+    severity="major",
     story="Without exactly one live beam at the start, W identical hypotheses win.",
     mutant=edits(
         (
@@ -42,7 +51,7 @@ def identical_beams_at_the_start(submission: Submission, rng: np.random.Generato
 
 @trap(
     catches="every beam is continued by its own best token, without competition between beams",
-    severity="critical",
+    severity="major",
     story="W greedy searches side by side are not a beam search.",
     mutant=insert_after(
         EXPAND,
@@ -96,6 +105,7 @@ def too_many_live_beams(submission: Submission, rng: np.random.Generator) -> Non
     severity="major",
     story="With fewer possible tokens than W, the top W fill up with impossible ones.",
     mutant=edit("    candidates = candidates[values[candidates] > -np.inf]\n", ""),
+    seen=BLIND,
 )
 def zero_probability_lives_on(submission: Submission, rng: np.random.Generator) -> None:
     E, A = tokens(rng, 2)
@@ -109,6 +119,7 @@ def zero_probability_lives_on(submission: Submission, rng: np.random.Generator) 
     severity="major",
     story="A score of -inf occupies a place in the pool and lets the search stop.",
     mutant=edit("possible = np.flatnonzero(totals > -np.inf)", "possible = np.arange(len(totals))"),
+    seen=BLIND,
 )
 def zero_probability_ends(submission: Submission, rng: np.random.Generator) -> None:
     E, A = tokens(rng, 2)
@@ -141,6 +152,7 @@ def width_over_vocabulary(submission: Submission, rng: np.random.Generator) -> N
         "            self.pool.append(Hypothesis(tokens, score))\n",
         "            self.pool.insert(0, Hypothesis(tokens, score))\n",
     ),
+    seen=BLIND,
 )
 def tie_later_hypothesis_wins(submission: Submission, rng: np.random.Generator) -> None:
     E, A = tokens(rng, 2)
@@ -183,13 +195,15 @@ def tie_higher_parent_ends_first(submission: Submission, rng: np.random.Generato
             "        chosen = parents * totals.shape[1] + tokens\n",
         ),
     ),
+    seen=BLIND,
 )
 def tie_token_before_parent(submission: Submission, rng: np.random.Generator) -> None:
-    low, A, B, high = rising_tokens(rng, 4)
-    E = next(t for t in range(VOCABULARY) if t not in (low, A, B, high))
-    table = {(): {A: -1.0, B: -2.0}, (A,): {high: -3.0}, (B,): {low: -2.0}}
+    low, A, B, high, other = rising_tokens(rng, 5)
+    E = next(t for t in range(VOCABULARY) if t not in (low, A, B, high, other))
+    table = {(): {A: -1.0, B: -2.0}, (A,): {other: -1.0, high: -3.0}, (B,): {low: -2.0}}
     asked = one(submission, rng, table, beam_width=2, max_new_tokens=2, eos_id=E)
-    best(asked, [A, high], -2.0)
+    found = [hypothesis for hypothesis, _ in asked.hypotheses[0]]
+    expect.that(found == [[A, other], [A, high]], f"the beams are {found}")
 
 
 @trap(
@@ -200,6 +214,7 @@ def tie_token_before_parent(submission: Submission, rng: np.random.Generator) ->
         "    candidates = candidates[values[candidates] > -np.inf]\n",
         "    candidates = candidates[values[candidates] > -np.inf][::-1]\n",
     ),
+    seen=BLIND,
 )
 def tie_higher_token_wins(submission: Submission, rng: np.random.Generator) -> None:
     low, middle, high, E = rising_tokens(rng, 4)
@@ -207,3 +222,177 @@ def tie_higher_token_wins(submission: Submission, rng: np.random.Generator) -> N
     asked = one(submission, rng, table, beam_width=2, max_new_tokens=1, eos_id=E)
     found = [hypothesis for hypothesis, _ in asked.hypotheses[0]]
     expect.that(found == [[low], [middle]], f"ties were broken as {found}")
+
+
+def equal_tokens(submission: Submission, rng: np.random.Generator) -> None:
+    """Four equal tokens and W = 2: the two lowest live."""
+    *equal, E = rising_tokens(rng, 5)
+    table: Table = {(): dict.fromkeys(equal, -1.0)}
+    asked = one(submission, rng, table, beam_width=2, max_new_tokens=1, eos_id=E)
+    found = [hypothesis for hypothesis, _ in asked.hypotheses[0]]
+    expect.that(found == [[equal[0]], [equal[1]]], f"ties were broken as {found}")
+
+
+@trap(
+    catches="a continuation that only ties with the last live beam replaces it",
+    severity="minor",
+    story="A heap of the W best compares with >= where > is meant: the last of the equals stays.",
+    seen=BLIND,
+    mutant=edit(
+        _CHOSEN,
+        "    kept = order[:count].copy()\n"
+        "    if len(kept):\n"
+        "        equal = values[candidates] == values[candidates[kept[-1]]]\n"
+        "        kept[-1] = np.flatnonzero(equal)[-1]\n"
+        "    return candidates[kept]\n",
+    ),
+)
+def tie_replaces_the_last_beam(submission: Submission, rng: np.random.Generator) -> None:
+    equal_tokens(submission, rng)
+
+
+@trap(
+    catches="of equal continuations at the cut the last ones live, not the first",
+    severity="minor",
+    story="The W largest are the end of an ascending sort, and so are the last of the equals.",
+    mutant=edit(
+        _CHOSEN,
+        '    kept = np.sort(np.argsort(values[candidates], kind="stable")[-count:])\n'
+        '    return candidates[kept][np.argsort(-values[candidates][kept], kind="stable")]\n',
+    ),
+)
+def tie_keeps_the_last_ones(submission: Submission, rng: np.random.Generator) -> None:
+    equal_tokens(submission, rng)
+
+
+@trap(
+    catches="argpartition decides which of many equal continuations live",
+    severity="minor",
+    story="A partition promises nothing about the order of equals.",
+    mutant=edit(
+        _CHOSEN,
+        "    if values.size > count:\n"
+        "        candidates = np.argpartition(-values, count - 1)[:count]\n"
+        "        candidates = candidates[values[candidates] > -np.inf]\n"
+        '        order = np.argsort(-values[candidates], kind="stable")\n' + _CHOSEN,
+    ),
+)
+def tie_left_to_a_partition(submission: Submission, rng: np.random.Generator) -> None:
+    vocabulary = 120
+    E = int(rng.integers(60, vocabulary))
+    values = rng.choice([-1.0, -1.5, -2.0, -2.5], vocabulary).tolist()
+    table: Table = {(): {token: values[token] for token in range(vocabulary) if token != E}}
+    settings: dict[str, Any] = {"beam_width": 45, "max_new_tokens": 1, "eos_id": E}
+    asked = lm.run_tables(submission, vocabulary, {prompt_of(rng): table}, strict=True, **settings)
+    expect.that(len(asked.hypotheses[0]) == 45, f"{len(asked.hypotheses[0])} hypotheses for W = 45")
+
+
+@trap(
+    catches="every continuation that ties with the last live beam lives, so more than W are asked",
+    severity="major",
+    story="The cut is a value, and all that reach it are kept.",
+    seen=BLIND,
+    mutant=edit(_CHOSEN, "    return candidates[order]\n"),
+)
+def ties_widen_the_beam(submission: Submission, rng: np.random.Generator) -> None:
+    *equal, E = rising_tokens(rng, 5)
+    table = {(): dict.fromkeys(equal, -1.0), (equal[0],): {E: -1.0}, (equal[1],): {E: -2.0}}
+    one(submission, rng, table, beam_width=2, max_new_tokens=2, eos_id=E, count_calls=True)
+
+
+@trap(
+    catches="a chosen token is appended to the beam in its own place, not to its parent",
+    severity="major",
+    story="The token index is taken from the flat choice and the beam index is forgotten.",
+    mutant=edit(
+        _GROWN,
+        "            self.beams[min(place, len(self.beams) - 1)] + [token]\n"
+        "            for place, token in enumerate(tokens.tolist())\n",
+    ),
+)
+def parents_ignored(submission: Submission, rng: np.random.Generator) -> None:
+    E, A, B, C, D = tokens(rng, 5)
+    table = {(): {A: -1.0, B: -3.0}, (A,): {C: -1.0, D: -1.5}, (B,): {C: -9.0}}
+    asked = one(
+        submission, rng, table, beam_width=2, max_new_tokens=2, eos_id=E, length_penalty=0.0
+    )
+    found = [hypothesis for hypothesis, _ in asked.hypotheses[0]]
+    expect.that(found == [[A, C], [A, D]], f"the beams are {found}")
+
+
+@trap(
+    catches="the children of one beam share its list of tokens",
+    severity="major",
+    story="append() on the parent's list: two children of one parent get each other's tokens.",
+    mutant=edit(
+        "            self.beams[parent] + [token]\n",
+        "            (self.beams[parent].append(token), self.beams[parent])[1]\n",
+    ),
+)
+def children_share_one_list(submission: Submission, rng: np.random.Generator) -> None:
+    E, A, B = tokens(rng, 3)
+    table: Table = {(): {A: -1.0, B: -2.0}}
+    asked = one(submission, rng, table, beam_width=2, max_new_tokens=1, eos_id=E)
+    found = [hypothesis for hypothesis, _ in asked.hypotheses[0]]
+    expect.that(found == [[A], [B]], f"the beams are {found}")
+
+
+def sums_of_two_beams(submission: Submission, rng: np.random.Generator) -> None:
+    """Both children come from the second beam, and the sums of three steps decide."""
+    E, A, B, C, D = tokens(rng, 5)
+    table = {
+        (): {A: -1.0, B: -2.0},
+        (A,): {C: -9.0},
+        (B,): {C: -1.0, D: -1.5},
+        (B, C): {E: -3.0},
+        (B, D): {E: -0.5},
+    }
+    asked = one(
+        submission, rng, table, beam_width=2, max_new_tokens=3, eos_id=E, length_penalty=0.0
+    )
+    best(asked, [B, D, E], -4.0)
+
+
+@trap(
+    catches="a beam carries the log-probability of its last token, not the sum of all",
+    severity="major",
+    story="The sum is overwritten by the step's own values.",
+    mutant=edit(_SUMS, _SUMS.replace("[chosen]", "[chosen] - self.sums[parents]")),
+)
+def sum_of_the_last_token(submission: Submission, rng: np.random.Generator) -> None:
+    sums_of_two_beams(submission, rng)
+
+
+@trap(
+    catches="a beam's sum continues the beam in its own place, not its parent",
+    severity="major",
+    story="Tokens are gathered by parent, sums are not.",
+    mutant=edit(
+        _SUMS,
+        _SUMS.replace(
+            "[chosen]",
+            "[chosen] - self.sums[parents]"
+            " + self.sums[np.minimum(np.arange(len(chosen)), len(self.sums) - 1)]",
+        ),
+    ),
+)
+def sums_not_gathered(submission: Submission, rng: np.random.Generator) -> None:
+    sums_of_two_beams(submission, rng)
+
+
+@trap(
+    catches="-inf in the model's answer is refused although it means probability 0",
+    severity="major",
+    story="A test with isfinite rejects masked vocabularies together with NaN.",
+    seen=BLIND,
+    mutant=edit(
+        "    if np.isnan(log_probs).any() or np.isposinf(log_probs).any():\n",
+        "    if not np.isfinite(log_probs).all():\n",
+    ),
+)
+def masked_vocabulary_refused(submission: Submission, rng: np.random.Generator) -> None:
+    E, A, B = tokens(rng, 3)
+    settings: dict[str, Any] = {"beam_width": 2, "max_new_tokens": 1, "eos_id": E}
+    table: Table = {(): {A: -1.0, B: -2.0, E: -3.0}}
+    asked = one(submission, rng, table, strict=True, **settings)
+    best(asked, [A], -1.0)

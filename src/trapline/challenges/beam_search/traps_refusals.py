@@ -1,5 +1,6 @@
 """Bugs of refusing bad input."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from trapline.arena.process.proxy import Stub, Submission
 from trapline.challenges.beam_search import table as lm
 from trapline.challenges.beam_search.situations import (
     BAD,
+    BLIND,
     VOCABULARY,
     best,
     one,
@@ -40,6 +42,7 @@ def flat(rows: int) -> np.ndarray:
         ('"beam_width", least=1', '"beam_width", least=-9'),
         (EXPAND, EXPAND.replace("self.rules.beam_width", "max(1, self.rules.beam_width)")),
     ),
+    dimension="robustness",
 )
 def width_zero_accepted(submission: Submission, rng: np.random.Generator) -> None:
     for width in (0, -int(rng.integers(1, 5))):
@@ -51,6 +54,7 @@ def width_zero_accepted(submission: Submission, rng: np.random.Generator) -> Non
     severity="minor",
     story="A hypothesis of no tokens has no score: 0 / 0.",
     mutant=edit('"max_new_tokens", least=1', '"max_new_tokens", least=-9'),
+    dimension="robustness",
 )
 def no_new_tokens_accepted(submission: Submission, rng: np.random.Generator) -> None:
     for limit in (0, -int(rng.integers(1, 5))):
@@ -58,24 +62,48 @@ def no_new_tokens_accepted(submission: Submission, rng: np.random.Generator) -> 
 
 
 @trap(
-    catches="a width or limit that is not an integer is rounded silently",
+    catches="a beam_width that is not a whole number is rounded silently",
     severity="minor",
     story="int(2.5) hides a configuration mistake.",
-    mutant=edit("isinstance(value, bool) or not isinstance(value, Integral):", "value is None:"),
+    mutant=edit("whole(beam_width, ", "whole(int(beam_width), "),
+    dimension="robustness",
 )
 def fractional_width_accepted(submission: Submission, rng: np.random.Generator) -> None:
     refused(submission, rng, flat, beam_width=2.5)
+
+
+@trap(
+    catches="a max_new_tokens that is not a whole number is accepted",
+    severity="minor",
+    story="A limit of 2.5 steps is never reached exactly.",
+    mutant=edit("whole(max_new_tokens, ", "whole(int(max_new_tokens), "),
+    dimension="robustness",
+)
+def fractional_limit_accepted(submission: Submission, rng: np.random.Generator) -> None:
     refused(submission, rng, flat, max_new_tokens=2.5)
 
 
 @trap(
-    catches="a length penalty that is NaN or infinite is accepted",
+    catches="a length penalty that is NaN is accepted",
     severity="minor",
     story="Every comparison with NaN is false, so the search neither ranks nor stops.",
-    mutant=edit("    if not math.isfinite(value):\n", "    if value is None:\n"),
+    mutant=edit("    if not math.isfinite(value):\n", "    if math.isinf(value):\n"),
+    dimension="robustness",
 )
 def nan_penalty_accepted(submission: Submission, rng: np.random.Generator) -> None:
-    for penalty in (float("nan"), float("inf"), float("-inf")):
+    refused(submission, rng, flat, length_penalty=float("nan"))
+
+
+@trap(
+    catches="an infinite length penalty is accepted",
+    severity="minor",
+    story="All scores become 0 or -inf.",
+    mutant=edit("    if not math.isfinite(value):\n", "    if math.isnan(value):\n"),
+    dimension="robustness",
+    seen=BLIND,
+)
+def infinite_penalty_accepted(submission: Submission, rng: np.random.Generator) -> None:
+    for penalty in (float("inf"), float("-inf")):
         refused(submission, rng, flat, length_penalty=penalty)
 
 
@@ -84,6 +112,7 @@ def nan_penalty_accepted(submission: Submission, rng: np.random.Generator) -> No
     severity="minor",
     story="An unset id of -1 makes the last token of the vocabulary the end.",
     mutant=edit('"eos_id", least=0', '"eos_id", least=-9'),
+    dimension="robustness",
 )
 def negative_eos_wraps(submission: Submission, rng: np.random.Generator) -> None:
     refused(submission, rng, flat, eos_id=-int(rng.integers(1, 4)))
@@ -94,39 +123,105 @@ def negative_eos_wraps(submission: Submission, rng: np.random.Generator) -> None
     severity="minor",
     story="Tokenizer and model can have different vocabularies.",
     mutant=edit("    if eos_id >= log_probs.shape[1]:\n", "    if eos_id < 0:\n"),
+    dimension="robustness",
+    seen=BLIND,
 )
 def eos_outside_the_vocabulary(submission: Submission, rng: np.random.Generator) -> None:
     for outside in (4, 5 + int(rng.integers(9))):
         refused(submission, rng, flat, eos_id=outside)
 
 
-@trap(
-    catches="NaN from the model is sorted as if it were a number",
-    severity="major",
-    story="With a NaN among the scores the order of beams depends on the sort algorithm.",
-    mutant=edit("if np.isnan(log_probs).any() or np.isposinf(log_probs).any():", "if rows < 0:"),
-)
-def nan_log_probs_accepted(submission: Submission, rng: np.random.Generator) -> None:
+def answers_with(value: float, rng: np.random.Generator) -> Callable[[int], np.ndarray]:
+    """Answers of the model with this value in one place of the last row."""
     place = int(rng.integers(4))
 
     def answer(rows: int) -> np.ndarray:
         values = flat(rows)
-        values[-1, place] = np.nan
+        values[-1, place] = value
         return values
 
-    refused(submission, rng, answer)
+    return answer
 
 
 @trap(
-    catches="a model that returns fewer or more rows than prefixes is not noticed",
+    catches="NaN from the model is sorted as if it were a number",
     severity="major",
-    story="Broadcasting silently uses one row for all beams.",
-    mutant=edit("if log_probs.ndim != 2 or log_probs.shape[0] != rows:", "if log_probs.ndim != 2:"),
+    story="With a NaN among the scores the order of beams depends on the sort algorithm.",
+    mutant=edit("np.isnan(log_probs).any() or np.isposinf", "np.isposinf"),
+    dimension="robustness",
 )
-def wrong_row_count_accepted(submission: Submission, rng: np.random.Generator) -> None:
+def nan_log_probs_accepted(submission: Submission, rng: np.random.Generator) -> None:
+    refused(submission, rng, answers_with(float("nan"), rng))
+
+
+@trap(
+    catches="+inf from the model is accepted",
+    severity="minor",
+    story="One infinite sum wins every comparison.",
+    mutant=edit(" or np.isposinf(log_probs).any()", ""),
+    dimension="robustness",
+)
+def infinite_log_probs_accepted(submission: Submission, rng: np.random.Generator) -> None:
+    refused(submission, rng, answers_with(float("inf"), rng))
+
+
+@trap(
+    catches="a model that answers more rows than it was asked for is not noticed",
+    severity="minor",
+    story="The first rows are used and the others dropped.",
+    mutant=edit("log_probs.shape[0] != rows:", "log_probs.shape[0] < rows:"),
+    dimension="robustness",
+    seen=BLIND,
+)
+def too_many_rows_accepted(submission: Submission, rng: np.random.Generator) -> None:
     refused(submission, rng, lambda rows: flat(rows + 1))
-    refused(submission, rng, lambda rows: flat(1))
-    refused(submission, rng, lambda rows: flat(rows)[:, 0])
+
+
+@trap(
+    catches="a model that answers fewer rows than it was asked for is not noticed",
+    severity="minor",
+    story="Broadcasting or slicing hides the missing rows.",
+    mutant=edits(
+        ("log_probs.shape[0] != rows:", "log_probs.shape[0] > rows:"),
+        (
+            "        search.advance(log_probs[first:last])\n",
+            "        search.advance(log_probs[np.arange(first, last) % max(len(log_probs), 1)])\n",
+        ),
+    ),
+    dimension="robustness",
+)
+def too_few_rows_accepted(submission: Submission, rng: np.random.Generator) -> None:
+    refused(submission, rng, lambda rows: flat(max(rows - 1, 2 - rows)))
+
+
+@trap(
+    catches="a model that answers one number for each prefix is not noticed",
+    severity="minor",
+    story="One axis is missing, and broadcasting makes up for it.",
+    mutant=edit(
+        "    if log_probs.ndim != 2 or",
+        "    log_probs = log_probs.reshape(len(log_probs), -1)\n    if log_probs.ndim != 2 or",
+    ),
+    dimension="robustness",
+)
+def one_axis_accepted(submission: Submission, rng: np.random.Generator) -> None:
+    refused(submission, rng, lambda rows: flat(rows)[:, 0], eos_id=0)
+
+
+@trap(
+    catches="prompts with tokens that are not ints are accepted",
+    severity="minor",
+    story="1.5 is no token, and the model may round it.",
+    mutant=edit(
+        '    return [whole(token, "a prompt\'s token", least=0) for token in prompt]\n',
+        "    return [int(token) for token in prompt]\n",
+    ),
+    dimension="robustness",
+)
+def fractional_tokens_accepted(submission: Submission, rng: np.random.Generator) -> None:
+    stub = Stub(log_probs=lambda prefixes: flat(len(prefixes)))
+    settings = {"beam_width": 2, "max_new_tokens": 2, "eos_id": int(rng.integers(4))}
+    expect.raises(BAD, submission.beam_search, stub, [[1.5, 2]], **settings)
 
 
 @trap(

@@ -9,6 +9,7 @@ from trapline.arena.judge.traps import edit, edits, trap
 from trapline.arena.process.proxy import Stub, Submission
 from trapline.challenges.beam_search import table as lm
 from trapline.challenges.beam_search.situations import (
+    BLIND,
     VOCABULARY,
     best,
     one,
@@ -19,13 +20,14 @@ from trapline.challenges.beam_search.solution_lines import RESULT, RETURN
 from trapline.challenges.beam_search.table import Table
 
 # Parts of the gold solution that several mutants edit.
+_TOTALS = "        totals = self.sums[:, None] + log_probs\n"
 _SCORE = "        return total / length**self.length_penalty\n"
 _ENTER = "            score = self.rules.score(float(total), self.length)\n"
 
 
 @trap(
     catches="the length penalty is applied to the sum that the next step continues",
-    severity="critical",
+    severity="major",
     story="A beam that carries its penalised score compounds the penalty at every step; the "
     "winning design kept the sum and the score apart.",
     mutant=edit("totals.ravel()[chosen]", "self.rules.score(totals.ravel()[chosen], self.length)"),
@@ -58,7 +60,7 @@ def the_longer_end_wins(submission: Submission, rng: np.random.Generator) -> Non
 
 @trap(
     catches="finished hypotheses of different length are ranked by sum, not by score",
-    severity="critical",
+    severity="major",
     story="Two EOS beams of different length under a penalty: the test that most entrants did not "
     "write.",
     mutant=edit(
@@ -76,6 +78,7 @@ def ranked_by_sum(submission: Submission, rng: np.random.Generator) -> None:
     story="Reported against a serving engine in 2024 and still there: with a long prompt the "
     "penalty has almost no effect; it changes the winner in a third to a half of the cases.",
     mutant=edit(_ENTER, _ENTER.replace("self.length", "self.length + len(self.prompt)")),
+    seen="a public issue: vllm-project/vllm#2606",
 )
 def prompt_counted_in_length(submission: Submission, rng: np.random.Generator) -> None:
     E, A, table = two_ends_of_different_length(rng)
@@ -93,6 +96,7 @@ def prompt_counted_in_length(submission: Submission, rng: np.random.Generator) -
         "            n = self.length - (tokens[-1] == self.rules.eos_id)\n"
         "            score = self.rules.score(float(total), max(n, 1))\n",
     ),
+    seen="a public issue: huggingface/transformers#8722",
 )
 def eos_not_counted(submission: Submission, rng: np.random.Generator) -> None:
     the_longer_end_wins(submission, rng)
@@ -146,7 +150,7 @@ def zero_penalty_as_default(submission: Submission, rng: np.random.Generator) ->
 
 @trap(
     catches="the sum is multiplied by the length's power instead of divided",
-    severity="critical",
+    severity="major",
     story="Sums are negative, so the direction of the penalty is easily reversed.",
     mutant=edit(_SCORE, _SCORE.replace("/", "*")),
 )
@@ -159,6 +163,7 @@ def penalty_multiplied(submission: Submission, rng: np.random.Generator) -> None
     severity="major",
     story="The best-known formula is not the one that the contract states.",
     mutant=edit(_SCORE, _SCORE.replace("length**", "((5 + length) / 6) ** ")),
+    seen=BLIND,
 )
 def shifted_length_penalty(submission: Submission, rng: np.random.Generator) -> None:
     the_longer_end_wins(submission, rng)
@@ -189,6 +194,7 @@ def score_is_the_sum(submission: Submission, rng: np.random.Generator) -> None:
         "    return log_probs\n",
         "    return log_probs - np.log(np.exp(log_probs).sum(axis=1, keepdims=True))\n",
     ),
+    seen=BLIND,
 )
 def log_probabilities_as_logits(submission: Submission, rng: np.random.Generator) -> None:
     E, A = tokens(rng, 2)
@@ -204,7 +210,7 @@ def log_probabilities_as_logits(submission: Submission, rng: np.random.Generator
     severity="major",
     story="exp(-800) is 0 in float64; a few hundred tokens of ordinary text are enough.",
     mutant=edit(
-        "        totals = self.sums[:, None] + log_probs\n",
+        _TOTALS,
         "        with np.errstate(divide='ignore'):\n"
         "            totals = np.log(np.exp(self.sums)[:, None] * np.exp(log_probs))\n",
     ),
@@ -227,10 +233,14 @@ def probabilities_underflow(submission: Submission, rng: np.random.Generator) ->
     catches="sums are kept in the model's own float32",
     severity="major",
     story="In low precision the later tokens of a long hypothesis stop making a difference.",
-    mutant=edit(
-        "        totals = self.sums[:, None] + log_probs\n",
-        "        totals = (self.sums[:, None] + log_probs).astype(np.float32)\n",
+    mutant=edits(
+        ("np.asarray(answer, dtype=np.float64)", "np.asarray(answer)"),
+        (
+            _TOTALS,
+            "        totals = self.sums.astype(log_probs.dtype)[:, None] + log_probs\n",
+        ),
     ),
+    seen=BLIND,
 )
 def sums_in_float32(submission: Submission, rng: np.random.Generator) -> None:
     E, A = tokens(rng, 2)
@@ -248,6 +258,7 @@ def sums_in_float32(submission: Submission, rng: np.random.Generator) -> None:
     severity="major",
     story="Generation interfaces differ in this; the contract says without.",
     mutant=edit(RESULT, RESULT.replace("(hypothesis.tokens", "(self.prompt + hypothesis.tokens")),
+    seen=BLIND,
 )
 def prompt_in_the_answer(submission: Submission, rng: np.random.Generator) -> None:
     the_longer_end_wins(submission, rng)
@@ -315,7 +326,7 @@ def prompts_modified(submission: Submission, rng: np.random.Generator) -> None:
 
 @trap(
     catches="the answer to a prompt is remembered and given again for another model",
-    severity="critical",
+    severity="major",
     story="A module-level cache keyed by the prompt survives from one call to the next.",
     mutant=edit(
         RETURN,
@@ -332,3 +343,149 @@ def answers_remembered(submission: Submission, rng: np.random.Generator) -> None
         settings: dict[str, Any] = {"beam_width": 1, "max_new_tokens": 2, "eos_id": E}
         asked = one(submission, rng, table, prompt=prompt, length_penalty=0.0, **settings)
         best(asked, [A, E], last - 1.0)
+
+
+@trap(
+    catches="sums are kept in float32 even where the model answers in float64",
+    severity="major",
+    story="A buffer of the wrong dtype costs half of the digits.",
+    mutant=edit(
+        _TOTALS,
+        _TOTALS.replace("log_probs\n", "log_probs.astype(np.float32)\n")
+        + "        totals = totals.astype(np.float32)\n",
+    ),
+)
+def float64_summed_in_float32(submission: Submission, rng: np.random.Generator) -> None:
+    E, A = tokens(rng, 2)
+    worse, better = sorted(set(range(VOCABULARY)) - {E, A})[:2]
+    big = -(2.0**24)
+    table = {(): {A: big}, (A,): {worse: -1.5, better: -1.25}}
+    settings: dict[str, Any] = {"beam_width": 1, "max_new_tokens": 2, "eos_id": E}
+    asked = one(submission, rng, table, strict=True, length_penalty=0.0, **settings)
+    best(asked, [A, better], big - 1.25)
+
+
+@trap(
+    catches="the model's float64 values are rounded to float32 before they are summed",
+    severity="major",
+    story="np.asarray(answer, np.float32) makes neighbours equal.",
+    mutant=edit(
+        "np.asarray(answer, dtype=np.float64)",
+        "np.asarray(answer, dtype=np.float32).astype(np.float64)",
+    ),
+)
+def model_rounded_to_float32(submission: Submission, rng: np.random.Generator) -> None:
+    (E,) = tokens(rng, 1)
+    worse, better = sorted(set(range(VOCABULARY)) - {E})[:2]
+    table: Table = {(): {worse: -1.0 - 2.0**-30, better: -1.0}}
+    settings: dict[str, Any] = {"beam_width": 1, "max_new_tokens": 1, "eos_id": E}
+    asked = one(submission, rng, table, strict=True, length_penalty=0.0, **settings)
+    best(asked, [better], -1.0)
+
+
+@trap(
+    catches="the live beams that enter at the limit are rated by their sum, not by their score",
+    severity="major",
+    story="The end of a search is a path of its own, and the penalty is forgotten on it.",
+    seen=BLIND,
+    mutant=edit(
+        "            self._enter(self.beams, self.sums)\n",
+        "            factor = self.length**self.rules.length_penalty\n"
+        "            self._enter(self.beams, self.sums * factor)\n",
+    ),
+)
+def cut_off_score_is_the_sum(submission: Submission, rng: np.random.Generator) -> None:
+    E, A, B = tokens(rng, 3)
+    table = {(): {A: -2.0}, (A,): {B: -2.0}}
+    asked = one(submission, rng, table, beam_width=2, max_new_tokens=2, eos_id=E)
+    best(asked, [A, B], -2.0)
+
+
+def under_penalty_two(submission: Submission, rng: np.random.Generator) -> None:
+    """Penalty 2: [A, E] has -3 / 4, [E] has -2."""
+    E, A, table = two_ends_of_different_length(rng)
+    asked = one(
+        submission, rng, table, beam_width=2, max_new_tokens=2, eos_id=E, length_penalty=2.0
+    )
+    best(asked, [A, E], -0.75)
+
+
+@trap(
+    catches="length_penalty is ignored: every sum is divided by its length",
+    severity="major",
+    story="The mean log-probability is right for the default only.",
+    mutant=edit(_SCORE, "        return total / length\n"),
+)
+def penalty_ignored(submission: Submission, rng: np.random.Generator) -> None:
+    under_penalty_two(submission, rng)
+
+
+@trap(
+    catches="the sum is not divided at all: length_penalty has no effect",
+    severity="major",
+    story="The penalty is an argument that nothing reads.",
+    mutant=edit(_SCORE, "        return total\n"),
+)
+def score_not_normalised(submission: Submission, rng: np.random.Generator) -> None:
+    under_penalty_two(submission, rng)
+
+
+@trap(
+    catches="the length is multiplied by the penalty instead of raised to it",
+    severity="major",
+    story="n * penalty and n ** penalty agree for a penalty of 1.",
+    mutant=edit(_SCORE, "        return total / (length * self.length_penalty or 1.0)\n"),
+)
+def penalty_as_a_factor(submission: Submission, rng: np.random.Generator) -> None:
+    under_penalty_two(submission, rng)
+
+
+@trap(
+    catches="every length is one too long",
+    severity="major",
+    story="A token before the first one, or the next one, is counted.",
+    mutant=edit(_ENTER, _ENTER.replace("self.length", "self.length + 1")),
+)
+def length_one_too_long(submission: Submission, rng: np.random.Generator) -> None:
+    the_longer_end_wins(submission, rng)
+
+
+@trap(
+    catches="a negative length penalty is taken for a positive one",
+    severity="major",
+    story="abs() protects against a value that is allowed.",
+    mutant=edit(_SCORE, _SCORE.replace("self.length_penalty", "abs(self.length_penalty)")),
+)
+def negative_penalty_made_positive(submission: Submission, rng: np.random.Generator) -> None:
+    E, A = tokens(rng, 2)
+    table = {(): {E: -3.0, A: -1.0}, (A,): {E: -1.0}}
+    asked = one(
+        submission, rng, table, beam_width=2, max_new_tokens=2, eos_id=E, length_penalty=-1.0
+    )
+    best(asked, [E], -3.0)
+
+
+@trap(
+    catches="the score is a probability, exp of what the contract asks for",
+    severity="major",
+    story="The order stays right, the numbers do not.",
+    mutant=edit(RESULT, RESULT.replace("hypothesis.score)", "math.exp(hypothesis.score))")),
+)
+def score_is_a_probability(submission: Submission, rng: np.random.Generator) -> None:
+    the_longer_end_wins(submission, rng)
+
+
+@trap(
+    catches="a negative length penalty given as an int fails",
+    severity="minor",
+    story="NumPy refuses integers to negative integer powers.",
+    mutant=edits(
+        ("    return float(value)\n", "    return value\n"),
+        (_SCORE, _SCORE.replace("length**", "np.int64(length) ** ")),
+    ),
+)
+def integer_penalty_fails(submission: Submission, rng: np.random.Generator) -> None:
+    E, A = tokens(rng, 2)
+    table = {(): {E: -3.0, A: -1.0}, (A,): {E: -1.0}}
+    asked = one(submission, rng, table, beam_width=2, max_new_tokens=2, eos_id=E, length_penalty=-1)
+    best(asked, [E], -3.0)

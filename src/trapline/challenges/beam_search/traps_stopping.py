@@ -8,11 +8,13 @@ from trapline.arena.judge import expect
 from trapline.arena.judge.traps import edit, edits, insert_before, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.beam_search.situations import (
+    BLIND,
     best,
     one,
     tokens,
 )
 from trapline.challenges.beam_search.solution_lines import BOUND
+from trapline.challenges.beam_search.table import Table
 
 
 @trap(
@@ -26,6 +28,7 @@ from trapline.challenges.beam_search.solution_lines import BOUND
             "        if not self.pool or not self.beams:\n",
         ),
     ),
+    seen="a public issue: OpenNMT/OpenNMT-py#1320",
 )
 def first_end_stops(submission: Submission, rng: np.random.Generator) -> None:
     E, A = tokens(rng, 2)
@@ -41,6 +44,7 @@ def first_end_stops(submission: Submission, rng: np.random.Generator) -> None:
     severity="critical",
     story="The default of one library for years: W finished is not the W best.",
     mutant=edit("        return bound <= self.pool[-1].score\n", "        return True\n"),
+    seen=BLIND,
 )
 def full_pool_stops(submission: Submission, rng: np.random.Generator) -> None:
     E, A = tokens(rng, 2)
@@ -57,6 +61,7 @@ def full_pool_stops(submission: Submission, rng: np.random.Generator) -> None:
     story="With a positive penalty this heuristic is not a bound; it was reported several times "
     "against the library that has it.",
     mutant=edit(BOUND, "        return self.score(total, length)\n"),
+    seen="a public issue: huggingface/transformers#20901",
 )
 def bound_at_current_length(submission: Submission, rng: np.random.Generator) -> None:
     E, A, B = tokens(rng, 3)
@@ -70,6 +75,7 @@ def bound_at_current_length(submission: Submission, rng: np.random.Generator) ->
     severity="critical",
     story="With a positive penalty one step of look-ahead is not a bound either.",
     mutant=edit(BOUND, "        return self.score(total, length + 1)\n"),
+    seen=BLIND,
 )
 def bound_at_next_length(submission: Submission, rng: np.random.Generator) -> None:
     E, A, B = tokens(rng, 3)
@@ -83,6 +89,7 @@ def bound_at_next_length(submission: Submission, rng: np.random.Generator) -> No
     severity="critical",
     story="The bound for a positive penalty stops a search with a negative one far too early.",
     mutant=edit(BOUND, "        return self.score(total, self.max_new_tokens)\n"),
+    seen=BLIND,
 )
 def negative_penalty_bound(submission: Submission, rng: np.random.Generator) -> None:
     E, A = tokens(rng, 2)
@@ -98,6 +105,7 @@ def negative_penalty_bound(submission: Submission, rng: np.random.Generator) -> 
     severity="critical",
     story="Taking the last of a sorted list for its first.",
     mutant=edit("float(self.sums[0])", "float(self.sums[-1])"),
+    seen=BLIND,
 )
 def bound_from_the_weakest_beam(submission: Submission, rng: np.random.Generator) -> None:
     E, A, B, C, D = tokens(rng, 5)
@@ -133,6 +141,7 @@ def never_stops_early(submission: Submission, rng: np.random.Generator) -> None:
     severity="minor",
     story="On a tie the earlier hypothesis wins, so equality is enough to stop.",
     mutant=edit("bound <= self.pool[-1].score", "bound < self.pool[-1].score"),
+    seen=BLIND,
 )
 def a_tie_does_not_stop(submission: Submission, rng: np.random.Generator) -> None:
     E, A = tokens(rng, 2)
@@ -147,6 +156,7 @@ def a_tie_does_not_stop(submission: Submission, rng: np.random.Generator) -> Non
     story="A bound at the present length is correct there, but not exact: it makes one call too "
     "many.",
     mutant=edit(BOUND, BOUND.replace("length + 1", "length")),
+    seen=BLIND,
 )
 def loose_bound_below_zero(submission: Submission, rng: np.random.Generator) -> None:
     E, A = tokens(rng, 2)
@@ -175,6 +185,7 @@ def everything_ends(submission: Submission, rng: np.random.Generator) -> None:
     severity="critical",
     story="A model that does not end within the limit gets an empty answer.",
     mutant=edit("            self._enter(self.beams, self.sums)\n", ""),
+    seen=BLIND,
 )
 def cut_off_hypotheses_lost(submission: Submission, rng: np.random.Generator) -> None:
     E, A, B = tokens(rng, 3)
@@ -203,7 +214,7 @@ def cut_off_only_when_nothing_ended(submission: Submission, rng: np.random.Gener
 
 @trap(
     catches="hypotheses grow beyond max_new_tokens",
-    severity="critical",
+    severity="major",
     story="The limit is checked before the step instead of after it.",
     mutant=edit("        if self.length == self.rules", "        if self.length > self.rules"),
 )
@@ -226,3 +237,133 @@ def one_token_short(submission: Submission, rng: np.random.Generator) -> None:
     table = {(A,) * n: {A: -1.0} for n in range(4)}
     asked = one(submission, rng, table, beam_width=1, max_new_tokens=3, eos_id=E)
     best(asked, [A, A, A], -1.0)
+
+
+@trap(
+    catches="a search stops although its pool still has room",
+    severity="major",
+    story="Live beams are compared with the worst of a pool that is not full.",
+    seen=BLIND,
+    mutant=edit(
+        "        if len(self.pool) < self.rules.beam_width or not self.beams:\n",
+        "        if not self.pool or not self.beams:\n",
+    ),
+)
+def stops_before_the_pool_is_full(submission: Submission, rng: np.random.Generator) -> None:
+    E, A = tokens(rng, 2)
+    table = {(): {E: -1.0, A: -4.0}, (A,): {E: -1.0}}
+    settings: dict[str, Any] = {"max_new_tokens": 3, "eos_id": E, "length_penalty": 0.0}
+    asked = one(submission, rng, table, beam_width=2, strict=True, **settings)
+    expect.equal(asked.hypotheses, [[([E], -1.0), ([A, E], -5.0)]], "the hypotheses")
+
+
+def second_place_open(submission: Submission, rng: np.random.Generator) -> None:
+    """The best is found in the first step; what takes the second place comes later."""
+    E, A, B = tokens(rng, 3)
+    table = {
+        (): {E: -1.0, A: -2.0, B: -2.5},
+        (A,): {E: -6.0, B: -0.25},
+        (B,): {E: -6.0},
+        (A, B): {E: -0.25},
+    }
+    asked = one(
+        submission, rng, table, beam_width=2, max_new_tokens=4, eos_id=E, length_penalty=0.0
+    )
+    found = [hypothesis for hypothesis, _ in asked.hypotheses[0]]
+    expect.that(found == [[E], [A, B, E]], f"the hypotheses are {found}")
+
+
+@trap(
+    catches="the stop test compares live beams with the best of the pool instead of the worst",
+    severity="major",
+    story="Enough for the first hypothesis, not for the other W - 1.",
+    mutant=edit("bound <= self.pool[-1].score", "bound <= self.pool[0].score"),
+)
+def bound_against_the_best(submission: Submission, rng: np.random.Generator) -> None:
+    second_place_open(submission, rng)
+
+
+@trap(
+    catches="a search stops when its best finished hypothesis beats every live beam",
+    severity="major",
+    story="As soon as the winner is known, the other places are left as they are, even empty.",
+    mutant=edits(
+        ("bound <= self.pool[-1].score", "bound <= self.pool[0].score"),
+        (
+            "        if len(self.pool) < self.rules.beam_width or not self.beams:\n",
+            "        if not self.pool or not self.beams:\n",
+        ),
+    ),
+)
+def stops_when_the_winner_is_known(submission: Submission, rng: np.random.Generator) -> None:
+    E, A = tokens(rng, 2)
+    table = {(): {E: -1.0, A: -4.0}, (A,): {E: -1.0}}
+    settings: dict[str, Any] = {"max_new_tokens": 3, "eos_id": E, "length_penalty": 0.0}
+    asked = one(submission, rng, table, beam_width=2, strict=True, **settings)
+    expect.equal(asked.hypotheses, [[([E], -1.0), ([A, E], -5.0)]], "the hypotheses")
+    second_place_open(submission, rng)
+
+
+@trap(
+    catches="the stop test compares the bare sum of a live beam with scores",
+    severity="major",
+    story="A sum is never above its own score under a positive penalty, so searches stop early.",
+    mutant=edit(BOUND, "        return total\n"),
+)
+def bound_by_the_bare_sum(submission: Submission, rng: np.random.Generator) -> None:
+    E, A = tokens(rng, 2)
+    table: Table = {(): {E: -2.0, A: -2.5}, (A,): {E: -0.5}}
+    asked = one(submission, rng, table, beam_width=1, max_new_tokens=3, eos_id=E)
+    best(asked, [A, E], -1.5)
+
+
+@trap(
+    catches="the stop test takes the longest hypothesis to be one token shorter than allowed",
+    severity="major",
+    story="A maximum counted from zero.",
+    mutant=edit(
+        BOUND, BOUND.replace("self.max_new_tokens)", "max(length + 1, self.max_new_tokens - 1))")
+    ),
+)
+def bound_one_token_short(submission: Submission, rng: np.random.Generator) -> None:
+    E, A, B = tokens(rng, 3)
+    table = {(): {E: -1.0, A: -2.5}, (A,): {B: -0.125}, (A, B): {E: -0.125}}
+    asked = one(submission, rng, table, beam_width=1, max_new_tokens=3, eos_id=E)
+    best(asked, [A, B, E], -2.75 / 3)
+
+
+@trap(
+    catches="the stop test takes only the longest or only the next length, by the penalty's sign,"
+    " the wrong way round",
+    severity="major",
+    story="Sums are negative: a positive penalty favours the longest hypothesis.",
+    mutant=edit(
+        BOUND,
+        "        n = length + 1 if self.length_penalty > 0 else self.max_new_tokens\n"
+        "        return self.score(total, n)\n",
+    ),
+)
+def bound_by_the_wrong_sign(submission: Submission, rng: np.random.Generator) -> None:
+    E, A, B = tokens(rng, 3)
+    settings: dict[str, Any] = {"beam_width": 1, "eos_id": E}
+    table = {(): {E: -1.0, A: -2.5}, (A,): {B: -0.25}, (A, B): {B: -0.125}, (A, B, B): {E: -0.125}}
+    asked = one(submission, rng, table, max_new_tokens=4, **settings)
+    expect.that(len(asked.hypotheses[0]) == 1, "W = 1 gives one hypothesis")
+    short = {(): {E: -4.0, A: -1.0}, (A,): {E: -0.5}}
+    asked = one(submission, rng, short, max_new_tokens=8, length_penalty=-1.0, **settings)
+    best(asked, [A, E], -3.0)
+
+
+@trap(
+    catches="the model is asked once before the search, for the size of its vocabulary",
+    severity="minor",
+    story="Every call counts: the first step's answer has the same shape.",
+    mutant=insert_before(
+        "    searches = [Search(",
+        "    if prompts:\n        lm.log_probs([list(prompts[0])])\n",
+    ),
+)
+def model_asked_for_its_size(submission: Submission, rng: np.random.Generator) -> None:
+    E, A = tokens(rng, 2)
+    table = {(): {A: -1.0}, (A,): {E: -1.0}}
+    one(submission, rng, table, beam_width=1, max_new_tokens=2, eos_id=E, count_calls=True)
