@@ -21,6 +21,8 @@ from trapline.gold.attention import oracle
 #: dout, q, k, v, out, lse: the arguments of the backward pass.
 Saved = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 NAMES = ("dq", "dk", "dv")
+#: Checks that take seconds: mutants of other bugs are not asked them.
+SLOW = frozenset({"score-matrix-in-memory", "mask-for-all-pairs"})
 
 
 def saved(dout: np.ndarray, q: np.ndarray, k: np.ndarray, v: np.ndarray, causal: bool) -> Saved:

@@ -6,6 +6,9 @@ from trapline.arena.process.proxy import Submission
 from trapline.challenges.flash_attention_backward.cases import Saved, differentiates, draw, saved
 from trapline.challenges.flash_attention_forward.cases import Shape
 
+#: Where the bugs of the blind corpus were seen.
+BLIND = "an answer written from this prompt alone"
+
 
 def with_logits(rng: np.random.Generator, logits: list[float], T: int, causal: bool) -> Saved:
     """Arguments (one head, width 4, float64) whose scaled scores are logits[s] for each query.

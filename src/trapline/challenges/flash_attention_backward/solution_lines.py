@@ -8,6 +8,22 @@ BACKWARD_MASK = (
 )
 WEIGHTS = "return np.exp(np.minimum(scores - finite[:, None], 0))"
 DSCORES = "dscores = weights * (dweights - delta[b, h, rows, None]) * D**-0.5"
+#: The forward pass's heads and its tile of queries.
+FORWARD_HEAD = "        g = h // (H // G)\n        for start in range(0, T, tile):"
+BACKWARD_HEAD = "        g = h // (H // G)\n        for start in range(0, S, tile):"
+FORWARD_CALL = (
+    "            rows = slice(start, start + tile)\n"
+    "            out[b, h, rows], lse[b, h, rows] = _attend(\n"
+    "                q[b, h, rows], k[b, g], v[b, g], start + S - T, causal, tile\n"
+    "            )\n"
+)
+FORWARD_MASK = "position + 1:\n            scores[_hidden(position, rows, cols)] = -np.inf"
+KEY_LOOP = "    for start in range(0, stop, tile):\n"
+#: The backward pass makes out and lse again, so that what is wrong there is wrong in both passes.
+RECOMPUTE = (
+    CHECKED,
+    CHECKED + "    out, lse = flash_attention(q, k, v, causal=causal, tile=tile)\n",
+)
 
 
 def mask(text: str) -> tuple[str, str]:

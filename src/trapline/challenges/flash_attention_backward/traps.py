@@ -2,6 +2,7 @@
 
 from trapline.challenges.flash_attention_backward import (
     traps_arrays,
+    traps_both,
     traps_formula,
     traps_numbers,
     traps_shapes,
@@ -12,4 +13,5 @@ PARTS = (
     traps_shapes,
     traps_arrays,
     traps_numbers,
+    traps_both,
 )

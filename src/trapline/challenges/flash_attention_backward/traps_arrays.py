@@ -1,9 +1,13 @@
 """Bugs in the handling of arrays: layouts, dtypes, empty arrays, arrays to refuse."""
 
+import tracemalloc
+from typing import Any
+
 import numpy as np
 
 from trapline.arena.judge import expect
 from trapline.arena.judge.traps import edit, edits, insert_after, trap
+from trapline.arena.process.local import LocalSubmission
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.flash_attention_backward.cases import (
     NAMES,
@@ -13,6 +17,7 @@ from trapline.challenges.flash_attention_backward.cases import (
     saved,
     triple,
 )
+from trapline.challenges.flash_attention_backward.situations import BLIND, with_logits
 from trapline.challenges.flash_attention_backward.solution_lines import (
     CHECKED,
     DSCORES,
@@ -35,7 +40,7 @@ def arguments_survive(submission: Submission, arguments: Saved) -> None:
 
 @trap(
     catches="out is used as scratch space for dO·O",
-    severity="critical",
+    severity="major",
     story="The caller still needs out; an in-place product saves memory and destroys it.",
     mutant=edit("(dout * out).sum", "np.multiply(dout, out, out=out).sum"),
 )
@@ -59,7 +64,7 @@ def lse_overwritten(submission: Submission, rng: np.random.Generator) -> None:
 
 @trap(
     catches="dout is scaled in place",
-    severity="critical",
+    severity="major",
     story="The upstream gradient is used by other branches too.",
     mutant=edits(
         (CHECKED, CHECKED + "    dout *= q.shape[3] ** -0.5\n"),
@@ -74,7 +79,7 @@ def dout_scaled_in_place(submission: Submission, rng: np.random.Generator) -> No
 
 @trap(
     catches="dout is read as if it were contiguous",
-    severity="critical",
+    severity="major",
     story="The gradient of a transposed view is a transposed view; that of a sum is one number "
     "with strides of zero.",
     mutant=insert_after(
@@ -129,11 +134,12 @@ def gradients_in_double(submission: Submission, rng: np.random.Generator) -> Non
 
 
 def memory_rise(submission: Submission, rng: np.random.Generator) -> tuple[int, int]:
-    """By how many bytes memory rises for 4608 queries and keys, and how many pairs these are."""
-    q, k, v = Shape(T=4608, S=4608).draw(rng, np.float32)
+    """By how many bytes memory rises for 3072 queries and keys, and how many pairs these are."""
+    q, k, v = Shape(T=3072, S=3072).draw(rng, np.float32)
     dout = rng.standard_normal(q.shape).astype(q.dtype)
     saved_pair = blockwise(q, k, v)
-    answer, rise = weighed(
+    weigh = weighed_here if isinstance(submission, LocalSubmission) else weighed
+    answer, rise = weigh(
         submission, "flash_attention_backward", dout, q, k, v, *saved_pair, causal=True, tile=64
     )
     for name, got in zip(NAMES, triple(answer), strict=True):
@@ -142,6 +148,18 @@ def memory_rise(submission: Submission, rng: np.random.Generator) -> tuple[int, 
     total = triple(answer)[2].astype(np.float64).sum(axis=2)
     expect.close(total, dout.sum(axis=2, dtype=np.float64), atol=0.1, what="dv summed over keys")
     return rise, q.shape[2] * k.shape[2]
+
+
+def weighed_here(
+    submission: Submission, entry: str, *args: np.ndarray, **kwargs: Any
+) -> tuple[Any, int]:
+    """As `weighed`, for code that runs in this process: what NumPy allocates is counted."""
+    tracemalloc.start()
+    try:
+        answer = submission.call(entry, args, kwargs)
+        return answer, tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
 
 
 def blockwise(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -159,9 +177,10 @@ def blockwise(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, 
 @trap(
     catches="memory that grows as T·S: weights and their gradients are held whole",
     severity="critical",
-    story="4608 queries and keys have 81 MiB of weights; half of that is far more than tiles and "
+    story="3072 queries and keys have 36 MiB of weights; half of that is far more than tiles and "
     "gradients need.",
     mutant=insert_after(CHECKED, "    tile = max(q.shape[2], k.shape[2], 1)\n"),
+    seen=BLIND,
 )
 def score_matrix_in_memory(submission: Submission, rng: np.random.Generator) -> None:
     holds_no_matrix(*memory_rise(submission, rng), "weights")
@@ -203,6 +222,7 @@ def no_keys(submission: Submission, rng: np.random.Generator) -> None:
     severity="major",
     story="A well-known kernel gave NaN for zero queries.",
     mutant=edit(ROW_LOOP, "            for top in range(0, T, min(tile, T)):\n"),
+    seen="a public issue: Dao-AILab/flash-attention#2421",
 )
 def no_queries(submission: Submission, rng: np.random.Generator) -> None:
     for causal in (False, True):
@@ -227,6 +247,8 @@ def no_batch(submission: Submission, rng: np.random.Generator) -> None:
     severity="major",
     story="Integer division rounds, and a head's gradient is added to the wrong key head.",
     mutant=edit(" or q.shape[1] % k.shape[1]", ""),
+    dimension="robustness",
+    seen=BLIND,
 )
 def uneven_groups_accepted(submission: Submission, rng: np.random.Generator) -> None:
     dout, q, _, _, out, lse = draw(Shape(H=3, G=3), rng, False)
@@ -240,6 +262,7 @@ def uneven_groups_accepted(submission: Submission, rng: np.random.Generator) -> 
     severity="minor",
     story="range(0, T, -3) is legal and empty: the model silently does not learn.",
     mutant=edit("if tile < 1:", "if tile == 0:"),
+    dimension="robustness",
 )
 def negative_tile_accepted(submission: Submission, rng: np.random.Generator) -> None:
     arguments = draw(Shape(), rng, False)
@@ -252,6 +275,7 @@ def negative_tile_accepted(submission: Submission, rng: np.random.Generator) -> 
     severity="minor",
     story="Padded gradients against unpadded inputs: slicing hides the mismatch.",
     mutant=edit("dout.shape != q.shape or ", ""),
+    dimension="robustness",
 )
 def dout_of_other_shape_accepted(submission: Submission, rng: np.random.Generator) -> None:
     dout, q, k, v, out, lse = draw(Shape(B=2, T=6, S=6), rng, False)
@@ -264,6 +288,7 @@ def dout_of_other_shape_accepted(submission: Submission, rng: np.random.Generato
     severity="minor",
     story="A width or a length of 1 is broadcast silently.",
     mutant=edit("out.shape != q.shape or lse", "lse"),
+    dimension="robustness",
 )
 def out_of_other_shape_accepted(submission: Submission, rng: np.random.Generator) -> None:
     dout, q, k, v, out, lse = draw(Shape(T=6, S=6), rng, False)
@@ -276,6 +301,8 @@ def out_of_other_shape_accepted(submission: Submission, rng: np.random.Generator
     severity="minor",
     story="Some kernels save lse padded to a multiple of the tile, which is another layout.",
     mutant=edit(" or lse.shape != q.shape[:3]", ""),
+    dimension="robustness",
+    seen=BLIND,
 )
 def lse_of_other_shape_accepted(submission: Submission, rng: np.random.Generator) -> None:
     dout, q, k, v, out, lse = draw(Shape(H=2, G=2, T=6, S=6), rng, False)
@@ -289,8 +316,69 @@ def lse_of_other_shape_accepted(submission: Submission, rng: np.random.Generator
     severity="minor",
     story="np.ones with an integer dtype as upstream gradient passes every multiplication.",
     mutant=edit('kind == "f" for x in (dout', 'kind in "fiu" for x in (dout'),
+    dimension="robustness",
 )
 def integers_accepted(submission: Submission, rng: np.random.Generator) -> None:
     _, q, k, v, out, lse = draw(Shape(), rng, False)
     ones = np.ones(q.shape, np.int64)
     expect.raises(REFUSALS, submission.flash_attention_backward, ones, q, k, v, out, lse)
+
+
+@trap(
+    catches="integer q, k and v are accepted and give truncated results",
+    severity="minor",
+    story="The results have the dtype of q, so that fractions are cut off.",
+    mutant=edit('kind == "f" for x in (q, k, v))', 'kind in "fiu" for x in (q, k, v))'),
+    dimension="robustness",
+    seen=BLIND,
+)
+def integer_inputs_accepted(submission: Submission, rng: np.random.Generator) -> None:
+    q, k, v = (np.rint(3 * x).astype(np.int64) for x in Shape().draw(rng))
+    expect.raises(REFUSALS, submission.flash_attention, q, k, v)
+
+
+@trap(
+    catches="complex q, k and v are accepted",
+    severity="minor",
+    story="A test for integers alone lets complex numbers pass.",
+    mutant=edit('kind == "f" for x in (q, k, v))', 'kind in "fc" for x in (q, k, v))'),
+    dimension="robustness",
+)
+def complex_inputs_accepted(submission: Submission, rng: np.random.Generator) -> None:
+    q, k, v = (x.astype(np.complex128) for x in Shape().draw(rng))
+    expect.raises(REFUSALS, submission.flash_attention, q, k, v)
+
+
+@trap(
+    catches="q is scaled in place, so the caller's array changes",
+    severity="critical",
+    story="A reshaped or asarray'd q is still the caller's memory.",
+    mutant=edits(
+        (
+            "    _check(q, k, v, tile)\n    (B, H",
+            "    _check(q, k, v, tile)\n    q *= q.shape[3] ** -0.5\n    (B, H",
+        ),
+        ("    q = q * D**-0.5\n", ""),
+        (CHECKED, CHECKED + "    q *= q.shape[3] ** -0.5\n"),
+        (SCORES, "scores = q @ k[cols].T"),
+        (DSCORES, "dscores = weights * (dweights - delta[b, h, rows, None])"),
+        ("dscores @ k[b, g, cols]", "dscores @ k[b, g, cols] * D**-0.5"),
+    ),
+    seen=BLIND,
+)
+def q_scaled_in_place(submission: Submission, rng: np.random.Generator) -> None:
+    given = Shape(T=6, S=6, D=3).draw(rng)
+    _, after = submission.observe("flash_attention", *given, tile=8)
+    for name, left, before in zip(("q", "k", "v"), after, given, strict=True):
+        expect.equal(left, before, f"{name} after the call")
+
+
+@trap(
+    catches="the caller's lse is overwritten where scores are large",
+    severity="major",
+    story="The saved lse serves as the array of row maxima; without a copy the caller loses it.",
+    mutant=edit("    return dq, dk, dv\n", "    lse[np.abs(lse) > 8] = 0\n    return dq, dk, dv\n"),
+    seen=BLIND,
+)
+def large_lse_overwritten(submission: Submission, rng: np.random.Generator) -> None:
+    arguments_survive(submission, with_logits(rng, [30.0, 31.0, 29.0, 30.0], 4, True))

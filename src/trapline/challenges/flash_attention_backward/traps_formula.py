@@ -6,7 +6,7 @@ from trapline.arena.judge import expect
 from trapline.arena.judge.traps import edit, edits, insert_after, insert_before, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.flash_attention_backward.cases import agrees, differentiates, draw, triple
-from trapline.challenges.flash_attention_backward.situations import grouped, with_logits
+from trapline.challenges.flash_attention_backward.situations import BLIND, grouped, with_logits
 from trapline.challenges.flash_attention_backward.solution_lines import (
     DSCORES,
     ROW_LOOP,
@@ -28,6 +28,7 @@ _RETURN = "    return dq, dk, dv\n"
     story="Key heads are shared in the forward pass, so their gradient is a sum; an assignment per "
     "head overwrites it, and tests with H = G never see it.",
     mutant=insert_before(ROW_LOOP, "            dk[b, g, cols] = 0\n"),
+    seen=BLIND,
 )
 def dk_of_last_head_only(submission: Submission, rng: np.random.Generator) -> None:
     grouped(submission, rng)
@@ -35,7 +36,7 @@ def dk_of_last_head_only(submission: Submission, rng: np.random.Generator) -> No
 
 @trap(
     catches="dv keeps the last query head of a group instead of the sum over the group",
-    severity="critical",
+    severity="major",
     story="The same overwrite on the values' side; some tests of the published field looked at a "
     "few elements of dv only.",
     mutant=insert_before(ROW_LOOP, "            dv[b, g, cols] = 0\n"),
@@ -46,7 +47,7 @@ def dv_of_last_head_only(submission: Submission, rng: np.random.Generator) -> No
 
 @trap(
     catches="dk is the mean over the group instead of the sum",
-    severity="critical",
+    severity="major",
     story="Averaging looks plausible; the effective learning rate of every key projection drops.",
     mutant=edit(_RETURN, "    return dq, dk / (H // G), dv\n"),
 )
@@ -56,7 +57,7 @@ def dk_averaged_over_group(submission: Submission, rng: np.random.Generator) -> 
 
 @trap(
     catches="dv is the mean over the group instead of the sum",
-    severity="critical",
+    severity="major",
     story="As for dk: the forward pass copied the head, so the backward pass must add.",
     mutant=edit(_RETURN, "    return dq, dk, dv / (H // G)\n"),
 )
@@ -66,7 +67,7 @@ def dv_averaged_over_group(submission: Submission, rng: np.random.Generator) -> 
 
 @trap(
     catches="dq holds the contribution of the last tile of keys only",
-    severity="critical",
+    severity="major",
     story="With keys in the outer loop dq is touched once per key tile and must accumulate.",
     mutant=edit("dq[b, h, rows] += ", "dq[b, h, rows] = "),
 )
@@ -79,6 +80,7 @@ def dq_of_last_key_tile_only(submission: Submission, rng: np.random.Generator) -
     severity="critical",
     story="A small test has only one tile of queries.",
     mutant=edit("dk[b, g, cols] += ", "dk[b, g, cols] = "),
+    seen=BLIND,
 )
 def dk_of_last_query_tile_only(submission: Submission, rng: np.random.Generator) -> None:
     differentiates(submission, draw(Shape(T=8, S=4), rng, False), tile=4)
@@ -86,7 +88,7 @@ def dk_of_last_query_tile_only(submission: Submission, rng: np.random.Generator)
 
 @trap(
     catches="dv holds the contribution of the last tile of queries only",
-    severity="critical",
+    severity="major",
     story="A small test has only one tile of queries.",
     mutant=edit("dv[b, g, cols] += ", "dv[b, g, cols] = "),
 )
@@ -103,6 +105,7 @@ def dv_of_last_query_tile_only(submission: Submission, rng: np.random.Generator)
     story="The Jacobian of the softmax is diag(p) − ppᵀ, and its second term is the one that is "
     "easily lost.",
     mutant=edit(DSCORES, "dscores = weights * dweights * D**-0.5"),
+    seen=BLIND,
 )
 def delta_missing(submission: Submission, rng: np.random.Generator) -> None:
     differentiates(submission, draw(Shape(T=4, S=5), rng, False))
@@ -110,7 +113,7 @@ def delta_missing(submission: Submission, rng: np.random.Generator) -> None:
 
 @trap(
     catches="every tile of queries uses the D of the first rows",
-    severity="critical",
+    severity="major",
     story="A vector indexed by the row inside the tile instead of the row in the sequence.",
     mutant=edit("delta[b, h, rows, None]", "delta[b, h, : rows.stop - rows.start, None]"),
 )
@@ -120,7 +123,7 @@ def delta_of_first_rows(submission: Submission, rng: np.random.Generator) -> Non
 
 @trap(
     catches="all heads use the D of the first",
-    severity="critical",
+    severity="major",
     story="D has one number per row and head; with one stride missing, head 0 is used for all.",
     mutant=edit("delta[b, h, rows, None]", "delta[b, 0, rows, None]"),
 )
@@ -133,6 +136,7 @@ def delta_of_first_head(submission: Submission, rng: np.random.Generator) -> Non
     severity="critical",
     story="mean for sum in a one-line reduction; D = 1 hides it.",
     mutant=edit("(dout * out).sum(axis=-1)", "(dout * out).mean(axis=-1)"),
+    seen=BLIND,
 )
 def delta_averaged(submission: Submission, rng: np.random.Generator) -> None:
     differentiates(submission, draw(Shape(T=4, S=4, D=6), rng, False))
@@ -144,6 +148,7 @@ def delta_averaged(submission: Submission, rng: np.random.Generator) -> None:
     story="Σ p·dp over all keys is what the formula says; inside a tiled loop it becomes a sum "
     "over the tile, right whenever one tile holds all keys.",
     mutant=edit("delta[b, h, rows, None]", "(weights * dweights).sum(axis=1, keepdims=True)"),
+    seen="a published prompt",
 )
 def delta_over_one_tile_of_keys(submission: Submission, rng: np.random.Generator) -> None:
     arguments = draw(Shape(T=5, S=9), rng, False)
@@ -153,7 +158,7 @@ def delta_over_one_tile_of_keys(submission: Submission, rng: np.random.Generator
 
 @trap(
     catches="dS has the opposite sign, so that dq and dk have the wrong direction",
-    severity="critical",
+    severity="major",
     story="dv is right, and a test that checks only dv passes.",
     mutant=edit("(dweights - delta[b, h, rows, None])", "(delta[b, h, rows, None] - dweights)"),
 )
@@ -169,6 +174,7 @@ def delta_with_wrong_sign(submission: Submission, rng: np.random.Generator) -> N
     severity="critical",
     story="The scale enters the scores, so it leaves through both dq and dk.",
     mutant=insert_after("dq[b, h, rows] += dscores @ k[b, g, cols]", " * D**0.5"),
+    seen=BLIND,
 )
 def dq_without_scale(submission: Submission, rng: np.random.Generator) -> None:
     differentiates(submission, draw(Shape(T=4, S=4, D=9), rng, False))
@@ -179,6 +185,7 @@ def dq_without_scale(submission: Submission, rng: np.random.Generator) -> None:
     severity="critical",
     story="Kernels that keep a scaled q get dk right by luck and lose it when q is loaded afresh.",
     mutant=insert_after("dk[b, g, cols] += dscores.T @ q[b, h, rows]", " * D**0.5"),
+    seen=BLIND,
 )
 def dk_without_scale(submission: Submission, rng: np.random.Generator) -> None:
     differentiates(submission, draw(Shape(T=4, S=4, D=9), rng, False))
@@ -189,6 +196,7 @@ def dk_without_scale(submission: Submission, rng: np.random.Generator) -> None:
     severity="critical",
     story="q is scaled when it is loaded, and the gradient is scaled again as the formula says.",
     mutant=insert_after("dk[b, g, cols] += dscores.T @ q[b, h, rows]", " * D**-0.5"),
+    seen=BLIND,
 )
 def dk_scaled_twice(submission: Submission, rng: np.random.Generator) -> None:
     differentiates(submission, draw(Shape(T=4, S=4, D=9), rng, False))
@@ -196,7 +204,7 @@ def dk_scaled_twice(submission: Submission, rng: np.random.Generator) -> None:
 
 @trap(
     catches="the weights are recomputed from unscaled scores",
-    severity="critical",
+    severity="major",
     story="Forward and backward must take the same path to a score, or probabilities exceed one.",
     mutant=edit(SCORES, "scores = q @ k[cols].T"),
 )
@@ -208,20 +216,21 @@ def weights_of_unscaled_scores(submission: Submission, rng: np.random.Generator)
 
 
 @trap(
-    catches="weights are recomputed with a tile's maximum and without lse",
+    catches="the recomputed weights are not divided by their sum",
     severity="critical",
     story="exp(s − max) looks like the forward pass; without the sum it is not a probability.",
     mutant=edit(
         WEIGHTS, "return np.exp(scores - scores.max(axis=1, keepdims=True, initial=-1e300))"
     ),
+    seen=BLIND,
 )
 def weights_not_normalised(submission: Submission, rng: np.random.Generator) -> None:
-    differentiates(submission, draw(Shape(T=4, S=6), rng, False), tile=3)
+    differentiates(submission, draw(Shape(T=4, S=6), rng, False))
 
 
 @trap(
     catches="lse is taken for a base-2 logarithm",
-    severity="critical",
+    severity="major",
     story="Kernels keep lse in base 2; a backward pass by another author may expect base e.",
     mutant=edit(WEIGHTS, "return np.exp2(scores - finite[:, None])"),
 )
@@ -231,7 +240,7 @@ def weights_in_base_two(submission: Submission, rng: np.random.Generator) -> Non
 
 @trap(
     catches="exp(s) / exp(lse) overflows where exp(s − lse) does not",
-    severity="critical",
+    severity="major",
     story="The same number on paper; with scores of a thousand it is inf / inf.",
     mutant=edit(WEIGHTS, "return np.exp(scores) / np.exp(finite)[:, None]"),
 )
@@ -243,11 +252,11 @@ def weights_by_division(submission: Submission, rng: np.random.Generator) -> Non
 
 def more_queries_than_keys(submission: Submission, rng: np.random.Generator, tile: int) -> None:
     """Nine queries, four keys, causal: five rows see nothing, and their dout must not matter."""
-    arguments = draw(Shape(H=2, G=1, T=9, S=4), rng, True)
+    arguments = draw(Shape(T=9, S=4), rng, True)
     arguments[0][:, :, :5] *= 100.0
     answer = submission.flash_attention_backward(*arguments, causal=True, tile=tile)
-    dq = expect.array(triple(answer)[0], shape=(1, 2, 9, 4), dtype=np.float64, what="dq")
-    expect.equal(dq[:, :, :5], np.zeros((1, 2, 5, 4)), "dq of an empty row")
+    dq = expect.array(triple(answer)[0], shape=(1, 1, 9, 4), dtype=np.float64, what="dq")
+    expect.equal(dq[:, :, :5], np.zeros((1, 1, 5, 4)), "dq of an empty row")
     agrees(answer, arguments, causal=True)
 
 
@@ -256,15 +265,15 @@ def more_queries_than_keys(submission: Submission, rng: np.random.Generator, til
     severity="critical",
     story="−inf − (−inf), this time from the saved lse; a NaN in one row reaches all of dk and dv.",
     mutant=edit("np.where(lse == -np.inf, 0, lse)", "lse"),
+    seen=BLIND,
 )
 def empty_rows_nan(submission: Submission, rng: np.random.Generator) -> None:
-    for tile in (3, 16):
-        more_queries_than_keys(submission, rng, tile)
+    more_queries_than_keys(submission, rng, 16)
 
 
 @trap(
     catches="a finite mask minus a very negative lse: exp overflows in empty rows",
-    severity="critical",
+    severity="major",
     story="exp(s − lse) with lse near −inf is inf; the mask must be applied before the "
     "subtraction.",
     mutant=edits(
@@ -276,3 +285,133 @@ def empty_rows_nan(submission: Submission, rng: np.random.Generator) -> None:
 )
 def empty_rows_infinite(submission: Submission, rng: np.random.Generator) -> None:
     more_queries_than_keys(submission, rng, 8)
+
+
+# --- further slips --------------------------------------------------------------------------------
+
+
+@trap(
+    catches="D is summed over the query heads of a group, so that heads mix",
+    severity="critical",
+    story="One index too few in the reduction; H = G hides it.",
+    mutant=insert_after(
+        "    delta = (dout * out).sum(axis=-1)\n",
+        "    shared = delta.reshape(B, G, H // G, T).sum(axis=2)\n"
+        "    delta = np.repeat(shared, H // G, axis=1)\n",
+    ),
+    seen=BLIND,
+)
+def delta_summed_over_group(submission: Submission, rng: np.random.Generator) -> None:
+    differentiates(submission, draw(Shape(H=2, G=1, T=4, S=4), rng, False))
+
+
+@trap(
+    catches="the gradient of the weights overwrites the weights, so that dS is a square",
+    severity="critical",
+    story="Two matrices share one buffer, and the second is written before the first is used.",
+    mutant=edit(DSCORES, "dscores = (dweights - delta[b, h, rows, None]) ** 2 * D**-0.5"),
+    seen=BLIND,
+)
+def weights_overwritten(submission: Submission, rng: np.random.Generator) -> None:
+    differentiates(submission, draw(Shape(T=4, S=4), rng, False))
+
+
+@trap(
+    catches="dk and dv of a query head are added to key/value head h mod G",
+    severity="critical",
+    story="Reading and writing a group are two places, and only one of them is right.",
+    mutant=edits(
+        ("dk[b, g, cols] += ", "dk[b, h % G, cols] += "),
+        ("dv[b, g, cols] += ", "dv[b, h % G, cols] += "),
+    ),
+    seen=BLIND,
+)
+def gradients_to_wrong_head(submission: Submission, rng: np.random.Generator) -> None:
+    grouped(submission, rng)
+
+
+@trap(
+    catches="dk and dv are returned for every query head instead of summed over groups",
+    severity="major",
+    story="The keys were repeated for the computation, and so are their gradients.",
+    mutant=edit(
+        _RETURN,
+        "    return dq, np.repeat(dk, H // G, axis=1), np.repeat(dv, H // G, axis=1)\n",
+    ),
+)
+def gradients_of_repeated_heads(submission: Submission, rng: np.random.Generator) -> None:
+    grouped(submission, rng)
+
+
+@trap(
+    catches="dk and dv are returned in the wrong order",
+    severity="major",
+    story="Both have the same shape, so nothing else notices.",
+    mutant=edit(_RETURN, "    return dq, dv, dk\n"),
+)
+def dk_and_dv_swapped(submission: Submission, rng: np.random.Generator) -> None:
+    differentiates(submission, draw(Shape(T=4, S=4), rng, False))
+
+
+@trap(
+    catches="dq is scaled twice",
+    severity="major",
+    story="dS carries the scale already.",
+    mutant=insert_after("dq[b, h, rows] += dscores @ k[b, g, cols]", " * D**-0.5"),
+)
+def dq_scaled_twice(submission: Submission, rng: np.random.Generator) -> None:
+    differentiates(submission, draw(Shape(T=4, S=4, D=9), rng, False))
+
+
+@trap(
+    catches="neither dq nor dk has the factor D^-½",
+    severity="major",
+    story="The scale is part of the scores and is forgotten in their derivative.",
+    mutant=edit(DSCORES, "dscores = weights * (dweights - delta[b, h, rows, None])"),
+)
+def dscores_without_scale(submission: Submission, rng: np.random.Generator) -> None:
+    differentiates(submission, draw(Shape(T=4, S=4, D=9), rng, False))
+
+
+@trap(
+    catches="dv is multiplied by the scale",
+    severity="major",
+    story="The values do not pass through the scores.",
+    mutant=insert_after("dv[b, g, cols] += weights.T @ dout[b, h, rows]", " * D**-0.5"),
+)
+def dv_scaled(submission: Submission, rng: np.random.Generator) -> None:
+    differentiates(submission, draw(Shape(T=4, S=4, D=9), rng, False))
+
+
+@trap(
+    catches="D is subtracted after the multiplication by the weights: P·dP − D",
+    severity="major",
+    story="A bracket is missing.",
+    mutant=edit(DSCORES, "dscores = (weights * dweights - delta[b, h, rows, None]) * D**-0.5"),
+)
+def delta_outside_the_product(submission: Submission, rng: np.random.Generator) -> None:
+    differentiates(submission, draw(Shape(T=4, S=4), rng, False))
+
+
+@trap(
+    catches="all rows of a batch use the lse of the first",
+    severity="major",
+    story="One index too few; B = 1 hides it.",
+    mutant=edit(
+        "_weights(q[b, h, rows], k[b, g], lse[b,", "_weights(q[b, h, rows], k[b, g], lse[0,"
+    ),
+)
+def batch_shares_lse(submission: Submission, rng: np.random.Generator) -> None:
+    differentiates(submission, draw(Shape(B=2, T=4, S=4), rng, False))
+
+
+@trap(
+    catches="all heads use the lse of the first",
+    severity="major",
+    story="One index too few; H = 1 hides it.",
+    mutant=edit(
+        "_weights(q[b, h, rows], k[b, g], lse[b, h,", "_weights(q[b, h, rows], k[b, g], lse[b, 0,"
+    ),
+)
+def heads_share_lse(submission: Submission, rng: np.random.Generator) -> None:
+    differentiates(submission, draw(Shape(H=2, G=2, T=4, S=4), rng, False))

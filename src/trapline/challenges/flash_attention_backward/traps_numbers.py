@@ -15,19 +15,16 @@ from trapline.challenges.flash_attention_backward.cases import (
     saved,
     triple,
 )
-from trapline.challenges.flash_attention_backward.situations import with_logits
-from trapline.challenges.flash_attention_backward.solution_lines import WEIGHTS
+from trapline.challenges.flash_attention_backward.situations import BLIND, with_logits
+from trapline.challenges.flash_attention_backward.solution_lines import FORWARD_MASK, WEIGHTS
 from trapline.challenges.flash_attention_forward.cases import REFUSALS, Shape, attends, pair
-
-# Parts of the gold solution that several mutants edit.
-_FORWARD_MASK = "position + 1:\n            scores[_hidden(position, rows, cols)] = -np.inf"
 
 # --- the forward pass it rests on -----------------------------------------------------------------
 
 
 @trap(
     catches="exp(m_new − m_old) instead of exp(m_old − m_new) in the forward pass",
-    severity="critical",
+    severity="major",
     story="Said to show only in the backward pass; with two tiles it shows in out and in lse.",
     mutant=edit("np.exp(peak - origin)", "np.exp(np.where(peak == -np.inf, 0, origin - peak))"),
 )
@@ -38,7 +35,7 @@ def forward_rescale_direction(submission: Submission, rng: np.random.Generator) 
 
 @trap(
     catches="one maximum for a whole tile of queries, so that rows with low scores underflow",
-    severity="critical",
+    severity="major",
     story="max() without an axis: one query with large scores makes the others underflow, and "
     "their lse is −inf.",
     mutant=edit("scores.max(axis=1)", "scores.max()"),
@@ -54,6 +51,7 @@ def forward_maximum_shared_by_rows(submission: Submission, rng: np.random.Genera
     severity="critical",
     story="−inf − (−inf) where empty and other rows share a tile; the backward pass inherits it.",
     mutant=edit("np.where(new_peak == -np.inf, 0, new_peak)", "new_peak"),
+    seen=BLIND,
 )
 def forward_empty_rows_nan(submission: Submission, rng: np.random.Generator) -> None:
     attends(submission, *Shape(T=9, S=4).draw(rng), causal=True, tile=8)
@@ -61,7 +59,7 @@ def forward_empty_rows_nan(submission: Submission, rng: np.random.Generator) -> 
 
 @trap(
     catches="lse lacks the maximum that was subtracted",
-    severity="critical",
+    severity="major",
     story="out is right, but a backward pass that uses lse is not.",
     mutant=edit("peak + np.log(total)", "np.log(total)"),
 )
@@ -75,6 +73,7 @@ def forward_lse_without_maximum(submission: Submission, rng: np.random.Generator
     severity="critical",
     story="Two queries on six keys: query 0 must see five.",
     mutant=edit("start + S - T, causal", "start, causal"),
+    seen=BLIND,
 )
 def forward_mask_aligned_top_left(submission: Submission, rng: np.random.Generator) -> None:
     attends(submission, *Shape(T=2, S=6).draw(rng), causal=True, tile=4)
@@ -82,9 +81,9 @@ def forward_mask_aligned_top_left(submission: Submission, rng: np.random.Generat
 
 @trap(
     catches="−1e9 as mask: a row without keys becomes the mean of all values",
-    severity="critical",
+    severity="major",
     story="A finite sentinel minus itself is 0, so a fully masked row gets equal weights.",
-    mutant=edit(_FORWARD_MASK, _FORWARD_MASK.replace("-np.inf", "-1e9")),
+    mutant=edit(FORWARD_MASK, FORWARD_MASK.replace("-np.inf", "-1e9")),
 )
 def forward_finite_mask(submission: Submission, rng: np.random.Generator) -> None:
     q, k, v = Shape(T=7, S=4).draw(rng)
@@ -185,6 +184,7 @@ def small_weights_dropped(submission: Submission, rng: np.random.Generator) -> N
     severity="minor",
     story="Saved arrays are trusted, but the caller may pass any array.",
     mutant=edit("for x in (dout, out, lse))", "for x in (dout,))"),
+    dimension="robustness",
 )
 def integers_in_saved_accepted(submission: Submission, rng: np.random.Generator) -> None:
     *inputs, out, lse = draw(Shape(), rng, False)

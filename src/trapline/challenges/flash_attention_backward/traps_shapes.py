@@ -7,6 +7,7 @@ from trapline.arena.process.proxy import Submission
 from trapline.challenges.flash_attention_backward.cases import differentiates, draw
 from trapline.challenges.flash_attention_backward.situations import grouped, with_logits
 from trapline.challenges.flash_attention_backward.solution_lines import (
+    BACKWARD_HEAD,
     CHECKED,
     ROW_LOOP,
     mask,
@@ -14,7 +15,6 @@ from trapline.challenges.flash_attention_backward.solution_lines import (
 from trapline.challenges.flash_attention_forward.cases import Shape, attends
 
 # Parts of the gold solution that several mutants edit.
-_BACKWARD_HEAD = "        g = h // (H // G)\n        for start in range(0, S, tile):"
 _BUFFERS = '"""\n\nimport numpy as np\n'
 
 # --- causal ---------------------------------------------------------------------------------------
@@ -27,7 +27,7 @@ def causal_square(submission: Submission, rng: np.random.Generator) -> None:
 
 @trap(
     catches="the backward pass omits the causal mask",
-    severity="critical",
+    severity="major",
     story="Hidden tiles are skipped, but the mask inside the diagonal tile is missing.",
     mutant=edits(mask("")),
 )
@@ -37,7 +37,7 @@ def mask_missing(submission: Submission, rng: np.random.Generator) -> None:
 
 @trap(
     catches="the backward mask hides the diagonal",
-    severity="critical",
+    severity="major",
     story="≥ instead of > in one of two masks that must be the same.",
     mutant=edits(
         mask("    if causal:\n        scores[_hidden(position - 1, rows, cols)] = -np.inf\n")
@@ -49,7 +49,7 @@ def mask_hides_own_key(submission: Submission, rng: np.random.Generator) -> None
 
 @trap(
     catches="the backward mask shows one key of the future",
-    severity="critical",
+    severity="major",
     story="Gradients flow into a key that the forward pass never used.",
     mutant=edits(
         mask("    if causal:\n        scores[_hidden(position + 1, rows, cols)] = -np.inf\n")
@@ -61,7 +61,7 @@ def mask_sees_next_key(submission: Submission, rng: np.random.Generator) -> None
 
 @trap(
     catches="the backward mask is aligned to the first key, the forward one to the last",
-    severity="critical",
+    severity="major",
     story="Training with T = S never shows it; training on a cached prefix does.",
     mutant=edit("position = top + S - T", "position = top"),
 )
@@ -72,7 +72,7 @@ def mask_aligned_top_left(submission: Submission, rng: np.random.Generator) -> N
 
 @trap(
     catches="hidden scores are set to 0 instead of −inf, so hidden keys get weight exp(−lse)",
-    severity="critical",
+    severity="major",
     story="Kernels have this bug in tails: the weight must be zero, not the score.",
     mutant=edits(mask("    if causal:\n        scores[_hidden(position, rows, cols)] = 0\n")),
 )
@@ -82,7 +82,7 @@ def mask_zeroes_scores(submission: Submission, rng: np.random.Generator) -> None
 
 @trap(
     catches="a finite mask that is larger than real logits gives hidden keys huge weights",
-    severity="critical",
+    severity="major",
     story="With all real logits at −3·10⁴, a mask of −10⁴ becomes exp(2·10⁴).",
     mutant=edits(mask("    if causal:\n        scores[_hidden(position, rows, cols)] = -1e4\n")),
 )
@@ -94,7 +94,7 @@ def mask_above_real_logits(submission: Submission, rng: np.random.Generator) -> 
 
 @trap(
     catches="the loop over queries ends at the first hidden tile although later rows see the keys",
-    severity="critical",
+    severity="major",
     story="Called fragile in the published field: with keys in the outer and queries in the inner "
     "loop, the hidden tiles come first.",
     mutant=edit("continue  # these", "break  # these"),
@@ -105,7 +105,7 @@ def break_instead_of_continue(submission: Submission, rng: np.random.Generator) 
 
 @trap(
     catches="a tile in which only the last row sees only the first key is skipped",
-    severity="critical",
+    severity="major",
     story="An off-by-one in the skip condition that aligned square problems never touch.",
     mutant=edit("<= start:\n", "<= start + 1:\n"),
 )
@@ -120,9 +120,9 @@ def diagonal_tile_skipped(submission: Submission, rng: np.random.Generator) -> N
 
 @trap(
     catches="keys behind the last whole tile get no gradient",
-    severity="critical",
+    severity="major",
     story="300 keys in tiles of 97 leave nine.",
-    mutant=edit(_BACKWARD_HEAD, _BACKWARD_HEAD.replace("range(0, S, ", "range(0, S - S % tile, ")),
+    mutant=edit(BACKWARD_HEAD, BACKWARD_HEAD.replace("range(0, S, ", "range(0, S - S % tile, ")),
 )
 def last_key_tile_dropped(submission: Submission, rng: np.random.Generator) -> None:
     differentiates(submission, draw(Shape(T=3, S=300), rng, False), tile=97)
@@ -130,7 +130,7 @@ def last_key_tile_dropped(submission: Submission, rng: np.random.Generator) -> N
 
 @trap(
     catches="queries behind the last whole tile neither get nor give gradients",
-    severity="critical",
+    severity="major",
     story="300 queries in tiles of 97 leave nine.",
     mutant=edit(ROW_LOOP, "            for top in range(0, T - T % tile, tile):\n"),
 )
@@ -153,9 +153,9 @@ def tile_larger_than_sequence_refused(submission: Submission, rng: np.random.Gen
 
 @trap(
     catches="keys beyond the number of queries get no gradient",
-    severity="critical",
+    severity="major",
     story="Self-attention tests have T = S; cross-attention does not.",
-    mutant=edit(_BACKWARD_HEAD, _BACKWARD_HEAD.replace("range(0, S, ", "range(0, min(S, T), ")),
+    mutant=edit(BACKWARD_HEAD, BACKWARD_HEAD.replace("range(0, S, ", "range(0, min(S, T), ")),
 )
 def as_many_keys_as_queries(submission: Submission, rng: np.random.Generator) -> None:
     differentiates(submission, draw(Shape(T=3, S=10), rng, False), tile=2)
@@ -166,9 +166,9 @@ def as_many_keys_as_queries(submission: Submission, rng: np.random.Generator) ->
 
 @trap(
     catches="the backward pass pairs query head h with kv head h mod G",
-    severity="critical",
+    severity="major",
     story="np.tile for np.repeat, in one of two places.",
-    mutant=edit(_BACKWARD_HEAD, _BACKWARD_HEAD.replace("h // (H // G)", "h % G")),
+    mutant=edit(BACKWARD_HEAD, BACKWARD_HEAD.replace("h // (H // G)", "h % G")),
 )
 def groups_by_tiling(submission: Submission, rng: np.random.Generator) -> None:
     grouped(submission, rng)
@@ -176,9 +176,9 @@ def groups_by_tiling(submission: Submission, rng: np.random.Generator) -> None:
 
 @trap(
     catches="the backward pass pairs query head h with kv head h // G",
-    severity="critical",
+    severity="major",
     story="H = 4, G = 2 hides it, because there H/G = G.",
-    mutant=edit(_BACKWARD_HEAD, _BACKWARD_HEAD.replace("h // (H // G)", "h // G")),
+    mutant=edit(BACKWARD_HEAD, BACKWARD_HEAD.replace("h // (H // G)", "h // G")),
 )
 def groups_by_wrong_divisor(submission: Submission, rng: np.random.Generator) -> None:
     differentiates(submission, draw(Shape(H=6, G=3, T=4, S=4), rng, False), tile=3)
@@ -186,7 +186,7 @@ def groups_by_wrong_divisor(submission: Submission, rng: np.random.Generator) ->
 
 @trap(
     catches="all rows of a batch read the values of the first",
-    severity="critical",
+    severity="major",
     story="Tests with B = 1 cannot show it.",
     mutant=edit("dout[b, h, rows] @ v[b, g, cols].T", "dout[b, h, rows] @ v[0, g, cols].T"),
 )
@@ -199,7 +199,7 @@ def batch_shares_values(submission: Submission, rng: np.random.Generator) -> Non
 
 @trap(
     catches="the backward pass uses what its own last forward call left behind",
-    severity="critical",
+    severity="major",
     story="Fine in a script that calls one after the other; wrong with two layers, with activation "
     "checkpoints, or when out and lse come from another implementation.",
     mutant=edits(
@@ -218,7 +218,7 @@ def needs_its_own_forward(submission: Submission, rng: np.random.Generator) -> N
 
 @trap(
     catches="a buffer kept between calls still holds the last gradients",
-    severity="critical",
+    severity="major",
     story="A workspace is reused to save an allocation and is not cleared.",
     mutant=edits(
         (_BUFFERS, _BUFFERS + "\n_SPARE = {}\n"),
