@@ -132,7 +132,7 @@ def ended_prompts_still_asked(submission: Submission, rng: np.random.Generator) 
 @trap(
     catches="the model is called once for every beam",
     severity="major",
-    story="Seen in most entries of one round: W·B calls per step where one is enough.",
+    story="W·B calls per step where one is enough.",
     mutant=edit(
         CALL, CALL.replace("lm.log_probs(prefixes)", "[lm.log_probs([p])[0] for p in prefixes]")
     ),

@@ -47,8 +47,7 @@ def eos_beam_dropped(submission: Submission, rng: np.random.Generator) -> None:
 @trap(
     catches="only the hypotheses that finished in the latest step are remembered",
     severity="major",
-    story="An entrant moved finished beams to a list that the next step rebuilt from the "
-    "expanding beams alone.",
+    story="The list of finished hypotheses is built anew in every step.",
     mutant=insert_before(_FINISH, "        self.pool = []\n"),
 )
 def pool_forgets_earlier_steps(submission: Submission, rng: np.random.Generator) -> None:

@@ -28,8 +28,7 @@ _ENTER = "            score = self.rules.score(float(total), self.length)\n"
 @trap(
     catches="the length penalty is applied to the sum that the next step continues",
     severity="major",
-    story="A beam that carries its penalised score compounds the penalty at every step; the "
-    "winning design kept the sum and the score apart.",
+    story="A beam that carries its penalised score compounds the penalty at every step.",
     mutant=edit("totals.ravel()[chosen]", "self.rules.score(totals.ravel()[chosen], self.length)"),
 )
 def penalty_on_running_sum(submission: Submission, rng: np.random.Generator) -> None:
@@ -61,8 +60,7 @@ def the_longer_end_wins(submission: Submission, rng: np.random.Generator) -> Non
 @trap(
     catches="finished hypotheses of different length are ranked by sum, not by score",
     severity="major",
-    story="Two EOS beams of different length under a penalty: the test that most entrants did not "
-    "write.",
+    story="Two hypotheses of different length under a penalty: the sum favours the shorter one.",
     mutant=edit(
         "key=lambda hypothesis: -hypothesis.score)",
         "key=lambda h: -h.score * len(h.tokens) ** self.rules.length_penalty)",
@@ -188,8 +186,7 @@ def score_is_the_sum(submission: Submission, rng: np.random.Generator) -> None:
 @trap(
     catches="the model's log-probabilities are put through a softmax again",
     severity="critical",
-    story="An entrant's test passed logits where log-probabilities were meant, printed a score of "
-    "0.0000 and did not notice.",
+    story="A log-softmax changes every row that does not sum to 1, as masked rows do not.",
     mutant=edit(
         "    return log_probs\n",
         "    return log_probs - np.log(np.exp(log_probs).sum(axis=1, keepdims=True))\n",

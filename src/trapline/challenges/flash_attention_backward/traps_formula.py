@@ -37,8 +37,7 @@ def dk_of_last_head_only(submission: Submission, rng: np.random.Generator) -> No
 @trap(
     catches="dv keeps the last query head of a group instead of the sum over the group",
     severity="major",
-    story="The same overwrite on the values' side; some tests of the published field looked at a "
-    "few elements of dv only.",
+    story="The same overwrite on the values' side.",
     mutant=insert_before(ROW_LOOP, "            dv[b, g, cols] = 0\n"),
 )
 def dv_of_last_head_only(submission: Submission, rng: np.random.Generator) -> None:

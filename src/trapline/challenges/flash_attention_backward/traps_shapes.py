@@ -95,8 +95,7 @@ def mask_above_real_logits(submission: Submission, rng: np.random.Generator) -> 
 @trap(
     catches="the loop over queries ends at the first hidden tile although later rows see the keys",
     severity="major",
-    story="Called fragile in the published field: with keys in the outer and queries in the inner "
-    "loop, the hidden tiles come first.",
+    story="With keys in the outer and queries in the inner loop, the hidden tiles come first.",
     mutant=edit("continue  # these", "break  # these"),
 )
 def break_instead_of_continue(submission: Submission, rng: np.random.Generator) -> None:
