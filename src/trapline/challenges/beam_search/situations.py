@@ -48,3 +48,11 @@ def best(asked: Asked, hypothesis: list[int], score: float) -> None:
     expect.that(bool(asked.hypotheses[0]), "no hypothesis at all")
     got = asked.hypotheses[0][0]
     expect.that(got == (hypothesis, score), f"the best is {got}, expected {hypothesis} {score}")
+
+
+def ordinary_search(submission: Submission, rng: np.random.Generator) -> None:
+    """Two steps of W = 3 without ties, early stops, masked tokens or unusual arguments."""
+    E, A, B = tokens(rng, 3)
+    table = {(): {A: -1.0, B: -2.0, E: -5.0}, (A,): {E: -2.5}, (B,): {E: -1.0}}
+    asked = one(submission, rng, table, beam_width=3, max_new_tokens=2, eos_id=E)
+    best(asked, [B, E], -1.5)

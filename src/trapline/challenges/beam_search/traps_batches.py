@@ -13,6 +13,7 @@ from trapline.challenges.beam_search.situations import (
     VOCABULARY,
     best,
     one,
+    ordinary_search,
     prompt_of,
     tokens,
 )
@@ -168,6 +169,7 @@ def one_call_a_prompt(submission: Submission, rng: np.random.Generator) -> None:
     severity="minor",
     story="The loop makes a step before it checks whether a beam is alive.",
     mutant=edit("    while any(", "    step(lm, searches, rules.eos_id)\n    while any("),
+    control=ordinary_search,
 )
 def empty_batch_asks(submission: Submission, rng: np.random.Generator) -> None:
     stub = Stub(log_probs=lambda prefixes: np.zeros((len(prefixes), VOCABULARY)))
@@ -185,6 +187,7 @@ def empty_batch_asks(submission: Submission, rng: np.random.Generator) -> None:
         '    return [whole(token, "a prompt\'s token"',
         "    if not prompt:\n        raise ValueError('no tokens')\n",
     ),
+    control=ordinary_search,
 )
 def empty_prompt_refused(submission: Submission, rng: np.random.Generator) -> None:
     E, A = tokens(rng, 2)
@@ -323,6 +326,7 @@ def prefixes_are_tuples(submission: Submission, rng: np.random.Generator) -> Non
         "    found = {tuple(search.prompt): search.results() for search in searches}\n"
         "    return list(found.values())\n",
     ),
+    control=ordinary_search,
 )
 def equal_prompts_answered_once(submission: Submission, rng: np.random.Generator) -> None:
     prompt = prompt_of(rng)

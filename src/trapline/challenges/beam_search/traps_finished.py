@@ -11,6 +11,7 @@ from trapline.challenges.beam_search.situations import (
     BLIND,
     best,
     one,
+    ordinary_search,
     prompt_of,
     rising_tokens,
     tokens,
@@ -246,6 +247,7 @@ def immediate_end_forbidden(submission: Submission, rng: np.random.Generator) ->
     story="Chat prompts usually end with an end-of-turn token; only generated tokens count.",
     mutant=edit("self.beams = [[]]", "self.beams = [] if prompt[-1:] == [rules.eos_id] else [[]]"),
     seen=BLIND,
+    control=ordinary_search,
 )
 def eos_in_the_prompt(submission: Submission, rng: np.random.Generator) -> None:
     E, A = tokens(rng, 2)
@@ -357,6 +359,7 @@ def only_the_best_beam_ends(submission: Submission, rng: np.random.Generator) ->
             "                del self.pool[self.rules.beam_width :]\n",
         ),
     ),
+    control=ordinary_search,
 )
 def tie_latest_listed_first(submission: Submission, rng: np.random.Generator) -> None:
     E, A = tokens(rng, 2)
@@ -383,6 +386,7 @@ def tie_latest_listed_first(submission: Submission, rng: np.random.Generator) ->
             "                self.pool.sort(key=lambda hypothesis: -hypothesis.score)\n",
         ),
     ),
+    control=ordinary_search,
 )
 def tie_enters_a_full_pool(submission: Submission, rng: np.random.Generator) -> None:
     E, A, B = tokens(rng, 3)
@@ -407,6 +411,7 @@ def tie_enters_a_full_pool(submission: Submission, rng: np.random.Generator) -> 
         "            self.pool.sort(key=lambda hypothesis: -hypothesis.score)\n"
         "            del self.pool[self.rules.beam_width :]\n",
     ),
+    control=ordinary_search,
 )
 def tie_live_beam_before_an_end(submission: Submission, rng: np.random.Generator) -> None:
     E, A, B = tokens(rng, 3)
@@ -422,6 +427,7 @@ def tie_live_beam_before_an_end(submission: Submission, rng: np.random.Generator
     severity="minor",
     story="Sorting pairs of score and tokens compares the tokens when the scores are equal.",
     mutant=edit(_SORT, "        self.pool.sort(key=lambda h: (-h.score, h.tokens))\n"),
+    control=ordinary_search,
 )
 def tie_ordered_by_tokens(submission: Submission, rng: np.random.Generator) -> None:
     A, E = rising_tokens(rng, 2)
@@ -437,6 +443,7 @@ def tie_ordered_by_tokens(submission: Submission, rng: np.random.Generator) -> N
     severity="minor",
     story="A reversed sort of pairs of score and tokens reverses the tokens, too.",
     mutant=edit(_SORT, "        self.pool.sort(key=lambda h: (h.score, h.tokens), reverse=True)\n"),
+    control=ordinary_search,
 )
 def tie_ordered_by_higher_tokens(submission: Submission, rng: np.random.Generator) -> None:
     E, A = rising_tokens(rng, 2)
@@ -455,6 +462,7 @@ def tie_ordered_by_higher_tokens(submission: Submission, rng: np.random.Generato
         "        elif self._is_settled():\n",
         "        elif self._is_settled():\n" + _LIMIT,
     ),
+    control=ordinary_search,
 )
 def early_stop_returns_live_beams(submission: Submission, rng: np.random.Generator) -> None:
     E, A = tokens(rng, 2)

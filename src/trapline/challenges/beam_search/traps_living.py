@@ -13,6 +13,7 @@ from trapline.challenges.beam_search.situations import (
     VOCABULARY,
     best,
     one,
+    ordinary_search,
     prompt_of,
     rising_tokens,
     tokens,
@@ -106,6 +107,7 @@ def too_many_live_beams(submission: Submission, rng: np.random.Generator) -> Non
     story="With fewer possible tokens than W, the top W fill up with impossible ones.",
     mutant=edit("    candidates = candidates[values[candidates] > -np.inf]\n", ""),
     seen=BLIND,
+    control=ordinary_search,
 )
 def zero_probability_lives_on(submission: Submission, rng: np.random.Generator) -> None:
     E, A = tokens(rng, 2)
@@ -120,6 +122,7 @@ def zero_probability_lives_on(submission: Submission, rng: np.random.Generator) 
     story="A score of -inf occupies a place in the pool and lets the search stop.",
     mutant=edit("possible = np.flatnonzero(totals > -np.inf)", "possible = np.arange(len(totals))"),
     seen=BLIND,
+    control=ordinary_search,
 )
 def zero_probability_ends(submission: Submission, rng: np.random.Generator) -> None:
     E, A = tokens(rng, 2)
@@ -134,6 +137,7 @@ def zero_probability_ends(submission: Submission, rng: np.random.Generator) -> N
     severity="major",
     story="The first step has one beam and V tokens; a library's top-k refuses W > V.",
     mutant=edit("    if values.size > count:\n", "    if values.size:\n"),
+    control=ordinary_search,
 )
 def width_over_vocabulary(submission: Submission, rng: np.random.Generator) -> None:
     E, A, B = (int(t) for t in rng.permutation(3))
@@ -153,6 +157,7 @@ def width_over_vocabulary(submission: Submission, rng: np.random.Generator) -> N
         "            self.pool.insert(0, Hypothesis(tokens, score))\n",
     ),
     seen=BLIND,
+    control=ordinary_search,
 )
 def tie_later_hypothesis_wins(submission: Submission, rng: np.random.Generator) -> None:
     E, A = tokens(rng, 2)
@@ -175,6 +180,7 @@ def tie_later_hypothesis_wins(submission: Submission, rng: np.random.Generator) 
     severity="minor",
     story="Ties decide which of two equal answers a user sees; they must not depend on the device.",
     mutant=edit("= np.flatnonzero(totals > -np.inf)", "= np.flatnonzero(totals > -np.inf)[::-1]"),
+    control=ordinary_search,
 )
 def tie_higher_parent_ends_first(submission: Submission, rng: np.random.Generator) -> None:
     E, A, B = tokens(rng, 3)
@@ -196,6 +202,7 @@ def tie_higher_parent_ends_first(submission: Submission, rng: np.random.Generato
         ),
     ),
     seen=BLIND,
+    control=ordinary_search,
 )
 def tie_token_before_parent(submission: Submission, rng: np.random.Generator) -> None:
     low, A, B, high, other = rising_tokens(rng, 5)
@@ -215,6 +222,7 @@ def tie_token_before_parent(submission: Submission, rng: np.random.Generator) ->
         "    candidates = candidates[values[candidates] > -np.inf][::-1]\n",
     ),
     seen=BLIND,
+    control=ordinary_search,
 )
 def tie_higher_token_wins(submission: Submission, rng: np.random.Generator) -> None:
     low, middle, high, E = rising_tokens(rng, 4)
@@ -246,6 +254,7 @@ def equal_tokens(submission: Submission, rng: np.random.Generator) -> None:
         "        kept[-1] = np.flatnonzero(equal)[-1]\n"
         "    return candidates[kept]\n",
     ),
+    control=ordinary_search,
 )
 def tie_replaces_the_last_beam(submission: Submission, rng: np.random.Generator) -> None:
     equal_tokens(submission, rng)
@@ -260,6 +269,7 @@ def tie_replaces_the_last_beam(submission: Submission, rng: np.random.Generator)
         '    kept = np.sort(np.argsort(values[candidates], kind="stable")[-count:])\n'
         '    return candidates[kept][np.argsort(-values[candidates][kept], kind="stable")]\n',
     ),
+    control=ordinary_search,
 )
 def tie_keeps_the_last_ones(submission: Submission, rng: np.random.Generator) -> None:
     equal_tokens(submission, rng)
@@ -276,6 +286,7 @@ def tie_keeps_the_last_ones(submission: Submission, rng: np.random.Generator) ->
         "        candidates = candidates[values[candidates] > -np.inf]\n"
         '        order = np.argsort(-values[candidates], kind="stable")\n' + _CHOSEN,
     ),
+    control=ordinary_search,
 )
 def tie_left_to_a_partition(submission: Submission, rng: np.random.Generator) -> None:
     vocabulary = 120
@@ -293,6 +304,7 @@ def tie_left_to_a_partition(submission: Submission, rng: np.random.Generator) ->
     story="The cut is a value, and all that reach it are kept.",
     seen=BLIND,
     mutant=edit(_CHOSEN, "    return candidates[order]\n"),
+    control=ordinary_search,
 )
 def ties_widen_the_beam(submission: Submission, rng: np.random.Generator) -> None:
     *equal, E = rising_tokens(rng, 5)
@@ -389,6 +401,7 @@ def sums_not_gathered(submission: Submission, rng: np.random.Generator) -> None:
         "    if np.isnan(log_probs).any() or np.isposinf(log_probs).any():\n",
         "    if not np.isfinite(log_probs).all():\n",
     ),
+    control=ordinary_search,
 )
 def masked_vocabulary_refused(submission: Submission, rng: np.random.Generator) -> None:
     E, A, B = tokens(rng, 3)

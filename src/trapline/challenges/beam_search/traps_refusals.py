@@ -15,6 +15,7 @@ from trapline.challenges.beam_search.situations import (
     VOCABULARY,
     best,
     one,
+    ordinary_search,
     prompt_of,
     tokens,
 )
@@ -43,6 +44,7 @@ def flat(rows: int) -> np.ndarray:
         (EXPAND, EXPAND.replace("self.rules.beam_width", "max(1, self.rules.beam_width)")),
     ),
     dimension="robustness",
+    control=ordinary_search,
 )
 def width_zero_accepted(submission: Submission, rng: np.random.Generator) -> None:
     for width in (0, -int(rng.integers(1, 5))):
@@ -55,6 +57,7 @@ def width_zero_accepted(submission: Submission, rng: np.random.Generator) -> Non
     story="A hypothesis of no tokens has no score: 0 / 0.",
     mutant=edit('"max_new_tokens", least=1', '"max_new_tokens", least=-9'),
     dimension="robustness",
+    control=ordinary_search,
 )
 def no_new_tokens_accepted(submission: Submission, rng: np.random.Generator) -> None:
     for limit in (0, -int(rng.integers(1, 5))):
@@ -67,6 +70,7 @@ def no_new_tokens_accepted(submission: Submission, rng: np.random.Generator) -> 
     story="int(2.5) hides a configuration mistake.",
     mutant=edit("whole(beam_width, ", "whole(int(beam_width), "),
     dimension="robustness",
+    control=ordinary_search,
 )
 def fractional_width_accepted(submission: Submission, rng: np.random.Generator) -> None:
     refused(submission, rng, flat, beam_width=2.5)
@@ -78,6 +82,7 @@ def fractional_width_accepted(submission: Submission, rng: np.random.Generator) 
     story="A limit of 2.5 steps is never reached exactly.",
     mutant=edit("whole(max_new_tokens, ", "whole(int(max_new_tokens), "),
     dimension="robustness",
+    control=ordinary_search,
 )
 def fractional_limit_accepted(submission: Submission, rng: np.random.Generator) -> None:
     refused(submission, rng, flat, max_new_tokens=2.5)
@@ -89,6 +94,7 @@ def fractional_limit_accepted(submission: Submission, rng: np.random.Generator) 
     story="Every comparison with NaN is false, so the search neither ranks nor stops.",
     mutant=edit("    if not math.isfinite(value):\n", "    if math.isinf(value):\n"),
     dimension="robustness",
+    control=ordinary_search,
 )
 def nan_penalty_accepted(submission: Submission, rng: np.random.Generator) -> None:
     refused(submission, rng, flat, length_penalty=float("nan"))
@@ -101,6 +107,7 @@ def nan_penalty_accepted(submission: Submission, rng: np.random.Generator) -> No
     mutant=edit("    if not math.isfinite(value):\n", "    if math.isnan(value):\n"),
     dimension="robustness",
     seen=BLIND,
+    control=ordinary_search,
 )
 def infinite_penalty_accepted(submission: Submission, rng: np.random.Generator) -> None:
     for penalty in (float("inf"), float("-inf")):
@@ -113,6 +120,7 @@ def infinite_penalty_accepted(submission: Submission, rng: np.random.Generator) 
     story="An unset id of -1 makes the last token of the vocabulary the end.",
     mutant=edit('"eos_id", least=0', '"eos_id", least=-9'),
     dimension="robustness",
+    control=ordinary_search,
 )
 def negative_eos_wraps(submission: Submission, rng: np.random.Generator) -> None:
     refused(submission, rng, flat, eos_id=-int(rng.integers(1, 4)))
@@ -125,6 +133,7 @@ def negative_eos_wraps(submission: Submission, rng: np.random.Generator) -> None
     mutant=edit("    if eos_id >= log_probs.shape[1]:\n", "    if eos_id < 0:\n"),
     dimension="robustness",
     seen=BLIND,
+    control=ordinary_search,
 )
 def eos_outside_the_vocabulary(submission: Submission, rng: np.random.Generator) -> None:
     for outside in (4, 5 + int(rng.integers(9))):
@@ -149,6 +158,7 @@ def answers_with(value: float, rng: np.random.Generator) -> Callable[[int], np.n
     story="With a NaN among the scores the order of beams depends on the sort algorithm.",
     mutant=edit("np.isnan(log_probs).any() or np.isposinf", "np.isposinf"),
     dimension="robustness",
+    control=ordinary_search,
 )
 def nan_log_probs_accepted(submission: Submission, rng: np.random.Generator) -> None:
     refused(submission, rng, answers_with(float("nan"), rng))
@@ -160,6 +170,7 @@ def nan_log_probs_accepted(submission: Submission, rng: np.random.Generator) -> 
     story="One infinite sum wins every comparison.",
     mutant=edit(" or np.isposinf(log_probs).any()", ""),
     dimension="robustness",
+    control=ordinary_search,
 )
 def infinite_log_probs_accepted(submission: Submission, rng: np.random.Generator) -> None:
     refused(submission, rng, answers_with(float("inf"), rng))
@@ -172,6 +183,7 @@ def infinite_log_probs_accepted(submission: Submission, rng: np.random.Generator
     mutant=edit("log_probs.shape[0] != rows:", "log_probs.shape[0] < rows:"),
     dimension="robustness",
     seen=BLIND,
+    control=ordinary_search,
 )
 def too_many_rows_accepted(submission: Submission, rng: np.random.Generator) -> None:
     refused(submission, rng, lambda rows: flat(rows + 1))
@@ -189,6 +201,7 @@ def too_many_rows_accepted(submission: Submission, rng: np.random.Generator) -> 
         ),
     ),
     dimension="robustness",
+    control=ordinary_search,
 )
 def too_few_rows_accepted(submission: Submission, rng: np.random.Generator) -> None:
     refused(submission, rng, lambda rows: flat(max(rows - 1, 2 - rows)))
@@ -203,6 +216,7 @@ def too_few_rows_accepted(submission: Submission, rng: np.random.Generator) -> N
         "    log_probs = log_probs.reshape(len(log_probs), -1)\n    if log_probs.ndim != 2 or",
     ),
     dimension="robustness",
+    control=ordinary_search,
 )
 def one_axis_accepted(submission: Submission, rng: np.random.Generator) -> None:
     refused(submission, rng, lambda rows: flat(rows)[:, 0], eos_id=0)
@@ -217,6 +231,7 @@ def one_axis_accepted(submission: Submission, rng: np.random.Generator) -> None:
         "    return [int(token) for token in prompt]\n",
     ),
     dimension="robustness",
+    control=ordinary_search,
 )
 def fractional_tokens_accepted(submission: Submission, rng: np.random.Generator) -> None:
     stub = Stub(log_probs=lambda prefixes: flat(len(prefixes)))
@@ -229,6 +244,7 @@ def fractional_tokens_accepted(submission: Submission, rng: np.random.Generator)
     severity="major",
     story="A sum of 0 is treated as missing by a truth test, or by `< 0`.",
     mutant=edit("totals > -np.inf", "(totals < 0.0) & (totals > -np.inf)"),
+    control=ordinary_search,
 )
 def certain_end_lost(submission: Submission, rng: np.random.Generator) -> None:
     E, A = tokens(rng, 2)
@@ -247,6 +263,7 @@ def certain_end_lost(submission: Submission, rng: np.random.Generator) -> None:
         "    answers = np.concatenate([lm.log_probs(piece) for piece in pieces])\n"
         "    log_probs = checked(answers, len(prefixes), eos_id)\n",
     ),
+    control=ordinary_search,
 )
 def large_batch_in_pieces(submission: Submission, rng: np.random.Generator) -> None:
     E, A = tokens(rng, 2)
@@ -261,6 +278,7 @@ def large_batch_in_pieces(submission: Submission, rng: np.random.Generator) -> N
     severity="major",
     story="A length that already includes the next token is incremented once more.",
     mutant=edit(BOUND, BOUND.replace("length + 1", "length + 2")),
+    control=ordinary_search,
 )
 def negative_penalty_bound_too_long(submission: Submission, rng: np.random.Generator) -> None:
     E, A = tokens(rng, 2)
@@ -276,6 +294,7 @@ def negative_penalty_bound_too_long(submission: Submission, rng: np.random.Gener
     severity="minor",
     story="A comparison with a small tolerance stops a search that a live beam could still win.",
     mutant=edit("bound <= self.pool[-1].score\n", "bound <= self.pool[-1].score + 1e-9\n"),
+    control=ordinary_search,
 )
 def almost_a_tie(submission: Submission, rng: np.random.Generator) -> None:
     E, A = tokens(rng, 2)
@@ -295,6 +314,7 @@ def almost_a_tie(submission: Submission, rng: np.random.Generator) -> None:
         "    return log_probs\n",
         "    return np.maximum(log_probs, -1e9) if rows > 1 else log_probs\n",
     ),
+    control=ordinary_search,
 )
 def late_zero_probability_lives_on(submission: Submission, rng: np.random.Generator) -> None:
     E, A, B = tokens(rng, 3)

@@ -13,6 +13,7 @@ from trapline.challenges.beam_search.situations import (
     VOCABULARY,
     best,
     one,
+    ordinary_search,
     prompt_of,
     tokens,
 )
@@ -122,6 +123,7 @@ def unfinished_length_off_by_one(submission: Submission, rng: np.random.Generato
     severity="major",
     story="`if length_penalty > 0` reads naturally and disables half of the range.",
     mutant=edit(_SCORE, _SCORE.replace("self.length_penalty", "max(self.length_penalty, 0.0)")),
+    control=ordinary_search,
 )
 def negative_penalty_ignored(submission: Submission, rng: np.random.Generator) -> None:
     E, A = tokens(rng, 2)
@@ -137,6 +139,7 @@ def negative_penalty_ignored(submission: Submission, rng: np.random.Generator) -
     severity="major",
     story="`length_penalty or 1.0` treats 0.0 as absent.",
     mutant=edit("        finite(length_penalty,", "        finite(length_penalty or 1.0,"),
+    control=ordinary_search,
 )
 def zero_penalty_as_default(submission: Submission, rng: np.random.Generator) -> None:
     E, _, table = two_ends_of_different_length(rng)
@@ -211,6 +214,7 @@ def log_probabilities_as_logits(submission: Submission, rng: np.random.Generator
         "        with np.errstate(divide='ignore'):\n"
         "            totals = np.log(np.exp(self.sums)[:, None] * np.exp(log_probs))\n",
     ),
+    control=ordinary_search,
 )
 def probabilities_underflow(submission: Submission, rng: np.random.Generator) -> None:
     E, A, B, C = tokens(rng, 4)
@@ -238,6 +242,7 @@ def probabilities_underflow(submission: Submission, rng: np.random.Generator) ->
         ),
     ),
     seen=BLIND,
+    control=ordinary_search,
 )
 def sums_in_float32(submission: Submission, rng: np.random.Generator) -> None:
     E, A = tokens(rng, 2)
@@ -351,6 +356,7 @@ def answers_remembered(submission: Submission, rng: np.random.Generator) -> None
         _TOTALS.replace("log_probs\n", "log_probs.astype(np.float32)\n")
         + "        totals = totals.astype(np.float32)\n",
     ),
+    control=ordinary_search,
 )
 def float64_summed_in_float32(submission: Submission, rng: np.random.Generator) -> None:
     E, A = tokens(rng, 2)
@@ -370,6 +376,7 @@ def float64_summed_in_float32(submission: Submission, rng: np.random.Generator) 
         "np.asarray(answer, dtype=np.float64)",
         "np.asarray(answer, dtype=np.float32).astype(np.float64)",
     ),
+    control=ordinary_search,
 )
 def model_rounded_to_float32(submission: Submission, rng: np.random.Generator) -> None:
     (E,) = tokens(rng, 1)
@@ -412,6 +419,7 @@ def under_penalty_two(submission: Submission, rng: np.random.Generator) -> None:
     severity="major",
     story="The mean log-probability is right for the default only.",
     mutant=edit(_SCORE, "        return total / length\n"),
+    control=ordinary_search,
 )
 def penalty_ignored(submission: Submission, rng: np.random.Generator) -> None:
     under_penalty_two(submission, rng)
@@ -452,6 +460,7 @@ def length_one_too_long(submission: Submission, rng: np.random.Generator) -> Non
     severity="major",
     story="abs() protects against a value that is allowed.",
     mutant=edit(_SCORE, _SCORE.replace("self.length_penalty", "abs(self.length_penalty)")),
+    control=ordinary_search,
 )
 def negative_penalty_made_positive(submission: Submission, rng: np.random.Generator) -> None:
     E, A = tokens(rng, 2)
@@ -480,6 +489,7 @@ def score_is_a_probability(submission: Submission, rng: np.random.Generator) -> 
         ("    return float(value)\n", "    return value\n"),
         (_SCORE, _SCORE.replace("length**", "np.int64(length) ** ")),
     ),
+    control=ordinary_search,
 )
 def integer_penalty_fails(submission: Submission, rng: np.random.Generator) -> None:
     E, A = tokens(rng, 2)

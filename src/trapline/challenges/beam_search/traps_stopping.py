@@ -11,6 +11,7 @@ from trapline.challenges.beam_search.situations import (
     BLIND,
     best,
     one,
+    ordinary_search,
     tokens,
 )
 from trapline.challenges.beam_search.solution_lines import BOUND
@@ -62,6 +63,7 @@ def full_pool_stops(submission: Submission, rng: np.random.Generator) -> None:
     "against the library that has it.",
     mutant=edit(BOUND, "        return self.score(total, length)\n"),
     seen="a public issue: huggingface/transformers#20901",
+    control=ordinary_search,
 )
 def bound_at_current_length(submission: Submission, rng: np.random.Generator) -> None:
     E, A, B = tokens(rng, 3)
@@ -76,6 +78,7 @@ def bound_at_current_length(submission: Submission, rng: np.random.Generator) ->
     story="With a positive penalty one step of look-ahead is not a bound either.",
     mutant=edit(BOUND, "        return self.score(total, length + 1)\n"),
     seen=BLIND,
+    control=ordinary_search,
 )
 def bound_at_next_length(submission: Submission, rng: np.random.Generator) -> None:
     E, A, B = tokens(rng, 3)
@@ -90,6 +93,7 @@ def bound_at_next_length(submission: Submission, rng: np.random.Generator) -> No
     story="The bound for a positive penalty stops a search with a negative one far too early.",
     mutant=edit(BOUND, "        return self.score(total, self.max_new_tokens)\n"),
     seen=BLIND,
+    control=ordinary_search,
 )
 def negative_penalty_bound(submission: Submission, rng: np.random.Generator) -> None:
     E, A = tokens(rng, 2)
@@ -127,6 +131,7 @@ def bound_from_the_weakest_beam(submission: Submission, rng: np.random.Generator
     severity="major",
     story="One engine always runs to the maximum length; every extra step costs a model call.",
     mutant=edit("        return bound <= self.pool[-1].score\n", "        return False\n"),
+    control=ordinary_search,
 )
 def never_stops_early(submission: Submission, rng: np.random.Generator) -> None:
     E, A = tokens(rng, 2)
@@ -142,6 +147,7 @@ def never_stops_early(submission: Submission, rng: np.random.Generator) -> None:
     story="On a tie the earlier hypothesis wins, so equality is enough to stop.",
     mutant=edit("bound <= self.pool[-1].score", "bound < self.pool[-1].score"),
     seen=BLIND,
+    control=ordinary_search,
 )
 def a_tie_does_not_stop(submission: Submission, rng: np.random.Generator) -> None:
     E, A = tokens(rng, 2)
@@ -157,6 +163,7 @@ def a_tie_does_not_stop(submission: Submission, rng: np.random.Generator) -> Non
     "many.",
     mutant=edit(BOUND, BOUND.replace("length + 1", "length")),
     seen=BLIND,
+    control=ordinary_search,
 )
 def loose_bound_below_zero(submission: Submission, rng: np.random.Generator) -> None:
     E, A = tokens(rng, 2)
@@ -170,6 +177,7 @@ def loose_bound_below_zero(submission: Submission, rng: np.random.Generator) -> 
     severity="major",
     story="The best live beam is looked up in an empty list.",
     mutant=edit(" or not self.beams:\n", ":\n"),
+    control=ordinary_search,
 )
 def everything_ends(submission: Submission, rng: np.random.Generator) -> None:
     E, A = tokens(rng, 2)
@@ -248,6 +256,7 @@ def one_token_short(submission: Submission, rng: np.random.Generator) -> None:
         "        if len(self.pool) < self.rules.beam_width or not self.beams:\n",
         "        if not self.pool or not self.beams:\n",
     ),
+    control=ordinary_search,
 )
 def stops_before_the_pool_is_full(submission: Submission, rng: np.random.Generator) -> None:
     E, A = tokens(rng, 2)
@@ -278,6 +287,7 @@ def second_place_open(submission: Submission, rng: np.random.Generator) -> None:
     severity="major",
     story="Enough for the first hypothesis, not for the other W - 1.",
     mutant=edit("bound <= self.pool[-1].score", "bound <= self.pool[0].score"),
+    control=ordinary_search,
 )
 def bound_against_the_best(submission: Submission, rng: np.random.Generator) -> None:
     second_place_open(submission, rng)
@@ -309,6 +319,7 @@ def stops_when_the_winner_is_known(submission: Submission, rng: np.random.Genera
     severity="major",
     story="A sum is never above its own score under a positive penalty, so searches stop early.",
     mutant=edit(BOUND, "        return total\n"),
+    control=ordinary_search,
 )
 def bound_by_the_bare_sum(submission: Submission, rng: np.random.Generator) -> None:
     E, A = tokens(rng, 2)
@@ -324,6 +335,7 @@ def bound_by_the_bare_sum(submission: Submission, rng: np.random.Generator) -> N
     mutant=edit(
         BOUND, BOUND.replace("self.max_new_tokens)", "max(length + 1, self.max_new_tokens - 1))")
     ),
+    control=ordinary_search,
 )
 def bound_one_token_short(submission: Submission, rng: np.random.Generator) -> None:
     E, A, B = tokens(rng, 3)
@@ -342,6 +354,7 @@ def bound_one_token_short(submission: Submission, rng: np.random.Generator) -> N
         "        n = length + 1 if self.length_penalty > 0 else self.max_new_tokens\n"
         "        return self.score(total, n)\n",
     ),
+    control=ordinary_search,
 )
 def bound_by_the_wrong_sign(submission: Submission, rng: np.random.Generator) -> None:
     E, A, B = tokens(rng, 3)

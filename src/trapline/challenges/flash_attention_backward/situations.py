@@ -4,7 +4,7 @@ import numpy as np
 
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.flash_attention_backward.cases import Saved, differentiates, draw, saved
-from trapline.challenges.flash_attention_forward.cases import Shape
+from trapline.challenges.flash_attention_forward.cases import Shape, attends
 
 #: Where the bugs of the blind corpus were seen.
 BLIND = "an answer written from this prompt alone"
@@ -26,3 +26,10 @@ def with_logits(rng: np.random.Generator, logits: list[float], T: int, causal: b
 def grouped(submission: Submission, rng: np.random.Generator) -> None:
     """Four query heads on two key heads."""
     differentiates(submission, draw(Shape(H=4, G=2, T=5, S=5), rng, False), tile=3)
+
+
+def ordinary(submission: Submission, rng: np.random.Generator) -> None:
+    """One head, four queries and keys, one tile, every key visible, float64; both passes."""
+    arguments = draw(Shape(T=4, S=4), rng, False)
+    attends(submission, *arguments[1:4], tile=4)
+    differentiates(submission, arguments, tile=4)

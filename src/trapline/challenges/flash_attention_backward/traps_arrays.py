@@ -17,7 +17,7 @@ from trapline.challenges.flash_attention_backward.cases import (
     saved,
     triple,
 )
-from trapline.challenges.flash_attention_backward.situations import BLIND, with_logits
+from trapline.challenges.flash_attention_backward.situations import BLIND, ordinary, with_logits
 from trapline.challenges.flash_attention_backward.solution_lines import (
     CHECKED,
     DSCORES,
@@ -57,6 +57,7 @@ def out_overwritten(submission: Submission, rng: np.random.Generator) -> None:
         "    finite = np.where(lse == -np.inf, 0, lse)\n",
         "    lse[lse == -np.inf] = 0\n    finite = lse\n",
     ),
+    control=ordinary,
 )
 def lse_overwritten(submission: Submission, rng: np.random.Generator) -> None:
     arguments_survive(submission, draw(Shape(H=2, G=1, T=8, S=5), rng, True))
@@ -87,6 +88,7 @@ def dout_scaled_in_place(submission: Submission, rng: np.random.Generator) -> No
         "    packed = np.empty(dout.shape, dout.dtype).strides\n"
         "    dout = np.lib.stride_tricks.as_strided(dout, strides=packed)\n",
     ),
+    control=ordinary,
 )
 def strides_of_dout_ignored(submission: Submission, rng: np.random.Generator) -> None:
     plain = [rng.standard_normal((2, 6, 3, 4)) for _ in range(4)]
@@ -116,6 +118,7 @@ def double_through_single(submission: Submission, rng: np.random.Generator) -> N
     severity="major",
     story="squeeze() removes the intended axis and every other axis of length one.",
     mutant=edit(SCORES, "scores = np.squeeze(q @ k[cols].T) * D**-0.5"),
+    control=ordinary,
 )
 def axes_of_one_squeezed(submission: Submission, rng: np.random.Generator) -> None:
     for causal in (False, True):
@@ -128,6 +131,7 @@ def axes_of_one_squeezed(submission: Submission, rng: np.random.Generator) -> No
     severity="minor",
     story="An allocation without a dtype; the optimiser's state doubles in size.",
     mutant=edit("(np.zeros(x.shape, x.dtype) for x", "(np.zeros(x.shape) for x"),
+    control=ordinary,
 )
 def gradients_in_double(submission: Submission, rng: np.random.Generator) -> None:
     differentiates(submission, draw(Shape(T=5, S=5), rng, False, np.float32), tile=4)
@@ -181,6 +185,7 @@ def blockwise(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, 
     "gradients need.",
     mutant=insert_after(CHECKED, "    tile = max(q.shape[2], k.shape[2], 1)\n"),
     seen=BLIND,
+    control=ordinary,
 )
 def score_matrix_in_memory(submission: Submission, rng: np.random.Generator) -> None:
     holds_no_matrix(*memory_rise(submission, rng), "weights")
@@ -198,6 +203,7 @@ def score_matrix_in_memory(submission: Submission, rng: np.random.Generator) -> 
         ),
         ("weights = _weights(", "weights = ~(causal & pairs[rows, cols]) * _weights("),
     ),
+    control=ordinary,
 )
 def mask_for_all_pairs(submission: Submission, rng: np.random.Generator) -> None:
     holds_no_mask(*memory_rise(submission, rng))
@@ -211,6 +217,7 @@ def mask_for_all_pairs(submission: Submission, rng: np.random.Generator) -> None
     severity="major",
     story="A tile clamped to the number of keys gives a step of zero.",
     mutant=insert_after(CHECKED, "    tile = min(tile, k.shape[2])\n"),
+    control=ordinary,
 )
 def no_keys(submission: Submission, rng: np.random.Generator) -> None:
     for causal in (False, True):
@@ -223,6 +230,7 @@ def no_keys(submission: Submission, rng: np.random.Generator) -> None:
     story="A well-known kernel gave NaN for zero queries.",
     mutant=edit(ROW_LOOP, "            for top in range(0, T, min(tile, T)):\n"),
     seen="a public issue: Dao-AILab/flash-attention#2421",
+    control=ordinary,
 )
 def no_queries(submission: Submission, rng: np.random.Generator) -> None:
     for causal in (False, True):
@@ -234,6 +242,7 @@ def no_queries(submission: Submission, rng: np.random.Generator) -> None:
     severity="minor",
     story="The last rank of a sharded run gets an empty batch.",
     mutant=insert_after(CHECKED, "    dout = np.stack(list(dout))\n"),
+    control=ordinary,
 )
 def no_batch(submission: Submission, rng: np.random.Generator) -> None:
     differentiates(submission, draw(Shape(B=0, H=2, G=2), rng, False), tile=4)
@@ -249,6 +258,7 @@ def no_batch(submission: Submission, rng: np.random.Generator) -> None:
     mutant=edit(" or q.shape[1] % k.shape[1]", ""),
     dimension="robustness",
     seen=BLIND,
+    control=ordinary,
 )
 def uneven_groups_accepted(submission: Submission, rng: np.random.Generator) -> None:
     dout, q, _, _, out, lse = draw(Shape(H=3, G=3), rng, False)
@@ -263,6 +273,7 @@ def uneven_groups_accepted(submission: Submission, rng: np.random.Generator) -> 
     story="range(0, T, -3) is legal and empty: the model silently does not learn.",
     mutant=edit("if tile < 1:", "if tile == 0:"),
     dimension="robustness",
+    control=ordinary,
 )
 def negative_tile_accepted(submission: Submission, rng: np.random.Generator) -> None:
     arguments = draw(Shape(), rng, False)
@@ -276,6 +287,7 @@ def negative_tile_accepted(submission: Submission, rng: np.random.Generator) -> 
     story="Padded gradients against unpadded inputs: slicing hides the mismatch.",
     mutant=edit("dout.shape != q.shape or ", ""),
     dimension="robustness",
+    control=ordinary,
 )
 def dout_of_other_shape_accepted(submission: Submission, rng: np.random.Generator) -> None:
     dout, q, k, v, out, lse = draw(Shape(B=2, T=6, S=6), rng, False)
@@ -289,6 +301,7 @@ def dout_of_other_shape_accepted(submission: Submission, rng: np.random.Generato
     story="A width or a length of 1 is broadcast silently.",
     mutant=edit("out.shape != q.shape or lse", "lse"),
     dimension="robustness",
+    control=ordinary,
 )
 def out_of_other_shape_accepted(submission: Submission, rng: np.random.Generator) -> None:
     dout, q, k, v, out, lse = draw(Shape(T=6, S=6), rng, False)
@@ -303,6 +316,7 @@ def out_of_other_shape_accepted(submission: Submission, rng: np.random.Generator
     mutant=edit(" or lse.shape != q.shape[:3]", ""),
     dimension="robustness",
     seen=BLIND,
+    control=ordinary,
 )
 def lse_of_other_shape_accepted(submission: Submission, rng: np.random.Generator) -> None:
     dout, q, k, v, out, lse = draw(Shape(H=2, G=2, T=6, S=6), rng, False)
@@ -317,6 +331,7 @@ def lse_of_other_shape_accepted(submission: Submission, rng: np.random.Generator
     story="np.ones with an integer dtype as upstream gradient passes every multiplication.",
     mutant=edit('kind == "f" for x in (dout', 'kind in "fiu" for x in (dout'),
     dimension="robustness",
+    control=ordinary,
 )
 def integers_accepted(submission: Submission, rng: np.random.Generator) -> None:
     _, q, k, v, out, lse = draw(Shape(), rng, False)
@@ -331,6 +346,7 @@ def integers_accepted(submission: Submission, rng: np.random.Generator) -> None:
     mutant=edit('kind == "f" for x in (q, k, v))', 'kind in "fiu" for x in (q, k, v))'),
     dimension="robustness",
     seen=BLIND,
+    control=ordinary,
 )
 def integer_inputs_accepted(submission: Submission, rng: np.random.Generator) -> None:
     q, k, v = (np.rint(3 * x).astype(np.int64) for x in Shape().draw(rng))
@@ -343,6 +359,7 @@ def integer_inputs_accepted(submission: Submission, rng: np.random.Generator) ->
     story="A test for integers alone lets complex numbers pass.",
     mutant=edit('kind == "f" for x in (q, k, v))', 'kind in "fc" for x in (q, k, v))'),
     dimension="robustness",
+    control=ordinary,
 )
 def complex_inputs_accepted(submission: Submission, rng: np.random.Generator) -> None:
     q, k, v = (x.astype(np.complex128) for x in Shape().draw(rng))
@@ -379,6 +396,7 @@ def q_scaled_in_place(submission: Submission, rng: np.random.Generator) -> None:
     story="The saved lse serves as the array of row maxima; without a copy the caller loses it.",
     mutant=edit("    return dq, dk, dv\n", "    lse[np.abs(lse) > 8] = 0\n    return dq, dk, dv\n"),
     seen=BLIND,
+    control=ordinary,
 )
 def large_lse_overwritten(submission: Submission, rng: np.random.Generator) -> None:
     arguments_survive(submission, with_logits(rng, [30.0, 31.0, 29.0, 30.0], 4, True))

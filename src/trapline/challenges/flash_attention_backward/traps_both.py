@@ -8,7 +8,7 @@ import numpy as np
 
 from trapline.arena.judge.traps import edit, edits, trap
 from trapline.arena.process.proxy import Submission
-from trapline.challenges.flash_attention_backward.situations import BLIND, with_logits
+from trapline.challenges.flash_attention_backward.situations import BLIND, ordinary, with_logits
 from trapline.challenges.flash_attention_backward.solution_lines import (
     BACKWARD_HEAD,
     CHECKED,
@@ -58,6 +58,7 @@ def causal_forward_with_a_past(submission: Submission, rng: np.random.Generator)
         (CHECKED, CHECKED + "    causal = False\n"),
         RECOMPUTE,
     ),
+    control=ordinary,
 )
 def causal_ignored(submission: Submission, rng: np.random.Generator) -> None:
     causal_forward(submission, rng)
@@ -69,6 +70,7 @@ def causal_ignored(submission: Submission, rng: np.random.Generator) -> None:
     story="A shortcut takes a tile that the diagonal crosses for one that is seen whole.",
     mutant=edits((_HIDDEN, "np.zeros((rows, cols.stop - cols.start), bool)"), RECOMPUTE),
     seen=BLIND,
+    control=ordinary,
 )
 def diagonal_unmasked(submission: Submission, rng: np.random.Generator) -> None:
     causal_forward(submission, rng)
@@ -80,6 +82,7 @@ def diagonal_unmasked(submission: Submission, rng: np.random.Generator) -> None:
     story=">= where > is meant.",
     mutant=edits((_HIDDEN, _HIDDEN.replace(" > ", " >= ")), RECOMPUTE),
     seen=BLIND,
+    control=ordinary,
 )
 def own_key_hidden(submission: Submission, rng: np.random.Generator) -> None:
     causal_forward_with_a_past(submission, rng)
@@ -93,6 +96,7 @@ def own_key_hidden(submission: Submission, rng: np.random.Generator) -> None:
         (_HIDDEN, _HIDDEN.replace("np.arange(position, position + rows)", _LATER)), RECOMPUTE
     ),
     seen=BLIND,
+    control=ordinary,
 )
 def next_key_seen(submission: Submission, rng: np.random.Generator) -> None:
     causal_forward(submission, rng)
@@ -108,6 +112,7 @@ def next_key_seen(submission: Submission, rng: np.random.Generator) -> None:
         RECOMPUTE,
     ),
     seen=BLIND,
+    control=ordinary,
 )
 def aligned_to_the_first_key(submission: Submission, rng: np.random.Generator) -> None:
     causal_forward_with_a_past(submission, rng)
@@ -122,6 +127,7 @@ def aligned_to_the_first_key(submission: Submission, rng: np.random.Generator) -
         ("position = top + S - T", "position = top + T - S"),
         RECOMPUTE,
     ),
+    control=ordinary,
 )
 def offset_with_wrong_sign(submission: Submission, rng: np.random.Generator) -> None:
     causal_forward_with_a_past(submission, rng)
@@ -141,6 +147,7 @@ def offset_with_wrong_sign(submission: Submission, rng: np.random.Generator) -> 
         RECOMPUTE,
     ),
     seen=BLIND,
+    control=ordinary,
 )
 def first_queries_left_out(submission: Submission, rng: np.random.Generator) -> None:
     causal_forward_with_a_past(submission, rng)
@@ -159,6 +166,7 @@ def first_queries_left_out(submission: Submission, rng: np.random.Generator) -> 
         RECOMPUTE,
     ),
     seen=BLIND,
+    control=ordinary,
 )
 def mask_in_tile_coordinates(submission: Submission, rng: np.random.Generator) -> None:
     causal_forward(submission, rng)
@@ -178,6 +186,7 @@ def mask_in_tile_coordinates(submission: Submission, rng: np.random.Generator) -
         RECOMPUTE,
     ),
     seen=BLIND,
+    control=ordinary,
 )
 def last_visible_tile_skipped(submission: Submission, rng: np.random.Generator) -> None:
     attends(submission, *Shape(T=5, S=5).draw(rng), causal=True, tile=1)
@@ -192,6 +201,7 @@ def last_visible_tile_skipped(submission: Submission, rng: np.random.Generator) 
         RECOMPUTE,
     ),
     seen=BLIND,
+    control=ordinary,
 )
 def sums_end_at_the_first_query(submission: Submission, rng: np.random.Generator) -> None:
     attends(submission, *Shape(T=4, S=6).draw(rng), causal=True, tile=4)
@@ -215,6 +225,7 @@ def sums_end_at_the_first_query(submission: Submission, rng: np.random.Generator
         RECOMPUTE,
     ),
     seen=BLIND,
+    control=ordinary,
 )
 def positions_of_folded_rows(submission: Submission, rng: np.random.Generator) -> None:
     attends(submission, *Shape(H=2, G=1, T=4, S=4).draw(rng), causal=True, tile=8)
@@ -230,6 +241,7 @@ def positions_of_folded_rows(submission: Submission, rng: np.random.Generator) -
         RECOMPUTE,
     ),
     seen=BLIND,
+    control=ordinary,
 )
 def mask_too_mild(submission: Submission, rng: np.random.Generator) -> None:
     _, q, k, v, _, _ = with_logits(rng, [-3e4] * 4, 4, True)
@@ -249,6 +261,7 @@ def mask_too_mild(submission: Submission, rng: np.random.Generator) -> None:
         RECOMPUTE,
     ),
     seen=BLIND,
+    control=ordinary,
 )
 def heads_interleaved(submission: Submission, rng: np.random.Generator) -> None:
     attends(submission, *Shape(H=4, G=2, T=4, S=4).draw(rng))
@@ -263,6 +276,7 @@ def heads_interleaved(submission: Submission, rng: np.random.Generator) -> None:
         (BACKWARD_HEAD, BACKWARD_HEAD.replace("h // (H // G)", "h // G")),
         RECOMPUTE,
     ),
+    control=ordinary,
 )
 def heads_by_wrong_divisor(submission: Submission, rng: np.random.Generator) -> None:
     attends(submission, *Shape(H=6, G=3, T=4, S=4).draw(rng))
@@ -280,6 +294,7 @@ def heads_by_wrong_divisor(submission: Submission, rng: np.random.Generator) -> 
         (ROW_LOOP, ROW_LOOP.replace("tile)", "tile // (H // G))")),
     ),
     seen=BLIND,
+    control=ordinary,
 )
 def tile_smaller_than_group(submission: Submission, rng: np.random.Generator) -> None:
     attends(submission, *Shape(H=3, G=1, T=4, S=4).draw(rng), tile=2)
@@ -371,6 +386,7 @@ def large_scores(submission: Submission, rng: np.random.Generator) -> None:
     severity="major",
     story="Only the sum of weights is; results depend on the tiles.",
     mutant=edit(_WEIGHTED, "weighted = weighted + weights @ v[cols]"),
+    control=ordinary,
 )
 def forward_sums_not_rescaled(submission: Submission, rng: np.random.Generator) -> None:
     rising_maximum(submission, rng)
@@ -382,6 +398,7 @@ def forward_sums_not_rescaled(submission: Submission, rng: np.random.Generator) 
     story="Only the sum of weights is; results depend on the tiles, in both passes.",
     mutant=edits((_WEIGHTED, "weighted = weighted + weights @ v[cols]"), RECOMPUTE),
     seen=BLIND,
+    control=ordinary,
 )
 def sums_not_rescaled(submission: Submission, rng: np.random.Generator) -> None:
     rising_maximum(submission, rng)
@@ -392,6 +409,7 @@ def sums_not_rescaled(submission: Submission, rng: np.random.Generator) -> None:
     severity="major",
     story="The weighted sum is, the sum is not; out and lse are wrong with two tiles of keys.",
     mutant=edit(_TOTAL, "total = total + weights.sum(axis=1)"),
+    control=ordinary,
 )
 def forward_total_not_rescaled(submission: Submission, rng: np.random.Generator) -> None:
     rising_maximum(submission, rng)
@@ -403,6 +421,7 @@ def forward_total_not_rescaled(submission: Submission, rng: np.random.Generator)
     story="Partial softmaxes are merged by adding their sums although their maxima differ.",
     mutant=edits((_TOTAL, "total = total + weights.sum(axis=1)"), RECOMPUTE),
     seen=BLIND,
+    control=ordinary,
 )
 def total_not_rescaled(submission: Submission, rng: np.random.Generator) -> None:
     rising_maximum(submission, rng)
@@ -413,6 +432,7 @@ def total_not_rescaled(submission: Submission, rng: np.random.Generator) -> None
     severity="major",
     story="exp of the bare scores is inf beyond 88 in float32 and 709 in float64.",
     mutant=edit(_NEW_PEAK, "new_peak = np.zeros(rows, q.dtype)"),
+    control=ordinary,
 )
 def forward_maximum_forgotten(submission: Submission, rng: np.random.Generator) -> None:
     large_scores(submission, rng)
@@ -424,6 +444,7 @@ def forward_maximum_forgotten(submission: Submission, rng: np.random.Generator) 
     story="exp of the bare scores is inf beyond 88 in float32 and 709 in float64.",
     mutant=edits((_NEW_PEAK, "new_peak = np.zeros(rows, q.dtype)"), RECOMPUTE),
     seen=BLIND,
+    control=ordinary,
 )
 def maximum_forgotten(submission: Submission, rng: np.random.Generator) -> None:
     large_scores(submission, rng)
@@ -434,6 +455,7 @@ def maximum_forgotten(submission: Submission, rng: np.random.Generator) -> None:
     severity="major",
     story="Earlier tiles with larger scores are scaled up instead of down and may overflow.",
     mutant=edit(_NEW_PEAK, "new_peak = scores.max(axis=1)"),
+    control=ordinary,
 )
 def forward_maximum_of_the_last_tile(submission: Submission, rng: np.random.Generator) -> None:
     _, q, k, v, _, _ = with_logits(rng, [2000.0, 1999.0, 1.0, 2.0], 3, False)
@@ -459,6 +481,7 @@ def forward_not_normalised(submission: Submission, rng: np.random.Generator) -> 
         RECOMPUTE,
     ),
     seen=BLIND,
+    control=ordinary,
 )
 def key_lost_between_tiles(submission: Submission, rng: np.random.Generator) -> None:
     attends(submission, *Shape(T=4, S=8).draw(rng), tile=4)
@@ -469,6 +492,7 @@ def key_lost_between_tiles(submission: Submission, rng: np.random.Generator) -> 
     severity="major",
     story="The number of tiles is rounded down.",
     mutant=edit(KEY_LOOP, KEY_LOOP.replace("stop, tile", "stop - stop % tile, tile")),
+    control=ordinary,
 )
 def forward_last_key_tile_dropped(submission: Submission, rng: np.random.Generator) -> None:
     attends(submission, *Shape(T=4, S=6).draw(rng), tile=4)
@@ -479,6 +503,7 @@ def forward_last_key_tile_dropped(submission: Submission, rng: np.random.Generat
     severity="major",
     story="The number of tiles is rounded down.",
     mutant=edit(FORWARD_HEAD, FORWARD_HEAD.replace("range(0, T,", "range(0, T - T % tile,")),
+    control=ordinary,
 )
 def forward_last_query_tile_dropped(submission: Submission, rng: np.random.Generator) -> None:
     attends(submission, *Shape(T=6, S=4).draw(rng), tile=4)
@@ -490,6 +515,7 @@ def forward_last_query_tile_dropped(submission: Submission, rng: np.random.Gener
     story="−inf − (−inf) for one row, and a sum that is not tested for NaN.",
     mutant=edits((_ORIGIN, "new_peak"), ("seen = total > 0", "seen = total != 0"), RECOMPUTE),
     seen=BLIND,
+    control=ordinary,
 )
 def blind_query_in_a_tile(submission: Submission, rng: np.random.Generator) -> None:
     attends(submission, *Shape(T=5, S=4).draw(rng), causal=True, tile=2)
@@ -529,6 +555,7 @@ def forward_lse_of_a_mean(submission: Submission, rng: np.random.Generator) -> N
     story="The array starts with zeros, and these rows are never written.",
     mutant=edit(_LSE, _LSE.replace("-np.inf)", "0)")),
     seen=BLIND,
+    control=ordinary,
 )
 def forward_lse_zero_without_keys(submission: Submission, rng: np.random.Generator) -> None:
     attends(submission, *Shape(T=6, S=4).draw(rng), causal=True, tile=8)
@@ -540,6 +567,7 @@ def forward_lse_zero_without_keys(submission: Submission, rng: np.random.Generat
     story="A wide accumulator is returned as it is.",
     mutant=edit("    return out, lse\n", "    return out, lse.astype(np.float64)\n"),
     seen=BLIND,
+    control=ordinary,
 )
 def forward_lse_in_double(submission: Submission, rng: np.random.Generator) -> None:
     attends(submission, *Shape(T=4, S=4).draw(rng, np.float32))
@@ -550,6 +578,7 @@ def forward_lse_in_double(submission: Submission, rng: np.random.Generator) -> N
     severity="minor",
     story="An allocation without a dtype.",
     mutant=edit("    return out, lse\n", "    return out.astype(np.float64), lse\n"),
+    control=ordinary,
 )
 def forward_out_in_double(submission: Submission, rng: np.random.Generator) -> None:
     attends(submission, *Shape(T=4, S=4).draw(rng, np.float32))

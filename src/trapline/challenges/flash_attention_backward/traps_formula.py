@@ -6,7 +6,12 @@ from trapline.arena.judge import expect
 from trapline.arena.judge.traps import edit, edits, insert_after, insert_before, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.flash_attention_backward.cases import agrees, differentiates, draw, triple
-from trapline.challenges.flash_attention_backward.situations import BLIND, grouped, with_logits
+from trapline.challenges.flash_attention_backward.situations import (
+    BLIND,
+    grouped,
+    ordinary,
+    with_logits,
+)
 from trapline.challenges.flash_attention_backward.solution_lines import (
     DSCORES,
     ROW_LOOP,
@@ -29,6 +34,7 @@ _RETURN = "    return dq, dk, dv\n"
     "head overwrites it, and tests with H = G never see it.",
     mutant=insert_before(ROW_LOOP, "            dk[b, g, cols] = 0\n"),
     seen=BLIND,
+    control=ordinary,
 )
 def dk_of_last_head_only(submission: Submission, rng: np.random.Generator) -> None:
     grouped(submission, rng)
@@ -39,6 +45,7 @@ def dk_of_last_head_only(submission: Submission, rng: np.random.Generator) -> No
     severity="major",
     story="The same overwrite on the values' side.",
     mutant=insert_before(ROW_LOOP, "            dv[b, g, cols] = 0\n"),
+    control=ordinary,
 )
 def dv_of_last_head_only(submission: Submission, rng: np.random.Generator) -> None:
     grouped(submission, rng)
@@ -49,6 +56,7 @@ def dv_of_last_head_only(submission: Submission, rng: np.random.Generator) -> No
     severity="major",
     story="Averaging looks plausible; the effective learning rate of every key projection drops.",
     mutant=edit(_RETURN, "    return dq, dk / (H // G), dv\n"),
+    control=ordinary,
 )
 def dk_averaged_over_group(submission: Submission, rng: np.random.Generator) -> None:
     grouped(submission, rng)
@@ -59,6 +67,7 @@ def dk_averaged_over_group(submission: Submission, rng: np.random.Generator) -> 
     severity="major",
     story="As for dk: the forward pass copied the head, so the backward pass must add.",
     mutant=edit(_RETURN, "    return dq, dk, dv / (H // G)\n"),
+    control=ordinary,
 )
 def dv_averaged_over_group(submission: Submission, rng: np.random.Generator) -> None:
     grouped(submission, rng)
@@ -125,6 +134,7 @@ def delta_of_first_rows(submission: Submission, rng: np.random.Generator) -> Non
     severity="major",
     story="D has one number per row and head; with one stride missing, head 0 is used for all.",
     mutant=edit("delta[b, h, rows, None]", "delta[b, 0, rows, None]"),
+    control=ordinary,
 )
 def delta_of_first_head(submission: Submission, rng: np.random.Generator) -> None:
     differentiates(submission, draw(Shape(H=3, G=3, T=4, S=4), rng, True), causal=True)
@@ -242,6 +252,7 @@ def weights_in_base_two(submission: Submission, rng: np.random.Generator) -> Non
     severity="major",
     story="The same number on paper; with scores of a thousand it is inf / inf.",
     mutant=edit(WEIGHTS, "return np.exp(scores) / np.exp(finite)[:, None]"),
+    control=ordinary,
 )
 def weights_by_division(submission: Submission, rng: np.random.Generator) -> None:
     for shift in (3000.0, -3000.0):
@@ -265,6 +276,7 @@ def more_queries_than_keys(submission: Submission, rng: np.random.Generator, til
     story="−inf − (−inf), this time from the saved lse; a NaN in one row reaches all of dk and dv.",
     mutant=edit("np.where(lse == -np.inf, 0, lse)", "lse"),
     seen=BLIND,
+    control=ordinary,
 )
 def empty_rows_nan(submission: Submission, rng: np.random.Generator) -> None:
     more_queries_than_keys(submission, rng, 16)
@@ -281,6 +293,7 @@ def empty_rows_nan(submission: Submission, rng: np.random.Generator) -> None:
         (WEIGHTS, "return np.exp(scores - finite[:, None])"),
         ("    dout = _heard(dout, lse)\n", ""),
     ),
+    control=ordinary,
 )
 def empty_rows_infinite(submission: Submission, rng: np.random.Generator) -> None:
     more_queries_than_keys(submission, rng, 8)
@@ -299,6 +312,7 @@ def empty_rows_infinite(submission: Submission, rng: np.random.Generator) -> Non
         "    delta = np.repeat(shared, H // G, axis=1)\n",
     ),
     seen=BLIND,
+    control=ordinary,
 )
 def delta_summed_over_group(submission: Submission, rng: np.random.Generator) -> None:
     differentiates(submission, draw(Shape(H=2, G=1, T=4, S=4), rng, False))
@@ -324,6 +338,7 @@ def weights_overwritten(submission: Submission, rng: np.random.Generator) -> Non
         ("dv[b, g, cols] += ", "dv[b, h % G, cols] += "),
     ),
     seen=BLIND,
+    control=ordinary,
 )
 def gradients_to_wrong_head(submission: Submission, rng: np.random.Generator) -> None:
     grouped(submission, rng)
@@ -337,6 +352,7 @@ def gradients_to_wrong_head(submission: Submission, rng: np.random.Generator) ->
         _RETURN,
         "    return dq, np.repeat(dk, H // G, axis=1), np.repeat(dv, H // G, axis=1)\n",
     ),
+    control=ordinary,
 )
 def gradients_of_repeated_heads(submission: Submission, rng: np.random.Generator) -> None:
     grouped(submission, rng)
@@ -399,6 +415,7 @@ def delta_outside_the_product(submission: Submission, rng: np.random.Generator) 
     mutant=edit(
         "_weights(q[b, h, rows], k[b, g], lse[b,", "_weights(q[b, h, rows], k[b, g], lse[0,"
     ),
+    control=ordinary,
 )
 def batch_shares_lse(submission: Submission, rng: np.random.Generator) -> None:
     differentiates(submission, draw(Shape(B=2, T=4, S=4), rng, False))
@@ -411,6 +428,7 @@ def batch_shares_lse(submission: Submission, rng: np.random.Generator) -> None:
     mutant=edit(
         "_weights(q[b, h, rows], k[b, g], lse[b, h,", "_weights(q[b, h, rows], k[b, g], lse[b, 0,"
     ),
+    control=ordinary,
 )
 def heads_share_lse(submission: Submission, rng: np.random.Generator) -> None:
     differentiates(submission, draw(Shape(H=2, G=2, T=4, S=4), rng, False))

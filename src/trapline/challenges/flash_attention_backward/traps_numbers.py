@@ -15,7 +15,7 @@ from trapline.challenges.flash_attention_backward.cases import (
     saved,
     triple,
 )
-from trapline.challenges.flash_attention_backward.situations import BLIND, with_logits
+from trapline.challenges.flash_attention_backward.situations import BLIND, ordinary, with_logits
 from trapline.challenges.flash_attention_backward.solution_lines import FORWARD_MASK, WEIGHTS
 from trapline.challenges.flash_attention_forward.cases import REFUSALS, Shape, attends, pair
 
@@ -39,6 +39,7 @@ def forward_rescale_direction(submission: Submission, rng: np.random.Generator) 
     story="max() without an axis: one query with large scores makes the others underflow, and "
     "their lse is −inf.",
     mutant=edit("scores.max(axis=1)", "scores.max()"),
+    control=ordinary,
 )
 def forward_maximum_shared_by_rows(submission: Submission, rng: np.random.Generator) -> None:
     _, q, k, v, _, _ = with_logits(rng, [2000.0, 1999.0, 2001.0], 3, False)
@@ -52,6 +53,7 @@ def forward_maximum_shared_by_rows(submission: Submission, rng: np.random.Genera
     story="−inf − (−inf) where empty and other rows share a tile; the backward pass inherits it.",
     mutant=edit("np.where(new_peak == -np.inf, 0, new_peak)", "new_peak"),
     seen=BLIND,
+    control=ordinary,
 )
 def forward_empty_rows_nan(submission: Submission, rng: np.random.Generator) -> None:
     attends(submission, *Shape(T=9, S=4).draw(rng), causal=True, tile=8)
@@ -74,6 +76,7 @@ def forward_lse_without_maximum(submission: Submission, rng: np.random.Generator
     story="Two queries on six keys: query 0 must see five.",
     mutant=edit("start + S - T, causal", "start, causal"),
     seen=BLIND,
+    control=ordinary,
 )
 def forward_mask_aligned_top_left(submission: Submission, rng: np.random.Generator) -> None:
     attends(submission, *Shape(T=2, S=6).draw(rng), causal=True, tile=4)
@@ -84,6 +87,7 @@ def forward_mask_aligned_top_left(submission: Submission, rng: np.random.Generat
     severity="major",
     story="A finite sentinel minus itself is 0, so a fully masked row gets equal weights.",
     mutant=edit(FORWARD_MASK, FORWARD_MASK.replace("-np.inf", "-1e9")),
+    control=ordinary,
 )
 def forward_finite_mask(submission: Submission, rng: np.random.Generator) -> None:
     q, k, v = Shape(T=7, S=4).draw(rng)
@@ -110,6 +114,7 @@ def finite(answer: Any, arguments: Saved) -> None:
     story="float32 numbers near 10¹² are 65536 apart; when the saved lse is one step below a "
     "recomputed score, a probability becomes inf.",
     mutant=edit(WEIGHTS, "return np.exp(scores - finite[:, None])"),
+    control=ordinary,
 )
 def huge_scores_overflow(submission: Submission, rng: np.random.Generator) -> None:
     q, k, v = Shape(T=128, S=8, D=3).draw(rng, np.float32)
@@ -123,6 +128,7 @@ def huge_scores_overflow(submission: Submission, rng: np.random.Generator) -> No
     severity="major",
     story="The gradient of a padded row may hold any value; 0 · inf is NaN and reaches all of dk.",
     mutant=edit("    dout = _heard(dout, lse)\n", ""),
+    control=ordinary,
 )
 def empty_rows_overflow(submission: Submission, rng: np.random.Generator) -> None:
     q, k, v = Shape(H=2, G=1, T=7, S=4).draw(rng, np.float32)
@@ -139,6 +145,7 @@ def empty_rows_overflow(submission: Submission, rng: np.random.Generator) -> Non
     story="lse < −1e30 is a common test for an empty row; the constant comes from another dtype's "
     "range.",
     mutant=edit("np.where(lse == -np.inf, 0, lse)", "np.where(lse < -1e30, 0, lse)"),
+    control=ordinary,
 )
 def scores_below_sentinel(submission: Submission, rng: np.random.Generator) -> None:
     # The first key has all the weight, so that it gets all of dout.
@@ -157,6 +164,7 @@ def scores_below_sentinel(submission: Submission, rng: np.random.Generator) -> N
     story="An empty row has out 0, but so has every row whose values are zero: a layer whose value "
     "projection starts at zero would never learn.",
     mutant=edit("_heard(dout, lse)", "_heard(dout, np.where(out.any(axis=-1), lse, -np.inf))"),
+    control=ordinary,
 )
 def zero_output_taken_for_empty_row(submission: Submission, rng: np.random.Generator) -> None:
     dout, q, k, v, _, _ = draw(Shape(H=2, G=1, T=6, S=6), rng, True)
@@ -173,6 +181,7 @@ def zero_output_taken_for_empty_row(submission: Submission, rng: np.random.Gener
         WEIGHTS.replace("return", "weights =")
         + "\n    return np.where(weights < 1e-8, 0, weights)",
     ),
+    control=ordinary,
 )
 def small_weights_dropped(submission: Submission, rng: np.random.Generator) -> None:
     arguments = with_logits(rng, [0.0, -19.0, -19.5, -20.0], 3, False)
@@ -185,6 +194,7 @@ def small_weights_dropped(submission: Submission, rng: np.random.Generator) -> N
     story="Saved arrays are trusted, but the caller may pass any array.",
     mutant=edit("for x in (dout, out, lse))", "for x in (dout,))"),
     dimension="robustness",
+    control=ordinary,
 )
 def integers_in_saved_accepted(submission: Submission, rng: np.random.Generator) -> None:
     *inputs, out, lse = draw(Shape(), rng, False)

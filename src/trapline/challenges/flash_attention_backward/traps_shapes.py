@@ -5,7 +5,7 @@ import numpy as np
 from trapline.arena.judge.traps import edit, edits, insert_after, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.flash_attention_backward.cases import differentiates, draw
-from trapline.challenges.flash_attention_backward.situations import grouped, with_logits
+from trapline.challenges.flash_attention_backward.situations import grouped, ordinary, with_logits
 from trapline.challenges.flash_attention_backward.solution_lines import (
     BACKWARD_HEAD,
     CHECKED,
@@ -30,6 +30,7 @@ def causal_square(submission: Submission, rng: np.random.Generator) -> None:
     severity="major",
     story="Hidden tiles are skipped, but the mask inside the diagonal tile is missing.",
     mutant=edits(mask("")),
+    control=ordinary,
 )
 def mask_missing(submission: Submission, rng: np.random.Generator) -> None:
     causal_square(submission, rng)
@@ -42,6 +43,7 @@ def mask_missing(submission: Submission, rng: np.random.Generator) -> None:
     mutant=edits(
         mask("    if causal:\n        scores[_hidden(position - 1, rows, cols)] = -np.inf\n")
     ),
+    control=ordinary,
 )
 def mask_hides_own_key(submission: Submission, rng: np.random.Generator) -> None:
     causal_square(submission, rng)
@@ -54,6 +56,7 @@ def mask_hides_own_key(submission: Submission, rng: np.random.Generator) -> None
     mutant=edits(
         mask("    if causal:\n        scores[_hidden(position + 1, rows, cols)] = -np.inf\n")
     ),
+    control=ordinary,
 )
 def mask_sees_next_key(submission: Submission, rng: np.random.Generator) -> None:
     causal_square(submission, rng)
@@ -64,6 +67,7 @@ def mask_sees_next_key(submission: Submission, rng: np.random.Generator) -> None
     severity="major",
     story="Training with T = S never shows it; training on a cached prefix does.",
     mutant=edit("position = top + S - T", "position = top"),
+    control=ordinary,
 )
 def mask_aligned_top_left(submission: Submission, rng: np.random.Generator) -> None:
     for T, S in ((2, 6), (3, 8), (6, 2)):
@@ -75,6 +79,7 @@ def mask_aligned_top_left(submission: Submission, rng: np.random.Generator) -> N
     severity="major",
     story="Kernels have this bug in tails: the weight must be zero, not the score.",
     mutant=edits(mask("    if causal:\n        scores[_hidden(position, rows, cols)] = 0\n")),
+    control=ordinary,
 )
 def mask_zeroes_scores(submission: Submission, rng: np.random.Generator) -> None:
     causal_square(submission, rng)
@@ -85,6 +90,7 @@ def mask_zeroes_scores(submission: Submission, rng: np.random.Generator) -> None
     severity="major",
     story="With all real logits at −3·10⁴, a mask of −10⁴ becomes exp(2·10⁴).",
     mutant=edits(mask("    if causal:\n        scores[_hidden(position, rows, cols)] = -1e4\n")),
+    control=ordinary,
 )
 def mask_above_real_logits(submission: Submission, rng: np.random.Generator) -> None:
     for low in (-3e4, -3e9):
@@ -97,6 +103,7 @@ def mask_above_real_logits(submission: Submission, rng: np.random.Generator) -> 
     severity="major",
     story="With keys in the outer and queries in the inner loop, the hidden tiles come first.",
     mutant=edit("continue  # these", "break  # these"),
+    control=ordinary,
 )
 def break_instead_of_continue(submission: Submission, rng: np.random.Generator) -> None:
     differentiates(submission, draw(Shape(T=12, S=12), rng, True), causal=True, tile=4)
@@ -107,6 +114,7 @@ def break_instead_of_continue(submission: Submission, rng: np.random.Generator) 
     severity="major",
     story="An off-by-one in the skip condition that aligned square problems never touch.",
     mutant=edit("<= start:\n", "<= start + 1:\n"),
+    control=ordinary,
 )
 def diagonal_tile_skipped(submission: Submission, rng: np.random.Generator) -> None:
     for T, S in ((8, 9), (7, 8), (8, 8)):
@@ -122,6 +130,7 @@ def diagonal_tile_skipped(submission: Submission, rng: np.random.Generator) -> N
     severity="major",
     story="300 keys in tiles of 97 leave nine.",
     mutant=edit(BACKWARD_HEAD, BACKWARD_HEAD.replace("range(0, S, ", "range(0, S - S % tile, ")),
+    control=ordinary,
 )
 def last_key_tile_dropped(submission: Submission, rng: np.random.Generator) -> None:
     differentiates(submission, draw(Shape(T=3, S=300), rng, False), tile=97)
@@ -132,6 +141,7 @@ def last_key_tile_dropped(submission: Submission, rng: np.random.Generator) -> N
     severity="major",
     story="300 queries in tiles of 97 leave nine.",
     mutant=edit(ROW_LOOP, "            for top in range(0, T - T % tile, tile):\n"),
+    control=ordinary,
 )
 def last_query_tile_dropped(submission: Submission, rng: np.random.Generator) -> None:
     differentiates(submission, draw(Shape(T=300, S=3), rng, False), tile=97)
@@ -155,6 +165,7 @@ def tile_larger_than_sequence_refused(submission: Submission, rng: np.random.Gen
     severity="major",
     story="Self-attention tests have T = S; cross-attention does not.",
     mutant=edit(BACKWARD_HEAD, BACKWARD_HEAD.replace("range(0, S, ", "range(0, min(S, T), ")),
+    control=ordinary,
 )
 def as_many_keys_as_queries(submission: Submission, rng: np.random.Generator) -> None:
     differentiates(submission, draw(Shape(T=3, S=10), rng, False), tile=2)
@@ -168,6 +179,7 @@ def as_many_keys_as_queries(submission: Submission, rng: np.random.Generator) ->
     severity="major",
     story="np.tile for np.repeat, in one of two places.",
     mutant=edit(BACKWARD_HEAD, BACKWARD_HEAD.replace("h // (H // G)", "h % G")),
+    control=ordinary,
 )
 def groups_by_tiling(submission: Submission, rng: np.random.Generator) -> None:
     grouped(submission, rng)
@@ -178,6 +190,7 @@ def groups_by_tiling(submission: Submission, rng: np.random.Generator) -> None:
     severity="major",
     story="H = 4, G = 2 hides it, because there H/G = G.",
     mutant=edit(BACKWARD_HEAD, BACKWARD_HEAD.replace("h // (H // G)", "h // G")),
+    control=ordinary,
 )
 def groups_by_wrong_divisor(submission: Submission, rng: np.random.Generator) -> None:
     differentiates(submission, draw(Shape(H=6, G=3, T=4, S=4), rng, False), tile=3)
@@ -188,6 +201,7 @@ def groups_by_wrong_divisor(submission: Submission, rng: np.random.Generator) ->
     severity="major",
     story="Tests with B = 1 cannot show it.",
     mutant=edit("dout[b, h, rows] @ v[b, g, cols].T", "dout[b, h, rows] @ v[0, g, cols].T"),
+    control=ordinary,
 )
 def batch_shares_values(submission: Submission, rng: np.random.Generator) -> None:
     differentiates(submission, draw(Shape(B=3, T=4, S=4), rng, True), causal=True)
