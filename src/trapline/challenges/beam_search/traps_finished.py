@@ -118,12 +118,20 @@ def eos_takes_a_slot(submission: Submission, rng: np.random.Generator) -> None:
     ),
 )
 def eos_fills_the_row(submission: Submission, rng: np.random.Generator) -> None:
-    E, A, B = tokens(rng, 3)
-    table = {(): {E: -1.0, A: -2.0, B: -3.0}, (A,): {E: -9.0}, (B,): {E: -0.5}}
+    E, A, B, C, D, F = tokens(rng, 6)
+    table = {
+        (): {A: -1.0, B: -8.0},
+        (A,): {E: -1.0, C: -2.0, D: -2.5},
+        (B,): {F: -1.0},
+        (A, C): {E: -9.0},
+        (A, D): {E: -0.5},
+        (B, F): {E: -0.5},
+    }
     asked = one(
         submission, rng, table, beam_width=2, max_new_tokens=3, eos_id=E, length_penalty=0.0
     )
-    expect.that([B, E] in [t for t, _ in asked.hypotheses[0]], "the last token of a row was lost")
+    found = [hypothesis for hypothesis, _ in asked.hypotheses[0]]
+    expect.that(found == [[A, E], [A, D, E]], f"the hypotheses are {found}")
 
 
 @trap(
@@ -362,7 +370,7 @@ def only_the_best_beam_ends(submission: Submission, rng: np.random.Generator) ->
     control=ordinary_search,
 )
 def tie_latest_listed_first(submission: Submission, rng: np.random.Generator) -> None:
-    E, A = tokens(rng, 2)
+    E, A = rising_tokens(rng, 2)
     table = {(): {E: -2.0, A: -1.0}, (A,): {E: -1.0}}
     settings: dict[str, Any] = {"max_new_tokens": 2, "eos_id": E, "length_penalty": 0.0}
     asked = one(submission, rng, table, beam_width=1, **settings)
@@ -389,7 +397,7 @@ def tie_latest_listed_first(submission: Submission, rng: np.random.Generator) ->
     control=ordinary_search,
 )
 def tie_enters_a_full_pool(submission: Submission, rng: np.random.Generator) -> None:
-    E, A, B = tokens(rng, 3)
+    E, A, B = rising_tokens(rng, 3)
     table = {(): {E: -3.0, A: -1.0, B: -2.0}, (A,): {E: -1.0}, (B,): {E: -1.0}}
     asked = one(
         submission, rng, table, beam_width=2, max_new_tokens=2, eos_id=E, length_penalty=0.0
@@ -414,7 +422,7 @@ def tie_enters_a_full_pool(submission: Submission, rng: np.random.Generator) -> 
     control=ordinary_search,
 )
 def tie_live_beam_before_an_end(submission: Submission, rng: np.random.Generator) -> None:
-    E, A, B = tokens(rng, 3)
+    A, E, B = rising_tokens(rng, 3)
     table = {(): {A: -1.0}, (A,): {E: -1.0, B: -1.0}}
     asked = one(
         submission, rng, table, beam_width=2, max_new_tokens=2, eos_id=E, length_penalty=0.0

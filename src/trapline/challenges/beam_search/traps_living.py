@@ -160,7 +160,7 @@ def width_over_vocabulary(submission: Submission, rng: np.random.Generator) -> N
     control=ordinary_search,
 )
 def tie_later_hypothesis_wins(submission: Submission, rng: np.random.Generator) -> None:
-    E, A = tokens(rng, 2)
+    E, A = rising_tokens(rng, 2)
     table = {(): {E: -2.0, A: -1.0}, (A,): {E: -1.0}}
     for width in (1, 2):
         asked = one(
@@ -183,7 +183,7 @@ def tie_later_hypothesis_wins(submission: Submission, rng: np.random.Generator) 
     control=ordinary_search,
 )
 def tie_higher_parent_ends_first(submission: Submission, rng: np.random.Generator) -> None:
-    E, A, B = tokens(rng, 3)
+    A, B, E = rising_tokens(rng, 3)
     table = {(): {A: -1.0, B: -2.0}, (A,): {E: -3.0}, (B,): {E: -2.0}}
     asked = one(submission, rng, table, beam_width=2, max_new_tokens=2, eos_id=E)
     best(asked, [A, E], -2.0)

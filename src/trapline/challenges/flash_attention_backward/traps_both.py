@@ -34,6 +34,7 @@ _SCALED = "    q = q * D**-0.5\n"
 _CHECKED_FORWARD = "    _check(q, k, v, tile)\n    (B, H"
 _LATER = "np.arange(position + 1, position + rows + 1)"
 _SHORT_COLS = "        cols = slice(start + (start > 0), min(start + tile, stop))\n"
+_BLIND_ROWS = "\n            scores[np.arange(position, position + rows) < 0] = -np.inf"
 _ORIGIN = "np.where(new_peak == -np.inf, 0, new_peak)"
 
 # --- the mask in both passes ----------------------------------------------------------------------
@@ -236,7 +237,7 @@ def positions_of_folded_rows(submission: Submission, rng: np.random.Generator) -
     severity="critical",
     story="A finite mask gives hidden keys all the weight where the real scores are lower.",
     mutant=edits(
-        (FORWARD_MASK, FORWARD_MASK.replace("-np.inf", "-1e4")),
+        (FORWARD_MASK, FORWARD_MASK.replace("-np.inf", "-1e4") + _BLIND_ROWS),
         mask("    if causal:\n        scores[_hidden(position, rows, cols)] = -1e4\n"),
         RECOMPUTE,
     ),
@@ -287,11 +288,8 @@ def heads_by_wrong_divisor(submission: Submission, rng: np.random.Generator) -> 
     severity="major",
     story="The tile is divided among the heads of a group and becomes 0.",
     mutant=edits(
-        (
-            FORWARD_HEAD + "\n",
-            FORWARD_HEAD.replace("tile):", "tile // min(tile + 1, H // G)):") + "\n",
-        ),
-        (ROW_LOOP, ROW_LOOP.replace("tile)", "tile // (H // G))")),
+        (FORWARD_HEAD, FORWARD_HEAD.replace("tile)", "tile if tile >= H // G else 0)")),
+        (ROW_LOOP, ROW_LOOP.replace("tile)", "tile if tile >= H // G else 0)")),
     ),
     seen=BLIND,
     control=ordinary,
@@ -521,6 +519,18 @@ def blind_query_in_a_tile(submission: Submission, rng: np.random.Generator) -> N
     attends(submission, *Shape(T=5, S=4).draw(rng), causal=True, tile=2)
 
 
+@trap(
+    catches="in the forward pass a query without keys that shares a tile with others becomes NaN",
+    severity="critical",
+    story="−inf − (−inf) where two parts are merged that a query sees nothing of.",
+    mutant=edits((_ORIGIN, "new_peak"), ("seen = total > 0", "seen = total != 0")),
+    seen=BLIND,
+    control=ordinary,
+)
+def forward_blind_query_in_a_tile(submission: Submission, rng: np.random.Generator) -> None:
+    attends(submission, *Shape(T=5, S=4).draw(rng), causal=True, tile=2)
+
+
 # --- what the forward pass returns ----------------------------------------------------------------
 
 
@@ -561,6 +571,12 @@ def forward_lse_zero_without_keys(submission: Submission, rng: np.random.Generat
     attends(submission, *Shape(T=6, S=4).draw(rng), causal=True, tile=8)
 
 
+def exact_float32(submission: Submission, rng: np.random.Generator) -> None:
+    """One key and scores of 0: out and lse have no rounding, so that only the dtype can differ."""
+    q, k, v = Shape(T=4, S=1).draw(rng, np.float32)
+    attends(submission, 0 * q, k, v)
+
+
 @trap(
     catches="lse is float64 although the inputs are float32",
     severity="minor",
@@ -570,7 +586,7 @@ def forward_lse_zero_without_keys(submission: Submission, rng: np.random.Generat
     control=ordinary,
 )
 def forward_lse_in_double(submission: Submission, rng: np.random.Generator) -> None:
-    attends(submission, *Shape(T=4, S=4).draw(rng, np.float32))
+    exact_float32(submission, rng)
 
 
 @trap(
@@ -581,4 +597,4 @@ def forward_lse_in_double(submission: Submission, rng: np.random.Generator) -> N
     control=ordinary,
 )
 def forward_out_in_double(submission: Submission, rng: np.random.Generator) -> None:
-    attends(submission, *Shape(T=4, S=4).draw(rng, np.float32))
+    exact_float32(submission, rng)
