@@ -306,12 +306,12 @@ def bound_against_the_best(submission: Submission, rng: np.random.Generator) -> 
     ),
 )
 def stops_when_the_winner_is_known(submission: Submission, rng: np.random.Generator) -> None:
-    E, A = tokens(rng, 2)
-    table = {(): {E: -1.0, A: -4.0}, (A,): {E: -1.0}}
-    settings: dict[str, Any] = {"max_new_tokens": 3, "eos_id": E, "length_penalty": 0.0}
-    asked = one(submission, rng, table, beam_width=2, strict=True, **settings)
-    expect.equal(asked.hypotheses, [[([E], -1.0), ([A, E], -5.0)]], "the hypotheses")
-    second_place_open(submission, rng)
+    E, A, B, C = tokens(rng, 4)
+    table = {(): {E: -3.0, A: -1.0, B: -1.5}, (A,): {E: -1.0, C: -1.5}, (A, C): {E: -0.25}}
+    settings: dict[str, Any] = {"max_new_tokens": 4, "eos_id": E, "length_penalty": 0.0}
+    asked = one(submission, rng, table, beam_width=3, strict=True, **settings)
+    found = [hypothesis for hypothesis, _ in asked.hypotheses[0]]
+    expect.that(found == [[A, E], [A, C, E], [E]], f"the hypotheses are {found}")
 
 
 @trap(
