@@ -1,3 +1,4 @@
+# ruff: noqa: B905, RUF005
 """Beam search as coroutines: one per prompt, which yields prefixes and is sent the model's rows."""
 
 import math

@@ -1,3 +1,4 @@
+# ruff: noqa: B905, E501
 """Beam search where one set of flat arrays holds the beams of all prompts at once."""
 
 import math

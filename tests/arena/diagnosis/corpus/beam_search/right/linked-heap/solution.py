@@ -1,3 +1,4 @@
+# ruff: noqa: B905, E501, SIM108
 """Beam search on linked nodes: tokens are read back through parent links, the pool is a heap."""
 
 import heapq

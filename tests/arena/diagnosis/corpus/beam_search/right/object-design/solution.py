@@ -1,3 +1,4 @@
+# ruff: noqa: B905, RUF005
 """Beam search as a handful of cooperating objects."""
 
 from __future__ import annotations

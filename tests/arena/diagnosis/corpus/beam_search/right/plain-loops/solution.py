@@ -1,3 +1,4 @@
+# ruff: noqa: B905, C901, RUF005
 """Beam search with nested Python loops over plain lists."""
 
 import heapq

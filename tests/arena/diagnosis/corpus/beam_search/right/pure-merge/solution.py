@@ -1,3 +1,4 @@
+# ruff: noqa: B905
 """Beam search from pure functions over immutable states; beams are merged from sorted streams."""
 
 import math

@@ -1,3 +1,4 @@
+# ruff: noqa: E501
 """Flash attention from small functions; the backward pass walks over keys outside, queries inside."""
 
 from itertools import product
