@@ -19,18 +19,24 @@ from trapline.challenges.layer_norm_backward.cases import (
     problem,
     scaled,
 )
+from trapline.challenges.layer_norm_backward.situations import WRITTEN_BLIND, right_passes
 from trapline.challenges.layer_norm_backward.solution_lines import STEP
 from trapline.gold.norms import oracle
 
 # Parts of the gold solution that several mutants edit.
 _DIRECTION = "direction = _direction(rng, inputs[place])"
 _ERROR = "float(np.linalg.norm(analytic - numeric) / scale)"
+_SCALE = "max(np.linalg.norm(analytic), np.linalg.norm(numeric), 1e-12)"
+_GRADIENTS = "gradients = backward(dy, forward(*inputs)[1])"
+_RETURN = "    return errors\n"
 
 
 @trap(
     catches="one pair of forward calls for every element of x",
     severity="major",
-    story="Every graded answer looped over elements in Python and timed out at D = 1024.",
+    story="The number of elements of x grows with B · T; the calls that are allowed do not.",
+    seen=WRITTEN_BLIND,
+    control=right_passes,
     mutant=edits(
         ("for _ in range(DIRECTIONS):", "for element in range(inputs[place].size):"),
         (
@@ -50,11 +56,11 @@ def check_needs_every_element(submission: Submission, rng: Rng) -> None:
 
 @trap(
     catches="a check by cosine or sign: gradients of the wrong length pass",
-    severity="critical",
+    severity="major",
     story="A missing factor 1/D leaves the direction of the gradient right.",
     mutant=edits(
         (
-            "max(np.linalg.norm(analytic), np.linalg.norm(numeric), 1e-12)",
+            _SCALE,
             "np.sqrt(np.linalg.norm(analytic) * np.linalg.norm(numeric))",
         ),
         (_ERROR, "float(1 - abs(analytic @ numeric) / max(scale, 1e-12) ** 2)"),
@@ -64,15 +70,16 @@ def check_blind_to_length(submission: Submission, rng: Rng) -> None:
     p = problem(rng, (2, 3, 6))
     for place, name in enumerate(NAMES):
         spoiled = passes(partial(scaled, place, 1.05))
-        check_errors(gradient_errors(submission, spoiled, p), name, low=0.03)
+        check_errors(gradient_errors(submission, spoiled, p), name, low=0.02)
 
 
 @trap(
     catches="a spot check that never compares most elements",
-    severity="critical",
-    story="Spot checks at random places were the usual answer to slow loops; an error elsewhere "
-    "passes.",
-    mutant=insert_after(_DIRECTION, "\n            direction.flat[4:] = 0.0"),
+    severity="major",
+    story="Spot checks at random places are fast, and an error elsewhere passes.",
+    seen=WRITTEN_BLIND,
+    control=right_passes,
+    mutant=insert_after(_DIRECTION, "\n            direction.flat[6:] = 0.0"),
 )
 def check_of_a_few_elements(submission: Submission, rng: Rng) -> None:
     p = problem(rng, (3, 4, 6))
@@ -84,9 +91,9 @@ def check_of_a_few_elements(submission: Submission, rng: Rng) -> None:
 
 @trap(
     catches="only dx is compared; dgamma and dbeta are reported as right",
-    severity="critical",
+    severity="major",
     story="The difficult formula is tested, and the bug is in one of the two easy sums.",
-    mutant=edit("    return errors\n", "    return {**errors, 'dgamma': 0.0, 'dbeta': 0.0}\n"),
+    mutant=edit(_RETURN, "    return {**errors, 'dgamma': 0.0, 'dbeta': 0.0}\n"),
 )
 def check_skips_parameters(submission: Submission, rng: Rng) -> None:
     p = problem(rng, (2, 3, 5))
@@ -97,17 +104,14 @@ def check_skips_parameters(submission: Submission, rng: Rng) -> None:
 
 @trap(
     catches="a check that differentiates and propagates with the submission's own passes",
-    severity="critical",
+    severity="major",
     story="The functions given as arguments are ignored in favour of the module's own.",
-    mutant=edit(
-        "gradients = backward(dy, forward(*inputs)[1])",
-        "gradients = layer_norm_backward(dy, layer_norm_forward(*inputs)[1])",
-    ),
+    mutant=edit(_GRADIENTS, "gradients = layer_norm_backward(dy, layer_norm_forward(*inputs)[1])"),
 )
 def check_of_itself(submission: Submission, rng: Rng) -> None:
     p = problem(rng, (2, 3, 5))
     checked = passes(partial(scaled, 0, 3.0))
-    check_errors(gradient_errors(submission, checked, p), "dx", low=0.5)
+    check_errors(gradient_errors(submission, checked, p), "dx", low=0.4)
     expect.that(bool(checked.forward.calls), "gradient_check never called forward")
     expect.that(bool(checked.backward.calls), "gradient_check never called backward")
 
@@ -119,7 +123,29 @@ def check_of_itself(submission: Submission, rng: Rng) -> None:
     mutant=edit("dy * (shifted(1.0) - shifted(-1.0))", "shifted(1.0) - shifted(-1.0)"),
 )
 def check_with_ones(submission: Submission, rng: Rng) -> None:
-    check_errors(gradient_errors(submission, passes(), problem(rng, (2, 3, 6))), None)
+    _errors_of_threes(submission, rng)
+
+
+@trap(
+    catches="the backward pass under test is given a dy of ones instead of dy",
+    severity="major",
+    story="The loss is sum(y) in the analytic part and sum(dy · y) in the numerical one.",
+    mutant=edit(_GRADIENTS, _GRADIENTS.replace("backward(dy,", "backward(np.ones(x.shape),")),
+)
+def check_propagates_ones(submission: Submission, rng: Rng) -> None:
+    _errors_of_threes(submission, rng)
+
+
+@trap(
+    catches="the central difference is divided by the step instead of twice the step",
+    severity="critical",
+    story="Every right backward pass is reported with an error of one half.",
+    mutant=edit("/ (2.0 * STEP)", "/ STEP"),
+    seen=WRITTEN_BLIND,
+)
+def check_not_halved(submission: Submission, rng: Rng) -> None:
+    p = problem(rng, (2, 3, 6))
+    check_errors(gradient_errors(submission, _linear(), p), None)
 
 
 @trap(
@@ -143,9 +169,8 @@ def check_absolute(submission: Submission, rng: Rng) -> None:
     catches="0 / 0 where a gradient vanishes",
     severity="major",
     story="An upstream gradient of zero is valid, and the check reports NaN.",
-    mutant=edit(
-        "max(np.linalg.norm(analytic), np.linalg.norm(numeric), 1e-12)", "np.linalg.norm(numeric)"
-    ),
+    mutant=edit(_SCALE, "np.linalg.norm(numeric)"),
+    control=right_passes,
 )
 def check_of_zero_gradients(submission: Submission, rng: Rng) -> None:
     p = problem(rng, (2, 3, 6))
@@ -157,26 +182,34 @@ def check_of_zero_gradients(submission: Submission, rng: Rng) -> None:
     catches="a step so large that its own error hides a wrong gradient",
     severity="major",
     story="With h = 1e-2 the tolerance must be so loose that wrong gradients pass.",
-    mutant=edit(STEP, "STEP = 0.05"),
+    mutant=edit(STEP, "STEP = 0.2"),
 )
 def check_step_too_large(submission: Submission, rng: Rng) -> None:
-    check_errors(gradient_errors(submission, passes(), problem(rng, (2, 3, 6))), None)
+    """Inputs that drift give errors below 1e-3 as well; a step of 0.2 does not."""
+    errors = gradient_errors(submission, passes(), problem(rng, (2, 3, 6)))
+    for name, error in errors.items():
+        expect.that(error < 1e-3, f"a right {name} gets an error of {error:.3g}, above 0.001")
+    check_errors(errors, None)
 
 
 @trap(
     catches="a step so small that rounding dominates the difference",
     severity="major",
     story="With h = 1e-12 the quotient is rounding noise.",
+    seen=WRITTEN_BLIND,
     mutant=edit(STEP, "STEP = 1e-13"),
 )
 def check_step_too_small(submission: Submission, rng: Rng) -> None:
-    check_errors(gradient_errors(submission, passes(), problem(rng, (2, 3, 6))), None)
+    """A linear forward pass has no error but rounding."""
+    p = problem(rng, (2, 3, 6))
+    check_errors(gradient_errors(submission, _linear(), p), None)
 
 
 @trap(
     catches="x shifted in place and not restored",
     severity="major",
-    story="`x[i] += h` inside the check; one answer was praised for working on copies.",
+    story="`x[i] += h` inside the check: the inputs drift, and later slopes are taken elsewhere.",
+    seen=WRITTEN_BLIND,
     mutant=edit(
         "value + sign * STEP * direction if i == place",
         "value.__iadd__(min(sign, 2 * sign) * STEP * direction) if i == place",
@@ -213,12 +246,91 @@ def check_of_its_own_forward(submission: Submission, rng: Rng) -> None:
     mutant=edit("np.linalg.norm(numeric), 1e-12", "1e-12"),
 )
 def check_relative_to_one_side(submission: Submission, rng: Rng) -> None:
+    _errors_of_scaled(submission, rng, 0.25, 0.75)
+
+
+@trap(
+    catches="the error is divided by the numerical gradient alone",
+    severity="minor",
+    story="A gradient that is twice too long is then off by 1 instead of 1/2.",
+    mutant=edit(
+        "np.linalg.norm(analytic), np.linalg.norm(numeric), 1e-12", "np.linalg.norm(numeric), 1e-12"
+    ),
+    seen=WRITTEN_BLIND,
+)
+def check_relative_to_the_numerical(submission: Submission, rng: Rng) -> None:
+    _errors_of_scaled(submission, rng, 4.0, 0.75)
+
+
+@trap(
+    catches="the error is divided by |a| + |n| instead of the larger of the two",
+    severity="minor",
+    story="Another usual definition: its errors are half as large near 0, and never above 1.",
+    mutant=edit(_SCALE, "max(np.linalg.norm(analytic) + np.linalg.norm(numeric), 1e-12)"),
+)
+def check_relative_to_the_sum(submission: Submission, rng: Rng) -> None:
+    _errors_of_scaled(submission, rng, 2.0, 0.5)
+
+
+@trap(
+    catches="the error is squared: the root of the 2-norm is missing",
+    severity="minor",
+    story="An error of 1e-2 is then reported as 1e-4.",
+    mutant=edit(_ERROR, "float((np.linalg.norm(analytic - numeric) / scale) ** 2)"),
+)
+def check_squared(submission: Submission, rng: Rng) -> None:
+    _errors_of_scaled(submission, rng, 2.0, 0.5)
+
+
+@trap(
+    catches="dbeta is never compared and reported as right",
+    severity="major",
+    story="dbeta is a plain sum, and so it is left out.",
+    mutant=edit(_RETURN, "    return {**errors, 'dbeta': 0.0}\n"),
+)
+def check_skips_dbeta(submission: Submission, rng: Rng) -> None:
     p = problem(rng, (2, 3, 5))
-    for place, name in enumerate(NAMES):
-        for by, want in ((0.25, 0.75), (4.0, 0.75), (0.0, 1.0)):
-            error = gradient_errors(submission, passes(partial(scaled, place, by)), p)[name]
-            good = abs(error - want) < 1e-3
-            expect.that(good, f"{name} times {by} is off by {want}, not by {error:.3g}")
+    checked = passes(partial(scaled, 2, -1.0))
+    check_errors(gradient_errors(submission, checked, p), "dbeta", low=0.4)
+
+
+@trap(
+    catches="one error for all three gradients instead of one for each",
+    severity="minor",
+    story="A wrong dbeta is then reported as a wrong dx.",
+    mutant=edit(_RETURN, "    return dict.fromkeys(errors, max(errors.values()))\n"),
+)
+def check_reports_the_largest(submission: Submission, rng: Rng) -> None:
+    p = problem(rng, (2, 3, 5))
+    checked = passes(partial(scaled, 1, 2.0))
+    check_errors(gradient_errors(submission, checked, p), "dgamma", low=0.3)
+
+
+@trap(
+    catches="x with strides is moved in a copy: the numerical dx is 0",
+    severity="major",
+    story="`x.reshape(-1)` is a view of a packed array and a copy of any other.",
+    mutant=edits(
+        (
+            "value + sign * STEP * direction if i == place",
+            "_moved(value, sign * STEP * direction) if i == place",
+        ),
+        (
+            "def _relative_error(",
+            "def _moved(value, step):\n"
+            "    value = value.copy(order='K')\n"
+            "    flat = value.reshape(-1)\n"
+            "    flat += step.reshape(-1)\n"
+            "    return value\n\n\n"
+            "def _relative_error(",
+        ),
+    ),
+    control=right_passes,
+)
+def check_of_strided_x(submission: Submission, rng: Rng) -> None:
+    p = problem(rng, (2, 3, 6))
+    errors = gradient_errors(submission, passes(), p._replace(x=np.asfortranarray(p.x)))
+    check_errors(errors, None)
 
 
 @trap(
@@ -230,6 +342,7 @@ def check_relative_to_one_side(submission: Submission, rng: Rng) -> None:
         "(shifted(1.0) - shifted(-1.0))) / (2.0 * STEP)",
         "(shifted(0.01) - shifted(0.0))) / (0.01 * STEP)",
     ),
+    control=right_passes,
 )
 def check_one_sided(submission: Submission, rng: Rng) -> None:
     for name, moves in _moves(submission, rng).items():
@@ -244,10 +357,12 @@ def check_one_sided(submission: Submission, rng: Rng) -> None:
     severity="minor",
     story="One random direction for a million elements can miss a wrong one by chance.",
     mutant=edit("DIRECTIONS = 6", "DIRECTIONS = 1"),
+    control=right_passes,
 )
 def check_of_one_direction(submission: Submission, rng: Rng) -> None:
     for name, moves in _moves(submission, rng).items():
-        expect.that(len(moves) >= 8, f"{name}: {len(moves)} calls of forward, two a direction")
+        different = np.linalg.matrix_rank(np.array(moves or [np.zeros(1)]), rtol=1e-3)
+        expect.that(different >= 4, f"{name}: {different} different directions, 4 are asked for")
 
 
 def _moves(submission: Submission, rng: Rng) -> dict[str, list[Array]]:
@@ -255,13 +370,44 @@ def _moves(submission: Submission, rng: Rng) -> dict[str, list[Array]]:
 
     x is left out: several directions of it may share a call, one behind the other in the batch.
     """
-    p, checked = problem(rng, (2, 3, 5)), passes()
+    p, checked = problem(rng, (2, 3, 16)), passes()
     gradient_errors(submission, checked, p)
     shifts = {
         "dgamma": [gamma - p.gamma for _, (_, gamma, _) in checked.forward.calls],
         "dbeta": [beta - p.beta for _, (_, _, beta) in checked.forward.calls],
     }
     return {name: [move for move in moves if move.any()] for name, moves in shifts.items()}
+
+
+def _errors_of_scaled(submission: Submission, rng: Rng, by: float, want: float) -> None:
+    """Each gradient in turn is wrong by this factor: its relative error is known."""
+    p = problem(rng, (2, 3, 5))
+    for place, name in enumerate(NAMES):
+        error = gradient_errors(submission, passes(partial(scaled, place, by)), p)[name]
+        good = abs(error - want) < 1e-3
+        expect.that(good, f"{name} times {by} is off by {want}, not by {error:.3g}")
+
+
+def _errors_of_threes(submission: Submission, rng: Rng) -> None:
+    """With dy = 3 and gradients half as long again each error is 1/3; ones give 7/9 and 1/2."""
+    p = problem(rng, (2, 3, 6))
+    checked = passes(lambda grads: (1.5 * grads[0], 1.5 * grads[1], 1.5 * grads[2]))
+    p = p._replace(dy=np.full_like(p.dy, 3.0))
+    for name, error in gradient_errors(submission, checked, p).items():
+        good = abs(error - 1 / 3) < 1e-3
+        expect.that(good, f"{name} is half as long again, not off by {error:.3g}")
+
+
+def _linear() -> Checked:
+    """A forward pass that is linear in each input, and its gradients."""
+
+    def run_forward(x: Array, gamma: Array, beta: Array) -> tuple[Array, tuple[Array]]:
+        return 2.0 * x + gamma + beta, (x,)
+
+    def run_backward(dy: Array, _: tuple[Array]) -> Grads:
+        return 2.0 * dy, dy.sum((0, 1)), dy.sum((0, 1))
+
+    return Checked(Stub(run_forward), Stub(run_backward))
 
 
 def _thrice(x: Array, gamma: Array, beta: Array) -> tuple[Array, tuple[Array, Array]]:

@@ -1,88 +1,50 @@
-"""Bugs of the backward formula and of the cache it reads."""
+"""Bugs of the formula of dx and of the output."""
 
 import numpy as np
 
-from trapline.arena.judge import expect
 from trapline.arena.judge.traps import edit, edits, trap
 from trapline.arena.process.proxy import Submission
-from trapline.challenges.layer_norm_backward.cases import (
-    Rng,
-    cache_parts,
-    check_both,
-    check_cache_size,
-    check_forward,
-    check_grads,
-    forward,
-    problem,
-    three,
+from trapline.challenges.layer_norm_backward.cases import Rng, problem
+from trapline.challenges.layer_norm_backward.situations import (
+    WRITTEN_BLIND,
+    check_gradients,
+    check_y,
+    plain,
+    split,
 )
-from trapline.challenges.layer_norm_backward.situations import plain
-from trapline.challenges.layer_norm_backward.solution_lines import DX, STEP, G, Y
+from trapline.challenges.layer_norm_backward.solution_lines import (
+    DX,
+    MEAN_G,
+    MEAN_GX,
+    G,
+    Y,
+)
 
-# Parts of the gold solution that several mutants edit.
-_CACHE = "(x_hat.astype(x.dtype), rstd.astype(x.dtype), gamma.copy())"
-_UNPACK = "x_hat, rstd, gamma = cache\n"
-_MEAN_GX = "mean_gx = np.mean(g * x_hat, axis=-1, keepdims=True)"
-_DGAMMA = "dgamma = np.sum(dy * x_hat, axis=(0, 1))"
+_SUM_G = "mean_g = np.sum(g, axis=-1, keepdims=True)"
+_SUM_GX = "mean_gx = np.sum(g * x_hat, axis=-1, keepdims=True)"
+_RATIO = "ratio = np.maximum(np.sqrt(np.mean(x_hat * x_hat, axis=-1, keepdims=True)), 1e-30)"
 
-# --- the backward formula -------------------------------------------------------------------------
+# --- the factors of dx ----------------------------------------------------------------------------
 
 
 @trap(
     catches="dx computed from dy instead of dy · gamma",
-    severity="critical",
+    severity="major",
     story="Invisible with gamma = 1, which is how gamma is initialised and how most tests call it.",
     mutant=edit(G, "    g = dy\n"),
 )
 def gamma_missing_in_dx(submission: Submission, rng: Rng) -> None:
-    check_both(submission, problem(rng))
+    check_gradients(submission, problem(rng), "dx")
 
 
 @trap(
-    catches="dx without − mean(g): the path through the mean is forgotten",
-    severity="critical",
-    story="The mean is treated as a constant; training still goes down, more slowly.",
-    mutant=edit(DX, "dx = rstd[..., None] * (g - x_hat * mean_gx)"),
+    catches="gamma multiplied into dx last, after the means are taken of dy alone",
+    severity="major",
+    story="gamma differs from feature to feature: it does not commute with a mean over features.",
+    mutant=edits((G, "    g = dy\n"), (DX, DX.replace("dx = ", "dx = gamma * "))),
 )
-def mean_term_missing(submission: Submission, rng: Rng) -> None:
-    p = plain(rng)
-    check_both(submission, p._replace(dy=np.abs(p.dy)))
-
-
-@trap(
-    catches="dx without − x_hat · mean(g · x_hat): the path through the variance is forgotten",
-    severity="critical",
-    story="The variance is treated as a constant; the gradient keeps a component along x_hat.",
-    mutant=edit(DX, "dx = rstd[..., None] * (g - mean_g)"),
-)
-def variance_term_missing(submission: Submission, rng: Rng) -> None:
-    p = plain(rng)
-    x_hat = (p.x - p.x.mean(-1, keepdims=True)) / p.x.std(-1, keepdims=True)
-    check_both(submission, p._replace(dy=x_hat))
-
-
-@trap(
-    catches="dx with + x_hat · mean(g · x_hat)",
-    severity="critical",
-    story="A sign lost between −1/2 · var^(−3/2) and the final formula.",
-    mutant=edit(DX, "dx = rstd[..., None] * (g - mean_g + x_hat * mean_gx)"),
-)
-def variance_term_sign(submission: Submission, rng: Rng) -> None:
-    p = plain(rng)
-    x_hat = (p.x - p.x.mean(-1, keepdims=True)) / p.x.std(-1, keepdims=True)
-    check_both(submission, p._replace(dy=x_hat))
-
-
-@trap(
-    catches="mean(dy · x_hat) where mean(dy · gamma · x_hat) belongs",
-    severity="critical",
-    story="dgamma needs dy · x_hat and dx needs g · x_hat; one product is reused for both.",
-    mutant=edit(_MEAN_GX, _MEAN_GX.replace("g * x_hat", "dy * x_hat")),
-)
-def projection_of_dy(submission: Submission, rng: Rng) -> None:
-    p = problem(rng)
-    x_hat = (p.x - p.x.mean(-1, keepdims=True)) / p.x.std(-1, keepdims=True)
-    check_both(submission, p._replace(dy=x_hat, gamma=p.gamma + 3.0))
+def gamma_after_the_means(submission: Submission, rng: Rng) -> None:
+    check_gradients(submission, problem(rng), "dx")
 
 
 @trap(
@@ -90,230 +52,371 @@ def projection_of_dy(submission: Submission, rng: Rng) -> None:
     severity="critical",
     story="Invisible on standard normal inputs, where the factor is close to 1.",
     mutant=edit(DX, "dx = g - mean_g - x_hat * mean_gx"),
+    seen=WRITTEN_BLIND,
 )
 def rstd_missing(submission: Submission, rng: Rng) -> None:
-    check_both(submission, plain(rng, spread=20.0))
+    check_gradients(submission, split(rng, spread=20.0), "dx")
 
 
 @trap(
-    catches="row means divided by T instead of D",
-    severity="critical",
-    story="`shape[1]` is the width of a matrix and the length of a batch of sequences.",
-    mutant=edit(_MEAN_GX, "mean_gx = np.sum(g * x_hat, axis=-1, keepdims=True) / dy.shape[1]"),
+    catches="dx divided by var + eps instead of its root",
+    severity="major",
+    story="Invisible on standard normal inputs, where both factors are close to 1.",
+    mutant=edit(DX, DX.replace("rstd[..., None]", "rstd[..., None] ** 2.0")),
 )
-def divided_by_the_wrong_length(submission: Submission, rng: Rng) -> None:
-    check_both(submission, plain(rng, (2, 3, 12)))
+def rstd_squared(submission: Submission, rng: Rng) -> None:
+    check_gradients(submission, split(rng, spread=20.0), "dx")
+
+
+@trap(
+    catches="dx multiplied by √(var + eps) instead of divided by it",
+    severity="major",
+    story="A cache called `std` holds its reciprocal, or the other way round.",
+    mutant=edit(DX, DX.replace("rstd[..., None]", "1.0 / rstd[..., None]")),
+)
+def rstd_inverted(submission: Submission, rng: Rng) -> None:
+    check_gradients(submission, split(rng, spread=20.0), "dx")
+
+
+@trap(
+    catches="the direct path is lost: dx keeps only the path through the variance",
+    severity="critical",
+    story="A gradient that arrives by a second path replaces the first instead of being added.",
+    mutant=edit(DX, "dx = -rstd[..., None] * x_hat * mean_gx"),
+    seen=WRITTEN_BLIND,
+)
+def direct_path_lost(submission: Submission, rng: Rng) -> None:
+    check_gradients(submission, split(rng), "dx")
+
+
+@trap(
+    catches="rstd / D · (g − Σ g − x_hat · Σ g · x_hat): g itself is not multiplied by D",
+    severity="major",
+    story="The closed form with a factor 1 / D in front needs D · g.",
+    mutant=edits(
+        (MEAN_G, _SUM_G),
+        (MEAN_GX, _SUM_GX),
+        (DX, DX.replace("rstd[..., None]", "rstd[..., None] / dy.shape[-1]")),
+    ),
+)
+def direct_term_not_times_width(submission: Submission, rng: Rng) -> None:
+    check_gradients(submission, split(rng), "dx")
+
+
+@trap(
+    catches="rstd · (D · g − Σ g − x_hat · Σ g · x_hat): the factor 1 / D is missing",
+    severity="major",
+    story="The closed form with D · g needs a factor 1 / D in front.",
+    mutant=edit(DX, DX.replace("rstd[..., None]", "dy.shape[-1] * rstd[..., None]")),
+)
+def dx_not_divided_by_width(submission: Submission, rng: Rng) -> None:
+    check_gradients(submission, split(rng), "dx")
+
+
+@trap(
+    catches="dx has the opposite sign",
+    severity="major",
+    story="A gradient of the loss and a step against it are taken for the same.",
+    mutant=edit(DX, DX.replace("dx = ", "dx = -")),
+)
+def dx_negated(submission: Submission, rng: Rng) -> None:
+    check_gradients(submission, split(rng), "dx")
 
 
 @trap(
     catches="(B, T) statistics broadcast along features: no error when T = D, only wrong numbers",
-    severity="critical",
+    severity="major",
     story="A forgotten keepdims raises for most shapes and is silent for square ones.",
     mutant=edit(DX, "dx = rstd[:, None, :] * (g - mean_g - x_hat * mean_gx)"),
 )
 def square_sequence(submission: Submission, rng: Rng) -> None:
     p = plain(rng, (2, 5, 5))
-    check_both(submission, p._replace(x=p.x * np.arange(1.0, 6.0)[:, None]))
+    check_gradients(submission, p._replace(x=p.x * np.arange(1.0, 6.0)[:, None]), "dx")
+
+
+# --- the path through the mean --------------------------------------------------------------------
+
+
+@trap(
+    catches="dx without − mean(g): the path through the mean is forgotten",
+    severity="critical",
+    story="The mean is treated as a constant; training still goes down, more slowly.",
+    mutant=edit(DX, "dx = rstd[..., None] * (g - x_hat * mean_gx)"),
+    seen=WRITTEN_BLIND,
+)
+def mean_term_missing(submission: Submission, rng: Rng) -> None:
+    check_gradients(submission, split(rng, mean=1.0), "dx")
+
+
+@trap(
+    catches="dx with + mean(g) instead of − mean(g)",
+    severity="major",
+    story="The derivative of −mean loses its sign.",
+    mutant=edit(DX, DX.replace("- mean_g ", "+ mean_g ")),
+)
+def mean_term_sign(submission: Submission, rng: Rng) -> None:
+    check_gradients(submission, split(rng, mean=1.0), "dx")
+
+
+@trap(
+    catches="dx with Σ g where mean(g) belongs: not divided by D",
+    severity="major",
+    story="A sum over features is subtracted from single features.",
+    mutant=edit(MEAN_G, _SUM_G),
+)
+def mean_term_not_averaged(submission: Submission, rng: Rng) -> None:
+    check_gradients(submission, split(rng, mean=1.0), "dx")
+
+
+@trap(
+    catches="the mean of g taken over rows instead of features",
+    severity="critical",
+    story="Axis 0 of a block of rows is not the axis that the forward pass averaged.",
+    mutant=edit(MEAN_G, "mean_g = np.sum(g, axis=(0, 1)) / max(dy.shape[0] * dy.shape[1], 1)"),
+    seen=WRITTEN_BLIND,
+)
+def mean_of_g_over_rows(submission: Submission, rng: Rng) -> None:
+    check_gradients(submission, split(rng, mean=1.0), "dx")
+
+
+@trap(
+    catches="the mean of g taken over positions (axis 1) instead of features",
+    severity="major",
+    story="Axis 1 holds the features of a matrix and the positions of a batch of sequences.",
+    mutant=edit(MEAN_G, "mean_g = np.sum(g, axis=1, keepdims=True) / max(dy.shape[1], 1)"),
+)
+def mean_of_g_over_positions(submission: Submission, rng: Rng) -> None:
+    check_gradients(submission, split(rng, mean=1.0), "dx")
+
+
+@trap(
+    catches="one mean of g for the whole array instead of one for each row",
+    severity="major",
+    story="A reduction without `axis` gives one number for all rows.",
+    mutant=edit(MEAN_G, "mean_g = np.sum(g) / max(g.size, 1)"),
+)
+def mean_of_g_over_everything(submission: Submission, rng: Rng) -> None:
+    check_gradients(submission, split(rng, mean=1.0), "dx")
+
+
+@trap(
+    catches="mean(dy) where mean(dy · gamma) belongs: the mean term of dx ignores gamma",
+    severity="critical",
+    story="The sum runs before dy is multiplied by gamma.",
+    mutant=edit(MEAN_G, "mean_g = np.mean(dy, axis=-1, keepdims=True)"),
+    seen=WRITTEN_BLIND,
+)
+def mean_of_dy(submission: Submission, rng: Rng) -> None:
+    p = split(rng, mean=1.0)
+    check_gradients(submission, p._replace(gamma=np.full_like(p.gamma, 3.0)), "dx")
+
+
+# --- the path through the variance ----------------------------------------------------------------
+
+
+@trap(
+    catches="dx without − x_hat · mean(g · x_hat): the path through the variance is forgotten",
+    severity="major",
+    story="The variance is treated as a constant; the gradient keeps a component along x_hat.",
+    mutant=edit(DX, "dx = rstd[..., None] * (g - mean_g)"),
+)
+def variance_term_missing(submission: Submission, rng: Rng) -> None:
+    check_gradients(submission, split(rng, along=1.0), "dx")
+
+
+@trap(
+    catches="dx with + x_hat · mean(g · x_hat)",
+    severity="major",
+    story="A sign lost between −1/2 · var^(−3/2) and the final formula.",
+    mutant=edit(DX, "dx = rstd[..., None] * (g - mean_g + x_hat * mean_gx)"),
+)
+def variance_term_sign(submission: Submission, rng: Rng) -> None:
+    check_gradients(submission, split(rng, along=1.0), "dx")
+
+
+@trap(
+    catches="the path through the variance halved: the derivative of (x − mean)² lacks its 2",
+    severity="critical",
+    story="The 2 of the square and the 1/2 of the root cancel, and only one of them is there.",
+    mutant=edit(DX, DX.replace("x_hat * mean_gx", "0.5 * x_hat * mean_gx")),
+    seen=WRITTEN_BLIND,
+)
+def variance_term_halved(submission: Submission, rng: Rng) -> None:
+    check_gradients(submission, split(rng, along=1.0), "dx")
+
+
+@trap(
+    catches="the path through the variance doubled: the derivative of the root lacks its 1/2",
+    severity="major",
+    story="The 2 of the square and the 1/2 of the root cancel, and only one of them is there.",
+    mutant=edit(DX, DX.replace("x_hat * mean_gx", "2.0 * x_hat * mean_gx")),
+)
+def variance_term_doubled(submission: Submission, rng: Rng) -> None:
+    check_gradients(submission, split(rng, along=1.0), "dx")
+
+
+@trap(
+    catches="Σ g · x_hat where mean(g · x_hat) belongs: the variance term of dx is D times too "
+    "large",
+    severity="critical",
+    story="The division by D is lost on the way from the sum to the formula.",
+    mutant=edit(MEAN_GX, _SUM_GX),
+    seen=WRITTEN_BLIND,
+)
+def projection_not_averaged(submission: Submission, rng: Rng) -> None:
+    check_gradients(submission, split(rng, along=1.0), "dx")
+
+
+@trap(
+    catches="Σ g and Σ g · x_hat where their means belong: both terms of dx are D times too large",
+    severity="major",
+    story="The closed form with sums has a factor 1 / D in front of both.",
+    mutant=edits((MEAN_G, _SUM_G), (MEAN_GX, _SUM_GX)),
+)
+def sums_for_means(submission: Submission, rng: Rng) -> None:
+    check_gradients(submission, split(rng, mean=1.0, along=1.0), "dx")
+
+
+@trap(
+    catches="row means divided by T instead of D",
+    severity="major",
+    story="`shape[1]` is the width of a matrix and the length of a batch of sequences.",
+    mutant=edit(MEAN_GX, "mean_gx = np.sum(g * x_hat, axis=-1, keepdims=True) / dy.shape[1]"),
+)
+def divided_by_the_wrong_length(submission: Submission, rng: Rng) -> None:
+    check_gradients(submission, split(rng, along=1.0), "dx")
+
+
+@trap(
+    catches="mean(g · x_hat) taken over rows instead of features",
+    severity="major",
+    story="That sum over rows is dgamma; dx needs the one over features.",
+    mutant=edit(
+        MEAN_GX, "mean_gx = np.sum(g * x_hat, axis=(0, 1)) / max(dy.shape[0] * dy.shape[1], 1)"
+    ),
+)
+def projection_over_rows(submission: Submission, rng: Rng) -> None:
+    check_gradients(submission, split(rng, along=1.0), "dx")
+
+
+@trap(
+    catches="mean(dy · x_hat) where mean(dy · gamma · x_hat) belongs",
+    severity="critical",
+    story="dgamma needs dy · x_hat and dx needs g · x_hat; one product is reused for both.",
+    mutant=edit(MEAN_GX, MEAN_GX.replace("g * x_hat", "dy * x_hat")),
+    seen=WRITTEN_BLIND,
+)
+def projection_of_dy(submission: Submission, rng: Rng) -> None:
+    p = split(rng, along=1.0)
+    check_gradients(submission, p._replace(gamma=np.full_like(p.gamma, 3.0)), "dx")
+
+
+@trap(
+    catches="mean(g) and mean(g · x_hat) both taken of dy without gamma",
+    severity="major",
+    story="gamma reaches the direct term of dx only.",
+    mutant=edits(
+        (MEAN_G, "mean_g = np.mean(dy, axis=-1, keepdims=True)"),
+        (MEAN_GX, MEAN_GX.replace("g * x_hat", "dy * x_hat")),
+    ),
+)
+def means_of_dy(submission: Submission, rng: Rng) -> None:
+    p = split(rng, mean=1.0, along=1.0)
+    check_gradients(submission, p._replace(gamma=np.full_like(p.gamma, 3.0)), "dx")
+
+
+@trap(
+    catches="− mean(g · x_hat) without its factor x_hat",
+    severity="major",
+    story="The same number is subtracted from every feature of a row.",
+    mutant=edit(DX, DX.replace("x_hat * mean_gx", "mean_gx")),
+)
+def projection_without_x_hat(submission: Submission, rng: Rng) -> None:
+    check_gradients(submission, split(rng, along=1.0), "dx")
+
+
+@trap(
+    catches="(x − mean) · mean(g · x_hat) where x_hat · mean(g · x_hat) belongs",
+    severity="major",
+    story="Invisible on standard normal inputs, where x − mean and x_hat are nearly equal.",
+    mutant=edit(DX, DX.replace("x_hat * mean_gx", "x_hat / rstd[..., None] * mean_gx")),
+)
+def projection_along_centred(submission: Submission, rng: Rng) -> None:
+    check_gradients(submission, split(rng, along=1.0, spread=20.0), "dx")
+
+
+@trap(
+    catches="one of the two x_hat in the variance term of dx is normalised without eps",
+    severity="critical",
+    story="x_hat has length 1 only without eps; its ratio to a unit row enters squared.",
+    mutant=edit(DX, f"{_RATIO}\n    " + DX.replace("x_hat * mean_gx", "x_hat * mean_gx / ratio")),
+    seen=WRITTEN_BLIND,
+)
+def ratio_not_squared(submission: Submission, rng: Rng) -> None:
+    check_gradients(submission, split(rng, along=1.0)._replace(eps=0.5), "dx")
+
+
+@trap(
+    catches="the component of g along x_hat is removed whole, as if x_hat had length 1 in spite of "
+    "eps",
+    severity="major",
+    story="dx as an orthogonal projection is right for eps = 0 only.",
+    mutant=edit(
+        DX, f"{_RATIO}\n    " + DX.replace("x_hat * mean_gx", "x_hat * mean_gx / ratio**2.0")
+    ),
+)
+def whole_projection_removed(submission: Submission, rng: Rng) -> None:
+    check_gradients(submission, split(rng, along=1.0)._replace(eps=0.5), "dx")
+
+
+# --- the output -----------------------------------------------------------------------------------
 
 
 @trap(
     catches="gamma · (x_hat + beta) instead of gamma · x_hat + beta",
-    severity="critical",
+    severity="major",
     story="Invisible while beta is 0 or gamma is 1, which both are at the start of training.",
     mutant=edit(Y, "y = gamma * (x_hat + beta)"),
 )
 def beta_scaled(submission: Submission, rng: Rng) -> None:
-    p = problem(rng)
-    check_forward(forward(submission, p)[0], p)
+    check_y(submission, problem(rng))
 
 
 @trap(
-    catches="dgamma summed over the batch only",
-    severity="critical",
-    story="Code written for two axes (N, D) is used with three (B, T, D).",
-    mutant=edit(_DGAMMA, "dgamma = np.sum(dy * x_hat, axis=0)"),
-)
-def dgamma_over_one_axis(submission: Submission, rng: Rng) -> None:
-    check_both(submission, plain(rng, (3, 2, 4)))
-
-
-@trap(
-    catches="dgamma averaged over rows instead of summed",
-    severity="critical",
-    story="A mean belongs to the loss, not to the layer: the learning rate changes with B · T.",
-    mutant=edit(_DGAMMA, "dgamma = np.mean(dy * x_hat, axis=(0, 1))"),
-)
-def dgamma_averaged(submission: Submission, rng: Rng) -> None:
-    check_both(submission, plain(rng, (2, 3, 4)))
-
-
-@trap(
-    catches="dbeta summed over dy · gamma",
-    severity="critical",
-    story="The product g = dy · gamma is used for all three gradients.",
-    mutant=edit("dbeta = np.sum(dy, axis=(0, 1))", "dbeta = np.sum(dy * gamma, axis=(0, 1))"),
-)
-def dbeta_scaled(submission: Submission, rng: Rng) -> None:
-    p = problem(rng, (2, 3, 4))
-    _, cache = forward(submission, p)
-    check_grads(submission.layer_norm_backward(p.dy, cache), p, only=("dbeta",))
-
-
-@trap(
-    catches="dgamma as Σ dy · y instead of Σ dy · x_hat",
-    severity="critical",
-    story="The output is cached instead of the normalised input; both are equal while gamma = 1 "
-    "and beta = 0.",
-    mutant=edits(
-        (_CACHE, _CACHE.replace(", gamma", ", beta.copy(), gamma")),
-        (_UNPACK, "x_hat, rstd, beta, gamma = cache\n"),
-        (_DGAMMA, "dgamma = np.sum(dy * (gamma * x_hat + beta), axis=(0, 1))"),
-    ),
-)
-def dgamma_from_output(submission: Submission, rng: Rng) -> None:
-    check_both(submission, plain(rng, (2, 3, 4)))
-
-
-@trap(
-    catches="x_hat rebuilt as (y − beta) / gamma, which is 0 / 0 where gamma is 0",
-    severity="critical",
-    story="'Memory-efficient' modes rebuild x_hat from y and cannot where a weight is zero.",
-    mutant=edits(
-        (_CACHE, "(y.astype(x.dtype), rstd.astype(x.dtype), gamma.copy(), beta.copy())"),
-        (_UNPACK, "y, rstd, gamma, beta = cache\n    x_hat = (y - beta) / gamma\n"),
-    ),
-)
-def zero_gamma(submission: Submission, rng: Rng) -> None:
-    p = plain(rng, (2, 3, 6))
-    p.gamma[rng.integers(6)] = 0.0
-    y, cache = forward(submission, p)
-    check_forward(y, p)
-    grads = three(submission.layer_norm_backward(p.dy, cache))
-    check_grads(grads, p, only=("dgamma", "dbeta"))
-    expect.that(bool(np.all(np.isfinite(grads[0]))), "dx is not finite")
-
-
-# --- the cache ------------------------------------------------------------------------------------
-
-
-@trap(
-    catches="x, or x − mean, kept beside x_hat",
+    catches="beta is not added to y",
     severity="major",
-    story="A graded answer cached twelve things, nine of them redundant, x itself among them.",
-    mutant=edits(
-        (_CACHE, _CACHE.replace("gamma.copy()", "gamma.copy(), x.copy()")),
-        (_UNPACK, "x_hat, rstd, gamma, _ = cache\n"),
-    ),
+    story="Invisible while beta is 0, which it is at the start of training.",
+    mutant=edit(Y, "y = gamma * x_hat"),
 )
-def bloated_cache(submission: Submission, rng: Rng) -> None:
-    for dtype in (np.float32, np.float64):
-        p = problem(rng, (2, 8, 64), dtype)
-        check_cache_size(forward(submission, p)[1], p)
+def beta_missing(submission: Submission, rng: Rng) -> None:
+    check_y(submission, plain(rng))
 
 
 @trap(
-    catches="a float64 x_hat kept for float32 inputs: twice the bytes",
+    catches="y is not multiplied by gamma",
     severity="major",
-    story="Statistics in float64 are right; activations kept in float64 take twice the memory.",
-    mutant=edit(_CACHE, "(x_hat, rstd, gamma.copy())"),
+    story="Invisible while gamma is 1, which it is at the start of training.",
+    mutant=edit(Y, "y = x_hat + beta"),
 )
-def cache_in_double(submission: Submission, rng: Rng) -> None:
-    p = problem(rng, (2, 8, 64), np.float32)
-    for part in cache_parts(forward(submission, p)[1]):
-        if isinstance(part, np.ndarray) and part.size >= p.x.size:
-            expect.that(part.itemsize <= 4, f"the cache holds {part.dtype}{list(part.shape)}")
+def gamma_missing_in_y(submission: Submission, rng: Rng) -> None:
+    check_y(submission, problem(rng))
 
 
 @trap(
-    catches="statistics broadcast to the full shape before they are kept",
+    catches="y multiplied by 1 + gamma",
     severity="major",
-    story="std kept as (B, T, D): the same number D times.",
-    mutant=edits(
-        (
-            _CACHE,
-            _CACHE.replace("rstd.astype", "np.repeat(rstd[..., None], x.shape[-1], -1).astype"),
-        ),
-        (_UNPACK, "x_hat, rstd, gamma = cache\n    rstd = rstd[..., 0]\n"),
-    ),
+    story="Some models store gamma − 1; this contract does not.",
+    mutant=edit(Y, "y = (1.0 + gamma) * x_hat + beta"),
 )
-def cache_of_row_copies(submission: Submission, rng: Rng) -> None:
-    p = problem(rng, (4, 8, 32))
-    for part in cache_parts(forward(submission, p)[1]):
-        if isinstance(part, np.ndarray) and part.shape == p.x.shape:
-            repeated = bool(np.all(part == part[..., :1]))
-            expect.that(not repeated, "the cache holds one number a row, D times")
+def gamma_plus_one(submission: Submission, rng: Rng) -> None:
+    check_y(submission, problem(rng))
 
 
 @trap(
-    catches="backward reads what the latest forward left in a global",
-    severity="critical",
-    story="A layer object keeps its cache as an attribute; the second use of the layer replaces "
-    "it.",
-    mutant=edits(
-        (STEP, STEP + "\nLATEST = []"),
-        (Y, Y + f"\n    LATEST[:] = {_CACHE}"),
-        (_UNPACK, "x_hat, rstd, gamma = LATEST or cache\n"),
-    ),
-)
-def last_forward_wins(submission: Submission, rng: Rng) -> None:
-    first, second = plain(rng), plain(rng)
-    _, cache = forward(submission, first)
-    forward(submission, second)
-    check_grads(submission.layer_norm_backward(first.dy, cache), first)
-
-
-@trap(
-    catches="the cache is a number under which the real one is kept in the process",
-    severity="critical",
-    story="Hidden state passes a size limit on the cache and every test in one process.",
-    mutant=edits(
-        (STEP, STEP + "\nKEPT = {}"),
-        (Y, Y + f"\n    KEPT[len(KEPT)] = {_CACHE}"),
-        (f"return y.astype(x.dtype), {_CACHE}", "return y.astype(x.dtype), (len(KEPT) - 1,)"),
-        (_UNPACK, "x_hat, rstd, gamma = KEPT[cache[0]]\n"),
-    ),
-)
-def cache_is_a_key(submission: Submission, rng: Rng) -> None:
-    p = plain(rng)
-    _, cache = forward(submission, p)
-    cache_parts(cache)
-    check_grads(submission.fresh().layer_norm_backward(p.dy, cache), p)
-
-
-@trap(
-    catches="the cache is an instance of a class: it cannot be saved or sent",
+    catches="gamma and beta exchanged: y = beta · x_hat + gamma",
     severity="major",
-    story="Activation checkpointing and pipeline stages move caches between processes.",
-    mutant=edits(
-        (STEP, STEP + "\n\n\nclass Cache:\n    pass"),
-        (Y, Y + f"\n    cache = Cache()\n    cache.parts = {_CACHE}"),
-        (f"return y.astype(x.dtype), {_CACHE}", "return y.astype(x.dtype), cache"),
-        (_UNPACK, "x_hat, rstd, gamma = cache.parts\n"),
-    ),
+    story="Two vectors of the same shape are passed in the wrong order.",
+    mutant=edit(Y, "y = beta * x_hat + gamma"),
 )
-def cache_is_an_object(submission: Submission, rng: Rng) -> None:
-    cache_parts(forward(submission, plain(rng))[1])
-
-
-@trap(
-    catches="containers inside the cache",
-    severity="minor",
-    story="The contract asks for a flat cache; code that saves it does not expect a tuple of "
-    "tuples.",
-    mutant=edits(
-        (_CACHE, "((x_hat.astype(x.dtype), rstd.astype(x.dtype)), gamma.copy())"),
-        (_UNPACK, "(x_hat, rstd), gamma = cache\n"),
-    ),
-)
-def nested_cache(submission: Submission, rng: Rng) -> None:
-    cache_parts(forward(submission, plain(rng))[1])
-
-
-@trap(
-    catches="y computed in place in the array that the cache keeps as x_hat",
-    severity="critical",
-    story="Scaling and shifting in place saves one temporary and changes the cached activations.",
-    mutant=edit(Y, "y = x_hat\n    y *= gamma\n    y += beta"),
-)
-def output_overwrites_cache(submission: Submission, rng: Rng) -> None:
-    check_both(submission, plain(rng))
+def gamma_and_beta_exchanged(submission: Submission, rng: Rng) -> None:
+    check_y(submission, problem(rng))

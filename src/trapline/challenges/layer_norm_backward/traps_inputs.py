@@ -6,43 +6,65 @@ from trapline.arena.judge import expect
 from trapline.arena.judge.traps import edit, edits, insert_before, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.layer_norm_backward.cases import (
-    REFUSAL,
     Rng,
     cache_parts,
     check_both,
-    check_grads,
     forward,
     problem,
 )
-from trapline.challenges.layer_norm_backward.situations import plain
-from trapline.challenges.layer_norm_backward.solution_lines import DX, VAR, G
+from trapline.challenges.layer_norm_backward.situations import (
+    WRITTEN_BLIND,
+    check_gradients,
+    check_y,
+    exact_in_float32,
+    ordinary_float32,
+    ordinary_rows,
+    plain,
+)
+from trapline.challenges.layer_norm_backward.solution_lines import DX, VAR, G, Y
 
 # Parts of the gold solution that several mutants edit.
 _WIDE = "wide = x.astype(np.float64)"
 _WIDEN_DY = "    dy = dy.astype(np.float64)\n"
+_RETURN = "return dx.astype(dtype), dgamma.astype(dtype), dbeta.astype(dtype)"
 
 
 @trap(
     catches="x centred in place",
-    severity="critical",
+    severity="major",
     story="`x -= mean` changes the array that the residual branch still needs.",
     mutant=insert_before(_WIDE, "x -= np.mean(x, axis=-1, keepdims=True)\n    "),
+    control=ordinary_rows,
 )
 def x_modified(submission: Submission, rng: Rng) -> None:
-    p = problem(rng, offset=2.0)
+    p = plain(rng, offset=2.0)
     _, after = submission.observe("layer_norm_forward", *p.args)
-    for name, left, sent in zip(("x", "gamma", "beta"), after, p.args, strict=False):
-        expect.equal(left, sent, f"{name} after the call")
+    expect.equal(after[0], p.x, "x after the call")
+
+
+@trap(
+    catches="gamma or beta changed by the forward pass",
+    severity="major",
+    story="An operation in place changes a parameter of the layer.",
+    mutant=edit(Y, f"{Y}\n    beta += 1.0"),
+    control=ordinary_rows,
+)
+def parameters_modified(submission: Submission, rng: Rng) -> None:
+    p = problem(rng)
+    _, after = submission.observe("layer_norm_forward", *p.args)
+    expect.equal(after[1], p.gamma, "gamma after the call")
+    expect.equal(after[2], p.beta, "beta after the call")
 
 
 @trap(
     catches="dy multiplied by gamma in place",
-    severity="critical",
+    severity="major",
     story="`dy *= gamma` changes an array that another branch of the graph still needs.",
     mutant=edits(
         (_WIDEN_DY, ""),
         (G, "    dy *= gamma\n    g = dy\n"),
     ),
+    control=ordinary_rows,
 )
 def dy_modified(submission: Submission, rng: Rng) -> None:
     p = problem(rng)
@@ -58,83 +80,120 @@ def dy_modified(submission: Submission, rng: Rng) -> None:
     mutant=edit(
         DX, "x_hat *= mean_gx.astype(dtype)\n    dx = rstd[..., None] * (g - mean_g - x_hat)"
     ),
+    control=ordinary_rows,
 )
 def cache_modified(submission: Submission, rng: Rng) -> None:
     p = plain(rng)
     _, cache = forward(submission, p)
     _, after = submission.observe("layer_norm_backward", p.dy, cache)
     before, left = cache_parts(cache), cache_parts(after[1])
-    for number, (part, sent) in enumerate(zip(left, before, strict=True)):
-        expect.equal(part, sent, f"part {number} of the cache after the call")
+    unchanged = len(before) == len(left) and all(map(np.array_equal, before, left))
+    expect.that(unchanged, "the cache differs after the call")
 
 
 @trap(
-    catches="everything cast to float32 on the way in",
-    severity="critical",
+    catches="the statistics of float64 inputs are computed in float32",
+    severity="major",
     story="With a float32 path for float64 inputs, gradient checks fail at 1e-3.",
     mutant=edit(_WIDE, _WIDE.replace("float64", "float32")),
 )
 def float64_computed_in_float32(submission: Submission, rng: Rng) -> None:
-    check_both(submission, plain(rng, (2, 3, 16)))
+    check_y(submission, plain(rng, (2, 3, 16)))
 
 
 @trap(
-    catches="float64 results for float32 inputs",
+    catches="the gradients of float64 inputs are computed in float32",
+    severity="major",
+    story="With a float32 path for float64 inputs, gradient checks fail at 1e-3.",
+    mutant=edit(_WIDEN_DY, "    dy = dy.astype(np.float32)\n    gamma = gamma.astype(dy.dtype)\n"),
+)
+def gradients_computed_in_float32(submission: Submission, rng: Rng) -> None:
+    check_gradients(submission, plain(rng, (2, 3, 16)), "dbeta")
+
+
+@trap(
+    catches="float64 y for float32 inputs",
     severity="major",
     story="One float64 scalar doubles the memory of everything after it.",
     mutant=edit("return y.astype(x.dtype), (", "return y, ("),
+    control=ordinary_rows,
 )
 def float32_widened(submission: Submission, rng: Rng) -> None:
-    check_both(submission, plain(rng, (2, 3, 8), np.float32))
+    check_y(submission, exact_in_float32(rng))
+
+
+@trap(
+    catches="float64 gradients for float32 inputs",
+    severity="major",
+    story="Sums in float64 are right; the results are not converted back.",
+    mutant=edit(_RETURN, "return dx, dgamma, dbeta"),
+    seen=WRITTEN_BLIND,
+    control=ordinary_rows,
+)
+def gradients_widened(submission: Submission, rng: Rng) -> None:
+    check_gradients(submission, exact_in_float32(rng), "dx", "dgamma", "dbeta")
+
+
+@trap(
+    catches="float64 dgamma and dbeta for float32 inputs",
+    severity="major",
+    story="Sums in float64 are right; the results are not converted back.",
+    mutant=edit(_RETURN, "return dx.astype(dtype), dgamma, dbeta"),
+    control=ordinary_rows,
+)
+def parameter_gradients_widened(submission: Submission, rng: Rng) -> None:
+    check_gradients(submission, exact_in_float32(rng), "dgamma", "dbeta")
 
 
 @trap(
     catches="squares of float32 values around 1e25 overflow: y is 0",
     severity="major",
-    story="Reported against two frameworks: large activations normalised to zeros.",
+    story="float32 ends at 3e38, so that squares overflow from 2e19 on.",
     mutant=edit(_WIDE, "wide = x"),
+    control=ordinary_float32,
 )
 def huge_float32(submission: Submission, rng: Rng) -> None:
-    check_both(submission, plain(rng, (2, 3, 8), np.float32, spread=1e25))
+    check_y(submission, plain(rng, (2, 3, 8), np.float32, spread=1e25))
 
 
 @trap(
     catches="the buffer of x read in memory order whatever its strides",
-    severity="critical",
+    severity="major",
     story="Kernels that take a pointer and a width read a transposed view as if it were packed.",
     mutant=edit(_WIDE, _WIDE.replace("x.", "x.ravel(order='K').reshape(x.shape).")),
+    control=ordinary_rows,
 )
 def strided_x(submission: Submission, rng: Rng) -> None:
     p = plain(rng, (3, 4, 6))
     turned = np.ascontiguousarray(p.x.transpose(1, 0, 2)).transpose(1, 0, 2)
     folded = np.asfortranarray(p.x)
     for x in (turned, folded, p.x[::-1, ::2], p.x[:, :, ::-1]):
-        dy = np.ascontiguousarray(p.dy[:, : x.shape[1]])
-        check_both(submission, p._replace(x=x, dy=dy))
+        check_y(submission, p._replace(x=x))
 
 
 @trap(
     catches="the buffer of dy read in memory order whatever its strides",
-    severity="critical",
+    severity="major",
     story="The gradient of a sum arrives as a broadcast view with stride 0.",
     mutant=edit(_WIDEN_DY, "    dy = dy.ravel(order='K').reshape(dy.shape).astype(np.float64)\n"),
+    control=ordinary_rows,
 )
 def strided_dy(submission: Submission, rng: Rng) -> None:
     p = plain(rng, (3, 4, 6))
-    _, cache = forward(submission, p)
     for dy in (
         np.asfortranarray(p.dy),
         np.broadcast_to(p.dy[:1, :1], p.dy.shape),
         p.dy[:, :, ::-1],
     ):
-        check_grads(submission.layer_norm_backward(dy, cache), p._replace(dy=dy))
+        check_gradients(submission, p._replace(dy=dy), "dx", "dgamma", "dbeta")
 
 
 @trap(
     catches="an empty batch crashes, or its dgamma is not D zeros",
     severity="major",
     story="The last shard of a batch can be empty.",
-    mutant=edit(_WIDE, _WIDE.replace("x.", "(x / np.max(np.abs(x))).")),
+    mutant=insert_before(_WIDE, "np.max(np.abs(x))\n    "),
+    control=ordinary_rows,
 )
 def no_rows(submission: Submission, rng: Rng) -> None:
     for shape in ((0, 2, 5), (2, 0, 5)):
@@ -146,73 +205,8 @@ def no_rows(submission: Submission, rng: Rng) -> None:
     severity="major",
     story="`squeeze()` after a reduction also removes a batch axis of length 1.",
     mutant=edit(VAR, VAR.replace("axis=-1)", "axis=-1, keepdims=True).squeeze()")),
+    control=ordinary_rows,
 )
 def batch_of_one(submission: Submission, rng: Rng) -> None:
     for shape in ((1, 3, 4), (3, 1, 4), (1, 1, 4)):
         check_both(submission, plain(rng, shape))
-
-
-@trap(
-    catches="a gamma of length 1 is accepted for any D",
-    severity="major",
-    story="A checkpoint of another width then loads silently.",
-    mutant=edit(
-        "gamma.shape != (width,) or beta.shape != (width,)", "gamma.ndim != 1 or beta.ndim != 1"
-    ),
-)
-def gamma_broadcast(submission: Submission, rng: Rng) -> None:
-    p = problem(rng)
-    for wrong in (p._replace(gamma=p.gamma[:1]), p._replace(beta=p.beta[:1])):
-        expect.raises(REFUSAL, submission.layer_norm_forward, *wrong.args)
-
-
-@trap(
-    catches="a dy of another shape is accepted and broadcast",
-    severity="major",
-    story="A loss reduced over one axis too many returns a gradient of shape (1, T, D).",
-    mutant=edit("if dy.shape != x_hat.shape:", "if dy.ndim > x_hat.ndim:"),
-)
-def dy_broadcast(submission: Submission, rng: Rng) -> None:
-    p = plain(rng)
-    _, cache = forward(submission, p)
-    for wrong in (p.dy[:1], p.dy[:, :, :1], p.dy[0]):
-        expect.raises(REFUSAL, submission.layer_norm_backward, wrong, cache)
-
-
-@trap(
-    catches="x of rank 2 or 4 accepted",
-    severity="minor",
-    story="With the batch axis missing, T is taken for D.",
-    mutant=edit("if x.ndim != 3:", "if x.ndim < 1:"),
-)
-def rank_ignored(submission: Submission, rng: Rng) -> None:
-    p = problem(rng)
-    for x in (p.x[0], p.x[None]):
-        expect.raises(REFUSAL, submission.layer_norm_forward, *p._replace(x=x).args)
-
-
-@trap(
-    catches="integer or complex inputs are computed instead of refused",
-    severity="minor",
-    story="Token ids are then normalised instead of their embeddings.",
-    mutant=edit("if array.dtype not in (np.float32, np.float64):", "if array.dtype == object:"),
-)
-def integers_accepted(submission: Submission, rng: Rng) -> None:
-    p = problem(rng)
-    for dtype in (np.int32, np.complex128):
-        x, gamma, beta, dy = (value.astype(dtype) for value in (p.x, p.gamma, p.beta, p.dy))
-        expect.raises(REFUSAL, submission.layer_norm_forward, x, gamma, beta)
-        _, cache = forward(submission, p)
-        expect.raises(REFUSAL, submission.layer_norm_backward, dy, cache)
-
-
-@trap(
-    catches="an epsilon of 0, below 0, infinite or NaN is accepted",
-    severity="minor",
-    story="A sign error in a configuration file makes NaN of every activation.",
-    mutant=edit("if not 0.0 < eps < np.inf:", "if isinstance(eps, str):"),
-)
-def eps_unchecked(submission: Submission, rng: Rng) -> None:
-    p = problem(rng)
-    for eps in (0.0, -1e-5, np.inf, np.nan):
-        expect.raises(REFUSAL, submission.layer_norm_forward, *p._replace(eps=eps).args)

@@ -4,113 +4,219 @@ import numpy as np
 
 from trapline.arena.judge.traps import edit, edits, trap
 from trapline.arena.process.proxy import Submission
-from trapline.challenges.layer_norm_backward.cases import Rng, check_both
-from trapline.challenges.layer_norm_backward.situations import plain
-from trapline.challenges.layer_norm_backward.solution_lines import VAR, Y
+from trapline.challenges.layer_norm_backward.cases import Array, Rng, check_both
+from trapline.challenges.layer_norm_backward.situations import (
+    WRITTEN_BLIND,
+    check_y,
+    far_from_eps,
+    ordinary_float32,
+    ordinary_rows,
+    plain,
+)
+from trapline.challenges.layer_norm_backward.solution_lines import CENTRED, VAR, X_HAT, Y
 
 # Parts of the gold solution that several mutants edit.
-_NAIVE = "var = np.mean(x * x, axis=-1) - np.mean(x, axis=-1) ** 2"
-_RSTD = "rstd = 1.0 / np.sqrt(var + eps)"
+_WELFORD = (
+    "running, squares = np.zeros(x.shape[:2]), np.zeros(x.shape[:2])\n"
+    "    for seen in range(x.shape[-1]):\n"
+    "        delta = wide[..., seen] - running\n"
+    "        running = running + delta / (seen + 1)\n"
+    "        squares = squares + {square}\n"
+    "    var = squares / x.shape[-1]"
+)
+
+
+def _two_values(rng: Rng, offset: float, step: float) -> Array:
+    """Rows of offset ± step: every order of sums gives E[x²] − E[x]² = 0 when digits are lost."""
+    signs = rng.permuted(np.tile([-1.0, -1.0, -1.0, 1.0], (2, 3, 4)), axis=-1)
+    return offset + step * signs
 
 
 @trap(
     catches="variance as E[x²] − E[x]², which cancels when the mean is much larger than the spread",
-    severity="critical",
-    story="Graded answers showed naive variance 0.000 where 2.000 was right; several libraries "
-    "shipped it.",
-    mutant=edit(VAR, _NAIVE),
+    severity="major",
+    story="With a mean of 1e8 and a spread of 1 the difference has no correct digit.",
+    mutant=edit(VAR, "var = np.mean(wide * wide, axis=-1) - np.mean(wide, axis=-1) ** 2"),
+    control=ordinary_rows,
 )
 def mean_1e8(submission: Submission, rng: Rng) -> None:
-    check_both(submission, plain(rng, (2, 3, 16), offset=1e8))
+    p = plain(rng, (2, 3, 16))
+    check_y(submission, p._replace(x=_two_values(rng, 2.0**27, 1.0)))
 
 
 @trap(
     catches="variance as E[x²] − E[x]² in float32, where an offset of a few thousand is enough",
-    severity="critical",
+    severity="major",
     story="In float32 the cancellation can make the variance negative and the result NaN.",
-    mutant=edit(VAR, _NAIVE),
+    mutant=edit(VAR, "var = np.mean(x * x, axis=-1) - np.mean(x, axis=-1) ** 2"),
+    control=ordinary_float32,
 )
 def float32_mean_4096(submission: Submission, rng: Rng) -> None:
-    check_both(submission, plain(rng, (2, 3, 16), np.float32, offset=4096.0, spread=0.5))
-
-
-@trap(
-    catches="a row without spread is divided by its standard deviation of 0",
-    severity="critical",
-    story="Padding positions carry constant rows; without epsilon they become NaN.",
-    mutant=edit(_RSTD, "rstd = 1.0 / np.sqrt(var)"),
-)
-def constant_row(submission: Submission, rng: Rng) -> None:
-    p = plain(rng, (2, 3, 8))
-    p.x[:, 1] = rng.integers(-4, 5)
-    p.x[0, 2] = 0.0
-    check_both(submission, p)
+    p = plain(rng, (2, 3, 16), np.float32)
+    check_y(submission, p._replace(x=_two_values(rng, 4096.0, 0.5).astype(np.float32)))
 
 
 @trap(
     catches="D = 1 is treated as a special case: the output is exactly beta, with dx = 0",
     severity="major",
-    story="D = 1 was one of the edge cases that only one graded answer tested.",
+    story="A row of one feature has no spread; its output is beta whatever x is.",
     mutant=edit(Y, "y = gamma * (x if x.shape[-1] == 1 else x_hat) + beta"),
+    control=ordinary_rows,
 )
 def one_feature(submission: Submission, rng: Rng) -> None:
     check_both(submission, plain(rng, (2, 3, 1), offset=3.0))
 
 
 @trap(
-    catches="1 / (√var + eps) instead of 1 / √(var + eps)",
-    severity="major",
-    story="Two frameworks place epsilon differently, and converted models drift.",
-    mutant=edit(_RSTD, "rstd = 1.0 / (np.sqrt(var) + eps)"),
-)
-def eps_outside_the_root(submission: Submission, rng: Rng) -> None:
-    check_both(submission, plain(rng, spread=0.5, eps=0.1))
-
-
-@trap(
-    catches="max(var, eps) instead of var + eps",
-    severity="major",
-    story="A clamp looks like the same protection and changes every row of small variance.",
-    mutant=edit(_RSTD, "rstd = 1.0 / np.sqrt(np.maximum(var, eps))"),
-)
-def eps_as_a_floor(submission: Submission, rng: Rng) -> None:
-    check_both(submission, plain(rng, spread=0.3, eps=0.05))
-
-
-@trap(
-    catches="the default epsilon used whatever the caller passes",
-    severity="major",
-    story="A configured epsilon of 1e-12 is lost in a kernel with a constant in it.",
-    mutant=edit(_RSTD, "rstd = 1.0 / np.sqrt(var + 1e-5)"),
-)
-def eps_ignored(submission: Submission, rng: Rng) -> None:
-    for eps in (1e-12, 0.5, 2):
-        check_both(submission, plain(rng, spread=0.01, eps=eps))
-
-
-@trap(
-    catches="variance divided by D − 1",
+    catches="variance divided by D − 1 instead of D",
     severity="critical",
     story="A tensor library's default is ddof = 1; layer norm's is not.",
-    mutant=edit(VAR, "var = np.var(centred, axis=-1, ddof=1)"),
+    mutant=edit(VAR, "var = np.sum(centred * centred, axis=-1) / max(x.shape[-1] - 1, 1)"),
+    seen=WRITTEN_BLIND,
 )
 def unbiased_variance(submission: Submission, rng: Rng) -> None:
-    check_both(submission, plain(rng, (2, 3, 4)))
+    check_y(submission, far_from_eps(rng, (2, 3, 4)))
 
 
 @trap(
     catches="mean and variance taken over positions too",
-    severity="critical",
+    severity="major",
     story="Normalising over the last two axes passes every test with one position.",
     mutant=edits(
-        (
-            "centred = wide - np.mean(wide, axis=-1, keepdims=True)",
-            "centred = wide - np.mean(wide, axis=(1, 2), keepdims=True)",
-        ),
+        (CENTRED, "centred = wide - np.mean(wide, axis=(1, 2), keepdims=True)"),
         (VAR, "var = np.mean(centred * centred, axis=(1, 2))[:, None] + np.zeros(x.shape[:2])"),
     ),
 )
 def rows_share_statistics(submission: Submission, rng: Rng) -> None:
-    p = plain(rng, (2, 4, 6))
-    p = p._replace(x=p.x + 5.0 * np.arange(4.0)[:, None])
-    check_both(submission, p)
+    check_y(submission, far_from_eps(rng, (2, 4, 6)))
+
+
+@trap(
+    catches="each feature normalised over batch and positions, as batch norm does",
+    severity="major",
+    story="The axes of a batch norm are copied with the rest of its code.",
+    mutant=edits(
+        (CENTRED, "centred = wide - np.mean(wide, axis=(0, 1), keepdims=True)"),
+        (X_HAT, "x_hat = centred / np.sqrt(np.mean(centred * centred, axis=(0, 1)) + eps)"),
+    ),
+)
+def batch_statistics(submission: Submission, rng: Rng) -> None:
+    check_y(submission, far_from_eps(rng))
+
+
+@trap(
+    catches="normalised over positions (axis 1) instead of features (the last axis)",
+    severity="major",
+    story="Axis 1 holds the features of a matrix and the positions of a batch of sequences.",
+    mutant=edits(
+        (CENTRED, "centred = wide - np.mean(wide, axis=1, keepdims=True)"),
+        (X_HAT, "x_hat = centred / np.sqrt(np.mean(centred**2, axis=1, keepdims=True) + eps)"),
+    ),
+)
+def statistics_of_positions(submission: Submission, rng: Rng) -> None:
+    check_y(submission, far_from_eps(rng))
+
+
+@trap(
+    catches="mean and variance taken over the whole array, not row by row",
+    severity="major",
+    story="A reduction without `axis` gives one number for all rows.",
+    mutant=edits(
+        (CENTRED, "centred = wide - (np.mean(wide) if x.size else 0.0)"),
+        (VAR, "var = np.full(x.shape[:2], np.mean(centred * centred) if x.size else 0.0)"),
+    ),
+)
+def statistics_of_everything(submission: Submission, rng: Rng) -> None:
+    check_y(submission, far_from_eps(rng))
+
+
+@trap(
+    catches="Welford's update adds (x − old mean)², not (x − old mean) · (x − new mean)",
+    severity="critical",
+    story="The online variance is then too large for every row that is not constant.",
+    mutant=edit(VAR, _WELFORD.format(square="delta * delta")),
+    seen=WRITTEN_BLIND,
+)
+def welford_with_the_old_mean(submission: Submission, rng: Rng) -> None:
+    """The first feature is 0, where a recurrence starts, with or without a shift."""
+    p = far_from_eps(rng)
+    p.x[..., 0] = 0.0
+    check_y(submission, p)
+
+
+@trap(
+    catches="Welford's update adds (x − new mean)², not (x − old mean) · (x − new mean)",
+    severity="major",
+    story="The online variance is then too small for every row that is not constant.",
+    mutant=edit(VAR, _WELFORD.format(square="(wide[..., seen] - running) ** 2")),
+)
+def welford_with_the_new_mean(submission: Submission, rng: Rng) -> None:
+    """The first feature is 0, where a recurrence starts, with or without a shift."""
+    p = far_from_eps(rng)
+    p.x[..., 0] = 0.0
+    check_y(submission, p)
+
+
+@trap(
+    catches="variances of the parts of a row are averaged without the spread between their means",
+    severity="major",
+    story="Chunks and threads each have their own mean; merging needs a correction for it.",
+    mutant=edit(
+        VAR,
+        "half = (x.shape[-1] + 1) // 2\n"
+        "    parts = [part for part in (wide[..., :half], wide[..., half:]) if part.shape[-1]]\n"
+        "    var = sum(np.var(p, axis=-1) * p.shape[-1] for p in parts) / x.shape[-1]",
+    ),
+)
+def chunk_variances_averaged(submission: Submission, rng: Rng) -> None:
+    check_y(submission, far_from_eps(rng))
+
+
+@trap(
+    catches="division by var + eps: the square root is forgotten",
+    severity="major",
+    story="Invisible on rows of variance 1.",
+    mutant=edit("rstd = 1.0 / np.sqrt(var + eps)", "rstd = 1.0 / (var + eps)"),
+)
+def root_forgotten(submission: Submission, rng: Rng) -> None:
+    check_y(submission, far_from_eps(rng))
+
+
+@trap(
+    catches="x divided by its deviation without subtracting the mean",
+    severity="major",
+    story="Invisible on rows of mean 0.",
+    mutant=edit(X_HAT, "x_hat = wide * rstd[..., None]"),
+)
+def x_not_centred(submission: Submission, rng: Rng) -> None:
+    check_y(submission, far_from_eps(rng))
+
+
+@trap(
+    catches="the variance is the mean of x², not of (x − mean)²",
+    severity="major",
+    story="Invisible on rows of mean 0.",
+    mutant=edit(VAR, "var = np.mean(wide * wide, axis=-1)"),
+)
+def second_moment_for_variance(submission: Submission, rng: Rng) -> None:
+    check_y(submission, far_from_eps(rng))
+
+
+@trap(
+    catches="RMS norm in place of layer norm: the mean is never subtracted",
+    severity="major",
+    story="Invisible on rows of mean 0.",
+    mutant=edit(CENTRED, "centred = wide"),
+)
+def rms_norm(submission: Submission, rng: Rng) -> None:
+    check_y(submission, far_from_eps(rng))
+
+
+@trap(
+    catches="the mean absolute deviation in place of the standard deviation",
+    severity="major",
+    story="Both measure spread; they differ by a fifth for normal values.",
+    mutant=edit(VAR, "var = np.mean(np.abs(centred), axis=-1) ** 2"),
+)
+def mean_absolute_deviation(submission: Submission, rng: Rng) -> None:
+    check_y(submission, far_from_eps(rng))

@@ -1,0 +1,157 @@
+"""Bugs in the use of eps, in both passes."""
+
+from trapline.arena.judge.traps import edit, edits, trap
+from trapline.arena.process.proxy import Submission
+from trapline.challenges.layer_norm_backward.cases import Rng, check_forward
+from trapline.challenges.layer_norm_backward.situations import (
+    WRITTEN_BLIND,
+    check_gradients,
+    check_y,
+    ordinary_rows,
+    plain,
+)
+from trapline.challenges.layer_norm_backward.solution_lines import CACHE, UNPACK
+
+# Parts of the gold solution that several mutants edit.
+_RSTD = "rstd = 1.0 / np.sqrt(var + eps)"
+_CACHE_WITH_EPS = (CACHE, CACHE.replace("gamma.copy()", "gamma.copy(), float(eps)"))
+_UNPACK_EPS = UNPACK.replace("gamma", "gamma, eps") + "    var = 1.0 / rstd**2.0 - eps\n"
+
+
+@trap(
+    catches="a row without spread is divided by its standard deviation of 0",
+    severity="major",
+    story="Padding positions carry constant rows; without epsilon they become NaN.",
+    mutant=edit(_RSTD, "rstd = 1.0 / np.sqrt(var)"),
+)
+def constant_row(submission: Submission, rng: Rng) -> None:
+    p = plain(rng, (2, 3, 8))
+    p.x[:, 1] = rng.integers(-4, 5)
+    p.x[0, 2] = 0.0
+    check_y(submission, p)
+
+
+@trap(
+    catches="1 / (√var + eps) instead of 1 / √(var + eps)",
+    severity="critical",
+    story="Adam adds its epsilon outside the root; layer norm does not.",
+    mutant=edit(_RSTD, "rstd = 1.0 / (np.sqrt(var) + eps)"),
+    seen=WRITTEN_BLIND,
+)
+def eps_outside_the_root(submission: Submission, rng: Rng) -> None:
+    check_y(submission, plain(rng, spread=0.5, eps=0.1))
+
+
+@trap(
+    catches="1 / (√var + √eps) instead of 1 / √(var + eps)",
+    severity="major",
+    story="The root of a sum is not the sum of the roots.",
+    mutant=edit(_RSTD, "rstd = 1.0 / (np.sqrt(var) + np.sqrt(eps))"),
+    seen="an answer of another author",
+)
+def root_of_each_summand(submission: Submission, rng: Rng) -> None:
+    check_y(submission, plain(rng, spread=0.5, eps=0.1))
+
+
+@trap(
+    catches="√(var + eps²): eps is squared, as if it were added to the deviation in a hypotenuse",
+    severity="critical",
+    story="With eps = 1e-5 it disappears: constant rows get a gradient 300 times too large.",
+    mutant=edit(_RSTD, "rstd = 1.0 / np.sqrt(var + float(eps) ** 2)"),
+    seen=WRITTEN_BLIND,
+)
+def eps_squared(submission: Submission, rng: Rng) -> None:
+    check_y(submission, plain(rng, spread=0.5, eps=0.1))
+
+
+@trap(
+    catches="eps added twice: to the variance, and again to its root",
+    severity="major",
+    story="Two habits of guarding a division meet in one line.",
+    mutant=edit(_RSTD, "rstd = 1.0 / (np.sqrt(var + eps) + eps)"),
+)
+def eps_added_twice(submission: Submission, rng: Rng) -> None:
+    check_y(submission, plain(rng, spread=0.5, eps=0.1))
+
+
+@trap(
+    catches="max(var, eps) instead of var + eps",
+    severity="major",
+    story="A clamp looks like the same protection and changes every row of small variance.",
+    mutant=edit(_RSTD, "rstd = 1.0 / np.sqrt(np.maximum(var, eps))"),
+)
+def eps_as_a_floor(submission: Submission, rng: Rng) -> None:
+    check_y(submission, plain(rng, spread=0.3, eps=0.05))
+
+
+@trap(
+    catches="the default epsilon used whatever the caller passes",
+    severity="major",
+    story="A configured epsilon of 1e-12 is lost in a kernel with a constant in it.",
+    mutant=edit(_RSTD, "rstd = 1.0 / np.sqrt(var + 1e-5)"),
+    control=ordinary_rows,
+)
+def eps_ignored(submission: Submission, rng: Rng) -> None:
+    check_y(submission, plain(rng, spread=0.5, eps=0.5))
+
+
+@trap(
+    catches="a default epsilon other than 1e-5",
+    severity="major",
+    story="Other layers and libraries have 1e-6, 1e-8 or 1e-12.",
+    mutant=edit("beta: Array, eps: float = 1e-5", "beta: Array, eps: float = 1e-6"),
+    control=ordinary_rows,
+)
+def another_default_eps(submission: Submission, rng: Rng) -> None:
+    p = plain(rng, spread=1e-3)
+    y, _ = submission.layer_norm_forward(p.x, p.gamma, p.beta)
+    check_forward(y, p)
+
+
+@trap(
+    catches="the backward pass normalises x again with eps = 1e-5, whatever the forward pass had",
+    severity="major",
+    story="The cache keeps x and not eps, so the backward pass falls back on the default.",
+    mutant=edits(
+        _CACHE_WITH_EPS,
+        (
+            UNPACK,
+            _UNPACK_EPS
+            + "    x_hat = x_hat / rstd[..., None]\n"
+            + "    rstd = 1.0 / np.sqrt(np.maximum(var, 0.0) + 1e-5)\n"
+            + "    x_hat = x_hat * rstd[..., None]\n",
+        ),
+    ),
+    seen=WRITTEN_BLIND,
+    control=ordinary_rows,
+)
+def backward_with_the_default_eps(submission: Submission, rng: Rng) -> None:
+    check_gradients(submission, plain(rng, spread=0.5, eps=0.5), "dx", "dgamma")
+
+
+@trap(
+    catches="the factor 1 / √(var + eps) of dx is computed with eps = 1e-5, whatever the forward "
+    "pass had",
+    severity="major",
+    story="The cache keeps the variance and not eps.",
+    mutant=edits(
+        _CACHE_WITH_EPS,
+        (UNPACK, _UNPACK_EPS + "    rstd = 1.0 / np.sqrt(np.maximum(var, 0.0) + 1e-5)\n"),
+    ),
+    control=ordinary_rows,
+)
+def rstd_with_the_default_eps(submission: Submission, rng: Rng) -> None:
+    check_gradients(submission, plain(rng, spread=0.5, eps=0.5), "dx")
+
+
+@trap(
+    catches="the factor of dx is 1 / √var: the backward pass leaves eps out",
+    severity="major",
+    story="Invisible where the variance is much larger than eps; constant rows get infinities.",
+    mutant=edits(
+        _CACHE_WITH_EPS,
+        (UNPACK, _UNPACK_EPS + "    rstd = 1.0 / np.sqrt(np.maximum(var, 0.0))\n"),
+    ),
+)
+def rstd_without_eps(submission: Submission, rng: Rng) -> None:
+    check_gradients(submission, plain(rng, spread=0.5, eps=0.5), "dx")
