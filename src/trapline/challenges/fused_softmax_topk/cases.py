@@ -79,6 +79,12 @@ def overlapping(rng: Rng, rows: int, vocabulary: int, dtype: Any = np.float32) -
     return sliding_window_view(base, vocabulary)
 
 
+def judged(entry: str, answer: Any) -> Any:  # noqa: ARG001 - there is one entry
+    """What two answers are compared by: not how a submission left its arguments."""
+    observed = isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[0], tuple)
+    return answer[0] if observed else answer
+
+
 @case
 def matches_float64(submission: Submission, rng: Rng) -> None:
     for dtype in DTYPES:

@@ -3,11 +3,15 @@
 from trapline.challenges.fused_softmax_topk import (
     traps_inputs,
     traps_ranking,
+    traps_refusals,
     traps_softmax,
+    traps_tiles,
 )
 
 PARTS = (
     traps_softmax,
+    traps_tiles,
     traps_ranking,
     traps_inputs,
+    traps_refusals,
 )

@@ -2,27 +2,89 @@
 
 import numpy as np
 
+from trapline.arena.judge import expect
 from trapline.arena.judge.traps import edit, edits, trap
 from trapline.arena.process.proxy import Submission
-from trapline.challenges.fused_softmax_topk.cases import DTYPES, LONG, Rng, ask, logits_of
-from trapline.challenges.fused_softmax_topk.solution_lines import ANSWER, PROBS
+from trapline.challenges.fused_softmax_topk.cases import (
+    DTYPES,
+    LONG,
+    Rng,
+    ask,
+    check,
+    logits_of,
+    pair,
+)
+from trapline.challenges.fused_softmax_topk.situations import WRITTEN_BLIND, one_tile
+from trapline.challenges.fused_softmax_topk.solution_lines import ANSWER, CALL, PROBS, SUM
+from trapline.gold.softmax_topk import oracle
 
 # Parts of the gold solution that several mutants edit.
 _NEW = "new = max(largest, tile_max)"
 _NOTHING_YET = "if new == -np.inf:"
-_SUM = "return new, total * _weights(largest, new) + np.sum(_weights(tile, new))"
 _EXP = "return np.exp(values - largest)"
 
 
 @trap(
-    catches="exp of the raw logits: inf / inf from a logit of 89 on in float32",
-    severity="critical",
+    catches="exp of the raw logits: inf / inf from a logit of 710 on in float64",
+    severity="major",
     story="The textbook formula without the maximum; logits of untrained heads reach hundreds.",
     mutant=edit(_NEW, "new = 0.0"),
+    control=one_tile,
 )
 def exp_overflow(submission: Submission, rng: Rng) -> None:
-    for dtype, offset in ((np.float16, 2e4), (np.float32, 1e4), (np.float64, 1e4)):
+    for dtype, offset in ((np.float64, 1e4), (np.float32, 1e4), (np.float16, 2e4)):
         ask(submission, (logits_of(rng, (2, 30)) + offset).astype(dtype), 5)
+
+
+@trap(
+    catches="the maximum is subtracted in the numerators and not in the sum",
+    severity="critical",
+    story="The sum of exp(logit) divides exp(logit − max): all is off by exp(max).",
+    mutant=edit(ANSWER, "return _weights(best, largest) / (total * np.exp(largest)), places"),
+    seen=WRITTEN_BLIND,
+)
+def sum_without_the_maximum(submission: Submission, rng: Rng) -> None:
+    ask(submission, logits_of(rng, (2, 30)), 5)
+
+
+@trap(
+    catches="the maximum is subtracted in the sum and not in the numerators",
+    severity="major",
+    story="exp(logit) is divided by the sum of exp(logit − max): all is off by exp(max).",
+    mutant=edit(ANSWER, "return np.exp(best) / total, places"),
+)
+def numerators_without_the_maximum(submission: Submission, rng: Rng) -> None:
+    ask(submission, logits_of(rng, (2, 30)), 5)
+
+
+@trap(
+    catches="exp(logit − max) is returned without the division by the sum",
+    severity="major",
+    story="The best entry then has probability 1.",
+    mutant=edit(ANSWER, "return _weights(best, largest), places"),
+)
+def not_normalised(submission: Submission, rng: Rng) -> None:
+    ask(submission, logits_of(rng, (2, 30)), 5)
+
+
+@trap(
+    catches="logits are returned in place of probabilities",
+    severity="major",
+    story="The values that were ranked are returned as they are.",
+    mutant=edit(ANSWER, "return best, places"),
+)
+def logits_returned(submission: Submission, rng: Rng) -> None:
+    ask(submission, logits_of(rng, (2, 30)), 5)
+
+
+@trap(
+    catches="logarithms of the probabilities are returned",
+    severity="major",
+    story="Beam search wants logarithms; this contract does not.",
+    mutant=edit(ANSWER, "return best - largest - np.log(total), places"),
+)
+def log_probabilities_returned(submission: Submission, rng: Rng) -> None:
+    ask(submission, logits_of(rng, (2, 30)), 5)
 
 
 @trap(
@@ -32,35 +94,50 @@ def exp_overflow(submission: Submission, rng: Rng) -> None:
     mutant=edit(
         ANSWER, "weights = _weights(best, largest)\n    return weights / weights.sum(), places"
     ),
+    seen=WRITTEN_BLIND,
 )
 def normalised_over_k(submission: Submission, rng: Rng) -> None:
     ask(submission, logits_of(rng, (3, 40)), 4)
 
 
 @trap(
-    catches="the running sum multiplied by exp(new − old) when the maximum rises",
-    severity="critical",
-    story="Said to be invisible in the output; it shows as soon as a later tile has a larger "
-    "maximum.",
+    catches="the sum runs over the entries that were not kept: the k best are missing in it",
+    severity="major",
+    story="The winners are taken out of the row before it is summed.",
     mutant=edit(
-        "total * _weights(largest, new)", "(total * np.exp(new - largest) if total else 0.0)"
+        ANSWER,
+        "weights = _weights(best, largest)\n    return weights / (total - weights.sum()), places",
     ),
 )
-def rescale_direction(submission: Submission, rng: Rng) -> None:
-    rising = np.linspace(-8.0, 8.0, LONG)[None] + 0.01 * rng.standard_normal((1, LONG))
-    ask(submission, rising, 4)
+def winners_missing_in_the_sum(submission: Submission, rng: Rng) -> None:
+    ask(submission, logits_of(rng, (3, 40)), 4)
 
 
 @trap(
-    catches="the running sum kept as it is when the maximum rises",
-    severity="critical",
-    story="Works on rows whose maximum is in the first tile, as in sorted test data.",
-    mutant=edit("total * _weights(largest, new)", "total"),
+    catches="the k best are counted twice in the sum",
+    severity="major",
+    story="Kept entries are merged with the next tile and added again.",
+    mutant=edit(
+        ANSWER,
+        "weights = _weights(best, largest)\n    return weights / (total + weights.sum()), places",
+    ),
 )
-def rescale_missing(submission: Submission, rng: Rng) -> None:
-    logits = logits_of(rng, (1, LONG), np.float32)
-    logits[0, -1] = 20.0
-    ask(submission, logits, 4)
+def winners_counted_twice(submission: Submission, rng: Rng) -> None:
+    ask(submission, logits_of(rng, (3, 40)), 4)
+
+
+@trap(
+    catches="one sum for all rows",
+    severity="major",
+    story="A reduction without `axis` gives one number for the whole block.",
+    mutant=edits(
+        (CALL, f"{CALL}\n    probs /= max(rows, 1)"),
+    ),
+)
+def sum_over_all_rows(submission: Submission, rng: Rng) -> None:
+    """Rows that are permutations of each other, so that each has the same sum."""
+    row = logits_of(rng, (1, 20))
+    ask(submission, rng.permuted(np.repeat(row, 3, axis=0), axis=1), 4)
 
 
 @trap(
@@ -68,12 +145,13 @@ def rescale_missing(submission: Submission, rng: Rng) -> None:
     severity="critical",
     story="Grammar masks can forbid the whole beginning of a vocabulary.",
     mutant=edit(_NOTHING_YET, "if False:"),
+    seen=WRITTEN_BLIND,
+    control=one_tile,
 )
 def masked_first_tile(submission: Submission, rng: Rng) -> None:
-    for dtype in DTYPES:
-        logits = logits_of(rng, (2, LONG), dtype)
-        logits[:, : LONG - 30] = -np.inf
-        ask(submission, logits, 5)
+    logits = logits_of(rng, (2, LONG))
+    logits[:, : LONG - 30] = -np.inf
+    ask(submission, logits, 5)
 
 
 @trap(
@@ -84,9 +162,10 @@ def masked_first_tile(submission: Submission, rng: Rng) -> None:
         (_NEW, "new = tile_max"),
         (_NOTHING_YET, "if largest == tile_max == -np.inf:"),
     ),
+    control=one_tile,
 )
 def masked_later_tile(submission: Submission, rng: Rng) -> None:
-    logits = logits_of(rng, (2, LONG), np.float32)
+    logits = logits_of(rng, (2, LONG))
     logits[:, 30:] = -np.inf
     ask(submission, logits, 40)
 
@@ -96,6 +175,7 @@ def masked_later_tile(submission: Submission, rng: Rng) -> None:
     severity="major",
     story="A log-sum-exp kept as one number cannot represent log 2 beside 1e17.",
     mutant=edit(ANSWER, "return np.exp(best - (largest + np.log(total))), places"),
+    control=one_tile,
 )
 def lse_absorbed(submission: Submission, rng: Rng) -> None:
     for dtype, size in ((np.float64, 1e17), (np.float32, 1e17)):
@@ -110,6 +190,7 @@ def lse_absorbed(submission: Submission, rng: Rng) -> None:
     severity="major",
     story="Finite masks (the lowest number of a dtype) instead of −inf.",
     mutant=edit(_EXP, "return np.exp(values * 2.0 - largest * 2.0) ** 0.5"),
+    control=one_tile,
 )
 def extreme_range(submission: Submission, rng: Rng) -> None:
     for dtype in DTYPES:
@@ -121,9 +202,9 @@ def extreme_range(submission: Submission, rng: Rng) -> None:
 
 @trap(
     catches="float16 sums, which stop growing at 2048 and overflow at 65504",
-    severity="critical",
+    severity="major",
     story="Half-precision kernels without a wide accumulator give probability 1/2048 in flat rows.",
-    mutant=edit(_SUM, _SUM.replace("total *", "np.float16(total *") + ")"),
+    mutant=edit(SUM, SUM.replace("total *", "np.float16(total *") + ")"),
 )
 def float16_sum(submission: Submission, rng: Rng) -> None:
     logits = np.full((1, 70001), rng.integers(-4, 5), np.float16)
@@ -143,7 +224,32 @@ def float16_differences(submission: Submission, rng: Rng) -> None:
     # Half of the sum comes from differences that lie half a float16 step from the next one.
     flat = np.full((1, 70001), 0.0038, np.float16)
     flat[0, 0] = 11.0  # first, so that it is the maximum for every tile
-    ask(submission, flat, 3)
+    _ask_half(submission, flat, 3)
+
+
+@trap(
+    catches="the sum over float16 logits is computed in float16 throughout",
+    severity="major",
+    story="Arithmetic in the dtype of the logits, where the contract asks for float32 or better.",
+    mutant=edits(
+        (
+            "= _accumulate(largest, total, tile)",
+            "= _accumulate(largest, total, tile, logits.dtype)",
+        ),
+        (
+            "def _accumulate(largest: float, total: float, tile: Floats)",
+            "def _accumulate(largest, total, tile, dtype)",
+        ),
+        (SUM, SUM.replace("_weights(tile, new)", "np.exp(tile.astype(dtype) - dtype.type(new))")),
+    ),
+    seen=WRITTEN_BLIND,
+    control=one_tile,
+)
+def float16_throughout(submission: Submission, rng: Rng) -> None:
+    """Two thirds of the sum come from differences that are half a float16 step off."""
+    logits = np.full((1, 16001), 0.0038, np.float16)
+    logits[0, rng.integers(32)] = 9.0
+    _ask_half(submission, logits, 2)
 
 
 @trap(
@@ -161,7 +267,20 @@ def float64_in_float32(submission: Submission, rng: Rng) -> None:
     severity="major",
     story="The accumulator's dtype is returned and doubles the size of the answer.",
     mutant=edit(PROBS, "probs = np.empty((rows, k))"),
+    seen=WRITTEN_BLIND,
+    control=one_tile,
 )
 def dtype_widened(submission: Submission, rng: Rng) -> None:
     for dtype in (np.float16, np.float32):
         ask(submission, logits_of(rng, (2, 20), dtype), 3)
+
+
+def _ask_half(submission: Submission, logits: np.ndarray, k: int) -> None:
+    """As `ask`; an error of some thousandths, as arithmetic in float16 makes, is called that."""
+    answer = submission.softmax_topk(logits, k)
+    probs, _ = pair(answer)
+    exact = oracle.softmax_topk(logits, k).probs
+    if isinstance(probs, np.ndarray) and probs.shape == exact.shape:
+        error = float(np.max(np.abs(probs[:, 0] / exact[:, 0] - 1.0)))
+        expect.that(not 1.1e-3 < error < 1e-2, f"probs are off by {1e3 * error:.1f} thousandths")
+    check(answer, logits, k)
