@@ -12,10 +12,10 @@ from trapline.challenges.layer_norm_backward import (
 )
 
 PARTS = (
-    traps_statistics,
-    traps_epsilon,
     traps_formula,
     traps_parameters,
+    traps_statistics,
+    traps_epsilon,
     traps_cache,
     traps_inputs,
     traps_refusals,
