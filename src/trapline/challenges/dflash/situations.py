@@ -10,6 +10,8 @@ from trapline.challenges.dflash import table
 from trapline.gold.tree_decoding import oracle
 
 VOCABULARY = 7
+#: Where a bug was seen.
+WRITTEN = "an answer written from this prompt alone"
 BAD = (ValueError, TypeError)
 
 

@@ -9,7 +9,9 @@ from trapline.challenges.dflash import (
     traps_corners,
     traps_generating,
     traps_mask,
+    traps_refusals,
     traps_sampling,
+    traps_slips,
     traps_tree,
     traps_verification,
 )
@@ -22,4 +24,6 @@ PARTS = (
     traps_committing,
     traps_generating,
     traps_corners,
+    traps_slips,
+    traps_refusals,
 )

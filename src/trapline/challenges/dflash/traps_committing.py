@@ -6,8 +6,8 @@ from trapline.arena.judge import expect
 from trapline.arena.judge.traps import edit, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.dflash.situations import (
+    WRITTEN,
     cache,
-    refused,
 )
 from trapline.gold.tree_decoding import oracle
 
@@ -23,7 +23,7 @@ def same_rows(submission: Submission, kv: np.ndarray, prefix_len: int, path: lis
 
 @trap(
     catches="the first rows after the root are kept instead of the accepted ones",
-    severity="critical",
+    severity="major",
     story="Cropping to the right length keeps a rejected sibling's keys; rounds later the text is "
     "gibberish.",
     mutant=edit(_ROWS, "    rows = [*range(first + len(nodes))]\n"),
@@ -37,6 +37,7 @@ def cache_not_compacted(submission: Submission, rng: np.random.Generator) -> Non
     severity="critical",
     story="The root has a row of its own between prefix and nodes.",
     mutant=edit(_ROWS, _ROWS.replace("first + node", "first - 1 + node")),
+    seen=WRITTEN,
 )
 def cache_rows_off_by_one(submission: Submission, rng: np.random.Generator) -> None:
     same_rows(submission, cache(rng, 2, 3, 4 + 1 + 6, 5), 4, [0, 2])
@@ -44,7 +45,7 @@ def cache_rows_off_by_one(submission: Submission, rng: np.random.Generator) -> N
 
 @trap(
     catches="the root's row is not committed",
-    severity="critical",
+    severity="major",
     story="The last committed token has no keys in the cache before its pass; after it they must "
     "remain.",
     mutant=edit(
@@ -81,9 +82,10 @@ def path_sorted(submission: Submission, rng: np.random.Generator) -> None:
     severity="major",
     story="Caches come as (rows, D), (heads, rows, D) and (layers, batch, heads, rows, D).",
     mutant=edit(_KEPT, "    return np.take(kv, rows, axis=min(1, kv.ndim - 2))\n"),
+    seen=WRITTEN,
 )
 def one_layout_only(submission: Submission, rng: np.random.Generator) -> None:
-    for lead in ((), (7,), (2, 7, 7), (7, 1, 2, 3)):
+    for lead in ((2, 7, 7), (7, 7, 2, 3)):
         same_rows(submission, cache(rng, *lead, 7, 3), 2, [1, 3])
 
 
@@ -111,6 +113,7 @@ def empty_path_fails(submission: Submission, rng: np.random.Generator) -> None:
         _KEPT,
         "    kv[..., : len(rows), :] = kv[..., rows, :]\n    return kv[..., : len(rows), :]\n",
     ),
+    seen=WRITTEN,
 )
 def cache_moved_in_place(submission: Submission, rng: np.random.Generator) -> None:
     kv = cache(rng, 2, 2 + 1 + 5, 3)
@@ -128,17 +131,3 @@ def cache_moved_in_place(submission: Submission, rng: np.random.Generator) -> No
 def cache_dtype_changed(submission: Submission, rng: np.random.Generator) -> None:
     for dtype in (np.float32, np.float16):
         same_rows(submission, rng.standard_normal((2, 6, 3)).astype(dtype), 1, [0, 2])
-
-
-@trap(
-    catches="a node that does not exist is taken from the wrong end of the cache",
-    severity="minor",
-    story="A negative index is valid Python.",
-    mutant=edit('"a node of the path", least=0', '"a node of the path", least=-9'),
-)
-def path_outside_the_cache(submission: Submission, rng: np.random.Generator) -> None:
-    kv = cache(rng, 2, 2 + 1 + 3, 2)
-    for path in ([-1], [0, 3], [0, -2]):
-        refused(submission, "compact", kv, 2, path)
-    refused(submission, "compact", kv, 6, [])
-    refused(submission, "compact", kv, -1, [0])

@@ -10,10 +10,8 @@ from trapline.arena.process.proxy import Submission
 from trapline.challenges.dflash import table
 from trapline.challenges.dflash.situations import (
     VOCABULARY,
-    cache,
     distinct,
     float_type,
-    refused,
     rising,
     story_of,
 )
@@ -105,21 +103,3 @@ def draft_length_remembered(submission: Submission, rng: np.random.Generator) ->
     table.run(
         submission, law, growing, prompt, compare=["passes"], max_new_tokens=9, eos_id=eos, budget=3
     )
-
-
-@trap(
-    catches="complex or integer arrays are accepted where floating-point ones are required",
-    severity="minor",
-    story="NumPy orders and casts complex numbers with no more than a warning.",
-    mutant=edit('    if probs.dtype.kind != "f":\n', '    if probs.dtype.kind not in "fc":\n'),
-)
-def complex_arrays_accepted(submission: Submission, rng: np.random.Generator) -> None:
-    tokens, parents = np.array([1]), np.array([-1])
-    law, fair = np.full((2, 2), 0.5), np.array([0.25, 0.25])
-    for wrong in (np.complex128, np.int64):
-        refused(submission, "build_tree", np.zeros((2, 3), dtype=wrong), 2)
-        ones = np.ones((2, 2), dtype=wrong)
-        refused(submission, "verify_sampled", tokens, parents, ones, fair)
-        zeros = np.zeros(2, dtype=wrong)
-        refused(submission, "verify_sampled", tokens, parents, law, zeros)
-        refused(submission, "compact", cache(rng, 2, 4, 3).astype(wrong), 1, [0])

@@ -11,20 +11,20 @@ from trapline.arena.process.proxy import Stub, Submission
 from trapline.challenges.dflash import table
 from trapline.challenges.dflash.situations import (
     VOCABULARY,
-    refused,
+    WRITTEN,
     rising,
     story_of,
 )
 from trapline.challenges.dflash.solution_lines import BLOCK, LOOP
 
 # Parts of the gold solution that several mutants edit.
-_ASKED = "        answer = target.tree_log_probs(prefix + output, tokens, parents)\n"
+ASKED = "        answer = target.tree_log_probs(prefix + output, tokens, parents)\n"
 _JUDGED = (
     "        path, bonus = verify_tree(tokens, parents, best_tokens(answer, len(tokens) + 1))\n"
 )
-_FRESH = "        fresh = until_end([*drafted, bonus], eos_id)[: limit - len(output)]\n"
-_COUNT = "        accepted += min(len(drafted), len(fresh))\n"
-_OUTPUT = "    return output, {"
+FRESH = "        fresh = until_end([*drafted, bonus], eos_id)[: limit - len(output)]\n"
+COUNT = "        accepted += min(len(drafted), len(fresh))\n"
+OUTPUT = "    return output, {"
 
 
 def told(
@@ -47,7 +47,7 @@ def told(
 
 @trap(
     catches="drafted tokens are accepted without verification",
-    severity="critical",
+    severity="major",
     story="Fast and wrong: the output is the drafter's.",
     mutant=insert_after(_JUDGED, "        path = [] if not len(tokens) else [0]\n"),
 )
@@ -57,10 +57,10 @@ def drafts_not_verified(submission: Submission, rng: np.random.Generator) -> Non
 
 @trap(
     catches="the next pass continues from the bonus without the accepted tokens before it",
-    severity="critical",
+    severity="major",
     story="Cache and text drift apart after the first accepted draft.",
     mutant=edits(
-        (_ASKED, _ASKED.replace("prefix + output", "prefix + bonuses")),
+        (ASKED, ASKED.replace("prefix + output", "prefix + bonuses")),
         (BLOCK, BLOCK.replace("prefix + output", "prefix + bonuses")),
         ("    passes = accepted = 0\n", "    passes = accepted = 0\n    bonuses = []\n"),
         ("        output += fresh\n", "        output += fresh\n        bonuses.append(bonus)\n"),
@@ -72,9 +72,9 @@ def committed_prefix_wrong(submission: Submission, rng: np.random.Generator) -> 
 
 @trap(
     catches="the target is given the prefix without its last token",
-    severity="critical",
+    severity="major",
     story="The root belongs to the prefix that the target sees, and not to the tree.",
-    mutant=edit(_ASKED, _ASKED.replace("prefix + output", "(prefix + output)[:-1]")),
+    mutant=edit(ASKED, ASKED.replace("prefix + output", "(prefix + output)[:-1]")),
 )
 def prefix_without_root(submission: Submission, rng: np.random.Generator) -> None:
     told(submission, rng, table.perfect_draft, 2, compare=["passes"], max_new_tokens=4, budget=2)
@@ -86,6 +86,7 @@ def prefix_without_root(submission: Submission, rng: np.random.Generator) -> Non
     story="Accepted tokens never reach the drafter: the output is right, and the acceptance rate "
     "drops.",
     mutant=edit(BLOCK, BLOCK.replace("prefix + output", "prefix")),
+    seen=WRITTEN,
 )
 def drafter_left_behind(submission: Submission, rng: np.random.Generator) -> None:
     got = told(submission, rng, table.perfect_draft, 2, max_new_tokens=9, budget=2)
@@ -97,7 +98,8 @@ def drafter_left_behind(submission: Submission, rng: np.random.Generator) -> Non
     severity="major",
     story="The token is computed again in the next pass: the output is right, and one pass is "
     "wasted each time.",
-    mutant=edit(_FRESH, _FRESH.replace("[*drafted, bonus]", "drafted or [bonus]")),
+    mutant=edit(FRESH, FRESH.replace("[*drafted, bonus]", "drafted or [bonus]")),
+    seen=WRITTEN,
 )
 def bonus_thrown_away(submission: Submission, rng: np.random.Generator) -> None:
     told(submission, rng, table.perfect_draft, 2, compare=["passes"], max_new_tokens=9, budget=2)
@@ -107,7 +109,8 @@ def bonus_thrown_away(submission: Submission, rng: np.random.Generator) -> None:
     catches="tokens after an EOS in the middle of an accepted branch are kept",
     severity="critical",
     story="Only the last token of a round was compared with EOS.",
-    mutant=edit(_FRESH, "        fresh = [*drafted, bonus][: limit - len(output)]\n"),
+    mutant=edit(FRESH, "        fresh = [*drafted, bonus][: limit - len(output)]\n"),
+    seen=WRITTEN,
 )
 def end_inside_a_branch(submission: Submission, rng: np.random.Generator) -> None:
     told(submission, rng, table.perfect_draft, 3, end=1, max_new_tokens=10, budget=4)
@@ -115,7 +118,7 @@ def end_inside_a_branch(submission: Submission, rng: np.random.Generator) -> Non
 
 @trap(
     catches="an EOS as the very first token does not end the generation",
-    severity="critical",
+    severity="major",
     story="A stop test that begins at the second token.",
     mutant=edit(LOOP, LOOP.replace("output[-1:]", "output[1:]")),
 )
@@ -134,7 +137,8 @@ def end_at_once(submission: Submission, rng: np.random.Generator) -> None:
     catches="more than max_new_tokens come back",
     severity="critical",
     story="A whole branch is appended before the length is tested.",
-    mutant=edit(_FRESH, "        fresh = until_end([*drafted, bonus], eos_id)\n"),
+    mutant=edit(FRESH, "        fresh = until_end([*drafted, bonus], eos_id)\n"),
+    seen=WRITTEN,
 )
 def runs_past_the_limit(submission: Submission, rng: np.random.Generator) -> None:
     prompt, _, eos, law = story_of(rng)
@@ -147,7 +151,8 @@ def runs_past_the_limit(submission: Submission, rng: np.random.Generator) -> Non
     catches="`accepted` counts drafted tokens that are not in the output",
     severity="major",
     story="Acceptance figures that include tokens behind the end overstate the drafter.",
-    mutant=edit(_COUNT, "        accepted += len(drafted)\n"),
+    mutant=edit(COUNT, "        accepted += len(drafted)\n"),
+    seen=WRITTEN,
 )
 def accepted_counts_what_was_cut(submission: Submission, rng: np.random.Generator) -> None:
     prompt, script, eos, _ = story_of(rng)
@@ -173,7 +178,8 @@ def accepted_counts_what_was_cut(submission: Submission, rng: np.random.Generato
     catches="`accepted` counts the target's own tokens",
     severity="major",
     story="Figures with and without the bonus differ by one per pass and are often compared.",
-    mutant=edit(_COUNT, "        accepted += len(fresh)\n"),
+    mutant=edit(COUNT, "        accepted += len(fresh)\n"),
+    seen=WRITTEN,
 )
 def accepted_counts_the_bonus(submission: Submission, rng: np.random.Generator) -> None:
     told(submission, rng, table.hopeless_draft, 2, compare=["accepted"], max_new_tokens=4, budget=3)
@@ -202,6 +208,7 @@ def passes_miscounted(submission: Submission, rng: np.random.Generator) -> None:
     severity="minor",
     story="A sort instead of an argmax.",
     mutant=edit("log_probs.argmax", "log_probs.shape[1] - 1 - log_probs[:, ::-1].argmax"),
+    seen=WRITTEN,
 )
 def tie_higher_token_said(submission: Submission, rng: np.random.Generator) -> None:
     low, high = rising(rng, 2)
@@ -221,7 +228,7 @@ def tie_higher_token_said(submission: Submission, rng: np.random.Generator) -> N
     catches="the EOS token is missing from the output",
     severity="major",
     story="The contract includes the EOS token in the output.",
-    mutant=insert_before(_OUTPUT, "    output = [t for t in output if t != eos_id]\n"),
+    mutant=insert_before(OUTPUT, "    output = [t for t in output if t != eos_id]\n"),
 )
 def end_left_out(submission: Submission, rng: np.random.Generator) -> None:
     told(submission, rng, table.perfect_draft, 2, end=3, max_new_tokens=10, budget=2)
@@ -231,7 +238,7 @@ def end_left_out(submission: Submission, rng: np.random.Generator) -> None:
     catches="the output begins with the prompt",
     severity="major",
     story="Generation interfaces differ in this; the contract says without.",
-    mutant=edit(_OUTPUT, "    return prefix + output, {"),
+    mutant=edit(OUTPUT, "    return prefix + output, {"),
 )
 def prompt_in_the_output(submission: Submission, rng: np.random.Generator) -> None:
     told(submission, rng, table.perfect_draft, 2, max_new_tokens=4, budget=2)
@@ -242,6 +249,7 @@ def prompt_in_the_output(submission: Submission, rng: np.random.Generator) -> No
     severity="major",
     story="Chat prompts usually end with an end-of-turn token.",
     mutant=edit(LOOP, LOOP.replace("output[-1:]", "(prefix + output)[-1:]")),
+    seen=WRITTEN,
 )
 def end_in_the_prompt(submission: Submission, rng: np.random.Generator) -> None:
     prompt, script, eos, _ = story_of(rng)
@@ -255,7 +263,8 @@ def end_in_the_prompt(submission: Submission, rng: np.random.Generator) -> None:
     catches="generated tokens are appended to the caller's prompt",
     severity="major",
     story="`prefix = prompt` is a second name, not a copy.",
-    mutant=insert_before(_OUTPUT, "    prompt.extend(output)\n"),
+    mutant=insert_before(OUTPUT, "    prompt.extend(output)\n"),
+    seen=WRITTEN,
 )
 def generating_modifies_the_prompt(submission: Submission, rng: np.random.Generator) -> None:
     prompt, _, eos, law = story_of(rng)
@@ -275,7 +284,7 @@ def generating_modifies_the_prompt(submission: Submission, rng: np.random.Genera
 
 @trap(
     catches="a second call continues where the first one ended",
-    severity="critical",
+    severity="major",
     story="State in a mutable default argument or a module variable.",
     mutant=edits(
         ("    output = []\n", "    output = KEPT\n"),
@@ -294,7 +303,7 @@ def text_kept_between_calls(submission: Submission, rng: np.random.Generator) ->
     severity="minor",
     story="The stop test comes one call too late; the extra pass costs time and is discarded.",
     mutant=insert_before(
-        _OUTPUT, "    target.tree_log_probs(prefix + output, tokens, parents)\n    passes += 1\n"
+        OUTPUT, "    target.tree_log_probs(prefix + output, tokens, parents)\n    passes += 1\n"
     ),
 )
 def pass_after_the_end(submission: Submission, rng: np.random.Generator) -> None:
@@ -323,7 +332,7 @@ def pass_after_the_end(submission: Submission, rng: np.random.Generator) -> None
     story="The loop tests its condition at the end.",
     mutant=edits(
         (LOOP, LOOP.replace("len(output) < limit", "(not output or len(output) < limit)")),
-        (_FRESH, _FRESH.replace("limit - len(output)", "max(limit, 1) - len(output)")),
+        (FRESH, FRESH.replace("limit - len(output)", "max(limit, 1) - len(output)")),
     ),
 )
 def nothing_to_generate(submission: Submission, rng: np.random.Generator) -> None:
@@ -371,7 +380,7 @@ def empty_block_gives_up(submission: Submission, rng: np.random.Generator) -> No
 
 @trap(
     catches="generate verifies the most likely chain instead of the tree",
-    severity="critical",
+    severity="major",
     story="The tree is implemented and tested, but generate does not use it.",
     mutant=edit(
         BLOCK,
@@ -403,45 +412,3 @@ def only_the_chain_is_drafted(submission: Submission, rng: np.random.Generator) 
         eos_id=eos,
         budget=6,
     )
-
-
-@trap(
-    catches="an empty prompt is accepted although there is no root",
-    severity="minor",
-    story="Indexing an empty prefix fails later, with an unrelated error.",
-    mutant=edit("    if not prefix:\n", "    if prefix is None:\n"),
-)
-def rootless_prompt_accepted(submission: Submission, rng: np.random.Generator) -> None:
-    eos = int(rng.integers(VOCABULARY))
-    target = Stub(tree_log_probs=lambda prefix, tokens, parents: np.zeros((len(tokens) + 1, 7)))
-    drafter = Stub(block=lambda prefix: np.full((1, 7), -2.0))
-    settings = {"max_new_tokens": 3, "eos_id": eos, "budget": 2}
-    refused(submission, "generate", target, drafter, [], **settings)
-
-
-@trap(
-    catches="an answer of the target with the wrong number of rows or with NaN goes unnoticed",
-    severity="major",
-    story="argmax returns the position of a NaN.",
-    mutant=edit("    if np.isnan(log_probs).any():\n", "    if rows < 0:\n"),
-)
-def bad_target_answers_accepted(submission: Submission, rng: np.random.Generator) -> None:
-    settings = {"max_new_tokens": 3, "eos_id": int(rng.integers(VOCABULARY)), "budget": 2}
-    drafter = Stub(block=lambda prefix: np.full((1, VOCABULARY), -2.0))
-
-    def answered(answer: Any) -> None:
-        target = Stub(tree_log_probs=lambda prefix, tokens, parents: answer(len(tokens) + 1))
-        refused(submission, "generate", target, drafter, [1, 2], **settings)
-
-    def one_nan(rows: int) -> np.ndarray:
-        """In the last row, which verification does not reach."""
-        values = np.full((rows, VOCABULARY), -2.0)
-        values[-1, -1] = np.nan
-        return values
-
-    answered(lambda rows: np.full((rows - 1, VOCABULARY), -2.0))
-    answered(lambda rows: np.full((rows + 1, VOCABULARY), -2.0))
-    answered(lambda rows: np.full((rows, VOCABULARY), np.nan))
-    answered(one_nan)
-    answered(lambda rows: np.full((rows, VOCABULARY), -2))
-    answered(lambda rows: np.full((rows, VOCABULARY), -2.0 + 0.0j))

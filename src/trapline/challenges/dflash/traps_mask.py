@@ -5,12 +5,12 @@ import numpy as np
 from trapline.arena.judge import expect
 from trapline.arena.judge.traps import edit, insert_before, trap
 from trapline.arena.process.proxy import Submission
-from trapline.challenges.dflash.situations import refused
+from trapline.challenges.dflash.situations import WRITTEN
 from trapline.challenges.dflash.solution_lines import INHERIT
 from trapline.gold.tree_decoding import oracle
 
 # Parts of the gold solution that several mutants edit.
-_MASK = "    return mask\n"
+MASK = "    return mask\n"
 
 #: Root → 0, 1; 0 → 2, 3; 2 → 4; 1 → 5: siblings, cousins and a branch of three.
 FAMILY = np.array([-1, -1, 0, 0, 2, 1])
@@ -31,6 +31,7 @@ def family_mask(submission: Submission, rng: np.random.Generator) -> None:
     severity="critical",
     story="A triangle instead of ancestors: logits of a node then depend on its rejected siblings.",
     mutant=edit(INHERIT, "        mask[node + 1] = mask[node]\n"),
+    seen=WRITTEN,
 )
 def mask_causal(submission: Submission, rng: np.random.Generator) -> None:
     family_mask(submission, rng)
@@ -41,8 +42,9 @@ def mask_causal(submission: Submission, rng: np.random.Generator) -> None:
     severity="critical",
     story="Ancestors alone are not enough: a node must also see its own token.",
     mutant=insert_before(
-        _MASK, "    mask[np.arange(1, count + 1), prefix_len + np.arange(1, count + 1)] = False\n"
+        MASK, "    mask[np.arange(1, count + 1), prefix_len + np.arange(1, count + 1)] = False\n"
     ),
+    seen=WRITTEN,
 )
 def mask_without_self(submission: Submission, rng: np.random.Generator) -> None:
     family_mask(submission, rng)
@@ -57,6 +59,7 @@ def mask_without_self(submission: Submission, rng: np.random.Generator) -> None:
         "        mask[node + 1, : prefix_len + 1] = True\n"
         "        mask[node + 1, prefix_len + 1 + parent] = True\n",
     ),
+    seen=WRITTEN,
 )
 def mask_parent_only(submission: Submission, rng: np.random.Generator) -> None:
     family_mask(submission, rng)
@@ -64,9 +67,9 @@ def mask_parent_only(submission: Submission, rng: np.random.Generator) -> None:
 
 @trap(
     catches="the nodes do not see the root",
-    severity="critical",
+    severity="major",
     story="The root is in neither the prefix nor the arrays of the tree and is easily left out.",
-    mutant=insert_before(_MASK, "    mask[1:, prefix_len] = False\n"),
+    mutant=insert_before(MASK, "    mask[1:, prefix_len] = False\n"),
 )
 def mask_without_root(submission: Submission, rng: np.random.Generator) -> None:
     family_mask(submission, rng)
@@ -74,9 +77,9 @@ def mask_without_root(submission: Submission, rng: np.random.Generator) -> None:
 
 @trap(
     catches="the nodes do not see the committed prefix",
-    severity="critical",
+    severity="major",
     story="A tree mask is applied to the whole attention instead of its last columns.",
-    mutant=insert_before(_MASK, "    mask[1:, :prefix_len] = False\n"),
+    mutant=insert_before(MASK, "    mask[1:, :prefix_len] = False\n"),
 )
 def mask_without_prefix(submission: Submission, rng: np.random.Generator) -> None:
     family_mask(submission, rng)
@@ -84,9 +87,9 @@ def mask_without_prefix(submission: Submission, rng: np.random.Generator) -> Non
 
 @trap(
     catches="the root sees the drafted nodes",
-    severity="critical",
+    severity="major",
     story="The root's own logits then depend on guesses about what follows it.",
-    mutant=insert_before(_MASK, "    mask[0] = True\n"),
+    mutant=insert_before(MASK, "    mask[0] = True\n"),
 )
 def mask_root_sees_drafts(submission: Submission, rng: np.random.Generator) -> None:
     family_mask(submission, rng)
@@ -94,9 +97,9 @@ def mask_root_sees_drafts(submission: Submission, rng: np.random.Generator) -> N
 
 @trap(
     catches="nodes see their descendants instead of their ancestors",
-    severity="critical",
+    severity="major",
     story="Rows are queries and columns are keys; transposed, the shape is still right.",
-    mutant=insert_before(_MASK, "    mask[:, prefix_len:] = mask[:, prefix_len:].T.copy()\n"),
+    mutant=insert_before(MASK, "    mask[:, prefix_len:] = mask[:, prefix_len:].T.copy()\n"),
 )
 def mask_transposed(submission: Submission, rng: np.random.Generator) -> None:
     family_mask(submission, rng)
@@ -106,7 +109,7 @@ def mask_transposed(submission: Submission, rng: np.random.Generator) -> None:
     catches="prefix_len is taken to include the root, so a column is missing",
     severity="major",
     story="Two conventions for the length of the committed part differ by exactly the root.",
-    mutant=edit(_MASK, "    return mask[:, 1:]\n"),
+    mutant=edit(MASK, "    return mask[:, 1:]\n"),
 )
 def mask_prefix_counts_the_root(submission: Submission, rng: np.random.Generator) -> None:
     family_mask(submission, rng)
@@ -116,7 +119,7 @@ def mask_prefix_counts_the_root(submission: Submission, rng: np.random.Generator
     catches="the mask is made of numbers",
     severity="minor",
     story="0 and 1 added to scores mask nothing; 0 and -inf read as booleans mask the wrong half.",
-    mutant=edit(_MASK, "    return mask.astype(np.float64)\n"),
+    mutant=edit(MASK, "    return mask.astype(np.float64)\n"),
 )
 def mask_not_boolean(submission: Submission, rng: np.random.Generator) -> None:
     family_mask(submission, rng)
@@ -136,18 +139,3 @@ def mask_of_nothing(submission: Submission, rng: np.random.Generator) -> None:
     same_mask(submission, empty, 0)
     same_mask(submission, empty, int(rng.integers(1, 5)))
     same_mask(submission, FAMILY, 0)
-
-
-@trap(
-    catches="a parent that does not come before its child, or does not exist, is accepted",
-    severity="minor",
-    story="A negative index other than -1 silently reads from the end of the array.",
-    mutant=edit("        if not -1 <= parent < node:\n", "        if parent >= len(values):\n"),
-)
-def impossible_parents_accepted(submission: Submission, rng: np.random.Generator) -> None:
-    place = int(rng.integers(1, 6))
-    for bad in (-2, place, place + 1, 6):
-        parents = FAMILY.copy()
-        parents[place] = bad
-        refused(submission, "tree_mask", parents, 2)
-        refused(submission, "verify_tree", np.arange(6), parents, np.arange(7))

@@ -8,14 +8,12 @@ from trapline.arena.judge.traps import edit, insert_after, insert_before, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.dflash import table
 from trapline.challenges.dflash.situations import (
+    WRITTEN,
     float_type,
-    refused,
 )
 
 # Parts of the gold solution that several mutants edit.
-_PICKS = (
-    "    choices = [pick(row, uniform) for row, uniform in zip(probs, uniforms, strict=True)]\n"
-)
+PICKS = "    choices = [pick(row, uniform) for row, uniform in zip(probs, uniforms, strict=True)]\n"
 _EXCEEDING = "    exceeding = np.flatnonzero(np.cumsum(row) > uniform)\n"
 _LAST = "    return int(np.flatnonzero(row > 0.0)[-1])\n"
 
@@ -37,11 +35,11 @@ def sampled(
 
 @trap(
     catches="a child is accepted or rejected by a draw of its own instead of the node's one sample",
-    severity="critical",
+    severity="major",
     story="A separate draw for each child biases the output (by more than a tenth in a small "
     "study) while looking like rejection sampling.",
     mutant=insert_after(
-        _PICKS,
+        PICKS,
         "    for node, (parent, token) in enumerate(zip(parents, tokens, strict=True)):\n"
         "        if uniforms[node + 1] < probs[parent + 1, token]:\n"
         "            choices[parent + 1] = int(token)\n",
@@ -56,9 +54,9 @@ def biased_by_redrawing(submission: Submission, rng: np.random.Generator) -> Non
 
 @trap(
     catches="the pick is the most likely token, not the sample",
-    severity="critical",
+    severity="major",
     story="Argmax matching at a temperature above 0: output that looks greedy.",
-    mutant=edit(_PICKS, "    choices = probs.argmax(axis=1).tolist()\n"),
+    mutant=edit(PICKS, "    choices = probs.argmax(axis=1).tolist()\n"),
 )
 def greedy_instead_of_sampled(submission: Submission, rng: np.random.Generator) -> None:
     law = [[0.25, 0.5, 0.25], [0.25, 0.25, 0.5]]
@@ -69,7 +67,8 @@ def greedy_instead_of_sampled(submission: Submission, rng: np.random.Generator) 
     catches="the root's number decides at every node",
     severity="critical",
     story="Then the samples along a path are not independent.",
-    mutant=edit(_PICKS, _PICKS.replace("pick(row, uniform)", "pick(row, uniforms[0])")),
+    mutant=edit(PICKS, PICKS.replace("pick(row, uniform)", "pick(row, uniforms[0])")),
+    seen=WRITTEN,
 )
 def one_number_for_all(submission: Submission, rng: np.random.Generator) -> None:
     law = [[0.5, 0.5], [0.5, 0.5]]
@@ -78,10 +77,10 @@ def one_number_for_all(submission: Submission, rng: np.random.Generator) -> None
 
 @trap(
     catches="the nodes of one depth share a number",
-    severity="critical",
+    severity="major",
     story="The walk counts its steps and uses the count as an index.",
     mutant=edit(
-        _PICKS,
+        PICKS,
         "    depths = [0]\n    for parent in parents:\n"
         "        depths.append(depths[parent + 1] + 1)\n"
         "    numbers = [uniforms[depth] for depth in depths]\n"
@@ -89,16 +88,18 @@ def one_number_for_all(submission: Submission, rng: np.random.Generator) -> None
     ),
 )
 def numbers_by_depth(submission: Submission, rng: np.random.Generator) -> None:
-    law = [[0.5, 0.5]] * 3
-    sampled(submission, [0, 1], [-1, -1], law, [0.75, 0.25, 0.875], ([1], 1), float_type(rng))
+    law = [[0.5, 0.5]] * 4
+    # Root → 0, 1; the first child → 0. The walk ends at the last node, whose number is 0.125.
+    numbers = [0.25, 0.25, 0.75, 0.125]
+    sampled(submission, [0, 1, 0], [-1, -1, 0], law, numbers, ([0, 2], 0), float_type(rng))
 
 
 @trap(
     catches="the sample is drawn among the children's tokens only",
-    severity="critical",
+    severity="major",
     story="A token that the drafter did not propose can then never be generated.",
     mutant=insert_before(
-        _PICKS,
+        PICKS,
         "    for row in range(len(probs)):\n"
         "        below = [t for t, p in zip(tokens, parents, strict=True) if p + 1 == row]\n"
         "        if below:\n"
@@ -132,6 +133,7 @@ def sorted_by_probability(submission: Submission, rng: np.random.Generator) -> N
     severity="minor",
     story="`searchsorted` from the left: reaching is not exceeding.",
     mutant=edit(_EXCEEDING, _EXCEEDING.replace("> uniform", ">= uniform")),
+    seen=WRITTEN,
 )
 def boundary_belongs_below(submission: Submission, rng: np.random.Generator) -> None:
     law = [[0.25, 0.25, 0.5], [0.5, 0.5, 0.0]]
@@ -163,6 +165,7 @@ ALMOST_ONE = float(np.nextafter(1.0, 0.0))
     story="Ten times 0.1 is less than 1 in binary; a clipped or wrapped index then yields an "
     "impossible token.",
     mutant=edit(_LAST, "    return len(row) - 1\n"),
+    seen=WRITTEN,
 )
 def rounding_falls_off_the_end(submission: Submission, rng: np.random.Generator) -> None:  # noqa: ARG001
     sampled(submission, [], [], [TENTHS], [ALMOST_ONE], ([], 9))
@@ -176,26 +179,3 @@ def rounding_falls_off_the_end(submission: Submission, rng: np.random.Generator)
 )
 def rounding_starts_again(submission: Submission, rng: np.random.Generator) -> None:  # noqa: ARG001
     sampled(submission, [9], [-1], [TENTHS, TENTHS], [ALMOST_ONE, 0.0], ([0], 0))
-
-
-@trap(
-    catches="negative or NaN probabilities, or numbers outside [0, 1), are accepted",
-    severity="minor",
-    story="A number of exactly 1 can come from rounding to float32 and exceeds every sum.",
-    mutant=edit("if not ((uniforms >= 0.0) & (uniforms < 1.0)).all():\n", "if uniforms is None:\n"),
-)
-def bad_laws_accepted(submission: Submission, rng: np.random.Generator) -> None:
-    tokens, parents = np.array([1]), np.array([-1])
-    law = np.array([[0.5, 0.5], [0.5, 0.5]])
-    place = int(rng.integers(2)), int(rng.integers(2))
-    for bad in (-0.25, np.nan):
-        spoilt = law.copy()
-        spoilt[place] = bad
-        fair = np.array([0.25, 0.25])
-        refused(submission, "verify_sampled", tokens, parents, spoilt, fair)
-    for number in (1.0, -0.125, np.nan):
-        spoilt = np.array([0.25, 0.25])
-        spoilt[place[0]] = number
-        refused(submission, "verify_sampled", tokens, parents, law, spoilt)
-    one = np.array([0.25])
-    refused(submission, "verify_sampled", tokens, parents, law, one)

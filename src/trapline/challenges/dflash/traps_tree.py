@@ -4,21 +4,21 @@ import numpy as np
 
 from trapline.arena.judge import expect
 from trapline.arena.judge.traps import edit, edits, insert_before, trap
-from trapline.arena.process.proxy import Stub, Submission
+from trapline.arena.process.proxy import Submission
 from trapline.challenges.dflash import table
 from trapline.challenges.dflash.situations import (
     VOCABULARY,
+    WRITTEN,
     distinct,
     float_type,
-    refused,
     rising,
 )
 from trapline.challenges.dflash.solution_lines import POP, PUSH
 
 # Parts of the gold solution that several mutants edit.
-_SIBLING = "        offer(above, depth, parent, rank + 1)\n"
-_WHILE = "    while heap and len(tokens) < budget:\n"
-_TREE = "    return np.array(tokens, dtype=np.int64), np.array(parents, dtype=np.int64)\n"
+SIBLING = "        offer(above, depth, parent, rank + 1)\n"
+WHILE = "    while heap and len(tokens) < budget:\n"
+TREE = "    return np.array(tokens, dtype=np.int64), np.array(parents, dtype=np.int64)\n"
 _RANKED = "    ranked = [ranking(row, budget) for row in log_q]\n"
 _BEST = '    best = candidates[np.argsort(-row[candidates], kind="stable")[:count]]\n'
 
@@ -32,9 +32,9 @@ def two_good_roots(rng: np.random.Generator) -> tuple[np.ndarray, list[int], lis
 
 @trap(
     catches="the tree is the chain of most likely tokens",
-    severity="critical",
+    severity="major",
     story="A single chain is the original scheme; the task asks for the heaviest prefixes.",
-    mutant=edit(_SIBLING, ""),
+    mutant=edit(SIBLING, ""),
 )
 def chain_instead_of_tree(submission: Submission, rng: np.random.Generator) -> None:
     log_q, tokens, parents = two_good_roots(rng)
@@ -44,9 +44,9 @@ def chain_instead_of_tree(submission: Submission, rng: np.random.Generator) -> N
 
 @trap(
     catches="below the first level only the best token of a depth is used",
-    severity="critical",
+    severity="major",
     story="Siblings at the root and single chains below them: most of the tree is missing.",
-    mutant=insert_before(_SIBLING, "        if not depth:\n    "),
+    mutant=insert_before(SIBLING, "        if not depth:\n    "),
 )
 def only_one_branch_grows(submission: Submission, rng: np.random.Generator) -> None:
     log_q, tokens, parents = two_good_roots(rng)
@@ -55,7 +55,7 @@ def only_one_branch_grows(submission: Submission, rng: np.random.Generator) -> N
 
 @trap(
     catches="every level gets the same number of nodes instead of the heaviest overall",
-    severity="critical",
+    severity="major",
     story="A fixed top-k at each depth spends the budget on prefixes that will never be reached.",
     mutant=edit(
         _RANKED, "    ranked = [ranking(row, max(1, budget // len(log_q))) for row in log_q]\n"
@@ -72,21 +72,22 @@ def fixed_width_levels(submission: Submission, rng: np.random.Generator) -> None
     catches="a depth offers only a handful of its tokens, however flat it is",
     severity="major",
     story="A top-k of fixed size before the search: enough for peaked rows, wrong for flat ones.",
-    mutant=edit(_RANKED, _RANKED.replace("budget", "min(budget, 16)")),
+    mutant=edit(_RANKED, _RANKED.replace("budget", "min(budget, 32)")),
+    seen=WRITTEN,
 )
 def siblings_cut_short(submission: Submission, rng: np.random.Generator) -> None:
-    vocabulary = 40
-    tokens = distinct(rng, 30, vocabulary)
+    vocabulary, budget = 160, 140
+    tokens = distinct(rng, budget, vocabulary)
     row = {token: -1.0 - rank / 64 for rank, token in enumerate(tokens)}
-    log_q = table.log_q_of([row, {0: -8.0}], vocabulary, float_type(rng))
-    table.same_tree(submission, log_q, 30, (tokens, [-1] * 30))
+    log_q = table.log_q_of([row], vocabulary, float_type(rng))
+    table.same_tree(submission, log_q, budget, (tokens, [-1] * budget))
 
 
 @trap(
     catches="the tree has one node fewer than the budget",
     severity="major",
     story="The root is the last committed token; it is verified for free and is not a node.",
-    mutant=edit(_WHILE, _WHILE.replace("< budget", "< budget - 1")),
+    mutant=edit(WHILE, WHILE.replace("< budget", "< budget - 1")),
 )
 def root_counted_in_the_budget(submission: Submission, rng: np.random.Generator) -> None:
     log_q, tokens, parents = two_good_roots(rng)
@@ -99,7 +100,7 @@ def root_counted_in_the_budget(submission: Submission, rng: np.random.Generator)
     severity="major",
     story="Cutting such a tree at half its size loses the deep, likely branch.",
     mutant=insert_before(
-        _TREE,
+        TREE,
         "    depths = []\n"
         "    for parent in parents:\n"
         "        depths.append(depths[parent] + 1 if parent >= 0 else 0)\n"
@@ -117,7 +118,7 @@ def breadth_first_order(submission: Submission, rng: np.random.Generator) -> Non
 
 @trap(
     catches="row d of the draft is used for depth d instead of depth d + 1",
-    severity="critical",
+    severity="major",
     story="In one drafter the first slot is the anchor rather than a prediction; here every row is "
     "a prediction.",
     mutant=edit(_RANKED, _RANKED.replace("in log_q", "in log_q[1:]")),
@@ -129,7 +130,7 @@ def first_draft_row_skipped(submission: Submission, rng: np.random.Generator) ->
 
 @trap(
     catches="the root is 0 and nodes count from 1 in `parents`",
-    severity="critical",
+    severity="major",
     story="Row numbers and node numbers differ by one and are easily mixed up.",
     mutant=edit("        parents.append(parent)\n", "        parents.append(parent + 1)\n"),
 )
@@ -175,6 +176,7 @@ def tie_higher_parent_first(submission: Submission, rng: np.random.Generator) ->
     severity="minor",
     story="A reversed ascending sort reverses the ties with it.",
     mutant=insert_before(_BEST, "    candidates = candidates[::-1]\n"),
+    seen=WRITTEN,
 )
 def tie_higher_token_first(submission: Submission, rng: np.random.Generator) -> None:
     a, b, c, d = rising(rng, 4)
@@ -192,6 +194,7 @@ def tie_higher_token_first(submission: Submission, rng: np.random.Generator) -> 
         (PUSH, PUSH.replace("parent, token", "token, parent")),
         (POP, POP.replace("parent, token", "token, parent")),
     ),
+    seen=WRITTEN,
 )
 def token_before_parent_in_ties(submission: Submission, rng: np.random.Generator) -> None:
     low, high = rising(rng, 2)
@@ -225,6 +228,7 @@ def weights_underflow(submission: Submission, rng: np.random.Generator) -> None:
     severity="minor",
     story="Drafts in half or single precision are normal; their sums need more precision.",
     mutant=edit(PUSH, PUSH.replace("-(above + value)", "-float(np.float32(above + value))")),
+    seen=WRITTEN,
 )
 def weights_in_float32(submission: Submission, rng: np.random.Generator) -> None:
     a, b, c = distinct(rng, 3)
@@ -251,7 +255,7 @@ def draft_normalised(submission: Submission, rng: np.random.Generator) -> None:
     catches="a budget above the number of possible prefixes fails",
     severity="major",
     story="The heap becomes empty, and the next pop raises an error.",
-    mutant=edit(_WHILE, _WHILE.replace("heap and ", "")),
+    mutant=edit(WHILE, WHILE.replace("heap and ", "")),
 )
 def budget_over_all_prefixes(submission: Submission, rng: np.random.Generator) -> None:
     log_q, tokens, parents = two_good_roots(rng)
@@ -286,37 +290,3 @@ def draft_modified(submission: Submission, rng: np.random.Generator) -> None:
     before = wide.copy()
     _, after = submission.observe("build_tree", wide, 4)
     expect.equal(after[0], before, "log_q after the call")
-
-
-@trap(
-    catches="NaN, +inf, integers or a wrong rank are accepted as a draft",
-    severity="minor",
-    story="NaN compares false with everything and can come out as the heaviest.",
-    mutant=edit("    if np.isnan(log_q).any() or np.isposinf(log_q).any()", "    if log_q is None"),
-)
-def bad_drafts_accepted(submission: Submission, rng: np.random.Generator) -> None:
-    log_q, _, _ = two_good_roots(rng)
-    row, column = int(rng.integers(2)), int(rng.integers(VOCABULARY))
-    for bad in (np.nan, np.inf):
-        spoilt = log_q.copy()
-        spoilt[row, column] = bad
-        refused(submission, "build_tree", spoilt, 3)
-    refused(submission, "build_tree", log_q[0], 3)
-    refused(submission, "build_tree", np.zeros((2, 3), dtype=np.int64), 3)
-
-
-@trap(
-    catches="a negative or fractional budget is accepted",
-    severity="minor",
-    story="A slice with a negative end silently means something else.",
-    mutant=edit('    budget = whole(budget, "budget", least=0)\n' + _RANKED, _RANKED),
-)
-def negative_budget_accepted(submission: Submission, rng: np.random.Generator) -> None:
-    log_q, _, _ = two_good_roots(rng)
-    refused(submission, "build_tree", log_q, -1 - int(rng.integers(3)))
-    refused(submission, "build_tree", log_q, 2.5)
-    target = Stub(tree_log_probs=lambda prefix, tokens, parents: np.zeros((len(tokens) + 1, 7)))
-    drafter = Stub(block=lambda prefix: np.full((1, 7), -2.0))
-    for limit in (0, 2):
-        settings = {"max_new_tokens": limit, "eos_id": 1, "budget": -1}
-        refused(submission, "generate", target, drafter, [1], **settings)

@@ -7,16 +7,16 @@ from trapline.arena.process.proxy import Submission
 from trapline.challenges.dflash import table
 from trapline.challenges.dflash.situations import (
     VOCABULARY,
+    WRITTEN,
     distinct,
-    refused,
 )
 
 # Parts of the gold solution that several mutants edit.
-_WALK = (
+WALK = (
     "    path = []\n    node = -1\n    while (node, choices[node + 1]) in children:\n"
     "        node = children[node, choices[node + 1]]\n        path.append(node)\n"
 )
-_VERDICT = "    return path, choices[node + 1]\n"
+VERDICT = "    return path, choices[node + 1]\n"
 
 
 @trap(
@@ -25,16 +25,17 @@ _VERDICT = "    return path, choices[node + 1]\n"
     story="The pseudo-code given to the entrants took logits by position; two of five followed it, "
     "and a test with a chain cannot show it.",
     mutant=edit(
-        _WALK,
+        WALK,
         "    path = []\n    node = -1\n    for number, token in enumerate(tokens):\n"
         "        if parents[number] == node and token == choices[number]:\n"
         "            node = number\n            path.append(number)\n",
     ),
+    seen="a published answer",
 )
 def positional_logits(submission: Submission, rng: np.random.Generator) -> None:
-    a, b, d, x = distinct(rng, 4)
-    # Root → a, b; b → d. The target: b after the root, d after a and after b.
-    table.verify(submission, [a, b, d], [-1, -1, 1], [b, d, d, x], ([1, 2], x))
+    a, b, d, x, y = distinct(rng, 5)
+    # Root → a, b; a → d. The target goes a, d; the row before d's own is b's, which says y.
+    table.verify(submission, [a, b, d], [-1, -1, 0], [a, d, y, x], ([0, 2], x))
 
 
 @trap(
@@ -42,15 +43,16 @@ def positional_logits(submission: Submission, rng: np.random.Generator) -> None:
     severity="critical",
     story="One entrant indexed the logits by depth: siblings' children shared a verdict.",
     mutant=edit(
-        _WALK,
+        WALK,
         "    path = []\n    node = -1\n    while (node, choices[len(path)]) in children:\n"
         "        node = children[node, choices[len(path)]]\n        path.append(node)\n",
     ),
+    seen="a published answer",
 )
 def depth_wise_logits(submission: Submission, rng: np.random.Generator) -> None:
-    a, b, c, d, x = distinct(rng, 5)
-    # Root → a, b; a → c; b → d. The target goes b, d; the row of depth 1 is a's, which says b.
-    table.verify(submission, [a, b, c, d], [-1, -1, 0, 1], [b, b, d, d, x], ([1, 3], x))
+    a, b, c, e, x, y = distinct(rng, 6)
+    # Root → a, b; a → c → e. The target goes a, c, e; row 2 is b's, which says y.
+    table.verify(submission, [a, b, c, e], [-1, -1, 0, 2], [a, c, y, e, x], ([0, 2, 3], x))
 
 
 @trap(
@@ -59,11 +61,12 @@ def depth_wise_logits(submission: Submission, rng: np.random.Generator) -> None:
     story="A child of a rejected node must be rejected too; without invalidating the subtree it "
     "passes.",
     mutant=edit(
-        _WALK,
+        WALK,
         "    path = [\n        number\n        for number, token in enumerate(tokens)\n"
         "        if token == choices[parents[number] + 1]\n    ]\n"
         "    node = path[-1] if path else -1\n",
     ),
+    seen=WRITTEN,
 )
 def orphan_accepted(submission: Submission, rng: np.random.Generator) -> None:
     a, b, c, x = distinct(rng, 4)
@@ -74,10 +77,10 @@ def orphan_accepted(submission: Submission, rng: np.random.Generator) -> None:
 
 @trap(
     catches="only the node right after the last accepted one is looked at",
-    severity="critical",
+    severity="major",
     story="Verification that is right for chains and blind to branches.",
     mutant=edit(
-        _WALK,
+        WALK,
         "    path = []\n    node = -1\n"
         "    while node + 1 < len(tokens) and tokens[node + 1] == choices[node + 1]:\n"
         "        node += 1\n        path.append(node)\n",
@@ -91,7 +94,7 @@ def chain_only_verification(submission: Submission, rng: np.random.Generator) ->
 
 @trap(
     catches="only the first child of a node can be accepted",
-    severity="critical",
+    severity="major",
     story="The loop over children ends at the first that does not match.",
     mutant=edit(
         "        children.setdefault((parent, token), node)\n",
@@ -109,11 +112,12 @@ def second_sibling_never_tried(submission: Submission, rng: np.random.Generator)
     severity="critical",
     story="Row i + 1 says what follows node i; it says nothing about node i.",
     mutant=edit(
-        _WALK,
+        WALK,
         "    path = []\n    node = -1\n    for number, token in enumerate(tokens):\n"
         "        if parents[number] == node and token == choices[number + 1]:\n"
         "            node = number\n            path.append(number)\n",
     ),
+    seen=WRITTEN,
 )
 def child_judged_by_itself(submission: Submission, rng: np.random.Generator) -> None:
     a, b, x, y = distinct(rng, 4)
@@ -126,7 +130,8 @@ def child_judged_by_itself(submission: Submission, rng: np.random.Generator) -> 
     catches="the bonus is always the target's pick at the root",
     severity="critical",
     story="Right exactly when every draft is rejected.",
-    mutant=edit(_VERDICT, "    return path, choices[0]\n"),
+    mutant=edit(VERDICT, "    return path, choices[0]\n"),
+    seen=WRITTEN,
 )
 def bonus_of_the_root(submission: Submission, rng: np.random.Generator) -> None:
     a, b, x = distinct(rng, 3)
@@ -135,9 +140,9 @@ def bonus_of_the_root(submission: Submission, rng: np.random.Generator) -> None:
 
 @trap(
     catches="the bonus is the pick at the last node of the tree",
-    severity="critical",
+    severity="major",
     story="Right exactly when the last node is the last accepted one.",
-    mutant=edit(_VERDICT, "    return path, choices[-1]\n"),
+    mutant=edit(VERDICT, "    return path, choices[-1]\n"),
 )
 def bonus_of_the_last_row(submission: Submission, rng: np.random.Generator) -> None:
     a, b, c, x = distinct(rng, 4)
@@ -146,9 +151,9 @@ def bonus_of_the_last_row(submission: Submission, rng: np.random.Generator) -> N
 
 @trap(
     catches="the bonus is the last accepted token once more",
-    severity="critical",
+    severity="major",
     story="The pick that led to the last node instead of the pick at it.",
-    mutant=edit(_VERDICT, "    return path, tokens[node] if path else choices[0]\n"),
+    mutant=edit(VERDICT, "    return path, tokens[node] if path else choices[0]\n"),
 )
 def bonus_repeats_the_path(submission: Submission, rng: np.random.Generator) -> None:
     a, b, x = distinct(rng, 3)
@@ -159,7 +164,7 @@ def bonus_repeats_the_path(submission: Submission, rng: np.random.Generator) -> 
     catches="at most one drafted token is accepted",
     severity="major",
     story="The walk stops after its first step, and speculation gains almost nothing.",
-    mutant=insert_after(_WALK, "        break\n"),
+    mutant=insert_after(WALK, "        break\n"),
 )
 def one_node_a_pass(submission: Submission, rng: np.random.Generator) -> None:
     a, b, c, x = distinct(rng, 4)
@@ -170,7 +175,7 @@ def one_node_a_pass(submission: Submission, rng: np.random.Generator) -> None:
     catches="the path lists rows (node + 1) instead of nodes",
     severity="major",
     story="Off by the root: the compaction that follows takes the wrong rows.",
-    mutant=edit(_VERDICT, "    return [n + 1 for n in path], choices[node + 1]\n"),
+    mutant=edit(VERDICT, "    return [n + 1 for n in path], choices[node + 1]\n"),
 )
 def path_of_rows(submission: Submission, rng: np.random.Generator) -> None:
     a, b, x = distinct(rng, 3)
@@ -181,7 +186,7 @@ def path_of_rows(submission: Submission, rng: np.random.Generator) -> None:
     catches="the path lists tokens instead of node indices",
     severity="major",
     story="Tokens are enough to print the text, but not to compact the cache.",
-    mutant=edit(_VERDICT, "    return [tokens[n] for n in path], choices[node + 1]\n"),
+    mutant=edit(VERDICT, "    return [tokens[n] for n in path], choices[node + 1]\n"),
 )
 def path_of_tokens(submission: Submission, rng: np.random.Generator) -> None:
     a, b, x = (3 + token for token in distinct(rng, 3))
@@ -193,24 +198,9 @@ def path_of_tokens(submission: Submission, rng: np.random.Generator) -> None:
     severity="minor",
     story="The pass is then plain decoding: an empty path, and the pick at the root.",
     mutant=insert_before(
-        _WALK, "    if not max(tokens) >= 0:\n        raise ValueError('negative tokens')\n"
+        WALK, "    if not max(tokens) >= 0:\n        raise ValueError('negative tokens')\n"
     ),
 )
 def nothing_drafted(submission: Submission, rng: np.random.Generator) -> None:
     x = int(rng.integers(VOCABULARY))
     table.verify(submission, [], [], [x], ([], x))
-
-
-@trap(
-    catches="choices without a row for the root, or with one too many, are accepted",
-    severity="minor",
-    story="N rows for N nodes is the sign of positional logits.",
-    mutant=edit("!= 1 or (count is not None and array.size != count)", "!= 1"),
-)
-def wrong_choice_count_accepted(submission: Submission, rng: np.random.Generator) -> None:
-    tokens, parents = np.array([5, 6, 5]), np.array([-1, -1, 1])
-    for count in (3, 5):
-        choices = rng.integers(0, VOCABULARY, count)
-        choices[0] = 0
-        refused(submission, "verify_tree", tokens, parents, choices)
-    refused(submission, "verify_tree", tokens[:2], parents, np.zeros(4, np.int64))

@@ -5,6 +5,9 @@ import numpy as np
 from trapline.arena.judge import expect
 from trapline.challenges.flash_attention_forward.cases import Arrays
 
+#: Where a bug was seen.
+WRITTEN = "an answer written from this prompt alone"
+
 
 def with_logits(rng: np.random.Generator, logits: np.ndarray, T: int, dtype: type) -> Arrays:
     """q, k, v (one head, width 4) whose scaled dot products are logits[s] for each query.

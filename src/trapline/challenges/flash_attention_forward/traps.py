@@ -2,16 +2,22 @@
 
 from trapline.challenges.flash_attention_forward import (
     traps_arrays,
+    traps_causal,
+    traps_heads,
     traps_masks,
     traps_numbers,
     traps_scale,
     traps_softmax,
+    traps_tiles,
 )
 
 PARTS = (
     traps_softmax,
+    traps_tiles,
     traps_masks,
+    traps_causal,
     traps_scale,
+    traps_heads,
     traps_arrays,
     traps_numbers,
 )

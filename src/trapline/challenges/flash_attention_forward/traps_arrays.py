@@ -14,6 +14,7 @@ from trapline.challenges.flash_attention_forward.cases import (
     weighed,
 )
 from trapline.challenges.flash_attention_forward.situations import (
+    WRITTEN,
     holds_no_mask,
     holds_no_matrix,
     with_logits,
@@ -32,6 +33,7 @@ _CHECKED = "    _check(q, k, v, tile)\n"
     story="It happens with an empty cache on the first step, or an empty document in a packed "
     "batch.",
     mutant=edit(KEY_LOOP, "for start in range(0, max(stop, 1), tile):"),
+    seen=WRITTEN,
 )
 def no_keys(submission: Submission, rng: np.random.Generator) -> None:
     for causal in (False, True):
@@ -67,7 +69,7 @@ def no_batch(submission: Submission, rng: np.random.Generator) -> None:
 
 @trap(
     catches="inputs are read as if they were contiguous",
-    severity="critical",
+    severity="major",
     story="Projections come out as (B,T,H,D) and are viewed as (B,H,T,D): a transposed view, not a "
     "copy.",
     mutant=insert_after(
@@ -91,6 +93,7 @@ def strides_ignored(submission: Submission, rng: np.random.Generator) -> None:
     story="A second call with the same q then returns another result; the check compares the "
     "arguments after the call.",
     mutant=edit("q = q * D**-0.5", "q *= D**-0.5"),
+    seen=WRITTEN,
 )
 def inputs_modified(submission: Submission, rng: np.random.Generator) -> None:
     # Width 3: dividing by its scale again does not give back every number.
@@ -114,7 +117,7 @@ def double_through_single(submission: Submission, rng: np.random.Generator) -> N
 
 @trap(
     catches="float32 inputs pass through float16",
-    severity="critical",
+    severity="major",
     story="Tensor cores often use half precision inside; a caller with float32 did not ask for it.",
     mutant=edit("= q @ k[cols].T", "= (q @ k[cols].T.astype(np.float16)).astype(q.dtype)"),
 )
@@ -150,7 +153,7 @@ def output_in_double(submission: Submission, rng: np.random.Generator) -> None:
 
 @trap(
     catches="an answer is kept from an earlier call of the same shape",
-    severity="critical",
+    severity="major",
     story="A memo keyed by shape makes any benchmark look fast.",
     mutant=edits(
         ("import numpy as np\n", "import numpy as np\n\n_ANSWERS = {}\n"),
@@ -181,7 +184,7 @@ def memory_rise(submission: Submission, rng: np.random.Generator) -> tuple[int, 
 
 @trap(
     catches="memory that grows as T·S: the whole score matrix is held",
-    severity="critical",
+    severity="major",
     story="Avoiding this is the purpose of flash attention. 4608 queries and keys have 81 MiB of "
     "scores; half of that is far more than tiles and accumulators need.",
     mutant=insert_after(_CHECKED, "    tile = max(q.shape[2], k.shape[2], 1)\n"),
@@ -219,6 +222,7 @@ def mask_for_all_pairs(submission: Submission, rng: np.random.Generator) -> None
     severity="major",
     story="Integer division rounds: the last heads read beyond the end or silently share a head.",
     mutant=edit(" or q.shape[1] % k.shape[1]", ""),
+    dimension="robustness",
 )
 def uneven_groups_accepted(submission: Submission, rng: np.random.Generator) -> None:
     for H, G in ((5, 2), (2, 4), (3, 2)):
@@ -231,6 +235,7 @@ def uneven_groups_accepted(submission: Submission, rng: np.random.Generator) -> 
     severity="minor",
     story="range(0, T, -3) is legal and empty: it returns zeros without an error.",
     mutant=edit("if tile < 1:", "if tile == 0:"),
+    dimension="robustness",
 )
 def negative_tile_accepted(submission: Submission, rng: np.random.Generator) -> None:
     inputs = Shape().draw(rng)
@@ -243,6 +248,7 @@ def negative_tile_accepted(submission: Submission, rng: np.random.Generator) -> 
     severity="minor",
     story="Outputs allocated in the input's dtype turn every weight into 0.",
     mutant=edit('x.dtype.kind == "f"', 'x.dtype.kind in "fiu"'),
+    dimension="robustness",
 )
 def integers_accepted(submission: Submission, rng: np.random.Generator) -> None:
     q, k, v = (np.rint(4 * x).astype(np.int64) for x in Shape().draw(rng))
@@ -254,6 +260,7 @@ def integers_accepted(submission: Submission, rng: np.random.Generator) -> None:
     severity="minor",
     story="NumPy orders complex numbers, so the maximum works and so does everything after it.",
     mutant=edit('x.dtype.kind == "f"', 'x.dtype.kind in "fc"'),
+    dimension="robustness",
 )
 def complex_accepted(submission: Submission, rng: np.random.Generator) -> None:
     q, k, v = (x.astype(np.complex128) for x in Shape().draw(rng))
@@ -265,6 +272,8 @@ def complex_accepted(submission: Submission, rng: np.random.Generator) -> None:
     severity="minor",
     story="Keys and values of different length are a bug of the caller; slicing hides it.",
     mutant=edit("k.shape != v.shape or ", ""),
+    dimension="robustness",
+    seen=WRITTEN,
 )
 def longer_values_accepted(submission: Submission, rng: np.random.Generator) -> None:
     q, k, v = Shape(T=4, S=6).draw(rng)
@@ -276,6 +285,7 @@ def longer_values_accepted(submission: Submission, rng: np.random.Generator) -> 
     severity="minor",
     story="Loops over q's batch ignore the other rows of k and v.",
     mutant=edit("(q.shape[0], q.shape[3]) != (k.shape[0], k.shape[3])", "q.shape[3] != k.shape[3]"),
+    dimension="robustness",
 )
 def larger_batch_of_keys_accepted(submission: Submission, rng: np.random.Generator) -> None:
     q, k, v = Shape(B=3, T=4, S=6).draw(rng)
@@ -287,6 +297,7 @@ def larger_batch_of_keys_accepted(submission: Submission, rng: np.random.Generat
     severity="minor",
     story="Any other width raises an error in an addition; one column is broadcast.",
     mutant=edit("k.shape != v.shape", "k.shape[:3] != v.shape[:3]"),
+    dimension="robustness",
 )
 def one_column_of_values_accepted(submission: Submission, rng: np.random.Generator) -> None:
     q, k, v = Shape(T=4, S=6).draw(rng)
@@ -300,6 +311,7 @@ def one_column_of_values_accepted(submission: Submission, rng: np.random.Generat
     story="Outputs have the dtype of q, so only q is checked; a quantised cache that was never "
     "dequantised comes in through k and v.",
     mutant=edit("for x in (q, k, v))", "for x in (q, k))"),
+    dimension="robustness",
 )
 def integers_in_one_array_accepted(submission: Submission, rng: np.random.Generator) -> None:
     inputs = Shape(T=4, S=6).draw(rng)
@@ -319,6 +331,7 @@ def integers_in_one_array_accepted(submission: Submission, rng: np.random.Genera
         "    if q.size == 0 or k.size == 0:\n"
         "        return np.zeros(q.shape, q.dtype), np.full(q.shape[:3], -np.inf, q.dtype)\n",
     ),
+    dimension="robustness",
 )
 def empty_problem_unchecked(submission: Submission, rng: np.random.Generator) -> None:
     for empty in ({"B": 0}, {"T": 0}, {"S": 0}):

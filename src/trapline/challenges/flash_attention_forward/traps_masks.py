@@ -6,11 +6,10 @@ from trapline.arena.judge import expect
 from trapline.arena.judge.traps import edit, edits, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.flash_attention_forward.cases import Shape, attends, pair
-from trapline.challenges.flash_attention_forward.situations import with_logits
-from trapline.challenges.flash_attention_forward.solution_lines import KEY_LOOP
+from trapline.challenges.flash_attention_forward.situations import WRITTEN, with_logits
+from trapline.challenges.flash_attention_forward.solution_lines import KEY_LOOP, MASK
 
 # Parts of the gold solution that several mutants edit.
-_MASK = "scores[_hidden(position, rows, cols)] = -np.inf"
 _STOP = "stop = min(len(k), position + rows) if causal else len(k)"
 
 # --- causal ---------------------------------------------------------------------------------------
@@ -22,6 +21,7 @@ _STOP = "stop = min(len(k), position + rows) if causal else len(k)"
     story="Row 0 of a square causal problem sees exactly key 0, so its output is v₀: one entrant "
     "of the published field checked this and the others did not.",
     mutant=edit("np.arange(cols.start, cols.stop) > np", "np.arange(cols.start, cols.stop) >= np"),
+    seen=WRITTEN,
 )
 def causal_row_zero(submission: Submission, rng: np.random.Generator) -> None:
     q, k, v = Shape(B=2, H=2, G=2, T=6, S=6).draw(rng)
@@ -32,7 +32,7 @@ def causal_row_zero(submission: Submission, rng: np.random.Generator) -> None:
 
 @trap(
     catches="the mask lets through one key of the future",
-    severity="critical",
+    severity="major",
     story="triu(k=2) instead of triu(k=1): the training loss falls quickly because the target is "
     "visible.",
     mutant=edit("position, position + rows", "position + 1, position + 1 + rows"),
@@ -49,6 +49,7 @@ def causal_sees_next_key(submission: Submission, rng: np.random.Generator) -> No
     story="With two new queries on six cached keys, query 0 must see five keys; several serving "
     "projects had a second prefill chunk that could not see the first.",
     mutant=edit("start + S - T, causal", "start, causal"),
+    seen=WRITTEN,
 )
 def causal_aligned_top_left(submission: Submission, rng: np.random.Generator) -> None:
     for T, S in ((2, 6), (1, 9), (6, 2)):
@@ -64,6 +65,7 @@ def causal_aligned_top_left(submission: Submission, rng: np.random.Generator) ->
         "np.arange(cols.start, cols.stop) > np.arange(position, position + rows)[:, None]",
         "~np.triu(np.ones((rows, cols.stop - cols.start), dtype=bool), k=1 - rows)",
     ),
+    seen="a published answer",
 )
 def causal_mask_by_triu(submission: Submission, rng: np.random.Generator) -> None:
     attends(submission, *Shape(T=1, S=7).draw(rng), causal=True, tile=4)
@@ -72,7 +74,7 @@ def causal_mask_by_triu(submission: Submission, rng: np.random.Generator) -> Non
 
 @trap(
     catches="the loop ends at the first masked tile although later ones are visible",
-    severity="critical",
+    severity="major",
     story="Called fragile in the published field: the early exit holds for one loop order only.",
     mutant=edits(
         (_STOP, "stop = len(k)"),
@@ -94,6 +96,7 @@ def break_instead_of_continue(submission: Submission, rng: np.random.Generator) 
     story="Skipping masked tiles saves half the work; an end that is one too small loses the "
     "diagonal of the last row of each tile.",
     mutant=edit(_STOP, _STOP.replace("rows)", "rows - 1)")),
+    seen=WRITTEN,
 )
 def diagonal_key_skipped(submission: Submission, rng: np.random.Generator) -> None:
     attends(submission, *Shape(T=8, S=8).draw(rng), causal=True, tile=4)
@@ -101,7 +104,7 @@ def diagonal_key_skipped(submission: Submission, rng: np.random.Generator) -> No
 
 @trap(
     catches="the mask is applied only where query tile and key tile start at the same index",
-    severity="critical",
+    severity="major",
     story="This holds for square problems; with T ≠ S the diagonal can cross a tile anywhere.",
     mutant=edit("cols.stop > position + 1", "cols.start == position"),
 )
@@ -112,7 +115,7 @@ def mask_only_on_aligned_tile(submission: Submission, rng: np.random.Generator) 
 
 @trap(
     catches="positions start again at zero in every tile of queries",
-    severity="critical",
+    severity="major",
     story="Every tile after the first sees too few keys; a test with one tile cannot show it.",
     mutant=edit("start + S - T, causal", "S - T, causal"),
 )
@@ -128,7 +131,8 @@ def query_tile_offset_forgotten(submission: Submission, rng: np.random.Generator
     severity="critical",
     story="A finite sentinel minus itself is 0, so a fully masked row gets equal weights, "
     "not none.",
-    mutant=edit(_MASK, _MASK.replace("-np.inf", "-1e9")),
+    mutant=edit(MASK, MASK.replace("-np.inf", "-1e9")),
+    seen=WRITTEN,
 )
 def finite_mask_averages_empty_rows(submission: Submission, rng: np.random.Generator) -> None:
     q, k, v = Shape(T=7, S=4).draw(rng, np.float32)
@@ -140,9 +144,9 @@ def finite_mask_averages_empty_rows(submission: Submission, rng: np.random.Gener
 
 @trap(
     catches="a finite sentinel that is larger than real logits, so that masked keys win",
-    severity="critical",
+    severity="major",
     story="A widely used kernel library masked with −5·10⁴; valid logits below it vanished.",
-    mutant=edit(_MASK, _MASK.replace("-np.inf", "-1e4")),
+    mutant=edit(MASK, MASK.replace("-np.inf", "-1e4")),
 )
 def finite_mask_above_real_logits(submission: Submission, rng: np.random.Generator) -> None:
     for low in (-3e4, -3e10):
@@ -169,6 +173,7 @@ def empty_row_lse_plus_infinity(submission: Submission, rng: np.random.Generator
     severity="critical",
     story="More queries than keys under a bottom-right mask leave rows without any visible key.",
     mutant=edit("total = np.where(seen, total, 1)", "total = total * 1"),
+    seen=WRITTEN,
 )
 def empty_row_divides_by_zero(submission: Submission, rng: np.random.Generator) -> None:
     for tile in (3, 16):

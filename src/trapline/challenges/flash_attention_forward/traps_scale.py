@@ -6,7 +6,7 @@ from trapline.arena.judge import expect
 from trapline.arena.judge.traps import edit, edits, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.flash_attention_forward.cases import Shape, attends, pair
-from trapline.challenges.flash_attention_forward.situations import with_logits
+from trapline.challenges.flash_attention_forward.situations import WRITTEN, with_logits
 from trapline.challenges.flash_attention_forward.solution_lines import LSE
 
 # --- the log-sum-exp ------------------------------------------------------------------------------
@@ -32,7 +32,7 @@ def lse_in_base_two(submission: Submission, rng: np.random.Generator) -> None:
 
 @trap(
     catches="log of the shifted sum: the maximum is not added back",
-    severity="critical",
+    severity="major",
     story="The output is right either way; only code that uses lse is affected.",
     mutant=edit(LSE, "np.log(total)"),
 )
@@ -42,7 +42,7 @@ def lse_without_maximum(submission: Submission, rng: np.random.Generator) -> Non
 
 @trap(
     catches="the maximum in lse is that of the unscaled dot products",
-    severity="critical",
+    severity="major",
     story="Kernels fold the scale into the exponent and forget it where the maximum is stored.",
     mutant=edit(LSE, "peak * D**0.5 + np.log(total)"),
 )
@@ -52,7 +52,7 @@ def lse_of_unscaled_scores(submission: Submission, rng: np.random.Generator) -> 
 
 @trap(
     catches="lse combines the total sum with the maximum of the last tile only",
-    severity="critical",
+    severity="major",
     story="A local variable of the loop is used after it in place of the running maximum.",
     mutant=edits(
         (
@@ -83,7 +83,7 @@ def lse_in_double(submission: Submission, rng: np.random.Generator) -> None:
 
 @trap(
     catches="dot products are not divided by √D",
-    severity="critical",
+    severity="major",
     story="The softmax is sharper than the model was trained for; outputs look plausible.",
     mutant=edit("q = q * D**-0.5", "q = q * 1"),
 )
@@ -96,6 +96,7 @@ def scale_missing(submission: Submission, rng: np.random.Generator) -> None:
     severity="critical",
     story="Invisible for D = 1 and easy to overlook for tiny widths.",
     mutant=edit("q = q * D**-0.5", "q = q * D**-1.0"),
+    seen=WRITTEN,
 )
 def scale_without_root(submission: Submission, rng: np.random.Generator) -> None:
     attends(submission, *Shape(T=6, S=6, D=9).draw(rng), tile=4)
@@ -103,7 +104,7 @@ def scale_without_root(submission: Submission, rng: np.random.Generator) -> None
 
 @trap(
     catches="the scale comes from a width padded to a power of two",
-    severity="critical",
+    severity="major",
     story="Head widths of 80 or 96 are padded to 128 for the hardware, and the scale uses the "
     "padded width.",
     mutant=edit("q = q * D**-0.5", "q = q * (1 << (D - 1).bit_length()) ** -0.5"),
@@ -122,6 +123,7 @@ def scale_of_padded_width(submission: Submission, rng: np.random.Generator) -> N
     story="np.tile instead of np.repeat: all shapes fit, and a model with grouped heads generates "
     "nonsense.",
     mutant=edit("h // (H // G)", "h % G"),
+    seen=WRITTEN,
 )
 def groups_by_tiling(submission: Submission, rng: np.random.Generator) -> None:
     attends(submission, *Shape(H=4, G=2, T=4, S=5).draw(rng), tile=4)
@@ -129,7 +131,7 @@ def groups_by_tiling(submission: Submission, rng: np.random.Generator) -> None:
 
 @trap(
     catches="query head h reads kv head h // G",
-    severity="critical",
+    severity="major",
     story="H = 4, G = 2 hides it, because there H/G = G.",
     mutant=edit("h // (H // G)", "h // G"),
 )
@@ -140,7 +142,7 @@ def groups_by_wrong_divisor(submission: Submission, rng: np.random.Generator) ->
 
 @trap(
     catches="keys are taken per group, values from the first head",
-    severity="critical",
+    severity="major",
     story="Of two index expressions only one is updated for grouped heads.",
     mutant=edit("v[b, g], start", "v[b, 0], start"),
 )
@@ -150,7 +152,7 @@ def values_of_first_head(submission: Submission, rng: np.random.Generator) -> No
 
 @trap(
     catches="all rows of a batch read the keys and values of the first",
-    severity="critical",
+    severity="major",
     story="Tests with B = 1 cannot show it; in serving, one user sees another's context.",
     mutant=edit("k[b, g], v[b, g]", "k[0, g], v[0, g]"),
 )
@@ -160,7 +162,7 @@ def batch_shares_keys(submission: Submission, rng: np.random.Generator) -> None:
 
 @trap(
     catches="the number of keys is taken from the queries",
-    severity="critical",
+    severity="major",
     story="Self-attention tests have T = S; cross-attention and decoding do not.",
     mutant=edit("k[b, g], v[b, g]", "k[b, g, :T], v[b, g, :T]"),
 )

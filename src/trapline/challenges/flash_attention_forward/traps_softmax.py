@@ -5,8 +5,14 @@ import numpy as np
 from trapline.arena.judge.traps import edit, edits, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.flash_attention_forward.cases import Shape, attends
-from trapline.challenges.flash_attention_forward.situations import with_logits
-from trapline.challenges.flash_attention_forward.solution_lines import KEY_LOOP, LSE, ORIGIN
+from trapline.challenges.flash_attention_forward.situations import WRITTEN, with_logits
+from trapline.challenges.flash_attention_forward.solution_lines import (
+    KEY_LOOP,
+    LSE,
+    ORIGIN,
+    QUERY_LOOP,
+    UNANSWERED,
+)
 
 # --- the online softmax ---------------------------------------------------------------------------
 
@@ -17,6 +23,7 @@ from trapline.challenges.flash_attention_forward.solution_lines import KEY_LOOP,
     story="A published comparison calls this the most common bug of open implementations and says "
     "that forward tests cannot see it; with two tiles they can.",
     mutant=edit("np.exp(peak - origin)", "np.exp(np.where(peak == -np.inf, 0, origin - peak))"),
+    seen="a published comparison, which calls it the most common bug",
 )
 def rescale_direction(submission: Submission, rng: np.random.Generator) -> None:
     inputs = with_logits(rng, np.repeat([0.0, 1.0, 3.0], 4), 5, np.float64)
@@ -28,6 +35,7 @@ def rescale_direction(submission: Submission, rng: np.random.Generator) -> None:
     severity="critical",
     story="The sum is corrected and the output is not; a test with one tile cannot show it.",
     mutant=edit("= weighted * correction[:, None] + weights", "= weighted + weights"),
+    seen=WRITTEN,
 )
 def output_not_rescaled(submission: Submission, rng: np.random.Generator) -> None:
     inputs = with_logits(rng, np.repeat([-1.0, 2.0], 4), 3, np.float64)
@@ -39,6 +47,7 @@ def output_not_rescaled(submission: Submission, rng: np.random.Generator) -> Non
     severity="critical",
     story="The output is corrected and the denominator is not: rows no longer sum to one.",
     mutant=edit("total = total * correction + weights", "total = total + weights"),
+    seen=WRITTEN,
 )
 def sum_not_rescaled(submission: Submission, rng: np.random.Generator) -> None:
     inputs = with_logits(rng, np.repeat([-2.0, 2.0], 4), 3, np.float64)
@@ -52,6 +61,7 @@ def sum_not_rescaled(submission: Submission, rng: np.random.Generator) -> None:
     story="Mathematically equal and right on random data; a strong first key (an attention sink) "
     "followed by ordinary ones overflows.",
     mutant=edit("np.maximum(peak, scores.max(axis=1))", "scores.max(axis=1)"),
+    seen=WRITTEN,
 )
 def running_maximum_forgotten(submission: Submission, rng: np.random.Generator) -> None:
     inputs = with_logits(rng, np.repeat([2000.0, 0.0], 4), 3, np.float64)
@@ -64,6 +74,7 @@ def running_maximum_forgotten(submission: Submission, rng: np.random.Generator) 
     story="max() without an axis: right while all rows have scores of similar size; one query with "
     "large scores makes the others underflow.",
     mutant=edit("scores.max(axis=1)", "scores.max()"),
+    seen=WRITTEN,
 )
 def maximum_shared_by_rows(submission: Submission, rng: np.random.Generator) -> None:
     q, k, v = with_logits(rng, np.array([2000.0, 1999.0, 2001.0, 2000.0]), 3, np.float64)
@@ -73,7 +84,7 @@ def maximum_shared_by_rows(submission: Submission, rng: np.random.Generator) -> 
 
 @trap(
     catches="−inf − (−inf) = NaN for a row whose first tile is fully masked",
-    severity="critical",
+    severity="major",
     story="A well-known hazard of the task: rows that have seen no key yet share a tile with rows "
     "that have.",
     mutant=edit(ORIGIN, "new_peak"),
@@ -93,6 +104,7 @@ def fully_masked_tile_nan(submission: Submission, rng: np.random.Generator) -> N
         ("np.exp(peak - origin)", "np.ones_like(peak)"),
         (LSE, "np.log(total)"),
     ),
+    seen=WRITTEN,
 )
 def exponent_without_maximum(submission: Submission, rng: np.random.Generator) -> None:
     inputs = with_logits(rng, np.array([1e4, -1e4, 9999.0, 0.0, 9998.0, 1e4]), 3, np.float32)
@@ -101,7 +113,7 @@ def exponent_without_maximum(submission: Submission, rng: np.random.Generator) -
 
 @trap(
     catches="a running maximum that starts at 0 instead of −inf",
-    severity="critical",
+    severity="major",
     story="Zero looks like a harmless start; rows whose logits are all far below it underflow to "
     "zero.",
     mutant=edit("peak = np.full(rows, -np.inf, q.dtype)", "peak = np.zeros(rows, q.dtype)"),
@@ -113,7 +125,7 @@ def maximum_starts_at_zero(submission: Submission, rng: np.random.Generator) -> 
 
 @trap(
     catches="every tile is normalised by itself and the tiles are averaged",
-    severity="critical",
+    severity="major",
     story="The tile size becomes part of the result: right only when all keys fit in one tile, as "
     "they do in small tests.",
     mutant=edits(
@@ -135,7 +147,7 @@ def tiles_averaged(submission: Submission, rng: np.random.Generator) -> None:
 
 @trap(
     catches="keys behind the last whole tile are never read",
-    severity="critical",
+    severity="major",
     story="Test lengths are often powers of two; 300 keys in tiles of 97 leave a remainder.",
     mutant=edit(KEY_LOOP, "for start in range(0, stop - stop % tile, tile):"),
 )
@@ -145,9 +157,9 @@ def last_key_tile_dropped(submission: Submission, rng: np.random.Generator) -> N
 
 @trap(
     catches="queries behind the last whole tile stay zero",
-    severity="critical",
+    severity="major",
     story="The same error on the other axis: 300 queries in tiles of 97.",
-    mutant=edit("for start in range(0, T, tile):", "for start in range(0, T - T % tile, tile):"),
+    mutant=edits(UNANSWERED, (QUERY_LOOP, "for start in range(0, T - T % tile, tile):")),
 )
 def last_query_tile_dropped(submission: Submission, rng: np.random.Generator) -> None:
     attends(submission, *Shape(T=300, S=3).draw(rng), tile=97)
@@ -178,7 +190,7 @@ def tile_must_be_power_of_two(submission: Submission, rng: np.random.Generator) 
 
 @trap(
     catches="the zeros that fill up the last tile take part in the softmax",
-    severity="critical",
+    severity="major",
     story="The tail is padded with zeros; a zero key has logit 0, which is large in a row whose "
     "real logits are negative.",
     mutant=edits(

@@ -1,0 +1,336 @@
+"""Further bugs of the causal mask: its corner, its axes, its tiles, and what hidden keys do."""
+
+import numpy as np
+
+from trapline.arena.judge.traps import edit, edits, insert_after, insert_before, trap
+from trapline.arena.process.proxy import Submission
+from trapline.challenges.flash_attention_forward.cases import Shape, attends
+from trapline.challenges.flash_attention_forward.situations import WRITTEN, with_logits
+from trapline.challenges.flash_attention_forward.solution_lines import (
+    ATTENDED,
+    CALL,
+    KEY_LOOP,
+    MASK,
+    QUERY_LOOP,
+    SUM,
+)
+
+_POSITION = "start + S - T, causal"
+_WHEN = "if causal and cols.stop > position + 1:"
+_HIDDEN = "np.arange(cols.start, cols.stop) > np.arange(position, position + rows)[:, None]"
+_COLS, _ROWS = "np.arange(cols.start, cols.stop)", "np.arange(position, position + rows)[:, None]"
+
+
+def causal_square(submission: Submission, rng: np.random.Generator, tile: int = 4) -> None:
+    attends(submission, *Shape(T=8, S=8).draw(rng), causal=True, tile=tile)
+
+
+def full_square(submission: Submission, rng: np.random.Generator) -> None:
+    """The same shape without a mask."""
+    attends(submission, *Shape(T=8, S=8).draw(rng), tile=4)
+
+
+def ungrouped_heads(submission: Submission, rng: np.random.Generator) -> None:
+    """Causal attention of two heads, each with its own keys."""
+    attends(submission, *Shape(H=2, G=2, T=5, S=5).draw(rng), causal=True, tile=3)
+
+
+# --- whether there is a mask ----------------------------------------------------------------------
+
+
+@trap(
+    catches="causal=True has no effect",
+    severity="major",
+    story="The argument is accepted and never read.",
+    mutant=insert_after("    _check(q, k, v, tile)\n", "    causal = False\n"),
+    control=full_square,
+)
+def causal_ignored(submission: Submission, rng: np.random.Generator) -> None:
+    causal_square(submission, rng)
+
+
+@trap(
+    catches="attention is causal even where causal=False",
+    severity="major",
+    story="The mask is applied without asking.",
+    mutant=insert_after("    _check(q, k, v, tile)\n", "    causal = True\n"),
+    control=causal_square,
+)
+def always_causal(submission: Submission, rng: np.random.Generator) -> None:
+    full_square(submission, rng)
+
+
+@trap(
+    catches="whether a tile needs the mask is decided by the wrong corner of it, so that tiles on "
+    "the diagonal are left unmasked",
+    severity="critical",
+    story="A tile needs no mask if its last key is visible to its first query. With its first key "
+    "or its last query instead, queries see the future inside the diagonal tiles.",
+    mutant=edit(_WHEN, "if causal and cols.start > position:"),
+    seen=WRITTEN,
+    control=full_square,
+)
+def diagonal_tile_unmasked(submission: Submission, rng: np.random.Generator) -> None:
+    causal_square(submission, rng)
+
+
+@trap(
+    catches="the mask is inverted: what should be hidden is seen, and the reverse",
+    severity="major",
+    story="A mask of visible keys is used as one of hidden keys.",
+    mutant=edits((_WHEN, "if causal:"), (_HIDDEN, f"{_COLS} <= {_ROWS}")),
+    control=full_square,
+)
+def mask_inverted(submission: Submission, rng: np.random.Generator) -> None:
+    causal_square(submission, rng, tile=8)
+
+
+@trap(
+    catches="the mask has its axes exchanged: a query sees only keys from its own on",
+    severity="major",
+    story="tril for triu, or rows for columns.",
+    mutant=edits((_WHEN, "if causal:"), (_HIDDEN, f"{_COLS} < {_ROWS}")),
+    control=full_square,
+)
+def mask_transposed(submission: Submission, rng: np.random.Generator) -> None:
+    causal_square(submission, rng, tile=8)
+
+
+# --- what hidden keys still do --------------------------------------------------------------------
+
+
+@trap(
+    catches="hidden scores are set to 0 instead of −inf",
+    severity="major",
+    story="Multiplying scores by a mask of zeros and ones hides nothing: exp(0) is 1.",
+    mutant=edit(MASK, MASK.replace("-np.inf", "0")),
+    control=full_square,
+)
+def hidden_scores_zero(submission: Submission, rng: np.random.Generator) -> None:
+    causal_square(submission, rng, tile=8)
+
+
+@trap(
+    catches="hidden keys get weight 0 in the output, but stay in the sum",
+    severity="major",
+    story="The weights are masked after they were summed.",
+    mutant=edits(
+        (MASK, "hidden = _hidden(position, rows, cols)"),
+        (
+            SUM,
+            SUM
+            + "\n        if causal and cols.stop > position + 1:\n            weights[hidden] = 0",
+        ),
+    ),
+    control=full_square,
+)
+def hidden_keys_in_the_sum(submission: Submission, rng: np.random.Generator) -> None:
+    causal_square(submission, rng, tile=8)
+
+
+@trap(
+    catches="the maximum is taken before the mask, and a large hidden score makes a row underflow",
+    severity="major",
+    story="Right while hidden scores are not much larger than visible ones.",
+    mutant=edits(
+        ("scores = q @ k[cols].T", "scores = q @ k[cols].T\n        largest = scores.max(axis=1)"),
+        ("np.maximum(peak, scores.max(axis=1))", "np.maximum(peak, largest)"),
+    ),
+)
+def maximum_of_hidden_keys(submission: Submission, rng: np.random.Generator) -> None:
+    inputs = with_logits(rng, np.array([0.0, 0.5, -0.5, 2000.0]), 4, np.float64)
+    attends(submission, *inputs, causal=True, tile=4)
+
+
+# --- where the diagonal lies ----------------------------------------------------------------------
+
+
+@trap(
+    catches="the causal offset S − T is not allowed to be negative: with more queries than keys "
+    "the mask is aligned at the first key",
+    severity="major",
+    story="Queries that should see no key see some.",
+    mutant=edit(_POSITION, "start + max(0, S - T), causal"),
+    seen=WRITTEN,
+    control=causal_square,
+)
+def offset_never_negative(submission: Submission, rng: np.random.Generator) -> None:
+    attends(submission, *Shape(T=8, S=4).draw(rng), causal=True, tile=4)
+
+
+@trap(
+    catches="the causal offset is T − S instead of S − T",
+    severity="major",
+    story="Square problems do not show it.",
+    mutant=edit(_POSITION, "start + T - S, causal"),
+    control=causal_square,
+)
+def offset_reversed(submission: Submission, rng: np.random.Generator) -> None:
+    attends(submission, *Shape(T=4, S=6).draw(rng), causal=True, tile=8)
+
+
+@trap(
+    catches="the causal offset is |S − T|",
+    severity="major",
+    story="More queries than keys is the case that shows it.",
+    mutant=edit(_POSITION, "start + abs(S - T), causal"),
+    control=causal_square,
+)
+def offset_absolute(submission: Submission, rng: np.random.Generator) -> None:
+    attends(submission, *Shape(T=8, S=6).draw(rng), causal=True, tile=8)
+
+
+@trap(
+    catches="the first hidden key of a row is a negative index, and the slice counts from the end",
+    severity="major",
+    story="With more queries than keys, a row that sees nothing hides only the last few keys.",
+    mutant=edit(
+        MASK,
+        "for row in range(rows):\n"
+        "                first = position + row + 1 - start\n"
+        "                if first < cols.stop - start:\n"
+        "                    scores[row, first:] = -np.inf",
+    ),
+    seen=WRITTEN,
+    control=causal_square,
+)
+def negative_index_hides_too_little(submission: Submission, rng: np.random.Generator) -> None:
+    attends(submission, *Shape(T=8, S=4).draw(rng), causal=True, tile=8)
+
+
+# --- the mask and tiles ---------------------------------------------------------------------------
+
+
+@trap(
+    catches="the mask counts the keys of every tile from zero",
+    severity="critical",
+    story="Later key tiles look earlier than they are, and queries see the future.",
+    mutant=edit(_HIDDEN, f"np.arange(cols.stop - cols.start) > {_ROWS}"),
+    seen=WRITTEN,
+    control=full_square,
+)
+def key_tile_offset_forgotten(submission: Submission, rng: np.random.Generator) -> None:
+    causal_square(submission, rng)
+
+
+@trap(
+    catches="every tile gets the same triangular mask, wherever it lies",
+    severity="major",
+    story="triu of one tile is right on the diagonal and hides half of every tile below it.",
+    mutant=edits(
+        (_WHEN, "if causal:"),
+        (_HIDDEN, "np.arange(cols.stop - cols.start) > np.arange(rows)[:, None]"),
+    ),
+    control=full_square,
+)
+def same_mask_in_every_tile(submission: Submission, rng: np.random.Generator) -> None:
+    causal_square(submission, rng)
+
+
+@trap(
+    catches="a key tile that begins at the last visible key of a query tile is skipped",
+    severity="major",
+    story="The test for tiles that are hidden as a whole is off by one (< for ≤).",
+    mutant=edit(KEY_LOOP, "for start in range(0, stop - bool(causal), tile):"),
+    seen=WRITTEN,
+)
+def tile_of_the_last_key_skipped(submission: Submission, rng: np.random.Generator) -> None:
+    attends(submission, *Shape(T=4, S=5).draw(rng), causal=True, tile=4)
+
+
+@trap(
+    catches="key tiles are skipped by what the first query of a tile sees, not the last",
+    severity="major",
+    story="Later rows of the tile lose keys; where the tiles of queries and keys are aligned there "
+    "is nothing to lose.",
+    mutant=edit(
+        KEY_LOOP, "for start in range(0, min(stop, position + 1) if causal else stop, tile):"
+    ),
+)
+def tiles_skipped_by_first_query(submission: Submission, rng: np.random.Generator) -> None:
+    attends(submission, *Shape(T=4, S=6).draw(rng), causal=True, tile=4)
+
+
+@trap(
+    catches="key tiles are skipped as if the mask were aligned at the first key",
+    severity="major",
+    story="The mask has the offset S − T, the bound of the loop has not: cached keys are lost.",
+    mutant=edit("k[b, g], v[b, g]", "*(x[b, g, : start + tile if causal else S] for x in (k, v))"),
+    control=causal_square,
+)
+def tiles_skipped_without_offset(submission: Submission, rng: np.random.Generator) -> None:
+    attends(submission, *Shape(T=4, S=12).draw(rng), causal=True, tile=4)
+
+
+# --- heads of a group folded into one list of rows ------------------------------------------------
+
+
+@trap(
+    catches="the query heads of a group are folded into one list of rows, and the causal limits "
+    "are repeated for each row instead of for each head",
+    severity="critical",
+    story="np.repeat for np.tile; with H = G there is nothing to fold.",
+    mutant=edits(
+        (QUERY_LOOP, "for start in range(T):"),
+        ("rows = slice(start, start + tile)", "rows = slice(start, start + 1)"),
+        (_POSITION, "(h % (H // G) * T + start) // (H // G) + S - T, causal"),
+    ),
+    seen=WRITTEN,
+    control=ungrouped_heads,
+)
+def limits_repeated_by_row(submission: Submission, rng: np.random.Generator) -> None:
+    attends(submission, *Shape(H=2, G=1, T=5, S=5).draw(rng), causal=True, tile=5)
+
+
+@trap(
+    catches="the query heads of a group are folded into one list of rows, and positions count on "
+    "from head to head",
+    severity="major",
+    story="The second head of a group sees everything.",
+    mutant=edit(_POSITION, "h % (H // G) * T + start + S - T, causal"),
+    control=ungrouped_heads,
+)
+def positions_run_over_heads(submission: Submission, rng: np.random.Generator) -> None:
+    attends(submission, *Shape(H=2, G=1, T=5, S=5).draw(rng), causal=True, tile=5)
+
+
+@trap(
+    catches="the query heads of a group are folded into one list of rows, and a tile that crosses "
+    "two heads reads only the keys that its last row sees",
+    severity="major",
+    story="The last row of such a tile is an early query of the next head.",
+    mutant=edits(
+        (QUERY_LOOP, "for start in range(T):"),
+        ("rows = slice(start, start + tile)", "rows = slice(start, start + 1)"),
+        (
+            ATTENDED,
+            "place = h % (H // G) * T + start\n"
+            "            last = min(place // tile * tile + tile, H // G * T) - 1\n"
+            "            reach = max(0, min(start, last % T) + 1 + S - T) if causal else S\n"
+            "            " + ATTENDED,
+        ),
+        (CALL, "q[b, h, rows], k[b, g, :reach], v[b, g, :reach], 0, False, tile"),
+    ),
+    seen=WRITTEN,
+    control=ungrouped_heads,
+)
+def reach_of_the_last_row(submission: Submission, rng: np.random.Generator) -> None:
+    attends(submission, *Shape(H=2, G=1, T=5, S=5).draw(rng), causal=True, tile=3)
+
+
+# --- query tiles before all keys ------------------------------------------------------------------
+
+
+@trap(
+    catches="a tile of queries that sees no key at all raises",
+    severity="major",
+    story="Merging the parts of a query tile starts with its first part, and there is none.",
+    mutant=insert_before(
+        "    for start in range(0, stop, tile):\n",
+        "    if causal and stop <= 0 < len(k):\n"
+        '        raise TypeError("reduce() of empty iterable with no initial value")\n',
+    ),
+    control=causal_square,
+)
+def tile_without_keys_raises(submission: Submission, rng: np.random.Generator) -> None:
+    attends(submission, *Shape(T=8, S=4).draw(rng), causal=True, tile=4)
