@@ -9,6 +9,7 @@ from trapline.challenges.flash_attention_forward.situations import WRITTEN, with
 from trapline.challenges.flash_attention_forward.solution_lines import (
     ATTENDED,
     CALL,
+    COLUMNS,
     KEY_LOOP,
     MASK,
     QUERY_LOOP,
@@ -39,17 +40,6 @@ def ungrouped_heads(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    catches="causal=True has no effect",
-    severity="major",
-    story="The argument is accepted and never read.",
-    mutant=insert_after("    _check(q, k, v, tile)\n", "    causal = False\n"),
-    control=full_square,
-)
-def causal_ignored(submission: Submission, rng: np.random.Generator) -> None:
-    causal_square(submission, rng)
-
-
-@trap(
     catches="attention is causal even where causal=False",
     severity="major",
     story="The mask is applied without asking.",
@@ -61,17 +51,32 @@ def always_causal(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    catches="whether a tile needs the mask is decided by the wrong corner of it, so that tiles on "
-    "the diagonal are left unmasked",
+    catches="whether a tile needs the mask is decided by its first key, so that tiles on the "
+    "diagonal are left unmasked",
     severity="critical",
-    story="A tile needs no mask if its last key is visible to its first query. With its first key "
-    "or its last query instead, queries see the future inside the diagonal tiles.",
+    story="A tile needs no mask if its last key is visible to its first query.",
     mutant=edit(_WHEN, "if causal and cols.start > position:"),
     seen=WRITTEN,
     control=full_square,
 )
 def diagonal_tile_unmasked(submission: Submission, rng: np.random.Generator) -> None:
     causal_square(submission, rng)
+
+
+@trap(
+    catches="whether a tile needs the mask is decided by its last query, so that tiles on the "
+    "diagonal are left unmasked",
+    severity="critical",
+    story="A tile needs no mask if its last key is visible to its first query.",
+    mutant=edits(
+        (COLUMNS, "cols = slice(start, min(start + tile, len(k)))"),
+        (_WHEN, "if causal and cols.stop > position + rows:"),
+    ),
+    seen=WRITTEN,
+    control=full_square,
+)
+def mask_decided_by_last_query(submission: Submission, rng: np.random.Generator) -> None:
+    attends(submission, *Shape(T=8, S=10).draw(rng), causal=True, tile=4)
 
 
 @trap(

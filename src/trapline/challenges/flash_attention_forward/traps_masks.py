@@ -3,7 +3,7 @@
 import numpy as np
 
 from trapline.arena.judge import expect
-from trapline.arena.judge.traps import edit, edits, trap
+from trapline.arena.judge.traps import edit, edits, insert_after, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.flash_attention_forward.cases import Shape, attends, pair
 from trapline.challenges.flash_attention_forward.situations import WRITTEN, with_logits
@@ -57,19 +57,16 @@ def causal_aligned_top_left(submission: Submission, rng: np.random.Generator) ->
 
 
 @trap(
-    catches="a mask from triu(k=1−T), which masks nothing",
+    catches="causal=True masks nothing: every query sees every key",
     severity="critical",
-    story="Seen in the published field: right for a single decoded token by accident, and without "
-    "any effect on a prompt.",
-    mutant=edit(
-        "np.arange(cols.start, cols.stop) > np.arange(position, position + rows)[:, None]",
-        "~np.triu(np.ones((rows, cols.stop - cols.start), dtype=bool), k=1 - rows)",
-    ),
+    story="Seen in the published field as triu(k=1−T), which is right for a single decoded token "
+    "by accident and has no effect on a prompt; a flag that is never read does the same.",
+    mutant=insert_after("    _check(q, k, v, tile)\n", "    causal = False\n"),
     seen="a published answer",
 )
 def causal_mask_by_triu(submission: Submission, rng: np.random.Generator) -> None:
-    attends(submission, *Shape(T=1, S=7).draw(rng), causal=True, tile=4)
-    attends(submission, *Shape(T=7, S=7).draw(rng), causal=True, tile=7)
+    attends(submission, *Shape(T=1, S=8).draw(rng), causal=True, tile=4)
+    attends(submission, *Shape(T=8, S=8).draw(rng), causal=True, tile=4)
 
 
 @trap(

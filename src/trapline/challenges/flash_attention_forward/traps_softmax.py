@@ -56,6 +56,18 @@ def sum_not_rescaled(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
+    catches="neither the sum nor the output is corrected when the running maximum grows",
+    severity="critical",
+    story="Each tile is summed as if its maximum were the final one.",
+    mutant=edit("correction = np.exp(peak - origin)", "correction = np.ones_like(peak)"),
+    seen=WRITTEN,
+)
+def nothing_rescaled(submission: Submission, rng: np.random.Generator) -> None:
+    inputs = with_logits(rng, np.repeat([-1.0, 1.0], 4), 4, np.float64)
+    attends(submission, *inputs, tile=4)
+
+
+@trap(
     catches="each tile subtracts its own maximum, so a later, lower tile overflows the correction",
     severity="critical",
     story="Mathematically equal and right on random data; a strong first key (an attention sink) "
@@ -78,7 +90,7 @@ def running_maximum_forgotten(submission: Submission, rng: np.random.Generator) 
 )
 def maximum_shared_by_rows(submission: Submission, rng: np.random.Generator) -> None:
     q, k, v = with_logits(rng, np.array([2000.0, 1999.0, 2001.0, 2000.0]), 3, np.float64)
-    q[0, 0, 1] = 0.0
+    q[0, 0, 0] = 0.0
     attends(submission, q, k, v, tile=2)
 
 

@@ -114,7 +114,7 @@ def constant_in_the_denominator(submission: Submission, rng: np.random.Generator
     "one",
     severity="major",
     story="At scores of 1e30 the logarithm of the sum is lost in rounding, and every weight is 1.",
-    mutant=edit(_NORMALISED, f"weighted * np.exp(peak - ({LSE}))[:, None]"),
+    mutant=edit(_NORMALISED, f"weighted * np.exp(np.where(seen, peak - ({LSE}), 0))[:, None]"),
     seen=WRITTEN,
 )
 def weights_from_rounded_lse(submission: Submission, rng: np.random.Generator) -> None:
