@@ -338,6 +338,17 @@ def run(
     return got
 
 
+#: Levels and nodes fewer than tokens are still allowed; None where they are not cut.
+_CUTS: tuple[tuple[int | None, int | None], ...] = (
+    (0, None),
+    (1, None),
+    (None, 0),
+    (None, 1),
+    (0, 0),
+    (1, 1),
+)
+
+
 def _with_cut_trees(
     output: Sequence[int],
     draft: Callable[[Prefix], np.ndarray],
@@ -352,7 +363,7 @@ def _with_cut_trees(
     The contract leaves this open: near the limit a tree may be whole, or have as many levels or
     nodes as tokens are still allowed, with or without the bonus.
     """
-    for levels, nodes in ((0, None), (1, None), (None, 0), (None, 1), (0, 0), (1, 1)):
+    for levels, nodes in _CUTS:
         done = accepted = 0
         prefixes: list[Prefix] = []
         while done < len(output):
