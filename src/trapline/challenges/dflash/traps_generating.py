@@ -106,9 +106,9 @@ def bonus_thrown_away(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
-    catches="tokens after an EOS in the middle of an accepted branch are kept",
+    catches="an EOS that was drafted and accepted does not end the output",
     severity="critical",
-    story="Only the last token of a round was compared with EOS.",
+    story="Only the last token of a round, the bonus, is compared with EOS.",
     mutant=edit(FRESH, "        fresh = [*drafted, bonus][: limit - len(output)]\n"),
     seen=WRITTEN,
 )

@@ -423,7 +423,7 @@ def generating(
     """`generate` refuses to work with these answers of the target, prompt and settings."""
     drafter = Stub(block=lambda prefix: np.full((1, VOCABULARY), -2.0))
     target = Stub(tree_log_probs=lambda prefix, tokens, parents: answer(len(tokens) + 1))
-    settings = {"max_new_tokens": 3, "eos_id": 1, "budget": 2, **changes}
+    settings = {"max_new_tokens": 3, "eos_id": 5, "budget": 2, **changes}
     refused(submission, "generate", target, drafter, list(prompt), **settings)
 
 

@@ -454,21 +454,6 @@ def correction_said_twice(submission: Submission, rng: np.random.Generator) -> N
 
 
 @trap(
-    catches="an EOS that was drafted and accepted does not end the generation",
-    severity="critical",
-    story="Only the bonus is compared with EOS.",
-    mutant=edits(
-        (LOOP, "    done = False\n    while len(output) < limit and not done:\n"),
-        (FRESH, "        fresh = [*drafted, bonus][: limit - len(output)]\n"),
-        (COUNT, COUNT + "        done = bonus == eos_id and len(fresh) > len(drafted)\n"),
-    ),
-    seen=WRITTEN,
-)
-def end_only_as_bonus(submission: Submission, rng: np.random.Generator) -> None:
-    told(submission, rng, table.perfect_draft, 2, end=1, max_new_tokens=7, budget=2)
-
-
-@trap(
     catches="generation stops when the tree contains EOS, accepted or not",
     severity="major",
     story="The drafted tokens are searched instead of the committed ones.",
