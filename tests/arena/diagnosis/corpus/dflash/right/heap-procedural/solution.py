@@ -1,3 +1,4 @@
+# ruff: noqa: B905, RUF005, RUF059
 """Draft trees, written as plain loops over Python lists with one heap."""
 
 import heapq

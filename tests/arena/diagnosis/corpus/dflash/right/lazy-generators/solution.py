@@ -1,3 +1,4 @@
+# ruff: noqa: B905, E501, RUF005
 """Draft trees from lazy streams: every node is a generator of its own subtree in order of weight."""
 
 import heapq

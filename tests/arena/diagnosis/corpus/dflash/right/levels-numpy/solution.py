@@ -1,3 +1,4 @@
+# ruff: noqa: B905, E501, SIM300
 """Draft trees level by level, with whole-array NumPy and no heap."""
 
 import operator

@@ -1,3 +1,4 @@
+# ruff: noqa: B905, RUF023, UP035, UP037
 """Draft trees as objects: nodes know their parent and their children."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# ruff: noqa: B905, E501, RUF005
 """Draft trees whose nodes are tuples of tokens, kept in dictionaries; a sorted list is the queue."""
 
 import bisect

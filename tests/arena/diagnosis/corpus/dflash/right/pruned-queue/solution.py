@@ -1,3 +1,4 @@
+# ruff: noqa: B905, E501, RUF005
 """Draft trees by exhaustive search with pruning: a queue, a bound that rises, one sort at the end."""
 
 import heapq

@@ -1,3 +1,4 @@
+# ruff: noqa: E501, E741, SIM108
 """Flash attention with einsum; all query heads of one kv head are folded into one long list of rows.
 
 Row r of a group is query r % T of head r // T in the group, so a tile of rows may cross heads.

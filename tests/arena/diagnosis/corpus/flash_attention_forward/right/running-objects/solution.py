@@ -1,3 +1,4 @@
+# ruff: noqa: E501
 """Flash attention with objects: a Mask, a RunningSoftmax per query tile, and a Head that drives them."""
 
 from dataclasses import dataclass
