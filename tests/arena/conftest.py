@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE / "certify")]
+sys.path[:0] = [str(HERE), str(HERE / "certify"), str(HERE / "diagnosis")]
 # What the machine's environment says of its own databases is not meant for tests.
 for name in [name for name in os.environ if name.startswith("PG")]:
     del os.environ[name]

@@ -68,7 +68,7 @@ def test_gold_answers_are_right():
 def test_crash_is_not_an_accusation():
     """An exception that no mutant raises is reported by its place, not under a trap's name."""
     challenge = load("layer_norm_backward")
-    trap = next(trap.id for trap in challenge.traps if trap.dimension == "traps")
+    trap = "mean-1e8"  # alone in its pattern, so that only the crash speaks against it
     exchange = Exchange(
         "layer_norm_forward",
         (np.zeros((1, 1, 4)),),

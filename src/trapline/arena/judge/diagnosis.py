@@ -147,7 +147,8 @@ class Diagnoser:
     def _likely_cause(self) -> str | None:
         if self.causes and len(self.rest) <= ECHO * len(self.asked):
             return None
-        ordered = self._by_fit()[:2]
+        # A crash is no sign of the trap's bug: its situation was never answered.
+        ordered = [trap for trap in self._by_fit() if not self.failures[trap].crashed][:2]
         if not ordered or self._fit(ordered[0]) < LEAST_FIT:
             return None
         best = ordered[0]
@@ -222,7 +223,8 @@ class Diagnoser:
         """The mutant's own answers differ from run to run, so that only the reason can be equal."""
         first, right = self.host.run(trap, check), self.host.run(GOLD, check)
         again = self.host.run_again(trap, check)
-        return not self._compare(first.transcript, again.transcript, right.transcript).is_same
+        found = self._compare(first.transcript, again.transcript, right.transcript)
+        return not np.all(found.same)
 
     def _compare(self, got: Transcript, mutant: Transcript, right: Transcript) -> Comparison:
         return compare(*map(self._judged, (got, mutant, right)))
