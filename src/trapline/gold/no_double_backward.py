@@ -22,10 +22,16 @@ def differentiated_once(name: str, gradients: Callable[..., Any], *arguments: An
 
 
 class _Once(torch.autograd.Function):
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx: Any, name: str, gradients: Callable[..., Any], *arguments: Any) -> Any:
-        ctx.name = name
+    def forward(*given: Any) -> Any:
+        _, gradients, *arguments = given
         return gradients(*arguments)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], _output: Any) -> None:
+        ctx.name = inputs[0]
 
     @staticmethod
     def backward(ctx: Any, *_: Any) -> Any:

@@ -25,9 +25,40 @@ def operator(
         library.impl(name, function, "CompositeExplicitAutograd")
         library.impl(name, shapes, "Meta")
         _LIBRARIES.append(library)
-        return getattr(getattr(torch.ops, namespace), name).default
+        overload = getattr(getattr(torch.ops, namespace), name).default
+        if overload._schema.returns:
+            _register_vmap(overload)
+        return overload
 
     return register
+
+
+def transformed() -> bool:
+    """Whether `torch.compile` or a transform of `torch.func` sees this call, not its values.
+
+    Only then does an operator written in torch need its registration, which costs about as much as
+    a small norm.
+    """
+    return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+
+
+def _register_vmap(overload: Any) -> None:
+    """`torch.vmap` calls the operator once per element and stacks the results."""
+
+    def each(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> Any:
+        calls = [
+            overload(
+                *(
+                    argument if dim is None else argument.select(dim, place)
+                    for argument, dim in zip(arguments, in_dims, strict=True)
+                )
+            )
+            for place in range(info.batch_size)
+        ]
+        outputs = tuple(torch.stack(parts) for parts in zip(*calls, strict=True))
+        return outputs, (0,) * len(outputs)
+
+    torch.library.register_vmap(overload, each)
 
 
 def returns_nothing(*_: Any) -> None:

@@ -56,6 +56,44 @@ def test_second_derivative_is_rejected():
         first.sum().backward()
 
 
+def gradients(function):
+    return torch.func.grad(lambda *given: function(*given).square().sum(), argnums=(0, 1, 2))
+
+
+def mapped_queries(function):
+    return lambda q, k, v: torch.vmap(function, in_dims=(0, None, None))(q, k[0], v[0])
+
+
+def flat(x):
+    """Leading axes as one batch."""
+    return x.flatten(0, -4)
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        gradients,
+        torch.vmap,
+        mapped_queries,
+        lambda function: torch.vmap(gradients(function)),
+        lambda function: gradients(torch.vmap(function)),
+    ],
+    ids=["grad", "vmap", "vmap of queries", "gradients per sample", "grad of vmap"],
+)
+def test_transforms_agree_with_torch(transform):
+    torch.manual_seed(0)
+    given = torch.randn(3, 2, 2, 4, 6, 8, dtype=torch.float64).unbind()
+
+    def ours(q, k, v):
+        return flash_attention(flat(q), flat(k), flat(v), causal=True)
+
+    def theirs(q, k, v):
+        attend = torch.nn.functional.scaled_dot_product_attention
+        return attend(flat(q), flat(k), flat(v), is_causal=True)
+
+    torch.testing.assert_close(transform(ours)(*given), transform(theirs)(*given))
+
+
 @pytest.mark.needs_gpu
 def test_kernels_compile_into_one_graph_and_pass_opcheck(pass_opcheck):
     from trapline.gold.attention.dense import dense_problem

@@ -9,16 +9,20 @@ from trapline.gold.errors import UnsupportedError
 torch = pytest.importorskip("torch")
 from trapline.gold.attention.dense import (  # noqa: E402
     Problem,
+    cpu,
     dense_problem,
     reference,
     registry,
 )
 
 
-@pytest.fixture(autouse=True)
-def small_tiles(monkeypatch):
-    """Several tiles even in small problems, and none that divides a length."""
+@pytest.fixture(autouse=True, params=["tiles", "fused"])
+def path(monkeypatch, request):
+    """Small tiles, none of which divides a length; or torch's kernel where it serves."""
     monkeypatch.setattr(reference, "TILE", 4)
+    if request.param == "tiles":
+        monkeypatch.setattr(cpu, "supports", lambda _: "tiles are asked for")
+    return request.param
 
 
 def attention(*arguments):
@@ -174,6 +178,7 @@ def test_compiles_without_graph_breaks(compiles_into_one_graph):
     compiles_into_one_graph(loss, (q, k, v))
 
 
+@pytest.mark.parametrize("path", ["tiles"], indirect=True)
 def test_memory_grows_with_the_length_not_its_square(monkeypatch):
     """The largest tensor that the forward and backward passes make grows with T, not with T·S."""
     from torch.utils._python_dispatch import TorchDispatchMode
@@ -200,6 +205,28 @@ def test_memory_grows_with_the_length_not_its_square(monkeypatch):
         found.append(watch.elements)
     assert found[0] <= 32 * 32
     assert found[1] <= 512 * 4
+
+
+@pytest.mark.parametrize("path", ["fused"], indirect=True)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_fused_kernel_serves_plain_problems_and_repeats_bitwise(dtype):
+    torch.manual_seed(6)
+    q, dout = torch.randn(2, 2, 6, 70, 16).to(dtype)
+    k, v = torch.randn(2, 2, 2, 70, 16).to(dtype)
+    problem = dense_problem(q, k, v, causal=True, scale=0.25)
+    assert cpu.supports(problem) is None
+    out, lse = reference.forward(problem)
+    first, again = (reference.backward(problem, out, lse, dout, None) for _ in range(2))
+    assert all(torch.equal(one, other) for one, other in zip(first, again, strict=True))
+
+
+@pytest.mark.parametrize("path", ["fused"], indirect=True)
+def test_fused_kernel_leaves_other_problems_to_the_tiles():
+    x, longer = torch.zeros(1, 1, 4, 4), torch.zeros(1, 1, 6, 4)
+    assert "windows" in cpu.supports(dense_problem(x, x, x, window=2))
+    assert "soft caps" in cpu.supports(dense_problem(x, x, x, softcap=2.0))
+    assert "fewer queries" in cpu.supports(dense_problem(x, longer, longer, causal=True))
+    assert "empty" in cpu.supports(dense_problem(x, x[:, :, :0], x[:, :, :0]))
 
 
 def test_hidden_tiles_are_not_visited():

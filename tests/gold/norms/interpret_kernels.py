@@ -27,14 +27,17 @@ def main(folder: Path) -> None:
             np.savez(folder / name, **solved(dtype, **problem))
 
 
-def solved(dtype, shape, centred, affine, added, saved, only="") -> dict[str, np.ndarray]:
+def solved(
+    dtype, shape, centred, affine, added, saved, only="", mixed=False
+) -> dict[str, np.ndarray]:
     torch.manual_seed(0)
     # Rows of a wider matrix: neighbours are beside each other, rows are not.
     wide = torch.randn(2, *shape[:-1], shape[-1] + 3).to(dtype)
     x, dy = wide[..., : shape[-1]] + 0.0 if not shape[-1] % 2 else wide[..., : shape[-1]]
     residual, dtotal = torch.randn(2, *shape).to(dtype) if added else (None, None)
-    w = torch.randn(shape[-1]).to(dtype) if affine and only != "bias" else None
-    b = torch.randn(shape[-1]).to(dtype) if affine and centred and only != "weight" else None
+    kind = torch.float32 if mixed else dtype
+    w = torch.randn(shape[-1]).to(kind) if affine and only != "bias" else None
+    b = torch.randn(shape[-1]).to(kind) if affine and centred and only != "weight" else None
     y, total, mean, rstd = norm.norm_forward(x, residual, w, b, 1e-5, centred)
     normed = total if added else x
     statistics = (mean if centred else None, rstd) if saved else (None, None)

@@ -23,6 +23,7 @@ PROBLEMS = [
     for centred, affine, added, saved in CHOICES
 ]
 PROBLEMS += [{**PROBLEMS[8], "only": only} for only in ("weight", "bias")]
+PROBLEMS += [{**PROBLEMS[8], "mixed": True}]
 KERNELS = {
     *("forward_kernel", "backward_kernel", "add_parts_kernel", "team_backward_kernel"),
     *("held_forward_kernel", "wide_forward_kernel", "statistics_kernel"),

@@ -80,10 +80,10 @@ def flash_attention_lse(
         out, lse = oracle.attention(q, k, v, **rules, scale=scale)
         return Attended(out.astype(q.dtype), lse.astype(np.promote_types(q.dtype, np.float32)))
     from trapline.gold.attention.dense import dense_problem
-    from trapline.gold.attention.dense.registry import Attention
+    from trapline.gold.attention.dense.registry import attention
 
     problem = dense_problem(q, k, v, causal, window or 0, softcap, scale, deterministic)
-    return Attended(*Attention.apply(*problem, chosen))  # type: ignore[no-untyped-call]
+    return Attended(*attention(problem, chosen))
 
 
 def flash_attention_backward(
@@ -125,11 +125,11 @@ def flash_attention_backward(
         )
         return AttentionGradients(*(x.astype(q.dtype) for x in grads))
     from trapline.gold.attention.dense import dense_problem
-    from trapline.gold.attention.dense.registry import backward_operator
+    from trapline.gold.attention.dense.registry import gradients
 
     problem = dense_problem(q, k, v, causal, window or 0, softcap, scale, deterministic)
-    dlse = lse.new_zeros(lse.shape) if dlse is None else dlse.to(lse.dtype)
-    return AttentionGradients(*backward_operator(dout, dlse, out, lse, *problem, chosen))
+    dlse = None if dlse is None else dlse.to(lse.dtype)
+    return AttentionGradients(*gradients(dout, dlse, out, lse, *problem, chosen))
 
 
 def flash_attention_varlen(
@@ -172,12 +172,12 @@ def flash_attention_varlen(
         _check_boundaries("cu_k", cu_k.tolist(), k.shape[0], max_k, complete=bool(check))
     if chosen != "oracle":
         from trapline.gold.attention.dense import dense_problem
-        from trapline.gold.attention.dense.registry import Attention
+        from trapline.gold.attention.dense.registry import attention
 
         sizes = {"cu_q": cu_q, "cu_k": cu_k, "max_q": max_q, "max_k": max_k}
         rules = causal, window or 0, softcap, scale, deterministic
         problem = dense_problem(q, k, v, *rules)._replace(**sizes)
-        return Attention.apply(*problem, chosen)[0]  # type: ignore[no-untyped-call]
+        return attention(problem, chosen)[0]
     out = np.zeros(q.shape, q.dtype)
     options: dict[str, Any] = {"causal": causal, "window": window, "softcap": softcap}
     for i in range(len(cu_q) - 1):

@@ -1,5 +1,6 @@
 """Layer norm and RMS norm: checks the arguments and calls an implementation."""
 
+import sys
 from typing import Any, NamedTuple
 
 from trapline.gold import checks
@@ -7,6 +8,8 @@ from trapline.gold.impl import Impl, choose
 from trapline.gold.norms import oracle
 
 _OFFERED: tuple[Impl, ...] = ("oracle", "torch", "kernels")
+#: Arguments of x's shape; the others are weights, one number per column.
+_ROWS = ("x", "residual", "dy")
 
 
 class Normed(NamedTuple):
@@ -17,7 +20,7 @@ class Normed(NamedTuple):
 
 
 class LayerNormGradients(NamedTuple):
-    """Gradients of a layer norm, in x's dtype."""
+    """Gradients of a layer norm: dx in x's dtype, the others in the weight's or else in x's."""
 
     dx: Any  # (..., D)
     dweight: Any  # (D,), or None without a weight
@@ -35,10 +38,12 @@ def layer_norm(
 ) -> Any:
     """weight · (x − mean) / √(variance + eps) + bias over the last axis, in x's dtype.
 
-    x is (..., D), weight and bias (D,) or None. NumPy arrays are computed in float64; torch
-    tensors are differentiable in all three. Backward keeps x and two numbers per row; with
-    `save_statistics=False` it recomputes the two numbers.
+    x is (..., D), weight and bias (D,) or None, in x's dtype; next to a 16-bit x both may be
+    float32. NumPy arrays are computed in float64; torch tensors are differentiable in all three.
+    Backward keeps x and two numbers per row; with `save_statistics=False` it recomputes the two
+    numbers. Autocast does what it does to torch's norms: on CUDA the result is float32.
     """
+    x, weight, bias = _autocast(x=x, weight=weight, bias=bias)
     arrays = _present(x=x, weight=weight, bias=bias)
     chosen = choose("layer_norm", _OFFERED, impl, **arrays)
     _check(eps, arrays)
@@ -90,7 +95,9 @@ def rms_norm(
     """weight · x / √(mean(x²) + eps) over the last axis, in x's dtype.
 
     With a residual, x + residual is normed, and the sum is returned too: `Normed(y, residual)`.
+    Dtypes and autocast are as for `layer_norm`.
     """
+    x, weight, residual = _autocast(x=x, weight=weight, residual=residual)
     arrays = _present(x=x, weight=weight, residual=residual)
     chosen = choose("rms_norm", _OFFERED, impl, **arrays)
     _check(eps, arrays)
@@ -116,7 +123,43 @@ def _present(**arrays: Any) -> dict[str, Any]:
 
 
 def _check(eps: float, arrays: dict[str, Any]) -> None:
-    checks.floating(*checks.LOW_FLOATS, **arrays)
-    rows = {"x": "... D", "residual": "... D", "dy": "... D"}
-    checks.axes(**{name: (array, rows.get(name, "D")) for name, array in arrays.items()})
     checks.positive(eps=eps)
+    if _fit(arrays):
+        return
+    rows = {name: array for name, array in arrays.items() if name in _ROWS}
+    columns = {name: array for name, array in arrays.items() if name not in _ROWS}
+    checks.axes(
+        **{name: (array, "... D") for name, array in rows.items()},
+        **{name: (array, "D") for name, array in columns.items()},
+    )
+    narrow = checks.dtype_name(arrays["x"]) in ("float16", "bfloat16")
+    mixed = narrow and all(checks.dtype_name(array) == "float32" for array in columns.values())
+    checks.floating(*checks.LOW_FLOATS, **(rows if mixed else arrays))
+
+
+def _fit(arrays: dict[str, Any]) -> bool:
+    """Whether shapes and dtypes are right at first sight, without a message if they are not."""
+    x = arrays["x"]
+    row, shape, dtype = x.shape[-1:], x.shape, x.dtype
+    return (
+        len(row) == 1
+        and all(
+            array.dtype == dtype and array.shape == (shape if name in _ROWS else row)
+            for name, array in arrays.items()
+        )
+        and checks.dtype_name(x) in checks.LOW_FLOATS
+    )
+
+
+def _autocast(**tensors: Any) -> tuple[Any, ...]:
+    """The tensors as CUDA's autocast gives them to torch's norms: in float32, float64 unchanged.
+
+    The autocast of a CPU leaves norms alone.
+    """
+    x = tensors["x"]
+    if not getattr(x, "is_cuda", False) or not sys.modules["torch"].is_autocast_enabled("cuda"):
+        return tuple(tensors.values())
+    return tuple(
+        x.float() if x is not None and checks.dtype_name(x) in ("float16", "bfloat16") else x
+        for x in tensors.values()
+    )

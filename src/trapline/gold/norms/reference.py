@@ -1,17 +1,21 @@
 """Layer norm and RMS norm in torch, forward and backward.
 
-RMS norm is layer norm without the mean, so one pair of functions serves both. Sums run in float32
-for 16-bit inputs and in the input's own dtype otherwise. Backward uses the closed form
-(docs/components/layer_norm.md), with g = dy · weight:
+Layer norm is torch's own. RMS norm, which torch composes of whole tensors, runs over blocks of rows
+that stay in a core's cache. Sums run in float32 for 16-bit inputs and in the input's own dtype
+otherwise. The gradient of RMS norm has a closed form (docs/components/layer_norm.md), with
+g = dy · weight:
 
-    layer norm: dx = rstd · (g − mean(g) − x_hat · mean(g · x_hat))
-    RMS norm:   dx = rstd · (g − x_hat · mean(g · x_hat))
+    dx = rstd · (g − x_hat · mean(g · x_hat))
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
+
+#: Elements per thread of a block of rows: its temporaries stay in a core's cache.
+_BLOCK = 1 << 15
 
 
 def forward(
@@ -23,25 +27,12 @@ def forward(
     centred: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     total = x if residual is None else x + residual
-    wide = _wide(total)
-    mean, rstd = _statistics(wide, eps, centred)
-    y = (wide - mean) * rstd if centred else wide * rstd
-    y = y if w is None else y.mul_(_wide(w))
-    y = y if b is None else y.add_(_wide(b))
-    absent = x.new_empty(0)
-    return (
-        y.to(x.dtype, copy=False),
-        absent if residual is None else total,
-        mean if centred else absent.clone(),
-        rstd,
-    )
-
-
-def _statistics(wide: Tensor, eps: float, centred: bool) -> tuple[Tensor, Tensor]:
-    mean = wide.mean(dim=-1, keepdim=True) if centred else wide.new_zeros(())
-    # Centre before squaring: E[x²] − E[x]² cancels when the mean is much larger than the spread.
-    variance = (wide - mean).square().mean(dim=-1, keepdim=True)
-    return mean, torch.rsqrt(variance + eps)
+    if centred:
+        y, mean, rstd = _layer_norm(total, w, b, eps)
+    else:
+        y, rstd = _rms_norm(total, w, b, eps)
+        mean = x.new_empty(0, dtype=rstd.dtype)
+    return y, x.new_empty(0) if residual is None else total, mean, rstd
 
 
 def backward(
@@ -55,26 +46,131 @@ def backward(
     centred: bool,
     biased: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    wide, wide_dy = _wide(x), _wide(dy)
-    if rstd is None:
-        found, rstd = _statistics(wide, eps, centred)
-        mean = found if centred else None
-    x_hat = wide * rstd if mean is None else (wide - mean) * rstd
-    g = wide_dy if w is None else wide_dy * _wide(w)
-    dx = g - x_hat * (g * x_hat).mean(dim=-1, keepdim=True)
-    dx = rstd * (dx - g.mean(dim=-1, keepdim=True) if centred else dx)
-    dx = dx if dtotal is None else dx + _wide(dtotal)
-    dw = x.new_empty(0) if w is None else _rows(wide_dy * x_hat).to(w.dtype)
-    db = _rows(wide_dy).to(x.dtype) if biased else x.new_empty(0)
+    if centred:
+        dx, dw, db = _layer_norm_backward(dy, x, w, mean, rstd, eps, biased)
+    else:
+        dx, dw, db = _rms_norm_backward(dy, x, w, rstd, eps, biased)
+    if dtotal is not None:
+        dx = dx + dtotal
     return dx.to(x.dtype), dw, db
 
 
+def _layer_norm(
+    x: Tensor, w: Tensor | None, b: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """y, mean, rstd."""
+    rows = _rows_for_torch(x)
+    y, mean, rstd = torch.native_layer_norm(
+        rows, x.shape[-1:], _weight_for_torch(x, w), None if b is None else _wide(b), eps
+    )
+    return y if rows is x else y.to(x.dtype), mean, rstd
+
+
+def _layer_norm_backward(
+    dy: Tensor,
+    x: Tensor,
+    w: Tensor | None,
+    mean: Tensor | None,
+    rstd: Tensor | None,
+    eps: float,
+    biased: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """dx, dw, db. dx is wide where torch computes it so."""
+    if mean is None or rstd is None:
+        _, mean, rstd = _layer_norm(x, w, None, eps)
+    bias = x.new_empty(x.shape[-1], dtype=_wide_dtype(x)) if biased else None  # only its shape
+    dx, dw, db = torch.ops.aten.native_layer_norm_backward(
+        *(_rows_for_torch(dy), _rows_for_torch(x), x.shape[-1:], mean, rstd),
+        *(_weight_for_torch(x, w), bias, [True, w is not None, biased]),
+    )
+    return (
+        dx,
+        x.new_empty(0) if w is None else dw.to(w.dtype),
+        db.to((x if w is None else w).dtype) if biased else x.new_empty(0),
+    )
+
+
+def _rows_for_torch(x: Tensor) -> Tensor:
+    """On a CPU, torch takes 16-bit rows with float32 weights; elsewhere all must have one dtype."""
+    return x if x.device.type == "cpu" else _wide(x)
+
+
+def _weight_for_torch(x: Tensor, w: Tensor | None) -> Tensor | None:
+    """Next to 16-bit rows a float32 weight makes torch keep float32 statistics."""
+    if w is not None:
+        return _wide(w)
+    return x.new_ones(x.shape[-1], dtype=torch.float32) if _is_narrow(x) else None
+
+
+def _rms_norm(x: Tensor, w: Tensor | None, b: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
+    """y, rstd."""
+    flat = _flat(x)
+    y = torch.empty_like(flat, memory_format=torch.contiguous_format)
+    rstd = flat.new_empty((len(flat), 1), dtype=_wide_dtype(x))
+    for here in _blocks(flat):
+        rows = _wide(flat[here])
+        rstd[here] = _rstd(rows, eps)
+        normed = rows * rstd[here]
+        normed = normed if w is None else normed.mul_(_wide(w))
+        y[here] = normed if b is None else normed.add_(_wide(b))
+    return y.view(x.shape), rstd.view(*x.shape[:-1], 1)
+
+
+def _rms_norm_backward(
+    dy: Tensor, x: Tensor, w: Tensor | None, rstd: Tensor | None, eps: float, biased: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """dx, dw, db."""
+    flat, flat_dy = _flat(x), _flat(dy)
+    width = x.shape[-1]
+    weight = None if w is None else _wide(w)
+    each = None if rstd is None else rstd.reshape(-1, 1)
+    dx = torch.empty_like(flat, memory_format=torch.contiguous_format)
+    dw, db = (torch.zeros(width, dtype=_wide_dtype(x), device=x.device) for _ in range(2))
+    for here in _blocks(flat):
+        rows, gradient = _wide(flat[here]), _wide(flat_dy[here])
+        scale = _rstd(rows, eps) if each is None else each[here]
+        x_hat = rows * scale
+        products = gradient * x_hat
+        dw = dw if weight is None else dw.add_(products.sum(0))
+        db = db.add_(gradient.sum(0)) if biased else db
+        along = products if weight is None else products.mul_(weight)
+        g = gradient if weight is None else gradient * weight
+        mean = along.mean(-1, keepdim=True)
+        dx[here] = torch.addcmul(g, x_hat, mean, value=-1.0).mul_(scale)
+    return (
+        dx.view(x.shape),
+        x.new_empty(0) if w is None else dw.to(w.dtype),
+        db.to((x if w is None else w).dtype) if biased else x.new_empty(0),
+    )
+
+
+def _rstd(rows: Tensor, eps: float) -> Tensor:
+    return torch.rsqrt(rows.square().mean(dim=-1, keepdim=True) + eps)
+
+
+def _flat(x: Tensor) -> Tensor:
+    return x.reshape(-1, x.shape[-1]) if x.numel() else x.new_empty((0, x.shape[-1]))
+
+
+def _blocks(flat: Tensor) -> Iterator[slice]:
+    """Slices of rows: all of them at once on a GPU."""
+    rows, width = flat.shape
+    step = _BLOCK * torch.get_num_threads() // width if flat.device.type == "cpu" else rows
+    step = max(step, 1)
+    for start in range(0, rows, step):
+        yield slice(start, start + step)
+
+
+def _is_narrow(x: Tensor) -> bool:
+    return x.dtype in (torch.float16, torch.bfloat16)
+
+
 def _wide(x: Tensor) -> Tensor:
-    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+    return x.float() if _is_narrow(x) else x
 
 
-def _rows(values: Tensor) -> Tensor:
-    return values.reshape(-1, values.shape[-1]).sum(dim=0)
+def _wide_dtype(x: Tensor) -> torch.dtype:
+    return torch.float32 if _is_narrow(x) else x.dtype
 
 
 def forward_shapes(
@@ -97,6 +193,6 @@ def backward_shapes(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     width = x.shape[-1]
     return (
         x.new_empty(x.shape),
-        x.new_empty(width if w is not None else 0),
-        x.new_empty(width if biased else 0),
+        x.new_empty(0) if w is None else x.new_empty(width, dtype=w.dtype),
+        x.new_empty(width if biased else 0, dtype=(x if w is None else w).dtype),
     )

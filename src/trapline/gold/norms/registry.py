@@ -16,7 +16,7 @@ from trapline.gold.fallback import first_that_compiles
 from trapline.gold.impl import Impl
 from trapline.gold.no_double_backward import differentiated_once
 from trapline.gold.norms import reference
-from trapline.gold.operators import operator
+from trapline.gold.operators import operator, transformed
 
 _Kernels = Callable[..., tuple[Tensor, ...]]
 
@@ -33,9 +33,17 @@ def norm(
     save_statistics: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """(y, total): y = norm(total) · weight + bias, total = x + residual if given."""
+    tensors = x, residual, weight, bias
+    if impl == "torch" and not (transformed() or _recorded(tensors)):
+        return reference.forward(*tensors, eps, centred)[:2]
     function: Any = _Norm
-    y, total = function.apply(x, residual, weight, bias, eps, centred, save_statistics, impl)
+    y, total, _, _ = function.apply(*tensors, eps, centred, save_statistics, impl)
     return y, total
+
+
+def _recorded(tensors: tuple[Tensor | None, ...]) -> bool:
+    """Whether autograd records what happens to one of these."""
+    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
 
 
 def gradients(
@@ -43,31 +51,50 @@ def gradients(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dx, dweight and dbias of a layer norm, outside of autograd."""
     with torch.no_grad():
-        dx, dw, db = backward_operator(dy, None, x, weight, None, None, eps, True, True, impl)
+        dx, dw, db = _backward(dy, None, x, weight, None, None, eps, True, True, impl)
         return dx, dw, db
 
 
 class _Norm(torch.autograd.Function):
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
-        x, residual, weight, bias, eps, centred, save_statistics, impl = arguments
-        y, total, mean, rstd = forward_operator(x, residual, weight, bias, eps, centred, impl)
+    def forward(*arguments: Any) -> tuple[Tensor, ...]:
+        x, residual, weight, bias, eps, centred, _, impl = arguments
+        given = x, residual, weight, bias, eps, centred
+        if impl == "torch" and not transformed():
+            return reference.forward(*given)
+        return forward_operator(*given, impl)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        x, residual, weight, bias, eps, centred, save_statistics, impl = inputs
+        _, total, mean, rstd = output
         normed = x if residual is None else total
         mean = mean if save_statistics and centred else None
         ctx.save_for_backward(normed, weight, mean, rstd if save_statistics else None)
+        ctx.mark_non_differentiable(*output[2:])
         ctx.added, ctx.biased = residual is not None, bias is not None
         ctx.options = eps, centred, ctx.biased, impl
         ctx.set_materialize_grads(False)  # an unused total costs no tensor of zeros
-        return y, total
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor | None, dtotal: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(
+        ctx: Any, dy: Tensor | None, dtotal: Tensor | None, *_: Any
+    ) -> tuple[Tensor | None, ...]:
         x, weight, mean, rstd = ctx.saved_tensors
         dy = torch.zeros_like(x) if dy is None else dy
         given = dy, dtotal if ctx.added else None, x, weight, mean, rstd
-        dx, dw, db = differentiated_once("norm", backward_operator, *given, *ctx.options)
+        dx, dw, db = differentiated_once("norm", _backward, *given, *ctx.options)
         dw, db = dw if weight is not None else None, db if ctx.biased else None
         return (dx, dx if ctx.added else None, dw, db, *(None,) * 4)
+
+
+def _backward(*arguments: Any) -> tuple[Tensor, ...]:
+    *given, impl = arguments
+    if impl == "torch" and not transformed():
+        return reference.backward(*given)
+    return backward_operator(*arguments)
 
 
 @operator(

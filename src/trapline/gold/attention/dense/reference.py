@@ -1,6 +1,7 @@
 """Dense attention in torch, by tiles: memory grows with T + S, not with T · S.
 
-All heads of all sequences go through one tile of scores at a time. The query heads that share keys
+On a CPU, torch's own kernel computes the problems that it supports (`cpu`). For all others,
+all heads of all sequences go through one tile of scores at a time. The query heads that share keys
 are an axis R of their own, so keys and values are not copied per head. 16-bit inputs are computed
 in float32. Gradients come from q, k, v, out and lse. Derivations: docs/components/attention.md.
 """
@@ -10,7 +11,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from trapline.gold.attention.dense import Problem, compute_dtype, heads_per_kv_head
+from trapline.gold.attention.dense import Problem, compute_dtype, cpu, heads_per_kv_head
 
 #: Large enough to hide torch's cost per call, small enough for a core's cache.
 TILE = 256
@@ -20,6 +21,8 @@ def forward(problem: Problem) -> tuple[Tensor, Tensor]:
     """out like q, and lse (B,H,T) or (H, tokens)."""
     if problem.packed:
         return _packed_forward(problem)
+    if cpu.supports(problem) is None:
+        return cpu.forward(problem)
     q, k, v = problem.q, problem.k, problem.v
     (B, H, T, D), (G, S) = q.shape, k.shape[1:3]
     grouped = q.reshape(B, G, heads_per_kv_head(H, G), T, D)
@@ -107,11 +110,13 @@ def tiles(begin: int, end: int) -> Iterator[range]:
 
 
 def backward(
-    problem: Problem, out: Tensor, lse: Tensor, dout: Tensor, dlse: Tensor
+    problem: Problem, out: Tensor, lse: Tensor, dout: Tensor, dlse: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """dq, dk, dv, always bitwise repeatable."""
+    """dq, dk, dv, always bitwise repeatable. Without a gradient of lse, dlse is None."""
     if problem.packed:
         return _packed_backward(problem, out, lse, dout, dlse)
+    if dlse is None and cpu.supports(problem) is None:
+        return cpu.backward(problem, out, lse, dout)
     q, k, v = problem.q, problem.k, problem.v
     (B, H, T, D), (G, S) = q.shape, k.shape[1:3]
     wide = compute_dtype(q.dtype)
@@ -119,7 +124,9 @@ def backward(
     q_grouped, dout_grouped = q.reshape(shape), dout.reshape(shape)
     finite = lse.masked_fill(lse == -torch.inf, 0.0).reshape(shape[:-1])
     # lse is an output too: d lse / d score is the weight, so its gradient joins the row sum.
-    delta = (dout.to(wide) * out.to(wide)).sum(dim=-1).sub_(dlse).reshape(shape[:-1])
+    delta = (dout.to(wide) * out.to(wide)).sum(dim=-1).reshape(shape[:-1])
+    if dlse is not None:
+        delta = delta.sub_(dlse.reshape(shape[:-1]))
     dq = torch.zeros(shape, dtype=wide, device=q.device)
     dk, dv = (torch.zeros((B, G, S, D), dtype=wide, device=q.device) for _ in range(2))
     for rows in tiles(0, T):
@@ -159,13 +166,14 @@ def _packed_forward(problem: Problem) -> tuple[Tensor, Tensor]:
 
 
 def _packed_backward(
-    problem: Problem, out: Tensor, lse: Tensor, dout: Tensor, dlse: Tensor
+    problem: Problem, out: Tensor, lse: Tensor, dout: Tensor, dlse: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     inputs = problem.q, problem.k, problem.v
     dq, dk, dv = (torch.zeros(x.shape, dtype=x.dtype, device=x.device) for x in inputs)
     for (here, there), one in _sequences(problem):
         saved = _unpacked(out, here), lse[None, :, here]
-        grads = backward(one, *saved, _unpacked(dout, here), dlse[None, :, here])
+        given = _unpacked(dout, here), None if dlse is None else dlse[None, :, here]
+        grads = backward(one, *saved, *given)
         for whole, place, part in zip((dq, dk, dv), (here, there, there), grads, strict=True):
             whole[place] = part[0].transpose(0, 1)
     return dq, dk, dv

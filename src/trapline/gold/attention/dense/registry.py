@@ -1,6 +1,6 @@
 """From an attention problem to the function that computes it: operators, gradients, tiers.
 
-`Attention.apply` is differentiable; it calls `forward_operator` and `backward_operator`, which run
+`attention` is differentiable; it calls `forward_operator` and `backward_operator`, which run
 the torch reference or a tier of kernels. The `supports(problem)` of a tier is None, or the reason
 why the tier cannot compute the problem. impl="kernels" runs the first tier that supports the
 problem and is faster there, or the next one if it does not compile; "triton" and "hopper" run that
@@ -19,31 +19,61 @@ from trapline.gold.attention.dense import Problem, compute_dtype, reference
 from trapline.gold.errors import DTypeError, RangeError, UnsupportedError
 from trapline.gold.fallback import first_that_compiles, gluon_is_tested, untested_release
 from trapline.gold.no_double_backward import differentiated_once
-from trapline.gold.operators import operator
+from trapline.gold.operators import operator, transformed
 
 _PROBLEM = (
     "Tensor q, Tensor k, Tensor v, Tensor? cu_q, Tensor? cu_k, int max_q, int max_k, "
     "bool causal, int window, float softcap, float scale, bool deterministic"
 )
-_SAVED = "Tensor dout, Tensor dlse, Tensor out, Tensor lse"
+_SAVED = "Tensor dout, Tensor? dlse, Tensor out, Tensor lse"
 
 
 class Attention(torch.autograd.Function):
     """apply(*problem, impl): out like q, and lse (B,H,T) or (H, tokens), differentiable."""
 
-    @staticmethod
-    def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
-        out, lse = forward_operator(*arguments)
-        ctx.save_for_backward(*arguments[:5], out, lse)
-        ctx.options = arguments[5:]
-        return out, lse
+    generate_vmap_rule = True
 
     @staticmethod
-    def backward(ctx: Any, dout: Tensor, dlse: Tensor) -> tuple[Tensor | None, ...]:
+    def forward(*arguments: Any) -> tuple[Tensor, ...]:
+        return _forward(*arguments)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.save_for_backward(*inputs[:5], *output)
+        ctx.options = inputs[5:]
+        ctx.set_materialize_grads(False)  # an unused lse has no gradient
+
+    @staticmethod
+    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
         *tensors, out, lse = ctx.saved_tensors
+        dout = torch.zeros_like(out) if dout is None else dout
         arguments = dout, dlse, out, lse, *tensors, *ctx.options
-        grads = differentiated_once("attention", backward_operator, *arguments)
+        grads = differentiated_once("attention", gradients, *arguments)
         return (*grads, *[None] * 10)
+
+
+def attention(problem: Problem, impl: str) -> tuple[Tensor, ...]:
+    """out and lse, differentiable."""
+    recorded = torch.is_grad_enabled() and any(x.requires_grad for x in problem[:3])
+    if impl == "torch" and not recorded and not transformed():
+        return _forward(*problem, impl)
+    found: tuple[Tensor, ...] = Attention.apply(*problem, impl)  # type: ignore[no-untyped-call]
+    return found
+
+
+def _forward(*arguments: Any) -> tuple[Tensor, ...]:
+    """`forward_operator`, or its body where torch need not see an operator."""
+    if arguments[-1] == "torch" and not transformed():
+        return _by_reference(reference.forward, Problem(*arguments[:-1]))
+    return forward_operator(*arguments)  # type: ignore[no-any-return]
+
+
+def gradients(*arguments: Any) -> tuple[Tensor, ...]:
+    """`backward_operator`, or its body where torch need not see an operator."""
+    dout, dlse, out, lse, *fields, impl = arguments
+    if impl == "torch" and not transformed():
+        return _by_reference(reference.backward, Problem(*fields), out, lse, dout, dlse)
+    return backward_operator(*arguments)  # type: ignore[no-any-return]
 
 
 def _forward_shapes(*arguments: Any) -> tuple[Tensor, Tensor]:
@@ -78,9 +108,10 @@ def forward_operator(*arguments: Any) -> tuple[Tensor, ...]:
 def backward_operator(*arguments: Any) -> tuple[Tensor, ...]:
     """dq, dk, dv: the arguments are dout, dlse, out, lse, a problem and the implementation."""
     dout, dlse, out, lse, *fields, impl = arguments
-    problem = Problem(*fields)
     if impl == "torch":
-        return _by_reference(reference.backward, problem, out, lse, dout, dlse)
+        return _by_reference(reference.backward, Problem(*fields), out, lse, dout, dlse)
+    problem = Problem(*fields)
+    dlse = torch.zeros_like(lse) if dlse is None else dlse
     saved, tiers = (out, lse, dout, dlse), backward_tiers()
     return _by_kernels("attention's gradient", problem, impl, tiers, saved, reference.backward)
 
@@ -105,9 +136,11 @@ def _by_kernels(
 
 
 def _by_reference(
-    run: Callable[..., tuple[Tensor, ...]], problem: Problem, *saved: Tensor
+    run: Callable[..., tuple[Tensor, ...]], problem: Problem, *saved: Tensor | None
 ) -> tuple[Tensor, ...]:
     """Without autocast, which would round the reference's matrix products to 16 bits."""
+    if not torch.is_autocast_enabled(problem.q.device.type):
+        return run(problem, *saved)
     with torch.autocast(problem.q.device.type, enabled=False):
         return run(problem, *saved)
 

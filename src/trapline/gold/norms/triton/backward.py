@@ -172,6 +172,8 @@ def uses_teams(given: Backward) -> bool:
     x, size, width = given.x, given.x.element_size(), given.x.shape[1]
     if width <= TEAM_FROM[size] or not len(x) or not is_hopper(x.device):
         return False
+    if given.w is not None and given.w.dtype != x.dtype:
+        return False
     tensors = [part for part in (x, given.dy, given.dtotal, given.w) if part is not None]
     places = [part.data_ptr() for part in tensors]
     places += [part.stride(0) * size for part in tensors if part.ndim == 2] + [width * size]
