@@ -91,8 +91,32 @@ def reads_values(check: bool | None, array: Any) -> bool:
 def positive(**arguments: float) -> None:
     """Every argument is a finite number above zero."""
     for name, value in arguments.items():
-        if not 0.0 < value < float("inf"):
+        try:
+            fits = 0.0 < value < float("inf")
+        except TypeError:
+            raise DTypeError(f"{name} must be a number, got {value!r}") from None
+        if not fits:
             raise RangeError(f"{name} must be positive and finite, got {value}")
+
+
+#: Options of other libraries' `generate`, and what says the same here.
+_ELSEWHERE = {
+    "num_return_sequences": "give the prompt n times with sampling=Sampling(…), or for the n best "
+    "of a beam search Beams(width, n_best=n) or beam_search(…, n_best=n)",
+    "num_beams": "give beams=n",
+    "max_length": "give max_new_tokens, which does not count the prompt",
+    "do_sample": "give sampling=Sampling(temperature=…), or nothing for greedy decoding",
+    **dict.fromkeys(
+        ("temperature", "top_k", "top_p", "min_p", "seed"), "give sampling=Sampling(…) instead"
+    ),
+}
+
+
+def refuse_options(function: str, unknown: dict[str, Any]) -> None:
+    """No option is left over; the message names what to give instead."""
+    for name in unknown:
+        instead = f"; {_ELSEWHERE[name]}" if name in _ELSEWHERE else ""
+        raise TypeError(f"{function} has no option {name!r}{instead}")
 
 
 def integers(**arguments: Any) -> None:

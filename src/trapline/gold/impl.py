@@ -3,6 +3,16 @@
 NumPy arrays go to the `oracle`, torch CPU tensors to `torch`, CUDA tensors to the `kernels`. Where
 kernels come in tiers, `kernels` uses the fastest that supports the call; `triton` and `hopper`
 request one tier. If the kernels of a tier do not compile, the next one serves with a warning.
+
+| function | impl |
+|---|---|
+| layer_norm, layer_norm_backward, rms_norm | oracle, torch, kernels |
+| softmax_topk | oracle, torch, kernels |
+| flash_attention, flash_attention_lse | oracle, torch, kernels, triton, hopper |
+| flash_attention_backward, flash_attention_varlen | oracle, torch, kernels, triton, hopper |
+| paged_attention | oracle, torch, kernels |
+| paged_append | torch, kernels |
+| ternarize | oracle, torch |
 """
 
 import sys

@@ -59,6 +59,7 @@ def beam_search(
     policy: Name | Policy = "canonical",
     early_stopping: EarlyStopping | None = None,
     n_best: int | None = None,
+    **unknown: Any,
 ) -> list[list[Beam]]:
     """Up to `n_best` (all `beam_width` if not given) continuations of every prompt, best first.
 
@@ -68,6 +69,8 @@ def beam_search(
     `policy` is `canonical`, `hf` (with its `early_stopping`: False, True or
     "never"), `vllm`, or a `Policy`.
     """
+    checks.refuse_options("beam_search", unknown)
+    _check_model(lm)
     rules, count = checked_rules(
         beam_width,
         max_new_tokens,
@@ -81,6 +84,16 @@ def beam_search(
     _refuse_empty(searches, rules)
     _run(lm, searches, rules)
     return [search.beams(count) for search in searches]
+
+
+def _check_model(lm: Any) -> None:
+    if not hasattr(lm, "log_probs") and not (hasattr(lm, "start") and hasattr(lm, "follow")):
+        kind = type(lm).__name__
+        hint = "; search a Decoder with decoder.generate(…, beams=n)" if kind == "Decoder" else ""
+        raise DTypeError(
+            "lm must be an object with log_probs(prefixes), or with start(prompts) and "
+            f"follow(parents, tokens), got {kind}{hint}"
+        )
 
 
 def checked_rules(

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal, Self, overload
+from typing import Any, Literal, Self, overload
 
 import torch
 
@@ -145,6 +145,7 @@ class Decoder(Network):
         stop_ids: Sequence[int] | None = None,
         stream: bool = False,
         batch: int = 32,
+        **unknown: Any,
     ) -> list[Answer] | Iterator[Piece]:
         """Continues prompts: text or a list of texts, token ids or a list of lists of them.
 
@@ -156,6 +157,7 @@ class Decoder(Network):
         stop and stream. At most `batch` prompts run at once. A prompt that fails on the way gives
         an answer with finish_reason "error" and does not affect the others.
         """
+        checks.refuse_options("Decoder.generate", unknown)
         checks.integers(max_new_tokens=max_new_tokens, batch=batch)
         if max_new_tokens < 1 or batch < 1:
             raise RangeError("max_new_tokens and batch must be at least 1")

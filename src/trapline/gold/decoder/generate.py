@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from trapline.gold import checks
 from trapline.gold.arithmetic import cdiv
@@ -25,12 +26,15 @@ def generate(
     stop_ids: Sequence[int] = (),
     sampling: Sampling | Sequence[Sampling] | None = None,
     batch: int = 32,
+    **unknown: Any,
 ) -> list[list[int]]:
     """The new tokens of each prompt, including its stop token.
 
     One `Sampling` for several prompts draws prompt i with seed + i. A prompt whose logits are NaN
     raises; `Decoder.generate` reports it in that prompt's answer instead.
     """
+    checks.refuse_options("generate", unknown)
+    _check_prompts(prompts)
     answers: list[list[int]] = [[] for _ in prompts]
     for token in stream(
         decoder,
@@ -88,12 +92,7 @@ def filled_engine(
     checks.integers(max_new_tokens=max_new_tokens, batch=batch)
     if max_new_tokens < 1 or batch < 1:
         raise RangeError("max_new_tokens and batch must be at least 1")
-    for number, prompt in enumerate(prompts):
-        if not hasattr(prompt, "__len__"):
-            raise DTypeError(
-                f"prompt {number} must be a list of token ids, got {prompt!r}; "
-                "write one prompt as [[5, 6]]"
-            )
+    _check_prompts(prompts)
     settings = sampling_per_prompt(sampling, len(prompts))
     # As many pages as the longest prompts need that may run together. `Engine.add` refuses prompts
     # beyond the context, so no memory is reserved for them.
@@ -114,3 +113,17 @@ def filled_engine(
         except (RangeError, DTypeError) as error:
             raise type(error)(f"prompt {number}: {error}") from None
     return engine
+
+
+def _check_prompts(prompts: Any) -> None:
+    if isinstance(prompts, str) or not hasattr(prompts, "__len__"):
+        raise DTypeError(
+            f"prompts must be a list of lists of token ids, got {prompts!r}; "
+            "Decoder.generate takes text"
+        )
+    for number, prompt in enumerate(prompts):
+        if isinstance(prompt, str) or not hasattr(prompt, "__len__"):
+            raise DTypeError(
+                f"prompt {number} must be a list of token ids, got {prompt!r}; "
+                "write one prompt as [[5, 6]], or give text to Decoder.generate"
+            )

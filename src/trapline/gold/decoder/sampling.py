@@ -70,6 +70,8 @@ def sampling_per_prompt(
     if sampling is None or isinstance(sampling, Sampling):
         shared = sampling or Sampling()
         return [replace(shared, seed=shared.seed + number) for number in range(count)]
+    if not isinstance(sampling, Sequence):
+        raise DTypeError(f"sampling must be a Sampling or a list of them, got {sampling!r}")
     settings = list(sampling)
     for one in settings:
         if not isinstance(one, Sampling):

@@ -132,7 +132,9 @@ def backward_operator(*arguments: Any) -> tuple[Tensor, ...]:
 def _kernels(x: Tensor) -> tuple[_Kernels, _Kernels]:
     """Forward and backward by kernels. Triton is imported on the first call."""
     if not x.is_cuda:
-        raise UnsupportedError("impl='kernels' needs CUDA tensors; use impl='torch'")
+        raise UnsupportedError(
+            f"impl='kernels' needs CUDA tensors, got tensors on {x.device}; use impl='torch'"
+        )
     from trapline.gold.norms.triton import norm as kernels
 
     return kernels.norm_forward, kernels.norm_backward

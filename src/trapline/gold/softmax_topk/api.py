@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from trapline.gold import checks
-from trapline.gold.errors import RangeError
+from trapline.gold.errors import DTypeError, RangeError
 from trapline.gold.impl import Impl, choose
 from trapline.gold.softmax_topk import oracle
 
@@ -57,6 +57,11 @@ def softmax_topk(
 
 def _check_temperature(temperature: Any, logits: Any, check: bool) -> None:
     if not hasattr(temperature, "shape"):
+        if isinstance(temperature, list | tuple):
+            raise DTypeError(
+                "temperature must be a number or an array with one number per row, "
+                f"got {temperature!r}"
+            )
         checks.positive(temperature=temperature)
         return
     if temperature.shape == ():

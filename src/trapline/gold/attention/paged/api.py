@@ -19,6 +19,7 @@ from trapline.gold.impl import Impl, choose
 from trapline.gold.kv_cache.codecs import unpack_nibbles
 
 _OFFERED: tuple[Impl, ...] = ("oracle", "torch", "kernels")
+_APPENDED_BY: tuple[Impl, ...] = ("torch", "kernels")
 _CODES = ("int8", "uint8", "float8_e4m3fn")
 
 
@@ -122,7 +123,7 @@ def paged_append(
     arrays = {"k": k, "v": v, "k_pages": k_pages, "v_pages": v_pages, "slots": slots}
     optional = {"k_scale": k_scale, "v_scale": v_scale, "cosine": cosine, "sine": sine}
     arrays |= {name: value for name, value in optional.items() if value is not None}
-    chosen = choose("paged_append", ("torch", "kernels"), impl, **arrays)
+    chosen = choose("paged_append", _APPENDED_BY, impl, **arrays)
     checks.one_device(**arrays)
     width = _width(arrays)
     sizes = checks.axes(

@@ -58,7 +58,9 @@ def softmax_topk(
 ) -> Found:
     """The k largest logits of each row, best first; one temperature, or one per row."""
     if not logits.is_cuda:
-        raise UnsupportedError("impl='kernels' needs CUDA tensors; use impl='torch'")
+        raise UnsupportedError(
+            f"impl='kernels' needs CUDA tensors, got tensors on {logits.device}; use impl='torch'"
+        )
     if isinstance(temperature, Tensor):
         each = temperature.expand(logits.shape[0])
         return Found(*topk_operator(logits, k, 1.0, each, log_probs))
