@@ -9,7 +9,6 @@ from trapline.gold.errors import UnsupportedError
 torch = pytest.importorskip("torch")
 from trapline.gold.attention.dense import (  # noqa: E402
     Problem,
-    cpu,
     dense_problem,
     reference,
     registry,
@@ -21,7 +20,7 @@ def path(monkeypatch, request):
     """Small tiles, none of which divides a length; or torch's kernel where it serves."""
     monkeypatch.setattr(reference, "TILE", 4)
     if request.param == "tiles":
-        monkeypatch.setattr(cpu, "supports", lambda _: "tiles are asked for")
+        monkeypatch.setattr(reference, "cpu_kernel_supports", lambda _: "tiles are asked for")
     return request.param
 
 
@@ -214,7 +213,7 @@ def test_fused_kernel_serves_plain_problems_and_repeats_bitwise(dtype):
     q, dout = torch.randn(2, 2, 6, 70, 16).to(dtype)
     k, v = torch.randn(2, 2, 2, 70, 16).to(dtype)
     problem = dense_problem(q, k, v, causal=True, scale=0.25)
-    assert cpu.supports(problem) is None
+    assert reference.cpu_kernel_supports(problem) is None
     out, lse = reference.forward(problem)
     first, again = (reference.backward(problem, out, lse, dout, None) for _ in range(2))
     assert all(torch.equal(one, other) for one, other in zip(first, again, strict=True))
@@ -223,10 +222,12 @@ def test_fused_kernel_serves_plain_problems_and_repeats_bitwise(dtype):
 @pytest.mark.parametrize("path", ["fused"], indirect=True)
 def test_fused_kernel_leaves_other_problems_to_the_tiles():
     x, longer = torch.zeros(1, 1, 4, 4), torch.zeros(1, 1, 6, 4)
-    assert "windows" in cpu.supports(dense_problem(x, x, x, window=2))
-    assert "soft caps" in cpu.supports(dense_problem(x, x, x, softcap=2.0))
-    assert "fewer queries" in cpu.supports(dense_problem(x, longer, longer, causal=True))
-    assert "empty" in cpu.supports(dense_problem(x, x[:, :, :0], x[:, :, :0]))
+    assert "windows" in reference.cpu_kernel_supports(dense_problem(x, x, x, window=2))
+    assert "soft caps" in reference.cpu_kernel_supports(dense_problem(x, x, x, softcap=2.0))
+    assert "fewer queries" in reference.cpu_kernel_supports(
+        dense_problem(x, longer, longer, causal=True)
+    )
+    assert "empty" in reference.cpu_kernel_supports(dense_problem(x, x[:, :, :0], x[:, :, :0]))
 
 
 def test_hidden_tiles_are_not_visited():

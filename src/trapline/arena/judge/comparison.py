@@ -52,7 +52,7 @@ class Comparison:
     @property
     def explained(self) -> Mask:
         """The submission's wrong elements that the mutant has, too."""
-        return self.wrong & self.mutant_wrong & self.same
+        return np.asarray(self.wrong & self.mutant_wrong & self.same)
 
     def unexplained(self, others: Mask) -> bool:
         """This mutant explains wrong elements that the others leave open."""
@@ -143,11 +143,11 @@ def _arrays(mine: Mask, theirs: Mask, right: Mask) -> Iterator[Masks]:
 
 
 def _finite(values: Mask) -> Mask:
-    return np.where(np.isfinite(values), values, 0.0)
+    return np.asarray(np.where(np.isfinite(values), values, 0.0))
 
 
 def _both_finite(a: Mask, b: Mask) -> Mask:
-    return np.isfinite(a) == np.isfinite(b)
+    return np.asarray(np.isfinite(a) == np.isfinite(b))
 
 
 def _largest(values: Mask) -> float:

@@ -23,6 +23,7 @@ from trapline.arena.challenge import Challenge
 from trapline.arena.errors import ArenaError
 from trapline.arena.judge.checks import run_check
 from trapline.arena.judge.comparison import Opaque
+from trapline.arena.judge.traps import Case, Trap
 from trapline.arena.process.local import LocalSubmission
 from trapline.arena.process.proxy import RemoteObject, Stub, Submission
 from trapline.arena.process.transcript import Exchange, Transcript
@@ -186,7 +187,8 @@ class _Server:
         challenge = self.challenge(*where)
         if not self.loaded:
             _limit_memory(challenge)
-        check = next(c for c in [*challenge.cases, *challenge.traps] if c.id == check_id)
+        checks: list[Case | Trap] = [*challenge.cases, *challenge.traps]
+        check = next(check for check in checks if check.id == check_id)
         key = subject if isinstance(subject, str) else str(sorted(subject.items()))
         if again or key not in self.loaded:
             try:

@@ -19,6 +19,7 @@ from trapline.gold.norms import reference
 from trapline.gold.operators import operator, transformed
 
 _Kernels = Callable[..., tuple[Tensor, ...]]
+_Tiers = dict[str, Callable[[], tuple[Tensor, ...]]]
 
 
 def norm(
@@ -109,7 +110,10 @@ def forward_operator(*arguments: Any) -> tuple[Tensor, ...]:
     if impl == "torch":
         return reference.forward(*given)
     run = _kernels(given[0])[0]
-    tiers = {"triton": partial(run, *given), "torch": partial(reference.forward, *given)}
+    tiers: _Tiers = {
+        "triton": partial(run, *given),
+        "torch": partial(reference.forward, *given),
+    }
     return first_that_compiles("norms", tiers)
 
 
@@ -125,7 +129,10 @@ def backward_operator(*arguments: Any) -> tuple[Tensor, ...]:
     if impl == "torch":
         return reference.backward(*given)
     run = _kernels(given[0])[1]
-    tiers = {"triton": partial(run, *given), "torch": partial(reference.backward, *given)}
+    tiers: _Tiers = {
+        "triton": partial(run, *given),
+        "torch": partial(reference.backward, *given),
+    }
     return first_that_compiles("norms' gradients", tiers)
 
 

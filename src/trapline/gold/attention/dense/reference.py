@@ -1,6 +1,6 @@
 """Dense attention in torch, by tiles: memory grows with T + S, not with T · S.
 
-On a CPU, torch's own kernel computes the problems that it supports (`cpu`). For all others,
+On a CPU, torch's own kernel computes the problems that it supports. For all others,
 all heads of all sequences go through one tile of scores at a time. The query heads that share keys
 are an axis R of their own, so keys and values are not copied per head. 16-bit inputs are computed
 in float32. Gradients come from q, k, v, out and lse. Derivations: docs/components/attention.md.
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from trapline.gold.attention.dense import Problem, compute_dtype, cpu, heads_per_kv_head
+from trapline.gold.attention.dense import Problem, compute_dtype, heads_per_kv_head
 
 #: Large enough to hide torch's cost per call, small enough for a core's cache.
 TILE = 256
@@ -21,8 +21,8 @@ def forward(problem: Problem) -> tuple[Tensor, Tensor]:
     """out like q, and lse (B,H,T) or (H, tokens)."""
     if problem.packed:
         return _packed_forward(problem)
-    if cpu.supports(problem) is None:
-        return cpu.forward(problem)
+    if cpu_kernel_supports(problem) is None:
+        return cpu_kernel_forward(problem)
     q, k, v = problem.q, problem.k, problem.v
     (B, H, T, D), (G, S) = q.shape, k.shape[1:3]
     grouped = q.reshape(B, G, heads_per_kv_head(H, G), T, D)
@@ -115,8 +115,8 @@ def backward(
     """dq, dk, dv, always bitwise repeatable. Without a gradient of lse, dlse is None."""
     if problem.packed:
         return _packed_backward(problem, out, lse, dout, dlse)
-    if dlse is None and cpu.supports(problem) is None:
-        return cpu.backward(problem, out, lse, dout)
+    if dlse is None and cpu_kernel_supports(problem) is None:
+        return cpu_kernel_backward(problem, out, lse, dout)
     q, k, v = problem.q, problem.k, problem.v
     (B, H, T, D), (G, S) = q.shape, k.shape[1:3]
     wide = compute_dtype(q.dtype)
@@ -195,3 +195,53 @@ def _sequences(problem: Problem) -> Iterator[tuple[tuple[slice, slice], Problem]
 def _unpacked(x: Tensor, place: slice) -> Tensor:
     """(tokens, heads, D) of one sequence as (1, heads, n, D)."""
     return x[place].transpose(0, 1)[None]
+
+
+def cpu_kernel_supports(problem: Problem) -> str | None:
+    """None, or the reason why torch's own kernel for CPUs cannot compute the problem."""
+    q, k = problem.q, problem.k
+    if q.device.type != "cpu":
+        return f"tensors on {q.device.type}"
+    if problem.packed or problem.window or problem.softcap:
+        return "packed sequences, windows and soft caps"
+    if _is_causal(problem) and q.shape[2] != k.shape[2]:
+        return "causal attention of fewer queries than keys"
+    return None if q.numel() and k.numel() else "empty tensors"
+
+
+def cpu_kernel_forward(problem: Problem) -> tuple[Tensor, Tensor]:
+    """out and lse, contiguous. A 16-bit softmax would round its weights, so it is widened."""
+    out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        *_operands(problem), 0.0, _is_causal(problem), scale=problem.scale
+    )
+    return out.to(problem.q.dtype).contiguous(), lse.contiguous()
+
+
+def cpu_kernel_backward(
+    problem: Problem, out: Tensor, lse: Tensor, dout: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """dq, dk, dv of out alone, bitwise repeatable: every head has one owner."""
+    dtype = compute_dtype(problem.q.dtype)
+    q, k, v = _operands(problem)
+    given = _plain(dout, dtype), q, k, v, _plain(out, dtype), lse
+    grads = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+        *given, 0.0, _is_causal(problem), scale=problem.scale
+    )
+    dq, dk, dv = (x.to(problem.q.dtype).contiguous() for x in grads)
+    return dq, dk, dv
+
+
+def _is_causal(problem: Problem) -> bool:
+    """The last query sees every key, so one query alone needs no mask."""
+    return problem.causal and problem.q.shape[2] > 1
+
+
+def _operands(problem: Problem) -> list[Tensor]:
+    dtype = compute_dtype(problem.q.dtype)
+    return [_plain(x, dtype) for x in (problem.q, problem.k, problem.v)]
+
+
+def _plain(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """x in this dtype with contiguous rows."""
+    x = x.to(dtype)
+    return x if x.stride(-1) == 1 else x.contiguous()
