@@ -65,15 +65,15 @@ class _Norm(torch.autograd.Function):
         given = x, residual, weight, bias, eps, centred
         if impl == "torch" and not transformed():
             return reference.forward(*given)
-        return forward_operator(*given, impl)
+        return tuple(forward_operator(*given, impl))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         x, residual, weight, bias, eps, centred, save_statistics, impl = inputs
         _, total, mean, rstd = output
         normed = x if residual is None else total
-        mean = mean if save_statistics and centred else None
-        ctx.save_for_backward(normed, weight, mean, rstd if save_statistics else None)
+        kept_mean = mean if save_statistics and centred else None
+        ctx.save_for_backward(normed, weight, kept_mean, rstd if save_statistics else None)
         ctx.mark_non_differentiable(*output[2:])
         ctx.added, ctx.biased = residual is not None, bias is not None
         ctx.options = eps, centred, ctx.biased, impl
@@ -95,7 +95,7 @@ def _backward(*arguments: Any) -> tuple[Tensor, ...]:
     *given, impl = arguments
     if impl == "torch" and not transformed():
         return reference.backward(*given)
-    return backward_operator(*arguments)
+    return tuple(backward_operator(*arguments))
 
 
 @operator(
