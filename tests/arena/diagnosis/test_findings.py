@@ -119,3 +119,18 @@ def test_graded_cell_leads_with_the_bug(tmp_path, rstd, cause):
     assert cell.findings[0].cause == cause, cell.findings
     assert cell.findings[0].certainty == "confirmed"
     assert {t.state for t in cell.traps} <= {"pass", "sprung", "hidden", "not_asked"}
+
+
+def test_many_places_that_raise_are_at_most_two_findings():
+    challenge = load("layer_norm_backward")
+    failures = []
+    for number, trap in enumerate(challenge.traps[:5]):
+        exchange = Exchange(
+            "layer_norm_forward", (), {}, raised="KeyError", where=f"solution.py:{number} in f"
+        )
+        result = CheckResult(id=trap.id, state="fail", message="raised KeyError")
+        failures.append(failure_of(result, Transcript([exchange])))
+    with MutantHost(challenge, 3) as host:
+        found = Diagnoser(challenge, host, failures).diagnose()
+    assert [finding.cause for finding in found.findings] == ["unnamed", "unnamed"]
+    assert sum(len(finding.explains) for finding in found.findings) == 5

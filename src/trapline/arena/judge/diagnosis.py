@@ -40,6 +40,8 @@ MOST_NARROW = 0.2
 MARGIN = 0.1
 #: Of two bugs at once, each shows in most of the checks that its mutant fails.
 LEAST_CONTAINED = 0.6
+#: Findings without a name in one cell; the last of them stands for all further ones.
+MOST_UNNAMED = 2
 #: Failures that no cause explains, as a share of all, that are still taken for echoes of one.
 ECHO = 0.25
 
@@ -247,6 +249,9 @@ class Diagnoser:
         for check in sorted(self.rest & self._fails(cause)):
             if not self._has_own_cause(cause, check):
                 explained.add(check)
+        if cause in self.confirmed:  # the dictionary's seeds may have missed some
+            others = sorted(self.rest - explained)[:MOST_CHECKS]
+            explained |= {check for check in others if self._same_answers(cause, check)}
         self.rest -= explained
 
     def _has_own_cause(self, cause: str, check: str) -> bool:
@@ -311,6 +316,10 @@ class Diagnoser:
             if check in self.rest:
                 groups.setdefault(self.failures[check].crash, []).append(self.failures[check])
         ordered = sorted(groups.items(), key=lambda item: -len(item[1]))
+        if len(ordered) > MOST_UNNAMED:  # many places that raise are one broken program
+            last = MOST_UNNAMED - 1
+            others = [failure for _, failures in ordered[last:] for failure in failures]
+            ordered[last:] = [(ordered[last][0], others)]
         return [self._unnamed_finding(crash, failures) for crash, failures in ordered]
 
     def _unnamed_finding(self, crash: tuple[str, str, str], failures: list[Failure]) -> Finding:
