@@ -42,6 +42,17 @@ def transformed() -> bool:
     return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
 
 
+def recorded(*tensors: Any) -> bool:
+    """Whether autograd or a transform of `torch.func` records what happens to these tensors.
+
+    If not, an `autograd.Function` is not needed, and a compiler would fail to trace one whose
+    `forward` takes any number of arguments.
+    """
+    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors):
+        return True
+    return not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
+
+
 def _register_vmap(overload: Any) -> None:
     """`torch.vmap` calls the operator once per element and stacks the results."""
 

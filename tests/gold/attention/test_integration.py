@@ -49,6 +49,12 @@ def test_public_functions_compile_into_one_graph(compiles_into_one_graph, loss):
     compiles_into_one_graph(loss, draw())
 
 
+def test_compiles_into_one_graph_without_gradients():
+    q, k, v = (x.detach() for x in draw())
+    compiled = torch.compile(flash_attention, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(q, k, v, window=3), flash_attention(q, k, v, window=3))
+
+
 def test_second_derivative_is_rejected():
     q, k, v = draw()
     (first,) = torch.autograd.grad(flash_attention(q, k, v).square().sum(), q, create_graph=True)

@@ -74,6 +74,14 @@ def test_second_derivatives_in_torch_func_are_refused():
 
 
 @PAIRS
+def test_compiles_into_one_graph_without_gradients(ours, theirs):
+    given = draw()
+    compiled = torch.compile(ours, fullgraph=True, backend="aot_eager")
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(*given), theirs(*given))
+
+
+@PAIRS
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_float32_weights_beside_16_bit_rows(ours, theirs, dtype):
     x, weight, bias = draw(torch.float32)

@@ -16,7 +16,7 @@ from trapline.gold.fallback import first_that_compiles
 from trapline.gold.impl import Impl
 from trapline.gold.no_double_backward import differentiated_once
 from trapline.gold.norms import reference
-from trapline.gold.operators import operator, transformed
+from trapline.gold.operators import operator, recorded, transformed
 
 _Kernels = Callable[..., tuple[Tensor, ...]]
 _Tiers = dict[str, Callable[[], tuple[Tensor, ...]]]
@@ -35,16 +35,12 @@ def norm(
 ) -> tuple[Tensor, Tensor]:
     """(y, total): y = norm(total) · weight + bias, total = x + residual if given."""
     tensors = x, residual, weight, bias
-    if impl == "torch" and not (transformed() or _recorded(tensors)):
-        return reference.forward(*tensors, eps, centred)[:2]
+    if not recorded(*tensors):
+        y, total, _, _ = _forward(*tensors, eps, centred, impl)
+        return y, total
     function: Any = _Norm
     y, total, _, _ = function.apply(*tensors, eps, centred, save_statistics, impl)
     return y, total
-
-
-def _recorded(tensors: tuple[Tensor | None, ...]) -> bool:
-    """Whether autograd records what happens to one of these."""
-    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
 
 
 def gradients(
@@ -62,10 +58,7 @@ class _Norm(torch.autograd.Function):
     @staticmethod
     def forward(*arguments: Any) -> tuple[Tensor, ...]:
         x, residual, weight, bias, eps, centred, _, impl = arguments
-        given = x, residual, weight, bias, eps, centred
-        if impl == "torch" and not transformed():
-            return reference.forward(*given)
-        return tuple(forward_operator(*given, impl))
+        return _forward(x, residual, weight, bias, eps, centred, impl)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -89,6 +82,13 @@ class _Norm(torch.autograd.Function):
         dx, dw, db = differentiated_once("norm", _backward, *given, *ctx.options)
         dw, db = dw if weight is not None else None, db if ctx.biased else None
         return (dx, dx if ctx.added else None, dw, db, *(None,) * 4)
+
+
+def _forward(*arguments: Any) -> tuple[Tensor, ...]:
+    *given, impl = arguments
+    if impl == "torch" and not transformed():
+        return reference.forward(*given)
+    return forward_operator(*arguments)  # type: ignore[no-any-return]
 
 
 def _backward(*arguments: Any) -> tuple[Tensor, ...]:

@@ -19,7 +19,7 @@ from trapline.gold.attention.dense import Problem, compute_dtype, reference
 from trapline.gold.errors import DTypeError, RangeError, UnsupportedError
 from trapline.gold.fallback import first_that_compiles, gluon_is_tested, untested_release
 from trapline.gold.no_double_backward import differentiated_once
-from trapline.gold.operators import operator, transformed
+from trapline.gold.operators import operator, recorded, transformed
 
 _PROBLEM = (
     "Tensor q, Tensor k, Tensor v, Tensor? cu_q, Tensor? cu_k, int max_q, int max_k, "
@@ -54,8 +54,7 @@ class Attention(torch.autograd.Function):
 
 def attention(problem: Problem, impl: str) -> tuple[Tensor, ...]:
     """out and lse, differentiable."""
-    recorded = torch.is_grad_enabled() and any(x.requires_grad for x in problem[:3])
-    if impl == "torch" and not recorded and not transformed():
+    if not recorded(*problem[:3]):
         return _forward(*problem, impl)
     found: tuple[Tensor, ...] = Attention.apply(*problem, impl)  # type: ignore[no-untyped-call]
     return found
