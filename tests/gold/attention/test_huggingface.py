@@ -178,6 +178,21 @@ def test_compiled_without_graph_breaks(name):
             compiled(ids, position_ids=places % 5, use_cache=False)
 
 
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_mask_compiles_without_graph_breaks(side):
+    torch._dynamo.reset()  # earlier tests compiled the same layers
+    theirs, ours = make_pair("Llama")
+    ids = torch.arange(2 * 9).reshape(2, 9) % 7 + 1
+    mask = torch.ones_like(ids)
+    mask[1, slice(0, 4) if side == "left" else slice(5, 9)] = 0
+    compiled = torch.compile(ours, fullgraph=True, backend="aot_eager")
+    with torch.no_grad():
+        for tokens in (mask, torch.ones_like(mask)):
+            got = compiled(ids, attention_mask=tokens, use_cache=False).logits
+            want = theirs(ids, attention_mask=tokens, use_cache=False).logits
+            torch.testing.assert_close(got[tokens > 0], want[tokens > 0], rtol=1e-4, atol=1e-5)
+
+
 def test_training_under_autocast(pair):
     """Rotated queries and keys are float32 there, values are not: attention needs one dtype."""
     ids, found = draw(2, 12), []

@@ -156,7 +156,11 @@ def _packed(
 
 
 class _Packing(NamedTuple):
-    """Indices of the tokens of a padded batch among its B·T queries and B·W keys."""
+    """Order of a padded batch's B·T queries and B·W keys: tokens first, then padding.
+
+    Padding lies outside all sequences, which gives 0. So shapes do not depend on the mask: nothing
+    waits for the device, and the whole can be compiled.
+    """
 
     queries: Tensor
     keys: Tensor
@@ -164,7 +168,7 @@ class _Packing(NamedTuple):
     cu_k: Tensor
 
 
-#: All layers of a forward pass get the same mask, and computing a packing waits for the device.
+#: All layers of a forward pass get the same mask.
 _PACKINGS: Any = WeakTensorKeyDictionary()
 
 
@@ -173,11 +177,7 @@ def _padded(
 ) -> Tensor:
     """Compute tokens only; rows of padding are 0."""
     B, H, T, D = query.shape
-    known = _PACKINGS.setdefault(mask, {})
-    wanted = T, rules["causal"]
-    if wanted not in known:
-        known[wanted] = _packing(mask, *wanted)
-    packing: _Packing = known[wanted]
+    packing = _known_packing(mask, T, rules["causal"])
     q = query.transpose(1, 2).reshape(B * T, H, D).index_select(0, packing.queries)
     k, v = (
         x.transpose(1, 2).reshape(-1, x.shape[1], D).index_select(0, packing.keys)
@@ -189,11 +189,21 @@ def _padded(
     return out.view(B, T, H, D)
 
 
+def _known_packing(mask: Tensor, T: int, causal: bool) -> _Packing:
+    if torch.compiler.is_compiling():  # the compiler finds what layers have in common
+        return _packing(mask, T, causal)
+    known = _PACKINGS.setdefault(mask, {})
+    if (T, causal) not in known:
+        known[T, causal] = _packing(mask, T, causal)
+    packing: _Packing = known[T, causal]
+    return packing
+
+
 def _packing(mask: Tensor, T: int, causal: bool) -> _Packing:
     # With a causal mask the queries are the last T positions, padded like their keys; otherwise the
     # mask applies to keys alone, and every query is computed.
     queries = mask[:, mask.shape[1] - T :] if causal else mask.new_ones(mask.shape[0], T)
-    places = [x.flatten().nonzero()[:, 0] for x in (queries, mask)]
+    places = [(~x.bool()).flatten().int().argsort(stable=True) for x in (queries, mask)]
     ends = [
         torch.nn.functional.pad(x.sum(1).cumsum(0), (1, 0)).to(torch.int32) for x in (queries, mask)
     ]
@@ -239,7 +249,7 @@ def token_mask(
                 f"got {attention_mask.shape[1]} columns"
             )
         tokens = attention_mask[:, kv_offset : kv_offset + filled]
-        if not bool(tokens.all()):
+        if torch.compiler.is_compiling() or not bool(tokens.all()):
             _refuse_holes(tokens, local_size)
             return tokens
     return None if filled == kv_length else torch.empty(0, filled, device=device)
@@ -274,13 +284,19 @@ def _holds(band: Tensor) -> bool:
     return bool(band)
 
 
+_HOLES = (
+    "attn_implementation='trapline' does not support padding inside a sequence together with a "
+    "sliding window"
+)
+
+
 def _refuse_holes(tokens: Tensor, window: int | None) -> None:
     """Padding between tokens would shorten distances, which a window measures."""
     if window is None:
         return
     starts = tokens.int().diff(dim=1, prepend=tokens.new_zeros(len(tokens), 1).int()) > 0
-    if bool((starts.sum(1) > 1).any()):
-        raise UnsupportedError(
-            "attn_implementation='trapline' does not support padding inside a sequence together "
-            "with a sliding window"
-        )
+    holes = (starts.sum(1) > 1).any()
+    if torch.compiler.is_compiling():
+        torch._assert_async(~holes, _HOLES)
+    elif bool(holes):
+        raise UnsupportedError(_HOLES)
