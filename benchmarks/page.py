@@ -203,6 +203,32 @@ def _times_as_long(values: Sequence[float]) -> str:
     return f"{values[1] / values[0]:.1f}" if len(values) > 1 else ""
 
 
+def cpu_lines() -> Iterator[str]:
+    """Every CPU that was measured: ours beside torch's own functions."""
+    for path in sorted(RESULTS.parent.glob("cpu-*/cpu.json")):
+        found = json.loads(path.read_text(encoding="utf-8"))
+        machine = found["machine"]
+        versions = ", ".join(f"{k} {v}" for k, v in machine["versions"].items())
+        yield from (
+            "## On a CPU, beside torch",
+            "",
+            f"`{found['command']}`; {machine['device']}, threads: {machine['threads']}, "
+            f"{versions}. With one thread, times are CPU time. Goal: at most 1.1 × torch's time, "
+            "and at most 60 µs more for small calls.",
+            "",
+            "| case | µs | torch, µs | × torch | µs more | error |",
+            "|---|---|---|---|---|---|",
+        )
+        for case, entry in found["results"].items():
+            ours, torch = entry["times"]
+            mine, theirs = ours["seconds"] * 1e6, torch["seconds"] * 1e6
+            cells = [case, f"{mine:.1f}", f"{theirs:.1f}", f"{theirs / mine:.2f}"]
+            cells += [f"{mine - theirs:.0f}"]
+            cells += [error_cell(entry["errors"], ours["name"], [torch["name"]])]
+            yield "| " + " | ".join(cells) + " |"
+        yield ""
+
+
 def occupancy_table(rows: Sequence[dict[str, Any]]) -> list[str]:
     head = (
         "| case | kernel | warps | registers | spilt | shared memory | blocks | limit | threads |"
@@ -303,6 +329,7 @@ def page() -> str:
             *generation(generated["results"]),
             "",
         ]
+    lines += cpu_lines()
     lines += ["## Roofline", "", f"![Roofline]({ROOFLINE.name})", ""]
     lines += [*intensity_text(memory, matmul), ""]
     resident = load("occupancy")
