@@ -41,9 +41,13 @@ def summaries() -> list[tuple[str, str, str, str, str]]:
     for path in sorted(Path(root).glob("*/challenge.toml")):
         described = tomllib.loads(path.read_text())
         code = "\n".join(module.read_text() for module in path.parent.glob("*.py"))
-        cases, traps = (str(code.count(f"\n@{kind}")) for kind in ("case", "trap"))
+        cases, refusals, traps = (
+            code.count(f"\n@{kind}") for kind in ("case", "robustness", "trap")
+        )
         tracks = ", ".join(described.get("tracks", ["cpu"]))
-        rows.append((described["id"], described["difficulty"], tracks, cases, traps))
+        rows.append(
+            (described["id"], described["difficulty"], tracks, str(cases + refusals), str(traps))
+        )
     return sorted(rows, key=lambda row: _DIFFICULTIES.index(row[1]))
 
 

@@ -168,7 +168,8 @@ def test_wrong_positions_lose_the_gain_of_the_calibration(trained, caches):
         ]
         errors[off] = over_layers(rows, found)
     plain = caches["int4"]["error"]
-    assert errors[0] == pytest.approx(caches["int4, calibrated"]["error"])
+    # The two attend in float32 by different kernels, so they agree to its rounding only.
+    assert errors[0] == pytest.approx(caches["int4, calibrated"]["error"], rel=1e-5)
     assert errors[1] < 1.1 * errors[0]
     assert 1.3 * errors[0] < errors[8] < 0.8 * plain
     assert 0.9 * plain < errors[100] < 1.1 * plain

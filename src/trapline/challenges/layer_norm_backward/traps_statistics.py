@@ -35,7 +35,7 @@ def _two_values(rng: Rng, offset: float, step: float) -> Array:
 @trap(
     catches="variance as E[x²] − E[x]², which cancels when the mean is much larger than the spread",
     severity="major",
-    story="With a mean of 1e8 and a spread of 1 the difference has no correct digit.",
+    story="For rows around 1e8 that vary by 1, the difference has no correct digit.",
     mutant=edit(VAR, "var = np.mean(wide * wide, axis=-1) - np.mean(wide, axis=-1) ** 2"),
     control=ordinary_rows,
 )

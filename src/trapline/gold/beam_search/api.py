@@ -70,7 +70,8 @@ def beam_search(
     "never"), `vllm`, or a `Policy`.
     """
     checks.refuse_options("beam_search", unknown)
-    _check_model(lm)
+    if prompts:
+        _check_model(lm)
     rules, count = checked_rules(
         beam_width,
         max_new_tokens,
