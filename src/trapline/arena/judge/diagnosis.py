@@ -149,7 +149,7 @@ class Diagnoser:
     def _likely_cause(self) -> str | None:
         if self.causes and len(self.rest) <= ECHO * len(self.asked):
             return None
-        # A crash is no sign of the trap's bug: its situation was never answered.
+        # A crash says nothing about the trap's bug: its situation was never answered.
         ordered = [trap for trap in self._by_fit() if not self.failures[trap].crashed][:2]
         if not ordered or self._fit(ordered[0]) < LEAST_FIT:
             return None
@@ -258,7 +258,7 @@ class Diagnoser:
         """This trap's own bug explains what the causes so far leave open."""
         if check not in self.traps or check == cause or self._same_answers(cause, check):
             return False
-        if cause not in self.confirmed and self._comparison(cause, cause).contains_mutant is False:
+        if cause not in self.confirmed and not self._comparison(cause, cause).contains_mutant:
             return False
         if self._same_answers(check, check):
             return True

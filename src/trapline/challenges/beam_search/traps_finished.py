@@ -297,7 +297,7 @@ def pool_in_heap_order(submission: Submission, rng: np.random.Generator) -> None
 @trap(
     catches="the hypotheses come in the order in which they finished",
     severity="major",
-    story="The pool is a list that nobody sorts.",
+    story="The pool is a list that is never sorted.",
     mutant=edit(
         RESULT, RESULT.replace("self.pool", "sorted(self.pool, key=lambda h: len(h.tokens))")
     ),

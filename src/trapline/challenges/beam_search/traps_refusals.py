@@ -225,7 +225,7 @@ def one_axis_accepted(submission: Submission, rng: np.random.Generator) -> None:
 @trap(
     catches="prompts with tokens that are not ints are accepted",
     severity="minor",
-    story="1.5 is no token, and the model may round it.",
+    story="1.5 is not a token, and the model may round it.",
     mutant=edit(
         '    return [whole(token, "a prompt\'s token", least=0) for token in prompt]\n',
         "    return [int(token) for token in prompt]\n",

@@ -512,7 +512,7 @@ def too_many_rows_of_the_target_accepted(submission: Submission, rng: np.random.
 @trap(
     catches="integer or complex answers of the target are accepted",
     severity="minor",
-    story="Their argmax exists, but they are no log-probabilities.",
+    story="Their argmax exists, but they are not log-probabilities.",
     mutant=edit(
         '    if log_probs.dtype.kind != "f":\n', '    if log_probs.dtype.kind not in "fiuc":\n'
     ),

@@ -171,7 +171,7 @@ def dense_exhaustion_is_another_error(submission: Submission, rng: Rng) -> None:
 @trap(
     catches="a paged cache takes more pages than the pool has",
     severity="major",
-    story="Pages are made when they are needed, and nobody counts them.",
+    story="Pages are made when they are needed, without a count.",
     mutant=edits((FULL, "if False:"), (TAKE, GROWING)),
 )
 def pages_beyond_the_pool(submission: Submission, rng: Rng) -> None:

@@ -185,7 +185,7 @@ def length_grows_with_the_last_layer(submission: Submission, rng: Rng) -> None:
 @trap(
     catches="one length for all layers: it grows only with the first layer of a step",
     severity="major",
-    story="The other layers claim positions that nobody has appended to them.",
+    story="The other layers claim positions that were never appended to them.",
     mutant=edits(
         (
             "        start = self.counts[seq][layer]\n",
