@@ -21,6 +21,9 @@ from trapline.arena.process.session import SandboxConfig
 from trapline.arena.record import Level, Record
 
 Difficulty = Literal["medium", "hard", "extra hard", "research"]
+Track = Literal["cpu", "gpu"]
+#: Where a challenge keeps the GPU track's prompt, cases, traps and solutions.
+GPU_FOLDER = "gpu"
 #: What a deployed workspace holds; everything else in the folder stays with the judge.
 DEPLOYED = ("prompt.md", "starter")
 
@@ -56,7 +59,7 @@ class ChallengePlan(Record):
     title: str
     difficulty: Difficulty
     summary: str
-    tracks: list[Literal["cpu", "gpu"]] = ["cpu"]
+    tracks: list[Track] = ["cpu"]
     entry_points: list[str] = Field(min_length=1)
     #: Packages a submission may import beside the standard library and NumPy.
     packages: list[str] = []
@@ -77,6 +80,11 @@ class Challenge:
     @property
     def id(self) -> str:
         return self.plan.id
+
+    @property
+    def track(self) -> Track:
+        """A GPU challenge is a folder of its own, inside the one of the same id."""
+        return "gpu" if self.folder.name == GPU_FOLDER else "cpu"
 
     @property
     def prompt(self) -> str:
@@ -163,7 +171,11 @@ class Challenge:
     @cached_property
     def digest(self) -> str:
         """Identifies everything that can change a verdict, `judge_dependencies` included."""
-        own = {str(path.relative_to(self.folder)): path for path in _files_in(self.folder)}
+        own = {
+            str(path.relative_to(self.folder)): path
+            for path in _files_in(self.folder)
+            if path.relative_to(self.folder).parts[0] != GPU_FOLDER
+        }
         files = {**own, **judge_dependencies(self.judge_modules)}
         total = hashlib.sha256()
         for name, path in sorted(files.items()):
@@ -204,22 +216,22 @@ _ORDER = ("medium", "hard", "extra hard", "research")
 
 
 @cache
-def load_all() -> dict[str, Challenge]:
-    """All challenges that ship with the package, easiest first."""
+def load_all(track: Track = "cpu") -> dict[str, Challenge]:
+    """All challenges of a track that ship with the package, easiest first."""
     root = Path(__file__).resolve().parents[1] / "challenges"
-    found = [
-        Challenge(path.parent, f"trapline.challenges.{path.parent.name}")
-        for path in sorted(root.glob("*/challenge.toml"))
-    ]
+    inside = f"/{GPU_FOLDER}" if track == "gpu" else ""
+    found = []
+    for path in sorted(root.glob(f"*{inside}/challenge.toml")):
+        package = ".".join(path.parent.relative_to(root.parents[1]).parts)
+        found.append(Challenge(path.parent, package))
     found.sort(key=lambda challenge: _ORDER.index(challenge.plan.difficulty))
     return {challenge.id: challenge for challenge in found}
 
 
-def load(challenge_id: str) -> Challenge:
+def load(challenge_id: str, track: Track = "cpu") -> Challenge:
     """The challenge of this id, or a `UsageError` that names the ones there are."""
-    known = load_all()
+    known = load_all(track)
     if challenge_id not in known:
-        raise UsageError(
-            f"unknown challenge {challenge_id!r}; the challenges are: {', '.join(known)}"
-        )
+        which = "challenges" if track == "cpu" else "challenges of the gpu track"
+        raise UsageError(f"unknown challenge {challenge_id!r}; the {which} are: {', '.join(known)}")
     return known[challenge_id]

@@ -21,6 +21,7 @@ from typing import IO, Any
 
 from trapline.arena.challenge import Challenge
 from trapline.arena.errors import ArenaError
+from trapline.arena.gpu.contract import entries
 from trapline.arena.judge.checks import run_check
 from trapline.arena.judge.comparison import Opaque
 from trapline.arena.judge.traps import Case, Trap
@@ -185,7 +186,7 @@ class _Server:
         again: bool,
     ) -> Run:
         challenge = self.challenge(*where)
-        if not self.loaded:
+        if not self.loaded and challenge.track == "cpu":
             _limit_memory(challenge)
         checks: list[Case | Trap] = [*challenge.cases, *challenge.traps]
         check = next(check for check in checks if check.id == check_id)
@@ -204,6 +205,11 @@ class _Server:
         for path, source in _files(challenge, subject).items():
             (folder / path).write_text(source)
         config = challenge.sandbox_config("process", challenge.plan.limits.mutant_seconds)
+        if challenge.track == "gpu":
+            from trapline.arena.gpu.local import LocalGpuSubmission  # imports torch
+
+            contract = entries(challenge.module("cases"))
+            return LocalGpuSubmission(folder, config, contract, full=full)
         return LocalSubmission(folder, config, full=full)
 
 

@@ -22,7 +22,7 @@ from trapline.arena.process.session import SandboxConfig
 from trapline.arena.process.worker import SUBMISSION
 
 
-class _TooLongError(BaseException):
+class TooLongError(BaseException):
     """The call ran past its time; not an Exception, so that the code under test lets it pass."""
 
 
@@ -31,7 +31,7 @@ class LocalSubmission(Submission):
 
     def __init__(self, folder: Path, config: SandboxConfig, *, full: bool = False) -> None:
         super().__init__(folder, config, full=full)
-        self._module = _load(folder)
+        self._module = load(folder)
         self._objects: dict[int, Any] = {}
 
     def fresh(self) -> "LocalSubmission":
@@ -57,11 +57,11 @@ class LocalSubmission(Submission):
     ) -> tuple[Any, tuple[Any, ...]]:
         owner = self._module if on is None else self._objects[on._number]
         given, named = self._copy_in(args), self._copy_in(kwargs)
-        with _limited(self.config.call_seconds), warnings.catch_warnings():
+        with limited(self.config.call_seconds), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:
                 value = getattr(owner, entry)(*given, **named)
-            except _TooLongError:
+            except TooLongError:
                 raise SubmissionDied(f"no answer within {self.config.call_seconds:g} s") from None
             except BaseException as error:  # ours, but a bug was put into it
                 bases = tuple(kind.__name__ for kind in type(error).__mro__)
@@ -137,7 +137,7 @@ def _copied(
     return wire.Decoder(body, resolve).decode(node)
 
 
-def _load(folder: Path) -> Any:
+def load(folder: Path) -> Any:
     names = {path.stem for path in folder.glob("*.py")}
     for name in names:
         sys.modules.pop(name, None)
@@ -157,11 +157,11 @@ def _load(folder: Path) -> Any:
 
 
 @contextmanager
-def _limited(seconds: float) -> Iterator[None]:
+def limited(seconds: float) -> Iterator[None]:
     """Interrupts Python code after this time. Nested calls share the outermost limit."""
 
     def interrupt(*_: object) -> None:
-        raise _TooLongError
+        raise TooLongError
 
     previous = signal.signal(signal.SIGALRM, interrupt)
     signal.setitimer(signal.ITIMER_REAL, seconds)

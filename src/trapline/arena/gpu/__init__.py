@@ -1,0 +1,1 @@
+"""The GPU track: CUDA and Triton answers, judged outside their process."""
