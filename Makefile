@@ -9,8 +9,7 @@ SINGLE_THREADED := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1
 .PHONY: demo test test-full lint types suite system clean
 
 demo: $(VENV)/.demo
-	$(BIN)/trapline grade examples/field --out runs/demo
-	$(BIN)/trapline report runs/demo --out runs/demo/report --certificates docs/certificates.json --red-team docs/red-team.json
+	$(BIN)/trapline demo
 
 test: lint types suite
 

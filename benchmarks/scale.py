@@ -1,6 +1,6 @@
 """What a field of any size costs: measures the example field and writes docs/scale.md from it.
 
-    python benchmarks/scale.py                     grades examples/field, one cell at a time, then
+    python benchmarks/scale.py                     grades the example field, a cell at a time, then
                                                    writes the results and the page
     python benchmarks/scale.py --entrant gold      the same for some entrants only
     python benchmarks/scale.py --page-only         writes the page from the results that are there
@@ -22,7 +22,7 @@ from trapline.arena.challenge import load_all
 from trapline.arena.judge.grade import versions
 from trapline.arena.record import Cell
 from trapline.arena.runs.executor import choose_level
-from trapline.arena.runs.field import find_entries
+from trapline.arena.runs.field import EXAMPLE_FIELD, find_entries
 from trapline.arena.runs.run import Options, check_machine, grade_field, open_run
 from trapline.arena.runs.store import Store, canonical
 
@@ -41,7 +41,7 @@ def measure(entrants: list[str], full: bool) -> dict[str, object]:
     level = choose_level()
     load_before = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as folder, open_run(folder) as store:
-        entries = find_entries(ROOT / "examples" / "field", [])
+        entries = find_entries(EXAMPLE_FIELD, [])
         wanted = [one for one in entries if not entrants or one.entrant in entrants]
         rigs = {name: _timed(lambda c=c: check_machine(c, level)) for name, c in load_all().items()}
         started = time.perf_counter()

@@ -37,6 +37,7 @@ def test_nothing_breaks_the_import_rules(rules):
             "from trapline.arena import traps",
             "nothing of trapline",
         ),
+        ("example_field/me/dflash/solution.py", "import trapline.gold", "nothing of trapline"),
         ("challenges/dflash/traps.py", "import torch", "torch belongs"),
         ("gold/norms/api.py", "from . import oracle", "relative"),
     ],

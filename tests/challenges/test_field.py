@@ -1,14 +1,11 @@
 """The example field: entrants of several kinds, and the gold solutions as the arena adds them."""
 
-from pathlib import Path
-
 import pytest
 
 from trapline.arena.challenge import load, load_all
 from trapline.arena.errors import UsageError
-from trapline.arena.runs.field import find_entries
+from trapline.arena.runs.field import EXAMPLE_FIELD, find_entries
 
-FIELD = Path(__file__).parents[2] / "examples" / "field"
 NAME = "fused_softmax_topk"
 
 
@@ -27,7 +24,7 @@ def folders(field, gold=None):
 
 @pytest.mark.parametrize("name", load_all())
 def test_every_challenge_has_entrants_of_several_kinds(name):
-    entries = find_entries(FIELD, [name])
+    entries = find_entries(EXAMPLE_FIELD, [name])
     assert {"gold", "textbook", "hasty", "broken"} <= {entry.entrant for entry in entries}
     (gold,) = [entry for entry in entries if entry.entrant == "gold"]
     assert gold.folder == load(name).solution

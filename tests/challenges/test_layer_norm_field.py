@@ -1,19 +1,16 @@
 """Each example entrant of layer_norm_backward is caught by the traps of its bugs alone."""
 
-from pathlib import Path
-
 import pytest
 
 from trapline.arena.challenge import load
 from trapline.arena.judge.checks import run_checks
 from trapline.arena.process.proxy import Submission
-from trapline.arena.runs.field import find_entries
+from trapline.arena.runs.field import EXAMPLE_FIELD, find_entries
 from trapline.arena.runs.run import choose_level
 
-FIELD = Path(__file__).parents[2] / "examples" / "field"
 NAME = "layer_norm_backward"
 SEED = 20260
-FOLDERS = {entry.entrant: entry.folder for entry in find_entries(FIELD, [NAME])}
+FOLDERS = {entry.entrant: entry.folder for entry in find_entries(EXAMPLE_FIELD, [NAME])}
 
 TRAPS = {
     "gold": set(),

@@ -3,16 +3,15 @@
 import gzip
 import json
 import sys
-from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
 from trapline.arena.challenge import load
+from trapline.arena.runs.field import EXAMPLE_FIELD
 from trapline.cli.main import main
 
 CHALLENGE = "fused_softmax_topk"
-FIELD = Path(__file__).parents[2] / "examples" / "field"
 SECRET = "mail kim@mail.example.com\n"
 AGENT = "import pathlib; pathlib.Path('solution.py').write_text('def softmax_topk(a, k): ...\\n')"
 
@@ -71,7 +70,7 @@ def test_help_of_every_verb_has_an_example(trapline, verb):
         (("export", "--format", "inspect", "--challenge", "juggling"), 2, "unknown challenge"),
         (("scan", "nowhere"), 2, "no such folder"),
         (("redact", "nowhere"), 2, "no such file"),
-        (("grade", FIELD, "--judge-model", "m"), 2, "both --judge-endpoint"),
+        (("grade", EXAMPLE_FIELD, "--judge-model", "m"), 2, "both --judge-endpoint"),
     ],
 )
 def test_bad_input_gets_a_sentence_and_the_right_exit_code(trapline, args, code, sentence):

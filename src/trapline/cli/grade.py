@@ -22,7 +22,7 @@ from trapline.cli.exit_codes import INCOMPLETE
 from trapline.cli.isolation import Isolation, Required
 from trapline.cli.matrix import matrix
 
-EXAMPLE = "trapline grade examples/field --challenge kv_cache"
+EXAMPLE = "trapline grade field --challenge kv_cache"
 #: How many reasons the terminal shows.
 MOST_REASONS = 5
 

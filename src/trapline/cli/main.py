@@ -15,6 +15,7 @@ from trapline.cli.exit_codes import FAILURE, INTERRUPTED, MISSING, USAGE
 #: The verbs, in the order of `--help`, with the line that it shows. `trapline.cli.<verb>` holds the
 #: command, a function of the same name, and an EXAMPLE; only the verb that runs is imported.
 VERBS = {
+    "demo": "Grade the example field that ships with Trapline and write its report.",
     "challenges": "List the challenges and count their cases and traps.",
     "deploy": "Make workspaces that hold a prompt and a starter.",
     "solve": "Let a model or an agent fill workspaces.",

@@ -13,7 +13,7 @@ from trapline.arena.runs.field import find_entries
 from trapline.arena.runs.field_scan import Suspicion, scan_field
 from trapline.cli.exit_codes import NOT_HELD
 
-EXAMPLE = "trapline scan examples/field --trust gold"
+EXAMPLE = "trapline scan field --trust gold"
 
 
 def scan(

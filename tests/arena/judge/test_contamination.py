@@ -2,17 +2,15 @@
 
 import json
 import shutil
-from pathlib import Path
 
 import pytest
 
 from trapline.arena.challenge import load, load_all
 from trapline.arena.judge.contamination import canary, copies, evidence, hidden, leaks_in
 from trapline.arena.judge.request import GradeRequest
-from trapline.arena.runs.field import find_entries
+from trapline.arena.runs.field import EXAMPLE_FIELD, find_entries
 from trapline.arena.runs.field_scan import scan_field, transcript
 
-FIELD = Path(__file__).parents[3] / "examples" / "field"
 CHALLENGE = "kv_cache"
 
 
@@ -22,7 +20,7 @@ def known():
 
 
 def honest():
-    return (FIELD / "textbook" / CHALLENGE / "solution.py").read_text()
+    return (EXAMPLE_FIELD / "textbook" / CHALLENGE / "solution.py").read_text()
 
 
 def kinds(text, known):
@@ -30,7 +28,7 @@ def kinds(text, known):
 
 
 def test_honest_entrants_are_clean_against_the_judge_and_each_other():
-    assert scan_field(find_entries(FIELD, []), frozenset({"gold"})) == []
+    assert scan_field(find_entries(EXAMPLE_FIELD, []), frozenset({"gold"})) == []
 
 
 @pytest.mark.parametrize("name", list(load_all()))
@@ -43,7 +41,9 @@ def test_independent_right_answers_are_not_copies(name):
 
 
 def test_gold_entrant_is_found_everywhere():
-    found = scan_field([entry for entry in find_entries(FIELD, []) if entry.entrant == "gold"])
+    found = scan_field(
+        [entry for entry in find_entries(EXAMPLE_FIELD, []) if entry.entrant == "gold"]
+    )
     assert {(one.challenge, one.leak.kind) for one in found} == {(n, "gold") for n in load_all()}
     assert all(one.leak.share > 0.5 for one in found)
 
@@ -85,7 +85,7 @@ def test_text_of_prompt_and_starter_is_not_a_leak(known):
 
 
 def test_copy_with_new_comments_is_a_copy(known):
-    other = (FIELD / "hasty" / CHALLENGE / "solution.py").read_text()
+    other = (EXAMPLE_FIELD / "hasty" / CHALLENGE / "solution.py").read_text()
     copied = honest().replace("#", "# my own idea:")
     found = copies({"a": honest(), "b": copied, "c": other}, known)
     assert [(one, two) for one, two, _ in found] == [("a", "b")]
@@ -96,7 +96,7 @@ def test_copy_with_new_comments_is_a_copy(known):
 def field(tmp_path):
     """Two entrants, the second a copy of the first, whose transcript holds the gold answer."""
     for name in ("first", "second"):
-        shutil.copytree(FIELD / "textbook" / CHALLENGE, tmp_path / name / CHALLENGE)
+        shutil.copytree(EXAMPLE_FIELD / "textbook" / CHALLENGE, tmp_path / name / CHALLENGE)
     gold = (load(CHALLENGE).solution / "solution.py").read_text()
     inner = json.dumps({"type": "tool", "output": [{"text": gold}]})
     step = json.dumps({"source": "agent", "message": f"reading\n{inner}\ndone"})
@@ -118,7 +118,7 @@ def test_transcript_is_read_however_deep_its_json_is(field):
 
 
 def test_attempts_of_one_entrant_are_not_copies():
-    folder = FIELD / "textbook" / CHALLENGE
+    folder = EXAMPLE_FIELD / "textbook" / CHALLENGE
     entries = [GradeRequest("same", CHALLENGE, number, folder) for number in (1, 2)]
     assert scan_field(entries) == []
 

@@ -20,6 +20,9 @@ from trapline.arena.process.proxy import Submission
 from trapline.arena.record import Level, Record
 from trapline.arena.runs.executor import run_all
 
+#: The last certificates of all challenges, mechanical mutants included (`certify --json`).
+PUBLISHED_CERTIFICATES = Path(__file__).with_name("data") / "certificates.json"
+
 
 class Outcome(Record):
     """The result for one subject: a right answer, a mutant or a control."""

@@ -40,6 +40,8 @@ from trapline.arena.runs.executor import run_all
 
 #: The challenge they attack, beside the corpus: small, so that a hundred attacks take minutes.
 CHALLENGE = "ordering"
+#: The last campaign (`certify --red-team --json`).
+PUBLISHED_RED_TEAM = Path(__file__).with_name("data") / "red-team.json"
 _FIELD = re.compile(r"# ([a-z-]+): (.+)")
 _NEXT_FILE = re.compile(r"^# ==== file: (.+)\n", re.MULTILINE)
 _DIGEST = "{digest of solution.py}"

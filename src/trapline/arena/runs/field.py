@@ -9,6 +9,7 @@ import tomllib
 from dataclasses import replace
 from pathlib import Path
 
+import trapline
 from trapline.arena.challenge import load, load_all
 from trapline.arena.errors import UsageError
 from trapline.arena.judge.intake import ATTEMPT
@@ -16,6 +17,8 @@ from trapline.arena.judge.request import GradeRequest
 
 #: Written beside an answer by the harness that produced it: harness, model, status.
 RECORD = ".trapline/record.json"
+#: The entrants that ship with the package; `trapline demo` grades them.
+EXAMPLE_FIELD = Path(trapline.__file__).parent / "example_field"
 #: Beside the entrants' folders; may be missing.
 SETTINGS = "field.toml"
 #: The entrant that the arena brings itself.
