@@ -1,5 +1,6 @@
 """`trapline redact`: makes transcripts safe to publish."""
 
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
@@ -9,7 +10,7 @@ import typer
 from trapline.arena import output_paths
 from trapline.arena.errors import UsageError
 from trapline.arena.solving.redact import Redactor
-from trapline.arena.solving.redact_json import redact_document, scan_document
+from trapline.arena.solving.redact_json import learn_document, redact_document, scan_document
 from trapline.cli.exit_codes import NOT_HELD
 
 EXAMPLE = "trapline redact transcripts/raw --out transcripts/public"
@@ -20,42 +21,65 @@ def redact(
     out: Annotated[
         Path | None, typer.Option(help="Folder for the safe copies; without it, only scan.")
     ] = None,
+    name: Annotated[
+        list[str] | None,
+        typer.Option(help="A further name to hide, of a person or a machine; repeatable."),
+    ] = None,
 ) -> None:
-    """Remove names, home paths, addresses and keys; exit code 4 if a scan finds any."""
+    """Remove names, paths, addresses and keys; exit code 4 if a scan finds any.
+
+    Names are learned from home paths, listings, prompts and keys such as `user` in all the files,
+    and hidden everywhere in them. What was removed is counted by kind.
+    """
     if out is not None:
         output_paths.folder(out, "the output")
-    redactor = Redactor()
-    left = 0
-    for path, name in _files(source):
-        text = path.read_bytes().decode(errors="replace")
+    asked = frozenset(_checked(one) for one in name or [])
+    files = [(path.read_bytes().decode(errors="replace"), at) for path, at in _files(source)]
+    learned = frozenset().union(*(learn_document(text) for text, _ in files))
+    redactor = Redactor(asked=asked, learned=learned)
+    hidden, left = Counter[str](), Counter[str]()
+    for text, at in files:
         if out is not None:
-            text = redact_document(text, redactor)
-        found = [*_told_by(name, text, redactor)]
-        left += len(found)
-        for one in found:
-            print(one)
+            text = redact_document(text, redactor, hidden)
+        found = [*_told_by(at, text, redactor)]
+        for kind, sentence in found:
+            left[kind] += 1
+            print(sentence)
         if out is not None and not found:
-            target = out / name
+            target = out / at
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(text.encode())
+    if out is not None:
+        print(f"removed: {_counted(hidden)}")
     if left:
-        print(f"{left} findings; files with findings are not written")
+        print(f"{left.total()} findings ({_counted(left)}); files with findings are not written")
         raise typer.Exit(NOT_HELD)
 
 
-def _told_by(name: Path, text: str, redactor: Redactor) -> Iterator[str]:
-    """Findings in the text and in the path; binary files cannot be scanned.
+def _checked(name: str) -> str:
+    if len(name.strip()) < 2:
+        raise UsageError(f"--name {name!r} is too short: give a name of two characters or more")
+    return name.strip()
+
+
+def _counted(kinds: Counter[str]) -> str:
+    """`12 home, 3 name`, the most frequent first."""
+    return ", ".join(f"{count} {kind}" for kind, count in kinds.most_common() if count) or "nothing"
+
+
+def _told_by(name: Path, text: str, redactor: Redactor) -> Iterator[tuple[str, str]]:
+    """Kind and sentence of findings in the text and the path; binary files cannot be scanned.
 
     Session ids in paths look random but are not secret.
     """
     for one in redactor.scan(str(name)):
         if one.kind != "random":
-            yield f"{name}: {one.kind} {one.hint} in the path"
+            yield one.kind, f"{name}: {one.kind} {one.hint} in the path"
     if "\0" in text:
-        yield f"{name}: not a text file, so it cannot be scanned"
+        yield "binary", f"{name}: not a text file, so it cannot be scanned"
         return
     for one in scan_document(text, redactor):
-        yield f"{name}:{one.line}: {one.kind} {one.hint}"
+        yield one.kind, f"{name}:{one.line}: {one.kind} {one.hint}"
 
 
 def _files(source: Path) -> list[tuple[Path, Path]]:

@@ -1,9 +1,10 @@
 """Makes transcripts safe to publish: removes names, places and keys.
 
-Four sources of what to hide: patterns of well-known keys and identities, the actual values in this
-environment, words that stand after a telling name (`password: …`), and long strings too random to
-be prose. Every replacement is a fixed mark in angle brackets, which no rule matches again, so
-redacting twice changes nothing and a second scan must find nothing.
+Five sources of what to hide: patterns of well-known keys, identities and paths, the actual values
+in this environment, names that the text itself gives away (`redact_names`), words that stand after
+a telling name (`password: …`), and long strings too random to be prose. Every replacement is a
+fixed mark in angle brackets, which no rule matches again, so redacting twice changes nothing and a
+second scan must find nothing.
 """
 
 import contextlib
@@ -13,11 +14,12 @@ import os
 import re
 import socket
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from trapline.arena.record import Record
+from trapline.arena.solving.redact_names import pattern_of
 
 #: Environment variables whose value is always a secret.
 _SECRET_NAME = re.compile(r"(KEY|TOKEN|SECRET|PASSW|CREDENTIAL|AUTH|COOKIE|DSN)", re.IGNORECASE)
@@ -37,6 +39,14 @@ class Found(Record):
 def _rule(kind: str, pattern: str, flags: int = 0) -> tuple[str, re.Pattern[str]]:
     return kind, re.compile(pattern, flags)
 
+
+#: First parts of absolute paths that every machine has, that the rules for homes hide, or that are
+#: those of web addresses.
+_SYSTEM = (
+    "home|Users|root|export/home|var/home|bin|boot|dev|etc|lib|lib32|lib64|nix|proc|sbin|sys|usr|"
+    "var/(?:cache|lib|log|run)|System|Library|Applications|api|v[0-9]+"
+)
+_PART = r"[^\s/'\"`:;,()<>\\|*?{}\[\]=&%]+"
 
 _RULES = (
     _rule(
@@ -59,9 +69,21 @@ _RULES = (
     ),
     _rule("user", r"\b[a-z_][a-z0-9_-]{1,31}(?=@[A-Za-z][A-Za-z0-9-]{2,62}(?:[:\s~$#]))"),
     _rule("host", r"(?<=>@)[A-Za-z][A-Za-z0-9-]{2,62}(?=[:\s~$#])"),
-    _rule("home", r"(?:/home|/Users|/export/home|/var/home)/[^\s/'\"`:;,)<>\\]+"),
+    _rule(
+        "home",
+        r"(?:\\?/|%2[Ff])(?:(?:export|var)(?:\\?/|%2[Ff]))?(?:home|Users)(?:\\?/|%2[Ff])"
+        r"[^\s/'\"`:;,)<>\\%]+",
+    ),
     _rule("home", r"(?<![\w/])/root(?=[/\s'\"`:;,)]|$)"),
-    _rule("home", r"[A-Za-z]:\\{1,2}Users\\{1,2}[^\s\\'\"<>]+"),
+    _rule("home", r"[A-Za-z]:(?:\\{1,4}|/)Users(?:\\{1,4}|/)[^\s\\/'\"<>:;,|*?]+"),
+    _rule("home", r"(?:(?<![A-Za-z0-9-])|(?<=\b[A-Za-z]-))-(?:home|Users)-[A-Za-z0-9_.]+"),
+    _rule("path", rf"(?<![\w./~<>%$)\]}}\\-])/(?!(?:{_SYSTEM})(?:/|\b)){_PART}(?:/{_PART})+/?"),
+    _rule("path", rf"(?<=file://)/(?!(?:{_SYSTEM})(?:/|\b)){_PART}(?:/{_PART})+/?"),
+    _rule(
+        "path",
+        r"\b[A-Za-z]:(?:\\{1,4}|/)(?!Windows\b|Program Files|\\|/)[\w.$ -]*[\w$-]"
+        r"(?:(?:\\{1,4}|/)[\w.$-]+)+",
+    ),
     _rule("address", r"\b(?!127\.0\.0\.1\b|0\.0\.0\.0\b)(?:\d{1,3}\.){3}\d{1,3}\b(?!\.\d)"),
     _rule("address", r"\b(?:[0-9a-f]{2}:){5}[0-9a-f]{2}\b"),
 )
@@ -76,10 +98,17 @@ _DIGEST = re.compile(r"[0-9a-f]{32}|[0-9a-f]{40}|[0-9a-f]{64}")
 
 @dataclass(frozen=True)
 class Redactor:
-    """Hides what identifies this machine and its user."""
+    """Hides what identifies this machine, its user, and everybody whom it has learned of."""
 
     environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     names: tuple[str, ...] = field(default_factory=lambda: machine_names())
+    #: Names that a document gives away, and names that the caller asks to hide everywhere.
+    learned: frozenset[str] = frozenset()
+    asked: frozenset[str] = frozenset()
+
+    def learning(self, names: Iterable[str]) -> "Redactor":
+        """The same redactor, which also hides these names."""
+        return replace(self, learned=self.learned.union(names))
 
     @cached_property
     def _values(self) -> list[tuple[str, str]]:
@@ -99,40 +128,64 @@ class Redactor:
         }
         return sorted(found, key=lambda value: (-len(value), value))
 
+    @cached_property
+    def _patterns(self) -> list[tuple[str, re.Pattern[str]]]:
+        """In the order of their use: names come last, so that a home path is hidden whole."""
+        people = sorted(self.learned | self.asked, key=lambda name: (-len(name), name))
+        return [
+            *((kind, _literal(value)) for value, kind in self._values),
+            *_RULES,
+            *(("name", pattern_of(name, anywhere=name in self.asked)) for name in people),
+        ]
+
     def hide_secrets(self, text: str) -> str:
         """Removes only the environment's secrets: a raw transcript stays raw without keys."""
         for value in self._secrets:
             text = text.replace(value, "<key>")
         return text
 
-    def redact(self, text: str) -> str:
-        for value, kind in self._values:
-            text = _literal(value).sub(f"<{kind}>", text)
-        for kind, pattern in _RULES:
-            text = pattern.sub(f"<{kind}>", text)
-        text = _NAMED_SECRET.sub(lambda match: f"{match['name']}<secret>", text)
-        return _CANDIDATE.sub(lambda m: "<random>" if is_random(m[0]) else m[0], text)
+    def redact(self, text: str, hidden: Counter[str] | None = None) -> str:
+        """The text without what must not be published; `hidden` counts the parts by kind."""
+        counts = Counter[str]() if hidden is None else hidden
+        for kind, pattern in self._patterns:
+            text, count = pattern.subn(f"<{kind}>", text)
+            counts[kind] += count
+        text, count = _NAMED_SECRET.subn(lambda match: f"{match['name']}<secret>", text)
+        counts["secret"] += count
+        return _CANDIDATE.sub(_counting_random(counts), text)
 
     def scan(self, text: str) -> list[Found]:
         """Findings that remain; empty for a redacted text."""
         found = [
-            Found(kind=kind, line=_line(text, match.start()), hint=match.group()[:4] + "…")
-            for kind, pattern in (
-                *((kind, _literal(value)) for value, kind in self._values),
-                *_RULES,
-            )
+            _found(kind, text, match.start(), match.group())
+            for kind, pattern in self._patterns
             for match in pattern.finditer(text)
         ]
         found += [
-            Found(kind="secret", line=_line(text, match.start()), hint=match["value"][:4] + "…")
+            _found("secret", text, match.start(), match["value"])
             for match in _NAMED_SECRET.finditer(text)
         ]
-        found += [
-            Found(kind="random", line=_line(text, match.start()), hint=match.group()[:4] + "…")
+        return found + [
+            _found("random", text, match.start(), match.group())
             for match in _CANDIDATE.finditer(text)
             if is_random(match.group())
         ]
-        return found
+
+
+def _found(kind: str, text: str, start: int, matched: str) -> Found:
+    """A third of a short text tells enough to find it and too little to know it."""
+    shown = min(4, max(1, len(matched) // 3))
+    return Found(kind=kind, line=_line(text, start), hint=matched[:shown] + "…")
+
+
+def _counting_random(counts: Counter[str]) -> Callable[[re.Match[str]], str]:
+    def replaced(match: re.Match[str]) -> str:
+        if not is_random(match.group()):
+            return match.group()
+        counts["random"] += 1
+        return "<random>"
+
+    return replaced
 
 
 def machine_names() -> tuple[str, ...]:
