@@ -88,7 +88,7 @@ def why_not(path, name):
         return "only cli imports cli"
     if half in rules and (reason := rules[half](path, name)):
         return reason
-    if heavy and half != "gold":
+    if heavy and half != "gold" and not is_of_the_gpu_track(path):
         return "torch belongs to the gold's fast paths"
     return None
 
@@ -125,11 +125,19 @@ def arena_rule(path, name):
     return None
 
 
+def is_of_the_gpu_track(path):
+    """Its rig holds tensors; its solutions, alternates, starters and baselines are torch code."""
+    if path.parts[0] == "challenges":
+        return len(path.parts) > 4 and path.parts[2] == "gpu"
+    return path.parts[:2] == ("arena", "gpu")
+
+
 def challenge_rule(path, name):
     if not is_in(name, "trapline"):
         return None
     # cases, traps, and the modules of their own that two of them share
-    if len(path.parts) == 3 and path.name != "__init__.py":
+    folder = path.parts[2:-1]
+    if folder in ((), ("gpu",)) and path.name != "__init__.py":
         return None
     return "what is deployed or graded knows nothing of trapline"
 

@@ -39,6 +39,9 @@ def test_nothing_breaks_the_import_rules(rules):
         ),
         ("example_field/me/dflash/solution.py", "import trapline.gold", "nothing of trapline"),
         ("challenges/dflash/traps.py", "import torch", "torch belongs"),
+        ("challenges/dflash/gpu/traps.py", "import torch", "torch belongs"),
+        ("challenges/dflash/solution/solution.py", "import torch", "torch belongs"),
+        ("challenges/dflash/gpu/solution/solution.py", "import trapline", "nothing of trapline"),
         ("gold/norms/api.py", "from . import oracle", "relative"),
     ],
 )
@@ -55,6 +58,9 @@ def test_a_planted_violation_is_reported(rules, tmp_path, path, statement, reaso
     ("path", "statement"),
     [
         ("gold/norms/reference.py", "import torch"),
+        ("challenges/dflash/gpu/cases.py", "from trapline.gold.norms import oracle"),
+        ("challenges/dflash/gpu/solution/solution.py", "import triton"),
+        ("arena/gpu/local.py", "import torch"),
         ("gold/attention/dense/triton/forward.py", "import triton"),
         ("gold/attention/hopper_bwd.py", "import triton"),
         ("gold/decoder/network.py", "from torch import nn"),

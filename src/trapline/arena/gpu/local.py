@@ -65,9 +65,14 @@ class LocalGpuSubmission(Submission):
     def _ask(
         self, entry: str, args: tuple[Any, ...], kwargs: dict[str, Any], on: RemoteObject | None
     ) -> Any:
+        assert on is None
+        return self._ask_and_observe(entry, args, kwargs)[0]
+
+    def _ask_and_observe(
+        self, entry: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, tuple[Any, ...]]:
         import torch
 
-        assert on is None
         contract = self.entries[entry]
         outputs = contract.outputs(*args, **kwargs)
         given = [self._tensor(torch, value) for value in (*args, *kwargs.values())]
@@ -79,10 +84,9 @@ class LocalGpuSubmission(Submission):
         ]
         self._run(torch, entry, [*given, *written])
         updated = [given[place] for place in contract.updated]
-        dtypes = [output.dtype for output in outputs]
-        dtypes += [str(value.dtype).removeprefix("torch.") for value in updated]
-        arrays = [_to_numpy(torch, value) for value in (*written, *updated)]
-        return answer_of(arrays, dtypes)
+        return _shown(torch, [*written, *updated]), tuple(
+            _shown(torch, [value]) if isinstance(value, torch.Tensor) else value for value in given
+        )
 
     def _run(self, torch: Any, entry: str, values: list[Any]) -> None:
         try:
@@ -126,6 +130,12 @@ def _to_torch(torch: Any, array: np.ndarray, dtype: str, device: str) -> Any:
     else:
         made = torch.from_numpy(np.array(stored)).to(device)
     return made.view(torch.bfloat16) if dtype == "bfloat16" else made
+
+
+def _shown(torch: Any, tensors: list[Any]) -> Any:
+    """Tensors as a check gets them."""
+    dtypes = [str(value.dtype).removeprefix("torch.") for value in tensors]
+    return answer_of([_to_numpy(torch, value) for value in tensors], dtypes)
 
 
 def _to_numpy(torch: Any, value: Any) -> np.ndarray:
