@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from trapline.arena.report.evidence import number
 from trapline.arena.standings.picks import Pick
 from trapline.arena.standings.picks import picks as pick_all
 from trapline.arena.standings.ranking import Ranking, ranking
@@ -57,7 +58,8 @@ def _standings(ranking: Ranking) -> Table:
 def _picks(found: list[Pick]) -> Table:
     table = Table("if you had to", "pick", "because of the")
     for pick in found:
-        best = max(pick.values.values(), default=0.0)
-        why = f"{pick.rule} ({best:.1f} {pick.unit})" if pick.winners else pick.why_not
-        table.add_row(pick.criterion, Text(", ".join(pick.winners) or "–", overflow="fold"), why)
+        if pick.decides:
+            best = max(pick.values[name] for name in pick.winners)
+            why = f"{pick.rule} ({number(best)} {pick.unit})"
+            table.add_row(pick.criterion, Text(", ".join(pick.winners), overflow="fold"), why)
     return table

@@ -71,7 +71,7 @@ def test_an_edge_for_each_criterion_with_the_numbers_behind_it(cell):
     assert edges["traps avoided"].behind["b"] == "1 of 2; fell into t1"
     overall = {edge.criterion: edge for edge in result.edges}
     assert overall["tests"].winners == ["b"]
-    assert overall["tests"].behind["a"] == "mean of 1 challenges"
+    assert overall["tests"].behind["a"] == "mean of 1 challenge"
 
 
 def test_overall_edges_use_the_same_challenges_for_everyone(cell):
@@ -107,8 +107,23 @@ def test_unknown_entrant_lists_the_known_ones(field):
             duel(cells, entrants)
 
 
-def test_undetectable_difference_is_called_small(field):
+def test_undetectable_difference_is_not_quoted(field):
     small = duel(field(a=[90, 50, 70, 85], b=[80, 60, 72, 70]), ["a", "b"])
-    assert "less than the" in small.verdict
+    assert small.verdict == (
+        "a and b are level, 2-2-0; over 4 challenges their mean scores cannot be told apart."
+    )
     large = duel(field(a=[90, 91, 92], b=[50, 51, 53]), ["a", "b"])
-    assert "more than the" in large.verdict
+    assert "the mean score of a is 39.7 points higher" in large.verdict
+
+
+def test_no_verdict_names_a_limit_beyond_the_scale(field):
+    wild = duel(field(a=[100, 0], b=[0, 60]), ["a", "b"])
+    assert wild.records[0].smallest_visible > 100
+    assert not [word for word in wild.verdict.split() if word.replace(".", "").isdigit()][1:]
+
+
+def test_higher_mean_is_named_even_against_the_record(field):
+    rows = {"a": [51] * 9 + [0], "b": [50] * 9 + [100]}
+    one = duel(field(a=[90], b=[60]), ["a", "b"])
+    assert one.verdict == "a leads 1-0-0, 30.0 points apart on the only shared challenge."
+    assert "mean scores cannot be told apart" in duel(field(**rows), ["a", "b"]).verdict

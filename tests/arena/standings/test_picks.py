@@ -49,6 +49,13 @@ def test_the_first_attempt_is_the_quick_one(cell):
     assert pick.values == {"first": 100.0, "later": 0.0}
 
 
+def test_pick_that_sets_nobody_apart_decides_nothing(field):
+    found = _by_criterion(field(a=[80, 90], b=[80, 70]))
+    assert found["solve a hard algorithmic problem"].decides
+    assert not found["most complete participation"].decides
+    assert not found["best tests"].decides
+
+
 def test_unmeasured_criteria_have_no_pick(field):
     found = _by_criterion(field(a=[80, 90]), {})
     for name in ("best tests", "solve a hard algorithmic problem", "best documentation"):

@@ -1,4 +1,5 @@
 import math
+import re
 
 import pytest
 
@@ -185,9 +186,29 @@ def test_nothing_and_one_entrant(cell):
     assert "no other entrant to compare it with" in alone.conclusion
 
 
-def test_field_without_detectable_differences_says_so(field):
+def test_limit_beyond_the_spread_of_the_field_is_not_said(field):
     table = ranking(field(a=[90, 10], b=[20, 80]))
-    assert "no mean difference was detectable" in table.conclusion
+    assert table.smallest_visible > 100
+    assert "a and b cannot be distinguished" in table.conclusion
+    assert "mean difference" not in table.conclusion
+
+
+def test_leader_is_not_called_undetectable(field):
+    table = ranking(field(a=[62, 52, 71, 42, 55, 80], b=[50, 50, 70, 30, 54, 20], c=[1] * 6))
+    assert table.conclusion.startswith("a is first of 3")
+    assert table.smallest_visible > table.standings[0].mean_score - table.standings[1].mean_score
+    assert "mean differences" not in table.conclusion
+
+
+def test_detectable_limit_is_said(field):
+    table = ranking(field(**LETTERS, worst=[10] * 8))
+    assert re.search(r"mean differences under [\d.]+ points cannot be told from", table.conclusion)
+
+
+def test_shared_strength_has_no_strongest(field):
+    table = ranking(field(a=[90, 70], b=[70, 90]))
+    assert table.standings[0].place == "1st="
+    assert "highest strength" not in table.conclusion
 
 
 def test_ranking_over_few_challenges_is_called_unreliable(field):

@@ -26,6 +26,26 @@ def test_the_traps_that_split_the_field_most(cell):
     assert moments(_field(cell), limit=1) == found[:1]
 
 
+def test_moments_are_chosen_by_what_they_separate_not_by_the_alphabet(cell):
+    every = ("alpha", "omega")
+    falls = {"a": ["alpha"], "b": ["alpha", "omega"], "c": ["omega"], "d": []}
+    scores = {"a": 90.0, "b": 40.0, "c": 50.0, "d": 80.0}
+    cells = [
+        cell(name, "one", scores[name], fell=fell, held=[t for t in every if t not in fell])
+        for name, fell in falls.items()
+    ]
+    assert [moment.trap for moment in moments(cells)] == ["omega", "alpha"]
+    assert moments(cells)[0].gap == 40.0
+
+
+def test_traps_with_the_same_outcomes_are_one_moment(cell):
+    cells = [
+        cell("a", "one", 50.0, fell=["first", "second"]),
+        cell("b", "one", 90.0, held=["first", "second"]),
+    ]
+    assert [moment.trap for moment in moments(cells)] == ["first"]
+
+
 def test_a_fall_in_any_attempt_is_a_fall(cell):
     cells = [
         cell("a", "one", 80.0, attempt=1, fell=["t"]),
@@ -80,7 +100,7 @@ def test_a_shape_has_evidence_for_every_trait(cell):
     a, b, _ = shapes(cells)
     assert [(trait.name, trait.evidence) for trait in a.strengths] == [
         ("t", "held t where 2 of 2 others fell"),
-        ("tests", "tests 95.0, the others 55.0 on the same 1 challenge"),
+        ("tests", "tests 95.0, the others 55.0 on the same challenge"),
     ]
     assert [trait.name for trait in a.weaknesses] == ["code"]
     assert a.weaknesses[0].size == 21.0

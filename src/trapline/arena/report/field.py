@@ -166,7 +166,7 @@ class Field:
     def progress(self) -> dict[str, int]:
         statuses = list(self.run.waiting.values())
         return {
-            "graded": len(self.run.cells),
+            "graded": sum(cell.score is not None for cell in self.run.cells),
             "running": statuses.count("running"),
             "waiting": statuses.count("waiting"),
         }

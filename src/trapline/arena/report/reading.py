@@ -21,6 +21,7 @@ class Reading:
     def __init__(self, run: RunView, told: Mapping[str, ChallengeInfo] | None = None) -> None:
         self.run = run
         self.field = Field(run, describe(run.cells, run.waiting, told))
+        self._entrant_plots: dict[tuple[str, ...], EntrantPlot] = {}
 
     @cached_property
     def ranking(self) -> Ranking:
@@ -96,11 +97,13 @@ class Reading:
     def stage_of(self, challenge: str) -> int:
         return self.stages.index(self.field.challenges[challenge].difficulty)
 
-    @cached_property
-    def entrant_plot(self) -> EntrantPlot:
-        medians = [self.dimension_medians[name] or 0.0 for name in self.measured_dimensions]
-        stages = [stage or "unrated" for stage in self.stages]
-        return EntrantPlot(self.measured_dimensions, medians, stages)
+    def entrant_plot(self, dimensions: tuple[str, ...]) -> EntrantPlot:
+        """The plot whose frame has these dimensions; entrants that share them share it."""
+        if dimensions not in self._entrant_plots:
+            medians = [self.dimension_medians[name] or 0.0 for name in dimensions]
+            stages = [stage or "unrated" for stage in self.stages]
+            self._entrant_plots[dimensions] = EntrantPlot(dimensions, medians, stages)
+        return self._entrant_plots[dimensions]
 
     def duel(self, *entrants: str) -> Duel:
         """These entrants side by side, easiest challenge first."""

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 #: With fewer challenges, resampling them underestimates the uncertainty.
 _FEW = 5
 _NAMED = 4
-_WHOLE_SCALE = 100.0
 
 
 def conclude(
@@ -16,7 +15,11 @@ def conclude(
     islands: Sequence[Sequence[str]],
     smallest_visible: float | None,
 ) -> str:
-    """One sentence, or two if the field itself limits the conclusion."""
+    """One sentence, or two if the field itself limits the conclusion.
+
+    `first` is empty if several share the highest strength; `smallest_visible` is None if naming it
+    would say nothing about this field.
+    """
     if entrants == 0:
         return "Nothing was measured, so nothing can be concluded."
     if entrants == 1:
@@ -39,7 +42,8 @@ def _leading(could_lead: Sequence[str], first: str, entrants: int, challenges: i
     if not could_lead:
         return (
             f"No entrant stands out: over {_count(challenges).lower()}, none of {entrants} is "
-            f"first in 2.5 % of the resampled fields, although {first} has the highest strength"
+            "first in 2.5 % of the resampled fields"
+            + (f", although {first} has the highest strength" if first else "")
         )
     if len(could_lead) == 1:
         return (
@@ -56,9 +60,7 @@ def _leading(could_lead: Sequence[str], first: str, entrants: int, challenges: i
 def _limit(smallest_visible: float | None) -> str:
     if smallest_visible is None:
         return "."
-    if smallest_visible >= _WHOLE_SCALE:
-        return "; no mean difference was detectable."
-    return f"; mean differences under {smallest_visible:.1f} points were not detectable."
+    return f"; mean differences under {smallest_visible:.1f} points cannot be told from chance."
 
 
 def _count(challenges: int) -> str:

@@ -193,7 +193,8 @@ def _overall(criterion: str, bouts: Sequence[Bout], entrants: Sequence[str]) -> 
     values: dict[str, float | None] = dict.fromkeys(entrants)
     if shared:
         values |= {name: mean([edge.values[name] or 0.0 for edge in shared]) for name in having}
-    count = f"mean of {len(shared)} challenges" if shared else "no challenge measured for all"
+    noun = "challenge" if len(shared) == 1 else "challenges"
+    count = f"mean of {len(shared)} {noun}" if shared else "no challenge measured for all"
     return _judged(criterion, values, dict.fromkeys(having, count))
 
 
@@ -239,11 +240,17 @@ def _verdict(bouts: Sequence[Bout], records: Sequence[Tally], entrants: Sequence
 
 
 def _two_way(tally: Tally) -> str:
+    """The record, and the difference of the means only where it can be told from chance."""
     difference, visible = tally.difference or 0.0, tally.smallest_visible
-    sentence = f"{tally.sentence}; mean difference {abs(difference):.1f} points"
+    shared = tally.won + tally.lost + tally.tied
+    higher = tally.a if difference > 0 else tally.b
     if abs(difference) < TIE_BAND:
-        return f"{sentence}, a tie."
+        return f"{tally.sentence}; their mean scores tie."
     if visible is None:
-        return f"{sentence}, on one challenge only."
-    seen = "more" if abs(difference) >= visible else "less"
-    return f"{sentence}, {seen} than the {visible:.1f} that this comparison can detect."
+        return f"{tally.sentence}, {abs(difference):.1f} points apart on the only shared challenge."
+    if abs(difference) < visible:
+        return f"{tally.sentence}; over {shared} challenges their mean scores cannot be told apart."
+    return (
+        f"{tally.sentence}; the mean score of {higher} is {abs(difference):.1f} points higher, "
+        f"and {shared} challenges show differences from {visible:.1f} points."
+    )

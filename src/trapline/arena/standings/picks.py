@@ -37,6 +37,11 @@ class Pick(Record):
     #: Why there is no pick; empty otherwise.
     why_not: str
 
+    @property
+    def decides(self) -> bool:
+        """Whether it sets anybody apart: there is a winner, and not everyone considered wins."""
+        return 0 < len(self.winners) < len(self.values)
+
 
 @dataclass(frozen=True)
 class _Criterion:

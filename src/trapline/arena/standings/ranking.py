@@ -128,11 +128,11 @@ def ranking(
     return Ranking(
         conclusion=conclude(
             [each.entrant for each in standings if each.rank_low == 1],
-            standings[0].entrant if standings else "",
+            _strongest(standings),
             len(standings),
             len(table.challenges),
             groups,
-            smallest,
+            _worth_saying(smallest, standings),
         ),
         standings=standings,
         pairs=pairs,
@@ -145,6 +145,25 @@ def ranking(
         ridge=RIDGE,
         tie_band=tie_band,
     )
+
+
+def _strongest(standings: Sequence[Standing]) -> str:
+    """The entrant with the highest strength; empty if several share it."""
+    return standings[0].entrant if standings and standings[0].place == "1st" else ""
+
+
+def _worth_saying(smallest: float | None, standings: Sequence[Standing]) -> float | None:
+    """The smallest detectable difference, unless a claim about the field would contradict it.
+
+    A limit above the whole spread of the means says nothing, and a leader whose lead is below the
+    limit leads by its record, not by its mean.
+    """
+    means = [each.mean_score for each in standings]
+    if smallest is None or smallest >= max(means) - min(means):
+        return None
+    leads_alone = sum(each.rank_low == 1 for each in standings) == 1
+    lead = means[0] - max(means[1:], default=means[0])
+    return None if leads_alone and lead < smallest else smallest
 
 
 def _points(draws: Draws, tie_band: float) -> Floats:

@@ -84,7 +84,7 @@ def _dimension_trait(entrant: str, name: str, table: Table) -> tuple[bool, Trait
     if not mine or abs(mean(mine) - mean(others)) < NOTABLE:
         return False, None
     ahead = mean(mine) - mean(others)
-    count = "1 challenge" if len(where) == 1 else f"{len(where)} challenges"
+    count = "challenge" if len(where) == 1 else f"{len(where)} challenges"
     evidence = f"{name} {mean(mine):.1f}, the others {mean(others):.1f} on the same {count}"
     return ahead > 0, Trait(
         kind="dimension", name=name, evidence=evidence, size=abs(ahead), challenges=where

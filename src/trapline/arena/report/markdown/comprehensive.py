@@ -8,13 +8,12 @@ from trapline.arena.report.formats import chance, named, rank_set
 from trapline.arena.report.markdown.parts import rubric_table, summary, title_of, winner
 from trapline.arena.report.markdown.syntax import Raw, bullets, join, table, text
 from trapline.arena.report.pages.entrant import trait_text
-from trapline.arena.report.pages.overview import pick_row
+from trapline.arena.report.pages.overview import pick_rows
 from trapline.arena.report.pages.standings import detail_tables
 from trapline.arena.report.pages.traps import moment_row
 from trapline.arena.report.reading import Reading
 from trapline.arena.standings.failures import common_failures, silent_bugs
 from trapline.arena.standings.moments import moments
-from trapline.arena.standings.picks import picks
 from trapline.arena.standings.places import places
 
 #: Head-to-heads between this many of the best entrants.
@@ -172,8 +171,8 @@ def _details(reading: Reading) -> list[str]:
 
 def _picks(reading: Reading) -> list[str]:
     rows = []
-    for row in map(pick_row, picks(reading.run.cells, reading.difficulty)):
+    for row in pick_rows(reading):
         who = named(row["entrants"])
         rows.append([row["title"].capitalize(), Raw(f"**{text(who)}**"), row["why"], row["rule"]])
     heads = ["Criterion", "Pick", "Why", "Rule"]
-    return ["## If you could only pick one", "", *table(heads, rows)]
+    return ["## If you could only pick one", "", *table(heads, rows)] if rows else []

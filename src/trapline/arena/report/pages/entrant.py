@@ -23,8 +23,9 @@ def context(reading: Reading, entrant: str) -> dict[str, Any]:
         "models": sorted({cell.model for cell in cells if cell.model}),
         "plot": plot(reading, entrant),
         "dimensions": [
-            (name, reading.dimension_means[entrant][name], reading.dimension_medians[name])
+            (name, value, reading.dimension_medians[name])
             for name in reading.measured_dimensions
+            if (value := reading.dimension_means[entrant][name]) is not None
         ],
         "shape": shape(reading, entrant),
         "trajectory": trajectory(reading, entrant),
@@ -79,14 +80,14 @@ def plot(reading: Reading, entrant: str) -> Any:
         for cell in reading.cells_of[entrant]
         if cell.score is not None
     ]
-    if not scored or not reading.measured_dimensions:
+    shape = reading.dimension_means[entrant]
+    known = [(name, value) for name in DIMENSIONS if (value := shape[name]) is not None]
+    if not scored or not known:
         return None
     means: list[float | None] = []
     for stage in range(len(reading.stages)):
         here = [score for place, score in scored if place == stage]
         means.append(fmean(here) if here else None)
-    shape = reading.dimension_means[entrant]
-    known = [(name, value) for name in DIMENSIONS if (value := shape[name]) is not None]
     label = f"{entrant} by dimension: " + ", ".join(f"{name} {value:.0f}" for name, value in known)
-    values = [shape[name] or 0.0 for name in reading.measured_dimensions]
-    return reading.entrant_plot.render(values, means, scored, label)
+    plot = reading.entrant_plot(tuple(name for name, _ in known))
+    return plot.render([value for _, value in known], means, scored, label)

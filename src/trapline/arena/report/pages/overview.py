@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from trapline.arena.report import formats, plots
+from trapline.arena.report import evidence, formats, plots
 from trapline.arena.report.pages.traps import moment_row
 from trapline.arena.report.reading import Reading
 from trapline.arena.standings.moments import moments
@@ -23,7 +23,7 @@ def context(reading: Reading) -> dict[str, Any]:
         "facts": facts(reading),
         "order": reading.order,
         "forest": _forest(reading),
-        "picks": [pick_row(pick) for pick in picks(reading.run.cells, reading.difficulty)],
+        "picks": pick_rows(reading),
         "moments": [
             moment_row(reading, moment) for moment in moments(reading.run.cells, MOST_MOMENTS)
         ],
@@ -61,7 +61,7 @@ def facts(reading: Reading) -> list[tuple[str, str, str]]:
         asked = sum(1 for cell in cells for trap in cell.traps if trap.was_asked)
         level = field.isolation[0] if field.isolation else "–"
         found += [
-            ("Cells graded", str(len(cells)), f"{passed} fulfil the whole contract"),
+            ("Cells graded", str(field.progress["graded"]), f"{passed} fulfil the whole contract"),
             ("Traps sprung", str(fallen), f"of {asked} set"),
             ("Isolation", level, "the weakest of several" if len(field.isolation) > 1 else ""),
         ]
@@ -82,11 +82,16 @@ def red_team_fact(reading: Reading) -> tuple[str, str, str] | None:
     return "Red team", f"{100 * won / attacks:.0f} %", f"{won} of {attacks} attacks succeeded"
 
 
+def pick_rows(reading: Reading) -> list[dict[str, Any]]:
+    """The picks that set an entrant apart."""
+    found = picks(reading.run.cells, reading.difficulty)
+    return [pick_row(pick) for pick in found if pick.decides]
+
+
 def pick_row(pick: Pick) -> dict[str, Any]:
-    best = max((pick.values[name] for name in pick.winners), default=None)
-    why = pick.why_not or f"{best:.1f} {pick.unit}"
+    why = f"{evidence.number(max(pick.values[name] for name in pick.winners))} {pick.unit}"
     if pick.margin and len(pick.winners) == 1:
-        why += f", {pick.margin} ahead of the next"
+        why += f", a {pick.margin} lead"
     elif len(pick.winners) > 1:
         why += ", a tie"
     return {"title": pick.criterion, "entrants": pick.winners, "why": why, "rule": pick.rule}

@@ -4,9 +4,14 @@ from typing import Any
 
 from trapline.arena.report import formats, plots
 from trapline.arena.report.reading import Reading
-from trapline.arena.standings.harness_effect import HarnessEffect, harness_effect
+from trapline.arena.standings.harness_effect import (
+    HarnessEffect,
+    HarnessPair,
+    harness_effect,
+)
 from trapline.arena.standings.history import history
 from trapline.arena.standings.moments import spreads
+from trapline.arena.standings.ranking import Ranking
 
 MOST_IN_TABLE = 16
 
@@ -20,10 +25,18 @@ def context(reading: Reading) -> dict[str, Any]:
         "title": "Standings",
         "ranking": ranking,
         "names": names,
+        "visible": _visible(ranking),
         "chances": [] if large else list(zip(names, matrix, strict=True)),
         "chances_plot": _plot(names, matrix) if large else None,
         "tables": detail_tables(reading),
     }
+
+
+def _visible(ranking: Ranking) -> float | None:
+    """The smallest detectable difference, if it is a difference that scores can have."""
+    means = [standing.mean_score for standing in ranking.standings]
+    smallest = ranking.smallest_visible
+    return smallest if smallest is not None and smallest < max(means) - min(means) else None
 
 
 def _plot(names: list[str], matrix: list[list[float | None]]) -> Any:
@@ -79,12 +92,15 @@ def harness_note(effect: HarnessEffect) -> str:
     """Only the same model in two harnesses isolates the harness's effect."""
     if not effect.pairs:
         return "No model ran in two harnesses, so differences may come from the models."
-    told = [
-        f"{pair.a or 'not said'} against {pair.b or 'not said'} {pair.difference:+.1f} points "
-        f"over {pair.shared} shared cells"
-        for pair in effect.pairs
-    ]
-    return "The same models on the same challenges: " + "; ".join(told) + "."
+    return "The same models on the same challenges: " + "; ".join(map(_pair, effect.pairs)) + "."
+
+
+def _pair(pair: HarnessPair) -> str:
+    a, b, cells = pair.a or "not said", pair.b or "not said", formats.count(pair.shared, "cell")
+    if pair.smallest_visible is None or abs(pair.difference) < pair.smallest_visible:
+        return f"{a} and {b} cannot be told apart over {cells}"
+    ahead, behind = (a, b) if pair.difference > 0 else (b, a)
+    return f"{ahead} scores {abs(pair.difference):.1f} points more than {behind} over {cells}"
 
 
 def _maybe(value: float | None) -> str:

@@ -134,10 +134,11 @@ function verdict({ won, lost, tied }, names) {
 }
 
 function dimensionRows(data, pair, names) {
-  return data.dimensions.map((name, index) => {
+  return data.dimensions.flatMap((name, index) => {
     const values = data.columns
       .map((_, place) => pair.map((entrant) => entrant.squares[place]?.dimensions[index] ?? null))
       .filter((both) => both.every((value) => value !== null));
+    if (!values.length) return [];
     const [a, b] = [0, 1].map((side) => mean(values.map((both) => both[side])));
     return make("tr", {}, make("th", { scope: "row" }, name), figure(a), figure(b), edge(a, b, names, data.rule));
   });

@@ -1,0 +1,67 @@
+"""Sentences of the report claim no more than the figures show."""
+
+import re
+
+import pytest
+
+from trapline.arena.report.markdown import documents
+from trapline.arena.report.runview import RunView
+from trapline.arena.report.site import Site
+
+
+@pytest.fixture(scope="module")
+def wild(make_run, told):
+    """Two entrants so different from challenge to challenge that no mean difference shows."""
+    run = make_run(["heron", "otter"], ["rows", "tiles"])
+    scores = {
+        ("heron", "rows"): 100.0,
+        ("heron", "tiles"): 0.0,
+        ("otter", "rows"): 0.0,
+        ("otter", "tiles"): 60.0,
+    }
+    cells = [
+        cell.model_copy(update={"score": scores[cell.entrant, cell.challenge]})
+        for cell in run.cells
+    ]
+    return RunView(cells=cells, bundles=run.bundles)
+
+
+def test_no_page_quotes_a_difference_beyond_the_scale(wild, told):
+    made = Site(wild, told=told)
+    texts = [made.render(path) for path in made.pages] + list(documents(wild, told).values())
+    for text in texts:
+        for points in re.findall(r"([\d.]+) (?:points|that (?:this|could))", text):
+            assert float(points) <= 100, text[:200]
+
+
+def test_graded_cells_are_those_with_a_score(small_run, told):
+    made = Site(small_run, told=told)
+    graded = sum(cell.score is not None for cell in small_run.cells)
+    assert graded == len(small_run.cells) - 1
+    assert f"<dt>Cells graded</dt><dd>{graded}<" in made.render("index.html")
+    assert made.reading.field.progress["graded"] == graded
+
+
+def test_picks_without_a_winner_are_not_printed(small_run, told):
+    assert "no analysis was judged" not in Site(small_run, told=told).render("index.html")
+    assert "no analysis was judged" not in documents(small_run, told)["comprehensive.md"]
+
+
+def test_dimension_that_was_not_measured_is_in_no_picture(small_run, told):
+    cells = [
+        cell.model_copy(
+            update={"dimensions": {k: d for k, d in cell.dimensions.items() if k != "memory"}}
+        )
+        if cell.entrant == "heron"
+        else cell
+        for cell in small_run.cells
+    ]
+    made = Site(RunView(cells=cells), told=told)
+    assert ">memory<" not in made.render("entrants/heron.html")
+    assert ">memory<" in made.render("entrants/otter.html")
+
+
+def test_same_cells_in_two_harnesses_without_a_visible_difference(wild, told):
+    cells = [cell.model_copy(update={"model": "one"}) for cell in wild.cells]
+    page = Site(RunView(cells=cells), told=told).render("standings.html")
+    assert "full and plain cannot be told apart over 2 cells" in page
