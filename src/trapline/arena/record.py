@@ -94,6 +94,32 @@ class Dimension(Record):
     evidence: dict[str, Any] = Field(default_factory=dict)
 
 
+class Origin(Record):
+    """How an answer was produced, as its harness recorded it; never graded."""
+
+    #: solved, no_answer, refused, truncated (the model's), or infra_error (the provider's).
+    status: str = ""
+    harness_version: str = ""
+    #: The host of an endpoint, or the agent's name.
+    provider: str = ""
+    #: The model's version, as its provider named it in a reply.
+    model_version: str = ""
+    #: When the answer was complete, ISO 8601.
+    answered: str = ""
+    input_tokens: int = 0
+    output_tokens: int = 0
+    #: Replies of the model.
+    turns: int = 0
+    cost_usd: float | None = None
+    seconds: float = 0.0
+    #: What was asked for, for example temperature, top_p, max_tokens, effort, seed.
+    sampling: dict[str, float | int | str] = Field(default_factory=dict)
+    #: US dollars per million tokens, by "input" and "output".
+    price_usd: dict[str, float] = Field(default_factory=dict)
+    #: For example rounds, seconds, budget_usd.
+    limits: dict[str, float] = Field(default_factory=dict)
+
+
 class Cell(Record):
     """One entrant's attempt at one challenge, graded."""
 
@@ -104,6 +130,7 @@ class Cell(Record):
     #: How the answer was produced: an agent's name, "endpoint", "person", or "" where unknown.
     harness: str = ""
     model: str = ""
+    origin: Origin | None = None
     state: State
     score: float | None
     letter: str | None

@@ -8,9 +8,10 @@ from rich.table import Table
 from rich.text import Text
 
 from trapline.arena.report.evidence import number
+from trapline.arena.standings.participation import ranked
 from trapline.arena.standings.picks import Pick
 from trapline.arena.standings.picks import picks as pick_all
-from trapline.arena.standings.ranking import Ranking, ranking
+from trapline.arena.standings.ranking import Ranking
 from trapline.cli.reading import Run, cells_of, difficulties, trap_weights
 
 EXAMPLE = "trapline rank runs/demo --picks"
@@ -27,7 +28,7 @@ def rank(
 ) -> None:
     """Rank the entrants of a run, with 95 % intervals from resampling it."""
     cells = cells_of(run)
-    table = ranking(cells, rounds=rounds, seed=seed, trap_weight=trap_weights())
+    table = ranked(cells, rounds=rounds, seed=seed, trap_weight=trap_weights())
     if as_json:
         print(table.model_dump_json())
         return

@@ -4,6 +4,7 @@ import re
 import pytest
 
 from trapline.arena.standings.conclusion import conclude
+from trapline.arena.standings.participation import ranked
 from trapline.arena.standings.ranking import ranking, smallest_visible
 
 #: Letters as scores: nobody is clearly first, one never wins, two missed most of it.
@@ -221,3 +222,11 @@ def test_large_field_without_a_leader_has_a_conclusion():
     """Where firsts are spread over very many, nobody's 95 % of ranks reach the first."""
     said = conclude([], "e7", 500, 8, [["e7", "e8"]], 3.0)
     assert "none of 500 is first in 2.5 % of the resampled fields" in said
+
+
+def test_entrants_with_few_challenges_have_no_place(field):
+    table = ranked(field(a=[90] * 4, b=[80, 80, None, None], few=[99, None, None, None]))
+    assert [each.entrant for each in table.standings] == ["a", "b"]
+    assert table.few == ["few"]
+    assert table.conclusion.endswith(" Without a place, because of too few challenges: few.")
+    assert ranked(field(a=[90], b=[80])).few == []

@@ -285,6 +285,7 @@ def _bundle(
         attempt=request.attempt,
         harness=request.harness,
         model=request.model,
+        origin=request.origin,
         state=verdict.state,
         score=score,
         letter=None if score is None else rubric.letter(score),

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trapline.arena.judge.intake import Intake, take_in
-from trapline.arena.record import CellKey, Level
+from trapline.arena.record import CellKey, Level, Origin
 
 
 @dataclass(frozen=True)
@@ -19,6 +19,7 @@ class GradeRequest:
     #: How the answer was produced, and by which model; empty where unknown.
     harness: str = ""
     model: str = ""
+    origin: Origin | None = None
     #: Why there is no answer (for example, the provider failed); such a cell is `infra_error`.
     trouble: str = ""
     level: Level = "process"

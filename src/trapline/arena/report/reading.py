@@ -12,7 +12,8 @@ from trapline.arena.report.field import Column, Field
 from trapline.arena.report.plots import EntrantPlot
 from trapline.arena.report.runview import RunView
 from trapline.arena.standings.duel import Duel, duel
-from trapline.arena.standings.ranking import Ranking, Standing, ranking
+from trapline.arena.standings.participation import ranked
+from trapline.arena.standings.ranking import Ranking, Standing
 from trapline.arena.standings.shape import Shape, shapes
 from trapline.arena.standings.trajectory import Trajectory, by_difficulty
 
@@ -30,7 +31,7 @@ class Reading:
             for info in self.field.challenges.values()
             if "traps" in info.weights
         }
-        return ranking(self.run.cells, trap_weight=weights)
+        return ranked(self.run.cells, trap_weight=weights)
 
     @cached_property
     def standing(self) -> dict[str, Standing]:

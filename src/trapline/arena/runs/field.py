@@ -8,12 +8,16 @@ import json
 import tomllib
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
 
 import trapline
 from trapline.arena.challenge import load, load_all
 from trapline.arena.errors import UsageError
 from trapline.arena.judge.intake import ATTEMPT
 from trapline.arena.judge.request import GradeRequest
+from trapline.arena.record import Origin
 
 #: Written beside an answer by the harness that produced it: harness, model, status.
 RECORD = ".trapline/record.json"
@@ -92,7 +96,7 @@ def _entries_of(entrant: Path, challenge: str) -> list[GradeRequest]:
         attempts[1] = folder
     name = printable_name(entrant.name)
     entries = [
-        GradeRequest(name, challenge, number, path, *_origin(path))
+        GradeRequest(name, challenge, number, path, **_record(path))
         for number, path in sorted(attempts.items())
     ]
     if name == entrant.name:
@@ -106,11 +110,25 @@ def printable_name(name: str) -> str:
     return name if name.isprintable() else name.encode("unicode_escape").decode()
 
 
-def _origin(folder: Path) -> tuple[str, str, str]:
-    """Harness, model and trouble, as far as the record beside the answer gives them."""
+def _record(folder: Path) -> dict[str, Any]:
+    """Harness, model, origin and trouble, as far as the record beside the answer gives them."""
     try:
         record = json.loads((folder / RECORD).read_text())
         trouble = record.get("reason", "") if record.get("status") == "infra_error" else ""
-        return str(record.get("harness", "")), str(record.get("model", "")), str(trouble)
+        return {
+            "harness": str(record.get("harness", "")),
+            "model": str(record.get("model", "")),
+            "origin": _origin(record),
+            "trouble": str(trouble),
+        }
     except (OSError, ValueError, AttributeError):
-        return "", "", ""
+        return {}
+
+
+def _origin(record: dict[str, Any]) -> Origin | None:
+    """What the record says about the making of the answer; None where it has another form."""
+    known = {name: record[name] for name in Origin.model_fields if name in record}
+    try:
+        return Origin.model_validate(known) if known else None
+    except ValidationError:
+        return None

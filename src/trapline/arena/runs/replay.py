@@ -30,6 +30,7 @@ def replay(bundle: Bundle, level: Level) -> Replay:
         Path(),
         before.harness,
         before.model,
+        before.origin,
         level=level,
         seed=before.seed,
         full=before.full,

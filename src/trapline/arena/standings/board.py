@@ -1,10 +1,13 @@
 """The input of all standings: the latest grade of each cell, in a fixed order."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from trapline.arena.record import Cell
+
+#: An entrant needs this share of the items of the most complete entrant to be ranked or picked.
+LEAST_SHARE = 0.5
 
 
 class Item(NamedTuple):
@@ -64,6 +67,13 @@ def attempts(cells: Iterable[Cell]) -> dict[tuple[str, Item], list[Cell]]:
     for cell in measured(cells):
         found[cell.entrant, item_of(cell)].append(cell)
     return dict(found)
+
+
+def taking_part(cells: Iterable[Cell]) -> set[str]:
+    """The entrants with enough measured items to be ranked or picked."""
+    taken = Counter(entrant for entrant, _ in attempts(cells))
+    most = max(taken.values(), default=0)
+    return {name for name, count in taken.items() if count >= LEAST_SHARE * most}
 
 
 def mean(values: Sequence[float]) -> float:

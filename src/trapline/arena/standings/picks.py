@@ -13,13 +13,12 @@ from trapline.arena.standings.board import (
     mean,
     measured,
     scores,
+    taking_part,
 )
 from trapline.arena.standings.margin import Margin, lead, leaders, margin
 from trapline.arena.standings.trajectory import by_difficulty
 
 HARD = ("extra hard", "research")
-#: An entrant needs this share of the measurements of the most complete entrant to be picked.
-LEAST_SHARE = 0.5
 Values = dict[str, float]
 Difficulty = Mapping[str, str]
 
@@ -61,9 +60,7 @@ class _Criterion:
 def picks(cells: Iterable[Cell], difficulty: Difficulty | None = None) -> list[Pick]:
     """One pick for each of the nine criteria; `difficulty` by challenge."""
     counted = measured(cells)
-    taken = _participation(counted, {})
-    most = max(taken.values(), default=0.0)
-    eligible = {name for name, count in taken.items() if count >= LEAST_SHARE * most}
+    eligible = taking_part(counted)
     return [_pick(criterion, counted, difficulty or {}, eligible) for criterion in CRITERIA]
 
 

@@ -5,6 +5,7 @@ from functools import cache
 from typing import NamedTuple
 
 import numpy as np
+from pydantic import Field
 from scipy.special import expit, stdtrit
 
 from trapline.arena.record import Cell, Record
@@ -68,6 +69,8 @@ class Ranking(Record):
     islands: list[list[str]]
     #: Entrants without any measured cell.
     unranked: list[str]
+    #: Entrants that took too few challenges to have a place.
+    few: list[str] = Field(default_factory=list)
     #: The median over all pairs.
     smallest_visible: float | None
     challenges: int

@@ -37,6 +37,9 @@ def canonical(bundle: Bundle) -> str:
     """The one text of a bundle that its address is computed from."""
     data = bundle.model_dump(mode="json")
     data["cell"]["bundle"] = ""
+    # Bundles from before origins were recorded keep their address.
+    if data["cell"]["origin"] is None:
+        del data["cell"]["origin"]
     return json.dumps(data, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
 
 
