@@ -106,12 +106,15 @@ class Origin(Record):
     model_version: str = ""
     #: When the answer was complete, ISO 8601.
     answered: str = ""
-    input_tokens: int = 0
-    output_tokens: int = 0
+    #: All that the model read, cached tokens included.
+    input_tokens: int = Field(default=0, ge=0)
+    #: The part of them that came from a cache.
+    cached_tokens: int = Field(default=0, ge=0)
+    output_tokens: int = Field(default=0, ge=0)
     #: Replies of the model.
-    turns: int = 0
-    cost_usd: float | None = None
-    seconds: float = 0.0
+    turns: int = Field(default=0, ge=0)
+    cost_usd: float | None = Field(default=None, ge=0, allow_inf_nan=False)
+    seconds: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     #: What was asked for, for example temperature, top_p, max_tokens, effort, seed.
     sampling: dict[str, float | int | str] = Field(default_factory=dict)
     #: US dollars per million tokens, by "input" and "output".

@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from trapline.arena.report.evidence import number
+from trapline.arena.report.formats import COST_HEADS, cost_figures
 from trapline.arena.standings.participation import ranked
 from trapline.arena.standings.picks import Pick
 from trapline.arena.standings.picks import picks as pick_all
@@ -35,6 +36,8 @@ def rank(
     console = Console()
     console.print(Text(table.conclusion))
     console.print(_standings(table))
+    if any(each.cost for each in table.standings):
+        console.print(_costs(table))
     if table.unranked:
         console.print(Text(f"not measured: {', '.join(table.unranked)}"))
     if picks:
@@ -53,6 +56,14 @@ def _standings(ranking: Ranking) -> Table:
             f"{each.p_first:.2f}",
             str(each.challenges),
         )
+    return table
+
+
+def _costs(ranking: Ranking) -> Table:
+    table = Table("entrant", *COST_HEADS)
+    for each in ranking.standings:
+        if each.cost is not None:
+            table.add_row(Text(each.entrant, overflow="fold"), *cost_figures(each.cost))
     return table
 
 

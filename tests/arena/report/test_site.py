@@ -7,7 +7,7 @@ from urllib.parse import urldefrag
 import pytest
 
 from trapline.arena.certify.certify import Certificate, Outcome
-from trapline.arena.record import CellKey
+from trapline.arena.record import CellKey, Origin
 from trapline.arena.report.runview import RunView
 from trapline.arena.report.site import MANIFEST, Site, write_site
 from trapline.arena.runs.store import digest
@@ -160,6 +160,20 @@ def test_several_attempts_share_a_square_and_link_each_other(make_run, told):
     made = Site(RunView(cells=[*run.cells, again]), told=told)
     assert "· 2×" in made.render("index.html")
     assert "cells/heron--rows--cpu--2.html" in made.render("cells/heron--rows--cpu--1.html")
+
+
+def test_cost_is_on_the_cell_and_in_the_standings(make_run, told):
+    run = make_run(["one", "two"], ["rows"])
+    spent = Origin(input_tokens=12_340, output_tokens=2050, turns=7, seconds=185.0, cost_usd=0.125)
+    cells = [run.cells[0].model_copy(update={"origin": spent}), run.cells[1]]
+    made = Site(RunView(cells=cells), told=told)
+    told_of = "12,340 tokens in, 2,050 out, 7 turns, 3 min 5 s, 0.12 USD"
+    pages = [made.render(f"cells/{name}--rows--cpu--1.html") for name in ("one", "two")]
+    assert [told_of in page for page in pages] == [True, False]
+    standings = made.render("standings.html")
+    assert "What the answers took" in standings
+    assert standings.count("3 min 5 s") == 1
+    assert "What the answers took" not in Site(run, told=told).render("standings.html")
 
 
 def test_tracks_have_columns_of_their_own(make_run, told):

@@ -1,5 +1,6 @@
 """A run as a whole: what is done is not done again, and a machine that cannot judge does not."""
 
+import json
 import os
 
 import pytest
@@ -7,8 +8,10 @@ import pytest
 from trapline.arena.errors import ArenaError, Violation
 from trapline.arena.judge.traps import Case
 from trapline.arena.process.sandbox import why_not
+from trapline.arena.record import Origin
 from trapline.arena.runs import field, run
 from trapline.arena.runs.run import Options, grade_field, open_run
+from trapline.arena.standings.ranking import ranking
 
 
 @pytest.fixture
@@ -42,6 +45,21 @@ def test_up_to_date_cell_is_not_graded_again(entries, tmp_path, options):
     with open_run(tmp_path / "run") as store:
         assert len(store.history()) == 2
         assert len(store.cells()) == 1
+
+
+def test_session_log_gives_the_cell_its_cost(entries, tmp_path, options):
+    grade_once(entries, tmp_path / "run", options)
+    reply = {"role": "assistant", "model": "m", "usage": {"input": 7, "output": 3}}
+    (entries[0].folder / "session.jsonl").write_text(json.dumps(reply) + "\n")
+    found = field.find_entries(tmp_path / "field", [])
+    assert grade_once(found, tmp_path / "run", options) == ["somebody"]
+    assert grade_once(found, tmp_path / "run", options) == []
+    with open_run(tmp_path / "run") as store:
+        (cell,) = store.cells()
+        assert cell.origin == Origin(input_tokens=7, output_tokens=3, turns=1)
+        assert "session.jsonl" not in store.bundle(cell.bundle).files
+        (standing,) = ranking([cell], rounds=1).standings
+    assert (standing.cost.input_tokens, standing.cost.turns) == (7, 1)
 
 
 @pytest.mark.parametrize("name", [b"two\nlines", b"\x1b[2Jclear", b"\xff\xfe"])

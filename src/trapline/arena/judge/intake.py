@@ -25,6 +25,8 @@ IGNORED = {
     ".mypy_cache",
     ".trapline",
 }
+#: In the answer's own folder: the log of the session that wrote it, which may hold private names.
+SESSION = "session.jsonl"
 
 
 @dataclass(frozen=True)
@@ -100,6 +102,7 @@ def _plain_files(folder: Path) -> list[Path]:
         folders[:] = sorted(name for name in folders if name not in IGNORED)
         if Path(place) == folder:
             folders[:] = [name for name in folders if not ATTEMPT.fullmatch(name)]
+            names = [name for name in names if name != SESSION]
         found += [
             path
             for name in sorted(names)

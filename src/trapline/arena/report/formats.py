@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from trapline.arena.standings.costs import Cost
 from trapline.arena.standings.ranking import Standing
 
 
@@ -35,6 +36,42 @@ def rank_set(standing: Standing) -> str:
     if standing.rank_low == standing.rank_high:
         return f"{standing.rank_low}"
     return f"{standing.rank_low}–{standing.rank_high}"
+
+
+def cost(spent: Cost) -> str:
+    """For example 12,340 tokens in, 2,050 out, 7 turns, 3 min 5 s, 0.12 USD."""
+    parts = []
+    if spent.input_tokens or spent.output_tokens:
+        parts.append(f"{spent.input_tokens:,} tokens in, {spent.output_tokens:,} out")
+    if spent.turns:
+        parts.append(count(spent.turns, "turn"))
+    if spent.seconds:
+        parts.append(duration(spent.seconds))
+    if spent.usd is not None:
+        parts.append(f"{spent.usd:.2f} USD")
+    return ", ".join(parts)
+
+
+COST_HEADS = ("tokens in", "cached", "tokens out", "turns", "time", "USD")
+
+
+def cost_figures(spent: Cost) -> tuple[str, ...]:
+    """One figure for each of COST_HEADS."""
+    return (
+        f"{spent.input_tokens:,}",
+        f"{spent.cached_tokens:,}",
+        f"{spent.output_tokens:,}",
+        f"{spent.turns:,}",
+        duration(spent.seconds),
+        "–" if spent.usd is None else f"{spent.usd:.2f}",
+    )
+
+
+def duration(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
 def named(names: Sequence[str], most: int = 5) -> str:

@@ -61,6 +61,7 @@ def _environment() -> Environment:
         "chance": formats.chance,
         "rank_set": formats.rank_set,
         "named": formats.named,
+        "cost": formats.cost,
         "cut": evidence.cut,
         "letter_class": letter_class,
         "tags": tags,

@@ -15,9 +15,10 @@ from pydantic import ValidationError
 import trapline
 from trapline.arena.challenge import load, load_all
 from trapline.arena.errors import UsageError
-from trapline.arena.judge.intake import ATTEMPT
+from trapline.arena.judge.intake import ATTEMPT, SESSION
 from trapline.arena.judge.request import GradeRequest
 from trapline.arena.record import Origin
+from trapline.arena.runs.sessions import read_session
 
 #: Written beside an answer by the harness that produced it: harness, model, status.
 RECORD = ".trapline/record.json"
@@ -96,7 +97,7 @@ def _entries_of(entrant: Path, challenge: str) -> list[GradeRequest]:
         attempts[1] = folder
     name = printable_name(entrant.name)
     entries = [
-        GradeRequest(name, challenge, number, path, **_record(path))
+        GradeRequest(name, challenge, number, path, **_made_by(path))
         for number, path in sorted(attempts.items())
     ]
     if name == entrant.name:
@@ -110,10 +111,29 @@ def printable_name(name: str) -> str:
     return name if name.isprintable() else name.encode("unicode_escape").decode()
 
 
-def _record(folder: Path) -> dict[str, Any]:
+def _made_by(folder: Path) -> dict[str, Any]:
+    """The record beside the answer; where it tells no tokens, completed by the session's log."""
+    told = _record(folder / RECORD)
+    origin: Origin | None = told.get("origin")
+    if origin is not None and origin.output_tokens:
+        return told
+    logs = (folder / RECORD).with_name(SESSION), folder / SESSION
+    session = next((found for found in map(read_session, logs) if found is not None), None)
+    if session is None:
+        return told
+    spent = session.origin.model_dump(exclude_defaults=True)
+    return {
+        **told,
+        "harness": told.get("harness") or session.harness,
+        "model": told.get("model") or session.model,
+        "origin": (origin or Origin()).model_copy(update=spent),
+    }
+
+
+def _record(path: Path) -> dict[str, Any]:
     """Harness, model, origin and trouble, as far as the record beside the answer gives them."""
     try:
-        record = json.loads((folder / RECORD).read_text())
+        record = json.loads(path.read_text())
         trouble = record.get("reason", "") if record.get("status") == "infra_error" else ""
         return {
             "harness": str(record.get("harness", "")),
@@ -121,7 +141,7 @@ def _record(folder: Path) -> dict[str, Any]:
             "origin": _origin(record),
             "trouble": str(trouble),
         }
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError, AttributeError, RecursionError):
         return {}
 
 

@@ -125,6 +125,7 @@ def _is_done(entry: GradeRequest, cell: Cell | None, store: Store, options: Opti
         and (cell.isolation == options.level or not options.only_this_level)
         and cell.challenge_digest == load(entry.challenge).digest
         and cell.submission_digest == entry.read().digest
+        and cell.origin == entry.origin
         and store.has_bundle(cell.bundle)
     )
 

@@ -12,6 +12,7 @@ from trapline.arena.record import Cell, Record
 from trapline.arena.standings.board import Item, entrants_of
 from trapline.arena.standings.bradley_terry import EQUAL, RIDGE, Floats, fit
 from trapline.arena.standings.conclusion import conclude
+from trapline.arena.standings.costs import Cost, total_cost
 from trapline.arena.standings.margin import TIE_BAND
 from trapline.arena.standings.places import label
 from trapline.arena.standings.resample import Draws, Table, as_graded, draw
@@ -45,6 +46,8 @@ class Standing(Record):
     p_first: float
     challenges: int
     attempts: int
+    #: Of all its answers whose transcripts tell it; the place does not depend on it.
+    cost: Cost | None = None
 
 
 class Pair(Record):
@@ -232,6 +235,9 @@ def _standings(
             p_first=float(fits.firsts[row]),
             challenges=int(np.sum(~np.isnan(graded.scores[0, row]))),
             attempts=sum(len(tries) for (who, _), tries in table.tries.items() if who == name),
+            cost=total_cost(
+                cell for (who, _), tries in table.tries.items() if who == name for cell in tries
+            ),
         )
         for row, name in enumerate(table.entrants)
     ]

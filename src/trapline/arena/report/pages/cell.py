@@ -9,6 +9,7 @@ from trapline.arena.report import evidence, source
 from trapline.arena.report.catalog import ChallengeInfo, TrapInfo
 from trapline.arena.report.field import WORDS, Column, letter_class
 from trapline.arena.report.reading import Reading
+from trapline.arena.standings.costs import total_cost
 
 MOST_FILES = 12
 #: All files of one page together; a page stays far below two megabytes.
@@ -27,6 +28,7 @@ def context(reading: Reading, cell: Cell) -> dict[str, Any]:
         "cell": cell,
         "challenge": challenge,
         "siblings": square.attempts,
+        "cost": total_cost([cell]),
         "shown": cell.letter if graded else WORDS.get(cell.state, cell.state),
         "heat": letter_class(cell.letter) if graded and cell.letter else state_class,
         "findings": _findings(cell, challenge),

@@ -45,7 +45,7 @@ def _plot(names: list[str], matrix: list[list[float | None]]) -> Any:
 
 
 def detail_tables(reading: Reading) -> list[dict[str, Any]]:
-    found = (_spreads(reading), _harness(reading), _history(reading))
+    found = (_spreads(reading), _costs(reading), _harness(reading), _history(reading))
     return [table for table in found if table["rows"]]
 
 
@@ -63,6 +63,20 @@ def _spreads(reading: Reading) -> dict[str, Any]:
                 formats.figure(each.deviation),
             )
             for each in spreads(reading.run.cells)
+        ],
+    }
+
+
+def _costs(reading: Reading) -> dict[str, Any]:
+    return {
+        "title": "What the answers took",
+        "note": "As the transcripts beside the answers tell it; no score depends on it. Tokens in "
+        "include cached ones.",
+        "heads": ["Entrant", *map(str.capitalize, formats.COST_HEADS[:-1]), formats.COST_HEADS[-1]],
+        "rows": [
+            (each.entrant, *formats.cost_figures(each.cost))
+            for each in reading.ranking.standings
+            if each.cost is not None
         ],
     }
 
