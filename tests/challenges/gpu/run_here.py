@@ -1,0 +1,124 @@
+"""Runs GPU solutions, mutants and controls on CPU tensors; test_gpu_challenges.py reads the result.
+
+A process of its own: whether Triton interprets is decided when it is imported.
+"""
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+from trapline.arena import challenge as challenges
+from trapline.arena.gpu.local import LocalGpuSubmission
+from trapline.arena.judge.checks import first_failure, generator, run_check
+
+SEED = 7
+#: The interpreter is wrong for bfloat16, and too slow or too small for the others.
+LEFT_OUT = ("bfloat16", "two-billion", "65535")
+QUICK_CASES, QUICK_TRAPS = 1, 3
+
+
+def main(folder: Path) -> None:
+    wanted = json.loads((folder / "wanted.json").read_text())
+    found = []
+    for name in wanted["challenges"]:
+        here = Here(challenges.load(name, "gpu"))
+        found += here.quick() if wanted["quick"] else here.everything()
+    (folder / "found.json").write_text(json.dumps(found))
+
+
+class Here:
+    def __init__(self, challenge):
+        self.challenge = challenge
+        self.cases = [case for case in challenge.cases if runs_here(case)]
+        self.traps = [trap for trap in challenge.traps if runs_here(trap)]
+
+    def quick(self):
+        yield self.right(self.challenge.solution, self.cases[:QUICK_CASES])
+        yield from map(self.mutant, self.traps[:QUICK_TRAPS])
+
+    def everything(self):
+        checks = [*self.cases, *self.traps]
+        alternates = self.challenge.folder / "alternates"
+        for folder in (self.challenge.solution, alternates / "triton", alternates / "torch"):
+            yield self.right(folder, checks)
+        yield from map(self.mutant, self.traps)
+        yield from map(self.control, WORTHLESS)
+
+    def open(self, folder, kind=LocalGpuSubmission):
+        entries = self.challenge.module("cases").ENTRIES
+        return kind(folder, self.challenge.sandbox_config("process"), entries)
+
+    def found(self, subject, problem):
+        return {"challenge": self.challenge.id, "subject": subject, "problem": problem}
+
+    def right(self, folder, checks):
+        submission = self.open(folder)
+        bad = [run_check(check, submission, SEED) for check in checks]
+        bad = [f"{result.id}: {result.message}" for result in bad if result.state == "fail"]
+        return self.found(folder.name, "; ".join(bad))
+
+    def mutant(self, trap):
+        files = trap.plant(self.challenge.solution_files())
+        with tempfile.TemporaryDirectory() as folder:
+            for name, source in files.items():
+                Path(folder, name).write_text(source)
+            submission = self.open(Path(folder))
+            problem = ""
+            if run_check(trap, submission, SEED).state != "fail":
+                problem = "survives its own trap"
+            elif trap.control is not None:
+                try:
+                    trap.control(submission, generator(SEED, trap.id))
+                except Exception as error:
+                    problem = f"fails the trap's control, too: {error}"
+        return self.found(trap.id, problem)
+
+    def control(self, name):
+        submission = self.open(self.challenge.solution, Worthless)
+        submission.replace = WORTHLESS[name]
+        failed = first_failure(self.cases, submission, SEED)
+        return self.found(name, "" if failed else "passes every case")
+
+
+class Worthless(LocalGpuSubmission):
+    """The gold solution, whose answers are replaced by others of the same form."""
+
+    def _ask(self, entry, args, kwargs, on):
+        answer = super()._ask(entry, args, kwargs, on)
+        parts = answer if isinstance(answer, tuple) else (answer,)
+        parts = tuple(self.replace(part, args) for part in parts)
+        return parts if isinstance(answer, tuple) else parts[0]
+
+
+def copied(value, args):
+    arrays = [a for a in args if isinstance(a, np.ndarray) and a.size]
+    return np.resize(arrays[0], value.shape).astype(value.dtype) if arrays else value * 0
+
+
+def noise(value, args):
+    values = np.random.default_rng().standard_normal(value.shape)
+    return values.astype(value.dtype)
+
+
+def remembering():
+    seen = {}
+    return lambda value, args: seen.setdefault((value.shape, value.dtype.str), value)
+
+
+WORTHLESS = {
+    "zeros": lambda value, args: np.zeros_like(value),
+    "copy": copied,
+    "noise": noise,
+    "last answer": remembering(),
+}
+
+
+def runs_here(check):
+    return not any(word in check.id for word in LEFT_OUT)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

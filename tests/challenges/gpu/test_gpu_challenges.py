@@ -1,0 +1,114 @@
+"""GPU challenges: what can be certified without a GPU.
+
+Torch and Triton run on CPU tensors; CUDA C++ is compiled, not run. The checks that need a GPU
+(bfloat16, large launches and large offsets) are left out here.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import trapline
+from trapline.arena import challenge as challenges
+
+HERE = Path(__file__).parent
+HEADERS = Path(trapline.__file__).parent / "arena" / "gpu"
+CHALLENGES = challenges.load_all("gpu")
+LEAST_TRAPS = 12
+SHARED_MEMORY = 232448
+#: Calls whose kernels are compiled for sm_90; tensors as [dtype, shape].
+CALLS = {
+    "fused_softmax_topk": [
+        ["softmax_topk", ["float32", [4096, 32000]], 64],
+        ["softmax_topk", ["bfloat16", [256, 128256]], 50],
+        ["softmax_topk", ["float16", [1, 1]], 1],
+    ],
+}
+
+
+def run(script, folder, wanted, **environment):
+    (folder / "wanted.json").write_text(json.dumps(wanted))
+    ours = {**os.environ, "TRITON_CACHE_DIR": str(folder / "cache"), **environment}
+    command = [sys.executable, "-W", "ignore", str(HERE / script), str(folder)]
+    done = subprocess.run(command, env=ours, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+
+
+def certified(folder, names, *, quick):
+    pytest.importorskip("triton")
+    run("run_here.py", folder, {"challenges": names, "quick": quick}, TRITON_INTERPRET="1")
+    found = json.loads((folder / "found.json").read_text())
+    assert {one["challenge"] for one in found} == set(names)
+    return [f"{one['challenge']} {one['subject']}: {one['problem']}" for one in found
+            if one["problem"]]  # fmt: skip
+
+
+def test_gold_passes_and_mutants_are_caught(tmp_path):
+    assert certified(tmp_path, list(CHALLENGES), quick=True) == []
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", CHALLENGES)
+def test_challenge_is_certified_without_a_gpu(tmp_path, name):
+    """Gold and alternates pass, mutants and worthless answers fail."""
+    assert certified(tmp_path, [name], quick=False) == []
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", CHALLENGES)
+def test_triton_kernels_compile_for_hopper(tmp_path, name):
+    pytest.importorskip("triton")
+    run("compile_here.py", tmp_path, {name: CALLS[name]}, TRITON_INTERPRET="0")
+    found = json.loads((tmp_path / "compiled.json").read_text())
+    assert len(found) >= 2 * len(CALLS[name])
+    assert all(one["shared"] <= SHARED_MEMORY for one in found), found
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    "source",
+    [
+        pytest.param(path, id=f"{name} {path.parent.parent.name}")
+        for name, challenge in CHALLENGES.items()
+        for path in sorted(challenge.folder.rglob("solution.cu"))
+    ],
+)
+def test_cuda_compiles(tmp_path, source):
+    if shutil.which("nvcc") is None:
+        pytest.skip("nvcc is not installed")
+    command = ["nvcc", "-arch=sm_90", "-O3", "-shared", "-Xcompiler", "-fPIC", "-I", str(HEADERS)]
+    command += ["-o", str(tmp_path / "solution.so"), str(source)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    exported = subprocess.run(
+        ["nm", "-D", "--defined-only", str(tmp_path / "solution.so")],
+        capture_output=True, text=True, check=True,
+    ).stdout.split()  # fmt: skip
+    entries = next(c for c in CHALLENGES.values() if source.is_relative_to(c.folder))
+    assert set(entries.plan.entry_points) <= set(exported)
+
+
+@pytest.mark.parametrize("name", CHALLENGES)
+def test_challenge_is_complete(name):
+    challenge = CHALLENGES[name]
+    plan, gold = challenge.plan, challenge.solution_files()
+    assert plan.tracks == ["gpu"]
+    assert "gpu" in challenges.load(name).plan.tracks
+    assert sum(plan.weights.values()) == pytest.approx(1.0)
+    assert len(challenge.traps) >= LEAST_TRAPS
+    for trap in challenge.traps:
+        compile(trap.plant(gold)["solution.py"], trap.id, "exec")
+    assert set(challenge.module("cases").ENTRIES) == set(plan.entry_points)
+    assert all(f"`{entry}(" in challenge.prompt for entry in plan.entry_points)
+    assert 2 <= len(challenge.module("cases").timed()) <= 4
+    for place in (
+        "alternates/cuda/solution.cu", "alternates/triton/solution.py",
+        "alternates/torch/solution.py", "starter/triton/solution.py", "starter/cuda/solution.cu",
+        "baselines/eager/solution.py", "baselines/compiled/solution.py",
+    ):  # fmt: skip
+        assert (challenge.folder / place).is_file(), place
