@@ -18,7 +18,9 @@ from trapline.arena.judge_dependencies import judge_dependencies
 from trapline.arena.process.isolation.packages import is_installed
 from trapline.arena.process.isolation.spec import SandboxLimits
 from trapline.arena.process.session import SandboxConfig
+from trapline.arena.profile import CONTROL, FOLDER, Profile, profile_names, read_profile
 from trapline.arena.record import Level, Record
+from trapline.arena.scope import REFUSALS, WHOLE, Scope
 
 Difficulty = Literal["medium", "hard", "extra hard", "research"]
 Track = Literal["cpu", "gpu"]
@@ -72,10 +74,15 @@ class ChallengePlan(Record):
 
 
 class Challenge:
-    def __init__(self, folder: Path, package: str) -> None:
+    """One contract: the challenge's own, or the one of its profile of this name."""
+
+    def __init__(self, folder: Path, package: str, profile: str = "") -> None:
         self.folder = folder
         self.package = package
+        self.profile = read_profile(folder, profile) if profile else None
         self.plan = _read_plan(folder / "challenge.toml")
+        if self.profile is not None:
+            self.plan = _profiled(self.plan, self.profile)
 
     @property
     def id(self) -> str:
@@ -91,8 +98,39 @@ class Challenge:
         return (self.folder / "prompt.md").read_text()
 
     @property
+    def profile_name(self) -> str:
+        """Empty for the challenge's own contract."""
+        return self.profile.name if self.profile else ""
+
+    @property
+    def full_id(self) -> str:
+        """The id with the profile, as in `beam_search (published)`."""
+        return f"{self.id} ({self.profile_name})" if self.profile else self.id
+
+    @property
+    def not_run(self) -> str:
+        """Why answers cannot be executed; empty where they can."""
+        return self.profile.plan.not_run if self.profile else ""
+
+    @property
+    def scope(self) -> Scope:
+        return self.profile.scope if self.profile else WHOLE
+
+    @property
+    def rule_folder(self) -> Path:
+        """Where the cases, traps and the solution lie that this contract is judged by."""
+        return self.profile.folder if self.profile and self.profile.has_rule else self.folder
+
+    @property
     def solution(self) -> Path:
-        return self.folder / "solution"
+        return self.rule_folder / "solution"
+
+    @property
+    def control(self) -> Path:
+        """A faultless answer in the form that the prompt asks for."""
+        if self.profile is None or self.profile.has_rule:
+            return self.solution
+        return self.profile.folder / CONTROL
 
     def solution_files(self) -> dict[str, str]:
         return {
@@ -103,26 +141,72 @@ class Challenge:
 
     @property
     def alternates(self) -> list[Path]:
+        if self.profile is not None:
+            return []
         return sorted(p for p in (self.folder / "alternates").iterdir() if p.is_dir())
 
     def module(self, name: str) -> ModuleType:
-        return importlib.import_module(f"{self.package}.{name}")
+        """A module of the rule, such as `cases`."""
+        inner = self.rule_folder.relative_to(self.folder).parts
+        return importlib.import_module(".".join((self.package, *inner, name)))
 
     @cached_property
     def cases(self) -> list[Case]:
-        return collect(self.module("cases"), Case)
+        return [case for case in self._all_cases if case.id not in self.not_asked]
 
     @cached_property
     def traps(self) -> list[Trap]:
+        return [trap for trap in self._all_traps if trap.id not in self.not_asked]
+
+    @cached_property
+    def _all_cases(self) -> list[Case]:
+        return collect(self.module("cases"), Case)
+
+    @cached_property
+    def _all_traps(self) -> list[Trap]:
         """Of `traps`, or of the modules that it lists as its PARTS, in their order."""
         whole = self.module("traps")
         parts: Sequence[ModuleType] = getattr(whole, "PARTS", (whole,))
         return [trap for part in parts for trap in collect(part, Trap)]
 
     @cached_property
+    def not_asked(self) -> dict[str, str]:
+        """Check → the capability that it needs and the profile's prompt does not ask for."""
+        if self.profile is None or self.profile.has_rule:
+            return {}
+        outside = {
+            check: name
+            for name, checks in self.capabilities.items()
+            if not self.scope.has(name)
+            for check in checks
+        }
+        if not self.scope.has(REFUSALS):
+            both: list[Case | Trap] = [*self._all_cases, *self._all_traps]
+            outside |= {check.id: REFUSALS for check in both if check.dimension == "robustness"}
+        return outside
+
+    def outside_checks(self) -> tuple[list[Case], list[Trap]]:
+        """The contract's cases and traps that the profile does not ask."""
+        return (
+            [case for case in self._all_cases if case.id in self.not_asked],
+            [trap for trap in self._all_traps if trap.id in self.not_asked],
+        )
+
+    @cached_property
+    def capabilities(self) -> dict[str, list[str]]:
+        """Capability → the checks that need it, from `capabilities.toml`."""
+        path = self.folder / "capabilities.toml"
+        found: dict[str, list[str]] = tomllib.loads(path.read_text()) if path.is_file() else {}
+        return found
+
+    @property
+    def dictionary_path(self) -> Path:
+        return (self.profile.folder if self.profile else self.folder) / "fault_dictionary.json"
+
+    @cached_property
     def fault_dictionary(self) -> dict[str, frozenset[str]]:
         """Trap id → the checks that its mutant fails, by `trapline certify --dictionary`."""
-        path = self.folder / "fault_dictionary.json"
+        path = self.dictionary_path
         if not path.is_file():
             return {}
         fails: dict[str, list[str]] = json.loads(path.read_text())["fails"]
@@ -139,7 +223,7 @@ class Challenge:
         return self._mechanical("SURVIVORS")
 
     def _mechanical(self, name: str) -> dict[str, str]:
-        if not (self.folder / "mechanical.py").is_file():
+        if not (self.rule_folder / "mechanical.py").is_file():
             return {}
         reasons: dict[str, str] = getattr(self.module("mechanical"), name, {})
         return reasons
@@ -147,7 +231,7 @@ class Challenge:
     @property
     def judge_modules(self) -> list[Path]:
         """The challenge's own code that never leaves the judge: cases, traps and more."""
-        return sorted(self.folder.glob("*.py"))
+        return sorted({*self.folder.glob("*.py"), *self.rule_folder.glob("*.py")})
 
     @property
     def measures_time(self) -> bool:
@@ -161,6 +245,7 @@ class Challenge:
             limits=SandboxLimits(memory_mb=limits.memory_mb, processes=limits.processes),
             call_seconds=call_seconds or limits.call_seconds,
             packages=tuple(name for name in self.plan.packages if is_installed(name)),
+            scope=self.scope,
         )
 
     def missing_packages(self, imports: Iterable[str]) -> list[str]:
@@ -171,17 +256,31 @@ class Challenge:
     @cached_property
     def digest(self) -> str:
         """Identifies everything that can change a verdict, `judge_dependencies` included."""
-        own = {
-            str(path.relative_to(self.folder)): path
-            for path in _files_in(self.folder)
-            if path.relative_to(self.folder).parts[0] != GPU_FOLDER
-        }
+        own = {str(path.relative_to(self.folder)): path for path in self._own_files()}
         files = {**own, **judge_dependencies(self.judge_modules)}
         total = hashlib.sha256()
         for name, path in sorted(files.items()):
             total.update(f"{name}\0".encode())
             total.update(hashlib.sha256(path.read_bytes()).digest())
         return total.hexdigest()
+
+    def _own_files(self) -> Iterator[Path]:
+        """The challenge's files; of its profiles only the one that judges, of its tracks its own."""
+        others = (self.folder / FOLDER, self.folder / GPU_FOLDER)
+        for path in _files_in(self.folder):
+            if not any(folder in path.parents for folder in others):
+                yield path
+        if self.profile is not None:
+            yield from _files_in(self.profile.folder)
+
+
+def _profiled(plan: ChallengePlan, profile: Profile) -> ChallengePlan:
+    """The plan of a challenge with what the profile states differently."""
+    stated = {
+        "entry_points": profile.plan.entry_points or plan.entry_points,
+        "weights": profile.plan.weights or plan.weights,
+    }
+    return plan.model_copy(update=stated)
 
 
 def _files_in(folder: Path) -> Iterator[Path]:
@@ -228,10 +327,19 @@ def load_all(track: Track = "cpu") -> dict[str, Challenge]:
     return {challenge.id: challenge for challenge in found}
 
 
-def load(challenge_id: str, track: Track = "cpu") -> Challenge:
+def refuse_unknown_profile(name: str) -> None:
+    """A `UsageError` unless at least one challenge has a profile of this name."""
+    known = sorted({one for each in load_all().values() for one in profile_names(each.folder)})
+    if name not in known:
+        raise UsageError(f"unknown profile {name!r}; the profiles are: {', '.join(known)}")
+
+
+@cache
+def load(challenge_id: str, track: Track = "cpu", profile: str = "") -> Challenge:
     """The challenge of this id, or a `UsageError` that names the ones there are."""
     known = load_all(track)
     if challenge_id not in known:
         which = "challenges" if track == "cpu" else "challenges of the gpu track"
         raise UsageError(f"unknown challenge {challenge_id!r}; the {which} are: {', '.join(known)}")
-    return known[challenge_id]
+    own = known[challenge_id]
+    return Challenge(own.folder, own.package, profile) if profile else own

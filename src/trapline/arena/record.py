@@ -130,6 +130,8 @@ class Cell(Record):
     challenge: str
     track: str = "cpu"
     attempt: int = 1
+    #: The prompt that it answers, as a profile of the challenge; empty for the challenge's own.
+    profile: str = ""
     #: How the answer was produced: an agent's name, "endpoint", "person", or "" where unknown.
     harness: str = ""
     model: str = ""

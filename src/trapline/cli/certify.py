@@ -19,8 +19,9 @@ from trapline.arena.certify.diagnosis import (
 )
 from trapline.arena.certify.kill_matrix import kill_matrix
 from trapline.arena.certify.red_team import find_corpus, markdown, read_corpus, run_red_team
-from trapline.arena.challenge import Challenge, load, load_all
+from trapline.arena.challenge import Challenge, load, load_all, refuse_unknown_profile
 from trapline.arena.errors import UsageError
+from trapline.arena.profile import profile_names
 from trapline.arena.record import Level
 from trapline.arena.runs.run import choose_level
 from trapline.cli.exit_codes import NOT_HELD
@@ -33,6 +34,10 @@ MECHANICAL_GOAL = 0.9
 
 def certify(
     challenge: Annotated[list[str] | None, typer.Option(help="Only this one; repeatable.")] = None,
+    profile: Annotated[
+        str | None,
+        typer.Option(help="Certify this profile of the challenges.", show_default=False),
+    ] = None,
     red_team: Annotated[
         bool, typer.Option(help="Run the hostile submissions instead of the traps.")
     ] = False,
@@ -73,7 +78,7 @@ def certify(
     if red_team:
         _certify_by_attack(level, write, seed, as_json)
         return
-    chosen = [load(name) for name in challenge or []] or list(load_all().values())
+    chosen = _chosen(challenge or [], profile)
     if dictionary:
         _write_dictionaries(chosen, seed or 0)
         return
@@ -90,6 +95,15 @@ def certify(
             _print(certificate)
     if not all(map(_holds, certificates)):
         raise typer.Exit(NOT_HELD)
+
+
+def _chosen(names: list[str], profile: str | None) -> list[Challenge]:
+    """The named challenges or all of them, under their own contract or a profile's."""
+    if profile is None:
+        return [load(name) for name in names] or list(load_all().values())
+    refuse_unknown_profile(profile)
+    having = names or [c.id for c in load_all().values() if profile in profile_names(c.folder)]
+    return [judge for name in having if not (judge := load(name, profile=profile)).not_run]
 
 
 def _certify_by_attack(level: Level, write: Path | None, seed: int | None, as_json: bool) -> None:

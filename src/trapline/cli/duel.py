@@ -9,7 +9,7 @@ from rich.text import Text
 
 from trapline.arena.standings.duel import Duel, Edge
 from trapline.arena.standings.duel import duel as compare
-from trapline.cli.reading import RUN_HELP, cells_of
+from trapline.cli.reading import RUN_HELP, ProfileOption, cells_of
 
 EXAMPLE = "trapline duel gold hasty --run runs/demo"
 
@@ -17,10 +17,11 @@ EXAMPLE = "trapline duel gold hasty --run runs/demo"
 def duel(
     entrants: Annotated[list[str], typer.Argument(help="Two or more entrants.")],
     run: Annotated[str | None, typer.Option(help=RUN_HELP)] = None,
+    profile: ProfileOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Compare entrants challenge by challenge and criterion by criterion."""
-    result = compare(cells_of(run), entrants)
+    result = compare(cells_of(run, profile), entrants)
     if as_json:
         print(result.model_dump_json())
         return

@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from trapline.arena.challenge import load
+from trapline.arena.challenge import Challenge, load, refuse_unknown_profile
 from trapline.arena.errors import MissingError, UsageError
 from trapline.arena.judge.analysis_judge import Judge, judge_cells, named
 from trapline.arena.judge.request import GradeRequest
@@ -69,6 +69,14 @@ def grade(
             show_default=False,
         ),
     ] = None,
+    profile: Annotated[
+        str | None,
+        typer.Option(
+            help="The prompt that the answers were written to, such as `published`; if not given, "
+            "as the field's field.toml says, or the challenges' own.",
+            show_default=False,
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Grade every answer of a field and print the matrix.
@@ -80,7 +88,9 @@ def grade(
     if address is not None and executor != "ray":
         raise UsageError("--address needs a Ray cluster: add --executor ray")
     judge = named(judge_endpoint, judge_model)
-    entries = find_entries(field, challenge or [], gold)
+    if profile:
+        refuse_unknown_profile(profile)
+    entries = find_entries(field, challenge or [], gold, profile)
     with open_run(out or str(Path("runs") / field.resolve().name)) as store:
         place = Cluster(address or "auto", jobs) if executor == "ray" else LocalExecutor(jobs)
         options = Options(
@@ -125,6 +135,10 @@ def _tell_unmeasured(cells: list[Cell]) -> None:
         _note(f"{len(reasons) - MOST_REASONS} more were not measured")
 
 
+def _judge_of(cell: Cell) -> Challenge:
+    return load(cell.challenge, profile=cell.profile)
+
+
 def _note(text: str) -> None:
     Console(stderr=True).print(f"trapline: {text}", markup=False, highlight=False)
 
@@ -132,7 +146,7 @@ def _note(text: str) -> None:
 def _judge_all(judge: Judge, cells: list[Cell], store: Store) -> None:
     """Judges the analyses; a failed judgement leaves the grade and is reported."""
     silent = []
-    for bundle in judge_cells(judge, cells, load, store.bundle):
+    for bundle in judge_cells(judge, cells, _judge_of, store.bundle):
         store.save(bundle)
         if bundle.cell.dimensions["analysis"].score is None:
             silent.append(bundle.cell.dimensions["analysis"].reason)
@@ -169,6 +183,7 @@ def _brief(cell: Cell) -> dict[str, object]:
         "challenge": cell.challenge,
         "track": cell.track,
         "attempt": cell.attempt,
+        "profile": cell.profile,
         "state": cell.state,
         "score": cell.score,
         "letter": cell.letter,

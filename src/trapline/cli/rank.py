@@ -13,7 +13,7 @@ from trapline.arena.standings.participation import ranked
 from trapline.arena.standings.picks import Pick
 from trapline.arena.standings.picks import picks as pick_all
 from trapline.arena.standings.ranking import Ranking
-from trapline.cli.reading import Run, cells_of, difficulties, trap_weights
+from trapline.cli.reading import ProfileOption, Run, cells_of, difficulties, trap_weights
 
 EXAMPLE = "trapline rank runs/demo --picks"
 
@@ -25,10 +25,11 @@ def rank(
     picks: Annotated[
         bool, typer.Option(help="Also print the best entrant for each purpose.")
     ] = False,
+    profile: ProfileOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Rank the entrants of a run, with 95 % intervals from resampling it."""
-    cells = cells_of(run)
+    cells = cells_of(run, profile)
     table = ranked(cells, rounds=rounds, seed=seed, trap_weight=trap_weights())
     if as_json:
         print(table.model_dump_json())

@@ -9,6 +9,7 @@ import typer
 from trapline.arena.challenge import load_all
 from trapline.arena.record import Cell
 from trapline.arena.runs.store import Store, last_run
+from trapline.arena.standings.profiles import of_one_profile
 from trapline.arena.studies import ReportedField, as_cells
 from trapline.arena.studies.published import load
 
@@ -16,6 +17,16 @@ PUBLISHED = "published"
 RUN_HELP = "A run's folder or postgresql:// URL, or 'published'; the last run if not given."
 #: The argument of verbs that read a run.
 Run = Annotated[str | None, typer.Argument(help=RUN_HELP)]
+
+#: Chooses the cells of one prompt in a run that holds several.
+ProfileOption = Annotated[
+    str | None,
+    typer.Option(
+        "--profile",
+        help="Only scores under this profile; `own` for the challenges' own contracts.",
+        show_default=False,
+    ),
+]
 
 
 @contextmanager
@@ -31,12 +42,12 @@ def published() -> ReportedField:
     return ReportedField.of(load())
 
 
-def cells_of(run: str | None) -> list[Cell]:
-    """The newest grades of a run, or the published matrix as cells."""
+def cells_of(run: str | None, profile: str | None = None) -> list[Cell]:
+    """The newest grades of a run under one profile, or the published matrix as cells."""
     if run == PUBLISHED:
         return as_cells(published())
     with opened(run) as store:
-        return store.cells()
+        return of_one_profile(store.cells(), profile)
 
 
 def difficulties() -> dict[str, str]:

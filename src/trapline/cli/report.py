@@ -19,7 +19,7 @@ from trapline.arena.report.markdown import write_markdown
 from trapline.arena.report.runview import RunView
 from trapline.arena.report.site import write_site
 from trapline.arena.report.tables import write_table
-from trapline.cli.reading import PUBLISHED, Run, opened, published
+from trapline.cli.reading import PUBLISHED, ProfileOption, Run, opened, published
 
 EXAMPLE = "trapline report runs/demo --format markdown"
 Format = Literal["html", "markdown", "csv", "parquet", "json"]
@@ -41,12 +41,13 @@ def report(
         Path | None,
         typer.Option(help="Output of `trapline certify --red-team --json`."),
     ] = None,
+    profile: ProfileOption = None,
 ) -> None:
     """Write a self-contained report; open its first page in a browser."""
     if certificates is not None and form != "html":
         raise UsageError("--certificates needs --format html: only the site has a kill matrix")
     known, team = read_certificates(certificates), read_red_team(red_team)
-    with viewed(run) as (found, folder):
+    with viewed(run, profile) as (found, folder):
         view = found.attacked(team)
         target = out or folder
         if form == "html":
@@ -63,14 +64,14 @@ def report(
 
 
 @contextmanager
-def viewed(run: str | None) -> Iterator[tuple[RunView, Path]]:
-    """The view of the run, and the default path of its report."""
+def viewed(run: str | None, profile: str | None = None) -> Iterator[tuple[RunView, Path]]:
+    """The view of the run's cells of one profile, and the default path of its report."""
     if run == PUBLISHED:
         yield RunView.of_report(published(), PUBLISHED), Path("published-report")
         return
     with opened(run) as store:
         folder = store.folder / "report" if store.folder else Path(f"{store.name}-report")
-        yield RunView.of(store), folder
+        yield RunView.of(store, profile), folder
 
 
 def read_certificates(path: Path | None) -> list[Certificate]:

@@ -10,7 +10,7 @@ import typer
 from trapline.arena.errors import UsageError
 from trapline.arena.report.runview import RunView
 from trapline.arena.report.server import LiveRun, ViewServer
-from trapline.cli.reading import PUBLISHED, Run, opened, published
+from trapline.cli.reading import PUBLISHED, ProfileOption, Run, opened, published
 from trapline.cli.report import read_certificates
 
 EXAMPLE = "trapline view runs/demo --port 8100"
@@ -23,6 +23,7 @@ def view(
     certificates: Annotated[
         Path | None, typer.Option(help="Output of `trapline certify --json`.")
     ] = None,
+    profile: ProfileOption = None,
 ) -> None:
     """Serve the report of a run, finished or not, until interrupted."""
     known = read_certificates(certificates)
@@ -31,7 +32,7 @@ def view(
         _serve(LiveRun(lambda: told, certificates=known), port, browser)
         return
     with opened(run) as store:
-        _serve(LiveRun(lambda: RunView.of(store), certificates=known), port, browser)
+        _serve(LiveRun(lambda: RunView.of(store, profile), certificates=known), port, browser)
 
 
 def _serve(live: LiveRun, port: int, browser: bool) -> None:

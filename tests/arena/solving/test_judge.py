@@ -202,7 +202,7 @@ def test_a_graded_cell_is_judged_once_and_keeps_what_was_executed(
     entry = GradeRequest("gold", "sorting", 1, ruled.solution)
     before = grading.grade(replace(entry, level=level, seed=3), ruled)
     cell = before.cell.model_copy(update={"bundle": "b"})
-    (after,) = judge_cells(judge, [cell], lambda name: ruled, lambda address: before)
+    (after,) = judge_cells(judge, [cell], lambda cell: ruled, lambda address: before)
     assert after.cell.dimensions["analysis"].score == 100.0
     assert after.cell.traps == cell.traps
     assert after.cell.state == cell.state
@@ -213,7 +213,7 @@ def test_a_graded_cell_is_judged_once_and_keeps_what_was_executed(
     unmeasured = cell.model_copy(update={"score": None})
     old = cell.model_copy(update={"challenge_digest": "another"})
     again = [judged, hack, unmeasured, old]
-    assert list(judge_cells(judge, again, lambda name: ruled, lambda address: after)) == []
+    assert list(judge_cells(judge, again, lambda cell: ruled, lambda address: after)) == []
 
 
 def test_both_names_make_a_judge():

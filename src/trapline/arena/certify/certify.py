@@ -70,7 +70,7 @@ class Certifier:
             findings.append(finding)
             on_finding(finding)
         findings.sort(key=lambda finding: (finding.kind, finding.subject))
-        return Certificate(challenge=self.challenge.id, seed=self.seed, findings=findings)
+        return Certificate(challenge=self.challenge.full_id, seed=self.seed, findings=findings)
 
     def subjects(self, mechanical: bool) -> list[Subject]:
         """Everything to be examined, slow right answers first."""
@@ -129,23 +129,35 @@ class Certifier:
         )
 
     def _dimensions(self) -> Outcome:
-        """The gold solution, graded as any submission: each dimension is measured and above 0."""
+        """The gold solution, graded as any submission: each dimension is measured and above 0.
+
+        The control answer of a profile scores 100.
+        """
         request = GradeRequest(
-            "gold", self.challenge.id, 1, self.challenge.solution, level=self.level, seed=self.seed
+            "gold",
+            self.challenge.id,
+            1,
+            self.challenge.control,
+            profile=self.challenge.profile_name,
+            level=self.level,
+            seed=self.seed,
         )
         cell = grade(request, self.challenge).cell
+        weights = self.challenge.plan.weights
         bad = {
             name: dimension.reason
             for name, dimension in cell.dimensions.items()
-            if name != "analysis" and not dimension.score
+            if name != "analysis" and name in weights and not dimension.score
         }
         holds = cell.state == "pass" and not bad
+        if self.challenge.profile is not None:
+            holds = holds and cell.score == 100.0
         return Outcome(
             kind="dimensions",
             subject="solution",
             fell_to=", ".join(bad),
-            message="; ".join(bad.values()) or cell.reason,
-            problem="" if holds else "a dimension of a right answer is 0 or not measured",
+            message="; ".join(bad.values()) or f"{cell.reason} (score {cell.score})",
+            problem="" if holds else "a right answer does not get the score that it must",
         )
 
     def _named(self, trap: Trap) -> Outcome:

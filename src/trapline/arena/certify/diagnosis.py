@@ -13,7 +13,6 @@ from trapline.arena.judge.mutants import MutantHost, Run
 from trapline.arena.record import CheckResult, Finding, Record
 from trapline.arena.runs.executor import run_all
 
-DICTIONARY = "fault_dictionary.json"
 #: Situations are drawn at random: a check counts when it fails for each of these seeds.
 SEEDS = (1,)
 
@@ -194,7 +193,7 @@ def _failure(check: str, run: Run) -> Failure:
 
 
 def write_dictionary(challenge: Challenge, fails: dict[str, list[str]]) -> Path:
-    path = challenge.folder / DICTIONARY
+    path = challenge.dictionary_path
     lines = [f"  {json.dumps(trap)}: {json.dumps(checks)}" for trap, checks in fails.items()]
     path.write_text('{"fails": {\n' + ",\n".join(lines) + "\n}}\n")
     return path

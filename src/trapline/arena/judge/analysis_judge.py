@@ -229,14 +229,14 @@ def with_analysis(bundle: Bundle, challenge: Challenge, analysis: Dimension) -> 
 def judge_cells(
     judge: Judge,
     cells: Sequence[Cell],
-    load: Callable[[str], Challenge],
+    load: Callable[[Cell], Challenge],
     bundle_of: Callable[[str], Bundle],
     workers: int = 4,
 ) -> Iterator[Bundle]:
     """Every graded cell that this judge has not seen, judged; what was executed stays as it is."""
 
     def work(cell: Cell) -> Bundle:
-        challenge, bundle = load(cell.challenge), bundle_of(cell.bundle)
+        challenge, bundle = load(cell), bundle_of(cell.bundle)
         return with_analysis(bundle, challenge, judge.dimension(challenge, bundle.files))
 
     waiting = [cell for cell in cells if _waits_for(judge, cell, load)]
@@ -244,8 +244,10 @@ def judge_cells(
         yield bundle
 
 
-def _waits_for(judge: Judge, cell: Cell, load: Callable[[str], Challenge]) -> bool:
+def _waits_for(judge: Judge, cell: Cell, load: Callable[[Cell], Challenge]) -> bool:
     known = cell.dimensions.get("analysis")
     seen = known is not None and known.evidence.get("judge") == judge.model
     graded = cell.score is not None and cell.state != "hack" and bool(cell.bundle)
-    return graded and not seen and load(cell.challenge).digest == cell.challenge_digest
+    if seen or not graded:
+        return False
+    return load(cell).digest == cell.challenge_digest

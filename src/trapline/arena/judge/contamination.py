@@ -99,7 +99,7 @@ class Hidden:
     def judge_files(self) -> dict[str, Shingles]:
         """Cases, traps and what they are made of, without what the gold answer says too."""
         gold = self.answers["the gold answer"]
-        paths = sorted(self._challenge.folder.glob("*.py"))
+        paths = self._challenge.judge_modules
         return {
             path.name: self._own([_without_mutants(path.read_text())]) - gold
             for path in paths

@@ -232,12 +232,15 @@ class Diagnoser:
         return compare(*map(self._judged, (got, mutant, right)))
 
     def _judged(self, transcript: Transcript) -> Transcript:
-        """Only the parts of the answers whose form the contract fixes."""
-        judged = getattr(self.challenge.module("cases"), "judged", None)
-        if judged is None:
-            return transcript
+        """Only the parts of the answers whose form the contract fixes, and that were asked for."""
+        hooks, scope = self.challenge.module("cases"), self.challenge.scope
+        asked = getattr(hooks, "asked", lambda entry, answer, scope: answer)
+        judged = getattr(hooks, "judged", lambda entry, answer: answer)
         return Transcript(
-            [replace(e, answer=judged(e.entry, e.answer)) for e in transcript.exchanges]
+            [
+                replace(e, answer=judged(e.entry, asked(e.entry, e.answer, scope)))
+                for e in transcript.exchanges
+            ]
         )
 
     # -- what a cause explains --------------------------------------------------------------------

@@ -4,7 +4,7 @@ import platform
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -19,11 +19,14 @@ from trapline.arena.judge.checks import generator, run_checks, unexaminable
 from trapline.arena.judge.diagnosis import Diagnosis, diagnose
 from trapline.arena.judge.inspection import Inspection, code_dimension, forbidden_uses, inspect
 from trapline.arena.judge.intake import Intake
-from trapline.arena.judge.own_tests import FULL_MUTANTS, QUICK_MUTANTS, own_tests
+from trapline.arena.judge.own_tests import FULL_MUTANTS, QUICK_MUTANTS, own_tests, tests_once
 from trapline.arena.judge.reproduction import recorded
 from trapline.arena.judge.request import GradeRequest
+from trapline.arena.judge.traps import Case, Trap
 from trapline.arena.process.proxy import Submission
+from trapline.arena.process.session import SandboxConfig
 from trapline.arena.process.transcript import Transcript
+from trapline.arena.profile import ADAPTER
 from trapline.arena.record import Bundle, Cell, CheckResult, Dimension, Finding, State
 
 OnStep = Callable[[str], None]
@@ -52,7 +55,9 @@ def grade(
     try:
         if request.trouble:
             raise ArenaError(f"there is no answer to grade: {request.trouble}")
-        if intake.is_empty:
+        if challenge.not_run:
+            verdict.fail(challenge.not_run, "not_run")
+        elif intake.is_empty:
             _refuse(challenge, verdict, intake.refused)
             verdict.state = "no_answer"
         elif intake.refused:
@@ -78,9 +83,8 @@ def _examine(
         missing = challenge.missing_packages(inspection.code.get("imports", []))
         if missing:
             raise ArenaError(f"this machine lacks what the task allows: {', '.join(missing)}")
-        with Submission(
-            folder, challenge.sandbox_config(request.level), full=request.full
-        ) as submission:
+        config = _config(request, challenge, intake)
+        with Submission(folder, config, full=request.full) as submission:
             trouble = _import(challenge, submission)
             if trouble:
                 _refuse(challenge, verdict, trouble)
@@ -88,10 +92,19 @@ def _examine(
                 _check(request, challenge, submission, verdict, on_step)
                 _measure(request, challenge, submission, verdict, on_step)
         on_step("own tests")
-        verdict.dimensions["tests"] = own_tests(folder, challenge, request.level, inspection)
+        test = own_tests if "tests" in challenge.plan.weights else tests_once
+        verdict.dimensions["tests"] = test(folder, challenge, request.level, inspection)
         verdict.dimensions["code"] = code_dimension(inspection)
         _convict(challenge, submission, inspection, verdict)
     verdict.dimensions["analysis"] = Dimension(score=None, reason="no judge was asked")
+
+
+def _config(request: GradeRequest, challenge: Challenge, intake: Intake) -> SandboxConfig:
+    """The sandbox of an answer; to a profile's prompt it speaks through its adapter."""
+    config = challenge.sandbox_config(request.level)
+    if challenge.profile is None or ADAPTER not in intake.files:
+        return config
+    return replace(config, entry=Path(ADAPTER).stem)
 
 
 def _import(challenge: Challenge, submission: Submission) -> str:
@@ -106,16 +119,27 @@ def _import(challenge: Challenge, submission: Submission) -> str:
 def _refuse(challenge: Challenge, verdict: Verdict, reason: str) -> None:
     """Nothing could be asked: every measure is zero, and no bug is named."""
     verdict.fail(reason)
-    verdict.cases = [_unasked(case.id, reason) for case in challenge.cases]
-    verdict.traps = [_unasked(trap.id, reason) for trap in challenge.traps]
+    verdict.cases = [_unasked(case, reason) for case in challenge.cases]
+    verdict.traps = [_unasked(trap, reason) for trap in challenge.traps]
+    _add_outside(challenge, verdict)
     names = ("correctness", "traps", "robustness", *_measures(challenge), "tests", "code")
     for name in names:
         verdict.dimensions[name] = Dimension(score=0.0, reason=reason)
     verdict.dimensions["analysis"] = Dimension(score=None, reason="no judge was asked")
 
 
-def _unasked(check: str, reason: str) -> CheckResult:
-    return CheckResult(id=check, state="not_asked", message=reason)
+def _unasked(check: Case | Trap, reason: str) -> CheckResult:
+    return CheckResult(id=check.id, state="not_asked", dimension=check.dimension, message=reason)
+
+
+def _add_outside(challenge: Challenge, verdict: Verdict) -> None:
+    """Lists the checks that the profile's prompt does not ask for; they weigh nothing."""
+    cases, traps = challenge.outside_checks()
+    for checks, results in ((cases, verdict.cases), (traps, verdict.traps)):
+        results += [
+            _unasked(check, f"the prompt does not ask for: {challenge.not_asked[check.id]}")
+            for check in checks
+        ]
 
 
 def _check(
@@ -144,6 +168,7 @@ def _check(
         for finding in found.findings
     }
     _score_checks(verdict)
+    _add_outside(challenge, verdict)
 
 
 def _with_state(result: CheckResult, found: Diagnosis) -> CheckResult:
@@ -175,6 +200,8 @@ def _counted(verdict: Verdict) -> str:
 
 def _robustness(verdict: Verdict, refusals: list[CheckResult]) -> Dimension:
     """Half for the contract's own refusals, half for what the traps found."""
+    if not refusals and not any(trap.dimension == "robustness" for trap in verdict.traps):
+        return Dimension(score=None, reason="the prompt does not ask for refusals")
     found = rubric.penalised(verdict.findings, "robustness")
     refused = sum(1 for case in refusals if case.state == "pass")
     share = 100.0 * refused / len(refusals) if refusals else found
@@ -192,6 +219,8 @@ def _measures(challenge: Challenge) -> list[str]:
     """The measured dimensions that this challenge has hooks for."""
     hooks = challenge.module("cases")
     names = [name for name in ("precision", "memory", "speed") if hasattr(hooks, name)]
+    if challenge.profile is not None:
+        names = [name for name in names if name in challenge.plan.weights]
     return [name for name in names if name != "memory" or challenge.plan.memory is not None]
 
 
@@ -232,7 +261,8 @@ def _memory(
 ) -> Dimension:
     """In a fresh process, so that memory left by earlier calls does not count."""
     rng = generator(request.seed, "memory")
-    with Submission(challenge.solution, submission.config) as reference:
+    config = challenge.sandbox_config(request.level)
+    with Submission(challenge.solution, config) as reference:
         dimension, raw["memory"] = measure.memory(challenge, submission.fresh(), reference, rng)
     return dimension
 
@@ -242,7 +272,8 @@ def _speed(
 ) -> Dimension:
     rng = np.random.default_rng()
     rounds = measure.FULL_ROUNDS if request.full else measure.QUICK_ROUNDS
-    with Submission(challenge.solution, submission.config) as reference:
+    config = challenge.sandbox_config(request.level)
+    with Submission(challenge.solution, config) as reference:
         dimension, raw["speed"] = measure.speed(
             challenge, submission.fresh(), reference, rng, rounds
         )
@@ -283,6 +314,7 @@ def _bundle(
         entrant=request.entrant,
         challenge=challenge.id,
         attempt=request.attempt,
+        profile=request.profile,
         harness=request.harness,
         model=request.model,
         origin=request.origin,

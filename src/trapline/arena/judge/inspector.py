@@ -199,9 +199,10 @@ def main() -> None:
     try:
         sources = read_sources(sys.argv[2])
         answer["code"] = inspect_code(sources, sys.argv[2], question["config"], code_from_data)
-        answer["variants"] = variants(
-            sources[SOLUTION], question["seed"], question["mutants"], mechanical, rewrite
-        )
+        if SOLUTION in sources:  # an answer behind an adapter has no solution.py
+            answer["variants"] = variants(
+                sources[SOLUTION], question["seed"], question["mutants"], mechanical, rewrite
+            )
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         answer["unreadable"] = f"{type(error).__name__}: {error}"[:500]
     channel.send(answer)

@@ -12,7 +12,7 @@ from trapline.arena.errors import UsageError
 
 MAX_FILES = 500
 MAX_BYTES = 16 << 20
-NO_SOLUTION = "there is no solution.py"
+NO_SOLUTION = "there is no "
 #: Further attempts may lie in the folder of the first, and do not belong to it.
 ATTEMPT = re.compile(r"attempt-([1-9][0-9]{0,3})")
 #: Left behind by tools, never part of an answer.
@@ -39,7 +39,7 @@ class Intake:
     @property
     def is_empty(self) -> bool:
         """No file at all: there is no answer to judge."""
-        return not self.files and self.refused == NO_SOLUTION
+        return not self.files and self.refused.startswith(NO_SOLUTION)
 
     @property
     def digest(self) -> str:
@@ -73,8 +73,11 @@ def from_texts(texts: dict[str, str], others: dict[str, str]) -> Intake:
     return Intake(files)
 
 
-def take_in(folder: Path) -> Intake:
-    """Reads every plain file below a folder. Links are not followed: they could lead anywhere."""
+def take_in(folder: Path, entries: tuple[str, ...] = ("solution.py",)) -> Intake:
+    """Reads every plain file below a folder, which holds one of these entry files.
+
+    Links are not followed: they could lead anywhere.
+    """
     if not folder.is_dir():
         raise UsageError(f"{folder} is not a folder")
     files: dict[str, bytes] = {}
@@ -91,8 +94,8 @@ def take_in(folder: Path) -> Intake:
         if len(files) > MAX_FILES or total > MAX_BYTES:
             limit = f"{MAX_FILES} files or {MAX_BYTES >> 20} MiB"
             return Intake({}, f"the submission is larger than {limit}")
-    if "solution.py" not in files:
-        return Intake(files, NO_SOLUTION)
+    if not any(entry in files for entry in entries):
+        return Intake(files, f"{NO_SOLUTION}{' or '.join(entries)}")
     return Intake(files)
 
 

@@ -72,7 +72,7 @@ class MutantHost:
 
     def _ask(self, subject: str | dict[str, str], check: str, again: bool = False) -> Run:
         process = self._running()
-        where = self.challenge.folder, self.challenge.package
+        where = self.challenge.folder, self.challenge.package, self.challenge.profile_name
         request = (where, subject, check, self.seed, self.full, again)
         assert process.stdin is not None
         assert process.stdout is not None
@@ -162,8 +162,8 @@ class _Server:
 
     @staticmethod
     @cache
-    def challenge(folder: Path, package: str) -> Challenge:
-        return Challenge(folder, package)
+    def challenge(folder: Path, package: str, profile: str) -> Challenge:
+        return Challenge(folder, package, profile)
 
     def serve(self) -> None:
         requests, answers = sys.stdin.buffer, sys.stdout.buffer
@@ -178,7 +178,7 @@ class _Server:
 
     def run(
         self,
-        where: tuple[Path, str],
+        where: tuple[Path, str, str],
         subject: str | dict[str, str],
         check_id: str,
         seed: int,

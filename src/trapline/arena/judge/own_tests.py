@@ -72,6 +72,18 @@ def own_tests(
     return found
 
 
+def tests_once(
+    folder: Path, challenge: Challenge, level: Level, inspection: Inspection
+) -> Dimension:
+    """Whether the suite passes on its own code, for a prompt that sets no form for tests."""
+    files = inspection.code.get("test_files", [])
+    if not files:
+        return Dimension(score=None, reason="the answer has no test files, and none were asked for")
+    why = why_failing(folder, challenge, level)
+    said = f"not weighed: {why}" if why else "not weighed: its tests pass on its own code"
+    return Dimension(score=None, reason=said, evidence={"files": files})
+
+
 def why_failing(folder: Path, challenge: Challenge, level: Level) -> str:
     """Why the suite does not pass on its own code; empty when it passes."""
     with open_tester(folder, challenge, level) as tests:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trapline.arena.judge.intake import Intake, take_in
+from trapline.arena.profile import ADAPTER
 from trapline.arena.record import CellKey, Level, Origin
 
 
@@ -22,6 +23,8 @@ class GradeRequest:
     origin: Origin | None = None
     #: Why there is no answer (for example, the provider failed); such a cell is `infra_error`.
     trouble: str = ""
+    #: The prompt that it answers, as a profile of the challenge; empty for the challenge's own.
+    profile: str = ""
     level: Level = "process"
     seed: int = 0
     full: bool = False
@@ -34,4 +37,7 @@ class GradeRequest:
         return CellKey(self.entrant, self.challenge, "cpu", self.attempt)
 
     def read(self) -> Intake:
-        return take_in(self.folder) if self.intake is None else self.intake
+        if self.intake is not None:
+            return self.intake
+        entries = (ADAPTER, "solution.py") if self.profile else ("solution.py",)
+        return take_in(self.folder, entries)

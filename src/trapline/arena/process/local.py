@@ -19,7 +19,6 @@ from trapline.arena.errors import SubmissionDied, SubmissionRaised
 from trapline.arena.process import wire
 from trapline.arena.process.proxy import RemoteObject, Stub, Submission
 from trapline.arena.process.session import SandboxConfig
-from trapline.arena.process.worker import SUBMISSION
 
 
 class TooLongError(BaseException):
@@ -31,7 +30,7 @@ class LocalSubmission(Submission):
 
     def __init__(self, folder: Path, config: SandboxConfig, *, full: bool = False) -> None:
         super().__init__(folder, config, full=full)
-        self._module = load(folder)
+        self._module = load(folder, config.entry)
         self._objects: dict[int, Any] = {}
 
     def fresh(self) -> "LocalSubmission":
@@ -137,18 +136,18 @@ def _copied(
     return wire.Decoder(body, resolve).decode(node)
 
 
-def load(folder: Path) -> Any:
+def load(folder: Path, entry: str = "solution") -> Any:
     names = {path.stem for path in folder.glob("*.py")}
     for name in names:
         sys.modules.pop(name, None)
     sys.path.insert(0, str(folder))
     sys.dont_write_bytecode = True
     try:
-        spec = importlib.util.spec_from_file_location(SUBMISSION, folder / f"{SUBMISSION}.py")
+        spec = importlib.util.spec_from_file_location(entry, folder / f"{entry}.py")
         assert spec is not None
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
-        sys.modules[SUBMISSION] = module
+        sys.modules[entry] = module
         spec.loader.exec_module(module)
     finally:
         sys.path.remove(str(folder))

@@ -14,6 +14,7 @@ from trapline.arena.errors import ArenaError, SubmissionDied, SubmissionRaised, 
 from trapline.arena.process import wire
 from trapline.arena.process.session import ForgeryError, Header, SandboxConfig, Session, printable
 from trapline.arena.process.transcript import Exchange, Transcript
+from trapline.arena.scope import Scope
 
 
 class Stub:
@@ -71,6 +72,11 @@ class Submission:
         if name.startswith("_"):
             raise AttributeError(name)
         return lambda *args, **kwargs: self.call(name, args, kwargs)
+
+    @property
+    def scope(self) -> Scope:
+        """What the submission was asked for."""
+        return self.config.scope
 
     @property
     def session(self) -> Session:

@@ -14,6 +14,7 @@ from trapline.arena.errors import ArenaError, SubmissionDied, SubmissionRaised
 from trapline.arena.process import wire
 from trapline.arena.process.sandbox import Launch, RunningSandbox, SandboxLimits, launch
 from trapline.arena.record import Level
+from trapline.arena.scope import WHOLE, Scope
 
 #: From starting the process to its first word, before the submission is touched: that time is ours.
 HANDSHAKE_SECONDS = 60.0
@@ -32,6 +33,10 @@ class SandboxConfig:
     limits: SandboxLimits
     call_seconds: float
     packages: tuple[str, ...] = ()
+    #: The module that offers the contract's calls: the solution itself, or its adapter.
+    entry: str = "solution"
+    #: What the submission was asked for.
+    scope: Scope = WHOLE
 
 
 class ForgeryError(SubmissionDied):
@@ -62,7 +67,8 @@ class Session:
 
     def load(self, entries: Sequence[str] = ()) -> list[str]:
         """Has the worker import the submission; returns the entry points that it lacks."""
-        reply, _ = self.ask({"op": "import", "entries": list(entries)}, (), IMPORT_SECONDS)
+        question = {"op": "import", "module": self.config.entry, "entries": list(entries)}
+        reply, _ = self.ask(question, (), IMPORT_SECONDS)
         missing = reply.get("missing")
         if not isinstance(missing, list):
             return list(entries)

@@ -12,8 +12,6 @@ import sys
 from types import ModuleType
 from typing import Any
 
-SUBMISSION = "solution"
-
 
 class Remote:
     """A callable argument or language model: calls travel to the controller and back."""
@@ -61,7 +59,7 @@ class Worker:
     def answer(self, header: dict[str, Any], body: Any) -> None:
         try:
             if header["op"] == "import":
-                self.load()
+                self.load(header["module"])
                 missing = [n for n in header["entries"] if not hasattr(self.module, n)]
                 self.send({"op": "imported", "missing": missing})
             elif header["op"] == "call":
@@ -72,14 +70,14 @@ class Worker:
         except BaseException as error:  # the submission may raise anything, SystemExit too
             self.send(_describe(error, self.folder))
 
-    def load(self) -> None:
+    def load(self, name: str) -> None:
         sys.path.insert(0, self.folder)
-        path = os.path.join(self.folder, SUBMISSION + ".py")
-        spec = importlib.util.spec_from_file_location(SUBMISSION, path)
+        path = os.path.join(self.folder, name + ".py")
+        spec = importlib.util.spec_from_file_location(name, path)
         assert spec is not None
         assert spec.loader is not None
         self.module = importlib.util.module_from_spec(spec)
-        sys.modules[SUBMISSION] = self.module
+        sys.modules[name] = self.module
         spec.loader.exec_module(self.module)
 
     def call(self, header: dict[str, Any], decoder: Any) -> None:

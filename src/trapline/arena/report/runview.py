@@ -7,6 +7,7 @@ from typing import Any
 from trapline.arena.certify.red_team import RedTeam
 from trapline.arena.record import Bundle, Cell, CellKey
 from trapline.arena.runs.store import Store
+from trapline.arena.standings.profiles import of_one_profile
 from trapline.arena.studies import ComparisonRow, ReportedField, as_cells, reproduction_table
 
 
@@ -41,16 +42,17 @@ class RunView:
         )
 
     @classmethod
-    def of(cls, store: Store) -> "RunView":
-        """The store's present state; bundles are read when a page needs them."""
-        cells = store.cells()
+    def of(cls, store: Store, profile: str | None = None) -> "RunView":
+        """The store's present state under one profile; bundles are read when a page needs them."""
+        cells = of_one_profile(store.cells(), profile)
+        profiles = {cell.profile for cell in cells}
         return cls(
             cells=cells,
             bundles=StoredBundles(store, [cell.bundle for cell in cells if cell.bundle]),
             waiting=store.waiting(),
             meta=store.meta(),
             name=store.name,
-            history=store.history(),
+            history=[cell for cell in store.history() if cell.profile in profiles],
         )
 
 

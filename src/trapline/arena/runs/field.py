@@ -1,7 +1,8 @@
 """A field of entrants on disk: `<entrant>/<challenge>/solution.py`, further attempts in
 `attempt-2`, …
 
-A `field.toml` with `gold = true` adds the gold solutions as the entrant `gold`.
+A `field.toml` with `gold = true` adds the gold solutions as the entrant `gold`; `profile = "…"`
+names the prompt that the field answers, `[profiles]` the prompts of single entrants.
 """
 
 import json
@@ -12,12 +13,15 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from pydantic import StrictBool, ValidationError
+
 import trapline
 from trapline.arena.challenge import load, load_all
 from trapline.arena.errors import UsageError
 from trapline.arena.judge.intake import ATTEMPT, SESSION
 from trapline.arena.judge.request import GradeRequest
-from trapline.arena.record import Origin
+from trapline.arena.profile import ADAPTER
+from trapline.arena.record import Origin, Record
 from trapline.arena.runs.sessions import read_session
 
 #: Written beside an answer by the harness that produced it: harness, model, status.
@@ -30,10 +34,25 @@ SETTINGS = "field.toml"
 GOLD = "gold"
 
 
+class FieldSettings(Record):
+    """`field.toml`, whole."""
+
+    gold: StrictBool = False
+    #: The prompt that every entrant answers, as a profile; empty for the challenges' own.
+    profile: str = ""
+    #: Entrant → its profile, where it differs.
+    profiles: dict[str, str] = {}
+
+    def of(self, entrant: str) -> str:
+        return self.profiles.get(entrant, self.profile)
+
+
 def find_entries(
-    field: Path, challenges: list[str], gold: bool | None = None
+    field: Path, challenges: list[str], gold: bool | None = None, profile: str | None = None
 ) -> list[GradeRequest]:
     """Every answer in the field, for these challenges or for all.
+
+    `profile` is the prompt that all of them answer; None: as the field's `field.toml` says.
 
     With `gold`, the gold solutions answer too, as the entrant `gold`, wherever an entrant does; a
     field with a folder of that name keeps its own. None: as the field's `field.toml` says.
@@ -45,6 +64,9 @@ def find_entries(
             f"{field} is a file; a field is a folder <entrant>/<challenge>/solution.py"
         )
     # Refuses an answer to an unknown challenge, which would otherwise be skipped silently.
+    settings = _settings(field)
+    if profile is not None:
+        settings = FieldSettings(gold=settings.gold, profile=profile)
     for solution in sorted(field.glob("[!.]*/[!.]*/solution.py")):
         folder = solution.parent
         if folder.name not in load_all():
@@ -57,49 +79,75 @@ def find_entries(
         for entrant in sorted(path for path in field.iterdir() if path.is_dir())
         if not entrant.name.startswith(".")
         for challenge in wanted
-        for entry in _entries_of(entrant, challenge)
+        for entry in _entries_of(entrant, challenge, settings.of(entrant.name))
     ]
     if not entries:
         raise UsageError(f"{field} holds no <entrant>/<challenge>/ folder of a challenge to grade")
-    with_gold = _wants_gold(field) if gold is None else gold
+    with_gold = settings.gold if gold is None else gold
     if with_gold and not (field / GOLD).is_dir():
-        answered = sorted({entry.challenge for entry in entries}, key=wanted.index)
-        entries += [GradeRequest(GOLD, name, 1, load(name).solution) for name in answered]
+        entries += _gold_entries(entries, settings.profile)
         entries.sort(key=lambda entry: entry.entrant)
     return entries
 
 
-def _wants_gold(field: Path) -> bool:
+def _gold_entries(entries: list[GradeRequest], profile: str) -> list[GradeRequest]:
+    """The gold solutions, or a profile's faultless controls, of every challenge answered."""
+    answered = list(dict.fromkeys(entry.challenge for entry in entries))
+    judges = [load(name, profile=profile) for name in answered if not _no_profile(name, profile)]
+    return [
+        GradeRequest(GOLD, judge.id, 1, judge.control, profile=profile)
+        for judge in judges
+        if not judge.not_run
+    ]
+
+
+def _settings(field: Path) -> FieldSettings:
     path = field / SETTINGS
     if not path.is_file():
-        return False
+        return FieldSettings()
     try:
-        settings = tomllib.loads(path.read_text())
+        return FieldSettings.model_validate(tomllib.loads(path.read_text()))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} is not valid TOML: {error}") from None
-    if settings.keys() - {"gold"} or not isinstance(settings.get("gold", False), bool):
-        raise UsageError(f"{path} may say `gold = true` or `gold = false` and nothing else")
-    return bool(settings.get("gold", False))
+    except ValidationError:
+        raise UsageError(
+            f'{path} may say `gold = true`, `profile = "name"` and a table [profiles] of '
+            'lines entrant = "name", and nothing else'
+        ) from None
 
 
-def _entries_of(entrant: Path, challenge: str) -> list[GradeRequest]:
+def _no_profile(challenge: str, profile: str) -> str:
+    """Why answers to this challenge cannot be judged by this profile; empty where they can."""
+    try:
+        load(challenge, profile=profile)
+    except UsageError as error:
+        return str(error)
+    return ""
+
+
+def _entries_of(entrant: Path, challenge: str, profile: str) -> list[GradeRequest]:
     folder = entrant / challenge
     if not folder.is_dir():
         return []
+    entry_files = (ADAPTER, "solution.py") if profile else ("solution.py",)
+    first = any((folder / name).is_file() for name in entry_files)
     attempts = {
         int(match.group(1)): path
         for path in folder.iterdir()
         if path.is_dir() and (match := ATTEMPT.fullmatch(path.name))
     }
-    if 1 in attempts and (folder / "solution.py").is_file():
+    if 1 in attempts and first:
         raise UsageError(f"{folder} holds two first attempts: solution.py and attempt-1")
-    if not attempts or (folder / "solution.py").is_file():
+    if not attempts or first:
         attempts[1] = folder
     name = printable_name(entrant.name)
     entries = [
-        GradeRequest(name, challenge, number, path, **_made_by(path))
+        GradeRequest(name, challenge, number, path, **_made_by(path), profile=profile)
         for number, path in sorted(attempts.items())
     ]
+    if reason := _no_profile(challenge, profile):
+        # Such a cell is not graded, and says why; the rest of the field is.
+        entries = [replace(entry, profile="", trouble=reason) for entry in entries]
     if name == entrant.name:
         return entries
     trouble = "the name of the entrant's folder cannot be printed; rename the folder"

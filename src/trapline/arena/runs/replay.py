@@ -20,7 +20,7 @@ class Replay(Record):
 
 def replay(bundle: Bundle, level: Level) -> Replay:
     before = bundle.cell
-    challenge = load(before.challenge)
+    challenge = load(before.challenge, profile=before.profile)
     if challenge.digest != before.challenge_digest:
         raise UsageError(f"{before.challenge} has changed since this bundle was made")
     request = GradeRequest(
@@ -31,6 +31,7 @@ def replay(bundle: Bundle, level: Level) -> Replay:
         before.harness,
         before.model,
         before.origin,
+        profile=before.profile,
         level=level,
         seed=before.seed,
         full=before.full,

@@ -54,15 +54,22 @@ def grade_field(
         if place.is_local:
             # Checks this machine once for each challenge, and notes it in the store.
             name = f"machine {this_machine()}"
-            for challenge in map(load, sorted({entry.challenge for entry in outdated})):
+            judges = {(entry.challenge, entry.profile) for entry in outdated}
+            for challenge in (load(name, profile=profile) for name, profile in sorted(judges)):
+                if challenge.not_run:
+                    continue
                 checked: dict[str, str] = store.meta().get(name, {})
                 fact = f"{challenge.digest} {options.level}"
-                if checked.get(challenge.id) != fact:
+                if checked.get(challenge.full_id) != fact:
                     check_machine(challenge, options.level)
-                    store.set_meta(**{name: {**checked, challenge.id: fact}})
+                    store.set_meta(**{name: {**checked, challenge.full_id: fact}})
         # The longest first, so that the run does not end with one of them.
-        jobs = sorted(outdated, key=lambda e: -load(e.challenge).plan.limits.call_seconds)
+        jobs = sorted(outdated, key=_call_seconds, reverse=True)
         yield from _grade_rounds(jobs, _Grader(store, options, seed, on_step, place))
+
+
+def _call_seconds(entry: GradeRequest) -> float:
+    return load(entry.challenge, profile=entry.profile).plan.limits.call_seconds
 
 
 def _grade_rounds(jobs: list[GradeRequest], work: "_Grader") -> Iterator[Cell]:
@@ -92,7 +99,7 @@ class _Grader:
         self.on_step, self.executor = on_step, executor
 
     def __call__(self, entry: GradeRequest) -> Cell | None:
-        challenge = load(entry.challenge)
+        challenge = load(entry.challenge, profile=entry.profile)
         with self.executor.slot(alone=challenge.measures_time) as slot:
             if not self._claim(entry):
                 return None
@@ -121,9 +128,10 @@ def _is_done(entry: GradeRequest, cell: Cell | None, store: Store, options: Opti
     return (
         cell is not None
         and cell.state not in ("infra_error", "not_run")
+        and cell.profile == entry.profile
         and cell.full == options.full
         and (cell.isolation == options.level or not options.only_this_level)
-        and cell.challenge_digest == load(entry.challenge).digest
+        and cell.challenge_digest == load(entry.challenge, profile=entry.profile).digest
         and cell.submission_digest == entry.read().digest
         and cell.origin == entry.origin
         and store.has_bundle(cell.bundle)
@@ -140,7 +148,9 @@ def this_machine() -> str:
 def check_machine(challenge: Challenge, level: Level) -> None:
     """Refuses a machine on which the gold solution fails a case or its own tests, or zeros pass."""
     certifier = Certifier(challenge, level)
-    tried = (certifier.right_on_cases, certifier.own_tests, partial(certifier.control, ZEROS))
+    tried = [certifier.right_on_cases, partial(certifier.control, ZEROS)]
+    if "tests" in challenge.plan.weights:
+        tried.insert(1, certifier.own_tests)
     for finding in (one() for one in tried):
         if finding.problem:
             raise ArenaError(

@@ -15,6 +15,7 @@ from trapline.challenges.flash_attention_backward.cases import (
     differentiates,
     draw,
     saved,
+    saved_in_scope,
     triple,
 )
 from trapline.challenges.flash_attention_backward.situations import BLIND, ordinary, with_logits
@@ -25,7 +26,7 @@ from trapline.challenges.flash_attention_backward.solution_lines import (
     ROW_LOOP,
     SCORES,
 )
-from trapline.challenges.flash_attention_forward.cases import REFUSALS, Shape, weighed
+from trapline.challenges.flash_attention_forward.cases import REFUSALS, Shape, form, weighed
 from trapline.challenges.flash_attention_forward.situations import holds_no_mask, holds_no_matrix
 
 # --- arrays as they come --------------------------------------------------------------------------
@@ -33,6 +34,7 @@ from trapline.challenges.flash_attention_forward.situations import holds_no_mask
 
 def arguments_survive(submission: Submission, arguments: Saved) -> None:
     """After a call, every argument is what it was."""
+    arguments = saved_in_scope(submission.scope, arguments, True)
     _, after = submission.observe("flash_attention_backward", *arguments, causal=True, tile=4)
     names = ("dout", "q", "k", "v", "out", "lse")
     for name, left, given in zip(names, after, arguments, strict=True):
@@ -149,7 +151,7 @@ def memory_rise(submission: Submission, rng: np.random.Generator) -> tuple[int, 
         submission, "flash_attention_backward", dout, q, k, v, *saved_pair, causal=True, tile=64
     )
     for name, got in zip(NAMES, triple(answer), strict=True):
-        expect.array(got, shape=q.shape, dtype=q.dtype, what=name)
+        form(submission.scope, got, q, q.dtype, name)
     # The weights of a row sum to one, so dv sums to dout.
     total = triple(answer)[2].astype(np.float64).sum(axis=2)
     expect.close(total, dout.sum(axis=2, dtype=np.float64), atol=0.1, what="dv summed over keys")

@@ -10,6 +10,7 @@ from trapline.arena.judge import expect
 from trapline.arena.judge.traps import Call, Precision, case, robustness
 from trapline.arena.process.local import LocalSubmission
 from trapline.arena.process.proxy import Submission
+from trapline.arena.scope import WHOLE, Scope
 from trapline.gold.attention import oracle
 
 Arrays = tuple[np.ndarray, np.ndarray, np.ndarray]
@@ -49,16 +50,49 @@ def rounding(q: np.ndarray, k: np.ndarray) -> float:
     return float(4.0 * eps * ((D + 4) * largest + S + 16))
 
 
-def agrees(answer: Any, q: np.ndarray, k: np.ndarray, v: np.ndarray, causal: bool) -> None:
+def in_scope(scope: Scope, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> Arrays:
+    """The same situation within what the prompt asks for: equal heads, equal lengths.
+
+    The shorter of queries and keys is repeated until both have the same length.
+    """
+    if not scope.has("grouped_heads"):
+        k, v = (np.repeat(x, q.shape[1] // k.shape[1], axis=1) for x in (k, v))
+    if not scope.has("unequal_lengths") and q.shape[2] and k.shape[2]:
+        length = max(q.shape[2], k.shape[2])
+        q, k, v = (np.take(x, np.arange(length) % x.shape[2], axis=2) for x in (q, k, v))
+    return q, k, v
+
+
+def form(scope: Scope, got: Any, like: np.ndarray, dtype: Any, what: str) -> np.ndarray:
+    """An array of this shape, and of this dtype where the prompt asks for one."""
+    if not scope.has("dtypes"):
+        dtype = getattr(got, "dtype", None)
+    return expect.array(got, shape=like.shape, dtype=dtype, what=what)
+
+
+def agrees(
+    answer: Any, q: np.ndarray, k: np.ndarray, v: np.ndarray, causal: bool, scope: Scope = WHOLE
+) -> None:
     """The answer is (out, lse) of the right shapes, dtypes and values."""
     out, lse = pair(answer)
     want_out, want_lse = oracle.attention(q, k, v, causal=causal)
-    slack = rounding(q, k)
-    expect.array(out, shape=want_out.shape, dtype=q.dtype, what="out")
-    expect.array(lse, shape=want_lse.shape, dtype=q.dtype, what="lse")
+    slack = max(rounding(q, k), scope.tolerance)
+    form(scope, out, want_out, q.dtype, "out")
     reach = float(np.max(np.abs(v), initial=1.0))
     expect.close(out, want_out, atol=slack * reach, what="out")
-    expect.close(lse, want_lse, atol=slack, what="lse")
+    if scope.has("lse"):
+        form(scope, lse, want_lse, q.dtype, "lse")
+        expect.close(lse, want_lse, atol=slack, what="lse")
+
+
+def asked(entry: str, answer: Any, scope: Scope) -> Any:
+    """The answer without a log-sum-exp that was not asked for."""
+    if scope.has("lse") or entry != "flash_attention":
+        return answer
+    is_pair = isinstance(answer, tuple | list) and len(answer) == 2
+    if is_pair and isinstance(answer[0], tuple | list):  # with the arguments as left
+        return asked(entry, answer[0], scope), answer[1]
+    return answer[:1] if is_pair else answer
 
 
 def pair(answer: Any) -> tuple[Any, Any]:
@@ -79,7 +113,9 @@ def attends(
     tile: int = 64,
 ) -> None:
     """The submission's attention of these inputs is right."""
-    agrees(submission.flash_attention(q, k, v, causal=causal, tile=tile), q, k, v, causal)
+    q, k, v = in_scope(submission.scope, q, k, v)
+    answer = submission.flash_attention(q, k, v, causal=causal, tile=tile)
+    agrees(answer, q, k, v, causal, submission.scope)
 
 
 def weighed(
@@ -244,18 +280,20 @@ def speed(submission: Submission, rng: np.random.Generator) -> Call:  # noqa: AR
     )
 
 
-def memory(submission: Submission, rng: np.random.Generator, size: int) -> Call:  # noqa: ARG001
+def memory(submission: Submission, rng: np.random.Generator, size: int) -> Call:
     """T = S = size: a score matrix has size² elements, everything else is linear and small."""
     q, k, v = Shape(T=size, S=size, D=4).draw(rng, np.float32)
     rows = [int(row) for row in rng.choice(size, 4, replace=False)]
 
     def check(answer: Any) -> None:
         out, lse = pair(answer)
-        expect.array(out, shape=q.shape, dtype=q.dtype, what="out")
-        expect.array(lse, shape=q.shape[:3], dtype=q.dtype, what="lse")
+        scope = submission.scope
+        form(scope, out, q, q.dtype, "out")
+        if scope.has("lse"):
+            form(scope, lse, q[..., 0], q.dtype, "lse")
         for row in rows:
             here, past = slice(row, row + 1), slice(row + 1)
-            seen = k[:, :, past], v[:, :, past]
-            agrees((out[:, :, here], lse[:, :, here]), q[:, :, here], *seen, causal=True)
+            part = out[:, :, here], lse[:, :, here] if scope.has("lse") else None
+            agrees(part, q[:, :, here], k[:, :, past], v[:, :, past], True, scope)
 
     return Call("flash_attention", (q, k, v), {"causal": True, "tile": 64}, check=check)

@@ -1,0 +1,104 @@
+"""Profiles: a challenge as another prompt states it, in `profiles/<name>/profile.toml`.
+
+A profile either takes part of the challenge's own contract (its `scope`), or brings a rule of its
+own: `cases.py`, `traps.py` and `solution/` beside `profile.toml`.
+"""
+
+import tomllib
+from pathlib import Path
+
+from pydantic import Field, ValidationError
+
+from trapline.arena.errors import UsageError
+from trapline.arena.record import Record
+from trapline.arena.scope import Scope
+
+FOLDER = "profiles"
+PLAN = "profile.toml"
+#: Maps the contract's calls to an answer's own functions; beside the answer.
+ADAPTER = "adapter.py"
+#: A faultless answer to the profile's prompt, with its adapter; a rule of its own has `solution`.
+CONTROL = "control"
+
+
+class EntrySigns(Record):
+    """How to recognise one of the functions or classes that the prompt asks for."""
+
+    #: Regular expressions; the whole name must match one of them, whatever its case.
+    names: list[str] = Field(min_length=1)
+    #: Parameters of which at least this many must occur, by lower-case name.
+    parameters: list[str] = []
+    least: int = 0
+
+
+class TaskSigns(Record):
+    """How `trapline adopt` recognises an answer to this prompt without running it."""
+
+    #: Words of the task folder's name, in any order of preference.
+    folders: list[str] = []
+    #: Regular expressions; a prompt that matches all of them states this task.
+    prompt: list[str] = []
+    #: Entry point of the adapter's template → what it looks like in an answer.
+    entries: dict[str, EntrySigns] = {}
+
+
+class ProfilePlan(Record):
+    """`profile.toml`, whole."""
+
+    summary: str
+    #: What an answer's adapter provides; the challenge's entry points if empty.
+    entry_points: list[str] = []
+    #: Capabilities of the challenge that the prompt asks for.
+    scope: list[str] = []
+    #: Relative error that the prompt allows.
+    tolerance: float = 0.0
+    #: Why answers to this prompt cannot be executed; empty where they can.
+    not_run: str = ""
+    weights: dict[str, float] = {}
+    recognise: TaskSigns = TaskSigns()
+
+
+class Profile:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.name = folder.name
+        self.plan = _read_plan(folder / PLAN)
+
+    @property
+    def has_rule(self) -> bool:
+        """Whether it is judged by a rule of its own instead of by part of the contract."""
+        return (self.folder / "cases.py").is_file()
+
+    @property
+    def scope(self) -> Scope:
+        return Scope(frozenset(self.plan.scope), self.plan.tolerance)
+
+    @property
+    def template(self) -> Path:
+        """The adapter for answers whose functions have the names of the prompt."""
+        return self.folder / ADAPTER
+
+
+def profile_names(challenge: Path) -> list[str]:
+    """The profiles in a challenge's folder."""
+    return sorted(path.parent.name for path in (challenge / FOLDER).glob(f"*/{PLAN}"))
+
+
+def read_profile(challenge: Path, name: str) -> Profile:
+    """The profile of this name, or a `UsageError` that names the ones there are."""
+    known = profile_names(challenge)
+    if name not in known:
+        there = f"its profiles are: {', '.join(known)}" if known else "it has no profiles"
+        raise UsageError(f"{challenge.name} has no profile {name!r}; {there}")
+    return Profile(challenge / FOLDER / name)
+
+
+def _read_plan(path: Path) -> ProfilePlan:
+    try:
+        return ProfilePlan.model_validate(tomllib.loads(path.read_text()))
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"{path} is not valid TOML: {error}") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise UsageError(f"{path}: {where}: {first['msg']}") from None
