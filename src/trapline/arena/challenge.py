@@ -265,7 +265,7 @@ class Challenge:
         return total.hexdigest()
 
     def _own_files(self) -> Iterator[Path]:
-        """The challenge's files; of its profiles only the one that judges, of its tracks its own."""
+        """The challenge's files, of its profiles and tracks only its own."""
         others = (self.folder / FOLDER, self.folder / GPU_FOLDER)
         for path in _files_in(self.folder):
             if not any(folder in path.parents for folder in others):

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from trapline.arena.certify import controls
-from trapline.arena.certify.certify import Certifier
+from trapline.arena.certify.certify import Certifier, Subject
 from trapline.arena.challenge import Challenge, load
 from trapline.arena.errors import ArenaError, InterruptedRunError
 from trapline.arena.judge.request import GradeRequest
@@ -148,7 +148,7 @@ def this_machine() -> str:
 def check_machine(challenge: Challenge, level: Level) -> None:
     """Refuses a machine on which the gold solution fails a case or its own tests, or zeros pass."""
     certifier = Certifier(challenge, level)
-    tried = [certifier.right_on_cases, partial(certifier.control, ZEROS)]
+    tried: list[Subject] = [certifier.right_on_cases, partial(certifier.control, ZEROS)]
     if "tests" in challenge.plan.weights:
         tried.insert(1, certifier.own_tests)
     for finding in (one() for one in tried):
