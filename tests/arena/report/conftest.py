@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from trapline.arena.judge import rubric
-from trapline.arena.record import Bundle, Cell, CheckResult, Dimension
+from trapline.arena.record import Bundle, Cell, CheckResult, Dimension, Finding, Origin
 from trapline.arena.report.catalog import ChallengeInfo, TrapInfo
 from trapline.arena.report.runview import RunView
 from trapline.arena.report.server import LiveRun, ViewServer
@@ -96,10 +96,25 @@ def make_cell(
     traps = [
         CheckResult(
             id=trap.id,
-            state="fail" if bad else "pass",
+            state="sprung" if bad else "pass",
+            dimension="traps",
             message=f"row 3: got 0.25, expected 0.75 ({trap.catches})" if bad else "",
         )
         for trap, bad in zip(TRAPS, fell, strict=True)
+    ]
+    findings = [
+        Finding(
+            cause=trap.id,
+            certainty="confirmed",
+            severity=trap.severity,
+            sentence=f"{trap.catches}.",
+            explains=[trap.id],
+            penalty=rubric.PENALTY[trap.severity],
+            call="layer_norm(float32[4, 8] from -1 to 1)",
+            where="solution.py:9 in layer_norm",
+        )
+        for trap, bad in zip(TRAPS, fell, strict=True)
+        if bad
     ]
     holds = bool(rng.random() < strength + 0.4)
     cases = [
@@ -116,7 +131,8 @@ def make_cell(
     fields: dict[str, Any] = {
         "entrant": entrant, "challenge": challenge, "state": state, "score": score,
         "letter": rubric.letter(score or 0.0), "isolation": "bubblewrap", "dimensions": dimensions,
-        "cases": cases, "traps": traps, "submission_digest": "5" * 64, "challenge_digest": "c" * 64,
+        "cases": cases, "traps": traps, "findings": findings,
+        "submission_digest": "5" * 64, "challenge_digest": "c" * 64,
         "reason": "every case holds" if holds else "1 of 2 cases does not hold: matches-oracle",
         "seed": 7, "versions": {"numpy": "2.3"}, "started": STARTED, "seconds": 2.5,
     }  # fmt: skip
@@ -151,13 +167,34 @@ def make_dimensions(
     }
 
 
+def make_origin(place: int, number: int) -> Origin:
+    return Origin(
+        status="solved",
+        provider="models.example",
+        model_version=f"model-{place}-2026-10",
+        answered="2026-11-14T09:30:00+00:00",
+        input_tokens=1000 + number,
+        output_tokens=4000 - 10 * place,
+        turns=2,
+        cost_usd=0.25 * (place + 1),
+        seconds=61.5,
+        sampling={"temperature": 0.7, "seed": 11},
+        price_usd={"input": 2.0, "output": 8.0},
+        limits={"rounds": 2},
+    )
+
+
 def with_bundle(cell: Cell, source: str) -> tuple[Cell, Bundle]:
     files = {
         "solution.py": source,
         "test_solution.py": "def test_one():\n    assert True\n",
         "ANALYSIS.md": "# Why\n\nBecause.\n",
     }
-    bundle = Bundle(cell=cell, files=files)
+    said = [
+        {"source": "user", "message": "Write `solve(x)`."},
+        {"source": "agent", "message": "Done."},
+    ]
+    bundle = Bundle(cell=cell, files=files, raw={"transcript": said})
     return cell.model_copy(update={"bundle": digest(canonical(bundle))}), bundle
 
 
@@ -172,6 +209,7 @@ def build_run(
         for number, challenge in enumerate(challenges):
             changes = {
                 "harness": ("plain", "full")[place % 2],
+                "origin": make_origin(place, number),
                 "started": STARTED + timedelta(minutes=number),
             }
             cell = make_cell(entrant, challenge, strength, rng, **changes)
@@ -216,6 +254,7 @@ def small_run() -> RunView:
         "dimensions": {},
         "cases": [],
         "traps": [],
+        "findings": [],
         "bundle": "",
     }
     cells[7] = cells[7].model_copy(

@@ -60,16 +60,18 @@ def address(site, name="index.html"):
 
 
 def test_matrix_leads_to_the_failed_trap_of_a_cell(site, small_run, open_page):
-    cell = next(cell for cell in small_run.cells if cell.state == "pass" and cell.fallen())
+    cell = next(c for c in small_run.cells if c.findings and c.state == "pass")
+    mark = ["◆"] if any(f.severity == "critical" for f in cell.findings) else []
     page = open_page()
     page.goto(address(site))
-    row = page.locator(f"tr[data-name='{cell.entrant}']").first
+    row = page.locator(f".matrix tr[data-name='{cell.entrant}']")
     square = row.locator(f"a[href*='--{cell.challenge}--']")
-    assert square.inner_text().split() == [cell.letter, f"{cell.score:.1f}"]
+    assert square.inner_text().split() == [cell.letter, *mark, f"{cell.score:.1f}"]
     square.click()
     page.wait_for_url("**/cells/*.html")
     failed = page.locator(f"#trap-{cell.fallen()[0]}")
-    assert "row 3: got 0.25, expected 0.75" in failed.locator("pre").inner_text()
+    page.goto(f"{page.url.split('#')[0]}#trap-{cell.fallen()[0]}")
+    assert "row 3: got 0.25, expected 0.75" in failed.locator("pre.message").inner_text()
 
 
 def test_states_without_a_letter_are_words(site, open_page):
@@ -89,7 +91,9 @@ def test_hostile_text_does_nothing(site, small_run, open_page):
     assert page.locator("h1").inner_text() == name
     page.locator("tbody a").first.click()
     page.wait_for_url("**/cells/*.html")
-    assert "</script><script>document.title" in page.locator("pre.source").first.inner_text()
+    page.locator("summary", has_text="solution.py").first.click()
+    shown = page.locator("pre.source[aria-label='solution.py']").inner_text()
+    assert "</script><script>document.title" in shown
     assert page.title().endswith("Trapline")
 
 
@@ -165,6 +169,62 @@ def test_keyboard_walks_through_the_matrix(site, open_page):
     assert focused == "square--marten--tiles--cpu"
     page.keyboard.press("Enter")
     page.wait_for_url("**/cells/marten--tiles--cpu--1.html")
+
+
+def test_standings_are_sorted_by_a_click(site, open_page):
+    page = open_page()
+    page.goto(address(site))
+    column = page.locator("#standings table.standings").first
+
+    def values():
+        cells = column.locator("tbody tr td:nth-child(3)").all_inner_texts()
+        return [float(text) for text in cells]
+
+    head = column.get_by_role("button", name="Mean score")
+    head.click()
+    assert values() == sorted(values())
+    assert column.locator("th[aria-sort=ascending]").count() == 1
+    head.click()
+    assert values() == sorted(values(), reverse=True)
+
+
+def test_search_finds_bugs_by_any_word(site, open_page):
+    page = open_page()
+    page.goto(address(site, "traps.html"))
+    box = page.get_by_role("searchbox")
+    box.fill("variance tiles-does-not-exist")
+    assert page.locator("#bugs tbody tr:visible").count() == 0
+    box.fill("flash CONTIGUOUS")
+    rows = page.locator("#bugs tbody tr:visible").all_inner_texts()
+    assert rows
+    assert all("Flash" in row and "contiguous" in row for row in rows)
+    box.fill("")
+    assert page.locator("#bugs tbody tr:visible").count() > len(rows)
+
+
+def test_link_to_a_folded_finding_opens_it(site, small_run, open_page):
+    cell = next(cell for cell in small_run.cells if len(cell.findings) > 1 and cell.bundle)
+    page = open_page()
+    path = f"cells/{cell.entrant}--{cell.challenge}--cpu--1.html"
+    page.goto(address(site, path))
+    folded = page.locator("details.finding:not([open])").first
+    name = folded.get_attribute("id")
+    page.goto(address(site, path) + f"#{name}")
+    assert page.locator(f"#{name}[open]").count() == 1
+
+
+def test_link_and_command_are_copied(serve, small_run, open_page):
+    cell = next(cell for cell in small_run.cells if cell.findings and cell.bundle)
+    server = serve(lambda: small_run)
+    page = open_page(permissions=["clipboard-read", "clipboard-write"])
+    page.goto(f"{server.url}cells/{cell.entrant}--{cell.challenge}--cpu--1.html")
+    page.locator("details.finding[open] button[data-copy-link]").click()
+    copied = page.evaluate("navigator.clipboard.readText()")
+    assert "#trap-" in copied
+    assert copied.startswith(server.url)
+    page.locator("details.finding[open] button[data-copy]").click()
+    copied = page.evaluate("navigator.clipboard.readText()")
+    assert copied.startswith("trapline reproduce ")
 
 
 def test_skip_link_is_the_first_stop(site, open_page):

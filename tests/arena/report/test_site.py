@@ -1,6 +1,7 @@
 """The site on disk: complete, closed in itself, harmless."""
 
 import re
+from html import unescape
 from html.parser import HTMLParser
 from urllib.parse import urldefrag
 
@@ -97,7 +98,7 @@ def test_files_stay_inside_and_have_safe_names(site):
 
 def test_answer_with_its_caveat_comes_before_the_matrix(site):
     text = (site / "index.html").read_text()
-    places = [text.index(part) for part in ("TL;DR", "Ranking:", "Caveat:", ">Grades<")]
+    places = [text.index(part) for part in ("TL;DR", "Caveat:", ">Ranking<", ">Grades<")]
     assert places == sorted(places)
 
 
@@ -126,6 +127,84 @@ def test_judge_is_named_where_one_was_used(small_run, told):
     judged = cell.model_copy(update={"dimensions": cell.dimensions | {"analysis": analysis}})
     page = Site(RunView(cells=[judged]), told=told).render("index.html")
     assert "A language model judged the analysis: judge-9." in page
+
+
+def test_first_line_says_what_this_is(site):
+    text = (site / "index.html").read_text()
+    lede = re.search(r'<p class="lede">(.*?)</p>', text)[1]
+    assert lede == (
+        "Trapline grades code for LLM systems by looking for known bugs. Here 5 entrants answered "
+        "4 challenges with 16 traps; graded on 2026-11-15 at isolation level bubblewrap."
+    )
+
+
+def test_standings_have_coverage_cost_tokens_and_date(site):
+    text = (site / "index.html").read_text()
+    row = re.search(r'<tr data-name="heron">.*?</tr>', text)[0]
+    for part in ("4/4", ">1.00<", "20,006", "2026-11-14", '<span class="interval"'):
+        assert part in row
+
+
+def test_entrants_with_few_challenges_are_in_a_block_of_their_own(make_run, told):
+    run = make_run(["heron", "otter"], ["rows", "tiles", "tree"])
+    made = Site(RunView(cells=run.cells[:4]), told=told)
+    page = made.render("index.html")
+    assert page.index("Too few challenges for a place") < page.index('data-name="otter"')
+    assert "Too few challenges for a place." in made.render("entrants/otter.html")
+
+
+def test_matrix_has_means_and_marks(small_run, told):
+    made = Site(small_run, told=told)
+    page = made.render("index.html")
+    marks = {square.mark for square in made.reading.field.squares.values()}
+    assert marks == {"", "✗", "◆"}
+    scores = [cell.score for cell in small_run.cells if cell.challenge == "rows"]
+    assert f'<td class="mean">{sum(scores) / len(scores):.1f}</td>' in page
+    assert "<b>◆</b> a critical finding: at most 86 points" in page
+
+
+def test_answer_that_was_not_given_has_a_word(make_run, told):
+    run = make_run(["heron", "otter"], ["rows"])
+    none = {"state": "no_answer", "score": 0.0, "letter": "F", "findings": [], "traps": []}
+    made = Site(RunView(cells=[run.cells[0], run.cells[1].model_copy(update=none)]), told=told)
+    assert ">no answer<" in made.render("index.html")
+    assert ">no answer<" in made.render("cells/otter--rows--cpu--1.html")
+
+
+def test_cell_leads_with_its_gravest_finding(small_run, told, site):
+    cell = next(c for c in small_run.cells if len(c.findings) > 1 and c.state in ("pass", "fail"))
+    page = (site / Site(small_run, told=told).reading.field.cell_href(cell)).read_text()
+    worst = min(cell.findings, key=lambda f: ("critical", "major", "minor").index(f.severity))
+    lead = f"The gravest of {len(cell.findings)} findings: {worst.sentence}"
+    assert lead in unescape(re.search(r"data-reason>(.*?)</p>", page)[1])
+    order = [page.index(part) for part in ("data-reason", 'id="findings"', "Where the score")]
+    assert order == sorted(order)
+    assert "<mark>   9  " in page
+    assert f"trapline reproduce {cell.bundle}.json" in page
+    for part in (
+        "models.example",
+        "temperature 0.7, seed 11",
+        "Transcript, redacted",
+        "input 2, output 8",
+    ):
+        assert part in page
+
+
+def test_only_the_first_finding_is_open(small_run, told):
+    cell = next(cell for cell in small_run.cells if len(cell.findings) > 1 and cell.bundle)
+    made = Site(small_run, told=told)
+    page = made.render(made.reading.field.cell_href(cell))
+    assert page.count("<details") > 6
+    assert page.count(" open>") == 1
+
+
+def test_cell_from_before_findings_shows_its_traps(small_run, told):
+    cell = next(cell for cell in small_run.cells if cell.findings)
+    old = [t.model_copy(update={"state": "fail"}) if t.accuses else t for t in cell.traps]
+    made = Site(RunView(cells=[cell.model_copy(update={"findings": [], "traps": old})]), told=told)
+    page = made.render(made.reading.field.cell_href(cell))
+    for name in cell.fallen():
+        assert f'id="trap-{name}"' in page
 
 
 def test_kill_matrix_lists_mutants_and_what_they_fell_to(small_run, told):
@@ -165,7 +244,8 @@ def test_several_attempts_share_a_square_and_link_each_other(make_run, told):
 def test_cost_is_on_the_cell_and_in_the_standings(make_run, told):
     run = make_run(["one", "two"], ["rows"])
     spent = Origin(input_tokens=12_340, output_tokens=2050, turns=7, seconds=185.0, cost_usd=0.125)
-    cells = [run.cells[0].model_copy(update={"origin": spent}), run.cells[1]]
+    silent = [cell.model_copy(update={"origin": None}) for cell in run.cells]
+    cells = [silent[0].model_copy(update={"origin": spent}), silent[1]]
     made = Site(RunView(cells=cells), told=told)
     told_of = "12,340 tokens in, 2,050 out, 7 turns, 3 min 5 s, 0.12 USD"
     pages = [made.render(f"cells/{name}--rows--cpu--1.html") for name in ("one", "two")]
@@ -173,7 +253,7 @@ def test_cost_is_on_the_cell_and_in_the_standings(make_run, told):
     standings = made.render("standings.html")
     assert "What the answers took" in standings
     assert standings.count("3 min 5 s") == 1
-    assert "What the answers took" not in Site(run, told=told).render("standings.html")
+    assert "What the answers took" not in Site(RunView(silent), told=told).render("standings.html")
 
 
 def test_tracks_have_columns_of_their_own(make_run, told):

@@ -99,7 +99,7 @@ def test_a_shape_has_evidence_for_every_trait(cell):
     ]
     a, b, _ = shapes(cells)
     assert [(trait.name, trait.evidence) for trait in a.strengths] == [
-        ("t", "held t where 2 of 2 others fell"),
+        ("t", "does not have the bug t; 2 of 2 others do"),
         ("tests", "tests 95.0, the others 55.0 on the same challenge"),
     ]
     assert [trait.name for trait in a.weaknesses] == ["code"]
@@ -113,7 +113,7 @@ def test_a_shape_has_evidence_for_every_trait(cell):
 def test_only_entrant_that_fell_has_a_weakness(cell):
     cells = [cell("a", "one", 80.0, fell=["t"])]
     cells += [cell(name, "one", 90.0, held=["t"]) for name in "bcd"]
-    assert shapes(cells)[0].weaknesses[0].evidence == "fell into t where 3 of 3 others held"
+    assert shapes(cells)[0].weaknesses[0].evidence == "has the bug t; 3 of 3 others do not"
     assert shapes(cells)[1].strengths == []
 
 

@@ -34,6 +34,8 @@ def in_words(value: Any) -> str:
             return f"{value.dtype}{list(value.shape)} {np.array2string(value, separator=', ')}"
         low, high = _range(value)
         return f"{value.dtype}{list(value.shape)} from {low} to {high}"
+    if isinstance(value, Stub):
+        return "<the model>"
     if isinstance(value, list | tuple) and len(value) > _MOST_SHOWN:
         return f"{type(value).__name__} of {len(value)}"
     if isinstance(value, list | tuple):

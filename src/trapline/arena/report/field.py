@@ -15,6 +15,7 @@ from trapline.arena.report.runview import RunView
 #: The word that the matrix shows where there is no letter.
 WORDS = {
     "hack": "hack",
+    "no_answer": "no answer",
     "infra_error": "error",
     "not_run": "not run",
     "waiting": "waiting",
@@ -40,14 +41,29 @@ class Square:
     href: str | None
 
     @property
+    def graded(self) -> bool:
+        """Whether the letter says more than the state."""
+        return self.letter is not None and self.state not in WORDS
+
+    @property
     def shown(self) -> str:
-        return self.letter if self.letter and self.state != "hack" else WORDS[self.state]
+        return self.letter if self.letter and self.graded else WORDS[self.state]
 
     @property
     def heat(self) -> str:
-        if self.letter and self.state != "hack":
+        if self.letter and self.graded:
             return letter_class(self.letter)
         return "s-" + self.state.replace("_", "-")
+
+    @property
+    def mark(self) -> str:
+        """✗ where the contract fails, ◆ where a critical finding caps the score."""
+        if not self.graded:
+            return ""
+        if self.state == "fail":
+            return "✗"
+        found = (finding for cell in self.attempts for finding in cell.findings)
+        return "◆" if any(finding.severity == "critical" for finding in found) else ""
 
 
 def letter_class(letter: str) -> str:
@@ -120,7 +136,7 @@ class Field:
             letter = attempts[0].letter
         # The worst state of any graded attempt; unmeasured attempts count last.
         states = {cell.state for cell in attempts}
-        worst = ("hack", "fail", "pass", "infra_error", "not_run")
+        worst = ("hack", "no_answer", "fail", "pass", "infra_error", "not_run")
         return Square(
             entrant,
             column,
@@ -179,6 +195,9 @@ class Field:
                     "state": square.state,
                     "heat": square.heat,
                     "shown": square.shown,
+                    "mark": square.mark,
+                    "graded": square.graded,
+                    "attempts": [self.cell_href(cell) for cell in square.attempts],
                     "score": square.score,
                     "href": square.href,
                 }

@@ -9,7 +9,6 @@ import re
 import warnings
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -51,14 +50,6 @@ WIDTH, BELOW, ABOVE = 5.8, 0.55, 0.12
 MOST_NAMED_LINES = 12
 #: Beyond this many rows, labels are left out: the table beside the plot has the names.
 MOST_LABELS = 40
-
-
-@dataclass(frozen=True)
-class Interval:
-    label: str
-    low: float
-    middle: float
-    high: float
 
 
 def _matplotlib() -> Any:
@@ -143,23 +134,6 @@ def plain(text: str) -> str:
     """Text that matplotlib draws literally: no math mode, no unprintable characters."""
     shown = "".join(char if char.isprintable() else "�" for char in text).replace("$", r"\$")
     return shown if len(shown) <= 28 else shown[:27] + "…"
-
-
-def forest(rows: Sequence[Interval], xlabel: str, label: str) -> Markup:
-    with _context():
-        labels = [plain(row.label) for row in rows]
-        fig, axes = _draw(ABOVE + BELOW + 0.27 * len(rows), _label_width(labels))
-        places = np.arange(len(rows))
-        low = np.array([row.low for row in rows])
-        high = np.array([row.high for row in rows])
-        axes.hlines(places, low, high, color=ACCENT, linewidth=5, alpha=0.35, capstyle="round")
-        axes.plot([row.middle for row in rows], places, "o", color=ACCENT, markersize=6.5)
-        axes.set_yticks(places, labels)
-        axes.set_ylim(len(rows) - 0.4, -0.6)
-        axes.set_xlabel(xlabel)
-        axes.xaxis.get_major_locator().set_params(integer=True)
-        _finish_axes(axes, "x")
-        return _finish(fig, label)
 
 
 def dots(

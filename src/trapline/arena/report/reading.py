@@ -6,7 +6,8 @@ from functools import cached_property
 from statistics import fmean, median
 from typing import Any
 
-from trapline.arena.record import DIMENSIONS, Cell
+from trapline.arena.record import DIMENSIONS, Cell, Finding
+from trapline.arena.report import findings
 from trapline.arena.report.catalog import ChallengeInfo, describe
 from trapline.arena.report.field import Column, Field
 from trapline.arena.report.plots import EntrantPlot
@@ -40,8 +41,8 @@ class Reading:
     @cached_property
     def order(self) -> list[str]:
         """Entrants in the order of the standings; those without a place last."""
-        placed = list(self.standing)
-        return placed + [name for name in self.field.entrants if name not in self.standing]
+        named = [*self.standing, *self.ranking.few]
+        return named + [name for name in self.field.entrants if name not in named]
 
     @cached_property
     def cells_of(self) -> dict[str, list[Cell]]:
@@ -105,6 +106,9 @@ class Reading:
             stages = [stage or "unrated" for stage in self.stages]
             self._entrant_plots[dimensions] = EntrantPlot(dimensions, medians, stages)
         return self._entrant_plots[dimensions]
+
+    def findings(self, cell: Cell) -> list[Finding]:
+        return findings.of_cell(cell, self.field.challenges[cell.challenge])
 
     def duel(self, *entrants: str) -> Duel:
         """These entrants side by side, easiest challenge first."""

@@ -13,7 +13,7 @@ from markupsafe import Markup
 from trapline.arena.certify.certify import Certificate
 from trapline.arena.judge import rubric
 from trapline.arena.record import CheckResult
-from trapline.arena.report import evidence, formats, tables
+from trapline.arena.report import evidence, findings, formats, tables
 from trapline.arena.report.catalog import ChallengeInfo
 from trapline.arena.report.field import letter_class
 from trapline.arena.report.pages import (
@@ -65,6 +65,7 @@ def _environment() -> Environment:
         "cut": evidence.cut,
         "letter_class": letter_class,
         "tags": tags,
+        "opening": findings.opening,
     }
     environment.globals |= {
         "rubric": rubric,

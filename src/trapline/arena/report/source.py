@@ -79,6 +79,20 @@ def _python(text: str) -> Markup:
     return Markup(highlight(text, _PYTHON, _HTML))  # noqa: S704 - Pygments escapes what it wraps
 
 
+def excerpt(text: str, line: int, around: int) -> Markup:
+    """The lines around one line, numbered, that one marked."""
+    lines = text[:LONGEST].splitlines()
+    if not 1 <= line <= len(lines):
+        return Markup("")
+    first, last = max(1, line - around), min(len(lines), line + around)
+    part = _python("\n".join(lines[first - 1 : last])).split("\n")
+    numbered = [
+        Markup("{:4d}  {}").format(number, row) for number, row in enumerate(part, start=first)
+    ]
+    numbered[line - first] = Markup("<mark>{}</mark>").format(numbered[line - first])
+    return Markup("\n").join(numbered)
+
+
 def render(path: str, text: str) -> Markup:
     """The file as HTML for a `<pre>`; everything in it is escaped."""
     shown = text[:LONGEST]

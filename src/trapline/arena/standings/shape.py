@@ -97,8 +97,8 @@ def _trap_trait(entrant: str, moment: Moment) -> tuple[bool, Trait] | None:
     others = len(alike) + len(unlike) - 1
     if entrant not in alike or not unlike or (len(alike) - 1) / others > RARE:
         return None
-    did, did_not = ("fell into", "held") if fell else ("held", "fell")
-    evidence = f"{did} {moment.trap} where {len(unlike)} of {others} others {did_not}"
+    did, did_not = ("has", "do not") if fell else ("does not have", "do")
+    evidence = f"{did} the bug {moment.trap}; {len(unlike)} of {others} others {did_not}"
     where = Item(moment.challenge, moment.track).label
     size = 100.0 * len(unlike) / others
     return not fell, Trait(

@@ -128,12 +128,12 @@ def _moments(reading: Reading) -> list[str]:
     found = [moment_row(reading, moment) for moment in moments(reading.run.cells, 3)]
     if not found:
         return []
-    lines = ["## The traps that split the field"]
+    lines = ["## Bugs that separate the field"]
     for number, row in enumerate(found, start=1):
         lines += ["", f"### {number}. {text(row['trap'])} ({text(row['challenge'])})", ""]
         if row["catches"]:
             lines += [text(row["catches"]), ""]
-        lines += bullets([f"held: {named(row['held'])}", f"fell: {named(row['fell'])}"])
+        lines += bullets([f"found in: {named(row['fell'])}", f"not found in: {named(row['held'])}"])
     return lines
 
 
@@ -145,7 +145,7 @@ def _failures(reading: Reading) -> list[str]:
         rows = [
             [m.trap, m.challenge, f"{len(m.fell)} of {len(m.fell) + len(m.held)}"] for m in common
         ]
-        lines += ["## Common failure modes", "", *table(["Trap", "Challenge", "Fell"], rows), ""]
+        lines += ["## Common failure modes", "", *table(["Bug", "Challenge", "Found in"], rows), ""]
     if silent:
         told = [
             f"{bug.entrant}, {bug.challenge}: {named([*bug.traps, *bug.cases])}"

@@ -1,6 +1,7 @@
 """3-way comparisons: the first three of the standings, side by side."""
 
 from trapline.arena.record import Cell
+from trapline.arena.report import findings
 from trapline.arena.report.markdown.parts import rubric_table, summary, title_of, winner
 from trapline.arena.report.markdown.syntax import bullets, join, table, text
 from trapline.arena.report.reading import Reading
@@ -48,12 +49,12 @@ def _task(reading: Reading, result: Duel, number: int, bout: Bout) -> list[str]:
             if (cell.challenge, cell.track) == (bout.challenge, bout.track)
         ]
         for cell in cells:
-            lines += ["", *_entrant(cell)]
+            lines += ["", *_entrant(reading, cell)]
     decided = winner(bout.winners, result.entrants, bout.margin)
     return [*lines, "", f"### {text(info.title)} winner: {decided}"]
 
 
-def _entrant(cell: Cell) -> list[str]:
+def _entrant(reading: Reading, cell: Cell) -> list[str]:
     measured = {
         name: dimension
         for name, dimension in cell.dimensions.items()
@@ -61,7 +62,8 @@ def _entrant(cell: Cell) -> list[str]:
     }
     good = [f"{n}: {d.reason} ({d.score:.0f})" for n, d in measured.items() if (d.score or 0) >= 90]
     bad = [f"{n}: {d.reason} ({d.score:.0f})" for n, d in measured.items() if (d.score or 0) < 70]
-    bad += [f"fell into {trap.id}: {trap.message}" for trap in cell.traps if trap.accuses]
+    found = findings.gravest_first(reading.findings(cell))
+    bad += [f"{finding.severity} finding {finding.cause}: {finding.sentence}" for finding in found]
     score = "" if cell.score is None else f" ({cell.score:.1f})"
     lines = [f"### {text(cell.entrant)}", "", f"Grade: **{cell.letter or cell.state}**{score}"]
     for heading, items in (("Strengths:", good), ("Weaknesses:", bad)):

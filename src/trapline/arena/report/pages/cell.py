@@ -1,19 +1,22 @@
-"""One cell: every dimension with its evidence, what failed and why, and the source."""
+"""One cell: its findings first; cases, dimensions, origin and source are folded."""
 
 from typing import Any
 
 from markupsafe import Markup
 
-from trapline.arena.record import DIMENSIONS, Bundle, Cell, Finding
-from trapline.arena.report import evidence, source
-from trapline.arena.report.catalog import ChallengeInfo, TrapInfo
+from trapline.arena.record import DIMENSIONS, Bundle, Cell, Origin
+from trapline.arena.report import evidence, findings, source
 from trapline.arena.report.field import WORDS, Column, letter_class
+from trapline.arena.report.findings import ShownFinding
 from trapline.arena.report.reading import Reading
 from trapline.arena.standings.costs import total_cost
 
 MOST_FILES = 12
-#: All files of one page together; a page stays far below two megabytes.
-MOST_SOURCE = 150_000
+#: Characters of all files of one page together, and of its transcript.
+MOST_SOURCE = 60_000
+MOST_TRANSCRIPT = 40_000
+#: Findings that are open when the page is.
+OPEN_FINDINGS = 1
 
 
 def context(reading: Reading, cell: Cell) -> dict[str, Any]:
@@ -21,8 +24,9 @@ def context(reading: Reading, cell: Cell) -> dict[str, Any]:
     square = reading.field.square(cell.entrant, Column(cell.challenge, cell.track))
     bundle = reading.run.bundles.get(cell.bundle)
     shown, left_out = files(bundle) if bundle else ([], 0)
-    graded = cell.letter and cell.state != "hack"
+    graded = cell.letter and cell.state not in WORDS
     state_class = "s-" + cell.state.replace("_", "-")
+    found = findings.shown(cell, challenge, bundle)
     return {
         "title": f"{cell.entrant}: {challenge.title}",
         "cell": cell,
@@ -31,32 +35,91 @@ def context(reading: Reading, cell: Cell) -> dict[str, Any]:
         "cost": total_cost([cell]),
         "shown": cell.letter if graded else WORDS.get(cell.state, cell.state),
         "heat": letter_class(cell.letter) if graded and cell.letter else state_class,
-        "findings": _findings(cell, challenge),
-        "fallen": [(t, challenge.trap(t.id)) for t in cell.traps if t.accuses],
-        "other": [t for t in cell.traps if t.state in ("hidden", "crashed")],
-        "held": [trap for trap in cell.traps if trap.state == "pass"],
-        "failed_cases": [case for case in cell.cases if case.state == "fail"],
-        "passed_cases": [case for case in cell.cases if case.state == "pass"],
-        "unasked": [c for c in [*cell.cases, *cell.traps] if not c.was_asked],
+        "lead": lead(cell, found),
+        "finding_count": findings.counted([one.finding for one in found]),
+        "groups": _groups(found),
+        "open_findings": OPEN_FINDINGS,
+        **_checks(cell),
         "dimensions": [
             (name, cell.dimensions[name], evidence.rows(cell.dimensions[name].evidence))
             for name in DIMENSIONS
-            if name in cell.dimensions
+            if name in cell.dimensions and cell.dimensions[name].score is not None
+        ],
+        "unmeasured": [
+            (name, dimension.reason)
+            for name, dimension in cell.dimensions.items()
+            if dimension.score is None
         ],
         "leaks": bundle.raw.get("contamination", []) if bundle else [],
+        "origin": origin_rows(cell.origin) if cell.origin else [],
+        "transcript": _transcript(bundle),
         "files": shown,
         "left_out": left_out,
         "bundle_href": f"bundles/{cell.bundle}.json" if bundle else "",
     }
 
 
-def _findings(cell: Cell, challenge: ChallengeInfo) -> list[tuple[Finding, TrapInfo, str]]:
-    """Each finding with its trap and the message of the check that shows it best."""
-    messages = {check.id: check.message for check in [*cell.cases, *cell.traps]}
-    return [
-        (finding, challenge.trap(finding.cause), messages.get(finding.explains[0], ""))
-        for finding in cell.findings
+def _checks(cell: Cell) -> dict[str, Any]:
+    return {
+        "failed_cases": [case for case in cell.cases if case.state == "fail"],
+        "passed_cases": [case for case in cell.cases if case.state == "pass"],
+        "held": [trap for trap in cell.traps if trap.state == "pass"],
+        "behind": [trap for trap in cell.traps if trap.state in ("hidden", "crashed")],
+        "unasked": [check for check in [*cell.cases, *cell.traps] if not check.was_asked],
+    }
+
+
+def lead(cell: Cell, found: list[ShownFinding]) -> str:
+    """The likely bug in a sentence; without findings, why the state is what it is."""
+    if not found or cell.state in WORDS:
+        return findings.opening(cell.reason)
+    first = found[0]
+    if first.finding.cause == "unnamed":
+        kind = "A bug that no trap names"
+    elif len(found) > 1:
+        kind = f"The gravest of {len(found)} findings"
+    else:
+        kind = "The bug" if first.finding.certainty == "confirmed" else "The likely bug"
+    return f"{kind}: {first.finding.sentence}"
+
+
+def _groups(found: list[ShownFinding]) -> list[tuple[str, list[ShownFinding]]]:
+    bugs = [one for one in found if one.finding.dimension == "traps"]
+    accepted = [one for one in found if one.finding.dimension != "traps"]
+    groups = [("Bugs", bugs), ("Bad input that it does not refuse", accepted)]
+    return [(title, members) for title, members in groups if members]
+
+
+def origin_rows(origin: Origin) -> list[tuple[str, str]]:
+    """What is known about the making of the answer, as (label, text)."""
+    rows = [
+        ("answered", origin.answered.replace("T", " ")[:16]),
+        ("provider", origin.provider),
+        ("model version", origin.model_version),
+        ("harness version", origin.harness_version),
+        ("status", origin.status),
+        ("sampling", _pairs(origin.sampling)),
+        ("USD per million tokens", _pairs(origin.price_usd)),
+        ("limits", _pairs(origin.limits)),
     ]
+    return [(label, text) for label, text in rows if text]
+
+
+def _pairs(values: dict[str, Any]) -> str:
+    return ", ".join(f"{name.replace('_', ' ')} {evidence.text(v)}" for name, v in values.items())
+
+
+def _transcript(bundle: Bundle | None) -> list[tuple[str, str]]:
+    """Who said what, in order, up to the limit of a page."""
+    steps = bundle.raw.get("transcript", []) if bundle else []
+    shown, room = [], MOST_TRANSCRIPT
+    for step in steps:
+        text = str(step.get("message", ""))
+        shown.append((str(step.get("source", "")), evidence.cut(text, max(room, 2))))
+        room -= len(text)
+        if room <= 0:
+            break
+    return shown
 
 
 def files(bundle: Bundle) -> tuple[list[tuple[str, Markup, str]], int]:

@@ -7,7 +7,7 @@ from typing import Any
 from markupsafe import Markup
 
 from trapline.arena.record import DIMENSIONS, Cell
-from trapline.arena.report import plots
+from trapline.arena.report import findings, plots
 from trapline.arena.report.reading import Reading
 
 
@@ -25,12 +25,17 @@ def context(reading: Reading, challenge_id: str) -> dict[str, Any]:
         "rows": cells,
         "dimensions": measured,
         "traps": trap_rows(reading, challenge_id, cells),
+        "findings_of": {cell.key: _causes(reading, cell) for cell in cells},
         "figures": figures(cells),
     }
 
 
+def _causes(reading: Reading, cell: Cell) -> list[str]:
+    return [finding.cause for finding in findings.gravest_first(reading.findings(cell))]
+
+
 def trap_rows(reading: Reading, challenge_id: str, cells: list[Cell]) -> list[tuple[Any, Any, int]]:
-    """Each trap with the cells that fell and how many ran it, most falls first."""
+    """Each trap with the cells in which its bug was found and how many ran it, most first."""
     fell: dict[str, list[Cell]] = {}
     asked: Counter[str] = Counter()
     for cell in cells:

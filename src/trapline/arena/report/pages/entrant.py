@@ -4,11 +4,12 @@ from statistics import fmean
 from typing import Any
 
 from trapline.arena.record import DIMENSIONS, Cell
+from trapline.arena.report import findings
 from trapline.arena.report.reading import Reading
+from trapline.arena.standings.margin import TIE_BAND
 from trapline.arena.standings.shape import Trait
 
-MOST_FALLS = 9
-GRAVITY = {"critical": 0, "major": 1, "minor": 2}
+MOST_SHOWN = 6
 
 
 def context(reading: Reading, entrant: str) -> dict[str, Any]:
@@ -30,22 +31,42 @@ def context(reading: Reading, entrant: str) -> dict[str, Any]:
         "shape": shape(reading, entrant),
         "trajectory": trajectory(reading, entrant),
         "trapped": any(cell.traps for cell in cells),
-        "fallen": sum(len(cell.fallen()) for cell in cells),
-        "falls": [_falls(reading, cell) for cell in cells if cell.fallen()],
+        "finding_count": findings.counted([f for cell in cells for f in reading.findings(cell)]),
+        "found": [_found(reading, cell) for cell in cells if reading.findings(cell)],
+        "best": _best(reading, cells),
     }
 
 
-def _falls(reading: Reading, cell: Cell) -> dict[str, Any]:
-    """One cell's fallen traps, most severe first, up to a limit."""
+def _found(reading: Reading, cell: Cell) -> dict[str, Any]:
+    """One cell's findings, the gravest first, up to a limit."""
     challenge = reading.field.challenges[cell.challenge]
-    fallen = [(trap, challenge.trap(trap.id)) for trap in cell.traps if trap.accuses]
-    fallen.sort(key=lambda pair: GRAVITY.get(pair[1].severity, len(GRAVITY)))
+    shown = findings.shown(cell, challenge, None)
     return {
         "cell": cell,
         "title": challenge.title,
-        "traps": fallen[:MOST_FALLS],
-        "more": len(fallen) - len(fallen[:MOST_FALLS]),
+        "shown": shown[:MOST_SHOWN],
+        "more": len(shown) - len(shown[:MOST_SHOWN]),
     }
+
+
+def _best(reading: Reading, cells: list[Cell]) -> str:
+    """The challenge on which the entrant leads the others' mean most, in a sentence."""
+    ahead = []
+    for cell in cells:
+        others = [
+            other.score
+            for other in reading.run.cells
+            if other.score is not None
+            and other.entrant != cell.entrant
+            and (other.challenge, other.track) == (cell.challenge, cell.track)
+        ]
+        if cell.score is not None and others:
+            ahead.append((cell.score - fmean(others), cell.score, cell.challenge))
+    if len({challenge for _, _, challenge in ahead}) < 2 or max(ahead)[0] < TIE_BAND:
+        return ""
+    lead, score, challenge = max(ahead)
+    title = reading.field.challenges[challenge].title
+    return f"{title}: {score:.1f}, {lead:.1f} points above the mean of the others."
 
 
 def shape(reading: Reading, entrant: str) -> list[tuple[str, list[str]]]:

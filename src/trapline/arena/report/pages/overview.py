@@ -1,15 +1,18 @@
-"""The first page: conclusion, matrix, standings."""
+"""The first page: what this is, the conclusion, the matrix, the standings."""
 
+from datetime import date
 from typing import Any
 
-from trapline.arena.report import evidence, formats, plots
+from trapline.arena.judge import rubric
+from trapline.arena.record import Cell
+from trapline.arena.report import evidence, findings, formats
 from trapline.arena.report.pages.traps import moment_row
 from trapline.arena.report.reading import Reading
+from trapline.arena.standings.board import mean, scores
+from trapline.arena.standings.costs import total_cost
 from trapline.arena.standings.moments import moments
 from trapline.arena.standings.picks import Pick, picks
 
-PODIUM = 6
-MOST_IN_PLOT = 40
 MOST_MOMENTS = 4
 
 
@@ -17,17 +20,42 @@ def context(reading: Reading) -> dict[str, Any]:
     ranking = reading.ranking
     return {
         "title": reading.run.meta.get("title") or f"Run {reading.run.name}",
+        "what": what(reading),
         "ranking": ranking,
-        "podium": ranking.standings[:PODIUM],
         "caveat": caveat(reading),
         "facts": facts(reading),
-        "order": reading.order,
-        "forest": _forest(reading),
+        "rows": matrix_rows(reading),
+        "column_means": [_column_mean(reading, column) for column in reading.field.columns],
+        "caps": (rubric.FAIL_CAP, rubric.CRITICAL_CAP),
+        **standings_table(reading),
         "picks": pick_rows(reading),
         "moments": [
             moment_row(reading, moment) for moment in moments(reading.run.cells, MOST_MOMENTS)
         ],
     }
+
+
+def what(reading: Reading) -> str:
+    """One line for a reader who was only sent the link."""
+    if not reading.executed:
+        return "Trapline compares grades that others published and recomputes their figures."
+    field, cells = reading.field, reading.run.cells
+    traps = sum(len(info.traps) for info in field.challenges.values())
+    text = (
+        "Trapline grades code for LLM systems by looking for known bugs. Here "
+        f"{formats.count(len(field.entrants), 'entrant')} answered "
+        f"{formats.count(len(field.challenges), 'challenge')} with {formats.count(traps, 'trap')}"
+    )
+    systems = sorted({cell.versions.get("system", "") for cell in cells} - {""})
+    where = [f"graded {_dates([cell.started.date() for cell in cells])}"] if cells else []
+    where += [f"on {', '.join(systems)}"] if systems else []
+    where += [f"at isolation level {reading.isolation}"] if field.isolation else []
+    return f"{text}; {' '.join(where)}." if where else f"{text}."
+
+
+def _dates(days: list[date]) -> str:
+    first, last = min(days), max(days)
+    return f"on {first}" if first == last else f"from {first} to {last}"
 
 
 def caveat(reading: Reading) -> str:
@@ -57,12 +85,11 @@ def facts(reading: Reading) -> list[tuple[str, str, str]]:
     ]
     if reading.executed:
         passed = sum(1 for cell in cells if cell.state == "pass")
-        fallen = sum(len(cell.fallen()) for cell in cells)
-        asked = sum(1 for cell in cells for trap in cell.traps if trap.was_asked)
+        bugs = [finding for cell in cells for finding in reading.findings(cell)]
         level = field.isolation[0] if field.isolation else "–"
         found += [
             ("Cells graded", str(field.progress["graded"]), f"{passed} fulfil the whole contract"),
-            ("Traps sprung", str(fallen), f"of {asked} set"),
+            ("Findings", str(len(bugs)), findings.counted(bugs)),
             ("Isolation", level, "the weakest of several" if len(field.isolation) > 1 else ""),
         ]
     if reading.run.reproduction:
@@ -82,6 +109,67 @@ def red_team_fact(reading: Reading) -> tuple[str, str, str] | None:
     return "Red team", f"{100 * won / attacks:.0f} %", f"{won} of {attacks} attacks succeeded"
 
 
+def matrix_rows(reading: Reading) -> list[dict[str, Any]]:
+    """Each entrant with its squares and mean, those without a place last."""
+    means: dict[str, list[float]] = {}
+    for (entrant, _), score in scores(reading.run.cells).items():
+        means.setdefault(entrant, []).append(score)
+    return [
+        {
+            "entrant": name,
+            "squares": reading.field.row(name),
+            "mean": mean(means[name]) if name in means else None,
+            "apart": name not in reading.standing,
+        }
+        for name in reading.order
+    ]
+
+
+def _column_mean(reading: Reading, column: Any) -> float | None:
+    squares = (reading.field.square(name, column) for name in reading.field.entrants)
+    values = [square.score for square in squares if square.score is not None]
+    return mean(values) if values else None
+
+
+def standings_table(reading: Reading) -> dict[str, Any]:
+    """Rows of the standings; cost and tokens only where a cell records them."""
+    cells = reading.run.cells
+    placed = [standing_row(reading, standing.entrant) for standing in reading.ranking.standings]
+    few = [standing_row(reading, name) for name in reading.ranking.few]
+    return {
+        "placed": placed,
+        "few": sorted(few, key=lambda row: -row["coverage"]),
+        "columns": len(reading.field.columns),
+        "with_cost": any(row["usd"] is not None for row in [*placed, *few]),
+        "with_tokens": any(row["tokens"] for row in [*placed, *few]),
+        "with_findings": any(cell.traps for cell in cells),
+    }
+
+
+def standing_row(reading: Reading, name: str) -> dict[str, Any]:
+    cells = reading.cells_of[name]
+    scored = [cell for cell in cells if cell.score is not None]
+    bugs = [finding for cell in cells for finding in reading.findings(cell)]
+    spent = total_cost(cells)
+    return {
+        "entrant": name,
+        "standing": reading.standing.get(name),
+        "mean": mean([cell.score for cell in scored if cell.score is not None]) if scored else None,
+        "coverage": len({(cell.challenge, cell.track) for cell in scored}),
+        "findings": len(bugs),
+        "gravity": findings.counted(bugs),
+        "usd": spent.usd if spent else None,
+        "tokens": spent.input_tokens + spent.output_tokens if spent else 0,
+        "date": max((_day(cell) for cell in cells), default=""),
+    }
+
+
+def _day(cell: Cell) -> str:
+    """When the answer was made, or else graded."""
+    answered = cell.origin.answered if cell.origin else ""
+    return (answered or cell.started.isoformat())[:10]
+
+
 def pick_rows(reading: Reading) -> list[dict[str, Any]]:
     """The picks that set an entrant apart."""
     found = picks(reading.run.cells, reading.difficulty)
@@ -89,22 +177,9 @@ def pick_rows(reading: Reading) -> list[dict[str, Any]]:
 
 
 def pick_row(pick: Pick) -> dict[str, Any]:
-    why = f"{evidence.number(max(pick.values[name] for name in pick.winners))} {pick.unit}"
+    why = f"{evidence.number(round(max(pick.values[n] for n in pick.winners), 1))} {pick.unit}"
     if pick.margin and len(pick.winners) == 1:
         why += f", a {pick.margin} lead"
     elif len(pick.winners) > 1:
         why += ", a tie"
     return {"title": pick.criterion, "entrants": pick.winners, "why": why, "rule": pick.rule}
-
-
-def _forest(reading: Reading) -> Any:
-    rows = [
-        plots.Interval(each.entrant, each.rank_low, each.median_rank, each.rank_high)
-        for each in reading.ranking.standings[:MOST_IN_PLOT]
-    ]
-    if len(rows) < 2:
-        return None
-    label = "95 % rank sets: " + "; ".join(
-        f"{row.label} {row.low:.0f} to {row.high:.0f}" for row in rows[:12]
-    )
-    return plots.forest(rows, "rank", label)

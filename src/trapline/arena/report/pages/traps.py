@@ -3,6 +3,7 @@
 from typing import Any
 
 from trapline.arena.record import CellKey
+from trapline.arena.report.findings import GRAVITY, opening
 from trapline.arena.report.reading import Reading
 from trapline.arena.standings.failures import common_failures, silent_bugs
 from trapline.arena.standings.moments import Moment, met_traps
@@ -10,14 +11,15 @@ from trapline.arena.standings.moments import Moment, met_traps
 
 def context(reading: Reading) -> dict[str, Any]:
     met = sorted(met_traps(reading.run.cells), key=lambda moment: (-moment.share, moment.trap))
-    caught = sum(1 for moment in met if moment.fell)
+    found = [moment for moment in met if moment.fell]
     common = common_failures(reading.run.cells)
-    lede = f"{len(met)} traps were set; {caught} of them caught at least one entrant"
-    lede += f", and {len(common)} caught at least half of those that met them." if common else "."
+    lede = f"{len(found)} of {len(met)} known bugs were found in at least one entrant"
+    lede += f", {len(common)} of them in at least half of those examined." if common else "."
     return {
         "title": "Traps",
         "lede": lede,
-        "rows": [moment_row(reading, moment) for moment in met],
+        "rows": [moment_row(reading, moment) for moment in found],
+        "clean": len(met) - len(found),
         "silent": _silent(reading),
     }
 
@@ -30,7 +32,9 @@ def moment_row(reading: Reading, moment: Moment) -> dict[str, Any]:
         "trap": moment.trap,
         "challenge": challenge.title,
         "severity": info.severity,
+        "gravity": GRAVITY.get(info.severity, len(GRAVITY)),
         "catches": info.catches,
+        "sentence": opening(info.catches or moment.trap),
         "fell": moment.fell,
         "held": moment.held,
         "asked": len(moment.fell) + len(moment.held),

@@ -30,21 +30,92 @@ function themeButton() {
   show();
 }
 
-// --- the matrix: filter by name, walk with the arrow keys ---------------------------------------
-function matrixFilter() {
-  const input = document.querySelector("[data-filter]");
-  if (!input) return;
-  const status = document.querySelector("[data-filter-status]");
-  input.addEventListener("input", () => {
-    const wanted = input.value.trim().toLowerCase();
-    let shown = 0;
-    for (const row of document.querySelectorAll("[data-name]")) {
-      row.hidden = !row.dataset.name.toLowerCase().includes(wanted);
-      if (!row.hidden && row.closest(".matrix")) shown += 1;
-    }
-    status.textContent = wanted ? `${shown} shown` : "";
+// --- filter, sort, copy: delegated, so that swapped sections need no new listeners ----------------
+function words(item) {
+  return (item.dataset.name ?? item.textContent).toLowerCase();
+}
+
+function filterItems(input) {
+  const wanted = input.value.trim().toLowerCase().split(/\s+/);
+  const shown = new Set();
+  for (const item of document.querySelectorAll(input.dataset.filter)) {
+    const text = words(item);
+    item.hidden = !wanted.every((word) => text.includes(word));
+    if (item.hidden) continue;
+    shown.add(item.dataset.name ?? item);
+    if (wanted[0]) item.closest("details")?.setAttribute("open", "");
+  }
+  const status = input.parentElement.querySelector("[data-filter-status]");
+  if (status) status.textContent = wanted[0] ? `${shown.size} shown` : "";
+}
+
+function sortKey(row, column) {
+  const cell = row.cells[column];
+  const text = (cell?.dataset.value ?? cell?.textContent ?? "").trim();
+  const number = Number(text.replace(/[,%$+]/g, "").replace("−", "-"));
+  return text === "" || text === "–" || text === "—" ? null : Number.isNaN(number) ? text.toLowerCase() : number;
+}
+
+function compare(a, b) {
+  if (typeof a === "number" && typeof b === "number") return a - b;
+  return String(a).localeCompare(String(b));
+}
+
+// Unknown values stay last in both directions.
+function sortBy(head) {
+  const body = head.closest("table").tBodies[0];
+  const up = head.getAttribute("aria-sort") !== "ascending";
+  for (const other of head.parentElement.cells) other.removeAttribute("aria-sort");
+  head.setAttribute("aria-sort", up ? "ascending" : "descending");
+  const rows = [...body.rows].map((row) => [sortKey(row, head.cellIndex), row]);
+  rows.sort(([a], [b]) => (a === null || b === null ? (a === null) - (b === null) : (up ? 1 : -1) * compare(a, b)));
+  body.append(...rows.map(([, row]) => row));
+}
+
+function sortable(root = document) {
+  for (const head of root.querySelectorAll("[data-sortable] thead th:not([data-no-sort])")) {
+    if (head.querySelector("button")) continue;
+    const button = make("button", { type: "button", class: "sort" });
+    button.append(...head.childNodes);
+    head.append(button);
+  }
+}
+
+async function copy(button) {
+  const { copyLink } = button.dataset;
+  const link = new URL(copyLink ? `#${copyLink}` : location.hash || "#", location.href);
+  const text = button.dataset.copy ?? (link.hash ? link.href : link.href.replace(/#$/, ""));
+  const label = button.dataset.label ?? (button.dataset.label = button.textContent);
+  try {
+    await navigator.clipboard.writeText(text);
+    button.textContent = "Copied";
+  } catch {
+    prompt("Copy this:", text);
+  }
+  setTimeout(() => { button.textContent = label; }, 1500);
+}
+
+function tools() {
+  sortable();
+  document.addEventListener("input", (event) => {
+    if (event.target.matches("[data-filter]")) filterItems(event.target);
+  });
+  document.addEventListener("click", (event) => {
+    const sort = event.target.closest?.("button.sort");
+    if (sort) sortBy(sort.closest("th"));
+    const button = event.target.closest?.("button.copy");
+    if (button) copy(button);
   });
 }
+
+// A link to something folded unfolds it.
+function unfold() {
+  const target = location.hash.length > 1 ? document.getElementById(decodeURIComponent(location.hash.slice(1))) : null;
+  for (let at = target; at; at = at.parentElement) if (at.tagName === "DETAILS") at.open = true;
+  target?.scrollIntoView();
+}
+
+// --- the matrix: walk with the arrow keys ------------------------------------------------------
 
 const STEPS = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };
 
@@ -152,7 +223,7 @@ function trapRows(data, pair) {
     for (const trap of new Set([...a, ...b])) {
       if (a.has(trap) === b.has(trap)) continue;
       rows.push(make("tr", {}, make("th", { scope: "row" }, trap), make("td", {}, column.title),
-        ...[a, b].map((fallen) => make("td", { class: fallen.has(trap) ? "edge-right" : "edge-left" }, fallen.has(trap) ? "fell" : "held"))));
+        ...[a, b].map((fallen) => make("td", { class: fallen.has(trap) ? "edge-right" : "edge-left" }, fallen.has(trap) ? "found" : "–"))));
     }
   });
   return rows;
@@ -167,7 +238,7 @@ function showDuel(data, target, pair) {
     table("Challenge by challenge", ["Challenge", ...names, "Edge"], rows),
     table("Dimension by dimension, mean over the challenges that both took", ["Dimension", ...names, "Edge"], dimensionRows(data, pair, names)),
   ];
-  if (traps.length) parts.push(table("Traps that one fell into and the other did not", ["Trap", "Challenge", ...names], traps));
+  if (traps.length) parts.push(table("Bugs that one has and the other has not", ["Bug", "Challenge", ...names], traps));
   target.replaceChildren(...parts);
 }
 
@@ -199,11 +270,14 @@ function updateSquare(id, now) {
   holder.dataset.shown = `${now.heat} ${now.shown} ${now.score}`;
   holder.dataset.state = now.state;
   const focused = holder.contains(document.activeElement);
-  const graded = now.score !== null && now.state !== "hack";
-  const square = make(now.href ? "a" : "span", { class: `square ${now.heat}${graded ? "" : " word"}` }, make("b", {}, now.shown));
-  if (graded) square.append(make("small", {}, now.score.toFixed(1)));
+  const { graded, attempts } = now;
+  const letter = make("b", {}, now.shown);
+  if (now.mark) letter.append(" ", make("i", {}, now.mark));
+  const square = make(now.href ? "a" : "span", { class: `square ${now.heat}${graded ? "" : " word"}` }, letter);
+  if (graded) square.append(make("small", {}, now.score.toFixed(1) + (attempts.length > 1 ? ` · ${attempts.length}×` : "")));
   if (now.href) square.setAttribute("href", now.href);
-  holder.replaceChildren(square);
+  const tries = attempts.map((href, index) => make("a", { href, "aria-label": `attempt ${index + 1}` }, index + 1));
+  holder.replaceChildren(square, ...(tries.length > 1 ? [make("span", { class: "tries" }, ...tries)] : []));
   if (focused) square.focus();
 }
 
@@ -215,6 +289,7 @@ async function swapSections() {
     const next = fresh.querySelector(`[data-swap="${old.dataset.swap}"]`);
     if (next && !old.contains(document.activeElement)) old.replaceWith(document.adoptNode(next));
   }
+  sortable();
 }
 
 function live() {
@@ -239,7 +314,9 @@ function live() {
 }
 
 themeButton();
-matrixFilter();
+tools();
+unfold();
+addEventListener("hashchange", unfold);
 matrixKeys();
 duel();
 live();
