@@ -12,6 +12,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from trapline.gold.decoder.generate import generate
+from trapline.gold.decoder.sampling import Sampling
 
 
 @pytest.fixture(scope="module")
@@ -92,6 +93,21 @@ def test_beams_are_listed_with_their_scores(checkpoint, run):
     assert "a second" in err
 
 
+def test_bias_and_penalties_reach_the_model(checkpoint, run):
+    folder, decoder, _ = checkpoint
+    way = Sampling(repetition_penalty=1.5, presence_penalty=0.2, logit_bias={7: 3.0, 8: -2.0})
+    options = ("--repetition-penalty", "1.5", "--presence-penalty", "0.2")
+    bias = ("--logit-bias", "7=3", "--logit-bias", "8=-2")
+    given = ("1 2 3", "--ids", "--model", folder, "--max-new-tokens", "9", *options, *bias)
+    code, out, _ = run(*given)
+    expected = generate(decoder, [[1, 2, 3]], max_new_tokens=9, sampling=way)[0]
+    assert (code, out.split()) == (0, [str(token) for token in expected])
+    code, out, _ = run(*given, "--beams", "2", "--eos-id", "0")
+    best = decoder.generate([1, 2, 3], max_new_tokens=9, sampling=way, beams=2, stop_ids=[0])
+    assert code == 0
+    assert out.splitlines()[0].split()[1:] == [str(token) for token in best[0].tokens]
+
+
 BAD = [
     (("1", "--ids"), "nowhere", "config.json"),
     (("1",), "nowhere", "no such folder"),
@@ -114,6 +130,11 @@ BAD = [
     (("1", "--ids", "--top-p", "0.5"), "", "add --temperature"),
     (("1", "--ids", "--top-k", "5"), "", "add --temperature"),
     (("1", "--ids", "--seed", "0"), "", "--seed need sampling: add --temperature"),
+    (("1", "--ids", "--chat"), "", "--chat takes text: leave --ids out"),
+    (("1", "--chat"), "", "has no chat template"),
+    (("1", "--ids", "--logit-bias", "5"), "", "must be TOKEN=VALUE, such as 42=-5, got 5"),
+    (("1", "--ids", "--logit-bias", "999=1"), "", "logit_bias token 999 is outside"),
+    (("1", "--ids", "--repetition-penalty", "0"), "", "must be positive, got 0"),
     (("1", "--ids", "--budget", "4"), "", "add --speculate"),
     (("1", "--ids", "--budget", "32"), "", "add --speculate"),
     (("1", "--ids", "--drafter", "d"), "", "--drafter needs --speculate"),

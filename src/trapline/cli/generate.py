@@ -58,6 +58,21 @@ def generate(
         float, typer.Option(help="Sample from tokens of at least this share of the best.")
     ] = 0.0,
     seed: Annotated[int, typer.Option(help="Seed of the samples.")] = 0,
+    repetition_penalty: Annotated[
+        float, typer.Option(help="Divides the logits of tokens in prompt and answer.")
+    ] = 1.0,
+    presence_penalty: Annotated[
+        float, typer.Option(help="Lowers the logits of tokens in the answer.")
+    ] = 0.0,
+    frequency_penalty: Annotated[
+        float, typer.Option(help="Lowers them once for each time that they occur.")
+    ] = 0.0,
+    logit_bias: Annotated[
+        list[str] | None, typer.Option(help="TOKEN=VALUE, added to a logit; may be repeated.")
+    ] = None,
+    chat: Annotated[
+        bool, typer.Option(help="The prompt is a user's message: apply the chat template.")
+    ] = False,
     stop: Annotated[
         list[str] | None, typer.Option(help="End before this text; may be repeated.")
     ] = None,
@@ -93,9 +108,12 @@ def generate(
     except ImportError:
         raise MissingError("generation needs torch: trapline[torch]") from None
     try:
-        sampling = Sampling(temperature, top_k, top_p, min_p, seed)
+        penalties = repetition_penalty, presence_penalty, frequency_penalty, _bias(logit_bias)
+        sampling = Sampling(temperature, top_k, top_p, min_p, seed, *penalties)
         for sentence in _misunderstandings(called):
             raise UsageError(sentence)
+        if chat and ids:
+            raise UsageError("--chat takes text: leave --ids out")
         model = model or demo_model()
         codec = _Ids() if ids else _tokenizer(model)
         try:
@@ -107,12 +125,14 @@ def generate(
         if speculate is not None:
             drafting = speculation(speculate, drafter or model / "drafter", budget, decoder)
         clock = _Clock()
+        asked: Any = [{"role": "user", "content": prompt}] if chat else prompt
         options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "stop_ids": eos_id or None}
         if beams > 1:
-            count = _search(decoder, prompt, Beams(beams, length_penalty, policy), options)
+            options["sampling"] = sampling if sampling.changes_logits else None
+            count = _search(decoder, asked, Beams(beams, length_penalty, policy), options)
         else:
             options |= {"sampling": sampling, "stop": stop or (), "speculate": drafting}
-            count = _stream(decoder.generate(prompt, stream=True, **options), clock, drafting)
+            count = _stream(decoder.generate(asked, stream=True, **options), clock, drafting)
     except _MISUSE as error:
         raise UsageError(str(error)) from None
     typer.echo(clock.says(count), err=True)
@@ -142,6 +162,19 @@ def _misunderstandings(called: typer.Context) -> Iterator[str]:
         yield "--drafter needs --speculate dflash or ddtree"
 
 
+def _bias(written: list[str] | None) -> dict[int, float] | None:
+    bias: dict[int, float] = {}
+    for one in written or []:
+        token, _, value = one.partition("=")
+        try:
+            bias[int(token)] = float(value)
+        except ValueError:
+            raise UsageError(
+                f"--logit-bias must be TOKEN=VALUE, such as 42=-5, got {one}"
+            ) from None
+    return bias or None
+
+
 def _options(names: list[str]) -> str:
     return ", ".join(f"--{name.replace('_', '-')}" for name in names)
 
@@ -165,7 +198,7 @@ def _stream(pieces: Iterator[Any], clock: _Clock, drafting: Any) -> int:
     return count
 
 
-def _search(decoder: Any, prompt: str, beams: Any, options: dict[str, Any]) -> int:
+def _search(decoder: Any, prompt: Any, beams: Any, options: dict[str, Any]) -> int:
     """Prints all hypotheses with their scores, best first."""
     if not (options["stop_ids"] or decoder.stop_ids):
         raise UsageError("a beam search needs an end token: --eos-id")

@@ -101,13 +101,17 @@ def positive(**arguments: float) -> None:
 
 #: Options of other libraries' `generate`, and what says the same here.
 _ELSEWHERE = {
-    "num_return_sequences": "give the prompt n times with sampling=Sampling(…), or for the n best "
-    "of a beam search Beams(width, n_best=n) or beam_search(…, n_best=n)",
+    "num_return_sequences": "give n=… with sampling=Sampling(…) to Decoder.generate, or for the n "
+    "best of a beam search Beams(width, n_best=n) or beam_search(…, n_best=n)",
     "num_beams": "give beams=n",
     "max_length": "give max_new_tokens, which does not count the prompt",
     "do_sample": "give sampling=Sampling(temperature=…), or nothing for greedy decoding",
     **dict.fromkeys(
-        ("temperature", "top_k", "top_p", "min_p", "seed"), "give sampling=Sampling(…) instead"
+        (
+            *("temperature", "top_k", "top_p", "min_p", "seed", "logit_bias"),
+            *("repetition_penalty", "presence_penalty", "frequency_penalty"),
+        ),
+        "give sampling=Sampling(…) instead",
     ),
 }
 

@@ -92,6 +92,8 @@ def test_one_beam_is_never_searched_on_the_device(make, monkeypatch):
         search = beams.Searcher(decoder, beam_width=width, max_new_tokens=5, eos_id=4)
         search._model([[1, 2, 3]])
     assert made == ["host", "device"]
+    search._model([[1, 2, 3]], on_device=False)  # bias and penalties
+    assert made == ["host", "device", "host"]
 
 
 def test_one_beam_is_greedy_while_nothing_ends(make):

@@ -6,7 +6,6 @@ import torch
 
 from trapline.gold.decoder.sampling import Sampling, TokenSampler
 from trapline.gold.errors import RangeError, ShapeError
-from trapline.gold.tree_decoding.choice import Penalties
 from trapline.gold.tree_decoding.generate import generate, stream
 
 VOCAB = 9
@@ -104,14 +103,16 @@ def test_waiting_rows_answer_as_if_alone(tables):
 def test_penalties_use_the_history_of_each_node(tables, mode):
     """Against a loop that knows nothing of trees: the penalty of the text so far."""
     target = table_target(tables, 6)
-    rule = Penalties(repetition=1.3, presence=0.7, frequency=0.4)
+    way = Sampling(
+        repetition_penalty=1.3, presence_penalty=0.7, frequency_penalty=0.4, logit_bias={2: -0.3}
+    )
     prompts = random_prompts(40, 7)
     done = generate(
         target,
         make_drafter(tables, "right", target),
         prompts,
         max_new_tokens=15,
-        penalties=rule,
+        sampling=way,
         mode=mode,
         budget=9,
     )
@@ -119,6 +120,7 @@ def test_penalties_use_the_history_of_each_node(tables, mode):
         text = list(prompt)
         for token in answer:
             logits = target.table[tables.state_of(text)].float()
+            logits[2] -= 0.3
             for seen in set(text):
                 logits[seen] = logits[seen] / 1.3 if logits[seen] > 0 else logits[seen] * 1.3
             for said in set(text[len(prompt) :]):
@@ -179,8 +181,6 @@ def test_bad_input_is_refused_by_name(tables):
         run(drafter=tables.drafters["random"](4))
     with pytest.raises(RangeError, match="samplings"):
         run(sampling=[Sampling(), Sampling()])
-    with pytest.raises(RangeError, match="repetition"):
-        Penalties(repetition=0.0)
 
 
 def test_nan_logits_are_refused(tables):

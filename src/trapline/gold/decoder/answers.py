@@ -4,22 +4,37 @@ Three ways produce tokens: an `Engine`, a `Speculator`, or a beam search. The fi
 `Piece`s as they come; a list of answers is what remains of them at the end.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from trapline.gold.beam_search.policy import EarlyStopping, Name, Policy
 from trapline.gold.beam_search.search import Beam
 from trapline.gold.decoder.beams import Searcher
-from trapline.gold.decoder.engine import FinishReason, RequestError, check_prompt
+from trapline.gold.decoder.engine import (
+    FinishReason,
+    RequestError,
+    TokenLogprobs,
+    check_bias,
+    check_prompt,
+)
 from trapline.gold.decoder.generate import filled_engine
 from trapline.gold.decoder.network import Network
 from trapline.gold.decoder.sampling import Sampling, sampling_per_prompt
 from trapline.gold.decoder.speculator import Speculator
-from trapline.gold.decoder.text import Codec, TextStream
+from trapline.gold.decoder.text import Codec, TextStream, Tokenizer
 from trapline.gold.errors import DTypeError, RangeError
 
-Prompts = str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]
+#: A chat message: "role" and "content".
+Message = Mapping[str, Any]
+Prompts = (
+    str
+    | Sequence[str]
+    | Sequence[int]
+    | Sequence[Sequence[int]]
+    | Sequence[Message]
+    | Sequence[Sequence[Message]]
+)
 
 
 class Hypothesis(NamedTuple):
@@ -45,6 +60,8 @@ class Answer:
     error: str | None = None
     #: Results of a beam search, best first; the first one is this answer.
     beams: tuple[Hypothesis, ...] = ()
+    #: One entry a token, if `logprobs` was given.
+    logprobs: tuple[TokenLogprobs, ...] | None = None
 
 
 class Piece(NamedTuple):
@@ -60,6 +77,9 @@ class Piece(NamedTuple):
     #: Whether a drafter proposed the token.
     drafted: bool = False
     error: str | None = None
+    #: Which of the `n` answers to the prompt.
+    sample: int = 0
+    logprobs: TokenLogprobs | None = None
 
 
 @dataclass(frozen=True)
@@ -76,39 +96,38 @@ class Beams:
 
 @dataclass(frozen=True)
 class Job:
-    """Checked arguments of one `Decoder.generate` call."""
+    """Checked arguments of one `Decoder.generate` call; `prompts` has each prompt `n` times."""
 
     decoder: Network
     prompts: list[list[int]]
     codec: Codec | None
     max_new_tokens: int
-    sampling: Sampling | Sequence[Sampling] | None
+    sampling: list[Sampling]
     stop: tuple[str, ...]
     stop_ids: tuple[int, ...]
     batch: int
+    n: int = 1
+    logprobs: int | None = None
 
-    def pieces(self, speculate: Speculator | None, *, with_text: bool) -> Iterator[Piece]:
-        """Tokens as they come; text costs host time, so only on request or for stop strings."""
+    def pieces(self, speculate: Speculator | None) -> Iterator[Piece]:
+        """Tokens with text as they come."""
+        for piece in self._numbered(speculate, with_text=True):
+            prompt, sample = divmod(piece.prompt, self.n)
+            yield piece._replace(prompt=prompt, sample=sample)
+
+    def answers(self, speculate: Speculator | None) -> list[Answer]:
+        """Runs everything; a prompt that fails does not affect the others."""
+        found: list[list[Piece]] = [[] for _ in self.prompts]
+        for piece in self._numbered(speculate, with_text=False):
+            found[piece.prompt].append(piece)
+        return [self._answer(own) for own in found]
+
+    def _numbered(self, speculate: Speculator | None, *, with_text: bool) -> Iterator[Piece]:
+        """Pieces by answer; text costs host time, so only on request or for stop strings."""
         codec = self.codec if with_text or self.stop else None
         if speculate is None:
             return self._plain(codec)
         return self._speculative(codec, speculate)
-
-    def answers(self, speculate: Speculator | None) -> list[Answer]:
-        """Runs everything; a prompt that fails does not affect the others."""
-        tokens: list[list[int]] = [[] for _ in self.prompts]
-        texts = ["" for _ in self.prompts]
-        ends: dict[int, Piece] = {}
-        for piece in self.pieces(speculate, with_text=False):
-            if piece.token is not None:
-                tokens[piece.prompt].append(piece.token)
-            texts[piece.prompt] += piece.text
-            if piece.finish_reason is not None:
-                ends[piece.prompt] = piece
-        return [
-            self._answer(own, text if self.stop else None, ends[number])
-            for number, (own, text) in enumerate(zip(tokens, texts, strict=True))
-        ]
 
     def search(self, beams: Beams) -> list[Answer]:
         """A beam search over each `batch` of prompts."""
@@ -131,16 +150,17 @@ class Job:
                 raise RangeError(f"prompt {number}: {error}") from None
         found: list[Answer] = []
         for first in range(0, len(self.prompts), self.batch):
-            found += self._searched(searcher, self.prompts[first : first + self.batch])
+            found += self._searched(searcher, range(len(self.prompts))[first : first + self.batch])
         return found
 
-    def _searched(self, searcher: Searcher, prompts: list[list[int]]) -> list[Answer]:
+    def _searched(self, searcher: Searcher, numbers: Sequence[int]) -> list[Answer]:
+        prompts, ways = [self.prompts[i] for i in numbers], [self.sampling[i] for i in numbers]
         try:
-            return [self._from_beams(found) for found in searcher(prompts)]
+            return [self._from_beams(found) for found in searcher(prompts, ways)]
         except RangeError as error:  # logits of NaN: search alone to find whose they are
-            if len(prompts) == 1:
+            if len(numbers) == 1:
                 return [Answer([], None, "error", str(error))]
-            return [self._searched(searcher, [prompt])[0] for prompt in prompts]
+            return [self._searched(searcher, [number])[0] for number in numbers]
 
     def _from_beams(self, found: Sequence[Beam]) -> Answer:
         results = tuple(
@@ -165,11 +185,12 @@ class Job:
             batch=self.batch,
             decode=None if codec is None else codec.decode,
             stop_texts=self.stop,
+            logprobs=self.logprobs,
         )
         while engine.is_busy:
             try:
-                for token in engine.step():
-                    yield Piece(token.request, token.token, token.text, token.finish_reason)
+                for number, token, _, text, reason, logprobs in engine.step():
+                    yield Piece(number, token, text, reason, logprobs=logprobs)
             except RequestError as error:
                 yield Piece(error.request, None, "", "error", error=str(error))
 
@@ -183,7 +204,7 @@ class Job:
             self.prompts,
             max_new_tokens=self.max_new_tokens,
             stop_ids=self.stop_ids,
-            sampling=sampling_per_prompt(self.sampling, len(self.prompts)),
+            sampling=self.sampling,
             batch=self.batch,
             finished=over.__contains__,
         ):
@@ -207,47 +228,100 @@ class Job:
                 reason = "length" if burst.error is None else "error"
                 yield Piece(burst.prompt, None, rest, reason, error=burst.error)
 
-    def _answer(self, tokens: list[int], text: str | None, end: Piece) -> Answer:
+    def _answer(self, pieces: list[Piece]) -> Answer:
+        end = pieces[-1]
         assert end.finish_reason is not None
+        tokens = [piece.token for piece in pieces if piece.token is not None]
+        logprobs = None
+        if self.logprobs is not None:
+            logprobs = tuple(piece.logprobs for piece in pieces if piece.logprobs is not None)
+        text = "".join(piece.text for piece in pieces) if self.stop else None
         if self.codec is not None and text is None:
             try:
                 text = self.codec.decode(tokens)
             except Exception as error:  # a tokenizer may raise anything
                 return Answer(tokens, None, "error", f"decoding the text: {error!r}")
-        return Answer(tokens, text, end.finish_reason, end.error)
+        return Answer(tokens, text, end.finish_reason, end.error, logprobs=logprobs)
+
+
+def sampling_per_answer(
+    sampling: Sampling | Sequence[Sampling] | None, prompts: int, n: int, vocabulary: int
+) -> list[Sampling]:
+    """One setting an answer: answer j of prompt i draws with a seed of its own."""
+    if n == 1 or sampling is None or isinstance(sampling, Sampling):
+        ways = sampling_per_prompt(sampling, prompts * n)
+    else:
+        ways = [
+            replace(way, seed=way.seed + number)
+            for way in sampling_per_prompt(sampling, prompts)
+            for number in range(n)
+        ]
+    for way in ways:
+        check_bias(way, vocabulary)
+        if n > 1 and way.is_greedy:
+            raise RangeError(f"n={n} answers need sampling: greedy answers would all be equal")
+    return ways
 
 
 def refuse_combination(
-    beams: object, *, sampling: object, speculate: object, stop: Sequence[str], stream: bool
+    beams: object,
+    speculate: object,
+    *,
+    sampling: Sampling | Sequence[Sampling] | None,
+    stop: Sequence[str],
+    stream: bool,
+    n: int,
+    logprobs: int | None,
 ) -> None:
-    """A beam search does not compose with sampling, speculation, stop strings or streaming."""
+    """Names the first argument that does not compose with a beam search or speculation."""
     if beams is None:
+        if speculate is not None and logprobs is not None:
+            raise RangeError("speculation has no logprobs: leave out speculate or logprobs")
         return
-    if sampling is not None:
-        raise RangeError("a beam search does not sample: leave out sampling or beams")
-    if speculate is not None:
-        raise RangeError("a beam search cannot speculate: leave out speculate or beams")
-    if stop:
-        raise RangeError("a beam search ends at stop_ids, not at stop strings: leave out stop")
-    if stream:
-        raise RangeError("a beam search ranks its results at the end: leave out stream")
+    ways = [sampling] if isinstance(sampling, Sampling) else sampling or []
+    draws = any(isinstance(w, Sampling) and w.without_penalties != Sampling() for w in ways)
+    refused = {
+        "a beam search does not sample: leave out sampling or beams, or give a Sampling with "
+        "nothing but bias and penalties": draws,
+        "a beam search cannot speculate: leave out speculate or beams": speculate is not None,
+        "a beam search ends at stop_ids, not at stop strings: leave out stop": bool(stop),
+        "a beam search ranks its results at the end: leave out stream": stream,
+        "a beam search returns its n best by Beams(width, n_best=n): leave out n": n != 1,
+        "a beam search has scores, not logprobs: leave out logprobs": logprobs is not None,
+    }
+    for sentence, is_given in refused.items():
+        if is_given:
+            raise RangeError(sentence)
 
 
 def prompt_ids(prompts: Prompts, codec: Codec | None) -> list[list[int]]:
-    """Token ids of one prompt or several: text, or ids."""
-    if isinstance(prompts, bytes) or not isinstance(prompts, Iterable):
-        raise DTypeError(f"prompts must be text or token ids, got {type(prompts).__name__}")
+    """Token ids of one prompt or several: texts, conversations, or ids."""
+    if isinstance(prompts, bytes | Mapping) or not isinstance(prompts, Iterable):
+        raise DTypeError(
+            f"prompts must be text, chat messages or token ids, got {type(prompts).__name__}"
+        )
     given: list[Any] = [prompts] if isinstance(prompts, str) else list(prompts)
-    if given and not any(isinstance(one, str) or hasattr(one, "__len__") for one in given):
+    is_conversation = given and all(isinstance(one, Mapping) for one in given)
+    if is_conversation or (
+        given and not any(isinstance(one, str) or hasattr(one, "__len__") for one in given)
+    ):
         given = [given]
     return [_ids_of(one, codec) for one in given]
 
 
 def _ids_of(prompt: Any, codec: Codec | None) -> list[int]:
-    if not isinstance(prompt, str):
-        if not hasattr(prompt, "__len__") or isinstance(prompt, bytes):
-            raise DTypeError(f"a prompt must be text or a list of token ids, got {prompt!r}")
-        return prompt.tolist() if hasattr(prompt, "tolist") else list(prompt)
-    if codec is None:
-        raise RangeError("text needs a tokenizer: this decoder has none; give token ids instead")
-    return codec.encode(prompt)
+    if isinstance(prompt, str):
+        if codec is None:
+            raise RangeError(
+                "text needs a tokenizer: this decoder has none; give token ids instead"
+            )
+        return codec.encode(prompt)
+    if not hasattr(prompt, "__len__") or isinstance(prompt, bytes | Mapping):
+        raise DTypeError(f"a prompt must be text or a list of token ids, got {prompt!r}")
+    if hasattr(prompt, "tolist"):
+        return list(prompt.tolist())
+    if isinstance(next(iter(prompt), None), Mapping):
+        if not isinstance(codec, Tokenizer):
+            raise RangeError("chat messages need the checkpoint's own tokenizer; give text instead")
+        return codec.encode_chat(prompt)
+    return list(prompt)

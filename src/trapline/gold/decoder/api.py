@@ -18,6 +18,7 @@ from trapline.gold.decoder.answers import (
     Prompts,
     prompt_ids,
     refuse_combination,
+    sampling_per_answer,
 )
 from trapline.gold.decoder.config import DecoderConfig, read_config
 from trapline.gold.decoder.network import Network
@@ -115,6 +116,8 @@ class Decoder(Network):
         stop: str | Sequence[str] = (),
         stop_ids: Sequence[int] | None = None,
         stream: Literal[False] = False,
+        n: int = 1,
+        logprobs: int | None = None,
         batch: int = 32,
     ) -> list[Answer]: ...
 
@@ -130,6 +133,8 @@ class Decoder(Network):
         stop: str | Sequence[str] = (),
         stop_ids: Sequence[int] | None = None,
         stream: Literal[True],
+        n: int = 1,
+        logprobs: int | None = None,
         batch: int = 32,
     ) -> Iterator[Piece]: ...
 
@@ -144,40 +149,58 @@ class Decoder(Network):
         stop: str | Sequence[str] = (),
         stop_ids: Sequence[int] | None = None,
         stream: bool = False,
+        n: int = 1,
+        logprobs: int | None = None,
         batch: int = 32,
         **unknown: Any,
     ) -> list[Answer] | Iterator[Piece]:
-        """Continues prompts: text or a list of texts, token ids or a list of lists of them.
+        """Continues prompts: text, chat messages or token ids, or a list of one kind of them.
 
-        Returns one `Answer` a prompt; with `stream=True`, an iterator of `Piece`s as they come.
-        Greedy unless `sampling` is given; one `Sampling` for several prompts draws prompt i with
-        seed + i. An answer ends at `stop_ids` (the checkpoint's own by default), before a text of
-        `stop`, or after `max_new_tokens`. `speculate` drafts tokens ahead and gives the same
-        answers sooner. `beams` searches instead and composes with none of sampling, speculate,
-        stop and stream. At most `batch` prompts run at once. A prompt that fails on the way gives
-        an answer with finish_reason "error" and does not affect the others.
+        Chat messages go through the checkpoint's chat template; an answer continues the last
+        message if that is the assistant's.
+
+        Returns `n` `Answer`s a prompt in one list; with `stream=True`, an iterator of `Piece`s as
+        they come. Greedy unless `sampling` is given; one `Sampling` for several answers draws
+        answer i with seed + i. With `logprobs=k` each token has its log-probability and those of
+        the k likeliest.
+
+        An answer ends at `stop_ids` (the checkpoint's own by default), before a text of `stop`, or
+        after `max_new_tokens`. `speculate` drafts tokens ahead and gives the same answers sooner,
+        without logprobs. `beams` searches instead and composes with none of sampling, speculate,
+        stop, stream, n and logprobs. At most `batch` answers run at once. A prompt that fails on
+        the way gives an answer with finish_reason "error" and does not affect the others.
         """
         checks.refuse_options("Decoder.generate", unknown)
-        checks.integers(max_new_tokens=max_new_tokens, batch=batch)
-        if max_new_tokens < 1 or batch < 1:
-            raise RangeError("max_new_tokens and batch must be at least 1")
+        checks.integers(max_new_tokens=max_new_tokens, batch=batch, n=n)
+        if max_new_tokens < 1 or batch < 1 or n < 1:
+            raise RangeError("max_new_tokens, batch and n must be at least 1")
         stops = (stop,) if isinstance(stop, str) else tuple(stop)
-        refuse_combination(beams, sampling=sampling, speculate=speculate, stop=stops, stream=stream)
+        refuse_combination(
+            *(beams, speculate),
+            sampling=sampling,
+            stop=stops,
+            stream=stream,
+            n=n,
+            logprobs=logprobs,
+        )
         codec = self.tokenizer
         if stops and codec is None:
             raise RangeError("stop strings need a tokenizer: this decoder has none; use stop_ids")
+        ids = prompt_ids(prompts, codec)
         job = Job(
             self,
-            prompt_ids(prompts, codec),
+            [one for one in ids for _ in range(n)],
             codec,
             max_new_tokens,
-            sampling,
+            sampling_per_answer(sampling, len(ids), n, self.config.vocab),
             stops,
             tuple(self.stop_ids if stop_ids is None else stop_ids),
             batch,
+            n,
+            logprobs,
         )
         if beams is not None:
             return job.search(beams if isinstance(beams, Beams) else Beams(beams))
         if speculate is not None and not hasattr(speculate, "stream"):
             raise DTypeError(f"speculate must be a Speculation, got {speculate!r}")
-        return job.pieces(speculate, with_text=True) if stream else job.answers(speculate)
+        return job.pieces(speculate) if stream else job.answers(speculate)

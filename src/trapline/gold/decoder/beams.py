@@ -1,7 +1,7 @@
 """Beam search on a decoder: beams share pages, and each prompt is computed once."""
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -13,8 +13,9 @@ from trapline.gold.beam_search.search import Beam
 from trapline.gold.decoder.beams_device import DeviceSearch
 from trapline.gold.decoder.graphed_step import GraphedStep, StepRow
 from trapline.gold.decoder.network import Network
+from trapline.gold.decoder.penalties import BatchPenalties, History
 from trapline.gold.decoder.pool import Pool, PooledSequence
-from trapline.gold.decoder.sampling import ranked
+from trapline.gold.decoder.sampling import Sampling, ranked
 from trapline.gold.errors import RangeError
 from trapline.gold.kv_cache.reorder import follow
 
@@ -57,19 +58,26 @@ class Searcher:
         ends = list(eos_id) if isinstance(eos_id, Iterable) else [eos_id]
         self._width, self._new, self._ends = beam_width, max_new_tokens, ends
         self._rules, self._count = checked_rules(beam_width, max_new_tokens, ends, **options)
-        self._kept: tuple[list[int], BeamModel | DeviceSearch] | None = None
+        self._kept: tuple[tuple[list[int], bool], BeamModel | DeviceSearch] | None = None
 
-    def __call__(self, prompts: Sequence[Sequence[int]]) -> list[list[Beam]]:
-        """Up to `n_best` continuations of every prompt, best first."""
+    def __call__(
+        self, prompts: Sequence[Sequence[int]], ways: Sequence[Sampling] = ()
+    ) -> list[list[Beam]]:
+        """Up to `n_best` continuations of every prompt, best first.
+
+        `ways`, one a prompt, change the logits by their bias and penalties.
+        """
         context = self._decoder.config.context
         longest = max(map(len, prompts), default=1) + self._new
         if longest > context:
             raise RangeError(f"{longest} positions are more than the model's {context}")
         if not prompts:
             return []
-        model = self._model(prompts)
+        changing = [way for way in ways if way.changes_logits]
+        model = self._model(prompts, on_device=not changing)
         if isinstance(model, DeviceSearch):
             return model(prompts, self._count)
+        model.ways = list(ways) if changing else []
         return beam_search(
             model,
             prompts,
@@ -79,18 +87,21 @@ class Searcher:
             **self._options,
         )
 
-    def _model(self, prompts: Sequence[Sequence[int]]) -> "BeamModel | DeviceSearch":
-        lengths = [len(prompt) for prompt in prompts]
-        if self._kept is None or self._kept[0] != lengths:
+    def _model(
+        self, prompts: Sequence[Sequence[int]], *, on_device: bool = True
+    ) -> "BeamModel | DeviceSearch":
+        # The search on the device is built for beams that share a prompt: at least two.
+        on_device = on_device and self._decoder.device.type != "cpu" and self._width > 1
+        key = [len(prompt) for prompt in prompts], on_device
+        if self._kept is None or self._kept[0] != key:
             self._kept = None  # frees its pages before new ones are allocated
             made: BeamModel | DeviceSearch
-            # The search on the device is built for beams that share a prompt: at least two.
-            if self._decoder.device.type != "cpu" and self._width > 1:
-                made = DeviceSearch(self._decoder, lengths, self._rules)
+            if on_device:
+                made = DeviceSearch(self._decoder, key[0], self._rules)
             else:
                 given = prompts, self._width, self._new
                 made = BeamModel(self._decoder, *given, eos_ids=self._ends)
-            self._kept = lengths, made
+            self._kept = key, made
         return self._kept[1]
 
 
@@ -126,6 +137,9 @@ class BeamModel:
         rows = max(len(prompts) * beam_width, 1)
         self._step = GraphedStep(decoder, self.pool, rows, cdiv(longest, PAGE))
         self._rows: list[PooledSequence] = []
+        #: Bias and penalties of each prompt; empty if there are none.
+        self.ways: list[Sampling] = []
+        self._texts: list[_Text] = []
 
     @torch.no_grad()
     def start(self, prompts: list[list[int]]) -> Candidates:
@@ -135,11 +149,20 @@ class BeamModel:
         for row in self._rows:
             row.free()
         self._rows = [self.pool.open() for _ in prompts]
+        if self.ways:
+            self._texts = [
+                _Text(way, prompt, []) for way, prompt in zip(self.ways, prompts, strict=True)
+            ]
         return self._candidates(self._decoder.step(prompts, self._rows))
 
     @torch.no_grad()
     def follow(self, parents: list[int], tokens: list[int]) -> Candidates:
         """Candidates after rows `parents` of the last result, each extended by its token."""
+        if self.ways:
+            self._texts = [
+                self._texts[parent].with_token(token)
+                for parent, token in zip(parents, tokens, strict=True)
+            ]
         by_number = {row.seq: row for row in self._rows}
         forks = _Forks(by_number)
         numbers = follow(forks, [row.seq for row in self._rows], parents)
@@ -160,6 +183,13 @@ class BeamModel:
     def _candidates(self, logits: Tensor) -> Candidates:
         """The best of each row and all end tokens, in one transfer to the host."""
         logits = logits.float()
+        if self.ways:
+            logits = BatchPenalties(
+                [text.way for text in self._texts],
+                [History(text.prompt, text.answer) for text in self._texts],
+                self._decoder.config.vocab,
+                logits.device,
+            )(logits)
         top = ranked(logits, self._kept)
         ends = logits[:, self._ends] - top.lse[:, None]
         packed = torch.cat((top.values.double(), top.indices.double(), ends.double()), dim=1)
@@ -172,6 +202,17 @@ class BeamModel:
         np.put_along_axis(table, np.searchsorted(tokens, indices), values, axis=1)
         table[:, np.searchsorted(tokens, self._end_ids)] = at_end
         return Candidates(table, tokens)
+
+
+class _Text(NamedTuple):
+    """The text of one beam, and its penalties."""
+
+    way: Sampling
+    prompt: list[int]
+    answer: list[int]
+
+    def with_token(self, token: int) -> "_Text":
+        return self._replace(answer=[*self.answer, token])
 
 
 class _Forks:

@@ -16,8 +16,9 @@ from trapline.gold.decoder.capture import HostCopy, host_copy
 from trapline.gold.decoder.config import DecoderConfig
 from trapline.gold.decoder.graphed_step import ROOM, GraphedStep, StepRow
 from trapline.gold.decoder.network import Network
+from trapline.gold.decoder.penalties import History
 from trapline.gold.decoder.pool import Pool, PooledSequence
-from trapline.gold.decoder.sampling import NO_TOKEN, Sampling, TokenSampler
+from trapline.gold.decoder.sampling import NO_TOKEN, Logprobs, Sampling, TokenSampler
 from trapline.gold.decoder.text import Decode, TextStream
 from trapline.gold.errors import RangeError
 
@@ -32,6 +33,15 @@ class RequestError(RangeError):
         self.request = request
 
 
+class TokenLogprobs(NamedTuple):
+    """The model's log-probability of a token, before bias, penalties and temperature."""
+
+    token: int
+    logprob: float
+    #: The likeliest tokens and their log-probabilities, best first.
+    top: list[tuple[int, float]]
+
+
 class Token(NamedTuple):
     """One new token of one request."""
 
@@ -42,6 +52,8 @@ class Token(NamedTuple):
     text: str = ""
     #: Given with the last token: "stop" at a stop token or stop string, else "length".
     finish_reason: FinishReason | None = None
+    #: For requests with `logprobs`.
+    logprobs: TokenLogprobs | None = None
 
 
 @dataclass
@@ -52,6 +64,7 @@ class _Request:
     stop_ids: frozenset[int]
     sampling: Sampling
     text: TextStream | None
+    logprobs: int | None
     tokens: list[int] = field(default_factory=list)
     sequence: PooledSequence | None = None
 
@@ -60,7 +73,7 @@ class _Request:
         """Positions to reserve; the last token is returned but never fed."""
         return len(self.prompt) + self.most - 1
 
-    def add_token(self, token: int) -> Token:
+    def add_token(self, token: int, logprobs: TokenLogprobs | None) -> Token:
         """Takes a token in; raises where there is none, and where `decode` fails."""
         if token == NO_TOKEN:
             reason = f"the logits of request {self.number} are NaN or have no softmax"
@@ -79,7 +92,19 @@ class _Request:
                 raise RequestError(self.number, reason) from error
             stopped = stopped or self.text.stopped
         ending: FinishReason = "stop" if stopped else "length"
-        return Token(self.number, token, last, shown, ending if last else None)
+        if self.logprobs is None:
+            logprobs = None
+        elif logprobs is not None:
+            logprobs = logprobs._replace(top=logprobs.top[: self.logprobs])
+        return Token(self.number, token, last, shown, ending if last else None, logprobs)
+
+
+class _Choice(NamedTuple):
+    """The next token of a request."""
+
+    request: _Request
+    token: int
+    logprobs: TokenLogprobs | None
 
 
 class _Flight(NamedTuple):
@@ -88,10 +113,12 @@ class _Flight(NamedTuple):
     requests: list[_Request]
     steps: int
     tokens: HostCopy  # (steps, R)
+    #: Of a flight of one step.
+    logprobs: Logprobs | None
 
-    def read(self) -> list[list[tuple[_Request, int]]]:
+    def read(self) -> list[list[_Choice]]:
         """The tokens of each step; waits for the device."""
-        return [list(zip(self.requests, row, strict=False)) for row in self.tokens.read()]
+        return [_choices(self.requests, row, self.logprobs) for row in self.tokens.read()]
 
 
 class Engine:
@@ -124,7 +151,7 @@ class Engine:
         self._chooser: TokenSampler | None = None
         #: Tokens of later steps: a GPU runs several steps at once, and the next ones while these
         #: are handed out.
-        self._ahead: deque[list[tuple[_Request, int]]] = deque()
+        self._ahead: deque[list[_Choice]] = deque()
         self._flight: _Flight | None = None
         self._most_ahead = 1 if decoder.device.type == "cpu" else ROOM
         #: Failed requests, raised one a step, then the tokens of the others.
@@ -136,6 +163,15 @@ class Engine:
     def is_busy(self) -> bool:
         return bool(self._waiting or self._running or self._broken or self._undelivered)
 
+    @property
+    def waiting(self) -> int:
+        """Requests that have not entered yet."""
+        return len(self._waiting)
+
+    @property
+    def running(self) -> int:
+        return len(self._running)
+
     def add(
         self,
         prompt: Sequence[int],
@@ -145,10 +181,17 @@ class Engine:
         sampling: Sampling | None = None,
         decode: Decode | None = None,
         stop_texts: Sequence[str] = (),
+        logprobs: int | None = None,
     ) -> int:
-        """Queues a request and returns its number; refuses one that can never run."""
+        """Queues a request and returns its number; refuses one that can never run.
+
+        With `logprobs`, its tokens carry their log-probability and those of so many likeliest
+        tokens; steps then run one at a time.
+        """
         if stop_texts and decode is None:
             raise RangeError("stop_texts need decode, a function from tokens to text")
+        if logprobs is not None:
+            checks.integer_between(0, self.decoder.config.vocab, logprobs=logprobs)
         (most,) = _integers("max_new_tokens", [max_new_tokens])
         request = _Request(
             self._numbers,
@@ -157,6 +200,7 @@ class Engine:
             frozenset(_integers("a stop token", stop_ids)),
             sampling or Sampling(),
             TextStream(decode, stop_texts) if decode else None,
+            logprobs,
         )
         self._check(request)
         self._numbers += 1
@@ -201,6 +245,7 @@ class Engine:
         for stop in sorted(request.stop_ids):
             if not 0 <= stop < vocabulary:
                 raise RangeError(f"stop token {stop} is outside the vocabulary of {vocabulary}")
+        check_bias(request.sampling, vocabulary)
         check_prompt(self.decoder.config, request.prompt, request.most)
         needed = self.pool.book.pages_for(request.positions)
         if needed > self.pool.book.num_pages:
@@ -225,7 +270,7 @@ class Engine:
             entered.append(self._waiting.popleft())
         return entered
 
-    def _prefill(self, entered: list[_Request]) -> list[tuple[_Request, int]]:
+    def _prefill(self, entered: list[_Request]) -> list[_Choice]:
         """Runs the prompts in one packed pass; returns the first token after each."""
         sequences = [_opened(request) for request in entered]
         new = [
@@ -235,12 +280,12 @@ class Engine:
         logits = self.decoder.step(new, sequences)
         chooser = self._sampler_for(entered)
         made = torch.zeros(len(entered), dtype=torch.int64, device=logits.device)
-        said = list(zip(entered, chooser(logits, made).tolist(), strict=True))
+        said = _choices(entered, chooser(logits, made).tolist(), chooser.latest)
         if self.share_prefixes:
-            for request, token in said:
+            for choice in said:
                 # NaN also reaches earlier positions: 0 · NaN is NaN under a mask.
-                if token != NO_TOKEN:
-                    _opened(request).publish(request.prompt)
+                if choice.token != NO_TOKEN:
+                    _opened(choice.request).publish(choice.request.prompt)
         return said
 
     def _put_back(self, entered: list[_Request]) -> None:
@@ -251,14 +296,14 @@ class Engine:
         self._waiting.extendleft(reversed(entered))
         self._chooser = self._flight = None
 
-    def _decode(self) -> list[tuple[_Request, int]]:
+    def _decode(self) -> list[_Choice]:
         """One step of the rows that are running."""
         if not self._ahead:
             self._look_ahead()
         running = {one.number for one in self._running}
-        said = [pair for pair in self._ahead.popleft() if pair[0].number in running]
-        for request, _ in said:
-            _opened(request).advance(1)
+        said = [choice for choice in self._ahead.popleft() if choice.request.number in running]
+        for choice in said:
+            _opened(choice.request).advance(1)
         return said
 
     def _look_ahead(self) -> None:
@@ -285,15 +330,16 @@ class Engine:
             self._step.load(
                 [StepRow(_opened(one), one.tokens[-1], len(one.tokens)) for one in self._running]
             )
-        tokens = self._step.choose_ahead(self._chooser, min(self._most_ahead, left))
-        return _Flight(list(self._running), len(tokens), host_copy(tokens))
+        most = 1 if _most_logprobs(self._running) is not None else self._most_ahead
+        tokens = self._step.choose_ahead(self._chooser, min(most, left))
+        return _Flight(list(self._running), len(tokens), host_copy(tokens), self._chooser.latest)
 
-    def _deliver(self, said: list[tuple[_Request, int]]) -> list[Token]:
+    def _deliver(self, said: list[_Choice]) -> list[Token]:
         """Returns tokens and removes finished requests; a failing one does not affect others."""
         events: list[Token] = []
-        for request, token in said:
+        for request, token, logprobs in said:
             try:
-                events.append(request.add_token(token))
+                events.append(request.add_token(token, logprobs))
             except RequestError as error:
                 self._broken[request.number] = error
         self._leave({event.request for event in events if event.last} | set(self._broken))
@@ -313,8 +359,44 @@ class Engine:
             self._flight = None
 
     def _sampler_for(self, requests: Sequence[_Request]) -> TokenSampler:
-        ways = [request.sampling for request in requests]
-        return TokenSampler(ways, self.decoder.config.vocab, self.decoder.device)
+        return TokenSampler(
+            [request.sampling for request in requests],
+            self.decoder.config.vocab,
+            self.decoder.device,
+            histories=[History(request.prompt, request.tokens) for request in requests],
+            logprobs=_most_logprobs(requests),
+        )
+
+
+def _most_logprobs(requests: Sequence[_Request]) -> int | None:
+    asked = [request.logprobs for request in requests if request.logprobs is not None]
+    return max(asked, default=None)
+
+
+def _choices(
+    requests: Sequence[_Request], tokens: list[int], logprobs: Logprobs | None
+) -> list[_Choice]:
+    """The tokens of the first rows, one a request; rows beyond them are padding."""
+    if logprobs is None:
+        return [_Choice(*pair, None) for pair in zip(requests, tokens, strict=False)]
+    chosen, values, names = (column.tolist() for column in logprobs)
+    return [
+        _Choice(
+            request,
+            tokens[row],
+            TokenLogprobs(
+                tokens[row], chosen[row], list(zip(names[row], values[row], strict=True))
+            ),
+        )
+        for row, request in enumerate(requests)
+    ]
+
+
+def check_bias(sampling: Sampling, vocabulary: int) -> None:
+    """Refuses a bias for tokens that the model does not have."""
+    for token in sampling.logit_bias or {}:
+        if not 0 <= token < vocabulary:
+            raise RangeError(f"logit_bias token {token} is outside the vocabulary of {vocabulary}")
 
 
 def check_prompt(config: DecoderConfig, prompt: Sequence[int], most: int) -> None:

@@ -87,6 +87,7 @@ def filled_engine(
     batch: int,
     decode: Decode | None,
     stop_texts: Sequence[str],
+    logprobs: int | None = None,
 ) -> Engine:
     """An engine that holds these prompts as requests 0, 1, …; nothing runs yet."""
     checks.integers(max_new_tokens=max_new_tokens, batch=batch)
@@ -109,6 +110,7 @@ def filled_engine(
                 sampling=setting,
                 decode=decode,
                 stop_texts=stop_texts,
+                logprobs=logprobs,
             )
         except (RangeError, DTypeError) as error:
             raise type(error)(f"prompt {number}: {error}") from None

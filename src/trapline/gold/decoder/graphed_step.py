@@ -110,7 +110,7 @@ class GraphedStep:
 
     def choose(self, chooser: TokenSampler) -> Tensor:
         """Next tokens (R,) of all loaded rows; advances the buffers."""
-        if self._buffers.ids.is_cuda and chooser.all_greedy:
+        if self._buffers.ids.is_cuda and chooser.is_argmax:
             return self._replay(choosing=True)
         logits = self.logits()
         here = self._here()

@@ -5,15 +5,17 @@ computed on the device. So a row's text does not depend on the rest of the batch
 generator state, and nothing waits for the device.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from numbers import Real
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from trapline.gold import checks
+from trapline.gold.decoder.penalties import BatchPenalties, History
 from trapline.gold.errors import DTypeError, RangeError
 from trapline.gold.softmax_topk.api import TopK, softmax_topk
 
@@ -23,20 +25,31 @@ NUCLEUS = 1024
 NO_TOKEN = -1
 #: Logits of up to 10⁸ can be divided by it in float32.
 SMALLEST_TEMPERATURE = 1e-30
+PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """Settings of one row; temperature 0 is greedy, ties go to the lower token."""
+    """Settings of one row; temperature 0 is greedy, ties go to the lower token.
+
+    `logit_bias` is added to the logits of single tokens (−inf bans one). `repetition_penalty`
+    divides positive logits and multiplies negative ones of all tokens of prompt and answer.
+    `presence_penalty` is subtracted from the logit of every token of the answer,
+    `frequency_penalty` once for each time that it occurs there.
+    """
 
     temperature: float = 0.0
     top_k: int | None = None
     top_p: float = 1.0
     min_p: float = 0.0
     seed: int = 0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] | None = field(default=None, hash=False)
 
     def __post_init__(self) -> None:
-        for name in ("temperature", "top_p", "min_p"):
+        for name in ("temperature", "top_p", "min_p", *PENALTIES):
             value = getattr(self, name)
             if not isinstance(value, Real):
                 raise DTypeError(
@@ -57,10 +70,43 @@ class Sampling:
             raise RangeError(f"top_p must be in (0, 1], got {self.top_p}")
         if not 0.0 <= self.min_p <= 1.0:
             raise RangeError(f"min_p must be in [0, 1], got {self.min_p}")
+        self._check_penalties()
+
+    def _check_penalties(self) -> None:
+        for name in PENALTIES:
+            if not math.isfinite(value := getattr(self, name)):
+                raise RangeError(f"{name} must be finite, got {value}")
+        if self.repetition_penalty <= 0.0:
+            raise RangeError(f"repetition_penalty must be positive, got {self.repetition_penalty}")
+        if self.logit_bias is not None:
+            _check_bias(self.logit_bias)
 
     @property
     def is_greedy(self) -> bool:
         return self.temperature == 0.0
+
+    @property
+    def has_penalties(self) -> bool:
+        """Whether the choice depends on the text so far."""
+        return tuple(getattr(self, name) for name in PENALTIES) != (1.0, 0.0, 0.0)
+
+    @property
+    def changes_logits(self) -> bool:
+        return self.has_penalties or bool(self.logit_bias)
+
+    @property
+    def without_penalties(self) -> "Sampling":
+        """The same draw, for logits that are changed already."""
+        return Sampling(self.temperature, self.top_k, self.top_p, self.min_p, self.seed)
+
+
+def _check_bias(bias: Any) -> None:
+    if not isinstance(bias, Mapping):
+        raise DTypeError(f"logit_bias must map token ids to numbers, got {bias!r}")
+    for token, value in bias.items():
+        checks.integers(**{"a token of logit_bias": token})
+        if not isinstance(value, Real) or math.isnan(value) or value == math.inf:
+            raise RangeError(f"logit_bias of token {token} must be finite or −inf, got {value!r}")
 
 
 def sampling_per_prompt(
@@ -92,10 +138,31 @@ class SamplingTensors(NamedTuple):
     seed: Tensor
 
 
-class TokenSampler:
-    """Chooses tokens for the rows of one fixed batch."""
+class Logprobs(NamedTuple):
+    """Log-probabilities of a batch: of the chosen tokens (B,), and of the likeliest ones (B, k)."""
 
-    def __init__(self, ways: Sequence[Sampling], vocabulary: int, device: torch.device) -> None:
+    chosen: Tensor
+    top: Tensor
+    top_tokens: Tensor
+
+
+class TokenSampler:
+    """Chooses tokens for the rows of one fixed batch.
+
+    Penalties need the `histories` of all rows; the sampler adds each token that it chooses. With
+    `logprobs`, the number of likeliest tokens, `latest` has the model's log-probabilities of the
+    latest choice: before bias, penalties and temperature.
+    """
+
+    def __init__(
+        self,
+        ways: Sequence[Sampling],
+        vocabulary: int,
+        device: torch.device,
+        *,
+        histories: Sequence[History] = (),
+        logprobs: int | None = None,
+    ) -> None:
         self._vocabulary = vocabulary
         self._candidates = max((self._needed(way) for way in ways), default=1)
         #: Whether a nucleus may exceed the candidates; only then the result is checked.
@@ -104,17 +171,36 @@ class TokenSampler:
             for way in ways
         )
         self._ways = _as_tensors(ways, vocabulary, device)
-        self.all_greedy = all(way.is_greedy for way in ways)
+        self._penalties: BatchPenalties | None = None
+        if any(way.changes_logits for way in ways):
+            self._penalties = BatchPenalties(ways, histories, vocabulary, device)
+        self._logprobs = logprobs
+        self.latest: Logprobs | None = None
+        self._all_greedy = all(way.is_greedy for way in ways)
 
     def __len__(self) -> int:
         return len(self._ways.seed)
+
+    @property
+    def is_argmax(self) -> bool:
+        """Whether every choice is the likeliest token and nothing else is asked."""
+        return self._all_greedy and self._penalties is None and self._logprobs is None
 
     def __call__(self, logits: Tensor, made: Tensor) -> Tensor:
         """Next tokens (B,) for logits (B, V), `made` (B,) tokens after the prompt.
 
         `NO_TOKEN` where a row has NaN or +inf or only −inf, so that callers need no extra check.
         """
-        if self.all_greedy:
+        changed = logits if self._penalties is None else self._penalties(logits)
+        chosen = self._choose(changed, made)
+        if self._penalties is not None:
+            self._penalties.count(chosen)
+        if self._logprobs is not None:
+            self.latest = _logprobs(logits.float(), chosen, min(self._logprobs, self._vocabulary))
+        return chosen
+
+    def _choose(self, logits: Tensor, made: Tensor) -> Tensor:
+        if self._all_greedy:
             return greedy(logits)
         chosen, fits = self._draw(logits.float(), made, self._candidates)
         if self._uncertain and not bool(fits.all()):
@@ -171,6 +257,12 @@ def greedy(logits: Tensor) -> Tensor:
     """The likeliest token (B,) of each row, the lower of equal ones; `NO_TOKEN` if none."""
     best = softmax_topk(logits.float(), 1, check=False)
     return _or_none(best.indices[:, 0], best.lse)
+
+
+def _logprobs(logits: Tensor, chosen: Tensor, count: int) -> Logprobs:
+    top = ranked(logits, max(count, 1))
+    own = logits.gather(1, chosen.clamp(min=0)[:, None])[:, 0] - top.lse
+    return Logprobs(own, top.values[:, :count], top.indices[:, :count])
 
 
 def uniforms(seed: Tensor, number: Tensor) -> Tensor:

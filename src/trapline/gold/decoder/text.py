@@ -1,10 +1,12 @@
 """Tokens to text as they come: complete characters only, and no part of a stop string."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
+from trapline.gold.decoder.chat import ChatTemplate, read_templates
 from trapline.gold.errors import RangeError
 
 Decode = Callable[[list[int]], str]
@@ -78,7 +80,7 @@ class TextStream:
 
 
 class Tokenizer:
-    """A checkpoint's `tokenizer.json`."""
+    """A checkpoint's `tokenizer.json` and its chat template."""
 
     def __init__(self, folder: Path) -> None:
         path = folder / "tokenizer.json"
@@ -90,13 +92,34 @@ class Tokenizer:
             self._tokenizer = Rust.from_file(str(path))
         except Exception as error:  # the library raises nothing narrower
             raise RangeError(f"{path} is not a tokenizer file: {error}") from None
+        self._folder = folder
 
     def encode(self, text: str) -> list[int]:
+        return self._ids(text, add_special_tokens=True)
+
+    @cached_property
+    def chat_template(self) -> ChatTemplate:
+        """The checkpoint's chat template; assign another one to replace it."""
+        return read_templates(self._folder)
+
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        """Token ids of a conversation, up to where the assistant goes on.
+
+        The template writes the special tokens itself. A last message of the assistant is continued.
+        """
+        last = messages[-1] if messages else {}
+        continues = isinstance(last, Mapping) and last.get("role") == "assistant"
+        text = self.chat_template(
+            messages, add_generation_prompt=not continues, continue_final_message=continues
+        )
+        return self._ids(text, add_special_tokens=False)
+
+    def _ids(self, text: str, *, add_special_tokens: bool) -> list[int]:
         try:
             text.encode()
         except UnicodeEncodeError as error:  # a command line with bytes outside UTF-8
             raise RangeError(f"the prompt is not valid UTF-8 (character {error.start})") from None
-        return list(self._tokenizer.encode(text).ids)
+        return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
 
     def decode(self, tokens: list[int]) -> str:
         return str(self._tokenizer.decode(tokens))

@@ -15,12 +15,13 @@ import torch
 from torch import Tensor
 
 from trapline.gold import checks
+from trapline.gold.decoder.penalties import History, penalised_nodes
 from trapline.gold.decoder.sampling import Sampling, sampling_per_prompt
 from trapline.gold.decoder.speculator import Burst
 from trapline.gold.errors import RangeError, ShapeError
 from trapline.gold.tree_decoding import reference
 from trapline.gold.tree_decoding.api import build_tree
-from trapline.gold.tree_decoding.choice import Penalties, penalised, picks
+from trapline.gold.tree_decoding.choice import picks
 from trapline.gold.tree_decoding.statistics import Statistics
 
 Mode = Literal["chain", "tree"]
@@ -50,6 +51,10 @@ class Row:
     @property
     def made(self) -> int:
         return len(self.tokens) - self.prompt_length
+
+    @property
+    def history(self) -> History:
+        return History(self.tokens[: self.prompt_length], self.tokens[self.prompt_length :])
 
 
 class Trees(NamedTuple):
@@ -109,7 +114,6 @@ def generate(
     max_new_tokens: int,
     stop_ids: Sequence[int] = (),
     sampling: Sampling | Sequence[Sampling] | None = None,
-    penalties: Penalties | None = None,
     mode: Mode = "tree",
     budget: int = 64,
     batch: int = 32,
@@ -124,7 +128,6 @@ def generate(
         max_new_tokens=max_new_tokens,
         stop_ids=stop_ids,
         sampling=sampling,
-        penalties=penalties,
         mode=mode,
         budget=budget,
         batch=batch,
@@ -144,7 +147,6 @@ def stream(
     max_new_tokens: int,
     stop_ids: Sequence[int] = (),
     sampling: Sampling | Sequence[Sampling] | None = None,
-    penalties: Penalties | None = None,
     mode: Mode = "tree",
     budget: int = 64,
     batch: int = 32,
@@ -157,7 +159,7 @@ def stream(
     first `budget` tokens of the most likely chain in mode `chain`. `finished(i)` is called after
     each burst of prompt i; True ends that prompt.
     """
-    rules = Rules(max_new_tokens, frozenset(stop_ids), mode, budget, penalties or Penalties())
+    rules = Rules(max_new_tokens, frozenset(stop_ids), mode, budget)
     check(target, drafter, prompts, rules, batch)
     ways = sampling_per_prompt(sampling, len(prompts))
     waiting = [
@@ -190,7 +192,6 @@ class Rules:
     stops: frozenset[int]
     mode: Mode
     budget: int
-    penalties: Penalties
 
 
 def _round(
@@ -203,7 +204,7 @@ def _round(
         trees = _trees(rows, tokens, parents)
     with statistics.time("verify"):
         logits = target.verify(rows, trees)
-        choices = _choices(rows, logits, tokens, trees, rules.penalties)
+        choices = _choices(rows, logits, tokens, trees)
         # An undefined choice must not match the −1 of padding nodes.
         choices = choices.masked_fill(choices < 0, UNDEFINED_TOKEN)
         accepted = reference.accepted_branch(tokens, parents, trees.seen, choices, log_q.shape[1])
@@ -262,20 +263,11 @@ def _trees(rows: list[Row], tokens: Tensor, parents: Tensor) -> Trees:
     return Trees(torch.cat((roots, tokens.clamp(min=0)), dim=1), reference.depths(seen), seen)
 
 
-def _choices(
-    rows: list[Row], logits: Tensor, tokens: Tensor, trees: Trees, rule: Penalties
-) -> Tensor:
-    if not rule.are_none:
+def _choices(rows: list[Row], logits: Tensor, tokens: Tensor, trees: Trees) -> Tensor:
+    if any(row.sampling.changes_logits for row in rows):
         logits = torch.stack(
             [
-                penalised(
-                    logits[i],
-                    rule,
-                    row.tokens[: row.prompt_length],
-                    row.tokens[row.prompt_length :],
-                    tokens[i],
-                    trees.seen[i],
-                )
+                penalised_nodes(logits[i], row.sampling, row.history, tokens[i], trees.seen[i])
                 for i, row in enumerate(rows)
             ]
         )

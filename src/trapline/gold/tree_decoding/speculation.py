@@ -13,7 +13,6 @@ from trapline.gold.decoder.sampling import Sampling, sampling_per_prompt
 from trapline.gold.decoder.speculator import Burst
 from trapline.gold.errors import RangeError
 from trapline.gold.tree_decoding import checkpoint
-from trapline.gold.tree_decoding.choice import Penalties
 from trapline.gold.tree_decoding.decoder_target import DecoderTarget
 from trapline.gold.tree_decoding.drafter import DFlash, DFlashDrafter
 from trapline.gold.tree_decoding.generate import Mode, Rules, check, stream
@@ -83,7 +82,7 @@ class Speculation:
         ways = sampling_per_prompt(sampling, len(prompts))
         drafter = self._readable_drafter(decoder)
         target = DecoderTarget(decoder, drafter.target_layers)
-        rules = Rules(max_new_tokens, frozenset(stop_ids), self.mode, self.budget, Penalties())
+        rules = Rules(max_new_tokens, frozenset(stop_ids), self.mode, self.budget)
         check(target, drafter, prompts, rules, batch)
         rows = min(batch, len(prompts))
         if rows == 0:
@@ -118,6 +117,8 @@ class Speculation:
             return f"the fast rounds need a CUDA device, the decoder is on {decoder.device.type}"
         if any(way.top_k or way.top_p < 1.0 or way.min_p > 0.0 for way in sampling):
             return "the fast rounds sample by temperature only, not by top_k, top_p or min_p"
+        if any(way.changes_logits for way in sampling):
+            return "the fast rounds have no logit bias and no penalties"
         if self._model is not None and self._model.norm.weight.dtype != decoder.norm.weight.dtype:
             return "the fast rounds need drafter and decoder in one dtype"
         from trapline.gold.tree_decoding.fast_rounds import supports
