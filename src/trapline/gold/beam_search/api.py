@@ -67,7 +67,7 @@ def beam_search(
     of generated tokens with the end (`vllm` counts differently). `eos_id` is one end or several.
     The model is called once per step for the live beams of all prompts that have not stopped.
     `policy` is `canonical`, `hf` (with its `early_stopping`: False, True or
-    "never"), `vllm`, or a `Policy`.
+    "never"), `vllm`, `pooled`, or a `Policy`.
     """
     checks.refuse_options("beam_search", unknown)
     if prompts:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from trapline.gold.beam_search.policy import Rules
 from trapline.gold.beam_search.search import Beam
+from trapline.gold.errors import RangeError
 
 
 class Offered(NamedTuple):
@@ -32,6 +33,11 @@ class BatchedSearch:
 
     def __init__(self, rules: Rules, prompts: Sequence[int], device: torch.device) -> None:
         """`prompts` holds the length of each prompt."""
+        if rules.policy.finish == "pooled":
+            raise RangeError(
+                "policy 'pooled' is not available for a search on the device; use beam_search with "
+                "a model that gives log_probs"
+            )
         self.rules = rules
         width, steps, count = rules.beam_width, rules.max_new_tokens, len(prompts)
         self.ends = torch.tensor(rules.eos_ids, device=device)

@@ -89,6 +89,51 @@ def search_one(
     return Search(hypotheses, asked)
 
 
+def search_one_pooled(
+    next_log_probs: NextLogProbs,
+    prompt: Sequence[int],
+    *,
+    beam_width: int,
+    max_new_tokens: int,
+    eos_id: int,
+    length_penalty: float = 1.0,
+) -> Search:
+    """The search in which finished and live beams share the places by score, for one prompt.
+
+    A finished beam keeps its sum and its length. The search stops when no place holds a live one.
+    """
+    places: list[_Place] = [_Place((), 0.0, False)]
+    asked: list[list[tuple[int, ...]]] = []
+    for _ in range(max_new_tokens):
+        live = [place for place in places if not place.ended]
+        if not live:
+            break
+        asked.append([(*prompt, *place.tokens) for place in live])
+        contenders = [place for place in places if place.ended]
+        for place in live:
+            row = next_log_probs((*prompt, *place.tokens)).tolist()
+            contenders += [
+                _Place((*place.tokens, token), place.total + log_prob, token == eos_id)
+                for token, log_prob in enumerate(row)
+                if log_prob > -math.inf
+            ]
+        contenders.sort(key=lambda place: -place.score(length_penalty))
+        places = contenders[:beam_width]
+    found = [Hypothesis(list(p.tokens), p.score(length_penalty)) for p in places if p.tokens]
+    return Search(found, asked)
+
+
+class _Place(NamedTuple):
+    """A beam that holds one of the places, finished or not."""
+
+    tokens: tuple[int, ...]
+    total: float
+    ended: bool
+
+    def score(self, length_penalty: float) -> float:
+        return score(self.total, len(self.tokens), length_penalty)
+
+
 def _step(
     live: list[_Live], rows: list[np.ndarray], length: int, rules: _Rules
 ) -> tuple[list[_Finished], list[_Live]]:

@@ -3,10 +3,11 @@
 With S the sum of log-probabilities, n a length and a the length penalty, every policy rates a
 hypothesis by S / n^a and returns the best finished ones.
 
-With beam width 1 and length penalty 0 the `hf` policies return the greedy sequence. `canonical` and
-`vllm` need not: an end enters their pool even where another token is more likely (`vllm`: among the
-1 + E most likely tokens), and the highest sum of log-probabilities wins. They return the most
-likely of all such ends along the greedy path, which may be shorter than the greedy sequence.
+With beam width 1 and length penalty 0 `pooled` and the `hf` policies return the greedy sequence.
+`canonical` and `vllm` need not: an end enters their pool even where another token is more likely
+(`vllm`: among the 1 + E most likely tokens), and the highest sum of log-probabilities wins. They
+return the most likely of all such ends along the greedy path, which may be shorter than the greedy
+sequence.
 """
 
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from typing import Literal, get_args
 
 from trapline.gold.errors import RangeError
 
-Name = Literal["canonical", "hf", "vllm"]
+Name = Literal["canonical", "hf", "vllm", "pooled"]
 EarlyStopping = Literal["never"] | bool
 
 
@@ -23,14 +24,15 @@ class Policy:
     """The three rules of a search.
 
     finish: `every` end of a live beam enters the pool; or those `ranked` among the beam_width
-        best continuations of their step; or those `near` the top of their own beam.
+        best continuations of their step; or those `near` the top of their own beam; or, `pooled`,
+        finished and live beams share the beam_width places, in every step, by their scores.
     stop: at the exact `bound`, when no live beam can still enter the pool; by the
         `current-length` test, which scores live beams as if they ended now and may miss a longer,
         better one; as soon as the pool is `full`; or at `max-length` only.
     length: the `generated` tokens, the end included; or `with-prompt`, the end left out.
     """
 
-    finish: Literal["every", "ranked", "near"] = "every"
+    finish: Literal["every", "ranked", "near", "pooled"] = "every"
     stop: Literal["bound", "current-length", "full", "max-length"] = "bound"
     length: Literal["generated", "with-prompt"] = "generated"
 
@@ -44,6 +46,10 @@ FIRST_FULL = Policy(finish="ranked", stop="full")
 #: vLLM: runs to the maximum length, and its length penalty counts the prompt.
 VLLM = Policy(finish="near", stop="max-length", length="with-prompt")
 
+#: A finished beam keeps its place only while its score is among the best: a search may end without
+#: one, and it stops when finished beams hold all places.
+POOLED = Policy(finish="pooled", stop="max-length")
+
 
 def named(name: Name | Policy, early_stopping: EarlyStopping | None = None) -> Policy:
     """The policy of this name. Only `hf` has an `early_stopping`; False is its default."""
@@ -55,7 +61,7 @@ def named(name: Name | Policy, early_stopping: EarlyStopping | None = None) -> P
         return name
     if name not in get_args(Name):
         raise RangeError(f"policy must be one of {', '.join(get_args(Name))}, got {name!r}")
-    return VLLM if name == "vllm" else CANONICAL
+    return {"canonical": CANONICAL, "vllm": VLLM, "pooled": POOLED}[name]
 
 
 def _hugging_face(early_stopping: EarlyStopping | None) -> Policy:

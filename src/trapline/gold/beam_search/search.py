@@ -80,10 +80,13 @@ class Search:
         self.length += 1
         totals = self.sums[:, None] + log_probs
         columns = np.arange(totals.shape[1]) if columns is None else columns
-        ends = np.flatnonzero(np.isin(columns, self.rules.eos_ids))
-        self._finish(totals, columns, ends)
-        totals[:, ends] = -np.inf
-        self._expand(totals, columns)
+        if self.rules.policy.finish == "pooled":
+            self._share_places(totals, columns)
+        else:
+            ends = np.flatnonzero(np.isin(columns, self.rules.eos_ids))
+            self._finish(totals, columns, ends)
+            totals[:, ends] = -np.inf
+            self._expand(totals, columns, largest(totals.ravel(), self.rules.beam_width))
         if self.length == self.rules.max_new_tokens:
             self._enter(zip(self.sums.tolist(), self.nodes, strict=True), ended=False)
             self.nodes = []
@@ -130,10 +133,32 @@ class Search:
         self._pool = sorted(self._pool + rated, key=lambda entry: -entry.score)
         del self._pool[self.rules.beam_width :]
 
-    def _expand(self, totals: np.ndarray, columns: np.ndarray) -> None:
-        """Keep the best continuations; flat order is (parent, token), which decides ties."""
+    def _share_places(self, totals: np.ndarray, columns: np.ndarray) -> None:
+        """Finished beams and continuations compete for the places; ties keep the earlier ones."""
+        chosen = largest(totals.ravel(), self.rules.beam_width)
+        found = totals.ravel()[chosen].tolist()
+        scores = [self.rules.score(t, self.length, len(self.prompt), ended=False) for t in found]
+        held = len(self._pool)
+        rated = [*(entry.score for entry in self._pool), *scores]
+        best = sorted(range(len(rated)), key=lambda place: -rated[place])[: self.rules.beam_width]
+        self._pool = [self._pool[place] for place in sorted(best) if place < held]
+        kept = chosen[[place - held for place in best if place >= held]]
+        is_end = np.isin(columns[kept % totals.shape[1]], self.rules.eos_ids)
+        parents, places = np.divmod(kept[is_end], totals.shape[1])
+        ended = zip(
+            totals[parents, places].tolist(),
+            (
+                self._trie.add(self.nodes[parent], token)
+                for parent, token in zip(parents.tolist(), columns[places].tolist(), strict=True)
+            ),
+            strict=True,
+        )
+        self._enter(ended, ended=True)
+        self._expand(totals, columns, kept[~is_end])
+
+    def _expand(self, totals: np.ndarray, columns: np.ndarray, chosen: np.ndarray) -> None:
+        """Keep these continuations; flat order is (parent, token), which decides ties."""
         flat = totals.ravel()
-        chosen = largest(flat, self.rules.beam_width)
         parents, places = np.divmod(chosen, totals.shape[1])
         self.parents, self.tokens = parents.tolist(), columns[places].tolist()
         self.nodes = [

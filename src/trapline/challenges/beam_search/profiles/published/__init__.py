@@ -1,0 +1,1 @@
+"""The published prompt: finished and live beams share the places."""
