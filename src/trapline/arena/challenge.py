@@ -205,12 +205,12 @@ class Challenge:
 
     @cached_property
     def fault_dictionary(self) -> dict[str, frozenset[str]]:
-        """Trap id → the checks that its mutant fails, by `trapline certify --dictionary`."""
+        """Form of a bug → the checks that it fails, by `trapline certify --dictionary`."""
         path = self.dictionary_path
         if not path.is_file():
             return {}
         fails: dict[str, list[str]] = json.loads(path.read_text())["fails"]
-        return {trap: frozenset(checks) for trap, checks in fails.items()}
+        return {form: frozenset(checks) for form, checks in fails.items()}
 
     @property
     def equivalent(self) -> dict[str, str]:

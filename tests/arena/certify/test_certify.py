@@ -48,6 +48,11 @@ def test_trap_that_punishes_right_answers_is_found(with_traps):
     assert len(found) == 3
 
 
+def test_other_form_of_a_bug_that_its_trap_does_not_catch_is_found(with_traps):
+    certifier = with_traps(also=(edit("import numpy as np\n", "import numpy as np\n\n"),))
+    assert [f.subject for f in certifier.certify().problems()] == ["unstable#2"]
+
+
 def test_edit_that_no_longer_matches_is_an_error(sorting):
     stale = replace(sorting.traps[0], mutant=edit("not there", ""))
     with pytest.raises(ArenaError, match="mutant of trap unstable: 'not there' occurs 0 times"):

@@ -78,7 +78,9 @@ class Certifier:
         subjects: list[Subject] = [partial(self._right, folder) for folder in folders]
         subjects.append(self._dimensions)
         subjects += [partial(self.control, name) for name in controls.NAMES]
-        subjects += [partial(self._named, trap) for trap in self.challenge.traps]
+        subjects += [
+            partial(self._named, trap, form) for trap in self.challenge.traps for form in trap.forms
+        ]
         if mechanical:
             subjects += [
                 partial(self._mechanical, mutant)
@@ -160,13 +162,13 @@ class Certifier:
             problem="" if holds else "a right answer does not get the score that it must",
         )
 
-    def _named(self, trap: Trap) -> Outcome:
-        with self._submission(trap.plant(self.gold)) as submission:
+    def _named(self, trap: Trap, form: str) -> Outcome:
+        with self._submission(trap.plant(self.gold, form)) as submission:
             result = run_check(trap, submission, self.seed)
         survived = result.state != "fail"
         return Outcome(
             kind="named",
-            subject=trap.id,
+            subject=form,
             fell_to="" if survived else trap.id,
             message=result.message,
             problem=f"survives its own trap {trap.id}" if survived else "",

@@ -138,7 +138,8 @@ class DiagnosisCertifier:
             }
             yield "right", folder.name, [], files
         for trap in self.challenge.traps:
-            yield "mutants", trap.id, [trap.id], trap.plant(self.gold)
+            for form in trap.forms:
+                yield "mutants", form, [trap.id], trap.plant(self.gold, form)
         draw = random.Random(self.seed)
         made = 0
         while made < pairs:
@@ -168,23 +169,20 @@ class DiagnosisCertifier:
                 yield _failure(check, run)
 
     def dictionary(self, on_result: Callable[[], None] = lambda: None) -> dict[str, list[str]]:
-        """Trap id → the checks that its mutant fails for every seed."""
-        jobs = [(trap.id, seed) for trap in self.challenge.traps for seed in SEEDS]
+        """Form of a trap's bug → the checks that it fails for every seed."""
+        forms = {form: trap.id for trap in self.challenge.traps for form in trap.forms}
+        jobs = [(form, trap, seed) for form, trap in forms.items() for seed in SEEDS]
         fails: dict[str, set[str]] = {}
-        for (trap, _), failed in run_all(lambda job: self._fails(*job), jobs):
-            fails[trap] = fails[trap] & failed if trap in fails else failed
+        for (form, trap, _), failed in run_all(lambda job: self._fails(*job), jobs):
+            fails[form] = fails.get(form, failed) & failed | {trap}
             on_result()
-        for trap, failed in fails.items():
-            failed.add(trap)  # also where the bug shows only between two processes
         order = {check: place for place, check in enumerate(self.checks)}
-        return {
-            trap.id: sorted(fails[trap.id], key=order.__getitem__) for trap in self.challenge.traps
-        }
+        return {form: sorted(fails[form], key=order.__getitem__) for form in forms}
 
-    def _fails(self, trap: str, seed: int) -> set[str]:
+    def _fails(self, form: str, trap: str, seed: int) -> set[str]:
         host = self.host(seed)
-        asked = [check for check in self.checks if check not in self.slow or check == trap]
-        return {check for check in asked if host.run(trap, check).failed}
+        asked = [check for check in self.checks if check not in self.slow and check != trap]
+        return {check for check in asked if host.run(form, check).failed}
 
 
 def _failure(check: str, run: Run) -> Failure:

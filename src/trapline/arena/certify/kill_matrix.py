@@ -38,7 +38,7 @@ def _share(findings: Sequence[Outcome]) -> str:
 
 def _section(certificate: Certificate) -> list[str]:
     challenge = load(certificate.challenge)
-    traps = {trap.id: trap for trap in challenge.traps}
+    traps = {form: trap for trap in challenge.traps for form in trap.forms}
     lines = [
         f"## {certificate.challenge}",
         "",

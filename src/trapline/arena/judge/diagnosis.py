@@ -87,8 +87,11 @@ class Diagnoser:
         self.asked = {f.id: f for f in failures if not f.not_offered}
         self.failures = {f.id: f for f in failures}
         self.traps = {trap.id: trap for trap in challenge.traps}
+        #: Form of a bug → the trap that names it.
+        self.forms = {form: trap.id for trap in challenge.traps for form in trap.forms}
         self._checks = len(challenge.cases) + len(challenge.traps)
         self.rest = set(self.asked)
+        #: By the form of the bug: the checks that it explains.
         self.causes: dict[str, set[str]] = {}
         self.confirmed: set[str] = set()
         self._same: dict[tuple[str, str], bool] = {}
@@ -111,106 +114,110 @@ class Diagnoser:
     def _confirmed_cause(self) -> str | None:
         """The bug whose mutant gives the same wrong answers to the most failing checks."""
         candidates = [
-            trap
-            for trap in self._by_fit()[:MOST_CANDIDATES]
-            if self._precision(trap) >= 0.5 and self._same_answers(trap, trap)
+            form
+            for form in self._by_fit()[:MOST_CANDIDATES]
+            if self._precision(form) >= 0.5 and self._same_answers(form, self.forms[form])
         ]
         if not candidates:
             return None
         checks = self._deciding(candidates)
-        best = max(candidates, key=lambda trap: (self._agreement(trap, checks), self._fit(trap)))
+        best = max(candidates, key=lambda form: (self._agreement(form, checks), self._fit(form)))
         self.confirmed.add(best)
         return best
 
     def _contained_cause(self) -> str | None:
         """With two bugs at once: one whose wrong elements are all there, among others."""
         candidates = [
-            trap
-            for trap in self._by_fit()[:MOST_CANDIDATES]
-            if self._precision(trap) == 1.0
-            and self._comparison(trap, trap).contains_mutant
-            and self._adds(trap, trap)
+            form
+            for form in self._by_fit()[:MOST_CANDIDATES]
+            if self._precision(form) == 1.0
+            and self._comparison(form, self.forms[form]).contains_mutant
+            and self._adds(form, self.forms[form])
         ]
         if not candidates:
             return None
         checks = self._deciding(candidates)
         contained = {
-            trap: sum(
-                self._comparison(trap, check).contains_mutant
+            form: sum(
+                self._comparison(form, check).contains_mutant
                 for check in checks
-                if check in self._fails(trap)
+                if check in self._fails(form)
             )
-            / sum(1 for check in checks if check in self._fails(trap))
-            for trap in candidates
+            / sum(1 for check in checks if check in self._fails(form))
+            for form in candidates
         }
-        best = max(candidates, key=lambda trap: (contained[trap], self._fit(trap)))
+        best = max(candidates, key=lambda form: (contained[form], self._fit(form)))
         return best if contained[best] >= LEAST_CONTAINED else None
 
     def _likely_cause(self) -> str | None:
         if self.causes and len(self.rest) <= ECHO * len(self.asked):
             return None
         # A crash says nothing about the trap's bug: its situation was never answered.
-        ordered = [trap for trap in self._by_fit() if not self.failures[trap].crashed][:2]
+        ordered = [form for form in self._by_fit() if not self.failures[self.forms[form]].crashed]
         if not ordered or self._fit(ordered[0]) < LEAST_FIT:
             return None
         best = ordered[0]
-        runner_up = self._fit(ordered[1]) if len(ordered) > 1 else 0.0
+        rivals = [form for form in ordered if self.forms[form] != self.forms[best]]
+        runner_up = self._fit(rivals[0]) if rivals else 0.0
         is_narrow = len(self._fails(best)) <= MOST_NARROW * self._checks
         is_alone = self._fit(best) - runner_up >= MARGIN
         if not (is_narrow and is_alone and self._precision(best) >= LEAST_PRECISION):
             return None
-        return best if self.control_passes(self.traps[best]) else None
+        return best if self.control_passes(self.traps[self.forms[best]]) else None
 
     def _by_fit(self) -> list[str]:
-        """Traps that failed and are not explained yet, by how well their bug's pattern fits."""
-        candidates = [c for c in self.rest if c in self.traps and c not in self.causes]
-        return sorted(candidates, key=lambda trap: (-self._fit(trap), -self._precision(trap), trap))
+        """Bugs whose traps failed and are not explained yet, by how well their pattern fits."""
+        named = {self.forms[cause] for cause in self.causes}
+        candidates = [
+            form for form, trap in self.forms.items() if trap in self.rest and trap not in named
+        ]
+        return sorted(candidates, key=lambda form: (-self._fit(form), -self._precision(form), form))
 
-    def _fails(self, trap: str) -> frozenset[str]:
-        return self.dictionary.get(trap, frozenset()) | {trap}
+    def _fails(self, form: str) -> frozenset[str]:
+        return self.dictionary.get(form, frozenset()) | {self.forms[form]}
 
-    def _fit(self, trap: str) -> float:
+    def _fit(self, form: str) -> float:
         """Overlap of what the mutant fails with what is left to explain, over their union."""
-        fails = self._fails(trap)
+        fails = self._fails(form)
         unexplained = fails - (self.asked.keys() - self.rest)
         return len(unexplained & self.rest) / len(unexplained | self.rest)
 
-    def _precision(self, trap: str) -> float:
+    def _precision(self, form: str) -> float:
         """The share of the checks that the mutant fails which the submission fails, too."""
-        fails = self._fails(trap)
+        fails = self._fails(form)
         return len(fails & self.failures.keys()) / len(fails)
 
     def _deciding(self, candidates: Sequence[str]) -> list[str]:
         """The checks on which the candidates are compared: their own traps come first."""
-        own = [trap for trap in candidates if trap in self.rest]
+        own = sorted({self.forms[form] for form in candidates} & self.rest)
         others = sorted(self.rest.difference(own))
         return [*own, *others][: max(MOST_CHECKS, len(own))]
 
-    def _agreement(self, trap: str, checks: Sequence[str]) -> int:
+    def _agreement(self, form: str, checks: Sequence[str]) -> int:
         """On how many of these checks the mutant answers as the submission does."""
-        fails = self._fails(trap)
-        same = sum(1 for check in checks if check in fails and self._same_answers(trap, check))
+        fails = self._fails(form)
+        same = sum(1 for check in checks if check in fails and self._same_answers(form, check))
         return same - len(fails - self.failures.keys())
 
-    def _comparison(self, trap: str, check: str) -> Comparison:
-        key = trap, check
+    def _comparison(self, form: str, check: str) -> Comparison:
+        key = form, check
         if key not in self._comparisons:
-            mutant, right = self.host.run(trap, check), self.host.run(GOLD, check)
+            mutant, right = self.host.run(form, check), self.host.run(GOLD, check)
             got = self.failures[check].transcript
             self._comparisons[key] = self._compare(got, mutant.transcript, right.transcript)
         return self._comparisons[key]
 
-    def _same_answers(self, trap: str, check: str) -> bool:
-        key = trap, check
+    def _same_answers(self, form: str, check: str) -> bool:
+        key = form, check
         if key not in self._same:
-            self._same[key] = self._is_same(trap, check)
+            self._same[key] = self._is_same(form, check)
         return self._same[key]
 
-    def _is_same(self, trap: str, check: str) -> bool:
-        mutant = self.host.run(trap, check)
+    def _is_same(self, form: str, check: str) -> bool:
+        mutant = self.host.run(form, check)
         if not mutant.failed:
             return False
-        found = self._comparison(trap, check)
+        found = self._comparison(form, check)
         if found.is_same:
             return True
         same_reason = without_numbers(self.failures[check].message) == without_numbers(
@@ -219,12 +226,12 @@ class Diagnoser:
         if not same_reason or found.is_right:
             return same_reason
         got = self.failures[check].transcript
-        return same_magnitude(got, mutant.transcript) and self._varies(trap, check)
+        return same_magnitude(got, mutant.transcript) and self._varies(form, check)
 
-    def _varies(self, trap: str, check: str) -> bool:
+    def _varies(self, form: str, check: str) -> bool:
         """The mutant's own answers differ from run to run, so that only the reason can be equal."""
-        first, right = self.host.run(trap, check), self.host.run(GOLD, check)
-        again = self.host.run_again(trap, check)
+        first, right = self.host.run(form, check), self.host.run(GOLD, check)
+        again = self.host.run_again(form, check)
         found = self._compare(first.transcript, again.transcript, right.transcript)
         return not np.all(found.same)
 
@@ -247,7 +254,8 @@ class Diagnoser:
 
     def _set_aside(self, cause: str) -> None:
         """Removes what this cause explains, but not what another bug explains better."""
-        explained = {cause}
+        own = self.forms[cause]
+        explained = {own}
         self.causes[cause] = explained
         for check in sorted(self.rest & self._fails(cause)):
             if not self._has_own_cause(cause, check):
@@ -259,23 +267,27 @@ class Diagnoser:
 
     def _has_own_cause(self, cause: str, check: str) -> bool:
         """This trap's own bug explains what the causes so far leave open."""
-        if check not in self.traps or check == cause or self._same_answers(cause, check):
+        own = self.forms[cause]
+        if check not in self.traps or check == own or self._same_answers(cause, check):
             return False
-        if cause not in self.confirmed and not self._comparison(cause, cause).contains_mutant:
+        if cause not in self.confirmed and not self._comparison(cause, own).contains_mutant:
             return False
-        if self._same_answers(check, check):
-            return True
-        own = self._comparison(check, check)
-        return self._precision(check) == 1.0 and own.contains_mutant and self._adds(check, check)
+        return any(self._explains_itself(form, check) for form in self.traps[check].forms)
 
-    def _adds(self, trap: str, check: str) -> bool:
+    def _explains_itself(self, form: str, check: str) -> bool:
+        if self._same_answers(form, check):
+            return True
+        own = self._comparison(form, check)
+        return self._precision(form) == 1.0 and own.contains_mutant and self._adds(form, check)
+
+    def _adds(self, form: str, check: str) -> bool:
         """The mutant explains wrong elements of this check that the causes so far do not."""
-        covered = np.zeros(len(self._comparison(trap, check).wrong), bool)
+        covered = np.zeros(len(self._comparison(form, check).wrong), bool)
         for cause in self.causes:
             explained = self._comparison(cause, check).explained
             length = min(len(covered), len(explained))
             covered[:length] |= explained[:length]
-        return self._comparison(trap, check).unexplained(covered)
+        return self._comparison(form, check).unexplained(covered)
 
     # -- findings ---------------------------------------------------------------------------------
 
@@ -298,15 +310,14 @@ class Diagnoser:
         return diagnosis
 
     def _named(self, cause: str) -> Finding:
-        trap = self.traps[cause]
-        failure = self.failures[cause]
-        explains = [cause, *sorted(self.causes[cause] - {cause})]
+        own = self.forms[cause]
+        trap, failure = self.traps[own], self.failures[own]
         return Finding(
-            cause=cause,
+            cause=own,
             certainty="confirmed" if cause in self.confirmed else "likely",
             severity=trap.severity,
             sentence=_sentence(trap.catches),
-            explains=explains,
+            explains=[own, *sorted(self.causes[cause] - {own})],
             call=call_in_words(failure.transcript),
             where=failure.crash[1],
             dimension=trap.dimension,
@@ -362,7 +373,7 @@ class Diagnoser:
         failure = self.failures[check]
         if failure.not_offered:
             return "not_asked", f"{failure.not_offered} is not offered"
-        if check in self.causes:
+        if check in {self.forms[cause] for cause in self.causes}:
             return "sprung", ""
         for finding in findings:
             if check in finding.explains and finding.cause != "unnamed":

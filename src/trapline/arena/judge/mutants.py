@@ -56,7 +56,7 @@ class MutantHost:
         self._seen: dict[tuple[str, str], Run] = {}
 
     def run(self, subject: str, check: str) -> Run:
-        """`subject` is a trap's id, for its mutant, or GOLD."""
+        """`subject` is the name of a form of a trap's bug, or GOLD."""
         key = subject, check
         if key not in self._seen:
             self._seen[key] = self._ask(subject, check)
@@ -219,7 +219,7 @@ def _files(challenge: Challenge, subject: str | dict[str, str]) -> dict[str, str
         return subject
     if subject == GOLD:
         return gold
-    return next(trap for trap in challenge.traps if trap.id == subject).plant(gold)
+    return next(trap for trap in challenge.traps if subject in trap.forms).plant(gold, subject)
 
 
 def _limit_memory(challenge: Challenge) -> None:

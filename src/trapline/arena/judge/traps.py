@@ -6,7 +6,7 @@ Both are functions of the submission (seen through `proxy.Submission`) and a ran
 seed is drawn per run; their ids are the functions' names with hyphens.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any, TypeVar
@@ -51,18 +51,27 @@ class Trap:
     seen: str = ""
     #: The nearest situation without the bug's trigger: the trap accuses only if this passes.
     control: Check | None = None
+    #: The same bug in other forms, for example with another number or another exception.
+    also: tuple[Mutant, ...] = ()
 
-    def plant(self, solution: dict[str, str]) -> dict[str, str]:
+    @property
+    def forms(self) -> dict[str, Mutant]:
+        """The bug's mutants by name: the trap's id, then `id#2`, `id#3` and so on."""
+        others = {f"{self.id}#{number}": form for number, form in enumerate(self.also, 2)}
+        return {self.id: self.mutant, **others}
+
+    def plant(self, solution: dict[str, str], form: str = "") -> dict[str, str]:
         """The solution's files with the bug in them. Each edited text must occur exactly once."""
-        source = solution[self.mutant.file]
-        for old, new in self.mutant.edits:
+        mutant = self.forms[form or self.id]
+        source = solution[mutant.file]
+        for old, new in mutant.edits:
             if source.count(old) != 1:
                 raise ArenaError(
-                    f"mutant of trap {self.id}: {old!r} occurs {source.count(old)} times in "
-                    f"{self.mutant.file}, expected once; update the edit to the gold solution"
+                    f"mutant of trap {form or self.id}: {old!r} occurs {source.count(old)} times "
+                    f"in {mutant.file}, expected once; update the edit to the gold solution"
                 )
             source = source.replace(old, new)
-        return {**solution, self.mutant.file: source}
+        return {**solution, mutant.file: source}
 
 
 def edit(old: str, new: str, file: str = "solution.py") -> Mutant:
@@ -104,9 +113,10 @@ def trap(
     dimension: FindingDimension = "traps",
     seen: str = "",
     control: Check | None = None,
+    also: Sequence[Mutant] = (),
 ) -> Callable[[Check], Trap]:
     return lambda run: Trap(
-        _id_of(run), catches, severity, story, mutant, run, dimension, seen, control
+        _id_of(run), catches, severity, story, mutant, run, dimension, seen, control, tuple(also)
     )
 
 
