@@ -1,5 +1,7 @@
 """Exceptions for what goes wrong on our side, and violations for what a submission does."""
 
+from typing import Any
+
 
 class ArenaError(Exception):
     """Something of ours failed: a sandbox, a file, a limit. Never a verdict on a submission."""
@@ -41,6 +43,10 @@ class SubmissionRaised(Violation):
         self.message = message
         #: File, line and function of the submission, as `solution.py:12 in f`; "" when unknown.
         self.where = where
+        #: The positional arguments as the call left them, where it was observed.
+        self.left: tuple[Any, ...] = ()
+        #: The frame that reported it: header and body.
+        self.reply: tuple[dict[str, Any], Any] | None = None
 
 
 class SubmissionDied(Violation):

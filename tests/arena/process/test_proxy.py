@@ -8,6 +8,7 @@ import pytest
 from trapline.arena.errors import SubmissionDied, SubmissionRaised, Violation
 from trapline.arena.judge import expect
 from trapline.arena.process import session
+from trapline.arena.process.local import LocalSubmission
 from trapline.arena.process.proxy import Stub, Submission
 
 SOURCE = """
@@ -28,6 +29,11 @@ SOURCE = """
     def box(value): return Box(value)
     def open_box(box): return box.value
     def spoil(x): x[...] = 0; return None
+    def spoil_and_raise(x): x[...] = 0; raise ValueError("no")
+    POOL = np.zeros(3)
+    def pooled(x): POOL[...] = x; return POOL
+    def copied(x, other): return x.copy()
+    def passed_on(x, other): return {"part": [other[1:]]}
     def ask(model, x): return model.predict(x) + 1
     def apply(function, x): return function(x)
     def refuse(kind): raise {"value": ValueError, "key": KeyError, "exit": SystemExit}[kind]("no")
@@ -132,6 +138,29 @@ def test_violation_in_a_stub_fails_the_check_and_the_submission_recovers(submiss
 def test_modified_inputs_are_seen(submission):
     _, (after,) = submission.observe("spoil", np.ones(3))
     assert np.array_equal(after, np.zeros(3))
+
+
+def test_inputs_modified_by_a_call_that_raises_are_seen(submission):
+    with pytest.raises(SubmissionRaised) as raised:
+        submission.observe("spoil_and_raise", np.ones(3))
+    (after,) = raised.value.left
+    assert np.array_equal(after, np.zeros(3))
+
+
+@pytest.mark.parametrize("local", [False, True])
+def test_memory_that_an_answer_shares_is_reported(submission, folder, local):
+    one = LocalSubmission(folder, submission.config) if local else submission
+    arrays = np.ones(3), np.ones(3)
+    for entry, places in (("copied", set()), ("passed_on", {1})):
+        _, shared = one.sharing(entry, *arrays)
+        assert (shared.arguments, shared.earlier_answer) == (places, False)
+    box = one.box(np.zeros(2))
+    for array, places in ((arrays[0], {0}), (3, set())):
+        _, shared = one.sharing("put", array, on=box)
+        assert shared.arguments == places
+    for before in (False, True):
+        _, shared = one.sharing("pooled", arrays[0])
+        assert shared.earlier_answer is before
 
 
 def test_exceptions_are_data(submission):

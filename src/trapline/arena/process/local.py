@@ -17,7 +17,7 @@ import numpy as np
 
 from trapline.arena.errors import SubmissionDied, SubmissionRaised
 from trapline.arena.process import wire
-from trapline.arena.process.proxy import RemoteObject, Stub, Submission
+from trapline.arena.process.proxy import RemoteObject, Sharing, Stub, Submission
 from trapline.arena.process.session import SandboxConfig
 
 
@@ -32,40 +32,44 @@ class LocalSubmission(Submission):
         super().__init__(folder, config, full=full)
         self._module = load(folder, config.entry)
         self._objects: dict[int, Any] = {}
-
-    def fresh(self) -> "LocalSubmission":
-        other = LocalSubmission(self.folder, self.config, full=self.full)
-        other.transcript = self.transcript
-        return other
+        self._memory = wire.AnsweredMemory()
 
     def close(self) -> None:
+        self.settle()
         self._objects.clear()
 
     def _ask(
         self, entry: str, args: tuple[Any, ...], kwargs: dict[str, Any], on: RemoteObject | None
     ) -> Any:
-        return self._run(entry, args, kwargs, on)[0]
+        return self._copy_out(self._run(entry, self._copy_in(args), kwargs, on))
 
-    def _ask_and_observe(
-        self, entry: str, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[Any, tuple[Any, ...]]:
-        return self._run(entry, args, kwargs, None)
+    def _ask_and_look(
+        self, entry: str, args: tuple[Any, ...], kwargs: dict[str, Any], on: RemoteObject | None
+    ) -> tuple[Any, tuple[Any, ...], Sharing]:
+        given = self._copy_in(args)
+        owner = None if on is None else self._objects[on._number]
+        try:
+            value = self._run(entry, given, kwargs, on)
+        except SubmissionRaised as raised:
+            raised.left = self._copy_out(given)
+            raise
+        shared = Sharing.of(self._memory.shared(given, value, owner))
+        return self._copy_out(value), self._copy_out(given), shared
 
     def _run(
-        self, entry: str, args: tuple[Any, ...], kwargs: dict[str, Any], on: RemoteObject | None
-    ) -> tuple[Any, tuple[Any, ...]]:
+        self, entry: str, given: tuple[Any, ...], kwargs: dict[str, Any], on: RemoteObject | None
+    ) -> Any:
         owner = self._module if on is None else self._objects[on._number]
-        given, named = self._copy_in(args), self._copy_in(kwargs)
+        named = self._copy_in(kwargs)
         with limited(self.config.call_seconds), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:
-                value = getattr(owner, entry)(*given, **named)
+                return getattr(owner, entry)(*given, **named)
             except TooLongError:
                 raise SubmissionDied(f"no answer within {self.config.call_seconds:g} s") from None
             except BaseException as error:  # ours, but a bug was put into it
                 bases = tuple(kind.__name__ for kind in type(error).__mro__)
                 raise SubmissionRaised(bases[0], bases, str(error)[:2000]) from None
-        return self._copy_out(value), self._copy_out(given)
 
     def _copy_in(self, value: Any) -> Any:
         held: list[Any] = []

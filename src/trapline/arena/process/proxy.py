@@ -5,6 +5,7 @@ import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,21 @@ class RemoteObject:
 
     def __repr__(self) -> str:
         return f"<a {self._kind} of the submission>"
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """Whose memory the arrays of an answer use beside their own."""
+
+    #: Places of the positional arguments.
+    arguments: frozenset[int]
+    #: An answer to an earlier call that was looked at in the same way.
+    earlier_answer: bool
+
+    @classmethod
+    def of(cls, places: Sequence[int]) -> "Sharing":
+        """From the list of places that `wire.AnsweredMemory` gives."""
+        return cls(frozenset(place for place in places if place >= 0), wire.EARLIER in places)
 
 
 class Submission:
@@ -114,20 +130,31 @@ class Submission:
         return exchange.answer
 
     def observe(self, entry: str, *args: Any, **kwargs: Any) -> tuple[Any, tuple[Any, ...]]:
-        """The answer, and the positional arguments as the submission left them."""
+        """The answer, and the positional arguments as the submission left them.
+
+        Where the call raises, `SubmissionRaised.left` holds the arguments.
+        """
         with self._recording(entry, args, kwargs, None) as exchange:
-            exchange.answer = answer = self._ask_and_observe(entry, args, kwargs)
+            exchange.answer = answer = self._ask_and_look(entry, args, kwargs, None)[:2]
         return answer
+
+    def sharing(
+        self, entry: str, *args: Any, on: RemoteObject | None = None
+    ) -> tuple[Any, Sharing]:
+        """The answer, and whose memory it, or the object whose method is called, uses."""
+        with self._recording(entry, args, {}, on) as exchange:
+            exchange.answer, _, shared = self._ask_and_look(entry, args, {}, on)
+        return exchange.answer, shared
 
     def _ask(
         self, entry: str, args: tuple[Any, ...], kwargs: dict[str, Any], on: RemoteObject | None
     ) -> Any:
         return _Exchange(self, entry, args, kwargs, on).answer()
 
-    def _ask_and_observe(
-        self, entry: str, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[Any, tuple[Any, ...]]:
-        return _Exchange(self, entry, args, kwargs, None, observe=True).answer_and_args()
+    def _ask_and_look(
+        self, entry: str, args: tuple[Any, ...], kwargs: dict[str, Any], on: RemoteObject | None
+    ) -> tuple[Any, tuple[Any, ...], Sharing]:
+        return _Exchange(self, entry, args, kwargs, on, observe=True).answer_and_more()
 
     @contextmanager
     def _recording(
@@ -200,12 +227,23 @@ class _Exchange:
         reply, body = self.ask()
         return self.decode(body, reply.get("value"))
 
-    def answer_and_args(self) -> tuple[Any, tuple[Any, ...]]:
-        reply, body = self.ask()
+    def answer_and_more(self) -> tuple[Any, tuple[Any, ...], Sharing]:
+        try:
+            reply, body = self.ask()
+        except SubmissionRaised as raised:
+            if raised.reply is not None:
+                raised.left = self._args(*raised.reply)
+            raise
+        args, shared = self._args(reply, body), reply.get("shared")
+        if not isinstance(shared, list) or any(type(place) is not int for place in shared):
+            raise SubmissionDied("the report on shared memory did not come back")
+        return self.decode(body, reply.get("value")), args, Sharing.of(shared)
+
+    def _args(self, reply: Header, body: np.ndarray) -> tuple[Any, ...]:
         args = self.decode(body, reply.get("args"))
         if not isinstance(args, tuple):
             raise SubmissionDied("the arguments did not come back")
-        return self.decode(body, reply.get("value")), args
+        return args
 
     def ask(self) -> tuple[Header, np.ndarray]:
         seconds = self.submission.config.call_seconds

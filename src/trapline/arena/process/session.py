@@ -109,7 +109,11 @@ class Session:
             # A check gave up in the middle of a callback: the worker still waits for its answer.
             self.close()
             raise
-        return _unless_raised(reply), body
+        raised = _raised(reply)
+        if raised is not None:
+            raised.reply = reply, body
+            raise raised
+        return reply, body
 
     def _say(self, header: Header, buffers: Any, deadline: float) -> None:
         self._nonce = secrets.token_hex(8)
@@ -185,12 +189,12 @@ def printable(text: str) -> str:
     )
 
 
-def _unless_raised(reply: Header) -> Header:
+def _raised(reply: Header) -> SubmissionRaised | None:
     if reply["op"] != "raised":
-        return reply
+        return None
     bases = reply.get("bases")
     names = tuple(str(base) for base in bases) if isinstance(bases, list) else ()
     kind, message, where = (
         printable(str(reply.get(key, ""))[:2000]) for key in ("kind", "message", "where")
     )
-    raise SubmissionRaised(kind, names[:64], message, where[:200])
+    return SubmissionRaised(kind, names[:64], message, where[:200])

@@ -20,7 +20,10 @@ import os
 import socket
 import struct
 import time
+import weakref
+from collections import deque
 from collections.abc import Callable, Iterable
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -371,3 +374,60 @@ class Decoder:
         if any(type(n) is not int for n in strides):
             raise ValueError
         return np.ndarray(tuple(shape), dtype, raw, node["first"], tuple(strides))
+
+
+#: Stands for an earlier answer in a list of argument places.
+EARLIER = -1
+
+
+class AnsweredMemory:
+    """Finds answers in memory that the caller knows already.
+
+    Earlier answers are remembered weakly: memory that was given back may serve again.
+    """
+
+    def __init__(self) -> None:
+        self._earlier: deque[weakref.ref[np.ndarray]] = deque(maxlen=64)
+
+    def shared(self, args: tuple[Any, ...], value: Any, owner: Any = None) -> list[int]:
+        """Places of arguments, and EARLIER, whose memory is used by the arrays in `value`.
+
+        The arrays of `owner`, the object whose method was called, count as well.
+        """
+        answer = arrays_in(value)
+        kept = [*answer, *arrays_in(owner)]
+        found = [
+            place
+            for place, arg in enumerate(args)
+            if any(np.may_share_memory(mine, given) for mine in kept for given in arrays_in(arg))
+        ]
+        before = [array for ref in self._earlier if (array := ref()) is not None]
+        if any(np.may_share_memory(mine, known) for mine in answer for known in before):
+            found.append(EARLIER)
+        self._earlier.extend(weakref.ref(_owner(array)) for array in answer)
+        return found
+
+
+def arrays_in(value: Any, depth: int = 6) -> list[np.ndarray]:
+    """Arrays in containers and in attributes of objects, down to a few levels."""
+    if isinstance(value, np.ndarray):
+        return [value] if value.size else []
+    if depth == 0:
+        return []
+    parts: Iterable[Any] = ()
+    if isinstance(value, list | tuple | set):
+        parts = value
+    elif isinstance(value, dict):
+        parts = value.values()
+    elif hasattr(value, "__dict__") and not isinstance(value, type | ModuleType):
+        parts = vars(value).values()
+    elif hasattr(value, "__slots__"):
+        parts = [getattr(value, name, None) for name in value.__slots__]
+    return [array for part in list(parts) for array in arrays_in(part, depth - 1)]
+
+
+def _owner(array: np.ndarray) -> np.ndarray:
+    """The array whose memory a view shows."""
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return array

@@ -45,6 +45,7 @@ class Worker:
         self.objects: dict[int, Any] = {}
         self.module: ModuleType | None = None
         self.nonce: str | None = None
+        self.memory = wire.AnsweredMemory()
 
     def serve(self) -> None:
         self.send({"op": "ready", "pid": os.getpid()})
@@ -84,11 +85,16 @@ class Worker:
         args, kwargs = decoder.decode(header["args"]), decoder.decode(header["kwargs"])
         on = self.module if header["on"] is None else self.objects[header["on"]]
         function = getattr(on, header["entry"])
-        value = function(*args, **kwargs)
         encoder = self.wire.Encoder(self.keep)
-        reply = {"op": "result", "value": encoder.encode(value)}
+        try:
+            value = function(*args, **kwargs)
+            reply = {"op": "result", "value": encoder.encode(value)}
+        except BaseException as error:  # the submission may raise anything, SystemExit too
+            reply = _describe(error, self.folder)
         if header.get("observe"):
             reply["args"] = encoder.encode(args)
+            if reply["op"] == "result":
+                reply["shared"] = self.memory.shared(args, value, on)
         self.send(reply, encoder.buffers)
 
     def callback(
