@@ -145,14 +145,14 @@ def test_failure_of_the_reference_is_not_a_zero(sorting, level, monkeypatch):
     from trapline.arena.errors import Violation
     from trapline.arena.judge import measure
 
-    growth = measure.memory_growth
+    weigh = measure._weigh
 
-    def failing(challenge, submission, rng, plan):
+    def failing(challenge, submission, *others):
         if submission.folder == sorting.solution:
             raise Violation("no answer within 4 s")
-        return growth(challenge, submission, rng, plan)
+        return weigh(challenge, submission, *others)
 
-    monkeypatch.setattr(measure, "memory_growth", failing)
+    monkeypatch.setattr(measure, "_weigh", failing)
     memory = graded_gold(sorting, level).dimensions["memory"]
     assert memory.score is None
     assert "the reference implementation failed: no answer within 4 s" in memory.reason

@@ -259,11 +259,10 @@ def _precision(
 def _memory(
     request: GradeRequest, challenge: Challenge, submission: Submission, raw: dict[str, Any]
 ) -> Dimension:
-    """In a fresh process, so that memory left by earlier calls does not count."""
     rng = generator(request.seed, "memory")
     config = challenge.sandbox_config(request.level)
     with Submission(challenge.solution, config) as reference:
-        dimension, raw["memory"] = measure.memory(challenge, submission.fresh(), reference, rng)
+        dimension, raw["memory"] = measure.memory(challenge, submission, reference, rng)
     return dimension
 
 
