@@ -41,6 +41,13 @@ def test_an_error_of_rounding_must_be_the_same_error():
     assert not compare(said(small), said(other), said(right)).is_same
 
 
+@pytest.mark.parametrize(("factor", "same"), [(1.0, True), (1e-3, False), (1e3, False)])
+def test_rounding_of_float64_to_float32_is_a_class_of_its_own(factor, same):
+    mine, theirs = (RIGHT * (1 + 3e-8 * np.cos(RIGHT + place)) for place in (0, 1))
+    theirs = RIGHT + (theirs - RIGHT) * factor
+    assert compare(said(mine), said(theirs), said(RIGHT)).is_same is same
+
+
 def test_second_bug_in_another_output_contains_the_first():
     first, second = RIGHT * 2, RIGHT * 3
     found = compare(said((first, second)), said((first, RIGHT)), said((RIGHT, RIGHT)))

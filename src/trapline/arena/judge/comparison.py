@@ -15,6 +15,10 @@ from trapline.arena.process.transcript import Exchange, Transcript
 _ROUNDING = {2: 4e-3, 4: 1e-4, 8: 1e-8, 16: 1e-8}
 #: Of the distance to the right answer: what two forms of the same bug may differ by.
 _SAME_ERROR = 0.02
+#: Relative errors of float64 numbers that went through float32, and the factor by which two such
+#: errors may differ: where they were rounded on the way is another matter in every code.
+_THROUGH_SINGLE = (2.0**-28, 2.0**-18)
+_SAME_NOISE = 16.0
 Mask = np.ndarray
 #: Where the submission is wrong, where the mutant is wrong, where the two agree.
 Masks = tuple[Mask, Mask, Mask]
@@ -139,7 +143,17 @@ def _arrays(mine: Mask, theirs: Mask, right: Mask) -> Iterator[Masks]:
             allowed = np.maximum(rounding * scale, _SAME_ERROR * error)
             allowed = np.minimum(allowed, max(0.1 * largest, 32 * eps * scale))
         wrong, mutant_wrong = ~_close(a, exact, allowed), ~_close(b, exact, allowed)
-        yield wrong, mutant_wrong, _close(a, b, allowed)
+        same = _close(a, b, allowed)
+        if is_rounding and real.itemsize == 8 and _same_noise(a, b, exact, scale):
+            same = np.ones_like(same)
+        yield wrong, mutant_wrong, same
+
+
+def _same_noise(a: Mask, b: Mask, exact: Mask, scale: float) -> bool:
+    """Both are wrong as by rounding to float32, by about as much."""
+    errors = sorted(float(np.max(np.abs(value - exact), initial=0.0)) for value in (a, b))
+    low, high = (bound * scale for bound in _THROUGH_SINGLE)
+    return low <= errors[0] and errors[1] <= min(high, _SAME_NOISE * errors[0])
 
 
 def _finite(values: Mask) -> Mask:
