@@ -22,7 +22,7 @@ from trapline.arena.judge.comparison import (
     same_magnitude,
     without_numbers,
 )
-from trapline.arena.judge.mutants import GOLD, MutantHost
+from trapline.arena.judge.mutants import BOTH, GOLD, MutantHost
 from trapline.arena.judge.reproduction import call_in_words, call_size
 from trapline.arena.judge.traps import Case, Trap
 from trapline.arena.process.proxy import Submission
@@ -116,7 +116,7 @@ class Diagnoser:
         candidates = [
             form
             for form in self._by_fit()[:MOST_CANDIDATES]
-            if self._precision(form) >= 0.5 and self._same_answers(form, self.forms[form])
+            if self._precision(form) >= 0.5 and self._confirms(form, self.forms[form])
         ]
         if not candidates:
             return None
@@ -196,7 +196,7 @@ class Diagnoser:
     def _agreement(self, form: str, checks: Sequence[str]) -> int:
         """On how many of these checks the mutant answers as the submission does."""
         fails = self._fails(form)
-        same = sum(1 for check in checks if check in fails and self._same_answers(form, check))
+        same = sum(1 for check in checks if check in fails and self._confirms(form, check))
         return same - len(fails - self.failures.keys())
 
     def _comparison(self, form: str, check: str) -> Comparison:
@@ -206,6 +206,16 @@ class Diagnoser:
             got = self.failures[check].transcript
             self._comparisons[key] = self._compare(got, mutant.transcript, right.transcript)
         return self._comparisons[key]
+
+    def _confirms(self, form: str, check: str) -> bool:
+        """The mutant answers as the submission does, alone or beside the causes so far."""
+        return self._same_answers(form, check) or self._together([*self.causes, form], check)
+
+    def _together(self, forms: Sequence[str], check: str) -> bool:
+        """A mutant with all these bugs answers as the submission does."""
+        if len(forms) < 2 or not self.host.can_plant(subject := BOTH.join(forms)):
+            return False
+        return self._same_answers(subject, check)
 
     def _same_answers(self, form: str, check: str) -> bool:
         key = form, check
@@ -262,7 +272,11 @@ class Diagnoser:
                 explained.add(check)
         if cause in self.confirmed:  # the dictionary's seeds may have missed some
             others = sorted(self.rest - explained)[:MOST_CHECKS]
-            explained |= {check for check in others if self._same_answers(cause, check)}
+            explained |= {
+                check
+                for check in others
+                if self._same_answers(cause, check) or self._together([*self.causes], check)
+            }
         self.rest -= explained
 
     def _has_own_cause(self, cause: str, check: str) -> bool:
@@ -270,12 +284,14 @@ class Diagnoser:
         own = self.forms[cause]
         if check not in self.traps or check == own or self._same_answers(cause, check):
             return False
+        if self._together([*self.causes], check):
+            return False
         if cause not in self.confirmed and not self._comparison(cause, own).contains_mutant:
             return False
         return any(self._explains_itself(form, check) for form in self.traps[check].forms)
 
     def _explains_itself(self, form: str, check: str) -> bool:
-        if self._same_answers(form, check):
+        if self._confirms(form, check):
             return True
         own = self._comparison(form, check)
         return self._precision(form) == 1.0 and own.contains_mutant and self._adds(form, check)

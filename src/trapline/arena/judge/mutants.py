@@ -30,6 +30,8 @@ from trapline.arena.process.proxy import RemoteObject, Stub, Submission
 from trapline.arena.process.transcript import Exchange, Transcript
 
 GOLD = "gold"
+#: Stands between the names of bugs that one subject has together.
+BOTH = " + "
 #: A mutant that takes longer over one check is taken for one that hangs.
 SECONDS = 60.0
 _LENGTH = struct.Struct("!Q")
@@ -54,13 +56,24 @@ class MutantHost:
         self.challenge, self.seed, self.full = challenge, seed, full
         self._process: subprocess.Popen[bytes] | None = None
         self._seen: dict[tuple[str, str], Run] = {}
+        self._plantable: dict[str, bool] = {}
 
     def run(self, subject: str, check: str) -> Run:
-        """`subject` is the name of a form of a trap's bug, or GOLD."""
+        """`subject` is the name of a form of a trap's bug, several with BOTH between, or GOLD."""
         key = subject, check
         if key not in self._seen:
             self._seen[key] = self._ask(subject, check)
         return self._seen[key]
+
+    def can_plant(self, subject: str) -> bool:
+        """Whether no two of these bugs edit the same text."""
+        if subject not in self._plantable:
+            try:
+                _files(self.challenge, subject)
+                self._plantable[subject] = True
+            except ArenaError:
+                self._plantable[subject] = False
+        return self._plantable[subject]
 
     def run_again(self, subject: str, check: str) -> Run:
         """Loaded anew, for code whose answers may vary."""
@@ -219,7 +232,9 @@ def _files(challenge: Challenge, subject: str | dict[str, str]) -> dict[str, str
         return subject
     if subject == GOLD:
         return gold
-    return next(trap for trap in challenge.traps if subject in trap.forms).plant(gold, subject)
+    for form in subject.split(BOTH):
+        gold = next(trap for trap in challenge.traps if form in trap.forms).plant(gold, form)
+    return gold
 
 
 def _limit_memory(challenge: Challenge) -> None:
