@@ -59,6 +59,20 @@ def test_two_bugs_that_look_alike_are_told_apart():
     assert found.states["unbiased-variance"] == "sprung"
 
 
+def test_bug_in_another_form_has_the_same_name():
+    challenge = load("ternary_training")
+    trap = "documents-sorted-by-train"
+    with MutantHost(challenge, 3) as host:
+        run = host.run(f"{trap}#2", trap)
+        failure = failure_of(
+            CheckResult(id=trap, state="fail", message=run.message), run.transcript
+        )
+        found = Diagnoser(challenge, host, [failure]).diagnose()
+    (finding,) = found.findings
+    assert (finding.cause, finding.certainty) == (trap, "confirmed")
+    assert found.states == {trap: "sprung"}
+
+
 def test_gold_answers_are_right():
     challenge = load("layer_norm_backward")
     with MutantHost(challenge, 3) as host:

@@ -50,9 +50,6 @@ _LIVE: dict[str, tuple[str, ...]] = {
         "model.py:attention_bias/constant/2",
         "model.py:attention_bias/drop-operand/6",
     ),
-    "random embeddings that are never trained are enough for the layers behind them": (
-        "model.py:_backward/drop-statement/1",
-    ),
     "a norm over positions, not features: rows of ternary weights are of much the same size": (
         "model.py:_normalise/drop-unary/1",
         "model.py:_normalise/constant/2",

@@ -2,3 +2,5 @@
 
 MODEL = "model.py"
 TRAINING = "training.py"
+#: Where a bug of the blind corpus was seen.
+BLIND = "an answer written from this prompt alone"

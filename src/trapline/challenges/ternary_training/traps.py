@@ -5,6 +5,7 @@ from trapline.challenges.ternary_training import (
     traps_packing,
     traps_quantiser,
     traps_split,
+    traps_trained,
     traps_training,
 )
 
@@ -14,4 +15,5 @@ PARTS = (
     traps_split,
     traps_model,
     traps_training,
+    traps_trained,
 )

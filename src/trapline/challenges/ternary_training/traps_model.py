@@ -12,8 +12,10 @@ from trapline.challenges.ternary_training.situations import (
     same_tensors,
     tensor_of,
 )
-from trapline.challenges.ternary_training.solution_lines import MODEL, TRAINING
+from trapline.challenges.ternary_training.solution_lines import BLIND, MODEL, TRAINING
 from trapline.gold.ternary import small_lm
+
+_LAST_LINE = "    return {name: ternarize(latent[name], GROUP) for name in tensor_shapes(config)}\n"
 
 
 def _start(
@@ -29,10 +31,11 @@ def _start(
     story="The most common deviation seen: embeddings are kept dense, although they are most of a "
     "small model's bytes.",
     mutant=edit(
-        "    return {name: ternarize(latent[name], GROUP) for name in tensor_shapes(config)}\n",
+        _LAST_LINE,
         "    tensors = {name: ternarize(w, GROUP) for name, w in latent.items()}\n"
         '    return {**tensors, "embedding": (latent["embedding"], np.ones(1, np.float16))}\n',
     ),
+    seen="a published answer",
 )
 def embedding_left_dense(submission: Submission, rng: np.random.Generator) -> None:
     answer, config = _start(submission, rng)
@@ -41,7 +44,7 @@ def embedding_left_dense(submission: Submission, rng: np.random.Generator) -> No
 
 @trap(
     catches="the head is missing or not ternary",
-    severity="critical",
+    severity="major",
     story="The head is tied to the embedding or kept in float; the contract asks for a ternary "
     "head.",
     mutant=edit("name in tensor_shapes(config)", 'name in tensor_shapes(config) if name != "head"'),
@@ -53,7 +56,7 @@ def head_left_dense(submission: Submission, rng: np.random.Generator) -> None:
 
 @trap(
     catches="a tensor is called ternary with one scale for every weight",
-    severity="critical",
+    severity="major",
     story="sign(w) and |w| as codes and scales pass every check on codes and save nothing.",
     mutant=edit("ternarize(latent[name], GROUP) for name", "ternarize(latent[name], 1) for name"),
 )
@@ -68,7 +71,7 @@ def scale_for_every_weight(submission: Submission, rng: np.random.Generator) -> 
     severity="major",
     story="One scale per row equals one per group while rows have 128 weights; wider rows differ.",
     mutant=edit(
-        "    return {name: ternarize(latent[name], GROUP) for name in tensor_shapes(config)}\n",
+        _LAST_LINE,
         '    width = config["dim"]\n'
         "    return {name: ternarize(latent[name], width) for name in tensor_shapes(config)}\n",
     ),
@@ -112,6 +115,74 @@ def vocabulary_from_the_text(submission: Submission, rng: np.random.Generator) -
 
 
 @trap(
+    catches="the layers are numbered from 1",
+    severity="critical",
+    story="layers.1 … layers.n instead of layers.0 … layers.(n − 1): no reader finds the first.",
+    mutant=edit(
+        _LAST_LINE,
+        _LAST_LINE.replace("return", "tensors =")
+        + "    for name in sorted(tensors, reverse=True):\n"
+        "        if name.startswith('layers.'):\n"
+        "            _, number, part = name.split('.')\n"
+        "            tensors[f'layers.{int(number) + 1}.{part}'] = tensors.pop(name)\n"
+        "    return tensors\n",
+    ),
+    seen=BLIND,
+)
+def layers_numbered_from_one(submission: Submission, rng: np.random.Generator) -> None:
+    answer, config = _start(submission, rng, dim=16, layers=1)
+    tensor_of(answer, "layers.0.q", config)
+
+
+_GROUP_LINE = "ternarize(latent[name], GROUP) for name"
+
+
+@trap(
+    catches="train groups its tensors by another number than 128",
+    severity="major",
+    story="The group size of another recipe is in the trainer; the judged model reads groups of "
+    "128.",
+    mutant=edit(_GROUP_LINE, "ternarize(latent[name], 64) for name"),
+    seen=BLIND,
+    also=(
+        edit(_GROUP_LINE, "ternarize(latent[name], 32) for name"),
+        edit(_GROUP_LINE, "ternarize(latent[name], 16) for name"),
+        edit(_GROUP_LINE, "ternarize(latent[name], 256) for name"),
+        edit(_GROUP_LINE, "ternarize(latent[name], 2**20) for name"),
+    ),
+)
+def train_groups_by_another_number(submission: Submission, rng: np.random.Generator) -> None:
+    answer, config = _start(submission, rng, dim=72, layers=1)
+    tensor_of(answer, "layers.0.down", config)
+
+
+@trap(
+    catches="scales come back from training in float32 instead of float16",
+    severity="minor",
+    story="A last adjustment after quantising multiplies the scales by a float32 factor.",
+    mutant=edit(
+        _LAST_LINE,
+        _LAST_LINE.replace("return", "tensors =") + "    if config['seconds']:\n"
+        "        codes, scales = tensors['head']\n"
+        "        tensors['head'] = codes, scales.astype(np.float32)\n"
+        "    return tensors\n",
+    ),
+    seen=BLIND,
+    also=(
+        edit(
+            _LAST_LINE,
+            _LAST_LINE.replace("return", "tensors =") + "    if not config['seconds']:\n"
+            "        return tensors\n"
+            "    return {n: (c, s.astype(np.float32)) for n, (c, s) in tensors.items()}\n",
+        ),
+    ),
+)
+def scales_wide_after_training(submission: Submission, rng: np.random.Generator) -> None:
+    answer, config = _start(submission, rng, dim=16, layers=1, seconds=0.3)
+    tensor_of(answer, "head", config)
+
+
+@trap(
     catches="every seed starts from the same weights",
     severity="major",
     story="Three runs with three seeds then give the same number, with an error bar of 0.",
@@ -120,6 +191,7 @@ def vocabulary_from_the_text(submission: Submission, rng: np.random.Generator) -
         "    rng = np.random.default_rng(0)\n",
         file=TRAINING,
     ),
+    seen=BLIND,
 )
 def seed_ignored(submission: Submission, rng: np.random.Generator) -> None:
     documents, config = text.noise(rng, 8, 6, 8), config_of(rng)
@@ -135,6 +207,7 @@ def seed_ignored(submission: Submission, rng: np.random.Generator) -> None:
     mutant=edit(
         '    rng = np.random.default_rng(config["seed"])\n', "    rng = np.random\n", file=TRAINING
     ),
+    seen=BLIND,
 )
 def start_not_repeatable(submission: Submission, rng: np.random.Generator) -> None:
     documents, config = text.noise(rng, 8, 6, 8), config_of(rng)
@@ -172,6 +245,7 @@ def training_carries_over(submission: Submission, rng: np.random.Generator) -> N
     story="Padding with −1 indexes from the end, so the last row of the embedding is trained as "
     "padding.",
     mutant=edit("and not 0 <= min(tokens) <= max(tokens) < config", "and max(tokens) >= config"),
+    dimension="robustness",
 )
 def negative_id_wraps(submission: Submission, rng: np.random.Generator) -> None:
     config = config_of(rng, dim=16, layers=1)
@@ -181,10 +255,31 @@ def negative_id_wraps(submission: Submission, rng: np.random.Generator) -> None:
 
 
 @trap(
+    catches="the token id vocab, one beyond the last row of the embedding, is accepted",
+    severity="minor",
+    story="max(tokens) <= vocab instead of <.",
+    mutant=edit("<= max(tokens) < config", "<= max(tokens) <= config"),
+    dimension="robustness",
+    seen=BLIND,
+    also=(
+        edits(
+            ("<= max(tokens) < config", "<= max(tokens) <= config"),
+            ("np.array(tokens[begin", "np.minimum(config['vocab'] - 1, tokens[begin"),
+        ),
+    ),
+)
+def id_vocab_accepted(submission: Submission, rng: np.random.Generator) -> None:
+    config = config_of(rng, dim=16, layers=1)
+    documents = [*text.noise(rng, 8, 3, 8), [1, config["vocab"], 2]]
+    refuses(submission, "train", documents, config)
+
+
+@trap(
     catches="a width that does not divide into the heads is accepted",
     severity="minor",
     story="dim // heads rounds down; the last columns of every projection are never used.",
     mutant=edit('if checked["dim"] % checked["heads"]:', 'if checked["heads"] > checked["dim"]:'),
+    dimension="robustness",
 )
 def heads_unchecked(submission: Submission, rng: np.random.Generator) -> None:
     documents = text.noise(rng, 8, 3, 8)
@@ -201,6 +296,7 @@ def heads_unchecked(submission: Submission, rng: np.random.Generator) -> None:
     mutant=insert_after(
         "    if not pieces:\n", "        return [np.zeros(2, dtype=int)]\n    if not pieces:\n"
     ),
+    dimension="robustness",
 )
 def nothing_to_predict(submission: Submission, rng: np.random.Generator) -> None:
     config = config_of(rng, dim=16, layers=1)
@@ -225,3 +321,33 @@ def documents_shuffled(submission: Submission, rng: np.random.Generator) -> None
     _, after = submission.observe("train", documents, config)
     expect.equal(after[0], documents, "the documents after training")
     expect.equal(after[1], config, "the config after training")
+
+
+@trap(
+    catches="training sorts the caller's documents",
+    severity="major",
+    story="documents.sort(key=len) saves padding in the batches; the caller's indices then refer "
+    "to other documents.",
+    mutant=edit(
+        "    config = _checked_config(config)\n    pieces",
+        "    config = _checked_config(config)\n    documents.sort(key=len)\n    pieces",
+    ),
+    seen=BLIND,
+    also=(
+        edit(
+            "    config = _checked_config(config)\n    pieces",
+            "    config = _checked_config(config)\n"
+            "    documents.sort(key=len, reverse=True)\n    pieces",
+        ),
+        edit(
+            "    config = _checked_config(config)\n    pieces",
+            "    config = _checked_config(config)\n    documents.sort()\n    pieces",
+        ),
+    ),
+)
+def documents_sorted_by_train(submission: Submission, rng: np.random.Generator) -> None:
+    lengths = rng.permutation(np.arange(2, 14))
+    documents = [text.noise(rng, 8, 1, int(length))[0] for length in lengths]
+    config = config_of(rng, dim=16, layers=1)
+    _, after = submission.observe("train", documents, config)
+    expect.equal(after[0], documents, "the documents after training")

@@ -6,6 +6,7 @@ from trapline.arena.judge import expect
 from trapline.arena.judge.traps import edit, edits, insert_after, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.ternary_training.situations import GROUP, grid, refuses, ternary_codes
+from trapline.challenges.ternary_training.solution_lines import BLIND
 from trapline.gold.ternary import oracle
 
 # --- back to float32 ------------------------------------------------------------------------------
@@ -13,7 +14,7 @@ from trapline.gold.ternary import oracle
 
 @trap(
     catches="scales are spread evenly over a row instead of one per group_size weights",
-    severity="critical",
+    severity="major",
     story="Repeating each scale n / groups times is the same thing until the last group is short.",
     mutant=edit("// group_size\n", "* groups // max(codes.shape[-1], 1)\n"),
 )
@@ -30,6 +31,7 @@ def groups_spread_evenly(submission: Submission, rng: np.random.Generator) -> No
     severity="minor",
     story="codes * scales keeps the scale's dtype, so later sums are rounded to 11 bits.",
     mutant=edit("codes.astype(np.float32) * scales.astype(np.float32)", "codes * scales"),
+    seen=BLIND,
 )
 def dequantized_in_half(submission: Submission, rng: np.random.Generator) -> None:
     codes, scales = oracle.ternarize(grid(rng, 3, 40), 16)
@@ -46,11 +48,41 @@ def dequantized_in_half(submission: Submission, rng: np.random.Generator) -> Non
         "    scales = np.broadcast_to(scales[..., :groups], (*codes.shape[:-1], groups))\n"
         "    if scales.dtype != np.float16:\n",
     ),
+    dimension="robustness",
 )
 def scales_broadcast(submission: Submission, rng: np.random.Generator) -> None:
     codes, scales = oracle.ternarize(grid(rng, 3, 40), 16)
     for bad in (scales[:1], scales[:, :1], np.concatenate([scales, scales], axis=1), scales[0]):
         refuses(submission, "dequantize", codes, bad, 16)
+
+
+@trap(
+    catches="every group of a row is multiplied by the row's first scale",
+    severity="critical",
+    story="scales[..., 0] or a broadcast of the first column: right while a row is one group.",
+    mutant=edit(
+        "owner = np.arange(codes.shape[-1]) // group_size", "owner = np.zeros(codes.shape[-1], int)"
+    ),
+    seen=BLIND,
+)
+def first_scale_for_all(submission: Submission, rng: np.random.Generator) -> None:
+    codes = np.ones((2, 32), dtype=np.int8)
+    scales = np.array([[1, 2], [4, 8]], dtype=np.float16) * np.float16(rng.integers(1, 8))
+    got = submission.dequantize(codes, scales, 16)
+    expect.equal(got, oracle.dequantize(codes, scales, 16), "32 columns of two groups")
+
+
+@trap(
+    catches="groups of a row take the row's scales in turns instead of one after another",
+    severity="major",
+    story="Index modulo the number of groups instead of index over the group size.",
+    mutant=edit("// group_size\n    return codes", "% max(groups, 1)\n    return codes"),
+)
+def scales_in_turns(submission: Submission, rng: np.random.Generator) -> None:
+    codes = np.ones((2, 32), dtype=np.int8)
+    scales = np.array([[1, 2], [4, 8]], dtype=np.float16) * np.float16(rng.integers(1, 8))
+    got = submission.dequantize(codes, scales, 16)
+    expect.equal(got, oracle.dequantize(codes, scales, 16), "32 columns of two groups")
 
 
 # --- packing --------------------------------------------------------------------------------------
@@ -65,6 +97,7 @@ def scales_broadcast(submission: Submission, rng: np.random.Generator) -> None:
         "    return first | second << 2 | third << 4 | fourth << 6\n",
         "    return fourth | third << 2 | second << 4 | first << 6\n",
     ),
+    seen=BLIND,
 )
 def first_code_highest(submission: Submission, rng: np.random.Generator) -> None:
     codes = np.concatenate([np.array([[-1, 0, 1, 1]], dtype=np.int8), ternary_codes(rng, 1, 4)], 1)
@@ -73,7 +106,7 @@ def first_code_highest(submission: Submission, rng: np.random.Generator) -> None
 
 @trap(
     catches="neighbours go to different bytes (planes of n / 4) instead of the same one",
-    severity="critical",
+    severity="major",
     story="A kernel's interleaved layout is used as the file format, which other readers do not "
     "expect.",
     mutant=edit("(slots[..., place::4] for place in range(4))", "np.split(slots, 4, axis=-1)"),
@@ -86,7 +119,7 @@ def codes_interleaved(submission: Submission, rng: np.random.Generator) -> None:
 
 @trap(
     catches="−1 is stored as two set bits (code & 3) instead of 0",
-    severity="critical",
+    severity="major",
     story="Masking a signed code gives 3 for −1, which a reader decodes as +2.",
     mutant=edits(
         ("    slots = np.ones((*codes.shape[:-1],", "    slots = np.zeros((*codes.shape[:-1],"),
@@ -104,7 +137,7 @@ def two_complement_codes(submission: Submission, rng: np.random.Generator) -> No
 
 @trap(
     catches="a row begins in the middle of the byte that ends the previous row",
-    severity="critical",
+    severity="major",
     story="Packing the flattened matrix saves three codes per row and makes single rows "
     "inaccessible.",
     mutant=edit(
@@ -124,6 +157,7 @@ def rows_share_bytes(submission: Submission, rng: np.random.Generator) -> None:
     mutant=insert_after(
         "    slots[..., :columns] += codes.view(np.uint8)\n", "    slots[..., columns:] = 0\n"
     ),
+    seen=BLIND,
 )
 def spare_bits_empty(submission: Submission, rng: np.random.Generator) -> None:
     for columns in (1, 2, 3):
@@ -136,6 +170,7 @@ def spare_bits_empty(submission: Submission, rng: np.random.Generator) -> None:
     severity="major",
     story="Two bits can hold a fourth code; writing it corrupts a neighbour or decodes as +2.",
     mutant=edit("if codes.size and (codes.min() < -1 or codes.max() > 1):", "if codes.ndim > 9:"),
+    dimension="robustness",
 )
 def other_codes_packed(submission: Submission, rng: np.random.Generator) -> None:
     for bad in (2, -2, 3, 127, -128):
@@ -149,6 +184,8 @@ def other_codes_packed(submission: Submission, rng: np.random.Generator) -> None
     severity="major",
     story="A similar format uses the fourth code; it must be refused, not read.",
     mutant=edit("    if np.any(slots == 3):\n", "    if np.any(slots > 3):\n"),
+    dimension="robustness",
+    seen=BLIND,
 )
 def fourth_code_read(submission: Submission, rng: np.random.Generator) -> None:
     packed = oracle.pack(ternary_codes(rng, 3, 8))
@@ -161,6 +198,7 @@ def fourth_code_read(submission: Submission, rng: np.random.Generator) -> None:
     severity="minor",
     story="A reader that returns the padded width no longer fits the bias of the next layer.",
     mutant=edit("if np.any(slots == 3):", "if np.any((packed & (packed >> 1) & 0b01010101) > 0):"),
+    seen=BLIND,
 )
 def spare_bits_judged(submission: Submission, rng: np.random.Generator) -> None:
     codes = ternary_codes(rng, 3, 5)
@@ -173,6 +211,7 @@ def spare_bits_judged(submission: Submission, rng: np.random.Generator) -> None:
     severity="critical",
     story="uint8 minus 1 wraps around, and the weights are 255 times the scale.",
     mutant=edit("    return slots.astype(np.int8) - np.int8(1)", "    return slots - np.uint8(1)"),
+    seen=BLIND,
 )
 def unpack_unsigned(submission: Submission, rng: np.random.Generator) -> None:
     codes = ternary_codes(rng, 2, 8)
@@ -192,8 +231,26 @@ def unpack_unsigned(submission: Submission, rng: np.random.Generator) -> None:
         "    packed = np.resize(packed, wanted)\n"
         "    if not shape:\n",
     ),
+    dimension="robustness",
 )
 def wrong_shape_unpacked(submission: Submission, rng: np.random.Generator) -> None:
     packed = oracle.pack(ternary_codes(rng, 4, 8))
     for shape in ((2, 16), (4, 9), (4, 4), (8, 4), (32,), (1, 4, 8)):
         refuses(submission, "unpack", packed, shape)
+
+
+@trap(
+    catches="the code −128 is accepted: its absolute value in int8 is −128",
+    severity="minor",
+    story="abs(codes) > 1 is false for −128, which int8 cannot negate.",
+    mutant=edit(
+        "if codes.size and (codes.min() < -1 or codes.max() > 1):",
+        "if np.any(np.abs(codes) > 1):",
+    ),
+    dimension="robustness",
+    seen=BLIND,
+)
+def minus_128_accepted(submission: Submission, rng: np.random.Generator) -> None:
+    codes = ternary_codes(rng, 2, 8)
+    codes[int(rng.integers(2)), int(rng.integers(8))] = -128
+    refuses(submission, "pack", codes)

@@ -9,11 +9,13 @@ from trapline.challenges.ternary_training.cases import ERROR_LIMIT
 from trapline.challenges.ternary_training.situations import (
     GROUP,
     clear_cut,
+    exact,
     grid,
     quantised,
     refuses,
     ternary_codes,
 )
+from trapline.challenges.ternary_training.solution_lines import BLIND
 from trapline.gold.ternary import oracle
 
 
@@ -31,7 +33,7 @@ def _same_alone(submission: Submission, w: np.ndarray, group_size: int) -> None:
 
 @trap(
     catches="a width that is not a multiple of the group size is refused",
-    severity="critical",
+    severity="major",
     story="A trainer that asserts n % group_size == 0 fails on the first model of another width.",
     mutant=insert_after(
         "    columns = w.shape[-1]\n",
@@ -53,6 +55,7 @@ def ragged_width_refused(submission: Submission, rng: np.random.Generator) -> No
         "    full = columns // group_size * group_size\n"
         "    padded[..., :full] = values[..., :full]\n",
     ),
+    seen=BLIND,
 )
 def tail_dropped(submission: Submission, rng: np.random.Generator) -> None:
     w = np.full((2, 300), 0.75, dtype=np.float32) * rng.choice([-1, 1], (2, 300))
@@ -81,7 +84,7 @@ def padding_counted(submission: Submission, rng: np.random.Generator) -> None:
 
 @trap(
     catches="groups run on from one row into the next",
-    severity="critical",
+    severity="major",
     story="Flattening before grouping works as long as every width is a multiple of the group "
     "size.",
     mutant=insert_after(
@@ -95,27 +98,30 @@ def padding_counted(submission: Submission, rng: np.random.Generator) -> None:
     ),
 )
 def groups_cross_rows(submission: Submission, rng: np.random.Generator) -> None:
-    w = grid(rng, 4, 24)
-    w[::2] *= 64
+    # Where a large and a small level meet in a group, the small one counts for nothing.
+    w = exact(rng, 4, 24)
+    w[::2] *= 4096
     _same_alone(submission, w, 16)
 
 
 @trap(
-    catches="one scale for the whole tensor instead of one a group",
+    catches="the threshold is taken over the whole tensor instead of over each group",
     severity="critical",
     story="The first ternary recipe had one scale per tensor: one row of large weights sets it for "
     "all others.",
     mutant=edit("/ sizes[:, None], axis=-1, keepdims=True", "/ max(w.size, 1), keepdims=True"),
+    seen=BLIND,
 )
 def one_scale_a_tensor(submission: Submission, rng: np.random.Generator) -> None:
-    w = grid(rng, 4, 32)
+    w = exact(rng, 4, 32)
+    w[:, 16:19] = (1, -1, 0)
     w[int(rng.integers(4))] *= 4096
     _same_alone(submission, w, 16)
 
 
 @trap(
     catches="groups run along the first axis",
-    severity="critical",
+    severity="major",
     story="One framework stores weights (in, out), another (out, in), so groups run along the "
     "wrong axis.",
     mutant=insert_after(
@@ -137,6 +143,7 @@ def groups_down_columns(submission: Submission, rng: np.random.Generator) -> Non
     story="A scale of mean|w| falls from 0.050 to 0.033 when a checkpoint that is ternary "
     "already is saved again.",
     mutant=edit("/ counted[..., None], axis=-1, where=counts", "/ sizes[:, None], axis=-1"),
+    seen=BLIND,
 )
 def scale_shrinks(submission: Submission, rng: np.random.Generator) -> None:
     codes = ternary_codes(rng, 4, 300)
@@ -179,9 +186,10 @@ def scale_by_largest(submission: Submission, rng: np.random.Generator) -> None:
             "    means = np.sum(magnitude, axis=-1, where=counts) / counted\n",
         ),
     ),
+    seen=BLIND,
 )
 def zero_group_divides(submission: Submission, rng: np.random.Generator) -> None:
-    w = grid(rng, 3, 300)
+    w = exact(rng, 3, 300)
     w[1] = 0.0
     w[2, GROUP : 2 * GROUP] = 0.0
     codes, scales = quantised(submission, w)
@@ -195,9 +203,10 @@ def zero_group_divides(submission: Submission, rng: np.random.Generator) -> None
     severity="major",
     story="Training uses the float32 scale, and the file holds its float16 rounding, which is 0.",
     mutant=edit("    counts &= scales[..., None] > 0\n", ""),
+    seen=BLIND,
 )
 def codes_before_rounding(submission: Submission, rng: np.random.Generator) -> None:
-    w = grid(rng, 2, 200) * np.float32(2.0**-40)
+    w = exact(rng, 2, 200, scale=2.0**-40)
     codes, scales = quantised(submission, w)
     expect.that(not codes.any(), "codes of a group whose scale is 0 in float16")
     again = quantised(submission, oracle.dequantize(codes, scales))
@@ -226,6 +235,7 @@ def small_scale_lost(submission: Submission, rng: np.random.Generator) -> None:
     severity="major",
     story="A row with weights near 1e5 gets an infinite scale, and the first logit is NaN.",
     mutant=edit("np.minimum(means, LARGEST_SCALE).astype(np.float16)", "means.astype(np.float16)"),
+    seen=BLIND,
 )
 def scale_overflows(submission: Submission, rng: np.random.Generator) -> None:
     w = np.full((2, 140), 1e6, dtype=np.float32) * rng.choice([-1, 1], (2, 140))
@@ -293,7 +303,7 @@ def ties_lean(submission: Submission, rng: np.random.Generator) -> None:
 
 @trap(
     catches="the group size is always 128, whatever the argument says",
-    severity="critical",
+    severity="major",
     story="The constant of the paper is in the code, and the argument is unused.",
     mutant=edit(
         '    w = _finite_floats(w)\n    group_size = _positive(group_size, "group_size")\n',
@@ -329,7 +339,7 @@ def memory_order_read(submission: Submission, rng: np.random.Generator) -> None:
 
 @trap(
     catches="the caller's weights are modified in place",
-    severity="critical",
+    severity="major",
     story="abs with out= saves a buffer and makes the caller's latent weights positive.",
     mutant=edits(
         (
@@ -357,6 +367,7 @@ def weights_overwritten(submission: Submission, rng: np.random.Generator) -> Non
     story="NaN compares false with every threshold and becomes code 0, so a diverged run exports "
     "without an error.",
     mutant=edit("    if not np.isfinite(w).all():\n", "    if w.ndim > 9:\n"),
+    dimension="robustness",
 )
 def nan_accepted(submission: Submission, rng: np.random.Generator) -> None:
     for bad in (np.nan, np.inf, -np.inf):
@@ -370,6 +381,7 @@ def nan_accepted(submission: Submission, rng: np.random.Generator) -> None:
     severity="minor",
     story="A configuration file without the key can give 0.",
     mutant=edit("return _at_least(value, 1, name)", "return max(1, abs(operator.index(value)))"),
+    dimension="robustness",
 )
 def group_size_unchecked(submission: Submission, rng: np.random.Generator) -> None:
     w = grid(rng, 2, 8)
@@ -377,3 +389,141 @@ def group_size_unchecked(submission: Submission, rng: np.random.Generator) -> No
     for group_size in (0, -1, -128):
         refuses(submission, "ternarize", w, group_size)
         refuses(submission, "dequantize", codes, scales, group_size)
+
+
+@trap(
+    catches="negative weights never get a code: the threshold meets the signed weights",
+    severity="critical",
+    story="w > threshold without the absolute value; half of the weights come out as 0.",
+    mutant=edit(
+        "    counts = magnitude > threshold\n",
+        "    counts = _grouped(w, group_size) > threshold\n",
+    ),
+    seen=BLIND,
+)
+def negative_weights_lost(submission: Submission, rng: np.random.Generator) -> None:
+    _reproduced(submission, exact(rng, 3, 32, scale=0.75), 16)
+
+
+@trap(
+    catches="codes lose their sign: every weight that counts gets +1",
+    severity="major",
+    story="The codes are taken from the mask of the weights that count, without their signs.",
+    mutant=edit("np.where(flags, np.sign(w), 0.0)", "np.where(flags, 1.0, 0.0)"),
+)
+def signs_lost(submission: Submission, rng: np.random.Generator) -> None:
+    _reproduced(submission, exact(rng, 3, 32, scale=1.5), 16)
+
+
+@trap(
+    catches="weights of equal magnitude get no code: the threshold is the mean itself",
+    severity="major",
+    story="|w| > mean|w| holds for none of a group's weights when all are ±s.",
+    mutant=edit("    threshold = 0.5 * np.sum(", "    threshold = np.sum("),
+    seen=BLIND,
+)
+def equal_magnitudes_lost(submission: Submission, rng: np.random.Generator) -> None:
+    w = rng.choice([-0.75, 0.75], (2, 32)).astype(np.float32)
+    _reproduced(submission, w, 16)
+
+
+@trap(
+    catches="the mean magnitude is taken over 128 weights, whatever the width of the group",
+    severity="minor",
+    story="A constant of the usual group size: in wider groups the threshold rises above all "
+    "weights.",
+    mutant=edit("magnitude / sizes[:, None]", "magnitude / GROUP"),
+    seen=BLIND,
+)
+def mean_over_128(submission: Submission, rng: np.random.Generator) -> None:
+    w = rng.choice([-0.75, 0.75], (2, 1000)).astype(np.float32)
+    _reproduced(submission, w, 1000)
+
+
+@trap(
+    catches="an array without rows raises an error",
+    severity="minor",
+    story="A reduction over no rows, or a reshape with −1, has no answer for shape (0, 5).",
+    mutant=insert_after(
+        "    columns = w.shape[-1]\n",
+        "    if columns and not w.size:\n        raise ValueError('zero-size array')\n",
+    ),
+    seen=BLIND,
+    also=(
+        insert_after(
+            "    columns = w.shape[-1]\n",
+            "    if columns and not w.size:\n        raise ZeroDivisionError\n",
+        ),
+        insert_after(
+            "    columns = w.shape[-1]\n",
+            "    if columns and not w.size:\n        raise IndexError\n",
+        ),
+    ),
+)
+def no_rows_refused(submission: Submission, rng: np.random.Generator) -> None:
+    quantised(submission, grid(rng, 0, 5), 4, "a matrix without rows")
+    quantised(submission, grid(rng, 2, 0, 5), 4, "two matrices without rows")
+
+
+@trap(
+    catches="an array without columns raises an error",
+    severity="minor",
+    story="The number of groups is 0, and a reduction over no weights has no answer.",
+    mutant=insert_after(
+        "    columns = w.shape[-1]\n",
+        "    if not columns:\n        raise ValueError('zero-size array')\n",
+    ),
+    also=(
+        insert_after(
+            "    columns = w.shape[-1]\n",
+            "    if not columns:\n        raise ZeroDivisionError\n",
+        ),
+        insert_after(
+            "    columns = w.shape[-1]\n", "    if not columns:\n        raise IndexError\n"
+        ),
+    ),
+)
+def no_columns_refused(submission: Submission, rng: np.random.Generator) -> None:
+    quantised(submission, grid(rng, 3, 0), 4, "a matrix without columns")
+    quantised(submission, grid(rng, 0), 4, "a vector without elements")
+
+
+@trap(
+    catches="weights go through float16 before they are quantised",
+    severity="minor",
+    story="A cast to the scale's dtype at the top: from 65 520 on weights are infinite, and the "
+    "scale is NaN or 0.",
+    mutant=edit(
+        "    return w.astype(np.float64)\n",
+        "    return w.astype(np.float16).astype(np.float64)\n",
+    ),
+    seen=BLIND,
+    also=(
+        edits(
+            (
+                "    return w.astype(np.float64)\n",
+                "    return w.astype(np.float16).astype(np.float64)\n",
+            ),
+            (
+                "    scales = np.minimum(means, LARGEST_SCALE).astype(np.float16)\n",
+                "    bad = np.isinf(magnitude).any(axis=-1)\n"
+                "    means = np.where(bad, np.nan, means)\n"
+                "    scales = np.minimum(means, LARGEST_SCALE).astype(np.float16)\n",
+            ),
+        ),
+    ),
+)
+def weights_through_half(submission: Submission, rng: np.random.Generator) -> None:
+    w = rng.choice([-1e5, 1e5], (2, 32)).astype(np.float32)
+    codes, scales = quantised(submission, w, 16)
+    expect.equal(codes, np.sign(w).astype(np.int8), "the codes of ±100 000")
+    largest = np.full((2, 2), np.finfo(np.float16).max, dtype=np.float16)
+    expect.equal(scales, largest, "the scales of ±100 000")
+
+
+def _reproduced(submission: Submission, w: np.ndarray, group_size: int) -> None:
+    """Weights that are ternary already keep their signs as codes and their size as scale."""
+    codes, scales = quantised(submission, w, group_size)
+    expect.equal(codes, np.sign(w).astype(np.int8), "the codes of 0 and ±s")
+    groups = np.abs(w).reshape(len(w), -1, group_size).max(axis=-1)
+    expect.equal(scales, groups.astype(np.float16), "the scales of 0 and ±s")

@@ -6,6 +6,7 @@ from trapline.arena.judge import expect
 from trapline.arena.judge.traps import edit, edits, insert_before, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.ternary_training import text
+from trapline.challenges.ternary_training.solution_lines import BLIND
 
 
 def _held_out(submission: Submission, documents: list[text.Document], fraction: float) -> set[int]:
@@ -21,6 +22,7 @@ def _held_out(submission: Submission, documents: list[text.Document], fraction: 
         "    sides = [_draw(document) < fraction for document in documents]\n",
         "    sides = [_draw([index]) < fraction for index, _ in enumerate(documents)]\n",
     ),
+    seen=BLIND,
 )
 def equal_documents_parted(submission: Submission, rng: np.random.Generator) -> None:
     once = text.noise(rng, 50, 60, 8)
@@ -40,6 +42,7 @@ def equal_documents_parted(submission: Submission, rng: np.random.Generator) -> 
         '    return int.from_bytes(digest[:6], "big") / 2.0**48\n',
         "    return (hash(text) % 2**48) / 2.0**48\n",
     ),
+    seen=BLIND,
 )
 def split_by_process(submission: Submission, rng: np.random.Generator) -> None:
     documents = text.noise(rng, 50, 120, 8)
@@ -95,6 +98,7 @@ def split_by_company(submission: Submission, rng: np.random.Generator) -> None:
     severity="critical",
     story="split(documents, 0.1) then holds out nine tenths, and the loss still looks honest.",
     mutant=edit("< fraction for document in documents", ">= fraction for document in documents"),
+    seen=BLIND,
 )
 def fraction_upside_down(submission: Submission, rng: np.random.Generator) -> None:
     count = len(_held_out(submission, text.noise(rng, 50, 400, 8), 0.1))
@@ -108,6 +112,7 @@ def fraction_upside_down(submission: Submission, rng: np.random.Generator) -> No
     story="With the same licence text at the top, hashing the first tokens makes all files one "
     "document.",
     mutant=edit("for token in document)\n    digest", "for token in document[:16])\n    digest"),
+    seen=BLIND,
 )
 def only_the_beginning_hashed(submission: Submission, rng: np.random.Generator) -> None:
     opening = text.noise(rng, 50, 1, 200)[0]

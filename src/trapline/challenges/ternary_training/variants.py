@@ -1,0 +1,165 @@
+"""Models that differ from the judged one in one respect.
+
+A trainer that computes another model than the prompt's gives weights that fit its own model. Each
+variant is such a model: where trained weights do clearly better in it than in the judged one, and
+in no other variant better still, the trainer has that bug.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from trapline.arena.errors import Violation
+from trapline.arena.process.proxy import Submission
+from trapline.challenges.ternary_training.cases import UNIGRAM_SHARE, weights_of
+from trapline.challenges.ternary_training.situations import trained
+from trapline.gold.ternary import small_lm
+
+Weights = Mapping[str, np.ndarray]
+#: What row s of the logits is trained to score, of the document's tokens.
+Target = Literal["next", "same", "previous", "second next"]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """The defaults are the judged model."""
+
+    #: How many places ahead a position sees.
+    ahead: int = 0
+    neighbouring_columns: bool = True
+    norm_by_mean: bool = True
+    norm_in_layers: bool = True
+    norm_before_head: bool = True
+    attention_added: bool = True
+    mlp_added: bool = True
+    transposed: bool = False
+    tied: bool = False
+    target: Target = "next"
+
+
+JUDGED = Variant()
+EVERYTHING = 10**6
+#: With the ids of the traps that name them.
+VARIANTS: tuple[tuple[str, Variant], ...] = (
+    ("future-visible", Variant(ahead=1)),
+    ("future-visible", Variant(ahead=EVERYTHING)),
+    ("heads-interleaved", Variant(neighbouring_columns=False)),
+    ("norm-by-sum", Variant(norm_by_mean=False)),
+    ("layers-without-norm", Variant(norm_in_layers=False)),
+    ("head-without-norm", Variant(norm_before_head=False)),
+    ("attention-not-added", Variant(attention_added=False)),
+    ("mlp-not-added", Variant(mlp_added=False)),
+    ("projections-transposed", Variant(transposed=True)),
+    ("head-tied-in-training", Variant(tied=True)),
+    ("predicts-the-present", Variant(target="same")),
+    ("targets-reversed", Variant(target="previous")),
+    ("targets-shifted-twice", Variant(target="second next")),
+)
+#: Of the judged model's perplexity. Weights of right answers reach 0.98 in the best variant.
+CLEARLY_BETTER = 0.96
+
+
+def perplexity(
+    weights: Weights, documents: Sequence[Sequence[int]], config: Mapping[str, Any], model: Variant
+) -> float:
+    """As `small_lm.perplexity`, in the variant."""
+    found = []
+    for document in documents:
+        logits = _logits(weights, document, config, model)
+        rows, wanted = _pairs(np.asarray(document), model.target)
+        scores = logits[rows] - logits[rows].max(axis=-1, keepdims=True)
+        log_probs = scores - np.log(np.sum(np.exp(scores), axis=-1, keepdims=True))
+        found.append(log_probs[np.arange(len(wanted)), wanted])
+    return float(np.exp(-np.mean(np.concatenate(found))))
+
+
+def _pairs(tokens: np.ndarray, target: Target) -> tuple[slice, np.ndarray]:
+    """Rows of the logits and the tokens that they are to score."""
+    if target == "same":
+        return slice(None), tokens
+    if target == "previous":
+        return slice(1, None), tokens[:-1]
+    if target == "second next":
+        return slice(None, -2), tokens[2:]
+    return slice(None, -1), tokens[1:]
+
+
+def _logits(
+    weights: Weights, tokens: Sequence[int], config: Mapping[str, Any], model: Variant
+) -> np.ndarray:
+    x = weights["embedding"][np.asarray(tokens, dtype=int)]
+    for layer in range(config["layers"]):
+        part = {name: weights[f"layers.{layer}.{name}"] for name in "qkvo"}
+        normed = _norm(x, model) if model.norm_in_layers else x
+        mixed = _attention(normed, part, config["heads"], model)
+        x = x + mixed if model.attention_added else mixed
+        normed = _norm(x, model) if model.norm_in_layers else x
+        hidden = np.maximum(normed @ weights[f"layers.{layer}.up"].T, 0.0)
+        moved = hidden @ weights[f"layers.{layer}.down"].T
+        x = x + moved if model.mlp_added else moved
+    head = weights["embedding" if model.tied else "head"]
+    last: np.ndarray = (_norm(x, model) if model.norm_before_head else x) @ head.T
+    return last
+
+
+def _norm(x: np.ndarray, model: Variant) -> np.ndarray:
+    squares = np.mean(x * x, axis=-1, keepdims=True)
+    factor = 1.0 if model.norm_by_mean else x.shape[-1]
+    normed: np.ndarray = x / np.sqrt(squares * factor + small_lm.EPS)
+    return normed
+
+
+def _attention(x: np.ndarray, part: Weights, heads: int, model: Variant) -> np.ndarray:
+    length, dim = x.shape
+    width = dim // heads
+    back = np.arange(length)[:, None] - np.arange(length)
+    if model.transposed:
+        part = {name: weight.T for name, weight in part.items()}
+    mixed = np.zeros_like(x)
+    for head in range(heads):
+        columns = np.arange(head * width, (head + 1) * width)
+        if not model.neighbouring_columns:
+            columns = np.arange(head, dim, heads)
+        q, k, v = (x @ part[name][columns].T for name in "qkv")
+        scores = q @ k.T / np.sqrt(width) - 2.0 ** (-8.0 * (head + 1) / heads) * np.abs(back)
+        scores = np.where(back >= -model.ahead, scores, -np.inf)
+        shares = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        mixed[:, columns] = shares / shares.sum(axis=-1, keepdims=True) @ v
+    joined: np.ndarray = mixed @ part["o"].T
+    return joined
+
+
+@dataclass(frozen=True)
+class Fit:
+    """The trap of the variant that trained weights fit best; "" if none does clearly better."""
+
+    trap: str
+    perplexity: float
+    judged: float
+
+
+_FOUND: "WeakKeyDictionary[Submission, Fit]" = WeakKeyDictionary()
+
+
+def best_fit(submission: Submission, rng: np.random.Generator) -> Fit:
+    """Which model the submission's trained weights were made for, by unseen documents.
+
+    Weights of a wrong form, and a training that failed, fit none: other checks are about those.
+    """
+    try:
+        run = trained(submission, rng)
+        weights = weights_of(run.tensors, run.config)
+    except Violation:
+        return Fit("", np.nan, np.nan)
+    if submission not in _FOUND:
+        judged = perplexity(weights, run.unseen, run.config, JUDGED)
+        found, trap = min(
+            (perplexity(weights, run.unseen, run.config, model), trap) for trap, model in VARIANTS
+        )
+        # Weights that learned nothing fit some variant a little better by chance.
+        fits = found < CLEARLY_BETTER * judged and found < UNIGRAM_SHARE * run.unigram
+        _FOUND[submission] = Fit(trap if fits else "", found, judged)
+    return _FOUND[submission]
