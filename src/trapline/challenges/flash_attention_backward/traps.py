@@ -3,6 +3,7 @@
 from trapline.challenges.flash_attention_backward import (
     traps_arrays,
     traps_both,
+    traps_edges,
     traps_formula,
     traps_numbers,
     traps_shapes,
@@ -14,4 +15,5 @@ PARTS = (
     traps_arrays,
     traps_numbers,
     traps_both,
+    traps_edges,
 )

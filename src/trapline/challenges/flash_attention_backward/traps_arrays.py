@@ -1,13 +1,9 @@
 """Bugs in the handling of arrays: layouts, dtypes, empty arrays, arrays to refuse."""
 
-import tracemalloc
-from typing import Any
-
 import numpy as np
 
 from trapline.arena.judge import expect
 from trapline.arena.judge.traps import edit, edits, insert_after, trap
-from trapline.arena.process.local import LocalSubmission
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.flash_attention_backward.cases import (
     NAMES,
@@ -146,8 +142,7 @@ def memory_rise(submission: Submission, rng: np.random.Generator) -> tuple[int, 
     q, k, v = Shape(T=3072, S=3072).draw(rng, np.float32)
     dout = rng.standard_normal(q.shape).astype(q.dtype)
     saved_pair = blockwise(q, k, v)
-    weigh = weighed_here if isinstance(submission, LocalSubmission) else weighed
-    answer, rise = weigh(
+    answer, rise = weighed(
         submission, "flash_attention_backward", dout, q, k, v, *saved_pair, causal=True, tile=64
     )
     for name, got in zip(NAMES, triple(answer), strict=True):
@@ -156,18 +151,6 @@ def memory_rise(submission: Submission, rng: np.random.Generator) -> tuple[int, 
     total = triple(answer)[2].astype(np.float64).sum(axis=2)
     expect.close(total, dout.sum(axis=2, dtype=np.float64), atol=0.1, what="dv summed over keys")
     return rise, q.shape[2] * k.shape[2]
-
-
-def weighed_here(
-    submission: Submission, entry: str, *args: np.ndarray, **kwargs: Any
-) -> tuple[Any, int]:
-    """As `weighed`, for code that runs in this process: what NumPy allocates is counted."""
-    tracemalloc.start()
-    try:
-        answer = submission.call(entry, args, kwargs)
-        return answer, tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
 
 
 def blockwise(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -1,6 +1,5 @@
 """The contract of `flash_attention`, and what is measured of it."""
 
-import tracemalloc
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,7 +7,6 @@ import numpy as np
 
 from trapline.arena.judge import expect
 from trapline.arena.judge.traps import Call, Precision, case, robustness
-from trapline.arena.process.local import LocalSubmission
 from trapline.arena.process.proxy import Submission
 from trapline.arena.scope import WHOLE, Scope
 from trapline.gold.attention import oracle
@@ -128,26 +126,11 @@ def weighed(
     """
     fresh = submission.fresh()
     fresh.call(entry, [x[:, :, :64] for x in args], kwargs)
-    if isinstance(fresh, LocalSubmission):
-        return _counted(fresh, entry, *args, **kwargs)
     running = fresh.session.running
     running.reset_peak()
     before = running.peak_bytes()
     answer = fresh.call(entry, args, kwargs)
     return answer, fresh.session.peak_bytes() - before
-
-
-def _counted(
-    ours: LocalSubmission, entry: str, *args: np.ndarray, **kwargs: Any
-) -> tuple[Any, int]:
-    """The same for code of ours, which shares its process with the grader: what it allocates."""
-    tracemalloc.start()
-    try:
-        before = tracemalloc.get_traced_memory()[0]
-        answer = ours.call(entry, args, kwargs)
-        return answer, tracemalloc.get_traced_memory()[1] - before
-    finally:
-        tracemalloc.stop()
 
 
 REFUSALS = (ValueError, TypeError)

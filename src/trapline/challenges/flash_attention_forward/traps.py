@@ -3,6 +3,7 @@
 from trapline.challenges.flash_attention_forward import (
     traps_arrays,
     traps_causal,
+    traps_edges,
     traps_heads,
     traps_masks,
     traps_numbers,
@@ -20,4 +21,5 @@ PARTS = (
     traps_heads,
     traps_arrays,
     traps_numbers,
+    traps_edges,
 )
