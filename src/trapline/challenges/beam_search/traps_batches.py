@@ -187,6 +187,14 @@ def empty_batch_asks(submission: Submission, rng: np.random.Generator) -> None:
         '    return [whole(token, "a prompt\'s token"',
         "    if not prompt:\n        raise ValueError('no tokens')\n",
     ),
+    seen=BLIND,
+    also=[
+        insert_before(
+            '    return [whole(token, "a prompt\'s token"',
+            f"    if not prompt:\n        raise {error}\n",
+        )
+        for error in ("TypeError", "IndexError")
+    ],
     control=ordinary_search,
 )
 def empty_prompt_refused(submission: Submission, rng: np.random.Generator) -> None:

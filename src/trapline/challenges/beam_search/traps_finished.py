@@ -479,3 +479,23 @@ def early_stop_returns_live_beams(submission: Submission, rng: np.random.Generat
         submission, rng, table, beam_width=1, max_new_tokens=3, eos_id=E, length_penalty=-1.0
     )
     best(asked, [E], -3.0)
+
+
+@trap(
+    catches="the end token costs nothing: its log-probability is not added to the sum",
+    severity="critical",
+    story="A beam that ends enters the pool with the sum that it had before the end.",
+    mutant=edit(
+        "        self._finish(totals[:, self.rules.eos_id])\n",
+        "        possible = log_probs[:, self.rules.eos_id] > -np.inf\n"
+        "        self._finish(np.where(possible, self.sums, -np.inf))\n",
+    ),
+    seen="an answer of another author",
+)
+def end_costs_nothing(submission: Submission, rng: np.random.Generator) -> None:
+    E, A = tokens(rng, 2)
+    table = {(): {E: -3.0, A: -1.0}, (A,): {E: -1.0}}
+    asked = one(
+        submission, rng, table, beam_width=2, max_new_tokens=3, eos_id=E, length_penalty=0.0
+    )
+    best(asked, [A, E], -2.0)

@@ -409,3 +409,19 @@ def masked_vocabulary_refused(submission: Submission, rng: np.random.Generator) 
     table: Table = {(): {A: -1.0, B: -2.0, E: -3.0}}
     asked = one(submission, rng, table, strict=True, **settings)
     best(asked, [A], -1.0)
+
+
+@trap(
+    catches="live beams are numbered by parent and token instead of best first",
+    severity="major",
+    story="The chosen continuations are sorted by position: ties go to the wrong parent, and the "
+    "first beam need not be the best.",
+    mutant=edit(EXPAND, EXPAND.replace("largest(", "np.sort(largest(").replace(")\n", "))\n")),
+    seen=BLIND,
+    control=ordinary_search,
+)
+def beams_in_order_of_position(submission: Submission, rng: np.random.Generator) -> None:
+    A, B, X, Y, E = rising_tokens(rng, 5)
+    table = {(): {A: -2.0, B: -1.0}, (A,): {X: -1.0}, (B,): {X: -2.0, Y: -1.5}}
+    asked = one(submission, rng, table, beam_width=2, max_new_tokens=2, eos_id=E)
+    expect.equal([t for t, _ in asked.hypotheses[0]], [[B, Y], [B, X]], "the two live beams")

@@ -17,7 +17,7 @@ from trapline.challenges.beam_search.situations import (
     prompt_of,
     tokens,
 )
-from trapline.challenges.beam_search.solution_lines import RESULT, RETURN
+from trapline.challenges.beam_search.solution_lines import CALL, RESULT, RETURN
 from trapline.challenges.beam_search.table import Table
 
 # Parts of the gold solution that several mutants edit.
@@ -336,14 +336,27 @@ def prompts_modified(submission: Submission, rng: np.random.Generator) -> None:
         "        REMEMBERED.setdefault(tuple(s.prompt), s.results()) for s in searches\n"
         "    ]\n\n\nREMEMBERED = {}\n",
     ),
+    seen=BLIND,
+    also=(
+        edits(
+            (
+                CALL,
+                "    key = str(prefixes)\n"
+                "    if key not in REMEMBERED:\n"
+                "        REMEMBERED[key] = np.array(lm.log_probs(prefixes))\n"
+                "    log_probs = checked(REMEMBERED[key], len(prefixes), eos_id)\n",
+            ),
+            (RETURN, RETURN + "\n\nREMEMBERED = {}\n"),
+        ),
+    ),
 )
 def answers_remembered(submission: Submission, rng: np.random.Generator) -> None:
     E, A = tokens(rng, 2)
-    prompt = prompt_of(rng)
+    prompt, clean = prompt_of(rng), submission.fresh()
     for last in (-2.0, -3.0):
         table = {(): {A: -1.0}, (A,): {E: last}}
         settings: dict[str, Any] = {"beam_width": 1, "max_new_tokens": 2, "eos_id": E}
-        asked = one(submission, rng, table, prompt=prompt, length_penalty=0.0, **settings)
+        asked = one(clean, rng, table, prompt=prompt, length_penalty=0.0, **settings)
         best(asked, [A, E], last - 1.0)
 
 

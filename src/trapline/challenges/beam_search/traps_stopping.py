@@ -7,14 +7,17 @@ import numpy as np
 from trapline.arena.judge import expect
 from trapline.arena.judge.traps import edit, edits, insert_before, trap
 from trapline.arena.process.proxy import Submission
+from trapline.challenges.beam_search import table as lm
 from trapline.challenges.beam_search.situations import (
     BLIND,
+    VOCABULARY,
     best,
     one,
     ordinary_search,
+    prompt_of,
     tokens,
 )
-from trapline.challenges.beam_search.solution_lines import BOUND
+from trapline.challenges.beam_search.solution_lines import BOUND, CALL
 from trapline.challenges.beam_search.table import Table
 
 
@@ -380,3 +383,71 @@ def model_asked_for_its_size(submission: Submission, rng: np.random.Generator) -
     E, A = tokens(rng, 2)
     table = {(): {A: -1.0}, (A,): {E: -1.0}}
     one(submission, rng, table, beam_width=1, max_new_tokens=2, eos_id=E, count_calls=True)
+
+
+_SETTLED = "        elif self._is_settled():\n"
+_TOTALS = "        totals = self.sums[:, None] + log_probs\n"
+
+
+@trap(
+    catches="the stop test is made only in steps in which a hypothesis finished",
+    severity="minor",
+    story="The sums of the live beams sink below the pool in a step without an end, and the model "
+    "is asked again for nothing.",
+    mutant=edits(
+        (_TOTALS, _TOTALS + "        ended = totals[:, self.rules.eos_id] > -np.inf\n"),
+        (_SETTLED, "        elif ended.any() and self._is_settled():\n"),
+    ),
+    seen=BLIND,
+    also=(
+        edits(
+            (_TOTALS, _TOTALS + "        before = list(self.pool)\n"),
+            (_SETTLED, "        elif self.pool != before and self._is_settled():\n"),
+        ),
+    ),
+    control=ordinary_search,
+)
+def stop_tested_only_after_an_end(submission: Submission, rng: np.random.Generator) -> None:
+    E, A, B = tokens(rng, 3)
+    table = {(): {E: -2.0, A: -1.0}, (A,): {B: -3.0}, (A, B): {A: -1.0}, (A, B, A): {A: -1.0}}
+    settings: dict[str, Any] = {"beam_width": 1, "max_new_tokens": 4, "eos_id": E}
+    one(submission, rng, table, length_penalty=0.0, strict=True, count_calls=True, **settings)
+
+
+@trap(
+    catches="the stop test of a prompt takes the best live beam of the whole batch",
+    severity="major",
+    story="One bound for all rows of a batch: a prompt goes on because another one does well.",
+    mutant=edits(
+        (
+            CALL,
+            CALL
+            + "    totals = np.concatenate([s.sums for s in open_searches])[:, None] + log_probs\n"
+            "    totals[:, eos_id] = -np.inf\n"
+            "    Search.best_sum = float(totals.max(initial=-np.inf))\n",
+        ),
+        (
+            "best_possible(float(self.sums[0]), self.length)",
+            "best_possible(Search.best_sum, self.length)",
+        ),
+    ),
+    seen=BLIND,
+    control=ordinary_search,
+)
+def bound_of_the_whole_batch(submission: Submission, rng: np.random.Generator) -> None:
+    E, A = tokens(rng, 2)
+    low, high = prompt_of(rng, first=100), prompt_of(rng, first=101)
+    tables: dict[lm.Prefix, Table] = {
+        low: {(): {E: -2.0, A: -3.0}, (A,): {A: -1.0}},
+        high: {(): {A: -0.5}, (A,): {E: -0.5}},
+    }
+    settings: dict[str, Any] = {"beam_width": 1, "max_new_tokens": 3, "eos_id": E}
+    lm.run_tables(
+        submission,
+        VOCABULARY,
+        tables,
+        strict=True,
+        count_calls=True,
+        length_penalty=0.0,
+        **settings,
+    )

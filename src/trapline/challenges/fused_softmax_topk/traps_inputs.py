@@ -14,7 +14,7 @@ from trapline.challenges.fused_softmax_topk.cases import (
     pair,
 )
 from trapline.challenges.fused_softmax_topk.situations import WRITTEN_BLIND, one_tile
-from trapline.challenges.fused_softmax_topk.solution_lines import CHECKED, PROBS
+from trapline.challenges.fused_softmax_topk.solution_lines import CHECKED, INDICES, PROBS
 
 # Parts of the gold solution that several mutants edit.
 _TILE_DEF = "TILE = 8192"
@@ -160,3 +160,26 @@ def _expect_no_growth(submission: Submission, small: np.ndarray, large: np.ndarr
     pair(fresh.softmax_topk(large, 2))
     extra = fresh.session.peak_bytes() - before
     expect.that(extra <= GROWTH, f"peak memory rose by {extra} bytes with the size of the input")
+
+
+@trap(
+    catches="the arrays of an earlier answer are used again and overwritten",
+    severity="major",
+    story="Outputs come from a pool keyed by shape: whoever keeps two answers has one of them "
+    "twice.",
+    mutant=edits(
+        (_TILE_DEF, _TILE_DEF + "\n_POOL = {}"),
+        (PROBS, "probs = _POOL.setdefault((rows, k), np.empty((rows, k), logits.dtype))"),
+    ),
+    seen=WRITTEN_BLIND,
+    also=(
+        edits(
+            (_TILE_DEF, _TILE_DEF + "\n_POOL = {}"),
+            (INDICES, "indices = _POOL.setdefault((rows, k), np.empty((rows, k), np.int64))"),
+        ),
+    ),
+)
+def answer_overwritten_later(submission: Submission, rng: Rng) -> None:
+    for _ in range(2):
+        _, shared = submission.sharing("softmax_topk", logits_of(rng, (2, 30)), 4)
+        expect.that(not shared.earlier_answer, "an answer lies in the memory of an earlier one")

@@ -3,7 +3,7 @@
 import numpy as np
 
 from trapline.arena.judge import expect
-from trapline.arena.judge.traps import edit, edits, trap
+from trapline.arena.judge.traps import edit, edits, insert_before, trap
 from trapline.arena.process.proxy import Submission
 from trapline.challenges.fused_softmax_topk.cases import (
     DTYPES,
@@ -14,7 +14,7 @@ from trapline.challenges.fused_softmax_topk.cases import (
     logits_of,
     pair,
 )
-from trapline.challenges.fused_softmax_topk.situations import WRITTEN_BLIND, one_tile
+from trapline.challenges.fused_softmax_topk.situations import WRITTEN_BLIND, one_tile, sparse
 from trapline.challenges.fused_softmax_topk.solution_lines import ANSWER, CALL, PROBS, SUM
 from trapline.gold.softmax_topk import oracle
 
@@ -284,3 +284,84 @@ def _ask_half(submission: Submission, logits: np.ndarray, k: int) -> None:
         error = float(np.max(np.abs(probs[:, 0] / exact[:, 0] - 1.0)))
         expect.that(not 1.1e-3 < error < 1e-2, f"probs are off by {1e3 * error:.1f} thousandths")
     check(answer, logits, k)
+
+
+def _guarded(size: str) -> tuple[str, str]:
+    return ANSWER, ANSWER.replace("/ total", f"/ (total + {size})")
+
+
+@trap(
+    catches="a small constant is added to the sum of the exponentials",
+    severity="minor",
+    story="A guard against division by zero, although the sum is at least 1, costs digits.",
+    mutant=edit(*_guarded("1e-9")),
+    seen=WRITTEN_BLIND,
+    also=[edit(*_guarded(size)) for size in ("1e-6", "1e-7", "1e-8", "1e-10", "1e-12", "1e-5")],
+)
+def constant_in_the_sum(submission: Submission, rng: Rng) -> None:
+    ask(submission, logits_of(rng, (2, 30)), 4)
+
+
+@trap(
+    catches="a row with a logit of −inf is refused, although −inf means probability 0",
+    severity="major",
+    story="isfinite or isinf where only +inf and NaN are meant.",
+    mutant=insert_before(
+        "    tile_max = np.max(tile)\n",
+        "    if np.isinf(tile).any():\n        raise ValueError('infinite logits')\n",
+    ),
+    seen=WRITTEN_BLIND,
+    control=one_tile,
+)
+def masked_logits_refused(submission: Submission, rng: Rng) -> None:
+    logits = logits_of(rng, (2, 30))
+    logits[:, int(rng.integers(30))] = -np.inf
+    ask(submission, logits, 4)
+
+
+def _stand_in(value: str) -> tuple[tuple[str, str], ...]:
+    line = "        largest, total = _accumulate(largest, total, tile)\n"
+    return ((line, f"        tile[tile == -np.inf] = {value}\n{line}"),)
+
+
+@trap(
+    catches="a finite number stands for −inf, and lower logits rank behind masked ones",
+    severity="major",
+    story="−1e30 looks like minus infinity, until a float64 logit is below it.",
+    mutant=edits(*_stand_in("-1e30")),
+    seen=WRITTEN_BLIND,
+    also=[edits(*_stand_in(value)) for value in ("-1e9", "-1e38", "-1e4", "-65504")],
+    control=one_tile,
+)
+def finite_stand_in_for_masked(submission: Submission, rng: Rng) -> None:
+    logits = np.full((1, 6), -np.inf)
+    places = rng.permutation(6)
+    logits[0, places[:3]] = 0.0, -1e300, -2e300
+    ask(submission, logits, 6)
+
+
+@trap(
+    catches="the maximum of the latest tile replaces the running maximum",
+    severity="major",
+    story="Fine while logits differ by less than 700; then the earlier sum overflows.",
+    mutant=edit(_NEW, "new = tile_max"),
+    seen=WRITTEN_BLIND,
+    control=one_tile,
+)
+def maximum_of_the_latest_tile(submission: Submission, rng: Rng) -> None:
+    ask(submission, sparse({rng.integers(32): 900.0}, low=0.0), 2)
+
+
+@trap(
+    catches="in very long rows the sum of the early tiles is forgotten",
+    severity="major",
+    story="A buffer of partial sums is emptied when it is full instead of added up.",
+    mutant=edit(
+        "_accumulate(largest, total, tile)\n        best",
+        "_accumulate(largest, total if start % 65536 else 0.0, tile)\n        best",
+    ),
+    seen=WRITTEN_BLIND,
+    control=one_tile,
+)
+def early_sums_forgotten(submission: Submission, rng: Rng) -> None:
+    ask(submission, sparse({rng.integers(32): 0.0, 199_990: 0.0}, length=200_000), 2)
