@@ -365,3 +365,25 @@ def layer_beyond_the_last(submission: Submission, rng: Rng) -> None:
 def unknown_sequence_is_another_error(submission: Submission, rng: Rng) -> None:
     for twin in twins(submission, rng, PLAIN, layers=1):
         twin.refuses(KeyError, "length", twin.add(2) + 1000)
+
+
+@trap(
+    catches="the cache keeps the caller's arrays instead of copies of them",
+    severity="major",
+    story="append stores k and v as they came; the next step writes into the same buffers, and the "
+    "past changes.",
+    mutant=edit(
+        "        if stop > len(held[0]):\n            # Half as much",
+        "        if start == 0 and isinstance(self.codec, PlainCodec):\n"
+        "            self.rows[seq][layer] = tuple(np.asarray(field) for field in fields)\n"
+        "            return\n"
+        "        if stop > len(held[0]):\n            # Half as much",
+    ),
+    seen="an answer of another author",
+)
+def append_keeps_the_callers_arrays(submission: Submission, rng: Rng) -> None:
+    for twin in twins(submission, rng, EACH, layers=1):
+        seq = twin.cache.add()
+        sent = twin.rows(3), twin.rows(3)
+        _, shared = submission.sharing("append", seq, 0, *sent, on=twin.cache)
+        expect.that(not shared.arguments, f"a {twin.kind} cache lies in the memory of k or v")

@@ -164,3 +164,17 @@ def output_overwrites_cache(submission: Submission, rng: Rng) -> None:
 )
 def variance_cached_in_float32(submission: Submission, rng: Rng) -> None:
     check_gradients(submission, plain(rng, (2, 3, 8), np.float32, spread=1e25), "dx", "dgamma")
+
+
+@trap(
+    catches="the cache holds the caller's own array instead of a copy",
+    severity="major",
+    story="An optimiser that updates gamma in place between the passes changes the gradients.",
+    mutant=edit("rstd.astype(x.dtype), gamma.copy())", "rstd.astype(x.dtype), gamma)"),
+    seen="an answer of another author",
+)
+def cache_aliases_an_input(submission: Submission, rng: Rng) -> None:
+    p = problem(rng, (2, 3, 4))
+    _, shared = submission.sharing("layer_norm_forward", p.x, p.gamma, p.beta)
+    names = [("x", "gamma", "beta")[place] for place in sorted(shared.arguments)]
+    expect.that(not names, f"y or the cache lies in the memory of {' and '.join(names)}")

@@ -4,6 +4,7 @@ from functools import partial
 
 import numpy as np
 
+from trapline.arena.errors import SubmissionRaised
 from trapline.arena.judge import expect
 from trapline.arena.judge.traps import edit, edits, insert_after, trap
 from trapline.arena.process.proxy import Stub, Submission
@@ -418,3 +419,37 @@ def _one_element_wrong(place: int, element: int, grads: Grads) -> Grads:
     wrong: list[Array] = [np.array(gradient) for gradient in grads]
     wrong[place].flat[element] += np.linalg.norm(wrong[place])
     return wrong[0], wrong[1], wrong[2]
+
+
+@trap(
+    catches="when forward raises in the middle of the check, x stays shifted",
+    severity="minor",
+    story="The step is added in place and taken back after the call, but not in a finally.",
+    mutant=edit(
+        "        return forward(*moved)[0]\n",
+        "        before = inputs[place].copy()\n"
+        "        inputs[place][...] = moved[place]\n"
+        "        answer = forward(*inputs)[0]\n"
+        "        inputs[place][...] = before\n"
+        "        return answer\n",
+    ),
+    seen="an answer of another author",
+)
+def check_leaves_x_shifted(submission: Submission, rng: Rng) -> None:
+    p = problem(rng, (2, 3, 5))
+    checked = passes()
+    right, calls = checked.forward.functions[""], []
+
+    def failing(*args: Array) -> object:
+        calls.append(args)
+        if len(calls) == 3:
+            raise ValueError("this forward pass fails")
+        return right(*args)
+
+    sent = (p.x, p.gamma, p.beta, p.dy)
+    try:
+        _, after = submission.observe("gradient_check", Stub(failing), checked.backward, *sent)
+    except SubmissionRaised as raised:
+        after = raised.left
+    for name, left, original in zip(("x", "gamma", "beta", "dy"), after[2:], sent, strict=True):
+        expect.equal(left, original, f"{name} after a check in which forward raised")
