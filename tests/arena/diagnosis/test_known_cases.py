@@ -1,0 +1,95 @@
+"""Bugs of other authors that once sprang dozens of traps: one finding each, the right one."""
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import corpus
+import pytest
+
+from trapline.arena.challenge import load
+from trapline.arena.judge.checks import run_checks
+from trapline.arena.judge.diagnosis import diagnose
+from trapline.arena.process.local import LocalSubmission
+
+pytestmark = pytest.mark.full
+
+
+def findings(challenge, style, *edits):
+    """The findings of a right answer of the corpus in which some texts are replaced."""
+    answer = next(answer for answer in corpus.right(challenge) if answer.name == style)
+    source = answer.files["solution.py"]
+    for old, new in edits:
+        assert source.count(old) == 1
+        source = source.replace(old, new)
+    loaded, failures = load(challenge), []
+    slow = getattr(loaded.module("cases"), "SLOW", ())
+    checks = [check for check in (*loaded.cases, *loaded.traps) if check.id not in slow]
+    with TemporaryDirectory() as folder:
+        Path(folder, "solution.py").write_text(source)
+        config = loaded.sandbox_config("process", loaded.plan.limits.mutant_seconds)
+        with LocalSubmission(Path(folder), config) as submission:
+            run_checks(checks, submission, corpus.SEED, lambda *one: failures.append(one))
+            return diagnose(loaded, failures, submission, corpus.SEED).findings
+
+
+@pytest.mark.parametrize(
+    ("challenge", "style", "old", "new", "cause"),
+    [
+        pytest.param(
+            "fused_softmax_topk",
+            "running-objects",
+            'np.argsort(-values, axis=1, kind="stable")[:, : self.k]',
+            'np.argsort(values, axis=1, kind="stable")[:, ::-1][:, : self.k]',
+            "ties-to-the-higher-index",
+            id="wrong-tie-at-the-cut",
+        ),
+        pytest.param(
+            "kv_cache",
+            "journal-loops",
+            "sees = len(keys[0]) - n + i + 1",
+            "sees = len(keys[0])",
+            "no-causal-mask",
+            id="missing-causal-mask",
+        ),
+        pytest.param(
+            "beam_search",
+            "plain-loops",
+            "offer(pools[i], beam_width, new_total / length**penalty, tokens + [token])",
+            "offer(pools[i], beam_width, total / length**penalty, tokens + [token])",
+            "end-costs-nothing",
+            id="end-costs-nothing",
+        ),
+    ],
+)
+def test_one_finding_which_names_the_bug(challenge, style, old, new, cause):
+    found = findings(challenge, style, (old, new))
+    assert [finding.cause for finding in found] == [cause]
+    assert found[0].certainty == "confirmed"
+
+
+def test_root_of_each_summand_is_named_and_nothing_else():
+    (found,) = findings(
+        "layer_norm_backward",
+        "einsum",
+        ("1.0 / np.sqrt(var + eps)", "1.0 / (np.sqrt(var) + np.sqrt(eps))"),
+        (
+            "1.0 / np.sqrt(spread.astype(np.float64) ** 2 + eps)",
+            "1.0 / (spread.astype(np.float64) + np.sqrt(eps))",
+        ),
+    )
+    assert found.cause == "root-of-each-summand"
+
+
+def test_crash_on_a_tile_of_one_row_is_reported_by_its_place():
+    old = "                qt = q[index][t:t_end] * scale\n"
+    new = old + "                if t_end - t == 1 < T:\n                    raise IndexError(t)\n"
+    (found,) = findings("flash_attention_forward", "two-sweeps", (old, new))
+    assert found.cause == "unnamed"
+    assert "IndexError" in found.sentence
+
+
+def test_kind_of_cache_that_is_not_offered_is_one_finding():
+    old = '    if kind not in ("dense", "paged", "quantized", "paged_quantized"):\n'
+    new = '    if kind not in ("dense", "paged", "quantized"):\n'
+    (found,) = findings("kv_cache", "journal-loops", (old, new))
+    assert "a cache of kind 'paged_quantized' is not offered" in found.sentence
