@@ -22,7 +22,7 @@ from trapline.arena.gpu.contract import (
     poison,
 )
 from trapline.arena.process import local
-from trapline.arena.process.proxy import RemoteObject, Submission
+from trapline.arena.process.proxy import RemoteObject, Sharing, Submission
 from trapline.arena.process.session import SandboxConfig
 
 #: A CUDA context in which a kernel has failed answers nothing more; its process must end.
@@ -65,13 +65,14 @@ class LocalGpuSubmission(Submission):
     def _ask(
         self, entry: str, args: tuple[Any, ...], kwargs: dict[str, Any], on: RemoteObject | None
     ) -> Any:
-        assert on is None
-        return self._ask_and_observe(entry, args, kwargs)[0]
+        return self._ask_and_look(entry, args, kwargs, on)[0]
 
-    def _ask_and_observe(
-        self, entry: str, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[Any, tuple[Any, ...]]:
+    def _ask_and_look(
+        self, entry: str, args: tuple[Any, ...], kwargs: dict[str, Any], on: RemoteObject | None
+    ) -> tuple[Any, tuple[Any, ...], Sharing]:
         import torch
+
+        assert on is None
 
         contract = self.entries[entry]
         outputs = contract.outputs(*args, **kwargs)
@@ -84,9 +85,11 @@ class LocalGpuSubmission(Submission):
         ]
         self._run(torch, entry, [*given, *written])
         updated = [given[place] for place in contract.updated]
-        return _shown(torch, [*written, *updated]), tuple(
+        left = tuple(
             _shown(torch, [value]) if isinstance(value, torch.Tensor) else value for value in given
         )
+        # Outputs are tensors of the caller, so that they never lie in other memory.
+        return _shown(torch, [*written, *updated]), left, Sharing.of(())
 
     def _run(self, torch: Any, entry: str, values: list[Any]) -> None:
         try:
