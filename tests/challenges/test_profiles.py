@@ -66,7 +66,7 @@ def test_every_trap_in_scope_catches_its_bug(challenge, profile, tmp_path):
 @pytest.mark.parametrize(("challenge", "profile"), RUN)
 def test_the_fault_dictionary_knows_every_trap(challenge, profile):
     judge = load(challenge, profile=profile)
-    assert set(judge.fault_dictionary) == {trap.id for trap in judge.traps}
+    assert set(judge.fault_dictionary) == {form for trap in judge.traps for form in trap.forms}
 
 
 @pytest.mark.full

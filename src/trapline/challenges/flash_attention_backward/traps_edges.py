@@ -326,7 +326,7 @@ def rows_of_out_mixed(submission: Submission, rng: np.random.Generator) -> None:
     ),
 )
 def delta_of_two_tiles(submission: Submission, rng: np.random.Generator) -> None:
-    differentiates(submission, draw(Shape(T=8, S=4), rng, False), tile=4)
+    differentiates(submission, draw(Shape(T=8, S=8), rng, False), tile=4)
 
 
 # --- shapes that do not fit -----------------------------------------------------------------------

@@ -115,7 +115,7 @@ def first_key_always_seen(submission: Submission, rng: np.random.Generator) -> N
     seen=WRITTEN,
 )
 def mean_rescaled_as_a_sum(submission: Submission, rng: np.random.Generator) -> None:
-    attends(submission, *Shape(T=4, S=8).draw(rng), tile=4)
+    attends(submission, *Shape(T=8, S=8).draw(rng), tile=4)
 
 
 @trap(
@@ -130,7 +130,7 @@ def mean_rescaled_as_a_sum(submission: Submission, rng: np.random.Generator) -> 
     seen=WRITTEN,
 )
 def sums_in_single(submission: Submission, rng: np.random.Generator) -> None:
-    attends(submission, *Shape(T=4, S=8).draw(rng), tile=4)
+    attends(submission, *Shape(T=8, S=8).draw(rng), tile=4)
 
 
 @trap(
