@@ -120,6 +120,7 @@ def adapted(tmp_path, source, adapter=None):
     return tmp_path
 
 
+@pytest.mark.full
 def test_a_bug_within_the_scope_is_found_by_name(tmp_path):
     control = load(NAME, profile="published").control
     source = (control / "layernorm.py").read_text()

@@ -19,6 +19,7 @@ VERBS = {
     "challenges": "List the challenges and count their cases and traps.",
     "deploy": "Make workspaces that hold a prompt and a starter.",
     "solve": "Let a model or an agent fill workspaces.",
+    "adopt": "Make a field of answers that were written to other prompts.",
     "grade": "Grade every answer of a field and print the matrix.",
     "rank": "Rank the entrants of a run, with 95 % intervals.",
     "duel": "Compare entrants challenge by challenge.",

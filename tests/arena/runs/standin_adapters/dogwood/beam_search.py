@@ -1,0 +1,1 @@
+from trapline.gold.beam_search.api import beam_search

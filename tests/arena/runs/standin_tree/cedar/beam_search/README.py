@@ -1,0 +1,5 @@
+# My answer
+
+```python
+def batched_beam_search(): ...
+```
