@@ -1,5 +1,6 @@
 """Checks of output paths, made before the work so that a wrong path loses nothing."""
 
+import os
 from pathlib import Path
 
 from trapline.arena.errors import UsageError
@@ -12,6 +13,11 @@ def folder(path: Path, what: str) -> Path:
     for above in path.parents:
         if above.exists() and not above.is_dir():
             raise UsageError(f"cannot write {path}: {above} is a file")
+    existing = next(place for place in (path, *path.absolute().parents) if place.exists())
+    if not os.access(existing, os.W_OK):
+        raise UsageError(
+            f"cannot write {path}: {existing} is not writable; --out names another place"
+        )
     return path
 
 

@@ -1,7 +1,7 @@
 """`trapline report`: a run as a site, as Markdown, or as a table."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Literal
@@ -17,7 +17,8 @@ from trapline.arena.certify.red_team import RedTeam
 from trapline.arena.errors import UsageError
 from trapline.arena.report.markdown import write_markdown
 from trapline.arena.report.runview import RunView
-from trapline.arena.report.site import write_site
+from trapline.arena.report.single_file import single_file as single_file_of
+from trapline.arena.report.site import Site, write_site
 from trapline.arena.report.tables import write_table
 from trapline.cli.reading import PUBLISHED, ProfileOption, Run, opened, published
 
@@ -37,6 +38,13 @@ def report(
         Path | None,
         typer.Option(help="Output of `trapline certify --json`, for the kill matrix."),
     ] = None,
+    single_file: Annotated[
+        bool, typer.Option("--single-file", help="Write the site as one HTML file, to mail it.")
+    ] = False,
+    url: Annotated[
+        str,
+        typer.Option(help="Address where the site will be published: links to it get a picture."),
+    ] = "",
     red_team: Annotated[
         Path | None,
         typer.Option(help="Output of `trapline certify --red-team --json`."),
@@ -46,12 +54,19 @@ def report(
     """Write a self-contained report; open its first page in a browser."""
     if certificates is not None and form != "html":
         raise UsageError("--certificates needs --format html: only the site has a kill matrix")
+    if form != "html" and (single_file or url):
+        raise UsageError("--single-file and --url need --format html: they are about the site")
+    if single_file and url:
+        raise UsageError("--url needs a site of several files: leave out --single-file")
     known, team = read_certificates(certificates), read_red_team(red_team)
     with viewed(run, profile) as (found, folder):
         view = found.attacked(team)
         target = out or folder
-        if form == "html":
-            print(_site(view, output_paths.folder(target, "a site"), known))
+        if single_file:
+            path = target if target.suffix == ".html" else target.with_name(f"{target.name}.html")
+            print(_single(view, output_paths.file(path, "a single-file report"), known))
+        elif form == "html":
+            print(_site(view, output_paths.folder(target, "a site"), known, url))
         elif form == "markdown":
             for path in write_markdown(view, output_paths.folder(target, "a set of documents")):
                 print(path)
@@ -105,11 +120,25 @@ def _sentence(error: Exception) -> str:
     return " ".join((".".join(map(str, first["loc"])), first["msg"])).strip()
 
 
-def _site(view: RunView, out: Path, certificates: list[Certificate]) -> Path:
+def _site(view: RunView, out: Path, certificates: list[Certificate], url: str) -> Path:
+    with _shown() as show:
+        return write_site(view, out, certificates=certificates, url=url, on_page=show)
+
+
+def _single(view: RunView, out: Path, certificates: list[Certificate]) -> Path:
+    with _shown() as show:
+        text = single_file_of(Site(view, certificates=certificates), on_page=show)
+    out.write_text(text, encoding="utf-8", errors="replace")
+    return out
+
+
+@contextmanager
+def _shown() -> Iterator[Callable[[int, int], None]]:
+    """A bar that counts pages on a terminal."""
     with Progress(console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("writing pages", total=None)
 
         def show(done: int, total: int) -> None:
             progress.update(task, completed=done, total=total)
 
-        return write_site(view, out, certificates=certificates, on_page=show)
+        yield show

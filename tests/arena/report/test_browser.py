@@ -1,5 +1,6 @@
 """The report in a real browser: reading, clicking, keys, dark mode, a run that goes on."""
 
+from dataclasses import replace
 from urllib.parse import urlsplit
 
 import pytest
@@ -7,6 +8,8 @@ from axe_playwright_python.sync_playwright import Axe
 
 from trapline.arena.record import CellKey
 from trapline.arena.report.runview import RunView
+from trapline.arena.report.single_file import single_file
+from trapline.arena.report.site import Site
 
 SECONDS = 60_000
 KINDS = (
@@ -225,6 +228,48 @@ def test_link_and_command_are_copied(serve, small_run, open_page):
     page.locator("details.finding[open] button[data-copy]").click()
     copied = page.evaluate("navigator.clipboard.readText()")
     assert copied.startswith("trapline reproduce ")
+
+
+def test_single_file_shows_one_page_at_a_time(small_run, told, open_page, tmp_path):
+    path = tmp_path / "report.html"
+    path.write_text(single_file(Site(small_run, told=told)))
+    for scripts in (True, False):
+        page = open_page(java_script_enabled=scripts)
+        page.goto(path.as_uri())
+        assert page.locator("section.page:visible").count() == 1
+        assert page.locator("h1:visible").inner_text() == "Run made-up"
+        page.locator(".matrix a.square:visible").first.click()
+        assert page.locator("section.page:visible").count() == 1
+        assert page.locator("h1:visible").inner_text() == "heron on Layer norm backward"
+        page.get_by_role("link", name="Duel").first.click()
+        assert page.locator("h1:visible").inner_text() == "Head to head"
+    page = open_page()
+    page.goto(path.as_uri() + "#duel")
+    page.select_option("#duel-b", label="otter")
+    page.locator("#duel-result a").first.click()
+    assert " on " in page.locator("h1:visible").inner_text()
+
+
+def test_print_on_a4_shows_what_is_folded_and_cuts_nothing(site, open_page):
+    page = open_page(viewport={"width": 690, "height": 1000})
+    page.emulate_media(media="print")
+    for name in KINDS:
+        page.goto(address(site, name))
+        assert page.evaluate("document.documentElement.scrollWidth") <= 690, name
+    page.goto(address(site, "cells/otter--tiles--cpu--1.html"))
+    shown = page.locator("pre.source[aria-label='solution.py']")
+    assert shown.bounding_box()["height"] > 100
+
+
+def test_search_dims_no_row_that_matches_in_the_kill_matrix(small_run, told, open_page, tmp_path):
+    names = [trap.id for trap in told["rows"].traps]
+    drawn = told | {"rows": replace(told["rows"], kills={n: frozenset([n]) for n in names})}
+    path = tmp_path / "kills.html"
+    path.write_text(Site(small_run, told=drawn).render("kills.html"))
+    page = open_page()
+    page.goto(path.as_uri())
+    page.get_by_role("searchbox").fill(names[0])
+    assert page.locator("svg.kills g:not([hidden])").count() == 1
 
 
 def test_skip_link_is_the_first_stop(site, open_page):

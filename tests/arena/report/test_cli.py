@@ -9,6 +9,7 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
+from trapline.arena.errors import UsageError
 from trapline.arena.runs.store import Store
 from trapline.cli.main import build
 
@@ -92,3 +93,30 @@ def test_view_serves_until_it_is_stopped(run_folder):
             connection.close()
         finally:
             process.terminate()
+
+
+def test_single_file_is_written_where_asked(run_folder, tmp_path):
+    result = invoke("report", run_folder, "--single-file", "--out", tmp_path / "one.html")
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / "one.html").read_text().count('<section class="page"') > 8
+    assert invoke("report", run_folder, "--single-file").exit_code == 0
+    assert (run_folder / "report.html").is_file()
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (("--single-file", "--format", "csv"), "need --format html"),
+        (("--single-file", "--url", "https://example.org"), "leave out --single-file"),
+    ],
+)
+def test_options_of_the_site_refuse_other_outputs(run_folder, options, reason):
+    result = invoke("report", run_folder, *options)
+    assert isinstance(result.exception, UsageError)
+    assert reason in str(result.exception)
+
+
+def test_unwritable_folder_names_the_option(run_folder, tmp_path, monkeypatch):
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    result = invoke("report", run_folder, "--out", tmp_path / "site")
+    assert "is not writable; --out names another place" in str(result.exception)

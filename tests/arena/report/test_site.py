@@ -1,6 +1,7 @@
 """The site on disk: complete, closed in itself, harmless."""
 
 import re
+from dataclasses import replace
 from html import unescape
 from html.parser import HTMLParser
 from urllib.parse import urldefrag
@@ -8,12 +9,15 @@ from urllib.parse import urldefrag
 import pytest
 
 from trapline.arena.certify.certify import Certificate, Outcome
+from trapline.arena.challenge import load_all
 from trapline.arena.record import CellKey, Origin
+from trapline.arena.report.catalog import describe
 from trapline.arena.report.runview import RunView
+from trapline.arena.report.single_file import page_id, single_file
 from trapline.arena.report.site import MANIFEST, Site, write_site
 from trapline.arena.runs.store import digest
 
-MOST_BYTES = 2_000_000
+MOST_BYTES = 500_000
 
 
 class Page(HTMLParser):
@@ -72,7 +76,8 @@ def test_ids_are_unique_in_a_page(pages):
 
 def test_nothing_is_loaded_from_anywhere(pages):
     for page in pages.values():
-        assert page.loaded == ["data:,"]
+        assert len(page.loaded) == 1
+        assert page.loaded[0].startswith("data:image/svg+xml;base64,")
 
 
 def test_only_our_scripts_are_in_a_page(pages):
@@ -219,6 +224,48 @@ def test_kill_matrix_lists_mutants_and_what_they_fell_to(small_run, told):
         "1 of 1 named mutants were killed; 1 of 1 right answers pass; "
         "0 of 1 mechanical mutants were killed" in page
     )
+
+
+def test_kill_matrix_draws_mutants_and_the_traps_that_notice_them(small_run, told):
+    names = [trap.id for trap in told["rows"].traps]
+    kills = {names[0]: frozenset(names[:2]), names[1]: frozenset(names[2:3])}
+    drawn = told | {"rows": replace(told["rows"], kills=kills)}
+    page = Site(small_run, told=drawn).render("kills.html")
+    assert "1 of 2 mutants are noticed by their own trap" in page
+    assert f"<title>{names[0]}: noticed by its own trap and 1 other trap</title>" in page
+    assert f"<title>{names[1]}: noticed by 0 traps, not by its own</title>" in page
+    assert page.count('class="missed"') == 1
+
+
+def test_kill_matrix_of_all_challenges_is_a_small_page():
+    challenges = load_all()
+    told = describe([], {CellKey("heron", name, "cpu", 1): "waiting" for name in challenges})
+    waiting = {CellKey("heron", name, "cpu", 1): "waiting" for name in challenges}
+    page = Site(RunView(cells=[], waiting=waiting), told=told).render("kills.html")
+    assert page.count('<svg class="kills"') == len(challenges)
+    assert len(page.encode()) < MOST_BYTES
+
+
+def test_preview_has_a_picture_where_the_address_is_known(make_run, told, tmp_path):
+    run = make_run(["heron", "otter"], ["rows"])
+    write_site(run, tmp_path, told=told, url="https://example.org/run/")
+    page = (tmp_path / "cells/heron--rows--cpu--1.html").read_text()
+    assert '<meta property="og:image" content="https://example.org/run/preview.png">' in page
+    assert (tmp_path / "preview.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    write_site(run, tmp_path, told=told)
+    assert "og:image" not in (tmp_path / "index.html").read_text()
+    assert not (tmp_path / "preview.png").exists()
+
+
+def test_single_file_holds_every_page_and_no_link_leaves_it(small_run, told):
+    made = Site(small_run, told=told)
+    page = Page(single_file(made))
+    assert {page_id(path) for path in made.pages} <= set(page.ids)
+    assert len(set(page.ids)) == len(page.ids)
+    for link in page.links:
+        assert link.startswith(("#", "data:"))
+        if link.startswith("#"):
+            assert link[1:] in page.ids, link
 
 
 @pytest.mark.parametrize("path", ["../secret", "cells/../../x", "nothing.html", ""])

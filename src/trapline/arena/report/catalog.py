@@ -28,6 +28,8 @@ class ChallengeInfo:
     weights: Mapping[str, float] = field(default_factory=dict)
     max_exponent: float | None = None
     traps: Sequence[TrapInfo] = ()
+    #: Trap id → the checks that fail when its bug is put into the solution.
+    kills: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
     def trap(self, trap_id: str) -> TrapInfo:
         """This trap, or a bare entry for one that the challenge no longer has."""
@@ -79,6 +81,7 @@ def _from_folder(challenge: Challenge, *, told_only: bool) -> ChallengeInfo:
         traps=[
             TrapInfo(trap.id, trap.catches, trap.severity, trap.story) for trap in challenge.traps
         ],
+        kills=challenge.fault_dictionary,
     )
 
 

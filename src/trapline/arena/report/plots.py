@@ -52,7 +52,7 @@ MOST_NAMED_LINES = 12
 MOST_LABELS = 40
 
 
-def _matplotlib() -> Any:
+def matplotlib_module() -> Any:
     """Imports matplotlib when the first plot is drawn: it takes a second."""
     try:
         import matplotlib
@@ -66,7 +66,7 @@ def _matplotlib() -> Any:
 
 def _figure(width: float, height: float) -> Any:
     # No layout engine: it would draw everything twice, and the margins are known.
-    return _matplotlib().figure.Figure(figsize=(width, height))
+    return matplotlib_module().figure.Figure(figsize=(width, height))
 
 
 def _finish(fig: Any, label: str) -> Markup:
@@ -119,7 +119,7 @@ def _finish_axes(axes: Any, grid: str, *logarithmic: Any) -> None:
     for scale in logarithmic:
         low, high = sorted(scale.get_view_interval())
         subs = (1, 2, 5) if high < 60 * low else (1,)
-        scale.set_major_locator(_matplotlib().ticker.LogLocator(subs=subs))
+        scale.set_major_locator(matplotlib_module().ticker.LogLocator(subs=subs))
         scale.set_major_formatter(lambda value, _: f"{value:g}")
     axes.minorticks_off()
     axes.grid(axis=grid)
@@ -127,7 +127,7 @@ def _finish_axes(axes: Any, grid: str, *logarithmic: Any) -> None:
 
 
 def _context() -> Any:
-    return _matplotlib().rc_context(_STYLE)
+    return matplotlib_module().rc_context(_STYLE)
 
 
 def plain(text: str) -> str:
@@ -180,7 +180,7 @@ def growth(
         axes.set_xscale("log")
         axes.set_yscale("log")
         if faint:
-            collection = _matplotlib().collections.LineCollection(
+            collection = matplotlib_module().collections.LineCollection(
                 list(series.values()), colors=ACCENT, linewidths=1.4, alpha=0.3
             )
             axes.add_collection(collection)

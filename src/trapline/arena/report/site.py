@@ -13,7 +13,7 @@ from markupsafe import Markup
 from trapline.arena.certify.certify import Certificate
 from trapline.arena.judge import rubric
 from trapline.arena.record import CheckResult
-from trapline.arena.report import evidence, findings, formats, tables
+from trapline.arena.report import evidence, findings, formats, preview, tables
 from trapline.arena.report.catalog import ChallengeInfo
 from trapline.arena.report.field import letter_class
 from trapline.arena.report.pages import (
@@ -42,6 +42,8 @@ NAV = (
     ("methodology.html", "Methodology"),
 )
 MANIFEST = "trapline-report.txt"
+#: The picture that a link to the report shows, written where its address is known.
+PREVIEW = "preview.png"
 _STATIC = Path(__file__).parent / "static"
 Page = Callable[[], dict[str, Any]]
 
@@ -74,8 +76,15 @@ def _environment() -> Environment:
         "theme_js": _own("theme.js"),
         "site_js": _own("site.js"),
         "csp": content_security_policy(),
+        "favicon": favicon(),
     }
     return environment
+
+
+def favicon() -> str:
+    """The mark of the masthead as a data address."""
+    svg = (_STATIC / "favicon.svg").read_bytes()
+    return f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}"
 
 
 def tags(checks: Sequence[CheckResult], kind: str = "") -> Markup:
@@ -109,10 +118,13 @@ class Site:
         told: Mapping[str, ChallengeInfo] | None = None,
         certificates: Sequence[Certificate] = (),
         live: bool = False,
+        url: str = "",
     ) -> None:
         self.reading = Reading(run, told)
         self.certificates = certificates
         self.live = live
+        #: Where the report will be published; a preview's picture needs a whole address.
+        self.url = url
 
     @cached_property
     def pages(self) -> dict[str, tuple[str, Page]]:
@@ -178,6 +190,8 @@ class Site:
             "live": self.live,
             "version": self.reading.version,
             "nav": [(href, text) for href, text in NAV if href in self.pages],
+            "description": self.reading.ranking.conclusion,
+            "preview": f"{self.url.rstrip('/')}/{PREVIEW}" if self.url else "",
         }
         return self._templates.get_template(template).render(shared | context)
 
@@ -192,12 +206,15 @@ def write_site(
     *,
     told: Mapping[str, ChallengeInfo] | None = None,
     certificates: Sequence[Certificate] = (),
+    url: str = "",
     on_page: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> Path:
     """Writes every page and file under `out`; returns the path of the first page."""
-    site = Site(run, told=told, certificates=certificates)
+    site = Site(run, told=told, certificates=certificates, url=url)
     paths = [*site.pages, *site.files]
-    _forget_pages(out, paths)
+    _forget_pages(out, [*paths, PREVIEW] if url else paths)
+    if url:
+        (out / PREVIEW).write_bytes(preview.picture(site.reading))
     for done, path in enumerate(paths, start=1):
         target = out / path
         target.parent.mkdir(parents=True, exist_ok=True)

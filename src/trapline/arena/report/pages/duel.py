@@ -7,6 +7,7 @@ from jinja2.utils import htmlsafe_json_dumps
 from markupsafe import Markup
 
 from trapline.arena.record import DIMENSIONS
+from trapline.arena.report import findings
 from trapline.arena.report.field import Square
 from trapline.arena.report.reading import Reading
 from trapline.arena.standings import margin
@@ -46,7 +47,8 @@ def records(reading: Reading) -> list[tuple[str, list[tuple[str, str]]]]:
         found[b, a] = f"{tally.lost}–{tally.won}–{tally.tied}", href(reading, a, b)
     if not found:
         return []
-    return [(a, [found.get((a, b), ("", "")) for b in reading.order]) for a in reading.order]
+    ranked = list(reading.standing)
+    return [(a, [found.get((a, b), ("–", "")) for b in ranked]) for a in ranked]
 
 
 def pair(reading: Reading, a: str, b: str) -> dict[str, Any]:
@@ -72,6 +74,7 @@ def data(reading: Reading) -> Markup:
                 "decisive": margin.DECISIVE_FROM,
             },
             "dimensions": DIMENSIONS,
+            "bugs": _bugs(reading),
             "columns": [{"title": field.column_title(column)} for column in field.columns],
             "entrants": [
                 {
@@ -83,6 +86,16 @@ def data(reading: Reading) -> Markup:
             ],
         }
     )
+
+
+def _bugs(reading: Reading) -> dict[str, str]:
+    """Cause → what the bug is, for those that were found."""
+    return {
+        finding.cause: findings.opening(finding.sentence)
+        for cell in reading.run.cells
+        for finding in reading.findings(cell)
+        if finding.cause != "unnamed"
+    }
 
 
 def _square(square: Square) -> dict[str, Any] | None:

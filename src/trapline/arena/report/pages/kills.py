@@ -1,19 +1,66 @@
-"""The kill matrix: which trap kills which mutant."""
+"""The kill matrix: the solution with each known bug, and the traps that notice it."""
 
 from collections.abc import Sequence
 from typing import Any
 
+from markupsafe import Markup
+
 from trapline.arena.certify.certify import Certificate
+from trapline.arena.report.catalog import ChallengeInfo
 from trapline.arena.report.reading import Reading
 
 MOST_MECHANICAL = 150
+#: Units of the drawing for one mutant and for one trap.
+STEP = 6
 
 
 def context(reading: Reading, certificates: Sequence[Certificate]) -> dict[str, Any]:
     return {
         "title": "Kill matrix",
+        "matrices": [_matrix(info) for info in reading.field.challenges.values() if info.kills],
         "certificates": [_item(reading, certificate) for certificate in certificates],
     }
+
+
+def _matrix(info: ChallengeInfo) -> dict[str, Any]:
+    """The challenge's mutants down, its traps across, both in the order of the traps."""
+    names = [trap.id for trap in info.traps if trap.id in info.kills]
+    own = sum(name in info.kills[name] for name in names)
+    unique = sum(len(info.kills[name].intersection(names)) == 1 for name in names)
+    return {
+        "title": info.title,
+        "summary": f"{own} of {len(names)} mutants are noticed by their own trap; "
+        f"{unique} by no other.",
+        "svg": _drawn(info, names),
+    }
+
+
+def _drawn(info: ChallengeInfo, names: Sequence[str]) -> Markup:
+    """One path for each mutant, so that a hundred thousand squares stay a small picture."""
+    column = {name: place for place, name in enumerate(names)}
+    rows = []
+    for place, name in enumerate(names):
+        hits = sorted(column[check] for check in info.kills[name] if check in column)
+        squares = "".join(f"M{hit * STEP} {place * STEP + STEP // 2}h{STEP - 1}" for hit in hits)
+        others = f"{len(hits) - 1} other traps" if len(hits) != 2 else "1 other trap"
+        told = f"{name}: noticed by its own trap and {others}"
+        if name not in info.kills[name]:
+            told = f"{name}: noticed by {len(hits)} traps, not by its own"
+        rows.append(
+            Markup('<g data-bug><title>{}</title><path d="{}"/>{}</g>').format(
+                told, squares, _own(place, name in info.kills[name])
+            )
+        )
+    size = len(names) * STEP
+    label = f"Kill matrix of {info.title}: {len(names)} mutants by {len(names)} traps"
+    return Markup(
+        '<svg class="kills" role="img" aria-label="{}" viewBox="0 0 {} {}">{}</svg>'
+    ).format(label, size, size, Markup("").join(rows))
+
+
+def _own(place: int, noticed: bool) -> Markup:
+    square = f"M{place * STEP} {place * STEP + STEP // 2}h{STEP - 1}"
+    return Markup('<path class="{}" d="{}"/>').format("own" if noticed else "missed", square)
 
 
 def _item(reading: Reading, certificate: Certificate) -> dict[str, Any]:

@@ -10,15 +10,16 @@ from trapline.arena.standings.moments import Moment, met_traps
 
 
 def context(reading: Reading) -> dict[str, Any]:
-    met = sorted(met_traps(reading.run.cells), key=lambda moment: (-moment.share, moment.trap))
-    found = [moment for moment in met if moment.fell]
+    met = met_traps(reading.run.cells)
+    found = [moment_row(reading, moment) for moment in met if moment.fell]
+    found.sort(key=lambda row: (-row["share"], row["gravity"], row["challenge"], row["trap"]))
     common = common_failures(reading.run.cells)
     lede = f"{len(found)} of {len(met)} known bugs were found in at least one entrant"
     lede += f", {len(common)} of them in at least half of those examined." if common else "."
     return {
         "title": "Traps",
         "lede": lede,
-        "rows": [moment_row(reading, moment) for moment in found],
+        "rows": found,
         "clean": len(met) - len(found),
         "silent": _silent(reading),
     }
@@ -37,6 +38,7 @@ def moment_row(reading: Reading, moment: Moment) -> dict[str, Any]:
         "sentence": opening(info.catches or moment.trap),
         "fell": moment.fell,
         "held": moment.held,
+        "share": moment.share,
         "asked": len(moment.fell) + len(moment.held),
         "href": f"{reading.field.challenge_href(moment.challenge)}#trap-{moment.trap}",
     }

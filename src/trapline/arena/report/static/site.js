@@ -38,10 +38,11 @@ function words(item) {
 function filterItems(input) {
   const wanted = input.value.trim().toLowerCase().split(/\s+/);
   const shown = new Set();
-  for (const item of document.querySelectorAll(input.dataset.filter)) {
+  for (const item of (input.closest(".page") ?? document).querySelectorAll(input.dataset.filter)) {
     const text = words(item);
-    item.hidden = !wanted.every((word) => text.includes(word));
-    if (item.hidden) continue;
+    const gone = !wanted.every((word) => text.includes(word));
+    item.toggleAttribute("hidden", gone);
+    if (gone) continue;
     shown.add(item.dataset.name ?? item);
     if (wanted[0]) item.closest("details")?.setAttribute("open", "");
   }
@@ -115,6 +116,16 @@ function unfold() {
   target?.scrollIntoView();
 }
 
+// Print shows what is folded.
+function print() {
+  let opened = [];
+  addEventListener("beforeprint", () => {
+    opened = [...document.querySelectorAll("details:not([open])")];
+    for (const one of opened) one.open = true;
+  });
+  addEventListener("afterprint", () => { for (const one of opened) one.open = false; });
+}
+
 // --- the matrix: walk with the arrow keys ------------------------------------------------------
 
 const STEPS = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };
@@ -171,8 +182,12 @@ function table(caption, heads, rows) {
   return box;
 }
 
+// In the single file, pages are sections.
+const SINGLE = document.documentElement.hasAttribute("data-single");
+
 function linked(text, href) {
-  return href ? make("a", { href }, text) : text;
+  const section = `#${href?.replace(/\.html.*/, "").replaceAll("/", "--")}`;
+  return href ? make("a", { href: SINGLE ? section : href }, text) : text;
 }
 
 function mean(values) {
@@ -222,7 +237,7 @@ function trapRows(data, pair) {
     if (!pair.every((entrant) => entrant.squares[place])) return;
     for (const trap of new Set([...a, ...b])) {
       if (a.has(trap) === b.has(trap)) continue;
-      rows.push(make("tr", {}, make("th", { scope: "row" }, trap), make("td", {}, column.title),
+      rows.push(make("tr", {}, make("th", { scope: "row" }, data.bugs[trap] ?? trap), make("td", {}, column.title),
         ...[a, b].map((fallen) => make("td", { class: fallen.has(trap) ? "edge-right" : "edge-left" }, fallen.has(trap) ? "found" : "–"))));
     }
   });
@@ -256,7 +271,7 @@ function duel() {
   const show = () => showDuel(data, target, selects.map((select) => data.entrants[Number(select.value)]));
   const changed = () => {
     const [a, b] = selects.map((select) => data.entrants[Number(select.value)].slug);
-    history.replaceState(null, "", `#${new URLSearchParams({ a, b })}`);
+    if (!SINGLE) history.replaceState(null, "", `#${new URLSearchParams({ a, b })}`);
     show();
   };
   for (const select of selects) select.addEventListener("change", changed);
@@ -316,6 +331,7 @@ function live() {
 themeButton();
 tools();
 unfold();
+print();
 addEventListener("hashchange", unfold);
 matrixKeys();
 duel();
