@@ -1,6 +1,9 @@
 """`trapline grade`: grades every answer of a field; resumes."""
 
 import json
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sized
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -13,6 +16,7 @@ from trapline.arena.errors import MissingError, UsageError
 from trapline.arena.judge.analysis_judge import Judge, judge_cells, named
 from trapline.arena.judge.request import GradeRequest
 from trapline.arena.record import Cell
+from trapline.arena.report.formats import duration
 from trapline.arena.runs.cluster import Cluster
 from trapline.arena.runs.executor import Executor, LocalExecutor
 from trapline.arena.runs.field import find_entries
@@ -104,7 +108,8 @@ def grade(
         if as_json:
             print(json.dumps({"run": store.where, "cells": [_brief(cell) for cell in cells]}))
         else:
-            Console().print(matrix(cells))
+            console = Console()
+            console.print(matrix(cells, console.width))
             print(f"run: {store.where}")
             _tell_unmeasured(cells)
     if len(cells) < len(entries) or any(cell.score is None for cell in cells):
@@ -165,7 +170,12 @@ def _grade_all(
         TimeElapsedColumn(),
         TextColumn("{task.fields[now]}"),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        for line in progress_lines(grade_field(entries, store, options, executor=place), entries):
+            print(line, file=sys.stderr, flush=True)
+        return
+    with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("grading", total=len(entries), now="")
 
         def show(entry: GradeRequest, step: str) -> None:
@@ -175,6 +185,17 @@ def _grade_all(
         for done, _ in enumerate(grade_field(entries, store, options, show, place), 1):
             progress.update(task, completed=done)
         progress.update(task, completed=max(done, len(entries)))
+
+
+def progress_lines(cells: Iterable[Cell], entries: Sized) -> Iterator[str]:
+    """A line for each cell as it is graded: how many are done, and the time left."""
+    started = time.monotonic()
+    for done, cell in enumerate(cells, 1):
+        left = (time.monotonic() - started) / done * (len(entries) - done)
+        grade = cell.state if cell.score is None else f"{cell.letter} {cell.score:.1f}"
+        ahead = f"; about {duration(left)} left" if done < len(entries) else ""
+        where = f"{cell.entrant}/{cell.challenge} #{cell.attempt}"
+        yield f"[{done}/{len(entries)}] {where}: {grade}, {duration(cell.seconds)}{ahead}"
 
 
 def _brief(cell: Cell) -> dict[str, object]:

@@ -54,6 +54,8 @@ def redact(
     if left:
         print(f"{left.total()} findings ({_counted(left)}); files with findings are not written")
         raise typer.Exit(NOT_HELD)
+    count = "1 file" if len(files) == 1 else f"{len(files)} files"
+    print(f"{count} scanned, nothing found" if out is None else f"{count} written to {out}")
 
 
 def _checked(name: str) -> str:
