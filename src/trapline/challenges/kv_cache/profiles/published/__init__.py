@@ -1,0 +1,1 @@
+"""The published prompt: a cache is judged by decoding against recomputation."""
