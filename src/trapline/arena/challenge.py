@@ -13,17 +13,17 @@ from typing import Literal
 from pydantic import Field, ValidationError
 
 from trapline.arena.errors import UsageError
+from trapline.arena.gpu.memory import device_here
 from trapline.arena.judge.traps import Case, Trap, collect
 from trapline.arena.judge_dependencies import judge_dependencies
 from trapline.arena.process.isolation.packages import is_installed
 from trapline.arena.process.isolation.spec import SandboxLimits
 from trapline.arena.process.session import SandboxConfig
 from trapline.arena.profile import CONTROL, FOLDER, Profile, profile_names, read_profile
-from trapline.arena.record import Level, Record
+from trapline.arena.record import Level, Record, Track
 from trapline.arena.scope import REFUSALS, WHOLE, Scope
 
 Difficulty = Literal["medium", "hard", "extra hard", "research"]
-Track = Literal["cpu", "gpu"]
 #: Where a challenge keeps the GPU track's prompt, cases, traps and solutions.
 GPU_FOLDER = "gpu"
 #: What a deployed workspace holds; everything else in the folder stays with the judge.
@@ -246,6 +246,7 @@ class Challenge:
             call_seconds=call_seconds or limits.call_seconds,
             packages=tuple(name for name in self.plan.packages if is_installed(name)),
             scope=self.scope,
+            device=device_here() if self.track == "gpu" else "",
         )
 
     def missing_packages(self, imports: Iterable[str]) -> list[str]:

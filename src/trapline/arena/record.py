@@ -14,6 +14,7 @@ Certainty = Literal["confirmed", "likely"]
 FindingDimension = Literal["traps", "robustness"]
 CaseDimension = Literal["correctness", "robustness"]
 Level = Literal["bubblewrap", "landlock", "process"]
+Track = Literal["cpu", "gpu"]
 #: Weakest first.
 LEVELS: tuple[Level, ...] = ("process", "landlock", "bubblewrap")
 DIMENSIONS = (
@@ -128,7 +129,7 @@ class Cell(Record):
 
     entrant: str
     challenge: str
-    track: str = "cpu"
+    track: Track = "cpu"
     attempt: int = 1
     #: The prompt that it answers, as a profile of the challenge; empty for the challenge's own.
     profile: str = ""

@@ -20,9 +20,10 @@ from trapline.arena.certify.diagnosis import (
 from trapline.arena.certify.kill_matrix import kill_matrix
 from trapline.arena.certify.red_team import find_corpus, markdown, read_corpus, run_red_team
 from trapline.arena.challenge import Challenge, load, load_all, refuse_unknown_profile
-from trapline.arena.errors import UsageError
+from trapline.arena.errors import MissingError, UsageError
+from trapline.arena.gpu.opening import why_not_gradable
 from trapline.arena.profile import profile_names
-from trapline.arena.record import Level
+from trapline.arena.record import Level, Track
 from trapline.arena.runs.run import choose_level
 from trapline.cli.exit_codes import NOT_HELD
 from trapline.cli.isolation import Isolation, Required
@@ -55,6 +56,7 @@ def certify(
     pairs: Annotated[
         int, typer.Option(min=0, help="With --diagnosis: pairs of bugs a challenge.")
     ] = 25,
+    track: Annotated[Track, typer.Option(help="gpu: the challenges of the GPU track.")] = "cpu",
     write: Annotated[
         Path | None, typer.Option(help="Write the results to this Markdown file.")
     ] = None,
@@ -78,7 +80,7 @@ def certify(
     if red_team:
         _certify_by_attack(level, write, seed, as_json)
         return
-    chosen = _chosen(challenge or [], profile)
+    chosen = _chosen(challenge or [], profile, track)
     if dictionary:
         _write_dictionaries(chosen, seed or 0)
         return
@@ -97,10 +99,12 @@ def certify(
         raise typer.Exit(NOT_HELD)
 
 
-def _chosen(names: list[str], profile: str | None) -> list[Challenge]:
+def _chosen(names: list[str], profile: str | None, track: Track) -> list[Challenge]:
     """The named challenges or all of them, under their own contract or a profile's."""
+    if track == "gpu" and (reason := why_not_gradable()):
+        raise MissingError(reason)
     if profile is None:
-        return [load(name) for name in names] or list(load_all().values())
+        return [load(name, track) for name in names] or list(load_all(track).values())
     refuse_unknown_profile(profile)
     having = names or [c.id for c in load_all().values() if profile in profile_names(c.folder)]
     return [judge for name in having if not (judge := load(name, profile=profile)).not_run]

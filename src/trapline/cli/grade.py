@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from trapline.arena.challenge import Challenge, load, refuse_unknown_profile
-from trapline.arena.errors import MissingError, UsageError
+from trapline.arena.errors import UsageError
 from trapline.arena.judge.analysis_judge import Judge, judge_cells, named
 from trapline.arena.judge.request import GradeRequest
 from trapline.arena.record import Cell
@@ -35,7 +35,7 @@ def grade(
     field: Annotated[Path, typer.Argument(help="<entrant>/<challenge>/solution.py")],
     challenge: Annotated[list[str] | None, typer.Option(help="Only this one; repeatable.")] = None,
     track: Annotated[
-        Literal["cpu", "gpu"], typer.Option(help="No challenge has a gpu track yet.")
+        Literal["cpu", "gpu"], typer.Option(help="gpu: CUDA and Triton answers, on a GPU.")
     ] = "cpu",
     out: Annotated[
         str | None,
@@ -87,15 +87,16 @@ def grade(
 
     The same command resumes an interrupted run; cells that are up to date are kept.
     """
-    if track == "gpu":
-        raise MissingError("no challenge has a gpu track yet")
+    if track == "gpu" and (executor == "ray" or profile):
+        raise UsageError("--track gpu grades here and by the own contracts: leave out the option")
     if address is not None and executor != "ray":
         raise UsageError("--address needs a Ray cluster: add --executor ray")
     judge = named(judge_endpoint, judge_model)
     if profile:
         refuse_unknown_profile(profile)
-    entries = find_entries(field, challenge or [], gold, profile)
+    entries = find_entries(field, challenge or [], gold, profile, track)
     with open_run(out or str(Path("runs") / field.resolve().name)) as store:
+        jobs = 1 if track == "gpu" else jobs  # one answer at a time has the GPU
         place = Cluster(address or "auto", jobs) if executor == "ray" else LocalExecutor(jobs)
         options = Options(
             place.level(required, isolation), full, jobs, only_this_level=isolation is not None
@@ -118,8 +119,8 @@ def grade(
 
 def _asked_for(entries: list[GradeRequest], store: Store) -> list[Cell]:
     """The newest grades of these entries; a run may hold others."""
-    keys = {(entry.entrant, entry.challenge, entry.attempt) for entry in entries}
-    return [c for c in store.cells() if (c.entrant, c.challenge, c.attempt) in keys]
+    keys = {entry.key for entry in entries}
+    return [cell for cell in store.cells() if cell.key in keys]
 
 
 def _tell_unmeasured(cells: list[Cell]) -> None:
@@ -141,7 +142,7 @@ def _tell_unmeasured(cells: list[Cell]) -> None:
 
 
 def _judge_of(cell: Cell) -> Challenge:
-    return load(cell.challenge, profile=cell.profile)
+    return load(cell.challenge, cell.track, cell.profile)
 
 
 def _note(text: str) -> None:

@@ -11,6 +11,9 @@ from trapline.arena.certify import controls
 from trapline.arena.certify.mechanical import MechanicalMutant, mechanical_mutants
 from trapline.arena.challenge import Challenge
 from trapline.arena.errors import ArenaError
+from trapline.arena.gpu import controls as gpu_controls
+from trapline.arena.gpu.contract import POISON
+from trapline.arena.gpu.opening import open_submission
 from trapline.arena.judge.checks import first_failure, run_check, run_checks
 from trapline.arena.judge.grade import grade
 from trapline.arena.judge.own_tests import why_failing, why_no_tests
@@ -66,7 +69,9 @@ class Certifier:
         self, *, mechanical: bool = False, on_finding: Callable[[Outcome], None] = lambda f: None
     ) -> Certificate:
         findings = []
-        for _, finding in run_all(lambda subject: subject(), self.subjects(mechanical)):
+        # One answer at a time has the GPU.
+        width = 1 if self.challenge.track == "gpu" else None
+        for _, finding in run_all(lambda subject: subject(), self.subjects(mechanical), width):
             findings.append(finding)
             on_finding(finding)
         findings.sort(key=lambda finding: (finding.kind, finding.subject))
@@ -90,7 +95,7 @@ class Certifier:
         return subjects
 
     def _right(self, folder: Path) -> Outcome:
-        with Submission(folder, self.challenge.sandbox_config(self.level)) as submission:
+        with open_submission(self.challenge, folder, self.level) as submission:
             failed = [
                 result
                 for result in run_checks(self.checks, submission, self.seed)
@@ -106,9 +111,7 @@ class Certifier:
 
     def right_on_cases(self) -> Outcome:
         """The gold solution on the contract cases alone: can this machine judge?"""
-        with Submission(
-            self.challenge.solution, self.challenge.sandbox_config(self.level)
-        ) as submission:
+        with open_submission(self.challenge, self.challenge.solution, self.level) as submission:
             result = first_failure(self.challenge.cases, submission, self.seed)
         return Outcome(
             kind="right",
@@ -120,7 +123,9 @@ class Certifier:
 
     def own_tests(self) -> Outcome:
         """The gold solution's own tests, where the sandbox can run any tests at all."""
-        reason = why_failing(self.challenge.solution, self.challenge, self.level)
+        reason = ""
+        if self.challenge.track == "cpu":  # the GPU track grades no own tests
+            reason = why_failing(self.challenge.solution, self.challenge, self.level)
         failed = bool(reason) and not why_no_tests(self.level)
         return Outcome(
             kind="right",
@@ -143,6 +148,7 @@ class Certifier:
             profile=self.challenge.profile_name,
             level=self.level,
             seed=self.seed,
+            track=self.challenge.track,
         )
         cell = grade(request, self.challenge).cell
         weights = self.challenge.plan.weights
@@ -175,7 +181,7 @@ class Certifier:
         )
 
     def control(self, name: str) -> Outcome:
-        files = controls.make(name, self.gold, self.challenge.plan.entry_points)
+        files = self._control(name)
         with self._submission(files) as submission:
             result = first_failure(self.challenge.cases, submission, self.seed)
         return Outcome(
@@ -185,6 +191,12 @@ class Certifier:
             message=result.message if result else "",
             problem="" if result else "a worthless answer passes every case",
         )
+
+    def _control(self, name: str) -> dict[str, str]:
+        points = self.challenge.plan.entry_points
+        if self.challenge.track == "gpu":
+            return gpu_controls.make(name, self.gold, points, POISON)
+        return controls.make(name, self.gold, points)
 
     def _mechanical(self, mutant: MechanicalMutant) -> Outcome:
         patience = self.challenge.plan.limits.mutant_seconds
@@ -207,8 +219,9 @@ class Certifier:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(source)
             Path(folder).chmod(0o755)
-            config = self.challenge.sandbox_config(self.level, call_seconds)
-            with Submission(Path(folder), config) as submission:
+            with open_submission(
+                self.challenge, Path(folder), self.level, call_seconds
+            ) as submission:
                 yield submission
 
 

@@ -14,6 +14,9 @@ import numpy as np
 import trapline
 from trapline.arena.challenge import Challenge
 from trapline.arena.errors import ArenaError, NotMeasuredError, Violation
+from trapline.arena.gpu.measure import Measurer
+from trapline.arena.gpu.opening import machine_facts, open_submission, why_not_gradable
+from trapline.arena.gpu.rig import GpuSubmission
 from trapline.arena.judge import contamination, measure, rubric
 from trapline.arena.judge.checks import generator, run_checks, unexaminable
 from trapline.arena.judge.diagnosis import Diagnosis, diagnose
@@ -63,7 +66,8 @@ def grade(
         elif intake.refused:
             _refuse(challenge, verdict, intake.refused)
         else:
-            _examine(request, challenge, intake, verdict, on_step)
+            examine = _examine_on_gpu if challenge.track == "gpu" else _examine
+            examine(request, challenge, intake, verdict, on_step)
     except ArenaError as error:
         verdict = Verdict(state="infra_error", reason=str(error))
     return _bundle(request, challenge, intake, verdict, started, time.perf_counter() - clock)
@@ -107,6 +111,30 @@ def _config(request: GradeRequest, challenge: Challenge, intake: Intake) -> Sand
     return replace(config, entry=Path(ADAPTER).stem)
 
 
+def _examine_on_gpu(
+    request: GradeRequest, challenge: Challenge, intake: Intake, verdict: Verdict, on_step: OnStep
+) -> None:
+    """As `_examine`, without the dimensions that a GPU answer does not have."""
+    reason = why_not_gradable()
+    if reason:
+        verdict.fail(reason, "not_run")
+        return
+    with tempfile.TemporaryDirectory(prefix="trapline-") as name:
+        folder = Path(name)
+        intake.write(folder)
+        on_step("compiling")
+        with open_submission(challenge, folder, request.level, full=request.full) as submission:
+            trouble = _import(challenge, submission)
+            if trouble:
+                _refuse(challenge, verdict, trouble)
+            else:
+                _check(request, challenge, submission, verdict, on_step)
+                del verdict.dimensions["robustness"]  # GPU contracts ask for no refusals
+                _measure(request, challenge, submission, verdict, on_step)
+        if submission.forgeries:
+            verdict.fail(f"tampered with the channel: {submission.forgeries[0]}", "hack")
+
+
 def _import(challenge: Challenge, submission: Submission) -> str:
     """Why the submission cannot be used at all; empty when it can."""
     try:
@@ -123,6 +151,8 @@ def _refuse(challenge: Challenge, verdict: Verdict, reason: str) -> None:
     verdict.traps = [_unasked(trap, reason) for trap in challenge.traps]
     _add_outside(challenge, verdict)
     names = ("correctness", "traps", "robustness", *_measures(challenge), "tests", "code")
+    if challenge.track == "gpu":
+        names = ("correctness", "traps", "precision", "speed", "memory")
     for name in names:
         verdict.dimensions[name] = Dimension(score=0.0, reason=reason)
     verdict.dimensions["analysis"] = Dimension(score=None, reason="no judge was asked")
@@ -218,6 +248,8 @@ def _correctness(cases: list[CheckResult], failed: list[CheckResult]) -> Dimensi
 def _measures(challenge: Challenge) -> list[str]:
     """The measured dimensions that this challenge has hooks for."""
     hooks = challenge.module("cases")
+    if challenge.track == "gpu":
+        return [name for name in ("precision", "gpu") if hasattr(hooks, _GPU_HOOKS[name])]
     names = [name for name in ("precision", "memory", "speed") if hasattr(hooks, name)]
     if challenge.profile is not None:
         names = [name for name in names if name in challenge.plan.weights]
@@ -233,6 +265,9 @@ def _measure(
 ) -> None:
     for name in _measures(challenge):
         on_step(name)
+        if name == "gpu":
+            _measure_gpu(challenge, submission, verdict)
+            continue
         if name == "speed" and verdict.state != "pass":
             reason = "the contract does not hold, so its time means nothing"
             verdict.dimensions[name] = Dimension(score=0.0, reason=reason)
@@ -248,6 +283,28 @@ def _measure(
             verdict.dimensions[name] = Dimension(score=0.0, reason=f"could not be measured: {why}")
         finally:
             submission.settle()
+
+
+def _measure_gpu(challenge: Challenge, submission: Submission, verdict: Verdict) -> None:
+    """Time and memory on the timed shapes."""
+    assert isinstance(submission, GpuSubmission)
+    measured = ("speed", "memory")
+    if submission.rig.device == "cpu":
+        reason = "not measured: host memory stands in for a GPU"
+        verdict.dimensions |= {name: Dimension(score=None, reason=reason) for name in measured}
+        return
+    if verdict.state != "pass":
+        reason = "the contract does not hold, so its time means nothing"
+        verdict.dimensions |= {name: Dimension(score=0.0, reason=reason) for name in measured}
+        return
+    try:
+        found, verdict.raw["gpu"] = Measurer(challenge, submission).measure()
+    except Violation as violation:
+        reason = f"could not be measured: {violation}"
+        found = {name: Dimension(score=0.0, reason=reason) for name in measured}
+    finally:
+        submission.settle()
+    verdict.dimensions |= found
 
 
 def _precision(
@@ -279,6 +336,8 @@ def _speed(
     return dimension
 
 
+#: What a GPU challenge's module `cases` offers → the step that measures it.
+_GPU_HOOKS = {"precision": "precision", "gpu": "timed"}
 _MEASURES = {"precision": _precision, "memory": _memory, "speed": _speed}
 
 
@@ -330,7 +389,8 @@ def _bundle(
         challenge_digest=challenge.digest,
         seed=request.seed,
         full=request.full,
-        versions=versions(),
+        versions=versions() | (machine_facts() if challenge.track == "gpu" else {}),
+        track=challenge.track,
         started=started,
         seconds=round(seconds, 2),
     )

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from trapline.arena.judge.intake import Intake, take_in
 from trapline.arena.profile import ADAPTER
-from trapline.arena.record import CellKey, Level, Origin
+from trapline.arena.record import CellKey, Level, Origin, Track
 
 
 @dataclass(frozen=True)
@@ -28,16 +28,23 @@ class GradeRequest:
     level: Level = "process"
     seed: int = 0
     full: bool = False
+    track: Track = "cpu"
     #: The submission's bytes; read from `folder` when None.
     intake: Intake | None = None
 
     @property
     def key(self) -> CellKey:
         """Identifies the cell in a run."""
-        return CellKey(self.entrant, self.challenge, "cpu", self.attempt)
+        return CellKey(self.entrant, self.challenge, self.track, self.attempt)
 
     def read(self) -> Intake:
         if self.intake is not None:
             return self.intake
-        entries = (ADAPTER, "solution.py") if self.profile else ("solution.py",)
-        return take_in(self.folder, entries)
+        return take_in(self.folder, entry_files(self.profile, self.track))
+
+
+def entry_files(profile: str, track: Track) -> tuple[str, ...]:
+    """The files one of which an answer must have."""
+    if track == "gpu":
+        return "solution.py", "solution.cu"
+    return (ADAPTER, "solution.py") if profile else ("solution.py",)

@@ -21,6 +21,8 @@ HANDSHAKE_SECONDS = 60.0
 IMPORT_SECONDS = 60.0
 #: A check keeps what it is called back with, so that must not grow for ever.
 MAX_CALLED_BACK = 256 << 20
+#: Compilers of GPU code keep their results there.
+_GPU_SCRATCH_MB = 1024
 Header = dict[str, Any]
 Callback = Callable[[Header, np.ndarray], tuple[Header, list[Any]]]
 
@@ -37,6 +39,8 @@ class SandboxConfig:
     entry: str = "solution"
     #: What the submission was asked for.
     scope: Scope = WHOLE
+    #: The device of the GPU track: `cuda`, or `cpu` for its stand-in; empty on the CPU track.
+    device: str = ""
 
 
 class ForgeryError(SubmissionDied):
@@ -48,7 +52,7 @@ class Session:
 
     def __init__(self, folder: Path, config: SandboxConfig, program: str = "worker") -> None:
         self.config = config
-        self.running, self._channel = _connect(program, folder, config)
+        self.running, self._channel, self._descriptors = _connect(program, folder, config)
         self.closed = False
         try:
             self._expect_ready()
@@ -73,6 +77,14 @@ class Session:
         if not isinstance(missing, list):
             return list(entries)
         return [printable(str(name)) for name in missing]
+
+    def hand_over(self, descriptor: int) -> None:
+        """Sends a descriptor of ours; the program takes it when it is told to."""
+        assert self._descriptors is not None
+        try:
+            socket.send_fds(self._descriptors, [b"!"], [descriptor])
+        except OSError as error:
+            raise SubmissionDied(self._why(str(error))) from None
 
     def ask(
         self,
@@ -161,6 +173,8 @@ class Session:
         self.closed = True
         self.running.kill()
         self._channel.sock.close()
+        if self._descriptors is not None:
+            self._descriptors.close()
         for lent in (self._channel.give, self._channel.take):
             if lent is not None:
                 lent.close()
@@ -168,18 +182,29 @@ class Session:
 
 def _connect(
     program: str, folder: Path, config: SandboxConfig
-) -> tuple[RunningSandbox, wire.Channel]:
-    """Starts the program; a worker, which moves large arrays, is lent memory for them."""
+) -> tuple[RunningSandbox, wire.Channel, socket.socket | None]:
+    """Starts the program; a worker, which moves large arrays, is lent memory for them, and a
+    runner of the GPU track gets a second line over which descriptors of buffers come."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    scratch = _GPU_SCRATCH_MB if config.device else Launch.scratch_mb
     with theirs:
         running = launch(
-            Launch(config.level, program, folder, theirs, config.limits, config.packages)
+            Launch(
+                *(config.level, program, folder, theirs, config.limits, config.packages),
+                scratch_mb=scratch,
+                gpu=config.device == "cuda",
+            )
         )
-    if program != "worker":
-        return running, wire.Channel(ours)
-    give, take = wire.Lender(), wire.Lender()
-    socket.send_fds(ours, [b"!"], [give.fd, take.fd])
-    return running, wire.Channel(ours, give, take)
+    if program == "worker":
+        give, take = wire.Lender(), wire.Lender()
+        socket.send_fds(ours, [b"!"], [give.fd, take.fd])
+        return running, wire.Channel(ours, give, take), None
+    if program == "gpu_runner":
+        line, far_end = socket.socketpair()
+        with far_end:
+            socket.send_fds(ours, [b"!"], [far_end.fileno()])
+        return running, wire.Channel(ours), line
+    return running, wire.Channel(ours), None
 
 
 def printable(text: str) -> str:

@@ -69,7 +69,7 @@ class Worker:
                 self.objects.pop(header["object"], None)
                 self.send({"op": "dropped"})
         except BaseException as error:  # the submission may raise anything, SystemExit too
-            self.send(_describe(error, self.folder))
+            self.send(describe(error, self.folder))
 
     def load(self, name: str) -> None:
         sys.path.insert(0, self.folder)
@@ -90,7 +90,7 @@ class Worker:
             value = function(*args, **kwargs)
             reply = {"op": "result", "value": encoder.encode(value)}
         except BaseException as error:  # the submission may raise anything, SystemExit too
-            reply = _describe(error, self.folder)
+            reply = describe(error, self.folder)
         if header.get("observe"):
             reply["args"] = encoder.encode(args)
             if reply["op"] == "result":
@@ -132,7 +132,7 @@ class Worker:
         self.channel.send({**header, "nonce": self.nonce}, buffers)
 
 
-def _describe(error: BaseException, folder: str) -> dict[str, Any]:
+def describe(error: BaseException, folder: str) -> dict[str, Any]:
     bases = [kind.__name__ for kind in type(error).__mro__]
     try:
         message = str(error)[:2000]

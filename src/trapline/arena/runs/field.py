@@ -17,9 +17,8 @@ import trapline
 from trapline.arena.challenge import load, load_all
 from trapline.arena.errors import UsageError
 from trapline.arena.judge.intake import ATTEMPT, SESSION
-from trapline.arena.judge.request import GradeRequest
-from trapline.arena.profile import ADAPTER
-from trapline.arena.record import Origin, Record
+from trapline.arena.judge.request import GradeRequest, entry_files
+from trapline.arena.record import Origin, Record, Track
 from trapline.arena.runs.sessions import read_session
 
 #: Written beside an answer by the harness that produced it: harness, model, status.
@@ -46,7 +45,11 @@ class FieldSettings(Record):
 
 
 def find_entries(
-    field: Path, challenges: list[str], gold: bool | None = None, profile: str | None = None
+    field: Path,
+    challenges: list[str],
+    gold: bool | None = None,
+    profile: str | None = None,
+    track: Track = "cpu",
 ) -> list[GradeRequest]:
     """Every answer in the field, for these challenges or for all.
 
@@ -65,35 +68,35 @@ def find_entries(
     settings = _settings(field)
     if profile is not None:
         settings = FieldSettings(gold=settings.gold, profile=profile)
-    for solution in sorted(field.glob("[!.]*/[!.]*/solution.py")):
+    for solution in sorted(field.glob("[!.]*/[!.]*/solution.*")):
         folder = solution.parent
-        if folder.name not in load_all():
-            known = ", ".join(load_all())
+        if folder.name not in load_all(track):
+            known = ", ".join(load_all(track))
             shown = printable_name(str(folder))
             raise UsageError(f"{shown} does not name a challenge; the challenges are: {known}")
-    wanted = [load(name).id for name in challenges] or list(load_all())
+    wanted = [load(name, track).id for name in challenges] or list(load_all(track))
     entries = [
         entry
         for entrant in sorted(path for path in field.iterdir() if path.is_dir())
         if not entrant.name.startswith(".")
         for challenge in wanted
-        for entry in _entries_of(entrant, challenge, settings.of(entrant.name))
+        for entry in _entries_of(entrant, challenge, settings.of(entrant.name), track)
     ]
     if not entries:
         raise UsageError(f"{field} holds no <entrant>/<challenge>/ folder of a challenge to grade")
     with_gold = settings.gold if gold is None else gold
     if with_gold and not (field / GOLD).is_dir():
-        entries += _gold_entries(entries, settings.profile)
+        entries += _gold_entries(entries, settings.profile, track)
         entries.sort(key=lambda entry: entry.entrant)
     return entries
 
 
-def _gold_entries(entries: list[GradeRequest], profile: str) -> list[GradeRequest]:
+def _gold_entries(entries: list[GradeRequest], profile: str, track: Track) -> list[GradeRequest]:
     """The gold solutions, or a profile's faultless controls, of every challenge answered."""
     answered = list(dict.fromkeys(entry.challenge for entry in entries))
-    judges = [load(name, profile=profile) for name in answered if not _no_profile(name, profile)]
+    judges = [load(name, track, profile) for name in answered if not _no_profile(name, profile)]
     return [
-        GradeRequest(GOLD, judge.id, 1, judge.control, profile=profile)
+        GradeRequest(GOLD, judge.id, 1, judge.control, profile=profile, track=track)
         for judge in judges
         if not judge.not_run
     ]
@@ -123,12 +126,11 @@ def _no_profile(challenge: str, profile: str) -> str:
     return ""
 
 
-def _entries_of(entrant: Path, challenge: str, profile: str) -> list[GradeRequest]:
+def _entries_of(entrant: Path, challenge: str, profile: str, track: Track) -> list[GradeRequest]:
     folder = entrant / challenge
     if not folder.is_dir():
         return []
-    entry_files = (ADAPTER, "solution.py") if profile else ("solution.py",)
-    first = any((folder / name).is_file() for name in entry_files)
+    first = any((folder / name).is_file() for name in entry_files(profile, track))
     attempts = {
         int(match.group(1)): path
         for path in folder.iterdir()
@@ -140,7 +142,7 @@ def _entries_of(entrant: Path, challenge: str, profile: str) -> list[GradeReques
         attempts[1] = folder
     name = printable_name(entrant.name)
     entries = [
-        GradeRequest(name, challenge, number, path, **_made_by(path), profile=profile)
+        GradeRequest(name, challenge, number, path, **_made_by(path), profile=profile, track=track)
         for number, path in sorted(attempts.items())
     ]
     if reason := _no_profile(challenge, profile):

@@ -20,7 +20,7 @@ class Replay(Record):
 
 def replay(bundle: Bundle, level: Level) -> Replay:
     before = bundle.cell
-    challenge = load(before.challenge, profile=before.profile)
+    challenge = load(before.challenge, before.track, before.profile)
     if challenge.digest != before.challenge_digest:
         raise UsageError(f"{before.challenge} has changed since this bundle was made")
     request = GradeRequest(

@@ -14,6 +14,7 @@ from trapline.arena.certify import controls
 from trapline.arena.certify.certify import Certifier, Subject
 from trapline.arena.challenge import Challenge, load
 from trapline.arena.errors import ArenaError, InterruptedRunError
+from trapline.arena.gpu.opening import why_not_gradable
 from trapline.arena.judge.request import GradeRequest
 from trapline.arena.record import Cell, Level
 from trapline.arena.runs.executor import Executor, LocalExecutor, choose_level, run_all
@@ -53,23 +54,29 @@ def grade_field(
     with store.grading(), closing(executor or LocalExecutor(options.workers)) as place:
         if place.is_local:
             # Checks this machine once for each challenge, and notes it in the store.
-            name = f"machine {this_machine()}"
-            judges = {(entry.challenge, entry.profile) for entry in outdated}
-            for challenge in (load(name, profile=profile) for name, profile in sorted(judges)):
-                if challenge.not_run:
-                    continue
-                checked: dict[str, str] = store.meta().get(name, {})
-                fact = f"{challenge.digest} {options.level}"
-                if checked.get(challenge.full_id) != fact:
-                    check_machine(challenge, options.level)
-                    store.set_meta(**{name: {**checked, challenge.full_id: fact}})
+            judges = {(entry.challenge, entry.track, entry.profile) for entry in outdated}
+            for key in sorted(judges):
+                _check_once(load(*key), options.level, store)
         # The longest first, so that the run does not end with one of them.
         jobs = sorted(outdated, key=_call_seconds, reverse=True)
         yield from _grade_rounds(jobs, _Grader(store, options, seed, on_step, place))
 
 
+def _check_once(challenge: Challenge, level: Level, store: Store) -> None:
+    """Notes in the store that this machine can grade the challenge."""
+    if challenge.not_run or (challenge.track == "gpu" and why_not_gradable()):
+        return
+    machine = f"machine {this_machine()}"
+    checked: dict[str, str] = store.meta().get(machine, {})
+    name = challenge.full_id if challenge.track == "cpu" else f"{challenge.full_id} gpu"
+    fact = f"{challenge.digest} {level}"
+    if checked.get(name) != fact:
+        check_machine(challenge, level)
+        store.set_meta(**{machine: {**checked, name: fact}})
+
+
 def _call_seconds(entry: GradeRequest) -> float:
-    return load(entry.challenge, profile=entry.profile).plan.limits.call_seconds
+    return load(entry.challenge, entry.track, entry.profile).plan.limits.call_seconds
 
 
 def _grade_rounds(jobs: list[GradeRequest], work: "_Grader") -> Iterator[Cell]:
@@ -99,7 +106,7 @@ class _Grader:
         self.on_step, self.executor = on_step, executor
 
     def __call__(self, entry: GradeRequest) -> Cell | None:
-        challenge = load(entry.challenge, profile=entry.profile)
+        challenge = load(entry.challenge, entry.track, entry.profile)
         with self.executor.slot(alone=challenge.measures_time) as slot:
             if not self._claim(entry):
                 return None
@@ -131,7 +138,7 @@ def _is_done(entry: GradeRequest, cell: Cell | None, store: Store, options: Opti
         and cell.profile == entry.profile
         and cell.full == options.full
         and (cell.isolation == options.level or not options.only_this_level)
-        and cell.challenge_digest == load(entry.challenge, profile=entry.profile).digest
+        and cell.challenge_digest == load(entry.challenge, entry.track, entry.profile).digest
         and cell.submission_digest == entry.read().digest
         and cell.origin == entry.origin
         and store.has_bundle(cell.bundle)

@@ -57,7 +57,7 @@ def _command(
     os.lseek(described, 0, os.SEEK_SET)
     return Command(
         [_executable(), "--args", str(described), "--", *started],
-        environment(_SCRATCH),
+        environment(_SCRATCH, launch.gpu),
         (described,),
     )
 
@@ -66,9 +66,11 @@ def _files(launch: Launch, stage: SandboxStage) -> list[str]:
     lines = [*_writable(launch), "--proc", "/proc"]
     for device in _DEVICES:
         lines += ["--dev-bind", device, device]
+    for device in interpreter.gpu_devices() if launch.gpu else ():
+        lines += ["--dev-bind", device, device]
     if "files" in launch.without:
         lines += _shown({str(_ARENA): _ARENA})
-    for path in interpreter.needed_files():
+    for path in (*interpreter.needed_files(), *(_gpu_files() if launch.gpu else ())):
         lines += _shown({str(path): path})
     for path in interpreter.installed_packages():
         lines += ["--perms", "0755", "--tmpfs", str(path), "--remount-ro", str(path)]
@@ -76,6 +78,11 @@ def _files(launch: Launch, stage: SandboxStage) -> list[str]:
     lines += _shown({f"{_SITE}/{name}": real for name, real in entries.items()})
     lines += _shown({_PROGRAM: stage.program.parent, _SUBMISSION: stage.submission})
     return [*lines, "--remount-ro", "/dev", "--remount-ro", "/"]
+
+
+def _gpu_files() -> list[Path]:
+    """What bubblewrap does not show anyway: /proc is a new one there."""
+    return [path for path in interpreter.gpu_files() if path.parts[1] != "proc"]
 
 
 def _writable(launch: Launch) -> list[str]:

@@ -25,6 +25,7 @@ PR_SET_NO_NEW_PRIVS = 38
 SECCOMP_MODE_FILTER = 2
 CAPABILITY_VERSION_3 = 0x20080522
 CLONE_NEWUSER = 0x10000000
+CLONE_NEWPID = 0x20000000
 #: Mounts, cgroup, host name, System V IPC, processes, network.
 CLONE_EVERYTHING_ELSE = 0x00020000 | 0x02000000 | 0x04000000 | 0x08000000 | 0x20000000 | 0x40000000
 MS_NOSUID, MS_NODEV, MS_REC, MS_PRIVATE = 0x2, 0x4, 0x4000, 0x40000
@@ -100,7 +101,8 @@ def supervise(channel: int) -> None:
 def enter_namespaces(channel: int, plan: dict[str, Any]) -> None:
     """A user, network, process tree … of its own; a full scratch folder fills no disk."""
     try:
-        new_user_namespace(NOBODY, CLONE_EVERYTHING_ELSE)
+        kept = 0 if plan["own_numbers"] else CLONE_NEWPID
+        new_user_namespace(NOBODY, CLONE_EVERYTHING_ELSE & ~kept)
     except OSError:
         # Landlock itself keeps signals in from version 6 on; before, this level needs namespaces.
         if landlock_version() < VERSION_WITH_SCOPES:
@@ -176,7 +178,7 @@ def landlock_version() -> int:
 
 
 def restrict_files(
-    read: list[str], listed: list[str], write: list[str], devices: list[str]
+    read: list[str], listed: list[str], write: list[str], devices: list[str], driven: list[str]
 ) -> None:
     """Landlock: nothing but these paths, no TCP, no signal and no abstract socket to outside."""
     version = landlock_version()
@@ -195,6 +197,8 @@ def restrict_files(
         _allow(rules, path, rights & ~MAKE_DEVICES & ~IOCTL_DEVICE)
     for path in devices:
         _allow(rules, path, rights & (READ_FILE | 1 << 1))
+    for path in driven:  # a GPU's devices, and where its driver names its threads
+        _allow(rules, path, rights & (READ_DIR | FILE_RIGHTS & ~EXECUTE))
     check(_libc.syscall(LANDLOCK_RESTRICT_SELF, rules, 0), "landlock")
     os.close(rules)
 

@@ -54,3 +54,39 @@ def installed_packages() -> list[Path]:
     places |= set(Path("/usr/local/lib").glob("python3*"))
     found = {(place / name).resolve() for place in places for name in _INSTALLED}
     return sorted(path for path in found if path.is_dir())
+
+
+#: What a GPU's program needs beside an interpreter: the driver's files, headers and compilers.
+_GPU_FILES = (
+    *(
+        "/usr/bin",
+        "/usr/include",
+        "/usr/libexec",
+        "/usr/share",
+        "/usr/local/cuda",
+        "/usr/local/nvidia",
+        "/usr/sbin",
+        "/sbin",
+        "/bin",
+        "/etc/alternatives",
+    ),
+    *("/proc/driver", "/proc/devices", "/proc/self", "/proc/cpuinfo", "/proc/meminfo"),
+    *("/proc/modules", "/proc/sys", "/proc/stat", "/proc/filesystems", "/sys"),
+)
+_GPU_DEVICES = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset", "nvidia-caps")
+
+
+def gpu_files() -> list[Path]:
+    """As `needed_files`, for a program that compiles for a GPU and runs on it."""
+    cuda = sorted(Path("/usr/local").glob("cuda*"))
+    named = os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)
+    libraries = [Path(name) for name in named if name.startswith("/")]
+    headers = [*libraries, Path(sysconfig.get_path("include")), Path(sys.base_prefix) / "include"]
+    found = [path for path in (*map(Path, _GPU_FILES), *cuda, *headers) if path.exists()]
+    return [path for path in found if not set(path.parents) & set(found)]
+
+
+def gpu_devices() -> list[str]:
+    devices = Path("/dev")
+    numbered = sorted(str(path) for path in devices.glob("nvidia[0-9]*"))
+    return [*numbered, *(str(devices / name) for name in _GPU_DEVICES if (devices / name).exists())]

@@ -19,13 +19,14 @@ def command(launch: Launch, stage: SandboxStage) -> Command:
         site=str(site),
         supervise=True,
         namespaces="namespaces" not in launch.without,
+        own_numbers=not launch.gpu,
         scratch=str(stage.scratch),
         scratch_mb=launch.scratch_mb,
         landlock=None if "landlock" in launch.without else _rules(launch, stage, site),
         **common(launch),
     )
     arguments = start_inside(plan, str(stage.inside), launch, str(stage.submission))
-    return Command(arguments, environment(str(stage.scratch)))
+    return Command(arguments, environment(str(stage.scratch), launch.gpu))
 
 
 def _rules(launch: Launch, stage: SandboxStage, site: Path) -> dict[str, list[str]]:
@@ -33,11 +34,13 @@ def _rules(launch: Launch, stage: SandboxStage, site: Path) -> dict[str, list[st
     read = [stage.program.parent, stage.submission, site]
     read += packages.entries(("numpy", *launch.packages)).values()
     shown, listed = _interpreter()
+    gpu = interpreter.gpu_files() if launch.gpu else []
     return {
-        "read": [str(path) for path in (*read, *shown)],
+        "read": [str(path) for path in (*read, *shown, *gpu)],
         "listed": [str(path) for path in listed],
         "write": [str(stage.scratch)],
         "devices": list(_DEVICES),
+        "driven": [*interpreter.gpu_devices(), "/proc/self/task"] if launch.gpu else [],
     }
 
 

@@ -22,6 +22,8 @@ class SandboxPlan:
     supervise: bool = False
     #: Unshare everything first; not where bubblewrap has done it.
     namespaces: bool = False
+    #: Keep the numbers of processes: the CUDA driver looks itself up in /proc.
+    own_numbers: bool = True
     scratch: str = ""
     scratch_mb: int = 0
     #: Real user to become; None to keep the present one.
@@ -52,8 +54,10 @@ def _rest(launch: Launch, submission: str) -> list[str]:
 
 def common(launch: Launch) -> dict[str, Any]:
     """The defences that every level above `process` has."""
-    filtered = "" if "seccomp" in launch.without else seccomp.program(platform.machine()).hex()
-    limited = {} if "rlimits" in launch.without else rlimits(launch.limits)
+    filtered = (
+        "" if "seccomp" in launch.without else seccomp.program(platform.machine(), launch.gpu).hex()
+    )
+    limited = {} if "rlimits" in launch.without else rlimits(launch.limits, launch.gpu)
     if limited:
         limited["RLIMIT_NPROC"] = launch.limits.processes
     return {"rlimits": limited, "seccomp": filtered, "drop_capabilities": True}

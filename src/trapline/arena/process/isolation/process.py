@@ -10,8 +10,8 @@ def command(launch: Launch, stage: SandboxStage) -> Command:
     plan = SandboxPlan(
         program=str(stage.program),
         site=str(stage.site(launch.packages)),
-        rlimits={} if "rlimits" in launch.without else rlimits(launch.limits),
+        rlimits={} if "rlimits" in launch.without else rlimits(launch.limits, launch.gpu),
         supervise=True,
     )
     arguments = start_inside(plan, str(stage.inside), launch, str(stage.submission))
-    return Command(arguments, environment(str(stage.scratch)))
+    return Command(arguments, environment(str(stage.scratch), launch.gpu))

@@ -55,6 +55,8 @@ _CLONE = (56, 220)
 _CLONE3 = (435, 435)
 _IOCTL = (16, 29)
 _SOCKETPAIR = (53, 199)
+_SOCKET, _CONNECT, _BIND, _LISTEN, _ACCEPT4 = (41, 198), (42, 203), (49, 200), (50, 201), (288, 242)
+_SEQPACKET_CLOEXEC = 0x80005
 
 #: Machine → (column of the tables, AUDIT_ARCH of <linux/audit.h>).
 _MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
@@ -69,7 +71,7 @@ _AF_UNIX = 1
 _TERMINAL_INPUT = (0x5412, 0x541C)
 
 
-def program(machine: str) -> bytes:
+def program(machine: str, gpu: bool = False) -> bytes:
     if machine not in _MACHINES:
         raise MissingError(f"no seccomp filter has been written for {machine!r}")
     column, architecture = _MACHINES[machine]
@@ -86,8 +88,26 @@ def program(machine: str) -> bytes:
     code += _when(_IOCTL[column], _refuse_if_equal(1, _TERMINAL_INPUT))
     # clone3 hides its flags behind a pointer; the C library falls back to clone when told so.
     code += _when(_CLONE3[column], [_op(_RETURN, _ERRNO | errno.ENOSYS)])
+    code += _gpu_calls(column) if gpu else []
     code.append(_op(_RETURN, _ERRNO | errno.EPERM))
     return b"".join(code)
+
+
+def _gpu_calls(column: int) -> list[bytes]:
+    """The CUDA driver makes a local socket over which its own children could get descriptors.
+
+    Of that kind only, which sends nothing without a connection; and connecting finds nobody.
+    """
+    code = _when(_SOCKET[column], _allow_if_both(0, _AF_UNIX, 1, _SEQPACKET_CLOEXEC))
+    for number in (_BIND, _LISTEN, _ACCEPT4):
+        code += [_op(_EQUAL, number[column], 0, 1), _op(_RETURN, _ALLOW)]
+    return code + _when(_CONNECT[column], [_op(_RETURN, _ERRNO | errno.ENOENT)])
+
+
+def _allow_if_both(first: int, value: int, second: int, other: int) -> list[bytes]:
+    refused = _op(_RETURN, _ERRNO | errno.EPERM)
+    checks = [_argument(first), _op(_EQUAL, value, 1, 0), refused]
+    return [*checks, _argument(second), _op(_EQUAL, other, 1, 0), refused, _op(_RETURN, _ALLOW)]
 
 
 def _numbers(column: int) -> list[int]:

@@ -41,5 +41,7 @@ class Launch:
     limits: SandboxLimits = SandboxLimits()
     packages: tuple[str, ...] = ()
     scratch_mb: int = 64
+    #: The program uses the GPU: its devices, its driver's files and compilers are shown.
+    gpu: bool = False
     #: Defences left out, by name: only a test that proves a defence does that.
     without: frozenset[str] = frozenset()

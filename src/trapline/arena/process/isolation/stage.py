@@ -14,6 +14,10 @@ _ARENA = Path(__file__).resolve().parents[2]
 #: The files of each program, the program itself first.
 _PROGRAMS = {
     "worker": ("process/worker", "process/wire"),
+    "gpu_runner": (
+        *("gpu/runner", "process/wire", "process/worker"),
+        *("gpu/memory", "gpu/tensors", "gpu/burst", "gpu/trapline.h"),
+    ),
     "tester": ("judge/tester", "process/wire"),
     "inspector": (
         *("judge/inspector", "process/wire"),
@@ -43,7 +47,8 @@ class SandboxStage:
     def _add_program(self, program: str | Path) -> Path:
         if isinstance(program, Path):
             return self._add(program)
-        added = [self._add(_ARENA / f"{name}.py") for name in _PROGRAMS[program]]
+        names = [name if "." in name else f"{name}.py" for name in _PROGRAMS[program]]
+        added = [self._add(_ARENA / name) for name in names]
         return added[0]
 
     def _add(self, source: Path) -> Path:

@@ -1,0 +1,215 @@
+"""Speed and memory of GPU answers: against what the chip can do, and against torch."""
+
+import math
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trapline.arena.challenge import Challenge
+from trapline.arena.errors import Violation
+from trapline.arena.gpu.contract import Entry, Output, Timed, bfloat16, entries
+from trapline.arena.gpu.opening import shared_rig
+from trapline.arena.gpu.rig import GpuSubmission
+from trapline.arena.gpu.timing import Clock, Times, learn, make_ring, rates
+from trapline.arena.process.session import SandboxConfig
+from trapline.arena.record import Dimension
+
+#: A time this far below the speed of light is a mistake or a cheat, not a time.
+IMPOSSIBLE = 0.9
+#: Memory this many times as large as what is free of charge is worth nothing.
+USELESS_MEMORY = 32.0
+SAMPLE_SECONDS = 0.0005
+LIGHTS = Path(__file__).with_name("lights")
+_ELEMENTS, _SIDE = 1 << 28, 8192
+
+
+_LIGHT_ENTRIES = {
+    "copy": Entry(lambda source: (Output(source.shape, "float32"),)),
+    "read": Entry(lambda source: (Output((-(-source.size // (4096 * 8)),), "float32"),)),
+    "matmul": Entry(lambda a, b: (Output((a.shape[0], b.shape[1]), _kind(a)),)),
+}
+
+
+def _kind(array: np.ndarray) -> str:
+    return "bfloat16" if type(array).__name__ == "BFloat16" else "float32"
+
+
+def _noise(rng: np.random.Generator, *shape: int) -> np.ndarray:
+    return rng.standard_normal(shape, dtype=np.float32)
+
+
+def _light_shapes(size: int, side: int) -> list[tuple[Timed, float]]:
+    """What is timed, and the work of one call: bytes or operations."""
+    flops = 2.0 * side**3
+    return [
+        (Timed("copy", "copy", lambda rng: (_noise(rng, size),), {}), 8.0 * size),
+        (Timed("read", "read", lambda rng: (_noise(rng, size),), {}), 4.0 * size),
+        (
+            Timed(
+                "bfloat16",
+                "matmul",
+                lambda rng: (bfloat16(_noise(rng, side, side)), bfloat16(_noise(rng, side, side))),
+                {},
+            ),
+            flops,
+        ),
+        (
+            Timed(
+                "float32",
+                "matmul",
+                lambda rng: (_noise(rng, side, side), _noise(rng, side, side)),
+                {},
+            ),
+            flops,
+        ),
+    ]
+
+
+class Lights:
+    """What this GPU reaches today; measured once by each grading process."""
+
+    def __init__(self, found: dict[str, float]) -> None:
+        self.rates = found
+
+    def seconds(self, light: Any) -> float:
+        """The least time that this work takes."""
+        moved = light.get("read", 0.0) + light.get("write", 0.0)
+        rate = self.rates["copy"] if light.get("write", 0.0) else self.rates["read"]
+        times = [moved / rate]
+        times += [
+            light[kind] / self.rates[kind] for kind in ("bfloat16", "float32") if kind in light
+        ]
+        return max(times)
+
+
+@cache
+def lights(config: SandboxConfig) -> Lights:
+    rig, small = shared_rig(config.device), config.device == "cpu"
+    specs = _light_shapes(1 << 18 if small else _ELEMENTS, 128 if small else _SIDE)
+    with GpuSubmission(LIGHTS, config, _LIGHT_ENTRIES, rig) as answer:
+        return Lights(rates(rig, answer, specs))
+
+
+def score(seconds: float, light: float, baseline: float) -> float:
+    """1 at the speed of light, 0.5 at torch's best, falling with the time beyond it."""
+    if baseline <= light:
+        return min(1.0, light / seconds)
+    if seconds >= baseline:
+        return 0.5 * baseline / seconds
+    return min(1.0, 0.5 + 0.5 * (baseline - seconds) / (baseline - light))
+
+
+class Measurer:
+    """Measures one answer on the timed shapes of its challenge."""
+
+    def __init__(self, challenge: Challenge, answer: GpuSubmission) -> None:
+        self.challenge, self.answer, self.rig = challenge, answer, answer.rig
+        self.entries = entries(challenge.module("cases"))
+        self.shapes: list[Timed] = challenge.module("cases").timed()
+
+    def _of(self, folder: Path) -> GpuSubmission:
+        return GpuSubmission(folder, self.answer.config, self.entries, self.rig)
+
+    def measure(self) -> tuple[dict[str, Dimension], dict[str, Any]]:
+        rows, memory = [], []
+        found = lights(self.answer.config)
+        for timed in self.shapes:
+            row, used = self._shape(timed, found)
+            rows.append(row)
+            memory.append((timed, used))
+        total = 100.0 * sum(row["score"] for row in rows) / len(rows)
+        ratio = math.prod(row["baseline"] / row["seconds"] for row in rows) ** (1 / len(rows))
+        reason = f"{ratio:.2f} times as fast as torch's best, over {len(rows)} shapes"
+        raw = {"shapes": rows, "lights": found.rates}
+        return {
+            "speed": Dimension(score=round(total, 1), reason=reason, evidence=raw),
+            "memory": _memory(memory),
+        }, raw
+
+    def _shape(self, timed: Timed, found: Lights) -> tuple[dict[str, Any], int]:
+        ring = make_ring(self.rig, self.entries, timed, np.random.default_rng())
+        try:
+            with self._of(self.challenge.solution) as gold:
+                learn(ring, gold)
+                right = Clock(ring, gold).times()
+            baseline, name = self._baseline(ring)
+            with self.answer.fresh() as answer:
+                with self._watched(answer) as peak:
+                    order = {"op": "call", "entry": timed.entry, "values": ring.slots[0].nodes}
+                    answer.tell(order, ring.slots[0].placed)
+                mine = Clock(ring, answer).times()
+        finally:
+            ring.release()
+        light = found.seconds(timed.light)
+        if mine.best < IMPOSSIBLE * light:
+            raise Violation(
+                f"{timed.name} took {mine.best * 1e6:.1f} µs, where {light * 1e6:.1f} µs is the "
+                "least that this GPU needs for the bytes and operations"
+            )
+        return {
+            **_row(timed, mine),
+            "light": light,
+            "baseline": baseline.best,
+            "baseline name": name,
+            "gold": right.best,
+            "score": score(mine.best, light, baseline.best),
+        }, peak[0]
+
+    def _baseline(self, ring: Any) -> tuple[Times, str]:
+        """Torch's best on this ring."""
+        found = []
+        for folder in sorted((self.challenge.folder / "baselines").iterdir()):
+            if folder.is_dir() and not folder.name.startswith("_"):
+                with self._of(folder) as baseline:
+                    found.append((Clock(ring, baseline).times(3), folder.name))
+        return min(found, key=lambda one: one[0].best)
+
+    @contextmanager
+    def _watched(self, answer: GpuSubmission) -> Iterator[list[int]]:
+        """The most GPU memory that was taken beyond what was in use before."""
+        answer.start(())
+        peak, stop = [0], threading.Event()
+        before = self.rig.judge.ask("free_bytes")
+
+        def look() -> None:
+            while not stop.is_set():
+                peak[0] = max(peak[0], before - self.rig.judge.ask("free_bytes"))
+                time.sleep(SAMPLE_SECONDS)
+
+        watcher = threading.Thread(target=look, daemon=True)
+        watcher.start()
+        try:
+            yield peak
+        finally:
+            stop.set()
+            watcher.join()
+            peak[0] = max(peak[0], before - self.rig.judge.ask("free_bytes"))
+
+
+def _row(timed: Timed, mine: Times) -> dict[str, Any]:
+    spread = (max(mine.seconds) - min(mine.seconds)) / mine.best if mine.best else 0.0
+    return {
+        "shape": timed.name,
+        "seconds": mine.best,
+        "rounds": mine.seconds,
+        "spread": spread,
+        "latency": mine.latency,
+        "mode": mine.mode,
+    }
+
+
+def _memory(used: list[tuple[Timed, int]]) -> Dimension:
+    points, words = [], []
+    for timed, peak in used:
+        excess = max(1.0, peak / max(1, timed.workspace))
+        points.append(max(0.0, 1.0 - math.log(excess) / math.log(USELESS_MEMORY)))
+        words.append(f"{peak / 2**20:.0f} MiB for {timed.name}")
+    evidence = {timed.name: peak for timed, peak in used}
+    reason = "beyond inputs and outputs: " + ", ".join(words)
+    return Dimension(score=round(100 * min(points), 1), reason=reason, evidence=evidence)

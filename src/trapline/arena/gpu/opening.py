@@ -1,0 +1,54 @@
+"""Opens submissions of either track: a worker for NumPy answers, a rig for GPU answers."""
+
+import contextlib
+import os
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from trapline.arena.challenge import Challenge
+from trapline.arena.gpu.contract import entries
+from trapline.arena.gpu.memory import device_here, why_no_gpu
+from trapline.arena.gpu.rig import GpuSubmission, Rig
+from trapline.arena.process.proxy import Submission
+from trapline.arena.record import Level
+
+#: With this variable, host memory and Triton's interpreter stand in for a GPU. For tests.
+STAND_IN = "TRAPLINE_GPU_STAND_IN"
+
+
+@cache
+def shared_rig(device: str) -> Rig:
+    """One judge for all answers that this process grades."""
+    return Rig(device)
+
+
+def why_not_gradable() -> str:
+    """Why GPU answers cannot be graded here; empty where they can."""
+    reason = why_no_gpu()
+    return "" if not reason or os.environ.get(STAND_IN) else f"there is no GPU here: {reason}"
+
+
+def machine_facts() -> dict[str, str]:
+    """What a GPU's times depend on; cells of different facts are never ranked together."""
+    facts = shared_rig(device_here()).judge.facts if not why_not_gradable() else {}
+    known = {name: str(facts[name]) for name in ("gpu", "cuda driver") if name in facts}
+    for package in ("torch", "triton"):
+        with contextlib.suppress(PackageNotFoundError):
+            known[package] = version(package)
+    return known
+
+
+def open_submission(
+    challenge: Challenge,
+    folder: Path,
+    level: Level,
+    call_seconds: float | None = None,
+    *,
+    full: bool = False,
+) -> Submission:
+    config = challenge.sandbox_config(level, call_seconds)
+    if challenge.track == "cpu":
+        return Submission(folder, config, full=full)
+    contract = entries(challenge.module("cases"))
+    return GpuSubmission(folder, config, contract, shared_rig(config.device), full=full)

@@ -1,0 +1,220 @@
+"""Times of GPU answers on the controller's clock.
+
+A time is the slope between short and long bursts (`burst`), so that what happens once in a burst,
+a hand-over or a last wait, cancels out. The answer decides nothing about the clock: it only gets
+to the next group of calls by writing right outputs.
+"""
+
+import math
+import random
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from trapline.arena.errors import Violation
+from trapline.arena.gpu.burst import LAG
+from trapline.arena.gpu.contract import STORED, Entry, Timed, widen
+from trapline.arena.gpu.rig import Call, GpuSubmission, Placed, Rig
+
+#: Calls in a group; a decision is made after each group.
+GROUP = 4
+#: The ring of inputs is larger than the second-level cache by this factor.
+RING_OVER_CACHE = 2.0
+LEAST_SLOTS, MOST_SLOTS = 6, 24
+#: A long burst takes about this long, and is longer than a short one by at least so many groups.
+BURST_SECONDS, LEAST_GROUPS, MOST_GROUPS = 0.06, 8, 4000
+SHORT = 4
+ROUNDS = 7
+
+
+@dataclass
+class Ring:
+    """The slots of one shape: inputs in the judge's buffers, what is right, where to look."""
+
+    rig: Rig
+    timed: Timed
+    slots: list[Call]
+    expected: list[list[np.ndarray]] = field(default_factory=list)
+    probes: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def placed(self) -> list[Placed]:
+        return [place for slot in self.slots for place in slot.placed]
+
+    def poison(self) -> None:
+        for slot in self.slots:
+            slot.poison_outputs()
+
+    def release(self) -> None:
+        for slot in self.slots:
+            slot.release()
+
+
+def make_ring(
+    rig: Rig, entries: Mapping[str, Entry], timed: Timed, rng: np.random.Generator
+) -> Ring:
+    first = timed.make(rng)
+    size = sum(value.nbytes for value in first if isinstance(value, np.ndarray))
+    wanted = math.ceil(RING_OVER_CACHE * rig.judge.facts["l2"] / max(1, size))
+    count = min(MOST_SLOTS, max(LEAST_SLOTS, wanted))
+    slots = []
+    for number in range(count):
+        call = Call(rig, entries[timed.entry], first if not number else timed.make(rng))
+        call.write_inputs()
+        slots.append(call)
+    return Ring(rig, timed, slots)
+
+
+def learn(ring: Ring, gold: GpuSubmission) -> None:
+    """Has the gold solution answer every slot: what is right, and the elements that decide."""
+    for slot in ring.slots:
+        slot.poison_outputs()
+        gold.tell({"op": "call", "entry": ring.timed.entry, "values": slot.nodes}, slot.placed)
+        right = slot.read_written()
+        ring.expected.append(right)
+        ring.probes.append(_probe(slot, right, ring.timed.tolerance))
+
+
+def _values(array: np.ndarray, dtype: str) -> np.ndarray:
+    return widen(array) if dtype == "bfloat16" else array
+
+
+def _probe(slot: Call, right: list[np.ndarray], tolerance: float) -> dict[str, Any]:
+    """One element of one output, and a threshold far from its right value on either side."""
+    number = random.randrange(len(slot.outputs))
+    place = slot.outputs[number]
+    values = _values(right[number], place.dtype).reshape(-1)
+    where = random.randrange(values.size)
+    value, scale = float(values[where]), float(np.max(np.abs(values.astype(np.float64))))
+    distance = max(8 * tolerance * scale, 0.5 * abs(value), 1e-6)
+    above = random.random() < 0.5
+    item = STORED[place.dtype].itemsize
+    return {
+        "buffer": place.buffer.number,
+        "offset": place.offset + where * item,
+        "dtype": place.dtype,
+        "size": item,
+        "threshold": value - distance if above else value + distance,
+        "above": above,
+    }
+
+
+@dataclass
+class Times:
+    """Seconds of one call, by round; whether calls were replayed from graphs."""
+
+    mode: str
+    seconds: list[float]
+    latency: float
+
+    @property
+    def best(self) -> float:
+        return median(self.seconds)
+
+
+class Clock:
+    """Times one answer on one ring."""
+
+    def __init__(self, ring: Ring, answer: GpuSubmission, *, graphs: bool = True) -> None:
+        self.ring, self.answer = ring, answer
+        self._number = random.getrandbits(30)
+        hidden = ("above",)
+        probes = [{k: v for k, v in p.items() if k not in hidden} for p in ring.probes]
+        ring.poison()
+        reply = self._tell(
+            entry=ring.timed.entry,
+            slots=[slot.nodes for slot in ring.slots],
+            probes=probes,
+            group=GROUP,
+            graphs=graphs,
+        )
+        self.mode = str(reply.get("mode"))
+
+    def _tell(self, **order: Any) -> dict[str, Any]:
+        header = {"op": "burst", "number": self._number, **order}
+        return self.answer.tell(header, self.ring.placed)
+
+    def burst(self, groups: int, patience: int = LAG) -> float:
+        """Seconds that so many groups took; what they wrote is checked."""
+        count = len(self.ring.slots)
+        start = random.randrange(count)
+        table = [random.sample(range(count), 2) for _ in range(count)]
+        self.ring.poison()
+        begun = time.perf_counter()
+        reply = self._tell(start=start, table=table, groups=groups, patience=patience)
+        seconds = time.perf_counter() - begun
+        path = self._path(start, table, groups, patience)
+        if reply.get("path") != path:
+            raise Violation("a timed call wrote a wrong output: the calls took another path")
+        with self.answer.frozen():
+            self._check(random.choice(path))
+        return seconds
+
+    def _path(self, start: int, table: list[list[int]], groups: int, patience: int) -> list[int]:
+        """The slots with which the groups begin if every output is right."""
+        path: list[int] = []
+        for number in range(groups):
+            above = 0
+            if number >= patience:
+                decided = (path[number - patience] + GROUP - 1) % len(self.ring.slots)
+                above = int(self.ring.probes[decided]["above"])
+            path.append(table[path[-1]][above] if path else start)
+        return path
+
+    def _check(self, start: int) -> None:
+        """Every element of a slot of this group."""
+        number = (start + random.randrange(GROUP)) % len(self.ring.slots)
+        slot, right = self.ring.slots[number], self.ring.expected[number]
+        for place, got, want in zip(slot.outputs, slot.read_written(), right, strict=False):
+            _same(_values(got, place.dtype), _values(want, place.dtype), self.ring.timed)
+
+    def times(self, rounds: int = ROUNDS) -> Times:
+        rough = self.burst(SHORT + LEAST_GROUPS) / (SHORT + LEAST_GROUPS)
+        extra = min(MOST_GROUPS, max(LEAST_GROUPS, math.ceil(BURST_SECONDS / rough)))
+        seconds = []
+        for _ in range(rounds):
+            order = [SHORT, SHORT + extra]
+            random.shuffle(order)
+            taken = {groups: self.burst(groups) for groups in order}
+            slope = (taken[SHORT + extra] - taken[SHORT]) / extra
+            seconds.append(max(slope, 0.0) / GROUP)
+        waited = self.burst(LEAST_GROUPS, patience=1) / LEAST_GROUPS / GROUP
+        return Times(self.mode, seconds, waited)
+
+
+def _same(got: np.ndarray, want: np.ndarray, timed: Timed) -> None:
+    """Within the timed shape's tolerance of the gold solution's output."""
+    if want.dtype.kind in "biu":
+        wrong = got != want
+    else:
+        a, b = got.astype(np.float64), want.astype(np.float64)
+        finite = np.abs(b[np.isfinite(b)])
+        scale = float(np.max(finite, initial=0.0))
+        with np.errstate(invalid="ignore"):
+            near = np.abs(a - b) <= timed.tolerance * scale
+        wrong = ~(near | (a == b) | (np.isnan(a) & np.isnan(b)))
+    # A tie between equal values may be broken another way in a few places.
+    if np.count_nonzero(wrong) > (1e-3 * wrong.size if want.dtype.kind in "biu" else 0):
+        raise Violation(
+            f"a timed call of {timed.name} wrote {np.count_nonzero(wrong)} wrong elements "
+            f"of {wrong.size}"
+        )
+
+
+def rates(
+    rig: Rig, answer: GpuSubmission, specs: Sequence[tuple[Timed, float]]
+) -> dict[str, float]:
+    """Work a second of each of these shapes, by the shape's name."""
+    found = {}
+    for timed, work in specs:
+        ring = make_ring(rig, answer.entries, timed, np.random.default_rng(0))
+        try:
+            learn(ring, answer)
+            found[timed.name] = work / min(Clock(ring, answer).times(3).seconds)
+        finally:
+            ring.release()
+    return found
