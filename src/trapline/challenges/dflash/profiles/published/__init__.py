@@ -1,0 +1,1 @@
+"""The published prompt: one cycle of verification, judged by greedy equality."""
