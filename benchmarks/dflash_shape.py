@@ -15,7 +15,8 @@ from dflash_replay import ReplayedDFlash, replayed_rounds
 from dflash_rounds import PLAIN, engine_run, parts, rounds_run, show
 
 from trapline.gold.decoder.api import Decoder
-from trapline.gold.decoder.config import DecoderConfig, RopeConfig
+from trapline.gold.decoder.config import DecoderConfig
+from trapline.gold.decoder.rope_config import RopeConfig
 from trapline.gold.tree_decoding.drafter import DFlash, drafter_config
 from trapline.gold.tree_decoding.fast_generate import FastGenerator
 from trapline.gold.tree_decoding.fast_rounds import RoundsConfig

@@ -9,10 +9,11 @@ import transformers
 
 from trapline.gold.decoder.api import Decoder
 from trapline.gold.decoder.beams import Searcher
-from trapline.gold.decoder.config import DecoderConfig, RopeConfig, from_dict
+from trapline.gold.decoder.config import DecoderConfig, from_dict
 from trapline.gold.decoder.engine import Engine
 from trapline.gold.decoder.graphed_step import GraphedStep, StepRow
 from trapline.gold.decoder.pool import Pool
+from trapline.gold.decoder.rope_config import RopeConfig
 from trapline.gold.decoder.sampling import Sampling, TokenSampler
 from trapline.gold.decoder.weights import from_tensors
 

@@ -15,7 +15,8 @@ torch = pytest.importorskip("torch")
 
 @pytest.fixture
 def decoder():
-    from trapline.gold.decoder.config import DecoderConfig, RopeConfig
+    from trapline.gold.decoder.config import DecoderConfig
+    from trapline.gold.decoder.rope_config import RopeConfig
 
     torch.manual_seed(0)
     sizes = {"vocab": 11, "dim": 8, "layers": 1, "heads": 2, "kv_heads": 1, "head_dim": 4}

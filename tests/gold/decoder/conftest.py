@@ -22,7 +22,38 @@ FAMILIES = {
     "mistral": {**SIZES, "model_type": "mistral", "sliding_window": 5, "head_dim": 6},
     "qwen3": {**SIZES, "model_type": "qwen3", "head_dim": 8, "tie_word_embeddings": True},
     "gpt2": {**GPT2, "model_type": "gpt2"},
+    "qwen2": {**SIZES, "model_type": "qwen2"},
+    "gemma3_text": {
+        **SIZES,
+        "model_type": "gemma3_text",
+        "head_dim": 6,
+        "query_pre_attn_scalar": 10,
+        "sliding_window": 5,
+        "sliding_window_pattern": 2,
+        "final_logit_softcapping": 4.0,
+    },
+    "gemma2": {
+        **SIZES,
+        "model_type": "gemma2",
+        "head_dim": 6,
+        "query_pre_attn_scalar": 10,
+        "sliding_window": 5,
+        "attn_logit_softcapping": 2.0,
+        "final_logit_softcapping": 4.0,
+    },
+    "phi3": {**SIZES, "model_type": "phi3"},
+    "mixtral": {**SIZES, "model_type": "mixtral", "num_local_experts": 5},
+    "qwen3_moe": {
+        **SIZES,
+        "model_type": "qwen3_moe",
+        "num_experts": 5,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 10,
+        "mlp_only_layers": [0],
+    },
 }
+#: One of each kind of layer; the others differ in names and biases only.
+KINDS = ["llama", "mistral", "qwen3", "gpt2", "gemma2"]
 
 
 def random_decoder(family: str, **changes) -> Decoder:
@@ -40,9 +71,9 @@ def make():
     return random_decoder
 
 
-@pytest.fixture(params=FAMILIES)
+@pytest.fixture(params=KINDS)
 def decoder(request):
-    """One of each family."""
+    """One of each kind."""
     return random_decoder(request.param)
 
 

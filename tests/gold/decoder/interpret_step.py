@@ -14,11 +14,11 @@ from conftest import random_decoder
 from trapline.gold.beam_search.api import checked_rules
 from trapline.gold.decoder import beams_device, fused_step, step_ops, tile_config
 from trapline.gold.decoder.beams_device import DeviceSearch
-from trapline.gold.decoder.config import RopeConfig
 from trapline.gold.decoder.decode_step import DecodeStep, fused_decode_step
 from trapline.gold.decoder.graphed_step import GraphedStep, StepRow
 from trapline.gold.decoder.pool import Pool, StoredLayer
 from trapline.gold.decoder.rope import Rope, angles
+from trapline.gold.decoder.rope_config import RopeConfig
 from trapline.gold.decoder.triton import split_k_linear, step_elementwise
 from trapline.gold.softmax_topk.triton import work_partition
 

@@ -1,4 +1,4 @@
-"""Hugging Face checkpoints: random ones of all four families give transformers' logits."""
+"""Hugging Face checkpoints: random ones of all families give transformers' logits."""
 
 import dataclasses
 import json
@@ -20,8 +20,17 @@ CONFIGS = {
     "mistral": transformers.MistralConfig,
     "qwen3": transformers.Qwen3Config,
     "gpt2": transformers.GPT2Config,
+    "qwen2": transformers.Qwen2Config,
+    "gemma2": transformers.Gemma2Config,
+    "gemma3_text": transformers.Gemma3TextConfig,
+    "phi3": transformers.Phi3Config,
+    "mixtral": transformers.MixtralConfig,
+    "qwen3_moe": transformers.Qwen3MoeConfig,
 }
+NEWER = ["qwen2", "gemma2", "gemma3_text", "phi3", "mixtral", "qwen3_moe"]
 STRETCHED = {"factor": 4.0, "original_max_position_embeddings": 16}
+#: Their plain loops; their grouped products refuse small experts.
+EAGER = {"attn_implementation": "eager", "experts_implementation": "eager"}
 ROPES = [
     {"rope_type": "default"},
     {"rope_type": "linear", "factor": 3.0},
@@ -67,16 +76,52 @@ def settings(family, seed):
         biased = draw.random() < 0.5
         return {**made, "attention_bias": biased, "mlp_bias": biased}
     made["sliding_window"] = draw.choice([None, 4])
-    if family == "qwen3" and made["sliding_window"]:
+    if family.startswith("qwen") and made["sliding_window"]:
         made |= {"use_sliding_window": True, "max_window_layers": draw.choice([0, 1])}
-    return made
+    return made | own_settings(family, made, seed, draw)
+
+
+def own_settings(family, made, seed, draw):
+    """What a family has beyond Llama and Mistral."""
+    if family == "phi3":
+        # Its heads are as wide as the model, its rotary positions plain.
+        made["head_dim"] = made["hidden_size"] // made["num_attention_heads"]
+        return {"rope_parameters": {"rope_theta": 100.0}, "pad_token_id": 0}
+    if family.startswith("gemma"):
+        gemma = {
+            "sliding_window": 4,
+            "query_pre_attn_scalar": draw.choice([3, 16]),
+            "final_logit_softcapping": draw.choice([None, 3.0]),
+            "num_hidden_layers": 3,
+        }
+        if family == "gemma2":
+            return {**gemma, "attn_logit_softcapping": draw.choice([None, 1.5])}
+        ropes = {
+            "full_attention": {"rope_theta": 500.0, **ROPES[seed % 3]},
+            "sliding_attention": {"rope_theta": 50.0, "rope_type": "default"},
+        }
+        kinds = draw.choice([None, ["full_attention", "sliding_attention", "full_attention"]])
+        return {**gemma, "rope_parameters": ropes, "layer_types": kinds}
+    experts = {"num_experts_per_tok": draw.choice([1, 2, 3])}
+    if family == "mixtral":
+        return {**experts, "num_local_experts": draw.choice([3, 6])}
+    if family == "qwen3_moe":
+        return {
+            **experts,
+            "num_experts": draw.choice([3, 6]),
+            "moe_intermediate_size": 10,
+            "norm_topk_prob": draw.random() < 0.5,
+            "mlp_only_layers": draw.choice([None, [0]]),
+            "decoder_sparse_step": draw.choice([1, 2]),
+        }
+    return {}
 
 
 def random_model(family, seed):
     """One of theirs, with weights large enough that every part of it matters."""
     torch.manual_seed(seed)
     config = CONFIGS[family](**settings(family, seed))
-    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    model = transformers.AutoModelForCausalLM.from_config(config, **EAGER)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(torch.randn_like(parameter) * 0.2)
@@ -109,9 +154,7 @@ def check(family, seed, folder):
     again = Decoder.from_pretrained(folder / "ours")
     assert again.config == ours.config
     assert same_weights(again, ours)
-    back = transformers.AutoModelForCausalLM.from_pretrained(
-        folder / "ours", attn_implementation="eager"
-    )
+    back = transformers.AutoModelForCausalLM.from_pretrained(folder / "ours", **EAGER)
     assert same_weights(back, theirs)
     with torch.no_grad():
         assert relative(again(ids), expected) <= 1e-5
@@ -127,6 +170,12 @@ def test_random_configurations_match_transformers(family, seed, tmp_path):
 @pytest.mark.parametrize("seed", range(3))
 def test_random_gpt2_configurations_match_transformers(seed, tmp_path):
     check("gpt2", seed, tmp_path)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("family", NEWER)
+def test_newer_families_match_transformers(family, seed, tmp_path):
+    check(family, seed, tmp_path)
 
 
 @pytest.mark.full

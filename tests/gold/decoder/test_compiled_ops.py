@@ -1,10 +1,14 @@
 """A step's operations in C, against float64 and against torch where torch takes over."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.nn import functional
 
+from trapline.gold.attention.paged.api import paged_attention
 from trapline.gold.decoder import step_ops
+from trapline.gold.decoder.config import AttentionRules
 from trapline.gold.decoder.cpu import compiled_ops, linear_few_rows
 from trapline.gold.decoder.pool import StoredLayer
 from trapline.gold.decoder.rope import Rope
@@ -62,6 +66,28 @@ def exact(q, stored, table, lengths, window):
     return torch.stack(found)
 
 
+def attend(q, stored, table, lengths, window):
+    rules = AttentionRules(window, 0.0, q.shape[2] ** -0.5, None)
+    return step_ops.decode_attention(q, stored, table, lengths, rules)
+
+
+@needs_compiler
+@pytest.mark.parametrize(("softcap", "scale"), [(0.0, 0.3), (2.0, 0.3)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_attention_with_a_scale_and_a_soft_cap(softcap, scale, dtype):
+    """In C for float32, in torch for float64."""
+    q, stored, table, lengths = layer(3, 6, 3, 16, 4)
+    stored = replace(stored, keys=stored.keys.to(dtype), values=stored.values.to(dtype))
+    rules = AttentionRules(5, softcap, scale, None)
+    found = step_ops.decode_attention(q.to(dtype), stored, table, lengths, rules)
+    pages = stored.pages()
+    expected = paged_attention(
+        q.to(dtype), **pages, block_table=table, seq_lens=lengths, window=5, softcap=softcap,
+        scale=scale,
+    )  # fmt: skip
+    torch.testing.assert_close(found, expected, rtol=2e-5, atol=2e-6)
+
+
 @needs_compiler
 @pytest.mark.parametrize("window", [None, 1, 7])
 @pytest.mark.parametrize(
@@ -70,14 +96,14 @@ def exact(q, stored, table, lengths, window):
 )
 def test_attention_of_every_shape(heads, groups, width, page, window):
     given = layer(3, heads, groups, width, page)
-    found = step_ops.decode_attention(*given, window)
+    found = attend(*given, window)
     torch.testing.assert_close(found.double(), exact(*given, window), rtol=2e-5, atol=2e-6)
 
 
 @needs_compiler
 def test_large_scores_neither_overflow_nor_vanish():
     q, stored, table, lengths = layer(2, 4, 2, 32, 16)
-    found = step_ops.decode_attention(q * 200, stored, table, lengths, None)
+    found = attend(q * 200, stored, table, lengths, None)
     expected = exact(q * 200, stored, table, lengths, None)
     torch.testing.assert_close(found.double(), expected, rtol=1e-3, atol=1e-4)
 
@@ -93,47 +119,47 @@ def test_overflowing_scores_have_no_weight(first):
     stored.keys.mul_(1e-20)
     stored.keys[slots] = -1e20
     expected = exact(q, stored, table, lengths, None)
-    found = step_ops.decode_attention(q, stored, table, lengths, None)
+    found = attend(q, stored, table, lengths, None)
     torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-5)
     stored.keys[slots] = torch.nan
-    assert step_ops.decode_attention(q, stored, table, lengths, None).isnan().all()
+    assert attend(q, stored, table, lengths, None).isnan().all()
 
 
 @needs_compiler
 def test_nothing_past_a_length_is_read():
     q, stored, table, lengths = layer(1, 4, 2, 32, 4)
     lengths[0] = 6
-    before = step_ops.decode_attention(q, stored, table, lengths, None)
+    before = attend(q, stored, table, lengths, None)
     last = int(table[0, 1])
     stored.keys[last * 4 + 2 : last * 4 + 4] = torch.nan
     stored.values[last * 4 + 2 : last * 4 + 4] = torch.nan
-    assert torch.equal(step_ops.decode_attention(q, stored, table, lengths, None), before)
+    assert torch.equal(attend(q, stored, table, lengths, None), before)
 
 
 @needs_compiler
 def test_threads_share_the_rows(in_threads):
     given = layer(8, 16, 8, 64, 16, columns=9)
-    alone, shared = (in_threads(n, step_ops.decode_attention, *given, None) for n in (1, 3))
+    alone, shared = (in_threads(n, attend, *given, None) for n in (1, 3))
     assert torch.equal(alone, shared)
 
 
 @needs_compiler
 def test_a_row_does_not_depend_on_the_others():
     q, stored, table, lengths = layer(5, 6, 3, 48, 8)
-    together = step_ops.decode_attention(q, stored, table, lengths, None)
+    together = attend(q, stored, table, lengths, None)
     for row in range(5):
         part = slice(row, row + 1)
-        alone = step_ops.decode_attention(q[part], stored, table[part], lengths[part], None)
+        alone = attend(q[part], stored, table[part], lengths[part], None)
         assert torch.equal(alone, together[part])
 
 
 @needs_compiler
 def test_positions_and_slots_of_any_integer_dtype_and_layout():
     q, stored, table, lengths = layer(3, 4, 2, 8, 4)
-    before = step_ops.decode_attention(q, stored, table, lengths, None)
+    before = attend(q, stored, table, lengths, None)
     wide, apart = table.long(), torch.stack((lengths, lengths), dim=1)[:, 0]
-    assert torch.equal(step_ops.decode_attention(q, stored, wide, lengths.long(), None), before)
-    assert torch.equal(step_ops.decode_attention(q, stored, table, apart, None), before)
+    assert torch.equal(attend(q, stored, wide, lengths.long(), None), before)
+    assert torch.equal(attend(q, stored, table, apart, None), before)
     angles, qkv = torch.rand(30, 4), torch.randn(3, 8 * 8)
     turn = Rope(angles.cos(), angles.sin(), None, None, 1e-5)
     places, answers = torch.tensor([[3, 9], [29, 9], [0, 9]]), []
@@ -149,10 +175,10 @@ def test_positions_and_slots_of_any_integer_dtype_and_layout():
 def test_attention_over_no_keys_is_zero():
     q, stored, table, lengths = layer(2, 4, 2, 8, 4)
     lengths[1] = 0
-    found = step_ops.decode_attention(q, stored, table, lengths, None)
+    found = attend(q, stored, table, lengths, None)
     assert torch.isfinite(found).all()
     assert not found[1].any()
-    assert step_ops.decode_attention(q[:0], stored, table[:0], lengths[:0], None).shape == (0, 4, 8)
+    assert attend(q[:0], stored, table[:0], lengths[:0], None).shape == (0, 4, 8)
 
 
 @needs_compiler
@@ -196,7 +222,7 @@ def test_add_norm_matches_torch():
 @pytest.mark.usefixtures("no_compiler")
 def test_torch_serves_without_a_compiler():
     given = layer(3, 6, 3, 16, 4)
-    found = step_ops.decode_attention(*given, 5)
+    found = attend(*given, 5)
     torch.testing.assert_close(found.double(), exact(*given, 5), rtol=2e-5, atol=2e-6)
     x, weight = both(4, 6, 8)
     assert torch.equal(linear_few_rows.linear(x, weight), functional.linear(x, weight))

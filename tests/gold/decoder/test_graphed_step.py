@@ -5,6 +5,7 @@ import torch
 
 from trapline.gold.attention.paged.api import paged_attention
 from trapline.gold.decoder import graphed_step
+from trapline.gold.decoder.config import AttentionRules
 from trapline.gold.decoder.engine import Engine
 from trapline.gold.decoder.graphed_step import GraphedStep, StepRow, _shared_prefixes
 from trapline.gold.decoder.pool import Pool, StoredLayer
@@ -69,8 +70,9 @@ def test_graphed_logits_match_the_readable_path(decoder):
             torch.testing.assert_close(logits[i], expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("softcap", [0.0, 1.5])
 @pytest.mark.parametrize("window", [None, 5])
-def test_decode_attention_is_paged_attention(window):
+def test_decode_attention_is_paged_attention(window, softcap):
     """Ragged rows, scattered pages, and two rows whose shared beginning is read once."""
     torch.manual_seed(0)
     keys, values = torch.randn(2, 9 * 4, 2, 6)
@@ -78,10 +80,12 @@ def test_decode_attention_is_paged_attention(window):
     table = torch.tensor([[5, 0, 3, 7], [1, 2, 8, 0], [1, 2, 8, 4], [6, 0, 0, 0]]).int()
     lengths = torch.tensor([14, 12, 13, 1]).int()
     pages = [stored.view(9, 4, 2, 6).transpose(1, 2) for stored in (keys, values)]
-    expected = paged_attention(q, *pages, table, lengths, window=window)
+    rules = AttentionRules(window, softcap, 0.7, None)
+    options = {"window": window, "softcap": softcap, "scale": 0.7}
+    expected = paged_attention(q, *pages, table, lengths, **options)
     for shared in ([], [SharedPrefix(1, 3, 2)]):
         stored = StoredLayer(keys, values, None, None, 6, page_size=4)
-        found = decode_attention(q, stored, table, lengths, window, shared)
+        found = decode_attention(q, stored, table, lengths, rules, shared)
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 

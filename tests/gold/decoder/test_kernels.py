@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from trapline.gold.decoder import step_ops
-from trapline.gold.decoder.config import RopeConfig
 from trapline.gold.decoder.pool import StoredLayer
 from trapline.gold.decoder.rope import Rope, angles, rotate
+from trapline.gold.decoder.rope_config import RopeConfig
 from trapline.gold.norms import oracle
 
 pytest.importorskip("triton")

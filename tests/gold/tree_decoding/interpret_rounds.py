@@ -9,8 +9,9 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from trapline.gold.decoder.api import Decoder
-from trapline.gold.decoder.config import DecoderConfig, RopeConfig
+from trapline.gold.decoder.config import DecoderConfig
 from trapline.gold.decoder.generate import generate
+from trapline.gold.decoder.rope_config import RopeConfig
 from trapline.gold.decoder.sampling import uniforms
 from trapline.gold.tree_decoding import reference
 from trapline.gold.tree_decoding.drafter import drafter_config, turned

@@ -7,8 +7,9 @@ import torch
 from torch.nn import functional
 
 from trapline.gold.decoder.api import Decoder
-from trapline.gold.decoder.config import DecoderConfig, RopeConfig
+from trapline.gold.decoder.config import DecoderConfig
 from trapline.gold.decoder.generate import generate as plain
+from trapline.gold.decoder.rope_config import RopeConfig
 from trapline.gold.errors import RangeError, ShapeError
 from trapline.gold.tree_decoding import checkpoint, train
 from trapline.gold.tree_decoding.bulk_answers import EqualRows

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from trapline.gold.decoder.api import Decoder
-from trapline.gold.decoder.config import DecoderConfig, RopeConfig
+from trapline.gold.decoder.config import DecoderConfig
 from trapline.gold.decoder.generate import generate as plain
+from trapline.gold.decoder.rope_config import RopeConfig
 from trapline.gold.decoder.sampling import Sampling
 from trapline.gold.errors import UnsupportedError
 from trapline.gold.tree_decoding.decoder_target import DecoderTarget

@@ -20,6 +20,10 @@ def calibrate(decoder: Network, texts: Sequence[Sequence[int]]) -> Calibration:
     """
     if len(texts) == 0:
         raise RangeError("calibrate needs at least one text")
+    if decoder.config.local_rope is not None:
+        raise RangeError(
+            "calibrate needs one set of rotary positions; this model has others in windowed layers"
+        )
     # Modules whose outputs are queries, keys and values before RoPE.
     names = ("q_norm", "k_norm", "v") if decoder.config.qk_norm else ("q", "k", "v")
     seen: dict[nn.Module, list[Tensor]] = {

@@ -1,44 +1,82 @@
 """`config.json` of a Hugging Face checkpoint as a `DecoderConfig`."""
 
-import json
-import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, get_args
 
+from trapline.gold.decoder.config_values import flag, positive, read_table, real, size
+from trapline.gold.decoder.rope_config import RopeConfig, read_ropes
 from trapline.gold.errors import RangeError
 
-Family = Literal["llama", "mistral", "qwen3", "gpt2"]
+Family = Literal[
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "gemma2",
+    "gemma3_text",
+    "phi3",
+    "mixtral",
+    "qwen3_moe",
+    "gpt2",
+]
 _SLIDING = "sliding_attention"
-ROPE_KINDS = ("default", "linear", "dynamic", "llama3", "yarn")
+_GEMMA = {
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "sliding_window": 4096,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "query_pre_attn_scalar": 256,
+    "tie_word_embeddings": True,
+}
 #: Defaults of a family for keys that are missing from the file (not for keys that are null).
 _UNSAID: dict[str, dict[str, Any]] = {
     "llama": {},
     "mistral": {"num_key_value_heads": 8, "sliding_window": 4096},
+    "qwen2": {"num_key_value_heads": 32, "sliding_window": 4096},
     "qwen3": {"num_key_value_heads": 32, "head_dim": 128, "sliding_window": 4096},
+    "gemma2": {**_GEMMA, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
+    "gemma3_text": _GEMMA,
+    "phi3": {"rms_norm_eps": 1e-5},
+    "mixtral": {
+        "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 1e6,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+    },
+    "qwen3_moe": {
+        "num_key_value_heads": 4,
+        "sliding_window": 4096,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 768,
+    },
 }
 
 
 @dataclass(frozen=True)
-class RopeConfig:
-    """Rotary positions: the base, and how they are stretched.
+class ExpertsConfig:
+    """A feed-forward of several experts, of which a router chooses some for every token."""
 
-    `dynamic` stretches only beyond the model's context, which sequences here never exceed.
-    """
+    count: int
+    per_token: int
+    hidden: int
+    #: Whether the weights of the chosen experts are divided by their sum.
+    renormalized: bool
+    #: Layers with one plain feed-forward.
+    dense_layers: tuple[int, ...] = ()
 
-    theta: float = 10_000.0
-    kind: str = "default"
-    factor: float = 1.0
-    original_context: int = 8192
-    #: Of `llama3`: periods in the original context below which waves are long, above which short.
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    #: Of `yarn`: rotations in the original context between which stretching ramps up; cosine and
-    #: sine are multiplied by `attention_factor`.
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
-    attention_factor: float = 1.0
-    truncate: bool = True
+
+class AttentionRules(NamedTuple):
+    """How one layer attends."""
+
+    window: int | None
+    #: c turns a score s into c · tanh(s / c); 0 does not.
+    softcap: float
+    scale: float
+    rope: RopeConfig | None
 
 
 @dataclass(frozen=True)
@@ -60,9 +98,24 @@ class DecoderConfig:
     window: int | None = None
     #: Layers with full attention in spite of `window`.
     full_layers: tuple[int, ...] = ()
+    #: Positions of the layers with a window, where they differ from `rope`.
+    local_rope: RopeConfig | None = None
     qk_norm: bool = False
+    #: Biases of the products for queries, keys and values, and of the one behind attention.
     attention_bias: bool = False
+    out_bias: bool = False
     mlp_bias: bool = False
+    experts: ExpertsConfig | None = None
+    #: Gemma: GELU in the gated feed-forward, norms behind attention and feed-forward too, norms
+    #: that multiply by 1 + weight, and scaled embeddings.
+    gelu: bool = False
+    post_norms: bool = False
+    unit_offset: bool = False
+    embedding_scale: float = 1.0
+    #: Caps of attention scores and logits, c · tanh(s / c); 0: none. The scale is D^-½ by default.
+    softcap: float = 0.0
+    logit_softcap: float = 0.0
+    attention_scale: float | None = None
     #: Special tokens that the file names; several may end a text.
     bos_id: int | None = None
     eos_ids: tuple[int, ...] = ()
@@ -72,8 +125,31 @@ class DecoderConfig:
     def is_gpt2(self) -> bool:
         return self.family == "gpt2"
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether layers compute what Llama's do, up to sizes, biases, windows and head norms."""
+        caps = self.softcap or self.logit_softcap
+        extras = self.gelu or self.post_norms or self.unit_offset or caps
+        scales = self.embedding_scale != 1.0 or self.attention_scale is not None
+        return not (
+            self.is_gpt2 or extras or scales or self.experts or self.local_rope or self.rope is None
+        )
+
     def window_of(self, layer: int) -> int | None:
         return None if layer in self.full_layers else self.window
+
+    def rules_of(self, layer: int) -> AttentionRules:
+        """How this layer attends."""
+        window = self.window_of(layer)
+        rope = self.rope if window is None else self.local_rope or self.rope
+        return AttentionRules(
+            window, self.softcap, self.attention_scale or self.head_dim**-0.5, rope
+        )
+
+    def experts_of(self, layer: int) -> ExpertsConfig | None:
+        """The experts of this layer; None for one plain feed-forward."""
+        dense = self.experts is None or layer in self.experts.dense_layers
+        return None if dense else self.experts
 
 
 def read_config(folder: str | Path) -> DecoderConfig:
@@ -86,11 +162,11 @@ def read_config(folder: str | Path) -> DecoderConfig:
 
 def from_dict(raw: dict[str, Any]) -> DecoderConfig:
     """The configuration from the parsed file."""
-    family = raw.get("model_type")
-    if family not in ("llama", "mistral", "qwen3", "gpt2"):
-        raise RangeError(f"model_type must be llama, mistral, qwen3 or gpt2, got {family!r}")
+    family = raw.get("model_type", "")
+    if not isinstance(family, str) or family not in get_args(Family):
+        raise RangeError(f"model_type must be {', '.join(get_args(Family))}, got {family!r}")
     try:
-        config = _gpt2(raw) if family == "gpt2" else _llama_like({**_UNSAID[family], **raw})
+        config = _gpt2(raw) if family == "gpt2" else _rotary({**_UNSAID[family], **raw})
         config = replace(config, **_special_tokens(raw))
     except KeyError as missing:
         raise RangeError(f"the configuration of a {family} has no {missing}") from None
@@ -142,16 +218,18 @@ def _gpt2(raw: dict[str, Any]) -> DecoderConfig:
         tied=flag(raw, "tie_word_embeddings", default=True),
         rope=None,
         attention_bias=True,
+        out_bias=True,
         mlp_bias=True,
     )
 
 
-def _llama_like(raw: dict[str, Any]) -> DecoderConfig:
-    if raw.get("hidden_act", "silu") not in ("silu", "swish"):
-        raise RangeError(f"activation {raw['hidden_act']!r} is not silu")
+def _rotary(raw: dict[str, Any]) -> DecoderConfig:
+    """Every family with rotary positions; `_TRAITS` says how each differs from Llama."""
     heads, dim = size(raw, "num_attention_heads"), size(raw, "hidden_size")
     window, full_layers = _window(raw)
-    return DecoderConfig(
+    rope, local_rope = read_ropes(raw)
+    biased = flag(raw, "attention_bias", default=False)
+    plain = DecoderConfig(
         family=raw["model_type"],
         vocab=size(raw, "vocab_size"),
         dim=dim,
@@ -163,170 +241,128 @@ def _llama_like(raw: dict[str, Any]) -> DecoderConfig:
         context=size(raw, "max_position_embeddings"),
         norm_eps=real(raw, "rms_norm_eps", 1e-6),
         tied=flag(raw, "tie_word_embeddings", default=False),
-        rope=_rope(raw),
+        rope=rope,
         window=window,
         full_layers=full_layers,
-        qk_norm=raw["model_type"] == "qwen3",
-        attention_bias=flag(raw, "attention_bias", default=False),
+        local_rope=local_rope,
+        attention_bias=biased,
+        out_bias=biased,
         mlp_bias=flag(raw, "mlp_bias", default=False),
     )
+    traits = _TRAITS.get(plain.family)
+    if not plain.family.startswith("gemma"):
+        _require_activation(raw, "hidden_act", "silu", "swish")
+    return plain if traits is None else replace(plain, **traits(raw))
+
+
+def _qwen2(raw: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG001
+    return {"attention_bias": True, "out_bias": False}
+
+
+def _qwen3(raw: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG001
+    return {"qk_norm": True}
+
+
+def _phi3(raw: dict[str, Any]) -> dict[str, Any]:
+    table = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
+    kind = table.get("rope_type") or table.get("type") or "default"
+    if kind != "default":
+        raise RangeError(f"rope_type of a phi3 must be default, got {kind!r}; longrope is missing")
+    return {}
+
+
+def _mixtral(raw: dict[str, Any]) -> dict[str, Any]:
+    count, each = size(raw, "num_local_experts"), size(raw, "num_experts_per_tok")
+    _check_experts(count, each)
+    return {"experts": ExpertsConfig(count, each, size(raw, "intermediate_size"), True)}
+
+
+def _qwen3_moe(raw: dict[str, Any]) -> dict[str, Any]:
+    # Files written by newer releases call the experts local ones.
+    key = "num_local_experts" if "num_local_experts" in raw else "num_experts"
+    count, each = size(raw, key), size(raw, "num_experts_per_tok")
+    _check_experts(count, each)
+    step, named = size(raw, "decoder_sparse_step", 1), raw.get("mlp_only_layers") or []
+    if not isinstance(named, list) or not all(type(one) is int for one in named):
+        raise RangeError(f"mlp_only_layers must be a list of integers, got {named!r}")
+    layers = range(size(raw, "num_hidden_layers"))
+    dense = tuple(i for i in layers if i in named or (i + 1) % step)
+    renormalized = flag(raw, "norm_topk_prob", default=False)
+    hidden = size(raw, "moe_intermediate_size")
+    return {"qk_norm": True, "experts": ExpertsConfig(count, each, hidden, renormalized, dense)}
+
+
+def _check_experts(count: int, each: int) -> None:
+    if each > count:
+        raise RangeError(f"num_experts_per_tok must be at most {count}, got {each}")
+
+
+def _gemma(raw: dict[str, Any]) -> dict[str, Any]:
+    _require_activation(raw, "hidden_activation", "gelu_pytorch_tanh")
+    if raw.get("use_bidirectional_attention"):
+        raise RangeError("use_bidirectional_attention must be false: a decoder is causal")
+    third = raw["model_type"] == "gemma3_text"
+    if third and raw.get("attn_logit_softcapping"):
+        raise RangeError("attn_logit_softcapping of a gemma3_text must be null: it has head norms")
+    return {
+        "qk_norm": third,
+        "gelu": True,
+        "post_norms": True,
+        "unit_offset": True,
+        "embedding_scale": size(raw, "hidden_size") ** 0.5,
+        "softcap": _cap(raw, "attn_logit_softcapping"),
+        "logit_softcap": _cap(raw, "final_logit_softcapping"),
+        "attention_scale": size(raw, "query_pre_attn_scalar") ** -0.5,
+    }
+
+
+def _cap(raw: dict[str, Any], key: str) -> float:
+    return 0.0 if raw.get(key) is None else positive(raw, key)
+
+
+def _require_activation(raw: dict[str, Any], key: str, *accepted: str) -> None:
+    if raw.get(key, accepted[0]) not in accepted:
+        raise RangeError(f"activation {raw[key]!r} is not {accepted[0]}")
+
+
+#: What a family has beyond Llama.
+_TRAITS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    "qwen2": _qwen2,
+    "qwen3": _qwen3,
+    "gemma2": _gemma,
+    "gemma3_text": _gemma,
+    "phi3": _phi3,
+    "mixtral": _mixtral,
+    "qwen3_moe": _qwen3_moe,
+}
 
 
 def _window(raw: dict[str, Any]) -> tuple[int | None, tuple[int, ...]]:
-    """The window and the layers without it: all layers of Mistral slide, of Qwen3 those named."""
-    if not raw.get("sliding_window") or raw["model_type"] == "llama":
+    """The window and the layers without it."""
+    family = raw["model_type"]
+    if not raw.get("sliding_window") or family == "llama":
+        return None, ()
+    if family.startswith("qwen") and not flag(raw, "use_sliding_window", default=False):
         return None, ()
     window, layers = size(raw, "sliding_window"), size(raw, "num_hidden_layers")
-    kinds = raw.get("layer_types")
-    if raw["model_type"] == "qwen3":
-        if not flag(raw, "use_sliding_window", default=False):
-            return None, ()
-        first = raw.get("max_window_layers", 28)  # older files: layers from this one on slide
-        if not kinds and type(first) is not int:
-            raise RangeError(f"max_window_layers must be an integer, got {first!r}")
-        kinds = kinds or ["full_attention" if i < first else _SLIDING for i in range(layers)]
-    kinds = kinds or [_SLIDING] * layers
+    kinds = raw.get("layer_types") or _layer_kinds(raw, layers)
     if len(kinds) != layers:
         raise RangeError(f"layer_types names {len(kinds)} layers, there are {layers}")
     full = tuple(i for i, kind in enumerate(kinds) if kind != _SLIDING)
     return (None, ()) if len(full) == layers else (window, full)
 
 
-def _rope(raw: dict[str, Any]) -> RopeConfig:
-    """Older files have `rope_theta` and `rope_scaling`, newer ones `rope_parameters`.
-
-    If both are present, `rope_scaling` wins, as in transformers.
-    """
-    scaling = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
-    if not isinstance(scaling, dict):
-        raise RangeError(f"rope_scaling must be a JSON object, got {scaling!r}")
-    _refuse_unknown_rope(raw, scaling)
-    kind = scaling.get("rope_type") or scaling.get("type") or "default"
-    if kind not in ROPE_KINDS:
-        raise RangeError(f"rope_type must be one of {', '.join(ROPE_KINDS)}, got {kind!r}")
-    theta = _theta(raw, scaling)
-    if kind == "default":
-        return RopeConfig(theta)
-    if kind == "llama3":
-        return RopeConfig(
-            theta,
-            "llama3",
-            positive(scaling, "factor"),
-            _original_context(raw, scaling),
-            low_freq_factor=positive(scaling, "low_freq_factor"),
-            high_freq_factor=positive(scaling, "high_freq_factor"),
-        )
-    if kind == "yarn":
-        return _yarn(raw, scaling, theta)
-    return RopeConfig(theta, kind, positive(scaling, "factor"))
-
-
-def _refuse_unknown_rope(raw: dict[str, Any], scaling: dict[str, Any]) -> None:
-    """Settings that, if ignored, would silently give another model."""
-    if any(isinstance(value, dict) for value in scaling.values()):
-        raise RangeError("rope settings that differ by layer type are not supported")
-    for table in (raw, scaling):
-        if table.get("partial_rotary_factor") not in (None, 1):
-            share = table["partial_rotary_factor"]
-            raise RangeError(f"partial_rotary_factor must be 1, got {share!r}")
-
-
-def _theta(raw: dict[str, Any], scaling: dict[str, Any]) -> float:
-    usual = RopeConfig.theta
-    for table in (scaling, raw):
-        if table.get("rope_theta") is not None:
-            return positive(table, "rope_theta")
-    other = raw.get("rope_parameters")
-    lost = other.get("rope_theta") if isinstance(other, dict) else None
-    if lost not in (None, usual):
-        # transformers takes the default here, which is not what the weights were trained with.
-        raise RangeError(
-            f"rope_theta {lost!r} of rope_parameters is ignored: move it to rope_scaling"
-        )
-    return usual
-
-
-def _original_context(raw: dict[str, Any], scaling: dict[str, Any]) -> int:
-    """The context before stretching; a top-level value takes precedence."""
-    key = "original_max_position_embeddings"
-    for table in (raw, scaling):
-        if table.get(key) is not None:
-            return size(table, key)
-    return size(raw, "max_position_embeddings")
-
-
-def _yarn(raw: dict[str, Any], scaling: dict[str, Any], theta: float) -> RopeConfig:
-    if theta == 1.0:
-        raise RangeError("rope_theta of yarn must not be 1: all frequencies would be equal")
-    original = _original_context(raw, scaling)
-    # A null factor means the ratio of the lengths; a missing factor is an error.
-    ratio = size(raw, "max_position_embeddings") / original if "factor" in scaling else None
-    factor = positive(scaling, "factor", ratio)
-    # For the others 0 means the default.
-    given = {key: value for key, value in scaling.items() if value != 0}
-    return RopeConfig(
-        theta,
-        "yarn",
-        factor,
-        original,
-        beta_fast=positive(given, "beta_fast", 32.0),
-        beta_slow=positive(given, "beta_slow", 1.0),
-        attention_factor=_attention_factor(scaling, factor),
-        truncate=flag(scaling, "truncate", default=True),
-    )
-
-
-def _attention_factor(scaling: dict[str, Any], factor: float) -> float:
-    """YaRN scales attention by 1 + 0.1 · mscale · ln(factor) unless the file gives a factor."""
-
-    def growth(scale: float) -> float:
-        return 1.0 + 0.1 * scale * math.log(factor) if factor > 1 else 1.0
-
-    scale, for_all = real(scaling, "mscale", 0.0), real(scaling, "mscale_all_dim", 0.0)
-    if min(scale, for_all) < 0:
-        raise RangeError(f"mscale and mscale_all_dim cannot be negative, got {scale}, {for_all}")
-    usual = growth(scale) / growth(for_all) if scale and for_all else growth(1.0)
-    return real(scaling, "attention_factor", usual)
-
-
-def read_table(path: Path) -> dict[str, Any]:
-    try:
-        raw = json.loads(path.read_text())
-    except ValueError as error:
-        raise RangeError(f"{path} is not valid JSON: {error}") from None
-    if not isinstance(raw, dict):
-        raise RangeError(f"{path} must hold a JSON object, got {type(raw).__name__}")
-    return raw
-
-
-def size(raw: dict[str, Any], key: str, default: int | None = None) -> int:
-    """A positive integer; null or 0 means the default."""
-    found = default if default is not None and not raw.get(key) else raw[key]
-    if type(found) is not int or found < 1:
-        raise RangeError(f"{key} must be a positive integer, got {found!r}")
-    return found
-
-
-def real(raw: dict[str, Any], key: str, default: float) -> float:
-    found = default if raw.get(key) is None else raw[key]
-    if type(found) not in (int, float) or not math.isfinite(found):
-        raise RangeError(f"{key} must be a number, got {found!r}")
-    return float(found)
-
-
-def positive(raw: dict[str, Any], key: str, default: float | None = None) -> float:
-    """A positive number; required without a default."""
-    if default is None and raw.get(key) is None:
-        raise KeyError(key)
-    found = real(raw, key, default or 0.0)
-    if found <= 0:
-        raise RangeError(f"{key} must be positive, got {found}")
-    return found
-
-
-def flag(raw: dict[str, Any], key: str, *, default: bool) -> bool:
-    """A JSON boolean; other values, such as "no", are refused."""
-    found = default if raw.get(key) is None else raw[key]
-    if type(found) is not bool:
-        raise RangeError(f"{key} must be true or false, got {found!r}")
-    return found
+def _layer_kinds(raw: dict[str, Any], layers: int) -> list[str]:
+    """Which layers slide in a file without `layer_types`, as in transformers."""
+    family = raw["model_type"]
+    if family in ("qwen2", "qwen3"):  # layers from this one on
+        first = raw.get("max_window_layers", 28)
+        if type(first) is not int:
+            raise RangeError(f"max_window_layers must be an integer, got {first!r}")
+        slides = [number >= first for number in range(layers)]
+    elif family.startswith("gemma"):  # all but every second or sixth
+        every = 2 if family == "gemma2" else size(raw, "sliding_window_pattern", 6)
+        slides = [bool((number + 1) % every) for number in range(layers)]
+    else:
+        slides = [True] * layers
+    return [_SLIDING if one else "full_attention" for one in slides]

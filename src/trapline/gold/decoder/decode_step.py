@@ -14,10 +14,10 @@ from torch import Tensor
 
 from trapline.gold.decoder import step_ops
 from trapline.gold.decoder.joined_layer import JoinedLayer, add_norm, apply_linear
-from trapline.gold.decoder.layers import tensor
 from trapline.gold.decoder.network import Network
 from trapline.gold.decoder.pool import Pool
 from trapline.gold.decoder.rope import Rope, angles
+from trapline.gold.decoder.rope_config import RopeConfig
 from trapline.gold.decoder.sampling import ranked
 from trapline.gold.decoder.step_ops import DecodeBatch
 from trapline.gold.softmax_topk.api import TopK
@@ -34,14 +34,19 @@ class DecodeStep:
 
     def __init__(self, decoder: Network, pool: Pool, rows: int) -> None:
         self.decoder, self.pool = decoder, pool
-        config, cosine, sine = decoder.config, None, None
-        if config.rope is not None:
-            everywhere = torch.arange(config.context, device=decoder.device)
-            cosine, sine = angles(config.rope, config.head_dim, everywhere, decoder.norm.weight)
+        config = decoder.config
         self.layers = [JoinedLayer(layer) for layer in decoder.layers]
-        self.ropes = [
-            Rope(cosine, sine, layer.q_norm, layer.k_norm, config.norm_eps) for layer in self.layers
-        ]
+        self.rules = [config.rules_of(number) for number in range(config.layers)]
+        everywhere = torch.arange(config.context, device=decoder.device)
+        tables: dict[RopeConfig | None, tuple[Tensor, ...] | tuple[None, None]]
+        tables = {None: (None, None)}
+        for rope in {rule.rope for rule in self.rules}:
+            if rope is not None:
+                tables[rope] = angles(rope, config.head_dim, everywhere, decoder.norm.weight)
+        self.ropes: list[Rope] = []
+        for layer, rule in zip(self.layers, self.rules, strict=True):
+            cosine, sine = tables[rule.rope]
+            self.ropes.append(Rope(cosine, sine, layer.q_norm, layer.k_norm, config.norm_eps))
         self.fused = fused_decode_step(self, rows) if _fused_supports(decoder, pool) else None
 
     @torch.no_grad()
@@ -58,7 +63,7 @@ class DecodeStep:
         slots = torch.where(rows.active, page * size + rows.positions % size, -1)
         # Padding rows read one position of any page.
         lengths = (rows.positions + 1).int()
-        x = tensor(decoder.embedding(rows.ids))
+        x = decoder.embed(rows.ids)
         if decoder.position is not None:
             x = x + decoder.position(rows.positions)
         delta = None
@@ -66,15 +71,15 @@ class DecodeStep:
         def attend(number: int, qkv: Tensor, _: Tensor) -> Tensor:
             # The table may hold single positions instead of the pool's pages.
             stored = replace(self.pool.layer(number), page_size=size)
-            rope, window = self.ropes[number], self.layers[number].window
+            rope, rules = self.ropes[number], self.rules[number]
             q = step_ops.rope_and_append(qkv, rope, rows.positions, slots, stored)
-            return step_ops.decode_attention(q, stored, table, lengths, window, shared).flatten(1)
+            return step_ops.decode_attention(q, stored, table, lengths, rules, shared).flatten(1)
 
         for number, layer in enumerate(self.layers):
             x, delta = layer(x, delta, partial(attend, number))
         assert delta is not None
         hidden, _ = add_norm(decoder.norm, delta, x)
-        return apply_linear(decoder.head, hidden)
+        return decoder.capped(apply_linear(decoder.head, hidden))
 
     @torch.no_grad()
     def ranked(self, rows: DecodeBatch, count: int) -> tuple[Tensor, TopK]:

@@ -21,7 +21,7 @@ from trapline.gold.decoder.hopper.linear_tma import (
     normed_swiglu_tma_kernel,
 )
 from trapline.gold.decoder.joined_layer import LayerWeights
-from trapline.gold.decoder.layers import Layer
+from trapline.gold.decoder.layers import Feedforward, Layer
 from trapline.gold.decoder.network import Network
 from trapline.gold.decoder.sampling import ranked
 from trapline.gold.decoder.step_ops import DecodeBatch
@@ -55,18 +55,20 @@ MOST_HEADS = 16
 
 
 def suits(decoder: Network) -> bool:
-    """Whether the kernels serve this model: RoPE, SwiGLU, RMS norms, plain weights, no bias."""
+    """Whether the kernels serve this model: plain layers and weights, no bias."""
     config = decoder.config
+    if not config.is_plain:
+        return False
     linears: list[object] = [decoder.head]
     for layer in decoder.layers:
         assert isinstance(layer, Layer)
         attention, feedforward = layer.attention, layer.feedforward
+        assert isinstance(feedforward, Feedforward)
         linears += [attention.q, attention.k, attention.v, attention.out]
         linears += [feedforward.gate, feedforward.up, feedforward.down]
     return (
         decoder.norm.weight.dtype in (torch.bfloat16, torch.float32)
-        and not (config.is_gpt2 or config.attention_bias or config.mlp_bias)
-        and config.rope is not None
+        and not (config.attention_bias or config.out_bias or config.mlp_bias)
         and 16 <= config.head_dim <= 256
         and config.head_dim % 2 == 0
         and config.heads <= MOST_HEADS * config.kv_heads

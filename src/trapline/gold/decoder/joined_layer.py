@@ -16,6 +16,7 @@ from torch.nn import functional
 from trapline.gold.decoder import step_ops
 from trapline.gold.decoder.cpu import compiled_ops
 from trapline.gold.decoder.cpu.linear_few_rows import linear
+from trapline.gold.decoder.experts import Experts
 from trapline.gold.decoder.layers import Norm, tensor
 from trapline.gold.norms.api import rms_norm
 
@@ -40,12 +41,15 @@ class JoinedLayer:
         attention, feedforward = getattr(layer, "attention", layer), layer.feedforward
         self.norms: tuple[Norm, Norm] = layer.attention_norm, layer.feedforward_norm
         heads = (getattr(attention, name, None) for name in ("q_norm", "k_norm"))
-        self.q_norm, self.k_norm = (None if norm is None else norm.weight for norm in heads)
+        self.q_norm, self.k_norm = (None if norm is None else norm.scale.detach() for norm in heads)
+        names = ("attention_post_norm", "feedforward_post_norm")
+        self.post_norms: list[Norm | None] = [getattr(layer, name, None) for name in names]
         self.window: int | None = getattr(attention, "window", None)
         self.qkv = _Joined([attention.q, attention.k, attention.v])
-        self.out, self.down = attention.out, feedforward.down
-        self.gated = feedforward.gate is not None
-        self.up = _Joined([feedforward.gate, feedforward.up] if self.gated else [feedforward.up])
+        self.out = attention.out
+        self.feedforward: _JoinedFeedforward | Experts = (
+            feedforward if isinstance(feedforward, Experts) else _JoinedFeedforward(feedforward)
+        )
 
     def __call__(
         self, x: Tensor, delta: Tensor | None, attend: Callable[[Tensor, Tensor], Tensor]
@@ -55,21 +59,46 @@ class JoinedLayer:
         `attend` maps queries, keys and values (rows, (H + 2G) · D) and the stream to (rows, H · D).
         """
         h, x = add_norm(self.norms[0], delta, x)
-        seen = attend(self.qkv(h), x)
-        h, x = add_norm(self.norms[1], apply_linear(self.out, seen), x)
-        up = self.up(h)
-        inner = step_ops.swiglu(up) if self.gated else functional.gelu(up, approximate="tanh")
-        return x, apply_linear(self.down, inner)
+        mixed = apply_linear(self.out, attend(self.qkv(h), x))
+        h, x = add_norm(self.norms[1], self._post(0, mixed), x)
+        return x, self._post(1, self.feedforward(h))
+
+    def _post(self, which: int, term: Tensor) -> Tensor:
+        """The norm of a term before it is added, where the layer has one."""
+        norm = self.post_norms[which]
+        return term if norm is None else tensor(norm(term))
 
     def weights(self) -> LayerWeights:
         """For kernels; only of layers that `fused_step.suits` accepts."""
+        assert isinstance(self.feedforward, _JoinedFeedforward)
+        up, down = self.feedforward.up.weight, self.feedforward.down.weight
         assert self.qkv.weight is not None
-        assert self.up.weight is not None
+        assert up is not None
         return LayerWeights(
-            *(self.qkv.weight, self.out.weight, self.up.weight, self.down.weight),
+            *(self.qkv.weight, self.out.weight, up, tensor(down)),
             (self.norms[0].weight, self.norms[1].weight),
             *(self.q_norm, self.k_norm, self.window),
         )
+
+
+class _JoinedFeedforward:
+    """A `Feedforward` with one product for gate and up."""
+
+    def __init__(self, feedforward: Any) -> None:
+        self.down, self.gelu = feedforward.down, feedforward.gelu
+        self.gated = feedforward.gate is not None
+        self.up = _Joined([feedforward.gate, feedforward.up] if self.gated else [feedforward.up])
+
+    def __call__(self, x: Tensor) -> Tensor:
+        up = self.up(x)
+        if not self.gated:
+            inner = functional.gelu(up, approximate="tanh")
+        elif self.gelu:
+            gate, up = up.chunk(2, dim=-1)
+            inner = functional.gelu(gate, approximate="tanh") * up
+        else:
+            inner = step_ops.swiglu(up)
+        return apply_linear(self.down, inner)
 
 
 class _Joined:
@@ -119,13 +148,14 @@ def add_norm(norm: Norm, delta: Tensor | None, x: Tensor) -> tuple[Tensor, Tenso
     """(norm of x + delta, x + delta)."""
     if delta is None:
         return tensor(norm(x)), x
-    if norm.bias is None and x.is_cuda:
-        normed = rms_norm(delta, norm.weight, norm.eps, residual=x)
+    if norm.bias is not None:
+        x = x + delta
+        return tensor(norm(x)), x
+    scale = norm.scale
+    if x.is_cuda:
+        normed = rms_norm(delta, scale, norm.eps, residual=x)
         return tensor(normed.y), tensor(normed.residual)
-    if norm.bias is None and compiled_ops.suits(x, delta, norm.weight):
-        return compiled_ops.add_norm(x, delta, norm.weight, norm.eps)
+    if compiled_ops.suits(x, delta, scale):
+        return compiled_ops.add_norm(x, delta, scale, norm.eps)
     x = x + delta
-    if norm.bias is None:
-        # For a few rows on a CPU the dispatch of our own operator (0.2 ms) would dominate.
-        return functional.rms_norm(x, norm.weight.shape, norm.weight, norm.eps), x
     return tensor(norm(x)), x

@@ -32,7 +32,9 @@ class Network(nn.Module):
         self.embedding = nn.Embedding(config.vocab, config.dim)
         self.position = nn.Embedding(config.context, config.dim) if config.is_gpt2 else None
         self.layers = nn.ModuleList(Layer(config, number) for number in range(config.layers))
-        self.norm = Norm(config.dim, config.norm_eps, bias=config.is_gpt2)
+        self.norm = Norm(
+            config.dim, config.norm_eps, bias=config.is_gpt2, unit_offset=config.unit_offset
+        )
         self.head = nn.Linear(config.dim, config.vocab, bias=False)
         if config.tied:
             self.head.weight = self.embedding.weight
@@ -61,7 +63,18 @@ class Network(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """(…, C) to (…, V)."""
-        return tensor(self.head(hidden))
+        return self.capped(tensor(self.head(hidden)))
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """(…) to (…, C), scaled where the model does so; the factor has the model's dtype."""
+        x = tensor(self.embedding(ids))
+        scale = self.config.embedding_scale
+        return x if scale == 1.0 else x * x.new_full((), scale)
+
+    def capped(self, logits: Tensor) -> Tensor:
+        """Logits with the model's soft cap."""
+        cap = self.config.logit_softcap
+        return logits if cap == 0.0 else torch.tanh(logits / cap) * cap
 
     def run(
         self,
@@ -92,12 +105,12 @@ class Network(nn.Module):
 
     def through(self, ids: Tensor, packing: Packing, features: Sequence[int] = ()) -> Hidden:
         """Runs all layers on packed tokens (N,); with a pool it never synchronises."""
-        x = self.embedding(ids)
+        x = self.embed(ids)
         if self.position is not None:
             x = x + self.position(packing.positions)
         kept: dict[int, Tensor] = {}
         for number, layer in enumerate(self.layers):
-            x = layer(x, partial(packing.attend, number, self.config.window_of(number)))
+            x = layer(x, partial(packing.attend, number, self.config.rules_of(number)))
             if number in features:
                 kept[number] = x
         return Hidden(tensor(self.norm(x)), tuple(kept[number] for number in features))
@@ -127,10 +140,12 @@ class Network(nn.Module):
                 if tuple(mask.shape) != (count, cache.length + count):
                     want = (count, cache.length + count)
                     raise ShapeError(f"a mask has shape {tuple(mask.shape)}, expected {want}")
-        rope, turn = self.config.rope, None
-        if rope is not None:
-            turn = angles(rope, self.config.head_dim, places, self.norm.weight)
-        return Packing(counts, list(stores(caches, counts)), places, turn, masks)
+        turns = {
+            rope: angles(rope, self.config.head_dim, places, self.norm.weight)
+            for rope in {self.config.rope, self.config.local_rope}
+            if rope is not None
+        }
+        return Packing(counts, list(stores(caches, counts)), places, turns, masks)
 
     def _places(
         self,

@@ -4,18 +4,20 @@ Sequences lie one after another without padding. Sequences of one pool store and
 together: a layer of a pass over eight prompts launches two copies, not sixteen.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, chain, groupby
 from typing import NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from trapline.gold.attention.api import flash_attention_varlen
+from trapline.gold.decoder.config import AttentionRules
 from trapline.gold.decoder.pool import Pool, PooledSequence
 from trapline.gold.decoder.rope import rotate
+from trapline.gold.decoder.rope_config import RopeConfig
+from trapline.gold.decoder.step_ops import masked_attention
 
 
 class Cache(Protocol):
@@ -102,18 +104,19 @@ class Packing:
     #: Caches of the sequences, in order.
     stores: list[OwnRows | PooledRows]
     positions: Tensor
-    #: Cosine and sine of the rotary angles, (N, D/2) each; None for learned positions.
-    angles: tuple[Tensor, ...] | None
+    #: Cosine and sine of the rotary angles, (N, D/2) each; empty for learned positions.
+    angles: Mapping[RopeConfig, tuple[Tensor, ...]]
     #: For each sequence, (new, cached + new), True where a new token sees; None is causal.
     masks: Sequence[Tensor] | None = None
     _boundaries: dict[tuple[int, ...], Tensor] = field(default_factory=dict)
 
-    def attend(self, layer: int, window: int | None, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(self, layer: int, rules: AttentionRules, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Rotates queries and keys (N, heads, D), stores the new rows, attends to all of them."""
-        if self.angles is not None:
-            q, k = rotate(q, *self.angles), rotate(k, *self.angles)
+        if rules.rope is not None:
+            angles = self.angles[rules.rope]
+            q, k = rotate(q, *angles), rotate(k, *angles)
         attend = self._causal if self.masks is None else self._masked
-        return attend(window, q, self._append(layer, k, v))
+        return attend(rules, q, self._append(layer, k, v))
 
     def _append(self, layer: int, k: Tensor, v: Tensor) -> list[LayerKV]:
         """Stores new rows of one layer; returns all rows of that layer, store by store."""
@@ -121,7 +124,7 @@ class Packing:
         new = zip(self.stores, torch.split(k, sizes), torch.split(v, sizes), strict=True)
         return [store.append(layer, *rows) for store, *rows in new]
 
-    def _causal(self, window: int | None, q: Tensor, parts: list[LayerKV]) -> Tensor:
+    def _causal(self, rules: AttentionRules, q: Tensor, parts: list[LayerKV]) -> Tensor:
         """New queries of each sequence over its whole cache, aligned at the end."""
         rows = joined(parts)
         mixed = flash_attention_varlen(
@@ -129,19 +132,23 @@ class Packing:
             *(self.boundaries(self.counts), self.boundaries(rows.lengths)),
             *(max(self.counts), max(rows.lengths)),
             causal=True,
-            window=window,
+            window=rules.window,
+            softcap=rules.softcap,
+            scale=rules.scale,
         )
         assert isinstance(mixed, Tensor)
         return mixed
 
-    def _masked(self, window: int | None, q: Tensor, parts: list[LayerKV]) -> Tensor:
+    def _masked(self, rules: AttentionRules, q: Tensor, parts: list[LayerKV]) -> Tensor:
         """Attention under given masks, as for the nodes of a draft tree."""
         assert self.masks is not None
         places = torch.split(self.positions, self.counts)
-        masks = [_inside(window, *one) for one in zip(self.masks, places, strict=True)]
+        masks = [_inside(rules.window, *one) for one in zip(self.masks, places, strict=True)]
         stored = (one for part in parts for one in part.each())
         sequences = zip(torch.split(q, self.counts), stored, masks, strict=True)
-        return torch.cat([_masked_attention(one, *rows, mask) for one, rows, mask in sequences])
+        return torch.cat(
+            [_masked_attention(rules, one, *rows, mask) for one, rows, mask in sequences]
+        )
 
     def boundaries(self, lengths: Sequence[int]) -> Tensor:
         """Cumulative lengths, int32; copied to the device once a pass."""
@@ -161,10 +168,12 @@ def _inside(window: int | None, mask: Tensor, place: Tensor) -> Tensor:
     return mask & (distance < window)
 
 
-def _masked_attention(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
+def _masked_attention(
+    rules: AttentionRules, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor
+) -> Tensor:
     """q (n, H, D) over keys and values (S, G, D) where mask (n, S) is True."""
-    q, keys, values = (x.transpose(0, 1)[None] for x in (q, keys, values))
-    seen = functional.scaled_dot_product_attention(q, keys, values, mask, enable_gqa=True)
+    q, keys, values = (x.transpose(0, 1) for x in (q, keys, values))
+    seen = masked_attention(q[None], keys[None], values[None], mask, rules)
     return seen[0].transpose(0, 1)
 
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from trapline.gold.decoder.config import RopeConfig
+from trapline.gold.decoder.rope_config import RopeConfig
 
 
 class Rope(NamedTuple):

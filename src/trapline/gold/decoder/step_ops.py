@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from trapline.gold.attention.paged.api import paged_attention
+from trapline.gold.decoder.config import AttentionRules
 from trapline.gold.decoder.cpu import compiled_ops
 from trapline.gold.decoder.layers import tensor
 from trapline.gold.decoder.pool import StoredLayer
@@ -86,7 +87,7 @@ def decode_attention(
     stored: StoredLayer,
     table: Tensor,
     lengths: Tensor,
-    window: int | None,
+    rules: AttentionRules,
     shared: Sequence[SharedPrefix] = (),
 ) -> Tensor:
     """One query a row (B, H, D) over the row's pages of one layer.
@@ -96,39 +97,65 @@ def decode_attention(
     shared pages are read once.
     """
     if q.is_cuda or stored.scales is not None:
-        given = stored.pages()
-        return tensor(
-            paged_attention(q, block_table=table, seq_lens=lengths, window=window, **given)
-        )
-    if window is not None or not shared:
-        return _alone(q, stored, table, lengths, window)
+        given = {**stored.pages(), "window": rules.window, "softcap": rules.softcap}
+        given |= {"scale": rules.scale, "block_table": table, "seq_lens": lengths}
+        return tensor(paged_attention(q, **given))
+    if rules.window is not None or not shared:
+        return _alone(q, stored, table, lengths, rules)
     out = torch.empty_like(q)
     alone = torch.ones(len(q), dtype=torch.bool)
     for first, last, pages in shared:
         rows = slice(first, last)
         alone[rows] = False
-        out[rows] = _after_prefix(q[rows], stored, table[rows], lengths[rows], pages)
+        out[rows] = _after_prefix(q[rows], stored, table[rows], lengths[rows], rules, pages)
     if bool(alone.any()):
-        out[alone] = _alone(q[alone], stored, table[alone], lengths[alone], window)
+        out[alone] = _alone(q[alone], stored, table[alone], lengths[alone], rules)
     return out
 
 
 def _alone(
-    q: Tensor, stored: StoredLayer, table: Tensor, lengths: Tensor, window: int | None
+    q: Tensor, stored: StoredLayer, table: Tensor, lengths: Tensor, rules: AttentionRules
 ) -> Tensor:
     """All rows at once, each over its own pages."""
     rows, size = (stored.keys, stored.values), stored.page_size
     if compiled_ops.suits(q, *rows):
-        return compiled_ops.attend(q, rows, table, lengths, size, window)
+        return compiled_ops.attend(q, rows, table, lengths, size, rules)
     k, v = (_gathered(x, table, size) for x in rows)
-    seen = _seen(lengths, k.shape[2], window)
+    seen = _seen(lengths, k.shape[2], rules.window)
+    # Heads that share keys take the place of queries.
     grouped = q.reshape(len(k), k.shape[1], -1, q.shape[-1])
-    found = functional.scaled_dot_product_attention(grouped, k, v, seen[:, None, None])
-    return found.reshape(q.shape)
+    return masked_attention(grouped, k, v, seen[:, None, None], rules).reshape(q.shape)
+
+
+def masked_attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor, rules: AttentionRules
+) -> Tensor:
+    """q (B, H, n, D) over k and v (B, G, S, D) where mask is True; windows are in the mask."""
+    if not rules.softcap:
+        return functional.scaled_dot_product_attention(
+            q, k, v, mask, scale=rules.scale, enable_gqa=True
+        )
+    grouped = q.reshape(len(q), k.shape[1], -1, *q.shape[2:])  # (B, G, R, n, D)
+    products = grouped @ k.transpose(-1, -2)[:, :, None]
+    scores = _scores(products, rules).masked_fill(
+        ~(mask[:, :, None] if mask.ndim == 4 else mask), -torch.inf
+    )
+    return (torch.softmax(scores, dim=-1).to(v.dtype) @ v[:, :, None]).flatten(1, 2)
+
+
+def _scores(products: Tensor, rules: AttentionRules) -> Tensor:
+    """Scaled and capped scores in float32 at least."""
+    scores = (products.float() if products.itemsize < 4 else products) * rules.scale
+    return torch.tanh(scores / rules.softcap) * rules.softcap if rules.softcap else scores
 
 
 def _after_prefix(
-    q: Tensor, stored: StoredLayer, table: Tensor, lengths: Tensor, pages: int
+    q: Tensor,
+    stored: StoredLayer,
+    table: Tensor,
+    lengths: Tensor,
+    rules: AttentionRules,
+    pages: int,
 ) -> Tensor:
     """Rows with a common prefix, whose keys and values are used in one product for all rows."""
     (rows, heads, width), groups, size = q.shape, stored.keys.shape[1], stored.page_size
@@ -142,8 +169,8 @@ def _after_prefix(
     common = common.transpose(0, 1)  # (B, G, R, prefix)
     own = grouped @ own_k.transpose(-1, -2).contiguous()  # (B, G, R, tail)
     seen = _seen(lengths - pages * size, own_k.shape[2], None)
-    own = own.masked_fill(~seen[:, None, None], -torch.inf)
-    scores = torch.cat((common, own), dim=-1).float() * width**-0.5
+    own = _scores(own, rules).masked_fill(~seen[:, None, None], -torch.inf)
+    scores = torch.cat((_scores(common, rules), own), dim=-1)
     weights = torch.softmax(scores, dim=-1).to(v.dtype)
     for_prefix, for_own = weights[..., : k.shape[1]], weights[..., k.shape[1] :]
     out = (for_prefix.transpose(0, 1).flatten(1, 2) @ v).view(groups, rows, -1, width)

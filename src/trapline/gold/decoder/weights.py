@@ -1,8 +1,8 @@
-"""Reads and writes Hugging Face checkpoints; maps their tensor names to ours."""
+"""Reads and writes the weights of Hugging Face checkpoints."""
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Set
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -11,85 +11,18 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from trapline.gold.decoder.config import DecoderConfig, RopeConfig
+from trapline.gold.decoder.config import DecoderConfig
+from trapline.gold.decoder.config_dict import as_dict
 from trapline.gold.decoder.network import Network
+from trapline.gold.decoder.tensor_names import tensor_pairs
 from trapline.gold.errors import DTypeError, RangeError, ShapeError, UnsupportedError
 
 NetworkT = TypeVar("NetworkT", bound=Network)
 #: The file that maps tensors to the files of a sharded checkpoint.
 INDEX = "model.safetensors.index.json"
-_LLAMA_LAYER = {
-    "input_layernorm": "attention_norm",
-    "self_attn.q_proj": "attention.q",
-    "self_attn.k_proj": "attention.k",
-    "self_attn.v_proj": "attention.v",
-    "self_attn.o_proj": "attention.out",
-    "self_attn.q_norm": "attention.q_norm",
-    "self_attn.k_norm": "attention.k_norm",
-    "post_attention_layernorm": "feedforward_norm",
-    "mlp.gate_proj": "feedforward.gate",
-    "mlp.up_proj": "feedforward.up",
-    "mlp.down_proj": "feedforward.down",
-}
-_GPT2_LAYER = {
-    "ln_1": "attention_norm",
-    "attn.c_attn": "attention.q",
-    "attn.c_proj": "attention.out",
-    "ln_2": "feedforward_norm",
-    "mlp.c_fc": "feedforward.up",
-    "mlp.c_proj": "feedforward.down",
-}
-_LLAMA_REST = {
-    "model.embed_tokens.weight": "embedding.weight",
-    "model.norm.weight": "norm.weight",
-    "lm_head.weight": "head.weight",
-}
-_GPT2_REST = {
-    "transformer.wte.weight": "embedding.weight",
-    "transformer.wpe.weight": "position.weight",
-    "transformer.ln_f.weight": "norm.weight",
-    "transformer.ln_f.bias": "norm.bias",
-    "lm_head.weight": "head.weight",
-}
-_ROPE_EXTRAS: dict[str, tuple[str, ...]] = {
-    "llama3": ("low_freq_factor", "high_freq_factor"),
-    "yarn": ("beta_fast", "beta_slow", "attention_factor", "truncate"),
-}
 #: Constants that older files store beside the weights of a layer.
 _CONSTANTS = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-
-
-@dataclass(frozen=True)
-class _Pair:
-    """One tensor of a checkpoint and its one or (GPT-2's joined q, k, v) three parameters here."""
-
-    theirs: str
-    ours: tuple[str, ...]
-    #: GPT-2 stores its matrices transposed.
-    transposed: bool = False
-
-    def find(self, tensors: dict[str, Tensor]) -> str:
-        """Its name in this checkpoint; GPT-2's original files omit the prefix."""
-        for name in (self.theirs, self.theirs.removeprefix("transformer.")):
-            if name in tensors:
-                return name
-        raise ShapeError(f"the checkpoint has no tensor {self.theirs}")
-
-    def split(self, found: Tensor) -> dict[str, Tensor]:
-        """Our parameters from their tensor."""
-        parts = (found.T if self.transposed else found).chunk(len(self.ours))
-        return dict(zip(self.ours, parts, strict=True))
-
-    def join(self, ours: Mapping[str, Tensor]) -> Tensor:
-        """Their tensor from our parameters."""
-        whole = torch.cat([ours[name].detach() for name in self.ours])
-        return (whole.T if self.transposed else whole).contiguous()
-
-    def shape(self, ours: Mapping[str, Tensor]) -> tuple[int, ...]:
-        first, *rest = ours[self.ours[0]].shape
-        whole = (first * len(self.ours), *rest)
-        return whole[::-1] if self.transposed else whole
 
 
 def checked_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
@@ -120,18 +53,12 @@ def from_tensors(
     ours = dict(decoder.named_parameters())
     found: dict[str, Tensor] = {}
     used: set[str] = set()
-    for pair in _pairs(decoder):
-        name, expected = pair.find(theirs), pair.shape(ours)
-        tensor = theirs[name]
-        if tuple(tensor.shape) != expected:
-            raise ShapeError(f"{pair.theirs} has shape {tuple(tensor.shape)}, expected {expected}")
-        if tensor.dtype not in _DTYPES:
-            given = str(tensor.dtype).removeprefix("torch.")
-            raise DTypeError(
-                f"{pair.theirs} is {given}; weights must be floats of 16, 32 or 64 bits"
-            )
-        found |= pair.split(tensor)
-        used.add(name)
+    for pair in tensor_pairs(config, ours):
+        names = pair.find(theirs)
+        for name in names:
+            _check_tensor(name, theirs[name], pair.shape(ours))
+        found |= pair.read([theirs[name] for name in names], ours)
+        used.update(names)
     _refuse_unexpected(theirs.keys() - used)
     # One dtype throughout, although some checkpoints store norms in another.
     kind = dtype or found["embedding.weight"].dtype
@@ -140,6 +67,14 @@ def from_tensors(
     if decoder.config.tied:
         decoder.head.weight = decoder.embedding.weight
     return decoder.eval()
+
+
+def _check_tensor(name: str, tensor: Tensor, expected: tuple[int, ...]) -> None:
+    if tuple(tensor.shape) != expected:
+        raise ShapeError(f"{name} has shape {tuple(tensor.shape)}, expected {expected}")
+    if tensor.dtype not in _DTYPES:
+        given = str(tensor.dtype).removeprefix("torch.")
+        raise DTypeError(f"{name} is {given}; weights must be floats of 16, 32 or 64 bits")
 
 
 def _refuse_unexpected(names: Set[str]) -> None:
@@ -226,7 +161,11 @@ def files_of(decoder: Network, shard_bytes: int) -> CheckpointFiles:
                 f"{name} is not a dense weight, so it cannot be saved in a dense checkpoint; "
                 "save packed models with save_packed or `trapline pack`"
             )
-    tensors = {pair.theirs: pair.join(ours).cpu() for pair in _pairs(decoder)}
+    tensors = {
+        name: tensor.cpu()
+        for pair in tensor_pairs(decoder.config, ours)
+        for name, tensor in pair.write(ours).items()
+    }
     settings = as_dict(decoder.config, decoder.norm.weight.dtype)
     return CheckpointFiles(settings, tensors, _sharded(tensors, shard_bytes))
 
@@ -273,96 +212,3 @@ def _sharded(tensors: dict[str, Tensor], shard_bytes: int) -> dict[str, list[str
         f"model-{which + 1:05}-of-{number + 1:05}.safetensors": [name for _, name in group]
         for which, group in groupby(places, key=lambda place: place[0])
     }
-
-
-def _pairs(decoder: Network) -> Iterator[_Pair]:
-    """Every tensor of the checkpoint with its parameters here."""
-    config = decoder.config
-    parameters = {name for name, _ in decoder.named_parameters()}
-    for theirs, ours in (_GPT2_REST if config.is_gpt2 else _LLAMA_REST).items():
-        if ours in parameters:
-            yield _Pair(theirs, (ours,))
-    prefix = "transformer.h" if config.is_gpt2 else "model.layers"
-    for number in range(config.layers):
-        for theirs, ours in (_GPT2_LAYER if config.is_gpt2 else _LLAMA_LAYER).items():
-            for part in ("weight", "bias"):
-                name = f"layers.{number}.{ours}.{part}"
-                if name in parameters:
-                    yield _layer_pair(f"{prefix}.{number}.{theirs}.{part}", name)
-
-
-def _layer_pair(theirs: str, ours: str) -> _Pair:
-    transposed = theirs.endswith(".weight") and (".c_" in theirs)
-    if ".c_attn." not in theirs:
-        return _Pair(theirs, (ours,), transposed)
-    three = tuple(ours.replace("attention.q.", f"attention.{letter}.") for letter in "qkv")
-    return _Pair(theirs, three, transposed)
-
-
-def as_dict(config: DecoderConfig, dtype: torch.dtype) -> dict[str, Any]:
-    shape = _gpt2_dict(config) if config.is_gpt2 else _llama_dict(config)
-    ends = list(config.eos_ids)
-    special = {
-        "bos_token_id": config.bos_id,
-        "pad_token_id": config.pad_id,
-        "eos_token_id": (ends if len(ends) > 1 else ends[0]) if ends else None,
-    }
-    return {
-        "model_type": config.family,
-        "vocab_size": config.vocab,
-        "tie_word_embeddings": config.tied,
-        "dtype": str(dtype).removeprefix("torch."),
-        **{name: value for name, value in special.items() if value is not None},
-        **shape,
-    }
-
-
-def _gpt2_dict(config: DecoderConfig) -> dict[str, Any]:
-    return {
-        "architectures": ["GPT2LMHeadModel"],
-        "n_embd": config.dim,
-        "n_layer": config.layers,
-        "n_head": config.heads,
-        "n_inner": config.hidden,
-        "n_positions": config.context,
-        "layer_norm_epsilon": config.norm_eps,
-        "activation_function": "gelu_new",
-    }
-
-
-def _llama_dict(config: DecoderConfig) -> dict[str, Any]:
-    rope = config.rope or RopeConfig()
-    architecture = {"llama": "Llama", "mistral": "Mistral", "qwen3": "Qwen3"}[config.family]
-    written: dict[str, Any] = {
-        "architectures": [f"{architecture}ForCausalLM"],
-        "hidden_size": config.dim,
-        "num_hidden_layers": config.layers,
-        "num_attention_heads": config.heads,
-        "num_key_value_heads": config.kv_heads,
-        "head_dim": config.head_dim,
-        "intermediate_size": config.hidden,
-        "max_position_embeddings": config.context,
-        "rms_norm_eps": config.norm_eps,
-        "attention_bias": config.attention_bias,
-        "mlp_bias": config.mlp_bias,
-        "sliding_window": config.window,
-        "use_sliding_window": config.window is not None,
-        "hidden_act": "silu",
-        "rope_theta": rope.theta,
-        "rope_parameters": _rope_dict(rope),
-    }
-    if config.window is not None:
-        written["layer_types"] = [
-            "full_attention" if config.window_of(layer) is None else "sliding_attention"
-            for layer in range(config.layers)
-        ]
-    return written
-
-
-def _rope_dict(rope: RopeConfig) -> dict[str, Any]:
-    written: dict[str, Any] = {"rope_type": rope.kind, "rope_theta": rope.theta}
-    if rope.kind != "default":
-        written["factor"] = rope.factor
-    if rope.kind in ("llama3", "yarn"):
-        written["original_max_position_embeddings"] = rope.original_context
-    return {**written, **{name: getattr(rope, name) for name in _ROPE_EXTRAS.get(rope.kind, ())}}

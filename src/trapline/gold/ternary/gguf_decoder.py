@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from trapline.gold.decoder.api import Decoder
-from trapline.gold.decoder.config import DecoderConfig, RopeConfig
+from trapline.gold.decoder.config import DecoderConfig
+from trapline.gold.decoder.rope_config import RopeConfig
 from trapline.gold.errors import RangeError
 from trapline.gold.ternary import gguf, quantize
 from trapline.gold.ternary import pack as storage

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from trapline.gold.arithmetic import cdiv
 from trapline.gold.atomic_write import write_file
 from trapline.gold.decoder.config import from_dict
+from trapline.gold.decoder.config_dict import as_dict
 from trapline.gold.decoder.network import Network
-from trapline.gold.decoder.weights import NetworkT, as_dict, read_tensors, save_tensors
+from trapline.gold.decoder.weights import NetworkT, read_tensors, save_tensors
 from trapline.gold.errors import RangeError, ShapeError
 from trapline.gold.ternary import pack as storage
 from trapline.gold.ternary.layers import TernaryEmbedding, TernaryLinear

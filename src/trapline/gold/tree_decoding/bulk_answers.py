@@ -34,9 +34,10 @@ class EqualRows:
 
     def __init__(self, target: Decoder, rows: int, room: int, *, seed: int = 0) -> None:
         shape, like = target.config, target.norm.weight
-        if shape.is_gpt2 or shape.window is not None or shape.rope is None:
+        if not shape.is_plain or shape.window is not None or shape.rope is None:
             raise UnsupportedError(
-                "answers in bulk need a rotary model without a sliding window; use `regenerate`"
+                "answers in bulk need a model of plain rotary layers without a sliding window; "
+                "use `regenerate`"
             )
         checks.integer_between(1, 2**20, rows=rows)
         checks.integer_between(1, shape.context, room=room)
@@ -137,7 +138,7 @@ def read(
 ) -> HiddenStates:
     """Hidden states of (R, P) tokens; `keep` receives the keys and values of every layer."""
     shape = target.config
-    if shape.is_gpt2 or shape.window is not None or shape.rope is None:
+    if not shape.is_plain or shape.window is not None or shape.rope is None:
         return _read_packed(target, ids, seen)
     x = tensor(target.embedding(ids))
     places = torch.arange(ids.shape[1], device=ids.device)

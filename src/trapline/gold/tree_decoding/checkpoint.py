@@ -6,7 +6,9 @@ from typing import Any
 
 import torch
 
-from trapline.gold.decoder.config import DecoderConfig, RopeConfig, positive, read_table, size
+from trapline.gold.decoder.config import DecoderConfig
+from trapline.gold.decoder.config_values import positive, read_table, size
+from trapline.gold.decoder.rope_config import RopeConfig
 from trapline.gold.decoder.weights import load_tensors, save_tensors
 from trapline.gold.errors import RangeError, ShapeError
 from trapline.gold.tree_decoding.drafter import DFlash, DrafterConfig

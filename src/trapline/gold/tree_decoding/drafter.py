@@ -9,7 +9,7 @@ Letters: R rows, T committed tokens, K slots of a block, A anchors, C channels, 
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,10 +18,11 @@ from torch.nn import functional
 
 from trapline.gold import checks
 from trapline.gold.decoder.cache import SequenceCache
-from trapline.gold.decoder.config import DecoderConfig, RopeConfig
+from trapline.gold.decoder.config import DecoderConfig
 from trapline.gold.decoder.layers import Feedforward, Norm, tensor
 from trapline.gold.decoder.network import Network
 from trapline.gold.decoder.rope import frequencies
+from trapline.gold.decoder.rope_config import RopeConfig
 from trapline.gold.errors import RangeError, ShapeError
 
 #: Cosine and sine of rotary angles.
@@ -62,16 +63,20 @@ def drafter_config(
     width of its feed-forward, by default the target's.
     """
     checks.integer_between(1, 64, layers=layers)
-    body = replace(
-        target,
+    body = DecoderConfig(
         family="qwen3",
+        vocab=target.vocab,
+        dim=target.dim,
         layers=layers,
+        heads=target.heads,
+        kv_heads=target.kv_heads,
+        head_dim=target.head_dim,
         hidden=hidden or target.hidden,
+        context=target.context,
+        norm_eps=target.norm_eps,
+        tied=target.tied,
         rope=RopeConfig(theta=(target.rope or RopeConfig()).theta),
-        window=None,
         qk_norm=True,
-        attention_bias=False,
-        mlp_bias=False,
     )
     return DrafterConfig(body, spread_layers(target.layers, seen or layers), block, mask_id)
 
@@ -306,7 +311,7 @@ class DFlashDrafter:
         self._take_in(rows)
         ids = torch.full((len(rows), self.model.config.block), self.model.config.mask_id)
         ids[:, 0] = torch.tensor([row.tokens[-1] for row in rows])
-        blocks = tensor(self._decoder.embedding(ids.to(self._decoder.device)))
+        blocks = self._decoder.embed(ids.to(self._decoder.device))
         hidden = self.model.hidden(blocks, [row.drafter for row in rows])
         # Slot 0 is the anchor and predicts nothing.
         return torch.log_softmax(self._decoder.logits(hidden[:, 1:]).float(), dim=-1)

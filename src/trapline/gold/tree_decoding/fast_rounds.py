@@ -56,7 +56,7 @@ def supports(target: Network, room: int, nodes: int) -> str | None:
     if not suits(target) or target.config.window is not None:
         return (
             "the fast rounds serve rotary models in float32 or bfloat16 with plain weights and "
-            "without biases or a sliding window"
+            "without biases, a sliding window, soft caps, post-norms or experts"
         )
     if nodes > MOST_NODES:
         return f"the fast rounds draft at most {MOST_NODES - 1} tokens per pass, got {nodes - 1}"

@@ -304,14 +304,16 @@ def block_loss(model: DFlash, target: Decoder, batch: Blocks, config: TrainingCo
     labels, kind = batch.labels, model.norm.weight.dtype
     slots = torch.arange(labels.shape[2], device=labels.device)
     with torch.no_grad():
-        blocks = target.embedding(labels.masked_fill(slots > 0, model.config.mask_id)).to(kind)
+        blocks = target.embed(labels.masked_fill(slots > 0, model.config.mask_id)).to(kind)
         head = target.head.weight.to(kind)
     hidden = model.train_hidden(batch.features.to(kind), blocks, batch.anchors)
-    logs = torch.log_softmax(functional.linear(hidden[:, :, 1:], head).float(), dim=-1)
+    guesses = target.capped(functional.linear(hidden[:, :, 1:], head).float())
+    logs = torch.log_softmax(guesses, dim=-1)
     each = -logs.gather(-1, labels[:, :, 1:, None])[..., 0]
     if config.soft:
         with torch.no_grad():
-            law = torch.softmax(functional.linear(batch.before.to(kind), head).float(), dim=-1)
+            logits = target.capped(functional.linear(batch.before.to(kind), head).float())
+            law = torch.softmax(logits, dim=-1)
         each = (1.0 - config.soft) * each - config.soft * (law * logs).sum(dim=-1)
     weights = torch.exp(-slots[:-1] / config.decay) * batch.judged[:, :, 1:]
     return (each * weights).sum() / weights.sum()

@@ -87,6 +87,7 @@ void rope_and_append(
 struct pages {
     const float *keys, *values;
     long page, groups, width;
+    float scale, softcap; /* softcap c: a score s becomes c tanh(s / c); 0: as it is */
 };
 
 /* Where one head's part of positions `start` to `start + count - 1` begins. */
@@ -122,10 +123,11 @@ struct sofar {
 static void meet(
     const float *q, const struct pages *at, const long *places, long count, struct sofar *sofar,
     float *out) {
-    const float scale = 1.0f / sqrtf((float)at->width);
+    const float cap = at->softcap;
     float weights[BLOCK], highest = sofar->highest;
     for (long i = 0; i < count; i++) {
-        weights[i] = dot(q, at->keys + places[i], at->width) * scale;
+        weights[i] = dot(q, at->keys + places[i], at->width) * at->scale;
+        if (cap) weights[i] = cap * tanhf(weights[i] / cap);
         highest = weights[i] > highest ? weights[i] : highest;
     }
     /* Until a score is finite nothing is subtracted: inf - inf is NaN. */
@@ -164,10 +166,12 @@ struct job {
     long columns, page, heads, groups, width;
     long window;      /* number of last positions to attend to; 0: all */
     long items, next; /* groups of all rows; the next one to take */
+    float scale, softcap;
 };
 
 static void attend_item(const struct job *job, long item) {
-    struct pages at = {job->keys, job->values, job->page, job->groups, job->width};
+    struct pages at = {job->keys, job->values, job->page, job->groups, job->width,
+                       job->scale, job->softcap};
     long b = item / job->groups, each = job->heads / job->groups, to = job->lengths[b];
     long from = job->window && to > job->window ? to - job->window : 0;
     for (long done = 0; done < each; done += QUERIES) {

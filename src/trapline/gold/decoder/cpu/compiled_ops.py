@@ -9,6 +9,7 @@ from torch import Tensor
 
 from trapline.gold.c_library import load, run_in_threads
 from trapline.gold.c_pointer import in_cpu_memory, pointer
+from trapline.gold.decoder.config import AttentionRules
 from trapline.gold.decoder.rope import Rope
 from trapline.gold.errors import ShapeError
 
@@ -24,6 +25,7 @@ class _Job(ctypes.Structure):
         *((n, ctypes.c_void_p) for n in ("q", "keys", "values", "table", "lengths", "out")),
         *((n, ctypes.c_long) for n in ("columns", "page", "heads", "groups", "width", "window")),
         *((n, ctypes.c_long) for n in ("items", "next")),
+        *((n, ctypes.c_float) for n in ("scale", "softcap")),
     )
 
 
@@ -85,7 +87,7 @@ def attend(
     table: Tensor,
     lengths: Tensor,
     page_size: int,
-    window: int | None,
+    rules: AttentionRules,
 ) -> Tensor:
     """As `step_ops.decode_attention` without shared prefixes."""
     (rows, heads, width), groups = q.shape, stored[0].shape[1]
@@ -102,7 +104,8 @@ def attend(
         pointer(table, torch.int32, (rows, table.shape[1])),
         pointer(lengths, torch.int32, (rows,)),
         pointer(out, torch.float32, (rows, heads, width)),
-        *(table.shape[1], page_size, heads, groups, width, window or 0, items, 0),
+        *(table.shape[1], page_size, heads, groups, width, rules.window or 0, items, 0),
+        *(rules.scale, rules.softcap),
     )
     work = rows * heads * longest * width // _PRODUCTS_A_THREAD
     run_in_threads(_loaded().attend, job, min(torch.get_num_threads(), work, items))

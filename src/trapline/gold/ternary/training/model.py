@@ -14,9 +14,10 @@ from torch.nn import functional
 
 from trapline.gold.arithmetic import cdiv
 from trapline.gold.decoder.api import Decoder
-from trapline.gold.decoder.config import DecoderConfig, RopeConfig
+from trapline.gold.decoder.config import DecoderConfig
 from trapline.gold.decoder.layers import Norm
 from trapline.gold.decoder.rope import frequencies
+from trapline.gold.decoder.rope_config import RopeConfig
 from trapline.gold.errors import RangeError
 from trapline.gold.ternary.layers import TernaryEmbedding, TernaryLinear, ternarize
 from trapline.gold.ternary.quantize import GROUP
