@@ -38,7 +38,7 @@ $(VENV)/.demo: $(VENV)/bin/python pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/.test: $(VENV)/bin/python pyproject.toml constraints.txt
-	$(BIN)/pip install --quiet -c constraints.txt -e '.[torch,report,models,inspect,postgres,ray,gguf,test]'
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[torch,report,models,inspect,postgres,ray,gguf,hub,test]'
 	@touch $@ $(VENV)/.demo
 
 clean:

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 
+import huggingface_hub
 import pytest
 from typer.testing import CliRunner
 
@@ -103,6 +104,33 @@ def test_what_makes_no_sense_is_refused(args, says):
     result = run(*args)
     assert isinstance(result.exception, UsageError)
     assert says in str(result.exception)
+
+
+def test_a_checkpoint_folder_and_a_hub_id(tmp_path, monkeypatch):
+    """Known names need no network; of other ids only the configuration is fetched."""
+    raw = {"model_type": "llama", "vocab_size": 100, "hidden_size": 64, "intermediate_size": 96}
+    raw |= {"num_hidden_layers": 3, "num_attention_heads": 4, "max_position_embeddings": 512}
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    asked = []
+    monkeypatch.setattr(
+        huggingface_hub,
+        "hf_hub_download",
+        lambda *given: asked.append(given) or str(tmp_path / "config.json"),
+    )
+    for name in (str(tmp_path), "org/unknown"):
+        found = json.loads(run(name, "--gpu", "t4", "--json").stdout)
+        assert found["model"]["layers"] == 3
+        assert found["answers"][0]["bytes_per_token"] == 2 * 3 * 64 * 2
+    assert run("meta-llama/Meta-Llama-3-8B", "--gpu", "h200").exit_code == 0
+    assert asked == [("org/unknown", "config.json")]
+
+    def offline(*given):
+        raise ConnectionError
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", offline)
+    result = run("org/unknown")
+    assert isinstance(result.exception, UsageError)
+    assert "org/unknown is not a path of this machine" in str(result.exception)
 
 
 def test_what_a_cache_saves_and_how_long_an_answer_takes():

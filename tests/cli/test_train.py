@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from trapline.arena.errors import InterruptedRunError, MissingError
 from trapline.cli.main import build
 from trapline.cli.train import train
-from trapline.gold.ternary.gguf_decoder import from_gguf
+from trapline.gold.decoder.api import Decoder
 
 WORDS = ("river", "stone", "light", "market", "window", "garden", "winter", "letter")
 SIZES = ["--vocab", 280, "--dim", 32, "--layers", 1, "--heads", 2, "--context", 12]
@@ -54,7 +54,7 @@ def test_train_pack_and_bad_input(text, tmp_path):
     done = run("pack", tmp_path / "run" / "packed", tmp_path / "small.gguf", "--format", "f16")
     assert done.returncode == 0, done.stderr
     assert "bytes" in done.stdout
-    assert from_gguf(tmp_path / "small.gguf").config.vocab == 280
+    assert Decoder.from_pretrained(tmp_path / "small.gguf").config.vocab == 280
     done = run("pack", tmp_path / "run" / "packed", tmp_path / "run", "--format", "f16")
     assert done.returncode == 2
     assert "is a folder; GGUF is a file" in " ".join(done.stderr.split())

@@ -11,6 +11,7 @@ from trapline.arena.errors import MissingError, UsageError
 from trapline.cli.asked import is_written
 from trapline.cli.speculate import BONUS, DRAFTED, How, show_statistics, speculation
 from trapline.gold.errors import UnsupportedError
+from trapline.gold.hub import local_model
 
 EXAMPLE = 'trapline generate "The kernel" --temperature 0.7 --top-p 0.9'
 #: Options that only sampling reads, and those that only a beam search reads.
@@ -44,7 +45,8 @@ def generate(
     called: typer.Context,
     prompt: Annotated[str, typer.Argument(help="Text, or token ids with --ids.")],
     model: Annotated[
-        Path | None, typer.Option(help="A checkpoint folder; by default the demo model.")
+        Path | None,
+        typer.Option(help="A folder, a GGUF file or a Hub id; by default the demo model."),
     ] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Maximum length of the answer.")] = 64,
     temperature: Annotated[float, typer.Option(min=0, help="0 is greedy.")] = 0.0,
@@ -114,7 +116,7 @@ def generate(
             raise UsageError(sentence)
         if chat and ids:
             raise UsageError("--chat takes text: leave --ids out")
-        model = model or demo_model()
+        model = local_model(model or demo_model())
         codec = _Ids() if ids else _tokenizer(model)
         try:
             decoder = Decoder.from_pretrained(model, dtype=dtype, device=device)
@@ -123,7 +125,8 @@ def generate(
         decoder.tokenizer = codec
         drafting = None
         if speculate is not None:
-            drafting = speculation(speculate, drafter or model / "drafter", budget, decoder)
+            place = drafter or _folder(model) / "drafter"
+            drafting = speculation(speculate, place, budget, decoder)
         clock = _Clock()
         asked: Any = [{"role": "user", "content": prompt}] if chat else prompt
         options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "stop_ids": eos_id or None}
@@ -223,11 +226,17 @@ class _Ids:
         return "".join(f"{token} " for token in tokens)
 
 
-def _tokenizer(folder: Path) -> Any:
+def _folder(model: Path) -> Path:
+    """Where the other files of a model lie: its folder, or that of a GGUF file."""
+    return model.parent if model.suffix == ".gguf" else model
+
+
+def _tokenizer(model: Path) -> Any:
     from trapline.gold.decoder.text import Tokenizer
 
-    if not folder.is_dir():
-        raise UsageError(f"no such folder: {folder}")
+    if not model.exists():
+        raise UsageError(f"no such folder: {model}")
+    folder = _folder(model)
     if not (folder / "tokenizer.json").is_file():
         raise UsageError(f"{folder} has no tokenizer.json; --ids takes token ids instead")
     try:

@@ -11,7 +11,9 @@ from rich.table import Table
 
 from trapline.arena.errors import MissingError, UsageError
 from trapline.cli.asked import is_written
+from trapline.gold.decoder.model_shape import model_shape
 from trapline.gold.errors import RangeError
+from trapline.gold.hub import is_hub_id
 from trapline.gold.kv_cache.memory import (
     Answer,
     context_on,
@@ -39,7 +41,10 @@ def memory(
     called: typer.Context,
     model: Annotated[
         str | None,
-        typer.Argument(help="For example llama-3-8b or Qwen/Qwen2.5-7B; omit it for a list."),
+        typer.Argument(
+            help="For example llama-3-8b, a Hugging Face id or a checkpoint folder; "
+            "omit it for a list."
+        ),
     ] = None,
     gpu: Annotated[
         list[str] | None, typer.Option(help="Only this GPU; repeatable. Default: all.")
@@ -65,7 +70,7 @@ def memory(
         return
     chosen = [_find_gpu(name) for name in gpu or gpus()]
     try:
-        shape = find_model(model)
+        shape = _shape(model)
         setting = Setting(
             kv_bits=kv_bits,
             weight_bits=weight_bits,
@@ -77,7 +82,7 @@ def memory(
         )
         text = _Text(prompt, new)
         saved(shape, *text)
-    except RangeError as error:
+    except (RangeError, FileNotFoundError) as error:
         raise UsageError(str(error)) from None
     if plot is not None:
         _plot(shape, plot)
@@ -87,6 +92,17 @@ def memory(
     else:
         _print(shape, setting, answers)
         _print_costs(shape, setting, answers, text)
+
+
+def _shape(model: str) -> ModelShape:
+    """A checkpoint folder, a known name, or else a Hub id, whose configuration is downloaded."""
+    if not (Path(model) / "config.json").is_file():
+        try:
+            return find_model(model)
+        except RangeError:
+            if not is_hub_id(model):
+                raise
+    return model_shape(model)
 
 
 def _refuse_unused(called: typer.Context) -> None:

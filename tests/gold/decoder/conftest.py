@@ -67,6 +67,12 @@ def random_decoder(family: str, **changes) -> Decoder:
 
 
 @pytest.fixture
+def families():
+    """Small configurations of all families."""
+    return FAMILIES
+
+
+@pytest.fixture
 def make():
     return random_decoder
 

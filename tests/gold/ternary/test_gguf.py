@@ -12,7 +12,7 @@ from trapline.gold.decoder.config import from_dict
 from trapline.gold.decoder.generate import generate
 from trapline.gold.errors import RangeError
 from trapline.gold.ternary import gguf
-from trapline.gold.ternary.gguf_decoder import from_gguf, to_gguf
+from trapline.gold.ternary.gguf_decoder import to_gguf
 from trapline.gold.ternary.layers import convert, dequantized
 from trapline.gold.ternary.pack import to_blocks
 from trapline.gold.ternary.packed_model import pack_model
@@ -43,7 +43,7 @@ def decoder(family="llama", tied=False, group_size=128, dim=128, vocab=20):
 def test_files_round_trip(tmp_path, family, tied, kind):
     model = decoder(family, tied)
     to_gguf(pack_model(decoder(family, tied)), tmp_path / "m.gguf", kind)
-    again = from_gguf(tmp_path / "m.gguf")
+    again = Decoder.from_pretrained(tmp_path / "m.gguf")
     assert again.config == replace(model.config, norm_eps=again.config.norm_eps)
     wanted = dequantized(model).state_dict()
     for name, value in again.state_dict().items():
@@ -55,7 +55,7 @@ def test_files_round_trip(tmp_path, family, tied, kind):
 def test_tq2_0_holds_groups_of_256(tmp_path):
     model = dequantized(decoder(group_size=256, dim=256))
     to_gguf(model, tmp_path / "m.gguf", "tq2_0", group_size=256)
-    again = from_gguf(tmp_path / "m.gguf")
+    again = Decoder.from_pretrained(tmp_path / "m.gguf")
     for name, value in again.state_dict().items():
         assert torch.equal(value, model.state_dict()[name]), name
     kinds = {one.tensor_type.name for one in package.GGUFReader(tmp_path / "m.gguf").tensors}
@@ -118,7 +118,7 @@ def test_q2_0_warns(tmp_path):
     assert to_blocks(codes, scales).tobytes() in (tmp_path / "m.gguf").read_bytes()
     if 42 not in {int(kind) for kind in package.GGMLQuantizationType}:
         with pytest.raises(RangeError, match="two meanings"):
-            from_gguf(tmp_path / "m.gguf")
+            Decoder.from_pretrained(tmp_path / "m.gguf")
 
 
 @pytest.mark.parametrize("name", ["m.safetensors", "m", "gguf", "link.gguf"])
@@ -137,7 +137,7 @@ def test_link_to_a_gguf_file_stays_a_link(tmp_path):
     (tmp_path / "latest").symlink_to("disk/m.gguf")
     to_gguf(decoder(), tmp_path / "latest", "f16")
     assert (tmp_path / "latest").is_symlink()
-    assert from_gguf(tmp_path / "disk" / "m.gguf").config.vocab == 20
+    assert Decoder.from_pretrained(tmp_path / "disk" / "m.gguf").config.vocab == 20
     assert [path.name for path in (tmp_path / "disk").iterdir()] == ["m.gguf"]
 
 
@@ -148,10 +148,10 @@ def test_dense_models_and_invalid_files_raise(tmp_path):
     with pytest.raises(RangeError, match="one of f16"):
         to_gguf(decoder(), tmp_path / "m.gguf", "q4_0")
     with pytest.raises(RangeError, match="is not a file"):
-        from_gguf(tmp_path / "m.gguf")
+        Decoder.from_pretrained(tmp_path / "m.gguf")
     (tmp_path / "bad.gguf").write_bytes(b"GGML" + bytes(100))
     with pytest.raises(RangeError, match="cannot be read"):
-        from_gguf(tmp_path / "bad.gguf")
+        Decoder.from_pretrained(tmp_path / "bad.gguf")
 
 
 @pytest.mark.full

@@ -26,6 +26,7 @@ from trapline.gold.decoder.sampling import Sampling
 from trapline.gold.decoder.speculator import Speculator
 from trapline.gold.decoder.text import Codec, Tokenizer, end_ids, save_ends
 from trapline.gold.errors import DTypeError, RangeError
+from trapline.gold.hub import local_model
 
 
 class Decoder(Network):
@@ -47,19 +48,27 @@ class Decoder(Network):
     ) -> Self:
         """Loads a Hugging Face checkpoint: `config.json`, safetensors, `tokenizer.json`.
 
-        The weights keep the checkpoint's dtype unless `dtype` is given.
+        `folder` may also be a GGUF file, or an id of the Hugging Face Hub, which is downloaded
+        with `huggingface_hub`. The weights keep the checkpoint's dtype unless `dtype` is given;
+        FP8 weights become dense in the dtype of the embedding, GGUF files in float32.
         """
-        folder = Path(folder)
         kind = weights.checked_dtype(dtype)
         weights.check_device(device)
-        if weights.quantisation(folder) == "trapline-ternary":
+        folder = local_model(folder)
+        if folder.suffix == ".gguf":
+            from trapline.gold.decoder.gguf_reader import read_gguf
+
+            decoder = weights.from_tensors(cls, *read_gguf(folder, kind), kind, device)
+            folder = folder.parent
+        elif weights.quantisation(folder) == "trapline-ternary":
             from trapline.gold.ternary.packed_model import load_packed
 
             decoder = load_packed(folder, kind, device, model=cls)
+            decoder.stop_ids = end_ids(folder)
         else:
-            config, tensors = read_config(folder), weights.read_tensors(folder)
+            config, tensors = read_config(folder), weights.read_weights(folder, kind)
             decoder = weights.from_tensors(cls, config, tensors, kind, device)
-        decoder.stop_ids = end_ids(folder)
+            decoder.stop_ids = end_ids(folder)
         if (folder / "tokenizer.json").is_file() and find_spec("tokenizers"):
             decoder._tokenizer_folder = folder.resolve()
         return decoder

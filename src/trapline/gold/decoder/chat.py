@@ -17,7 +17,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-from trapline.gold.decoder.config import read_table
+from trapline.gold.decoder.config_values import read_table
 from trapline.gold.errors import DTypeError, RangeError
 
 #: Marks the end of the message that is to be continued. The trailing space shows whether the

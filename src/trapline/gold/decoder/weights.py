@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from trapline.gold.decoder import fp8
 from trapline.gold.decoder.config import DecoderConfig
 from trapline.gold.decoder.config_dict import as_dict
 from trapline.gold.decoder.network import Network
@@ -89,12 +90,31 @@ def _refuse_unexpected(names: Set[str]) -> None:
 
 def quantisation(folder: Path) -> str | None:
     """The `quant_method` that `config.json` declares, if any."""
-    path = folder / "config.json"
+    method = quantisation_settings(folder).get("quant_method")
+    return None if method is None else str(method)
+
+
+def quantisation_settings(folder: Path) -> dict[str, Any]:
+    """The `quantization_config` of `config.json`; empty without one."""
     try:
-        declared = json.loads(path.read_text())["quantization_config"]["quant_method"]
+        declared = json.loads((folder / "config.json").read_text())["quantization_config"]
     except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return str(declared)
+        return {}
+    return declared if isinstance(declared, dict) else {}
+
+
+def read_weights(folder: Path, dtype: torch.dtype | None) -> dict[str, Tensor]:
+    """All tensors of a dense or FP8 checkpoint; refuses other quantised ones."""
+    settings = quantisation_settings(folder)
+    method = settings.get("quant_method")
+    if method is None:
+        return read_tensors(folder)
+    if method not in fp8.METHODS:
+        raise RangeError(
+            f"quant_method must be trapline-ternary, {' or '.join(fp8.METHODS)}, got {method!r}; "
+            "use the checkpoint before its quantisation"
+        )
+    return fp8.dequantized(read_tensors(folder), settings, dtype)
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:

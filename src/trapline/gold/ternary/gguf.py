@@ -20,15 +20,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from trapline.gold.atomic_write import write_file
+from trapline.gold.decoder.gguf_format import FORK_Q2_0, interleaved, package
 from trapline.gold.decoder.text import end_ids
 from trapline.gold.errors import RangeError
 from trapline.gold.ternary import quantize
 from trapline.gold.ternary.pack import to_blocks
 
 FORMATS = ("f16", "q8_0", "tq2_0", "q2_0")
-#: The type number in the fork that ships group-128 ternary models; llama.cpp later gave this number
-#: and name to blocks of 64.
-FORK_Q2_0 = 42
 _EIGHT, _LARGE = 32, 256
 #: Shape, bytes and type number by the names in the file.
 _Encoded = dict[str, tuple[tuple[int, ...], np.ndarray, Any]]
@@ -195,11 +193,6 @@ def _turned(name: str, tensor: Tensor, config: Any) -> Tensor:
     return tensor._replace(codes=tensor.codes[order], scales=tensor.scales[order])
 
 
-def interleaved(heads: int, width: int) -> np.ndarray:
-    """Row numbers that interleave the two halves of each head."""
-    return np.arange(heads * width).reshape(heads, 2, width // 2).swapaxes(1, 2).ravel()
-
-
 def tensor_names(config: Any) -> dict[str, str]:
     """Our name of every tensor (without `.weight`) and the file's."""
     if config.family not in ("llama", "qwen3") or config.window is not None:
@@ -305,12 +298,3 @@ def _warn_of_differences(
             " other tools may cut a text into other tokens",
             stacklevel=2,
         )
-
-
-def package() -> Any:
-    """The `gguf` package."""
-    try:
-        import gguf
-    except ImportError:
-        raise ImportError("GGUF files need the gguf package: trapline[gguf]") from None
-    return gguf
