@@ -7,9 +7,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from trapline.arena.record import Cell
+from trapline.arena.standings.anatomy import Anatomy, anatomy
 from trapline.arena.standings.duel import Duel, Edge
 from trapline.arena.standings.duel import duel as compare
-from trapline.cli.reading import RUN_HELP, ProfileOption, cells_of
+from trapline.cli.reading import RUN_HELP, ProfileOption, cells_of, opened
 
 EXAMPLE = "trapline duel gold hasty --run runs/demo"
 
@@ -21,7 +23,8 @@ def duel(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Compare entrants challenge by challenge and criterion by criterion."""
-    result = compare(cells_of(run, profile), entrants)
+    cells = cells_of(run, profile)
+    result = compare(cells, entrants, _anatomies(run, cells, entrants))
     if as_json:
         print(result.model_dump_json())
         return
@@ -34,6 +37,15 @@ def duel(
         console.print(_edges(result))
     if result.not_compared:
         console.print(Text(f"not compared: {', '.join(result.not_compared)}"))
+
+
+def _anatomies(run: str | None, cells: list[Cell], entrants: list[str]) -> dict[str, Anatomy]:
+    """Of these entrants' answers, by their bundles' digests."""
+    digests = [cell.bundle for cell in cells if cell.entrant in entrants and cell.bundle]
+    if not digests:
+        return {}
+    with opened(run) as store:
+        return {digest: anatomy(store.bundle(digest).files) for digest in digests}
 
 
 def _table(first: str, entrants: list[str]) -> Table:
@@ -58,13 +70,13 @@ def _bouts(result: Duel) -> Table:
 def _edges(result: Duel) -> Table:
     table = _table("criterion", result.entrants)
     for edge in result.edges:
-        if edge.winners:
+        if edge.is_comparison:
             table.add_row(edge.criterion, *_values(edge, result.entrants))
     return table
 
 
 def _values(edge: Edge, entrants: list[str]) -> list[Text | str]:
-    values: list[Text | str] = [_score(edge.values[name], None) for name in entrants]
+    values: list[Text | str] = [edge.text(name) or "–" for name in entrants]
     return [*values, _winners(edge.winners, entrants), edge.margin or ""]
 
 
@@ -73,6 +85,4 @@ def _winners(winners: list[str], entrants: list[str]) -> Text:
 
 
 def _score(score: float | None, letter: str | None) -> str:
-    if score is None:
-        return "–"
-    return f"{score:.1f} {letter}" if letter else f"{score:.1f}"
+    return "–" if score is None else f"{score:.1f} {letter}"

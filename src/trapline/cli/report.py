@@ -38,6 +38,10 @@ def report(
         Path | None,
         typer.Option(help="Output of `trapline certify --json`, for the kill matrix."),
     ] = None,
+    entrants: Annotated[
+        list[str] | None,
+        typer.Option(help="Only these, side by side: A,B,C; repeatable."),
+    ] = None,
     single_file: Annotated[
         bool, typer.Option("--single-file", help="Write the site as one HTML file, to mail it.")
     ] = False,
@@ -61,6 +65,8 @@ def report(
     known, team = read_certificates(certificates), read_red_team(red_team)
     with viewed(run, profile) as (found, folder):
         view = found.attacked(team)
+        if entrants:
+            view = view.only([name for part in entrants for name in part.split(",") if name])
         target = out or folder
         if single_file:
             path = target if target.suffix == ".html" else target.with_name(f"{target.name}.html")

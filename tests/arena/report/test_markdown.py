@@ -23,7 +23,8 @@ def published():
 
 
 def test_documents_have_the_form_of_hand_written_ones(small):
-    assert list(small) == ["comprehensive.md", "2-way.md", "3-way.md"]
+    dives = [f"challenge-{name}.md" for name in ("rows", "tiles", "tree", "ternary")]
+    assert list(small) == ["comprehensive.md", "2-way.md", "3-way.md", *dives]
     for part in (
         "grade matrix",
         "Head-to-head",
@@ -38,7 +39,9 @@ def test_documents_have_the_form_of_hand_written_ones(small):
 
 
 def test_answer_comes_first_in_every_document(small):
-    for document in small.values():
+    for name, document in small.items():
+        if name.startswith("challenge-"):
+            continue
         assert document.split("\n\n")[1].startswith("**TL;DR.**")
         assert "Caveat:" in document
         assert "## Rubric" in document
@@ -46,7 +49,10 @@ def test_answer_comes_first_in_every_document(small):
 
 def test_hostile_names_stay_text(small):
     for document in small.values():
-        assert "<script" not in document
+        # Lines of code are numbered, so that none of them ends its block.
+        outside = re.sub(r"^~~~~python\n(?:[ >] *\d+  .*\n)*~~~~$", "", document, flags=re.M)
+        assert "~~~~" not in outside
+        assert "<script" not in outside
 
 
 def test_every_table_row_has_as_many_cells_as_its_head(small):
@@ -63,7 +69,7 @@ def test_markup_in_text_is_escaped():
 
 def test_two_entrants_give_no_three_way(make_run, told):
     run = make_run(["heron", "otter"], ["rows"])
-    assert list(documents(run, told)) == ["comprehensive.md", "2-way.md"]
+    assert list(documents(run, told)) == ["comprehensive.md", "2-way.md", "challenge-rows.md"]
 
 
 def test_run_without_measured_cells_gives_a_document(told):
@@ -97,3 +103,17 @@ def test_reproduction_puts_contradictions_first(published):
 def test_published_report_does_not_call_a_leader(published):
     assert "cannot be distinguished at the top of 4" in published[1]["comprehensive.md"]
     assert "Without a place, because of too few challenges" in published[1]["comprehensive.md"]
+
+
+def test_deep_dive_shows_the_code_around_a_finding(small, small_run):
+    cell = next(c for c in small_run.cells if c.findings and c.bundle and c.challenge == "tiles")
+    document = small["challenge-tiles.md"]
+    assert f"## {cell.entrant} on Flash attention forward: {cell.letter}" in document
+    assert ">   9      rstd = 1.0" in document
+    assert "| largest error |" in document
+    assert "call: layer\\_norm(float32\\[4, 8\\] from -1 to 1)" in document
+
+
+def test_chosen_entrants_are_compared_side_by_side(small_run, told):
+    made = documents(small_run.only(["stoat", "heron", "otter", "marten"]), told)
+    assert made["3-way.md"].startswith("# 4-way head-to-head: heron vs ")

@@ -10,6 +10,7 @@ import pytest
 
 from trapline.arena.certify.certify import Certificate, Outcome
 from trapline.arena.challenge import load_all
+from trapline.arena.errors import UsageError
 from trapline.arena.record import CellKey, Origin
 from trapline.arena.report.catalog import describe
 from trapline.arena.report.runview import RunView
@@ -255,6 +256,31 @@ def test_preview_has_a_picture_where_the_address_is_known(make_run, told, tmp_pa
     write_site(run, tmp_path, told=told)
     assert "og:image" not in (tmp_path / "index.html").read_text()
     assert not (tmp_path / "preview.png").exists()
+
+
+def test_chosen_entrants_have_a_page_together(small_run, told):
+    made = Site(small_run.only(["heron", "otter", "stoat"]), told=told)
+    page = made.render("comparison.html")
+    for part in ("Outright wins over", "lines of code", "findings", "time per call", "tokens"):
+        assert part in page
+    assert "marten" not in made.render("index.html")
+    assert not [path for path in made.pages if "marten" in path]
+    assert len(made.files) == 2 + len(made.reading.run.bundles)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "reason"),
+    [(["heron", "lynx"], "no entrant 'lynx'"), (["heron"], "takes 2 to 8 different entrants")],
+)
+def test_entrants_to_compare_must_exist(small_run, chosen, reason):
+    with pytest.raises(UsageError, match=reason):
+        small_run.only(chosen)
+
+
+def test_score_is_plotted_against_cost_and_tokens(small_run, told):
+    page = Site(small_run, told=told).render("standings.html")
+    assert 'aria-label="Mean score against cost"' in page
+    assert 'aria-label="Mean score against tokens"' in page
 
 
 def test_single_file_holds_every_page_and_no_link_leaves_it(small_run, told):

@@ -1,6 +1,8 @@
 import pytest
 
 from trapline.arena.errors import UsageError
+from trapline.arena.record import Dimension
+from trapline.arena.standings.anatomy import anatomy
 from trapline.arena.standings.duel import duel
 
 
@@ -67,8 +69,9 @@ def test_an_edge_for_each_criterion_with_the_numbers_behind_it(cell):
     assert edges["tests"].behind["b"] == "tests was looked at"
     assert edges["speed"].winners == []
     assert edges["speed"].margin is None
-    assert edges["traps avoided"].winners == ["a"]
-    assert edges["traps avoided"].behind["b"] == "1 of 2; fell into t1"
+    assert edges["findings"].winners == ["a"]
+    assert edges["findings"].values == {"a": 0.0, "b": 1.0}
+    assert edges["findings"].behind["b"] == "t1"
     overall = {edge.criterion: edge for edge in result.edges}
     assert overall["tests"].winners == ["b"]
     assert overall["tests"].behind["a"] == "mean of 1 challenge"
@@ -113,7 +116,13 @@ def test_undetectable_difference_is_not_quoted(field):
         "a and b are level, 2-2-0; over 4 challenges their mean scores cannot be told apart."
     )
     large = duel(field(a=[90, 91, 92], b=[50, 51, 53]), ["a", "b"])
-    assert "the mean score of a is 39.7 points higher" in large.verdict
+    assert "the mean score of a is 39.7 points higher (95 % interval 38.2 to 41.1)" in large.verdict
+
+
+def test_clean_sweep_is_not_called_a_tie(field):
+    swept = duel(field(a=[99, 98, 97, 96, 95, 94], b=[97, 90, 91, 93, 80, 92]), ["a", "b"])
+    assert "the mean score of a is 6.0 points higher" in swept.verdict
+    assert swept.records[0].difference < swept.records[0].smallest_visible
 
 
 def test_no_verdict_names_a_limit_beyond_the_scale(field):
@@ -127,3 +136,39 @@ def test_higher_mean_is_named_even_against_the_record(field):
     one = duel(field(a=[90], b=[60]), ["a", "b"])
     assert one.verdict == "a leads 1-0-0, 30.0 points apart on the only shared challenge."
     assert "mean scores cannot be told apart" in duel(field(**rows), ["a", "b"]).verdict
+
+
+def test_named_measures_have_an_edge_for_the_lower_one(cell):
+    def measured(name, milliseconds, ratios, peaks):
+        evidence = {
+            "speed": {"milliseconds": {"submission": milliseconds}},
+            "precision": {"ratios": ratios},
+            "memory": {"extra_bytes": peaks},
+        }
+        dimensions = {k: Dimension(score=50.0, reason="", evidence=v) for k, v in evidence.items()}
+        return cell(name, "one", 50.0).model_copy(update={"dimensions": dimensions})
+
+    cells = [measured("a", 10.0, [1.0, 4.0], [2**21]), measured("b", 25.0, [4.1], [2**20, 2**19])]
+    result = duel(cells, ["a", "b"])
+    edges = {edge.criterion: edge for edge in result.bouts[0].edges}
+    assert (edges["time per call"].winners, edges["time per call"].margin) == (["a"], "decisive")
+    assert edges["time per call"].text("b") == "25 ms"
+    assert edges["largest error"].winners == ["a", "b"]
+    assert edges["peak memory"].winners == ["b"]
+    # Milliseconds of different challenges have no mean.
+    assert "time per call" not in {edge.criterion for edge in result.edges}
+
+
+def test_anatomy_is_compared_where_it_is_known(cell):
+    cells = [cell("a", "one", 50.0, bundle="A"), cell("b", "one", 50.0, bundle="B")]
+    files = {"solution.py": "def f():\n    return 1\n"}
+    tests = {"test_f.py": "def test_f():\n    assert f() == 1\n    assert f\n"}
+    known = {"A": anatomy(files), "B": anatomy(files | tests)}
+    assert known["B"].functions == 1
+    edges = {edge.criterion: edge for edge in duel(cells, ["a", "b"], known).bouts[0].edges}
+    assert edges["assertions"].values == {"a": 0.0, "b": 2.0}
+    assert edges["assertions"].winners == ["b"]
+    assert edges["lines of code"].winners == ["a"]
+    assert edges["files"].winners == []
+    assert edges["files"].is_comparison
+    assert not edges["cost"].is_comparison

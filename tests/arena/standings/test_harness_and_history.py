@@ -1,7 +1,8 @@
 import pytest
 
 from trapline.arena.record import Bundle
-from trapline.arena.standings.harness_effect import anatomy, harness_effect
+from trapline.arena.standings.anatomy import anatomy
+from trapline.arena.standings.harness_effect import harness_effect
 from trapline.arena.standings.history import history
 
 CODE = "# why\nx = 1\n\ndef test_x():\n    assert x\n"

@@ -1,6 +1,5 @@
 """Findings for reading: the causes of a cell, the gravest first, with call, code and reproducer."""
 
-import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,9 +12,6 @@ from trapline.arena.report.catalog import ChallengeInfo, TrapInfo
 
 SEVERITIES: tuple[Severity, ...] = ("critical", "major", "minor")
 GRAVITY: dict[str, int] = {name: place for place, name in enumerate(SEVERITIES)}
-_WHERE = re.compile(r"(?P<path>[^:]+\.py):(?P<line>\d+)")
-#: Lines of code shown before and after the one that raised.
-AROUND = 3
 
 
 @dataclass(frozen=True)
@@ -80,17 +76,10 @@ def shown(cell: Cell, challenge: ChallengeInfo, bundle: Bundle | None) -> list[S
             finding,
             challenge.trap(finding.cause),
             messages.get(finding.explains[0], ""),
-            _excerpt(finding.where, bundle),
+            source.excerpt(finding.where, bundle.files if bundle else {}),
         )
         for finding in gravest_first(found)
     ]
-
-
-def _excerpt(where: str, bundle: Bundle | None) -> Markup:
-    match = _WHERE.match(where)
-    if match is None or bundle is None or match["path"] not in bundle.files:
-        return Markup("")
-    return source.excerpt(bundle.files[match["path"]], int(match["line"]), AROUND)
 
 
 def counted(findings: Sequence[Finding]) -> str:

@@ -193,6 +193,25 @@ def growth(
         return _finish(fig, label)
 
 
+def scatter(points: Mapping[str, tuple[float, float]], xlabel: str, label: str) -> Markup:
+    """Mean score over a positive quantity on a logarithmic axis, one named dot per entrant."""
+    with _context():
+        fig, axes = _draw(3.6, 0.7, 0.3)
+        axes.set_xscale("log")
+        axes.set_ylabel("mean score")
+        axes.set_xlabel(xlabel)
+        axes.set_ylim(0, 104)
+        x, y = zip(*points.values(), strict=True)
+        axes.plot(x, y, "o", color=ACCENT, markersize=6.5)
+        axes.set_xlim(min(x) / 1.6, max(x) * 2.5)
+        if len(points) <= MOST_LABELS:
+            for name, place in points.items():
+                axes.annotate(plain(name), place, xytext=(7, 0), fontsize=8.5,
+                              textcoords="offset points", va="center", color=INK)  # fmt: skip
+        _finish_axes(axes, "both", axes.xaxis)
+        return _finish(fig, label)
+
+
 def win_rates(names: Sequence[str], chances: Sequence[Sequence[float]], label: str) -> Markup:
     """P(row beats column) as a heat map, for fields too large for a table."""
     with _context():

@@ -12,6 +12,7 @@ from trapline.arena.report.catalog import ChallengeInfo, describe
 from trapline.arena.report.field import Column, Field
 from trapline.arena.report.plots import EntrantPlot
 from trapline.arena.report.runview import RunView
+from trapline.arena.standings.anatomy import Anatomy, anatomy
 from trapline.arena.standings.duel import Duel, duel
 from trapline.arena.standings.participation import ranked
 from trapline.arena.standings.ranking import Ranking, Standing
@@ -110,9 +111,14 @@ class Reading:
     def findings(self, cell: Cell) -> list[Finding]:
         return findings.of_cell(cell, self.field.challenges[cell.challenge])
 
+    @cached_property
+    def anatomies(self) -> dict[str, Anatomy]:
+        """Of every answer, by its bundle's digest; each bundle is read once."""
+        return {digest: anatomy(bundle.files) for digest, bundle in self.run.bundles.items()}
+
     def duel(self, *entrants: str) -> Duel:
         """These entrants side by side, easiest challenge first."""
-        found = duel(self.run.cells, entrants)
+        found = duel(self.run.cells, entrants, self.anatomies)
         place = {column: number for number, column in enumerate(self.field.columns)}
         bouts = sorted(found.bouts, key=lambda bout: place[Column(bout.challenge, bout.track)])
         return found.model_copy(update={"bouts": bouts})

@@ -35,6 +35,7 @@ from trapline.arena.runs.store import canonical
 NAV = (
     ("index.html", "Overview"),
     ("standings.html", "Standings"),
+    ("comparison.html", "Comparison"),
     ("duel.html", "Duel"),
     ("traps.html", "Traps"),
     ("kills.html", "Kill matrix"),
@@ -136,6 +137,8 @@ class Site:
             "duel.html": ("duel.html", partial(duel.context, reading)),
             "methodology.html": ("methodology.html", partial(methodology.context, reading)),
         }
+        if reading.run.chosen:
+            found["comparison.html"] = ("pair.html", partial(duel.together, reading))
         if reading.executed:
             found["traps.html"] = ("traps.html", partial(traps.context, reading))
         if reading.executed or self.certificates:

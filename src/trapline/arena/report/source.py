@@ -3,7 +3,7 @@
 import builtins
 import keyword
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 
 from markupsafe import Markup, escape
@@ -22,6 +22,9 @@ from pygments.token import (  # type: ignore[import-untyped]
 
 #: Longer files are cut here; the bundle has them whole.
 LONGEST = 60_000
+#: Lines shown before and after one in question.
+AROUND = 3
+_WHERE = re.compile(r"(?P<path>[^:]+\.py):(?P<line>\d+)")
 _STRING = (
     r"[rbfuRBFU]{0,2}(?:"
     r'"""(?:\\.|[^\\])*?(?:"""|\Z)|'
@@ -79,18 +82,39 @@ def _python(text: str) -> Markup:
     return Markup(highlight(text, _PYTHON, _HTML))  # noqa: S704 - Pygments escapes what it wraps
 
 
-def excerpt(text: str, line: int, around: int) -> Markup:
-    """The lines around one line, numbered, that one marked."""
-    lines = text[:LONGEST].splitlines()
-    if not 1 <= line <= len(lines):
+def excerpt(where: str, files: Mapping[str, str]) -> Markup:
+    """The lines around a place such as `solution.py:12 in f`, numbered, that one marked."""
+    lines, first, line = _around(where, files)
+    if not lines:
         return Markup("")
-    first, last = max(1, line - around), min(len(lines), line + around)
-    part = _python("\n".join(lines[first - 1 : last])).split("\n")
     numbered = [
-        Markup("{:4d}  {}").format(number, row) for number, row in enumerate(part, start=first)
+        Markup("{:4d}  {}").format(number, row)
+        for number, row in enumerate(_python("\n".join(lines)).split("\n"), start=first)
     ]
     numbered[line - first] = Markup("<mark>{}</mark>").format(numbered[line - first])
     return Markup("\n").join(numbered)
+
+
+def plain_excerpt(where: str, files: Mapping[str, str]) -> str:
+    """The same lines as text, that one marked by `>`."""
+    lines, first, line = _around(where, files)
+    return "\n".join(
+        f"{'>' if number == line else ' '}{number:4d}  {row}"
+        for number, row in enumerate(lines, start=first)
+    )
+
+
+def _around(where: str, files: Mapping[str, str]) -> tuple[list[str], int, int]:
+    """The lines, the number of the first and of the one in question; no lines if it is unknown."""
+    match = _WHERE.match(where)
+    if match is None or match["path"] not in files:
+        return [], 0, 0
+    line = int(match["line"])
+    lines = files[match["path"]][:LONGEST].splitlines()
+    if not 1 <= line <= len(lines):
+        return [], 0, 0
+    first, last = max(1, line - AROUND), min(len(lines), line + AROUND)
+    return lines[first - 1 : last], first, line
 
 
 def render(path: str, text: str) -> Markup:

@@ -7,24 +7,36 @@ import numpy as np
 
 from trapline.arena.errors import UsageError
 from trapline.arena.judge.rubric import letter
-from trapline.arena.record import DIMENSIONS, Cell, Record
-from trapline.arena.standings.board import Item, attempts, dimension, entrants_of, mean
+from trapline.arena.record import Cell, Record
+from trapline.arena.standings.board import Item, attempts, entrants_of, mean
 from trapline.arena.standings.conclusion import names
+from trapline.arena.standings.criteria import BY_NAME, CRITERIA, Anatomies, Better, Criterion
 from trapline.arena.standings.margin import TIE_BAND, Margin, lead, leaders, margin
-from trapline.arena.standings.ranking import smallest_visible
-
-CRITERIA = (*DIMENSIONS, "traps avoided")
+from trapline.arena.standings.ranking import interval, smallest_visible
 
 
 class Edge(Record):
     criterion: str
+    unit: str
+    better: Better
     #: None if it was not measured for an entrant.
     values: dict[str, float | None]
-    #: Everyone within a point of the best; empty where fewer than two were measured.
+    #: Everyone who ties with the best; empty where fewer than two were measured, or where neither
+    #: more nor less is better.
     winners: list[str]
     margin: Margin | None
     #: In words, the reason for each entrant's value.
     behind: dict[str, str]
+
+    @property
+    def is_comparison(self) -> bool:
+        """Whether at least two entrants have a value."""
+        return sum(value is not None for value in self.values.values()) > 1
+
+    def text(self, name: str) -> str:
+        """An entrant's value with its unit; empty if it was not measured."""
+        value = self.values[name]
+        return "" if value is None else BY_NAME[self.criterion].text(value)
 
 
 class Bout(Record):
@@ -51,6 +63,8 @@ class Tally(Record):
     difference: float | None
     #: The smallest mean difference detectable with this many shared challenges.
     smallest_visible: float | None
+    #: The 95 % interval of the mean difference, None with fewer than two shared challenges.
+    interval: tuple[float, float] | None = None
 
     @property
     def text(self) -> str:
@@ -89,21 +103,27 @@ class Duel(Record):
         raise KeyError((a, b))
 
 
-def duel(cells: Iterable[Cell], entrants: Sequence[str]) -> Duel:
-    """Compares the entrants, in the given order, over all challenges that two of them took."""
+def duel(
+    cells: Iterable[Cell], entrants: Sequence[str], anatomies: Anatomies | None = None
+) -> Duel:
+    """Compares the entrants, in the given order, over all challenges that two of them took.
+
+    `anatomies` by a bundle's digest.
+    """
     everything = list(cells)
     _check(everything, entrants)
     tries = attempts(cell for cell in everything if cell.entrant in entrants)
     items = sorted({item for _, item in tries})
     bouts = [
-        _bout(item, {name: tries.get((name, item), []) for name in entrants}) for item in items
+        _bout(item, {name: tries.get((name, item), []) for name in entrants}, anatomies or {})
+        for item in items
     ]
     met = [bout for bout in bouts if sum(v is not None for v in bout.scores.values()) > 1]
     records = [_tally(met, a, b) for a, b in combinations(entrants, 2)]
     return Duel(
         entrants=list(entrants),
         bouts=met,
-        edges=[_overall(criterion, met, entrants) for criterion in CRITERIA],
+        edges=[_overall(one, met, entrants) for one in CRITERIA if one.summable],
         records=records,
         not_compared=[bout.label for bout in bouts if bout not in met],
         verdict=_verdict(met, records, entrants),
@@ -119,7 +139,7 @@ def _check(cells: Sequence[Cell], entrants: Sequence[str]) -> None:
         raise UsageError("a duel needs two or more different entrants")
 
 
-def _bout(item: Item, tries: dict[str, list[Cell]]) -> Bout:
+def _bout(item: Item, tries: dict[str, list[Cell]], anatomies: Anatomies) -> Bout:
     values = {
         name: mean([cell.score for cell in cells if cell.score is not None])
         for name, cells in tries.items()
@@ -134,7 +154,7 @@ def _bout(item: Item, tries: dict[str, list[Cell]]) -> Bout:
         states={name: _states(cells) for name, cells in tries.items()},
         winners=leaders(values),
         margin=margin(lead(values)),
-        edges=[_edge(criterion, tries) for criterion in CRITERIA],
+        edges=[_edge(criterion, tries, anatomies) for criterion in CRITERIA],
     )
 
 
@@ -146,48 +166,45 @@ def _states(cells: Sequence[Cell]) -> str | None:
     return f"{states.count('pass')} of {len(states)} pass"
 
 
-def _edge(criterion: str, tries: dict[str, list[Cell]]) -> Edge:
-    values = {name: _value(criterion, cells) for name, cells in tries.items()}
+def _edge(criterion: Criterion, tries: dict[str, list[Cell]], anatomies: Anatomies) -> Edge:
+    values = {
+        name: criterion.value(cells, anatomies) if cells else None for name, cells in tries.items()
+    }
     behind = {name: _behind(criterion, cells) for name, cells in tries.items() if cells}
     return _judged(criterion, values, behind)
 
 
-def _judged(criterion: str, values: dict[str, float | None], behind: dict[str, str]) -> Edge:
+def _judged(criterion: Criterion, values: dict[str, float | None], behind: dict[str, str]) -> Edge:
     known = {name: value for name, value in values.items() if value is not None}
-    comparable = len(known) > 1
+    ordered = sorted(known.values(), reverse=criterion.better == "higher")
+    decided = len(known) > 1 and criterion.better != "neither"
+    winners = [
+        name
+        for name, value in known.items()
+        if decided and criterion.margin(ordered[0], value) == "tie"
+    ]
     return Edge(
-        criterion=criterion,
+        criterion=criterion.name,
+        unit=criterion.unit,
+        better=criterion.better,
         values=values,
-        winners=leaders(known) if comparable else [],
-        margin=margin(lead(known)) if comparable else None,
+        winners=sorted(winners),
+        margin=criterion.margin(ordered[0], ordered[1]) if decided else None,
         behind=behind,
     )
 
 
-def _value(criterion: str, cells: Sequence[Cell]) -> float | None:
-    if criterion != "traps avoided":
-        return dimension(cells, criterion)
-    held, asked = _traps(cells)
-    return 100.0 * held / asked if asked else None
+def _behind(criterion: Criterion, cells: Sequence[Cell]) -> str:
+    if criterion.name == "findings":
+        causes = (f.cause for cell in cells for f in cell.findings)
+        return ", ".join(dict.fromkeys([*causes, *(t for cell in cells for t in cell.fallen())]))
+    told = cells[-1].dimensions.get(criterion.name)
+    return told.reason if told else ""
 
 
-def _traps(cells: Sequence[Cell]) -> tuple[int, int]:
-    asked = [trap for cell in cells for trap in cell.traps if trap.was_asked]
-    return sum(1 for trap in asked if not trap.accuses), len(asked)
-
-
-def _behind(criterion: str, cells: Sequence[Cell]) -> str:
-    if criterion != "traps avoided":
-        told = cells[-1].dimensions.get(criterion)
-        return told.reason if told else "not measured"
-    held, asked = _traps(cells)
-    fallen = sorted({trap for cell in cells for trap in cell.fallen()})
-    return f"{held} of {asked}" + (f"; fell into {', '.join(fallen)}" if fallen else "")
-
-
-def _overall(criterion: str, bouts: Sequence[Bout], entrants: Sequence[str]) -> Edge:
+def _overall(criterion: Criterion, bouts: Sequence[Bout], entrants: Sequence[str]) -> Edge:
     """Means over the bouts in which everyone who has the criterion anywhere has it."""
-    found = [edge for bout in bouts for edge in bout.edges if edge.criterion == criterion]
+    found = [edge for bout in bouts for edge in bout.edges if edge.criterion == criterion.name]
     having = [name for name in entrants if any(edge.values[name] is not None for edge in found)]
     shared = [edge for edge in found if all(edge.values[name] is not None for name in having)]
     values: dict[str, float | None] = dict.fromkeys(entrants)
@@ -214,6 +231,7 @@ def _tally(bouts: Sequence[Bout], a: str, b: str) -> Tally:
         tied=words.count("tie"),
         difference=float(ahead.mean()) if ahead.size else None,
         smallest_visible=smallest_visible(ahead),
+        interval=interval(ahead),
     )
 
 
@@ -226,6 +244,7 @@ def _turned(tally: Tally) -> Tally:
         tied=tally.tied,
         difference=None if tally.difference is None else -tally.difference,
         smallest_visible=tally.smallest_visible,
+        interval=None if tally.interval is None else (-tally.interval[1], -tally.interval[0]),
     )
 
 
@@ -241,16 +260,17 @@ def _verdict(bouts: Sequence[Bout], records: Sequence[Tally], entrants: Sequence
 
 def _two_way(tally: Tally) -> str:
     """The record, and the difference of the means only where it can be told from chance."""
-    difference, visible = tally.difference or 0.0, tally.smallest_visible
+    difference = tally.difference or 0.0
     shared = tally.won + tally.lost + tally.tied
     higher = tally.a if difference > 0 else tally.b
     if abs(difference) < TIE_BAND:
         return f"{tally.sentence}; their mean scores tie."
-    if visible is None:
+    if tally.interval is None:
         return f"{tally.sentence}, {abs(difference):.1f} points apart on the only shared challenge."
-    if abs(difference) < visible:
+    low, high = sorted(map(abs, tally.interval))
+    if tally.interval[0] <= 0 <= tally.interval[1]:
         return f"{tally.sentence}; over {shared} challenges their mean scores cannot be told apart."
     return (
-        f"{tally.sentence}; the mean score of {higher} is {abs(difference):.1f} points higher, "
-        f"and {shared} challenges show differences from {visible:.1f} points."
+        f"{tally.sentence}; over {shared} challenges the mean score of {higher} is "
+        f"{abs(difference):.1f} points higher (95 % interval {low:.1f} to {high:.1f})."
     )

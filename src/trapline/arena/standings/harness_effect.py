@@ -1,6 +1,5 @@
 """The effect of the harness: size, files, tests, verbosity and grades by harness."""
 
-import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
@@ -8,21 +7,9 @@ from itertools import combinations
 import numpy as np
 
 from trapline.arena.record import Bundle, Cell, Record
+from trapline.arena.standings.anatomy import anatomy
 from trapline.arena.standings.board import mean, measured
 from trapline.arena.standings.ranking import smallest_visible
-
-_TEST = re.compile(r"^\s*(?:async\s+)?def test_", re.MULTILINE)
-
-
-class Anatomy(Record):
-    files: int
-    #: Lines of Python that are neither empty nor comments, tests included.
-    lines: int
-    tests: int
-    #: Comment lines for each line of code.
-    comment_share: float
-    #: Words of prose in Markdown and text files.
-    prose_words: int
 
 
 class HarnessRow(Record):
@@ -67,20 +54,6 @@ def harness_effect(
     return HarnessEffect(
         rows=[_row(name, groups[name], bundles or {}) for name in sorted(groups)],
         pairs=_pairs(counted),
-    )
-
-
-def anatomy(files: Mapping[str, str]) -> Anatomy:
-    code = [text for path, text in files.items() if path.endswith(".py")]
-    lines = [line.strip() for text in code for line in text.splitlines() if line.strip()]
-    comments = sum(line.startswith("#") for line in lines)
-    prose = [text for path, text in files.items() if path.endswith((".md", ".txt"))]
-    return Anatomy(
-        files=len(files),
-        lines=len(lines) - comments,
-        tests=sum(len(_TEST.findall(text)) for text in code),
-        comment_share=comments / max(1, len(lines) - comments),
-        prose_words=sum(len(text.split()) for text in prose),
     )
 
 

@@ -299,6 +299,16 @@ def smallest_visible(differences: Floats) -> float | None:
     return float(_reach(differences.size) * error)
 
 
+def interval(differences: Floats) -> tuple[float, float] | None:
+    """The 95 % interval of the mean difference by a paired t-test; None for fewer than two."""
+    if differences.size < 2:
+        return None
+    middle = float(np.mean(differences))
+    error = float(np.std(differences, ddof=1)) / differences.size**0.5
+    reach = float(stdtrit(differences.size - 1, _ABOVE)) * error
+    return middle - reach, middle + reach
+
+
 def islands(entrants: Sequence[str], taken: Iterable[tuple[str, Item]]) -> list[list[str]]:
     """Groups connected by chains of shared items, largest first: only these can be compared."""
     groups: list[tuple[set[str], set[Item]]] = []

@@ -4,7 +4,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from trapline.arena.report.catalog import ChallengeInfo
-from trapline.arena.report.markdown import comprehensive, reproduction, three_way, two_way
+from trapline.arena.report.markdown import (
+    comprehensive,
+    deep_dive,
+    reproduction,
+    three_way,
+    two_way,
+)
 from trapline.arena.report.reading import Reading
 from trapline.arena.report.runview import RunView
 
@@ -19,6 +25,10 @@ def documents(run: RunView, told: Mapping[str, ChallengeInfo] | None = None) -> 
         found["2-way.md"] = two_way.document(reading)
     if ranked >= 3:
         found["3-way.md"] = three_way.document(reading)
+    if reading.executed:
+        for challenge in reading.field.challenges:
+            slug = reading.field.challenge_slugs[challenge]
+            found[f"challenge-{slug}.md"] = deep_dive.document(reading, challenge)
     if run.reproduction:
         found["reproduction.md"] = reproduction.document(reading)
     return found

@@ -48,18 +48,15 @@ def title_of(reading: Reading, challenge: str, track: str) -> str:
 
 def winner(winners: Sequence[str], everyone: Sequence[str], margin: str | None) -> Raw:
     if not winners:
-        return Raw("not both measured")
+        return Raw("–")
     if len(winners) == len(everyone) or margin in (None, "tie"):
         return Raw("Tie" if len(winners) == len(everyone) else f"{text(', '.join(winners))} (tie)")
     return Raw(f"{bold(', '.join(winners))} ({margin})")
 
 
 def value(edge: Edge, name: str) -> str:
-    number = edge.values[name]
-    if number is None:
-        return "–"
     behind = edge.behind.get(name, "")
-    return f"{number:.1f}" + (f" ({behind})" if behind else "")
+    return (edge.text(name) or "–") + (f" ({behind})" if behind and edge.text(name) else "")
 
 
 def criteria(duel: Duel, edges: Sequence[Edge]) -> list[str]:
@@ -73,7 +70,7 @@ def criteria(duel: Duel, edges: Sequence[Edge]) -> list[str]:
                 winner(edge.winners, duel.entrants, edge.margin),
             ]
             for edge in edges
-            if edge.winners
+            if edge.is_comparison
         ],
     )
 

@@ -1,19 +1,21 @@
-"""3-way comparisons: the first three of the standings, side by side."""
+"""Several entrants side by side: those that were chosen, or the first three of the standings."""
 
 from trapline.arena.record import Cell
 from trapline.arena.report import findings
 from trapline.arena.report.markdown.parts import rubric_table, summary, title_of, winner
 from trapline.arena.report.markdown.syntax import bullets, join, table, text
 from trapline.arena.report.reading import Reading
+from trapline.arena.report.runview import MOST_CHOSEN
 from trapline.arena.standings.duel import Bout, Duel
 
 
 def document(reading: Reading) -> str:
-    names = [standing.entrant for standing in reading.ranking.standings[:3]]
+    names = [standing.entrant for standing in reading.ranking.standings]
+    names = names[: MOST_CHOSEN if reading.run.chosen else 3]
     result = reading.duel(*names)
     title = " vs ".join(text(name) for name in names)
     return join(
-        f"# 3-way head-to-head: {title}",
+        f"# {len(names)}-way head-to-head: {title}",
         summary(reading),
         _executive(reading, result),
         *(_task(reading, result, number, bout) for number, bout in enumerate(result.bouts, 1)),
@@ -31,9 +33,8 @@ def _executive(reading: Reading, result: Duel) -> list[str]:
         letters = [bout.letters[name] or "—" for name in result.entrants]
         rows.append([title_of(reading, bout.challenge, bout.track), *letters])
     for edge in result.edges:
-        if edge.winners:
-            values = [edge.values[name] for name in result.entrants]
-            rows.append([edge.criterion, *("–" if v is None else f"{v:.1f}" for v in values)])
+        if edge.is_comparison:
+            rows.append([edge.criterion, *(edge.text(name) or "–" for name in result.entrants)])
     return ["## Executive summary", "", *table(["Dimension", *result.entrants], rows)]
 
 

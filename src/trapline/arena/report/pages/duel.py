@@ -11,6 +11,7 @@ from trapline.arena.report import findings
 from trapline.arena.report.field import Square
 from trapline.arena.report.reading import Reading
 from trapline.arena.standings import margin
+from trapline.arena.standings.criteria import RATIO_RULE
 
 #: Up to this many entrants, each pair has a page; a hundred entrants would need 4,950 pages.
 MOST_WITH_PAGES = 12
@@ -56,6 +57,25 @@ def pair(reading: Reading, a: str, b: str) -> dict[str, Any]:
         "title": f"{a} against {b}",
         "duel": reading.duel(a, b),
         "chance": reading.ranking.odds(a, b),
+        **_rules(reading),
+    }
+
+
+def together(reading: Reading) -> dict[str, Any]:
+    """All entrants of a small run side by side."""
+    chosen = reading.order
+    return {
+        "title": ", ".join(chosen[:-1]) + f" and {chosen[-1]}",
+        "duel": reading.duel(*chosen),
+        "chance": None,
+        **_rules(reading),
+    }
+
+
+def _rules(reading: Reading) -> dict[str, Any]:
+    return {
+        "rule": margin.RULE,
+        "ratio_rule": RATIO_RULE,
         "titles": {
             (column.challenge, column.track): reading.field.column_title(column)
             for column in reading.field.columns

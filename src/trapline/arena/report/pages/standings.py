@@ -29,7 +29,26 @@ def context(reading: Reading) -> dict[str, Any]:
         "chances": [] if large else list(zip(names, matrix, strict=True)),
         "chances_plot": _plot(names, matrix) if large else None,
         "tables": detail_tables(reading),
+        "plots": _value_plots(reading),
     }
+
+
+def _value_plots(reading: Reading) -> list[tuple[str, Any]]:
+    """Score against cost and against tokens, where at least two entrants tell them."""
+    spent = [(each.entrant, each.mean_score, each.cost) for each in reading.ranking.standings]
+    told = [(name, score, cost) for name, score, cost in spent if cost is not None]
+    dollars = {name: (cost.usd, score) for name, score, cost in told if cost.usd}
+    tokens = {
+        name: (float(cost.input_tokens + cost.output_tokens), score)
+        for name, score, cost in told
+        if cost.input_tokens + cost.output_tokens
+    }
+    kinds = (("cost", "USD for all answers", dollars), ("tokens", "tokens of all answers", tokens))
+    return [
+        (f"Score against {name}", plots.scatter(points, axis, f"Mean score against {name}"))
+        for name, axis, points in kinds
+        if len(points) > 1
+    ]
 
 
 def _visible(ranking: Ranking) -> float | None:
