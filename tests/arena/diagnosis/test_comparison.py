@@ -48,6 +48,11 @@ def test_rounding_of_float64_to_float32_is_a_class_of_its_own(factor, same):
     assert compare(said(mine), said(theirs), said(RIGHT)).is_same is same
 
 
+def test_wrong_factor_is_not_taken_for_rounding():
+    mine, theirs = RIGHT * (1 + 3e-8 * np.cos(RIGHT)), RIGHT * (1 + 3e-8)
+    assert not compare(said(mine), said(theirs), said(RIGHT)).is_same
+
+
 def test_second_bug_in_another_output_contains_the_first():
     first, second = RIGHT * 2, RIGHT * 3
     found = compare(said((first, second)), said((first, RIGHT)), said((RIGHT, RIGHT)))

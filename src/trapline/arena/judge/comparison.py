@@ -19,6 +19,7 @@ _SAME_ERROR = 0.02
 #: errors may differ: where they were rounded on the way is another matter in every code.
 _THROUGH_SINGLE = (2.0**-28, 2.0**-18)
 _SAME_NOISE = 16.0
+_PROPORTIONAL = 0.9
 Mask = np.ndarray
 #: Where the submission is wrong, where the mutant is wrong, where the two agree.
 Masks = tuple[Mask, Mask, Mask]
@@ -150,10 +151,18 @@ def _arrays(mine: Mask, theirs: Mask, right: Mask) -> Iterator[Masks]:
 
 
 def _same_noise(a: Mask, b: Mask, exact: Mask, scale: float) -> bool:
-    """Both are wrong as by rounding to float32, by about as much."""
+    """Both are wrong as by rounding to float32, by about as much, and not by a common factor."""
+    if any(_is_factor(value - exact, exact) for value in (a, b)):
+        return False
     errors = sorted(float(np.max(np.abs(value - exact), initial=0.0)) for value in (a, b))
     low, high = (bound * scale for bound in _THROUGH_SINGLE)
     return low <= errors[0] and errors[1] <= min(high, _SAME_NOISE * errors[0])
+
+
+def _is_factor(error: Mask, exact: Mask) -> bool:
+    """The errors are nearly proportional to the values, as those of a wrong denominator are."""
+    sizes = float(np.linalg.norm(error) * np.linalg.norm(exact))
+    return sizes > 0.0 and float(np.abs(np.vdot(error, exact))) > _PROPORTIONAL * sizes
 
 
 def _finite(values: Mask) -> Mask:

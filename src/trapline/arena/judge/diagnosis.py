@@ -174,7 +174,10 @@ class Diagnoser:
         return sorted(candidates, key=lambda form: (-self._fit(form), -self._precision(form), form))
 
     def _fails(self, form: str) -> frozenset[str]:
-        return self.dictionary.get(form, frozenset()) | {self.forms[form]}
+        own = self.forms[form]
+        if self.traps[own].keeps_state:
+            return frozenset({own})
+        return self.dictionary.get(form, frozenset()) | {own}
 
     def _fit(self, form: str) -> float:
         """Overlap of what the mutant fails with what is left to explain, over their union."""
@@ -267,7 +270,8 @@ class Diagnoser:
         own = self.forms[cause]
         explained = {own}
         self.causes[cause] = explained
-        for check in sorted(self.rest & self._fails(cause)):
+        by_chance = self.traps[own].keeps_state
+        for check in sorted(self.rest if by_chance else self.rest & self._fails(cause)):
             if not self._has_own_cause(cause, check):
                 explained.add(check)
         if cause in self.confirmed:  # the dictionary's seeds may have missed some

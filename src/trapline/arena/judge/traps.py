@@ -53,6 +53,8 @@ class Trap:
     control: Check | None = None
     #: The same bug in other forms, for example with another number or another exception.
     also: tuple[Mutant, ...] = ()
+    #: The bug is what earlier calls left behind: which other checks it fails is a matter of chance.
+    keeps_state: bool = False
 
     @property
     def forms(self) -> dict[str, Mutant]:
@@ -114,9 +116,20 @@ def trap(
     seen: str = "",
     control: Check | None = None,
     also: Sequence[Mutant] = (),
+    keeps_state: bool = False,
 ) -> Callable[[Check], Trap]:
     return lambda run: Trap(
-        _id_of(run), catches, severity, story, mutant, run, dimension, seen, control, tuple(also)
+        id=_id_of(run),
+        catches=catches,
+        severity=severity,
+        story=story,
+        mutant=mutant,
+        run=run,
+        dimension=dimension,
+        seen=seen,
+        control=control,
+        also=tuple(also),
+        keeps_state=keeps_state,
     )
 
 

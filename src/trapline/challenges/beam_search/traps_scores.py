@@ -349,6 +349,7 @@ def prompts_modified(submission: Submission, rng: np.random.Generator) -> None:
             (RETURN, RETURN + "\n\nREMEMBERED = {}\n"),
         ),
     ),
+    keeps_state=True,
 )
 def answers_remembered(submission: Submission, rng: np.random.Generator) -> None:
     E, A = tokens(rng, 2)

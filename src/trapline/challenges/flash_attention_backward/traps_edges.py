@@ -28,6 +28,7 @@ _OFFSET = "start + S - T, causal"
 _DELTA = "    delta = (dout * out).sum(axis=-1)\n"
 _RETURN = "    return dq, dk, dv\n"
 _RETURN_FORWARD = "    return out, lse\n"
+_OUT = "    out = np.zeros((B, H, T, D), q.dtype)\n"
 
 # --- the edges of tiles ---------------------------------------------------------------------------
 
@@ -160,6 +161,7 @@ def _kept(key: str) -> tuple[tuple[str, str], ...]:
         edits(*_kept("rows")),
     ),
     control=ordinary,
+    keeps_state=True,
 )
 def mask_kept_between_calls(submission: Submission, rng: np.random.Generator) -> None:
     clean = submission.fresh()
@@ -182,6 +184,13 @@ def mask_kept_between_calls(submission: Submission, rng: np.random.Generator) ->
         edits((_OFFSET, "start + S - D, causal"), (_POSITION, "position = top + S - D"), RECOMPUTE),
         edits((_OFFSET, "start + S - 1, causal"), (_POSITION, "position = top + S - 1"), RECOMPUTE),
         edit(_OFFSET, "start + S - H // G, causal"),
+        # The mask alone: which tiles are read follows the right offset.
+        edits(
+            (_IMPORT, _IMPORT + "\n_SHIFT = [0]\n"),
+            (_OUT, "    _SHIFT[0] = T - H // G\n" + _OUT),
+            (_HIDDEN, _HIDDEN.replace(" > np", " - _SHIFT[0] > np")),
+            RECOMPUTE,
+        ),
     ),
     control=ordinary,
 )

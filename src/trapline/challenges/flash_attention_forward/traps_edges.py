@@ -60,6 +60,7 @@ def _kept(key: str) -> tuple[tuple[str, str], ...]:
     mutant=edits(*_kept("(rows, cols.stop - cols.start)")),
     seen=WRITTEN,
     also=(edits(*_kept("(rows, cols.start, cols.stop)")), edits(*_kept("rows"))),
+    keeps_state=True,
 )
 def mask_kept_between_calls(submission: Submission, rng: np.random.Generator) -> None:
     clean = submission.fresh()

@@ -102,6 +102,10 @@ def output_not_normalised(submission: Submission, rng: np.random.Generator) -> N
     story="The constant guards against 0 / 0; the sum of a row that sees a key is at least 1, and "
     "in float64 the constant shows.",
     mutant=edit(_NORMALISED, "weighted / (total[:, None] + 1e-6)"),
+    also=[
+        edit(_NORMALISED, f"weighted / (total[:, None] + {size})")
+        for size in ("1e-5", "1e-8", "1e-9", "1e-10", "1e-12")
+    ],
 )
 def constant_in_the_denominator(submission: Submission, rng: np.random.Generator) -> None:
     q, k, v = Shape(T=4, S=4).draw(rng)

@@ -73,6 +73,7 @@ def logits_modified(submission: Submission, rng: Rng) -> None:
         ),
         (_RETURN, "    SEEN[key] = probs, indices\n    return probs, indices\n"),
     ),
+    keeps_state=True,
 )
 def answer_remembered(submission: Submission, rng: Rng) -> None:
     logits = logits_of(rng, (2, 30), np.float32)

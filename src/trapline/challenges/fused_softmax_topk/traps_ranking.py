@@ -10,6 +10,7 @@ from trapline.challenges.fused_softmax_topk.solution_lines import (
     ALL_VALUES,
     ANSWER,
     CALL,
+    CHECKED,
     FRESH,
     INDICES,
     KEPT,
@@ -436,11 +437,17 @@ def indices_from_1(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    catches="k = V is refused",
+    catches="k = V is refused or raises an error",
     severity="major",
-    story="The bound on k is strict.",
+    story="The bound on k is strict, or a search for the k-th entry runs beyond the last one.",
     mutant=edit("if not 1 <= k <= logits.shape[1]:", "if not 1 <= k < logits.shape[1]:"),
     seen=WRITTEN_BLIND,
+    also=[
+        insert_after(
+            CHECKED, f"    if k == logits.shape[1]:\n        raise {error}('beyond the last')\n"
+        )
+        for error in ("IndexError", "OverflowError")
+    ],
 )
 def k_equals_v(submission: Submission, rng: Rng) -> None:
     for vocabulary in (1, 2, 31, 9000):

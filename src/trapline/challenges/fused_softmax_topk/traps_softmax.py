@@ -155,13 +155,15 @@ def masked_first_tile(submission: Submission, rng: Rng) -> None:
 
 
 @trap(
-    catches="a tile of −inf after finite ones that spoils the sum",
+    catches="the maximum of the latest tile replaces the running one, and a tile of −inf spoils "
+    "the sum",
     severity="major",
     story="The end of a padded vocabulary is masked, and the maximum of that tile alone is −inf.",
     mutant=edits(
         (_NEW, "new = tile_max"),
         (_NOTHING_YET, "if largest == tile_max == -np.inf:"),
     ),
+    seen=WRITTEN_BLIND,
     control=one_tile,
 )
 def masked_later_tile(submission: Submission, rng: Rng) -> None:
@@ -338,18 +340,6 @@ def finite_stand_in_for_masked(submission: Submission, rng: Rng) -> None:
     places = rng.permutation(6)
     logits[0, places[:3]] = 0.0, -1e300, -2e300
     ask(submission, logits, 6)
-
-
-@trap(
-    catches="the maximum of the latest tile replaces the running maximum",
-    severity="major",
-    story="Fine while logits differ by less than 700; then the earlier sum overflows.",
-    mutant=edit(_NEW, "new = tile_max"),
-    seen=WRITTEN_BLIND,
-    control=one_tile,
-)
-def maximum_of_the_latest_tile(submission: Submission, rng: Rng) -> None:
-    ask(submission, sparse({rng.integers(32): 900.0}, low=0.0), 2)
 
 
 @trap(

@@ -100,6 +100,10 @@ def eps_ignored(submission: Submission, rng: Rng) -> None:
     severity="major",
     story="Other layers and libraries have 1e-6, 1e-8 or 1e-12.",
     mutant=edit("beta: Array, eps: float = 1e-5", "beta: Array, eps: float = 1e-6"),
+    also=[
+        edit("beta: Array, eps: float = 1e-5", f"beta: Array, eps: float = {eps}")
+        for eps in ("1e-8", "1e-12", "1e-7", "1e-4", "1e-3")
+    ],
     control=ordinary_rows,
 )
 def another_default_eps(submission: Submission, rng: Rng) -> None:

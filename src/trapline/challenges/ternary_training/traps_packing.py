@@ -97,6 +97,15 @@ def scales_in_turns(submission: Submission, rng: np.random.Generator) -> None:
         "    return first | second << 2 | third << 4 | fourth << 6\n",
         "    return fourth | third << 2 | second << 4 | first << 6\n",
     ),
+    also=(
+        edits(
+            (
+                "    return first | second << 2 | third << 4 | fourth << 6\n",
+                "    return fourth | third << 2 | second << 4 | first << 6\n",
+            ),
+            ("np.array([0, 2, 4, 6], dtype=np.uint8)", "np.array([6, 4, 2, 0], dtype=np.uint8)"),
+        ),
+    ),
     seen=BLIND,
 )
 def first_code_highest(submission: Submission, rng: np.random.Generator) -> None:

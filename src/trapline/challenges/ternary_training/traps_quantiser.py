@@ -117,6 +117,10 @@ def one_scale_a_tensor(submission: Submission, rng: np.random.Generator) -> None
     w[:, 16:19] = (1, -1, 0)
     w[int(rng.integers(4))] *= 4096
     _same_alone(submission, w, 16)
+    # The same for a threshold that is relative to the largest weight of each group.
+    spread = grid(rng, 4, 32)
+    spread[:, :16] = np.sign(spread[:, :16])
+    _same_alone(submission, spread, 16)
 
 
 @trap(
@@ -132,8 +136,9 @@ def one_scale_a_tensor(submission: Submission, rng: np.random.Generator) -> None
     ),
 )
 def groups_down_columns(submission: Submission, rng: np.random.Generator) -> None:
-    w = grid(rng, 16, 16)
-    w[:, int(rng.integers(16))] *= 1024
+    w = exact(rng, 16, 16)
+    w[:, 8:11] = (1, -1, 0)
+    w[::2] *= 4096
     _same_alone(submission, w, 8)
 
 
