@@ -8,6 +8,7 @@ from trapline.arena.report.markdown import (
     comprehensive,
     deep_dive,
     reproduction,
+    said,
     three_way,
     two_way,
 )
@@ -31,6 +32,8 @@ def documents(run: RunView, told: Mapping[str, ChallengeInfo] | None = None) -> 
             found[f"challenge-{slug}.md"] = deep_dive.document(reading, challenge)
     if run.reproduction:
         found["reproduction.md"] = reproduction.document(reading)
+    if page := said.document(run):
+        found["said-and-measured.md"] = page
     return found
 
 
